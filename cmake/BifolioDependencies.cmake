@@ -1,0 +1,18 @@
+# Outside packages of the library itself, each with its reason. Tests, bench and examples look for theirs beside their
+# own targets.
+
+# xsimd: portable vectors of the CPU kernels. Header only; its CMake target of 8.1 drags -lxtl, so the include directory
+# is taken alone.
+find_path(BIFOLIO_XSIMD_INCLUDE_DIR xsimd/xsimd.hpp REQUIRED)
+
+# OpenMP: the default executor.
+if(BIFOLIO_OPENMP)
+  find_package(OpenMP REQUIRED COMPONENTS CXX)
+endif()
+
+# oneTBB: thread-safe request intake of the scheduler, and an executor for programs that live on TBB.
+if(BIFOLIO_TBB)
+  find_package(TBB REQUIRED)
+endif()
+
+find_package(Threads REQUIRED)

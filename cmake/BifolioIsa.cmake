@@ -1,0 +1,43 @@
+# CPU kernels: every source is compiled once per instruction set into objects of its own. Only these objects carry
+# -m flags; src/cpu/isa.cpp chooses one of their tables at run time.
+#
+# The objects always build -O3 -DNDEBUG: at -O0 weak inline functions of a wide ISA could replace the narrow ones at link
+# time. -ffp-contract=off: fused multiply-adds are written where they are meant, so that two instances of one template
+# round alike.
+
+string(TOLOWER "${CMAKE_SYSTEM_PROCESSOR}" _bifolio_processor)
+if(_bifolio_processor MATCHES "^(x86_64|amd64)$")
+  set(BIFOLIO_ISAS baseline avx2 avx512)
+elseif(_bifolio_processor MATCHES "^(aarch64|arm64)$")
+  set(BIFOLIO_ISAS neon)
+else()
+  set(BIFOLIO_ISAS baseline)
+endif()
+
+set(BIFOLIO_ISA_FLAGS_baseline "")
+if(_bifolio_processor MATCHES "^(x86_64|amd64)$")
+  set(BIFOLIO_ISA_FLAGS_baseline -msse2 -mno-sse3)
+endif()
+set(BIFOLIO_ISA_FLAGS_avx2 -mavx2 -mfma -mf16c -mbmi -mbmi2)
+set(BIFOLIO_ISA_FLAGS_avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c -mbmi -mbmi2
+                             -mprefer-vector-width=512)
+set(BIFOLIO_ISA_FLAGS_neon "")
+
+# bifolio_add_isa_kernels(<library> <source>...): adds the objects of all ISAs to <library>. Each object sees
+# BIFOLIO_ISA (the name, used as a namespace) and BIFOLIO_ISA_<NAME>=1.
+function(bifolio_add_isa_kernels library)
+  foreach(isa IN LISTS BIFOLIO_ISAS)
+    set(objects bifolio_kernels_${isa})
+    add_library(${objects} OBJECT ${ARGN})
+    bifolio_compile_options(${objects})
+    string(TOUPPER ${isa} upper)
+    target_compile_definitions(${objects} PRIVATE BIFOLIO_ISA=${isa} BIFOLIO_ISA_${upper}=1 NDEBUG
+                                                  BIFOLIO_STATIC_DEFINE)
+    target_compile_options(${objects} PRIVATE -O3 -ffp-contract=off -fno-math-errno ${BIFOLIO_ISA_FLAGS_${isa}})
+    target_include_directories(${objects} PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_BINARY_DIR}/include
+                                                  ${PROJECT_SOURCE_DIR}/src)
+    target_include_directories(${objects} SYSTEM PRIVATE ${BIFOLIO_XSIMD_INCLUDE_DIR})
+    target_sources(${library} PRIVATE $<TARGET_OBJECTS:${objects}>)
+    target_compile_definitions(${library} PRIVATE BIFOLIO_HAS_ISA_${upper}=1)
+  endforeach()
+endfunction()

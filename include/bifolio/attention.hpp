@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// Attention over a paged cache: one call for prefill, chunked prefill, decode and any mix of them in one batch.
+///
+/// For the t-th of a sequence's query_len new tokens, at position p = seq_len − query_len + t (bottom-right alignment),
+/// and query head h reading KV head h / group_size, over the visible positions j:
+///
+///   s_j = scale · q·k_j;   s_j = soft_cap · tanh(s_j / soft_cap) if soft_cap > 0;   s_j += alibi_slopes[h] · (j − p)
+///   visible: 0 ≤ j < seq_len, j ≤ p if causal, j ≥ p − window_left if window_left ≥ 0, j ≤ p + window_right if ≥ 0
+///   m = max(s_j, sinks[h]);   out = Σ exp(s_j − m) v_j / (Σ exp(s_j − m) + exp(sinks[h] − m))
+///   lse = m + ln(Σ exp(s_j − m) + exp(sinks[h] − m))
+///
+/// A row with nothing visible gives output 0; its LSE is −inf, or the sink alone where there is one. Everything is
+/// accumulated in float32. What is planned once per step is the work (lengths and mask); what is passed per layer is
+/// data and numbers.
+
+#include <bifolio/dtype.hpp>
+#include <bifolio/error.hpp>
+#include <bifolio/export.hpp>
+#include <bifolio/kv_layout.hpp>
+#include <bifolio/step.hpp>
+#include <bifolio/tensor_view.hpp>
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+namespace bifolio {
+
+/// What a plan is made for; the same for every layer that runs on it.
+struct attention_spec {
+  std::int32_t num_q_heads = 0;  ///< a multiple of num_kv_heads
+  std::int32_t num_kv_heads = 0;
+  std::int32_t head_dim = 0;    ///< ≥ 1
+  std::int32_t block_size = 0;  ///< ≥ 1
+  dtype q_type = dtype::f32;
+  dtype kv_type = dtype::f32;
+  dtype out_type = dtype::f32;
+  bool causal = true;
+  std::int32_t window_left = -1;   ///< positions visible before the token's own; negative = all
+  std::int32_t window_right = -1;  ///< positions visible after it; negative = all; with causal, only 0 is left of it
+  bool deterministic = true;       ///< results independent of batch mates; always so on the CPU, a choice on a GPU
+  friend constexpr bool operator==(const attention_spec&, const attention_spec&) = default;
+};
+
+/// Backend's private part of a plan.
+struct attention_plan_state {
+  virtual ~attention_plan_state() = default;
+};
+
+/// The cut of one step's work into items, and the workspace of its partial results. Made by `backend::plan_attention`,
+/// reused by every layer of the step and, re-planned, by the following steps (capacity is kept). Move-only; one plan
+/// serves one attention call at a time.
+struct attention_plan {
+  attention_spec spec;
+  std::int32_t num_seqs = 0;
+  std::int64_t num_tokens = 0;
+  std::unique_ptr<attention_plan_state> state;
+};
+
+/// Data and numbers of one layer's call. Pointers are of the backend's device.
+struct attention_params {
+  const_tensor_view q;                  ///< [num_tokens, num_q_heads, head_dim]
+  tensor_view out;                      ///< like q; must not overlap q
+  float* lse = nullptr;                 ///< optional, [num_tokens, num_q_heads], natural log
+  kv_cache_view kv;                     ///< this layer
+  step_batch_view batch;                ///< device arrays; lengths as planned
+  float scale = 0;                      ///< e.g. 1/√head_dim; finite
+  float soft_cap = 0;                   ///< 0 = none; else finite and > 0
+  const float* alibi_slopes = nullptr;  ///< optional, [num_q_heads]
+  const float* sinks = nullptr;         ///< optional, [num_q_heads], logits of a value-less key
+};
+
+/// A partial attention result: an output normalised by its own sum, and the LSE of that sum.
+struct attention_state_view {
+  const_tensor_view out;       ///< [num_tokens, num_heads, head_dim]
+  const float* lse = nullptr;  ///< [num_tokens, num_heads], natural log; −inf = nothing seen
+};
+
+struct merge_params {
+  attention_state_view a;
+  attention_state_view b;
+  tensor_view out;       ///< may be a.out or b.out
+  float* lse = nullptr;  ///< optional; may be a.lse or b.lse
+};
+
+/// Why `backend::attention` would refuse these arguments, as a sentence; empty when it would not.
+[[nodiscard]] BIFOLIO_API std::optional<error> find_problem(const attention_plan& plan, const attention_params& params);
+
+}  // namespace bifolio

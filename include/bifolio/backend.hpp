@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// The one virtual seam: everything that touches the contents of a cache goes through it. It knows tensors, layouts,
+/// slots and block ids; it never learns of sequences. Each backend passes the same conformance suite.
+
+#include <bifolio/attention.hpp>
+#include <bifolio/device.hpp>
+#include <bifolio/error.hpp>
+#include <bifolio/executor.hpp>
+#include <bifolio/export.hpp>
+#include <bifolio/kv_layout.hpp>
+#include <bifolio/memory_resource.hpp>
+#include <bifolio/step.hpp>
+#include <bifolio/tensor_view.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace bifolio {
+
+/// Store new tokens: row i of k and v goes to slot_mapping[i] of the layer, converted to the cache's dtype.
+struct append_params {
+  kv_cache_view kv;
+  const_tensor_view k;                         ///< [num_tokens, num_kv_heads, head_dim]
+  const_tensor_view v;                         ///< same shape and dtype as k; strides may differ
+  const std::int64_t* slot_mapping = nullptr;  ///< [num_tokens] on the device; negative = skip
+};
+
+/// Read tokens back: row i of k and v comes from slot_mapping[i]; a negative slot leaves its row as it was.
+struct gather_params {
+  kv_cache_view kv;
+  tensor_view k;
+  tensor_view v;
+  const std::int64_t* slot_mapping = nullptr;
+};
+
+/// Thread-safety: calls on different caches, plans and outputs may run at once (on CUDA, in different streams).
+/// Streams: calls are ordered within a stream; the CPU ignores it and has finished when a call returns.
+/// Errors: `plan_attention` throws; all others return an errc, allocate nothing, and after a refusal nothing was
+/// written.
+class BIFOLIO_API backend {
+ public:
+  virtual ~backend();
+
+  [[nodiscard]] virtual device where() const noexcept = 0;
+  /// One line for people, e.g. "cpu: avx512, openmp x 2".
+  [[nodiscard]] virtual std::string description() const = 0;
+  /// errc::ok, or device_lost once a sticky error was seen.
+  [[nodiscard]] virtual errc health() const noexcept = 0;
+
+  /// Memory that this backend's kernels read and write.
+  [[nodiscard]] virtual memory_resource& memory() noexcept = 0;
+  /// Host memory from which uploads are fast (pinned on CUDA, ordinary on the CPU).
+  [[nodiscard]] virtual memory_resource& staging_memory() noexcept = 0;
+  [[nodiscard]] virtual errc upload(void* dst, const void* host_src, std::size_t num_bytes, stream_ref) noexcept = 0;
+  [[nodiscard]] virtual errc download(void* host_dst, const void* src, std::size_t num_bytes, stream_ref) noexcept = 0;
+  [[nodiscard]] virtual errc synchronize(stream_ref) noexcept = 0;
+
+  [[nodiscard]] virtual errc append(const append_params&, stream_ref = {}) noexcept = 0;
+  [[nodiscard]] virtual errc gather(const gather_params&, stream_ref = {}) noexcept = 0;
+  /// Copies blocks inside each layer, as if pair after pair. `layers` and `copies` are host arrays.
+  [[nodiscard]] virtual errc copy_blocks(std::span<const kv_cache_view> layers, std::span<const block_copy> copies,
+                                         stream_ref = {}) noexcept = 0;
+  /// Copies blocks of `src` (this device) to blocks of `dst` (this device) across layouts and dtypes; the numbers of
+  /// heads, head_dim and block_size are equal. src and dst do not overlap.
+  [[nodiscard]] virtual errc convert_blocks(const kv_cache_view& src, const kv_cache_view& dst,
+                                            std::span<const block_copy> copies, stream_ref = {}) noexcept = 0;
+  /// Copies blocks byte for byte between two caches of equal layout, layer by layer, where either may lie in host
+  /// memory (`staging_memory` for speed). src and dst do not overlap.
+  [[nodiscard]] virtual errc swap_blocks(std::span<const kv_cache_view> src, std::span<const kv_cache_view> dst,
+                                         std::span<const block_copy> copies, stream_ref = {}) noexcept = 0;
+
+  /// Cuts the work of one step. `host_batch` holds host arrays (slot_mapping may be null). Reuses what `plan` holds.
+  /// Throws `error`: invalid_argument, out_of_range (a block id outside [0, num_blocks), a length past its table row),
+  /// unsupported, out_of_memory; `plan` is then as before.
+  virtual void plan_attention(attention_plan& plan, const attention_spec& spec, const step_batch_view& host_batch,
+                              std::int64_t num_blocks, stream_ref = {}) = 0;
+  [[nodiscard]] virtual errc attention(const attention_plan& plan, const attention_params&,
+                                       stream_ref = {}) noexcept = 0;
+  /// out = (w_a·a + w_b·b) / (w_a + w_b) with w = exp(lse − max); lse = max + ln(w_a + w_b). A state with LSE −inf
+  /// weighs nothing; two of them give 0 and −inf. (FlashInfer's recursive attention states, Milakov & Gimelshein 2018.)
+  [[nodiscard]] virtual errc merge_states(const merge_params&, stream_ref = {}) noexcept = 0;
+};
+
+/// CPU instruction sets with kernels of their own, in the order of preference.
+enum class cpu_isa : std::uint8_t { baseline, avx2, avx512, neon };
+
+/// "baseline", "avx2", "avx512" or "neon".
+[[nodiscard]] BIFOLIO_API std::string_view to_string(cpu_isa isa) noexcept;
+/// Throws `error` (invalid_argument).
+[[nodiscard]] BIFOLIO_API cpu_isa parse_isa(std::string_view text);
+/// Those compiled in and supported by this machine; the last is the best.
+[[nodiscard]] BIFOLIO_API std::vector<cpu_isa> supported_isas();
+/// The best supported one, or what the environment variable BIFOLIO_CPU_ISA asks for. Throws `error` (unsupported, with
+/// the list of supported ones) when that cannot run here.
+[[nodiscard]] BIFOLIO_API cpu_isa default_isa();
+
+struct backend_options {
+  std::int32_t num_threads = 0;  ///< CPU lanes; 0 = what the executor's runtime takes
+  executor_kind executor_choice = executor_kind::openmp;
+  executor* own_executor = nullptr;        ///< borrowed; overrides the two above
+  std::optional<cpu_isa> isa;              ///< default: `default_isa()`
+  memory_resource* host_memory = nullptr;  ///< borrowed; default: `default_host_memory()`
+};
+
+/// Opens a device. Throws `error`: unsupported when the device is not compiled in or not there.
+[[nodiscard]] BIFOLIO_API std::unique_ptr<backend> make_backend(device where = {}, const backend_options& options = {});
+
+}  // namespace bifolio

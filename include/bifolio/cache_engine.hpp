@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// Owns the storage of all layers on one device and carries out what the cache logic decided: uploads of step arrays,
+/// appends, block copies, swaps. It allocates everything when it is made, and never learns of sequences.
+
+#include <bifolio/backend.hpp>
+#include <bifolio/buffer.hpp>
+#include <bifolio/export.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace bifolio {
+
+struct cache_engine_config {
+  std::int32_t num_layers = 0;
+  std::int64_t num_blocks = 0;
+  kv_layout layout;  ///< from make_layout
+};
+
+/// How many blocks of `layout` over `num_layers` layers fit into `memory_bytes`. Throws `error` (invalid_argument).
+[[nodiscard]] BIFOLIO_API std::int64_t num_blocks_for_memory(std::int64_t memory_bytes, const kv_layout& layout,
+                                                             std::int32_t num_layers);
+
+/// Thread-safety: one thread at a time; two engines may run in two threads.
+class BIFOLIO_API cache_engine {
+ public:
+  /// `where` is borrowed and must outlive the engine; `memory` defaults to where.memory(). Each layer is one allocation
+  /// of (2, num_blocks, block_size · num_kv_heads · head_dim) elements, contents undefined.
+  /// Throws `error`: invalid_argument (a number below 1, a size past 2^62 bytes), out_of_memory (nothing is kept).
+  cache_engine(backend& where, const cache_engine_config& config, memory_resource* memory = nullptr);
+
+  [[nodiscard]] const cache_engine_config& config() const noexcept { return config_; }
+  [[nodiscard]] backend& where() const noexcept { return *backend_; }
+  [[nodiscard]] std::size_t num_bytes() const noexcept;
+  [[nodiscard]] std::span<const kv_cache_view> layers() const noexcept { return layers_; }
+
+  /// Copies a step's host arrays to the device in one transfer and returns a view of the copies, valid until the next
+  /// `upload`. On the CPU the arrays are used where they are and must stay alive.
+  /// Throws `error`: out_of_memory when the arrays grew and there is no memory for them.
+  [[nodiscard]] step_batch_view upload(const step_batch& batch, stream_ref stream = {});
+
+  /// Stores rows of k and v into `layer`; out_of_range for a layer that is not there.
+  [[nodiscard]] errc append(std::int32_t layer, const const_tensor_view& k, const const_tensor_view& v,
+                            const std::int64_t* slot_mapping, stream_ref stream = {}) noexcept;
+
+  /// All layers, in the order of the list.
+  [[nodiscard]] errc copy_blocks(std::span<const block_copy> copies, stream_ref stream = {}) noexcept;
+
+  /// Copies blocks of this engine (src) to blocks of `other` (dst), byte for byte. failed_precondition when the two
+  /// differ in layout or number of layers. The transfer runs on whichever of the two backends is not the CPU.
+  [[nodiscard]] errc swap_blocks_to(cache_engine& other, std::span<const block_copy> copies,
+                                    stream_ref stream = {}) noexcept;
+
+  /// The same across layouts and dtypes; both engines on one device. failed_precondition when heads, head_dim,
+  /// block_size or layers differ.
+  [[nodiscard]] errc convert_blocks_to(cache_engine& other, std::span<const block_copy> copies,
+                                       stream_ref stream = {}) noexcept;
+
+ private:
+  backend* backend_;
+  cache_engine_config config_;
+  std::vector<buffer> storage_;        // one per layer
+  std::vector<kv_cache_view> layers_;  // views into storage_
+  buffer step_staging_;                // host side of upload, device backends only
+  buffer step_device_;                 // device side of upload
+};
+
+}  // namespace bifolio

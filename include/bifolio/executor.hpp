@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// Who runs the lanes of one CPU call. Kernels name no threading runtime; they hand work to an executor. One process
+/// computes on one kind of executor: OpenMP and oneTBB taking turns on one critical path cost 1.6 ×.
+
+#include <bifolio/export.hpp>
+#include <cstdint>
+#include <memory>
+#include <string_view>
+
+namespace bifolio {
+
+/// Implement this to run bifolio on your own thread pool.
+class BIFOLIO_API executor {
+ public:
+  using lane_function = void (*)(void* context, std::int32_t lane) noexcept;
+
+  virtual ~executor();
+
+  /// How many lanes can make progress at once, ≥ 1. Does not change while a call is running.
+  [[nodiscard]] virtual std::int32_t width() const noexcept = 0;
+
+  /// Calls `function(context, lane)` exactly once for each lane 0 … num_lanes − 1, at once or one after another in any
+  /// order, and returns when all have returned. Lanes never wait for one another. `num_lanes` ≤ width().
+  /// May be called from several threads at once; num_lanes == 1 should run on the caller.
+  virtual void run(std::int32_t num_lanes, lane_function function, void* context) noexcept = 0;
+
+  [[nodiscard]] virtual std::string_view name() const noexcept = 0;
+};
+
+enum class executor_kind : std::uint8_t { openmp, tbb, serial };
+
+/// "openmp", "tbb" or "serial".
+[[nodiscard]] BIFOLIO_API std::string_view to_string(executor_kind kind) noexcept;
+/// Throws `error` (invalid_argument).
+[[nodiscard]] BIFOLIO_API executor_kind parse_executor(std::string_view text);
+
+/// `num_threads` 0 takes what the runtime would (OMP_NUM_THREADS, the arena's default); `serial` is always one lane.
+/// Throws `error`: invalid_argument when negative or above 4096, unsupported when that runtime was left out of the
+/// build.
+[[nodiscard]] BIFOLIO_API std::unique_ptr<executor> make_executor(executor_kind kind, std::int32_t num_threads = 0);
+
+}  // namespace bifolio

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <bifolio/error.hpp>
+#include <bifolio/executor.hpp>
+#include <string>
+
+#include "cpu/executors.hpp"
+
+namespace bifolio {
+
+executor::~executor() = default;
+
+std::string_view to_string(executor_kind kind) noexcept {
+  switch (kind) {
+    case executor_kind::openmp:
+      return "openmp";
+    case executor_kind::tbb:
+      return "tbb";
+    case executor_kind::serial:
+      return "serial";
+  }
+  return "unknown";
+}
+
+executor_kind parse_executor(std::string_view text) {
+  if (text == "openmp") return executor_kind::openmp;
+  if (text == "tbb") return executor_kind::tbb;
+  if (text == "serial") return executor_kind::serial;
+  throw error(errc::invalid_argument, "executor '" + std::string(text) + "' is not one of openmp, tbb, serial");
+}
+
+std::unique_ptr<executor> make_executor(executor_kind kind, std::int32_t num_threads) {
+  constexpr std::int32_t max_threads = 4096;
+  if (num_threads < 0 || num_threads > max_threads) {
+    throw error(errc::invalid_argument, "num_threads is " + std::to_string(num_threads) +
+                                            "; it must be 0 (automatic) to " + std::to_string(max_threads));
+  }
+  switch (kind) {
+#if BIFOLIO_HAS_OPENMP
+    case executor_kind::openmp:
+      return cpu::make_openmp_executor(num_threads);
+#endif
+#if BIFOLIO_HAS_TBB
+    case executor_kind::tbb:
+      return cpu::make_tbb_executor(num_threads);
+#endif
+    case executor_kind::serial:
+      return cpu::make_serial_executor();
+    default:
+      break;
+  }
+  throw error(errc::unsupported, "the executor '" + std::string(to_string(kind)) + "' was left out of this build");
+}
+
+}  // namespace bifolio

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu/executors.hpp"
+
+namespace bifolio::cpu {
+namespace {
+
+class serial_executor final : public executor {
+ public:
+  [[nodiscard]] std::int32_t width() const noexcept override { return 1; }
+  void run(std::int32_t num_lanes, lane_function function, void* context) noexcept override {
+    for (std::int32_t lane = 0; lane < num_lanes; ++lane) function(context, lane);
+  }
+  [[nodiscard]] std::string_view name() const noexcept override { return "serial"; }
+};
+
+}  // namespace
+
+std::unique_ptr<executor> make_serial_executor() { return std::make_unique<serial_executor>(); }
+
+}  // namespace bifolio::cpu

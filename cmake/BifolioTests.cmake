@@ -1,0 +1,89 @@
+# How tests are made and registered.
+#
+#   bifolio_add_test(NAME <name> SOURCES <file>... [LINK <target>...] [LABELS <label>...] [DEFINES <NAME=value>...]
+#                    [ARGUMENTS <arg>...] [ENVIRONMENT <NAME=value>...] [TIMEOUT <seconds>] [INCLUDE_INTERNAL]
+#                    [RUN_SERIAL])
+#
+# makes a doctest executable from the sources (target bifolio_test_<name>) and one ctest test <name>.
+#   INCLUDE_INTERNAL  the sources include headers of src/ ("common/checked.hpp"). Such a test uses symbols that a shared
+#                     library hides and is therefore left out when BUILD_SHARED_LIBS is on.
+#   LABELS            default "quick". What `tools/test` selects by:
+#                       quick    seconds; also run under ASan+UBSan
+#                       long     minutes in a release build; left out under sanitizers
+#                       threads  what TSan is for; give it beside quick or long
+#                       example  runs a program of examples/
+#                       structure, install  the tree and the package, not the code; once, in release
+#   TIMEOUT           default 300
+#   RUN_SERIAL        for tests that use all cores or much memory
+#
+# Skipping: exit code 77 is "skipped" everywhere. A doctest case calls bifolio::test::skip("why") of support/skip.hpp;
+# the executable then ends with 77 unless something failed, and the reason is printed. Put cases that may be skipped into
+# an executable of their own, so that it counts as skipped only when its subject was.
+#
+# bifolio_add_script_test(NAME <name> COMMAND <command>... [LABELS ...] [ENVIRONMENT ...] [TIMEOUT ...] [RUN_SERIAL])
+# registers a command under the same rules.
+
+# doctest: the test framework. Header only; taken by package or by path.
+find_package(doctest QUIET)
+if(NOT doctest_FOUND)
+  find_path(BIFOLIO_DOCTEST_INCLUDE_DIR doctest/doctest.h REQUIRED)
+  add_library(bifolio_doctest INTERFACE)
+  target_include_directories(bifolio_doctest SYSTEM INTERFACE ${BIFOLIO_DOCTEST_INCLUDE_DIR})
+  add_library(doctest::doctest ALIAS bifolio_doctest)
+endif()
+
+set(BIFOLIO_SHARED_DIR "${PROJECT_SOURCE_DIR}/../shared" CACHE PATH
+    "Test material outside the project (models, traces); tests that need it are skipped without it")
+set(BIFOLIO_SKIP_RETURN_CODE 77)
+
+function(_bifolio_test_properties name labels timeout environment run_serial)
+  if(NOT labels)
+    set(labels quick)
+  endif()
+  if(NOT timeout)
+    set(timeout 300)
+  endif()
+  set_tests_properties(${name} PROPERTIES LABELS "${labels}" TIMEOUT ${timeout} ENVIRONMENT "${environment}"
+                                          SKIP_RETURN_CODE ${BIFOLIO_SKIP_RETURN_CODE} RUN_SERIAL ${run_serial})
+endfunction()
+
+# One object file holds doctest's implementation and main() for all tests.
+function(bifolio_add_test_main)
+  add_library(bifolio_test_main OBJECT ${PROJECT_SOURCE_DIR}/tests/support/main.cpp)
+  bifolio_compile_options(bifolio_test_main)
+  target_include_directories(bifolio_test_main PUBLIC ${PROJECT_SOURCE_DIR}/tests)
+  target_link_libraries(bifolio_test_main PUBLIC doctest::doctest)
+endfunction()
+
+function(bifolio_add_test)
+  cmake_parse_arguments(PARSE_ARGV 0 arg "INCLUDE_INTERNAL;RUN_SERIAL" "NAME;TIMEOUT"
+                        "SOURCES;LINK;LABELS;DEFINES;ARGUMENTS;ENVIRONMENT")
+  if(arg_UNPARSED_ARGUMENTS OR NOT arg_NAME OR NOT arg_SOURCES)
+    message(FATAL_ERROR "bifolio_add_test(${ARGN}): NAME and SOURCES are needed; not understood: "
+                        "'${arg_UNPARSED_ARGUMENTS}'")
+  endif()
+  if(arg_INCLUDE_INTERNAL AND BUILD_SHARED_LIBS)
+    message(STATUS "Test ${arg_NAME} is left out: it uses internals, which a shared library hides")
+    return()
+  endif()
+  set(target bifolio_test_${arg_NAME})
+  add_executable(${target} ${arg_SOURCES})
+  bifolio_compile_options(${target})
+  target_link_libraries(${target} PRIVATE bifolio::core bifolio_test_main ${arg_LINK})
+  target_compile_definitions(${target} PRIVATE BIFOLIO_SHARED_DIR="${BIFOLIO_SHARED_DIR}" ${arg_DEFINES})
+  if(arg_INCLUDE_INTERNAL)
+    target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/src)
+  endif()
+  add_test(NAME ${arg_NAME} COMMAND ${target} ${arg_ARGUMENTS})
+  _bifolio_test_properties(${arg_NAME} "${arg_LABELS}" "${arg_TIMEOUT}" "${arg_ENVIRONMENT}" ${arg_RUN_SERIAL})
+endfunction()
+
+function(bifolio_add_script_test)
+  cmake_parse_arguments(PARSE_ARGV 0 arg "RUN_SERIAL" "NAME;TIMEOUT" "COMMAND;LABELS;ENVIRONMENT")
+  if(arg_UNPARSED_ARGUMENTS OR NOT arg_NAME OR NOT arg_COMMAND)
+    message(FATAL_ERROR "bifolio_add_script_test(${ARGN}): NAME and COMMAND are needed; not understood: "
+                        "'${arg_UNPARSED_ARGUMENTS}'")
+  endif()
+  add_test(NAME ${arg_NAME} COMMAND ${arg_COMMAND})
+  _bifolio_test_properties(${arg_NAME} "${arg_LABELS}" "${arg_TIMEOUT}" "${arg_ENVIRONMENT}" ${arg_RUN_SERIAL})
+endfunction()

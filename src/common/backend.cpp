@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <atomic>
+#include <bifolio/backend.hpp>
+#include <bifolio/error.hpp>
+
+#include "common/backend_registry.hpp"
+#include "cpu/cpu_backend.hpp"
+
+namespace bifolio {
+namespace {
+
+// Written by register_backend_factory (release), read by make_backend (acquire). Constant-initialised, so that a
+// library may register from a static constructor.
+std::atomic<detail::backend_factory> cuda_factory{nullptr};
+
+}  // namespace
+
+backend::~backend() = default;
+
+void detail::register_backend_factory(device_type type, backend_factory factory) noexcept {
+  if (type == device_type::cuda) cuda_factory.store(factory, std::memory_order_release);
+}
+
+std::unique_ptr<backend> make_backend(device where, const backend_options& options) {
+  switch (where.type) {
+    case device_type::cpu:
+      if (where.index != 0) {
+        throw error(errc::invalid_argument,
+                    "the device index of the CPU is " + std::to_string(where.index) + "; it must be 0");
+      }
+      return std::make_unique<cpu::cpu_backend>(options);
+    case device_type::cuda:
+      if (const detail::backend_factory factory = cuda_factory.load(std::memory_order_acquire)) {
+        return factory(where, options);
+      }
+      throw error(errc::unsupported, "the device '" + to_string(where) +
+                                         "' needs the library bifolio::cuda, which this program was not linked with");
+  }
+  throw error(errc::invalid_argument,
+              "the device type " + std::to_string(static_cast<int>(where.type)) + " is not one of cpu (0), cuda (1)");
+}
+
+}  // namespace bifolio

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// The CPU behind the device seam: one kernel table, one executor, ordinary host memory.
+
+#include <bifolio/backend.hpp>
+#include <bifolio/executor.hpp>
+#include <memory>
+
+#include "cpu/kernels/kernel_table.hpp"
+
+namespace bifolio::cpu {
+
+/// Thread-safe: holds no state that a call changes.
+class cpu_backend final : public backend {
+ public:
+  /// Throws `error`: unsupported (an ISA or executor that is not here), invalid_argument (thread count).
+  explicit cpu_backend(const backend_options& options);
+
+  [[nodiscard]] device where() const noexcept override { return {}; }
+  [[nodiscard]] std::string description() const override;
+  [[nodiscard]] errc health() const noexcept override { return errc::ok; }
+
+  [[nodiscard]] memory_resource& memory() noexcept override { return *memory_; }
+  [[nodiscard]] memory_resource& staging_memory() noexcept override { return *memory_; }
+  [[nodiscard]] errc upload(void* dst, const void* host_src, std::size_t num_bytes, stream_ref) noexcept override;
+  [[nodiscard]] errc download(void* host_dst, const void* src, std::size_t num_bytes, stream_ref) noexcept override;
+  [[nodiscard]] errc synchronize(stream_ref) noexcept override { return errc::ok; }
+
+  [[nodiscard]] errc append(const append_params& params, stream_ref) noexcept override;
+  [[nodiscard]] errc gather(const gather_params& params, stream_ref) noexcept override;
+  [[nodiscard]] errc copy_blocks(std::span<const kv_cache_view> layers, std::span<const block_copy> copies,
+                                 stream_ref) noexcept override;
+  [[nodiscard]] errc convert_blocks(const kv_cache_view& src, const kv_cache_view& dst,
+                                    std::span<const block_copy> copies, stream_ref) noexcept override;
+  [[nodiscard]] errc swap_blocks(std::span<const kv_cache_view> src, std::span<const kv_cache_view> dst,
+                                 std::span<const block_copy> copies, stream_ref) noexcept override;
+
+  void plan_attention(attention_plan& plan, const attention_spec& spec, const step_batch_view& host_batch,
+                      std::int64_t num_blocks, stream_ref) override;
+  [[nodiscard]] errc attention(const attention_plan& plan, const attention_params& params,
+                               stream_ref) noexcept override;
+  [[nodiscard]] errc merge_states(const merge_params& params, stream_ref) noexcept override;
+
+ private:
+  const kernel_table* kernels_;
+  std::unique_ptr<executor> own_executor_;  // null when the caller brought one
+  executor* lanes_;
+  memory_resource* memory_;
+};
+
+}  // namespace bifolio::cpu

@@ -11,6 +11,8 @@
 ///   m = max(s_j, sinks[h]);   out = Σ exp(s_j − m) v_j / (Σ exp(s_j − m) + exp(sinks[h] − m))
 ///   lse = m + ln(Σ exp(s_j − m) + exp(sinks[h] − m))
 ///
+/// query_len may exceed seq_len (queries over a part of the keys, e.g. those that live on another device): p is then
+/// negative for the first rows, and under a causal mask they see nothing.
 /// A row with nothing visible gives output 0; its LSE is −inf, or the sink alone where there is one. Everything is
 /// accumulated in float32. What is planned once per step is the work (lengths and mask); what is passed per layer is
 /// data and numbers.
@@ -77,14 +79,23 @@ struct attention_state_view {
   const float* lse = nullptr;  ///< [num_tokens, num_heads], natural log; −inf = nothing seen
 };
 
+/// Shapes of a, b and out are equal; their dtypes may differ. Needed: both lse inputs. Otherwise invalid_argument, as
+/// for a null or misaligned pointer, a negative stride, or strides of `out` that let rows overlap.
 struct merge_params {
   attention_state_view a;
   attention_state_view b;
-  tensor_view out;       ///< may be a.out or b.out
+  tensor_view out;       ///< may be a.out or b.out, with the same dtype and strides
   float* lse = nullptr;  ///< optional; may be a.lse or b.lse
 };
 
-/// Why `backend::attention` would refuse these arguments, as a sentence; empty when it would not.
+/// Why `backend::attention` would refuse these arguments, as a sentence; empty when it would not. Reads the structs
+/// alone, never what their pointers point to: lengths and block ids were checked by `plan_attention`.
+///
+/// failed_precondition: the plan was never planned, or by a backend of another device.
+/// invalid_argument: num_seqs, num_tokens, heads, head_dim, block_size or a dtype is not as planned; a needed pointer
+/// is null or not aligned to its element; a stride is negative, or those of `out` let rows overlap; scale is not
+/// finite; soft_cap is negative or not finite; `out` starts where `q` does. out_of_range: `kv` holds fewer blocks than
+/// the plan was made for. A batch of no tokens does nothing, whatever the data pointers are.
 [[nodiscard]] BIFOLIO_API std::optional<error> find_problem(const attention_plan& plan, const attention_params& params);
 
 }  // namespace bifolio

@@ -4,6 +4,12 @@
 # xsimd: portable vectors of the CPU kernels. Header only; its CMake target of 8.1 drags -lxtl, so the include directory
 # is taken alone.
 find_path(BIFOLIO_XSIMD_INCLUDE_DIR xsimd/xsimd.hpp REQUIRED)
+if(CMAKE_CROSSCOMPILING AND BIFOLIO_XSIMD_INCLUDE_DIR STREQUAL "/usr/include")
+  # The host's other headers must not come along.
+  file(MAKE_DIRECTORY ${PROJECT_BINARY_DIR}/xsimd)
+  file(CREATE_LINK ${BIFOLIO_XSIMD_INCLUDE_DIR}/xsimd ${PROJECT_BINARY_DIR}/xsimd/xsimd SYMBOLIC)
+  set(BIFOLIO_XSIMD_INCLUDE_DIR ${PROJECT_BINARY_DIR}/xsimd CACHE PATH "xsimd alone" FORCE)
+endif()
 
 # OpenMP: the default executor.
 if(BIFOLIO_OPENMP)

@@ -1,0 +1,48 @@
+# Installed package: find_package(bifolio) gives bifolio::core and bifolio::bifolio; pkg-config gives "bifolio".
+include(CMakePackageConfigHelpers)
+
+set(BIFOLIO_CONFIG_DIR "${CMAKE_INSTALL_LIBDIR}/cmake/bifolio")
+
+install(
+  TARGETS bifolio_core bifolio
+  EXPORT bifolio_targets
+  RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR}
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+  ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
+  INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/bifolio ${PROJECT_BINARY_DIR}/include/bifolio
+        DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.hpp")
+install(EXPORT bifolio_targets NAMESPACE bifolio:: FILE bifolioTargets.cmake DESTINATION ${BIFOLIO_CONFIG_DIR})
+
+# Whether the library is static, as 1 or 0, for the package file.
+set(BIFOLIO_IS_STATIC 1)
+if(BUILD_SHARED_LIBS)
+  set(BIFOLIO_IS_STATIC 0)
+endif()
+configure_package_config_file(
+  ${PROJECT_SOURCE_DIR}/cmake/bifolioConfig.cmake.in ${PROJECT_BINARY_DIR}/cmake/bifolioConfig.cmake
+  INSTALL_DESTINATION ${BIFOLIO_CONFIG_DIR} NO_SET_AND_CHECK_MACRO)
+# Below 1.0 a minor version may break its callers.
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/cmake/bifolioConfigVersion.cmake
+                                 COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/cmake/bifolioConfig.cmake ${PROJECT_BINARY_DIR}/cmake/bifolioConfigVersion.cmake
+        DESTINATION ${BIFOLIO_CONFIG_DIR})
+
+# pkg-config. Of a static library the caller must link what it uses; of a shared one not. Paths are relative to the .pc
+# file, so that the tree can be moved.
+set(BIFOLIO_PC_CFLAGS "")
+set(BIFOLIO_PC_LIBS "")
+set(BIFOLIO_PC_REQUIRES "")
+if(NOT BUILD_SHARED_LIBS)
+  set(BIFOLIO_PC_CFLAGS "-DBIFOLIO_STATIC_DEFINE")
+  set(BIFOLIO_PC_LIBS "-lstdc++ -lm -pthread")
+  if(BIFOLIO_OPENMP)
+    string(APPEND BIFOLIO_PC_LIBS " ${OpenMP_CXX_FLAGS}")
+  endif()
+  if(BIFOLIO_TBB)
+    set(BIFOLIO_PC_REQUIRES "tbb")
+  endif()
+endif()
+file(RELATIVE_PATH BIFOLIO_PC_PREFIX "${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig" "${CMAKE_INSTALL_PREFIX}")
+configure_file(${PROJECT_SOURCE_DIR}/cmake/bifolio.pc.in ${PROJECT_BINARY_DIR}/cmake/bifolio.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/cmake/bifolio.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// Everything public. A program that cares for its compile time includes the single headers instead.
+
+#include <bifolio/attention.hpp>
+#include <bifolio/backend.hpp>
+#include <bifolio/buffer.hpp>
+#include <bifolio/cache_engine.hpp>
+#include <bifolio/device.hpp>
+#include <bifolio/dtype.hpp>
+#include <bifolio/error.hpp>
+#include <bifolio/executor.hpp>
+#include <bifolio/export.hpp>
+#include <bifolio/kv_layout.hpp>
+#include <bifolio/memory_resource.hpp>
+#include <bifolio/step.hpp>
+#include <bifolio/tensor_view.hpp>
+#include <bifolio/types.hpp>
+#include <bifolio/version.hpp>

@@ -1,0 +1,51 @@
+# Builds and runs the consumer project; see CMakeLists.txt beside this file.
+
+function(run)
+  list(JOIN ARGN " " line)
+  message(STATUS "$ ${line}")
+  execute_process(COMMAND ${ARGN} COMMAND_ERROR_IS_FATAL ANY)
+endfunction()
+
+# The consumer says which version it got and that attention came out right.
+function(run_consumer)
+  message(STATUS "$ ${ARGN}")
+  execute_process(COMMAND ${ARGN} OUTPUT_VARIABLE output COMMAND_ERROR_IS_FATAL ANY)
+  message(STATUS "${output}")
+  if(NOT output MATCHES "bifolio ${VERSION}")
+    message(FATAL_ERROR "The consumer did not say 'bifolio ${VERSION}'")
+  endif()
+endfunction()
+
+set(consumer ${SOURCE_DIR}/tests/install/consumer)
+set(common -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${CXX_COMPILER} -DCMAKE_CXX_COMPILER_LAUNCHER=${CXX_LAUNCHER}
+           -DCMAKE_CXX_FLAGS=${CXX_FLAGS} -DCMAKE_BUILD_TYPE=Release)
+file(REMOVE_RECURSE ${WORK_DIR})
+set(prefix ${WORK_DIR}/prefix)
+
+if(MODE STREQUAL "installed")
+  run(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${prefix})
+  run(${CMAKE_COMMAND} -S ${consumer} -B ${WORK_DIR}/build ${common} -DCMAKE_PREFIX_PATH=${prefix})
+  run(${CMAKE_COMMAND} --build ${WORK_DIR}/build)
+  run_consumer(${WORK_DIR}/build/consumer)
+elseif(MODE STREQUAL "pkg_config")
+  find_program(pkg_config NAMES pkg-config pkgconf REQUIRED)
+  run(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${prefix})
+  set(ENV{PKG_CONFIG_PATH} "${prefix}/${LIBDIR}/pkgconfig:$ENV{PKG_CONFIG_PATH}")
+  run(${pkg_config} --exact-version=${VERSION} bifolio)
+  execute_process(COMMAND ${pkg_config} --cflags --libs bifolio OUTPUT_VARIABLE flags COMMAND_ERROR_IS_FATAL ANY)
+  separate_arguments(flags UNIX_COMMAND "${CXX_FLAGS} ${flags}")
+  run(${CXX_COMPILER} -std=c++20 ${consumer}/main.cpp -o ${WORK_DIR}/consumer ${flags}
+      -Wl,-rpath,${prefix}/${LIBDIR})
+  run_consumer(${WORK_DIR}/consumer)
+elseif(MODE STREQUAL "subdirectory")
+  run(${CMAKE_COMMAND} -S ${consumer} -B ${WORK_DIR}/build ${common} -DBIFOLIO_FROM_SOURCE=${SOURCE_DIR}
+      -DBUILD_SHARED_LIBS=ON -DBIFOLIO_INSTALL=ON -DBIFOLIO_OPENMP=${OPENMP} -DBIFOLIO_TBB=${TBB})
+  run(${CMAKE_COMMAND} --build ${WORK_DIR}/build --parallel 2)
+  run_consumer(${WORK_DIR}/build/consumer)
+  run(${CMAKE_COMMAND} --install ${WORK_DIR}/build --prefix ${prefix})
+  run(${CMAKE_COMMAND} -S ${consumer} -B ${WORK_DIR}/build-installed ${common} -DCMAKE_PREFIX_PATH=${prefix})
+  run(${CMAKE_COMMAND} --build ${WORK_DIR}/build-installed)
+  run_consumer(${WORK_DIR}/build-installed/consumer)
+else()
+  message(FATAL_ERROR "MODE is '${MODE}'; it must be installed, pkg_config or subdirectory")
+endif()

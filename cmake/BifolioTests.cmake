@@ -11,6 +11,7 @@
 #                       quick    seconds; also run under ASan+UBSan
 #                       long     minutes in a release build; left out under sanitizers
 #                       threads  what TSan is for; give it beside quick or long
+#                       emulated also runs on 64-bit Arm under qemu, some twenty times slower; beside quick
 #                       example  runs a program of examples/
 #                       structure, install  the tree and the package, not the code; once, in release
 #   TIMEOUT           default 300
@@ -20,8 +21,9 @@
 # the executable then ends with 77 unless something failed, and the reason is printed. Put cases that may be skipped into
 # an executable of their own, so that it counts as skipped only when its subject was.
 #
-# bifolio_add_script_test(NAME <name> COMMAND <command>... [LABELS ...] [ENVIRONMENT ...] [TIMEOUT ...] [RUN_SERIAL])
-# registers a command under the same rules.
+# bifolio_add_script_test(NAME <name> COMMAND <command>... [TARGETS <target>...] [LABELS ...] [ENVIRONMENT ...]
+#                         [TIMEOUT ...] [RUN_SERIAL])
+# registers a command under the same rules; TARGETS are the executables that it runs.
 
 # doctest: the test framework. Header only; taken by package or by path.
 find_package(doctest QUIET)
@@ -36,6 +38,11 @@ set(BIFOLIO_SHARED_DIR "${PROJECT_SOURCE_DIR}/../shared" CACHE PATH
     "Test material outside the project (models, traces); tests that need it are skipped without it")
 set(BIFOLIO_SKIP_RETURN_CODE 77)
 
+# bifolio_quick_tests, bifolio_threads_tests, bifolio_emulated_tests: build the executables of one label alone.
+add_custom_target(bifolio_quick_tests)
+add_custom_target(bifolio_threads_tests)
+add_custom_target(bifolio_emulated_tests)
+
 function(_bifolio_test_properties name labels timeout environment run_serial)
   if(NOT labels)
     set(labels quick)
@@ -45,6 +52,17 @@ function(_bifolio_test_properties name labels timeout environment run_serial)
   endif()
   set_tests_properties(${name} PROPERTIES LABELS "${labels}" TIMEOUT ${timeout} ENVIRONMENT "${environment}"
                                           SKIP_RETURN_CODE ${BIFOLIO_SKIP_RETURN_CODE} RUN_SERIAL ${run_serial})
+endfunction()
+
+function(_bifolio_build_with_label labels)
+  if(NOT labels)
+    set(labels quick)
+  endif()
+  foreach(label quick threads emulated)
+    if(label IN_LIST labels)
+      add_dependencies(bifolio_${label}_tests ${ARGN})
+    endif()
+  endforeach()
 endfunction()
 
 # One object file holds doctest's implementation and main() for all tests.
@@ -76,14 +94,18 @@ function(bifolio_add_test)
   endif()
   add_test(NAME ${arg_NAME} COMMAND ${target} ${arg_ARGUMENTS})
   _bifolio_test_properties(${arg_NAME} "${arg_LABELS}" "${arg_TIMEOUT}" "${arg_ENVIRONMENT}" ${arg_RUN_SERIAL})
+  _bifolio_build_with_label("${arg_LABELS}" ${target})
 endfunction()
 
 function(bifolio_add_script_test)
-  cmake_parse_arguments(PARSE_ARGV 0 arg "RUN_SERIAL" "NAME;TIMEOUT" "COMMAND;LABELS;ENVIRONMENT")
+  cmake_parse_arguments(PARSE_ARGV 0 arg "RUN_SERIAL" "NAME;TIMEOUT" "COMMAND;TARGETS;LABELS;ENVIRONMENT")
   if(arg_UNPARSED_ARGUMENTS OR NOT arg_NAME OR NOT arg_COMMAND)
     message(FATAL_ERROR "bifolio_add_script_test(${ARGN}): NAME and COMMAND are needed; not understood: "
                         "'${arg_UNPARSED_ARGUMENTS}'")
   endif()
-  add_test(NAME ${arg_NAME} COMMAND ${arg_COMMAND})
+  add_test(NAME ${arg_NAME} COMMAND ${arg_COMMAND} COMMAND_EXPAND_LISTS)
   _bifolio_test_properties(${arg_NAME} "${arg_LABELS}" "${arg_TIMEOUT}" "${arg_ENVIRONMENT}" ${arg_RUN_SERIAL})
+  if(arg_TARGETS)
+    _bifolio_build_with_label("${arg_LABELS}" ${arg_TARGETS})
+  endif()
 endfunction()

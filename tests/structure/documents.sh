@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# documents.sh <source dir>
+#
+# Links inside the documents lead somewhere (files and headings), the table of environment variables names exactly what
+# the code reads, the page of errors names every code, and every page of docs/ can be reached from docs/README.md.
+set -euo pipefail
+cd "$1"
+bad=0
+complain() { echo "$1"; bad=1; }
+pages=$(find README.md CONTRIBUTING.md CHANGELOG.md docs examples tools bench tests -name '*.md' | sort)
+
+headings() {  # <file>: the anchors of its headings
+  awk '/^```/ { code = !code } !code && /^#+ / {
+    sub(/^#+ +/, ""); line = tolower($0); gsub(/[^a-z0-9 _-]/, "", line); gsub(/ /, "-", line); print line }' "$1"
+}
+
+links=0
+while read -r page; do
+  folder=$(dirname "$page")
+  while read -r target; do
+    [[ -n $target && $target != *://* && $target != mailto:* ]] || continue
+    links=$((links + 1))
+    file=${target%%#*} anchor=
+    [[ $target == *#* ]] && anchor=${target#*#}
+    path=$page
+    [[ -n $file ]] && path=$folder/$file
+    if [[ ! -e $path ]]; then
+      complain "$page: '$target' leads nowhere"
+    elif [[ -n $anchor ]] && ! headings "$path" | grep -qxF -- "$anchor"; then
+      complain "$page: '$target' names no heading"
+    fi
+  done < <(awk '/^```/ { code = !code } !code' "$page" | grep -oE '\]\([^) ]+\)|src="[^"]+"' | sed -E 's/^\]\(//; s/\)$//; s/^src="//; s/"$//')
+done <<<"$pages"
+
+# Environment variables.
+in_code=$(grep -rhoE 'getenv\("[A-Z0-9_]+"\)' include src examples bench tools --include='*.?pp' --include='*.cu*' |
+  sed -E 's/.*"(.*)".*/\1/' | sort -u)
+in_table=$(grep -oE '^\| `[A-Z0-9_]+`' docs/environment.md | tr -d '|` ' | sort -u)
+[[ $in_code == "$in_table" ]] ||
+  complain "docs/environment.md and the code's getenv calls differ (< code, > page):
+$(diff <(echo "$in_code") <(echo "$in_table") || true)"
+indirect=$(grep -rnE 'getenv\([^"]' include src examples bench tools --include='*.?pp' || true)
+[[ -z $indirect ]] || complain "getenv without a literal name cannot be documented: $indirect"
+
+# Error codes.
+codes=$(awk '/enum class errc/ { on = 1; next } on && /}/ { exit } on' include/bifolio/error.hpp |
+  sed -E 's,//.*,,' | grep -oE '^ *[a-z_]+' | tr -d ' ')
+for code in $codes; do
+  grep -qF "\`$code\`" docs/errors.md || complain "docs/errors.md does not explain '$code'"
+done
+[[ -n $codes ]] || complain "no error code was found in error.hpp"
+
+# Every page can be reached.
+while read -r page; do
+  [[ $page == docs/README.md ]] || grep -qF "(${page#docs/})" docs/README.md ||
+    complain "docs/README.md does not lead to $page"
+done < <(find docs -name '*.md')
+
+echo "$(wc -l <<<"$pages") pages, $links links"
+exit $bad

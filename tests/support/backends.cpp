@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "support/backends.hpp"
+
+#include <bifolio/error.hpp>
+#include <cstdlib>
+
+#include "support/fenced_memory.hpp"
+
+namespace bifolio::test {
+namespace {
+
+class reversed_executor final : public executor {
+ public:
+  explicit reversed_executor(std::int32_t width) : width_(width) {}
+  [[nodiscard]] std::int32_t width() const noexcept override { return width_; }
+  void run(std::int32_t num_lanes, lane_function function, void* context) noexcept override {
+    for (std::int32_t lane = num_lanes - 1; lane >= 0; --lane) function(context, lane);
+  }
+  [[nodiscard]] std::string_view name() const noexcept override { return "reversed"; }
+
+ private:
+  std::int32_t width_;
+};
+
+// Null when this build or machine does not have it; any other failure is a failure of the test run.
+std::unique_ptr<backend> open(device where, const backend_options& options) {
+  try {
+    return make_backend(where, options);
+  } catch (const error& problem) {
+    if (problem.code() == errc::unsupported) return nullptr;
+    throw;
+  }
+}
+
+std::vector<tested_backend> open_all() {
+  static const std::unique_ptr<executor> reversed = make_reversed_executor(3);
+  const char* wanted = std::getenv("BIFOLIO_TEST_BACKENDS");
+  std::vector<tested_backend> list;
+  const auto add = [&](std::string name, std::string family, device where, const backend_options& options) {
+    if (wanted != nullptr && name.find(wanted) == std::string::npos) return;
+    tested_backend entry;
+    entry.owned = open(where, options);
+    if (entry.owned == nullptr) return;
+    entry.name = std::move(name);
+    entry.family = std::move(family);
+    entry.is_host = where.type == device_type::cpu;
+    list.push_back(std::move(entry));
+  };
+
+  for (const cpu_isa isa : supported_isas()) {
+    const std::string family = "cpu-" + std::string(to_string(isa));
+    backend_options options;
+    options.isa = isa;
+    options.host_memory = &fenced_host_memory();
+    for (const executor_kind kind : {executor_kind::openmp, executor_kind::tbb, executor_kind::serial}) {
+      options.executor_choice = kind;
+      options.num_threads = kind == executor_kind::serial ? 0 : 2;
+      add(family + "-" + std::string(to_string(kind)), family, device{}, options);
+    }
+    options.own_executor = reversed.get();
+    add(family + "-reversed", family, device{}, options);
+  }
+  add("cuda", "cuda", device{device_type::cuda, 0}, {});
+  return list;
+}
+
+}  // namespace
+
+std::span<const tested_backend> all_backends() {
+  static const std::vector<tested_backend> list = open_all();
+  return list;
+}
+
+std::vector<const tested_backend*> one_per_family(std::size_t turn) {
+  const std::span<const tested_backend> all = all_backends();
+  std::vector<const tested_backend*> chosen;
+  for (std::size_t first = 0; first < all.size();) {
+    std::size_t last = first;
+    while (last < all.size() && all[last].family == all[first].family) ++last;
+    chosen.push_back(&all[first + turn % (last - first)]);
+    first = last;
+  }
+  return chosen;
+}
+
+std::unique_ptr<executor> make_reversed_executor(std::int32_t width) {
+  return std::make_unique<reversed_executor>(width);
+}
+
+memory_resource& fenced_host_memory() {
+  static fenced_memory_resource resource;
+  return resource;
+}
+
+}  // namespace bifolio::test

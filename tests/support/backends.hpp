@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// The one list of what the conformance suite runs on: every CPU ISA this machine supports times every executor, and
+/// each device backend that the build and the machine have. Adding a backend means adding its entries here and nowhere
+/// else.
+
+#include <bifolio/backend.hpp>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace bifolio::test {
+
+/// What the numerical bounds need to know about a backend's arithmetic.
+struct arithmetic {
+  std::int64_t split_size = 512;     ///< keys per partial sum, B of the error bound
+  double unit_accumulate = 0x1p-24;  ///< unit roundoff of the accumulation
+  double unit_probability = 0;       ///< rounding of probabilities before they meet V
+};
+
+struct tested_backend {
+  std::string name;    ///< "cpu-avx2-tbb"
+  std::string family;  ///< "cpu-avx2": equal bits are promised within a family, and only there
+  std::unique_ptr<backend> owned;
+  arithmetic numbers;
+  bool is_host = true;          ///< pointers may be made by the test itself (sparse mappings, host allocators)
+  bool chunk_invariant = true;  ///< results do not depend on prefill chunking (always on the CPU)
+  [[nodiscard]] backend& get() const { return *owned; }
+};
+
+/// All of them, opened once per process and kept. Their memory() is fenced on the host: reading past the end of any
+/// allocation is a fault. The environment variable BIFOLIO_TEST_BACKENDS=text keeps the names that contain the text.
+[[nodiscard]] std::span<const tested_backend> all_backends();
+
+/// One per family; `turn` rotates through the family's executors, so that a table of cases meets them all.
+[[nodiscard]] std::vector<const tested_backend*> one_per_family(std::size_t turn);
+
+/// An executor in the caller's thread that runs lanes last to first: a legal order that real pools rarely take.
+[[nodiscard]] std::unique_ptr<executor> make_reversed_executor(std::int32_t width);
+
+/// The host memory behind the CPU backends of `all_backends`.
+[[nodiscard]] memory_resource& fenced_host_memory();
+
+}  // namespace bifolio::test

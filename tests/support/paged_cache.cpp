@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "support/paged_cache.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "support/elements.hpp"
+#include "support/random.hpp"
+
+namespace bifolio::test {
+namespace {
+
+constexpr std::int64_t guard_elements = 64;  // poison in front of the pool
+
+layout_kind named_kind(arrangement how) {
+  switch (how) {
+    case arrangement::nhd:
+      return layout_kind::nhd;
+    case arrangement::x_split:
+      return layout_kind::x_split;
+    default:
+      return layout_kind::hnd;
+  }
+}
+
+// The smallest way to cut a head into more than one chunk; the whole head when its size is prime.
+std::int32_t smallest_chunk(std::int32_t head_dim) {
+  for (std::int32_t chunk = 2; chunk * chunk <= head_dim; ++chunk) {
+    if (head_dim % chunk == 0) return chunk;
+  }
+  return head_dim;
+}
+
+}  // namespace
+
+std::string_view to_string(arrangement value) noexcept {
+  switch (value) {
+    case arrangement::hnd:
+      return "hnd";
+    case arrangement::nhd:
+      return "nhd";
+    case arrangement::x_split:
+      return "x_split";
+    case arrangement::block_major:
+      return "block_major";
+    case arrangement::padded:
+      return "padded";
+    case arrangement::scattered:
+      return "scattered";
+  }
+  return "unknown";
+}
+
+arranged_layout arrange(arrangement how, dtype type, std::int32_t num_kv_heads, std::int32_t head_dim,
+                        std::int32_t block_size, std::int64_t num_blocks) {
+  const kv_layout named = make_layout(named_kind(how), type, num_kv_heads, head_dim, block_size);
+  const std::int64_t block = named.block_elements();
+  if (how == arrangement::hnd || how == arrangement::nhd || how == arrangement::x_split) {
+    return {named, 0, num_blocks * block, 2 * num_blocks * block};
+  }
+  const std::int64_t heads = num_kv_heads;
+  const std::int64_t dims = head_dim;
+  const std::int64_t tokens = block_size;
+  arranged_layout result{named, 0, 0, 0};
+  result.layout.kind = layout_kind::strided;
+  kv_strides& k = result.layout.k;
+  kv_strides& v = result.layout.v;
+  switch (how) {
+    case arrangement::block_major:
+      k.block = v.block = 3 * 2 * block + 5;
+      result.k_start = 2 * block;  // the second of three layers
+      result.v_start = 3 * block;
+      result.elements = num_blocks * k.block;
+      break;
+    case arrangement::padded:
+      k.head = dims + 3;
+      k.token = heads * k.head + 1;
+      k.block = tokens * k.token + 7;
+      v.token = dims + 1;
+      v.head = tokens * v.token + 2;
+      v.block = heads * v.head + 3;
+      result.v_start = num_blocks * k.block;
+      result.elements = num_blocks * (k.block + v.block);
+      break;
+    default:  // scattered
+      k.chunk = smallest_chunk(head_dim);
+      k.dim = 2;
+      k.chunk_stride = 2 * k.chunk + 1;
+      k.token = dims / k.chunk * k.chunk_stride;
+      k.head = tokens * k.token;
+      k.block = heads * k.head;
+      v.chunk = head_dim;
+      v.dim = tokens + 1;
+      v.chunk_stride = dims * v.dim;
+      v.token = 1;
+      v.head = dims * v.dim;
+      v.block = heads * v.head + 1;
+      result.v_start = num_blocks * k.block;
+      result.elements = num_blocks * (k.block + v.block);
+      break;
+  }
+  return result;
+}
+
+paged_cache::paged_cache(backend& where, arrangement how, dtype type, std::int32_t num_kv_heads, std::int32_t head_dim,
+                         std::int32_t block_size, const std::vector<dense_kv>& seqs, const cache_placement& placement) {
+  std::int64_t num_blocks = placement.spare_blocks;
+  std::int64_t longest = 0;
+  for (const dense_kv& seq : seqs) {
+    num_blocks += blocks_for(seq.seq_len, block_size);
+    longest = std::max(longest, blocks_for(seq.seq_len, block_size));
+  }
+  std::vector<std::int32_t> order(static_cast<std::size_t>(num_blocks));
+  std::iota(order.begin(), order.end(), 0);
+  random_source random(hash_of(placement.order, 0x0b10c5));
+  random.shuffle(order);
+
+  const arranged_layout arranged = arrange(how, type, num_kv_heads, head_dim, block_size, num_blocks);
+  const kv_layout& layout = arranged.layout;
+  const auto element = static_cast<std::int64_t>(size_of(type));
+  std::vector<std::byte> image(static_cast<std::size_t>((guard_elements + arranged.elements) * element));
+  poison(image, type);
+  std::byte* k_half = image.data() + (guard_elements + arranged.k_start) * element;
+  std::byte* v_half = image.data() + (guard_elements + arranged.v_start) * element;
+
+  table_stride_ = longest + placement.table_padding;
+  tables_.assign(seqs.size() * static_cast<std::size_t>(table_stride_), free_table_entry);
+  std::size_t next = 0;
+  for (std::size_t s = 0; s < seqs.size(); ++s) {
+    std::int32_t* row = tables_.data() + s * static_cast<std::size_t>(table_stride_);
+    for (std::int64_t b = 0; b < blocks_for(seqs[s].seq_len, block_size); ++b) row[b] = order[next++];
+    const float* from_k = seqs[s].k;
+    const float* from_v = seqs[s].v;
+    for (std::int64_t j = 0; j < seqs[s].seq_len; ++j) {
+      const block_id block{row[j / block_size]};
+      const auto token = static_cast<std::int32_t>(j % block_size);
+      for (std::int32_t h = 0; h < num_kv_heads; ++h) {
+        for (std::int32_t i = 0; i < head_dim; ++i) {
+          store_element(k_half, type, layout.k.offset(block, h, token, i), *from_k++);
+          store_element(v_half, type, layout.v.offset(block, h, token, i), *from_v++);
+        }
+      }
+    }
+  }
+  bytes_ = device_bytes(where, std::move(image), static_cast<std::size_t>(element));
+  std::byte* base = bytes_.data() + guard_elements * element;
+  view_ = {base + arranged.k_start * element, base + arranged.v_start * element, num_blocks, layout};
+}
+
+}  // namespace bifolio::test

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tools that other tests lean on.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <set>
+
+#include "support/backends.hpp"
+#include "support/covering.hpp"
+#include "support/elements.hpp"
+#include "support/paged_cache.hpp"
+
+using namespace bifolio;
+using namespace bifolio::test;
+
+TEST_CASE("a covering design holds every pair of values of every two axes") {
+  const std::vector<std::size_t> sizes{5, 3, 7, 2, 4};
+  const auto rows = pairwise_rows(sizes, 7);
+  for (std::size_t a = 0; a < sizes.size(); ++a) {
+    for (std::size_t b = a + 1; b < sizes.size(); ++b) {
+      std::set<std::pair<std::size_t, std::size_t>> seen;
+      for (const auto& row : rows) seen.emplace(row[a], row[b]);
+      CHECK(seen.size() == sizes[a] * sizes[b]);
+    }
+  }
+  CHECK(rows.size() < 70);  // the full product has 840
+}
+
+TEST_CASE("every supported ISA is among the backends under test") {
+  if (std::getenv("BIFOLIO_TEST_BACKENDS") != nullptr) return;  // the list was narrowed on purpose
+  for (const cpu_isa isa : supported_isas()) {
+    bool found = false;
+    for (const tested_backend& tested : all_backends()) {
+      found = found || tested.family == "cpu-" + std::string(to_string(isa));
+    }
+    CHECK_MESSAGE(found, to_string(isa));
+  }
+  CHECK(one_per_family(0).size() >= supported_isas().size());
+}
+
+TEST_CASE("an arrangement gives every element of both halves an address of its own, inside the region") {
+  for (const arrangement how : all_arrangements) {
+    for (const std::int32_t head_dim : {1, 6, 7, 16}) {
+      CAPTURE(to_string(how));
+      CAPTURE(head_dim);
+      const arranged_layout arranged = arrange(how, dtype::bf16, 3, head_dim, 5, 4);
+      std::set<std::int64_t> seen;
+      for (std::int32_t b = 0; b < 4; ++b) {
+        for (std::int32_t h = 0; h < 3; ++h) {
+          for (std::int32_t t = 0; t < 5; ++t) {
+            for (std::int32_t i = 0; i < head_dim; ++i) {
+              seen.insert(arranged.k_start + arranged.layout.k.offset(block_id{b}, h, t, i));
+              seen.insert(arranged.v_start + arranged.layout.v.offset(block_id{b}, h, t, i));
+            }
+          }
+        }
+      }
+      CHECK(seen.size() == 2u * 4u * 3u * 5u * static_cast<unsigned>(head_dim));
+      CHECK(*seen.begin() >= 0);
+      CHECK(*seen.rbegin() < arranged.elements);
+    }
+  }
+}
+
+TEST_CASE("a paged cache holds its sequences and poison everywhere else") {
+  const tested_backend& tested = all_backends().front();
+  const std::vector<float> k{1, 2, 3, 4, 5, 6};
+  const std::vector<float> v{-1, -2, -3, -4, -5, -6};
+  const paged_cache cache(tested.get(), arrangement::hnd, dtype::f32, 1, 2, 2, {{3, k.data(), v.data()}},
+                          {.order = 3, .spare_blocks = 1, .table_padding = 1});
+  REQUIRE(tested.is_host);
+  CHECK(cache.view().num_blocks == 3);
+  CHECK(cache.table_stride() == 3);
+  CHECK(cache.tables()[2] == free_table_entry);
+  const kv_layout& layout = cache.view().layout;
+  for (std::int32_t j = 0; j < 4; ++j) {
+    const block_id block{cache.tables()[static_cast<std::size_t>(j / 2)]};
+    for (std::int32_t i = 0; i < 2; ++i) {
+      const float got = load_element(cache.view().k, dtype::f32, layout.k.offset(block, 0, j % 2, i));
+      if (j < 3) CHECK(got == k[static_cast<std::size_t>(2 * j + i)]);
+      if (j == 3) CHECK(std::isnan(got));
+    }
+  }
+  CHECK(cache.unchanged());
+  store_element(cache.view().v, dtype::f32, 0, 9.0f);
+  CHECK_FALSE(cache.unchanged());
+}
+
+TEST_CASE("poison is a NaN that no conversion produces") {
+  for (const dtype type : {dtype::f32, dtype::f16, dtype::bf16}) {
+    std::byte bytes[4];
+    poison({bytes, size_of(type)}, type);
+    CHECK(is_poison(bytes, type, 0));
+    CHECK(std::isnan(load_element(bytes, type, 0)));
+    store_element(bytes, type, 0, std::nanf(""));
+    CHECK_FALSE(is_poison(bytes, type, 0));
+  }
+}

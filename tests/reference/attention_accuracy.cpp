@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "reference/attention_accuracy.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include "support/elements.hpp"
+
+namespace bifolio::reference {
+namespace {
+
+double nmse_ceiling(dtype type) { return type == dtype::f32 ? 1e-9 : type == dtype::f16 ? 3e-7 : 1.5e-5; }
+
+// Written so that a NaN on either side is a refusal.
+bool within(double error, double allowed) { return error <= allowed; }
+
+}  // namespace
+
+double unit_roundoff(dtype type) noexcept {
+  return type == dtype::f32 ? 0x1p-24 : type == dtype::f16 ? 0x1p-11 : 0x1p-8;
+}
+
+void accuracy_judge::note(const char* what, std::int64_t token, std::int64_t head, std::int64_t dim, double got,
+                          double expected, double allowed) {
+  if (num_problems_++ > 0) return;
+  char text[320];
+  std::snprintf(text, sizeof text, "%s at token %lld, head %lld, dim %lld: got %.9g, expected %.9g, allowed error %.3g",
+                what, static_cast<long long>(token), static_cast<long long>(head), static_cast<long long>(dim), got,
+                expected, allowed);
+  first_problem_ = text;
+}
+
+void accuracy_judge::add(const attention_options& options, const dense_sequence& seq,
+                         const attention_reference& expected, const scalar_attention& scalar, const float* out,
+                         const float* lse) {
+  const double u = gates_.numbers.unit_accumulate;
+  const double u_out = unit_roundoff(gates_.out_type);
+  const auto split = static_cast<double>(gates_.numbers.split_size);
+  const auto length = static_cast<double>(seq.seq_len);
+  const double sums = split + length / split + 8;
+  const auto most = static_cast<double>(test::max_finite(gates_.out_type));
+  // Below the normal range products and the stored result are exact only to their smallest subnormals.
+  const double underflow = static_cast<double>(test::smallest_subnormal(gates_.out_type)) + (length + 2) * 0x1p-149;
+
+  for (std::int64_t t = 0; t < seq.query_len; ++t) {
+    for (std::int64_t h = 0; h < options.num_q_heads; ++h) {
+      const auto row = static_cast<std::size_t>(t * options.num_q_heads + h);
+      const double logit_error = u * expected.logit_slack[row];
+      const double relative = std::expm1(2 * logit_error) + 8 * u + 2 * u * sums + gates_.numbers.unit_probability;
+      for (std::int64_t i = 0; i < options.head_dim; ++i) {
+        const std::size_t at = row * static_cast<std::size_t>(options.head_dim) + static_cast<std::size_t>(i);
+        const double want = std::clamp(expected.out[at], -most, most);
+        const auto got = static_cast<double>(out[at]);
+        const double error = std::abs(got - want);
+        const double magnitude = expected.magnitude[at];
+        double allowed = relative * magnitude * (1 + u_out) + u_out * std::abs(want) + underflow;
+        if (expected.num_keys[row] == 0) allowed = 0;
+        if (!within(error, allowed)) note("output", t, h, i, got, want, allowed);
+        const double rounding =
+            (u_out + 2 * u * sums) * std::max(std::abs(expected.lowest[at]), std::abs(expected.highest[at])) +
+            underflow;
+        if (!(got >= std::clamp(expected.lowest[at], -most, most) - rounding &&
+              got <= std::clamp(expected.highest[at], -most, most) + rounding)) {
+          note("not an average of the visible values", t, h, i, got, want, rounding);
+        }
+        if (allowed > 0 && std::isfinite(allowed)) worst_share_ = std::max(worst_share_, error / allowed);
+        squared_error_ += error * error;
+        squared_value_ += want * want;
+        largest_error_ = std::max(largest_error_, error);
+        const auto plain = static_cast<double>(test::stored_as(gates_.out_type, scalar.out[at]));
+        largest_scalar_error_ = std::max(largest_scalar_error_, std::abs(plain - want));
+        // One rounding of the output and of an accumulated product is always allowed: with few elements the scalar
+        // kernel may be exact by luck.
+        scalar_floor_ = std::max(scalar_floor_, u_out * std::abs(want) + 2 * u * magnitude + underflow);
+      }
+      if (lse == nullptr) continue;
+      const double want = expected.lse[row];
+      const auto got = static_cast<double>(lse[row]);
+      if (std::isinf(want)) {
+        if (!(got == want)) note("LSE", t, h, -1, got, want, 0);
+        continue;
+      }
+      const double allowed = logit_error + u * sums + 4 * u * std::abs(want);
+      if (!within(std::abs(got - want), allowed)) note("LSE", t, h, -1, got, want, allowed);
+      if (std::isfinite(allowed)) worst_share_ = std::max(worst_share_, std::abs(got - want) / allowed);
+    }
+  }
+}
+
+double accuracy_judge::nmse() const noexcept { return squared_value_ > 0 ? squared_error_ / squared_value_ : 0; }
+
+double accuracy_judge::scalar_share() const noexcept {
+  const double allowed = std::max(largest_scalar_error_, scalar_floor_);
+  return allowed > 0 ? largest_error_ / allowed : 0;
+}
+
+std::string accuracy_judge::problem() const {
+  std::string text;
+  if (num_problems_ > 0) {
+    text = std::to_string(num_problems_) + " values outside the bound, first: " + first_problem_;
+  }
+  if (!gates_.statistical) return text;
+  const auto append = [&](const char* what, double got, double allowed) {
+    char line[160];
+    std::snprintf(line, sizeof line, "%s%s %.3g, allowed %.3g", text.empty() ? "" : "; ", what, got, allowed);
+    text += line;
+  };
+  if (!within(nmse(), nmse_ceiling(gates_.out_type))) {
+    append("normalised mean square error", nmse(), nmse_ceiling(gates_.out_type));
+  }
+  if (!within(scalar_share(), 4)) append("largest error over that of the plain scalar kernel", scalar_share(), 4);
+  return text;
+}
+
+}  // namespace bifolio::reference

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// Is a result good enough? Four gates, each of which a NaN fails:
+///
+/// 1. per element, with u the roundoff of accumulation, u_out that of the output dtype, u_P that of probabilities,
+///    d = head_dim, L keys, B keys per partial sum, M = Σ p_j |v_j|, E = u · (largest float32 slack of a logit):
+///      |err| ≤ [expm1(2E) + 8u + 2u·(B + L/B + 8) + u_P]·M·(1 + u_out) + u_out·|o| + underflow
+///      |err of LSE| ≤ E + u·(B + L/B + 8) + 4u·|LSE|
+///    (backward error of a dot product, Higham 2002, ch. 3, carried through the softmax; grows with B + L/B, not with
+///    L);
+/// 2. an output lies between the smallest and largest visible value, up to rounding: it is an average;
+/// 3. the normalised mean square error stays below a ceiling per output dtype;
+/// 4. the largest error is at most 4 × that of the plain scalar float32 kernel, because a worst-case bound is loose.
+/// Values beyond the output dtype's range saturate.
+
+#include <bifolio/dtype.hpp>
+#include <string>
+#include <vector>
+
+#include "reference/attention_oracle.hpp"
+#include "support/backends.hpp"
+
+namespace bifolio::reference {
+
+struct accuracy_gates {
+  test::arithmetic numbers;
+  dtype out_type = dtype::f32;
+  bool statistical = true;  ///< gates 3 and 4; off for contents that are extreme on purpose
+};
+
+/// Errors of many sequences' results, gathered row by row.
+class accuracy_judge {
+ public:
+  explicit accuracy_judge(const accuracy_gates& gates) : gates_(gates) {}
+
+  /// `out` [rows, head_dim] as stored and widened; `lse` [rows] or null; `scalar` the float32 kernel's results, not yet
+  /// rounded to the output dtype.
+  void add(const attention_options& options, const dense_sequence& seq, const attention_reference& expected,
+           const scalar_attention& scalar, const float* out, const float* lse);
+
+  /// What is wrong, as text; empty when every gate holds.
+  [[nodiscard]] std::string problem() const;
+  /// Largest error over bound; > 1 fails.
+  [[nodiscard]] double worst_share() const noexcept { return worst_share_; }
+  [[nodiscard]] double nmse() const noexcept;
+  /// Largest error over the scalar kernel's largest error (with its floor).
+  [[nodiscard]] double scalar_share() const noexcept;
+
+ private:
+  void note(const char* what, std::int64_t token, std::int64_t head, std::int64_t dim, double got, double expected,
+            double allowed);
+
+  accuracy_gates gates_;
+  std::string first_problem_;
+  std::int64_t num_problems_ = 0;
+  double worst_share_ = 0;
+  double squared_error_ = 0;
+  double squared_value_ = 0;
+  double largest_error_ = 0;
+  double largest_scalar_error_ = 0;
+  double scalar_floor_ = 0;
+};
+
+/// Half a unit in the last place of 1: 2^-24, 2^-11 or 2^-8.
+[[nodiscard]] double unit_roundoff(dtype type) noexcept;
+
+}  // namespace bifolio::reference

@@ -3,7 +3,8 @@
 
 /// Element types of caches, queries and outputs, and the two 16-bit storage types. Storage types hold bits and convert;
 /// they do no arithmetic. Narrowing rounds to nearest even and saturates: finite in gives finite out, ±inf stays ±inf,
-/// NaN stays NaN (quiet, sign kept, payload 0), on every backend alike.
+/// NaN stays NaN (quiet, sign kept, payload 0), on every backend alike. Widening is exact; a float16 NaN becomes quiet
+/// and keeps its payload, as F16C and Arm's FCVT do it. Bytes that keep their type are copied as they are.
 
 #include <bifolio/export.hpp>
 #include <bit>
@@ -45,7 +46,10 @@ struct bfloat16 {
   const std::uint32_t sign = static_cast<std::uint32_t>(value.bits & 0x8000u) << 16;
   const std::uint32_t exponent = (value.bits >> 10) & 0x1fu;
   const std::uint32_t mantissa = value.bits & 0x3ffu;
-  if (exponent == 0x1fu) return std::bit_cast<float>(sign | 0x7f800000u | (mantissa << 13));
+  if (exponent == 0x1fu) {
+    const std::uint32_t quiet = mantissa != 0 ? 0x400000u : 0u;
+    return std::bit_cast<float>(sign | 0x7f800000u | quiet | (mantissa << 13));
+  }
   if (exponent != 0) return std::bit_cast<float>(sign | ((exponent + 112u) << 23) | (mantissa << 13));
   // Zero or subnormal: mantissa · 2^-24, exact in binary32.
   const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;

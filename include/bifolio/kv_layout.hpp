@@ -10,6 +10,10 @@
 ///   layout)
 ///            x = 16 bytes of elements, halved until it divides head_dim, so that every head_dim has an x_split
 ///   strided  anything else that `kv_strides` can say, e.g. all layers of a block side by side (block-major)
+///
+/// What every call asks of strides, of whatever kind: each is at least 1 where it is used, they nest (sorted by size,
+/// each steps past everything the smaller ones reach, so that no two elements share a place), and chunk divides
+/// head_dim.
 
 #include <bifolio/dtype.hpp>
 #include <bifolio/export.hpp>
@@ -77,10 +81,11 @@ struct kv_cache_view {
   kv_layout layout;
 };
 
-/// Sequence positions in tokens to block arithmetic, all in 64 bits.
+/// Blocks that hold `num_tokens` ≥ 0 tokens, in 64 bits and without wrapping.
 [[nodiscard]] constexpr std::int64_t blocks_for(std::int64_t num_tokens, std::int32_t block_size) noexcept {
-  return (num_tokens + block_size - 1) / block_size;
+  return num_tokens / block_size + (num_tokens % block_size != 0 ? 1 : 0);
 }
+/// Where the token at `offset` of `block` lives, in 64 bits.
 [[nodiscard]] constexpr slot_id make_slot(block_id block, std::int32_t offset, std::int32_t block_size) noexcept {
   return slot_id{static_cast<std::int64_t>(to_index(block)) * block_size + offset};
 }

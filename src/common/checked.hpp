@@ -25,15 +25,18 @@ template <std::integral T>
   return result;
 }
 
-/// The product of all factors; throws invalid_argument naming `what` when it exceeds `limit`. Factors are ≥ 0.
+/// The product of all factors; throws invalid_argument naming `what`, the factors and `limit` when it exceeds that.
+/// Factors are ≥ 0.
 template <class... Factors>
 [[nodiscard]] std::int64_t bounded_product(const char* what, std::int64_t limit, Factors... factors) {
   std::int64_t product = 1;
   bool fits = true;
   ((fits = fits && !__builtin_mul_overflow(product, static_cast<std::int64_t>(factors), &product)), ...);
   if (!fits || product > limit) {
-    throw error(errc::invalid_argument,
-                std::string(what) + " exceeds the largest allowed value " + std::to_string(limit));
+    std::string text = std::string(what) + " is";
+    const char* separator = " ";
+    ((text += separator + std::to_string(factors), separator = " * "), ...);
+    throw error(errc::invalid_argument, text + "; the largest allowed value is " + std::to_string(limit));
   }
   return product;
 }

@@ -49,9 +49,14 @@ kv_layout make_layout(layout_kind kind, dtype type, std::int32_t num_kv_heads, s
   require_positive("num_kv_heads", num_kv_heads);
   require_positive("head_dim", head_dim);
   require_positive("block_size", block_size);
+  if (type != dtype::f32 && type != dtype::f16 && type != dtype::bf16) {
+    throw error(errc::invalid_argument,
+                "dtype number " + std::to_string(static_cast<int>(type)) + " is not one of f32, f16, bf16");
+  }
   constexpr std::int64_t max_block_bytes = std::int64_t{1} << 40;
-  (void)detail::bounded_product("the bytes of one block (2 * num_kv_heads * head_dim * block_size * element size)",
-                                max_block_bytes, 2, num_kv_heads, head_dim, block_size, size_of(type));
+  (void)detail::bounded_product(
+      "the size of a block in bytes (2 * num_kv_heads * head_dim * block_size * element size)", max_block_bytes, 2,
+      num_kv_heads, head_dim, block_size, size_of(type));
 
   const std::int64_t heads = num_kv_heads;
   const std::int64_t dims = head_dim;

@@ -2,6 +2,7 @@
 #include <bifolio/memory_resource.hpp>
 #include <bit>
 #include <cstdlib>
+#include <new>
 #include <string>
 
 #if defined(__linux__)
@@ -48,8 +49,10 @@ void* host_memory_resource::allocate(std::size_t num_bytes, std::size_t alignmen
 void host_memory_resource::deallocate(void* pointer, std::size_t, std::size_t) noexcept { std::free(pointer); }
 
 memory_resource& default_host_memory() noexcept {
-  static host_memory_resource resource;
-  return resource;
+  // Never destroyed, so that buffers with static storage may be released after it would have been.
+  alignas(host_memory_resource) static std::byte storage[sizeof(host_memory_resource)];
+  static host_memory_resource* const resource = ::new (static_cast<void*>(storage)) host_memory_resource;
+  return *resource;
 }
 
 limiting_memory_resource::limiting_memory_resource(memory_resource& upstream, std::size_t limit_bytes) noexcept

@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "common/validate_cache.hpp"
+
+#include <bifolio/dtype.hpp>
+#include <cstddef>
+
+namespace bifolio::validate {
+namespace {
+
+/// One index of an array in memory: how many values it takes and how far apart they lie, in bytes.
+struct axis {
+  std::int64_t count;
+  std::int64_t stride;
+};
+
+/// Memory that a view touches: its axes with more than one value, by falling stride, and its span in bytes.
+struct footprint {
+  const std::byte* base = nullptr;
+  std::int64_t span = 0;
+  axis axes[5] = {};
+  std::int32_t num_axes = 0;
+};
+
+/// Sorts `axis`es into `out` and computes the span. False when a stride is below 1, the axes do not nest (two elements
+/// would share a place) or the span passes the limit. Counts are ≥ 1.
+bool add_axes(footprint& out, const axis* axes, std::int32_t num_axes, std::int64_t element_bytes,
+              bool must_nest) noexcept {
+  for (std::int32_t i = 0; i < num_axes; ++i) {
+    if (axes[i].count < 2) continue;
+    axis scaled = axes[i];
+    if (scaled.stride < (must_nest ? 1 : 0)) return false;
+    if (__builtin_mul_overflow(scaled.stride, element_bytes, &scaled.stride)) return false;
+    std::int32_t at = out.num_axes++;
+    for (; at > 0 && out.axes[at - 1].stride < scaled.stride; --at) out.axes[at] = out.axes[at - 1];
+    out.axes[at] = scaled;
+  }
+  out.span = element_bytes;
+  for (std::int32_t i = out.num_axes - 1; i >= 0; --i) {
+    if (must_nest && out.axes[i].stride < out.span) return false;
+    std::int64_t reach = 0;
+    if (__builtin_mul_overflow(out.axes[i].count - 1, out.axes[i].stride, &reach)) return false;
+    if (__builtin_add_overflow(out.span, reach, &out.span) || out.span > max_span_bytes) return false;
+  }
+  return true;
+}
+
+bool make_footprint(footprint& out, const void* base, const kv_layout& layout, const kv_strides& strides,
+                    std::int64_t num_blocks) noexcept {
+  if (strides.chunk < 1 || strides.chunk > layout.head_dim || layout.head_dim % strides.chunk != 0) return false;
+  out = {};
+  out.base = static_cast<const std::byte*>(base);
+  const axis axes[] = {{num_blocks, strides.block},
+                       {layout.num_kv_heads, strides.head},
+                       {layout.block_size, strides.token},
+                       {layout.head_dim / strides.chunk, strides.chunk_stride},
+                       {strides.chunk, strides.dim}};
+  return add_axes(out, axes, 5, static_cast<std::int64_t>(size_of(layout.type)), true);
+}
+
+template <class Void>
+bool make_footprint(footprint& out, const basic_tensor_view<Void>& rows, bool must_nest) noexcept {
+  out = {};
+  out.base = static_cast<const std::byte*>(rows.data);
+  const axis axes[] = {{rows.num_tokens, rows.token_stride}, {rows.num_heads, rows.head_stride}, {rows.head_dim, 1}};
+  return add_axes(out, axes, 3, static_cast<std::int64_t>(size_of(rows.type)), must_nest);
+}
+
+bool has_axis(const footprint& of, std::int64_t stride) noexcept {
+  for (std::int32_t i = 0; i < of.num_axes; ++i) {
+    if (of.axes[i].stride == stride) return true;
+  }
+  return false;
+}
+
+/// Bytes reached by the axes that step less than `stride`; −1 when a larger one is not a multiple of it.
+std::int64_t span_below(const footprint& of, std::int64_t stride, std::int64_t element_bytes) noexcept {
+  std::int64_t span = element_bytes;
+  for (std::int32_t i = 0; i < of.num_axes; ++i) {
+    if (of.axes[i].stride < stride) {
+      span += (of.axes[i].count - 1) * of.axes[i].stride;
+    } else if (of.axes[i].stride % stride != 0) {
+      return -1;
+    }
+  }
+  return span;
+}
+
+/// Whether two footprints surely share no byte: their spans are apart, or they interleave (K and V of a block side by
+/// side, layers of a block side by side): at some common stride both stay within their own part of each step.
+bool apart(const footprint& a, std::int64_t a_element, const footprint& b, std::int64_t b_element) noexcept {
+  const auto a_begin = reinterpret_cast<std::uintptr_t>(a.base);
+  const auto b_begin = reinterpret_cast<std::uintptr_t>(b.base);
+  if (a_begin + static_cast<std::uintptr_t>(a.span) <= b_begin) return true;
+  if (b_begin + static_cast<std::uintptr_t>(b.span) <= a_begin) return true;
+  for (std::int32_t i = 0; i < a.num_axes; ++i) {
+    const std::int64_t stride = a.axes[i].stride;
+    if (stride < 1 || !has_axis(b, stride)) continue;
+    const std::int64_t a_span = span_below(a, stride, a_element);
+    const std::int64_t b_span = span_below(b, stride, b_element);
+    if (a_span < 0 || b_span < 0) continue;
+    // Where b starts within a step that starts with a.
+    const auto step = static_cast<std::uintptr_t>(stride);
+    const std::uintptr_t ahead =
+        b_begin >= a_begin ? (b_begin - a_begin) % step : step - 1 - (a_begin - b_begin - 1) % step;
+    if (ahead >= static_cast<std::uintptr_t>(a_span) && ahead + static_cast<std::uintptr_t>(b_span) <= step)
+      return true;
+  }
+  return false;
+}
+
+/// The bytes of a whole layer, both halves; `view` has been checked.
+struct layer_footprint {
+  footprint k;
+  footprint v;
+  std::int64_t element = 0;
+};
+
+layer_footprint footprint_of(const kv_cache_view& view) noexcept {
+  layer_footprint result;
+  result.element = static_cast<std::int64_t>(size_of(view.layout.type));
+  (void)make_footprint(result.k, view.k, view.layout, view.layout.k, view.num_blocks);
+  (void)make_footprint(result.v, view.v, view.layout, view.layout.v, view.num_blocks);
+  return result;
+}
+
+bool apart(const layer_footprint& a, const layer_footprint& b) noexcept {
+  return apart(a.k, a.element, b.k, b.element) && apart(a.k, a.element, b.v, b.element) &&
+         apart(a.v, a.element, b.k, b.element) && apart(a.v, a.element, b.v, b.element);
+}
+
+/// The stretch of addresses from the lowest to the highest byte of all layers.
+struct hull {
+  std::uintptr_t begin = UINTPTR_MAX;
+  std::uintptr_t end = 0;
+
+  void add(const footprint& print) noexcept {
+    const auto first = reinterpret_cast<std::uintptr_t>(print.base);
+    const std::uintptr_t last = first + static_cast<std::uintptr_t>(print.span);
+    begin = first < begin ? first : begin;
+    end = last > end ? last : end;
+  }
+};
+
+hull hull_of(std::span<const kv_cache_view> layers) noexcept {
+  hull result;
+  for (const kv_cache_view& layer : layers) {
+    if (layer.num_blocks == 0) continue;
+    const layer_footprint print = footprint_of(layer);
+    result.add(print.k);
+    result.add(print.v);
+  }
+  return result;
+}
+
+/// Whether no layer of `a` shares a byte with one of `b`. Caches are apart as a whole as a rule; only where they are
+/// not is every layer held against every other.
+bool apart(std::span<const kv_cache_view> a, std::span<const kv_cache_view> b) noexcept {
+  const hull whole_a = hull_of(a);
+  const hull whole_b = hull_of(b);
+  if (whole_a.end <= whole_b.begin || whole_b.end <= whole_a.begin) return true;
+  for (const kv_cache_view& one : a) {
+    if (one.num_blocks == 0) continue;
+    const layer_footprint print = footprint_of(one);
+    for (const kv_cache_view& other : b) {
+      if (other.num_blocks > 0 && !apart(print, footprint_of(other))) return false;
+    }
+  }
+  return true;
+}
+
+bool aligned(const void* pointer, dtype type) noexcept {
+  return reinterpret_cast<std::uintptr_t>(pointer) % size_of(type) == 0;
+}
+
+/// Rows of k or v against the layer they go to or come from. `out` is filled when there are rows.
+template <class Void>
+errc check_rows(footprint& out, const basic_tensor_view<Void>& rows, const kv_layout& layout, bool written) noexcept {
+  if (!known(rows.type) || rows.num_tokens < 0) return errc::invalid_argument;
+  if (rows.num_heads != layout.num_kv_heads || rows.head_dim != layout.head_dim) return errc::invalid_argument;
+  if (rows.num_tokens == 0) return errc::ok;
+  if (rows.data == nullptr || !aligned(rows.data, rows.type)) return errc::invalid_argument;
+  return make_footprint(out, rows, written) ? errc::ok : errc::invalid_argument;
+}
+
+errc check_slots(const std::int64_t* slots, std::int64_t num_slots, const kv_cache_view& kv) noexcept {
+  const std::int64_t end = kv.num_blocks * kv.layout.block_size;  // below 2^31 · 2^31
+  std::int64_t largest = -1;
+  for (std::int64_t i = 0; i < num_slots; ++i) largest = slots[i] > largest ? slots[i] : largest;
+  return largest < end ? errc::ok : errc::out_of_range;
+}
+
+/// What append and gather have in common.
+template <class Params>
+errc check_transfer(const Params& params, bool rows_are_written) noexcept {
+  if (const errc code = check(params.kv); code != errc::ok) return code;
+  if (params.k.num_tokens != params.v.num_tokens || params.k.type != params.v.type) return errc::invalid_argument;
+  footprint k;
+  footprint v;
+  if (const errc code = check_rows(k, params.k, params.kv.layout, rows_are_written); code != errc::ok) return code;
+  if (const errc code = check_rows(v, params.v, params.kv.layout, rows_are_written); code != errc::ok) return code;
+  if (params.k.num_tokens == 0) return errc::ok;
+  if (params.slot_mapping == nullptr ||
+      reinterpret_cast<std::uintptr_t>(params.slot_mapping) % alignof(std::int64_t) != 0) {
+    return errc::invalid_argument;
+  }
+  if (const errc code = check_slots(params.slot_mapping, params.k.num_tokens, params.kv); code != errc::ok) return code;
+
+  const auto element = static_cast<std::int64_t>(size_of(params.k.type));
+  if (params.kv.num_blocks > 0) {
+    const layer_footprint kv = footprint_of(params.kv);
+    if (!apart(k, element, kv.k, kv.element) || !apart(k, element, kv.v, kv.element) ||
+        !apart(v, element, kv.k, kv.element) || !apart(v, element, kv.v, kv.element)) {
+      return errc::invalid_argument;
+    }
+  }
+  if (rows_are_written && !apart(k, element, v, element)) return errc::invalid_argument;
+  return errc::ok;
+}
+
+bool holds(std::int64_t num_blocks, block_id id) noexcept { return to_index(id) >= 0 && to_index(id) < num_blocks; }
+
+errc check_ids(std::span<const block_copy> copies, std::int64_t num_src, std::int64_t num_dst) noexcept {
+  for (const block_copy& copy : copies) {
+    if (!holds(num_src, copy.src) || !holds(num_dst, copy.dst)) return errc::out_of_range;
+  }
+  return errc::ok;
+}
+
+errc check_list(std::span<const block_copy> copies) noexcept {
+  return copies.data() == nullptr && !copies.empty() ? errc::invalid_argument : errc::ok;
+}
+
+bool same_shape(const kv_layout& a, const kv_layout& b) noexcept {
+  return a.num_kv_heads == b.num_kv_heads && a.head_dim == b.head_dim && a.block_size == b.block_size;
+}
+
+bool same_order(const kv_strides& a, const kv_strides& b) noexcept {
+  return a.head == b.head && a.token == b.token && a.dim == b.dim && a.chunk_stride == b.chunk_stride &&
+         a.chunk == b.chunk;
+}
+
+}  // namespace
+
+std::int64_t half_span(const kv_layout& layout, const kv_strides& strides, std::int64_t num_blocks) noexcept {
+  if (num_blocks == 0) return 0;
+  footprint print;
+  if (!make_footprint(print, nullptr, layout, strides, num_blocks)) return -1;
+  return print.span / static_cast<std::int64_t>(size_of(layout.type));
+}
+
+errc check(const kv_layout& layout, std::int64_t num_blocks) noexcept {
+  if (!known(layout.type) || layout.num_kv_heads < 1 || layout.head_dim < 1 || layout.block_size < 1) {
+    return errc::invalid_argument;
+  }
+  if (num_blocks < 0 || num_blocks > max_num_blocks) return errc::invalid_argument;
+  if (half_span(layout, layout.k, num_blocks) < 0) return errc::invalid_argument;
+  if (layout.v != layout.k && half_span(layout, layout.v, num_blocks) < 0) return errc::invalid_argument;
+  return errc::ok;
+}
+
+errc check(const kv_cache_view& view) noexcept {
+  if (const errc code = check(view.layout, view.num_blocks); code != errc::ok) return code;
+  if (view.num_blocks == 0) return errc::ok;
+  if (view.k == nullptr || view.v == nullptr) return errc::invalid_argument;
+  if (!aligned(view.k, view.layout.type) || !aligned(view.v, view.layout.type)) return errc::invalid_argument;
+  const layer_footprint print = footprint_of(view);
+  return apart(print.k, print.element, print.v, print.element) ? errc::ok : errc::invalid_argument;
+}
+
+bool same_block_order(const kv_layout& a, const kv_layout& b) noexcept {
+  return a.type == b.type && same_shape(a, b) && same_order(a.k, b.k) && same_order(a.v, b.v);
+}
+
+errc append(const append_params& params) noexcept { return check_transfer(params, false); }
+
+errc gather(const gather_params& params) noexcept { return check_transfer(params, true); }
+
+errc copy_blocks(std::span<const kv_cache_view> layers, std::span<const block_copy> copies) noexcept {
+  if (const errc code = check_list(copies); code != errc::ok) return code;
+  if (layers.data() == nullptr && !layers.empty()) return errc::invalid_argument;
+  std::int64_t checked_num_blocks = -1;  // layers are alike as a rule: their ids are checked once
+  for (const kv_cache_view& layer : layers) {
+    if (const errc code = check(layer); code != errc::ok) return code;
+    if (layer.num_blocks == checked_num_blocks) continue;
+    if (const errc code = check_ids(copies, layer.num_blocks, layer.num_blocks); code != errc::ok) return code;
+    checked_num_blocks = layer.num_blocks;
+  }
+  return errc::ok;
+}
+
+errc convert_blocks(const kv_cache_view& src, const kv_cache_view& dst, std::span<const block_copy> copies) noexcept {
+  if (const errc code = check_list(copies); code != errc::ok) return code;
+  if (const errc code = check(src); code != errc::ok) return code;
+  if (const errc code = check(dst); code != errc::ok) return code;
+  if (!same_shape(src.layout, dst.layout)) return errc::invalid_argument;
+  if (src.num_blocks > 0 && dst.num_blocks > 0 && !apart(footprint_of(src), footprint_of(dst))) {
+    return errc::invalid_argument;
+  }
+  return check_ids(copies, src.num_blocks, dst.num_blocks);
+}
+
+errc swap_blocks(std::span<const kv_cache_view> src, std::span<const kv_cache_view> dst,
+                 std::span<const block_copy> copies) noexcept {
+  if (const errc code = check_list(copies); code != errc::ok) return code;
+  if (src.size() != dst.size()) return errc::invalid_argument;
+  if (src.empty()) return errc::ok;
+  if (src.data() == nullptr || dst.data() == nullptr) return errc::invalid_argument;
+  std::int64_t num_src = max_num_blocks;
+  std::int64_t num_dst = max_num_blocks;
+  for (std::size_t i = 0; i < src.size(); ++i) {
+    if (const errc code = check(src[i]); code != errc::ok) return code;
+    if (const errc code = check(dst[i]); code != errc::ok) return code;
+    if (!same_block_order(src[i].layout, dst[i].layout)) return errc::invalid_argument;
+    if (src[i].num_blocks < num_src) num_src = src[i].num_blocks;
+    if (dst[i].num_blocks < num_dst) num_dst = dst[i].num_blocks;
+  }
+  if (!apart(src, dst)) return errc::invalid_argument;
+  return check_ids(copies, num_src, num_dst);
+}
+
+}  // namespace bifolio::validate

@@ -3,7 +3,7 @@
 #
 # The objects always build -O3 -DNDEBUG: at -O0 weak inline functions of a wide ISA could replace the narrow ones at link
 # time. -ffp-contract=off: fused multiply-adds are written where they are meant, so that two instances of one template
-# round alike.
+# round alike. -fno-exceptions: kernels throw nothing, and the weak reference to the unwinder goes with it.
 
 string(TOLOWER "${CMAKE_SYSTEM_PROCESSOR}" _bifolio_processor)
 if(_bifolio_processor MATCHES "^(x86_64|amd64)$")
@@ -33,7 +33,7 @@ function(bifolio_add_isa_kernels library)
     string(TOUPPER ${isa} upper)
     target_compile_definitions(${objects} PRIVATE BIFOLIO_ISA=${isa} BIFOLIO_ISA_${upper}=1 NDEBUG
                                                   BIFOLIO_STATIC_DEFINE)
-    target_compile_options(${objects} PRIVATE -O3 -ffp-contract=off -fno-math-errno ${BIFOLIO_ISA_FLAGS_${isa}})
+    target_compile_options(${objects} PRIVATE -O3 -fno-exceptions -ffp-contract=off -fno-math-errno ${BIFOLIO_ISA_FLAGS_${isa}})
     target_include_directories(${objects} PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_BINARY_DIR}/include
                                                   ${PROJECT_SOURCE_DIR}/src)
     target_include_directories(${objects} SYSTEM PRIVATE ${BIFOLIO_XSIMD_INCLUDE_DIR})

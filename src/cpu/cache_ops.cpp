@@ -1,20 +1,341 @@
 // SPDX-License-Identifier: Apache-2.0
+// How the cache calls are cut into lanes. Two rules make every call mean the same on one lane and on many, without
+// locks and without a look at the list first:
+//   append, convert, swap   a lane owns destination blocks (chosen by a hash of the block), and does the rows or pairs
+//                           that go there in the order of the list: of two that go to one place the later one wins.
+//   copy_blocks             a lane owns a part of every block, and does all pairs in order: a copy never moves an
+//                           element to another place in its block, so chains never cross from one lane to another.
 #include "cpu/cache_ops.hpp"
 
-namespace bifolio::cpu {
+#include <bifolio/dtype.hpp>
+#include <cstddef>
+#include <numeric>
 
-errc append(const kernel_table&, executor&, const append_params&) noexcept { return errc::unsupported; }
-errc gather(const kernel_table&, executor&, const gather_params&) noexcept { return errc::unsupported; }
-errc copy_blocks(const kernel_table&, executor&, std::span<const kv_cache_view>, std::span<const block_copy>) noexcept {
-  return errc::unsupported;
+#include "common/validate_cache.hpp"
+#include "cpu/move_plan.hpp"
+
+namespace bifolio::cpu {
+namespace {
+
+/// Bytes moved that are worth a lane of their own: about 20 µs of copying, which is where a second OpenMP lane begins
+/// to pay (docs/kernels/cache_ops_cpu.md).
+constexpr std::int64_t bytes_per_lane = std::int64_t{192} << 10;
+
+std::int32_t lanes_for(const executor& lanes, std::int64_t num_bytes) noexcept {
+  const std::int64_t worth = num_bytes / bytes_per_lane + 1;
+  const std::int32_t width = lanes.width();
+  return worth < width ? static_cast<std::int32_t>(worth) : width;
 }
-errc convert_blocks(const kernel_table&, executor&, const kv_cache_view&, const kv_cache_view&,
-                    std::span<const block_copy>) noexcept {
-  return errc::unsupported;
+
+/// Runs `body(lane, num_lanes)`, which must be noexcept.
+template <class Body>
+void run_lanes(executor& lanes, std::int32_t num_lanes, const Body& body) noexcept {
+  struct context {
+    const Body* body;
+    std::int32_t num_lanes;
+  } shared{&body, num_lanes};
+  if (num_lanes <= 1) {
+    body(0, 1);
+    return;
+  }
+  lanes.run(
+      num_lanes,
+      [](void* opaque, std::int32_t lane) noexcept {
+        const auto& mine = *static_cast<const context*>(opaque);
+        (*mine.body)(lane, mine.num_lanes);
+      },
+      &shared);
 }
-errc swap_blocks(const kernel_table&, executor&, std::span<const kv_cache_view>, std::span<const kv_cache_view>,
-                 std::span<const block_copy>) noexcept {
-  return errc::unsupported;
+
+/// The lane that owns a block: Fibonacci hashing, so that every pattern of ids spreads.
+std::int32_t owner_of(std::int64_t key, std::int32_t num_lanes) noexcept {
+  if (num_lanes == 1) return 0;
+  const std::uint64_t hash = (static_cast<std::uint64_t>(key) * 0x9e3779b97f4a7c15u) >> 32;
+  return static_cast<std::int32_t>((hash * static_cast<std::uint64_t>(num_lanes)) >> 32);
+}
+
+std::byte* at(void* base, std::int64_t elements, dtype type) noexcept {
+  return static_cast<std::byte*>(base) + elements * static_cast<std::int64_t>(size_of(type));
+}
+const std::byte* at(const void* base, std::int64_t elements, dtype type) noexcept {
+  return static_cast<const std::byte*>(base) + elements * static_cast<std::int64_t>(size_of(type));
+}
+
+/// Slots to blocks and offsets without a division where block_size is a power of two.
+class slot_splitter {
+ public:
+  explicit slot_splitter(std::int32_t block_size) noexcept : block_size_(block_size) {
+    if ((block_size & (block_size - 1)) == 0) {
+      while ((1 << shift_) < block_size) ++shift_;
+    } else {
+      shift_ = -1;
+    }
+  }
+  [[nodiscard]] std::int64_t block_of(std::int64_t slot) const noexcept {
+    return shift_ >= 0 ? slot >> shift_ : slot / block_size_;
+  }
+  [[nodiscard]] std::int64_t block_size() const noexcept { return block_size_; }
+
+ private:
+  std::int64_t block_size_;
+  std::int32_t shift_ = 0;
+};
+
+/// Tokens that follow one another in the rows and in one block.
+struct token_run {
+  std::int64_t row = 0;
+  std::int64_t count = 0;
+  std::int64_t block = 0;
+  std::int64_t offset = 0;
+};
+
+/// Calls `body(run)` for the runs of rows [begin, end), in order; skipped rows belong to none.
+template <class Body>
+void for_each_run(const std::int64_t* slots, std::int64_t begin, std::int64_t end, const slot_splitter& split,
+                  const Body& body) noexcept {
+  for (std::int64_t row = begin; row < end;) {
+    const std::int64_t slot = slots[row];
+    if (slot < 0) {
+      ++row;
+      continue;
+    }
+    token_run run{row, 1, split.block_of(slot), 0};
+    run.offset = slot - run.block * split.block_size();
+    const std::int64_t room = split.block_size() - run.offset;
+    while (run.count < room && row + run.count < end && slots[row + run.count] == slot + run.count) ++run.count;
+    body(run);
+    row += run.count;
+  }
+}
+
+/// Moves runs of one half between rows and blocks; the plan of the last length is kept, as most runs are alike.
+class half_mover {
+ public:
+  half_mover(const kv_layout& layout, const kv_strides& cache, const kv_strides& rows, bool to_cache,
+             move_kernel move) noexcept
+      : cache_(cache),
+        rows_(rows),
+        heads_(layout.num_kv_heads),
+        dims_(layout.head_dim),
+        to_cache_(to_cache),
+        move_(move) {}
+
+  /// `cache` and `rows` are the bases of the half and of the rows.
+  void append(void* cache, dtype cache_type, const void* rows, dtype rows_type, const token_run& run) noexcept {
+    plan_for(run.count);
+    move_(at(cache, cache_element(run), cache_type), at(rows, run.row * rows_.token, rows_type), plan_);
+  }
+  void gather(const void* cache, dtype cache_type, void* rows, dtype rows_type, const token_run& run) noexcept {
+    plan_for(run.count);
+    move_(at(rows, run.row * rows_.token, rows_type), at(cache, cache_element(run), cache_type), plan_);
+  }
+
+ private:
+  [[nodiscard]] std::int64_t cache_element(const token_run& run) const noexcept {
+    return run.block * cache_.block + run.offset * cache_.token;
+  }
+  void plan_for(std::int64_t num_tokens) noexcept {
+    if (num_tokens == planned_) return;
+    planned_ = num_tokens;
+    const tile_shape tile{heads_, num_tokens, dims_};
+    plan_ = make_plan(to_cache_ ? make_nest(tile, rows_, cache_) : make_nest(tile, cache_, rows_));
+  }
+
+  kv_strides cache_;
+  kv_strides rows_;
+  std::int64_t heads_;
+  std::int64_t dims_;
+  bool to_cache_;
+  move_kernel move_;
+  std::int64_t planned_ = 0;
+  move_plan plan_;
+};
+
+/// Bytes of K and V of `num_tokens` tokens, read and written.
+std::int64_t traffic(const kv_layout& layout, std::int64_t num_tokens, dtype other) noexcept {
+  const std::int64_t elements = 2 * static_cast<std::int64_t>(layout.num_kv_heads) * layout.head_dim;
+  return num_tokens * elements * static_cast<std::int64_t>(size_of(layout.type) + size_of(other));
+}
+
+/// The same over `num_pairs` blocks and `num_layers` layers; an estimate, so that it may stop growing.
+std::int64_t block_traffic(const kv_layout& layout, std::size_t num_pairs, std::size_t num_layers,
+                           dtype other) noexcept {
+  const double bytes = 2.0 * static_cast<double>(layout.block_elements()) *
+                       static_cast<double>(size_of(layout.type) + size_of(other)) * static_cast<double>(num_pairs) *
+                       static_cast<double>(num_layers);
+  constexpr double enough = 1e15;
+  return static_cast<std::int64_t>(bytes < enough ? bytes : enough);
+}
+
+/// One half of whole blocks between two places.
+struct half_blocks {
+  void* dst = nullptr;
+  const void* src = nullptr;
+  kv_strides dst_strides;
+  kv_strides src_strides;
+  dtype dst_type = dtype::f32;
+  dtype src_type = dtype::f32;
+
+  void move(move_kernel kernel, const move_plan& plan, const block_copy& copy, std::int64_t src_dims,
+            std::int64_t dst_dims) const noexcept {
+    kernel(at(dst, static_cast<std::int64_t>(to_index(copy.dst)) * dst_strides.block + dst_dims, dst_type),
+           at(src, static_cast<std::int64_t>(to_index(copy.src)) * src_strides.block + src_dims, src_type), plan);
+  }
+};
+
+half_blocks k_half(const kv_cache_view& src, const kv_cache_view& dst) noexcept {
+  return {dst.k, src.k, dst.layout.k, src.layout.k, dst.layout.type, src.layout.type};
+}
+half_blocks v_half(const kv_cache_view& src, const kv_cache_view& dst) noexcept {
+  return {dst.v, src.v, dst.layout.v, src.layout.v, dst.layout.type, src.layout.type};
+}
+
+tile_shape block_tile(const kv_layout& layout) noexcept {
+  return {layout.num_kv_heads, layout.block_size, layout.head_dim};
+}
+
+/// Whole blocks across layouts and dtypes. Where the two sides split heads into chunks that do not nest (only strides
+/// made by hand can), dims go in groups that lie within one chunk on both sides.
+class block_mover {
+ public:
+  block_mover(const half_blocks& half, const tile_shape& tile, move_kernel kernel) noexcept
+      : half_(half), kernel_(kernel), head_dim_(tile.head_dim), group_(tile.head_dim) {
+    if (!chunks_nest(half.src_strides, half.dst_strides)) {
+      group_ = std::gcd(half.src_strides.chunk, half.dst_strides.chunk);
+    }
+    kv_strides src = half.src_strides;
+    kv_strides dst = half.dst_strides;
+    if (group_ != head_dim_) src.chunk = dst.chunk = static_cast<std::int32_t>(group_);
+    plan_ = make_plan(make_nest({tile.num_heads, tile.num_tokens, group_}, src, dst));
+  }
+
+  void operator()(const block_copy& copy) const noexcept {
+    for (std::int64_t dim = 0; dim < head_dim_; dim += group_) {
+      half_.move(kernel_, plan_, copy, dim_element(half_.src_strides, dim), dim_element(half_.dst_strides, dim));
+    }
+  }
+
+ private:
+  static std::int64_t dim_element(const kv_strides& strides, std::int64_t dim) noexcept {
+    return dim / strides.chunk * strides.chunk_stride + dim % strides.chunk * strides.dim;
+  }
+
+  half_blocks half_;
+  move_kernel kernel_;
+  std::int64_t head_dim_;
+  std::int64_t group_;
+  move_plan plan_;
+};
+
+/// The pairs of one layer whose destinations `lane` owns.
+void move_owned(const kernel_table& table, const kv_cache_view& src, const kv_cache_view& dst,
+                std::span<const block_copy> copies, std::int64_t layer, std::int32_t lane,
+                std::int32_t num_lanes) noexcept {
+  const move_kernel kernel = table.cache.mover(dst.layout.type, src.layout.type);
+  const block_mover k(k_half(src, dst), block_tile(src.layout), kernel);
+  const block_mover v(v_half(src, dst), block_tile(src.layout), kernel);
+  for (const block_copy& copy : copies) {
+    if (owner_of((layer << 31) + to_index(copy.dst), num_lanes) != lane) continue;
+    k(copy);
+    v(copy);
+  }
+}
+
+}  // namespace
+
+errc append(const kernel_table& table, executor& lanes, const append_params& params) noexcept {
+  if (const errc code = validate::append(params); code != errc::ok) return code;
+  const std::int64_t num_tokens = params.k.num_tokens;
+  if (num_tokens == 0) return errc::ok;
+  const kv_layout& layout = params.kv.layout;
+  const dtype rows_type = params.k.type;
+  const move_kernel kernel = table.cache.mover(layout.type, rows_type);
+  run_lanes(lanes, lanes_for(lanes, traffic(layout, num_tokens, rows_type)),
+            [&](std::int32_t lane, std::int32_t num_lanes) noexcept {
+              half_mover k(layout, layout.k, strides_of(params.k), true, kernel);
+              half_mover v(layout, layout.v, strides_of(params.v), true, kernel);
+              for_each_run(params.slot_mapping, 0, num_tokens, slot_splitter(layout.block_size),
+                           [&](const token_run& run) noexcept {
+                             if (owner_of(run.block, num_lanes) != lane) return;
+                             k.append(params.kv.k, layout.type, params.k.data, rows_type, run);
+                             v.append(params.kv.v, layout.type, params.v.data, rows_type, run);
+                           });
+            });
+  return errc::ok;
+}
+
+errc gather(const kernel_table& table, executor& lanes, const gather_params& params) noexcept {
+  if (const errc code = validate::gather(params); code != errc::ok) return code;
+  const std::int64_t num_tokens = params.k.num_tokens;
+  if (num_tokens == 0) return errc::ok;
+  const kv_layout& layout = params.kv.layout;
+  const dtype rows_type = params.k.type;
+  const move_kernel kernel = table.cache.mover(rows_type, layout.type);
+  run_lanes(lanes, lanes_for(lanes, traffic(layout, num_tokens, rows_type)),
+            [&](std::int32_t lane, std::int32_t num_lanes) noexcept {
+              half_mover k(layout, layout.k, strides_of(params.k), false, kernel);
+              half_mover v(layout, layout.v, strides_of(params.v), false, kernel);
+              const std::int64_t share = (num_tokens + num_lanes - 1) / num_lanes;
+              const std::int64_t begin = share * lane < num_tokens ? share * lane : num_tokens;
+              const std::int64_t end = num_tokens - begin < share ? num_tokens : begin + share;
+              for_each_run(params.slot_mapping, begin, end, slot_splitter(layout.block_size),
+                           [&](const token_run& run) noexcept {
+                             k.gather(params.kv.k, layout.type, params.k.data, rows_type, run);
+                             v.gather(params.kv.v, layout.type, params.v.data, rows_type, run);
+                           });
+            });
+  return errc::ok;
+}
+
+errc copy_blocks(const kernel_table& table, executor& lanes, std::span<const kv_cache_view> layers,
+                 std::span<const block_copy> copies) noexcept {
+  if (const errc code = validate::copy_blocks(layers, copies); code != errc::ok) return code;
+  if (layers.empty() || copies.empty()) return errc::ok;
+  const auto num_halves = static_cast<std::int64_t>(2 * layers.size());
+  const std::int32_t wanted =
+      lanes_for(lanes, block_traffic(layers[0].layout, copies.size(), layers.size(), layers[0].layout.type));
+  // Enough parts that the lanes come out even.
+  const std::int64_t num_parts = wanted == 1 ? 1 : (4 * std::int64_t{wanted} + num_halves - 1) / num_halves;
+  const std::int64_t num_items = num_halves * num_parts;
+  run_lanes(lanes, wanted, [&](std::int32_t lane, std::int32_t num_lanes) noexcept {
+    for (std::int64_t item = num_items * lane / num_lanes; item < num_items * (lane + 1) / num_lanes; ++item) {
+      const std::int64_t half_index = item / num_parts;
+      const kv_cache_view& layer = layers[static_cast<std::size_t>(half_index / 2)];
+      const half_blocks half = half_index % 2 == 0 ? k_half(layer, layer) : v_half(layer, layer);
+      const nest_part part =
+          part_of(make_nest(block_tile(layer.layout), half.src_strides, half.dst_strides), item % num_parts, num_parts);
+      const move_plan plan = make_plan(part.nest);
+      const move_kernel kernel = table.cache.mover(layer.layout.type, layer.layout.type);
+      for (const block_copy& copy : copies) {
+        if (copy.src != copy.dst) half.move(kernel, plan, copy, part.src, part.dst);
+      }
+    }
+  });
+  return errc::ok;
+}
+
+errc convert_blocks(const kernel_table& table, executor& lanes, const kv_cache_view& src, const kv_cache_view& dst,
+                    std::span<const block_copy> copies) noexcept {
+  if (const errc code = validate::convert_blocks(src, dst, copies); code != errc::ok) return code;
+  if (copies.empty()) return errc::ok;
+  run_lanes(lanes, lanes_for(lanes, block_traffic(src.layout, copies.size(), 1, dst.layout.type)),
+            [&](std::int32_t lane, std::int32_t num_lanes) noexcept {
+              move_owned(table, src, dst, copies, 0, lane, num_lanes);
+            });
+  return errc::ok;
+}
+
+errc swap_blocks(const kernel_table& table, executor& lanes, std::span<const kv_cache_view> src,
+                 std::span<const kv_cache_view> dst, std::span<const block_copy> copies) noexcept {
+  if (const errc code = validate::swap_blocks(src, dst, copies); code != errc::ok) return code;
+  if (src.empty() || copies.empty()) return errc::ok;
+  run_lanes(lanes, lanes_for(lanes, block_traffic(src[0].layout, copies.size(), src.size(), src[0].layout.type)),
+            [&](std::int32_t lane, std::int32_t num_lanes) noexcept {
+              for (std::size_t layer = 0; layer < src.size(); ++layer) {
+                move_owned(table, src[layer], dst[layer], copies, static_cast<std::int64_t>(layer), lane, num_lanes);
+              }
+            });
+  return errc::ok;
 }
 
 }  // namespace bifolio::cpu

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// The cache calls done one element at a time, in the order of the lists, through `kv_strides::offset` and the
+/// conversions of dtype.hpp alone (which dtype_test.cpp holds against an oracle of their own). Works on host bytes; the
+/// caller keeps them in the same arrangement as the cache under test, so that everything that must not change is
+/// compared as well.
+
+#include <bifolio/dtype.hpp>
+#include <bifolio/kv_layout.hpp>
+#include <bifolio/step.hpp>
+#include <bifolio/tensor_view.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+
+namespace bifolio::test {
+
+/// Element `src_index` of `src` to element `dst_index` of `dst`: bits where the types are equal, else to nearest even,
+/// saturated.
+inline void oracle_move_element(void* dst, dtype dst_type, std::int64_t dst_index, const void* src, dtype src_type,
+                                std::int64_t src_index) noexcept {
+  auto* to = static_cast<std::byte*>(dst) + dst_index * static_cast<std::int64_t>(size_of(dst_type));
+  const auto* from = static_cast<const std::byte*>(src) + src_index * static_cast<std::int64_t>(size_of(src_type));
+  if (dst_type == src_type) {
+    std::memcpy(to, from, size_of(dst_type));
+    return;
+  }
+  float value = 0;
+  std::uint16_t bits = 0;
+  if (src_type == dtype::f32) {
+    std::memcpy(&value, from, sizeof value);
+  } else {
+    std::memcpy(&bits, from, sizeof bits);
+    value = src_type == dtype::f16 ? to_float(float16{bits}) : to_float(bfloat16{bits});
+  }
+  if (dst_type == dtype::f32) {
+    std::memcpy(to, &value, sizeof value);
+  } else {
+    bits = dst_type == dtype::f16 ? from_float<float16>(value).bits : from_float<bfloat16>(value).bits;
+    std::memcpy(to, &bits, sizeof bits);
+  }
+}
+
+/// Calls `body(head, dim)` for every element of one token.
+template <class Body>
+void for_each_element(const kv_layout& layout, const Body& body) {
+  for (std::int32_t head = 0; head < layout.num_kv_heads; ++head) {
+    for (std::int32_t dim = 0; dim < layout.head_dim; ++dim) body(head, dim);
+  }
+}
+
+template <class Void>
+[[nodiscard]] std::int64_t row_index(const basic_tensor_view<Void>& rows, std::int64_t token, std::int32_t head,
+                                     std::int32_t dim) {
+  return token * rows.token_stride + head * rows.head_stride + dim;
+}
+
+inline void oracle_append(const kv_cache_view& kv, const const_tensor_view& k, const const_tensor_view& v,
+                          const std::int64_t* slots) {
+  const kv_layout& layout = kv.layout;
+  for (std::int64_t i = 0; i < k.num_tokens; ++i) {
+    if (slots[i] < 0) continue;
+    const block_id block{static_cast<std::int32_t>(slots[i] / layout.block_size)};
+    const auto token = static_cast<std::int32_t>(slots[i] % layout.block_size);
+    for_each_element(layout, [&](std::int32_t h, std::int32_t d) {
+      oracle_move_element(kv.k, layout.type, layout.k.offset(block, h, token, d), k.data, k.type,
+                          row_index(k, i, h, d));
+      oracle_move_element(kv.v, layout.type, layout.v.offset(block, h, token, d), v.data, v.type,
+                          row_index(v, i, h, d));
+    });
+  }
+}
+
+inline void oracle_gather(const kv_cache_view& kv, const tensor_view& k, const tensor_view& v,
+                          const std::int64_t* slots) {
+  const kv_layout& layout = kv.layout;
+  for (std::int64_t i = 0; i < k.num_tokens; ++i) {
+    if (slots[i] < 0) continue;
+    const block_id block{static_cast<std::int32_t>(slots[i] / layout.block_size)};
+    const auto token = static_cast<std::int32_t>(slots[i] % layout.block_size);
+    for_each_element(layout, [&](std::int32_t h, std::int32_t d) {
+      oracle_move_element(k.data, k.type, row_index(k, i, h, d), kv.k, layout.type,
+                          layout.k.offset(block, h, token, d));
+      oracle_move_element(v.data, v.type, row_index(v, i, h, d), kv.v, layout.type,
+                          layout.v.offset(block, h, token, d));
+    });
+  }
+}
+
+/// Blocks from `src` to `dst`, which may be the same cache; pair after pair.
+inline void oracle_move_blocks(const kv_cache_view& src, const kv_cache_view& dst, std::span<const block_copy> copies) {
+  for (const block_copy& copy : copies) {
+    for (std::int32_t token = 0; token < src.layout.block_size; ++token) {
+      for_each_element(src.layout, [&](std::int32_t h, std::int32_t d) {
+        oracle_move_element(dst.k, dst.layout.type, dst.layout.k.offset(copy.dst, h, token, d), src.k, src.layout.type,
+                            src.layout.k.offset(copy.src, h, token, d));
+        oracle_move_element(dst.v, dst.layout.type, dst.layout.v.offset(copy.dst, h, token, d), src.v, src.layout.type,
+                            src.layout.v.offset(copy.src, h, token, d));
+      });
+    }
+  }
+}
+
+}  // namespace bifolio::test

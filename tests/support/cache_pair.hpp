@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// A cache on a backend's device and its twin on the host with the same bytes, and rows of k and v that are hard to
+/// convert: what the calls under test do to the one, the oracle does to the other, and then all bytes are compared,
+/// guard zones, gaps and untouched slots included.
+
+#include <bifolio/backend.hpp>
+#include <bifolio/kv_layout.hpp>
+#include <bifolio/tensor_view.hpp>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <vector>
+
+#include "support/device_bytes.hpp"
+#include "support/paged_cache.hpp"
+#include "support/random.hpp"
+
+namespace bifolio::test {
+
+/// A float32 whose conversion is worth a test: any exponent, mantissas at and beside ties, specials, subnormals, and
+/// often an ordinary number.
+[[nodiscard]] inline std::uint32_t hard_float_bits(random_source& random) noexcept {
+  const auto bits = static_cast<std::uint32_t>(random.next());
+  switch (random.between(0, 9)) {
+    case 0:
+      return bits;  // any pattern at all
+    case 1: {       // one of the patterns beside a tie of float16 or bfloat16
+      static constexpr std::uint32_t mantissas[] = {
+          0,        1,        0x0fff,   0x1000,   0x1001,   0x3000,   0x7fff,   0x8000,   0x8001,  0x18000,
+          0x7fe000, 0x7fefff, 0x7ff000, 0x7f7fff, 0x7f8000, 0x7fffff, 0x400000, 0x3fffff, 0x400001};
+      return (bits & 0xff800000u) | random.pick(mantissas);
+    }
+    case 2:  // around the subnormals and the largest of float16
+      return (bits & 0x807fffffu) |
+             (static_cast<std::uint32_t>(random.one_in(2) ? random.between(100, 114) : random.between(141, 144)) << 23);
+    case 3: {
+      static constexpr std::uint32_t specials[] = {0,           0x80000000u, 0x7f800000u, 0xff800000u, 0x7fc00000u,
+                                                   0xffc00001u, 0x7f800001u, 0xffbfffffu, 0x7f7fffffu, 0xff7fffffu,
+                                                   0x00000001u, 0x807fffffu, 0x477fefffu, 0x477ff000u, 0x33000000u};
+      return random.pick(specials);
+    }
+    default: {
+      const float value = normal_from(random.next());
+      std::uint32_t normal;
+      std::memcpy(&normal, &value, sizeof normal);
+      return normal;
+    }
+  }
+}
+
+/// `count` elements of `type`, hard to convert.
+[[nodiscard]] inline std::vector<std::byte> hard_elements(random_source& random, dtype type, std::int64_t count) {
+  std::vector<std::byte> bytes(static_cast<std::size_t>(count) * size_of(type));
+  for (std::size_t at = 0; at < bytes.size(); at += size_of(type)) {
+    std::uint32_t bits = hard_float_bits(random);
+    if (type == dtype::bf16) bits >>= 16;
+    if (type == dtype::f16) bits = static_cast<std::uint32_t>(random.next());
+    std::memcpy(bytes.data() + at, &bits, size_of(type));
+  }
+  return bytes;
+}
+
+class cache_pair {
+ public:
+  cache_pair(backend& where, arrangement how, dtype type, std::int32_t heads, std::int32_t dims,
+             std::int32_t block_size, std::int64_t num_blocks, random_source& random)
+      : arranged_(arrange(how, type, heads, dims, block_size, num_blocks)), num_blocks_(num_blocks) {
+    host_ = hard_elements(random, type, arranged_.elements + 2 * guard);
+    device_ = device_bytes(where, host_, size_of(type));
+  }
+
+  [[nodiscard]] kv_cache_view device() noexcept { return view_at(device_.data()); }
+  [[nodiscard]] kv_cache_view host() noexcept { return view_at(host_.data()); }
+  [[nodiscard]] const kv_layout& layout() const noexcept { return arranged_.layout; }
+  /// Every byte of the cache, of its gaps and of what lies around it.
+  [[nodiscard]] bool equal() const { return device_.read() == host_; }
+
+ private:
+  static constexpr std::int64_t guard = 33;  // elements on either side; odd, so that nothing is aligned by luck
+
+  [[nodiscard]] kv_cache_view view_at(std::byte* base) const noexcept {
+    const auto element = static_cast<std::int64_t>(size_of(arranged_.layout.type));
+    return {base + (guard + arranged_.k_start) * element, base + (guard + arranged_.v_start) * element, num_blocks_,
+            arranged_.layout};
+  }
+
+  arranged_layout arranged_;
+  std::int64_t num_blocks_;
+  std::vector<std::byte> host_;
+  device_bytes device_;
+};
+
+/// How rows of k and v lie in memory.
+enum class row_order : std::uint8_t {
+  dense,
+  fused,   ///< k and v are slices of one [num_tokens, 3, num_heads, head_dim]
+  spread,  ///< gaps after heads and tokens
+  heads,   ///< [num_heads, num_tokens, head_dim]
+};
+inline constexpr row_order all_row_orders[] = {row_order::dense, row_order::fused, row_order::spread, row_order::heads};
+
+/// Rows of k and v in one region, on the device and on the host.
+class rows_pair {
+ public:
+  rows_pair(backend& where, row_order how, dtype type, std::int64_t tokens, std::int32_t heads, std::int32_t dims,
+            random_source& random)
+      : shape_(dense_view<void>(nullptr, type, tokens, heads, dims)) {
+    const std::int64_t row = std::int64_t{heads} * dims;
+    v_start_ = tokens * row;
+    std::int64_t elements = 2 * tokens * row;
+    switch (how) {
+      case row_order::dense:
+        break;
+      case row_order::fused:
+        shape_.token_stride = 3 * row;
+        v_start_ = row;
+        elements = 3 * tokens * row;
+        break;
+      case row_order::spread:
+        shape_.head_stride = dims + 5;
+        shape_.token_stride = heads * shape_.head_stride + 3;
+        v_start_ = tokens * shape_.token_stride + 1;
+        elements = 2 * v_start_;
+        break;
+      case row_order::heads:
+        shape_.head_stride = tokens * dims;
+        shape_.token_stride = dims;
+        break;
+    }
+    host_ = hard_elements(random, type, elements);
+    device_ = device_bytes(where, host_, size_of(type));
+  }
+
+  [[nodiscard]] tensor_view device_k() noexcept { return view_at(device_.data(), 0); }
+  [[nodiscard]] tensor_view device_v() noexcept { return view_at(device_.data(), v_start_); }
+  [[nodiscard]] tensor_view host_k() noexcept { return view_at(host_.data(), 0); }
+  [[nodiscard]] tensor_view host_v() noexcept { return view_at(host_.data(), v_start_); }
+  [[nodiscard]] bool equal() const { return device_.read() == host_; }
+
+ private:
+  [[nodiscard]] tensor_view view_at(std::byte* base, std::int64_t start) const noexcept {
+    tensor_view view = shape_;
+    view.data = base + start * static_cast<std::int64_t>(size_of(view.type));
+    return view;
+  }
+
+  tensor_view shape_;
+  std::int64_t v_start_ = 0;
+  std::vector<std::byte> host_;
+  device_bytes device_;
+};
+
+/// An array on the device.
+template <class T>
+[[nodiscard]] device_bytes upload_array(backend& where, const std::vector<T>& values) {
+  return device_bytes(where, bytes_of(values), alignof(T));
+}
+
+}  // namespace bifolio::test

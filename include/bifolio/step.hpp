@@ -10,6 +10,10 @@
 
 namespace bifolio {
 
+/// Stands in rows of block tables where no kernel reads: right of a sequence's length and left of its sliding window.
+/// Larger than any block id, so that a kernel that reads it faults instead of taking another sequence's data.
+inline constexpr std::int32_t free_table_entry = 2147480000;
+
 /// Copy the contents of one block to another, in every layer. A list of pairs takes effect as if done in order.
 struct block_copy {
   block_id src = invalid_block;
@@ -20,8 +24,14 @@ struct block_copy {
 /// One sequence's part of a step.
 struct scheduled_seq {
   seq_id seq = invalid_seq;
-  std::int32_t query_len = 0;  ///< tokens computed in this step, ≥ 1
-  std::int32_t seq_len = 0;    ///< tokens visible after this step's tokens are stored
+  std::int32_t query_len = 0;            ///< tokens computed in this step, ≥ 1
+  std::int32_t seq_len = 0;              ///< tokens visible after this step's tokens are stored
+  request_id request = invalid_request;  ///< whose sequence it is, when a `scheduler` made the plan
+  std::int32_t sample = 0;               ///< which of the request's parallel samples
+  /// Tokens to be sampled from the row of its last token: 0 while more of its known tokens are to be computed, else 1,
+  /// and the request's num_samples in the step that completes its prompt (after which it forks).
+  std::int32_t num_samples = 0;
+  friend constexpr bool operator==(const scheduled_seq&, const scheduled_seq&) = default;
 };
 
 /// Everything one step will do, in the order of the batch.
@@ -31,6 +41,7 @@ struct step_plan {
   std::vector<block_copy> copies;  ///< copy-on-write, to be carried out before anything of the step is appended
   std::vector<seq_id> preempted;   ///< put back to the waiting queue; their blocks are free again
   std::int64_t num_tokens = 0;     ///< Σ query_len
+  friend bool operator==(const step_plan&, const step_plan&) = default;
 };
 
 /// Flat arrays for one step, borrowed. Row i belongs to the i-th sequence; rows of the q, k, v and out tensors are the

@@ -22,8 +22,12 @@ enum class token_id : std::int32_t {};
 /// Where one token's K and V live in a layer: block · block_size + offset. Negative means "do not store".
 enum class slot_id : std::int64_t {};
 
+/// A request known to one `scheduler`, in the order of submission from 1. 0 is never a valid request.
+enum class request_id : std::uint64_t {};
+
 inline constexpr block_id invalid_block{-1};
 inline constexpr seq_id invalid_seq{0};
+inline constexpr request_id invalid_request{0};
 inline constexpr slot_id no_slot{-1};
 
 /// The underlying integer of an id.

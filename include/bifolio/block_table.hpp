@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// Which physical block holds a sequence's logical block i, for i in [0, size).
+///
+/// The first 7 ids lie in the table itself, the others in chunks of 64 from a slab. Full chunks are reference-counted
+/// and shared between tables, so a fork of a long sequence copies pointers and retains at most 7 + 63 blocks, and the
+/// release of a shared prefix is one decrement a chunk. A chunk that several tables share is full and never written;
+/// who needs another entry in it takes a copy of it first. A chunk holds one pool reference to each of its blocks, for
+/// all of its tables together.
+///
+/// Blocks left of a sliding window are given back while the table keeps counting from 0: entries [0, first) are null.
+
+#include <array>
+#include <bifolio/block_pool.hpp>
+#include <bifolio/buffer.hpp>
+#include <bifolio/export.hpp>
+#include <bifolio/memory_resource.hpp>
+#include <bifolio/types.hpp>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace bifolio {
+
+/// 64 consecutive entries of one or more tables. Unused and given-back entries are `invalid_block`.
+struct block_chunk {
+  static constexpr std::int32_t capacity = 64;
+  std::uint32_t num_tables;  ///< tables that point here; 0 in the slab's free list
+  block_chunk* next_free;
+  std::array<block_id, capacity> ids;
+};
+
+/// The chunks of all tables: a free list over pieces that are never given back before the slab itself is.
+class BIFOLIO_API block_chunk_slab {
+ public:
+  explicit block_chunk_slab(memory_resource& memory) noexcept : memory_(&memory) {}
+  block_chunk_slab(const block_chunk_slab&) = delete;
+  block_chunk_slab& operator=(const block_chunk_slab&) = delete;
+
+  /// The next `num_chunks` takes succeed. Throws `error` (out_of_memory) or std::bad_alloc, having changed nothing.
+  void reserve(std::int64_t num_chunks) {
+    if (num_chunks > num_free_) [[unlikely]]
+      grow(num_chunks - num_free_);
+  }
+  /// A chunk with one table and entries of any value. Requires one reserved.
+  [[nodiscard]] block_chunk* take() noexcept {
+    block_chunk* taken = free_;
+    free_ = taken->next_free;
+    --num_free_;
+    taken->num_tables = 1;
+    return taken;
+  }
+  void give_back(block_chunk* chunk) noexcept {
+    chunk->num_tables = 0;
+    chunk->next_free = free_;
+    free_ = chunk;
+    ++num_free_;
+  }
+  [[nodiscard]] std::int64_t num_free() const noexcept { return num_free_; }
+  [[nodiscard]] std::int64_t num_chunks() const noexcept { return num_chunks_; }
+
+ private:
+  void grow(std::int64_t at_least);
+
+  memory_resource* memory_;
+  std::vector<buffer> pieces_;
+  block_chunk* free_ = nullptr;
+  std::int64_t num_free_ = 0;
+  std::int64_t num_chunks_ = 0;
+};
+
+/// Plain data of 48 bytes; pool and slab are passed to what changes it, so that a sequence's record stays one cache
+/// line. Its owner calls `clear` and `drop_directory` before it goes. Functions marked noexcept need what `reserve`
+/// and the slab's `reserve` provide; the number of chunks they may take stands beside each.
+class BIFOLIO_API block_table {
+ public:
+  static constexpr std::int32_t inline_capacity = 7;
+
+  [[nodiscard]] std::int32_t size() const noexcept { return size_; }
+  /// Entries below are null: given back by `drop_front`.
+  [[nodiscard]] std::int32_t first() const noexcept { return first_; }
+  /// `invalid_block` for i < first(). Requires 0 ≤ i < size().
+  [[nodiscard]] block_id operator[](std::int32_t i) const noexcept {
+    if (i < first_) return invalid_block;
+    if (i < inline_capacity) return inline_ids_[static_cast<std::size_t>(i)];
+    return chunk_of(i)->ids[entry_of(i)];
+  }
+  /// Whether another table uses the block at i too. Requires first() ≤ i < size().
+  [[nodiscard]] bool is_shared(std::int32_t i, const block_pool& pool) const noexcept {
+    return pool.is_shared((*this)[i]) || (i >= inline_capacity && chunk_of(i)->num_tables > 1);
+  }
+  /// Writes the first `count` ≤ size() entries to `row`, `null_entry` for those below first().
+  void copy_to(std::int32_t* row, std::int32_t count, std::int32_t null_entry) const noexcept;
+
+  /// Chunks that a table grown from `size` to `new_size` entries takes from the slab.
+  [[nodiscard]] static std::int64_t chunks_to_grow(std::int32_t size, std::int32_t new_size) noexcept {
+    return num_chunks(new_size) - num_chunks(size);
+  }
+  /// Room for pointers to the chunks of `new_size` entries. Throws std::bad_alloc, having changed nothing.
+  void reserve(std::int32_t new_size) {
+    if (num_chunks(new_size) > directory_capacity_) [[unlikely]]
+      grow_directory(num_chunks(new_size));
+  }
+
+  /// Appends a block and takes over the caller's reference to it. Takes ≤ 1 chunk.
+  void push_back(block_id id, block_chunk_slab& slab) noexcept {
+    if (size_ < inline_capacity) {
+      inline_ids_[static_cast<std::size_t>(size_++)] = id;
+    } else {
+      push_back_to_chunk(id, slab);
+    }
+  }
+  /// Puts `id` (with the caller's reference) in the place of the block at i, whose reference is released.
+  /// Takes 1 chunk when the block's chunk is shared. Requires first() ≤ i < size().
+  void replace(std::int32_t i, block_id id, block_pool& pool, block_chunk_slab& slab) noexcept;
+  /// Whether replace(i), truncate(i) or drop_front(i) must copy a chunk that is shared.
+  [[nodiscard]] bool cuts_shared_chunk(std::int32_t i) const noexcept;
+
+  /// Makes this empty table one of the first `new_size` entries of `other`, sharing its full chunks. Takes ≤ 1 chunk.
+  void share(const block_table& other, std::int32_t new_size, block_pool& pool, block_chunk_slab& slab) noexcept;
+
+  /// Releases entries [new_size, size), the last first: those below `num_kept_contents` to the back of the eviction
+  /// order, the others (partly filled, or not at all) to the front. Takes 1 chunk when new_size cuts a shared chunk.
+  void truncate(std::int32_t new_size, std::int32_t num_kept_contents, block_pool& pool,
+                block_chunk_slab& slab) noexcept;
+  /// Gives back entries [first, new_first), which become null. Takes 1 chunk when new_first cuts a shared chunk.
+  void drop_front(std::int32_t new_first, block_pool& pool, block_chunk_slab& slab) noexcept;
+  /// Releases everything, as truncate(0, …); keeps the directory for the next user of this record.
+  void clear(std::int32_t num_kept_contents, block_pool& pool, block_chunk_slab& slab) noexcept;
+  void drop_directory() noexcept;
+
+  /// Whether all entries of a partly filled last chunk are null, so that `for_each` does not meet that chunk.
+  [[nodiscard]] bool has_empty_tail_chunk() const noexcept {
+    return size_ > inline_capacity && first_ == size_ && entry_of(size_) != 0;
+  }
+  /// Calls visit(id, chunk) for every block that is not null; chunk is null for inline entries.
+  template <class Visit>
+  void for_each(Visit visit) const {
+    for (std::int32_t i = first_; i < size_; ++i) visit((*this)[i], i < inline_capacity ? nullptr : chunk_of(i));
+  }
+
+ private:
+  [[nodiscard]] static std::int32_t num_chunks(std::int32_t size) noexcept {
+    return size <= inline_capacity ? 0 : (size - inline_capacity + block_chunk::capacity - 1) / block_chunk::capacity;
+  }
+  [[nodiscard]] static std::int32_t chunk_begin(std::int32_t chunk) noexcept {
+    return inline_capacity + chunk * block_chunk::capacity;
+  }
+  [[nodiscard]] static std::int32_t chunk_index(std::int32_t i) noexcept {
+    return (i - inline_capacity) / block_chunk::capacity;
+  }
+  [[nodiscard]] static std::size_t entry_of(std::int32_t i) noexcept {
+    return static_cast<std::size_t>(i - inline_capacity) % block_chunk::capacity;
+  }
+  [[nodiscard]] block_chunk*& chunk_of(std::int32_t i) const noexcept { return directory_[chunk_index(i)]; }
+  void push_back_to_chunk(block_id id, block_chunk_slab& slab) noexcept;
+  void grow_directory(std::int32_t at_least);
+  static void release_one(block_id id, reuse_order order, block_pool& pool) noexcept;
+  /// Replaces a shared chunk by a copy of its entries [begin, end), each retained; the others become null.
+  void unshare(std::int32_t chunk, std::size_t begin, std::size_t end, block_pool& pool,
+               block_chunk_slab& slab) noexcept;
+
+  std::int32_t size_ = 0;
+  std::int32_t first_ = 0;
+  block_chunk** directory_ = nullptr;  // [directory_capacity_], owned; null for chunks that were given back whole
+  std::int32_t directory_capacity_ = 0;
+  std::array<block_id, inline_capacity> inline_ids_{};
+};
+
+}  // namespace bifolio

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// Decides which block holds which token of which sequence: allocation, growth, copy-on-write, fork, rollback, release.
+/// It works on ids alone and never touches memory of the cache; `cache_engine` carries out the copies it reports.
+///
+/// A sequence has num_tokens positions with slots, of which the first num_committed are computed for good. Full blocks
+/// are immutable; the block of the next position (the tail) is written. When the tail has other users, the next append
+/// puts a fresh block in its place and reports the pair (src, dst) to copy before anything is written.
+///
+/// Scarcity is a value: `alloc_status` says whether freeing others could help (`later`) or not (`never`). Wrong use
+/// throws `error`. Any call that did not succeed, also for want of host memory, leaves `digest()` as it was.
+
+#include <bifolio/block_pool.hpp>
+#include <bifolio/block_table.hpp>
+#include <bifolio/error.hpp>
+#include <bifolio/export.hpp>
+#include <bifolio/memory_resource.hpp>
+#include <bifolio/sequence.hpp>
+#include <bifolio/stats.hpp>
+#include <bifolio/step.hpp>
+#include <bifolio/types.hpp>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace bifolio {
+
+struct kv_cache_config {
+  std::int32_t block_size = 16;        ///< tokens, ≥ 1
+  std::int64_t num_blocks = 0;         ///< 1 … max_num_blocks; see num_blocks_for_memory (cache_engine.hpp)
+  double watermark = 0.01;             ///< fraction of the blocks that admission leaves free for growth, in [0, 1)
+  std::int32_t sliding_window = 0;     ///< tokens that a token sees, itself included; 0 = all
+  std::int32_t max_sequences = 1024;   ///< open at once, 1 … 2^24; 64 bytes each
+  std::int32_t max_seq_len = 1 << 20;  ///< tokens of one sequence, 1 … 2^30
+  /// Written to table entries that no kernel reads: right of the length, and left of the sliding window.
+  std::int32_t free_entry = free_table_entry;
+  /// Generation of the first handle; two managers with different numbers do not take each other's handles for their
+  /// own. 0: a number that no other manager of the process has. Set it to replay recorded plans.
+  std::uint32_t first_generation = 0;
+  memory_resource* memory = nullptr;  ///< for records and tables, borrowed; default: default_host_memory()
+};
+
+struct allocate_result {
+  seq_id seq = invalid_seq;  ///< valid if ok
+  alloc_status status = alloc_status::later;
+};
+
+struct append_result {
+  alloc_status status = alloc_status::later;
+  block_copy copy{};  ///< to be carried out before the new slots are written; src is invalid_block when there is none
+  [[nodiscard]] bool has_copy() const noexcept { return copy.src != invalid_block; }
+};
+
+/// What is about to be asked of a manager; see `reserve_host_memory`.
+struct host_demand {
+  seq_id seq = invalid_seq;     ///< an open sequence, or invalid_seq for one that allocate or fork will open
+  std::int64_t num_tokens = 0;  ///< its tokens after that, lookahead included
+};
+
+/// Thread-safety: one thread at a time.
+class BIFOLIO_API kv_cache_manager {
+ public:
+  /// Throws `error`: invalid_argument (a field outside its range), out_of_memory; nothing is allocated then.
+  explicit kv_cache_manager(const kv_cache_config& config);
+  kv_cache_manager(const kv_cache_manager&) = delete;
+  kv_cache_manager& operator=(const kv_cache_manager&) = delete;
+  ~kv_cache_manager();
+
+  [[nodiscard]] const kv_cache_config& config() const noexcept { return config_; }
+  [[nodiscard]] std::int64_t num_free_blocks() const noexcept { return pool_.num_free(); }
+  [[nodiscard]] std::int64_t watermark_blocks() const noexcept { return watermark_blocks_; }
+
+  /// Most blocks that a sequence of `num_tokens` holds at once when it is computed `step_tokens` at a time
+  /// (0: in one go); a sliding window makes that less than the whole.
+  [[nodiscard]] std::int64_t blocks_at_peak(std::int64_t num_tokens, std::int64_t step_tokens = 0) const noexcept;
+
+  /// Whether a new sequence of `num_tokens` should be admitted: `ok` when its blocks and `num_promised` others (which
+  /// running sequences will still ask for) fit beside the watermark, `never` when they cannot even in an empty pool.
+  /// Throws `error` (invalid_argument): num_tokens not in 1 … max_seq_len, a negative number.
+  [[nodiscard]] alloc_status can_allocate(std::int64_t num_tokens, std::int64_t step_tokens = 0,
+                                          std::int64_t num_promised = 0) const;
+
+  /// Opens a sequence with slots for `num_tokens` positions (which are not committed yet). `later` also when
+  /// max_sequences are open. Ignores the watermark: admission is asked of `can_allocate`.
+  /// Throws `error`: invalid_argument (num_tokens not in 1 … max_seq_len), out_of_memory.
+  [[nodiscard]] allocate_result allocate(std::int64_t num_tokens);
+
+  /// Slots for `num_tokens` more positions, and capacity for `num_lookahead` more behind them that later appends use
+  /// up. 0 tokens with lookahead only reserve. `never`: the sequence would not fit into an empty pool. Throws `error`:
+  /// not_found (unknown, stale or foreign handle), invalid_argument (a negative number, a sum past max_seq_len),
+  /// out_of_memory.
+  [[nodiscard]] append_result append(seq_id seq, std::int64_t num_tokens, std::int64_t num_lookahead = 0) {
+    // In place, the common case: capacity is there and nobody else reads the tail.
+    if (const auto index = static_cast<std::uint32_t>(to_index(seq)); index < num_records_) [[likely]] {
+      sequence& one = records_[index];
+      if (one.generation == to_index(seq) >> 32 && (one.generation & 1) != 0 && num_tokens >= 0 && num_lookahead >= 0 &&
+          !one.tail_may_be_shared) [[likely]] {
+        const std::int64_t room = std::int64_t{one.table.size()} * config_.block_size - one.num_tokens;
+        if (num_tokens <= room && num_lookahead <= room - num_tokens &&
+            num_tokens + num_lookahead <= config_.max_seq_len - one.num_tokens) [[likely]] {
+          one.num_tokens += static_cast<std::int32_t>(num_tokens);
+          num_tokens_ += num_tokens;
+          return {alloc_status::ok, {}};
+        }
+      }
+    }
+    return append_slowly(seq, num_tokens, num_lookahead);
+  }
+
+  /// What `append` would answer. Throws as it does.
+  [[nodiscard]] alloc_status can_append(seq_id seq, std::int64_t num_tokens, std::int64_t num_lookahead = 0) const;
+
+  /// The next `num_tokens` positions are computed and accepted. With a sliding window, blocks that no later token can
+  /// see are given back. Throws `error`: not_found, invalid_argument (negative, or past num_tokens), out_of_memory.
+  void commit(seq_id seq, std::int64_t num_tokens);
+
+  /// A second sequence with the same tokens, sharing all blocks that hold any; reserved lookahead stays with the first.
+  /// Takes no block; `later` when max_sequences are open. Throws `error`: not_found, out_of_memory.
+  [[nodiscard]] allocate_result fork(seq_id seq);
+
+  /// Rolls back to the first `num_tokens` positions; exactly the blocks that hold none of them are released, reserved
+  /// lookahead included. Throws `error`: not_found; invalid_argument (negative, past num_tokens, or further back than
+  /// the sliding window kept); out_of_memory.
+  void truncate(seq_id seq, std::int64_t num_tokens);
+
+  /// Ends a sequence and releases its blocks, the last first. Throws `error` (not_found), also for a second `free`.
+  void free(seq_id seq);
+
+  [[nodiscard]] bool contains(seq_id seq) const noexcept { return find(seq) != nullptr; }
+  /// The following throw `error` (not_found).
+  [[nodiscard]] std::int64_t num_tokens(seq_id seq) const { return get(seq).num_tokens; }
+  [[nodiscard]] std::int64_t num_committed(seq_id seq) const { return get(seq).num_committed; }
+  [[nodiscard]] std::int64_t num_table_blocks(seq_id seq) const { return get(seq).table.size(); }
+  /// Leading logical blocks that the sliding window gave back.
+  [[nodiscard]] std::int64_t num_released_blocks(seq_id seq) const { return get(seq).table.first(); }
+  /// Logical block `index`; `invalid_block` when the window gave it back. out_of_range past the table.
+  [[nodiscard]] block_id block_at(seq_id seq, std::int64_t index) const;
+  /// Where a position's K and V lie; `no_slot` when the window gave it back. out_of_range past num_tokens.
+  [[nodiscard]] slot_id slot_at(seq_id seq, std::int64_t position) const;
+
+  /// Flattens a plan into the arrays that kernels read: row i is plan.seqs[i], slots for its last query_len tokens of
+  /// seq_len, table rows padded with config().free_entry to the longest. Entries of blocks that the sliding window gave
+  /// back are config().free_entry as well: plan the attention with window_left = sliding_window − 1.
+  /// Throws `error`: not_found; invalid_argument (query_len < 1 or > seq_len); out_of_range (seq_len past num_tokens, a
+  /// slot that the window gave back); out_of_memory. `batch` is then as before.
+  void build(step_batch& batch, const step_plan& plan) const;
+
+  /// Makes room in the manager's own records, so that calls up to these demands cannot fail for host memory.
+  /// Changes no state. Throws `error`: not_found, invalid_argument, out_of_memory.
+  void reserve_host_memory(std::span<const host_demand> demands);
+
+  [[nodiscard]] cache_stats stats() const noexcept;
+  [[nodiscard]] const block_pool& pool() const noexcept { return pool_; }
+
+  /// The first broken invariant as a sentence; empty when all hold. O(pool + tables).
+  [[nodiscard]] std::string check() const;
+  /// Hash of everything that later answers depend on. O(pool + tables).
+  [[nodiscard]] std::uint64_t digest() const noexcept;
+
+ private:
+  [[nodiscard]] sequence* find(seq_id seq) const noexcept {
+    const auto index = static_cast<std::uint32_t>(to_index(seq));
+    if (index >= num_records_) return nullptr;
+    sequence& one = records_[index];
+    return one.generation == to_index(seq) >> 32 && (one.generation & 1) != 0 ? &one : nullptr;
+  }
+  [[nodiscard]] sequence& get(seq_id seq) const {
+    if (sequence* one = find(seq)) [[likely]]
+      return *one;
+    throw_not_found(seq);
+  }
+  [[noreturn]] void throw_not_found(seq_id seq) const;
+  [[nodiscard]] append_result append_slowly(seq_id seq, std::int64_t num_tokens, std::int64_t num_lookahead);
+
+  /// What an append takes.
+  struct growth {
+    std::int32_t table_size;  ///< afterwards
+    std::int64_t num_blocks;  ///< new ones, the copy included
+    bool copies_tail;
+    alloc_status status;
+  };
+  [[nodiscard]] growth plan_growth(const sequence& one, std::int64_t num_tokens, std::int64_t num_lookahead) const;
+  [[nodiscard]] block_id take_block() noexcept;
+  [[nodiscard]] sequence& open_record() noexcept;
+  [[nodiscard]] seq_id id_of(const sequence& one) const noexcept;
+  /// First logical block that tokens after `num_committed` can see.
+  [[nodiscard]] std::int32_t first_visible_block(std::int64_t num_committed) const noexcept;
+
+  kv_cache_config config_;
+  std::int64_t watermark_blocks_ = 0;
+  block_pool pool_;
+  block_chunk_slab slab_;
+  buffer record_storage_;
+  sequence* records_ = nullptr;  // [num_records_]
+  std::uint32_t num_records_ = 0;
+  std::int32_t free_record_ = -1;  // list through num_tokens, last freed first
+  std::uint32_t first_generation_ = 0;
+  std::int64_t num_sequences_ = 0;
+  std::int64_t num_tokens_ = 0;
+  std::int64_t num_entries_ = 0;
+  std::int64_t peak_used_ = 0;
+  std::int64_t num_allocated_ = 0;
+  std::int64_t num_copied_ = 0;
+  std::int64_t num_forks_ = 0;
+};
+
+}  // namespace bifolio

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// Counters as plain structs; each is one consistent snapshot of its owner.
+
+#include <cstdint>
+
+namespace bifolio {
+
+/// Of a `kv_cache_manager`.
+struct cache_stats {
+  std::int64_t num_blocks = 0;
+  std::int64_t num_free_blocks = 0;
+  std::int64_t num_used_blocks = 0;   ///< = num_blocks − num_free_blocks
+  std::int64_t peak_used_blocks = 0;  ///< since construction
+  std::int64_t num_sequences = 0;     ///< open now
+  std::int64_t num_tokens = 0;        ///< Σ over open sequences of tokens with slots, shared ones counted each time
+  std::int64_t num_table_entries =
+      0;  ///< Σ over open sequences of blocks in use; less num_used_blocks = saved by sharing
+  std::int64_t num_allocated_blocks = 0;  ///< blocks taken since construction
+  std::int64_t num_copied_blocks = 0;     ///< copy-on-write pairs since construction
+  std::int64_t num_forks = 0;             ///< since construction
+  friend constexpr bool operator==(const cache_stats&, const cache_stats&) = default;
+};
+
+/// Of a `scheduler`.
+struct scheduler_stats {
+  std::int64_t num_waiting = 0;           ///< sequences without blocks, preempted ones included
+  std::int64_t num_running = 0;           ///< sequences that hold blocks
+  std::int64_t num_steps = 0;             ///< committed
+  std::int64_t num_scheduled_tokens = 0;  ///< computed in committed steps, recomputation included
+  std::int64_t num_sampled_tokens = 0;    ///< appended to outputs
+  std::int64_t num_preemptions = 0;
+  std::int64_t num_finished = 0;  ///< sequences that ended by length or by the caller's decision
+  std::int64_t num_aborted = 0;   ///< sequences that ended by `abort`
+  friend constexpr bool operator==(const scheduler_stats&, const scheduler_stats&) = default;
+};
+
+}  // namespace bifolio

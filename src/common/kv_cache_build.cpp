@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+/// kv_cache_manager::build: from the decisions of a step to the arrays that kernels read.
+
+#include <algorithm>
+#include <bifolio/kv_cache_manager.hpp>
+#include <bifolio/kv_layout.hpp>
+
+#include "common/translate.hpp"
+
+namespace bifolio {
+namespace {
+
+void check_row(const scheduled_seq& row, const sequence& one, std::int32_t block_size) {
+  if (row.query_len < 1 || row.query_len > row.seq_len) {
+    throw error(errc::invalid_argument, "query_len " + std::to_string(row.query_len) +
+                                            " is not between 1 and seq_len " + std::to_string(row.seq_len));
+  }
+  if (row.seq_len > one.num_tokens) {
+    throw error(errc::out_of_range, "seq_len " + std::to_string(row.seq_len) + " is past the sequence's " +
+                                        std::to_string(one.num_tokens) + " tokens");
+  }
+  if ((row.seq_len - row.query_len) / block_size < one.table.first()) {
+    throw error(errc::out_of_range, "position " + std::to_string(row.seq_len - row.query_len) +
+                                        " has no slot any more: the sliding window gave its block back");
+  }
+}
+
+}  // namespace
+
+void kv_cache_manager::build(step_batch& batch, const step_plan& plan) const {
+  const std::int32_t block_size = config_.block_size;
+  std::int64_t num_tokens = 0;
+  std::int64_t stride = 0;
+  for (const scheduled_seq& row : plan.seqs) {
+    check_row(row, get(row.seq), block_size);
+    num_tokens += row.query_len;
+    stride = std::max(stride, blocks_for(row.seq_len, block_size));
+  }
+  if (num_tokens > INT32_MAX) {
+    throw error(errc::invalid_argument,
+                "a step of " + std::to_string(num_tokens) + " tokens exceeds " + std::to_string(INT32_MAX));
+  }
+  const std::size_t num_seqs = plan.seqs.size();
+  detail::translate_bad_alloc("build", [&] {
+    batch.query_start_loc.reserve(num_seqs + 1);
+    batch.seq_lens.reserve(num_seqs);
+    batch.block_tables.reserve(num_seqs * static_cast<std::size_t>(stride));
+    batch.slot_mapping.reserve(static_cast<std::size_t>(num_tokens));
+  });
+  batch.query_start_loc.resize(num_seqs + 1);
+  batch.seq_lens.resize(num_seqs);
+  batch.block_tables.resize(num_seqs * static_cast<std::size_t>(stride));
+  batch.slot_mapping.resize(static_cast<std::size_t>(num_tokens));
+  batch.block_table_stride = stride;
+
+  std::int32_t start = 0;
+  std::int64_t* slot = batch.slot_mapping.data();
+  std::int32_t* table_row = batch.block_tables.data();
+  batch.query_start_loc[0] = 0;
+  for (std::size_t i = 0; i < num_seqs; ++i) {
+    const scheduled_seq& row = plan.seqs[i];
+    const sequence& one = *find(row.seq);
+    const auto used = static_cast<std::int32_t>(blocks_for(row.seq_len, block_size));
+    one.table.copy_to(table_row, used, config_.free_entry);
+    std::fill(table_row + used, table_row + stride, config_.free_entry);
+    for (std::int32_t position = row.seq_len - row.query_len; position < row.seq_len;) {
+      const std::int32_t offset = position % block_size;
+      const std::int32_t count = std::min(block_size - offset, row.seq_len - position);
+      const std::int64_t first_slot = std::int64_t{table_row[position / block_size]} * block_size + offset;
+      for (std::int32_t k = 0; k < count; ++k) *slot++ = first_slot + k;
+      position += count;
+    }
+    start += row.query_len;
+    batch.query_start_loc[i + 1] = start;
+    batch.seq_lens[i] = row.seq_len;
+    table_row += stride;
+  }
+}
+
+}  // namespace bifolio

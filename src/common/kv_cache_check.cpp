@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+/// kv_cache_manager's check and digest: the whole state read once, for tests and for looking into a running server.
+
+#include <bifolio/kv_cache_manager.hpp>
+#include <bifolio/kv_layout.hpp>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "common/hash.hpp"
+
+namespace bifolio {
+namespace {
+
+std::string check_sequence(const sequence& one, const kv_cache_config& config, const block_pool& pool) {
+  const std::int64_t needed = blocks_for(one.num_tokens, config.block_size);
+  if (one.num_committed < 0 || one.num_committed > one.num_tokens) return "num_committed is not within num_tokens";
+  if (one.num_tokens > config.max_seq_len) return "num_tokens exceeds max_seq_len";
+  if (one.table.size() < needed) return "the table does not cover num_tokens";
+  if (one.table.first() > 0 && config.sliding_window == 0) return "blocks were given back without a sliding window";
+  std::unordered_set<std::int32_t> seen;
+  for (std::int32_t i = one.table.first(); i < one.table.size(); ++i) {
+    const block_id id = one.table[i];
+    if (to_index(id) < 0 || to_index(id) >= pool.num_blocks()) return "entry " + std::to_string(i) + " is no block";
+    if (!seen.insert(to_index(id)).second) return "block " + std::to_string(to_index(id)) + " stands twice";
+    if (i >= needed && one.table.is_shared(i, pool)) return "a reserved block is shared";
+  }
+  const std::int32_t tail = one.num_tokens / config.block_size;
+  if (!one.tail_may_be_shared && tail < one.table.size() && one.num_tokens % config.block_size != 0 &&
+      one.table.is_shared(tail, pool)) {
+    return "the tail is shared, but marked as its own";
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string kv_cache_manager::check() const {
+  if (std::string problem = pool_.check(); !problem.empty()) return problem;
+  std::vector<std::uint32_t> refs(static_cast<std::size_t>(pool_.num_blocks()), 0);
+  std::unordered_map<const block_chunk*, std::uint32_t> tables_of;
+  std::int64_t open = 0, tokens = 0, entries = 0;
+  for (std::uint32_t i = 0; i < num_records_; ++i) {
+    const sequence& one = records_[i];
+    if ((one.generation & 1) == 0) continue;
+    if (std::string problem = check_sequence(one, config_, pool_); !problem.empty()) {
+      return "sequence " + std::to_string(i) + ": " + problem;
+    }
+    ++open;
+    tokens += one.num_tokens;
+    entries += one.table.size() - one.table.first();
+    const block_chunk* last = nullptr;
+    bool counts = true;
+    one.table.for_each([&](block_id id, const block_chunk* chunk) {
+      if (chunk != nullptr && chunk != last) {
+        last = chunk;
+        counts = ++tables_of[chunk] == 1;  // a chunk holds one reference for all of its tables
+      }
+      if (chunk == nullptr || counts) ++refs[static_cast<std::size_t>(to_index(id))];
+    });
+  }
+  for (std::size_t b = 0; b < refs.size(); ++b) {
+    const std::uint32_t held = pool_.num_refs(block_id{static_cast<std::int32_t>(b)});
+    if (held != refs[b]) {
+      return "block " + std::to_string(b) + " has " + std::to_string(held) + " references, tables hold " +
+             std::to_string(refs[b]);
+    }
+  }
+  std::int64_t chunks_in_use = 0;
+  for (const auto& [chunk, count] : tables_of) {
+    if (chunk->num_tables != count) {
+      return "a chunk counts " + std::to_string(chunk->num_tables) + " tables, " + std::to_string(count) + " use it";
+    }
+    ++chunks_in_use;
+  }
+  // A table's last chunk may hold nulls only (all of it left of the window); for_each does not meet that one.
+  for (std::uint32_t i = 0; i < num_records_; ++i) {
+    const sequence& one = records_[i];
+    if ((one.generation & 1) != 0 && one.table.has_empty_tail_chunk()) ++chunks_in_use;
+  }
+  if (chunks_in_use + slab_.num_free() != slab_.num_chunks()) return "chunks of block tables were lost";
+  std::int64_t free_records = 0;
+  for (std::int32_t i = free_record_; i >= 0; i = records_[i].num_tokens) {
+    if ((records_[i].generation & 1) != 0) return "an open sequence is in the list of free records";
+    if (++free_records > num_records_) return "the list of free records has a loop";
+  }
+  if (open != num_sequences_ || open + free_records != num_records_) return "sequence records were lost";
+  if (tokens != num_tokens_ || entries != num_entries_) return "the token or table entry counter is off";
+  return {};
+}
+
+std::uint64_t kv_cache_manager::digest() const noexcept {
+  detail::digest_builder hash;
+  hash.add(pool_.digest());
+  for (std::uint32_t i = 0; i < num_records_; ++i) {
+    const sequence& one = records_[i];
+    hash.add(one.generation - first_generation_);
+    if ((one.generation & 1) == 0) continue;
+    hash.add(static_cast<std::uint64_t>(one.num_tokens));
+    hash.add(static_cast<std::uint64_t>(one.num_committed));
+    hash.add(static_cast<std::uint64_t>(one.table.first()));
+    hash.add(static_cast<std::uint64_t>(one.table.size()));
+    one.table.for_each([&](block_id id, const block_chunk*) { hash.add(static_cast<std::uint64_t>(to_index(id))); });
+  }
+  for (std::int32_t i = free_record_; i >= 0; i = records_[i].num_tokens) hash.add(static_cast<std::uint64_t>(i));
+  return hash.value();
+}
+
+}  // namespace bifolio

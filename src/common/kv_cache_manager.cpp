@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <atomic>
+#include <bifolio/kv_cache_manager.hpp>
+#include <bifolio/kv_layout.hpp>
+#include <cmath>
+#include <memory>
+
+#include "common/translate.hpp"
+
+namespace bifolio {
+namespace {
+
+using detail::translate_bad_alloc;
+
+void require_between(const char* name, std::int64_t value, std::int64_t low, std::int64_t high) {
+  if (value >= low && value <= high) return;
+  throw error(errc::invalid_argument, std::string(name) + " " + std::to_string(value) + " is not between " +
+                                          std::to_string(low) + " and " + std::to_string(high));
+}
+
+kv_cache_config validated(kv_cache_config config) {
+  require_between("block_size", config.block_size, 1, std::int64_t{1} << 30);
+  require_between("num_blocks", config.num_blocks, 1, max_num_blocks);
+  if (!(config.watermark >= 0 && config.watermark < 1)) {
+    throw error(errc::invalid_argument,
+                "watermark " + std::to_string(config.watermark) + " is not a fraction of at least 0 and below 1");
+  }
+  require_between("sliding_window", config.sliding_window, 0, std::int64_t{1} << 30);
+  require_between("max_sequences", config.max_sequences, 1, std::int64_t{1} << 24);
+  require_between("max_seq_len", config.max_seq_len, 1, std::int64_t{1} << 30);
+  if (config.memory == nullptr) config.memory = &default_host_memory();
+  return config;
+}
+
+// Managers' first generations lie far apart (multiples of the golden ratio), so that a handle of one is unknown to the
+// others until a record was reused millions of times.
+std::uint32_t next_first_generation() noexcept {
+  static std::atomic<std::uint32_t> counter{0};
+  return (counter.fetch_add(1, std::memory_order_relaxed) + 1) * 2654435769U;
+}
+
+}  // namespace
+
+kv_cache_manager::kv_cache_manager(const kv_cache_config& config)
+    : config_(validated(config)),
+      watermark_blocks_(
+          static_cast<std::int64_t>(std::floor(config_.watermark * static_cast<double>(config_.num_blocks)))),
+      pool_(config_.num_blocks, *config_.memory),
+      slab_(*config_.memory),
+      record_storage_(*config_.memory, static_cast<std::size_t>(config_.max_sequences) * sizeof(sequence)),
+      records_(record_storage_.as<sequence>()),
+      num_records_(static_cast<std::uint32_t>(config_.max_sequences)) {
+  first_generation_ = (config_.first_generation != 0 ? config_.first_generation : next_first_generation()) & ~1U;
+  for (std::uint32_t i = 0; i < num_records_; ++i) {
+    std::construct_at(&records_[i], sequence{.generation = first_generation_,
+                                             .num_tokens = i + 1 < num_records_ ? static_cast<std::int32_t>(i + 1) : -1,
+                                             .num_committed = 0,
+                                             .tail_may_be_shared = false,
+                                             .table = {}});
+  }
+  free_record_ = 0;
+}
+
+kv_cache_manager::~kv_cache_manager() {
+  for (std::uint32_t i = 0; i < num_records_; ++i) records_[i].table.drop_directory();
+}
+
+std::int64_t kv_cache_manager::blocks_at_peak(std::int64_t num_tokens, std::int64_t step_tokens) const noexcept {
+  const std::int64_t whole = blocks_for(num_tokens, config_.block_size);
+  if (config_.sliding_window == 0) return whole;
+  // Before a step is committed its tokens lie beside the window − 1 earlier ones that the first of them sees; the run
+  // may begin anywhere in a block.
+  const std::int64_t step = step_tokens == 0 ? num_tokens : std::min(step_tokens, num_tokens);
+  return std::min(whole, blocks_for(config_.sliding_window - 1 + step - 1, config_.block_size) + 1);
+}
+
+alloc_status kv_cache_manager::can_allocate(std::int64_t num_tokens, std::int64_t step_tokens,
+                                            std::int64_t num_promised) const {
+  require_between("num_tokens", num_tokens, 1, config_.max_seq_len);
+  require_between("step_tokens", step_tokens, 0, INT64_MAX);
+  require_between("num_promised", num_promised, 0, max_num_blocks);
+  const std::int64_t needed = blocks_at_peak(num_tokens, step_tokens) + watermark_blocks_;
+  if (needed > config_.num_blocks) return alloc_status::never;
+  if (num_sequences_ == config_.max_sequences) return alloc_status::later;
+  return needed + num_promised <= pool_.num_free() ? alloc_status::ok : alloc_status::later;
+}
+
+block_id kv_cache_manager::take_block() noexcept {
+  ++num_allocated_;
+  return pool_.allocate_one();
+}
+
+seq_id kv_cache_manager::id_of(const sequence& one) const noexcept {
+  return seq_id{std::uint64_t{one.generation} << 32 | static_cast<std::uint32_t>(&one - records_)};
+}
+
+sequence& kv_cache_manager::open_record() noexcept {
+  sequence& one = records_[free_record_];
+  free_record_ = one.num_tokens;
+  ++one.generation;
+  one.num_tokens = 0;
+  one.num_committed = 0;
+  one.tail_may_be_shared = false;
+  ++num_sequences_;
+  return one;
+}
+
+allocate_result kv_cache_manager::allocate(std::int64_t num_tokens) {
+  require_between("num_tokens", num_tokens, 1, config_.max_seq_len);
+  const auto size = static_cast<std::int32_t>(blocks_for(num_tokens, config_.block_size));
+  if (size > config_.num_blocks) return {invalid_seq, alloc_status::never};
+  if (size > pool_.num_free() || free_record_ < 0) return {invalid_seq, alloc_status::later};
+  translate_bad_alloc("allocate", [&] {
+    records_[free_record_].table.reserve(size);
+    slab_.reserve(block_table::chunks_to_grow(0, size));
+  });
+  sequence& one = open_record();
+  for (std::int32_t i = 0; i < size; ++i) one.table.push_back(take_block(), slab_);
+  one.num_tokens = static_cast<std::int32_t>(num_tokens);
+  num_tokens_ += num_tokens;
+  num_entries_ += size;
+  peak_used_ = std::max(peak_used_, pool_.num_used());
+  return {id_of(one), alloc_status::ok};
+}
+
+kv_cache_manager::growth kv_cache_manager::plan_growth(const sequence& one, std::int64_t num_tokens,
+                                                       std::int64_t num_lookahead) const {
+  const std::int64_t left = config_.max_seq_len - one.num_tokens;
+  require_between("num_tokens", num_tokens, 0, left);
+  require_between("num_lookahead", num_lookahead, 0, left - num_tokens);
+  growth result{one.table.size(), 0, false, alloc_status::ok};
+  if (num_tokens + num_lookahead == 0) return result;
+  const std::int64_t needed = blocks_for(one.num_tokens + num_tokens + num_lookahead, config_.block_size);
+  result.table_size = std::max(one.table.size(), static_cast<std::int32_t>(needed));
+  result.copies_tail = one.tail_may_be_shared && one.num_tokens % config_.block_size != 0 &&
+                       one.table.is_shared(one.num_tokens / config_.block_size, pool_);
+  result.num_blocks = result.table_size - one.table.size() + (result.copies_tail ? 1 : 0);
+  if (result.table_size - one.table.first() > config_.num_blocks) {
+    result.status = alloc_status::never;
+  } else if (result.num_blocks > pool_.num_free()) {
+    result.status = alloc_status::later;
+  }
+  return result;
+}
+
+alloc_status kv_cache_manager::can_append(seq_id seq, std::int64_t num_tokens, std::int64_t num_lookahead) const {
+  return plan_growth(get(seq), num_tokens, num_lookahead).status;
+}
+
+append_result kv_cache_manager::append_slowly(seq_id seq, std::int64_t num_tokens, std::int64_t num_lookahead) {
+  sequence& one = get(seq);
+  const growth grown = plan_growth(one, num_tokens, num_lookahead);
+  if (grown.status != alloc_status::ok || num_tokens + num_lookahead == 0) return {grown.status, {}};
+  const std::int32_t tail = one.num_tokens / config_.block_size;
+  translate_bad_alloc("append", [&] {
+    one.table.reserve(grown.table_size);
+    slab_.reserve(block_table::chunks_to_grow(one.table.size(), grown.table_size) +
+                  (grown.copies_tail && one.table.cuts_shared_chunk(tail) ? 1 : 0));
+  });
+  append_result result{alloc_status::ok, {}};
+  if (grown.copies_tail) {
+    result.copy = {one.table[tail], take_block()};
+    one.table.replace(tail, result.copy.dst, pool_, slab_);
+    ++num_copied_;
+  }
+  num_entries_ += grown.table_size - one.table.size();
+  while (one.table.size() < grown.table_size) one.table.push_back(take_block(), slab_);
+  one.tail_may_be_shared = false;
+  one.num_tokens += static_cast<std::int32_t>(num_tokens);
+  num_tokens_ += num_tokens;
+  peak_used_ = std::max(peak_used_, pool_.num_used());
+  return result;
+}
+
+std::int32_t kv_cache_manager::first_visible_block(std::int64_t num_committed) const noexcept {
+  if (config_.sliding_window == 0) return 0;
+  const std::int64_t position = std::max<std::int64_t>(0, num_committed - config_.sliding_window + 1);
+  return static_cast<std::int32_t>(position / config_.block_size);
+}
+
+void kv_cache_manager::commit(seq_id seq, std::int64_t num_tokens) {
+  sequence& one = get(seq);
+  require_between("num_tokens", num_tokens, 0, one.num_tokens - one.num_committed);
+  const std::int32_t first = first_visible_block(one.num_committed + num_tokens);
+  if (first > one.table.first()) {
+    if (one.table.cuts_shared_chunk(first)) translate_bad_alloc("commit", [&] { slab_.reserve(1); });
+    num_entries_ -= first - one.table.first();
+    one.table.drop_front(first, pool_, slab_);
+  }
+  one.num_committed += static_cast<std::int32_t>(num_tokens);
+}
+
+allocate_result kv_cache_manager::fork(seq_id seq) {
+  sequence& parent = get(seq);
+  if (free_record_ < 0) return {invalid_seq, alloc_status::later};
+  const auto size = static_cast<std::int32_t>(blocks_for(parent.num_tokens, config_.block_size));
+  translate_bad_alloc("fork", [&] {
+    records_[free_record_].table.reserve(size);
+    slab_.reserve(1);
+  });
+  sequence& child = open_record();
+  child.table.share(parent.table, size, pool_, slab_);
+  child.num_tokens = parent.num_tokens;
+  child.num_committed = parent.num_committed;
+  child.tail_may_be_shared = parent.tail_may_be_shared = parent.num_tokens % config_.block_size != 0;
+  num_tokens_ += child.num_tokens;
+  num_entries_ += size - child.table.first();
+  ++num_forks_;
+  return {id_of(child), alloc_status::ok};
+}
+
+void kv_cache_manager::truncate(seq_id seq, std::int64_t num_tokens) {
+  sequence& one = get(seq);
+  require_between("num_tokens", num_tokens, 0, one.num_tokens);
+  const auto size = static_cast<std::int32_t>(blocks_for(num_tokens, config_.block_size));
+  if (one.table.first() > first_visible_block(num_tokens)) {
+    throw error(errc::invalid_argument, "truncate to " + std::to_string(num_tokens) + " tokens needs logical block " +
+                                            std::to_string(first_visible_block(num_tokens)) +
+                                            ", but the sliding window gave back those below " +
+                                            std::to_string(one.table.first()));
+  }
+  if (one.table.cuts_shared_chunk(size)) translate_bad_alloc("truncate", [&] { slab_.reserve(1); });
+  num_entries_ -= one.table.size() - size;
+  one.table.truncate(size, one.num_committed / config_.block_size, pool_, slab_);
+  num_tokens_ -= one.num_tokens - num_tokens;
+  one.num_tokens = static_cast<std::int32_t>(num_tokens);
+  one.num_committed = std::min(one.num_committed, one.num_tokens);
+  // The new tail may be a block that was full, and thereby shared, a moment ago.
+  one.tail_may_be_shared = one.num_tokens % config_.block_size != 0;
+}
+
+void kv_cache_manager::free(seq_id seq) {
+  sequence& one = get(seq);
+  num_entries_ -= one.table.size() - one.table.first();
+  num_tokens_ -= one.num_tokens;
+  one.table.clear(one.num_committed / config_.block_size, pool_, slab_);
+  ++one.generation;
+  one.num_tokens = free_record_;
+  free_record_ = static_cast<std::int32_t>(&one - records_);
+  --num_sequences_;
+}
+
+block_id kv_cache_manager::block_at(seq_id seq, std::int64_t index) const {
+  const sequence& one = get(seq);
+  if (index < 0 || index >= one.table.size()) {
+    throw error(errc::out_of_range, "logical block " + std::to_string(index) + " is not in a table of " +
+                                        std::to_string(one.table.size()) + " blocks");
+  }
+  return one.table[static_cast<std::int32_t>(index)];
+}
+
+slot_id kv_cache_manager::slot_at(seq_id seq, std::int64_t position) const {
+  const sequence& one = get(seq);
+  if (position < 0 || position >= one.num_tokens) {
+    throw error(errc::out_of_range, "position " + std::to_string(position) + " is not in a sequence of " +
+                                        std::to_string(one.num_tokens) + " tokens");
+  }
+  const block_id block = one.table[static_cast<std::int32_t>(position / config_.block_size)];
+  if (block == invalid_block) return no_slot;
+  return make_slot(block, static_cast<std::int32_t>(position % config_.block_size), config_.block_size);
+}
+
+void kv_cache_manager::reserve_host_memory(std::span<const host_demand> demands) {
+  translate_bad_alloc("reserve_host_memory", [&] {
+    std::int64_t chunks = 0;
+    std::int32_t next_record = free_record_;
+    for (const host_demand& demand : demands) {
+      require_between("num_tokens", demand.num_tokens, 0, config_.max_seq_len);
+      const auto size = static_cast<std::int32_t>(blocks_for(demand.num_tokens, config_.block_size));
+      if (demand.seq != invalid_seq) {
+        sequence& one = get(demand.seq);
+        one.table.reserve(size);
+        // Two more: an append may copy the tail's chunk, a commit the one at the window's edge.
+        chunks += std::max<std::int64_t>(0, block_table::chunks_to_grow(one.table.size(), size)) + 2;
+      } else if (next_record >= 0) {
+        records_[next_record].table.reserve(size);
+        next_record = records_[next_record].num_tokens;
+        chunks += block_table::chunks_to_grow(0, size) + 1;
+      }
+    }
+    slab_.reserve(chunks);
+  });
+}
+
+cache_stats kv_cache_manager::stats() const noexcept {
+  return {.num_blocks = pool_.num_blocks(),
+          .num_free_blocks = pool_.num_free(),
+          .num_used_blocks = pool_.num_used(),
+          .peak_used_blocks = peak_used_,
+          .num_sequences = num_sequences_,
+          .num_tokens = num_tokens_,
+          .num_table_entries = num_entries_,
+          .num_allocated_blocks = num_allocated_,
+          .num_copied_blocks = num_copied_,
+          .num_forks = num_forks_};
+}
+
+void kv_cache_manager::throw_not_found(seq_id seq) const {
+  const auto index = static_cast<std::uint32_t>(to_index(seq));
+  const auto generation = static_cast<std::uint32_t>(to_index(seq) >> 32);
+  throw error(errc::not_found, "sequence " + std::to_string(index) + " of generation " + std::to_string(generation) +
+                                   " is not open in this manager: it was freed, or belongs to another one");
+}
+
+}  // namespace bifolio

@@ -5,6 +5,8 @@
 
 #include <bifolio/attention.hpp>
 #include <bifolio/backend.hpp>
+#include <bifolio/block_pool.hpp>
+#include <bifolio/block_table.hpp>
 #include <bifolio/buffer.hpp>
 #include <bifolio/cache_engine.hpp>
 #include <bifolio/device.hpp>
@@ -12,8 +14,11 @@
 #include <bifolio/error.hpp>
 #include <bifolio/executor.hpp>
 #include <bifolio/export.hpp>
+#include <bifolio/kv_cache_manager.hpp>
 #include <bifolio/kv_layout.hpp>
 #include <bifolio/memory_resource.hpp>
+#include <bifolio/sequence.hpp>
+#include <bifolio/stats.hpp>
 #include <bifolio/step.hpp>
 #include <bifolio/tensor_view.hpp>
 #include <bifolio/types.hpp>

@@ -8,6 +8,7 @@
 
 #include <bifolio/backend.hpp>
 #include <bifolio/kv_layout.hpp>
+#include <bifolio/step.hpp>
 #include <cstdint>
 #include <string_view>
 #include <vector>
@@ -52,8 +53,6 @@ struct cache_placement {
   std::int64_t spare_blocks = 3;   ///< free blocks in the pool
   std::int64_t table_padding = 2;  ///< entries of a table row past the longest sequence
 };
-
-inline constexpr std::int32_t free_table_entry = 2147480000;
 
 class paged_cache {
  public:

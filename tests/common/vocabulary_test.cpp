@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ids, devices, errors, views and checked sizes.
+#include <doctest/doctest.h>
+
+#include <bifolio/device.hpp>
+#include <bifolio/error.hpp>
+#include <bifolio/tensor_view.hpp>
+#include <bifolio/types.hpp>
+#include <cstdint>
+#include <limits>
+#include <set>
+#include <string>
+#include <type_traits>
+
+#include "common/checked.hpp"
+
+namespace {
+
+using namespace bifolio;
+
+TEST_CASE("ids of different kinds do not mix and do not become integers by themselves") {
+  static_assert(!std::is_convertible_v<block_id, std::int32_t>);
+  static_assert(!std::is_convertible_v<std::int32_t, block_id>);
+  static_assert(!std::is_convertible_v<block_id, token_id>);
+  static_assert(!std::is_convertible_v<slot_id, std::int64_t>);
+  static_assert(std::is_same_v<decltype(to_index(block_id{3})), std::int32_t>);
+  static_assert(to_index(slot_id{std::int64_t{1} << 40}) == std::int64_t{1} << 40);
+  CHECK(to_index(invalid_block) == -1);
+}
+
+TEST_CASE("devices read back, and other texts are refused with the allowed ones") {
+  CHECK(parse_device("cpu") == device{});
+  CHECK(parse_device("cuda") == device{device_type::cuda, 0});
+  CHECK(parse_device("cuda:0") == device{device_type::cuda, 0});
+  CHECK(parse_device("cuda:2147483647") == device{device_type::cuda, 2147483647});
+  for (const device where : {device{}, device{device_type::cuda, 0}, device{device_type::cuda, 12}}) {
+    CHECK(parse_device(to_string(where)) == where);
+  }
+  for (const char* text : {"", "CPU", "cpu:0", "cuda:", "cuda:-1", "cuda:+1", "cuda:1x", "cuda: 1", "cuda:2147483648",
+                           "cuda:99999999999999999999", "gpu"}) {
+    try {
+      (void)parse_device(text);
+      FAIL("accepted " << text);
+    } catch (const error& problem) {
+      CHECK(problem.code() == errc::invalid_argument);
+      CHECK(std::string(problem.what()) ==
+            "device '" + std::string(text) + "' is not one of cpu, cuda, cuda:N with N >= 0");
+    }
+  }
+}
+
+TEST_CASE("every error code has a name of its own") {
+  std::set<std::string_view> names;
+  for (std::int32_t code = 0; code <= static_cast<std::int32_t>(errc::internal); ++code) {
+    const std::string_view name = to_string(static_cast<errc>(code));
+    CHECK(name != "unknown");
+    CHECK(names.insert(name).second);
+  }
+  CHECK(to_string(static_cast<errc>(99)) == "unknown");
+  CHECK(to_string(alloc_status::ok) == "ok");
+  CHECK(to_string(alloc_status::later) == "later");
+  CHECK(to_string(alloc_status::never) == "never");
+}
+
+TEST_CASE("an error carries its code and its sentence, also through a copy and as std::runtime_error") {
+  const error original(errc::out_of_blocks, "7 blocks asked for, 3 free");
+  const error copy(original);
+  CHECK(copy.code() == errc::out_of_blocks);
+  try {
+    throw copy;
+  } catch (const std::runtime_error& caught) {
+    CHECK(std::string(caught.what()) == "7 blocks asked for, 3 free");
+  }
+}
+
+TEST_CASE("a dense view steps over heads and tokens without gaps, in 64 bits") {
+  float value = 0;
+  const tensor_view view = dense_view<void>(&value, dtype::f32, 5, 3, 7);
+  CHECK(view.head_stride == 7);
+  CHECK(view.token_stride == 21);
+  const const_tensor_view seen = as_const(view);
+  CHECK(seen.data == &value);
+  CHECK(seen.num_tokens == 5);
+  CHECK(seen.token_stride == 21);
+  const auto wide = dense_view<void>(&value, dtype::f32, 1, 1 << 20, 1 << 20);
+  CHECK(wide.token_stride == std::int64_t{1} << 40);
+}
+
+TEST_CASE("checked arithmetic says when it would wrap") {
+  using detail::checked_add;
+  using detail::checked_mul;
+  constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
+  constexpr std::int64_t least = std::numeric_limits<std::int64_t>::min();
+  static_assert(checked_mul<std::int64_t>(3, 5) == 15);
+  CHECK(checked_mul(most, std::int64_t{1}) == most);
+  CHECK(checked_mul(most / 2 + 1, std::int64_t{2}) == std::nullopt);
+  CHECK(checked_mul(least, std::int64_t{-1}) == std::nullopt);
+  CHECK(checked_mul<std::uint32_t>(65536u, 65536u) == std::nullopt);
+  CHECK(checked_add(most, std::int64_t{0}) == most);
+  CHECK(checked_add(most, std::int64_t{1}) == std::nullopt);
+  CHECK(checked_add(least, std::int64_t{-1}) == std::nullopt);
+  CHECK(checked_add<std::uint64_t>(UINT64_MAX, 1) == std::nullopt);
+}
+
+TEST_CASE("a product past its limit is refused with the factors and the limit") {
+  CHECK(detail::bounded_product("the size", 1000, 10, std::int64_t{10}, std::size_t{10}) == 1000);
+  const auto sentence = [](std::int64_t limit, auto... factors) {
+    try {
+      (void)detail::bounded_product("the size", limit, factors...);
+    } catch (const error& problem) {
+      CHECK(problem.code() == errc::invalid_argument);
+      return std::string(problem.what());
+    }
+    return std::string("accepted");
+  };
+  CHECK(sentence(999, 10, 10, 10) == "the size is 10 * 10 * 10; the largest allowed value is 999");
+  CHECK(sentence(INT64_MAX, INT64_MAX, 2).find("9223372036854775807 * 2") != std::string::npos);
+  CHECK(sentence(INT64_MAX, std::int64_t{1} << 32, std::int64_t{1} << 32, 0) != "accepted");
+}
+
+}  // namespace

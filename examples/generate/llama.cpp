@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "llama.hpp"
+
+#include <chrono>
+#include <cmath>
+
+#include "parallel.hpp"
+
+namespace generate {
+namespace {
+
+using bifolio::token_id;
+
+constexpr std::int64_t token_grain = 16;  // tokens that make a lane worth waking in element-wise work
+
+float* grow(std::vector<float>& values, std::int64_t count) {
+  if (values.size() < static_cast<std::size_t>(count)) values.resize(static_cast<std::size_t>(count));
+  return values.data();
+}
+
+void add(float* x, const float* added, std::int64_t count) noexcept {
+  for (std::int64_t i = 0; i < count; ++i) x[i] += added[i];
+}
+
+}  // namespace
+
+/// Cosine and sine of position · base^(−2i / head_dim), in float32 like the programs that trained these models.
+void llama::prepare_rotations(std::span<const std::int32_t> positions) {
+  const model_config& c = model_->config;
+  const std::int32_t half = c.head_dim / 2;
+  grow(rotations_, static_cast<std::int64_t>(positions.size()) * c.head_dim);
+  std::vector<float> frequencies(static_cast<std::size_t>(half));
+  for (std::int32_t i = 0; i < half; ++i) {
+    const float exponent = static_cast<float>(2 * i) / static_cast<float>(c.head_dim);
+    frequencies[static_cast<std::size_t>(i)] = 1.0f / std::pow(c.rope_theta, exponent);
+  }
+  float* rotation = rotations_.data();
+  for (const std::int32_t position : positions) {
+    for (const float frequency : frequencies) {
+      const float angle = static_cast<float>(position) * frequency;
+      *rotation++ = std::cos(angle);
+      *rotation++ = std::sin(angle);
+    }
+  }
+}
+
+void llama::rotate(float* head, std::int64_t token) const noexcept {
+  const model_config& c = model_->config;
+  const std::int32_t half = c.head_dim / 2;
+  const float* rotation = rotations_.data() + token * c.head_dim;
+  const bool neighbours = c.rope == rope_pairs::neighbours;
+  for (std::int32_t i = 0; i < half; ++i) {
+    float& a = neighbours ? head[2 * i] : head[i];
+    float& b = neighbours ? head[2 * i + 1] : head[i + half];
+    const float cosine = rotation[2 * i];
+    const float sine = rotation[2 * i + 1];
+    const float turned = a * cosine - b * sine;
+    b = a * sine + b * cosine;
+    a = turned;
+  }
+}
+
+/// RMSNorm: x · weight / √(mean(x²) + ε).
+void llama::normalise(const float* x, const std::vector<float>& weight, std::int64_t num_tokens,
+                      float* out) const noexcept {
+  const std::int64_t dim = model_->config.dim;
+  const float epsilon = model_->config.norm_epsilon;
+  parallel_ranges(*lanes_, num_tokens, token_grain, [&](std::int64_t begin, std::int64_t end) noexcept {
+    for (std::int64_t t = begin; t < end; ++t) {
+      const float* row = x + t * dim;
+      float* result = out + t * dim;
+      float squares = 0;
+      for (std::int64_t i = 0; i < dim; ++i) squares += row[i] * row[i];
+      const float scale = 1.0f / std::sqrt(squares / static_cast<float>(dim) + epsilon);
+      for (std::int64_t i = 0; i < dim; ++i) result[i] = weight[static_cast<std::size_t>(i)] * (scale * row[i]);
+    }
+  });
+}
+
+std::span<const float> llama::forward(std::span<const token_id> tokens, std::span<const std::int32_t> positions,
+                                      std::span<const std::int32_t> logits_rows, attention_layer& attention) {
+  const model_config& c = model_->config;
+  const auto n = static_cast<std::int64_t>(tokens.size());
+  const std::int64_t dim = c.dim;
+  const std::int64_t hidden_dim = c.hidden_dim;
+  const std::int64_t q_dim = c.q_dim();
+  const std::int64_t kv_dim = c.kv_dim();
+  const std::int64_t qkv_dim = q_dim + 2 * kv_dim;
+  float* x = grow(x_, n * dim);
+  float* normed = grow(normed_, n * dim);
+  float* qkv = grow(qkv_, n * qkv_dim);
+  float* attended = grow(attended_, n * q_dim);
+  float* added = grow(added_, n * dim);
+  float* gate_up = grow(gate_up_, n * 2 * hidden_dim);
+  float* hidden = grow(hidden_, n * hidden_dim);
+
+  for (std::int64_t t = 0; t < n; ++t)
+    model_->embedding.copy_row(to_index(tokens[static_cast<std::size_t>(t)]), x + t * dim);
+  prepare_rotations(positions);
+
+  // Views into the fused projection: bifolio takes rows at any stride, so q, k and v are never copied apart.
+  const auto part = [&](std::int64_t offset, std::int32_t num_heads) {
+    return bifolio::const_tensor_view{qkv + offset, bifolio::dtype::f32, n, num_heads, c.head_dim, qkv_dim, c.head_dim};
+  };
+
+  for (std::int32_t l = 0; l < c.num_layers; ++l) {
+    const layer_weights& layer = model_->layers[static_cast<std::size_t>(l)];
+
+    normalise(x, layer.attention_norm, n, normed);
+    layer.qkv.apply(*lanes_, normed, n, qkv);
+    parallel_ranges(*lanes_, n, token_grain, [&](std::int64_t begin, std::int64_t end) noexcept {
+      for (std::int64_t t = begin; t < end; ++t) {  // the heads of q and those of k lie side by side
+        for (std::int32_t h = 0; h < c.num_q_heads + c.num_kv_heads; ++h) rotate(qkv + t * qkv_dim + h * c.head_dim, t);
+      }
+    });
+    const auto start = std::chrono::steady_clock::now();
+    attention.run(l, part(0, c.num_q_heads), part(q_dim, c.num_kv_heads), part(q_dim + kv_dim, c.num_kv_heads),
+                  bifolio::dense_view<void>(attended, bifolio::dtype::f32, n, c.num_q_heads, c.head_dim));
+    attention_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    layer.attention_out.apply(*lanes_, attended, n, added);
+    add(x, added, n * dim);
+
+    normalise(x, layer.mlp_norm, n, normed);
+    layer.gate_up.apply(*lanes_, normed, n, gate_up);
+    parallel_ranges(*lanes_, n, token_grain, [&](std::int64_t begin, std::int64_t end) noexcept {
+      for (std::int64_t t = begin; t < end; ++t) {
+        const float* gate = gate_up + t * 2 * hidden_dim;
+        const float* up = gate + hidden_dim;
+        for (std::int64_t i = 0; i < hidden_dim; ++i) {
+          hidden[t * hidden_dim + i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];  // SiLU(gate) · up
+        }
+      }
+    });
+    layer.down.apply(*lanes_, hidden, n, added);
+    add(x, added, n * dim);
+  }
+
+  // Only the rows that somebody samples from pay for the vocabulary.
+  const auto num_rows = static_cast<std::int64_t>(logits_rows.size());
+  for (std::int64_t r = 0; r < num_rows; ++r) {
+    const float* row = x + std::int64_t{logits_rows[static_cast<std::size_t>(r)]} * dim;
+    std::copy(row, row + dim, added + r * dim);
+  }
+  normalise(added, model_->final_norm, num_rows, normed);
+  float* logits = grow(logits_, num_rows * c.vocab_size);
+  const linear& classifier = c.tied_classifier ? model_->embedding : model_->classifier;
+  classifier.apply(*lanes_, normed, num_rows, logits);
+  return {logits, static_cast<std::size_t>(num_rows * c.vocab_size)};
+}
+
+}  // namespace generate

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// Loops over bifolio's executor, so that the model's own arithmetic and the attention share one set of threads.
+
+#include <algorithm>
+#include <bifolio/executor.hpp>
+#include <cstdint>
+
+namespace generate {
+
+/// Calls function(begin, end) for ranges that cover 0 … count − 1 once, on up to one lane per `grain` items. The
+/// function must not throw, and must give the same result for an item in whatever range it falls.
+template <class Function>
+void parallel_ranges(bifolio::executor& lanes, std::int64_t count, std::int64_t grain, const Function& function) {
+  struct call {
+    const Function& function;
+    std::int64_t count;
+    std::int64_t num_lanes;
+  };
+  const std::int64_t wanted = std::clamp<std::int64_t>(count / std::max<std::int64_t>(grain, 1), 1, lanes.width());
+  const call context{function, count, wanted};
+  const auto run_lane = [](void* opaque, std::int32_t lane) noexcept {
+    const call& c = *static_cast<const call*>(opaque);
+    const std::int64_t begin = c.count * lane / c.num_lanes;
+    const std::int64_t end = c.count * (lane + 1) / c.num_lanes;
+    if (begin < end) c.function(begin, end);
+  };
+  if (wanted == 1) {
+    if (count > 0) function(std::int64_t{0}, count);
+    return;
+  }
+  lanes.run(static_cast<std::int32_t>(wanted), run_lane, const_cast<call*>(&context));
+}
+
+}  // namespace generate

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "safetensors.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <nlohmann/json.hpp>
+
+#include "input_error.hpp"
+
+namespace generate {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::uint64_t max_header_bytes = 100'000'000;  // the format's own limit
+
+json read_header(binary_file& file, std::uint64_t& data_start) {
+  std::uint64_t header_bytes = 0;
+  if (file.size() < sizeof(header_bytes)) {
+    throw input_error(
+        fmt::format("{}: {} bytes are too few for a safetensors file, whose first {} hold the length of "
+                    "its header",
+                    file.name(), file.size(), sizeof(header_bytes)));
+  }
+  file.read(0, &header_bytes, sizeof(header_bytes));
+  if (header_bytes > max_header_bytes || header_bytes > file.size() - sizeof(header_bytes)) {
+    throw input_error(
+        fmt::format("{}: not a safetensors file: a header of {} bytes is announced in a file of {} (at "
+                    "most {} are allowed)",
+                    file.name(), header_bytes, file.size(), max_header_bytes));
+  }
+  std::string text(header_bytes, '\0');
+  file.read(sizeof(header_bytes), text.data(), header_bytes);
+  data_start = sizeof(header_bytes) + header_bytes;
+  json header;
+  try {
+    header = json::parse(text);
+  } catch (const json::parse_error& problem) {
+    throw input_error(fmt::format("{}: its header is not valid JSON at byte {}", file.name(), problem.byte));
+  }
+  if (!header.is_object()) throw input_error(fmt::format("{}: its header is not a JSON object", file.name()));
+  return header;
+}
+
+std::vector<std::int64_t> read_sizes(const json& list, const char* key, const std::string& where) {
+  const auto found = list.find(key);
+  if (found == list.end() || !found->is_array() || found->size() > 8) {
+    throw input_error(fmt::format("{} has no usable list \"{}\"", where, key));
+  }
+  std::vector<std::int64_t> sizes;
+  for (const json& value : *found) {
+    if (!value.is_number_unsigned() || value.get<std::uint64_t>() > (std::uint64_t{1} << 62)) {
+      throw input_error(fmt::format("{} has {} in \"{}\", allowed are whole numbers from 0 to 2^62", where,
+                                    value.dump(-1, ' ', true, json::error_handler_t::replace), key));
+    }
+    sizes.push_back(value.get<std::int64_t>());
+  }
+  return sizes;
+}
+
+/// A name as it may be shown: printable ASCII, not endless.
+std::string shown(const std::string& name) {
+  std::string text;
+  for (const char c : name.substr(0, 80)) text += c >= ' ' && c <= '~' ? c : '?';
+  return text;
+}
+
+}  // namespace
+
+safetensors::safetensors(const std::filesystem::path& path) : file_(path) {
+  std::uint64_t data_start = 0;
+  const json header = read_header(file_, data_start);
+  const std::uint64_t data_bytes = file_.size() - data_start;
+
+  for (const auto& [name, entry] : header.items()) {
+    if (name == "__metadata__") continue;
+    const std::string where = fmt::format("{}: tensor \"{}\"", file_.name(), shown(name));
+    if (!entry.is_object() || !entry.contains("dtype") || !entry["dtype"].is_string()) {
+      throw input_error(fmt::format("{} has no dtype", where));
+    }
+    const std::string type_name = entry["dtype"].get<std::string>();
+    tensor t;
+    if (type_name == "F32") {
+      t.type = bifolio::dtype::f32;
+    } else if (type_name == "F16") {
+      t.type = bifolio::dtype::f16;
+    } else if (type_name == "BF16") {
+      t.type = bifolio::dtype::bf16;
+    } else {
+      other_dtypes_.emplace(name, type_name);  // an error only if it is asked for
+      continue;
+    }
+    t.shape = read_sizes(entry, "shape", where);
+    const std::vector<std::int64_t> range = read_sizes(entry, "data_offsets", where);
+    if (range.size() != 2 || range[0] > range[1] || static_cast<std::uint64_t>(range[1]) > data_bytes) {
+      throw input_error(
+          fmt::format("{} lies at bytes [{}] of {} bytes of data", where, fmt::join(range, ", "), data_bytes));
+    }
+    std::int64_t needed = static_cast<std::int64_t>(bifolio::size_of(t.type));
+    for (const std::int64_t size : t.shape) needed = needed < 0 ? -1 : checked_product({needed, size});
+    if (needed != range[1] - range[0]) {
+      throw input_error(fmt::format("{} of dtype {} and shape [{}] has {} bytes, which is not its size", where,
+                                    type_name, fmt::join(t.shape, ", "), range[1] - range[0]));
+    }
+    t.offset = data_start + static_cast<std::uint64_t>(range[0]);
+    tensors_.emplace(name, std::move(t));
+  }
+}
+
+const safetensors::tensor& safetensors::find(const std::string& name, std::initializer_list<std::int64_t> shape) const {
+  if (const auto other = other_dtypes_.find(name); other != other_dtypes_.end()) {
+    throw input_error(fmt::format("{}: tensor \"{}\" has dtype {}, allowed are F32, F16 and BF16", file_.name(), name,
+                                  shown(other->second)));
+  }
+  const auto found = tensors_.find(name);
+  if (found == tensors_.end()) throw input_error(fmt::format("{}: tensor \"{}\" is missing", file_.name(), name));
+  if (!std::equal(shape.begin(), shape.end(), found->second.shape.begin(), found->second.shape.end())) {
+    throw input_error(fmt::format("{}: tensor \"{}\" has shape [{}], but the configuration makes it [{}]", file_.name(),
+                                  name, fmt::join(found->second.shape, ", "), fmt::join(shape, ", ")));
+  }
+  return found->second;
+}
+
+void safetensors::read(const tensor& from, std::int64_t first, std::int64_t count, float* values) {
+  const std::uint64_t element = bifolio::size_of(from.type);
+  const std::uint64_t offset = from.offset + static_cast<std::uint64_t>(first) * element;
+  const auto num = static_cast<std::size_t>(count);
+  if (from.type == bifolio::dtype::f32) return file_.read(offset, values, num * element);
+  narrow_.resize(num);
+  file_.read(offset, narrow_.data(), num * element);
+  for (std::size_t i = 0; i < num; ++i) {
+    values[i] = from.type == bifolio::dtype::bf16 ? bifolio::to_float(bifolio::bfloat16{narrow_[i]})
+                                                  : bifolio::to_float(bifolio::float16{narrow_[i]});
+  }
+}
+
+}  // namespace generate

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "loaded_model.hpp"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <system_error>
+
+#include "input_error.hpp"
+
+namespace generate {
+
+std::filesystem::path find_bundled_model() {
+  namespace fs = std::filesystem;
+  std::error_code problem;
+  const fs::path here = fs::read_symlink("/proc/self/exe", problem).parent_path();
+  const std::array<fs::path, 3> places{fs::path(BIFOLIO_EXAMPLE_MODEL_DIR), here / "model",
+                                       here / ".." / "share" / "bifolio" / "model"};
+  for (const fs::path& place : places) {
+    if (fs::exists(place / "config.json", problem)) return place;
+  }
+  throw input_error(fmt::format("the bundled model is not there (looked in {}, {} and {}); name one with --model",
+                                places[0].string(), places[1].string(), places[2].string()));
+}
+
+loaded_model load_model(const std::filesystem::path& model, const std::filesystem::path& tokenizer) {
+  loaded_model result;
+  result.weights = is_llama2c(model) ? load_llama2c(model) : load_hugging_face(model);
+  const model_config& config = result.weights.config;
+  if (!tokenizer.empty()) {
+    result.tokens = load_bpe_tokenizer(tokenizer, config.vocab_size);
+  } else if (config.vocab_size == 256) {
+    result.tokens = make_byte_tokenizer(bifolio::token_id{config.bos_id});
+  } else {
+    throw input_error(fmt::format("{}: its vocabulary of {} tokens needs --tokenizer (only one of 256 bytes does not)",
+                                  model.string(), config.vocab_size));
+  }
+  return result;
+}
+
+std::int64_t num_parameters(const model_config& c) noexcept {
+  const std::int64_t dim = c.dim;
+  const std::int64_t layer = dim * (2 * c.q_dim() + 2 * c.kv_dim() + 3 * std::int64_t{c.hidden_dim} + 2);
+  return c.num_layers * layer + (c.tied_classifier ? 1 : 2) * dim * c.vocab_size + dim;
+}
+
+}  // namespace generate

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "paged_attention.hpp"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+namespace generate {
+namespace {
+
+void require(bifolio::errc code, const char* what) {
+  if (code != bifolio::errc::ok) throw bifolio::error(code, fmt::format("{} failed: {}", what, to_string(code)));
+}
+
+}  // namespace
+
+paged_attention::paged_attention(bifolio::cache_engine& engine, const model_config& config) : engine_(&engine) {
+  spec_.num_q_heads = config.num_q_heads;
+  spec_.num_kv_heads = config.num_kv_heads;
+  spec_.head_dim = config.head_dim;
+  spec_.block_size = engine.config().layout.block_size;
+  spec_.kv_type = engine.config().layout.type;
+}
+
+void paged_attention::begin_step(const bifolio::step_batch& batch, std::span<const bifolio::block_copy> copies) {
+  require(engine_->copy_blocks(copies), "copying blocks");
+  batch_ = engine_->upload(batch);
+  engine_->where().plan_attention(plan_, spec_, batch.view(), engine_->config().num_blocks);
+}
+
+void paged_attention::run(std::int32_t layer, const bifolio::const_tensor_view& q, const bifolio::const_tensor_view& k,
+                          const bifolio::const_tensor_view& v, const bifolio::tensor_view& out) {
+  require(engine_->append(layer, k, v, batch_.slot_mapping), "appending keys and values");
+  bifolio::attention_params params;
+  params.q = q;
+  params.out = out;
+  params.kv = engine_->layers()[static_cast<std::size_t>(layer)];
+  params.batch = batch_;
+  params.scale = 1.0f / std::sqrt(static_cast<float>(q.head_dim));
+  require(engine_->where().attention(plan_, params), "attention");
+}
+
+bifolio::cache_engine_config cache_config(const model_config& config, bifolio::layout_kind kind, bifolio::dtype kv_type,
+                                          std::int32_t block_size, std::int64_t num_blocks) {
+  return {config.num_layers, num_blocks,
+          bifolio::make_layout(kind, kv_type, config.num_kv_heads, config.head_dim, block_size)};
+}
+
+}  // namespace generate

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// The model's attention on bifolio: per layer one append and one attention call over the blocks of a `cache_engine`.
+/// This file and `generation.cpp` are what an inference engine of your own needs to write to use the library.
+
+#include <bifolio/attention.hpp>
+#include <bifolio/cache_engine.hpp>
+#include <bifolio/step.hpp>
+#include <span>
+
+#include "llama.hpp"
+
+namespace generate {
+
+class paged_attention final : public attention_layer {
+ public:
+  /// `engine` is borrowed; its layout has the model's numbers of layers, heads and head dimension.
+  paged_attention(bifolio::cache_engine& engine, const model_config& config);
+
+  /// What is done once a step, before the first layer: the block copies that the cache logic decided, the upload of the
+  /// step's arrays, the plan. `batch` must live until the last layer has run. Throws `bifolio::error`.
+  void begin_step(const bifolio::step_batch& batch, std::span<const bifolio::block_copy> copies);
+
+  void run(std::int32_t layer, const bifolio::const_tensor_view& q, const bifolio::const_tensor_view& k,
+           const bifolio::const_tensor_view& v, const bifolio::tensor_view& out) override;
+
+ private:
+  bifolio::cache_engine* engine_;
+  bifolio::attention_spec spec_;
+  bifolio::attention_plan plan_;  // kept from step to step, so that its memory is
+  bifolio::step_batch_view batch_;
+};
+
+/// A cache for `config`: the layout and how many layers. Throws `bifolio::error`.
+[[nodiscard]] bifolio::cache_engine_config cache_config(const model_config& config, bifolio::layout_kind kind,
+                                                        bifolio::dtype kv_type, std::int32_t block_size,
+                                                        std::int64_t num_blocks);
+
+}  // namespace generate

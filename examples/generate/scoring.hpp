@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// Teacher forcing: how probable the model finds a given text, through the paged cache. Measures what a narrower cache
+/// costs. One sequence, no scheduler: `kv_cache_manager` and `cache_engine` driven by hand.
+
+#include <bifolio/cache_engine.hpp>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "llama.hpp"
+
+namespace generate {
+
+struct score {
+  std::vector<double> nll;  ///< [ids.size() − 1]: −ln of the probability of ids[i + 1] after ids[0 … i]
+  double mean_nll = 0;
+  std::int64_t num_best = 0;  ///< positions where the next id had the largest logit
+};
+
+/// Feeds all ids but the last, `chunk` tokens a step, into an engine with enough blocks for them.
+/// Throws `bifolio::error`, and `input_error` when there are fewer than two ids.
+[[nodiscard]] score score_tokens(llama& model, bifolio::cache_engine& engine, std::span<const bifolio::token_id> ids,
+                                 std::int32_t chunk);
+
+}  // namespace generate

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+// Files that are not what they claim: each is refused by one sentence, with an input_error, and never crashes.
+#include <doctest/doctest.h>
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "checkpoint.hpp"
+#include "input_error.hpp"
+#include "loaded_model.hpp"
+#include "model_fixtures.hpp"
+#include "reference_files.hpp"
+#include "tokenizer.hpp"
+
+namespace {
+
+using namespace bifolio::test;
+namespace fs = std::filesystem;
+
+/// The sentence with which `load` refuses; a failed check when it does not, or when it is not one line.
+std::string refusal(const std::function<void()>& load) {
+  try {
+    load();
+  } catch (const generate::input_error& problem) {
+    const std::string sentence = problem.what();
+    CHECK(sentence.size() > 20);
+    CHECK(sentence.size() < 1000);
+    CHECK(sentence.find('\n') == std::string::npos);
+    return sentence;
+  }
+  FAIL_CHECK("it was accepted");
+  return {};
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+fs::path write(const std::string& name, const std::string& bytes) {
+  const fs::path path = scratch_directory() / name;
+  std::ofstream(path, std::ios::binary) << bytes;
+  return path;
+}
+
+std::string with_header(std::array<std::int32_t, 7> header, std::size_t more_bytes) {
+  std::string bytes(sizeof(header) + more_bytes, '\0');
+  std::memcpy(bytes.data(), header.data(), sizeof(header));
+  return bytes;
+}
+
+void write_config(const fs::path& directory, const nlohmann::json& config) {
+  std::ofstream(directory / "config.json") << config.dump();
+}
+
+}  // namespace
+
+TEST_CASE("a llama2.c file cut at any length is refused, and so is one with a byte too many") {
+  const std::string whole = tiny_llama2c(7);
+  const auto load = [](const std::string& bytes) {
+    return refusal([&] { static_cast<void>(generate::load_llama2c(write("cut.bin", bytes))); });
+  };
+  static_cast<void>(generate::load_llama2c(write("whole.bin", whole)));
+  for (std::size_t length = 0; length < whole.size(); length += length < 64 ? 1 : 997) {
+    CAPTURE(length);
+    const std::string sentence = load(whole.substr(0, length));
+    CHECK(contains(sentence, std::to_string(length)));  // the real size is named
+  }
+  CHECK(contains(load(whole + '\0'), std::to_string(whole.size() + 1)));
+}
+
+TEST_CASE("a llama2.c header with impossible, negative or overflowing sizes is refused by name") {
+  using header = std::array<std::int32_t, 7>;
+  const header good{16, 32, 2, 4, 2, 300, 32};
+  const auto load = [](const header& h) {
+    return refusal([&] { static_cast<void>(generate::load_llama2c(write("header.bin", with_header(h, 4096)))); });
+  };
+  for (std::size_t field = 0; field < good.size(); ++field) {
+    for (const std::int32_t value : {0, -1, INT32_MIN, INT32_MIN + 1, INT32_MAX, 1 << 30, 65536, 3}) {
+      header h = good;
+      h[field] = value;
+      CAPTURE(field);
+      CAPTURE(value);
+      static_cast<void>(load(h));
+    }
+  }
+  CHECK(contains(load({1 << 20, 1 << 20, 4096, 1 << 10, 1 << 10, 1 << 24, 1 << 26}), "asks for"));
+  CHECK(contains(load({0x7fffffff, 0x7fffffff, 0x7fffffff, 1, 1, 0x7fffffff, 0x7fffffff}), "allowed are 1 to"));
+  CHECK(contains(load({16, 32, 2, 0, 2, 300, 32}), "query heads is 0"));
+  CHECK(contains(load({16, 32, 2, 3, 1, 300, 32}), "not a multiple"));
+  CHECK(contains(load({16, 32, 2, 16, 1, 300, 32}), "even"));
+  CHECK(contains(load({16, 32, 2, 4, 3, 300, 32}), "shared evenly"));
+}
+
+TEST_CASE("a negative vocabulary in a llama2.c header means a classifier of its own, at the end of the file") {
+  const auto tied = generate::load_llama2c(write("tied.bin", tiny_llama2c(7)));
+  CHECK(tied.config.tied_classifier);
+  const auto untied = generate::load_llama2c(write("untied.bin", tiny_llama2c(7, true)));
+  CHECK_FALSE(untied.config.tied_classifier);
+  CHECK(untied.config.vocab_size == tied.config.vocab_size);
+  CHECK(untied.classifier.num_outputs() == untied.config.vocab_size);
+}
+
+TEST_CASE("random bytes are refused as a llama2.c model, a safetensors file and a tokenizer") {
+  constexpr std::uint64_t seed = 20;
+  CAPTURE(seed);
+  std::mt19937_64 random(seed);
+  for (int round = 0; round < 200; ++round) {
+    std::string bytes(random() % 2000, '\0');
+    for (char& c : bytes) c = static_cast<char>(random());
+    static_cast<void>(refusal([&] { static_cast<void>(generate::load_llama2c(write("random.bin", bytes))); }));
+    static_cast<void>(
+        refusal([&] { static_cast<void>(generate::load_bpe_tokenizer(write("random.tok", bytes), 300)); }));
+    const fs::path directory = tiny_hugging_face("random", 7);
+    std::ofstream(directory / "model.safetensors", std::ios::binary) << bytes;
+    static_cast<void>(refusal([&] { static_cast<void>(generate::load_hugging_face(directory)); }));
+  }
+}
+
+TEST_CASE("a tokenizer file cut anywhere, with a negative length, or of another model is refused") {
+  const std::string whole = tiny_tokenizer(300);
+  const auto load = [](const std::string& bytes, std::int32_t vocab_size) {
+    return refusal([&] { static_cast<void>(generate::load_bpe_tokenizer(write("cut.tok", bytes), vocab_size)); });
+  };
+  static_cast<void>(generate::load_bpe_tokenizer(write("whole.tok", whole), 300));
+  for (std::size_t length = 0; length < whole.size(); length += 7) {
+    CAPTURE(length);
+    static_cast<void>(load(whole.substr(0, length), 300));
+  }
+  CHECK(contains(load(whole, 299), "another model"));
+  CHECK(contains(load(whole, 301), "300 of the model's 301"));
+  CHECK(contains(load(whole, 100), "no room"));
+  for (const std::int32_t length : {-1, INT32_MIN, INT32_MAX, 1 << 20}) {
+    std::string bytes = whole;
+    std::memcpy(bytes.data() + 8, &length, sizeof(length));  // of token 0
+    CHECK(contains(load(bytes, 300), "token 0 claims"));
+  }
+}
+
+TEST_CASE("a safetensors file cut anywhere is refused") {
+  const fs::path directory = tiny_hugging_face("cut_tensors", 7);
+  static_cast<void>(generate::load_hugging_face(directory));
+  std::ifstream file(directory / "model.safetensors", std::ios::binary);
+  const std::string whole(std::istreambuf_iterator<char>(file), {});
+  for (std::size_t length = 0; length < whole.size(); length += length < 3000 ? 61 : 499) {
+    CAPTURE(length);
+    std::ofstream(directory / "model.safetensors", std::ios::binary) << whole.substr(0, length);
+    static_cast<void>(refusal([&] { static_cast<void>(generate::load_hugging_face(directory)); }));
+  }
+}
+
+TEST_CASE("a safetensors header that lies about a tensor is refused by the tensor's name") {
+  using nlohmann::json;
+  const std::string name = "model.layers.1.mlp.down_proj.weight";
+  const auto load = [&](const std::function<void(json&)>& change) {
+    const fs::path directory = tiny_hugging_face("lying", 7, change);
+    return refusal([&] { static_cast<void>(generate::load_hugging_face(directory)); });
+  };
+  CHECK(contains(load([&](json& h) { h.erase(name); }), "\"" + name + "\" is missing"));
+  CHECK(contains(load([&](json& h) { h[name]["dtype"] = "I64"; }), "dtype I64, allowed are F32, F16 and BF16"));
+  CHECK(contains(load([&](json& h) { h[name]["dtype"] = "F32"; }), "which is not its size"));
+  CHECK(contains(load([&](json& h) { h[name].erase("dtype"); }), "has no dtype"));
+  CHECK(contains(load([&](json& h) { h[name]["dtype"] = 5; }), "has no dtype"));
+  CHECK(contains(load([&](json& h) { h[name] = "text"; }), name));
+  CHECK(contains(load([&](json& h) { h[name]["shape"] = {32, 16}; }), "has shape [32, 16]"));
+  CHECK(contains(load([&](json& h) { h[name]["shape"] = {-16, -32}; }), "has -16 in \"shape\""));
+  CHECK(contains(load([&](json& h) { h[name]["shape"] = {1ull << 62, 1ull << 62}; }), "which is not its size"));
+  CHECK(contains(load([&](json& h) { h[name]["shape"] = {1e300}; }), "in \"shape\""));
+  CHECK(contains(load([&](json& h) { h[name]["shape"] = {UINT64_MAX, 2}; }), "in \"shape\""));
+  CHECK(contains(load([&](json& h) { h[name]["shape"] = "16"; }), "no usable list \"shape\""));
+  CHECK(contains(load([&](json& h) { h[name].erase("data_offsets"); }), "no usable list \"data_offsets\""));
+  CHECK(contains(load([&](json& h) { h[name]["data_offsets"] = {1024, 0}; }), "lies at bytes [1024, 0]"));
+  CHECK(contains(load([&](json& h) { h[name]["data_offsets"] = {1ull << 60, (1ull << 60) + 1024}; }), "lies at bytes"));
+  CHECK(contains(load([&](json& h) { h[name]["data_offsets"] = {0}; }), "lies at bytes [0]"));
+  CHECK(contains(load([](json& h) { h = json::array(); }), "not a JSON object"));
+}
+
+TEST_CASE("a safetensors header that is not JSON, or longer than the file, is refused") {
+  const auto load = [](const std::string& bytes) {
+    const fs::path directory = tiny_hugging_face("not_json", 7);
+    std::ofstream(directory / "model.safetensors", std::ios::binary) << bytes;
+    return refusal([&] { static_cast<void>(generate::load_hugging_face(directory)); });
+  };
+  const auto sized = [](std::uint64_t size, const std::string& text) {
+    std::string bytes(sizeof(size), '\0');
+    std::memcpy(bytes.data(), &size, sizeof(size));
+    return bytes + text;
+  };
+  CHECK(contains(load(sized(3, "{{{")), "not valid JSON at byte"));
+  CHECK(contains(load(sized(4, "\xff\xfe{}")), "not valid JSON at byte"));
+  CHECK(contains(load(sized(100, "{}")), "not a safetensors file"));
+  CHECK(contains(load(sized(UINT64_MAX, "{}")), "not a safetensors file"));
+  CHECK(contains(load(sized(0, "")), "not valid JSON"));
+  CHECK(contains(load(sized(2, "{}")), "is missing"));
+  CHECK(contains(load(sized(200000, std::string(200000, '['))), "not valid JSON"));
+}
+
+TEST_CASE("a config.json that is broken, incomplete or of another architecture is refused by the setting's name") {
+  using nlohmann::json;
+  const fs::path directory = tiny_hugging_face("config", 7);
+  const json good = json::parse(std::ifstream(directory / "config.json"));
+  const auto load = [&](const std::function<void(json&)>& change) {
+    json config = good;
+    change(config);
+    write_config(directory, config);
+    return refusal([&] { static_cast<void>(generate::load_hugging_face(directory)); });
+  };
+  for (const char* key : {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size",
+                          "max_position_embeddings"}) {
+    CAPTURE(key);
+    CHECK(contains(load([&](json& c) { c.erase(key); }), std::string("\"") + key + "\" is missing"));
+    CHECK(contains(load([&](json& c) { c[key] = "many"; }), key));
+    CHECK(contains(load([&](json& c) { c[key] = 1.5; }), key));
+    CHECK(contains(load([&](json& c) { c[key] = 1ull << 40; }), key));
+    CHECK(contains(load([&](json& c) { c[key] = UINT64_MAX; }), key));
+    static_cast<void>(load([&](json& c) { c[key] = 0; }));
+    static_cast<void>(load([&](json& c) { c[key] = -8; }));
+    static_cast<void>(load([&](json& c) { c[key] = INT32_MAX; }));
+    static_cast<void>(load([&](json& c) { c[key] = INT32_MIN; }));
+  }
+  CHECK(contains(load([](json& c) { c["model_type"] = "gpt2"; }), "\"model_type\" is \"gpt2\""));
+  CHECK(contains(load([](json& c) { c["rope_scaling"] = {{"type", "linear"}}; }), "rope_scaling"));
+  CHECK(contains(load([](json& c) { c["hidden_act"] = "gelu"; }), "hidden_act"));
+  CHECK(contains(load([](json& c) { c["attention_bias"] = true; }), "attention_bias"));
+  CHECK(contains(load([](json& c) { c["tie_word_embeddings"] = 1; }), "tie_word_embeddings"));
+  CHECK(contains(load([](json& c) { c["rope_theta"] = 0; }), "rotary base"));
+  CHECK(contains(load([](json& c) { c["rope_theta"] = -1e30; }), "rotary base"));
+  CHECK(contains(load([](json& c) { c["rms_norm_eps"] = -1; }), "epsilon"));
+  CHECK(contains(load([](json& c) { c["bos_token_id"] = 256; }), "special token 256"));
+  CHECK(contains(load([](json& c) { c["eos_token_id"] = {1ull << 40}; }), "special token"));
+  CHECK(contains(load([](json& c) { c["num_key_value_heads"] = 3; }), "shared evenly"));
+  CHECK(contains(load([](json& c) { c["hidden_size"] = 24; }), "shape"));
+  CHECK(contains(load([](json& c) { c["tie_word_embeddings"] = false; }), "\"lm_head.weight\" is missing"));
+  CHECK(contains(load([](json& c) { c = json::array(); }), "not a JSON object"));
+  std::ofstream(directory / "config.json") << "{\"hidden_size\": ";
+  CHECK(contains(refusal([&] { static_cast<void>(generate::load_hugging_face(directory)); }), "not valid JSON"));
+  fs::remove(directory / "config.json");
+  CHECK(contains(refusal([&] { static_cast<void>(generate::load_hugging_face(directory)); }), "no such file"));
+}
+
+TEST_CASE("a path that does not exist, a directory for a file and a missing tokenizer are refused") {
+  const auto load = [](const fs::path& model, const fs::path& tokenizer = {}) {
+    return refusal([&] { static_cast<void>(generate::load_model(model, tokenizer)); });
+  };
+  CHECK(contains(load(scratch_directory() / "nothing.bin"), "no such file"));
+  CHECK(contains(load(scratch_directory() / "nothing"), "no such file"));
+  fs::create_directories(scratch_directory() / "folder.bin");
+  CHECK(contains(load(scratch_directory() / "folder.bin"), "not a regular file"));
+  const fs::path model = write("plain.bin", tiny_llama2c(7));
+  CHECK(contains(load(model), "needs --tokenizer"));
+  CHECK(contains(load(model, scratch_directory() / "nothing.tok"), "no such file"));
+}

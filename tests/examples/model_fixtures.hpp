@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// Tiny models with random weights, in the file formats that examples/generate reads. They mean nothing; they are there
+/// to be loaded, cut, and run for exact comparisons.
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace bifolio::test {
+
+/// A llama2.c checkpoint as bytes: dim 16, hidden 32, 2 layers, heads 4/2, vocabulary 300, 32 positions.
+[[nodiscard]] std::string tiny_llama2c(std::uint64_t seed, bool own_classifier = false);
+
+/// A tokenizer file as bytes: three special tokens, 256 bytes, single letters and some pairs.
+[[nodiscard]] std::string tiny_tokenizer(std::int32_t vocab_size);
+
+/// Writes a Hugging Face checkpoint (bf16, byte vocabulary, dim 16, hidden 32, 2 layers, heads 4/2, 64 positions) into
+/// the folder `name` of the scratch directory and returns it. `change` may spoil the header of its safetensors file.
+std::filesystem::path tiny_hugging_face(const std::string& name, std::uint64_t seed,
+                                        const std::function<void(nlohmann::json&)>& change = {});
+
+}  // namespace bifolio::test

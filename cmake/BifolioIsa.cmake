@@ -21,6 +21,11 @@ endif()
 set(BIFOLIO_ISA_FLAGS_avx2 -mavx2 -mfma -mf16c -mbmi -mbmi2)
 set(BIFOLIO_ISA_FLAGS_avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c -mbmi -mbmi2
                              -mprefer-vector-width=512)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # GCC 12 and 13 warn about their own AVX-512 intrinsics, which start from an undefined register on purpose (GCC bug
+  # 105593).
+  list(APPEND BIFOLIO_ISA_FLAGS_avx512 -Wno-maybe-uninitialized)
+endif()
 set(BIFOLIO_ISA_FLAGS_neon "")
 
 # bifolio_add_isa_kernels(<library> <source>...): adds the objects of all ISAs to <library>. Each object sees

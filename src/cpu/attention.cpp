@@ -1,15 +1,129 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/attention.hpp"
 
-namespace bifolio::cpu {
+#include <algorithm>
+#include <cstddef>
 
-void plan_attention(const kernel_table&, std::int32_t, memory_resource&, attention_plan&, const attention_spec&,
-                    const step_batch_view&, std::int64_t) {
-  throw error(errc::unsupported, "attention is not there yet");
+#include "common/validate_attention.hpp"
+#include "cpu/attention_plan.hpp"
+
+namespace bifolio::cpu {
+namespace {
+
+attention_args args_of(const attention_plan& plan, const cpu_attention_plan& state,
+                       const attention_params& params) noexcept {
+  attention_args args;
+  args.q = params.q.data;
+  args.out = params.out.data;
+  args.lse = params.lse;
+  args.k = params.kv.k;
+  args.v = params.kv.v;
+  args.k_strides = params.kv.layout.k;
+  args.v_strides = params.kv.layout.v;
+  args.alibi_slopes = params.alibi_slopes;
+  args.sinks = params.sinks;
+  args.q_token_stride = params.q.token_stride;
+  args.q_head_stride = params.q.head_stride;
+  args.out_token_stride = params.out.token_stride;
+  args.out_head_stride = params.out.head_stride;
+  args.window = state.window;
+  args.num_q_heads = plan.spec.num_q_heads;
+  args.group_size = plan.spec.num_q_heads / plan.spec.num_kv_heads;
+  args.head_dim = plan.spec.head_dim;
+  args.block_size = plan.spec.block_size;
+  args.scale = params.scale;
+  args.soft_cap = params.soft_cap;
+  args.q_type = plan.spec.q_type;
+  args.out_type = plan.spec.out_type;
+  return args;
 }
-errc attention(const kernel_table&, executor&, const attention_plan&, const attention_params&) noexcept {
-  return errc::unsupported;
+
+struct attention_call {
+  attention_args args;
+  const step_batch_view* batch = nullptr;
+  cpu_attention_plan* state = nullptr;
+  const attention_kernels* kernels = nullptr;
+  std::size_t kv_type = 0;
+};
+
+void run_item(const attention_call& call, const planned_item& planned, const attention_scratch& scratch) noexcept {
+  attention_item item;
+  item.first_token = planned.first_token;
+  item.first_position = planned.first_position;
+  item.seq_len = planned.seq_len;
+  if (call.batch->block_tables != nullptr) {
+    item.block_table = call.batch->block_tables + planned.seq * call.batch->block_table_stride;
+  }
+  item.num_tokens = planned.num_tokens;
+  item.kv_head_begin = planned.kv_head_begin;
+  item.kv_head_end = planned.kv_head_end;
+  item.split_begin = planned.split_begin;
+  item.split_end = planned.split_end;
+  if (planned.partials >= 0) item.partials = call.state->partials.data() + planned.partials;
+  call.kernels->run[call.kv_type](call.args, item, scratch);
+  if (planned.partials < 0) return;
+
+  unit_countdown& countdown = call.state->countdowns.data()[planned.unit];
+  if (countdown.pending.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+  countdown.pending.store(countdown.num_items, std::memory_order_relaxed);
+  call.kernels->finish[call.kv_type](call.args, item, scratch);
 }
-errc merge_states(const kernel_table&, executor&, const merge_params&) noexcept { return errc::unsupported; }
+
+void run_lane(void* context, std::int32_t lane) noexcept {
+  const auto& call = *static_cast<const attention_call*>(context);
+  const attention_scratch scratch = call.state->scratch_of(lane);
+  for (;;) {
+    const std::int32_t index = call.state->next_item.fetch_add(1, std::memory_order_relaxed);
+    if (index >= call.state->num_items) return;
+    run_item(call, call.state->items.data()[index], scratch);
+  }
+}
+
+struct merge_call {
+  const merge_params* params = nullptr;
+  const attention_kernels* kernels = nullptr;
+  std::int64_t num_rows = 0;
+  std::int32_t num_lanes = 1;
+};
+
+void merge_lane(void* context, std::int32_t lane) noexcept {
+  const auto& call = *static_cast<const merge_call*>(context);
+  call.kernels->merge(*call.params, call.num_rows * lane / call.num_lanes, call.num_rows * (lane + 1) / call.num_lanes);
+}
+
+}  // namespace
+
+errc attention(const kernel_table& table, executor& lanes, const attention_plan& plan,
+               const attention_params& params) noexcept {
+  if (const errc code = validate::attention(plan, params, nullptr); code != errc::ok) return code;
+  auto* state = dynamic_cast<cpu_attention_plan*>(plan.state.get());
+  if (state == nullptr) return errc::failed_precondition;
+  if (state->num_items == 0) return errc::ok;
+
+  attention_call call;
+  call.args = args_of(plan, *state, params);
+  call.batch = &params.batch;
+  call.state = state;
+  call.kernels = &table.attention;
+  call.kv_type = static_cast<std::size_t>(plan.spec.kv_type);
+  state->next_item.store(0, std::memory_order_relaxed);
+  lanes.run(std::min(state->num_lanes, lanes.width()), &run_lane, &call);
+  return errc::ok;
+}
+
+errc merge_states(const kernel_table& table, executor& lanes, const merge_params& params) noexcept {
+  if (const errc code = validate::merge(params, nullptr); code != errc::ok) return code;
+  merge_call call;
+  call.params = &params;
+  call.kernels = &table.attention;
+  call.num_rows = params.out.num_tokens * params.out.num_heads;
+  if (call.num_rows == 0) return errc::ok;
+  // About 20 µs a lane at the least.
+  constexpr std::int64_t elements_per_lane = 1 << 16;
+  const std::int64_t wanted = call.num_rows * std::max(1, params.out.head_dim) / elements_per_lane;
+  call.num_lanes = static_cast<std::int32_t>(std::clamp<std::int64_t>(wanted, 1, lanes.width()));
+  lanes.run(call.num_lanes, &merge_lane, &call);
+  return errc::ok;
+}
 
 }  // namespace bifolio::cpu

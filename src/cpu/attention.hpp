@@ -7,14 +7,16 @@
 #include <bifolio/attention.hpp>
 #include <bifolio/executor.hpp>
 #include <bifolio/memory_resource.hpp>
+#include <bifolio/step.hpp>
 #include <cstdint>
 
 #include "cpu/kernels/kernel_table.hpp"
 
 namespace bifolio::cpu {
 
-void plan_attention(const kernel_table& table, std::int32_t num_lanes, memory_resource& memory, attention_plan& plan,
-                    const attention_spec& spec, const step_batch_view& batch, std::int64_t num_blocks);
+/// Cuts the step for `num_lanes` lanes; workspace comes from `memory`.
+void plan_attention(std::int32_t num_lanes, memory_resource& memory, attention_plan& plan, const attention_spec& spec,
+                    const step_batch_view& batch, std::int64_t num_blocks);
 [[nodiscard]] errc attention(const kernel_table& table, executor& lanes, const attention_plan& plan,
                              const attention_params& params) noexcept;
 [[nodiscard]] errc merge_states(const kernel_table& table, executor& lanes, const merge_params& params) noexcept;

@@ -71,7 +71,7 @@ errc cpu_backend::swap_blocks(std::span<const kv_cache_view> src, std::span<cons
 
 void cpu_backend::plan_attention(attention_plan& plan, const attention_spec& spec, const step_batch_view& host_batch,
                                  std::int64_t num_blocks, stream_ref) {
-  cpu::plan_attention(*kernels_, lanes_->width(), *memory_, plan, spec, host_batch, num_blocks);
+  cpu::plan_attention(lanes_->width(), *memory_, plan, spec, host_batch, num_blocks);
 }
 
 errc cpu_backend::attention(const attention_plan& plan, const attention_params& params, stream_ref) noexcept {

@@ -1,9 +1,574 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/kernels/attention_kernels.hpp"
 
+#include "cpu/kernels/attention_micro.hpp"
+#include "cpu/kernels/simd.hpp"
+
 namespace bifolio::cpu::BIFOLIO_ISA {
+namespace {
+
+inline constexpr float minus_infinity = -__builtin_inff();
+/// A row's running maximum rises only when a tile exceeds it by more than this; e^8 · 512 is far from overflow.
+inline constexpr float rescale_threshold = 8.0f;
+/// Up to this many rows, V is widened anew for each row group rather than once into scratch.
+inline constexpr int in_place_rows = 12;
+inline constexpr int cache_line_bytes = 64;
+
+BIFOLIO_INLINE float exp_scalar(float x) noexcept {
+  float values[lanes];
+  store(values, exp(vf(x)));
+  return values[0];
+}
+
+/// Scales of two partial results with maxima `a` and `b` to their common maximum, which is returned in `a`. A maximum
+/// of −inf (every visible score was −inf) weighs nothing.
+struct merge_weights {
+  float a;
+  float b;
+};
+BIFOLIO_INLINE merge_weights weights_of(float& a, float b) noexcept {
+  const float m = b > a ? b : a;
+  const float shift = m == minus_infinity ? 0.0f : m;
+  const merge_weights weights{exp_scalar(a - shift), exp_scalar(b - shift)};
+  a = m;
+  return weights;
+}
+
+template <class T>
+BIFOLIO_INLINE void widen_row(const void* src, std::int64_t offset, int count, float factor, float* dst) noexcept {
+  const T* from = static_cast<const T*>(src) + offset;
+  for (int i = 0; i < count; ++i) dst[i] = widen(from[i]) * factor;
+}
+
+void widen_any(dtype type, const void* src, std::int64_t offset, int count, float factor, float* dst) noexcept {
+  switch (type) {
+    case dtype::f32:
+      return widen_row<float>(src, offset, count, factor, dst);
+    case dtype::f16:
+      return widen_row<float16>(src, offset, count, factor, dst);
+    case dtype::bf16:
+      return widen_row<bfloat16>(src, offset, count, factor, dst);
+  }
+}
+
+template <class T>
+BIFOLIO_INLINE void narrow_row(const float* src, int count, void* dst, std::int64_t offset) noexcept {
+  T* to = static_cast<T*>(dst) + offset;
+  for (int i = 0; i < count; ++i) to[i] = narrow<T>(src[i]);
+}
+
+void narrow_any(dtype type, const float* src, int count, void* dst, std::int64_t offset) noexcept {
+  switch (type) {
+    case dtype::f32:
+      return narrow_row<float>(src, count, dst, offset);
+    case dtype::f16:
+      return narrow_row<float16>(src, count, dst, offset);
+    case dtype::bf16:
+      return narrow_row<bfloat16>(src, count, dst, offset);
+  }
+}
+
+/// Where the keys of one tile lie, without the head: element offsets from the start of the K and V halves. Entries
+/// outside [begin, end) are not set.
+struct tile_place {
+  std::int64_t first = 0;  // position of the tile's first key
+  int begin = 0;           // visible to some row of the item, relative to `first`
+  int end = 0;
+  std::int64_t k[tile_keys];
+  std::int64_t v[tile_keys];
+};
+
+/// One item's loops. `Key` is the KV cache's element.
+template <class Key>
+class item_runner {
+ public:
+  item_runner(const attention_args& args, const attention_item& item, const attention_scratch& scratch) noexcept
+      : args_(args),
+        item_(item),
+        scratch_(scratch),
+        padded_(padded_dims(args.head_dim)),
+        dims_((args.head_dim + 2 * lanes - 1) / (2 * lanes) * (2 * lanes)),
+        stride_(partial_stride(args.head_dim)),
+        head_rows_(item.num_tokens * args.group_size),
+        num_heads_(item.kv_head_end - item.kv_head_begin),
+        num_groups_((head_rows_ + max_group_rows - 1) / max_group_rows),
+        k_contiguous_(args.k_strides.dim == 1 && args.k_strides.chunk >= args.head_dim),
+        v_contiguous_(args.v_strides.dim == 1 && args.v_strides.chunk >= args.head_dim),
+        v_in_place_(v_contiguous_ && dims_ == args.head_dim && (head_rows_ <= in_place_rows || sizeof(Key) == 4)) {
+    const visible_range first = range_of_token(0);
+    const visible_range last = range_of_token(item.num_tokens - 1);
+    seen_ = {first.begin, last.end};
+  }
+
+  void run() noexcept {
+    pack_queries();
+    for (int split = item_.split_begin; split < item_.split_end; ++split) run_split(split);
+    if (item_.partials == nullptr) finish_rows(scratch_.totals, 0);
+  }
+
+  /// Folds the splits of each row in order of position.
+  void finish() noexcept {
+    if (seen_.begin >= seen_.end) return finish_rows(nullptr, 0);
+    finish_rows(item_.partials, num_rows() * stride_);
+  }
+
+ private:
+  [[nodiscard]] std::int64_t num_rows() const noexcept { return static_cast<std::int64_t>(num_heads_) * head_rows_; }
+  [[nodiscard]] std::int64_t first_split() const noexcept { return seen_.begin / split_keys; }
+
+  [[nodiscard]] visible_range range_of_token(int token) const noexcept {
+    return args_.window.of(item_.first_position + token, item_.seq_len);
+  }
+  [[nodiscard]] visible_range range_of_row(int row) const noexcept { return range_of_token(row / args_.group_size); }
+
+  [[nodiscard]] float* state_of(float* base, int head, int row) const noexcept {
+    return base + (static_cast<std::int64_t>(head) * head_rows_ + row) * stride_;
+  }
+  static BIFOLIO_INLINE float& maximum_of(float* state, int padded) noexcept { return state[padded]; }
+  static BIFOLIO_INLINE float& sum_of(float* state, int padded) noexcept { return state[padded + 1]; }
+
+  // Rows of group `g` of one KV head: as even as possible.
+  [[nodiscard]] int group_begin(int g) const noexcept {
+    const int base = head_rows_ / num_groups_;
+    const int extra = head_rows_ % num_groups_;
+    return g * base + (g < extra ? g : extra);
+  }
+
+  void pack_queries() noexcept {
+    float* row_values = scratch_.values;
+    for (int head = 0; head < num_heads_; ++head) {
+      float* queries = scratch_.queries + static_cast<std::int64_t>(head) * head_rows_ * args_.head_dim;
+      for (int g = 0; g < num_groups_; ++g) {
+        const int begin = group_begin(g);
+        const int rows = group_begin(g + 1) - begin;
+        float* packed = queries + static_cast<std::int64_t>(begin) * args_.head_dim;
+        for (int i = 0; i < rows; ++i) {
+          const int token = (begin + i) / args_.group_size;
+          const int q_head = (item_.kv_head_begin + head) * args_.group_size + (begin + i) % args_.group_size;
+          const std::int64_t offset = (item_.first_token + token) * args_.q_token_stride + q_head * args_.q_head_stride;
+          widen_any(args_.q_type, args_.q, offset, args_.head_dim, args_.scale, row_values);
+          for (int d = 0; d < args_.head_dim; ++d) packed[static_cast<std::int64_t>(d) * rows + i] = row_values[d];
+        }
+      }
+    }
+  }
+
+  // The part of the tile at `first` that lies in [begin, end), through the block table.
+  void place_tile(tile_place& place, std::int64_t first, std::int64_t begin, std::int64_t end) const noexcept {
+    place.first = first;
+    place.begin = static_cast<int>((begin > first ? begin : first) - first);
+    place.end = static_cast<int>((end < first + tile_keys ? end : first + tile_keys) - first);
+    int key = place.begin;
+    while (key < place.end) {
+      const std::int64_t position = first + key;
+      const std::int64_t logical = position / args_.block_size;
+      const auto token = static_cast<std::int32_t>(position - logical * args_.block_size);
+      const std::int64_t physical = item_.block_table[logical];
+      const int left_in_block = args_.block_size - token;
+      const int run = left_in_block < place.end - key ? left_in_block : place.end - key;
+      std::int64_t k = physical * args_.k_strides.block + token * args_.k_strides.token;
+      std::int64_t v = physical * args_.v_strides.block + token * args_.v_strides.token;
+      for (int i = 0; i < run; ++i) {
+        place.k[key + i] = k;
+        place.v[key + i] = v;
+        k += args_.k_strides.token;
+        v += args_.v_strides.token;
+      }
+      key += run;
+    }
+  }
+
+  void run_split(int split) noexcept {
+    const std::int64_t split_first = static_cast<std::int64_t>(split) * split_keys;
+    const std::int64_t begin = seen_.begin > split_first ? seen_.begin : split_first;
+    const std::int64_t end = seen_.end < split_first + split_keys ? seen_.end : split_first + split_keys;
+    if (begin >= end) return;
+
+    float* states =
+        item_.partials == nullptr ? scratch_.states : item_.partials + (split - first_split()) * num_rows() * stride_;
+    for (std::int64_t row = 0; row < num_rows(); ++row) {
+      float* state = states + row * stride_;
+      for (int d = 0; d < dims_; d += lanes) store(state + d, vf(0.0f));
+      maximum_of(state, padded_) = minus_infinity;
+      store(scratch_.sums + row * workspace_align, vf(0.0f));
+    }
+
+    tile_place places[2];
+    int current = 0;
+    std::int64_t tile = begin / tile_keys * tile_keys;
+    place_tile(places[current], tile, begin, end);
+    while (tile < end) {
+      const std::int64_t next = tile + tile_keys;
+      const bool has_next = next < end;
+      if (has_next) place_tile(places[1 - current], next, begin, end);
+      for (int head = 0; head < num_heads_; ++head) {
+        const tile_place* ahead = head + 1 < num_heads_ ? &places[current] : has_next ? &places[1 - current] : nullptr;
+        if (ahead != nullptr) prefetch_unit(*ahead, head + 1 < num_heads_ ? head + 1 : 0);
+        run_unit(places[current], head, states);
+      }
+      current = 1 - current;
+      tile = next;
+    }
+
+    for (int head = 0; head < num_heads_; ++head) {
+      for (int row = 0; row < head_rows_; ++row) {
+        float* state = state_of(states, head, row);
+        const std::int64_t index = static_cast<std::int64_t>(head) * head_rows_ + row;
+        sum_of(state, padded_) = reduce_add(load(scratch_.sums + index * workspace_align));
+        if (item_.partials != nullptr) continue;
+        const visible_range range = range_of_row(row);
+        if (range.begin >= split_first + split_keys || range.end <= split_first || range.begin >= range.end) continue;
+        fold(state_of(scratch_.totals, head, row), state, range.begin >= split_first);
+      }
+    }
+  }
+
+  // total ← total ⊕ partial; `first`: total ← partial.
+  void fold(float* total, float* partial, bool first) const noexcept {
+    if (first) {
+      for (int d = 0; d < dims_; d += lanes) store(total + d, load(partial + d));
+      maximum_of(total, padded_) = maximum_of(partial, padded_);
+      sum_of(total, padded_) = sum_of(partial, padded_);
+      return;
+    }
+    const merge_weights weights = weights_of(maximum_of(total, padded_), maximum_of(partial, padded_));
+    const vf a(weights.a);
+    const vf b(weights.b);
+    for (int d = 0; d < dims_; d += lanes) store(total + d, fma(load(partial + d), b, load(total + d) * a));
+    sum_of(total, padded_) = sum_of(partial, padded_) * weights.b + sum_of(total, padded_) * weights.a;
+  }
+
+  void prefetch_unit(const tile_place& place, int head) const noexcept {
+    const auto bytes = static_cast<std::int64_t>(sizeof(Key)) * args_.head_dim;
+    if (k_contiguous_) {
+      const Key* k = static_cast<const Key*>(args_.k) + (item_.kv_head_begin + head) * args_.k_strides.head;
+      for (int key = place.begin; key < place.end; ++key) {
+        const char* row = reinterpret_cast<const char*>(k + place.k[key]);
+        for (std::int64_t b = 0; b < bytes; b += cache_line_bytes) prefetch_l2(row + b);
+      }
+    }
+    if (v_contiguous_) {
+      const Key* v = static_cast<const Key*>(args_.v) + (item_.kv_head_begin + head) * args_.v_strides.head;
+      for (int key = place.begin; key < place.end; ++key) {
+        const char* row = reinterpret_cast<const char*>(v + place.v[key]);
+        for (std::int64_t b = 0; b < bytes; b += cache_line_bytes) prefetch_l2(row + b);
+      }
+    }
+  }
+
+  // One row of K or V from any layout.
+  static void stage_row(const Key* from, const kv_strides& strides, int head_dim, Key* to) noexcept {
+    for (int d = 0; d < head_dim;) {
+      const int run = head_dim - d < strides.chunk ? head_dim - d : strides.chunk;
+      for (int i = 0; i < run; ++i) to[d + i] = from[i * strides.dim];
+      from += strides.chunk_stride;
+      d += run;
+    }
+  }
+
+  void pack_keys(const tile_place& place, int head) noexcept {
+    const Key* k = static_cast<const Key*>(args_.k) + (item_.kv_head_begin + head) * args_.k_strides.head;
+    auto* staging = static_cast<Key*>(scratch_.staging);
+    const Key* zeros = static_cast<const Key*>(scratch_.zero_row);
+    for (int column = 0; column < tile_keys; column += lanes) {
+      const Key* rows[lanes];
+      for (int i = 0; i < lanes; ++i) {
+        const int key = column + i;
+        if (key < place.begin || key >= place.end) {
+          rows[i] = zeros;
+        } else if (k_contiguous_) {
+          rows[i] = k + place.k[key];
+        } else {
+          Key* row = staging + static_cast<std::int64_t>(i) * padded_;
+          stage_row(k + place.k[key], args_.k_strides, args_.head_dim, row);
+          rows[i] = row;
+        }
+      }
+      transpose_keys(rows, args_.head_dim, scratch_.keys + column);
+    }
+  }
+
+  // V rows of the tile as float32 in value order in scratch.
+  void widen_values(const tile_place& place, int head) noexcept {
+    const Key* v = static_cast<const Key*>(args_.v) + (item_.kv_head_begin + head) * args_.v_strides.head;
+    auto* staging = static_cast<Key*>(scratch_.staging);
+    const int whole = args_.head_dim / (2 * lanes) * (2 * lanes);
+    for (int key = place.begin; key < place.end; ++key) {
+      const Key* row = v + place.v[key];
+      if (!v_contiguous_) {
+        stage_row(row, args_.v_strides, args_.head_dim, staging);
+        row = staging;
+      }
+      float* to = scratch_.values + static_cast<std::int64_t>(key) * padded_;
+      vf a;
+      vf b;
+      for (int d = 0; d < whole; d += 2 * lanes) {
+        load_pair(row + d, a, b);
+        store(to + d, a);
+        store(to + d + lanes, b);
+      }
+      if (whole < args_.head_dim) {
+        Key tail[2 * lanes] = {};
+        for (int d = whole; d < args_.head_dim; ++d) tail[d - whole] = row[d];
+        load_pair(tail, a, b);
+        store(to + whole, a);
+        store(to + whole + lanes, b);
+      }
+    }
+  }
+
+  // One tile × one KV head.
+  void run_unit(const tile_place& place, int head, float* states) noexcept {
+    pack_keys(place, head);
+    const Key* in_place[tile_keys];
+    const float* widened[tile_keys];
+    if (v_in_place_) {
+      const Key* v = static_cast<const Key*>(args_.v) + (item_.kv_head_begin + head) * args_.v_strides.head;
+      for (int key = place.begin; key < place.end; ++key) in_place[key] = v + place.v[key];
+    } else {
+      widen_values(place, head);
+      for (int key = place.begin; key < place.end; ++key) {
+        widened[key] = scratch_.values + static_cast<std::int64_t>(key) * padded_;
+      }
+    }
+    const float* queries = scratch_.queries + static_cast<std::int64_t>(head) * head_rows_ * args_.head_dim;
+    for (int g = 0; g < num_groups_; ++g) {
+      const int begin = group_begin(g);
+      const int rows = group_begin(g + 1) - begin;
+      visible_range seen[max_group_rows];  // relative to the tile
+      visible_range common{0, tile_keys};
+      bool any = false;
+      for (int i = 0; i < rows; ++i) {
+        seen[i] = clip(range_of_row(begin + i), place.first);
+        any = any || seen[i].begin < seen[i].end;
+        if (seen[i].begin > common.begin) common.begin = seen[i].begin;
+        if (seen[i].end < common.end) common.end = seen[i].end;
+      }
+      if (!any) continue;
+      float* scores = scratch_.scores + static_cast<std::int64_t>(begin) * tile_keys;
+      const float* group_queries = queries + static_cast<std::int64_t>(begin) * args_.head_dim;
+      with_rows(
+          rows, [&]<int Rows>() __attribute__((always_inline)) {
+            score_rows<Rows>(group_queries, scratch_.keys, args_.head_dim, scores);
+          });
+      const std::int64_t row_index = static_cast<std::int64_t>(head) * head_rows_ + begin;
+      float* group_states = states + row_index * stride_;
+      for (int i = 0; i < rows; ++i) {
+        if (seen[i].begin >= seen[i].end) continue;
+        softmax_row(scores + i * tile_keys, seen[i], place.first, head, begin + i, group_states + i * stride_,
+                    scratch_.sums + (row_index + i) * workspace_align);
+      }
+      if (v_in_place_) {
+        accumulate(scores, in_place, seen, common, rows, group_states);
+      } else {
+        accumulate(scores, widened, seen, common, rows, group_states);
+      }
+    }
+  }
+
+  static BIFOLIO_INLINE visible_range clip(visible_range range, std::int64_t first) noexcept {
+    std::int64_t begin = range.begin - first;
+    std::int64_t end = range.end - first;
+    begin = begin < 0 ? 0 : begin;
+    end = end > tile_keys ? tile_keys : end;
+    return {begin, end};
+  }
+
+  // Logits → probabilities in place, against the row's running maximum; updates maximum, sums and, when the maximum
+  // rises, the accumulator.
+  BIFOLIO_INLINE void softmax_row(float* scores, visible_range seen, std::int64_t tile_first, int head, int row,
+                                  float* state, float* sums) const noexcept {
+    vf s[tile_vectors];
+#pragma GCC unroll 16
+    for (int c = 0; c < tile_vectors; ++c) s[c] = load(scores + c * lanes);
+    if (args_.soft_cap > 0) {
+      const vf cap(args_.soft_cap);
+      for (int c = 0; c < tile_vectors; ++c) s[c] = cap * tanh(s[c] / cap);
+    }
+    if (args_.alibi_slopes != nullptr) {
+      const int q_head = (item_.kv_head_begin + head) * args_.group_size + row % args_.group_size;
+      const std::int64_t position = item_.first_position + row / args_.group_size;
+      const vf slope(args_.alibi_slopes[q_head]);
+      const vf distance = lane_numbers() + vf(static_cast<float>(tile_first - position));
+      for (int c = 0; c < tile_vectors; ++c) s[c] = fma(slope, distance + vf(static_cast<float>(c * lanes)), s[c]);
+    }
+    if (seen.begin > 0 || seen.end < tile_keys) {
+      for (int c = 0; c < tile_vectors; ++c) {
+        s[c] = keep_lanes(s[c], static_cast<int>(seen.begin) - c * lanes, static_cast<int>(seen.end) - c * lanes);
+      }
+    }
+    vf highest = s[0];
+#pragma GCC unroll 16
+    for (int c = 1; c < tile_vectors; ++c) highest = xsimd::max(highest, s[c]);
+    const float tile_maximum = reduce_max(highest);
+    vf sum = load(sums);
+    float& maximum = maximum_of(state, padded_);
+    if (tile_maximum > maximum + rescale_threshold) {
+      const vf alpha(exp_scalar(maximum - tile_maximum));
+      maximum = tile_maximum;
+      sum = sum * alpha;
+      for (int d = 0; d < dims_; d += lanes) store(state + d, load(state + d) * alpha);
+    }
+    const vf shift(maximum == minus_infinity ? 0.0f : maximum);
+#pragma GCC unroll 16
+    for (int c = 0; c < tile_vectors; ++c) {
+      const vf p = exp(s[c] - shift);
+      store(scores + c * lanes, p);
+      sum = sum + p;
+    }
+    store(sums, sum);
+  }
+
+  // Rows together where all of them see the keys, each by itself before and after that; ascending keys in every row.
+  template <class Value>
+  BIFOLIO_INLINE void accumulate(const float* p, const Value* const* values, const visible_range* seen,
+                                 visible_range common, int rows, float* states) const noexcept {
+    const bool together = common.begin < common.end;
+    const auto alone = [&](int row, std::int64_t begin, std::int64_t end) {
+      if (begin >= end) return;
+      accumulate_rows<1>(p + row * tile_keys, values, static_cast<int>(begin), static_cast<int>(end), dims_,
+                         states + row * stride_, stride_);
+    };
+    for (int i = 0; i < rows; ++i) alone(i, seen[i].begin, together ? common.begin : seen[i].end);
+    if (!together) return;
+    with_rows(
+        rows, [&]<int Rows>() __attribute__((always_inline)) {
+          accumulate_rows<Rows>(p, values, static_cast<int>(common.begin), static_cast<int>(common.end), dims_, states,
+                                stride_);
+        });
+    for (int i = 0; i < rows; ++i) alone(i, common.end, seen[i].end);
+  }
+
+  // Folds and writes all rows. `states` holds one state a row; with `split_stride` > 0, one a split and row.
+  void finish_rows(float* states, std::int64_t split_stride) noexcept {
+    for (int head = 0; head < num_heads_; ++head) {
+      for (int row = 0; row < head_rows_; ++row) {
+        const visible_range range = range_of_row(row);
+        if (range.begin >= range.end) {
+          write_empty_row(head, row);
+          continue;
+        }
+        float* state = state_of(states, head, row);
+        if (split_stride > 0) {
+          float* total = scratch_.totals;
+          const std::int64_t first = range.begin / split_keys;
+          const std::int64_t last = (range.end - 1) / split_keys;
+          for (std::int64_t split = first; split <= last; ++split) {
+            fold(total, state + (split - first_split()) * split_stride, split == first);
+          }
+          state = total;
+        }
+        write_row(head, row, state);
+      }
+    }
+  }
+
+  [[nodiscard]] int query_head(int head, int row) const noexcept {
+    return (item_.kv_head_begin + head) * args_.group_size + row % args_.group_size;
+  }
+  [[nodiscard]] std::int64_t token_of(int row) const noexcept { return item_.first_token + row / args_.group_size; }
+
+  void write_out(int head, int row, const float* values, float lse) noexcept {
+    const int q_head = query_head(head, row);
+    const std::int64_t token = token_of(row);
+    narrow_any(args_.out_type, values, args_.head_dim, args_.out,
+               token * args_.out_token_stride + q_head * args_.out_head_stride);
+    if (args_.lse != nullptr) args_.lse[token * args_.num_q_heads + q_head] = lse;
+  }
+
+  void write_empty_row(int head, int row) noexcept {
+    float* values = scratch_.values;
+    for (int d = 0; d < dims_; d += lanes) store(values + d, vf(0.0f));
+    write_out(head, row, values, args_.sinks == nullptr ? minus_infinity : args_.sinks[query_head(head, row)]);
+  }
+
+  void write_row(int head, int row, float* state) noexcept {
+    float maximum = maximum_of(state, padded_);
+    float sum = sum_of(state, padded_);
+    float factor = 1.0f;
+    if (args_.sinks != nullptr) {
+      const float sink = args_.sinks[query_head(head, row)];
+      const merge_weights weights = weights_of(maximum, sink);
+      sum = sum * weights.a + weights.b;
+      factor = weights.a;
+    }
+    const vf scale(factor / sum);
+    float* values = scratch_.values;
+    for (int d = 0; d < dims_; d += 2 * lanes) {
+      vf a = load(state + d) * scale;
+      vf b = load(state + d + lanes) * scale;
+      if constexpr (pair_is_interleaved<Key>) interleave(a, b, a, b);
+      store(values + d, a);
+      store(values + d + lanes, b);
+    }
+    write_out(head, row, values, maximum + __builtin_logf(sum));
+  }
+
+  const attention_args& args_;
+  const attention_item& item_;
+  const attention_scratch& scratch_;
+  int padded_;
+  int dims_;  // head_dim in whole pairs of vectors
+  std::int64_t stride_;
+  int head_rows_;  // rows of one KV head
+  int num_heads_;
+  int num_groups_;
+  bool k_contiguous_;
+  bool v_contiguous_;
+  bool v_in_place_;
+  visible_range seen_;  // by any row of the item
+};
+
+template <class Key>
+void run_item(const attention_args& args, const attention_item& item, const attention_scratch& scratch) noexcept {
+  item_runner<Key>(args, item, scratch).run();
+}
+
+template <class Key>
+void finish_item(const attention_args& args, const attention_item& item, const attention_scratch& scratch) noexcept {
+  item_runner<Key>(args, item, scratch).finish();
+}
+
+void merge_rows(const merge_params& params, std::int64_t begin, std::int64_t end) noexcept {
+  const std::int32_t num_heads = params.out.num_heads;
+  const std::int32_t head_dim = params.out.head_dim;
+  constexpr int chunk = 64;
+  for (std::int64_t row = begin; row < end; ++row) {
+    const std::int64_t token = row / num_heads;
+    const std::int64_t head = row % num_heads;
+    float maximum = params.a.lse[row];
+    const float other = params.b.lse[row];
+    const bool a_seen = !(maximum == minus_infinity);
+    const bool b_seen = !(other == minus_infinity);
+    const merge_weights weights = weights_of(maximum, other);
+    const float sum = weights.a + weights.b;
+    const bool any = a_seen || b_seen;
+    const float a_factor = a_seen ? weights.a / sum : 0.0f;
+    const float b_factor = b_seen ? weights.b / sum : 0.0f;
+    const std::int64_t a_offset = token * params.a.out.token_stride + head * params.a.out.head_stride;
+    const std::int64_t b_offset = token * params.b.out.token_stride + head * params.b.out.head_stride;
+    const std::int64_t out_offset = token * params.out.token_stride + head * params.out.head_stride;
+    for (std::int32_t d = 0; d < head_dim; d += chunk) {
+      const int count = head_dim - d < chunk ? head_dim - d : chunk;
+      float a[chunk] = {};
+      float b[chunk] = {};
+      // A state that saw nothing is not read: it weighs nothing, whatever stands in its row.
+      if (a_seen) widen_any(params.a.out.type, params.a.out.data, a_offset + d, count, 1.0f, a);
+      if (b_seen) widen_any(params.b.out.type, params.b.out.data, b_offset + d, count, 1.0f, b);
+      for (int i = 0; i < chunk; ++i) a[i] = a[i] * a_factor + b[i] * b_factor;
+      narrow_any(params.out.type, a, count, params.out.data, out_offset + d);
+    }
+    if (params.lse != nullptr) params.lse[row] = any ? maximum + __builtin_logf(sum) : minus_infinity;
+  }
+}
+
+}  // namespace
 
 extern const attention_kernels attention_table;
-const attention_kernels attention_table{};
+const attention_kernels attention_table{
+    {&run_item<float>, &run_item<float16>, &run_item<bfloat16>},
+    {&finish_item<float>, &finish_item<float16>, &finish_item<bfloat16>},
+    &merge_rows,
+};
 
 }  // namespace bifolio::cpu::BIFOLIO_ISA

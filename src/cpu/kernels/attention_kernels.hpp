@@ -1,9 +1,117 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+/// What the attention kernels of one ISA receive, and their table. How they work: docs/kernels/attention_cpu.md.
+///
+/// A *row* is one query token × one query head. All rows of a work item and KV head share its pass over K and V; a
+/// row's own sequence of float operations depends on nothing but that row, so its bits do not depend on the cut into
+/// items.
+
+#include <bifolio/attention.hpp>
+#include <cstdint>
+
 namespace bifolio::cpu {
 
-/// Kernels of attention and merge_states.
-struct attention_kernels {};
+/// Keys are taken in tiles of this many positions, counted from position 0.
+inline constexpr std::int32_t tile_keys = 64;
+/// Keys are summed in splits of this many positions, counted from position 0; a row's result is the left fold of the
+/// splits' partial results in order of position.
+inline constexpr std::int32_t split_keys = 512;
+/// Alignment of every array of the workspace, in floats (64 bytes).
+inline constexpr std::int32_t workspace_align = 16;
+/// Head dims are padded to a multiple of this many in the workspace: two vectors of the widest ISA.
+inline constexpr std::int32_t dim_align = 32;
+
+[[nodiscard]] constexpr std::int32_t padded_dims(std::int32_t head_dim) noexcept {
+  return (head_dim + dim_align - 1) / dim_align * dim_align;
+}
+
+/// Floats from one partial result to the next: the accumulator, then the running maximum, then the sum.
+[[nodiscard]] constexpr std::int64_t partial_stride(std::int32_t head_dim) noexcept {
+  return padded_dims(head_dim) + workspace_align;
+}
+
+/// The positions that a token at position p sees: max(0, p − left) ≤ j < min(seq_len, p + right + 1).
+struct visible_range {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+};
+
+/// `left` and `right` of an attention_spec, with "all" made a number that no position reaches.
+struct attention_window {
+  std::int64_t left = 0;
+  std::int64_t right = 0;
+
+  [[nodiscard]] constexpr visible_range of(std::int64_t position, std::int64_t seq_len) const noexcept {
+    const std::int64_t begin = position > left ? position - left : 0;
+    const std::int64_t end = position + right + 1 < seq_len ? position + right + 1 : seq_len;
+    return {begin, end};
+  }
+};
+
+/// One layer's call.
+struct attention_args {
+  const void* q = nullptr;  ///< [num_tokens, num_q_heads, head_dim]
+  void* out = nullptr;      ///< like q
+  float* lse = nullptr;     ///< [num_tokens, num_q_heads] or null
+  const void* k = nullptr;
+  const void* v = nullptr;
+  kv_strides k_strides;
+  kv_strides v_strides;
+  const float* alibi_slopes = nullptr;  ///< [num_q_heads] or null
+  const float* sinks = nullptr;         ///< [num_q_heads] or null
+  std::int64_t q_token_stride = 0;
+  std::int64_t q_head_stride = 0;
+  std::int64_t out_token_stride = 0;
+  std::int64_t out_head_stride = 0;
+  attention_window window;
+  std::int32_t num_q_heads = 0;
+  std::int32_t group_size = 0;
+  std::int32_t head_dim = 0;
+  std::int32_t block_size = 0;
+  float scale = 0;
+  float soft_cap = 0;  ///< 0 = none
+  dtype q_type = dtype::f32;
+  dtype out_type = dtype::f32;
+};
+
+/// Some tokens of one sequence × some KV heads × some splits of the keys.
+struct attention_item {
+  std::int64_t first_token = 0;     ///< row of q and out
+  std::int64_t first_position = 0;  ///< of that token in its sequence
+  std::int64_t seq_len = 0;
+  const std::int32_t* block_table = nullptr;  ///< the sequence's row
+  std::int32_t num_tokens = 0;
+  std::int32_t kv_head_begin = 0;
+  std::int32_t kv_head_end = 0;
+  std::int32_t split_begin = 0;
+  std::int32_t split_end = 0;
+  /// Where partial results go, [split − first split of the tokens][row] of `partial_stride` floats; null when the item
+  /// holds all splits of its rows and writes out and lse itself. Rows are numbered
+  /// (kv_head − kv_head_begin) · num_tokens · group_size + token · group_size + head of the group.
+  float* partials = nullptr;
+};
+
+/// One lane's arrays, sized by `scratch_layout` for the largest item.
+struct attention_scratch {
+  float* keys = nullptr;     ///< [padded_dims][tile_keys], the tile transposed
+  float* values = nullptr;   ///< [tile_keys][padded_dims]
+  float* queries = nullptr;  ///< [row groups][head_dim][rows of the group]
+  float* scores = nullptr;   ///< [rows of one KV head][tile_keys]
+  float* states = nullptr;   ///< [rows][partial_stride], the running split
+  float* sums = nullptr;     ///< [rows][16], the running split's sums, one a vector lane
+  float* totals = nullptr;   ///< [rows][partial_stride], splits folded so far
+  void* staging = nullptr;   ///< [tile_keys][padded_dims] elements of KV, for layouts that are not contiguous in dims
+  void* zero_row = nullptr;  ///< [padded_dims] elements of KV, all zero
+};
+
+struct attention_kernels {
+  /// Computes one item; indexed by the dtype of the KV cache.
+  void (*run[3])(const attention_args& args, const attention_item& item, const attention_scratch& scratch) noexcept;
+  /// Folds the partial results of all splits of the item's rows, writes out and lse.
+  void (*finish[3])(const attention_args& args, const attention_item& item, const attention_scratch& scratch) noexcept;
+  /// Rows [begin, end) of token · num_heads + head of merge_states.
+  void (*merge)(const merge_params& params, std::int64_t begin, std::int64_t end) noexcept;
+};
 
 }  // namespace bifolio::cpu

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// The checks of the attention calls, one place for every backend. A check returns the first reason why a call is
+/// refused: the code, and, when the caller gives a string, a sentence with the value received and the values allowed.
+/// Without a string nothing is allocated, so that per-layer calls use the same checks. What is refused and with which
+/// code stands in bifolio/attention.hpp and at `backend::plan_attention`.
+
+#include <bifolio/attention.hpp>
+#include <bifolio/error.hpp>
+#include <bifolio/step.hpp>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace bifolio::validate {
+
+/// `backend::attention` against its plan; the arrays behind the pointers are not read.
+[[nodiscard]] errc attention(const attention_plan& plan, const attention_params& params, std::string* sentence);
+
+[[nodiscard]] errc merge(const merge_params& params, std::string* sentence);
+
+/// The numbers of a spec by themselves.
+[[nodiscard]] errc attention_spec_alone(const attention_spec& spec, std::string* sentence);
+
+/// A step's host arrays for `spec`: lengths, table rows, block ids. Entries of the tables that no token sees (past the
+/// length, before the window) are not read.
+[[nodiscard]] errc attention_batch(const attention_spec& spec, const step_batch_view& batch, std::int64_t num_blocks,
+                                   std::string* sentence);
+
+/// The positions that the tokens of a sequence see together: [begin, end), empty when begin ≥ end.
+struct position_range {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+};
+
+/// One token at `position` of a sequence of `seq_len`.
+[[nodiscard]] position_range visible_positions(const attention_spec& spec, std::int64_t position,
+                                               std::int64_t seq_len) noexcept;
+
+}  // namespace bifolio::validate

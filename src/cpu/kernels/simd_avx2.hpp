@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// AVX2 + FMA + F16C part of simd.hpp.
+
+#include <immintrin.h>
+
+namespace bifolio::cpu::BIFOLIO_ISA {
+namespace {
+
+static_assert(lanes == 8);
+inline constexpr int num_vector_registers = 16;
+
+BIFOLIO_INLINE __m256 raw(vf v) noexcept { return static_cast<__m256>(v); }
+
+BIFOLIO_INLINE vf fma(vf a, vf b, vf c) noexcept { return vf(_mm256_fmadd_ps(raw(a), raw(b), raw(c))); }
+
+BIFOLIO_INLINE vf lane_numbers() noexcept { return vf(_mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7)); }
+
+/// p · 2^n; `shifted` is n + 1.5·2^23, whose low bits hold n. −126 ≤ n ≤ 127.
+BIFOLIO_INLINE vf times_power_of_two(vf p, vf shifted, vf) noexcept {
+  const __m256i biased = _mm256_add_epi32(_mm256_castps_si256(raw(shifted)), _mm256_set1_epi32(127));
+  return p * vf(_mm256_castsi256_ps(_mm256_slli_epi32(biased, 23)));
+}
+
+/// 0 where x < limit, else value.
+BIFOLIO_INLINE vf zero_below(vf x, float limit, vf value) noexcept {
+  return vf(_mm256_and_ps(_mm256_cmp_ps(raw(x), _mm256_set1_ps(limit), _CMP_NLT_UQ), raw(value)));
+}
+
+/// One fixed tree: halves, quarters, pairs.
+BIFOLIO_INLINE float reduce_add(vf v) noexcept {
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(raw(v)), _mm256_extractf128_ps(raw(v), 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+
+BIFOLIO_INLINE float reduce_max(vf v) noexcept {
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(raw(v)), _mm256_extractf128_ps(raw(v), 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+
+/// rows[i][j] ↔ rows[j][i], 8 × 8 elements of 32 bits.
+BIFOLIO_INLINE void transpose(vf (&rows)[8]) noexcept {
+  __m256 a[8];
+  __m256 b[8];
+#pragma GCC unroll 4
+  for (int i = 0; i < 8; i += 2) {
+    a[i] = _mm256_unpacklo_ps(raw(rows[i]), raw(rows[i + 1]));
+    a[i + 1] = _mm256_unpackhi_ps(raw(rows[i]), raw(rows[i + 1]));
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 8; i += 4) {
+    b[i] = _mm256_shuffle_ps(a[i], a[i + 2], 0x44);
+    b[i + 1] = _mm256_shuffle_ps(a[i], a[i + 2], 0xee);
+    b[i + 2] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0x44);
+    b[i + 3] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0xee);
+  }
+#pragma GCC unroll 4
+  for (int c = 0; c < 4; ++c) {
+    rows[c] = vf(_mm256_permute2f128_ps(b[c], b[4 + c], 0x20));
+    rows[4 + c] = vf(_mm256_permute2f128_ps(b[c], b[4 + c], 0x31));
+  }
+}
+
+/// 16 elements of 16 bits as 8 lanes of 32, the earlier element in the low half.
+BIFOLIO_INLINE vf load_bits(const void* p) noexcept {
+  return vf(_mm256_castsi256_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p))));
+}
+
+/// The low and the high halves of the lanes as floats.
+template <class T>
+void split_pair(vf bits, vf& low, vf& high) noexcept = delete;
+
+template <>
+BIFOLIO_INLINE void split_pair<bfloat16>(vf bits, vf& low, vf& high) noexcept {
+  const __m256i pairs = _mm256_castps_si256(raw(bits));
+  low = vf(_mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)));
+  high = vf(_mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000u)))));
+}
+
+template <>
+BIFOLIO_INLINE void split_pair<float16>(vf bits, vf& low, vf& high) noexcept {
+  const __m256i pairs = _mm256_castps_si256(raw(bits));
+  const __m256i evens = _mm256_and_si256(pairs, _mm256_set1_epi32(0xffff));
+  const __m256i odds = _mm256_srli_epi32(pairs, 16);
+  // [evens 0-3, odds 0-3 | evens 4-7, odds 4-7] → [evens 0-7 | odds 0-7]
+  const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(evens, odds), 0xd8);
+  low = vf(_mm256_cvtph_ps(_mm256_castsi256_si128(packed)));
+  high = vf(_mm256_cvtph_ps(_mm256_extracti128_si256(packed, 1)));
+}
+
+template <class T>
+inline constexpr bool pair_is_interleaved = false;
+template <>
+inline constexpr bool pair_is_interleaved<bfloat16> = true;
+
+BIFOLIO_INLINE void load_pair(const float* p, vf& a, vf& b) noexcept {
+  a = load(p);
+  b = load(p + lanes);
+}
+BIFOLIO_INLINE void load_pair(const bfloat16* p, vf& a, vf& b) noexcept { split_pair<bfloat16>(load_bits(p), a, b); }
+BIFOLIO_INLINE void load_pair(const float16* p, vf& a, vf& b) noexcept {
+  a = vf(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+  b = vf(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + lanes))));
+}
+
+/// Even elements in a, odd ones in b → in order.
+BIFOLIO_INLINE void interleave(vf a, vf b, vf& first, vf& second) noexcept {
+  const __m256 low = _mm256_unpacklo_ps(raw(a), raw(b));
+  const __m256 high = _mm256_unpackhi_ps(raw(a), raw(b));
+  first = vf(_mm256_permute2f128_ps(low, high, 0x20));
+  second = vf(_mm256_permute2f128_ps(low, high, 0x31));
+}
+
+}  // namespace
+}  // namespace bifolio::cpu::BIFOLIO_ISA

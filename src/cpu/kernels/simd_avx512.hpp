@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// AVX-512 F/BW/DQ/VL part of simd.hpp.
+
+#include <immintrin.h>
+
+namespace bifolio::cpu::BIFOLIO_ISA {
+namespace {
+
+static_assert(lanes == 16);
+inline constexpr int num_vector_registers = 32;
+
+BIFOLIO_INLINE __m512 raw(vf v) noexcept { return static_cast<__m512>(v); }
+
+BIFOLIO_INLINE vf fma(vf a, vf b, vf c) noexcept { return vf(_mm512_fmadd_ps(raw(a), raw(b), raw(c))); }
+
+BIFOLIO_INLINE vf lane_numbers() noexcept {
+  return vf(_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+}
+
+/// p · 2^n; `shifted` is n + 1.5·2^23.
+BIFOLIO_INLINE vf times_power_of_two(vf p, vf, vf n) noexcept { return vf(_mm512_scalef_ps(raw(p), raw(n))); }
+
+/// 0 where x < limit, else value.
+BIFOLIO_INLINE vf zero_below(vf x, float limit, vf value) noexcept {
+  const __mmask16 keep = _mm512_cmp_ps_mask(raw(x), _mm512_set1_ps(limit), _CMP_NLT_UQ);
+  return vf(_mm512_maskz_mov_ps(keep, raw(value)));
+}
+
+/// One fixed tree: halves, quarters, pairs.
+BIFOLIO_INLINE float reduce_add(vf v) noexcept {
+  const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(raw(v)), _mm512_extractf32x8_ps(raw(v), 1));
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+
+BIFOLIO_INLINE float reduce_max(vf v) noexcept {
+  const __m256 eight = _mm256_max_ps(_mm512_castps512_ps256(raw(v)), _mm512_extractf32x8_ps(raw(v), 1));
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+
+/// rows[i][j] ↔ rows[j][i], 16 × 16 elements of 32 bits.
+BIFOLIO_INLINE void transpose(vf (&rows)[16]) noexcept {
+  __m512 a[16];
+  __m512 b[16];
+#pragma GCC unroll 8
+  for (int i = 0; i < 16; i += 2) {
+    a[i] = _mm512_unpacklo_ps(raw(rows[i]), raw(rows[i + 1]));
+    a[i + 1] = _mm512_unpackhi_ps(raw(rows[i]), raw(rows[i + 1]));
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 16; i += 4) {
+    const auto lo0 = _mm512_castps_pd(a[i]);
+    const auto hi0 = _mm512_castps_pd(a[i + 1]);
+    const auto lo1 = _mm512_castps_pd(a[i + 2]);
+    const auto hi1 = _mm512_castps_pd(a[i + 3]);
+    b[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(lo0, lo1));
+    b[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(lo0, lo1));
+    b[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(hi0, hi1));
+    b[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(hi0, hi1));
+  }
+  // b[4·g + c]: 128-bit piece k holds column 4·k + c of rows 4·g … 4·g + 3. Now a 4 × 4 transposition of pieces.
+#pragma GCC unroll 4
+  for (int c = 0; c < 4; ++c) {
+    const __m512 low01 = _mm512_shuffle_f32x4(b[c], b[4 + c], 0x44);
+    const __m512 high01 = _mm512_shuffle_f32x4(b[c], b[4 + c], 0xee);
+    const __m512 low23 = _mm512_shuffle_f32x4(b[8 + c], b[12 + c], 0x44);
+    const __m512 high23 = _mm512_shuffle_f32x4(b[8 + c], b[12 + c], 0xee);
+    rows[c] = vf(_mm512_shuffle_f32x4(low01, low23, 0x88));
+    rows[4 + c] = vf(_mm512_shuffle_f32x4(low01, low23, 0xdd));
+    rows[8 + c] = vf(_mm512_shuffle_f32x4(high01, high23, 0x88));
+    rows[12 + c] = vf(_mm512_shuffle_f32x4(high01, high23, 0xdd));
+  }
+}
+
+/// 32 elements of 16 bits as 16 lanes of 32, the earlier element in the low half.
+BIFOLIO_INLINE vf load_bits(const void* p) noexcept { return vf(_mm512_castsi512_ps(_mm512_loadu_si512(p))); }
+
+/// The low and the high halves of the lanes as floats.
+template <class T>
+void split_pair(vf bits, vf& low, vf& high) noexcept = delete;
+
+template <>
+BIFOLIO_INLINE void split_pair<bfloat16>(vf bits, vf& low, vf& high) noexcept {
+  const __m512i pairs = _mm512_castps_si512(raw(bits));
+  low = vf(_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)));
+  high = vf(_mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000u)))));
+}
+
+template <>
+BIFOLIO_INLINE void split_pair<float16>(vf bits, vf& low, vf& high) noexcept {
+  const __m512i pairs = _mm512_castps_si512(raw(bits));
+  low = vf(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(pairs)));
+  high = vf(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(pairs, 16))));
+}
+
+template <class T>
+inline constexpr bool pair_is_interleaved = false;
+template <>
+inline constexpr bool pair_is_interleaved<bfloat16> = true;
+
+BIFOLIO_INLINE void load_pair(const float* p, vf& a, vf& b) noexcept {
+  a = load(p);
+  b = load(p + lanes);
+}
+BIFOLIO_INLINE void load_pair(const bfloat16* p, vf& a, vf& b) noexcept { split_pair<bfloat16>(load_bits(p), a, b); }
+BIFOLIO_INLINE void load_pair(const float16* p, vf& a, vf& b) noexcept {
+  a = vf(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+  b = vf(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + lanes))));
+}
+
+/// Even elements in a, odd ones in b → in order.
+BIFOLIO_INLINE void interleave(vf a, vf b, vf& first, vf& second) noexcept {
+  const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  const __m512i high = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+  first = vf(_mm512_permutex2var_ps(raw(a), low, raw(b)));
+  second = vf(_mm512_permutex2var_ps(raw(a), high, raw(b)));
+}
+
+}  // namespace
+}  // namespace bifolio::cpu::BIFOLIO_ISA

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// AArch64 Advanced SIMD part of simd.hpp.
+
+#include <arm_neon.h>
+
+namespace bifolio::cpu::BIFOLIO_ISA {
+namespace {
+
+static_assert(lanes == 4);
+inline constexpr int num_vector_registers = 32;
+
+BIFOLIO_INLINE float32x4_t raw(vf v) noexcept { return static_cast<float32x4_t>(v); }
+
+BIFOLIO_INLINE vf fma(vf a, vf b, vf c) noexcept { return vf(vfmaq_f32(raw(c), raw(a), raw(b))); }
+
+BIFOLIO_INLINE vf lane_numbers() noexcept {
+  const float numbers[4] = {0, 1, 2, 3};
+  return vf(vld1q_f32(numbers));
+}
+
+/// p · 2^n; `shifted` is n + 1.5·2^23, whose low bits hold n. −126 ≤ n ≤ 127.
+BIFOLIO_INLINE vf times_power_of_two(vf p, vf shifted, vf) noexcept {
+  const int32x4_t biased = vaddq_s32(vreinterpretq_s32_f32(raw(shifted)), vdupq_n_s32(127));
+  return p * vf(vreinterpretq_f32_s32(vshlq_n_s32(biased, 23)));
+}
+
+/// 0 where x < limit, else value.
+BIFOLIO_INLINE vf zero_below(vf x, float limit, vf value) noexcept {
+  const uint32x4_t below = vcltq_f32(raw(x), vdupq_n_f32(limit));
+  return vf(vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(raw(value)), below)));
+}
+
+/// One fixed tree: halves, pairs.
+BIFOLIO_INLINE float reduce_add(vf v) noexcept {
+  const float32x2_t two = vadd_f32(vget_low_f32(raw(v)), vget_high_f32(raw(v)));
+  return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
+}
+
+BIFOLIO_INLINE float reduce_max(vf v) noexcept { return vmaxvq_f32(raw(v)); }
+
+/// rows[i][j] ↔ rows[j][i], 4 × 4 elements of 32 bits.
+BIFOLIO_INLINE void transpose(vf (&rows)[4]) noexcept {
+  const float32x4_t a = vzip1q_f32(raw(rows[0]), raw(rows[2]));
+  const float32x4_t b = vzip2q_f32(raw(rows[0]), raw(rows[2]));
+  const float32x4_t c = vzip1q_f32(raw(rows[1]), raw(rows[3]));
+  const float32x4_t d = vzip2q_f32(raw(rows[1]), raw(rows[3]));
+  rows[0] = vf(vzip1q_f32(a, c));
+  rows[1] = vf(vzip2q_f32(a, c));
+  rows[2] = vf(vzip1q_f32(b, d));
+  rows[3] = vf(vzip2q_f32(b, d));
+}
+
+/// 8 elements of 16 bits as 4 lanes of 32, the earlier element in the low half.
+BIFOLIO_INLINE vf load_bits(const void* p) noexcept {
+  return vf(vreinterpretq_f32_u16(vld1q_u16(static_cast<const std::uint16_t*>(p))));
+}
+
+/// The low and the high halves of the lanes as floats.
+template <class T>
+void split_pair(vf bits, vf& low, vf& high) noexcept = delete;
+
+template <>
+BIFOLIO_INLINE void split_pair<bfloat16>(vf bits, vf& low, vf& high) noexcept {
+  const uint32x4_t pairs = vreinterpretq_u32_f32(raw(bits));
+  low = vf(vreinterpretq_f32_u32(vshlq_n_u32(pairs, 16)));
+  high = vf(vreinterpretq_f32_u32(vandq_u32(pairs, vdupq_n_u32(0xffff0000u))));
+}
+
+template <>
+BIFOLIO_INLINE void split_pair<float16>(vf bits, vf& low, vf& high) noexcept {
+  const uint32x4_t pairs = vreinterpretq_u32_f32(raw(bits));
+  low = vf(vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32(pairs))));
+  high = vf(vcvt_f32_f16(vreinterpret_f16_u16(vshrn_n_u32(pairs, 16))));
+}
+
+template <class T>
+inline constexpr bool pair_is_interleaved = false;
+template <>
+inline constexpr bool pair_is_interleaved<bfloat16> = true;
+
+BIFOLIO_INLINE void load_pair(const float* p, vf& a, vf& b) noexcept {
+  a = load(p);
+  b = load(p + lanes);
+}
+BIFOLIO_INLINE void load_pair(const bfloat16* p, vf& a, vf& b) noexcept { split_pair<bfloat16>(load_bits(p), a, b); }
+BIFOLIO_INLINE void load_pair(const float16* p, vf& a, vf& b) noexcept {
+  const float16x8_t halves = vreinterpretq_f16_u16(vld1q_u16(reinterpret_cast<const std::uint16_t*>(p)));
+  a = vf(vcvt_f32_f16(vget_low_f16(halves)));
+  b = vf(vcvt_f32_f16(vget_high_f16(halves)));
+}
+
+/// Even elements in a, odd ones in b → in order.
+BIFOLIO_INLINE void interleave(vf a, vf b, vf& first, vf& second) noexcept {
+  first = vf(vzip1q_f32(raw(a), raw(b)));
+  second = vf(vzip2q_f32(raw(a), raw(b)));
+}
+
+}  // namespace
+}  // namespace bifolio::cpu::BIFOLIO_ISA

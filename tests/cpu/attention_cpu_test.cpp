@@ -1,0 +1,403 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CPU backend's own promises about attention: it agrees with float64, and equal bits come out whatever the threads,
+// the cut into items, the chunks, the neighbours, the layout, the blocks and their order.
+#include <doctest/doctest.h>
+
+#include <bifolio/backend.hpp>
+#include <bifolio/memory_resource.hpp>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "reference/attention_accuracy.hpp"
+#include "reference/attention_oracle.hpp"
+#include "support/elements.hpp"
+#include "support/paged_cache.hpp"
+#include "support/random.hpp"
+
+using namespace bifolio;
+using test::arrangement;
+
+namespace {
+
+struct seq_shape {
+  std::int32_t query_len = 0;
+  std::int32_t seq_len = 0;
+  std::uint64_t name = 0;  ///< contents follow (name, position, head, dim)
+};
+
+struct problem {
+  attention_spec spec;
+  std::vector<seq_shape> seqs;
+  float soft_cap = 0;
+  bool alibi = false;
+  bool sinks = false;
+};
+
+struct answer {
+  std::vector<std::byte> out;  // dense, [num_tokens, num_q_heads, head_dim]
+  std::vector<float> lse;
+  friend bool operator==(const answer& a, const answer& b) {
+    return a.out == b.out && a.lse.size() == b.lse.size() &&
+           std::memcmp(a.lse.data(), b.lse.data(), a.lse.size() * sizeof(float)) == 0;
+  }
+};
+
+float element(dtype type, std::uint64_t kind, const seq_shape& seq, std::int64_t position, std::int64_t head,
+              std::int64_t dim) {
+  return test::stored_as(type, test::normal_from(test::hash_of(kind, seq.name, position, head, dim)));
+}
+
+std::vector<float> dense_rows(dtype type, std::uint64_t kind, const seq_shape& seq, std::int64_t first,
+                              std::int64_t count, std::int32_t heads, std::int32_t dims) {
+  std::vector<float> rows;
+  rows.reserve(static_cast<std::size_t>(count * heads * dims));
+  for (std::int64_t t = 0; t < count; ++t) {
+    for (std::int32_t h = 0; h < heads; ++h) {
+      for (std::int32_t d = 0; d < dims; ++d) rows.push_back(element(type, kind, seq, first + t, h, d));
+    }
+  }
+  return rows;
+}
+
+std::vector<float> slopes_of(const problem& p) {
+  std::vector<float> slopes;
+  for (std::int32_t h = 0; h < p.spec.num_q_heads; ++h) slopes.push_back(0.05f / static_cast<float>(h + 1));
+  return slopes;
+}
+
+std::vector<float> sinks_of(const problem& p) {
+  std::vector<float> sinks;
+  for (std::int32_t h = 0; h < p.spec.num_q_heads; ++h) sinks.push_back(static_cast<float>(h % 5) - 2.0f);
+  return sinks;
+}
+
+float scale_of(const problem& p) { return 1.0f / std::sqrt(static_cast<float>(p.spec.head_dim)); }
+
+// The batch's arrays and contents, on the host.
+struct prepared {
+  std::vector<std::vector<float>> contents;
+  std::vector<test::dense_kv> dense;
+  std::vector<std::int32_t> starts{0};
+  std::vector<std::int32_t> lengths;
+  std::vector<float> q_values;
+
+  explicit prepared(const problem& p) {
+    const attention_spec& s = p.spec;
+    for (const seq_shape& seq : p.seqs) {
+      contents.push_back(dense_rows(s.kv_type, 1, seq, 0, seq.seq_len, s.num_kv_heads, s.head_dim));
+      contents.push_back(dense_rows(s.kv_type, 2, seq, 0, seq.seq_len, s.num_kv_heads, s.head_dim));
+      const auto q =
+          dense_rows(s.q_type, 3, seq, seq.seq_len - seq.query_len, seq.query_len, s.num_q_heads, s.head_dim);
+      q_values.insert(q_values.end(), q.begin(), q.end());
+      starts.push_back(starts.back() + seq.query_len);
+      lengths.push_back(seq.seq_len);
+    }
+    for (std::size_t i = 0; i < p.seqs.size(); ++i) {
+      dense.push_back({p.seqs[i].seq_len, contents[2 * i].data(), contents[2 * i + 1].data()});
+    }
+  }
+};
+
+answer run(backend& where, const problem& p, arrangement how = arrangement::hnd, std::uint64_t order = 0) {
+  const prepared arrays(p);
+  const test::paged_cache cache(where, how, p.spec.kv_type, p.spec.num_kv_heads, p.spec.head_dim, p.spec.block_size,
+                                arrays.dense, {.order = order});
+  std::vector<std::byte> q_bytes(arrays.q_values.size() * size_of(p.spec.q_type));
+  for (std::size_t i = 0; i < arrays.q_values.size(); ++i) {
+    test::store_element(q_bytes.data(), p.spec.q_type, static_cast<std::int64_t>(i), arrays.q_values[i]);
+  }
+  const std::vector<float> slopes = slopes_of(p);
+  const std::vector<float> sinks = sinks_of(p);
+
+  step_batch_view batch;
+  batch.num_seqs = static_cast<std::int32_t>(p.seqs.size());
+  batch.num_tokens = arrays.starts.back();
+  batch.query_start_loc = arrays.starts.data();
+  batch.seq_lens = arrays.lengths.data();
+  batch.block_tables = cache.tables().data();
+  batch.block_table_stride = cache.table_stride();
+
+  answer result;
+  result.out.assign(arrays.q_values.size() * size_of(p.spec.out_type), std::byte{0x7f});
+  result.lse.assign(static_cast<std::size_t>(batch.num_tokens * p.spec.num_q_heads), NAN);
+  attention_params params;
+  params.q =
+      dense_view<const void>(q_bytes.data(), p.spec.q_type, batch.num_tokens, p.spec.num_q_heads, p.spec.head_dim);
+  params.out =
+      dense_view<void>(result.out.data(), p.spec.out_type, batch.num_tokens, p.spec.num_q_heads, p.spec.head_dim);
+  params.lse = result.lse.data();
+  params.kv = cache.view();
+  params.batch = batch;
+  params.scale = scale_of(p);
+  params.soft_cap = p.soft_cap;
+  params.alibi_slopes = p.alibi ? slopes.data() : nullptr;
+  params.sinks = p.sinks ? sinks.data() : nullptr;
+
+  attention_plan plan;
+  where.plan_attention(plan, p.spec, batch, cache.view().num_blocks);
+  CHECK_FALSE(find_problem(plan, params).has_value());
+  REQUIRE(where.attention(plan, params) == errc::ok);
+  const answer once = result;
+  REQUIRE(where.attention(plan, params) == errc::ok);  // a plan serves many layers
+  CHECK(once == result);
+  return result;
+}
+
+// Judged row by row against float64 on the stored bits.
+void expect_accurate(const problem& p, const answer& got) {
+  reference::accuracy_judge judge({.numbers = {}, .out_type = p.spec.out_type, .statistical = true});
+  const std::vector<float> slopes = slopes_of(p);
+  const std::vector<float> sinks = sinks_of(p);
+  const attention_spec& s = p.spec;
+  reference::attention_options options;
+  options.num_q_heads = s.num_q_heads;
+  options.num_kv_heads = s.num_kv_heads;
+  options.head_dim = s.head_dim;
+  options.causal = s.causal;
+  options.window_left = s.window_left;
+  options.window_right = s.window_right;
+  options.scale = scale_of(p);
+  options.soft_cap = p.soft_cap;
+  options.alibi_slopes = p.alibi ? slopes.data() : nullptr;
+  options.sinks = p.sinks ? sinks.data() : nullptr;
+  const prepared arrays(p);
+  for (std::size_t i = 0; i < p.seqs.size(); ++i) {
+    const std::int64_t first = std::int64_t{arrays.starts[i]} * s.num_q_heads * s.head_dim;
+    const reference::dense_sequence dense{p.seqs[i].query_len, p.seqs[i].seq_len, arrays.q_values.data() + first,
+                                          arrays.contents[2 * i].data(), arrays.contents[2 * i + 1].data()};
+    std::vector<float> out(static_cast<std::size_t>(p.seqs[i].query_len) * static_cast<std::size_t>(s.num_q_heads) *
+                           static_cast<std::size_t>(s.head_dim));
+    for (std::size_t e = 0; e < out.size(); ++e) {
+      out[e] = test::load_element(got.out.data(), s.out_type, first + static_cast<std::int64_t>(e));
+    }
+    judge.add(options, dense, reference::attend(options, dense), reference::attend_in_float32(options, dense),
+              out.data(), got.lse.data() + std::int64_t{arrays.starts[i]} * s.num_q_heads);
+  }
+  CHECK_MESSAGE(judge.problem().empty(), judge.problem());
+}
+
+std::unique_ptr<backend> open(cpu_isa isa, executor_kind kind, std::int32_t threads) {
+  backend_options options;
+  options.isa = isa;
+  options.executor_choice = kind;
+  options.num_threads = threads;
+  return make_backend({}, options);
+}
+
+std::unique_ptr<backend> serial(cpu_isa isa) { return open(isa, executor_kind::serial, 0); }
+
+// Executors of this build that run several lanes.
+std::vector<executor_kind> parallel_executors() {
+  std::vector<executor_kind> kinds;
+  for (const executor_kind kind : {executor_kind::openmp, executor_kind::tbb}) {
+    try {
+      (void)make_executor(kind, 2);
+      kinds.push_back(kind);
+    } catch (const error&) {
+    }
+  }
+  return kinds;
+}
+
+problem mixed_problem(dtype kv, std::int32_t q_heads, std::int32_t kv_heads, std::int32_t head_dim,
+                      std::int32_t block_size) {
+  problem p;
+  p.spec.num_q_heads = q_heads;
+  p.spec.num_kv_heads = kv_heads;
+  p.spec.head_dim = head_dim;
+  p.spec.block_size = block_size;
+  p.spec.kv_type = kv;
+  p.seqs = {{1, 700, 1}, {37, 130, 2}, {1, 1, 3}, {3, 64, 4}, {0, 5, 5}, {5, 1100, 6}};
+  return p;
+}
+
+// One decoding sequence of 4000 tokens in 250 blocks, as arrays alone.
+struct long_batch {
+  std::vector<std::int32_t> starts{0, 1};
+  std::vector<std::int32_t> lengths{4000};
+  std::vector<std::int32_t> table = std::vector<std::int32_t>(250, 3);
+  [[nodiscard]] step_batch_view view() const {
+    return {1, 1, starts.data(), lengths.data(), table.data(), 250, nullptr};
+  }
+};
+
+}  // namespace
+
+TEST_CASE("attention agrees with float64 for every ISA, dtype and option") {
+  for (const cpu_isa isa : supported_isas()) {
+    const auto where = serial(isa);
+    for (const dtype kv : {dtype::f32, dtype::f16, dtype::bf16}) {
+      for (const std::int32_t head_dim : {1, 8, 71, 80, 128}) {
+        problem p = mixed_problem(kv, 6, 2, head_dim, 16);
+        CAPTURE(to_string(isa));
+        CAPTURE(to_string(kv));
+        CAPTURE(head_dim);
+        expect_accurate(p, run(*where, p));
+        p.spec.q_type = dtype::bf16;
+        p.spec.out_type = dtype::f16;
+        p.spec.window_left = 100;
+        p.soft_cap = 3.0f;
+        p.alibi = true;
+        p.sinks = true;
+        expect_accurate(p, run(*where, p, arrangement::nhd));
+        p.spec.causal = false;
+        p.spec.window_right = 9;
+        p.spec.out_type = dtype::bf16;
+        expect_accurate(p, run(*where, p, arrangement::x_split));
+      }
+    }
+  }
+}
+
+TEST_CASE("bits do not depend on threads, executor, layout, block size or block order") {
+  for (const cpu_isa isa : supported_isas()) {
+    const auto alone = serial(isa);
+    for (const dtype kv : {dtype::f32, dtype::f16, dtype::bf16}) {
+      for (const std::int32_t head_dim : {64, 71}) {
+        problem p = mixed_problem(kv, 8, 2, head_dim, 16);
+        p.seqs.push_back({1, 5000, 7});
+        CAPTURE(to_string(isa));
+        CAPTURE(to_string(kv));
+        CAPTURE(head_dim);
+        const answer expected = run(*alone, p);
+        for (const executor_kind kind : parallel_executors()) {
+          for (const std::int32_t threads : {2, 5}) CHECK(run(*open(isa, kind, threads), p) == expected);
+        }
+        for (const arrangement how : test::all_arrangements) {
+          CAPTURE(test::to_string(how));
+          CHECK(run(*alone, p, how, 5) == expected);
+        }
+        for (const std::int32_t block_size : {1, 5, 64, 128}) {
+          CAPTURE(block_size);
+          p.spec.block_size = block_size;
+          CHECK(run(*alone, p, arrangement::hnd, 9) == expected);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("bits do not depend on the chunks of a prefill or on the neighbours in a batch") {
+  const auto kinds = parallel_executors();
+  for (const cpu_isa isa : supported_isas()) {
+    const auto where = kinds.empty() ? serial(isa) : open(isa, kinds[0], 3);
+    for (const std::int32_t group : {1, 3, 8}) {
+      for (const bool windowed : {false, true}) {
+        problem whole = mixed_problem(dtype::bf16, 2 * group, 2, 64, 16);
+        if (windowed) whole.spec.window_left = 90;
+        whole.alibi = windowed;
+        whole.seqs = {{150, 640, 11}};
+        CAPTURE(to_string(isa));
+        CAPTURE(group);
+        CAPTURE(windowed);
+        const answer expected = run(*where, whole);
+        const std::size_t token_bytes = static_cast<std::size_t>(whole.spec.num_q_heads) * 64 * sizeof(float);
+        std::int32_t done = 0;
+        for (const std::int32_t chunk : {1, 2, 7, 40, 64, 33, 1, 1, 1}) {
+          problem part = whole;
+          part.seqs = {{1, 77, 12}, {chunk, 490 + done + chunk, 11}, {6, 6, 13}};
+          const answer got = run(*where, part);
+          const std::size_t first = static_cast<std::size_t>(done) * token_bytes;
+          const std::size_t size = static_cast<std::size_t>(chunk) * token_bytes;
+          CHECK(std::memcmp(got.out.data() + token_bytes, expected.out.data() + first, size) == 0);
+          done += chunk;
+        }
+        CHECK(done == 150);
+      }
+    }
+  }
+}
+
+TEST_CASE("a plan is made again in the memory it holds") {
+  counting_memory_resource memory(default_host_memory());
+  backend_options options;
+  options.host_memory = &memory;
+  const auto where = make_backend({}, options);
+  const problem p = mixed_problem(dtype::f32, 4, 2, 64, 16);
+  long_batch batch;
+  attention_plan plan;
+  where->plan_attention(plan, p.spec, batch.view(), 250);
+  const std::int64_t allocations = memory.num_allocations();
+  CHECK(allocations > 0);
+  batch.lengths[0] = 3000;
+  where->plan_attention(plan, p.spec, batch.view(), 250);
+  CHECK(memory.num_allocations() == allocations);
+}
+
+TEST_CASE("a plan that finds no memory stays as it was") {
+  failing_memory_resource memory(default_host_memory());
+  backend_options options;
+  options.host_memory = &memory;
+  const auto where = make_backend({}, options);
+  const problem p = mixed_problem(dtype::f32, 4, 2, 64, 16);
+  const long_batch batch;
+  int refusals = 0;
+  for (std::int64_t nth = 1;; ++nth) {
+    attention_plan plan;
+    memory.fail_at(nth);
+    try {
+      where->plan_attention(plan, p.spec, batch.view(), 250);
+      memory.fail_at(0);
+      CHECK(plan.num_seqs == 1);
+      break;
+    } catch (const error& refused) {
+      CHECK(refused.code() == errc::out_of_memory);
+      CHECK(plan.state == nullptr);
+      CHECK(plan.num_seqs == 0);
+      ++refusals;
+    }
+  }
+  CHECK(refusals > 0);
+}
+
+TEST_CASE("wrong batches are refused with a sentence and the code that is promised") {
+  const auto where = make_backend();
+  attention_spec spec;
+  spec.num_q_heads = 4;
+  spec.num_kv_heads = 2;
+  spec.head_dim = 8;
+  spec.block_size = 16;
+  std::vector<std::int32_t> starts{0, 2};
+  std::vector<std::int32_t> lengths{20};
+  std::vector<std::int32_t> table{4, 2, 2147480000};
+  const step_batch_view good{1, 2, starts.data(), lengths.data(), table.data(), 3, nullptr};
+  const auto code_of = [&](const attention_spec& s, const step_batch_view& b, std::int64_t num_blocks) {
+    attention_plan plan;
+    try {
+      where->plan_attention(plan, s, b, num_blocks);
+    } catch (const error& refused) {
+      CHECK(std::string(refused.what()).size() > 20);
+      CHECK(plan.state == nullptr);
+      return refused.code();
+    }
+    return errc::ok;
+  };
+  CHECK(code_of(spec, good, 5) == errc::ok);
+  CHECK(code_of(spec, good, 4) == errc::out_of_range);
+  CHECK(code_of(spec, good, -1) == errc::invalid_argument);
+  attention_spec bad = spec;
+  bad.num_q_heads = 5;
+  CHECK(code_of(bad, good, 5) == errc::invalid_argument);
+  bad = spec;
+  bad.head_dim = 0;
+  CHECK(code_of(bad, good, 5) == errc::invalid_argument);
+  step_batch_view batch = good;
+  batch.num_tokens = 3;
+  CHECK(code_of(spec, batch, 5) == errc::invalid_argument);
+  lengths[0] = 49;
+  CHECK(code_of(spec, good, 5) == errc::out_of_range);
+  lengths[0] = -1;
+  CHECK(code_of(spec, good, 5) == errc::invalid_argument);
+  lengths[0] = 20;
+  table[1] = -7;
+  CHECK(code_of(spec, good, 5) == errc::out_of_range);
+  // Blocks left of the window are free again, and nobody reads their entries.
+  table[0] = 2147480000;
+  table[1] = 2;
+  bad = spec;
+  bad.window_left = 2;
+  CHECK(code_of(bad, good, 5) == errc::ok);
+}

@@ -38,9 +38,10 @@ struct scheduled_seq {
 struct step_plan {
   std::int64_t step = 0;  ///< running number
   std::vector<scheduled_seq> seqs;
-  std::vector<block_copy> copies;  ///< copy-on-write, to be carried out before anything of the step is appended
-  std::vector<seq_id> preempted;   ///< put back to the waiting queue; their blocks are free again
-  std::int64_t num_tokens = 0;     ///< Σ query_len
+  std::vector<block_copy> copies;   ///< copy-on-write, to be carried out before anything of the step is appended
+  std::vector<seq_id> preempted;    ///< put back to the waiting queue; their blocks are free again
+  std::vector<request_id> aborted;  ///< requests dropped by `scheduler::post_abort`
+  std::int64_t num_tokens = 0;      ///< Σ query_len
   friend bool operator==(const step_plan&, const step_plan&) = default;
 };
 

@@ -279,7 +279,9 @@ void kv_cache_manager::reserve_host_memory(std::span<const host_demand> demands)
         chunks += block_table::chunks_to_grow(0, size) + 1;
       }
     }
-    slab_.reserve(chunks);
+    // Chunks are filled with blocks: beyond the partly filled ones and the copies there are never more than the pool's.
+    slab_.reserve(
+        std::min(chunks, config_.num_blocks / block_chunk::capacity + 3 * static_cast<std::int64_t>(demands.size())));
   });
 }
 

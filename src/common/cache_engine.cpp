@@ -3,10 +3,10 @@
 #include <bifolio/cache_engine.hpp>
 #include <bifolio/error.hpp>
 #include <cstring>
-#include <new>
 #include <string>
 
 #include "common/checked.hpp"
+#include "common/translate.hpp"
 #include "common/validate_cache.hpp"
 
 namespace bifolio {
@@ -81,7 +81,7 @@ void require_layout(const kv_layout& layout, std::int64_t num_blocks) {
 std::int64_t layer_bytes(const cache_engine_config& config) {
   require(config.num_layers >= 1, "num_layers", config.num_layers, "at least 1");
   require(config.num_blocks >= 1 && config.num_blocks <= validate::max_num_blocks, "num_blocks", config.num_blocks,
-          "1 to 2^31, so that every block has a block_id");
+          "1 to 2147480000, the number of block ids");
   require_layout(config.layout, config.num_blocks);
   (void)detail::bounded_product(
       "the size of the cache in bytes (2 * num_layers * num_blocks * num_kv_heads * head_dim * block_size * element "
@@ -116,7 +116,7 @@ cache_engine::cache_engine(backend& where, const cache_engine_config& config, me
   }
   const std::int64_t half_bytes = num_bytes / 2;
   const auto num_layers = static_cast<std::size_t>(config.num_layers);
-  try {
+  detail::translate_bad_alloc("cache_engine", [&] {
     storage_.reserve(num_layers);
     layers_.reserve(num_layers);
     for (std::size_t i = 0; i < num_layers; ++i) {
@@ -124,9 +124,7 @@ cache_engine::cache_engine(backend& where, const cache_engine_config& config, me
       auto* const k = storage_.back().as<std::byte>();
       layers_.push_back({k, k + half_bytes, config.num_blocks, config.layout});
     }
-  } catch (const std::bad_alloc&) {
-    throw error(errc::out_of_memory, "no host memory for the list of " + std::to_string(num_layers) + " layers");
-  }
+  });
 }
 
 std::size_t cache_engine::num_bytes() const noexcept {

@@ -20,8 +20,8 @@
 
 namespace bifolio::validate {
 
-/// Largest number of blocks: every id fits a block_id.
-inline constexpr std::int64_t max_num_blocks = std::int64_t{1} << 31;
+/// Largest number of blocks: every id fits a block_id and is smaller than what stands in free table entries.
+inline constexpr std::int64_t max_num_blocks = free_table_entry;
 /// Largest span of one half of a layer.
 inline constexpr std::int64_t max_span_bytes = std::int64_t{1} << 62;
 

@@ -1,0 +1,532 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <doctest/doctest.h>
+
+#include <bifolio/cache_engine.hpp>
+#include <bifolio/error.hpp>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "reference/cache_oracle.hpp"
+#include "support/allocation_count.hpp"
+#include "support/pretended_device.hpp"
+#include "support/random.hpp"
+
+namespace {
+
+using namespace bifolio;
+using namespace bifolio::test;
+
+constexpr std::int32_t most32 = std::numeric_limits<std::int32_t>::max();
+constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
+
+cache_engine_config config_of(std::int32_t layers, std::int64_t blocks, layout_kind kind = layout_kind::hnd,
+                              dtype type = dtype::f16, std::int32_t heads = 2, std::int32_t dims = 16,
+                              std::int32_t block_size = 4) {
+  return {layers, blocks, make_layout(kind, type, heads, dims, block_size)};
+}
+
+/// The sentence of the refusal, or "accepted". The code must be `expected`.
+std::string refusal(errc expected, const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const error& problem) {
+    CHECK(problem.code() == expected);
+    return problem.what();
+  }
+  return "accepted";
+}
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+void fill(cache_engine& engine, std::uint64_t seed) {
+  for (std::size_t l = 0; l < engine.layers().size(); ++l) {
+    const kv_cache_view& layer = engine.layers()[l];
+    const auto bytes = static_cast<std::size_t>(layer.num_blocks * layer.layout.block_bytes());
+    for (std::size_t i = 0; i < bytes; ++i)
+      static_cast<unsigned char*>(layer.k)[i] = static_cast<unsigned char>(hash_of(seed, l, i));
+  }
+}
+
+std::vector<std::vector<std::byte>> bytes_of(const cache_engine& engine) {
+  std::vector<std::vector<std::byte>> all;
+  for (const kv_cache_view& layer : engine.layers()) {
+    const auto* first = static_cast<const std::byte*>(layer.k);
+    all.emplace_back(first, first + layer.num_blocks * layer.layout.block_bytes());
+  }
+  return all;
+}
+
+/// The layer as the oracle sees it, over a copy of its bytes.
+kv_cache_view over(std::vector<std::byte>& bytes, const kv_cache_view& like) {
+  kv_cache_view view = like;
+  view.k = bytes.data();
+  view.v = bytes.data() + bytes.size() / 2;
+  return view;
+}
+
+TEST_CASE("an engine holds one buffer a layer, the K half before the V half, in the config's layout") {
+  const auto where = make_backend();
+  counting_memory_resource memory(default_host_memory());
+  {
+    const cache_engine_config config = config_of(3, 10, layout_kind::nhd, dtype::bf16);
+    const cache_engine engine(*where, config, &memory);
+    const std::int64_t layer_bytes = 10 * config.layout.block_bytes();
+    CHECK(memory.num_live() == 3);
+    CHECK(memory.live_bytes() == 3 * layer_bytes);
+    CHECK(engine.num_bytes() == static_cast<std::size_t>(3 * layer_bytes));
+    REQUIRE(engine.layers().size() == 3);
+    for (const kv_cache_view& layer : engine.layers()) {
+      CHECK(static_cast<std::byte*>(layer.v) - static_cast<std::byte*>(layer.k) == layer_bytes / 2);
+      CHECK(reinterpret_cast<std::uintptr_t>(layer.k) % 64 == 0);
+      CHECK(layer.num_blocks == 10);
+      CHECK(layer.layout == config.layout);
+    }
+    CHECK(&engine.where() == where.get());
+    CHECK(engine.config().num_layers == 3);
+  }
+  CHECK(memory.num_live() == 0);
+}
+
+TEST_CASE("impossible configurations are refused with the value and the allowed ones, and nothing is allocated") {
+  const auto where = make_backend();
+  counting_memory_resource memory(default_host_memory());
+  const auto sentence = [&](const cache_engine_config& config) {
+    return refusal(errc::invalid_argument, [&] { const cache_engine engine(*where, config, &memory); });
+  };
+  for (const std::int32_t bad : {0, -1, std::numeric_limits<std::int32_t>::min()}) {
+    CHECK(has(sentence(config_of(bad, 10)), "num_layers is " + std::to_string(bad) + "; it must be at least 1"));
+  }
+  for (const std::int64_t bad : {std::int64_t{0}, std::int64_t{-1}, std::int64_t{2147480001}, most, -most - 1}) {
+    CHECK(has(sentence(config_of(1, bad)), "num_blocks is " + std::to_string(bad) + "; it must be 1 to 2147480000"));
+  }
+  cache_engine_config config = config_of(1, 10);
+  config.layout.num_kv_heads = 0;
+  CHECK(has(sentence(config), "layout.num_kv_heads is 0"));
+  config = config_of(1, 10);
+  config.layout.head_dim = -4;
+  CHECK(has(sentence(config), "layout.head_dim is -4"));
+  config = config_of(1, 10);
+  config.layout.block_size = 0;
+  CHECK(has(sentence(config), "layout.block_size is 0"));
+  config = config_of(1, 10);
+  config.layout.type = static_cast<dtype>(8);
+  CHECK(has(sentence(config), "layout.type is 8"));
+  config = config_of(1, 10);
+  config.layout.k.head += 1;
+  CHECK(has(sentence(config), "not those of make_layout"));
+  CHECK(has(sentence({1, 10, kv_layout{}}), "layout.num_kv_heads is 0"));
+
+  // 2^40 bytes a block and many of them.
+  config = {most32, 2147480000, make_layout(layout_kind::hnd, dtype::f16, 1 << 18, 1 << 10, 1 << 10)};
+  CHECK(has(sentence(config), "the largest allowed value is 4611686018427387904"));
+  config = {1, std::int64_t{1} << 23, config.layout};
+  CHECK(has(sentence(config), "2 * 1 * 8388608 * 262144 * 1024 * 1024 * 2"));
+  CHECK(memory.num_allocations() == 0);
+}
+
+TEST_CASE("a strided layout is taken when it stays within a layer and nests, and refused when not") {
+  const auto where = make_backend();
+  counting_memory_resource memory(default_host_memory());
+  cache_engine_config config = config_of(2, 5, layout_kind::hnd, dtype::f32, 2, 8, 4);
+  config.layout.kind = layout_kind::strided;
+  // Blocks fastest: [num_kv_heads, block_size, num_blocks, head_dim].
+  config.layout.k = {.block = 8, .head = 4 * 5 * 8, .token = 5 * 8, .dim = 1, .chunk_stride = 8, .chunk = 8};
+  config.layout.v = config.layout.k;
+  {
+    cache_engine engine(*where, config, &memory);
+    fill(engine, 1);
+    auto expected = bytes_of(engine);
+    const std::vector<block_copy> pairs{{block_id{4}, block_id{0}}, {block_id{0}, block_id{2}}};
+    REQUIRE(engine.copy_blocks(pairs) == errc::ok);
+    for (std::size_t l = 0; l < expected.size(); ++l) {
+      const kv_cache_view view = over(expected[l], engine.layers()[l]);
+      oracle_move_blocks(view, view, pairs);
+    }
+    CHECK(bytes_of(engine) == expected);
+  }
+  const std::int64_t before = memory.num_allocations();
+  const auto sentence = [&](const cache_engine_config& bad) {
+    return refusal(errc::invalid_argument, [&] { const cache_engine engine(*where, bad, &memory); });
+  };
+  cache_engine_config bad = config;
+  bad.layout.k.head += 1;
+  CHECK(has(sentence(bad), "reaches 321 elements"));
+  bad = config;
+  bad.layout.v.token = 7;
+  CHECK(has(sentence(bad), "do not nest"));
+  bad = config;
+  bad.layout.v.chunk = 0;
+  CHECK(has(sentence(bad), "do not nest"));
+  bad = config;
+  bad.layout.k.block = most;
+  CHECK(has(sentence(bad), "do not nest"));
+  CHECK(memory.num_allocations() == before);
+}
+
+TEST_CASE("memory of another device than the backend's is refused") {
+  const auto where = make_backend();
+  pretended_device_memory elsewhere(default_host_memory());
+  const std::string sentence =
+      refusal(errc::invalid_argument, [&] { const cache_engine engine(*where, config_of(1, 4), &elsewhere); });
+  CHECK(has(sentence, "cuda:0"));
+  CHECK(has(sentence, "cpu"));
+}
+
+TEST_CASE("whichever allocation of a construction fails, the error is out_of_memory and nothing is kept") {
+  const auto where = make_backend();
+  counting_memory_resource counting(default_host_memory());
+  failing_memory_resource failing(counting);
+  for (std::int64_t nth = 1; nth <= 5; ++nth) {
+    failing.fail_at(nth);
+    const std::string sentence =
+        refusal(errc::out_of_memory, [&] { const cache_engine engine(*where, config_of(5, 7), &failing); });
+    CHECK(sentence != "accepted");
+    CHECK(counting.num_live() == 0);
+  }
+  failing.fail_at(6);
+  CHECK_NOTHROW(cache_engine(*where, config_of(5, 7), &failing));
+  failing.fail_at(0);
+
+  // The same for every operator new, the lists' own storage.
+  bool happened = true;
+  std::int64_t nth = 0;
+  while (happened) {
+    std::optional<errc> code;
+    {
+      const failing_new fault(++nth);
+      try {
+        const cache_engine engine(*where, config_of(5, 7), &counting);
+      } catch (const error& problem) {
+        code = problem.code();
+      }
+      happened = fault.happened();
+    }
+    CHECK(code.has_value() == happened);
+    if (code.has_value()) CHECK(*code == errc::out_of_memory);
+    CHECK(counting.num_live() == 0);
+    REQUIRE(nth < 100);
+  }
+  CHECK(nth > 2);
+}
+
+TEST_CASE("more layers than a limit allows are refused and the first ones given back") {
+  const auto where = make_backend();
+  const cache_engine_config config = config_of(4, 8);
+  const std::int64_t layer = 8 * config.layout.block_bytes();
+  limiting_memory_resource limited(default_host_memory(), static_cast<std::size_t>(3 * layer));
+  CHECK(refusal(errc::out_of_memory, [&] { const cache_engine engine(*where, config, &limited); }) != "accepted");
+  CHECK(limited.used_bytes() == 0);
+}
+
+TEST_CASE("the number of blocks for a budget is the largest that fits") {
+  const kv_layout layout = make_layout(layout_kind::x_split, dtype::bf16, 8, 128, 16);  // 64 KiB a block and layer
+  CHECK(num_blocks_for_memory(std::int64_t{1} << 30, layout, 32) == 512);
+  CHECK(num_blocks_for_memory((std::int64_t{1} << 30) - 1, layout, 32) == 511);
+  CHECK(num_blocks_for_memory((std::int64_t{1} << 16) * 32 - 1, layout, 32) == 0);
+  CHECK(num_blocks_for_memory(0, layout, 1) == 0);
+  CHECK(num_blocks_for_memory(most, make_layout(layout_kind::hnd, dtype::f16, 1, 1, 1), 1) == 2147480000);
+  CHECK(
+      has(refusal(errc::invalid_argument, [&] { (void)num_blocks_for_memory(-1, layout, 1); }), "memory_bytes is -1"));
+  CHECK(has(refusal(errc::invalid_argument, [&] { (void)num_blocks_for_memory(1, layout, 0); }), "num_layers is 0"));
+  CHECK(has(refusal(errc::invalid_argument, [&] { (void)num_blocks_for_memory(1, {}, 1); }), "num_kv_heads is 0"));
+  const kv_layout large = make_layout(layout_kind::hnd, dtype::f16, 1 << 18, 1 << 10, 1 << 10);
+  CHECK(has(refusal(errc::invalid_argument, [&] { (void)num_blocks_for_memory(most, large, most32); }),
+            "the largest allowed value is 4611686018427387904"));
+  // What it says fits, fits; one more does not.
+  const auto where = make_backend();
+  const cache_engine_config small = config_of(3, 1);
+  const std::int64_t budget = 100'000;
+  const std::int64_t fits = num_blocks_for_memory(budget, small.layout, 3);
+  limiting_memory_resource limited(default_host_memory(), static_cast<std::size_t>(budget));
+  cache_engine_config config = small;
+  config.num_blocks = fits;
+  CHECK_NOTHROW(cache_engine(*where, config, &limited));
+  config.num_blocks = fits + 1;
+  CHECK_THROWS_AS(cache_engine(*where, config, &limited), error);
+}
+
+step_batch some_batch(std::int32_t num_seqs, std::int32_t width) {
+  step_batch batch;
+  batch.query_start_loc.push_back(0);
+  batch.block_table_stride = width;
+  for (std::int32_t i = 0; i < num_seqs; ++i) {
+    batch.seq_lens.push_back(10 + i);
+    batch.query_start_loc.push_back(batch.query_start_loc.back() + i % 3 + 1);
+    for (std::int32_t j = 0; j < width; ++j) batch.block_tables.push_back(i * 100 + j);
+  }
+  for (std::int32_t i = 0; i < batch.query_start_loc.back(); ++i) batch.slot_mapping.push_back(7000000000 + i);
+  return batch;
+}
+
+TEST_CASE("on the CPU an upload is a view of the arrays themselves and allocates nothing") {
+  const auto where = make_backend();
+  cache_engine engine(*where, config_of(1, 4));
+  const step_batch batch = some_batch(5, 3);
+  const std::int64_t before = num_allocations();
+  const step_batch_view view = engine.upload(batch);
+  CHECK(num_allocations() == before);
+  CHECK(view.seq_lens == batch.seq_lens.data());
+  CHECK(view.query_start_loc == batch.query_start_loc.data());
+  CHECK(view.block_tables == batch.block_tables.data());
+  CHECK(view.slot_mapping == batch.slot_mapping.data());
+  CHECK(view.num_seqs == 5);
+  CHECK(view.num_tokens == batch.query_start_loc.back());
+  CHECK(view.block_table_stride == 3);
+}
+
+template <class T>
+bool equal_arrays(const T* copied, const std::vector<T>& original) {
+  return copied != original.data() && std::memcmp(copied, original.data(), original.size() * sizeof(T)) == 0;
+}
+
+TEST_CASE("on a device an upload is one transfer of aligned copies, and capacity is kept") {
+  pretended_device where;
+  cache_engine engine(where, config_of(1, 4));
+  for (const std::int32_t num_seqs : {3, 200, 1, 0, 200, 350}) {
+    const step_batch batch = some_batch(num_seqs, 7);
+    const int transfers = where.num_uploads();
+    const step_batch_view view = engine.upload(batch);
+    CHECK(where.num_uploads() == transfers + 1);
+    CHECK(equal_arrays(view.seq_lens, batch.seq_lens));
+    CHECK(equal_arrays(view.query_start_loc, batch.query_start_loc));
+    CHECK(equal_arrays(view.block_tables, batch.block_tables));
+    CHECK(equal_arrays(view.slot_mapping, batch.slot_mapping));
+    CHECK(reinterpret_cast<std::uintptr_t>(view.slot_mapping) % 64 == 0);
+    CHECK(view.num_seqs == num_seqs);
+    CHECK(view.block_table_stride == 7);
+  }
+  const std::int64_t allocations = where.counted().num_allocations();
+  (void)engine.upload(some_batch(300, 7));
+  CHECK(where.counted().num_allocations() == allocations);
+}
+
+TEST_CASE("an upload that finds no memory throws, and the engine goes on with what it had") {
+  pretended_device where;
+  cache_engine engine(where, config_of(1, 4));
+  (void)engine.upload(some_batch(2, 3));
+  for (const std::int64_t nth : {1, 2}) {
+    where.failing().fail_at(nth);
+    CHECK(refusal(errc::out_of_memory, [&] { (void)engine.upload(some_batch(500, 3)); }) != "accepted");
+    where.failing().fail_at(0);
+    const step_batch batch = some_batch(2, 3);
+    const step_batch_view view = engine.upload(batch);
+    CHECK(equal_arrays(view.slot_mapping, batch.slot_mapping));
+  }
+  where.lose();
+  CHECK(refusal(errc::device_lost, [&] { (void)engine.upload(some_batch(2, 3)); }) != "accepted");
+}
+
+TEST_CASE("append goes to the layer that is named and to no other; a layer that is not there is out_of_range") {
+  const auto where = make_backend();
+  cache_engine engine(*where, config_of(3, 4, layout_kind::nhd, dtype::f32));
+  fill(engine, 2);
+  auto expected = bytes_of(engine);
+  std::vector<float> k(2 * 2 * 16);
+  std::vector<float> v(k.size());
+  for (std::size_t i = 0; i < k.size(); ++i) {
+    k[i] = normal_from(hash_of(3, i));
+    v[i] = normal_from(hash_of(4, i));
+  }
+  const auto k_rows = dense_view<const void>(k.data(), dtype::f32, 2, 2, 16);
+  const auto v_rows = dense_view<const void>(v.data(), dtype::f32, 2, 2, 16);
+  const std::int64_t slots[] = {3, 13};
+  for (const std::int32_t layer : {-1, 3, most32, std::numeric_limits<std::int32_t>::min()}) {
+    CHECK(engine.append(layer, k_rows, v_rows, slots) == errc::out_of_range);
+  }
+  CHECK(bytes_of(engine) == expected);
+  const std::int64_t before = num_allocations();
+  const errc code = engine.append(1, k_rows, v_rows, slots);
+  CHECK(num_allocations() == before);
+  CHECK(code == errc::ok);
+  oracle_append(over(expected[1], engine.layers()[1]), k_rows, v_rows, slots);
+  CHECK(bytes_of(engine) == expected);
+  const std::int64_t past[] = {3, 16};
+  CHECK(engine.append(1, k_rows, v_rows, past) == errc::out_of_range);
+  CHECK(bytes_of(engine) == expected);
+}
+
+std::vector<block_copy> some_pairs(random_source& random, std::int64_t count, std::int64_t num_src,
+                                   std::int64_t num_dst) {
+  std::vector<block_copy> pairs;
+  for (std::int64_t i = 0; i < count; ++i) {
+    pairs.push_back({block_id{static_cast<std::int32_t>(random.between(0, num_src - 1))},
+                     block_id{static_cast<std::int32_t>(random.between(0, num_dst - 1))}});
+  }
+  return pairs;
+}
+
+TEST_CASE("copies, swaps and conversions reach every layer and equal the oracle") {
+  random_source random(test_seed());
+  CAPTURE(seed_note());
+  const auto where = make_backend();
+  for (int round = 0; round < 10; ++round) {
+    constexpr layout_kind kinds[] = {layout_kind::hnd, layout_kind::nhd, layout_kind::x_split};
+    constexpr dtype types[] = {dtype::f32, dtype::f16, dtype::bf16};
+    const layout_kind kind = random.pick(kinds);
+    const dtype type = random.pick(types);
+    cache_engine a(*where, config_of(3, 6, kind, type));
+    cache_engine b(*where, config_of(3, 9, kind, type));
+    cache_engine c(*where, config_of(3, 5, random.pick(kinds), random.pick(types)));
+    fill(a, random.next());
+    fill(b, random.next());
+    fill(c, random.next());
+    auto bytes_a = bytes_of(a);
+    auto bytes_b = bytes_of(b);
+    auto bytes_c = bytes_of(c);
+    const auto within = some_pairs(random, 7, 6, 6);
+    const auto across = some_pairs(random, 5, 6, 9);
+    const auto converted = some_pairs(random, 5, 9, 5);
+    const std::int64_t before = num_allocations();
+    const errc copied = a.copy_blocks(within);
+    const errc swapped = a.swap_blocks_to(b, across);
+    const errc changed = b.convert_blocks_to(c, converted);
+    CHECK(num_allocations() == before);
+    CHECK(copied == errc::ok);
+    CHECK(swapped == errc::ok);
+    CHECK(changed == errc::ok);
+    for (std::size_t l = 0; l < 3; ++l) {
+      const kv_cache_view va = over(bytes_a[l], a.layers()[l]);
+      const kv_cache_view vb = over(bytes_b[l], b.layers()[l]);
+      oracle_move_blocks(va, va, within);
+      oracle_move_blocks(va, vb, across);
+      oracle_move_blocks(vb, over(bytes_c[l], c.layers()[l]), converted);
+    }
+    CHECK(bytes_of(a) == bytes_a);
+    CHECK(bytes_of(b) == bytes_b);
+    CHECK(bytes_of(c) == bytes_c);
+  }
+}
+
+TEST_CASE(
+    "engines that do not fit together are failed_precondition, bad ids out_of_range, oneself invalid; all unchanged") {
+  const auto where = make_backend();
+  cache_engine engine(*where, config_of(2, 6));
+  fill(engine, 8);
+  const auto before = bytes_of(engine);
+  const std::vector<block_copy> pair{{block_id{0}, block_id{1}}};
+  struct mismatch {
+    cache_engine_config config;
+    bool converts;
+  };
+  const mismatch mismatches[] = {
+      {config_of(3, 6), false},
+      {config_of(2, 6, layout_kind::hnd, dtype::f16, 1), false},
+      {config_of(2, 6, layout_kind::hnd, dtype::f16, 2, 8), false},
+      {config_of(2, 6, layout_kind::hnd, dtype::f16, 2, 16, 2), false},
+      {config_of(2, 6, layout_kind::nhd), true},
+      {config_of(2, 6, layout_kind::hnd, dtype::bf16), true},
+  };
+  for (const mismatch& m : mismatches) {
+    cache_engine other(*where, m.config);
+    fill(other, 9);
+    const auto other_before = bytes_of(other);
+    CHECK(engine.swap_blocks_to(other, pair) == errc::failed_precondition);
+    CHECK(other.swap_blocks_to(engine, pair) == errc::failed_precondition);
+    if (!m.converts) {
+      CHECK(engine.convert_blocks_to(other, pair) == errc::failed_precondition);
+      CHECK(other.convert_blocks_to(engine, pair) == errc::failed_precondition);
+    }
+    CHECK(bytes_of(other) == other_before);
+  }
+  CHECK(engine.swap_blocks_to(engine, pair) == errc::invalid_argument);
+  CHECK(engine.convert_blocks_to(engine, pair) == errc::invalid_argument);
+  cache_engine smaller(*where, config_of(2, 3));
+  fill(smaller, 10);
+  const auto smaller_before = bytes_of(smaller);
+  for (const std::int32_t bad : {-1, 6, most32}) {
+    const std::vector<block_copy> bad_src{{block_id{0}, block_id{1}}, {block_id{bad}, block_id{1}}};
+    const std::vector<block_copy> bad_dst{{block_id{0}, block_id{1}}, {block_id{1}, block_id{bad}}};
+    for (const auto& pairs : {bad_src, bad_dst}) {
+      CHECK(engine.copy_blocks(pairs) == errc::out_of_range);
+      CHECK(engine.swap_blocks_to(smaller, pairs) == errc::out_of_range);
+      CHECK(engine.convert_blocks_to(smaller, pairs) == errc::out_of_range);
+    }
+  }
+  // In the pool of the one, past that of the other.
+  const std::vector<block_copy> too_far{{block_id{0}, block_id{3}}};
+  CHECK(engine.swap_blocks_to(smaller, too_far) == errc::out_of_range);
+  CHECK(engine.convert_blocks_to(smaller, too_far) == errc::out_of_range);
+  CHECK(bytes_of(engine) == before);
+  CHECK(bytes_of(smaller) == smaller_before);
+}
+
+TEST_CASE("a swap runs on whichever of the two backends is not the CPU, a conversion wants one device") {
+  const auto host = make_backend();
+  pretended_device device;
+  cache_engine on_host(*host, config_of(2, 4));
+  cache_engine on_device(device, config_of(2, 4));
+  fill(on_host, 11);
+  fill(on_device, 12);
+  const std::vector<block_copy> pair{{block_id{3}, block_id{1}}};
+  CHECK(on_host.swap_blocks_to(on_device, pair) == errc::ok);
+  CHECK(device.num_swaps() == 1);
+  CHECK(on_device.swap_blocks_to(on_host, pair) == errc::ok);
+  CHECK(device.num_swaps() == 2);
+  CHECK(on_host.convert_blocks_to(on_device, pair) == errc::failed_precondition);
+  CHECK(on_device.convert_blocks_to(on_host, pair) == errc::failed_precondition);
+}
+
+TEST_CASE("a moved engine keeps its storage; what it was moved from has no layers") {
+  const auto where = make_backend();
+  counting_memory_resource memory(default_host_memory());
+  {
+    cache_engine first(*where, config_of(2, 4), &memory);
+    void* const k = first.layers()[1].k;
+    cache_engine second(std::move(first));
+    CHECK(second.layers()[1].k == k);
+    CHECK(first.append(0, {}, {}, nullptr) == errc::out_of_range);
+    CHECK(memory.num_live() == 2);
+  }
+  CHECK(memory.num_live() == 0);
+}
+
+TEST_CASE("two engines work in two threads at once") {
+  const auto run = [](backend& where, std::uint64_t seed, bool& equal) {
+    random_source random(seed);
+    cache_engine engine(where, config_of(4, 30, layout_kind::hnd, dtype::f32, 4, 64, 16));
+    cache_engine other(where, config_of(4, 30, layout_kind::x_split, dtype::bf16, 4, 64, 16));
+    fill(engine, seed);
+    fill(other, seed + 1);
+    auto bytes = bytes_of(engine);
+    auto other_bytes = bytes_of(other);
+    std::vector<float> rows(300 * 4 * 64, static_cast<float>(seed));
+    std::vector<std::int64_t> slots;
+    for (std::int64_t i = 0; i < 300; ++i) slots.push_back(479 - i);
+    const auto view = dense_view<const void>(rows.data(), dtype::f32, 300, 4, 64);
+    equal = true;
+    for (int round = 0; round < 3; ++round) {
+      const auto pairs = some_pairs(random, 20, 30, 30);
+      equal = equal && engine.append(round, view, view, slots.data()) == errc::ok;
+      oracle_append(over(bytes[static_cast<std::size_t>(round)], engine.layers()[0]), view, view, slots.data());
+      equal = equal && engine.copy_blocks(pairs) == errc::ok;
+      equal = equal && engine.convert_blocks_to(other, pairs) == errc::ok;
+      for (std::size_t l = 0; l < 4; ++l) {
+        const kv_cache_view layer = over(bytes[l], engine.layers()[l]);
+        oracle_move_blocks(layer, layer, pairs);
+        oracle_move_blocks(layer, over(other_bytes[l], other.layers()[l]), pairs);
+      }
+    }
+    equal = equal && bytes_of(engine) == bytes && bytes_of(other) == other_bytes;
+  };
+  const auto shared = make_backend();
+  const auto own = make_backend();
+  for (backend* second : {shared.get(), own.get()}) {
+    bool a = false;
+    bool b = false;
+    std::thread one([&] { run(*shared, 1, a); });
+    std::thread two([&] { run(*second, 2, b); });
+    one.join();
+    two.join();
+    CHECK(a);
+    CHECK(b);
+  }
+}
+
+}  // namespace

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "machine.hpp"
+
+#include <bifolio/backend.hpp>
+#include <bifolio/version.hpp>
+#include <ctime>
+#include <fstream>
+#include <string>
+#include <thread>
+
+namespace bifolio::bench {
+namespace {
+
+std::string cpu_name() {
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);) {
+    const std::size_t colon = line.find(": ");
+    if (colon != std::string::npos && line.rfind("model name", 0) == 0) return line.substr(colon + 2);
+  }
+  return "unknown";
+}
+
+std::string load_average() {
+  std::ifstream info("/proc/loadavg");
+  std::string load;
+  return info >> load ? load : "unknown";
+}
+
+std::string today() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  gmtime_r(&now, &parts);
+  char text[16];
+  return std::strftime(text, sizeof text, "%Y-%m-%d", &parts) > 0 ? text : "unknown";
+}
+
+}  // namespace
+
+void describe_machine(report& out) {
+  out.fact("cpu", cpu_name());
+  out.fact("logical cpus", std::to_string(std::thread::hardware_concurrency()));
+  out.fact("load at start", load_average());
+  out.fact("best isa", std::string(to_string(default_isa())));
+#if defined(__clang__)
+  out.fact("compiler", "clang " __clang_version__);
+#else
+  out.fact("compiler", "gcc " __VERSION__);
+#endif
+  out.fact("bifolio", BIFOLIO_VERSION);
+  out.fact("date", today());
+}
+
+}  // namespace bifolio::bench

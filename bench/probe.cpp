@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "probe.hpp"
+
+#include <atomic>
+#include <bifolio/backend.hpp>
+#include <bifolio/memory_resource.hpp>
+#include <cstring>
+#include <vector>
+
+#include "report.hpp"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace bifolio::bench {
+namespace {
+
+struct read_pass {
+  const std::byte* begin = nullptr;
+  std::size_t num_bytes = 0;
+  std::int32_t num_lanes = 1;
+};
+
+void read_lane(void* context, std::int32_t lane) noexcept {
+  const auto& pass = *static_cast<const read_pass*>(context);
+  const std::size_t part = pass.num_bytes / static_cast<std::size_t>(pass.num_lanes) / 64 * 64;
+  consume(read_bytes(pass.begin + static_cast<std::size_t>(lane) * part, part));
+}
+
+// 24 independent chains: more than latency × throughput of any core so far.
+constexpr int num_chains = 24;
+constexpr std::int64_t fma_rounds = 100'000;
+
+#if defined(__x86_64__)
+__attribute__((target("avx512f"))) double fma_avx512() noexcept {
+  __m512 acc[num_chains];
+  for (auto& a : acc) a = _mm512_set1_ps(1.0f);
+  const __m512 x = _mm512_set1_ps(0.999f);
+  const __m512 y = _mm512_set1_ps(0.001f);
+  for (std::int64_t i = 0; i < fma_rounds; ++i) {
+#pragma GCC unroll 24
+    for (int c = 0; c < num_chains; ++c) acc[c] = _mm512_fmadd_ps(acc[c], x, y);
+  }
+  __m512 sum = acc[0];
+  for (int c = 1; c < num_chains; ++c) sum = _mm512_add_ps(sum, acc[c]);
+  float parts[16];
+  _mm512_storeu_ps(parts, sum);
+  consume(static_cast<std::uint64_t>(parts[0]));
+  return 2.0 * 16 * num_chains * static_cast<double>(fma_rounds);
+}
+
+__attribute__((target("avx2,fma"))) double fma_avx2() noexcept {
+  constexpr int chains = 12;
+  __m256 acc[chains];
+  for (auto& a : acc) a = _mm256_set1_ps(1.0f);
+  const __m256 x = _mm256_set1_ps(0.999f);
+  const __m256 y = _mm256_set1_ps(0.001f);
+  for (std::int64_t i = 0; i < fma_rounds; ++i) {
+#pragma GCC unroll 12
+    for (int c = 0; c < chains; ++c) acc[c] = _mm256_fmadd_ps(acc[c], x, y);
+  }
+  __m256 sum = acc[0];
+  for (int c = 1; c < chains; ++c) sum = _mm256_add_ps(sum, acc[c]);
+  float parts[8];
+  _mm256_storeu_ps(parts, sum);
+  consume(static_cast<std::uint64_t>(parts[0]));
+  return 2.0 * 8 * chains * static_cast<double>(fma_rounds);
+}
+#endif
+
+double fma_portable() noexcept {
+  typedef float vec4 __attribute__((vector_size(16)));
+  constexpr int chains = 12;
+  vec4 acc[chains];
+  for (auto& a : acc) a = vec4{1, 1, 1, 1};
+  const vec4 x = {0.999f, 0.999f, 0.999f, 0.999f};
+  const vec4 y = {0.001f, 0.001f, 0.001f, 0.001f};
+  for (std::int64_t i = 0; i < fma_rounds; ++i) {
+#pragma GCC unroll 12
+    for (int c = 0; c < chains; ++c) acc[c] = acc[c] * x + y;  // contracted to fmla on Arm
+  }
+  vec4 sum = acc[0];
+  for (int c = 1; c < chains; ++c) sum += acc[c];
+  consume(static_cast<std::uint64_t>(sum[0]));
+  return 2.0 * 4 * chains * static_cast<double>(fma_rounds);
+}
+
+double fma_once() noexcept {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f")) return fma_avx512();
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return fma_avx2();
+#endif
+  return fma_portable();
+}
+
+struct fma_pass {
+  std::atomic<std::int64_t> operations{0};
+};
+
+void fma_lane(void* context, std::int32_t) noexcept {
+  auto& pass = *static_cast<fma_pass*>(context);
+  pass.operations.fetch_add(static_cast<std::int64_t>(fma_once()), std::memory_order_relaxed);
+}
+
+}  // namespace
+
+std::uint64_t read_bytes(const void* begin, std::size_t num_bytes) noexcept {
+  typedef std::uint64_t vec __attribute__((vector_size(16), aligned(1), may_alias));
+  const auto* p = static_cast<const std::byte*>(begin);
+  vec a[4] = {};
+  std::size_t i = 0;
+  for (; i + 64 <= num_bytes; i += 64) {
+    for (std::size_t c = 0; c < 4; ++c) a[c] ^= *reinterpret_cast<const vec*>(p + i + 16 * c);
+  }
+  const vec all = (a[0] ^ a[1]) ^ (a[2] ^ a[3]);
+  std::uint64_t rest = all[0] ^ all[1];
+  for (; i < num_bytes; ++i) rest ^= static_cast<std::uint64_t>(p[i]);
+  return rest;
+}
+
+void consume(std::uint64_t value) noexcept { __asm__ volatile("" : : "r"(value) : "memory"); }
+
+read_probe::read_probe(executor& lanes, std::size_t num_bytes)
+    : lanes_(&lanes), memory_(default_host_memory(), num_bytes) {
+  std::memset(memory_.data(), 1, num_bytes);
+}
+
+double read_probe::gb_per_second(double seconds) {
+  read_pass pass{memory_.as<std::byte>(), memory_.num_bytes(), lanes_->width()};
+  lanes_->run(pass.num_lanes, &read_lane, &pass);
+  std::vector<double> samples;
+  const auto begin = std::chrono::steady_clock::now();
+  while (samples.size() < 3 || seconds_since(begin) < seconds) {
+    const auto start = std::chrono::steady_clock::now();
+    lanes_->run(pass.num_lanes, &read_lane, &pass);
+    samples.push_back(static_cast<double>(memory_.num_bytes()) / seconds_since(start) * 1e-9);
+  }
+  return summarize(samples).median;
+}
+
+double fma_gflop_per_second(executor& lanes, double seconds) {
+  std::vector<double> samples;
+  const auto begin = std::chrono::steady_clock::now();
+  while (samples.size() < 5 || seconds_since(begin) < seconds) {
+    fma_pass pass;
+    const auto start = std::chrono::steady_clock::now();
+    lanes.run(lanes.width(), &fma_lane, &pass);
+    samples.push_back(static_cast<double>(pass.operations.load()) / seconds_since(start) * 1e-9);
+  }
+  return summarize(samples).median;
+}
+
+const char* fma_vectors() noexcept {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f")) return "avx512";
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return "avx2";
+  return "baseline";
+#elif defined(__aarch64__)
+  return "neon";
+#else
+  return "baseline";
+#endif
+}
+
+}  // namespace bifolio::bench

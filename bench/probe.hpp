@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// What the machine can give at most: reading memory in order, and multiplying.
+
+#include <bifolio/buffer.hpp>
+#include <bifolio/executor.hpp>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+
+namespace bifolio::bench {
+
+[[nodiscard]] inline double seconds_since(std::chrono::steady_clock::time_point start) noexcept {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// Reads every byte of [begin, begin + num_bytes), in order; returns a value made of all of them.
+[[nodiscard]] std::uint64_t read_bytes(const void* begin, std::size_t num_bytes) noexcept;
+
+/// Keeps `value` alive in the eyes of the optimiser.
+void consume(std::uint64_t value) noexcept;
+
+/// Sequential reads of a buffer much larger than the last-level cache, one contiguous part per lane.
+class read_probe {
+ public:
+  /// `lanes` is borrowed. Throws `error` (out_of_memory).
+  explicit read_probe(executor& lanes, std::size_t num_bytes = std::size_t{512} << 20);
+  /// Median GB/s of passes over the buffer for about `seconds`.
+  [[nodiscard]] double gb_per_second(double seconds = 0.3);
+
+ private:
+  executor* lanes_;
+  buffer memory_;
+};
+
+/// Fused multiply-adds on registers alone, widest vectors of this machine, all lanes: GFLOP/s (2 per element).
+[[nodiscard]] double fma_gflop_per_second(executor& lanes, double seconds = 0.3);
+/// The vectors that `fma_gflop_per_second` uses: "avx512", "avx2", "neon" or "baseline".
+[[nodiscard]] const char* fma_vectors() noexcept;
+
+}  // namespace bifolio::bench

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// bifolio_bench probe: the two limits that the other subcommands are measured against.
+#include <bifolio/error.hpp>
+#include <bifolio/executor.hpp>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "commands.hpp"
+#include "probe.hpp"
+
+namespace bifolio::bench {
+namespace {
+
+struct probe_options {
+  std::vector<std::int32_t> threads;
+  std::string executor = "openmp";
+  double seconds = 1.0;
+  std::int64_t mebibytes = 512;
+};
+
+void run_probe(const probe_options& options, report& out) {
+  if (!(options.seconds > 0)) {
+    throw error(errc::invalid_argument,
+                "--min-time is " + std::to_string(options.seconds) + "; it must be above 0 seconds");
+  }
+  if (options.mebibytes < 64 || options.mebibytes > (1 << 20)) {
+    throw error(errc::invalid_argument, "--mib is " + std::to_string(options.mebibytes) + "; it must be 64 to 1048576");
+  }
+  std::vector<std::int32_t> threads = options.threads;
+  if (threads.empty()) {
+    const auto all = static_cast<std::int32_t>(std::max(1u, std::thread::hardware_concurrency()));
+    for (std::int32_t n = 1; n < all; n *= 2) threads.push_back(n);
+    threads.push_back(all);
+  }
+  for (const std::int32_t count : threads) {
+    const auto lanes = make_executor(count == 1 ? executor_kind::serial : parse_executor(options.executor), count);
+    read_probe reads(*lanes, static_cast<std::size_t>(options.mebibytes) << 20);
+    out.add({{"threads", std::int64_t{lanes->width()}},
+             {"executor", std::string(lanes->name())},
+             {"read_gb_s", reads.gb_per_second(options.seconds)},
+             {"fma_vectors", std::string(fma_vectors())},
+             {"f32_gflop_s", fma_gflop_per_second(*lanes, options.seconds)}});
+  }
+}
+
+}  // namespace
+
+void add_probe_command(CLI::App& program, command& run) {
+  auto options = std::make_shared<probe_options>();
+  CLI::App* sub = program.add_subcommand("probe", "Sequential memory reads and float32 FMA peak, by thread count");
+  sub->add_option("--threads", options->threads, "Thread counts, e.g. 1,2 (default: 1, 2, 4 … all)")->delimiter(',');
+  sub->add_option("--executor", options->executor, "openmp, tbb or serial")->capture_default_str();
+  sub->add_option("--min-time", options->seconds, "Seconds per measurement")->capture_default_str();
+  sub->add_option("--mib", options->mebibytes, "Size of the buffer that is read")->capture_default_str();
+  sub->callback([options, &run] { run = [options](report& out) { run_probe(*options, out); }; });
+}
+
+}  // namespace bifolio::bench

@@ -19,7 +19,7 @@ namespace {
 
 /// Bytes moved that are worth a lane of their own: about 20 µs of copying, which is where a second OpenMP lane begins
 /// to pay (docs/kernels/cache_ops_cpu.md).
-constexpr std::int64_t bytes_per_lane = std::int64_t{192} << 10;
+constexpr std::int64_t bytes_per_lane = std::int64_t{384} << 10;
 
 std::int32_t lanes_for(const executor& lanes, std::int64_t num_bytes) noexcept {
   const std::int64_t worth = num_bytes / bytes_per_lane + 1;

@@ -18,7 +18,7 @@ struct tile_shape {
   std::int64_t head_dim = 0;
 };
 
-/// The loops of a tile, merged, by falling step of the destination; none for a single element.
+/// The loops of a tile, merged, by falling step of the source; none for a single element.
 struct loop_nest {
   static constexpr std::int32_t max_loops = 5;
   std::int32_t num_loops = 0;

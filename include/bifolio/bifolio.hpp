@@ -17,6 +17,7 @@
 #include <bifolio/kv_cache_manager.hpp>
 #include <bifolio/kv_layout.hpp>
 #include <bifolio/memory_resource.hpp>
+#include <bifolio/scheduler.hpp>
 #include <bifolio/sequence.hpp>
 #include <bifolio/stats.hpp>
 #include <bifolio/step.hpp>

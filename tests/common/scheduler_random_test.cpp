@@ -140,6 +140,7 @@ TEST_CASE("every sequence gives the tokens it gives alone, whatever was batched,
       {4, 16, 9, 6, 16, 7, 90, 60, 3, 9},      // a window: prompts longer than the pool
       {1, 4, 0, 4, 4, 0, 2, 3, 4, 3},          // the smallest
       {2, 400, 0, 24, 700, 0, 300, 60, 6, 0},  // tables of several chunks, shared
+      {4, 30, 0, 8, 16, 2, 60, 50, 1, 0},      // old prompts in small chunks beside young decoders
       {2, 260, 0, 24, 700, 0, 300, 60, 6, 12},
   };
   MESSAGE(seed_note());

@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Every public call of pool, manager and scheduler with each of its host allocations failing in turn, once alone and
+/// once with all that follow: out_of_memory (or std::bad_alloc when not even the message can be made), a state digest
+/// as it was, and the same call succeeds afterwards.
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <bifolio/kv_cache_manager.hpp>
+#include <bifolio/memory_resource.hpp>
+#include <bifolio/scheduler.hpp>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace {
+
+std::int64_t calls_until_failure = 0;  // 0: none fails
+bool fails_for_good = false;
+std::int64_t num_failures = 0;
+
+void* allocate_or_throw(std::size_t size, std::size_t alignment) {
+  if (calls_until_failure == 1) {
+    if (!fails_for_good) calls_until_failure = 0;
+    ++num_failures;
+    throw std::bad_alloc();
+  }
+  if (calls_until_failure > 1) --calls_until_failure;
+  size = (size + alignment) / alignment * alignment;
+  void* pointer = std::aligned_alloc(alignment, size);
+  if (pointer == nullptr) throw std::bad_alloc();
+  return pointer;
+}
+
+}  // namespace
+
+void* operator new(std::size_t size) { return allocate_or_throw(size, __STDCPP_DEFAULT_NEW_ALIGNMENT__); }
+void* operator new[](std::size_t size) { return allocate_or_throw(size, __STDCPP_DEFAULT_NEW_ALIGNMENT__); }
+void* operator new(std::size_t size, std::align_val_t alignment) {
+  return allocate_or_throw(size, static_cast<std::size_t>(alignment));
+}
+void operator delete(void* pointer) noexcept { std::free(pointer); }
+void operator delete[](void* pointer) noexcept { std::free(pointer); }
+void operator delete(void* pointer, std::size_t) noexcept { std::free(pointer); }
+void operator delete[](void* pointer, std::size_t) noexcept { std::free(pointer); }
+void operator delete(void* pointer, std::align_val_t) noexcept { std::free(pointer); }
+void operator delete(void* pointer, std::size_t, std::align_val_t) noexcept { std::free(pointer); }
+
+namespace bifolio::test {
+namespace {
+
+/// A resource over operator new, so that one counter sees every allocation.
+class counted_resource final : public memory_resource {
+ public:
+  void* allocate(std::size_t num_bytes, std::size_t alignment) override {
+    try {
+      return ::operator new (num_bytes, std::align_val_t{alignment});
+    } catch (const std::bad_alloc&) {
+      throw error(errc::out_of_memory, "the test lets this allocation fail");
+    }
+  }
+  void deallocate(void* pointer, std::size_t, std::size_t alignment) noexcept override {
+    ::operator delete (pointer, std::align_val_t{alignment});
+  }
+  [[nodiscard]] device where() const noexcept override { return {}; }
+};
+
+counted_resource memory;
+
+/// For N = 1, 2, …: a fresh world, in which the call's N-th allocation fails; until the call needs fewer than N.
+/// Returns how many allocations the call makes at most.
+template <class MakeWorld, class Call>
+int fail_each_allocation(MakeWorld make_world, Call call) {
+  int most = 0;
+  for (const bool for_good : {false, true}) {
+    for (int nth = 1;; ++nth) {
+      REQUIRE(nth < 200);
+      auto world = make_world();
+      const std::uint64_t before = world->digest();
+      num_failures = 0;
+      fails_for_good = for_good;
+      calls_until_failure = nth;
+      bool threw = true;
+      bool right_code = true;
+      try {
+        call(*world);
+        threw = false;
+      } catch (const error& refused) {
+        right_code = refused.code() == errc::out_of_memory;
+      } catch (const std::bad_alloc&) {
+        right_code = for_good;  // no memory for the message either
+      }
+      calls_until_failure = 0;
+      CAPTURE(nth);
+      CAPTURE(for_good);
+      CHECK(threw == (num_failures > 0));
+      CHECK(right_code);
+      if (!threw) {
+        most = std::max(most, nth - 1);
+        break;
+      }
+      CHECK(world->digest() == before);
+      CHECK(world->check() == "");
+      call(*world);  // the world is as it was, so now it works
+      CHECK(world->check() == "");
+    }
+  }
+  return most;
+}
+
+// Calls below use no doctest macros: those allocate.
+void require(bool holds) {
+  if (!holds) throw std::logic_error("the call under test did something else");
+}
+
+struct manager_world {
+  counting_memory_resource counting{memory};
+  kv_cache_manager manager;
+  seq_id a{}, b{};
+  step_batch batch;
+  step_plan plan;
+  std::vector<host_demand> demands;
+  explicit manager_world(std::int32_t window = 0)
+      : manager({.block_size = 2, .num_blocks = 20000, .sliding_window = window, .memory = &counting}) {}
+  [[nodiscard]] std::uint64_t digest() const { return manager.digest(); }
+  [[nodiscard]] std::string check() const { return manager.check(); }
+
+  void share(std::int64_t num_tokens, int num_fillers) {
+    a = manager.allocate(num_tokens).seq;
+    b = manager.fork(a).seq;
+    for (int i = 0; i < num_fillers; ++i) require(manager.allocate(2 * (7 + 64)).status == alloc_status::ok);
+  }
+};
+
+/// Two sequences that share full chunks, in a manager whose slab has no chunk to spare.
+std::unique_ptr<manager_world> sharing_world(std::int32_t window, std::int64_t num_tokens) {
+  manager_world trial(window);
+  trial.share(num_tokens, 0);
+  const std::int64_t before = trial.counting.num_allocations();
+  int num_fillers = 0;  // one chunk each
+  while (trial.manager.allocate(2 * (7 + 64)).status == alloc_status::ok &&
+         trial.counting.num_allocations() == before) {
+    ++num_fillers;
+  }
+  REQUIRE(trial.counting.num_allocations() > before);
+  auto world = std::make_unique<manager_world>(window);
+  world->share(num_tokens, num_fillers);
+  REQUIRE(world->counting.num_allocations() == before);
+  return world;
+}
+
+TEST_CASE("a pool or manager whose memory fails is not made, and leaves nothing behind") {
+  counting_memory_resource counting(memory);
+  for (int nth = 1; nth <= 2; ++nth) {
+    calls_until_failure = nth;
+    CHECK_THROWS_AS(kv_cache_manager({.num_blocks = 9, .memory = &counting}), error);
+    calls_until_failure = 0;
+    CHECK(counting.num_live() == 0);
+  }
+}
+
+TEST_CASE("allocate fails for memory without a trace") {
+  const int allocations = fail_each_allocation([] { return std::make_unique<manager_world>(); },
+                                               [](manager_world& w) { (void)w.manager.allocate(2000); });
+  CHECK(allocations >= 2);  // directory and chunks
+}
+
+TEST_CASE("append fails for memory without a trace") {
+  SUBCASE("growing by many chunks") {
+    const int allocations = fail_each_allocation(
+        [] {
+          auto world = std::make_unique<manager_world>();
+          world->a = world->manager.allocate(3).seq;
+          return world;
+        },
+        [](manager_world& w) { require(w.manager.append(w.a, 2500).status == alloc_status::ok); });
+    CHECK(allocations >= 2);
+  }
+  SUBCASE("copying a tail in a chunk that others share") {
+    const int allocations =
+        fail_each_allocation([] { return sharing_world(0, 2 * (7 + 3 * 64) - 1); },
+                             [](manager_world& w) { require(w.manager.append(w.b, 1).has_copy()); });
+    CHECK(allocations >= 1);
+  }
+}
+
+TEST_CASE("fork fails for memory without a trace") {
+  const int allocations = fail_each_allocation([] { return sharing_world(0, 2 * (7 + 3 * 64) + 9); },
+                                               [](manager_world& w) { (void)w.manager.fork(w.a); });
+  CHECK(allocations >= 1);
+}
+
+TEST_CASE("truncate into a shared chunk fails for memory without a trace") {
+  const int allocations = fail_each_allocation([] { return sharing_world(0, 2 * (7 + 3 * 64)); },
+                                               [](manager_world& w) { w.manager.truncate(w.b, 200); });
+  CHECK(allocations >= 1);
+}
+
+TEST_CASE("a commit that gives back part of a shared chunk fails for memory without a trace") {
+  const int allocations = fail_each_allocation([] { return sharing_world(20, 2 * (7 + 3 * 64)); },
+                                               [](manager_world& w) { w.manager.commit(w.b, 200); });
+  CHECK(allocations >= 1);
+}
+
+TEST_CASE("build and reserve_host_memory fail for memory without a trace") {
+  const auto make = [] {
+    auto world = sharing_world(0, 300);
+    world->plan.seqs = {{.seq = world->a, .query_len = 3, .seq_len = 300}};
+    world->demands = {{world->a, 3000}, {invalid_seq, 2000}, {invalid_seq, 2000}};
+    return world;
+  };
+  CHECK(fail_each_allocation(make, [](manager_world& w) { w.manager.build(w.batch, w.plan); }) >= 4);
+  CHECK(fail_each_allocation(make, [](manager_world& w) { w.manager.reserve_host_memory(w.demands); }) >= 4);
+}
+
+TEST_CASE("after reserve_host_memory the calls it was for allocate nothing") {
+  auto world = sharing_world(0, 2 * (7 + 3 * 64) - 1);
+  world->manager.reserve_host_memory(
+      std::vector<host_demand>{{world->b, 2500}, {invalid_seq, 2000}, {invalid_seq, 2 * (7 + 3 * 64)}});
+  num_failures = 0;
+  calls_until_failure = 1;
+  const append_result appended = world->manager.append(world->b, 1000);
+  const allocate_result opened = world->manager.allocate(2000);
+  const allocate_result forked = world->manager.fork(world->a);
+  world->manager.free(world->b);
+  calls_until_failure = 0;
+  CHECK(num_failures == 0);
+  CHECK(appended.has_copy());
+  CHECK(opened.status == alloc_status::ok);
+  CHECK(forked.status == alloc_status::ok);
+  CHECK(world->check() == "");
+}
+
+struct scheduler_world {
+  kv_cache_manager manager{{.block_size = 1, .num_blocks = 900, .max_sequences = 16, .memory = &memory}};
+  scheduler plans{manager, {.max_tokens_per_step = 400, .max_running = 12}};
+  request next[2];  // a failed submit keeps what it was given
+  int num_tried = 0;
+  step_inputs inputs;
+  step_plan plan;
+  std::vector<sampled_token> tokens;
+  std::vector<finished_sequence> finished;
+  [[nodiscard]] std::uint64_t digest() const { return plans.digest(); }
+  [[nodiscard]] std::string check() const { return plans.check(); }
+
+  void ask(std::size_t prompt, std::int32_t max_new_tokens, std::int32_t num_samples) {
+    REQUIRE(plans.submit({std::vector<token_id>(prompt, token_id{1}), max_new_tokens, num_samples}).status ==
+            alloc_status::ok);
+  }
+  void schedule() {
+    plan = plans.schedule();
+    tokens.clear();
+    for (const scheduled_seq& row : plan.seqs) {
+      for (std::int32_t k = 0; k < row.num_samples; ++k) tokens.push_back({token_id{3}});
+    }
+  }
+  void commit() { finished = plans.commit(plan, tokens); }
+};
+
+TEST_CASE("submit and post_abort fail for memory without a trace, and the intake works on") {
+  const auto make = [] {
+    auto world = std::make_unique<scheduler_world>();
+    for (request& one : world->next) one = {std::vector<token_id>(70, token_id{1}), 5, 3};
+    return world;
+  };
+  CHECK(fail_each_allocation(make, [](scheduler_world& w) {
+          require(w.plans.submit(std::move(w.next[w.num_tried++])).status == alloc_status::ok);
+          calls_until_failure = 0;
+          w.schedule();
+          require(w.plan.seqs.size() == 1);  // exactly the one that was accepted
+          w.commit();
+        }) >= 3);
+  CHECK(fail_each_allocation(make, [](scheduler_world& w) { w.plans.post_abort(request_id{1}); }) >= 1);
+}
+
+TEST_CASE("schedule fails for memory without a trace") {
+  const int allocations = fail_each_allocation(
+      [] {
+        auto world = std::make_unique<scheduler_world>();
+        world->ask(100, 50, 3);
+        world->schedule();
+        world->commit();
+        for (int i = 0; i < 12; ++i) world->ask(300, 9, 1);  // chunks, directories, and more than fit
+        for (std::uint64_t id = 5; id < 9; ++id) world->plans.post_abort(request_id{id});
+        return world;
+      },
+      [](scheduler_world& w) { require(!w.plans.schedule().seqs.empty()); });
+  CHECK(allocations >= 4);
+}
+
+TEST_CASE("build of a step fails for memory without a trace") {
+  const int allocations = fail_each_allocation(
+      [] {
+        auto world = std::make_unique<scheduler_world>();
+        world->ask(300, 9, 1);
+        world->schedule();
+        return world;
+      },
+      [](scheduler_world& w) { w.plans.build(w.inputs); });
+  CHECK(allocations >= 7);
+}
+
+TEST_CASE("commit fails for memory without a trace, also where it forks and where sequences end") {
+  const int allocations = fail_each_allocation(
+      [] {
+        auto world = std::make_unique<scheduler_world>();
+        world->ask(150, 1, 2);
+        world->ask(200, 9, 8);
+        world->schedule();
+        world->tokens.back().stop = true;
+        return world;
+      },
+      [](scheduler_world& w) {
+        w.commit();
+        require(w.finished.size() == 3);
+      });
+  CHECK(allocations >= 10);
+}
+
+}  // namespace
+}  // namespace bifolio::test

@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Each public call of manager and scheduler with each kind of bad argument: the documented code, a sentence, and a
+/// state digest as it was.
+
+#include <doctest/doctest.h>
+
+#include <bifolio/kv_cache_manager.hpp>
+#include <bifolio/memory_resource.hpp>
+#include <bifolio/scheduler.hpp>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace bifolio::test {
+namespace {
+
+template <class Call>
+errc code_of(Call call) {
+  try {
+    call();
+  } catch (const error& refused) {
+    CHECK(std::string(refused.what()).size() > 20);
+    return refused.code();
+  }
+  return errc::ok;
+}
+
+constexpr std::int32_t least32 = std::numeric_limits<std::int32_t>::min();
+constexpr std::int32_t most32 = std::numeric_limits<std::int32_t>::max();
+constexpr std::int64_t bad_counts[] = {-1, std::int64_t{1} << 31, std::int64_t{1} << 62, INT64_MAX, INT64_MIN};
+
+TEST_CASE("a manager with a field outside its range is refused before anything is allocated") {
+  counting_memory_resource memory(default_host_memory());
+  const kv_cache_config good{.num_blocks = 8, .memory = &memory};
+  const auto refuses = [&](auto change) {
+    kv_cache_config config = good;
+    change(config);
+    return code_of([&] { kv_cache_manager manager(config); }) == errc::invalid_argument;
+  };
+  for (const std::int32_t value : {0, -1, least32, most32}) {
+    CAPTURE(value);
+    CHECK(refuses([&](kv_cache_config& c) { c.block_size = value; }));
+    CHECK(refuses([&](kv_cache_config& c) { c.max_sequences = value; }));
+    CHECK(refuses([&](kv_cache_config& c) { c.max_seq_len = value; }));
+    if (value != 0) CHECK(refuses([&](kv_cache_config& c) { c.sliding_window = value; }));
+  }
+  for (const std::int64_t value :
+       {std::int64_t{0}, std::int64_t{-1}, std::int64_t{1} << 31, std::int64_t{1} << 62, INT64_MAX, INT64_MIN}) {
+    CAPTURE(value);
+    CHECK(refuses([&](kv_cache_config& c) { c.num_blocks = value; }));
+  }
+  for (const double value : {-0.1, 1.0, 2.0, std::nan(""), std::numeric_limits<double>::infinity(), -HUGE_VAL}) {
+    CAPTURE(value);
+    CHECK(refuses([&](kv_cache_config& c) { c.watermark = value; }));
+  }
+  CHECK(memory.num_allocations() == 0);
+}
+
+TEST_CASE("a manager that does not fit into memory leaves none behind") {
+  limiting_memory_resource little(default_host_memory(), 1 << 16);
+  CHECK(code_of([&] { kv_cache_manager manager({.num_blocks = 1 << 20, .memory = &little}); }) == errc::out_of_memory);
+  CHECK(code_of([&] { kv_cache_manager manager({.num_blocks = 8, .max_sequences = 1 << 20, .memory = &little}); }) ==
+        errc::out_of_memory);
+  CHECK(little.used_bytes() == 0);
+}
+
+struct open_manager {
+  kv_cache_manager manager{{.block_size = 4, .num_blocks = 40, .max_sequences = 6, .max_seq_len = 100}};
+  kv_cache_manager other{{.block_size = 4, .num_blocks = 40}};
+  seq_id open = manager.allocate(10).seq;
+  seq_id stale = manager.allocate(3).seq;
+  seq_id foreign = other.allocate(10).seq;
+  open_manager() { manager.free(stale); }
+  std::vector<seq_id> unknown() const {
+    return {stale,
+            foreign,
+            invalid_seq,
+            seq_id{to_index(open) + 1},
+            seq_id{to_index(open) ^ (std::uint64_t{1} << 32)},
+            seq_id{to_index(open) | 0xffffffffu},
+            seq_id{std::numeric_limits<std::uint64_t>::max()}};
+  }
+};
+
+TEST_CASE("every call on an unknown, stale or foreign sequence reports not_found and changes nothing") {
+  open_manager it;
+  const std::uint64_t before = it.manager.digest();
+  step_batch batch;
+  for (const seq_id seq : it.unknown()) {
+    CAPTURE(to_index(seq));
+    CHECK(code_of([&] { (void)it.manager.append(seq, 1); }) == errc::not_found);
+    CHECK(code_of([&] { (void)it.manager.append(seq, -1); }) == errc::not_found);
+    CHECK(code_of([&] { (void)it.manager.can_append(seq, 1); }) == errc::not_found);
+    CHECK(code_of([&] { it.manager.commit(seq, 0); }) == errc::not_found);
+    CHECK(code_of([&] { (void)it.manager.fork(seq); }) == errc::not_found);
+    CHECK(code_of([&] { it.manager.truncate(seq, 0); }) == errc::not_found);
+    CHECK(code_of([&] { it.manager.free(seq); }) == errc::not_found);
+    CHECK(code_of([&] { (void)it.manager.num_tokens(seq); }) == errc::not_found);
+    CHECK(code_of([&] { (void)it.manager.num_committed(seq); }) == errc::not_found);
+    CHECK(code_of([&] { (void)it.manager.num_table_blocks(seq); }) == errc::not_found);
+    CHECK(code_of([&] { (void)it.manager.block_at(seq, 0); }) == errc::not_found);
+    CHECK(code_of([&] { (void)it.manager.slot_at(seq, 0); }) == errc::not_found);
+    step_plan plan;
+    plan.seqs = {{.seq = it.open, .query_len = 1, .seq_len = 1}, {.seq = seq, .query_len = 1, .seq_len = 1}};
+    CHECK(code_of([&] { it.manager.build(batch, plan); }) == errc::not_found);
+    if (seq != invalid_seq) {  // which stands for a sequence to be opened
+      CHECK(code_of([&] { it.manager.reserve_host_memory(std::vector<host_demand>{{seq, 1}}); }) == errc::not_found);
+    }
+  }
+  CHECK(batch.query_start_loc.empty());
+  CHECK(it.manager.digest() == before);
+}
+
+TEST_CASE("counts that are negative, too large or past the end are refused and change nothing") {
+  open_manager it;
+  const std::uint64_t before = it.manager.digest();
+  for (const std::int64_t count : bad_counts) {
+    CAPTURE(count);
+    CHECK(code_of([&] { (void)it.manager.allocate(count); }) == errc::invalid_argument);
+    CHECK(code_of([&] { (void)it.manager.can_allocate(count); }) == errc::invalid_argument);
+    CHECK(code_of([&] { (void)it.manager.append(it.open, count); }) == errc::invalid_argument);
+    CHECK(code_of([&] { (void)it.manager.append(it.open, 1, count); }) == errc::invalid_argument);
+    CHECK(code_of([&] { (void)it.manager.append(it.open, count, count); }) == errc::invalid_argument);
+    CHECK(code_of([&] { (void)it.manager.can_append(it.open, count); }) == errc::invalid_argument);
+    CHECK(code_of([&] { it.manager.commit(it.open, count); }) == errc::invalid_argument);
+    CHECK(code_of([&] { it.manager.truncate(it.open, count); }) == errc::invalid_argument);
+    CHECK(code_of([&] { (void)it.manager.block_at(it.open, count); }) == errc::out_of_range);
+    CHECK(code_of([&] { (void)it.manager.slot_at(it.open, count); }) == errc::out_of_range);
+    CHECK(code_of([&] {
+            it.manager.reserve_host_memory(std::vector<host_demand>{{it.open, count}});
+          }) == errc::invalid_argument);
+  }
+  CHECK(code_of([&] { (void)it.manager.allocate(0); }) == errc::invalid_argument);
+  CHECK(code_of([&] { (void)it.manager.allocate(101); }) == errc::invalid_argument);
+  CHECK(code_of([&] { (void)it.manager.can_allocate(0); }) == errc::invalid_argument);
+  CHECK(code_of([&] { (void)it.manager.can_allocate(1, -1); }) == errc::invalid_argument);
+  CHECK(code_of([&] { (void)it.manager.can_allocate(1, 1, -1); }) == errc::invalid_argument);
+  CHECK(code_of([&] { (void)it.manager.append(it.open, 91); }) == errc::invalid_argument);
+  CHECK(code_of([&] { (void)it.manager.append(it.open, 1, 90); }) == errc::invalid_argument);
+  CHECK(code_of([&] { it.manager.commit(it.open, 11); }) == errc::invalid_argument);
+  CHECK(code_of([&] { it.manager.truncate(it.open, 11); }) == errc::invalid_argument);
+  CHECK(code_of([&] { (void)it.manager.block_at(it.open, 3); }) == errc::out_of_range);
+  CHECK(code_of([&] { (void)it.manager.slot_at(it.open, 10); }) == errc::out_of_range);
+  CHECK(it.manager.append(it.open, 0).status == alloc_status::ok);
+  it.manager.commit(it.open, 0);
+  it.manager.truncate(it.open, 10);
+  CHECK(it.manager.digest() == before);
+  CHECK(it.manager.check() == "");
+}
+
+TEST_CASE("max_seq_len holds also where capacity is there already") {
+  kv_cache_manager manager({.block_size = 64, .num_blocks = 4, .max_seq_len = 10});
+  const seq_id seq = manager.allocate(9).seq;
+  CHECK(manager.append(seq, 1).status == alloc_status::ok);
+  CHECK(code_of([&] { (void)manager.append(seq, 1); }) == errc::invalid_argument);
+  CHECK(manager.num_tokens(seq) == 10);
+}
+
+TEST_CASE("plans with impossible rows are refused and leave the batch as it was") {
+  open_manager it;
+  step_plan good;
+  good.seqs = {{.seq = it.open, .query_len = 2, .seq_len = 10}};
+  step_batch batch;
+  it.manager.build(batch, good);
+  const std::vector<std::int64_t> slots = batch.slot_mapping;
+  const std::pair<scheduled_seq, errc> rows[] = {
+      {{.seq = it.open, .query_len = 0, .seq_len = 10}, errc::invalid_argument},
+      {{.seq = it.open, .query_len = -1, .seq_len = 10}, errc::invalid_argument},
+      {{.seq = it.open, .query_len = least32, .seq_len = 10}, errc::invalid_argument},
+      {{.seq = it.open, .query_len = 11, .seq_len = 10}, errc::invalid_argument},
+      {{.seq = it.open, .query_len = 1, .seq_len = 0}, errc::invalid_argument},
+      {{.seq = it.open, .query_len = 1, .seq_len = -4}, errc::invalid_argument},
+      {{.seq = it.open, .query_len = 1, .seq_len = 11}, errc::out_of_range},
+      {{.seq = it.open, .query_len = most32, .seq_len = most32}, errc::out_of_range},
+  };
+  for (const auto& [row, code] : rows) {
+    CAPTURE(row.query_len);
+    CAPTURE(row.seq_len);
+    step_plan plan = good;
+    plan.seqs.push_back(row);
+    CHECK(code_of([&] { it.manager.build(batch, plan); }) == code);
+    CHECK(batch.slot_mapping == slots);
+    CHECK(batch.seq_lens == std::vector<std::int32_t>{10});
+  }
+  kv_cache_manager windowed({.block_size = 2, .num_blocks = 40, .sliding_window = 4});
+  const seq_id seq = windowed.allocate(20).seq;
+  windowed.commit(seq, 20);
+  step_plan past;
+  past.seqs = {{.seq = seq, .query_len = 20, .seq_len = 20}};
+  CHECK(code_of([&] { windowed.build(batch, past); }) == errc::out_of_range);
+  const std::uint64_t before = windowed.digest();
+  CHECK(code_of([&] { windowed.truncate(seq, 5); }) == errc::invalid_argument);
+  CHECK(windowed.digest() == before);
+}
+
+struct open_scheduler {
+  kv_cache_manager manager{{.block_size = 4, .num_blocks = 40, .max_sequences = 8, .max_seq_len = 100}};
+  scheduler plans{manager, {.max_tokens_per_step = 16, .max_running = 4, .vocab_size = 100}};
+};
+
+request asking(std::size_t prompt, std::int32_t max_new_tokens = 4, std::int32_t num_samples = 1) {
+  return {std::vector<token_id>(prompt, token_id{7}), max_new_tokens, num_samples};
+}
+
+TEST_CASE("a scheduler with a field outside its range is refused") {
+  kv_cache_manager manager({.num_blocks = 8, .max_sequences = 8});
+  const auto refuses = [&](scheduler_config config) {
+    return code_of([&] { scheduler plans(manager, config); }) == errc::invalid_argument;
+  };
+  for (const std::int32_t value : {0, -1, least32}) {
+    CHECK(refuses({.max_tokens_per_step = value, .max_running = 4}));
+    CHECK(refuses({.max_running = value}));
+    if (value != 0) CHECK(refuses({.max_running = 4, .max_chunk_tokens = value}));
+    if (value != 0) CHECK(refuses({.max_running = 4, .vocab_size = value}));
+  }
+  CHECK(refuses({.max_running = 9}));
+  CHECK_FALSE(refuses({.max_running = 8}));
+}
+
+TEST_CASE("requests that cannot be served are refused when they are submitted") {
+  open_scheduler it;
+  const auto code = [&](request what) { return code_of([&] { (void)it.plans.submit(std::move(what)); }); };
+  CHECK(code(asking(0)) == errc::invalid_argument);
+  for (const std::int32_t value : {0, -1, least32}) {
+    CHECK(code(asking(5, value)) == errc::invalid_argument);
+    CHECK(code(asking(5, 4, value)) == errc::invalid_argument);
+  }
+  CHECK(code(asking(5, 4, 5)) == errc::invalid_argument);  // more samples than may run
+  CHECK(code(asking(5, most32)) == errc::invalid_argument);
+  CHECK(code(asking(101, 1)) == errc::invalid_argument);
+  CHECK(code(asking(98, 4)) == errc::invalid_argument);
+  for (const std::int32_t token : {-1, least32, 100, most32}) {
+    request what = asking(5);
+    what.prompt[3] = token_id{token};
+    CHECK(code(what) == errc::invalid_argument);
+  }
+  kv_cache_manager small({.block_size = 4, .num_blocks = 4, .max_sequences = 4});
+  scheduler plans(small, {.max_running = 4});
+  CHECK(plans.submit(asking(10, 8)).status == alloc_status::never);
+  CHECK(plans.submit(asking(10, 7)).status == alloc_status::ok);
+  CHECK(it.plans.schedule().seqs.empty());
+  CHECK_FALSE(it.plans.has_work());
+}
+
+TEST_CASE("steps out of turn are refused and change nothing") {
+  open_scheduler it;
+  step_inputs inputs;
+  CHECK(code_of([&] { it.plans.build(inputs); }) == errc::failed_precondition);
+  REQUIRE(it.plans.submit(asking(6)).status == alloc_status::ok);
+  const step_plan plan = it.plans.schedule();
+  REQUIRE(plan.seqs.size() == 1);
+  REQUIRE(plan.seqs[0].num_samples == 1);
+  const std::uint64_t before = it.plans.digest();
+  CHECK(code_of([&] { (void)it.plans.schedule(); }) == errc::failed_precondition);
+  const std::vector<sampled_token> one{{token_id{5}}};
+  const std::vector<sampled_token> two{{token_id{5}}, {token_id{6}}};
+  CHECK(code_of([&] { (void)it.plans.commit(plan, {}); }) == errc::invalid_argument);
+  CHECK(code_of([&] { (void)it.plans.commit(plan, two); }) == errc::invalid_argument);
+  for (const std::int32_t token : {-1, 100, most32}) {
+    const std::vector<sampled_token> bad{{token_id{token}}};
+    CHECK(code_of([&] { (void)it.plans.commit(plan, bad); }) == errc::invalid_argument);
+  }
+  step_plan other = plan;
+  ++other.step;
+  CHECK(code_of([&] { (void)it.plans.commit(other, one); }) == errc::invalid_argument);
+  other = plan;
+  other.seqs.clear();
+  CHECK(code_of([&] { (void)it.plans.commit(other, {}); }) == errc::invalid_argument);
+  CHECK(it.plans.digest() == before);
+  CHECK(it.plans.commit(plan, one).empty());
+  const std::uint64_t after = it.plans.digest();
+  CHECK(code_of([&] { (void)it.plans.commit(plan, one); }) == errc::failed_precondition);
+  CHECK(it.plans.digest() == after);
+  CHECK(it.plans.check() == "");
+}
+
+TEST_CASE("aborting what is unknown, finished or aborted already is answered, and the others go on") {
+  open_scheduler it;
+  const request_id first = it.plans.submit(asking(6, 1)).id;
+  const request_id second = it.plans.submit(asking(6, 2)).id;
+  CHECK(it.plans.abort(first) == errc::not_found);  // no schedule has seen it
+  const step_plan plan = it.plans.schedule();
+  REQUIRE(plan.seqs.size() == 2);
+  CHECK(it.plans.abort(invalid_request) == errc::not_found);
+  CHECK(it.plans.abort(request_id{99}) == errc::not_found);
+  CHECK(it.plans.abort(second) == errc::ok);
+  CHECK(it.plans.abort(second) == errc::not_found);
+  const std::vector<sampled_token> tokens{{token_id{5}}, {token_id{6}}};
+  const std::vector<finished_sequence> done = it.plans.commit(plan, tokens);
+  REQUIRE(done.size() == 1);
+  CHECK(done[0].request == first);
+  CHECK(it.plans.abort(first) == errc::not_found);
+  CHECK(it.plans.output(first).empty());
+  CHECK(it.plans.output(second, -1).empty());
+  CHECK_FALSE(it.plans.has_work());
+  CHECK(it.manager.num_free_blocks() == 40);
+  CHECK(it.plans.check() == "");
+}
+
+}  // namespace
+}  // namespace bifolio::test

@@ -83,6 +83,47 @@ errc expect_positive(const char* name, std::int32_t value, const refusal& refuse
   return refuse(errc::invalid_argument, name, " is ", value, "; it must be at least 1");
 }
 
+errc expect_aligned(const char* name, const float* array, const refusal& refuse) {
+  if (aligned(array, dtype::f32)) return errc::ok;
+  return refuse(errc::invalid_argument, name, " is not aligned to its elements of 4 bytes");
+}
+
+errc expect_array(const char* name, const std::int32_t* array, const refusal& refuse) {
+  if (array == nullptr) return refuse(errc::invalid_argument, name, " of the batch is null");
+  if (reinterpret_cast<std::uintptr_t>(array) % alignof(std::int32_t) == 0) return errc::ok;
+  return refuse(errc::invalid_argument, name, " of the batch is not aligned to its elements of 4 bytes");
+}
+
+// What `check` finds wrong with a cache, by name. The layout's heads, head_dim, block_size and dtype are good.
+errc check_cache(const kv_cache_view& kv, const refusal& refuse) {
+  const errc code = check(kv);
+  if (code == errc::ok) return code;
+  if (kv.num_blocks < 0) {
+    return refuse(code, "num_blocks of kv is ", kv.num_blocks, "; it must not be negative");
+  }
+  const kv_layout& layout = kv.layout;
+  for (const bool is_k : {true, false}) {
+    const char* half = is_k ? "kv.k" : "kv.v";
+    const void* data = is_k ? kv.k : kv.v;
+    const kv_strides& strides = is_k ? layout.k : layout.v;
+    if (strides.chunk < 1 || layout.head_dim % strides.chunk != 0) {
+      return refuse(code, "the chunk of ", half, " is ", strides.chunk, "; it must be a divisor of head_dim, ",
+                    layout.head_dim);
+    }
+    if (half_span(layout, strides, kv.num_blocks) < 0) {
+      return refuse(code, "the strides of ", half, " (block ", strides.block, ", head ", strides.head, ", token ",
+                    strides.token, ", dim ", strides.dim, ", chunk ", strides.chunk_stride,
+                    ") let elements share a place or reach past 2^62 bytes");
+    }
+    if (data == nullptr) return refuse(code, half, " is null");
+    if (!aligned(data, layout.type)) {
+      return refuse(code, half, " is not aligned to its elements of ", static_cast<std::int64_t>(size_of(layout.type)),
+                    " bytes");
+    }
+  }
+  return refuse(code, "the halves kv.k and kv.v share memory");
+}
+
 // Shape, dtype, strides and pointer of one tensor; `written`: its rows must not overlap.
 errc check_tensor(const const_tensor_view& tensor, std::string_view name, bool written, const refusal& refuse) {
   if (!known(tensor.type)) {
@@ -254,23 +295,21 @@ errc attention(const attention_plan& plan, const attention_params& params, std::
   if (code == errc::ok) code = check_tensor(params.q, "q", false, refuse);
   if (code == errc::ok) code = check_tensor(as_const(params.out), "out", true, refuse);
   if (code != errc::ok) return code;
-  code = check(params.kv);
-  if (code != errc::ok) {
-    return refuse(code,
-                  "the cache view is malformed: a pointer is null or misaligned, a stride is not positive or lets "
-                  "elements overlap, K and V overlap, or it spans more than 2^62 bytes");
-  }
+  code = check_cache(params.kv, refuse);
+  if (code != errc::ok) return code;
   if (params.out.data == params.q.data) {
     return refuse(errc::invalid_argument, "out starts where q does; they must not overlap");
   }
-  for (const void* array : {static_cast<const void*>(params.lse), static_cast<const void*>(params.alibi_slopes),
-                            static_cast<const void*>(params.sinks)}) {
-    if (!aligned(array, dtype::f32)) {
-      return refuse(errc::invalid_argument, "lse, alibi_slopes or sinks is not aligned to its elements of 4 bytes");
-    }
-  }
-  if (params.batch.block_tables == nullptr && plan.num_blocks > 0 && params.batch.block_table_stride > 0) {
-    return refuse(errc::invalid_argument, "block_tables is null");
+  code = expect_aligned("lse", params.lse, refuse);
+  if (code == errc::ok) code = expect_aligned("alibi_slopes", params.alibi_slopes, refuse);
+  if (code == errc::ok) code = expect_aligned("sinks", params.sinks, refuse);
+  if (code == errc::ok) code = expect_array("query_start_loc", params.batch.query_start_loc, refuse);
+  if (code == errc::ok) code = expect_array("seq_lens", params.batch.seq_lens, refuse);
+  if (code == errc::ok && plan.num_blocks > 0) code = expect_array("block_tables", params.batch.block_tables, refuse);
+  if (code != errc::ok) return code;
+  if (params.batch.block_table_stride < 0) {
+    return refuse(errc::invalid_argument, "block_table_stride is ", params.batch.block_table_stride,
+                  "; it must not be negative");
   }
   if (params.kv.num_blocks < plan.num_blocks) {
     return refuse(errc::out_of_range, "kv holds ", params.kv.num_blocks, " blocks; the plan was made for ",

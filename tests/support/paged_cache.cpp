@@ -128,10 +128,14 @@ paged_cache::paged_cache(backend& where, arrangement how, dtype type, std::int32
   std::size_t next = 0;
   for (std::size_t s = 0; s < seqs.size(); ++s) {
     std::int32_t* row = tables_.data() + s * static_cast<std::size_t>(table_stride_);
-    for (std::int64_t b = 0; b < blocks_for(seqs[s].seq_len, block_size); ++b) row[b] = order[next++];
-    const float* from_k = seqs[s].k;
-    const float* from_v = seqs[s].v;
-    for (std::int64_t j = 0; j < seqs[s].seq_len; ++j) {
+    const std::int64_t first_needed = seqs[s].first_needed;
+    for (std::int64_t b = first_needed / block_size; b < blocks_for(seqs[s].seq_len, block_size); ++b) {
+      row[b] = order[next++];
+    }
+    const std::int64_t skipped = first_needed * num_kv_heads * head_dim;
+    const float* from_k = seqs[s].k + skipped;
+    const float* from_v = seqs[s].v + skipped;
+    for (std::int64_t j = first_needed; j < seqs[s].seq_len; ++j) {
       const block_id block{row[j / block_size]};
       const auto token = static_cast<std::int32_t>(j % block_size);
       for (std::int32_t h = 0; h < num_kv_heads; ++h) {

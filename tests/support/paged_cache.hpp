@@ -46,6 +46,9 @@ struct dense_kv {
   std::int64_t seq_len = 0;
   const float* k = nullptr;
   const float* v = nullptr;
+  /// Positions before this one are not needed by anybody, as behind a sliding window: they are not stored, and blocks
+  /// that hold nothing else are given back, with free table entries in their place.
+  std::int64_t first_needed = 0;
 };
 
 struct cache_placement {

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an attention kernel must get right, one axis at a time, on every ISA and device.
+#include <doctest/doctest.h>
+
+#include "conformance/attention_tables.hpp"
+
+using namespace bifolio;
+using namespace bifolio::test;
+
+namespace {
+
+void check_all(const std::vector<attention_case>& cases) {
+  for (std::size_t n = 0; n < cases.size(); ++n) {
+    const std::string problem = check_attention(cases[n], n);
+    CHECK_MESSAGE(problem.empty(), problem);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("one token attends to itself and returns its value bit for bit") {
+  for (const dtype type : dtypes) {
+    const attention_case c{.what = "one token", .q_type = type, .kv_type = type, .out_type = type, .seqs = {{1, 1}}};
+    const attention_contents contents(c);
+    for (const tested_backend* tested : one_per_family(0)) {
+      const attention_output got = run_attention(*tested, c, contents);
+      for (std::size_t h = 0; h < 4; ++h) {
+        for (std::size_t i = 0; i < 64; ++i) {
+          REQUIRE_MESSAGE(got.out[h * 64 + i] == contents.seqs[0].v[h / 2 * 64 + i], tested->name);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("decode agrees with the oracle") { check_all(decode_cases()); }
+
+TEST_CASE("prefill and chunked prefill agree with the oracle") { check_all(prefill_cases()); }
+
+TEST_CASE("sequences without queries or without keys cost nothing and disturb nobody") { check_all(empty_cases()); }
+
+TEST_CASE("every head_dim agrees with the oracle") { check_all(head_dim_cases()); }
+
+TEST_CASE("every block_size agrees with the oracle") { check_all(block_size_cases()); }
+
+TEST_CASE("every number of query heads per KV head agrees with the oracle") { check_all(group_cases()); }
+
+TEST_CASE("every length agrees with the oracle") { check_all(length_cases()); }
+
+TEST_CASE("every pairing of q, KV and output dtypes agrees with the oracle") { check_all(dtype_cases()); }
+
+TEST_CASE("every layout agrees with the oracle") { check_all(layout_cases()); }
+
+TEST_CASE("every option, alone, agrees with the oracle") { check_all(option_cases()); }
+
+TEST_CASE("extreme values agree with the oracle") { check_all(value_cases()); }

@@ -1,0 +1,412 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "conformance/attention_case.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <sstream>
+#include <stdexcept>
+
+#include "support/elements.hpp"
+#include "support/random.hpp"
+
+namespace bifolio::test {
+namespace {
+
+constexpr std::int64_t guard_elements = 32;  // poison on both sides of an output, in front of q
+
+enum stream_of_values : std::uint8_t { query_values = 1, key_values, value_values, slope_values, sink_values };
+
+// Element (position, head, dim) of q, K or V before rounding to the stored dtype.
+float element_of(const attention_case& c, stream_of_values stream, std::int64_t content, std::int64_t position,
+                 std::int64_t head, std::int64_t dim, std::int64_t seq_len) {
+  const std::uint64_t bits = hash_of(c.seed, stream, content, position, head, dim);
+  const float normal = normal_from(bits);
+  const float sign = (bits >> 63) != 0 ? -1.0f : 1.0f;
+  const auto d = static_cast<float>(c.head_dim);
+  switch (c.values) {
+    case value_kind::normal:
+      return normal;
+    case value_kind::equal_logits:
+      // The same key everywhere, so that logits are equal bit for bit and not only nearly.
+      if (stream == key_values) return normal_from(hash_of(c.seed, stream, content, head, dim));
+      return normal;
+    case value_kind::dominant_key: {
+      if (stream == query_values) return 1.0f + 0.125f * normal;
+      const std::int64_t chosen =
+          seq_len <= 0 ? 0 : static_cast<std::int64_t>(hash_of(c.seed, content) % static_cast<std::uint64_t>(seq_len));
+      if (stream == key_values && position == chosen) return 60.0f / (d * c.used_scale());
+      return stream == key_values ? 0.25f * normal / std::sqrt(d) : normal;
+    }
+    case value_kind::huge_logits:
+      if (stream == query_values) return 1.0f;
+      if (stream == key_values) {
+        const float side = (hash_of(c.seed, content, position, head) & 1u) != 0 ? 80.0f : -80.0f;
+        return (side + normal) / (d * c.used_scale());
+      }
+      return normal;
+    case value_kind::denormal: {
+      const dtype type = stream == query_values ? c.q_type : c.kv_type;
+      return sign * smallest_subnormal(type) * std::floor(unit_from(bits) * 64.0f);
+    }
+    case value_kind::max_finite: {
+      if (stream == query_values) return normal;
+      const float most = max_finite(c.kv_type);
+      // f16: the largest value itself. Wider ranges: as far up as sums over the length and the head stay finite.
+      const float room = c.kv_type == dtype::f16 ? 1.0f : 1.0f / (8.0f * d * static_cast<float>(seq_len + 1));
+      return sign * most * room;
+    }
+  }
+  return 0;
+}
+
+reference::attention_options options_of(const attention_case& c, const attention_contents& contents) {
+  return {.num_q_heads = c.num_q_heads(),
+          .num_kv_heads = c.num_kv_heads,
+          .head_dim = c.head_dim,
+          .causal = c.causal,
+          .window_left = c.window_left,
+          .window_right = c.window_right,
+          .scale = c.used_scale(),
+          .soft_cap = c.soft_cap,
+          .alibi_slopes = contents.alibi_slopes.empty() ? nullptr : contents.alibi_slopes.data(),
+          .sinks = contents.sinks.empty() ? nullptr : contents.sinks.data()};
+}
+
+reference::dense_sequence dense_of(const batch_seq& seq, const attention_contents::sequence& contents) {
+  return {seq.query_len, seq.seq_len, contents.q.data(), contents.k.data(), contents.v.data()};
+}
+
+std::vector<dense_kv> dense_kv_of(const attention_case& c, const attention_contents& contents) {
+  std::vector<dense_kv> list;
+  for (std::size_t s = 0; s < c.seqs.size(); ++s) {
+    const batch_seq& seq = c.seqs[s];
+    // Positions that no row of the call sees are poison like everything else that must not be read.
+    std::int64_t first_needed = 0;
+    if (seq.query_len == 0) {
+      first_needed = seq.seq_len;
+    } else if (c.window_left >= 0) {
+      first_needed =
+          std::clamp<std::int64_t>(std::int64_t{seq.seq_len} - seq.query_len - c.window_left, 0, seq.seq_len);
+    }
+    list.push_back({seq.seq_len, contents.seqs[s].k.data(), contents.seqs[s].v.data(), first_needed});
+  }
+  return list;
+}
+
+// A tensor image: `front` poisoned elements, then [tokens, heads, dims] with gaps, ending at the last element of the
+// last head, then `back` poisoned elements.
+struct strided_shape {
+  std::int64_t tokens, heads, dims, token_stride, head_stride;
+  [[nodiscard]] std::int64_t elements() const {
+    return tokens == 0 ? 0 : (tokens - 1) * token_stride + (heads - 1) * head_stride + dims;
+  }
+};
+
+std::vector<std::byte> poisoned(dtype type, std::int64_t elements) {
+  std::vector<std::byte> bytes(static_cast<std::size_t>(elements) * size_of(type));
+  poison(bytes, type);
+  return bytes;
+}
+
+}  // namespace
+
+std::string_view to_string(value_kind kind) noexcept {
+  switch (kind) {
+    case value_kind::normal:
+      return "normal";
+    case value_kind::equal_logits:
+      return "equal_logits";
+    case value_kind::dominant_key:
+      return "dominant_key";
+    case value_kind::huge_logits:
+      return "huge_logits";
+    case value_kind::denormal:
+      return "denormal";
+    case value_kind::max_finite:
+      return "max_finite";
+  }
+  return "unknown";
+}
+
+std::int64_t attention_case::num_tokens() const noexcept {
+  std::int64_t tokens = 0;
+  for (const batch_seq& seq : seqs) tokens += seq.query_len;
+  return tokens;
+}
+
+float attention_case::used_scale() const noexcept {
+  if (scale != 0) return scale;
+  const float usual = 1.0f / std::sqrt(static_cast<float>(head_dim));
+  if (values != value_kind::max_finite) return usual;
+  // Brings the logits of the largest keys back to the order of one.
+  return kv_type == dtype::f16 ? usual * 0x1p-15f : usual * 0x1p-115f;
+}
+
+std::string describe(const attention_case& c) {
+  std::ostringstream text;
+  text << c.what << ": q " << to_string(c.q_type) << ", kv " << to_string(c.kv_type) << ", out "
+       << to_string(c.out_type) << ", " << to_string(c.layout) << ", " << c.num_q_heads() << "/" << c.num_kv_heads
+       << " heads, head_dim " << c.head_dim << ", block_size " << c.block_size
+       << (c.causal ? ", causal" : ", not causal");
+  if (c.window_left >= 0) text << ", window_left " << c.window_left;
+  if (c.window_right >= 0) text << ", window_right " << c.window_right;
+  if (c.scale != 0) text << ", scale " << c.scale;
+  if (c.soft_cap != 0) text << ", soft_cap " << c.soft_cap;
+  if (c.alibi) text << ", alibi";
+  if (c.sinks) text << ", sinks";
+  if (!c.lse) text << ", no lse";
+  text << ", " << to_string(c.values) << " values, query_len/seq_len";
+  for (const batch_seq& seq : c.seqs) text << " " << seq.query_len << "/" << seq.seq_len;
+  text << ", case seed " << c.seed << ", " << seed_note();
+  return text.str();
+}
+
+attention_contents::attention_contents(const attention_case& c) {
+  const std::int64_t heads = c.num_q_heads();
+  for (std::size_t s = 0; s < c.seqs.size(); ++s) {
+    const batch_seq& shape = c.seqs[s];
+    const std::int64_t content = shape.content >= 0 ? shape.content : static_cast<std::int64_t>(s);
+    sequence seq;
+    seq.q.reserve(static_cast<std::size_t>(shape.query_len * heads * c.head_dim));
+    for (std::int64_t t = 0; t < shape.query_len; ++t) {
+      const std::int64_t position = shape.seq_len - shape.query_len + t;
+      for (std::int64_t h = 0; h < heads; ++h) {
+        for (std::int64_t i = 0; i < c.head_dim; ++i) {
+          seq.q.push_back(stored_as(c.q_type, element_of(c, query_values, content, position, h, i, shape.seq_len)));
+        }
+      }
+    }
+    for (std::int64_t j = 0; j < shape.seq_len; ++j) {
+      for (std::int64_t h = 0; h < c.num_kv_heads; ++h) {
+        for (std::int64_t i = 0; i < c.head_dim; ++i) {
+          seq.k.push_back(stored_as(c.kv_type, element_of(c, key_values, content, j, h, i, shape.seq_len)));
+          seq.v.push_back(stored_as(c.kv_type, element_of(c, value_values, content, j, h, i, shape.seq_len)));
+        }
+      }
+    }
+    seqs.push_back(std::move(seq));
+  }
+  for (std::int64_t h = 0; h < heads; ++h) {
+    // Slopes like those of the ALiBi paper, 2^(−8(h+1)/heads), none of them equal; sinks around the logits.
+    if (c.alibi) {
+      alibi_slopes.push_back(std::exp2(-8.0f * static_cast<float>(h + 1) / static_cast<float>(heads)));
+    }
+    if (c.sinks) sinks.push_back(2.0f * normal_from(hash_of(c.seed, sink_values, h)));
+  }
+}
+
+attention_call::attention_call(const tested_backend& tested, const attention_case& c,
+                               const attention_contents& contents, const attention_placement& placement)
+    : tested_(tested),
+      out_type_(c.out_type),
+      has_lse_(c.lse),
+      cache_(tested.get(), c.layout, c.kv_type, c.num_kv_heads, c.head_dim, c.block_size, dense_kv_of(c, contents),
+             placement.cache) {
+  backend& where = tested.get();
+  const std::int64_t tokens = c.num_tokens();
+  const std::int32_t heads = c.num_q_heads();
+
+  starts_.push_back(0);
+  for (const batch_seq& seq : c.seqs) {
+    starts_.push_back(starts_.back() + seq.query_len);
+    lens_.push_back(seq.seq_len);
+  }
+  host_batch = {static_cast<std::int32_t>(c.seqs.size()),
+                tokens,
+                starts_.data(),
+                lens_.data(),
+                cache_.tables().data(),
+                cache_.table_stride(),
+                nullptr};
+  num_blocks = cache_.view().num_blocks;
+  spec = {.num_q_heads = heads,
+          .num_kv_heads = c.num_kv_heads,
+          .head_dim = c.head_dim,
+          .block_size = c.block_size,
+          .q_type = c.q_type,
+          .kv_type = c.kv_type,
+          .out_type = c.out_type,
+          .causal = c.causal,
+          .window_left = c.window_left,
+          .window_right = c.window_right};
+
+  starts_on_device_ = device_bytes(where, bytes_of(starts_), alignof(std::int32_t));
+  lens_on_device_ = device_bytes(where, bytes_of(lens_), alignof(std::int32_t));
+  tables_on_device_ = device_bytes(where, bytes_of(cache_.tables()), alignof(std::int32_t));
+  slopes_ = device_bytes(where, bytes_of(contents.alibi_slopes), alignof(float));
+  sinks_ = device_bytes(where, bytes_of(contents.sinks), alignof(float));
+
+  const std::int64_t q_head = c.head_dim + placement.q_head_gap;
+  const strided_shape q_shape{tokens, heads, c.head_dim, heads * q_head + placement.q_token_gap, q_head};
+  std::vector<std::byte> image = poisoned(c.q_type, guard_elements + q_shape.elements());
+  std::int64_t token = 0;
+  for (const attention_contents::sequence& seq : contents.seqs) {
+    const float* from = seq.q.data();
+    for (std::size_t left = seq.q.size(); left > 0; ++token) {
+      for (std::int64_t h = 0; h < heads; ++h) {
+        for (std::int64_t i = 0; i < c.head_dim; ++i, --left) {
+          store_element(image.data(), c.q_type,
+                        guard_elements + token * q_shape.token_stride + h * q_shape.head_stride + i, *from++);
+        }
+      }
+    }
+  }
+  q_ = device_bytes(where, std::move(image), size_of(c.q_type));
+
+  const std::int64_t out_head = c.head_dim + placement.out_head_gap;
+  const strided_shape out_shape{tokens, heads, c.head_dim, heads * out_head + placement.out_token_gap, out_head};
+  out_ = device_bytes(where, poisoned(c.out_type, 2 * guard_elements + out_shape.elements()), size_of(c.out_type));
+  lse_ = device_bytes(where, poisoned(dtype::f32, 2 * guard_elements + tokens * heads), sizeof(float));
+
+  const auto after_guard = [](device_bytes& bytes, dtype type) {
+    return bytes.data() + guard_elements * static_cast<std::int64_t>(size_of(type));
+  };
+  params.q = {after_guard(q_, c.q_type), c.q_type,           tokens, heads, c.head_dim,
+              q_shape.token_stride,      q_shape.head_stride};
+  params.out = {after_guard(out_, c.out_type), c.out_type,           tokens, heads, c.head_dim,
+                out_shape.token_stride,        out_shape.head_stride};
+  if (c.lse) params.lse = reinterpret_cast<float*>(after_guard(lse_, dtype::f32));
+  params.kv = cache_.view();
+  params.batch = host_batch;
+  params.batch.query_start_loc = reinterpret_cast<const std::int32_t*>(starts_on_device_.data());
+  params.batch.seq_lens = reinterpret_cast<const std::int32_t*>(lens_on_device_.data());
+  params.batch.block_tables = reinterpret_cast<const std::int32_t*>(tables_on_device_.data());
+  params.scale = c.used_scale();
+  params.soft_cap = c.soft_cap;
+  if (c.alibi) params.alibi_slopes = reinterpret_cast<const float*>(slopes_.data());
+  if (c.sinks) params.sinks = reinterpret_cast<const float*>(sinks_.data());
+}
+
+bool attention_call::inputs_unchanged() const {
+  return q_.unchanged() && starts_on_device_.unchanged() && lens_on_device_.unchanged() &&
+         tables_on_device_.unchanged() && slopes_.unchanged() && sinks_.unchanged() && cache_.unchanged();
+}
+
+bool attention_call::untouched() const { return inputs_unchanged() && out_.unchanged() && lse_.unchanged(); }
+
+void attention_call::reset_outputs() {
+  out_.refill();
+  lse_.refill();
+}
+
+attention_output attention_call::read(std::string& problem) {
+  require_ok(tested_.get().synchronize({}), "synchronize");
+  std::ostringstream text;
+  attention_output result;
+  const tensor_view& view = params.out;
+  const std::vector<std::byte> bytes = out_.read();
+  const auto num_elements = static_cast<std::int64_t>(bytes.size() / size_of(out_type_));
+  std::vector<bool> is_output(static_cast<std::size_t>(num_elements), false);
+  std::int64_t unwritten = 0;
+  for (std::int64_t t = 0; t < view.num_tokens; ++t) {
+    for (std::int64_t h = 0; h < view.num_heads; ++h) {
+      for (std::int64_t i = 0; i < view.head_dim; ++i) {
+        const std::int64_t at = guard_elements + t * view.token_stride + h * view.head_stride + i;
+        is_output[static_cast<std::size_t>(at)] = true;
+        result.out.push_back(load_element(bytes.data(), out_type_, at));
+        if (is_poison(bytes.data(), out_type_, at) && unwritten++ == 0) {
+          text << "output is poison (not written, or computed from what must not be read) at token " << t << ", head "
+               << h << ", dim " << i << "; ";
+        }
+      }
+    }
+  }
+  for (std::int64_t at = 0; at < num_elements; ++at) {
+    if (is_output[static_cast<std::size_t>(at)] || is_poison(bytes.data(), out_type_, at)) continue;
+    text << "written beside the output, " << at - guard_elements << " elements from its start; ";
+    break;
+  }
+  const std::vector<std::byte> lse_bytes = lse_.read();
+  const std::int64_t rows = view.num_tokens * view.num_heads;
+  for (std::int64_t at = 0; at < rows + 2 * guard_elements; ++at) {
+    const bool inside = has_lse_ && at >= guard_elements && at < guard_elements + rows;
+    if (inside) result.lse.push_back(load_element(lse_bytes.data(), dtype::f32, at));
+    if (inside == is_poison(lse_bytes.data(), dtype::f32, at)) {
+      text << (inside ? "LSE is poison at row " : "written beside the LSE at row ") << at - guard_elements << "; ";
+      break;
+    }
+  }
+  if (!inputs_unchanged()) text << "an input or the cache was written to; ";
+  problem = text.str();
+  return result;
+}
+
+attention_output run_attention(const tested_backend& tested, const attention_case& c,
+                               const attention_contents& contents, const attention_placement& placement) {
+  attention_call call(tested, c, contents, placement);
+  call.plan();
+  if (const errc code = call.run(); code != errc::ok) {
+    const std::optional<error> why = find_problem(call.planned, call.params);
+    throw std::runtime_error(tested.name + " refused with " + std::string(to_string(code)) + " (" +
+                             (why ? why->what() : "find_problem has nothing to say") + "): " + describe(c));
+  }
+  std::string problem;
+  attention_output output = call.read(problem);
+  if (!problem.empty()) throw std::runtime_error(tested.name + ": " + problem + describe(c));
+  return output;
+}
+
+attention_expectation::attention_expectation(const attention_case& c, const attention_contents& contents)
+    : case_(c), contents_(contents), options_(options_of(c, contents)) {
+  for (std::size_t s = 0; s < c.seqs.size(); ++s) {
+    expected_.push_back(reference::attend(options_, dense_of(c.seqs[s], contents.seqs[s])));
+    scalar_.push_back(reference::attend_in_float32(options_, dense_of(c.seqs[s], contents.seqs[s])));
+  }
+}
+
+std::string attention_expectation::problem_of(const attention_output& got, const arithmetic& numbers) const {
+  reference::accuracy_judge judge({numbers, case_.out_type, case_.values == value_kind::normal});
+  std::size_t row = 0;
+  for (std::size_t s = 0; s < case_.seqs.size(); ++s) {
+    const std::size_t rows = expected_[s].lse.size();
+    judge.add(options_, dense_of(case_.seqs[s], contents_.seqs[s]), expected_[s], scalar_[s],
+              got.out.data() + row * static_cast<std::size_t>(case_.head_dim),
+              case_.lse ? got.lse.data() + row : nullptr);
+    row += rows;
+  }
+  return judge.problem();
+}
+
+std::string check_attention(const attention_case& c, std::size_t turn) {
+  return check_attention(c, one_per_family(turn), turn);
+}
+
+std::string check_attention(const attention_case& c, const std::vector<const tested_backend*>& backends,
+                            std::size_t turn) {
+  const attention_contents contents(c);
+  const attention_expectation expectation(c, contents);
+  attention_placement placement;
+  placement.cache.order = c.seed;
+  // Some dense, some with gaps: both are common, and gaps make every row's alignment different.
+  if (turn % 2 == 0) placement = {{c.seed, 0, 0}, 0, 0, 0, 0};
+  std::string text;
+  for (const tested_backend* tested : backends) {
+    try {
+      const attention_output got = run_attention(*tested, c, contents, placement);
+      const std::string problem = expectation.problem_of(got, tested->numbers);
+      if (!problem.empty()) text += tested->name + ": " + problem + " [" + describe(c) + "]\n";
+    } catch (const std::exception& failure) {
+      text += std::string(failure.what()) + " [" + describe(c) + "]\n";
+    }
+  }
+  return text;
+}
+
+std::string bit_difference(const attention_output& a, const attention_output& b) {
+  if (a.out.size() != b.out.size() || a.lse.size() != b.lse.size()) return "the sizes differ";
+  const auto first_difference = [](const std::vector<float>& x, const std::vector<float>& y, const char* name) {
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      if (std::memcmp(&x[i], &y[i], sizeof(float)) != 0) {
+        std::ostringstream text;
+        text.precision(9);
+        text << name << " differs first at element " << i << ": " << x[i] << " against " << y[i] << "; ";
+        return text.str();
+      }
+    }
+    return std::string();
+  };
+  return first_difference(a.out, b.out, "output") + first_difference(a.lse, b.lse, "LSE");
+}
+
+}  // namespace bifolio::test

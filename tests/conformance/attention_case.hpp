@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// One attention call as data: what to compute (`attention_case`), the numbers in it (`attention_contents`), where
+/// everything lies (`attention_placement`), and the call itself on a backend (`attention_call`), which uploads, runs,
+/// reads back, and finds what was written that should not be. Contents depend on (seed, sequence, position, head, dim)
+/// alone: the same token has the same stored bits in every cut, order and layout.
+
+#include <bifolio/backend.hpp>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reference/attention_accuracy.hpp"
+#include "reference/attention_oracle.hpp"
+#include "support/backends.hpp"
+#include "support/device_bytes.hpp"
+#include "support/paged_cache.hpp"
+
+namespace bifolio::test {
+
+/// A sequence of a batch: its last `query_len` positions are computed, `seq_len` are visible.
+struct batch_seq {
+  std::int32_t query_len = 0;
+  std::int32_t seq_len = 0;
+  std::int32_t content = -1;  ///< which sequence's contents; negative = its place in the batch
+};
+
+enum class value_kind : std::uint8_t {
+  normal,        ///< about N(0, 1)
+  equal_logits,  ///< all keys alike: every visible token weighs the same
+  dominant_key,  ///< one key's logit is about 60 above all others
+  huge_logits,   ///< logits near +80 and −80
+  denormal,      ///< q, K and V below the normal range of their dtypes
+  max_finite,    ///< K and V as large as their dtypes allow without float32 sums overflowing
+};
+[[nodiscard]] std::string_view to_string(value_kind kind) noexcept;
+
+struct attention_case {
+  std::string what{};
+  std::int32_t num_kv_heads = 2;
+  std::int32_t group_size = 2;
+  std::int32_t head_dim = 64;
+  std::int32_t block_size = 16;
+  dtype q_type = dtype::f32;
+  dtype kv_type = dtype::f32;
+  dtype out_type = dtype::f32;
+  arrangement layout = arrangement::hnd;
+  std::vector<batch_seq> seqs{};
+  bool causal = true;
+  std::int32_t window_left = -1;
+  std::int32_t window_right = -1;
+  float scale = 0;  ///< 0 = 1/√head_dim
+  float soft_cap = 0;
+  bool alibi = false;
+  bool sinks = false;
+  bool lse = true;
+  value_kind values = value_kind::normal;
+  std::uint64_t seed = 1;
+
+  [[nodiscard]] std::int32_t num_q_heads() const noexcept { return num_kv_heads * group_size; }
+  [[nodiscard]] std::int64_t num_tokens() const noexcept;
+  [[nodiscard]] float used_scale() const noexcept;
+};
+
+/// Everything needed to see a failing case again.
+[[nodiscard]] std::string describe(const attention_case& the_case);
+
+/// The numbers of a case, rounded to their stored dtypes. Tests may overwrite elements before a call is made from them.
+struct attention_contents {
+  explicit attention_contents(const attention_case& the_case);
+
+  struct sequence {
+    std::vector<float> q;  ///< [query_len, num_q_heads, head_dim]
+    std::vector<float> k;  ///< [seq_len, num_kv_heads, head_dim]
+    std::vector<float> v;
+  };
+  std::vector<sequence> seqs;
+  std::vector<float> alibi_slopes;  ///< [num_q_heads], or empty
+  std::vector<float> sinks;         ///< [num_q_heads], or empty
+};
+
+/// Where things lie; nothing of it may show in a result.
+struct attention_placement {
+  cache_placement cache;
+  std::int64_t q_token_gap = 3;  ///< elements between the tokens of q
+  std::int64_t q_head_gap = 1;   ///< elements between its heads
+  std::int64_t out_token_gap = 2;
+  std::int64_t out_head_gap = 5;
+};
+
+/// Results, dense: [num_tokens, num_q_heads, head_dim] widened to float32, which keeps every bit, and
+/// [num_tokens, num_q_heads].
+struct attention_output {
+  std::vector<float> out;
+  std::vector<float> lse;
+};
+
+class attention_call {
+ public:
+  attention_call(const tested_backend& tested, const attention_case& the_case, const attention_contents& contents,
+                 const attention_placement& placement = {});
+  attention_call(const attention_call&) = delete;
+  attention_call& operator=(const attention_call&) = delete;
+
+  // For tests that bend the arguments between construction and `plan` or `run`.
+  attention_spec spec;
+  step_batch_view host_batch;
+  std::int64_t num_blocks = 0;
+  attention_plan planned;
+  attention_params params;
+
+  void plan() { tested_.get().plan_attention(planned, spec, host_batch, num_blocks); }
+  [[nodiscard]] errc run() { return tested_.get().attention(planned, params); }
+
+  /// The results of a finished call, and in `problem` what was not written, or written and should not be: elements left
+  /// as they were, gaps and surroundings of the outputs, inputs, cache.
+  [[nodiscard]] attention_output read(std::string& problem);
+  /// Nothing at all was written since construction or `reset_outputs`.
+  [[nodiscard]] bool untouched() const;
+  /// Poisons the outputs again.
+  void reset_outputs();
+
+ private:
+  [[nodiscard]] bool inputs_unchanged() const;
+
+  const tested_backend& tested_;
+  dtype out_type_;
+  bool has_lse_;
+  std::vector<std::int32_t> starts_, lens_;
+  paged_cache cache_;
+  device_bytes q_, out_, lse_, starts_on_device_, lens_on_device_, tables_on_device_, slopes_, sinks_;
+};
+
+/// Plans, runs and reads; throws std::runtime_error with what went wrong, a refusal or a stray write.
+[[nodiscard]] attention_output run_attention(const tested_backend& tested, const attention_case& the_case,
+                                             const attention_contents& contents,
+                                             const attention_placement& placement = {});
+
+/// Expected results of a case, computed once and held against every backend.
+class attention_expectation {
+ public:
+  attention_expectation(const attention_case& the_case, const attention_contents& contents);
+  /// What is wrong with `got`; empty when all gates hold.
+  [[nodiscard]] std::string problem_of(const attention_output& got, const arithmetic& numbers) const;
+
+ private:
+  const attention_case& case_;
+  const attention_contents& contents_;
+  reference::attention_options options_;
+  std::vector<reference::attention_reference> expected_;
+  std::vector<reference::scalar_attention> scalar_;
+};
+
+/// Oracle against these backends. Returns all complaints as text.
+[[nodiscard]] std::string check_attention(const attention_case& the_case,
+                                          const std::vector<const tested_backend*>& backends, std::size_t turn = 0);
+/// Against every family of backends; the executors and the placements take turns with `turn`.
+[[nodiscard]] std::string check_attention(const attention_case& the_case, std::size_t turn = 0);
+
+/// Where two outputs differ in any bit, as text; empty when nowhere.
+[[nodiscard]] std::string bit_difference(const attention_output& a, const attention_output& b);
+
+}  // namespace bifolio::test

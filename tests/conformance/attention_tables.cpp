@@ -1,0 +1,436 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "conformance/attention_tables.hpp"
+
+#include <algorithm>
+#include <functional>
+#include <string>
+
+#include "support/covering.hpp"
+#include "support/random.hpp"
+
+namespace bifolio::test {
+namespace {
+
+// Multiply-adds of the oracle that one case may cost: some tens of milliseconds.
+constexpr std::int64_t work_limit = 8'000'000;
+
+enum class batch_kind : std::uint8_t { decode, prefill, chunk, mixed, overhang };
+constexpr batch_kind batch_kinds[] = {batch_kind::decode, batch_kind::prefill, batch_kind::chunk, batch_kind::mixed,
+                                      batch_kind::overhang};
+
+enum class mask_kind : std::uint8_t { causal, full, left, left_tight, causal_left_right, both_sides, right_only };
+constexpr mask_kind mask_kinds[] = {mask_kind::causal,     mask_kind::full,       mask_kind::left,
+                                    mask_kind::left_tight, mask_kind::both_sides, mask_kind::causal_left_right,
+                                    mask_kind::right_only};
+
+void set_mask(attention_case& c, mask_kind kind) {
+  c.causal = kind == mask_kind::causal || kind == mask_kind::left || kind == mask_kind::left_tight ||
+             kind == mask_kind::causal_left_right;
+  if (kind == mask_kind::left) c.window_left = 40;
+  if (kind == mask_kind::left_tight) c.window_left = 0;
+  if (kind == mask_kind::causal_left_right) {
+    c.window_left = 33;
+    c.window_right = 7;
+  }
+  if (kind == mask_kind::both_sides) {
+    c.window_left = 19;
+    c.window_right = 5;
+  }
+  if (kind == mask_kind::right_only) c.window_right = 3;
+}
+
+// A query length for a sequence of `seq_len` that keeps the case's work within its limit.
+std::int32_t affordable(const attention_case& c, std::int32_t seq_len, std::int32_t wanted) {
+  const std::int64_t per_query = static_cast<std::int64_t>(std::max(seq_len, 1)) * c.num_q_heads() * c.head_dim;
+  return static_cast<std::int32_t>(std::clamp<std::int64_t>(work_limit / 2 / per_query, 1, std::max(wanted, 1)));
+}
+
+std::vector<batch_seq> make_batch(const attention_case& c, batch_kind kind, std::int32_t length,
+                                  random_source& random) {
+  // Companions are short: they are there to be neighbours.
+  const auto companion = [&] { return static_cast<std::int32_t>(random.between(1, 40)); };
+  switch (kind) {
+    case batch_kind::decode: {
+      const std::int32_t other = companion();
+      return {{1, other}, {length > 0 ? 1 : 0, length}, {1, companion()}};
+    }
+    case batch_kind::prefill: {
+      const std::int32_t short_length = std::min(length, 200);
+      if (affordable(c, short_length, short_length) < short_length) {
+        return {{affordable(c, length, 24), length}, {3, 3}};
+      }
+      return {{short_length, short_length}, {3, 3}};
+    }
+    case batch_kind::chunk:
+      return {{std::min(length, affordable(c, length, 37)), length}, {5, 5 + companion()}};
+    case batch_kind::mixed: {
+      const std::int32_t prompt = companion();
+      return {{prompt, prompt}, {0, length}, {std::min(length, affordable(c, length, 20)), length},
+              {1, companion()}, {0, 0},      {1, 1}};
+    }
+    case batch_kind::overhang:
+      return {{affordable(c, length, 12), std::min(length, 9)}, {1, length > 0 ? length : 1}, {4, 0}};
+  }
+  return {};
+}
+
+std::vector<batch_seq> usual_batch() { return {{1, 70}, {33, 50}, {1, 1}, {20, 20}, {1, 129}}; }
+
+std::vector<attention_case> with_dtypes_in_turn(std::vector<attention_case> cases) {
+  for (std::size_t n = 0; n < cases.size(); ++n) {
+    cases[n].q_type = cases[n].kv_type = cases[n].out_type = dtypes[n % 3];
+    cases[n].seed = n + 1;
+  }
+  return cases;
+}
+
+}  // namespace
+
+std::vector<attention_case> decode_cases() {
+  return {{.what = "decode", .seqs = {{1, 1}, {1, 17}, {1, 100}}},
+          {.what = "decode of one long sequence", .seqs = {{1, 2000}}},
+          {.what = "decode around a split", .seqs = {{1, 511}, {1, 512}, {1, 513}, {1, 1023}, {1, 1024}, {1, 1025}}}};
+}
+
+std::vector<attention_case> prefill_cases() {
+  return {{.what = "prefill", .seqs = {{33, 33}, {1, 1}, {64, 64}}},
+          {.what = "prefill, not causal", .seqs = {{33, 33}, {5, 5}}, .causal = false},
+          {.what = "prefill of some hundred tokens", .head_dim = 32, .seqs = {{300, 300}}},
+          {.what = "prefill over a split", .group_size = 1, .head_dim = 16, .seqs = {{530, 530}}},
+          {.what = "chunks", .seqs = {{16, 100}, {7, 64}, {40, 41}}},
+          {.what = "a chunk that starts and ends around a split", .head_dim = 16, .seqs = {{40, 530}, {3, 513}}}};
+}
+
+std::vector<attention_case> empty_cases() {
+  std::vector<attention_case> cases{
+      {.what = "empty sequences between others", .seqs = {{0, 0}, {1, 9}, {0, 12}, {3, 3}, {0, 0}}},
+      {.what = "nothing but sequences without queries", .seqs = {{0, 0}, {0, 5}}},
+      {.what = "queries without keys", .seqs = {{2, 0}, {1, 4}}},
+      {.what = "only queries without keys", .seqs = {{70, 0}}},
+      {.what = "more queries than keys", .seqs = {{9, 4}, {1, 4}}},
+      {.what = "more queries than keys, not causal", .seqs = {{9, 4}, {1, 4}}, .causal = false},
+      {.what = "a window that leaves early rows nothing",
+       .seqs = {{40, 4}, {1, 4}},
+       .causal = false,
+       .window_left = 2,
+       .window_right = 3},
+      {.what = "rows that see only the sink", .seqs = {{9, 4}, {2, 0}}, .sinks = true},
+      {.what = "an empty batch", .seqs = {}}};
+  return with_dtypes_in_turn(std::move(cases));
+}
+
+std::vector<attention_case> head_dim_cases() {
+  std::vector<attention_case> cases;
+  for (const dtype type : dtypes) {
+    for (const std::int32_t head_dim : head_dims) {
+      cases.push_back({.what = "head_dim",
+                       .group_size = 3,
+                       .head_dim = head_dim,
+                       .q_type = type,
+                       .kv_type = type,
+                       .out_type = type,
+                       .seqs = usual_batch(),
+                       .seed = static_cast<std::uint64_t>(head_dim)});
+    }
+  }
+  for (const std::int32_t head_dim : {1, 2, 3, 15, 17, 33, 257, 576}) {
+    cases.push_back({.what = "unusual head_dim", .num_kv_heads = 1, .head_dim = head_dim, .seqs = usual_batch()});
+  }
+  return cases;
+}
+
+std::vector<attention_case> block_size_cases() {
+  std::vector<attention_case> cases;
+  for (const std::int32_t block_size : block_sizes) {
+    for (const dtype type : {dtype::f32, dtype::bf16}) {
+      cases.push_back({.what = "block_size",
+                       .head_dim = 32,
+                       .block_size = block_size,
+                       .q_type = type,
+                       .kv_type = type,
+                       .out_type = type,
+                       .seqs = usual_batch()});
+    }
+  }
+  cases.push_back(
+      {.what = "a block longer than the sequence", .head_dim = 32, .block_size = 700, .seqs = usual_batch()});
+  return cases;
+}
+
+std::vector<attention_case> group_cases() {
+  std::vector<attention_case> cases;
+  for (const std::int32_t group : group_sizes) {
+    for (const std::int32_t kv_heads : {1, 3}) {
+      cases.push_back(
+          {.what = "group_size", .num_kv_heads = kv_heads, .group_size = group, .head_dim = 32, .seqs = usual_batch()});
+    }
+  }
+  cases.push_back({.what = "group of 71", .num_kv_heads = 1, .group_size = 71, .head_dim = 64, .seqs = usual_batch()});
+  cases.push_back(
+      {.what = "many KV heads", .num_kv_heads = 32, .group_size = 1, .head_dim = 16, .seqs = usual_batch()});
+  return with_dtypes_in_turn(std::move(cases));
+}
+
+std::vector<attention_case> length_cases() {
+  std::vector<attention_case> cases;
+  std::vector<batch_seq> all;
+  for (const std::int32_t length : lengths) all.push_back({length > 0 ? 1 : 0, length});
+  for (const dtype type : dtypes) {
+    cases.push_back({.what = "all lengths in one batch",
+                     .q_type = type,
+                     .kv_type = type,
+                     .out_type = type,
+                     .seqs = all,
+                     .seed = 3});
+  }
+  for (const std::int32_t length : lengths) {
+    cases.push_back({.what = "prefill length", .head_dim = 16, .seqs = {{std::min(length, 150), length}}});
+  }
+  return cases;
+}
+
+std::vector<attention_case> dtype_cases() {
+  std::vector<attention_case> cases;
+  for (const dtype q : dtypes) {
+    for (const dtype kv : dtypes) {
+      for (const dtype out : dtypes) {
+        cases.push_back({.what = "dtypes",
+                         .head_dim = 40,
+                         .q_type = q,
+                         .kv_type = kv,
+                         .out_type = out,
+                         .seqs = usual_batch(),
+                         .seed = cases.size() + 1});
+      }
+    }
+  }
+  return cases;
+}
+
+std::vector<attention_case> layout_cases() {
+  std::vector<attention_case> cases;
+  for (const arrangement layout : all_arrangements) {
+    for (const dtype type : dtypes) {
+      cases.push_back({.what = "layout",
+                       .num_kv_heads = 3,
+                       .head_dim = 48,
+                       .q_type = type,
+                       .kv_type = type,
+                       .out_type = type,
+                       .layout = layout,
+                       .seqs = usual_batch()});
+    }
+    cases.push_back({.what = "layout of an odd shape",
+                     .num_kv_heads = 3,
+                     .head_dim = 71,
+                     .block_size = 5,
+                     .q_type = dtype::bf16,
+                     .kv_type = dtype::bf16,
+                     .layout = layout,
+                     .seqs = usual_batch()});
+  }
+  return cases;
+}
+
+std::vector<attention_case> option_cases() {
+  const std::vector<std::pair<const char*, std::function<void(attention_case&)>>> options{
+      {"no option", [](attention_case&) {}},
+      {"no LSE", [](attention_case& c) { c.lse = false; }},
+      {"scale", [](attention_case& c) { c.scale = 0.7f; }},
+      {"negative scale", [](attention_case& c) { c.scale = -0.3f; }},
+      {"tiny scale", [](attention_case& c) { c.scale = 1e-20f; }},
+      {"window left", [](attention_case& c) { c.window_left = 20; }},
+      {"window left 0", [](attention_case& c) { c.window_left = 0; }},
+      {"window left of a block", [](attention_case& c) { c.window_left = 15; }},
+      {"window left beyond the sequence", [](attention_case& c) { c.window_left = 100000; }},
+      {"largest windows",
+       [](attention_case& c) {
+         c.causal = false;
+         c.window_left = c.window_right = 0x7fffffff;
+       }},
+      {"causal with window right", [](attention_case& c) { c.window_right = 4; }},
+      {"not causal", [](attention_case& c) { c.causal = false; }},
+      {"not causal, window right",
+       [](attention_case& c) {
+         c.causal = false;
+         c.window_right = 4;
+       }},
+      {"not causal, window right 0",
+       [](attention_case& c) {
+         c.causal = false;
+         c.window_right = 0;
+       }},
+      {"not causal, windows on both sides",
+       [](attention_case& c) {
+         c.causal = false;
+         c.window_left = 17;
+         c.window_right = 6;
+       }},
+      {"soft cap", [](attention_case& c) { c.soft_cap = 1.5f; }},
+      {"soft cap far above the logits", [](attention_case& c) { c.soft_cap = 50; }},
+      {"ALiBi", [](attention_case& c) { c.alibi = true; }},
+      {"ALiBi, not causal",
+       [](attention_case& c) {
+         c.alibi = true;
+         c.causal = false;
+       }},
+      {"sinks", [](attention_case& c) { c.sinks = true; }},
+      {"everything at once",
+       [](attention_case& c) {
+         c.scale = 0.4f;
+         c.soft_cap = 4;
+         c.alibi = c.sinks = true;
+         c.window_left = 60;
+       }},
+  };
+  std::vector<attention_case> cases;
+  for (const auto& [name, apply] : options) {
+    for (const dtype type : {dtype::f32, dtype::bf16}) {
+      attention_case c{.what = std::string("option: ") + name,
+                       .head_dim = 32,
+                       .q_type = type,
+                       .kv_type = type,
+                       .out_type = type,
+                       .seqs = usual_batch()};
+      c.seqs.push_back({1, 1100});
+      c.seqs.push_back({3, 600});
+      apply(c);
+      cases.push_back(c);
+    }
+  }
+  return cases;
+}
+
+std::vector<attention_case> value_cases() {
+  std::vector<attention_case> cases;
+  for (const value_kind values : {value_kind::equal_logits, value_kind::dominant_key, value_kind::huge_logits,
+                                  value_kind::denormal, value_kind::max_finite}) {
+    for (const dtype type : dtypes) {
+      for (const dtype out : {type, dtype::f32}) {
+        cases.push_back({.what = "extreme values",
+                         .head_dim = 32,
+                         .q_type = type,
+                         .kv_type = type,
+                         .out_type = out,
+                         .seqs = {{1, 70}, {33, 50}, {1, 1}, {1, 700}, {0, 0}, {3, 3}},
+                         .values = values});
+      }
+    }
+  }
+  cases.push_back({.what = "results beyond the range of f16 saturate",
+                   .kv_type = dtype::bf16,
+                   .out_type = dtype::f16,
+                   .seqs = {{1, 1}, {4, 4}},
+                   .values = value_kind::max_finite});
+  cases.push_back({.what = "sinks far above all logits", .seqs = usual_batch(), .scale = 1e-3f, .sinks = true});
+  return cases;
+}
+
+std::vector<attention_case> covering_cases(std::uint64_t seed) {
+  const auto count = [](const auto& axis) { return std::size(axis); };
+  const std::vector<std::size_t> sizes{count(head_dims),
+                                       count(block_sizes),
+                                       count(group_sizes),
+                                       count(lengths),
+                                       27,
+                                       count(all_arrangements),
+                                       count(batch_kinds),
+                                       count(mask_kinds),
+                                       2,
+                                       2,
+                                       2,
+                                       2,
+                                       3};
+  random_source random(hash_of(seed, 0xc0));
+  std::vector<attention_case> cases;
+  for (const std::vector<std::size_t>& row : pairwise_rows(sizes, seed)) {
+    attention_case c{.what = "covering design, row " + std::to_string(cases.size()),
+                     .num_kv_heads = static_cast<std::int32_t>(row[12] + 1),
+                     .group_size = group_sizes[row[2]],
+                     .head_dim = head_dims[row[0]],
+                     .block_size = block_sizes[row[1]],
+                     .q_type = dtypes[row[4] % 3],
+                     .kv_type = dtypes[row[4] / 3 % 3],
+                     .out_type = dtypes[row[4] / 9],
+                     .layout = all_arrangements[row[5]],
+                     .soft_cap = row[8] != 0 ? 3.0f : 0.0f,
+                     .alibi = row[9] != 0,
+                     .sinks = row[10] != 0,
+                     .lse = row[11] != 0,
+                     .seed = random.next()};
+    const std::int32_t length = lengths[row[3]];
+    while (c.num_kv_heads > 1 && affordable(c, length, 2) < 2) --c.num_kv_heads;
+    set_mask(c, mask_kinds[row[7]]);
+    c.seqs = make_batch(c, batch_kinds[row[6]], length, random);
+    cases.push_back(std::move(c));
+  }
+  return cases;
+}
+
+std::vector<attention_case> random_cases(std::uint64_t seed, int count) {
+  random_source random(hash_of(seed, 0x7a4d));
+  std::vector<attention_case> cases;
+  for (int n = 0; n < count; ++n) {
+    attention_case c{.what = "random case " + std::to_string(n),
+                     .num_kv_heads = static_cast<std::int32_t>(random.between(1, 4)),
+                     .group_size = static_cast<std::int32_t>(random.between(1, 9)),
+                     .head_dim = static_cast<std::int32_t>(random.between(1, 160)),
+                     .block_size = static_cast<std::int32_t>(random.between(1, 70)),
+                     .q_type = random.pick(dtypes),
+                     .kv_type = random.pick(dtypes),
+                     .out_type = random.pick(dtypes),
+                     .layout = random.pick(all_arrangements),
+                     .causal = !random.one_in(3),
+                     .window_left = random.one_in(3) ? static_cast<std::int32_t>(random.between(0, 300)) : -1,
+                     .window_right = random.one_in(4) ? static_cast<std::int32_t>(random.between(0, 60)) : -1,
+                     .scale = random.one_in(3) ? 0.05f + 0.5f * random.unit() : 0.0f,
+                     .soft_cap = random.one_in(3) ? 0.5f + 30.0f * random.unit() : 0.0f,
+                     .alibi = random.one_in(3),
+                     .sinks = random.one_in(3),
+                     .lse = !random.one_in(4),
+                     .seed = random.next()};
+    const std::int64_t num_seqs = random.between(1, 6);
+    for (std::int64_t s = 0; s < num_seqs; ++s) {
+      const auto longest = std::vector<std::int64_t>{20, 200, 900}[static_cast<std::size_t>(random.between(0, 2))];
+      const auto seq_len = static_cast<std::int32_t>(random.between(0, longest));
+      const auto wanted = random.one_in(2) ? 1 : static_cast<std::int32_t>(random.between(0, seq_len + 2));
+      c.seqs.push_back({std::min(wanted, affordable(c, seq_len, 150)), seq_len});
+    }
+    cases.push_back(std::move(c));
+  }
+  return cases;
+}
+
+std::vector<attention_case> long_cases(std::uint64_t seed) {
+  std::vector<attention_case> cases;
+  for (const dtype type : dtypes) {
+    cases.push_back({.what = "16 k keys",
+                     .head_dim = 128,
+                     .q_type = type,
+                     .kv_type = type,
+                     .out_type = type,
+                     .seqs = {{1, 16384}, {5, 16383}, {1, 16385}},
+                     .seed = seed});
+    cases.push_back({.what = "128 k keys",
+                     .num_kv_heads = 1,
+                     .head_dim = 64,
+                     .q_type = type,
+                     .kv_type = type,
+                     .out_type = type,
+                     .seqs = {{1, 131072}, {1, 5}},
+                     .sinks = true,
+                     .seed = seed});
+    cases.push_back({.what = "a whole prefill of 2 k",
+                     .num_kv_heads = 1,
+                     .group_size = 4,
+                     .head_dim = 64,
+                     .q_type = type,
+                     .kv_type = type,
+                     .out_type = type,
+                     .seqs = {{2049, 2049}},
+                     .seed = seed});
+  }
+  return cases;
+}
+
+}  // namespace bifolio::test

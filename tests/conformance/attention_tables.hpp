@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// The cases that every backend must compute right, as tables. One axis at a time first, so that a failure names its
+/// cause; then a pairwise covering design over all axes and seeded random combinations, so that no two of them meet for
+/// the first time in production.
+
+#include <cstdint>
+#include <vector>
+
+#include "conformance/attention_case.hpp"
+
+namespace bifolio::test {
+
+inline constexpr std::int32_t head_dims[] = {8, 32, 48, 64, 71, 80, 96, 112, 128, 192, 256};
+inline constexpr std::int32_t block_sizes[] = {1, 5, 8, 16, 32, 64, 128};
+inline constexpr std::int32_t group_sizes[] = {1, 2, 3, 4, 7, 8, 16};
+inline constexpr std::int32_t lengths[] = {0, 1, 15, 16, 17, 63, 64, 65, 1000, 4097};
+inline constexpr dtype dtypes[] = {dtype::f32, dtype::f16, dtype::bf16};
+
+[[nodiscard]] std::vector<attention_case> decode_cases();
+[[nodiscard]] std::vector<attention_case> prefill_cases();
+[[nodiscard]] std::vector<attention_case> empty_cases();
+[[nodiscard]] std::vector<attention_case> head_dim_cases();
+[[nodiscard]] std::vector<attention_case> block_size_cases();
+[[nodiscard]] std::vector<attention_case> group_cases();
+[[nodiscard]] std::vector<attention_case> length_cases();
+[[nodiscard]] std::vector<attention_case> dtype_cases();
+[[nodiscard]] std::vector<attention_case> layout_cases();
+[[nodiscard]] std::vector<attention_case> option_cases();
+[[nodiscard]] std::vector<attention_case> value_cases();
+[[nodiscard]] std::vector<attention_case> covering_cases(std::uint64_t seed);
+[[nodiscard]] std::vector<attention_case> random_cases(std::uint64_t seed, int count);
+
+/// Longer contexts than a quick run can afford.
+[[nodiscard]] std::vector<attention_case> long_cases(std::uint64_t seed);
+
+}  // namespace bifolio::test

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+// What must not change a bit: running again, threads, executors, batch mates, physical blocks, chunking, layout, block
+// size.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "conformance/attention_tables.hpp"
+#include "support/random.hpp"
+
+using namespace bifolio;
+using namespace bifolio::test;
+
+namespace {
+
+// Calls that take every path: several splits, tiles that end in the middle, all options.
+std::vector<attention_case> mixed_cases() {
+  std::vector<attention_case> cases;
+  for (const dtype type : dtypes) {
+    attention_case plain{.what = "mixed batch",
+                         .head_dim = 64,
+                         .q_type = type,
+                         .kv_type = type,
+                         .out_type = type,
+                         .seqs = {{1, 1500}, {70, 130}, {1, 17}, {0, 40}, {33, 33}, {1, 513}, {2, 1100}, {3, 0}},
+                         .seed = 11};
+    attention_case all_options = plain;
+    all_options.what = "mixed batch, all options";
+    all_options.head_dim = 40;
+    all_options.group_size = 3;
+    all_options.window_left = 900;
+    all_options.soft_cap = 5;
+    all_options.alibi = all_options.sinks = true;
+    cases.push_back(plain);
+    cases.push_back(all_options);
+  }
+  return cases;
+}
+
+// Rows of sequence `s` of a result.
+attention_output rows_of(const attention_case& c, const attention_output& output, std::size_t s) {
+  std::int64_t first = 0;
+  for (std::size_t i = 0; i < s; ++i) first += c.seqs[i].query_len;
+  const std::int64_t count = c.seqs[s].query_len;
+  const std::int64_t heads = c.num_q_heads();
+  const auto slice = [](const std::vector<float>& from, std::int64_t at, std::int64_t length) {
+    return std::vector<float>(from.begin() + at, from.begin() + at + length);
+  };
+  attention_output part;
+  part.out = slice(output.out, first * heads * c.head_dim, count * heads * c.head_dim);
+  if (c.lse) part.lse = slice(output.lse, first * heads, count * heads);
+  return part;
+}
+
+void append(attention_output& to, const attention_output& from) {
+  to.out.insert(to.out.end(), from.out.begin(), from.out.end());
+  to.lse.insert(to.lse.end(), from.lse.begin(), from.lse.end());
+}
+
+void require_same(const attention_output& a, const attention_output& b, const std::string& where) {
+  const std::string difference = bit_difference(a, b);
+  CHECK_MESSAGE(difference.empty(), where, ": ", difference);
+}
+
+}  // namespace
+
+TEST_CASE("the same call gives the same bits, planned again or not") {
+  for (const attention_case& c : mixed_cases()) {
+    const attention_contents contents(c);
+    for (const tested_backend& tested : all_backends()) {
+      attention_call call(tested, c, contents);
+      std::string problem;
+      call.plan();
+      REQUIRE(call.run() == errc::ok);
+      const attention_output first = call.read(problem);
+      for (int again = 0; again < 3; ++again) {
+        call.reset_outputs();
+        if (again == 2) call.plan();
+        REQUIRE(call.run() == errc::ok);
+        require_same(first, call.read(problem), tested.name + ", " + describe(c));
+      }
+    }
+  }
+}
+
+TEST_CASE("executors do not change a bit") {
+  for (const attention_case& c : mixed_cases()) {
+    const attention_contents contents(c);
+    const tested_backend* first_of_family = nullptr;
+    attention_output expected;
+    for (const tested_backend& tested : all_backends()) {
+      const attention_output got = run_attention(tested, c, contents);
+      if (first_of_family == nullptr || first_of_family->family != tested.family) {
+        first_of_family = &tested;
+        expected = got;
+      } else {
+        require_same(expected, got, tested.name + " against " + first_of_family->name + ", " + describe(c));
+      }
+    }
+  }
+}
+
+TEST_CASE("the number of threads does not change a bit") {
+  const std::vector<attention_case> cases = mixed_cases();
+  for (const cpu_isa isa : supported_isas()) {
+    for (const attention_case& c : {cases[1], cases[4]}) {
+      const attention_contents contents(c);
+      attention_output expected;
+      for (const std::int32_t threads : {1, 2, 3, 5, 8}) {
+        for (const bool reversed : {false, true}) {
+          const std::unique_ptr<executor> own = make_reversed_executor(threads);
+          backend_options options;
+          options.isa = isa;
+          options.num_threads = threads;
+          if (reversed) options.own_executor = own.get();
+          tested_backend tested;
+          tested.name = std::string(to_string(isa)) + " with " + std::to_string(threads) + " threads";
+          tested.owned = make_backend({}, options);
+          const attention_output got = run_attention(tested, c, contents);
+          if (expected.out.empty()) expected = got;
+          require_same(expected, got, tested.name + ", " + describe(c));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("physical blocks, spare blocks, table strides and tensor strides do not change a bit") {
+  for (const attention_case& c : mixed_cases()) {
+    const attention_contents contents(c);
+    for (const tested_backend* tested : one_per_family(0)) {
+      const attention_output expected = run_attention(*tested, c, contents);
+      for (std::uint64_t order = 1; order <= 3; ++order) {
+        const auto spare = static_cast<std::int64_t>(order * 7);
+        const attention_placement placement{{order, spare, spare}, spare, 2 * spare, 1, 0};
+        require_same(expected, run_attention(*tested, c, contents, placement), tested->name + ", " + describe(c));
+      }
+    }
+  }
+}
+
+TEST_CASE("layout and block size do not change a bit") {
+  for (attention_case c : mixed_cases()) {
+    const attention_contents contents(c);
+    for (const tested_backend* tested : one_per_family(1)) {
+      c.layout = arrangement::hnd;
+      c.block_size = 16;
+      const attention_output expected = run_attention(*tested, c, contents);
+      for (const arrangement layout : all_arrangements) {
+        c.layout = layout;
+        for (const std::int32_t block_size : {1, 5, 16, 64, 600}) {
+          if (block_size != 16 && layout != arrangement::hnd && layout != arrangement::x_split) continue;
+          c.block_size = block_size;
+          require_same(expected, run_attention(*tested, c, contents), tested->name + ", " + describe(c));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a sequence's rows do not depend on who else is in the batch, nor on the order") {
+  random_source random(test_seed());
+  for (attention_case c : mixed_cases()) {
+    for (std::size_t s = 0; s < c.seqs.size(); ++s) c.seqs[s].content = static_cast<std::int32_t>(s);
+    for (const tested_backend* tested : one_per_family(2)) {
+      const attention_output whole = run_attention(*tested, c, attention_contents(c));
+      std::vector<std::size_t> order(c.seqs.size());
+      for (std::size_t s = 0; s < order.size(); ++s) order[s] = s;
+      for (int round = 0; round < 3; ++round) {
+        random.shuffle(order);
+        attention_case other = c;
+        other.seqs.clear();
+        const auto kept = static_cast<std::size_t>(random.between(1, static_cast<std::int64_t>(order.size())));
+        for (std::size_t i = 0; i < kept; ++i) other.seqs.push_back(c.seqs[order[i]]);
+        const attention_output got = run_attention(*tested, other, attention_contents(other));
+        for (std::size_t i = 0; i < kept; ++i) {
+          require_same(rows_of(c, whole, order[i]), rows_of(other, got, i),
+                       tested->name + ", sequence " + std::to_string(order[i]) + " of " + describe(other));
+        }
+      }
+      for (std::size_t s = 0; s < c.seqs.size(); ++s) {
+        attention_case alone = c;
+        alone.seqs = {c.seqs[s]};
+        require_same(rows_of(c, whole, s), run_attention(*tested, alone, attention_contents(alone)),
+                     tested->name + " alone: " + describe(alone));
+      }
+    }
+  }
+}
+
+TEST_CASE("prefill in chunks of any size gives the bits of the whole") {
+  for (const dtype type : dtypes) {
+    for (const bool options : {false, true}) {
+      attention_case whole{.what = "prefill",
+                           .head_dim = 32,
+                           .q_type = type,
+                           .kv_type = type,
+                           .out_type = type,
+                           .seqs = {{620, 620, 0}},
+                           .seed = 21};
+      if (options) {
+        whole.window_left = 300;
+        whole.soft_cap = 5;
+        whole.alibi = whole.sinks = true;
+      }
+      for (const tested_backend* tested : one_per_family(3)) {
+        if (!tested->chunk_invariant) continue;
+        const attention_output expected = run_attention(*tested, whole, attention_contents(whole));
+        for (const std::int32_t chunk : {1, 7, 16, 64, 65, 512}) {
+          attention_output joined;
+          for (std::int32_t at = 0; at < 620; at += chunk) {
+            // Single tokens cost a plan each: a stretch across the split and one at the start stand for all.
+            if (chunk == 1 && !(at < 40 || (at > 500 && at < 530))) {
+              attention_output skipped = rows_of(whole, expected, 0);
+              const std::size_t row = static_cast<std::size_t>(whole.num_q_heads());
+              const std::size_t t = static_cast<std::size_t>(at);
+              const std::size_t d = static_cast<std::size_t>(whole.head_dim);
+              joined.out.insert(joined.out.end(), skipped.out.begin() + static_cast<std::ptrdiff_t>(t * row * d),
+                                skipped.out.begin() + static_cast<std::ptrdiff_t>((t + 1) * row * d));
+              joined.lse.insert(joined.lse.end(), skipped.lse.begin() + static_cast<std::ptrdiff_t>(t * row),
+                                skipped.lse.begin() + static_cast<std::ptrdiff_t>((t + 1) * row));
+              continue;
+            }
+            attention_case part = whole;
+            const std::int32_t end = std::min(at + chunk, 620);
+            part.seqs = {{end - at, end, 0}};
+            append(joined, run_attention(*tested, part, attention_contents(part)));
+          }
+          require_same(expected, joined,
+                       tested->name + " in chunks of " + std::to_string(chunk) + ", " + describe(whole));
+        }
+      }
+    }
+  }
+}

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// NaN and infinity stay where they are visible: in their own sequence and head, and in the rows that see them.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "conformance/attention_tables.hpp"
+
+using namespace bifolio;
+using namespace bifolio::test;
+
+namespace {
+
+constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
+constexpr float infinity = std::numeric_limits<float>::infinity();
+
+attention_case batch(dtype type) {
+  return {.what = "batch with a bad value",
+          .num_kv_heads = 3,
+          .head_dim = 48,
+          .q_type = type,
+          .kv_type = type,
+          .out_type = type,
+          .seqs = {{1, 600}, {50, 80}, {1, 30}, {40, 40}, {2, 700}}};
+}
+
+// Holds a result with a bad value against one without: rows for which `may_differ(seq, position, head)` is false must
+// be equal bit for bit. Counts in `changed` the rows that differ.
+template <class MayDiffer>
+std::string compare_rows(const attention_case& c, const attention_output& good, const attention_output& bad,
+                         MayDiffer may_differ, std::int64_t& changed) {
+  std::size_t row = 0;
+  const auto d = static_cast<std::size_t>(c.head_dim);
+  changed = 0;
+  for (std::size_t s = 0; s < c.seqs.size(); ++s) {
+    for (std::int32_t t = 0; t < c.seqs[s].query_len; ++t) {
+      for (std::int32_t h = 0; h < c.num_q_heads(); ++h, ++row) {
+        const bool same = std::memcmp(&good.out[row * d], &bad.out[row * d], d * sizeof(float)) == 0 &&
+                          std::memcmp(&good.lse[row], &bad.lse[row], sizeof(float)) == 0;
+        changed += same ? 0 : 1;
+        const std::int32_t position = c.seqs[s].seq_len - c.seqs[s].query_len + t;
+        if (same || may_differ(s, position, h)) continue;
+        return "sequence " + std::to_string(s) + ", position " + std::to_string(position) + ", head " +
+               std::to_string(h) + " changed";
+      }
+    }
+  }
+  return {};
+}
+
+float& kv_element(const attention_case& c, std::vector<float>& values, std::int32_t position, std::int32_t head,
+                  std::int32_t dim) {
+  return values[static_cast<std::size_t>((position * c.num_kv_heads + head) * c.head_dim + dim)];
+}
+
+}  // namespace
+
+TEST_CASE("a bad value in K or V touches only rows of its own sequence and head that see it") {
+  for (const dtype type : dtypes) {
+    const attention_case c = batch(type);
+    attention_contents contents(c);
+    for (const tested_backend* tested : one_per_family(static_cast<std::size_t>(type))) {
+      const attention_output good = run_attention(*tested, c, contents);
+      for (const std::size_t bad_seq : {std::size_t{0}, std::size_t{1}, std::size_t{3}, std::size_t{4}}) {
+        const std::int32_t bad_position = c.seqs[bad_seq].seq_len - (c.seqs[bad_seq].query_len + 1) / 2;
+        for (const float bad_value : {not_a_number, infinity, -infinity}) {
+          for (const bool in_k : {true, false}) {
+            constexpr std::int32_t bad_head = 1;
+            attention_contents poisoned = contents;
+            auto& seq = poisoned.seqs[bad_seq];
+            kv_element(c, in_k ? seq.k : seq.v, bad_position, bad_head, 5) = bad_value;
+            const attention_output bad = run_attention(*tested, c, poisoned);
+            std::int64_t changed = 0;
+            const std::string problem = compare_rows(
+                c, good, bad,
+                [&](std::size_t s, std::int32_t position, std::int32_t head) {
+                  return s == bad_seq && head / c.group_size == bad_head && position >= bad_position;
+                },
+                changed);
+            CHECK_MESSAGE(problem.empty(), tested->name, ", ", bad_value, in_k ? " in K" : " in V", " of sequence ",
+                          bad_seq, " at position ", bad_position, ": ", problem, " [", describe(c), "]");
+            CHECK_MESSAGE(changed > 0, tested->name, ": ", bad_value, in_k ? " in K" : " in V", " went unseen");
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a NaN in q spoils its own row and no other") {
+  for (const dtype type : dtypes) {
+    const attention_case c = batch(type);
+    const attention_contents contents(c);
+    for (const tested_backend* tested : one_per_family(static_cast<std::size_t>(type) + 1)) {
+      const attention_output good = run_attention(*tested, c, contents);
+      attention_contents poisoned = contents;
+      constexpr std::int32_t token = 20;
+      constexpr std::int32_t bad_head = 3;
+      poisoned.seqs[3].q[static_cast<std::size_t>((token * c.num_q_heads() + bad_head) * c.head_dim + 7)] =
+          not_a_number;
+      const attention_output bad = run_attention(*tested, c, poisoned);
+      std::int64_t changed = 0;
+      const std::string problem = compare_rows(
+          c, good, bad,
+          [&](std::size_t s, std::int32_t position, std::int32_t head) {
+            return s == 3 && position == token && head == bad_head;
+          },
+          changed);
+      CHECK_MESSAGE(problem.empty(), tested->name, ": ", problem);
+      CHECK(changed == 1);
+    }
+  }
+}
+
+TEST_CASE("a NaN that is seen is not hidden: the rows that see it are NaN") {
+  for (const dtype type : dtypes) {
+    const attention_case c = batch(type);
+    for (const tested_backend* tested : one_per_family(static_cast<std::size_t>(type) + 2)) {
+      attention_contents in_k(c);
+      kv_element(c, in_k.seqs[0].k, 300, 1, 5) = not_a_number;
+      const attention_output from_k = run_attention(*tested, c, in_k);
+      attention_contents in_v(c);
+      kv_element(c, in_v.seqs[0].v, 300, 1, 5) = not_a_number;
+      const attention_output from_v = run_attention(*tested, c, in_v);
+      for (std::size_t h = 2; h < 4; ++h) {  // the two query heads of KV head 1
+        for (std::size_t i = 0; i < 48; ++i) {
+          CHECK_MESSAGE(std::isnan(from_k.out[h * 48 + i]), tested->name, ", K, dim ", i);
+          CHECK_MESSAGE(std::isnan(from_v.out[h * 48 + i]) == (i == 5), tested->name, ", V, dim ", i);
+        }
+        CHECK_MESSAGE(std::isnan(from_k.lse[h]), tested->name);
+        CHECK_MESSAGE(!std::isnan(from_v.lse[h]), tested->name);
+      }
+    }
+  }
+}
+
+TEST_CASE("a key whose logit is minus infinity weighs nothing") {
+  const attention_case c{.what = "one key at minus infinity", .group_size = 1, .head_dim = 8, .seqs = {{1, 20}}};
+  attention_contents contents(c);
+  for (attention_contents::sequence& seq : contents.seqs) {
+    for (float& q : seq.q) q = std::abs(q) + 0.25f;
+    kv_element(c, seq.k, static_cast<std::int32_t>(seq.k.size()) / 16 - 1, 0, 3) = -infinity;
+  }
+  for (const tested_backend* tested : one_per_family(0)) {
+    const attention_output got = run_attention(*tested, c, contents);
+    // An average of the other 19 values, so finite and not NaN.
+    for (std::size_t i = 0; i < 8; ++i) CHECK_MESSAGE(std::isfinite(got.out[i]), tested->name);
+    CHECK_MESSAGE(std::isfinite(got.lse[0]), tested->name);
+  }
+}

@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+// Partial attention results as an algebra: joining them in any grouping gives the whole, nothing is the identity.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "conformance/attention_tables.hpp"
+#include "reference/attention_oracle.hpp"
+#include "support/device_bytes.hpp"
+#include "support/elements.hpp"
+#include "support/random.hpp"
+
+using namespace bifolio;
+using namespace bifolio::test;
+
+namespace {
+
+constexpr float infinity = std::numeric_limits<float>::infinity();
+constexpr std::int64_t guard = 16;
+
+// A state on the device with gaps between heads and tokens and poison around it.
+struct device_state {
+  device_state(const tested_backend& tested, dtype type, std::int64_t tokens, std::int32_t heads, std::int32_t head_dim,
+               const std::vector<float>& out, const std::vector<float>& lse, std::int64_t gap)
+      : type_(type), tokens_(tokens), heads_(heads), head_dim_(head_dim) {
+    head_stride_ = head_dim + gap;
+    token_stride_ = heads * head_stride_ + 3 * gap;
+    const std::int64_t span = tokens == 0 ? 0 : (tokens - 1) * token_stride_ + (heads - 1) * head_stride_ + head_dim;
+    std::vector<std::byte> image(static_cast<std::size_t>(span + 2 * guard) * size_of(type));
+    poison(image, type);
+    std::vector<std::byte> lse_image(static_cast<std::size_t>(tokens * heads + 2 * guard) * sizeof(float));
+    poison(lse_image, dtype::f32);
+    for (std::size_t n = 0; n < out.size(); ++n) store_element(image.data(), type, at(n), out[n]);
+    for (std::size_t n = 0; n < lse.size(); ++n) {
+      store_element(lse_image.data(), dtype::f32, guard + static_cast<std::int64_t>(n), lse[n]);
+    }
+    out_bytes = device_bytes(tested.get(), std::move(image), size_of(type));
+    lse_bytes = device_bytes(tested.get(), std::move(lse_image), sizeof(float));
+  }
+
+  [[nodiscard]] std::int64_t at(std::size_t n) const {
+    const auto index = static_cast<std::int64_t>(n);
+    const std::int64_t row = index / head_dim_;
+    return guard + row / heads_ * token_stride_ + row % heads_ * head_stride_ + index % head_dim_;
+  }
+  [[nodiscard]] tensor_view view() {
+    return {out_bytes.data() + guard * static_cast<std::int64_t>(size_of(type_)),
+            type_,
+            tokens_,
+            heads_,
+            head_dim_,
+            token_stride_,
+            head_stride_};
+  }
+  [[nodiscard]] float* lse() { return reinterpret_cast<float*>(lse_bytes.data()) + guard; }
+  [[nodiscard]] attention_state_view state() { return {as_const(view()), lse()}; }
+
+  // Values as stored, and whether everything else is still poison.
+  [[nodiscard]] attention_output read(bool& clean) {
+    attention_output result;
+    const std::vector<std::byte> bytes = out_bytes.read();
+    std::vector<bool> mine(bytes.size() / size_of(type_), false);
+    for (std::size_t n = 0; n < static_cast<std::size_t>(tokens_ * heads_ * head_dim_); ++n) {
+      mine[static_cast<std::size_t>(at(n))] = true;
+      result.out.push_back(load_element(bytes.data(), type_, at(n)));
+    }
+    clean = true;
+    for (std::size_t n = 0; n < mine.size(); ++n) {
+      clean = clean && (mine[n] || is_poison(bytes.data(), type_, static_cast<std::int64_t>(n)));
+    }
+    const std::vector<std::byte> lse_raw = lse_bytes.read();
+    for (std::int64_t n = 0; n < tokens_ * heads_ + 2 * guard; ++n) {
+      const bool inside = n >= guard && n < guard + tokens_ * heads_;
+      if (inside) result.lse.push_back(load_element(lse_raw.data(), dtype::f32, n));
+      if (!inside) clean = clean && is_poison(lse_raw.data(), dtype::f32, n);
+    }
+    return result;
+  }
+
+  dtype type_;
+  std::int64_t tokens_;
+  std::int32_t heads_;
+  std::int32_t head_dim_;
+  std::int64_t head_stride_ = 0;
+  std::int64_t token_stride_ = 0;
+  device_bytes out_bytes;
+  device_bytes lse_bytes;
+};
+
+struct host_state {
+  std::vector<float> out;
+  std::vector<float> lse;
+};
+
+host_state random_state(dtype type, std::int64_t rows, std::int32_t head_dim, std::uint64_t seed) {
+  host_state state;
+  for (std::int64_t n = 0; n < rows * head_dim; ++n)
+    state.out.push_back(stored_as(type, normal_from(hash_of(seed, n))));
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const std::uint64_t bits = hash_of(seed, 77, r);
+    // Mostly near each other, some far apart, some with nothing seen.
+    state.lse.push_back(bits % 7 == 0 ? -infinity : bits % 7 == 1 ? 90.0f * normal_from(bits) : normal_from(bits));
+  }
+  return state;
+}
+
+constexpr std::int64_t num_tokens = 5;
+constexpr std::int32_t num_heads = 3;
+constexpr std::int64_t rows = num_tokens * num_heads;
+
+attention_output merge_on(const tested_backend& tested, std::int32_t head_dim, const host_state& a, dtype type_a,
+                          const host_state& b, dtype type_b, dtype out_type) {
+  device_state left(tested, type_a, num_tokens, num_heads, head_dim, a.out, a.lse, 1);
+  device_state right(tested, type_b, num_tokens, num_heads, head_dim, b.out, b.lse, 2);
+  device_state joined(tested, out_type, num_tokens, num_heads, head_dim, {}, {}, 3);
+  REQUIRE(tested.get().merge_states({left.state(), right.state(), joined.view(), joined.lse()}) == errc::ok);
+  bool clean = false;
+  const attention_output got = joined.read(clean);
+  CHECK_MESSAGE(clean, tested.name, ": written beside the output");
+  CHECK(left.out_bytes.unchanged());
+  CHECK(right.out_bytes.unchanged());
+  CHECK(left.lse_bytes.unchanged());
+  CHECK(right.lse_bytes.unchanged());
+  return got;
+}
+
+double roundoff(dtype type) { return reference::unit_roundoff(type); }
+
+}  // namespace
+
+TEST_CASE("two states merge as the oracle does, in any dtypes") {
+  std::size_t turn = 0;
+  for (const std::int32_t head_dim : {1, 8, 31, 64, 71, 128}) {
+    for (const dtype type_a : dtypes) {
+      for (const dtype type_b : dtypes) {
+        const dtype out_type = dtypes[turn % 3];
+        const host_state a = random_state(type_a, rows, head_dim, turn * 2 + 1);
+        const host_state b = random_state(type_b, rows, head_dim, turn * 2 + 2);
+        for (const tested_backend* tested : one_per_family(turn++)) {
+          const attention_output got = merge_on(*tested, head_dim, a, type_a, b, type_b, out_type);
+          for (std::size_t r = 0; r < rows; ++r) {
+            const auto d = static_cast<std::size_t>(head_dim);
+            const std::vector<double> row_a(a.out.begin() + static_cast<std::ptrdiff_t>(r * d),
+                                            a.out.begin() + static_cast<std::ptrdiff_t>((r + 1) * d));
+            const std::vector<double> row_b(b.out.begin() + static_cast<std::ptrdiff_t>(r * d),
+                                            b.out.begin() + static_cast<std::ptrdiff_t>((r + 1) * d));
+            const reference::merged_row want = reference::merge(row_a.data(), static_cast<double>(a.lse[r]),
+                                                                row_b.data(), static_cast<double>(b.lse[r]), head_dim);
+            const double gap = std::isinf(a.lse[r]) || std::isinf(b.lse[r])
+                                   ? 0
+                                   : std::abs(static_cast<double>(a.lse[r]) - static_cast<double>(b.lse[r]));
+            for (std::size_t i = 0; i < d; ++i) {
+              // The weights carry the rounding of the difference of two LSE values.
+              const double magnitude = std::max(std::abs(row_a[i]), std::abs(row_b[i]));
+              const double allowed = (16 + 2 * gap) * 0x1p-24 * magnitude + roundoff(out_type) * std::abs(want.out[i]) +
+                                     static_cast<double>(smallest_subnormal(out_type));
+              const double error = std::abs(static_cast<double>(got.out[r * d + i]) - want.out[i]);
+              if (!(error <= allowed)) {
+                FAIL_CHECK(tested->name, ": row ", r, " dim ", i, ": got ", got.out[r * d + i], ", expected ",
+                           want.out[i], ", LSE ", a.lse[r], " and ", b.lse[r]);
+              }
+            }
+            if (std::isinf(want.lse)) {
+              CHECK(got.lse[r] == -infinity);
+            } else {
+              CHECK(std::abs(static_cast<double>(got.lse[r]) - want.lse) <= 8 * 0x1p-24 * (1 + std::abs(want.lse)));
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a state that saw nothing is the identity, on both sides and whatever it holds") {
+  constexpr std::int32_t head_dim = 40;
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const dtype type : dtypes) {
+    host_state a = random_state(type, rows, head_dim, 5);
+    for (float& lse : a.lse) lse = std::isinf(lse) ? 0.5f : lse;
+    const host_state nothing{std::vector<float>(static_cast<std::size_t>(rows * head_dim), nan),
+                             std::vector<float>(static_cast<std::size_t>(rows), -infinity)};
+    for (const tested_backend* tested : one_per_family(static_cast<std::size_t>(type))) {
+      for (const bool left : {true, false}) {
+        const attention_output got = left ? merge_on(*tested, head_dim, nothing, type, a, type, type)
+                                          : merge_on(*tested, head_dim, a, type, nothing, type, type);
+        CHECK_MESSAGE(got.out == a.out, tested->name);
+        CHECK_MESSAGE(got.lse == a.lse, tested->name);
+      }
+      const attention_output empty = merge_on(*tested, head_dim, nothing, type, nothing, type, type);
+      for (const float value : empty.out) CHECK_MESSAGE(value == 0.0f, tested->name);
+      for (const float value : empty.lse) CHECK_MESSAGE(value == -infinity, tested->name);
+    }
+  }
+}
+
+TEST_CASE("merging is commutative bit for bit, and associative within rounding") {
+  constexpr std::int32_t head_dim = 24;
+  const host_state a = random_state(dtype::f32, rows, head_dim, 31);
+  const host_state b = random_state(dtype::f32, rows, head_dim, 32);
+  const host_state c = random_state(dtype::f32, rows, head_dim, 33);
+  constexpr dtype f = dtype::f32;
+  for (const tested_backend* tested : one_per_family(1)) {
+    const attention_output ab = merge_on(*tested, head_dim, a, f, b, f, f);
+    CHECK(bit_difference(ab, merge_on(*tested, head_dim, b, f, a, f, f)).empty());
+    const attention_output bc = merge_on(*tested, head_dim, b, f, c, f, f);
+    const attention_output left = merge_on(*tested, head_dim, {ab.out, ab.lse}, f, c, f, f);
+    const attention_output right = merge_on(*tested, head_dim, a, f, {bc.out, bc.lse}, f, f);
+    for (std::size_t n = 0; n < left.out.size(); ++n) {
+      CHECK(static_cast<double>(left.out[n]) == doctest::Approx(static_cast<double>(right.out[n])).epsilon(5e-5));
+    }
+    for (std::size_t r = 0; r < left.lse.size(); ++r) {
+      CHECK(
+          (left.lse[r] == right.lse[r] || std::abs(left.lse[r] - right.lse[r]) < 1e-5f * (1 + std::abs(left.lse[r]))));
+    }
+  }
+}
+
+TEST_CASE("a merge may write over either of its inputs") {
+  constexpr std::int32_t head_dim = 33;
+  for (const dtype type : dtypes) {
+    const host_state a = random_state(type, rows, head_dim, 51);
+    const host_state b = random_state(type, rows, head_dim, 52);
+    for (const tested_backend* tested : one_per_family(static_cast<std::size_t>(type))) {
+      const attention_output expected = merge_on(*tested, head_dim, a, type, b, type, type);
+      for (const bool over_a : {true, false}) {
+        device_state left(*tested, type, num_tokens, num_heads, head_dim, a.out, a.lse, 1);
+        device_state right(*tested, type, num_tokens, num_heads, head_dim, b.out, b.lse, 2);
+        device_state& target = over_a ? left : right;
+        REQUIRE(tested->get().merge_states({left.state(), right.state(), target.view(), target.lse()}) == errc::ok);
+        bool clean = false;
+        CHECK_MESSAGE(bit_difference(expected, target.read(clean)).empty(), tested->name);
+        CHECK(clean);
+      }
+    }
+  }
+}
+
+TEST_CASE("a merge without an LSE output writes the same output") {
+  constexpr std::int32_t head_dim = 16;
+  const host_state a = random_state(dtype::bf16, rows, head_dim, 61);
+  const host_state b = random_state(dtype::f16, rows, head_dim, 62);
+  for (const tested_backend* tested : one_per_family(0)) {
+    const attention_output expected = merge_on(*tested, head_dim, a, dtype::bf16, b, dtype::f16, dtype::f32);
+    device_state left(*tested, dtype::bf16, num_tokens, num_heads, head_dim, a.out, a.lse, 0);
+    device_state right(*tested, dtype::f16, num_tokens, num_heads, head_dim, b.out, b.lse, 0);
+    device_state joined(*tested, dtype::f32, num_tokens, num_heads, head_dim, {}, {}, 0);
+    REQUIRE(tested->get().merge_states({left.state(), right.state(), joined.view(), nullptr}) == errc::ok);
+    bool clean = false;
+    CHECK(joined.read(clean).out == expected.out);
+    CHECK(clean);
+    CHECK(joined.lse_bytes.unchanged());
+  }
+}
+
+TEST_CASE("attention over two parts of the keys merges to attention over all, with the sink in one part only") {
+  // The first 300 keys are a shared prefix, seen whole; the rest is causal. ALiBi is left out: its distances count from
+  // the end of the part.
+  for (const bool sinks : {false, true}) {
+    const attention_case whole{.what = "whole", .head_dim = 32, .seqs = {{20, 420}}, .sinks = sinks, .seed = 9};
+    const attention_contents contents(whole);
+    attention_case prefix = whole;
+    prefix.what = "prefix";
+    prefix.seqs = {{20, 300}};
+    prefix.causal = false;
+    prefix.sinks = false;
+    attention_case rest = whole;
+    rest.what = "rest";
+    rest.seqs = {{20, 120}};
+    attention_contents prefix_contents(prefix);
+    attention_contents rest_contents(rest);
+    prefix_contents.seqs[0].q = rest_contents.seqs[0].q = contents.seqs[0].q;
+    const std::ptrdiff_t cut = 300 * 2 * 32;
+    const auto split = [&](const std::vector<float>& all, std::vector<float>& first, std::vector<float>& second) {
+      first.assign(all.begin(), all.begin() + cut);
+      second.assign(all.begin() + cut, all.end());
+    };
+    split(contents.seqs[0].k, prefix_contents.seqs[0].k, rest_contents.seqs[0].k);
+    split(contents.seqs[0].v, prefix_contents.seqs[0].v, rest_contents.seqs[0].v);
+    const attention_expectation expectation(whole, contents);
+    for (const tested_backend* tested : one_per_family(2)) {
+      const attention_output a = run_attention(*tested, prefix, prefix_contents);
+      const attention_output b = run_attention(*tested, rest, rest_contents);
+      device_state left(*tested, dtype::f32, 20, 4, 32, a.out, a.lse, 0);
+      device_state right(*tested, dtype::f32, 20, 4, 32, b.out, b.lse, 0);
+      device_state joined(*tested, dtype::f32, 20, 4, 32, {}, {}, 0);
+      REQUIRE(tested->get().merge_states({left.state(), right.state(), joined.view(), joined.lse()}) == errc::ok);
+      bool clean = false;
+      const std::string problem = expectation.problem_of(joined.read(clean), tested->numbers);
+      CHECK_MESSAGE(problem.empty(), tested->name, ": ", problem);
+    }
+  }
+}

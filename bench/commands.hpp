@@ -14,6 +14,7 @@ namespace bifolio::bench {
 using command = std::function<void(report&)>;
 
 void add_attention_command(CLI::App& program, command& run);
+void add_cache_ops_command(CLI::App& program, command& run);
 void add_probe_command(CLI::App& program, command& run);
 
 }  // namespace bifolio::bench

@@ -18,6 +18,7 @@ int main(int argc, char** argv) {
   program.fallthrough();
   command run;
   add_attention_command(program, run);
+  add_cache_ops_command(program, run);
   add_probe_command(program, run);
   try {
     program.parse(argc, argv);

@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+// bifolio_bench cache_ops: append, gather, copy, swap and convert of shuffled blocks in a pool that no cache holds,
+// beside memcpy by the same lanes. GB/s count bytes read and bytes written, in the calls and in memcpy alike.
+#include <algorithm>
+#include <bifolio/backend.hpp>
+#include <bifolio/buffer.hpp>
+#include <bifolio/error.hpp>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "commands.hpp"
+#include "probe.hpp"
+
+namespace bifolio::bench {
+namespace {
+
+struct cache_ops_options {
+  std::string device = "cpu";
+  std::vector<std::string> ops{"append", "gather", "copy", "swap", "convert"};
+  std::vector<std::string> dtypes{"f32", "bf16"};
+  std::vector<std::string> kv_dtypes{"bf16"};
+  std::vector<std::string> layouts{"hnd", "nhd", "x_split"};
+  std::int32_t tokens = 4096;
+  std::int32_t kv_heads = 8;
+  std::int32_t head_dim = 128;
+  std::int32_t block_size = 16;
+  std::int64_t pool_mib = 256;
+  std::int32_t threads = 0;
+  std::string executor = "openmp";
+  std::string isa;
+  std::int32_t repeats = 15;
+  double seconds = 0.5;
+  std::uint64_t seed = 1;
+};
+
+void require_range(const char* option, std::int64_t value, std::int64_t low, std::int64_t high) {
+  if (value >= low && value <= high) return;
+  throw error(errc::invalid_argument, std::string(option) + " is " + std::to_string(value) + "; it must be " +
+                                          std::to_string(low) + " to " + std::to_string(high));
+}
+
+/// memcpy of a large buffer to another, one contiguous part per lane.
+class copy_probe {
+ public:
+  explicit copy_probe(executor& lanes, std::size_t num_bytes = std::size_t{128} << 20)
+      : lanes_(&lanes), src_(default_host_memory(), num_bytes), dst_(default_host_memory(), num_bytes) {
+    std::memset(src_.data(), 1, num_bytes);
+    std::memset(dst_.data(), 2, num_bytes);
+  }
+
+  /// Median GB/s, bytes read and written.
+  [[nodiscard]] double gb_per_second(double seconds) {
+    std::vector<double> samples;
+    const auto begin = std::chrono::steady_clock::now();
+    while (samples.size() < 3 || seconds_since(begin) < seconds) {
+      const auto start = std::chrono::steady_clock::now();
+      lanes_->run(lanes_->width(), &copy_lane, this);
+      samples.push_back(2 * static_cast<double>(src_.num_bytes()) / seconds_since(start) * 1e-9);
+    }
+    return summarize(samples).median;
+  }
+
+ private:
+  static void copy_lane(void* context, std::int32_t lane) noexcept {
+    auto& self = *static_cast<copy_probe*>(context);
+    const std::size_t part = self.src_.num_bytes() / static_cast<std::size_t>(self.lanes_->width()) / 64 * 64;
+    const std::size_t at = static_cast<std::size_t>(lane) * part;
+    std::memcpy(self.dst_.as<std::byte>() + at, self.src_.as<const std::byte>() + at, part);
+  }
+
+  executor* lanes_;
+  buffer src_;
+  buffer dst_;
+};
+
+/// A pool of one layer, every block written to once.
+struct pool {
+  buffer memory;
+  kv_cache_view view;
+
+  pool(const kv_layout& layout, std::int64_t num_blocks)
+      : memory(default_host_memory(), static_cast<std::size_t>(num_blocks * layout.block_bytes())) {
+    std::memset(memory.data(), 0, memory.num_bytes());
+    view = {memory.data(), memory.as<std::byte>() + memory.num_bytes() / 2, num_blocks, layout};
+  }
+};
+
+class cache_ops_bench {
+ public:
+  cache_ops_bench(const cache_ops_options& options, backend& where, executor& lanes, report& out)
+      : options_(options), where_(where), probe_(lanes), out_(out), random_(options.seed) {}
+
+  void run() {
+    for (const auto& op : options_.ops) {
+      if (op == "append" || op == "gather") {
+        for_each_layout([&](const kv_layout& layout) {
+          for (const auto& type : options_.dtypes) transfer(op, layout, parse_dtype(type));
+        });
+      } else if (op == "copy" || op == "swap") {
+        for_each_layout([&](const kv_layout& layout) { move_blocks(op, layout, layout); });
+      } else if (op == "convert") {
+        for_each_layout([&](const kv_layout& from) {
+          for_each_layout([&](const kv_layout& to) {
+            if (from != to) move_blocks(op, from, to);
+          });
+        });
+      } else {
+        throw error(errc::invalid_argument, "--ops '" + op + "' is not one of append, gather, copy, swap, convert");
+      }
+    }
+  }
+
+ private:
+  void for_each_layout(const std::function<void(const kv_layout&)>& body) const {
+    for (const auto& kind : options_.layouts) {
+      for (const auto& type : options_.kv_dtypes) {
+        body(make_layout(parse_layout(kind), parse_dtype(type), options_.kv_heads, options_.head_dim,
+                         options_.block_size));
+      }
+    }
+  }
+
+  /// Blocks of one call, and as many as fill the pool.
+  [[nodiscard]] std::int64_t blocks_per_call() const { return blocks_for(options_.tokens, options_.block_size); }
+  [[nodiscard]] std::int64_t pool_blocks(const kv_layout& layout) const {
+    const std::int64_t blocks = (options_.pool_mib << 20) / layout.block_bytes();
+    return std::max(blocks, 2 * blocks_per_call());
+  }
+  [[nodiscard]] std::vector<std::int32_t> shuffled(std::int64_t count) {
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(count));
+    std::iota(ids.begin(), ids.end(), 0);
+    std::shuffle(ids.begin(), ids.end(), random_);
+    return ids;
+  }
+
+  void transfer(const std::string& op, const kv_layout& layout, dtype rows_type) {
+    pool cache(layout, pool_blocks(layout));
+    const std::int64_t tokens = options_.tokens;
+    const std::int64_t row_elements = std::int64_t{layout.num_kv_heads} * layout.head_dim;
+    const auto row_bytes = static_cast<std::size_t>(tokens * row_elements) * size_of(rows_type);
+    // Calls take turns among sets of rows, so that these come from memory as well.
+    const std::size_t num_sets =
+        std::max<std::size_t>(2, (static_cast<std::size_t>(options_.pool_mib) << 20) / (2 * row_bytes));
+    buffer rows(default_host_memory(), num_sets * 2 * row_bytes);
+    std::memset(rows.data(), 0, rows.num_bytes());
+    tensor_view k = dense_view<void>(rows.data(), rows_type, tokens, layout.num_kv_heads, layout.head_dim);
+    tensor_view v = k;
+
+    const std::vector<std::int32_t> order = shuffled(cache.view.num_blocks);
+    std::vector<std::int64_t> slots(static_cast<std::size_t>(tokens));
+    std::size_t next = 0;
+    std::size_t set = 0;
+    const auto prepare = [&] {
+      k.data = rows.as<std::byte>() + 2 * set * row_bytes;
+      v.data = rows.as<std::byte>() + (2 * set + 1) * row_bytes;
+      set = (set + 1) % num_sets;
+      for (std::size_t i = 0; i < slots.size(); ++i) {
+        const auto block = next + i / static_cast<std::size_t>(layout.block_size);
+        slots[i] = to_index(make_slot(block_id{order[block % order.size()]},
+                                      static_cast<std::int32_t>(i % static_cast<std::size_t>(layout.block_size)),
+                                      layout.block_size));
+      }
+      next += static_cast<std::size_t>(blocks_per_call());
+    };
+    const bool stores = op == "append";
+    const auto call = [&] {
+      return stores ? where_.append({cache.view, as_const(k), as_const(v), slots.data()})
+                    : where_.gather({cache.view, k, v, slots.data()});
+    };
+    const double bytes = 2.0 * static_cast<double>(tokens * row_elements) *
+                         static_cast<double>(size_of(rows_type) + size_of(layout.type));
+    const std::string rows_name = "rows " + std::string(to_string(rows_type));
+    measure(op, stores ? rows_name : name_of(layout), stores ? name_of(layout) : rows_name, bytes, prepare, call);
+  }
+
+  void move_blocks(const std::string& op, const kv_layout& from, const kv_layout& to) {
+    pool src(from, pool_blocks(from));
+    std::unique_ptr<pool> other;
+    if (op != "copy") other = std::make_unique<pool>(to, pool_blocks(to));
+    const kv_cache_view dst = other == nullptr ? src.view : other->view;
+    const std::vector<std::int32_t> sources = shuffled(src.view.num_blocks);
+    const std::vector<std::int32_t> targets = other == nullptr ? sources : shuffled(dst.num_blocks);
+    std::vector<block_copy> pairs(static_cast<std::size_t>(blocks_per_call()));
+    std::size_t next = 0;
+    const auto prepare = [&] {
+      // Within one cache: from one half of the order to the other.
+      const std::size_t ahead = other == nullptr ? sources.size() / 2 : 0;
+      for (block_copy& pair : pairs) {
+        pair = {block_id{sources[next % sources.size()]}, block_id{targets[(next + ahead) % targets.size()]}};
+        ++next;
+      }
+    };
+    const auto call = [&] {
+      if (op == "copy") return where_.copy_blocks({&src.view, 1}, pairs);
+      if (op == "swap") return where_.swap_blocks({&src.view, 1}, {&dst, 1}, pairs);
+      return where_.convert_blocks(src.view, dst, pairs);
+    };
+    const double bytes =
+        static_cast<double>(blocks_per_call()) * static_cast<double>(from.block_bytes() + to.block_bytes());
+    measure(op, name_of(from), name_of(to), bytes, prepare, call);
+  }
+
+  static std::string name_of(const kv_layout& layout) {
+    return std::string(to_string(layout.kind)) + " " + std::string(to_string(layout.type));
+  }
+
+  template <class Prepare, class Call>
+  void measure(const std::string& op, const std::string& from, const std::string& to, double bytes,
+               const Prepare& prepare, const Call& call) {
+    const double probe_before = probe_.gb_per_second(options_.seconds / 4);
+    std::vector<double> times;
+    double total = 0;
+    for (std::int32_t i = 0; static_cast<std::int32_t>(times.size()) < options_.repeats || total < options_.seconds;
+         ++i) {
+      prepare();
+      const auto start = std::chrono::steady_clock::now();
+      const errc code = call();
+      const double seconds = seconds_since(start);
+      if (code != errc::ok) throw error(code, op + " was refused: " + std::string(to_string(code)));
+      if (i < 2) continue;  // warm up
+      times.push_back(seconds);
+      total += seconds;
+    }
+    const double probe_gb_s = (probe_before + probe_.gb_per_second(options_.seconds / 4)) / 2;
+    const summary time = summarize(times);
+    const double gb_s = bytes / time.median * 1e-9;
+    out_.add({{"op", op},
+              {"from", from},
+              {"to", to},
+              {"tokens", std::int64_t{options_.tokens}},
+              {"time_us", time.median * 1e6},
+              {"p10_us", time.p10 * 1e6},
+              {"p90_us", time.p90 * 1e6},
+              {"gb_s", gb_s},
+              {"memcpy_gb_s", probe_gb_s},
+              {"share_of_memcpy", gb_s / probe_gb_s}});
+  }
+
+  cache_ops_options options_;
+  backend& where_;
+  copy_probe probe_;
+  report& out_;
+  std::mt19937_64 random_;
+};
+
+void run_cache_ops(const cache_ops_options& options, report& out) {
+  require_range("--tokens", options.tokens, 1, 1 << 24);
+  require_range("--pool-mib", options.pool_mib, 1, 1 << 20);
+  require_range("--repeats", options.repeats, 1, 1'000'000);
+  if (!(options.seconds > 0)) {
+    throw error(errc::invalid_argument,
+                "--min-time is " + std::to_string(options.seconds) + "; it must be above 0 seconds");
+  }
+  const device where = parse_device(options.device);
+  if (where.type != device_type::cpu) {
+    throw error(errc::unsupported, "cache_ops measures --device cpu; '" + options.device + "' is not measured yet");
+  }
+  const auto lanes = make_executor(parse_executor(options.executor), options.threads);
+  backend_options opening;
+  opening.own_executor = lanes.get();
+  if (!options.isa.empty()) opening.isa = parse_isa(options.isa);
+  const auto opened = make_backend(where, opening);
+  out.fact("backend", opened->description());
+  cache_ops_bench(options, *opened, *lanes, out).run();
+}
+
+}  // namespace
+
+void add_cache_ops_command(CLI::App& program, command& run) {
+  auto o = std::make_shared<cache_ops_options>();
+  CLI::App* sub = program.add_subcommand("cache_ops", "append, gather, copy, swap and convert beside memcpy");
+  sub->add_option("--device", o->device, "cpu")->capture_default_str();
+  sub->add_option("--ops", o->ops, "append, gather, copy, swap, convert")->delimiter(',')->capture_default_str();
+  sub->add_option("--dtype", o->dtypes, "Dtypes of rows: f32, f16, bf16")->delimiter(',')->capture_default_str();
+  sub->add_option("--kv-dtype", o->kv_dtypes, "Dtypes of the cache")->delimiter(',')->capture_default_str();
+  sub->add_option("--layout", o->layouts, "hnd, nhd, x_split")->delimiter(',')->capture_default_str();
+  sub->add_option("--tokens", o->tokens, "Tokens of a call; blocks = tokens / block size")->capture_default_str();
+  sub->add_option("--kv-heads", o->kv_heads, "KV heads")->capture_default_str();
+  sub->add_option("--head-dim", o->head_dim, "Elements of a head")->capture_default_str();
+  sub->add_option("--block-size", o->block_size, "Tokens in a block")->capture_default_str();
+  sub->add_option("--pool-mib", o->pool_mib, "Size of a pool; larger than the last-level cache")->capture_default_str();
+  sub->add_option("--threads", o->threads, "Lanes; 0 = what the executor's runtime takes")->capture_default_str();
+  sub->add_option("--executor", o->executor, "openmp, tbb or serial")->capture_default_str();
+  sub->add_option("--isa", o->isa, "baseline, avx2, avx512, neon (default: the best)");
+  sub->add_option("--repeats", o->repeats, "Calls at the least")->capture_default_str();
+  sub->add_option("--min-time", o->seconds, "Seconds of calls at the least")->capture_default_str();
+  sub->add_option("--seed", o->seed, "Of the block order")->capture_default_str();
+  sub->callback([o, &run] { run = [o](report& out) { run_cache_ops(*o, out); }; });
+}
+
+}  // namespace bifolio::bench

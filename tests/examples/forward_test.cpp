@@ -53,7 +53,7 @@ void check_against_references(const char* name) {
   if (!reference) return skip("the folder of the reference models is absent");
   const auto checkpoint = generate::load_llama2c(reference->weights);
   const auto tokens = generate::load_bpe_tokenizer(reference->tokenizer, checkpoint.config.vocab_size);
-  const auto lanes = bifolio::make_executor(bifolio::executor_kind::openmp, 2);
+  const auto lanes = bifolio::make_executor(bifolio::executor_kind::serial);
   generate::llama model(checkpoint, *lanes);
 
   REQUIRE(!reference->rows.empty());

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+// Text from a language model through bifolio's paged KV cache. Exit codes: 0; 2 for options and files that cannot be
+// used, with one sentence on stderr; 1 for everything else that fails.
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bifolio/bifolio.hpp>
+#include <cstdio>
+#include <exception>
+
+#include "binary_file.hpp"
+#include "generation.hpp"
+#include "input_error.hpp"
+#include "loaded_model.hpp"
+#include "options.hpp"
+#include "paged_attention.hpp"
+#include "prompts.hpp"
+#include "report.hpp"
+#include "scoring.hpp"
+#include "writers.hpp"
+
+namespace generate {
+namespace {
+
+using bifolio::token_id;
+
+/// Keeps what was said, hands it to a writer and shows how far the work is.
+class session final : public generation_observer {
+ public:
+  session(std::vector<sequence_record> records, std::unique_ptr<sequence_writer> writer, progress_line& progress)
+      : records_(std::move(records)), writer_(std::move(writer)), progress_(progress) {}
+
+  void on_token(std::size_t sequence, token_id token) override {
+    records_[sequence].output_ids.push_back(token);
+    writer_->token(records_, sequence);
+  }
+  void on_end(std::size_t sequence, ending how) override {
+    records_[sequence].ended = true;
+    records_[sequence].ended_by = how;
+    writer_->end(records_, sequence);
+  }
+  void on_step(const generation_progress& progress) override { progress_.show(progress); }
+
+ private:
+  std::vector<sequence_record> records_;
+  std::unique_ptr<sequence_writer> writer_;
+  progress_line& progress_;
+};
+
+/// OpenMP, or what this build of bifolio has in its place.
+std::unique_ptr<bifolio::executor> make_lanes(std::int32_t num_threads) {
+  try {
+    return bifolio::make_executor(bifolio::executor_kind::openmp, num_threads);
+  } catch (const bifolio::error& problem) {
+    if (problem.code() != bifolio::errc::unsupported) throw;
+    return bifolio::make_executor(bifolio::executor_kind::serial);
+  }
+}
+
+std::int32_t choose_max_positions(const options& o, const model_config& model) {
+  if (o.max_positions > model.max_positions) {
+    throw input_error(fmt::format("--max-positions is {}, allowed are 1 to {}, the model's limit", o.max_positions,
+                                  model.max_positions));
+  }
+  return o.max_positions > 0 ? o.max_positions : model.max_positions;
+}
+
+bifolio::device choose_device(const options& o) {
+  // The CPU is the only backend of this version; with another, this is where `auto` prefers it.
+  return o.device == "auto" ? bifolio::device{} : bifolio::parse_device(o.device);
+}
+
+/// What was asked for, or what the sequences can need at most, within the budget of memory.
+std::int64_t choose_num_blocks(const options& o, const bifolio::kv_layout& layout, std::int32_t num_layers,
+                               std::int64_t num_sequences, std::int32_t max_positions) {
+  if (o.num_blocks > 0) return o.num_blocks;
+  const std::int64_t running = std::min<std::int64_t>(num_sequences, std::max(o.max_batch_seqs, o.num_samples));
+  const std::int64_t need = running * bifolio::blocks_for(max_positions, o.block_size);
+  const std::int64_t spare = need / 50 + 2;  // what the manager's watermark keeps free
+  return std::min(need + spare, std::max<std::int64_t>(
+                                    1, bifolio::num_blocks_for_memory(o.cache_mebibytes << 20, layout, num_layers)));
+}
+
+std::vector<std::vector<token_id>> encode(const loaded_model& model, const std::vector<std::string>& prompts) {
+  std::vector<std::vector<token_id>> ids;
+  for (const std::string& prompt : prompts) {
+    ids.push_back(model.tokens->encode(prompt));
+    const auto limit = static_cast<std::size_t>(model.weights.config.max_positions);
+    if (ids.back().size() > limit) {
+      throw input_error(
+          fmt::format("prompt {} has {} tokens, the model takes at most {}", ids.size(), ids.back().size(), limit));
+    }
+  }
+  return ids;
+}
+
+std::string describe(const model_config& c) {
+  return fmt::format("{:.2f} million parameters, {} layers, {} query heads on {} KV heads of {}, vocabulary {}",
+                     static_cast<double>(num_parameters(c)) * 1e-6, c.num_layers, c.num_q_heads, c.num_kv_heads,
+                     c.head_dim, c.vocab_size);
+}
+
+void score_file(const options& o, const loaded_model& model, llama& network, bifolio::backend& where,
+                std::int32_t max_positions) {
+  binary_file file(o.score_file);
+  std::vector<token_id> ids = model.tokens->encode(file.read_text(64 << 20));
+  ids.resize(std::min(ids.size(), static_cast<std::size_t>(max_positions)));
+  const std::int64_t num_blocks = bifolio::blocks_for(static_cast<std::int64_t>(ids.size()), o.block_size);
+  bifolio::cache_engine engine(where, cache_config(network.config(), o.layout, o.kv_type, o.block_size, num_blocks));
+  const score result = score_tokens(network, engine, ids, o.max_batch_tokens);
+  fmt::print("{{\"num_ids\": {}, \"mean_nll\": {:.8f}, \"num_best\": {}}}\n", ids.size(), result.mean_nll,
+             result.num_best);
+}
+
+void generate_text(const options& o, const loaded_model& model, llama& network, bifolio::backend& where,
+                   std::int32_t max_positions) {
+  const model_config& c = network.config();
+  const std::vector<std::string> prompts = collect_prompts(o);
+  const std::vector<std::vector<token_id>> ids = encode(model, prompts);
+  const auto num_sequences = static_cast<std::int64_t>(prompts.size()) * o.num_samples;
+
+  const bifolio::kv_layout layout = bifolio::make_layout(o.layout, o.kv_type, c.num_kv_heads, c.head_dim, o.block_size);
+  const std::int64_t num_blocks = choose_num_blocks(o, layout, c.num_layers, num_sequences, max_positions);
+  bifolio::cache_engine engine(where, {c.num_layers, num_blocks, layout});
+  fmt::print(stderr, "cache: {} blocks of {} tokens in {}, {} {}, on {}\n", num_blocks, o.block_size,
+             format_bytes(static_cast<std::int64_t>(engine.num_bytes())), to_string(o.kv_type), to_string(o.layout),
+             where.description());
+
+  std::vector<sequence_record> records;
+  for (std::size_t p = 0; p < prompts.size(); ++p) {
+    for (std::int32_t s = 0; s < o.num_samples; ++s) records.push_back({prompts[p], ids[p], {}, ending::steps, false});
+  }
+  const bool stdout_is_terminal = isatty(STDOUT_FILENO) != 0;
+  const bool stderr_is_terminal = isatty(STDERR_FILENO) != 0;
+  using style = progress_line::style;
+  const style shown = stdout_is_terminal && !o.json               ? style::none  // the text is the progress
+                      : stderr_is_terminal && !stdout_is_terminal ? style::live
+                                                                  : style::occasional;
+  generation_config config;
+  config.max_positions = max_positions;
+  config.num_samples = o.num_samples;
+  config.how = o.how;
+  config.seed = o.seed;
+  config.max_batch_tokens = o.max_batch_tokens;
+  config.max_batch_seqs = o.max_batch_seqs;
+
+  generation_stats stats;
+  {
+    progress_line progress(shown, num_sequences, num_blocks);
+    session observer(
+        std::move(records),
+        o.json ? make_json_writer(*model.tokens) : make_text_writer(*model.tokens, o.num_samples, stdout_is_terminal),
+        progress);
+    stats = generate_all(network, engine, config, ids, observer);
+  }
+  if (!o.json || o.stats) {
+    fmt::print(stderr, "{}", format_report({stats, layout, c.num_layers, max_positions}, o.stats));
+  }
+}
+
+void run(const options& o) {
+  const std::filesystem::path path = o.model.empty() ? find_bundled_model() : o.model;
+  const loaded_model model = load_model(path, o.tokenizer);
+  const model_config& c = model.weights.config;
+  const std::int32_t max_positions = choose_max_positions(o, c);
+
+  // One set of threads for the model's matrices and for attention: bifolio takes any executor.
+  const auto lanes = make_lanes(o.num_threads);
+  bifolio::backend_options settings;
+  settings.own_executor = lanes.get();
+  settings.isa = o.isa;
+  const auto where = bifolio::make_backend(choose_device(o), settings);
+  llama network(model.weights, *lanes);
+  fmt::print(stderr, "model: {}: {}\n", path.string(), describe(c));
+
+  if (o.score_file.empty()) {
+    generate_text(o, model, network, *where, max_positions);
+  } else {
+    score_file(o, model, network, *where, max_positions);
+  }
+}
+
+bool is_callers_fault(bifolio::errc code) noexcept {
+  return code == bifolio::errc::invalid_argument || code == bifolio::errc::unsupported ||
+         code == bifolio::errc::out_of_range;
+}
+
+}  // namespace
+}  // namespace generate
+
+int main(int argc, char** argv) {
+  const auto fail = [](const char* what, int code) {
+    fmt::print(stderr, "generate: {}\n", what);
+    return code;
+  };
+  try {
+    if (const auto options = generate::parse_options(argc, argv)) generate::run(*options);
+    return 0;
+  } catch (const generate::input_error& problem) {
+    return fail(problem.what(), 2);
+  } catch (const bifolio::error& problem) {
+    return fail(problem.what(), generate::is_callers_fault(problem.code()) ? 2 : 1);
+  } catch (const std::bad_alloc&) {
+    return fail("there is not enough memory for this model and cache", 1);
+  } catch (const std::exception& problem) {
+    return fail(problem.what(), 1);
+  }
+}

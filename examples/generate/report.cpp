@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "report.hpp"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cstdio>
+#include <vector>
+
+namespace generate {
+namespace {
+
+double rate(std::int64_t count, double seconds) { return seconds > 0 ? static_cast<double>(count) / seconds : 0; }
+
+}  // namespace
+
+std::string format_bytes(std::int64_t num_bytes) {
+  constexpr std::array<const char*, 4> units{"KiB", "MiB", "GiB", "TiB"};
+  double value = static_cast<double>(num_bytes) / 1024;
+  std::size_t unit = 0;
+  while (value >= 1024 && unit + 1 < units.size()) {
+    value /= 1024;
+    ++unit;
+  }
+  return fmt::format("{:.1f} {}", value, units[unit]);
+}
+
+void progress_line::show(const generation_progress& now) {
+  if (style_ == style::none || now.seconds < next_seconds_) return;
+  next_seconds_ = now.seconds + (style_ == style::live ? 0.1 : 5.0);
+  const std::string line =
+      fmt::format("step {}: {} of {} sequences done, {} running, {} waiting; {} of {} blocks used; {:.0f} tokens/s",
+                  now.num_steps, now.num_finished, num_sequences_, now.num_running, now.num_waiting, now.used_blocks,
+                  num_blocks_, rate(now.num_fed, now.seconds));
+  if (style_ == style::live) {
+    fmt::print(stderr, "\r\x1b[K{}", line);
+    is_shown_ = true;
+  } else {
+    fmt::print(stderr, "{}\n", line);
+  }
+  std::fflush(stderr);
+}
+
+void progress_line::clear() {
+  if (is_shown_) fmt::print(stderr, "\r\x1b[K");
+  is_shown_ = false;
+}
+
+std::string format_report(const report_input& input, bool detailed) {
+  const generation_stats& s = input.stats;
+  const std::int64_t block_bytes = input.layout.block_bytes() * input.num_layers;
+  const std::int64_t held = s.cache.peak_used_blocks * block_bytes;
+  const std::int64_t position_bytes = block_bytes / input.layout.block_size;
+  const std::int64_t contiguous = s.num_sequences * input.max_positions * position_bytes;
+
+  std::vector<std::pair<std::string, std::string>> rows;
+  const auto add = [&](const char* name, std::string value) { rows.emplace_back(name, std::move(value)); };
+  add("prefill",
+      fmt::format("{:.0f} tokens/s ({} tokens)", rate(s.num_prefill_tokens, s.prefill_seconds), s.num_prefill_tokens));
+  add("decode",
+      fmt::format("{:.0f} tokens/s ({} tokens)", rate(s.num_decode_tokens, s.decode_seconds), s.num_decode_tokens));
+  add("blocks used at the peak",
+      fmt::format("{} of {}, each {} tokens", s.cache.peak_used_blocks, s.cache.num_blocks, input.layout.block_size));
+  add("bytes of KV held", fmt::format("{} at the peak", format_bytes(held)));
+  add("a contiguous cache", fmt::format("{} for {} sequences of {} positions: {:.1f} times as much",
+                                        format_bytes(contiguous), s.num_sequences, input.max_positions,
+                                        held > 0 ? static_cast<double>(contiguous) / static_cast<double>(held) : 0.0));
+  add("copy-on-write copies", fmt::format("{} blocks", s.cache.num_copied_blocks));
+  add("preemptions", fmt::format("{}", s.schedule.num_preemptions));
+  if (detailed) {
+    add("sequences", fmt::format("{}", s.num_sequences));
+    add("steps", fmt::format("{} of {:.1f} tokens", s.schedule.num_steps,
+                             rate(s.schedule.num_scheduled_tokens, static_cast<double>(s.schedule.num_steps))));
+    add("forks", fmt::format("{}", s.cache.num_forks));
+    add("entries of block tables",
+        fmt::format("{} at the peak, shared blocks counted each time", s.peak_table_entries));
+    add("blocks taken in all", fmt::format("{}", s.cache.num_allocated_blocks));
+    add("cache", fmt::format("{} {}, {} a block in {} layers", to_string(input.layout.type),
+                             to_string(input.layout.kind), format_bytes(block_bytes), input.num_layers));
+    add("time", fmt::format("{:.3f} s, of which prefill {:.3f}, decode {:.3f}", s.seconds, s.prefill_seconds,
+                            s.decode_seconds));
+    add("time in attention", fmt::format("{:.3f} s, appends included", s.attention_seconds));
+  }
+  std::size_t width = 0;
+  for (const auto& row : rows) width = std::max(width, row.first.size());
+  std::string table;
+  for (const auto& [name, value] : rows) table += fmt::format("  {:<{}}  {}\n", name, width, value);
+  return table;
+}
+
+}  // namespace generate

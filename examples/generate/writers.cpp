@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "writers.hpp"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "utf8.hpp"
+
+namespace generate {
+namespace {
+
+using bifolio::token_id;
+
+void print(const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  std::fflush(stdout);
+}
+
+std::vector<token_id> all_ids(const sequence_record& record) {
+  std::vector<token_id> ids = record.prompt_ids;
+  ids.insert(ids.end(), record.output_ids.begin(), record.output_ids.end());
+  return ids;
+}
+
+class text_writer final : public sequence_writer {
+ public:
+  text_writer(const tokenizer& tokens, std::int32_t num_samples, bool emphasise_prompt)
+      : tokens_(tokens), num_samples_(static_cast<std::size_t>(num_samples)), emphasise_(emphasise_prompt) {}
+
+  void token(const std::vector<sequence_record>& records, std::size_t sequence) override {
+    if (sequence == current_) write_more(records);
+  }
+
+  void end(const std::vector<sequence_record>& records, std::size_t sequence) override {
+    if (sequence != current_) return;
+    write_more(records);
+    while (current_ < records.size() && records[current_].ended) {
+      close(records[current_]);
+      ++current_;
+      num_written_ = 0;
+      if (current_ < records.size()) write_more(records);
+    }
+  }
+
+ private:
+  /// The tokens of the current sequence that were not written yet.
+  void write_more(const std::vector<sequence_record>& records) {
+    const sequence_record& record = records[current_];
+    if (num_written_ == 0) open(record, records.size());
+    const std::vector<token_id> ids = all_ids(record);
+    const std::size_t first = std::max(num_written_, record.prompt_ids.size());
+    for (std::size_t i = first; i < ids.size(); ++i) pending_ += tokens_.decode(ids[i - 1], ids[i]);
+    num_written_ = ids.size();
+    const std::size_t ready = complete_utf8(pending_);
+    print(printable_utf8(std::string_view(pending_).substr(0, ready)));
+    pending_.erase(0, ready);
+  }
+
+  void open(const sequence_record& record, std::size_t num_sequences) {
+    const std::string sample =
+        num_samples_ > 1 ? fmt::format(", sample {} of {}", current_ % num_samples_ + 1, num_samples_) : std::string();
+    print(fmt::format("--- {} of {}{} ---\n", current_ / num_samples_ + 1, num_sequences / num_samples_, sample));
+    const std::string prompt = printable_utf8(tokens_.decode_all(record.prompt_ids));
+    print(emphasise_ && !prompt.empty() ? "\x1b[1m" + prompt + "\x1b[0m" : prompt);
+  }
+
+  void close(const sequence_record& record) {
+    print(printable_utf8(pending_));
+    pending_.clear();
+    print(record.ended_by == ending::steps ? " ...\n\n" : "\n\n");
+  }
+
+  const tokenizer& tokens_;
+  std::size_t num_samples_;
+  bool emphasise_;
+  std::size_t current_ = 0;
+  std::size_t num_written_ = 0;  // ids of the current sequence, prompt included
+  std::string pending_;          // the start of a character
+};
+
+class json_writer final : public sequence_writer {
+ public:
+  explicit json_writer(const tokenizer& tokens) : tokens_(tokens) {}
+
+  void token(const std::vector<sequence_record>&, std::size_t) override {}
+
+  void end(const std::vector<sequence_record>& records, std::size_t) override {
+    for (; next_ < records.size() && records[next_].ended; ++next_) write(records[next_]);
+  }
+
+ private:
+  void write(const sequence_record& record) const {
+    nlohmann::ordered_json line;
+    line["prompt"] = record.prompt;
+    line["prompt_ids"] = numbers(record.prompt_ids);
+    line["output_ids"] = numbers(record.output_ids);
+    line["text"] = tokens_.decode_all(all_ids(record));
+    line["ended_by"] = to_string(record.ended_by);
+    print(line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+  }
+
+  static std::vector<std::int32_t> numbers(const std::vector<token_id>& ids) {
+    std::vector<std::int32_t> result;
+    for (const token_id id : ids) result.push_back(to_index(id));
+    return result;
+  }
+
+  const tokenizer& tokens_;
+  std::size_t next_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<sequence_writer> make_text_writer(const tokenizer& tokens, std::int32_t num_samples,
+                                                  bool emphasise_prompt) {
+  return std::make_unique<text_writer>(tokens, num_samples, emphasise_prompt);
+}
+
+std::unique_ptr<sequence_writer> make_json_writer(const tokenizer& tokens) {
+  return std::make_unique<json_writer>(tokens);
+}
+
+}  // namespace generate

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// What the user sees of the sequences while they are made: text that streams, or one JSON object a line. Both in the
+/// order of prompts and samples, whatever order the batch finishes them in. stdout only.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "generation.hpp"
+#include "tokenizer.hpp"
+
+namespace generate {
+
+struct sequence_record {
+  std::string prompt;
+  std::vector<bifolio::token_id> prompt_ids;
+  std::vector<bifolio::token_id> output_ids;
+  ending ended_by = ending::steps;
+  bool ended = false;
+};
+
+class sequence_writer {
+ public:
+  virtual ~sequence_writer() = default;
+  /// `records[sequence]` has a new token at its end.
+  virtual void token(const std::vector<sequence_record>& records, std::size_t sequence) = 0;
+  /// `records[sequence]` has ended.
+  virtual void end(const std::vector<sequence_record>& records, std::size_t sequence) = 0;
+};
+
+/// Streams the text of the first sequence that has not ended; the others follow when it is their turn.
+[[nodiscard]] std::unique_ptr<sequence_writer> make_text_writer(const tokenizer& tokens, std::int32_t num_samples,
+                                                                bool emphasise_prompt);
+/// One object a line: prompt, prompt_ids, output_ids, text, ended_by. Bytes that are not UTF-8 become U+FFFD.
+[[nodiscard]] std::unique_ptr<sequence_writer> make_json_writer(const tokenizer& tokens);
+
+}  // namespace generate

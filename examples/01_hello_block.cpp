@@ -7,7 +7,6 @@
 
 #include <bifolio/bifolio.hpp>
 #include <cstdio>
-#include <exception>
 
 #include "expect.hpp"
 
@@ -67,11 +66,4 @@ void run() {
 
 }  // namespace
 
-int main() {
-  try {
-    run();
-  } catch (const std::exception& problem) {
-    std::fprintf(stderr, "%s\n", problem.what());
-    return 1;
-  }
-}
+int main() { return run_example(run); }

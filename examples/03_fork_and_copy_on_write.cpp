@@ -7,7 +7,6 @@
 
 #include <bifolio/bifolio.hpp>
 #include <cstdio>
-#include <exception>
 #include <vector>
 
 #include "expect.hpp"
@@ -90,11 +89,4 @@ void run() {
 
 }  // namespace
 
-int main() {
-  try {
-    run();
-  } catch (const std::exception& problem) {
-    std::fprintf(stderr, "%s\n", problem.what());
-    return 1;
-  }
-}
+int main() { return run_example(run); }

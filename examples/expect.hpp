@@ -1,12 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// The examples say what they expect, and stop when it is not so.
+/// The examples say what they expect, and end with exit code 1 when it is not so.
 
+#include <cstdio>
+#include <exception>
 #include <source_location>
 #include <stdexcept>
 #include <string>
 
 inline void expect(bool holds, const char* what, std::source_location where = std::source_location::current()) {
   if (!holds) throw std::runtime_error("line " + std::to_string(where.line()) + ": expected that " + what);
+}
+
+inline int run_example(void (*run)()) {
+  try {
+    run();
+    return 0;
+  } catch (const std::exception& problem) {
+    std::fprintf(stderr, "%s\n", problem.what());
+    return 1;
+  }
 }

@@ -16,6 +16,7 @@
 #include "loaded_model.hpp"
 #include "options.hpp"
 #include "paged_attention.hpp"
+#include "parallel.hpp"
 #include "prompts.hpp"
 #include "report.hpp"
 #include "scoring.hpp"
@@ -48,16 +49,6 @@ class session final : public generation_observer {
   std::unique_ptr<sequence_writer> writer_;
   progress_line& progress_;
 };
-
-/// OpenMP, or what this build of bifolio has in its place.
-std::unique_ptr<bifolio::executor> make_lanes(std::int32_t num_threads) {
-  try {
-    return bifolio::make_executor(bifolio::executor_kind::openmp, num_threads);
-  } catch (const bifolio::error& problem) {
-    if (problem.code() != bifolio::errc::unsupported) throw;
-    return bifolio::make_executor(bifolio::executor_kind::serial);
-  }
-}
 
 std::int32_t choose_max_positions(const options& o, const model_config& model) {
   if (o.max_positions > model.max_positions) {

@@ -6,8 +6,13 @@
 #include <algorithm>
 #include <bifolio/executor.hpp>
 #include <cstdint>
+#include <memory>
 
 namespace generate {
+
+/// Threads on OpenMP, or on what this build of bifolio has in its place. 0: as many as that takes by itself.
+/// Throws `bifolio::error` (invalid_argument).
+[[nodiscard]] std::unique_ptr<bifolio::executor> make_lanes(std::int32_t num_threads);
 
 /// Calls function(begin, end) for ranges that cover 0 … count − 1 once, on up to one lane per `grain` items. The
 /// function must not throw, and must give the same result for an item in whatever range it falls.

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+// The program itself, run as its users do: options, output, exit codes.
+#include <doctest/doctest.h>
+#include <sys/wait.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "model_fixtures.hpp"
+#include "reference_files.hpp"
+#include "support/skip.hpp"
+
+namespace {
+
+using namespace bifolio::test;
+using nlohmann::json;
+namespace fs = std::filesystem;
+
+struct run_result {
+  int code = -1;
+  std::string out;
+  std::string err;
+};
+
+std::string quoted(const std::string& text) {
+  std::string result = "'";
+  for (const char c : text) result += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return result + "'";
+}
+
+std::string read_file(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+run_result run(const std::vector<std::string>& arguments) {
+  const fs::path out = scratch_directory() / "cli.out", err = scratch_directory() / "cli.err";
+  std::string command = quoted(BIFOLIO_GENERATE_PROGRAM);
+  for (const std::string& argument : arguments) command.append(" ").append(quoted(argument));
+  command.append(" >").append(quoted(out.string())).append(" 2>").append(quoted(err.string()));
+  const int status = std::system(command.c_str());
+  run_result result{WIFEXITED(status) ? WEXITSTATUS(status) : -1, read_file(out), read_file(err)};
+  INFO(command);
+  REQUIRE(result.code >= 0);  // it was not ended by a signal
+  return result;
+}
+
+std::vector<json> lines(const std::string& text) {
+  std::istringstream stream(text);
+  std::vector<json> objects;
+  for (std::string line; std::getline(stream, line);) objects.push_back(json::parse(line));
+  return objects;
+}
+
+/// Exit code 2, nothing on stdout, one line on stderr that contains `part`.
+void check_refused(const std::vector<std::string>& arguments, const std::string& part) {
+  const run_result result = run(arguments);
+  CAPTURE(result.err);
+  CHECK(result.code == 2);
+  CHECK(result.out.empty());
+  CHECK(result.err.find(part) != std::string::npos);
+  CHECK(result.err.rfind("generate: ") != std::string::npos);
+  const std::string last = result.err.substr(result.err.rfind("generate: "));
+  CHECK(last.find('\n') == last.size() - 1);
+}
+
+std::string tiny() { return tiny_hugging_face("cli_model", 7).string(); }
+
+}  // namespace
+
+TEST_CASE("--help lists every option with its default and ends with 0") {
+  const run_result result = run({"--help"});
+  CHECK(result.code == 0);
+  for (const char* option :
+       {"--model", "--tokenizer", "--prompt ", "--prompts-file", "--max-positions", "--temperature", "--top-p",
+        "--seed", "--samples", "--device cpu|cuda[:N]|auto", "--kv-dtype f32|f16|bf16", "--layout hnd|nhd|x_split",
+        "--block-size", "--num-blocks", "--threads", "--json", "--stats"}) {
+    CAPTURE(option);
+    CHECK(result.out.find(option) != std::string::npos);
+  }
+  CHECK(result.out.find("(default: 16)") != std::string::npos);
+}
+
+TEST_CASE("an option that is wrong is refused with the value received and the values allowed") {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases{
+      {{"--max-positions", "0"}, "--max-positions is '0', allowed are whole numbers from 1"},
+      {{"--max-positions", "many"}, "--max-positions is 'many'"},
+      {{"--max-positions", "99999999999999999999"}, "--max-positions is '99999999999999999999'"},
+      {{"--temperature", "-1"}, "--temperature is '-1', allowed are numbers from 0"},
+      {{"--temperature", "nan"}, "--temperature is 'nan'"},
+      {{"--top-p", "0"}, "--top-p is '0', allowed are numbers above 0 up to 1"},
+      {{"--top-p", "1.5"}, "--top-p is '1.5'"},
+      {{"--seed", "-3"}, "--seed is '-3'"},
+      {{"--samples", "0"}, "--samples is '0'"},
+      {{"--device", "gpu"}, "--device is 'gpu', allowed are cpu, cuda, cuda:N and auto"},
+      {{"--kv-dtype", "int8"}, "--kv-dtype is 'int8', allowed are f32|f16|bf16"},
+      {{"--layout", "dnh"}, "--layout is 'dnh', allowed are hnd|nhd|x_split"},
+      {{"--block-size", "0"}, "--block-size is '0'"},
+      {{"--num-blocks", "-1"}, "--num-blocks is '-1'"},
+      {{"--threads", "x"}, "--threads is 'x'"},
+      {{"--isa", "sse"}, "--isa is 'sse', allowed are baseline|avx2|avx512|neon"},
+      {{"--model", ""}, "--model is empty"},
+      {{"--unknown"}, "--unknown"},
+      {{"--prompt"}, "--prompt"},
+      {{"stray"}, "stray"},
+  };
+  for (const auto& [arguments, part] : cases) check_refused(arguments, part);
+}
+
+TEST_CASE("what only the model or the machine can refuse is refused as well") {
+  check_refused({"--model", tiny(), "--max-positions", "65"}, "--max-positions is 65, allowed are 1 to 64");
+  check_refused({"--model", tiny(), "--prompt", std::string(64, 'x')},
+                "prompt 1 has 65 tokens, the model takes at most 64");
+  check_refused({"--model", tiny(), "--num-blocks", "2"}, "the pool of 2 blocks cannot hold");
+  check_refused({"--model", tiny(), "--device", "cuda"}, "cuda");
+  check_refused({"--model", "/nonexistent/model"}, "no such file");
+  check_refused({"--model", tiny(), "--prompts-file", "/nonexistent/prompts"}, "no such file");
+  check_refused({"--model", tiny(), "--tokenizer", tiny() + "/config.json"}, "config.json");
+}
+
+TEST_CASE("broken model files end with 2 and one sentence, and print nothing") {
+  const fs::path file = scratch_directory() / "broken.bin";
+  const std::string whole = tiny_llama2c(7);
+  for (const std::size_t length : {std::size_t{0}, std::size_t{20}, std::size_t{28}, whole.size() - 1}) {
+    std::ofstream(file, std::ios::binary) << whole.substr(0, length);
+    check_refused({"--model", file.string()}, std::to_string(length));
+  }
+  const fs::path directory =
+      tiny_hugging_face("cli_broken", 7, [](json& header) { header.erase("model.norm.weight"); });
+  check_refused({"--model", directory.string()}, "\"model.norm.weight\" is missing");
+}
+
+TEST_CASE("weights that are not numbers are reported as damaged") {
+  std::string bytes = tiny_llama2c(7);
+  for (std::size_t i = 28; i < bytes.size(); ++i) bytes[i] = '\xff';
+  const fs::path model = scratch_directory() / "nan.bin", tokenizer = scratch_directory() / "nan.tok";
+  std::ofstream(model, std::ios::binary) << bytes;
+  std::ofstream(tokenizer, std::ios::binary) << tiny_tokenizer(300);
+  check_refused({"--model", model.string(), "--tokenizer", tokenizer.string(), "--json"}, "its weights are damaged");
+}
+
+TEST_CASE("--json prints one valid object a line for each sequence in order, and nothing else") {
+  const std::vector<std::string> prompts{"one", "", "\xff\xfe no text", "{}", "two \"quoted\"\n"};
+  std::vector<std::string> arguments{"--model", tiny(), "--json", "--samples", "2", "--temperature", "1.5"};
+  for (const std::string& prompt : prompts) arguments.insert(arguments.end(), {"--prompt", prompt});
+  const run_result result = run(arguments);
+  CHECK(result.code == 0);
+  const std::vector<json> objects = lines(result.out);
+  REQUIRE(objects.size() == 2 * prompts.size());
+  for (std::size_t i = 0; i < objects.size(); ++i) {
+    const json& object = objects[i];
+    std::vector<std::string> keys;
+    for (const auto& item : object.items()) keys.push_back(item.key());
+    CHECK(keys == std::vector<std::string>{"ended_by", "output_ids", "prompt", "prompt_ids", "text"});
+    const std::string& prompt = prompts[i / 2];
+    if (prompt.find('\xff') == std::string::npos) CHECK(object["prompt"] == prompt);
+    REQUIRE(object["prompt_ids"].size() == prompt.size() + 1);
+    CHECK(object["prompt_ids"][0] == 0);
+    CHECK(object["output_ids"].size() > 0);
+    const bool stopped = object["output_ids"].back() == 0;
+    CHECK(object["ended_by"] == (stopped ? "bos" : "steps"));
+    if (!stopped) CHECK(object["prompt_ids"].size() + object["output_ids"].size() == 64 + 1);
+    CHECK(object["text"].is_string());
+  }
+  CHECK(objects[0]["output_ids"] != objects[1]["output_ids"]);
+}
+
+TEST_CASE("the same options give the same output; the seed, and nothing else, changes it") {
+  const std::vector<std::string> base{"--model", tiny(),     "--json", "--temperature", "1.2", "--prompt",
+                                      "a",       "--prompt", "bc"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), base.begin(), base.end());
+    const run_result result = run(more);
+    CHECK(result.code == 0);
+    return result.out;
+  };
+  const std::string expected = with({});
+  CHECK(with({}) == expected);
+  CHECK(with({"--threads", "2"}) == expected);
+  CHECK(with({"--num-blocks", "6"}) == expected);
+  CHECK(with({"--max-batch-tokens", "3"}) == expected);
+  CHECK(with({"--device", "cpu"}) == expected);
+  CHECK(with({"--seed", "2"}) != expected);
+}
+
+TEST_CASE("the table says tokens a second, blocks, bytes, copies and preemptions") {
+  const run_result text = run({"--model", tiny(), "--prompt", "ab", "--samples", "3", "--temperature", "1"});
+  CHECK(text.code == 0);
+  CHECK(text.out.find("--- 1 of 1, sample 2 of 3 ---\nab") != std::string::npos);
+  for (const char* row : {"prefill", "decode", "tokens/s", "blocks used at the peak", "bytes of KV held",
+                          "a contiguous cache", "copy-on-write copies", "preemptions"}) {
+    CAPTURE(row);
+    CHECK(text.err.find(row) != std::string::npos);
+  }
+  CHECK(text.err.find("time in attention") == std::string::npos);
+  CHECK(run({"--model", tiny(), "--stats"}).err.find("time in attention") != std::string::npos);
+  const run_result quiet = run({"--model", tiny(), "--json"});
+  CHECK(quiet.err.find("preemptions") == std::string::npos);
+  const run_result told = run({"--model", tiny(), "--json", "--stats"});
+  CHECK(told.err.find("preemptions") != std::string::npos);
+  CHECK(told.out == quiet.out);
+}
+
+TEST_CASE("prompts come from files: a line each, or a JSON string each") {
+  const fs::path plain = scratch_directory() / "prompts.txt", strings = scratch_directory() / "prompts.jsonl";
+  std::ofstream(plain) << "first\r\n\n\"second\"\n";
+  std::ofstream(strings) << "\"a\\nb\"\n\"\"\n";
+  const std::vector<json> a =
+      lines(run({"--model", tiny(), "--json", "--prompts-file", plain.string(), "--prompt", "x"}).out);
+  REQUIRE(a.size() == 3);
+  CHECK(a[0]["prompt"] == "x");
+  CHECK(a[1]["prompt"] == "first");
+  CHECK(a[2]["prompt"] == "\"second\"");
+  const std::vector<json> b = lines(run({"--model", tiny(), "--json", "--prompts-file", strings.string()}).out);
+  REQUIRE(b.size() == 2);
+  CHECK(b[0]["prompt"] == "a\nb");
+  CHECK(b[1]["prompt"] == "");
+  std::ofstream(strings) << "not JSON\n";
+  check_refused({"--model", tiny(), "--prompts-file", strings.string()}, "line 1 is not a JSON string");
+  std::ofstream(plain) << "\n\n";
+  check_refused({"--model", tiny(), "--prompts-file", plain.string()}, "there is no prompt in it");
+}

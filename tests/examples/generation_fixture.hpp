@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// One call that continues prompts in process and gives everything that came out.
+
+#include <bifolio/backend.hpp>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "generation.hpp"
+#include "paged_attention.hpp"
+#include "parallel.hpp"
+
+namespace bifolio::test {
+
+struct generation_setup {
+  std::int32_t max_positions = 200;
+  std::int32_t num_samples = 1;
+  generate::sampling how{0, 1};
+  std::uint64_t seed = 1;
+  std::int32_t max_batch_tokens = 256;
+  std::int32_t max_batch_seqs = 64;
+  dtype kv_type = dtype::f32;
+  layout_kind layout = layout_kind::hnd;
+  std::int32_t block_size = 16;
+  std::int64_t num_blocks = 1024;
+  std::int32_t num_threads = 1;
+};
+
+struct generation_result {
+  std::vector<std::vector<token_id>> outputs;  // by sequence
+  std::vector<std::string> ended_by;
+  generate::generation_stats stats;
+};
+
+class collecting_observer final : public generate::generation_observer {
+ public:
+  explicit collecting_observer(generation_result& result) : result_(result) {}
+  void on_token(std::size_t sequence, token_id token) override { result_.outputs[sequence].push_back(token); }
+  void on_end(std::size_t sequence, generate::ending how) override {
+    result_.ended_by[sequence] += generate::to_string(how);  // twice would show
+  }
+  void on_step(const generate::generation_progress&) override {}
+
+ private:
+  generation_result& result_;
+};
+
+inline generation_result continue_prompts(const generate::checkpoint& weights,
+                                          const std::vector<std::vector<token_id>>& prompts,
+                                          const generation_setup& setup) {
+  const auto lanes = generate::make_lanes(setup.num_threads);
+  backend_options options;
+  options.own_executor = lanes.get();
+  const auto where = make_backend({}, options);
+  generate::llama model(weights, *lanes);
+  cache_engine engine(
+      *where, generate::cache_config(weights.config, setup.layout, setup.kv_type, setup.block_size, setup.num_blocks));
+  generate::generation_config config;
+  config.max_positions = setup.max_positions;
+  config.num_samples = setup.num_samples;
+  config.how = setup.how;
+  config.seed = setup.seed;
+  config.max_batch_tokens = setup.max_batch_tokens;
+  config.max_batch_seqs = setup.max_batch_seqs;
+  generation_result result;
+  const std::size_t num_sequences = prompts.size() * static_cast<std::size_t>(setup.num_samples);
+  result.outputs.resize(num_sequences);
+  result.ended_by.resize(num_sequences);
+  collecting_observer observer(result);
+  result.stats = generate_all(model, engine, config, prompts, observer);
+  return result;
+}
+
+inline std::vector<token_id> to_ids(const std::vector<std::int32_t>& numbers) {
+  std::vector<token_id> ids;
+  for (const std::int32_t n : numbers) ids.push_back(token_id{n});
+  return ids;
+}
+
+}  // namespace bifolio::test

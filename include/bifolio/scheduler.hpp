@@ -136,8 +136,10 @@ class BIFOLIO_API scheduler {
   /// no `schedule` has seen yet are unknown: use `post_abort`.
   [[nodiscard]] errc abort(request_id id) noexcept;
 
-  /// Whether any request is known that has not ended. Submitted ones count from the next `schedule` on.
-  [[nodiscard]] bool has_work() const noexcept { return waiting_.size + running_.size > 0; }
+  /// Whether any accepted request has not ended, also one that no `schedule` has seen yet.
+  [[nodiscard]] bool has_work() const noexcept {
+    return waiting_.size + running_.size > 0 || num_unseen_.load(std::memory_order_relaxed) > 0;
+  }
 
   /// What a sequence sampled so far; valid until the next `commit` or `abort`. Empty for one that is unknown or ended.
   [[nodiscard]] std::span<const token_id> output(request_id id, std::int32_t sample = 0) const noexcept;
@@ -183,7 +185,9 @@ class BIFOLIO_API scheduler {
   kv_cache_manager* manager_;
   scheduler_config config_;
   std::unique_ptr<detail::request_intake> intake_;
-  std::atomic<std::uint64_t> next_request_{1};  // ids only; the queue orders everything else
+  // Numbers only: the queue is what hands requests from one thread to another.
+  std::atomic<std::uint64_t> next_request_{1};
+  std::atomic<std::int64_t> num_unseen_{0};
 
   request_state* arrivals_ = nullptr;      // taken from the intake, seen by no decision yet; newest first
   std::vector<request_id> posted_aborts_;  // the same

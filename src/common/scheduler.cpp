@@ -86,7 +86,13 @@ submit_result scheduler::submit(request what) {
     }
     const request_id id{next_request_.fetch_add(1, std::memory_order_relaxed)};
     state->id = id;
-    intake_->push({state.get(), invalid_request});
+    num_unseen_.fetch_add(1, std::memory_order_relaxed);
+    try {
+      intake_->push({state.get(), invalid_request});
+    } catch (...) {
+      num_unseen_.fetch_sub(1, std::memory_order_relaxed);
+      throw;
+    }
     (void)state.release();
     return {id, alloc_status::ok};
   });
@@ -158,6 +164,7 @@ void scheduler::reserve_for_step() {
 void scheduler::accept_arrivals() noexcept {
   while (arrivals_ != nullptr) {
     request_state* arrived = std::exchange(arrivals_, arrivals_->next);
+    num_unseen_.fetch_sub(1, std::memory_order_relaxed);
     remember(*arrived);
     arrived->samples[0].place = sample_place::waiting;
     insert(waiting_, arrived->samples[0]);

@@ -33,13 +33,13 @@ while read -r page; do
 done <<<"$pages"
 
 # Environment variables.
-in_code=$(grep -rhoE 'getenv\("[A-Z0-9_]+"\)' include src examples bench tools --include='*.?pp' --include='*.cu*' |
-  sed -E 's/.*"(.*)".*/\1/' | sort -u)
+in_code=$(grep -rhoE 'getenv\("[A-Z0-9_]+"\)' include src examples bench tools tests --include='*.?pp' --include='*.cu*' |
+  sed -E 's/.*"(.*)".*/\1/' | grep -v '^BIFOLIO_PROBE_' | sort -u)
 in_table=$(grep -oE '^\| `[A-Z0-9_]+`' docs/environment.md | tr -d '|` ' | sort -u)
 [[ $in_code == "$in_table" ]] ||
   complain "docs/environment.md and the code's getenv calls differ (< code, > page):
 $(diff <(echo "$in_code") <(echo "$in_table") || true)"
-indirect=$(grep -rnE 'getenv\([^"]' include src examples bench tools --include='*.?pp' || true)
+indirect=$(grep -rnE 'getenv\([^"]' include src examples bench tools tests --include='*.?pp' || true)
 [[ -z $indirect ]] || complain "getenv without a literal name cannot be documented: $indirect"
 
 # Error codes.

@@ -57,7 +57,8 @@ struct attention_plan {
   attention_spec spec;
   std::int32_t num_seqs = 0;
   std::int64_t num_tokens = 0;
-  std::int64_t num_blocks = 0;  ///< every block id of the planned tables is below this
+  std::int64_t num_blocks = 0;         ///< every block id of the planned tables is below this
+  std::int64_t num_table_entries = 0;  ///< entries of a table row that the longest sequence reaches
   std::unique_ptr<attention_plan_state> state;
 };
 

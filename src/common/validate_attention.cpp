@@ -311,6 +311,10 @@ errc attention(const attention_plan& plan, const attention_params& params, std::
     return refuse(errc::invalid_argument, "block_table_stride is ", params.batch.block_table_stride,
                   "; it must not be negative");
   }
+  if (params.batch.block_table_stride < plan.num_table_entries) {
+    return refuse(errc::out_of_range, "block_table_stride is ", params.batch.block_table_stride,
+                  "; the plan was made for sequences of up to ", plan.num_table_entries, " blocks");
+  }
   if (params.kv.num_blocks < plan.num_blocks) {
     return refuse(errc::out_of_range, "kv holds ", params.kv.num_blocks, " blocks; the plan was made for ",
                   plan.num_blocks);

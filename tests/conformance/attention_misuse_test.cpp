@@ -157,6 +157,10 @@ const std::vector<bad_params>& bad_attention_params() {
        invalid,
        {"block_table_stride", "-1"},
        [](auto& p) { p.batch.block_table_stride = -1; }},
+      {"table rows that are too short",
+       errc::out_of_range,
+       {"block_table_stride", "2", "3"},
+       [](auto& p) { p.batch.block_table_stride = 2; }},
       {"negative token stride in q", invalid, {"q", "-64"}, [](auto& p) { p.q.token_stride = -64; }},
       {"negative head stride in q", invalid, {"q", "-16"}, [](auto& p) { p.q.head_stride = -16; }},
       {"negative token stride in out", invalid, {"out", "-64"}, [](auto& p) { p.out.token_stride = -64; }},
@@ -312,6 +316,30 @@ TEST_CASE("a plan made for another shape is refused") {
     call.planned = std::move(planned_call.planned);
     CHECK(to_string(call.run()) == to_string(errc::invalid_argument));
     CHECK(call.untouched());
+  }
+}
+
+TEST_CASE("a plan made by another backend of the device serves or is refused, and never does something else") {
+  const attention_case c = sound_case();
+  const attention_contents contents(c);
+  for (const tested_backend& planner : all_backends()) {
+    for (const tested_backend& runner : all_backends()) {
+      if (planner.get().where() != runner.get().where()) continue;
+      attention_call call(runner, c, contents);
+      planner.get().plan_attention(call.planned, call.spec, call.host_batch, call.num_blocks);
+      const errc code = call.run();
+      CAPTURE(planner.name);
+      CAPTURE(runner.name);
+      if (code != errc::ok) {
+        CHECK(to_string(code) == to_string(errc::failed_precondition));
+        CHECK(call.untouched());
+        continue;
+      }
+      std::string problem;
+      const attention_output got = call.read(problem);
+      CHECK_MESSAGE(problem.empty(), problem);
+      CHECK(bit_difference(run_attention(runner, c, contents), got).empty());
+    }
   }
 }
 

@@ -107,8 +107,9 @@ TEST_CASE("the number of threads does not change a bit") {
     for (const attention_case& c : {cases[1], cases[4]}) {
       const attention_contents contents(c);
       attention_output expected;
-      for (const std::int32_t threads : {1, 2, 3, 5, 8}) {
+      for (const std::int32_t threads : {1, 2, 3, 5, 8, 64}) {
         for (const bool reversed : {false, true}) {
+          if (threads == 64 && !reversed) continue;  // lanes are enough; no need for so many real threads
           const std::unique_ptr<executor> own = make_reversed_executor(threads);
           backend_options options;
           options.isa = isa;
@@ -231,6 +232,36 @@ TEST_CASE("prefill in chunks of any size gives the bits of the whole") {
                        tested->name + " in chunks of " + std::to_string(chunk) + ", " + describe(whole));
         }
       }
+    }
+  }
+}
+
+TEST_CASE("random shapes in random chunks, among random batch mates, give the bits of the whole") {
+  random_source random(hash_of(test_seed(), 0xc47));
+  int round = 0;
+  for (attention_case whole : random_cases(hash_of(test_seed(), 0xc48), 40)) {
+    const auto length = static_cast<std::int32_t>(random.between(1, 700 / whole.group_size));
+    whole.what = "random chunks, round " + std::to_string(round++);
+    whole.causal = true;  // without it a chunk sees less than the whole
+    whole.seqs = {{length, length, 0}};
+    std::vector<std::int32_t> ends;
+    for (std::int32_t at = 0; at < length;) {
+      at = std::min(length, at + static_cast<std::int32_t>(random.between(1, 1 + length / 3)));
+      ends.push_back(at);
+    }
+    for (const tested_backend* tested : one_per_family(static_cast<std::size_t>(round))) {
+      if (!tested->chunk_invariant) continue;
+      const attention_output expected = run_attention(*tested, whole, attention_contents(whole));
+      attention_output joined;
+      std::int32_t begin = 0;
+      for (const std::int32_t end : ends) {
+        attention_case part = whole;
+        part.seqs = {{1, 1 + end % 50, 1}, {end - begin, end, 0}, {end % 5, 40, 2}};
+        const attention_output got = run_attention(*tested, part, attention_contents(part));
+        append(joined, rows_of(part, got, 1));
+        begin = end;
+      }
+      require_same(expected, joined, tested->name + ", " + describe(whole));
     }
   }
 }

@@ -67,12 +67,8 @@ void accuracy_judge::add(const attention_options& options, const dense_sequence&
         if (allowed > 0 && std::isfinite(allowed)) worst_share_ = std::max(worst_share_, error / allowed);
         squared_error_ += error * error;
         squared_value_ += want * want;
-        largest_error_ = std::max(largest_error_, error);
         const auto plain = static_cast<double>(test::stored_as(gates_.out_type, scalar.out[at]));
-        largest_scalar_error_ = std::max(largest_scalar_error_, std::abs(plain - want));
-        // One rounding of the output and of an accumulated product is always allowed: with few elements the scalar
-        // kernel may be exact by luck.
-        scalar_floor_ = std::max(scalar_floor_, u_out * std::abs(want) + 2 * u * magnitude + underflow);
+        outputs_.add(error, std::abs(plain - want), u_out * std::abs(want) + 2 * u * magnitude + underflow);
       }
       if (lse == nullptr) continue;
       const double want = expected.lse[row];
@@ -84,15 +80,30 @@ void accuracy_judge::add(const attention_options& options, const dense_sequence&
       const double allowed = logit_error + u * sums + 4 * u * std::abs(want);
       if (!within(std::abs(got - want), allowed)) note("LSE", t, h, -1, got, want, allowed);
       if (std::isfinite(allowed)) worst_share_ = std::max(worst_share_, std::abs(got - want) / allowed);
+      lse_.add(std::abs(got - want), std::abs(static_cast<double>(scalar.lse[row]) - want),
+               4 * u * std::max(1.0, std::abs(want)));
     }
   }
 }
 
 double accuracy_judge::nmse() const noexcept { return squared_value_ > 0 ? squared_error_ / squared_value_ : 0; }
 
+void accuracy_judge::against_scalar::add(double error, double scalar_error, double rounding) noexcept {
+  // A NaN counts as larger than everything, and stays.
+  if (!std::isnan(largest_error) && !(error <= largest_error)) largest_error = error;
+  largest_scalar_error = std::max(largest_scalar_error, scalar_error);
+  floor = std::max(floor, rounding);
+}
+
+double accuracy_judge::against_scalar::share() const noexcept {
+  const double allowed = std::max(largest_scalar_error, floor);
+  return allowed > 0 ? largest_error / allowed : 0;
+}
+
 double accuracy_judge::scalar_share() const noexcept {
-  const double allowed = std::max(largest_scalar_error_, scalar_floor_);
-  return allowed > 0 ? largest_error_ / allowed : 0;
+  const double outputs = outputs_.share();
+  const double lse = lse_.share();
+  return std::isnan(lse) || outputs <= lse ? lse : outputs;
 }
 
 std::string accuracy_judge::problem() const {

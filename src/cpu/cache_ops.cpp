@@ -198,19 +198,26 @@ tile_shape block_tile(const kv_layout& layout) noexcept {
 /// made by hand can), dims go in groups that lie within one chunk on both sides.
 class block_mover {
  public:
-  block_mover(const half_blocks& half, const tile_shape& tile, move_kernel kernel) noexcept
-      : half_(half), kernel_(kernel), head_dim_(tile.head_dim), group_(tile.head_dim) {
-    if (!chunks_nest(half.src_strides, half.dst_strides)) {
-      group_ = std::gcd(half.src_strides.chunk, half.dst_strides.chunk);
-    }
+  /// Plans anew only when the strides are not those of the last layer: layers are alike as a rule.
+  void aim(const half_blocks& half, const tile_shape& tile, move_kernel kernel) noexcept {
+    const bool planned = kernel_ == kernel && half.src_strides == half_.src_strides &&
+                         half.dst_strides == half_.dst_strides && tile == tile_;
+    half_ = half;
+    if (planned) return;
+    kernel_ = kernel;
+    tile_ = tile;
     kv_strides src = half.src_strides;
     kv_strides dst = half.dst_strides;
-    if (group_ != head_dim_) src.chunk = dst.chunk = static_cast<std::int32_t>(group_);
+    group_ = tile.head_dim;
+    if (!chunks_nest(src, dst)) {
+      src.chunk = dst.chunk = std::gcd(src.chunk, dst.chunk);
+      group_ = src.chunk;
+    }
     plan_ = make_plan(make_nest({tile.num_heads, tile.num_tokens, group_}, src, dst));
   }
 
   void operator()(const block_copy& copy) const noexcept {
-    for (std::int64_t dim = 0; dim < head_dim_; dim += group_) {
+    for (std::int64_t dim = 0; dim < tile_.head_dim; dim += group_) {
       half_.move(kernel_, plan_, copy, dim_element(half_.src_strides, dim), dim_element(half_.dst_strides, dim));
     }
   }
@@ -221,25 +228,67 @@ class block_mover {
   }
 
   half_blocks half_;
-  move_kernel kernel_;
-  std::int64_t head_dim_;
-  std::int64_t group_;
+  tile_shape tile_;
+  move_kernel kernel_ = nullptr;
+  std::int64_t group_ = 0;
   move_plan plan_;
 };
 
-/// The pairs of one layer whose destinations `lane` owns.
-void move_owned(const kernel_table& table, const kv_cache_view& src, const kv_cache_view& dst,
-                std::span<const block_copy> copies, std::int64_t layer, std::int32_t lane,
-                std::int32_t num_lanes) noexcept {
-  const move_kernel kernel = table.cache.mover(dst.layout.type, src.layout.type);
-  const block_mover k(k_half(src, dst), block_tile(src.layout), kernel);
-  const block_mover v(v_half(src, dst), block_tile(src.layout), kernel);
-  for (const block_copy& copy : copies) {
-    if (owner_of((layer << 31) + to_index(copy.dst), num_lanes) != lane) continue;
-    k(copy);
-    v(copy);
+/// Moves the pairs whose destinations one lane owns, layer by layer.
+class owned_mover {
+ public:
+  owned_mover(const kernel_table& table, std::int32_t lane, std::int32_t num_lanes) noexcept
+      : table_(&table), lane_(lane), num_lanes_(num_lanes) {}
+
+  void operator()(const kv_cache_view& src, const kv_cache_view& dst, std::span<const block_copy> copies,
+                  std::int64_t layer) noexcept {
+    const move_kernel kernel = table_->cache.mover(dst.layout.type, src.layout.type);
+    k_.aim(k_half(src, dst), block_tile(src.layout), kernel);
+    v_.aim(v_half(src, dst), block_tile(src.layout), kernel);
+    for (const block_copy& copy : copies) {
+      if (owner_of((layer << 31) + to_index(copy.dst), num_lanes_) != lane_) continue;
+      k_(copy);
+      v_(copy);
+    }
   }
-}
+
+ private:
+  const kernel_table* table_;
+  std::int32_t lane_;
+  std::int32_t num_lanes_;
+  block_mover k_;
+  block_mover v_;
+};
+
+/// Copies one part of the blocks of one half after another; a part is planned anew only when it is not the last one's.
+class part_mover {
+ public:
+  explicit part_mover(const kernel_table& table) noexcept : table_(&table) {}
+
+  void operator()(const kv_cache_view& layer, const half_blocks& half, std::int64_t part, std::int64_t num_parts,
+                  std::span<const block_copy> copies) noexcept {
+    const tile_shape tile = block_tile(layer.layout);
+    if (part != part_ || tile != tile_ || half.src_strides != strides_) {
+      part_ = part;
+      tile_ = tile;
+      strides_ = half.src_strides;
+      cut_ = part_of(make_nest(tile, strides_, strides_), part, num_parts);
+      plan_ = make_plan(cut_.nest);
+    }
+    const move_kernel kernel = table_->cache.mover(layer.layout.type, layer.layout.type);
+    for (const block_copy& copy : copies) {
+      if (copy.src != copy.dst) half.move(kernel, plan_, copy, cut_.src, cut_.dst);
+    }
+  }
+
+ private:
+  const kernel_table* table_;
+  std::int64_t part_ = -1;
+  tile_shape tile_;
+  kv_strides strides_;
+  nest_part cut_;
+  move_plan plan_;
+};
 
 }  // namespace
 
@@ -298,17 +347,12 @@ errc copy_blocks(const kernel_table& table, executor& lanes, std::span<const kv_
   const std::int64_t num_parts = wanted == 1 ? 1 : (4 * std::int64_t{wanted} + num_halves - 1) / num_halves;
   const std::int64_t num_items = num_halves * num_parts;
   run_lanes(lanes, wanted, [&](std::int32_t lane, std::int32_t num_lanes) noexcept {
+    part_mover move(table);
     for (std::int64_t item = num_items * lane / num_lanes; item < num_items * (lane + 1) / num_lanes; ++item) {
       const std::int64_t half_index = item / num_parts;
       const kv_cache_view& layer = layers[static_cast<std::size_t>(half_index / 2)];
-      const half_blocks half = half_index % 2 == 0 ? k_half(layer, layer) : v_half(layer, layer);
-      const nest_part part =
-          part_of(make_nest(block_tile(layer.layout), half.src_strides, half.dst_strides), item % num_parts, num_parts);
-      const move_plan plan = make_plan(part.nest);
-      const move_kernel kernel = table.cache.mover(layer.layout.type, layer.layout.type);
-      for (const block_copy& copy : copies) {
-        if (copy.src != copy.dst) half.move(kernel, plan, copy, part.src, part.dst);
-      }
+      move(layer, half_index % 2 == 0 ? k_half(layer, layer) : v_half(layer, layer), item % num_parts, num_parts,
+           copies);
     }
   });
   return errc::ok;
@@ -320,7 +364,7 @@ errc convert_blocks(const kernel_table& table, executor& lanes, const kv_cache_v
   if (copies.empty()) return errc::ok;
   run_lanes(lanes, lanes_for(lanes, block_traffic(src.layout, copies.size(), 1, dst.layout.type)),
             [&](std::int32_t lane, std::int32_t num_lanes) noexcept {
-              move_owned(table, src, dst, copies, 0, lane, num_lanes);
+              owned_mover(table, lane, num_lanes)(src, dst, copies, 0);
             });
   return errc::ok;
 }
@@ -331,8 +375,9 @@ errc swap_blocks(const kernel_table& table, executor& lanes, std::span<const kv_
   if (src.empty() || copies.empty()) return errc::ok;
   run_lanes(lanes, lanes_for(lanes, block_traffic(src[0].layout, copies.size(), src.size(), src[0].layout.type)),
             [&](std::int32_t lane, std::int32_t num_lanes) noexcept {
+              owned_mover move(table, lane, num_lanes);
               for (std::size_t layer = 0; layer < src.size(); ++layer) {
-                move_owned(table, src[layer], dst[layer], copies, static_cast<std::int64_t>(layer), lane, num_lanes);
+                move(src[layer], dst[layer], copies, static_cast<std::int64_t>(layer));
               }
             });
   return errc::ok;

@@ -16,6 +16,7 @@ struct tile_shape {
   std::int64_t num_heads = 0;
   std::int64_t num_tokens = 0;
   std::int64_t head_dim = 0;
+  friend constexpr bool operator==(const tile_shape&, const tile_shape&) = default;
 };
 
 /// The loops of a tile, merged, by falling step of the source; none for a single element.

@@ -171,7 +171,8 @@ std::optional<options> parse_options(int argc, const char* const* argv) {
                              "Most memory for the cache when --num-blocks is not given");
   line.integer("--max-batch-tokens", o.max_batch_tokens, 1, 1 << 20, "256",
                "Tokens of one step; longer prompts are fed in chunks");
-  line.integer("--max-batch-seqs", o.max_batch_seqs, 1, 1 << 16, "64", "Sequences of one step");
+  line.integer("--max-batch-seqs", o.max_batch_seqs, 1, 1 << 16, "64",
+               "Sequences of one step; never fewer than --samples");
   line.integer("--threads", o.num_threads, 1, 4096, "all", "CPU threads");
   line.word("--isa", o.isa, "the best here", "baseline|avx2|avx512|neon", "Instruction set of the attention",
             [](const std::string& text) { return std::optional(bifolio::parse_isa(text)); });

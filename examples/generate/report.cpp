@@ -27,7 +27,7 @@ std::string format_bytes(std::int64_t num_bytes) {
 
 void progress_line::show(const generation_progress& now) {
   if (style_ == style::none || now.seconds < next_seconds_) return;
-  next_seconds_ = now.seconds + (style_ == style::live ? 0.1 : 5.0);
+  next_seconds_ = now.seconds + (style_ == style::live ? 0.1 : seconds_between_lines);
   const std::string line =
       fmt::format("step {}: {} of {} sequences done, {} running, {} waiting; {} of {} blocks used; {:.0f} tokens/s",
                   now.num_steps, now.num_finished, num_sequences_, now.num_running, now.num_waiting, now.used_blocks,

@@ -18,7 +18,10 @@ class progress_line {
   enum class style : std::uint8_t { live, occasional, none };
 
   progress_line(style how, std::int64_t num_sequences, std::int64_t num_blocks)
-      : style_(how), num_sequences_(num_sequences), num_blocks_(num_blocks) {}
+      : style_(how),
+        num_sequences_(num_sequences),
+        num_blocks_(num_blocks),
+        next_seconds_(how == style::live ? 0 : seconds_between_lines) {}
   ~progress_line() { clear(); }
   progress_line(const progress_line&) = delete;
   progress_line& operator=(const progress_line&) = delete;
@@ -26,12 +29,14 @@ class progress_line {
   void show(const generation_progress& now);
 
  private:
+  static constexpr double seconds_between_lines = 5;
+
   void clear();
 
   style style_;
   std::int64_t num_sequences_;
   std::int64_t num_blocks_;
-  double next_seconds_ = 0;
+  double next_seconds_;
   bool is_shown_ = false;
 };
 

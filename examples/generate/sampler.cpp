@@ -61,6 +61,11 @@ token_id sampler::choose(std::span<const float> logits) {
     candidates_.emplace_back(weight, static_cast<std::int32_t>(i));
   }
   if (how_.top_p < 1) {
+    // Tokens that are each below (1 − p) / n of the whole are together below 1 − p: the nucleus is full without them,
+    // and sorting the few others is cheap.
+    const auto least =
+        static_cast<float>((1 - static_cast<double>(how_.top_p)) * sum / static_cast<double>(logits.size()));
+    std::erase_if(candidates_, [least](const auto& candidate) { return candidate.first < least; });
     std::sort(candidates_.begin(), candidates_.end(), [](const auto& a, const auto& b) {
       return a.first != b.first ? a.first > b.first : a.second < b.second;
     });

@@ -45,7 +45,6 @@ class generator {
   generator(llama& model, bifolio::cache_engine& engine, const generation_config& config,
             std::span<const std::vector<token_id>> prompts, generation_observer& observer)
       : model_(model),
-        engine_(engine),
         config_(config),
         prompts_(prompts),
         observer_(observer),
@@ -174,7 +173,6 @@ class generator {
   }
 
   llama& model_;
-  bifolio::cache_engine& engine_;
   const generation_config& config_;
   std::span<const std::vector<token_id>> prompts_;
   generation_observer& observer_;

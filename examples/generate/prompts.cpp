@@ -39,8 +39,9 @@ std::vector<std::string> collect_prompts(const options& o) {
   if (!o.prompts_file.empty()) read_prompts(o.prompts_file, prompts);
   if (!prompts.empty()) return prompts;
   if (!o.model.empty()) return {""};
-  return {"In the beginning ", "And Jesus answered and said unto them, ", "The words of the wise ",
-          "And it came to pass, when the king heard "};
+  // In the manner of its text: a chapter's name, then numbered verses. No Bible has these chapters.
+  return {"Psalm 151\n1 The LORD ", "Proverbs 32\n1 A wise man ", "Genesis 51\n1 And Joseph ",
+          "John 22\n1 Jesus answered and said "};
 }
 
 }  // namespace generate

@@ -155,9 +155,9 @@ TEST_CASE("stories260K: every row of the reference comes out of one continuous b
   with("7 tokens a step", [](generation_setup& s) { s.max_batch_tokens = 7; });
   with("1 token a step", [](generation_setup& s) { s.max_batch_tokens = 1; });
   with("2 sequences a step", [](generation_setup& s) { s.max_batch_seqs = 2; });
-  for (const auto& [name, setup] : setups) {
-    CAPTURE(name);
-    check_outputs(*reference, continue_prompts(weights, prompts, setup));
+  for (const auto& named : setups) {
+    CAPTURE(named.first);
+    check_outputs(*reference, continue_prompts(weights, prompts, named.second));
   }
 }
 

@@ -171,7 +171,7 @@ void check_far(cpu_isa isa, layout_kind kind, dtype type, std::int32_t heads, st
   const std::int64_t half_bytes = num_blocks * layout.block_elements() * static_cast<std::int64_t>(size_of(type));
   REQUIRE(memory.num_bytes() >= static_cast<std::size_t>(2 * half_bytes));
   const kv_cache_view kv{memory.data(), memory.data() + half_bytes, num_blocks, layout};
-  const auto where = open(isa, executor_kind::openmp, 2);
+  const auto where = open(isa);
   const std::string what = std::string(to_string(isa)) + " " + std::string(to_string(kind));
   CAPTURE(what);
 

@@ -3,8 +3,12 @@
 
 /// One call that continues prompts in process and gives everything that came out.
 
+#include <algorithm>
 #include <bifolio/backend.hpp>
+#include <bifolio/kv_cache_manager.hpp>
 #include <memory>
+#include <numeric>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -70,6 +74,44 @@ inline generation_result continue_prompts(const generate::checkpoint& weights,
   result.ended_by.resize(num_sequences);
   collecting_observer observer(result);
   result.stats = generate_all(model, engine, config, prompts, observer);
+  return result;
+}
+
+/// Logits after every token of one sequence, in the fewest lines that use a paged cache: no scheduler.
+inline std::vector<std::vector<float>> paged_logits(const generate::checkpoint& weights,
+                                                    const std::vector<token_id>& ids, std::int32_t chunk) {
+  const auto lanes = generate::make_lanes(1);
+  const auto where = make_backend();
+  generate::llama model(weights, *lanes);
+  kv_cache_config config;
+  config.block_size = 16;
+  config.num_blocks = 64;
+  kv_cache_manager manager(config);
+  cache_engine engine(*where, generate::cache_config(weights.config, layout_kind::hnd, dtype::f32, config.block_size,
+                                                     config.num_blocks));
+  generate::paged_attention attention(engine, weights.config);
+  const auto num_ids = static_cast<std::int32_t>(ids.size());
+  const auto seq = manager.allocate(num_ids).seq;
+  const auto vocab = static_cast<std::size_t>(weights.config.vocab_size);
+  std::vector<std::vector<float>> result;
+  step_batch batch;
+  for (std::int32_t begin = 0; begin < num_ids; begin += chunk) {
+    const std::int32_t count = std::min(chunk, num_ids - begin);
+    step_plan plan;
+    plan.seqs = {{seq, count, begin + count}};
+    plan.num_tokens = count;
+    manager.build(batch, plan);
+    attention.begin_step(batch, {});
+    std::vector<std::int32_t> positions(static_cast<std::size_t>(count)), rows(positions.size());
+    std::iota(positions.begin(), positions.end(), begin);
+    std::iota(rows.begin(), rows.end(), 0);
+    const auto logits =
+        model.forward(std::span(ids).subspan(static_cast<std::size_t>(begin), rows.size()), positions, rows, attention);
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      const auto row = logits.subspan(i * vocab, vocab);
+      result.emplace_back(row.begin(), row.end());
+    }
+  }
   return result;
 }
 

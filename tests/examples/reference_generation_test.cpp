@@ -4,9 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <bifolio/kv_cache_manager.hpp>
 #include <cmath>
-#include <numeric>
 
 #include "checkpoint.hpp"
 #include "generation_fixture.hpp"
@@ -37,44 +35,6 @@ void check_outputs(const reference_model& reference, const generation_result& re
     CHECK(result.outputs[i] == to_ids(row.output_ids));
     CHECK(result.ended_by[i] == row.ended_by);
   }
-}
-
-/// What a cache of this setting gives, in the fewest lines that use it: no scheduler, one sequence.
-std::vector<std::vector<float>> paged_logits(const generate::checkpoint& weights, const std::vector<token_id>& ids,
-                                             std::int32_t chunk) {
-  const auto lanes = generate::make_lanes(1);
-  const auto where = bifolio::make_backend();
-  generate::llama model(weights, *lanes);
-  bifolio::kv_cache_config config;
-  config.block_size = 16;
-  config.num_blocks = 32;
-  bifolio::kv_cache_manager manager(config);
-  bifolio::cache_engine engine(*where, generate::cache_config(weights.config, layout_kind::hnd, dtype::f32,
-                                                              config.block_size, config.num_blocks));
-  generate::paged_attention attention(engine, weights.config);
-  const auto num_ids = static_cast<std::int32_t>(ids.size());
-  const auto seq = manager.allocate(num_ids).seq;
-  const auto vocab = static_cast<std::size_t>(weights.config.vocab_size);
-  std::vector<std::vector<float>> result;
-  bifolio::step_batch batch;
-  for (std::int32_t begin = 0; begin < num_ids; begin += chunk) {
-    const std::int32_t count = std::min(chunk, num_ids - begin);
-    bifolio::step_plan plan;
-    plan.seqs = {{seq, count, begin + count}};
-    plan.num_tokens = count;
-    manager.build(batch, plan);
-    attention.begin_step(batch, {});
-    std::vector<std::int32_t> positions(static_cast<std::size_t>(count)), rows(positions.size());
-    std::iota(positions.begin(), positions.end(), begin);
-    std::iota(rows.begin(), rows.end(), 0);
-    const auto logits =
-        model.forward(std::span(ids).subspan(static_cast<std::size_t>(begin), rows.size()), positions, rows, attention);
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-      const auto row = logits.subspan(i * vocab, vocab);
-      result.emplace_back(row.begin(), row.end());
-    }
-  }
-  return result;
 }
 
 void check_logits(const char* name) {

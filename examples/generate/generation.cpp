@@ -100,7 +100,8 @@ class generator {
       throw input_error(fmt::format(
           "prompt {} and its continuation can take {} positions, {} blocks of {}, and the pool of {} blocks cannot "
           "hold "
-          "that: allow more blocks (--num-blocks) or fewer positions (--max-positions)",
+          "that: allow more blocks (--num-blocks, or --cache-mib when that is not given) or fewer positions "
+          "(--max-positions)",
           prompt + 1, config_.max_positions, bifolio::blocks_for(config_.max_positions, manager_.config().block_size),
           manager_.config().block_size, manager_.config().num_blocks));
     }

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// One model in its many files: shards, other dtypes, a classifier of its own. All give the same logits.
+#include <doctest/doctest.h>
+
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+
+#include "generation_fixture.hpp"
+#include "input_error.hpp"
+#include "model_fixtures.hpp"
+#include "reference_files.hpp"
+
+namespace {
+
+using namespace bifolio::test;
+using bifolio::token_id;
+using nlohmann::json;
+namespace fs = std::filesystem;
+
+std::string read_file(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+struct tensors {
+  json header;
+  std::string data;
+};
+
+tensors read_tensors(const fs::path& path) {
+  const std::string bytes = read_file(path);
+  std::uint64_t size = 0;
+  std::memcpy(&size, bytes.data(), sizeof(size));
+  return {json::parse(bytes.substr(sizeof(size), size)), bytes.substr(sizeof(size) + size)};
+}
+
+void write_tensors(const fs::path& path, const tensors& what) {
+  const std::string text = what.header.dump();
+  const std::uint64_t size = text.size();
+  std::string prefix(sizeof(size), '\0');
+  std::memcpy(prefix.data(), &size, sizeof(size));
+  std::ofstream(path, std::ios::binary) << prefix << text << what.data;
+}
+
+/// The tensors that `keep` names, in another dtype. Every weight of the fixture is exact in all three.
+template <class Storage, class Keep>
+tensors converted(const tensors& from, const char* type_name, Keep keep) {
+  tensors to{json::object(), {}};
+  for (const auto& [name, entry] : from.header.items()) {
+    if (name == "__metadata__" || !keep(name)) continue;
+    const std::vector<std::size_t> range = entry.at("data_offsets");
+    const std::size_t begin = to.data.size();
+    for (std::size_t at = range[0]; at < range[1]; at += 2) {
+      bifolio::bfloat16 narrow;
+      std::memcpy(&narrow.bits, from.data.data() + at, 2);
+      const Storage value = bifolio::from_float<Storage>(bifolio::to_float(narrow));
+      to.data.append(reinterpret_cast<const char*>(&value), sizeof(value));
+    }
+    to.header[name] = {{"dtype", type_name}, {"shape", entry.at("shape")}, {"data_offsets", {begin, to.data.size()}}};
+  }
+  return to;
+}
+
+std::vector<std::vector<float>> logits_of(const generate::checkpoint& model) {
+  std::vector<token_id> ids;
+  for (std::int32_t i = 0; i < 30; ++i) ids.push_back(token_id{i * 37 % 256});
+  return paged_logits(model, ids, 8);
+}
+
+constexpr auto everything = [](const std::string&) { return true; };
+
+}  // namespace
+
+TEST_CASE("a checkpoint in bf16, f16 or f32, as a directory or named by its file, is the same model") {
+  const fs::path directory = tiny_hugging_face("dtypes", 9);
+  const auto expected = logits_of(generate::load_hugging_face(directory));
+  CHECK(logits_of(generate::load_hugging_face(directory / "model.safetensors")) == expected);
+  const tensors original = read_tensors(directory / "model.safetensors");
+  write_tensors(directory / "model.safetensors", converted<bifolio::float16>(original, "F16", everything));
+  CHECK(logits_of(generate::load_hugging_face(directory)) == expected);
+  write_tensors(directory / "model.safetensors", converted<float>(original, "F32", everything));
+  CHECK(logits_of(generate::load_hugging_face(directory)) == expected);
+}
+
+TEST_CASE("a checkpoint in two shards of different dtypes is the same model, and a lost shard is missed") {
+  const fs::path directory = tiny_hugging_face("shards", 9);
+  const auto expected = logits_of(generate::load_hugging_face(directory));
+  const tensors original = read_tensors(directory / "model.safetensors");
+  const auto is_first = [](const std::string& name) { return name.find("layers.1") == std::string::npos; };
+  write_tensors(directory / "a.safetensors", converted<bifolio::bfloat16>(original, "BF16", is_first));
+  write_tensors(directory / "b.safetensors",
+                converted<float>(original, "F32", [&](const std::string& name) { return !is_first(name); }));
+  fs::remove(directory / "model.safetensors");
+  json index = {{"weight_map", json::object()}};
+  for (const auto& [name, entry] : original.header.items()) {
+    if (name != "__metadata__") index["weight_map"][name] = is_first(name) ? "a.safetensors" : "b.safetensors";
+  }
+  std::ofstream(directory / "model.safetensors.index.json") << index.dump();
+  CHECK(logits_of(generate::load_hugging_face(directory)) == expected);
+  fs::remove(directory / "b.safetensors");
+  CHECK_THROWS_WITH_AS(static_cast<void>(generate::load_hugging_face(directory)), doctest::Contains("b.safetensors"),
+                       generate::input_error);
+  std::ofstream(directory / "model.safetensors.index.json") << R"({"weight_map": {"x": "../a.safetensors"}})";
+  CHECK_THROWS_AS(static_cast<void>(generate::load_hugging_face(directory)), generate::input_error);
+}
+
+TEST_CASE("a classifier of its own that repeats the embedding gives the tied model's logits, and another does not") {
+  const std::string tied = tiny_llama2c(4);
+  std::string untied = tied;
+  constexpr std::size_t header = 28, table = 300 * 16 * sizeof(float);
+  const std::int32_t vocab = -300;
+  std::memcpy(untied.data() + 5 * sizeof(vocab), &vocab, sizeof(vocab));
+  untied += tied.substr(header, table);
+  const auto load = [](const std::string& bytes) {
+    const fs::path path = scratch_directory() / "classifier.bin";
+    std::ofstream(path, std::ios::binary) << bytes;
+    return logits_of(generate::load_llama2c(path));
+  };
+  CHECK(load(untied) == load(tied));
+  untied.replace(untied.size() - table, 4, std::string("\0\0\x80\x3f", 4));  // 1.0f
+  CHECK(load(untied) != load(tied));
+}

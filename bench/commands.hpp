@@ -15,6 +15,7 @@ using command = std::function<void(report&)>;
 
 void add_attention_command(CLI::App& program, command& run);
 void add_cache_ops_command(CLI::App& program, command& run);
+void add_manager_command(CLI::App& program, command& run);
 void add_probe_command(CLI::App& program, command& run);
 
 }  // namespace bifolio::bench

@@ -19,6 +19,7 @@ int main(int argc, char** argv) {
   command run;
   add_attention_command(program, run);
   add_cache_ops_command(program, run);
+  add_manager_command(program, run);
   add_probe_command(program, run);
   try {
     program.parse(argc, argv);

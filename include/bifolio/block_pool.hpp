@@ -4,11 +4,16 @@
 /// A fixed set of blocks, each with a reference count, and a queue of the free ones in eviction order. It hands out
 /// ids and never touches what the blocks hold; it knows nothing of sequences.
 ///
-/// One 16-byte record a block: the two links of an intrusive doubly-linked list and the reference count. The list runs
-/// through the records of the free blocks; one record past the last is its head and tail. The front is handed out next,
-/// so a block whose contents are of no more use is released to the front and one whose contents may be wanted again to
-/// the back. Every operation is O(1) a block; nothing is allocated after construction.
+/// Two arrays, made once. One 8-byte record a block: its reference count and, while it is free, its place in the queue.
+/// And the queue: a doubly-linked list of nodes of one cache line, each with up to 13 ids in order; only the first and
+/// the last node are partly filled. The front is handed out next, so a block whose contents are of no more use is
+/// released to the front and one whose contents may be wanted again to the back. Every operation is O(1) a block.
+///
+/// Why nodes, and not links in the records: after some traffic the queue runs through memory in random order, and each
+/// allocation waits for the record that only the one before it names: 146 ns a block with links, 7 ns with nodes
+/// (1,000,000 blocks freed in random order, Zen 4).
 
+#include <array>
 #include <bifolio/buffer.hpp>
 #include <bifolio/error.hpp>
 #include <bifolio/export.hpp>
@@ -48,16 +53,10 @@ class BIFOLIO_API block_pool {
 
   /// One block, or `invalid_block` when none is free.
   [[nodiscard]] block_id allocate_one() noexcept {
-    const std::uint32_t index = records_[sentinel()].next;
-    if (index == sentinel()) return invalid_block;
-    record& taken = records_[index];
-    records_[sentinel()].next = taken.next;
-    records_[taken.next].prev = sentinel();
-    prefetch(taken.next);
-    taken.prev = not_linked;
-    taken.num_refs = 1;
-    --num_free_;
-    return block_id{static_cast<std::int32_t>(index)};
+    if (num_free_ == 0) return invalid_block;
+    const block_id id = pop_front();
+    record_of(id).num_refs = 1;
+    return id;
   }
 
   /// One more reference to each of `ids`, which are all in use. Throws `error`: invalid_argument (an id outside the
@@ -79,7 +78,16 @@ class BIFOLIO_API block_pool {
     if (!is_used(id)) [[unlikely]]
       throw_not_used(id, "release");
     record& one = record_of(id);
-    if (--one.num_refs == 0) link(static_cast<std::uint32_t>(to_index(id)), order);
+    if (--one.num_refs == 0) push(id, order);
+  }
+
+  /// A hint that `ids` are about to be retained or released. Any ids.
+  void prefetch(std::span<const block_id> ids) const noexcept {
+    for (const block_id id : ids) {
+      if (static_cast<std::uint32_t>(id) < static_cast<std::uint32_t>(num_blocks_)) {
+        __builtin_prefetch(&record_of(id), 1);
+      }
+    }
   }
 
   /// References to a block; 0 for a free one. Throws `error` (invalid_argument) for an id outside the pool.
@@ -98,34 +106,68 @@ class BIFOLIO_API block_pool {
 
  private:
   struct record {
-    std::uint32_t prev;  ///< not_linked while in use
-    std::uint32_t next;
     std::uint32_t num_refs;
-    std::uint32_t reserved;
+    std::uint32_t place;  ///< while free: node · 16 + index in it; in use: not_queued
   };
-  static constexpr std::uint32_t not_linked = UINT32_MAX;
+  static constexpr std::uint32_t not_queued = UINT32_MAX;
+  static constexpr std::uint32_t no_node = UINT32_MAX;
 
-  [[nodiscard]] std::uint32_t sentinel() const noexcept { return static_cast<std::uint32_t>(num_blocks_); }
+  struct alignas(64) node {
+    static constexpr std::uint32_t capacity = 13;
+    std::uint32_t prev;
+    std::uint32_t next;  ///< in the queue, or in the list of unused nodes
+    std::uint16_t begin;
+    std::uint16_t end;  ///< ids [begin, end) are queued
+    std::array<block_id, capacity> ids;
+  };
+
   [[nodiscard]] record& record_of(block_id id) const noexcept { return records_[static_cast<std::uint32_t>(id)]; }
   [[nodiscard]] bool is_used(block_id id) const noexcept {
-    return static_cast<std::uint32_t>(id) < sentinel() && record_of(id).num_refs != 0;
+    return static_cast<std::uint32_t>(id) < static_cast<std::uint32_t>(num_blocks_) && record_of(id).num_refs != 0;
   }
-  void prefetch(std::uint32_t index) const noexcept { __builtin_prefetch(&records_[index], 1); }
-  void link(std::uint32_t index, reuse_order order) noexcept {
-    const std::uint32_t before = order == reuse_order::last ? records_[sentinel()].prev : sentinel();
-    const std::uint32_t after = order == reuse_order::last ? sentinel() : records_[sentinel()].next;
-    records_[index].prev = before;
-    records_[index].next = after;
-    records_[before].next = index;
-    records_[after].prev = index;
+  /// Requires a free block.
+  [[nodiscard]] block_id pop_front() noexcept {
+    node& first = nodes_[head_];
+    const block_id id = first.ids[first.begin++];
+    record_of(id).place = not_queued;
+    --num_free_;
+    if (first.begin == first.end) [[unlikely]]
+      drop_head();
+    return id;
+  }
+  void push(block_id id, reuse_order order) noexcept {
+    std::uint32_t at = 0;
+    std::uint32_t index = 0;
+    if (order == reuse_order::last) {
+      if (tail_ == no_node || nodes_[tail_].end == node::capacity) [[unlikely]]
+        add_tail();
+      at = tail_;
+      index = nodes_[at].end++;
+    } else {
+      if (head_ == no_node || nodes_[head_].begin == 0) [[unlikely]]
+        add_head();
+      at = head_;
+      index = --nodes_[at].begin;
+    }
+    nodes_[at].ids[index] = id;
+    record_of(id).place = at * 16 + index;
     ++num_free_;
   }
+  [[nodiscard]] std::uint32_t take_unused() noexcept;
+  void drop_head() noexcept;
+  void add_head() noexcept;
+  void add_tail() noexcept;
+  void prefetch_records(const node& of) const noexcept;
   [[noreturn]] void throw_not_used(block_id id, const char* what) const;
 
   std::int64_t num_blocks_ = 0;
   std::int64_t num_free_ = 0;
-  record* records_ = nullptr;  // [num_blocks_ + 1]
-  buffer storage_;
+  record* records_ = nullptr;  // [num_blocks_]
+  node* nodes_ = nullptr;      // [num_nodes]
+  std::uint32_t head_ = no_node;
+  std::uint32_t tail_ = no_node;
+  std::uint32_t unused_ = no_node;
+  buffer storage_;  // nodes, then records
 };
 
 }  // namespace bifolio

@@ -9,7 +9,7 @@
 
 namespace bifolio {
 
-/// One cache line, so that an append in place touches nothing else.
+/// Two cache lines; an append in place touches the first alone, and a sequence of up to 23 blocks has nothing else.
 struct alignas(64) sequence {
   std::uint32_t generation;    ///< odd while the sequence is open, even while the record is free
   std::int32_t num_tokens;     ///< tokens with slots; while the record is free: the next free record
@@ -17,6 +17,6 @@ struct alignas(64) sequence {
   bool tail_may_be_shared;     ///< false: the block of position num_tokens has no other user, no need to look
   block_table table;           ///< covers num_tokens and reserved lookahead slots
 };
-static_assert(sizeof(sequence) == 64);
+static_assert(sizeof(sequence) == 128);
 
 }  // namespace bifolio

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <bifolio/block_pool.hpp>
 
 #include "common/hash.hpp"
@@ -14,38 +15,90 @@ std::int64_t require_num_blocks(std::int64_t num_blocks) {
   return num_blocks;
 }
 
+// Records that are asked for ahead of their use; about what the core's miss buffers hold.
+constexpr std::size_t prefetch_distance = 32;
+
+// The whole nodes of a full queue, and a partly filled one at either end.
+constexpr std::int64_t nodes_for(std::int64_t num_blocks, std::int64_t capacity) { return num_blocks / capacity + 2; }
+
 }  // namespace
 
 block_pool::block_pool(std::int64_t num_blocks, memory_resource& memory)
     : num_blocks_(require_num_blocks(num_blocks)),
-      num_free_(num_blocks),
-      storage_(memory, (static_cast<std::size_t>(num_blocks) + 1) * sizeof(record)) {
-  static_assert(sizeof(record) == 16);
-  records_ = storage_.as<record>();
-  const std::uint32_t end = sentinel();
-  for (std::uint32_t i = 0; i <= end; ++i) records_[i] = {i == 0 ? end : i - 1, i == end ? 0 : i + 1, 0, 0};
+      storage_(memory, static_cast<std::size_t>(nodes_for(num_blocks, node::capacity)) * sizeof(node) +
+                           static_cast<std::size_t>(num_blocks) * sizeof(record)) {
+  static_assert(sizeof(record) == 8);
+  static_assert(sizeof(node) == 64);
+  static_assert(max_num_blocks / node::capacity + 2 < (std::int64_t{1} << 28),
+                "a place is 28 bits of node and 4 of index");
+  const auto num_nodes = static_cast<std::uint32_t>(nodes_for(num_blocks, node::capacity));
+  nodes_ = storage_.as<node>();
+  records_ = reinterpret_cast<record*>(nodes_ + num_nodes);
+  for (std::uint32_t i = 0; i < num_nodes; ++i) {
+    nodes_[i] = {no_node, i + 1 < num_nodes ? i + 1 : no_node, 0, 0, {}};
+  }
+  unused_ = 0;
+  for (std::int64_t i = 0; i < num_blocks; ++i) {
+    records_[i] = {0, not_queued};
+    push(block_id{static_cast<std::int32_t>(i)}, reuse_order::last);
+  }
+}
+
+void block_pool::prefetch_records(const node& of) const noexcept {
+  prefetch(std::span(of.ids).subspan(of.begin, of.end - of.begin));
+}
+
+void block_pool::drop_head() noexcept {
+  const std::uint32_t dropped = head_;
+  head_ = nodes_[dropped].next;
+  nodes_[dropped].next = unused_;
+  unused_ = dropped;
+  if (head_ == no_node) {
+    tail_ = no_node;
+    return;
+  }
+  nodes_[head_].prev = no_node;
+  prefetch_records(nodes_[head_]);
+  if (nodes_[head_].next != no_node) __builtin_prefetch(&nodes_[nodes_[head_].next], 1);
+}
+
+std::uint32_t block_pool::take_unused() noexcept {
+  const std::uint32_t taken = unused_;
+  unused_ = nodes_[taken].next;
+  if (unused_ != no_node) __builtin_prefetch(&nodes_[unused_], 1);  // needed 13 blocks from now
+  return taken;
+}
+
+void block_pool::add_head() noexcept {
+  const std::uint32_t added = take_unused();
+  nodes_[added].begin = nodes_[added].end = node::capacity;
+  nodes_[added].prev = no_node;
+  nodes_[added].next = head_;
+  (head_ != no_node ? nodes_[head_].prev : tail_) = added;
+  head_ = added;
+}
+
+void block_pool::add_tail() noexcept {
+  const std::uint32_t added = take_unused();
+  nodes_[added].begin = nodes_[added].end = 0;
+  nodes_[added].prev = tail_;
+  nodes_[added].next = no_node;
+  (tail_ != no_node ? nodes_[tail_].next : head_) = added;
+  tail_ = added;
 }
 
 alloc_status block_pool::allocate(std::span<block_id> out) noexcept {
   const auto wanted = static_cast<std::int64_t>(out.size());
   if (wanted > num_free_) return wanted > num_blocks_ ? alloc_status::never : alloc_status::later;
-  if (wanted == 0) return alloc_status::ok;
-  std::uint32_t index = records_[sentinel()].next;
   for (block_id& id : out) {
-    record& taken = records_[index];
-    id = block_id{static_cast<std::int32_t>(index)};
-    index = taken.next;
-    prefetch(index);
-    taken.prev = not_linked;
-    taken.num_refs = 1;
+    id = pop_front();
+    record_of(id).num_refs = 1;
   }
-  records_[sentinel()].next = index;
-  records_[index].prev = sentinel();
-  num_free_ -= wanted;
   return alloc_status::ok;
 }
 
 void block_pool::retain(std::span<const block_id> ids) {
+  prefetch(ids.first(std::min(ids.size(), prefetch_distance)));
   for (std::size_t i = 0; i < ids.size(); ++i) {
     if (is_used(ids[i])) [[likely]] {
       ++record_of(ids[i]).num_refs;
@@ -57,7 +110,9 @@ void block_pool::retain(std::span<const block_id> ids) {
 }
 
 void block_pool::release(std::span<const block_id> ids, reuse_order order) {
+  prefetch(ids.first(std::min(ids.size(), prefetch_distance)));
   for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (i + prefetch_distance < ids.size()) prefetch(ids.subspan(i + prefetch_distance, 1));
     if (is_used(ids[i])) [[likely]] {
       --record_of(ids[i]).num_refs;
       continue;
@@ -67,61 +122,76 @@ void block_pool::release(std::span<const block_id> ids, reuse_order order) {
   }
   for (std::size_t i = ids.size(); i-- > 0;) {
     const record& one = record_of(ids[i]);
-    // An id that stands in `ids` more than once is linked by its last appearance.
-    if (one.num_refs == 0 && one.prev == not_linked) link(static_cast<std::uint32_t>(to_index(ids[i])), order);
+    // An id that stands in `ids` more than once is queued by its last appearance.
+    if (one.num_refs == 0 && one.place == not_queued) push(ids[i], order);
   }
 }
 
 std::uint32_t block_pool::num_refs(block_id id) const {
-  if (static_cast<std::uint32_t>(id) >= sentinel()) throw_not_used(id, "num_refs");
+  if (to_index(id) < 0 || to_index(id) >= num_blocks_) throw_not_used(id, "num_refs");
   return record_of(id).num_refs;
 }
 
 std::int64_t block_pool::peek_free(std::span<block_id> out) const noexcept {
-  std::int64_t count = 0;
-  for (std::uint32_t i = records_[sentinel()].next; i != sentinel() && count < static_cast<std::int64_t>(out.size());
-       i = records_[i].next) {
-    out[static_cast<std::size_t>(count++)] = block_id{static_cast<std::int32_t>(i)};
+  std::size_t count = 0;
+  for (std::uint32_t at = head_; at != no_node; at = nodes_[at].next) {
+    for (std::uint32_t i = nodes_[at].begin; i < nodes_[at].end; ++i) {
+      if (count == out.size()) return static_cast<std::int64_t>(count);
+      out[count++] = nodes_[at].ids[i];
+    }
   }
-  return count;
+  return static_cast<std::int64_t>(count);
 }
 
 std::string block_pool::check() const {
-  std::int64_t linked = 0;
-  std::uint32_t before = sentinel();
-  for (std::uint32_t i = records_[sentinel()].next; i != sentinel(); i = records_[i].next) {
-    if (i > sentinel()) return "the free queue leaves the pool after block " + std::to_string(before);
-    if (records_[i].prev != before) return "block " + std::to_string(i) + " does not point back in the free queue";
-    if (records_[i].num_refs != 0) return "block " + std::to_string(i) + " is in the free queue and referenced";
-    if (++linked > num_blocks_) return "the free queue has a loop";
-    before = i;
+  std::int64_t queued = 0;
+  std::uint32_t before = no_node;
+  for (std::uint32_t at = head_; at != no_node; before = at, at = nodes_[at].next) {
+    const node& one = nodes_[at];
+    if (one.prev != before) return "a node of the free queue does not point back";
+    if (one.begin >= one.end || one.end > node::capacity) return "a node of the free queue is empty or overfull";
+    if ((at != head_ && one.begin != 0) || (at != tail_ && one.end != node::capacity)) {
+      return "an inner node of the free queue is not full";
+    }
+    for (std::uint32_t i = one.begin; i < one.end; ++i) {
+      const std::int32_t id = to_index(one.ids[i]);
+      if (id < 0 || id >= num_blocks_) return "the free queue holds " + std::to_string(id) + ", which is no block";
+      if (records_[id].num_refs != 0) return "block " + std::to_string(id) + " is in the free queue and referenced";
+      if (records_[id].place != at * 16 + i) return "block " + std::to_string(id) + " does not know its place";
+      ++queued;
+    }
+    if (queued > num_blocks_) return "the free queue has a loop";
   }
-  if (records_[sentinel()].prev != before) return "the free queue's end is not its last block";
-  if (linked != num_free_) {
-    return "the free queue has " + std::to_string(linked) + " blocks, the counter says " + std::to_string(num_free_);
+  if (tail_ != before) return "the free queue's end is not its last node";
+  if (queued != num_free_) {
+    return "the free queue has " + std::to_string(queued) + " blocks, the counter says " + std::to_string(num_free_);
   }
   std::int64_t used = 0;
-  for (std::uint32_t i = 0; i < sentinel(); ++i) {
-    const record& one = records_[i];
-    if (one.num_refs != 0 && one.prev != not_linked) return "block " + std::to_string(i) + " is used and linked";
-    used += one.num_refs != 0;
+  for (std::int64_t i = 0; i < num_blocks_; ++i) {
+    if (records_[i].num_refs == 0) continue;
+    if (records_[i].place != not_queued) return "block " + std::to_string(i) + " is used and has a place in the queue";
+    ++used;
   }
-  if (used + linked != num_blocks_) {
-    return std::to_string(num_blocks_ - used - linked) + " blocks are neither free nor referenced";
+  if (used + queued != num_blocks_) {
+    return std::to_string(num_blocks_ - used - queued) + " blocks are neither free nor referenced";
   }
   return {};
 }
 
 std::uint64_t block_pool::digest() const noexcept {
   detail::digest_builder hash;
-  for (std::uint32_t i = 0; i < sentinel(); ++i) hash.add(records_[i].num_refs);
-  for (std::uint32_t i = records_[sentinel()].next; i != sentinel(); i = records_[i].next) hash.add(i);
+  for (std::int64_t i = 0; i < num_blocks_; ++i) hash.add(records_[i].num_refs);
+  for (std::uint32_t at = head_; at != no_node; at = nodes_[at].next) {
+    for (std::uint32_t i = nodes_[at].begin; i < nodes_[at].end; ++i) {
+      hash.add(static_cast<std::uint64_t>(to_index(nodes_[at].ids[i])));
+    }
+  }
   return hash.value();
 }
 
 void block_pool::throw_not_used(block_id id, const char* what) const {
   const std::string name = "block " + std::to_string(to_index(id));
-  if (static_cast<std::uint32_t>(id) >= sentinel()) {
+  if (to_index(id) < 0 || to_index(id) >= num_blocks_) {
     throw error(errc::invalid_argument,
                 name + " given to " + what + " is outside the pool of blocks 0 to " + std::to_string(num_blocks_ - 1));
   }

@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+// bifolio_bench manager: what the cache logic costs on one core, in CPU time of the thread. Each row says in which
+// order ids were visited:
+//   "random": every sequence or block of the pool in a random permutation, so that nearly every access misses the
+//   caches "batch": the same 256 sequences (chosen at random) again and again, as the steps of one decode batch do "in
+//   order": ids as they were handed out
+#include <algorithm>
+#include <bifolio/error.hpp>
+#include <bifolio/kv_cache_manager.hpp>
+#include <bifolio/scheduler.hpp>
+#include <chrono>
+#include <cstdint>
+#include <ctime>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "commands.hpp"
+
+namespace bifolio::bench {
+namespace {
+
+struct manager_options {
+  std::int64_t blocks = 1'000'000;
+  std::int64_t sequences = 100'000;
+  std::int32_t block_size = 16;
+  std::int32_t rounds = 21;
+  std::uint64_t seed = 1;
+};
+
+void require_range(const char* option, std::int64_t value, std::int64_t low, std::int64_t high) {
+  if (value >= low && value <= high) return;
+  throw error(errc::invalid_argument, std::string(option) + " is " + std::to_string(value) + "; it must be " +
+                                          std::to_string(low) + " to " + std::to_string(high));
+}
+
+void require_ok(alloc_status status, const char* what) {
+  if (status != alloc_status::ok) {
+    throw error(errc::internal, std::string(what) + " answered " + std::string(to_string(status)));
+  }
+}
+
+class manager_bench {
+ public:
+  manager_bench(const manager_options& options, report& out) : options_(options), out_(out), random_(options.seed) {}
+
+  void run() {
+    pool_rows();
+    sequence_rows();
+    fork_rows();
+    step_rows();
+  }
+
+ private:
+  /// CPU time of this thread: everything measured here runs on one core and never waits.
+  struct clock {
+    using duration = std::chrono::nanoseconds;
+    using rep = duration::rep;
+    using period = duration::period;
+    using time_point = std::chrono::time_point<clock>;
+    static time_point now() {
+      timespec at{};
+      ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &at);
+      return time_point(std::chrono::seconds(at.tv_sec) + std::chrono::nanoseconds(at.tv_nsec));
+    }
+  };
+
+  /// Runs `body`, which does `count` operations, and keeps nanoseconds an operation.
+  template <class Body>
+  void time(std::vector<double>& samples, std::int64_t count, const Body& body) {
+    const auto start = clock::now();
+    body();
+    const double seconds = std::chrono::duration<double>(clock::now() - start).count();
+    samples.push_back(seconds * 1e9 / static_cast<double>(count));
+  }
+
+  void add(const std::string& operation, const std::string& order, const std::string& per,
+           const std::vector<double>& samples) {
+    const summary ns = summarize(samples);
+    out_.add({{"operation", operation},
+              {"order", order},
+              {"per", per},
+              {"ns", ns.median},
+              {"p10_ns", ns.p10},
+              {"p90_ns", ns.p90}});
+  }
+
+  template <class T>
+  std::vector<T> shuffled(std::vector<T> values) {
+    std::shuffle(values.begin(), values.end(), random_);
+    return values;
+  }
+
+  /// The pool alone: all blocks are taken and given back, one a call and 16 a call.
+  void pool_rows() {
+    block_pool pool(options_.blocks);
+    std::vector<block_id> ids(static_cast<std::size_t>(options_.blocks));
+    for (const bool random : {true, false}) {
+      const std::string order = random ? "random" : "in order";
+      for (const std::size_t batch : {std::size_t{1}, std::size_t{16}}) {
+        std::vector<double> allocating, freeing;
+        for (std::int32_t round = 0; round < options_.rounds; ++round) {
+          time(allocating, options_.blocks, [&] {
+            if (batch == 1) {
+              for (block_id& id : ids) id = pool.allocate_one();
+              return;
+            }
+            for (std::size_t i = 0; i < ids.size(); i += batch) {
+              (void)pool.allocate(std::span(ids).subspan(i, std::min(batch, ids.size() - i)));
+            }
+          });
+          std::sort(ids.begin(), ids.end());
+          if (random) std::shuffle(ids.begin(), ids.end(), random_);
+          time(freeing, options_.blocks, [&] {
+            if (batch == 1) {
+              for (const block_id id : ids) pool.release(id);
+              return;
+            }
+            for (std::size_t i = 0; i < ids.size(); i += batch) {
+              pool.release(std::span<const block_id>(ids).subspan(i, std::min(batch, ids.size() - i)));
+            }
+          });
+        }
+        allocating.erase(allocating.begin());  // of a queue that was never shuffled
+        const std::string per = batch == 1 ? "block" : "block, 16 a call";
+        add("allocate", order, per, allocating);
+        add("free", order, per, freeing);
+      }
+    }
+  }
+
+  kv_cache_config config(std::int64_t max_sequences) const {
+    return {.block_size = options_.block_size,
+            .num_blocks = options_.blocks,
+            .max_sequences = static_cast<std::int32_t>(max_sequences)};
+  }
+
+  /// A full house: all sequences open, nine tenths of the blocks in use, and both in random order.
+  void sequence_rows() {
+    kv_cache_manager manager(config(options_.sequences));
+    const std::int64_t blocks_each = std::max<std::int64_t>(1, options_.blocks * 9 / 10 / options_.sequences);
+    const std::int64_t tokens_each = blocks_each * options_.block_size;
+    std::vector<seq_id> all;
+    const auto fill = [&] {
+      while (static_cast<std::int64_t>(all.size()) < options_.sequences) {
+        const allocate_result got = manager.allocate(tokens_each);
+        require_ok(got.status, "allocate");
+        all.push_back(got.seq);
+      }
+    };
+    std::vector<double> opening, closing;
+    fill();
+    for (int round = 0; round < 5; ++round) {  // lets go of a random half, so that blocks and records mix
+      all = shuffled(std::move(all));
+      const std::size_t half = all.size() / 2;
+      time(closing, static_cast<std::int64_t>(all.size() - half) * blocks_each, [&] {
+        for (std::size_t i = half; i < all.size(); ++i) manager.free(all[i]);
+      });
+      const std::size_t kept = half;
+      all.resize(kept);
+      time(opening, (options_.sequences - static_cast<std::int64_t>(kept)) * blocks_each, fill);
+    }
+    const std::string per = "block, " + std::to_string(blocks_each) + " a sequence";
+    add("open a sequence", "random", per, opening);
+    add("free a sequence", "random", per, closing);
+
+    const std::vector<seq_id> everyone = shuffled(all);
+    const std::vector<seq_id> batch(everyone.begin(),
+                                    everyone.begin() + std::min<std::ptrdiff_t>(256, std::ssize(everyone)));
+    append_rows(manager, everyone, "random");
+    append_rows(manager, batch, "batch");
+  }
+
+  /// Every sequence begins and ends at a block border.
+  void append_rows(kv_cache_manager& manager, const std::vector<seq_id>& sequences, const std::string& order) {
+    const auto count = static_cast<std::int64_t>(sequences.size());
+    const std::int32_t passes = std::max<std::int32_t>(1, static_cast<std::int32_t>(100'000 / count));
+    std::vector<double> fresh, in_place, rolling_back;
+    for (std::int32_t round = 0; round < options_.rounds; ++round) {
+      std::vector<double> fresh_passes, in_place_passes, rolling_back_passes;
+      for (std::int32_t pass = 0; pass < passes; ++pass) {
+        time(fresh_passes, count, [&] {
+          for (const seq_id seq : sequences) require_ok(manager.append(seq, 1).status, "append");
+        });
+        time(in_place_passes, count * (options_.block_size - 1), [&] {
+          for (std::int32_t k = 1; k < options_.block_size; ++k) {
+            for (const seq_id seq : sequences) require_ok(manager.append(seq, 1).status, "append");
+          }
+        });
+        time(rolling_back_passes, count, [&] {
+          for (const seq_id seq : sequences) manager.truncate(seq, manager.num_tokens(seq) - options_.block_size);
+        });
+      }
+      fresh.push_back(mean(fresh_passes));
+      in_place.push_back(mean(in_place_passes));
+      rolling_back.push_back(mean(rolling_back_passes));
+    }
+    if (options_.block_size > 1) add("append in place", order, "call", in_place);
+    add("append with a new block", order, "call", fresh);
+    add("truncate by a block", order, "call", rolling_back);
+  }
+
+  static double mean(const std::vector<double>& values) {
+    return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+  }
+
+  /// Parents of 1000 blocks fill half of the pool; a child is forked off each in turn, then all children go.
+  void fork_rows() {
+    constexpr std::int64_t blocks = 1000;
+    const std::int64_t num_parents = std::min<std::int64_t>(500, options_.blocks / blocks / 2);
+    if (num_parents == 0) return;  // the pool is too small for one
+    kv_cache_manager manager(config(2 * num_parents));
+    std::vector<seq_id> parents;
+    for (std::int64_t i = 0; i < num_parents; ++i) {
+      parents.push_back(manager.allocate(blocks * options_.block_size).seq);
+    }
+    parents = shuffled(std::move(parents));
+    std::vector<seq_id> children(parents.size());
+    std::vector<double> forking, ending, forking_warm;
+    for (std::int32_t round = 0; round < options_.rounds; ++round) {
+      time(forking, num_parents, [&] {
+        for (std::size_t i = 0; i < parents.size(); ++i) children[i] = manager.fork(parents[i]).seq;
+      });
+      time(ending, num_parents, [&] {
+        for (const seq_id child : children) manager.free(child);
+      });
+      time(forking_warm, num_parents, [&] {
+        for (seq_id& child : children) child = manager.fork(parents[0]).seq;
+      });
+      for (const seq_id child : children) manager.free(child);
+    }
+    add("fork of 1000 blocks", "random", "call", forking);
+    add("fork of 1000 blocks", "the same parent", "call", forking_warm);
+    add("free of that fork", "random", "call", ending);
+  }
+
+  /// schedule + build + commit of 256 sequences that decode with 1000 ± 500 tokens of context each.
+  void step_rows() {
+    constexpr std::int32_t batch = 256;
+    const std::int64_t tokens = 1000;
+    if (options_.blocks < batch * 2 * (tokens / options_.block_size + 20)) return;
+    kv_cache_manager manager(config(batch));
+    scheduler plans(manager, {.max_tokens_per_step = 8192, .max_running = batch});
+    std::vector<double> scheduling, building, committing, whole;
+    step_inputs inputs;
+    std::vector<sampled_token> sampled;
+    const auto steps = static_cast<std::int32_t>(options_.rounds) * 16;
+    for (std::int32_t i = 0; i < batch; ++i) {
+      const auto length = static_cast<std::size_t>(tokens / 2 + i * tokens / batch);
+      require_ok(plans.submit({std::vector<token_id>(length, token_id{1}), steps + 200, 1}).status, "submit");
+    }
+    for (std::int32_t timed = 0; timed < steps;) {
+      const auto start = clock::now();
+      const step_plan& plan = plans.schedule();
+      const auto scheduled = clock::now();
+      plans.build(inputs);
+      const auto built = clock::now();
+      sampled.assign(inputs.sample_rows.size(), {token_id{2}});
+      const auto sampled_at = clock::now();
+      const bool decodes = plan.num_tokens == batch && sampled.size() == batch;
+      (void)plans.commit(plan, sampled);
+      const auto end = clock::now();
+      if (!decodes) continue;
+      ++timed;
+      const auto ns = [](auto from, auto to) { return std::chrono::duration<double, std::nano>(to - from).count(); };
+      scheduling.push_back(ns(start, scheduled));
+      building.push_back(ns(scheduled, built));
+      committing.push_back(ns(sampled_at, end));
+      whole.push_back(scheduling.back() + building.back() + committing.back());
+    }
+    add("decode step, batch 256: schedule", "batch", "step", scheduling);
+    add("decode step, batch 256: build", "batch", "step", building);
+    add("decode step, batch 256: commit", "batch", "step", committing);
+    add("decode step, batch 256: all", "batch", "step", whole);
+  }
+
+  manager_options options_;
+  report& out_;
+  std::mt19937_64 random_;
+};
+
+void run_manager(const manager_options& options, report& out) {
+  require_range("--blocks", options.blocks, 1, max_num_blocks);
+  require_range("--sequences", options.sequences, 1, std::min<std::int64_t>(std::int64_t{1} << 24, options.blocks));
+  require_range("--block-size", options.block_size, 1, 1 << 20);
+  require_range("--rounds", options.rounds, 2, 1'000'000);
+  out.fact("pool", std::to_string(options.blocks) + " blocks of " + std::to_string(options.block_size) + " tokens, " +
+                       std::to_string(options.sequences) + " sequences, one core");
+  manager_bench(options, out).run();
+}
+
+}  // namespace
+
+void add_manager_command(CLI::App& program, command& run) {
+  auto o = std::make_shared<manager_options>();
+  CLI::App* sub = program.add_subcommand("manager", "Block pool, tables, manager and scheduler: ns an operation");
+  sub->add_option("--blocks", o->blocks, "Blocks of the pool")->capture_default_str();
+  sub->add_option("--sequences", o->sequences, "Sequences open at once")->capture_default_str();
+  sub->add_option("--block-size", o->block_size, "Tokens in a block")->capture_default_str();
+  sub->add_option("--rounds", o->rounds, "Samples of each row")->capture_default_str();
+  sub->add_option("--seed", o->seed, "Of the orders")->capture_default_str();
+  sub->callback([o, &run] { run = [o](report& out) { run_manager(*o, out); }; });
+}
+
+}  // namespace bifolio::bench

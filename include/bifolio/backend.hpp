@@ -102,11 +102,11 @@ enum class cpu_isa : std::uint8_t { baseline, avx2, avx512, neon };
 [[nodiscard]] BIFOLIO_API cpu_isa default_isa();
 
 struct backend_options {
-  std::int32_t num_threads = 0;  ///< CPU lanes; 0 = what the executor's runtime takes
-  executor_kind executor_choice = executor_kind::openmp;
-  executor* own_executor = nullptr;        ///< borrowed; overrides the two above
-  std::optional<cpu_isa> isa;              ///< default: `default_isa()`
-  memory_resource* host_memory = nullptr;  ///< borrowed; default: `default_host_memory()`
+  std::int32_t num_threads = 0;                  ///< CPU lanes; 0 = what the executor's runtime takes
+  std::optional<executor_kind> executor_choice;  ///< default: `default_executor()`
+  executor* own_executor = nullptr;              ///< borrowed; overrides the two above
+  std::optional<cpu_isa> isa;                    ///< default: `default_isa()`
+  memory_resource* host_memory = nullptr;        ///< borrowed; default: `default_host_memory()`
 };
 
 /// Opens a device. Throws `error`: unsupported when the device is not compiled in or not there.

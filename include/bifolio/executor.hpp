@@ -36,6 +36,9 @@ enum class executor_kind : std::uint8_t { openmp, tbb, serial };
 /// Throws `error` (invalid_argument).
 [[nodiscard]] BIFOLIO_API executor_kind parse_executor(std::string_view text);
 
+/// The first of openmp, tbb, serial that this build has.
+[[nodiscard]] BIFOLIO_API executor_kind default_executor() noexcept;
+
 /// `num_threads` 0 takes what the runtime would (OMP_NUM_THREADS, the arena's default); `serial` is always one lane.
 /// Throws `error`: invalid_argument when negative or above 4096, unsupported when that runtime was left out of the
 /// build.

@@ -23,8 +23,9 @@ errc copy_bytes(void* dst, const void* src, std::size_t num_bytes) noexcept {
 
 cpu_backend::cpu_backend(const backend_options& options)
     : kernels_(&kernels_for(options.isa.has_value() ? *options.isa : default_isa())),
-      own_executor_(options.own_executor == nullptr ? make_executor(options.executor_choice, options.num_threads)
-                                                    : nullptr),
+      own_executor_(options.own_executor == nullptr
+                        ? make_executor(options.executor_choice.value_or(default_executor()), options.num_threads)
+                        : nullptr),
       lanes_(options.own_executor == nullptr ? own_executor_.get() : options.own_executor),
       memory_(options.host_memory == nullptr ? &default_host_memory() : options.host_memory) {
   if (lanes_->width() < 1) {

@@ -28,6 +28,16 @@ executor_kind parse_executor(std::string_view text) {
   throw error(errc::invalid_argument, "executor '" + std::string(text) + "' is not one of openmp, tbb, serial");
 }
 
+executor_kind default_executor() noexcept {
+#if BIFOLIO_HAS_OPENMP
+  return executor_kind::openmp;
+#elif BIFOLIO_HAS_TBB
+  return executor_kind::tbb;
+#else
+  return executor_kind::serial;
+#endif
+}
+
 std::unique_ptr<executor> make_executor(executor_kind kind, std::int32_t num_threads) {
   constexpr std::int32_t max_threads = 4096;
   if (num_threads < 0 || num_threads > max_threads) {

@@ -87,6 +87,16 @@ std::unique_ptr<executor> make_reversed_executor(std::int32_t width) {
   return std::make_unique<reversed_executor>(width);
 }
 
+std::vector<executor_kind> threaded_executors() {
+  std::vector<executor_kind> kinds;
+  for (const executor_kind kind : {executor_kind::openmp, executor_kind::tbb}) {
+    backend_options options;
+    options.executor_choice = kind;
+    if (open({}, options) != nullptr) kinds.push_back(kind);
+  }
+  return kinds;
+}
+
 memory_resource& fenced_host_memory() {
   static fenced_memory_resource resource;
   return resource;

@@ -40,6 +40,9 @@ struct tested_backend {
 /// An executor in the caller's thread that runs lanes last to first: a legal order that real pools rarely take.
 [[nodiscard]] std::unique_ptr<executor> make_reversed_executor(std::int32_t width);
 
+/// Those of openmp and tbb that this build has.
+[[nodiscard]] std::vector<executor_kind> threaded_executors();
+
 /// The host memory behind the CPU backends of `all_backends`.
 [[nodiscard]] memory_resource& fenced_host_memory();
 

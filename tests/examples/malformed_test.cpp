@@ -2,6 +2,7 @@
 // Files that are not what they claim: each is refused by one sentence, with an input_error, and never crashes.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstring>
@@ -12,6 +13,7 @@
 #include <random>
 
 #include "checkpoint.hpp"
+#include "generation_fixture.hpp"
 #include "input_error.hpp"
 #include "loaded_model.hpp"
 #include "model_fixtures.hpp"
@@ -118,6 +120,39 @@ TEST_CASE("random bytes are refused as a llama2.c model, a safetensors file and 
     std::ofstream(directory / "model.safetensors", std::ios::binary) << bytes;
     static_cast<void>(refusal([&] { static_cast<void>(generate::load_hugging_face(directory)); }));
   }
+}
+
+TEST_CASE("a model file with a few bytes changed runs, or is refused; it does nothing else") {
+  constexpr std::uint64_t seed = 21;
+  CAPTURE(seed);
+  std::mt19937_64 random(seed);
+  const fs::path directory = tiny_hugging_face("changed", 7);
+  std::ifstream file(directory / "model.safetensors", std::ios::binary);
+  const std::string tensors(std::istreambuf_iterator<char>(file), {}), floats = tiny_llama2c(7);
+  const auto changed = [&](std::string bytes) {
+    const std::size_t within = random() % 2 == 0 ? std::min<std::size_t>(bytes.size(), 64) : bytes.size();
+    for (int i = 0; i < 3; ++i) bytes[random() % within] = static_cast<char>(random());
+    return bytes;
+  };
+  int num_run = 0, num_refused = 0;
+  const auto try_it = [&](const auto& load) {
+    try {
+      const generate::checkpoint model = load();
+      generation_setup setup;
+      setup.max_positions = std::min(8, model.config.max_positions);
+      static_cast<void>(continue_prompts(model, {{bifolio::token_id{1}, bifolio::token_id{2}}}, setup));
+      ++num_run;
+    } catch (const generate::input_error&) {
+      ++num_refused;
+    }
+  };
+  for (int round = 0; round < 200; ++round) {
+    std::ofstream(directory / "model.safetensors", std::ios::binary) << changed(tensors);
+    try_it([&] { return generate::load_hugging_face(directory); });
+    try_it([&] { return generate::load_llama2c(write("changed.bin", changed(floats))); });
+  }
+  CHECK(num_run > 0);
+  CHECK(num_refused > 0);
 }
 
 TEST_CASE("a tokenizer file cut anywhere, with a negative length, or of another model is refused") {

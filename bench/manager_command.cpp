@@ -96,15 +96,16 @@ class manager_bench {
     return values;
   }
 
-  /// The pool alone: all blocks are taken and given back, one a call and 16 a call.
+  /// The pool alone: all blocks are taken and given back, one a call and 64 a call.
   void pool_rows() {
     block_pool pool(options_.blocks);
     std::vector<block_id> ids(static_cast<std::size_t>(options_.blocks));
-    for (const bool random : {true, false}) {
-      const std::string order = random ? "random" : "in order";
-      for (const std::size_t batch : {std::size_t{1}, std::size_t{16}}) {
+    for (const char* order : {"random", "random, hinted", "in order"}) {
+      const bool random = order != std::string("in order");
+      const std::size_t hint = order == std::string("random, hinted") ? 12 : 0;
+      for (const std::size_t batch : {std::size_t{1}, std::size_t{64}}) {
         std::vector<double> allocating, freeing;
-        for (std::int32_t round = 0; round < options_.rounds; ++round) {
+        for (std::int32_t round = 0; round <= options_.rounds; ++round) {
           time(allocating, options_.blocks, [&] {
             if (batch == 1) {
               for (block_id& id : ids) id = pool.allocate_one();
@@ -117,18 +118,21 @@ class manager_bench {
           std::sort(ids.begin(), ids.end());
           if (random) std::shuffle(ids.begin(), ids.end(), random_);
           time(freeing, options_.blocks, [&] {
-            if (batch == 1) {
-              for (const block_id id : ids) pool.release(id);
-              return;
-            }
+            const std::span<const block_id> all(ids);
             for (std::size_t i = 0; i < ids.size(); i += batch) {
-              pool.release(std::span<const block_id>(ids).subspan(i, std::min(batch, ids.size() - i)));
+              if (batch > 1) {
+                pool.release(all.subspan(i, std::min(batch, ids.size() - i)));
+                continue;
+              }
+              if (hint > 0 && i + hint < ids.size()) pool.prefetch(all.subspan(i + hint, 1));
+              pool.release(ids[i]);
             }
           });
         }
         allocating.erase(allocating.begin());  // of a queue that was never shuffled
-        const std::string per = batch == 1 ? "block" : "block, 16 a call";
-        add("allocate", order, per, allocating);
+        if (batch > 1 && hint > 0) continue;   // calls on many blocks prefetch by themselves
+        const std::string per = batch == 1 ? "block" : "block, " + std::to_string(batch) + " a call";
+        if (hint == 0) add("allocate", order, per, allocating);
         add("free", order, per, freeing);
       }
     }
@@ -172,29 +176,33 @@ class manager_bench {
     const std::vector<seq_id> everyone = shuffled(all);
     const std::vector<seq_id> batch(everyone.begin(),
                                     everyone.begin() + std::min<std::ptrdiff_t>(256, std::ssize(everyone)));
-    append_rows(manager, everyone, "random");
-    append_rows(manager, batch, "batch");
+    append_rows(manager, everyone, "random", 0);
+    append_rows(manager, everyone, "random, hinted", 12);
+    append_rows(manager, batch, "batch", 0);
   }
 
   /// Every sequence begins and ends at a block border.
-  void append_rows(kv_cache_manager& manager, const std::vector<seq_id>& sequences, const std::string& order) {
+  void append_rows(kv_cache_manager& manager, const std::vector<seq_id>& sequences, const std::string& order,
+                   std::size_t hint) {
     const auto count = static_cast<std::int64_t>(sequences.size());
+    const auto visit = [&](const auto& operation) {
+      for (std::size_t i = 0; i < sequences.size(); ++i) {
+        if (hint > 0 && i + hint < sequences.size()) manager.prefetch(sequences[i + hint]);
+        operation(sequences[i]);
+      }
+    };
+    const auto append = [&](seq_id seq) { require_ok(manager.append(seq, 1).status, "append"); };
+    const auto roll_back = [&](seq_id seq) { manager.truncate(seq, manager.num_tokens(seq) - options_.block_size); };
     const std::int32_t passes = std::max<std::int32_t>(1, static_cast<std::int32_t>(100'000 / count));
     std::vector<double> fresh, in_place, rolling_back;
     for (std::int32_t round = 0; round < options_.rounds; ++round) {
       std::vector<double> fresh_passes, in_place_passes, rolling_back_passes;
       for (std::int32_t pass = 0; pass < passes; ++pass) {
-        time(fresh_passes, count, [&] {
-          for (const seq_id seq : sequences) require_ok(manager.append(seq, 1).status, "append");
-        });
+        time(fresh_passes, count, [&] { visit(append); });
         time(in_place_passes, count * (options_.block_size - 1), [&] {
-          for (std::int32_t k = 1; k < options_.block_size; ++k) {
-            for (const seq_id seq : sequences) require_ok(manager.append(seq, 1).status, "append");
-          }
+          for (std::int32_t k = 1; k < options_.block_size; ++k) visit(append);
         });
-        time(rolling_back_passes, count, [&] {
-          for (const seq_id seq : sequences) manager.truncate(seq, manager.num_tokens(seq) - options_.block_size);
-        });
+        time(rolling_back_passes, count, [&] { visit(roll_back); });
       }
       fresh.push_back(mean(fresh_passes));
       in_place.push_back(mean(in_place_passes));

@@ -18,6 +18,7 @@
 #include <bifolio/memory_resource.hpp>
 #include <bifolio/types.hpp>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -154,6 +155,11 @@ class BIFOLIO_API block_table {
     return static_cast<std::size_t>(i - inline_capacity) % block_chunk::capacity;
   }
   [[nodiscard]] block_chunk*& chunk_of(std::int32_t i) const noexcept { return directory_[chunk_index(i)]; }
+  /// Entries [begin, end) of the inline ones; empty when begin ≥ end.
+  [[nodiscard]] std::span<const block_id> inline_span(std::int32_t begin, std::int32_t end) const noexcept {
+    if (begin >= end) return {};
+    return std::span(inline_ids_).subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin));
+  }
   void push_back_to_chunk(block_id id, block_chunk_slab& slab) noexcept;
   void grow_directory(std::int32_t at_least);
   static void release_one(block_id id, reuse_order order, block_pool& pool) noexcept;

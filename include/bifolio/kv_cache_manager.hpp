@@ -151,6 +151,14 @@ class BIFOLIO_API kv_cache_manager {
   /// Changes no state. Throws `error`: not_found, invalid_argument, out_of_memory.
   void reserve_host_memory(std::span<const host_demand> demands);
 
+  /// A hint that `seq` is about to be used: its record is on its way to the cache when it is. Any handle.
+  void prefetch(seq_id seq) const noexcept {
+    const auto index = static_cast<std::uint32_t>(to_index(seq));
+    if (index >= num_records_) return;
+    detail::prefetch_to_write(&records_[index]);
+    detail::prefetch_to_write(reinterpret_cast<const char*>(&records_[index]) + sizeof(sequence) / 2);
+  }
+
   [[nodiscard]] cache_stats stats() const noexcept;
   [[nodiscard]] const block_pool& pool() const noexcept { return pool_; }
 
@@ -185,10 +193,23 @@ class BIFOLIO_API kv_cache_manager {
   [[nodiscard]] block_id take_block() noexcept;
   [[nodiscard]] sequence& open_record() noexcept;
   [[nodiscard]] seq_id id_of(const sequence& one) const noexcept;
+  /// num_tokens / block_size and its round-up, for 0 ≤ num_tokens ≤ 2^30. A division by a number that is not known at
+  /// compile time costs more than the rest of an append.
+  [[nodiscard]] std::int32_t whole_blocks(std::int64_t num_tokens) const noexcept {
+    return static_cast<std::int32_t>(static_cast<std::uint64_t>(num_tokens) * block_magic_ >> block_shift_);
+  }
+  [[nodiscard]] std::int32_t blocks_of(std::int64_t num_tokens) const noexcept {
+    return whole_blocks(num_tokens + config_.block_size - 1);
+  }
+  [[nodiscard]] bool ends_in_block(std::int64_t num_tokens) const noexcept {
+    return std::int64_t{whole_blocks(num_tokens)} * config_.block_size != num_tokens;
+  }
   /// First logical block that tokens after `num_committed` can see.
   [[nodiscard]] std::int32_t first_visible_block(std::int64_t num_committed) const noexcept;
 
   kv_cache_config config_;
+  std::uint64_t block_magic_ = 0;
+  std::uint32_t block_shift_ = 0;
   std::int64_t watermark_blocks_ = 0;
   block_pool pool_;
   block_chunk_slab slab_;

@@ -163,7 +163,8 @@ class BIFOLIO_API scheduler {
 
   // Decisions: nothing here allocates, so nothing fails half-way.
   void accept_arrivals() noexcept;
-  void schedule_decodes(std::int64_t& budget) noexcept;
+  /// Whether other sequences run that still compute known tokens.
+  [[nodiscard]] bool schedule_decodes(std::int64_t& budget) noexcept;
   void schedule_prompts(std::int64_t& budget) noexcept;
   void admit(std::int64_t& budget) noexcept;
   void add_to_step(sample_state& one, std::int64_t query_len, const block_copy& copy) noexcept;

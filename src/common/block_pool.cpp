@@ -59,13 +59,13 @@ void block_pool::drop_head() noexcept {
   }
   nodes_[head_].prev = no_node;
   prefetch_records(nodes_[head_]);
-  if (nodes_[head_].next != no_node) __builtin_prefetch(&nodes_[nodes_[head_].next], 1);
+  if (nodes_[head_].next != no_node) detail::prefetch_to_write(&nodes_[nodes_[head_].next]);
 }
 
 std::uint32_t block_pool::take_unused() noexcept {
   const std::uint32_t taken = unused_;
   unused_ = nodes_[taken].next;
-  if (unused_ != no_node) __builtin_prefetch(&nodes_[unused_], 1);  // needed 13 blocks from now
+  if (unused_ != no_node) detail::prefetch_to_write(&nodes_[unused_]);  // needed 13 blocks from now
   return taken;
 }
 

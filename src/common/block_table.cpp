@@ -96,6 +96,7 @@ void block_table::share(const block_table& other, std::int32_t new_size, block_p
   size_ = new_size;
   first_ = std::min(other.first_, new_size);
   inline_ids_ = other.inline_ids_;
+  pool.prefetch(inline_span(first_, std::min(new_size, inline_capacity)));
   for (std::int32_t i = first_; i < std::min(new_size, inline_capacity); ++i) {
     pool.retain(inline_ids_[static_cast<std::size_t>(i)]);
   }
@@ -109,6 +110,7 @@ void block_table::share(const block_table& other, std::int32_t new_size, block_p
   block_chunk* tail = slab.take();
   tail->ids.fill(invalid_block);
   const std::int32_t begin = chunk_begin(num_full);
+  pool.prefetch(other.directory_[num_full]->ids);
   for (std::int32_t i = std::max(begin, first_); i < new_size; ++i) {
     tail->ids[entry_of(i)] = other.directory_[num_full]->ids[entry_of(i)];
     pool.retain(tail->ids[entry_of(i)]);
@@ -130,6 +132,7 @@ void block_table::truncate(std::int32_t new_size, std::int32_t num_kept_contents
         --held->num_tables;
       }
     } else if (held != nullptr) {
+      pool.prefetch(held->ids);
       for (std::int32_t i = size_; i-- > std::max(begin, first_);) {
         release_one(held->ids[entry_of(i)], order_of(i), pool);
         held->ids[entry_of(i)] = invalid_block;
@@ -138,6 +141,7 @@ void block_table::truncate(std::int32_t new_size, std::int32_t num_kept_contents
     }
     size_ = begin;
   }
+  if (size_ > new_size) pool.prefetch(inline_span(new_size, size_));
   for (; size_ > new_size; --size_) {
     if (size_ > first_) release_one(inline_ids_[static_cast<std::size_t>(size_ - 1)], order_of(size_ - 1), pool);
   }

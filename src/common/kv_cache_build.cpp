@@ -3,14 +3,13 @@
 
 #include <algorithm>
 #include <bifolio/kv_cache_manager.hpp>
-#include <bifolio/kv_layout.hpp>
 
 #include "common/translate.hpp"
 
 namespace bifolio {
 namespace {
 
-void check_row(const scheduled_seq& row, const sequence& one, std::int32_t block_size) {
+void check_row(const scheduled_seq& row, const sequence& one, std::int64_t first_position) {
   if (row.query_len < 1 || row.query_len > row.seq_len) {
     throw error(errc::invalid_argument, "query_len " + std::to_string(row.query_len) +
                                             " is not between 1 and seq_len " + std::to_string(row.seq_len));
@@ -19,7 +18,7 @@ void check_row(const scheduled_seq& row, const sequence& one, std::int32_t block
     throw error(errc::out_of_range, "seq_len " + std::to_string(row.seq_len) + " is past the sequence's " +
                                         std::to_string(one.num_tokens) + " tokens");
   }
-  if ((row.seq_len - row.query_len) / block_size < one.table.first()) {
+  if (row.seq_len - row.query_len < first_position) {
     throw error(errc::out_of_range, "position " + std::to_string(row.seq_len - row.query_len) +
                                         " has no slot any more: the sliding window gave its block back");
   }
@@ -32,9 +31,10 @@ void kv_cache_manager::build(step_batch& batch, const step_plan& plan) const {
   std::int64_t num_tokens = 0;
   std::int64_t stride = 0;
   for (const scheduled_seq& row : plan.seqs) {
-    check_row(row, get(row.seq), block_size);
+    const sequence& one = get(row.seq);
+    check_row(row, one, std::int64_t{one.table.first()} * block_size);
     num_tokens += row.query_len;
-    stride = std::max(stride, blocks_for(row.seq_len, block_size));
+    stride = std::max<std::int64_t>(stride, blocks_of(row.seq_len));
   }
   if (num_tokens > INT32_MAX) {
     throw error(errc::invalid_argument,
@@ -60,13 +60,14 @@ void kv_cache_manager::build(step_batch& batch, const step_plan& plan) const {
   for (std::size_t i = 0; i < num_seqs; ++i) {
     const scheduled_seq& row = plan.seqs[i];
     const sequence& one = *find(row.seq);
-    const auto used = static_cast<std::int32_t>(blocks_for(row.seq_len, block_size));
+    const std::int32_t used = blocks_of(row.seq_len);
     one.table.copy_to(table_row, used, config_.free_entry);
     std::fill(table_row + used, table_row + stride, config_.free_entry);
     for (std::int32_t position = row.seq_len - row.query_len; position < row.seq_len;) {
-      const std::int32_t offset = position % block_size;
+      const std::int32_t block = whole_blocks(position);
+      const std::int32_t offset = position - block * block_size;
       const std::int32_t count = std::min(block_size - offset, row.seq_len - position);
-      const std::int64_t first_slot = std::int64_t{table_row[position / block_size]} * block_size + offset;
+      const std::int64_t first_slot = std::int64_t{table_row[block]} * block_size + offset;
       for (std::int32_t k = 0; k < count; ++k) *slot++ = first_slot + k;
       position += count;
     }

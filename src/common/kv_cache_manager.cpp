@@ -3,6 +3,7 @@
 #include <atomic>
 #include <bifolio/kv_cache_manager.hpp>
 #include <bifolio/kv_layout.hpp>
+#include <bit>
 #include <cmath>
 #include <memory>
 
@@ -44,6 +45,7 @@ std::uint32_t next_first_generation() noexcept {
 
 kv_cache_manager::kv_cache_manager(const kv_cache_config& config)
     : config_(validated(config)),
+      block_shift_(31 + static_cast<std::uint32_t>(std::bit_width(static_cast<std::uint32_t>(config_.block_size) - 1))),
       watermark_blocks_(
           static_cast<std::int64_t>(std::floor(config_.watermark * static_cast<double>(config_.num_blocks)))),
       pool_(config_.num_blocks, *config_.memory),
@@ -51,6 +53,9 @@ kv_cache_manager::kv_cache_manager(const kv_cache_config& config)
       record_storage_(*config_.memory, static_cast<std::size_t>(config_.max_sequences) * sizeof(sequence)),
       records_(record_storage_.as<sequence>()),
       num_records_(static_cast<std::uint32_t>(config_.max_sequences)) {
+  // Granlund & Montgomery 1994, theorem 4.2: exact for dividends below 2^31.
+  const auto divisor = static_cast<std::uint64_t>(config_.block_size);
+  block_magic_ = ((std::uint64_t{1} << block_shift_) + divisor - 1) / divisor;
   first_generation_ = (config_.first_generation != 0 ? config_.first_generation : next_first_generation()) & ~1U;
   for (std::uint32_t i = 0; i < num_records_; ++i) {
     std::construct_at(&records_[i], sequence{.generation = first_generation_,
@@ -108,7 +113,7 @@ sequence& kv_cache_manager::open_record() noexcept {
 
 allocate_result kv_cache_manager::allocate(std::int64_t num_tokens) {
   require_between("num_tokens", num_tokens, 1, config_.max_seq_len);
-  const auto size = static_cast<std::int32_t>(blocks_for(num_tokens, config_.block_size));
+  const std::int32_t size = blocks_of(num_tokens);
   if (size > config_.num_blocks) return {invalid_seq, alloc_status::never};
   if (size > pool_.num_free() || free_record_ < 0) return {invalid_seq, alloc_status::later};
   translate_bad_alloc("allocate", [&] {
@@ -131,10 +136,9 @@ kv_cache_manager::growth kv_cache_manager::plan_growth(const sequence& one, std:
   require_between("num_lookahead", num_lookahead, 0, left - num_tokens);
   growth result{one.table.size(), 0, false, alloc_status::ok};
   if (num_tokens + num_lookahead == 0) return result;
-  const std::int64_t needed = blocks_for(one.num_tokens + num_tokens + num_lookahead, config_.block_size);
-  result.table_size = std::max(one.table.size(), static_cast<std::int32_t>(needed));
-  result.copies_tail = one.tail_may_be_shared && one.num_tokens % config_.block_size != 0 &&
-                       one.table.is_shared(one.num_tokens / config_.block_size, pool_);
+  result.table_size = std::max(one.table.size(), blocks_of(one.num_tokens + num_tokens + num_lookahead));
+  result.copies_tail = one.tail_may_be_shared && ends_in_block(one.num_tokens) &&
+                       one.table.is_shared(whole_blocks(one.num_tokens), pool_);
   result.num_blocks = result.table_size - one.table.size() + (result.copies_tail ? 1 : 0);
   if (result.table_size - one.table.first() > config_.num_blocks) {
     result.status = alloc_status::never;
@@ -152,7 +156,7 @@ append_result kv_cache_manager::append_slowly(seq_id seq, std::int64_t num_token
   sequence& one = get(seq);
   const growth grown = plan_growth(one, num_tokens, num_lookahead);
   if (grown.status != alloc_status::ok || num_tokens + num_lookahead == 0) return {grown.status, {}};
-  const std::int32_t tail = one.num_tokens / config_.block_size;
+  const std::int32_t tail = whole_blocks(one.num_tokens);
   translate_bad_alloc("append", [&] {
     one.table.reserve(grown.table_size);
     slab_.reserve(block_table::chunks_to_grow(one.table.size(), grown.table_size) +
@@ -176,7 +180,7 @@ append_result kv_cache_manager::append_slowly(seq_id seq, std::int64_t num_token
 std::int32_t kv_cache_manager::first_visible_block(std::int64_t num_committed) const noexcept {
   if (config_.sliding_window == 0) return 0;
   const std::int64_t position = std::max<std::int64_t>(0, num_committed - config_.sliding_window + 1);
-  return static_cast<std::int32_t>(position / config_.block_size);
+  return whole_blocks(position);
 }
 
 void kv_cache_manager::commit(seq_id seq, std::int64_t num_tokens) {
@@ -194,7 +198,7 @@ void kv_cache_manager::commit(seq_id seq, std::int64_t num_tokens) {
 allocate_result kv_cache_manager::fork(seq_id seq) {
   sequence& parent = get(seq);
   if (free_record_ < 0) return {invalid_seq, alloc_status::later};
-  const auto size = static_cast<std::int32_t>(blocks_for(parent.num_tokens, config_.block_size));
+  const std::int32_t size = blocks_of(parent.num_tokens);
   translate_bad_alloc("fork", [&] {
     records_[free_record_].table.reserve(size);
     slab_.reserve(1);
@@ -203,7 +207,7 @@ allocate_result kv_cache_manager::fork(seq_id seq) {
   child.table.share(parent.table, size, pool_, slab_);
   child.num_tokens = parent.num_tokens;
   child.num_committed = parent.num_committed;
-  child.tail_may_be_shared = parent.tail_may_be_shared = parent.num_tokens % config_.block_size != 0;
+  child.tail_may_be_shared = parent.tail_may_be_shared = ends_in_block(parent.num_tokens);
   num_tokens_ += child.num_tokens;
   num_entries_ += size - child.table.first();
   ++num_forks_;
@@ -213,7 +217,7 @@ allocate_result kv_cache_manager::fork(seq_id seq) {
 void kv_cache_manager::truncate(seq_id seq, std::int64_t num_tokens) {
   sequence& one = get(seq);
   require_between("num_tokens", num_tokens, 0, one.num_tokens);
-  const auto size = static_cast<std::int32_t>(blocks_for(num_tokens, config_.block_size));
+  const std::int32_t size = blocks_of(num_tokens);
   if (one.table.first() > first_visible_block(num_tokens)) {
     throw error(errc::invalid_argument, "truncate to " + std::to_string(num_tokens) + " tokens needs logical block " +
                                             std::to_string(first_visible_block(num_tokens)) +
@@ -222,19 +226,19 @@ void kv_cache_manager::truncate(seq_id seq, std::int64_t num_tokens) {
   }
   if (one.table.cuts_shared_chunk(size)) translate_bad_alloc("truncate", [&] { slab_.reserve(1); });
   num_entries_ -= one.table.size() - size;
-  one.table.truncate(size, one.num_committed / config_.block_size, pool_, slab_);
+  one.table.truncate(size, whole_blocks(one.num_committed), pool_, slab_);
   num_tokens_ -= one.num_tokens - num_tokens;
   one.num_tokens = static_cast<std::int32_t>(num_tokens);
   one.num_committed = std::min(one.num_committed, one.num_tokens);
   // The new tail may be a block that was full, and thereby shared, a moment ago.
-  one.tail_may_be_shared = one.num_tokens % config_.block_size != 0;
+  one.tail_may_be_shared = ends_in_block(num_tokens);
 }
 
 void kv_cache_manager::free(seq_id seq) {
   sequence& one = get(seq);
   num_entries_ -= one.table.size() - one.table.first();
   num_tokens_ -= one.num_tokens;
-  one.table.clear(one.num_committed / config_.block_size, pool_, slab_);
+  one.table.clear(whole_blocks(one.num_committed), pool_, slab_);
   ++one.generation;
   one.num_tokens = free_record_;
   free_record_ = static_cast<std::int32_t>(&one - records_);
@@ -267,7 +271,7 @@ void kv_cache_manager::reserve_host_memory(std::span<const host_demand> demands)
     std::int32_t next_record = free_record_;
     for (const host_demand& demand : demands) {
       require_between("num_tokens", demand.num_tokens, 0, config_.max_seq_len);
-      const auto size = static_cast<std::int32_t>(blocks_for(demand.num_tokens, config_.block_size));
+      const std::int32_t size = blocks_of(demand.num_tokens);
       if (demand.seq != invalid_seq) {
         sequence& one = get(demand.seq);
         one.table.reserve(size);

@@ -120,8 +120,7 @@ const step_plan& scheduler::schedule() {
   step_samples_.clear();
   accept_arrivals();
   std::int64_t budget = config_.max_tokens_per_step;
-  schedule_decodes(budget);
-  schedule_prompts(budget);
+  if (schedule_decodes(budget)) schedule_prompts(budget);
   if (plan_.preempted.empty()) admit(budget);
   in_flight_ = !plan_.seqs.empty();
   return plan_;
@@ -177,7 +176,8 @@ void scheduler::accept_arrivals() noexcept {
 
 // Oldest first. Whoever finds no block takes it from the latest arrival, which this pass has not reached yet, and gives
 // up its own when it is the latest itself.
-void scheduler::schedule_decodes(std::int64_t& budget) noexcept {
+bool scheduler::schedule_decodes(std::int64_t& budget) noexcept {
+  bool others = false;
   for (sample_state* one = running_.head; one != nullptr && budget > 0;) {
     sample_state* next = one->next;
     if (one->is_decoding()) {
@@ -193,9 +193,12 @@ void scheduler::schedule_decodes(std::int64_t& budget) noexcept {
         add_to_step(*one, 1, grown.copy);
         --budget;
       }
+    } else {
+      others = true;
     }
     one = next;
   }
+  return others;
 }
 
 // Oldest first, in chunks. A prompt takes blocks only from later arrivals that are not part of the step; when there are

@@ -278,6 +278,49 @@ TEST_CASE("rows of a windowed sequence show the free entry where blocks were giv
   CHECK(batch.slot_mapping[0] == to_index(manager.slot_at(seq, 397)));
 }
 
+TEST_CASE("tokens are divided into blocks exactly, for any block size and length") {
+  for (const std::int32_t block_size : {1,
+                                        2,
+                                        3,
+                                        5,
+                                        7,
+                                        16,
+                                        48,
+                                        100,
+                                        127,
+                                        128,
+                                        129,
+                                        1000,
+                                        4095,
+                                        4097,
+                                        65535,
+                                        999983,
+                                        (1 << 29) - 1,
+                                        1 << 29,
+                                        (1 << 29) + 1,
+                                        (1 << 30) - 1,
+                                        1 << 30}) {
+    const std::int64_t most = std::min<std::int64_t>(1 << 30, std::int64_t{block_size} * 3000);
+    kv_cache_manager manager({.block_size = block_size, .num_blocks = 3000, .max_seq_len = 1 << 30});
+    for (const std::int64_t around : {std::int64_t{1}, most / 7, most / 2, most - block_size, most}) {
+      for (std::int64_t multiple = around / block_size; multiple <= around / block_size + 1; ++multiple) {
+        for (const std::int64_t tokens :
+             {multiple * block_size - 1, multiple * block_size, multiple * block_size + 1}) {
+          if (tokens < 1 || tokens > most) continue;
+          CAPTURE(block_size);
+          CAPTURE(tokens);
+          const seq_id seq = opened(manager, tokens);
+          REQUIRE(manager.num_table_blocks(seq) == tokens / block_size + (tokens % block_size != 0 ? 1 : 0));
+          const block_id last = manager.block_at(seq, manager.num_table_blocks(seq) - 1);
+          REQUIRE(to_index(manager.slot_at(seq, tokens - 1)) ==
+                  std::int64_t{to_index(last)} * block_size + (tokens - 1) % block_size);
+          manager.free(seq);
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("slots past 2^31 are computed in 64 bits") {
   kv_cache_manager manager({.block_size = 1 << 28, .num_blocks = 64, .max_seq_len = 1 << 30});
   seq_id seq{};

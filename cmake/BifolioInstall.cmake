@@ -1,10 +1,14 @@
-# Installed package: find_package(bifolio) gives bifolio::core and bifolio::bifolio; pkg-config gives "bifolio".
+# Installed package: find_package(bifolio) gives bifolio::core, bifolio::cuda where it was built, and bifolio::bifolio; pkg-config gives "bifolio".
 include(CMakePackageConfigHelpers)
 
 set(BIFOLIO_CONFIG_DIR "${CMAKE_INSTALL_LIBDIR}/cmake/bifolio")
 
+set(BIFOLIO_INSTALLED bifolio_core bifolio)
+if(BIFOLIO_HAS_CUDA)
+  list(APPEND BIFOLIO_INSTALLED bifolio_cuda)
+endif()
 install(
-  TARGETS bifolio_core bifolio
+  TARGETS ${BIFOLIO_INSTALLED}
   EXPORT bifolio_targets
   RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR}
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
@@ -18,6 +22,10 @@ install(EXPORT bifolio_targets NAMESPACE bifolio:: FILE bifolioTargets.cmake DES
 set(BIFOLIO_IS_STATIC 1)
 if(BUILD_SHARED_LIBS)
   set(BIFOLIO_IS_STATIC 0)
+endif()
+set(BIFOLIO_HAS_CUDA_PACKAGE 0)
+if(BIFOLIO_HAS_CUDA)
+  set(BIFOLIO_HAS_CUDA_PACKAGE 1)
 endif()
 configure_package_config_file(
   ${PROJECT_SOURCE_DIR}/cmake/bifolioConfig.cmake.in ${PROJECT_BINARY_DIR}/cmake/bifolioConfig.cmake
@@ -41,6 +49,15 @@ if(NOT BUILD_SHARED_LIBS)
   endif()
   if(BIFOLIO_TBB)
     set(BIFOLIO_PC_REQUIRES "tbb")
+  endif()
+endif()
+# The CUDA library comes before the core, which it uses, and registers itself through the symbol that is asked for. Its
+# static archive needs the toolkit's static runtime.
+set(BIFOLIO_PC_CUDA "")
+if(BIFOLIO_HAS_CUDA)
+  set(BIFOLIO_PC_CUDA "-Wl,--undefined=bifolio_cuda_registration -lbifolio_cuda ")
+  if(NOT BUILD_SHARED_LIBS)
+    string(APPEND BIFOLIO_PC_LIBS " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt")
   endif()
 endif()
 file(RELATIVE_PATH BIFOLIO_PC_PREFIX "${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig" "${CMAKE_INSTALL_PREFIX}")

@@ -29,7 +29,7 @@ struct append_params {
   kv_cache_view kv;
   const_tensor_view k;                         ///< [num_tokens, num_kv_heads, head_dim]
   const_tensor_view v;                         ///< same shape and dtype as k; strides may differ
-  const std::int64_t* slot_mapping = nullptr;  ///< [num_tokens] on the device; negative = skip
+  const std::int64_t* slot_mapping = nullptr;  ///< [num_tokens] on the device; negative = skip; see `append`
 };
 
 /// Read tokens back: row i of k and v comes from slot_mapping[i]; a negative slot leaves its row as it was.
@@ -62,6 +62,8 @@ class BIFOLIO_API backend {
   [[nodiscard]] virtual errc download(void* host_dst, const void* src, std::size_t num_bytes, stream_ref) noexcept = 0;
   [[nodiscard]] virtual errc synchronize(stream_ref) noexcept = 0;
 
+  /// A slot past the end of the cache: out_of_range on the CPU; on a GPU, where the host cannot see slots without
+  /// waiting, that row alone is skipped. The same for `gather`.
   [[nodiscard]] virtual errc append(const append_params&, stream_ref = {}) noexcept = 0;
   [[nodiscard]] virtual errc gather(const gather_params&, stream_ref = {}) noexcept = 0;
   /// Copies blocks inside each layer, as if pair after pair. `layers` and `copies` are host arrays.

@@ -9,6 +9,7 @@
 #include <bifolio/block_table.hpp>
 #include <bifolio/buffer.hpp>
 #include <bifolio/cache_engine.hpp>
+#include <bifolio/cuda.hpp>
 #include <bifolio/device.hpp>
 #include <bifolio/dtype.hpp>
 #include <bifolio/error.hpp>

@@ -189,9 +189,12 @@ errc check_slots(const std::int64_t* slots, std::int64_t num_slots, const kv_cac
   return largest < end ? errc::ok : errc::out_of_range;
 }
 
+/// Who can read slot_mapping.
+enum class slots_on : std::uint8_t { host, device };
+
 /// What append and gather have in common.
 template <class Params>
-errc check_transfer(const Params& params, bool rows_are_written) noexcept {
+errc check_transfer(const Params& params, bool rows_are_written, slots_on where) noexcept {
   if (const errc code = check(params.kv); code != errc::ok) return code;
   if (params.k.num_tokens != params.v.num_tokens || params.k.type != params.v.type) return errc::invalid_argument;
   footprint k;
@@ -203,7 +206,10 @@ errc check_transfer(const Params& params, bool rows_are_written) noexcept {
       reinterpret_cast<std::uintptr_t>(params.slot_mapping) % alignof(std::int64_t) != 0) {
     return errc::invalid_argument;
   }
-  if (const errc code = check_slots(params.slot_mapping, params.k.num_tokens, params.kv); code != errc::ok) return code;
+  if (where == slots_on::host) {
+    const errc code = check_slots(params.slot_mapping, params.k.num_tokens, params.kv);
+    if (code != errc::ok) return code;
+  }
 
   const auto element = static_cast<std::int64_t>(size_of(params.k.type));
   if (params.kv.num_blocks > 0) {
@@ -271,9 +277,13 @@ bool same_block_order(const kv_layout& a, const kv_layout& b) noexcept {
   return a.type == b.type && same_shape(a, b) && same_order(a.k, b.k) && same_order(a.v, b.v);
 }
 
-errc append(const append_params& params) noexcept { return check_transfer(params, false); }
+errc append(const append_params& params) noexcept { return check_transfer(params, false, slots_on::host); }
 
-errc gather(const gather_params& params) noexcept { return check_transfer(params, true); }
+errc gather(const gather_params& params) noexcept { return check_transfer(params, true, slots_on::host); }
+
+errc append_on_device(const append_params& params) noexcept { return check_transfer(params, false, slots_on::device); }
+
+errc gather_on_device(const gather_params& params) noexcept { return check_transfer(params, true, slots_on::device); }
 
 errc copy_blocks(std::span<const kv_cache_view> layers, std::span<const block_copy> copies) noexcept {
   if (const errc code = check_list(copies); code != errc::ok) return code;

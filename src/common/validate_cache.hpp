@@ -46,6 +46,9 @@ inline constexpr std::int64_t max_span_bytes = std::int64_t{1} << 62;
 
 [[nodiscard]] errc append(const append_params& params) noexcept;
 [[nodiscard]] errc gather(const gather_params& params) noexcept;
+/// The same where the host cannot read slot_mapping: kernels skip slots past the end of the cache.
+[[nodiscard]] errc append_on_device(const append_params& params) noexcept;
+[[nodiscard]] errc gather_on_device(const gather_params& params) noexcept;
 [[nodiscard]] errc copy_blocks(std::span<const kv_cache_view> layers, std::span<const block_copy> copies) noexcept;
 [[nodiscard]] errc convert_blocks(const kv_cache_view& src, const kv_cache_view& dst,
                                   std::span<const block_copy> copies) noexcept;

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// What only the CUDA backend has. Needs the library bifolio::cuda; includes no CUDA header.
+///
+/// Programs that link bifolio::bifolio or bifolio::cuda (CMake, pkg-config) get `make_backend({device_type::cuda, N})`
+/// without a call: the library registers itself as the program starts, also as a static library, because its link
+/// options ask for the registering symbol by name. Who links the archive by hand calls `cuda::register_backend` first.
+
+#include <bifolio/attention.hpp>
+#include <bifolio/backend.hpp>
+#include <bifolio/device.hpp>
+#include <bifolio/export.hpp>
+#include <bifolio/memory_resource.hpp>
+#include <cstdint>
+#include <memory>
+
+namespace bifolio::cuda {
+
+/// Makes the CUDA backend known to `make_backend`. May be called again, from any thread.
+BIFOLIO_API void register_backend() noexcept;
+
+/// Devices that the driver shows; 0 where there is no driver.
+[[nodiscard]] BIFOLIO_API std::int32_t num_devices() noexcept;
+
+/// Device memory from the stream-ordered pool (cudaMallocAsync): allocations and releases take effect in the order of
+/// `stream`, which is borrowed. `where` must be a CUDA backend and outlive the resource. Throws `error`:
+/// invalid_argument for another backend.
+[[nodiscard]] BIFOLIO_API std::unique_ptr<memory_resource> make_stream_memory(backend& where, stream_ref stream);
+
+/// Grows a plan's device buffers to what steps of up to these numbers need, so that planning such steps neither
+/// allocates nor changes `graph_epoch`. What the plan was made for is forgotten. Throws `error`: invalid_argument,
+/// out_of_memory (the plan is then as before).
+BIFOLIO_API void reserve_plan(backend& where, attention_plan& plan, const attention_spec& spec,
+                              std::int32_t max_num_seqs, std::int64_t max_num_tokens, std::int32_t max_seq_len);
+
+/// A CUDA graph that captured `attention` on this plan may be replayed after `plan_attention` changed the lengths as
+/// long as this number stays the same; it changes when buffers moved or other kernels were chosen. Capture again then.
+/// 0 for a plan that was never made on CUDA.
+[[nodiscard]] BIFOLIO_API std::uint64_t graph_epoch(const attention_plan& plan) noexcept;
+
+}  // namespace bifolio::cuda

@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/attention_plan.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <string>
+
+#include "common/validate_attention.hpp"
+
+namespace bifolio::cuda {
+namespace {
+
+// Thread blocks of the general kernel that run at once on one multiprocessor, roughly.
+constexpr std::int64_t blocks_per_sm = 4;
+
+std::int64_t divide_up(std::int64_t a, std::int64_t b) noexcept { return (a + b - 1) / b; }
+
+/// Rows of one sequence that one thread block takes, and the splits that they see together.
+struct row_tile {
+  std::int32_t seq = 0;
+  std::int64_t first_row = 0;
+  std::int64_t first_split = 0;
+  std::int64_t num_splits = 0;
+};
+
+/// Calls visit(row_tile) in the order of the items: the last tokens of a sequence first, because under a causal mask
+/// they see most.
+template <class Visit>
+void for_each_tile(const plan_input& input, std::int32_t rows_per_tile, const Visit& visit) {
+  const std::int64_t group = input.spec.num_q_heads / input.spec.num_kv_heads;
+  for (std::int32_t seq = 0; seq < input.num_seqs; ++seq) {
+    const std::int64_t query_len = input.query_start_loc[seq + 1] - input.query_start_loc[seq];
+    const std::int64_t seq_len = input.seq_lens[seq];
+    const std::int64_t num_rows = query_len * group;
+    for (std::int64_t tile = divide_up(num_rows, rows_per_tile) - 1; tile >= 0; --tile) {
+      row_tile t;
+      t.seq = seq;
+      t.first_row = tile * rows_per_tile;
+      const std::int64_t last_row = std::min(t.first_row + rows_per_tile, num_rows) - 1;
+      const std::int64_t first_position = seq_len - query_len + t.first_row / group;
+      const std::int64_t last_position = seq_len - query_len + last_row / group;
+      const std::int64_t begin = validate::visible_positions(input.spec, first_position, seq_len).begin;
+      const std::int64_t end = validate::visible_positions(input.spec, last_position, seq_len).end;
+      if (begin < end) {
+        t.first_split = begin / split_positions;
+        t.num_splits = divide_up(end, split_positions) - t.first_split;
+      }
+      visit(t);
+    }
+  }
+}
+
+}  // namespace
+
+std::size_t general_plan::workspace_floats(const attention_spec& spec) const noexcept {
+  return static_cast<std::size_t>(num_partials * spec.num_kv_heads * num_dim_tiles *
+                                  partial_floats(rows_per_tile, spec.head_dim));
+}
+
+std::size_t general_plan::num_counters(const attention_spec& spec) const noexcept {
+  return static_cast<std::size_t>(num_tiles * spec.num_kv_heads * num_dim_tiles);
+}
+
+void plan_general(const plan_input& input, general_plan& plan) {
+  const attention_spec& spec = input.spec;
+  const std::int64_t group = spec.num_q_heads / spec.num_kv_heads;
+  plan.rows_per_tile = input.max_query_len * group <= few_rows ? few_rows : many_rows;
+  plan.num_dim_tiles = static_cast<std::int32_t>(divide_up(spec.head_dim, dims_per_tile));
+  plan.items.clear();
+  plan.num_tiles = 0;
+  plan.num_partials = 0;
+
+  std::int64_t num_tiles = 0;
+  std::int64_t num_splits = 0;
+  for_each_tile(input, plan.rows_per_tile, [&](const row_tile& t) {
+    ++num_tiles;
+    num_splits += t.num_splits;
+  });
+  // Splits that one of the tiles working at the same time would take in an even share. Longer tiles are cut.
+  const std::int64_t blocks_per_item = static_cast<std::int64_t>(spec.num_kv_heads) * plan.num_dim_tiles;
+  const std::int64_t at_once = std::max<std::int64_t>(1, input.device.num_sms * blocks_per_sm / blocks_per_item);
+  const std::int64_t even_share = std::max<std::int64_t>(1, num_splits / at_once);
+  const std::int64_t partial_bytes =
+      blocks_per_item * partial_floats(plan.rows_per_tile, spec.head_dim) * static_cast<std::int64_t>(sizeof(float));
+  const std::int64_t max_partials = static_cast<std::int64_t>(max_partial_bytes) / partial_bytes;
+
+  for_each_tile(input, plan.rows_per_tile, [&](const row_tile& t) {
+    general_item item = {};
+    item.seq = t.seq;
+    item.first_row = static_cast<std::int32_t>(t.first_row);
+    item.first_split = static_cast<std::int32_t>(t.first_split);
+    item.num_splits = static_cast<std::int32_t>(t.num_splits);
+    item.tile = -1;
+    if (t.num_splits <= 2 * even_share || plan.num_partials + t.num_splits > max_partials) {
+      plan.items.push_back(item);
+      return;
+    }
+    item.tile = static_cast<std::int32_t>(plan.num_tiles++);
+    item.first_partial = static_cast<std::int32_t>(plan.num_partials);
+    item.num_partials = item.num_splits;
+    item.num_splits = 1;
+    for (std::int32_t split = 0; split < item.num_partials; ++split) {
+      item.partial = item.first_partial + split;
+      plan.items.push_back(item);
+      ++item.first_split;
+    }
+    plan.num_partials += item.num_partials;
+  });
+
+  constexpr std::int64_t max_rows = std::numeric_limits<std::int32_t>::max();
+  if (input.max_query_len * group > max_rows || static_cast<std::int64_t>(plan.items.size()) > max_rows) {
+    throw error(errc::unsupported, "a sequence of " + std::to_string(input.max_query_len) + " new tokens with " +
+                                       std::to_string(group) +
+                                       " query heads to a KV head has more rows than the largest allowed number, " +
+                                       std::to_string(max_rows));
+  }
+}
+
+x_split_plan plan_x_split(const plan_input& input, std::int32_t least_partitions) noexcept {
+  x_split_plan plan;
+  std::int32_t max_seq_len = 0;
+  for (std::int32_t seq = 0; seq < input.num_seqs; ++seq) {
+    const std::int32_t query_len = input.query_start_loc[seq + 1] - input.query_start_loc[seq];
+    plan.has_others = plan.has_others || query_len > 1;
+    if (query_len != 1) continue;
+    plan.has_decodes = true;
+    max_seq_len = std::max(max_seq_len, input.seq_lens[seq]);
+  }
+  if (!plan.has_decodes) return plan;
+  plan.max_partitions = least_partitions;
+  while (static_cast<std::int64_t>(plan.max_partitions) * split_positions < max_seq_len) plan.max_partitions *= 2;
+  // vLLM's rule, without its limit for v1, whose logits here take a partition's room alone: many sequences and heads
+  // fill the device by themselves.
+  constexpr std::int64_t enough_blocks = 512;
+  const std::int64_t num_rows = static_cast<std::int64_t>(input.num_seqs) * input.spec.num_q_heads;
+  const std::int64_t floats = num_rows * plan.max_partitions * (input.spec.head_dim + 2);
+  plan.partitioned = plan.max_partitions > 1 && num_rows <= enough_blocks && plan.max_partitions <= 65535 &&
+                     floats <= static_cast<std::int64_t>(max_partial_bytes / sizeof(float));
+  if (plan.partitioned) plan.workspace_floats = static_cast<std::size_t>(floats);
+  return plan;
+}
+
+cuda_plan_state::cuda_plan_state(std::shared_ptr<const device_state> state) noexcept
+    : state_(std::move(state)), device_memory_(state_), pinned_memory_(state_) {}
+
+cuda_plan_state::~cuda_plan_state() {
+  if (state_->health() == errc::failed_precondition) return;
+  const device_guard guard(state_->api(), state_->index());
+  for (staging_slot& slot : staging_) {
+    // The pinned words of a copy under way are given back by cudaFreeHost, which waits for it.
+    if (slot.copied != nullptr) (void)state_->report(state_->api().event_destroy(slot.copied));
+  }
+}
+
+void cuda_plan_state::compute(const plan_input& input) {
+  plan_general(input, next_general_);
+  next_x_split_ = plan_x_split(input, least_partitions_);
+  plan_fast(input, next_fast_);
+}
+
+cuda_plan_state::larger_buffers cuda_plan_state::make_room(const attention_spec& spec, cudaStream_t stream) {
+  const runtime_api& api = state_->api();
+  const std::size_t general_bytes = sizeof(general_header) + next_general_.items.size() * sizeof(general_item);
+  const std::size_t fast_bytes = next_fast_.words.size() * sizeof(std::int32_t);
+  const std::size_t workspace_bytes =
+      std::max({next_general_.workspace_floats(spec) * sizeof(float), next_x_split_.workspace_floats * sizeof(float),
+                next_fast_.workspace_bytes});
+  const std::size_t counter_bytes =
+      std::max(next_general_.num_counters(spec), next_fast_.num_counters) * sizeof(std::uint32_t);
+
+  const auto grown = [](std::size_t needed, std::size_t held) {
+    constexpr std::size_t grain = 4096;
+    return needed <= held ? held : (std::max(needed, 2 * held) + grain - 1) / grain * grain;
+  };
+  larger_buffers larger;
+  const std::size_t new_general = grown(general_bytes, fast_words_offset_);
+  const std::size_t new_fast = grown(fast_bytes, words_.num_bytes() - fast_words_offset_);
+  if (new_general + new_fast > words_.num_bytes()) {
+    for (staging_slot& slot : staging_) {
+      if (slot.pending) state_->require(api.event_synchronize(slot.copied), "the upload of an earlier plan failed");
+      slot.pending = false;
+    }
+    larger.fast_words_offset = new_general;
+    larger.words = buffer(device_memory_, new_general + new_fast);
+    for (buffer& one : larger.pinned) one = buffer(pinned_memory_, new_general + new_fast);
+  }
+  // Partial results are not kept from call to call, and may be large: no room to spare.
+  if (workspace_bytes > workspace_.num_bytes()) larger.workspace = buffer(device_memory_, workspace_bytes);
+  if (counter_bytes > counters_.num_bytes()) {
+    larger.counters = buffer(device_memory_, grown(counter_bytes, counters_.num_bytes()));
+    state_->require(api.memset_async(larger.counters.data(), 0, larger.counters.num_bytes(), stream),
+                    "the plan's counters cannot be cleared");
+  }
+  for (staging_slot& slot : staging_) {
+    if (slot.copied != nullptr) continue;
+    state_->require(api.event_create(&slot.copied, cudaEventDisableTiming), "an event cannot be created");
+  }
+  return larger;
+}
+
+void cuda_plan_state::commit(larger_buffers& larger) noexcept {
+  // Old buffers may still be read by launches of earlier steps: releasing device memory waits for them.
+  bool changed = false;
+  if (larger.words.num_bytes() > 0) {
+    changed = true;
+    words_.swap(larger.words);
+    fast_words_offset_ = larger.fast_words_offset;
+    for (std::size_t i = 0; i < staging_.size(); ++i) staging_[i].words.swap(larger.pinned[i]);
+  }
+  if (larger.workspace.num_bytes() > 0) {
+    changed = true;
+    workspace_.swap(larger.workspace);
+  }
+  if (larger.counters.num_bytes() > 0) {
+    changed = true;
+    counters_.swap(larger.counters);
+  }
+  if (changed) ++epoch_;
+}
+
+void cuda_plan_state::reserve(const attention_spec& spec, cudaStream_t stream) {
+  larger_buffers larger = make_room(spec, stream);
+  commit(larger);
+  least_partitions_ = std::max(next_x_split_.max_partitions, 1);
+}
+
+void cuda_plan_state::adopt(const attention_spec& spec, cudaStream_t stream) {
+  const runtime_api& api = state_->api();
+  larger_buffers larger = make_room(spec, stream);
+
+  // The staging words of four steps ago: their copy has long been made.
+  staging_slot& slot = staging_[next_slot_];
+  if (slot.pending) {
+    state_->require(api.event_synchronize(slot.copied), "the upload of an earlier plan failed");
+    slot.pending = false;
+  }
+  const bool words_grow = larger.words.num_bytes() > 0;
+  auto* const host_words = words_grow ? larger.pinned[next_slot_].as<std::byte>() : slot.words.as<std::byte>();
+  auto* const device_words = words_grow ? larger.words.as<std::byte>() : words_.as<std::byte>();
+  const std::size_t fast_words_offset = words_grow ? larger.fast_words_offset : fast_words_offset_;
+  const std::size_t general_bytes = sizeof(general_header) + next_general_.items.size() * sizeof(general_item);
+  const std::size_t fast_bytes = next_fast_.words.size() * sizeof(std::int32_t);
+  const general_header header = {static_cast<std::int32_t>(next_general_.items.size()), {}};
+  std::memcpy(host_words, &header, sizeof(header));
+  if (!next_general_.items.empty()) {
+    std::memcpy(host_words + sizeof(header), next_general_.items.data(), general_bytes - sizeof(header));
+  }
+  if (fast_bytes > 0) std::memcpy(host_words + fast_words_offset, next_fast_.words.data(), fast_bytes);
+  // One copy, so that the device holds either the old plan or the new one.
+  const std::size_t num_bytes = fast_bytes > 0 ? fast_words_offset + fast_bytes : general_bytes;
+  state_->require(api.memcpy_async(device_words, host_words, num_bytes, cudaMemcpyHostToDevice, stream),
+                  "the plan cannot be uploaded");
+  const cudaError_t recorded = api.event_record(slot.copied, stream);
+  slot.pending = recorded == cudaSuccess;
+  if (!slot.pending) {
+    (void)state_->report(recorded);
+    state_->require(api.stream_synchronize(stream), "the plan cannot be uploaded");
+  }
+  next_slot_ = (next_slot_ + 1) % staging_.size();
+  commit(larger);
+
+  const bool same_kernels =
+      general_.rows_per_tile == next_general_.rows_per_tile && general_.num_dim_tiles == next_general_.num_dim_tiles &&
+      x_split_.has_decodes == next_x_split_.has_decodes && x_split_.has_others == next_x_split_.has_others &&
+      x_split_.partitioned == next_x_split_.partitioned && x_split_.max_partitions == next_x_split_.max_partitions &&
+      fast_.usable == next_fast_.usable && fast_.family == next_fast_.family &&
+      std::equal(std::begin(fast_.numbers), std::end(fast_.numbers), std::begin(next_fast_.numbers));
+  if (!same_kernels || epoch_ == 0) ++epoch_;
+  std::swap(general_, next_general_);
+  std::swap(x_split_, next_x_split_);
+  std::swap(fast_, next_fast_);
+}
+
+void cuda_plan_state::fill(attention_kernel_args& args) const noexcept {
+  const auto* const words = words_.as<std::byte>();
+  args.general_words = reinterpret_cast<const std::int32_t*>(words);
+  args.fast_words = reinterpret_cast<const std::int32_t*>(words + fast_words_offset_);
+  args.workspace = const_cast<float*>(workspace_.as<float>());
+  args.workspace_bytes = workspace_.num_bytes();
+  args.counters = const_cast<std::uint32_t*>(counters_.as<std::uint32_t>());
+  args.num_counters = counters_.num_bytes() / sizeof(std::uint32_t);
+}
+
+}  // namespace bifolio::cuda

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/device_state.hpp"
+
+#include <pthread.h>
+
+#include <algorithm>
+
+namespace bifolio::cuda {
+namespace {
+
+// Counts forks on the child's side; a backend from before the last one is a parent's.
+std::atomic<unsigned> fork_generation{0};
+
+void watch_forks() noexcept {
+  static const int registered =
+      pthread_atfork(nullptr, nullptr, [] { fork_generation.fetch_add(1, std::memory_order_relaxed); });
+  (void)registered;
+}
+
+}  // namespace
+
+std::string describe(cudaError_t status) {
+  return std::string(cudaGetErrorName(status)) + " (" + cudaGetErrorString(status) + ")";
+}
+
+device_state::device_state(const runtime_api& api, std::int32_t index) : api_(api), index_(index) {
+  watch_forks();
+  fork_generation_ = fork_generation.load(std::memory_order_relaxed);
+  int count = 0;
+  require(api_.get_device_count(&count), "the device 'cuda' cannot be opened");
+  if (index < 0 || index >= count) {
+    throw error(errc::unsupported, "the device '" + to_string(where()) + "' is not there; the driver shows " +
+                                       std::to_string(count) + (count == 1 ? " device" : " devices"));
+  }
+  cudaDeviceProp properties = {};
+  require(api_.get_device_properties(&properties, index), "the device's properties cannot be read");
+  name_ = properties.name;
+  numbers_.compute_capability = 10 * properties.major + properties.minor;
+  numbers_.num_sms = std::max(properties.multiProcessorCount, 1);
+  numbers_.max_shared_bytes_per_block = properties.sharedMemPerBlockOptin;
+  numbers_.l2_bytes = static_cast<std::size_t>(std::max(properties.l2CacheSize, 0));
+  if (properties.major < 8) {
+    throw error(errc::unsupported, "the device '" + to_string(where()) + "' (" + name_ + ") has compute capability " +
+                                       std::to_string(properties.major) + "." + std::to_string(properties.minor) +
+                                       "; 8.0 or newer is needed");
+  }
+}
+
+errc device_state::health() const noexcept {
+  if (first_cause() != cudaSuccess) return errc::device_lost;
+  if (fork_generation.load(std::memory_order_relaxed) != fork_generation_) return errc::failed_precondition;
+  return errc::ok;
+}
+
+errc device_state::report(cudaError_t status) const noexcept {
+  if (status == cudaSuccess || status == cudaErrorNotReady) return errc::ok;
+  (void)api_.get_last_error();
+  if (is_sticky(status)) {
+    cudaError_t none = cudaSuccess;
+    first_cause_.compare_exchange_strong(none, status, std::memory_order_relaxed);
+  }
+  return to_errc(status);
+}
+
+void device_state::require(cudaError_t status, const char* what) const {
+  const errc code = report(status);
+  if (code != errc::ok) throw error(code, std::string(what) + ": " + describe(status));
+}
+
+void device_state::require_health() const {
+  switch (health()) {
+    case errc::device_lost:
+      throw error(errc::device_lost, "the device '" + to_string(where()) + "' was lost: " + describe(first_cause()));
+    case errc::failed_precondition:
+      throw error(errc::failed_precondition, "this process was forked after the device '" + to_string(where()) +
+                                                 "' was opened; CUDA cannot be used in the child");
+    default:
+      return;
+  }
+}
+
+}  // namespace bifolio::cuda

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// The plain structs that CUDA launchers and kernels receive. They are passed to kernels by value; pointers are device
+/// pointers, strides are in elements and multiplied in 64 bits, and the shape stands beside each pointer.
+
+#include <bifolio/dtype.hpp>
+#include <bifolio/kv_layout.hpp>
+#include <cstddef>
+#include <cstdint>
+
+namespace bifolio::cuda {
+
+/// One planned attention call. Everything but the numbers that `attention_params` brings per layer is as planned, and
+/// the plan's device arrays keep their addresses from step to step, so that a captured graph replays with new lengths.
+///
+/// Rows: for sequence i with query_len = query_start_loc[i+1] − query_start_loc[i], row r in [0, query_len ·
+/// group_size) is token r / group_size and query head kv_head · group_size + r % group_size.
+struct attention_kernel_args {
+  const void* q = nullptr;  ///< [num_tokens, num_q_heads, head_dim], dims contiguous, of q_type
+  std::int64_t q_token_stride = 0;
+  std::int64_t q_head_stride = 0;
+  void* out = nullptr;  ///< [num_tokens, num_q_heads, head_dim], dims contiguous, of out_type
+  std::int64_t out_token_stride = 0;
+  std::int64_t out_head_stride = 0;
+  float* lse = nullptr;  ///< optional, [num_tokens, num_q_heads], natural log
+
+  const void* k = nullptr;  ///< [num_blocks, …] in the order of k_strides, of kv_type
+  const void* v = nullptr;  ///< [num_blocks, …] in the order of v_strides, of kv_type
+  kv_strides k_strides;
+  kv_strides v_strides;
+  layout_kind layout = layout_kind::hnd;
+  std::int64_t num_blocks = 0;
+
+  const std::int32_t* query_start_loc = nullptr;  ///< [num_seqs + 1]
+  const std::int32_t* seq_lens = nullptr;         ///< [num_seqs]
+  const std::int32_t* block_tables = nullptr;     ///< [num_seqs, block_table_stride]; never read past the length
+  std::int64_t block_table_stride = 0;
+  const float* alibi_slopes = nullptr;  ///< optional, [num_q_heads]
+  const float* sinks = nullptr;         ///< optional, [num_q_heads]
+
+  std::int32_t num_seqs = 0;
+  std::int64_t num_tokens = 0;
+  std::int32_t num_q_heads = 0;
+  std::int32_t num_kv_heads = 0;
+  std::int32_t group_size = 0;
+  std::int32_t head_dim = 0;
+  std::int32_t block_size = 0;
+
+  float scale = 0;
+  float soft_cap = 0;              ///< 0 = none
+  std::int32_t window_left = -1;   ///< negative = all
+  std::int32_t window_right = -1;  ///< negative = all; causal is already folded into it as 0
+  bool causal = true;
+  bool deterministic = true;
+  std::int32_t min_query_len = 0;  ///< the general kernel leaves sequences with fewer new tokens to another kernel
+
+  dtype q_type = dtype::f32;
+  dtype kv_type = dtype::f32;
+  dtype out_type = dtype::f32;
+
+  // From the plan. Each family of kernels has words, workspace and counters of its own.
+  const std::int32_t* general_words = nullptr;  ///< see attention_plan.hpp
+  const std::int32_t* fast_words = nullptr;     ///< [fast_plan::words.size()]
+  float* workspace = nullptr;                   ///< partial results, overwritten by each call
+  std::size_t workspace_bytes = 0;
+  std::uint32_t* counters = nullptr;  ///< zero between calls: who counts up resets
+  std::size_t num_counters = 0;
+};
+
+}  // namespace bifolio::cuda

@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/smxx/cache_ops/transfer.cuh"
+
+namespace bifolio::cuda {
+
+cudaError_t launch_gather(const runtime_api& api, const transfer_args& args, cudaStream_t stream) noexcept {
+  return dispatch_transfer<false>(api, args, stream);
+}
+
+}  // namespace bifolio::cuda

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// The one kernel of append and gather. A thread moves `Count` dims of K and the same dims of V, so that two loads are
+/// under way; threads of a block lie along a token's heads and dims first, so that hnd and nhd are read and written in
+/// whole sectors.
+
+#include <bifolio/dtype.hpp>
+#include <cstdint>
+
+#include "cuda/device/convert.cuh"
+#include "cuda/device/paged.cuh"
+#include "cuda/smxx/cache_ops/transfer.hpp"
+
+namespace bifolio::cuda {
+
+inline constexpr int transfer_threads = 256;
+
+template <class Row, class Cache, int Count, bool ToCache>
+__global__ void __launch_bounds__(transfer_threads, 4) transfer_rows(const __grid_constant__ transfer_args args) {
+  const std::int64_t token = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+  if (token >= args.num_tokens) return;
+  const std::int64_t slot = args.slot_mapping[token];
+  if (slot < 0 || slot >= args.num_slots) return;
+  const std::int64_t block = args.num_slots <= 0xffffffffll
+                                 ? static_cast<std::uint32_t>(slot) / static_cast<std::uint32_t>(args.block_size)
+                                 : slot / args.block_size;
+  const auto offset = static_cast<std::int32_t>(slot - block * args.block_size);
+
+  const std::int32_t per_head = args.head_dim / Count;
+  const std::int64_t per_token = static_cast<std::int64_t>(per_head) * args.num_kv_heads;
+  for (std::int64_t item = threadIdx.x; item < per_token; item += blockDim.x) {
+    const auto head = static_cast<std::int32_t>(item / per_head);
+    const auto dim = static_cast<std::int32_t>(item - static_cast<std::int64_t>(head) * per_head) * Count;
+    auto* const row_k = reinterpret_cast<packed<Row, Count>*>(
+        static_cast<Row*>(args.row_k) + token * args.row_k_token_stride + head * args.row_k_head_stride + dim);
+    auto* const row_v = reinterpret_cast<packed<Row, Count>*>(
+        static_cast<Row*>(args.row_v) + token * args.row_v_token_stride + head * args.row_v_head_stride + dim);
+    auto* const cache_k = reinterpret_cast<packed<Cache, Count>*>(static_cast<Cache*>(args.cache_k) +
+                                                                  token_offset(args.k_strides, block, head, offset) +
+                                                                  dim_offset(args.k_strides, args.head_dim, dim));
+    auto* const cache_v = reinterpret_cast<packed<Cache, Count>*>(static_cast<Cache*>(args.cache_v) +
+                                                                  token_offset(args.v_strides, block, head, offset) +
+                                                                  dim_offset(args.v_strides, args.head_dim, dim));
+    if constexpr (ToCache) {
+      const packed<Row, Count> k = *row_k;
+      const packed<Row, Count> v = *row_v;
+      *cache_k = convert<Cache>(k);
+      *cache_v = convert<Cache>(v);
+    } else {
+      const packed<Cache, Count> k = *cache_k;
+      const packed<Cache, Count> v = *cache_v;
+      *row_k = convert<Row>(k);
+      *row_v = convert<Row>(v);
+    }
+  }
+}
+
+/// Whether runs of `count` dims of one half are contiguous and can be accessed at once.
+template <class T>
+[[nodiscard]] inline bool runs_of(const void* base, const kv_strides& strides, std::int32_t head_dim,
+                                  std::int32_t count) noexcept {
+  const std::int64_t step = count < static_cast<std::int32_t>(16 / sizeof(T)) ? count : 16 / sizeof(T);
+  return (strides.chunk == 1 ? count == 1 : strides.dim == 1) && strides.chunk % count == 0 && head_dim % count == 0 &&
+         strides.block % step == 0 && strides.head % step == 0 && strides.token % step == 0 &&
+         (strides.chunk >= head_dim || strides.chunk_stride % step == 0) &&
+         reinterpret_cast<std::uintptr_t>(base) % (static_cast<std::size_t>(step) * sizeof(T)) == 0;
+}
+template <class T>
+[[nodiscard]] inline bool runs_of(const void* base, std::int64_t token_stride, std::int64_t head_stride,
+                                  std::int32_t head_dim, std::int32_t count) noexcept {
+  const std::int64_t step = count < static_cast<std::int32_t>(16 / sizeof(T)) ? count : 16 / sizeof(T);
+  return head_dim % count == 0 && token_stride % step == 0 && head_stride % step == 0 &&
+         reinterpret_cast<std::uintptr_t>(base) % (static_cast<std::size_t>(step) * sizeof(T)) == 0;
+}
+
+template <class Row, class Cache, bool ToCache>
+[[nodiscard]] cudaError_t launch_transfer(const runtime_api& api, const transfer_args& args,
+                                          cudaStream_t stream) noexcept {
+  constexpr int wide = sizeof(Row) == 4 && sizeof(Cache) == 4 ? 4 : 8;
+  const bool is_wide = runs_of<Cache>(args.cache_k, args.k_strides, args.head_dim, wide) &&
+                       runs_of<Cache>(args.cache_v, args.v_strides, args.head_dim, wide) &&
+                       runs_of<Row>(args.row_k, args.row_k_token_stride, args.row_k_head_stride, args.head_dim, wide) &&
+                       runs_of<Row>(args.row_v, args.row_v_token_stride, args.row_v_head_stride, args.head_dim, wide);
+  const std::int64_t per_token = static_cast<std::int64_t>(args.num_kv_heads) * (args.head_dim / (is_wide ? wide : 1));
+  unsigned lanes = 1;
+  while (lanes < per_token && lanes < transfer_threads) lanes *= 2;
+  const unsigned tokens = transfer_threads / lanes;
+  const std::int64_t blocks = (args.num_tokens + tokens - 1) / tokens;
+  if (blocks > 0x7fffffff) return cudaErrorInvalidValue;
+  const dim3 grid(static_cast<unsigned>(blocks));
+  const dim3 block(lanes, tokens);
+  return is_wide ? launch(api, transfer_rows<Row, Cache, wide, ToCache>, grid, block, 0, stream, false, args)
+                 : launch(api, transfer_rows<Row, Cache, 1, ToCache>, grid, block, 0, stream, false, args);
+}
+
+/// Types that keep their bits share a kernel: float16 stands for both 16-bit types.
+template <bool ToCache>
+[[nodiscard]] cudaError_t dispatch_transfer(const runtime_api& api, const transfer_args& args,
+                                            cudaStream_t stream) noexcept {
+  const dtype row = args.row_type;
+  const dtype cache = args.cache_type;
+  if (row == cache) {
+    return row == dtype::f32 ? launch_transfer<float, float, ToCache>(api, args, stream)
+                             : launch_transfer<float16, float16, ToCache>(api, args, stream);
+  }
+  if (row == dtype::f32) {
+    return cache == dtype::f16 ? launch_transfer<float, float16, ToCache>(api, args, stream)
+                               : launch_transfer<float, bfloat16, ToCache>(api, args, stream);
+  }
+  if (row == dtype::f16) {
+    return cache == dtype::f32 ? launch_transfer<float16, float, ToCache>(api, args, stream)
+                               : launch_transfer<float16, bfloat16, ToCache>(api, args, stream);
+  }
+  return cache == dtype::f32 ? launch_transfer<bfloat16, float, ToCache>(api, args, stream)
+                             : launch_transfer<bfloat16, float16, ToCache>(api, args, stream);
+}
+
+}  // namespace bifolio::cuda

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/smxx/decode/x_split_decode.cuh"
+#include "cuda/smxx/decode/x_split_decode.hpp"
+
+namespace bifolio::cuda {
+namespace {
+
+/// The strides of make_layout(x_split) with whole 16-byte chunks, and pointers that allow 16-byte accesses.
+bool is_x_split(const attention_kernel_args& args, std::int32_t vec) noexcept {
+  const kv_strides& k = args.k_strides;
+  const kv_strides& v = args.v_strides;
+  const auto aligned = [](const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0; };
+  return k.chunk == vec && k.dim == 1 && k.token == vec && k.chunk_stride % vec == 0 && k.head % vec == 0 &&
+         k.block % vec == 0 && v.token == 1 && v.chunk == args.head_dim && v.dim % vec == 0 && v.head % vec == 0 &&
+         v.block % vec == 0 && args.block_size % vec == 0 && aligned(args.k) && aligned(args.v);
+}
+
+}  // namespace
+
+bool try_launch_x_split(const runtime_api& api, const attention_kernel_args& args, const x_split_plan& plan,
+                        cudaStream_t stream, cudaError_t& status) noexcept {
+  const auto vec = static_cast<std::int32_t>(16 / size_of(args.kv_type));
+  if (!is_x_split(args, vec)) return false;
+  if (args.head_dim != 64 && args.head_dim != 128 && args.head_dim != 256) return false;
+  x_split_args all;
+  all.call = args;
+  all.partitioned = plan.partitioned;
+  all.max_partitions = plan.max_partitions;
+  all.tokens_per_warp = 1;
+  while (all.tokens_per_warp * 2 <= args.block_size && all.tokens_per_warp < 32) all.tokens_per_warp *= 2;
+  switch (args.kv_type) {
+    case dtype::f16:
+      status = launch_x_split_f16(api, all, stream);
+      break;
+    case dtype::bf16:
+      status = launch_x_split_bf16(api, all, stream);
+      break;
+    default:
+      status = launch_x_split_f32(api, all, stream);
+  }
+  return true;
+}
+
+}  // namespace bifolio::cuda

@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/smxx/decode/x_split_decode.cuh"
+
+namespace bifolio::cuda {
+
+cudaError_t launch_x_split_f32(const runtime_api& api, const x_split_args& args, cudaStream_t stream) noexcept {
+  return launch_x_split_dims<float>(api, args, stream);
+}
+
+}  // namespace bifolio::cuda

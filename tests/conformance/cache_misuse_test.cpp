@@ -363,7 +363,8 @@ TEST_CASE("nothing to do is ok, with null pointers where there is nothing to poi
     none.num_blocks = 0;
     append = w.append();
     append.kv = none;
-    CHECK(w.where.append(append) == errc::out_of_range);  // its slots are not there
+    // Its slots are not there, which the host sees only where it can read them.
+    CHECK(w.where.append(append) == (tested.is_host ? errc::out_of_range : errc::ok));
     const std::vector<std::int64_t> skipped(static_cast<std::size_t>(num_tokens), -1);
     device_bytes skip_slots = upload_array(w.where, skipped);
     append.slot_mapping = reinterpret_cast<const std::int64_t*>(skip_slots.data());

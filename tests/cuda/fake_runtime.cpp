@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/fake_runtime.hpp"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+namespace bifolio::test {
+
+fake_runtime* fake_runtime::active = nullptr;
+
+namespace {
+
+fake_runtime& now() { return *fake_runtime::active; }
+
+cudaError_t allocate(const char* name, void** pointer, std::size_t num_bytes, std::int64_t& live) {
+  if (const cudaError_t status = now().enter(name); status != cudaSuccess) return status;
+  *pointer = std::aligned_alloc(256, (num_bytes + 255) / 256 * 256);
+  if (*pointer == nullptr) return cudaErrorMemoryAllocation;
+  // What was never written must not look like zeros.
+  std::memset(*pointer, 0xa5, num_bytes);
+  ++live;
+  return cudaSuccess;
+}
+
+cudaError_t release(const char* name, void* pointer, std::int64_t& live) {
+  (void)now().enter(name, false);
+  if (pointer != nullptr) --live;
+  std::free(pointer);
+  return cudaSuccess;
+}
+
+const cuda::runtime_api table = {
+    .get_device_count =
+        [](int* count) {
+          const cudaError_t status = now().enter("get_device_count", false);
+          *count = status == cudaSuccess ? now().device_count : 0;
+          return status;
+        },
+    .get_device =
+        [](int* index) {
+          const cudaError_t status = now().enter("get_device", false);
+          *index = now().current_device;
+          return status;
+        },
+    .set_device =
+        [](int index) {
+          const cudaError_t status = now().enter("set_device", false);
+          if (status == cudaSuccess) now().current_device = index;
+          return status;
+        },
+    .get_device_properties =
+        [](cudaDeviceProp* properties, int) {
+          const cudaError_t status = now().enter("get_device_properties");
+          std::snprintf(properties->name, sizeof(properties->name), "pretended device");
+          properties->major = now().major;
+          properties->minor = now().minor;
+          properties->multiProcessorCount = now().num_sms;
+          properties->sharedMemPerBlockOptin = 227 * 1024;
+          properties->l2CacheSize = 50 << 20;
+          return status;
+        },
+    .get_last_error =
+        [] {
+          (void)now().enter("get_last_error", false);
+          const cudaError_t status = now().last_error;
+          now().last_error = cudaSuccess;
+          return status;
+        },
+    .malloc_device =
+        [](void** pointer, std::size_t num_bytes) {
+          return allocate("malloc_device", pointer, num_bytes, now().live_device_blocks);
+        },
+    .free_device = [](void* pointer) { return release("free_device", pointer, now().live_device_blocks); },
+    .malloc_async = [](void** pointer, std::size_t num_bytes,
+                       cudaStream_t) { return allocate("malloc_async", pointer, num_bytes, now().live_device_blocks); },
+    .free_async = [](void* pointer, cudaStream_t) { return release("free_async", pointer, now().live_device_blocks); },
+    .malloc_host =
+        [](void** pointer, std::size_t num_bytes) {
+          return allocate("malloc_host", pointer, num_bytes, now().live_host_blocks);
+        },
+    .free_host = [](void* pointer) { return release("free_host", pointer, now().live_host_blocks); },
+    .pointer_attributes =
+        [](cudaPointerAttributes* attributes, const void* pointer) {
+          attributes->type = cudaMemoryTypeDevice;
+          attributes->device = 0;
+          attributes->devicePointer = const_cast<void*>(pointer);
+          return now().enter("pointer_attributes");
+        },
+    .memcpy_async =
+        [](void* dst, const void* src, std::size_t num_bytes, cudaMemcpyKind, cudaStream_t) {
+          const cudaError_t status = now().enter("memcpy_async");
+          if (status == cudaSuccess) std::memcpy(dst, src, num_bytes);
+          return status;
+        },
+    .memcpy_2d_async =
+        [](void* dst, std::size_t dst_pitch, const void* src, std::size_t src_pitch, std::size_t width,
+           std::size_t height, cudaMemcpyKind, cudaStream_t) {
+          const cudaError_t status = now().enter("memcpy_2d_async");
+          for (std::size_t row = 0; row < height && status == cudaSuccess; ++row) {
+            std::memcpy(static_cast<char*>(dst) + row * dst_pitch, static_cast<const char*>(src) + row * src_pitch,
+                        width);
+          }
+          return status;
+        },
+    .memset_async =
+        [](void* dst, int value, std::size_t num_bytes, cudaStream_t) {
+          const cudaError_t status = now().enter("memset_async");
+          if (status == cudaSuccess) std::memset(dst, value, num_bytes);
+          return status;
+        },
+    .stream_synchronize = [](cudaStream_t) { return now().enter("stream_synchronize"); },
+    .stream_is_capturing =
+        [](cudaStream_t, cudaStreamCaptureStatus* status) {
+          *status = now().capture;
+          return now().enter("stream_is_capturing");
+        },
+    .event_create =
+        [](cudaEvent_t* event, unsigned int) {
+          const cudaError_t status = now().enter("event_create");
+          if (status == cudaSuccess) *event = reinterpret_cast<cudaEvent_t>(++now().live_events);
+          return status;
+        },
+    .event_destroy =
+        [](cudaEvent_t) {
+          (void)now().enter("event_destroy", false);
+          --now().live_events;
+          return cudaSuccess;
+        },
+    .event_record = [](cudaEvent_t, cudaStream_t) { return now().enter("event_record"); },
+    .event_query = [](cudaEvent_t) { return now().enter("event_query"); },
+    .event_synchronize = [](cudaEvent_t) { return now().enter("event_synchronize"); },
+    .func_set_attribute = [](const void*, cudaFuncAttribute, int) { return now().enter("func_set_attribute"); },
+    .launch_kernel =
+        [](const cudaLaunchConfig_t* config, const void* function, void**) {
+          const cudaError_t status = now().enter("launch_kernel");
+          if (status == cudaSuccess) {
+            now().launches.push_back(
+                {function, config->gridDim, config->blockDim, config->dynamicSmemBytes, config->stream});
+          }
+          return status;
+        },
+};
+
+}  // namespace
+
+fake_runtime::fake_runtime() { active = this; }
+fake_runtime::~fake_runtime() { active = nullptr; }
+
+const cuda::runtime_api& fake_runtime::api() const noexcept { return table; }
+
+std::int64_t fake_runtime::count(const std::string& name) const {
+  const auto found = counts_.find(name);
+  return found == counts_.end() ? 0 : found->second;
+}
+
+cudaError_t fake_runtime::enter(const char* name, bool work) {
+  ++counts_[name];
+  const bool nth = work && countdown_ > 0 && --countdown_ == 0;
+  if (!nth && always_name_ != name) return cudaSuccess;
+  last_error = failure_;
+  return failure_;
+}
+
+}  // namespace bifolio::test

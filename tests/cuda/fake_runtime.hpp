@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// A CUDA runtime without CUDA: device memory is host memory, copies are done at once, kernels are counted and not run.
+/// It keeps a current device and a last-error slot as the real one does, counts calls, and makes the N-th fail.
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "cuda/runtime.hpp"
+
+namespace bifolio::test {
+
+struct fake_launch {
+  const void* function = nullptr;
+  dim3 grid{1, 1, 1};
+  dim3 block{1, 1, 1};
+  std::size_t shared_bytes = 0;
+  cudaStream_t stream = nullptr;
+};
+
+/// One at a time: the table's functions are plain pointers and find it in `active`.
+class fake_runtime {
+ public:
+  fake_runtime();
+  ~fake_runtime();
+  fake_runtime(const fake_runtime&) = delete;
+  fake_runtime& operator=(const fake_runtime&) = delete;
+
+  [[nodiscard]] const cuda::runtime_api& api() const noexcept;
+
+  /// The n-th call from now on (1 = the next) that counts as work fails with `status`; the queries and releases of
+  /// devices, errors and memory do not count.
+  void fail_at(std::int64_t nth, cudaError_t status) noexcept {
+    countdown_ = nth;
+    failure_ = status;
+  }
+  /// Every call of this name fails.
+  void fail_always(const std::string& name, cudaError_t status) {
+    always_name_ = name;
+    failure_ = status;
+  }
+  [[nodiscard]] std::int64_t count(const std::string& name) const;
+  void forget_counts() {
+    counts_.clear();
+    launches.clear();
+  }
+
+  int device_count = 2;
+  int current_device = 0;
+  int major = 9;
+  int minor = 0;
+  int num_sms = 132;
+  cudaError_t last_error = cudaSuccess;
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  std::vector<fake_launch> launches;
+  std::int64_t live_device_blocks = 0;
+  std::int64_t live_host_blocks = 0;
+  std::int64_t live_events = 0;
+
+  /// Counts a call and says whether it fails; `work`: it may be the n-th.
+  cudaError_t enter(const char* name, bool work = true);
+  static fake_runtime* active;
+
+ private:
+  std::map<std::string, std::int64_t> counts_;
+  std::int64_t countdown_ = 0;
+  cudaError_t failure_ = cudaSuccess;
+  std::string always_name_;
+};
+
+}  // namespace bifolio::test

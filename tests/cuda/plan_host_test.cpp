@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+// The host part of planning: every visible position is in exactly one item, partial results do not collide, buffers
+// keep their addresses, and a failure leaves the plan as it was.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <bifolio/cuda.hpp>
+#include <map>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "cuda/attention_plan.hpp"
+#include "cuda/cuda_backend.hpp"
+#include "cuda/fake_runtime.hpp"
+#include "support/random.hpp"
+
+using namespace bifolio;
+using namespace bifolio::test;
+
+namespace {
+
+struct step {
+  attention_spec spec;
+  std::vector<std::int32_t> starts{0};
+  std::vector<std::int32_t> lens;
+  std::vector<std::int32_t> tables;
+  std::int64_t table_stride = 0;
+
+  void add(std::int32_t query_len, std::int32_t seq_len) {
+    starts.push_back(starts.back() + query_len);
+    lens.push_back(seq_len);
+  }
+  void fill_tables() {
+    for (const std::int32_t len : lens) table_stride = std::max(table_stride, blocks_for(len, spec.block_size));
+    tables.assign(lens.size() * static_cast<std::size_t>(table_stride), 0);
+  }
+  [[nodiscard]] step_batch_view view() const {
+    return {static_cast<std::int32_t>(lens.size()),
+            starts.back(),
+            starts.data(),
+            lens.data(),
+            tables.data(),
+            table_stride,
+            nullptr};
+  }
+  [[nodiscard]] cuda::plan_input input(std::int32_t num_sms = 132) const {
+    cuda::plan_input in;
+    in.spec = spec;
+    in.num_seqs = static_cast<std::int32_t>(lens.size());
+    in.query_start_loc = starts.data();
+    in.seq_lens = lens.data();
+    in.num_tokens = starts.back();
+    for (std::size_t i = 0; i < lens.size(); ++i) {
+      in.max_query_len = std::max(in.max_query_len, starts[i + 1] - starts[i]);
+      in.max_seq_len = std::max(in.max_seq_len, lens[i]);
+    }
+    in.device.num_sms = num_sms;
+    return in;
+  }
+};
+
+attention_spec spec_of(std::int32_t num_q_heads, std::int32_t num_kv_heads, std::int32_t head_dim = 128) {
+  attention_spec spec;
+  spec.num_q_heads = num_q_heads;
+  spec.num_kv_heads = num_kv_heads;
+  spec.head_dim = head_dim;
+  spec.block_size = 16;
+  return spec;
+}
+
+// Checks a plan against the definition of what each row sees.
+void check_covers(const step& s, const cuda::general_plan& plan) {
+  const std::int64_t group = s.spec.num_q_heads / s.spec.num_kv_heads;
+  std::map<std::pair<std::int32_t, std::int32_t>, std::set<std::int32_t>> splits_of_tile;
+  std::set<std::int32_t> partials;
+  for (const cuda::general_item& item : plan.items) {
+    auto& splits = splits_of_tile[{item.seq, item.first_row}];
+    if (item.tile >= 0) {
+      CHECK(item.num_splits == 1);
+      CHECK(item.partial >= item.first_partial);
+      CHECK(item.partial < item.first_partial + item.num_partials);
+      CHECK(partials.insert(item.partial).second);
+      CHECK(item.tile < plan.num_tiles);
+    }
+    for (std::int32_t i = 0; i < item.num_splits; ++i) CHECK(splits.insert(item.first_split + i).second);
+  }
+  CHECK(static_cast<std::int64_t>(partials.size()) == plan.num_partials);
+  std::size_t num_tiles = 0;
+  for (std::size_t seq = 0; seq < s.lens.size(); ++seq) {
+    const std::int64_t query_len = s.starts[seq + 1] - s.starts[seq];
+    const std::int64_t seq_len = s.lens[seq];
+    for (std::int64_t row = 0; row < query_len * group; ++row) {
+      const std::int64_t first_row = row / plan.rows_per_tile * plan.rows_per_tile;
+      num_tiles += row == first_row ? 1u : 0u;
+      const auto found = splits_of_tile.find({static_cast<std::int32_t>(seq), static_cast<std::int32_t>(first_row)});
+      REQUIRE(found != splits_of_tile.end());
+      const std::int64_t p = seq_len - query_len + row / group;
+      std::int64_t begin = 0;
+      std::int64_t end = seq_len;
+      if (s.spec.causal) end = std::min(end, p + 1);
+      if (s.spec.window_left >= 0) begin = std::max<std::int64_t>(begin, p - s.spec.window_left);
+      if (s.spec.window_right >= 0) end = std::min(end, p + s.spec.window_right + 1);
+      for (std::int64_t split = begin / cuda::split_positions; begin < end && split * cuda::split_positions < end;
+           ++split) {
+        CHECK(found->second.count(static_cast<std::int32_t>(split)) == 1);
+      }
+    }
+  }
+  CHECK(splits_of_tile.size() == num_tiles);
+}
+
+}  // namespace
+
+TEST_CASE("every position that a row sees is in exactly one item of its tile") {
+  std::mt19937_64 random(test_seed());
+  CAPTURE(seed_note());
+  const auto below = [&](std::uint64_t n) { return static_cast<std::int32_t>(random() % n); };
+  bool any_cut = false;
+  for (int round = 0; round < 300; ++round) {
+    step s;
+    const std::int32_t kv_heads = 1 + below(8);
+    s.spec = spec_of(kv_heads * (1 + below(9)), kv_heads, 1 + below(300));
+    s.spec.causal = below(3) != 0;
+    if (below(3) == 0) s.spec.window_left = below(2000);
+    if (below(3) == 0) s.spec.window_right = below(100);
+    const int num_seqs = below(6);
+    for (int i = 0; i < num_seqs; ++i) {
+      const std::int32_t seq_len = below(4) == 0 ? below(3) : below(6000);
+      s.add(below(3) == 0 ? below(70) : below(3), seq_len);
+    }
+    cuda::general_plan plan;
+    cuda::plan_general(s.input(1 + below(140)), plan);
+    check_covers(s, plan);
+    any_cut = any_cut || plan.num_tiles > 0;
+    CHECK(plan.workspace_floats(s.spec) * sizeof(float) <= cuda::max_partial_bytes);
+  }
+  CHECK(any_cut);
+}
+
+TEST_CASE("a long sequence alone is cut into splits, many of them are not") {
+  step alone;
+  alone.spec = spec_of(32, 8);
+  alone.add(1, 131072);
+  cuda::general_plan plan;
+  cuda::plan_general(alone.input(), plan);
+  CHECK(plan.num_partials == 256);
+  CHECK(plan.rows_per_tile == cuda::few_rows);
+
+  step many;
+  many.spec = spec_of(32, 8);
+  for (int i = 0; i < 256; ++i) many.add(1, 4096);
+  cuda::plan_general(many.input(), plan);
+  CHECK(plan.num_partials == 0);
+  CHECK(plan.items.size() == 256);
+}
+
+TEST_CASE("x_split decode is partitioned only while sequences and heads leave the device idle") {
+  const auto plan_of = [](int num_seqs, std::int32_t seq_len, std::int32_t query_len) {
+    step s;
+    s.spec = spec_of(32, 8);
+    for (int i = 0; i < num_seqs; ++i) s.add(query_len, seq_len);
+    return cuda::plan_x_split(s.input());
+  };
+  CHECK_FALSE(plan_of(1, 512, 1).partitioned);
+  CHECK(plan_of(1, 513, 1).partitioned);
+  CHECK(plan_of(16, 4096, 1).partitioned);
+  CHECK(plan_of(16, 4096, 1).max_partitions == 8);
+  CHECK_FALSE(plan_of(17, 4096, 1).partitioned);
+  CHECK_FALSE(plan_of(1, 4096, 2).has_decodes);
+  CHECK(plan_of(1, 4096, 2).has_others);
+}
+
+TEST_CASE("plans of later steps keep the epoch until buffers or kernels change") {
+  fake_runtime runtime;
+  cuda::cuda_backend opened(runtime.api(), 0);
+  backend& where = opened;
+  attention_plan plan;
+  const auto plan_decode = [&](int num_seqs, std::int32_t seq_len) {
+    step s;
+    s.spec = spec_of(8, 8);
+    for (int i = 0; i < num_seqs; ++i) s.add(1, seq_len);
+    s.fill_tables();
+    where.plan_attention(plan, s.spec, s.view(), 1);
+  };
+  plan_decode(2, 100);
+  const std::uint64_t first = cuda::graph_epoch(plan);
+  CHECK(first > 0);
+  for (std::int32_t len = 101; len < 512; ++len) plan_decode(2, len);
+  CHECK(cuda::graph_epoch(plan) == first);
+  plan_decode(2000, 100);
+  CHECK(cuda::graph_epoch(plan) > first);
+
+  attention_plan reserved;
+  cuda::reserve_plan(where, reserved, spec_of(8, 8), 64, 64, 16384);
+  std::swap(plan, reserved);
+  plan_decode(64, 8192);
+  const std::uint64_t kept = cuda::graph_epoch(plan);
+  const std::int64_t allocations = runtime.count("malloc_device");
+  for (const std::int32_t len : {8193, 9000, 12000, 16384}) plan_decode(64, len);
+  CHECK(runtime.count("malloc_device") == allocations);
+  CHECK(cuda::graph_epoch(plan) == kept);
+}
+
+TEST_CASE("planning during a capture is refused") {
+  fake_runtime runtime;
+  cuda::cuda_backend opened(runtime.api(), 0);
+  backend& where = opened;
+  attention_plan plan;
+  step s;
+  s.spec = spec_of(8, 8);
+  s.add(1, 10);
+  s.fill_tables();
+  runtime.capture = cudaStreamCaptureStatusActive;
+  try {
+    where.plan_attention(plan, s.spec, s.view(), 1);
+    FAIL("a plan was made during a capture");
+  } catch (const error& e) {
+    CHECK(e.code() == errc::failed_precondition);
+  }
+  CHECK(plan.state == nullptr);
+}
+
+TEST_CASE("whatever CUDA call fails while planning, the plan stays as it was and nothing leaks") {
+  fake_runtime runtime;
+  {
+    cuda::cuda_backend opened(runtime.api(), 0);
+    backend& where = opened;
+    const auto plan_into = [&](attention_plan& plan, std::int32_t seq_len, int num_seqs) {
+      step s;
+      s.spec = spec_of(8, 8);
+      for (int i = 0; i < num_seqs; ++i) s.add(1, seq_len);
+      s.fill_tables();
+      where.plan_attention(plan, s.spec, s.view(), 1);
+    };
+    int num_failures = 0;
+    for (std::int64_t nth = 1; nth < 100; ++nth) {
+      attention_plan plan;
+      plan_into(plan, 100, 1);
+      const auto& state = dynamic_cast<const cuda::cuda_plan_state&>(*plan.state);
+      const std::size_t num_items = state.general().items.size();
+      runtime.fail_at(nth, cudaErrorMemoryAllocation);
+      bool failed = false;
+      try {
+        plan_into(plan, 20000, 200);
+      } catch (const error& e) {
+        failed = true;
+        CHECK(e.code() == errc::out_of_memory);
+        CHECK(std::string(e.what()).find("cudaErrorMemoryAllocation") != std::string::npos);
+      }
+      runtime.fail_at(0, cudaSuccess);
+      CHECK(runtime.last_error == cudaSuccess);
+      if (!failed) {
+        CHECK(plan.num_seqs == 200);
+        // A record of an event may fail without harm: the copy is waited for instead.
+        if (nth > 12) break;
+        continue;
+      }
+      ++num_failures;
+      CHECK(plan.num_seqs == 1);
+      CHECK(state.general().items.size() == num_items);
+      plan_into(plan, 100, 1);
+      CHECK(plan.num_seqs == 1);
+    }
+    CHECK(num_failures >= 8);
+  }
+  CHECK(runtime.live_device_blocks == 0);
+  CHECK(runtime.live_host_blocks == 0);
+  CHECK(runtime.live_events == 0);
+}

@@ -8,110 +8,18 @@
 #include <bifolio/error.hpp>
 #include <chrono>
 #include <cmath>
-#include <cstring>
 #include <memory>
 #include <numeric>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "attention_setting.hpp"
 #include "commands.hpp"
 #include "probe.hpp"
 
 namespace bifolio::bench {
 namespace {
-
-struct attention_options {
-  std::string device = "cpu";
-  std::vector<std::string> q_dtypes{"bf16"};
-  std::vector<std::string> kv_dtypes{"bf16"};
-  std::vector<std::int32_t> batches{1};
-  std::vector<std::int32_t> query_lens{1};
-  std::vector<std::int32_t> contexts{16384};
-  std::int32_t q_heads = 32;
-  std::vector<std::int32_t> kv_heads{8};
-  std::int32_t head_dim = 128;
-  std::vector<std::int32_t> block_sizes{16};
-  std::vector<std::string> layouts{"hnd"};
-  std::int32_t threads = 0;
-  std::string executor = "openmp";
-  std::vector<std::string> isas;
-  std::int32_t window = -1;
-  float soft_cap = 0;
-  bool non_causal = false;
-  std::int32_t repeats = 7;
-  double seconds = 1.0;
-  std::uint64_t seed = 1;
-};
-
-// One row's settings.
-struct setting {
-  dtype q_type = dtype::bf16;
-  dtype kv_type = dtype::bf16;
-  std::int32_t batch = 1;
-  std::int32_t query_len = 1;
-  std::int32_t context = 0;
-  std::int32_t kv_heads = 1;
-  std::int32_t block_size = 16;
-  layout_kind layout = layout_kind::hnd;
-};
-
-void require_range(const char* option, std::int64_t value, std::int64_t low, std::int64_t high) {
-  if (value >= low && value <= high) return;
-  throw error(errc::invalid_argument, std::string(option) + " is " + std::to_string(value) + "; it must be " +
-                                          std::to_string(low) + " to " + std::to_string(high));
-}
-
-// Fills with finite values of about N(0, 1)/2 in any dtype; speed matters more than quality.
-void fill_values(void* data, dtype type, std::int64_t count, std::uint64_t seed) {
-  std::vector<std::uint32_t> pattern(1 << 14);
-  std::mt19937_64 random(seed);
-  std::normal_distribution<float> normal(0.0f, 0.5f);
-  const std::size_t element = size_of(type);
-  auto* bytes = reinterpret_cast<std::byte*>(pattern.data());
-  const std::size_t in_pattern = pattern.size() * sizeof(std::uint32_t) / element;
-  for (std::size_t i = 0; i < in_pattern; ++i) {
-    const float value = normal(random);
-    const auto half = from_float<float16>(value);
-    const auto brain = from_float<bfloat16>(value);
-    const void* source = type == dtype::f32   ? static_cast<const void*>(&value)
-                         : type == dtype::f16 ? static_cast<const void*>(&half.bits)
-                                              : static_cast<const void*>(&brain.bits);
-    std::memcpy(bytes + i * element, source, element);
-  }
-  // Copies of an odd length, so that no two blocks are alike.
-  const std::size_t run = pattern.size() * sizeof(std::uint32_t) - 37 * element;
-  auto* to = static_cast<std::byte*>(data);
-  std::size_t left = static_cast<std::size_t>(count) * element;
-  while (left > 0) {
-    const std::size_t now = std::min(left, run);
-    std::memcpy(to, bytes, now);
-    to += now;
-    left -= now;
-  }
-}
-
-struct visible_work {
-  std::int64_t keys = 0;   // positions that the call reads
-  std::int64_t pairs = 0;  // (query token, visible position)
-};
-
-visible_work work_of(const setting& s, const attention_options& options) {
-  visible_work work;
-  const std::int64_t context = s.context;
-  std::int64_t first = context;
-  for (std::int64_t t = 0; t < s.query_len; ++t) {
-    const std::int64_t position = context - s.query_len + t;
-    const std::int64_t begin = options.window < 0 ? 0 : std::max<std::int64_t>(0, position - options.window);
-    const std::int64_t end = options.non_causal ? context : position + 1;
-    first = std::min(first, begin);
-    work.pairs += end - begin;
-  }
-  work.keys = context - first;
-  work.keys *= s.batch;
-  work.pairs *= s.batch;
-  return work;
-}
 
 // A loop that only reads: the blocks of one set, in the order of the tables, K and V of a block one after the other.
 struct gather_pass {
@@ -139,51 +47,21 @@ void gather_lane(void* context, std::int32_t lane) noexcept {
 class attention_bench {
  public:
   attention_bench(const attention_options& options, const setting& s, backend& where, executor& lanes)
-      : options_(options), setting_(s), where_(where), lanes_(lanes), work_(work_of(s, options)) {
-    spec_.num_q_heads = options.q_heads;
-    spec_.num_kv_heads = s.kv_heads;
-    spec_.head_dim = options.head_dim;
-    spec_.block_size = s.block_size;
-    spec_.q_type = s.q_type;
-    spec_.kv_type = s.kv_type;
-    spec_.out_type = s.q_type;
-    spec_.causal = !options.non_causal;
-    spec_.window_left = options.window;
+      : options_(options), setting_(s), where_(where), lanes_(lanes), spec_(spec_of(s, options)) {
     make_cache();
     make_rows();
   }
 
   row measure(read_probe& probe) {
     const double before = probe.gb_per_second();
-    const summary time = summarize(time_calls());
-    const double gather = gather_gb_per_second();
-    const double after = probe.gb_per_second();
-    const double probe_gb_s = (before + after) / 2;
-    const double bytes = static_cast<double>(work_.keys) * spec_.num_kv_heads * spec_.head_dim * 2 *
-                         static_cast<double>(size_of(spec_.kv_type));
-    const double flops = 4.0 * spec_.head_dim * spec_.num_q_heads * static_cast<double>(work_.pairs);
-    const double kv_gb_s = bytes / time.median * 1e-9;
-    return {{"device", options_.device},
-            {"isa", isa_name_},
-            {"dtype", std::string(to_string(spec_.q_type))},
-            {"kv_dtype", std::string(to_string(spec_.kv_type))},
-            {"batch", std::int64_t{setting_.batch}},
-            {"query_len", std::int64_t{setting_.query_len}},
-            {"context", std::int64_t{setting_.context}},
-            {"q_heads", std::int64_t{spec_.num_q_heads}},
-            {"kv_heads", std::int64_t{spec_.num_kv_heads}},
-            {"head_dim", std::int64_t{spec_.head_dim}},
-            {"block_size", std::int64_t{spec_.block_size}},
-            {"layout", std::string(to_string(setting_.layout))},
-            {"threads", std::int64_t{lanes_.width()}},
-            {"time_us", time.median * 1e6},
-            {"p10_us", time.p10 * 1e6},
-            {"p90_us", time.p90 * 1e6},
-            {"kv_gb_s", kv_gb_s},
-            {"gflop_s", flops / time.median * 1e-9},
-            {"probe_gb_s", probe_gb_s},
-            {"share_of_probe", kv_gb_s / probe_gb_s},
-            {"gather_gb_s", gather}};
+    attention_result result;
+    result.device = options_.device;
+    result.isa = isa_name_;
+    result.threads = lanes_.width();
+    result.time = summarize(time_calls());
+    result.gather_gb_s = gather_gb_per_second();
+    result.probe_gb_s = (before + probe.gb_per_second()) / 2;
+    return attention_row(setting_, options_, result);
   }
 
   void set_isa_name(std::string name) { isa_name_ = std::move(name); }
@@ -282,7 +160,6 @@ class attention_bench {
   setting setting_;
   backend& where_;
   executor& lanes_;
-  visible_work work_;
   attention_spec spec_;
   std::string isa_name_;
   std::int64_t blocks_per_seq_ = 0;
@@ -332,8 +209,9 @@ void run_attention(const attention_options& options, report& out) {
   }
   const std::vector<setting> settings = settings_of(options);
   const device where = parse_device(options.device);
-  if (where.type != device_type::cpu) {
-    throw error(errc::unsupported, "--device is " + options.device + "; this benchmark measures cpu");
+  if (where.type == device_type::cuda) {
+    run_cuda_attention(options, settings, out);
+    return;
   }
   const auto lanes = make_executor(parse_executor(options.executor), options.threads);
   std::vector<cpu_isa> isas;
@@ -360,7 +238,7 @@ void add_attention_command(CLI::App& program, command& run) {
   auto o = std::make_shared<attention_options>();
   CLI::App* sub = program.add_subcommand(
       "attention", "One attention call over shuffled blocks. Options in plural take lists (a,b): one row for each");
-  sub->add_option("--device", o->device, "cpu")->capture_default_str();
+  sub->add_option("--device", o->device, "cpu, cuda or cuda:N")->capture_default_str();
   sub->add_option("--dtype", o->q_dtypes, "Dtypes of queries and outputs: f32, f16, bf16")
       ->delimiter(',')
       ->capture_default_str();

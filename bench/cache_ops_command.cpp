@@ -14,36 +14,13 @@
 #include <string>
 #include <vector>
 
+#include "attention_setting.hpp"
+#include "cache_ops_options.hpp"
 #include "commands.hpp"
 #include "probe.hpp"
 
 namespace bifolio::bench {
 namespace {
-
-struct cache_ops_options {
-  std::string device = "cpu";
-  std::vector<std::string> ops{"append", "gather", "copy", "swap", "convert"};
-  std::vector<std::string> dtypes{"f32", "bf16"};
-  std::vector<std::string> kv_dtypes{"bf16"};
-  std::vector<std::string> layouts{"hnd", "nhd", "x_split"};
-  std::int32_t tokens = 4096;
-  std::int32_t kv_heads = 8;
-  std::int32_t head_dim = 128;
-  std::int32_t block_size = 16;
-  std::int64_t pool_mib = 256;
-  std::int32_t threads = 0;
-  std::string executor = "openmp";
-  std::string isa;
-  std::int32_t repeats = 15;
-  double seconds = 0.5;
-  std::uint64_t seed = 1;
-};
-
-void require_range(const char* option, std::int64_t value, std::int64_t low, std::int64_t high) {
-  if (value >= low && value <= high) return;
-  throw error(errc::invalid_argument, std::string(option) + " is " + std::to_string(value) + "; it must be " +
-                                          std::to_string(low) + " to " + std::to_string(high));
-}
 
 /// memcpy of a large buffer to another, one contiguous part per lane.
 class copy_probe {
@@ -258,8 +235,9 @@ void run_cache_ops(const cache_ops_options& options, report& out) {
                 "--min-time is " + std::to_string(options.seconds) + "; it must be above 0 seconds");
   }
   const device where = parse_device(options.device);
-  if (where.type != device_type::cpu) {
-    throw error(errc::unsupported, "cache_ops measures --device cpu; '" + options.device + "' is not measured yet");
+  if (where.type == device_type::cuda) {
+    run_cuda_cache_ops(options, out);
+    return;
   }
   const auto lanes = make_executor(parse_executor(options.executor), options.threads);
   backend_options opening;
@@ -275,7 +253,7 @@ void run_cache_ops(const cache_ops_options& options, report& out) {
 void add_cache_ops_command(CLI::App& program, command& run) {
   auto o = std::make_shared<cache_ops_options>();
   CLI::App* sub = program.add_subcommand("cache_ops", "append, gather, copy, swap and convert beside memcpy");
-  sub->add_option("--device", o->device, "cpu")->capture_default_str();
+  sub->add_option("--device", o->device, "cpu, cuda or cuda:N")->capture_default_str();
   sub->add_option("--ops", o->ops, "append, gather, copy, swap, convert")->delimiter(',')->capture_default_str();
   sub->add_option("--dtype", o->dtypes, "Dtypes of rows: f32, f16, bf16")->delimiter(',')->capture_default_str();
   sub->add_option("--kv-dtype", o->kv_dtypes, "Dtypes of the cache")->delimiter(',')->capture_default_str();

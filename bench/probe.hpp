@@ -9,6 +9,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "report.hpp"
+
 namespace bifolio::bench {
 
 [[nodiscard]] inline double seconds_since(std::chrono::steady_clock::time_point start) noexcept {
@@ -36,6 +38,10 @@ class read_probe {
 
 /// Fused multiply-adds on registers alone, widest vectors of this machine, all lanes: GFLOP/s (2 per element).
 [[nodiscard]] double fma_gflop_per_second(executor& lanes, double seconds = 0.3);
+/// What a CUDA device's memory gives: one row for reading, setting, copying, and reading shuffled chunks. Throws
+/// `error`: unsupported without one.
+void run_cuda_probe(std::int32_t device_index, std::int64_t mebibytes, report& out);
+
 /// The vectors that `fma_gflop_per_second` uses: "avx512", "avx2", "neon" or "baseline".
 [[nodiscard]] const char* fma_vectors() noexcept;
 

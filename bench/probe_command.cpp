@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // bifolio_bench probe: the two limits that the other subcommands are measured against.
+#include <bifolio/device.hpp>
 #include <bifolio/error.hpp>
 #include <bifolio/executor.hpp>
 #include <memory>
@@ -13,6 +14,7 @@ namespace bifolio::bench {
 namespace {
 
 struct probe_options {
+  std::string device = "cpu";
   std::vector<std::int32_t> threads;
   std::string executor = "openmp";
   double seconds = 1.0;
@@ -26,6 +28,10 @@ void run_probe(const probe_options& options, report& out) {
   }
   if (options.mebibytes < 64 || options.mebibytes > (1 << 20)) {
     throw error(errc::invalid_argument, "--mib is " + std::to_string(options.mebibytes) + "; it must be 64 to 1048576");
+  }
+  if (const device where = parse_device(options.device); where.type == device_type::cuda) {
+    run_cuda_probe(where.index, options.mebibytes, out);
+    return;
   }
   std::vector<std::int32_t> threads = options.threads;
   if (threads.empty()) {
@@ -48,7 +54,9 @@ void run_probe(const probe_options& options, report& out) {
 
 void add_probe_command(CLI::App& program, command& run) {
   auto options = std::make_shared<probe_options>();
-  CLI::App* sub = program.add_subcommand("probe", "Sequential memory reads and float32 FMA peak, by thread count");
+  CLI::App* sub = program.add_subcommand(
+      "probe", "Sequential memory reads and float32 FMA peak, by thread count; on CUDA reads, writes and copies");
+  sub->add_option("--device", options->device, "cpu, cuda or cuda:N")->capture_default_str();
   sub->add_option("--threads", options->threads, "Thread counts, e.g. 1,2 (default: 1, 2, 4 … all)")->delimiter(',');
   sub->add_option("--executor", options->executor, "openmp, tbb or serial")->capture_default_str();
   sub->add_option("--min-time", options->seconds, "Seconds per measurement")->capture_default_str();

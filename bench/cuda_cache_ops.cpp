@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+// bifolio_bench cache_ops --device cuda: the calls of the CPU's table by graph replays, beside a large copy on the
+// device (append, gather, copy, convert) or one large transfer to pinned host memory (swap_out, swap_in).
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <bifolio/backend.hpp>
+#include <bifolio/buffer.hpp>
+#include <bifolio/error.hpp>
+#include <functional>
+#include <numeric>
+#include <random>
+
+#include "attention_setting.hpp"
+#include "cache_ops_options.hpp"
+#include "cuda_timing.hpp"
+
+namespace bifolio::bench {
+namespace {
+
+void require_ok(errc code, const std::string& what) {
+  if (code != errc::ok) throw error(code, what + " was refused: " + std::string(to_string(code)));
+}
+
+struct pool {
+  buffer memory;
+  kv_cache_view view;
+  pool(memory_resource& from, const kv_layout& layout, std::int64_t num_blocks)
+      : memory(from, static_cast<std::size_t>(num_blocks * layout.block_bytes())) {
+    view = {memory.data(), memory.as<std::byte>() + memory.num_bytes() / 2, num_blocks, layout};
+  }
+};
+
+class cuda_cache_ops_bench {
+ public:
+  cuda_cache_ops_bench(const cache_ops_options& options, backend& where, graph_timer& timer, report& out)
+      : options_(options), where_(where), timer_(timer), out_(out), random_(options.seed) {}
+
+  void run() {
+    copy_gb_s_ = measure_memory(timer_, std::size_t{1} << 30, 0.1).copy;
+    for (const auto& op : options_.ops) {
+      for_each_layout([&](const kv_layout& layout) {
+        if (op == "append" || op == "gather") {
+          for (const auto& type : options_.dtypes) transfer(op, layout, parse_dtype(type));
+        } else if (op == "copy") {
+          copy(layout);
+        } else if (op == "swap") {
+          swap(layout);
+        } else if (op == "convert") {
+          for_each_layout([&](const kv_layout& to) {
+            if (layout != to) convert(layout, to);
+          });
+        } else {
+          throw error(errc::invalid_argument, "--ops '" + op + "' is not one of append, gather, copy, swap, convert");
+        }
+      });
+    }
+  }
+
+ private:
+  static constexpr std::int32_t calls = 8;
+
+  void for_each_layout(const std::function<void(const kv_layout&)>& body) const {
+    for (const auto& kind : options_.layouts) {
+      for (const auto& type : options_.kv_dtypes) {
+        body(make_layout(parse_layout(kind), parse_dtype(type), options_.kv_heads, options_.head_dim,
+                         options_.block_size));
+      }
+    }
+  }
+  [[nodiscard]] std::int64_t blocks_per_call() const { return blocks_for(options_.tokens, options_.block_size); }
+  [[nodiscard]] std::int64_t pool_blocks(const kv_layout& layout) const {
+    return std::max((options_.pool_mib << 20) / layout.block_bytes(), 2 * calls * blocks_per_call());
+  }
+  [[nodiscard]] std::vector<std::int32_t> shuffled(std::int64_t count) {
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(count));
+    std::iota(ids.begin(), ids.end(), 0);
+    std::shuffle(ids.begin(), ids.end(), random_);
+    return ids;
+  }
+  static std::string name_of(const kv_layout& layout) {
+    return std::string(to_string(layout.kind)) + " " + std::string(to_string(layout.type));
+  }
+
+  void transfer(const std::string& op, const kv_layout& layout, dtype rows_type) {
+    const pool cache(where_.memory(), layout, pool_blocks(layout));
+    const std::int64_t row_elements = std::int64_t{layout.num_kv_heads} * layout.head_dim;
+    const auto half = static_cast<std::size_t>(options_.tokens * row_elements) * size_of(rows_type);
+    buffer rows(where_.memory(), 2 * half * calls);
+    fill_on_device(rows.data(), rows.num_bytes(), static_cast<int>(rows_type), options_.seed);
+    const std::vector<std::int32_t> order = shuffled(cache.view.num_blocks);
+    std::vector<std::int64_t> slots;
+    for (std::int64_t call = 0; call < calls; ++call) {
+      for (std::int64_t t = 0; t < options_.tokens; ++t) {
+        const auto block = static_cast<std::size_t>(call * blocks_per_call() + t / layout.block_size);
+        slots.push_back(std::int64_t{order[block]} * layout.block_size + t % layout.block_size);
+      }
+    }
+    buffer device_slots(where_.memory(), slots.size() * sizeof(std::int64_t));
+    require_ok(where_.upload(device_slots.data(), slots.data(), device_slots.num_bytes(), {}), "upload");
+    require_ok(where_.synchronize({}), "upload");
+    const std::string rows_name = "rows " + std::string(to_string(rows_type));
+    const bool stores = op == "append";
+    const double bytes = 2.0 * static_cast<double>(options_.tokens * row_elements) *
+                         static_cast<double>(size_of(rows_type) + size_of(layout.type));
+    measure(op, stores ? rows_name : name_of(layout), stores ? name_of(layout) : rows_name, bytes, copy_gb_s_,
+            [&](std::int32_t call) {
+              auto* const base = rows.as<std::byte>() + static_cast<std::size_t>(call) * 2 * half;
+              const tensor_view k =
+                  dense_view<void>(base, rows_type, options_.tokens, layout.num_kv_heads, layout.head_dim);
+              tensor_view v = k;
+              v.data = base + half;
+              const std::int64_t* const list = device_slots.as<std::int64_t>() + call * options_.tokens;
+              return stores ? where_.append({cache.view, as_const(k), as_const(v), list}, timer_.stream())
+                            : where_.gather({cache.view, k, v, list}, timer_.stream());
+            });
+  }
+
+  std::vector<block_copy> pairs_of(const std::vector<std::int32_t>& sources, const std::vector<std::int32_t>& targets,
+                                   std::int32_t call, std::size_t ahead) const {
+    std::vector<block_copy> pairs;
+    const auto first = static_cast<std::size_t>(call * blocks_per_call());
+    for (std::size_t i = 0; i < static_cast<std::size_t>(blocks_per_call()); ++i) {
+      pairs.push_back(
+          {block_id{sources[(first + i) % sources.size()]}, block_id{targets[(first + i + ahead) % targets.size()]}});
+    }
+    return pairs;
+  }
+
+  void copy(const kv_layout& layout) {
+    const pool cache(where_.memory(), layout, pool_blocks(layout));
+    const std::vector<std::int32_t> order = shuffled(cache.view.num_blocks);
+    measure(
+        "copy", name_of(layout), name_of(layout), 2.0 * static_cast<double>(blocks_per_call() * layout.block_bytes()),
+        copy_gb_s_, [&](std::int32_t call) {
+          return where_.copy_blocks({&cache.view, 1}, pairs_of(order, order, call, order.size() / 2), timer_.stream());
+        });
+  }
+
+  void convert(const kv_layout& from, const kv_layout& to) {
+    const pool src(where_.memory(), from, pool_blocks(from));
+    const pool dst(where_.memory(), to, pool_blocks(to));
+    const std::vector<std::int32_t> sources = shuffled(src.view.num_blocks);
+    const std::vector<std::int32_t> targets = shuffled(dst.view.num_blocks);
+    measure("convert", name_of(from), name_of(to),
+            static_cast<double>(blocks_per_call() * (from.block_bytes() + to.block_bytes())), copy_gb_s_,
+            [&](std::int32_t call) {
+              return where_.convert_blocks(src.view, dst.view, pairs_of(sources, targets, call, 0), timer_.stream());
+            });
+  }
+
+  /// One transfer of as many bytes, in the same direction.
+  double transfer_gb_s(void* dst, const void* src, std::size_t num_bytes) {
+    const summary time = timer_.time(
+        2,
+        [&](std::int32_t) {
+          if (cudaMemcpyAsync(dst, src, num_bytes, cudaMemcpyDefault,
+                              static_cast<cudaStream_t>(timer_.stream().handle)) != cudaSuccess) {
+            throw error(errc::internal, "a transfer failed");
+          }
+        },
+        5, 0.05);
+    return static_cast<double>(num_bytes) / time.median * 1e-9;
+  }
+
+  void swap(const kv_layout& layout) {
+    const std::int64_t blocks = 2 * blocks_per_call();
+    const pool on_device(where_.memory(), layout, blocks);
+    const pool on_host(where_.staging_memory(), layout, blocks);
+    const std::vector<std::int32_t> sources = shuffled(blocks);
+    const std::vector<std::int32_t> targets = shuffled(blocks);
+    const double bytes = static_cast<double>(blocks_per_call() * layout.block_bytes());
+    const auto half = on_device.memory.num_bytes() / 2;
+    for (const bool out : {true, false}) {
+      const pool& src = out ? on_device : on_host;
+      const pool& dst = out ? on_host : on_device;
+      const double limit = transfer_gb_s(dst.view.k, src.view.k, half);
+      measure(out ? "swap_out" : "swap_in", name_of(layout), name_of(layout), bytes, limit, [&](std::int32_t call) {
+        return where_.swap_blocks({&src.view, 1}, {&dst.view, 1}, pairs_of(sources, targets, call % 2, 0),
+                                  timer_.stream());
+      });
+    }
+  }
+
+  void measure(const std::string& op, const std::string& from, const std::string& to, double bytes, double limit,
+               const std::function<errc(std::int32_t)>& call) {
+    const summary time = timer_.time(
+        calls, [&](std::int32_t i) { require_ok(call(i), op); }, options_.repeats, std::min(options_.seconds, 0.1));
+    const double gb_s = bytes / time.median * 1e-9;
+    out_.add({{"op", op},
+              {"from", from},
+              {"to", to},
+              {"tokens", std::int64_t{options_.tokens}},
+              {"time_us", time.median * 1e6},
+              {"p10_us", time.p10 * 1e6},
+              {"p90_us", time.p90 * 1e6},
+              {"gb_s", gb_s},
+              {"memcpy_gb_s", limit},
+              {"share_of_memcpy", gb_s / limit}});
+  }
+
+  const cache_ops_options& options_;
+  backend& where_;
+  graph_timer& timer_;
+  report& out_;
+  std::mt19937_64 random_;
+  double copy_gb_s_ = 0;
+};
+
+}  // namespace
+
+void run_cuda_cache_ops(const cache_ops_options& options, report& out) {
+  const device where = parse_device(options.device);
+  const auto opened = make_backend(where);
+  out.fact("backend", opened->description());
+  graph_timer timer(where.index);
+  cuda_cache_ops_bench(options, *opened, timer, out).run();
+}
+
+}  // namespace bifolio::bench

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// Time of work on a CUDA stream: several calls captured into one graph, replayed, measured with events.
+
+#include <bifolio/device.hpp>
+#include <cstdint>
+#include <functional>
+
+#include "report.hpp"
+
+namespace bifolio::bench {
+
+class graph_timer {
+ public:
+  /// Makes the device current for the thread. Throws `error`.
+  explicit graph_timer(std::int32_t device_index);
+  ~graph_timer();
+  graph_timer(const graph_timer&) = delete;
+  graph_timer& operator=(const graph_timer&) = delete;
+
+  [[nodiscard]] stream_ref stream() const noexcept { return {stream_}; }
+
+  /// Seconds of one call: `enqueue(i)` puts the i-th of `calls` into `stream()`; the graph of all is replayed at least
+  /// `repeats` times and for `seconds`. Throws `error`.
+  [[nodiscard]] summary time(std::int32_t calls, const std::function<void(std::int32_t)>& enqueue, std::int32_t repeats,
+                             double seconds);
+
+ private:
+  void* stream_ = nullptr;
+  void* start_ = nullptr;
+  void* stop_ = nullptr;
+};
+
+/// Memory on the device that is filled with ordinary numbers of `type`.
+void fill_on_device(void* data, std::size_t num_bytes, int type, std::uint64_t seed);
+
+/// GB/s of each, measured with `timer` over buffers of `num_bytes`.
+struct memory_speeds {
+  double read = 0;
+  double set = 0;
+  double copy = 0;  ///< bytes read and bytes written
+};
+[[nodiscard]] memory_speeds measure_memory(graph_timer& timer, std::size_t num_bytes, double seconds);
+
+/// Reading shuffled blocks of both halves: the calls of `timer.time` take turns among `num_sets` lists of
+/// `blocks_per_set` block ids on the device.
+struct gather_work {
+  const void* k = nullptr;
+  const void* v = nullptr;
+  std::int64_t half_block_bytes = 0;  ///< a multiple of 16
+  const std::int32_t* ids = nullptr;  ///< [num_sets, blocks_per_set]
+  std::int64_t blocks_per_set = 0;
+  std::int32_t num_sets = 1;
+};
+[[nodiscard]] double measure_gather(graph_timer& timer, const gather_work& work, double seconds);
+
+// Kernels, in cuda_probe_kernels.cu; each returns a cudaError_t.
+int launch_read(const void* data, std::size_t num_bytes, void* sink, void* stream);
+int launch_gather(const gather_work& work, std::int32_t set, void* sink, void* stream);
+
+}  // namespace bifolio::bench

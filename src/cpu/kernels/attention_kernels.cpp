@@ -12,7 +12,6 @@ inline constexpr float minus_infinity = -__builtin_inff();
 inline constexpr float rescale_threshold = 8.0f;
 /// Up to this many rows, V is widened anew for each row group rather than once into scratch.
 inline constexpr int in_place_rows = 12;
-inline constexpr int cache_line_bytes = 64;
 
 BIFOLIO_INLINE float exp_scalar(float x) noexcept {
   float values[lanes];
@@ -102,7 +101,7 @@ class item_runner {
 
   void run() noexcept {
     pack_queries();
-    for (int split = item_.split_begin; split < item_.split_end; ++split) run_split(split);
+    run_tiles();
     if (item_.partials == nullptr) finish_rows(scratch_.totals, 0);
   }
 
@@ -178,12 +177,37 @@ class item_runner {
     }
   }
 
-  void run_split(int split) noexcept {
-    const std::int64_t split_first = static_cast<std::int64_t>(split) * split_keys;
-    const std::int64_t begin = seen_.begin > split_first ? seen_.begin : split_first;
-    const std::int64_t end = seen_.end < split_first + split_keys ? seen_.end : split_first + split_keys;
+  void run_tiles() noexcept {
+    const std::int64_t items_first = static_cast<std::int64_t>(item_.split_begin) * split_keys;
+    const std::int64_t items_end = static_cast<std::int64_t>(item_.split_end) * split_keys;
+    const std::int64_t begin = seen_.begin > items_first ? seen_.begin : items_first;
+    const std::int64_t end = seen_.end < items_end ? seen_.end : items_end;
     if (begin >= end) return;
 
+    tile_place places[2];
+    int current = 0;
+    std::int64_t tile = begin / tile_keys * tile_keys;
+    place_tile(places[current], tile, begin, end);
+    float* states = begin_split(tile / split_keys);
+    for (;;) {
+      const std::int64_t next = tile + tile_keys;
+      if (next < end) {
+        place_tile(places[1 - current], next, begin, end);
+        look_ahead(places[1 - current]);
+      }
+      for (int head = 0; head < num_heads_; ++head) run_unit(places[current], head, states);
+      if (next >= end || next % split_keys == 0) {
+        end_split(tile / split_keys, states);
+        if (next >= end) return;
+        states = begin_split(next / split_keys);
+      }
+      current = 1 - current;
+      tile = next;
+    }
+  }
+
+  // The states of a new split: nothing seen.
+  float* begin_split(std::int64_t split) noexcept {
     float* states =
         item_.partials == nullptr ? scratch_.states : item_.partials + (split - first_split()) * num_rows() * stride_;
     for (std::int64_t row = 0; row < num_rows(); ++row) {
@@ -192,24 +216,12 @@ class item_runner {
       maximum_of(state, padded_) = minus_infinity;
       store(scratch_.sums + row * workspace_align, vf(0.0f));
     }
+    return states;
+  }
 
-    tile_place places[2];
-    int current = 0;
-    std::int64_t tile = begin / tile_keys * tile_keys;
-    place_tile(places[current], tile, begin, end);
-    while (tile < end) {
-      const std::int64_t next = tile + tile_keys;
-      const bool has_next = next < end;
-      if (has_next) place_tile(places[1 - current], next, begin, end);
-      for (int head = 0; head < num_heads_; ++head) {
-        const tile_place* ahead = head + 1 < num_heads_ ? &places[current] : has_next ? &places[1 - current] : nullptr;
-        if (ahead != nullptr) prefetch_unit(*ahead, head + 1 < num_heads_ ? head + 1 : 0);
-        run_unit(places[current], head, states);
-      }
-      current = 1 - current;
-      tile = next;
-    }
-
+  // Reduces the sums; folds the split into the totals when the item holds all splits of its rows.
+  void end_split(std::int64_t split, float* states) noexcept {
+    const std::int64_t split_first = split * split_keys;
     for (int head = 0; head < num_heads_; ++head) {
       for (int row = 0; row < head_rows_; ++row) {
         float* state = state_of(states, head, row);
@@ -238,21 +250,52 @@ class item_runner {
     sum_of(total, padded_) = sum_of(partial, padded_) * weights.b + sum_of(total, padded_) * weights.a;
   }
 
-  void prefetch_unit(const tile_place& place, int head) const noexcept {
-    const auto bytes = static_cast<std::int64_t>(sizeof(Key)) * args_.head_dim;
-    if (k_contiguous_) {
-      const Key* k = static_cast<const Key*>(args_.k) + (item_.kv_head_begin + head) * args_.k_strides.head;
-      for (int key = place.begin; key < place.end; ++key) {
-        const char* row = reinterpret_cast<const char*>(k + place.k[key]);
-        for (std::int64_t b = 0; b < bytes; b += cache_line_bytes) prefetch_l2(row + b);
+  // Starts the stream of the lines that all heads of the tile will read.
+  void look_ahead(const tile_place& place) noexcept {
+    num_runs_ = 0;
+    num_ahead_lines_ = 0;
+    int key = place.begin;
+    while (key < place.end) {
+      const auto token = static_cast<std::int32_t>((place.first + key) % args_.block_size);
+      const int left_in_block = args_.block_size - token;
+      const int count = left_in_block < place.end - key ? left_in_block : place.end - key;
+      if (k_contiguous_) add_runs(args_.k, args_.k_strides, place.k[key], count);
+      if (v_contiguous_) add_runs(args_.v, args_.v_strides, place.v[key], count);
+      key += count;
+    }
+    // A tile's steps: one a column of a transposition, one a dim in the scores, one a key and register pass in the
+    // accumulation.
+    const int passes = (dims_ + kernel_vectors * lanes - 1) / (kernel_vectors * lanes);
+    const int columns = tile_keys / lanes * args_.head_dim / (sizeof(Key) == 4 ? 1 : 2);
+    const int rows = num_groups_ * (args_.head_dim * (tile_vectors / kernel_vectors) + tile_keys * passes);
+    const int steps = num_heads_ * (columns + rows);
+    ahead_.start(ahead_runs_, num_runs_, (num_ahead_lines_ + steps - 1) / (steps > 0 ? steps : 1));
+  }
+
+  // `count` tokens of one block, all heads of the item, in the order of memory.
+  void add_runs(const void* half, const kv_strides& strides, std::int64_t offset, int count) noexcept {
+    const Key* first = static_cast<const Key*>(half) + offset + item_.kv_head_begin * strides.head;
+    if (strides.token == args_.head_dim) {
+      for (int head = 0; head < num_heads_; ++head) add_run(first + head * strides.head, count * args_.head_dim);
+    } else if (strides.head == args_.head_dim) {
+      for (int token = 0; token < count; ++token) add_run(first + token * strides.token, num_heads_ * args_.head_dim);
+    } else {
+      for (int token = 0; token < count; ++token) {
+        for (int head = 0; head < num_heads_; ++head) {
+          add_run(first + token * strides.token + head * strides.head, args_.head_dim);
+        }
       }
     }
-    if (v_contiguous_) {
-      const Key* v = static_cast<const Key*>(args_.v) + (item_.kv_head_begin + head) * args_.v_strides.head;
-      for (int key = place.begin; key < place.end; ++key) {
-        const char* row = reinterpret_cast<const char*>(v + place.v[key]);
-        for (std::int64_t b = 0; b < bytes; b += cache_line_bytes) prefetch_l2(row + b);
-      }
+  }
+
+  void add_run(const Key* begin, int num_elements) noexcept {
+    const char* from = reinterpret_cast<const char*>(begin);
+    const char* to = reinterpret_cast<const char*>(begin + num_elements);
+    num_ahead_lines_ += static_cast<int>((to - from + cache_line_bytes - 1) / cache_line_bytes);
+    if (num_runs_ > 0 && ahead_runs_[num_runs_ - 1].end == from) {
+      ahead_runs_[num_runs_ - 1].end = to;
+    } else if (num_runs_ < max_runs) {
+      ahead_runs_[num_runs_++] = {from, to};
     }
   }
 
@@ -284,7 +327,7 @@ class item_runner {
           rows[i] = row;
         }
       }
-      transpose_keys(rows, args_.head_dim, scratch_.keys + column);
+      transpose_keys(rows, args_.head_dim, scratch_.keys + column, ahead_);
     }
   }
 
@@ -349,7 +392,7 @@ class item_runner {
       const float* group_queries = queries + static_cast<std::int64_t>(begin) * args_.head_dim;
       with_rows(
           rows, [&]<int Rows>() __attribute__((always_inline)) {
-            score_rows<Rows>(group_queries, scratch_.keys, args_.head_dim, scores);
+            score_rows<Rows>(group_queries, scratch_.keys, args_.head_dim, scores, ahead_);
           });
       const std::int64_t row_index = static_cast<std::int64_t>(head) * head_rows_ + begin;
       float* group_states = states + row_index * stride_;
@@ -422,19 +465,19 @@ class item_runner {
   // Rows together where all of them see the keys, each by itself before and after that; ascending keys in every row.
   template <class Value>
   BIFOLIO_INLINE void accumulate(const float* p, const Value* const* values, const visible_range* seen,
-                                 visible_range common, int rows, float* states) const noexcept {
+                                 visible_range common, int rows, float* states) noexcept {
     const bool together = common.begin < common.end;
     const auto alone = [&](int row, std::int64_t begin, std::int64_t end) {
       if (begin >= end) return;
       accumulate_rows<1>(p + row * tile_keys, values, static_cast<int>(begin), static_cast<int>(end), dims_,
-                         states + row * stride_, stride_);
+                         states + row * stride_, stride_, ahead_);
     };
     for (int i = 0; i < rows; ++i) alone(i, seen[i].begin, together ? common.begin : seen[i].end);
     if (!together) return;
     with_rows(
         rows, [&]<int Rows>() __attribute__((always_inline)) {
           accumulate_rows<Rows>(p, values, static_cast<int>(common.begin), static_cast<int>(common.end), dims_, states,
-                                stride_);
+                                stride_, ahead_);
         });
     for (int i = 0; i < rows; ++i) alone(i, common.end, seen[i].end);
   }
@@ -517,6 +560,11 @@ class item_runner {
   bool v_contiguous_;
   bool v_in_place_;
   visible_range seen_;  // by any row of the item
+  static constexpr int max_runs = 512;
+  memory_run ahead_runs_[max_runs];
+  int num_runs_ = 0;
+  int num_ahead_lines_ = 0;
+  line_stream ahead_;
 };
 
 template <class Key>

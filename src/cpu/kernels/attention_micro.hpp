@@ -16,11 +16,60 @@ inline constexpr int max_group_rows = 6;
 /// Vectors beside each other in one kernel: 6 × 4 accumulators of 32 registers, 6 × 2 of 16.
 inline constexpr int kernel_vectors = num_vector_registers == 32 ? 4 : 2;
 inline constexpr int tile_vectors = tile_keys / lanes;
+inline constexpr int cache_line_bytes = 64;
+
+/// A stretch of memory without gaps.
+struct memory_run {
+  const char* begin = nullptr;
+  const char* end = nullptr;
+};
+
+/// Cache lines that will be needed next, handed to L2 a few at a time between other work. In order of memory over long
+/// runs, because then the hardware's own prefetchers join in; evenly, because a burst overruns the core's queue of
+/// outstanding misses.
+class line_stream {
+ public:
+  /// `runs` must outlive the stream. Once they are done, steps do nothing.
+  BIFOLIO_INLINE void start(const memory_run* runs, int num_runs, int lines_per_step) noexcept {
+    next_ = runs;
+    last_ = runs + num_runs;
+    lines_per_step_ = lines_per_step;
+    at_ = nullptr;
+    end_ = nullptr;
+    if (num_runs > 0) next_run();
+  }
+  BIFOLIO_INLINE void step() noexcept {
+    for (int i = 0; i < lines_per_step_; ++i) {
+      prefetch_l2(at_);
+      at_ += cache_line_bytes;
+      if (__builtin_expect(at_ >= end_, 0)) next_run();
+    }
+  }
+
+ private:
+  void next_run() noexcept {
+    if (next_ == last_) {
+      lines_per_step_ = 0;
+      return;
+    }
+    at_ = next_->begin;
+    end_ = next_->end;
+    ++next_;
+  }
+
+  const char* at_ = nullptr;
+  const char* end_ = nullptr;
+  const memory_run* next_ = nullptr;
+  const memory_run* last_ = nullptr;
+  int lines_per_step_ = 0;
+};
 
 /// scores[r][key] = Σ_d queries[d][r] · keys[d][key], d ascending. queries [head_dim][Rows], keys
 /// [head_dim][tile_keys], scores [Rows][tile_keys].
 template <int Rows>
-BIFOLIO_INLINE void score_rows(const float* queries, const float* keys, int head_dim, float* scores) noexcept {
+BIFOLIO_INLINE void score_rows(const float* queries, const float* keys, int head_dim, float* scores,
+                               line_stream& stream) noexcept {
+  line_stream ahead = stream;  // in registers
   for (int column = 0; column < tile_keys; column += kernel_vectors * lanes) {
     vf acc[std::size_t{Rows}][std::size_t{kernel_vectors}];
 #pragma GCC unroll 6
@@ -40,6 +89,7 @@ BIFOLIO_INLINE void score_rows(const float* queries, const float* keys, int head
 #pragma GCC unroll 4
         for (int c = 0; c < kernel_vectors; ++c) acc[r][c] = fma(a, b[c], acc[r][c]);
       }
+      ahead.step();
       q += Rows;
       k += tile_keys;
     }
@@ -49,13 +99,15 @@ BIFOLIO_INLINE void score_rows(const float* queries, const float* keys, int head
       for (int c = 0; c < kernel_vectors; ++c) store(scores + r * tile_keys + column + c * lanes, acc[r][c]);
     }
   }
+  stream = ahead;
 }
 
 /// acc[r][dims] += Σ_key p[r][key] · values[key][dims], key ascending in [begin, end). p [Rows][tile_keys]; values: one
 /// pointer per key; acc [Rows] rows of `acc_stride` floats in value order; dims: `num_dims`, whole pairs of vectors.
 template <int Rows, class Value>
 BIFOLIO_INLINE void accumulate_rows(const float* p, const Value* const* values, int begin, int end, int num_dims,
-                                    float* acc_rows, std::int64_t acc_stride) noexcept {
+                                    float* acc_rows, std::int64_t acc_stride, line_stream& stream) noexcept {
+  line_stream ahead = stream;  // in registers
   const auto pass = [&]<int Vectors>(int dim) __attribute__((always_inline)) {
     vf acc[std::size_t{Rows}][std::size_t{Vectors}];
     float* first = acc_rows + dim;
@@ -66,6 +118,7 @@ BIFOLIO_INLINE void accumulate_rows(const float* p, const Value* const* values, 
     }
     for (int key = begin; key < end; ++key) {
       const Value* row = values[key] + dim;
+      ahead.step();
       vf b[std::size_t{Vectors}];
 #pragma GCC unroll 2
       for (int c = 0; c < Vectors; c += 2) load_pair(row + c * lanes, b[c], b[c + 1]);
@@ -89,6 +142,7 @@ BIFOLIO_INLINE void accumulate_rows(const float* p, const Value* const* values, 
   if constexpr (kernel_vectors > 2) {
     if (dim < num_dims) pass.template operator()<2>(dim);
   }
+  stream = ahead;
 }
 
 /// Calls `body.operator()<Rows>()` for the number of rows, 1 … 6.
@@ -110,44 +164,45 @@ BIFOLIO_INLINE void with_rows(int rows, const Body& body) noexcept {
   }
 }
 
-/// keys[dim][column + lane] = rows[lane][dim] for `lanes` keys and dims [0, head_dim); rows of keys [padded][tile_keys]
-/// up to the padded dims are written, padding with zeros.
-BIFOLIO_INLINE void transpose_keys(const float* const* rows, int head_dim, float* keys) noexcept {
-  vf block[lanes];
+/// keys[dim][lane] = rows[lane][dim] for `lanes` keys and dims [0, head_dim); keys [head_dim][tile_keys].
+BIFOLIO_INLINE void transpose_keys(const float* const* rows, int head_dim, float* keys, line_stream& stream) noexcept {
+  line_stream ahead = stream;  // in registers
   int dim = 0;
   for (; dim + lanes <= head_dim; dim += lanes) {
-#pragma GCC unroll 16
-    for (int i = 0; i < lanes; ++i) block[i] = load(rows[i] + dim);
-    transpose(block);
-#pragma GCC unroll 16
-    for (int i = 0; i < lanes; ++i) store(keys + (dim + i) * tile_keys, block[i]);
+    transpose(
+        [&](int i) __attribute__((always_inline)) { return load(rows[i] + dim); },
+        [&](int j, vf column) __attribute__((always_inline)) {
+          store(keys + (dim + j) * tile_keys, column);
+          ahead.step();
+        });
   }
   for (; dim < head_dim; ++dim) {
     for (int i = 0; i < lanes; ++i) keys[dim * tile_keys + i] = rows[i][dim];
   }
+  stream = ahead;
 }
 
 /// The same for 16-bit elements: pairs of dims are transposed as 32-bit lanes and widened afterwards.
 template <class Key>
-BIFOLIO_INLINE void transpose_keys(const Key* const* rows, int head_dim, float* keys) noexcept {
-  vf block[lanes];
+BIFOLIO_INLINE void transpose_keys(const Key* const* rows, int head_dim, float* keys, line_stream& stream) noexcept {
+  line_stream ahead = stream;  // in registers
   int dim = 0;
   for (; dim + 2 * lanes <= head_dim; dim += 2 * lanes) {
-#pragma GCC unroll 16
-    for (int i = 0; i < lanes; ++i) block[i] = load_bits(rows[i] + dim);
-    transpose(block);
-#pragma GCC unroll 16
-    for (int i = 0; i < lanes; ++i) {
-      vf even;
-      vf odd;
-      split_pair<Key>(block[i], even, odd);
-      store(keys + (dim + 2 * i) * tile_keys, even);
-      store(keys + (dim + 2 * i + 1) * tile_keys, odd);
-    }
+    transpose(
+        [&](int i) __attribute__((always_inline)) { return load_bits(rows[i] + dim); },
+        [&](int j, vf column) __attribute__((always_inline)) {
+          vf even;
+          vf odd;
+          split_pair<Key>(column, even, odd);
+          store(keys + (dim + 2 * j) * tile_keys, even);
+          store(keys + (dim + 2 * j + 1) * tile_keys, odd);
+          ahead.step();
+        });
   }
   for (; dim < head_dim; ++dim) {
     for (int i = 0; i < lanes; ++i) keys[dim * tile_keys + i] = widen(rows[i][dim]);
   }
+  stream = ahead;
 }
 
 }  // namespace

@@ -30,11 +30,12 @@ BIFOLIO_INLINE vf load(const float* p) noexcept { return vf::load_unaligned(p); 
 BIFOLIO_INLINE void store(float* p, vf v) noexcept { v.store_unaligned(p); }
 BIFOLIO_INLINE vf broadcast(float x) noexcept { return vf(x); }
 
-/// Into L2, past L1: what comes next must not push out what is being worked on. The clobber keeps GCC 12 from deleting
-/// a function whose only effect is this.
+/// Into L2, past L1: what comes next must not push out what is being worked on. Forced inline and followed by a
+/// volatile use, because GCC 12 deletes a function whose only effect is a prefetch. (No memory clobber: it would make
+/// the loops around it load what they hold in registers.)
 BIFOLIO_INLINE void prefetch_l2(const void* p) noexcept {
   __builtin_prefetch(p, 0, 2);
-  __asm__ volatile("" ::: "memory");
+  __asm__ volatile("" : : "r"(p));
 }
 
 }  // namespace

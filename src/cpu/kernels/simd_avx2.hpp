@@ -41,26 +41,29 @@ BIFOLIO_INLINE float reduce_max(vf v) noexcept {
   return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
 
-/// rows[i][j] ↔ rows[j][i], 8 × 8 elements of 32 bits.
-BIFOLIO_INLINE void transpose(vf (&rows)[8]) noexcept {
-  __m256 a[8];
+/// Transposes 8 × 8 elements of 32 bits: row i is read by `load_row(i)`, column j leaves through `store_column(j, v)`.
+template <class LoadRow, class StoreColumn>
+BIFOLIO_INLINE void transpose(const LoadRow& load_row, const StoreColumn& store_column) noexcept {
   __m256 b[8];
-#pragma GCC unroll 4
-  for (int i = 0; i < 8; i += 2) {
-    a[i] = _mm256_unpacklo_ps(raw(rows[i]), raw(rows[i + 1]));
-    a[i + 1] = _mm256_unpackhi_ps(raw(rows[i]), raw(rows[i + 1]));
-  }
 #pragma GCC unroll 2
   for (int i = 0; i < 8; i += 4) {
-    b[i] = _mm256_shuffle_ps(a[i], a[i + 2], 0x44);
-    b[i + 1] = _mm256_shuffle_ps(a[i], a[i + 2], 0xee);
-    b[i + 2] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0x44);
-    b[i + 3] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0xee);
+    const __m256 row0 = raw(load_row(i));
+    const __m256 row1 = raw(load_row(i + 1));
+    const __m256 row2 = raw(load_row(i + 2));
+    const __m256 row3 = raw(load_row(i + 3));
+    const __m256 low01 = _mm256_unpacklo_ps(row0, row1);
+    const __m256 high01 = _mm256_unpackhi_ps(row0, row1);
+    const __m256 low23 = _mm256_unpacklo_ps(row2, row3);
+    const __m256 high23 = _mm256_unpackhi_ps(row2, row3);
+    b[i] = _mm256_shuffle_ps(low01, low23, 0x44);
+    b[i + 1] = _mm256_shuffle_ps(low01, low23, 0xee);
+    b[i + 2] = _mm256_shuffle_ps(high01, high23, 0x44);
+    b[i + 3] = _mm256_shuffle_ps(high01, high23, 0xee);
   }
 #pragma GCC unroll 4
   for (int c = 0; c < 4; ++c) {
-    rows[c] = vf(_mm256_permute2f128_ps(b[c], b[4 + c], 0x20));
-    rows[4 + c] = vf(_mm256_permute2f128_ps(b[c], b[4 + c], 0x31));
+    store_column(c, vf(_mm256_permute2f128_ps(b[c], b[4 + c], 0x20)));
+    store_column(4 + c, vf(_mm256_permute2f128_ps(b[c], b[4 + c], 0x31)));
   }
 }
 

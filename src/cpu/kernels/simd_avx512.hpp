@@ -43,37 +43,37 @@ BIFOLIO_INLINE float reduce_max(vf v) noexcept {
   return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
 
-/// rows[i][j] ↔ rows[j][i], 16 × 16 elements of 32 bits.
-BIFOLIO_INLINE void transpose(vf (&rows)[16]) noexcept {
-  __m512 a[16];
+/// Transposes 16 × 16 elements of 32 bits: row i is read by `load_row(i)`, column j leaves through `store_column(j,
+/// v)`. Loads and stores are woven in, so that no more than 24 registers are alive.
+template <class LoadRow, class StoreColumn>
+BIFOLIO_INLINE void transpose(const LoadRow& load_row, const StoreColumn& store_column) noexcept {
   __m512 b[16];
-#pragma GCC unroll 8
-  for (int i = 0; i < 16; i += 2) {
-    a[i] = _mm512_unpacklo_ps(raw(rows[i]), raw(rows[i + 1]));
-    a[i + 1] = _mm512_unpackhi_ps(raw(rows[i]), raw(rows[i + 1]));
-  }
 #pragma GCC unroll 4
   for (int i = 0; i < 16; i += 4) {
-    const auto lo0 = _mm512_castps_pd(a[i]);
-    const auto hi0 = _mm512_castps_pd(a[i + 1]);
-    const auto lo1 = _mm512_castps_pd(a[i + 2]);
-    const auto hi1 = _mm512_castps_pd(a[i + 3]);
-    b[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(lo0, lo1));
-    b[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(lo0, lo1));
-    b[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(hi0, hi1));
-    b[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(hi0, hi1));
+    const __m512 row0 = raw(load_row(i));
+    const __m512 row1 = raw(load_row(i + 1));
+    const __m512 row2 = raw(load_row(i + 2));
+    const __m512 row3 = raw(load_row(i + 3));
+    const __m512d low01 = _mm512_castps_pd(_mm512_unpacklo_ps(row0, row1));
+    const __m512d high01 = _mm512_castps_pd(_mm512_unpackhi_ps(row0, row1));
+    const __m512d low23 = _mm512_castps_pd(_mm512_unpacklo_ps(row2, row3));
+    const __m512d high23 = _mm512_castps_pd(_mm512_unpackhi_ps(row2, row3));
+    b[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(low01, low23));
+    b[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low01, low23));
+    b[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(high01, high23));
+    b[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(high01, high23));
   }
   // b[4·g + c]: 128-bit piece k holds column 4·k + c of rows 4·g … 4·g + 3. Now a 4 × 4 transposition of pieces.
 #pragma GCC unroll 4
   for (int c = 0; c < 4; ++c) {
     const __m512 low01 = _mm512_shuffle_f32x4(b[c], b[4 + c], 0x44);
-    const __m512 high01 = _mm512_shuffle_f32x4(b[c], b[4 + c], 0xee);
     const __m512 low23 = _mm512_shuffle_f32x4(b[8 + c], b[12 + c], 0x44);
+    store_column(c, vf(_mm512_shuffle_f32x4(low01, low23, 0x88)));
+    store_column(4 + c, vf(_mm512_shuffle_f32x4(low01, low23, 0xdd)));
+    const __m512 high01 = _mm512_shuffle_f32x4(b[c], b[4 + c], 0xee);
     const __m512 high23 = _mm512_shuffle_f32x4(b[8 + c], b[12 + c], 0xee);
-    rows[c] = vf(_mm512_shuffle_f32x4(low01, low23, 0x88));
-    rows[4 + c] = vf(_mm512_shuffle_f32x4(low01, low23, 0xdd));
-    rows[8 + c] = vf(_mm512_shuffle_f32x4(high01, high23, 0x88));
-    rows[12 + c] = vf(_mm512_shuffle_f32x4(high01, high23, 0xdd));
+    store_column(8 + c, vf(_mm512_shuffle_f32x4(high01, high23, 0x88)));
+    store_column(12 + c, vf(_mm512_shuffle_f32x4(high01, high23, 0xdd)));
   }
 }
 

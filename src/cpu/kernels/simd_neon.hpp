@@ -40,16 +40,21 @@ BIFOLIO_INLINE float reduce_add(vf v) noexcept {
 
 BIFOLIO_INLINE float reduce_max(vf v) noexcept { return vmaxvq_f32(raw(v)); }
 
-/// rows[i][j] ↔ rows[j][i], 4 × 4 elements of 32 bits.
-BIFOLIO_INLINE void transpose(vf (&rows)[4]) noexcept {
-  const float32x4_t a = vzip1q_f32(raw(rows[0]), raw(rows[2]));
-  const float32x4_t b = vzip2q_f32(raw(rows[0]), raw(rows[2]));
-  const float32x4_t c = vzip1q_f32(raw(rows[1]), raw(rows[3]));
-  const float32x4_t d = vzip2q_f32(raw(rows[1]), raw(rows[3]));
-  rows[0] = vf(vzip1q_f32(a, c));
-  rows[1] = vf(vzip2q_f32(a, c));
-  rows[2] = vf(vzip1q_f32(b, d));
-  rows[3] = vf(vzip2q_f32(b, d));
+/// Transposes 4 × 4 elements of 32 bits: row i is read by `load_row(i)`, column j leaves through `store_column(j, v)`.
+template <class LoadRow, class StoreColumn>
+BIFOLIO_INLINE void transpose(const LoadRow& load_row, const StoreColumn& store_column) noexcept {
+  const float32x4_t row0 = raw(load_row(0));
+  const float32x4_t row1 = raw(load_row(1));
+  const float32x4_t row2 = raw(load_row(2));
+  const float32x4_t row3 = raw(load_row(3));
+  const float32x4_t low02 = vzip1q_f32(row0, row2);
+  const float32x4_t high02 = vzip2q_f32(row0, row2);
+  const float32x4_t low13 = vzip1q_f32(row1, row3);
+  const float32x4_t high13 = vzip2q_f32(row1, row3);
+  store_column(0, vf(vzip1q_f32(low02, low13)));
+  store_column(1, vf(vzip2q_f32(low02, low13)));
+  store_column(2, vf(vzip1q_f32(high02, high13)));
+  store_column(3, vf(vzip2q_f32(high02, high13)));
 }
 
 /// 8 elements of 16 bits as 4 lanes of 32, the earlier element in the low half.

@@ -40,16 +40,21 @@ BIFOLIO_INLINE float reduce_max(vf v) noexcept {
   return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
 
-/// rows[i][j] ↔ rows[j][i], 4 × 4 elements of 32 bits.
-BIFOLIO_INLINE void transpose(vf (&rows)[4]) noexcept {
-  const __m128 low01 = _mm_unpacklo_ps(raw(rows[0]), raw(rows[1]));
-  const __m128 high01 = _mm_unpackhi_ps(raw(rows[0]), raw(rows[1]));
-  const __m128 low23 = _mm_unpacklo_ps(raw(rows[2]), raw(rows[3]));
-  const __m128 high23 = _mm_unpackhi_ps(raw(rows[2]), raw(rows[3]));
-  rows[0] = vf(_mm_movelh_ps(low01, low23));
-  rows[1] = vf(_mm_movehl_ps(low23, low01));
-  rows[2] = vf(_mm_movelh_ps(high01, high23));
-  rows[3] = vf(_mm_movehl_ps(high23, high01));
+/// Transposes 4 × 4 elements of 32 bits: row i is read by `load_row(i)`, column j leaves through `store_column(j, v)`.
+template <class LoadRow, class StoreColumn>
+BIFOLIO_INLINE void transpose(const LoadRow& load_row, const StoreColumn& store_column) noexcept {
+  const __m128 row0 = raw(load_row(0));
+  const __m128 row1 = raw(load_row(1));
+  const __m128 row2 = raw(load_row(2));
+  const __m128 row3 = raw(load_row(3));
+  const __m128 low01 = _mm_unpacklo_ps(row0, row1);
+  const __m128 high01 = _mm_unpackhi_ps(row0, row1);
+  const __m128 low23 = _mm_unpacklo_ps(row2, row3);
+  const __m128 high23 = _mm_unpackhi_ps(row2, row3);
+  store_column(0, vf(_mm_movelh_ps(low01, low23)));
+  store_column(1, vf(_mm_movehl_ps(low23, low01)));
+  store_column(2, vf(_mm_movelh_ps(high01, high23)));
+  store_column(3, vf(_mm_movehl_ps(high23, high01)));
 }
 
 /// 8 elements of 16 bits as 4 lanes of 32, the earlier element in the low half.

@@ -21,8 +21,6 @@ constexpr std::int32_t decode_rows = 16;
 constexpr std::int32_t prefill_rows = 96;
 // Rows of all KV heads in one unit: bounds the scratch.
 constexpr std::int64_t max_unit_rows = 512;
-// Keys and values of one tile of a unit: this one and the next, which is being fetched, share L2.
-constexpr std::int64_t max_tile_bytes = 256 << 10;
 // Items of a lane, so that lanes of unequal speed end together.
 constexpr std::int64_t items_per_lane = 6;
 // No item shorter than this (about 256 KiB of keys and values), no parallel region for less than the other.

@@ -10,6 +10,8 @@ namespace {
 inline constexpr float minus_infinity = -__builtin_inff();
 /// A row's running maximum rises only when a tile exceeds it by more than this; e^8 · 512 is far from overflow.
 inline constexpr float rescale_threshold = 8.0f;
+/// Places in memory that are prefetched side by side.
+inline constexpr int look_ahead_ways = 4;
 /// Up to this many rows, V is widened anew for each row group rather than once into scratch.
 inline constexpr int in_place_rows = 12;
 
@@ -191,11 +193,15 @@ class item_runner {
     float* states = begin_split(tile / split_keys);
     for (;;) {
       const std::int64_t next = tile + tile_keys;
-      if (next < end) {
-        place_tile(places[1 - current], next, begin, end);
-        look_ahead(places[1 - current]);
+      if (next < end) place_tile(places[1 - current], next, begin, end);
+      for (int head = 0; head < num_heads_; ++head) {
+        if (head + 1 < num_heads_) {
+          look_ahead(places[current], head + 1);
+        } else if (next < end) {
+          look_ahead(places[1 - current], 0);
+        }
+        run_unit(places[current], head, states);
       }
-      for (int head = 0; head < num_heads_; ++head) run_unit(places[current], head, states);
       if (next >= end || next % split_keys == 0) {
         end_split(tile / split_keys, states);
         if (next >= end) return;
@@ -250,53 +256,29 @@ class item_runner {
     sum_of(total, padded_) = sum_of(partial, padded_) * weights.b + sum_of(total, padded_) * weights.a;
   }
 
-  // Starts the stream of the lines that all heads of the tile will read.
-  void look_ahead(const tile_place& place) noexcept {
-    num_runs_ = 0;
-    num_ahead_lines_ = 0;
-    int key = place.begin;
-    while (key < place.end) {
-      const auto token = static_cast<std::int32_t>((place.first + key) % args_.block_size);
-      const int left_in_block = args_.block_size - token;
-      const int count = left_in_block < place.end - key ? left_in_block : place.end - key;
-      if (k_contiguous_) add_runs(args_.k, args_.k_strides, place.k[key], count);
-      if (v_contiguous_) add_runs(args_.v, args_.v_strides, place.v[key], count);
-      key += count;
-    }
-    // A tile's steps: one a column of a transposition, one a dim in the scores, one a key and register pass in the
+  // Starts the stream of the lines that the unit (place, head) will read.
+  void look_ahead(const tile_place& place, int head) noexcept {
+    int num_rows = 0;
+    if (k_contiguous_) num_rows = add_rows(num_rows, args_.k, args_.k_strides.head, head, place, place.k);
+    if (v_contiguous_) num_rows = add_rows(num_rows, args_.v, args_.v_strides.head, head, place, place.v);
+    const int row_bytes = static_cast<int>(sizeof(Key)) * args_.head_dim;
+    const int lines = num_rows * ((row_bytes + cache_line_bytes - 1) / cache_line_bytes);
+    // Steps of the unit: one a column of a transposition, one a dim in the scores, one a key and register pass in the
     // accumulation.
     const int passes = (dims_ + kernel_vectors * lanes - 1) / (kernel_vectors * lanes);
-    const int columns = tile_keys / lanes * args_.head_dim / (sizeof(Key) == 4 ? 1 : 2);
-    const int rows = num_groups_ * (args_.head_dim * (tile_vectors / kernel_vectors) + tile_keys * passes);
-    const int steps = num_heads_ * (columns + rows);
-    ahead_.start(ahead_runs_, num_runs_, (num_ahead_lines_ + steps - 1) / (steps > 0 ? steps : 1));
+    const int columns = tile_keys / lanes * args_.head_dim * static_cast<int>(sizeof(Key)) / 4;
+    const int kernels = num_groups_ * (args_.head_dim * (tile_vectors / kernel_vectors) + tile_keys * passes);
+    const int lines_per_step = (lines + columns + kernels - 1) / (columns + kernels);
+    ahead_.start(ahead_rows_, num_rows, look_ahead_ways, row_bytes, lines_per_step);
   }
 
-  // `count` tokens of one block, all heads of the item, in the order of memory.
-  void add_runs(const void* half, const kv_strides& strides, std::int64_t offset, int count) noexcept {
-    const Key* first = static_cast<const Key*>(half) + offset + item_.kv_head_begin * strides.head;
-    if (strides.token == args_.head_dim) {
-      for (int head = 0; head < num_heads_; ++head) add_run(first + head * strides.head, count * args_.head_dim);
-    } else if (strides.head == args_.head_dim) {
-      for (int token = 0; token < count; ++token) add_run(first + token * strides.token, num_heads_ * args_.head_dim);
-    } else {
-      for (int token = 0; token < count; ++token) {
-        for (int head = 0; head < num_heads_; ++head) {
-          add_run(first + token * strides.token + head * strides.head, args_.head_dim);
-        }
-      }
+  int add_rows(int num_rows, const void* half, std::int64_t head_stride, int head, const tile_place& place,
+               const std::int64_t* offsets) noexcept {
+    const Key* base = static_cast<const Key*>(half) + (item_.kv_head_begin + head) * head_stride;
+    for (int key = place.begin; key < place.end; ++key) {
+      ahead_rows_[num_rows++] = reinterpret_cast<const char*>(base + offsets[key]);
     }
-  }
-
-  void add_run(const Key* begin, int num_elements) noexcept {
-    const char* from = reinterpret_cast<const char*>(begin);
-    const char* to = reinterpret_cast<const char*>(begin + num_elements);
-    num_ahead_lines_ += static_cast<int>((to - from + cache_line_bytes - 1) / cache_line_bytes);
-    if (num_runs_ > 0 && ahead_runs_[num_runs_ - 1].end == from) {
-      ahead_runs_[num_runs_ - 1].end = to;
-    } else if (num_runs_ < max_runs) {
-      ahead_runs_[num_runs_++] = {from, to};
-    }
+    return num_rows;
   }
 
   // One row of K or V from any layout.
@@ -560,10 +542,7 @@ class item_runner {
   bool v_contiguous_;
   bool v_in_place_;
   visible_range seen_;  // by any row of the item
-  static constexpr int max_runs = 512;
-  memory_run ahead_runs_[max_runs];
-  int num_runs_ = 0;
-  int num_ahead_lines_ = 0;
+  const char* ahead_rows_[2 * tile_keys];
   line_stream ahead_;
 };
 

@@ -18,49 +18,44 @@ inline constexpr int kernel_vectors = num_vector_registers == 32 ? 4 : 2;
 inline constexpr int tile_vectors = tile_keys / lanes;
 inline constexpr int cache_line_bytes = 64;
 
-/// A stretch of memory without gaps.
-struct memory_run {
-  const char* begin = nullptr;
-  const char* end = nullptr;
-};
-
-/// Cache lines that will be needed next, handed to L2 a few at a time between other work. In order of memory over long
-/// runs, because then the hardware's own prefetchers join in; evenly, because a burst overruns the core's queue of
-/// outstanding misses.
+/// Cache lines that will be needed next, handed to L2 one at a time between other work: a burst overruns the core's
+/// queue of outstanding misses. The rows are walked in `ways` parts side by side, so that several DRAM pages and page
+/// walks are under way at once (4 KiB runs in random places: 22 GB/s a core instead of 15).
 class line_stream {
  public:
-  /// `runs` must outlive the stream. Once they are done, steps do nothing.
-  BIFOLIO_INLINE void start(const memory_run* runs, int num_runs, int lines_per_step) noexcept {
-    next_ = runs;
-    last_ = runs + num_runs;
+  /// `rows` must outlive the stream. Once all lines were asked for, steps do nothing.
+  BIFOLIO_INLINE void start(const char* const* rows, int num_rows, int ways, int row_bytes,
+                            int lines_per_step) noexcept {
+    rows_ = rows;
+    part_ = num_rows / ways;
+    rows_end_ = rows + part_;
+    whole_ = part_ * ways;
+    way_ = 0;
+    byte_ = 0;
+    row_bytes_ = row_bytes;
     lines_per_step_ = lines_per_step;
-    at_ = nullptr;
-    end_ = nullptr;
-    if (num_runs > 0) next_run();
   }
   BIFOLIO_INLINE void step() noexcept {
-    for (int i = 0; i < lines_per_step_; ++i) {
-      prefetch_l2(at_);
-      at_ += cache_line_bytes;
-      if (__builtin_expect(at_ >= end_, 0)) next_run();
+    for (int i = 0; i < lines_per_step_ && rows_ != rows_end_; ++i) {
+      prefetch_l2(rows_[way_] + byte_);
+      way_ += part_;
+      if (way_ != whole_) continue;
+      way_ = 0;
+      byte_ += cache_line_bytes;
+      if (byte_ < row_bytes_) continue;
+      byte_ = 0;
+      ++rows_;
     }
   }
 
  private:
-  void next_run() noexcept {
-    if (next_ == last_) {
-      lines_per_step_ = 0;
-      return;
-    }
-    at_ = next_->begin;
-    end_ = next_->end;
-    ++next_;
-  }
-
-  const char* at_ = nullptr;
-  const char* end_ = nullptr;
-  const memory_run* next_ = nullptr;
-  const memory_run* last_ = nullptr;
+  const char* const* rows_ = nullptr;
+  const char* const* rows_end_ = nullptr;
+  int part_ = 0;   // rows of one way
+  int whole_ = 0;  // rows of all ways
+  int way_ = 0;    // the next line is in row rows_[way_]
+  int byte_ = 0;
+  int row_bytes_ = 0;
   int lines_per_step_ = 0;
 };
 

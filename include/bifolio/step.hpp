@@ -4,8 +4,10 @@
 /// The only place where the cache logic and the devices meet. `step_plan` is what was decided, in ids, loggable and
 /// replayable; `step_batch_view` is what kernels read, flat arrays in the field's usual form.
 
+#include <bifolio/export.hpp>
 #include <bifolio/types.hpp>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace bifolio {
@@ -44,6 +46,10 @@ struct step_plan {
   std::int64_t num_tokens = 0;      ///< Σ query_len
   friend bool operator==(const step_plan&, const step_plan&) = default;
 };
+
+/// The plan as one line of JSON without line breaks, for logs: {"step":…,"seqs":[{"seq":…,"query_len":…,…},…],
+/// "copies":[[src,dst],…],"preempted":[…],"aborted":[…],"num_tokens":…}. Ids are their integers.
+[[nodiscard]] BIFOLIO_API std::string to_string(const step_plan& plan);
 
 /// Flat arrays for one step, borrowed. Row i belongs to the i-th sequence; rows of the q, k, v and out tensors are the
 /// tokens of all sequences one after another.

@@ -3,7 +3,6 @@
 
 #include <bifolio/cache_engine.hpp>
 #include <bifolio/error.hpp>
-#include <cstring>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -259,7 +258,7 @@ TEST_CASE("on the CPU an upload is a view of the arrays themselves") {
 
 template <class T>
 bool equal_arrays(const T* copied, const std::vector<T>& original) {
-  return copied != original.data() && std::memcmp(copied, original.data(), original.size() * sizeof(T)) == 0;
+  return copied != original.data() && std::equal(original.begin(), original.end(), copied);
 }
 
 TEST_CASE("on a device an upload is one transfer of aligned copies, and capacity is kept") {

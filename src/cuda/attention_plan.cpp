@@ -92,7 +92,7 @@ void plan_general(const plan_input& input, general_plan& plan) {
     item.first_split = static_cast<std::int32_t>(t.first_split);
     item.num_splits = static_cast<std::int32_t>(t.num_splits);
     item.tile = -1;
-    if (t.num_splits <= 2 * even_share || plan.num_partials + t.num_splits > max_partials) {
+    if (2 * t.num_splits <= 3 * even_share || plan.num_partials + t.num_splits > max_partials) {
       plan.items.push_back(item);
       return;
     }

@@ -40,6 +40,7 @@ struct convert_args {
   std::int32_t block_size;
   std::int32_t token_tiles;
   std::int32_t dim_tiles;
+  std::int32_t chunks_per_block;  ///< of convert_packs
   std::int32_t num_pairs;
   id_pair pairs[max_pairs];
 };
@@ -84,14 +85,49 @@ __device__ __forceinline__ void walk_tile(const tile& t, walk how, Body body) {
   }
 }
 
-/// Grid: x over tiles, y over K and V. Staged: through shared memory, so that each side is walked in the order in which
-/// it is contiguous; otherwise both sides take packs of dims and go straight through.
-template <class Src, class Dst, bool Staged>
+/// Both sides in packs of dims. Grid: x over pairs and chunks of a block, y over K and V; a thread has several packs
+/// under way.
+constexpr int packs_per_thread = 4;
+template <class Src, class Dst>
+__global__ void __launch_bounds__(threads, 4) convert_packs(const __grid_constant__ convert_args args) {
+  constexpr int count = sizeof(Src) == 4 && sizeof(Dst) == 4 ? 4 : 8;
+  const half& side = args.halves[blockIdx.y];
+  const std::int32_t per_row = args.head_dim / count;
+  const std::int32_t per_head = per_row * args.block_size;
+  const std::int32_t num_packs = per_head * args.num_kv_heads;
+  const std::int32_t chunk = static_cast<std::int32_t>(blockIdx.x) % args.chunks_per_block;
+  const id_pair pair = args.pairs[static_cast<std::int32_t>(blockIdx.x) / args.chunks_per_block];
+  const Src* const src = static_cast<const Src*>(side.src) + pair.src * side.src_strides.block;
+  Dst* const dst = static_cast<Dst*>(side.dst) + pair.dst * side.dst_strides.block;
+  packed<Src, count> held[packs_per_thread];
+  std::int64_t targets[packs_per_thread];
+#pragma unroll
+  for (int i = 0; i < packs_per_thread; ++i) {
+    const std::int32_t item = (chunk * packs_per_thread + i) * threads + static_cast<std::int32_t>(threadIdx.x);
+    if (item >= num_packs) continue;
+    const std::int32_t head = item / per_head;
+    const std::int32_t in_head = item - head * per_head;
+    const std::int32_t token = in_head / per_row;
+    const std::int32_t dim = (in_head - token * per_row) * count;
+    targets[i] = token_offset(side.dst_strides, 0, head, token) + dim_offset(side.dst_strides, args.head_dim, dim);
+    held[i] = *reinterpret_cast<const packed<Src, count>*>(src + token_offset(side.src_strides, 0, head, token) +
+                                                           dim_offset(side.src_strides, args.head_dim, dim));
+  }
+#pragma unroll
+  for (int i = 0; i < packs_per_thread; ++i) {
+    const std::int32_t item = (chunk * packs_per_thread + i) * threads + static_cast<std::int32_t>(threadIdx.x);
+    if (item < num_packs) *reinterpret_cast<packed<Dst, count>*>(dst + targets[i]) = convert<Dst>(held[i]);
+  }
+}
+
+/// Through shared memory, so that each side is walked in the order in which it is contiguous. Grid: x over tiles, y
+/// over K and V.
+template <class Src, class Dst>
 __global__ void __launch_bounds__(threads, 4) convert_tiles(const __grid_constant__ convert_args args) {
   constexpr int count = sizeof(Src) == 4 && sizeof(Dst) == 4 ? 4 : 8;
   // A row of packs plus one: neighbouring tokens start in different banks.
   constexpr int row = tile_dims + 16 / static_cast<int>(sizeof(Src));
-  __shared__ __align__(16) Src staged[Staged ? tile_tokens * row : 1];
+  __shared__ __align__(16) Src staged[tile_tokens * row];
 
   const half& side = args.halves[blockIdx.y];
   const tile t = tile_of(args, blockIdx.x);
@@ -105,30 +141,23 @@ __global__ void __launch_bounds__(threads, 4) convert_tiles(const __grid_constan
     return token_offset(side.dst_strides, t.pair.dst, t.head, t.first_token + token) +
            dim_offset(side.dst_strides, args.head_dim, t.first_dim + dim);
   };
-  if constexpr (!Staged) {
+  if (side.src_walk == walk::packs) {
     walk_tile<count>(t, walk::packs, [&](int token, int dim) {
-      const auto value = *reinterpret_cast<const packed<Src, count>*>(src + src_at(token, dim));
-      *reinterpret_cast<packed<Dst, count>*>(dst + dst_at(token, dim)) = convert<Dst>(value);
+      *reinterpret_cast<packed<Src, count>*>(staged + token * row + dim) =
+          *reinterpret_cast<const packed<Src, count>*>(src + src_at(token, dim));
     });
   } else {
-    if (side.src_walk == walk::packs) {
-      walk_tile<count>(t, walk::packs, [&](int token, int dim) {
-        *reinterpret_cast<packed<Src, count>*>(staged + token * row + dim) =
-            *reinterpret_cast<const packed<Src, count>*>(src + src_at(token, dim));
-      });
-    } else {
-      walk_tile<1>(t, side.src_walk, [&](int token, int dim) { staged[token * row + dim] = src[src_at(token, dim)]; });
-    }
-    __syncthreads();
-    if (side.dst_walk == walk::packs) {
-      walk_tile<count>(t, walk::packs, [&](int token, int dim) {
-        *reinterpret_cast<packed<Dst, count>*>(dst + dst_at(token, dim)) =
-            convert<Dst>(*reinterpret_cast<const packed<Src, count>*>(staged + token * row + dim));
-      });
-    } else {
-      walk_tile<1>(t, side.dst_walk,
-                   [&](int token, int dim) { dst[dst_at(token, dim)] = convert<Dst>(staged[token * row + dim]); });
-    }
+    walk_tile<1>(t, side.src_walk, [&](int token, int dim) { staged[token * row + dim] = src[src_at(token, dim)]; });
+  }
+  __syncthreads();
+  if (side.dst_walk == walk::packs) {
+    walk_tile<count>(t, walk::packs, [&](int token, int dim) {
+      *reinterpret_cast<packed<Dst, count>*>(dst + dst_at(token, dim)) =
+          convert<Dst>(*reinterpret_cast<const packed<Src, count>*>(staged + token * row + dim));
+    });
+  } else {
+    walk_tile<1>(t, side.dst_walk,
+                 [&](int token, int dim) { dst[dst_at(token, dim)] = convert<Dst>(staged[token * row + dim]); });
   }
 }
 
@@ -161,17 +190,22 @@ cudaError_t launch_types(const runtime_api& api, const kv_cache_view& src, const
   args.block_size = src.layout.block_size;
   args.token_tiles = (args.block_size - 1) / tile_tokens + 1;
   args.dim_tiles = (dims - 1) / tile_dims + 1;
-  const std::int64_t tiles_per_pair = static_cast<std::int64_t>(args.token_tiles) * args.dim_tiles * args.num_kv_heads;
-  if (tiles_per_pair > 0x7fffffff) return cudaErrorInvalidValue;
-  const std::int64_t most = std::clamp<std::int64_t>(0x7fffffff / tiles_per_pair, 1, max_pairs);
+  const std::int64_t num_packs = src.layout.block_elements() / count;
+  const bool direct = k_direct && v_direct && num_packs <= 0x3fffffff;
+  constexpr std::int64_t packs_per_chunk = threads * packs_per_thread;
+  args.chunks_per_block = direct ? static_cast<std::int32_t>((num_packs + packs_per_chunk - 1) / packs_per_chunk) : 0;
+  const std::int64_t parts_per_pair =
+      direct ? args.chunks_per_block : static_cast<std::int64_t>(args.token_tiles) * args.dim_tiles * args.num_kv_heads;
+  if (parts_per_pair > 0x7fffffff) return cudaErrorInvalidValue;
+  const std::int64_t most = std::clamp<std::int64_t>(0x7fffffff / parts_per_pair, 1, max_pairs);
   while (!copies.empty()) {
     const auto part = copies.first(std::min(copies.size(), static_cast<std::size_t>(most)));
     args.num_pairs = static_cast<std::int32_t>(part.size());
     for (std::size_t i = 0; i < part.size(); ++i) args.pairs[i] = {to_index(part[i].src), to_index(part[i].dst)};
-    const dim3 grid(static_cast<unsigned>(tiles_per_pair * args.num_pairs), 2);
-    const cudaError_t status =
-        k_direct && v_direct ? launch(api, convert_tiles<Src, Dst, false>, grid, dim3(threads), 0, stream, false, args)
-                             : launch(api, convert_tiles<Src, Dst, true>, grid, dim3(threads), 0, stream, false, args);
+    const dim3 grid(static_cast<unsigned>(parts_per_pair * args.num_pairs), 2);
+    const cudaError_t status = direct
+                                   ? launch(api, convert_packs<Src, Dst>, grid, dim3(threads), 0, stream, false, args)
+                                   : launch(api, convert_tiles<Src, Dst>, grid, dim3(threads), 0, stream, false, args);
     if (status != cudaSuccess) return status;
     copies = copies.subspan(part.size());
   }

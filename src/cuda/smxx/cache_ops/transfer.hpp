@@ -31,6 +31,8 @@ struct transfer_args {
   std::int32_t block_size = 0;
   dtype row_type = dtype::f32;
   dtype cache_type = dtype::f32;
+  bool with_k = true;  ///< which halves a launch moves
+  bool with_v = true;
 };
 
 [[nodiscard]] cudaError_t launch_append(const runtime_api& api, const transfer_args& args,

@@ -26,8 +26,6 @@ bool try_launch_x_split(const runtime_api& api, const attention_kernel_args& arg
   all.call = args;
   all.partitioned = plan.partitioned;
   all.max_partitions = plan.max_partitions;
-  all.tokens_per_warp = 1;
-  while (all.tokens_per_warp * 2 <= args.block_size && all.tokens_per_warp < 32) all.tokens_per_warp *= 2;
   switch (args.kv_type) {
     case dtype::f16:
       status = launch_x_split_f16(api, all, stream);

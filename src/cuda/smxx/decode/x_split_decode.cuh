@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "cuda/device/convert.cuh"
+#include "cuda/device/load.cuh"
 #include "cuda/device/softmax.cuh"
 #include "cuda/general_items.hpp"
 #include "cuda/kernel_args.hpp"
@@ -16,7 +17,6 @@ inline constexpr int x_split_warps = x_split_threads / 32;
 
 struct x_split_args {
   attention_kernel_args call;
-  std::int32_t tokens_per_warp;  ///< 32 / threads that share a token: the largest power of two ≤ block_size, ≤ 32
   std::int32_t max_partitions;
   bool partitioned;
 };
@@ -54,20 +54,25 @@ __device__ __forceinline__ void write_row(const attention_kernel_args& call, std
   if (threadIdx.x == 0 && call.lse != nullptr) call.lse[token * call.num_q_heads + head] = finish.lse;
 }
 
-/// Grid: x over sequences and query heads, z over partitions (v2). LanesPerRow: lanes that share one dim's V of a
-/// block.
-template <class T, int HeadDim, int LanesPerRow>
-__global__ void __launch_bounds__(x_split_threads, 6) x_split_decode(const __grid_constant__ x_split_args args) {
+/// Grid: x over sequences and query heads, z over partitions (v2). Group: threads that share a token, each taking every
+/// Group-th 16-byte chunk of its K. Lanes: those that share one dim's V of a block.
+template <class T, int HeadDim, int Group, int Lanes>
+__global__ void __launch_bounds__(x_split_threads, HeadDim == 256 ? 4 : 6)
+    x_split_decode(const __grid_constant__ x_split_args args) {
   constexpr int vec = 16 / sizeof(T);
-  constexpr int num_chunks = HeadDim / vec;
-  constexpr int rows_at_once = 32 / LanesPerRow;
+  constexpr int tokens_at_once = 32 / Group;
+  constexpr int chunks_per_lane = HeadDim / vec / Group;
+  constexpr int k_batch = chunks_per_lane < 8 ? chunks_per_lane : 8;  // loads under way per lane
+  constexpr int rows_at_once = 32 / Lanes;
   constexpr int rows_per_lane = HeadDim / rows_at_once;
+  constexpr int v_batch = rows_per_lane < 8 ? rows_per_lane : 8;
   constexpr int dims_per_thread = (HeadDim + x_split_threads - 1) / x_split_threads;
-  using pack = packed<T, vec>;
+  static_assert(chunks_per_lane % k_batch == 0 && rows_per_lane % v_batch == 0);
   __shared__ __align__(16) float q[HeadDim];
-  __shared__ float logits[split_positions];
+  __shared__ __align__(16) float logits[split_positions];
   __shared__ float values[x_split_warps][HeadDim];
   __shared__ float warp_results[2][x_split_warps];
+  __shared__ std::int32_t blocks[split_positions / vec + 2];
 
   const attention_kernel_args& call = args.call;
   const auto seq = static_cast<std::int32_t>(blockIdx.x / static_cast<unsigned>(call.num_q_heads));
@@ -82,6 +87,11 @@ __global__ void __launch_bounds__(x_split_threads, 6) x_split_decode(const __gri
   std::int64_t end = seq_len;
   if (call.window_left >= 0) begin = max(begin, own_position - call.window_left);
   if (call.window_right >= 0) end = min(end, own_position + call.window_right + 1);
+  const auto num_partitions = static_cast<std::int32_t>((end + split_positions - 1) / split_positions);
+  const std::int32_t first_partition =
+      args.partitioned ? static_cast<std::int32_t>(blockIdx.z) : static_cast<std::int32_t>(begin / split_positions);
+  const std::int32_t partition_step = args.partitioned ? static_cast<std::int32_t>(gridDim.z) : 1;
+  if (args.partitioned && first_partition >= num_partitions) return;
 
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
@@ -98,10 +108,6 @@ __global__ void __launch_bounds__(x_split_threads, 6) x_split_decode(const __gri
   float total_m = minus_infinity();
   float total_l = 0.0f;
   float total[dims_per_thread] = {};
-  const auto num_partitions = static_cast<std::int32_t>((end + split_positions - 1) / split_positions);
-  const std::int32_t first_partition =
-      args.partitioned ? static_cast<std::int32_t>(blockIdx.z) : static_cast<std::int32_t>(begin / split_positions);
-  const std::int32_t partition_step = args.partitioned ? static_cast<std::int32_t>(gridDim.z) : 1;
   for (std::int32_t partition = first_partition; partition < num_partitions; partition += partition_step) {
     const std::int64_t base = static_cast<std::int64_t>(partition) * split_positions;
     const std::int64_t first = max(begin, base);
@@ -116,49 +122,59 @@ __global__ void __launch_bounds__(x_split_threads, 6) x_split_decode(const __gri
     }
     const auto first_block = static_cast<std::int32_t>(first / call.block_size);
     const auto end_block = static_cast<std::int32_t>((last + call.block_size - 1) / call.block_size);
-    const auto physical = [&](std::int32_t entry) {
-      const std::int64_t block = table[entry];
-      return block < 0 ? 0 : block >= call.num_blocks ? call.num_blocks - 1 : block;
-    };
-    __syncthreads();  // q is there; the partition before this one has been used
+    // Positions of the partition, counted from its base.
+    const auto first_here = static_cast<std::int32_t>(first - base);
+    const auto last_here = static_cast<std::int32_t>(last - base);
+    for (std::int32_t i = thread; i < end_block - first_block; i += x_split_threads) {
+      // The plan checked the host's table; a different one on the device must not lead out of the cache.
+      const std::int64_t block = table[first_block + i];
+      blocks[i] = static_cast<std::int32_t>(block < 0 ? 0 : block >= call.num_blocks ? call.num_blocks - 1 : block);
+    }
+    __syncthreads();  // q and the blocks are there; the partition before this one has been used
 
     // Logits. Lanes: tokens fastest, then the members of the group that shares them.
-    const int member = lane / args.tokens_per_warp;
-    const int group = 32 / args.tokens_per_warp;
+    const int member = lane / tokens_at_once;
     float largest = minus_infinity();
     for (std::int32_t entry = first_block + warp; entry < end_block; entry += x_split_warps) {
-      const T* const block = k_half + physical(entry) * call.k_strides.block;
-      const std::int64_t block_position = static_cast<std::int64_t>(entry) * call.block_size;
-      for (std::int32_t start = 0; start < call.block_size; start += args.tokens_per_warp) {
-        const std::int32_t in_block = start + lane % args.tokens_per_warp;
-        const std::int64_t position = block_position + in_block;
-        const bool seen = in_block < call.block_size && position >= first && position < last;
+      const T* const block = k_half + blocks[entry - first_block] * call.k_strides.block;
+      const auto block_here = static_cast<std::int32_t>(static_cast<std::int64_t>(entry) * call.block_size - base);
+      for (std::int32_t start = 0; start < call.block_size; start += tokens_at_once) {
+        const std::int32_t in_block = start + lane % tokens_at_once;
+        const std::int32_t here = block_here + in_block;
+        const bool seen = in_block < call.block_size && here >= first_here && here < last_here;
+        const T* const mine = block + in_block * call.k_strides.token + member * call.k_strides.chunk_stride;
         float sum = 0.0f;
-        if (seen) {
-          const T* const mine = block + in_block * call.k_strides.token;
-#pragma unroll 8
-          for (int chunk = member; chunk < num_chunks; chunk += group) {
-            const pack k = *reinterpret_cast<const pack*>(mine + chunk * call.k_strides.chunk_stride);
+#pragma unroll
+        for (int batch = 0; batch < chunks_per_lane; batch += k_batch) {
+          uint4 held[k_batch];
+#pragma unroll
+          for (int i = 0; i < k_batch; ++i) {
+            held[i] = load_16_if(mine + (batch + i) * Group * call.k_strides.chunk_stride, seen);
+          }
+#pragma unroll
+          for (int i = 0; i < k_batch; ++i) {
+            const unpacked<T> k(held[i]);
 #pragma unroll
             for (int e = 0; e < vec; e += 4) {
-              const float4 x = *reinterpret_cast<const float4*>(&q[chunk * vec + e]);
-              sum = __fmaf_rn(x.x, widen(k.values[e]), sum);
-              sum = __fmaf_rn(x.y, widen(k.values[e + 1]), sum);
-              sum = __fmaf_rn(x.z, widen(k.values[e + 2]), sum);
-              sum = __fmaf_rn(x.w, widen(k.values[e + 3]), sum);
+              const float4 x = *reinterpret_cast<const float4*>(&q[((batch + i) * Group + member) * vec + e]);
+              sum = __fmaf_rn(x.x, k.values[e], sum);
+              sum = __fmaf_rn(x.y, k.values[e + 1], sum);
+              sum = __fmaf_rn(x.z, k.values[e + 2], sum);
+              sum = __fmaf_rn(x.w, k.values[e + 3], sum);
             }
           }
         }
-        for (int mask = 16; mask >= args.tokens_per_warp; mask /= 2) {
+#pragma unroll
+        for (int mask = 16; mask >= tokens_at_once; mask /= 2) {
           sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, mask));
         }
         if (seen && member == 0) {
           float logit = __fmul_rn(sum, call.scale);
           if (call.soft_cap > 0.0f) logit = __fmul_rn(call.soft_cap, tanhf(__fdiv_rn(logit, call.soft_cap)));
           if (call.alibi_slopes != nullptr) {
-            logit = __fmaf_rn(slope, static_cast<float>(position - own_position), logit);
+            logit = __fmaf_rn(slope, static_cast<float>(base + here - own_position), logit);
           }
-          logits[position - base] = logit;
+          logits[here] = logit;
           largest = fmaxf(largest, logit);
         }
       }
@@ -171,8 +187,7 @@ __global__ void __launch_bounds__(x_split_threads, 6) x_split_decode(const __gri
 
     const float subtracted = finite_max(largest);
     float sum = 0.0f;
-    for (auto i = static_cast<std::int32_t>(first - base) + thread; i < static_cast<std::int32_t>(last - base);
-         i += x_split_threads) {
+    for (std::int32_t i = first_here + thread; i < last_here; i += x_split_threads) {
       const float weight = expf(__fsub_rn(logits[i], subtracted));
       logits[i] = weight;
       sum = __fadd_rn(sum, weight);
@@ -188,35 +203,36 @@ __global__ void __launch_bounds__(x_split_threads, 6) x_split_decode(const __gri
     float accumulated[rows_per_lane];
 #pragma unroll
     for (int i = 0; i < rows_per_lane; ++i) accumulated[i] = 0.0f;
-    const int row = lane / LanesPerRow;
+    const int row = lane / Lanes;
     for (std::int32_t entry = first_block + warp; entry < end_block; entry += x_split_warps) {
-      const T* const block = v_half + physical(entry) * call.v_strides.block;
-      const std::int64_t block_position = static_cast<std::int64_t>(entry) * call.block_size;
-      for (std::int32_t in_block = lane % LanesPerRow * vec; in_block < call.block_size;
-           in_block += LanesPerRow * vec) {
-        const std::int64_t position = block_position + in_block;
-        if (position + vec <= first || position >= last) continue;
-        const bool whole = position >= first && position + vec <= last;
+      const T* const block = v_half + blocks[entry - first_block] * call.v_strides.block + row * call.v_strides.dim;
+      const auto block_here = static_cast<std::int32_t>(static_cast<std::int64_t>(entry) * call.block_size - base);
+      for (std::int32_t in_block = lane % Lanes * vec; in_block < call.block_size; in_block += Lanes * vec) {
+        const std::int32_t here = block_here + in_block;
+        if (here + vec <= first_here || here >= last_here) continue;
+        const bool whole = here >= first_here && here + vec <= last_here;
         float weights[vec];
 #pragma unroll
         for (int e = 0; e < vec; ++e) {
-          const bool seen = whole || (position + e >= first && position + e < last);
-          weights[e] = seen ? logits[position + e - base] : 0.0f;
+          const bool seen = whole || (here + e >= first_here && here + e < last_here);
+          weights[e] = seen ? logits[here + e] : -0.0f;
         }
 #pragma unroll
-        for (int i = 0; i < rows_per_lane; ++i) {
-          const std::int64_t dim = row + i * rows_at_once;
-          const pack v = *reinterpret_cast<const pack*>(block + dim * call.v_strides.dim + in_block);
-          if (whole) {
+        for (int batch = 0; batch < rows_per_lane; batch += v_batch) {
+          uint4 held[v_batch];
 #pragma unroll
-            for (int e = 0; e < vec; ++e) accumulated[i] = __fmaf_rn(weights[e], widen(v.values[e]), accumulated[i]);
-          } else {
-            // What lies past the length may be anything, NaN included.
+          for (int i = 0; i < v_batch; ++i) {
+            held[i] = load_16_if(block + (batch + i) * rows_at_once * call.v_strides.dim + in_block, true);
+          }
+#pragma unroll
+          for (int i = 0; i < v_batch; ++i) {
+            const unpacked<T> v(held[i]);
 #pragma unroll
             for (int e = 0; e < vec; ++e) {
-              if (position + e >= first && position + e < last) {
-                accumulated[i] = __fmaf_rn(weights[e], widen(v.values[e]), accumulated[i]);
-              }
+              // What lies out of sight may be anything, NaN included.
+              const float value =
+                  whole || __float_as_int(weights[e]) != static_cast<int>(0x80000000u) ? v.values[e] : 0.0f;
+              accumulated[batch + i] = __fmaf_rn(weights[e], value, accumulated[batch + i]);
             }
           }
         }
@@ -225,10 +241,10 @@ __global__ void __launch_bounds__(x_split_threads, 6) x_split_decode(const __gri
 #pragma unroll
     for (int i = 0; i < rows_per_lane; ++i) {
 #pragma unroll
-      for (int mask = LanesPerRow / 2; mask > 0; mask /= 2) {
+      for (int mask = Lanes / 2; mask > 0; mask /= 2) {
         accumulated[i] = __fadd_rn(accumulated[i], __shfl_xor_sync(0xffffffffu, accumulated[i], mask));
       }
-      if (lane % LanesPerRow == 0) values[warp][row + i * rows_at_once] = accumulated[i];
+      if (lane % Lanes == 0) values[warp][row + i * rows_at_once] = accumulated[i];
     }
     __syncthreads();
 
@@ -296,10 +312,21 @@ template <class T, int HeadDim>
   const std::int64_t rows = static_cast<std::int64_t>(call.num_seqs) * call.num_q_heads;
   if (rows > 0x7fffffff) return cudaErrorInvalidValue;
   const dim3 grid(static_cast<unsigned>(rows), 1, args.partitioned ? static_cast<unsigned>(args.max_partitions) : 1u);
-  const bool two_lanes = call.block_size >= 2 * static_cast<std::int32_t>(16 / sizeof(T));
-  const cudaError_t status =
-      two_lanes ? launch(api, x_split_decode<T, HeadDim, 2>, grid, dim3(x_split_threads), 0, stream, false, args)
-                : launch(api, x_split_decode<T, HeadDim, 1>, grid, dim3(x_split_threads), 0, stream, false, args);
+  constexpr std::int32_t vec = 16 / sizeof(T);
+  const auto decode = [&](auto kernel) {
+    return launch(api, kernel, grid, dim3(x_split_threads), 0, stream, false, args);
+  };
+  // As many threads share a token as leave a warp with the tokens of one block.
+  cudaError_t status = cudaSuccess;
+  if (call.block_size >= 32) {
+    status = decode(x_split_decode<T, HeadDim, 1, 2>);
+  } else if (call.block_size >= 16) {
+    status = decode(x_split_decode<T, HeadDim, 2, 2>);
+  } else if (call.block_size >= 2 * vec) {
+    status = decode(x_split_decode<T, HeadDim, 4, 2>);
+  } else {
+    status = decode(x_split_decode<T, HeadDim, 4, 1>);
+  }
   if (status != cudaSuccess || !args.partitioned) return status;
   return launch(api, x_split_reduce<HeadDim>, dim3(grid.x), dim3(x_split_threads), 0, stream, false, args);
 }

@@ -17,6 +17,7 @@
 #include <cstdint>
 
 #include "cuda/device/convert.cuh"
+#include "cuda/device/load.cuh"
 #include "cuda/device/paged.cuh"
 #include "cuda/device/softmax.cuh"
 #include "cuda/general_items.hpp"
@@ -97,30 +98,26 @@ __device__ __forceinline__ void load_half(float (*tile)[general_kv_row], const v
     constexpr int count = 16 / sizeof(T);
     constexpr int per_key = general_round / count;
     constexpr int rounds = general_keys * per_key / general_threads;
-    packed<T, count> held[8];
+    const int dim = static_cast<int>(threadIdx.x) % per_key * count;
+    const bool dim_there = first_dim + dim < head_dim;
+    const T* const mine = data + (dim_there ? dim_offset(strides, head_dim, first_dim + dim) : 0);
 #pragma unroll
     for (int outer = 0; outer < rounds; outer += 8) {
+      uint4 held[8];
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        const int item = (outer + i) * general_threads + static_cast<int>(threadIdx.x);
-        const int key = item / per_key;
-        const int dim = first_dim + item % per_key * count;
+        const int key = ((outer + i) * general_threads + static_cast<int>(threadIdx.x)) / per_key;
         const std::int64_t offset = offsets[key];
-        held[i] = {};
-        if (offset >= 0 && dim < head_dim) {
-          held[i] = *reinterpret_cast<const packed<T, count>*>(data + offset + dim_offset(strides, head_dim, dim));
-        }
+        held[i] = load_16_if(mine + offset, dim_there && offset >= 0);
       }
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        const int item = (outer + i) * general_threads + static_cast<int>(threadIdx.x);
-        const int key = item / per_key;
-        const int dim = item % per_key * count;
+        const int key = ((outer + i) * general_threads + static_cast<int>(threadIdx.x)) / per_key;
+        const unpacked<T> elements(held[i]);
 #pragma unroll
         for (int e = 0; e < count; e += 4) {
           *reinterpret_cast<float4*>(&tile[key][dim + e]) =
-              make_float4(widen(held[i].values[e]), widen(held[i].values[e + 1]), widen(held[i].values[e + 2]),
-                          widen(held[i].values[e + 3]));
+              make_float4(elements.values[e], elements.values[e + 1], elements.values[e + 2], elements.values[e + 3]);
         }
       }
     }

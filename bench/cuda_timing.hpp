@@ -25,6 +25,8 @@ class graph_timer {
   /// `repeats` times and for `seconds`. Throws `error`.
   [[nodiscard]] summary time(std::int32_t calls, const std::function<void(std::int32_t)>& enqueue, std::int32_t repeats,
                              double seconds);
+  /// The same without a graph: median seconds of one of `calls` calls in a row. For long calls only.
+  [[nodiscard]] double time_calls(std::int32_t calls, std::int32_t repeats, const std::function<void()>& enqueue);
 
  private:
   void* stream_ = nullptr;

@@ -3,8 +3,8 @@
 
 /// Which physical block holds a sequence's logical block i, for i in [0, size).
 ///
-/// The first 23 ids lie in the table itself, the others in chunks of 64 from a slab. Full chunks are reference-counted
-/// and shared between tables, so a fork of a long sequence copies pointers and retains at most 23 + 63 blocks, and the
+/// The first 27 ids lie in the table itself, the others in chunks of 64 from a slab. Full chunks are reference-counted
+/// and shared between tables, so a fork of a long sequence copies pointers and retains at most 27 + 63 blocks, and the
 /// release of a shared prefix is one decrement a chunk. A chunk that several tables share is full and never written;
 /// who needs another entry in it takes a copy of it first. A chunk holds one pool reference to each of its blocks, for
 /// all of its tables together.
@@ -71,12 +71,12 @@ class BIFOLIO_API block_chunk_slab {
   std::int64_t num_chunks_ = 0;
 };
 
-/// Plain data of 112 bytes; pool and slab are passed to what changes it, so that a sequence's record is two cache
-/// lines. Its owner calls `clear` and `drop_directory` before it goes. Functions marked noexcept need what `reserve`
-/// and the slab's `reserve` provide; the number of chunks they may take stands beside each.
-class BIFOLIO_API block_table {
+/// Plain data of two cache lines; pool and slab are passed to what changes it. Its owner calls `clear` and
+/// `drop_directory` before it goes. Functions marked noexcept need what `reserve` and the slab's `reserve` provide; the
+/// number of chunks they may take stands beside each.
+class alignas(128) BIFOLIO_API block_table {
  public:
-  static constexpr std::int32_t inline_capacity = 23;
+  static constexpr std::int32_t inline_capacity = 27;
 
   [[nodiscard]] std::int32_t size() const noexcept { return size_; }
   /// Entries below are null: given back by `drop_front`.

@@ -11,6 +11,7 @@
 /// Scarcity is a value: `alloc_status` says whether freeing others could help (`later`) or not (`never`). Wrong use
 /// throws `error`. Any call that did not succeed, also for want of host memory, leaves `digest()` as it was.
 
+#include <algorithm>
 #include <bifolio/block_pool.hpp>
 #include <bifolio/block_table.hpp>
 #include <bifolio/error.hpp>
@@ -32,7 +33,7 @@ struct kv_cache_config {
   std::int64_t num_blocks = 0;         ///< 1 … max_num_blocks; see num_blocks_for_memory (cache_engine.hpp)
   double watermark = 0.01;             ///< fraction of the blocks that admission leaves free for growth, in [0, 1)
   std::int32_t sliding_window = 0;     ///< tokens that a token sees, itself included; 0 = all
-  std::int32_t max_sequences = 1024;   ///< open at once, 1 … 2^24; 128 bytes each
+  std::int32_t max_sequences = 1024;   ///< open at once, 1 … 2^24; 144 bytes each
   std::int32_t max_seq_len = 1 << 20;  ///< tokens of one sequence, 1 … 2^30
   /// Written to table entries that no kernel reads: right of the length, and left of the sliding window.
   std::int32_t free_entry = free_table_entry;
@@ -93,17 +94,12 @@ class BIFOLIO_API kv_cache_manager {
   /// out_of_memory.
   [[nodiscard]] append_result append(seq_id seq, std::int64_t num_tokens, std::int64_t num_lookahead = 0) {
     // In place, the common case: capacity is there and nobody else reads the tail.
-    if (const auto index = static_cast<std::uint32_t>(to_index(seq)); index < num_records_) [[likely]] {
-      sequence& one = records_[index];
-      if (one.generation == to_index(seq) >> 32 && (one.generation & 1) != 0 && num_tokens >= 0 && num_lookahead >= 0 &&
-          !one.tail_may_be_shared) [[likely]] {
-        const std::int64_t room = std::int64_t{one.table.size()} * config_.block_size - one.num_tokens;
-        if (num_tokens <= room && num_lookahead <= room - num_tokens &&
-            num_tokens + num_lookahead <= config_.max_seq_len - one.num_tokens) [[likely]] {
-          one.num_tokens += static_cast<std::int32_t>(num_tokens);
-          num_tokens_ += num_tokens;
-          return {alloc_status::ok, {}};
-        }
+    if (sequence* one = find(seq); one != nullptr && num_tokens >= 0 && num_lookahead >= 0) [[likely]] {
+      const std::int64_t room = std::int64_t{one->writable_end} - one->num_tokens;
+      if (num_tokens <= room && num_lookahead <= room - num_tokens) [[likely]] {
+        one->num_tokens += static_cast<std::int32_t>(num_tokens);
+        num_tokens_ += num_tokens;
+        return {alloc_status::ok, {}};
       }
     }
     return append_slowly(seq, num_tokens, num_lookahead);
@@ -132,9 +128,9 @@ class BIFOLIO_API kv_cache_manager {
   /// The following throw `error` (not_found).
   [[nodiscard]] std::int64_t num_tokens(seq_id seq) const { return get(seq).num_tokens; }
   [[nodiscard]] std::int64_t num_committed(seq_id seq) const { return get(seq).num_committed; }
-  [[nodiscard]] std::int64_t num_table_blocks(seq_id seq) const { return get(seq).table.size(); }
+  [[nodiscard]] std::int64_t num_table_blocks(seq_id seq) const { return table_of(get(seq)).size(); }
   /// Leading logical blocks that the sliding window gave back.
-  [[nodiscard]] std::int64_t num_released_blocks(seq_id seq) const { return get(seq).table.first(); }
+  [[nodiscard]] std::int64_t num_released_blocks(seq_id seq) const { return table_of(get(seq)).first(); }
   /// Logical block `index`; `invalid_block` when the window gave it back. out_of_range past the table.
   [[nodiscard]] block_id block_at(seq_id seq, std::int64_t index) const;
   /// Where a position's K and V lie; `no_slot` when the window gave it back. out_of_range past num_tokens.
@@ -156,7 +152,8 @@ class BIFOLIO_API kv_cache_manager {
     const auto index = static_cast<std::uint32_t>(to_index(seq));
     if (index >= num_records_) return;
     detail::prefetch_to_write(&records_[index]);
-    detail::prefetch_to_write(reinterpret_cast<const char*>(&records_[index]) + sizeof(sequence) / 2);
+    detail::prefetch_to_write(&tables_[index]);
+    detail::prefetch_to_write(reinterpret_cast<const char*>(&tables_[index]) + 64);
   }
 
   [[nodiscard]] cache_stats stats() const noexcept;
@@ -193,6 +190,12 @@ class BIFOLIO_API kv_cache_manager {
   [[nodiscard]] block_id take_block() noexcept;
   [[nodiscard]] sequence& open_record() noexcept;
   [[nodiscard]] seq_id id_of(const sequence& one) const noexcept;
+  [[nodiscard]] block_table& table_of(const sequence& one) const noexcept { return tables_[&one - records_]; }
+  /// writable_end of a sequence whose tail nobody else reads.
+  [[nodiscard]] std::int32_t end_of(const block_table& table) const noexcept {
+    return static_cast<std::int32_t>(
+        std::min<std::int64_t>(std::int64_t{table.size()} * config_.block_size, config_.max_seq_len));
+  }
   /// num_tokens / block_size and its round-up, for 0 ≤ num_tokens ≤ 2^30. A division by a number that is not known at
   /// compile time costs more than the rest of an append.
   [[nodiscard]] std::int32_t whole_blocks(std::int64_t num_tokens) const noexcept {
@@ -214,7 +217,8 @@ class BIFOLIO_API kv_cache_manager {
   block_pool pool_;
   block_chunk_slab slab_;
   buffer record_storage_;
-  sequence* records_ = nullptr;  // [num_records_]
+  sequence* records_ = nullptr;    // [num_records_]
+  block_table* tables_ = nullptr;  // [num_records_], of the record with the same index
   std::uint32_t num_records_ = 0;
   std::int32_t free_record_ = -1;  // list through num_tokens, last freed first
   std::uint32_t first_generation_ = 0;

@@ -7,7 +7,7 @@
 
 namespace bifolio {
 
-static_assert(sizeof(block_table) == 112, "a sequence's record is to be two cache lines");
+static_assert(sizeof(block_table) == 128, "a table is to be two cache lines");
 static_assert(std::is_trivially_copyable_v<block_chunk>);
 
 void block_chunk_slab::grow(std::int64_t at_least) {

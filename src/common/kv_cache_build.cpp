@@ -32,7 +32,7 @@ void kv_cache_manager::build(step_batch& batch, const step_plan& plan) const {
   std::int64_t stride = 0;
   for (const scheduled_seq& row : plan.seqs) {
     const sequence& one = get(row.seq);
-    check_row(row, one, std::int64_t{one.table.first()} * block_size);
+    check_row(row, one, std::int64_t{table_of(one).first()} * block_size);
     num_tokens += row.query_len;
     stride = std::max<std::int64_t>(stride, blocks_of(row.seq_len));
   }
@@ -59,9 +59,9 @@ void kv_cache_manager::build(step_batch& batch, const step_plan& plan) const {
   batch.query_start_loc[0] = 0;
   for (std::size_t i = 0; i < num_seqs; ++i) {
     const scheduled_seq& row = plan.seqs[i];
-    const sequence& one = *find(row.seq);
+    const block_table& table = table_of(*find(row.seq));
     const std::int32_t used = blocks_of(row.seq_len);
-    one.table.copy_to(table_row, used, config_.free_entry);
+    table.copy_to(table_row, used, config_.free_entry);
     std::fill(table_row + used, table_row + stride, config_.free_entry);
     for (std::int32_t position = row.seq_len - row.query_len; position < row.seq_len;) {
       const std::int32_t block = whole_blocks(position);

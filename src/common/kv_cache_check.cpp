@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// kv_cache_manager's check and digest: the whole state read once, for tests and for looking into a running server.
 
+#include <algorithm>
 #include <bifolio/kv_cache_manager.hpp>
 #include <bifolio/kv_layout.hpp>
 #include <unordered_map>
@@ -11,23 +12,29 @@
 namespace bifolio {
 namespace {
 
-std::string check_sequence(const sequence& one, const kv_cache_config& config, const block_pool& pool) {
+std::string check_sequence(const sequence& one, const block_table& table, const kv_cache_config& config,
+                           const block_pool& pool) {
   const std::int64_t needed = blocks_for(one.num_tokens, config.block_size);
   if (one.num_committed < 0 || one.num_committed > one.num_tokens) return "num_committed is not within num_tokens";
   if (one.num_tokens > config.max_seq_len) return "num_tokens exceeds max_seq_len";
-  if (one.table.size() < needed) return "the table does not cover num_tokens";
-  if (one.table.first() > 0 && config.sliding_window == 0) return "blocks were given back without a sliding window";
+  if (table.size() < needed) return "the table does not cover num_tokens";
+  if (table.first() > 0 && config.sliding_window == 0) return "blocks were given back without a sliding window";
   std::unordered_set<std::int32_t> seen;
-  for (std::int32_t i = one.table.first(); i < one.table.size(); ++i) {
-    const block_id id = one.table[i];
+  for (std::int32_t i = table.first(); i < table.size(); ++i) {
+    const block_id id = table[i];
     if (to_index(id) < 0 || to_index(id) >= pool.num_blocks()) return "entry " + std::to_string(i) + " is no block";
     if (!seen.insert(to_index(id)).second) return "block " + std::to_string(to_index(id)) + " stands twice";
-    if (i >= needed && one.table.is_shared(i, pool)) return "a reserved block is shared";
+    if (i >= needed && table.is_shared(i, pool)) return "a reserved block is shared";
   }
   const std::int32_t tail = one.num_tokens / config.block_size;
-  if (!one.tail_may_be_shared && tail < one.table.size() && one.num_tokens % config.block_size != 0 &&
-      one.table.is_shared(tail, pool)) {
-    return "the tail is shared, but marked as its own";
+  if (one.writable_end != 0) {
+    if (one.writable_end !=
+        std::min<std::int64_t>(std::int64_t{table.size()} * config.block_size, config.max_seq_len)) {
+      return "writable_end is not the end of the table";
+    }
+    if (tail < table.size() && one.num_tokens % config.block_size != 0 && table.is_shared(tail, pool)) {
+      return "the tail is shared, but marked as its own";
+    }
   }
   return {};
 }
@@ -42,15 +49,15 @@ std::string kv_cache_manager::check() const {
   for (std::uint32_t i = 0; i < num_records_; ++i) {
     const sequence& one = records_[i];
     if ((one.generation & 1) == 0) continue;
-    if (std::string problem = check_sequence(one, config_, pool_); !problem.empty()) {
+    if (std::string problem = check_sequence(one, tables_[i], config_, pool_); !problem.empty()) {
       return "sequence " + std::to_string(i) + ": " + problem;
     }
     ++open;
     tokens += one.num_tokens;
-    entries += one.table.size() - one.table.first();
+    entries += tables_[i].size() - tables_[i].first();
     const block_chunk* last = nullptr;
     bool counts = true;
-    one.table.for_each([&](block_id id, const block_chunk* chunk) {
+    tables_[i].for_each([&](block_id id, const block_chunk* chunk) {
       if (chunk != nullptr && chunk != last) {
         last = chunk;
         counts = ++tables_of[chunk] == 1;  // a chunk holds one reference for all of its tables
@@ -75,7 +82,7 @@ std::string kv_cache_manager::check() const {
   // A table's last chunk may hold nulls only (all of it left of the window); for_each does not meet that one.
   for (std::uint32_t i = 0; i < num_records_; ++i) {
     const sequence& one = records_[i];
-    if ((one.generation & 1) != 0 && one.table.has_empty_tail_chunk()) ++chunks_in_use;
+    if ((one.generation & 1) != 0 && tables_[i].has_empty_tail_chunk()) ++chunks_in_use;
   }
   if (chunks_in_use + slab_.num_free() != slab_.num_chunks()) return "chunks of block tables were lost";
   std::int64_t free_records = 0;
@@ -97,9 +104,9 @@ std::uint64_t kv_cache_manager::digest() const noexcept {
     if ((one.generation & 1) == 0) continue;
     hash.add(static_cast<std::uint64_t>(one.num_tokens));
     hash.add(static_cast<std::uint64_t>(one.num_committed));
-    hash.add(static_cast<std::uint64_t>(one.table.first()));
-    hash.add(static_cast<std::uint64_t>(one.table.size()));
-    one.table.for_each([&](block_id id, const block_chunk*) { hash.add(static_cast<std::uint64_t>(to_index(id))); });
+    hash.add(static_cast<std::uint64_t>(tables_[i].first()));
+    hash.add(static_cast<std::uint64_t>(tables_[i].size()));
+    tables_[i].for_each([&](block_id id, const block_chunk*) { hash.add(static_cast<std::uint64_t>(to_index(id))); });
   }
   for (std::int32_t i = free_record_; i >= 0; i = records_[i].num_tokens) hash.add(static_cast<std::uint64_t>(i));
   return hash.value();

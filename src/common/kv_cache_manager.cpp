@@ -50,25 +50,28 @@ kv_cache_manager::kv_cache_manager(const kv_cache_config& config)
           static_cast<std::int64_t>(std::floor(config_.watermark * static_cast<double>(config_.num_blocks)))),
       pool_(config_.num_blocks, *config_.memory),
       slab_(*config_.memory),
-      record_storage_(*config_.memory, static_cast<std::size_t>(config_.max_sequences) * sizeof(sequence)),
-      records_(record_storage_.as<sequence>()),
+      record_storage_(*config_.memory,
+                      static_cast<std::size_t>(config_.max_sequences) * (sizeof(block_table) + sizeof(sequence)),
+                      alignof(block_table)),
       num_records_(static_cast<std::uint32_t>(config_.max_sequences)) {
   // Granlund & Montgomery 1994, theorem 4.2: exact for dividends below 2^31.
   const auto divisor = static_cast<std::uint64_t>(config_.block_size);
   block_magic_ = ((std::uint64_t{1} << block_shift_) + divisor - 1) / divisor;
   first_generation_ = (config_.first_generation != 0 ? config_.first_generation : next_first_generation()) & ~1U;
+  tables_ = record_storage_.as<block_table>();
+  records_ = reinterpret_cast<sequence*>(tables_ + num_records_);
   for (std::uint32_t i = 0; i < num_records_; ++i) {
+    std::construct_at(&tables_[i]);
     std::construct_at(&records_[i], sequence{.generation = first_generation_,
                                              .num_tokens = i + 1 < num_records_ ? static_cast<std::int32_t>(i + 1) : -1,
                                              .num_committed = 0,
-                                             .tail_may_be_shared = false,
-                                             .table = {}});
+                                             .writable_end = 0});
   }
   free_record_ = 0;
 }
 
 kv_cache_manager::~kv_cache_manager() {
-  for (std::uint32_t i = 0; i < num_records_; ++i) records_[i].table.drop_directory();
+  for (std::uint32_t i = 0; i < num_records_; ++i) tables_[i].drop_directory();
 }
 
 std::int64_t kv_cache_manager::blocks_at_peak(std::int64_t num_tokens, std::int64_t step_tokens) const noexcept {
@@ -106,7 +109,7 @@ sequence& kv_cache_manager::open_record() noexcept {
   ++one.generation;
   one.num_tokens = 0;
   one.num_committed = 0;
-  one.tail_may_be_shared = false;
+  one.writable_end = 0;
   ++num_sequences_;
   return one;
 }
@@ -117,12 +120,14 @@ allocate_result kv_cache_manager::allocate(std::int64_t num_tokens) {
   if (size > config_.num_blocks) return {invalid_seq, alloc_status::never};
   if (size > pool_.num_free() || free_record_ < 0) return {invalid_seq, alloc_status::later};
   translate_bad_alloc("allocate", [&] {
-    records_[free_record_].table.reserve(size);
+    tables_[free_record_].reserve(size);
     slab_.reserve(block_table::chunks_to_grow(0, size));
   });
   sequence& one = open_record();
-  for (std::int32_t i = 0; i < size; ++i) one.table.push_back(take_block(), slab_);
+  block_table& table = table_of(one);
+  for (std::int32_t i = 0; i < size; ++i) table.push_back(take_block(), slab_);
   one.num_tokens = static_cast<std::int32_t>(num_tokens);
+  one.writable_end = end_of(table);
   num_tokens_ += num_tokens;
   num_entries_ += size;
   peak_used_ = std::max(peak_used_, pool_.num_used());
@@ -134,13 +139,14 @@ kv_cache_manager::growth kv_cache_manager::plan_growth(const sequence& one, std:
   const std::int64_t left = config_.max_seq_len - one.num_tokens;
   require_between("num_tokens", num_tokens, 0, left);
   require_between("num_lookahead", num_lookahead, 0, left - num_tokens);
-  growth result{one.table.size(), 0, false, alloc_status::ok};
+  const block_table& table = table_of(one);
+  growth result{table.size(), 0, false, alloc_status::ok};
   if (num_tokens + num_lookahead == 0) return result;
-  result.table_size = std::max(one.table.size(), blocks_of(one.num_tokens + num_tokens + num_lookahead));
-  result.copies_tail = one.tail_may_be_shared && ends_in_block(one.num_tokens) &&
-                       one.table.is_shared(whole_blocks(one.num_tokens), pool_);
-  result.num_blocks = result.table_size - one.table.size() + (result.copies_tail ? 1 : 0);
-  if (result.table_size - one.table.first() > config_.num_blocks) {
+  result.table_size = std::max(table.size(), blocks_of(one.num_tokens + num_tokens + num_lookahead));
+  result.copies_tail =
+      one.writable_end == 0 && ends_in_block(one.num_tokens) && table.is_shared(whole_blocks(one.num_tokens), pool_);
+  result.num_blocks = result.table_size - table.size() + (result.copies_tail ? 1 : 0);
+  if (result.table_size - table.first() > config_.num_blocks) {
     result.status = alloc_status::never;
   } else if (result.num_blocks > pool_.num_free()) {
     result.status = alloc_status::later;
@@ -154,23 +160,26 @@ alloc_status kv_cache_manager::can_append(seq_id seq, std::int64_t num_tokens, s
 
 append_result kv_cache_manager::append_slowly(seq_id seq, std::int64_t num_tokens, std::int64_t num_lookahead) {
   sequence& one = get(seq);
+  // The second line of the table takes the id in most cases; asking for both at once waits once.
+  detail::prefetch_to_write(reinterpret_cast<const char*>(&table_of(one)) + 64);
   const growth grown = plan_growth(one, num_tokens, num_lookahead);
   if (grown.status != alloc_status::ok || num_tokens + num_lookahead == 0) return {grown.status, {}};
+  block_table& table = table_of(one);
   const std::int32_t tail = whole_blocks(one.num_tokens);
   translate_bad_alloc("append", [&] {
-    one.table.reserve(grown.table_size);
-    slab_.reserve(block_table::chunks_to_grow(one.table.size(), grown.table_size) +
-                  (grown.copies_tail && one.table.cuts_shared_chunk(tail) ? 1 : 0));
+    table.reserve(grown.table_size);
+    slab_.reserve(block_table::chunks_to_grow(table.size(), grown.table_size) +
+                  (grown.copies_tail && table.cuts_shared_chunk(tail) ? 1 : 0));
   });
   append_result result{alloc_status::ok, {}};
   if (grown.copies_tail) {
-    result.copy = {one.table[tail], take_block()};
-    one.table.replace(tail, result.copy.dst, pool_, slab_);
+    result.copy = {table[tail], take_block()};
+    table.replace(tail, result.copy.dst, pool_, slab_);
     ++num_copied_;
   }
-  num_entries_ += grown.table_size - one.table.size();
-  while (one.table.size() < grown.table_size) one.table.push_back(take_block(), slab_);
-  one.tail_may_be_shared = false;
+  num_entries_ += grown.table_size - table.size();
+  while (table.size() < grown.table_size) table.push_back(take_block(), slab_);
+  one.writable_end = end_of(table);
   one.num_tokens += static_cast<std::int32_t>(num_tokens);
   num_tokens_ += num_tokens;
   peak_used_ = std::max(peak_used_, pool_.num_used());
@@ -186,11 +195,12 @@ std::int32_t kv_cache_manager::first_visible_block(std::int64_t num_committed) c
 void kv_cache_manager::commit(seq_id seq, std::int64_t num_tokens) {
   sequence& one = get(seq);
   require_between("num_tokens", num_tokens, 0, one.num_tokens - one.num_committed);
+  block_table& table = table_of(one);
   const std::int32_t first = first_visible_block(one.num_committed + num_tokens);
-  if (first > one.table.first()) {
-    if (one.table.cuts_shared_chunk(first)) translate_bad_alloc("commit", [&] { slab_.reserve(1); });
-    num_entries_ -= first - one.table.first();
-    one.table.drop_front(first, pool_, slab_);
+  if (first > table.first()) {
+    if (table.cuts_shared_chunk(first)) translate_bad_alloc("commit", [&] { slab_.reserve(1); });
+    num_entries_ -= first - table.first();
+    table.drop_front(first, pool_, slab_);
   }
   one.num_committed += static_cast<std::int32_t>(num_tokens);
 }
@@ -200,45 +210,53 @@ allocate_result kv_cache_manager::fork(seq_id seq) {
   if (free_record_ < 0) return {invalid_seq, alloc_status::later};
   const std::int32_t size = blocks_of(parent.num_tokens);
   translate_bad_alloc("fork", [&] {
-    records_[free_record_].table.reserve(size);
+    tables_[free_record_].reserve(size);
     slab_.reserve(1);
   });
   sequence& child = open_record();
-  child.table.share(parent.table, size, pool_, slab_);
+  block_table& table = table_of(child);
+  table.share(table_of(parent), size, pool_, slab_);
   child.num_tokens = parent.num_tokens;
   child.num_committed = parent.num_committed;
-  child.tail_may_be_shared = parent.tail_may_be_shared = ends_in_block(parent.num_tokens);
+  if (ends_in_block(parent.num_tokens)) {
+    parent.writable_end = 0;
+  } else {
+    child.writable_end = end_of(table);
+  }
   num_tokens_ += child.num_tokens;
-  num_entries_ += size - child.table.first();
+  num_entries_ += size - table.first();
   ++num_forks_;
   return {id_of(child), alloc_status::ok};
 }
 
 void kv_cache_manager::truncate(seq_id seq, std::int64_t num_tokens) {
   sequence& one = get(seq);
+  detail::prefetch_to_write(reinterpret_cast<const char*>(&table_of(one)) + 64);
   require_between("num_tokens", num_tokens, 0, one.num_tokens);
   const std::int32_t size = blocks_of(num_tokens);
-  if (one.table.first() > first_visible_block(num_tokens)) {
+  block_table& table = table_of(one);
+  if (table.first() > first_visible_block(num_tokens)) {
     throw error(errc::invalid_argument, "truncate to " + std::to_string(num_tokens) + " tokens needs logical block " +
                                             std::to_string(first_visible_block(num_tokens)) +
                                             ", but the sliding window gave back those below " +
-                                            std::to_string(one.table.first()));
+                                            std::to_string(table.first()));
   }
-  if (one.table.cuts_shared_chunk(size)) translate_bad_alloc("truncate", [&] { slab_.reserve(1); });
-  num_entries_ -= one.table.size() - size;
-  one.table.truncate(size, whole_blocks(one.num_committed), pool_, slab_);
+  if (table.cuts_shared_chunk(size)) translate_bad_alloc("truncate", [&] { slab_.reserve(1); });
+  num_entries_ -= table.size() - size;
+  table.truncate(size, whole_blocks(one.num_committed), pool_, slab_);
   num_tokens_ -= one.num_tokens - num_tokens;
   one.num_tokens = static_cast<std::int32_t>(num_tokens);
   one.num_committed = std::min(one.num_committed, one.num_tokens);
   // The new tail may be a block that was full, and thereby shared, a moment ago.
-  one.tail_may_be_shared = ends_in_block(num_tokens);
+  one.writable_end = ends_in_block(num_tokens) ? 0 : end_of(table);
 }
 
 void kv_cache_manager::free(seq_id seq) {
   sequence& one = get(seq);
-  num_entries_ -= one.table.size() - one.table.first();
+  block_table& table = table_of(one);
+  num_entries_ -= table.size() - table.first();
   num_tokens_ -= one.num_tokens;
-  one.table.clear(whole_blocks(one.num_committed), pool_, slab_);
+  table.clear(whole_blocks(one.num_committed), pool_, slab_);
   ++one.generation;
   one.num_tokens = free_record_;
   free_record_ = static_cast<std::int32_t>(&one - records_);
@@ -246,12 +264,12 @@ void kv_cache_manager::free(seq_id seq) {
 }
 
 block_id kv_cache_manager::block_at(seq_id seq, std::int64_t index) const {
-  const sequence& one = get(seq);
-  if (index < 0 || index >= one.table.size()) {
+  const block_table& table = table_of(get(seq));
+  if (index < 0 || index >= table.size()) {
     throw error(errc::out_of_range, "logical block " + std::to_string(index) + " is not in a table of " +
-                                        std::to_string(one.table.size()) + " blocks");
+                                        std::to_string(table.size()) + " blocks");
   }
-  return one.table[static_cast<std::int32_t>(index)];
+  return table[static_cast<std::int32_t>(index)];
 }
 
 slot_id kv_cache_manager::slot_at(seq_id seq, std::int64_t position) const {
@@ -260,7 +278,7 @@ slot_id kv_cache_manager::slot_at(seq_id seq, std::int64_t position) const {
     throw error(errc::out_of_range, "position " + std::to_string(position) + " is not in a sequence of " +
                                         std::to_string(one.num_tokens) + " tokens");
   }
-  const block_id block = one.table[static_cast<std::int32_t>(position / config_.block_size)];
+  const block_id block = table_of(one)[static_cast<std::int32_t>(position / config_.block_size)];
   if (block == invalid_block) return no_slot;
   return make_slot(block, static_cast<std::int32_t>(position % config_.block_size), config_.block_size);
 }
@@ -273,12 +291,12 @@ void kv_cache_manager::reserve_host_memory(std::span<const host_demand> demands)
       require_between("num_tokens", demand.num_tokens, 0, config_.max_seq_len);
       const std::int32_t size = blocks_of(demand.num_tokens);
       if (demand.seq != invalid_seq) {
-        sequence& one = get(demand.seq);
-        one.table.reserve(size);
+        block_table& table = table_of(get(demand.seq));
+        table.reserve(size);
         // Two more: an append may copy the tail's chunk, a commit the one at the window's edge.
-        chunks += std::max<std::int64_t>(0, block_table::chunks_to_grow(one.table.size(), size)) + 2;
+        chunks += std::max<std::int64_t>(0, block_table::chunks_to_grow(table.size(), size)) + 2;
       } else if (next_record >= 0) {
-        records_[next_record].table.reserve(size);
+        tables_[next_record].reserve(size);
         next_record = records_[next_record].num_tokens;
         chunks += block_table::chunks_to_grow(0, size) + 1;
       }

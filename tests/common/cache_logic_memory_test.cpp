@@ -133,7 +133,7 @@ struct manager_world {
   void share(std::int64_t num_tokens, int num_fillers) {
     a = manager.allocate(num_tokens).seq;
     b = manager.fork(a).seq;
-    for (int i = 0; i < num_fillers; ++i) require(manager.allocate(2 * (23 + 64)).status == alloc_status::ok);
+    for (int i = 0; i < num_fillers; ++i) require(manager.allocate(2 * (27 + 64)).status == alloc_status::ok);
   }
 };
 
@@ -143,7 +143,7 @@ std::unique_ptr<manager_world> sharing_world(std::int32_t window, std::int64_t n
   trial.share(num_tokens, 0);
   const std::int64_t before = trial.counting.num_allocations();
   int num_fillers = 0;  // one chunk each
-  while (trial.manager.allocate(2 * (23 + 64)).status == alloc_status::ok &&
+  while (trial.manager.allocate(2 * (27 + 64)).status == alloc_status::ok &&
          trial.counting.num_allocations() == before) {
     ++num_fillers;
   }
@@ -183,26 +183,26 @@ TEST_CASE("append fails for memory without a trace") {
   }
   SUBCASE("copying a tail in a chunk that others share") {
     const int allocations =
-        fail_each_allocation([] { return sharing_world(0, 2 * (23 + 3 * 64) - 1); },
+        fail_each_allocation([] { return sharing_world(0, 2 * (27 + 3 * 64) - 1); },
                              [](manager_world& w) { require(w.manager.append(w.b, 1).has_copy()); });
     CHECK(allocations >= 1);
   }
 }
 
 TEST_CASE("fork fails for memory without a trace") {
-  const int allocations = fail_each_allocation([] { return sharing_world(0, 2 * (23 + 3 * 64) + 9); },
+  const int allocations = fail_each_allocation([] { return sharing_world(0, 2 * (27 + 3 * 64) + 9); },
                                                [](manager_world& w) { (void)w.manager.fork(w.a); });
   CHECK(allocations >= 1);
 }
 
 TEST_CASE("truncate into a shared chunk fails for memory without a trace") {
-  const int allocations = fail_each_allocation([] { return sharing_world(0, 2 * (23 + 3 * 64)); },
+  const int allocations = fail_each_allocation([] { return sharing_world(0, 2 * (27 + 3 * 64)); },
                                                [](manager_world& w) { w.manager.truncate(w.b, 200); });
   CHECK(allocations >= 1);
 }
 
 TEST_CASE("a commit that gives back part of a shared chunk fails for memory without a trace") {
-  const int allocations = fail_each_allocation([] { return sharing_world(20, 2 * (23 + 3 * 64)); },
+  const int allocations = fail_each_allocation([] { return sharing_world(20, 2 * (27 + 3 * 64)); },
                                                [](manager_world& w) { w.manager.commit(w.b, 200); });
   CHECK(allocations >= 1);
 }
@@ -219,9 +219,9 @@ TEST_CASE("build and reserve_host_memory fail for memory without a trace") {
 }
 
 TEST_CASE("after reserve_host_memory the calls it was for allocate nothing") {
-  auto world = sharing_world(0, 2 * (23 + 3 * 64) - 1);
+  auto world = sharing_world(0, 2 * (27 + 3 * 64) - 1);
   world->manager.reserve_host_memory(
-      std::vector<host_demand>{{world->b, 2500}, {invalid_seq, 2000}, {invalid_seq, 2 * (23 + 3 * 64)}});
+      std::vector<host_demand>{{world->b, 2500}, {invalid_seq, 2000}, {invalid_seq, 2 * (27 + 3 * 64)}});
   num_failures = 0;
   calls_until_failure = 1;
   const append_result appended = world->manager.append(world->b, 1000);

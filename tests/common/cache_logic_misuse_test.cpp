@@ -102,6 +102,7 @@ TEST_CASE("every call on an unknown, stale or foreign sequence reports not_found
     CHECK(code_of([&] { (void)it.manager.num_table_blocks(seq); }) == errc::not_found);
     CHECK(code_of([&] { (void)it.manager.block_at(seq, 0); }) == errc::not_found);
     CHECK(code_of([&] { (void)it.manager.slot_at(seq, 0); }) == errc::not_found);
+    it.manager.prefetch(seq);  // a hint takes anything
     step_plan plan;
     plan.seqs = {{.seq = it.open, .query_len = 1, .seq_len = 1}, {.seq = seq, .query_len = 1, .seq_len = 1}};
     CHECK(code_of([&] { it.manager.build(batch, plan); }) == errc::not_found);

@@ -8,11 +8,12 @@
 ///               ↑         │
 ///               └ preempt ┘ by recomputation: blocks are released, tokens kept
 ///
-/// Both queues are in order of arrival. A step first gives one token to each running sequence that is decoding, then
-/// what is left of the token budget to prompts in chunks, oldest first, then admits waiting requests while their blocks
-/// fit beside the watermark and beside what admitted prompts will still ask for. When blocks run out, the latest
-/// arrival is preempted; the oldest sequence always proceeds, because a request that does not fit into an empty pool is
-/// never accepted. So a full pool never stops the schedule, and no request waits forever.
+/// Both queues are in order of arrival. A step first serves the oldest running sequence, then gives one token to each
+/// that is decoding, then what is left of the token budget to prompts in chunks, oldest first, then admits waiting
+/// requests while their blocks fit beside the watermark and beside what admitted prompts will still ask for. When
+/// blocks run out, the latest arrival is preempted; the oldest sequence is part of every step, because a request that
+/// does not fit into an empty pool is never accepted. So a full pool never stops the schedule, and no request waits
+/// forever.
 ///
 /// A request with several samples computes its prompt once; when that is done it forks, and its samples share the
 /// prompt's blocks, copying on write.
@@ -166,6 +167,7 @@ class BIFOLIO_API scheduler {
   /// Whether other sequences run that still compute known tokens.
   [[nodiscard]] bool schedule_decodes(std::int64_t& budget) noexcept;
   void schedule_prompts(std::int64_t& budget) noexcept;
+  void schedule_prompt(sample_state& one, std::int64_t most, std::int64_t& budget) noexcept;
   void admit(std::int64_t& budget) noexcept;
   void add_to_step(sample_state& one, std::int64_t query_len, const block_copy& copy) noexcept;
   void preempt(sample_state& victim) noexcept;

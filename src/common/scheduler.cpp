@@ -120,6 +120,10 @@ const step_plan& scheduler::schedule() {
   step_samples_.clear();
   accept_arrivals();
   std::int64_t budget = config_.max_tokens_per_step;
+  // The oldest goes on in every step, also when those that decode could use up tokens and blocks alone.
+  if (running_.head != nullptr && !running_.head->is_decoding()) {
+    schedule_prompt(*running_.head, std::max<std::int64_t>(1, budget - (running_.size - 1)), budget);
+  }
   if (schedule_decodes(budget)) schedule_prompts(budget);
   if (plan_.preempted.empty()) admit(budget);
   in_flight_ = !plan_.seqs.empty();
@@ -180,7 +184,7 @@ bool scheduler::schedule_decodes(std::int64_t& budget) noexcept {
   bool others = false;
   for (sample_state* one = running_.head; one != nullptr && budget > 0;) {
     sample_state* next = one->next;
-    if (one->is_decoding()) {
+    if (!one->in_step && one->is_decoding()) {
       append_result grown = manager_->append(one->seq, 1);
       while (grown.status != alloc_status::ok) {
         sample_state* victim = running_.tail;
@@ -194,34 +198,38 @@ bool scheduler::schedule_decodes(std::int64_t& budget) noexcept {
         --budget;
       }
     } else {
-      others = true;
+      others = others || !one->in_step;
     }
     one = next;
   }
   return others;
 }
 
-// Oldest first, in chunks. A prompt takes blocks only from later arrivals that are not part of the step; when there are
-// none it takes what is free, and otherwise sits this step out, while the sequences that are in the step proceed.
+// Oldest first, in chunks.
 void scheduler::schedule_prompts(std::int64_t& budget) noexcept {
-  const std::int64_t block_size = manager_->config().block_size;
   for (sample_state* one = running_.head; one != nullptr && budget > 0; one = one->next) {
-    if (one->in_step || one->is_decoding()) continue;
-    const std::int64_t wanted = std::min({one->num_remaining(), budget, chunk_limit()});
-    for (sample_state* victim = running_.tail;
-         victim != one && manager_->can_append(one->seq, wanted) != alloc_status::ok;) {
-      sample_state* earlier = victim->prev;
-      if (!victim->in_step) preempt(*victim);
-      victim = earlier;
-    }
-    const std::int64_t room = manager_->num_table_blocks(one->seq) * block_size - one->num_computed;
-    const std::int64_t query_len = std::min(wanted, room + manager_->num_free_blocks() * block_size);
-    if (query_len == 0) continue;
-    const append_result grown = manager_->append(one->seq, query_len);
-    if (grown.status != alloc_status::ok) continue;
-    add_to_step(*one, query_len, grown.copy);
-    budget -= query_len;
+    if (!one->in_step && !one->is_decoding()) schedule_prompt(*one, budget, budget);
   }
+}
+
+// A prompt takes blocks only from later arrivals that are not part of the step; when there are none it takes what is
+// free, and otherwise sits this step out, while the sequences that are in the step proceed.
+void scheduler::schedule_prompt(sample_state& one, std::int64_t most, std::int64_t& budget) noexcept {
+  const std::int64_t block_size = manager_->config().block_size;
+  const std::int64_t wanted = std::min({one.num_remaining(), most, chunk_limit()});
+  for (sample_state* victim = running_.tail;
+       victim != &one && manager_->can_append(one.seq, wanted) != alloc_status::ok;) {
+    sample_state* earlier = victim->prev;
+    if (!victim->in_step) preempt(*victim);
+    victim = earlier;
+  }
+  const std::int64_t room = manager_->num_table_blocks(one.seq) * block_size - one.num_computed;
+  const std::int64_t query_len = std::min(wanted, room + manager_->num_free_blocks() * block_size);
+  if (query_len == 0) return;
+  const append_result grown = manager_->append(one.seq, query_len);
+  if (grown.status != alloc_status::ok) return;
+  add_to_step(one, query_len, grown.copy);
+  budget -= query_len;
 }
 
 // In order of arrival, and never past one that has to wait, so that nobody waits for ever.

@@ -257,6 +257,19 @@ TEST_CASE("the oldest sequence is computed in every step") {
   }
 }
 
+TEST_CASE("the oldest prompt goes on beside samples that could use up every token of a step") {
+  kv_cache_manager manager({.block_size = 2, .num_blocks = 60, .watermark = 0});
+  scheduler plans(manager, {.max_tokens_per_step = 4, .max_running = 12, .max_chunk_tokens = 2});
+  const request_id oldest = ask(plans, 40, 1);
+  (void)ask(plans, 1, 60, 8);
+  std::vector<finished_sequence> done;
+  for (int i = 0; done.empty(); ++i) {
+    REQUIRE(i <= 40);
+    CHECK(row_of(step(plans, &done), oldest) != nullptr);
+  }
+  CHECK(done[0].request == oldest);
+}
+
 TEST_CASE("a request aborted at any point gives back every block, and the others end as if it had not been") {
   // Points: before each schedule and between each schedule and its commit, by either way of aborting.
   for (const bool posted : {false, true}) {

@@ -1,51 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Per-layer calls allocate nothing, and planning that runs out of memory says so and keeps the old plan. Replaces the
-// global operator new of this executable to count, and to fail on request.
+// Per-layer calls allocate nothing, and planning that runs out of memory says so and keeps the old plan.
 #include <doctest/doctest.h>
 
-#include <atomic>
-#include <cstdlib>
-#include <new>
+#include <memory>
+#include <optional>
 
 #include "conformance/attention_tables.hpp"
+#include "support/allocation_count.hpp"
 #include "support/device_bytes.hpp"
-
-namespace {
-
-std::atomic<std::int64_t> num_news{0};
-std::atomic<std::int64_t> fail_countdown{0};  // the N-th operator new from now throws; 0 = none
-
-void* counted_allocation(std::size_t num_bytes, std::size_t alignment) {
-  num_news.fetch_add(1, std::memory_order_relaxed);
-  if (fail_countdown.load(std::memory_order_relaxed) > 0 &&
-      fail_countdown.fetch_sub(1, std::memory_order_relaxed) == 1) {
-    throw std::bad_alloc();
-  }
-  void* pointer = alignment <= alignof(std::max_align_t)
-                      ? std::malloc(num_bytes == 0 ? 1 : num_bytes)
-                      : std::aligned_alloc(alignment, (num_bytes + alignment - 1) / alignment * alignment);
-  if (pointer == nullptr) throw std::bad_alloc();
-  return pointer;
-}
-
-}  // namespace
-
-void* operator new(std::size_t num_bytes) { return counted_allocation(num_bytes, 1); }
-void* operator new[](std::size_t num_bytes) { return counted_allocation(num_bytes, 1); }
-void* operator new(std::size_t num_bytes, std::align_val_t alignment) {
-  return counted_allocation(num_bytes, static_cast<std::size_t>(alignment));
-}
-void* operator new[](std::size_t num_bytes, std::align_val_t alignment) {
-  return counted_allocation(num_bytes, static_cast<std::size_t>(alignment));
-}
-void operator delete(void* pointer) noexcept { std::free(pointer); }
-void operator delete[](void* pointer) noexcept { std::free(pointer); }
-void operator delete(void* pointer, std::size_t) noexcept { std::free(pointer); }
-void operator delete[](void* pointer, std::size_t) noexcept { std::free(pointer); }
-void operator delete(void* pointer, std::align_val_t) noexcept { std::free(pointer); }
-void operator delete[](void* pointer, std::align_val_t) noexcept { std::free(pointer); }
-void operator delete(void* pointer, std::size_t, std::align_val_t) noexcept { std::free(pointer); }
-void operator delete[](void* pointer, std::size_t, std::align_val_t) noexcept { std::free(pointer); }
 
 using namespace bifolio;
 using namespace bifolio::test;
@@ -130,11 +92,11 @@ TEST_CASE("attention, merge, append, gather and copies allocate nothing") {
         return failed;
       };
       CHECK(one_layer() == 0);  // threads and arenas start here
-      const std::int64_t news = num_news.load();
+      const std::int64_t news = num_allocations();
       const std::int64_t allocations = counting.num_allocations();
       int failed = 0;
       for (int layer = 0; layer < 20; ++layer) failed += one_layer();
-      const std::int64_t more_news = num_news.load() - news;
+      const std::int64_t more_news = num_allocations() - news;
       CHECK(failed == 0);
       CHECK_MESSAGE(more_news == 0, cpu->tested.name);
       CHECK_MESSAGE(counting.num_allocations() == allocations, cpu->tested.name);
@@ -151,9 +113,9 @@ TEST_CASE("planning the same shape of step again allocates nothing") {
     attention_call call(cpu.tested, c, contents);
     call.plan();
     const std::int64_t allocations = counting.num_allocations();
-    const std::int64_t news = num_news.load();
+    const std::int64_t news = num_allocations();
     call.plan();
-    const std::int64_t more_news = num_news.load() - news;
+    const std::int64_t more_news = num_allocations() - news;
     CHECK_MESSAGE(more_news == 0, cpu.tested.name);
     CHECK(counting.num_allocations() == allocations);
   }
@@ -181,18 +143,14 @@ TEST_CASE("planning with any one allocation failing reports out_of_memory and ke
       int failures = 0;
       for (std::int64_t nth = 1; nth < 200; ++nth) {
         errc code = errc::ok;
-        if (of_resource) {
-          failing.fail_at(nth);
-        } else {
-          fail_countdown.store(nth);
-        }
+        failing.fail_at(of_resource ? nth : 0);
         try {
+          const failing_new failure(of_resource ? 0 : nth);
           cpu.tested.get().plan_attention(call.planned, larger.spec, larger.host_batch, larger.num_blocks);
         } catch (const error& refusal) {
           code = refusal.code();
         }
         failing.fail_at(0);
-        fail_countdown.store(0);
         if (code == errc::ok) break;
         ++failures;
         CHECK(to_string(code) == to_string(errc::out_of_memory));
@@ -207,6 +165,8 @@ TEST_CASE("planning with any one allocation failing reports out_of_memory and ke
       CAPTURE(old_plan);
       CAPTURE(of_resource);
       CHECK(failures < 199);
+      CHECK(
+          (failures > 0 || (old_plan && !of_resource)));  // an old plan's own bookkeeping is kept, not allocated again
       // The larger plan stands now and serves the larger call.
       larger.planned = std::move(call.planned);
       CHECK(larger.run() == errc::ok);

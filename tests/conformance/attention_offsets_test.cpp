@@ -1,34 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Blocks and rows that lie past 2^31 and 2^32 elements, in memory that is only there where it is touched.
 #include <doctest/doctest.h>
-#include <sys/mman.h>
 
 #include "conformance/attention_tables.hpp"
 #include "support/elements.hpp"
 #include "support/skip.hpp"
+#include "support/sparse_memory.hpp"
 
 using namespace bifolio;
 using namespace bifolio::test;
 
 namespace {
-
-class sparse_region {
- public:
-  explicit sparse_region(std::size_t num_bytes) : num_bytes_(num_bytes) {
-    void* at = ::mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    data_ = at == MAP_FAILED ? nullptr : static_cast<std::byte*>(at);
-  }
-  sparse_region(const sparse_region&) = delete;
-  sparse_region& operator=(const sparse_region&) = delete;
-  ~sparse_region() {
-    if (data_ != nullptr) ::munmap(data_, num_bytes_);
-  }
-  [[nodiscard]] std::byte* data() const { return data_; }
-
- private:
-  std::size_t num_bytes_;
-  std::byte* data_ = nullptr;
-};
 
 // 2 heads · 16 tokens · 64 dims = 2^11 elements a block: block 2^20 starts at element 2^31, block 2^21 at 2^32.
 constexpr std::int32_t far_blocks[] = {0,       (1 << 20) - 1, 1 << 20,      (1 << 20) + 1, (1 << 21) - 1,
@@ -51,7 +33,7 @@ TEST_CASE("attention reads blocks past 2^31 and 2^32 elements like any other") {
     const attention_contents contents(near_case);
     const std::int64_t num_blocks = (std::int64_t{1} << 21) + 10;
     const auto element = static_cast<std::int64_t>(size_of(type));
-    const sparse_region memory(
+    sparse_memory memory(
         static_cast<std::size_t>((2 * num_blocks * 2048 + 6 * num_blocks * 2048 + 5 * num_blocks) * element));
     if (memory.data() == nullptr) return skip("this machine gives no sparse mapping of 70 GB");
     for (const arrangement how : {arrangement::hnd, arrangement::nhd, arrangement::x_split, arrangement::block_major}) {
@@ -95,8 +77,8 @@ TEST_CASE("rows of q and out may lie past 2^31 and 2^32 elements") {
   const attention_contents contents(c);
   const std::int64_t tokens = c.num_tokens();
   const std::int64_t stride = (std::int64_t{1} << 32) / tokens + 4097;  // the last rows are past 2^32
-  const sparse_region q_memory(static_cast<std::size_t>(stride * tokens) * 2);
-  const sparse_region out_memory(static_cast<std::size_t>(stride * tokens) * 2);
+  sparse_memory q_memory(static_cast<std::size_t>(stride * tokens) * 2);
+  sparse_memory out_memory(static_cast<std::size_t>(stride * tokens) * 2);
   if (q_memory.data() == nullptr || out_memory.data() == nullptr) return skip("this machine gives no sparse mapping");
   for (const tested_backend* tested : one_per_family(0)) {
     if (!tested->is_host) continue;

@@ -260,6 +260,7 @@ void add_attention_command(CLI::App& program, command& run) {
       ->capture_default_str();
   sub->add_option("--soft-cap", o->soft_cap, "Logit soft cap; 0 = none")->capture_default_str();
   sub->add_flag("--non-causal", o->non_causal, "Every token sees the whole context");
+  sub->add_flag("--deterministic", o->deterministic, "Results independent of batch mates (a GPU's choice)");
   sub->add_option("--repeats", o->repeats, "Calls at the least")->capture_default_str();
   sub->add_option("--min-time", o->seconds, "Seconds of calls at the least")->capture_default_str();
   sub->add_option("--seed", o->seed, "Of contents and block order")->capture_default_str();

@@ -71,6 +71,7 @@ attention_spec spec_of(const setting& s, const attention_options& options) {
   spec.out_type = s.q_type;
   spec.causal = !options.non_causal;
   spec.window_left = options.window;
+  spec.deterministic = options.deterministic;
   return spec;
 }
 

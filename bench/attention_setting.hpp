@@ -31,6 +31,7 @@ struct attention_options {
   std::int32_t window = -1;
   float soft_cap = 0;
   bool non_causal = false;
+  bool deterministic = false;
   std::int32_t repeats = 7;
   double seconds = 1.0;
   std::uint64_t seed = 1;

@@ -41,7 +41,7 @@ struct attention_spec {
   bool causal = true;
   std::int32_t window_left = -1;   ///< positions visible before the token's own; negative = all
   std::int32_t window_right = -1;  ///< positions visible after it; negative = all; with causal, only 0 is left of it
-  bool deterministic = true;       ///< results independent of batch mates; always so on the CPU, a choice on a GPU
+  bool deterministic = false;      ///< results independent of batch mates: always so on the CPU; costs a GPU some balance
   friend constexpr bool operator==(const attention_spec&, const attention_spec&) = default;
 };
 

@@ -1,18 +1,117 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/dispatch.hpp"
 
-namespace bifolio::cuda {
+#include "cuda/sm80/decode/decode_launch.hpp"
+#include "cuda/sm80/decode/decode_plan.hpp"
+#if BIFOLIO_CUDA_SM90
+#include "cuda/sm90/prefill/prefill_launch.hpp"
+#include "cuda/sm90/prefill/prefill_plan.hpp"
+#endif
 
-void plan_fast(const plan_input&, fast_plan& plan) {
+namespace bifolio::cuda {
+namespace {
+
+// fast_plan::family is a set of these.
+constexpr std::int32_t decodes = 1;
+constexpr std::int32_t prefills = 2;
+
+// fast_plan::numbers
+enum number : std::size_t { decode_grid, prefill_words };
+
+#if BIFOLIO_CUDA_SM90
+bool has_prefill(const plan_input& input) noexcept {
+  // wgmma exists on compute capability 9.0 alone.
+  return input.device.compute_capability == 90 && prefill_block_size(input.spec.block_size) &&
+         find_prefill_entry(input.spec.kv_type, input.spec.head_dim) != nullptr;
+}
+
+/// Which of the two kernels computes a sequence of `query_len` new tokens: a rule of the sequence alone, so that its
+/// bits do not depend on the batch. Decode cuts the keys over the whole device but reads them once for every 16 rows;
+/// prefill gives 128 rows to one multiprocessor. Both times are estimates for an otherwise idle device.
+bool prefers_prefill(const plan_input& input, std::int32_t query_len, std::int32_t seq_len) noexcept {
+  const attention_spec& spec = input.spec;
+  const std::int64_t group = spec.num_q_heads / spec.num_kv_heads;
+  const std::int64_t rows = query_len * group;
+  if (rows <= 64) return false;
+  const std::int64_t packed = prefill_packed_heads(static_cast<std::int32_t>(group));
+  const std::int64_t items = (query_len * packed + 127) / 128 * (spec.num_q_heads / packed);
+  const std::int64_t rounds = (items + input.device.num_sms - 1) / input.device.num_sms;
+  const double prefill_us = static_cast<double>(rounds) * (seq_len / 128 + 2) * 2.0 * spec.head_dim / 128;
+  const double tiles = static_cast<double>((rows + 15) / 16) * spec.num_kv_heads * (seq_len / 64 + 2);
+  const double decode_us = 5.0 + tiles / (2.0 * input.device.num_sms) * 1.4 * spec.head_dim / 128;
+  return prefill_us < decode_us;
+}
+#endif
+
+}  // namespace
+
+void plan_fast(const plan_input& input, fast_plan& plan) {
   plan.usable = false;
+  plan.family = 0;
   plan.words.clear();
   plan.workspace_bytes = 0;
   plan.num_counters = 0;
+  const attention_spec& spec = input.spec;
+  const decode_entry* const entry = find_decode_entry(spec.kv_type, spec.head_dim);
+  if (entry == nullptr || spec.q_type != spec.kv_type || spec.out_type != spec.kv_type ||
+      static_cast<std::size_t>(entry->shared_bytes) > input.device.max_shared_bytes_per_block) {
+    return;
+  }
+
+  const std::int32_t grid = input.device.num_sms * entry->ctas_per_sm;
+  decode_planner decode(input, grid);
+#if BIFOLIO_CUDA_SM90
+  prefill_planner prefill(input);
+  const bool with_prefill = has_prefill(input);
+#endif
+  for (std::int32_t seq = 0; seq < input.num_seqs; ++seq) {
+    const std::int32_t query_len = input.query_start_loc[seq + 1] - input.query_start_loc[seq];
+    if (query_len == 0) continue;
+#if BIFOLIO_CUDA_SM90
+    if (with_prefill && prefers_prefill(input, query_len, input.seq_lens[seq])) {
+      prefill.add(seq);
+      continue;
+    }
+#endif
+    decode.add(seq);
+  }
+  if (!decode.fits()) return;
+
+  plan.usable = true;
+  plan.numbers[decode_grid] = grid;
+  plan.numbers[prefill_words] = 0;
+  if (!decode.empty()) {
+    plan.family |= decodes;
+    plan.workspace_bytes = decode.workspace_floats() * sizeof(float);
+    plan.num_counters = decode.num_counters();
+    decode.write(plan.words);
+  }
+#if BIFOLIO_CUDA_SM90
+  if (!prefill.empty()) {
+    plan.family |= prefills;
+    plan.words.resize((plan.words.size() + 3) / 4 * 4);
+    plan.numbers[prefill_words] = static_cast<std::int32_t>(plan.words.size());
+    prefill.write(plan.words);
+  }
+#endif
 }
 
-bool try_launch_fast(const runtime_api&, const attention_kernel_args&, const fast_plan&, const device_numbers&,
-                     cudaStream_t, cudaError_t&) noexcept {
-  return false;
+bool try_launch_fast(const runtime_api& api, const attention_kernel_args& args, const fast_plan& plan,
+                     const device_numbers& device, cudaStream_t stream, cudaError_t& status) noexcept {
+  if (!decode_serves(args)) return false;
+  status = cudaSuccess;
+#if BIFOLIO_CUDA_SM90
+  if ((plan.family & prefills) != 0 && !prefill_serves(args)) return false;
+  if ((plan.family & prefills) != 0) {
+    status = launch_prefill(api, args, *find_prefill_entry(args.kv_type, args.head_dim),
+                            args.fast_words + plan.numbers[prefill_words], device.num_sms, stream);
+  }
+#endif
+  if ((plan.family & decodes) != 0 && status == cudaSuccess) {
+    status = launch_decode(api, args, *find_decode_entry(args.kv_type, args.head_dim), args.fast_words,
+                           plan.numbers[decode_grid], device.compute_capability >= 90, stream);
+  }
+  return true;
 }
 
 }  // namespace bifolio::cuda

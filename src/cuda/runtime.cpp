@@ -31,6 +31,14 @@ constexpr runtime_api cuda_runtime = {
     .event_query = cudaEventQuery,
     .event_synchronize = cudaEventSynchronize,
     .func_set_attribute = cudaFuncSetAttribute,
+    .get_driver_entry_point =
+        [](const char* name, void** function, unsigned int version) {
+          cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+          const cudaError_t status =
+              cudaGetDriverEntryPointByVersion(name, function, version, cudaEnableDefault, &result);
+          if (status != cudaSuccess) return status;
+          return result == cudaDriverEntryPointSuccess ? cudaSuccess : cudaErrorNotSupported;
+        },
     .launch_kernel = cudaLaunchKernelExC,
 };
 

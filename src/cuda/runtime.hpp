@@ -42,6 +42,8 @@ struct runtime_api {
   cudaError_t (*event_synchronize)(cudaEvent_t event);
 
   cudaError_t (*func_set_attribute)(const void* function, cudaFuncAttribute attribute, int value);
+  /// The driver's own function of that name, at least of `version` (12000 = 12.0).
+  cudaError_t (*get_driver_entry_point)(const char* name, void** function, unsigned int version);
   cudaError_t (*launch_kernel)(const cudaLaunchConfig_t* config, const void* function, void** args);
 };
 

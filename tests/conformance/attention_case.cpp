@@ -229,7 +229,8 @@ attention_call::attention_call(const tested_backend& tested, const attention_cas
           .out_type = c.out_type,
           .causal = c.causal,
           .window_left = c.window_left,
-          .window_right = c.window_right};
+          .window_right = c.window_right,
+          .deterministic = c.deterministic};
 
   starts_on_device_ = device_bytes(where, bytes_of(starts_), alignof(std::int32_t));
   lens_on_device_ = device_bytes(where, bytes_of(lens_), alignof(std::int32_t));
@@ -356,7 +357,7 @@ attention_expectation::attention_expectation(const attention_case& c, const atte
 }
 
 std::string attention_expectation::problem_of(const attention_output& got, const arithmetic& numbers) const {
-  reference::accuracy_judge judge({numbers, case_.out_type, case_.values == value_kind::normal});
+  reference::accuracy_judge judge({numbers, case_.kv_type, case_.out_type, case_.values == value_kind::normal});
   std::size_t row = 0;
   for (std::size_t s = 0; s < case_.seqs.size(); ++s) {
     const std::size_t rows = expected_[s].lse.size();

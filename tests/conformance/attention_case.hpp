@@ -56,6 +56,7 @@ struct attention_case {
   bool alibi = false;
   bool sinks = false;
   bool lse = true;
+  bool deterministic = false;  ///< asked of the plan; on the CPU nothing depends on it
   value_kind values = value_kind::normal;
   std::uint64_t seed = 1;
 

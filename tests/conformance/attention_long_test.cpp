@@ -25,3 +25,13 @@ TEST_CASE("many random combinations of everything agree with the oracle") {
     }
   }
 }
+
+TEST_CASE("many random batches in 16-bit types agree with the oracle") {
+  for (std::uint64_t round = 1; round <= 4; ++round) {
+    const std::vector<attention_case> cases = half_precision_cases(test_seed() + round, 150);
+    for (std::size_t n = 0; n < cases.size(); ++n) {
+      const std::string problem = check_attention(cases[n], n);
+      CHECK_MESSAGE(problem.empty(), problem);
+    }
+  }
+}

@@ -357,6 +357,7 @@ std::vector<attention_case> covering_cases(std::uint64_t seed) {
                      .alibi = row[9] != 0,
                      .sinks = row[10] != 0,
                      .lse = row[11] != 0,
+                     .deterministic = cases.size() % 2 != 0,
                      .seed = random.next()};
     const std::int32_t length = lengths[row[3]];
     while (c.num_kv_heads > 1 && affordable(c, length, 2) < 2) --c.num_kv_heads;
@@ -388,6 +389,7 @@ std::vector<attention_case> random_cases(std::uint64_t seed, int count) {
                      .alibi = random.one_in(3),
                      .sinks = random.one_in(3),
                      .lse = !random.one_in(4),
+                     .deterministic = n % 2 != 0,
                      .seed = random.next()};
     const std::int64_t num_seqs = random.between(1, 6);
     for (std::int64_t s = 0; s < num_seqs; ++s) {
@@ -395,6 +397,46 @@ std::vector<attention_case> random_cases(std::uint64_t seed, int count) {
       const auto seq_len = static_cast<std::int32_t>(random.between(0, longest));
       const auto wanted = random.one_in(2) ? 1 : static_cast<std::int32_t>(random.between(0, seq_len + 2));
       c.seqs.push_back({std::min(wanted, affordable(c, seq_len, 150)), seq_len});
+    }
+    cases.push_back(std::move(c));
+  }
+  return cases;
+}
+
+std::vector<attention_case> half_precision_cases(std::uint64_t seed, int count) {
+  random_source random(hash_of(seed, 0x16b1));
+  const std::vector<std::int32_t> dims{64, 128, 256};
+  const std::vector<std::int32_t> groups{1, 1, 2, 3, 4, 4, 7, 8, 16, 71};
+  const std::vector<std::int32_t> blocks{1, 5, 8, 16, 16, 16, 32, 64, 128, 256};
+  const std::vector<arrangement> layouts{arrangement::hnd, arrangement::hnd, arrangement::nhd, arrangement::padded};
+  std::vector<attention_case> cases;
+  for (int n = 0; n < count; ++n) {
+    const bool options = n % 3 != 0;
+    const dtype type = random.one_in(2) ? dtype::bf16 : dtype::f16;
+    attention_case c{.what = "16-bit case " + std::to_string(n),
+                     .num_kv_heads = static_cast<std::int32_t>(random.between(1, 3)),
+                     .group_size = random.pick(groups),
+                     .head_dim = random.pick(dims),
+                     .block_size = random.pick(blocks),
+                     .q_type = type,
+                     .kv_type = type,
+                     .out_type = type,
+                     .layout = random.pick(layouts),
+                     .causal = !random.one_in(4),
+                     .window_left = options && random.one_in(3) ? static_cast<std::int32_t>(random.between(0, 400)) : -1,
+                     .window_right = options && random.one_in(4) ? static_cast<std::int32_t>(random.between(0, 60)) : -1,
+                     .soft_cap = options && random.one_in(3) ? 0.5f + 30.0f * random.unit() : 0.0f,
+                     .alibi = options && random.one_in(3),
+                     .sinks = options && random.one_in(3),
+                     .lse = !random.one_in(4),
+                     .deterministic = random.one_in(2),
+                     .seed = random.next()};
+    const std::int64_t num_seqs = random.between(1, 5);
+    for (std::int64_t s = 0; s < num_seqs; ++s) {
+      const auto longest = std::vector<std::int64_t>{70, 300, 2600}[static_cast<std::size_t>(random.between(0, 2))];
+      const auto seq_len = static_cast<std::int32_t>(random.between(0, longest));
+      const auto wanted = random.one_in(2) ? 1 : static_cast<std::int32_t>(random.between(0, seq_len + 2));
+      c.seqs.push_back({std::min(wanted, affordable(c, seq_len, 300)), seq_len});
     }
     cases.push_back(std::move(c));
   }

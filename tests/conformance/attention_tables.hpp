@@ -31,6 +31,8 @@ inline constexpr dtype dtypes[] = {dtype::f32, dtype::f16, dtype::bf16};
 [[nodiscard]] std::vector<attention_case> value_cases();
 [[nodiscard]] std::vector<attention_case> covering_cases(std::uint64_t seed);
 [[nodiscard]] std::vector<attention_case> random_cases(std::uint64_t seed, int count);
+/// Random cases of the shapes that GPUs have tensor-core kernels for: one 16-bit type, head_dim 64, 128 or 256.
+[[nodiscard]] std::vector<attention_case> half_precision_cases(std::uint64_t seed, int count);
 
 /// Longer contexts than a quick run can afford.
 [[nodiscard]] std::vector<attention_case> long_cases(std::uint64_t seed);

@@ -131,6 +131,11 @@ const cuda::runtime_api table = {
     .event_query = [](cudaEvent_t) { return now().enter("event_query"); },
     .event_synchronize = [](cudaEvent_t) { return now().enter("event_synchronize"); },
     .func_set_attribute = [](const void*, cudaFuncAttribute, int) { return now().enter("func_set_attribute"); },
+    .get_driver_entry_point =
+        [](const char*, void** function, unsigned int) {
+          *function = nullptr;
+          return now().enter("get_driver_entry_point");
+        },
     .launch_kernel =
         [](const cudaLaunchConfig_t* config, const void* function, void**) {
           const cudaError_t status = now().enter("launch_kernel");

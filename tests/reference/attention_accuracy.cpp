@@ -34,8 +34,10 @@ void accuracy_judge::note(const char* what, std::int64_t token, std::int64_t hea
 void accuracy_judge::add(const attention_options& options, const dense_sequence& seq,
                          const attention_reference& expected, const scalar_attention& scalar, const float* out,
                          const float* lse) {
-  const double u = gates_.numbers.unit_accumulate;
+  const auto kv = static_cast<std::size_t>(gates_.kv_type);
+  const double u = gates_.numbers.unit_accumulate[kv];
   const double u_out = unit_roundoff(gates_.out_type);
+  const double u_p = gates_.numbers.unit_probability[kv];
   const auto split = static_cast<double>(gates_.numbers.split_size);
   const auto length = static_cast<double>(seq.seq_len);
   const double sums = split + length / split + 8;
@@ -47,7 +49,7 @@ void accuracy_judge::add(const attention_options& options, const dense_sequence&
     for (std::int64_t h = 0; h < options.num_q_heads; ++h) {
       const auto row = static_cast<std::size_t>(t * options.num_q_heads + h);
       const double logit_error = u * expected.logit_slack[row];
-      const double relative = std::expm1(2 * logit_error) + 8 * u + 2 * u * sums + gates_.numbers.unit_probability;
+      const double relative = std::expm1(2 * logit_error) + 8 * u + 2 * u * sums + u_p;
       for (std::int64_t i = 0; i < options.head_dim; ++i) {
         const std::size_t at = row * static_cast<std::size_t>(options.head_dim) + static_cast<std::size_t>(i);
         const double want = std::clamp(expected.out[at], -most, most);
@@ -58,7 +60,7 @@ void accuracy_judge::add(const attention_options& options, const dense_sequence&
         if (expected.num_keys[row] == 0) allowed = 0;
         if (!within(error, allowed)) note("output", t, h, i, got, want, allowed);
         const double rounding =
-            (u_out + 2 * u * sums) * std::max(std::abs(expected.lowest[at]), std::abs(expected.highest[at])) +
+            (u_out + u_p + 2 * u * sums) * std::max(std::abs(expected.lowest[at]), std::abs(expected.highest[at])) +
             underflow;
         if (!(got >= std::clamp(expected.lowest[at], -most, most) - rounding &&
               got <= std::clamp(expected.highest[at], -most, most) + rounding)) {
@@ -68,7 +70,7 @@ void accuracy_judge::add(const attention_options& options, const dense_sequence&
         squared_error_ += error * error;
         squared_value_ += want * want;
         const auto plain = static_cast<double>(test::stored_as(gates_.out_type, scalar.out[at]));
-        outputs_.add(error, std::abs(plain - want), u_out * std::abs(want) + 2 * u * magnitude + underflow);
+        outputs_.add(error, std::abs(plain - want), u_out * std::abs(want) + (2 * u + u_p) * magnitude + underflow);
       }
       if (lse == nullptr) continue;
       const double want = expected.lse[row];

@@ -26,6 +26,7 @@ namespace bifolio::reference {
 
 struct accuracy_gates {
   test::arithmetic numbers;
+  dtype kv_type = dtype::f32;
   dtype out_type = dtype::f32;
   bool statistical = true;  ///< gates 3 and 4; off for contents that are extreme on purpose
 };

@@ -44,6 +44,13 @@ std::vector<tested_backend> open_all() {
     entry.name = std::move(name);
     entry.family = std::move(family);
     entry.is_host = where.type == device_type::cpu;
+    if (!entry.is_host) {
+      // Tensor cores: their sums are looser than float32's, and probabilities are rounded to the type of V.
+      entry.numbers.unit_accumulate = {0x1p-24, 0x1p-22, 0x1p-22};
+      entry.numbers.unit_probability = {0, 0x1p-12, 0x1p-9};
+      entry.numbers.split_size = 2048;
+      entry.chunk_invariant = false;
+    }
     list.push_back(std::move(entry));
   };
 

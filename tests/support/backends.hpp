@@ -5,6 +5,7 @@
 /// each device backend that the build and the machine have. Adding a backend means adding its entries here and nowhere
 /// else.
 
+#include <array>
 #include <bifolio/backend.hpp>
 #include <memory>
 #include <span>
@@ -15,9 +16,9 @@ namespace bifolio::test {
 
 /// What the numerical bounds need to know about a backend's arithmetic.
 struct arithmetic {
-  std::int64_t split_size = 512;     ///< keys per partial sum, B of the error bound
-  double unit_accumulate = 0x1p-24;  ///< unit roundoff of the accumulation
-  double unit_probability = 0;       ///< rounding of probabilities before they meet V
+  std::int64_t split_size = 512;                                        ///< keys per partial sum, B of the error bound
+  std::array<double, 3> unit_accumulate = {0x1p-24, 0x1p-24, 0x1p-24};  ///< roundoff of sums, by KV dtype
+  std::array<double, 3> unit_probability = {};  ///< rounding of probabilities before they meet V, by KV dtype
 };
 
 struct tested_backend {

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/sm80/decode/decode_kernel.cuh"
+#include "cuda/sm80/decode/decode_launch.hpp"
+
+namespace bifolio::cuda {
+
+const decode_entry* find_decode_entry(dtype type, std::int32_t head_dim) noexcept {
+  if (type == dtype::f32) return nullptr;
+  const bool bf16 = type == dtype::bf16;
+  switch (head_dim) {
+    case 64:
+      return bf16 ? &decode_bf16_64 : &decode_f16_64;
+    case 128:
+      return bf16 ? &decode_bf16_128 : &decode_f16_128;
+    case 256:
+      return bf16 ? &decode_bf16_256 : &decode_f16_256;
+    default:
+      return nullptr;
+  }
+}
+
+bool decode_serves(const attention_kernel_args& args) noexcept {
+  const auto aligned = [](const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0; };
+  const auto multiple = [](std::int64_t stride) { return stride % 8 == 0; };
+  const kv_strides& k = args.k_strides;
+  return k == args.v_strides && k.dim == 1 && k.chunk >= args.head_dim && multiple(k.block) && multiple(k.head) &&
+         multiple(k.token) && aligned(args.k) && aligned(args.v) && aligned(args.q) && aligned(args.out) &&
+         multiple(args.q_token_stride) && multiple(args.q_head_stride) && multiple(args.out_token_stride) &&
+         multiple(args.out_head_stride);
+}
+
+cudaError_t launch_decode(const runtime_api& api, const attention_kernel_args& args, const decode_entry& entry,
+                          const std::int32_t* words, std::int32_t grid, bool dependent, cudaStream_t stream) noexcept {
+  decode_args d = {};
+  d.q = args.q;
+  d.out = args.out;
+  d.lse = args.lse;
+  d.k = args.k;
+  d.v = args.v;
+  d.block_tables = args.block_tables;
+  d.words = words;
+  d.workspace = args.workspace;
+  d.arrivals = args.counters;
+  d.alibi_slopes = args.alibi_slopes;
+  d.sinks = args.sinks;
+  d.q_token_stride = args.q_token_stride;
+  d.q_head_stride = args.q_head_stride;
+  d.out_token_stride = args.out_token_stride;
+  d.out_head_stride = args.out_head_stride;
+  d.block_stride = args.k_strides.block;
+  d.head_stride = args.k_strides.head;
+  d.token_stride = args.k_strides.token;
+  d.block_table_stride = args.block_table_stride;
+  d.num_q_heads = args.num_q_heads;
+  d.num_kv_heads = args.num_kv_heads;
+  d.group_size = args.group_size;
+  d.block_size = args.block_size;
+  d.window_left = args.window_left;
+  d.window_right = args.causal ? -1 : args.window_right;
+  d.causal = args.causal;
+  d.scale = args.scale;
+  d.soft_cap = args.soft_cap;
+  const bool featured =
+      d.window_left >= 0 || d.window_right >= 0 || d.soft_cap > 0 || d.alibi_slopes != nullptr || d.sinks != nullptr;
+  const auto kernel = featured ? entry.featured : entry.plain;
+  const cudaError_t status = api.func_set_attribute(reinterpret_cast<const void*>(kernel),
+                                                    cudaFuncAttributeMaxDynamicSharedMemorySize, entry.shared_bytes);
+  if (status != cudaSuccess) return status;
+  return launch(api, kernel, dim3(static_cast<unsigned>(grid)), dim3(decode::num_threads),
+                static_cast<std::size_t>(entry.shared_bytes), stream, dependent, d);
+}
+
+}  // namespace bifolio::cuda

@@ -10,8 +10,10 @@ namespace {
 inline constexpr float minus_infinity = -__builtin_inff();
 /// A row's running maximum rises only when a tile exceeds it by more than this; e^8 · 512 is far from overflow.
 inline constexpr float rescale_threshold = 8.0f;
-/// Places in memory that are prefetched side by side.
-inline constexpr int look_ahead_ways = 4;
+/// Dims of K that are transposed at a time: 64 × 32 floats leave room in L1 for what the rows read; with many rows the
+/// scores are loaded and stored less often.
+inline constexpr int decode_chunk = 32;
+inline constexpr int prefill_chunk = 128;
 /// Up to this many rows, V is widened anew for each row group rather than once into scratch.
 inline constexpr int in_place_rows = 12;
 
@@ -268,8 +270,11 @@ class item_runner {
     const int passes = (dims_ + kernel_vectors * lanes - 1) / (kernel_vectors * lanes);
     const int columns = tile_keys / lanes * args_.head_dim * static_cast<int>(sizeof(Key)) / 4;
     const int kernels = num_groups_ * (args_.head_dim * (tile_vectors / kernel_vectors) + tile_keys * passes);
-    const int lines_per_step = (lines + columns + kernels - 1) / (columns + kernels);
-    ahead_.start(ahead_rows_, num_rows, look_ahead_ways, row_bytes, lines_per_step);
+    // A power of two: other periods do not fit the unrolled loops, and every prefetch costs a branch miss. Below 4 the
+    // queue of outstanding misses overruns.
+    int period = 4;
+    while (lines > 0 && 2 * period * lines <= line_stream::ways * (columns + kernels)) period *= 2;
+    ahead_.start(ahead_rows_, num_rows, row_bytes, period);
   }
 
   int add_rows(int num_rows, const void* half, std::int64_t head_stride, int head, const tile_place& place,
@@ -291,25 +296,35 @@ class item_runner {
     }
   }
 
-  void pack_keys(const tile_place& place, int head) noexcept {
-    const Key* k = static_cast<const Key*>(args_.k) + (item_.kv_head_begin + head) * args_.k_strides.head;
+  // Dims [dim, dim + dims) of the tile's keys, transposed, into scratch.
+  void pack_keys(const tile_place& place, int head, int dim, int dims) noexcept {
+    const Key* k = static_cast<const Key*>(args_.k) + (item_.kv_head_begin + head) * args_.k_strides.head + dim;
     auto* staging = static_cast<Key*>(scratch_.staging);
     const Key* zeros = static_cast<const Key*>(scratch_.zero_row);
     for (int column = 0; column < tile_keys; column += lanes) {
-      const Key* rows[lanes];
+      float* keys = scratch_.keys + column;
+      const std::int64_t token = (place.first + column) % args_.block_size;
+      const bool in_one_block =
+          column >= place.begin && column + lanes <= place.end && token + lanes <= args_.block_size;
+      if (k_contiguous_ && in_one_block) {
+        const even_rows<Key> rows(k + place.k[column], args_.k_strides.token);
+        transpose_keys<Key>(rows, dims, keys, ahead_);
+        continue;
+      }
+      scattered_rows<Key> rows;
       for (int i = 0; i < lanes; ++i) {
         const int key = column + i;
         if (key < place.begin || key >= place.end) {
-          rows[i] = zeros;
+          rows.row[i] = zeros;
         } else if (k_contiguous_) {
-          rows[i] = k + place.k[key];
+          rows.row[i] = k + place.k[key];
         } else {
           Key* row = staging + static_cast<std::int64_t>(i) * padded_;
           stage_row(k + place.k[key], args_.k_strides, args_.head_dim, row);
-          rows[i] = row;
+          rows.row[i] = row;
         }
       }
-      transpose_keys(rows, args_.head_dim, scratch_.keys + column, ahead_);
+      transpose_keys<Key>(rows, dims, keys, ahead_);
     }
   }
 
@@ -342,9 +357,16 @@ class item_runner {
     }
   }
 
-  // One tile × one KV head.
+  // One tile × one KV head: all scores, then group by group softmax and accumulation.
   void run_unit(const tile_place& place, int head, float* states) noexcept {
-    pack_keys(place, head);
+    // Dims are taken in chunks whose transposed keys stay in L1 while they are used.
+    const int chunk = !k_contiguous_ ? args_.head_dim : head_rows_ <= in_place_rows ? decode_chunk : prefill_chunk;
+    for (int dim = 0; dim < args_.head_dim; dim += chunk) {
+      const int dims = args_.head_dim - dim < chunk ? args_.head_dim - dim : chunk;
+      pack_keys(place, head, dim, dims);
+      for (int g = 0; g < num_groups_; ++g) score_group(place, head, g, dim, dims);
+    }
+
     const Key* in_place[tile_keys];
     const float* widened[tile_keys];
     if (v_in_place_) {
@@ -356,39 +378,60 @@ class item_runner {
         widened[key] = scratch_.values + static_cast<std::int64_t>(key) * padded_;
       }
     }
-    const float* queries = scratch_.queries + static_cast<std::int64_t>(head) * head_rows_ * args_.head_dim;
     for (int g = 0; g < num_groups_; ++g) {
-      const int begin = group_begin(g);
-      const int rows = group_begin(g + 1) - begin;
-      visible_range seen[max_group_rows];  // relative to the tile
-      visible_range common{0, tile_keys};
-      bool any = false;
-      for (int i = 0; i < rows; ++i) {
-        seen[i] = clip(range_of_row(begin + i), place.first);
-        any = any || seen[i].begin < seen[i].end;
-        if (seen[i].begin > common.begin) common.begin = seen[i].begin;
-        if (seen[i].end < common.end) common.end = seen[i].end;
-      }
-      if (!any) continue;
-      float* scores = scratch_.scores + static_cast<std::int64_t>(begin) * tile_keys;
-      const float* group_queries = queries + static_cast<std::int64_t>(begin) * args_.head_dim;
-      with_rows(
-          rows, [&]<int Rows>() __attribute__((always_inline)) {
-            score_rows<Rows>(group_queries, scratch_.keys, args_.head_dim, scores, ahead_);
-          });
-      const std::int64_t row_index = static_cast<std::int64_t>(head) * head_rows_ + begin;
+      const row_group group = group_of(place, g);
+      if (!group.any) continue;
+      float* scores = scratch_.scores + static_cast<std::int64_t>(group.begin) * tile_keys;
+      const std::int64_t row_index = static_cast<std::int64_t>(head) * head_rows_ + group.begin;
       float* group_states = states + row_index * stride_;
-      for (int i = 0; i < rows; ++i) {
-        if (seen[i].begin >= seen[i].end) continue;
-        softmax_row(scores + i * tile_keys, seen[i], place.first, head, begin + i, group_states + i * stride_,
-                    scratch_.sums + (row_index + i) * workspace_align);
+      for (int i = 0; i < group.rows; ++i) {
+        if (group.seen[i].begin >= group.seen[i].end) continue;
+        softmax_row(scores + i * tile_keys, group.seen[i], place.first, head, group.begin + i,
+                    group_states + i * stride_, scratch_.sums + (row_index + i) * workspace_align);
       }
       if (v_in_place_) {
-        accumulate(scores, in_place, seen, common, rows, group_states);
+        accumulate(scores, in_place, group, group_states);
       } else {
-        accumulate(scores, widened, seen, common, rows, group_states);
+        accumulate(scores, widened, group, group_states);
       }
     }
+  }
+
+  // Rows that share registers, and what each sees of a tile.
+  struct row_group {
+    int begin = 0;
+    int rows = 0;
+    bool any = false;                    // some row sees some key
+    visible_range common{0, tile_keys};  // seen by all rows; empty when begin ≥ end
+    visible_range seen[max_group_rows];  // relative to the tile
+  };
+
+  [[nodiscard]] BIFOLIO_INLINE row_group group_of(const tile_place& place, int g) const noexcept {
+    row_group group;
+    group.begin = group_begin(g);
+    group.rows = group_begin(g + 1) - group.begin;
+    for (int i = 0; i < group.rows; ++i) {
+      const visible_range seen = clip(range_of_row(group.begin + i), place.first);
+      group.seen[i] = seen;
+      group.any = group.any || seen.begin < seen.end;
+      if (seen.begin > group.common.begin) group.common.begin = seen.begin;
+      if (seen.end < group.common.end) group.common.end = seen.end;
+    }
+    return group;
+  }
+
+  // Adds dims [dim, dim + dims) to the scores of one row group; the first dims start them.
+  BIFOLIO_INLINE void score_group(const tile_place& place, int head, int g, int dim, int dims) noexcept {
+    const row_group group = group_of(place, g);
+    if (!group.any) return;
+    float* scores = scratch_.scores + static_cast<std::int64_t>(group.begin) * tile_keys;
+    const float* queries = scratch_.queries +
+                           (static_cast<std::int64_t>(head) * head_rows_ + group.begin) * args_.head_dim +
+                           static_cast<std::int64_t>(dim) * group.rows;
+    with_rows(
+        group.rows, [&]<int Rows>() __attribute__((always_inline)) {
+          score_rows<Rows>(queries, scratch_.keys, dims, dim > 0, scores, ahead_);
+        });
   }
 
   static BIFOLIO_INLINE visible_range clip(visible_range range, std::int64_t first) noexcept {
@@ -446,8 +489,11 @@ class item_runner {
 
   // Rows together where all of them see the keys, each by itself before and after that; ascending keys in every row.
   template <class Value>
-  BIFOLIO_INLINE void accumulate(const float* p, const Value* const* values, const visible_range* seen,
-                                 visible_range common, int rows, float* states) noexcept {
+  BIFOLIO_INLINE void accumulate(const float* p, const Value* const* values, const row_group& group,
+                                 float* states) noexcept {
+    const visible_range* seen = group.seen;
+    const visible_range common = group.common;
+    const int rows = group.rows;
     const bool together = common.begin < common.end;
     const auto alone = [&](int row, std::int64_t begin, std::int64_t end) {
       if (begin >= end) return;

@@ -18,51 +18,58 @@ inline constexpr int kernel_vectors = num_vector_registers == 32 ? 4 : 2;
 inline constexpr int tile_vectors = tile_keys / lanes;
 inline constexpr int cache_line_bytes = 64;
 
-/// Cache lines that will be needed next, handed to L2 one at a time between other work: a burst overruns the core's
-/// queue of outstanding misses. The rows are walked in `ways` parts side by side, so that several DRAM pages and page
+/// Cache lines that will be needed next, handed to L2 four at a time between other work: a burst overruns the core's
+/// queue of outstanding misses. The rows are walked in four parts side by side, so that several DRAM pages and page
 /// walks are under way at once (4 KiB runs in random places: 22 GB/s a core instead of 15).
 class line_stream {
  public:
-  /// `rows` must outlive the stream. Once all lines were asked for, steps do nothing.
-  BIFOLIO_INLINE void start(const char* const* rows, int num_rows, int ways, int row_bytes,
-                            int lines_per_step) noexcept {
-    rows_ = rows;
+  static constexpr int ways = 4;
+
+  /// `rows` must outlive the stream; four lines are asked for at every `period`-th step. Once all were, steps do
+  /// nothing.
+  BIFOLIO_INLINE void start(const char* const* rows, int num_rows, int row_bytes, int period) noexcept {
+    row_ = rows;
     part_ = num_rows / ways;
-    rows_end_ = rows + part_;
-    whole_ = part_ * ways;
-    way_ = 0;
+    end_ = rows + part_;
     byte_ = 0;
     row_bytes_ = row_bytes;
-    lines_per_step_ = lines_per_step;
+    period_ = period;
+    wait_ = row_ == end_ ? never : period;
   }
   BIFOLIO_INLINE void step() noexcept {
-    for (int i = 0; i < lines_per_step_ && rows_ != rows_end_; ++i) {
-      prefetch_l2(rows_[way_] + byte_);
-      way_ += part_;
-      if (way_ != whole_) continue;
-      way_ = 0;
-      byte_ += cache_line_bytes;
-      if (byte_ < row_bytes_) continue;
+    if (__builtin_expect(--wait_ > 0, 1)) return;
+    const char* const* row = row_;
+    prefetch_l2(*row + byte_);
+    row += part_;
+    prefetch_l2(*row + byte_);
+    row += part_;
+    prefetch_l2(*row + byte_);
+    row += part_;
+    prefetch_l2(*row + byte_);
+    byte_ += cache_line_bytes;
+    if (byte_ >= row_bytes_) {
       byte_ = 0;
-      ++rows_;
+      ++row_;
     }
+    wait_ = row_ == end_ ? never : period_;
   }
 
  private:
-  const char* const* rows_ = nullptr;
-  const char* const* rows_end_ = nullptr;
-  int part_ = 0;   // rows of one way
-  int whole_ = 0;  // rows of all ways
-  int way_ = 0;    // the next line is in row rows_[way_]
+  static constexpr int never = 0x7fffffff;
+
+  const char* const* row_ = nullptr;  // of the first part
+  const char* const* end_ = nullptr;
+  int part_ = 0;  // rows from part to part
   int byte_ = 0;
   int row_bytes_ = 0;
-  int lines_per_step_ = 0;
+  int period_ = 0;
+  int wait_ = never;  // steps to the next four lines
 };
 
-/// scores[r][key] = Σ_d queries[d][r] · keys[d][key], d ascending. queries [head_dim][Rows], keys
-/// [head_dim][tile_keys], scores [Rows][tile_keys].
+/// scores[r][key] += Σ_d queries[d][r] · keys[d][key], d ascending, starting from 0 unless `add`. queries
+/// [num_dims][Rows], keys [num_dims][tile_keys], scores [Rows][tile_keys].
 template <int Rows>
-BIFOLIO_INLINE void score_rows(const float* queries, const float* keys, int head_dim, float* scores,
+BIFOLIO_INLINE void score_rows(const float* queries, const float* keys, int num_dims, bool add, float* scores,
                                line_stream& stream) noexcept {
   line_stream ahead = stream;  // in registers
   for (int column = 0; column < tile_keys; column += kernel_vectors * lanes) {
@@ -70,11 +77,13 @@ BIFOLIO_INLINE void score_rows(const float* queries, const float* keys, int head
 #pragma GCC unroll 6
     for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 4
-      for (int c = 0; c < kernel_vectors; ++c) acc[r][c] = vf(0.0f);
+      for (int c = 0; c < kernel_vectors; ++c) {
+        acc[r][c] = add ? load(scores + r * tile_keys + column + c * lanes) : vf(0.0f);
+      }
     }
     const float* q = queries;
     const float* k = keys + column;
-    for (int d = 0; d < head_dim; ++d) {
+    for (int d = 0; d < num_dims; ++d) {
       vf b[kernel_vectors];
 #pragma GCC unroll 4
       for (int c = 0; c < kernel_vectors; ++c) b[c] = load(k + c * lanes);
@@ -159,43 +168,54 @@ BIFOLIO_INLINE void with_rows(int rows, const Body& body) noexcept {
   }
 }
 
-/// keys[dim][lane] = rows[lane][dim] for `lanes` keys and dims [0, head_dim); keys [head_dim][tile_keys].
-BIFOLIO_INLINE void transpose_keys(const float* const* rows, int head_dim, float* keys, line_stream& stream) noexcept {
-  line_stream ahead = stream;  // in registers
-  int dim = 0;
-  for (; dim + lanes <= head_dim; dim += lanes) {
-    transpose(
-        [&](int i) __attribute__((always_inline)) { return load(rows[i] + dim); },
-        [&](int j, vf column) __attribute__((always_inline)) {
-          store(keys + (dim + j) * tile_keys, column);
-          ahead.step();
-        });
-  }
-  for (; dim < head_dim; ++dim) {
-    for (int i = 0; i < lanes; ++i) keys[dim * tile_keys + i] = rows[i][dim];
-  }
-  stream = ahead;
-}
-
-/// The same for 16-bit elements: pairs of dims are transposed as 32-bit lanes and widened afterwards.
+/// `lanes` rows of K, each at a place of its own.
 template <class Key>
-BIFOLIO_INLINE void transpose_keys(const Key* const* rows, int head_dim, float* keys, line_stream& stream) noexcept {
+struct scattered_rows {
+  const Key* row[lanes];
+  [[nodiscard]] BIFOLIO_INLINE const Key* at(int i, int dim) const noexcept { return row[i] + dim; }
+};
+
+/// `lanes` rows of K at one distance: four bases and three offsets instead of sixteen pointers, which would not fit
+/// into registers (390 → 250 ns for 64 keys × 128 dims of bf16).
+template <class Key>
+struct even_rows {
+  const char* base[(lanes + 3) / 4];
+  std::int64_t offset[4];  // in bytes
+  BIFOLIO_INLINE even_rows(const Key* first, std::int64_t stride) noexcept {
+    const auto bytes = stride * static_cast<std::int64_t>(sizeof(Key));
+    for (int i = 0; i < (lanes + 3) / 4; ++i) base[i] = reinterpret_cast<const char*>(first) + 4 * i * bytes;
+    for (int i = 0; i < 4; ++i) offset[i] = i * bytes;
+  }
+  [[nodiscard]] BIFOLIO_INLINE const Key* at(int i, int dim) const noexcept {
+    return reinterpret_cast<const Key*>(base[i / 4] + offset[i % 4]) + dim;
+  }
+};
+
+/// keys[dim][lane] = rows[lane][dim] for `lanes` keys and dims [0, head_dim); keys [head_dim][tile_keys]. Pairs of
+/// 16-bit elements are transposed as 32-bit lanes and widened afterwards.
+template <class Key, class Rows>
+BIFOLIO_INLINE void transpose_keys(const Rows& rows, int head_dim, float* keys, line_stream& stream) noexcept {
+  constexpr int step = lanes * 4 / static_cast<int>(sizeof(Key));
   line_stream ahead = stream;  // in registers
   int dim = 0;
-  for (; dim + 2 * lanes <= head_dim; dim += 2 * lanes) {
+  for (; dim + step <= head_dim; dim += step) {
     transpose(
-        [&](int i) __attribute__((always_inline)) { return load_bits(rows[i] + dim); },
+        [&](int i) __attribute__((always_inline)) { return load_bits(rows.at(i, dim)); },
         [&](int j, vf column) __attribute__((always_inline)) {
-          vf even;
-          vf odd;
-          split_pair<Key>(column, even, odd);
-          store(keys + (dim + 2 * j) * tile_keys, even);
-          store(keys + (dim + 2 * j + 1) * tile_keys, odd);
+          if constexpr (sizeof(Key) == 4) {
+            store(keys + (dim + j) * tile_keys, column);
+          } else {
+            vf even;
+            vf odd;
+            split_pair<Key>(column, even, odd);
+            store(keys + (dim + 2 * j) * tile_keys, even);
+            store(keys + (dim + 2 * j + 1) * tile_keys, odd);
+          }
           ahead.step();
         });
   }
   for (; dim < head_dim; ++dim) {
-    for (int i = 0; i < lanes; ++i) keys[dim * tile_keys + i] = widen(rows[i][dim]);
+    for (int i = 0; i < lanes; ++i) keys[dim * tile_keys + i] = widen(*rows.at(i, dim));
   }
   stream = ahead;
 }

@@ -77,6 +77,7 @@ struct tile_place {
   std::int64_t first = 0;  // position of the tile's first key
   int begin = 0;           // visible to some row of the item, relative to `first`
   int end = 0;
+  bool even[tile_vectors];  // keys of one vector are all there and lie in one block
   std::int64_t k[tile_keys];
   std::int64_t v[tile_keys];
 };
@@ -95,6 +96,8 @@ class item_runner {
         head_rows_(item.num_tokens * args.group_size),
         num_heads_(item.kv_head_end - item.kv_head_begin),
         num_groups_((head_rows_ + max_group_rows - 1) / max_group_rows),
+        base_rows_(head_rows_ / num_groups_),
+        extra_rows_(head_rows_ % num_groups_),
         k_contiguous_(args.k_strides.dim == 1 && args.k_strides.chunk >= args.head_dim),
         v_contiguous_(args.v_strides.dim == 1 && args.v_strides.chunk >= args.head_dim),
         v_in_place_(v_contiguous_ && dims_ == args.head_dim && (head_rows_ <= in_place_rows || sizeof(Key) == 4)) {
@@ -131,11 +134,7 @@ class item_runner {
   static BIFOLIO_INLINE float& sum_of(float* state, int padded) noexcept { return state[padded + 1]; }
 
   // Rows of group `g` of one KV head: as even as possible.
-  [[nodiscard]] int group_begin(int g) const noexcept {
-    const int base = head_rows_ / num_groups_;
-    const int extra = head_rows_ % num_groups_;
-    return g * base + (g < extra ? g : extra);
-  }
+  [[nodiscard]] int group_begin(int g) const noexcept { return g * base_rows_ + (g < extra_rows_ ? g : extra_rows_); }
 
   void pack_queries() noexcept {
     float* row_values = scratch_.values;
@@ -161,6 +160,10 @@ class item_runner {
     place.first = first;
     place.begin = static_cast<int>((begin > first ? begin : first) - first);
     place.end = static_cast<int>((end < first + tile_keys ? end : first + tile_keys) - first);
+    for (int c = 0; c < tile_vectors; ++c) {
+      const auto token = static_cast<std::int32_t>((first + c * lanes) % args_.block_size);
+      place.even[c] = c * lanes >= place.begin && (c + 1) * lanes <= place.end && token + lanes <= args_.block_size;
+    }
     int key = place.begin;
     while (key < place.end) {
       const std::int64_t position = first + key;
@@ -270,10 +273,11 @@ class item_runner {
     const int passes = (dims_ + kernel_vectors * lanes - 1) / (kernel_vectors * lanes);
     const int columns = tile_keys / lanes * args_.head_dim * static_cast<int>(sizeof(Key)) / 4;
     const int kernels = num_groups_ * (args_.head_dim * (tile_vectors / kernel_vectors) + tile_keys * passes);
-    // A power of two: other periods do not fit the unrolled loops, and every prefetch costs a branch miss. Below 4 the
-    // queue of outstanding misses overruns.
-    int period = 4;
-    while (lines > 0 && 2 * period * lines <= line_stream::ways * (columns + kernels)) period *= 2;
+    // Measured: below 3 the queue of outstanding misses overruns; above 4 a power of two that fits the unrolled loops,
+    // because otherwise every prefetch costs a branch miss.
+    const int room = lines > 0 ? line_stream::ways * (columns + kernels) / lines : 4;
+    int period = room < 4 ? 3 : 4;
+    while (room >= 4 && 2 * period <= room) period *= 2;
     ahead_.start(ahead_rows_, num_rows, row_bytes, period);
   }
 
@@ -303,10 +307,7 @@ class item_runner {
     const Key* zeros = static_cast<const Key*>(scratch_.zero_row);
     for (int column = 0; column < tile_keys; column += lanes) {
       float* keys = scratch_.keys + column;
-      const std::int64_t token = (place.first + column) % args_.block_size;
-      const bool in_one_block =
-          column >= place.begin && column + lanes <= place.end && token + lanes <= args_.block_size;
-      if (k_contiguous_ && in_one_block) {
+      if (k_contiguous_ && place.even[column / lanes]) {
         const even_rows<Key> rows(k + place.k[column], args_.k_strides.token);
         transpose_keys<Key>(rows, dims, keys, ahead_);
         continue;
@@ -410,8 +411,14 @@ class item_runner {
     row_group group;
     group.begin = group_begin(g);
     group.rows = group_begin(g + 1) - group.begin;
-    for (int i = 0; i < group.rows; ++i) {
-      const visible_range seen = clip(range_of_row(group.begin + i), place.first);
+    int token = group.begin / args_.group_size;
+    int left_of_token = (token + 1) * args_.group_size - group.begin;
+    visible_range seen = clip(range_of_token(token), place.first);
+    for (int i = 0; i < group.rows; ++i, --left_of_token) {
+      if (left_of_token == 0) {
+        seen = clip(range_of_token(++token), place.first);
+        left_of_token = args_.group_size;
+      }
       group.seen[i] = seen;
       group.any = group.any || seen.begin < seen.end;
       if (seen.begin > group.common.begin) group.common.begin = seen.begin;
@@ -584,6 +591,8 @@ class item_runner {
   int head_rows_;  // rows of one KV head
   int num_heads_;
   int num_groups_;
+  int base_rows_;   // of each group;
+  int extra_rows_;  // the first so many have one more
   bool k_contiguous_;
   bool v_contiguous_;
   bool v_in_place_;

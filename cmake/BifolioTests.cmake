@@ -14,7 +14,7 @@
 #                       emulated also runs on 64-bit Arm under qemu, some twenty times slower; beside quick
 #                       example  runs a program of examples/
 #                       structure, install  the tree and the package, not the code; once, in release
-#   TIMEOUT           default 300
+#   TIMEOUT           default 300; four times that under sanitizers and emulation
 #   RUN_SERIAL        for tests that use all cores or much memory
 #
 # Skipping: exit code 77 is "skipped" everywhere. A doctest case calls bifolio::test::skip("why") of support/skip.hpp;
@@ -49,6 +49,9 @@ function(_bifolio_test_properties name labels timeout environment run_serial)
   endif()
   if(NOT timeout)
     set(timeout 300)
+  endif()
+  if(CMAKE_CROSSCOMPILING OR CMAKE_CXX_FLAGS MATCHES "-fsanitize=")
+    math(EXPR timeout "4 * ${timeout}")
   endif()
   set_tests_properties(${name} PROPERTIES LABELS "${labels}" TIMEOUT ${timeout} ENVIRONMENT "${environment}"
                                           SKIP_RETURN_CODE ${BIFOLIO_SKIP_RETURN_CODE} RUN_SERIAL ${run_serial})

@@ -74,7 +74,7 @@ class BIFOLIO_API block_chunk_slab {
 /// Plain data of two cache lines; pool and slab are passed to what changes it. Its owner calls `clear` and
 /// `drop_directory` before it goes. Functions marked noexcept need what `reserve` and the slab's `reserve` provide; the
 /// number of chunks they may take stands beside each.
-class alignas(128) BIFOLIO_API block_table {
+class BIFOLIO_API alignas(128) block_table {
  public:
   static constexpr std::int32_t inline_capacity = 27;
 

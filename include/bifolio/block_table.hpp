@@ -74,7 +74,7 @@ class BIFOLIO_API block_chunk_slab {
 /// Plain data of two cache lines; pool and slab are passed to what changes it. Its owner calls `clear` and
 /// `drop_directory` before it goes. Functions marked noexcept need what `reserve` and the slab's `reserve` provide; the
 /// number of chunks they may take stands beside each.
-class BIFOLIO_API alignas(128) block_table {
+class BIFOLIO_API block_table {
  public:
   static constexpr std::int32_t inline_capacity = 27;
 
@@ -167,7 +167,7 @@ class BIFOLIO_API alignas(128) block_table {
   void unshare(std::int32_t chunk, std::size_t begin, std::size_t end, block_pool& pool,
                block_chunk_slab& slab) noexcept;
 
-  std::int32_t size_ = 0;
+  alignas(128) std::int32_t size_ = 0;
   std::int32_t first_ = 0;
   block_chunk** directory_ = nullptr;  // [directory_capacity_], owned; null for chunks that were given back whole
   std::int32_t directory_capacity_ = 0;

@@ -4,7 +4,7 @@
 /// The cut of prefill work. An item is 128 packed query rows (token × packed head) of one sequence over all their
 /// visible keys. The heads of a KV head are packed into the rows while their number is a power of two up to 64, so that
 /// a box of the query's tensor map is half a row tile; otherwise every query head has row tiles of its own. Items lie
-/// in a list: groups of heads whose keys fit into half the L2 one after another, in each the longest first. Block c of
+/// in a list: groups of heads whose keys fit into five eighths of the L2, in each the longest first. Block c of
 /// the persistent grid of C takes items c, 2C − 1 − c, 2C + c, …
 
 #include <cstdint>

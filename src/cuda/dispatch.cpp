@@ -15,8 +15,9 @@ namespace {
 constexpr std::int32_t decodes = 1;
 constexpr std::int32_t prefills = 2;
 
-// fast_plan::numbers
-enum number : std::size_t { decode_grid, prefill_words };
+// fast_plan::numbers. The tensor map of q, which a captured launch holds, ends at the last token: other numbers of
+// tokens need another capture.
+enum number : std::size_t { decode_grid, prefill_words, prefill_tokens };
 
 #if BIFOLIO_CUDA_SM90
 bool has_prefill(const plan_input& input) noexcept {
@@ -80,6 +81,7 @@ void plan_fast(const plan_input& input, fast_plan& plan) {
   plan.usable = true;
   plan.numbers[decode_grid] = grid;
   plan.numbers[prefill_words] = 0;
+  plan.numbers[prefill_tokens] = 0;
   if (!decode.empty()) {
     plan.family |= decodes;
     plan.workspace_bytes = decode.workspace_floats() * sizeof(float);
@@ -91,6 +93,7 @@ void plan_fast(const plan_input& input, fast_plan& plan) {
     plan.family |= prefills;
     plan.words.resize((plan.words.size() + 3) / 4 * 4);
     plan.numbers[prefill_words] = static_cast<std::int32_t>(plan.words.size());
+    plan.numbers[prefill_tokens] = static_cast<std::int32_t>(input.num_tokens);
     prefill.write(plan.words);
   }
 #endif

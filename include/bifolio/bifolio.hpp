@@ -9,6 +9,7 @@
 #include <bifolio/block_table.hpp>
 #include <bifolio/buffer.hpp>
 #include <bifolio/cache_engine.hpp>
+#include <bifolio/content_key.hpp>
 #include <bifolio/cuda.hpp>
 #include <bifolio/device.hpp>
 #include <bifolio/dtype.hpp>
@@ -18,6 +19,7 @@
 #include <bifolio/kv_cache_manager.hpp>
 #include <bifolio/kv_layout.hpp>
 #include <bifolio/memory_resource.hpp>
+#include <bifolio/prefix_cache.hpp>
 #include <bifolio/scheduler.hpp>
 #include <bifolio/sequence.hpp>
 #include <bifolio/stats.hpp>

@@ -1,17 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// A fixed set of blocks, each with a reference count, and a queue of the free ones in eviction order. It hands out
-/// ids and never touches what the blocks hold; it knows nothing of sequences.
+/// A fixed set of blocks, each with a reference count, and the free ones in eviction order. It hands out ids and never
+/// touches what the blocks hold; it knows nothing of sequences or of what makes contents worth keeping.
 ///
-/// Two arrays, made once. One 8-byte record a block: its reference count and, while it is free, its place in the queue.
-/// And the queue: a doubly-linked list of nodes of one cache line, each with up to 13 ids in order; only the first and
-/// the last node are partly filled. The front is handed out next, so a block whose contents are of no more use is
-/// released to the front and one whose contents may be wanted again to the back. Every operation is O(1) a block.
+/// Eviction order: eight queues, one per level. Blocks of the lowest level go first, within a level from the front.
+/// Level 0 is for blocks whose contents nobody will ask for; who keeps contents for later (prefix_cache.hpp) raises it.
 ///
-/// Why nodes, and not links in the records: after some traffic the queue runs through memory in random order, and each
+/// One 8-byte record a block: its reference count, its level, and, while it is free, the node it stands in. A queue is
+/// a doubly-linked list of nodes of one cache line, each with up to 13 ids in order. A block can leave from anywhere
+/// (`revive`): the gap is closed within the node, and a node that then fits into a neighbour is merged with it, so that
+/// two neighbours always hold more than 12 ids together, the ends of a queue excepted. Every operation is O(1) a block.
+///
+/// Why nodes, and not links in the records: after some traffic a queue runs through memory in random order, and each
 /// allocation waits for the record that only the one before it names: 146 ns a block with links, 7 ns with nodes
-/// (1,000,000 blocks freed in random order, Zen 4).
+/// (1,000,000 blocks freed in random order, Zen 5).
+///
+/// Fences, for engines that submit a step before the one before it has finished: between `open_fence` and `retire`,
+/// blocks that lose their last reference are set aside, neither used nor free, until the fences that were open then
+/// have retired, because a kernel in flight may still read or write them.
 
 #include <array>
 #include <bifolio/buffer.hpp>
@@ -19,6 +26,7 @@
 #include <bifolio/export.hpp>
 #include <bifolio/memory_resource.hpp>
 #include <bifolio/types.hpp>
+#include <bit>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -37,11 +45,18 @@ namespace detail {
 }
 }  // namespace detail
 
-/// Where in the eviction order a block goes when its last reference is released.
+/// Where in the queue of its level a block goes when its last reference is released.
 enum class reuse_order : std::uint8_t {
   last,   ///< after every block that is free now: its contents may be wanted again
   first,  ///< before all others: its contents are worthless
 };
+
+/// Eviction level of a block, 0 … num_block_levels − 1: no block is handed out while one of a lower level is free.
+using block_level = std::uint8_t;
+inline constexpr block_level num_block_levels = 8;
+
+/// A point in the order of submitted steps; see `block_pool::open_fence`. Numbered from 1.
+enum class fence_id : std::uint64_t {};
 
 /// Thread-safety: one thread at a time.
 class BIFOLIO_API block_pool {
@@ -54,9 +69,12 @@ class BIFOLIO_API block_pool {
 
   [[nodiscard]] std::int64_t num_blocks() const noexcept { return num_blocks_; }
   [[nodiscard]] std::int64_t num_free() const noexcept { return num_free_; }
+  /// Those with references, and those that wait for a fence.
   [[nodiscard]] std::int64_t num_used() const noexcept { return num_blocks_ - num_free_; }
+  /// Without references, waiting for a fence.
+  [[nodiscard]] std::int64_t num_fenced() const noexcept { return num_fenced_; }
 
-  /// Takes out.size() blocks off the front of the queue, each with one reference; all of them or none.
+  /// Takes out.size() blocks in eviction order, each with one reference; all of them or none.
   /// `later`: fewer are free now. `never`: the pool has fewer. Nothing changes in both cases.
   [[nodiscard]] alloc_status allocate(std::span<block_id> out) noexcept;
 
@@ -79,6 +97,14 @@ class BIFOLIO_API block_pool {
     }
   }
 
+  /// One more reference to a block of the pool, be it in use, free or waiting for a fence: how contents that are still
+  /// there are taken up again. Throws `error` (invalid_argument) for an id outside the pool.
+  void revive(block_id id) {
+    if (!is_used(id)) [[unlikely]]
+      leave_queue(id);
+    ++record_of(id).num_refs;
+  }
+
   /// One reference less to each of `ids`. Blocks that lose their last one become free, the last of `ids` first, so that
   /// the tail of a sequence is evicted before its head. Throws `error`: invalid_argument (an id outside the pool),
   /// not_found (a block without that many references: a double free); nothing has changed then.
@@ -88,6 +114,44 @@ class BIFOLIO_API block_pool {
       throw_not_used(id, "release");
     record& one = record_of(id);
     if (--one.num_refs == 0) push(id, order);
+  }
+
+  /// Moves a block to another level; a free one to the back of its queue. Throws `error`: invalid_argument (an id
+  /// outside the pool, a level ≥ num_block_levels).
+  void set_level(block_id id, block_level level);
+  /// Requires a block of the pool.
+  [[nodiscard]] block_level level(block_id id) const noexcept {
+    return static_cast<block_level>(record_of(id).place % num_block_levels);
+  }
+
+  /// From now on, blocks that lose their last reference wait until this fence and all before it have retired.
+  /// Throws `error` (failed_precondition) when max_open_fences are open.
+  fence_id open_fence();
+  /// Fences retire in the order in which they were opened: blocks that wait for this one become free, in the order in
+  /// which they were released, unless they were taken up again meanwhile. Throws `error` (invalid_argument) for any but
+  /// the oldest open fence.
+  void retire(fence_id fence);
+  static constexpr std::uint32_t max_open_fences = 16;
+  [[nodiscard]] std::uint32_t num_open_fences() const noexcept { return num_fences_; }
+
+  /// The block that will be handed out after `distance` others, if no other is released before; `invalid_block` when
+  /// finding it takes a look past two nodes. For prefetching.
+  [[nodiscard]] block_id upcoming(std::uint32_t distance) const noexcept {
+    if (filled_levels_ == 0) return invalid_block;
+    const node* at = &nodes_[lists_[static_cast<std::uint32_t>(std::countr_zero(filled_levels_))].head];
+    if (distance >= at->size()) {
+      if (at->next == no_node) return invalid_block;
+      distance -= at->size();
+      at = &nodes_[at->next];
+      if (distance >= at->size()) return invalid_block;
+    }
+    return at->ids[at->begin + distance];
+  }
+  /// Asks for the cache lines that `revive` of a free block will write. Requires a block of the pool whose record is
+  /// near.
+  void prefetch_node(block_id id) const noexcept {
+    const std::uint32_t at = record_of(id).place / num_block_levels;
+    if (at != not_queued) detail::prefetch_to_write(&nodes_[at]);
   }
 
   /// A hint that `ids` are about to be retained or released. Any ids.
@@ -104,7 +168,7 @@ class BIFOLIO_API block_pool {
   [[nodiscard]] std::uint32_t num_refs(block_id id) const;
   [[nodiscard]] bool is_shared(block_id id) const noexcept { return record_of(id).num_refs > 1; }
 
-  /// Copies the first out.size() free blocks, next to be handed out first. For tests and tools; O(out.size()).
+  /// Copies the first out.size() free blocks, next to be handed out first. For tests and tools; O(out.size() + queues).
   /// Returns how many there were.
   std::int64_t peek_free(std::span<block_id> out) const noexcept;
 
@@ -116,19 +180,27 @@ class BIFOLIO_API block_pool {
  private:
   struct record {
     std::uint32_t num_refs;
-    std::uint32_t place;  ///< while free: node · 16 + index in it; in use: not_queued
+    std::uint32_t place;  ///< (node while queued, else not_queued) · num_block_levels + level
   };
-  static constexpr std::uint32_t not_queued = UINT32_MAX;
+  static constexpr std::uint32_t not_queued = (std::uint32_t{1} << 29) - 1;
   static constexpr std::uint32_t no_node = UINT32_MAX;
 
   struct alignas(64) node {
     static constexpr std::uint32_t capacity = 13;
     std::uint32_t prev;
     std::uint32_t next;  ///< in the queue, or in the list of unused nodes
-    std::uint16_t begin;
-    std::uint16_t end;  ///< ids [begin, end) are queued
+    std::uint8_t begin;
+    std::uint8_t end;  ///< ids [begin, end) are queued; begin is 0 in all but the first node of a queue
+    std::uint8_t list;
     std::array<block_id, capacity> ids;
+    [[nodiscard]] std::uint32_t size() const noexcept { return std::uint32_t{end} - begin; }
   };
+  struct queue {
+    std::uint32_t head = no_node;
+    std::uint32_t tail = no_node;
+  };
+  /// The levels' queues, then one for each fence that may be open.
+  static constexpr std::uint32_t num_lists = num_block_levels + max_open_fences;
 
   [[nodiscard]] record& record_of(block_id id) const noexcept { return records_[static_cast<std::uint32_t>(id)]; }
   [[nodiscard]] bool is_used(block_id id) const noexcept {
@@ -136,46 +208,59 @@ class BIFOLIO_API block_pool {
   }
   /// Requires a free block.
   [[nodiscard]] block_id pop_front() noexcept {
-    node& first = nodes_[head_];
+    const auto list = static_cast<std::uint32_t>(std::countr_zero(filled_levels_));
+    node& first = nodes_[lists_[list].head];
     const block_id id = first.ids[first.begin++];
-    record_of(id).place = not_queued;
+    record_of(id).place |= not_queued * num_block_levels;
     --num_free_;
-    if (first.begin == first.end) [[unlikely]]
-      drop_head();
+    if (first.begin == first.end) drop_head(list);
     return id;
   }
   void push(block_id id, reuse_order order) noexcept {
-    std::uint32_t at = 0;
-    std::uint32_t index = 0;
-    if (order == reuse_order::last) {
-      if (tail_ == no_node || nodes_[tail_].end == node::capacity) [[unlikely]]
-        add_tail();
-      at = tail_;
-      index = nodes_[at].end++;
+    record& one = record_of(id);
+    const std::uint32_t list = num_fences_ == 0 ? one.place % num_block_levels : fence_list(num_fences_ - 1);
+    queue& to = lists_[list];
+    std::uint32_t at;
+    if (order == reuse_order::last || list >= num_block_levels) {
+      if (to.tail == no_node || nodes_[to.tail].end == node::capacity) [[unlikely]]
+        add_tail(list);
+      at = to.tail;
+      nodes_[at].ids[nodes_[at].end++] = id;
     } else {
-      if (head_ == no_node || nodes_[head_].begin == 0) [[unlikely]]
-        add_head();
-      at = head_;
-      index = --nodes_[at].begin;
+      if (to.head == no_node || nodes_[to.head].begin == 0) [[unlikely]]
+        add_head(list);
+      at = to.head;
+      nodes_[at].ids[--nodes_[at].begin] = id;
     }
-    nodes_[at].ids[index] = id;
-    record_of(id).place = at * 16 + index;
-    ++num_free_;
+    one.place = at * num_block_levels + one.place % num_block_levels;
+    ++(list < num_block_levels ? num_free_ : num_fenced_);
+  }
+  /// List of the i-th oldest open fence.
+  [[nodiscard]] std::uint32_t fence_list(std::uint32_t i) const noexcept {
+    return num_block_levels + static_cast<std::uint32_t>((oldest_fence_ + i) % max_open_fences);
   }
   [[nodiscard]] std::uint32_t take_unused() noexcept;
-  void drop_head() noexcept;
-  void add_head() noexcept;
-  void add_tail() noexcept;
+  void drop_head(std::uint32_t list) noexcept;
+  void add_head(std::uint32_t list) noexcept;
+  void add_tail(std::uint32_t list) noexcept;
+  void unlink(std::uint32_t dropped) noexcept;
+  void leave_queue(block_id id);
+  void leave_node(block_id id) noexcept;
+  void merge(std::uint32_t second, std::uint32_t first) noexcept;
+  [[nodiscard]] std::string check_list(std::uint32_t list, std::int64_t& queued) const;
   void prefetch_records(const node& of) const noexcept;
   [[noreturn]] void throw_not_used(block_id id, const char* what) const;
 
   std::int64_t num_blocks_ = 0;
   std::int64_t num_free_ = 0;
-  record* records_ = nullptr;  // [num_blocks_]
-  node* nodes_ = nullptr;      // [num_nodes]
-  std::uint32_t head_ = no_node;
-  std::uint32_t tail_ = no_node;
+  std::int64_t num_fenced_ = 0;
+  record* records_ = nullptr;        // [num_blocks_]
+  node* nodes_ = nullptr;            // [num_nodes]
+  std::uint32_t filled_levels_ = 0;  // bit i: level i has a free block
   std::uint32_t unused_ = no_node;
+  std::uint32_t num_fences_ = 0;    // open
+  std::uint64_t oldest_fence_ = 1;  // that one's number, or the next one's when none is open
+  std::array<queue, num_lists> lists_;
   buffer storage_;  // nodes, then records
 };
 

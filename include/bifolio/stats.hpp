@@ -23,6 +23,18 @@ struct cache_stats {
   friend constexpr bool operator==(const cache_stats&, const cache_stats&) = default;
 };
 
+/// Of a `prefix_cache`. Blocks are full blocks.
+struct prefix_stats {
+  std::int64_t num_lookups = 0;           ///< prompts looked up
+  std::int64_t num_looked_up_blocks = 0;  ///< full blocks of those prompts
+  std::int64_t num_hit_blocks = 0;        ///< of these, found
+  std::int64_t num_published_blocks = 0;  ///< named, duplicates not included
+  std::int64_t num_duplicate_blocks = 0;  ///< computed although their contents were cached
+  std::int64_t num_evicted_blocks = 0;    ///< contents lost because their block was handed out
+  std::int64_t num_cached_blocks = 0;     ///< found now
+  friend constexpr bool operator==(const prefix_stats&, const prefix_stats&) = default;
+};
+
 /// Of a `scheduler`.
 struct scheduler_stats {
   std::int64_t num_waiting = 0;           ///< sequences without blocks, preempted ones included

@@ -170,66 +170,208 @@ TEST_CASE("a pool allocates once, when it is made") {
   CHECK(memory.num_allocations() == after_construction);
 }
 
-TEST_CASE("random operations give the order and counts of a queue and an array") {
+TEST_CASE("a free block that is taken up again leaves the queue from anywhere") {
+  block_pool pool(40);
+  for (const int b : {0, 39, 17, 18, 19, 20}) pool.revive(block_id{b});
+  CHECK(pool.check() == "");
+  CHECK(pool.num_free() == 34);
+  CHECK(pool.num_refs(block_id{17}) == 1);
+  pool.revive(block_id{17});
+  CHECK(pool.num_refs(block_id{17}) == 2);
+  std::vector<block_id> rest(34);
+  REQUIRE(pool.allocate(rest) == alloc_status::ok);
+  CHECK(to_index(rest.front()) == 1);
+  CHECK(to_index(rest.back()) == 38);
+  CHECK(code_of([&] { pool.revive(block_id{40}); }) == errc::invalid_argument);
+}
+
+TEST_CASE("lower levels are handed out first, whenever they were released") {
+  block_pool pool(4);
+  std::vector<block_id> all(4);
+  REQUIRE(pool.allocate(all) == alloc_status::ok);
+  pool.set_level(block_id{0}, 5);
+  pool.set_level(block_id{1}, 7);
+  pool.set_level(block_id{2}, 5);
+  for (const block_id id : all) pool.release(id);
+  CHECK(free_order(pool) == std::vector<int>{3, 0, 2, 1});
+  pool.set_level(block_id{1}, 0);
+  CHECK(free_order(pool) == std::vector<int>{3, 1, 0, 2});
+  CHECK(code_of([&] { pool.set_level(block_id{1}, num_block_levels); }) == errc::invalid_argument);
+  CHECK(pool.check() == "");
+}
+
+TEST_CASE("blocks released under a fence are free when it and those before it have retired") {
+  block_pool pool(4);
+  std::vector<block_id> all(4);
+  REQUIRE(pool.allocate(all) == alloc_status::ok);
+  const fence_id first = pool.open_fence();
+  pool.release(all[0]);
+  pool.release(all[1]);
+  const fence_id second = pool.open_fence();
+  pool.release(all[2]);
+  CHECK(pool.num_free() == 0);
+  CHECK(pool.num_fenced() == 3);
+  CHECK(pool.allocate_one() == invalid_block);
+  pool.revive(all[1]);  // wanted again before the fence retired
+  CHECK(code_of([&] { pool.retire(second); }) == errc::invalid_argument);
+  pool.retire(first);
+  CHECK(free_order(pool) == std::vector<int>{0});
+  pool.release(all[1]);
+  CHECK(pool.num_fenced() == 2);
+  pool.retire(second);
+  CHECK(free_order(pool) == std::vector<int>{0, 2, 1});
+  CHECK(pool.num_fenced() == 0);
+  CHECK(pool.check() == "");
+  CHECK(code_of([&] { pool.retire(second); }) == errc::invalid_argument);
+  for (std::uint32_t i = 0; i < block_pool::max_open_fences; ++i) (void)pool.open_fence();
+  CHECK(code_of([&] { (void)pool.open_fence(); }) == errc::failed_precondition);
+}
+
+// Queues as lists of numbers, one a level, and one a fence.
+class pool_model {
+ public:
+  explicit pool_model(int num_blocks)
+      : refs(static_cast<std::size_t>(num_blocks)),
+        levels(static_cast<std::size_t>(num_blocks)),
+        queues(num_block_levels) {
+    for (int b = 0; b < num_blocks; ++b) queues[0].push_back(b);
+  }
+  [[nodiscard]] std::vector<int> order() const {
+    std::vector<int> result;
+    for (const auto& queue : queues) result.insert(result.end(), queue.begin(), queue.end());
+    return result;
+  }
+  int pop() {
+    for (auto& queue : queues) {
+      if (queue.empty()) continue;
+      const int b = queue.front();
+      queue.pop_front();
+      refs[static_cast<std::size_t>(b)] = 1;
+      return b;
+    }
+    return -1;
+  }
+  void leave(int b) {
+    for (auto* group : {&queues, &fences}) {
+      for (auto& queue : *group) std::erase(queue, b);
+    }
+  }
+  void push(int b, reuse_order order) {
+    auto& queue =
+        fences.empty() ? queues[static_cast<std::size_t>(levels[static_cast<std::size_t>(b)])] : fences.back();
+    if (order == reuse_order::last || !fences.empty()) {
+      queue.push_back(b);
+    } else {
+      queue.push_front(b);
+    }
+  }
+  [[nodiscard]] bool is_queued(int b) const {
+    for (const auto* group : {&queues, &fences}) {
+      for (const auto& queue : *group) {
+        if (std::find(queue.begin(), queue.end(), b) != queue.end()) return true;
+      }
+    }
+    return false;
+  }
+  void set_level(int b, int level) {
+    auto& own = levels[static_cast<std::size_t>(b)];
+    auto& queue = queues[static_cast<std::size_t>(own)];
+    if (own == level) return;
+    own = level;
+    if (std::erase(queue, b) > 0) queues[static_cast<std::size_t>(level)].push_back(b);
+  }
+  void retire() {
+    for (const int b : fences.front())
+      queues[static_cast<std::size_t>(levels[static_cast<std::size_t>(b)])].push_back(b);
+    fences.pop_front();
+  }
+
+  std::vector<int> refs;
+  std::vector<int> levels;
+  std::deque<std::deque<int>> queues;
+  std::deque<std::deque<int>> fences;
+};
+
+TEST_CASE("random operations give the order and counts of plain lists") {
   INFO(seed_note());
   random_source random(hash_of(test_seed(), 7));
-  block_pool pool(23);
-  std::deque<int> queue;
-  std::vector<int> refs(23, 0);
-  std::vector<int> held;  // one entry a reference
-  for (int b = 0; b < 23; ++b) queue.push_back(b);
-  for (int i = 0; i < 100000; ++i) {
-    const auto some = [&] {
-      return static_cast<std::size_t>(random.between(0, static_cast<std::int64_t>(held.size()) - 1));
-    };
-    switch (random.between(0, 3)) {
-      case 0: {
-        std::vector<block_id> out(static_cast<std::size_t>(random.between(0, 6)));
-        const bool fits = out.size() <= queue.size();
-        REQUIRE((pool.allocate(out) == alloc_status::ok) == fits);
-        if (!fits) break;
-        for (const block_id id : out) {
-          REQUIRE(to_index(id) == queue.front());
-          refs[static_cast<std::size_t>(queue.front())] = 1;
-          held.push_back(queue.front());
-          queue.pop_front();
+  for (const int num_blocks : {23, 200}) {
+    block_pool pool(num_blocks);
+    pool_model model(num_blocks);
+    std::vector<int> held;  // one entry a reference
+    std::deque<fence_id> fences;
+    for (int i = 0; i < 60000; ++i) {
+      const auto some = [&] {
+        return static_cast<std::size_t>(random.between(0, static_cast<std::int64_t>(held.size()) - 1));
+      };
+      const int any = static_cast<int>(random.between(0, num_blocks - 1));
+      switch (random.between(0, 7)) {
+        case 0: {
+          std::vector<block_id> out(static_cast<std::size_t>(random.between(0, 6)));
+          const bool fits = out.size() <= model.order().size();
+          REQUIRE((pool.allocate(out) == alloc_status::ok) == fits);
+          if (!fits) break;
+          for (const block_id id : out) {
+            REQUIRE(to_index(id) == model.pop());
+            held.push_back(to_index(id));
+          }
+          break;
         }
-        break;
-      }
-      case 1:
-        if (held.empty()) break;
-        held.push_back(held[some()]);
-        ++refs[static_cast<std::size_t>(held.back())];
-        pool.retain(block_id{held.back()});
-        break;
-      default: {
-        const auto order = random.one_in(2) ? reuse_order::last : reuse_order::first;
-        std::vector<block_id> list;
-        for (auto n = random.between(0, 4); n > 0 && !held.empty(); --n) {
-          const std::size_t at = some();
-          list.push_back(block_id{held[at]});
-          held.erase(held.begin() + static_cast<std::ptrdiff_t>(at));
+        case 1:
+          if (held.empty()) break;
+          held.push_back(held[some()]);
+          ++model.refs[static_cast<std::size_t>(held.back())];
+          pool.retain(block_id{held.back()});
+          break;
+        case 2:
+          pool.revive(block_id{any});
+          if (model.refs[static_cast<std::size_t>(any)]++ == 0) model.leave(any);
+          held.push_back(any);
+          break;
+        case 3: {
+          const int level = static_cast<int>(random.between(0, num_block_levels - 1));
+          pool.set_level(block_id{any}, static_cast<block_level>(level));
+          model.set_level(any, level);
+          break;
         }
-        pool.release(list, order);
-        for (const block_id id : list) --refs[static_cast<std::size_t>(to_index(id))];
-        for (std::size_t k = list.size(); k-- > 0;) {
-          const int b = to_index(list[k]);
-          if (refs[static_cast<std::size_t>(b)] != 0 || std::find(queue.begin(), queue.end(), b) != queue.end())
-            continue;
-          if (order == reuse_order::last) {
-            queue.push_back(b);
-          } else {
-            queue.push_front(b);
+        case 4:
+          if (random.one_in(2) && fences.size() < 4) {
+            fences.push_back(pool.open_fence());
+            model.fences.emplace_back();
+          } else if (!fences.empty()) {
+            pool.retire(fences.front());
+            fences.pop_front();
+            model.retire();
+          }
+          break;
+        default: {
+          const auto order = random.one_in(2) ? reuse_order::last : reuse_order::first;
+          std::vector<block_id> list;
+          for (auto n = random.between(0, 4); n > 0 && !held.empty(); --n) {
+            const std::size_t at = some();
+            list.push_back(block_id{held[at]});
+            held.erase(held.begin() + static_cast<std::ptrdiff_t>(at));
+          }
+          pool.release(list, order);
+          for (const block_id id : list) --model.refs[static_cast<std::size_t>(to_index(id))];
+          for (std::size_t k = list.size(); k-- > 0;) {
+            const int b = to_index(list[k]);
+            if (model.refs[static_cast<std::size_t>(b)] == 0 && !model.is_queued(b)) model.push(b, order);
           }
         }
       }
-    }
-    REQUIRE(pool.num_free() == static_cast<std::int64_t>(queue.size()));
-    if (i % 64 == 0) {
-      REQUIRE(pool.check() == "");
-      REQUIRE(free_order(pool) == std::vector<int>(queue.begin(), queue.end()));
-      for (int b = 0; b < 23; ++b) {
-        REQUIRE(static_cast<int>(pool.num_refs(block_id{b})) == refs[static_cast<std::size_t>(b)]);
+      if (i % 64 == 0) {
+        REQUIRE(pool.check() == "");
+        REQUIRE(free_order(pool) == model.order());
+        for (int b = 0; b < num_blocks; ++b) {
+          REQUIRE(static_cast<int>(pool.num_refs(block_id{b})) == model.refs[static_cast<std::size_t>(b)]);
+          REQUIRE(pool.level(block_id{b}) == model.levels[static_cast<std::size_t>(b)]);
+        }
+        const std::vector<int> order = model.order();
+        for (std::uint32_t k = 0; k < order.size() && k < 14; ++k) {
+          const block_id next = pool.upcoming(k);
+          REQUIRE((next == invalid_block || to_index(next) == order[k]));
+        }
       }
     }
   }

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// Names for the contents of blocks: 128 bits that stand for a block's tokens and for everything before them. Whoever
+/// does not know the seed can neither predict a key nor make two contents meet in one; and because a cache hit is
+/// verified besides (prefix_cache.hpp), even a collision only costs a miss.
+///
+/// A key is SipHash-1-3 with 128 bits of output (Aumasson & Bernstein 2012; the reduced rounds that language runtimes
+/// use for their tables) over a record that can be read back in one way only: a tag of its kind, the parent's key, the
+/// number of tokens and of bytes of extra keys, the tokens, then each extra key with its kind, offset and length.
+
+#include <bifolio/export.hpp>
+#include <bifolio/types.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace bifolio {
+
+struct content_key {
+  std::uint64_t low = 0;
+  std::uint64_t high = 0;
+  friend constexpr bool operator==(const content_key&, const content_key&) = default;
+};
+
+/// The secret behind the keys of one process.
+struct hash_seed {
+  std::uint64_t low = 0;
+  std::uint64_t high = 0;
+  friend constexpr bool operator==(const hash_seed&, const hash_seed&) = default;
+};
+
+/// 128 bits from the operating system. Throws `error` (internal) when it has none to give.
+[[nodiscard]] BIFOLIO_API hash_seed random_hash_seed();
+
+/// What separates equal tokens from each other: contents are shared within a scope only. Set by the server, never taken
+/// from a request as it comes.
+struct prefix_scope {
+  std::string_view salt;         ///< e.g. a tenant; any bytes
+  std::uint64_t adapter_id = 0;  ///< e.g. of a LoRA; 0 = none
+};
+
+/// Something besides tokens that a block's K and V depend on, e.g. the digest of an image whose embeddings stand at
+/// `position`.
+struct extra_key {
+  std::int64_t position = 0;  ///< of the token it belongs to, counted from the sequence's first
+  std::uint32_t kind = 0;     ///< the caller's numbering
+  std::span<const std::byte> value;
+};
+
+/// One block's extra keys as the record that keys are made from and hits are compared by: for each its kind, its offset
+/// from the block's first position, its length, and its value filled up with zeros to a multiple of 8 bytes.
+/// Throws std::bad_alloc.
+[[nodiscard]] BIFOLIO_API std::string pack_extras(std::span<const extra_key> extras, std::int64_t first_position);
+
+/// Thread-safety: const calls from any thread.
+class BIFOLIO_API content_hasher {
+ public:
+  /// `key_bits` below 128 cuts the keys, so that tests meet collisions. Throws `error` (invalid_argument) unless
+  /// 1 ≤ key_bits ≤ 128.
+  explicit content_hasher(const hash_seed& seed, std::int32_t key_bits = 128);
+
+  /// The key before the first block.
+  [[nodiscard]] content_key root(const prefix_scope& scope) const noexcept;
+  /// The key of a block of `tokens` behind `parent`; `packed_extras` from `pack_extras`, empty when there are none.
+  [[nodiscard]] content_key next(const content_key& parent, std::span<const token_id> tokens,
+                                 std::string_view packed_extras = {}) const noexcept;
+
+ private:
+  hash_seed seed_;
+  content_key mask_;
+};
+
+}  // namespace bifolio

@@ -1,0 +1,435 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <array>
+#include <bifolio/error.hpp>
+#include <bifolio/prefix_cache.hpp>
+#include <cstring>
+#include <unordered_set>
+#include <utility>
+
+#include "common/hash.hpp"
+#include "common/interned_bytes.hpp"
+#include "common/translate.hpp"
+
+namespace bifolio {
+namespace {
+
+// Serials of scopes have the top bit, the scope's index in the low 24 bits and the interner's count between.
+constexpr std::uint64_t scope_serial_bit = std::uint64_t{1} << 63;
+constexpr std::uint32_t scope_index_bits = 24;
+
+constexpr bool is_scope(std::uint64_t serial) noexcept { return (serial & scope_serial_bit) != 0; }
+constexpr std::uint32_t scope_index(std::uint64_t serial) noexcept {
+  return static_cast<std::uint32_t>(serial & ((std::uint64_t{1} << scope_index_bits) - 1));
+}
+
+// Blocks whose cache lines are asked for together: what a core's miss buffers hold.
+constexpr std::size_t group_size = 16;
+
+void append_word(std::string& to, std::uint64_t word) { to.append(reinterpret_cast<const char*>(&word), sizeof word); }
+
+// Empty for the scope that has neither salt nor adapter.
+std::string bytes_of(const prefix_scope& scope) {
+  std::string bytes;
+  if (scope.salt.empty() && scope.adapter_id == 0) return bytes;
+  bytes.reserve(8 + scope.salt.size());
+  append_word(bytes, scope.adapter_id);
+  bytes.append(scope.salt);
+  return bytes;
+}
+
+// Those of a prompt's extra keys that lie in [begin, end); both bounds only ever rise.
+std::span<const extra_key> extras_within(std::span<const extra_key> extras, std::int64_t begin, std::int64_t end) {
+  const auto by_position = [](const extra_key& one, std::int64_t position) { return one.position < position; };
+  const auto first = std::lower_bound(extras.begin(), extras.end(), begin, by_position);
+  return {first, std::lower_bound(first, extras.end(), end, by_position)};
+}
+
+// The same with their record; empty, and quickly so, for the blocks that have none.
+std::string packed_extras_within(std::span<const extra_key> extras, std::int64_t begin, std::int64_t end) {
+  if (extras.empty()) [[likely]]
+    return {};
+  return pack_extras(extras_within(extras, begin, end), begin);
+}
+
+class lru : public eviction_policy {
+ public:
+  [[nodiscard]] block_level level(const retention_hint&, std::int64_t) const noexcept override {
+    return retention_hint::normal;
+  }
+};
+
+class by_priority : public eviction_policy {
+ public:
+  [[nodiscard]] block_level level(const retention_hint& hint, std::int64_t) const noexcept override {
+    return hint.priority;
+  }
+};
+
+// For a heap whose front expires first.
+constexpr auto later_expiry = [](const auto& a, const auto& b) { return a.at > b.at; };
+
+}  // namespace
+
+eviction_policy::~eviction_policy() = default;
+
+const eviction_policy& lru_policy() noexcept {
+  static const lru policy;
+  return policy;
+}
+
+const eviction_policy& priority_policy() noexcept {
+  static const by_priority policy;
+  return policy;
+}
+
+struct prefix_cache::names {
+  detail::interned_bytes scopes;
+  std::vector<content_key> roots;  // [index of a scope]
+  detail::interned_bytes extras;
+};
+
+prefix_cache::prefix_cache(block_pool& pool, const prefix_cache_config& config)
+    : pool_(&pool),
+      config_(config),
+      hasher_(config.seed.has_value() ? *config.seed : random_hash_seed(), config.key_bits) {
+  if (config_.block_size < 1) {
+    throw error(errc::invalid_argument, "block_size " + std::to_string(config_.block_size) + " is not at least 1");
+  }
+  if (config_.memory == nullptr) config_.memory = &default_host_memory();
+  if (config_.policy == nullptr) config_.policy = &priority_policy();
+  const auto num_blocks = static_cast<std::size_t>(pool.num_blocks());
+  num_slots_ = num_blocks + num_blocks / 2 + 2;
+  const std::size_t num_words = num_blocks / 64 + 1;
+  storage_ = buffer(*config_.memory,
+                    num_blocks * (sizeof(entry) + static_cast<std::size_t>(config_.block_size) * sizeof(token_id)) +
+                        (num_slots_ + num_words) * sizeof(std::uint64_t));
+  std::memset(storage_.data(), 0, storage_.num_bytes());
+  entries_ = storage_.as<entry>();
+  slots_ = reinterpret_cast<slot*>(entries_ + num_blocks);
+  held_ = slots_ + num_slots_;
+  tokens_ = reinterpret_cast<token_id*>(held_ + num_words);
+  detail::translate_bad_alloc("prefix_cache", [&] {
+    names_ = std::make_unique<names>();
+    names_->roots.push_back(hasher_.root({}));
+  });
+}
+
+prefix_cache::~prefix_cache() = default;
+
+// --- scopes and extra keys
+
+std::optional<prefix_chain> prefix_cache::find_root(const prefix_scope& scope) const {
+  const std::int64_t index = names_->scopes.find(bytes_of(scope));
+  if (index < 0) return std::nullopt;
+  return root(scope_id{static_cast<std::uint32_t>(index)});
+}
+
+scope_id prefix_cache::acquire_scope(const prefix_scope& scope) {
+  const std::string bytes = bytes_of(scope);
+  names_->roots.reserve(names_->roots.size() + 1);
+  const std::uint32_t index = names_->scopes.acquire(bytes);
+  if (index >= names_->roots.size()) names_->roots.emplace_back();
+  names_->roots[index] = hasher_.root(scope);
+  return scope_id{index};
+}
+
+void prefix_cache::retain_scope(scope_id scope) noexcept { names_->scopes.retain(static_cast<std::uint32_t>(scope)); }
+void prefix_cache::release_scope(scope_id scope) noexcept { names_->scopes.release(static_cast<std::uint32_t>(scope)); }
+
+prefix_chain prefix_cache::root(scope_id scope) const noexcept {
+  const auto index = static_cast<std::uint32_t>(scope);
+  return {names_->roots[index], scope_serial_bit | names_->scopes.serial(index) << scope_index_bits | index};
+}
+
+std::optional<extras_id> prefix_cache::find_extras(std::span<const extra_key> extras,
+                                                   std::int64_t first_position) const {
+  if (extras.empty()) return no_extras;
+  const std::int64_t index = names_->extras.find(pack_extras(extras, first_position));
+  if (index < 0) return std::nullopt;
+  return extras_id{static_cast<std::uint32_t>(index)};
+}
+
+extras_id prefix_cache::acquire_extras(std::span<const extra_key> extras, std::int64_t first_position) {
+  if (extras.empty()) return no_extras;
+  if (extras_of_.empty()) extras_of_.resize(static_cast<std::size_t>(pool_->num_blocks()), no_extras);
+  return extras_id{names_->extras.acquire(pack_extras(extras, first_position))};
+}
+
+void prefix_cache::release_extras(extras_id extras) noexcept {
+  names_->extras.release(static_cast<std::uint32_t>(extras));
+}
+
+// --- index
+
+// The first block with this tag; whether it is the right one is another question.
+block_id prefix_cache::candidate(std::uint32_t tag) const noexcept {
+  for (std::uint64_t at = home_of(tag); slots_[at] != 0; at = next_slot(at)) {
+    if (static_cast<std::uint32_t>(slots_[at] >> 32) == tag) {
+      return block_id{static_cast<std::int32_t>(static_cast<std::uint32_t>(slots_[at]) - 1)};
+    }
+  }
+  return invalid_block;
+}
+
+bool prefix_cache::matches(block_id block, const content_key& key, std::uint64_t parent, const token_id* tokens,
+                           extras_id extras) const noexcept {
+  const entry& one = entry_of(block);
+  return one.key == key && one.parent == parent &&
+         (extras_of_.empty() || extras_of_[static_cast<std::uint32_t>(block)] == extras) &&
+         std::memcmp(token_row(block), tokens, static_cast<std::size_t>(config_.block_size) * sizeof(token_id)) == 0;
+}
+
+block_id prefix_cache::find(const content_key& key, std::uint64_t parent, const token_id* tokens,
+                            extras_id extras) const noexcept {
+  const std::uint32_t tag = tag_of(key);
+  for (std::uint64_t at = home_of(tag); slots_[at] != 0; at = next_slot(at)) {
+    if (static_cast<std::uint32_t>(slots_[at] >> 32) != tag) continue;
+    const block_id block{static_cast<std::int32_t>(static_cast<std::uint32_t>(slots_[at]) - 1)};
+    if (matches(block, key, parent, tokens, extras)) return block;
+  }
+  return invalid_block;
+}
+
+void prefix_cache::insert(block_id block) noexcept {
+  const std::uint32_t tag = tag_of(entry_of(block).key);
+  std::uint64_t at = home_of(tag);
+  while (slots_[at] != 0) at = next_slot(at);
+  slots_[at] = slot{tag} << 32 | (static_cast<std::uint32_t>(block) + 1);
+  held_[static_cast<std::uint32_t>(block) / 64] |= std::uint64_t{1} << (static_cast<std::uint32_t>(block) % 64);
+}
+
+void prefix_cache::erase(block_id block) noexcept {
+  const std::uint32_t tag = tag_of(entry_of(block).key);
+  const slot wanted = slot{tag} << 32 | (static_cast<std::uint32_t>(block) + 1);
+  std::uint64_t hole = home_of(tag);
+  while (slots_[hole] != wanted) hole = next_slot(hole);
+  // What follows moves up unless its home lies behind the hole.
+  for (std::uint64_t at = next_slot(hole); slots_[at] != 0; at = next_slot(at)) {
+    const std::uint64_t home = home_of(static_cast<std::uint32_t>(slots_[at] >> 32));
+    const std::uint64_t from_home = at >= home ? at - home : at + num_slots_ - home;
+    const std::uint64_t from_hole = at >= hole ? at - hole : at + num_slots_ - hole;
+    if (from_home < from_hole) continue;
+    slots_[hole] = slots_[at];
+    hole = at;
+  }
+  slots_[hole] = 0;
+  held_[static_cast<std::uint32_t>(block) / 64] &= ~(std::uint64_t{1} << (static_cast<std::uint32_t>(block) % 64));
+}
+
+// --- looking up
+
+void prefix_cache::append_keys(const prompt_view& prompt, std::vector<content_key>& keys) const {
+  const auto block_size = static_cast<std::size_t>(config_.block_size);
+  const std::size_t num_blocks = prompt.tokens.size() / block_size;
+  keys.reserve(num_blocks);
+  content_key last = keys.empty() ? hasher_.root(prompt.scope) : keys.back();
+  for (std::size_t i = keys.size(); i < num_blocks; ++i) {
+    const auto first = static_cast<std::int64_t>(i * block_size);
+    last = hasher_.next(last, prompt.tokens.subspan(i * block_size, block_size),
+                        packed_extras_within(prompt.extras, first, first + config_.block_size));
+    keys.push_back(last);
+  }
+}
+
+prefix_match prefix_cache::match(const prompt_view& prompt, std::span<block_id> out) const {
+  prefix_match result;
+  const std::optional<prefix_chain> begin = find_root(prompt.scope);
+  if (!begin.has_value()) return result;
+  result.end = *begin;
+  const auto block_size = static_cast<std::size_t>(config_.block_size);
+  const std::size_t most = std::min(prompt.tokens.size() / block_size, out.size());
+  content_key last = begin->key;
+  std::array<content_key, group_size> keys;
+  std::array<block_id, group_size> blocks;
+  for (std::size_t i = 0; i < most;) {
+    const std::size_t count = std::min(group_size, most - i);
+    for (std::size_t k = 0; k < count; ++k) {
+      if (i + k < prompt.keys.size()) {
+        last = prompt.keys[i + k];
+      } else {
+        const auto first = static_cast<std::int64_t>((i + k) * block_size);
+        last = hasher_.next(last, prompt.tokens.subspan((i + k) * block_size, block_size),
+                            packed_extras_within(prompt.extras, first, first + config_.block_size));
+      }
+      keys[k] = last;
+      __builtin_prefetch(&slots_[home_of(tag_of(last))]);
+    }
+    for (std::size_t k = 0; k < count; ++k) {
+      blocks[k] = candidate(tag_of(keys[k]));
+      if (blocks[k] == invalid_block) break;
+      __builtin_prefetch(&entry_of(blocks[k]));
+      for (std::size_t byte = 0; byte < block_size * sizeof(token_id) && byte < 256; byte += 64) {
+        __builtin_prefetch(reinterpret_cast<const char*>(token_row(blocks[k])) + byte);
+      }
+      pool_->prefetch({&blocks[k], 1});
+    }
+    for (std::size_t k = 0; k < count; ++k, ++i) {
+      if (blocks[k] == invalid_block) return result;
+      const auto first = static_cast<std::int64_t>(i * block_size);
+      const std::optional<extras_id> extras =
+          find_extras(extras_within(prompt.extras, first, first + config_.block_size), first);
+      if (!extras.has_value()) return result;
+      const token_id* tokens = prompt.tokens.data() + i * block_size;
+      block_id hit = blocks[k];
+      if (!matches(hit, keys[k], result.end.serial, tokens, *extras)) {
+        hit = find(keys[k], result.end.serial, tokens, *extras);
+        if (hit == invalid_block) return result;
+      }
+      out[i] = hit;
+      result.end = {keys[k], entry_of(hit).serial};
+      ++result.num_blocks;
+    }
+  }
+  return result;
+}
+
+void prefix_cache::pin(std::span<const block_id> hits) noexcept {
+  constexpr std::size_t ahead = 8;
+  for (std::size_t i = 0; i < hits.size(); ++i) {
+    if (i + ahead < hits.size()) pool_->prefetch_node(hits[i + ahead]);
+    pool_->revive(hits[i]);
+  }
+}
+
+prefix_match prefix_cache::match_and_pin(const prompt_view& prompt, std::span<block_id> out) {
+  const prefix_match found = match(prompt, out);
+  const auto num_hits = static_cast<std::size_t>(found.num_blocks);
+  pin(out.first(num_hits));
+  count_lookup(static_cast<std::int64_t>(prompt.tokens.size()) / config_.block_size, found.num_blocks);
+  return found;
+}
+
+void prefix_cache::count_lookup(std::int64_t num_blocks, std::int64_t num_hits) noexcept {
+  ++stats_.num_lookups;
+  stats_.num_looked_up_blocks += num_blocks;
+  stats_.num_hit_blocks += num_hits;
+}
+
+// --- publishing and forgetting
+
+void prefix_cache::record(const cache_event& event) noexcept {
+  if (config_.record_events) events_.push_back(event);
+}
+
+publish_result prefix_cache::publish(block_id block, const prefix_chain& after, std::span<const token_id> tokens,
+                                     std::int64_t index, const retention_hint& hint, extras_id extras) noexcept {
+  const content_key key = hasher_.next(after.key, tokens, names_->extras.bytes(static_cast<std::uint32_t>(extras)));
+  if (holds(block)) forget(block);
+  const block_id found = find(key, after.serial, tokens.data(), extras);
+  std::memcpy(token_row(block), tokens.data(), tokens.size_bytes());
+  entry& one = entry_of(block);
+  if (found != invalid_block) {
+    one = entry_of(found);
+    ++stats_.num_duplicate_blocks;
+    return {{key, one.serial}, found};
+  }
+  one = {key, next_serial_++, after.serial};
+  if (is_scope(after.serial)) names_->scopes.retain(scope_index(after.serial));
+  if (extras != no_extras) names_->extras.retain(static_cast<std::uint32_t>(extras));
+  if (!extras_of_.empty()) extras_of_[static_cast<std::uint32_t>(block)] = extras;
+  insert(block);
+  const block_level level =
+      std::clamp(config_.policy->level(hint, index), retention_hint::lowest, retention_hint::highest);
+  pool_->set_level(block, level);
+  if (hint.expires_at != 0 && level != retention_hint::normal) {
+    expiries_.push_back({hint.expires_at, one.serial, block});
+    std::push_heap(expiries_.begin(), expiries_.end(), later_expiry);
+  }
+  record({cache_event::kind::stored, block, key, after.key});
+  ++stats_.num_published_blocks;
+  ++stats_.num_cached_blocks;
+  return {{key, one.serial}, invalid_block};
+}
+
+prefix_chain prefix_cache::chain_at(block_id block) const noexcept {
+  return {entry_of(block).key, entry_of(block).serial};
+}
+
+std::span<const token_id> prefix_cache::tokens_of(block_id block) const noexcept {
+  return {token_row(block), static_cast<std::size_t>(config_.block_size)};
+}
+
+void prefix_cache::forget(block_id block) noexcept {
+  if (!holds(block)) return;
+  erase(block);
+  entry& one = entry_of(block);
+  if (is_scope(one.parent)) names_->scopes.release(scope_index(one.parent));
+  if (!extras_of_.empty()) release_extras(std::exchange(extras_of_[static_cast<std::uint32_t>(block)], no_extras));
+  record({cache_event::kind::removed, block, one.key, {}});
+  one.serial = 0;
+  pool_->set_level(block, 0);
+  --stats_.num_cached_blocks;
+}
+
+// The entry of a block that is about to be handed out, and once that is near, its slot.
+void prefix_cache::prefetch_evictions() const noexcept {
+  const block_id far = pool_->upcoming(12);
+  if (far != invalid_block) __builtin_prefetch(&entry_of(far), 1);
+  const block_id near = pool_->upcoming(6);
+  if (near != invalid_block && holds(near)) __builtin_prefetch(&slots_[home_of(tag_of(entry_of(near).key))], 1);
+}
+
+block_id prefix_cache::allocate_one() noexcept {
+  const block_id block = pool_->allocate_one();
+  if (block == invalid_block) return block;
+  if (holds(block)) {
+    ++stats_.num_evicted_blocks;
+    forget(block);
+  }
+  prefetch_evictions();
+  return block;
+}
+
+alloc_status prefix_cache::allocate(std::span<block_id> out) noexcept {
+  const auto wanted = static_cast<std::int64_t>(out.size());
+  if (wanted > pool_->num_free()) return wanted > pool_->num_blocks() ? alloc_status::never : alloc_status::later;
+  for (block_id& block : out) block = allocate_one();
+  return alloc_status::ok;
+}
+
+bool prefix_cache::reset() {
+  const std::int64_t num_blocks = pool_->num_blocks();
+  for (std::int64_t b = 0; b < num_blocks; ++b) {
+    const block_id block{static_cast<std::int32_t>(b)};
+    if (holds(block) && pool_->num_refs(block) != 0) return false;
+  }
+  if (config_.record_events) detail::translate_bad_alloc("reset", [&] { events_.reserve(events_.size() + 1); });
+  const bool records = std::exchange(config_.record_events, false);  // one event stands for all
+  for (std::int64_t b = 0; b < num_blocks; ++b) forget(block_id{static_cast<std::int32_t>(b)});
+  config_.record_events = records;
+  record({cache_event::kind::cleared, invalid_block, {}, {}});
+  expiries_.clear();
+  return true;
+}
+
+// --- time, events
+
+void prefix_cache::advance_clock(std::int64_t now) noexcept {
+  now_ = std::max(now_, now);
+  while (!expiries_.empty() && expiries_.front().at <= now_) {
+    const expiry due = expiries_.front();
+    std::pop_heap(expiries_.begin(), expiries_.end(), later_expiry);
+    expiries_.pop_back();
+    // The block may hold other contents by now.
+    if (holds(due.block) && entry_of(due.block).serial == due.serial) {
+      pool_->set_level(due.block, retention_hint::normal);
+    }
+  }
+}
+
+void prefix_cache::reserve_events(std::int64_t num_events) {
+  const auto more = static_cast<std::size_t>(num_events);
+  const auto make_room = [more](auto& list) {
+    if (list.capacity() - list.size() < more) list.reserve(std::max(list.size() + more, 2 * list.capacity()));
+  };
+  make_room(expiries_);
+  if (config_.record_events) make_room(events_);
+}
+
+void prefix_cache::drain_events(std::vector<cache_event>& events) {
+  events.clear();
+  events.swap(events_);
+}
+
+}  // namespace bifolio

@@ -42,7 +42,7 @@ bifolio::scheduler_config schedule_config(const generation_config& config, const
 
 class generator {
  public:
-  generator(llama& model, bifolio::cache_engine& engine, const generation_config& config,
+  generator(model_runner& model, bifolio::cache_engine& engine, const generation_config& config,
             std::span<const std::vector<token_id>> prompts, generation_observer& observer)
       : model_(model),
         config_(config),
@@ -50,7 +50,7 @@ class generator {
         observer_(observer),
         manager_(manager_config(engine, config, prompts.size())),
         scheduler_(manager_, schedule_config(config, manager_.config(), model.config().vocab_size)),
-        attention_(engine, model.config()) {}
+        attention_(engine, model.config(), model.stream()) {}
 
   generation_stats run() {
     const auto start = clock::now();
@@ -173,7 +173,7 @@ class generator {
     observer_.on_step(progress);
   }
 
-  llama& model_;
+  model_runner& model_;
   const generation_config& config_;
   std::span<const std::vector<token_id>> prompts_;
   generation_observer& observer_;
@@ -204,7 +204,7 @@ const char* to_string(ending how) noexcept {
   return "steps";
 }
 
-generation_stats generate_all(llama& model, bifolio::cache_engine& engine, const generation_config& config,
+generation_stats generate_all(model_runner& model, bifolio::cache_engine& engine, const generation_config& config,
                               std::span<const std::vector<token_id>> prompts, generation_observer& observer) {
   return generator(model, engine, config, prompts, observer).run();
 }

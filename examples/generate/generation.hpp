@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "llama.hpp"
+#include "model_runner.hpp"
 #include "sampler.hpp"
 
 namespace generate {
@@ -69,7 +69,7 @@ struct generation_stats {
 /// Continues every prompt. The engine's layout is the model's (`cache_config`); its blocks are the whole pool.
 /// A prompt of more than max_positions tokens is not fed and ends at once, by `steps`.
 /// Throws `input_error` when the pool cannot hold one sequence, `bifolio::error` on what the library refuses.
-generation_stats generate_all(llama& model, bifolio::cache_engine& engine, const generation_config& config,
+generation_stats generate_all(model_runner& model, bifolio::cache_engine& engine, const generation_config& config,
                               std::span<const std::vector<bifolio::token_id>> prompts, generation_observer& observer);
 
 }  // namespace generate

@@ -24,16 +24,10 @@ void add(float* x, const float* added, std::int64_t count) noexcept {
 
 }  // namespace
 
-/// Cosine and sine of position · base^(−2i / head_dim), in float32 like the programs that trained these models.
+/// Cosine and sine of position · frequency.
 void llama::prepare_rotations(std::span<const std::int32_t> positions) {
-  const model_config& c = model_->config;
-  const std::int32_t half = c.head_dim / 2;
-  grow(rotations_, static_cast<std::int64_t>(positions.size()) * c.head_dim);
-  std::vector<float> frequencies(static_cast<std::size_t>(half));
-  for (std::int32_t i = 0; i < half; ++i) {
-    const float exponent = static_cast<float>(2 * i) / static_cast<float>(c.head_dim);
-    frequencies[static_cast<std::size_t>(i)] = 1.0f / std::pow(c.rope_theta, exponent);
-  }
+  grow(rotations_, static_cast<std::int64_t>(positions.size()) * model_->config.head_dim);
+  const std::vector<float> frequencies = rotary_frequencies(model_->config);
   float* rotation = rotations_.data();
   for (const std::int32_t position : positions) {
     for (const float frequency : frequencies) {

@@ -17,6 +17,7 @@
 #include "options.hpp"
 #include "paged_attention.hpp"
 #include "parallel.hpp"
+#include "placement.hpp"
 #include "prompts.hpp"
 #include "report.hpp"
 #include "scoring.hpp"
@@ -58,11 +59,6 @@ std::int32_t choose_max_positions(const options& o, const model_config& model) {
   return o.max_positions > 0 ? o.max_positions : model.max_positions;
 }
 
-bifolio::device choose_device(const options& o) {
-  // The CPU is the only backend of this version; with another, this is where `auto` prefers it.
-  return o.device == "auto" ? bifolio::device{} : bifolio::parse_device(o.device);
-}
-
 /// What was asked for, or what the sequences can need at most, within the budget of memory.
 std::int64_t choose_num_blocks(const options& o, const bifolio::kv_layout& layout, std::int32_t num_layers,
                                std::int64_t num_sequences, std::int32_t max_positions) {
@@ -93,7 +89,7 @@ std::string describe(const model_config& c) {
                      c.head_dim, c.vocab_size);
 }
 
-void score_file(const options& o, const loaded_model& model, llama& network, bifolio::backend& where,
+void score_file(const options& o, const loaded_model& model, model_runner& network, bifolio::backend& where,
                 std::int32_t max_positions) {
   binary_file file(o.score_file);
   std::vector<token_id> ids = model.tokens->encode(file.read_text(64 << 20));
@@ -105,7 +101,7 @@ void score_file(const options& o, const loaded_model& model, llama& network, bif
              result.num_best);
 }
 
-void generate_text(const options& o, const loaded_model& model, llama& network, bifolio::backend& where,
+void generate_text(const options& o, const loaded_model& model, model_runner& network, bifolio::backend& where,
                    std::int32_t max_positions) {
   const model_config& c = network.config();
   const std::vector<std::string> prompts = collect_prompts(o);
@@ -157,19 +153,14 @@ void run(const options& o) {
   const model_config& c = model.weights.config;
   const std::int32_t max_positions = choose_max_positions(o, c);
 
-  // One set of threads for the model's matrices and for attention: bifolio takes any executor.
   const auto lanes = make_lanes(o.num_threads);
-  bifolio::backend_options settings;
-  settings.own_executor = lanes.get();
-  settings.isa = o.isa;
-  const auto where = bifolio::make_backend(choose_device(o), settings);
-  llama network(model.weights, *lanes);
+  const placed_model placed = place_model(o.device, model.weights, *lanes, o.isa);
   fmt::print(stderr, "model: {}: {}\n", path.string(), describe(c));
 
   if (o.score_file.empty()) {
-    generate_text(o, model, network, *where, max_positions);
+    generate_text(o, model, *placed.runner, *placed.where, max_positions);
   } else {
-    score_file(o, model, network, *where, max_positions);
+    score_file(o, model, *placed.runner, *placed.where, max_positions);
   }
 }
 

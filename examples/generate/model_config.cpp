@@ -55,4 +55,13 @@ void validate(const model_config& c, std::string_view file) {
   }
 }
 
+std::vector<float> rotary_frequencies(const model_config& config) {
+  std::vector<float> frequencies(static_cast<std::size_t>(config.head_dim / 2));
+  for (std::size_t i = 0; i < frequencies.size(); ++i) {
+    const float exponent = static_cast<float>(2 * i) / static_cast<float>(config.head_dim);
+    frequencies[i] = 1.0f / std::pow(config.rope_theta, exponent);
+  }
+  return frequencies;
+}
+
 }  // namespace generate

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string_view>
+#include <vector>
 
 namespace generate {
 
@@ -37,5 +38,9 @@ struct model_config {
 /// Throws `input_error`, naming `file`, the number and what it may be, when the numbers do not make a model. After this
 /// every product of two of them fits into 63 bits and q_dim and kv_dim into 31.
 void validate(const model_config& config, std::string_view file);
+
+/// RoPE's angles at position 1: base^(−2i / head_dim) for the pairs i of a head, in float32 like the programs that
+/// trained these models.
+[[nodiscard]] std::vector<float> rotary_frequencies(const model_config& config);
 
 }  // namespace generate

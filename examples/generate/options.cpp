@@ -155,7 +155,8 @@ std::optional<options> parse_options(int argc, const char* const* argv) {
                               "Of the random numbers; every sequence draws its own");
   line.integer("--samples", o.num_samples, 1, 4096, "1",
                "Continuations of each prompt; they share the prompt's blocks and copy on write");
-  line.value("--device", "cpu|cuda[:N]|auto", "auto", "Where the cache and the attention live",
+  line.value("--device", "cpu|cuda[:N]|auto", "auto",
+             "Where the model and its cache live; auto is the first GPU, or the CPU where there is none",
              [&o](const std::string& name, const std::string& text) {
                check_device(name, text);
                o.device = text;
@@ -174,7 +175,7 @@ std::optional<options> parse_options(int argc, const char* const* argv) {
   line.integer("--max-batch-seqs", o.max_batch_seqs, 1, 1 << 16, "64",
                "Sequences of one step; never fewer than --samples");
   line.integer("--threads", o.num_threads, 1, 4096, "all", "CPU threads");
-  line.word("--isa", o.isa, "the best here", "baseline|avx2|avx512|neon", "Instruction set of the attention",
+  line.word("--isa", o.isa, "the best here", "baseline|avx2|avx512|neon", "Instruction set of the attention on the CPU",
             [](const std::string& text) { return std::optional(bifolio::parse_isa(text)); });
   app.add_flag("--json", o.json,
                wrapped("Print nothing but one JSON object a line for each sequence: prompt, prompt_ids, output_ids, "

@@ -14,30 +14,32 @@ void require(bifolio::errc code, const char* what) {
 
 }  // namespace
 
-paged_attention::paged_attention(bifolio::cache_engine& engine, const model_config& config) : engine_(&engine) {
+paged_attention::paged_attention(bifolio::cache_engine& engine, const model_config& config, bifolio::stream_ref stream)
+    : engine_(&engine), stream_(stream) {
   spec_.num_q_heads = config.num_q_heads;
   spec_.num_kv_heads = config.num_kv_heads;
   spec_.head_dim = config.head_dim;
   spec_.block_size = engine.config().layout.block_size;
   spec_.kv_type = engine.config().layout.type;
+  spec_.deterministic = true;  // what a sequence says must not depend on who else is in the batch
 }
 
 void paged_attention::begin_step(const bifolio::step_batch& batch, std::span<const bifolio::block_copy> copies) {
-  require(engine_->copy_blocks(copies), "copying blocks");
-  batch_ = engine_->upload(batch);
-  engine_->where().plan_attention(plan_, spec_, batch.view(), engine_->config().num_blocks);
+  require(engine_->copy_blocks(copies, stream_), "copying blocks");
+  batch_ = engine_->upload(batch, stream_);
+  engine_->where().plan_attention(plan_, spec_, batch.view(), engine_->config().num_blocks, stream_);
 }
 
 void paged_attention::run(std::int32_t layer, const bifolio::const_tensor_view& q, const bifolio::const_tensor_view& k,
                           const bifolio::const_tensor_view& v, const bifolio::tensor_view& out) {
-  require(engine_->append(layer, k, v, batch_.slot_mapping), "appending keys and values");
+  require(engine_->append(layer, k, v, batch_.slot_mapping, stream_), "appending keys and values");
   bifolio::attention_params params;
   params.q = q;
   params.out = out;
   params.kv = engine_->layers()[static_cast<std::size_t>(layer)];
   params.batch = batch_;
   params.scale = 1.0f / std::sqrt(static_cast<float>(q.head_dim));
-  require(engine_->where().attention(plan_, params), "attention");
+  require(engine_->where().attention(plan_, params, stream_), "attention");
 }
 
 bifolio::cache_engine_config cache_config(const model_config& config, bifolio::layout_kind kind, bifolio::dtype kv_type,

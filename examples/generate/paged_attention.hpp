@@ -9,14 +9,15 @@
 #include <bifolio/step.hpp>
 #include <span>
 
-#include "llama.hpp"
+#include "model_runner.hpp"
 
 namespace generate {
 
 class paged_attention final : public attention_layer {
  public:
-  /// `engine` is borrowed; its layout has the model's numbers of layers, heads and head dimension.
-  paged_attention(bifolio::cache_engine& engine, const model_config& config);
+  /// `engine` is borrowed; its layout has the model's numbers of layers, heads and head dimension. `stream` is the
+  /// runner's: everything of a step is ordered on it.
+  paged_attention(bifolio::cache_engine& engine, const model_config& config, bifolio::stream_ref stream);
 
   /// What is done once a step, before the first layer: the block copies that the cache logic decided, the upload of the
   /// step's arrays, the plan. `batch` must live until the last layer has run. Throws `bifolio::error`.
@@ -27,6 +28,7 @@ class paged_attention final : public attention_layer {
 
  private:
   bifolio::cache_engine* engine_;
+  bifolio::stream_ref stream_;
   bifolio::attention_spec spec_;
   bifolio::attention_plan plan_;  // kept from step to step, so that its memory is
   bifolio::step_batch_view batch_;

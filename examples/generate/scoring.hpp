@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "llama.hpp"
+#include "model_runner.hpp"
 
 namespace generate {
 
@@ -21,7 +21,7 @@ struct score {
 
 /// Feeds all ids but the last, `chunk` tokens a step, into an engine with enough blocks for them.
 /// Throws `bifolio::error`, and `input_error` when there are fewer than two ids.
-[[nodiscard]] score score_tokens(llama& model, bifolio::cache_engine& engine, std::span<const bifolio::token_id> ids,
-                                 std::int32_t chunk);
+[[nodiscard]] score score_tokens(model_runner& model, bifolio::cache_engine& engine,
+                                 std::span<const bifolio::token_id> ids, std::int32_t chunk);
 
 }  // namespace generate

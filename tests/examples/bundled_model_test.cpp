@@ -10,7 +10,6 @@
 
 #include "generation_fixture.hpp"
 #include "loaded_model.hpp"
-#include "scoring.hpp"
 
 namespace {
 
@@ -108,13 +107,10 @@ TEST_CASE("the bundled model finds a text it has not seen as probable as the ref
   const bundled b;
   const json& text = b.reference.at("teacher_forced");
   const auto ids = to_ids(text.at("ids").get<std::vector<std::int32_t>>());
-  const auto lanes = generate::make_lanes(1);
-  const auto where = bifolio::make_backend();
-  generate::llama model(b.model.weights, *lanes);
   const auto scored = [&](bifolio::dtype kv_type) {
-    bifolio::cache_engine engine(*where, generate::cache_config(model.config(), bifolio::layout_kind::hnd, kv_type, 16,
-                                                                bifolio::blocks_for(std::ssize(ids), 16)));
-    return generate::score_tokens(model, engine, ids, 128);
+    generation_setup setup;
+    setup.kv_type = kv_type;
+    return score_text(b.model.weights, ids, setup, 128);
   };
   const generate::score f32 = scored(bifolio::dtype::f32);
   const auto expected = text.at("nll").get<std::vector<double>>();

@@ -3,12 +3,14 @@
 #include <doctest/doctest.h>
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "cuda/cuda_llama.hpp"
 #include "model_fixtures.hpp"
 #include "reference_files.hpp"
 #include "support/skip.hpp"
@@ -36,7 +38,11 @@ std::string read_file(const fs::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-run_result run(const std::vector<std::string>& arguments) {
+/// On the CPU, whatever devices this machine has, unless the arguments name one.
+run_result run(std::vector<std::string> arguments) {
+  if (std::find(arguments.begin(), arguments.end(), "--device") == arguments.end()) {
+    arguments.insert(arguments.begin(), {"--device", "cpu"});
+  }
   const fs::path out = scratch_directory() / "cli.out", err = scratch_directory() / "cli.err";
   std::string command = quoted(BIFOLIO_GENERATE_PROGRAM);
   for (const std::string& argument : arguments) command.append(" ").append(quoted(argument));
@@ -115,10 +121,20 @@ TEST_CASE("what only the model or the machine can refuse is refused as well") {
   check_refused({"--model", tiny(), "--prompt", std::string(64, 'x')},
                 "prompt 1 has 65 tokens, the model takes at most 64");
   check_refused({"--model", tiny(), "--num-blocks", "2"}, "the pool of 2 blocks cannot hold");
-  check_refused({"--model", tiny(), "--device", "cuda"}, "cuda");
+  check_refused({"--model", tiny(), "--device", "cuda:99"}, "cuda:99");
   check_refused({"--model", "/nonexistent/model"}, "no such file");
   check_refused({"--model", tiny(), "--prompts-file", "/nonexistent/prompts"}, "no such file");
   check_refused({"--model", tiny(), "--tokenizer", tiny() + "/config.json"}, "config.json");
+}
+
+TEST_CASE("--device cuda without a GPU says so, and --device auto then takes the CPU") {
+  const std::string problem = generate::find_cuda_problem();
+  if (problem.empty()) return;  // there is one: cuda_model_test.cpp
+  check_refused({"--model", tiny(), "--device", "cuda"}, "--device is 'cuda', but " + problem);
+  const run_result result = run({"--model", tiny(), "--device", "auto", "--json"});
+  CHECK(result.code == 0);
+  CHECK(result.err.find("on cpu: ") != std::string::npos);
+  CHECK(result.out == run({"--model", tiny(), "--json"}).out);
 }
 
 TEST_CASE("broken model files end with 2 and one sentence, and print nothing") {
@@ -182,7 +198,6 @@ TEST_CASE("the same options give the same output; the seed, and nothing else, ch
   CHECK(with({"--threads", "2"}) == expected);
   CHECK(with({"--num-blocks", "6"}) == expected);
   CHECK(with({"--max-batch-tokens", "3"}) == expected);
-  CHECK(with({"--device", "cpu"}) == expected);
   CHECK(with({"--seed", "2"}) != expected);
 }
 

@@ -15,10 +15,13 @@
 #include "generation.hpp"
 #include "paged_attention.hpp"
 #include "parallel.hpp"
+#include "placement.hpp"
+#include "scoring.hpp"
 
 namespace bifolio::test {
 
 struct generation_setup {
+  std::string device = "cpu";
   std::int32_t max_positions = 200;
   std::int32_t num_samples = 1;
   generate::sampling how{0, 1};
@@ -55,12 +58,9 @@ inline generation_result continue_prompts(const generate::checkpoint& weights,
                                           const std::vector<std::vector<token_id>>& prompts,
                                           const generation_setup& setup) {
   const auto lanes = generate::make_lanes(setup.num_threads);
-  backend_options options;
-  options.own_executor = lanes.get();
-  const auto where = make_backend({}, options);
-  generate::llama model(weights, *lanes);
-  cache_engine engine(
-      *where, generate::cache_config(weights.config, setup.layout, setup.kv_type, setup.block_size, setup.num_blocks));
+  const generate::placed_model placed = generate::place_model(setup.device, weights, *lanes);
+  cache_engine engine(*placed.where, generate::cache_config(weights.config, setup.layout, setup.kv_type,
+                                                            setup.block_size, setup.num_blocks));
   generate::generation_config config;
   config.max_positions = setup.max_positions;
   config.num_samples = setup.num_samples;
@@ -73,23 +73,23 @@ inline generation_result continue_prompts(const generate::checkpoint& weights,
   result.outputs.resize(num_sequences);
   result.ended_by.resize(num_sequences);
   collecting_observer observer(result);
-  result.stats = generate_all(model, engine, config, prompts, observer);
+  result.stats = generate_all(*placed.runner, engine, config, prompts, observer);
   return result;
 }
 
 /// Logits after every token of one sequence, in the fewest lines that use a paged cache: no scheduler.
 inline std::vector<std::vector<float>> paged_logits(const generate::checkpoint& weights,
-                                                    const std::vector<token_id>& ids, std::int32_t chunk) {
+                                                    const std::vector<token_id>& ids, std::int32_t chunk,
+                                                    const std::string& device = "cpu") {
   const auto lanes = generate::make_lanes(1);
-  const auto where = make_backend();
-  generate::llama model(weights, *lanes);
+  const generate::placed_model placed = generate::place_model(device, weights, *lanes);
   kv_cache_config config;
   config.block_size = 16;
   config.num_blocks = 64;
   kv_cache_manager manager(config);
-  cache_engine engine(*where, generate::cache_config(weights.config, layout_kind::hnd, dtype::f32, config.block_size,
-                                                     config.num_blocks));
-  generate::paged_attention attention(engine, weights.config);
+  cache_engine engine(*placed.where, generate::cache_config(weights.config, layout_kind::hnd, dtype::f32,
+                                                            config.block_size, config.num_blocks));
+  generate::paged_attention attention(engine, weights.config, placed.runner->stream());
   const auto num_ids = static_cast<std::int32_t>(ids.size());
   const auto seq = manager.allocate(num_ids).seq;
   const auto vocab = static_cast<std::size_t>(weights.config.vocab_size);
@@ -105,14 +105,26 @@ inline std::vector<std::vector<float>> paged_logits(const generate::checkpoint& 
     std::vector<std::int32_t> positions(static_cast<std::size_t>(count)), rows(positions.size());
     std::iota(positions.begin(), positions.end(), begin);
     std::iota(rows.begin(), rows.end(), 0);
-    const auto logits =
-        model.forward(std::span(ids).subspan(static_cast<std::size_t>(begin), rows.size()), positions, rows, attention);
+    const auto logits = placed.runner->forward(std::span(ids).subspan(static_cast<std::size_t>(begin), rows.size()),
+                                               positions, rows, attention);
     for (std::size_t i = 0; i < rows.size(); ++i) {
       const auto row = logits.subspan(i * vocab, vocab);
       result.emplace_back(row.begin(), row.end());
     }
   }
   return result;
+}
+
+/// How probable the model finds a text, with the cache that `setup` describes in as many blocks as the text needs and
+/// `chunk` tokens a step.
+inline generate::score score_text(const generate::checkpoint& weights, const std::vector<token_id>& ids,
+                                  const generation_setup& setup, std::int32_t chunk) {
+  const auto lanes = generate::make_lanes(setup.num_threads);
+  const generate::placed_model placed = generate::place_model(setup.device, weights, *lanes);
+  cache_engine engine(*placed.where,
+                      generate::cache_config(weights.config, setup.layout, setup.kv_type, setup.block_size,
+                                             blocks_for(std::ssize(ids), setup.block_size)));
+  return generate::score_tokens(*placed.runner, engine, ids, chunk);
 }
 
 inline std::vector<token_id> to_ids(const std::vector<std::int32_t>& numbers) {

@@ -9,7 +9,6 @@
 #include "checkpoint.hpp"
 #include "generation_fixture.hpp"
 #include "reference_files.hpp"
-#include "scoring.hpp"
 #include "support/skip.hpp"
 
 namespace {
@@ -62,13 +61,11 @@ void check_logits(const char* name) {
 
 double mean_nll(const generate::checkpoint& weights, const std::vector<token_id>& ids, dtype kv_type,
                 std::int32_t chunk = 64, layout_kind layout = layout_kind::hnd, std::int32_t block_size = 16) {
-  const auto lanes = generate::make_lanes(1);
-  const auto where = bifolio::make_backend();
-  generate::llama model(weights, *lanes);
-  bifolio::cache_engine engine(
-      *where, generate::cache_config(weights.config, layout, kv_type, block_size,
-                                     bifolio::blocks_for(static_cast<std::int64_t>(ids.size()), block_size)));
-  return generate::score_tokens(model, engine, ids, chunk).mean_nll;
+  generation_setup setup;
+  setup.kv_type = kv_type;
+  setup.layout = layout;
+  setup.block_size = block_size;
+  return score_text(weights, ids, setup, chunk).mean_nll;
 }
 
 void check_likelihoods(const char* name) {

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// The seam between a model and the device that it runs on. `llama` computes on the CPU, `cuda_llama` on a GPU; both
+/// feed tokens through the same network, hand each layer's queries, keys and values to an `attention_layer` in memory
+/// of their device, and give logits on the host. Neither knows anything of caches.
+
+#include <bifolio/device.hpp>
+#include <bifolio/tensor_view.hpp>
+#include <bifolio/types.hpp>
+#include <cstdint>
+#include <span>
+
+#include "model_config.hpp"
+
+namespace generate {
+
+/// Takes a layer's new keys and values and gives attention's result; the one thing the model asks of a KV cache.
+class attention_layer {
+ public:
+  virtual ~attention_layer() = default;
+  /// q and out [num_tokens, num_q_heads, head_dim], k and v [num_tokens, num_kv_heads, head_dim], float32, in the order
+  /// of the batch, in memory of the runner's device; on a GPU the work goes to the runner's stream. Called once for
+  /// each layer, in order. Throws when it cannot.
+  virtual void run(std::int32_t layer, const bifolio::const_tensor_view& q, const bifolio::const_tensor_view& k,
+                   const bifolio::const_tensor_view& v, const bifolio::tensor_view& out) = 0;
+};
+
+/// The forward pass over a batch of tokens of any sequences, in float32. A token's result does not depend on the other
+/// tokens of the batch, bit for bit, provided that attention's does not. One thread calls it at a time.
+class model_runner {
+ public:
+  virtual ~model_runner() = default;
+
+  [[nodiscard]] virtual const model_config& config() const noexcept = 0;
+
+  /// Feeds tokens[i] at positions[i] and returns the logits after the tokens of `logits_rows` (indices into tokens),
+  /// [logits_rows.size(), vocab_size], on the host, valid until the next call. All work is done when it returns.
+  virtual std::span<const float> forward(std::span<const bifolio::token_id> tokens,
+                                         std::span<const std::int32_t> positions,
+                                         std::span<const std::int32_t> logits_rows, attention_layer& attention) = 0;
+
+  /// Where attention's work has to be queued, so that it is ordered with the model's own.
+  [[nodiscard]] virtual bifolio::stream_ref stream() const noexcept { return {}; }
+
+  /// Seconds that the device spent in `attention_layer::run` since construction.
+  [[nodiscard]] virtual double attention_seconds() const noexcept = 0;
+};
+
+}  // namespace generate

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "placement.hpp"
+
+#include <fmt/format.h>
+
+#include "cuda/cuda_llama.hpp"
+#include "input_error.hpp"
+#include "llama.hpp"
+
+namespace generate {
+namespace {
+
+placed_model place_on_cuda(bifolio::device device, const checkpoint& model) {
+  placed_model placed;
+  placed.where = bifolio::make_backend(device);
+  placed.runner = make_cuda_llama(model, *placed.where);
+  return placed;
+}
+
+placed_model place_on_cpu(const checkpoint& model, bifolio::executor& lanes, std::optional<bifolio::cpu_isa> isa) {
+  // One set of threads for the model's matrices and for attention: bifolio takes any executor.
+  bifolio::backend_options settings;
+  settings.own_executor = &lanes;
+  settings.isa = isa;
+  placed_model placed;
+  placed.where = bifolio::make_backend({}, settings);
+  placed.runner = std::make_unique<llama>(model, lanes);
+  return placed;
+}
+
+}  // namespace
+
+placed_model place_model(const std::string& device, const checkpoint& model, bifolio::executor& lanes,
+                         std::optional<bifolio::cpu_isa> isa) {
+  if (device == "auto") {
+    if (!find_cuda_problem().empty()) return place_on_cpu(model, lanes, isa);
+    try {
+      return place_on_cuda({bifolio::device_type::cuda, 0}, model);
+    } catch (const bifolio::error& problem) {  // a GPU for which this program holds no kernels
+      if (problem.code() != bifolio::errc::unsupported) throw;
+      return place_on_cpu(model, lanes, isa);
+    }
+  }
+  const bifolio::device wanted = bifolio::parse_device(device);
+  if (wanted.type == bifolio::device_type::cpu) return place_on_cpu(model, lanes, isa);
+  const std::string problem = find_cuda_problem();
+  if (!problem.empty()) throw input_error(fmt::format("--device is '{}', but {}", device, problem));
+  return place_on_cuda(wanted, model);
+}
+
+}  // namespace generate

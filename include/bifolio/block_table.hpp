@@ -112,6 +112,11 @@ class BIFOLIO_API block_table {
       push_back_to_chunk(id, slab);
     }
   }
+  /// Appends an entry that is null from the start, as if given back. Requires size() == first(). Takes no chunk.
+  void push_null() noexcept {
+    if (size_ >= inline_capacity && entry_of(size_) == 0) chunk_of(size_) = nullptr;
+    first_ = ++size_;
+  }
   /// Puts `id` (with the caller's reference) in the place of the block at i, whose reference is released.
   /// Takes 1 chunk when the block's chunk is shared. Requires first() ≤ i < size().
   void replace(std::int32_t i, block_id id, block_pool& pool, block_chunk_slab& slab) noexcept;
@@ -133,7 +138,7 @@ class BIFOLIO_API block_table {
 
   /// Whether all entries of a partly filled last chunk are null, so that `for_each` does not meet that chunk.
   [[nodiscard]] bool has_empty_tail_chunk() const noexcept {
-    return size_ > inline_capacity && first_ == size_ && entry_of(size_) != 0;
+    return size_ > inline_capacity && first_ == size_ && entry_of(size_) != 0 && chunk_of(size_) != nullptr;
   }
   /// Calls visit(id, chunk) for every block that is not null; chunk is null for inline entries.
   template <class Visit>

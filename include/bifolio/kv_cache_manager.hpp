@@ -1,12 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// Decides which block holds which token of which sequence: allocation, growth, copy-on-write, fork, rollback, release.
+/// Decides which block holds which token of which sequence: allocation, growth, copy-on-write, fork, rollback, release,
+/// and, if configured, what is kept for prompts to come and what moves to a pool of host blocks and back.
 /// It works on ids alone and never touches memory of the cache; `cache_engine` carries out the copies it reports.
 ///
 /// A sequence has num_tokens positions with slots, of which the first num_committed are computed for good. Full blocks
 /// are immutable; the block of the next position (the tail) is written. When the tail has other users, the next append
 /// puts a fresh block in its place and reports the pair (src, dst) to copy before anything is written.
+///
+/// Prefix caching (prefix_cache.hpp): `open` shares the cached blocks that a prompt begins with, `commit` with tokens
+/// publishes the blocks that became full. A published block counts as one with other users: it is never written.
+///
+/// Swapping: `swap_out` moves whole sequences to host blocks, `swap_in` back. Sequences that shared a block share its
+/// copy, in both directions; and a block whose other copy is still there, untouched, is not copied again.
 ///
 /// Scarcity is a value: `alloc_status` says whether freeing others could help (`later`) or not (`never`). Wrong use
 /// throws `error`. Any call that did not succeed, also for want of host memory, leaves `digest()` as it was.
@@ -17,16 +24,31 @@
 #include <bifolio/error.hpp>
 #include <bifolio/export.hpp>
 #include <bifolio/memory_resource.hpp>
+#include <bifolio/prefix_cache.hpp>
 #include <bifolio/sequence.hpp>
 #include <bifolio/stats.hpp>
 #include <bifolio/step.hpp>
 #include <bifolio/types.hpp>
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 namespace bifolio {
+
+struct prefix_caching_options {
+  bool enabled = false;
+  std::optional<hash_seed> seed;            ///< default: a random one; set it to replay recorded plans
+  std::int32_t key_bits = 128;              ///< fewer only to test collisions
+  bool record_events = false;               ///< for `drain_events`
+  const eviction_policy* policy = nullptr;  ///< borrowed; default: priority_policy()
+  /// A block that turns out to hold what another one holds already gives way to it in its sequence's table. Off, tables
+  /// only ever grow at their end.
+  bool deduplicate = false;
+};
 
 struct kv_cache_config {
   std::int32_t block_size = 16;        ///< tokens, ≥ 1
@@ -40,6 +62,8 @@ struct kv_cache_config {
   /// Generation of the first handle; two managers with different numbers do not take each other's handles for their
   /// own. 0: a number that no other manager of the process has. Set it to replay recorded plans.
   std::uint32_t first_generation = 0;
+  prefix_caching_options prefix{};
+  std::int64_t num_host_blocks = 0;   ///< for sequences swapped out, 0 … max_num_blocks
   memory_resource* memory = nullptr;  ///< for records and tables, borrowed; default: default_host_memory()
 };
 
@@ -52,6 +76,19 @@ struct append_result {
   alloc_status status = alloc_status::later;
   block_copy copy{};  ///< to be carried out before the new slots are written; src is invalid_block when there is none
   [[nodiscard]] bool has_copy() const noexcept { return copy.src != invalid_block; }
+};
+
+struct open_result {
+  seq_id seq = invalid_seq;  ///< valid if ok
+  alloc_status status = alloc_status::later;
+  std::int64_t num_cached_tokens = 0;  ///< leading tokens that are there already, committed; < the prompt's length
+  block_copy copy{};  ///< as in `append_result`: a prompt cached to its very end shares all blocks but the last
+  [[nodiscard]] bool has_copy() const noexcept { return copy.src != invalid_block; }
+};
+
+struct admission {
+  alloc_status status = alloc_status::later;
+  std::int64_t num_cached_tokens = 0;
 };
 
 /// What is about to be asked of a manager; see `reserve_host_memory`.
@@ -88,6 +125,17 @@ class BIFOLIO_API kv_cache_manager {
   /// Throws `error`: invalid_argument (num_tokens not in 1 … max_seq_len), out_of_memory.
   [[nodiscard]] allocate_result allocate(std::int64_t num_tokens);
 
+  /// As can_allocate for a sequence that `open` would open with this prompt; cached blocks that are in use cost
+  /// nothing.
+  [[nodiscard]] admission can_open(const prompt_view& prompt, std::int64_t step_tokens = 0,
+                                   std::int64_t num_promised = 0) const;
+
+  /// Looks up how much of the prompt is cached, takes it, and opens a sequence with it and with slots for up to
+  /// `num_new_tokens` positions behind it (not past the prompt's end). At least the prompt's last token remains to be
+  /// computed. Without prefix caching nothing is ever cached. Ignores the watermark.
+  /// Throws `error`: invalid_argument (an empty prompt, one past max_seq_len, num_new_tokens < 1), out_of_memory.
+  [[nodiscard]] open_result open(const prompt_view& prompt, std::int64_t num_new_tokens);
+
   /// Slots for `num_tokens` more positions, and capacity for `num_lookahead` more behind them that later appends use
   /// up. 0 tokens with lookahead only reserve. `never`: the sequence would not fit into an empty pool. Throws `error`:
   /// not_found (unknown, stale or foreign handle), invalid_argument (a negative number, a sum past max_seq_len),
@@ -110,7 +158,11 @@ class BIFOLIO_API kv_cache_manager {
 
   /// The next `num_tokens` positions are computed and accepted. With a sliding window, blocks that no later token can
   /// see are given back. Throws `error`: not_found, invalid_argument (negative, or past num_tokens), out_of_memory.
+  /// With prefix caching, use the other form: a sequence that was once committed without its tokens is published no
+  /// further.
   void commit(seq_id seq, std::int64_t num_tokens);
+  /// The same for tokens.size() positions, which hold these tokens; blocks that are full now are published.
+  void commit(seq_id seq, std::span<const token_id> tokens);
 
   /// A second sequence with the same tokens, sharing all blocks that hold any; reserved lookahead stays with the first.
   /// Takes no block; `later` when max_sequences are open. Throws `error`: not_found, out_of_memory.
@@ -123,6 +175,33 @@ class BIFOLIO_API kv_cache_manager {
 
   /// Ends a sequence and releases its blocks, the last first. Throws `error` (not_found), also for a second `free`.
   void free(seq_id seq);
+
+  /// Moves sequences to host blocks, all or none, and appends (device block, host block) pairs to `copies`, to be
+  /// carried out before anything of the device's blocks is written. Reserved lookahead is dropped. Blocks that others
+  /// use too stay with those. `later`: too few host blocks are free; `never`: there are too few.
+  /// A sequence that is swapped out can only be asked, freed or swapped in.
+  /// Throws `error`: not_found; failed_precondition (swapped out already, given twice); out_of_memory.
+  [[nodiscard]] alloc_status swap_out(std::span<const seq_id> seqs, std::vector<block_copy>& copies);
+  /// The way back: appends (host block, device block) pairs, to be carried out before the sequences are computed and
+  /// before the next swap_out is. `later`: too few device blocks are free.
+  [[nodiscard]] alloc_status swap_in(std::span<const seq_id> seqs, std::vector<block_copy>& copies);
+  /// Device blocks that `swap_in` would take.
+  [[nodiscard]] std::int64_t blocks_to_swap_in(std::span<const seq_id> seqs) const;
+  [[nodiscard]] bool is_swapped_out(seq_id seq) const { return get(seq).writable_end == swapped_out; }
+  [[nodiscard]] std::int64_t num_free_host_blocks() const noexcept { return host_ ? host_->pool.num_free() : 0; }
+
+  /// For engines with steps in flight: from here on, blocks that lose their last user, on either side, are not handed
+  /// out until the fence has retired; see `block_pool::open_fence`. Throw as that does.
+  [[nodiscard]] fence_id open_fence();
+  void retire(fence_id fence);
+
+  /// Null without prefix caching.
+  [[nodiscard]] const prefix_cache* prefix() const noexcept { return prefix_.get(); }
+  /// Forgets all cached contents; false while any of it is in use. Without prefix caching there is nothing to forget.
+  [[nodiscard]] bool reset_prefix_cache();
+  void advance_clock(std::int64_t now) noexcept;
+  /// See `prefix_cache::drain_events`.
+  void drain_events(std::vector<cache_event>& events);
 
   [[nodiscard]] bool contains(seq_id seq) const noexcept { return find(seq) != nullptr; }
   /// The following throw `error` (not_found).
@@ -176,7 +255,15 @@ class BIFOLIO_API kv_cache_manager {
       return *one;
     throw_not_found(seq);
   }
+  /// One that is not swapped out.
+  [[nodiscard]] sequence& get_resident(seq_id seq) const {
+    sequence& one = get(seq);
+    if (one.writable_end == swapped_out) [[unlikely]]
+      throw_swapped_out(seq);
+    return one;
+  }
   [[noreturn]] void throw_not_found(seq_id seq) const;
+  [[noreturn]] static void throw_swapped_out(seq_id seq);
   [[nodiscard]] append_result append_slowly(seq_id seq, std::int64_t num_tokens, std::int64_t num_lookahead);
 
   /// What an append takes.
@@ -210,6 +297,66 @@ class BIFOLIO_API kv_cache_manager {
   /// First logical block that tokens after `num_committed` can see.
   [[nodiscard]] std::int32_t first_visible_block(std::int64_t num_committed) const noexcept;
 
+  /// writable_end of a sequence whose table names host blocks.
+  static constexpr std::int32_t swapped_out = -1;
+
+  /// What publishing needs to know of a sequence; in an array of its own, for sequences in the order of their records.
+  struct publication {
+    prefix_chain end;                 ///< of the last published block
+    std::int32_t num_published = -1;  ///< leading blocks; -1: publishes no more
+    std::int32_t num_unnamed = 0;     ///< leading ones whose contents no longer stand in the prefix cache
+    scope_id scope = default_scope;
+    retention_hint retention;
+  };
+  struct block_extras {
+    std::int32_t index;
+    extras_id extras;
+  };
+  /// The host's blocks, and which block of the other pool holds the same.
+  struct host_side {
+    block_pool pool;
+    std::vector<block_id> on_host;    // [num_blocks], host block with the same contents, or invalid
+    std::vector<block_id> on_device;  // [num_host_blocks], and back
+    std::vector<block_id> touched;    // scratch
+    block_table spare;                // swapped with the table that moves
+    std::int64_t num_swapped_sequences = 0;
+    std::int64_t num_blocks_out = 0;
+    std::int64_t num_blocks_in = 0;
+  };
+
+  [[nodiscard]] publication& publication_of(const sequence& one) const noexcept {
+    return publications_[static_cast<std::size_t>(&one - records_)];
+  }
+  /// Committed tokens of the block that is not full yet. [block_size]
+  [[nodiscard]] token_id* tail_tokens_of(const sequence& one) const noexcept {
+    return tail_tokens_ + (&one - records_) * std::ptrdiff_t{config_.block_size};
+  }
+  struct prefix_hits {
+    std::int64_t num_blocks = 0;       ///< of hits_
+    std::int64_t num_tokens = 0;       ///< that need not be computed
+    std::int64_t num_idle_blocks = 0;  ///< of these, free now
+    prefix_chain end;
+    bool copies_last = false;  ///< the last hit holds the prompt's last token, which is computed again
+  };
+  [[nodiscard]] prefix_hits look_up(const prompt_view& prompt) const;
+  void start_publication(sequence& one, const prompt_view& prompt, const prefix_hits& hits, scope_id scope) noexcept;
+  void publish_tokens(sequence& one, std::span<const token_id> tokens) noexcept;
+  void rewind_publication(sequence& one) noexcept;
+  void fork_publication(const sequence& parent, const sequence& child) noexcept;
+  void end_publication(const sequence& one) noexcept;
+  void reserve_events(std::int64_t num_events);
+  [[nodiscard]] extras_id extras_at(const sequence& one, std::int32_t index) const noexcept;
+  [[nodiscard]] bool must_copy(const block_table& table, std::int32_t index) const noexcept {
+    return table.is_shared(index, pool_) || (prefix_ && prefix_->holds(table[index]));
+  }
+  void require_swappable(std::span<const seq_id> seqs, bool out) const;
+  void move_table(sequence& one, block_pool& from, block_pool& to, std::vector<block_id>& copy_of,
+                  std::vector<block_id>& original_of, std::vector<block_copy>& copies);
+  std::int64_t blocks_to_move(std::span<const seq_id> seqs, const block_pool& to,
+                              const std::vector<block_id>& copy_of) const;
+  void detach(block_id block) noexcept;
+  void detach_partial_tails(std::span<const seq_id> seqs) noexcept;
+
   kv_cache_config config_;
   std::uint64_t block_magic_ = 0;
   std::uint32_t block_shift_ = 0;
@@ -229,6 +376,14 @@ class BIFOLIO_API kv_cache_manager {
   std::int64_t num_allocated_ = 0;
   std::int64_t num_copied_ = 0;
   std::int64_t num_forks_ = 0;
+
+  std::unique_ptr<prefix_cache> prefix_;
+  buffer publication_storage_;
+  publication* publications_ = nullptr;                                  // [num_records_]
+  token_id* tail_tokens_ = nullptr;                                      // [num_records_, block_size]
+  std::unordered_map<std::uint32_t, std::vector<block_extras>> extras_;  // of the records that have any
+  mutable std::vector<block_id> hits_;                                   // scratch of look_up
+  std::unique_ptr<host_side> host_;
 };
 
 }  // namespace bifolio

@@ -16,6 +16,7 @@ struct sequence {
   std::int32_t num_committed;  ///< leading tokens whose K and V are final, ≤ num_tokens
   /// Positions from num_tokens up to here have slots that are this sequence's own. 0: the block of the next position
   /// may have other users; look before writing.
+  /// −1: swapped out, the table names host blocks.
   std::int32_t writable_end;
 };
 static_assert(sizeof(sequence) == 16);

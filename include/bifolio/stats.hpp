@@ -20,6 +20,11 @@ struct cache_stats {
   std::int64_t num_allocated_blocks = 0;  ///< blocks taken since construction
   std::int64_t num_copied_blocks = 0;     ///< copy-on-write pairs since construction
   std::int64_t num_forks = 0;             ///< since construction
+  std::int64_t num_host_blocks = 0;
+  std::int64_t num_free_host_blocks = 0;
+  std::int64_t num_swapped_sequences = 0;   ///< swapped out now; counted in num_sequences and num_tokens too
+  std::int64_t num_swapped_out_blocks = 0;  ///< copied since construction
+  std::int64_t num_swapped_in_blocks = 0;   ///< copied since construction
   friend constexpr bool operator==(const cache_stats&, const cache_stats&) = default;
 };
 

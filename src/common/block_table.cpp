@@ -50,7 +50,7 @@ void block_table::drop_directory() noexcept {
 
 void block_table::push_back_to_chunk(block_id id, block_chunk_slab& slab) noexcept {
   block_chunk*& chunk = chunk_of(size_);
-  if (entry_of(size_) == 0) {
+  if (entry_of(size_) == 0 || chunk == nullptr) {
     chunk = slab.take();
     chunk->ids.fill(invalid_block);
   }
@@ -81,13 +81,13 @@ bool block_table::cuts_shared_chunk(std::int32_t i) const noexcept {
 
 void block_table::replace(std::int32_t i, block_id id, block_pool& pool, block_chunk_slab& slab) noexcept {
   if (i < inline_capacity) {
-    release_one(inline_ids_[static_cast<std::size_t>(i)], reuse_order::first, pool);
+    release_one(inline_ids_[static_cast<std::size_t>(i)], reuse_order::last, pool);
     inline_ids_[static_cast<std::size_t>(i)] = id;
     return;
   }
   if (chunk_of(i)->num_tables > 1) unshare(chunk_index(i), 0, block_chunk::capacity, pool, slab);
   block_id& entry = chunk_of(i)->ids[entry_of(i)];
-  release_one(entry, reuse_order::first, pool);
+  release_one(entry, reuse_order::last, pool);
   entry = id;
 }
 
@@ -107,6 +107,10 @@ void block_table::share(const block_table& other, std::int32_t new_size, block_p
     if (directory_[c] != nullptr) ++directory_[c]->num_tables;
   }
   if (num_chunks(new_size) == num_full) return;
+  if (other.directory_[num_full] == nullptr) {  // null entries only
+    directory_[num_full] = nullptr;
+    return;
+  }
   block_chunk* tail = slab.take();
   tail->ids.fill(invalid_block);
   const std::int32_t begin = chunk_begin(num_full);

@@ -147,6 +147,11 @@ class BIFOLIO_API block_pool {
     }
     return at->ids[at->begin + distance];
   }
+  /// Neither used nor waiting for a fence. Requires a block of the pool.
+  [[nodiscard]] bool is_free(block_id id) const noexcept {
+    const std::uint32_t at = record_of(id).place / num_block_levels;
+    return at != not_queued && nodes_[at].list < num_block_levels;
+  }
   /// Asks for the cache lines that `revive` of a free block will write. Requires a block of the pool whose record is
   /// near.
   void prefetch_node(block_id id) const noexcept {

@@ -314,11 +314,12 @@ class BIFOLIO_API kv_cache_manager {
   };
   /// The host's blocks, and which block of the other pool holds the same.
   struct host_side {
+    host_side(std::int64_t num_host_blocks, memory_resource& memory) : pool(num_host_blocks, memory) {}
     block_pool pool;
-    std::vector<block_id> on_host;    // [num_blocks], host block with the same contents, or invalid
-    std::vector<block_id> on_device;  // [num_host_blocks], and back
-    std::vector<block_id> touched;    // scratch
-    block_table spare;                // swapped with the table that moves
+    std::vector<block_id> on_host;          // [num_blocks], host block with the same contents, or invalid
+    std::vector<block_id> on_device;        // [num_host_blocks], and back
+    mutable std::vector<block_id> touched;  // scratch
+    block_table spare;                      // swapped with the table that moves
     std::int64_t num_swapped_sequences = 0;
     std::int64_t num_blocks_out = 0;
     std::int64_t num_blocks_in = 0;
@@ -339,23 +340,33 @@ class BIFOLIO_API kv_cache_manager {
     bool copies_last = false;  ///< the last hit holds the prompt's last token, which is computed again
   };
   [[nodiscard]] prefix_hits look_up(const prompt_view& prompt) const;
-  void start_publication(sequence& one, const prompt_view& prompt, const prefix_hits& hits, scope_id scope) noexcept;
+  void make_prefix_cache();
+  void commit_positions(sequence& one, std::int64_t num_tokens);
+  void start_publication(const sequence& one, const prompt_view& prompt, const prefix_hits& hits,
+                         scope_id scope) noexcept;
   void publish_tokens(sequence& one, std::span<const token_id> tokens) noexcept;
   void rewind_publication(sequence& one) noexcept;
+  void reserve_fork_publication(const sequence& parent, const sequence& child);
   void fork_publication(const sequence& parent, const sequence& child) noexcept;
+  [[nodiscard]] std::vector<block_extras> acquire_block_extras(const prompt_view& prompt);
+  void release_block_extras(std::span<const block_extras> extras) noexcept;
   void end_publication(const sequence& one) noexcept;
   void reserve_events(std::int64_t num_events);
+  [[nodiscard]] std::string check_publications() const;
+  [[nodiscard]] std::string check_host(std::span<const std::uint32_t> refs, std::int64_t num_swapped) const;
   [[nodiscard]] extras_id extras_at(const sequence& one, std::int32_t index) const noexcept;
   [[nodiscard]] bool must_copy(const block_table& table, std::int32_t index) const noexcept {
     return table.is_shared(index, pool_) || (prefix_ && prefix_->holds(table[index]));
   }
   void require_swappable(std::span<const seq_id> seqs, bool out) const;
-  void move_table(sequence& one, block_pool& from, block_pool& to, std::vector<block_id>& copy_of,
-                  std::vector<block_id>& original_of, std::vector<block_copy>& copies);
-  std::int64_t blocks_to_move(std::span<const seq_id> seqs, const block_pool& to,
-                              const std::vector<block_id>& copy_of) const;
+  /// Blocks of the other pool that moving `seqs` takes off its free ones.
+  [[nodiscard]] std::int64_t blocks_to_move(std::span<const seq_id> seqs, bool out) const;
+  void reserve_move(std::span<const seq_id> seqs, std::vector<block_copy>& copies);
+  void move_table(sequence& one, bool out, std::vector<block_copy>& copies) noexcept;
+  [[nodiscard]] block_id take_host_block() noexcept;
   void detach(block_id block) noexcept;
-  void detach_partial_tails(std::span<const seq_id> seqs) noexcept;
+  /// Ends what links copies of blocks that will be written again.
+  void detach_tails(std::span<const seq_id> seqs, bool out) noexcept;
 
   kv_cache_config config_;
   std::uint64_t block_magic_ = 0;

@@ -175,6 +175,7 @@ class BIFOLIO_API prefix_cache {
   [[nodiscard]] prefix_chain root(scope_id scope) const noexcept;
   /// `extras` of one block; an empty list gives no_extras. All extra keys of a cached block are kept and compared.
   [[nodiscard]] extras_id acquire_extras(std::span<const extra_key> extras, std::int64_t first_position);
+  void retain_extras(extras_id extras) noexcept;
   void release_extras(extras_id extras) noexcept;
 
   /// Room for this many more events, and for as many hints that expire. Throws std::bad_alloc.

@@ -31,7 +31,7 @@ void kv_cache_manager::build(step_batch& batch, const step_plan& plan) const {
   std::int64_t num_tokens = 0;
   std::int64_t stride = 0;
   for (const scheduled_seq& row : plan.seqs) {
-    const sequence& one = get(row.seq);
+    const sequence& one = get_resident(row.seq);
     check_row(row, one, std::int64_t{table_of(one).first()} * block_size);
     num_tokens += row.query_len;
     stride = std::max<std::int64_t>(stride, blocks_of(row.seq_len));

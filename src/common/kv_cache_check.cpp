@@ -27,7 +27,7 @@ std::string check_sequence(const sequence& one, const block_table& table, const 
     if (i >= needed && table.is_shared(i, pool)) return "a reserved block is shared";
   }
   const std::int32_t tail = one.num_tokens / config.block_size;
-  if (one.writable_end != 0) {
+  if (one.writable_end > 0) {
     if (one.writable_end !=
         std::min<std::int64_t>(std::int64_t{table.size()} * config.block_size, config.max_seq_len)) {
       return "writable_end is not the end of the table";
@@ -45,16 +45,21 @@ std::string kv_cache_manager::check() const {
   if (std::string problem = pool_.check(); !problem.empty()) return problem;
   std::vector<std::uint32_t> refs(static_cast<std::size_t>(pool_.num_blocks()), 0);
   std::unordered_map<const block_chunk*, std::uint32_t> tables_of;
-  std::int64_t open = 0, tokens = 0, entries = 0;
+  std::vector<std::uint32_t> host_refs(static_cast<std::size_t>(config_.num_host_blocks), 0);
+  std::int64_t open = 0, tokens = 0, entries = 0, swapped = 0;
   for (std::uint32_t i = 0; i < num_records_; ++i) {
     const sequence& one = records_[i];
     if ((one.generation & 1) == 0) continue;
-    if (std::string problem = check_sequence(one, tables_[i], config_, pool_); !problem.empty()) {
+    const bool is_out = one.writable_end == swapped_out;
+    if (is_out && !host_) return "a sequence is swapped out, but there is no host pool";
+    const block_pool& home = is_out ? host_->pool : pool_;
+    if (std::string problem = check_sequence(one, tables_[i], config_, home); !problem.empty()) {
       return "sequence " + std::to_string(i) + ": " + problem;
     }
     ++open;
     tokens += one.num_tokens;
-    entries += tables_[i].size() - tables_[i].first();
+    entries += is_out ? 0 : tables_[i].size() - tables_[i].first();
+    swapped += is_out ? 1 : 0;
     const block_chunk* last = nullptr;
     bool counts = true;
     tables_[i].for_each([&](block_id id, const block_chunk* chunk) {
@@ -62,7 +67,7 @@ std::string kv_cache_manager::check() const {
         last = chunk;
         counts = ++tables_of[chunk] == 1;  // a chunk holds one reference for all of its tables
       }
-      if (chunk == nullptr || counts) ++refs[static_cast<std::size_t>(to_index(id))];
+      if (chunk == nullptr || counts) ++(is_out ? host_refs : refs)[static_cast<std::size_t>(to_index(id))];
     });
   }
   for (std::size_t b = 0; b < refs.size(); ++b) {
@@ -71,6 +76,13 @@ std::string kv_cache_manager::check() const {
       return "block " + std::to_string(b) + " has " + std::to_string(held) + " references, tables hold " +
              std::to_string(refs[b]);
     }
+  }
+  if (prefix_) {
+    if (std::string problem = prefix_->check(); !problem.empty()) return problem;
+    if (std::string problem = check_publications(); !problem.empty()) return problem;
+  }
+  if (host_) {
+    if (std::string problem = check_host(host_refs, swapped); !problem.empty()) return problem;
   }
   std::int64_t chunks_in_use = 0;
   for (const auto& [chunk, count] : tables_of) {
@@ -95,6 +107,53 @@ std::string kv_cache_manager::check() const {
   return {};
 }
 
+// A published block is written by nobody, and its tokens are those that were committed.
+std::string kv_cache_manager::check_publications() const {
+  for (std::uint32_t i = 0; i < num_records_; ++i) {
+    const sequence& one = records_[i];
+    if ((one.generation & 1) == 0) continue;
+    const publication& state = publications_[i];
+    const std::string name = "sequence " + std::to_string(i);
+    if (state.num_published < 0) continue;
+    if (state.num_published != whole_blocks(one.num_committed)) {
+      return name + " has published " + std::to_string(state.num_published) + " blocks of " +
+             std::to_string(whole_blocks(one.num_committed));
+    }
+    if (state.num_unnamed > state.num_published) return name + " has more unnamed blocks than published ones";
+    const block_table& table = tables_[i];
+    const std::int32_t last = state.num_published - 1;
+    if (one.writable_end == swapped_out || last < std::max(state.num_unnamed, table.first())) continue;
+    if (prefix_->chain_at(table[last]) != state.end) return name + " does not end where its last block does";
+    const std::int32_t tail = whole_blocks(one.num_tokens);
+    if (one.writable_end != 0 && ends_in_block(one.num_tokens) && prefix_->holds(table[tail])) {
+      return name + " may write into a published block";
+    }
+  }
+  return {};
+}
+
+std::string kv_cache_manager::check_host(std::span<const std::uint32_t> refs, std::int64_t num_swapped) const {
+  if (std::string problem = host_->pool.check(); !problem.empty()) return "host pool: " + problem;
+  for (std::size_t b = 0; b < refs.size(); ++b) {
+    const std::uint32_t held = host_->pool.num_refs(block_id{static_cast<std::int32_t>(b)});
+    if (held != refs[b]) {
+      return "host block " + std::to_string(b) + " has " + std::to_string(held) + " references, tables hold " +
+             std::to_string(refs[b]);
+    }
+    const block_id original = host_->on_device[b];
+    if (original != invalid_block &&
+        to_index(host_->on_host[static_cast<std::size_t>(to_index(original))]) != static_cast<std::int32_t>(b)) {
+      return "host block " + std::to_string(b) + " and its original do not name each other";
+    }
+  }
+  const auto num_links = [](const std::vector<block_id>& links) {
+    return static_cast<std::int64_t>(links.size()) - std::count(links.begin(), links.end(), invalid_block);
+  };
+  if (num_links(host_->on_device) != num_links(host_->on_host)) return "links between the pools are one-sided";
+  if (num_swapped != host_->num_swapped_sequences) return "the counter of sequences swapped out is off";
+  return {};
+}
+
 std::uint64_t kv_cache_manager::digest() const noexcept {
   detail::digest_builder hash;
   hash.add(pool_.digest());
@@ -106,9 +165,26 @@ std::uint64_t kv_cache_manager::digest() const noexcept {
     hash.add(static_cast<std::uint64_t>(one.num_committed));
     hash.add(static_cast<std::uint64_t>(tables_[i].first()));
     hash.add(static_cast<std::uint64_t>(tables_[i].size()));
+    hash.add(one.writable_end == swapped_out ? 1 : 0);
+    if (prefix_) {
+      const publication& state = publications_[i];
+      hash.add(static_cast<std::uint64_t>(state.num_published));
+      hash.add(static_cast<std::uint64_t>(state.num_unnamed));
+      hash.add(state.end.serial);
+      if (state.num_published >= 0) {
+        for (std::int32_t k = 0; k < one.num_committed - state.num_published * config_.block_size; ++k) {
+          hash.add(static_cast<std::uint64_t>(to_index(tail_tokens_of(one)[k])));
+        }
+      }
+    }
     tables_[i].for_each([&](block_id id, const block_chunk*) { hash.add(static_cast<std::uint64_t>(to_index(id))); });
   }
   for (std::int32_t i = free_record_; i >= 0; i = records_[i].num_tokens) hash.add(static_cast<std::uint64_t>(i));
+  if (prefix_) hash.add(prefix_->digest());
+  if (host_) {
+    hash.add(host_->pool.digest());
+    for (const block_id original : host_->on_device) hash.add(static_cast<std::uint64_t>(to_index(original)));
+  }
   return hash.value();
 }
 

@@ -7,18 +7,14 @@
 #include <cmath>
 #include <memory>
 
+#include "common/require.hpp"
 #include "common/translate.hpp"
 
 namespace bifolio {
 namespace {
 
+using detail::require_between;
 using detail::translate_bad_alloc;
-
-void require_between(const char* name, std::int64_t value, std::int64_t low, std::int64_t high) {
-  if (value >= low && value <= high) return;
-  throw error(errc::invalid_argument, std::string(name) + " " + std::to_string(value) + " is not between " +
-                                          std::to_string(low) + " and " + std::to_string(high));
-}
 
 kv_cache_config validated(kv_cache_config config) {
   require_between("block_size", config.block_size, 1, std::int64_t{1} << 30);
@@ -30,6 +26,7 @@ kv_cache_config validated(kv_cache_config config) {
   require_between("sliding_window", config.sliding_window, 0, std::int64_t{1} << 30);
   require_between("max_sequences", config.max_sequences, 1, std::int64_t{1} << 24);
   require_between("max_seq_len", config.max_seq_len, 1, std::int64_t{1} << 30);
+  require_between("num_host_blocks", config.num_host_blocks, 0, max_num_blocks);
   if (config.memory == nullptr) config.memory = &default_host_memory();
   return config;
 }
@@ -68,9 +65,18 @@ kv_cache_manager::kv_cache_manager(const kv_cache_config& config)
                                              .writable_end = 0});
   }
   free_record_ = 0;
+  detail::translate_bad_alloc("kv_cache_manager", [&] {
+    if (config_.prefix.enabled) make_prefix_cache();
+    if (config_.num_host_blocks > 0) {
+      host_ = std::make_unique<host_side>(config_.num_host_blocks, *config_.memory);
+      host_->on_host.assign(static_cast<std::size_t>(config_.num_blocks), invalid_block);
+      host_->on_device.assign(static_cast<std::size_t>(config_.num_host_blocks), invalid_block);
+    }
+  });
 }
 
 kv_cache_manager::~kv_cache_manager() {
+  if (host_) host_->spare.drop_directory();
   for (std::uint32_t i = 0; i < num_records_; ++i) tables_[i].drop_directory();
 }
 
@@ -96,7 +102,9 @@ alloc_status kv_cache_manager::can_allocate(std::int64_t num_tokens, std::int64_
 
 block_id kv_cache_manager::take_block() noexcept {
   ++num_allocated_;
-  return pool_.allocate_one();
+  const block_id block = prefix_ ? prefix_->allocate_one() : pool_.allocate_one();
+  if (host_) detach(block);
+  return block;
 }
 
 seq_id kv_cache_manager::id_of(const sequence& one) const noexcept {
@@ -122,12 +130,14 @@ allocate_result kv_cache_manager::allocate(std::int64_t num_tokens) {
   translate_bad_alloc("allocate", [&] {
     tables_[free_record_].reserve(size);
     slab_.reserve(block_table::chunks_to_grow(0, size));
+    reserve_events(size);
   });
   sequence& one = open_record();
   block_table& table = table_of(one);
   for (std::int32_t i = 0; i < size; ++i) table.push_back(take_block(), slab_);
   one.num_tokens = static_cast<std::int32_t>(num_tokens);
   one.writable_end = end_of(table);
+  if (prefix_) publication_of(one) = {prefix_->root(default_scope), 0, 0, default_scope, {}};
   num_tokens_ += num_tokens;
   num_entries_ += size;
   peak_used_ = std::max(peak_used_, pool_.num_used());
@@ -144,7 +154,7 @@ kv_cache_manager::growth kv_cache_manager::plan_growth(const sequence& one, std:
   if (num_tokens + num_lookahead == 0) return result;
   result.table_size = std::max(table.size(), blocks_of(one.num_tokens + num_tokens + num_lookahead));
   result.copies_tail =
-      one.writable_end == 0 && ends_in_block(one.num_tokens) && table.is_shared(whole_blocks(one.num_tokens), pool_);
+      one.writable_end == 0 && ends_in_block(one.num_tokens) && must_copy(table, whole_blocks(one.num_tokens));
   result.num_blocks = result.table_size - table.size() + (result.copies_tail ? 1 : 0);
   if (result.table_size - table.first() > config_.num_blocks) {
     result.status = alloc_status::never;
@@ -155,11 +165,11 @@ kv_cache_manager::growth kv_cache_manager::plan_growth(const sequence& one, std:
 }
 
 alloc_status kv_cache_manager::can_append(seq_id seq, std::int64_t num_tokens, std::int64_t num_lookahead) const {
-  return plan_growth(get(seq), num_tokens, num_lookahead).status;
+  return plan_growth(get_resident(seq), num_tokens, num_lookahead).status;
 }
 
 append_result kv_cache_manager::append_slowly(seq_id seq, std::int64_t num_tokens, std::int64_t num_lookahead) {
-  sequence& one = get(seq);
+  sequence& one = get_resident(seq);
   // The second line of the table takes the id in most cases; asking for both at once waits once.
   detail::prefetch_to_write(reinterpret_cast<const char*>(&table_of(one)) + 64);
   const growth grown = plan_growth(one, num_tokens, num_lookahead);
@@ -170,6 +180,7 @@ append_result kv_cache_manager::append_slowly(seq_id seq, std::int64_t num_token
     table.reserve(grown.table_size);
     slab_.reserve(block_table::chunks_to_grow(table.size(), grown.table_size) +
                   (grown.copies_tail && table.cuts_shared_chunk(tail) ? 1 : 0));
+    reserve_events(grown.num_blocks);
   });
   append_result result{alloc_status::ok, {}};
   if (grown.copies_tail) {
@@ -193,8 +204,31 @@ std::int32_t kv_cache_manager::first_visible_block(std::int64_t num_committed) c
 }
 
 void kv_cache_manager::commit(seq_id seq, std::int64_t num_tokens) {
-  sequence& one = get(seq);
+  sequence& one = get_resident(seq);
   require_between("num_tokens", num_tokens, 0, one.num_tokens - one.num_committed);
+  commit_positions(one, num_tokens);
+  if (prefix_ && num_tokens > 0) publication_of(one).num_published = -1;
+}
+
+void kv_cache_manager::commit(seq_id seq, std::span<const token_id> tokens) {
+  sequence& one = get_resident(seq);
+  const auto num_tokens = static_cast<std::int64_t>(tokens.size());
+  require_between("num_tokens", num_tokens, 0, one.num_tokens - one.num_committed);
+  if (!prefix_) {
+    commit_positions(one, num_tokens);
+    return;
+  }
+  const std::int32_t num_filled = whole_blocks(one.num_committed + num_tokens) - whole_blocks(one.num_committed);
+  const bool cuts = table_of(one).cuts_shared_chunk(first_visible_block(one.num_committed + num_tokens));
+  translate_bad_alloc("commit", [&] {
+    reserve_events(num_filled);
+    if (cuts) slab_.reserve(1);
+  });
+  publish_tokens(one, tokens);
+  commit_positions(one, num_tokens);
+}
+
+void kv_cache_manager::commit_positions(sequence& one, std::int64_t num_tokens) {
   block_table& table = table_of(one);
   const std::int32_t first = first_visible_block(one.num_committed + num_tokens);
   if (first > table.first()) {
@@ -206,12 +240,13 @@ void kv_cache_manager::commit(seq_id seq, std::int64_t num_tokens) {
 }
 
 allocate_result kv_cache_manager::fork(seq_id seq) {
-  sequence& parent = get(seq);
+  sequence& parent = get_resident(seq);
   if (free_record_ < 0) return {invalid_seq, alloc_status::later};
   const std::int32_t size = blocks_of(parent.num_tokens);
   translate_bad_alloc("fork", [&] {
     tables_[free_record_].reserve(size);
     slab_.reserve(1);
+    reserve_fork_publication(parent, records_[free_record_]);
   });
   sequence& child = open_record();
   block_table& table = table_of(child);
@@ -223,6 +258,7 @@ allocate_result kv_cache_manager::fork(seq_id seq) {
   } else {
     child.writable_end = end_of(table);
   }
+  if (prefix_) fork_publication(parent, child);
   num_tokens_ += child.num_tokens;
   num_entries_ += size - table.first();
   ++num_forks_;
@@ -230,7 +266,7 @@ allocate_result kv_cache_manager::fork(seq_id seq) {
 }
 
 void kv_cache_manager::truncate(seq_id seq, std::int64_t num_tokens) {
-  sequence& one = get(seq);
+  sequence& one = get_resident(seq);
   detail::prefetch_to_write(reinterpret_cast<const char*>(&table_of(one)) + 64);
   require_between("num_tokens", num_tokens, 0, one.num_tokens);
   const std::int32_t size = blocks_of(num_tokens);
@@ -249,14 +285,22 @@ void kv_cache_manager::truncate(seq_id seq, std::int64_t num_tokens) {
   one.num_committed = std::min(one.num_committed, one.num_tokens);
   // The new tail may be a block that was full, and thereby shared, a moment ago.
   one.writable_end = ends_in_block(num_tokens) ? 0 : end_of(table);
+  if (host_ && ends_in_block(num_tokens)) detach(table[whole_blocks(num_tokens)]);
+  if (prefix_) rewind_publication(one);
 }
 
 void kv_cache_manager::free(seq_id seq) {
   sequence& one = get(seq);
   block_table& table = table_of(one);
-  num_entries_ -= table.size() - table.first();
   num_tokens_ -= one.num_tokens;
-  table.clear(whole_blocks(one.num_committed), pool_, slab_);
+  if (prefix_) end_publication(one);
+  if (one.writable_end == swapped_out) {
+    --host_->num_swapped_sequences;
+    table.clear(whole_blocks(one.num_committed), host_->pool, slab_);
+  } else {
+    num_entries_ -= table.size() - table.first();
+    table.clear(whole_blocks(one.num_committed), pool_, slab_);
+  }
   ++one.generation;
   one.num_tokens = free_record_;
   free_record_ = static_cast<std::int32_t>(&one - records_);
@@ -264,7 +308,7 @@ void kv_cache_manager::free(seq_id seq) {
 }
 
 block_id kv_cache_manager::block_at(seq_id seq, std::int64_t index) const {
-  const block_table& table = table_of(get(seq));
+  const block_table& table = table_of(get_resident(seq));
   if (index < 0 || index >= table.size()) {
     throw error(errc::out_of_range, "logical block " + std::to_string(index) + " is not in a table of " +
                                         std::to_string(table.size()) + " blocks");
@@ -273,7 +317,7 @@ block_id kv_cache_manager::block_at(seq_id seq, std::int64_t index) const {
 }
 
 slot_id kv_cache_manager::slot_at(seq_id seq, std::int64_t position) const {
-  const sequence& one = get(seq);
+  const sequence& one = get_resident(seq);
   if (position < 0 || position >= one.num_tokens) {
     throw error(errc::out_of_range, "position " + std::to_string(position) + " is not in a sequence of " +
                                         std::to_string(one.num_tokens) + " tokens");
@@ -286,6 +330,7 @@ slot_id kv_cache_manager::slot_at(seq_id seq, std::int64_t position) const {
 void kv_cache_manager::reserve_host_memory(std::span<const host_demand> demands) {
   translate_bad_alloc("reserve_host_memory", [&] {
     std::int64_t chunks = 0;
+    std::int64_t blocks = 0;  // that may be taken and published
     std::int32_t next_record = free_record_;
     for (const host_demand& demand : demands) {
       require_between("num_tokens", demand.num_tokens, 0, config_.max_seq_len);
@@ -293,17 +338,20 @@ void kv_cache_manager::reserve_host_memory(std::span<const host_demand> demands)
       if (demand.seq != invalid_seq) {
         block_table& table = table_of(get(demand.seq));
         table.reserve(size);
+        blocks += std::max<std::int64_t>(0, size - whole_blocks(get(demand.seq).num_committed)) + 2;
         // Two more: an append may copy the tail's chunk, a commit the one at the window's edge.
         chunks += std::max<std::int64_t>(0, block_table::chunks_to_grow(table.size(), size)) + 2;
       } else if (next_record >= 0) {
         tables_[next_record].reserve(size);
         next_record = records_[next_record].num_tokens;
         chunks += block_table::chunks_to_grow(0, size) + 1;
+        blocks += size + 1;
       }
     }
     // Chunks are filled with blocks: beyond the partly filled ones and the copies there are never more than the pool's.
     slab_.reserve(
         std::min(chunks, config_.num_blocks / block_chunk::capacity + 3 * static_cast<std::int64_t>(demands.size())));
+    reserve_events(2 * blocks);
   });
 }
 
@@ -317,7 +365,17 @@ cache_stats kv_cache_manager::stats() const noexcept {
           .num_table_entries = num_entries_,
           .num_allocated_blocks = num_allocated_,
           .num_copied_blocks = num_copied_,
-          .num_forks = num_forks_};
+          .num_forks = num_forks_,
+          .num_host_blocks = config_.num_host_blocks,
+          .num_free_host_blocks = num_free_host_blocks(),
+          .num_swapped_sequences = host_ ? host_->num_swapped_sequences : 0,
+          .num_swapped_out_blocks = host_ ? host_->num_blocks_out : 0,
+          .num_swapped_in_blocks = host_ ? host_->num_blocks_in : 0};
+}
+
+void kv_cache_manager::throw_swapped_out(seq_id seq) {
+  throw error(errc::failed_precondition, "sequence " + std::to_string(static_cast<std::uint32_t>(to_index(seq))) +
+                                             " is swapped out; swap it in before it is used");
 }
 
 void kv_cache_manager::throw_not_found(seq_id seq) const {

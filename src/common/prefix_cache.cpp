@@ -156,6 +156,10 @@ extras_id prefix_cache::acquire_extras(std::span<const extra_key> extras, std::i
   return extras_id{names_->extras.acquire(pack_extras(extras, first_position))};
 }
 
+void prefix_cache::retain_extras(extras_id extras) noexcept {
+  names_->extras.retain(static_cast<std::uint32_t>(extras));
+}
+
 void prefix_cache::release_extras(extras_id extras) noexcept {
   names_->extras.release(static_cast<std::uint32_t>(extras));
 }

@@ -6,21 +6,17 @@
 #include <utility>
 
 #include "common/request_intake.hpp"
+#include "common/require.hpp"
 #include "common/scheduler_state.hpp"
 #include "common/translate.hpp"
 
 namespace bifolio {
 
+using detail::require_between;
 using detail::sample_place;
 using detail::translate_bad_alloc;
 
 namespace {
-
-void require_between(const char* name, std::int64_t value, std::int64_t low, std::int64_t high) {
-  if (value >= low && value <= high) return;
-  throw error(errc::invalid_argument, std::string(name) + " " + std::to_string(value) + " is not between " +
-                                          std::to_string(low) + " and " + std::to_string(high));
-}
 
 scheduler_config validated(const scheduler_config& config, const kv_cache_manager& manager) {
   require_between("max_tokens_per_step", config.max_tokens_per_step, 1, INT32_MAX);

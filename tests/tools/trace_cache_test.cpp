@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// The prefix cache alone on traces, against a list and a map.
+#include <doctest/doctest.h>
+
+#include <sstream>
+
+#include "cache_only.hpp"
+#include "lru_oracle.hpp"
+#include "support/random.hpp"
+
+namespace {
+
+using namespace bifolio::test;
+using namespace trace_replay;
+
+trace trace_of(const std::vector<std::vector<std::int64_t>>& requests) {
+  std::ostringstream text;
+  for (const auto& ids : requests) {
+    text << R"({"timestamp":0,"input_length":)" << 512 * ids.size() + 1 << R"(,"output_length":1,"hash_ids":[)";
+    for (std::size_t i = 0; i < ids.size(); ++i) text << (i > 0 ? "," : "") << ids[i];
+    text << "]}\n";
+  }
+  std::istringstream in(text.str());
+  return read_trace(in, "synthetic", trace_format::automatic, 0);
+}
+
+void check_against_oracle(const trace& what, std::int64_t num_blocks) {
+  CAPTURE(num_blocks);
+  progress_bar quiet(false);
+  const cache_only_result result = replay_cache(what, {.num_blocks = num_blocks}, quiet);
+  lru_oracle oracle(num_blocks);
+  for (const trace_request& one : what.requests) oracle.replay(what.ids_of(one));
+  CHECK(result.lookups == oracle.lookups);
+  CHECK(result.hits == oracle.hits);
+  CHECK(result.evictions == oracle.evictions);
+  CHECK(result.num_refused == oracle.refused);
+  CHECK(result.cached_blocks == oracle.num_cached());
+}
+
+/// Requests that walk down a random tree: an id stands for the way to it.
+trace random_tree_trace(random_source& random, int num_requests, int branches, int depth) {
+  std::vector<std::vector<std::int64_t>> requests;
+  for (int i = 0; i < num_requests; ++i) {
+    std::vector<std::int64_t> ids;
+    std::int64_t node = 0;
+    for (std::int64_t length = random.between(1, depth); length > 0; --length) {
+      node = static_cast<std::int64_t>(hash_of(7, node, random.between(1, branches)) >> 2);
+      ids.push_back(node);
+    }
+    requests.push_back(ids);
+  }
+  return trace_of(requests);
+}
+
+}  // namespace
+
+TEST_CASE("on traces whose ids name prefixes the cache finds and evicts what a list and a map do") {
+  INFO(seed_note());
+  random_source random(test_seed());
+  for (int round = 0; round < 20; ++round) {
+    const trace what = random_tree_trace(random, 300, static_cast<int>(random.between(1, 4)), 12);
+    REQUIRE(what.ids_name_prefixes);
+    for (const std::int64_t blocks : {1, 5, 12, 13, 40, 100, 5000}) check_against_oracle(what, blocks);
+  }
+}
+
+TEST_CASE("on traces whose ids stand for themselves it does so too") {
+  INFO(seed_note());
+  random_source random(test_seed());
+  for (int round = 0; round < 20; ++round) {
+    std::vector<std::vector<std::int64_t>> requests;
+    for (int i = 0; i < 300; ++i) {
+      std::vector<std::int64_t> ids;
+      std::int64_t id = random.between(0, 5);
+      for (std::int64_t length = random.between(1, 12); length > 0; --length) {
+        ids.push_back(id);
+        id += random.between(1, 3);
+      }
+      requests.push_back(ids);
+    }
+    const trace what = trace_of(requests);
+    REQUIRE(!what.ids_name_prefixes);
+    for (const std::int64_t blocks : {1, 5, 12, 13, 40}) check_against_oracle(what, blocks);
+  }
+}
+
+TEST_CASE("an unbounded pool misses every id once and evicts nothing") {
+  random_source random(test_seed());
+  const trace what = random_tree_trace(random, 300, 2, 12);
+  progress_bar quiet(false);
+  const cache_only_result result = replay_cache(what, {}, quiet);
+  CHECK(result.evictions == 0);
+  CHECK(result.lookups - result.hits == what.num_distinct_ids);
+  CHECK(result.cached_blocks == what.num_distinct_ids);
+}
+
+TEST_CASE("an id that a request holds twice is served") {
+  const trace what = trace_of({{1, 1, 2}, {1, 1, 2}, {1, 2}});
+  REQUIRE(!what.ids_name_prefixes);
+  progress_bar quiet(false);
+  const cache_only_result result = replay_cache(what, {}, quiet);
+  CHECK(result.lookups == 8);
+  CHECK(result.hits == 5);
+  CHECK(result.num_refused == 0);
+}
+
+TEST_CASE("ids of any size are told apart") {
+  const std::int64_t huge = INT64_MAX;
+  const trace what = trace_of({{0, huge}, {0, std::int64_t{1} << 31}, {0, std::int64_t{1} << 32}, {0, huge}});
+  CHECK(what.num_distinct_ids == 4);
+  progress_bar quiet(false);
+  CHECK(replay_cache(what, {}, quiet).hits == 4);
+}
+
+TEST_CASE("without partly filled blocks only whole ones are looked up") {
+  const trace what = trace_of({{1, 2, 3}, {1, 2, 3}});  // 512 · 3 + 1 tokens: the ids are those of full blocks
+  std::istringstream partly(R"({"timestamp":0,"input_length":1535,"output_length":1,"hash_ids":[1,2,3]})");
+  progress_bar quiet(false);
+  CHECK(replay_cache(what, {.full_blocks_only = true}, quiet).lookups == 6);
+  CHECK(replay_cache(read_trace(partly, "partly", trace_format::automatic, 0), {.full_blocks_only = true}, quiet)
+            .lookups == 2);
+}
+
+TEST_CASE("the priority policy keeps the beginnings of prompts when the others have to go") {
+  // A system prompt [1, 2], then traffic that does not use it, then the system prompt again.
+  std::vector<std::vector<std::int64_t>> requests{{1, 2, 3}};
+  for (std::int64_t i = 0; i < 50; ++i) requests.push_back({100 + 10 * i, 101 + 10 * i, 102 + 10 * i, 103 + 10 * i});
+  requests.push_back({1, 2, 9});
+  const trace what = trace_of(requests);
+  progress_bar quiet(false);
+  CHECK(replay_cache(what, {.num_blocks = 60}, quiet).hits == 0);
+  CHECK(replay_cache(what, {.num_blocks = 60, .policy = policy_kind::priority, .num_kept = 1}, quiet).hits == 1);
+}

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+// The program itself, run as its users do: options, input, output, exit codes.
+#include <doctest/doctest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "program_run.hpp"
+
+namespace {
+
+using namespace bifolio::test;
+using nlohmann::json;
+namespace fs = std::filesystem;
+
+const fs::path scratch = fs::path(BIFOLIO_TEST_SCRATCH_DIR) / "trace_replay_cli";
+
+run_result run(const std::vector<std::string>& arguments) {
+  return run_program(BIFOLIO_TRACE_REPLAY_PROGRAM, arguments, scratch);
+}
+
+std::string file(const std::string& name, const std::string& text) { return write_file(scratch / name, text).string(); }
+
+constexpr const char* conversation =
+    "{\"timestamp\": 0, \"input_length\": 1500, \"output_length\": 3, \"hash_ids\": [0, 1, 2]}\n"
+    "{\"timestamp\": 10, \"input_length\": 1100, \"output_length\": 2, \"hash_ids\": [0, 1, 3], \"more\": {\"x\": "
+    "[]}}\n"
+    "\n"
+    "{\"timestamp\": 20.5, \"input_length\": 600, \"output_length\": 9, \"hash_ids\": [7, 18446744073709551615]}\r\n"
+    "{\"timestamp\": 30, \"input_length\": 1500, \"output_length\": 3, \"hash_ids\": [0, 1, 2]}";
+
+constexpr const char* table =
+    "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+    "2023-11-16 23:59:59.5000000,374,44\n"
+    "2023-11-17T00:00:01.25Z,396,109\r\n"
+    "2023-11-17 02:00:02+02:00,10,1";
+
+/// Exit code 2, nothing on stdout, one line on stderr that contains `part`.
+void check_refused(const std::vector<std::string>& arguments, const std::string& part) {
+  const run_result result = run(arguments);
+  CAPTURE(part);
+  CAPTURE(result.err);
+  CHECK(result.code == 2);
+  CHECK(result.out.empty());
+  CHECK(result.err.find(part) != std::string::npos);
+  CHECK(result.err.rfind("trace_replay: ", 0) == 0);
+  CHECK(result.err.find('\n') == result.err.size() - 1);
+}
+
+}  // namespace
+
+TEST_CASE("--help lists every option and ends with 0") {
+  const run_result result = run({"--help"});
+  CHECK(result.code == 0);
+  CHECK(result.err.empty());
+  for (const char* option : {"FILE", "--format-in", "--requests", "--trace-block-size", "--blocks", "--policy",
+                             "--keep-first", "--cache-only", "--full-blocks", "--format", "--plot", "--progress"}) {
+    CAPTURE(option);
+    CHECK(result.out.find(option) != std::string::npos);
+  }
+}
+
+TEST_CASE("an option that is wrong is refused with the value received and the values allowed") {
+  const std::string good = file("good.jsonl", conversation);
+  check_refused({good, "--cache-only", "--blocks", "-1"}, "--blocks is '-1'; allowed are whole numbers from 0");
+  check_refused({good, "--cache-only", "--blocks", "many"}, "--blocks is 'many'");
+  check_refused({good, "--cache-only", "--blocks", "99999999999999999999"}, "--blocks is '99999999999999999999'");
+  check_refused({good, "--cache-only", "--policy", "fifo"}, "--policy is 'fifo'; allowed are lru, priority");
+  check_refused({good, "--cache-only", "--format", "xml"}, "--format is 'xml'; allowed are csv, json, md");
+  check_refused({good, "--cache-only", "--format-in", "xml"},
+                "--format-in is 'xml'; allowed are auto, azure, mooncake");
+  check_refused({good, "--cache-only", "--requests", "-3"}, "--requests is -3; allowed are whole numbers from 0");
+  check_refused({good, "--cache-only", "--trace-block-size", "0"}, "--trace-block-size is 0; allowed are");
+  check_refused({good, "--cache-only", "--plot", "/no/such/folder/x.svg"}, "/no/such/folder/x.svg: the file cannot be");
+  CHECK(run({good, "--no-such-option"}).code == 2);
+  CHECK(run({}).code == 2);
+}
+
+TEST_CASE("a trace that cannot be used is refused in one sentence with file and line") {
+  const auto refuses = [](const std::string& name, const std::string& text, const std::string& part) {
+    const std::string path = file(name, text);
+    check_refused({path, "--cache-only"}, path + part);
+  };
+  const std::string first = R"({"timestamp":0,"input_length":5,"output_length":1,"hash_ids":[1]})"
+                            "\n";
+  const auto line = [](const std::string& time, const std::string& input, const std::string& output,
+                       const std::string& ids) {
+    return R"({"timestamp":)" + time + R"(,"input_length":)" + input + R"(,"output_length":)" + output +
+           R"(,"hash_ids":)" + ids + "}\n";
+  };
+  refuses("empty.jsonl", "", ": the trace is empty");
+  refuses("blank.jsonl", "\n \n", ": the trace is empty");
+  refuses("text.jsonl", "hello\n", ":1: 'hello' is neither a JSON object");
+  refuses("cut.jsonl", first + R"({"timestamp":0,"input_l)", ":2: '{\"timestamp\":0,\"input_l' is not a JSON object");
+  refuses("list.jsonl", first + "\n[1,2]\n", ":3: '[1,2]' is not a JSON object");
+  refuses("missing.jsonl", first + R"({"timestamp":0,"input_length":5,"output_length":1})",
+          ":2: the field hash_ids is missing");
+  refuses("time.jsonl", line("-1", "5", "1", "[1]"), ":1: timestamp is -1; allowed are");
+  refuses("late.jsonl", line("1e300", "5", "1", "[1]"), ":1: timestamp is 1e+300; allowed are");
+  refuses("word.jsonl", line("\"now\"", "5", "1", "[1]"), ":1: timestamp is \"now\"; allowed are");
+  refuses("input0.jsonl", line("0", "0", "1", "[1]"), ":1: input_length is 0; allowed are whole numbers from 1");
+  refuses("negative.jsonl", first + line("0", "-5", "1", "[1]"), ":2: input_length is -5; allowed are");
+  refuses("fraction.jsonl", line("0", "5.5", "1", "[1]"), ":1: input_length is 5.5; allowed are");
+  refuses("large.jsonl", line("0", "5", "99999999999", "[1]"), ":1: output_length is 99999999999; allowed are");
+  refuses("huge.jsonl", line("0", "123456789012345678901234567890", "1", "[1]"), ":1: input_length is 1.23456789");
+  refuses("ids.jsonl", line("0", "5", "1", "7"), ":1: hash_ids is 7, not a list of integers");
+  refuses("id.jsonl", line("0", "5", "1", "[1,-2]"), ":1: hash_ids contains -2; allowed are whole numbers from 0");
+  refuses("idx.jsonl", line("0", "5", "1", "[1,18446744073709551616]"), ":1: hash_ids contains 1.8446744073709552e+19");
+  refuses("ids2.jsonl", line("0", "5", "1", "[1,null]"), ":1: hash_ids contains null");
+  refuses("bytes.jsonl", "{\xff\xfe\n", ":1: ");
+
+  refuses("header.csv", "TIMESTAMP,Context\n", ":1: the header 'TIMESTAMP,Context' has no column ContextTokens");
+  const std::string head = "TIMESTAMP,ContextTokens,GeneratedTokens\n";
+  refuses("only.csv", head, ": the trace has no requests");
+  refuses("columns.csv", head + "2023-11-16 18:15:46,1\n", ":2: 2 columns were found, the header has 3");
+  refuses("when.csv", head + "yesterday,1,1\n", ":2: TIMESTAMP is 'yesterday', not a time");
+  refuses("month.csv", head + "2023-13-16 18:15:46,1,1\n", ":2: TIMESTAMP is '2023-13-16 18:15:46'");
+  refuses("minus.csv", head + "2023-11-16 18:15:46,-1,1\n", ":2: ContextTokens is '-1'; allowed are");
+  refuses("over.csv", head + "2023-11-16 18:15:46,1,9999999999999999999999\n", ":2: GeneratedTokens is '99999");
+  refuses("back.csv", head + "2023-11-16 18:15:46,1,1\n2023-11-16 18:15:45,1,1\n", ":3: TIMESTAMP is before");
+
+  check_refused({(scratch / "absent.jsonl").string(), "--cache-only"}, "absent.jsonl: the file cannot be opened");
+  check_refused({scratch.string(), "--cache-only"}, scratch.string());
+  check_refused({file("good.csv", table), "--cache-only"}, "the trace has no hash_ids");
+  check_refused({file("good.csv", table), "--cache-only", "--format-in", "mooncake"}, "good.csv:1: ");
+}
+
+TEST_CASE("the cache alone says hits, lookups, hit rate and evictions as one JSON object") {
+  const std::string path = file("good.jsonl", conversation);
+  const run_result result = run({path, "--cache-only", "--policy", "lru", "--blocks", "5", "--format", "json"});
+  CAPTURE(result.err);
+  REQUIRE(result.code == 0);
+  CHECK(result.err.empty());
+  const json said = json::parse(result.out);
+  // [0 1 2] misses; [0 1 3] finds two; [7 …] needs two and evicts the oldest, 2; [0 1 2] finds two and evicts 3.
+  CHECK(said.at("lookups") == 11);
+  CHECK(said.at("hits") == 4);
+  CHECK(said.at("hit_rate").get<double>() == doctest::Approx(4.0 / 11));
+  CHECK(said.at("evictions") == 2);
+  CHECK(said.at("blocks") == 5);
+  CHECK(said.at("requests") == 4);
+  CHECK(said.at("timeline").size() == 4);
+  CHECK(said.at("timeline").back().at("hits") == 4);
+  const json two =
+      json::parse(run({path, "--cache-only", "--blocks", "unbounded", "--requests", "2", "--format", "json"}).out);
+  CHECK(two.at("requests") == 2);
+  CHECK(two.at("lookups") == 6);
+  CHECK(two.at("evictions") == 0);
+  CHECK(two.at("blocks") == 4);
+}
+
+TEST_CASE("Markdown and CSV hold the same values") {
+  const std::string path = file("good.jsonl", conversation);
+  const run_result md = run({path, "--cache-only", "--blocks", "5"});
+  CHECK(md.code == 0);
+  CHECK(md.out.find("| hit rate | 0.363636 |") != std::string::npos);
+  const run_result csv = run({path, "--cache-only", "--blocks", "5", "--format", "csv"});
+  CHECK(csv.code == 0);
+  const std::size_t end = csv.out.find('\n');
+  CHECK(csv.out.substr(0, end).find("lookups,hits,hit_rate,evictions") != std::string::npos);
+  CHECK(csv.out.find("11,4,0.363636,2") > end);
+}
+
+TEST_CASE("the plot is a well-formed SVG document") {
+  const std::string path = file("a<b>&\"c\".jsonl", conversation);
+  const fs::path plot = scratch / "plot.svg";
+  fs::remove(plot);
+  const run_result result = run({path, "--cache-only", "--plot", plot.string()});
+  CHECK(result.code == 0);
+  const std::string svg = read_file(plot);
+  CHECK(svg.rfind("<svg", 0) == 0);
+  CHECK(xml_flaw(svg) == "");
+  CHECK(svg.find("nan") == std::string::npos);
+  CHECK(svg.find("hit rate") != std::string::npos);
+}
+
+TEST_CASE("progress is shown only where it is asked for, and wiped") {
+  const std::string path = file("good.jsonl", conversation);
+  CHECK(run({path, "--cache-only"}).err.empty());
+  std::string many;
+  for (int i = 0; i < 200; ++i) many += std::string(conversation) + "\n";
+  const run_result result = run({file("many.jsonl", many), "--cache-only", "--progress"});
+  CHECK(result.code == 0);
+  CHECK(result.err.find(" of 800 requests") != std::string::npos);
+  CHECK(result.err.ends_with("\r\x1b[K"));
+}
+
+TEST_CASE("the checker of SVG documents notices what is not well-formed") {
+  CHECK(xml_flaw("<a b=\"1\"><c/>text</a>") == "");
+  for (const char* wrong : {"", "text", "<a>", "<a></b>", "<a b=1/>", "<a b=\"1\" b=\"2\"/>", "<a>&</a>", "<a/><b/>",
+                            "<a b=\"1/>", "<a>\x01</a>"}) {
+    CAPTURE(wrong);
+    CHECK(xml_flaw(wrong) != "");
+  }
+}

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// Replays a serving trace through bifolio's cache logic. Exit codes: 0; 2 for options and files that cannot be used,
+// with one sentence on stderr; 1 for everything else that fails.
+#include <fmt/format.h>
+
+#include <bifolio/error.hpp>
+#include <exception>
+#include <fstream>
+#include <iostream>
+
+#include "cache_only.hpp"
+#include "input_error.hpp"
+#include "options.hpp"
+#include "plot.hpp"
+#include "report.hpp"
+#include "summary.hpp"
+#include "trace.hpp"
+
+namespace trace_replay {
+namespace {
+
+void write_file(const std::string& path, const std::string& text) {
+  std::ofstream file(path, std::ios::binary);
+  file << text << std::flush;
+  if (!file) throw input_error(fmt::format("{}: the file cannot be written", path));
+}
+
+void replay(const options& chosen) {
+  const trace what = read_trace_file(chosen.trace_path, chosen.format_in, chosen.max_requests);
+  progress_bar progress(chosen.progress);
+  const cache_only_options cache{.num_blocks = chosen.num_blocks,
+                                 .policy = chosen.policy,
+                                 .num_kept = chosen.num_kept,
+                                 .full_blocks_only = chosen.full_blocks_only,
+                                 .trace_block_size = chosen.trace_block_size};
+  const report said = summarize(chosen, replay_cache(what, cache, progress));
+  if (!chosen.plot_path.empty()) write_file(chosen.plot_path, plot_svg(said));
+  print(std::cout, said, chosen.format);
+  std::cout.flush();
+  if (!std::cout) throw std::runtime_error("the report could not be written");
+}
+
+}  // namespace
+}  // namespace trace_replay
+
+int main(int argc, char** argv) {
+  try {
+    int exit_code = 0;
+    const auto chosen = trace_replay::parse_options(argc, argv, exit_code);
+    if (!chosen) return exit_code;
+    trace_replay::replay(*chosen);
+    return 0;
+  } catch (const trace_replay::input_error& problem) {
+    std::cerr << "trace_replay: " << problem.what() << '\n';
+    return 2;
+  } catch (const bifolio::error& problem) {
+    std::cerr << "trace_replay: " << problem.what() << '\n';
+    return problem.code() == bifolio::errc::invalid_argument ? 2 : 1;
+  } catch (const std::bad_alloc&) {
+    std::cerr << "trace_replay: out of memory; fewer --blocks or --requests need less\n";
+    return 1;
+  } catch (const std::exception& problem) {
+    std::cerr << "trace_replay: " << problem.what() << '\n';
+    return 1;
+  }
+}

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "eviction.hpp"
+#include "report.hpp"
+#include "trace.hpp"
+
+namespace trace_replay {
+
+struct options {
+  std::string trace_path;
+  trace_format format_in = trace_format::automatic;
+  std::int64_t max_requests = 0;  ///< 0: all
+  std::int64_t trace_block_size = 512;
+  bool cache_only = false;
+  bool full_blocks_only = false;
+  std::int64_t num_blocks = 0;  ///< 0: unbounded
+  policy_kind policy = policy_kind::lru;
+  std::int64_t num_kept = 1;
+  output_format format = output_format::md;
+  std::string plot_path;  ///< empty: none
+  bool progress = false;
+};
+
+/// What the command line says; nothing when the program is to end now with `exit_code`, because help was asked for
+/// (0) or an option is wrong (2); that is said on the right stream then.
+[[nodiscard]] std::optional<options> parse_options(int argc, char** argv, int& exit_code);
+
+}  // namespace trace_replay

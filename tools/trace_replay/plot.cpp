@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plot.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <iterator>
+
+namespace trace_replay {
+namespace {
+
+constexpr std::size_t num_points = 400;
+
+/// A text as content or attribute of XML.
+std::string escaped(const std::string& text) {
+  std::string result;
+  for (const char c : text) {
+    switch (c) {
+      case '&':
+        result += "&amp;";
+        break;
+      case '<':
+        result += "&lt;";
+        break;
+      case '>':
+        result += "&gt;";
+        break;
+      case '"':
+        result += "&quot;";
+        break;
+      default:
+        result += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+    }
+  }
+  return result;
+}
+
+/// 1, 2 or 5 times a power of ten, so that `span` has about `count` ticks.
+double tick_distance(double span, double count) {
+  const double raw = span / count;
+  const double power = std::pow(10.0, std::floor(std::log10(raw)));
+  for (const double factor : {1.0, 2.0, 5.0}) {
+    if (factor * power >= raw) return factor * power;
+  }
+  return 10 * power;
+}
+
+struct panel {
+  double left = 80, top = 0, width = 700, height = 200;
+  double x_begin = 0, x_end = 1;
+
+  [[nodiscard]] double x(double at) const { return left + width * (at - x_begin) / (x_end - x_begin); }
+  [[nodiscard]] double y(double part) const { return top + height * (1 - part); }
+};
+
+using reading = std::function<double(const pool_sample&)>;
+
+class drawing {
+ public:
+  explicit drawing(const report& what) : what_(what), points_(what.over_time.thinned(num_points)) {}
+
+  std::string draw() {
+    write(
+        R"(<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 820 620" width="820" height="620" font-family="sans-serif" font-size="13">)"
+        "\n<rect width=\"820\" height=\"620\" fill=\"#ffffff\"/>\n");
+    write("<text x=\"80\" y=\"28\" font-size=\"16\" font-weight=\"bold\">{}</text>\n", escaped(what_.title));
+    panel pool{.top = 80};
+    panel rate{.top = 350};
+    pool.x_begin = rate.x_begin = points_.empty() ? 0 : points_.front().at;
+    pool.x_end = rate.x_end = points_.empty() ? 1 : std::max(points_.back().at, pool.x_begin + 1e-9);
+
+    frame(pool, fmt::format("share of {} blocks", what_.num_blocks));
+    const auto part = [](std::int64_t count, std::int64_t of) {
+      return of > 0 ? std::clamp(static_cast<double>(count) / static_cast<double>(of), 0.0, 1.0) : 0.0;
+    };
+    const reading used = [&](const pool_sample& s) { return part(s.used_blocks, what_.num_blocks); };
+    const reading kept = [&](const pool_sample& s) { return part(s.used_blocks + s.cached_blocks, what_.num_blocks); };
+    area(
+        pool, [](const pool_sample&) { return 0.0; }, used, "#3b6ea5");
+    area(pool, used, kept, "#b7cde4");
+    entry(pool, 0, "#3b6ea5", "in use");
+    entry(pool, 1, "#b7cde4", "cached, idle");
+    if (what_.num_host_blocks > 0) {
+      line(
+          pool, [&](const pool_sample& s) { return part(s.host_blocks, what_.num_host_blocks); }, "#b5541c");
+      entry(pool, 2, "#b5541c", fmt::format("host pool, of {} blocks", what_.num_host_blocks));
+    }
+
+    frame(rate, "hit rate of blocks looked up");
+    line(rate, recent_rate(), "#e0a96d");
+    line(
+        rate, [&](const pool_sample& s) { return part(s.hits, s.lookups); }, "#8a3d0f");
+    entry(rate, 0, "#8a3d0f", "since the start");
+    entry(rate, 1, "#e0a96d", "recent");
+    write("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">{}</text>\n", rate.left + rate.width / 2,
+          rate.top + rate.height + 44, escaped(what_.time_label));
+    write("</svg>\n");
+    return std::move(text_);
+  }
+
+ private:
+  template <class... Parts>
+  void write(fmt::format_string<Parts...> format, Parts&&... parts) {
+    fmt::format_to(std::back_inserter(text_), format, std::forward<Parts>(parts)...);
+  }
+
+  void frame(const panel& at, const std::string& label) {
+    for (int percent = 0; percent <= 100; percent += 25) {
+      const double y = at.y(percent / 100.0);
+      write(R"(<line x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}" stroke="#dddddd"/>)", at.left, y,
+            at.left + at.width, y);
+      write("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"end\">{} %</text>\n", at.left - 8, y + 4.5, percent);
+    }
+    const double distance = tick_distance(at.x_end - at.x_begin, 8);
+    for (double tick = std::ceil(at.x_begin / distance) * distance; tick <= at.x_end + 1e-9 * distance;
+         tick += distance) {
+      write(R"(<line x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}" stroke="#555555"/>)", at.x(tick),
+            at.top + at.height, at.x(tick), at.top + at.height + 5);
+      write("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">{:.6g}</text>\n", at.x(tick),
+            at.top + at.height + 20, tick);
+    }
+    write(R"(<rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" fill="none" stroke="#555555"/>)", at.left,
+          at.top, at.width, at.height);
+    write("\n<text transform=\"translate({:.1f} {:.1f}) rotate(-90)\" text-anchor=\"middle\">{}</text>\n", at.left - 56,
+          at.top + at.height / 2, escaped(label));
+  }
+
+  void entry(const panel& at, int index, const char* colour, const std::string& label) {
+    const double x = at.left + 150 * index;
+    write(R"(<rect x="{:.1f}" y="{:.1f}" width="12" height="12" fill="{}"/>)", x, at.top - 22, colour);
+    write("<text x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n", x + 18, at.top - 11, escaped(label));
+  }
+
+  void line(const panel& at, const reading& value, const char* colour) {
+    write("<polyline fill=\"none\" stroke=\"{}\" stroke-width=\"1.6\" points=\"", colour);
+    for (const pool_sample& one : points_) write("{:.1f},{:.1f} ", at.x(one.at), at.y(value(one)));
+    write("\"/>\n");
+  }
+
+  void area(const panel& at, const reading& low, const reading& high, const char* colour) {
+    write("<polygon fill=\"{}\" points=\"", colour);
+    for (const pool_sample& one : points_) write("{:.1f},{:.1f} ", at.x(one.at), at.y(high(one)));
+    for (auto one = points_.rbegin(); one != points_.rend(); ++one) {
+      write("{:.1f},{:.1f} ", at.x(one->at), at.y(low(*one)));
+    }
+    write("\"/>\n");
+  }
+
+  /// Of the twentieth of the time before each point. A reading that is called for the points in order.
+  [[nodiscard]] reading recent_rate() const {
+    return [this, first = points_.begin()](const pool_sample& s) mutable {
+      const double window = (points_.back().at - points_.front().at) / 20;
+      while (first->at < s.at - window) ++first;
+      const auto from = first == points_.begin() ? first : first - 1;
+      const std::int64_t lookups = s.lookups - from->lookups;
+      return lookups > 0 ? static_cast<double>(s.hits - from->hits) / static_cast<double>(lookups) : 0.0;
+    };
+  }
+
+  const report& what_;
+  std::vector<pool_sample> points_;
+  std::string text_;
+};
+
+}  // namespace
+
+std::string plot_svg(const report& what) { return drawing(what).draw(); }
+
+}  // namespace trace_replay

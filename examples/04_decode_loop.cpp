@@ -15,6 +15,8 @@
 
 namespace {
 
+using namespace bifolio;
+
 constexpr std::int32_t num_layers = 2, num_q_heads = 4, num_kv_heads = 2, head_dim = 16, block_size = 8;
 
 /// Stands for a layer's projections: `width` numbers for each token, made from its position and the layer.
@@ -31,25 +33,18 @@ std::vector<float> projected(const std::vector<std::int64_t>& positions, std::in
 
 class engine {
  public:
-  explicit engine(bifolio::kv_cache_manager& manager)
+  explicit engine(kv_cache_manager& manager)
       : manager_(manager),
-        cpu_(bifolio::make_backend()),
+        cpu_(make_backend()),
         cache_(*cpu_, {num_layers, manager.config().num_blocks,
-                       bifolio::make_layout(bifolio::layout_kind::hnd, bifolio::dtype::bf16, num_kv_heads, head_dim,
-                                            block_size)}) {
-    spec_.num_q_heads = num_q_heads;
-    spec_.num_kv_heads = num_kv_heads;
-    spec_.head_dim = head_dim;
-    spec_.block_size = block_size;
-    spec_.kv_type = bifolio::dtype::bf16;  // half the bytes of float32; queries stay float32
-  }
+                       make_layout(layout_kind::hnd, dtype::bf16, num_kv_heads, head_dim, block_size)}) {}
 
   /// One step over any mix of prompts (query_len > 1) and decodes (query_len 1). Returns attention's output of the last
   /// layer, [num_tokens, num_q_heads, head_dim].
-  std::vector<float> step(const bifolio::step_plan& plan) {
+  std::vector<float> step(const step_plan& plan) {
     manager_.build(batch_, plan);  // ids become flat arrays
-    expect(cache_.copy_blocks(plan.copies) == bifolio::errc::ok, "copies are done first");
-    const bifolio::step_batch_view batch = cache_.upload(batch_);  // once a step
+    expect(cache_.copy_blocks(plan.copies) == errc::ok, "copies are done first");
+    const step_batch_view batch = cache_.upload(batch_);  // once a step
     cpu_->plan_attention(plan_, spec_, batch_.view(), manager_.config().num_blocks);
 
     std::vector<std::int64_t> positions;
@@ -62,69 +57,62 @@ class engine {
       const auto k = projected(positions, layer, num_kv_heads * head_dim, 1.0f);
       const auto v = projected(positions, layer, num_kv_heads * head_dim, 2.0f);
       const auto view = [&](const std::vector<float>& rows, std::int32_t num_heads) {
-        return bifolio::dense_view<const void>(rows.data(), bifolio::dtype::f32, plan.num_tokens, num_heads, head_dim);
+        return dense_view<const void>(rows.data(), dtype::f32, plan.num_tokens, num_heads, head_dim);
       };
-      expect(
-          cache_.append(layer, view(k, num_kv_heads), view(v, num_kv_heads), batch.slot_mapping) == bifolio::errc::ok,
-          "keys and values are stored");
-      bifolio::attention_params params;
-      params.q = view(q, num_q_heads);
-      params.out = bifolio::dense_view<void>(out.data(), bifolio::dtype::f32, plan.num_tokens, num_q_heads, head_dim);
-      params.kv = cache_.layers()[static_cast<std::size_t>(layer)];
-      params.batch = batch;
-      params.scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
-      expect(cpu_->attention(plan_, params) == bifolio::errc::ok, "attention runs");
+      expect(cache_.append(layer, view(k, num_kv_heads), view(v, num_kv_heads), batch.slot_mapping) == errc::ok,
+             "keys and values are stored");
+      const attention_params params{
+          .q = view(q, num_q_heads),
+          .out = dense_view<void>(out.data(), dtype::f32, plan.num_tokens, num_q_heads, head_dim),
+          .kv = cache_.layers()[static_cast<std::size_t>(layer)],
+          .batch = batch,
+          .scale = 1.0f / std::sqrt(static_cast<float>(head_dim))};
+      expect(cpu_->attention(plan_, params) == errc::ok, "attention runs");
     }
     for (const auto& seq : plan.seqs) manager_.commit(seq.seq, seq.query_len);
     return out;
   }
 
  private:
-  bifolio::kv_cache_manager& manager_;
-  std::unique_ptr<bifolio::backend> cpu_;
-  bifolio::cache_engine cache_;
-  bifolio::attention_spec spec_;
-  bifolio::attention_plan plan_;
-  bifolio::step_batch batch_;
+  kv_cache_manager& manager_;
+  std::unique_ptr<backend> cpu_;
+  cache_engine cache_;
+  attention_spec spec_{.num_q_heads = num_q_heads,
+                       .num_kv_heads = num_kv_heads,
+                       .head_dim = head_dim,
+                       .block_size = block_size,
+                       .kv_type = dtype::bf16};  // half the bytes of float32; queries stay float32
+  attention_plan plan_;
+  step_batch batch_;
 };
 
 void run() {
-  bifolio::kv_cache_config config;
-  config.block_size = block_size;
-  config.num_blocks = 32;
-  bifolio::kv_cache_manager manager(config);
+  kv_cache_manager manager({.block_size = block_size, .num_blocks = 32});
   engine one(manager);
 
   // Step 0: two prompts of 11 and 3 tokens, computed together. Then ten steps of one token each.
   const auto a = manager.allocate(11).seq, b = manager.allocate(3).seq;
-  bifolio::step_plan plan;
-  plan.seqs = {{a, 11, 11}, {b, 3, 3}};
-  plan.num_tokens = 14;
+  step_plan plan;
+  plan.seqs = {{a, 11, 11}, {b, 3, 3}}, plan.num_tokens = 14;
   std::vector<float> out = one.step(plan);
   for (std::int32_t i = 1; i <= 10; ++i) {
-    plan.seqs = {{a, 1, 11 + i}, {b, 1, 3 + i}};
-    plan.num_tokens = 2;
-    plan.copies.clear();
+    plan.seqs = {{a, 1, 11 + i}, {b, 1, 3 + i}}, plan.num_tokens = 2, plan.copies.clear();
     for (const auto& seq : plan.seqs) {
       const auto grown = manager.append(seq.seq, 1);
-      expect(grown.status == bifolio::alloc_status::ok, "the pool has a slot for the next token");
+      expect(grown.status == alloc_status::ok, "the pool has a slot for the next token");
       if (grown.has_copy()) plan.copies.push_back(grown.copy);
     }
     out = one.step(plan);
   }
-  std::printf("%lld and %lld tokens in %lld blocks\n", static_cast<long long>(manager.num_tokens(a)),
-              static_cast<long long>(manager.num_tokens(b)), static_cast<long long>(manager.stats().num_used_blocks));
   expect(manager.stats().num_used_blocks == 5, "21 tokens take 3 blocks of 8, 13 take 2");
 
   // All at once is the same as token after token: the last row of one long prompt equals the last decode step's.
   const auto whole = manager.allocate(21).seq;
-  plan.seqs = {{whole, 21, 21}};
-  plan.num_tokens = 21;
-  plan.copies.clear();
+  plan.seqs = {{whole, 21, 21}}, plan.num_tokens = 21, plan.copies.clear();
   const std::vector<float> again = one.step(plan);
   const std::size_t row = num_q_heads * head_dim;
   expect(std::equal(out.begin(), out.begin() + row, again.end() - row), "prefill and decode agree bit for bit");
-  std::printf("prefill and decode agree bit for bit\n");
+  std::printf("21 and 13 tokens in 5 blocks; prefill and decode agree bit for bit\n");
 }
 
 }  // namespace

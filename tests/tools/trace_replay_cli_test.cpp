@@ -52,8 +52,31 @@ TEST_CASE("--help lists every option and ends with 0") {
   const run_result result = run({"--help"});
   CHECK(result.code == 0);
   CHECK(result.err.empty());
-  for (const char* option : {"FILE", "--format-in", "--requests", "--trace-block-size", "--blocks", "--policy",
-                             "--keep-first", "--cache-only", "--full-blocks", "--format", "--plot", "--progress"}) {
+  for (const char* option : {"FILE",
+                             "--format-in",
+                             "--requests",
+                             "--trace-block-size",
+                             "--blocks",
+                             "--policy",
+                             "--keep-first",
+                             "--cache-only",
+                             "--full-blocks",
+                             "--format",
+                             "--plot",
+                             "--progress",
+                             "--speed",
+                             "--block-size",
+                             "--no-prefix-caching",
+                             "--max-tokens-per-step",
+                             "--max-running",
+                             "--preemption",
+                             "--host-blocks",
+                             "--build",
+                             "--step-us",
+                             "--us-per-token",
+                             "--us-per-kv-token",
+                             "--us-per-score",
+                             "--us-per-swapped-token"}) {
     CAPTURE(option);
     CHECK(result.out.find(option) != std::string::npos);
   }
@@ -71,6 +94,14 @@ TEST_CASE("an option that is wrong is refused with the value received and the va
   check_refused({good, "--cache-only", "--requests", "-3"}, "--requests is -3; allowed are whole numbers from 0");
   check_refused({good, "--cache-only", "--trace-block-size", "0"}, "--trace-block-size is 0; allowed are");
   check_refused({good, "--cache-only", "--plot", "/no/such/folder/x.svg"}, "/no/such/folder/x.svg: the file cannot be");
+  check_refused({good, "--speed", "0"}, "--speed is 0; allowed are numbers from 1e-06");
+  check_refused({good, "--step-us", "-1"}, "--step-us is -1; allowed are numbers from 0");
+  check_refused({good, "--us-per-token", "nan"}, "--us-per-token is nan");
+  check_refused({good, "--block-size", "0"}, "--block-size is 0; allowed are whole numbers from 1");
+  check_refused({good, "--max-running", "0"}, "--max-running is 0; allowed are whole numbers from 1");
+  check_refused({good, "--max-tokens-per-step", "0"}, "--max-tokens-per-step is 0; allowed are");
+  check_refused({good, "--preemption", "hope"}, "--preemption is 'hope'; allowed are");
+  check_refused({good, "--full-blocks"}, "--full-blocks belongs to --cache-only");
   CHECK(run({good, "--no-such-option"}).code == 2);
   CHECK(run({}).code == 2);
 }
@@ -148,6 +179,44 @@ TEST_CASE("the cache alone says hits, lookups, hit rate and evictions as one JSO
   CHECK(two.at("blocks") == 4);
 }
 
+TEST_CASE("a simulation says what happened as one JSON object") {
+  for (const std::string& path : {file("good.jsonl", conversation), file("good.csv", table)}) {
+    const run_result result = run({path, "--blocks", "500", "--format", "json", "--step-us", "1000"});
+    CAPTURE(result.err);
+    REQUIRE(result.code == 0);
+    CHECK(result.err.empty());
+    const json said = json::parse(result.out);
+    const bool is_table = path.ends_with(".csv");
+    CHECK(said.at("requests") == (is_table ? 3 : 4));
+    CHECK(said.at("finished") == said.at("requests"));
+    CHECK(said.at("prompt_tokens") == (is_table ? 780 : 4700));
+    CHECK(said.at("sampled_tokens") == (is_table ? 154 : 17));
+    CHECK(said.at("blocks") == 500);
+    for (const char* name :
+         {"lookups", "hits", "hit_rate", "evictions", "preemptions", "peak_used_blocks", "simulated_seconds",
+          "tokens_per_second", "wall_seconds", "queueing_ms_p50", "queueing_ms_p99", "time_to_first_token_ms_p50",
+          "time_to_first_token_ms_p90", "time_to_first_token_ms_p99", "latency_ms_max"}) {
+      CAPTURE(name);
+      REQUIRE(said.contains(name));
+      CHECK(said.at(name).is_number());
+    }
+    CHECK(said.at("hit_rate").get<double>() <= 1);
+    CHECK(said.at("time_to_first_token_ms_p50").get<double>() > 1);
+    CHECK(said.at("timeline").size() > 3);
+  }
+}
+
+TEST_CASE("a simulation gives the same every time") {
+  const std::string path = file("good.jsonl", conversation);
+  const auto simulated = [&] {
+    json said = json::parse(run({path, "--blocks", "120", "--format", "json"}).out);
+    said.erase("wall_seconds");
+    said.erase("bookkeeping_us_per_step");
+    return said;
+  };
+  CHECK(simulated() == simulated());
+}
+
 TEST_CASE("Markdown and CSV hold the same values") {
   const std::string path = file("good.jsonl", conversation);
   const run_result md = run({path, "--cache-only", "--blocks", "5"});
@@ -163,14 +232,16 @@ TEST_CASE("Markdown and CSV hold the same values") {
 TEST_CASE("the plot is a well-formed SVG document") {
   const std::string path = file("a<b>&\"c\".jsonl", conversation);
   const fs::path plot = scratch / "plot.svg";
-  fs::remove(plot);
-  const run_result result = run({path, "--cache-only", "--plot", plot.string()});
-  CHECK(result.code == 0);
-  const std::string svg = read_file(plot);
-  CHECK(svg.rfind("<svg", 0) == 0);
-  CHECK(xml_flaw(svg) == "");
-  CHECK(svg.find("nan") == std::string::npos);
-  CHECK(svg.find("hit rate") != std::string::npos);
+  for (const char* mode : {"--cache-only", "--no-progress"}) {
+    fs::remove(plot);
+    CHECK(run({path, mode, "--blocks", "300", "--plot", plot.string()}).code == 0);
+    const std::string svg = read_file(plot);
+    CHECK(svg.rfind("<svg", 0) == 0);
+    CHECK(xml_flaw(svg) == "");
+    CHECK(svg.find("nan") == std::string::npos);
+    CHECK(svg.find("hit rate") != std::string::npos);
+    CHECK(svg.find("300 blocks") != std::string::npos);
+  }
 }
 
 TEST_CASE("progress is shown only where it is asked for, and wiped") {

@@ -13,6 +13,7 @@
 #include "options.hpp"
 #include "plot.hpp"
 #include "report.hpp"
+#include "simulation.hpp"
 #include "summary.hpp"
 #include "trace.hpp"
 
@@ -25,15 +26,19 @@ void write_file(const std::string& path, const std::string& text) {
   if (!file) throw input_error(fmt::format("{}: the file cannot be written", path));
 }
 
+cache_only_options cache_options(const options& chosen) {
+  return {.num_blocks = chosen.simulation.num_blocks,
+          .policy = chosen.simulation.policy,
+          .num_kept = chosen.simulation.num_kept,
+          .full_blocks_only = chosen.full_blocks_only,
+          .trace_block_size = chosen.simulation.trace_block_size};
+}
+
 void replay(const options& chosen) {
   const trace what = read_trace_file(chosen.trace_path, chosen.format_in, chosen.max_requests);
   progress_bar progress(chosen.progress);
-  const cache_only_options cache{.num_blocks = chosen.num_blocks,
-                                 .policy = chosen.policy,
-                                 .num_kept = chosen.num_kept,
-                                 .full_blocks_only = chosen.full_blocks_only,
-                                 .trace_block_size = chosen.trace_block_size};
-  const report said = summarize(chosen, replay_cache(what, cache, progress));
+  const report said = chosen.cache_only ? summarize(chosen, replay_cache(what, cache_options(chosen), progress))
+                                        : summarize(chosen, simulate(what, chosen.simulation, progress));
   if (!chosen.plot_path.empty()) write_file(chosen.plot_path, plot_svg(said));
   print(std::cout, said, chosen.format);
   std::cout.flush();

@@ -38,6 +38,9 @@ class timeline {
  public:
   static constexpr std::size_t max_samples = 1024;
 
+  /// `span` is about how far the moments will reach; half of max_samples fit into it.
+  explicit timeline(double span = 0) : distance_(span / (max_samples / 2)) {}
+
   /// Whether a sample at this moment would be kept.
   [[nodiscard]] bool due(double at) const noexcept { return samples_.empty() || at >= next_; }
   void add(const pool_sample& sample);
@@ -50,7 +53,7 @@ class timeline {
 
  private:
   std::vector<pool_sample> samples_;
-  double distance_ = 0;
+  double distance_;
   double next_ = 0;
 };
 

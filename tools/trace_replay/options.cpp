@@ -39,58 +39,148 @@ void require_between(const char* option, std::int64_t value, std::int64_t low, s
   throw input_error(fmt::format("{} is {}; allowed are whole numbers from {} to {}", option, value, low, high));
 }
 
+/// Also refuses what is no number.
+void require_at_least(const char* option, double value, double least) {
+  if (value >= least && value <= 1e12) return;
+  throw input_error(fmt::format("{} is {}; allowed are numbers from {} to 1e12", option, value, least));
+}
+
 constexpr const char* footer =
     "The trace is one of Mooncake's (a JSON object a line: timestamp in ms, input_length,\n"
     "output_length, hash_ids) or of Azure's (CSV: TIMESTAMP,ContextTokens,GeneratedTokens).\n"
     "Exit codes: 0; 2 for options and files that cannot be used; 1 for everything else.\n"
     "docs/trace_replay.md explains what is measured.";
 
+/// Options as they are written, before they are checked.
+struct written {
+  std::string format_in = "auto";
+  std::string format = "md";
+  std::string policy = "lru";
+  std::string preemption = "recompute";
+  std::string blocks;
+  bool no_prefix_caching = false;
+};
+
+void add_trace_options(CLI::App& program, options& result, written& text) {
+  const std::string group = "Trace";
+  program.add_option("trace", result.trace_path, "The trace file")->required()->option_text("FILE REQUIRED");
+  const auto add = [&](const char* name, auto& value, const char* what) {
+    program.add_option(name, value, what)->capture_default_str()->group(group);
+  };
+  add("--format-in", text.format_in, "auto (by content), mooncake or azure");
+  add("--requests", result.max_requests, "Replay the first N requests only; 0: all");
+  add("--speed", result.simulation.speed, "Requests arrive this many times as fast as in the trace");
+  add("--trace-block-size", result.simulation.trace_block_size, "Tokens of the block that one of hash_ids names");
+}
+
+void add_cache_options(CLI::App& program, options& result, written& text) {
+  const std::string group = "Cache";
+  simulation_options& to = result.simulation;
+  const auto add = [&](const char* name, auto& value, const char* what) {
+    return program.add_option(name, value, what)->capture_default_str()->group(group);
+  };
+  add("--blocks", text.blocks, "Blocks of the pool; 0 or unbounded: so many that nothing is evicted")
+      ->default_str("50000; unbounded with --cache-only");
+  add("--block-size", to.block_size, "Tokens of a block; with --cache-only a block is one of the trace's");
+  add("--policy", text.policy, "lru, or priority: the first blocks of every prompt are evicted last");
+  add("--keep-first", to.num_kept, "With --policy priority: how many blocks that are");
+  program.add_flag("--no-prefix-caching", text.no_prefix_caching, "Compute every prompt whole")->group(group);
+  program
+      .add_flag("--cache-only", result.cache_only,
+                "The prefix cache alone, without scheduler and clock: requests one after another")
+      ->group(group);
+  program
+      .add_flag("--full-blocks", result.full_blocks_only, "With --cache-only: leave out ids of partly filled blocks")
+      ->group(group);
+}
+
+void add_scheduler_options(CLI::App& program, options& result, written& text) {
+  const std::string group = "Scheduler";
+  simulation_options& to = result.simulation;
+  const auto add = [&](const char* name, auto& value, const char* what) {
+    program.add_option(name, value, what)->capture_default_str()->group(group);
+  };
+  add("--max-tokens-per-step", to.max_tokens_per_step, "Tokens computed in one step");
+  add("--max-running", to.max_running, "Sequences that hold blocks");
+  add("--preemption", text.preemption, "recompute or swap (needs --host-blocks)");
+  add("--host-blocks", to.num_host_blocks, "Blocks of the host's pool, for swapping");
+  program.add_flag("--build", to.build_batches, "Also make the arrays that kernels would read, in every step")
+      ->group(group);
+}
+
+void add_cost_options(CLI::App& program, options& result) {
+  const std::string group = "Simulated time of a step (defaults: 8e9 weights in bf16 on one H200; see the page)";
+  cost_model& to = result.simulation.costs;
+  const auto add = [&](const char* name, double& value, const char* what) {
+    program.add_option(name, value, what)->capture_default_str()->group(group);
+  };
+  add("--step-us", to.per_step, "Microseconds for every step");
+  add("--us-per-token", to.per_token, "... for every token computed");
+  add("--us-per-kv-token", to.per_kv_token, "... for every token of KV that is read, once a sequence");
+  add("--us-per-score", to.per_score, "... for every pair of a computed token and one that it sees");
+  add("--us-per-swapped-token", to.per_swapped_token, "... for every token of KV moved to the host or back");
+}
+
+void add_output_options(CLI::App& program, options& result, written& text) {
+  const std::string group = "Output";
+  program.add_option("--format", text.format, "md, csv or json")->capture_default_str()->group(group);
+  program.add_option("--plot", result.plot_path, "Write pool use and hit rate over time as SVG")
+      ->option_text("FILE.svg")
+      ->group(group);
+  program
+      .add_flag("--progress,!--no-progress", result.progress,
+                "Show how far the work is on stderr; default: when that is a terminal")
+      ->group(group);
+}
+
+/// Words to values, ranges, and what does not go together. Throws `input_error`.
+void check(options& result, const written& text) {
+  result.format_in = chosen<trace_format>(
+      "--format-in", text.format_in,
+      {{"auto", trace_format::automatic}, {"azure", trace_format::azure}, {"mooncake", trace_format::mooncake}});
+  result.format = chosen<output_format>(
+      "--format", text.format, {{"md", output_format::md}, {"csv", output_format::csv}, {"json", output_format::json}});
+  simulation_options& to = result.simulation;
+  to.policy =
+      chosen<policy_kind>("--policy", text.policy, {{"lru", policy_kind::lru}, {"priority", policy_kind::priority}});
+  to.preemption = chosen<preemption_kind>("--preemption", text.preemption,
+                                          {{"recompute", preemption_kind::recompute}, {"swap", preemption_kind::swap}});
+  to.prefix_caching = !text.no_prefix_caching;
+  to.num_blocks = text.blocks.empty() ? (result.cache_only ? 0 : 50000) : parse_blocks(text.blocks);
+  require_between("--requests", result.max_requests, 0, INT64_MAX);
+  require_between("--trace-block-size", to.trace_block_size, 1, 1 << 20);
+  require_between("--keep-first", to.num_kept, 0, INT32_MAX);
+  require_between("--block-size", to.block_size, 1, 1 << 20);
+  require_between("--host-blocks", to.num_host_blocks, 0, bifolio::max_num_blocks);
+  require_between("--max-tokens-per-step", to.max_tokens_per_step, 1, INT32_MAX);
+  require_between("--max-running", to.max_running, 1, 1 << 24);
+  require_at_least("--speed", to.speed, 1e-6);
+  require_at_least("--step-us", to.costs.per_step, 0);
+  require_at_least("--us-per-token", to.costs.per_token, 0);
+  require_at_least("--us-per-kv-token", to.costs.per_kv_token, 0);
+  require_at_least("--us-per-score", to.costs.per_score, 0);
+  require_at_least("--us-per-swapped-token", to.costs.per_swapped_token, 0);
+  if (result.full_blocks_only && !result.cache_only) {
+    throw input_error("--full-blocks belongs to --cache-only: the scheduler never keeps a block that is not full");
+  }
+  if (to.preemption == preemption_kind::swap) throw input_error("--preemption swap is not there yet");
+  if (to.preemption == preemption_kind::swap && to.num_host_blocks == 0) {
+    throw input_error("--preemption swap needs --host-blocks of at least 1");
+  }
+}
+
 }  // namespace
 
 std::optional<options> parse_options(int argc, char** argv, int& exit_code) {
   options result;
+  written text;
   CLI::App program("Replays a serving trace through bifolio's cache logic, without a GPU.", "trace_replay");
   program.footer(footer);
-  std::string format_in = "auto", format = "md", policy = "lru", blocks = "unbounded";
-  program.add_option("trace", result.trace_path, "The trace file")->required()->option_text("FILE REQUIRED");
-  const std::string input = "Trace";
-  program.add_option("--format-in", format_in, "auto (by content), mooncake or azure")
-      ->capture_default_str()
-      ->group(input);
-  program.add_option("--requests", result.max_requests, "Replay the first N requests only; 0: all")
-      ->capture_default_str()
-      ->group(input);
-  program.add_option("--trace-block-size", result.trace_block_size, "Tokens of the block that one of hash_ids names")
-      ->capture_default_str()
-      ->group(input);
-  const std::string cache = "Cache";
-  program.add_option("--blocks", blocks, "Blocks of the pool; 0 or unbounded: so many that nothing is evicted")
-      ->capture_default_str()
-      ->group(cache);
-  program
-      .add_option("--policy", policy,
-                  "lru, or priority: the first blocks of every prompt (--keep-first) are evicted last")
-      ->capture_default_str()
-      ->group(cache);
-  program.add_option("--keep-first", result.num_kept, "With --policy priority: how many blocks")
-      ->capture_default_str()
-      ->group(cache);
-  program
-      .add_flag("--cache-only", result.cache_only,
-                "The prefix cache alone: requests one after another, a block of the pool for each of hash_ids")
-      ->group(cache);
-  program
-      .add_flag("--full-blocks", result.full_blocks_only, "With --cache-only: leave out ids of partly filled blocks")
-      ->group(cache);
-  const std::string output = "Output";
-  program.add_option("--format", format, "md, csv or json")->capture_default_str()->group(output);
-  program.add_option("--plot", result.plot_path, "Write pool use and hit rate over time as SVG")
-      ->option_text("FILE.svg")
-      ->group(output);
-  program
-      .add_flag("--progress,!--no-progress", result.progress,
-                "Show how far the work is on stderr; default: when that is a terminal")
-      ->group(output);
+  add_trace_options(program, result, text);
+  add_cache_options(program, result, text);
+  add_scheduler_options(program, result, text);
+  add_cost_options(program, result);
+  add_output_options(program, result, text);
   result.progress = ::isatty(STDERR_FILENO) != 0;
   try {
     program.parse(argc, argv);
@@ -98,18 +188,7 @@ std::optional<options> parse_options(int argc, char** argv, int& exit_code) {
     exit_code = program.exit(problem) == 0 ? 0 : 2;  // --help is an "error" with code 0
     return std::nullopt;
   }
-  result.format_in = chosen<trace_format>(
-      "--format-in", format_in,
-      {{"auto", trace_format::automatic}, {"azure", trace_format::azure}, {"mooncake", trace_format::mooncake}});
-  result.format = chosen<output_format>(
-      "--format", format, {{"md", output_format::md}, {"csv", output_format::csv}, {"json", output_format::json}});
-  result.policy =
-      chosen<policy_kind>("--policy", policy, {{"lru", policy_kind::lru}, {"priority", policy_kind::priority}});
-  result.num_blocks = parse_blocks(blocks);
-  require_between("--requests", result.max_requests, 0, INT64_MAX);
-  require_between("--trace-block-size", result.trace_block_size, 1, 1 << 20);
-  require_between("--keep-first", result.num_kept, 0, INT32_MAX);
-  if (!result.cache_only) throw input_error("--cache-only is the one mode there is so far");
+  check(result, text);
   return result;
 }
 

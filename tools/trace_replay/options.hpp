@@ -5,8 +5,8 @@
 #include <optional>
 #include <string>
 
-#include "eviction.hpp"
 #include "report.hpp"
+#include "simulation.hpp"
 #include "trace.hpp"
 
 namespace trace_replay {
@@ -15,12 +15,10 @@ struct options {
   std::string trace_path;
   trace_format format_in = trace_format::automatic;
   std::int64_t max_requests = 0;  ///< 0: all
-  std::int64_t trace_block_size = 512;
   bool cache_only = false;
   bool full_blocks_only = false;
-  std::int64_t num_blocks = 0;  ///< 0: unbounded
-  policy_kind policy = policy_kind::lru;
-  std::int64_t num_kept = 1;
+  /// For both modes; --cache-only reads of it num_blocks, policy, num_kept and trace_block_size.
+  simulation_options simulation;
   output_format format = output_format::md;
   std::string plot_path;  ///< empty: none
   bool progress = false;

@@ -50,9 +50,10 @@ double tick_distance(double span, double count) {
 struct panel {
   double left = 80, top = 0, width = 700, height = 200;
   double x_begin = 0, x_end = 1;
+  double full = 1;  ///< the share at the upper edge
 
   [[nodiscard]] double x(double at) const { return left + width * (at - x_begin) / (x_end - x_begin); }
-  [[nodiscard]] double y(double part) const { return top + height * (1 - part); }
+  [[nodiscard]] double y(double part) const { return top + height * (1 - part / full); }
 };
 
 using reading = std::function<double(const pool_sample&)>;
@@ -80,12 +81,15 @@ class drawing {
     area(
         pool, [](const pool_sample&) { return 0.0; }, used, "#3b6ea5");
     area(pool, used, kept, "#b7cde4");
-    entry(pool, 0, "#3b6ea5", "in use");
-    entry(pool, 1, "#b7cde4", "cached, idle");
+    int next = 0;
+    if (std::any_of(points_.begin(), points_.end(), [](const pool_sample& s) { return s.used_blocks > 0; })) {
+      entry(pool, next++, "#3b6ea5", "in use");
+    }
+    entry(pool, next++, "#b7cde4", "cached, idle");
     if (what_.num_host_blocks > 0) {
       line(
           pool, [&](const pool_sample& s) { return part(s.host_blocks, what_.num_host_blocks); }, "#b5541c");
-      entry(pool, 2, "#b5541c", fmt::format("host pool, of {} blocks", what_.num_host_blocks));
+      entry(pool, next, "#b5541c", fmt::format("host pool, of {} blocks", what_.num_host_blocks));
     }
 
     frame(rate, "hit rate of blocks looked up");
@@ -107,11 +111,12 @@ class drawing {
   }
 
   void frame(const panel& at, const std::string& label) {
-    for (int percent = 0; percent <= 100; percent += 25) {
-      const double y = at.y(percent / 100.0);
+    for (int quarter = 0; quarter <= 4; ++quarter) {
+      const double part = at.full * quarter / 4;
+      const double y = at.y(part);
       write(R"(<line x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}" stroke="#dddddd"/>)", at.left, y,
             at.left + at.width, y);
-      write("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"end\">{} %</text>\n", at.left - 8, y + 4.5, percent);
+      write("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"end\">{:.3g} %</text>\n", at.left - 8, y + 4.5, 100 * part);
     }
     const double distance = tick_distance(at.x_end - at.x_begin, 8);
     for (double tick = std::ceil(at.x_begin / distance) * distance; tick <= at.x_end + 1e-9 * distance;

@@ -26,7 +26,7 @@ report summarize(const options& chosen, const cache_only_result& result) {
       {"trace", "trace", trace_name(chosen)},
       {"requests", "requests", result.num_requests},
       {"refused", "of these larger than the pool", result.num_refused},
-      {"policy", "eviction policy", name_of(chosen.policy)},
+      {"policy", "eviction policy", name_of(chosen.simulation.policy)},
       {"full_blocks", "full blocks only", std::string(chosen.full_blocks_only ? "yes" : "no")},
       {"blocks", "blocks of the pool", result.num_blocks},
       {"lookups", "blocks looked up", result.lookups},
@@ -40,6 +40,58 @@ report summarize(const options& chosen, const cache_only_result& result) {
   said.time_name = "requests_done";
   said.time_label = "requests done";
   said.num_blocks = result.num_blocks;
+  return said;
+}
+
+report summarize(const options& chosen, const simulation_result& result) {
+  const simulation_options& with = chosen.simulation;
+  const std::int64_t num_tokens = result.num_prompt_tokens + result.num_sampled_tokens;
+  const auto per_second = [&](std::int64_t count) {
+    return result.simulated_seconds > 0 ? static_cast<double>(count) / result.simulated_seconds : 0.0;
+  };
+  report said;
+  said.title = fmt::format("{}, {} blocks of {} tokens", trace_name(chosen), result.num_blocks, with.block_size);
+  said.facts = {
+      {"mode", "mode", std::string("simulation")},
+      {"trace", "trace", trace_name(chosen)},
+      {"speed", "times as fast as in the trace", with.speed},
+      {"requests", "requests", result.num_requests},
+      {"refused", "of these larger than the pool", result.num_refused},
+      {"finished", "finished", result.num_finished},
+      {"prompt_tokens", "prompt tokens", result.num_prompt_tokens},
+      {"sampled_tokens", "sampled tokens", result.num_sampled_tokens},
+      {"computed_tokens", "computed tokens", result.num_computed_tokens},
+      {"block_size", "tokens of a block", std::int64_t{with.block_size}},
+      {"blocks", "blocks of the pool", result.num_blocks},
+      {"peak_used_blocks", "most blocks in use", result.peak_used_blocks},
+      {"policy", "eviction policy", std::string(with.prefix_caching ? name_of(with.policy) : "no prefix caching")},
+      {"lookups", "blocks looked up", result.lookups},
+      {"hits", "found", result.hits},
+      {"hit_rate", "hit rate", share(result.hits, result.lookups)},
+      {"evictions", "evictions", result.evictions},
+      {"preemption", "preemption by", std::string(with.preemption == preemption_kind::swap ? "swap" : "recompute")},
+      {"preemptions", "preemptions", result.preemptions},
+      {"host_blocks", "blocks of the host's pool", with.num_host_blocks},
+      {"swapped_out_blocks", "blocks swapped out", result.num_swapped_out_blocks},
+      {"swapped_in_blocks", "blocks swapped in", result.num_swapped_in_blocks},
+      {"steps", "steps", result.num_steps},
+      {"simulated_seconds", "simulated time, s", result.simulated_seconds},
+      {"tokens_per_second", "prompt and sampled tokens a simulated second", per_second(num_tokens)},
+      {"sampled_tokens_per_second", "sampled tokens a simulated second", per_second(result.num_sampled_tokens)},
+      {"wall_seconds", "wall time, s", result.wall_seconds},
+      {"bookkeeping_us_per_step", "wall time in scheduler and manager, µs a step", result.bookkeeping_us_per_step},
+  };
+  said.durations = {
+      {"queueing_ms", "queueing", result.queueing_ms},
+      {"time_to_first_token_ms", "time to first token", result.time_to_first_token_ms},
+      {"time_per_token_ms", "time per further token", result.time_per_token_ms},
+      {"latency_ms", "whole request", result.latency_ms},
+  };
+  said.over_time = result.over_time;
+  said.time_name = "seconds";
+  said.time_label = "simulated seconds";
+  said.num_blocks = result.num_blocks;
+  said.num_host_blocks = with.num_host_blocks;
   return said;
 }
 

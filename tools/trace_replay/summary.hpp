@@ -6,9 +6,11 @@
 #include "cache_only.hpp"
 #include "options.hpp"
 #include "report.hpp"
+#include "simulation.hpp"
 
 namespace trace_replay {
 
 [[nodiscard]] report summarize(const options& chosen, const cache_only_result& result);
+[[nodiscard]] report summarize(const options& chosen, const simulation_result& result);
 
 }  // namespace trace_replay

@@ -41,7 +41,7 @@ namespace bifolio {
 
 struct prefix_caching_options {
   bool enabled = false;
-  std::optional<hash_seed> seed;            ///< default: a random one; set it to replay recorded plans
+  std::optional<hash_seed> seed{};          ///< default: a random one; set it to replay recorded plans
   std::int32_t key_bits = 128;              ///< fewer only to test collisions
   bool record_events = false;               ///< for `drain_events`
   const eviction_policy* policy = nullptr;  ///< borrowed; default: priority_policy()

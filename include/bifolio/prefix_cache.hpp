@@ -60,7 +60,7 @@ class BIFOLIO_API eviction_policy {
 
 struct prefix_cache_config {
   std::int32_t block_size = 16;             ///< tokens, ≥ 1
-  std::optional<hash_seed> seed;            ///< default: random_hash_seed(); set it to replay recorded runs
+  std::optional<hash_seed> seed{};          ///< default: random_hash_seed(); set it to replay recorded runs
   std::int32_t key_bits = 128;              ///< fewer only to test collisions
   bool record_events = false;               ///< see `drain_events`
   const eviction_policy* policy = nullptr;  ///< borrowed; default: priority_policy()
@@ -141,7 +141,7 @@ class BIFOLIO_API prefix_cache {
 
   /// Gives `block`, which the caller holds and whose slots are all computed, the name of `tokens` behind `after`.
   /// Requires tokens.size() = block_size, room for an event (`reserve_events`), and an `after` that a match or publish
-  /// of this cache gave. `index` counts blocks from the sequence's first.
+  /// of this cache gave. `index` counts blocks from the sequence's first. A block that has this name already keeps it.
   [[nodiscard]] publish_result publish(block_id block, const prefix_chain& after, std::span<const token_id> tokens,
                                        std::int64_t index, const retention_hint& hint = {},
                                        extras_id extras = no_extras) noexcept;
@@ -164,7 +164,8 @@ class BIFOLIO_API prefix_cache {
   /// Forgets everything; false, and nothing changed, while a cached block is in use.
   [[nodiscard]] bool reset();
 
-  /// Hints expire by this clock, whatever its unit: those due lose their priority. Time that goes back is ignored.
+  /// Hints expire by this clock, whatever its unit: those due lose their priority, at one time the last published
+  /// first, so that the tail of a sequence goes on to be evicted before its head. Time that goes back is ignored.
   /// O(log n) for each hint that expires.
   void advance_clock(std::int64_t now) noexcept;
 
@@ -228,6 +229,9 @@ class BIFOLIO_API prefix_cache {
   [[nodiscard]] bool matches(block_id block, const content_key& key, std::uint64_t parent, const token_id* tokens,
                              extras_id extras) const noexcept;
   void insert(block_id block) noexcept;
+  [[nodiscard]] bool is_live(const expiry& one) const noexcept {
+    return holds(one.block) && entry_of(one.block).serial == one.serial;
+  }
   void erase(block_id block) noexcept;
   void record(const cache_event& event) noexcept;
   void prefetch_evictions() const noexcept;

@@ -10,6 +10,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "common/make_room.hpp"
+
 namespace bifolio::detail {
 
 class interned_bytes {
@@ -26,8 +28,8 @@ class interned_bytes {
   [[nodiscard]] std::uint32_t acquire(const std::string& bytes) {
     if (bytes.empty()) return 0;
     if (free_.empty()) {
-      items_.reserve(items_.size() + 1);
-      free_.reserve(items_.size() + 1);
+      make_room(items_, 1);
+      make_room(free_, items_.size() + 1);
     }
     const auto [at, is_new] = index_.try_emplace(bytes, 0);
     if (is_new) {

@@ -9,6 +9,7 @@
 
 #include "common/hash.hpp"
 #include "common/interned_bytes.hpp"
+#include "common/make_room.hpp"
 #include "common/translate.hpp"
 
 namespace bifolio {
@@ -66,8 +67,10 @@ class by_priority : public eviction_policy {
   }
 };
 
-// For a heap whose front expires first.
-constexpr auto later_expiry = [](const auto& a, const auto& b) { return a.at > b.at; };
+// For a heap whose front expires first, and of those that expire together the last published.
+constexpr auto later_expiry = [](const auto& a, const auto& b) {
+  return a.at != b.at ? a.at > b.at : a.serial < b.serial;
+};
 
 }  // namespace
 
@@ -127,7 +130,7 @@ std::optional<prefix_chain> prefix_cache::find_root(const prefix_scope& scope) c
 
 scope_id prefix_cache::acquire_scope(const prefix_scope& scope) {
   const std::string bytes = bytes_of(scope);
-  names_->roots.reserve(names_->roots.size() + 1);
+  detail::make_room(names_->roots, 1);
   const std::uint32_t index = names_->scopes.acquire(bytes);
   if (index >= names_->roots.size()) names_->roots.emplace_back();
   names_->roots[index] = hasher_.root(scope);
@@ -319,8 +322,10 @@ void prefix_cache::record(const cache_event& event) noexcept {
 publish_result prefix_cache::publish(block_id block, const prefix_chain& after, std::span<const token_id> tokens,
                                      std::int64_t index, const retention_hint& hint, extras_id extras) noexcept {
   const content_key key = hasher_.next(after.key, tokens, names_->extras.bytes(static_cast<std::uint32_t>(extras)));
-  if (holds(block)) forget(block);
   const block_id found = find(key, after.serial, tokens.data(), extras);
+  // Sequences that share a block which was not yet full for good publish it one after another.
+  if (found == block) return {{key, entry_of(block).serial}, invalid_block};
+  if (holds(block)) forget(block);
   std::memcpy(token_row(block), tokens.data(), tokens.size_bytes());
   entry& one = entry_of(block);
   if (found != invalid_block) {
@@ -333,8 +338,8 @@ publish_result prefix_cache::publish(block_id block, const prefix_chain& after, 
   if (extras != no_extras) names_->extras.retain(static_cast<std::uint32_t>(extras));
   if (!extras_of_.empty()) extras_of_[static_cast<std::uint32_t>(block)] = extras;
   insert(block);
-  const block_level level =
-      std::clamp(config_.policy->level(hint, index), retention_hint::lowest, retention_hint::highest);
+  block_level level = std::clamp(config_.policy->level(hint, index), retention_hint::lowest, retention_hint::highest);
+  if (hint.expires_at != 0 && hint.expires_at <= now_) level = retention_hint::normal;
   pool_->set_level(block, level);
   if (hint.expires_at != 0 && level != retention_hint::normal) {
     expiries_.push_back({hint.expires_at, one.serial, block});
@@ -416,19 +421,19 @@ void prefix_cache::advance_clock(std::int64_t now) noexcept {
     std::pop_heap(expiries_.begin(), expiries_.end(), later_expiry);
     expiries_.pop_back();
     // The block may hold other contents by now.
-    if (holds(due.block) && entry_of(due.block).serial == due.serial) {
-      pool_->set_level(due.block, retention_hint::normal);
-    }
+    if (is_live(due)) pool_->set_level(due.block, retention_hint::normal);
   }
 }
 
 void prefix_cache::reserve_events(std::int64_t num_events) {
   const auto more = static_cast<std::size_t>(num_events);
-  const auto make_room = [more](auto& list) {
-    if (list.capacity() - list.size() < more) list.reserve(std::max(list.size() + more, 2 * list.capacity()));
-  };
-  make_room(expiries_);
-  if (config_.record_events) make_room(events_);
+  if (expiries_.capacity() - expiries_.size() < more) {
+    // Those of contents that are gone make room; what is left is at most one a block.
+    std::erase_if(expiries_, [this](const expiry& one) { return !is_live(one); });
+    std::make_heap(expiries_.begin(), expiries_.end(), later_expiry);
+    detail::make_room(expiries_, std::max(more, expiries_.size()));  // as many again, so that this is rare
+  }
+  if (config_.record_events) detail::make_room(events_, more);
 }
 
 void prefix_cache::drain_events(std::vector<cache_event>& events) {

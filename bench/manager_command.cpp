@@ -10,7 +10,6 @@
 #include <bifolio/scheduler.hpp>
 #include <chrono>
 #include <cstdint>
-#include <ctime>
 #include <functional>
 #include <memory>
 #include <numeric>
@@ -21,6 +20,8 @@
 #include <vector>
 
 #include "commands.hpp"
+#include "prefix_rows.hpp"
+#include "row_timer.hpp"
 
 namespace bifolio::bench {
 namespace {
@@ -45,9 +46,10 @@ void require_ok(alloc_status status, const char* what) {
   }
 }
 
-class manager_bench {
+class manager_bench : row_timer {
  public:
-  manager_bench(const manager_options& options, report& out) : options_(options), out_(out), random_(options.seed) {}
+  manager_bench(const manager_options& options, report& out)
+      : row_timer(out), options_(options), random_(options.seed) {}
 
   void run() {
     pool_rows();
@@ -57,39 +59,6 @@ class manager_bench {
   }
 
  private:
-  /// CPU time of this thread: everything measured here runs on one core and never waits.
-  struct clock {
-    using duration = std::chrono::nanoseconds;
-    using rep = duration::rep;
-    using period = duration::period;
-    using time_point = std::chrono::time_point<clock>;
-    static time_point now() {
-      timespec at{};
-      ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &at);
-      return time_point(std::chrono::seconds(at.tv_sec) + std::chrono::nanoseconds(at.tv_nsec));
-    }
-  };
-
-  /// Runs `body`, which does `count` operations, and keeps nanoseconds an operation.
-  template <class Body>
-  void time(std::vector<double>& samples, std::int64_t count, const Body& body) {
-    const auto start = clock::now();
-    body();
-    const double seconds = std::chrono::duration<double>(clock::now() - start).count();
-    samples.push_back(seconds * 1e9 / static_cast<double>(count));
-  }
-
-  void add(const std::string& operation, const std::string& order, const std::string& per,
-           const std::vector<double>& samples) {
-    const summary ns = summarize(samples);
-    out_.add({{"operation", operation},
-              {"order", order},
-              {"per", per},
-              {"ns", ns.median},
-              {"p10_ns", ns.p10},
-              {"p90_ns", ns.p90}});
-  }
-
   template <class T>
   std::vector<T> shuffled(std::vector<T> values) {
     std::shuffle(values.begin(), values.end(), random_);
@@ -288,7 +257,6 @@ class manager_bench {
   }
 
   manager_options options_;
-  report& out_;
   std::mt19937_64 random_;
 };
 
@@ -300,6 +268,7 @@ void run_manager(const manager_options& options, report& out) {
   out.fact("pool", std::to_string(options.blocks) + " blocks of " + std::to_string(options.block_size) + " tokens, " +
                        std::to_string(options.sequences) + " sequences, one core");
   manager_bench(options, out).run();
+  add_prefix_rows({options.blocks, options.block_size, options.rounds, options.seed}, out);
 }
 
 }  // namespace

@@ -118,7 +118,13 @@ class BIFOLIO_API block_pool {
 
   /// Moves a block to another level; a free one to the back of its queue. Throws `error`: invalid_argument (an id
   /// outside the pool, a level ≥ num_block_levels).
-  void set_level(block_id id, block_level level);
+  void set_level(block_id id, block_level level) {
+    if (is_used(id) && level < num_block_levels) [[likely]] {
+      record_of(id).place = not_queued * num_block_levels + level;
+    } else {
+      set_level_of_unused(id, level);
+    }
+  }
   /// Requires a block of the pool.
   [[nodiscard]] block_level level(block_id id) const noexcept {
     return static_cast<block_level>(record_of(id).place % num_block_levels);
@@ -152,11 +158,17 @@ class BIFOLIO_API block_pool {
     const std::uint32_t at = record_of(id).place / num_block_levels;
     return at != not_queued && nodes_[at].list < num_block_levels;
   }
-  /// Asks for the cache lines that `revive` of a free block will write. Requires a block of the pool whose record is
-  /// near.
+  /// Ask for what `revive` of a free block will need: first the node that it stands in, and once that is near, the
+  /// nodes beside it. Require a block of the pool whose record is near.
   void prefetch_node(block_id id) const noexcept {
     const std::uint32_t at = record_of(id).place / num_block_levels;
     if (at != not_queued) detail::prefetch_to_write(&nodes_[at]);
+  }
+  void prefetch_neighbours(block_id id) const noexcept {
+    const std::uint32_t at = record_of(id).place / num_block_levels;
+    if (at == not_queued) return;
+    if (nodes_[at].prev != no_node) detail::prefetch_to_write(&nodes_[nodes_[at].prev]);
+    if (nodes_[at].next != no_node) detail::prefetch_to_write(&nodes_[nodes_[at].next]);
   }
 
   /// A hint that `ids` are about to be retained or released. Any ids.
@@ -250,6 +262,7 @@ class BIFOLIO_API block_pool {
   void add_tail(std::uint32_t list) noexcept;
   void unlink(std::uint32_t dropped) noexcept;
   void leave_queue(block_id id);
+  void set_level_of_unused(block_id id, block_level level);
   void leave_node(block_id id) noexcept;
   void merge(std::uint32_t second, std::uint32_t first) noexcept;
   [[nodiscard]] std::string check_list(std::uint32_t list, std::int64_t& queued) const;

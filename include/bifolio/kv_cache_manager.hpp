@@ -345,6 +345,7 @@ class BIFOLIO_API kv_cache_manager {
   void start_publication(const sequence& one, const prompt_view& prompt, const prefix_hits& hits,
                          scope_id scope) noexcept;
   void publish_tokens(sequence& one, std::span<const token_id> tokens) noexcept;
+  void publish_blocks(sequence& one, std::span<const token_id> tokens) noexcept;
   void rewind_publication(sequence& one) noexcept;
   void reserve_fork_publication(const sequence& parent, const sequence& child);
   void fork_publication(const sequence& parent, const sequence& child) noexcept;

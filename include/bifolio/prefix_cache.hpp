@@ -6,17 +6,20 @@
 /// never touches memory of the cache and knows nothing of sequences.
 ///
 /// Contents form chains. A block is published behind its predecessor in a scope; it gets a serial number of its own and
-/// remembers its predecessor's, which no other contents ever had or will have. The index maps content keys to blocks: 8
-/// bytes a slot (32 bits of the key, 32 of the block id), 1.5 slots a block, open addressing with backward-shift
-/// deletion (Knuth, TAOCP 3, 6.4, algorithm R). A hit counts only if, besides the whole key, the tokens are the same
-/// and the predecessor's serial is the one of the hit before it; so by induction a hit names the very same tokens from
-/// the first one on, whatever collides or is forged.
+/// remembers its predecessor's, which no other contents ever had or will have. The index maps content keys to blocks:
+/// 32 bits of the key and 32 of the block id, in buckets of one cache line with seven slots and a count of the entries
+/// that found them full and went on to the next, so that an entry goes without moving another (as in Bronson & Shi's
+/// F14, 2019). A hit counts only if, besides the whole key, the tokens are the same and the predecessor's serial is the
+/// one of the hit before it; so by induction a hit names the very same tokens from the first one on, whatever collides
+/// or is forged.
 ///
 /// A published block that nobody uses stays in the pool's free queues, at a level above blocks without contents, and
 /// leaves them when it is hit. Nothing is ever scanned.
 ///
-/// Metadata of one cached block of 16 tokens: 32 bytes here, 64 of tokens, 12 of index, 8 + 5 … 11 in the pool.
+/// Metadata of one cached block of 16 tokens: 32 bytes here, 64 of tokens, 13 of index, 8 + 11 in the pool.
 
+#include <algorithm>
+#include <array>
 #include <bifolio/block_pool.hpp>
 #include <bifolio/buffer.hpp>
 #include <bifolio/content_key.hpp>
@@ -25,6 +28,7 @@
 #include <bifolio/stats.hpp>
 #include <bifolio/types.hpp>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <span>
@@ -139,12 +143,30 @@ class BIFOLIO_API prefix_cache {
   /// Counts a look-up of which `num_hits` of `num_blocks` full blocks were found.
   void count_lookup(std::int64_t num_blocks, std::int64_t num_hits) noexcept;
 
-  /// Gives `block`, which the caller holds and whose slots are all computed, the name of `tokens` behind `after`.
-  /// Requires tokens.size() = block_size, room for an event (`reserve_events`), and an `after` that a match or publish
-  /// of this cache gave. `index` counts blocks from the sequence's first. A block that has this name already keeps it.
+  /// The key of a block of `tokens` behind `after`.
+  [[nodiscard]] content_key next_key(const prefix_chain& after, std::span<const token_id> tokens,
+                                     extras_id extras = no_extras) const noexcept;
+  /// A hint that `publish` will be called with these. Any block of the pool.
+  void prefetch(block_id block, const content_key& key) const noexcept {
+    detail::prefetch_to_write(&entry_of(block));
+    detail::prefetch_to_write(token_row(block));
+    detail::prefetch_to_write(&buckets_[home_of(tag_of(key))]);
+    pool_->prefetch({&block, 1});
+  }
+  /// Gives `block`, which the caller holds and whose slots are all computed, the name of `tokens` behind `after`; `key`
+  /// is what `next_key` gives for them. Requires tokens.size() = block_size, room for an event (`reserve_events`), and
+  /// an `after` that a match or publish of this cache gave. `index` counts blocks from the sequence's first. A block
+  /// that has this name already keeps it.
+  [[nodiscard]] publish_result publish(block_id block, const content_key& key, const prefix_chain& after,
+                                       std::span<const token_id> tokens, std::int64_t index,
+                                       const retention_hint& hint = {}, extras_id extras = no_extras) noexcept;
+
+  /// The same without a key made ahead.
   [[nodiscard]] publish_result publish(block_id block, const prefix_chain& after, std::span<const token_id> tokens,
                                        std::int64_t index, const retention_hint& hint = {},
-                                       extras_id extras = no_extras) noexcept;
+                                       extras_id extras = no_extras) noexcept {
+    return publish(block, next_key(after, tokens, extras), after, tokens, index, hint, extras);
+  }
 
   /// Whether `block` is the one that is found for its contents. Such a block must not be written.
   [[nodiscard]] bool holds(block_id block) const noexcept {
@@ -200,7 +222,33 @@ class BIFOLIO_API prefix_cache {
     std::uint64_t serial;
     std::uint64_t parent;  ///< serial of the predecessor, or of the scope
   };
-  using slot = std::uint64_t;  ///< tag in the high half, block + 1 in the low one; 0 = free
+  struct alignas(64) bucket {
+    static constexpr std::uint32_t num_slots = 7;
+    std::array<std::uint32_t, 8> tags;   ///< of the slots, 0 for a free one; the eighth is `num_passed`
+    std::array<std::int32_t, 8> blocks;  ///< of the slots; the eighth is unused
+
+    /// Entries of this or earlier buckets that stand in a later one.
+    [[nodiscard]] std::uint32_t& num_passed() noexcept { return tags[num_slots]; }
+    [[nodiscard]] std::uint32_t num_passed() const noexcept { return tags[num_slots]; }
+    /// Bit i: slot i has this tag.
+    [[nodiscard]] std::uint32_t with_tag(std::uint32_t tag) const noexcept { return equal_to(tags, tag); }
+    [[nodiscard]] std::uint32_t with_block(block_id block) const noexcept { return equal_to(blocks, to_index(block)); }
+    /// All words at once and without branches: which slot it is cannot be foreseen.
+    template <class T>
+    [[nodiscard]] static std::uint32_t equal_to(const std::array<T, 8>& words, T value) noexcept {
+      using four = std::uint32_t __attribute__((vector_size(16)));
+      std::array<four, 2> half;
+      std::memcpy(half.data(), words.data(), sizeof half);
+      const auto wanted = static_cast<std::uint32_t>(value);
+      const four low = reinterpret_cast<four>(half[0] == wanted) & four{1, 2, 4, 8};
+      const four high = reinterpret_cast<four>(half[1] == wanted) & four{16, 32, 64, 0};
+      std::array<std::uint64_t, 2> found;
+      const four both = low | high;
+      std::memcpy(found.data(), &both, sizeof found);
+      const std::uint64_t pair = found[0] | found[1];
+      return static_cast<std::uint32_t>(pair | pair >> 32);
+    }
+  };
   struct expiry {
     std::int64_t at;
     std::uint64_t serial;
@@ -208,13 +256,16 @@ class BIFOLIO_API prefix_cache {
   };
   struct names;
 
+  /// Never 0, which marks a free slot.
   [[nodiscard]] static std::uint32_t tag_of(const content_key& key) noexcept {
-    return static_cast<std::uint32_t>((key.low ^ key.high) * 0x9e3779b97f4a7c15ULL >> 32);
+    return std::max(static_cast<std::uint32_t>((key.low ^ key.high) * 0x9e3779b97f4a7c15ULL >> 32), 1U);
   }
   [[nodiscard]] std::uint64_t home_of(std::uint32_t tag) const noexcept {
-    return static_cast<std::uint64_t>(tag) * num_slots_ >> 32;
+    return static_cast<std::uint64_t>(tag) * num_buckets_ >> 32;
   }
-  [[nodiscard]] std::uint64_t next_slot(std::uint64_t at) const noexcept { return at + 1 == num_slots_ ? 0 : at + 1; }
+  [[nodiscard]] std::uint64_t next_bucket(std::uint64_t at) const noexcept {
+    return at + 1 == num_buckets_ ? 0 : at + 1;
+  }
   [[nodiscard]] entry& entry_of(block_id block) const noexcept { return entries_[static_cast<std::uint32_t>(block)]; }
   [[nodiscard]] token_id* token_row(block_id block) const noexcept {
     return tokens_ +
@@ -228,13 +279,14 @@ class BIFOLIO_API prefix_cache {
                               extras_id extras) const noexcept;
   [[nodiscard]] bool matches(block_id block, const content_key& key, std::uint64_t parent, const token_id* tokens,
                              extras_id extras) const noexcept;
-  void insert(block_id block) noexcept;
+  void insert(block_id block, std::uint32_t tag) noexcept;
   [[nodiscard]] bool is_live(const expiry& one) const noexcept {
     return holds(one.block) && entry_of(one.block).serial == one.serial;
   }
   void erase(block_id block) noexcept;
   void record(const cache_event& event) noexcept;
   void prefetch_evictions() const noexcept;
+  [[nodiscard]] block_level level_for(const retention_hint& hint, std::int64_t index) const noexcept;
 
   block_pool* pool_;
   prefix_cache_config config_;
@@ -242,15 +294,16 @@ class BIFOLIO_API prefix_cache {
   buffer storage_;
   entry* entries_ = nullptr;       // [num_blocks]
   token_id* tokens_ = nullptr;     // [num_blocks, block_size]
-  slot* slots_ = nullptr;          // [num_slots_]
+  bucket* buckets_ = nullptr;      // [num_buckets_]
   std::uint64_t* held_ = nullptr;  // [num_blocks] bits
-  std::uint64_t num_slots_ = 0;
+  std::uint64_t num_buckets_ = 0;
   std::uint64_t next_serial_ = 1;
   std::int64_t now_ = 0;
   std::unique_ptr<names> names_;      // of scopes and extra keys
   std::vector<extras_id> extras_of_;  // [num_blocks] once any block has extra keys
   std::vector<expiry> expiries_;      // heap, earliest first
   std::vector<cache_event> events_;
+  enum class level_rule : std::uint8_t { normal, hinted, own } level_rule_ = level_rule::own;
   prefix_stats stats_;
 };
 

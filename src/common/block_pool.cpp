@@ -171,7 +171,7 @@ void block_pool::merge(std::uint32_t second, std::uint32_t first) noexcept {
   }
 }
 
-void block_pool::set_level(block_id id, block_level level) {
+void block_pool::set_level_of_unused(block_id id, block_level level) {
   if (to_index(id) < 0 || to_index(id) >= num_blocks_) throw_not_used(id, "set_level");
   if (level >= num_block_levels) {
     throw error(errc::invalid_argument,

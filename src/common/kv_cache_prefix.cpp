@@ -2,6 +2,7 @@
 /// kv_cache_manager's side of prefix caching: what a new sequence shares, and how filled blocks get their names.
 
 #include <algorithm>
+#include <array>
 #include <bifolio/kv_cache_manager.hpp>
 #include <cstring>
 #include <utility>
@@ -188,28 +189,48 @@ void kv_cache_manager::start_publication(const sequence& one, const prompt_view&
 void kv_cache_manager::publish_tokens(sequence& one, std::span<const token_id> tokens) noexcept {
   publication& state = publication_of(one);
   if (state.num_published < 0) return;
-  block_table& table = table_of(one);
-  token_id* tail = tail_tokens_of(one);
   const auto block_size = static_cast<std::size_t>(config_.block_size);
-  auto offset = static_cast<std::size_t>(one.num_committed - state.num_published * config_.block_size);
-  while (!tokens.empty()) {
+  token_id* tail = tail_tokens_of(one);
+  const auto offset = static_cast<std::size_t>(one.num_committed - state.num_published * config_.block_size);
+  if (offset > 0) {
     const std::size_t count = std::min(block_size - offset, tokens.size());
-    std::span<const token_id> filled = tokens.first(count);
-    if (count < block_size) {
-      std::copy_n(tokens.begin(), count, tail + offset);
-      filled = {tail, block_size};
-    }
+    std::copy_n(tokens.begin(), count, tail + offset);
+    if (offset + count < block_size) return;
+    publish_blocks(one, {tail, block_size});
     tokens = tokens.subspan(count);
-    offset = (offset + count) % block_size;
-    if (offset != 0) return;
-    const std::int32_t index = state.num_published++;
-    const publish_result published =
-        prefix_->publish(table[index], state.end, filled, index, state.retention, extras_at(one, index));
-    state.end = published.end;
-    if (config_.prefix.deduplicate && published.duplicate_of != invalid_block && !table.is_shared(index, pool_)) {
-      pool_.revive(published.duplicate_of);
-      table.replace(index, published.duplicate_of, pool_, slab_);
+  }
+  const std::size_t num_whole = tokens.size() / block_size * block_size;
+  publish_blocks(one, tokens.first(num_whole));
+  std::copy(tokens.begin() + static_cast<std::ptrdiff_t>(num_whole), tokens.end(), tail);
+}
+
+// `tokens` fill whole blocks. Keys are made a few blocks ahead, so that what publishing will write is near by then.
+void kv_cache_manager::publish_blocks(sequence& one, std::span<const token_id> tokens) noexcept {
+  constexpr std::size_t group_size = 16;
+  publication& state = publication_of(one);
+  block_table& table = table_of(one);
+  const auto block_size = static_cast<std::size_t>(config_.block_size);
+  std::array<content_key, group_size> keys;
+  while (!tokens.empty()) {
+    const std::size_t count = std::min(group_size, tokens.size() / block_size);
+    prefix_chain ahead = state.end;
+    for (std::size_t k = 0; k < count; ++k) {
+      const std::int32_t index = state.num_published + static_cast<std::int32_t>(k);
+      ahead.key = keys[k] = prefix_->next_key(ahead, tokens.subspan(k * block_size, block_size), extras_at(one, index));
+      if (count > 1) prefix_->prefetch(table[index], keys[k]);
     }
+    for (std::size_t k = 0; k < count; ++k) {
+      const std::int32_t index = state.num_published++;
+      const publish_result published =
+          prefix_->publish(table[index], keys[k], state.end, tokens.subspan(k * block_size, block_size), index,
+                           state.retention, extras_at(one, index));
+      state.end = published.end;
+      if (config_.prefix.deduplicate && published.duplicate_of != invalid_block && !table.is_shared(index, pool_)) {
+        pool_.revive(published.duplicate_of);
+        table.replace(index, published.duplicate_of, pool_, slab_);
+      }
+    }
+    tokens = tokens.subspan(count * block_size);
   }
 }
 

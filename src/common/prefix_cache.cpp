@@ -3,6 +3,7 @@
 #include <array>
 #include <bifolio/error.hpp>
 #include <bifolio/prefix_cache.hpp>
+#include <bit>
 #include <cstring>
 #include <unordered_set>
 #include <utility>
@@ -25,7 +26,7 @@ constexpr std::uint32_t scope_index(std::uint64_t serial) noexcept {
 }
 
 // Blocks whose cache lines are asked for together: what a core's miss buffers hold.
-constexpr std::size_t group_size = 16;
+constexpr std::size_t group_size = 32;
 
 void append_word(std::string& to, std::uint64_t word) { to.append(reinterpret_cast<const char*>(&word), sizeof word); }
 
@@ -101,17 +102,23 @@ prefix_cache::prefix_cache(block_pool& pool, const prefix_cache_config& config)
   }
   if (config_.memory == nullptr) config_.memory = &default_host_memory();
   if (config_.policy == nullptr) config_.policy = &priority_policy();
+  // The two rules that are built in are known here, so that publishing calls nobody.
+  if (config_.policy == &lru_policy()) level_rule_ = level_rule::normal;
+  if (config_.policy == &priority_policy()) level_rule_ = level_rule::hinted;
   const auto num_blocks = static_cast<std::size_t>(pool.num_blocks());
-  num_slots_ = num_blocks + num_blocks / 2 + 2;
+  num_buckets_ = num_blocks / 5 + 1;
   const std::size_t num_words = num_blocks / 64 + 1;
-  storage_ = buffer(*config_.memory,
-                    num_blocks * (sizeof(entry) + static_cast<std::size_t>(config_.block_size) * sizeof(token_id)) +
-                        (num_slots_ + num_words) * sizeof(std::uint64_t));
+  const std::size_t token_bytes = num_blocks * static_cast<std::size_t>(config_.block_size) * sizeof(token_id);
+  const auto whole_lines = [](std::size_t num_bytes) { return (num_bytes + 63) / 64 * 64; };
+  storage_ = buffer(*config_.memory, num_buckets_ * sizeof(bucket) + whole_lines(token_bytes) +
+                                         num_blocks * sizeof(entry) + num_words * sizeof(std::uint64_t));
   std::memset(storage_.data(), 0, storage_.num_bytes());
-  entries_ = storage_.as<entry>();
-  slots_ = reinterpret_cast<slot*>(entries_ + num_blocks);
-  held_ = slots_ + num_slots_;
-  tokens_ = reinterpret_cast<token_id*>(held_ + num_words);
+  buckets_ = storage_.as<bucket>();
+  tokens_ = reinterpret_cast<token_id*>(buckets_ + num_buckets_);
+  entries_ =
+      reinterpret_cast<entry*>(storage_.as<std::byte>() + num_buckets_ * sizeof(bucket) + whole_lines(token_bytes));
+  held_ = reinterpret_cast<std::uint64_t*>(entries_ + num_blocks);
+  for (std::uint64_t i = 0; i < num_buckets_; ++i) buckets_[i].blocks.fill(to_index(invalid_block));
   detail::translate_bad_alloc("prefix_cache", [&] {
     names_ = std::make_unique<names>();
     names_->roots.push_back(hasher_.root({}));
@@ -171,56 +178,62 @@ void prefix_cache::release_extras(extras_id extras) noexcept {
 
 // The first block with this tag; whether it is the right one is another question.
 block_id prefix_cache::candidate(std::uint32_t tag) const noexcept {
-  for (std::uint64_t at = home_of(tag); slots_[at] != 0; at = next_slot(at)) {
-    if (static_cast<std::uint32_t>(slots_[at] >> 32) == tag) {
-      return block_id{static_cast<std::int32_t>(static_cast<std::uint32_t>(slots_[at]) - 1)};
+  for (std::uint64_t at = home_of(tag);; at = next_bucket(at)) {
+    const bucket& one = buckets_[at];
+    if (const std::uint32_t found = one.with_tag(tag); found != 0) {
+      return block_id{one.blocks[static_cast<std::uint32_t>(std::countr_zero(found))]};
     }
+    if (one.num_passed() == 0) return invalid_block;
   }
-  return invalid_block;
 }
 
 bool prefix_cache::matches(block_id block, const content_key& key, std::uint64_t parent, const token_id* tokens,
                            extras_id extras) const noexcept {
   const entry& one = entry_of(block);
-  return one.key == key && one.parent == parent &&
-         (extras_of_.empty() || extras_of_[static_cast<std::uint32_t>(block)] == extras) &&
-         std::memcmp(token_row(block), tokens, static_cast<std::size_t>(config_.block_size) * sizeof(token_id)) == 0;
+  if (one.key != key || one.parent != parent) return false;
+  if (!extras_of_.empty() && extras_of_[static_cast<std::uint32_t>(block)] != extras) return false;
+  if (config_.block_size == 16) return std::memcmp(token_row(block), tokens, 64) == 0;  // inline, without a call
+  return std::memcmp(token_row(block), tokens, static_cast<std::size_t>(config_.block_size) * sizeof(token_id)) == 0;
 }
 
 block_id prefix_cache::find(const content_key& key, std::uint64_t parent, const token_id* tokens,
                             extras_id extras) const noexcept {
   const std::uint32_t tag = tag_of(key);
-  for (std::uint64_t at = home_of(tag); slots_[at] != 0; at = next_slot(at)) {
-    if (static_cast<std::uint32_t>(slots_[at] >> 32) != tag) continue;
-    const block_id block{static_cast<std::int32_t>(static_cast<std::uint32_t>(slots_[at]) - 1)};
-    if (matches(block, key, parent, tokens, extras)) return block;
+  for (std::uint64_t at = home_of(tag);; at = next_bucket(at)) {
+    const bucket& one = buckets_[at];
+    for (std::uint32_t found = one.with_tag(tag); found != 0; found &= found - 1) {
+      const block_id block{one.blocks[static_cast<std::uint32_t>(std::countr_zero(found))]};
+      if (matches(block, key, parent, tokens, extras)) return block;
+    }
+    if (one.num_passed() == 0) return invalid_block;
   }
-  return invalid_block;
 }
 
-void prefix_cache::insert(block_id block) noexcept {
-  const std::uint32_t tag = tag_of(entry_of(block).key);
+inline void prefix_cache::insert(block_id block, std::uint32_t tag) noexcept {
   std::uint64_t at = home_of(tag);
-  while (slots_[at] != 0) at = next_slot(at);
-  slots_[at] = slot{tag} << 32 | (static_cast<std::uint32_t>(block) + 1);
+  std::uint32_t free = buckets_[at].with_tag(0);
+  while (free == 0) {
+    ++buckets_[at].num_passed();
+    at = next_bucket(at);
+    free = buckets_[at].with_tag(0);
+  }
+  const auto slot = static_cast<std::uint32_t>(std::countr_zero(free));
+  buckets_[at].tags[slot] = tag;
+  buckets_[at].blocks[slot] = to_index(block);
   held_[static_cast<std::uint32_t>(block) / 64] |= std::uint64_t{1} << (static_cast<std::uint32_t>(block) % 64);
 }
 
 void prefix_cache::erase(block_id block) noexcept {
-  const std::uint32_t tag = tag_of(entry_of(block).key);
-  const slot wanted = slot{tag} << 32 | (static_cast<std::uint32_t>(block) + 1);
-  std::uint64_t hole = home_of(tag);
-  while (slots_[hole] != wanted) hole = next_slot(hole);
-  // What follows moves up unless its home lies behind the hole.
-  for (std::uint64_t at = next_slot(hole); slots_[at] != 0; at = next_slot(at)) {
-    const std::uint64_t home = home_of(static_cast<std::uint32_t>(slots_[at] >> 32));
-    const std::uint64_t from_home = at >= home ? at - home : at + num_slots_ - home;
-    const std::uint64_t from_hole = at >= hole ? at - hole : at + num_slots_ - hole;
-    if (from_home < from_hole) continue;
-    slots_[hole] = slots_[at];
-    hole = at;
+  std::uint64_t at = home_of(tag_of(entry_of(block).key));
+  std::uint32_t found = buckets_[at].with_block(block);
+  while (found == 0) {
+    --buckets_[at].num_passed();
+    at = next_bucket(at);
+    found = buckets_[at].with_block(block);
   }
-  slots_[hole] = 0;
+  const auto slot = static_cast<std::uint32_t>(std::countr_zero(found));
+  buckets_[at].tags[slot] = 0;
+  buckets_[at].blocks[slot] = to_index(invalid_block);
   held_[static_cast<std::uint32_t>(block) / 64] &= ~(std::uint64_t{1} << (static_cast<std::uint32_t>(block) % 64));
 }
 
@@ -247,21 +260,30 @@ prefix_match prefix_cache::match(const prompt_view& prompt, std::span<block_id> 
   const auto block_size = static_cast<std::size_t>(config_.block_size);
   const std::size_t most = std::min(prompt.tokens.size() / block_size, out.size());
   content_key last = begin->key;
-  std::array<content_key, group_size> keys;
+  std::array<std::array<content_key, group_size>, 2> both_keys;  // of this group and the next
   std::array<block_id, group_size> blocks;
-  for (std::size_t i = 0; i < most;) {
-    const std::size_t count = std::min(group_size, most - i);
-    for (std::size_t k = 0; k < count; ++k) {
-      if (i + k < prompt.keys.size()) {
-        last = prompt.keys[i + k];
+  const auto prepare = [&](std::size_t from) {
+    std::array<content_key, group_size>& keys = both_keys[from / group_size % 2];
+    for (std::size_t i = from; i < std::min(from + group_size, most); ++i) {
+      if (i < prompt.keys.size()) {
+        last = prompt.keys[i];
       } else {
-        const auto first = static_cast<std::int64_t>((i + k) * block_size);
-        last = hasher_.next(last, prompt.tokens.subspan((i + k) * block_size, block_size),
+        const auto first = static_cast<std::int64_t>(i * block_size);
+        last = hasher_.next(last, prompt.tokens.subspan(i * block_size, block_size),
                             packed_extras_within(prompt.extras, first, first + config_.block_size));
       }
-      keys[k] = last;
-      __builtin_prefetch(&slots_[home_of(tag_of(last))]);
+      keys[i - from] = last;
+      __builtin_prefetch(&buckets_[home_of(tag_of(last))]);
     }
+  };
+  prepare(0);
+  for (std::size_t i = 0; i < most;) {
+    const std::size_t count = std::min(group_size, most - i);
+    const std::array<content_key, group_size>& keys = both_keys[i / group_size % 2];
+    // Hashing ahead is worth it only when the keys are there already; else a miss would have cost a group of them.
+    const bool has_keys = i + group_size < prompt.keys.size();
+    if (has_keys) prepare(i + group_size);
+    const std::size_t next = i + group_size;
     for (std::size_t k = 0; k < count; ++k) {
       blocks[k] = candidate(tag_of(keys[k]));
       if (blocks[k] == invalid_block) break;
@@ -287,14 +309,17 @@ prefix_match prefix_cache::match(const prompt_view& prompt, std::span<block_id> 
       result.end = {keys[k], entry_of(hit).serial};
       ++result.num_blocks;
     }
+    if (!has_keys) prepare(next);
   }
   return result;
 }
 
 void prefix_cache::pin(std::span<const block_id> hits) noexcept {
-  constexpr std::size_t ahead = 8;
+  constexpr std::size_t ahead = 16;
+  for (std::size_t i = 0; i < std::min(ahead, hits.size()); ++i) pool_->prefetch_node(hits[i]);
   for (std::size_t i = 0; i < hits.size(); ++i) {
     if (i + ahead < hits.size()) pool_->prefetch_node(hits[i + ahead]);
+    if (i + ahead / 2 < hits.size()) pool_->prefetch_neighbours(hits[i + ahead / 2]);
     pool_->revive(hits[i]);
   }
 }
@@ -319,14 +344,28 @@ void prefix_cache::record(const cache_event& event) noexcept {
   if (config_.record_events) events_.push_back(event);
 }
 
-publish_result prefix_cache::publish(block_id block, const prefix_chain& after, std::span<const token_id> tokens,
-                                     std::int64_t index, const retention_hint& hint, extras_id extras) noexcept {
-  const content_key key = hasher_.next(after.key, tokens, names_->extras.bytes(static_cast<std::uint32_t>(extras)));
-  const block_id found = find(key, after.serial, tokens.data(), extras);
+content_key prefix_cache::next_key(const prefix_chain& after, std::span<const token_id> tokens,
+                                   extras_id extras) const noexcept {
+  return hasher_.next(after.key, tokens, names_->extras.bytes(static_cast<std::uint32_t>(extras)));
+}
+
+publish_result prefix_cache::publish(block_id block, const content_key& key, const prefix_chain& after,
+                                     std::span<const token_id> tokens, std::int64_t index, const retention_hint& hint,
+                                     extras_id extras) noexcept {
+  const std::uint32_t tag = tag_of(key);
+  const bucket& home = buckets_[home_of(tag)];
+  // In nearly all cases one look at one cache line says that there is no such entry.
+  const bool may_exist = home.with_tag(tag) != 0 || home.num_passed() != 0;
+  const block_id found = may_exist ? find(key, after.serial, tokens.data(), extras) : invalid_block;
   // Sequences that share a block which was not yet full for good publish it one after another.
   if (found == block) return {{key, entry_of(block).serial}, invalid_block};
-  if (holds(block)) forget(block);
-  std::memcpy(token_row(block), tokens.data(), tokens.size_bytes());
+  if (holds(block)) [[unlikely]]
+    forget(block);
+  if (tokens.size() == 16) {
+    std::memcpy(token_row(block), tokens.data(), 64);  // inline, without a call
+  } else {
+    std::memcpy(token_row(block), tokens.data(), tokens.size_bytes());
+  }
   entry& one = entry_of(block);
   if (found != invalid_block) {
     one = entry_of(found);
@@ -337,8 +376,8 @@ publish_result prefix_cache::publish(block_id block, const prefix_chain& after, 
   if (is_scope(after.serial)) names_->scopes.retain(scope_index(after.serial));
   if (extras != no_extras) names_->extras.retain(static_cast<std::uint32_t>(extras));
   if (!extras_of_.empty()) extras_of_[static_cast<std::uint32_t>(block)] = extras;
-  insert(block);
-  block_level level = std::clamp(config_.policy->level(hint, index), retention_hint::lowest, retention_hint::highest);
+  insert(block, tag);
+  block_level level = level_for(hint, index);
   if (hint.expires_at != 0 && hint.expires_at <= now_) level = retention_hint::normal;
   pool_->set_level(block, level);
   if (hint.expires_at != 0 && level != retention_hint::normal) {
@@ -349,6 +388,12 @@ publish_result prefix_cache::publish(block_id block, const prefix_chain& after, 
   ++stats_.num_published_blocks;
   ++stats_.num_cached_blocks;
   return {{key, one.serial}, invalid_block};
+}
+
+block_level prefix_cache::level_for(const retention_hint& hint, std::int64_t index) const noexcept {
+  if (level_rule_ == level_rule::normal) return retention_hint::normal;
+  const block_level level = level_rule_ == level_rule::hinted ? hint.priority : config_.policy->level(hint, index);
+  return std::clamp(level, retention_hint::lowest, retention_hint::highest);
 }
 
 prefix_chain prefix_cache::chain_at(block_id block) const noexcept {
@@ -374,9 +419,11 @@ void prefix_cache::forget(block_id block) noexcept {
 // The entry of a block that is about to be handed out, and once that is near, its slot.
 void prefix_cache::prefetch_evictions() const noexcept {
   const block_id far = pool_->upcoming(12);
-  if (far != invalid_block) __builtin_prefetch(&entry_of(far), 1);
+  if (far != invalid_block) detail::prefetch_to_write(&entry_of(far));
   const block_id near = pool_->upcoming(6);
-  if (near != invalid_block && holds(near)) __builtin_prefetch(&slots_[home_of(tag_of(entry_of(near).key))], 1);
+  if (near != invalid_block && holds(near)) {
+    detail::prefetch_to_write(&buckets_[home_of(tag_of(entry_of(near).key))]);
+  }
 }
 
 block_id prefix_cache::allocate_one() noexcept {

@@ -33,7 +33,18 @@ std::string prefix_cache::check() const {
            std::to_string(stats_.num_cached_blocks);
   }
   std::int64_t num_filled = 0;
-  for (std::uint64_t at = 0; at < num_slots_; ++at) num_filled += slots_[at] != 0 ? 1 : 0;
+  std::uint64_t num_passed = 0;
+  for (std::uint64_t at = 0; at < num_buckets_; ++at) {
+    const bucket& one = buckets_[at];
+    num_passed += one.num_passed();
+    for (std::uint32_t i = 0; i < bucket::num_slots; ++i) {
+      if (one.tags[i] == 0) continue;
+      ++num_filled;
+      const std::uint64_t home = home_of(one.tags[i]);
+      num_passed -= at >= home ? at - home : at + num_buckets_ - home;
+    }
+  }
+  if (num_passed != 0) return "the buckets' counts of entries that went on are off";
   if (num_filled != num_cached) {
     return "the index has " + std::to_string(num_filled) + " entries for " + std::to_string(num_cached) + " blocks";
   }

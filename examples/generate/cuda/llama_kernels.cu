@@ -35,26 +35,24 @@ __global__ void normalise_kernel(const float* __restrict__ x, const std::int32_t
   for (std::int32_t i = threadIdx.x; i < dim; i += row_threads) result[i] = weight[i] * (scale * row[i]);
 }
 
-/// One thread for a pair of a token, in all heads: the angle is the same there.
+/// One thread for a pair of a head of a token. Each computes its angle anew: a loop over the heads, which share it,
+/// waits longer for memory.
 __global__ void rotate_kernel(float* __restrict__ heads, std::int64_t row_stride,
                               const std::int32_t* __restrict__ positions, const float* __restrict__ frequencies,
                               std::int64_t num_pairs, std::int32_t num_heads, std::int32_t head_dim, bool neighbours) {
   const std::int64_t item = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (item >= num_pairs) return;
   const std::int32_t half = head_dim / 2;
-  const std::int64_t token = item / half;
   const auto i = static_cast<std::int32_t>(item % half);
+  const std::int64_t token = item / half / num_heads;
+  float* head = heads + token * row_stride + item / half % num_heads * head_dim;
+  float& a = neighbours ? head[2 * i] : head[i];
+  float& b = neighbours ? head[2 * i + 1] : head[i + half];
   float sine, cosine;
   sincosf(static_cast<float>(positions[token]) * frequencies[i], &sine, &cosine);
-  float* head = heads + token * row_stride;
-  const std::int32_t at_a = neighbours ? 2 * i : i;
-  const std::int32_t at_b = neighbours ? 2 * i + 1 : i + half;
-  for (std::int32_t h = 0; h < num_heads; ++h, head += head_dim) {
-    const float a = head[at_a];
-    const float b = head[at_b];
-    head[at_a] = a * cosine - b * sine;
-    head[at_b] = a * sine + b * cosine;
-  }
+  const float turned = a * cosine - b * sine;
+  b = a * sine + b * cosine;
+  a = turned;
 }
 
 __global__ void swiglu_kernel(const float* __restrict__ gate_up, std::int64_t num_items, std::int32_t hidden_dim,
@@ -86,7 +84,7 @@ cudaError_t launch_normalise(const float* x, const std::int32_t* rows, const flo
 cudaError_t launch_rotate(float* heads, std::int64_t row_stride, const std::int32_t* positions,
                           const float* frequencies, std::int64_t num_tokens, std::int32_t num_heads,
                           std::int32_t head_dim, rope_pairs pairs, cudaStream_t stream) {
-  const std::int64_t num_pairs = num_tokens * (head_dim / 2);
+  const std::int64_t num_pairs = num_tokens * num_heads * (head_dim / 2);
   if (num_pairs == 0) return cudaSuccess;
   constexpr int threads = 128;
   rotate_kernel<<<grid_of(num_pairs, threads), threads, 0, stream>>>(

@@ -54,8 +54,9 @@ std::vector<std::pair<const char*, generation_setup>> settings_of(const generati
 /// Greedy ids in f32 are `expected` in every setting; in the narrow types they are the CPU's.
 void check_greedy(const generate::checkpoint& weights, const prompt_list& prompts, const prompt_list& expected,
                   const generation_setup& plain) {
-  for (const auto& [name, setup] : settings_of(plain)) {
-    CAPTURE(name);
+  for (const auto& named : settings_of(plain)) {
+    CAPTURE(named.first);
+    const generation_setup& setup = named.second;
     const generation_result got = continue_prompts(weights, prompts, on_cuda(setup));
     REQUIRE(got.outputs.size() == expected.size() * static_cast<std::size_t>(setup.num_samples));
     for (std::size_t i = 0; i < got.outputs.size(); ++i) {
@@ -211,10 +212,10 @@ TEST_CASE("on CUDA the logits of a step have the same bits for a token alone and
     return std::vector<float>(row.begin(), row.end());
   };
   const std::vector<float> alone = logits_of(1, 0);
-  for (const auto& [num_tokens, place] :
+  for (const auto& batch :
        std::vector<std::pair<std::int32_t, std::int32_t>>{{2, 1}, {31, 17}, {32, 31}, {33, 32}, {200, 3}, {200, 77}}) {
-    CAPTURE(num_tokens);
-    CAPTURE(place);
-    CHECK(std::memcmp(logits_of(num_tokens, place).data(), alone.data(), vocab * sizeof(float)) == 0);
+    CAPTURE(batch.first);   // tokens
+    CAPTURE(batch.second);  // the place among them
+    CHECK(std::memcmp(logits_of(batch.first, batch.second).data(), alone.data(), vocab * sizeof(float)) == 0);
   }
 }

@@ -206,7 +206,7 @@ void kv_cache_manager::publish_tokens(sequence& one, std::span<const token_id> t
 
 // `tokens` fill whole blocks. Keys are made a few blocks ahead, so that what publishing will write is near by then.
 void kv_cache_manager::publish_blocks(sequence& one, std::span<const token_id> tokens) noexcept {
-  constexpr std::size_t group_size = 16;
+  constexpr std::size_t group_size = 32;
   publication& state = publication_of(one);
   block_table& table = table_of(one);
   const auto block_size = static_cast<std::size_t>(config_.block_size);

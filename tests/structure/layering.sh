@@ -13,7 +13,7 @@ find include/bifolio src -name '*.hpp' -o -name '*.cpp' -o -name '*.cuh' -o -nam
     if (name ~ /^(types|dtype|error|device|tensor_view|kv_layout|export|version)$/) return "vocabulary"
     if (name ~ /^(memory_resource|buffer)$/) return "memory"
     if (name ~ /^(step|stats|log)$/) return "meeting"
-    if (name ~ /^(block_pool|block_table|prefix_cache|sequence|kv_cache_manager|scheduler|request_intake)$/) return "logic"
+    if (name ~ /^(block_pool|block_table|content_key|prefix_cache|request|sequence|kv_cache_manager|scheduler|request_intake)$/) return "logic"
     if (name ~ /^(executor|backend|attention|cache_engine|cuda)$/) return "seam"
     if (name == "bifolio") return "umbrella"
     return ""

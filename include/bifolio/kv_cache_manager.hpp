@@ -10,7 +10,8 @@
 /// puts a fresh block in its place and reports the pair (src, dst) to copy before anything is written.
 ///
 /// Prefix caching (prefix_cache.hpp): `open` shares the cached blocks that a prompt begins with, `commit` with tokens
-/// publishes the blocks that became full. A published block counts as one with other users: it is never written.
+/// publishes the blocks that became full. A published block counts as one with other users: it is never written. (Only
+/// where there is no block left to copy it to does a sequence that holds it alone take its name away instead.)
 ///
 /// Swapping: `swap_out` moves whole sequences to host blocks, `swap_in` back. Sequences that shared a block share its
 /// copy, in both directions; and a block whose other copy is still there, untouched, is not copied again.
@@ -132,8 +133,10 @@ class BIFOLIO_API kv_cache_manager {
 
   /// Looks up how much of the prompt is cached, takes it, and opens a sequence with it and with slots for up to
   /// `num_new_tokens` positions behind it (not past the prompt's end). At least the prompt's last token remains to be
-  /// computed. Without prefix caching nothing is ever cached. Ignores the watermark.
-  /// Throws `error`: invalid_argument (an empty prompt, one past max_seq_len, num_new_tokens < 1), out_of_memory.
+  /// computed. Without prefix caching nothing is ever cached. Ignores the watermark. A prompt that is cached to its
+  /// very end needs a block to copy the last one to; when all free blocks are hits, the last one is computed as a
+  /// whole. Throws `error`: invalid_argument (an empty prompt, one past max_seq_len, num_new_tokens < 1, extra keys
+  /// that are not in the order of their positions or past max_seq_len), out_of_memory.
   [[nodiscard]] open_result open(const prompt_view& prompt, std::int64_t num_new_tokens);
 
   /// Slots for `num_tokens` more positions, and capacity for `num_lookahead` more behind them that later appends use
@@ -169,8 +172,9 @@ class BIFOLIO_API kv_cache_manager {
   [[nodiscard]] allocate_result fork(seq_id seq);
 
   /// Rolls back to the first `num_tokens` positions; exactly the blocks that hold none of them are released, reserved
-  /// lookahead included. Throws `error`: not_found; invalid_argument (negative, past num_tokens, or further back than
-  /// the sliding window kept); out_of_memory.
+  /// lookahead included. A sequence that goes back behind the place where it was swapped in is published no further.
+  /// Throws `error`: not_found; invalid_argument (negative, past num_tokens, or further back than the sliding window
+  /// kept); out_of_memory.
   void truncate(seq_id seq, std::int64_t num_tokens);
 
   /// Ends a sequence and releases its blocks, the last first. Throws `error` (not_found), also for a second `free`.
@@ -271,6 +275,7 @@ class BIFOLIO_API kv_cache_manager {
     std::int32_t table_size;  ///< afterwards
     std::int64_t num_blocks;  ///< new ones, the copy included
     bool copies_tail;
+    bool unnames_tail;  ///< there is no block to copy a published tail to
     alloc_status status;
   };
   [[nodiscard]] growth plan_growth(const sequence& one, std::int64_t num_tokens, std::int64_t num_lookahead) const;
@@ -335,9 +340,9 @@ class BIFOLIO_API kv_cache_manager {
   struct prefix_hits {
     std::int64_t num_blocks = 0;       ///< of hits_
     std::int64_t num_tokens = 0;       ///< that need not be computed
-    std::int64_t num_idle_blocks = 0;  ///< of these, free now
-    prefix_chain end;
-    bool copies_last = false;  ///< the last hit holds the prompt's last token, which is computed again
+    std::int64_t num_idle_blocks = 0;  ///< of those that a later token sees, free now
+    prefix_chain end;                  ///< of the last hit whose tokens are all taken
+    bool copies_last = false;          ///< the last hit holds the prompt's last token, which is computed again
   };
   [[nodiscard]] prefix_hits look_up(const prompt_view& prompt) const;
   void make_prefix_cache();
@@ -356,9 +361,6 @@ class BIFOLIO_API kv_cache_manager {
   [[nodiscard]] std::string check_publications() const;
   [[nodiscard]] std::string check_host(std::span<const std::uint32_t> refs, std::int64_t num_swapped) const;
   [[nodiscard]] extras_id extras_at(const sequence& one, std::int32_t index) const noexcept;
-  [[nodiscard]] bool must_copy(const block_table& table, std::int32_t index) const noexcept {
-    return table.is_shared(index, pool_) || (prefix_ && prefix_->holds(table[index]));
-  }
   void require_swappable(std::span<const seq_id> seqs, bool out) const;
   /// Blocks of the other pool that moving `seqs` takes off its free ones.
   [[nodiscard]] std::int64_t blocks_to_move(std::span<const seq_id> seqs, bool out) const;
@@ -366,8 +368,8 @@ class BIFOLIO_API kv_cache_manager {
   void move_table(sequence& one, bool out, std::vector<block_copy>& copies) noexcept;
   [[nodiscard]] block_id take_host_block() noexcept;
   void detach(block_id block) noexcept;
-  /// Ends what links copies of blocks that will be written again.
-  void detach_tails(std::span<const seq_id> seqs, bool out) noexcept;
+  /// Ends what links copies of blocks that will be written again: those with positions that are not committed, or none.
+  void detach_unfinished(std::span<const seq_id> seqs, bool out) noexcept;
 
   kv_cache_config config_;
   std::uint64_t block_magic_ = 0;

@@ -191,7 +191,8 @@ class BIFOLIO_API prefix_cache {
   /// O(log n) for each hint that expires.
   void advance_clock(std::int64_t now) noexcept;
 
-  /// Handles of scopes and extra keys, each counted: acquire gives one reference. Throw std::bad_alloc.
+  /// Handles of scopes and extra keys, each counted: acquire gives one reference. Throw std::bad_alloc; a scope that
+  /// would be the 2^24th in use at once throws `error` (failed_precondition).
   [[nodiscard]] scope_id acquire_scope(const prefix_scope& scope);
   void retain_scope(scope_id scope) noexcept;
   void release_scope(scope_id scope) noexcept;

@@ -27,6 +27,7 @@ kv_cache_config validated(kv_cache_config config) {
   require_between("max_sequences", config.max_sequences, 1, std::int64_t{1} << 24);
   require_between("max_seq_len", config.max_seq_len, 1, std::int64_t{1} << 30);
   require_between("num_host_blocks", config.num_host_blocks, 0, max_num_blocks);
+  if (config.prefix.enabled) require_between("prefix.key_bits", config.prefix.key_bits, 1, 128);
   if (config.memory == nullptr) config.memory = &default_host_memory();
   return config;
 }
@@ -150,12 +151,20 @@ kv_cache_manager::growth kv_cache_manager::plan_growth(const sequence& one, std:
   require_between("num_tokens", num_tokens, 0, left);
   require_between("num_lookahead", num_lookahead, 0, left - num_tokens);
   const block_table& table = table_of(one);
-  growth result{table.size(), 0, false, alloc_status::ok};
+  growth result{table.size(), 0, false, false, alloc_status::ok};
   if (num_tokens + num_lookahead == 0) return result;
   result.table_size = std::max(table.size(), blocks_of(one.num_tokens + num_tokens + num_lookahead));
-  result.copies_tail =
-      one.writable_end == 0 && ends_in_block(one.num_tokens) && must_copy(table, whole_blocks(one.num_tokens));
-  result.num_blocks = result.table_size - table.size() + (result.copies_tail ? 1 : 0);
+  result.num_blocks = result.table_size - table.size();
+  if (one.writable_end == 0 && ends_in_block(one.num_tokens)) {
+    const std::int32_t tail = whole_blocks(one.num_tokens);
+    if (table.is_shared(tail, pool_)) {
+      result.copies_tail = true;
+    } else if (prefix_ && prefix_->holds(table[tail])) {
+      result.unnames_tail = result.num_blocks + 1 > pool_.num_free();
+      result.copies_tail = !result.unnames_tail;
+    }
+    if (result.copies_tail) ++result.num_blocks;
+  }
   if (result.table_size - table.first() > config_.num_blocks) {
     result.status = alloc_status::never;
   } else if (result.num_blocks > pool_.num_free()) {
@@ -180,13 +189,17 @@ append_result kv_cache_manager::append_slowly(seq_id seq, std::int64_t num_token
     table.reserve(grown.table_size);
     slab_.reserve(block_table::chunks_to_grow(table.size(), grown.table_size) +
                   (grown.copies_tail && table.cuts_shared_chunk(tail) ? 1 : 0));
-    reserve_events(grown.num_blocks);
+    reserve_events(grown.num_blocks + 1);
   });
   append_result result{alloc_status::ok, {}};
+  if (grown.unnames_tail) prefix_->forget(table[tail]);
   if (grown.copies_tail) {
     result.copy = {table[tail], take_block()};
     table.replace(tail, result.copy.dst, pool_, slab_);
     ++num_copied_;
+  } else if (host_ && ends_in_block(one.num_tokens)) {
+    // Somebody who shared the tail, and for whom it was full, may have gone to the host since.
+    detach(table[tail]);
   }
   num_entries_ += grown.table_size - table.size();
   while (table.size() < grown.table_size) table.push_back(take_block(), slab_);

@@ -39,6 +39,11 @@ void kv_cache_manager::reserve_events(std::int64_t num_events) {
 kv_cache_manager::prefix_hits kv_cache_manager::look_up(const prompt_view& prompt) const {
   const auto num_tokens = static_cast<std::int64_t>(prompt.tokens.size());
   require_between("prompt tokens", num_tokens, 1, config_.max_seq_len);
+  std::int64_t lowest = 0;
+  for (const extra_key& extra : prompt.extras) {
+    require_between("position of an extra key", extra.position, lowest, config_.max_seq_len - 1);
+    lowest = extra.position;
+  }
   prefix_hits hits;
   if (!prefix_) return hits;
   translate_bad_alloc("open", [&] {
@@ -48,17 +53,30 @@ kv_cache_manager::prefix_hits kv_cache_manager::look_up(const prompt_view& promp
     hits.end = found.end;
   });
   hits.num_tokens = hits.num_blocks * config_.block_size;
-  // The last token is computed even when its K and V are there: its logits are what the caller wants.
-  if (hits.num_tokens == num_tokens) {
-    --hits.num_tokens;
-    hits.copies_last = config_.block_size > 1;
-    if (!hits.copies_last) --hits.num_blocks;
-    const std::int64_t before = hits.num_tokens / config_.block_size;
-    if (before > 0) hits.end = prefix_->chain_at(hits_[static_cast<std::size_t>(before) - 1]);
+  const auto num_idle = [&] {
+    std::int64_t count = 0;
+    for (std::int64_t i = first_visible_block(hits.num_tokens); i < hits.num_blocks; ++i) {
+      count += pool_.is_free(hits_[static_cast<std::size_t>(i)]) ? 1 : 0;
+    }
+    return count;
+  };
+  if (hits.num_tokens < num_tokens) {
+    hits.num_idle_blocks = num_idle();
+    return hits;
   }
-  for (std::int64_t i = first_visible_block(hits.num_tokens); i < hits.num_blocks; ++i) {
-    hits.num_idle_blocks += pool_.is_free(hits_[static_cast<std::size_t>(i)]) ? 1 : 0;
+  // The last token is computed even when its K and V are there: its logits are what the caller wants. That takes a copy
+  // of the last block, or, where no block can be had for it as long as the prompt's own are kept, the block anew.
+  --hits.num_tokens;
+  hits.num_idle_blocks = num_idle();
+  hits.copies_last = config_.block_size > 1 && !(hits.num_idle_blocks == pool_.num_free() &&
+                                                 pool_.is_free(hits_[static_cast<std::size_t>(hits.num_blocks) - 1]));
+  if (!hits.copies_last) {
+    --hits.num_blocks;
+    hits.num_tokens = hits.num_blocks * config_.block_size;
+    hits.num_idle_blocks = num_idle();
   }
+  const std::int64_t num_whole = whole_blocks(hits.num_tokens);
+  if (num_whole > 0) hits.end = prefix_->chain_at(hits_[static_cast<std::size_t>(num_whole) - 1]);
   return hits;
 }
 
@@ -73,8 +91,11 @@ admission kv_cache_manager::can_open(const prompt_view& prompt, std::int64_t ste
     answer.status = alloc_status::never;
     return answer;
   }
-  const std::int64_t num_used_hits = hits.num_blocks - first_visible_block(hits.num_tokens) - hits.num_idle_blocks;
-  const std::int64_t needed = std::max<std::int64_t>(0, peak - num_used_hits) + (hits.copies_last ? 1 : 0);
+  // Hits in use cost nothing, but for one that is copied. While it is copied an idle one takes a block, too: look_up
+  // has seen to that.
+  std::int64_t num_used_hits = hits.num_blocks - first_visible_block(hits.num_tokens) - hits.num_idle_blocks;
+  if (hits.copies_last && !pool_.is_free(hits_[static_cast<std::size_t>(hits.num_blocks) - 1])) --num_used_hits;
+  const std::int64_t needed = std::max<std::int64_t>(0, peak - num_used_hits);
   if (num_sequences_ < config_.max_sequences && needed + watermark_blocks_ + num_promised <= pool_.num_free()) {
     answer.status = alloc_status::ok;
   }
@@ -228,6 +249,7 @@ void kv_cache_manager::publish_blocks(sequence& one, std::span<const token_id> t
       if (config_.prefix.deduplicate && published.duplicate_of != invalid_block && !table.is_shared(index, pool_)) {
         pool_.revive(published.duplicate_of);
         table.replace(index, published.duplicate_of, pool_, slab_);
+        peak_used_ = std::max(peak_used_, pool_.num_used());  // a fence may hold the one that was replaced
       }
     }
     tokens = tokens.subspan(count * block_size);

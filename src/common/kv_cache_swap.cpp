@@ -4,7 +4,7 @@
 /// While a full block and its copy in the other pool hold the same, each knows the other (on_host, on_device). The link
 /// ends when either is handed out for something else, or is about to be written. So sequences that share a block find
 /// its one copy, whether they move together or one after another, and a block that comes back before its place was
-/// reused is not copied at all. Partly filled blocks are linked only within one call.
+/// reused is not copied at all. Blocks that are not full of committed tokens are linked only within one call.
 
 #include <algorithm>
 #include <bifolio/kv_cache_manager.hpp>
@@ -109,13 +109,13 @@ void kv_cache_manager::move_table(sequence& one, bool out, std::vector<block_cop
   std::swap(table, moved);
 }
 
-void kv_cache_manager::detach_tails(std::span<const seq_id> seqs, bool out) noexcept {
+void kv_cache_manager::detach_unfinished(std::span<const seq_id> seqs, bool out) noexcept {
   for (const seq_id seq : seqs) {
     const sequence& one = *find(seq);
     const block_table& table = table_of(one);
-    if (!ends_in_block(one.num_tokens) || table.first() == table.size()) continue;
-    const block_id tail = table[whole_blocks(one.num_tokens)];
-    detach(out ? host_->on_device[static_cast<std::size_t>(to_index(tail))] : tail);
+    for (std::int32_t i = std::max(table.first(), whole_blocks(one.num_committed)); i < table.size(); ++i) {
+      detach(out ? host_->on_device[static_cast<std::size_t>(to_index(table[i]))] : table[i]);
+    }
   }
 }
 
@@ -132,7 +132,7 @@ alloc_status kv_cache_manager::swap_out(std::span<const seq_id> seqs, std::vecto
     one.writable_end = swapped_out;
     ++host_->num_swapped_sequences;
   }
-  detach_tails(seqs, true);
+  detach_unfinished(seqs, true);
   return alloc_status::ok;
 }
 
@@ -157,7 +157,7 @@ alloc_status kv_cache_manager::swap_in(std::span<const seq_id> seqs, std::vector
     if (prefix_) publication_of(one).num_unnamed = publication_of(one).num_published;
     --host_->num_swapped_sequences;
   }
-  detach_tails(seqs, false);
+  detach_unfinished(seqs, false);
   peak_used_ = std::max(peak_used_, pool_.num_used());
   return alloc_status::ok;
 }

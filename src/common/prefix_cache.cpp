@@ -139,6 +139,10 @@ scope_id prefix_cache::acquire_scope(const prefix_scope& scope) {
   const std::string bytes = bytes_of(scope);
   detail::make_room(names_->roots, 1);
   const std::uint32_t index = names_->scopes.acquire(bytes);
+  if (index >> scope_index_bits != 0) {
+    names_->scopes.release(index);
+    throw error(errc::failed_precondition, std::to_string(index) + " scopes are in use, the most there can be");
+  }
   if (index >= names_->roots.size()) names_->roots.emplace_back();
   names_->roots[index] = hasher_.root(scope);
   return scope_id{index};

@@ -33,15 +33,17 @@ class prefix_oracle {
 
   struct found {
     std::vector<int> blocks;
+    std::vector<node> names;
     node end = 0;
   };
   [[nodiscard]] found match(const std::string& scope, const std::vector<int>& tokens, const extra_texts& extras) {
-    found result{{}, root(scope)};
+    found result{{}, {}, root(scope)};
     for (std::size_t i = 0; (i + 1) * block_size_ <= tokens.size(); ++i) {
       const auto at = by_contents_.find(name_of(result.end, &tokens[i * block_size_], extras, i));
       if (at == by_contents_.end()) break;
       result.blocks.push_back(at->second.block);
       result.end = at->second.self;
+      result.names.push_back(result.end);
     }
     return result;
   }

@@ -73,7 +73,7 @@ texts serve(const model& weights, std::int64_t num_blocks, std::int64_t& num_pre
   step_inputs inputs;
   for (;;) {
     const step_plan& plan = requests.schedule();
-    if (plan.seqs.empty()) break;
+    if (plan.empty()) break;
     requests.build(inputs);
     expect(cache.copy_blocks(plan.copies) == errc::ok, "copies are done first");
     const auto batch = cache.upload(inputs.batch);

@@ -58,7 +58,7 @@ class generator {
     while (true) {
       const auto step_start = clock::now();
       const bifolio::step_plan& plan = scheduler_.schedule();
-      if (plan.seqs.empty()) break;  // the oldest sequence always proceeds, so nothing is left
+      if (plan.empty()) break;  // the oldest sequence always proceeds, so nothing is left
       note_peak();
       compute(plan);
       sample(plan);

@@ -20,6 +20,7 @@
 #include <bifolio/kv_layout.hpp>
 #include <bifolio/memory_resource.hpp>
 #include <bifolio/prefix_cache.hpp>
+#include <bifolio/request.hpp>
 #include <bifolio/scheduler.hpp>
 #include <bifolio/sequence.hpp>
 #include <bifolio/stats.hpp>

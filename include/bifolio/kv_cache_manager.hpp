@@ -159,6 +159,15 @@ class BIFOLIO_API kv_cache_manager {
   /// What `append` would answer. Throws as it does.
   [[nodiscard]] alloc_status can_append(seq_id seq, std::int64_t num_tokens, std::int64_t num_lookahead = 0) const;
 
+  /// Whether such an `append` takes no block. Any handle; false for one that is not open or swapped out.
+  [[nodiscard]] bool has_room(seq_id seq, std::int64_t num_tokens) const noexcept {
+    const sequence* one = find(seq);
+    return one != nullptr && num_tokens <= std::int64_t{one->writable_end} - one->num_tokens;
+  }
+  /// Blocks that such an `append` would take, a copied tail included. Throws as it does.
+  [[nodiscard]] std::int64_t blocks_to_append(seq_id seq, std::int64_t num_tokens,
+                                              std::int64_t num_lookahead = 0) const;
+
   /// The next `num_tokens` positions are computed and accepted. With a sliding window, blocks that no later token can
   /// see are given back. Throws `error`: not_found, invalid_argument (negative, or past num_tokens), out_of_memory.
   /// With prefix caching, use the other form: a sequence that was once committed without its tokens is published no
@@ -191,6 +200,9 @@ class BIFOLIO_API kv_cache_manager {
   [[nodiscard]] alloc_status swap_in(std::span<const seq_id> seqs, std::vector<block_copy>& copies);
   /// Device blocks that `swap_in` would take.
   [[nodiscard]] std::int64_t blocks_to_swap_in(std::span<const seq_id> seqs) const;
+  /// Copies of earlier `swap_out` and `swap_in` calls failed: nothing is going to rely on their destinations any more.
+  /// The sequences that were moved are the caller's to free. Pairs that are not known (any more) are passed over.
+  void forget_copies(std::span<const block_copy> swap_outs, std::span<const block_copy> swap_ins) noexcept;
   [[nodiscard]] bool is_swapped_out(seq_id seq) const { return get(seq).writable_end == swapped_out; }
   [[nodiscard]] std::int64_t num_free_host_blocks() const noexcept { return host_ ? host_->pool.num_free() : 0; }
 

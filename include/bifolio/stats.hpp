@@ -40,16 +40,23 @@ struct prefix_stats {
   friend constexpr bool operator==(const prefix_stats&, const prefix_stats&) = default;
 };
 
-/// Of a `scheduler`.
+/// Of a `scheduler`. Those that are not said to be now are since construction.
 struct scheduler_stats {
-  std::int64_t num_waiting = 0;           ///< sequences without blocks, preempted ones included
-  std::int64_t num_running = 0;           ///< sequences that hold blocks
+  std::int64_t num_waiting = 0;           ///< now: sequences without blocks, preempted ones included
+  std::int64_t num_running = 0;           ///< now: sequences with blocks of the device
+  std::int64_t num_swapped = 0;           ///< now: sequences with blocks of the host
   std::int64_t num_steps = 0;             ///< committed
   std::int64_t num_scheduled_tokens = 0;  ///< computed in committed steps, recomputation included
+  std::int64_t num_cached_tokens = 0;     ///< found in the prefix cache instead of being computed
   std::int64_t num_sampled_tokens = 0;    ///< appended to outputs
-  std::int64_t num_preemptions = 0;
-  std::int64_t num_finished = 0;  ///< sequences that ended by length or by the caller's decision
-  std::int64_t num_aborted = 0;   ///< sequences that ended by `abort`
+  std::int64_t num_draft_tokens = 0;      ///< computed as drafts
+  std::int64_t num_accepted_drafts = 0;   ///< of these, kept
+  std::int64_t num_preemptions = 0;       ///< of sequences, by either way
+  std::int64_t num_swap_outs = 0;         ///< of these, by swapping
+  std::int64_t num_swap_ins = 0;          ///< sequences that came back
+  std::int64_t num_failed_swaps = 0;      ///< sequences computed again because their copies failed
+  std::int64_t num_finished = 0;          ///< sequences that ended by length or by the caller's decision
+  std::int64_t num_aborted = 0;           ///< sequences that ended by `abort`
   friend constexpr bool operator==(const scheduler_stats&, const scheduler_stats&) = default;
 };
 

@@ -8,6 +8,7 @@
 #include <bifolio/types.hpp>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace bifolio {
@@ -31,25 +32,40 @@ struct scheduled_seq {
   request_id request = invalid_request;  ///< whose sequence it is, when a `scheduler` made the plan
   std::int32_t sample = 0;               ///< which of the request's parallel samples
   /// Tokens to be sampled from the row of its last token: 0 while more of its known tokens are to be computed, else 1,
-  /// and the request's num_samples in the step that completes its prompt (after which it forks).
+  /// and the request's num_samples or beam_width in the step that completes its prompt (after which it forks).
+  /// With drafts 1 + num_drafts: one from each of its last 1 + num_drafts rows.
   std::int32_t num_samples = 0;
+  std::int32_t num_drafts = 0;         ///< the last of its tokens are drafts (`scheduler::propose`)
+  std::int32_t num_cached_tokens = 0;  ///< in the step that admits it: found in the prefix cache, not computed
   friend constexpr bool operator==(const scheduled_seq&, const scheduled_seq&) = default;
 };
 
-/// Everything one step will do, in the order of the batch.
+/// Everything one step will do, in the order of the batch. Steps are executed in their order, and each of them so:
+/// swap_outs, then copies, then append and attention; swap_ins at any time after the copies, but before the next step.
 struct step_plan {
   std::int64_t step = 0;  ///< running number
   std::vector<scheduled_seq> seqs;
-  std::vector<block_copy> copies;   ///< copy-on-write, to be carried out before anything of the step is appended
-  std::vector<seq_id> preempted;    ///< put back to the waiting queue; their blocks are free again
-  std::vector<request_id> aborted;  ///< requests dropped by `scheduler::post_abort`
-  std::int64_t num_tokens = 0;      ///< Σ query_len
+  std::vector<block_copy> copies;     ///< copy-on-write, to be carried out before anything of the step is appended
+  std::vector<block_copy> swap_outs;  ///< (device block, host block)
+  std::vector<block_copy> swap_ins;   ///< (host block, device block)
+  std::vector<seq_id> swapped_out;    ///< preempted, keeping their tokens' K and V in host blocks
+  std::vector<seq_id> swapped_in;     ///< back on the device; computed from the next step on
+  std::vector<seq_id> preempted;      ///< put back to the waiting queue; their blocks are free again
+  std::vector<request_id> aborted;    ///< requests dropped by `scheduler::post_abort`
+  std::int64_t num_tokens = 0;        ///< Σ query_len
+  /// Whether there is nothing to execute and nothing to commit.
+  [[nodiscard]] bool empty() const noexcept { return seqs.empty() && swapped_out.empty() && swapped_in.empty(); }
   friend bool operator==(const step_plan&, const step_plan&) = default;
 };
 
 /// The plan as one line of JSON without line breaks, for logs: {"step":…,"seqs":[{"seq":…,"query_len":…,…},…],
-/// "copies":[[src,dst],…],"preempted":[…],"aborted":[…],"num_tokens":…}. Ids are their integers.
+/// "copies":[[src,dst],…],"swap_outs":[[src,dst],…],"swap_ins":[[src,dst],…],"swapped_out":[…],"swapped_in":[…],
+/// "preempted":[…],"aborted":[…],"num_tokens":…}. Ids are their integers.
 [[nodiscard]] BIFOLIO_API std::string to_string(const step_plan& plan);
+
+/// The way back: parse_step_plan(to_string(plan)) == plan. Names may come in any order, with white space between them;
+/// what is left out is 0 or empty. Throws `error` (invalid_argument) with the place for anything else.
+[[nodiscard]] BIFOLIO_API step_plan parse_step_plan(std::string_view json);
 
 /// Flat arrays for one step, borrowed. Row i belongs to the i-th sequence; rows of the q, k, v and out tensors are the
 /// tokens of all sequences one after another.

@@ -177,6 +177,10 @@ alloc_status kv_cache_manager::can_append(seq_id seq, std::int64_t num_tokens, s
   return plan_growth(get_resident(seq), num_tokens, num_lookahead).status;
 }
 
+std::int64_t kv_cache_manager::blocks_to_append(seq_id seq, std::int64_t num_tokens, std::int64_t num_lookahead) const {
+  return plan_growth(get_resident(seq), num_tokens, num_lookahead).num_blocks;
+}
+
 append_result kv_cache_manager::append_slowly(seq_id seq, std::int64_t num_tokens, std::int64_t num_lookahead) {
   sequence& one = get_resident(seq);
   // The second line of the table takes the id in most cases; asking for both at once waits once.

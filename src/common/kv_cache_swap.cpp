@@ -162,6 +162,17 @@ alloc_status kv_cache_manager::swap_in(std::span<const seq_id> seqs, std::vector
   return alloc_status::ok;
 }
 
+void kv_cache_manager::forget_copies(std::span<const block_copy> swap_outs,
+                                     std::span<const block_copy> swap_ins) noexcept {
+  if (!host_) return;
+  const auto forget = [&](block_id on_device, block_id on_host) {
+    const auto block = static_cast<std::uint32_t>(to_index(on_device));
+    if (block < host_->on_host.size() && host_->on_host[block] == on_host) detach(on_device);
+  };
+  for (const block_copy& pair : swap_outs) forget(pair.src, pair.dst);
+  for (const block_copy& pair : swap_ins) forget(pair.dst, pair.src);
+}
+
 fence_id kv_cache_manager::open_fence() {
   const fence_id fence = pool_.open_fence();
   if (host_) (void)host_->pool.open_fence();  // both count alike

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Intake, lifetime of requests, and the decisions of a step. scheduler_commit.cpp holds the other half of a step.
+/// Intake, lifetime of requests, and the order of a step's decisions.
 
 #include <algorithm>
 #include <bifolio/scheduler.hpp>
@@ -7,15 +7,44 @@
 
 #include "common/request_intake.hpp"
 #include "common/require.hpp"
-#include "common/scheduler_state.hpp"
+#include "common/scheduler_core.hpp"
 #include "common/translate.hpp"
 
 namespace bifolio {
 
-using detail::require_between;
-using detail::sample_place;
-using detail::translate_bad_alloc;
+std::string_view to_string(finish_reason reason) noexcept {
+  return reason == finish_reason::length ? "length" : "stop";
+}
 
+scheduler::scheduler(kv_cache_manager& manager, const scheduler_config& config)
+    : core_(detail::translate_bad_alloc("scheduler",
+                                        [&] { return std::make_unique<detail::scheduler_core>(manager, config); })) {}
+scheduler::~scheduler() = default;
+
+const scheduler_config& scheduler::config() const noexcept { return core_->config(); }
+const kv_cache_manager& scheduler::manager() const noexcept { return core_->manager(); }
+submit_result scheduler::submit(request what) { return core_->submit(std::move(what)); }
+void scheduler::post_abort(request_id id) { core_->post_abort(id); }
+void scheduler::propose(request_id id, std::int32_t sample, std::span<const token_id> drafts) {
+  core_->propose(id, sample, drafts);
+}
+const step_plan& scheduler::schedule() { return core_->schedule(); }
+void scheduler::build(step_inputs& inputs) const { core_->build(inputs); }
+std::vector<finished_sequence> scheduler::commit(const step_plan& plan, std::span<const sampled_token> sampled) {
+  return core_->commit(plan, sampled);
+}
+std::int64_t scheduler::fail_swaps(const step_plan& plan) { return core_->fail_swaps(plan); }
+errc scheduler::abort(request_id id) noexcept { return core_->abort(id); }
+bool scheduler::has_work() const noexcept { return core_->has_work(); }
+std::int32_t scheduler::num_steps_in_flight() const noexcept { return core_->num_in_flight(); }
+std::span<const token_id> scheduler::output(request_id id, std::int32_t sample) const noexcept {
+  return core_->output(id, sample);
+}
+scheduler_stats scheduler::stats() const noexcept { return core_->stats(); }
+std::string scheduler::check() const { return core_->check(); }
+std::uint64_t scheduler::digest() const noexcept { return core_->digest(); }
+
+namespace detail {
 namespace {
 
 scheduler_config validated(const scheduler_config& config, const kv_cache_manager& manager) {
@@ -23,6 +52,13 @@ scheduler_config validated(const scheduler_config& config, const kv_cache_manage
   require_between("max_running", config.max_running, 1, manager.config().max_sequences);
   require_between("max_chunk_tokens", config.max_chunk_tokens, 0, INT32_MAX);
   require_between("vocab_size", config.vocab_size, 0, INT32_MAX);
+  require_between("max_steps_in_flight", config.max_steps_in_flight, 1, block_pool::max_open_fences);
+  require_between("preemption", static_cast<std::int64_t>(config.preemption), 0, 2);
+  require_between("priority_span", config.priority_span, 0, 1'000'000'000);
+  if (!(config.swap_block_cost >= 0)) {
+    throw error(errc::invalid_argument,
+                "swap_block_cost " + std::to_string(config.swap_block_cost) + " is not a number of at least 0");
+  }
   return config;
 }
 
@@ -30,55 +66,101 @@ constexpr std::size_t num_buckets = 1024;
 
 }  // namespace
 
-std::string_view to_string(finish_reason reason) noexcept {
-  return reason == finish_reason::length ? "length" : "stop";
+scheduler_core::scheduler_core(kv_cache_manager& manager, const scheduler_config& config)
+    : manager_(&manager), config_(validated(config, manager)), intake_(std::make_unique<request_intake>()) {
+  buckets_.resize(num_buckets, nullptr);
+  const auto seats = static_cast<std::size_t>(config_.max_running);
+  steps_.resize(static_cast<std::size_t>(config_.max_steps_in_flight));
+  for (step_in_flight& step : steps_) {
+    step.rows.reserve(seats);
+    step.plan.seqs.reserve(seats);
+    step.plan.copies.reserve(seats);
+    step.plan.preempted.reserve(seats);
+    step.plan.swapped_out.reserve(seats);
+    step.plan.swapped_in.reserve(seats);
+  }
+  unit_seqs_.reserve(seats);
+  demands_.reserve(2 * seats);
 }
 
-scheduler::scheduler(kv_cache_manager& manager, const scheduler_config& config)
-    : manager_(&manager), config_(validated(config, manager)) {
-  translate_bad_alloc("scheduler", [&] {
-    intake_ = std::make_unique<detail::request_intake>();
-    buckets_.resize(num_buckets, nullptr);
-    const auto seats = static_cast<std::size_t>(config_.max_running);
-    plan_.seqs.reserve(seats);
-    plan_.copies.reserve(seats);
-    plan_.preempted.reserve(seats);
-    step_samples_.reserve(seats);
-    demands_.reserve(2 * seats);
-  });
-}
-
-scheduler::~scheduler() {
-  detail::intake_message message;
+scheduler_core::~scheduler_core() {
+  intake_message message;
   while (intake_->try_pop(message)) delete message.arrived;
   while (arrivals_ != nullptr) delete std::exchange(arrivals_, arrivals_->next);
-  while (running_.head != nullptr) stop_running(*running_.head);
+  for (; num_in_flight_ > 0; --num_in_flight_) {
+    if (is_async()) manager_->retire(flight(0).fence);
+    first_in_flight_ = (first_in_flight_ + 1) % steps_.size();
+  }
   for (request_state* chain : buckets_) {
-    while (chain != nullptr) delete std::exchange(chain, chain->next);
+    while (chain != nullptr) {
+      for (sample_state& one : chain->all()) {
+        if (one.seq != invalid_seq) manager_->free(one.seq);
+      }
+      delete std::exchange(chain, chain->next);
+    }
   }
 }
 
-submit_result scheduler::submit(request what) {
+void scheduler_core::require_token(const char* what, token_id token) const {
+  require_between(what, to_index(token), 0, config_.vocab_size == 0 ? INT32_MAX : config_.vocab_size - 1);
+}
+
+submit_result scheduler_core::submit(request&& what) {
   if (what.prompt.empty()) throw error(errc::invalid_argument, "a request's prompt has 0 tokens, at least 1 is needed");
   require_between("max_new_tokens", what.max_new_tokens, 1, INT32_MAX);
   require_between("num_samples", what.num_samples, 1, config_.max_running);
-  const std::int64_t last_token = config_.vocab_size == 0 ? INT32_MAX : config_.vocab_size - 1;
-  for (const token_id token : what.prompt) require_between("token id", to_index(token), 0, last_token);
-  // The last sampled token is never fed, so it needs no slot.
-  const std::int64_t num_slots = static_cast<std::int64_t>(what.prompt.size()) + what.max_new_tokens - 1;
-  require_between("prompt tokens + max_new_tokens - 1", num_slots, 1, manager_->config().max_seq_len);
-  if (manager_->blocks_at_peak(num_slots, chunk_limit()) > manager_->config().num_blocks) {
-    return {invalid_request, alloc_status::never};
+  // All beams decode in the same step.
+  require_between("beam_width", what.beam_width, 0, std::min(config_.max_running, config_.max_tokens_per_step));
+  require_between("max_draft_tokens", what.max_draft_tokens, 0, chunk_limit() - 1);
+  require_between("priority", what.priority, -1'000'000, 1'000'000);
+  if (what.beam_width > 0 && (what.num_samples > 1 || what.max_draft_tokens > 0)) {
+    throw error(errc::invalid_argument, "beam_width " + std::to_string(what.beam_width) +
+                                            " goes with num_samples 1 and max_draft_tokens 0, not with " +
+                                            std::to_string(what.num_samples) + " and " +
+                                            std::to_string(what.max_draft_tokens));
   }
+  for (const token_id token : what.prompt) require_token("token id", token);
+  const auto num_prompt = static_cast<std::int64_t>(what.prompt.size());
+  std::int64_t position = 0;
+  for (const owned_extra_key& extra : what.extras) {
+    require_between("an extra key's position", extra.position, position, num_prompt - 1);
+    position = extra.position;
+  }
+  // The last sampled token is never fed, so it needs no slot.
+  const std::int64_t num_slots = num_prompt + what.max_new_tokens - 1;
+  require_between("prompt tokens + max_new_tokens - 1", num_slots, 1, manager_->config().max_seq_len);
+  const std::int64_t block_size = manager_->config().block_size;
+  std::int64_t needed = manager_->blocks_at_peak(num_slots, chunk_limit());
+  if (what.beam_width > 1) {
+    // Beams hold their blocks at the same time; only the prompt's full blocks are certain to be shared.
+    // A tail that two share is copied for both before it is given up.
+    const std::int64_t shared = manager_->config().sliding_window == 0 ? num_prompt / block_size : 0;
+    needed = shared + what.beam_width * (needed - shared) + what.beam_width / 2;
+  }
+  if (needed > manager_->config().num_blocks) return {invalid_request, alloc_status::never};
   return translate_bad_alloc("submit", [&]() -> submit_result {
     auto state = std::make_unique<request_state>();
-    state->samples = std::make_unique<sample_state[]>(static_cast<std::size_t>(what.num_samples));
+    state->width = state->num_open = state->num_live = std::max(what.num_samples, what.beam_width);
+    state->samples = std::make_unique<sample_state[]>(static_cast<std::size_t>(state->width));
+    state->extra_views.reserve(what.extras.size());
     state->prompt = std::move(what.prompt);
+    state->beams = what.beam_width > 0;
+    state->forked = state->width == 1;
+    state->max_draft_tokens = what.max_draft_tokens;
     state->max_new_tokens = what.max_new_tokens;
-    state->num_samples = state->num_open = what.num_samples;
-    for (std::int32_t i = 0; i < what.num_samples; ++i) {
-      state->samples[static_cast<std::size_t>(i)].owner = state.get();
-      state->samples[static_cast<std::size_t>(i)].index = i;
+    state->priority = what.priority;
+    state->salt = std::move(what.prefix_salt);
+    state->adapter_id = what.adapter_id;
+    state->extras = std::move(what.extras);
+    for (const owned_extra_key& extra : state->extras) {
+      state->extra_views.push_back({extra.position, extra.kind, extra.value});
+    }
+    state->retention = what.retention;
+    for (sample_state& one : state->all()) {
+      one.owner = state.get();
+      one.index = static_cast<std::int32_t>(&one - state->samples.get());
+      one.num_known = one.num_prompt = static_cast<std::int32_t>(num_prompt);
+      one.limit = one.num_prompt + what.max_new_tokens;
     }
     const request_id id{next_request_.fetch_add(1, std::memory_order_relaxed)};
     state->id = id;
@@ -94,277 +176,199 @@ submit_result scheduler::submit(request what) {
   });
 }
 
-void scheduler::post_abort(request_id id) {
+void scheduler_core::post_abort(request_id id) {
   translate_bad_alloc("post_abort", [&] { intake_->push({nullptr, id}); });
 }
 
-const step_plan& scheduler::schedule() {
-  if (in_flight_) {
-    throw error(errc::failed_precondition,
-                "step " + std::to_string(plan_.step) + " was not committed yet; one step at a time is in flight");
+void scheduler_core::propose(request_id id, std::int32_t sample, std::span<const token_id> drafts) {
+  request_state* found = find(id);
+  const bool is_there = found != nullptr && sample >= 0 && sample < found->width &&
+                        found->samples[static_cast<std::size_t>(sample)].place < sample_place::draining;
+  if (!is_there) {
+    throw error(errc::not_found, "propose: sample " + std::to_string(sample) + " of request " +
+                                     std::to_string(to_index(id)) + " is unknown or has ended");
+  }
+  require_between("number of drafts", static_cast<std::int64_t>(drafts.size()), 0, found->max_draft_tokens);
+  for (const token_id token : drafts) require_token("draft token", token);
+  sample_state& one = found->samples[static_cast<std::size_t>(sample)];
+  if (one.num_rows_in_flight > 0) {
+    throw error(errc::failed_precondition, "propose: a step in flight computes request " +
+                                               std::to_string(to_index(id)) + "; its next token is not known yet");
+  }
+  translate_bad_alloc("propose", [&] { one.drafts.reserve(drafts.size()); });
+  one.drafts.assign(drafts.begin(), drafts.end());
+  one.has_drafts = !drafts.empty();
+}
+
+const step_plan& scheduler_core::schedule() {
+  if (num_in_flight_ == config_.max_steps_in_flight) {
+    throw error(errc::failed_precondition, "step " + std::to_string(flight(0).plan.step) +
+                                               " was not committed yet; max_steps_in_flight is " +
+                                               std::to_string(config_.max_steps_in_flight));
   }
   translate_bad_alloc("schedule", [&] {
     receive();
     reserve_for_step();
   });
-  ++plan_.step;
-  plan_.seqs.clear();
-  plan_.copies.clear();
-  plan_.preempted.clear();
-  plan_.aborted.clear();
-  plan_.num_tokens = 0;
-  step_samples_.clear();
+  current_ = &flight(static_cast<std::size_t>(num_in_flight_));
+  step_plan& plan = current_->plan;
+  plan.step = ++num_planned_;
+  plan.seqs.clear();
+  plan.copies.clear();
+  plan.swap_outs.clear();
+  plan.swap_ins.clear();
+  plan.swapped_out.clear();
+  plan.swapped_in.clear();
+  plan.preempted.clear();
+  plan.aborted.clear();
+  plan.num_tokens = 0;
+  current_->rows.clear();
+  current_->num_sampled = 0;
+  unbuilt_ = nullptr;
+  holds_back_ = lacked_memory_ = false;
+
   accept_arrivals();
   std::int64_t budget = config_.max_tokens_per_step;
-  // The oldest goes on in every step, also when those that decode could use up tokens and blocks alone.
-  if (running_.head != nullptr && !running_.head->is_decoding()) {
-    schedule_prompt(*running_.head, std::max<std::int64_t>(1, budget - (running_.size - 1)), budget);
-  }
+  schedule_first(budget);
   if (schedule_decodes(budget)) schedule_prompts(budget);
-  if (plan_.preempted.empty()) admit(budget);
-  in_flight_ = !plan_.seqs.empty();
-  return plan_;
+  if (plan.preempted.empty() && plan.swapped_out.empty() && !holds_back_) admit(budget);
+  end_scheduling();
+  return plan;
 }
 
-void scheduler::receive() {
-  detail::intake_message message;
+void scheduler_core::end_scheduling() {
+  step_plan& plan = current_->plan;
+  if (plan.empty() && lacked_memory_ && num_in_flight_ == 0) {
+    --num_planned_;
+    throw error(errc::out_of_memory, "schedule: the host has no memory to admit a request; nothing was scheduled");
+  }
+  for (const request_id id : dropped_) plan.aborted.push_back(id);
+  dropped_.clear();
+  if (plan.empty()) return;
+  if (is_async()) current_->fence = manager_->open_fence();
+  ++num_in_flight_;
+  unbuilt_ = current_;
+}
+
+void scheduler_core::receive() {
+  intake_message message;
   while (true) {
     if (posted_aborts_.size() == posted_aborts_.capacity()) posted_aborts_.reserve(2 * posted_aborts_.size() + 8);
-    if (!intake_->try_pop(message)) return;
+    if (!intake_->try_pop(message)) break;
     if (message.arrived == nullptr) {
       posted_aborts_.push_back(message.dropped);
     } else {
       message.arrived->next = std::exchange(arrivals_, message.arrived);
     }
   }
+  const std::size_t num_dropped = dropped_.size() + posted_aborts_.size();
+  dropped_.reserve(num_dropped);
+  flight(static_cast<std::size_t>(num_in_flight_)).plan.aborted.reserve(num_dropped);
 }
 
-void scheduler::reserve_for_step() {
-  plan_.aborted.reserve(posted_aborts_.size());
+void scheduler_core::reserve_for_step() {
   demands_.clear();
   for (const sample_state* one = running_.head; one != nullptr; one = one->next) {
-    demands_.push_back({one->seq, one->num_computed + std::min(one->num_remaining(), chunk_limit())});
+    const std::int32_t wanted = one->num_to_schedule();
+    if (!one->has_drafts && manager_->has_room(one->seq, wanted)) continue;
+    const std::int64_t with_drafts = wanted + static_cast<std::int64_t>(one->drafts.size());
+    demands_.push_back({one->seq, one->num_scheduled + std::min(with_drafts, chunk_limit())});
   }
-  // Any of the candidates may get any of the free records, so each record is made ready for the longest.
-  const std::int64_t num_new = config_.max_running - num_seats_taken_;
-  std::int64_t longest = 0;
-  std::int64_t candidates = 0;
-  for (const sample_state* one = waiting_.head; one != nullptr && candidates < num_new; one = one->next, ++candidates) {
-    longest = std::max(longest, one->num_known());
+  if (waiting_.head != nullptr || arrivals_ != nullptr) {
+    const bool looks_up = manager_->prefix() != nullptr;
+    // Any of the candidates may get any of the free records, so each record is made ready for the longest.
+    const std::int64_t num_new = config_.max_running - num_seats_taken_;
+    std::int64_t longest = 0;
+    std::int64_t candidates = 0;
+    const auto consider = [&](sample_state& one) {
+      longest = std::max<std::int64_t>(longest, one.num_known);
+      ++candidates;
+      if (looks_up) prepare_look_up(one);
+    };
+    for (sample_state* one = waiting_.head; one != nullptr && candidates < num_new; one = one->next) consider(*one);
+    for (const request_state* one = arrivals_; one != nullptr; one = one->next) consider(one->samples[0]);
+    longest = std::min(longest, chunk_limit());
+    for (std::int64_t i = 0; i < std::min(num_new, candidates); ++i) demands_.push_back({invalid_seq, longest});
   }
-  for (const request_state* one = arrivals_; one != nullptr; one = one->next, ++candidates) {
-    longest = std::max(longest, static_cast<std::int64_t>(one->prompt.size()));
-  }
-  longest = std::min(longest, chunk_limit());
-  for (std::int64_t i = 0; i < std::min(num_new, candidates); ++i) demands_.push_back({invalid_seq, longest});
-  manager_->reserve_host_memory(demands_);
+  if (!demands_.empty()) manager_->reserve_host_memory(demands_);
 }
 
-void scheduler::accept_arrivals() noexcept {
+// Keys are computed once, and go on where the sequence went on.
+void scheduler_core::prepare_look_up(sample_state& one) const {
+  const auto num_known = static_cast<std::size_t>(one.num_known);
+  if (one.num_known > one.num_prompt && one.known.size() != num_known) {
+    std::vector<token_id> known;
+    known.reserve(num_known);
+    known = one.owner->prompt;
+    known.insert(known.end(), one.tokens.begin(), one.tokens.end());
+    one.known.swap(known);
+  }
+  const auto num_full = num_known / static_cast<std::size_t>(manager_->config().block_size);
+  if (one.keys.size() < num_full) manager_->prefix()->append_keys(view_of(one), one.keys);
+}
+
+void scheduler_core::accept_arrivals() noexcept {
   while (arrivals_ != nullptr) {
-    request_state* arrived = std::exchange(arrivals_, arrivals_->next);
+    request_state& arrived = *std::exchange(arrivals_, arrivals_->next);
     num_unseen_.fetch_sub(1, std::memory_order_relaxed);
-    remember(*arrived);
-    arrived->samples[0].place = sample_place::waiting;
-    insert(waiting_, arrived->samples[0]);
+    arrived.rank = num_planned_ - std::int64_t{arrived.priority} * config_.priority_span;
+    remember(arrived);
+    arrived.samples[0].place = sample_place::waiting;
+    waiting_.insert(arrived.samples[0]);
   }
   for (const request_id id : posted_aborts_) {
-    if (abort(id) == errc::ok) plan_.aborted.push_back(id);
+    if (abort(id) == errc::ok) dropped_.push_back(id);
   }
   posted_aborts_.clear();
 }
 
-// Oldest first. Whoever finds no block takes it from the latest arrival, which this pass has not reached yet, and gives
-// up its own when it is the latest itself.
-bool scheduler::schedule_decodes(std::int64_t& budget) noexcept {
-  bool others = false;
-  for (sample_state* one = running_.head; one != nullptr && budget > 0;) {
-    sample_state* next = one->next;
-    if (!one->in_step && one->is_decoding()) {
-      append_result grown = manager_->append(one->seq, 1);
-      while (grown.status != alloc_status::ok) {
-        sample_state* victim = running_.tail;
-        if (victim == next) next = nullptr;
-        preempt(*victim);
-        if (victim == one) break;
-        grown = manager_->append(one->seq, 1);
-      }
-      if (one->place == sample_place::running) {
-        add_to_step(*one, 1, grown.copy);
-        --budget;
-      }
-    } else {
-      others = others || !one->in_step;
-    }
-    one = next;
-  }
-  return others;
-}
-
-// Oldest first, in chunks.
-void scheduler::schedule_prompts(std::int64_t& budget) noexcept {
-  for (sample_state* one = running_.head; one != nullptr && budget > 0; one = one->next) {
-    if (!one->in_step && !one->is_decoding()) schedule_prompt(*one, budget, budget);
-  }
-}
-
-// A prompt takes blocks only from later arrivals that are not part of the step; when there are none it takes what is
-// free, and otherwise sits this step out, while the sequences that are in the step proceed.
-void scheduler::schedule_prompt(sample_state& one, std::int64_t most, std::int64_t& budget) noexcept {
-  const std::int64_t block_size = manager_->config().block_size;
-  const std::int64_t wanted = std::min({one.num_remaining(), most, chunk_limit()});
-  for (sample_state* victim = running_.tail;
-       victim != &one && manager_->can_append(one.seq, wanted) != alloc_status::ok;) {
-    sample_state* earlier = victim->prev;
-    if (!victim->in_step) preempt(*victim);
-    victim = earlier;
-  }
-  const std::int64_t room = manager_->num_table_blocks(one.seq) * block_size - one.num_computed;
-  const std::int64_t query_len = std::min(wanted, room + manager_->num_free_blocks() * block_size);
-  if (query_len == 0) return;
-  const append_result grown = manager_->append(one.seq, query_len);
-  if (grown.status != alloc_status::ok) return;
-  add_to_step(one, query_len, grown.copy);
-  budget -= query_len;
-}
-
-// In order of arrival, and never past one that has to wait, so that nobody waits for ever.
-void scheduler::admit(std::int64_t& budget) noexcept {
-  if (waiting_.head == nullptr) return;
-  std::int64_t promised = promised_blocks();
-  while (waiting_.head != nullptr && budget > 0) {
-    sample_state& one = *waiting_.head;
-    if (num_seats_taken_ + one.num_seats() > config_.max_running) return;
-    const std::int64_t forks = one.num_seats() - 1;  // each will want a block of its own
-    // Alone in the pool a request needs no watermark: it was accepted because it fits.
-    if (running_.size > 0 && manager_->can_allocate(one.num_known(), chunk_limit(),
-                                                    std::min(promised + forks, max_num_blocks)) != alloc_status::ok) {
-      return;
-    }
-    const std::int64_t query_len = std::min({one.num_known(), budget, chunk_limit()});
-    const allocate_result opened = manager_->allocate(query_len);
-    if (opened.status != alloc_status::ok) return;
-    remove(waiting_, one);
-    start_running(one, opened.seq, 0);
-    add_to_step(one, query_len, {});
-    budget -= query_len;
-    promised += forks + manager_->blocks_at_peak(one.num_known(), chunk_limit()) -
-                manager_->blocks_at_peak(query_len, chunk_limit());
-  }
-}
-
-// What prompts that were admitted will still ask for. Growth by decoding is what the watermark is for.
-std::int64_t scheduler::promised_blocks() const noexcept {
-  std::int64_t promised = 0;
-  for (const sample_state* one = running_.head; one != nullptr; one = one->next) {
-    promised += one->num_seats() - 1;
-    const std::int64_t held = manager_->num_table_blocks(one->seq) - manager_->num_released_blocks(one->seq);
-    promised += std::max<std::int64_t>(0, manager_->blocks_at_peak(one->num_known(), chunk_limit()) - held);
-  }
-  return promised;
-}
-
-std::int64_t scheduler::chunk_limit() const noexcept {
-  return config_.max_chunk_tokens == 0 ? config_.max_tokens_per_step
-                                       : std::min(config_.max_tokens_per_step, config_.max_chunk_tokens);
-}
-
-void scheduler::add_to_step(sample_state& one, std::int64_t query_len, const block_copy& copy) noexcept {
-  const bool completes = query_len == one.num_remaining();
-  plan_.seqs.push_back({.seq = one.seq,
-                        .query_len = static_cast<std::int32_t>(query_len),
-                        .seq_len = static_cast<std::int32_t>(one.num_computed + query_len),
-                        .request = one.owner->id,
-                        .sample = one.index,
-                        .num_samples = completes ? static_cast<std::int32_t>(one.num_seats()) : 0});
-  plan_.num_tokens += query_len;
-  if (copy.src != invalid_block) plan_.copies.push_back(copy);
-  step_samples_.push_back(&one);
-  one.in_step = true;
-}
-
-void scheduler::preempt(sample_state& victim) noexcept {
-  plan_.preempted.push_back(victim.seq);
-  stop_running(victim);
-  victim.place = sample_place::waiting;
-  insert(waiting_, victim);
-  ++stats_.num_preemptions;
-}
-
-void scheduler::start_running(sample_state& one, seq_id seq, std::int64_t num_computed) noexcept {
-  one.seq = seq;
-  one.num_computed = num_computed;
-  one.place = sample_place::running;
-  num_seats_taken_ += one.num_seats();
-  insert(running_, one);
-}
-
-void scheduler::stop_running(sample_state& one) noexcept {
-  manager_->free(one.seq);  // this scheduler's own handle, so it is open
-  remove(running_, one);
-  num_seats_taken_ -= one.num_seats();
-  one.seq = invalid_seq;
-  one.num_computed = 0;
-}
-
-void scheduler::end(sample_state& one) noexcept {
-  if (one.place == sample_place::running) stop_running(one);
-  if (one.place == sample_place::waiting) remove(waiting_, one);
-  one.place = sample_place::ended;
-  if (--one.owner->num_open == 0) {
-    forget(*one.owner);
-    delete one.owner;
-  }
-}
-
-errc scheduler::abort(request_id id) noexcept {
+errc scheduler_core::abort(request_id id) noexcept {
   request_state* found = find(id);
-  if (found == nullptr || found->aborted) return errc::not_found;
-  found->aborted = true;
-  // The step in flight still writes into the blocks of its sequences: those go when it is committed, and an unforked
-  // request goes with its sample 0.
-  const std::int32_t num_samples = found->num_samples;
-  const bool whole = !found->forked && found->samples[0].in_step;
-  for (std::int32_t i = whole ? num_samples : 0; i < num_samples; ++i) {
+  if (found == nullptr || found->num_live == 0) return errc::not_found;
+  stats_.num_aborted += found->num_live;
+  // Ending the last sample deletes the request.
+  for (std::int32_t i = 0, left = found->num_live; left > 0; ++i) {
     sample_state& one = found->samples[static_cast<std::size_t>(i)];
-    if (one.in_step || one.place == sample_place::ended) continue;
-    ++stats_.num_aborted;
-    const bool last = found->num_open == 1;
+    if (one.place >= sample_place::draining) continue;
+    --left;
     end(one);
-    if (last) break;
   }
   return errc::ok;
 }
 
-detail::request_state* scheduler::find(request_id id) const noexcept {
+request_state* scheduler_core::find(request_id id) const noexcept {
   request_state* one = buckets_[to_index(id) % num_buckets];
   while (one != nullptr && one->id != id) one = one->next;
   return one;
 }
 
-void scheduler::remember(request_state& one) noexcept {
+void scheduler_core::remember(request_state& one) noexcept {
   request_state*& bucket = buckets_[to_index(one.id) % num_buckets];
   one.next = bucket;
   bucket = &one;
 }
 
-void scheduler::forget(request_state& one) noexcept {
+void scheduler_core::forget(request_state& one) noexcept {
   request_state** link = &buckets_[to_index(one.id) % num_buckets];
   while (*link != &one) link = &(*link)->next;
   *link = one.next;
 }
 
-std::span<const token_id> scheduler::output(request_id id, std::int32_t sample) const noexcept {
+std::span<const token_id> scheduler_core::output(request_id id, std::int32_t sample) const noexcept {
   const request_state* found = find(id);
-  if (found == nullptr || sample < 0 || sample >= found->num_samples) return {};
-  return found->samples[static_cast<std::size_t>(sample)].tokens;
+  if (found == nullptr || sample < 0 || sample >= found->width) return {};
+  const sample_state& one = found->samples[static_cast<std::size_t>(sample)];
+  if (one.place >= sample_place::draining) return {};
+  return one.tokens;
 }
 
-scheduler_stats scheduler::stats() const noexcept {
+scheduler_stats scheduler_core::stats() const noexcept {
   scheduler_stats result = stats_;
   result.num_waiting = waiting_.size;
   result.num_running = running_.size;
+  result.num_swapped = swapped_.size;
   return result;
 }
 
+}  // namespace detail
 }  // namespace bifolio

@@ -364,21 +364,6 @@ TEST_CASE("equal requests give equal plans and digests") {
   CHECK(first == second);
 }
 
-TEST_CASE("a plan can be written to a log") {
-  step_plan plan;
-  plan.step = 3;
-  plan.seqs = {
-      {.seq = seq_id{5}, .query_len = 2, .seq_len = 9, .request = request_id{4}, .sample = 1, .num_samples = 1},
-      {.seq = seq_id{6}, .query_len = 1, .seq_len = 1}};
-  plan.copies = {{block_id{7}, block_id{8}}};
-  plan.preempted = {seq_id{1}, seq_id{2}};
-  plan.num_tokens = 3;
-  CHECK(to_string(plan) ==
-        R"({"step":3,"seqs":[{"seq":5,"query_len":2,"seq_len":9,"request":4,"sample":1,"num_samples":1},)"
-        R"({"seq":6,"query_len":1,"seq_len":1,"request":0,"sample":0,"num_samples":0}],)"
-        R"("copies":[[7,8]],"preempted":[1,2],"aborted":[],"num_tokens":3})");
-}
-
 TEST_CASE("sequences that others opened in the manager never make a step fail") {
   kv_cache_manager manager({.block_size = 2, .num_blocks = 12, .watermark = 0, .max_sequences = 4});
   scheduler plans(manager, {.max_running = 3});

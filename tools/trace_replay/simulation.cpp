@@ -144,7 +144,7 @@ class simulation {
     const step_plan& plan = scheduler_.schedule();
     if (options_.build_batches && !plan.seqs.empty()) scheduler_.build(inputs_);
     bookkeeping_ += wall_clock::now() - start;
-    if (plan.seqs.empty()) {
+    if (plan.empty()) {
       // Nothing fits or nothing is there: only an arrival changes that.
       if (num_arrived_ < order_.size()) {
         now_us_ = std::max(now_us_, arrival_of(order_[num_arrived_]));

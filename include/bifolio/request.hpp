@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// What goes into a `scheduler` and what comes out of it, besides the plans of its steps.
+
+#include <bifolio/export.hpp>
+#include <bifolio/prefix_cache.hpp>
+#include <bifolio/step.hpp>
+#include <bifolio/types.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace bifolio {
+
+/// An `extra_key` that owns its value.
+struct owned_extra_key {
+  std::int64_t position = 0;
+  std::uint32_t kind = 0;
+  std::vector<std::byte> value{};
+};
+
+struct request {
+  std::vector<token_id> prompt{};    ///< at least one; ids ≥ 0
+  std::int32_t max_new_tokens = 16;  ///< of each sample, ≥ 1
+  std::int32_t num_samples = 1;      ///< independent continuations of the one prompt, 1 … max_running
+  /// 0, or the number of continuations that a beam search keeps, 1 … max_running; num_samples is then 1. See
+  /// `sampled_token::from_sample`.
+  std::int32_t beam_width = 0;
+  /// Most draft tokens of one step, see `scheduler::propose`; 0 … max_chunk_tokens − 1. Not with beams.
+  std::int32_t max_draft_tokens = 0;
+  std::int32_t priority = 0;  ///< larger goes first, see `scheduler_config::priority_span`; −10^6 … 10^6
+
+  /// What separates the prompt's cached blocks from others with equal tokens (`prefix_scope`).
+  std::string prefix_salt{};
+  std::uint64_t adapter_id = 0;
+  std::vector<owned_extra_key> extras{};  ///< by rising position, within the prompt
+  retention_hint retention{};             ///< of the blocks that it leaves in the prefix cache
+};
+
+struct submit_result {
+  request_id id = invalid_request;  ///< valid if ok
+  alloc_status status = alloc_status::never;
+};
+
+/// What the caller sampled.
+struct sampled_token {
+  token_id token{};
+  bool stop = false;  ///< ends the sequence after this token (end of text, a stop word, the user left)
+  /// Of a beam search only: the beam (`scheduled_seq::sample`) that this token continues; −1: the row's own. The entry
+  /// for beam j makes the new beam j, so a beam is continued as often as it is named, and one that is not named is
+  /// dropped. With `stop` the new beam j ends and the search goes on with one beam less; a caller who wants to keep the
+  /// width notes the finished text (`scheduler::output`) himself and names another continuation.
+  std::int32_t from_sample = -1;
+};
+
+enum class finish_reason : std::uint8_t {
+  length,  ///< max_new_tokens are there
+  stop,    ///< the caller said so
+};
+
+/// "length" or "stop".
+[[nodiscard]] BIFOLIO_API std::string_view to_string(finish_reason reason) noexcept;
+
+struct finished_sequence {
+  request_id request = invalid_request;
+  std::int32_t sample = 0;
+  finish_reason reason = finish_reason::length;
+  std::vector<token_id> tokens{};      ///< sampled ones, the last included; the prompt is not repeated
+  std::int64_t num_cached_tokens = 0;  ///< of the prompt, when it was first admitted; the same for all its samples
+};
+
+/// A token that was not known yet when a step's inputs were built, because it is sampled by an earlier step in flight:
+/// the engine takes it from there, usually without a way through the host.
+struct late_token {
+  std::int64_t step = 0;      ///< step_plan::step of the step that samples it
+  std::int32_t sampled = 0;   ///< which of the tokens that step samples, counted as `commit` takes them
+  std::int32_t position = 0;  ///< index into step_inputs::tokens, which holds −1 there
+  friend constexpr bool operator==(const late_token&, const late_token&) = default;
+};
+
+/// Everything a model needs of one step. Capacity is kept between steps.
+struct step_inputs {
+  step_batch batch;                     ///< what attention and append read
+  std::vector<token_id> tokens;         ///< [num_tokens], of the plan's sequences one after another
+  std::vector<std::int32_t> positions;  ///< [num_tokens], 0 for a sequence's first token
+  /// Rows whose logits are sampled: the last one of each sequence with num_samples > 0, the last 1 + num_drafts ones
+  /// of a sequence with drafts.
+  std::vector<std::int32_t> sample_rows;
+  std::vector<late_token> late_tokens;  ///< none while only one step is in flight
+};
+
+}  // namespace bifolio

@@ -182,13 +182,17 @@ void prefix_cache::release_extras(extras_id extras) noexcept {
 
 // The first block with this tag; whether it is the right one is another question.
 block_id prefix_cache::candidate(std::uint32_t tag) const noexcept {
-  for (std::uint64_t at = home_of(tag);; at = next_bucket(at)) {
+  const std::uint64_t home = home_of(tag);
+  std::uint64_t at = home;
+  do {
     const bucket& one = buckets_[at];
     if (const std::uint32_t found = one.with_tag(tag); found != 0) {
       return block_id{one.blocks[static_cast<std::uint32_t>(std::countr_zero(found))]};
     }
     if (one.num_passed() == 0) return invalid_block;
-  }
+    at = next_bucket(at);
+  } while (at != home);  // a small index may have entries that went on in all of its buckets
+  return invalid_block;
 }
 
 bool prefix_cache::matches(block_id block, const content_key& key, std::uint64_t parent, const token_id* tokens,
@@ -203,14 +207,18 @@ bool prefix_cache::matches(block_id block, const content_key& key, std::uint64_t
 block_id prefix_cache::find(const content_key& key, std::uint64_t parent, const token_id* tokens,
                             extras_id extras) const noexcept {
   const std::uint32_t tag = tag_of(key);
-  for (std::uint64_t at = home_of(tag);; at = next_bucket(at)) {
+  const std::uint64_t home = home_of(tag);
+  std::uint64_t at = home;
+  do {
     const bucket& one = buckets_[at];
     for (std::uint32_t found = one.with_tag(tag); found != 0; found &= found - 1) {
       const block_id block{one.blocks[static_cast<std::uint32_t>(std::countr_zero(found))]};
       if (matches(block, key, parent, tokens, extras)) return block;
     }
     if (one.num_passed() == 0) return invalid_block;
-  }
+    at = next_bucket(at);
+  } while (at != home);  // as in candidate
+  return invalid_block;
 }
 
 inline void prefix_cache::insert(block_id block, std::uint32_t tag) noexcept {

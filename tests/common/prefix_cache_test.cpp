@@ -569,5 +569,58 @@ TEST_CASE("metadata of a cached block stays within 64 bytes, 128 with its tokens
   CHECK(cache.num_bytes() <= 100000 * (64 + 48));
 }
 
+TEST_CASE("a look-up ends also where all of a small index has been passed over") {
+  // Ten blocks have an index of three buckets of seven. Contents are chosen by the bucket their key belongs to, such
+  // that in the end each bucket is one from which an entry went on to the next.
+  world w(10, {.block_size = 1, .seed = hash_seed{1, 2}});
+  const prefix_chain root = w.cache.root(default_scope);
+  std::int32_t next_token = 0;
+  const auto token_for = [&](std::uint64_t bucket) {
+    for (;;) {
+      const token_id token[1] = {token_id{next_token++}};
+      const content_key key = w.cache.hasher().next(root.key, token);
+      if (((key.low ^ key.high) * 0x9e3779b97f4a7c15 >> 32) * 3 >> 32 == bucket) return token[0];
+    }
+  };
+  std::vector<std::vector<block_id>> by_bucket(3);
+  const auto publish = [&](std::uint64_t bucket, int count) {
+    for (int i = 0; i < count; ++i) {
+      const token_id token[1] = {token_for(bucket)};
+      const block_id block = w.cache.allocate_one();
+      REQUIRE(block != invalid_block);
+      w.cache.reserve_events(2);
+      CHECK(w.cache.publish(block, root, token, 0).duplicate_of == invalid_block);
+      by_bucket[bucket].push_back(block);
+    }
+  };
+  const auto drop_first = [&](std::size_t bucket, std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i) {
+      w.cache.forget(by_bucket[bucket].front());
+      w.pool.release(by_bucket[bucket].front());
+      by_bucket[bucket].erase(by_bucket[bucket].begin());
+    }
+  };
+  publish(0, 10);  // seven in bucket 0, three in bucket 1
+  drop_first(0, 7);
+  publish(1, 7);  // four in bucket 1, three in bucket 2
+  drop_first(1, 4);
+  publish(2, 4);  // bucket 2 is full
+  drop_first(0, 1);
+  publish(2, 1);  // and one has gone on to bucket 0
+  CHECK(w.cache.check() == "");
+  for (std::uint64_t bucket = 0; bucket < 3; ++bucket) {
+    const token_id absent[1] = {token_for(bucket)};
+    block_id out[1];
+    CHECK(w.cache.match({.tokens = absent}, out).num_blocks == 0);
+  }
+  for (std::size_t bucket = 0; bucket < 3; ++bucket) {
+    for (const block_id block : by_bucket[bucket]) {
+      block_id out[1];
+      CHECK(w.cache.match({.tokens = w.cache.tokens_of(block)}, out).num_blocks == 1);
+      CHECK(out[0] == block);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace bifolio::test

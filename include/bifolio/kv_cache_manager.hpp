@@ -226,7 +226,8 @@ class BIFOLIO_API kv_cache_manager {
   [[nodiscard]] std::int64_t num_table_blocks(seq_id seq) const { return table_of(get(seq)).size(); }
   /// Leading logical blocks that the sliding window gave back.
   [[nodiscard]] std::int64_t num_released_blocks(seq_id seq) const { return table_of(get(seq)).first(); }
-  /// Logical block `index`; `invalid_block` when the window gave it back. out_of_range past the table.
+  /// Logical block `index`; `invalid_block` when the window gave it back. out_of_range past the table. Of a sequence
+  /// that is swapped out: the host block.
   [[nodiscard]] block_id block_at(seq_id seq, std::int64_t index) const;
   /// Where a position's K and V lie; `no_slot` when the window gave it back. out_of_range past num_tokens.
   [[nodiscard]] slot_id slot_at(seq_id seq, std::int64_t position) const;

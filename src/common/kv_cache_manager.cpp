@@ -325,7 +325,7 @@ void kv_cache_manager::free(seq_id seq) {
 }
 
 block_id kv_cache_manager::block_at(seq_id seq, std::int64_t index) const {
-  const block_table& table = table_of(get_resident(seq));
+  const block_table& table = table_of(get(seq));
   if (index < 0 || index >= table.size()) {
     throw error(errc::out_of_range, "logical block " + std::to_string(index) + " is not in a table of " +
                                         std::to_string(table.size()) + " blocks");

@@ -7,6 +7,7 @@
 
 #include "cache_only.hpp"
 #include "lru_oracle.hpp"
+#include "simulation.hpp"
 #include "support/skip.hpp"
 
 namespace {
@@ -63,4 +64,21 @@ TEST_CASE("beginnings of the conversation trace give what a list and a map give"
       CHECK(result.num_refused == oracle.refused);
     }
   }
+}
+
+TEST_CASE("the whole stack finds in the conversation trace what the cache alone finds, when requests do not overlap") {
+  if (!std::filesystem::exists(path)) return skip("shared/traces/mooncake_conversation.jsonl is not there");
+  progress_bar quiet(false);
+  trace what = read_trace_file(path, trace_format::automatic, 1500);
+  // Nobody has sampled tokens, and blocks as large as the trace's, so that only prompts fill blocks.
+  for (trace_request& one : what.requests) one.num_output_tokens = 1;
+  const cache_only_result alone = replay_cache(what, {.full_blocks_only = true}, quiet);
+  simulation_options options;
+  options.block_size = 512;
+  options.speed = 1e-6;
+  const simulation_result result = simulate(what, options, quiet);
+  CHECK(result.num_finished == 1500);
+  CHECK(result.lookups == alone.lookups);
+  CHECK(result.hits == alone.hits);
+  CHECK(result.evictions == 0);
 }

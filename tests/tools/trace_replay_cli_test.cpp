@@ -101,6 +101,8 @@ TEST_CASE("an option that is wrong is refused with the value received and the va
   check_refused({good, "--max-running", "0"}, "--max-running is 0; allowed are whole numbers from 1");
   check_refused({good, "--max-tokens-per-step", "0"}, "--max-tokens-per-step is 0; allowed are");
   check_refused({good, "--preemption", "hope"}, "--preemption is 'hope'; allowed are");
+  check_refused({good, "--preemption", "swap"}, "--preemption swap needs --host-blocks of at least 1");
+  check_refused({good, "--steps-in-flight", "17"}, "--steps-in-flight is 17; allowed are whole numbers from 1 to 16");
   check_refused({good, "--full-blocks"}, "--full-blocks belongs to --cache-only");
   CHECK(run({good, "--no-such-option"}).code == 2);
   CHECK(run({}).code == 2);

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <sstream>
 
+#include "cache_only.hpp"
 #include "prompt_tokens.hpp"
 #include "simulation.hpp"
 #include "support/random.hpp"
@@ -72,8 +73,15 @@ TEST_CASE("the cost of a step counts reads once a sequence and scores once a pai
     reads += row.seq_len;
     for (int position = row.seq_len - row.query_len; position < row.seq_len; ++position) scores += position + 1;
   }
-  const cost_model costs{.per_step = 100000, .per_token = 1000, .per_kv_token = 3, .per_score = 0.5};
-  CHECK(step_us(costs, plan) == doctest::Approx(100000 + 13 * 1000 + 3 * reads + 0.5 * scores));
+  const cost_model costs{
+      .per_step = 100000, .per_token = 1000, .per_kv_token = 3, .per_score = 0.5, .per_swapped_token = 7};
+  CHECK(step_us(costs, plan, 16) == doctest::Approx(100000 + 13 * 1000 + 3 * reads + 0.5 * scores));
+  plan.swap_outs.resize(3);
+  plan.swap_ins.resize(2);
+  CHECK(step_us(costs, plan, 16) == doctest::Approx(100000 + 13 * 1000 + 3 * reads + 0.5 * scores + 5 * 16 * 7));
+  plan.seqs.clear();
+  plan.num_tokens = 0;
+  CHECK(step_us(costs, plan, 16) == doctest::Approx(5 * 16 * 7));
 }
 
 TEST_CASE("with one seat requests are served as by one clerk") {
@@ -166,6 +174,71 @@ TEST_CASE("a pool that is too small preempts, and still serves all that fit into
     CHECK(result.num_sampled_tokens == num_sampled);
     CHECK(result.preemptions > 0);
     CHECK(result.peak_used_blocks == 25);
+  }
+}
+
+TEST_CASE("requests far apart find what the cache alone finds, and compute the rest") {
+  INFO(seed_note());
+  random_source random(test_seed());
+  std::vector<arrival> requests;
+  for (int i = 0; i < 150; ++i) {
+    arrival one{1e5 * i, 0, 1};
+    std::int64_t node = 0;
+    for (std::int64_t length = random.between(1, 6); length > 0; --length) {
+      node = static_cast<std::int64_t>(hash_of(3, node, random.between(1, 2)) >> 2);
+      one.ids.push_back(node);
+    }
+    one.input = static_cast<int>(512 * (static_cast<std::int64_t>(one.ids.size()) - 1) + random.between(1, 511));
+    // The id of a partly filled block stands for this length, too.
+    one.ids.back() = static_cast<std::int64_t>(hash_of(5, one.ids.back(), one.input) >> 2);
+    requests.push_back(one);
+  }
+  const trace what = trace_of(requests);
+  progress_bar quiet(false);
+  const cache_only_result alone = replay_cache(what, {.full_blocks_only = true}, quiet);
+  REQUIRE(alone.hits > 0);
+  simulation_options options;
+  options.block_size = 512;
+  const simulation_result result = run(what, options);
+  CHECK(result.lookups == alone.lookups);
+  CHECK(result.hits == alone.hits);
+  CHECK(result.evictions == 0);
+  CHECK(result.num_finished == 150);
+  CHECK(result.num_computed_tokens == result.num_prompt_tokens - 512 * result.hits);
+  options.prefix_caching = false;
+  const simulation_result without = run(what, options);
+  CHECK(without.hits == 0);
+  CHECK(without.num_computed_tokens == without.num_prompt_tokens);
+  CHECK(without.time_to_first_token_ms.mean > result.time_to_first_token_ms.mean);
+}
+
+TEST_CASE("preempting by swap computes nothing again, in one step at a time or several in flight") {
+  INFO(seed_note());
+  random_source random(test_seed());
+  std::vector<arrival> requests;
+  std::int64_t num_prompt = 0, num_sampled = 0;
+  for (int i = 0; i < 100; ++i) {
+    requests.push_back(
+        {static_cast<double>(i), static_cast<int>(random.between(1, 100)), static_cast<int>(random.between(50, 150))});
+    num_prompt += requests.back().input;
+    num_sampled += requests.back().output;
+  }
+  simulation_options options;
+  options.num_blocks = 40;
+  options.num_host_blocks = 4000;
+  options.prefix_caching = false;
+  options.preemption = bifolio::preemption_mode::swap;
+  for (const std::int32_t depth : {1, 2, 3}) {
+    CAPTURE(depth);
+    options.steps_in_flight = depth;
+    const simulation_result result = run(trace_of(requests), options);
+    CHECK(result.num_finished == 100);
+    CHECK(result.num_sampled_tokens == num_sampled);
+    CHECK(result.preemptions > 0);
+    CHECK(result.num_swapped_out_blocks > 0);
+    CHECK(result.num_swapped_in_blocks > 0);
+    if (depth == 1) CHECK(result.num_computed_tokens == num_prompt + num_sampled - 100);
+    CHECK(result.num_computed_tokens >= num_prompt + num_sampled - 100);
   }
 }
 

@@ -13,6 +13,8 @@
 namespace trace_replay {
 namespace {
 
+using bifolio::preemption_mode;
+
 /// A count of blocks, or "unbounded", which is 0.
 std::int64_t parse_blocks(const std::string& text) {
   if (text == "unbounded") return 0;
@@ -102,8 +104,10 @@ void add_scheduler_options(CLI::App& program, options& result, written& text) {
   };
   add("--max-tokens-per-step", to.max_tokens_per_step, "Tokens computed in one step");
   add("--max-running", to.max_running, "Sequences that hold blocks");
-  add("--preemption", text.preemption, "recompute or swap (needs --host-blocks)");
+  add("--preemption", text.preemption,
+      "recompute, swap (while --host-blocks suffice) or automatic (whichever is cheaper)");
   add("--host-blocks", to.num_host_blocks, "Blocks of the host's pool, for swapping");
+  add("--steps-in-flight", to.steps_in_flight, "Steps scheduled before the first of them is committed");
   program.add_flag("--build", to.build_batches, "Also make the arrays that kernels would read, in every step")
       ->group(group);
 }
@@ -143,8 +147,10 @@ void check(options& result, const written& text) {
   simulation_options& to = result.simulation;
   to.policy =
       chosen<policy_kind>("--policy", text.policy, {{"lru", policy_kind::lru}, {"priority", policy_kind::priority}});
-  to.preemption = chosen<preemption_kind>("--preemption", text.preemption,
-                                          {{"recompute", preemption_kind::recompute}, {"swap", preemption_kind::swap}});
+  to.preemption = chosen<preemption_mode>("--preemption", text.preemption,
+                                          {{"recompute", preemption_mode::recompute},
+                                           {"swap", preemption_mode::swap},
+                                           {"automatic", preemption_mode::automatic}});
   to.prefix_caching = !text.no_prefix_caching;
   to.num_blocks = text.blocks.empty() ? (result.cache_only ? 0 : 50000) : parse_blocks(text.blocks);
   require_between("--requests", result.max_requests, 0, INT64_MAX);
@@ -154,6 +160,7 @@ void check(options& result, const written& text) {
   require_between("--host-blocks", to.num_host_blocks, 0, bifolio::max_num_blocks);
   require_between("--max-tokens-per-step", to.max_tokens_per_step, 1, INT32_MAX);
   require_between("--max-running", to.max_running, 1, 1 << 24);
+  require_between("--steps-in-flight", to.steps_in_flight, 1, bifolio::block_pool::max_open_fences);
   require_at_least("--speed", to.speed, 1e-6);
   require_at_least("--step-us", to.costs.per_step, 0);
   require_at_least("--us-per-token", to.costs.per_token, 0);
@@ -163,9 +170,8 @@ void check(options& result, const written& text) {
   if (result.full_blocks_only && !result.cache_only) {
     throw input_error("--full-blocks belongs to --cache-only: the scheduler never keeps a block that is not full");
   }
-  if (to.preemption == preemption_kind::swap) throw input_error("--preemption swap is not there yet");
-  if (to.preemption == preemption_kind::swap && to.num_host_blocks == 0) {
-    throw input_error("--preemption swap needs --host-blocks of at least 1");
+  if (to.preemption != preemption_mode::recompute && to.num_host_blocks == 0) {
+    throw input_error("--preemption " + text.preemption + " needs --host-blocks of at least 1");
   }
 }
 

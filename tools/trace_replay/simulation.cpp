@@ -7,6 +7,7 @@
 #include <bifolio/kv_cache_manager.hpp>
 #include <bifolio/scheduler.hpp>
 #include <chrono>
+#include <deque>
 #include <numeric>
 
 #include "input_error.hpp"
@@ -17,6 +18,8 @@ namespace {
 
 using namespace bifolio;
 using wall_clock = std::chrono::steady_clock;
+
+constexpr std::int64_t max_open_sequences = 1 << 24;  // the manager's limit
 
 /// So many blocks that everything computed can stay: of each id once, and of each request its sampled tokens, its last
 /// blocks, which end elsewhere than the trace's, and tokens without id.
@@ -44,6 +47,11 @@ kv_cache_config cache_config(const simulation_options& options, std::int64_t num
   config.block_size = options.block_size;
   config.num_blocks = num_blocks;
   config.max_sequences = options.max_running;
+  // Sequences that are swapped out keep a record; more of them than blocks there cannot be.
+  if (options.num_host_blocks > 0) {
+    config.max_sequences = static_cast<std::int32_t>(
+        std::min<std::int64_t>(options.max_running + options.num_host_blocks, max_open_sequences));
+  }
   config.max_seq_len = static_cast<std::int32_t>(longest);
   config.first_generation = 1;
   config.prefix.enabled = options.prefix_caching;
@@ -57,6 +65,12 @@ scheduler_config steps_config(const simulation_options& options) {
   scheduler_config config;
   config.max_tokens_per_step = options.max_tokens_per_step;
   config.max_running = options.max_running;
+  config.max_steps_in_flight = options.steps_in_flight;
+  config.preemption = options.preemption;
+  // There and back, in tokens that could be computed meanwhile.
+  if (options.costs.per_token > 0) {
+    config.swap_block_cost = 2 * options.block_size * options.costs.per_swapped_token / options.costs.per_token;
+  }
   return config;
 }
 
@@ -92,7 +106,7 @@ class simulation {
     const auto start = wall_clock::now();
     while (num_arrived_ < order_.size() || scheduler_.has_work()) {
       accept_arrivals();
-      step();
+      if (num_in_flight() == options_.steps_in_flight || !schedule_step()) pass_time();
       sample_pool();
       show_progress();
     }
@@ -110,6 +124,11 @@ class simulation {
     double first_step = -1;
     double first_token = 0;
     double last_token = 0;
+  };
+
+  struct step_in_flight {
+    step_plan plan;
+    double end = 0;  ///< in simulated µs
   };
 
   static double arrival_us(const trace& what, const simulation_options& options) {
@@ -139,34 +158,56 @@ class simulation {
     }
   }
 
-  void step() {
+  [[nodiscard]] std::int32_t num_in_flight() const noexcept { return static_cast<std::int32_t>(steps_.size()); }
+
+  /// Whether there was anything to do. Steps run one after another, whenever they were scheduled.
+  bool schedule_step() {
     const auto start = wall_clock::now();
     const step_plan& plan = scheduler_.schedule();
     if (options_.build_batches && !plan.seqs.empty()) scheduler_.build(inputs_);
     bookkeeping_ += wall_clock::now() - start;
-    if (plan.empty()) {
-      // Nothing fits or nothing is there: only an arrival changes that.
-      if (num_arrived_ < order_.size()) {
-        now_us_ = std::max(now_us_, arrival_of(order_[num_arrived_]));
-      } else if (scheduler_.has_work()) {
-        throw std::logic_error(fmt::format("the scheduler stands still with work left, after step {}", plan.step));
-      }
-      return;
-    }
-    const double end = now_us_ + step_us(options_.costs, plan);
-    sampled_.clear();
+    if (plan.empty()) return false;
+    const double begin = steps_.empty() ? now_us_ : steps_.back().end;
+    steps_.push_back({plan, begin + step_us(options_.costs, plan, options_.block_size)});
     for (const scheduled_seq& row : plan.seqs) {
       record& one = records_[to_index(row.request) - 1];
-      if (one.first_step < 0) one.first_step = now_us_;
-      if (row.num_samples == 0) continue;
-      sampled_.push_back({make_sampled_token(one.request, one.num_sampled)});
-      if (one.num_sampled++ == 0) one.first_token = end;
-      one.last_token = end;
+      if (one.first_step < 0) one.first_step = begin;
     }
-    const auto between = wall_clock::now();
-    num_finished_ += static_cast<std::int64_t>(scheduler_.commit(plan, sampled_).size());
-    bookkeeping_ += wall_clock::now() - between;
-    now_us_ = end;
+    return true;
+  }
+
+  /// On to the end of the oldest step, or to an arrival that comes before it while there is room for another step.
+  void pass_time() {
+    const bool more_to_come = num_arrived_ < order_.size();
+    const double next_arrival = more_to_come ? arrival_of(order_[num_arrived_]) : 0;
+    if (steps_.empty()) {
+      if (!more_to_come) throw std::logic_error("the scheduler stands still with work left");
+      now_us_ = std::max(now_us_, next_arrival);
+    } else if (more_to_come && num_in_flight() < options_.steps_in_flight && next_arrival < steps_.front().end) {
+      now_us_ = std::max(now_us_, next_arrival);
+    } else {
+      now_us_ = steps_.front().end;
+      commit_oldest();
+    }
+  }
+
+  void commit_oldest() {
+    const step_plan& plan = steps_.front().plan;
+    sampled_.clear();
+    for (const scheduled_seq& row : plan.seqs) {
+      if (row.num_samples == 0) continue;
+      record& one = records_[to_index(row.request) - 1];
+      sampled_.push_back({make_sampled_token(one.request, one.num_sampled)});
+      // A step that was scheduled before the last token was known computes one in vain.
+      if (one.num_sampled == std::max(request_at(one.request).num_output_tokens, 1)) continue;
+      if (one.num_sampled++ == 0) one.first_token = now_us_;
+      one.last_token = now_us_;
+    }
+    const auto start = wall_clock::now();
+    const std::vector<finished_sequence> finished = scheduler_.commit(plan, sampled_);
+    bookkeeping_ += wall_clock::now() - start;
+    num_finished_ += static_cast<std::int64_t>(finished.size());
+    steps_.pop_front();
   }
 
   [[nodiscard]] pool_sample pool_now() const {
@@ -249,6 +290,7 @@ class simulation {
   std::vector<std::int64_t> order_;  // requests of the trace by arrival
   std::size_t num_arrived_ = 0;
   std::vector<record> records_;  // by request id - 1
+  std::deque<step_in_flight> steps_;
   std::vector<sampled_token> sampled_;
   step_inputs inputs_;
   timeline over_time_;

@@ -5,6 +5,7 @@
 /// jumps: requests are submitted when their time has come, a step takes what the cost model says, its tokens are made
 /// up, and when nothing can be computed the clock goes on to the next arrival.
 
+#include <bifolio/scheduler.hpp>
 #include <cstdint>
 
 #include "cost_model.hpp"
@@ -15,13 +16,12 @@
 
 namespace trace_replay {
 
-enum class preemption_kind : std::uint8_t { recompute, swap };
-
 struct simulation_options {
   std::int64_t num_blocks = 0;  ///< 0: so many that nothing is evicted or preempted
   std::int32_t block_size = 16;
   std::int64_t num_host_blocks = 0;
-  preemption_kind preemption = preemption_kind::recompute;
+  bifolio::preemption_mode preemption = bifolio::preemption_mode::recompute;
+  std::int32_t steps_in_flight = 1;
   bool prefix_caching = true;
   policy_kind policy = policy_kind::lru;
   std::int64_t num_kept = 1;  ///< see make_policy

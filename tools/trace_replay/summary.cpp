@@ -10,6 +10,18 @@ namespace {
 
 std::string name_of(policy_kind policy) { return policy == policy_kind::lru ? "lru" : "priority"; }
 
+std::string name_of(bifolio::preemption_mode mode) {
+  switch (mode) {
+    case bifolio::preemption_mode::recompute:
+      return "recompute";
+    case bifolio::preemption_mode::swap:
+      return "swap";
+    case bifolio::preemption_mode::automatic:
+      return "automatic";
+  }
+  return "";
+}
+
 std::string trace_name(const options& chosen) { return std::filesystem::path(chosen.trace_path).filename().string(); }
 
 double share(std::int64_t part, std::int64_t whole) {
@@ -69,11 +81,12 @@ report summarize(const options& chosen, const simulation_result& result) {
       {"hits", "found", result.hits},
       {"hit_rate", "hit rate", share(result.hits, result.lookups)},
       {"evictions", "evictions", result.evictions},
-      {"preemption", "preemption by", std::string(with.preemption == preemption_kind::swap ? "swap" : "recompute")},
+      {"preemption", "preemption by", name_of(with.preemption)},
       {"preemptions", "preemptions", result.preemptions},
       {"host_blocks", "blocks of the host's pool", with.num_host_blocks},
       {"swapped_out_blocks", "blocks swapped out", result.num_swapped_out_blocks},
       {"swapped_in_blocks", "blocks swapped in", result.num_swapped_in_blocks},
+      {"steps_in_flight", "steps in flight", std::int64_t{with.steps_in_flight}},
       {"steps", "steps", result.num_steps},
       {"simulated_seconds", "simulated time, s", result.simulated_seconds},
       {"tokens_per_second", "prompt and sampled tokens a simulated second", per_second(num_tokens)},

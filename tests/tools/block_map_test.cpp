@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the map shows of served traffic, and that it is what scheduler and manager say.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <array>
+#include <set>
+
+#include "drawing.hpp"
+#include "program_run.hpp"
+#include "serving.hpp"
+#include "svg.hpp"
+
+namespace {
+
+using namespace bifolio::test;
+using namespace block_map;
+
+serving_options busy_options(std::uint64_t seed) {
+  serving_options options;
+  options.num_blocks = 96;
+  options.num_host_blocks = 48;
+  options.traffic.load = 0.8;
+  options.traffic.seed = seed;
+  return options;
+}
+
+}  // namespace
+
+TEST_CASE("every block has one state, and all that the map can show is seen") {
+  for (const bool swap : {true, false}) {
+    for (const std::int32_t depth : {1, 2, 4}) {
+      CAPTURE(swap);
+      CAPTURE(depth);
+      serving_options options = busy_options(7);
+      options.swap = swap;
+      options.steps_in_flight = depth;
+      serving served(options);
+      std::array<std::int64_t, num_cell_states> seen{};
+      std::int64_t on_host = 0;
+      for (int i = 0; i < 600; ++i) {
+        served.step();
+        REQUIRE(served.check() == "");
+        const frame now = served.snapshot();
+        REQUIRE(now.device.size() == 96);
+        REQUIRE(now.host.size() == 48);
+        for (const cell& one : now.device) {
+          ++seen[static_cast<std::size_t>(one.state)];
+          const bool is_letter = std::isalpha(static_cast<unsigned char>(one.mark)) != 0 || one.mark == '#';
+          const bool is_number = std::isdigit(static_cast<unsigned char>(one.mark)) != 0 || one.mark == '+';
+          switch (one.state) {
+            case cell_state::free:
+              REQUIRE(one.mark == '.');
+              break;
+            case cell_state::cached:
+              REQUIRE(one.mark == ':');
+              break;
+            case cell_state::fenced:
+              REQUIRE(one.mark == '~');
+              break;
+            case cell_state::used:
+              REQUIRE(is_letter);
+              break;
+            case cell_state::shared:
+              REQUIRE(is_number);
+              break;
+          }
+        }
+        for (const cell& one : now.host) on_host += one.state != cell_state::free ? 1 : 0;
+      }
+      const frame last = served.snapshot();
+      for (int state = 0; state < num_cell_states; ++state) {
+        CAPTURE(name_of(static_cast<cell_state>(state)));
+        if (static_cast<cell_state>(state) == cell_state::fenced && depth == 1) continue;
+        CHECK(seen[static_cast<std::size_t>(state)] > 0);
+      }
+      CHECK(last.hits > 0);
+      CHECK(last.evictions > 0);
+      CHECK(last.copies > 0);
+      CHECK(last.preemptions > 0);
+      CHECK((last.swapped_out_blocks > 0) == swap);
+      CHECK((last.swapped_in_blocks > 0) == swap);
+      CHECK((on_host > 0) == swap);
+    }
+  }
+}
+
+TEST_CASE("equal seeds give equal pictures, other seeds others") {
+  serving one(busy_options(1)), same(busy_options(1)), other(busy_options(2));
+  bool differs = false;
+  for (int i = 0; i < 200; ++i) {
+    one.step();
+    same.step();
+    other.step();
+    const std::string picture = draw_text(one.snapshot(), {});
+    REQUIRE(picture == draw_text(same.snapshot(), {}));
+    differs = differs || picture != draw_text(other.snapshot(), {});
+  }
+  CHECK(differs);
+}
+
+TEST_CASE("the plain picture has a character a block and no escapes, the coloured one the same characters") {
+  serving served(busy_options(3));
+  for (int i = 0; i < 100; ++i) served.step();
+  const frame now = served.snapshot();
+  const std::string plain = draw_text(now, {.columns = 32});
+  CHECK(plain.find('\x1b') == plain.npos);
+  for (std::size_t row = 0; row < 3; ++row) {
+    std::string marks;
+    for (std::size_t i = 32 * row; i < 32 * (row + 1); ++i) marks += now.device[i].mark;
+    CAPTURE(marks);
+    CHECK(plain.find(' ' + marks + '\n') != plain.npos);
+  }
+  std::string coloured = draw_text(now, {.columns = 32, .colours = true});
+  CHECK(coloured.find("\x1b[48;5;") != coloured.npos);
+  for (std::size_t at = coloured.find('\x1b'); at != coloured.npos; at = coloured.find('\x1b')) {
+    coloured.erase(at, coloured.find_first_of("mK", at) - at + 1);
+  }
+  CHECK(coloured == plain);
+}
+
+TEST_CASE("both kinds of SVG are well-formed and show every block") {
+  serving served(busy_options(4));
+  std::vector<frame> frames;
+  for (int i = 0; i < 60; ++i) {
+    served.step();
+    frames.push_back(served.snapshot());
+  }
+  const auto count = [](const std::string& text, const std::string& part) {
+    std::int64_t result = 0;
+    for (std::size_t at = text.find(part); at != text.npos; at = text.find(part, at + 1)) ++result;
+    return result;
+  };
+  const std::string still = draw_svg(frames.back(), 24);
+  CHECK(xml_flaw(still) == "");
+  CHECK(count(still, "<rect") == 1 + 96 + 48 + num_cell_states);
+  const std::string moving = draw_animated_svg(frames, 24, 10);
+  CHECK(xml_flaw(moving) == "");
+  CHECK(count(moving, "<rect") == 1 + 96 + 48 + num_cell_states);
+  CHECK(count(moving, "attributeName=\"visibility\"") == 60);
+  CHECK(count(moving, "attributeName=\"fill\"") > 10);
+  CHECK(xml_flaw(draw_animated_svg(std::span(frames).first(1), 24, 10)) == "");
+}
+
+TEST_CASE("the program prints one frame without a terminal, several on request, and refuses what it cannot do") {
+  const std::filesystem::path scratch = std::filesystem::path(BIFOLIO_TEST_SCRATCH_DIR) / "block_map";
+  const auto run = [&](const std::vector<std::string>& arguments) {
+    return run_program(BIFOLIO_BLOCK_MAP_PROGRAM, arguments, scratch);
+  };
+  const run_result once = run({"--once", "--steps", "50", "--check"});
+  CHECK(once.code == 0);
+  CHECK(once.err.empty());
+  CHECK(once.out.rfind("step 50:", 0) == 0);
+  CHECK(once.out.find('\x1b') == once.out.npos);
+  CHECK(run({"--steps", "50"}).out == once.out);
+  const std::string several = run({"--steps", "50", "--every", "20"}).out;
+  CHECK(several.rfind("step 20:", 0) == 0);
+  CHECK(several.find("\nstep 40:") != several.npos);
+  CHECK(several.ends_with(once.out));
+
+  const std::string svg = (scratch / "map.svg").string();
+  for (const auto& more : {std::vector<std::string>{}, {"--animated"}}) {
+    std::filesystem::remove(svg);
+    std::vector<std::string> arguments{"--steps", "40", "--svg", svg};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    CHECK(run(arguments).code == 0);
+    CHECK(xml_flaw(read_file(svg)) == "");
+  }
+  const run_result help = run({"--help"});
+  CHECK(help.code == 0);
+  for (const char* option : {"--blocks", "--host-blocks", "--block-size", "--max-running", "--max-tokens-per-step",
+                             "--steps-in-flight", "--no-swap", "--load", "--seed", "--steps", "--every", "--speed",
+                             "--columns", "--once", "--svg", "--animated", "--check"}) {
+    CAPTURE(option);
+    CHECK(help.out.find(option) != help.out.npos);
+  }
+  for (const auto& wrong : {std::vector<std::string>{"--blocks", "2"},
+                            {"--blocks", "many"},
+                            {"--load", "-1"},
+                            {"--load", "nan"},
+                            {"--animated"},
+                            {"--no-such-option"},
+                            {"--steps-in-flight", "17"},
+                            {"--svg", "/no/such/folder/map.svg", "--steps", "3"}}) {
+    const run_result result = run(wrong);
+    CAPTURE(wrong[0]);
+    CHECK(result.code == 2);
+    CHECK(result.out.empty());
+    CHECK(!result.err.empty());
+  }
+}

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// What one picture of the pool shows, without saying how it is drawn.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace block_map {
+
+enum class cell_state : std::uint8_t {
+  free,    ///< without contents that anyone could ask for
+  cached,  ///< found by the prefix cache, used by nobody
+  used,    ///< by one sequence
+  shared,  ///< by several
+  fenced,  ///< given back, but a step in flight may still touch it
+};
+inline constexpr int num_cell_states = 5;
+
+struct cell {
+  cell_state state = cell_state::free;
+  /// free '.', cached ':', fenced '~', used the letter of the sequence, shared the number of sequences ('+' above 9).
+  char mark = '.';
+  friend bool operator==(const cell&, const cell&) = default;
+};
+
+struct frame {
+  std::int64_t step = 0;
+  std::int64_t block_size = 0;
+  std::vector<cell> device;
+  std::vector<cell> host;  ///< empty without a host pool; used and shared by swapped sequences, free
+  std::string running;     ///< letters
+  std::string swapped;     ///< letters
+  std::int64_t num_waiting = 0;
+  std::int64_t num_tokens = 0;  ///< computed in this step
+  std::int64_t lookups = 0;     ///< full blocks of prompts, since the start
+  std::int64_t hits = 0;
+  std::int64_t evictions = 0;
+  std::int64_t preemptions = 0;
+  std::int64_t swapped_out_blocks = 0;
+  std::int64_t swapped_in_blocks = 0;
+  std::int64_t copies = 0;        ///< on write
+  std::vector<std::string> news;  ///< of the last steps, the newest last
+
+  [[nodiscard]] std::int64_t count(cell_state state) const noexcept;
+};
+
+/// For a legend: "free", "cached, idle", ...
+[[nodiscard]] const char* name_of(cell_state state) noexcept;
+
+}  // namespace block_map

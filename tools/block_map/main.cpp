@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// The block pool, live. Exit codes: 0; 2 for options that cannot be used, with one sentence on stderr; 1 for everything
+// else that fails.
+#include <fmt/format.h>
+
+#include <bifolio/error.hpp>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <exception>
+#include <fstream>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "drawing.hpp"
+#include "options.hpp"
+#include "svg.hpp"
+
+namespace block_map {
+namespace {
+
+volatile std::sig_atomic_t interrupted = 0;
+
+void write(const std::string& text) {
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
+    throw std::runtime_error("the picture could not be written");
+  }
+}
+
+/// Hides the cursor while it lives.
+class live_screen {
+ public:
+  live_screen() { write("\x1b[?25l\x1b[2J"); }
+  live_screen(const live_screen&) = delete;
+  live_screen& operator=(const live_screen&) = delete;
+  ~live_screen() { (void)std::fputs("\x1b[?25h", stdout); }
+  /// Over the frame before; what it had more is wiped.
+  void show(const std::string& text) { write("\x1b[H" + text + "\x1b[J"); }
+};
+
+void step(serving& what, const options& chosen) {
+  what.step();
+  if (!chosen.check) return;
+  const std::string broken = what.check();
+  if (!broken.empty()) throw std::logic_error(broken);
+}
+
+void run_live(serving& what, const options& chosen) {
+  live_screen screen;
+  auto next = std::chrono::steady_clock::now();
+  for (std::int64_t i = 1; interrupted == 0 && (chosen.num_steps == 0 || i <= chosen.num_steps); ++i) {
+    step(what, chosen);
+    if (i % chosen.every != 0) continue;
+    screen.show(draw_text(what.snapshot(), {chosen.columns, true}));
+    if (chosen.frames_per_second > 0) {
+      next += std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+          std::chrono::duration<double>(1 / chosen.frames_per_second));
+      std::this_thread::sleep_until(next);
+    }
+  }
+}
+
+void run_plain(serving& what, const options& chosen) {
+  const bool prints_all = chosen.all_frames && chosen.svg_path.empty();
+  std::vector<frame> frames;
+  for (std::int64_t i = 1; i <= chosen.num_steps && interrupted == 0; ++i) {
+    step(what, chosen);
+    if (i % chosen.every != 0 || i == chosen.num_steps) continue;
+    if (prints_all) write(draw_text(what.snapshot(), {chosen.columns, false}) + "\n");
+    if (chosen.animated) frames.push_back(what.snapshot());
+  }
+  frames.push_back(what.snapshot());
+  if (chosen.svg_path.empty()) return write(draw_text(frames.back(), {chosen.columns, false}));
+  const double speed = chosen.frames_per_second > 0 ? chosen.frames_per_second : 10;
+  std::ofstream file(chosen.svg_path, std::ios::binary);
+  file << (chosen.animated ? draw_animated_svg(frames, chosen.columns, speed) : draw_svg(frames.back(), chosen.columns))
+       << std::flush;
+  if (!file) {
+    throw bifolio::error(bifolio::errc::invalid_argument,
+                         fmt::format("{}: the file cannot be written", chosen.svg_path));
+  }
+}
+
+}  // namespace
+}  // namespace block_map
+
+int main(int argc, char** argv) {
+  try {
+    int exit_code = 0;
+    const auto chosen = block_map::parse_options(argc, argv, exit_code);
+    if (!chosen) return exit_code;
+    (void)std::signal(SIGINT, [](int) { block_map::interrupted = 1; });
+    (void)std::signal(SIGTERM, [](int) { block_map::interrupted = 1; });
+    block_map::serving what(chosen->serving);
+    if (chosen->live) {
+      block_map::run_live(what, *chosen);
+    } else {
+      block_map::run_plain(what, *chosen);
+    }
+    return 0;
+  } catch (const bifolio::error& problem) {
+    (void)std::fprintf(stderr, "block_map: %s\n", problem.what());
+    return problem.code() == bifolio::errc::invalid_argument ? 2 : 1;
+  } catch (const std::exception& problem) {
+    (void)std::fprintf(stderr, "block_map: %s\n", problem.what());
+    return 1;
+  }
+}

@@ -244,9 +244,9 @@ class random_run {
 TEST_CASE("random mixes find exactly what a cache without hashing finds, whatever collides") {
   MESSAGE(seed_note());
   const mix mixes[] = {
-      {1, 20, 128, 3, true},   {2, 60, 128, 3, true}, {4, 200, 128, 2, false}, {3, 40, 8, 3, true},
-      {2, 100, 8, 4, false},   {1, 30, 1, 9, true},   {2, 60, 1, 3, false},    {16, 50, 4, 2, true},
-      {1, 10, 128, 60, false}, {1, 11, 5, 60, false}, {1, 10, 4, 60, false},
+      {1, 20, 128, 3, true}, {2, 60, 128, 3, true}, {4, 200, 128, 2, false},
+      {3, 40, 8, 3, true},   {2, 100, 8, 4, false}, {1, 30, 1, 9, true},
+      {2, 60, 1, 3, false},  {16, 50, 4, 2, true},  {1, 10, 128, 60, false},
   };
   prefix_stats all;
   for (std::size_t i = 0; i < std::size(mixes); ++i) {

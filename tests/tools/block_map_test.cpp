@@ -157,6 +157,8 @@ TEST_CASE("the program prints one frame without a terminal, several on request, 
   CHECK(several.rfind("step 20:", 0) == 0);
   CHECK(several.find("\nstep 40:") != several.npos);
   CHECK(several.ends_with(once.out));
+  const std::string later = run({"--steps", "50", "--every", "20", "--from", "30"}).out;
+  CHECK(later.rfind("step 40:", 0) == 0);
 
   const std::string svg = (scratch / "map.svg").string();
   for (const auto& more : {std::vector<std::string>{}, {"--animated"}}) {
@@ -169,8 +171,8 @@ TEST_CASE("the program prints one frame without a terminal, several on request, 
   const run_result help = run({"--help"});
   CHECK(help.code == 0);
   for (const char* option : {"--blocks", "--host-blocks", "--block-size", "--max-running", "--max-tokens-per-step",
-                             "--steps-in-flight", "--no-swap", "--load", "--seed", "--steps", "--every", "--speed",
-                             "--columns", "--once", "--svg", "--animated", "--check"}) {
+                             "--steps-in-flight", "--no-swap", "--load", "--seed", "--steps", "--from", "--every",
+                             "--speed", "--columns", "--once", "--svg", "--animated", "--check"}) {
     CAPTURE(option);
     CHECK(help.out.find(option) != help.out.npos);
   }

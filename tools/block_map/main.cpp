@@ -51,7 +51,7 @@ void run_live(serving& what, const options& chosen) {
   auto next = std::chrono::steady_clock::now();
   for (std::int64_t i = 1; interrupted == 0 && (chosen.num_steps == 0 || i <= chosen.num_steps); ++i) {
     step(what, chosen);
-    if (i % chosen.every != 0) continue;
+    if (i < chosen.from || i % chosen.every != 0) continue;
     screen.show(draw_text(what.snapshot(), {chosen.columns, true}));
     if (chosen.frames_per_second > 0) {
       next += std::chrono::duration_cast<std::chrono::steady_clock::duration>(
@@ -66,7 +66,7 @@ void run_plain(serving& what, const options& chosen) {
   std::vector<frame> frames;
   for (std::int64_t i = 1; i <= chosen.num_steps && interrupted == 0; ++i) {
     step(what, chosen);
-    if (i % chosen.every != 0 || i == chosen.num_steps) continue;
+    if (i < chosen.from || i % chosen.every != 0 || i == chosen.num_steps) continue;
     if (prints_all) write(draw_text(what.snapshot(), {chosen.columns, false}) + "\n");
     if (chosen.animated) frames.push_back(what.snapshot());
   }

@@ -63,6 +63,7 @@ std::optional<options> parse_options(int argc, char** argv, int& exit_code) {
   CLI::Option* steps =
       add("--steps", result.num_steps, "Steps to show; 0: until it is interrupted", between<std::int64_t>(0, 1 << 30));
   steps->default_str("0; 200 where stdout is no terminal, or with --once or --svg");
+  add("--from", result.from, "Steps before the first frame", between<std::int64_t>(0, 1 << 30));
   CLI::Option* every =
       add("--every", result.every, "Steps from a frame to the next", between<std::int64_t>(1, 1 << 20));
   bool once = false;
@@ -88,7 +89,7 @@ std::optional<options> parse_options(int argc, char** argv, int& exit_code) {
   result.live = !once && result.svg_path.empty() && ::isatty(STDOUT_FILENO) != 0;
   result.all_frames = !once && every->count() > 0;
   if (!result.live && steps->count() == 0) result.num_steps = 200;
-  if (!result.live && result.num_steps == 0) result.num_steps = 1;
+  if (!result.live) result.num_steps = std::max({result.num_steps, result.from, std::int64_t{1}});
   if (result.columns == 0) result.columns = fitting_columns();
   return result;
 }

@@ -70,7 +70,7 @@ class sheet {
     device_top_ = margin + 44;
     host_top_ = device_top_ + rows(what.device.size()) + 30;
     legend_top_ = what.host.empty() ? host_top_ - 12 : host_top_ + rows(what.host.size()) + 18;
-    width_ = std::max(columns * cell_size, 660) + 2 * margin;
+    width_ = std::max(columns * cell_size, 850) + 2 * margin;
   }
 
   template <class... Parts>
@@ -163,7 +163,7 @@ void animate_cell(sheet& out, std::pair<int, int> at, std::size_t num_frames, do
     times += fmt::format("{:.4g}", static_cast<double>(i) / static_cast<double>(num_frames));
     before = colour;
   }
-  out.rect(at, colour_of(cell_in(0)));
+  out.rect(at, colour_of(cell_in(num_frames - 1)));  // seen where nothing moves
   if (values.find(';') == values.npos) {
     out.write("/>\n");
   } else {
@@ -213,8 +213,8 @@ std::string draw_animated_svg(std::span<const frame> frames, std::int32_t column
   }
   out.legend(nullptr);
   for (std::size_t k = 0; k < frames.size(); ++k) {
-    out.write("<text x=\"{}\" y=\"{}\" visibility=\"{}\">{}", margin, margin + 8, k == 0 ? "visible" : "hidden",
-              headline(frames[k]));
+    out.write("<text x=\"{}\" y=\"{}\" visibility=\"{}\">{}", margin, margin + 8,
+              k + 1 == frames.size() ? "visible" : "hidden", headline(frames[k]));
     if (frames.size() > 1) {
       const double begin = static_cast<double>(k) / count, end = static_cast<double>(k + 1) / count;
       const bool is_first = k == 0, is_last = k + 1 == frames.size();

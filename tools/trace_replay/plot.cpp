@@ -11,7 +11,7 @@
 namespace trace_replay {
 namespace {
 
-constexpr std::size_t num_points = 400;
+constexpr std::size_t num_points = 240;
 
 /// A text as content or attribute of XML.
 std::string escaped(const std::string& text) {
@@ -92,10 +92,14 @@ class drawing {
       entry(pool, next, "#b5541c", fmt::format("host pool, of {} blocks", what_.num_host_blocks));
     }
 
+    const reading since_start = [&](const pool_sample& s) { return part(s.hits, s.lookups); };
+    double highest = 0;
+    const reading recent = recent_rate();
+    for (const pool_sample& one : points_) highest = std::max({highest, since_start(one), recent(one)});
+    rate.full = highest <= 0.1 ? 0.1 : highest <= 0.2 ? 0.2 : highest <= 0.4 ? 0.4 : 1.0;
     frame(rate, "hit rate of blocks looked up");
     line(rate, recent_rate(), "#e0a96d");
-    line(
-        rate, [&](const pool_sample& s) { return part(s.hits, s.lookups); }, "#8a3d0f");
+    line(rate, since_start, "#8a3d0f");
     entry(rate, 0, "#8a3d0f", "since the start");
     entry(rate, 1, "#e0a96d", "recent");
     write("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">{}</text>\n", rate.left + rate.width / 2,

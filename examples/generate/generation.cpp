@@ -20,13 +20,18 @@ using clock = std::chrono::steady_clock;
 double seconds_since(clock::time_point start) { return std::chrono::duration<double>(clock::now() - start).count(); }
 
 bifolio::kv_cache_config manager_config(const bifolio::cache_engine& engine, const generation_config& config,
-                                        std::size_t num_prompts) {
+                                        std::size_t num_prompts, const bifolio::cache_engine* host) {
   bifolio::kv_cache_config result;
   result.block_size = engine.config().layout.block_size;
   result.num_blocks = engine.config().num_blocks;
   const std::int64_t wanted = static_cast<std::int64_t>(num_prompts) * config.num_samples;
   result.max_sequences = static_cast<std::int32_t>(
       std::clamp<std::int64_t>(wanted, config.num_samples, std::max(config.max_batch_seqs, config.num_samples)));
+  result.prefix.enabled = config.prefix_caching;
+  if (host != nullptr) {
+    result.num_host_blocks = host->config().num_blocks;
+    result.max_sequences *= 2;  // half of them may be swapped out
+  }
   result.max_seq_len = config.max_positions + 1;  // the last token is sampled and never fed
   return result;
 }
@@ -35,7 +40,8 @@ bifolio::scheduler_config schedule_config(const generation_config& config, const
                                           std::int32_t vocab_size) {
   bifolio::scheduler_config result;
   result.max_tokens_per_step = config.max_batch_tokens;
-  result.max_running = manager.max_sequences;
+  result.max_running = manager.num_host_blocks > 0 ? manager.max_sequences / 2 : manager.max_sequences;
+  result.preemption = config.preemption;
   result.vocab_size = vocab_size;
   return result;
 }
@@ -43,12 +49,13 @@ bifolio::scheduler_config schedule_config(const generation_config& config, const
 class generator {
  public:
   generator(model_runner& model, bifolio::cache_engine& engine, const generation_config& config,
-            std::span<const std::vector<token_id>> prompts, generation_observer& observer)
+            std::span<const std::vector<token_id>> prompts, generation_observer& observer, bifolio::cache_engine* host)
       : model_(model),
         config_(config),
         prompts_(prompts),
         observer_(observer),
-        manager_(manager_config(engine, config, prompts.size())),
+        host_(host),
+        manager_(manager_config(engine, config, prompts.size(), host)),
         scheduler_(manager_, schedule_config(config, manager_.config(), model.config().vocab_size)),
         attention_(engine, model.config(), model.stream()) {}
 
@@ -73,6 +80,7 @@ class generator {
     stats_.num_sequences = static_cast<std::int64_t>(prompts_.size()) * config_.num_samples;
     stats_.attention_seconds = model_.attention_seconds();
     stats_.cache = manager_.stats();
+    if (manager_.prefix() != nullptr) stats_.prefix = manager_.prefix()->stats();
     stats_.schedule = scheduler_.stats();
     return stats_;
   }
@@ -109,8 +117,10 @@ class generator {
   }
 
   void compute(const bifolio::step_plan& plan) {
+    attention_.move_blocks(plan, host_);
+    if (plan.seqs.empty()) return;  // sequences were swapped, and are computed from the next step on
     scheduler_.build(inputs_);
-    attention_.begin_step(inputs_.batch, plan.copies);
+    attention_.begin_step(inputs_.batch);
     logits_ = model_.forward(inputs_.tokens, inputs_.positions, inputs_.sample_rows, attention_);
   }
 
@@ -149,7 +159,7 @@ class generator {
       const bool decodes = seq.query_len == 1 && seq.num_samples > 0 && seq.seq_len > prompt_length;
       if (!decodes) prefill += seq.query_len;
     }
-    const double share = static_cast<double>(prefill) / static_cast<double>(plan.num_tokens);
+    const double share = static_cast<double>(prefill) / static_cast<double>(std::max<std::int64_t>(1, plan.num_tokens));
     stats_.num_prefill_tokens += prefill;
     stats_.num_decode_tokens += plan.num_tokens - prefill;
     stats_.prefill_seconds += seconds * share;
@@ -178,6 +188,7 @@ class generator {
   std::span<const std::vector<token_id>> prompts_;
   generation_observer& observer_;
 
+  bifolio::cache_engine* host_;
   bifolio::kv_cache_manager manager_;
   bifolio::scheduler scheduler_;
   paged_attention attention_;
@@ -205,8 +216,9 @@ const char* to_string(ending how) noexcept {
 }
 
 generation_stats generate_all(model_runner& model, bifolio::cache_engine& engine, const generation_config& config,
-                              std::span<const std::vector<token_id>> prompts, generation_observer& observer) {
-  return generator(model, engine, config, prompts, observer).run();
+                              std::span<const std::vector<token_id>> prompts, generation_observer& observer,
+                              bifolio::cache_engine* host) {
+  return generator(model, engine, config, prompts, observer, host).run();
 }
 
 }  // namespace generate

@@ -23,6 +23,8 @@ struct generation_config {
   std::uint64_t seed = 0;
   std::int32_t max_batch_tokens = 256;
   std::int32_t max_batch_seqs = 64;
+  bool prefix_caching = false;  ///< prompts share the blocks of what others began with
+  bifolio::preemption_mode preemption = bifolio::preemption_mode::automatic;
 };
 
 enum class ending : std::uint8_t {
@@ -63,13 +65,16 @@ struct generation_stats {
   std::int64_t num_sequences = 0;
   std::int64_t peak_table_entries = 0;  ///< most blocks in the tables of all sequences, a shared one counted each time
   bifolio::cache_stats cache;           ///< at the end
+  bifolio::prefix_stats prefix;         ///< the same; zeros without prefix caching
   bifolio::scheduler_stats schedule;
 };
 
 /// Continues every prompt. The engine's layout is the model's (`cache_config`); its blocks are the whole pool.
+/// `host`, if given, takes sequences that are swapped out: an engine of the same layout in host memory.
 /// A prompt of more than max_positions tokens is not fed and ends at once, by `steps`.
 /// Throws `input_error` when the pool cannot hold one sequence, `bifolio::error` on what the library refuses.
 generation_stats generate_all(model_runner& model, bifolio::cache_engine& engine, const generation_config& config,
-                              std::span<const std::vector<bifolio::token_id>> prompts, generation_observer& observer);
+                              std::span<const std::vector<bifolio::token_id>> prompts, generation_observer& observer,
+                              bifolio::cache_engine* host = nullptr);
 
 }  // namespace generate

@@ -132,6 +132,10 @@ void generate_text(const options& o, const loaded_model& model, model_runner& ne
   config.seed = o.seed;
   config.max_batch_tokens = o.max_batch_tokens;
   config.max_batch_seqs = o.max_batch_seqs;
+  config.prefix_caching = o.prefix_caching;
+  config.preemption = o.preemption;
+  std::optional<host_cache> host;
+  if (o.num_host_blocks > 0) host.emplace(where, engine.config(), o.num_host_blocks);
 
   generation_stats stats;
   {
@@ -140,7 +144,7 @@ void generate_text(const options& o, const loaded_model& model, model_runner& ne
         std::move(records),
         o.json ? make_json_writer(*model.tokens) : make_text_writer(*model.tokens, o.num_samples, stdout_is_terminal),
         progress);
-    stats = generate_all(network, engine, config, ids, observer);
+    stats = generate_all(network, engine, config, ids, observer, host ? &host->engine : nullptr);
   }
   if (!o.json || o.stats) {
     fmt::print(stderr, "{}", format_report({stats, layout, c.num_layers, max_positions}, o.stats));

@@ -118,6 +118,19 @@ class command_line {
   CLI::App app_;
 };
 
+bool parse_switch(const std::string& text) {
+  if (text != "on" && text != "off") throw bifolio::error(bifolio::errc::invalid_argument, text);
+  return text == "on";
+}
+
+bifolio::preemption_mode parse_preemption(const std::string& text) {
+  using bifolio::preemption_mode;
+  if (text == "recompute") return preemption_mode::recompute;
+  if (text == "swap") return preemption_mode::swap;
+  if (text == "automatic") return preemption_mode::automatic;
+  throw bifolio::error(bifolio::errc::invalid_argument, text);
+}
+
 void check_device(const std::string& name, const std::string& text) {
   if (text == "auto") return;
   try {
@@ -174,6 +187,12 @@ std::optional<options> parse_options(int argc, const char* const* argv) {
                "Tokens of one step; longer prompts are fed in chunks");
   line.integer("--max-batch-seqs", o.max_batch_seqs, 1, 1 << 16, "64",
                "Sequences of one step; never fewer than --samples");
+  line.word("--prefix-cache", o.prefix_caching, "on", "on|off",
+            "Prompts share the blocks of what earlier ones began with; the text is the same", parse_switch);
+  line.integer<std::int64_t>("--host-blocks", o.num_host_blocks, 0, 2'000'000'000, "0",
+                             "Blocks of host memory that preempted sequences are swapped out to");
+  line.word("--preemption", o.preemption, "automatic", "recompute|swap|automatic",
+            "Whether a preempted sequence is computed again, swapped out, or whichever costs less", parse_preemption);
   line.integer("--threads", o.num_threads, 1, 4096, "all", "CPU threads");
   line.word("--isa", o.isa, "the best here", "baseline|avx2|avx512|neon", "Instruction set of the attention on the CPU",
             [](const std::string& text) { return std::optional(bifolio::parse_isa(text)); });

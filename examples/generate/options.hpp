@@ -6,6 +6,7 @@
 #include <bifolio/backend.hpp>
 #include <bifolio/dtype.hpp>
 #include <bifolio/kv_layout.hpp>
+#include <bifolio/scheduler.hpp>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -34,6 +35,9 @@ struct options {
   std::int64_t cache_mebibytes = 1024;
   std::int32_t max_batch_tokens = 256;
   std::int32_t max_batch_seqs = 64;
+  bool prefix_caching = true;
+  std::int64_t num_host_blocks = 0;  ///< 0: nothing is swapped
+  bifolio::preemption_mode preemption = bifolio::preemption_mode::automatic;
   std::int32_t num_threads = 0;  ///< 0: all that OpenMP takes
   std::optional<bifolio::cpu_isa> isa;
   bool json = false;

@@ -24,8 +24,13 @@ paged_attention::paged_attention(bifolio::cache_engine& engine, const model_conf
   spec_.deterministic = true;  // what a sequence says must not depend on who else is in the batch
 }
 
-void paged_attention::begin_step(const bifolio::step_batch& batch, std::span<const bifolio::block_copy> copies) {
-  require(engine_->copy_blocks(copies, stream_), "copying blocks");
+void paged_attention::move_blocks(const bifolio::step_plan& plan, bifolio::cache_engine* host) {
+  if (!plan.swap_outs.empty()) require(engine_->swap_blocks_to(*host, plan.swap_outs, stream_), "swapping blocks out");
+  require(engine_->copy_blocks(plan.copies, stream_), "copying blocks");
+  if (!plan.swap_ins.empty()) require(host->swap_blocks_to(*engine_, plan.swap_ins, stream_), "swapping blocks in");
+}
+
+void paged_attention::begin_step(const bifolio::step_batch& batch) {
   batch_ = engine_->upload(batch, stream_);
   engine_->where().plan_attention(plan_, spec_, batch.view(), engine_->config().num_blocks, stream_);
 }
@@ -41,6 +46,10 @@ void paged_attention::run(std::int32_t layer, const bifolio::const_tensor_view& 
   params.scale = 1.0f / std::sqrt(static_cast<float>(q.head_dim));
   require(engine_->where().attention(plan_, params, stream_), "attention");
 }
+
+host_cache::host_cache(bifolio::backend& where, const bifolio::cache_engine_config& device, std::int64_t num_blocks)
+    : cpu(bifolio::make_backend()),
+      engine(*cpu, {device.num_layers, num_blocks, device.layout}, &where.staging_memory()) {}
 
 bifolio::cache_engine_config cache_config(const model_config& config, bifolio::layout_kind kind, bifolio::dtype kv_type,
                                           std::int32_t block_size, std::int64_t num_blocks) {

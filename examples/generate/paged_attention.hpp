@@ -7,7 +7,7 @@
 #include <bifolio/attention.hpp>
 #include <bifolio/cache_engine.hpp>
 #include <bifolio/step.hpp>
-#include <span>
+#include <memory>
 
 #include "model_runner.hpp"
 
@@ -19,9 +19,12 @@ class paged_attention final : public attention_layer {
   /// runner's: everything of a step is ordered on it.
   paged_attention(bifolio::cache_engine& engine, const model_config& config, bifolio::stream_ref stream);
 
-  /// What is done once a step, before the first layer: the block copies that the cache logic decided, the upload of the
-  /// step's arrays, the plan. `batch` must live until the last layer has run. Throws `bifolio::error`.
-  void begin_step(const bifolio::step_batch& batch, std::span<const bifolio::block_copy> copies);
+  /// Carries out what the cache logic decided about blocks: swaps out to `host`, copies, swaps in, in this order.
+  /// `host` may be null for plans without swaps. Throws `bifolio::error`.
+  void move_blocks(const bifolio::step_plan& plan, bifolio::cache_engine* host);
+  /// What is done once a step, before the first layer: the upload of the step's arrays, the attention plan. `batch`
+  /// must live until the last layer has run. Throws `bifolio::error`.
+  void begin_step(const bifolio::step_batch& batch);
 
   void run(std::int32_t layer, const bifolio::const_tensor_view& q, const bifolio::const_tensor_view& k,
            const bifolio::const_tensor_view& v, const bifolio::tensor_view& out) override;
@@ -38,5 +41,12 @@ class paged_attention final : public attention_layer {
 [[nodiscard]] bifolio::cache_engine_config cache_config(const model_config& config, bifolio::layout_kind kind,
                                                         bifolio::dtype kv_type, std::int32_t block_size,
                                                         std::int64_t num_blocks);
+
+/// Room for swapped sequences beside an engine of `where`: the same layout in host memory that `where` moves fast.
+struct host_cache {
+  host_cache(bifolio::backend& where, const bifolio::cache_engine_config& device, std::int64_t num_blocks);
+  std::unique_ptr<bifolio::backend> cpu;
+  bifolio::cache_engine engine;
+};
 
 }  // namespace generate

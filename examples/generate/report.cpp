@@ -67,6 +67,13 @@ std::string format_report(const report_input& input, bool detailed) {
                                         held > 0 ? static_cast<double>(contiguous) / static_cast<double>(held) : 0.0));
   add("copy-on-write copies", fmt::format("{} blocks", s.cache.num_copied_blocks));
   add("preemptions", fmt::format("{}", s.schedule.num_preemptions));
+  if (s.prefix.num_lookups > 0) {
+    add("prompt blocks found cached", fmt::format("{} of {}", s.prefix.num_hit_blocks, s.prefix.num_looked_up_blocks));
+  }
+  if (s.cache.num_host_blocks > 0) {
+    add("blocks swapped out and in",
+        fmt::format("{} and {}", s.cache.num_swapped_out_blocks, s.cache.num_swapped_in_blocks));
+  }
   if (detailed) {
     add("sequences", fmt::format("{}", s.num_sequences));
     add("steps", fmt::format("{} of {:.1f} tokens", s.schedule.num_steps,

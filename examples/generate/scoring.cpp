@@ -36,7 +36,7 @@ score score_tokens(model_runner& model, bifolio::cache_engine& engine, std::span
     plan.seqs.assign(1, {seq, count, begin + count});
     plan.num_tokens = count;
     manager.build(batch, plan);
-    attention.begin_step(batch, {});
+    attention.begin_step(batch);
 
     positions.resize(static_cast<std::size_t>(count));
     rows.resize(static_cast<std::size_t>(count));

@@ -8,6 +8,7 @@
 #include <bifolio/kv_cache_manager.hpp>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -33,6 +34,8 @@ struct generation_setup {
   std::int32_t block_size = 16;
   std::int64_t num_blocks = 1024;
   std::int32_t num_threads = 1;
+  bool prefix_caching = false;
+  std::int64_t num_host_blocks = 0;  ///< swaps whenever it preempts, if there are any
 };
 
 struct generation_result {
@@ -68,12 +71,16 @@ inline generation_result continue_prompts(const generate::checkpoint& weights,
   config.seed = setup.seed;
   config.max_batch_tokens = setup.max_batch_tokens;
   config.max_batch_seqs = setup.max_batch_seqs;
+  config.prefix_caching = setup.prefix_caching;
+  config.preemption = setup.num_host_blocks > 0 ? preemption_mode::swap : preemption_mode::recompute;
+  std::optional<generate::host_cache> host;
+  if (setup.num_host_blocks > 0) host.emplace(*placed.where, engine.config(), setup.num_host_blocks);
   generation_result result;
   const std::size_t num_sequences = prompts.size() * static_cast<std::size_t>(setup.num_samples);
   result.outputs.resize(num_sequences);
   result.ended_by.resize(num_sequences);
   collecting_observer observer(result);
-  result.stats = generate_all(*placed.runner, engine, config, prompts, observer);
+  result.stats = generate_all(*placed.runner, engine, config, prompts, observer, host ? &host->engine : nullptr);
   return result;
 }
 
@@ -101,7 +108,7 @@ inline std::vector<std::vector<float>> paged_logits(const generate::checkpoint& 
     plan.seqs = {{seq, count, begin + count}};
     plan.num_tokens = count;
     manager.build(batch, plan);
-    attention.begin_step(batch, {});
+    attention.begin_step(batch);
     std::vector<std::int32_t> positions(static_cast<std::size_t>(count)), rows(positions.size());
     std::iota(positions.begin(), positions.end(), begin);
     std::iota(rows.begin(), rows.end(), 0);

@@ -79,6 +79,49 @@ TEST_CASE("a sequence says the same alone, in company, in chunks, preempted, and
   CHECK(alone.outputs[0] == expected.outputs[0]);
 }
 
+TEST_CASE("a sequence says the same whether its prefix was found or computed, and whether it was swapped") {
+  const auto weights = tiny_model();
+  auto prompts = some_prompts(6);
+  for (std::size_t i = 1; i < prompts.size(); ++i) {  // all but the first go on where it ends, or repeat it
+    prompts[i].insert(prompts[i].begin(), prompts[0].begin(), prompts[0].end());
+  }
+  prompts[0].resize(32, token_id{7});
+  for (std::size_t i = 1; i < prompts.size(); ++i) prompts[i].insert(prompts[i].begin(), 32, token_id{7});
+  prompts.push_back(std::vector<token_id>(32, token_id{7}));  // cached to its very end
+  generation_setup plain = sampling_setup();
+  plain.max_positions = 150;
+  for (const std::int32_t samples : {1, 3}) {
+    plain.num_samples = samples;
+    const generation_result expected = continue_prompts(weights, prompts, plain);
+    CHECK(expected.stats.prefix.num_hit_blocks == 0);
+    const auto check_same = [&](const char* name, const generation_setup& setup) {
+      CAPTURE(name);
+      CAPTURE(samples);
+      const generation_result got = continue_prompts(weights, prompts, setup);
+      CHECK(got.outputs == expected.outputs);
+      CHECK(got.ended_by == expected.ended_by);
+      return got.stats;
+    };
+    generation_setup setup = plain;
+    setup.prefix_caching = true;
+    setup.max_batch_seqs = samples;  // one prompt after another
+    CHECK(check_same("prefixes found", setup).prefix.num_hit_blocks >= 4 * 6);
+
+    setup = plain;
+    setup.num_blocks = 40;
+    setup.num_host_blocks = 400;
+    const auto swapped = check_same("swapped", setup);
+    CHECK(swapped.cache.num_swapped_out_blocks > 0);
+    CHECK(swapped.cache.num_swapped_in_blocks > 0);
+
+    setup.prefix_caching = true;
+    setup.max_batch_tokens = 9;
+    check_same("swapped, found and in chunks", setup);
+    setup.num_host_blocks = 0;
+    CHECK(check_same("computed again from what is still cached", setup).schedule.num_preemptions > 0);
+  }
+}
+
 TEST_CASE("samples of a prompt differ, repeat with the seed and change with it; greedy ones are all the same") {
   const auto weights = tiny_model();
   const auto prompts = some_prompts(2);

@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "cache_only.hpp"
+#include "input_error.hpp"
 #include "lru_oracle.hpp"
 #include "support/random.hpp"
 
@@ -92,6 +93,67 @@ TEST_CASE("an unbounded pool misses every id once and evicts nothing") {
   CHECK(result.evictions == 0);
   CHECK(result.lookups - result.hits == what.num_distinct_ids);
   CHECK(result.cached_blocks == what.num_distinct_ids);
+}
+
+TEST_CASE("a pool of any size is possible when the trace cannot fill it") {
+  random_source random(test_seed());
+  const trace what = random_tree_trace(random, 300, 2, 12);
+  progress_bar quiet(false);
+  const cache_only_result unbounded = replay_cache(what, {}, quiet);
+  const cache_only_result huge = replay_cache(what, {.num_blocks = bifolio::max_num_blocks}, quiet);
+  CHECK(huge.num_blocks == bifolio::max_num_blocks);
+  CHECK(huge.hits == unbounded.hits);
+  CHECK(huge.evictions == 0);
+}
+
+TEST_CASE("a damaged trace is read or refused with its line, never anything else") {
+  INFO(seed_note());
+  random_source random(test_seed());
+  const std::string json =
+      "{\"timestamp\": 0, \"input_length\": 1500, \"output_length\": 3, \"hash_ids\": [0, 1, 2]}\n"
+      "{\"timestamp\": 10, \"input_length\": 1100, \"output_length\": 2, \"hash_ids\": [0, 1, 3]}\n";
+  const std::string csv =
+      "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 23:59:59.5000000,374,44\n2023-11-17 00:00:01.25,396,109\n";
+  std::int64_t num_read = 0, num_refused = 0;
+  for (int round = 0; round < 20000; ++round) {
+    std::string text = random.one_in(2) ? json : csv;
+    for (std::int64_t edits = random.between(1, 3); edits > 0; --edits) {
+      const auto at = static_cast<std::size_t>(random.between(0, static_cast<std::int64_t>(text.size()) - 1));
+      static constexpr char favourites[] = "0123456789-+.eE,:;\"{}[]\n\r \xff\x00";
+      const char c = random.one_in(3) ? static_cast<char>(random.between(0, 255)) : random.pick(favourites);
+      switch (random.between(0, 3)) {
+        case 0:
+          text[at] = c;
+          break;
+        case 1:
+          text.insert(at, static_cast<std::size_t>(random.between(1, 12)), c);
+          break;
+        case 2:
+          text.erase(at, static_cast<std::size_t>(random.between(1, 20)));
+          break;
+        default:
+          text.resize(at + 1);
+      }
+      if (text.empty()) text.push_back(' ');
+    }
+    std::istringstream in(text);
+    CAPTURE(text);
+    try {
+      const trace what = read_trace(in, "damaged", trace_format::automatic, 0);
+      ++num_read;
+      for (const trace_request& one : what.requests) {
+        REQUIRE(one.num_input_tokens >= 1);
+        REQUIRE(one.num_output_tokens >= 0);
+        REQUIRE(one.arrival_us >= 0);
+      }
+    } catch (const input_error& problem) {
+      ++num_refused;
+      REQUIRE(std::string(problem.what()).starts_with("damaged:"));
+      REQUIRE(std::string(problem.what()).find('\n') == std::string::npos);
+    }
+  }
+  CHECK(num_read > 100);
+  CHECK(num_refused > 1000);
 }
 
 TEST_CASE("an id that a request holds twice is served") {

@@ -64,6 +64,18 @@ TEST_CASE("a request alone takes the sum of its steps") {
   CHECK(result.num_computed_tokens == 102);
 }
 
+TEST_CASE("the time of the host passes before each step, unless another one is in flight") {
+  simulation_options options;
+  options.num_blocks = 100;
+  options.costs = simple_costs();
+  options.costs.of_host = 300;
+  const trace what = trace_of({{500, 100, 20}});
+  const double steps_ms = 2 + 19 * 1.01;
+  CHECK(run(what, options).latency_ms.p50 == doctest::Approx(steps_ms + 20 * 0.3));
+  options.steps_in_flight = 2;
+  CHECK(run(what, options).latency_ms.p50 == doctest::Approx(steps_ms + 0.3));
+}
+
 TEST_CASE("the cost of a step counts reads once a sequence and scores once a pair") {
   bifolio::step_plan plan;
   plan.seqs = {{.query_len = 5, .seq_len = 12}, {.query_len = 1, .seq_len = 30}, {.query_len = 7, .seq_len = 7}};

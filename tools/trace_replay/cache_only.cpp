@@ -79,13 +79,14 @@ cache_only_result replay_cache(const trace& what, const cache_only_options& opti
   for (const trace_request& one : what.requests) longest = std::max<std::int64_t>(longest, one.num_ids);
   cache_only_result result;
   // When ids do not name prefixes a request may hold one twice, and then takes two blocks for it.
-  result.num_blocks =
-      options.num_blocks > 0 ? options.num_blocks : what.num_distinct_ids + (what.ids_name_prefixes ? 0 : longest);
+  const std::int64_t enough = what.num_distinct_ids + (what.ids_name_prefixes ? 0 : longest);
+  result.num_blocks = options.num_blocks > 0 ? options.num_blocks : enough;
   result.num_requests = static_cast<std::int64_t>(what.requests.size());
 
   const auto start = std::chrono::steady_clock::now();
   const auto policy = make_policy(options.policy, options.num_kept);
-  replayer cache(result.num_blocks, *policy, what.ids_name_prefixes);
+  // A pool that never fills up behaves the same whatever its size, and need not take memory for that.
+  replayer cache(std::min(result.num_blocks, enough), *policy, what.ids_name_prefixes);
   const auto sample = [&](std::int64_t done) {
     const prefix_stats& stats = cache.stats();
     return pool_sample{.at = static_cast<double>(done),

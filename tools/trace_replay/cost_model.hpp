@@ -23,6 +23,8 @@ struct cost_model {
   double per_kv_token = 0.03;
   double per_score = 0.001;
   double per_swapped_token = 2.6;
+  /// Of the host before a step can begin (scheduling, inputs, sampling); hidden while an earlier step is in flight.
+  double of_host = 0;
 };
 
 /// `block_size` in tokens, of the blocks that are swapped.

@@ -118,6 +118,7 @@ void add_cost_options(CLI::App& program, options& result) {
   const auto add = [&](const char* name, double& value, const char* what) {
     program.add_option(name, value, what)->capture_default_str()->group(group);
   };
+  add("--host-us", to.of_host, "Microseconds of the host before every step, hidden while another one is in flight");
   add("--step-us", to.per_step, "Microseconds for every step");
   add("--us-per-token", to.per_token, "... for every token computed");
   add("--us-per-kv-token", to.per_kv_token, "... for every token of KV that is read, once a sequence");
@@ -162,6 +163,7 @@ void check(options& result, const written& text) {
   require_between("--max-running", to.max_running, 1, 1 << 24);
   require_between("--steps-in-flight", to.steps_in_flight, 1, bifolio::block_pool::max_open_fences);
   require_at_least("--speed", to.speed, 1e-6);
+  require_at_least("--host-us", to.costs.of_host, 0);
   require_at_least("--step-us", to.costs.per_step, 0);
   require_at_least("--us-per-token", to.costs.per_token, 0);
   require_at_least("--us-per-kv-token", to.costs.per_kv_token, 0);

@@ -167,7 +167,8 @@ class simulation {
     if (options_.build_batches && !plan.seqs.empty()) scheduler_.build(inputs_);
     bookkeeping_ += wall_clock::now() - start;
     if (plan.empty()) return false;
-    const double begin = steps_.empty() ? now_us_ : steps_.back().end;
+    const double ready = now_us_ + options_.costs.of_host;
+    const double begin = steps_.empty() ? ready : std::max(ready, steps_.back().end);
     steps_.push_back({plan, begin + step_us(options_.costs, plan, options_.block_size)});
     for (const scheduled_seq& row : plan.seqs) {
       record& one = records_[to_index(row.request) - 1];

@@ -145,7 +145,7 @@ submit_result scheduler_core::submit(request&& what) {
     state->extra_views.reserve(what.extras.size());
     state->prompt = std::move(what.prompt);
     state->beams = what.beam_width > 0;
-    state->forked = state->width == 1;
+    state->forked = state->width == 1 && !state->beams;
     state->max_draft_tokens = what.max_draft_tokens;
     state->max_new_tokens = what.max_new_tokens;
     state->priority = what.priority;

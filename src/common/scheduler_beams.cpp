@@ -10,9 +10,8 @@
 namespace bifolio::detail {
 
 std::size_t scheduler_core::num_beam_rows(const step_in_flight& step, std::size_t first) noexcept {
+  if (!step.rows[first].is_beam) return 0;
   const request_state* owner = step.rows[first].sample->owner;
-  // A prompt that is completed samples for several beams at once, or is the only one.
-  if (!owner->beams || step.plan.seqs[first].num_samples != 1) return 0;
   std::size_t end = first + 1;
   while (end < step.rows.size() && step.rows[end].sample->owner == owner) ++end;
   return end - first;
@@ -66,10 +65,9 @@ void scheduler_core::commit_beams(step_in_flight& step, std::size_t first, std::
   const bool drains = beam(0).place == sample_place::draining;
   for (std::size_t j = 0; j < count; ++j) {
     --beam(j).num_rows_in_flight;
-    if (drains) finish_draining(beam(j));  // the last one takes the request with it
+    if (drains && beam(j).num_rows_in_flight == 0) finish_draining(beam(j));  // the last one takes the request with it
   }
   if (drains || is_ignored) return;
-  request_state& owner = *beam(0).owner;
 
   seq_id* old_seqs = beam_seqs_.data();  // [count], invalid once somebody goes on with it
   seq_id* new_seqs = old_seqs + count;   // [count]
@@ -87,7 +85,7 @@ void scheduler_core::commit_beams(step_in_flight& step, std::size_t first, std::
     old_seqs[p] = invalid_seq;
   };
   for (std::size_t j = 0; j < count; ++j) {
-    commit_positions(beam(j), 1);
+    commit_positions(beam(j), step.plan.seqs[first + j].query_len);
     old_seqs[j] = beam(j).seq;
     new_seqs[j] = heirs[j] = invalid_seq;
   }
@@ -125,7 +123,6 @@ void scheduler_core::commit_beams(step_in_flight& step, std::size_t first, std::
       left = &one;
     }
   }
-  (void)owner;
   if (lacks && left != nullptr) recompute(*left);
 }
 

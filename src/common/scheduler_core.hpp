@@ -160,7 +160,7 @@ struct step_row {
   std::int32_t first_sampled = 0;  ///< among the step's sampled tokens
   bool is_ignored = false;         ///< its results count for nothing
   bool is_pending = false;         ///< its one token is counted in num_pending
-  bool has_late_token = false;     ///< its last token was not known when it was scheduled
+  bool is_beam = false;            ///< one of the beams that decode together
   token_source late;
 };
 

@@ -26,7 +26,7 @@ void scheduler_core::add_to_step(sample_state& one, std::int32_t query_len, cons
                             .first_sampled = current_->num_sampled,
                             .is_ignored = false,
                             .is_pending = is_pending,
-                            .has_late_token = one.num_pending > 0,
+                            .is_beam = num_samples > 0 && is_beam(one),
                             .late = one.late});
   if (is_pending) {
     ++one.num_pending;
@@ -50,10 +50,10 @@ void scheduler_core::add_to_step(sample_state& one, std::int32_t query_len, cons
 
 namespace {
 
-/// Beams decode together, once each has only its last token to compute.
-bool is_ready(const sample_state& beam) noexcept {
+/// Beams decode together, once each has only its last token to compute, and not in the step that gets it there.
+bool is_ready(const sample_state& beam, std::int64_t step) noexcept {
   for (const sample_state& one : beam.owner->all()) {
-    if (one.place == sample_place::running && one.num_to_schedule() != 1) return false;
+    if (one.place == sample_place::running && (one.num_to_schedule() != 1 || one.step == step)) return false;
   }
   return true;
 }
@@ -68,7 +68,7 @@ void scheduler_core::schedule_first(std::int64_t& budget) noexcept {
   sample_state* first = running_.head;
   if (first == nullptr) return;
   if (is_beam(*first)) {
-    if (is_ready(*first)) return;
+    if (is_ready(*first, current_->plan.step)) return;
     const request_state* owner = first->owner;
     while (first != nullptr && first->owner == owner && first->num_to_schedule() <= 1) first = first->next;
     if (first == nullptr || first->owner != owner) return;
@@ -87,7 +87,7 @@ bool scheduler_core::schedule_decodes(std::int64_t& budget) noexcept {
     sample_state* next = one->next;
     if (is_beam(*one)) {
       while (next != nullptr && next->owner == one->owner) next = next->next;
-      if (!is_ready(*one)) {
+      if (!is_ready(*one, step)) {
         others = true;
       } else if (running_.head->owner == one->owner || budget >= one->owner->num_live) {
         schedule_beams(*one, budget);

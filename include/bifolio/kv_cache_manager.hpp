@@ -229,7 +229,8 @@ class BIFOLIO_API kv_cache_manager {
   /// Logical block `index`; `invalid_block` when the window gave it back. out_of_range past the table. Of a sequence
   /// that is swapped out: the host block.
   [[nodiscard]] block_id block_at(seq_id seq, std::int64_t index) const;
-  /// Where a position's K and V lie; `no_slot` when the window gave it back. out_of_range past num_tokens.
+  /// Where a position's K and V lie; `no_slot` when the window gave it back. out_of_range past num_tokens,
+  /// failed_precondition for a sequence that is swapped out.
   [[nodiscard]] slot_id slot_at(seq_id seq, std::int64_t position) const;
 
   /// Flattens a plan into the arrays that kernels read: row i is plan.seqs[i], slots for its last query_len tokens of

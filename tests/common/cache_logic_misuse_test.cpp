@@ -51,6 +51,17 @@ TEST_CASE("a manager with a field outside its range is refused before anything i
     CAPTURE(value);
     CHECK(refuses([&](kv_cache_config& c) { c.num_blocks = value; }));
   }
+  for (const std::int64_t value : {std::int64_t{-1}, std::int64_t{1} << 31, std::int64_t{1} << 62, INT64_MIN}) {
+    CAPTURE(value);
+    CHECK(refuses([&](kv_cache_config& c) { c.num_host_blocks = value; }));
+  }
+  for (const std::int32_t value : {0, -1, 129, least32, most32}) {
+    CAPTURE(value);
+    CHECK(refuses([&](kv_cache_config& c) {
+      c.prefix.enabled = true;
+      c.prefix.key_bits = value;
+    }));
+  }
   for (const double value : {-0.1, 1.0, 2.0, std::nan(""), std::numeric_limits<double>::infinity(), -HUGE_VAL}) {
     CAPTURE(value);
     CHECK(refuses([&](kv_cache_config& c) { c.watermark = value; }));
@@ -63,6 +74,12 @@ TEST_CASE("a manager that does not fit into memory leaves none behind") {
   CHECK(code_of([&] { kv_cache_manager manager({.num_blocks = 1 << 20, .memory = &little}); }) == errc::out_of_memory);
   CHECK(code_of([&] { kv_cache_manager manager({.num_blocks = 8, .max_sequences = 1 << 20, .memory = &little}); }) ==
         errc::out_of_memory);
+  CHECK(code_of([&] { kv_cache_manager manager({.num_blocks = 8, .num_host_blocks = 1 << 20, .memory = &little}); }) ==
+        errc::out_of_memory);
+  kv_cache_config prefix{.num_blocks = 2000, .max_sequences = 8, .memory = &little};  // fits, but for the names
+  CHECK(code_of([&] { kv_cache_manager manager(prefix); }) == errc::ok);
+  prefix.prefix.enabled = true;
+  CHECK(code_of([&] { kv_cache_manager manager(prefix); }) == errc::out_of_memory);
   CHECK(little.used_bytes() == 0);
 }
 
@@ -194,6 +211,213 @@ TEST_CASE("plans with impossible rows are refused and leave the batch as it was"
   const std::uint64_t before = windowed.digest();
   CHECK(code_of([&] { windowed.truncate(seq, 5); }) == errc::invalid_argument);
   CHECK(windowed.digest() == before);
+}
+
+std::vector<token_id> some_tokens(std::int64_t count) {
+  return std::vector<token_id>(static_cast<std::size_t>(count), token_id{7});
+}
+
+kv_cache_config with_prefix_and_host() {
+  kv_cache_config config{
+      .block_size = 4, .num_blocks = 40, .max_sequences = 8, .max_seq_len = 100, .num_host_blocks = 20};
+  config.prefix.enabled = true;
+  config.prefix.record_events = true;
+  return config;
+}
+
+/// Sequences of every kind: with cached blocks, forked, swapped out, and others that are gone.
+struct full_manager {
+  kv_cache_manager manager{with_prefix_and_host()};
+  kv_cache_manager other{with_prefix_and_host()};
+  std::vector<token_id> prompt = some_tokens(10);
+  seq_id open = manager.open({.tokens = prompt}, 10).seq;
+  seq_id fork = invalid_seq, out = invalid_seq, stale = invalid_seq;
+  seq_id foreign = other.allocate(10).seq;
+  std::vector<block_copy> copies;
+  full_manager() {
+    manager.commit(open, std::span(prompt).first(9));
+    fork = manager.fork(open).seq;
+    out = manager.allocate(9).seq;
+    stale = manager.allocate(9).seq;
+    CHECK(manager.swap_out(std::vector{out, stale}, copies) == alloc_status::ok);
+    manager.free(stale);
+    copies.clear();
+  }
+};
+
+TEST_CASE("prompts that cannot be opened are refused and change nothing") {
+  full_manager it;
+  const std::uint64_t before = it.manager.digest();
+  const prefix_stats stats = it.manager.prefix()->stats();
+  const auto code = [&](const prompt_view& prompt, std::int64_t num_new) {
+    return code_of([&] { (void)it.manager.open(prompt, num_new); });
+  };
+  const auto asked = [&](const prompt_view& prompt, std::int64_t step = 0, std::int64_t promised = 0) {
+    return code_of([&] { (void)it.manager.can_open(prompt, step, promised); });
+  };
+  const std::vector<token_id> longest = some_tokens(100), too_long = some_tokens(101);
+  CHECK(code({}, 1) == errc::invalid_argument);
+  CHECK(asked({}) == errc::invalid_argument);
+  CHECK(code({.tokens = too_long}, 1) == errc::invalid_argument);
+  CHECK(asked({.tokens = too_long}) == errc::invalid_argument);
+  CHECK(asked({.tokens = longest}) == errc::ok);
+  for (const std::int64_t count : {std::int64_t{0}, std::int64_t{-1}, INT64_MIN}) {
+    CHECK(code({.tokens = it.prompt}, count) == errc::invalid_argument);
+    if (count != 0) CHECK(asked({.tokens = it.prompt}, count) == errc::invalid_argument);
+    if (count != 0) CHECK(asked({.tokens = it.prompt}, 0, count) == errc::invalid_argument);
+  }
+  CHECK(asked({.tokens = it.prompt}, 0, INT64_MAX) == errc::invalid_argument);
+  const std::vector<extra_key> bad_extras[] = {
+      {{-1, 0, {}}},        {{INT64_MIN, 0, {}}},     {{100, 0, {}}},
+      {{INT64_MAX, 0, {}}}, {{5, 0, {}}, {4, 0, {}}}, {{0, 0, {}}, {8, 0, {}}, {1, 0, {}}}};
+  for (const std::vector<extra_key>& extras : bad_extras) {
+    CHECK(code({.tokens = it.prompt, .extras = extras}, 1) == errc::invalid_argument);
+    CHECK(asked({.tokens = it.prompt, .extras = extras}) == errc::invalid_argument);
+  }
+  const std::vector<extra_key> good{{0, 0, {}}, {0, 1, {}}, {99, 0, {}}};
+  CHECK(asked({.tokens = it.prompt, .extras = good}) == errc::ok);
+  CHECK(it.manager.digest() == before);
+  CHECK(it.manager.prefix()->stats() == stats);
+  kv_cache_manager plain({.num_blocks = 8, .max_seq_len = 50});  // the same without prefix caching
+  CHECK(code_of([&] { (void)plain.open({}, 1); }) == errc::invalid_argument);
+  CHECK(code_of([&] { (void)plain.open({.tokens = longest}, 1); }) == errc::invalid_argument);
+  CHECK(code_of([&] { (void)plain.open({.tokens = it.prompt, .extras = bad_extras[0]}, 1); }) ==
+        errc::invalid_argument);
+  CHECK(code_of([&] { (void)plain.open({.tokens = it.prompt}, 0); }) == errc::invalid_argument);
+}
+
+TEST_CASE("the calls of prefix caching and swapping know unknown, stale and foreign sequences") {
+  full_manager it;
+  const std::uint64_t before = it.manager.digest();
+  for (const seq_id seq : {it.stale, it.foreign, invalid_seq, seq_id{to_index(it.open) + 7},
+                           seq_id{to_index(it.out) ^ (std::uint64_t{1} << 32)}, seq_id{UINT64_MAX}}) {
+    CAPTURE(to_index(seq));
+    const seq_id list[] = {it.open, seq};
+    const seq_id out_list[] = {it.out, seq};
+    CHECK(code_of([&] { it.manager.commit(seq, std::span(it.prompt).first(1)); }) == errc::not_found);
+    CHECK(code_of([&] { (void)it.manager.swap_out(list, it.copies); }) == errc::not_found);
+    CHECK(code_of([&] { (void)it.manager.swap_in(out_list, it.copies); }) == errc::not_found);
+    CHECK(code_of([&] { (void)it.manager.blocks_to_swap_in(out_list); }) == errc::not_found);
+    CHECK(code_of([&] { (void)it.manager.is_swapped_out(seq); }) == errc::not_found);
+    CHECK(code_of([&] { (void)it.manager.num_released_blocks(seq); }) == errc::not_found);
+  }
+  CHECK(code_of([&] { it.manager.commit(it.open, it.prompt); }) == errc::invalid_argument);  // only one is left
+  CHECK(it.copies.empty());
+  CHECK(it.manager.digest() == before);
+  it.manager.commit(it.open, std::span<const token_id>());
+  CHECK(it.manager.digest() == before);
+}
+
+TEST_CASE("a sequence that is swapped out can be asked, freed and swapped in, and nothing else") {
+  full_manager it;
+  const std::uint64_t before = it.manager.digest();
+  const seq_id list[] = {it.out};
+  CHECK(code_of([&] { (void)it.manager.append(it.out, 1); }) == errc::failed_precondition);
+  CHECK(code_of([&] { (void)it.manager.append(it.out, 0, 1); }) == errc::failed_precondition);
+  CHECK(code_of([&] { (void)it.manager.append(it.out, 0); }) == errc::failed_precondition);
+  CHECK(code_of([&] { (void)it.manager.can_append(it.out, 1); }) == errc::failed_precondition);
+  CHECK(code_of([&] { it.manager.commit(it.out, 1); }) == errc::failed_precondition);
+  CHECK(code_of([&] { it.manager.commit(it.out, std::span(it.prompt).first(1)); }) == errc::failed_precondition);
+  CHECK(code_of([&] { (void)it.manager.fork(it.out); }) == errc::failed_precondition);
+  CHECK(code_of([&] { it.manager.truncate(it.out, 5); }) == errc::failed_precondition);
+  CHECK(code_of([&] { (void)it.manager.swap_out(list, it.copies); }) == errc::failed_precondition);
+  CHECK(code_of([&] { (void)it.manager.slot_at(it.out, 0); }) == errc::failed_precondition);
+  step_batch batch;
+  step_plan plan;
+  plan.seqs = {{.seq = it.open, .query_len = 1, .seq_len = 9}, {.seq = it.out, .query_len = 1, .seq_len = 9}};
+  CHECK(code_of([&] { it.manager.build(batch, plan); }) == errc::failed_precondition);
+  CHECK(batch.query_start_loc.empty());
+  it.manager.prefetch(it.out);
+  CHECK(it.manager.contains(it.out));
+  CHECK(it.manager.num_tokens(it.out) == 9);
+  CHECK(it.manager.num_committed(it.out) == 0);
+  CHECK(it.manager.num_table_blocks(it.out) == 3);
+  CHECK(to_index(it.manager.block_at(it.out, 2)) < 20);  // a host block
+  CHECK(code_of([&] { (void)it.manager.block_at(it.out, 3); }) == errc::out_of_range);
+  CHECK(it.manager.is_swapped_out(it.out));
+  CHECK(it.manager.blocks_to_swap_in(list) == 3);
+  CHECK(it.copies.empty());
+  CHECK(it.manager.digest() == before);
+  it.manager.free(it.out);
+  CHECK(it.manager.num_free_host_blocks() == 20);
+  CHECK(it.manager.check() == "");
+}
+
+TEST_CASE("lists of sequences to swap with a wrong one among them move none") {
+  full_manager it;
+  const std::uint64_t before = it.manager.digest();
+  const auto out = [&](const std::vector<seq_id>& seqs) {
+    return code_of([&] { (void)it.manager.swap_out(seqs, it.copies); });
+  };
+  const auto in = [&](const std::vector<seq_id>& seqs) {
+    return code_of([&] { (void)it.manager.swap_in(seqs, it.copies); });
+  };
+  const auto asked = [&](const std::vector<seq_id>& seqs) {
+    return code_of([&] { (void)it.manager.blocks_to_swap_in(seqs); });
+  };
+  CHECK(out({it.open, it.fork, it.open}) == errc::failed_precondition);
+  CHECK(out({it.open, it.out}) == errc::failed_precondition);
+  CHECK(in({it.out, it.out}) == errc::failed_precondition);
+  CHECK(in({it.out, it.open}) == errc::failed_precondition);
+  CHECK(asked({it.out, it.out}) == errc::failed_precondition);
+  CHECK(asked({it.open}) == errc::failed_precondition);
+  CHECK(it.copies.empty());
+  CHECK(it.manager.swap_out({}, it.copies) == alloc_status::ok);
+  CHECK(it.manager.swap_in({}, it.copies) == alloc_status::ok);
+  CHECK(it.manager.blocks_to_swap_in({}) == 0);
+  CHECK(it.manager.digest() == before);
+  kv_cache_manager plain({.num_blocks = 8});  // has no host blocks
+  const std::vector<seq_id> one{plain.allocate(3).seq};
+  CHECK(code_of([&] { (void)plain.swap_out(one, it.copies); }) == errc::failed_precondition);
+  CHECK(code_of([&] { (void)plain.swap_in(one, it.copies); }) == errc::failed_precondition);
+  CHECK(code_of([&] { (void)plain.blocks_to_swap_in(one); }) == errc::failed_precondition);
+  CHECK_FALSE(plain.is_swapped_out(one[0]));
+}
+
+TEST_CASE("fences retire in their order, each once, and no more than there may be are opened") {
+  full_manager it;
+  const std::uint64_t before = it.manager.digest();
+  CHECK(code_of([&] { it.manager.retire(fence_id{1}); }) == errc::invalid_argument);
+  CHECK(code_of([&] { it.manager.retire(fence_id{0}); }) == errc::invalid_argument);
+  CHECK(it.manager.digest() == before);
+  std::vector<fence_id> fences;
+  for (std::uint32_t i = 0; i < block_pool::max_open_fences; ++i) fences.push_back(it.manager.open_fence());
+  it.manager.free(it.open);
+  it.manager.free(it.out);
+  const std::uint64_t all_open = it.manager.digest();
+  CHECK(code_of([&] { (void)it.manager.open_fence(); }) == errc::failed_precondition);
+  CHECK(code_of([&] { it.manager.retire(fences[1]); }) == errc::invalid_argument);
+  CHECK(code_of([&] { it.manager.retire(fences.back()); }) == errc::invalid_argument);
+  CHECK(code_of([&] { it.manager.retire(fence_id{static_cast<std::uint64_t>(fences.back()) + 1}); }) ==
+        errc::invalid_argument);
+  CHECK(it.manager.digest() == all_open);
+  it.manager.retire(fences[0]);
+  const std::uint64_t one_less = it.manager.digest();
+  CHECK(code_of([&] { it.manager.retire(fences[0]); }) == errc::invalid_argument);
+  CHECK(it.manager.digest() == one_less);
+  fences.push_back(it.manager.open_fence());
+  for (std::size_t i = 1; i < fences.size(); ++i) it.manager.retire(fences[i]);
+  CHECK(it.manager.num_free_host_blocks() == 20);
+  CHECK(it.manager.check() == "");
+}
+
+TEST_CASE("without prefix caching its calls do nothing") {
+  kv_cache_manager plain({.block_size = 4, .num_blocks = 8});
+  const std::vector<token_id> prompt = some_tokens(8);
+  const open_result got = plain.open({.tokens = prompt, .scope = {"tenant", 1}}, 3);
+  CHECK(got.status == alloc_status::ok);
+  CHECK(got.num_cached_tokens == 0);
+  CHECK(plain.num_tokens(got.seq) == 3);
+  plain.commit(got.seq, std::span(prompt).first(3));
+  CHECK(plain.num_committed(got.seq) == 3);
+  const std::uint64_t before = plain.digest();
+  std::vector<cache_event> events(3);
+  plain.drain_events(events);
+  CHECK(events.empty());
+  plain.advance_clock(100);
+  CHECK(plain.reset_prefix_cache());
+  CHECK(plain.can_open({.tokens = prompt}).num_cached_tokens == 0);
+  CHECK(plain.digest() == before);
 }
 
 struct open_scheduler {

@@ -489,7 +489,7 @@ class manager_run {
       const auto& expected = oracle_.sequences().at(one.twin).blocks;
       if (manager_.num_released_blocks(one.id) != std::count(expected.begin(), expected.end(), -1))
         return "first block";
-      for (std::size_t i = 0; i < expected.size() && !one.swapped; ++i) {
+      for (std::size_t i = 0; i < expected.size(); ++i) {
         if (to_index(manager_.block_at(one.id, static_cast<std::int64_t>(i))) != expected[i]) return "table entry";
       }
     }

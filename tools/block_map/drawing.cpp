@@ -93,15 +93,17 @@ std::string draw_text(const frame& what, const text_style& style) {
     out.grid(what.host);
   }
   out.end_line();
-  out.put("       ");
-  for (const auto& [state, mark] : {std::pair{cell_state::free, '.'},
-                                    {cell_state::cached, ':'},
-                                    {cell_state::used, 'A'},
-                                    {cell_state::shared, '2'},
-                                    {cell_state::fenced, '~'}}) {
+  const auto legend = [&](cell_state state, char mark) {
+    out.put("       ");
     out.put(cell{state, mark});
-    out.put(fmt::format(" {} ({})   ", name_of(state), what.count(state)));
-  }
+    out.put(fmt::format(" {}: {}", name_of(state), what.count(state)));
+  };
+  legend(cell_state::free, '.');
+  legend(cell_state::cached, ':');
+  legend(cell_state::used, 'A');
+  out.end_line();
+  legend(cell_state::shared, '2');
+  legend(cell_state::fenced, '~');
   out.end_line();
   const double rate =
       what.lookups > 0 ? 100.0 * static_cast<double>(what.hits) / static_cast<double>(what.lookups) : 0.0;

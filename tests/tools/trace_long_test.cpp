@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// Whole published traces through the whole stack.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <string>
+
+#include "simulation.hpp"
+#include "support/skip.hpp"
+
+namespace {
+
+using namespace bifolio::test;
+using namespace trace_replay;
+
+struct totals {
+  std::int64_t prompt = 0;
+  std::int64_t sampled = 0;
+};
+
+totals totals_of(const trace& what) {
+  totals result;
+  for (const trace_request& one : what.requests) {
+    result.prompt += one.num_input_tokens;
+    result.sampled += std::max(one.num_output_tokens, 1);
+  }
+  return result;
+}
+
+void check_served(const trace& what, const simulation_options& options) {
+  CAPTURE(options.num_blocks);
+  CAPTURE(options.steps_in_flight);
+  CAPTURE(options.num_host_blocks);
+  progress_bar quiet(false);
+  const totals expected = totals_of(what);
+  const simulation_result result = simulate(what, options, quiet);
+  const auto num_requests = static_cast<std::int64_t>(what.requests.size());
+  CHECK(result.num_refused == 0);
+  CHECK(result.num_finished == num_requests);
+  CHECK(result.num_prompt_tokens == expected.prompt);
+  CHECK(result.num_sampled_tokens == expected.sampled);
+  CHECK(result.hits <= result.lookups);
+  // What was neither computed nor found does not exist; what was both was preempted and computed again.
+  CHECK(result.num_computed_tokens + options.block_size * result.hits >=
+        expected.prompt + expected.sampled - num_requests);
+  if (result.preemptions == 0 && options.steps_in_flight == 1) {
+    CHECK(result.num_computed_tokens + options.block_size * result.hits <=
+          expected.prompt + expected.sampled - num_requests + num_requests);  // a full hit computes its last token
+  }
+  CHECK(result.queueing_ms.p50 <= result.time_to_first_token_ms.p50);
+  CHECK(result.time_to_first_token_ms.p99 <= result.latency_ms.p99);
+}
+
+}  // namespace
+
+TEST_CASE("all of an hour of conversations is served, by pools of several sizes") {
+  const std::string path = std::string(BIFOLIO_SHARED_DIR) + "/traces/mooncake_conversation.jsonl";
+  if (!std::filesystem::exists(path)) return skip("shared/traces/mooncake_conversation.jsonl is not there");
+  const trace what = read_trace_file(path, trace_format::automatic, 0);
+  simulation_options options;
+  for (const std::int64_t num_blocks : {9000, 50000, 400000}) {
+    options.num_blocks = num_blocks;
+    for (const std::int32_t depth : {1, 3}) {
+      options.steps_in_flight = depth;
+      check_served(what, options);
+    }
+  }
+}
+
+TEST_CASE("all of an hour of short conversations is served by a pool that is much too small") {
+  const std::string path = std::string(BIFOLIO_SHARED_DIR) + "/traces/azure_conv_2023.csv";
+  if (!std::filesystem::exists(path)) return skip("shared/traces/azure_conv_2023.csv is not there");
+  const trace what = read_trace_file(path, trace_format::automatic, 0);
+  REQUIRE(what.format == trace_format::azure);
+  CHECK(what.requests.size() == 19366);
+  simulation_options options;
+  options.num_blocks = 1000;
+  check_served(what, options);
+  options.num_host_blocks = 4000;
+  for (const auto mode : {bifolio::preemption_mode::swap, bifolio::preemption_mode::automatic}) {
+    options.preemption = mode;
+    for (const std::int32_t depth : {1, 2}) {
+      options.steps_in_flight = depth;
+      check_served(what, options);
+    }
+  }
+}

@@ -39,6 +39,17 @@ device_state::device_state(const runtime_api& api, std::int32_t index) : api_(ap
   numbers_.num_sms = std::max(properties.multiProcessorCount, 1);
   numbers_.max_shared_bytes_per_block = properties.sharedMemPerBlockOptin;
   numbers_.l2_bytes = static_cast<std::size_t>(std::max(properties.l2CacheSize, 0));
+#if BIFOLIO_CUDA_SM90
+  numbers_.dependent_launch = properties.major >= 9;
+  if (properties.major == 9 && properties.minor == 0) {
+    // A driver that is too old for it serves prefill by the other kernels.
+    const cudaError_t found = api_.get_driver_entry_point("cuTensorMapEncodeTiled", &numbers_.encode_tensor_map, 12000);
+    if (found != cudaSuccess) {
+      numbers_.encode_tensor_map = nullptr;
+      (void)report(found);
+    }
+  }
+#endif
   if (properties.major < 8) {
     throw error(errc::unsupported, "the device '" + to_string(where()) + "' (" + name_ + ") has compute capability " +
                                        std::to_string(properties.major) + "." + std::to_string(properties.minor) +

@@ -22,6 +22,10 @@ struct device_numbers {
   std::int32_t num_sms = 0;
   std::size_t max_shared_bytes_per_block = 0;  ///< opt-in
   std::size_t l2_bytes = 0;
+  /// Kernels may start before the one ahead of them has ended (see `launch`): the device can, and the code that runs on
+  /// it, compiled for 9.0 or later, waits by itself.
+  bool dependent_launch = false;
+  void* encode_tensor_map = nullptr;  ///< the driver's cuTensorMapEncodeTiled; null where it has none
 };
 
 /// Host arrays of the step; checked.
@@ -44,9 +48,18 @@ struct fast_plan {
   std::vector<std::int32_t> words;
   std::size_t workspace_bytes = 0;
   std::size_t num_counters = 0;
+
+  /// Used while planning; kept for its capacity.
+  struct row_tile {
+    std::int64_t num_keys;
+    std::int32_t seq;
+    std::int32_t tile;
+  };
+  std::vector<std::int32_t> prefill_seqs;
+  std::vector<row_tile> row_tiles;
 };
 
-/// Fills `plan` (its vector's capacity is kept) or leaves usable = false. May throw std::bad_alloc.
+/// Fills `plan` (its vectors' capacity is kept) or leaves usable = false. May throw std::bad_alloc.
 void plan_fast(const plan_input& input, fast_plan& plan);
 
 /// Launches a fast kernel and returns true, with the launch's outcome in `status`; false when none serves this call,

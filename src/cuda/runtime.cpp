@@ -4,6 +4,32 @@
 namespace bifolio::cuda {
 namespace {
 
+cudaError_t copy_batch(void** dsts, void** srcs, std::size_t* sizes, std::size_t count, cudaStream_t stream) {
+#if CUDART_VERSION >= 12080
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  if (stream != nullptr && cudaStreamIsCapturing(stream, &capture) == cudaSuccess &&
+      capture == cudaStreamCaptureStatusNone) {
+    cudaMemcpyAttributes attributes = {};
+    attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+    attributes.flags = cudaMemcpyFlagPreferOverlapWithCompute;
+    std::size_t first = 0;
+#if CUDART_VERSION >= 13000
+    const cudaError_t status = cudaMemcpyBatchAsync(dsts, srcs, sizes, count, &attributes, &first, 1, stream);
+#else
+    std::size_t failed = 0;
+    const cudaError_t status = cudaMemcpyBatchAsync(dsts, srcs, sizes, count, &attributes, &first, 1, &failed, stream);
+#endif
+    if (status != cudaErrorCallRequiresNewerDriver && status != cudaErrorNotSupported) return status;
+    (void)cudaGetLastError();
+  }
+#endif
+  for (std::size_t i = 0; i < count; ++i) {
+    const cudaError_t status = cudaMemcpyAsync(dsts[i], srcs[i], sizes[i], cudaMemcpyDefault, stream);
+    if (status != cudaSuccess) return status;
+  }
+  return cudaSuccess;
+}
+
 constexpr runtime_api cuda_runtime = {
     .get_device_count = cudaGetDeviceCount,
     .get_device = cudaGetDevice,
@@ -22,6 +48,7 @@ constexpr runtime_api cuda_runtime = {
     .pointer_attributes = cudaPointerGetAttributes,
     .memcpy_async = cudaMemcpyAsync,
     .memcpy_2d_async = cudaMemcpy2DAsync,
+    .memcpy_batch_async = copy_batch,
     .memset_async = cudaMemsetAsync,
     .stream_synchronize = cudaStreamSynchronize,
     .stream_is_capturing = cudaStreamIsCapturing,

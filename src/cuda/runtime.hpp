@@ -31,6 +31,10 @@ struct runtime_api {
                               cudaStream_t stream);
   cudaError_t (*memcpy_2d_async)(void* dst, std::size_t dst_pitch, const void* src, std::size_t src_pitch,
                                  std::size_t width, std::size_t height, cudaMemcpyKind kind, cudaStream_t stream);
+  /// Independent copies, pinned or of the device, in one call: one after another where the toolkit or the driver has no
+  /// such call, the stream captures, or is the default one.
+  cudaError_t (*memcpy_batch_async)(void** dsts, void** srcs, std::size_t* sizes, std::size_t count,
+                                    cudaStream_t stream);
   cudaError_t (*memset_async)(void* dst, int value, std::size_t num_bytes, cudaStream_t stream);
 
   cudaError_t (*stream_synchronize)(cudaStream_t stream);

@@ -103,6 +103,12 @@ const cuda::runtime_api table = {
           }
           return status;
         },
+    .memcpy_batch_async =
+        [](void** dsts, void** srcs, std::size_t* sizes, std::size_t count, cudaStream_t) {
+          const cudaError_t status = now().enter("memcpy_batch_async");
+          for (std::size_t i = 0; i < count && status == cudaSuccess; ++i) std::memcpy(dsts[i], srcs[i], sizes[i]);
+          return status;
+        },
     .memset_async =
         [](void* dst, int value, std::size_t num_bytes, cudaStream_t) {
           const cudaError_t status = now().enter("memset_async");

@@ -8,6 +8,7 @@
 #include <cuda_fp16.h>
 
 #include <bifolio/dtype.hpp>
+#include <cstddef>
 #include <cstdint>
 
 namespace bifolio::cuda {
@@ -87,6 +88,23 @@ template <class T, int Count>
 struct alignas(sizeof(T) * Count < 16 ? sizeof(T) * Count : 16) packed {
   T values[Count];
 };
+
+/// Reads `Count` elements, aligned as `packed`, in accesses of 16 bytes. Through a reference to `packed` the compiler
+/// would read them one by one.
+template <int Count, class T>
+__device__ __forceinline__ packed<T, Count> load_packed(const T* from) {
+  packed<T, Count> result;
+  if constexpr (sizeof(result) % 16 == 0) {
+#pragma unroll
+    for (std::size_t i = 0; i < sizeof(result) / 16; ++i) {
+      reinterpret_cast<uint4*>(&result)[i] = reinterpret_cast<const uint4*>(from)[i];
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < Count; ++i) result.values[i] = from[i];
+  }
+  return result;
+}
 
 template <class Dst, class Src, int Count>
 __device__ __forceinline__ packed<Dst, Count> convert(const packed<Src, Count>& source) {

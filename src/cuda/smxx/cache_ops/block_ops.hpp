@@ -32,15 +32,27 @@ struct run_geometry {
   std::int64_t run_bytes = 0;
 };
 
+/// How copies of runs are launched.
+struct copy_launch {
+  bool dependent = false;      ///< see `launch`; the kernels wait for the one before them themselves
+  bool shares_device = false;  ///< bound by the bus: take as little of the device as fills it
+};
+
 /// Copies runs of bytes, all layers and K and V in one launch (several when there are more layers or pairs than one
 /// launch carries). Pointers may be of the device or of pinned host memory.
 [[nodiscard]] cudaError_t launch_copy_runs(const runtime_api& api, std::span<const layer_move> layers,
                                            const run_geometry& geometry, std::span<const block_copy> copies,
-                                           cudaStream_t stream) noexcept;
+                                           const copy_launch& how, cudaStream_t stream) noexcept;
 
-/// Copies elements of one layer across layouts and dtypes.
+/// Copies elements of one layer across layouts and dtypes; bits stay where the dtype does.
 [[nodiscard]] cudaError_t launch_convert_blocks(const runtime_api& api, const kv_cache_view& src,
                                                 const kv_cache_view& dst, std::span<const block_copy> copies,
-                                                cudaStream_t stream) noexcept;
+                                                bool dependent, cudaStream_t stream) noexcept;
+
+/// The same between an x_split cache and one whose dims are contiguous, where alignment allows accesses of 16 bytes on
+/// both sides; false where not, and for any other pair of layouts.
+[[nodiscard]] bool try_launch_convert_x_split(const runtime_api& api, const kv_cache_view& src,
+                                              const kv_cache_view& dst, std::span<const block_copy> copies,
+                                              bool dependent, cudaStream_t stream, cudaError_t& status) noexcept;
 
 }  // namespace bifolio::cuda

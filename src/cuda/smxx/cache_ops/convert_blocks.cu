@@ -10,7 +10,7 @@ namespace {
 constexpr int threads = 256;
 constexpr int tile_tokens = 32;
 constexpr int tile_dims = 128;
-constexpr int max_pairs = 440;
+constexpr int max_pairs = 430;
 
 /// How one side of a tile is walked.
 enum class walk : std::int32_t {
@@ -40,7 +40,9 @@ struct convert_args {
   std::int32_t block_size;
   std::int32_t token_tiles;
   std::int32_t dim_tiles;
-  std::int32_t chunks_per_block;  ///< of convert_packs
+  divisor chunks_per_block;  ///< of convert_packs, like the two below
+  divisor packs_per_row;
+  divisor packs_per_head;
   std::int32_t num_pairs;
   id_pair pairs[max_pairs];
 };
@@ -85,43 +87,34 @@ __device__ __forceinline__ void walk_tile(const tile& t, walk how, Body body) {
   }
 }
 
-/// Both sides in packs of dims. Grid: x over pairs and chunks of a block, y over K and V; a thread has several packs
-/// under way.
-constexpr int packs_per_thread = 4;
+/// Both sides in packs of dims, one to a thread. Grid: x over pairs and chunks of a block, y over K and V.
 template <class Src, class Dst>
-__global__ void __launch_bounds__(threads, 4) convert_packs(const __grid_constant__ convert_args args) {
+__global__ void __launch_bounds__(threads, 8) convert_packs(const __grid_constant__ convert_args args) {
   constexpr int count = sizeof(Src) == 4 && sizeof(Dst) == 4 ? 4 : 8;
+  device::grid_dependency_launch();
+  device::grid_dependency_wait();
   const half& side = args.halves[blockIdx.y];
-  const std::int32_t per_row = args.head_dim / count;
-  const std::int32_t per_head = per_row * args.block_size;
-  const std::int32_t num_packs = per_head * args.num_kv_heads;
-  const std::int32_t chunk = static_cast<std::int32_t>(blockIdx.x) % args.chunks_per_block;
-  const id_pair pair = args.pairs[static_cast<std::int32_t>(blockIdx.x) / args.chunks_per_block];
-  const Src* const src = static_cast<const Src*>(side.src) + pair.src * side.src_strides.block;
-  Dst* const dst = static_cast<Dst*>(side.dst) + pair.dst * side.dst_strides.block;
-  packed<Src, count> held[packs_per_thread];
-  std::int64_t targets[packs_per_thread];
-#pragma unroll
-  for (int i = 0; i < packs_per_thread; ++i) {
-    const std::int32_t item = (chunk * packs_per_thread + i) * threads + static_cast<std::int32_t>(threadIdx.x);
-    if (item >= num_packs) continue;
-    const std::int32_t head = item / per_head;
-    const std::int32_t in_head = item - head * per_head;
-    const std::int32_t token = in_head / per_row;
-    const std::int32_t dim = (in_head - token * per_row) * count;
-    targets[i] = token_offset(side.dst_strides, 0, head, token) + dim_offset(side.dst_strides, args.head_dim, dim);
-    held[i] = *reinterpret_cast<const packed<Src, count>*>(src + token_offset(side.src_strides, 0, head, token) +
-                                                           dim_offset(side.src_strides, args.head_dim, dim));
-  }
-#pragma unroll
-  for (int i = 0; i < packs_per_thread; ++i) {
-    const std::int32_t item = (chunk * packs_per_thread + i) * threads + static_cast<std::int32_t>(threadIdx.x);
-    if (item < num_packs) *reinterpret_cast<packed<Dst, count>*>(dst + targets[i]) = convert<Dst>(held[i]);
-  }
+  const auto per_row = static_cast<std::int32_t>(args.packs_per_row.value);
+  const auto per_head = static_cast<std::int32_t>(args.packs_per_head.value);
+  const std::int32_t index = args.chunks_per_block.quotient(static_cast<std::int32_t>(blockIdx.x));
+  const std::int32_t chunk =
+      static_cast<std::int32_t>(blockIdx.x) - index * static_cast<std::int32_t>(args.chunks_per_block.value);
+  const id_pair pair = args.pairs[index];
+  const std::int32_t item = chunk * threads + static_cast<std::int32_t>(threadIdx.x);
+  if (item >= per_head * args.num_kv_heads) return;
+  const std::int32_t head = args.packs_per_head.quotient(item);
+  const std::int32_t in_head = item - head * per_head;
+  const std::int32_t token = args.packs_per_row.quotient(in_head);
+  const std::int32_t dim = (in_head - token * per_row) * count;
+  const Src* const src = static_cast<const Src*>(side.src) + token_offset(side.src_strides, pair.src, head, token) +
+                         dim_offset(side.src_strides, args.head_dim, dim);
+  Dst* const dst = static_cast<Dst*>(side.dst) + token_offset(side.dst_strides, pair.dst, head, token) +
+                   dim_offset(side.dst_strides, args.head_dim, dim);
+  *reinterpret_cast<packed<Dst, count>*>(dst) = convert<Dst>(load_packed<count>(src));
 }
 
-/// Through shared memory, so that each side is walked in the order in which it is contiguous. Grid: x over tiles, y
-/// over K and V.
+/// Anything else, through shared memory, so that each side is walked in the order in which it is contiguous. Grid: x
+/// over tiles, y over K and V.
 template <class Src, class Dst>
 __global__ void __launch_bounds__(threads, 4) convert_tiles(const __grid_constant__ convert_args args) {
   constexpr int count = sizeof(Src) == 4 && sizeof(Dst) == 4 ? 4 : 8;
@@ -129,6 +122,8 @@ __global__ void __launch_bounds__(threads, 4) convert_tiles(const __grid_constan
   constexpr int row = tile_dims + 16 / static_cast<int>(sizeof(Src));
   __shared__ __align__(16) Src staged[tile_tokens * row];
 
+  device::grid_dependency_launch();
+  device::grid_dependency_wait();
   const half& side = args.halves[blockIdx.y];
   const tile t = tile_of(args, blockIdx.x);
   const Src* const src = static_cast<const Src*>(side.src);
@@ -143,8 +138,7 @@ __global__ void __launch_bounds__(threads, 4) convert_tiles(const __grid_constan
   };
   if (side.src_walk == walk::packs) {
     walk_tile<count>(t, walk::packs, [&](int token, int dim) {
-      *reinterpret_cast<packed<Src, count>*>(staged + token * row + dim) =
-          *reinterpret_cast<const packed<Src, count>*>(src + src_at(token, dim));
+      *reinterpret_cast<packed<Src, count>*>(staged + token * row + dim) = load_packed<count>(src + src_at(token, dim));
     });
   } else {
     walk_tile<1>(t, side.src_walk, [&](int token, int dim) { staged[token * row + dim] = src[src_at(token, dim)]; });
@@ -153,7 +147,7 @@ __global__ void __launch_bounds__(threads, 4) convert_tiles(const __grid_constan
   if (side.dst_walk == walk::packs) {
     walk_tile<count>(t, walk::packs, [&](int token, int dim) {
       *reinterpret_cast<packed<Dst, count>*>(dst + dst_at(token, dim)) =
-          convert<Dst>(*reinterpret_cast<const packed<Src, count>*>(staged + token * row + dim));
+          convert<Dst>(load_packed<count>(staged + token * row + dim));
     });
   } else {
     walk_tile<1>(t, side.dst_walk,
@@ -169,7 +163,7 @@ walk walk_of(const void* base, const kv_strides& strides, std::int32_t head_dim,
 
 template <class Src, class Dst>
 cudaError_t launch_types(const runtime_api& api, const kv_cache_view& src, const kv_cache_view& dst,
-                         std::span<const block_copy> copies, cudaStream_t stream) noexcept {
+                         std::span<const block_copy> copies, bool dependent, cudaStream_t stream) noexcept {
   constexpr int count = sizeof(Src) == 4 && sizeof(Dst) == 4 ? 4 : 8;
   const std::int32_t dims = src.layout.head_dim;
   convert_args args;
@@ -192,10 +186,14 @@ cudaError_t launch_types(const runtime_api& api, const kv_cache_view& src, const
   args.dim_tiles = (dims - 1) / tile_dims + 1;
   const std::int64_t num_packs = src.layout.block_elements() / count;
   const bool direct = k_direct && v_direct && num_packs <= 0x3fffffff;
-  constexpr std::int64_t packs_per_chunk = threads * packs_per_thread;
-  args.chunks_per_block = direct ? static_cast<std::int32_t>((num_packs + packs_per_chunk - 1) / packs_per_chunk) : 0;
+  const std::int64_t chunks = direct ? (num_packs + threads - 1) / threads : 0;
+  if (direct) {
+    args.chunks_per_block = divisor(static_cast<std::int32_t>(chunks));
+    args.packs_per_row = divisor(dims / count);
+    args.packs_per_head = divisor(dims / count * args.block_size);
+  }
   const std::int64_t parts_per_pair =
-      direct ? args.chunks_per_block : static_cast<std::int64_t>(args.token_tiles) * args.dim_tiles * args.num_kv_heads;
+      direct ? chunks : static_cast<std::int64_t>(args.token_tiles) * args.dim_tiles * args.num_kv_heads;
   if (parts_per_pair > 0x7fffffff) return cudaErrorInvalidValue;
   const std::int64_t most = std::clamp<std::int64_t>(0x7fffffff / parts_per_pair, 1, max_pairs);
   while (!copies.empty()) {
@@ -203,9 +201,9 @@ cudaError_t launch_types(const runtime_api& api, const kv_cache_view& src, const
     args.num_pairs = static_cast<std::int32_t>(part.size());
     for (std::size_t i = 0; i < part.size(); ++i) args.pairs[i] = {to_index(part[i].src), to_index(part[i].dst)};
     const dim3 grid(static_cast<unsigned>(parts_per_pair * args.num_pairs), 2);
-    const cudaError_t status = direct
-                                   ? launch(api, convert_packs<Src, Dst>, grid, dim3(threads), 0, stream, false, args)
-                                   : launch(api, convert_tiles<Src, Dst>, grid, dim3(threads), 0, stream, false, args);
+    const cudaError_t status =
+        direct ? launch(api, convert_packs<Src, Dst>, grid, dim3(threads), 0, stream, dependent, args)
+               : launch(api, convert_tiles<Src, Dst>, grid, dim3(threads), 0, stream, dependent, args);
     if (status != cudaSuccess) return status;
     copies = copies.subspan(part.size());
   }
@@ -215,24 +213,27 @@ cudaError_t launch_types(const runtime_api& api, const kv_cache_view& src, const
 }  // namespace
 
 cudaError_t launch_convert_blocks(const runtime_api& api, const kv_cache_view& src, const kv_cache_view& dst,
-                                  std::span<const block_copy> copies, cudaStream_t stream) noexcept {
+                                  std::span<const block_copy> copies, bool dependent, cudaStream_t stream) noexcept {
+  if (cudaError_t status = cudaSuccess; try_launch_convert_x_split(api, src, dst, copies, dependent, stream, status)) {
+    return status;
+  }
   const dtype from = src.layout.type;
   const dtype to = dst.layout.type;
   if (from == to) {
     // Bits stay: float16 stands for both 16-bit types.
-    return from == dtype::f32 ? launch_types<float, float>(api, src, dst, copies, stream)
-                              : launch_types<float16, float16>(api, src, dst, copies, stream);
+    return from == dtype::f32 ? launch_types<float, float>(api, src, dst, copies, dependent, stream)
+                              : launch_types<float16, float16>(api, src, dst, copies, dependent, stream);
   }
   if (from == dtype::f32) {
-    return to == dtype::f16 ? launch_types<float, float16>(api, src, dst, copies, stream)
-                            : launch_types<float, bfloat16>(api, src, dst, copies, stream);
+    return to == dtype::f16 ? launch_types<float, float16>(api, src, dst, copies, dependent, stream)
+                            : launch_types<float, bfloat16>(api, src, dst, copies, dependent, stream);
   }
   if (from == dtype::f16) {
-    return to == dtype::f32 ? launch_types<float16, float>(api, src, dst, copies, stream)
-                            : launch_types<float16, bfloat16>(api, src, dst, copies, stream);
+    return to == dtype::f32 ? launch_types<float16, float>(api, src, dst, copies, dependent, stream)
+                            : launch_types<float16, bfloat16>(api, src, dst, copies, dependent, stream);
   }
-  return to == dtype::f32 ? launch_types<bfloat16, float>(api, src, dst, copies, stream)
-                          : launch_types<bfloat16, float16>(api, src, dst, copies, stream);
+  return to == dtype::f32 ? launch_types<bfloat16, float>(api, src, dst, copies, dependent, stream)
+                          : launch_types<bfloat16, float16>(api, src, dst, copies, dependent, stream);
 }
 
 }  // namespace bifolio::cuda

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
+#include "cuda/device/mma.cuh"
+#include "cuda/divisor.hpp"
 #include "cuda/smxx/cache_ops/block_ops.hpp"
 
 namespace bifolio::cuda {
@@ -35,7 +37,9 @@ using many_args = few_args;
 
 /// Grid: x over pairs and the chunks of a run, y over layers, z over K and V.
 template <class Unit, class Args>
-__global__ void __launch_bounds__(threads, 4) copy_runs(const __grid_constant__ Args args) {
+__global__ void __launch_bounds__(threads, 8) copy_runs(const __grid_constant__ Args args) {
+  device::grid_dependency_launch();
+  device::grid_dependency_wait();
   const layer_move& layer = args.layers[blockIdx.y];
   const bool is_v = blockIdx.z != 0;
   const char* const src_base = static_cast<const char*>(is_v ? layer.src_v : layer.src_k);
@@ -54,7 +58,7 @@ __global__ void __launch_bounds__(threads, 4) copy_runs(const __grid_constant__ 
     Unit held[units_per_thread];
 #pragma unroll
     for (int i = 0; i < units_per_thread; ++i) {
-      if (first + i * threads < units) held[i] = src[first + i * threads];
+      held[i] = src[min(first + i * threads, units - 1)];  // no branch, which would be waited for
     }
 #pragma unroll
     for (int i = 0; i < units_per_thread; ++i) {
@@ -65,7 +69,7 @@ __global__ void __launch_bounds__(threads, 4) copy_runs(const __grid_constant__ 
 
 template <class Unit, class Args>
 cudaError_t launch_part(const runtime_api& api, std::span<const layer_move> layers, const run_geometry& geometry,
-                        std::span<const block_copy> copies, cudaStream_t stream) noexcept {
+                        std::span<const block_copy> copies, const copy_launch& how, cudaStream_t stream) noexcept {
   constexpr std::int64_t chunk_bytes = threads * units_per_thread * sizeof(Unit);
   const std::int64_t chunks = (geometry.run_bytes + chunk_bytes - 1) / chunk_bytes;
   if (chunks > 0x7fffffff) return cudaErrorInvalidValue;
@@ -76,14 +80,18 @@ cudaError_t launch_part(const runtime_api& api, std::span<const layer_move> laye
   std::copy(layers.begin(), layers.end(), args.layers);
   for (std::size_t i = 0; i < copies.size(); ++i) args.pairs[i] = {to_index(copies[i].src), to_index(copies[i].dst)};
   const std::int64_t items = chunks * args.num_pairs;
-  const dim3 grid(static_cast<unsigned>(std::min<std::int64_t>(items, 1 << 20)), static_cast<unsigned>(layers.size()),
-                  2);
-  return launch(api, copy_runs<Unit, Args>, grid, dim3(threads), 0, stream, false, args);
+  // A few thread blocks fill the bus; more would only stand in the way of other kernels.
+  constexpr std::int64_t bus_blocks = 8;
+  const std::int64_t most = how.shares_device
+                                ? std::max<std::int64_t>(bus_blocks / (2 * static_cast<std::int64_t>(layers.size())), 1)
+                                : 1 << 20;
+  const dim3 grid(static_cast<unsigned>(std::min(items, most)), static_cast<unsigned>(layers.size()), 2);
+  return launch(api, copy_runs<Unit, Args>, grid, dim3(threads), 0, stream, how.dependent, args);
 }
 
 template <class Unit>
 cudaError_t launch_units(const runtime_api& api, std::span<const layer_move> layers, const run_geometry& geometry,
-                         std::span<const block_copy> copies, cudaStream_t stream) noexcept {
+                         std::span<const block_copy> copies, const copy_launch& how, cudaStream_t stream) noexcept {
   constexpr std::size_t few_layers = std::size(few_args{}.layers);
   constexpr std::size_t few_pairs = std::size(few_args{}.pairs);
   const bool is_few = layers.size() <= few_layers && copies.size() <= few_pairs;
@@ -93,8 +101,9 @@ cudaError_t launch_units(const runtime_api& api, std::span<const layer_move> lay
     const auto some_layers = layers.subspan(l, std::min(layer_step, layers.size() - l));
     for (std::size_t p = 0; p < copies.size(); p += pair_step) {
       const auto some_copies = copies.subspan(p, std::min(pair_step, copies.size() - p));
-      const cudaError_t status = is_few ? launch_part<Unit, few_args>(api, some_layers, geometry, some_copies, stream)
-                                        : launch_part<Unit, many_args>(api, some_layers, geometry, some_copies, stream);
+      const cudaError_t status =
+          is_few ? launch_part<Unit, few_args>(api, some_layers, geometry, some_copies, how, stream)
+                 : launch_part<Unit, many_args>(api, some_layers, geometry, some_copies, how, stream);
       if (status != cudaSuccess) return status;
     }
   }
@@ -104,16 +113,16 @@ cudaError_t launch_units(const runtime_api& api, std::span<const layer_move> lay
 }  // namespace
 
 cudaError_t launch_copy_runs(const runtime_api& api, std::span<const layer_move> layers, const run_geometry& geometry,
-                             std::span<const block_copy> copies, cudaStream_t stream) noexcept {
+                             std::span<const block_copy> copies, const copy_launch& how, cudaStream_t stream) noexcept {
   auto bits = static_cast<std::uintptr_t>(geometry.src_k_step | geometry.src_v_step | geometry.dst_k_step |
                                           geometry.dst_v_step | geometry.run_bytes);
   for (const layer_move& layer : layers) {
     bits |= reinterpret_cast<std::uintptr_t>(layer.src_k) | reinterpret_cast<std::uintptr_t>(layer.src_v) |
             reinterpret_cast<std::uintptr_t>(layer.dst_k) | reinterpret_cast<std::uintptr_t>(layer.dst_v);
   }
-  if (bits % 16 == 0) return launch_units<uint4>(api, layers, geometry, copies, stream);
-  if (bits % 4 == 0) return launch_units<unsigned>(api, layers, geometry, copies, stream);
-  return launch_units<unsigned short>(api, layers, geometry, copies, stream);
+  if (bits % 16 == 0) return launch_units<uint4>(api, layers, geometry, copies, how, stream);
+  if (bits % 4 == 0) return launch_units<unsigned>(api, layers, geometry, copies, how, stream);
+  return launch_units<unsigned short>(api, layers, geometry, copies, how, stream);
 }
 
 }  // namespace bifolio::cuda

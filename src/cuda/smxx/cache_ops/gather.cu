@@ -3,8 +3,9 @@
 
 namespace bifolio::cuda {
 
-cudaError_t launch_gather(const runtime_api& api, const transfer_args& args, cudaStream_t stream) noexcept {
-  return dispatch_transfer<false>(api, args, stream);
+cudaError_t launch_gather(const runtime_api& api, const transfer_args& args, bool dependent,
+                          cudaStream_t stream) noexcept {
+  return dispatch_transfer<false>(api, args, dependent, stream);
 }
 
 }  // namespace bifolio::cuda

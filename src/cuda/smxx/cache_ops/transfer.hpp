@@ -31,13 +31,12 @@ struct transfer_args {
   std::int32_t block_size = 0;
   dtype row_type = dtype::f32;
   dtype cache_type = dtype::f32;
-  bool with_k = true;  ///< which halves a launch moves
-  bool with_v = true;
 };
 
-[[nodiscard]] cudaError_t launch_append(const runtime_api& api, const transfer_args& args,
+/// `dependent`: see `launch`; the kernels wait for the one before them themselves.
+[[nodiscard]] cudaError_t launch_append(const runtime_api& api, const transfer_args& args, bool dependent,
                                         cudaStream_t stream) noexcept;
-[[nodiscard]] cudaError_t launch_gather(const runtime_api& api, const transfer_args& args,
+[[nodiscard]] cudaError_t launch_gather(const runtime_api& api, const transfer_args& args, bool dependent,
                                         cudaStream_t stream) noexcept;
 
 }  // namespace bifolio::cuda

@@ -41,7 +41,10 @@ struct attention_spec {
   bool causal = true;
   std::int32_t window_left = -1;   ///< positions visible before the token's own; negative = all
   std::int32_t window_right = -1;  ///< positions visible after it; negative = all; with causal, only 0 is left of it
-  bool deterministic = false;      ///< results independent of batch mates: always so on the CPU; costs a GPU some balance
+  /// A token's bits depend on its sequence alone: not on the other sequences of the batch, physical blocks or how the
+  /// prompt was cut into chunks. Always so on the CPU; on a GPU decode pays some percent and prefill several times its
+  /// time (docs/reproducibility.md). There the promise holds between calls whose rows are aligned alike.
+  bool deterministic = false;
   friend constexpr bool operator==(const attention_spec&, const attention_spec&) = default;
 };
 

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "common/validate_attention.hpp"
+#include "cuda/divisor.hpp"
 
 namespace bifolio::cuda {
 namespace {
@@ -28,18 +29,25 @@ struct row_tile {
 /// they see most.
 template <class Visit>
 void for_each_tile(const plan_input& input, std::int32_t rows_per_tile, const Visit& visit) {
-  const std::int64_t group = input.spec.num_q_heads / input.spec.num_kv_heads;
+  const std::int32_t group = input.spec.num_q_heads / input.spec.num_kv_heads;
+  const divisor by_group(group);
+  const auto token_of = [&](std::int64_t row) -> std::int64_t {
+    return row <= std::numeric_limits<std::int32_t>::max() ? by_group.quotient(static_cast<std::int32_t>(row))
+                                                           : row / group;
+  };
+  const int tile_shift = rows_per_tile == few_rows ? 2 : 4;
+  static_assert(few_rows == 1 << 2 && many_rows == 1 << 4);
   for (std::int32_t seq = 0; seq < input.num_seqs; ++seq) {
     const std::int64_t query_len = input.query_start_loc[seq + 1] - input.query_start_loc[seq];
     const std::int64_t seq_len = input.seq_lens[seq];
     const std::int64_t num_rows = query_len * group;
-    for (std::int64_t tile = divide_up(num_rows, rows_per_tile) - 1; tile >= 0; --tile) {
+    for (std::int64_t tile = ((num_rows + rows_per_tile - 1) >> tile_shift) - 1; tile >= 0; --tile) {
       row_tile t;
       t.seq = seq;
       t.first_row = tile * rows_per_tile;
       const std::int64_t last_row = std::min(t.first_row + rows_per_tile, num_rows) - 1;
-      const std::int64_t first_position = seq_len - query_len + t.first_row / group;
-      const std::int64_t last_position = seq_len - query_len + last_row / group;
+      const std::int64_t first_position = seq_len - query_len + token_of(t.first_row);
+      const std::int64_t last_position = seq_len - query_len + token_of(last_row);
       const std::int64_t begin = validate::visible_positions(input.spec, first_position, seq_len).begin;
       const std::int64_t end = validate::visible_positions(input.spec, last_position, seq_len).end;
       if (begin < end) {
@@ -119,6 +127,7 @@ void plan_general(const plan_input& input, general_plan& plan) {
 
 x_split_plan plan_x_split(const plan_input& input, std::int32_t least_partitions) noexcept {
   x_split_plan plan;
+  if (input.spec.deterministic) return plan;
   std::int32_t max_seq_len = 0;
   for (std::int32_t seq = 0; seq < input.num_seqs; ++seq) {
     const std::int32_t query_len = input.query_start_loc[seq + 1] - input.query_start_loc[seq];

@@ -22,7 +22,8 @@ enum number : std::size_t { decode_grid, prefill_words, prefill_tokens };
 #if BIFOLIO_CUDA_SM90
 bool has_prefill(const plan_input& input) noexcept {
   // wgmma exists on compute capability 9.0 alone.
-  return input.device.compute_capability == 90 && prefill_block_size(input.spec.block_size) &&
+  return input.device.compute_capability == 90 && input.device.encode_tensor_map != nullptr &&
+         prefill_block_size(input.spec.block_size) &&
          find_prefill_entry(input.spec.kv_type, input.spec.head_dim) != nullptr;
 }
 
@@ -60,10 +61,11 @@ void plan_fast(const plan_input& input, fast_plan& plan) {
   }
 
   const std::int32_t grid = input.device.num_sms * entry->ctas_per_sm;
-  decode_planner decode(input, grid);
+  decode_planner decode(input, grid, plan.words);
 #if BIFOLIO_CUDA_SM90
-  prefill_planner prefill(input);
-  const bool with_prefill = has_prefill(input);
+  prefill_planner prefill(input, plan);
+  // Deterministic plans give every token to one kernel, so that its bits do not depend on how a prompt is cut.
+  const bool with_prefill = !spec.deterministic && has_prefill(input);
 #endif
   for (std::int32_t seq = 0; seq < input.num_seqs; ++seq) {
     const std::int32_t query_len = input.query_start_loc[seq + 1] - input.query_start_loc[seq];
@@ -76,7 +78,7 @@ void plan_fast(const plan_input& input, fast_plan& plan) {
 #endif
     decode.add(seq);
   }
-  if (!decode.fits()) return;
+  if (!decode.finish()) return;
 
   plan.usable = true;
   plan.numbers[decode_grid] = grid;
@@ -86,7 +88,6 @@ void plan_fast(const plan_input& input, fast_plan& plan) {
     plan.family |= decodes;
     plan.workspace_bytes = decode.workspace_floats() * sizeof(float);
     plan.num_counters = decode.num_counters();
-    decode.write(plan.words);
   }
 #if BIFOLIO_CUDA_SM90
   if (!prefill.empty()) {
@@ -94,7 +95,7 @@ void plan_fast(const plan_input& input, fast_plan& plan) {
     plan.words.resize((plan.words.size() + 3) / 4 * 4);
     plan.numbers[prefill_words] = static_cast<std::int32_t>(plan.words.size());
     plan.numbers[prefill_tokens] = static_cast<std::int32_t>(input.num_tokens);
-    prefill.write(plan.words);
+    prefill.write();
   }
 #endif
 }
@@ -107,12 +108,12 @@ bool try_launch_fast(const runtime_api& api, const attention_kernel_args& args, 
   if ((plan.family & prefills) != 0 && !prefill_serves(args)) return false;
   if ((plan.family & prefills) != 0) {
     status = launch_prefill(api, args, *find_prefill_entry(args.kv_type, args.head_dim),
-                            args.fast_words + plan.numbers[prefill_words], device.num_sms, stream);
+                            args.fast_words + plan.numbers[prefill_words], device, stream);
   }
 #endif
   if ((plan.family & decodes) != 0 && status == cudaSuccess) {
     status = launch_decode(api, args, *find_decode_entry(args.kv_type, args.head_dim), args.fast_words,
-                           plan.numbers[decode_grid], device.compute_capability >= 90, stream);
+                           plan.numbers[decode_grid], device.dependent_launch, stream);
   }
   return true;
 }

@@ -68,4 +68,17 @@ struct attention_kernel_args {
   std::size_t num_counters = 0;
 };
 
+/// What every tensor-core kernel asks of a call: dims of q, K, V and out contiguous, and every row of them aligned to
+/// 16 bytes; 16-bit types.
+[[nodiscard]] inline bool has_aligned_rows(const attention_kernel_args& args) noexcept {
+  const auto aligned = [](const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0; };
+  const auto multiple = [](std::int64_t stride) { return stride % 8 == 0; };
+  const auto strides = [&](const kv_strides& s) {
+    return s.dim == 1 && s.chunk >= args.head_dim && multiple(s.block) && multiple(s.head) && multiple(s.token);
+  };
+  return strides(args.k_strides) && strides(args.v_strides) && aligned(args.k) && aligned(args.v) && aligned(args.q) &&
+         aligned(args.out) && multiple(args.q_token_stride) && multiple(args.q_head_stride) &&
+         multiple(args.out_token_stride) && multiple(args.out_head_stride);
+}
+
 }  // namespace bifolio::cuda

@@ -62,6 +62,12 @@ struct half_traits<__nv_bfloat16> {
         : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   }
+  /// The same over 8 instead of 16.
+  static __device__ __forceinline__ void mma_8(float (&acc)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t b) {
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};\n"
+                 : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
+                 : "r"(a0), "r"(a1), "r"(b));
+  }
 };
 
 template <>
@@ -77,6 +83,12 @@ struct half_traits<__half> {
         : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   }
+  /// The same over 8 instead of 16.
+  static __device__ __forceinline__ void mma_8(float (&acc)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t b) {
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};\n"
+                 : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
+                 : "r"(a0), "r"(a1), "r"(b));
+  }
 };
 
 /// Programmatic dependent launch (sm_90; nothing before): lets the next kernel of the stream start its prologue, and
@@ -90,6 +102,20 @@ __device__ __forceinline__ void grid_dependency_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;\n" ::: "memory");
 #endif
+}
+
+/// Asks for the line of `pointer` in the L2 cache.
+__device__ __forceinline__ void prefetch_l2(const void* pointer) {
+  asm volatile("prefetch.global.L2 [%0];\n" ::"l"(pointer));
+}
+
+/// Adds and returns what was there. Releases what this thread knows to be written, by others too if a barrier is in
+/// between, and acquires what other adders have released.
+[[nodiscard]] __device__ __forceinline__ std::uint32_t add_acquire_release(std::uint32_t* counter,
+                                                                           std::uint32_t value) {
+  std::uint32_t before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;\n" : "=r"(before) : "l"(counter), "r"(value) : "memory");
+  return before;
 }
 
 /// 2^x, with 2^−inf = 0.

@@ -4,6 +4,6 @@
 
 namespace bifolio::cuda {
 
-const decode_entry decode_bf16_128 = decode::make_entry<__nv_bfloat16, 128>();
+const decode_entry decode_bf16_128 = decode::make_entry<__nv_bfloat16, 128, 4>();
 
 }  // namespace bifolio::cuda

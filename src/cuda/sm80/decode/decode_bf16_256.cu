@@ -4,6 +4,6 @@
 
 namespace bifolio::cuda {
 
-const decode_entry decode_bf16_256 = decode::make_entry<__nv_bfloat16, 256>();
+const decode_entry decode_bf16_256 = decode::make_entry<__nv_bfloat16, 256, 8>();
 
 }  // namespace bifolio::cuda

@@ -4,6 +4,6 @@
 
 namespace bifolio::cuda {
 
-const decode_entry decode_bf16_64 = decode::make_entry<__nv_bfloat16, 64>();
+const decode_entry decode_bf16_64 = decode::make_entry<__nv_bfloat16, 64, 4>();
 
 }  // namespace bifolio::cuda

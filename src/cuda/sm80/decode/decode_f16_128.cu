@@ -4,6 +4,6 @@
 
 namespace bifolio::cuda {
 
-const decode_entry decode_f16_128 = decode::make_entry<__half, 128>();
+const decode_entry decode_f16_128 = decode::make_entry<__half, 128, 4>();
 
 }  // namespace bifolio::cuda

@@ -4,6 +4,6 @@
 
 namespace bifolio::cuda {
 
-const decode_entry decode_f16_256 = decode::make_entry<__half, 256>();
+const decode_entry decode_f16_256 = decode::make_entry<__half, 256, 8>();
 
 }  // namespace bifolio::cuda

@@ -4,6 +4,6 @@
 
 namespace bifolio::cuda {
 
-const decode_entry decode_f16_64 = decode::make_entry<__half, 64>();
+const decode_entry decode_f16_64 = decode::make_entry<__half, 64, 4>();
 
 }  // namespace bifolio::cuda

@@ -3,9 +3,9 @@
 
 /// Decode attention on tensor cores over a paged cache. One kernel for MHA, GQA and MQA: the query heads of a KV head
 /// (and the few tokens of a speculative step) are the 16 rows of an m16n8k16 product, so K and V are read once whatever
-/// the group. Four warps split the 64 keys of a tile; each keeps its own running maximum, sum and output, joined once a
-/// segment. Tiles stream through a ring of shared-memory stages by cp.async, across segment borders, so that the memory
-/// system never sees where one sequence ends and the next begins. decode_plan.hpp says how work is cut.
+/// the group. Four or eight warps split the 64 keys of a tile; each keeps its own running maximum, sum and output,
+/// joined once a segment. Tiles stream through a ring of shared-memory stages by cp.async, across segment borders, so
+/// that the memory system never sees where one sequence ends and the next begins. decode_plan.hpp says how work is cut.
 
 #include <cstdint>
 
@@ -24,7 +24,7 @@ struct decode_args {
   const void* v;
   const std::int32_t* block_tables;  // [num_seqs, block_table_stride]
   const std::int32_t* words;         // the plan: decode_plan.hpp
-  float* workspace;                  // [slots, 16, head_dim] outputs, then [slots, 16, 2] maxima (base 2) and sums
+  float* workspace;                  // [decode_slots, 16, head_dim] outputs, then [.., 16, 2] maxima (base 2) and sums
   std::uint32_t* arrivals;           // [2, num_slots], zero between launches
   const float* alibi_slopes;         // [num_q_heads] or null
   const float* sinks;                // [num_q_heads] or null
@@ -40,31 +40,35 @@ struct decode_args {
 
 namespace decode {
 
-inline constexpr int num_warps = 4;
-inline constexpr int num_threads = 32 * num_warps;
-inline constexpr int merge_fan = 16;   // more partials than 1.5 × this are merged in two levels
-inline constexpr int merge_batch = 8;  // partials that a thread has on their way at once
+inline constexpr int merge_fan = decode_merge_fan;
+inline constexpr int merge_batch = 16;  // partials that a thread has on their way at once
 
-template <int HeadDim>
+template <int HeadDim, int Warps>
 struct shape {
+  static_assert(Warps == 4 || Warps == 8);
+  static constexpr int warps = Warps;
+  static constexpr int threads = 32 * Warps;
   static constexpr int stages = HeadDim == 64 ? 6 : 3;
   static constexpr int ctas_per_sm = HeadDim == 256 ? 1 : 2;
+  static constexpr int warp_keys = decode_tile_tokens / Warps;
   static constexpr int chunks = HeadDim / 8;         // of 16 bytes in a row
   static constexpr int rows_per_pass = 32 / chunks;  // of one warp
-  static constexpr int passes = decode_tile_tokens / (num_warps * rows_per_pass);
+  static constexpr int passes = warp_keys / rows_per_pass;
   static constexpr int tile_bytes = decode_tile_tokens * HeadDim * 2;
   static constexpr int stage_bytes = 2 * tile_bytes;
   static constexpr int q_bytes = decode_tile_rows * HeadDim * 2;
-  static_assert(stage_bytes == num_warps * decode_tile_rows * HeadDim * 4, "a stage holds the outputs of all warps");
-  static constexpr int sums_bytes = num_warps * decode_tile_rows * 8;
+  static_assert(stage_bytes == 4 * decode_tile_rows * HeadDim * 4, "a stage holds the outputs of four warps");
+  static constexpr int sums_bytes = Warps * decode_tile_rows * 8;
   static constexpr int shared_bytes = stages * (stage_bytes + q_bytes) + sums_bytes + 16;
+  // Where registers are short the queries stay in shared memory.
+  static constexpr bool q_in_registers = HeadDim == 64 || (HeadDim == 128 && Warps == 4);
 };
 
 /// The part of one unit that this thread block does.
 struct segment {
   int head;  // KV head
   int row_tile;
-  int chunk;
+  int item;  // of the unit
   int tile, tile_end;
   int unit_start, unit_length;  // on the line
   bool starts, ends;            // holds the unit's first and last tile
@@ -77,42 +81,30 @@ __device__ __forceinline__ int block_at(int total, int num_ctas, int position) {
   return block < num_ctas - 1 ? block : num_ctas - 1;
 }
 
-/// Takes the segment at `position` (< end) and moves `position` behind it, to the next sequence of the list if need be.
-__device__ __forceinline__ segment next_segment(const decode_seq* seqs, int num_kv_heads, bool chunked, int& position,
-                                                int end, int& index, decode_seq& s) {
-  if (position >= s.start + num_kv_heads * s.row_tiles * s.num_chunks * s.unit_length) s = seqs[++index];
-  segment g;
-  const int unit = (position - s.start) / s.unit_length;
-  g.unit_length = s.unit_length;
-  g.unit_start = s.start + unit * s.unit_length;
-  const int in_head = s.row_tiles * s.num_chunks;
-  g.head = unit / in_head;
-  const int rest = unit - g.head * in_head;
-  g.chunk = rest / s.row_tiles;
-  g.row_tile = rest - g.chunk * s.row_tiles;
-  const int x0 = position - g.unit_start;
-  const int x1 = min(end - g.unit_start, s.unit_length);
-  g.starts = x0 == 0;
-  g.ends = x1 == s.unit_length;
-  if (chunked) {
-    const int last = s.first_tile + s.num_tiles;
-    const int first_chunk = s.first_tile / decode_chunk_tiles;
-    g.tile = s.num_chunks == 1 ? s.first_tile : max((first_chunk + g.chunk) * decode_chunk_tiles, s.first_tile);
-    g.tile_end = s.num_chunks == 1 ? last : min((first_chunk + g.chunk + 1) * decode_chunk_tiles, last);
-  } else {
-    g.tile = s.first_tile + max(x0 - decode_unit_charge, 0);
-    g.tile_end = s.first_tile + x1 - decode_unit_charge;
+/// Two partial results a and b as one: its maximum, and the weights of what each has summed.
+struct fold {
+  float max, a, b;
+  __device__ __forceinline__ fold(float max_a, float max_b) {
+    max = fmaxf(max_a, max_b);
+    a = max_a == -INFINITY ? 0.0f : device::exp2_fast(max_a - max);
+    b = max_b == -INFINITY ? 0.0f : device::exp2_fast(max_b - max);
   }
-  position = g.unit_start + x1;
-  return g;
-}
+  /// The same instructions wherever results are folded.
+  [[nodiscard]] __device__ __forceinline__ float of(float sum_a, float sum_b) const {
+    return __fmaf_rn(sum_b, b, __fmul_rn(sum_a, a));
+  }
+  [[nodiscard]] __device__ __forceinline__ float4 of(const float4& x, const float4& y) const {
+    return make_float4(of(x.x, y.x), of(x.y, y.y), of(x.z, y.z), of(x.w, y.w));
+  }
+};
 
-template <class T, int HeadDim, bool Features>
+template <class T, int HeadDim, int Warps, bool Features>
 class worker {
-  using S = shape<HeadDim>;
+  using S = shape<HeadDim, Warps>;
   using traits = device::half_traits<T>;
   static constexpr int k_steps = HeadDim / 16;
   static constexpr int n_tiles = HeadDim / 8;
+  static constexpr int key_tiles = S::warp_keys / 8;
 
  public:
   __device__ worker(const decode_args& args, char* shared)
@@ -131,62 +123,123 @@ class worker {
     const decode_cta mine = reinterpret_cast<const decode_cta*>(a_.words + sizeof(decode_header) / 4)[blockIdx.x];
     seqs_ = reinterpret_cast<const decode_seq*>(a_.words + decode_seqs_offset(static_cast<int>(gridDim.x)));
     partial_out_ = a_.workspace;
-    const std::int64_t slots = static_cast<std::int64_t>(header_.chunked != 0 ? 2 : 3) * header_.num_slots;
+    const std::int64_t slots =
+        decode_slots(header_.item_tiles != 0, header_.num_slots, static_cast<std::int64_t>(gridDim.x));
     partial_sum_ = reinterpret_cast<float2*>(a_.workspace + slots * decode_tile_rows * HeadDim);
     if (mine.position >= mine.end) return;
     end_ = mine.end;
-    device::grid_dependency_wait();
-
     load_position_ = mine.position;
     load_index_ = mine.index;
     load_seq_ = mine.first;
-    open_load_segment();
+    load_q_buffer_ = S::stages - 1;
+    find_load_segment();
+    // The plan is older than the kernel before this one. What follows may be its work, and of that the table's entry
+    // can at least be on its way.
+    if (load_valid_) device::prefetch_l2(table_entry(load_.tile * decode_tile_tokens));
+    device::grid_dependency_wait();
+    if (load_valid_) look_up();
 #pragma unroll
     for (int stage = 0; stage < S::stages - 1; ++stage) load_tile(stage);
 
+    // Plans whose items span several chunks fold them here; in others a segment is one part.
+    const bool folds = header_.item_tiles > decode_chunk_tiles;
     seq_ = mine.first;
     int position = mine.position;
     int index = mine.index;
     int stage = 0;
+    int q_buffer = S::stages - 1;
     while (position < end_) {
-      segment g = next_segment(seqs_, a_.num_kv_heads, header_.chunked != 0, position, end_, index, seq_);
+      const segment g = next_segment(position, index, seq_);
       begin_segment(g);
-      for (int tile = g.tile; tile < g.tile_end; ++tile) {
-        device::copy_async_wait<S::stages - 2>();
-        __syncthreads();
-        load_tile(stage == 0 ? S::stages - 1 : stage - 1);
-        if (tile == g.tile) load_q(stage);
-        compute_tile(stage, tile);
-        stage = stage + 1 == S::stages ? 0 : stage + 1;
-      }
-      end_segment(g, stage == 0 ? S::stages - 1 : stage - 1);
+      if (g.tile < g.tile_end) q_buffer = q_buffer + 1 == S::stages ? 0 : q_buffer + 1;
+      int tile = g.tile;
+      do {
+        const int stop = folds ? min(g.tile_end, (tile / decode_chunk_tiles + 1) * decode_chunk_tiles) : g.tile_end;
+        const bool any = tile < stop;
+        clear_sums();
+        for (; tile < stop; ++tile) {
+          device::copy_async_wait<S::stages - 2>();
+          __syncthreads();
+          load_tile(stage == 0 ? S::stages - 1 : stage - 1);
+          if (S::q_in_registers && tile == g.tile) load_q(q_buffer);
+          compute_tile(stage, tile, q_buffer);
+          stage = stage + 1 == S::stages ? 0 : stage + 1;
+        }
+        end_part(g, tile, any, folds, stage == 0 ? S::stages - 1 : stage - 1);
+      } while (tile < g.tile_end);
     }
     device::copy_async_wait<0>();
   }
 
  private:
+  // Takes the segment at `position` (< end_) and moves `position` behind it, to the next sequence of the list if need
+  // be.
+  __device__ __forceinline__ segment next_segment(int& position, int& index, decode_seq& s) const {
+    if (position >= s.start + a_.num_kv_heads * s.row_tiles * s.num_items * s.unit_length) s = seqs_[++index];
+    segment g;
+    const int unit = (position - s.start) / s.unit_length;
+    g.unit_length = s.unit_length;
+    g.unit_start = s.start + unit * s.unit_length;
+    const int in_head = s.row_tiles * s.num_items;
+    g.head = unit / in_head;
+    const int rest = unit - g.head * in_head;
+    g.item = rest / s.row_tiles;
+    g.row_tile = rest - g.item * s.row_tiles;
+    const int x0 = position - g.unit_start;
+    const int x1 = min(end_ - g.unit_start, s.unit_length);
+    g.starts = x0 == 0;
+    g.ends = x1 == s.unit_length;
+    position = g.unit_start + x1;
+    if (header_.item_tiles == 0) {
+      g.tile = s.first_tile + max(x0 - header_.charge, 0);
+      g.tile_end = s.first_tile + x1 - header_.charge;
+      return g;
+    }
+    // Tiles in which no row of this row tile sees anything would change no bit.
+    const int item = s.first_tile / header_.item_tiles + g.item;
+    const int first_row = g.row_tile * decode_tile_rows;
+    const int last_row = min(first_row + decode_tile_rows, s.query_len * a_.group_size) - 1;
+    const int offset = s.seq_len - s.query_len;
+    int first = s.first_tile;
+    int last = s.first_tile + s.num_tiles;
+    if (a_.causal) {
+      last = min(last, (max(offset + last_row / a_.group_size + 1, 0) + decode_tile_tokens - 1) / decode_tile_tokens);
+    }
+    if (Features && a_.window_left >= 0) {
+      first = max(first, (offset + first_row / a_.group_size - a_.window_left) / decode_tile_tokens);
+    }
+    g.tile = max(item * header_.item_tiles, first);
+    g.tile_end = max(min((item + 1) * header_.item_tiles, last), g.tile);
+    return g;
+  }
+
   // ---- loading -------------------------------------------------------------------------------------------------
 
-  // Opens the next segment that has tiles; afterwards load_valid_ says whether there is one.
-  __device__ void open_load_segment() {
+  [[nodiscard]] __device__ const std::int32_t* table_entry(int position) const {
+    const unsigned block = static_cast<unsigned>(position) / static_cast<unsigned>(a_.block_size);
+    return a_.block_tables + load_seq_.row * a_.block_table_stride + block;
+  }
+
+  // Moves on to the next segment that has tiles; afterwards load_valid_ says whether there is one.
+  __device__ void find_load_segment() {
     load_valid_ = false;
     while (load_position_ < end_) {
-      load_ = next_segment(seqs_, a_.num_kv_heads, header_.chunked != 0, load_position_, end_, load_index_, load_seq_);
+      load_ = next_segment(load_position_, load_index_, load_seq_);
       if (load_.tile < load_.tile_end) {
         load_valid_ = true;
         load_first_ = true;
-        look_up();
+        load_q_buffer_ = load_q_buffer_ + 1 == S::stages ? 0 : load_q_buffer_ + 1;
         return;
       }
     }
   }
 
   // Row r of the packed tile is token r / group_size, head r % group_size. Queries travel with their segment's first
-  // tile, in the buffer of that tile's stage.
-  __device__ void load_queries(const segment& g, int stage) {
+  // tile; segments take turns among the buffers, of which as many are ahead as stages.
+  __device__ void load_queries(const segment& g) {
     const decode_seq& s = load_seq_;
     const int rows = s.query_len * a_.group_size;
-    for (int i = static_cast<int>(threadIdx.x); i < decode_tile_rows * S::chunks; i += num_threads) {
+    for (int i = static_cast<int>(threadIdx.x); i < decode_tile_rows * S::chunks; i += S::threads) {
       const int r = i / S::chunks;
       const int chunk = i % S::chunks;
       const int row = g.row_tile * decode_tile_rows + r;
@@ -195,14 +248,15 @@ class worker {
       const int head = g.head * a_.group_size + (valid ? row - token * a_.group_size : 0);
       const T* src = static_cast<const T*>(a_.q) + (s.query_start + token) * a_.q_token_stride +
                      head * a_.q_head_stride + chunk * 8;
-      device::copy_async_16(q_shared_ + stage * S::q_bytes + r * HeadDim * 2 + ((chunk ^ (r & 7)) << 4), src, valid);
+      device::copy_async_16(q_shared_ + load_q_buffer_ * S::q_bytes + r * HeadDim * 2 + ((chunk ^ (r & 7)) << 4), src,
+                            valid);
     }
   }
 
-  // Lanes 0 … 15 find where the warp's 16 rows of the tile at load_.tile lie; −1 for a row that must not be read.
+  // A lane finds where one of the warp's rows of the tile at load_.tile lies; −1 for a row that must not be read.
   __device__ void look_up() {
-    const int l = lane_ & 15;
-    const int row = ((l / S::rows_per_pass) * num_warps + warp_) * S::rows_per_pass + l % S::rows_per_pass;
+    const int l = lane_ % S::warp_keys;
+    const int row = ((l / S::rows_per_pass) * S::warps + warp_) * S::rows_per_pass + l % S::rows_per_pass;
     const int position = load_.tile * decode_tile_tokens + row;
     row_offset_ = -1;
     // Blocks left of every row's window may have been given back: their table entries are not read either.
@@ -218,14 +272,14 @@ class worker {
   // Requests the tile that look_up found and looks up the one after it. Always commits a group, empty at the end.
   __device__ void load_tile(int stage) {
     if (load_valid_) {
-      if (load_first_) load_queries(load_, stage);
+      if (load_first_) load_queries(load_);
       load_first_ = false;
       const std::uint32_t base = stages_ + stage * S::stage_bytes;
       const int chunk = lane_ % S::chunks;
 #pragma unroll
       for (int pass = 0; pass < S::passes; ++pass) {
         const std::int64_t offset = __shfl_sync(0xffffffffu, row_offset_, pass * S::rows_per_pass + lane_ / S::chunks);
-        const int row = (pass * num_warps + warp_) * S::rows_per_pass + lane_ / S::chunks;
+        const int row = (pass * S::warps + warp_) * S::rows_per_pass + lane_ / S::chunks;
         const std::uint32_t dst = base + row * HeadDim * 2 + ((chunk ^ (row & 7)) << 4);
         const bool valid = offset >= 0;
         const std::int64_t element = valid ? offset + chunk * 8 : 0;
@@ -235,7 +289,8 @@ class worker {
       if (++load_.tile < load_.tile_end) {
         look_up();
       } else {
-        open_load_segment();
+        find_load_segment();
+        if (load_valid_) look_up();
       }
     }
     device::copy_async_commit();
@@ -254,8 +309,6 @@ class worker {
     common_limit_ = a_.causal ? min(seq_len_, seq_len_ - query_len_ + first_token + 1) : seq_len_;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      max_[i] = -INFINITY;
-      sum_[i] = 0;
       const int row = g.row_tile * decode_tile_rows + lane_ / 4 + 8 * i;
       const int token = row / a_.group_size;
       row_position_[i] = seq_len_ - query_len_ + token;
@@ -264,19 +317,28 @@ class worker {
         slope_[i] = a_.alibi_slopes != nullptr && token < query_len_ ? a_.alibi_slopes[head] : 0.0f;
       }
     }
+  }
+
+  __device__ void clear_sums() {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      max_[i] = -INFINITY;
+      sum_[i] = 0;
+    }
 #pragma unroll
     for (int n = 0; n < n_tiles; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) acc_[n][e] = 0;
   }
 
-  __device__ void load_q(int stage) {
+  __device__ void load_q_step(std::uint32_t (&q)[4], int buffer, int kk) const {
     const int row = (lane_ & 7) + ((lane_ >> 3) & 1) * 8;
-    const std::uint32_t base = q_shared_ + stage * S::q_bytes + row * HeadDim * 2;
+    const std::uint32_t base = q_shared_ + buffer * S::q_bytes + row * HeadDim * 2;
+    device::load_matrix_x4(q, base + (((2 * kk + (lane_ >> 4)) ^ (row & 7)) << 4));
+  }
+  __device__ void load_q(int buffer) {
 #pragma unroll
-    for (int kk = 0; kk < k_steps; ++kk) {
-      device::load_matrix_x4(q_[kk], base + (((2 * kk + (lane_ >> 4)) ^ (row & 7)) << 4));
-    }
+    for (int kk = 0; kk < (S::q_in_registers ? k_steps : 0); ++kk) load_q_step(q_[kk], buffer, kk);
   }
 
   __device__ bool visible(int key, int i) const {
@@ -288,27 +350,90 @@ class worker {
     return ok;
   }
 
-  // Scores of this warp's 16 keys, softmax against the running maximum, and their share of the output.
-  __device__ void compute_tile(int stage, int tile) {
-    const std::uint32_t k_base = stages_ + stage * S::stage_bytes;
-    float s[2][4] = {};
-    {
+  // Step kk of the queries, from registers or shared memory.
+  __device__ void take_q(std::uint32_t (&q)[4], int buffer, int kk) const {
+    if constexpr (S::q_in_registers) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) q[i] = q_[kk][i];
+    } else {
+      load_q_step(q, buffer, kk);
+    }
+  }
+
+  // Scores of this warp's keys: s[n] has those of 8.
+  __device__ void compute_scores(float (&s)[key_tiles][4], std::uint32_t k_base, int q_buffer) const {
+#pragma unroll
+    for (int n = 0; n < key_tiles; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) s[n][e] = 0;
+    if constexpr (key_tiles == 2) {
       const int row = warp_ * 16 + (lane_ & 7) + ((lane_ >> 4) & 1) * 8;
       const std::uint32_t row_base = k_base + row * HeadDim * 2;
 #pragma unroll
       for (int kk = 0; kk < k_steps; ++kk) {
         std::uint32_t b[4];
+        std::uint32_t q[4];
         device::load_matrix_x4(b, row_base + (((2 * kk + ((lane_ >> 3) & 1)) ^ (row & 7)) << 4));
-        traits::mma(s[0], q_[kk], b[0], b[1]);
-        traits::mma(s[1], q_[kk], b[2], b[3]);
+        take_q(q, q_buffer, kk);
+        traits::mma(s[0], q, b[0], b[1]);
+        traits::mma(s[1], q, b[2], b[3]);
+      }
+    } else {
+      // Even and odd steps are sums of their own: two chains of products, each half as long.
+      float odd[4] = {};
+      const int row = warp_ * 8 + (lane_ & 7);
+      const std::uint32_t row_base = k_base + row * HeadDim * 2;
+#pragma unroll
+      for (int kk = 0; kk < k_steps; kk += 2) {
+        std::uint32_t b[4];
+        std::uint32_t q[4];
+        device::load_matrix_x4(b, row_base + (((2 * kk + (lane_ >> 3)) ^ (row & 7)) << 4));
+        take_q(q, q_buffer, kk);
+        traits::mma(s[0], q, b[0], b[1]);
+        take_q(q, q_buffer, kk + 1);
+        traits::mma(odd, q, b[2], b[3]);
+      }
+#pragma unroll
+      for (int e = 0; e < 4; ++e) s[0][e] += odd[e];
+    }
+  }
+
+  // Adds this warp's probabilities times its rows of V.
+  __device__ void add_values(const std::uint32_t (&p)[2 * key_tiles], std::uint32_t v_base) {
+    if constexpr (key_tiles == 2) {
+      const int row = warp_ * 16 + (lane_ & 7) + ((lane_ >> 3) & 1) * 8;
+      const std::uint32_t row_base = v_base + row * HeadDim * 2;
+#pragma unroll
+      for (int j = 0; j < k_steps; ++j) {
+        std::uint32_t b[4];
+        device::load_matrix_x4_trans(b, row_base + (((2 * j + (lane_ >> 4)) ^ (row & 7)) << 4));
+        traits::mma(acc_[2 * j], p, b[0], b[1]);
+        traits::mma(acc_[2 * j + 1], p, b[2], b[3]);
+      }
+    } else {
+      const int row = warp_ * 8 + (lane_ & 7);
+      const std::uint32_t row_base = v_base + row * HeadDim * 2;
+#pragma unroll
+      for (int j = 0; j < n_tiles; j += 4) {
+        std::uint32_t b[4];
+        device::load_matrix_x4_trans(b, row_base + (((j + (lane_ >> 3)) ^ (row & 7)) << 4));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) traits::mma_8(acc_[j + i], p[0], p[1], b[i]);
       }
     }
+  }
+
+  // Scores of this warp's keys, softmax against the running maximum, and their share of the output.
+  __device__ void compute_tile(int stage, int tile, int q_buffer) {
+    const std::uint32_t k_base = stages_ + stage * S::stage_bytes;
+    float s[key_tiles][4];
+    compute_scores(s, k_base, q_buffer);
 
     constexpr float log2e = 1.4426950408889634f;
-    const int first_key = tile * decode_tile_tokens + warp_ * 16;
+    const int first_key = tile * decode_tile_tokens + warp_ * S::warp_keys;
     if constexpr (Features) {
 #pragma unroll
-      for (int n = 0; n < 2; ++n)
+      for (int n = 0; n < key_tiles; ++n)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const int key = first_key + n * 8 + (lane_ & 3) * 2 + (e & 1);
@@ -320,12 +445,12 @@ class worker {
     } else {
       const float scale = a_.scale * log2e;
 #pragma unroll
-      for (int n = 0; n < 2; ++n)
+      for (int n = 0; n < key_tiles; ++n)
 #pragma unroll
         for (int e = 0; e < 4; ++e) s[n][e] *= scale;
-      if (first_key + 16 > common_limit_) {
+      if (first_key + S::warp_keys > common_limit_) {
 #pragma unroll
-        for (int n = 0; n < 2; ++n)
+        for (int n = 0; n < key_tiles; ++n)
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
             if (!visible(first_key + n * 8 + (lane_ & 3) * 2 + (e & 1), e >> 1)) s[n][e] = -INFINITY;
@@ -337,7 +462,8 @@ class worker {
     bool grows = false;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      float m = fmaxf(fmaxf(s[0][2 * i], s[0][2 * i + 1]), fmaxf(s[1][2 * i], s[1][2 * i + 1]));
+      float m = fmaxf(s[0][2 * i], s[0][2 * i + 1]);
+      if constexpr (key_tiles == 2) m = fmaxf(m, fmaxf(s[1][2 * i], s[1][2 * i + 1]));
       m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
       m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
       shift[i] = fmaxf(max_[i], m);
@@ -356,30 +482,19 @@ class worker {
         }
       }
     }
-    std::uint32_t p[4];
+    std::uint32_t p[2 * key_tiles];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float m = max_[i] == -INFINITY ? 0.0f : max_[i];
 #pragma unroll
-      for (int n = 0; n < 2; ++n) {
+      for (int n = 0; n < key_tiles; ++n) {
         const float p0 = device::exp2_fast(s[n][2 * i] - m);
         const float p1 = device::exp2_fast(s[n][2 * i + 1] - m);
         sum_[i] += p0 + p1;
         p[2 * n + i] = traits::pack(p0, p1);
       }
     }
-
-    {
-      const int row = warp_ * 16 + (lane_ & 7) + ((lane_ >> 3) & 1) * 8;
-      const std::uint32_t row_base = k_base + S::tile_bytes + row * HeadDim * 2;
-#pragma unroll
-      for (int j = 0; j < k_steps; ++j) {
-        std::uint32_t b[4];
-        device::load_matrix_x4_trans(b, row_base + (((2 * j + (lane_ >> 4)) ^ (row & 7)) << 4));
-        traits::mma(acc_[2 * j], p, b[0], b[1]);
-        traits::mma(acc_[2 * j + 1], p, b[2], b[3]);
-      }
-    }
+    add_values(p, k_base + S::tile_bytes);
   }
 
   // ---- joining -------------------------------------------------------------------------------------------------
@@ -390,8 +505,9 @@ class worker {
            (column ^ ((row & 7) * 8));
   }
 
-  // Joins the four warps and writes the segment's result: to the output if the unit is whole, else to workspace.
-  __device__ void end_segment(const segment& g, int stage) {
+  // Joins the warps behind the last tile of a part, which is the whole segment or a chunk of it, and writes the
+  // segment's result: to the output if the unit is whole, else to workspace. `next_tile`: the one behind the part.
+  __device__ void end_part(const segment& g, int next_tile, bool any, bool folds, int stage) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       sum_[i] += __shfl_xor_sync(0xffffffffu, sum_[i], 1);
@@ -399,60 +515,125 @@ class worker {
       if ((lane_ & 3) == 0) sums_[warp_ * decode_tile_rows + lane_ / 4 + 8 * i] = make_float2(max_[i], sum_[i]);
     }
     __syncthreads();  // also: every warp has read the last tile
-    const bool any = g.tile < g.tile_end;
     if (any) {
+      float weight[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int row = lane_ / 4 + 8 * i;
         float m = -INFINITY;
 #pragma unroll
-        for (int w = 0; w < num_warps; ++w) m = fmaxf(m, sums_[w * decode_tile_rows + row].x);
-        const float weight = max_[i] == -INFINITY ? 0.0f : device::exp2_fast(max_[i] - m);
-        if (row < num_rows_) {
+        for (int w = 0; w < S::warps; ++w) m = fmaxf(m, sums_[w * decode_tile_rows + row].x);
+        weight[i] = max_[i] == -INFINITY ? 0.0f : device::exp2_fast(max_[i] - m);
+      }
+      // Calls body(place in the stage, accumulators) for this lane's pairs of columns.
+      const auto for_each_pair = [&](auto body) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int row = lane_ / 4 + 8 * i;
+          if (row >= num_rows_) continue;
 #pragma unroll
           for (int n = 0; n < n_tiles; ++n) {
-            *reinterpret_cast<float2*>(joined(stage, warp_, row, n * 8 + (lane_ & 3) * 2)) =
-                make_float2(acc_[n][2 * i] * weight, acc_[n][2 * i + 1] * weight);
+            float2& place = *reinterpret_cast<float2*>(joined(stage, warp_ & 3, row, n * 8 + (lane_ & 3) * 2));
+            body(place, make_float2(acc_[n][2 * i] * weight[i], acc_[n][2 * i + 1] * weight[i]));
           }
         }
+      };
+      if constexpr (S::warps == 8) {
+        // The stage has room for four: the others go first.
+        if (warp_ >= 4) for_each_pair([](float2& place, const float2& value) { place = value; });
+        __syncthreads();
+        if (warp_ < 4) {
+          for_each_pair(
+              [](float2& place, const float2& value) { place = make_float2(place.x + value.x, place.y + value.y); });
+        }
+      } else {
+        for_each_pair([](float2& place, const float2& value) { place = value; });
       }
     }
 
-    // From here a thread has one row and every eighth run of 8 columns.
-    const int row = static_cast<int>(threadIdx.x) / 8;
+    // From here a thread has one row and some runs of 8 columns.
+    constexpr int row_threads = S::threads / decode_tile_rows;
+    constexpr int column_parts = (HeadDim + row_threads * 8 - 1) / (row_threads * 8);
+    const int row = static_cast<int>(threadIdx.x) / row_threads;
+    const int row_thread = static_cast<int>(threadIdx.x) % row_threads;
     float m = -INFINITY;
 #pragma unroll
-    for (int w = 0; w < num_warps; ++w) m = fmaxf(m, sums_[w * decode_tile_rows + row].x);
+    for (int w = 0; w < S::warps; ++w) m = fmaxf(m, sums_[w * decode_tile_rows + row].x);
     float l = 0;
 #pragma unroll
-    for (int w = 0; w < num_warps; ++w) {
+    for (int w = 0; w < S::warps; ++w) {
       const float2 part = sums_[w * decode_tile_rows + row];
       l += part.x == -INFINITY ? 0.0f : part.y * device::exp2_fast(part.x - m);
     }
-    const bool whole = header_.chunked == 0 ? g.starts && g.ends : seq_.num_chunks == 1;
+    const bool last = next_tile >= g.tile_end;
+    const bool whole = header_.item_tiles == 0 ? g.starts && g.ends : seq_.num_items == 1;
     const int slot = whole ? 0 : slot_of(g);
     const int packed = g.row_tile * decode_tile_rows + row;
     const int token = packed / a_.group_size;
     const int head = g.head * a_.group_size + packed - token * a_.group_size;
+
+    // The chunk joins those of its run before it, and a complete run the runs before it. What was summed so far lies in
+    // two slots of this thread block, where every thread reads back what it wrote itself.
+    bool begins_run = true;
+    bool ends_run = true;
+    bool begins_unit = true;
+    if (folds) {
+      const int chunk = (next_tile - 1) / decode_chunk_tiles;
+      const int first_chunk = g.tile / decode_chunk_tiles;
+      begins_run = chunk % merge_fan == 0 || chunk == first_chunk;
+      ends_run = chunk % merge_fan == merge_fan - 1 || last;
+      begins_unit = chunk / merge_fan == first_chunk / merge_fan;
+    }
+    const fold with_run(begins_run ? -INFINITY : run_max_, m);
+    if (!begins_run) {
+      l = with_run.of(run_sum_, l);
+      m = with_run.max;
+    }
+    run_max_ = m;
+    run_sum_ = l;
+    const fold with_unit(begins_unit ? -INFINITY : unit_max_, m);
+    if (ends_run) {
+      if (!begins_unit) {
+        l = with_unit.of(unit_sum_, l);
+        m = with_unit.max;
+      }
+      unit_max_ = m;
+      unit_sum_ = l;
+    }
+    float* const run_total = running(0, row);
+    float* const unit_total = running(1, row);
     __syncthreads();
     if (row < num_rows_) {
-      const bool first = (threadIdx.x & 7) == 0;
-      const float inverse = whole ? finish_row(token, head, m, l, first) : 0;
+      const bool first = row_thread == 0;
+      const float inverse = whole && last ? finish_row(token, head, m, l, first) : 0;
 #pragma unroll
-      for (int part = 0; part < HeadDim / 64; ++part) {
-        const int column = part * 64 + (static_cast<int>(threadIdx.x) & 7) * 8;
+      for (int part = 0; part < column_parts; ++part) {
+        const int column = (part * row_threads + row_thread) * 8;
+        if (column >= HeadDim) continue;
         float4 lo = make_float4(0, 0, 0, 0);
         float4 hi = lo;
         if (any) {
 #pragma unroll
-          for (int w = 0; w < num_warps; ++w) {
+          for (int w = 0; w < 4; ++w) {
             const float4 a = *reinterpret_cast<const float4*>(joined(stage, w, row, column));
             const float4 b = *reinterpret_cast<const float4*>(joined(stage, w, row, column) + 4);
             lo.x += a.x, lo.y += a.y, lo.z += a.z, lo.w += a.w;
             hi.x += b.x, hi.y += b.y, hi.z += b.z, hi.w += b.w;
           }
         }
-        if (whole) {
+        if (!begins_run) {
+          lo = with_run.of(__ldcg(reinterpret_cast<const float4*>(run_total + column)), lo);
+          hi = with_run.of(__ldcg(reinterpret_cast<const float4*>(run_total + column + 4)), hi);
+        }
+        if (ends_run && !begins_unit) {
+          lo = with_unit.of(__ldcg(reinterpret_cast<const float4*>(unit_total + column)), lo);
+          hi = with_unit.of(__ldcg(reinterpret_cast<const float4*>(unit_total + column + 4)), hi);
+        }
+        if (!last) {
+          float* const dst = ends_run ? unit_total : run_total;
+          __stcg(reinterpret_cast<float4*>(dst + column), lo);
+          __stcg(reinterpret_cast<float4*>(dst + column + 4), hi);
+        } else if (whole) {
           store_row(token, head, column, lo, hi, inverse);
         } else {
           float* dst = partial_out_ + (static_cast<std::int64_t>(slot) * decode_tile_rows + row) * HeadDim + column;
@@ -460,85 +641,98 @@ class worker {
           __stcg(reinterpret_cast<float4*>(dst + 4), hi);
         }
       }
-      if (!whole && first) __stcg(partial_sum_ + slot * decode_tile_rows + row, make_float2(m, l));
+      if (last && !whole && first) __stcg(partial_sum_ + slot * decode_tile_rows + row, make_float2(m, l));
     }
-    if (whole) {
-      __syncthreads();  // the stage and the sums are written again
-    } else {
+    if (last && !whole) {
       merge_if_last(g);
+    } else {
+      __syncthreads();  // the stage and the sums are written again
     }
+  }
+
+  // This row's place in the running result of a run (0) or of the unit (1).
+  [[nodiscard]] __device__ float* running(int which, int row) const {
+    const std::int64_t slot = std::int64_t{2} * header_.num_slots + 2 * static_cast<int>(blockIdx.x) + which;
+    return partial_out_ + (slot * decode_tile_rows + row) * HeadDim;
   }
 
   // A unit's partials, by index 0 … parts − 1 in the order of their tiles.
   struct unit_parts {
-    int first;  // block, or unit ordinal if chunked
+    int first;  // block, or ordinal of the item
     int parts;
-    int step;  // ordinals from one chunk to the next
+    int step;  // ordinals from one part to the next
   };
 
   __device__ unit_parts parts_of(const segment& g) const {
-    if (header_.chunked != 0) {
+    if (header_.item_tiles != 0) {
       const decode_seq& s = seq_;
-      return {s.first_unit + g.head * s.row_tiles * s.num_chunks + g.row_tile, s.num_chunks, s.row_tiles};
+      return {s.first_unit + g.head * s.row_tiles * s.num_items + g.row_tile, s.num_items, s.row_tiles};
     }
-    const int first = block_at(header_.total, header_.num_ctas, g.unit_start + decode_unit_charge);
+    const int first = block_at(header_.total, header_.num_ctas, g.unit_start + header_.charge);
     const int last = block_at(header_.total, header_.num_ctas, g.unit_start + g.unit_length - 1);
     return {first, max(last - first, 0) + 1, 1};
   }
 
   __device__ int slot_of(const segment& g) const {
-    if (header_.chunked != 0) {
+    if (header_.item_tiles != 0) {
       const unit_parts u = parts_of(g);
-      return u.first + g.chunk * u.step;
+      return u.first + g.item * u.step;
     }
     return 2 * static_cast<int>(blockIdx.x) + (g.starts ? 1 : 0);
   }
 
   // Slot of part i. A block's second slot is for the unit that begins in it and goes on.
   __device__ int part_slot(const unit_parts& u, int i) const {
-    if (header_.chunked != 0) return u.first + i * u.step;
+    if (header_.item_tiles != 0) return u.first + i * u.step;
     return 2 * (u.first + i) + (i == 0 ? 1 : 0);
   }
 
-  // Slot of the join of parts run … run + merge_fan − 1: of its own, unless that is one part.
-  __device__ int run_slot(const unit_parts& u, int run) const {
-    if (run + 1 == u.parts) return part_slot(u, run);
-    return (header_.chunked != 0 ? 1 : 2) * header_.num_slots + u.first + run * u.step;
+  // Slot of the join of parts begin … end − 1: of its own, unless that is one part.
+  __device__ int run_slot(const unit_parts& u, int begin, int end) const {
+    if (begin + 1 == end) return part_slot(u, begin);
+    return (header_.item_tiles != 0 ? 1 : 2) * header_.num_slots + u.first + begin * u.step;
   }
 
-  // Counts this block's arrival; true in the block that completes `expected`.
+  // Counts this block's arrival behind all that its threads have written; true in the block that completes `expected`,
+  // whose threads then see what the others wrote.
   __device__ bool arrive(std::uint32_t* counter, int expected) {
-    __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
-      const bool last = atomicAdd(counter, 1u) == static_cast<std::uint32_t>(expected - 1);
+      const bool last = device::add_acquire_release(counter, 1u) == static_cast<std::uint32_t>(expected - 1);
       if (last) *counter = 0;
       *flag_ = last;
     }
     __syncthreads();
-    const bool last = *flag_ != 0;
-    if (last) __threadfence();
-    return last;
+    return *flag_ != 0;
   }
 
   __device__ void merge_if_last(const segment& g) {
     const unit_parts u = parts_of(g);
-    const int self = header_.chunked != 0 ? g.chunk : static_cast<int>(blockIdx.x) - u.first;
-    if (u.parts <= merge_fan + merge_fan / 2) {
+    const bool fixed = header_.item_tiles != 0;
+    // Parts are joined in runs of merge_fan, counted from part −before. In deterministic plans runs are those of the
+    // chunks of the whole sequence, or parts are runs themselves.
+    const int before = header_.item_tiles == decode_chunk_tiles ? seq_.first_tile / decode_chunk_tiles % merge_fan : 0;
+    const bool one_level = fixed ? header_.item_tiles != decode_chunk_tiles || before + u.parts <= merge_fan
+                                 : u.parts <= decode_most_parts;
+    if (one_level) {
       if (arrive(a_.arrivals + u.first, u.parts)) {
         merge(g, u.parts, -1, [&](int i) { return part_slot(u, i); });
       }
       return;
     }
-    const int run = self / merge_fan * merge_fan;
-    const int run_parts = min(merge_fan, u.parts - run);
+    const int self = before + (fixed ? g.item : static_cast<int>(blockIdx.x) - u.first);
+    const auto begin_of = [&](int run) { return max(run * merge_fan - before, 0); };
+    const auto end_of = [&](int run) { return min((run + 1) * merge_fan - before, u.parts); };
+    const int run = self / merge_fan;
+    const int begin = begin_of(run);
+    const int run_parts = end_of(run) - begin;
     if (run_parts > 1) {
-      if (!arrive(a_.arrivals + header_.num_slots + u.first + run * u.step, run_parts)) return;
-      merge(g, run_parts, run_slot(u, run), [&](int i) { return part_slot(u, run + i); });
+      if (!arrive(a_.arrivals + header_.num_slots + u.first + begin * u.step, run_parts)) return;
+      merge(g, run_parts, run_slot(u, begin, begin + run_parts), [&](int i) { return part_slot(u, begin + i); });
     }
-    const int runs = (u.parts + merge_fan - 1) / merge_fan;
+    const int runs = (before + u.parts + merge_fan - 1) / merge_fan;
     if (arrive(a_.arrivals + u.first, runs)) {
-      merge(g, runs, -1, [&](int i) { return run_slot(u, i * merge_fan); });
+      merge(g, runs, -1, [&](int i) { return run_slot(u, begin_of(i), end_of(i)); });
     }
   }
 
@@ -546,7 +740,7 @@ class worker {
   template <class SlotOf>
   __device__ void merge(const segment& g, int count, int to, const SlotOf& slot_of_part) {
     constexpr int quads = HeadDim / 4;
-    for (int task = static_cast<int>(threadIdx.x); task < num_rows_ * quads; task += num_threads) {
+    for (int task = static_cast<int>(threadIdx.x); task < num_rows_ * quads; task += S::threads) {
       const int row = task / quads;
       const int column = task % quads * 4;
       float m = -INFINITY;
@@ -564,6 +758,17 @@ class worker {
             part[i] = __ldcg(partial_sum_ + at);
             o[i] = __ldcg(reinterpret_cast<const float4*>(partial_out_ + at * HeadDim + column));
           }
+        }
+        if (header_.item_tiles != 0) {
+          // One after another, as a thread block that does several of them itself.
+#pragma unroll
+          for (int i = 0; i < merge_batch; ++i) {
+            const fold both(m, part[i].x);
+            m = both.max;
+            l = both.of(l, part[i].y);
+            sum = both.of(sum, o[i]);
+          }
+          continue;
         }
         float top = m;
 #pragma unroll
@@ -649,7 +854,7 @@ class worker {
   int end_;
 
   segment load_;
-  int load_position_, load_index_;
+  int load_position_, load_index_, load_q_buffer_;
   decode_seq load_seq_, seq_;
   bool load_valid_, load_first_;
   std::int64_t row_offset_;
@@ -658,21 +863,31 @@ class worker {
   int row_position_[2];
   float slope_[2];
   float max_[2], sum_[2];
-  std::uint32_t q_[k_steps][4];
+  float run_max_, run_sum_, unit_max_, unit_sum_;  // of this thread's row in end_part
+  std::uint32_t q_[S::q_in_registers ? k_steps : 1][4];
   float acc_[n_tiles][4];
 };
 
-template <class T, int HeadDim, bool Features>
-__global__ void __launch_bounds__(num_threads, shape<HeadDim>::ctas_per_sm)
+// Two blocks of 128 threads leave room for a small block of another stream's kernel, such as a swap.
+template <class T, int HeadDim, int Warps, bool Features>
+__global__ void
+#if CUDART_VERSION >= 12040
+__maxnreg__(Warps == 4       ? 224
+            : HeadDim == 256 ? 255
+                             : 128)
+#else
+__launch_bounds__(32 * Warps, shape<HeadDim, Warps>::ctas_per_sm)
+#endif
     decode_kernel(const __grid_constant__ decode_args args) {
   extern __shared__ __align__(128) char shared[];
-  worker<T, HeadDim, Features>(args, shared).run();
+  worker<T, HeadDim, Warps, Features>(args, shared).run();
 }
 
-template <class T, int HeadDim>
+template <class T, int HeadDim, int Warps>
 [[nodiscard]] constexpr decode_entry make_entry() noexcept {
-  using S = shape<HeadDim>;
-  return {decode_kernel<T, HeadDim, false>, decode_kernel<T, HeadDim, true>, S::shared_bytes, S::ctas_per_sm};
+  using S = shape<HeadDim, Warps>;
+  return {decode_kernel<T, HeadDim, Warps, false>, decode_kernel<T, HeadDim, Warps, true>, S::threads, S::shared_bytes,
+          S::ctas_per_sm};
 }
 
 }  // namespace decode

@@ -20,13 +20,7 @@ const decode_entry* find_decode_entry(dtype type, std::int32_t head_dim) noexcep
 }
 
 bool decode_serves(const attention_kernel_args& args) noexcept {
-  const auto aligned = [](const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0; };
-  const auto multiple = [](std::int64_t stride) { return stride % 8 == 0; };
-  const kv_strides& k = args.k_strides;
-  return k == args.v_strides && k.dim == 1 && k.chunk >= args.head_dim && multiple(k.block) && multiple(k.head) &&
-         multiple(k.token) && aligned(args.k) && aligned(args.v) && aligned(args.q) && aligned(args.out) &&
-         multiple(args.q_token_stride) && multiple(args.q_head_stride) && multiple(args.out_token_stride) &&
-         multiple(args.out_head_stride);
+  return args.k_strides == args.v_strides && has_aligned_rows(args);
 }
 
 cudaError_t launch_decode(const runtime_api& api, const attention_kernel_args& args, const decode_entry& entry,
@@ -66,7 +60,7 @@ cudaError_t launch_decode(const runtime_api& api, const attention_kernel_args& a
   const cudaError_t status = api.func_set_attribute(reinterpret_cast<const void*>(kernel),
                                                     cudaFuncAttributeMaxDynamicSharedMemorySize, entry.shared_bytes);
   if (status != cudaSuccess) return status;
-  return launch(api, kernel, dim3(static_cast<unsigned>(grid)), dim3(decode::num_threads),
+  return launch(api, kernel, dim3(static_cast<unsigned>(grid)), dim3(static_cast<unsigned>(entry.threads)),
                 static_cast<std::size_t>(entry.shared_bytes), stream, dependent, d);
 }
 

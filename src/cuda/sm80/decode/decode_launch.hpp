@@ -18,6 +18,7 @@ struct decode_args;
 struct decode_entry {
   void (*plain)(decode_args);
   void (*featured)(decode_args);
+  int threads;
   int shared_bytes;
   int ctas_per_sm;
 };

@@ -10,8 +10,11 @@
 /// them comes last. So the plan is one record per sequence and one per block, and a step of 256 sequences is planned in
 /// microseconds.
 ///
-/// A deterministic plan cuts the units of short queries beforehand into chunks of `chunk_tiles` tiles counted from
-/// position 0, and no further: results then do not depend on what else is in the batch.
+/// A deterministic plan fixes the order of every sum instead: keys are cut into chunks of `decode_chunk_tiles` tiles
+/// counted from position 0, the results of 16 chunks, counted likewise, are folded one after another into a run's, and
+/// those of the runs into the row's. A chunk, or a run, in which a row sees nothing changes no bit. Who computes what
+/// is then free: an item of work is a chunk, a run or a whole unit, whichever gives the device the evener load. Items
+/// are units of the line, which is cut between them alone.
 
 #include <cstdint>
 #include <vector>
@@ -22,22 +25,28 @@ namespace bifolio::cuda {
 
 inline constexpr std::int32_t decode_tile_tokens = 64;
 inline constexpr std::int32_t decode_tile_rows = 16;
-inline constexpr std::int32_t decode_unit_charge = 1;   // tiles
-inline constexpr std::int32_t decode_min_run = 2;       // tiles and charge; shorter runs cost more in merging
-inline constexpr std::int32_t decode_chunk_tiles = 32;  // of deterministic plans: 2048 positions
+inline constexpr std::int32_t decode_unit_charge = 1;  // tiles
+inline constexpr std::int32_t decode_min_run = 2;      // tiles and charge; shorter runs cost more in merging
+inline constexpr std::int32_t decode_merge_fan = 16;   // partial results that are joined at once
+inline constexpr std::int32_t decode_most_parts = 24;  // more are joined in two levels
+// Of deterministic plans.
+inline constexpr std::int32_t decode_chunk_tiles = 4;  // 256 positions
+inline constexpr std::int32_t decode_run_tiles = decode_chunk_tiles * decode_merge_fan;
+inline constexpr std::int32_t decode_whole_tiles = 1 << 30;  // an item is a whole unit
+inline constexpr std::int32_t decode_items_per_cta = 8;      // at most, where items leave partial results
 
 struct decode_seq {
   std::int32_t row;          // of the block tables
   std::int32_t start;        // where the sequence begins on the line
-  std::int32_t unit_length;  // tiles + charge of one unit
+  std::int32_t unit_length;  // tiles + charge of one unit or item
   std::int32_t first_tile;   // tiles before it are outside every row's window
   std::int32_t num_tiles;
   std::int32_t row_tiles;
   std::int32_t seq_len;
   std::int32_t query_start;
   std::int32_t query_len;
-  std::int32_t first_unit;  // ordinal of its first unit; deterministic plans only
-  std::int32_t num_chunks;  // 1 unless cut into chunks
+  std::int32_t first_unit;  // ordinal of its first item; deterministic plans only
+  std::int32_t num_items;   // of a unit; 1 in other plans
 };
 
 /// Where one thread block begins, with its first sequence at hand: what the kernel needs before its first key is one
@@ -54,8 +63,10 @@ static_assert(sizeof(decode_cta) == 64);
 struct alignas(16) decode_header {
   std::int32_t total;  // length of the line
   std::int32_t num_ctas;
-  std::int32_t chunked;
-  std::int32_t num_slots;  // of partial results in one of their ranges: thread blocks, or units if chunked
+  std::int32_t item_tiles;  // of deterministic plans, counted from position 0; 0: not deterministic
+  std::int32_t num_slots;   // of partial results in one of their ranges: thread blocks, or items
+  std::int32_t charge;      // tiles that a unit counts for beside its own
+  std::int32_t unused[3];
 };
 
 /// Words of a plan for `grid` thread blocks: a header, `grid` records of blocks (empty behind num_ctas), the sequences.
@@ -64,34 +75,42 @@ struct alignas(16) decode_header {
                                    sizeof(std::int32_t));
 }
 
-/// Collects the sequences of a step that decode, then cuts.
+/// Slots of partial results: three ranges of num_slots, or two and the running results of each thread block.
+[[nodiscard]] constexpr std::int64_t decode_slots(bool deterministic, std::int64_t num_slots,
+                                                  std::int64_t grid) noexcept {
+  return deterministic ? 2 * num_slots + 2 * grid : 3 * num_slots;
+}
+
+/// Collects the sequences of a step that decode, then cuts. Works inside the plan's own words, whose capacity is kept.
 class decode_planner {
  public:
-  /// `grid`: thread blocks that run at once.
-  decode_planner(const plan_input& input, std::int32_t grid) noexcept : input_(input), grid_(grid) {}
+  /// `grid`: thread blocks that run at once. `words` is empty.
+  decode_planner(const plan_input& input, std::int32_t grid, std::vector<std::int32_t>& words);
 
   void add(std::int32_t seq);
-  [[nodiscard]] bool empty() const noexcept { return seqs_.empty(); }
-  /// Whether the line fits into 32 bits.
-  [[nodiscard]] bool fits() const noexcept {
-    return total_ < (std::int64_t{1} << 31) && units_ < (std::int64_t{1} << 27);
-  }
-  /// Appends the words. Call only if it fits.
-  void write(std::vector<std::int32_t>& words) const;
+  [[nodiscard]] bool empty() const noexcept { return num_seqs_ == 0; }
+  /// Lays out the line and writes the words, or empties them where nothing was added. False: the line does not fit into
+  /// 32 bits.
+  [[nodiscard]] bool finish();
 
   [[nodiscard]] std::size_t workspace_floats() const noexcept;
-  [[nodiscard]] std::size_t num_counters() const noexcept;
+  [[nodiscard]] std::size_t num_counters() const noexcept { return 2 * static_cast<std::size_t>(num_slots()); }
 
  private:
+  /// Constant for a device, so that a captured graph survives other lengths.
   [[nodiscard]] std::int32_t num_slots() const noexcept {
-    return input_.spec.deterministic ? static_cast<std::int32_t>(units_) : grid_;
+    return input_.spec.deterministic ? decode_items_per_cta * grid_ : grid_;
   }
+  [[nodiscard]] decode_seq seq_at(std::int32_t index) const noexcept;
+  void put_seq(std::int32_t index, const decode_seq& s) noexcept;
+  [[nodiscard]] std::int32_t choose_item_tiles() const noexcept;
+  [[nodiscard]] std::int32_t choose_num_ctas(std::int64_t total, std::int64_t units, bool uniform) const noexcept;
+  [[nodiscard]] std::int32_t choose_parts(std::int64_t tiles, std::int64_t most) const noexcept;
 
   const plan_input& input_;
   std::int32_t grid_;
-  std::vector<decode_seq> seqs_;
-  std::int64_t total_ = 0;
-  std::int64_t units_ = 0;
+  std::vector<std::int32_t>& words_;
+  std::int32_t num_seqs_ = 0;
 };
 
 }  // namespace bifolio::cuda

@@ -12,14 +12,6 @@ namespace {
 
 using encode_function = decltype(&cuTensorMapEncodeTiled);
 
-/// The driver's entry point, found at run time, so that the library does not need libcuda to link. Null where the
-/// driver is too old.
-encode_function find_encode(const runtime_api& api) noexcept {
-  void* function = nullptr;
-  if (api.get_driver_entry_point("cuTensorMapEncodeTiled", &function, 12000) != cudaSuccess) return nullptr;
-  return reinterpret_cast<encode_function>(function);
-}
-
 /// One dimension of a map: its extent, the bytes from one element to the next, and how many a box takes.
 struct dimension {
   cuuint64_t extent;
@@ -68,20 +60,15 @@ const prefill_entry* find_prefill_entry(dtype type, std::int32_t head_dim) noexc
 
 bool prefill_serves(const attention_kernel_args& args) noexcept {
   constexpr std::int64_t max_stride = std::int64_t{1} << 38;  // elements; the map's limit is 2^40 bytes
-  const auto aligned = [](const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0; };
-  const auto multiple = [](std::int64_t stride) { return stride > 0 && stride % 8 == 0 && stride < max_stride; };
-  const auto strides = [&](const kv_strides& s) {
-    return s.dim == 1 && s.chunk >= args.head_dim && multiple(s.block) && multiple(s.head) && multiple(s.token);
-  };
-  return prefill_block_size(args.block_size) && strides(args.k_strides) && strides(args.v_strides) && aligned(args.k) &&
-         aligned(args.v) && aligned(args.q) && aligned(args.out) && multiple(args.q_token_stride) &&
-         multiple(args.q_head_stride) && multiple(args.out_token_stride) && multiple(args.out_head_stride);
+  const auto fits = [](std::int64_t stride) { return stride > 0 && stride < max_stride; };
+  const auto strides = [&](const kv_strides& s) { return fits(s.block) && fits(s.head) && fits(s.token); };
+  return prefill_block_size(args.block_size) && has_aligned_rows(args) && strides(args.k_strides) &&
+         strides(args.v_strides) && fits(args.q_token_stride) && fits(args.q_head_stride);
 }
 
 cudaError_t launch_prefill(const runtime_api& api, const attention_kernel_args& args, const prefill_entry& entry,
-                           const std::int32_t* words, std::int32_t grid, cudaStream_t stream) noexcept {
-  const encode_function function = find_encode(api);
-  if (function == nullptr) return cudaErrorNotSupported;
+                           const std::int32_t* words, const device_numbers& device, cudaStream_t stream) noexcept {
+  const auto function = reinterpret_cast<encode_function>(device.encode_tensor_map);
 
   prefill_args p = {};
   p.out = args.out;
@@ -133,8 +120,8 @@ cudaError_t launch_prefill(const runtime_api& api, const attention_kernel_args& 
   const cudaError_t status = api.func_set_attribute(reinterpret_cast<const void*>(kernel),
                                                     cudaFuncAttributeMaxDynamicSharedMemorySize, entry.shared_bytes);
   if (status != cudaSuccess) return status;
-  return launch(api, kernel, dim3(static_cast<unsigned>(grid)), dim3(prefill::num_threads),
-                static_cast<std::size_t>(entry.shared_bytes), stream, true, p, q, k, v);
+  return launch(api, kernel, dim3(static_cast<unsigned>(device.num_sms)), dim3(prefill::num_threads),
+                static_cast<std::size_t>(entry.shared_bytes), stream, device.dependent_launch, p, q, k, v);
 }
 
 }  // namespace bifolio::cuda

@@ -6,6 +6,7 @@
 #include <bifolio/dtype.hpp>
 #include <cstdint>
 
+#include "cuda/dispatch.hpp"
 #include "cuda/kernel_args.hpp"
 #include "cuda/runtime.hpp"
 
@@ -39,10 +40,10 @@ struct prefill_entry {
 /// Whether the layout and alignment of this call suit the kernel.
 [[nodiscard]] bool prefill_serves(const attention_kernel_args& args) noexcept;
 
-/// `words`: what prefill_planner wrote.
+/// `words`: what prefill_planner wrote. `device` has an encode_tensor_map.
 [[nodiscard]] cudaError_t launch_prefill(const runtime_api& api, const attention_kernel_args& args,
-                                         const prefill_entry& entry, const std::int32_t* words, std::int32_t grid,
-                                         cudaStream_t stream) noexcept;
+                                         const prefill_entry& entry, const std::int32_t* words,
+                                         const device_numbers& device, cudaStream_t stream) noexcept;
 
 // One a translation unit.
 extern const prefill_entry prefill_bf16_64, prefill_bf16_128, prefill_f16_64, prefill_f16_128;

@@ -6,21 +6,18 @@
 
 namespace bifolio::cuda {
 
-void prefill_planner::write(std::vector<std::int32_t>& words) const {
+void prefill_planner::write() {
   const attention_spec& spec = input_.spec;
   const std::int32_t packed = prefill_packed_heads(spec.num_q_heads / spec.num_kv_heads);
   const std::int32_t tokens_per_tile = prefill_tile_rows / packed;
   const std::int32_t num_heads = spec.num_q_heads / packed;
 
-  // A row tile of all heads, and the keys it sees.
-  struct row_tile {
-    std::int32_t seq;
-    std::int32_t tile;
-    std::int64_t num_keys;
-  };
-  std::vector<row_tile> tiles;
+  // Row tiles of all heads, and the keys they see.
+  std::vector<std::int32_t>& words = plan_.words;
+  std::vector<fast_plan::row_tile>& tiles = plan_.row_tiles;
+  tiles.clear();
   std::int64_t kv_bytes_per_head = 0;
-  for (const std::int32_t seq : seqs_) {
+  for (const std::int32_t seq : plan_.prefill_seqs) {
     const std::int32_t query_len = input_.query_start_loc[seq + 1] - input_.query_start_loc[seq];
     const std::int64_t offset = std::int64_t{input_.seq_lens[seq]} - query_len;
     kv_bytes_per_head += std::int64_t{input_.seq_lens[seq]} * spec.head_dim * 4;
@@ -28,11 +25,12 @@ void prefill_planner::write(std::vector<std::int32_t>& words) const {
       const std::int64_t last = std::min(query_len, (tile + 1) * tokens_per_tile);
       std::int64_t end = spec.causal ? offset + last : input_.seq_lens[seq];
       if (spec.window_left >= 0) end = std::min(end, std::int64_t{spec.window_left} + tokens_per_tile);
-      tiles.push_back({seq, tile, end});
+      tiles.push_back({end, seq, tile});
     }
   }
-  std::stable_sort(tiles.begin(), tiles.end(),
-                   [](const row_tile& a, const row_tile& b) { return a.num_keys > b.num_keys; });
+  std::sort(tiles.begin(), tiles.end(), [](const fast_plan::row_tile& x, const fast_plan::row_tile& y) {
+    return x.num_keys != y.num_keys ? x.num_keys > y.num_keys : x.seq != y.seq ? x.seq < y.seq : x.tile < y.tile;
+  });
 
   // Heads go in equal groups, as few as keep a group's keys in the cache.
   const std::int64_t cache_bytes = static_cast<std::int64_t>(input_.device.l2_bytes) * 5 / 8;
@@ -49,7 +47,7 @@ void prefill_planner::write(std::vector<std::int32_t>& words) const {
   std::memcpy(bytes, &header, sizeof(header));
   bytes += sizeof(header);
   for (std::int32_t group = 0; group < num_heads; group += heads_in_group) {
-    for (const row_tile& t : tiles) {
+    for (const fast_plan::row_tile& t : tiles) {
       prefill_item item = {};
       item.seq = t.seq;
       item.seq_len = input_.seq_lens[t.seq];

@@ -8,7 +8,6 @@
 /// the persistent grid of C takes items c, 2C − 1 − c, 2C + c, …
 
 #include <cstdint>
-#include <vector>
 
 #include "cuda/dispatch.hpp"
 
@@ -36,18 +35,19 @@ struct prefill_header {
   return group_size <= 64 && (group_size & (group_size - 1)) == 0 ? group_size : 1;
 }
 
+/// Works inside the plan, whose vectors keep their capacity.
 class prefill_planner {
  public:
-  explicit prefill_planner(const plan_input& input) noexcept : input_(input) {}
+  prefill_planner(const plan_input& input, fast_plan& plan) : input_(input), plan_(plan) { plan_.prefill_seqs.clear(); }
 
-  void add(std::int32_t seq) { seqs_.push_back(seq); }
-  [[nodiscard]] bool empty() const noexcept { return seqs_.empty(); }
-  /// Appends a prefill_header and the items.
-  void write(std::vector<std::int32_t>& words) const;
+  void add(std::int32_t seq) { plan_.prefill_seqs.push_back(seq); }
+  [[nodiscard]] bool empty() const noexcept { return plan_.prefill_seqs.empty(); }
+  /// Appends a prefill_header and the items to the plan's words.
+  void write();
 
  private:
   const plan_input& input_;
-  std::vector<std::int32_t> seqs_;
+  fast_plan& plan_;
 };
 
 }  // namespace bifolio::cuda

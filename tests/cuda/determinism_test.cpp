@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a deterministic plan promises of the tensor-core kernel: a token's bits do not depend on how its prompt was cut,
+// on the other sequences of the batch, or on physical blocks. Rows are aligned here, so that this kernel is taken; the
+// conformance suite's are not.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "conformance/attention_case.hpp"
+#include "support/random.hpp"
+#include "support/skip.hpp"
+
+using namespace bifolio;
+using namespace bifolio::test;
+
+namespace {
+
+const tested_backend* cuda_under_test() {
+  for (const tested_backend& tested : all_backends()) {
+    if (tested.get().where().type == device_type::cuda) return &tested;
+  }
+  return nullptr;
+}
+
+attention_output run(const tested_backend& tested, const attention_case& c, std::uint64_t order = 1) {
+  return run_attention(tested, c, attention_contents(c), {{order, 2, 0}, 0, 0, 0, 0});
+}
+
+/// Rows [from, to) of the tokens of a result.
+attention_output tokens_of(const attention_case& c, const attention_output& all, std::int64_t from, std::int64_t to) {
+  const auto heads = static_cast<std::ptrdiff_t>(c.num_q_heads());
+  const auto row = heads * c.head_dim;
+  attention_output part;
+  part.out.assign(all.out.begin() + from * row, all.out.begin() + to * row);
+  part.lse.assign(all.lse.begin() + from * heads, all.lse.begin() + to * heads);
+  return part;
+}
+
+attention_case deterministic_case(dtype type, std::int32_t head_dim, std::int32_t group, bool options) {
+  attention_case c{.what = "deterministic",
+                   .num_kv_heads = 1,
+                   .group_size = group,
+                   .head_dim = head_dim,
+                   .block_size = 16,
+                   .q_type = type,
+                   .kv_type = type,
+                   .out_type = type,
+                   .deterministic = true,
+                   .seed = 31};
+  if (options) {
+    c.window_left = 5000;
+    c.soft_cap = 8;
+    c.alibi = c.sinks = true;
+  }
+  return c;
+}
+
+}  // namespace
+
+TEST_CASE("a prompt prefilled in chunks of any size, among any batch mates, has the bits of the whole on CUDA") {
+  const tested_backend* const tested = cuda_under_test();
+  if (tested == nullptr) return skip("no CUDA device");
+  random_source random(hash_of(test_seed(), 0xde7));
+  CAPTURE(seed_note());
+  struct shape {
+    dtype type;
+    std::int32_t head_dim, group, length;
+    bool options;
+  };
+  // 4096 positions are one run of chunks: the long ones have two.
+  for (const shape& s : {shape{dtype::bf16, 128, 4, 5200, false}, shape{dtype::f16, 128, 3, 5200, true},
+                         shape{dtype::bf16, 64, 7, 5200, true}, shape{dtype::f16, 64, 8, 700, false},
+                         shape{dtype::bf16, 256, 2, 4500, false}, shape{dtype::bf16, 128, 20, 600, true}}) {
+    attention_case whole = deterministic_case(s.type, s.head_dim, s.group, s.options);
+    whole.seqs = {{s.length, s.length, 0}};
+    const attention_output expected = run(*tested, whole);
+    const auto compare = [&](std::int32_t from, std::int32_t to, const std::vector<batch_seq>& mates,
+                             std::uint64_t order, const std::string& how) {
+      attention_case part = whole;
+      part.seqs = {{to - from, to, 0}};
+      part.seqs.insert(part.seqs.end(), mates.begin(), mates.end());
+      const attention_output got = tokens_of(part, run(*tested, part, order), 0, to - from);
+      const std::string difference = bit_difference(tokens_of(whole, expected, from, to), got);
+      CHECK_MESSAGE(difference.empty(), how, ", tokens ", from, " to ", to, ": ", difference, describe(part));
+    };
+    for (const std::int32_t chunk : {1, 7, 64, 2048}) {
+      // Stretches at the start, around borders of tiles, chunks and runs, and at the end stand for all.
+      for (const std::int32_t around : {0, 64, 256, 600, 4096, s.length}) {
+        for (std::int32_t i = -2; i <= 2; ++i) {
+          const std::int32_t from = around + i * chunk - chunk / 2;
+          if (from < 0 || from + chunk > s.length) continue;
+          compare(from, from + chunk, {}, 1, "chunks of " + std::to_string(chunk));
+        }
+      }
+    }
+    // The same tokens among many short sequences, among a few long ones, and in other blocks.
+    for (const std::int32_t at : {s.length, s.length / 2 + 3}) {
+      compare(at - 1, at, std::vector<batch_seq>(300, {1, 80, 3}), 5, "decode among 300 sequences");
+      compare(at - 1, at, {{1, 3000, 1}, {200, 700, 2}, {0, 5, 3}}, 6, "decode among a prefill");
+      compare(at - 9, at, {{1, 5000, 1}}, 7, "nine tokens beside a long sequence");
+    }
+  }
+}
+
+TEST_CASE("long sequences have the same bits alone and in a batch that cuts them into runs on CUDA") {
+  const tested_backend* const tested = cuda_under_test();
+  if (tested == nullptr) return skip("no CUDA device");
+  attention_case alone = deterministic_case(dtype::bf16, 64, 2, false);
+  alone.num_kv_heads = 4;
+  alone.seqs = {{1, 10200, 0}};
+  attention_case many = alone;
+  many.seqs.assign(14, {1, 10200, 0});
+  for (std::size_t i = 0; i < many.seqs.size(); ++i) many.seqs[i].seq_len -= static_cast<std::int32_t>(37 * i);
+  attention_case crowd = alone;
+  crowd.seqs.insert(crowd.seqs.end(), 400, {1, 90, 1});
+  const attention_output in_batch = run(*tested, many);
+  CHECK(bit_difference(run(*tested, alone), tokens_of(many, in_batch, 0, 1)) == "");
+  CHECK(bit_difference(run(*tested, alone), tokens_of(crowd, run(*tested, crowd), 0, 1)) == "");
+  for (const std::size_t other : {std::size_t{3}, std::size_t{9}}) {
+    attention_case one = alone;
+    one.seqs = {many.seqs[other]};
+    CHECK(bit_difference(run(*tested, one), tokens_of(many, in_batch, static_cast<std::int64_t>(other),
+                                                      static_cast<std::int64_t>(other) + 1)) == "");
+  }
+}

@@ -101,7 +101,9 @@ row attention_row(const setting& s, const attention_options& options, const atte
           {"gflop_s", flops / result.time.median * 1e-9},
           {"probe_gb_s", result.probe_gb_s},
           {"share_of_probe", kv_gb_s / result.probe_gb_s},
-          {"gather_gb_s", result.gather_gb_s}};
+          {"gather_gb_s", result.gather_gb_s},
+          {"plan_us", result.plan_seconds * 1e6},
+          {"call_us", result.call_seconds * 1e6}};
 }
 
 }  // namespace bifolio::bench

@@ -5,12 +5,15 @@
 #include <bifolio/backend.hpp>
 #include <bifolio/buffer.hpp>
 #include <bifolio/error.hpp>
+#include <chrono>
 #include <cmath>
+#include <functional>
 #include <numeric>
 #include <random>
 
 #include "attention_setting.hpp"
 #include "cuda_timing.hpp"
+#include "probe.hpp"
 
 namespace bifolio::bench {
 namespace {
@@ -25,6 +28,19 @@ buffer uploaded(backend& where, const std::vector<T>& values) {
   require_ok(where.upload(memory.data(), values.data(), values.size() * sizeof(T), {}), "an upload");
   require_ok(where.synchronize({}), "an upload");
   return memory;
+}
+
+/// Median seconds that the host spends in `body`, with an idle device before each call.
+double host_seconds(backend& where, stream_ref stream, const std::function<void(std::int32_t)>& body) {
+  std::vector<double> samples;
+  for (std::int32_t i = 0; i < 60; ++i) {
+    require_ok(where.synchronize(stream), "synchronize");
+    const auto start = std::chrono::steady_clock::now();
+    body(i);
+    if (i >= 10) samples.push_back(seconds_since(start));
+  }
+  require_ok(where.synchronize(stream), "synchronize");
+  return summarize(samples).median;
 }
 
 attention_result measure(backend& where, graph_timer& timer, const attention_options& options, const setting& s) {
@@ -71,7 +87,9 @@ attention_result measure(backend& where, graph_timer& timer, const attention_opt
   params.batch.seq_lens = device_lens.as<std::int32_t>();
 
   attention_result result;
-  const auto calls = static_cast<std::int32_t>(std::clamp<std::int64_t>(num_sets, 4, 64));
+  // Many calls to a graph, whose own launch takes some microseconds; fewer where a call takes milliseconds.
+  const bool is_long = num_tokens * s.context > std::int64_t{1} << 28;
+  const auto calls = static_cast<std::int32_t>(std::clamp<std::int64_t>(num_sets, is_long ? 4 : 32, 64));
   result.time = timer.time(
       calls,
       [&](std::int32_t call) {
@@ -79,6 +97,16 @@ attention_result measure(backend& where, graph_timer& timer, const attention_opt
         require_ok(where.attention(plan, params, timer.stream()), "attention");
       },
       options.repeats, std::min(options.seconds, 0.3));
+  result.plan_seconds = host_seconds(
+      where, timer.stream(), [&](std::int32_t) { where.plan_attention(plan, spec, host, num_blocks, timer.stream()); });
+  constexpr std::int32_t calls_in_a_row = 8;
+  result.call_seconds = host_seconds(where, timer.stream(),
+                                     [&](std::int32_t) {
+                                       for (std::int32_t call = 0; call < calls_in_a_row; ++call) {
+                                         require_ok(where.attention(plan, params, timer.stream()), "attention");
+                                       }
+                                     }) /
+                        calls_in_a_row;
   if (layout.block_bytes() / 2 % 16 == 0) {
     gather_work work;
     work.k = params.kv.k;

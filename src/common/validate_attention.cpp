@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "common/checked.hpp"
 #include "common/validate_cache.hpp"
@@ -155,6 +156,25 @@ errc check_tensor(const const_tensor_view& tensor, std::string_view name, bool w
   return errc::ok;
 }
 
+/// Whether all of [first, last) are in [0, num_blocks). Without a branch per id, so that it is vectorised everywhere: a
+/// step of 256 sequences has ten thousands.
+bool are_block_ids(const std::int32_t* first, const std::int32_t* last, std::int64_t num_blocks) noexcept {
+  constexpr std::int64_t largest = std::numeric_limits<std::int32_t>::max();
+  const auto limit = static_cast<std::uint32_t>(std::min(num_blocks - 1, largest));
+  std::uint32_t signs = 0;
+  for (; first != last; ++first) {
+    const auto id = static_cast<std::uint32_t>(*first);
+    signs |= id | (limit - id);
+  }
+  return (signs >> 31) == 0;
+}
+
+/// blocks_for in 32 bits, whose division takes half as long; a step asks some hundred times.
+std::int64_t blocks_of(std::int64_t num_tokens, std::int32_t block_size) noexcept {
+  const auto size = static_cast<std::uint32_t>(block_size);
+  return (static_cast<std::uint32_t>(num_tokens) + size - 1) / size;
+}
+
 }  // namespace
 
 position_range visible_positions(const attention_spec& spec, std::int64_t position, std::int64_t seq_len) noexcept {
@@ -235,7 +255,7 @@ errc attention_batch(const attention_spec& spec, const step_batch_view& batch, s
     if (seq_len < 0) {
       return refuse(errc::invalid_argument, "seq_lens[", seq, "] is ", seq_len, "; it must not be negative");
     }
-    const std::int64_t needed = blocks_for(seq_len, spec.block_size);
+    const std::int64_t needed = blocks_of(seq_len, spec.block_size);
     if (needed > batch.block_table_stride) {
       return refuse(errc::out_of_range, "seq_lens[", seq, "] is ", seq_len, " and needs ", needed,
                     " table entries; a row has ", batch.block_table_stride);
@@ -249,7 +269,8 @@ errc attention_batch(const attention_spec& spec, const step_batch_view& batch, s
     const position_range last = visible_positions(spec, seq_len - 1, seq_len);
     if (first.begin >= last.end) continue;
     const std::int32_t* row = batch.block_tables + seq * batch.block_table_stride;
-    const std::int64_t end = blocks_for(last.end, spec.block_size);
+    const std::int64_t end = blocks_of(last.end, spec.block_size);
+    if (are_block_ids(row + first.begin / spec.block_size, row + end, num_blocks)) continue;
     for (std::int64_t entry = first.begin / spec.block_size; entry < end; ++entry) {
       if (row[entry] < 0 || row[entry] >= num_blocks) {
         return refuse(errc::out_of_range, "entry ", entry, " of the block table of sequence ", seq, " is ", row[entry],

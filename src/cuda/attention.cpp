@@ -122,10 +122,9 @@ void plan_attention(const std::shared_ptr<const device_state>& state, attention_
     plan.num_seqs = host_batch.num_seqs;
     plan.num_tokens = host_batch.num_tokens;
     plan.num_blocks = num_blocks;
-    plan.num_table_entries = 0;
-    for (std::int32_t seq = 0; seq < host_batch.num_seqs; ++seq) {
-      plan.num_table_entries = std::max(plan.num_table_entries, blocks_for(host_batch.seq_lens[seq], spec.block_size));
-    }
+    const std::int32_t* const lens = host_batch.seq_lens;
+    const std::int32_t longest = host_batch.num_seqs == 0 ? 0 : *std::max_element(lens, lens + host_batch.num_seqs);
+    plan.num_table_entries = blocks_for(longest, spec.block_size);
   });
 }
 
@@ -189,7 +188,8 @@ errc attention(const device_state& state, const attention_plan& plan, const atte
       try_launch_fast(state.api(), args, planned->fast(), state.numbers(), handle_of(stream), status)) {
     return state.report(status);
   }
-  // Which kernel takes a sequence depends on that sequence alone, so that its bits do not depend on the batch.
+  // Which kernel takes a sequence depends on that sequence alone, so that its bits do not depend on the batch; in
+  // deterministic plans all go to the general one, so that they do not depend on its number of new tokens either.
   const x_split_plan& x_split = planned->x_split();
   if (x_split.has_decodes && try_launch_x_split(state.api(), args, x_split, handle_of(stream), status)) {
     if (status != cudaSuccess || !x_split.has_others) return state.report(status);

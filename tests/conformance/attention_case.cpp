@@ -385,7 +385,8 @@ std::string check_attention(const attention_case& c, const std::vector<const tes
   for (const tested_backend* tested : backends) {
     try {
       const attention_output got = run_attention(*tested, c, contents, placement);
-      const std::string problem = expectation.problem_of(got, tested->numbers);
+      const std::string problem =
+          expectation.problem_of(got, tested->numbers_for(c.q_type, c.kv_type, c.out_type, c.head_dim));
       if (!problem.empty()) text += tested->name + ": " + problem + " [" + describe(c) + "]\n";
     } catch (const std::exception& failure) {
       text += std::string(failure.what()) + " [" + describe(c) + "]\n";

@@ -116,6 +116,75 @@ TEST_CASE("a captured attention call replays with the lengths of later plans") {
   }
 }
 
+TEST_CASE("a captured prefill replays with other lengths and another split of its tokens into sequences") {
+  const tested_backend* const tested = cuda_backend_under_test();
+  if (tested == nullptr) return skip("no CUDA device");
+  backend& where = tested->get();
+  for (const bool deterministic : {false, true}) {
+    attention_case c{.what = "prefill replay",
+                     .num_kv_heads = 2,
+                     .group_size = 4,
+                     .head_dim = 128,
+                     .block_size = 16,
+                     .q_type = dtype::bf16,
+                     .kv_type = dtype::bf16,
+                     .out_type = dtype::bf16,
+                     .seqs = {{1000, 1500}, {800, 1300}, {1, 500}},
+                     .deterministic = deterministic};
+    const attention_contents contents(c);
+    attention_call call(*tested, c, contents, {{1, 3, 2}, 0, 0, 0, 0});  // rows without gaps, as tensor maps need them
+    cuda::reserve_plan(where, call.planned, call.spec, 3, 1801, 1500);
+    captured_stream stream;
+    where.plan_attention(call.planned, call.spec, call.host_batch, call.num_blocks, stream.ref());
+    REQUIRE(where.synchronize(stream.ref()) == errc::ok);
+    const std::uint64_t epoch = cuda::graph_epoch(call.planned);
+    stream.capture([&] { REQUIRE(where.attention(call.planned, call.params, stream.ref()) == errc::ok); });
+
+    struct step {
+      std::vector<std::int32_t> starts, lens;
+    };
+    bool moved = false;
+    for (const step& s : {step{{0, 1000, 1800, 1801}, {1500, 1300, 500}}, step{{0, 1000, 1800, 1801}, {1100, 933, 1}},
+                          step{{0, 950, 1800, 1801}, {1400, 1300, 499}}, step{{0, 999, 1800, 1801}, {1499, 822, 17}},
+                          step{{0, 1000, 1799, 1800}, {1500, 1300, 500}}}) {
+      step_batch_view host = call.host_batch;
+      host.seq_lens = s.lens.data();
+      host.query_start_loc = s.starts.data();
+      host.num_tokens = s.starts.back();
+      const auto put = [&](const std::int32_t* device, const std::vector<std::int32_t>& values) {
+        REQUIRE(where.upload(const_cast<std::int32_t*>(device), values.data(), values.size() * sizeof(std::int32_t),
+                             stream.ref()) == errc::ok);
+      };
+      put(call.params.batch.seq_lens, s.lens);
+      put(call.params.batch.query_start_loc, s.starts);
+      where.plan_attention(call.planned, call.spec, host, call.num_blocks, stream.ref());
+      REQUIRE(where.synchronize(stream.ref()) == errc::ok);
+      CAPTURE(s.lens[0]);
+      CAPTURE(deterministic);
+      if (cuda::graph_epoch(call.planned) != epoch) {
+        // The number of tokens is part of a captured prefill; lengths and the split into sequences are not.
+        CHECK(host.num_tokens != 1801);
+        moved = true;
+        continue;
+      }
+      call.reset_outputs();
+      stream.replay();
+      std::string problem;
+      const attention_output replayed = call.read(problem);
+      attention_plan fresh;
+      where.plan_attention(fresh, call.spec, host, call.num_blocks);
+      attention_params params = call.params;
+      params.batch.num_tokens = params.q.num_tokens = params.out.num_tokens = host.num_tokens;
+      call.reset_outputs();
+      REQUIRE(where.attention(fresh, params) == errc::ok);
+      REQUIRE(where.synchronize({}) == errc::ok);
+      const attention_output direct = call.read(problem);
+      CHECK(bit_difference(replayed, direct) == "");
+    }
+    CHECK((moved || deterministic));
+  }
+}
+
 TEST_CASE("append, copies of blocks and merging are capturable too") {
   const tested_backend* const tested = cuda_backend_under_test();
   if (tested == nullptr) return skip("no CUDA device");

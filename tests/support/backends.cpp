@@ -49,7 +49,6 @@ std::vector<tested_backend> open_all() {
       entry.numbers.unit_accumulate = {0x1p-24, 0x1p-22, 0x1p-22};
       entry.numbers.unit_probability = {0, 0x1p-12, 0x1p-9};
       entry.numbers.split_size = 2048;
-      entry.chunk_invariant = false;
     }
     list.push_back(std::move(entry));
   };
@@ -72,6 +71,12 @@ std::vector<tested_backend> open_all() {
 }
 
 }  // namespace
+
+arithmetic tested_backend::numbers_for(dtype q_type, dtype kv_type, dtype out_type, std::int32_t head_dim) const {
+  const bool tensor_cores = kv_type != dtype::f32 && q_type == kv_type && out_type == kv_type &&
+                            (head_dim == 64 || head_dim == 128 || head_dim == 256);
+  return is_host || tensor_cores ? numbers : arithmetic{};
+}
 
 std::span<const tested_backend> all_backends() {
   static const std::vector<tested_backend> list = open_all();

@@ -25,10 +25,12 @@ struct tested_backend {
   std::string name;    ///< "cpu-avx2-tbb"
   std::string family;  ///< "cpu-avx2": equal bits are promised within a family, and only there
   std::unique_ptr<backend> owned;
-  arithmetic numbers;
-  bool is_host = true;          ///< pointers may be made by the test itself (sparse mappings, host allocators)
-  bool chunk_invariant = true;  ///< results do not depend on prefill chunking (always on the CPU)
+  arithmetic numbers;   ///< of its loosest kernel
+  bool is_host = true;  ///< pointers may be made by the test itself (sparse mappings, host allocators)
   [[nodiscard]] backend& get() const { return *owned; }
+  /// Those of the kernels that may compute a call of these dtypes and this head_dim: on CUDA only some shapes go
+  /// through tensor cores, and everything else is held to float32's bound.
+  [[nodiscard]] arithmetic numbers_for(dtype q_type, dtype kv_type, dtype out_type, std::int32_t head_dim) const;
 };
 
 /// All of them, opened once per process and kept. Their memory() is fenced on the host: reading past the end of any

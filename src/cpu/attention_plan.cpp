@@ -133,7 +133,7 @@ cpu_attention_plan::scratch_sizes sizes_of(const attention_spec& spec, const pla
   cpu_attention_plan::scratch_sizes sizes;
   sizes.keys = padded * tile_keys;
   sizes.values = padded * tile_keys;
-  sizes.queries = whole(totals.max_rows * spec.head_dim);
+  sizes.queries = whole(totals.max_rows * (spec.head_dim + spec.head_dim % 2));
   sizes.scores = totals.max_head_rows * tile_keys;
   sizes.states = totals.max_rows * stride;
   sizes.sums = totals.max_rows * workspace_align;

@@ -17,7 +17,7 @@ namespace bifolio::cpu {
 namespace {
 
 struct isa_list {
-  std::array<cpu_isa, 4> items{};
+  std::array<cpu_isa, 5> items{};
   std::size_t count = 0;
   void add(cpu_isa isa) noexcept { items[count++] = isa; }
 };
@@ -25,8 +25,9 @@ struct isa_list {
 #if defined(__x86_64__)
 
 struct x86_features {
-  bool avx2 = false;    // AVX2, FMA, F16C, BMI, BMI2, and the system saves the ymm registers
-  bool avx512 = false;  // the above, AVX-512 F, BW, DQ, VL, and the system saves zmm and the masks
+  bool avx2 = false;         // AVX2, FMA, F16C, BMI, BMI2, and the system saves the ymm registers
+  bool avx512 = false;       // the above, AVX-512 F, BW, DQ, VL, and the system saves zmm and the masks
+  bool avx512_bf16 = false;  // the above, and AVX512-BF16
 };
 
 std::uint64_t read_xcr0() noexcept {
@@ -64,6 +65,9 @@ x86_features detect_x86() noexcept {
   constexpr unsigned avx512_all = (1u << 16) | (1u << 17) | (1u << 30) | (1u << 31);  // F, DQ, BW, VL
   constexpr std::uint64_t zmm_state = 0xe6;
   found.avx512 = found.avx2 && (b & avx512_all) == avx512_all && (xcr0 & zmm_state) == zmm_state;
+
+  constexpr unsigned bf16 = 1u << 5;
+  found.avx512_bf16 = found.avx512 && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & bf16) != 0;
   return found;
 }
 
@@ -81,6 +85,9 @@ isa_list detect() noexcept {
 #endif
 #if BIFOLIO_HAS_ISA_AVX512
   if (features.avx512) list.add(cpu_isa::avx512);
+#endif
+#if BIFOLIO_HAS_ISA_AVX512_BF16
+  if (features.avx512_bf16) list.add(cpu_isa::avx512_bf16);
 #endif
 #endif
 #if BIFOLIO_HAS_ISA_NEON
@@ -138,6 +145,12 @@ const kernel_table& kernels_for(cpu_isa isa) {
 #else
         break;
 #endif
+      case cpu_isa::avx512_bf16:
+#if BIFOLIO_HAS_ISA_AVX512_BF16
+        return avx512_bf16::kernels();
+#else
+        break;
+#endif
       case cpu_isa::neon:
 #if BIFOLIO_HAS_ISA_NEON
         return neon::kernels();
@@ -162,6 +175,8 @@ std::string_view to_string(cpu_isa isa) noexcept {
       return "avx2";
     case cpu_isa::avx512:
       return "avx512";
+    case cpu_isa::avx512_bf16:
+      return "avx512_bf16";
     case cpu_isa::neon:
       return "neon";
   }
@@ -169,11 +184,11 @@ std::string_view to_string(cpu_isa isa) noexcept {
 }
 
 cpu_isa parse_isa(std::string_view text) {
-  for (const cpu_isa isa : {cpu_isa::baseline, cpu_isa::avx2, cpu_isa::avx512, cpu_isa::neon}) {
+  for (const cpu_isa isa : {cpu_isa::baseline, cpu_isa::avx2, cpu_isa::avx512, cpu_isa::avx512_bf16, cpu_isa::neon}) {
     if (text == to_string(isa)) return isa;
   }
   throw error(errc::invalid_argument,
-              "instruction set '" + std::string(text) + "' is not one of baseline, avx2, avx512, neon");
+              "instruction set '" + std::string(text) + "' is not one of baseline, avx2, avx512, avx512_bf16, neon");
 }
 
 std::vector<cpu_isa> supported_isas() {

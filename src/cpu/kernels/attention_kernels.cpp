@@ -10,10 +10,11 @@ namespace {
 inline constexpr float minus_infinity = -__builtin_inff();
 /// A row's running maximum rises only when a tile exceeds it by more than this; e^8 · 512 is far from overflow.
 inline constexpr float rescale_threshold = 8.0f;
-/// Dims of K that are transposed at a time: 64 × 32 floats leave room in L1 for what the rows read; with many rows the
-/// scores are loaded and stored less often.
+/// Dims of K that are transposed at a time: 64 × 32 floats leave room in L1 for what the rows read; with many rows, and
+/// where two dims share 32 bits, the scores are loaded and stored less often. Even: no pair is cut.
 inline constexpr int decode_chunk = 32;
 inline constexpr int prefill_chunk = 128;
+inline constexpr int pair_chunk = 64;
 /// Up to this many rows, V is widened anew for each row group rather than once into scratch.
 inline constexpr int in_place_rows = 12;
 
@@ -54,6 +55,15 @@ void widen_any(dtype type, const void* src, std::int64_t offset, int count, floa
   }
 }
 
+/// Pairs of elements in 32 bits, the earlier one in the low half; 0 beside a last one that is alone.
+BIFOLIO_INLINE void pair_row(const bfloat16* from, int count, float* dst) noexcept {
+  for (int i = 0; i < count; i += 2) {
+    const std::uint32_t low = from[i].bits;
+    const std::uint32_t high = i + 1 < count ? from[i + 1].bits : std::uint32_t{0};
+    dst[i / 2] = __builtin_bit_cast(float, low | (high << 16));
+  }
+}
+
 template <class T>
 BIFOLIO_INLINE void narrow_row(const float* src, int count, void* dst, std::int64_t offset) noexcept {
   T* to = static_cast<T*>(dst) + offset;
@@ -82,9 +92,12 @@ struct tile_place {
   std::int64_t v[tile_keys];
 };
 
-/// One item's loops. `Key` is the KV cache's element.
-template <class Key>
+/// One item's loops. `Key` is the KV cache's element. `Dot`: scores are dot products of bfloat16 pairs, scaled
+/// afterwards; for bfloat16 queries and keys alone.
+template <class Key, bool Dot>
 class item_runner {
+  static constexpr bool may_keep_pairs = sizeof(Key) == 2 && (Dot || keeps_pairs);
+
  public:
   item_runner(const attention_args& args, const attention_item& item, const attention_scratch& scratch) noexcept
       : args_(args),
@@ -98,6 +111,10 @@ class item_runner {
         num_groups_((head_rows_ + max_group_rows - 1) / max_group_rows),
         base_rows_(head_rows_ / num_groups_),
         extra_rows_(head_rows_ % num_groups_),
+        pairs_(may_keep_pairs && (Dot || head_rows_ <= in_place_rows)),
+        query_values_(Dot      ? (args.head_dim + 1) / 2
+                      : pairs_ ? (args.head_dim + 1) / 2 * 2
+                               : args.head_dim),
         k_contiguous_(args.k_strides.dim == 1 && args.k_strides.chunk >= args.head_dim),
         v_contiguous_(args.v_strides.dim == 1 && args.v_strides.chunk >= args.head_dim),
         v_in_place_(v_contiguous_ && dims_ == args.head_dim && (head_rows_ <= in_place_rows || sizeof(Key) == 4)) {
@@ -139,17 +156,22 @@ class item_runner {
   void pack_queries() noexcept {
     float* row_values = scratch_.values;
     for (int head = 0; head < num_heads_; ++head) {
-      float* queries = scratch_.queries + static_cast<std::int64_t>(head) * head_rows_ * args_.head_dim;
+      float* queries = scratch_.queries + static_cast<std::int64_t>(head) * head_rows_ * query_values_;
       for (int g = 0; g < num_groups_; ++g) {
         const int begin = group_begin(g);
         const int rows = group_begin(g + 1) - begin;
-        float* packed = queries + static_cast<std::int64_t>(begin) * args_.head_dim;
+        float* packed = queries + static_cast<std::int64_t>(begin) * query_values_;
         for (int i = 0; i < rows; ++i) {
           const int token = (begin + i) / args_.group_size;
           const int q_head = (item_.kv_head_begin + head) * args_.group_size + (begin + i) % args_.group_size;
           const std::int64_t offset = (item_.first_token + token) * args_.q_token_stride + q_head * args_.q_head_stride;
-          widen_any(args_.q_type, args_.q, offset, args_.head_dim, args_.scale, row_values);
-          for (int d = 0; d < args_.head_dim; ++d) packed[static_cast<std::int64_t>(d) * rows + i] = row_values[d];
+          if constexpr (Dot) {
+            pair_row(static_cast<const bfloat16*>(args_.q) + offset, args_.head_dim, row_values);
+          } else {
+            widen_any(args_.q_type, args_.q, offset, args_.head_dim, args_.scale, row_values);
+            if (query_values_ > args_.head_dim) row_values[args_.head_dim] = 0;
+          }
+          for (int d = 0; d < query_values_; ++d) packed[static_cast<std::int64_t>(d) * rows + i] = row_values[d];
         }
       }
     }
@@ -268,11 +290,11 @@ class item_runner {
     if (v_contiguous_) num_rows = add_rows(num_rows, args_.v, args_.v_strides.head, head, place, place.v);
     const int row_bytes = static_cast<int>(sizeof(Key)) * args_.head_dim;
     const int lines = num_rows * ((row_bytes + cache_line_bytes - 1) / cache_line_bytes);
-    // Steps of the unit: one a column of a transposition, one a dim in the scores, one a key and register pass in the
-    // accumulation.
+    // Steps of the unit: one a column of a transposition, one a query value in the scores, one a key and register pass
+    // in the accumulation.
     const int passes = (dims_ + kernel_vectors * lanes - 1) / (kernel_vectors * lanes);
     const int columns = tile_keys / lanes * args_.head_dim * static_cast<int>(sizeof(Key)) / 4;
-    const int kernels = num_groups_ * (args_.head_dim * (tile_vectors / kernel_vectors) + tile_keys * passes);
+    const int kernels = num_groups_ * (query_values_ * (tile_vectors / kernel_vectors) + tile_keys * passes);
     // Measured: below 3 the queue of outstanding misses overruns; above 4 a power of two that fits the unrolled loops,
     // because otherwise every prefetch costs a branch miss.
     const int room = lines > 0 ? line_stream::ways * (columns + kernels) / lines : 4;
@@ -309,7 +331,7 @@ class item_runner {
       float* keys = scratch_.keys + column;
       if (k_contiguous_ && place.even[column / lanes]) {
         const even_rows<Key> rows(k + place.k[column], args_.k_strides.token);
-        transpose_keys<Key>(rows, dims, keys, ahead_);
+        transpose_rows(rows, dims, keys);
         continue;
       }
       scattered_rows<Key> rows;
@@ -325,8 +347,16 @@ class item_runner {
           rows.row[i] = row;
         }
       }
-      transpose_keys<Key>(rows, dims, keys, ahead_);
+      transpose_rows(rows, dims, keys);
     }
+  }
+
+  template <class Rows>
+  BIFOLIO_INLINE void transpose_rows(const Rows& rows, int dims, float* keys) noexcept {
+    if constexpr (!Dot) {
+      if (!pairs_) return transpose_keys<Key, true>(rows, dims, keys, ahead_);
+    }
+    if constexpr (may_keep_pairs) transpose_keys<Key, false>(rows, dims, keys, ahead_);
   }
 
   // V rows of the tile as float32 in value order in scratch.
@@ -361,7 +391,10 @@ class item_runner {
   // One tile × one KV head: all scores, then group by group softmax and accumulation.
   void run_unit(const tile_place& place, int head, float* states) noexcept {
     // Dims are taken in chunks whose transposed keys stay in L1 while they are used.
-    const int chunk = !k_contiguous_ ? args_.head_dim : head_rows_ <= in_place_rows ? decode_chunk : prefill_chunk;
+    const int chunk = !k_contiguous_                ? args_.head_dim
+                      : pairs_                      ? pair_chunk
+                      : head_rows_ <= in_place_rows ? decode_chunk
+                                                    : prefill_chunk;
     for (int dim = 0; dim < args_.head_dim; dim += chunk) {
       const int dims = args_.head_dim - dim < chunk ? args_.head_dim - dim : chunk;
       pack_keys(place, head, dim, dims);
@@ -433,11 +466,25 @@ class item_runner {
     if (!group.any) return;
     float* scores = scratch_.scores + static_cast<std::int64_t>(group.begin) * tile_keys;
     const float* queries = scratch_.queries +
-                           (static_cast<std::int64_t>(head) * head_rows_ + group.begin) * args_.head_dim +
-                           static_cast<std::int64_t>(dim) * group.rows;
+                           (static_cast<std::int64_t>(head) * head_rows_ + group.begin) * query_values_ +
+                           static_cast<std::int64_t>(Dot ? dim / 2 : dim) * group.rows;
     with_rows(
         group.rows, [&]<int Rows>() __attribute__((always_inline)) {
-          score_rows<Rows>(queries, scratch_.keys, dims, dim > 0, scores, ahead_);
+          const auto add = [&]<class Column>(Column) __attribute__((always_inline)) {
+            const int columns = (dims + Column::dims - 1) / Column::dims;
+            score_rows<Column, Rows>(queries, scratch_.keys, columns, dim > 0, scores, ahead_);
+          };
+          if constexpr (Dot) {
+            add(dot_column{});
+          } else if constexpr (may_keep_pairs) {
+            if (pairs_) {
+              add(pair_column<Key>{});
+            } else {
+              add(wide_column{});
+            }
+          } else {
+            add(wide_column{});
+          }
         });
   }
 
@@ -456,6 +503,11 @@ class item_runner {
     vf s[tile_vectors];
 #pragma GCC unroll 16
     for (int c = 0; c < tile_vectors; ++c) s[c] = load(scores + c * lanes);
+    if constexpr (Dot) {
+      const vf scale(args_.scale);
+#pragma GCC unroll 16
+      for (int c = 0; c < tile_vectors; ++c) s[c] = s[c] * scale;
+    }
     if (args_.soft_cap > 0) {
       const vf cap(args_.soft_cap);
       for (int c = 0; c < tile_vectors; ++c) s[c] = cap * tanh(s[c] / cap);
@@ -591,8 +643,10 @@ class item_runner {
   int head_rows_;  // rows of one KV head
   int num_heads_;
   int num_groups_;
-  int base_rows_;   // of each group;
-  int extra_rows_;  // the first so many have one more
+  int base_rows_;     // of each group;
+  int extra_rows_;    // the first so many have one more
+  bool pairs_;        // transposed keys of 16 bits stay in pairs
+  int query_values_;  // floats of a row in scratch
   bool k_contiguous_;
   bool v_contiguous_;
   bool v_in_place_;
@@ -603,12 +657,15 @@ class item_runner {
 
 template <class Key>
 void run_item(const attention_args& args, const attention_item& item, const attention_scratch& scratch) noexcept {
-  item_runner<Key>(args, item, scratch).run();
+  if constexpr (has_pair_dot && __is_same(Key, bfloat16)) {
+    if (args.q_type == dtype::bf16) return item_runner<Key, true>(args, item, scratch).run();
+  }
+  item_runner<Key, false>(args, item, scratch).run();
 }
 
 template <class Key>
 void finish_item(const attention_args& args, const attention_item& item, const attention_scratch& scratch) noexcept {
-  item_runner<Key>(args, item, scratch).finish();
+  item_runner<Key, false>(args, item, scratch).finish();
 }
 
 void merge_rows(const merge_params& params, std::int64_t begin, std::int64_t end) noexcept {

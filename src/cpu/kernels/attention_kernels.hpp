@@ -96,7 +96,7 @@ struct attention_item {
 struct attention_scratch {
   float* keys = nullptr;     ///< [padded_dims][tile_keys], the tile transposed
   float* values = nullptr;   ///< [tile_keys][padded_dims]
-  float* queries = nullptr;  ///< [row groups][head_dim][rows of the group]
+  float* queries = nullptr;  ///< [row groups][head_dim, made even][rows of the group]
   float* scores = nullptr;   ///< [rows of one KV head][tile_keys]
   float* states = nullptr;   ///< [rows][partial_stride], the running split
   float* sums = nullptr;     ///< [rows][16], the running split's sums, one a vector lane

@@ -18,7 +18,7 @@ inline constexpr int kernel_vectors = num_vector_registers == 32 ? 4 : 2;
 inline constexpr int tile_vectors = tile_keys / lanes;
 inline constexpr int cache_line_bytes = 64;
 
-/// Cache lines that will be needed next, handed to L2 four at a time between other work: a burst overruns the core's
+/// Cache lines that will be needed next, asked for four at a time between other work: a burst overruns the core's
 /// queue of outstanding misses. The rows are walked in four parts side by side, so that several DRAM pages and page
 /// walks are under way at once (4 KiB runs in random places: 22 GB/s a core instead of 15).
 class line_stream {
@@ -39,13 +39,13 @@ class line_stream {
   BIFOLIO_INLINE void step() noexcept {
     if (__builtin_expect(--wait_ > 0, 1)) return;
     const char* const* row = row_;
-    prefetch_l2(*row + byte_);
+    prefetch_line(*row + byte_);
     row += part_;
-    prefetch_l2(*row + byte_);
+    prefetch_line(*row + byte_);
     row += part_;
-    prefetch_l2(*row + byte_);
+    prefetch_line(*row + byte_);
     row += part_;
-    prefetch_l2(*row + byte_);
+    prefetch_line(*row + byte_);
     byte_ += cache_line_bytes;
     if (byte_ >= row_bytes_) {
       byte_ = 0;
@@ -66,10 +66,47 @@ class line_stream {
   int wait_ = never;  // steps to the next four lines
 };
 
+// How a column of transposed keys lies in scratch and is multiplied: `dims` dims in 32 bits a key, in `parts` steps of
+// one query value a row each. Chains of multiply-adds are the same for the first two.
+
+/// One dim, widened.
+struct wide_column {
+  static constexpr int dims = 1;
+  static constexpr int parts = 1;
+  template <int Part>
+  static BIFOLIO_INLINE vf load_part(const float* keys) noexcept {
+    return load(keys);
+  }
+  static BIFOLIO_INLINE vf multiply_add(vf query, vf key, vf acc) noexcept { return fma(query, key, acc); }
+};
+
+/// Two dims of 16 bits, widened on the way.
+template <class Key>
+struct pair_column {
+  static constexpr int dims = 2;
+  static constexpr int parts = 2;
+  template <int Part>
+  static BIFOLIO_INLINE vf load_part(const float* keys) noexcept {
+    return load_half<Key, Part>(keys);
+  }
+  static BIFOLIO_INLINE vf multiply_add(vf query, vf key, vf acc) noexcept { return fma(query, key, acc); }
+};
+
+/// Two dims of bfloat16 against a pair of query elements.
+struct dot_column {
+  static constexpr int dims = 2;
+  static constexpr int parts = 1;
+  template <int Part>
+  static BIFOLIO_INLINE vf load_part(const float* keys) noexcept {
+    return load(keys);
+  }
+  static BIFOLIO_INLINE vf multiply_add(vf query, vf key, vf acc) noexcept { return pair_dot(query, key, acc); }
+};
+
 /// scores[r][key] += Σ_d queries[d][r] · keys[d][key], d ascending, starting from 0 unless `add`. queries
-/// [num_dims][Rows], keys [num_dims][tile_keys], scores [Rows][tile_keys].
-template <int Rows>
-BIFOLIO_INLINE void score_rows(const float* queries, const float* keys, int num_dims, bool add, float* scores,
+/// [num_columns · parts][Rows], keys [num_columns][tile_keys], scores [Rows][tile_keys].
+template <class Column, int Rows>
+BIFOLIO_INLINE void score_rows(const float* queries, const float* keys, int num_columns, bool add, float* scores,
                                line_stream& stream) noexcept {
   line_stream ahead = stream;  // in registers
   for (int column = 0; column < tile_keys; column += kernel_vectors * lanes) {
@@ -83,18 +120,22 @@ BIFOLIO_INLINE void score_rows(const float* queries, const float* keys, int num_
     }
     const float* q = queries;
     const float* k = keys + column;
-    for (int d = 0; d < num_dims; ++d) {
+    const auto part = [&]<int Part>() __attribute__((always_inline)) {
       vf b[kernel_vectors];
 #pragma GCC unroll 4
-      for (int c = 0; c < kernel_vectors; ++c) b[c] = load(k + c * lanes);
+      for (int c = 0; c < kernel_vectors; ++c) b[c] = Column::template load_part<Part>(k + c * lanes);
 #pragma GCC unroll 6
       for (int r = 0; r < Rows; ++r) {
-        const vf a = broadcast(q[r]);
+        const vf a = broadcast(q[Part * Rows + r]);
 #pragma GCC unroll 4
-        for (int c = 0; c < kernel_vectors; ++c) acc[r][c] = fma(a, b[c], acc[r][c]);
+        for (int c = 0; c < kernel_vectors; ++c) acc[r][c] = Column::multiply_add(a, b[c], acc[r][c]);
       }
       ahead.step();
-      q += Rows;
+    };
+    for (int i = 0; i < num_columns; ++i) {
+      part.template operator()<0>();
+      if constexpr (Column::parts == 2) part.template operator()<1>();
+      q += Column::parts * Rows;
       k += tile_keys;
     }
 #pragma GCC unroll 6
@@ -191,9 +232,10 @@ struct even_rows {
   }
 };
 
-/// keys[dim][lane] = rows[lane][dim] for `lanes` keys and dims [0, head_dim); keys [head_dim][tile_keys]. Pairs of
-/// 16-bit elements are transposed as 32-bit lanes and widened afterwards.
-template <class Key, class Rows>
+/// keys[column][lane] = rows[lane][column] for `lanes` keys and dims [0, head_dim); keys [columns][tile_keys]. Pairs of
+/// 16-bit elements are transposed as 32-bit lanes and, if `Wide`, widened to two columns afterwards. A pair whose
+/// second dim is missing gets 0 for it.
+template <class Key, bool Wide, class Rows>
 BIFOLIO_INLINE void transpose_keys(const Rows& rows, int head_dim, float* keys, line_stream& stream) noexcept {
   constexpr int step = lanes * 4 / static_cast<int>(sizeof(Key));
   line_stream ahead = stream;  // in registers
@@ -204,6 +246,8 @@ BIFOLIO_INLINE void transpose_keys(const Rows& rows, int head_dim, float* keys, 
         [&](int j, vf column) __attribute__((always_inline)) {
           if constexpr (sizeof(Key) == 4) {
             store(keys + (dim + j) * tile_keys, column);
+          } else if constexpr (!Wide) {
+            store_pairs<Key>(keys + (dim / 2 + j) * tile_keys, column);
           } else {
             vf even;
             vf odd;
@@ -214,8 +258,19 @@ BIFOLIO_INLINE void transpose_keys(const Rows& rows, int head_dim, float* keys, 
           ahead.step();
         });
   }
-  for (; dim < head_dim; ++dim) {
-    for (int i = 0; i < lanes; ++i) keys[dim * tile_keys + i] = widen(*rows.at(i, dim));
+  if constexpr (sizeof(Key) == 4 || Wide) {
+    for (; dim < head_dim; ++dim) {
+      for (int i = 0; i < lanes; ++i) keys[dim * tile_keys + i] = widen(*rows.at(i, dim));
+    }
+  } else {
+    for (; dim < head_dim; dim += 2) {
+      Key pairs[2 * lanes];
+      for (int i = 0; i < lanes; ++i) {
+        pairs[2 * i] = *rows.at(i, dim);
+        pairs[2 * i + 1] = dim + 1 < head_dim ? *rows.at(i, dim + 1) : Key{};
+      }
+      store_pairs<Key>(keys + dim / 2 * tile_keys, load_bits(pairs));
+    }
   }
   stream = ahead;
 }

@@ -26,6 +26,9 @@ namespace avx2 {
 namespace avx512 {
 [[nodiscard]] const kernel_table& kernels() noexcept;
 }
+namespace avx512_bf16 {
+[[nodiscard]] const kernel_table& kernels() noexcept;
+}
 namespace neon {
 [[nodiscard]] const kernel_table& kernels() noexcept;
 }

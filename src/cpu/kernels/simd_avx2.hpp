@@ -83,15 +83,56 @@ BIFOLIO_INLINE void split_pair<bfloat16>(vf bits, vf& low, vf& high) noexcept {
   high = vf(_mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000u)))));
 }
 
-template <>
-BIFOLIO_INLINE void split_pair<float16>(vf bits, vf& low, vf& high) noexcept {
+/// The low halves of 8 pairs, then the high ones.
+BIFOLIO_INLINE __m256i halves_apart(vf bits) noexcept {
   const __m256i pairs = _mm256_castps_si256(raw(bits));
   const __m256i evens = _mm256_and_si256(pairs, _mm256_set1_epi32(0xffff));
   const __m256i odds = _mm256_srli_epi32(pairs, 16);
   // [evens 0-3, odds 0-3 | evens 4-7, odds 4-7] → [evens 0-7 | odds 0-7]
-  const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(evens, odds), 0xd8);
+  return _mm256_permute4x64_epi64(_mm256_packus_epi32(evens, odds), 0xd8);
+}
+
+template <>
+BIFOLIO_INLINE void split_pair<float16>(vf bits, vf& low, vf& high) noexcept {
+  const __m256i packed = halves_apart(bits);
   low = vf(_mm256_cvtph_ps(_mm256_castsi256_si128(packed)));
   high = vf(_mm256_cvtph_ps(_mm256_extracti128_si256(packed, 1)));
+}
+
+/// Transposed keys may wait in scratch as pairs: widening them hides behind the multiply-adds that use them.
+inline constexpr bool keeps_pairs = true;
+
+template <class T>
+void store_pairs(float* to, vf bits) noexcept = delete;
+template <class T, int Half>
+vf load_half(const float* pairs) noexcept = delete;
+
+template <>
+BIFOLIO_INLINE void store_pairs<bfloat16>(float* to, vf bits) noexcept {
+  store(to, bits);
+}
+template <>
+BIFOLIO_INLINE vf load_half<bfloat16, 0>(const float* pairs) noexcept {
+  return vf(_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(raw(load(pairs))), 16)));
+}
+template <>
+BIFOLIO_INLINE vf load_half<bfloat16, 1>(const float* pairs) noexcept {
+  const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+  return vf(_mm256_castsi256_ps(_mm256_and_si256(_mm256_castps_si256(raw(load(pairs))), high)));
+}
+
+// The 8 low halves, then the 8 high ones: each is one converting load.
+template <>
+BIFOLIO_INLINE void store_pairs<float16>(float* to, vf bits) noexcept {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), halves_apart(bits));
+}
+template <>
+BIFOLIO_INLINE vf load_half<float16, 0>(const float* pairs) noexcept {
+  return vf(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(pairs))));
+}
+template <>
+BIFOLIO_INLINE vf load_half<float16, 1>(const float* pairs) noexcept {
+  return vf(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(pairs) + 1)));
 }
 
 template <class T>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// AVX-512 F/BW/DQ/VL part of simd.hpp.
+// AVX-512 F/BW/DQ/VL part of simd.hpp, and AVX512-BF16's dot product where it is compiled in.
 
 #include <immintrin.h>
 
@@ -97,6 +97,53 @@ BIFOLIO_INLINE void split_pair<float16>(vf bits, vf& low, vf& high) noexcept {
   low = vf(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(pairs)));
   high = vf(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(pairs, 16))));
 }
+
+/// Transposed keys may wait in scratch as pairs: widening them hides behind the multiply-adds that use them.
+inline constexpr bool keeps_pairs = true;
+
+template <class T>
+void store_pairs(float* to, vf bits) noexcept = delete;
+template <class T, int Half>
+vf load_half(const float* pairs) noexcept = delete;
+
+template <>
+BIFOLIO_INLINE void store_pairs<bfloat16>(float* to, vf bits) noexcept {
+  store(to, bits);
+}
+template <>
+BIFOLIO_INLINE vf load_half<bfloat16, 0>(const float* pairs) noexcept {
+  return vf(_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(raw(load(pairs))), 16)));
+}
+template <>
+BIFOLIO_INLINE vf load_half<bfloat16, 1>(const float* pairs) noexcept {
+  const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  return vf(_mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(raw(load(pairs))), high)));
+}
+
+// The 16 low halves, then the 16 high ones: each is one converting load.
+template <>
+BIFOLIO_INLINE void store_pairs<float16>(float* to, vf bits) noexcept {
+  const __m512i order = _mm512_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1,  //
+                                         30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+  _mm512_storeu_si512(to, _mm512_permutexvar_epi16(order, _mm512_castps_si512(raw(bits))));
+}
+template <>
+BIFOLIO_INLINE vf load_half<float16, 0>(const float* pairs) noexcept {
+  return vf(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(pairs))));
+}
+template <>
+BIFOLIO_INLINE vf load_half<float16, 1>(const float* pairs) noexcept {
+  return vf(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(pairs) + 1)));
+}
+
+#if BIFOLIO_ISA_AVX512_BF16
+/// acc + a.high · b.high + a.low · b.low of bfloat16 pairs, in this order, each step rounded to nearest even;
+/// subnormals count as 0 (Intel SDM, VDPBF16PS).
+inline constexpr bool has_pair_dot = true;
+BIFOLIO_INLINE vf pair_dot(vf a, vf b, vf acc) noexcept {
+  return vf(_mm512_dpbf16_ps(raw(acc), __builtin_bit_cast(__m512bh, raw(a)), __builtin_bit_cast(__m512bh, raw(b))));
+}
+#endif
 
 template <class T>
 inline constexpr bool pair_is_interleaved = false;

@@ -96,6 +96,21 @@ BIFOLIO_INLINE void load_pair(const float16* p, vf& a, vf& b) noexcept {
   b = vf(vcvt_f32_f16(vget_high_f16(halves)));
 }
 
+/// Transposed keys are widened once: doing it at every use costs more than it hides (without conversions in hardware),
+/// or was not measured.
+inline constexpr bool keeps_pairs = false;
+
+template <class T>
+BIFOLIO_INLINE void store_pairs(float* to, vf bits) noexcept {
+  store(to, bits);
+}
+template <class T, int Half>
+BIFOLIO_INLINE vf load_half(const float* pairs) noexcept {
+  vf half[2];
+  split_pair<T>(load(pairs), half[0], half[1]);
+  return half[Half];
+}
+
 /// Even elements in a, odd ones in b → in order.
 BIFOLIO_INLINE void interleave(vf a, vf b, vf& first, vf& second) noexcept {
   first = vf(vzip1q_f32(raw(a), raw(b)));

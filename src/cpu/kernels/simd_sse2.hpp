@@ -109,6 +109,21 @@ BIFOLIO_INLINE void load_pair(const T* p, vf& a, vf& b) noexcept {
   split_pair<T>(load_bits(p), a, b);
 }
 
+/// Transposed keys are widened once: doing it at every use costs more than it hides (without conversions in hardware),
+/// or was not measured.
+inline constexpr bool keeps_pairs = false;
+
+template <class T>
+BIFOLIO_INLINE void store_pairs(float* to, vf bits) noexcept {
+  store(to, bits);
+}
+template <class T, int Half>
+BIFOLIO_INLINE vf load_half(const float* pairs) noexcept {
+  vf half[2];
+  split_pair<T>(load(pairs), half[0], half[1]);
+  return half[Half];
+}
+
 /// Even elements in a, odd ones in b → in order.
 BIFOLIO_INLINE void interleave(vf a, vf b, vf& first, vf& second) noexcept {
   first = vf(_mm_unpacklo_ps(raw(a), raw(b)));

@@ -66,6 +66,7 @@ TEST_CASE("millions of random operations give the oracle's answers, blocks, copi
     all.num_copied_prompts += one.num_copied_prompts;
     all.num_fenced += one.num_fenced;
     all.num_resets += one.num_resets;
+    all.num_failed_swaps += one.num_failed_swaps;
   }
   // The mix is worth its name. The numbers are for two million operations.
   const auto enough = [](std::int64_t count, std::int64_t least) {
@@ -82,7 +83,8 @@ TEST_CASE("millions of random operations give the oracle's answers, blocks, copi
   CHECK(enough(all.num_refusals, 50000));
   CHECK(enough(all.num_copied_prompts, 1000));
   CHECK(enough(all.num_fenced, 20000));
-  CHECK(enough(all.num_resets, 10));
+  CHECK(enough(all.num_resets, 20));
+  CHECK(enough(all.num_failed_swaps, 200));
 }
 
 }  // namespace

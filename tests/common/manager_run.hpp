@@ -35,7 +35,7 @@ struct manager_shape {
 struct manager_tally {
   cache_stats cache;
   prefix_stats prefix;
-  std::int64_t num_refusals = 0, num_copied_prompts = 0, num_fenced = 0, num_resets = 0;
+  std::int64_t num_refusals = 0, num_copied_prompts = 0, num_fenced = 0, num_resets = 0, num_failed_swaps = 0;
 };
 
 class manager_run {
@@ -306,10 +306,16 @@ class manager_run {
     if (length(one) + n + lookahead > config_.max_seq_len) return {};
     const std::uint64_t before = digest_sometimes();
     const alloc_status foretold = manager_.can_append(one.id, n, lookahead);
+    const std::int64_t to_take = manager_.blocks_to_append(one.id, n, lookahead);
+    const std::int64_t taken = manager_.stats().num_allocated_blocks;
+    if (manager_.has_room(one.id, n + lookahead) && (to_take != 0 || foretold != alloc_status::ok)) return "has_room";
     const append_result got = manager_.append(one.id, n, lookahead);
     const manager_oracle::answer expected = oracle_.append(one.twin, n, lookahead);
     if (got.status != expected.status) return "append answered " + std::string(to_string(got.status));
     if (got.status != foretold) return "can_append and append differ";
+    if (got.status == alloc_status::ok && manager_.stats().num_allocated_blocks != taken + to_take) {
+      return "append took another number of blocks than blocks_to_append told";
+    }
     if (std::string problem = compare_copy(got.has_copy(), got.copy, expected); !problem.empty()) return problem;
     if (got.status != alloc_status::ok) return after_refusal(before);
     const std::int64_t first = length(one);
@@ -418,10 +424,33 @@ class manager_run {
       copy(out ? memory_ : host_memory_, src, out ? host_memory_ : memory_, dst);
     }
     if (got != alloc_status::ok) return after_refusal(before);
+    if (random_.one_in(30)) return fail_swap(chosen, std::span(copies).subspan(1), expected, out);
     for (const std::size_t at : chosen) {
       open_[at].swapped = out;
       if (manager_.is_swapped_out(open_[at].id) != out) return "is_swapped_out";
       if (std::string problem = compare(open_[at], 0); !problem.empty()) return name + ": " + problem;
+    }
+    return {};
+  }
+
+  /// The copies went wrong: what they were to fill holds anything, and whose it was ends.
+  std::string fail_swap(std::vector<std::size_t> chosen, std::span<const block_copy> copies,
+                        const std::vector<manager_oracle::pair>& expected, bool out) {
+    for (const block_copy& one : copies) {
+      std::vector<std::uint64_t>& memory = out ? host_memory_ : memory_;
+      std::fill_n(memory.begin() + std::ptrdiff_t{to_index(one.dst)} * how_.block_size, how_.block_size,
+                  random_.next());
+    }
+    const std::span<const block_copy> none;
+    manager_.forget_copies(out ? copies : none, out ? none : copies);
+    oracle_.forget_copies(expected, out);
+    ++tally_.num_failed_swaps;
+    std::sort(chosen.rbegin(), chosen.rend());
+    for (const std::size_t at : chosen) {
+      manager_.free(open_[at].id);
+      oracle_.free(open_[at].twin);
+      if (at + 1 != open_.size()) std::swap(open_[at], open_.back());
+      open_.pop_back();
     }
     return {};
   }

@@ -321,6 +321,14 @@ class manager_oracle {
     return alloc_status::ok;
   }
 
+  /// Of pairs that a swap has just given.
+  void forget_copies(const std::vector<pair>& copies, bool out) {
+    for (const auto& [src, dst] : copies) {
+      const int b = out ? src : dst;
+      if (on_host_[to_size(b)] == (out ? dst : src)) unlink(b);
+    }
+  }
+
   std::int64_t open_fence() {
     if (config_.num_host_blocks > 0) host_.open_fence();
     return pool_.open_fence();

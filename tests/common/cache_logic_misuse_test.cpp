@@ -193,12 +193,13 @@ TEST_CASE("plans with impossible rows are refused and leave the batch as it was"
       {{.seq = it.open, .query_len = 1, .seq_len = 11}, errc::out_of_range},
       {{.seq = it.open, .query_len = most32, .seq_len = most32}, errc::out_of_range},
   };
-  for (const auto& [row, code] : rows) {
+  for (const auto& one : rows) {
+    const scheduled_seq& row = one.first;
     CAPTURE(row.query_len);
     CAPTURE(row.seq_len);
     step_plan plan = good;
     plan.seqs.push_back(row);
-    CHECK(code_of([&] { it.manager.build(batch, plan); }) == code);
+    CHECK(code_of([&] { it.manager.build(batch, plan); }) == one.second);
     CHECK(batch.slot_mapping == slots);
     CHECK(batch.seq_lens == std::vector<std::int32_t>{10});
   }

@@ -165,8 +165,8 @@ TEST_CASE("records that differ in anything get different keys") {
   const content_hasher hasher(counting_seed);
   std::map<std::pair<std::uint64_t, std::uint64_t>, std::string> seen;
   const auto is_new = [&](const content_key& key, const std::string& name) {
-    const auto [at, fresh] = seen.try_emplace({key.low, key.high}, name);
-    CHECK_MESSAGE(fresh, name << " has the key of " << at->second);
+    const auto result = seen.try_emplace({key.low, key.high}, name);
+    CHECK_MESSAGE(result.second, name << " has the key of " << result.first->second);
   };
   // Scopes: where the salt ends, zeros, and an adapter written as salt.
   const std::vector<std::string> salts = {"",

@@ -144,16 +144,19 @@ class BIFOLIO_API kv_cache_manager {
   /// not_found (unknown, stale or foreign handle), invalid_argument (a negative number, a sum past max_seq_len),
   /// out_of_memory.
   [[nodiscard]] append_result append(seq_id seq, std::int64_t num_tokens, std::int64_t num_lookahead = 0) {
-    // In place, the common case: capacity is there and nobody else reads the tail.
-    if (sequence* one = find(seq); one != nullptr && num_tokens >= 0 && num_lookahead >= 0) [[likely]] {
-      const std::int64_t room = std::int64_t{one->writable_end} - one->num_tokens;
-      if (num_tokens <= room && num_lookahead <= room - num_tokens) [[likely]] {
-        one->num_tokens += static_cast<std::int32_t>(num_tokens);
-        num_tokens_ += num_tokens;
-        return {alloc_status::ok, {}};
-      }
-    }
+    if (num_lookahead == 0 && append_in_place(seq, num_tokens)) [[likely]]
+      return {alloc_status::ok, {}};
     return append_slowly(seq, num_tokens, num_lookahead);
+  }
+  /// `append`, if that takes no block and copies none, the common case: capacity is there and nobody else reads the
+  /// tail. False, and nothing changed, otherwise; also for a handle that is not open.
+  [[nodiscard]] bool append_in_place(seq_id seq, std::int64_t num_tokens) noexcept {
+    sequence* one = find(seq);
+    if (one == nullptr || num_tokens < 0 || num_tokens > std::int64_t{one->writable_end} - one->num_tokens)
+      return false;
+    one->num_tokens += static_cast<std::int32_t>(num_tokens);
+    num_tokens_ += num_tokens;
+    return true;
   }
 
   /// What `append` would answer. Throws as it does.
@@ -172,9 +175,31 @@ class BIFOLIO_API kv_cache_manager {
   /// see are given back. Throws `error`: not_found, invalid_argument (negative, or past num_tokens), out_of_memory.
   /// With prefix caching, use the other form: a sequence that was once committed without its tokens is published no
   /// further.
-  void commit(seq_id seq, std::int64_t num_tokens);
+  void commit(seq_id seq, std::int64_t num_tokens) {
+    // The common case: nothing is given back, nothing published.
+    if (sequence* one = find(seq); one != nullptr && commits_in_place_ && !prefix_ && one->writable_end != swapped_out)
+        [[likely]] {
+      if (num_tokens >= 0 && num_tokens <= std::int64_t{one->num_tokens} - one->num_committed) [[likely]] {
+        one->num_committed += static_cast<std::int32_t>(num_tokens);
+        return;
+      }
+    }
+    commit_slowly(seq, num_tokens);
+  }
   /// The same for tokens.size() positions, which hold these tokens; blocks that are full now are published.
-  void commit(seq_id seq, std::span<const token_id> tokens);
+  void commit(seq_id seq, std::span<const token_id> tokens) {
+    // The common case: one more token of a block that is not full yet.
+    if (sequence* one = find(seq); one != nullptr && commits_in_place_ && prefix_ && tokens.size() == 1) [[likely]] {
+      const std::int32_t offset = one->num_committed - publication_of(*one).num_published * config_.block_size;
+      const bool is_open = publication_of(*one).num_published >= 0 && one->writable_end != swapped_out;
+      if (is_open && offset + 1 < config_.block_size && one->num_committed < one->num_tokens) [[likely]] {
+        tail_tokens_of(*one)[offset] = tokens[0];
+        ++one->num_committed;
+        return;
+      }
+    }
+    commit_slowly(seq, tokens);
+  }
 
   /// A second sequence with the same tokens, sharing all blocks that hold any; reserved lookahead stays with the first.
   /// Takes no block; `later` when max_sequences are open. Throws `error`: not_found, out_of_memory.
@@ -282,6 +307,8 @@ class BIFOLIO_API kv_cache_manager {
   }
   [[noreturn]] void throw_not_found(seq_id seq) const;
   [[noreturn]] static void throw_swapped_out(seq_id seq);
+  void commit_slowly(seq_id seq, std::int64_t num_tokens);
+  void commit_slowly(seq_id seq, std::span<const token_id> tokens);
   [[nodiscard]] append_result append_slowly(seq_id seq, std::int64_t num_tokens, std::int64_t num_lookahead);
 
   /// What an append takes.
@@ -389,6 +416,7 @@ class BIFOLIO_API kv_cache_manager {
   std::uint64_t block_magic_ = 0;
   std::uint32_t block_shift_ = 0;
   std::int64_t watermark_blocks_ = 0;
+  bool commits_in_place_ = false;  // without a sliding window, which gives blocks back
   block_pool pool_;
   block_chunk_slab slab_;
   buffer record_storage_;

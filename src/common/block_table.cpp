@@ -25,9 +25,19 @@ void block_table::copy_to(std::int32_t* row, std::int32_t count, std::int32_t nu
   static_assert(sizeof(block_id) == sizeof(std::int32_t));
   std::int32_t i = std::min(first_, count);
   std::fill_n(row, i, null_entry);
+  // Pieces of a length known at compile time need no call.
+  if (i == 0 && count >= inline_capacity) {
+    std::memcpy(row, inline_ids_.data(), sizeof(inline_ids_));
+    i = inline_capacity;
+  }
   for (; i < std::min(count, inline_capacity); ++i) row[i] = to_index(inline_ids_[static_cast<std::size_t>(i)]);
   while (i < count) {
     const std::int32_t end = std::min(count, chunk_begin(chunk_index(i) + 1));
+    if (end - i == block_chunk::capacity) {
+      std::memcpy(row + i, chunk_of(i)->ids.data(), sizeof(block_id) * block_chunk::capacity);
+      i = end;
+      continue;
+    }
     std::memcpy(row + i, &chunk_of(i)->ids[entry_of(i)], static_cast<std::size_t>(end - i) * sizeof(block_id));
     i = end;
   }

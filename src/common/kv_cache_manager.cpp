@@ -46,6 +46,7 @@ kv_cache_manager::kv_cache_manager(const kv_cache_config& config)
       block_shift_(31 + static_cast<std::uint32_t>(std::bit_width(static_cast<std::uint32_t>(config_.block_size) - 1))),
       watermark_blocks_(
           static_cast<std::int64_t>(std::floor(config_.watermark * static_cast<double>(config_.num_blocks)))),
+      commits_in_place_(config_.sliding_window == 0),
       pool_(config_.num_blocks, *config_.memory),
       slab_(*config_.memory),
       record_storage_(*config_.memory,
@@ -220,14 +221,14 @@ std::int32_t kv_cache_manager::first_visible_block(std::int64_t num_committed) c
   return whole_blocks(position);
 }
 
-void kv_cache_manager::commit(seq_id seq, std::int64_t num_tokens) {
+void kv_cache_manager::commit_slowly(seq_id seq, std::int64_t num_tokens) {
   sequence& one = get_resident(seq);
   require_between("num_tokens", num_tokens, 0, one.num_tokens - one.num_committed);
   commit_positions(one, num_tokens);
   if (prefix_ && num_tokens > 0) publication_of(one).num_published = -1;
 }
 
-void kv_cache_manager::commit(seq_id seq, std::span<const token_id> tokens) {
+void kv_cache_manager::commit_slowly(seq_id seq, std::span<const token_id> tokens) {
   sequence& one = get_resident(seq);
   const auto num_tokens = static_cast<std::int64_t>(tokens.size());
   require_between("num_tokens", num_tokens, 0, one.num_tokens - one.num_committed);

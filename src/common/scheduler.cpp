@@ -161,9 +161,11 @@ submit_result scheduler_core::submit(request&& what) {
       one.index = static_cast<std::int32_t>(&one - state->samples.get());
       one.num_known = one.num_prompt = static_cast<std::int32_t>(num_prompt);
       one.limit = one.num_prompt + what.max_new_tokens;
+      one.is_plain = state->forked && what.max_draft_tokens == 0;
     }
     const request_id id{next_request_.fetch_add(1, std::memory_order_relaxed)};
     state->id = id;
+    for (sample_state& one : state->all()) one.request = id;
     num_unseen_.fetch_add(1, std::memory_order_relaxed);
     try {
       intake_->push({state.get(), invalid_request});
@@ -268,6 +270,12 @@ void scheduler_core::receive() {
 
 void scheduler_core::reserve_for_step() {
   demands_.clear();
+  // The lists run through memory in any order. Nearly all that run now were part of the last step (those that ended
+  // since only cost the hint).
+  for (const step_row& row : flight(static_cast<std::size_t>(num_in_flight_) + steps_.size() - 1).rows) {
+    prefetch_to_write(row.sample);
+    prefetch_to_write(reinterpret_cast<const char*>(row.sample) + 64);
+  }
   for (const sample_state* one = running_.head; one != nullptr; one = one->next) {
     const std::int32_t wanted = one->num_to_schedule();
     if (!one->has_drafts && manager_->has_room(one->seq, wanted)) continue;

@@ -135,6 +135,7 @@ void scheduler_core::fork_beams(sample_state& leader) noexcept {
   bool lacks = false;
   for (sample_state& one : owner.all()) {
     if (one.place >= sample_place::draining) continue;
+    one.is_beam = true;
     one.num_known = one.num_prompt + static_cast<std::int32_t>(one.tokens.size());
     if (&one != &leader) lacks = !fork(one, leader) || lacks;
   }

@@ -20,15 +20,35 @@ std::vector<finished_sequence> scheduler_core::commit(const step_plan& plan, std
   ++stats_.num_steps;
   stats_.num_scheduled_tokens += step.plan.num_tokens;
   const std::size_t num_rows = step.rows.size();
+  const bool publishes = manager_->prefix() != nullptr;
   for (std::size_t i = 0; i < num_rows;) {
-    if (const std::size_t num_beams = num_beam_rows(step, i); num_beams > 0) [[unlikely]] {
+    const step_row& row = step.rows[i];
+    if (sample_state& one = *row.sample; row.is_pending && !row.is_ignored && row.epoch == one.epoch &&
+                                         one.place == sample_place::running && one.num_known > one.num_prompt)
+        [[likely]] {
+      // One more token of a plain sequence. What was computed is the one before it.
+      --one.num_rows_in_flight;
+      --one.num_pending;
+      if (step.plan.seqs[i].query_len == 1) [[likely]] {
+        publishes ? manager_->commit(one.seq, std::span(&one.last_token, 1)) : manager_->commit(one.seq, 1);
+        ++one.num_computed;
+      } else {
+        commit_positions(one, step.plan.seqs[i].query_len);
+      }
+      append_token(one, sampled[0], finished);
+      sampled = sampled.subspan(1);
+      ++i;
+      continue;
+    }
+    if (row.is_beam) [[unlikely]] {
+      const std::size_t num_beams = num_beam_rows(step, i);
       commit_beams(step, i, sampled.first(num_beams), finished);
       sampled = sampled.subspan(num_beams);
       i += num_beams;
       continue;
     }
     const auto count = static_cast<std::size_t>(step.plan.seqs[i].num_samples);
-    commit_row(step.rows[i], step.plan.seqs[i], sampled.first(count), finished);
+    commit_row(row, step.plan.seqs[i], sampled.first(count), finished);
     sampled = sampled.subspan(count);
     ++i;
   }
@@ -79,7 +99,8 @@ void scheduler_core::reserve_for_commit(const step_in_flight& step, std::span<co
     const bool is_there = step.rows[i].epoch == one.epoch && one.place == sample_place::running;
     const bool fills = row.query_len > 1 || static_cast<std::uint32_t>(row.seq_len) % block_size == 0;
     if (is_there && (slides || (publishes && fills))) demands_.push_back({row.seq, row.seq_len});
-    if (const std::size_t num_beams = num_beam_rows(step, i); num_beams > 0) [[unlikely]] {
+    if (step.rows[i].is_beam) [[unlikely]] {
+      const std::size_t num_beams = num_beam_rows(step, i);
       reserve_beams(step, i, sampled.first(num_beams));
       num_ending += num_beams;
       sampled = sampled.subspan(num_beams);
@@ -190,6 +211,10 @@ void scheduler_core::commit_forking_row(sample_state& first, std::span<const sam
   num_seats_taken_ -= first.num_seats - 1;
   first.num_seats = 1;
   owner.forked = true;
+  for (sample_state& one : owner.all()) {
+    one.is_beam = owner.beams;
+    one.is_plain = !owner.beams && owner.max_draft_tokens == 0;
+  }
   bool lacks = false;
   for (std::size_t k = 1; k < sampled.size(); ++k) {
     sample_state& one = owner.samples[k];

@@ -38,10 +38,8 @@ struct token_source {
 };
 
 struct alignas(64) sample_state {
-  // What every step looks at.
-  sample_state* prev = nullptr;
+  // What every step looks at, in three cache lines.
   sample_state* next = nullptr;
-  request_state* owner = nullptr;
   seq_id seq = invalid_seq;        ///< while running or swapped, perhaps while draining
   std::int32_t num_known = 0;      ///< prompt and, unless the request is unforked, sampled tokens
   std::int32_t num_pending = 0;    ///< tokens behind those that steps in flight sample
@@ -50,16 +48,22 @@ struct alignas(64) sample_state {
   std::int32_t num_prompt = 0;
   std::int32_t limit = 0;  ///< num_prompt + max_new_tokens
   std::int64_t step = 0;   ///< the last one that it is part of
-  std::int32_t index = 0;
-  std::int32_t num_rows_in_flight = 0;
-  std::uint32_t epoch = 0;     ///< rows of steps in flight with another one were computed in blocks that it lost
-  std::int32_t num_seats = 0;  ///< running sequences that it stands for, while it holds device blocks
   sample_place place = sample_place::unforked;
+  bool is_plain = false;  ///< goes on by one sampled token after the other, whatever others do
+  bool is_beam = false;   ///< of a beam search whose prompt is computed: proceeds with the others
   bool has_drafts = false;
-  token_id last_token{};         ///< sampled last, also when `tokens` went to the caller
-  std::vector<token_id> tokens;  ///< sampled
+  std::int32_t index = 0;
 
-  token_source late;              ///< where its last pending token comes from
+  std::int32_t num_rows_in_flight = 0;
+  std::uint32_t epoch = 0;  ///< rows of steps in flight with another one were computed in blocks that it lost
+  token_id last_token{};    ///< sampled last, also when `tokens` went to the caller
+  request_id request = invalid_request;
+  request_state* owner = nullptr;
+  std::vector<token_id> tokens;  ///< sampled
+  token_source late;             ///< where its last pending token comes from
+
+  sample_state* prev = nullptr;
+  std::int32_t num_seats = 0;     ///< running sequences that it stands for, while it holds device blocks
   std::int64_t swap_step = 0;     ///< the last step that moved its blocks
   std::vector<token_id> drafts;   ///< proposed
   std::vector<token_id> known;    ///< while waiting with sampled tokens: prompt and tokens, for looking it up
@@ -112,13 +116,10 @@ struct request_state {
   return a.owner->id < b.owner->id;
 }
 
-/// Whether it proceeds only together with others.
-[[nodiscard]] inline bool is_beam(const sample_state& one) noexcept { return one.owner->beams && one.owner->forked; }
-
 /// Calls `what` for `one`, or for all beams that stand in the same place: they are preempted and return together.
 template <class What>
 void for_unit(sample_state& one, What what) {
-  if (!is_beam(one)) {
+  if (!one.is_beam) {
     what(one);
     return;
   }
@@ -219,6 +220,7 @@ class scheduler_core {
   void schedule_prompts(std::int64_t& budget) noexcept;
   void schedule_prompt(sample_state& one, std::int64_t most, std::int64_t& budget) noexcept;
   [[nodiscard]] append_result grow(sample_state& one, std::int32_t num_tokens) noexcept;
+  void add_decode(sample_state& one, const block_copy& copy) noexcept;
   void add_to_step(sample_state& one, std::int32_t query_len, const block_copy& copy) noexcept;
   [[nodiscard]] std::int64_t chunk_limit() const noexcept {
     return config_.max_chunk_tokens == 0 ? config_.max_tokens_per_step

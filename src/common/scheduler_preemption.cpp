@@ -95,7 +95,7 @@ bool scheduler_core::swap_out(sample_state& one) noexcept {
 // each goes on from there with its own tokens.
 void scheduler_core::recompute(sample_state& one) noexcept {
   request_state& owner = *one.owner;
-  const bool beams = is_beam(one);
+  const bool beams = one.is_beam;
   for (sample_state& each : owner.all()) {
     const bool concerned = beams ? each.place < sample_place::draining : &each == &one;
     if (!concerned) continue;
@@ -104,6 +104,7 @@ void scheduler_core::recompute(sample_state& one) noexcept {
     ignore_rows(each, 0, false);
     ++each.epoch;
     each.place = beams ? sample_place::unforked : sample_place::waiting;
+    each.is_beam = false;
     if (beams) each.num_known = each.num_prompt;
     if (!beams) waiting_.insert(each);
   }

@@ -9,6 +9,31 @@
 
 namespace bifolio::detail {
 
+// add_to_step for a plain sequence that decodes, which nearly all are.
+void scheduler_core::add_decode(sample_state& one, const block_copy& copy) noexcept {
+  step_plan& plan = current_->plan;
+  // Written field by field: a temporary would be read back before its small stores are done, 4 ns a row.
+  step_row& row = current_->rows.emplace_back();
+  row.sample = &one;
+  row.epoch = one.epoch;
+  row.first_sampled = current_->num_sampled;
+  row.is_pending = true;
+  row.late = one.late;
+  scheduled_seq& what = plan.seqs.emplace_back();
+  what.seq = one.seq;
+  what.query_len = 1;
+  what.seq_len = ++one.num_scheduled;
+  what.request = one.request;
+  what.sample = one.index;
+  what.num_samples = 1;
+  ++one.num_pending;
+  one.late = {plan.step, current_->num_sampled++};
+  one.step = plan.step;
+  ++one.num_rows_in_flight;
+  ++plan.num_tokens;
+  if (copy.src != invalid_block) plan.copies.push_back(copy);
+}
+
 void scheduler_core::add_to_step(sample_state& one, std::int32_t query_len, const block_copy& copy) noexcept {
   step_plan& plan = current_->plan;
   const std::int32_t start = one.num_scheduled;
@@ -26,7 +51,7 @@ void scheduler_core::add_to_step(sample_state& one, std::int32_t query_len, cons
                             .first_sampled = current_->num_sampled,
                             .is_ignored = false,
                             .is_pending = is_pending,
-                            .is_beam = num_samples > 0 && is_beam(one),
+                            .is_beam = num_samples > 0 && one.is_beam,
                             .late = one.late});
   if (is_pending) {
     ++one.num_pending;
@@ -35,7 +60,7 @@ void scheduler_core::add_to_step(sample_state& one, std::int32_t query_len, cons
   plan.seqs.push_back({.seq = one.seq,
                        .query_len = query_len,
                        .seq_len = end,
-                       .request = one.owner->id,
+                       .request = one.request,
                        .sample = one.index,
                        .num_samples = num_samples,
                        .num_drafts = num_drafts,
@@ -67,7 +92,7 @@ bool is_decoding(const sample_state& one) noexcept { return one.num_to_schedule(
 void scheduler_core::schedule_first(std::int64_t& budget) noexcept {
   sample_state* first = running_.head;
   if (first == nullptr) return;
-  if (is_beam(*first)) {
+  if (first->is_beam) {
     if (is_ready(*first, current_->plan.step)) return;
     const request_state* owner = first->owner;
     while (first != nullptr && first->owner == owner && first->num_to_schedule() <= 1) first = first->next;
@@ -85,7 +110,7 @@ bool scheduler_core::schedule_decodes(std::int64_t& budget) noexcept {
   const std::int64_t step = current_->plan.step;
   for (sample_state* one = running_.head; one != nullptr && budget > 0;) {
     sample_state* next = one->next;
-    if (is_beam(*one)) {
+    if (one->is_beam) {
       while (next != nullptr && next->owner == one->owner) next = next->next;
       if (!is_ready(*one, step)) {
         others = true;
@@ -116,7 +141,7 @@ append_result scheduler_core::grow(sample_state& one, std::int32_t num_tokens) n
       return {};
     }
     sample_state& victim = *running_.tail;
-    const bool is_itself = &victim == &one || (is_beam(one) && victim.owner == one.owner);
+    const bool is_itself = &victim == &one || (one.is_beam && victim.owner == one.owner);
     preempt(victim);
     if (is_itself) return {};
     grown = manager_->append(one.seq, num_tokens);
@@ -125,6 +150,11 @@ append_result scheduler_core::grow(sample_state& one, std::int32_t num_tokens) n
 }
 
 void scheduler_core::schedule_decode(sample_state& one, std::int64_t& budget) noexcept {
+  if (one.is_plain && manager_->append_in_place(one.seq, 1)) [[likely]] {
+    add_decode(one, {});
+    --budget;
+    return;
+  }
   std::int32_t query_len = 1;
   if (one.has_drafts) {
     const std::int64_t most = std::min({static_cast<std::int64_t>(one.drafts.size()),
@@ -136,7 +166,11 @@ void scheduler_core::schedule_decode(sample_state& one, std::int64_t& budget) no
   }
   const append_result grown = grow(one, query_len);
   if (grown.status != alloc_status::ok) return;
-  add_to_step(one, query_len, grown.copy);
+  if (one.is_plain) [[likely]] {
+    add_decode(one, grown.copy);
+  } else {
+    add_to_step(one, query_len, grown.copy);
+  }
   budget -= query_len;
 }
 
@@ -165,7 +199,7 @@ void scheduler_core::schedule_beams(sample_state& first, std::int64_t& budget) n
 // By rank, in chunks.
 void scheduler_core::schedule_prompts(std::int64_t& budget) noexcept {
   for (sample_state* one = running_.head; one != nullptr && budget > 0; one = one->next) {
-    if (one->step != current_->plan.step && one->num_to_schedule() > 0 && (is_beam(*one) || !is_decoding(*one))) {
+    if (one->step != current_->plan.step && one->num_to_schedule() > 0 && (one->is_beam || !is_decoding(*one))) {
       schedule_prompt(*one, budget, budget);
     }
   }
@@ -175,7 +209,7 @@ void scheduler_core::schedule_prompts(std::int64_t& budget) noexcept {
 // is free, and otherwise sits this step out, while the sequences that are in the step proceed.
 void scheduler_core::schedule_prompt(sample_state& one, std::int64_t most, std::int64_t& budget) noexcept {
   // A beam's last known token is computed together with those of the others.
-  const std::int64_t remaining = one.num_to_schedule() - (is_beam(one) ? 1 : 0);
+  const std::int64_t remaining = one.num_to_schedule() - (one.is_beam ? 1 : 0);
   const std::int64_t wanted = std::min({remaining, most, chunk_limit()});
   if (wanted <= 0) return;
   const auto is_short_of = [&](std::int64_t num_tokens) {
@@ -186,10 +220,10 @@ void scheduler_core::schedule_prompt(sample_state& one, std::int64_t most, std::
       holds_back_ = true;
       break;
     }
-    bool is_in_step = victim->owner == one.owner && is_beam(one);
+    bool is_in_step = victim->owner == one.owner && one.is_beam;
     sample_state* earlier = victim->prev;
     for_unit(*victim, [&](const sample_state& each) { is_in_step = is_in_step || each.step == current_->plan.step; });
-    while (is_beam(*victim) && earlier != &one && earlier->owner == victim->owner) earlier = earlier->prev;
+    while (victim->is_beam && earlier != &one && earlier->owner == victim->owner) earlier = earlier->prev;
     if (!is_in_step) preempt(*victim);
     victim = earlier;
   }
@@ -228,6 +262,13 @@ void scheduler_core::build(step_inputs& inputs) const {
     const scheduled_seq& row = plan.seqs[i];
     const step_row& in_flight = unbuilt_->rows[i];
     const sample_state& one = *in_flight.sample;
+    if (row.query_len == 1 && row.num_samples == 1 && row.seq_len == one.num_known && one.num_known > one.num_prompt)
+        [[likely]] {  // decodes after its last token
+      inputs.tokens[static_cast<std::size_t>(at)] = one.last_token;
+      inputs.positions[static_cast<std::size_t>(at)] = row.seq_len - 1;
+      inputs.sample_rows.push_back(at++);
+      continue;
+    }
     for (std::int32_t position = row.seq_len - row.query_len; position < row.seq_len; ++position, ++at) {
       token_id token{-1};
       if (position < one.num_known) [[likely]] {

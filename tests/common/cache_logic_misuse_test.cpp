@@ -441,6 +441,16 @@ TEST_CASE("a scheduler with a field outside its range is refused") {
     if (value != 0) CHECK(refuses({.max_running = 4, .max_chunk_tokens = value}));
     if (value != 0) CHECK(refuses({.max_running = 4, .vocab_size = value}));
   }
+  for (const std::int32_t value : {0, -1, least32, 17, most32}) {
+    CHECK(refuses({.max_running = 4, .max_steps_in_flight = value}));
+  }
+  CHECK_FALSE(refuses({.max_running = 4, .max_steps_in_flight = 16}));
+  CHECK(refuses({.max_running = 4, .preemption = static_cast<preemption_mode>(3)}));
+  CHECK(refuses({.max_running = 4, .swap_block_cost = -1}));
+  CHECK(refuses({.max_running = 4, .swap_block_cost = std::numeric_limits<double>::quiet_NaN()}));
+  for (const std::int32_t value : {-1, least32, most32}) {
+    CHECK(refuses({.max_running = 4, .priority_span = value}));
+  }
   CHECK(refuses({.max_running = 9}));
   CHECK_FALSE(refuses({.max_running = 8}));
 }
@@ -462,8 +472,30 @@ TEST_CASE("requests that cannot be served are refused when they are submitted") 
     what.prompt[3] = token_id{token};
     CHECK(code(what) == errc::invalid_argument);
   }
+  const auto with = [](auto change) {
+    request what = asking(5);
+    change(what);
+    return what;
+  };
+  for (const std::int32_t value : {-1, least32, 5, most32}) {  // more beams than may run
+    CHECK(code(with([&](request& what) { what.beam_width = value; })) == errc::invalid_argument);
+  }
+  for (const std::int32_t value : {-1, least32, 16, most32}) {  // a chunk has 16 tokens
+    CHECK(code(with([&](request& what) { what.max_draft_tokens = value; })) == errc::invalid_argument);
+  }
+  for (const std::int32_t value : {-1000001, least32, 1000001, most32}) {
+    CHECK(code(with([&](request& what) { what.priority = value; })) == errc::invalid_argument);
+  }
+  CHECK(code(with([](request& what) { what.beam_width = what.num_samples = 2; })) == errc::invalid_argument);
+  CHECK(code(with([](request& what) { what.beam_width = what.max_draft_tokens = 2; })) == errc::invalid_argument);
+  for (const std::int64_t position : {std::int64_t{-1}, std::int64_t{5}, INT64_MAX, INT64_MIN}) {
+    CHECK(code(with([&](request& what) { what.extras = {{.position = position}}; })) == errc::invalid_argument);
+  }
+  CHECK(code(with([](request& what) { what.extras = {{.position = 3}, {.position = 2}}; })) == errc::invalid_argument);
   kv_cache_manager small({.block_size = 4, .num_blocks = 4, .max_sequences = 4});
   scheduler plans(small, {.max_running = 4});
+  CHECK(plans.submit(with([](request& what) { what.beam_width = 4; })).status == alloc_status::never);
+  CHECK(plans.submit(with([](request& what) { what.beam_width = 2; })).status == alloc_status::ok);
   CHECK(plans.submit(asking(10, 8)).status == alloc_status::never);
   CHECK(plans.submit(asking(10, 7)).status == alloc_status::ok);
   CHECK(it.plans.schedule().seqs.empty());
@@ -480,6 +512,10 @@ TEST_CASE("steps out of turn are refused and change nothing") {
   REQUIRE(plan.seqs[0].num_samples == 1);
   const std::uint64_t before = it.plans.digest();
   CHECK(code_of([&] { (void)it.plans.schedule(); }) == errc::failed_precondition);
+  step_plan absent = plan;
+  absent.step += 7;
+  CHECK(code_of([&] { (void)it.plans.fail_swaps(absent); }) == errc::failed_precondition);
+  CHECK(it.plans.fail_swaps(plan) == 0);  // it has none
   const std::vector<sampled_token> one{{token_id{5}}};
   const std::vector<sampled_token> two{{token_id{5}}, {token_id{6}}};
   CHECK(code_of([&] { (void)it.plans.commit(plan, {}); }) == errc::invalid_argument);

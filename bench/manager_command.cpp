@@ -55,7 +55,8 @@ class manager_bench : row_timer {
     pool_rows();
     sequence_rows();
     fork_rows();
-    step_rows();
+    step_rows(false);
+    step_rows(true);
   }
 
  private:
@@ -216,12 +217,15 @@ class manager_bench : row_timer {
     add("free of that fork", "random", "call", ending);
   }
 
-  /// schedule + build + commit of 256 sequences that decode with 1000 ± 500 tokens of context each.
-  void step_rows() {
+  /// schedule + build + commit of 256 sequences that decode with 1000 ± 500 tokens of context each. With prefix caching
+  /// 16 of them fill a block in each step, which is named and published.
+  void step_rows(bool caches_prefixes) {
     constexpr std::int32_t batch = 256;
     const std::int64_t tokens = 1000;
     if (options_.blocks < batch * 2 * (tokens / options_.block_size + 20)) return;
-    kv_cache_manager manager(config(batch));
+    kv_cache_config cache = config(batch);
+    cache.prefix.enabled = caches_prefixes;
+    kv_cache_manager manager(cache);
     scheduler plans(manager, {.max_tokens_per_step = 8192, .max_running = batch});
     std::vector<double> scheduling, building, committing, whole;
     step_inputs inputs;
@@ -229,7 +233,8 @@ class manager_bench : row_timer {
     const auto steps = static_cast<std::int32_t>(options_.rounds) * 16;
     for (std::int32_t i = 0; i < batch; ++i) {
       const auto length = static_cast<std::size_t>(tokens / 2 + i * tokens / batch);
-      require_ok(plans.submit({std::vector<token_id>(length, token_id{1}), steps + 200, 1}).status, "submit");
+      // Each prompt is another, so that nothing is shared.
+      require_ok(plans.submit({std::vector<token_id>(length, token_id{i}), steps + 200, 1}).status, "submit");
     }
     for (std::int32_t timed = 0; timed < steps;) {
       const auto start = clock::now();
@@ -250,10 +255,11 @@ class manager_bench : row_timer {
       committing.push_back(ns(sampled_at, end));
       whole.push_back(scheduling.back() + building.back() + committing.back());
     }
-    add("decode step, batch 256: schedule", "batch", "step", scheduling);
-    add("decode step, batch 256: build", "batch", "step", building);
-    add("decode step, batch 256: commit", "batch", "step", committing);
-    add("decode step, batch 256: all", "batch", "step", whole);
+    const std::string name = std::string("decode step, batch 256") + (caches_prefixes ? ", prefixes" : "") + ": ";
+    add(name + "schedule", "batch", "step", scheduling);
+    add(name + "build", "batch", "step", building);
+    add(name + "commit", "batch", "step", committing);
+    add(name + "all", "batch", "step", whole);
   }
 
   manager_options options_;

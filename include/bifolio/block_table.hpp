@@ -94,6 +94,14 @@ class BIFOLIO_API block_table {
   /// Writes the first `count` ≤ size() entries to `row`, `null_entry` for those below first().
   void copy_to(std::int32_t* row, std::int32_t count, std::int32_t null_entry) const noexcept;
 
+  /// The same for entries [begin, count) alone, `row` being that of entry 0. For few of them.
+  void copy_to(std::int32_t* row, std::int32_t begin, std::int32_t count, std::int32_t null_entry) const noexcept {
+    for (std::int32_t i = begin; i < count; ++i) {
+      const block_id id = (*this)[i];
+      row[i] = id == invalid_block ? null_entry : to_index(id);
+    }
+  }
+
   /// Chunks that a table grown from `size` to `new_size` entries takes from the slab.
   [[nodiscard]] static std::int64_t chunks_to_grow(std::int32_t size, std::int32_t new_size) noexcept {
     return num_chunks(new_size) - num_chunks(size);

@@ -298,6 +298,10 @@ class BIFOLIO_API kv_cache_manager {
       return *one;
     throw_not_found(seq);
   }
+  /// To be called when an entry of its table was changed, or entries were dropped; appending changes none.
+  void note_table_change(const sequence& one) noexcept {
+    table_changes_[static_cast<std::size_t>(&one - records_)] = ++last_change_;
+  }
   /// One that is not swapped out.
   [[nodiscard]] sequence& get_resident(seq_id seq) const {
     sequence& one = get(seq);
@@ -420,8 +424,10 @@ class BIFOLIO_API kv_cache_manager {
   block_pool pool_;
   block_chunk_slab slab_;
   buffer record_storage_;
-  sequence* records_ = nullptr;    // [num_records_]
-  block_table* tables_ = nullptr;  // [num_records_], of the record with the same index
+  sequence* records_ = nullptr;               // [num_records_]
+  block_table* tables_ = nullptr;             // [num_records_], of the record with the same index
+  std::vector<std::uint64_t> table_changes_;  // [num_records_], number of the last one that was not an append
+  std::uint64_t last_change_ = 0;             // managers count from numbers that lie far apart
   std::uint32_t num_records_ = 0;
   std::int32_t free_record_ = -1;  // list through num_tokens, last freed first
   std::uint32_t first_generation_ = 0;

@@ -46,7 +46,11 @@ void kv_cache_manager::build(step_batch& batch, const step_plan& plan) const {
     batch.seq_lens.reserve(num_seqs);
     batch.block_tables.reserve(num_seqs * static_cast<std::size_t>(stride));
     batch.slot_mapping.reserve(static_cast<std::size_t>(num_tokens));
+    batch.written_rows.reserve(num_seqs);
   });
+  // Rows keep their place as long as the stride stays.
+  if (batch.block_table_stride != stride) batch.written_rows.clear();
+  batch.written_rows.resize(num_seqs);
   batch.query_start_loc.resize(num_seqs + 1);
   batch.seq_lens.resize(num_seqs);
   batch.block_tables.resize(num_seqs * static_cast<std::size_t>(stride));
@@ -61,8 +65,16 @@ void kv_cache_manager::build(step_batch& batch, const step_plan& plan) const {
     const scheduled_seq& row = plan.seqs[i];
     const block_table& table = table_of(*find(row.seq));
     const std::int32_t used = blocks_of(row.seq_len);
-    table.copy_to(table_row, used, config_.free_entry);
-    std::fill(table_row + used, table_row + stride, config_.free_entry);
+    const step_batch::written_row now{row.seq, table_changes_[static_cast<std::uint32_t>(to_index(row.seq))], used};
+    step_batch::written_row& before = batch.written_rows[i];
+    if (before.seq == now.seq && before.change == now.change && before.num_entries <= used) [[likely]] {
+      if (before.num_entries < used) table.copy_to(table_row, before.num_entries, used, config_.free_entry);
+      before.num_entries = used;
+    } else {
+      table.copy_to(table_row, used, config_.free_entry);
+      std::fill(table_row + used, table_row + stride, config_.free_entry);
+      before = now;
+    }
     for (std::int32_t position = row.seq_len - row.query_len; position < row.seq_len;) {
       const std::int32_t block = whole_blocks(position);
       const std::int32_t offset = position - block * block_size;

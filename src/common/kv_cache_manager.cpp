@@ -67,7 +67,10 @@ kv_cache_manager::kv_cache_manager(const kv_cache_config& config)
                                              .writable_end = 0});
   }
   free_record_ = 0;
+  static std::atomic<std::uint64_t> num_managers{0};
+  last_change_ = num_managers.fetch_add(1, std::memory_order_relaxed) << 40;
   detail::translate_bad_alloc("kv_cache_manager", [&] {
+    table_changes_.resize(num_records_, 0);
     if (config_.prefix.enabled) make_prefix_cache();
     if (config_.num_host_blocks > 0) {
       host_ = std::make_unique<host_side>(config_.num_host_blocks, *config_.memory);
@@ -120,6 +123,7 @@ sequence& kv_cache_manager::open_record() noexcept {
   one.num_tokens = 0;
   one.num_committed = 0;
   one.writable_end = 0;
+  note_table_change(one);
   ++num_sequences_;
   return one;
 }
@@ -201,6 +205,7 @@ append_result kv_cache_manager::append_slowly(seq_id seq, std::int64_t num_token
   if (grown.copies_tail) {
     result.copy = {table[tail], take_block()};
     table.replace(tail, result.copy.dst, pool_, slab_);
+    note_table_change(one);
     ++num_copied_;
   } else if (host_ && ends_in_block(one.num_tokens)) {
     // Somebody who shared the tail, and for whom it was full, may have gone to the host since.
@@ -253,6 +258,7 @@ void kv_cache_manager::commit_positions(sequence& one, std::int64_t num_tokens) 
     if (table.cuts_shared_chunk(first)) translate_bad_alloc("commit", [&] { slab_.reserve(1); });
     num_entries_ -= first - table.first();
     table.drop_front(first, pool_, slab_);
+    note_table_change(one);
   }
   one.num_committed += static_cast<std::int32_t>(num_tokens);
 }
@@ -298,6 +304,7 @@ void kv_cache_manager::truncate(seq_id seq, std::int64_t num_tokens) {
   if (table.cuts_shared_chunk(size)) translate_bad_alloc("truncate", [&] { slab_.reserve(1); });
   num_entries_ -= table.size() - size;
   table.truncate(size, whole_blocks(one.num_committed), pool_, slab_);
+  note_table_change(one);
   num_tokens_ -= one.num_tokens - num_tokens;
   one.num_tokens = static_cast<std::int32_t>(num_tokens);
   one.num_committed = std::min(one.num_committed, one.num_tokens);

@@ -249,6 +249,7 @@ void kv_cache_manager::publish_blocks(sequence& one, std::span<const token_id> t
       if (config_.prefix.deduplicate && published.duplicate_of != invalid_block && !table.is_shared(index, pool_)) {
         pool_.revive(published.duplicate_of);
         table.replace(index, published.duplicate_of, pool_, slab_);
+        note_table_change(one);
         peak_used_ = std::max(peak_used_, pool_.num_used());  // a fence may hold the one that was replaced
       }
     }

@@ -107,6 +107,7 @@ void kv_cache_manager::move_table(sequence& one, bool out, std::vector<block_cop
   }
   table.clear(whole_blocks(one.num_committed), from, slab_);
   std::swap(table, moved);
+  note_table_change(one);
 }
 
 void kv_cache_manager::detach_unfinished(std::span<const seq_id> seqs, bool out) noexcept {

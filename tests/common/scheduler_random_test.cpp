@@ -126,7 +126,11 @@ class world {
       } else {
         if (random_.one_in(16)) maybe_abort();  // the step goes on
         flights_.push_back({plan, {}, false, false, {}});
-        plans_.build(flights_.back().inputs);
+        plans_.build(inputs_);
+        flights_.back().inputs = inputs_;
+        step_inputs fresh;
+        plans_.build(fresh);
+        if (fresh.batch.block_tables != inputs_.batch.block_tables) return "a row of the last step was kept wrongly";
         num_late_ += static_cast<std::int64_t>(flights_.back().inputs.late_tokens.size());
         if (how_.fail_one_in > 0 && !(plan.swap_ins.empty() && plan.swap_outs.empty())) {
           flights_.back().fails = random_.one_in(how_.fail_one_in);
@@ -283,6 +287,7 @@ class world {
   std::map<std::pair<std::uint64_t, std::int32_t>, std::vector<token_id>> ended_;
   std::map<std::uint64_t, bool> aborted_;
   std::deque<flight> flights_;
+  step_inputs inputs_;
   std::vector<cache_event> events_;
   std::int64_t num_late_ = 0;
   std::int64_t num_failed_ = 0;
@@ -472,6 +477,15 @@ TEST_CASE("beams are forked, dropped, preempted and swapped together") {
        .sliding_window = 9,
        .num_host_blocks = 60,
        .preemption = preemption_mode::swap},
+      {.name = "small steps, tight",
+       .block_size = 2,
+       .num_blocks = 34,
+       .max_running = 12,
+       .max_tokens_per_step = 5,
+       .max_chunk_tokens = 3,
+       .longest_prompt = 5,
+       .longest_answer = 14,
+       .most_beams = 3},
       {.name = "small steps",
        .num_blocks = 40,
        .max_tokens_per_step = 5,

@@ -3,7 +3,8 @@
 //
 // Requests of all lengths come and go; the `scheduler` decides in every step who computes how many tokens, within
 // budgets of tokens and blocks. The pool here is too small for everybody: requests wait, and the latest arrivals are
-// preempted and computed again. What each says stays the same. The model is one attention layer with random weights.
+// preempted: computed again, or moved to a second pool and back. What each says stays the same. The model is one
+// attention layer with random weights.
 
 #include <algorithm>
 #include <bifolio/bifolio.hpp>
@@ -52,11 +53,15 @@ struct model {
 
 using texts = std::vector<std::vector<token_id>>;  // what each request said
 
-texts serve(const model& weights, std::int64_t num_blocks, std::int64_t& num_preemptions) {
-  kv_cache_manager manager({.block_size = block_size, .num_blocks = num_blocks});
-  scheduler requests(manager, {.max_tokens_per_step = 16, .vocab_size = vocab});  // a longer prompt goes in chunks
+texts serve(const model& weights, std::int64_t num_blocks, std::int64_t num_host_blocks, scheduler_stats& stats) {
+  kv_cache_manager manager({.block_size = block_size, .num_blocks = num_blocks, .num_host_blocks = num_host_blocks});
+  scheduler requests(manager, {.max_tokens_per_step = 16,  // a longer prompt goes in chunks
+                               .vocab_size = vocab,
+                               .preemption = preemption_mode::swap});  // where there are host blocks
   const auto cpu = make_backend();
-  cache_engine cache(*cpu, {1, num_blocks, make_layout(layout_kind::hnd, dtype::f32, 1, head_dim, block_size)});
+  const kv_layout layout = make_layout(layout_kind::hnd, dtype::f32, 1, head_dim, block_size);
+  cache_engine cache(*cpu, {1, num_blocks, layout});
+  cache_engine host(*cpu, {1, std::max<std::int64_t>(1, num_host_blocks), layout});
   const attention_spec spec{
       .num_q_heads = num_q_heads, .num_kv_heads = 1, .head_dim = head_dim, .block_size = block_size};
   attention_plan work;
@@ -74,45 +79,58 @@ texts serve(const model& weights, std::int64_t num_blocks, std::int64_t& num_pre
   for (;;) {
     const step_plan& plan = requests.schedule();
     if (plan.empty()) break;
+    // The order of a step: what leaves, copies, the step's tokens, what comes back for the next step.
+    expect(cache.swap_blocks_to(host, plan.swap_outs) == errc::ok, "blocks leave before they are written");
+    expect(cache.copy_blocks(plan.copies) == errc::ok, "copies are done before anything is stored");
     requests.build(inputs);
-    expect(cache.copy_blocks(plan.copies) == errc::ok, "copies are done first");
-    const auto batch = cache.upload(inputs.batch);
-    cpu->plan_attention(work, spec, inputs.batch.view(), num_blocks);
-
-    const auto q = model::rows(weights.q, dim, inputs);
-    const auto k = model::rows(weights.k, head_dim, inputs), v = model::rows(weights.v, head_dim, inputs);
-    std::vector<float> out(q.size());
-    const auto view = [&](const std::vector<float>& rows, std::int32_t num_heads) {
-      return dense_view<const void>(rows.data(), dtype::f32, plan.num_tokens, num_heads, head_dim);
-    };
-    expect(cache.append(0, view(k, 1), view(v, 1), batch.slot_mapping) == errc::ok, "keys and values are stored");
-    const attention_params params{
-        .q = view(q, num_q_heads),
-        .out = dense_view<void>(out.data(), dtype::f32, plan.num_tokens, num_q_heads, head_dim),
-        .kv = cache.layers()[0],
-        .batch = batch,
-        .scale = 0.25f};
-    expect(cpu->attention(work, params) == errc::ok, "attention runs");
+    std::vector<float> out(inputs.tokens.size() * dim);
+    if (!plan.seqs.empty()) {  // else sequences only came back
+      const auto batch = cache.upload(inputs.batch);
+      cpu->plan_attention(work, spec, inputs.batch.view(), num_blocks);
+      const auto q = model::rows(weights.q, dim, inputs);
+      const auto k = model::rows(weights.k, head_dim, inputs), v = model::rows(weights.v, head_dim, inputs);
+      const auto view = [&](const std::vector<float>& rows, std::int32_t num_heads) {
+        return dense_view<const void>(rows.data(), dtype::f32, plan.num_tokens, num_heads, head_dim);
+      };
+      expect(cache.append(0, view(k, 1), view(v, 1), batch.slot_mapping) == errc::ok, "keys and values are stored");
+      const attention_params params{
+          .q = view(q, num_q_heads),
+          .out = dense_view<void>(out.data(), dtype::f32, plan.num_tokens, num_q_heads, head_dim),
+          .kv = cache.layers()[0],
+          .batch = batch,
+          .scale = 0.25f};
+      expect(cpu->attention(work, params) == errc::ok, "attention runs");
+    }
+    expect(host.swap_blocks_to(cache, plan.swap_ins) == errc::ok, "blocks are back before the next step");
 
     // Only rows that complete what is known of a sequence are sampled; chunks in the middle of a prompt are not.
     std::vector<sampled_token> sampled;
     for (const std::int32_t row : inputs.sample_rows) sampled.push_back({weights.best(out.data() + row * dim)});
     for (auto& done : requests.commit(plan, sampled)) said[to_index(done.request) - 1] = std::move(done.tokens);
   }
-  num_preemptions = requests.stats().num_preemptions;
+  stats = requests.stats();
   expect(manager.num_free_blocks() == num_blocks && manager.check().empty(), "every block came back");
   return said;
 }
 
 void run() {
   const model weights;
-  std::int64_t roomy = 0, tight = 0;
-  const texts expected = serve(weights, 200, roomy);
-  const texts squeezed = serve(weights, 18, tight);
+  scheduler_stats roomy, tight, swapping;
+  const texts expected = serve(weights, 200, 0, roomy);
+  const texts squeezed = serve(weights, 18, 0, tight);
+  const texts swapped = serve(weights, 18, 40, swapping);
   for (const auto& tokens : expected) expect(tokens.size() == max_new, "each got all its tokens");
-  expect(roomy == 0 && tight > 0, "only the small pool preempts");
-  expect(squeezed == expected, "and all say the same");
-  std::printf("no preemption in 200 blocks, %d in 18; all six say the same\n", static_cast<int>(tight));
+  expect(roomy.num_preemptions == 0 && tight.num_preemptions > 0, "only the small pool preempts");
+  expect(swapping.num_swap_ins > 0 && swapping.num_scheduled_tokens < tight.num_scheduled_tokens,
+         "what comes back is not computed again");
+  expect(squeezed == expected && swapped == expected, "and all say the same");
+  std::printf("200 blocks: %d tokens computed, no preemption\n", static_cast<int>(roomy.num_scheduled_tokens));
+  std::printf(" 18 blocks: %d tokens, %d preemptions\n", static_cast<int>(tight.num_scheduled_tokens),
+              static_cast<int>(tight.num_preemptions));
+  std::printf(" 18 and 40 of the host: %d tokens, %d preemptions, %d of them swapped\n",
+              static_cast<int>(swapping.num_scheduled_tokens), static_cast<int>(swapping.num_preemptions),
+              static_cast<int>(swapping.num_swap_outs));
+  std::printf("all six say the same\n");
 }
 
 }  // namespace

@@ -50,13 +50,13 @@ bool prefers_prefill(const plan_input& input, std::int32_t query_len, std::int32
 void plan_fast(const plan_input& input, fast_plan& plan) {
   plan.usable = false;
   plan.family = 0;
-  plan.words.clear();
   plan.workspace_bytes = 0;
   plan.num_counters = 0;
   const attention_spec& spec = input.spec;
   const decode_entry* const entry = find_decode_entry(spec.kv_type, spec.head_dim);
   if (entry == nullptr || spec.q_type != spec.kv_type || spec.out_type != spec.kv_type ||
       static_cast<std::size_t>(entry->shared_bytes) > input.device.max_shared_bytes_per_block) {
+    plan.words.clear();
     return;
   }
 
@@ -78,7 +78,10 @@ void plan_fast(const plan_input& input, fast_plan& plan) {
 #endif
     decode.add(seq);
   }
-  if (!decode.finish()) return;
+  if (!decode.finish()) {
+    plan.words.clear();
+    return;
+  }
 
   plan.usable = true;
   plan.numbers[decode_grid] = grid;

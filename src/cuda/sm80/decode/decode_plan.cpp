@@ -2,7 +2,9 @@
 #include "cuda/sm80/decode/decode_plan.hpp"
 
 #include <algorithm>
-#include <cstring>
+#include <iterator>
+
+#include "cuda/divisor.hpp"
 
 namespace bifolio::cuda {
 namespace {
@@ -21,24 +23,20 @@ std::int32_t items_of(const decode_seq& s, std::int32_t item_tiles) noexcept {
 
 decode_planner::decode_planner(const plan_input& input, std::int32_t grid, std::vector<std::int32_t>& words)
     : input_(input), grid_(grid), words_(words) {
-  words_.resize(static_cast<std::size_t>(decode_seqs_offset(grid_)));
+  // Everything is written before it is read: what an earlier step left need not be cleared.
+  words_.resize(static_cast<std::size_t>(decode_seqs_offset(grid_)) +
+                static_cast<std::size_t>(input_.num_seqs) * words_of_seq);
 }
 
-decode_seq decode_planner::seq_at(std::int32_t index) const noexcept {
-  decode_seq s;
-  std::memcpy(&s, words_.data() + decode_seqs_offset(grid_) + static_cast<std::size_t>(index) * words_of_seq,
-              sizeof(s));
-  return s;
-}
-
-void decode_planner::put_seq(std::int32_t index, const decode_seq& s) noexcept {
-  std::memcpy(words_.data() + decode_seqs_offset(grid_) + static_cast<std::size_t>(index) * words_of_seq, &s,
-              sizeof(s));
+decode_seq& decode_planner::seq_at(std::int32_t index) const noexcept {
+  // Records are made in place: a struct built beside the words is copied out before its parts are stored, which stalls
+  // (half of the planning time of 256 sequences). They consist of 32-bit integers, as the words do.
+  return reinterpret_cast<decode_seq*>(words_.data() + decode_seqs_offset(grid_))[index];
 }
 
 void decode_planner::add(std::int32_t seq) {
   const attention_spec& spec = input_.spec;
-  decode_seq s = {};
+  decode_seq& s = seq_at(num_seqs_++);
   s.row = seq;
   s.seq_len = input_.seq_lens[seq];
   s.query_start = input_.query_start_loc[seq];
@@ -55,9 +53,6 @@ void decode_planner::add(std::int32_t seq) {
     end = std::min<std::int64_t>(end, s.seq_len + std::int64_t{spec.window_right});
   s.first_tile = static_cast<std::int32_t>(begin / decode_tile_tokens);
   s.num_tiles = begin < end ? static_cast<std::int32_t>(divide_up(end, decode_tile_tokens)) - s.first_tile : 0;
-
-  words_.resize(words_.size() + words_of_seq);
-  put_seq(num_seqs_++, s);
 }
 
 std::int32_t decode_planner::choose_item_tiles() const noexcept {
@@ -78,7 +73,7 @@ std::int32_t decode_planner::choose_item_tiles() const noexcept {
     std::int64_t shortest = 0;
     std::int64_t longest = 0;
     for (std::int32_t i = 0; i < num_seqs_; ++i) {
-      const decode_seq s = seq_at(i);
+      const decode_seq& s = seq_at(i);
       const std::int64_t items = std::int64_t{input_.spec.num_kv_heads} * s.row_tiles * items_of(s, c.tiles);
       const std::int64_t length = std::min(s.num_tiles, c.tiles) + decode_unit_charge;
       num_items += items;
@@ -141,6 +136,8 @@ bool decode_planner::finish() {
     words_.clear();
     return true;
   }
+  words_.resize(static_cast<std::size_t>(decode_seqs_offset(grid_)) +
+                static_cast<std::size_t>(num_seqs_) * words_of_seq);
   const bool deterministic = input_.spec.deterministic;
   const std::int32_t item_tiles = deterministic ? choose_item_tiles() : 0;
   // Alike units of some tiles are cut into equal parts, others are not: a charge evens out what each costs by itself.
@@ -153,7 +150,7 @@ bool decode_planner::finish() {
   std::int64_t total = 0;
   std::int64_t num_units = 0;
   for (std::int32_t i = 0; i < num_seqs_; ++i) {
-    decode_seq s = seq_at(i);
+    decode_seq& s = seq_at(i);
     s.num_items = deterministic ? items_of(s, item_tiles) : 1;
     s.unit_length = (deterministic ? std::min(s.num_tiles, item_tiles) : s.num_tiles) + charge;
     s.start = static_cast<std::int32_t>(total);
@@ -162,43 +159,50 @@ bool decode_planner::finish() {
     total += units * s.unit_length;
     num_units += units;
     if (total >= (std::int64_t{1} << 31) || num_units >= (std::int64_t{1} << 27)) return false;
-    put_seq(i, s);
   }
 
-  auto* const bytes = reinterpret_cast<std::byte*>(words_.data());
-  decode_header header = {};
+  auto& header = *reinterpret_cast<decode_header*>(words_.data());
   header.total = static_cast<std::int32_t>(total);
   header.num_ctas = choose_num_ctas(total, num_units, uniform);
   header.item_tiles = item_tiles;
   header.num_slots = num_slots();
   header.charge = charge;
-  std::memcpy(bytes, &header, sizeof(header));
+  std::fill(std::begin(header.unused), std::end(header.unused), 0);
 
+  auto* const ctas = reinterpret_cast<decode_cta*>(words_.data() + sizeof(decode_header) / sizeof(std::int32_t));
   std::int32_t index = 0;
-  decode_seq s = seq_at(0);
-  decode_seq next = num_seqs_ > 1 ? seq_at(1) : s;
-  decode_cta previous = {};
-  for (std::int32_t cta = 0; cta <= grid_; ++cta) {
-    decode_cta here = {};
-    here.position = header.total;
+  std::int32_t next_start = num_seqs_ > 1 ? seq_at(1).start : header.total;
+  divisor by_length(seq_at(0).unit_length);
+  // The cut before block c is ⌊total · c / num_ctas⌋.
+  const std::int32_t stride = header.total / header.num_ctas;
+  const std::int32_t remainder = header.total % header.num_ctas;
+  std::int32_t cut = 0;
+  std::int32_t carried = 0;
+  for (std::int32_t cta = 0; cta < grid_; ++cta) {
+    std::int32_t position = header.total;
     if (cta < header.num_ctas) {
-      const auto cut = static_cast<std::int32_t>(total * cta / header.num_ctas);
-      while (index + 1 < num_seqs_ && next.start <= cut) {
-        s = next;
+      while (next_start <= cut) {
         ++index;
-        if (index + 1 < num_seqs_) next = seq_at(index + 1);
+        next_start = index + 1 < num_seqs_ ? seq_at(index + 1).start : header.total;
       }
-      const std::int32_t inside = (cut - s.start) % s.unit_length;
-      here.position = inside <= charge || deterministic ? cut - inside : cut;
-      here.index = index;
-      here.first = s;
+      const decode_seq& s = seq_at(index);
+      if (by_length.value != static_cast<std::uint32_t>(s.unit_length)) by_length = divisor(s.unit_length);
+      const std::int32_t inside = cut - s.start - by_length.quotient(cut - s.start) * s.unit_length;
+      position = inside <= charge || deterministic ? cut - inside : cut;
+      cut += stride;
+      carried += remainder;
+      if (carried >= header.num_ctas) {
+        carried -= header.num_ctas;
+        ++cut;
+      }
     }
-    if (cta > 0) {
-      previous.end = here.position;
-      std::memcpy(bytes + sizeof(header) + sizeof(decode_cta) * static_cast<std::size_t>(cta - 1), &previous,
-                  sizeof(previous));
-    }
-    previous = here;
+    decode_cta& here = ctas[cta];
+    if (cta > 0) ctas[cta - 1].end = position;
+    here.position = position;
+    here.end = header.total;
+    here.index = index;
+    here.first = seq_at(index);
+    std::fill(std::begin(here.unused), std::end(here.unused), 0);
   }
   return true;
 }

@@ -84,7 +84,7 @@ struct alignas(16) decode_header {
 /// Collects the sequences of a step that decode, then cuts. Works inside the plan's own words, whose capacity is kept.
 class decode_planner {
  public:
-  /// `grid`: thread blocks that run at once. `words` is empty.
+  /// `grid`: thread blocks that run at once. What `words` held is lost.
   decode_planner(const plan_input& input, std::int32_t grid, std::vector<std::int32_t>& words);
 
   void add(std::int32_t seq);
@@ -101,8 +101,7 @@ class decode_planner {
   [[nodiscard]] std::int32_t num_slots() const noexcept {
     return input_.spec.deterministic ? decode_items_per_cta * grid_ : grid_;
   }
-  [[nodiscard]] decode_seq seq_at(std::int32_t index) const noexcept;
-  void put_seq(std::int32_t index, const decode_seq& s) noexcept;
+  [[nodiscard]] decode_seq& seq_at(std::int32_t index) const noexcept;
   [[nodiscard]] std::int32_t choose_item_tiles() const noexcept;
   [[nodiscard]] std::int32_t choose_num_ctas(std::int64_t total, std::int64_t units, bool uniform) const noexcept;
   [[nodiscard]] std::int32_t choose_parts(std::int64_t tiles, std::int64_t most) const noexcept;

@@ -278,6 +278,44 @@ TEST_CASE("a sequence prefilled on one device decodes on the other after its blo
   for (std::size_t i = 0; i < a.size(); ++i) CHECK(std::abs(a[i] - b[i]) <= 1e-5f);
 }
 
+TEST_CASE("small batches through every tensor-core kernel are within the bound on CUDA") {
+  if (no_device()) return;
+  const tested_backend* gpu = nullptr;
+  for (const tested_backend& tested : all_backends()) {
+    if (tested.get().where().type == device_type::cuda) gpu = &tested;
+  }
+  REQUIRE(gpu != nullptr);
+  for (const dtype type : {dtype::f16, dtype::bf16}) {
+    for (const std::int32_t head_dim : {64, 128, 256}) {
+      for (const bool options : {false, true}) {
+        for (const bool deterministic : {false, true}) {
+          attention_case c{.what = "small batch",
+                           .num_kv_heads = 1,
+                           .group_size = 4,
+                           .head_dim = head_dim,
+                           .block_size = 16,
+                           .q_type = type,
+                           .kv_type = type,
+                           .out_type = type,
+                           .seqs = {{1, 70}, {640, 700}, {1, 1100}, {3, 5}, {0, 9}, {1, 0}},
+                           .deterministic = deterministic};
+          if (options) {
+            c.window_left = 600;
+            c.soft_cap = 5;
+            c.alibi = c.sinks = true;
+          }
+          CHECK(check_attention(c, {gpu}, 0) == "");  // turn 0: rows without gaps, as these kernels need them
+          // More units than thread blocks: a deterministic plan then folds chunks inside a block.
+          c.num_kv_heads = 4;
+          c.seqs.assign(70, {1, 250});
+          for (std::size_t i = 0; i < c.seqs.size(); ++i) c.seqs[i].seq_len += static_cast<std::int32_t>(i);
+          CHECK(check_attention(c, {gpu}, 0) == "");
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("random whole steps agree between the CPU and CUDA") {
   if (no_device()) return;
   const tested_backend* gpu = nullptr;

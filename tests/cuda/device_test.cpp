@@ -297,14 +297,16 @@ TEST_CASE("small batches through every tensor-core kernel are within the bound o
                            .q_type = type,
                            .kv_type = type,
                            .out_type = type,
-                           .seqs = {{1, 70}, {640, 700}, {1, 1100}, {3, 5}, {0, 9}, {1, 0}},
+                           .seqs = {{1, 70}, {40, 200}, {1, 1100}, {3, 5}, {0, 9}, {1, 0}},
                            .deterministic = deterministic};
           if (options) {
             c.window_left = 600;
             c.soft_cap = 5;
             c.alibi = c.sinks = true;
           }
+          if (!deterministic && head_dim < 256) c.seqs[1] = {600, 610};  // enough for the prefill kernel
           CHECK(check_attention(c, {gpu}, 0) == "");  // turn 0: rows without gaps, as these kernels need them
+          if (!deterministic || options) continue;
           // More units than thread blocks: a deterministic plan then folds chunks inside a block.
           c.num_kv_heads = 4;
           c.seqs.assign(70, {1, 250});

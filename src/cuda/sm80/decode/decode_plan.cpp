@@ -124,7 +124,9 @@ std::int32_t decode_planner::choose_num_ctas(std::int64_t total, std::int64_t un
   if (units <= grid_ && !input_.spec.deterministic) {
     return static_cast<std::int32_t>(units * choose_parts(total / units, grid_ / units));
   }
-  // A few blocks less, where blocks then take whole units: memory is as busy and nothing is merged.
+  // A few blocks less, where blocks then take whole units: memory is as busy and nothing is merged. With many units to
+  // a block merging is rare anyway.
+  if (units > 8 * most) return static_cast<std::int32_t>(most);
   for (std::int64_t ctas = most; ctas * 100 >= most * 96; --ctas) {
     if (units % ctas == 0) return static_cast<std::int32_t>(ctas);
   }

@@ -46,7 +46,7 @@ struct attention_call {
   std::size_t kv_type = 0;
 };
 
-void run_item(const attention_call& call, const planned_item& planned, const attention_scratch& scratch) noexcept {
+attention_item item_of(const attention_call& call, const planned_item& planned) noexcept {
   attention_item item;
   item.first_token = planned.first_token;
   item.first_position = planned.first_position;
@@ -60,6 +60,22 @@ void run_item(const attention_call& call, const planned_item& planned, const att
   item.split_begin = planned.split_begin;
   item.split_end = planned.split_end;
   if (planned.partials >= 0) item.partials = call.state->partials.data() + planned.partials;
+  return item;
+}
+
+// The item that is pulled next, if no other lane is quicker.
+bool guess_next(const void* context, attention_item& next) noexcept {
+  const auto& call = *static_cast<const attention_call*>(context);
+  const std::int32_t index = call.state->next_item.load(std::memory_order_relaxed);
+  if (index >= call.state->num_items) return false;
+  next = item_of(call, call.state->items.data()[index]);
+  return true;
+}
+
+void run_item(const attention_call& call, const planned_item& planned, const attention_scratch& scratch) noexcept {
+  attention_item item = item_of(call, planned);
+  item.guess_next = &guess_next;
+  item.guess_context = &call;
   call.kernels->run[call.kv_type](call.args, item, scratch);
   if (planned.partials < 0) return;
 

@@ -13,6 +13,7 @@
 
 #include "reference/attention_accuracy.hpp"
 #include "reference/attention_oracle.hpp"
+#include "support/backends.hpp"
 #include "support/elements.hpp"
 #include "support/paged_cache.hpp"
 #include "support/random.hpp"
@@ -147,8 +148,11 @@ answer run(backend& where, const problem& p, arrangement how = arrangement::hnd,
 }
 
 // Judged row by row against float64 on the stored bits.
-void expect_accurate(const problem& p, const answer& got) {
-  reference::accuracy_judge judge({.numbers = {}, .out_type = p.spec.out_type, .statistical = true});
+void expect_accurate(cpu_isa isa, const problem& p, const answer& got) {
+  reference::accuracy_judge judge({.numbers = test::numbers_of(isa, p.spec.q_type, p.spec.kv_type, p.spec.out_type),
+                                   .kv_type = p.spec.kv_type,
+                                   .out_type = p.spec.out_type,
+                                   .statistical = true});
   const std::vector<float> slopes = slopes_of(p);
   const std::vector<float> sinks = sinks_of(p);
   const attention_spec& s = p.spec;
@@ -235,18 +239,18 @@ TEST_CASE("attention agrees with float64 for every ISA, dtype and option") {
         CAPTURE(to_string(isa));
         CAPTURE(to_string(kv));
         CAPTURE(head_dim);
-        expect_accurate(p, run(*where, p));
+        expect_accurate(isa, p, run(*where, p));
         p.spec.q_type = dtype::bf16;
         p.spec.out_type = dtype::f16;
         p.spec.window_left = 100;
         p.soft_cap = 3.0f;
         p.alibi = true;
         p.sinks = true;
-        expect_accurate(p, run(*where, p, arrangement::nhd));
+        expect_accurate(isa, p, run(*where, p, arrangement::nhd));
         p.spec.causal = false;
         p.spec.window_right = 9;
         p.spec.out_type = dtype::bf16;
-        expect_accurate(p, run(*where, p, arrangement::x_split));
+        expect_accurate(isa, p, run(*where, p, arrangement::x_split));
       }
     }
   }

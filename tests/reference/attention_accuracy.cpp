@@ -42,8 +42,9 @@ void accuracy_judge::add(const attention_options& options, const dense_sequence&
   const auto length = static_cast<double>(seq.seq_len);
   const double sums = split + length / split + 8;
   const auto most = static_cast<double>(test::max_finite(gates_.out_type));
-  // Below the normal range products and the stored result are exact only to their smallest subnormals.
-  const double underflow = static_cast<double>(test::smallest_subnormal(gates_.out_type)) + (length + 2) * 0x1p-149;
+  // Below the normal range products and the stored result are exact only to their smallest subnormals, or are 0.
+  const double underflow = static_cast<double>(test::smallest_subnormal(gates_.out_type)) +
+                           (length + 2) * (0x1p-149 + gates_.numbers.flushed[kv]);
 
   for (std::int64_t t = 0; t < seq.query_len; ++t) {
     for (std::int64_t h = 0; h < options.num_q_heads; ++h) {

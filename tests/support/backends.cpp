@@ -3,6 +3,7 @@
 
 #include <bifolio/error.hpp>
 #include <cstdlib>
+#include <optional>
 
 #include "support/fenced_memory.hpp"
 
@@ -32,6 +33,16 @@ std::unique_ptr<backend> open(device where, const backend_options& options) {
   }
 }
 
+arithmetic loosest_numbers_of(std::optional<cpu_isa> isa) {
+  arithmetic numbers;
+  if (isa == cpu_isa::avx512_bf16) {
+    // Hardware dot products of bfloat16 pairs: probabilities are rounded to it, subnormal numbers count as 0.
+    numbers.unit_probability = {0, 0, 0x1p-8};
+    numbers.flushed = {0, 0, 0x1p-126};
+  }
+  return numbers;
+}
+
 std::vector<tested_backend> open_all() {
   static const std::unique_ptr<executor> reversed = make_reversed_executor(3);
   const char* wanted = std::getenv("BIFOLIO_TEST_BACKENDS");
@@ -44,7 +55,9 @@ std::vector<tested_backend> open_all() {
     entry.name = std::move(name);
     entry.family = std::move(family);
     entry.is_host = where.type == device_type::cpu;
-    if (!entry.is_host) {
+    if (entry.is_host) {
+      entry.numbers = loosest_numbers_of(options.isa);
+    } else {
       // Tensor cores: their sums are looser than float32's, and probabilities are rounded to the type of V.
       entry.numbers.unit_accumulate = {0x1p-24, 0x1p-22, 0x1p-22};
       entry.numbers.unit_probability = {0, 0x1p-12, 0x1p-9};
@@ -73,9 +86,14 @@ std::vector<tested_backend> open_all() {
 }  // namespace
 
 arithmetic tested_backend::numbers_for(dtype q_type, dtype kv_type, dtype out_type, std::int32_t head_dim) const {
-  const bool tensor_cores = kv_type != dtype::f32 && q_type == kv_type && out_type == kv_type &&
-                            (head_dim == 64 || head_dim == 128 || head_dim == 256);
-  return is_host || tensor_cores ? numbers : arithmetic{};
+  const bool one_type = q_type == kv_type && out_type == kv_type;
+  if (is_host) return one_type ? numbers : arithmetic{};
+  const bool tensor_cores = one_type && kv_type != dtype::f32 && (head_dim == 64 || head_dim == 128 || head_dim == 256);
+  return tensor_cores ? numbers : arithmetic{};
+}
+
+arithmetic numbers_of(cpu_isa isa, dtype q_type, dtype kv_type, dtype out_type) {
+  return q_type == kv_type && out_type == kv_type ? loosest_numbers_of(isa) : arithmetic{};
 }
 
 std::span<const tested_backend> all_backends() {

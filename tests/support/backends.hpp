@@ -19,6 +19,7 @@ struct arithmetic {
   std::int64_t split_size = 512;                                        ///< keys per partial sum, B of the error bound
   std::array<double, 3> unit_accumulate = {0x1p-24, 0x1p-24, 0x1p-24};  ///< roundoff of sums, by KV dtype
   std::array<double, 3> unit_probability = {};  ///< rounding of probabilities before they meet V, by KV dtype
+  std::array<double, 3> flushed = {};           ///< magnitudes below which a product or sum may count as 0, by KV dtype
 };
 
 struct tested_backend {
@@ -28,10 +29,14 @@ struct tested_backend {
   arithmetic numbers;   ///< of its loosest kernel
   bool is_host = true;  ///< pointers may be made by the test itself (sparse mappings, host allocators)
   [[nodiscard]] backend& get() const { return *owned; }
-  /// Those of the kernels that may compute a call of these dtypes and this head_dim: on CUDA only some shapes go
-  /// through tensor cores, and everything else is held to float32's bound.
+  /// Those of the kernels that may compute a call of these dtypes and this head_dim: tensor cores and bfloat16 dot
+  /// products take queries, KV and output of one dtype, tensor cores only some shapes; everything else is held to
+  /// float32's bound.
   [[nodiscard]] arithmetic numbers_for(dtype q_type, dtype kv_type, dtype out_type, std::int32_t head_dim) const;
 };
+
+/// What `numbers_for` says of a CPU backend of this ISA.
+[[nodiscard]] arithmetic numbers_of(cpu_isa isa, dtype q_type, dtype kv_type, dtype out_type);
 
 /// All of them, opened once per process and kept. Their memory() is fenced on the host: reading past the end of any
 /// allocation is a fault. The environment variable BIFOLIO_TEST_BACKENDS=text keeps the names that contain the text.

@@ -92,8 +92,8 @@ struct tile_place {
   std::int64_t v[tile_keys];
 };
 
-/// One item's loops. `Key` is the KV cache's element. `Dot`: scores are dot products of bfloat16 pairs, scaled
-/// afterwards; for bfloat16 queries and keys alone.
+/// One item's loops. `Key` is the KV cache's element. `Dot`: scores and outputs are dot products of bfloat16 pairs, for
+/// calls that are bfloat16 throughout; scores are scaled afterwards, probabilities rounded.
 template <class Key, bool Dot>
 class item_runner {
   static constexpr bool may_keep_pairs = sizeof(Key) == 2 && (Dot || keeps_pairs);
@@ -177,8 +177,9 @@ class item_runner {
     }
   }
 
-  // The part of the tile at `first` that lies in [begin, end), through the block table.
-  void place_tile(tile_place& place, std::int64_t first, std::int64_t begin, std::int64_t end) const noexcept {
+  // The part of the tile at `first` that lies in [begin, end), through a block table.
+  void place_tile(tile_place& place, std::int64_t first, std::int64_t begin, std::int64_t end,
+                  const std::int32_t* block_table) const noexcept {
     place.first = first;
     place.begin = static_cast<int>((begin > first ? begin : first) - first);
     place.end = static_cast<int>((end < first + tile_keys ? end : first + tile_keys) - first);
@@ -191,7 +192,7 @@ class item_runner {
       const std::int64_t position = first + key;
       const std::int64_t logical = position / args_.block_size;
       const auto token = static_cast<std::int32_t>(position - logical * args_.block_size);
-      const std::int64_t physical = item_.block_table[logical];
+      const std::int64_t physical = block_table[logical];
       const int left_in_block = args_.block_size - token;
       const int run = left_in_block < place.end - key ? left_in_block : place.end - key;
       std::int64_t k = physical * args_.k_strides.block + token * args_.k_strides.token;
@@ -213,29 +214,40 @@ class item_runner {
     const std::int64_t end = seen_.end < items_end ? seen_.end : items_end;
     if (begin >= end) return;
 
-    tile_place places[2];
-    int current = 0;
-    std::int64_t tile = begin / tile_keys * tile_keys;
-    place_tile(places[current], tile, begin, end);
-    float* states = begin_split(tile / split_keys);
-    for (;;) {
-      const std::int64_t next = tile + tile_keys;
-      if (next < end) place_tile(places[1 - current], next, begin, end);
-      for (int head = 0; head < num_heads_; ++head) {
-        if (head + 1 < num_heads_) {
-          look_ahead(places[current], head + 1);
-        } else if (next < end) {
-          look_ahead(places[1 - current], 0);
+    // Units: all KV heads of a tile, then the next tile. Each is fetched two ahead, and asked for again one ahead.
+    const std::int64_t first_tile = begin / tile_keys;
+    const std::int64_t num_tiles = (end + tile_keys - 1) / tile_keys - first_tile;
+    const std::int64_t num_units = num_tiles * num_heads_;
+    const auto place = [&](std::int64_t t) {
+      if (t < num_tiles) place_tile(places_[t % 3], (first_tile + t) * tile_keys, begin, end, item_.block_table);
+    };
+    for (std::int64_t t = 0; t < 3; ++t) place(t);
+    if (num_units > 1) list_unit(1);
+    float* states = begin_split(begin / split_keys);
+    std::int64_t unit = 0;
+    for (std::int64_t t = 0; t < num_tiles; ++t) {
+      for (int head = 0; head < num_heads_; ++head, ++unit) {
+        ahead_.stop();
+        if (unit + 2 < num_units) {
+          list_unit(unit + 2);
+          look_ahead(unit + 2);
+        } else {
+          if (unit + 2 == num_units || num_units == 1) guess_next_item();
+          const auto beyond = static_cast<int>(unit + 2 - num_units);
+          if (beyond < next_heads_) {
+            list_rows(unit + 2, next_place_, next_head_ + beyond);
+            look_ahead(unit + 2);
+          }
         }
-        run_unit(places[current], head, states);
+        run_unit(places_[t % 3], head, states);
       }
+      place(t + 3);
+      const std::int64_t next = (first_tile + t + 1) * tile_keys;
       if (next >= end || next % split_keys == 0) {
-        end_split(tile / split_keys, states);
+        end_split((next - 1) / split_keys, states);
         if (next >= end) return;
         states = begin_split(next / split_keys);
       }
-      current = 1 - current;
-      tile = next;
     }
   }
 
@@ -283,33 +295,62 @@ class item_runner {
     sum_of(total, padded_) = sum_of(partial, padded_) * weights.b + sum_of(total, padded_) * weights.a;
   }
 
-  // Starts the stream of the lines that the unit (place, head) will read.
-  void look_ahead(const tile_place& place, int head) noexcept {
-    int num_rows = 0;
-    if (k_contiguous_) num_rows = add_rows(num_rows, args_.k, args_.k_strides.head, head, place, place.k);
-    if (v_contiguous_) num_rows = add_rows(num_rows, args_.v, args_.v_strides.head, head, place, place.v);
-    const int row_bytes = static_cast<int>(sizeof(Key)) * args_.head_dim;
-    const int lines = num_rows * ((row_bytes + cache_line_bytes - 1) / cache_line_bytes);
-    // Steps of the unit: one a column of a transposition, one a query value in the scores, one a key and register pass
-    // in the accumulation.
-    const int passes = (dims_ + kernel_vectors * lanes - 1) / (kernel_vectors * lanes);
-    const int columns = tile_keys / lanes * args_.head_dim * static_cast<int>(sizeof(Key)) / 4;
-    const int kernels = num_groups_ * (query_values_ * (tile_vectors / kernel_vectors) + tile_keys * passes);
-    // Measured: below 3 the queue of outstanding misses overruns; above 4 a power of two that fits the unrolled loops,
-    // because otherwise every prefetch costs a branch miss.
-    const int room = lines > 0 ? line_stream::ways * (columns + kernels) / lines : 4;
-    int period = room < 4 ? 3 : 4;
-    while (room >= 4 && 2 * period <= room) period *= 2;
-    ahead_.start(ahead_rows_, num_rows, row_bytes, period);
+  // Where the lines lie that one unit will read.
+  struct row_list {
+    int count = 0;
+    const char* rows[2 * tile_keys];
+  };
+
+  void list_unit(std::int64_t unit) noexcept {
+    list_rows(unit, places_[unit / num_heads_ % 3], static_cast<int>(unit % num_heads_));
   }
 
-  int add_rows(int num_rows, const void* half, std::int64_t head_stride, int head, const tile_place& place,
-               const std::int64_t* offsets) noexcept {
+  void list_rows(std::int64_t unit, const tile_place& place, int head) noexcept {
+    row_list& list = lists_[unit % 2];
+    list.count = 0;
+    if (k_contiguous_) add_rows(list, args_.k, args_.k_strides.head, head, place, place.k);
+    if (v_contiguous_) add_rows(list, args_.v, args_.v_strides.head, head, place, place.v);
+  }
+
+  void add_rows(row_list& list, const void* half, std::int64_t head_stride, int head, const tile_place& place,
+                const std::int64_t* offsets) const noexcept {
     const Key* base = static_cast<const Key*>(half) + (item_.kv_head_begin + head) * head_stride;
     for (int key = place.begin; key < place.end; ++key) {
-      ahead_rows_[num_rows++] = reinterpret_cast<const char*>(base + offsets[key]);
+      list.rows[list.count++] = reinterpret_cast<const char*>(base + offsets[key]);
     }
-    return num_rows;
+  }
+
+  // The first tile and the KV heads of the item that this lane will probably run next.
+  void guess_next_item() noexcept {
+    attention_item next;
+    if (item_.guess_next == nullptr || !item_.guess_next(item_.guess_context, next)) return;
+    const std::int64_t splits_first = static_cast<std::int64_t>(next.split_begin) * split_keys;
+    const std::int64_t splits_end = static_cast<std::int64_t>(next.split_end) * split_keys;
+    const visible_range first = args_.window.of(next.first_position, next.seq_len);
+    const visible_range last = args_.window.of(next.first_position + next.num_tokens - 1, next.seq_len);
+    const std::int64_t begin = first.begin > splits_first ? first.begin : splits_first;
+    const std::int64_t end = last.end < splits_end ? last.end : splits_end;
+    if (begin >= end) return;
+    place_tile(next_place_, begin / tile_keys * tile_keys, begin, end, next.block_table);
+    next_head_ = next.kv_head_begin - item_.kv_head_begin;
+    next_heads_ = next.kv_head_end - next.kv_head_begin;
+  }
+
+  // Starts the stream of the lines of `unit`, and once more of those of the unit before it.
+  void look_ahead(std::int64_t unit) noexcept {
+    const row_list& list = lists_[unit % 2];
+    const row_list& before = lists_[(unit + 1) % 2];
+    const int row_bytes = static_cast<int>(sizeof(Key)) * args_.head_dim;
+    const int lines = list.count * ((row_bytes + cache_line_bytes - 1) / cache_line_bytes);
+    // Steps of a unit: one a column of a transposition, one a dim in the scores, one a key and register pass in the
+    // accumulation. Measured: the best period is that with which the stream ends with the unit; shorter leaves the
+    // memory idle at the end, longer loses lines. Below 3 the queue of outstanding misses overruns.
+    const int passes = (dims_ + kernel_vectors * lanes - 1) / (kernel_vectors * lanes);
+    const int columns = tile_keys / lanes * args_.head_dim * static_cast<int>(sizeof(Key)) / 4;
+    const int kernels = num_groups_ * (args_.head_dim * (tile_vectors / kernel_vectors) + tile_keys * passes);
+    const int room = lines > 0 ? line_stream::ways * (columns + kernels) / lines : 3;
+    ahead_.start(list.rows, before.count == list.count ? before.rows : list.rows, list.count, row_bytes,
+                 room < 3 ? 3 : room);
   }
 
   // One row of K or V from any layout.
@@ -388,6 +429,44 @@ class item_runner {
     }
   }
 
+  // V rows of the tile in pairs of keys in scratch, 0 beside a key that is alone.
+  void pair_values(const tile_place& place, int head) noexcept {
+    const Key* v = static_cast<const Key*>(args_.v) + (item_.kv_head_begin + head) * args_.v_strides.head;
+    const int whole = args_.head_dim / (2 * lanes) * (2 * lanes);
+    for (int pair = place.begin / 2; 2 * pair < place.end; ++pair) {
+      const Key* rows[2];
+      for (int i = 0; i < 2; ++i) {
+        const int key = 2 * pair + i;
+        if (key < place.begin || key >= place.end) {
+          rows[i] = static_cast<const Key*>(scratch_.zero_row);
+        } else if (v_contiguous_) {
+          rows[i] = v + place.v[key];
+        } else {
+          Key* staging = static_cast<Key*>(scratch_.staging) + static_cast<std::int64_t>(i) * padded_;
+          stage_row(v + place.v[key], args_.v_strides, args_.head_dim, staging);
+          rows[i] = staging;
+        }
+      }
+      float* to = scratch_.values + static_cast<std::int64_t>(pair) * padded_;
+      vf a;
+      vf b;
+      for (int d = 0; d < whole; d += 2 * lanes) {
+        pair_rows(load_bits(rows[0] + d), load_bits(rows[1] + d), a, b);
+        store(to + d, a);
+        store(to + d + lanes, b);
+      }
+      if (whole < args_.head_dim) {
+        Key tails[2][2 * lanes] = {};
+        for (int i = 0; i < 2; ++i) {
+          for (int d = whole; d < args_.head_dim; ++d) tails[i][d - whole] = rows[i][d];
+        }
+        pair_rows(load_bits(tails[0]), load_bits(tails[1]), a, b);
+        store(to + whole, a);
+        store(to + whole + lanes, b);
+      }
+    }
+  }
+
   // One tile × one KV head: all scores, then group by group softmax and accumulation.
   void run_unit(const tile_place& place, int head, float* states) noexcept {
     // Dims are taken in chunks whose transposed keys stay in L1 while they are used.
@@ -405,7 +484,12 @@ class item_runner {
     const float* widened[tile_keys];
     if (v_in_place_) {
       const Key* v = static_cast<const Key*>(args_.v) + (item_.kv_head_begin + head) * args_.v_strides.head;
+      // The other key of a pair may lie outside: it is loaded, never multiplied.
+      if (Dot && place.begin % 2 != 0) in_place[place.begin - 1] = static_cast<const Key*>(scratch_.zero_row);
+      if (Dot && place.end % 2 != 0) in_place[place.end] = static_cast<const Key*>(scratch_.zero_row);
       for (int key = place.begin; key < place.end; ++key) in_place[key] = v + place.v[key];
+    } else if constexpr (Dot) {
+      pair_values(place, head);
     } else {
       widen_values(place, head);
       for (int key = place.begin; key < place.end; ++key) {
@@ -423,7 +507,13 @@ class item_runner {
         softmax_row(scores + i * tile_keys, group.seen[i], place.first, head, group.begin + i,
                     group_states + i * stride_, scratch_.sums + (row_index + i) * workspace_align);
       }
-      if (v_in_place_) {
+      if constexpr (Dot) {
+        if (v_in_place_) {
+          accumulate_dot(scores, value_rows{in_place}, group, group_states);
+        } else {
+          accumulate_dot(scores, value_pairs{scratch_.values, padded_}, group, group_states);
+        }
+      } else if (v_in_place_) {
         accumulate(scores, in_place, group, group_states);
       } else {
         accumulate(scores, widened, group, group_states);
@@ -539,9 +629,13 @@ class item_runner {
     const vf shift(maximum == minus_infinity ? 0.0f : maximum);
 #pragma GCC unroll 16
     for (int c = 0; c < tile_vectors; ++c) {
-      const vf p = exp(s[c] - shift);
-      store(scores + c * lanes, p);
-      sum = sum + p;
+      s[c] = exp(s[c] - shift);
+      if constexpr (!Dot) store(scores + c * lanes, s[c]);
+      sum = sum + s[c];
+    }
+    if constexpr (Dot) {
+#pragma GCC unroll 8
+      for (int c = 0; c < tile_vectors; c += 2) store(scores + c / 2 * lanes, narrow_pairs(s[c], s[c + 1]));
     }
     store(sums, sum);
   }
@@ -565,6 +659,37 @@ class item_runner {
         rows, [&]<int Rows>() __attribute__((always_inline)) {
           accumulate_rows<Rows>(p, values, static_cast<int>(common.begin), static_cast<int>(common.end), dims_, states,
                                 stride_, ahead_);
+        });
+    for (int i = 0; i < rows; ++i) alone(i, common.end, seen[i].end);
+  }
+
+  // The same by pairs of keys. A pair that a row sees half of is taken with the other half's bits cleared.
+  template <class Values>
+  BIFOLIO_INLINE void accumulate_dot(const float* p, const Values& values, const row_group& group,
+                                     float* states) noexcept {
+    const visible_range* seen = group.seen;
+    const visible_range common{(group.common.begin + 1) / 2 * 2, group.common.end / 2 * 2};
+    const int rows = group.rows;
+    const bool together = common.begin < common.end;
+    const auto alone = [&](int row, std::int64_t begin, std::int64_t end) {
+      const auto some = [&](std::int64_t first, std::int64_t last, std::uint32_t keep) {
+        accumulate_pairs<1>(p + row * tile_keys, values, static_cast<int>(first), static_cast<int>(last), keep, dims_,
+                            states + row * stride_, stride_, ahead_);
+      };
+      if (begin >= end) return;
+      if (begin % 2 != 0) {
+        some(begin / 2, begin / 2 + 1, 0xffff0000u);
+        ++begin;
+      }
+      if (begin / 2 < end / 2) some(begin / 2, end / 2, 0xffffffffu);
+      if (end % 2 != 0 && begin < end) some(end / 2, end / 2 + 1, 0xffffu);
+    };
+    for (int i = 0; i < rows; ++i) alone(i, seen[i].begin, together ? common.begin : seen[i].end);
+    if (!together) return;
+    with_rows(
+        rows, [&]<int Rows>() __attribute__((always_inline)) {
+          accumulate_pairs<Rows>(p, values, static_cast<int>(common.begin / 2), static_cast<int>(common.end / 2),
+                                 0xffffffffu, dims_, states, stride_, ahead_);
         });
     for (int i = 0; i < rows; ++i) alone(i, common.end, seen[i].end);
   }
@@ -627,7 +752,11 @@ class item_runner {
     for (int d = 0; d < dims_; d += 2 * lanes) {
       vf a = load(state + d) * scale;
       vf b = load(state + d + lanes) * scale;
-      if constexpr (pair_is_interleaved<Key>) interleave(a, b, a, b);
+      if constexpr (Dot) {
+        order_dims(a, b, a, b);
+      } else if constexpr (pair_is_interleaved<Key>) {
+        interleave(a, b, a, b);
+      }
       store(values + d, a);
       store(values + d + lanes, b);
     }
@@ -650,22 +779,38 @@ class item_runner {
   bool k_contiguous_;
   bool v_contiguous_;
   bool v_in_place_;
-  visible_range seen_;  // by any row of the item
-  const char* ahead_rows_[2 * tile_keys];
+  visible_range seen_;    // by any row of the item
+  tile_place places_[3];  // tile t at t % 3
+  tile_place next_place_;
+  int next_head_ = 0;  // relative to this item's first
+  int next_heads_ = 0;
+  row_list lists_[2];  // of unit u at u % 2
   line_stream ahead_;
 };
 
+// Calls `body` with the runner of the call's dtypes. Everything of one call has to come here: the two kinds sum in
+// different orders.
+template <class Key, class Body>
+BIFOLIO_INLINE void with_runner(const attention_args& args, const attention_item& item,
+                                const attention_scratch& scratch, const Body& body) noexcept {
+  if constexpr (has_pair_dot && __is_same(Key, bfloat16)) {
+    if (args.q_type == dtype::bf16 && args.out_type == dtype::bf16) {
+      item_runner<Key, true> runner(args, item, scratch);
+      return body(runner);
+    }
+  }
+  item_runner<Key, false> runner(args, item, scratch);
+  body(runner);
+}
+
 template <class Key>
 void run_item(const attention_args& args, const attention_item& item, const attention_scratch& scratch) noexcept {
-  if constexpr (has_pair_dot && __is_same(Key, bfloat16)) {
-    if (args.q_type == dtype::bf16) return item_runner<Key, true>(args, item, scratch).run();
-  }
-  item_runner<Key, false>(args, item, scratch).run();
+  with_runner<Key>(args, item, scratch, [](auto& runner) { runner.run(); });
 }
 
 template <class Key>
 void finish_item(const attention_args& args, const attention_item& item, const attention_scratch& scratch) noexcept {
-  item_runner<Key, false>(args, item, scratch).finish();
+  with_runner<Key>(args, item, scratch, [](auto& runner) { runner.finish(); });
 }
 
 void merge_rows(const merge_params& params, std::int64_t begin, std::int64_t end) noexcept {

@@ -90,6 +90,10 @@ struct attention_item {
   /// holds all splits of its rows and writes out and lse itself. Rows are numbered
   /// (kv_head − kv_head_begin) · num_tokens · group_size + token · group_size + head of the group.
   float* partials = nullptr;
+  /// Which item this lane will probably run next, so that its first keys and values can be fetched ahead; false: none.
+  /// May be null.
+  bool (*guess_next)(const void* context, attention_item& next) noexcept = nullptr;
+  const void* guess_context = nullptr;
 };
 
 /// One lane's arrays, sized by `scratch_layout` for the largest item.

@@ -18,17 +18,21 @@ inline constexpr int kernel_vectors = num_vector_registers == 32 ? 4 : 2;
 inline constexpr int tile_vectors = tile_keys / lanes;
 inline constexpr int cache_line_bytes = 64;
 
-/// Cache lines that will be needed next, asked for four at a time between other work: a burst overruns the core's
+/// Cache lines that will be needed soon, asked for four at a time between other work: a burst overruns the core's
 /// queue of outstanding misses. The rows are walked in four parts side by side, so that several DRAM pages and page
-/// walks are under way at once (4 KiB runs in random places: 22 GB/s a core instead of 15).
+/// walks are under way at once (4 KiB runs in random places: 22 GB/s a core instead of 15). Beside each line goes one
+/// of a second set of rows that was asked for before: 2–3 % of first requests are lost, and a line that is there costs
+/// next to nothing.
 class line_stream {
  public:
   static constexpr int ways = 4;
 
-  /// `rows` must outlive the stream; four lines are asked for at every `period`-th step. Once all were, steps do
-  /// nothing.
-  BIFOLIO_INLINE void start(const char* const* rows, int num_rows, int row_bytes, int period) noexcept {
+  /// `rows` and `again` (`num_rows` each, of `row_bytes`) must outlive the stream; four lines of each are asked for
+  /// every `period` steps. Once all were, steps do nothing.
+  BIFOLIO_INLINE void start(const char* const* rows, const char* const* again, int num_rows, int row_bytes,
+                            int period) noexcept {
     row_ = rows;
+    again_ = again - rows;
     part_ = num_rows / ways;
     end_ = rows + part_;
     byte_ = 0;
@@ -36,30 +40,38 @@ class line_stream {
     period_ = period;
     wait_ = row_ == end_ ? never : period;
   }
-  BIFOLIO_INLINE void step() noexcept {
-    if (__builtin_expect(--wait_ > 0, 1)) return;
+  BIFOLIO_INLINE void stop() noexcept { wait_ = never; }
+  BIFOLIO_INLINE void step(int steps = 1) noexcept {
+    wait_ -= steps;
+    if (__builtin_expect(wait_ > 0, 1)) return;
     const char* const* row = row_;
-    prefetch_line(*row + byte_);
+    ask_for(row);
     row += part_;
-    prefetch_line(*row + byte_);
+    ask_for(row);
     row += part_;
-    prefetch_line(*row + byte_);
+    ask_for(row);
     row += part_;
-    prefetch_line(*row + byte_);
+    ask_for(row);
     byte_ += cache_line_bytes;
     if (byte_ >= row_bytes_) {
       byte_ = 0;
       ++row_;
     }
-    wait_ = row_ == end_ ? never : period_;
+    wait_ = row_ == end_ ? never : wait_ + period_;
   }
 
  private:
   static constexpr int never = 0x7fffffff;
 
+  BIFOLIO_INLINE void ask_for(const char* const* row) const noexcept {
+    prefetch_line(row[0] + byte_);
+    prefetch_line(row[again_] + byte_);
+  }
+
   const char* const* row_ = nullptr;  // of the first part
   const char* const* end_ = nullptr;
-  int part_ = 0;  // rows from part to part
+  std::ptrdiff_t again_ = 0;  // from a row to its neighbour in the second set
+  int part_ = 0;              // rows from part to part
   int byte_ = 0;
   int row_bytes_ = 0;
   int period_ = 0;
@@ -130,7 +142,7 @@ BIFOLIO_INLINE void score_rows(const float* queries, const float* keys, int num_
 #pragma GCC unroll 4
         for (int c = 0; c < kernel_vectors; ++c) acc[r][c] = Column::multiply_add(a, b[c], acc[r][c]);
       }
-      ahead.step();
+      ahead.step(Column::dims / Column::parts);
     };
     for (int i = 0; i < num_columns; ++i) {
       part.template operator()<0>();
@@ -172,6 +184,72 @@ BIFOLIO_INLINE void accumulate_rows(const float* p, const Value* const* values, 
         const vf a = broadcast(p[r * tile_keys + key]);
 #pragma GCC unroll 4
         for (int c = 0; c < Vectors; ++c) acc[r][c] = fma(a, b[c], acc[r][c]);
+      }
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 4
+      for (int c = 0; c < Vectors; ++c) store(first + r * acc_stride + c * lanes, acc[r][c]);
+    }
+  };
+  int dim = 0;
+  for (; dim + kernel_vectors * lanes <= num_dims; dim += kernel_vectors * lanes) {
+    pass.template operator()<kernel_vectors>(dim);
+  }
+  if constexpr (kernel_vectors > 2) {
+    if (dim < num_dims) pass.template operator()<2>(dim);
+  }
+  stream = ahead;
+}
+
+/// V rows in place, as `accumulate_pairs` reads them: one pointer per key.
+struct value_rows {
+  const bfloat16* const* row;
+  BIFOLIO_INLINE void load_pairs(int pair, int dim, vf& a, vf& b) const noexcept {
+    pair_rows(load_bits(row[2 * pair] + dim), load_bits(row[2 * pair + 1] + dim), a, b);
+  }
+};
+
+/// V rows that were paired before: [pairs of keys][stride], two vectors for 2·lanes dims.
+struct value_pairs {
+  const float* pairs;
+  std::int64_t stride;
+  BIFOLIO_INLINE void load_pairs(int pair, int dim, vf& a, vf& b) const noexcept {
+    a = load(pairs + pair * stride + dim);
+    b = load(pairs + pair * stride + dim + lanes);
+  }
+};
+
+/// Like `accumulate_rows`, two bfloat16 keys at a time: pairs [begin, end) of keys, p [Rows][tile_keys] of which the
+/// first half of a row holds pairs. With `keep` only the keys of a pair whose 16 bits are set are taken.
+template <int Rows, class Values>
+BIFOLIO_INLINE void accumulate_pairs(const float* p, const Values& values, int begin, int end, std::uint32_t keep,
+                                     int num_dims, float* acc_rows, std::int64_t acc_stride,
+                                     line_stream& stream) noexcept {
+  line_stream ahead = stream;  // in registers
+  const auto pass = [&]<int Vectors>(int dim) __attribute__((always_inline)) {
+    vf acc[std::size_t{Rows}][std::size_t{Vectors}];
+    float* first = acc_rows + dim;
+#pragma GCC unroll 6
+    for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 4
+      for (int c = 0; c < Vectors; ++c) acc[r][c] = load(first + r * acc_stride + c * lanes);
+    }
+    for (int pair = begin; pair < end; ++pair) {
+      vf b[std::size_t{Vectors}];
+#pragma GCC unroll 2
+      for (int c = 0; c < Vectors; c += 2) values.load_pairs(pair, dim + c * lanes, b[c], b[c + 1]);
+      ahead.step(2);
+      if constexpr (Rows == 1) {
+#pragma GCC unroll 4
+        for (int c = 0; c < Vectors; ++c) b[c] = keep_bits(b[c], keep);
+      }
+#pragma GCC unroll 6
+      for (int r = 0; r < Rows; ++r) {
+        vf a = broadcast(p[r * tile_keys + pair]);
+        if constexpr (Rows == 1) a = keep_bits(a, keep);
+#pragma GCC unroll 4
+        for (int c = 0; c < Vectors; ++c) acc[r][c] = pair_dot(a, b[c], acc[r][c]);
       }
     }
 #pragma GCC unroll 6

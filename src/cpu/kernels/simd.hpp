@@ -59,7 +59,12 @@ namespace {
 
 #if !BIFOLIO_ISA_AVX512_BF16
 inline constexpr bool has_pair_dot = false;
-BIFOLIO_INLINE vf pair_dot(vf, vf, vf acc) noexcept { return acc; }  // never called
+// Never called:
+BIFOLIO_INLINE vf pair_dot(vf, vf, vf acc) noexcept { return acc; }
+BIFOLIO_INLINE vf narrow_pairs(vf first, vf) noexcept { return first; }
+BIFOLIO_INLINE void pair_rows(vf even, vf odd, vf& a, vf& b) noexcept { a = even, b = odd; }
+BIFOLIO_INLINE void order_dims(vf a, vf b, vf& first, vf& second) noexcept { first = a, second = b; }
+BIFOLIO_INLINE vf keep_bits(vf value, std::uint32_t) noexcept { return value; }
 #endif
 
 /// acc − a·b.

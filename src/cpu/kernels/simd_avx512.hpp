@@ -143,6 +143,34 @@ inline constexpr bool has_pair_dot = true;
 BIFOLIO_INLINE vf pair_dot(vf a, vf b, vf acc) noexcept {
   return vf(_mm512_dpbf16_ps(raw(acc), __builtin_bit_cast(__m512bh, raw(a)), __builtin_bit_cast(__m512bh, raw(b))));
 }
+
+/// 2·lanes floats, rounded to nearest even, as pairs of bfloat16: lane i holds elements 2·i and 2·i + 1.
+BIFOLIO_INLINE vf narrow_pairs(vf first, vf second) noexcept {
+  return vf(__builtin_bit_cast(__m512, _mm512_cvtne2ps_pbh(raw(second), raw(first))));
+}
+
+/// Pairs (even[d], odd[d]) of 2·lanes elements of two rows. Which lane of a or b holds dim d: `order_dims`.
+BIFOLIO_INLINE void pair_rows(vf even, vf odd, vf& a, vf& b) noexcept {
+  const __m512i low = _mm512_castps_si512(raw(even));
+  const __m512i high = _mm512_castps_si512(raw(odd));
+  a = vf(_mm512_castsi512_ps(_mm512_unpacklo_epi16(low, high)));
+  b = vf(_mm512_castsi512_ps(_mm512_unpackhi_epi16(low, high)));
+}
+
+/// Puts the dims of what `pair_rows` made in order.
+BIFOLIO_INLINE void order_dims(vf a, vf b, vf& first, vf& second) noexcept {
+  const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+  const __m512i high = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+  const vf in_order(_mm512_permutex2var_ps(raw(a), low, raw(b)));
+  second = vf(_mm512_permutex2var_ps(raw(a), high, raw(b)));
+  first = in_order;
+}
+
+/// The bits that are also in `bits`.
+BIFOLIO_INLINE vf keep_bits(vf value, std::uint32_t bits) noexcept {
+  return vf(_mm512_castsi512_ps(
+      _mm512_and_si512(_mm512_castps_si512(raw(value)), _mm512_set1_epi32(static_cast<int>(bits)))));
+}
 #endif
 
 template <class T>

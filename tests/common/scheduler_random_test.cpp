@@ -293,6 +293,11 @@ class world {
   std::int64_t num_failed_ = 0;
 };
 
+// Runs of each shape: one for every day, more in the long test.
+#if !defined(BIFOLIO_RANDOM_RUNS)
+#define BIFOLIO_RANDOM_RUNS 1
+#endif
+
 /// Runs all shapes; the sums of their statistics.
 outcome run_all(std::span<const shape> shapes, std::int32_t num_requests) {
   MESSAGE(seed_note());
@@ -300,6 +305,10 @@ outcome run_all(std::span<const shape> shapes, std::int32_t num_requests) {
   for (std::size_t i = 0; i < shapes.size(); ++i) {
     CAPTURE(i);
     CAPTURE(shapes[i].name);
+    for (int again = 1; again < BIFOLIO_RANDOM_RUNS; ++again) {
+      CAPTURE(again);
+      CHECK(world(shapes[i], hash_of(test_seed(), i, again)).run(num_requests).problem == "");
+    }
     const outcome got = world(shapes[i], hash_of(test_seed(), i)).run(num_requests);
     CHECK(got.problem == "");
     sum.stats.num_preemptions += got.stats.num_preemptions;

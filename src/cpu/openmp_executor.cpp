@@ -20,9 +20,9 @@ class openmp_executor final : public executor {
       return;
     }
     // The team always has the full width, and threads beyond the lanes find nothing to do: GCC's runtime ends threads
-    // when a team shrinks and makes new ones when it grows, which cost a model with layers of all sizes on 16 cores nine
-    // tenths of its time. The runtime may give fewer threads than asked for (nested regions, OMP_THREAD_LIMIT); every
-    // lane still runs.
+    // when a team shrinks and makes new ones when it grows, which cost a model with layers of all sizes on 16 cores
+    // nine tenths of its time. The runtime may give fewer threads than asked for (nested regions, OMP_THREAD_LIMIT);
+    // every lane still runs.
 #pragma omp parallel for num_threads(width_) schedule(static, 1)
     for (std::int32_t lane = 0; lane < num_lanes; ++lane) function(context, lane);
   }

@@ -60,7 +60,7 @@ std::vector<tested_backend> open_all() {
     } else {
       // Tensor cores: their sums are looser than float32's, and probabilities are rounded to the type of V.
       entry.numbers.unit_accumulate = {0x1p-24, 0x1p-22, 0x1p-22};
-      entry.numbers.unit_probability = {0, 0x1p-12, 0x1p-9};
+      entry.numbers.unit_probability = {0, 0x1p-11, 0x1p-8};
       entry.numbers.split_size = 2048;
     }
     list.push_back(std::move(entry));

@@ -272,6 +272,7 @@ class BIFOLIO_API prefix_cache {
     return tokens_ +
            static_cast<std::size_t>(static_cast<std::uint32_t>(block)) * static_cast<std::size_t>(config_.block_size);
   }
+  [[nodiscard]] content_key key_of_block(const prompt_view& prompt, std::size_t index, const content_key& before) const;
   [[nodiscard]] block_id candidate(std::uint32_t tag) const noexcept;
   [[nodiscard]] std::optional<prefix_chain> find_root(const prefix_scope& scope) const;
   [[nodiscard]] std::optional<extras_id> find_extras(std::span<const extra_key> extras,

@@ -5,7 +5,6 @@
 #include <bifolio/prefix_cache.hpp>
 #include <bit>
 #include <cstring>
-#include <unordered_set>
 #include <utility>
 
 #include "common/hash.hpp"
@@ -40,18 +39,11 @@ std::string bytes_of(const prefix_scope& scope) {
   return bytes;
 }
 
-// Those of a prompt's extra keys that lie in [begin, end); both bounds only ever rise.
+// Those of a prompt's extra keys that lie in [begin, end).
 std::span<const extra_key> extras_within(std::span<const extra_key> extras, std::int64_t begin, std::int64_t end) {
   const auto by_position = [](const extra_key& one, std::int64_t position) { return one.position < position; };
   const auto first = std::lower_bound(extras.begin(), extras.end(), begin, by_position);
   return {first, std::lower_bound(first, extras.end(), end, by_position)};
-}
-
-// The same with their record; empty, and quickly so, for the blocks that have none.
-std::string packed_extras_within(std::span<const extra_key> extras, std::int64_t begin, std::int64_t end) {
-  if (extras.empty()) [[likely]]
-    return {};
-  return pack_extras(extras_within(extras, begin, end), begin);
 }
 
 class lru : public eviction_policy {
@@ -251,15 +243,23 @@ void prefix_cache::erase(block_id block) noexcept {
 
 // --- looking up
 
-void prefix_cache::append_keys(const prompt_view& prompt, std::vector<content_key>& keys) const {
+// The key of logical block `index` behind the key of the one before it.
+content_key prefix_cache::key_of_block(const prompt_view& prompt, std::size_t index, const content_key& before) const {
   const auto block_size = static_cast<std::size_t>(config_.block_size);
-  const std::size_t num_blocks = prompt.tokens.size() / block_size;
+  const std::span<const token_id> tokens = prompt.tokens.subspan(index * block_size, block_size);
+  if (prompt.extras.empty()) [[likely]]
+    return hasher_.next(before, tokens);
+  const auto first = static_cast<std::int64_t>(index * block_size);
+  return hasher_.next(before, tokens,
+                      pack_extras(extras_within(prompt.extras, first, first + config_.block_size), first));
+}
+
+void prefix_cache::append_keys(const prompt_view& prompt, std::vector<content_key>& keys) const {
+  const std::size_t num_blocks = prompt.tokens.size() / static_cast<std::size_t>(config_.block_size);
   keys.reserve(num_blocks);
   content_key last = keys.empty() ? hasher_.root(prompt.scope) : keys.back();
   for (std::size_t i = keys.size(); i < num_blocks; ++i) {
-    const auto first = static_cast<std::int64_t>(i * block_size);
-    last = hasher_.next(last, prompt.tokens.subspan(i * block_size, block_size),
-                        packed_extras_within(prompt.extras, first, first + config_.block_size));
+    last = key_of_block(prompt, i, last);
     keys.push_back(last);
   }
 }
@@ -277,13 +277,7 @@ prefix_match prefix_cache::match(const prompt_view& prompt, std::span<block_id> 
   const auto prepare = [&](std::size_t from) {
     std::array<content_key, group_size>& keys = both_keys[from / group_size % 2];
     for (std::size_t i = from; i < std::min(from + group_size, most); ++i) {
-      if (i < prompt.keys.size()) {
-        last = prompt.keys[i];
-      } else {
-        const auto first = static_cast<std::int64_t>(i * block_size);
-        last = hasher_.next(last, prompt.tokens.subspan(i * block_size, block_size),
-                            packed_extras_within(prompt.extras, first, first + config_.block_size));
-      }
+      last = i < prompt.keys.size() ? prompt.keys[i] : key_of_block(prompt, i, last);
       keys[i - from] = last;
       __builtin_prefetch(&buckets_[home_of(tag_of(last))]);
     }
@@ -292,10 +286,10 @@ prefix_match prefix_cache::match(const prompt_view& prompt, std::span<block_id> 
   for (std::size_t i = 0; i < most;) {
     const std::size_t count = std::min(group_size, most - i);
     const std::array<content_key, group_size>& keys = both_keys[i / group_size % 2];
-    // Hashing ahead is worth it only when the keys are there already; else a miss would have cost a group of them.
-    const bool has_keys = i + group_size < prompt.keys.size();
-    if (has_keys) prepare(i + group_size);
     const std::size_t next = i + group_size;
+    // Going ahead is worth it only when the keys are there already; else a miss would have cost a group of them.
+    const bool has_keys = next < prompt.keys.size();
+    if (has_keys) prepare(next);
     for (std::size_t k = 0; k < count; ++k) {
       blocks[k] = candidate(tag_of(keys[k]));
       if (blocks[k] == invalid_block) break;

@@ -288,7 +288,6 @@ class BIFOLIO_API prefix_cache {
   void erase(block_id block) noexcept;
   void record(const cache_event& event) noexcept;
   void prefetch_evictions() const noexcept;
-  [[nodiscard]] block_level level_for(const retention_hint& hint, std::int64_t index) const noexcept;
 
   block_pool* pool_;
   prefix_cache_config config_;
@@ -305,7 +304,6 @@ class BIFOLIO_API prefix_cache {
   std::vector<extras_id> extras_of_;  // [num_blocks] once any block has extra keys
   std::vector<expiry> expiries_;      // heap, earliest first
   std::vector<cache_event> events_;
-  enum class level_rule : std::uint8_t { normal, hinted, own } level_rule_ = level_rule::own;
   prefix_stats stats_;
 };
 

@@ -94,9 +94,6 @@ prefix_cache::prefix_cache(block_pool& pool, const prefix_cache_config& config)
   }
   if (config_.memory == nullptr) config_.memory = &default_host_memory();
   if (config_.policy == nullptr) config_.policy = &priority_policy();
-  // The two rules that are built in are known here, so that publishing calls nobody.
-  if (config_.policy == &lru_policy()) level_rule_ = level_rule::normal;
-  if (config_.policy == &priority_policy()) level_rule_ = level_rule::hinted;
   const auto num_blocks = static_cast<std::size_t>(pool.num_blocks());
   num_buckets_ = num_blocks / 5 + 1;
   const std::size_t num_words = num_blocks / 64 + 1;
@@ -383,7 +380,7 @@ publish_result prefix_cache::publish(block_id block, const content_key& key, con
   if (extras != no_extras) names_->extras.retain(static_cast<std::uint32_t>(extras));
   if (!extras_of_.empty()) extras_of_[static_cast<std::uint32_t>(block)] = extras;
   insert(block, tag);
-  block_level level = level_for(hint, index);
+  block_level level = std::clamp(config_.policy->level(hint, index), retention_hint::lowest, retention_hint::highest);
   if (hint.expires_at != 0 && hint.expires_at <= now_) level = retention_hint::normal;
   pool_->set_level(block, level);
   if (hint.expires_at != 0 && level != retention_hint::normal) {
@@ -394,12 +391,6 @@ publish_result prefix_cache::publish(block_id block, const content_key& key, con
   ++stats_.num_published_blocks;
   ++stats_.num_cached_blocks;
   return {{key, one.serial}, invalid_block};
-}
-
-block_level prefix_cache::level_for(const retention_hint& hint, std::int64_t index) const noexcept {
-  if (level_rule_ == level_rule::normal) return retention_hint::normal;
-  const block_level level = level_rule_ == level_rule::hinted ? hint.priority : config_.policy->level(hint, index);
-  return std::clamp(level, retention_hint::lowest, retention_hint::highest);
 }
 
 prefix_chain prefix_cache::chain_at(block_id block) const noexcept {

@@ -177,8 +177,8 @@ class BIFOLIO_API kv_cache_manager {
   /// further.
   void commit(seq_id seq, std::int64_t num_tokens) {
     // The common case: nothing is given back, nothing published.
-    if (sequence* one = find(seq); one != nullptr && commits_in_place_ && !prefix_ && one->writable_end != swapped_out)
-        [[likely]] {
+    if (sequence* one = find(seq);
+        one != nullptr && config_.sliding_window == 0 && !prefix_ && one->writable_end != swapped_out) [[likely]] {
       if (num_tokens >= 0 && num_tokens <= std::int64_t{one->num_tokens} - one->num_committed) [[likely]] {
         one->num_committed += static_cast<std::int32_t>(num_tokens);
         return;
@@ -189,7 +189,8 @@ class BIFOLIO_API kv_cache_manager {
   /// The same for tokens.size() positions, which hold these tokens; blocks that are full now are published.
   void commit(seq_id seq, std::span<const token_id> tokens) {
     // The common case: one more token of a block that is not full yet.
-    if (sequence* one = find(seq); one != nullptr && commits_in_place_ && prefix_ && tokens.size() == 1) [[likely]] {
+    if (sequence* one = find(seq); one != nullptr && config_.sliding_window == 0 && prefix_ && tokens.size() == 1)
+        [[likely]] {
       const std::int32_t offset = one->num_committed - publication_of(*one).num_published * config_.block_size;
       const bool is_open = publication_of(*one).num_published >= 0 && one->writable_end != swapped_out;
       if (is_open && offset + 1 < config_.block_size && one->num_committed < one->num_tokens) [[likely]] {
@@ -420,7 +421,6 @@ class BIFOLIO_API kv_cache_manager {
   std::uint64_t block_magic_ = 0;
   std::uint32_t block_shift_ = 0;
   std::int64_t watermark_blocks_ = 0;
-  bool commits_in_place_ = false;  // without a sliding window, which gives blocks back
   block_pool pool_;
   block_chunk_slab slab_;
   buffer record_storage_;

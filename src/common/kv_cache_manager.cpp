@@ -46,7 +46,6 @@ kv_cache_manager::kv_cache_manager(const kv_cache_config& config)
       block_shift_(31 + static_cast<std::uint32_t>(std::bit_width(static_cast<std::uint32_t>(config_.block_size) - 1))),
       watermark_blocks_(
           static_cast<std::int64_t>(std::floor(config_.watermark * static_cast<double>(config_.num_blocks)))),
-      commits_in_place_(config_.sliding_window == 0),
       pool_(config_.num_blocks, *config_.memory),
       slab_(*config_.memory),
       record_storage_(*config_.memory,

@@ -406,6 +406,7 @@ class BIFOLIO_API kv_cache_manager {
   void reserve_events(std::int64_t num_events);
   [[nodiscard]] std::string check_publications() const;
   [[nodiscard]] std::string check_host(std::span<const std::uint32_t> refs, std::int64_t num_swapped) const;
+  [[nodiscard]] std::span<const block_extras> extras_of(const sequence& one) const noexcept;
   [[nodiscard]] extras_id extras_at(const sequence& one, std::int32_t index) const noexcept;
   void require_swappable(std::span<const seq_id> seqs, bool out) const;
   /// Blocks of the other pool that moving `seqs` takes off its free ones.
@@ -443,7 +444,7 @@ class BIFOLIO_API kv_cache_manager {
   buffer publication_storage_;
   publication* publications_ = nullptr;                                  // [num_records_]
   token_id* tail_tokens_ = nullptr;                                      // [num_records_, block_size]
-  std::unordered_map<std::uint32_t, std::vector<block_extras>> extras_;  // of the records that have any
+  std::unordered_map<std::uint32_t, std::vector<block_extras>> extras_;  // of the records that have any, by block
   mutable std::vector<block_id> hits_;                                   // scratch of look_up
   std::unique_ptr<host_side> host_;
 };

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <bifolio/kv_cache_manager.hpp>
-#include <cstring>
 #include <utility>
 
 #include "common/require.hpp"
@@ -181,14 +180,18 @@ void kv_cache_manager::release_block_extras(std::span<const block_extras> extras
   for (const block_extras& one : extras) prefix_->release_extras(one.extras);
 }
 
-extras_id kv_cache_manager::extras_at(const sequence& one, std::int32_t index) const noexcept {
-  if (extras_.empty()) return no_extras;
+std::span<const kv_cache_manager::block_extras> kv_cache_manager::extras_of(const sequence& one) const noexcept {
+  if (extras_.empty()) return {};
   const auto found = extras_.find(static_cast<std::uint32_t>(&one - records_));
-  if (found == extras_.end()) return no_extras;
-  for (const block_extras& extras : found->second) {
-    if (extras.index == index) return extras.extras;
-  }
-  return no_extras;
+  if (found == extras_.end()) return {};
+  return found->second;
+}
+
+extras_id kv_cache_manager::extras_at(const sequence& one, std::int32_t index) const noexcept {
+  const std::span<const block_extras> extras = extras_of(one);
+  const auto at = std::lower_bound(extras.begin(), extras.end(), index,
+                                   [](const block_extras& some, std::int32_t wanted) { return some.index < wanted; });
+  return at != extras.end() && at->index == index ? at->extras : no_extras;
 }
 
 // --- publishing
@@ -280,12 +283,11 @@ void kv_cache_manager::rewind_publication(sequence& one) noexcept {
 }
 
 void kv_cache_manager::reserve_fork_publication(const sequence& parent, const sequence& child) {
-  if (!prefix_ || extras_.empty()) return;
-  const auto found = extras_.find(static_cast<std::uint32_t>(&parent - records_));
-  if (found == extras_.end()) return;
-  std::vector<block_extras> copy = found->second;
+  const std::span<const block_extras> extras = extras_of(parent);
+  if (extras.empty()) return;
+  std::vector<block_extras> copy(extras.begin(), extras.end());
   extras_[static_cast<std::uint32_t>(&child - records_)] = std::move(copy);
-  for (const block_extras& extras : found->second) prefix_->retain_extras(extras.extras);
+  for (const block_extras& one : extras) prefix_->retain_extras(one.extras);
 }
 
 void kv_cache_manager::fork_publication(const sequence& parent, const sequence& child) noexcept {
@@ -296,11 +298,8 @@ void kv_cache_manager::fork_publication(const sequence& parent, const sequence& 
 
 void kv_cache_manager::end_publication(const sequence& one) noexcept {
   prefix_->release_scope(publication_of(one).scope);
-  if (extras_.empty()) return;
-  const auto found = extras_.find(static_cast<std::uint32_t>(&one - records_));
-  if (found == extras_.end()) return;
-  release_block_extras(found->second);
-  extras_.erase(found);
+  release_block_extras(extras_of(one));
+  extras_.erase(static_cast<std::uint32_t>(&one - records_));
 }
 
 // --- the whole cache

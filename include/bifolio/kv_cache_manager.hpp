@@ -392,7 +392,8 @@ class BIFOLIO_API kv_cache_manager {
   };
   [[nodiscard]] prefix_hits look_up(const prompt_view& prompt) const;
   void make_prefix_cache();
-  void commit_positions(sequence& one, std::int64_t num_tokens);
+  void reserve_commit(const sequence& one, std::int64_t num_tokens);
+  void commit_positions(sequence& one, std::int64_t num_tokens) noexcept;
   void start_publication(const sequence& one, const prompt_view& prompt, const prefix_hits& hits,
                          scope_id scope) noexcept;
   void publish_tokens(sequence& one, std::span<const token_id> tokens) noexcept;

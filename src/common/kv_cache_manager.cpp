@@ -68,7 +68,7 @@ kv_cache_manager::kv_cache_manager(const kv_cache_config& config)
   free_record_ = 0;
   static std::atomic<std::uint64_t> num_managers{0};
   last_change_ = num_managers.fetch_add(1, std::memory_order_relaxed) << 40;
-  detail::translate_bad_alloc("kv_cache_manager", [&] {
+  translate_bad_alloc("kv_cache_manager", [&] {
     table_changes_.resize(num_records_, 0);
     if (config_.prefix.enabled) make_prefix_cache();
     if (config_.num_host_blocks > 0) {
@@ -227,7 +227,7 @@ std::int32_t kv_cache_manager::first_visible_block(std::int64_t num_committed) c
 
 void kv_cache_manager::commit_slowly(seq_id seq, std::int64_t num_tokens) {
   sequence& one = get_resident(seq);
-  require_between("num_tokens", num_tokens, 0, one.num_tokens - one.num_committed);
+  reserve_commit(one, num_tokens);
   commit_positions(one, num_tokens);
   if (prefix_ && num_tokens > 0) publication_of(one).num_published = -1;
 }
@@ -235,26 +235,26 @@ void kv_cache_manager::commit_slowly(seq_id seq, std::int64_t num_tokens) {
 void kv_cache_manager::commit_slowly(seq_id seq, std::span<const token_id> tokens) {
   sequence& one = get_resident(seq);
   const auto num_tokens = static_cast<std::int64_t>(tokens.size());
-  require_between("num_tokens", num_tokens, 0, one.num_tokens - one.num_committed);
-  if (!prefix_) {
-    commit_positions(one, num_tokens);
-    return;
-  }
-  const std::int32_t num_filled = whole_blocks(one.num_committed + num_tokens) - whole_blocks(one.num_committed);
-  const bool cuts = table_of(one).cuts_shared_chunk(first_visible_block(one.num_committed + num_tokens));
-  translate_bad_alloc("commit", [&] {
-    reserve_events(num_filled);
-    if (cuts) slab_.reserve(1);
-  });
-  publish_tokens(one, tokens);
+  reserve_commit(one, num_tokens);
+  if (prefix_) publish_tokens(one, tokens);
   commit_positions(one, num_tokens);
 }
 
-void kv_cache_manager::commit_positions(sequence& one, std::int64_t num_tokens) {
+// Refuses what is wrong, and makes room for the events and for the chunk that the window's edge may cut.
+void kv_cache_manager::reserve_commit(const sequence& one, std::int64_t num_tokens) {
+  require_between("num_tokens", num_tokens, 0, one.num_tokens - one.num_committed);
+  const std::int64_t num_committed = one.num_committed + num_tokens;
+  const std::int32_t first = first_visible_block(num_committed);
+  translate_bad_alloc("commit", [&] {
+    reserve_events(whole_blocks(num_committed) - whole_blocks(one.num_committed));
+    if (first > table_of(one).first() && table_of(one).cuts_shared_chunk(first)) slab_.reserve(1);
+  });
+}
+
+void kv_cache_manager::commit_positions(sequence& one, std::int64_t num_tokens) noexcept {
   block_table& table = table_of(one);
   const std::int32_t first = first_visible_block(one.num_committed + num_tokens);
   if (first > table.first()) {
-    if (table.cuts_shared_chunk(first)) translate_bad_alloc("commit", [&] { slab_.reserve(1); });
     num_entries_ -= first - table.first();
     table.drop_front(first, pool_, slab_);
     note_table_change(one);

@@ -174,9 +174,7 @@ class BIFOLIO_API block_pool {
   /// A hint that `ids` are about to be retained or released. Any ids.
   void prefetch(std::span<const block_id> ids) const noexcept {
     for (const block_id id : ids) {
-      if (static_cast<std::uint32_t>(id) < static_cast<std::uint32_t>(num_blocks_)) {
-        detail::prefetch_to_write(&record_of(id));
-      }
+      if (is_block(id)) detail::prefetch_to_write(&record_of(id));
     }
   }
 
@@ -220,9 +218,11 @@ class BIFOLIO_API block_pool {
   static constexpr std::uint32_t num_lists = num_block_levels + max_open_fences;
 
   [[nodiscard]] record& record_of(block_id id) const noexcept { return records_[static_cast<std::uint32_t>(id)]; }
-  [[nodiscard]] bool is_used(block_id id) const noexcept {
-    return static_cast<std::uint32_t>(id) < static_cast<std::uint32_t>(num_blocks_) && record_of(id).num_refs != 0;
+  /// Whether the pool has a block of this id; negative ones are above all others.
+  [[nodiscard]] bool is_block(block_id id) const noexcept {
+    return static_cast<std::uint32_t>(id) < static_cast<std::uint32_t>(num_blocks_);
   }
+  [[nodiscard]] bool is_used(block_id id) const noexcept { return is_block(id) && record_of(id).num_refs != 0; }
   /// Requires a free block.
   [[nodiscard]] block_id pop_front() noexcept {
     const auto list = static_cast<std::uint32_t>(std::countr_zero(filled_levels_));

@@ -109,7 +109,7 @@ void block_pool::add_tail(std::uint32_t list) noexcept {
 }
 
 void block_pool::leave_queue(block_id id) {
-  if (to_index(id) < 0 || to_index(id) >= num_blocks_) throw_not_used(id, "revive");
+  if (!is_block(id)) throw_not_used(id, "revive");
   leave_node(id);
 }
 
@@ -172,18 +172,17 @@ void block_pool::merge(std::uint32_t second, std::uint32_t first) noexcept {
 }
 
 void block_pool::set_level_of_unused(block_id id, block_level level) {
-  if (to_index(id) < 0 || to_index(id) >= num_blocks_) throw_not_used(id, "set_level");
+  if (!is_block(id)) throw_not_used(id, "set_level");
   if (level >= num_block_levels) {
     throw error(errc::invalid_argument,
                 "level " + std::to_string(level) + " is not between 0 and " + std::to_string(num_block_levels - 1));
   }
   record& one = record_of(id);
-  const std::uint32_t at = one.place / num_block_levels;
   if (one.place % num_block_levels == level) return;
-  const bool is_free = at != not_queued && nodes_[at].list < num_block_levels;
-  if (is_free) leave_node(id);
+  const bool moves = is_free(id);
+  if (moves) leave_node(id);
   one.place = one.place / num_block_levels * num_block_levels + level;
-  if (!is_free) return;
+  if (!moves) return;
   const std::uint32_t num_fences = std::exchange(num_fences_, 0);  // it waited for no fence, so it waits for none now
   push(id, reuse_order::last);
   num_fences_ = num_fences;
@@ -258,7 +257,7 @@ void block_pool::release(std::span<const block_id> ids, reuse_order order) {
 }
 
 std::uint32_t block_pool::num_refs(block_id id) const {
-  if (to_index(id) < 0 || to_index(id) >= num_blocks_) throw_not_used(id, "num_refs");
+  if (!is_block(id)) throw_not_used(id, "num_refs");
   return record_of(id).num_refs;
 }
 
@@ -289,7 +288,7 @@ std::string block_pool::check_list(std::uint32_t list, std::int64_t& queued) con
     }
     for (std::uint32_t i = one.begin; i < one.end; ++i) {
       const std::int32_t id = to_index(one.ids[i]);
-      if (id < 0 || id >= num_blocks_) return "a queue holds " + std::to_string(id) + ", which is no block";
+      if (!is_block(one.ids[i])) return "a queue holds " + std::to_string(id) + ", which is no block";
       if (records_[id].num_refs != 0) return "block " + std::to_string(id) + " is queued and referenced";
       if (records_[id].place / num_block_levels != at) return "block " + std::to_string(id) + " does not know its node";
       if (list < num_block_levels && records_[id].place % num_block_levels != list) {
@@ -358,7 +357,7 @@ std::uint64_t block_pool::digest() const noexcept {
 
 void block_pool::throw_not_used(block_id id, const char* what) const {
   const std::string name = "block " + std::to_string(to_index(id));
-  if (to_index(id) < 0 || to_index(id) >= num_blocks_) {
+  if (!is_block(id)) {
     throw error(errc::invalid_argument,
                 name + " given to " + what + " is outside the pool of blocks 0 to " + std::to_string(num_blocks_ - 1));
   }

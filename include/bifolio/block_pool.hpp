@@ -189,7 +189,7 @@ class BIFOLIO_API block_pool {
 
   /// The first broken invariant as a sentence; empty when all hold. O(num_blocks).
   [[nodiscard]] std::string check() const;
-  /// Hash of all reference counts and of the order of the free queue. O(num_blocks).
+  /// Hash of all reference counts and levels and of the order in each queue, those behind fences too. O(num_blocks).
   [[nodiscard]] std::uint64_t digest() const noexcept;
 
  private:

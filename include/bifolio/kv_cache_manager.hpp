@@ -52,11 +52,12 @@ struct prefix_caching_options {
 };
 
 struct kv_cache_config {
-  std::int32_t block_size = 16;        ///< tokens, ≥ 1
-  std::int64_t num_blocks = 0;         ///< 1 … max_num_blocks; see num_blocks_for_memory (cache_engine.hpp)
-  double watermark = 0.01;             ///< fraction of the blocks that admission leaves free for growth, in [0, 1)
-  std::int32_t sliding_window = 0;     ///< tokens that a token sees, itself included; 0 = all
-  std::int32_t max_sequences = 1024;   ///< open at once, 1 … 2^24; 144 bytes each
+  std::int32_t block_size = 16;     ///< tokens, ≥ 1
+  std::int64_t num_blocks = 0;      ///< 1 … max_num_blocks; see num_blocks_for_memory (cache_engine.hpp)
+  double watermark = 0.01;          ///< fraction of the blocks that admission leaves free for growth, in [0, 1)
+  std::int32_t sliding_window = 0;  ///< tokens that a token sees, itself included; 0 = all
+  /// Open at once, 1 … 2^24; 152 bytes each, with prefix caching 56 + 4 · block_size more.
+  std::int32_t max_sequences = 1024;
   std::int32_t max_seq_len = 1 << 20;  ///< tokens of one sequence, 1 … 2^30
   /// Written to table entries that no kernel reads: right of the length, and left of the sliding window.
   std::int32_t free_entry = free_table_entry;

@@ -52,6 +52,7 @@ kv_cache_manager::kv_cache_manager(const kv_cache_config& config)
                       static_cast<std::size_t>(config_.max_sequences) * (sizeof(block_table) + sizeof(sequence)),
                       alignof(block_table)),
       num_records_(static_cast<std::uint32_t>(config_.max_sequences)) {
+  static_assert(sizeof(block_table) + sizeof(sequence) + sizeof(std::uint64_t) == 152, "kv_cache_config says so");
   // Granlund & Montgomery 1994, theorem 4.2: exact for dividends below 2^31.
   const auto divisor = static_cast<std::uint64_t>(config_.block_size);
   block_magic_ = ((std::uint64_t{1} << block_shift_) + divisor - 1) / divisor;

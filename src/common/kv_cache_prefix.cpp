@@ -15,6 +15,7 @@ using detail::require_between;
 using detail::translate_bad_alloc;
 
 void kv_cache_manager::make_prefix_cache() {
+  static_assert(sizeof(publication) == 56, "kv_cache_config says so");
   prefix_ = std::make_unique<prefix_cache>(pool_, prefix_cache_config{.block_size = config_.block_size,
                                                                       .seed = config_.prefix.seed,
                                                                       .key_bits = config_.prefix.key_bits,

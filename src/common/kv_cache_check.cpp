@@ -172,6 +172,13 @@ std::uint64_t kv_cache_manager::digest() const noexcept {
       hash.add(static_cast<std::uint64_t>(state.num_published));
       hash.add(static_cast<std::uint64_t>(state.num_unnamed));
       hash.add(state.end.serial);
+      hash.add(prefix_->root(state.scope).serial);
+      hash.add(state.retention.priority);
+      hash.add(static_cast<std::uint64_t>(state.retention.expires_at));
+      for (const block_extras& extras : extras_of(one)) {
+        hash.add(static_cast<std::uint64_t>(extras.index));
+        hash.add(static_cast<std::uint64_t>(extras.extras));
+      }
       if (state.num_published >= 0) {
         for (std::int32_t k = 0; k < one.num_committed - state.num_published * config_.block_size; ++k) {
           hash.add(static_cast<std::uint64_t>(to_index(tail_tokens_of(one)[k])));

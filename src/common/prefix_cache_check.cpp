@@ -63,6 +63,18 @@ std::uint64_t prefix_cache::digest() const noexcept {
     hash.add(one.serial);
     hash.add(one.parent);
   }
+  // Reserving room drops hints of contents that are gone and orders the others anew; a sum is the same before and
+  // after.
+  std::uint64_t hints = 0;
+  for (const expiry& one : expiries_) {
+    if (!is_live(one)) continue;
+    detail::digest_builder hint;
+    hint.add(static_cast<std::uint64_t>(one.at));
+    hint.add(one.serial);
+    hints += hint.value();
+  }
+  hash.add(hints);
+  hash.add(next_serial_);
   hash.add(static_cast<std::uint64_t>(now_));
   hash.add(events_.size());
   return hash.value();

@@ -280,6 +280,24 @@ TEST_CASE("forks that share a filled block publish it once, whoever commits firs
   CHECK(w.manager.check() == "");
 }
 
+TEST_CASE("what a sequence will publish by is part of the digest") {
+  const std::string image = "an image";
+  const std::vector<extra_key> extras{{5, 1, std::as_bytes(std::span(image.data(), image.size()))}};
+  const auto digest = [](const prefix_scope& scope, std::span<const extra_key> keys, const retention_hint& hint) {
+    kv_cache_config config{.block_size = 4, .num_blocks = 10};
+    config.prefix.seed = hash_seed{1, 2};
+    world w(config);
+    REQUIRE(w.open(counting(3), scope, keys, hint).status == alloc_status::ok);
+    return w.manager.digest();
+  };
+  const std::uint64_t plain = digest({}, {}, {});
+  CHECK(digest({}, {}, {}) == plain);
+  CHECK(digest({"tenant", 0}, {}, {}) != plain);
+  CHECK(digest({}, extras, {}) != plain);
+  CHECK(digest({}, {}, {.priority = 6}) != plain);
+  CHECK(digest({}, {}, {.priority = 4, .expires_at = 9}) != plain);
+}
+
 TEST_CASE("reset waits until no cached block is in use") {
   world w({.block_size = 4, .num_blocks = 10});
   const seq_id seq = w.compute(counting(9));

@@ -322,6 +322,8 @@ TEST_CASE("with a sliding window, a hit takes only the blocks that later tokens 
   CHECK(w.manager.stats().num_table_entries == 3);
   // Blocks that slid out of the window are evicted before those in it.
   w.manager.free(got.seq);
+  const std::vector<int> last = w.free_order();
+  CHECK(std::vector(last.end() - 4, last.end()) == std::vector{1, 0, 3, 2});
   CHECK(w.manager.check() == "");
   world slides({.block_size = 4, .num_blocks = 20, .sliding_window = 6});
   const seq_id seq = slides.open(counting(16)).seq;

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "common/cache_logic_helpers.hpp"
+#include "reference/pool_oracle.hpp"
 #include "support/random.hpp"
 
 namespace bifolio::test {
@@ -18,25 +20,6 @@ std::vector<block_id> ids(std::initializer_list<int> values) {
   std::vector<block_id> result;
   for (const int value : values) result.push_back(block_id{value});
   return result;
-}
-
-std::vector<int> free_order(const block_pool& pool) {
-  std::vector<block_id> order(static_cast<std::size_t>(pool.num_blocks()));
-  order.resize(static_cast<std::size_t>(pool.peek_free(order)));
-  std::vector<int> result;
-  for (const block_id id : order) result.push_back(to_index(id));
-  return result;
-}
-
-template <class Call>
-errc code_of(Call call) {
-  try {
-    call();
-  } catch (const error& refused) {
-    CHECK(std::string(refused.what()).size() > 20);
-    return refused.code();
-  }
-  return errc::ok;
 }
 
 TEST_CASE("a pool gives each block once, then says later, and takes them back in any order") {
@@ -227,77 +210,12 @@ TEST_CASE("blocks released under a fence are free when it and those before it ha
   CHECK(code_of([&] { (void)pool.open_fence(); }) == errc::failed_precondition);
 }
 
-// Queues as lists of numbers, one a level, and one a fence.
-class pool_model {
- public:
-  explicit pool_model(int num_blocks)
-      : refs(static_cast<std::size_t>(num_blocks)),
-        levels(static_cast<std::size_t>(num_blocks)),
-        queues(num_block_levels) {
-    for (int b = 0; b < num_blocks; ++b) queues[0].push_back(b);
-  }
-  [[nodiscard]] std::vector<int> order() const {
-    std::vector<int> result;
-    for (const auto& queue : queues) result.insert(result.end(), queue.begin(), queue.end());
-    return result;
-  }
-  int pop() {
-    for (auto& queue : queues) {
-      if (queue.empty()) continue;
-      const int b = queue.front();
-      queue.pop_front();
-      refs[static_cast<std::size_t>(b)] = 1;
-      return b;
-    }
-    return -1;
-  }
-  void leave(int b) {
-    for (auto* group : {&queues, &fences}) {
-      for (auto& queue : *group) std::erase(queue, b);
-    }
-  }
-  void push(int b, reuse_order order) {
-    auto& queue =
-        fences.empty() ? queues[static_cast<std::size_t>(levels[static_cast<std::size_t>(b)])] : fences.back();
-    if (order == reuse_order::last || !fences.empty()) {
-      queue.push_back(b);
-    } else {
-      queue.push_front(b);
-    }
-  }
-  [[nodiscard]] bool is_queued(int b) const {
-    for (const auto* group : {&queues, &fences}) {
-      for (const auto& queue : *group) {
-        if (std::find(queue.begin(), queue.end(), b) != queue.end()) return true;
-      }
-    }
-    return false;
-  }
-  void set_level(int b, int level) {
-    auto& own = levels[static_cast<std::size_t>(b)];
-    auto& queue = queues[static_cast<std::size_t>(own)];
-    if (own == level) return;
-    own = level;
-    if (std::erase(queue, b) > 0) queues[static_cast<std::size_t>(level)].push_back(b);
-  }
-  void retire() {
-    for (const int b : fences.front())
-      queues[static_cast<std::size_t>(levels[static_cast<std::size_t>(b)])].push_back(b);
-    fences.pop_front();
-  }
-
-  std::vector<int> refs;
-  std::vector<int> levels;
-  std::deque<std::deque<int>> queues;
-  std::deque<std::deque<int>> fences;
-};
-
 TEST_CASE("random operations give the order and counts of plain lists") {
   INFO(seed_note());
   random_source random(hash_of(test_seed(), 7));
   for (const int num_blocks : {23, 200}) {
     block_pool pool(num_blocks);
-    pool_model model(num_blocks);
+    pool_oracle model(num_blocks);
     std::vector<int> held;  // one entry a reference
     std::deque<fence_id> fences;
     for (int i = 0; i < 60000; ++i) {
@@ -308,11 +226,11 @@ TEST_CASE("random operations give the order and counts of plain lists") {
       switch (random.between(0, 7)) {
         case 0: {
           std::vector<block_id> out(static_cast<std::size_t>(random.between(0, 6)));
-          const bool fits = out.size() <= model.order().size();
+          const bool fits = static_cast<std::int64_t>(out.size()) <= model.num_free();
           REQUIRE((pool.allocate(out) == alloc_status::ok) == fits);
           if (!fits) break;
           for (const block_id id : out) {
-            REQUIRE(to_index(id) == model.pop());
+            REQUIRE(to_index(id) == model.take());
             held.push_back(to_index(id));
           }
           break;
@@ -320,12 +238,12 @@ TEST_CASE("random operations give the order and counts of plain lists") {
         case 1:
           if (held.empty()) break;
           held.push_back(held[some()]);
-          ++model.refs[static_cast<std::size_t>(held.back())];
+          model.add_user(held.back());
           pool.retain(block_id{held.back()});
           break;
         case 2:
           pool.revive(block_id{any});
-          if (model.refs[static_cast<std::size_t>(any)]++ == 0) model.leave(any);
+          model.add_user(any);
           held.push_back(any);
           break;
         case 3: {
@@ -337,7 +255,7 @@ TEST_CASE("random operations give the order and counts of plain lists") {
         case 4:
           if (random.one_in(2) && fences.size() < 4) {
             fences.push_back(pool.open_fence());
-            model.fences.emplace_back();
+            (void)model.open_fence();
           } else if (!fences.empty()) {
             pool.retire(fences.front());
             fences.pop_front();
@@ -353,19 +271,24 @@ TEST_CASE("random operations give the order and counts of plain lists") {
             held.erase(held.begin() + static_cast<std::ptrdiff_t>(at));
           }
           pool.release(list, order);
-          for (const block_id id : list) --model.refs[static_cast<std::size_t>(to_index(id))];
+          // The last first, and an id that stands there more than once by its last appearance.
           for (std::size_t k = list.size(); k-- > 0;) {
-            const int b = to_index(list[k]);
-            if (model.refs[static_cast<std::size_t>(b)] == 0 && !model.is_queued(b)) model.push(b, order);
+            const auto from = list.begin() + static_cast<std::ptrdiff_t>(k);
+            if (std::find(from + 1, list.end(), *from) != list.end()) continue;
+            for (auto n = std::count(list.begin(), from + 1, *from); n > 0; --n) {
+              model.drop(to_index(*from), order == reuse_order::last);
+            }
           }
         }
       }
       if (i % 64 == 0) {
         REQUIRE(pool.check() == "");
         REQUIRE(free_order(pool) == model.order());
+        REQUIRE(pool.num_fenced() == model.num_waiting());
         for (int b = 0; b < num_blocks; ++b) {
-          REQUIRE(static_cast<int>(pool.num_refs(block_id{b})) == model.refs[static_cast<std::size_t>(b)]);
-          REQUIRE(pool.level(block_id{b}) == model.levels[static_cast<std::size_t>(b)]);
+          REQUIRE(static_cast<int>(pool.num_refs(block_id{b})) == model.users(b));
+          REQUIRE(pool.level(block_id{b}) == model.level(b));
+          REQUIRE(pool.is_free(block_id{b}) == model.is_free(b));
         }
         const std::vector<int> order = model.order();
         for (std::uint32_t k = 0; k < order.size() && k < 14; ++k) {

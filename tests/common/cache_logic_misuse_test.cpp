@@ -13,19 +13,10 @@
 #include <utility>
 #include <vector>
 
+#include "common/cache_logic_helpers.hpp"
+
 namespace bifolio::test {
 namespace {
-
-template <class Call>
-errc code_of(Call call) {
-  try {
-    call();
-  } catch (const error& refused) {
-    CHECK(std::string(refused.what()).size() > 20);
-    return refused.code();
-  }
-  return errc::ok;
-}
 
 constexpr std::int32_t least32 = std::numeric_limits<std::int32_t>::min();
 constexpr std::int32_t most32 = std::numeric_limits<std::int32_t>::max();

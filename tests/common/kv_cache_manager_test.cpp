@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "common/cache_logic_helpers.hpp"
+
 namespace bifolio::test {
 namespace {
 
@@ -29,22 +31,6 @@ block_copy appended(kv_cache_manager& manager, seq_id seq, std::int64_t num_toke
   return got.copy;
 }
 
-std::vector<int> table(const kv_cache_manager& manager, seq_id seq) {
-  std::vector<int> result;
-  for (std::int64_t i = 0; i < manager.num_table_blocks(seq); ++i) {
-    result.push_back(to_index(manager.block_at(seq, i)));
-  }
-  return result;
-}
-
-std::vector<int> free_order(const kv_cache_manager& manager) {
-  std::vector<block_id> order(static_cast<std::size_t>(manager.num_free_blocks()));
-  manager.pool().peek_free(order);
-  std::vector<int> result;
-  for (const block_id id : order) result.push_back(to_index(id));
-  return result;
-}
-
 TEST_CASE("a forked prompt is counted once, and is evicted after private tails and never-used blocks, tail first") {
   kv_cache_manager manager({.block_size = 4, .num_blocks = 10});
   const seq_id parent = opened(manager, 14);  // three full blocks and a tail
@@ -55,11 +41,11 @@ TEST_CASE("a forked prompt is counted once, and is evicted after private tails a
   const block_copy copy = appended(manager, child, 1);
   CHECK(copy == block_copy{block_id{3}, block_id{4}});
   CHECK(manager.num_free_blocks() == 5);
-  CHECK(table(manager, parent) == std::vector<int>{0, 1, 2, 3});
-  CHECK(table(manager, child) == std::vector<int>{0, 1, 2, 4});
+  CHECK(table_of(manager, parent) == std::vector<int>{0, 1, 2, 3});
+  CHECK(table_of(manager, child) == std::vector<int>{0, 1, 2, 4});
   manager.free(parent);
   manager.free(child);
-  CHECK(free_order(manager) == std::vector<int>{4, 3, 5, 6, 7, 8, 9, 2, 1, 0});
+  CHECK(free_order(manager.pool()) == std::vector<int>{4, 3, 5, 6, 7, 8, 9, 2, 1, 0});
   CHECK(manager.check() == "");
 }
 
@@ -93,9 +79,9 @@ TEST_CASE("a child stays valid when its parent goes") {
   kv_cache_manager manager({.block_size = 2, .num_blocks = 200});
   const seq_id parent = opened(manager, 311);
   const seq_id child = forked(manager, parent);
-  const std::vector<int> before = table(manager, child);
+  const std::vector<int> before = table_of(manager, child);
   manager.free(parent);
-  CHECK(table(manager, child) == before);
+  CHECK(table_of(manager, child) == before);
   CHECK(manager.num_free_blocks() == 200 - 156);
   CHECK(appended(manager, child, 1).src == invalid_block);
   CHECK(manager.check() == "");
@@ -168,7 +154,7 @@ TEST_CASE("a sliding window gives back what no later token sees, and not before 
   CHECK(manager.block_at(seq, 0) == invalid_block);
   CHECK(manager.slot_at(seq, 3) == no_slot);
   CHECK(to_index(manager.slot_at(seq, 4)) >= 0);
-  const std::vector<int> order = free_order(manager);
+  const std::vector<int> order = free_order(manager.pool());
   CHECK(order.front() == 0);  // scratch is reused first
   manager.commit(seq, 7);
   CHECK(manager.num_free_blocks() == 18);

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "common/cache_logic_helpers.hpp"
+
 namespace bifolio::test {
 namespace {
 
@@ -45,20 +47,8 @@ struct world {
   }
   void compute_and_leave(const std::vector<token_id>& tokens) { manager.free(compute(tokens)); }
 
-  std::vector<int> table(seq_id seq) const {
-    std::vector<int> result;
-    for (std::int64_t i = 0; i < manager.num_table_blocks(seq); ++i) {
-      result.push_back(to_index(manager.block_at(seq, i)));
-    }
-    return result;
-  }
-  std::vector<int> free_order() const {
-    std::vector<block_id> order(static_cast<std::size_t>(manager.num_free_blocks()));
-    manager.pool().peek_free(order);
-    std::vector<int> result;
-    for (const block_id id : order) result.push_back(to_index(id));
-    return result;
-  }
+  std::vector<int> table(seq_id seq) const { return table_of(manager, seq); }
+  std::vector<int> free_order() const { return test::free_order(manager.pool()); }
 };
 
 TEST_CASE("a second request gets the same blocks and one of its own, and all go back in the order of their worth") {

@@ -11,17 +11,12 @@
 #include <utility>
 #include <vector>
 
+#include "common/cache_logic_helpers.hpp"
 #include "reference/prefix_oracle.hpp"
 #include "support/random.hpp"
 
 namespace bifolio::test {
 namespace {
-
-std::vector<token_id> tokens_of(const std::vector<int>& ids) {
-  std::vector<token_id> tokens;
-  for (const int id : ids) tokens.push_back(token_id{id});
-  return tokens;
-}
 
 struct mix {
   int block_size;
@@ -191,12 +186,7 @@ class random_run {
     if (!everything) return {};
     if (std::string problem = pool_.check(); !problem.empty()) return problem;
     if (std::string problem = cache_.check(); !problem.empty()) return problem;
-    std::vector<block_id> order(static_cast<std::size_t>(pool_.num_free()));
-    pool_.peek_free(order);
-    const std::vector<int> expected = pool_oracle_.order();
-    for (std::size_t i = 0; i < order.size(); ++i) {
-      if (to_index(order[i]) != expected[i]) return "eviction order at " + std::to_string(i);
-    }
+    if (free_order(pool_) != pool_oracle_.order()) return "eviction order";
     for (int b = 0; b < how_.num_blocks; ++b) {
       if (cache_.holds(block_id{b}) != oracle_.holds(b)) return "block " + std::to_string(b) + " is held or not";
       if (!oracle_.holds(b)) continue;

@@ -11,16 +11,11 @@
 #include <utility>
 #include <vector>
 
+#include "common/cache_logic_helpers.hpp"
 #include "common/interned_bytes.hpp"
 
 namespace bifolio::test {
 namespace {
-
-std::vector<token_id> tokens_of(const std::vector<int>& ids) {
-  std::vector<token_id> tokens;
-  for (const int id : ids) tokens.push_back(token_id{id});
-  return tokens;
-}
 
 std::vector<int> counting(int count, int from = 0) {
   std::vector<int> ids;
@@ -60,30 +55,8 @@ struct world {
     hits.resize(static_cast<std::size_t>(match.num_blocks));
     return hits;
   }
-  std::vector<int> free_order() {
-    std::vector<block_id> order(static_cast<std::size_t>(pool.num_free()));
-    pool.peek_free(order);
-    std::vector<int> result;
-    for (const block_id id : order) result.push_back(to_index(id));
-    return result;
-  }
+  std::vector<int> free_order() { return test::free_order(pool); }
 };
-
-std::vector<int> ids_of(const std::vector<block_id>& blocks) {
-  std::vector<int> ids;
-  for (const block_id block : blocks) ids.push_back(to_index(block));
-  return ids;
-}
-
-template <class Call>
-errc code_of(Call call) {
-  try {
-    call();
-  } catch (const error& refused) {
-    return refused.code();
-  }
-  return errc::ok;
-}
 
 TEST_CASE("published blocks are found from the first one on, as far as they are full and the same") {
   world w(12, {.block_size = 4});

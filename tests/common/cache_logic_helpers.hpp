@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// Small words for tests of pool, prefix cache and manager.
+
+#include <doctest/doctest.h>
+
+#include <bifolio/kv_cache_manager.hpp>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace bifolio::test {
+
+/// The code that `call` is refused with, in a sentence and not a word; `ok` when it is not.
+template <class Call>
+errc code_of(Call call) {
+  try {
+    call();
+  } catch (const error& refused) {
+    CHECK(std::string(refused.what()).size() > 20);
+    return refused.code();
+  }
+  return errc::ok;
+}
+
+inline std::vector<token_id> tokens_of(const std::vector<int>& ids) {
+  std::vector<token_id> tokens;
+  for (const int id : ids) tokens.push_back(token_id{id});
+  return tokens;
+}
+
+inline std::vector<int> ids_of(const std::vector<block_id>& blocks) {
+  std::vector<int> ids;
+  for (const block_id block : blocks) ids.push_back(to_index(block));
+  return ids;
+}
+
+/// All free blocks, next to be handed out first.
+inline std::vector<int> free_order(const block_pool& pool) {
+  std::vector<block_id> order(static_cast<std::size_t>(pool.num_blocks()));
+  order.resize(static_cast<std::size_t>(pool.peek_free(order)));
+  return ids_of(order);
+}
+
+/// All entries of a sequence's table; −1 for those that the sliding window gave back.
+inline std::vector<int> table_of(const kv_cache_manager& manager, seq_id seq) {
+  std::vector<int> result;
+  for (std::int64_t i = 0; i < manager.num_table_blocks(seq); ++i) {
+    result.push_back(to_index(manager.block_at(seq, i)));
+  }
+  return result;
+}
+
+}  // namespace bifolio::test

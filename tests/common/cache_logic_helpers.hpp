@@ -7,6 +7,8 @@
 
 #include <bifolio/kv_cache_manager.hpp>
 #include <cstdint>
+#include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -51,5 +53,33 @@ inline std::vector<int> table_of(const kv_cache_manager& manager, seq_id seq) {
   }
   return result;
 }
+
+/// The set of cached blocks, as events tell it.
+class event_replay {
+ public:
+  /// Carries on with `events`; says what is wrong with them, or with the set afterwards, where the cache holds `held`.
+  std::string add(std::span<const cache_event> events, const prefix_cache& cache, const std::vector<int>& held) {
+    for (const cache_event& event : events) {
+      if (event.what == cache_event::kind::cleared) {
+        cached_.clear();
+      } else if (event.what == cache_event::kind::removed) {
+        const auto at = cached_.find(to_index(event.block));
+        if (at == cached_.end() || !(at->second == event.key)) return "an event removes what was not stored";
+        cached_.erase(at);
+      } else if (!cached_.emplace(to_index(event.block), event.key).second) {
+        return "an event stores into a block that holds something";
+      }
+    }
+    if (cached_.size() != held.size()) return "events give another number of cached blocks";
+    for (const int b : held) {
+      const auto at = cached_.find(b);
+      if (at == cached_.end() || !(at->second == cache.chain_at(block_id{b}).key)) return "events give other blocks";
+    }
+    return {};
+  }
+
+ private:
+  std::map<int, content_key> cached_;  // by block
+};
 
 }  // namespace bifolio::test

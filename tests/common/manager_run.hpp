@@ -8,11 +8,11 @@
 
 #include <algorithm>
 #include <bifolio/kv_cache_manager.hpp>
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "common/cache_logic_helpers.hpp"
 #include "reference/manager_oracle.hpp"
 #include "support/random.hpp"
 
@@ -586,23 +586,10 @@ class manager_run {
   std::string replay_events() {
     std::vector<cache_event> events;
     manager_.drain_events(events);
-    for (const cache_event& event : events) {
-      if (event.what == cache_event::kind::cleared) {
-        cached_.clear();
-      } else if (event.what == cache_event::kind::removed) {
-        const auto at = cached_.find(to_index(event.block));
-        if (at == cached_.end() || !(at->second == event.key)) return "an event removes what was not stored";
-        cached_.erase(at);
-      } else if (!cached_.emplace(to_index(event.block), event.key).second) {
-        return "an event stores into a block that holds something";
-      }
+    for (const int b : oracle_.prefix().held()) {
+      if (!manager_.prefix()->holds(block_id{b})) return "a block is not held";
     }
-    const std::vector<int> held = oracle_.prefix().held();
-    if (cached_.size() != held.size()) return "events give another number of cached blocks";
-    for (const int b : held) {
-      if (cached_.count(b) == 0 || !manager_.prefix()->holds(block_id{b})) return "events give other blocks";
-    }
-    return {};
+    return events_.add(events, *manager_.prefix(), oracle_.prefix().held());
   }
 
   manager_shape how_;
@@ -617,7 +604,7 @@ class manager_run {
   std::vector<fence_id> fences_;
   std::vector<std::vector<late_access>> in_flight_;  // by fence
   std::vector<int> num_users_;                       // [num_blocks], looks at a block in somebody's table
-  std::map<int, content_key> cached_;                // by the events so far
+  event_replay events_;
   std::int64_t clock_ = 1;
   bool sampled_ = false;
   manager_tally tally_;

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <bifolio/prefix_cache.hpp>
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -199,24 +198,7 @@ class random_run {
   std::string replay_events() {
     std::vector<cache_event> events;
     cache_.drain_events(events);
-    for (const cache_event& event : events) {
-      if (event.what == cache_event::kind::cleared) {
-        replayed_.clear();
-      } else if (event.what == cache_event::kind::removed) {
-        const auto at = replayed_.find(to_index(event.block));
-        if (at == replayed_.end() || !(at->second == event.key)) return "an event removes what was not stored";
-        replayed_.erase(at);
-      } else if (!replayed_.emplace(to_index(event.block), event.key).second) {
-        return "an event stores into a block that holds something";
-      }
-    }
-    const std::vector<int> held = oracle_.held();
-    if (replayed_.size() != held.size()) return "events give another number of cached blocks";
-    for (const int b : held) {
-      const auto at = replayed_.find(b);
-      if (at == replayed_.end() || !(at->second == cache_.chain_at(block_id{b}).key)) return "events give other blocks";
-    }
-    return {};
+    return events_.add(events, cache_, oracle_.held());
   }
 
   mix how_;
@@ -227,7 +209,7 @@ class random_run {
   random_source random_;
   std::vector<prefix_scope> scopes_;
   std::vector<holder> holders_;
-  std::map<int, content_key> replayed_;
+  event_replay events_;
   std::int64_t clock_ = 0;
 };
 

@@ -4,15 +4,13 @@
 #include <utility>
 
 #include "common/hash.hpp"
+#include "common/require.hpp"
 
 namespace bifolio {
 namespace {
 
 std::int64_t require_num_blocks(std::int64_t num_blocks) {
-  if (num_blocks < 1 || num_blocks > max_num_blocks) {
-    throw error(errc::invalid_argument,
-                "num_blocks " + std::to_string(num_blocks) + " is not between 1 and " + std::to_string(max_num_blocks));
-  }
+  detail::require_between("num_blocks", num_blocks, 1, max_num_blocks);
   return num_blocks;
 }
 
@@ -173,10 +171,7 @@ void block_pool::merge(std::uint32_t second, std::uint32_t first) noexcept {
 
 void block_pool::set_level_of_unused(block_id id, block_level level) {
   if (!is_block(id)) throw_not_used(id, "set_level");
-  if (level >= num_block_levels) {
-    throw error(errc::invalid_argument,
-                "level " + std::to_string(level) + " is not between 0 and " + std::to_string(num_block_levels - 1));
-  }
+  detail::require_between("level", level, 0, num_block_levels - 1);
   record& one = record_of(id);
   if (one.place % num_block_levels == level) return;
   const bool moves = is_free(id);

@@ -7,6 +7,8 @@
 #include <random>
 #include <string>
 
+#include "common/require.hpp"
+
 namespace bifolio {
 namespace {
 
@@ -94,9 +96,7 @@ hash_seed random_hash_seed() {
 }
 
 content_hasher::content_hasher(const hash_seed& seed, std::int32_t key_bits) : seed_(seed) {
-  if (key_bits < 1 || key_bits > 128) {
-    throw error(errc::invalid_argument, "key_bits " + std::to_string(key_bits) + " is not between 1 and 128");
-  }
+  detail::require_between("key_bits", key_bits, 1, 128);
   mask_ = {low_bits(key_bits), low_bits(key_bits - 64)};
 }
 

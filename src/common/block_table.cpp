@@ -33,12 +33,12 @@ void block_table::copy_to(std::int32_t* row, std::int32_t count, std::int32_t nu
   for (; i < std::min(count, inline_capacity); ++i) row[i] = to_index(inline_ids_[static_cast<std::size_t>(i)]);
   while (i < count) {
     const std::int32_t end = std::min(count, chunk_begin(chunk_index(i) + 1));
+    const block_id* from = &chunk_of(i)->ids[entry_of(i)];
     if (end - i == block_chunk::capacity) {
-      std::memcpy(row + i, chunk_of(i)->ids.data(), sizeof(block_id) * block_chunk::capacity);
-      i = end;
-      continue;
+      std::memcpy(row + i, from, block_chunk::capacity * sizeof(block_id));
+    } else {
+      std::memcpy(row + i, from, static_cast<std::size_t>(end - i) * sizeof(block_id));
     }
-    std::memcpy(row + i, &chunk_of(i)->ids[entry_of(i)], static_cast<std::size_t>(end - i) * sizeof(block_id));
     i = end;
   }
 }

@@ -209,6 +209,8 @@ class BIFOLIO_API prefix_cache {
   void drain_events(std::vector<cache_event>& events);
 
   [[nodiscard]] const prefix_stats& stats() const noexcept { return stats_; }
+  /// Scopes and blocks' extra keys that somebody refers to, `default_scope` and `no_extras` not counted.
+  [[nodiscard]] std::size_t num_names() const noexcept;
   /// Bytes of metadata, the pool's not included.
   [[nodiscard]] std::size_t num_bytes() const noexcept { return storage_.num_bytes(); }
   /// The first broken invariant as a sentence; empty when all hold. O(num_blocks).

@@ -167,6 +167,10 @@ void prefix_cache::release_extras(extras_id extras) noexcept {
   names_->extras.release(static_cast<std::uint32_t>(extras));
 }
 
+std::size_t prefix_cache::num_names() const noexcept {
+  return names_->scopes.num_in_use() - 1 + names_->extras.num_in_use() - 1;
+}
+
 // --- index
 
 // The first block with this tag; whether it is the right one is another question.

@@ -348,6 +348,7 @@ TEST_CASE("scopes and extra keys are gone with the last one who refers to them")
     w.cache.release_extras(image_extras);
   }
   CHECK(is_known({"salt", 3}));  // a cached block is in it
+  CHECK(w.cache.num_names() == 2);
   CHECK(w.find(counting(2), {"salt", 3}, extras) == std::vector{block});
   SUBCASE("forgotten") { w.cache.forget(block); }
   SUBCASE("evicted") {
@@ -360,6 +361,7 @@ TEST_CASE("scopes and extra keys are gone with the last one who refers to them")
     REQUIRE(w.cache.reset());
   }
   CHECK_FALSE(is_known({"salt", 3}));
+  CHECK(w.cache.num_names() == 0);
   CHECK(is_known({}));
   // The handles are free for others, and whoever comes back is not taken for who was there before.
   CHECK(w.cache.acquire_extras(others, 0) == image_extras);

@@ -147,7 +147,6 @@ submit_result scheduler_core::submit(request&& what) {
     state->beams = what.beam_width > 0;
     state->forked = state->width == 1 && !state->beams;
     state->max_draft_tokens = what.max_draft_tokens;
-    state->max_new_tokens = what.max_new_tokens;
     state->priority = what.priority;
     state->salt = std::move(what.prefix_salt);
     state->adapter_id = what.adapter_id;

@@ -86,7 +86,6 @@ struct request_state {
   bool beams = false;
   bool forked = true;  ///< each sample goes its own way; false while one computes the prompt for all
   std::int32_t max_draft_tokens = 0;
-  std::int32_t max_new_tokens = 0;
   std::int32_t priority = 0;
   std::int64_t num_cached_tokens = -1;  ///< when first admitted
   std::vector<token_id> prompt;
@@ -158,7 +157,6 @@ struct sample_list {
 struct step_row {
   sample_state* sample = nullptr;
   std::uint32_t epoch = 0;
-  std::int32_t first_sampled = 0;  ///< among the step's sampled tokens
   bool is_ignored = false;         ///< its results count for nothing
   bool is_pending = false;         ///< its one token is counted in num_pending
   bool is_beam = false;            ///< one of the beams that decode together

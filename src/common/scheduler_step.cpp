@@ -16,7 +16,6 @@ void scheduler_core::add_decode(sample_state& one, const block_copy& copy) noexc
   step_row& row = current_->rows.emplace_back();
   row.sample = &one;
   row.epoch = one.epoch;
-  row.first_sampled = current_->num_sampled;
   row.is_pending = true;
   row.late = one.late;
   scheduled_seq& what = plan.seqs.emplace_back();
@@ -48,7 +47,6 @@ void scheduler_core::add_to_step(sample_state& one, std::int32_t query_len, cons
       num_samples == 1 && one.owner->forked && !one.owner->beams && one.owner->max_draft_tokens == 0;
   current_->rows.push_back({.sample = &one,
                             .epoch = one.epoch,
-                            .first_sampled = current_->num_sampled,
                             .is_ignored = false,
                             .is_pending = is_pending,
                             .is_beam = num_samples > 0 && one.is_beam,

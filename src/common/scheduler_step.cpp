@@ -91,7 +91,6 @@ void scheduler_core::schedule_first(std::int64_t& budget) noexcept {
   sample_state* first = running_.head;
   if (first == nullptr) return;
   if (first->is_beam) {
-    if (is_ready(*first, current_->plan.step)) return;
     const request_state* owner = first->owner;
     while (first != nullptr && first->owner == owner && first->num_to_schedule() <= 1) first = first->next;
     if (first == nullptr || first->owner != owner) return;
@@ -112,7 +111,7 @@ bool scheduler_core::schedule_decodes(std::int64_t& budget) noexcept {
       while (next != nullptr && next->owner == one->owner) next = next->next;
       if (!is_ready(*one, step)) {
         others = true;
-      } else if (running_.head->owner == one->owner || budget >= one->owner->num_live) {
+      } else if (budget >= one->owner->num_live) {
         schedule_beams(*one, budget);
       }
     } else if (one->step != step) {
@@ -139,7 +138,7 @@ append_result scheduler_core::grow(sample_state& one, std::int32_t num_tokens) n
       return {};
     }
     sample_state& victim = *running_.tail;
-    const bool is_itself = &victim == &one || (one.is_beam && victim.owner == one.owner);
+    const bool is_itself = &victim == &one;
     preempt(victim);
     if (is_itself) return {};
     grown = manager_->append(one.seq, num_tokens);
@@ -194,12 +193,10 @@ void scheduler_core::schedule_beams(sample_state& first, std::int64_t& budget) n
   });
 }
 
-// By rank, in chunks.
+// By rank, in chunks. Who decodes and is not part of the step sits it out: it finds no block here either.
 void scheduler_core::schedule_prompts(std::int64_t& budget) noexcept {
   for (sample_state* one = running_.head; one != nullptr && budget > 0; one = one->next) {
-    if (one->step != current_->plan.step && one->num_to_schedule() > 0 && (one->is_beam || !is_decoding(*one))) {
-      schedule_prompt(*one, budget, budget);
-    }
+    if (one->step != current_->plan.step && one->num_to_schedule() > 0) schedule_prompt(*one, budget, budget);
   }
 }
 
@@ -213,7 +210,7 @@ void scheduler_core::schedule_prompt(sample_state& one, std::int64_t most, std::
   const auto is_short_of = [&](std::int64_t num_tokens) {
     return manager_->blocks_to_append(one.seq, num_tokens) - (holds_back_ ? 0 : manager_->num_free_blocks());
   };
-  for (sample_state* victim = running_.tail; victim != &one && is_short_of(wanted) > 0 && !holds_back_;) {
+  for (sample_state* victim = running_.tail; victim != &one && is_short_of(wanted) > 0;) {
     if (manager_->pool().num_fenced() > 0) {
       holds_back_ = true;
       break;

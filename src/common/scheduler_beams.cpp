@@ -98,7 +98,7 @@ void scheduler_core::commit_beams(step_in_flight& step, std::size_t first, std::
   for (std::size_t j = 0; j < count; ++j) {
     if (old_seqs[j] != invalid_seq) manager_->free(old_seqs[j]);
   }
-  bool lacks = false;
+  sample_state* lacking = nullptr;
   for (std::size_t j = 0; j < count; ++j) {
     if (ends(j) || new_seqs[j] != invalid_seq) continue;
     try {
@@ -106,10 +106,9 @@ void scheduler_core::commit_beams(step_in_flight& step, std::size_t first, std::
       if (forked.status == alloc_status::ok) new_seqs[j] = forked.seq;
     } catch (...) {  // for want of host memory
     }
-    lacks = lacks || new_seqs[j] == invalid_seq;
+    if (new_seqs[j] == invalid_seq) lacking = &beam(j);
   }
   stats_.num_sampled_tokens += static_cast<std::int64_t>(count);
-  sample_state* left = nullptr;
   for (std::size_t j = 0; j < count; ++j) {
     sample_state& one = beam(j);
     const bool ending = ends(j);
@@ -117,13 +116,9 @@ void scheduler_core::commit_beams(step_in_flight& step, std::size_t first, std::
     one.tokens.swap(beam_tokens_[first + j]);
     one.last_token = sampled[j].token;
     ++one.num_known;
-    if (ending) {
-      finish(one, sampled[j].stop, finished);
-    } else {
-      left = &one;
-    }
+    if (ending) finish(one, sampled[j].stop, finished);
   }
-  if (lacks && left != nullptr) recompute(*left);
+  if (lacking != nullptr) recompute(*lacking);
 }
 
 // A request that started again has computed its prompt: each beam goes on from there with its own tokens.
@@ -132,14 +127,14 @@ void scheduler_core::fork_beams(sample_state& leader) noexcept {
   num_seats_taken_ -= leader.num_seats - 1;
   leader.num_seats = 1;
   owner.forked = true;
-  bool lacks = false;
   for (sample_state& one : owner.all()) {
     if (one.place >= sample_place::draining) continue;
     one.is_beam = true;
     one.num_known = one.num_prompt + static_cast<std::int32_t>(one.tokens.size());
-    if (&one != &leader) lacks = !fork(one, leader) || lacks;
+    if (&one == &leader || fork(one, leader)) continue;
+    recompute(leader);
+    return;
   }
-  if (lacks) recompute(leader);
 }
 
 }  // namespace bifolio::detail

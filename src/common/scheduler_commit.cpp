@@ -215,27 +215,16 @@ void scheduler_core::commit_forking_row(sample_state& first, std::span<const sam
     one.is_beam = owner.beams;
     one.is_plain = !owner.beams && owner.max_draft_tokens == 0;
   }
-  bool lacks = false;
+  sample_state* lacking = nullptr;
   for (std::size_t k = 1; k < sampled.size(); ++k) {
     sample_state& one = owner.samples[k];
     if (ends_with(one, sampled[k]) || fork(one, first)) continue;
-    lacks = true;
-    if (owner.beams) continue;
+    lacking = &one;
     one.place = sample_place::waiting;
     waiting_.insert(one);
   }
-  const bool starts_again = lacks && owner.beams;
-  std::int32_t left = owner.num_live;
-  for (std::size_t k = 0; k < sampled.size(); ++k) {
-    left -= ends_with(owner.samples[k], sampled[k]) ? 1 : 0;
-    append_token(owner.samples[k], sampled[k], finished);
-  }
-  if (!starts_again || left == 0) return;
-  for (sample_state& one : owner.all()) {
-    if (one.place != sample_place::running) continue;
-    recompute(one);
-    return;
-  }
+  for (std::size_t k = 0; k < sampled.size(); ++k) append_token(owner.samples[k], sampled[k], finished);
+  if (lacking != nullptr && lacking->is_beam) recompute(*lacking);
 }
 
 bool scheduler_core::fork(sample_state& child, const sample_state& parent) noexcept {

@@ -85,6 +85,69 @@ TEST_CASE("a beam that is not there is refused, and the step stays in flight") {
   CHECK(plans.commit(plan, any_tokens(plan)).empty());
 }
 
+TEST_CASE("beams for which no sequence is left to fork start again together, also when the first has ended") {
+  for (const bool first_ends : {false, true}) {
+    CAPTURE(first_ends);
+    kv_cache_manager manager({.block_size = 4, .num_blocks = 100, .max_sequences = 4});
+    scheduler plans(manager, {.max_running = 4});
+    const auto take = [&](int count) {
+      std::vector<seq_id> taken;
+      for (int i = 0; i < count; ++i) taken.push_back(manager.allocate(1).seq);
+      return taken;
+    };
+    const request_id id = ask(plans, {.prompt = tokens_from(10, 6), .max_new_tokens = 4, .beam_width = 3});
+    const step_plan& plan = plans.schedule();
+    std::vector<seq_id> foreign = take(first_ends ? 3 : 2);  // with one record left, one of two forks succeeds
+    std::vector<finished_sequence> done =
+        plans.commit(plan, std::vector<sampled_token>{{token_id{1}, first_ends}, {token_id{2}}, {token_id{3}}});
+    REQUIRE(plans.check() == "");
+    CHECK(done.size() == (first_ends ? 1 : 0));
+    REQUIRE(plans.has_work());
+    CHECK(plans.stats().num_running == 0);
+    CHECK(manager.stats().num_sequences == std::ssize(foreign));
+    // The prompt is computed again, and again there is no sequence for each of them.
+    step_plan again = step(plans, &done);
+    REQUIRE(again.seqs.size() == 1);
+    CHECK(again.seqs[0].query_len == 6);
+    CHECK(again.seqs[0].num_samples == 0);
+    CHECK(plans.stats().num_running == 0);
+    for (const seq_id seq : foreign) manager.free(seq);
+    for (int i = 0; plans.has_work(); ++i) {
+      REQUIRE(i < 20);
+      (void)step(plans, &done);
+    }
+    REQUIRE(done.size() == 3);
+    for (const finished_sequence& one : done) {
+      CHECK(one.request == id);
+      const bool ended_first = first_ends && one.sample == 0;
+      CHECK(one.tokens.size() == (ended_first ? 1 : 4));
+      CHECK(one.tokens[0] == token_id{one.sample + 1});
+    }
+    require_baseline(manager);
+  }
+}
+
+TEST_CASE("the first beams catch up in every step, beside samples that could use up its tokens") {
+  kv_cache_manager manager({.block_size = 1, .num_blocks = 40, .watermark = 0});
+  scheduler plans(manager, {.max_tokens_per_step = 4, .max_running = 8});
+  const request_id before = ask(plans, {.prompt = tokens_from(10, 2), .max_new_tokens = 12});
+  const request_id beams = ask(plans, {.prompt = tokens_from(20, 2), .max_new_tokens = 6, .beam_width = 2});
+  for (int i = 0; i < 4; ++i) (void)step(plans);
+  CHECK(plans.output(beams).size() == 4);
+  const seq_id foreign = manager.allocate(manager.num_free_blocks()).seq;
+  CHECK(step(plans).preempted.size() == 2);
+  manager.free(foreign);
+  CHECK(plans.abort(before) == errc::ok);
+  (void)ask(plans, {.prompt = tokens_from(30, 1), .max_new_tokens = 12, .num_samples = 4});
+  std::vector<finished_sequence> done;
+  for (int i = 0; done.empty(); ++i) {
+    REQUIRE(i < 20);
+    const step_plan plan = step(plans, &done);
+    CHECK((row_of(plan, beams) != nullptr || row_of(plan, beams, 1) != nullptr));
+  }
+  CHECK(done[0].request == beams);
+}
+
 // --- drafts
 
 TEST_CASE("drafts that were sampled are kept, the others' slots are rolled back") {

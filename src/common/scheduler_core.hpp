@@ -157,9 +157,9 @@ struct sample_list {
 struct step_row {
   sample_state* sample = nullptr;
   std::uint32_t epoch = 0;
-  bool is_ignored = false;         ///< its results count for nothing
-  bool is_pending = false;         ///< its one token is counted in num_pending
-  bool is_beam = false;            ///< one of the beams that decode together
+  bool is_ignored = false;  ///< its results count for nothing
+  bool is_pending = false;  ///< its one token is counted in num_pending
+  bool is_beam = false;     ///< one of the beams that decode together
   token_source late;
 };
 
@@ -217,6 +217,11 @@ class scheduler_core {
   void schedule_beams(sample_state& first, std::int64_t& budget) noexcept;
   void schedule_prompts(std::int64_t& budget) noexcept;
   void schedule_prompt(sample_state& one, std::int64_t most, std::int64_t& budget) noexcept;
+  /// Blocks that this step may still take.
+  [[nodiscard]] std::int64_t num_blocks_left() const noexcept { return holds_back_ ? 0 : manager_->num_free_blocks(); }
+  /// Whether steps in flight still hold released blocks. These come back by themselves, so until then nobody is
+  /// preempted for blocks, and whoever is served later in this step takes none.
+  [[nodiscard]] bool waits_for_fences() noexcept;
   [[nodiscard]] append_result grow(sample_state& one, std::int32_t num_tokens) noexcept;
   void add_decode(sample_state& one, const block_copy& copy) noexcept;
   void add_to_step(sample_state& one, std::int32_t query_len, const block_copy& copy) noexcept;

@@ -127,16 +127,17 @@ bool scheduler_core::schedule_decodes(std::int64_t& budget) noexcept {
   return others;
 }
 
-// Slots for more tokens. Blocks that steps in flight still hold come back by themselves; until then this sequence and
-// later ones that need a block sit out.
+bool scheduler_core::waits_for_fences() noexcept {
+  holds_back_ = manager_->pool().num_fenced() > 0;
+  return holds_back_;
+}
+
+// Slots for more tokens.
 append_result scheduler_core::grow(sample_state& one, std::int32_t num_tokens) noexcept {
   if (holds_back_ && manager_->blocks_to_append(one.seq, num_tokens) > 0) return {};
   append_result grown = manager_->append(one.seq, num_tokens);
   while (grown.status != alloc_status::ok) {
-    if (manager_->pool().num_fenced() > 0) {
-      holds_back_ = true;
-      return {};
-    }
+    if (waits_for_fences()) return {};
     sample_state& victim = *running_.tail;
     const bool is_itself = &victim == &one;
     preempt(victim);
@@ -159,7 +160,7 @@ void scheduler_core::schedule_decode(sample_state& one, std::int64_t& budget) no
     query_len += static_cast<std::int32_t>(std::max<std::int64_t>(0, most));
     // Nobody gives up blocks for guesses.
     const std::int64_t needed = manager_->blocks_to_append(one.seq, query_len);
-    if (needed > (holds_back_ ? 0 : manager_->num_free_blocks())) query_len = 1;
+    if (needed > num_blocks_left()) query_len = 1;
   }
   const append_result grown = grow(one, query_len);
   if (grown.status != alloc_status::ok) return;
@@ -175,12 +176,8 @@ void scheduler_core::schedule_decode(sample_state& one, std::int64_t& budget) no
 void scheduler_core::schedule_beams(sample_state& first, std::int64_t& budget) noexcept {
   std::int64_t needed = 0;
   for_unit(first, [&](sample_state& one) { needed += manager_->blocks_to_append(one.seq, 1); });
-  while (needed > (holds_back_ ? 0 : manager_->num_free_blocks())) {
-    if (holds_back_) return;
-    if (manager_->pool().num_fenced() > 0) {
-      holds_back_ = true;
-      return;
-    }
+  while (needed > num_blocks_left()) {
+    if (waits_for_fences()) return;
     const bool is_itself = running_.tail->owner == first.owner;
     preempt(*running_.tail);
     if (is_itself) return;
@@ -208,13 +205,10 @@ void scheduler_core::schedule_prompt(sample_state& one, std::int64_t most, std::
   const std::int64_t wanted = std::min({remaining, most, chunk_limit()});
   if (wanted <= 0) return;
   const auto is_short_of = [&](std::int64_t num_tokens) {
-    return manager_->blocks_to_append(one.seq, num_tokens) - (holds_back_ ? 0 : manager_->num_free_blocks());
+    return manager_->blocks_to_append(one.seq, num_tokens) - num_blocks_left();
   };
   for (sample_state* victim = running_.tail; victim != &one && is_short_of(wanted) > 0;) {
-    if (manager_->pool().num_fenced() > 0) {
-      holds_back_ = true;
-      break;
-    }
+    if (waits_for_fences()) break;
     bool is_in_step = victim->owner == one.owner && one.is_beam;
     sample_state* earlier = victim->prev;
     for_unit(*victim, [&](const sample_state& each) { is_in_step = is_in_step || each.step == current_->plan.step; });

@@ -9,6 +9,7 @@
 #include <bifolio/scheduler.hpp>
 #include <deque>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -114,7 +115,11 @@ class world {
   std::string advance() {
     const auto most = static_cast<std::size_t>(how_.steps_in_flight);
     if (flights_.size() < most && (flights_.empty() || !random_.one_in(4))) {
+      const bool waits_for_fences = manager_.pool().num_fenced() > 0;
       const step_plan& plan = plans_.schedule();
+      if (waits_for_fences && (!plan.preempted.empty() || !plan.swapped_out.empty())) {
+        return "a sequence is preempted while blocks are on their way back";
+      }
       for (const request_id id : plan.aborted) aborted_[to_index(id)] = true;
       if (std::string problem = look_at(plan); !problem.empty()) return problem;
       if (plan.empty()) {
@@ -164,7 +169,9 @@ class world {
     if (plan.num_tokens > how_.max_tokens_per_step) return "token budget exceeded";
     if (plans_.stats().num_running > how_.max_running) return "max_running exceeded";
     std::int64_t tokens = 0;
+    std::set<seq_id> seqs;
     for (const scheduled_seq& row : plan.seqs) {
+      if (!seqs.insert(row.seq).second) return "a sequence stands in a step twice";
       tokens += row.query_len;
       if (how_.max_chunk_tokens > 0 && row.query_len > how_.max_chunk_tokens) return "chunk too long";
       if (row.num_cached_tokens > 0 && row.num_cached_tokens != row.seq_len - row.query_len) return "cached tokens";

@@ -319,6 +319,142 @@ TEST_CASE("blocks that preemption takes from a step in flight are handed out whe
   require_baseline(manager);
 }
 
+TEST_CASE("who waits for more blocks than are free keeps later ones from taking these, and preempts nobody") {
+  kv_cache_manager manager({.block_size = 2, .num_blocks = 14, .watermark = 0});
+  scheduler plans(manager, {.max_running = 16, .max_chunk_tokens = 3, .max_steps_in_flight = 2});
+  // By rank, with the blocks that they want in the third step.
+  const request_id beams = ask(plans, {.prompt = tokens_from(10, 2), .max_new_tokens = 3, .beam_width = 2});  // 2
+  const request_id beam = ask(plans, {.prompt = tokens_from(20, 2), .max_new_tokens = 3, .beam_width = 1});   // 1
+  const request_id in_place = ask(plans, {.prompt = tokens_from(30, 2), .max_new_tokens = 9});                // 0
+  const request_id guesses = ask(plans, {.prompt = tokens_from(40, 3), .max_new_tokens = 9, .max_draft_tokens = 2});
+  const request_id grows = ask(plans, {.prompt = tokens_from(50, 3), .max_new_tokens = 9});  // 1
+  const request_id ends = ask(plans, {.prompt = tokens_from(60, 1), .max_new_tokens = 1});
+  const request_id prompt = ask(plans, {.prompt = tokens_from(70, 7), .max_new_tokens = 9});  // 1
+  const step_plan first = plans.schedule();
+  REQUIRE(first.seqs.size() == 7);
+  const step_plan second = plans.schedule();
+  CHECK(second.seqs.size() == 3);
+  CHECK(manager.num_free_blocks() == 2);
+  const seq_id foreign = manager.allocate(1).seq;
+  CHECK(plans.commit(first, any_tokens(first)).size() == 1);
+  CHECK(manager.pool().num_fenced() == 1);  // of the one that ended, until the second step is committed
+  CHECK(row_of(second, ends) == nullptr);
+  const request_id waits = ask(plans, {.prompt = tokens_from(80, 1), .max_new_tokens = 1});
+  plans.propose(guesses, 0, std::vector{token_id{1}, token_id{2}});
+  const step_plan third = plans.schedule();
+  CHECK(third.preempted.empty());
+  CHECK(manager.num_free_blocks() == 1);
+  CHECK(row_of(third, beams) == nullptr);
+  CHECK(row_of(third, beam) == nullptr);
+  CHECK(row_of(third, grows) == nullptr);
+  CHECK(row_of(third, prompt) == nullptr);
+  CHECK(row_of(third, waits) == nullptr);
+  REQUIRE(row_of(third, in_place) != nullptr);
+  REQUIRE(row_of(third, guesses) != nullptr);
+  CHECK(row_of(third, guesses)->num_drafts == 0);
+  manager.free(foreign);
+  (void)plans.commit(second, any_tokens(second));
+  const step_plan fourth = plans.schedule();
+  CHECK(row_of(fourth, beams) != nullptr);
+  CHECK(row_of(fourth, beams, 1) != nullptr);
+  CHECK(plans.check() == "");
+}
+
+TEST_CASE("a prompt that waits for more blocks than are free does so too") {
+  kv_cache_manager manager({.block_size = 1, .num_blocks = 8, .watermark = 0});
+  scheduler plans(manager, {.max_chunk_tokens = 2, .max_steps_in_flight = 2});
+  const request_id prompt = ask(plans, {.prompt = tokens_from(10, 6), .max_new_tokens = 1});
+  const request_id grows = ask(plans, {.prompt = tokens_from(20, 1), .max_new_tokens = 6});
+  (void)ask(plans, {.prompt = tokens_from(30, 1), .max_new_tokens = 1});
+  const step_plan first = plans.schedule();
+  const step_plan second = plans.schedule();
+  (void)plans.commit(first, any_tokens(first));
+  CHECK(manager.num_free_blocks() == 1);
+  CHECK(manager.pool().num_fenced() == 1);
+  const step_plan third = plans.schedule();
+  CHECK(third.empty());
+  CHECK(third.preempted.empty());
+  (void)plans.commit(second, any_tokens(second));
+  const step_plan fourth = plans.schedule();
+  REQUIRE(row_of(fourth, prompt) != nullptr);
+  CHECK(row_of(fourth, prompt)->query_len == 2);
+  CHECK(row_of(fourth, grows) == nullptr);
+}
+
+TEST_CASE("a preempted sequence whose last token is still being sampled takes no blocks again") {
+  for (const bool swaps : {false, true}) {
+    CAPTURE(swaps);
+    kv_cache_manager manager({.block_size = 4, .num_blocks = 4, .watermark = 0, .num_host_blocks = swaps ? 4 : 0});
+    scheduler plans(manager, {.max_running = 4, .max_steps_in_flight = 3, .preemption = preemption_mode::swap});
+    const seq_id foreign = manager.allocate(1).seq;
+    const request_id beams = ask(plans, {.prompt = tokens_from(10, 4), .max_new_tokens = 2, .beam_width = 2});
+    const request_id victim = ask(plans, {.prompt = tokens_from(20, 2), .max_new_tokens = 2});
+    const step_plan first = plans.schedule();
+    const step_plan second = plans.schedule();
+    REQUIRE(row_of(second, victim) != nullptr);
+    (void)plans.commit(first, any_tokens(first));
+    const step_plan third = plans.schedule();  // the beams want two blocks, one is free
+    CHECK(third.seqs.empty());
+    CHECK(third.preempted.size() + third.swapped_out.size() == 1);
+    CHECK(third.swapped_out.size() == (swaps ? 1 : 0));
+    CHECK(plans.abort(beams) == errc::ok);
+    CHECK(manager.num_free_blocks() == 1);
+    CHECK(plans.schedule().empty());
+    const std::vector<finished_sequence> done = plans.commit(second, any_tokens(second));
+    REQUIRE(done.size() == 1);
+    CHECK(done[0].request == victim);
+    CHECK(done[0].tokens.size() == 2);
+    if (swaps) (void)plans.commit(third, {});
+    CHECK_FALSE(plans.has_work());
+    CHECK(plans.stats().num_scheduled_tokens == 4 + 2 + 1);
+    manager.free(foreign);
+    require_baseline(manager);
+  }
+}
+
+TEST_CASE("what steps in flight sample from blocks that came back wrong is ignored, even if they were lost since") {
+  kv_cache_manager manager({.block_size = 4, .num_blocks = 6, .watermark = 0, .num_host_blocks = 10});
+  scheduler plans(manager, {.max_running = 4, .max_steps_in_flight = 4, .swap_block_cost = 3});
+  const request_id older = ask(plans, {.prompt = tokens_from(10, 7), .max_new_tokens = 12});
+  const request_id aborted = ask(plans, {.prompt = tokens_from(30, 5), .max_new_tokens = 12});
+  const request_id victim = ask(plans, {.prompt = tokens_from(50, 7), .max_new_tokens = 10});
+  (void)step(plans);
+  (void)step(plans);
+  CHECK(step(plans).swapped_out.size() == 1);  // 8 tokens in 2 blocks
+  CHECK(plans.abort(aborted) == errc::ok);
+  const step_plan back = plans.schedule();
+  REQUIRE(back.swapped_in.size() == 1);
+  const step_plan second = plans.schedule();
+  const step_plan third = plans.schedule();
+  CHECK(row_of(second, victim) != nullptr);
+  CHECK(row_of(third, victim) != nullptr);
+  const step_plan last = plans.schedule();  // `older` wants a block
+  CHECK(last.preempted.size() == 1);        // with 3 blocks its 8 certain tokens are computed again
+  CHECK(plans.output(victim).size() == 2);
+  CHECK(plans.fail_swaps(back) == 0);
+  CHECK(plans.fail_swaps(back) == 0);  // once for each list of copies, say
+  for (const step_plan* plan : {&back, &second, &third}) (void)plans.commit(*plan, any_tokens(*plan));
+  CHECK(plans.check() == "");
+  CHECK(plans.output(victim).size() == 2);
+  CHECK(plans.output(older).size() == 6);
+}
+
+TEST_CASE("a token that was computed before its sequence's blocks moved is kept when the copies fail") {
+  kv_cache_manager manager({.block_size = 4, .num_blocks = 4, .watermark = 0, .num_host_blocks = 10});
+  scheduler plans(manager, {.max_running = 4, .max_steps_in_flight = 2, .preemption = preemption_mode::swap});
+  (void)ask(plans, {.prompt = tokens_from(10, 7), .max_new_tokens = 9});
+  const request_id victim = ask(plans, {.prompt = tokens_from(50, 7), .max_new_tokens = 9});
+  (void)step(plans);
+  const step_plan computes = plans.schedule();
+  REQUIRE(row_of(computes, victim) != nullptr);
+  const step_plan moves = plans.schedule();
+  REQUIRE(moves.swapped_out.size() == 1);
+  CHECK(plans.fail_swaps(moves) == 1);
+  (void)plans.commit(computes, any_tokens(computes));
+  CHECK(plans.output(victim).size() == 2);
+  CHECK(plans.check() == "");
+}
+
 // --- abort
 
 TEST_CASE("a request aborted at any step, in any state, leaves everything as if it had not been") {

@@ -257,6 +257,20 @@ TEST_CASE("the oldest sequence is computed in every step") {
   }
 }
 
+TEST_CASE("the first prompt leaves a token of the step to each that decodes") {
+  kv_cache_manager manager({.block_size = 4, .num_blocks = 100});
+  scheduler plans(manager, {.max_tokens_per_step = 10});
+  const request_id decodes = ask(plans, 3, 20);
+  (void)step(plans);
+  const submit_result first = plans.submit({.prompt = std::vector<token_id>(40, token_id{1}), .priority = 1});
+  for (int i = 0; i < 4; ++i) {
+    const step_plan plan = step(plans);
+    REQUIRE(row_of(plan, first.id) != nullptr);
+    CHECK(row_of(plan, first.id)->query_len == 9);
+    CHECK(row_of(plan, decodes) != nullptr);
+  }
+}
+
 TEST_CASE("the oldest prompt goes on beside samples that could use up every token of a step") {
   kv_cache_manager manager({.block_size = 2, .num_blocks = 60, .watermark = 0});
   scheduler plans(manager, {.max_tokens_per_step = 4, .max_running = 12, .max_chunk_tokens = 2});

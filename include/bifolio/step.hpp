@@ -87,10 +87,9 @@ struct step_batch {
   std::vector<std::int32_t> block_tables;
   std::int64_t block_table_stride = 0;
   std::vector<std::int64_t> slot_mapping;
-  /// Notes of `kv_cache_manager::build`: which sequence's table, as of which change, a row of block_tables holds. Rows
-  /// that only grew since are not written again, so whoever changes block_tables clears these.
+  /// Notes of `kv_cache_manager::build`: as of which change of which table (the number says both) a row of block_tables
+  /// was written. Rows that only grew since are not written again, so whoever changes block_tables clears these.
   struct written_row {
-    seq_id seq = invalid_seq;
     std::uint64_t change = 0;
     std::int32_t num_entries = 0;
   };

@@ -65,9 +65,9 @@ void kv_cache_manager::build(step_batch& batch, const step_plan& plan) const {
     const scheduled_seq& row = plan.seqs[i];
     const block_table& table = table_of(*find(row.seq));
     const std::int32_t used = blocks_of(row.seq_len);
-    const step_batch::written_row now{row.seq, table_changes_[static_cast<std::uint32_t>(to_index(row.seq))], used};
+    const step_batch::written_row now{table_changes_[static_cast<std::uint32_t>(to_index(row.seq))], used};
     step_batch::written_row& before = batch.written_rows[i];
-    if (before.seq == now.seq && before.change == now.change && before.num_entries <= used) [[likely]] {
+    if (before.change == now.change && before.num_entries <= used) [[likely]] {
       if (before.num_entries < used) table.copy_to(table_row, before.num_entries, used, config_.free_entry);
       before.num_entries = used;
     } else {

@@ -248,6 +248,57 @@ TEST_CASE("the arrays for kernels hold tables, lengths and slots of each row, an
   CHECK(batch.query_start_loc == std::vector<std::int32_t>{0});
 }
 
+TEST_CASE("a batch that is filled again shows the tables as they are now") {
+  const kv_cache_config config{.block_size = 4, .num_blocks = 40, .first_generation = 1000, .num_host_blocks = 8};
+  kv_cache_manager manager(config);
+  step_batch kept;
+  const auto is_as_new = [&](const kv_cache_manager& of, seq_id seq, std::int32_t seq_len) {
+    step_plan plan;
+    plan.seqs = {{.seq = seq, .query_len = 1, .seq_len = seq_len}};
+    of.build(kept, plan);
+    step_batch fresh;
+    of.build(fresh, plan);
+    return kept.block_tables == fresh.block_tables && kept.slot_mapping == fresh.slot_mapping;
+  };
+  (void)opened(manager, 20);
+  const seq_id a = opened(manager, 12);
+  CHECK(is_as_new(manager, a, 12));
+  // Another manager with the same handles, after as many changes.
+  kv_cache_manager other(config);
+  (void)opened(other, 4);
+  const seq_id twin = opened(other, 12);
+  REQUIRE(twin == a);
+  REQUIRE(other.block_at(twin, 0) != manager.block_at(a, 0));
+  CHECK(is_as_new(other, twin, 12));
+  CHECK(is_as_new(manager, a, 12));
+  // Fewer tokens of a table that did not change, in a batch whose stride another sequence keeps.
+  const seq_id lengthy = opened(manager, 20);
+  step_plan plan;
+  plan.seqs = {{.seq = a, .query_len = 1, .seq_len = 12}, {.seq = lengthy, .query_len = 1, .seq_len = 20}};
+  manager.build(kept, plan);
+  plan.seqs[0].seq_len = 3;
+  manager.build(kept, plan);
+  CHECK(kept.block_tables[1] == free_table_entry);
+  CHECK(kept.block_tables[2] == free_table_entry);
+  // Out and back, with no step between.
+  manager.commit(a, 12);
+  CHECK(is_as_new(manager, a, 12));
+  const block_id before = manager.block_at(a, 0);
+  std::vector<block_copy> copies;
+  REQUIRE(manager.swap_out(std::span(&a, 1), copies) == alloc_status::ok);
+  manager.free(opened(manager, 4 * manager.num_free_blocks()));
+  REQUIRE(manager.swap_in(std::span(&a, 1), copies) == alloc_status::ok);
+  REQUIRE(manager.block_at(a, 0) != before);
+  CHECK(is_as_new(manager, a, 12));
+  // Another sequence in the record of one that ended.
+  const block_id of_a = manager.block_at(a, 0);
+  manager.free(a);
+  const seq_id b = opened(manager, 12);
+  REQUIRE(static_cast<std::uint32_t>(to_index(a)) == static_cast<std::uint32_t>(to_index(b)));
+  REQUIRE(manager.block_at(b, 0) != of_a);
+  CHECK(is_as_new(manager, b, 12));
+}
+
 TEST_CASE("rows of a windowed sequence show the free entry where blocks were given back") {
   kv_cache_manager manager({.block_size = 2, .num_blocks = 300, .sliding_window = 4});
   const seq_id seq = opened(manager, 400);

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <bifolio/scheduler.hpp>
 #include <cstdint>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -33,9 +34,16 @@ inline std::vector<sampled_token> any_tokens(const step_plan& plan) {
   return tokens;
 }
 
+/// Whether a sequence stands in a step twice.
+inline bool repeats_a_sequence(const step_plan& plan) {
+  std::set<seq_id> seqs;
+  return !std::all_of(plan.seqs.begin(), plan.seqs.end(), [&](const auto& row) { return seqs.insert(row.seq).second; });
+}
+
 inline step_plan step(scheduler& plans, std::vector<finished_sequence>* finished = nullptr) {
   const step_plan& plan = plans.schedule();
   REQUIRE(plans.check() == "");
+  REQUIRE_FALSE(repeats_a_sequence(plan));
   std::vector<finished_sequence> done = plans.commit(plan, any_tokens(plan));
   if (finished != nullptr) finished->insert(finished->end(), done.begin(), done.end());
   REQUIRE(plans.check() == "");

@@ -9,11 +9,11 @@
 #include <bifolio/scheduler.hpp>
 #include <deque>
 #include <map>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "common/scheduler_helpers.hpp"
 #include "common/simulated_engine.hpp"
 #include "support/random.hpp"
 
@@ -169,9 +169,7 @@ class world {
     if (plan.num_tokens > how_.max_tokens_per_step) return "token budget exceeded";
     if (plans_.stats().num_running > how_.max_running) return "max_running exceeded";
     std::int64_t tokens = 0;
-    std::set<seq_id> seqs;
     for (const scheduled_seq& row : plan.seqs) {
-      if (!seqs.insert(row.seq).second) return "a sequence stands in a step twice";
       tokens += row.query_len;
       if (how_.max_chunk_tokens > 0 && row.query_len > how_.max_chunk_tokens) return "chunk too long";
       if (row.num_cached_tokens > 0 && row.num_cached_tokens != row.seq_len - row.query_len) return "cached tokens";
@@ -181,6 +179,7 @@ class world {
       }
     }
     if (tokens != plan.num_tokens) return "num_tokens";
+    if (repeats_a_sequence(plan)) return "a sequence stands in a step twice";
     const bool preempts = !plan.preempted.empty() || !plan.swapped_out.empty();
     if (preempts && !plan.swapped_in.empty()) return "sequences go and come in one step";
     if (parse_step_plan(to_string(plan)) != plan) return "the plan does not come back from its JSON";

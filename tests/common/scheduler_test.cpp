@@ -10,36 +10,13 @@
 #include <utility>
 #include <vector>
 
+#include "common/scheduler_helpers.hpp"
+
 namespace bifolio::test {
 namespace {
 
 request_id ask(scheduler& plans, std::size_t prompt, std::int32_t max_new_tokens, std::int32_t num_samples = 1) {
-  const submit_result got = plans.submit({std::vector<token_id>(prompt, token_id{1}), max_new_tokens, num_samples});
-  REQUIRE(got.status == alloc_status::ok);
-  return got.id;
-}
-
-std::vector<sampled_token> any_tokens(const step_plan& plan) {
-  std::vector<sampled_token> tokens;
-  for (const scheduled_seq& row : plan.seqs) {
-    for (std::int32_t k = 0; k < row.num_samples; ++k) tokens.push_back({token_id{k}});
-  }
-  return tokens;
-}
-
-/// One whole step with any tokens; returns its plan.
-step_plan step(scheduler& plans, std::vector<finished_sequence>* finished = nullptr) {
-  const step_plan& plan = plans.schedule();
-  std::vector<finished_sequence> done = plans.commit(plan, any_tokens(plan));
-  if (finished != nullptr) finished->insert(finished->end(), done.begin(), done.end());
-  REQUIRE(plans.check() == "");
-  return plan;
-}
-
-const scheduled_seq* row_of(const step_plan& plan, request_id id) {
-  const auto found =
-      std::find_if(plan.seqs.begin(), plan.seqs.end(), [&](const auto& row) { return row.request == id; });
-  return found == plan.seqs.end() ? nullptr : &*found;
+  return test::ask(plans, {std::vector<token_id>(prompt, token_id{1}), max_new_tokens, num_samples});
 }
 
 TEST_CASE("a long prompt is computed in chunks beside others that decode, and sampled when it is complete") {
@@ -122,7 +99,7 @@ TEST_CASE("parallel samples compute their prompt once, share its blocks and copy
   CHECK(first.seqs[0].num_samples == 5);
   CHECK(manager.stats().num_used_blocks == 4);
   CHECK(manager.stats().num_sequences == 5);
-  for (std::int32_t k = 0; k < 5; ++k) CHECK(plans.output(id, k)[0] == token_id{k});
+  for (std::int32_t k = 0; k < 5; ++k) CHECK(plans.output(id, k)[0] == token_id{900 + k});
   const step_plan second = step(plans);
   CHECK(second.seqs.size() == 5);
   CHECK(second.copies.size() == 4);  // the last writer keeps the original
@@ -262,11 +239,11 @@ TEST_CASE("the first prompt leaves a token of the step to each that decodes") {
   scheduler plans(manager, {.max_tokens_per_step = 10});
   const request_id decodes = ask(plans, 3, 20);
   (void)step(plans);
-  const submit_result first = plans.submit({.prompt = std::vector<token_id>(40, token_id{1}), .priority = 1});
+  const request_id first = test::ask(plans, {.prompt = tokens_from(10, 40), .priority = 1});
   for (int i = 0; i < 4; ++i) {
     const step_plan plan = step(plans);
-    REQUIRE(row_of(plan, first.id) != nullptr);
-    CHECK(row_of(plan, first.id)->query_len == 9);
+    REQUIRE(row_of(plan, first) != nullptr);
+    CHECK(row_of(plan, first)->query_len == 9);
     CHECK(row_of(plan, decodes) != nullptr);
   }
 }

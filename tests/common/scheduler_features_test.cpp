@@ -152,6 +152,36 @@ TEST_CASE("preemption swaps where that is cheaper, and recomputes where it is no
   CHECK(play(preemption_mode::swap, 0, 20, 4) == 0);  // no records
 }
 
+TEST_CASE("a sequence comes back when it fits beside the watermark and can grow") {
+  kv_cache_manager manager({.block_size = 2, .num_blocks = 20, .watermark = 0.1, .num_host_blocks = 20});
+  scheduler plans(manager, {.max_running = 4, .preemption = preemption_mode::swap});
+  (void)ask(plans, {.prompt = tokens_from(10, 2), .max_new_tokens = 20});
+  (void)ask(plans, {.prompt = tokens_from(50, 8), .max_new_tokens = 9});
+  (void)step(plans);
+  const seq_id foreign = manager.allocate(2 * manager.num_free_blocks()).seq;
+  CHECK(step(plans).swapped_out.size() == 1);
+  // 4 blocks, the watermark of 2, and one to grow by.
+  manager.truncate(foreign, 2 * (manager.num_table_blocks(foreign) + manager.num_free_blocks() - 6));
+  REQUIRE(manager.num_free_blocks() == 6);
+  CHECK(step(plans).swapped_in.empty());
+  manager.truncate(foreign, 2 * (manager.num_table_blocks(foreign) + manager.num_free_blocks() - 8));
+  const step_plan plan = step(plans);  // takes one for the other sequence
+  CHECK(manager.num_free_blocks() == 7 - 4);
+  CHECK(plan.swapped_in.size() == 1);
+  manager.free(foreign);
+}
+
+TEST_CASE("a sequence of which nothing is certain yet is not swapped out") {
+  kv_cache_manager manager({.block_size = 1, .num_blocks = 4, .watermark = 0, .num_host_blocks = 4});
+  scheduler plans(manager, {.max_running = 4, .max_steps_in_flight = 2, .preemption = preemption_mode::swap});
+  (void)ask(plans, {.prompt = tokens_from(10, 2), .max_new_tokens = 3});
+  (void)ask(plans, {.prompt = tokens_from(50, 2), .max_new_tokens = 3});
+  CHECK(plans.schedule().seqs.size() == 2);
+  const step_plan plan = plans.schedule();
+  CHECK(plan.preempted.size() == 1);
+  CHECK(plan.swapped_out.empty());
+}
+
 TEST_CASE("sequences whose copies failed are computed again, and nobody else is") {
   for (const bool fails_on_way_back : {false, true}) {
     CAPTURE(fails_on_way_back);

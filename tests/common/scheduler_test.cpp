@@ -145,7 +145,7 @@ TEST_CASE("a request with samples waits until all of them have a place") {
 
 TEST_CASE("admission takes only what allocation will have, the watermark and open prompts kept free") {
   kv_cache_manager manager({.block_size = 4, .num_blocks = 20, .watermark = 0.1});
-  scheduler plans(manager, {.max_tokens_per_step = 8, .max_running = 8});
+  scheduler plans(manager, {.max_tokens_per_step = 12, .max_running = 8, .max_chunk_tokens = 8});
   const request_id a = ask(plans, 40, 2);  // 10 blocks, 2 at a time
   const request_id b = ask(plans, 36, 2);  // 9 more would leave 1 block: below the watermark of 2
   for (int i = 0; i < 5; ++i) {
@@ -154,6 +154,19 @@ TEST_CASE("admission takes only what allocation will have, the watermark and ope
     CHECK(row_of(plan, b) == nullptr);
   }
   while (plans.has_work()) CHECK(step(plans).preempted.empty());
+}
+
+TEST_CASE("admission keeps a block free for each sample that will fork") {
+  for (const std::int64_t num_blocks : {5, 6}) {
+    CAPTURE(num_blocks);
+    kv_cache_manager manager({.block_size = 4, .num_blocks = num_blocks, .watermark = 0});
+    scheduler plans(manager, {});
+    const request_id samples = ask(plans, 4, 9, 3);  // 1 block and 2 more
+    const request_id more = ask(plans, 4, 9, 3);
+    const step_plan plan = step(plans);
+    CHECK(row_of(plan, samples) != nullptr);
+    CHECK((row_of(plan, more) != nullptr) == (num_blocks == 6));
+  }
 }
 
 TEST_CASE("when blocks run out the latest arrival is preempted, and goes on with its tokens later") {

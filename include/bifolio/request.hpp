@@ -26,10 +26,11 @@ struct request {
   std::vector<token_id> prompt{};    ///< at least one; ids ≥ 0
   std::int32_t max_new_tokens = 16;  ///< of each sample, ≥ 1
   std::int32_t num_samples = 1;      ///< independent continuations of the one prompt, 1 … max_running
-  /// 0, or the number of continuations that a beam search keeps, 1 … max_running; num_samples is then 1. See
-  /// `sampled_token::from_sample`.
+  /// 0, or the number of continuations that a beam search keeps, 1 … the smaller of max_running and
+  /// max_tokens_per_step; num_samples is then 1. See `sampled_token::from_sample`.
   std::int32_t beam_width = 0;
-  /// Most draft tokens of one step, see `scheduler::propose`; 0 … max_chunk_tokens − 1. Not with beams.
+  /// Most draft tokens of one step, see `scheduler::propose`; with the token before them no more than one sequence may
+  /// have in a step (max_chunk_tokens, max_tokens_per_step). Not with beams.
   std::int32_t max_draft_tokens = 0;
   std::int32_t priority = 0;  ///< larger goes first, see `scheduler_config::priority_span`; −10^6 … 10^6
 

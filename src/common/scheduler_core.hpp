@@ -10,11 +10,13 @@
 /// has its memory reserved before; where that is not possible (names of scopes, lists of swapped blocks) a failure for
 /// host memory counts as "later".
 
+#include <algorithm>
 #include <atomic>
 #include <bifolio/scheduler.hpp>
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace bifolio::detail {

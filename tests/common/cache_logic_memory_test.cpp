@@ -18,6 +18,8 @@
 #include <utility>
 #include <vector>
 
+#include "common/scheduler_helpers.hpp"
+
 namespace {
 
 std::int64_t calls_until_failure = 0;  // 0: none fails
@@ -607,15 +609,11 @@ struct scheduler_world {
   [[nodiscard]] std::string check() const { return plans.check(); }
 
   void ask(std::size_t prompt, std::int32_t max_new_tokens, std::int32_t num_samples) {
-    REQUIRE(plans.submit({std::vector<token_id>(prompt, token_id{1}), max_new_tokens, num_samples}).status ==
-            alloc_status::ok);
+    (void)test::ask(plans, {std::vector<token_id>(prompt, token_id{1}), max_new_tokens, num_samples});
   }
   void schedule() {
     plan = plans.schedule();
-    tokens.clear();
-    for (const scheduled_seq& row : plan.seqs) {
-      for (std::int32_t k = 0; k < row.num_samples; ++k) tokens.push_back({token_id{3}});
-    }
+    tokens = any_tokens(plan);
   }
   void commit() { finished = plans.commit(plan, tokens); }
 };
@@ -624,6 +622,8 @@ TEST_CASE("submit and post_abort fail for memory without a trace, and the intake
   const auto make = [] {
     auto world = std::make_unique<scheduler_world>();
     for (request& one : world->next) one = {std::vector<token_id>(70, token_id{1}), 5, 3};
+    // So many that the next message needs memory also where the intake is a std::deque (with pages of 512 bytes).
+    for (int i = 0; i < 31; ++i) world->plans.post_abort(request_id{9});
     return world;
   };
   CHECK(fail_each_allocation(make, [](scheduler_world& w) {
@@ -699,17 +699,10 @@ struct full_scheduler_world {
   [[nodiscard]] std::uint64_t digest() const { return plans.digest(); }
   [[nodiscard]] std::string check() const { return plans.check(); }
 
-  request_id ask(request what) {
-    const submit_result got = plans.submit(std::move(what));
-    REQUIRE(got.status == alloc_status::ok);
-    return got.id;
-  }
+  request_id ask(request what) { return test::ask(plans, std::move(what)); }
   void schedule() {
     plan = plans.schedule();
-    tokens.clear();
-    for (const scheduled_seq& row : plan.seqs) {
-      for (std::int32_t k = 0; k < row.num_samples; ++k) tokens.push_back({token_id{3}});
-    }
+    tokens = any_tokens(plan);
   }
   void commit() { finished = plans.commit(plan, tokens); }
   void step() {
@@ -720,7 +713,7 @@ struct full_scheduler_world {
 
 request asking_everything(std::int32_t first, std::size_t length) {
   request what;
-  for (std::size_t i = 0; i < length; ++i) what.prompt.push_back(token_id{first + static_cast<std::int32_t>(i)});
+  what.prompt = tokens_from(first, length);
   what.max_new_tokens = 30;
   what.prefix_salt = "a salt that is too long for a short string's own room";
   what.extras.push_back({.position = 1, .kind = 1, .value = {std::byte{1}, std::byte{2}}});

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "support/random.hpp"
+#include "support/token_ids.hpp"
 
 namespace bifolio::test {
 namespace {
@@ -188,21 +189,16 @@ TEST_CASE("records that differ in anything get different keys") {
   }
   // Blocks: where the tokens end, zeros, and extra keys written as tokens.
   const content_key root = hasher.root({});
-  const auto tokens_of = [](std::initializer_list<int> ids) {
-    std::vector<token_id> tokens;
-    for (const int id : ids) tokens.push_back(token_id{id});
-    return tokens;
-  };
-  for (const auto& tokens : {tokens_of({}), tokens_of({0}), tokens_of({0, 0}), tokens_of({0, 0, 0}), tokens_of({1}),
-                             tokens_of({1, 0}), tokens_of({0, 1}), tokens_of({-1}), tokens_of({-1, -1})}) {
+  for (const auto& tokens : {to_ids({}), to_ids({0}), to_ids({0, 0}), to_ids({0, 0, 0}), to_ids({1}), to_ids({1, 0}),
+                             to_ids({0, 1}), to_ids({-1}), to_ids({-1, -1})}) {
     is_new(hasher.next(root, tokens), "tokens of length " + std::to_string(tokens.size()));
   }
-  is_new(hasher.next({root.high, root.low}, tokens_of({1})), "a parent with its halves exchanged");
-  is_new(hasher.next(hasher.next(root, tokens_of({1})), tokens_of({1})), "the same block twice in a row");
+  is_new(hasher.next({root.high, root.low}, to_ids({1})), "a parent with its halves exchanged");
+  is_new(hasher.next(hasher.next(root, to_ids({1})), to_ids({1})), "the same block twice in a row");
 
   const std::string a = "a", a0("a\0", 2), none, digest(32, 'd');
   const auto with = [&](const std::vector<extra_key>& extras) {
-    return hasher.next(root, tokens_of({1, 2, 3, 4}), pack_extras(extras, 0));
+    return hasher.next(root, to_ids({1, 2, 3, 4}), pack_extras(extras, 0));
   };
   is_new(with({}), "no extra key");
   is_new(with({{0, 0, value_of(none)}}), "an empty extra key");

@@ -13,6 +13,7 @@
 #include "common/cache_logic_helpers.hpp"
 #include "reference/prefix_oracle.hpp"
 #include "support/random.hpp"
+#include "support/token_ids.hpp"
 
 namespace bifolio::test {
 namespace {
@@ -96,7 +97,7 @@ class random_run {
       extras.push_back({static_cast<std::int64_t>(i), kind, {}});
       extra_texts[static_cast<std::int64_t>(i / size)] += std::to_string(i) + ":" + std::to_string(kind) + " ";
     }
-    const std::vector<token_id> tokens = tokens_of(ids);
+    const std::vector<token_id> tokens = to_ids(ids);
     const std::size_t num_full = ids.size() / size;
     const retention_hint hint{static_cast<block_level>(random_.between(0, 9)),
                               random_.one_in(2) ? clock_ + random_.between(0, 9) : 0};
@@ -189,7 +190,7 @@ class random_run {
     for (int b = 0; b < how_.num_blocks; ++b) {
       if (cache_.holds(block_id{b}) != oracle_.holds(b)) return "block " + std::to_string(b) + " is held or not";
       if (!oracle_.holds(b)) continue;
-      const std::vector<token_id> tokens = tokens_of(oracle_.tokens_of(b));
+      const std::vector<token_id> tokens = to_ids(oracle_.tokens_of(b));
       if (!std::ranges::equal(cache_.tokens_of(block_id{b}), tokens)) return "tokens of block " + std::to_string(b);
     }
     return replay_events();

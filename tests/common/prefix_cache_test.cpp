@@ -13,6 +13,7 @@
 
 #include "common/cache_logic_helpers.hpp"
 #include "common/interned_bytes.hpp"
+#include "support/token_ids.hpp"
 
 namespace bifolio::test {
 namespace {
@@ -36,7 +37,7 @@ struct world {
     std::vector<block_id> blocks(ids.size() / size - skip);
     cache.reserve_events(2 * static_cast<std::int64_t>(blocks.size()));
     REQUIRE(cache.allocate(blocks) == alloc_status::ok);
-    const std::vector<token_id> tokens = tokens_of(ids);
+    const std::vector<token_id> tokens = to_ids(ids);
     for (std::size_t i = 0; i < blocks.size(); ++i) {
       const auto row = std::span(tokens).subspan((skip + i) * size, size);
       after = cache.publish(blocks[i], after, row, static_cast<std::int64_t>(skip + i), hint).end;
@@ -49,7 +50,7 @@ struct world {
   /// What a look-up finds, without taking it.
   std::vector<block_id> find(const std::vector<int>& ids, const prefix_scope& scope = {},
                              std::span<const extra_key> extras = {}) {
-    const std::vector<token_id> tokens = tokens_of(ids);
+    const std::vector<token_id> tokens = to_ids(ids);
     std::vector<block_id> hits(ids.size() / static_cast<std::size_t>(cache.block_size()));
     const prefix_match match = cache.match({.tokens = tokens, .scope = scope, .extras = extras}, hits);
     hits.resize(static_cast<std::size_t>(match.num_blocks));
@@ -72,7 +73,7 @@ TEST_CASE("published blocks are found from the first one on, as far as they are 
   other[0] = 99;
   CHECK(w.find(other).empty());
   CHECK(w.find(counting(4, 4)).empty());  // the second block's tokens at the beginning are other contents
-  const std::vector<token_id> tokens = tokens_of(counting(12));
+  const std::vector<token_id> tokens = to_ids(counting(12));
   std::vector<block_id> two(2);
   CHECK(w.cache.match({.tokens = tokens}, two).num_blocks == 2);  // no more than there is room for
   for (std::size_t i = 0; i < blocks.size(); ++i) {
@@ -91,7 +92,7 @@ TEST_CASE("looking up takes nothing, taking counts, and what was found is taken 
   CHECK(w.find(counting(6)) == blocks);
   CHECK(w.pool.digest() == before);
   CHECK(w.cache.stats().num_lookups == 0);
-  const std::vector<token_id> tokens = tokens_of(counting(7));
+  const std::vector<token_id> tokens = to_ids(counting(7));
   std::vector<block_id> hits(3);
   const prefix_match match = w.cache.match_and_pin({.tokens = tokens}, hits);
   CHECK(match.num_blocks == 3);
@@ -116,7 +117,7 @@ TEST_CASE("idle contents are evicted least recently used first, the tail of a se
   w.pool.release(first);
   w.pool.release(second);
   CHECK(w.free_order() == std::vector{5, 6, 7, 2, 1, 0, 4, 3});
-  const std::vector<token_id> tokens = tokens_of(counting(6));
+  const std::vector<token_id> tokens = to_ids(counting(6));
   std::vector<block_id> hits(2);
   REQUIRE(w.cache.match_and_pin({.tokens = tokens}, hits).num_blocks == 2);
   w.pool.release(hits);
@@ -139,7 +140,7 @@ TEST_CASE("a block that was just taken is not evicted while another one is idle"
   w.pool.release(old);
   w.pool.release(recent);
   // Several prompts in one step: all take what they find before anything is allocated for any of them.
-  const std::vector<token_id> one = tokens_of(counting(6)), two = tokens_of(counting(2, 100));
+  const std::vector<token_id> one = to_ids(counting(6)), two = to_ids(counting(2, 100));
   std::vector<block_id> hits_one(3), hits_two(1);
   REQUIRE(w.cache.match_and_pin({.tokens = one}, hits_one).num_blocks == 3);
   REQUIRE(w.cache.match_and_pin({.tokens = two}, hits_two).num_blocks == 1);
@@ -199,7 +200,7 @@ TEST_CASE("the second block with the same contents is a duplicate: the first one
   w.cache.reserve_events(8);
   std::vector<block_id> second(2);
   REQUIRE(w.cache.allocate(second) == alloc_status::ok);
-  const std::vector<token_id> tokens = tokens_of(counting(4));
+  const std::vector<token_id> tokens = to_ids(counting(4));
   publish_result result = w.cache.publish(second[0], w.cache.root(default_scope), std::span(tokens).first(2), 0);
   CHECK(result.duplicate_of == first[0]);
   CHECK(result.end == w.cache.chain_at(first[0]));
@@ -223,7 +224,7 @@ TEST_CASE("publishing a block again under its own name changes nothing") {
   world w(8, {.block_size = 2, .record_events = true});
   const std::vector<block_id> blocks = w.publish(counting(6));
   const std::uint64_t before = w.cache.digest();
-  const std::vector<token_id> tokens = tokens_of(counting(6));
+  const std::vector<token_id> tokens = to_ids(counting(6));
   prefix_chain end = w.cache.root(default_scope);
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     const publish_result again =
@@ -246,7 +247,7 @@ TEST_CASE("a block that is reused or forgotten is not found under its old name, 
   CHECK(w.pool.level(blocks[1]) == 0);
   CHECK(w.cache.stats().num_cached_blocks == 2);
   // The same tokens in the gap are new contents: what was computed behind the old ones stays out of reach.
-  const std::vector<token_id> tokens = tokens_of(counting(6));
+  const std::vector<token_id> tokens = to_ids(counting(6));
   (void)w.cache.publish(blocks[1], w.cache.chain_at(blocks[0]), std::span(tokens).subspan(2, 2), 1);
   CHECK(w.find(counting(6)) == std::vector(blocks.begin(), blocks.begin() + 2));
   CHECK(w.cache.check() == "");
@@ -283,7 +284,7 @@ TEST_CASE("equal tokens in another scope, or with other extra keys, are other co
       {{}, {{0, 1, value(image_a)}, {1, 1, value(image_a)}}},
       {{}, {{2, 1, value(image_a)}}},  // only the second block depends on it
   };
-  const std::vector<token_id> tokens = tokens_of(counting(4));
+  const std::vector<token_id> tokens = to_ids(counting(4));
   std::vector<std::vector<block_id>> published;
   std::vector<scope_id> scopes;
   for (const variant& one : variants) {
@@ -325,7 +326,7 @@ TEST_CASE("equal tokens in another scope, or with other extra keys, are other co
 
 TEST_CASE("scopes and extra keys are gone with the last one who refers to them") {
   world w(4);
-  const std::vector<token_id> tokens = tokens_of(counting(2));
+  const std::vector<token_id> tokens = to_ids(counting(2));
   const std::string image = "image";
   const std::vector<extra_key> extras{{0, 1, std::as_bytes(std::span(image.data(), image.size()))}};
   const std::vector<extra_key> others{{0, 2, {}}};
@@ -521,7 +522,7 @@ TEST_CASE("a hint that ended in a reset does not touch later contents") {
 TEST_CASE("keys made ahead find the same, keys of something else find nothing") {
   world w(60);
   const std::vector<block_id> blocks = w.publish(counting(80));  // 40: more than one group of prefetches
-  const std::vector<token_id> tokens = tokens_of(counting(81));
+  const std::vector<token_id> tokens = to_ids(counting(81));
   const scope_id scope = w.cache.acquire_scope({"other", 0});
   std::vector<content_key> keys;
   for (const std::size_t count : {std::size_t{10}, std::size_t{40}, std::size_t{41}}) {

@@ -10,6 +10,7 @@
 
 #include "generation_fixture.hpp"
 #include "loaded_model.hpp"
+#include "support/token_ids.hpp"
 
 namespace {
 

@@ -14,6 +14,7 @@
 #include "model_fixtures.hpp"
 #include "reference_files.hpp"
 #include "support/skip.hpp"
+#include "support/token_ids.hpp"
 
 namespace {
 

@@ -12,6 +12,7 @@
 #include "reference_files.hpp"
 #include "sampler.hpp"
 #include "support/skip.hpp"
+#include "support/token_ids.hpp"
 #include "tokenizer.hpp"
 
 namespace {
@@ -19,12 +20,6 @@ namespace {
 using namespace bifolio::test;
 using bifolio::token_id;
 using generate::linear;
-
-std::vector<token_id> to_ids(const std::vector<std::int32_t>& numbers) {
-  std::vector<token_id> ids;
-  for (const std::int32_t n : numbers) ids.push_back(token_id{n});
-  return ids;
-}
 
 /// Logits after every token of one sequence, fed `chunk` tokens at a time.
 std::vector<std::vector<float>> all_logits(generate::llama& model, const std::vector<token_id>& ids,

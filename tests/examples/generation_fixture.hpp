@@ -134,10 +134,4 @@ inline generate::score score_text(const generate::checkpoint& weights, const std
   return generate::score_tokens(*placed.runner, engine, ids, chunk);
 }
 
-inline std::vector<token_id> to_ids(const std::vector<std::int32_t>& numbers) {
-  std::vector<token_id> ids;
-  for (const std::int32_t n : numbers) ids.push_back(token_id{n});
-  return ids;
-}
-
 }  // namespace bifolio::test

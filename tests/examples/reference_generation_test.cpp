@@ -10,6 +10,7 @@
 #include "generation_fixture.hpp"
 #include "reference_files.hpp"
 #include "support/skip.hpp"
+#include "support/token_ids.hpp"
 
 namespace {
 

@@ -320,44 +320,48 @@ TEST_CASE("blocks that preemption takes from a step in flight are handed out whe
 }
 
 TEST_CASE("who waits for more blocks than are free keeps later ones from taking these, and preempts nobody") {
-  kv_cache_manager manager({.block_size = 2, .num_blocks = 14, .watermark = 0});
-  scheduler plans(manager, {.max_running = 16, .max_chunk_tokens = 3, .max_steps_in_flight = 2});
-  // By rank, with the blocks that they want in the third step.
-  const request_id beams = ask(plans, {.prompt = tokens_from(10, 2), .max_new_tokens = 3, .beam_width = 2});  // 2
-  const request_id beam = ask(plans, {.prompt = tokens_from(20, 2), .max_new_tokens = 3, .beam_width = 1});   // 1
-  const request_id in_place = ask(plans, {.prompt = tokens_from(30, 2), .max_new_tokens = 9});                // 0
-  const request_id guesses = ask(plans, {.prompt = tokens_from(40, 3), .max_new_tokens = 9, .max_draft_tokens = 2});
-  const request_id grows = ask(plans, {.prompt = tokens_from(50, 3), .max_new_tokens = 9});  // 1
-  const request_id ends = ask(plans, {.prompt = tokens_from(60, 1), .max_new_tokens = 1});
-  const request_id prompt = ask(plans, {.prompt = tokens_from(70, 7), .max_new_tokens = 9});  // 1
-  const step_plan first = plans.schedule();
-  REQUIRE(first.seqs.size() == 7);
-  const step_plan second = plans.schedule();
-  CHECK(second.seqs.size() == 3);
-  CHECK(manager.num_free_blocks() == 2);
-  const seq_id foreign = manager.allocate(1).seq;
-  CHECK(plans.commit(first, any_tokens(first)).size() == 1);
-  CHECK(manager.pool().num_fenced() == 1);  // of the one that ended, until the second step is committed
-  CHECK(row_of(second, ends) == nullptr);
-  const request_id waits = ask(plans, {.prompt = tokens_from(80, 1), .max_new_tokens = 1});
-  plans.propose(guesses, 0, std::vector{token_id{1}, token_id{2}});
-  const step_plan third = plans.schedule();
-  CHECK(third.preempted.empty());
-  CHECK(manager.num_free_blocks() == 1);
-  CHECK(row_of(third, beams) == nullptr);
-  CHECK(row_of(third, beam) == nullptr);
-  CHECK(row_of(third, grows) == nullptr);
-  CHECK(row_of(third, prompt) == nullptr);
-  CHECK(row_of(third, waits) == nullptr);
-  REQUIRE(row_of(third, in_place) != nullptr);
-  REQUIRE(row_of(third, guesses) != nullptr);
-  CHECK(row_of(third, guesses)->num_drafts == 0);
-  manager.free(foreign);
-  (void)plans.commit(second, any_tokens(second));
-  const step_plan fourth = plans.schedule();
-  CHECK(row_of(fourth, beams) != nullptr);
-  CHECK(row_of(fourth, beams, 1) != nullptr);
-  CHECK(plans.check() == "");
+  for (const bool with_prompt : {false, true}) {
+    CAPTURE(with_prompt);
+    kv_cache_manager manager({.block_size = 2, .num_blocks = with_prompt ? 14 : 11, .watermark = 0});
+    scheduler plans(manager, {.max_running = 16, .max_chunk_tokens = 3, .max_steps_in_flight = 2});
+    // By rank, with the blocks that they want in the third step.
+    const request_id beams = ask(plans, {.prompt = tokens_from(10, 2), .max_new_tokens = 3, .beam_width = 2});  // 2
+    const request_id beam = ask(plans, {.prompt = tokens_from(20, 2), .max_new_tokens = 3, .beam_width = 1});   // 1
+    const request_id in_place = ask(plans, {.prompt = tokens_from(30, 2), .max_new_tokens = 9});                // 0
+    const request_id guesses = ask(plans, {.prompt = tokens_from(40, 3), .max_new_tokens = 9, .max_draft_tokens = 2});
+    const request_id grows = ask(plans, {.prompt = tokens_from(50, 3), .max_new_tokens = 9});  // 1
+    const request_id ends = ask(plans, {.prompt = tokens_from(60, 1), .max_new_tokens = 1});
+    request_id prompt = invalid_request;
+    if (with_prompt) prompt = ask(plans, {.prompt = tokens_from(70, 7), .max_new_tokens = 9});  // 1
+    const step_plan first = plans.schedule();
+    REQUIRE(first.seqs.size() == (with_prompt ? 7 : 6));
+    const step_plan second = plans.schedule();
+    CHECK(second.seqs.size() == (with_prompt ? 3 : 2));
+    CHECK(manager.num_free_blocks() == 2);
+    const seq_id foreign = manager.allocate(1).seq;
+    CHECK(plans.commit(first, any_tokens(first)).size() == 1);
+    CHECK(manager.pool().num_fenced() == 1);  // of the one that ended, until the second step is committed
+    CHECK(row_of(second, ends) == nullptr);
+    const request_id waits = ask(plans, {.prompt = tokens_from(80, 1), .max_new_tokens = 1});
+    plans.propose(guesses, 0, std::vector{token_id{1}, token_id{2}});
+    const step_plan third = plans.schedule();
+    CHECK(third.preempted.empty());
+    CHECK(manager.num_free_blocks() == 1);
+    CHECK(row_of(third, beams) == nullptr);
+    CHECK(row_of(third, beam) == nullptr);
+    CHECK(row_of(third, grows) == nullptr);
+    CHECK(row_of(third, prompt) == nullptr);
+    CHECK(row_of(third, waits) == nullptr);
+    REQUIRE(row_of(third, in_place) != nullptr);
+    REQUIRE(row_of(third, guesses) != nullptr);
+    CHECK(row_of(third, guesses)->num_drafts == 0);
+    manager.free(foreign);
+    (void)plans.commit(second, any_tokens(second));
+    const step_plan fourth = plans.schedule();
+    CHECK(row_of(fourth, beams) != nullptr);
+    CHECK(row_of(fourth, beams, 1) != nullptr);
+    CHECK(plans.check() == "");
+  }
 }
 
 TEST_CASE("a prompt that waits for more blocks than are free does so too") {

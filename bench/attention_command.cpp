@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "attention_setting.hpp"
+#include "checks.hpp"
 #include "commands.hpp"
 #include "probe.hpp"
 
@@ -121,7 +122,7 @@ class attention_bench {
     const auto start = std::chrono::steady_clock::now();
     const errc code = where_.attention(plan_, params_);
     const double seconds = seconds_since(start);
-    if (code != errc::ok) throw error(code, "attention was refused: " + std::string(to_string(code)));
+    require_ok(code, "attention");
     return seconds;
   }
 
@@ -204,9 +205,7 @@ void run_attention(const attention_options& options, report& out) {
   require_range("--q-heads", options.q_heads, 1, 1 << 16);
   require_range("--head-dim", options.head_dim, 1, 1 << 16);
   require_range("--repeats", options.repeats, 1, 1'000'000);
-  if (!(options.seconds >= 0)) {
-    throw error(errc::invalid_argument, "--min-time is " + std::to_string(options.seconds) + "; it must be 0 or more");
-  }
+  require_min_time(options.seconds);
   const std::vector<setting> settings = settings_of(options);
   const device where = parse_device(options.device);
   if (where.type == device_type::cuda) {

@@ -2,17 +2,10 @@
 #include "attention_setting.hpp"
 
 #include <algorithm>
-#include <bifolio/error.hpp>
 #include <cstring>
 #include <random>
 
 namespace bifolio::bench {
-
-void require_range(const char* option, std::int64_t value, std::int64_t low, std::int64_t high) {
-  if (value >= low && value <= high) return;
-  throw error(errc::invalid_argument, std::string(option) + " is " + std::to_string(value) + "; it must be " +
-                                          std::to_string(low) + " to " + std::to_string(high));
-}
 
 // Speed matters more than quality.
 void fill_values(void* data, dtype type, std::int64_t count, std::uint64_t seed) {

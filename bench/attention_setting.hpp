@@ -49,9 +49,6 @@ struct setting {
   layout_kind layout = layout_kind::hnd;
 };
 
-/// Throws `error` (invalid_argument) naming the option when `value` is outside [low, high].
-void require_range(const char* option, std::int64_t value, std::int64_t low, std::int64_t high);
-
 /// Finite values of about N(0, 1)/2 in any dtype.
 void fill_values(void* data, dtype type, std::int64_t count, std::uint64_t seed);
 

@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "attention_setting.hpp"
 #include "cache_ops_options.hpp"
+#include "checks.hpp"
 #include "commands.hpp"
 #include "probe.hpp"
 
@@ -199,7 +199,7 @@ class cache_ops_bench {
       const auto start = std::chrono::steady_clock::now();
       const errc code = call();
       const double seconds = seconds_since(start);
-      if (code != errc::ok) throw error(code, op + " was refused: " + std::string(to_string(code)));
+      require_ok(code, op);
       if (i < 2) continue;  // warm up
       times.push_back(seconds);
       total += seconds;
@@ -230,10 +230,7 @@ void run_cache_ops(const cache_ops_options& options, report& out) {
   require_range("--tokens", options.tokens, 1, 1 << 24);
   require_range("--pool-mib", options.pool_mib, 1, 1 << 20);
   require_range("--repeats", options.repeats, 1, 1'000'000);
-  if (!(options.seconds > 0)) {
-    throw error(errc::invalid_argument,
-                "--min-time is " + std::to_string(options.seconds) + "; it must be above 0 seconds");
-  }
+  require_min_time(options.seconds);
   const device where = parse_device(options.device);
   if (where.type == device_type::cuda) {
     run_cuda_cache_ops(options, out);

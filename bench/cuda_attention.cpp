@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <bifolio/backend.hpp>
 #include <bifolio/buffer.hpp>
-#include <bifolio/error.hpp>
 #include <chrono>
 #include <cmath>
 #include <functional>
@@ -12,15 +11,12 @@
 #include <random>
 
 #include "attention_setting.hpp"
+#include "checks.hpp"
 #include "cuda_timing.hpp"
 #include "probe.hpp"
 
 namespace bifolio::bench {
 namespace {
-
-void require_ok(errc code, const char* what) {
-  if (code != errc::ok) throw error(code, std::string(what) + " was refused: " + std::string(to_string(code)));
-}
 
 template <class T>
 buffer uploaded(backend& where, const std::vector<T>& values) {

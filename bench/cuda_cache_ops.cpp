@@ -11,16 +11,12 @@
 #include <numeric>
 #include <random>
 
-#include "attention_setting.hpp"
 #include "cache_ops_options.hpp"
+#include "checks.hpp"
 #include "cuda_timing.hpp"
 
 namespace bifolio::bench {
 namespace {
-
-void require_ok(errc code, const std::string& what) {
-  if (code != errc::ok) throw error(code, what + " was refused: " + std::string(to_string(code)));
-}
 
 struct pool {
   buffer memory;

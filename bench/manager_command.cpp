@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // bifolio_bench manager: what the cache logic costs on one core, in CPU time of the thread. Each row says in which
-// order ids were visited:
-//   "random": every sequence or block of the pool in a random permutation, so that nearly every access misses the
-//   caches "batch": the same 256 sequences (chosen at random) again and again, as the steps of one decode batch do "in
-//   order": ids as they were handed out
+// order ids were visited. "random": every sequence or block of the pool in a random permutation, so that nearly every
+// access misses the caches. "batch": the same 256 sequences (chosen at random) again and again, as the steps of one
+// decode batch do. "in order": ids as they were handed out.
 #include <algorithm>
 #include <bifolio/error.hpp>
 #include <bifolio/kv_cache_manager.hpp>
@@ -19,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "checks.hpp"
 #include "commands.hpp"
 #include "prefix_rows.hpp"
 #include "row_timer.hpp"
@@ -33,12 +33,6 @@ struct manager_options {
   std::int32_t rounds = 21;
   std::uint64_t seed = 1;
 };
-
-void require_range(const char* option, std::int64_t value, std::int64_t low, std::int64_t high) {
-  if (value >= low && value <= high) return;
-  throw error(errc::invalid_argument, std::string(option) + " is " + std::to_string(value) + "; it must be " +
-                                          std::to_string(low) + " to " + std::to_string(high));
-}
 
 void require_ok(alloc_status status, const char* what) {
   if (status != alloc_status::ok) {

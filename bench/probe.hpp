@@ -38,6 +38,7 @@ class read_probe {
 
 /// Fused multiply-adds on registers alone, widest vectors of this machine, all lanes: GFLOP/s (2 per element).
 [[nodiscard]] double fma_gflop_per_second(executor& lanes, double seconds = 0.3);
+
 /// What a CUDA device's memory gives: one row for reading, setting, copying, and reading shuffled chunks. Throws
 /// `error`: unsupported without one.
 void run_cuda_probe(std::int32_t device_index, std::int64_t mebibytes, report& out);

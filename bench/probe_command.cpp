@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // bifolio_bench probe: the two limits that the other subcommands are measured against.
 #include <bifolio/device.hpp>
-#include <bifolio/error.hpp>
 #include <bifolio/executor.hpp>
 #include <memory>
 #include <string>
 #include <thread>
 
+#include "checks.hpp"
 #include "commands.hpp"
 #include "probe.hpp"
 
@@ -22,13 +22,8 @@ struct probe_options {
 };
 
 void run_probe(const probe_options& options, report& out) {
-  if (!(options.seconds > 0)) {
-    throw error(errc::invalid_argument,
-                "--min-time is " + std::to_string(options.seconds) + "; it must be above 0 seconds");
-  }
-  if (options.mebibytes < 64 || options.mebibytes > (1 << 20)) {
-    throw error(errc::invalid_argument, "--mib is " + std::to_string(options.mebibytes) + "; it must be 64 to 1048576");
-  }
+  require_min_time(options.seconds);
+  require_range("--mib", options.mebibytes, 64, 1 << 20);
   if (const device where = parse_device(options.device); where.type == device_type::cuda) {
     run_cuda_probe(where.index, options.mebibytes, out);
     return;

@@ -4,17 +4,15 @@
 #include <algorithm>
 #include <bifolio/backend.hpp>
 #include <bifolio/buffer.hpp>
-#include <bifolio/error.hpp>
 #include <chrono>
 #include <cstring>
-#include <functional>
 #include <memory>
-#include <numeric>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
 
-#include "cache_ops_options.hpp"
+#include "cache_ops_setting.hpp"
 #include "checks.hpp"
 #include "commands.hpp"
 #include "probe.hpp"
@@ -56,17 +54,12 @@ class copy_probe {
   buffer dst_;
 };
 
-/// A pool of one layer, every block written to once.
-struct pool {
-  buffer memory;
-  kv_cache_view view;
-
-  pool(const kv_layout& layout, std::int64_t num_blocks)
-      : memory(default_host_memory(), static_cast<std::size_t>(num_blocks * layout.block_bytes())) {
-    std::memset(memory.data(), 0, memory.num_bytes());
-    view = {memory.data(), memory.as<std::byte>() + memory.num_bytes() / 2, num_blocks, layout};
-  }
-};
+/// Every block written to once.
+pool written_pool(const kv_layout& layout, std::int64_t num_blocks) {
+  pool result(default_host_memory(), layout, num_blocks);
+  std::memset(result.memory.data(), 0, result.memory.num_bytes());
+  return result;
+}
 
 class cache_ops_bench {
  public:
@@ -74,50 +67,14 @@ class cache_ops_bench {
       : options_(options), where_(where), probe_(lanes), out_(out), random_(options.seed) {}
 
   void run() {
-    for (const auto& op : options_.ops) {
-      if (op == "append" || op == "gather") {
-        for_each_layout([&](const kv_layout& layout) {
-          for (const auto& type : options_.dtypes) transfer(op, layout, parse_dtype(type));
-        });
-      } else if (op == "copy" || op == "swap") {
-        for_each_layout([&](const kv_layout& layout) { move_blocks(op, layout, layout); });
-      } else if (op == "convert") {
-        for_each_layout([&](const kv_layout& from) {
-          for_each_layout([&](const kv_layout& to) {
-            if (from != to) move_blocks(op, from, to);
-          });
-        });
-      } else {
-        throw error(errc::invalid_argument, "--ops '" + op + "' is not one of append, gather, copy, swap, convert");
-      }
-    }
+    for_each_row(
+        options_, [&](const auto& op, const auto& layout, dtype rows_type) { transfer(op, layout, rows_type); },
+        [&](const auto& op, const auto& from, const auto& to) { move_blocks(op, from, to); });
   }
 
  private:
-  void for_each_layout(const std::function<void(const kv_layout&)>& body) const {
-    for (const auto& kind : options_.layouts) {
-      for (const auto& type : options_.kv_dtypes) {
-        body(make_layout(parse_layout(kind), parse_dtype(type), options_.kv_heads, options_.head_dim,
-                         options_.block_size));
-      }
-    }
-  }
-
-  /// Blocks of one call, and as many as fill the pool.
-  [[nodiscard]] std::int64_t blocks_per_call() const { return blocks_for(options_.tokens, options_.block_size); }
-  [[nodiscard]] std::int64_t pool_blocks(const kv_layout& layout) const {
-    const std::int64_t blocks = (options_.pool_mib << 20) / layout.block_bytes();
-    return std::max(blocks, 2 * blocks_per_call());
-  }
-  [[nodiscard]] std::vector<std::int32_t> shuffled(std::int64_t count) {
-    std::vector<std::int32_t> ids(static_cast<std::size_t>(count));
-    std::iota(ids.begin(), ids.end(), 0);
-    std::shuffle(ids.begin(), ids.end(), random_);
-    return ids;
-  }
-
   void transfer(const std::string& op, const kv_layout& layout, dtype rows_type) {
-    pool cache(layout, pool_blocks(layout));
+    const pool cache = written_pool(layout, pool_blocks(options_, layout, 1));
     const std::int64_t tokens = options_.tokens;
     const std::int64_t row_elements = std::int64_t{layout.num_kv_heads} * layout.head_dim;
     const auto row_bytes = static_cast<std::size_t>(tokens * row_elements) * size_of(rows_type);
@@ -129,7 +86,7 @@ class cache_ops_bench {
     tensor_view k = dense_view<void>(rows.data(), rows_type, tokens, layout.num_kv_heads, layout.head_dim);
     tensor_view v = k;
 
-    const std::vector<std::int32_t> order = shuffled(cache.view.num_blocks);
+    const std::vector<std::int32_t> order = shuffled_blocks(cache.view.num_blocks, random_);
     std::vector<std::int64_t> slots(static_cast<std::size_t>(tokens));
     std::size_t next = 0;
     std::size_t set = 0;
@@ -143,31 +100,28 @@ class cache_ops_bench {
                                       static_cast<std::int32_t>(i % static_cast<std::size_t>(layout.block_size)),
                                       layout.block_size));
       }
-      next += static_cast<std::size_t>(blocks_per_call());
+      next += static_cast<std::size_t>(blocks_per_call(options_));
     };
     const bool stores = op == "append";
     const auto call = [&] {
       return stores ? where_.append({cache.view, as_const(k), as_const(v), slots.data()})
                     : where_.gather({cache.view, k, v, slots.data()});
     };
-    const double bytes = 2.0 * static_cast<double>(tokens * row_elements) *
-                         static_cast<double>(size_of(rows_type) + size_of(layout.type));
-    const std::string rows_name = "rows " + std::string(to_string(rows_type));
-    measure(op, stores ? rows_name : name_of(layout), stores ? name_of(layout) : rows_name, bytes, prepare, call);
+    measure(transfer_op(options_, op, layout, rows_type), prepare, call);
   }
 
   void move_blocks(const std::string& op, const kv_layout& from, const kv_layout& to) {
-    pool src(from, pool_blocks(from));
-    std::unique_ptr<pool> other;
-    if (op != "copy") other = std::make_unique<pool>(to, pool_blocks(to));
-    const kv_cache_view dst = other == nullptr ? src.view : other->view;
-    const std::vector<std::int32_t> sources = shuffled(src.view.num_blocks);
-    const std::vector<std::int32_t> targets = other == nullptr ? sources : shuffled(dst.num_blocks);
-    std::vector<block_copy> pairs(static_cast<std::size_t>(blocks_per_call()));
+    const pool src = written_pool(from, pool_blocks(options_, from, 1));
+    std::optional<pool> other;
+    if (op != "copy") other = written_pool(to, pool_blocks(options_, to, 1));
+    const kv_cache_view dst = other ? other->view : src.view;
+    const std::vector<std::int32_t> sources = shuffled_blocks(src.view.num_blocks, random_);
+    const std::vector<std::int32_t> targets = other ? shuffled_blocks(dst.num_blocks, random_) : sources;
+    std::vector<block_copy> pairs(static_cast<std::size_t>(blocks_per_call(options_)));
     std::size_t next = 0;
     const auto prepare = [&] {
       // Within one cache: from one half of the order to the other.
-      const std::size_t ahead = other == nullptr ? sources.size() / 2 : 0;
+      const std::size_t ahead = other ? 0 : sources.size() / 2;
       for (block_copy& pair : pairs) {
         pair = {block_id{sources[next % sources.size()]}, block_id{targets[(next + ahead) % targets.size()]}};
         ++next;
@@ -178,18 +132,12 @@ class cache_ops_bench {
       if (op == "swap") return where_.swap_blocks({&src.view, 1}, {&dst, 1}, pairs);
       return where_.convert_blocks(src.view, dst, pairs);
     };
-    const double bytes =
-        static_cast<double>(blocks_per_call()) * static_cast<double>(from.block_bytes() + to.block_bytes());
-    measure(op, name_of(from), name_of(to), bytes, prepare, call);
-  }
-
-  static std::string name_of(const kv_layout& layout) {
-    return std::string(to_string(layout.kind)) + " " + std::string(to_string(layout.type));
+    const std::int64_t bytes = blocks_per_call(options_) * (from.block_bytes() + to.block_bytes());
+    measure({op, name_of(from), name_of(to), static_cast<double>(bytes)}, prepare, call);
   }
 
   template <class Prepare, class Call>
-  void measure(const std::string& op, const std::string& from, const std::string& to, double bytes,
-               const Prepare& prepare, const Call& call) {
+  void measure(const cache_op& op, const Prepare& prepare, const Call& call) {
     const double probe_before = probe_.gb_per_second(options_.seconds / 4);
     std::vector<double> times;
     double total = 0;
@@ -199,24 +147,13 @@ class cache_ops_bench {
       const auto start = std::chrono::steady_clock::now();
       const errc code = call();
       const double seconds = seconds_since(start);
-      require_ok(code, op);
+      require_ok(code, op.name);
       if (i < 2) continue;  // warm up
       times.push_back(seconds);
       total += seconds;
     }
     const double probe_gb_s = (probe_before + probe_.gb_per_second(options_.seconds / 4)) / 2;
-    const summary time = summarize(times);
-    const double gb_s = bytes / time.median * 1e-9;
-    out_.add({{"op", op},
-              {"from", from},
-              {"to", to},
-              {"tokens", std::int64_t{options_.tokens}},
-              {"time_us", time.median * 1e6},
-              {"p10_us", time.p10 * 1e6},
-              {"p90_us", time.p90 * 1e6},
-              {"gb_s", gb_s},
-              {"memcpy_gb_s", probe_gb_s},
-              {"share_of_memcpy", gb_s / probe_gb_s}});
+    out_.add(cache_ops_row(options_, op, summarize(times), probe_gb_s));
   }
 
   cache_ops_options options_;

@@ -3,7 +3,7 @@
 #include <bifolio/backend.hpp>
 
 #include "attention_setting.hpp"
-#include "cache_ops_options.hpp"
+#include "cache_ops_setting.hpp"
 #include "probe.hpp"
 
 namespace bifolio::bench {

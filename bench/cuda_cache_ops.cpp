@@ -8,24 +8,14 @@
 #include <bifolio/buffer.hpp>
 #include <bifolio/error.hpp>
 #include <functional>
-#include <numeric>
 #include <random>
 
-#include "cache_ops_options.hpp"
+#include "cache_ops_setting.hpp"
 #include "checks.hpp"
 #include "cuda_timing.hpp"
 
 namespace bifolio::bench {
 namespace {
-
-struct pool {
-  buffer memory;
-  kv_cache_view view;
-  pool(memory_resource& from, const kv_layout& layout, std::int64_t num_blocks)
-      : memory(from, static_cast<std::size_t>(num_blocks * layout.block_bytes())) {
-    view = {memory.data(), memory.as<std::byte>() + memory.num_bytes() / 2, num_blocks, layout};
-  }
-};
 
 class cuda_cache_ops_bench {
  public:
@@ -34,89 +24,59 @@ class cuda_cache_ops_bench {
 
   void run() {
     copy_gb_s_ = measure_memory(timer_, std::size_t{1} << 30, 0.1).copy;
-    for (const auto& op : options_.ops) {
-      for_each_layout([&](const kv_layout& layout) {
-        if (op == "append" || op == "gather") {
-          for (const auto& type : options_.dtypes) transfer(op, layout, parse_dtype(type));
-        } else if (op == "copy") {
-          copy(layout);
-        } else if (op == "swap") {
-          swap(layout);
-        } else if (op == "convert") {
-          for_each_layout([&](const kv_layout& to) {
-            if (layout != to) convert(layout, to);
-          });
-        } else {
-          throw error(errc::invalid_argument, "--ops '" + op + "' is not one of append, gather, copy, swap, convert");
-        }
-      });
-    }
+    for_each_row(
+        options_, [&](const auto& op, const auto& layout, dtype rows_type) { transfer(op, layout, rows_type); },
+        [&](const auto& op, const auto& from, const auto& to) {
+          if (op == "copy") return copy(from);
+          if (op == "swap") return swap(from);
+          convert(from, to);
+        });
   }
 
  private:
   static constexpr std::int32_t calls = 8;
 
-  void for_each_layout(const std::function<void(const kv_layout&)>& body) const {
-    for (const auto& kind : options_.layouts) {
-      for (const auto& type : options_.kv_dtypes) {
-        body(make_layout(parse_layout(kind), parse_dtype(type), options_.kv_heads, options_.head_dim,
-                         options_.block_size));
-      }
-    }
+  [[nodiscard]] pool device_pool(const kv_layout& layout) const {
+    return {where_.memory(), layout, pool_blocks(options_, layout, calls)};
   }
-  [[nodiscard]] std::int64_t blocks_per_call() const { return blocks_for(options_.tokens, options_.block_size); }
-  [[nodiscard]] std::int64_t pool_blocks(const kv_layout& layout) const {
-    return std::max((options_.pool_mib << 20) / layout.block_bytes(), 2 * calls * blocks_per_call());
-  }
-  [[nodiscard]] std::vector<std::int32_t> shuffled(std::int64_t count) {
-    std::vector<std::int32_t> ids(static_cast<std::size_t>(count));
-    std::iota(ids.begin(), ids.end(), 0);
-    std::shuffle(ids.begin(), ids.end(), random_);
-    return ids;
-  }
-  static std::string name_of(const kv_layout& layout) {
-    return std::string(to_string(layout.kind)) + " " + std::string(to_string(layout.type));
+  [[nodiscard]] double bytes_of_call(const kv_layout& layout) const {
+    return static_cast<double>(blocks_per_call(options_) * layout.block_bytes());
   }
 
   void transfer(const std::string& op, const kv_layout& layout, dtype rows_type) {
-    const pool cache(where_.memory(), layout, pool_blocks(layout));
+    const pool cache = device_pool(layout);
     const std::int64_t row_elements = std::int64_t{layout.num_kv_heads} * layout.head_dim;
     const auto half = static_cast<std::size_t>(options_.tokens * row_elements) * size_of(rows_type);
     buffer rows(where_.memory(), 2 * half * calls);
     fill_on_device(rows.data(), rows.num_bytes(), static_cast<int>(rows_type), options_.seed);
-    const std::vector<std::int32_t> order = shuffled(cache.view.num_blocks);
+    const std::vector<std::int32_t> order = shuffled_blocks(cache.view.num_blocks, random_);
     std::vector<std::int64_t> slots;
     for (std::int64_t call = 0; call < calls; ++call) {
       for (std::int64_t t = 0; t < options_.tokens; ++t) {
-        const auto block = static_cast<std::size_t>(call * blocks_per_call() + t / layout.block_size);
+        const auto block = static_cast<std::size_t>(call * blocks_per_call(options_) + t / layout.block_size);
         slots.push_back(std::int64_t{order[block]} * layout.block_size + t % layout.block_size);
       }
     }
     buffer device_slots(where_.memory(), slots.size() * sizeof(std::int64_t));
     require_ok(where_.upload(device_slots.data(), slots.data(), device_slots.num_bytes(), {}), "upload");
     require_ok(where_.synchronize({}), "upload");
-    const std::string rows_name = "rows " + std::string(to_string(rows_type));
     const bool stores = op == "append";
-    const double bytes = 2.0 * static_cast<double>(options_.tokens * row_elements) *
-                         static_cast<double>(size_of(rows_type) + size_of(layout.type));
-    measure(op, stores ? rows_name : name_of(layout), stores ? name_of(layout) : rows_name, bytes, copy_gb_s_,
-            [&](std::int32_t call) {
-              auto* const base = rows.as<std::byte>() + static_cast<std::size_t>(call) * 2 * half;
-              const tensor_view k =
-                  dense_view<void>(base, rows_type, options_.tokens, layout.num_kv_heads, layout.head_dim);
-              tensor_view v = k;
-              v.data = base + half;
-              const std::int64_t* const list = device_slots.as<std::int64_t>() + call * options_.tokens;
-              return stores ? where_.append({cache.view, as_const(k), as_const(v), list}, timer_.stream())
-                            : where_.gather({cache.view, k, v, list}, timer_.stream());
-            });
+    measure(transfer_op(options_, op, layout, rows_type), copy_gb_s_, [&](std::int32_t call) {
+      auto* const base = rows.as<std::byte>() + static_cast<std::size_t>(call) * 2 * half;
+      const tensor_view k = dense_view<void>(base, rows_type, options_.tokens, layout.num_kv_heads, layout.head_dim);
+      tensor_view v = k;
+      v.data = base + half;
+      const std::int64_t* const list = device_slots.as<std::int64_t>() + call * options_.tokens;
+      return stores ? where_.append({cache.view, as_const(k), as_const(v), list}, timer_.stream())
+                    : where_.gather({cache.view, k, v, list}, timer_.stream());
+    });
   }
 
   std::vector<block_copy> pairs_of(const std::vector<std::int32_t>& sources, const std::vector<std::int32_t>& targets,
                                    std::int32_t call, std::size_t ahead) const {
     std::vector<block_copy> pairs;
-    const auto first = static_cast<std::size_t>(call * blocks_per_call());
-    for (std::size_t i = 0; i < static_cast<std::size_t>(blocks_per_call()); ++i) {
+    const auto first = static_cast<std::size_t>(call * blocks_per_call(options_));
+    for (std::size_t i = 0; i < static_cast<std::size_t>(blocks_per_call(options_)); ++i) {
       pairs.push_back(
           {block_id{sources[(first + i) % sources.size()]}, block_id{targets[(first + i + ahead) % targets.size()]}});
     }
@@ -124,22 +84,19 @@ class cuda_cache_ops_bench {
   }
 
   void copy(const kv_layout& layout) {
-    const pool cache(where_.memory(), layout, pool_blocks(layout));
-    const std::vector<std::int32_t> order = shuffled(cache.view.num_blocks);
-    measure(
-        "copy", name_of(layout), name_of(layout), 2.0 * static_cast<double>(blocks_per_call() * layout.block_bytes()),
-        copy_gb_s_, [&](std::int32_t call) {
-          return where_.copy_blocks({&cache.view, 1}, pairs_of(order, order, call, order.size() / 2), timer_.stream());
-        });
+    const pool cache = device_pool(layout);
+    const std::vector<std::int32_t> order = shuffled_blocks(cache.view.num_blocks, random_);
+    measure({"copy", name_of(layout), name_of(layout), 2 * bytes_of_call(layout)}, copy_gb_s_, [&](std::int32_t call) {
+      return where_.copy_blocks({&cache.view, 1}, pairs_of(order, order, call, order.size() / 2), timer_.stream());
+    });
   }
 
   void convert(const kv_layout& from, const kv_layout& to) {
-    const pool src(where_.memory(), from, pool_blocks(from));
-    const pool dst(where_.memory(), to, pool_blocks(to));
-    const std::vector<std::int32_t> sources = shuffled(src.view.num_blocks);
-    const std::vector<std::int32_t> targets = shuffled(dst.view.num_blocks);
-    measure("convert", name_of(from), name_of(to),
-            static_cast<double>(blocks_per_call() * (from.block_bytes() + to.block_bytes())), copy_gb_s_,
+    const pool src = device_pool(from);
+    const pool dst = device_pool(to);
+    const std::vector<std::int32_t> sources = shuffled_blocks(src.view.num_blocks, random_);
+    const std::vector<std::int32_t> targets = shuffled_blocks(dst.view.num_blocks, random_);
+    measure({"convert", name_of(from), name_of(to), bytes_of_call(from) + bytes_of_call(to)}, copy_gb_s_,
             [&](std::int32_t call) {
               return where_.convert_blocks(src.view, dst.view, pairs_of(sources, targets, call, 0), timer_.stream());
             });
@@ -160,42 +117,31 @@ class cuda_cache_ops_bench {
   }
 
   void swap(const kv_layout& layout) {
-    const std::int64_t blocks = 2 * blocks_per_call();
+    const std::int64_t blocks = 2 * blocks_per_call(options_);
     const pool on_device(where_.memory(), layout, blocks);
     const pool on_host(where_.staging_memory(), layout, blocks);
-    const std::vector<std::int32_t> sources = shuffled(blocks);
-    const std::vector<std::int32_t> targets = shuffled(blocks);
-    const double bytes = static_cast<double>(blocks_per_call() * layout.block_bytes());
+    const std::vector<std::int32_t> sources = shuffled_blocks(blocks, random_);
+    const std::vector<std::int32_t> targets = shuffled_blocks(blocks, random_);
     const auto half = on_device.memory.num_bytes() / 2;
     for (const bool out : {true, false}) {
       const pool& src = out ? on_device : on_host;
       const pool& dst = out ? on_host : on_device;
       const double limit = transfer_gb_s(dst.view.k, src.view.k, half);
-      measure(out ? "swap_out" : "swap_in", name_of(layout), name_of(layout), bytes, limit, [&](std::int32_t call) {
+      const cache_op op{out ? "swap_out" : "swap_in", name_of(layout), name_of(layout), bytes_of_call(layout)};
+      measure(op, limit, [&](std::int32_t call) {
         return where_.swap_blocks({&src.view, 1}, {&dst.view, 1}, pairs_of(sources, targets, call % 2, 0),
                                   timer_.stream());
       });
     }
   }
 
-  void measure(const std::string& op, const std::string& from, const std::string& to, double bytes, double limit,
-               const std::function<errc(std::int32_t)>& call) {
+  void measure(const cache_op& op, double limit, const std::function<errc(std::int32_t)>& call) {
     // Many calls to a graph, whose own launch takes some microseconds.
-    const bool on_device = op.rfind("swap", 0) != 0;
+    const bool on_device = op.name.rfind("swap", 0) != 0;
     const summary time = timer_.time(
-        on_device ? 8 * calls : calls, [&](std::int32_t i) { require_ok(call(i % calls), op); }, options_.repeats,
+        on_device ? 8 * calls : calls, [&](std::int32_t i) { require_ok(call(i % calls), op.name); }, options_.repeats,
         std::min(options_.seconds, 0.1));
-    const double gb_s = bytes / time.median * 1e-9;
-    out_.add({{"op", op},
-              {"from", from},
-              {"to", to},
-              {"tokens", std::int64_t{options_.tokens}},
-              {"time_us", time.median * 1e6},
-              {"p10_us", time.p10 * 1e6},
-              {"p90_us", time.p90 * 1e6},
-              {"gb_s", gb_s},
-              {"memcpy_gb_s", limit},
-              {"share_of_memcpy", gb_s / limit}});
+    out_.add(cache_ops_row(options_, op, time, limit));
   }
 
   const cache_ops_options& options_;

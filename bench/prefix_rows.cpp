@@ -197,7 +197,7 @@ class prefix_bench : row_timer {
       }
       pool_.release(taken);
     }
-    add("allocate by evicting, 90 % in use: mean", "random", "call, clock included", least);
+    add("allocate by evicting, 90 % in use: median", "random", "call, clock included", least);
     add("allocate by evicting, 90 % in use: worst", "random", "call, clock included",
         {*std::max_element(least.begin(), least.end())});
     pool_.release(hits);

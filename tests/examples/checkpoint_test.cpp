@@ -4,13 +4,13 @@
 
 #include <cstring>
 #include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "generation_fixture.hpp"
 #include "input_error.hpp"
 #include "model_fixtures.hpp"
 #include "reference_files.hpp"
+#include "support/program_run.hpp"
 
 namespace {
 
@@ -18,11 +18,6 @@ using namespace bifolio::test;
 using bifolio::token_id;
 using nlohmann::json;
 namespace fs = std::filesystem;
-
-std::string read_file(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 struct tensors {
   json header;

@@ -1,19 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // The program itself, run as its users do: options, output, exit codes.
 #include <doctest/doctest.h>
-#include <sys/wait.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "cuda/cuda_llama.hpp"
 #include "model_fixtures.hpp"
 #include "reference_files.hpp"
-#include "support/skip.hpp"
+#include "support/program_run.hpp"
 
 namespace {
 
@@ -21,37 +18,12 @@ using namespace bifolio::test;
 using nlohmann::json;
 namespace fs = std::filesystem;
 
-struct run_result {
-  int code = -1;
-  std::string out;
-  std::string err;
-};
-
-std::string quoted(const std::string& text) {
-  std::string result = "'";
-  for (const char c : text) result += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return result + "'";
-}
-
-std::string read_file(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 /// On the CPU, whatever devices this machine has, unless the arguments name one.
 run_result run(std::vector<std::string> arguments) {
   if (std::find(arguments.begin(), arguments.end(), "--device") == arguments.end()) {
     arguments.insert(arguments.begin(), {"--device", "cpu"});
   }
-  const fs::path out = scratch_directory() / "cli.out", err = scratch_directory() / "cli.err";
-  std::string command = quoted(BIFOLIO_GENERATE_PROGRAM);
-  for (const std::string& argument : arguments) command.append(" ").append(quoted(argument));
-  command.append(" >").append(quoted(out.string())).append(" 2>").append(quoted(err.string()));
-  const int status = std::system(command.c_str());
-  run_result result{WIFEXITED(status) ? WEXITSTATUS(status) : -1, read_file(out), read_file(err)};
-  INFO(command);
-  REQUIRE(result.code >= 0);  // it was not ended by a signal
-  return result;
+  return run_program(BIFOLIO_GENERATE_PROGRAM, arguments, scratch_directory() / "cli");
 }
 
 std::vector<json> lines(const std::string& text) {

@@ -8,7 +8,6 @@
 #include <cstring>
 #include <fstream>
 #include <functional>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <random>
 
@@ -18,6 +17,7 @@
 #include "loaded_model.hpp"
 #include "model_fixtures.hpp"
 #include "reference_files.hpp"
+#include "support/program_run.hpp"
 #include "tokenizer.hpp"
 
 namespace {
@@ -43,9 +43,7 @@ std::string refusal(const std::function<void()>& load) {
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 fs::path write(const std::string& name, const std::string& bytes) {
-  const fs::path path = scratch_directory() / name;
-  std::ofstream(path, std::ios::binary) << bytes;
-  return path;
+  return write_file(scratch_directory() / name, bytes);
 }
 
 std::string with_header(std::array<std::int32_t, 7> header, std::size_t more_bytes) {
@@ -127,8 +125,7 @@ TEST_CASE("a model file with a few bytes changed runs, or is refused; it does no
   CAPTURE(seed);
   std::mt19937_64 random(seed);
   const fs::path directory = tiny_hugging_face("changed", 7);
-  std::ifstream file(directory / "model.safetensors", std::ios::binary);
-  const std::string tensors(std::istreambuf_iterator<char>(file), {}), floats = tiny_llama2c(7);
+  const std::string tensors = read_file(directory / "model.safetensors"), floats = tiny_llama2c(7);
   const auto changed = [&](std::string bytes) {
     const std::size_t within = random() % 2 == 0 ? std::min<std::size_t>(bytes.size(), 64) : bytes.size();
     for (int i = 0; i < 3; ++i) bytes[random() % within] = static_cast<char>(random());
@@ -178,8 +175,7 @@ TEST_CASE("a tokenizer file cut anywhere, with a negative length, or of another 
 TEST_CASE("a safetensors file cut anywhere is refused") {
   const fs::path directory = tiny_hugging_face("cut_tensors", 7);
   static_cast<void>(generate::load_hugging_face(directory));
-  std::ifstream file(directory / "model.safetensors", std::ios::binary);
-  const std::string whole(std::istreambuf_iterator<char>(file), {});
+  const std::string whole = read_file(directory / "model.safetensors");
   for (std::size_t length = 0; length < whole.size(); length += length < 3000 ? 61 : 499) {
     CAPTURE(length);
     std::ofstream(directory / "model.safetensors", std::ios::binary) << whole.substr(0, length);

@@ -7,9 +7,10 @@
 #include <set>
 
 #include "drawing.hpp"
-#include "program_run.hpp"
 #include "serving.hpp"
+#include "support/program_run.hpp"
 #include "svg.hpp"
+#include "xml_flaw.hpp"
 
 namespace {
 

@@ -4,7 +4,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "program_run.hpp"
+#include "support/program_run.hpp"
+#include "xml_flaw.hpp"
 
 namespace {
 

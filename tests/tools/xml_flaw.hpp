@@ -1,68 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// Runs a program as its users do, and looks at what it wrote.
-
-#include <doctest/doctest.h>
-#include <sys/wait.h>
-
 #include <cctype>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace bifolio::test {
-
-struct run_result {
-  int code = -1;
-  std::string out;
-  std::string err;
-};
-
-inline std::string read_file(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-inline std::filesystem::path write_file(const std::filesystem::path& path, std::string_view text) {
-  std::filesystem::create_directories(path.parent_path());
-  std::ofstream file(path, std::ios::binary);
-  file << text << std::flush;
-  REQUIRE(file.good());
-  return path;
-}
-
-inline std::string shell_quoted(std::string_view text) {
-  std::string result = "'";
-  for (const char c : text) {
-    if (c == '\'') {
-      result += "'\\''";
-    } else {
-      result += c;
-    }
-  }
-  result += '\'';
-  return result;
-}
-
-/// Its output goes through files of `folder`, so tests that run at the same time need folders of their own.
-inline run_result run_program(const std::string& program, const std::vector<std::string>& arguments,
-                              const std::filesystem::path& folder) {
-  std::filesystem::create_directories(folder);
-  const std::filesystem::path out = folder / "out", err = folder / "err";
-  std::string command = shell_quoted(program);
-  for (const std::string& argument : arguments) command.append(" ").append(shell_quoted(argument));
-  command.append(" </dev/null >").append(shell_quoted(out.string())).append(" 2>").append(shell_quoted(err.string()));
-  const int status = std::system(command.c_str());
-  run_result result{WIFEXITED(status) ? WEXITSTATUS(status) : -1, read_file(out), read_file(err)};
-  INFO(command);
-  REQUIRE(result.code >= 0);  // it was not ended by a signal
-  return result;
-}
 
 /// Why `text` is no well-formed XML document, as far as the tools use XML (elements, attributes, entities; no
 /// comments, no CDATA); empty when it is.

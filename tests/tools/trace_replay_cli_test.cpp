@@ -55,6 +55,9 @@ TEST_CASE("--help lists every option and ends with 0") {
   CHECK(result.err.empty());
   for (const char* option : {"FILE",
                              "--format-in",
+                             "--steps-in-flight",
+                             "--host-us",
+                             "--no-progress",
                              "--requests",
                              "--trace-block-size",
                              "--blocks",

@@ -10,6 +10,8 @@
 #include <iterator>
 #include <utility>
 
+#include "svg_text.hpp"
+
 namespace block_map {
 namespace {
 
@@ -36,26 +38,6 @@ const char* colour_of(const cell& one) {
 }
 
 const char* ink_of(const cell& one) { return one.state == cell_state::shared ? "#ffffff" : "#202020"; }
-
-std::string escaped(const std::string& text) {
-  std::string result;
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        result += "&amp;";
-        break;
-      case '<':
-        result += "&lt;";
-        break;
-      case '>':
-        result += "&gt;";
-        break;
-      default:
-        result += c;
-    }
-  }
-  return result;
-}
 
 std::string headline(const frame& what) {
   return fmt::format("step {}: {} tokens, {} running, {} waiting, {} on the host", what.step, what.num_tokens,
@@ -92,7 +74,7 @@ class sheet {
   }
 
   void text(int x, int y, const std::string& what) {
-    write("<text x=\"{}\" y=\"{}\" xml:space=\"preserve\">{}</text>\n", x, y, escaped(what));
+    write("<text x=\"{}\" y=\"{}\" xml:space=\"preserve\">{}</text>\n", x, y, tools::svg_text(what));
   }
 
   [[nodiscard]] std::pair<int, int> place(std::size_t i, bool host) const {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// What a replay is summed up from: percentiles of durations, and the pool over time.
+/// What a replay is summed up from: shares, percentiles of durations, and the pool over time.
 
 #include <cstdint>
 #include <vector>
@@ -19,6 +19,11 @@ struct percentiles {
 /// Nearest-rank percentiles: p90 is the smallest value that at least 90 % of the values do not exceed. All zero without
 /// values.
 [[nodiscard]] percentiles percentiles_of(std::vector<double> values);
+
+/// 0 of nothing.
+[[nodiscard]] inline double share(std::int64_t part, std::int64_t whole) noexcept {
+  return whole > 0 ? static_cast<double>(part) / static_cast<double>(whole) : 0.0;
+}
 
 /// The state at one moment.
 struct pool_sample {

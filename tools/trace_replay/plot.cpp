@@ -8,34 +8,12 @@
 #include <functional>
 #include <iterator>
 
+#include "svg_text.hpp"
+
 namespace trace_replay {
 namespace {
 
 constexpr std::size_t num_points = 240;
-
-/// A text as content or attribute of XML.
-std::string escaped(const std::string& text) {
-  std::string result;
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        result += "&amp;";
-        break;
-      case '<':
-        result += "&lt;";
-        break;
-      case '>':
-        result += "&gt;";
-        break;
-      case '"':
-        result += "&quot;";
-        break;
-      default:
-        result += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
-    }
-  }
-  return result;
-}
 
 /// 1, 2 or 5 times a power of ten, so that `span` has about `count` ticks.
 double tick_distance(double span, double count) {
@@ -66,18 +44,15 @@ class drawing {
     write(
         R"(<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 820 620" width="820" height="620" font-family="sans-serif" font-size="13">)"
         "\n<rect width=\"820\" height=\"620\" fill=\"#ffffff\"/>\n");
-    write("<text x=\"80\" y=\"28\" font-size=\"16\" font-weight=\"bold\">{}</text>\n", escaped(what_.title));
+    write("<text x=\"80\" y=\"28\" font-size=\"16\" font-weight=\"bold\">{}</text>\n", tools::svg_text(what_.title));
     panel pool{.top = 80};
     panel rate{.top = 350};
     pool.x_begin = rate.x_begin = points_.empty() ? 0 : points_.front().at;
     pool.x_end = rate.x_end = points_.empty() ? 1 : std::max(points_.back().at, pool.x_begin + 1e-9);
 
     frame(pool, fmt::format("share of {} blocks", what_.num_blocks));
-    const auto part = [](std::int64_t count, std::int64_t of) {
-      return of > 0 ? std::clamp(static_cast<double>(count) / static_cast<double>(of), 0.0, 1.0) : 0.0;
-    };
-    const reading used = [&](const pool_sample& s) { return part(s.used_blocks, what_.num_blocks); };
-    const reading kept = [&](const pool_sample& s) { return part(s.used_blocks + s.cached_blocks, what_.num_blocks); };
+    const reading used = [&](const pool_sample& s) { return share(s.used_blocks, what_.num_blocks); };
+    const reading kept = [&](const pool_sample& s) { return share(s.used_blocks + s.cached_blocks, what_.num_blocks); };
     area(
         pool, [](const pool_sample&) { return 0.0; }, used, "#3b6ea5");
     area(pool, used, kept, "#b7cde4");
@@ -88,11 +63,11 @@ class drawing {
     entry(pool, next++, "#b7cde4", "cached, idle");
     if (what_.num_host_blocks > 0) {
       line(
-          pool, [&](const pool_sample& s) { return part(s.host_blocks, what_.num_host_blocks); }, "#b5541c");
+          pool, [&](const pool_sample& s) { return share(s.host_blocks, what_.num_host_blocks); }, "#b5541c");
       entry(pool, next, "#b5541c", fmt::format("host pool, of {} blocks", what_.num_host_blocks));
     }
 
-    const reading since_start = [&](const pool_sample& s) { return part(s.hits, s.lookups); };
+    const reading since_start = [&](const pool_sample& s) { return share(s.hits, s.lookups); };
     double highest = 0;
     const reading recent = recent_rate();
     for (const pool_sample& one : points_) highest = std::max({highest, since_start(one), recent(one)});
@@ -103,7 +78,7 @@ class drawing {
     entry(rate, 0, "#8a3d0f", "since the start");
     entry(rate, 1, "#e0a96d", "recent");
     write("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">{}</text>\n", rate.left + rate.width / 2,
-          rate.top + rate.height + 44, escaped(what_.time_label));
+          rate.top + rate.height + 44, tools::svg_text(what_.time_label));
     write("</svg>\n");
     return std::move(text_);
   }
@@ -133,13 +108,13 @@ class drawing {
     write(R"(<rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" fill="none" stroke="#555555"/>)", at.left,
           at.top, at.width, at.height);
     write("\n<text transform=\"translate({:.1f} {:.1f}) rotate(-90)\" text-anchor=\"middle\">{}</text>\n", at.left - 56,
-          at.top + at.height / 2, escaped(label));
+          at.top + at.height / 2, tools::svg_text(label));
   }
 
   void entry(const panel& at, int index, const char* colour, const std::string& label) {
     const double x = at.left + 150 * index;
     write(R"(<rect x="{:.1f}" y="{:.1f}" width="12" height="12" fill="{}"/>)", x, at.top - 22, colour);
-    write("<text x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n", x + 18, at.top - 11, escaped(label));
+    write("<text x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n", x + 18, at.top - 11, tools::svg_text(label));
   }
 
   void line(const panel& at, const reading& value, const char* colour) {
@@ -163,8 +138,7 @@ class drawing {
       const double window = (points_.back().at - points_.front().at) / 20;
       while (first->at < s.at - window) ++first;
       const auto from = first == points_.begin() ? first : first - 1;
-      const std::int64_t lookups = s.lookups - from->lookups;
-      return lookups > 0 ? static_cast<double>(s.hits - from->hits) / static_cast<double>(lookups) : 0.0;
+      return share(s.hits - from->hits, s.lookups - from->lookups);
     };
   }
 

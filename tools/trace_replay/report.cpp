@@ -14,10 +14,6 @@ namespace {
 constexpr std::size_t md_samples = 16;
 constexpr std::size_t json_samples = 256;
 
-double share(std::int64_t part, std::int64_t whole) {
-  return whole > 0 ? static_cast<double>(part) / static_cast<double>(whole) : 0.0;
-}
-
 /// Six significant digits, and no exponent for large values.
 std::string number(double value) {
   return std::abs(value) < 1e6 ? fmt::format("{:.6g}", value) : fmt::format("{:.0f}", value);

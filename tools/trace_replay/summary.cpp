@@ -24,10 +24,6 @@ std::string name_of(bifolio::preemption_mode mode) {
 
 std::string trace_name(const options& chosen) { return std::filesystem::path(chosen.trace_path).filename().string(); }
 
-double share(std::int64_t part, std::int64_t whole) {
-  return whole > 0 ? static_cast<double>(part) / static_cast<double>(whole) : 0.0;
-}
-
 }  // namespace
 
 report summarize(const options& chosen, const cache_only_result& result) {

@@ -31,6 +31,7 @@ struct decode_args {
   std::int64_t q_token_stride, q_head_stride, out_token_stride, out_head_stride;  // elements
   std::int64_t block_stride, head_stride, token_stride;                           // elements
   std::int64_t block_table_stride;
+  std::int64_t num_blocks;
   std::int32_t num_q_heads, num_kv_heads, group_size, block_size;
   std::int32_t window_left, window_right;  // < 0: none
   bool causal;
@@ -133,9 +134,8 @@ class worker {
     load_seq_ = mine.first;
     load_q_buffer_ = S::stages - 1;
     find_load_segment();
-    // The plan is older than the kernel before this one. What follows may be its work, and of that the table's entry
-    // can at least be on its way.
-    if (load_valid_) device::prefetch_l2(table_entry(load_.tile * decode_tile_tokens));
+    // The plan is older than the kernel before this one. What follows may be its work.
+    if (load_valid_) foresee();
     device::grid_dependency_wait();
     if (load_valid_) look_up();
 #pragma unroll
@@ -253,19 +253,42 @@ class worker {
     }
   }
 
-  // A lane finds where one of the warp's rows of the tile at load_.tile lies; −1 for a row that must not be read.
-  __device__ void look_up() {
+  // The position of one of the warp's rows of the tile at load_.tile, a lane each; −1 if it must not be read.
+  [[nodiscard]] __device__ int find_position() const {
     const int l = lane_ % S::warp_keys;
     const int row = ((l / S::rows_per_pass) * S::warps + warp_) * S::rows_per_pass + l % S::rows_per_pass;
     const int position = load_.tile * decode_tile_tokens + row;
-    row_offset_ = -1;
     // Blocks left of every row's window may have been given back: their table entries are not read either.
     const int first = Features && a_.window_left >= 0 ? load_seq_.seq_len - load_seq_.query_len - a_.window_left : 0;
-    if (position >= first && position < load_seq_.seq_len) {
-      const unsigned block = static_cast<unsigned>(position) / static_cast<unsigned>(a_.block_size);
-      const int id = __ldg(a_.block_tables + load_seq_.row * a_.block_table_stride + block);
-      row_offset_ = id * a_.block_stride + (position - static_cast<int>(block) * a_.block_size) * a_.token_stride +
-                    load_.head * a_.head_stride;
+    return position >= first && position < load_seq_.seq_len ? position : -1;
+  }
+
+  [[nodiscard]] __device__ int slot_in_block(int position) const {
+    return static_cast<int>(static_cast<unsigned>(position) % static_cast<unsigned>(a_.block_size));
+  }
+
+  // Where K and V have the row of load_.head in this slot of block `id`.
+  [[nodiscard]] __device__ std::int64_t row_offset(int id, int slot) const {
+    return id * a_.block_stride + slot * a_.token_stride + load_.head * a_.head_stride;
+  }
+
+  // A lane finds where one of the warp's rows of the tile at load_.tile lies; −1 for a row that must not be read.
+  __device__ void look_up() {
+    const int position = find_position();
+    row_offset_ = position < 0 ? -1 : row_offset(__ldg(table_entry(position)), slot_in_block(position));
+  }
+
+  // Sends for the first tile, towards L2, while the kernel before this one still runs. What the table says now is a
+  // guess, because it may be that kernel's work, so the id is bounded and read past L1, which would keep it.
+  __device__ void foresee() const {
+    const int position = find_position();
+    const int id = position < 0 ? -1 : __ldcg(table_entry(position));
+    if (id < 0 || id >= a_.num_blocks) return;
+    const std::int64_t offset = row_offset(id, slot_in_block(position));
+    constexpr int lines = HeadDim * 2 / 128;
+    for (int line = lane_ / S::warp_keys; line < 2 * lines; line += 32 / S::warp_keys) {
+      const T* plane = static_cast<const T*>(line < lines ? a_.k : a_.v);
+      device::prefetch_l2(plane + offset + line % lines * 64);
     }
   }
 

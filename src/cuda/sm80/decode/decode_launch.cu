@@ -45,6 +45,7 @@ cudaError_t launch_decode(const runtime_api& api, const attention_kernel_args& a
   d.head_stride = args.k_strides.head;
   d.token_stride = args.k_strides.token;
   d.block_table_stride = args.block_table_stride;
+  d.num_blocks = args.num_blocks;
   d.num_q_heads = args.num_q_heads;
   d.num_kv_heads = args.num_kv_heads;
   d.group_size = args.group_size;

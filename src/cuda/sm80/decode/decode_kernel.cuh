@@ -739,7 +739,12 @@ class worker {
                                  : u.parts <= decode_most_parts;
     if (one_level) {
       if (arrive(a_.arrivals + u.first, u.parts)) {
-        merge(g, u.parts, -1, [&](int i) { return part_slot(u, i); });
+        const auto slot = [&](int i) { return part_slot(u, i); };
+        if (u.parts <= 8) {
+          merge<2, 8>(g, u.parts, -1, slot);
+        } else {
+          merge<1, merge_batch>(g, u.parts, -1, slot);
+        }
       }
       return;
     }
@@ -751,83 +756,109 @@ class worker {
     const int run_parts = end_of(run) - begin;
     if (run_parts > 1) {
       if (!arrive(a_.arrivals + header_.num_slots + u.first + begin * u.step, run_parts)) return;
-      merge(g, run_parts, run_slot(u, begin, begin + run_parts), [&](int i) { return part_slot(u, begin + i); });
+      merge<1, merge_batch>(g, run_parts, run_slot(u, begin, begin + run_parts),
+                            [&](int i) { return part_slot(u, begin + i); });
     }
     const int runs = (before + u.parts + merge_fan - 1) / merge_fan;
     if (arrive(a_.arrivals + u.first, runs)) {
-      merge(g, runs, -1, [&](int i) { return run_slot(u, begin_of(i), end_of(i)); });
+      merge<1, merge_batch>(g, runs, -1, [&](int i) { return run_slot(u, begin_of(i), end_of(i)); });
     }
   }
 
-  // Joins `count` partials in order of index, into the slot `to` or, if that is negative, into the output.
-  template <class SlotOf>
+  // Joins `count` partials in order of index, into the slot `to` or, if that is negative, into the output. A thread has
+  // `Tasks` × `Batch` of them on their way at once; no bit depends on that.
+  template <int Tasks, int Batch, class SlotOf>
   __device__ void merge(const segment& g, int count, int to, const SlotOf& slot_of_part) {
     constexpr int quads = HeadDim / 4;
-    for (int task = static_cast<int>(threadIdx.x); task < num_rows_ * quads; task += S::threads) {
-      const int row = task / quads;
-      const int column = task % quads * 4;
-      float m = -INFINITY;
-      float l = 0;
-      float4 sum = make_float4(0, 0, 0, 0);
-      for (int base = 0; base < count; base += merge_batch) {
-        float2 part[merge_batch];
-        float4 o[merge_batch];
+    const int num_tasks = num_rows_ * quads;
+    for (int first = static_cast<int>(threadIdx.x); first < num_tasks; first += Tasks * S::threads) {
+      float m[Tasks];
+      float l[Tasks];
+      float4 sum[Tasks];
 #pragma unroll
-        for (int i = 0; i < merge_batch; ++i) {  // all loads of a batch on their way before the first is used
-          part[i] = make_float2(-INFINITY, 0);
-          o[i] = make_float4(0, 0, 0, 0);
-          if (base + i < count) {
-            const std::int64_t at = static_cast<std::int64_t>(slot_of_part(base + i)) * decode_tile_rows + row;
-            part[i] = __ldcg(partial_sum_ + at);
-            o[i] = __ldcg(reinterpret_cast<const float4*>(partial_out_ + at * HeadDim + column));
+      for (int t = 0; t < Tasks; ++t) {
+        m[t] = -INFINITY;
+        l[t] = 0;
+        sum[t] = make_float4(0, 0, 0, 0);
+      }
+      for (int base = 0; base < count; base += Batch) {
+        float2 part[Tasks][Batch];
+        float4 o[Tasks][Batch];
+#pragma unroll
+        for (int i = 0; i < Batch; ++i) {  // all loads of a batch on their way before the first is used
+#pragma unroll
+          for (int t = 0; t < Tasks; ++t) {
+            const int task = first + t * S::threads;
+            part[t][i] = make_float2(-INFINITY, 0);
+            o[t][i] = make_float4(0, 0, 0, 0);
+            if (base + i < count && task < num_tasks) {
+              const std::int64_t at =
+                  static_cast<std::int64_t>(slot_of_part(base + i)) * decode_tile_rows + task / quads;
+              part[t][i] = __ldcg(partial_sum_ + at);
+              o[t][i] = __ldcg(reinterpret_cast<const float4*>(partial_out_ + at * HeadDim + task % quads * 4));
+            }
           }
         }
-        if (header_.item_tiles != 0) {
-          // One after another, as a thread block that does several of them itself.
 #pragma unroll
-          for (int i = 0; i < merge_batch; ++i) {
-            const fold both(m, part[i].x);
-            m = both.max;
-            l = both.of(l, part[i].y);
-            sum = both.of(sum, o[i]);
-          }
-          continue;
-        }
-        float top = m;
-#pragma unroll
-        for (int i = 0; i < merge_batch; ++i) top = fmaxf(top, part[i].x);
-        if (top == -INFINITY) continue;
-        const float keep = device::exp2_fast(m - top);
-        m = top;
-        l *= keep;
-        sum.x *= keep, sum.y *= keep, sum.z *= keep, sum.w *= keep;
-#pragma unroll
-        for (int i = 0; i < merge_batch; ++i) {
-          const float weight = device::exp2_fast(part[i].x - m);
-          l += part[i].y * weight;
-          sum.x += o[i].x * weight;
-          sum.y += o[i].y * weight;
-          sum.z += o[i].z * weight;
-          sum.w += o[i].w * weight;
-        }
+        for (int t = 0; t < Tasks; ++t) join_batch<Batch>(part[t], o[t], m[t], l[t], sum[t]);
       }
-      if (to >= 0) {
-        __stcg(reinterpret_cast<float4*>(partial_out_ +
-                                         (static_cast<std::int64_t>(to) * decode_tile_rows + row) * HeadDim + column),
-               sum);
-        if (column == 0) __stcg(partial_sum_ + to * decode_tile_rows + row, make_float2(m, l));
-        continue;
+#pragma unroll
+      for (int t = 0; t < Tasks; ++t) {
+        const int task = first + t * S::threads;
+        if (task < num_tasks) write_merged(g, to, task / quads, task % quads * 4, m[t], l[t], sum[t]);
       }
-      const int packed = g.row_tile * decode_tile_rows + row;
-      const int token = packed / a_.group_size;
-      const int head = g.head * a_.group_size + packed - token * a_.group_size;
-      const float inverse = finish_row(token, head, m, l, column == 0);
-      uint2 value;
-      value.x = traits::pack(sum.x * inverse, sum.y * inverse);
-      value.y = traits::pack(sum.z * inverse, sum.w * inverse);
-      *reinterpret_cast<uint2*>(static_cast<T*>(a_.out) + (query_start_ + token) * a_.out_token_stride +
-                                head * a_.out_head_stride + column) = value;
     }
+  }
+
+  // m, l, sum ← that and the parts.
+  template <int Batch>
+  __device__ void join_batch(const float2 (&part)[Batch], const float4 (&o)[Batch], float& m, float& l, float4& sum) {
+    if (header_.item_tiles != 0) {
+      // One after another, as a thread block that does several of them itself.
+#pragma unroll
+      for (int i = 0; i < Batch; ++i) {
+        const fold both(m, part[i].x);
+        m = both.max;
+        l = both.of(l, part[i].y);
+        sum = both.of(sum, o[i]);
+      }
+      return;
+    }
+    float top = m;
+#pragma unroll
+    for (int i = 0; i < Batch; ++i) top = fmaxf(top, part[i].x);
+    if (top == -INFINITY) return;
+    const float keep = device::exp2_fast(m - top);
+    m = top;
+    l *= keep;
+    sum.x *= keep, sum.y *= keep, sum.z *= keep, sum.w *= keep;
+#pragma unroll
+    for (int i = 0; i < Batch; ++i) {
+      const float weight = device::exp2_fast(part[i].x - m);
+      l += part[i].y * weight;
+      sum.x += o[i].x * weight;
+      sum.y += o[i].y * weight;
+      sum.z += o[i].z * weight;
+      sum.w += o[i].w * weight;
+    }
+  }
+
+  __device__ void write_merged(const segment& g, int to, int row, int column, float m, float l, const float4& sum) {
+    if (to >= 0) {
+      const std::int64_t at = static_cast<std::int64_t>(to) * decode_tile_rows + row;
+      __stcg(reinterpret_cast<float4*>(partial_out_ + at * HeadDim + column), sum);
+      if (column == 0) __stcg(partial_sum_ + at, make_float2(m, l));
+      return;
+    }
+    const int packed = g.row_tile * decode_tile_rows + row;
+    const int token = packed / a_.group_size;
+    const int head = g.head * a_.group_size + packed - token * a_.group_size;
+    const float inverse = finish_row(token, head, m, l, column == 0);
+    uint2 value;
+    value.x = traits::pack(sum.x * inverse, sum.y * inverse);
+    value.y = traits::pack(sum.z * inverse, sum.w * inverse);
+    *reinterpret_cast<uint2*>(static_cast<T*>(a_.out) + (query_start_ + token) * a_.out_token_stride +
+                              head * a_.out_head_stride + column) = value;
   }
 
   // Applies the sink, writes the LSE, returns what the row must be multiplied with.

@@ -272,10 +272,12 @@ class worker {
     return id * a_.block_stride + slot * a_.token_stride + load_.head * a_.head_stride;
   }
 
-  // A lane finds where one of the warp's rows of the tile at load_.tile lies; −1 for a row that must not be read.
+  // A lane finds block and slot of one of the warp's rows of the tile at load_.tile; slot −1 for a row that must not be
+  // read. Nothing is computed from the block here: that would wait for the table, with a tile to work on at hand.
   __device__ void look_up() {
     const int position = find_position();
-    row_offset_ = position < 0 ? -1 : row_offset(__ldg(table_entry(position)), slot_in_block(position));
+    load_slot_ = position < 0 ? -1 : slot_in_block(position);
+    load_block_ = position < 0 ? 0 : __ldg(table_entry(position));
   }
 
   // Sends for the first tile, towards L2, while the kernel before this one still runs. What the table says now is a
@@ -299,9 +301,10 @@ class worker {
       load_first_ = false;
       const std::uint32_t base = stages_ + stage * S::stage_bytes;
       const int chunk = lane_ % S::chunks;
+      const std::int64_t offset_here = load_slot_ < 0 ? -1 : row_offset(load_block_, load_slot_);
 #pragma unroll
       for (int pass = 0; pass < S::passes; ++pass) {
-        const std::int64_t offset = __shfl_sync(0xffffffffu, row_offset_, pass * S::rows_per_pass + lane_ / S::chunks);
+        const std::int64_t offset = __shfl_sync(0xffffffffu, offset_here, pass * S::rows_per_pass + lane_ / S::chunks);
         const int row = (pass * S::warps + warp_) * S::rows_per_pass + lane_ / S::chunks;
         const std::uint32_t dst = base + row * HeadDim * 2 + ((chunk ^ (row & 7)) << 4);
         const bool valid = offset >= 0;
@@ -911,7 +914,7 @@ class worker {
   int load_position_, load_index_, load_q_buffer_;
   decode_seq load_seq_, seq_;
   bool load_valid_, load_first_;
-  std::int64_t row_offset_;
+  int load_block_, load_slot_;  // of this lane's row of the tile at load_.tile
 
   int seq_len_, query_len_, query_start_, num_rows_, common_limit_;
   int row_position_[2];

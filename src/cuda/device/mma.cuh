@@ -20,6 +20,15 @@ __device__ __forceinline__ void copy_async_16(std::uint32_t dst, const void* src
   const int size = valid ? 16 : 0;
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;\n" ::"r"(dst), "l"(src), "r"(size) : "memory");
 }
+/// The same for what is read once: it leaves the L2 cache before everything else.
+__device__ __forceinline__ void copy_async_16_once(std::uint32_t dst, const void* src, bool valid) {
+  std::uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;\n" : "=l"(policy));
+  const int size = valid ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;\n" ::"r"(dst), "l"(src),
+               "r"(size), "l"(policy)
+               : "memory");
+}
 
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
 

@@ -309,8 +309,8 @@ class worker {
         const std::uint32_t dst = base + row * HeadDim * 2 + ((chunk ^ (row & 7)) << 4);
         const bool valid = offset >= 0;
         const std::int64_t element = valid ? offset + chunk * 8 : 0;
-        device::copy_async_16(dst, static_cast<const T*>(a_.k) + element, valid);
-        device::copy_async_16(dst + S::tile_bytes, static_cast<const T*>(a_.v) + element, valid);
+        device::copy_async_16_once(dst, static_cast<const T*>(a_.k) + element, valid);
+        device::copy_async_16_once(dst + S::tile_bytes, static_cast<const T*>(a_.v) + element, valid);
       }
       if (++load_.tile < load_.tile_end) {
         look_up();

@@ -15,8 +15,6 @@
 namespace bifolio::cuda {
 namespace {
 
-cudaStream_t handle_of(stream_ref stream) noexcept { return static_cast<cudaStream_t>(stream.handle); }
-
 /// The plan's state on this device, made where there is none or one of another backend.
 cuda_plan_state& state_for(const std::shared_ptr<const device_state>& state, attention_plan& plan,
                            std::unique_ptr<cuda_plan_state>& fresh) {

@@ -11,8 +11,6 @@
 namespace bifolio::cuda {
 namespace {
 
-cudaStream_t handle_of(stream_ref stream) noexcept { return static_cast<cudaStream_t>(stream.handle); }
-
 template <class Params>
 transfer_args transfer_of(const Params& params) noexcept {
   transfer_args args;

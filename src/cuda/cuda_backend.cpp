@@ -12,8 +12,6 @@
 namespace bifolio::cuda {
 namespace {
 
-cudaStream_t handle_of(stream_ref stream) noexcept { return static_cast<cudaStream_t>(stream.handle); }
-
 cuda_backend& require_cuda(backend& where) {
   auto* const cuda = dynamic_cast<cuda_backend*>(&where);
   if (cuda == nullptr) {

@@ -44,7 +44,7 @@ class pinned_memory_resource final : public memory_resource {
 class stream_memory_resource final : public memory_resource {
  public:
   stream_memory_resource(std::shared_ptr<const device_state> state, stream_ref stream) noexcept
-      : state_(std::move(state)), stream_(static_cast<cudaStream_t>(stream.handle)) {}
+      : state_(std::move(state)), stream_(handle_of(stream)) {}
   [[nodiscard]] void* allocate(std::size_t num_bytes, std::size_t alignment) override;
   void deallocate(void* pointer, std::size_t num_bytes, std::size_t alignment) noexcept override;
   [[nodiscard]] device where() const noexcept override { return state_->where(); }

@@ -6,11 +6,16 @@
 
 #include <cuda_runtime_api.h>
 
+#include <bifolio/device.hpp>
 #include <bifolio/error.hpp>
 #include <cstddef>
 #include <cstdint>
 
 namespace bifolio::cuda {
+
+[[nodiscard]] inline cudaStream_t handle_of(stream_ref stream) noexcept {
+  return static_cast<cudaStream_t>(stream.handle);
+}
 
 struct runtime_api {
   cudaError_t (*get_device_count)(int* count);

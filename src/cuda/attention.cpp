@@ -69,7 +69,6 @@ attention_kernel_args args_of(const attention_plan& plan, const attention_params
   args.v = params.kv.v;
   args.k_strides = params.kv.layout.k;
   args.v_strides = params.kv.layout.v;
-  args.layout = params.kv.layout.kind;
   args.num_blocks = params.kv.num_blocks;
   args.query_start_loc = params.batch.query_start_loc;
   args.seq_lens = params.batch.seq_lens;
@@ -89,7 +88,6 @@ attention_kernel_args args_of(const attention_plan& plan, const attention_params
   args.window_left = spec.window_left < 0 ? -1 : spec.window_left;
   args.window_right = spec.causal ? 0 : spec.window_right < 0 ? -1 : spec.window_right;
   args.causal = spec.causal;
-  args.deterministic = spec.deterministic;
   args.q_type = spec.q_type;
   args.kv_type = spec.kv_type;
   args.out_type = spec.out_type;

@@ -286,9 +286,7 @@ void cuda_plan_state::fill(attention_kernel_args& args) const noexcept {
   args.general_words = reinterpret_cast<const std::int32_t*>(words);
   args.fast_words = reinterpret_cast<const std::int32_t*>(words + fast_words_offset_);
   args.workspace = const_cast<float*>(workspace_.as<float>());
-  args.workspace_bytes = workspace_.num_bytes();
   args.counters = const_cast<std::uint32_t*>(counters_.as<std::uint32_t>());
-  args.num_counters = counters_.num_bytes() / sizeof(std::uint32_t);
 }
 
 }  // namespace bifolio::cuda

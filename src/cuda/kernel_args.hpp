@@ -29,7 +29,6 @@ struct attention_kernel_args {
   const void* v = nullptr;  ///< [num_blocks, …] in the order of v_strides, of kv_type
   kv_strides k_strides;
   kv_strides v_strides;
-  layout_kind layout = layout_kind::hnd;
   std::int64_t num_blocks = 0;
 
   const std::int32_t* query_start_loc = nullptr;  ///< [num_seqs + 1]
@@ -52,20 +51,17 @@ struct attention_kernel_args {
   std::int32_t window_left = -1;   ///< negative = all
   std::int32_t window_right = -1;  ///< negative = all; causal is already folded into it as 0
   bool causal = true;
-  bool deterministic = true;
   std::int32_t min_query_len = 0;  ///< the general kernel leaves sequences with fewer new tokens to another kernel
 
   dtype q_type = dtype::f32;
   dtype kv_type = dtype::f32;
   dtype out_type = dtype::f32;
 
-  // From the plan. Each family of kernels has words, workspace and counters of its own.
-  const std::int32_t* general_words = nullptr;  ///< see attention_plan.hpp
+  // From the plan. Each family of kernels has words of its own; workspace and counters are used by turns.
+  const std::int32_t* general_words = nullptr;  ///< see general_items.hpp
   const std::int32_t* fast_words = nullptr;     ///< [fast_plan::words.size()]
   float* workspace = nullptr;                   ///< partial results, overwritten by each call
-  std::size_t workspace_bytes = 0;
-  std::uint32_t* counters = nullptr;  ///< zero between calls: who counts up resets
-  std::size_t num_counters = 0;
+  std::uint32_t* counters = nullptr;            ///< zero between calls: who counts up resets
 };
 
 /// What every tensor-core kernel asks of a call: dims of q, K, V and out contiguous, and every row of them aligned to

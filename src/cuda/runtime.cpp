@@ -55,7 +55,6 @@ constexpr runtime_api cuda_runtime = {
     .event_create = [](cudaEvent_t* event, unsigned int flags) { return cudaEventCreateWithFlags(event, flags); },
     .event_destroy = cudaEventDestroy,
     .event_record = cudaEventRecord,
-    .event_query = cudaEventQuery,
     .event_synchronize = cudaEventSynchronize,
     .func_set_attribute = cudaFuncSetAttribute,
     .get_driver_entry_point =

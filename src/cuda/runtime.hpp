@@ -47,7 +47,6 @@ struct runtime_api {
   cudaError_t (*event_create)(cudaEvent_t* event, unsigned int flags);
   cudaError_t (*event_destroy)(cudaEvent_t event);
   cudaError_t (*event_record)(cudaEvent_t event, cudaStream_t stream);
-  cudaError_t (*event_query)(cudaEvent_t event);
   cudaError_t (*event_synchronize)(cudaEvent_t event);
 
   cudaError_t (*func_set_attribute)(const void* function, cudaFuncAttribute attribute, int value);

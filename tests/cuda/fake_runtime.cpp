@@ -134,7 +134,6 @@ const cuda::runtime_api table = {
           return cudaSuccess;
         },
     .event_record = [](cudaEvent_t, cudaStream_t) { return now().enter("event_record"); },
-    .event_query = [](cudaEvent_t) { return now().enter("event_query"); },
     .event_synchronize = [](cudaEvent_t) { return now().enter("event_synchronize"); },
     .func_set_attribute = [](const void*, cudaFuncAttribute, int) { return now().enter("func_set_attribute"); },
     .get_driver_entry_point =

@@ -111,16 +111,15 @@ void plan_attention(const std::shared_ptr<const device_state>& state, attention_
 
     std::unique_ptr<cuda_plan_state> fresh;
     cuda_plan_state& planned = state_for(state, plan, fresh);
-    planned.compute(input_of(*state, spec, host_batch));
+    const plan_input input = input_of(*state, spec, host_batch);
+    planned.compute(input);
     planned.adopt(spec, handle_of(stream));
     if (fresh != nullptr) plan.state = std::move(fresh);
     plan.spec = spec;
     plan.num_seqs = host_batch.num_seqs;
     plan.num_tokens = host_batch.num_tokens;
     plan.num_blocks = num_blocks;
-    const std::int32_t* const lens = host_batch.seq_lens;
-    const std::int32_t longest = host_batch.num_seqs == 0 ? 0 : *std::max_element(lens, lens + host_batch.num_seqs);
-    plan.num_table_entries = blocks_for(longest, spec.block_size);
+    plan.num_table_entries = blocks_for(input.max_seq_len, spec.block_size);
   });
 }
 

@@ -69,7 +69,7 @@ class cuda_plan_state final : public attention_plan_state {
   [[nodiscard]] const x_split_plan& x_split() const noexcept { return x_split_; }
   [[nodiscard]] const fast_plan& fast() const noexcept { return fast_; }
 
-  /// Computes both plans for `input` into `next`; nothing of this state changes but capacity.
+  /// Computes the plans of all kernels for `input`, beside those that are current; nothing else changes but capacity.
   void compute(const plan_input& input);
   /// Makes room for what was computed and uploads it in `stream`, then makes it current. Throws `error`; what was
   /// current then stays so.

@@ -2,6 +2,7 @@
 #include "cuda/attention.hpp"
 
 #include <algorithm>
+#include <array>
 #include <bifolio/cuda.hpp>
 #include <bifolio/error.hpp>
 #include <string>
@@ -139,26 +140,30 @@ void reserve_attention(const std::shared_ptr<const device_state>& state, attenti
     const device_guard guard(state->api(), state->index());
     state->require(guard.status(), "the device cannot be made current");
 
-    // Two extremes stand for all steps: all tokens in one sequence, and dealt out evenly over all sequences.
+    // Three extremes stand for all steps: all tokens in one sequence, dealt out evenly over all sequences, and one
+    // token for each sequence.
     std::unique_ptr<cuda_plan_state> fresh;
     cuda_plan_state& planned = state_for(state, plan, fresh);
-    const auto reserve = [&](std::int32_t num_seqs) {
-      std::vector<std::int32_t> starts(static_cast<std::size_t>(num_seqs) + 1);
-      const std::vector<std::int32_t> lens(static_cast<std::size_t>(num_seqs), max_seq_len);
+    std::array<std::vector<std::int32_t>, 3> all_starts;
+    const std::vector<std::int32_t> lens(static_cast<std::size_t>(max_num_seqs), max_seq_len);
+    const auto input_for = [&](std::int32_t num_seqs, std::int64_t num_tokens, std::vector<std::int32_t>& starts) {
+      starts.resize(static_cast<std::size_t>(num_seqs) + 1);
       for (std::int32_t seq = 0; seq <= num_seqs; ++seq) {
         starts[static_cast<std::size_t>(seq)] =
-            num_seqs == 0 ? 0 : static_cast<std::int32_t>(max_num_tokens * seq / num_seqs);
+            num_seqs == 0 ? 0 : static_cast<std::int32_t>(num_tokens * seq / num_seqs);
       }
       step_batch_view batch;
       batch.num_seqs = num_seqs;
-      batch.num_tokens = num_seqs == 0 ? 0 : max_num_tokens;
+      batch.num_tokens = starts.back();
       batch.query_start_loc = starts.data();
       batch.seq_lens = lens.data();
-      planned.compute(input_of(*state, spec, batch));
-      planned.reserve(spec, nullptr);
+      return input_of(*state, spec, batch);
     };
-    if (max_num_seqs > 1) reserve(1);
-    reserve(max_num_seqs);
+    const std::array<plan_input, 3> inputs{
+        input_for(std::min(max_num_seqs, 1), max_num_tokens, all_starts[0]),
+        input_for(max_num_seqs, max_num_tokens, all_starts[1]),
+        input_for(max_num_seqs, std::min<std::int64_t>(max_num_tokens, max_num_seqs), all_starts[2])};
+    planned.reserve(spec, inputs);
     if (fresh != nullptr) plan.state = std::move(fresh);
     plan.spec = spec;
     plan.num_seqs = 0;

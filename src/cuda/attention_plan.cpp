@@ -168,23 +168,25 @@ void cuda_plan_state::compute(const plan_input& input) {
   plan_fast(input, next_fast_);
 }
 
-cuda_plan_state::larger_buffers cuda_plan_state::make_room(const attention_spec& spec, cudaStream_t stream) {
-  const runtime_api& api = state_->api();
-  const std::size_t general_bytes = sizeof(general_header) + next_general_.items.size() * sizeof(general_item);
-  const std::size_t fast_bytes = next_fast_.words.size() * sizeof(std::int32_t);
-  const std::size_t workspace_bytes =
-      std::max({next_general_.workspace_floats(spec) * sizeof(float), next_x_split_.workspace_floats * sizeof(float),
-                next_fast_.workspace_bytes});
-  const std::size_t counter_bytes =
-      std::max(next_general_.num_counters(spec), next_fast_.num_counters) * sizeof(std::uint32_t);
+cuda_plan_state::room cuda_plan_state::room_for_next(const attention_spec& spec) const noexcept {
+  room needed;
+  needed.general_bytes = sizeof(general_header) + next_general_.items.size() * sizeof(general_item);
+  needed.fast_bytes = next_fast_.words.size() * sizeof(std::int32_t);
+  needed.workspace_bytes = std::max({next_general_.workspace_floats(spec) * sizeof(float),
+                                     next_x_split_.workspace_floats * sizeof(float), next_fast_.workspace_bytes});
+  needed.counter_bytes = std::max(next_general_.num_counters(spec), next_fast_.num_counters) * sizeof(std::uint32_t);
+  return needed;
+}
 
-  const auto grown = [](std::size_t needed, std::size_t held) {
+cuda_plan_state::larger_buffers cuda_plan_state::make_room(const room& needed, cudaStream_t stream) {
+  const runtime_api& api = state_->api();
+  const auto grown = [](std::size_t num_bytes, std::size_t held) {
     constexpr std::size_t grain = 4096;
-    return needed <= held ? held : (std::max(needed, 2 * held) + grain - 1) / grain * grain;
+    return num_bytes <= held ? held : (std::max(num_bytes, 2 * held) + grain - 1) / grain * grain;
   };
   larger_buffers larger;
-  const std::size_t new_general = grown(general_bytes, fast_words_offset_);
-  const std::size_t new_fast = grown(fast_bytes, words_.num_bytes() - fast_words_offset_);
+  const std::size_t new_general = grown(needed.general_bytes, fast_words_offset_);
+  const std::size_t new_fast = grown(needed.fast_bytes, words_.num_bytes() - fast_words_offset_);
   if (new_general + new_fast > words_.num_bytes()) {
     for (staging_slot& slot : staging_) {
       if (slot.pending) state_->require(api.event_synchronize(slot.copied), "the upload of an earlier plan failed");
@@ -195,9 +197,11 @@ cuda_plan_state::larger_buffers cuda_plan_state::make_room(const attention_spec&
     for (buffer& one : larger.pinned) one = buffer(pinned_memory_, new_general + new_fast);
   }
   // Partial results are not kept from call to call, and may be large: no room to spare.
-  if (workspace_bytes > workspace_.num_bytes()) larger.workspace = buffer(device_memory_, workspace_bytes);
-  if (counter_bytes > counters_.num_bytes()) {
-    larger.counters = buffer(device_memory_, grown(counter_bytes, counters_.num_bytes()));
+  if (needed.workspace_bytes > workspace_.num_bytes()) {
+    larger.workspace = buffer(device_memory_, needed.workspace_bytes);
+  }
+  if (needed.counter_bytes > counters_.num_bytes()) {
+    larger.counters = buffer(device_memory_, grown(needed.counter_bytes, counters_.num_bytes()));
     state_->require(api.memset_async(larger.counters.data(), 0, larger.counters.num_bytes(), stream),
                     "the plan's counters cannot be cleared");
   }
@@ -228,15 +232,31 @@ void cuda_plan_state::commit(larger_buffers& larger) noexcept {
   if (changed) ++epoch_;
 }
 
-void cuda_plan_state::reserve(const attention_spec& spec, cudaStream_t stream) {
-  larger_buffers larger = make_room(spec, stream);
+void cuda_plan_state::reserve(const attention_spec& spec, std::span<const plan_input> inputs) {
+  room most;
+  std::int32_t partitions = least_partitions_;
+  for (const plan_input& input : inputs) {
+    compute(input);
+    const room needed = room_for_next(spec);
+    most.general_bytes = std::max(most.general_bytes, needed.general_bytes);
+    most.fast_bytes = std::max(most.fast_bytes, needed.fast_bytes);
+    most.workspace_bytes = std::max(most.workspace_bytes, needed.workspace_bytes);
+    most.counter_bytes = std::max(most.counter_bytes, needed.counter_bytes);
+    partitions = std::max(partitions, next_x_split_.max_partitions);
+  }
+  larger_buffers larger = make_room(most, nullptr);
+  // Other streams need not wait for the default one, which clears the counters here.
+  if (larger.counters.num_bytes() > 0) {
+    state_->require(state_->api().stream_synchronize(nullptr), "the plan's counters cannot be cleared");
+  }
   commit(larger);
-  least_partitions_ = std::max(next_x_split_.max_partitions, 1);
+  least_partitions_ = partitions;
 }
 
 void cuda_plan_state::adopt(const attention_spec& spec, cudaStream_t stream) {
   const runtime_api& api = state_->api();
-  larger_buffers larger = make_room(spec, stream);
+  const room needed = room_for_next(spec);
+  larger_buffers larger = make_room(needed, stream);
 
   // The staging words of four steps ago: their copy has long been made.
   staging_slot& slot = staging_[next_slot_];
@@ -248,16 +268,14 @@ void cuda_plan_state::adopt(const attention_spec& spec, cudaStream_t stream) {
   auto* const host_words = words_grow ? larger.pinned[next_slot_].as<std::byte>() : slot.words.as<std::byte>();
   auto* const device_words = words_grow ? larger.words.as<std::byte>() : words_.as<std::byte>();
   const std::size_t fast_words_offset = words_grow ? larger.fast_words_offset : fast_words_offset_;
-  const std::size_t general_bytes = sizeof(general_header) + next_general_.items.size() * sizeof(general_item);
-  const std::size_t fast_bytes = next_fast_.words.size() * sizeof(std::int32_t);
   const general_header header = {static_cast<std::int32_t>(next_general_.items.size()), {}};
   std::memcpy(host_words, &header, sizeof(header));
   if (!next_general_.items.empty()) {
-    std::memcpy(host_words + sizeof(header), next_general_.items.data(), general_bytes - sizeof(header));
+    std::memcpy(host_words + sizeof(header), next_general_.items.data(), needed.general_bytes - sizeof(header));
   }
-  if (fast_bytes > 0) std::memcpy(host_words + fast_words_offset, next_fast_.words.data(), fast_bytes);
+  if (needed.fast_bytes > 0) std::memcpy(host_words + fast_words_offset, next_fast_.words.data(), needed.fast_bytes);
   // One copy, so that the device holds either the old plan or the new one.
-  const std::size_t num_bytes = fast_bytes > 0 ? fast_words_offset + fast_bytes : general_bytes;
+  const std::size_t num_bytes = needed.fast_bytes > 0 ? fast_words_offset + needed.fast_bytes : needed.general_bytes;
   state_->require(api.memcpy_async(device_words, host_words, num_bytes, cudaMemcpyHostToDevice, stream),
                   "the plan cannot be uploaded");
   const cudaError_t recorded = api.event_record(slot.copied, stream);

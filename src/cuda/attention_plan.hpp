@@ -17,6 +17,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "cuda/dispatch.hpp"
@@ -74,8 +75,9 @@ class cuda_plan_state final : public attention_plan_state {
   /// Makes room for what was computed and uploads it in `stream`, then makes it current. Throws `error`; what was
   /// current then stays so.
   void adopt(const attention_spec& spec, cudaStream_t stream);
-  /// Makes room alone.
-  void reserve(const attention_spec& spec, cudaStream_t stream);
+  /// Makes room for each of `inputs`, all of it or none; what was current is lost. Throws `error`; nothing has changed
+  /// then. In no stream: waits for what that takes.
+  void reserve(const attention_spec& spec, std::span<const plan_input> inputs);
 
   /// The plan's part of a call's arguments.
   void fill(attention_kernel_args& args) const noexcept;
@@ -96,7 +98,15 @@ class cuda_plan_state final : public attention_plan_state {
     std::array<buffer, 4> pinned;
     std::size_t fast_words_offset = 0;
   };
-  [[nodiscard]] larger_buffers make_room(const attention_spec& spec, cudaStream_t stream);
+  /// Bytes that a plan takes.
+  struct room {
+    std::size_t general_bytes = 0;
+    std::size_t fast_bytes = 0;
+    std::size_t workspace_bytes = 0;
+    std::size_t counter_bytes = 0;
+  };
+  [[nodiscard]] room room_for_next(const attention_spec& spec) const noexcept;
+  [[nodiscard]] larger_buffers make_room(const room& needed, cudaStream_t stream);
   void commit(larger_buffers& larger) noexcept;
 
   std::shared_ptr<const device_state> state_;

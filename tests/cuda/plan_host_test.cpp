@@ -203,6 +203,57 @@ TEST_CASE("plans of later steps keep the epoch until buffers or kernels change")
   CHECK(cuda::graph_epoch(plan) == kept);
 }
 
+TEST_CASE("room for prompts is room for decoding too") {
+  fake_runtime runtime;
+  cuda::cuda_backend opened(runtime.api(), 0);
+  backend& where = opened;
+  attention_plan plan;
+  cuda::reserve_plan(where, plan, spec_of(8, 8), 16, 2048, 16384);
+  const std::int64_t allocations = runtime.count("malloc_device");
+  for (const int num_seqs : {1, 2, 4, 16}) {
+    CAPTURE(num_seqs);
+    std::uint64_t kept = 0;
+    for (const std::int32_t len : {400, 600, 1100, 9000, 16384}) {
+      step s;
+      s.spec = spec_of(8, 8);
+      for (int i = 0; i < num_seqs; ++i) s.add(1, len);
+      s.fill_tables();
+      where.plan_attention(plan, s.spec, s.view(), 1);
+      if (kept == 0) kept = cuda::graph_epoch(plan);
+      CHECK(cuda::graph_epoch(plan) == kept);
+    }
+  }
+  CHECK(runtime.count("malloc_device") == allocations);
+}
+
+TEST_CASE("whatever CUDA call fails while room is made, the plan is as it was") {
+  fake_runtime runtime;
+  cuda::cuda_backend opened(runtime.api(), 0);
+  backend& where = opened;
+  bool done = false;
+  for (std::int64_t nth = 1; !done && nth < 100; ++nth) {
+    attention_plan plan;
+    step s;
+    s.spec = spec_of(8, 8);
+    s.add(1, 100);
+    s.fill_tables();
+    where.plan_attention(plan, s.spec, s.view(), 1);
+    const std::uint64_t epoch = cuda::graph_epoch(plan);
+    runtime.fail_at(nth, cudaErrorMemoryAllocation);
+    try {
+      cuda::reserve_plan(where, plan, s.spec, 2000, 4000, 131072);
+      done = true;
+    } catch (const error& e) {
+      CHECK(e.code() == errc::out_of_memory);
+      CHECK(cuda::graph_epoch(plan) == epoch);
+      CHECK(plan.num_seqs == 1);
+    }
+    runtime.fail_at(0, cudaSuccess);
+    CHECK(runtime.last_error == cudaSuccess);
+  }
+  CHECK(done);
+}
+
 TEST_CASE("planning during a capture is refused") {
   fake_runtime runtime;
   cuda::cuda_backend opened(runtime.api(), 0);

@@ -124,17 +124,17 @@ struct plan_totals {
   std::int64_t partial_floats = 0;
   std::int64_t max_head_rows = 0;
   std::int64_t max_rows = 0;
+  std::int64_t max_padded_rows = 0;  // with those of each KV head in whole groups of `row_align`
 };
 
 cpu_attention_plan::scratch_sizes sizes_of(const attention_spec& spec, const plan_totals& totals) noexcept {
   const std::int64_t padded = padded_dims(spec.head_dim);
   const std::int64_t stride = partial_stride(spec.head_dim);
-  const auto whole = [](std::int64_t floats) { return divide_up(floats, workspace_align) * workspace_align; };
   cpu_attention_plan::scratch_sizes sizes;
   sizes.keys = padded * tile_keys;
   sizes.values = padded * tile_keys;
-  sizes.queries = whole(totals.max_rows * (spec.head_dim + spec.head_dim % 2));
-  sizes.scores = totals.max_head_rows * tile_keys;
+  sizes.queries = std::max(totals.max_rows, totals.max_padded_rows / 2) * padded;
+  sizes.scores = divide_up(totals.max_head_rows, row_align) * row_align * tile_keys;
   sizes.states = totals.max_rows * stride;
   sizes.sums = totals.max_rows * workspace_align;
   sizes.totals = totals.max_rows * stride;
@@ -217,6 +217,8 @@ void make_plan(std::int32_t num_lanes, memory_resource& memory, attention_plan& 
     const std::int32_t heads = static_cast<std::int32_t>(divide_up(u.head_end - u.head_begin, cut.head_parts));
     totals.max_head_rows = std::max(totals.max_head_rows, rows_of(u, group, 1));
     totals.max_rows = std::max(totals.max_rows, rows_of(u, group, heads));
+    totals.max_padded_rows =
+        std::max(totals.max_padded_rows, divide_up(rows_of(u, group, 1), row_align) * row_align * heads);
     if (cut.split_parts > 1) {
       totals.num_countdowns += cut.head_parts;
       totals.partial_floats +=

@@ -9,6 +9,10 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #endif
@@ -17,7 +21,7 @@ namespace bifolio::cpu {
 namespace {
 
 struct isa_list {
-  std::array<cpu_isa, 5> items{};
+  std::array<cpu_isa, 6> items{};
   std::size_t count = 0;
   void add(cpu_isa isa) noexcept { items[count++] = isa; }
 };
@@ -28,6 +32,7 @@ struct x86_features {
   bool avx2 = false;         // AVX2, FMA, F16C, BMI, BMI2, and the system saves the ymm registers
   bool avx512 = false;       // the above, AVX-512 F, BW, DQ, VL, and the system saves zmm and the masks
   bool avx512_bf16 = false;  // the above, and AVX512-BF16
+  bool amx = false;          // the above, AMX-TILE and AMX-BF16, and the system lets this process use tiles
 };
 
 std::uint64_t read_xcr0() noexcept {
@@ -35,6 +40,18 @@ std::uint64_t read_xcr0() noexcept {
   std::uint32_t high = 0;
   __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   return (static_cast<std::uint64_t>(high) << 32) | low;
+}
+
+// Linux hands out the 8 KiB of tile registers only to processes that ask (since 5.16, "Using XSTATE features in user
+// space applications"); threads inherit the permission. Refused where an alternate signal stack has no room for them.
+bool may_use_tiles() noexcept {
+#if defined(__linux__) && defined(SYS_arch_prctl)
+  constexpr long request_permission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr long tile_data = 18;               // XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+#else
+  return false;
+#endif
 }
 
 // Intel SDM volume 2, CPUID, and volume 1, section 14.3: a feature counts only when XCR0 says that the operating system
@@ -67,7 +84,11 @@ x86_features detect_x86() noexcept {
   found.avx512 = found.avx2 && (b & avx512_all) == avx512_all && (xcr0 & zmm_state) == zmm_state;
 
   constexpr unsigned bf16 = 1u << 5;
+  constexpr unsigned amx_all = (1u << 22) | (1u << 24);  // BF16, TILE
+  constexpr std::uint64_t tile_state = 0x60000;
+  const bool has_tiles = (d & amx_all) == amx_all && (xcr0 & tile_state) == tile_state;
   found.avx512_bf16 = found.avx512 && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & bf16) != 0;
+  found.amx = found.avx512_bf16 && has_tiles && may_use_tiles();
   return found;
 }
 
@@ -88,6 +109,9 @@ isa_list detect() noexcept {
 #endif
 #if BIFOLIO_HAS_ISA_AVX512_BF16
   if (features.avx512_bf16) list.add(cpu_isa::avx512_bf16);
+#endif
+#if BIFOLIO_HAS_ISA_AMX
+  if (features.amx) list.add(cpu_isa::amx);
 #endif
 #endif
 #if BIFOLIO_HAS_ISA_NEON
@@ -151,6 +175,12 @@ const kernel_table& kernels_for(cpu_isa isa) {
 #else
         break;
 #endif
+      case cpu_isa::amx:
+#if BIFOLIO_HAS_ISA_AMX
+        return amx::kernels();
+#else
+        break;
+#endif
       case cpu_isa::neon:
 #if BIFOLIO_HAS_ISA_NEON
         return neon::kernels();
@@ -177,6 +207,8 @@ std::string_view to_string(cpu_isa isa) noexcept {
       return "avx512";
     case cpu_isa::avx512_bf16:
       return "avx512_bf16";
+    case cpu_isa::amx:
+      return "amx";
     case cpu_isa::neon:
       return "neon";
   }
@@ -184,11 +216,12 @@ std::string_view to_string(cpu_isa isa) noexcept {
 }
 
 cpu_isa parse_isa(std::string_view text) {
-  for (const cpu_isa isa : {cpu_isa::baseline, cpu_isa::avx2, cpu_isa::avx512, cpu_isa::avx512_bf16, cpu_isa::neon}) {
+  for (const cpu_isa isa :
+       {cpu_isa::baseline, cpu_isa::avx2, cpu_isa::avx512, cpu_isa::avx512_bf16, cpu_isa::amx, cpu_isa::neon}) {
     if (text == to_string(isa)) return isa;
   }
-  throw error(errc::invalid_argument,
-              "instruction set '" + std::string(text) + "' is not one of baseline, avx2, avx512, avx512_bf16, neon");
+  throw error(errc::invalid_argument, "instruction set '" + std::string(text) +
+                                          "' is not one of baseline, avx2, avx512, avx512_bf16, amx, neon");
 }
 
 std::vector<cpu_isa> supported_isas() {

@@ -35,8 +35,8 @@ std::unique_ptr<backend> open(device where, const backend_options& options) {
 
 arithmetic loosest_numbers_of(std::optional<cpu_isa> isa) {
   arithmetic numbers;
-  if (isa == cpu_isa::avx512_bf16) {
-    // Hardware dot products of bfloat16 pairs: probabilities are rounded to it, subnormal numbers count as 0.
+  if (isa == cpu_isa::avx512_bf16 || isa == cpu_isa::amx) {
+    // Hardware products of bfloat16: probabilities are rounded to it, subnormal numbers count as 0.
     numbers.unit_probability = {0, 0, 0x1p-8};
     numbers.flushed = {0, 0, 0x1p-126};
   }

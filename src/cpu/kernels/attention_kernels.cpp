@@ -2,6 +2,7 @@
 #include "cpu/kernels/attention_kernels.hpp"
 
 #include "cpu/kernels/attention_micro.hpp"
+#include "cpu/kernels/attention_tiles.hpp"
 #include "cpu/kernels/simd.hpp"
 
 namespace bifolio::cpu::BIFOLIO_ISA {
@@ -93,11 +94,17 @@ struct tile_place {
   std::int64_t v[tile_keys];
 };
 
-/// One item's loops. `Key` is the KV cache's element. `Dot`: scores and outputs are dot products of bfloat16 pairs, for
-/// calls that are bfloat16 throughout; scores are scaled afterwards, probabilities rounded.
-template <class Key, bool Dot>
+/// How scores and outputs are summed: in float32 or, for calls that are bfloat16 throughout, by the hardware's dot
+/// products of pairs or its tiles. The latter two scale scores afterwards and round probabilities.
+enum class arithmetic { widened, dots, tiles };
+
+/// One item's loops. `Key` is the KV cache's element.
+template <class Key, arithmetic Sums>
 class item_runner {
-  static constexpr bool may_keep_pairs = sizeof(Key) == 2 && (Dot || keeps_pairs);
+  static constexpr bool uses_dots = Sums == arithmetic::dots;
+  static constexpr bool uses_tiles = Sums == arithmetic::tiles;
+  static constexpr bool may_keep_pairs = sizeof(Key) == 2 && (uses_dots || keeps_pairs);
+  static constexpr int rows_a_group = uses_tiles ? tile_rows : max_group_rows;
 
  public:
   item_runner(const attention_args& args, const attention_item& item, const attention_scratch& scratch) noexcept
@@ -109,23 +116,28 @@ class item_runner {
         stride_(partial_stride(args.head_dim)),
         head_rows_(item.num_tokens * args.group_size),
         num_heads_(item.kv_head_end - item.kv_head_begin),
-        num_groups_((head_rows_ + max_group_rows - 1) / max_group_rows),
+        num_groups_((head_rows_ + rows_a_group - 1) / rows_a_group),
         base_rows_(head_rows_ / num_groups_),
         extra_rows_(head_rows_ % num_groups_),
-        pairs_(may_keep_pairs && (Dot || head_rows_ <= in_place_rows)),
-        query_values_(Dot      ? (args.head_dim + 1) / 2
-                      : pairs_ ? (args.head_dim + 1) / 2 * 2
-                               : args.head_dim),
+        pairs_(!uses_tiles && may_keep_pairs && (uses_dots || head_rows_ <= in_place_rows)),
+        query_values_(uses_dots ? (args.head_dim + 1) / 2
+                      : pairs_  ? (args.head_dim + 1) / 2 * 2
+                                : args.head_dim),
         k_contiguous_(args.k_strides.dim == 1 && args.k_strides.chunk >= args.head_dim),
         v_contiguous_(args.v_strides.dim == 1 && args.v_strides.chunk >= args.head_dim),
-        v_in_place_(v_contiguous_ && dims_ == args.head_dim && (head_rows_ <= in_place_rows || sizeof(Key) == 4)) {
+        v_in_place_(!uses_tiles && v_contiguous_ && dims_ == args.head_dim &&
+                    (head_rows_ <= in_place_rows || sizeof(Key) == 4)) {
     const visible_range first = range_of_token(0);
     const visible_range last = range_of_token(item.num_tokens - 1);
     seen_ = {first.begin, last.end};
   }
 
   void run() noexcept {
-    pack_queries();
+    if constexpr (uses_tiles) {
+      pack_tile_queries();
+    } else {
+      pack_queries();
+    }
     run_tiles();
     if (item_.partials == nullptr) finish_rows(scratch_.totals, 0);
   }
@@ -163,10 +175,8 @@ class item_runner {
         const int rows = group_begin(g + 1) - begin;
         float* packed = queries + static_cast<std::int64_t>(begin) * query_values_;
         for (int i = 0; i < rows; ++i) {
-          const int token = (begin + i) / args_.group_size;
-          const int q_head = (item_.kv_head_begin + head) * args_.group_size + (begin + i) % args_.group_size;
-          const std::int64_t offset = (item_.first_token + token) * args_.q_token_stride + q_head * args_.q_head_stride;
-          if constexpr (Dot) {
+          const std::int64_t offset = query_offset(head, begin + i);
+          if constexpr (uses_dots) {
             pair_row(static_cast<const bfloat16*>(args_.q) + offset, args_.head_dim, row_values);
           } else {
             widen_any(args_.q_type, args_.q, offset, args_.head_dim, args_.scale, row_values);
@@ -349,9 +359,11 @@ class item_runner {
     const int passes = (dims_ + kernel_vectors * lanes - 1) / (kernel_vectors * lanes);
     const int columns = tile_keys / lanes * args_.head_dim * static_cast<int>(sizeof(Key)) / 4;
     const int kernels = num_groups_ * (args_.head_dim * (tile_vectors / kernel_vectors) + tile_keys * passes);
-    const int room = lines > 0 ? line_stream::ways * (columns + kernels) / lines : 3;
+    const int steps = uses_tiles ? steps_of_tiles() : columns + kernels;
+    const int room = lines > 0 ? line_stream::ways * steps / lines : 3;
+    constexpr int least = uses_tiles ? 1 : 3;
     ahead_.start(list.rows, before.count == list.count ? before.rows : list.rows, list.count, row_bytes,
-                 room < 3 ? 3 : room);
+                 room < least ? least : room);
   }
 
   // One row of K or V from any layout.
@@ -395,7 +407,7 @@ class item_runner {
 
   template <class Rows>
   BIFOLIO_INLINE void transpose_rows(const Rows& rows, int dims, float* keys) noexcept {
-    if constexpr (!Dot) {
+    if constexpr (!uses_dots) {
       if (!pairs_) return transpose_keys<Key, true>(rows, dims, keys, ahead_);
     }
     if constexpr (may_keep_pairs) transpose_keys<Key, false>(rows, dims, keys, ahead_);
@@ -468,8 +480,187 @@ class item_runner {
     }
   }
 
+  // Rows that share registers, and what each sees of a tile.
+  struct row_group {
+    int begin = 0;
+    int rows = 0;
+    bool any = false;                                            // some row sees some key
+    visible_range common{0, tile_keys};                          // seen by all rows; empty when begin ≥ end
+    visible_range seen[static_cast<std::size_t>(rows_a_group)];  // relative to the tile
+  };
+
+  // ---- on tiles --------------------------------------------------------------------------------------------------
+
+  [[nodiscard]] int tile_steps() const noexcept { return padded_ / tile_depth; }
+  [[nodiscard]] float* tile_queries(int head, int g) const noexcept {
+    return scratch_.queries + (static_cast<std::int64_t>(head) * num_groups_ + g) * (padded_ / 2 * tile_rows);
+  }
+  // Steps of the line stream in a unit: four a product of the scores and two one of the outputs, one a row of
+  // transposed scores, eight a row of the softmax, one a pair of keys and 32 dims of V.
+  [[nodiscard]] int steps_of_tiles() const noexcept {
+    const int products = tile_steps() * (4 * tile_keys / tile_rows + 2 * tile_keys / tile_depth * 2);
+    return num_groups_ * (products + tile_keys) + 8 * head_rows_ + tile_keys / 2 * tile_steps();
+  }
+
+  // [groups][pairs of dims][16 rows]; what is missing is 0.
+  void pack_tile_queries() noexcept {
+    for (int head = 0; head < num_heads_; ++head) {
+      for (int g = 0; g < num_groups_; ++g) {
+        float* queries = tile_queries(head, g);
+        for (int i = 0; i < padded_ / 2 * tile_rows; i += lanes) store(queries + i, vf(0.0f));
+        for (int row = group_begin(g); row < group_begin(g + 1); ++row) {
+          pair_row(static_cast<const Key*>(args_.q) + query_offset(head, row), args_.head_dim, scratch_.values);
+          float* column = queries + (row - group_begin(g));
+          for (int pair = 0; 2 * pair < args_.head_dim; ++pair) column[pair * tile_rows] = scratch_.values[pair];
+        }
+      }
+    }
+  }
+
+  // Where the tile's keys lie for `score_tiles`; those that do not lie ready are brought into scratch.
+  void find_tile_keys(const tile_place& place, int head, key_rows (&keys)[tile_keys / tile_rows]) noexcept {
+    const Key* k = static_cast<const Key*>(args_.k) + (item_.kv_head_begin + head) * args_.k_strides.head;
+    const std::int64_t staged_stride = std::int64_t{2} * padded_;
+    auto* staged = reinterpret_cast<char*>(scratch_.keys);
+    for (int column = 0; column < tile_keys; column += tile_rows) {
+      key_rows& rows = keys[column / tile_rows];
+      if (k_contiguous_ && place.even[column / lanes] && args_.head_dim == padded_) {
+        rows = {reinterpret_cast<const char*>(k + place.k[column]), args_.k_strides.token * 2};
+        continue;
+      }
+      rows = {staged + column * staged_stride, staged_stride};
+      for (int key = column; key < column + tile_rows; ++key) {
+        if (key < place.begin || key >= place.end) continue;  // scores of what stands there are not used
+        const Key* row = k + place.k[key];
+        if (!k_contiguous_) {
+          auto* staging = static_cast<Key*>(scratch_.staging);
+          stage_row(row, args_.k_strides, args_.head_dim, staging);
+          row = staging;
+        }
+        auto* to = reinterpret_cast<float*>(staged + key * staged_stride);
+        for (int d = 0; d < padded_; d += tile_depth) store(to + d / 2, load_elements(row + d, args_.head_dim - d));
+      }
+    }
+  }
+
+  // V of the tile in pairs for `output_tiles`, 0 for keys that are not in `seen`.
+  void pair_tile_values(const tile_place& place, int head, visible_range seen) noexcept {
+    const Key* v = static_cast<const Key*>(args_.v) + (item_.kv_head_begin + head) * args_.v_strides.head;
+    constexpr int depth = tile_depth / 2;
+    line_stream ahead = ahead_;  // in registers
+    const int last = (place.end + tile_depth - 1) / tile_depth * depth;
+    for (int pair = place.begin / tile_depth * depth; pair < last; ++pair) {
+      const Key* rows[2];
+      for (int i = 0; i < 2; ++i) {
+        const int key = 2 * pair + i;
+        if (key < seen.begin || key >= seen.end) {
+          rows[i] = static_cast<const Key*>(scratch_.zero_row);
+        } else if (v_contiguous_) {
+          rows[i] = v + place.v[key];
+        } else {
+          Key* staging = static_cast<Key*>(scratch_.staging) + static_cast<std::int64_t>(i) * padded_;
+          stage_row(v + place.v[key], args_.v_strides, args_.head_dim, staging);
+          rows[i] = staging;
+        }
+      }
+      float* to = scratch_.values + static_cast<std::int64_t>(pair) * padded_;
+      for (int d = 0; d < padded_; d += tile_depth) {
+        vf a;
+        vf b;
+        pair_rows(load_elements(rows[0] + d, args_.head_dim - d), load_elements(rows[1] + d, args_.head_dim - d), a, b);
+        store(to + d, a);
+        store(to + d + lanes, b);
+        ahead.step();
+      }
+    }
+    ahead_ = ahead;
+  }
+
+  [[nodiscard]] bool has_finite_values(const tile_place& place, int head) noexcept {
+    const Key* v = static_cast<const Key*>(args_.v) + (item_.kv_head_begin + head) * args_.v_strides.head;
+    auto* staging = static_cast<Key*>(scratch_.staging);
+    for (int key = place.begin; key < place.end; ++key) {
+      const Key* row = v + place.v[key];
+      if (!v_contiguous_) {
+        stage_row(row, args_.v_strides, args_.head_dim, staging);
+        row = staging;
+      }
+      if (!all_finite(row, args_.head_dim)) return false;
+    }
+    return true;
+  }
+
+  // Adds to the states of rows [begin, end) of the group what their probabilities make of the V that lies in scratch.
+  void add_outputs(const tile_place& place, const row_group& group, int begin, int end, float* states) noexcept {
+    auto* out = static_cast<float*>(scratch_.staging);  // [16][padded], used by nothing else by now
+    output_tiles(scratch_.scores, scratch_.values, padded_, place.begin / tile_depth,
+                 (place.end + tile_depth - 1) / tile_depth, padded_, out, ahead_);
+    for (int i = begin; i < end; ++i) {
+      if (group.seen[i].begin >= group.seen[i].end) continue;
+      float* state = states + i * stride_;
+      const float* row = out + static_cast<std::int64_t>(i) * padded_;
+      for (int d = 0; d < padded_; d += lanes) {
+        store(state + d, load(state + d) + load(row + d));
+      }
+    }
+  }
+
+  void run_unit_on_tiles(const tile_place& place, int head, float* states) noexcept {
+    key_rows keys[tile_keys / tile_rows];
+    find_tile_keys(place, head, keys);
+    const visible_range all{place.begin, place.end};
+    pair_tile_values(place, head, all);
+    alignas(64) float transposed[tile_keys * tile_rows];
+    bool known_finite = false;
+    for (int g = 0; g < num_groups_; ++g) {
+      const row_group group = group_of(place, g);
+      if (!group.any) continue;
+      score_tiles(tile_queries(head, g), keys, tile_steps(), transposed, ahead_);
+      line_stream ahead = ahead_;  // in registers
+      for (int column = 0; column < tile_keys; column += tile_rows) {
+        transpose(
+            [&](int i) __attribute__((always_inline)) { return load(transposed + (column + i) * tile_rows); },
+            [&](int j, vf row) __attribute__((always_inline)) {
+              store(scratch_.scores + j * tile_keys + column, row);
+              ahead.step();
+            });
+      }
+      ahead_ = ahead;
+      const std::int64_t row_index = static_cast<std::int64_t>(head) * head_rows_ + group.begin;
+      float* group_states = states + row_index * stride_;
+      bool alike = true;
+      for (int i = 0; i < group.rows; ++i) {
+        const visible_range seen = group.seen[i];
+        if (seen.begin >= seen.end) continue;
+        alike = alike && seen.begin <= all.begin && seen.end >= all.end;
+        softmax_row(scratch_.scores + i * tile_keys, seen, place.first, head, group.begin + i,
+                    group_states + i * stride_, scratch_.sums + (row_index + i) * workspace_align);
+        for (int step = 0; step < 4; ++step) ahead_.step(2);
+      }
+      // A probability of 0 hides what a row does not see, unless that is not finite.
+      if (!alike && !known_finite) known_finite = has_finite_values(place, head);
+      if (alike || known_finite) {
+        add_outputs(place, group, 0, group.rows, group_states);
+        continue;
+      }
+      for (int i = 0; i < group.rows; ++i) {
+        pair_tile_values(place, head, group.seen[i]);
+        add_outputs(place, group, i, i + 1, group_states);
+      }
+      pair_tile_values(place, head, all);
+    }
+  }
+
   // One tile × one KV head: all scores, then group by group softmax and accumulation.
   void run_unit(const tile_place& place, int head, float* states) noexcept {
+    if constexpr (uses_tiles) {
+      run_unit_on_tiles(place, head, states);
+    } else {
+      run_unit_on_vectors(place, head, states);
+    }
+  }
+
+  void run_unit_on_vectors(const tile_place& place, int head, float* states) noexcept {
     // Dims are taken in chunks whose transposed keys stay in L1 while they are used.
     const int chunk = !k_contiguous_                ? args_.head_dim
                       : pairs_                      ? pair_chunk
@@ -486,10 +677,10 @@ class item_runner {
     if (v_in_place_) {
       const Key* v = static_cast<const Key*>(args_.v) + (item_.kv_head_begin + head) * args_.v_strides.head;
       // The other key of a pair may lie outside: it is loaded, never multiplied.
-      if (Dot && place.begin % 2 != 0) in_place[place.begin - 1] = static_cast<const Key*>(scratch_.zero_row);
-      if (Dot && place.end % 2 != 0) in_place[place.end] = static_cast<const Key*>(scratch_.zero_row);
+      if (uses_dots && place.begin % 2 != 0) in_place[place.begin - 1] = static_cast<const Key*>(scratch_.zero_row);
+      if (uses_dots && place.end % 2 != 0) in_place[place.end] = static_cast<const Key*>(scratch_.zero_row);
       for (int key = place.begin; key < place.end; ++key) in_place[key] = v + place.v[key];
-    } else if constexpr (Dot) {
+    } else if constexpr (uses_dots) {
       pair_values(place, head);
     } else {
       widen_values(place, head);
@@ -508,7 +699,7 @@ class item_runner {
         softmax_row(scores + i * tile_keys, group.seen[i], place.first, head, group.begin + i,
                     group_states + i * stride_, scratch_.sums + (row_index + i) * workspace_align);
       }
-      if constexpr (Dot) {
+      if constexpr (uses_dots) {
         if (v_in_place_) {
           accumulate_dot(scores, value_rows{in_place}, group, group_states);
         } else {
@@ -521,15 +712,6 @@ class item_runner {
       }
     }
   }
-
-  // Rows that share registers, and what each sees of a tile.
-  struct row_group {
-    int begin = 0;
-    int rows = 0;
-    bool any = false;                    // some row sees some key
-    visible_range common{0, tile_keys};  // seen by all rows; empty when begin ≥ end
-    visible_range seen[max_group_rows];  // relative to the tile
-  };
 
   [[nodiscard]] BIFOLIO_INLINE row_group group_of(const tile_place& place, int g) const noexcept {
     row_group group;
@@ -558,14 +740,14 @@ class item_runner {
     float* scores = scratch_.scores + static_cast<std::int64_t>(group.begin) * tile_keys;
     const float* queries = scratch_.queries +
                            (static_cast<std::int64_t>(head) * head_rows_ + group.begin) * query_values_ +
-                           static_cast<std::int64_t>(Dot ? dim / 2 : dim) * group.rows;
+                           static_cast<std::int64_t>(uses_dots ? dim / 2 : dim) * group.rows;
     with_rows(
         group.rows, [&]<int Rows>() __attribute__((always_inline)) {
           const auto add = [&]<class Column>(Column) __attribute__((always_inline)) {
             const int columns = (dims + Column::dims - 1) / Column::dims;
             score_rows<Column, Rows>(queries, scratch_.keys, columns, dim > 0, scores, ahead_);
           };
-          if constexpr (Dot) {
+          if constexpr (uses_dots) {
             add(dot_column{});
           } else if constexpr (may_keep_pairs) {
             if (pairs_) {
@@ -593,8 +775,10 @@ class item_runner {
                                   float* state, float* sums) const noexcept {
     vf s[tile_vectors];
 #pragma GCC unroll 16
-    for (int c = 0; c < tile_vectors; ++c) s[c] = load(scores + c * lanes);
-    if constexpr (Dot) {
+    for (int c = 0; c < tile_vectors; ++c) {
+      s[c] = load(scores + c * lanes);
+    }
+    if constexpr (uses_dots || uses_tiles) {
       const vf scale(args_.scale);
 #pragma GCC unroll 16
       for (int c = 0; c < tile_vectors; ++c) s[c] = s[c] * scale;
@@ -631,10 +815,10 @@ class item_runner {
 #pragma GCC unroll 16
     for (int c = 0; c < tile_vectors; ++c) {
       s[c] = exp(s[c] - shift);
-      if constexpr (!Dot) store(scores + c * lanes, s[c]);
+      if constexpr (!uses_dots && !uses_tiles) store(scores + c * lanes, s[c]);
       sum = sum + s[c];
     }
-    if constexpr (Dot) {
+    if constexpr (uses_dots || uses_tiles) {
 #pragma GCC unroll 8
       for (int c = 0; c < tile_vectors; c += 2) store(scores + c / 2 * lanes, narrow_pairs(s[c], s[c + 1]));
     }
@@ -722,6 +906,9 @@ class item_runner {
   [[nodiscard]] int query_head(int head, int row) const noexcept {
     return (item_.kv_head_begin + head) * args_.group_size + row % args_.group_size;
   }
+  [[nodiscard]] std::int64_t query_offset(int head, int row) const noexcept {
+    return token_of(row) * args_.q_token_stride + query_head(head, row) * args_.q_head_stride;
+  }
   [[nodiscard]] std::int64_t token_of(int row) const noexcept { return item_.first_token + row / args_.group_size; }
 
   void write_out(int head, int row, const float* values, float lse) noexcept {
@@ -753,7 +940,7 @@ class item_runner {
     for (int d = 0; d < dims_; d += 2 * lanes) {
       vf a = load(state + d) * scale;
       vf b = load(state + d + lanes) * scale;
-      if constexpr (Dot) {
+      if constexpr (uses_dots || uses_tiles) {
         order_dims(a, b, a, b);
       } else if constexpr (pair_is_interleaved<Key>) {
         interleave(a, b, a, b);
@@ -789,18 +976,19 @@ class item_runner {
   line_stream ahead_;
 };
 
-// Calls `body` with the runner of the call's dtypes. Everything of one call has to come here: the two kinds sum in
-// different orders.
+// Calls `body` with the runner of the call's dtypes. Everything of one call has to come here: the kinds of arithmetic
+// sum in different orders.
 template <class Key, class Body>
 BIFOLIO_INLINE void with_runner(const attention_args& args, const attention_item& item,
                                 const attention_scratch& scratch, const Body& body) noexcept {
   if constexpr (has_pair_dot && __is_same(Key, bfloat16)) {
     if (args.q_type == dtype::bf16 && args.out_type == dtype::bf16) {
-      item_runner<Key, true> runner(args, item, scratch);
+      const tile_scope own_tiles;
+      item_runner<Key, has_tiles ? arithmetic::tiles : arithmetic::dots> runner(args, item, scratch);
       return body(runner);
     }
   }
-  item_runner<Key, false> runner(args, item, scratch);
+  item_runner<Key, arithmetic::widened> runner(args, item, scratch);
   body(runner);
 }
 

@@ -22,6 +22,9 @@ inline constexpr std::int32_t workspace_align = 16;
 /// Head dims are padded to a multiple of this many in the workspace: two vectors of the widest ISA.
 inline constexpr std::int32_t dim_align = 32;
 
+/// Queries and scores of a KV head have room for whole groups of this many rows.
+inline constexpr std::int32_t row_align = 16;
+
 [[nodiscard]] constexpr std::int32_t padded_dims(std::int32_t head_dim) noexcept {
   return (head_dim + dim_align - 1) / dim_align * dim_align;
 }
@@ -100,7 +103,7 @@ struct attention_item {
 struct attention_scratch {
   float* keys = nullptr;     ///< [padded_dims][tile_keys], the tile transposed
   float* values = nullptr;   ///< [tile_keys][padded_dims]
-  float* queries = nullptr;  ///< [row groups][head_dim, made even][rows of the group]
+  float* queries = nullptr;  ///< [KV heads][row groups][head_dim, padded][rows of the group]
   float* scores = nullptr;   ///< [rows of one KV head][tile_keys]
   float* states = nullptr;   ///< [rows][partial_stride], the running split
   float* sums = nullptr;     ///< [rows][16], the running split's sums, one a vector lane

@@ -65,7 +65,7 @@ class line_stream {
 
   BIFOLIO_INLINE void ask_for(const char* const* row) const noexcept {
     prefetch_line(row[0] + byte_);
-    prefetch_line(row[again_] + byte_);
+    prefetch_again(row[again_] + byte_);
   }
 
   const char* const* row_ = nullptr;  // of the first part

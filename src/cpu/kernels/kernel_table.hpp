@@ -29,6 +29,9 @@ namespace avx512 {
 namespace avx512_bf16 {
 [[nodiscard]] const kernel_table& kernels() noexcept;
 }
+namespace amx {
+[[nodiscard]] const kernel_table& kernels() noexcept;
+}
 namespace neon {
 [[nodiscard]] const kernel_table& kernels() noexcept;
 }

@@ -36,15 +36,31 @@ BIFOLIO_INLINE vf broadcast(float x) noexcept { return vf(x); }
 /// (none of these), and each costs a DRAM latency later; L2 keeps what L1 evicts. Forced inline and followed by a
 /// volatile use, because GCC 12 deletes a function whose only effect is a prefetch. (No memory clobber: it would make
 /// the loops around it load what they hold in registers.)
-BIFOLIO_INLINE void prefetch_line(const void* p) noexcept {
+BIFOLIO_INLINE void prefetch_again(const void* p) noexcept {
   __builtin_prefetch(p, 0, 3);
   __asm__ volatile("" : : "r"(p));
+}
+
+/// The first request for a line, long before its use. Where there is AMX it goes towards L2: such a core has room for
+/// three times as many requests there as in L1 (docs/kernels/attention_cpu.md).
+BIFOLIO_INLINE void prefetch_line(const void* p) noexcept {
+#if BIFOLIO_ISA_AMX
+  __builtin_prefetch(p, 0, 2);
+  __asm__ volatile("" : : "r"(p));
+#else
+  prefetch_again(p);
+#endif
 }
 
 }  // namespace
 }  // namespace bifolio::cpu::BIFOLIO_ISA
 
-#if BIFOLIO_ISA_AVX512 || BIFOLIO_ISA_AVX512_BF16
+// What is built on AVX512-BF16 has its names too.
+#if BIFOLIO_ISA_AVX512_BF16 || BIFOLIO_ISA_AMX
+#define BIFOLIO_PAIR_DOT 1
+#endif
+
+#if BIFOLIO_ISA_AVX512 || BIFOLIO_PAIR_DOT
 #include "cpu/kernels/simd_avx512.hpp"
 #elif BIFOLIO_ISA_AVX2
 #include "cpu/kernels/simd_avx2.hpp"
@@ -57,7 +73,7 @@ BIFOLIO_INLINE void prefetch_line(const void* p) noexcept {
 namespace bifolio::cpu::BIFOLIO_ISA {
 namespace {
 
-#if !BIFOLIO_ISA_AVX512_BF16
+#if !BIFOLIO_PAIR_DOT
 inline constexpr bool has_pair_dot = false;
 // Never called:
 BIFOLIO_INLINE vf pair_dot(vf, vf, vf acc) noexcept { return acc; }

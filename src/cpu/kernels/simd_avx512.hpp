@@ -136,7 +136,7 @@ BIFOLIO_INLINE vf load_half<float16, 1>(const float* pairs) noexcept {
   return vf(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(pairs) + 1)));
 }
 
-#if BIFOLIO_ISA_AVX512_BF16
+#if BIFOLIO_PAIR_DOT
 /// acc + a.high · b.high + a.low · b.low of bfloat16 pairs, in this order, each step rounded to nearest even;
 /// subnormals count as 0 (Intel SDM, VDPBF16PS).
 inline constexpr bool has_pair_dot = true;

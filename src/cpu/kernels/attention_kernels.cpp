@@ -376,6 +376,16 @@ class item_runner {
     }
   }
 
+  // V of one of the tile's keys; a row whose dims are not contiguous is brought to scratch, as row `slot` there.
+  [[nodiscard]] const Key* value_row(const tile_place& place, int head, int key, int slot) const noexcept {
+    const Key* row =
+        static_cast<const Key*>(args_.v) + (item_.kv_head_begin + head) * args_.v_strides.head + place.v[key];
+    if (v_contiguous_) return row;
+    Key* staging = static_cast<Key*>(scratch_.staging) + static_cast<std::int64_t>(slot) * padded_;
+    stage_row(row, args_.v_strides, args_.head_dim, staging);
+    return staging;
+  }
+
   // Dims [dim, dim + dims) of the tile's keys, transposed, into scratch.
   void pack_keys(const tile_place& place, int head, int dim, int dims) noexcept {
     const Key* k = static_cast<const Key*>(args_.k) + (item_.kv_head_begin + head) * args_.k_strides.head + dim;
@@ -415,15 +425,9 @@ class item_runner {
 
   // V rows of the tile as float32 in value order in scratch.
   void widen_values(const tile_place& place, int head) noexcept {
-    const Key* v = static_cast<const Key*>(args_.v) + (item_.kv_head_begin + head) * args_.v_strides.head;
-    auto* staging = static_cast<Key*>(scratch_.staging);
     const int whole = args_.head_dim / (2 * lanes) * (2 * lanes);
     for (int key = place.begin; key < place.end; ++key) {
-      const Key* row = v + place.v[key];
-      if (!v_contiguous_) {
-        stage_row(row, args_.v_strides, args_.head_dim, staging);
-        row = staging;
-      }
+      const Key* row = value_row(place, head, key, 0);
       float* to = scratch_.values + static_cast<std::int64_t>(key) * padded_;
       vf a;
       vf b;
@@ -444,21 +448,13 @@ class item_runner {
 
   // V rows of the tile in pairs of keys in scratch, 0 beside a key that is alone.
   void pair_values(const tile_place& place, int head) noexcept {
-    const Key* v = static_cast<const Key*>(args_.v) + (item_.kv_head_begin + head) * args_.v_strides.head;
     const int whole = args_.head_dim / (2 * lanes) * (2 * lanes);
     for (int pair = place.begin / 2; 2 * pair < place.end; ++pair) {
       const Key* rows[2];
       for (int i = 0; i < 2; ++i) {
         const int key = 2 * pair + i;
-        if (key < place.begin || key >= place.end) {
-          rows[i] = static_cast<const Key*>(scratch_.zero_row);
-        } else if (v_contiguous_) {
-          rows[i] = v + place.v[key];
-        } else {
-          Key* staging = static_cast<Key*>(scratch_.staging) + static_cast<std::int64_t>(i) * padded_;
-          stage_row(v + place.v[key], args_.v_strides, args_.head_dim, staging);
-          rows[i] = staging;
-        }
+        rows[i] = key < place.begin || key >= place.end ? static_cast<const Key*>(scratch_.zero_row)
+                                                        : value_row(place, head, key, i);
       }
       float* to = scratch_.values + static_cast<std::int64_t>(pair) * padded_;
       vf a;
@@ -545,7 +541,6 @@ class item_runner {
 
   // V of the tile in pairs for `output_tiles`, 0 for keys that are not in `seen`.
   void pair_tile_values(const tile_place& place, int head, visible_range seen) noexcept {
-    const Key* v = static_cast<const Key*>(args_.v) + (item_.kv_head_begin + head) * args_.v_strides.head;
     constexpr int depth = tile_depth / 2;
     line_stream ahead = ahead_;  // in registers
     const int last = (place.end + tile_depth - 1) / tile_depth * depth;
@@ -553,15 +548,8 @@ class item_runner {
       const Key* rows[2];
       for (int i = 0; i < 2; ++i) {
         const int key = 2 * pair + i;
-        if (key < seen.begin || key >= seen.end) {
-          rows[i] = static_cast<const Key*>(scratch_.zero_row);
-        } else if (v_contiguous_) {
-          rows[i] = v + place.v[key];
-        } else {
-          Key* staging = static_cast<Key*>(scratch_.staging) + static_cast<std::int64_t>(i) * padded_;
-          stage_row(v + place.v[key], args_.v_strides, args_.head_dim, staging);
-          rows[i] = staging;
-        }
+        rows[i] = key < seen.begin || key >= seen.end ? static_cast<const Key*>(scratch_.zero_row)
+                                                      : value_row(place, head, key, i);
       }
       float* to = scratch_.values + static_cast<std::int64_t>(pair) * padded_;
       for (int d = 0; d < padded_; d += tile_depth) {
@@ -577,15 +565,8 @@ class item_runner {
   }
 
   [[nodiscard]] bool has_finite_values(const tile_place& place, int head) noexcept {
-    const Key* v = static_cast<const Key*>(args_.v) + (item_.kv_head_begin + head) * args_.v_strides.head;
-    auto* staging = static_cast<Key*>(scratch_.staging);
     for (int key = place.begin; key < place.end; ++key) {
-      const Key* row = v + place.v[key];
-      if (!v_contiguous_) {
-        stage_row(row, args_.v_strides, args_.head_dim, staging);
-        row = staging;
-      }
-      if (!all_finite(row, args_.head_dim)) return false;
+      if (!all_finite(value_row(place, head, key, 0), args_.head_dim)) return false;
     }
     return true;
   }

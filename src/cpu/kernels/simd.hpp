@@ -41,8 +41,8 @@ BIFOLIO_INLINE void prefetch_again(const void* p) noexcept {
   __asm__ volatile("" : : "r"(p));
 }
 
-/// The first request for a line, long before its use. Where there is AMX it goes towards L2: such a core has room for
-/// three times as many requests there as in L1 (docs/kernels/attention_cpu.md).
+/// The first request for a line, long before its use. Where there is AMX it goes towards L2: what that gains is in
+/// docs/kernels/attention_cpu.md.
 BIFOLIO_INLINE void prefetch_line(const void* p) noexcept {
 #if BIFOLIO_ISA_AMX
   __builtin_prefetch(p, 0, 2);

@@ -28,7 +28,8 @@ class read_probe {
  public:
   /// `lanes` is borrowed. Throws `error` (out_of_memory).
   explicit read_probe(executor& lanes, std::size_t num_bytes = std::size_t{512} << 20);
-  /// Median GB/s of passes over the buffer for about `seconds`.
+  /// GB/s of passes over the buffer for about `seconds`: the better median of those with loads alone and those that
+  /// prefetch. Loads are as wide as the machine's.
   [[nodiscard]] double gb_per_second(double seconds = 0.3);
 
  private:

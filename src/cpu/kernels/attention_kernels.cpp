@@ -40,7 +40,7 @@ class item_runner {
   static constexpr bool uses_dots = Sums == arithmetic::dots;
   static constexpr bool uses_tiles = Sums == arithmetic::tiles;
   static constexpr bool may_keep_pairs = sizeof(Key) == 2 && (uses_dots || keeps_pairs);
-  static constexpr int rows_a_group = uses_tiles ? tile_rows : max_group_rows;
+  static constexpr int most_group_rows = uses_tiles ? tile_rows : max_group_rows;
 
  public:
   item_runner(const attention_args& args, const attention_item& item, const attention_scratch& scratch) noexcept
@@ -52,7 +52,7 @@ class item_runner {
         stride_(partial_stride(args.head_dim)),
         head_rows_(item.num_tokens * args.group_size),
         num_heads_(item.kv_head_end - item.kv_head_begin),
-        num_groups_((head_rows_ + rows_a_group - 1) / rows_a_group),
+        num_groups_(groups_of(head_rows_)),
         base_rows_(head_rows_ / num_groups_),
         extra_rows_(head_rows_ % num_groups_),
         pairs_(!uses_tiles && may_keep_pairs && (uses_dots || head_rows_ <= in_place_rows)),
@@ -99,6 +99,11 @@ class item_runner {
   static BIFOLIO_INLINE float& maximum_of(float* state, int padded) noexcept { return state[padded]; }
   static BIFOLIO_INLINE float& sum_of(float* state, int padded) noexcept { return state[padded + 1]; }
 
+  [[nodiscard]] static int groups_of(int rows) noexcept {
+    if (rows <= most_group_rows) return 1;
+    constexpr int rows_a_group = uses_tiles ? tile_rows : group_rows;
+    return (rows + rows_a_group - 1) / rows_a_group;
+  }
   // Rows of group `g` of one KV head: as even as possible.
   [[nodiscard]] int group_begin(int g) const noexcept { return g * base_rows_ + (g < extra_rows_ ? g : extra_rows_); }
 
@@ -182,7 +187,7 @@ class item_runner {
           if (unit + 2 == num_units || num_units == 1) guess_next_item();
           const auto beyond = static_cast<int>(unit + 2 - num_units);
           if (beyond < next_heads_) {
-            list_rows(unit + 2, next_place_, next_head_ + beyond);
+            list_runs(unit + 2, next_place_, next_head_ + beyond);
             look_ahead(unit + 2);
           }
         }
@@ -242,28 +247,33 @@ class item_runner {
     sum_of(total, padded_) = sum_of(partial, padded_) * weights.b + sum_of(total, padded_) * weights.a;
   }
 
-  // Where the lines lie that one unit will read.
-  struct row_list {
+  // The memory that one unit will read: a run a row, or a run for the keys of one vector where they lie side by side.
+  struct run_list {
     int count = 0;
-    const char* rows[2 * tile_keys];
+    int bytes = 0;  // of each
+    const char* runs[2 * tile_keys];
   };
 
   void list_unit(std::int64_t unit) noexcept {
-    list_rows(unit, places_[unit / num_heads_ % 3], static_cast<int>(unit % num_heads_));
+    list_runs(unit, places_[unit / num_heads_ % 3], static_cast<int>(unit % num_heads_));
   }
 
-  void list_rows(std::int64_t unit, const tile_place& place, int head) noexcept {
-    row_list& list = lists_[unit % 2];
+  void list_runs(std::int64_t unit, const tile_place& place, int head) noexcept {
+    bool whole = k_contiguous_ && args_.k_strides.token == args_.head_dim;
+    whole = whole && v_contiguous_ && args_.v_strides.token == args_.head_dim;
+    for (int c = 0; c < tile_vectors; ++c) whole = whole && place.even[c];
+    run_list& list = lists_[unit % 2];
     list.count = 0;
-    if (k_contiguous_) add_rows(list, args_.k, args_.k_strides.head, head, place, place.k);
-    if (v_contiguous_) add_rows(list, args_.v, args_.v_strides.head, head, place, place.v);
+    list.bytes = static_cast<int>(sizeof(Key)) * args_.head_dim * (whole ? lanes : 1);
+    if (k_contiguous_) add_runs(list, args_.k, args_.k_strides.head, head, place, place.k, whole);
+    if (v_contiguous_) add_runs(list, args_.v, args_.v_strides.head, head, place, place.v, whole);
   }
 
-  void add_rows(row_list& list, const void* half, std::int64_t head_stride, int head, const tile_place& place,
-                const std::int64_t* offsets) const noexcept {
+  void add_runs(run_list& list, const void* half, std::int64_t head_stride, int head, const tile_place& place,
+                const std::int64_t* offsets, bool whole) const noexcept {
     const Key* base = static_cast<const Key*>(half) + (item_.kv_head_begin + head) * head_stride;
-    for (int key = place.begin; key < place.end; ++key) {
-      list.rows[list.count++] = reinterpret_cast<const char*>(base + offsets[key]);
+    for (int key = place.begin; key < place.end; key += whole ? lanes : 1) {
+      list.runs[list.count++] = reinterpret_cast<const char*>(base + offsets[key]);
     }
   }
 
@@ -285,21 +295,19 @@ class item_runner {
 
   // Starts the stream of the lines of `unit`, and once more of those of the unit before it.
   void look_ahead(std::int64_t unit) noexcept {
-    const row_list& list = lists_[unit % 2];
-    const row_list& before = lists_[(unit + 1) % 2];
-    const int row_bytes = static_cast<int>(sizeof(Key)) * args_.head_dim;
-    const int lines = list.count * ((row_bytes + cache_line_bytes - 1) / cache_line_bytes);
+    const run_list& list = lists_[unit % 2];
+    const run_list& before = lists_[(unit + 1) % 2];
+    const int lines = list.count * ((list.bytes + cache_line_bytes - 1) / cache_line_bytes);
     // Steps of a unit: one a column of a transposition, one a dim in the scores, one a key and register pass in the
     // accumulation. Measured: the best period is that with which the stream ends with the unit; shorter leaves the
     // memory idle at the end, longer loses lines. Below 3 the queue of outstanding misses overruns.
-    const int passes = (dims_ + kernel_vectors * lanes - 1) / (kernel_vectors * lanes);
+    const int vectors = vectors_beside(base_rows_ + (extra_rows_ > 0 ? 1 : 0));
+    const int passes = (dims_ + vectors * lanes - 1) / (vectors * lanes);
     const int columns = tile_keys / lanes * args_.head_dim * static_cast<int>(sizeof(Key)) / 4;
-    const int kernels = num_groups_ * (args_.head_dim * (tile_vectors / kernel_vectors) + tile_keys * passes);
-    const int steps = uses_tiles ? steps_of_tiles() : columns + kernels;
-    const int room = lines > 0 ? line_stream::ways * steps / lines : 3;
-    constexpr int least = uses_tiles ? 1 : 3;
-    ahead_.start(list.rows, before.count == list.count ? before.rows : list.rows, list.count, row_bytes,
-                 room < least ? least : room);
+    const int kernels = num_groups_ * (args_.head_dim * (tile_vectors / vectors) + tile_keys * passes);
+    const int room = lines > 0 ? line_stream::ways * (columns + kernels) / lines : 3;
+    const bool alike = before.count == list.count && before.bytes == list.bytes;
+    ahead_.start(list.runs, alike ? before.runs : list.runs, list.count, list.bytes, room < 3 ? 3 : room);
   }
 
   // One row of K or V from any layout.
@@ -416,9 +424,9 @@ class item_runner {
   struct row_group {
     int begin = 0;
     int rows = 0;
-    bool any = false;                                            // some row sees some key
-    visible_range common{0, tile_keys};                          // seen by all rows; empty when begin ≥ end
-    visible_range seen[static_cast<std::size_t>(rows_a_group)];  // relative to the tile
+    bool any = false;                                               // some row sees some key
+    visible_range common{0, tile_keys};                             // seen by all rows; empty when begin ≥ end
+    visible_range seen[static_cast<std::size_t>(most_group_rows)];  // relative to the tile
   };
 
   // ---- on tiles --------------------------------------------------------------------------------------------------
@@ -427,13 +435,6 @@ class item_runner {
   [[nodiscard]] float* tile_queries(int head, int g) const noexcept {
     return scratch_.queries + (static_cast<std::int64_t>(head) * num_groups_ + g) * (padded_ / 2 * tile_rows);
   }
-  // Steps of the line stream in a unit: four a product of the scores and two one of the outputs, one a row of
-  // transposed scores, eight a row of the softmax, one a pair of keys and 32 dims of V.
-  [[nodiscard]] int steps_of_tiles() const noexcept {
-    const int products = tile_steps() * (4 * tile_keys / tile_rows + 2 * tile_keys / tile_depth * 2);
-    return num_groups_ * (products + tile_keys) + 8 * head_rows_ + tile_keys / 2 * tile_steps();
-  }
-
   // [groups][pairs of dims][16 rows]; what is missing is 0.
   void pack_tile_queries() noexcept {
     for (int head = 0; head < num_heads_; ++head) {
@@ -478,7 +479,6 @@ class item_runner {
   // V of the tile in pairs for `output_tiles`, 0 for keys that are not in `seen`.
   void pair_tile_values(const tile_place& place, int head, visible_range seen) noexcept {
     constexpr int depth = tile_depth / 2;
-    line_stream ahead = ahead_;  // in registers
     const int last = (place.end + tile_depth - 1) / tile_depth * depth;
     for (int pair = place.begin / tile_depth * depth; pair < last; ++pair) {
       const Key* rows[2];
@@ -494,10 +494,9 @@ class item_runner {
         pair_rows(load_elements(rows[0] + d, args_.head_dim - d), load_elements(rows[1] + d, args_.head_dim - d), a, b);
         store(to + d, a);
         store(to + d + lanes, b);
-        ahead.step();
       }
+      ahead_.batch();
     }
-    ahead_ = ahead;
   }
 
   [[nodiscard]] bool has_finite_values(const tile_place& place, int head) noexcept {
@@ -533,16 +532,14 @@ class item_runner {
       const row_group group = group_of(place, g);
       if (!group.any) continue;
       score_tiles(tile_queries(head, g), keys, tile_steps(), transposed, ahead_);
-      line_stream ahead = ahead_;  // in registers
       for (int column = 0; column < tile_keys; column += tile_rows) {
         transpose(
             [&](int i) __attribute__((always_inline)) { return load(transposed + (column + i) * tile_rows); },
             [&](int j, vf row) __attribute__((always_inline)) {
               store(scratch_.scores + j * tile_keys + column, row);
-              ahead.step();
+              if (j < 4) ahead_.batch();
             });
       }
-      ahead_ = ahead;
       const std::int64_t row_index = static_cast<std::int64_t>(head) * head_rows_ + group.begin;
       float* group_states = states + row_index * stride_;
       bool alike = true;
@@ -552,7 +549,7 @@ class item_runner {
         alike = alike && seen.begin <= all.begin && seen.end >= all.end;
         softmax_row(scratch_.scores + i * tile_keys, seen, place.first, head, group.begin + i,
                     group_states + i * stride_, scratch_.sums + (row_index + i) * workspace_align);
-        for (int step = 0; step < 4; ++step) ahead_.step(2);
+        ahead_.batches(2);
       }
       // A probability of 0 hides what a row does not see, unless that is not finite.
       if (!alike && !known_finite) known_finite = has_finite_values(place, head);
@@ -572,6 +569,7 @@ class item_runner {
   void run_unit(const tile_place& place, int head, float* states) noexcept {
     if constexpr (uses_tiles) {
       run_unit_on_tiles(place, head, states);
+      ahead_.finish();
     } else {
       run_unit_on_vectors(place, head, states);
     }
@@ -887,7 +885,7 @@ class item_runner {
   tile_place next_place_;
   int next_head_ = 0;  // relative to this item's first
   int next_heads_ = 0;
-  row_list lists_[2];  // of unit u at u % 2
+  run_list lists_[2];  // of unit u at u % 2
   line_stream ahead_;
 };
 

@@ -11,71 +11,110 @@
 namespace bifolio::cpu::BIFOLIO_ISA {
 namespace {
 
-/// Rows that share the registers of one kernel.
-inline constexpr int max_group_rows = 6;
-/// Vectors beside each other in one kernel: 6 × 4 accumulators of 32 registers, 6 × 2 of 16.
+/// Rows that share the registers of one kernel, and vectors beside each other in it: up to 6 × 4 accumulators of 32
+/// registers, 6 × 2 of 16. Seven or eight rows of 32 registers are one group of two vectors rather than two groups of
+/// four, so that K and V are read and widened once.
+inline constexpr int group_rows = 6;
+inline constexpr int max_group_rows = num_vector_registers == 32 ? 8 : group_rows;
 inline constexpr int kernel_vectors = num_vector_registers == 32 ? 4 : 2;
+[[nodiscard]] constexpr int vectors_beside(int rows) noexcept { return rows > group_rows ? 2 : kernel_vectors; }
 inline constexpr int tile_vectors = tile_keys / lanes;
 inline constexpr int cache_line_bytes = 64;
 
-/// Cache lines that will be needed soon, asked for four at a time between other work: a burst overruns the core's
-/// queue of outstanding misses. The rows are walked in four parts side by side, so that several DRAM pages and page
-/// walks are under way at once (4 KiB runs in random places: 22 GB/s a core instead of 15). Beside each line goes one
-/// of a second set of rows that was asked for before: 2–3 % of first requests are lost, and a line that is there costs
-/// next to nothing.
+/// Runs of memory that will be needed soon, asked for by batches of four cache lines between other work: a burst
+/// overruns the core's queue of outstanding misses. The runs are walked in four parts side by side, so that several
+/// DRAM pages and page walks are under way at once (4 KiB runs in random places: 22 GB/s a core instead of 15). Where
+/// `asks_twice`, beside each line goes one of a second set of runs that was asked for before: 2–3 % of first requests
+/// are lost, and a line that is there costs next to nothing.
 class line_stream {
  public:
   static constexpr int ways = 4;
 
-  /// `rows` and `again` (`num_rows` each, of `row_bytes`) must outlive the stream; four lines of each are asked for
-  /// every `period` steps. Once all were, steps do nothing.
-  BIFOLIO_INLINE void start(const char* const* rows, const char* const* again, int num_rows, int row_bytes,
+  /// `runs` and `again` (`num_runs` each, of `run_bytes`) must outlive the stream; with steps, a batch is asked for
+  /// every `period` of them.
+  BIFOLIO_INLINE void start(const char* const* runs, const char* const* again, int num_runs, int run_bytes,
                             int period) noexcept {
-    row_ = rows;
-    again_ = again - rows;
-    part_ = num_rows / ways;
-    end_ = rows + part_;
+    next_ = runs;
+    again_ = again - runs;
+    part_ = num_runs / ways;
+    end_ = runs + part_;
+    run_bytes_ = run_bytes;
     byte_ = 0;
-    row_bytes_ = row_bytes;
     period_ = period;
-    wait_ = row_ == end_ ? never : period;
+    take_runs();
+    wait_ = done_ ? never : period;
   }
-  BIFOLIO_INLINE void stop() noexcept { wait_ = never; }
-  BIFOLIO_INLINE void step(int steps = 1) noexcept {
-    wait_ -= steps;
-    if (__builtin_expect(wait_ > 0, 1)) return;
-    const char* const* row = row_;
-    ask_for(row);
-    row += part_;
-    ask_for(row);
-    row += part_;
-    ask_for(row);
-    row += part_;
-    ask_for(row);
-    byte_ += cache_line_bytes;
-    if (byte_ >= row_bytes_) {
-      byte_ = 0;
-      ++row_;
+  BIFOLIO_INLINE void stop() noexcept {
+    done_ = true;
+    wait_ = never;
+  }
+  /// Asks for the next batch, if there is one.
+  BIFOLIO_INLINE void batch() noexcept {
+    if (done_) return;
+#pragma GCC unroll 4
+    for (int i = 0; i < ways; ++i) {
+      prefetch_line(run_[i] + byte_);
+      if constexpr (asks_twice) prefetch_again(run_again_[i] + byte_);
     }
-    wait_ = row_ == end_ ? never : wait_ + period_;
+    byte_ += cache_line_bytes;
+    if (__builtin_expect(byte_ < run_bytes_, 1)) return;
+    byte_ = 0;
+    take_runs();
+  }
+  BIFOLIO_INLINE void batches(int count) noexcept {
+    for (int i = 0; i < count; ++i) batch();
+  }
+  /// Asks for all that is left.
+  BIFOLIO_INLINE void finish() noexcept {
+    while (!done_) batch();
   }
 
  private:
+  friend class line_steps;
   static constexpr int never = 0x7fffffff;
 
-  BIFOLIO_INLINE void ask_for(const char* const* row) const noexcept {
-    prefetch_line(row[0] + byte_);
-    prefetch_again(row[again_] + byte_);
+  // The next run of each part.
+  BIFOLIO_INLINE void take_runs() noexcept {
+    done_ = next_ == end_;
+    if (done_) return;
+    const char* const* run = next_++;
+#pragma GCC unroll 4
+    for (int i = 0; i < ways; ++i, run += part_) {
+      run_[i] = run[0];
+      if constexpr (asks_twice) run_again_[i] = run[again_];
+    }
   }
 
-  const char* const* row_ = nullptr;  // of the first part
+  const char* run_[std::size_t{ways}] = {};  // one of each part
+  const char* run_again_[std::size_t{ways}] = {};
+  const char* const* next_ = nullptr;  // of the first part
   const char* const* end_ = nullptr;
-  std::ptrdiff_t again_ = 0;  // from a row to its neighbour in the second set
-  int part_ = 0;              // rows from part to part
-  int byte_ = 0;
-  int row_bytes_ = 0;
+  std::ptrdiff_t again_ = 0;  // from a run to its neighbour in the second set
+  int part_ = 0;              // runs from part to part
+  std::int64_t byte_ = 0;
+  std::int64_t run_bytes_ = 0;
+  bool done_ = true;
   int period_ = 0;
-  int wait_ = never;  // steps to the next four lines
+  int wait_ = never;  // steps to the next batch
+};
+
+/// Steps of a stream for the length of one loop, counted in a register.
+class line_steps {
+ public:
+  BIFOLIO_INLINE explicit line_steps(line_stream& stream) noexcept : stream_(stream), wait_(stream.wait_) {}
+  BIFOLIO_INLINE ~line_steps() { stream_.wait_ = wait_; }
+  line_steps(const line_steps&) = delete;
+  line_steps& operator=(const line_steps&) = delete;
+  BIFOLIO_INLINE void step(int steps = 1) noexcept {
+    wait_ -= steps;
+    if (__builtin_expect(wait_ > 0, 1)) return;
+    stream_.batch();
+    wait_ = stream_.done_ ? line_stream::never : wait_ + stream_.period_;
+  }
+
+ private:
+  line_stream& stream_;
+  int wait_;
 };
 
 // How a column of transposed keys lies in scratch and is multiplied: `dims` dims in 32 bits a key, in `parts` steps of
@@ -120,27 +159,28 @@ struct dot_column {
 template <class Column, int Rows>
 BIFOLIO_INLINE void score_rows(const float* queries, const float* keys, int num_columns, bool add, float* scores,
                                line_stream& stream) noexcept {
-  line_stream ahead = stream;  // in registers
-  for (int column = 0; column < tile_keys; column += kernel_vectors * lanes) {
-    vf acc[std::size_t{Rows}][std::size_t{kernel_vectors}];
-#pragma GCC unroll 6
+  constexpr int vectors = vectors_beside(Rows);
+  line_steps ahead(stream);
+  for (int column = 0; column < tile_keys; column += vectors * lanes) {
+    vf acc[std::size_t{Rows}][std::size_t{vectors}];
+#pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 4
-      for (int c = 0; c < kernel_vectors; ++c) {
+      for (int c = 0; c < vectors; ++c) {
         acc[r][c] = add ? load(scores + r * tile_keys + column + c * lanes) : vf(0.0f);
       }
     }
     const float* q = queries;
     const float* k = keys + column;
     const auto part = [&]<int Part>() __attribute__((always_inline)) {
-      vf b[kernel_vectors];
+      vf b[std::size_t{vectors}];
 #pragma GCC unroll 4
-      for (int c = 0; c < kernel_vectors; ++c) b[c] = Column::template load_part<Part>(k + c * lanes);
-#pragma GCC unroll 6
+      for (int c = 0; c < vectors; ++c) b[c] = Column::template load_part<Part>(k + c * lanes);
+#pragma GCC unroll 8
       for (int r = 0; r < Rows; ++r) {
         const vf a = broadcast(q[Part * Rows + r]);
 #pragma GCC unroll 4
-        for (int c = 0; c < kernel_vectors; ++c) acc[r][c] = Column::multiply_add(a, b[c], acc[r][c]);
+        for (int c = 0; c < vectors; ++c) acc[r][c] = Column::multiply_add(a, b[c], acc[r][c]);
       }
       ahead.step(Column::dims / Column::parts);
     };
@@ -150,13 +190,12 @@ BIFOLIO_INLINE void score_rows(const float* queries, const float* keys, int num_
       q += Column::parts * Rows;
       k += tile_keys;
     }
-#pragma GCC unroll 6
+#pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 4
-      for (int c = 0; c < kernel_vectors; ++c) store(scores + r * tile_keys + column + c * lanes, acc[r][c]);
+      for (int c = 0; c < vectors; ++c) store(scores + r * tile_keys + column + c * lanes, acc[r][c]);
     }
   }
-  stream = ahead;
 }
 
 /// acc[r][dims] += Σ_key p[r][key] · values[key][dims], key ascending in [begin, end). p [Rows][tile_keys]; values: one
@@ -164,11 +203,11 @@ BIFOLIO_INLINE void score_rows(const float* queries, const float* keys, int num_
 template <int Rows, class Value>
 BIFOLIO_INLINE void accumulate_rows(const float* p, const Value* const* values, int begin, int end, int num_dims,
                                     float* acc_rows, std::int64_t acc_stride, line_stream& stream) noexcept {
-  line_stream ahead = stream;  // in registers
+  line_steps ahead(stream);
   const auto pass = [&]<int Vectors>(int dim) __attribute__((always_inline)) {
     vf acc[std::size_t{Rows}][std::size_t{Vectors}];
     float* first = acc_rows + dim;
-#pragma GCC unroll 6
+#pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 4
       for (int c = 0; c < Vectors; ++c) acc[r][c] = load(first + r * acc_stride + c * lanes);
@@ -179,27 +218,25 @@ BIFOLIO_INLINE void accumulate_rows(const float* p, const Value* const* values, 
       vf b[std::size_t{Vectors}];
 #pragma GCC unroll 2
       for (int c = 0; c < Vectors; c += 2) load_pair(row + c * lanes, b[c], b[c + 1]);
-#pragma GCC unroll 6
+#pragma GCC unroll 8
       for (int r = 0; r < Rows; ++r) {
         const vf a = broadcast(p[r * tile_keys + key]);
 #pragma GCC unroll 4
         for (int c = 0; c < Vectors; ++c) acc[r][c] = fma(a, b[c], acc[r][c]);
       }
     }
-#pragma GCC unroll 6
+#pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 4
       for (int c = 0; c < Vectors; ++c) store(first + r * acc_stride + c * lanes, acc[r][c]);
     }
   };
+  constexpr int vectors = vectors_beside(Rows);
   int dim = 0;
-  for (; dim + kernel_vectors * lanes <= num_dims; dim += kernel_vectors * lanes) {
-    pass.template operator()<kernel_vectors>(dim);
-  }
-  if constexpr (kernel_vectors > 2) {
+  for (; dim + vectors * lanes <= num_dims; dim += vectors * lanes) pass.template operator()<vectors>(dim);
+  if constexpr (vectors > 2) {
     if (dim < num_dims) pass.template operator()<2>(dim);
   }
-  stream = ahead;
 }
 
 /// V rows in place, as `accumulate_pairs` reads them: one pointer per key.
@@ -226,11 +263,11 @@ template <int Rows, class Values>
 BIFOLIO_INLINE void accumulate_pairs(const float* p, const Values& values, int begin, int end, std::uint32_t keep,
                                      int num_dims, float* acc_rows, std::int64_t acc_stride,
                                      line_stream& stream) noexcept {
-  line_stream ahead = stream;  // in registers
+  line_steps ahead(stream);
   const auto pass = [&]<int Vectors>(int dim) __attribute__((always_inline)) {
     vf acc[std::size_t{Rows}][std::size_t{Vectors}];
     float* first = acc_rows + dim;
-#pragma GCC unroll 6
+#pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 4
       for (int c = 0; c < Vectors; ++c) acc[r][c] = load(first + r * acc_stride + c * lanes);
@@ -244,7 +281,7 @@ BIFOLIO_INLINE void accumulate_pairs(const float* p, const Values& values, int b
 #pragma GCC unroll 4
         for (int c = 0; c < Vectors; ++c) b[c] = keep_bits(b[c], keep);
       }
-#pragma GCC unroll 6
+#pragma GCC unroll 8
       for (int r = 0; r < Rows; ++r) {
         vf a = broadcast(p[r * tile_keys + pair]);
         if constexpr (Rows == 1) a = keep_bits(a, keep);
@@ -252,23 +289,21 @@ BIFOLIO_INLINE void accumulate_pairs(const float* p, const Values& values, int b
         for (int c = 0; c < Vectors; ++c) acc[r][c] = pair_dot(a, b[c], acc[r][c]);
       }
     }
-#pragma GCC unroll 6
+#pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 4
       for (int c = 0; c < Vectors; ++c) store(first + r * acc_stride + c * lanes, acc[r][c]);
     }
   };
+  constexpr int vectors = vectors_beside(Rows);
   int dim = 0;
-  for (; dim + kernel_vectors * lanes <= num_dims; dim += kernel_vectors * lanes) {
-    pass.template operator()<kernel_vectors>(dim);
-  }
-  if constexpr (kernel_vectors > 2) {
+  for (; dim + vectors * lanes <= num_dims; dim += vectors * lanes) pass.template operator()<vectors>(dim);
+  if constexpr (vectors > 2) {
     if (dim < num_dims) pass.template operator()<2>(dim);
   }
-  stream = ahead;
 }
 
-/// Calls `body.operator()<Rows>()` for the number of rows, 1 … 6.
+/// Calls `body.operator()<Rows>()` for the number of rows, 1 … max_group_rows.
 template <class Body>
 BIFOLIO_INLINE void with_rows(int rows, const Body& body) noexcept {
   switch (rows) {
@@ -282,8 +317,14 @@ BIFOLIO_INLINE void with_rows(int rows, const Body& body) noexcept {
       return body.template operator()<4>();
     case 5:
       return body.template operator()<5>();
-    default:
+    case 6:
       return body.template operator()<6>();
+    default:
+      break;
+  }
+  if constexpr (max_group_rows == 8) {
+    if (rows == 7) return body.template operator()<7>();
+    body.template operator()<8>();
   }
 }
 
@@ -316,7 +357,7 @@ struct even_rows {
 template <class Key, bool Wide, class Rows>
 BIFOLIO_INLINE void transpose_keys(const Rows& rows, int head_dim, float* keys, line_stream& stream) noexcept {
   constexpr int step = lanes * 4 / static_cast<int>(sizeof(Key));
-  line_stream ahead = stream;  // in registers
+  line_steps ahead(stream);
   int dim = 0;
   for (; dim + step <= head_dim; dim += step) {
     transpose(
@@ -350,7 +391,6 @@ BIFOLIO_INLINE void transpose_keys(const Rows& rows, int head_dim, float* keys, 
       store_pairs<Key>(keys + dim / 2 * tile_keys, load_bits(pairs));
     }
   }
-  stream = ahead;
 }
 
 }  // namespace

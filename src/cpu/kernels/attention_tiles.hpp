@@ -61,7 +61,6 @@ BIFOLIO_INLINE void finish_stores() noexcept { __asm__ volatile("" : : : "memory
 BIFOLIO_INLINE void score_tiles(const float* queries, const key_rows (&keys)[tile_keys / tile_rows], int steps,
                                 float* scores, line_stream& stream) noexcept {
   static_assert(tile_keys == 4 * tile_rows);
-  line_stream ahead = stream;  // in registers
   finish_stores();
   _tile_zero(0);
   _tile_zero(1);
@@ -72,27 +71,22 @@ BIFOLIO_INLINE void score_tiles(const float* queries, const key_rows (&keys)[til
     _tile_loadd(4, queries + step * (tile_rows * tile_rows), tile_bytes);
     _tile_loadd(5, keys[0].first + at, keys[0].stride);
     _tile_dpbf16ps(0, 5, 4);
-    ahead.step(2);
-    ahead.step(2);
+    stream.batches(2);
     _tile_loadd(6, keys[1].first + at, keys[1].stride);
     _tile_dpbf16ps(1, 6, 4);
-    ahead.step(2);
-    ahead.step(2);
+    stream.batches(2);
     _tile_loadd(5, keys[2].first + at, keys[2].stride);
     _tile_dpbf16ps(2, 5, 4);
-    ahead.step(2);
-    ahead.step(2);
+    stream.batches(2);
     _tile_loadd(6, keys[3].first + at, keys[3].stride);
     _tile_dpbf16ps(3, 6, 4);
-    ahead.step(2);
-    ahead.step(2);
+    stream.batches(2);
   }
   constexpr int tile = tile_rows * tile_rows;
   _tile_stored(0, scores, tile_bytes);
   _tile_stored(1, scores + tile, tile_bytes);
   _tile_stored(2, scores + 2 * tile, tile_bytes);
   _tile_stored(3, scores + 3 * tile, tile_bytes);
-  stream = ahead;
 }
 
 /// out[row][dims] = Σ_key p · values. p [16][tile_keys floats], of which the first half holds pairs of keys; values
@@ -101,7 +95,6 @@ BIFOLIO_INLINE void output_tiles(const float* p, const float* values, std::int64
                                  int dims, float* out, line_stream& stream) noexcept {
   constexpr std::int64_t p_stride = tile_keys * 4;
   const std::int64_t row_bytes = stride * 4;
-  line_stream ahead = stream;  // in registers
   finish_stores();
   int dim = 0;
   for (; dim + 4 * tile_rows <= dims; dim += 4 * tile_rows) {
@@ -114,23 +107,22 @@ BIFOLIO_INLINE void output_tiles(const float* p, const float* values, std::int64
       _tile_loadd(4, p + step * tile_rows, p_stride);
       _tile_loadd(5, v, row_bytes);
       _tile_dpbf16ps(0, 4, 5);
-      ahead.step(2);
+      stream.batches(2);
       _tile_loadd(6, v + tile_rows, row_bytes);
       _tile_dpbf16ps(1, 4, 6);
-      ahead.step(2);
+      stream.batches(2);
       _tile_loadd(5, v + 2 * tile_rows, row_bytes);
       _tile_dpbf16ps(2, 4, 5);
-      ahead.step(2);
+      stream.batches(2);
       _tile_loadd(6, v + 3 * tile_rows, row_bytes);
       _tile_dpbf16ps(3, 4, 6);
-      ahead.step(2);
+      stream.batches(2);
     }
     _tile_stored(0, out + dim, row_bytes);
     _tile_stored(1, out + dim + tile_rows, row_bytes);
     _tile_stored(2, out + dim + 2 * tile_rows, row_bytes);
     _tile_stored(3, out + dim + 3 * tile_rows, row_bytes);
   }
-  stream = ahead;
   if (dim >= dims) return;
   _tile_zero(0);
   _tile_zero(1);

@@ -41,16 +41,18 @@ BIFOLIO_INLINE void prefetch_again(const void* p) noexcept {
   __asm__ volatile("" : : "r"(p));
 }
 
-/// The first request for a line, long before its use. Where there is AMX it goes towards L2: what that gains is in
-/// docs/kernels/attention_cpu.md.
-BIFOLIO_INLINE void prefetch_line(const void* p) noexcept {
+/// The first request for a line, long before its use, and whether there is to be a second one. With AMX it goes towards
+/// L2 and is the only one: docs/kernels/attention_cpu.md has what that gains.
 #if BIFOLIO_ISA_AMX
+inline constexpr bool asks_twice = false;
+BIFOLIO_INLINE void prefetch_line(const void* p) noexcept {
   __builtin_prefetch(p, 0, 2);
   __asm__ volatile("" : : "r"(p));
-#else
-  prefetch_again(p);
-#endif
 }
+#else
+inline constexpr bool asks_twice = true;
+BIFOLIO_INLINE void prefetch_line(const void* p) noexcept { prefetch_again(p); }
+#endif
 
 }  // namespace
 }  // namespace bifolio::cpu::BIFOLIO_ISA

@@ -17,8 +17,9 @@ namespace bifolio::bench {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-/// Reads every byte of [begin, begin + num_bytes), in order; returns a value made of all of them.
-[[nodiscard]] std::uint64_t read_bytes(const void* begin, std::size_t num_bytes) noexcept;
+/// Reads every byte of [begin, begin + num_bytes), in order, a cache line a load where there is AVX-512 and 16 bytes
+/// elsewhere; lines `ahead` bytes on are prefetched unless that is 0. Returns a value made of all bytes.
+[[nodiscard]] std::uint64_t read_bytes(const void* begin, std::size_t num_bytes, std::size_t ahead = 0) noexcept;
 
 /// Keeps `value` alive in the eyes of the optimiser.
 void consume(std::uint64_t value) noexcept;
@@ -29,7 +30,7 @@ class read_probe {
   /// `lanes` is borrowed. Throws `error` (out_of_memory).
   explicit read_probe(executor& lanes, std::size_t num_bytes = std::size_t{512} << 20);
   /// GB/s of passes over the buffer for about `seconds`: the better median of those with loads alone and those that
-  /// prefetch. Loads are as wide as the machine's.
+  /// prefetch.
   [[nodiscard]] double gb_per_second(double seconds = 0.3);
 
  private:

@@ -40,7 +40,8 @@ class item_runner {
   static constexpr bool uses_dots = Sums == arithmetic::dots;
   static constexpr bool uses_tiles = Sums == arithmetic::tiles;
   static constexpr bool may_keep_pairs = sizeof(Key) == 2 && (uses_dots || keeps_pairs);
-  static constexpr int most_group_rows = uses_tiles ? tile_rows : max_group_rows;
+  static constexpr int most_group_rows = uses_tiles ? tile_rows : max_group_rows;  // of one group alone,
+  static constexpr int rows_a_group = uses_tiles ? tile_rows : group_rows;         // of one among others
 
  public:
   item_runner(const attention_args& args, const attention_item& item, const attention_scratch& scratch) noexcept
@@ -100,9 +101,7 @@ class item_runner {
   static BIFOLIO_INLINE float& sum_of(float* state, int padded) noexcept { return state[padded + 1]; }
 
   [[nodiscard]] static int groups_of(int rows) noexcept {
-    if (rows <= most_group_rows) return 1;
-    constexpr int rows_a_group = uses_tiles ? tile_rows : group_rows;
-    return (rows + rows_a_group - 1) / rows_a_group;
+    return rows <= most_group_rows ? 1 : (rows + rows_a_group - 1) / rows_a_group;
   }
   // Rows of group `g` of one KV head: as even as possible.
   [[nodiscard]] int group_begin(int g) const noexcept { return g * base_rows_ + (g < extra_rows_ ? g : extra_rows_); }
@@ -297,17 +296,22 @@ class item_runner {
   void look_ahead(std::int64_t unit) noexcept {
     const run_list& list = lists_[unit % 2];
     const run_list& before = lists_[(unit + 1) % 2];
-    const int lines = list.count * ((list.bytes + cache_line_bytes - 1) / cache_line_bytes);
     // Steps of a unit: one a column of a transposition, one a dim in the scores, one a key and register pass in the
     // accumulation. Measured: the best period is that with which the stream ends with the unit; shorter leaves the
     // memory idle at the end, longer loses lines. Below 3 the queue of outstanding misses overruns.
-    const int vectors = vectors_beside(base_rows_ + (extra_rows_ > 0 ? 1 : 0));
-    const int passes = (dims_ + vectors * lanes - 1) / (vectors * lanes);
-    const int columns = tile_keys / lanes * args_.head_dim * static_cast<int>(sizeof(Key)) / 4;
-    const int kernels = num_groups_ * (args_.head_dim * (tile_vectors / vectors) + tile_keys * passes);
-    const int room = lines > 0 ? line_stream::ways * (columns + kernels) / lines : 3;
+    // Tiles count no steps.
+    int period = 3;
+    if constexpr (!uses_tiles) {
+      const int vectors = vectors_beside(base_rows_ + (extra_rows_ > 0 ? 1 : 0));
+      const int passes = (dims_ + vectors * lanes - 1) / (vectors * lanes);
+      const int columns = tile_keys / lanes * args_.head_dim * static_cast<int>(sizeof(Key)) / 4;
+      const int kernels = num_groups_ * (args_.head_dim * (tile_vectors / vectors) + tile_keys * passes);
+      const int lines = list.count * ((list.bytes + cache_line_bytes - 1) / cache_line_bytes);
+      const int room = lines > 0 ? line_stream::ways * (columns + kernels) / lines : period;
+      period = room < period ? period : room;
+    }
     const bool alike = before.count == list.count && before.bytes == list.bytes;
-    ahead_.start(list.runs, alike ? before.runs : list.runs, list.count, list.bytes, room < 3 ? 3 : room);
+    ahead_.start(list.runs, alike ? before.runs : list.runs, list.count, list.bytes, period);
   }
 
   // One row of K or V from any layout.
@@ -435,6 +439,7 @@ class item_runner {
   [[nodiscard]] float* tile_queries(int head, int g) const noexcept {
     return scratch_.queries + (static_cast<std::int64_t>(head) * num_groups_ + g) * (padded_ / 2 * tile_rows);
   }
+
   // [groups][pairs of dims][16 rows]; what is missing is 0.
   void pack_tile_queries() noexcept {
     for (int head = 0; head < num_heads_; ++head) {

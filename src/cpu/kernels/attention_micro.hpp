@@ -30,8 +30,8 @@ class line_stream {
  public:
   static constexpr int ways = 4;
 
-  /// `runs` and `again` (`num_runs` each, of `run_bytes`) must outlive the stream; with steps, a batch is asked for
-  /// every `period` of them.
+  /// `runs` and `again` (`num_runs` each, of `run_bytes`) must outlive the stream; `line_steps` ask for a batch every
+  /// `period` steps.
   BIFOLIO_INLINE void start(const char* const* runs, const char* const* again, int num_runs, int run_bytes,
                             int period) noexcept {
     next_ = runs;
@@ -319,12 +319,11 @@ BIFOLIO_INLINE void with_rows(int rows, const Body& body) noexcept {
       return body.template operator()<5>();
     case 6:
       return body.template operator()<6>();
+    case 7:
+      if constexpr (max_group_rows >= 7) body.template operator()<7>();
+      return;
     default:
-      break;
-  }
-  if constexpr (max_group_rows == 8) {
-    if (rows == 7) return body.template operator()<7>();
-    body.template operator()<8>();
+      if constexpr (max_group_rows >= 8) body.template operator()<8>();
   }
 }
 

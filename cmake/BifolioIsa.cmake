@@ -7,7 +7,7 @@
 
 string(TOLOWER "${CMAKE_SYSTEM_PROCESSOR}" _bifolio_processor)
 if(_bifolio_processor MATCHES "^(x86_64|amd64)$")
-  set(BIFOLIO_ISAS baseline avx2 avx512 avx512_bf16 amx)
+  set(BIFOLIO_ISAS baseline avx2 avx512 avx512_bf16 amx amx_fp16)
 elseif(_bifolio_processor MATCHES "^(aarch64|arm64)$")
   set(BIFOLIO_ISAS neon)
 else()
@@ -28,6 +28,7 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
 endif()
 set(BIFOLIO_ISA_FLAGS_avx512_bf16 ${BIFOLIO_ISA_FLAGS_avx512} -mavx512bf16)
 set(BIFOLIO_ISA_FLAGS_amx ${BIFOLIO_ISA_FLAGS_avx512_bf16} -mamx-tile -mamx-bf16)
+set(BIFOLIO_ISA_FLAGS_amx_fp16 ${BIFOLIO_ISA_FLAGS_amx}) # its one instruction more is written in bytes
 set(BIFOLIO_ISA_FLAGS_neon "")
 
 # Under -fsanitize=undefined the checks of every pointer make GCC compile one attention object for five minutes instead of

@@ -194,7 +194,7 @@ std::optional<options> parse_options(int argc, const char* const* argv) {
   line.word("--preemption", o.preemption, "automatic", "recompute|swap|automatic",
             "Whether a preempted sequence is computed again, swapped out, or whichever costs less", parse_preemption);
   line.integer("--threads", o.num_threads, 1, 4096, "all", "CPU threads");
-  line.word("--isa", o.isa, "the best here", "baseline|avx2|avx512|avx512_bf16|amx|neon",
+  line.word("--isa", o.isa, "the best here", "baseline|avx2|avx512|avx512_bf16|amx|amx_fp16|neon",
             "Instruction set of the attention on the CPU",
             [](const std::string& text) { return std::optional(bifolio::parse_isa(text)); });
   app.add_flag("--json", o.json,

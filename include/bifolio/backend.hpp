@@ -91,9 +91,9 @@ class BIFOLIO_API backend {
 };
 
 /// CPU instruction sets with kernels of their own, in the order of preference.
-enum class cpu_isa : std::uint8_t { baseline, avx2, avx512, avx512_bf16, amx, neon };
+enum class cpu_isa : std::uint8_t { baseline, avx2, avx512, avx512_bf16, amx, amx_fp16, neon };
 
-/// "baseline", "avx2", "avx512", "avx512_bf16", "amx" or "neon".
+/// "baseline", "avx2", "avx512", "avx512_bf16", "amx", "amx_fp16" or "neon".
 [[nodiscard]] BIFOLIO_API std::string_view to_string(cpu_isa isa) noexcept;
 /// Throws `error` (invalid_argument).
 [[nodiscard]] BIFOLIO_API cpu_isa parse_isa(std::string_view text);

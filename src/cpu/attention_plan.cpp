@@ -125,6 +125,7 @@ struct plan_totals {
   std::int64_t max_head_rows = 0;
   std::int64_t max_rows = 0;
   std::int64_t max_padded_rows = 0;  // with those of each KV head in whole groups of `row_align`
+  std::int64_t max_octets = 0;       // of all KV heads
 };
 
 cpu_attention_plan::scratch_sizes sizes_of(const attention_spec& spec, const plan_totals& totals) noexcept {
@@ -135,7 +136,7 @@ cpu_attention_plan::scratch_sizes sizes_of(const attention_spec& spec, const pla
   sizes.values = padded * tile_keys;
   sizes.queries = std::max(totals.max_rows, totals.max_padded_rows / 2) * padded;
   sizes.scores = divide_up(totals.max_head_rows, row_align) * row_align * tile_keys;
-  sizes.states = totals.max_rows * stride;
+  sizes.states = std::max(totals.max_rows * stride, totals.max_octets * octet_floats(spec.head_dim));
   sizes.sums = totals.max_rows * workspace_align;
   sizes.totals = totals.max_rows * stride;
   sizes.staging = padded * tile_keys;
@@ -219,6 +220,7 @@ void make_plan(std::int32_t num_lanes, memory_resource& memory, attention_plan& 
     totals.max_rows = std::max(totals.max_rows, rows_of(u, group, heads));
     totals.max_padded_rows =
         std::max(totals.max_padded_rows, divide_up(rows_of(u, group, 1), row_align) * row_align * heads);
+    totals.max_octets = std::max(totals.max_octets, divide_up(rows_of(u, group, 1), octet_rows) * heads);
     if (cut.split_parts > 1) {
       totals.num_countdowns += cut.head_parts;
       totals.partial_floats +=

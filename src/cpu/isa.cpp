@@ -21,7 +21,7 @@ namespace bifolio::cpu {
 namespace {
 
 struct isa_list {
-  std::array<cpu_isa, 6> items{};
+  std::array<cpu_isa, 7> items{};
   std::size_t count = 0;
   void add(cpu_isa isa) noexcept { items[count++] = isa; }
 };
@@ -33,6 +33,7 @@ struct x86_features {
   bool avx512 = false;       // the above, AVX-512 F, BW, DQ, VL, and the system saves zmm and the masks
   bool avx512_bf16 = false;  // the above, and AVX512-BF16
   bool amx = false;          // the above, AMX-TILE and AMX-BF16, and the system lets this process use tiles
+  bool amx_fp16 = false;     // the above, and AMX-FP16
 };
 
 std::uint64_t read_xcr0() noexcept {
@@ -87,8 +88,10 @@ x86_features detect_x86() noexcept {
   constexpr unsigned amx_all = (1u << 22) | (1u << 24);  // BF16, TILE
   constexpr std::uint64_t tile_state = 0x60000;
   const bool has_tiles = (d & amx_all) == amx_all && (xcr0 & tile_state) == tile_state;
+  constexpr unsigned fp16_tiles = 1u << 21;
   found.avx512_bf16 = found.avx512 && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & bf16) != 0;
   found.amx = found.avx512_bf16 && has_tiles && may_use_tiles();
+  found.amx_fp16 = found.amx && (a & fp16_tiles) != 0;
   return found;
 }
 
@@ -112,6 +115,9 @@ isa_list detect() noexcept {
 #endif
 #if BIFOLIO_HAS_ISA_AMX
   if (features.amx) list.add(cpu_isa::amx);
+#endif
+#if BIFOLIO_HAS_ISA_AMX_FP16
+  if (features.amx_fp16) list.add(cpu_isa::amx_fp16);
 #endif
 #endif
 #if BIFOLIO_HAS_ISA_NEON
@@ -181,6 +187,12 @@ const kernel_table& kernels_for(cpu_isa isa) {
 #else
         break;
 #endif
+      case cpu_isa::amx_fp16:
+#if BIFOLIO_HAS_ISA_AMX_FP16
+        return amx_fp16::kernels();
+#else
+        break;
+#endif
       case cpu_isa::neon:
 #if BIFOLIO_HAS_ISA_NEON
         return neon::kernels();
@@ -209,6 +221,8 @@ std::string_view to_string(cpu_isa isa) noexcept {
       return "avx512_bf16";
     case cpu_isa::amx:
       return "amx";
+    case cpu_isa::amx_fp16:
+      return "amx_fp16";
     case cpu_isa::neon:
       return "neon";
   }
@@ -216,12 +230,12 @@ std::string_view to_string(cpu_isa isa) noexcept {
 }
 
 cpu_isa parse_isa(std::string_view text) {
-  for (const cpu_isa isa :
-       {cpu_isa::baseline, cpu_isa::avx2, cpu_isa::avx512, cpu_isa::avx512_bf16, cpu_isa::amx, cpu_isa::neon}) {
+  for (const cpu_isa isa : {cpu_isa::baseline, cpu_isa::avx2, cpu_isa::avx512, cpu_isa::avx512_bf16, cpu_isa::amx,
+                            cpu_isa::amx_fp16, cpu_isa::neon}) {
     if (text == to_string(isa)) return isa;
   }
   throw error(errc::invalid_argument, "instruction set '" + std::string(text) +
-                                          "' is not one of baseline, avx2, avx512, avx512_bf16, amx, neon");
+                                          "' is not one of baseline, avx2, avx512, avx512_bf16, amx, amx_fp16, neon");
 }
 
 std::vector<cpu_isa> supported_isas() {

@@ -35,10 +35,16 @@ std::unique_ptr<backend> open(device where, const backend_options& options) {
 
 arithmetic loosest_numbers_of(std::optional<cpu_isa> isa) {
   arithmetic numbers;
-  if (isa == cpu_isa::avx512_bf16 || isa == cpu_isa::amx) {
-    // Hardware products of bfloat16: probabilities are rounded to it, subnormal numbers count as 0.
-    numbers.unit_probability = {0, 0, 0x1p-8};
-    numbers.flushed = {0, 0, 0x1p-126};
+  // Hardware products of 16-bit numbers: probabilities are rounded to their type, subnormal bfloat16 numbers count as
+  // 0. Tiles multiply pairs of dims of V.
+  if (isa == cpu_isa::avx512_bf16 || isa == cpu_isa::amx || isa == cpu_isa::amx_fp16) {
+    numbers.unit_probability[2] = 0x1p-8;
+    numbers.flushed[2] = 0x1p-126;
+  }
+  if (isa == cpu_isa::amx || isa == cpu_isa::amx_fp16) numbers.dims_together[2] = 2;
+  if (isa == cpu_isa::amx_fp16) {
+    numbers.unit_probability[1] = 0x1p-11;
+    numbers.dims_together[1] = 2;
   }
   return numbers;
 }

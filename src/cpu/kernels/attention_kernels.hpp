@@ -22,8 +22,13 @@ inline constexpr std::int32_t workspace_align = 16;
 /// Head dims are padded to a multiple of this many in the workspace: two vectors of the widest ISA.
 inline constexpr std::int32_t dim_align = 32;
 
+/// A row's running maximum rises only when a tile exceeds it by more than this; e^8 · 512 is far from overflow.
+inline constexpr float rescale_threshold = 8.0f;
+
 /// Queries and scores of a KV head have room for whole groups of this many rows.
 inline constexpr std::int32_t row_align = 16;
+/// Rows whose running split kernels on tile registers keep together.
+inline constexpr std::int32_t octet_rows = 8;
 
 [[nodiscard]] constexpr std::int32_t padded_dims(std::int32_t head_dim) noexcept {
   return (head_dim + dim_align - 1) / dim_align * dim_align;
@@ -32,6 +37,11 @@ inline constexpr std::int32_t row_align = 16;
 /// Floats from one partial result to the next: the accumulator, then the running maximum, then the sum.
 [[nodiscard]] constexpr std::int64_t partial_stride(std::int32_t head_dim) noexcept {
   return padded_dims(head_dim) + workspace_align;
+}
+
+/// Floats of the running split of an octet: accumulators, then maxima and sums, twice each.
+[[nodiscard]] constexpr std::int64_t octet_floats(std::int32_t head_dim) noexcept {
+  return std::int64_t{octet_rows} * padded_dims(head_dim) + 4 * octet_rows;
 }
 
 /// The positions that a token at position p sees: max(0, p − left) ≤ j < min(seq_len, p + right + 1).
@@ -105,7 +115,7 @@ struct attention_scratch {
   float* values = nullptr;   ///< [tile_keys][padded_dims]
   float* queries = nullptr;  ///< [KV heads][row groups][head_dim, padded][rows of the group]
   float* scores = nullptr;   ///< [rows of one KV head][tile_keys]
-  float* states = nullptr;   ///< [rows][partial_stride], the running split
+  float* states = nullptr;   ///< the running split: [rows][partial_stride], or [KV heads][octets][octet_floats]
   float* sums = nullptr;     ///< [rows][16], the running split's sums, one a vector lane
   float* totals = nullptr;   ///< [rows][partial_stride], splits folded so far
   void* staging = nullptr;   ///< [tile_keys][padded_dims] elements of KV, for layouts that are not contiguous in dims

@@ -32,6 +32,9 @@ namespace avx512_bf16 {
 namespace amx {
 [[nodiscard]] const kernel_table& kernels() noexcept;
 }
+namespace amx_fp16 {
+[[nodiscard]] const kernel_table& kernels() noexcept;
+}
 namespace neon {
 [[nodiscard]] const kernel_table& kernels() noexcept;
 }

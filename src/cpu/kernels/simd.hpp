@@ -21,6 +21,12 @@
 
 #define BIFOLIO_INLINE inline __attribute__((always_inline))
 
+#if BIFOLIO_ISA_AMX || BIFOLIO_ISA_AMX_FP16
+#define BIFOLIO_TILES 1
+#else
+#define BIFOLIO_TILES 0
+#endif
+
 namespace bifolio::cpu::BIFOLIO_ISA {
 namespace {
 
@@ -36,29 +42,21 @@ BIFOLIO_INLINE vf broadcast(float x) noexcept { return vf(x); }
 /// (none of these), and each costs a DRAM latency later; L2 keeps what L1 evicts. Forced inline and followed by a
 /// volatile use, because GCC 12 deletes a function whose only effect is a prefetch. (No memory clobber: it would make
 /// the loops around it load what they hold in registers.)
-BIFOLIO_INLINE void prefetch_again(const void* p) noexcept {
+BIFOLIO_INLINE void prefetch_line(const void* p) noexcept {
   __builtin_prefetch(p, 0, 3);
   __asm__ volatile("" : : "r"(p));
 }
 
-/// The first request for a line, long before its use, and whether there is to be a second one. With AMX it goes towards
-/// L2 and is the only one: docs/kernels/attention_cpu.md has what that gains.
-#if BIFOLIO_ISA_AMX
-inline constexpr bool asks_twice = false;
-BIFOLIO_INLINE void prefetch_line(const void* p) noexcept {
-  __builtin_prefetch(p, 0, 2);
-  __asm__ volatile("" : : "r"(p));
-}
-#else
-inline constexpr bool asks_twice = true;
-BIFOLIO_INLINE void prefetch_line(const void* p) noexcept { prefetch_again(p); }
-#endif
+/// How many units ahead lines are asked for, and whether once more one unit ahead. With AMX once gains more:
+/// docs/kernels/attention_cpu.md.
+inline constexpr bool asks_twice = !BIFOLIO_TILES;
+inline constexpr int units_ahead = asks_twice ? 2 : 1;
 
 }  // namespace
 }  // namespace bifolio::cpu::BIFOLIO_ISA
 
 // What is built on AVX512-BF16 has its names too.
-#if BIFOLIO_ISA_AVX512_BF16 || BIFOLIO_ISA_AMX
+#if BIFOLIO_ISA_AVX512_BF16 || BIFOLIO_TILES
 #define BIFOLIO_PAIR_DOT 1
 #endif
 

@@ -17,6 +17,7 @@
 #include "attention_setting.hpp"
 #include "checks.hpp"
 #include "commands.hpp"
+#include "machine.hpp"
 #include "probe.hpp"
 
 namespace bifolio::bench {
@@ -73,8 +74,7 @@ class attention_bench {
         make_layout(setting_.layout, spec_.kv_type, spec_.num_kv_heads, spec_.head_dim, spec_.block_size);
     blocks_per_seq_ = blocks_for(setting_.context, spec_.block_size);
     const std::int64_t blocks_per_set = blocks_per_seq_ * setting_.batch;
-    // Several times the largest last-level cache that a core may read from.
-    constexpr std::int64_t least_pool_bytes = std::int64_t{320} << 20;
+    const std::int64_t least_pool_bytes = bytes_beyond_cache(std::int64_t{320} << 20);
     num_sets_ = std::max<std::int64_t>(
         1, (least_pool_bytes + blocks_per_set * layout.block_bytes() - 1) / (blocks_per_set * layout.block_bytes()));
     const std::int64_t num_blocks = blocks_per_set * num_sets_;

@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "machine.hpp"
 
+#include <algorithm>
 #include <bifolio/backend.hpp>
 #include <bifolio/version.hpp>
 #include <ctime>
 #include <fstream>
 #include <string>
 #include <thread>
+
+#if defined(__linux__)
+#include <unistd.h>
+#endif
 
 namespace bifolio::bench {
 namespace {
@@ -48,6 +53,14 @@ void describe_machine(report& out) {
 #endif
   out.fact("bifolio", BIFOLIO_VERSION);
   out.fact("date", today());
+}
+
+std::int64_t bytes_beyond_cache(std::int64_t least) noexcept {
+  std::int64_t cache = 0;
+#if defined(_SC_LEVEL3_CACHE_SIZE)
+  cache = std::max<std::int64_t>(0, sysconf(_SC_LEVEL3_CACHE_SIZE));
+#endif
+  return std::max(least, cache + cache / 4);
 }
 
 }  // namespace bifolio::bench

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <vector>
 
+#include "machine.hpp"
 #include "report.hpp"
 
 #if defined(__x86_64__)
@@ -163,8 +164,10 @@ std::uint64_t read_bytes(const void* begin, std::size_t num_bytes, std::size_t a
 void consume(std::uint64_t value) noexcept { __asm__ volatile("" : : "r"(value) : "memory"); }
 
 read_probe::read_probe(executor& lanes, std::size_t num_bytes)
-    : lanes_(&lanes), memory_(default_host_memory(), num_bytes) {
-  std::memset(memory_.data(), 1, num_bytes);
+    : lanes_(&lanes),
+      memory_(default_host_memory(),
+              num_bytes > 0 ? num_bytes : static_cast<std::size_t>(bytes_beyond_cache(std::int64_t{512} << 20))) {
+  std::memset(memory_.data(), 1, memory_.num_bytes());
 }
 
 double read_probe::gb_per_second(double seconds) {

@@ -27,8 +27,8 @@ void consume(std::uint64_t value) noexcept;
 /// Sequential reads of a buffer much larger than the last-level cache, one contiguous part per lane.
 class read_probe {
  public:
-  /// `lanes` is borrowed. Throws `error` (out_of_memory).
-  explicit read_probe(executor& lanes, std::size_t num_bytes = std::size_t{512} << 20);
+  /// `lanes` is borrowed; 0 bytes: what does not fit the cache. Throws `error` (out_of_memory).
+  explicit read_probe(executor& lanes, std::size_t num_bytes = 0);
   /// GB/s of passes over the buffer for about `seconds`: the better median of those with loads alone and those that
   /// prefetch.
   [[nodiscard]] double gb_per_second(double seconds = 0.3);

@@ -6,6 +6,7 @@
 #include <cstddef>
 
 #include "cpu/kernels/attention_kernels.hpp"
+#include "cpu/kernels/line_stream.hpp"
 #include "cpu/kernels/simd.hpp"
 
 namespace bifolio::cpu::BIFOLIO_ISA {
@@ -19,120 +20,9 @@ inline constexpr int max_group_rows = num_vector_registers == 32 ? 8 : group_row
 inline constexpr int kernel_vectors = num_vector_registers == 32 ? 4 : 2;
 [[nodiscard]] constexpr int vectors_beside(int rows) noexcept { return rows > group_rows ? 2 : kernel_vectors; }
 inline constexpr int tile_vectors = tile_keys / lanes;
-inline constexpr int cache_line_bytes = 64;
 
-/// Runs of memory that will be needed soon, asked for by batches of cache lines between other work: a burst overruns
-/// the core's queue of outstanding misses. The runs are walked in four or eight parts side by side, so that several
-/// DRAM pages and page walks are under way at once (4 KiB runs in random places: 22 GB/s a core instead of 15). Where
-/// `asks_twice`, beside each line goes one of a second set of runs that was asked for before: 2–3 % of first requests
-/// are lost, and a line that is there costs next to nothing.
-class line_stream {
- public:
-  static constexpr int ways = asks_twice ? 4 : 8;
-
-  /// `runs` and `again` (`num_runs` each, of `run_bytes`) must outlive the stream.
-  BIFOLIO_INLINE void start(const char* const* runs, const char* const* again, int num_runs, int run_bytes) noexcept {
-    next_ = runs;
-    again_ = again - runs;
-    part_ = num_runs / ways;
-    end_ = runs + part_;
-    run_bytes_ = run_bytes;
-    byte_ = 0;
-    num_batches_ = std::int64_t{part_} * ((run_bytes + cache_line_bytes - 1) / cache_line_bytes);
-    pace_ = 0;
-    due_ = 0;
-    take_runs();
-    wait_ = never;
-  }
-  /// Batches that the stream has from its start on.
-  [[nodiscard]] BIFOLIO_INLINE std::int64_t num_batches() const noexcept { return num_batches_; }
-  /// `line_steps` are to ask for a batch every `period` steps.
-  BIFOLIO_INLINE void every(int period) noexcept {
-    period_ = period;
-    wait_ = done_ ? never : period;
-  }
-  BIFOLIO_INLINE void stop() noexcept {
-    done_ = true;
-    wait_ = never;
-  }
-  /// Asks for the next batch, if there is one.
-  BIFOLIO_INLINE void batch() noexcept {
-    if (done_) return;
-#pragma GCC unroll 8
-    for (int i = 0; i < ways; ++i) {
-      prefetch_line(run_[i] + byte_);
-      if constexpr (asks_twice) prefetch_line(run_again_[i] + byte_);
-    }
-    byte_ += cache_line_bytes;
-    if (__builtin_expect(byte_ < run_bytes_, 1)) return;
-    byte_ = 0;
-    take_runs();
-  }
-  /// One of the turns of `spread`.
-  BIFOLIO_INLINE void turn() noexcept {
-    due_ += pace_;
-    for (; due_ >= one_batch; due_ -= one_batch) batch();
-  }
-  /// What there is is to be spread over so many turns.
-  BIFOLIO_INLINE void spread(int turns) noexcept {
-    pace_ = static_cast<int>((num_batches_ * one_batch + turns - 1) / turns);
-  }
-  /// Asks for all that is left.
-  BIFOLIO_INLINE void finish() noexcept {
-    while (!done_) batch();
-  }
-
- private:
-  friend class line_steps;
-  static constexpr int never = 0x7fffffff;
-  static constexpr int one_batch = 256;
-
-  // The next run of each part.
-  BIFOLIO_INLINE void take_runs() noexcept {
-    done_ = next_ == end_;
-    if (done_) return;
-    const char* const* run = next_++;
-#pragma GCC unroll 8
-    for (int i = 0; i < ways; ++i, run += part_) {
-      run_[i] = run[0];
-      if constexpr (asks_twice) run_again_[i] = run[again_];
-    }
-  }
-
-  const char* run_[std::size_t{ways}] = {};  // one of each part
-  const char* run_again_[std::size_t{ways}] = {};
-  const char* const* next_ = nullptr;  // of the first part
-  const char* const* end_ = nullptr;
-  std::ptrdiff_t again_ = 0;  // from a run to its neighbour in the second set
-  int part_ = 0;              // runs from part to part
-  std::int64_t byte_ = 0;
-  std::int64_t run_bytes_ = 0;
-  std::int64_t num_batches_ = 0;
-  bool done_ = true;
-  int period_ = 0;
-  int wait_ = never;  // steps to the next batch
-  int pace_ = 0;      // parts of a batch a turn
-  int due_ = 0;       // parts of the next one
-};
-
-/// Steps of a stream for the length of one loop, counted in a register.
-class line_steps {
- public:
-  BIFOLIO_INLINE explicit line_steps(line_stream& stream) noexcept : stream_(stream), wait_(stream.wait_) {}
-  BIFOLIO_INLINE ~line_steps() { stream_.wait_ = wait_; }
-  line_steps(const line_steps&) = delete;
-  line_steps& operator=(const line_steps&) = delete;
-  BIFOLIO_INLINE void step(int steps = 1) noexcept {
-    wait_ -= steps;
-    if (__builtin_expect(wait_ > 0, 1)) return;
-    stream_.batch();
-    wait_ = stream_.done_ ? line_stream::never : wait_ + stream_.period_;
-  }
-
- private:
-  line_stream& stream_;
-  int wait_;
-};
+/// K and V of the units ahead, for register kernels.
+using vector_stream = line_stream<4>;
 
 // How a column of transposed keys lies in scratch and is multiplied: `dims` dims in 32 bits a key, in `parts` steps of
 // one query value a row each. Chains of multiply-adds are the same for the first two.
@@ -175,7 +65,7 @@ struct dot_column {
 /// [num_columns · parts][Rows], keys [num_columns][tile_keys], scores [Rows][tile_keys].
 template <class Column, int Rows>
 BIFOLIO_INLINE void score_rows(const float* queries, const float* keys, int num_columns, bool add, float* scores,
-                               line_stream& stream) noexcept {
+                               vector_stream& stream) noexcept {
   constexpr int vectors = vectors_beside(Rows);
   line_steps ahead(stream);
   for (int column = 0; column < tile_keys; column += vectors * lanes) {
@@ -219,7 +109,7 @@ BIFOLIO_INLINE void score_rows(const float* queries, const float* keys, int num_
 /// pointer per key; acc [Rows] rows of `acc_stride` floats in value order; dims: `num_dims`, whole pairs of vectors.
 template <int Rows, class Value>
 BIFOLIO_INLINE void accumulate_rows(const float* p, const Value* const* values, int begin, int end, int num_dims,
-                                    float* acc_rows, std::int64_t acc_stride, line_stream& stream) noexcept {
+                                    float* acc_rows, std::int64_t acc_stride, vector_stream& stream) noexcept {
   line_steps ahead(stream);
   const auto pass = [&]<int Vectors>(int dim) __attribute__((always_inline)) {
     vf acc[std::size_t{Rows}][std::size_t{Vectors}];
@@ -279,7 +169,7 @@ struct value_pairs {
 template <int Rows, class Values>
 BIFOLIO_INLINE void accumulate_pairs(const float* p, const Values& values, int begin, int end, std::uint32_t keep,
                                      int num_dims, float* acc_rows, std::int64_t acc_stride,
-                                     line_stream& stream) noexcept {
+                                     vector_stream& stream) noexcept {
   line_steps ahead(stream);
   const auto pass = [&]<int Vectors>(int dim) __attribute__((always_inline)) {
     vf acc[std::size_t{Rows}][std::size_t{Vectors}];
@@ -371,7 +261,7 @@ struct even_rows {
 /// 16-bit elements are transposed as 32-bit lanes and, if `Wide`, widened to two columns afterwards. A pair whose
 /// second dim is missing gets 0 for it.
 template <class Key, bool Wide, class Rows>
-BIFOLIO_INLINE void transpose_keys(const Rows& rows, int head_dim, float* keys, line_stream& stream) noexcept {
+BIFOLIO_INLINE void transpose_keys(const Rows& rows, int head_dim, float* keys, vector_stream& stream) noexcept {
   constexpr int step = lanes * 4 / static_cast<int>(sizeof(Key));
   line_steps ahead(stream);
   int dim = 0;

@@ -26,8 +26,8 @@ inline constexpr bool has_tiles<float16> = true;
 #endif
 
 template <class Key>
-class tile_item : public item_walk<Key, tile_item<Key>> {
-  using walk = item_walk<Key, tile_item>;
+class tile_item : public item_walk<Key, tile_stream, tile_item<Key>> {
+  using walk = item_walk<Key, tile_stream, tile_item>;
   friend walk;
   static_assert(sizeof(Key) == 2);
 
@@ -114,7 +114,7 @@ class tile_item : public item_walk<Key, tile_item<Key>> {
 
   static BIFOLIO_INLINE void order(vf&, vf&) noexcept {}
 
-  void pace(line_stream& stream) const noexcept {
+  void pace(tile_stream& stream) const noexcept {
     const int products = key_tiles * (padded_ / tile_dims);
     stream.spread(num_groups_ * products + num_octets_ * (products + softmax_turns));
   }

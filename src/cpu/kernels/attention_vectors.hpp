@@ -22,8 +22,8 @@ inline constexpr int in_place_rows = 12;
 enum class vector_sums { widened, dots };
 
 template <class Key, vector_sums Sums>
-class vector_item : public item_walk<Key, vector_item<Key, Sums>> {
-  using walk = item_walk<Key, vector_item>;
+class vector_item : public item_walk<Key, vector_stream, vector_item<Key, Sums>> {
+  using walk = item_walk<Key, vector_stream, vector_item>;
   friend walk;
   static constexpr bool uses_dots = Sums == vector_sums::dots;
   static constexpr bool may_keep_pairs = sizeof(Key) == 2 && (uses_dots || keeps_pairs);
@@ -127,7 +127,7 @@ class vector_item : public item_walk<Key, vector_item<Key, Sums>> {
   // Steps of a unit: one a column of a transposition, one a dim in the scores, one a key and register pass in the
   // accumulation. Measured: the best period is that with which the stream ends with the unit; shorter leaves the memory
   // idle at the end, longer loses lines. Below 3 the queue of outstanding misses overruns.
-  void pace(line_stream& stream) const noexcept {
+  void pace(vector_stream& stream) const noexcept {
     const int vectors = vectors_beside(base_rows_ + (extra_rows_ > 0 ? 1 : 0));
     const int passes = (dims_ + vectors * lanes - 1) / (vectors * lanes);
     const int columns = tile_keys / lanes * args_.head_dim * static_cast<int>(sizeof(Key)) / 4;

@@ -24,14 +24,14 @@ struct tile_place {
 
 /// How scores and outputs are summed: in float32 or, for calls that are bfloat16 throughout, by the hardware's dot
 
-/// `Key` is the KV cache's element. `Self` derives from this and has
+/// `Key` is the KV cache's element, `Stream` a `line_stream`. `Self` derives from this and has
 ///   pack_queries(): brings the item's queries into scratch;
 ///   clear(): the states of all rows, in its own form: nothing seen;
 ///   run_unit(place, head): adds one unit to them;
 ///   end_row(head, row): → the row's state of the split in the form of partial results;
 ///   order(a, b): puts 2·lanes dims of such a state in order;
 ///   pace(stream): sets how a unit's requests for lines are spread over its work.
-template <class Key, class Self>
+template <class Key, class Stream, class Self>
 class item_walk {
  public:
   item_walk(const attention_args& args, const attention_item& item, const attention_scratch& scratch) noexcept
@@ -353,7 +353,7 @@ class item_walk {
   bool k_contiguous_;
   bool v_contiguous_;
   float* states_ = nullptr;  // of the running split, [rows] of `stride_`
-  line_stream ahead_;
+  Stream ahead_;
 
  private:
   visible_range seen_;    // by any row of the item

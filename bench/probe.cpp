@@ -163,10 +163,10 @@ std::uint64_t read_bytes(const void* begin, std::size_t num_bytes, std::size_t a
 
 void consume(std::uint64_t value) noexcept { __asm__ volatile("" : : "r"(value) : "memory"); }
 
-read_probe::read_probe(executor& lanes, std::size_t num_bytes)
-    : lanes_(&lanes),
-      memory_(default_host_memory(),
-              num_bytes > 0 ? num_bytes : static_cast<std::size_t>(bytes_beyond_cache(std::int64_t{512} << 20))) {
+std::int64_t read_probe::default_bytes() noexcept { return bytes_beyond_cache(std::int64_t{512} << 20); }
+
+read_probe::read_probe(executor& lanes, std::int64_t num_bytes)
+    : lanes_(&lanes), memory_(default_host_memory(), static_cast<std::size_t>(num_bytes)) {
   std::memset(memory_.data(), 1, memory_.num_bytes());
 }
 

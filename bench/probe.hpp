@@ -24,11 +24,14 @@ namespace bifolio::bench {
 /// Keeps `value` alive in the eyes of the optimiser.
 void consume(std::uint64_t value) noexcept;
 
-/// Sequential reads of a buffer much larger than the last-level cache, one contiguous part per lane.
+/// Sequential reads of a buffer that the last-level cache does not hold, one contiguous part per lane.
 class read_probe {
  public:
-  /// `lanes` is borrowed; 0 bytes: what does not fit the cache. Throws `error` (out_of_memory).
-  explicit read_probe(executor& lanes, std::size_t num_bytes = 0);
+  /// `lanes` is borrowed. Throws `error` (out_of_memory).
+  read_probe(executor& lanes, std::int64_t num_bytes);
+  explicit read_probe(executor& lanes) : read_probe(lanes, default_bytes()) {}
+  /// At least 512 MiB.
+  [[nodiscard]] static std::int64_t default_bytes() noexcept;
   /// GB/s of passes over the buffer for about `seconds`: the better median of those with loads alone and those that
   /// prefetch.
   [[nodiscard]] double gb_per_second(double seconds = 0.3);

@@ -18,14 +18,14 @@ struct probe_options {
   std::vector<std::int32_t> threads;
   std::string executor = "openmp";
   double seconds = 1.0;
-  std::int64_t mebibytes = 512;
+  std::int64_t mebibytes = 0;  // 0: as much as shows the memory
 };
 
 void run_probe(const probe_options& options, report& out) {
   require_min_time(options.seconds);
-  require_range("--mib", options.mebibytes, 64, 1 << 20);
+  if (options.mebibytes != 0) require_range("--mib", options.mebibytes, 64, 1 << 20);
   if (const device where = parse_device(options.device); where.type == device_type::cuda) {
-    run_cuda_probe(where.index, options.mebibytes, out);
+    run_cuda_probe(where.index, options.mebibytes != 0 ? options.mebibytes : 512, out);
     return;
   }
   std::vector<std::int32_t> threads = options.threads;
@@ -34,9 +34,10 @@ void run_probe(const probe_options& options, report& out) {
     for (std::int32_t n = 1; n < all; n *= 2) threads.push_back(n);
     threads.push_back(all);
   }
+  const std::int64_t bytes = options.mebibytes != 0 ? options.mebibytes << 20 : read_probe::default_bytes();
   for (const std::int32_t count : threads) {
     const auto lanes = make_executor(count == 1 ? executor_kind::serial : parse_executor(options.executor), count);
-    read_probe reads(*lanes, static_cast<std::size_t>(options.mebibytes) << 20);
+    read_probe reads(*lanes, bytes);
     out.add({{"threads", std::int64_t{lanes->width()}},
              {"executor", std::string(lanes->name())},
              {"read_gb_s", reads.gb_per_second(options.seconds)},
@@ -55,7 +56,8 @@ void add_probe_command(CLI::App& program, command& run) {
   sub->add_option("--threads", options->threads, "Thread counts, e.g. 1,2 (default: 1, 2, 4 … all)")->delimiter(',');
   sub->add_option("--executor", options->executor, "openmp, tbb or serial")->capture_default_str();
   sub->add_option("--min-time", options->seconds, "Seconds per measurement")->capture_default_str();
-  sub->add_option("--mib", options->mebibytes, "Size of the buffer that is read")->capture_default_str();
+  sub->add_option("--mib", options->mebibytes,
+                  "Size of the buffer that is read (default: 512, and more on a CPU whose caches hold that)");
   sub->callback([options, &run] { run = [options](report& out) { run_probe(*options, out); }; });
 }
 

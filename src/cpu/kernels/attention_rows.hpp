@@ -51,8 +51,7 @@ void widen_any(dtype type, const void* src, std::int64_t offset, int count, floa
 
 /// Pairs of elements in 32 bits, the earlier one in the low half; 0 beside a last one that is alone. For instruction
 /// sets with dot products.
-template <class T>
-BIFOLIO_INLINE void pair_row(const T* from, int count, float* dst) noexcept {
+[[maybe_unused]] BIFOLIO_INLINE void pair_row(const bfloat16* from, int count, float* dst) noexcept {
   for (int i = 0; i < count; i += 2) {
     const std::uint32_t low = from[i].bits;
     const std::uint32_t high = i + 1 < count ? from[i + 1].bits : std::uint32_t{0};

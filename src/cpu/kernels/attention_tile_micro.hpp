@@ -33,10 +33,10 @@ inline constexpr int tile_dims = 32;
 inline constexpr int key_tiles = tile_keys / tile_rows;
 
 /// Where a unit's work is interrupted to ask for lines (`tile_stream::turn`): once a product, and in an octet's softmax
-/// this often.
-inline constexpr int softmax_turns = 36;
+/// this often: once for two vectors of logits and two of probabilities, and once a tile of keys that is turned.
+inline constexpr int softmax_turns = tile_keys / 4 + key_tiles * (octet_rows / 2 + 1);
 
-/// K and V of the unit ahead. Eight ways gain over four here and lose in register kernels.
+/// K and V of the unit ahead. In register kernels eight ways lose.
 using tile_stream = line_stream<8>;
 
 /// 16 keys: where the first lies, and bytes from one to the next.
@@ -47,12 +47,13 @@ struct key_rows {
 
 /// The lanes of an octet: lane 8·i + r belongs to row r; two keys share a vector.
 struct octet_lanes {
-  int rows = 0;                   // that exist; the others' lanes hold nothing of use
-  bool see_all = true;            // of the unit's keys; otherwise:
-  float begin[lanes];             // first key of the unit that is seen,
-  float end[lanes];               // and one past the last
-  const float* slopes = nullptr;  // of ALiBi, or null; otherwise:
-  float distance[lanes];          // position of the unit's first key less the query's
+  int rows = 0;            // that exist; the others' lanes hold nothing of use
+  bool see_all = true;     // of the unit's keys; otherwise:
+  float begin[lanes];      // first key of the unit that is seen,
+  float end[lanes];        // and one past the last
+  bool has_alibi = false;  // then:
+  float slopes[lanes];
+  float distance[lanes];  // position of the unit's first key less the query's
 };
 
 /// What softmax needs of a call.
@@ -296,12 +297,12 @@ class octet_state {
   int padded_;
 };
 
-/// Scores, transposed, of one octet → logits [key pairs][lanes].
+/// Scores, transposed, of one octet → logits [key pairs][lanes]; returns the highest of each lane.
 BIFOLIO_INLINE vf octet_logits(const float* scores, const softmax_terms& terms, const octet_lanes& of, float* logits,
                                tile_stream& stream) noexcept {
   const vf scale(terms.scale);
   vf highest[2] = {vf(-__builtin_inff()), vf(-__builtin_inff())};
-  const bool plain = of.see_all && terms.soft_cap <= 0 && of.slopes == nullptr;
+  const bool plain = of.see_all && terms.soft_cap <= 0 && !of.has_alibi;
   if (plain) {
 #pragma GCC unroll 4
     for (int i = 0; i < tile_keys / 2; ++i) {
@@ -316,9 +317,10 @@ BIFOLIO_INLINE vf octet_logits(const float* scores, const softmax_terms& terms, 
   const vf lowest(-__builtin_inff());
   vf key(_mm512_setr_ps(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1));
   for (int i = 0; i < tile_keys / 2; ++i) {
+    if (i % 2 == 0) stream.turn();
     vf s = join_halves(scores + 2 * i * lanes, scores + (2 * i + 1) * lanes) * scale;
     if (terms.soft_cap > 0) s = cap * tanh(s / cap);
-    if (of.slopes != nullptr) s = fma(load(of.slopes), load(of.distance) + key, s);
+    if (of.has_alibi) s = fma(load(of.slopes), load(of.distance) + key, s);
     if (!of.see_all) s = xsimd::select((key >= load(of.begin)) & (key < load(of.end)), s, lowest);
     store(logits + i * lanes, s);
     highest[0] = xsimd::max(highest[0], s);

@@ -112,7 +112,7 @@ class tile_item : public item_walk<Key, tile_stream, tile_item<Key>> {
     return state;
   }
 
-  static BIFOLIO_INLINE void order(vf&, vf&) noexcept {}
+  static BIFOLIO_INLINE void order(vf&, vf&) noexcept {}  // `end_row` has done it
 
   void pace(tile_stream& stream) const noexcept {
     const int products = key_tiles * (padded_ / tile_dims);
@@ -168,10 +168,10 @@ class tile_item : public item_walk<Key, tile_stream, tile_item<Key>> {
 
   // What the octet's rows see of the unit.
   struct octet_view {
-    bool any = false;  // some row sees some key
+    bool any = false;   // some row sees some key
+    bool alike = true;  // all rows see all keys that some row of the item sees
     octet_lanes lanes_of;
-    visible_range seen[static_cast<std::size_t>(octet_rows)];
-    float slopes[static_cast<std::size_t>(lanes)];
+    visible_range seen[static_cast<std::size_t>(octet_rows)];  // set unless all rows see the whole tile
   };
 
   void view_octet(const tile_place& place, int head, int index, octet_view& view) const noexcept {
@@ -184,21 +184,22 @@ class tile_item : public item_walk<Key, tile_stream, tile_item<Key>> {
       const visible_range seen = clip(range_of_row(begin + i), place.first);
       view.seen[i] = seen;
       view.any = view.any || seen.begin < seen.end;
+      view.alike = view.alike && seen.begin <= place.begin && seen.end >= place.end;
       of.see_all = of.see_all && seen.begin <= 0 && seen.end >= tile_keys;
     }
-    if (of.see_all && args_.alibi_slopes == nullptr) return;
+    of.has_alibi = args_.alibi_slopes != nullptr;
+    if (of.see_all && !of.has_alibi) return;
     for (int lane = 0; lane < lanes; ++lane) {
       const int i = lane % octet_rows < of.rows ? lane % octet_rows : 0;
       if (!of.see_all) {
         of.begin[lane] = static_cast<float>(view.seen[i].begin);
         of.end[lane] = static_cast<float>(view.seen[i].end);
       }
-      if (args_.alibi_slopes == nullptr) continue;
+      if (!of.has_alibi) continue;
       const int row = begin + i;
-      view.slopes[lane] = args_.alibi_slopes[query_head(head, row)];
+      of.slopes[lane] = args_.alibi_slopes[query_head(head, row)];
       of.distance[lane] = static_cast<float>(place.first - item_.first_position - row / args_.group_size);
     }
-    if (args_.alibi_slopes != nullptr) of.slopes = view.slopes;
   }
 
   void run_unit(const tile_place& place, int head) noexcept {
@@ -224,12 +225,8 @@ class tile_item : public item_walk<Key, tile_stream, tile_item<Key>> {
         const octet_state state = octet(head, index);
         softmax_octet<Key>(scores + (index - 2 * group) * octet_rows, terms, view.lanes_of, state, p, ahead_);
         // A probability of 0 hides what a row does not see, unless that is not finite.
-        bool alike = true;
-        for (int i = 0; i < view.lanes_of.rows && !view.lanes_of.see_all; ++i) {
-          alike = alike && view.seen[i].begin <= all.begin && view.seen[i].end >= all.end;
-        }
-        if (!alike && !known_finite) known_finite = has_finite_values(place, head);
-        if (alike || known_finite) {
+        if (!view.alike && !known_finite) known_finite = has_finite_values(place, head);
+        if (view.alike || known_finite) {
           add_outputs<Key>(p, values, place.begin / tile_rows, (place.end + tile_rows - 1) / tile_rows, padded_,
                            state.accumulators(), ahead_);
           continue;

@@ -132,9 +132,10 @@ class vector_item : public item_walk<Key, vector_stream, vector_item<Key, Sums>>
     const int passes = (dims_ + vectors * lanes - 1) / (vectors * lanes);
     const int columns = tile_keys / lanes * args_.head_dim * static_cast<int>(sizeof(Key)) / 4;
     const int kernels = num_groups_ * (args_.head_dim * (tile_vectors / vectors) + tile_keys * passes);
+    constexpr int least = 3;
     const std::int64_t batches = stream.num_batches();
-    const std::int64_t room = batches > 0 ? (columns + kernels) / batches : 3;
-    stream.every(room > 3 ? static_cast<int>(room) : 3);
+    const std::int64_t room = batches > 0 ? (columns + kernels) / batches : least;
+    stream.every(room > least ? static_cast<int>(room) : least);
   }
 
   // Dims [dim, dim + dims) of the tile's keys, transposed, into scratch.

@@ -13,6 +13,8 @@
 namespace bifolio::cpu::BIFOLIO_ISA {
 namespace {
 
+/// Where the keys of one tile lie, without the head: element offsets from the start of the K and V halves. Entries
+/// outside [begin, end) are not set.
 struct tile_place {
   std::int64_t first = 0;  // position of the tile's first key
   int begin = 0;           // visible to some row of the item, relative to `first`
@@ -22,9 +24,7 @@ struct tile_place {
   std::int64_t v[tile_keys];
 };
 
-/// How scores and outputs are summed: in float32 or, for calls that are bfloat16 throughout, by the hardware's dot
-
-/// `Key` is the KV cache's element, `Stream` a `line_stream`. `Self` derives from this and has
+/// The loops of one item. `Key` is the KV cache's element, `Stream` a `line_stream`. `Self` derives from this and has
 ///   pack_queries(): brings the item's queries into scratch;
 ///   clear(): the states of all rows, in its own form: nothing seen;
 ///   run_unit(place, head): adds one unit to them;
@@ -154,7 +154,8 @@ class item_walk {
     const std::int64_t end = seen_.end < items_end ? seen_.end : items_end;
     if (begin >= end) return;
 
-    // Units: all KV heads of a tile, then the next tile. Each is fetched two ahead, and asked for again one ahead.
+    // Units: all KV heads of a tile, then the next tile. Each is asked for `units_ahead`, and where `asks_twice` once
+    // more one ahead.
     const std::int64_t first_tile = begin / tile_keys;
     const std::int64_t num_tiles = (end + tile_keys - 1) / tile_keys - first_tile;
     const std::int64_t num_units = num_tiles * num_heads_;
@@ -162,7 +163,7 @@ class item_walk {
       if (t < num_tiles) place_tile(places_[t % 3], (first_tile + t) * tile_keys, begin, end, item_.block_table);
     };
     for (std::int64_t t = 0; t < 3; ++t) place(t);
-    if (num_units > 1) list_unit(1);
+    if (asks_twice && num_units > 1) list_unit(1);
     begin_split(begin / split_keys);
     std::int64_t unit = 0;
     for (std::int64_t t = 0; t < num_tiles; ++t) {
@@ -272,7 +273,7 @@ class item_walk {
     next_heads_ = next.kv_head_end - next.kv_head_begin;
   }
 
-  // Starts the stream of the lines of `unit`, and once more of those of the unit before it.
+  // Starts the stream of the lines of `unit`; where `asks_twice`, once more of those of the unit before it.
   void look_ahead(std::int64_t unit) noexcept {
     const run_list& list = lists_[unit % 2];
     const run_list& before = lists_[(unit + 1) % 2];

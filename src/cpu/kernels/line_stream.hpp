@@ -30,14 +30,15 @@ class line_stream {
     end_ = runs + part_;
     run_bytes_ = run_bytes;
     byte_ = 0;
-    num_batches_ = std::int64_t{part_} * ((run_bytes + cache_line_bytes - 1) / cache_line_bytes);
     pace_ = 0;
     due_ = 0;
     take_runs();
     wait_ = never;
   }
   /// Batches that the stream has from its start on.
-  [[nodiscard]] BIFOLIO_INLINE std::int64_t num_batches() const noexcept { return num_batches_; }
+  [[nodiscard]] BIFOLIO_INLINE std::int64_t num_batches() const noexcept {
+    return part_ * ((run_bytes_ + cache_line_bytes - 1) / cache_line_bytes);
+  }
   /// `line_steps` are to ask for a batch every `period` steps.
   BIFOLIO_INLINE void every(int period) noexcept {
     period_ = period;
@@ -47,7 +48,27 @@ class line_stream {
     done_ = true;
     wait_ = never;
   }
-  /// Asks for the next batch, if there is one.
+  /// One of the turns of `spread`.
+  BIFOLIO_INLINE void turn() noexcept {
+    due_ += pace_;
+    for (; due_ >= one_batch; due_ -= one_batch) batch();
+  }
+  /// What there is is to be spread over so many turns.
+  BIFOLIO_INLINE void spread(int turns) noexcept {
+    pace_ = static_cast<int>((num_batches() * one_batch + turns - 1) / turns);
+  }
+  /// Asks for all that is left.
+  BIFOLIO_INLINE void finish() noexcept {
+    while (!done_) batch();
+  }
+
+ private:
+  template <int>
+  friend class line_steps;
+  static constexpr int never = 0x7fffffff;
+  static constexpr int one_batch = 256;
+
+  // Asks for the next batch, if there is one.
   BIFOLIO_INLINE void batch() noexcept {
     if (done_) return;
 #pragma GCC unroll 8
@@ -60,25 +81,6 @@ class line_stream {
     byte_ = 0;
     take_runs();
   }
-  /// One of the turns of `spread`.
-  BIFOLIO_INLINE void turn() noexcept {
-    due_ += pace_;
-    for (; due_ >= one_batch; due_ -= one_batch) batch();
-  }
-  /// What there is is to be spread over so many turns.
-  BIFOLIO_INLINE void spread(int turns) noexcept {
-    pace_ = static_cast<int>((num_batches_ * one_batch + turns - 1) / turns);
-  }
-  /// Asks for all that is left.
-  BIFOLIO_INLINE void finish() noexcept {
-    while (!done_) batch();
-  }
-
- private:
-  template <int>
-  friend class line_steps;
-  static constexpr int never = 0x7fffffff;
-  static constexpr int one_batch = 256;
 
   // The next run of each part.
   BIFOLIO_INLINE void take_runs() noexcept {
@@ -100,7 +102,6 @@ class line_stream {
   int part_ = 0;              // runs from part to part
   std::int64_t byte_ = 0;
   std::int64_t run_bytes_ = 0;
-  std::int64_t num_batches_ = 0;
   bool done_ = true;
   int period_ = 0;
   int wait_ = never;  // steps to the next batch

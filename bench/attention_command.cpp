@@ -54,7 +54,8 @@ class attention_bench {
     make_rows();
   }
 
-  row measure(read_probe& probe) {
+  row measure() {
+    read_probe probe(lanes_, pool_.data(), pool_.num_bytes());
     const double before = probe.gb_per_second();
     attention_result result;
     result.device = options_.device;
@@ -217,7 +218,6 @@ void run_attention(const attention_options& options, report& out) {
   for (const auto& name : options.isas) isas.push_back(parse_isa(name));
   if (isas.empty()) isas.push_back(default_isa());
   out.fact("executor", std::string(lanes->name()) + " x " + std::to_string(lanes->width()));
-  read_probe probe(*lanes);
   for (const cpu_isa isa : isas) {
     backend_options opening;
     opening.own_executor = lanes.get();
@@ -226,7 +226,7 @@ void run_attention(const attention_options& options, report& out) {
     for (const setting& s : settings) {
       attention_bench bench(options, s, *opened, *lanes);
       bench.set_isa_name(std::string(to_string(isa)));
-      out.add(bench.measure(probe));
+      out.add(bench.measure());
     }
   }
 }

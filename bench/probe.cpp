@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <atomic>
 #include <bifolio/backend.hpp>
-#include <bifolio/memory_resource.hpp>
-#include <cstring>
 #include <vector>
 
 #include "machine.hpp"
@@ -165,13 +163,8 @@ void consume(std::uint64_t value) noexcept { __asm__ volatile("" : : "r"(value) 
 
 std::int64_t read_probe::default_bytes() noexcept { return bytes_beyond_cache(std::int64_t{512} << 20); }
 
-read_probe::read_probe(executor& lanes, std::int64_t num_bytes)
-    : lanes_(&lanes), memory_(default_host_memory(), static_cast<std::size_t>(num_bytes)) {
-  std::memset(memory_.data(), 1, memory_.num_bytes());
-}
-
 double read_probe::gb_per_second(double seconds) {
-  read_pass pass{memory_.as<std::byte>(), memory_.num_bytes(), 0, lanes_->width()};
+  read_pass pass{memory_, num_bytes_, 0, lanes_->width()};
   lanes_->run(pass.num_lanes, &read_lane, &pass);
   std::vector<double> plain;
   std::vector<double> prefetching;
@@ -181,8 +174,7 @@ double read_probe::gb_per_second(double seconds) {
       pass.ahead = ahead;
       const auto start = std::chrono::steady_clock::now();
       lanes_->run(pass.num_lanes, &read_lane, &pass);
-      (ahead == 0 ? plain : prefetching)
-          .push_back(static_cast<double>(memory_.num_bytes()) / seconds_since(start) * 1e-9);
+      (ahead == 0 ? plain : prefetching).push_back(static_cast<double>(num_bytes_) / seconds_since(start) * 1e-9);
     }
   }
   return std::max(summarize(plain).median, summarize(prefetching).median);

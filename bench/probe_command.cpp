@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // bifolio_bench probe: the two limits that the other subcommands are measured against.
+#include <bifolio/buffer.hpp>
 #include <bifolio/device.hpp>
 #include <bifolio/executor.hpp>
+#include <bifolio/memory_resource.hpp>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <thread>
@@ -35,9 +38,11 @@ void run_probe(const probe_options& options, report& out) {
     threads.push_back(all);
   }
   const std::int64_t bytes = options.mebibytes != 0 ? options.mebibytes << 20 : read_probe::default_bytes();
+  buffer memory(default_host_memory(), static_cast<std::size_t>(bytes));
+  std::memset(memory.data(), 1, memory.num_bytes());
   for (const std::int32_t count : threads) {
     const auto lanes = make_executor(count == 1 ? executor_kind::serial : parse_executor(options.executor), count);
-    read_probe reads(*lanes, bytes);
+    read_probe reads(*lanes, memory.data(), memory.num_bytes());
     out.add({{"threads", std::int64_t{lanes->width()}},
              {"executor", std::string(lanes->name())},
              {"read_gb_s", reads.gb_per_second(options.seconds)},

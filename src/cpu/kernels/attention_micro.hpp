@@ -21,9 +21,6 @@ inline constexpr int kernel_vectors = num_vector_registers == 32 ? 4 : 2;
 [[nodiscard]] constexpr int vectors_beside(int rows) noexcept { return rows > group_rows ? 2 : kernel_vectors; }
 inline constexpr int tile_vectors = tile_keys / lanes;
 
-/// K and V of the units ahead, for register kernels.
-using vector_stream = line_stream<4>;
-
 // How a column of transposed keys lies in scratch and is multiplied: `dims` dims in 32 bits a key, in `parts` steps of
 // one query value a row each. Chains of multiply-adds are the same for the first two.
 
@@ -65,9 +62,9 @@ struct dot_column {
 /// [num_columns · parts][Rows], keys [num_columns][tile_keys], scores [Rows][tile_keys].
 template <class Column, int Rows>
 BIFOLIO_INLINE void score_rows(const float* queries, const float* keys, int num_columns, bool add, float* scores,
-                               vector_stream& stream) noexcept {
+                               line_stream& stream) noexcept {
   constexpr int vectors = vectors_beside(Rows);
-  line_steps ahead(stream);
+  line_turns ahead(stream);
   for (int column = 0; column < tile_keys; column += vectors * lanes) {
     vf acc[std::size_t{Rows}][std::size_t{vectors}];
 #pragma GCC unroll 8
@@ -89,7 +86,7 @@ BIFOLIO_INLINE void score_rows(const float* queries, const float* keys, int num_
 #pragma GCC unroll 4
         for (int c = 0; c < vectors; ++c) acc[r][c] = Column::multiply_add(a, b[c], acc[r][c]);
       }
-      ahead.step(Column::dims / Column::parts);
+      ahead.turn(Column::dims / Column::parts);
     };
     for (int i = 0; i < num_columns; ++i) {
       part.template operator()<0>();
@@ -109,8 +106,8 @@ BIFOLIO_INLINE void score_rows(const float* queries, const float* keys, int num_
 /// pointer per key; acc [Rows] rows of `acc_stride` floats in value order; dims: `num_dims`, whole pairs of vectors.
 template <int Rows, class Value>
 BIFOLIO_INLINE void accumulate_rows(const float* p, const Value* const* values, int begin, int end, int num_dims,
-                                    float* acc_rows, std::int64_t acc_stride, vector_stream& stream) noexcept {
-  line_steps ahead(stream);
+                                    float* acc_rows, std::int64_t acc_stride, line_stream& stream) noexcept {
+  line_turns ahead(stream);
   const auto pass = [&]<int Vectors>(int dim) __attribute__((always_inline)) {
     vf acc[std::size_t{Rows}][std::size_t{Vectors}];
     float* first = acc_rows + dim;
@@ -121,7 +118,7 @@ BIFOLIO_INLINE void accumulate_rows(const float* p, const Value* const* values, 
     }
     for (int key = begin; key < end; ++key) {
       const Value* row = values[key] + dim;
-      ahead.step();
+      ahead.turn();
       vf b[std::size_t{Vectors}];
 #pragma GCC unroll 2
       for (int c = 0; c < Vectors; c += 2) load_pair(row + c * lanes, b[c], b[c + 1]);
@@ -169,8 +166,8 @@ struct value_pairs {
 template <int Rows, class Values>
 BIFOLIO_INLINE void accumulate_pairs(const float* p, const Values& values, int begin, int end, std::uint32_t keep,
                                      int num_dims, float* acc_rows, std::int64_t acc_stride,
-                                     vector_stream& stream) noexcept {
-  line_steps ahead(stream);
+                                     line_stream& stream) noexcept {
+  line_turns ahead(stream);
   const auto pass = [&]<int Vectors>(int dim) __attribute__((always_inline)) {
     vf acc[std::size_t{Rows}][std::size_t{Vectors}];
     float* first = acc_rows + dim;
@@ -183,7 +180,7 @@ BIFOLIO_INLINE void accumulate_pairs(const float* p, const Values& values, int b
       vf b[std::size_t{Vectors}];
 #pragma GCC unroll 2
       for (int c = 0; c < Vectors; c += 2) values.load_pairs(pair, dim + c * lanes, b[c], b[c + 1]);
-      ahead.step(2);
+      ahead.turn(2);
       if constexpr (Rows == 1) {
 #pragma GCC unroll 4
         for (int c = 0; c < Vectors; ++c) b[c] = keep_bits(b[c], keep);
@@ -261,9 +258,9 @@ struct even_rows {
 /// 16-bit elements are transposed as 32-bit lanes and, if `Wide`, widened to two columns afterwards. A pair whose
 /// second dim is missing gets 0 for it.
 template <class Key, bool Wide, class Rows>
-BIFOLIO_INLINE void transpose_keys(const Rows& rows, int head_dim, float* keys, vector_stream& stream) noexcept {
+BIFOLIO_INLINE void transpose_keys(const Rows& rows, int head_dim, float* keys, line_stream& stream) noexcept {
   constexpr int step = lanes * 4 / static_cast<int>(sizeof(Key));
-  line_steps ahead(stream);
+  line_turns ahead(stream);
   int dim = 0;
   for (; dim + step <= head_dim; dim += step) {
     transpose(
@@ -280,7 +277,7 @@ BIFOLIO_INLINE void transpose_keys(const Rows& rows, int head_dim, float* keys, 
             store(keys + (dim + 2 * j) * tile_keys, even);
             store(keys + (dim + 2 * j + 1) * tile_keys, odd);
           }
-          ahead.step();
+          ahead.turn();
         });
   }
   if constexpr (sizeof(Key) == 4 || Wide) {

@@ -32,12 +32,9 @@ inline constexpr int tile_dims = 32;
 /// Products of a unit sum over its keys this many at a time.
 inline constexpr int key_tiles = tile_keys / tile_rows;
 
-/// Where a unit's work is interrupted to ask for lines (`tile_stream::turn`): once a product, and in an octet's softmax
+/// Where a unit's work is interrupted to ask for lines (`line_stream::turn`): once a product, and in an octet's softmax
 /// this often: once for two vectors of logits and two of probabilities, and once a tile of keys that is turned.
 inline constexpr int softmax_turns = tile_keys / 4 + key_tiles * (octet_rows / 2 + 1);
-
-/// K and V of the unit ahead. In register kernels eight ways lose.
-using tile_stream = line_stream<8>;
 
 /// 16 keys: where the first lies, and bytes from one to the next.
 struct key_rows {
@@ -104,7 +101,7 @@ BIFOLIO_INLINE void multiply_tiles() noexcept {
 /// scores[key][row]. queries [steps][16 pairs of dims][16 rows].
 template <class Key>
 BIFOLIO_INLINE void score_tiles(const float* queries, const key_rows (&keys)[key_tiles], int steps, float* scores,
-                                tile_stream& stream) noexcept {
+                                line_stream& stream) noexcept {
   static_assert(key_tiles == 4);
   finish_stores();
   _tile_zero(0);
@@ -139,7 +136,7 @@ BIFOLIO_INLINE void score_tiles(const float* queries, const key_rows (&keys)[key
 /// · 16.
 template <class Key, int Tiles>
 BIFOLIO_INLINE void output_tiles(const float* p, const key_rows (&values)[key_tiles], std::int64_t at, int first,
-                                 int last, float* accumulators, tile_stream& stream) noexcept {
+                                 int last, float* accumulators, line_stream& stream) noexcept {
   static_assert(Tiles == 1 || Tiles == 2 || Tiles == 4);
   _tile_loadd(0, accumulators, tile_bytes);
   if constexpr (Tiles >= 2) _tile_loadd(1, accumulators + tile_floats, tile_bytes);
@@ -179,7 +176,7 @@ BIFOLIO_INLINE void output_tiles(const float* p, const key_rows (&values)[key_ti
 /// The same for all dims.
 template <class Key>
 BIFOLIO_INLINE void add_outputs(const float* p, const key_rows (&values)[key_tiles], int first, int last, int dims,
-                                float* accumulators, tile_stream& stream) noexcept {
+                                float* accumulators, line_stream& stream) noexcept {
   finish_stores();
   const int tiles = dims / tile_dims;
   int tile = 0;
@@ -299,7 +296,7 @@ class octet_state {
 
 /// Scores, transposed, of one octet → logits [key pairs][lanes]; returns the highest of each lane.
 BIFOLIO_INLINE vf octet_logits(const float* scores, const softmax_terms& terms, const octet_lanes& of, float* logits,
-                               tile_stream& stream) noexcept {
+                               line_stream& stream) noexcept {
   const vf scale(terms.scale);
   vf highest[2] = {vf(-__builtin_inff()), vf(-__builtin_inff())};
   const bool plain = of.see_all && terms.soft_cap <= 0 && !of.has_alibi;
@@ -334,7 +331,7 @@ BIFOLIO_INLINE vf octet_logits(const float* scores, const softmax_terms& terms, 
 /// + j.
 template <class Key>
 BIFOLIO_INLINE void softmax_octet(const float* scores, const softmax_terms& terms, const octet_lanes& of,
-                                  const octet_state& state, float* p, tile_stream& stream) noexcept {
+                                  const octet_state& state, float* p, line_stream& stream) noexcept {
   alignas(64) float logits[tile_keys * octet_rows];
   vf highest = octet_logits(scores, terms, of, logits, stream);
   highest = xsimd::max(highest, swap_halves(highest));

@@ -26,8 +26,8 @@ inline constexpr bool has_tiles<float16> = true;
 #endif
 
 template <class Key>
-class tile_item : public item_walk<Key, tile_stream, tile_item<Key>> {
-  using walk = item_walk<Key, tile_stream, tile_item>;
+class tile_item : public item_walk<Key, tile_item<Key>> {
+  using walk = item_walk<Key, tile_item>;
   friend walk;
   static_assert(sizeof(Key) == 2);
 
@@ -114,9 +114,9 @@ class tile_item : public item_walk<Key, tile_stream, tile_item<Key>> {
 
   static BIFOLIO_INLINE void order(vf&, vf&) noexcept {}  // `end_row` has done it
 
-  void pace(tile_stream& stream) const noexcept {
+  [[nodiscard]] int unit_turns() const noexcept {
     const int products = key_tiles * (padded_ / tile_dims);
-    stream.spread(num_groups_ * products + num_octets_ * (products + softmax_turns));
+    return num_groups_ * products + num_octets_ * (products + softmax_turns);
   }
 
   // Where K or V of the unit lies for the products: in place, or in `staged` ([tile_keys][padded_] elements) what does
@@ -235,7 +235,6 @@ class tile_item : public item_walk<Key, tile_stream, tile_item<Key>> {
         find_values(place, head, all, values);
       }
     }
-    ahead_.finish();
   }
 
   // Row by row, each with V cleared where that row does not see it.

@@ -22,8 +22,8 @@ inline constexpr int in_place_rows = 12;
 enum class vector_sums { widened, dots };
 
 template <class Key, vector_sums Sums>
-class vector_item : public item_walk<Key, vector_stream, vector_item<Key, Sums>> {
-  using walk = item_walk<Key, vector_stream, vector_item>;
+class vector_item : public item_walk<Key, vector_item<Key, Sums>> {
+  using walk = item_walk<Key, vector_item>;
   friend walk;
   static constexpr bool uses_dots = Sums == vector_sums::dots;
   static constexpr bool may_keep_pairs = sizeof(Key) == 2 && (uses_dots || keeps_pairs);
@@ -124,18 +124,12 @@ class vector_item : public item_walk<Key, vector_stream, vector_item<Key, Sums>>
     }
   }
 
-  // Steps of a unit: one a column of a transposition, one a dim in the scores, one a key and register pass in the
-  // accumulation. Measured: the best period is that with which the stream ends with the unit; shorter leaves the memory
-  // idle at the end, longer loses lines. Below 3 the queue of outstanding misses overruns.
-  void pace(vector_stream& stream) const noexcept {
+  // One a column of a transposition, one a dim in the scores, one a key and register pass in the accumulation.
+  [[nodiscard]] int unit_turns() const noexcept {
     const int vectors = vectors_beside(base_rows_ + (extra_rows_ > 0 ? 1 : 0));
     const int passes = (dims_ + vectors * lanes - 1) / (vectors * lanes);
     const int columns = tile_keys / lanes * args_.head_dim * static_cast<int>(sizeof(Key)) / 4;
-    const int kernels = num_groups_ * (args_.head_dim * (tile_vectors / vectors) + tile_keys * passes);
-    constexpr int least = 3;
-    const std::int64_t batches = stream.num_batches();
-    const std::int64_t room = batches > 0 ? (columns + kernels) / batches : least;
-    stream.every(room > least ? static_cast<int>(room) : least);
+    return columns + num_groups_ * (args_.head_dim * (tile_vectors / vectors) + tile_keys * passes);
   }
 
   // Dims [dim, dim + dims) of the tile's keys, transposed, into scratch.

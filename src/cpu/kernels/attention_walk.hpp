@@ -24,14 +24,14 @@ struct tile_place {
   std::int64_t v[tile_keys];
 };
 
-/// The loops of one item. `Key` is the KV cache's element, `Stream` a `line_stream`. `Self` derives from this and has
+/// The loops of one item. `Key` is the KV cache's element. `Self` derives from this and has
 ///   pack_queries(): brings the item's queries into scratch;
 ///   clear(): the states of all rows, in its own form: nothing seen;
 ///   run_unit(place, head): adds one unit to them;
 ///   end_row(head, row): → the row's state of the split in the form of partial results;
 ///   order(a, b): puts 2·lanes dims of such a state in order;
-///   pace(stream): sets how a unit's requests for lines are spread over its work.
-template <class Key, class Stream, class Self>
+///   unit_turns(): → about how often `run_unit` gives `ahead_` a turn.
+template <class Key, class Self>
 class item_walk {
  public:
   item_walk(const attention_args& args, const attention_item& item, const attention_scratch& scratch) noexcept
@@ -53,13 +53,13 @@ class item_walk {
   void run() noexcept {
     self().pack_queries();
     run_tiles();
-    if (item_.partials == nullptr) finish_rows(scratch_.totals, 0);
+    if (item_.partials == nullptr) write_rows(scratch_.totals);
   }
 
   /// Folds the splits of each row in order of position.
   void finish() noexcept {
-    if (seen_.begin >= seen_.end) return finish_rows(nullptr, 0);
-    finish_rows(item_.partials, num_rows() * stride_);
+    if (seen_.begin < seen_.end) fold_splits();
+    write_rows(scratch_.totals);
   }
 
  protected:
@@ -154,8 +154,7 @@ class item_walk {
     const std::int64_t end = seen_.end < items_end ? seen_.end : items_end;
     if (begin >= end) return;
 
-    // Units: all KV heads of a tile, then the next tile. Each is asked for `units_ahead`, and where `asks_twice` once
-    // more one ahead.
+    // Units: all KV heads of a tile, then the next tile.
     const std::int64_t first_tile = begin / tile_keys;
     const std::int64_t num_tiles = (end + tile_keys - 1) / tile_keys - first_tile;
     const std::int64_t num_units = num_tiles * num_heads_;
@@ -163,24 +162,16 @@ class item_walk {
       if (t < num_tiles) place_tile(places_[t % 3], (first_tile + t) * tile_keys, begin, end, item_.block_table);
     };
     for (std::int64_t t = 0; t < 3; ++t) place(t);
-    if (asks_twice && num_units > 1) list_unit(1);
+    const int turns = self().unit_turns();
+    ask_for(1, num_units);
     begin_split(begin / split_keys);
     std::int64_t unit = 0;
     for (std::int64_t t = 0; t < num_tiles; ++t) {
       for (int head = 0; head < num_heads_; ++head, ++unit) {
-        ahead_.stop();
-        if (unit + units_ahead < num_units) {
-          list_unit(unit + units_ahead);
-          look_ahead(unit + units_ahead);
-        } else {
-          if (unit + units_ahead == num_units || num_units == 1) guess_next_item();
-          const auto beyond = static_cast<int>(unit + units_ahead - num_units);
-          if (beyond < next_heads_) {
-            list_runs(unit + units_ahead, next_place_, next_head_ + beyond);
-            look_ahead(unit + units_ahead);
-          }
-        }
+        ask_for(unit + 2, num_units);
+        ahead_.spread(turns);
         self().run_unit(places_[t % 3], head);
+        ahead_.catch_up();
       }
       place(t + 3);
       const std::int64_t next = (first_tile + t + 1) * tile_keys;
@@ -200,16 +191,20 @@ class item_walk {
 
   // Folds the split into the totals when the item holds all splits of its rows.
   void end_split(std::int64_t split) noexcept {
-    const std::int64_t split_first = split * split_keys;
     for (int head = 0; head < num_heads_; ++head) {
       for (int row = 0; row < head_rows_; ++row) {
         float* state = self().end_row(head, row);
-        if (item_.partials != nullptr) continue;
-        const visible_range range = range_of_row(row);
-        if (range.begin >= split_first + split_keys || range.end <= split_first || range.begin >= range.end) continue;
-        fold(state_of(scratch_.totals, head, row), state, range.begin >= split_first);
+        if (item_.partials == nullptr) fold_seen(split, head, row, state);
       }
     }
+  }
+
+  // Folds a row's state of a split into its total, if it sees something of it.
+  void fold_seen(std::int64_t split, int head, int row, float* state) const noexcept {
+    const std::int64_t first = split * split_keys;
+    const visible_range range = range_of_row(row);
+    if (range.begin >= first + split_keys || range.end <= first || range.begin >= range.end) return;
+    fold(state_of(scratch_.totals, head, row), state, range.begin >= first);
   }
 
   // total ← total ⊕ partial; `first`: total ← partial.
@@ -234,15 +229,10 @@ class item_walk {
     const char* runs[2 * tile_keys];
   };
 
-  void list_unit(std::int64_t unit) noexcept {
-    list_runs(unit, places_[unit / num_heads_ % 3], static_cast<int>(unit % num_heads_));
-  }
-
-  void list_runs(std::int64_t unit, const tile_place& place, int head) noexcept {
+  void list_runs(run_list& list, const tile_place& place, int head) const noexcept {
     bool whole = k_contiguous_ && args_.k_strides.token == args_.head_dim;
     whole = whole && v_contiguous_ && args_.v_strides.token == args_.head_dim;
     for (int c = 0; c < tile_vectors; ++c) whole = whole && place.even[c];
-    run_list& list = lists_[unit % 2];
     list.count = 0;
     list.bytes = static_cast<int>(sizeof(Key)) * args_.head_dim * (whole ? lanes : 1);
     if (k_contiguous_) add_runs(list, args_.k, args_.k_strides.head, head, place, place.k, whole);
@@ -257,51 +247,55 @@ class item_walk {
     }
   }
 
-  // The first tile and the KV heads of the item that this lane will probably run next.
-  void guess_next_item() noexcept {
+  // The first unit of the item that this lane will probably run next, if there is one.
+  bool list_next_item(run_list& list) const noexcept {
     attention_item next;
-    if (item_.guess_next == nullptr || !item_.guess_next(item_.guess_context, next)) return;
+    if (item_.guess_next == nullptr || !item_.guess_next(item_.guess_context, next)) return false;
     const std::int64_t splits_first = static_cast<std::int64_t>(next.split_begin) * split_keys;
     const std::int64_t splits_end = static_cast<std::int64_t>(next.split_end) * split_keys;
     const visible_range first = args_.window.of(next.first_position, next.seq_len);
     const visible_range last = args_.window.of(next.first_position + next.num_tokens - 1, next.seq_len);
     const std::int64_t begin = first.begin > splits_first ? first.begin : splits_first;
     const std::int64_t end = last.end < splits_end ? last.end : splits_end;
-    if (begin >= end) return;
-    place_tile(next_place_, begin / tile_keys * tile_keys, begin, end, next.block_table);
-    next_head_ = next.kv_head_begin - item_.kv_head_begin;
-    next_heads_ = next.kv_head_end - next.kv_head_begin;
+    if (begin >= end) return false;
+    tile_place place;
+    place_tile(place, begin / tile_keys * tile_keys, begin, end, next.block_table);
+    list_runs(list, place, next.kv_head_begin - item_.kv_head_begin);
+    return true;
   }
 
-  // Starts the stream of the lines of `unit`; where `asks_twice`, once more of those of the unit before it.
-  void look_ahead(std::int64_t unit) noexcept {
-    const run_list& list = lists_[unit % 2];
-    const run_list& before = lists_[(unit + 1) % 2];
-    const bool alike = before.count == list.count && before.bytes == list.bytes;
-    ahead_.start(list.runs, alike ? before.runs : list.runs, list.count, list.bytes);
-    self().pace(ahead_);
+  // Puts the lines of `unit` into the stream. Of the item that is probably next the first unit counts as this one's.
+  void ask_for(std::int64_t unit, std::int64_t num_units) noexcept {
+    run_list& list = lists_[unit % 2];
+    if (unit < num_units) {
+      list_runs(list, places_[unit / num_heads_ % 3], static_cast<int>(unit % num_heads_));
+    } else if (unit > num_units || !list_next_item(list)) {
+      return ahead_.push_none();
+    }
+    ahead_.push(list.runs, list.count, list.bytes);
   }
 
-  // Folds and writes all rows. `states` holds one state a row; with `split_stride` > 0, one a split and row.
-  void finish_rows(float* states, std::int64_t split_stride) noexcept {
+  // Folds the splits of all rows, as they lie in memory: most were written by other cores.
+  void fold_splits() noexcept {
+    const std::int64_t end = (seen_.end + split_keys - 1) / split_keys;
+    for (std::int64_t split = first_split(); split < end; ++split) {
+      float* states = item_.partials + (split - first_split()) * num_rows() * stride_;
+      for (int head = 0; head < num_heads_; ++head) {
+        for (int row = 0; row < head_rows_; ++row) fold_seen(split, head, row, state_of(states, head, row));
+      }
+    }
+  }
+
+  // Writes all rows; `states` holds one state a row.
+  void write_rows(float* states) noexcept {
     for (int head = 0; head < num_heads_; ++head) {
       for (int row = 0; row < head_rows_; ++row) {
         const visible_range range = range_of_row(row);
         if (range.begin >= range.end) {
           write_empty_row(head, row);
-          continue;
+        } else {
+          write_row(head, row, state_of(states, head, row));
         }
-        float* state = state_of(states, head, row);
-        if (split_stride > 0) {
-          float* total = scratch_.totals;
-          const std::int64_t first = range.begin / split_keys;
-          const std::int64_t last = (range.end - 1) / split_keys;
-          for (std::int64_t split = first; split <= last; ++split) {
-            fold(total, state + (split - first_split()) * split_stride, split == first);
-          }
-          state = total;
-        }
-        write_row(head, row, state);
       }
     }
   }
@@ -354,15 +348,12 @@ class item_walk {
   bool k_contiguous_;
   bool v_contiguous_;
   float* states_ = nullptr;  // of the running split, [rows] of `stride_`
-  Stream ahead_;
+  line_stream ahead_;
 
  private:
   visible_range seen_;    // by any row of the item
   tile_place places_[3];  // tile t at t % 3
-  tile_place next_place_;
-  int next_head_ = 0;  // relative to this item's first
-  int next_heads_ = 0;
-  run_list lists_[2];  // of unit u at u % 2
+  run_list lists_[2];     // of unit u at u % 2
 };
 
 }  // namespace

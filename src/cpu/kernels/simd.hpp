@@ -19,7 +19,7 @@
 #include <cstdint>
 #include <xsimd/xsimd.hpp>
 
-#define BIFOLIO_INLINE inline __attribute__((always_inline))
+#include "cpu/kernels/inline.hpp"
 
 #if BIFOLIO_ISA_AMX || BIFOLIO_ISA_AMX_FP16
 #define BIFOLIO_TILES 1
@@ -37,20 +37,6 @@ inline constexpr int lanes = static_cast<int>(vf::size);
 BIFOLIO_INLINE vf load(const float* p) noexcept { return vf::load_unaligned(p); }
 BIFOLIO_INLINE void store(float* p, vf v) noexcept { v.store_unaligned(p); }
 BIFOLIO_INLINE vf broadcast(float x) noexcept { return vf(x); }
-
-/// Towards L1. A hint for L2 alone would leave L1 to what is being worked on, but a Zen 5 loses 8–12 % of such requests
-/// (none of these), and each costs a DRAM latency later; L2 keeps what L1 evicts. Forced inline and followed by a
-/// volatile use, because GCC 12 deletes a function whose only effect is a prefetch. (No memory clobber: it would make
-/// the loops around it load what they hold in registers.)
-BIFOLIO_INLINE void prefetch_line(const void* p) noexcept {
-  __builtin_prefetch(p, 0, 3);
-  __asm__ volatile("" : : "r"(p));
-}
-
-/// How many units ahead lines are asked for, and whether once more one unit ahead. With AMX once gains more:
-/// docs/kernels/attention_cpu.md.
-inline constexpr bool asks_twice = !BIFOLIO_TILES;
-inline constexpr int units_ahead = asks_twice ? 2 : 1;
 
 }  // namespace
 }  // namespace bifolio::cpu::BIFOLIO_ISA

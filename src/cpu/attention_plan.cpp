@@ -156,9 +156,9 @@ void fill(cpu_attention_plan& state, const attention_spec& spec, const step_batc
   planned_item* next = state.items.data();
   for_each_unit(spec, state.window, batch, [&](const unit& u) noexcept {
     const unit_cut cut = cut_of(u, item_cost);
+    const std::int64_t head_cost = u.cost / cut.head_parts;
     for (std::int32_t h = 0; h < cut.head_parts; ++h) {
       planned_item item;
-      item.cost = u.cost / (cut.head_parts * cut.split_parts);
       item.first_token = u.first_token;
       item.first_position = u.first_position;
       item.seq_len = u.seq_len;
@@ -177,6 +177,7 @@ void fill(cpu_attention_plan& state, const attention_spec& spec, const step_batc
       for (std::int32_t s = 0; s < cut.split_parts; ++s) {
         item.split_begin = part_begin(u.split_begin, u.split_end, cut.split_parts, s);
         item.split_end = part_begin(u.split_begin, u.split_end, cut.split_parts, s + 1);
+        item.cost = head_cost * (item.split_end - item.split_begin) / std::max(1, u.split_end - u.split_begin);
         new (next++) planned_item(item);
       }
     }

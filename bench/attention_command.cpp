@@ -55,21 +55,31 @@ class attention_bench {
   }
 
   row measure() {
+    // Calls and probe take turns: the speed of a shared machine moves by a tenth within a second.
+    constexpr int num_turns = 4;
     read_probe probe(lanes_, pool_.data(), pool_.num_bytes());
-    const double before = probe.gb_per_second();
+    std::vector<double> probes{probe.gb_per_second(probe_seconds)};
+    std::vector<double> calls;
+    for (std::int64_t set = 0; set < std::min<std::int64_t>(num_sets_, 3); ++set) (void)time_once(set);
+    for (int turn = 1; turn <= num_turns; ++turn) {
+      add_calls(calls, static_cast<std::size_t>(options_.repeats * turn / num_turns), options_.seconds / num_turns);
+      probes.push_back(probe.gb_per_second(probe_seconds));
+    }
     attention_result result;
     result.device = options_.device;
     result.isa = isa_name_;
     result.threads = lanes_.width();
-    result.time = summarize(time_calls());
+    result.time = summarize(calls);
     result.gather_gb_s = gather_gb_per_second();
-    result.probe_gb_s = (before + probe.gb_per_second()) / 2;
+    result.probe_gb_s = summarize(probes).median;
     return attention_row(setting_, options_, result);
   }
 
   void set_isa_name(std::string name) { isa_name_ = std::move(name); }
 
  private:
+  static constexpr double probe_seconds = 0.15;
+
   void make_cache() {
     const kv_layout layout =
         make_layout(setting_.layout, spec_.kv_type, spec_.num_kv_heads, spec_.head_dim, spec_.block_size);
@@ -127,16 +137,12 @@ class attention_bench {
     return seconds;
   }
 
-  std::vector<double> time_calls() {
-    for (std::int64_t set = 0; set < std::min<std::int64_t>(num_sets_, 3); ++set) (void)time_once(set);
-    std::vector<double> samples;
+  // Calls for so many seconds, and until there are so many samples.
+  void add_calls(std::vector<double>& samples, std::size_t count, double seconds) {
     const auto begin = std::chrono::steady_clock::now();
-    for (std::int64_t call = 0;
-         static_cast<std::int32_t>(samples.size()) < options_.repeats || seconds_since(begin) < options_.seconds;
-         ++call) {
-      samples.push_back(time_once((call + 3) % num_sets_));
+    while (samples.size() < count || seconds_since(begin) < seconds) {
+      samples.push_back(time_once((static_cast<std::int64_t>(samples.size()) + 3) % num_sets_));
     }
-    return samples;
   }
 
   double gather_gb_per_second() {

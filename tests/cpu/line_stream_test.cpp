@@ -25,7 +25,7 @@ using address = std::uintptr_t;
 std::vector<address> asked;
 
 struct recorder {
-  void operator()(const char* p) const { asked.push_back(reinterpret_cast<address>(p)); }
+  void operator()(address line) const { asked.push_back(line); }
 };
 
 using stream = paced_runs<recorder>;

@@ -21,9 +21,9 @@ inline constexpr int stream_ways = 8;
 /// GCC 12 deletes a function whose only effect is a prefetch. (No memory clobber: it would make the loops around it
 /// load what they hold in registers.)
 struct prefetch_line {
-  BIFOLIO_INLINE void operator()(const char* p) const noexcept {
-    __builtin_prefetch(p, 0, 3);
-    __asm__ volatile("" : : "r"(p));
+  BIFOLIO_INLINE void operator()(std::uintptr_t address) const noexcept {
+    __builtin_prefetch(reinterpret_cast<const void*>(address), 0, 3);
+    __asm__ volatile("" : : "r"(address));
   }
 };
 
@@ -69,8 +69,9 @@ class run_queue {
     lines_to_next_ += run_lines_;
     if (num_left_ > 0) {
       newest_ = oldest_;
-      for (; num_idle_ > 0; --num_idle_) ways_[(oldest_ + stream_ways - num_idle_) % stream_ways] = *next_ - byte_;
-      ways_[oldest_] = *next_++ - byte_;
+      const std::uintptr_t way = reinterpret_cast<std::uintptr_t>(*next_++) - byte_;
+      for (; num_idle_ > 0; --num_idle_) ways_[(oldest_ + stream_ways - num_idle_) % stream_ways] = way;
+      ways_[oldest_] = way;
       if (--num_left_ == 0) {
         next_ = later_;
         num_left_ = num_later_;
@@ -83,8 +84,8 @@ class run_queue {
     oldest_ = (oldest_ + 1) % stream_ways;
   }
 
-  const char* ways_[static_cast<std::size_t>(stream_ways)] = {};  // less `byte_`: all are asked for at one offset
-  std::int64_t byte_ = 0;
+  std::uintptr_t ways_[static_cast<std::size_t>(stream_ways)] = {};  // less `byte_`: all are asked for at one offset
+  std::uintptr_t byte_ = 0;
   int run_lines_ = 0;
   int lines_to_next_ = 0;  // of all ways, until the next run begins
   int oldest_ = 0;

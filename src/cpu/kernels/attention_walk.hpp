@@ -8,6 +8,7 @@
 #include "cpu/kernels/attention_kernels.hpp"
 #include "cpu/kernels/attention_micro.hpp"
 #include "cpu/kernels/attention_rows.hpp"
+#include "cpu/kernels/line_stream.hpp"
 #include "cpu/kernels/simd.hpp"
 
 namespace bifolio::cpu::BIFOLIO_ISA {
@@ -154,7 +155,7 @@ class item_walk {
     const std::int64_t end = seen_.end < items_end ? seen_.end : items_end;
     if (begin >= end) return;
 
-    // Units: all KV heads of a tile, then the next tile.
+    // Units: all KV heads of a tile, then the next tile. The stream gets each one two units before it is worked on.
     const std::int64_t first_tile = begin / tile_keys;
     const std::int64_t num_tiles = (end + tile_keys - 1) / tile_keys - first_tile;
     const std::int64_t num_units = num_tiles * num_heads_;
@@ -275,7 +276,7 @@ class item_walk {
     ahead_.push(list.runs, list.count, list.bytes);
   }
 
-  // Folds the splits of all rows, as they lie in memory: most were written by other cores.
+  // Folds the splits of all rows, in the order in which they lie in memory.
   void fold_splits() noexcept {
     const std::int64_t end = (seen_.end + split_keys - 1) / split_keys;
     for (std::int64_t split = first_split(); split < end; ++split) {

@@ -55,7 +55,7 @@ class attention_bench {
   }
 
   row measure() {
-    // Calls and probe take turns: the speed of a shared machine moves by a tenth within a second.
+    // Calls and probe take turns: the speed of a shared machine moves by a tenth within seconds.
     constexpr int num_turns = 4;
     read_probe probe(lanes_, pool_.data(), pool_.num_bytes());
     std::vector<double> probes{probe.gb_per_second(probe_seconds)};

@@ -6,7 +6,6 @@
 #include <bifolio/backend.hpp>
 #include <vector>
 
-#include "machine.hpp"
 #include "report.hpp"
 
 #if defined(__x86_64__)
@@ -160,8 +159,6 @@ std::uint64_t read_bytes(const void* begin, std::size_t num_bytes, std::size_t a
 }
 
 void consume(std::uint64_t value) noexcept { __asm__ volatile("" : : "r"(value) : "memory"); }
-
-std::int64_t read_probe::default_bytes() noexcept { return bytes_beyond_cache(std::int64_t{512} << 20); }
 
 double read_probe::gb_per_second(double seconds) {
   read_pass pass{memory_, num_bytes_, 0, lanes_->width()};

@@ -26,15 +26,12 @@ void consume(std::uint64_t value) noexcept;
 /// Sequential reads of memory that the last-level cache does not hold, one contiguous part per lane.
 class read_probe {
  public:
-  /// Both are borrowed. A figure is compared with a probe of the memory that it was measured on: on a virtual machine
-  /// six buffers of one process read at 26.6 to 28.5 GB/s (medians of 25 turns).
+  /// Both are borrowed. A figure is to be compared with a probe of the memory that it was measured on: buffers of one
+  /// process can differ by some per cent (docs/measurements/xeon-2026-11-22.md).
   read_probe(executor& lanes, const void* memory, std::size_t num_bytes) noexcept
       : lanes_(&lanes), memory_(static_cast<const std::byte*>(memory)), num_bytes_(num_bytes) {}
-  /// What a buffer must have so that caches do not hold it: 512 MiB at the least.
-  [[nodiscard]] static std::int64_t default_bytes() noexcept;
-  /// GB/s of passes over the buffer for about `seconds`: the better median of those with loads alone and those that
-  /// prefetch.
-  [[nodiscard]] double gb_per_second(double seconds = 0.3);
+  /// GB/s of passes over it for about `seconds`: the better median of those with loads alone and those that prefetch.
+  [[nodiscard]] double gb_per_second(double seconds);
 
  private:
   executor* lanes_;

@@ -11,6 +11,7 @@
 
 #include "checks.hpp"
 #include "commands.hpp"
+#include "machine.hpp"
 #include "probe.hpp"
 
 namespace bifolio::bench {
@@ -37,7 +38,8 @@ void run_probe(const probe_options& options, report& out) {
     for (std::int32_t n = 1; n < all; n *= 2) threads.push_back(n);
     threads.push_back(all);
   }
-  const std::int64_t bytes = options.mebibytes != 0 ? options.mebibytes << 20 : read_probe::default_bytes();
+  const std::int64_t bytes =
+      options.mebibytes != 0 ? options.mebibytes << 20 : bytes_beyond_cache(std::int64_t{512} << 20);
   buffer memory(default_host_memory(), static_cast<std::size_t>(bytes));
   std::memset(memory.data(), 1, memory.num_bytes());
   for (const std::int32_t count : threads) {

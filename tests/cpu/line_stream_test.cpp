@@ -62,10 +62,6 @@ class run_maker {
   address next_ = 1 << 20;
 };
 
-std::set<address> asked_from(std::size_t begin) {
-  return {asked.begin() + static_cast<std::ptrdiff_t>(begin), asked.end()};
-}
-
 // How many of `wanted` are not in `all`.
 std::size_t missing_in(const std::set<address>& all, const std::set<address>& wanted) {
   std::vector<address> missing;
@@ -75,7 +71,9 @@ std::size_t missing_in(const std::set<address>& all, const std::set<address>& wa
 
 // As the walk over an item does it; `turns` are those that a unit says it has, `taken` those that it takes.
 struct item_run {
-  std::vector<std::size_t> asked_at;  // asked before unit u was worked on
+  std::vector<std::size_t> asked_at;        // asked before unit u was worked on,
+  std::vector<std::size_t> asked_by_half;   // after half of its turns
+  std::vector<std::size_t> asked_by_turns;  // and after all of them, before it caught up
 
   item_run(const std::vector<unit_runs>& units, int turns, int taken) {
     asked.clear();
@@ -89,12 +87,18 @@ struct item_run {
       asked_at.push_back(asked.size());
       push(unit + 2);
       ahead.spread(turns);
-      if (unit % 2 == 0) {
-        for (int i = 0; i < taken; ++i) ahead.turn();
-      } else {
-        loop_turns<recorder> loop(ahead);
-        for (int i = 0; i < taken; ++i) loop.turn();
-      }
+      const auto turn = [&](int count) {
+        if (unit % 2 == 0) {
+          for (int i = 0; i < count; ++i) ahead.turn();
+        } else {
+          loop_turns<recorder> loop(ahead);
+          for (int i = 0; i < count; ++i) loop.turn();
+        }
+      };
+      turn(taken / 2);
+      asked_by_half.push_back(asked.size());
+      turn(taken - taken / 2);
+      asked_by_turns.push_back(asked.size());
       ahead.catch_up();
     }
   }
@@ -104,7 +108,7 @@ void check_item(const std::vector<unit_runs>& units, int turns, int taken) {
   const item_run item(units, turns, taken);
   std::set<address> all;
   for (std::size_t u = 1; u < units.size(); ++u) all.merge(units[u].lines());
-  const std::set<address> found = asked_from(0);
+  const std::set<address> found(asked.begin(), asked.end());
   CHECK(missing_in(found, all) == 0);
   CHECK(missing_in(all, found) == 0);  // nothing is asked for that is not needed
 }
@@ -134,7 +138,7 @@ TEST_CASE("every line of every unit but the first is asked for, and no other") {
   }
 }
 
-TEST_CASE("requests come evenly, each unit's before it is worked on but for the last of the runs that are used last") {
+TEST_CASE("requests come evenly, each unit's before it is worked on but for the ends of its later runs") {
   run_maker maker;
   std::vector<unit_runs> units;
   for (int i = 0; i < 40; ++i) units.push_back(maker.make(8, 4096));
@@ -146,6 +150,9 @@ TEST_CASE("requests come evenly, each unit's before it is worked on but for the 
       CAPTURE(u);
       const auto between = static_cast<std::int64_t>(item.asked_at[u + 1] - item.asked_at[u]);
       CHECK(std::abs(between - static_cast<std::int64_t>(unit_lines)) <= 2 * stream_ways);
+      CHECK(item.asked_at[u + 1] - item.asked_by_turns[u] <= 2 * stream_ways);
+      const auto by_half = static_cast<std::int64_t>(item.asked_by_half[u] - item.asked_at[u]);
+      CHECK(std::abs(2 * by_half - between) <= 4 * stream_ways);
       // Of run i, 80 − 8·i lines of 64 when the unit begins.
       const std::set<address> before(asked.begin(), asked.begin() + static_cast<std::ptrdiff_t>(item.asked_at[u]));
       for (int i = 0; i < 8; ++i) {

@@ -103,14 +103,14 @@ class run_queue {
 template <class Ask>
 class paced_runs {
  public:
-  /// The runs of the unit after the next one (as run_queue::push). By the end of this unit all lines of those before
-  /// are to be asked for and a quarter of these.
+  /// The runs of the unit after the next one (as run_queue::push); before the first unit also those of the next one. By
+  /// the end of this unit all lines of those before are to be asked for and a quarter of these.
   BIFOLIO_INLINE void push(const char* const* runs, int num_runs, int run_bytes) noexcept {
     const int run_lines = (run_bytes + cache_line_bytes - 1) / cache_line_bytes;
     const int lines = num_runs * run_lines;
     goal_ = pushed_ + lines / 4;
     if (num_runs == 0) return;
-    if (run_lines != run_lines_) finish();
+    while (run_lines != run_lines_ && !queue_.done()) queue_.batch();
     if (queue_.done()) asked_ = pushed_;
     queue_.push(runs, num_runs, run_lines);
     run_lines_ = run_lines;
@@ -127,11 +127,11 @@ class paced_runs {
   }
   BIFOLIO_INLINE void turn() noexcept {
     wait_ -= one_turn;
-    while (__builtin_expect(wait_ <= 0, 0)) batch();
+    for (; __builtin_expect(wait_ <= 0, 0); wait_ += period_) ask();
   }
   /// The unit's work is done: asks for what its turns did not.
   BIFOLIO_INLINE void catch_up() noexcept {
-    for (; asked_ < goal_; asked_ += stream_ways) queue_.batch();
+    while (asked_ < goal_) ask();
     wait_ = never;
   }
 
@@ -141,13 +141,9 @@ class paced_runs {
   static constexpr int never = 0x3fffffff;
   static constexpr int one_turn = 256;
 
-  BIFOLIO_INLINE void batch() noexcept {
+  BIFOLIO_INLINE void ask() noexcept {
     queue_.batch();
     asked_ += stream_ways;
-    wait_ += period_;
-  }
-  BIFOLIO_INLINE void finish() noexcept {
-    while (!queue_.done()) queue_.batch();
   }
 
   run_queue<Ask> queue_;
@@ -159,7 +155,8 @@ class paced_runs {
   int wait_ = never;         // to the next batch
 };
 
-/// Turns of such runs for the length of one loop, counted in a register.
+/// Turns of such runs for the length of one loop, counted in a register. One batch a turn at most, as such turns are
+/// many: a loop here makes the register kernels 3 % slower.
 template <class Ask>
 class loop_turns {
  public:
@@ -170,8 +167,7 @@ class loop_turns {
   BIFOLIO_INLINE void turn(int turns = 1) noexcept {
     wait_ -= turns * paced_runs<Ask>::one_turn;
     if (__builtin_expect(wait_ > 0, 1)) return;
-    stream_.queue_.batch();
-    stream_.asked_ += stream_ways;
+    stream_.ask();
     wait_ += stream_.period_;
   }
 

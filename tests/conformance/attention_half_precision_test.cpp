@@ -42,3 +42,52 @@ TEST_CASE("every block size, group, layout and mixed dtype agrees with the oracl
 TEST_CASE("the x_split layout agrees with the oracle at every shape and launch of its decode kernel") {
   check_for_devices(x_split_cases());
 }
+
+TEST_CASE("a decode over x_split has the same bits whether its partitions share a thread block or not") {
+  // On a GPU a small batch gives each partition of 512 positions to a thread block of its own (v2), a large one does
+  // not (v1).
+  for (const dtype type : dtypes) {
+    attention_case few{.what = "x_split in a small batch",
+                       .num_kv_heads = 8,
+                       .group_size = 4,
+                       .head_dim = 128,
+                       .q_type = type,
+                       .kv_type = type,
+                       .out_type = type,
+                       .layout = arrangement::x_split,
+                       .seqs = {{1, 1100, 0}, {1, 700, 1}},
+                       .alibi = true,
+                       .sinks = true,
+                       .aligned = true};
+    attention_case many = few;
+    many.what = "x_split in a large batch";
+    for (std::int32_t n = 2; n < 100; ++n) many.seqs.push_back({1, 1 + n % 9, n});
+    const attention_contents few_contents(few);
+    const attention_contents many_contents(many);
+    for (const tested_backend* tested : one_per_family(static_cast<std::size_t>(type))) {
+      CAPTURE(tested->name);
+      const auto run = [&](const attention_case& c, const attention_contents& contents, std::string& kernel) {
+        attention_call call(*tested, c, contents, {{c.seed, 0, 0}, 0, 0, 0, 0});
+        call.plan();
+        REQUIRE(call.run() == errc::ok);
+        kernel = tested->get().describe(call.planned, call.params).at(0);
+        std::string problem;
+        attention_output output = call.read(problem);
+        CHECK_MESSAGE(problem.empty(), problem);
+        return output;
+      };
+      std::string kernel_of_few;
+      std::string kernel_of_many;
+      const attention_output alone = run(few, few_contents, kernel_of_few);
+      attention_output together = run(many, many_contents, kernel_of_many);
+      together.out.resize(alone.out.size());
+      together.lse.resize(alone.lse.size());
+      const std::string difference = bit_difference(alone, together);
+      CHECK_MESSAGE(difference.empty(), difference);
+      if (!tested->is_host) {
+        CHECK(kernel_of_few.ends_with("v2"));
+        CHECK(kernel_of_many.ends_with("v1"));
+      }
+    }
+  }
+}

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "support/reach.hpp"
 
+#include <errno.h>
+#include <unistd.h>
+
 #include <bifolio/dtype.hpp>
 #include <cstdio>
 #include <cstdlib>
@@ -51,7 +54,7 @@ class reach_record {
  private:
   void write() const {
     if (folder_.empty()) return;
-    const std::string path = folder_ + "/" + program_invocation_short_name + ".tsv";
+    const std::string path = folder_ + "/" + program_invocation_short_name + "." + std::to_string(getpid()) + ".tsv";
     std::FILE* const file = std::fopen(path.c_str(), "w");
     if (file == nullptr) {
       std::perror(path.c_str());

@@ -589,7 +589,7 @@ std::vector<attention_case> x_split_cases() {
             case launch::many_rows:  // more than fill a GPU, so that none is cut into partitions
               c.num_kv_heads = 8;
               c.group_size = groups[turn % 2];
-              for (int n = 0; n < 70; ++n) c.seqs.push_back({1, 1 + n % 9});
+              for (int n = 0; n < 270; ++n) c.seqs.push_back({1, 1 + n % 5});
               c.seqs.push_back({1, 600});
               c.seqs.push_back({1, 1030});
               break;

@@ -143,8 +143,12 @@ class attention_call {
 class attention_expectation {
  public:
   attention_expectation(const attention_case& the_case, const attention_contents& contents);
-  /// What is wrong with `got`; empty when all gates hold.
-  [[nodiscard]] std::string problem_of(const attention_output& got, const arithmetic& numbers) const;
+  /// From now on these are the expected results, those of another implementation; without `other.lse` the LSE stays the
+  /// oracle's, as the bounds do. The other implementation's own rounding is for the caller to add.
+  void expect(const attention_output& other);
+  /// What is wrong with `got`; empty when all gates hold. `other_nmse`: that of the results that `expect` was given.
+  [[nodiscard]] std::string problem_of(const attention_output& got, const arithmetic& numbers,
+                                       double other_nmse = 0) const;
 
  private:
   const attention_case& case_;

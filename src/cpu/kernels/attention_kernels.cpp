@@ -15,7 +15,7 @@ BIFOLIO_INLINE void with_loops(const attention_args& args, const attention_item&
   constexpr dtype kv_type = dtype_of<Key>;
   const bool one_type = args.q_type == kv_type && args.out_type == kv_type;
   if constexpr (has_tiles<Key>) {
-    if (one_type) {
+    if (one_type && args.bias == nullptr) {
       tile_item<Key> loops(args, item, scratch);
       return body(loops);
     }

@@ -20,7 +20,7 @@ bool is_x_split(const attention_kernel_args& args, std::int32_t vec) noexcept {
 bool try_launch_x_split(const runtime_api& api, const attention_kernel_args& args, const x_split_plan& plan,
                         cudaStream_t stream, cudaError_t& status) noexcept {
   const auto vec = static_cast<std::int32_t>(16 / size_of(args.kv_type));
-  if (!is_x_split(args, vec)) return false;
+  if (args.bias != nullptr || !is_x_split(args, vec)) return false;
   if (args.head_dim != 64 && args.head_dim != 128 && args.head_dim != 256) return false;
   x_split_args all;
   all.call = args;

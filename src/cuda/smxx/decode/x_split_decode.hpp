@@ -17,8 +17,8 @@
 
 namespace bifolio::cuda {
 
-/// Computes the rows of sequences with one new token. False when the call is not of this kernel: another layout, a
-/// head_dim other than 64, 128 and 256, or a block_size that is no multiple of the tokens in 16 bytes.
+/// Computes the rows of sequences with one new token. False when the call is not of this kernel: a bias, another
+/// layout, a head_dim other than 64, 128 and 256, or a block_size that is no multiple of the tokens in 16 bytes.
 [[nodiscard]] bool try_launch_x_split(const runtime_api& api, const attention_kernel_args& args,
                                       const x_split_plan& plan, cudaStream_t stream, cudaError_t& status) noexcept;
 

@@ -84,14 +84,12 @@ struct joined_tensor {
   }
 };
 
-// attn_mask as numbers to add, [batch, q_heads, queries, keys] by right-aligned broadcasting; keys past its end are
-// masked.
+// attn_mask as numbers to add, [batch, q_heads, queries, keys] by right-aligned broadcasting.
 class mask_reader {
  public:
   explicit mask_reader(const tensor* mask) : mask_(mask) {}
   [[nodiscard]] double at(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const {
     if (mask_ == nullptr) return 0;
-    if (j >= mask_->shape.back()) return -infinity;
     std::int64_t index = 0;
     const std::int64_t wanted[] = {b, h, i, j};
     const std::size_t rank = mask_->shape.size();
@@ -107,6 +105,19 @@ class mask_reader {
  private:
   const tensor* mask_;
 };
+
+// Which extents of the bias the mask needs. Hidden positions without a key are the same in every row.
+bias_kind bias_kind_of(const tensor* mask) {
+  if (mask == nullptr) return bias_kind::one_row;
+  const std::size_t rank = mask->shape.size();
+  const auto extent = [&](std::size_t from_the_right) {
+    return rank < from_the_right ? 1 : mask->shape[rank - from_the_right];
+  };
+  const bool by_token = extent(2) > 1 || extent(4) > 1;
+  const bool by_head = extent(3) > 1;
+  if (by_token) return by_head ? bias_kind::full : bias_kind::one_head;
+  return by_head ? bias_kind::one_token : bias_kind::one_row;
+}
 
 // score_mod's graphs, by the operators they consist of.
 enum class score_change : std::uint8_t { none, add, causal, soft_cap, minus_distance };
@@ -172,7 +183,8 @@ mapped_case map_known(const node_case& from, std::int32_t least_head_dim) {
   const tensor* valid = from.input("nonpad_kv_seqlen");
   const bool positions_matter = call.causal || call.window_left >= 0 || call.window_right >= 0;
   const bool sees_no_later_key = call.causal || call.window_right == 0;
-  bool needs_bias = from.input("attn_mask") != nullptr || change == score_change::add;
+  const tensor* mask_given = from.input("attn_mask");
+  bool needs_bias = mask_given != nullptr || change == score_change::add;
   for (std::int64_t b = 0; b < q.batch; ++b) {
     const std::int64_t keys =
         valid == nullptr ? k.length() : static_cast<std::int64_t>(valid->values.at(static_cast<std::size_t>(b)));
@@ -180,9 +192,17 @@ mapped_case map_known(const node_case& from, std::int32_t least_head_dim) {
     const std::int64_t length = positions_matter ? q.length + offset : keys;
     if (length < keys && !sees_no_later_key) throw inexpressible{"a window that shows keys after the last query"};
     if (length > keys) needs_bias = true;  // hides the positions without a key
+    // ONNX extends a short mask with −∞. No case depends on it: what lies past the mask is past the valid keys too.
+    if (mask_given != nullptr && mask_given->shape.back() < std::min(length, keys)) {
+      throw inexpressible{"a mask shorter than the keys"};
+    }
     call.seqs.push_back({static_cast<std::int32_t>(q.length), static_cast<std::int32_t>(length)});
   }
-  if (needs_bias) throw inexpressible{"numbers added to the scores"};
+  if (needs_bias) {
+    call.bias = bias_kind_of(mask_given);
+    call.bias_type = mask_given == nullptr || mask_given->type == "bool" ? dtype::f32 : dtype_of(*mask_given);
+  }
+  const double added = change == score_change::add ? std::stod(from.attributes.at("score_mod").at(1)) : 0;
 
   for (std::int64_t b = 0; b < q.batch; ++b) {
     attention_contents::sequence seq;
@@ -191,7 +211,9 @@ mapped_case map_known(const node_case& from, std::int32_t least_head_dim) {
       for (std::int64_t i = 0; i < length; ++i) {
         for (std::int64_t h = 0; h < heads; ++h) {
           for (std::int64_t d = 0; d < call.head_dim; ++d) {
-            to.push_back(d < dims && i < available ? static_cast<float>(source.at(b, h, i, d)) : 0.0f);
+            // Positions without a key are hidden by the bias: what they hold must be finite and must not matter.
+            const double filler = i < available ? 0 : 7;
+            to.push_back(static_cast<float>(d < dims && i < available ? source.at(b, h, i, d) : filler));
           }
         }
       }
@@ -201,6 +223,13 @@ mapped_case map_known(const node_case& from, std::int32_t least_head_dim) {
     append(seq.k, k, k.added.heads, k.added.dims, length, k.length());
     append(seq.v, v, v.added.heads, v.added.dims, length, v.length());
     append(result.expected.out, y, y.heads, y.dims, y.length, y.length);
+    for (std::int64_t i = 0; call.bias != bias_kind::none && i < q.length; ++i) {
+      for (std::int64_t h = 0; h < q.heads; ++h) {
+        for (std::int64_t j = 0; j < length; ++j) {
+          seq.bias.push_back(static_cast<float>(j < k.length() ? mask.at(b, h, i, j) + added : -infinity));
+        }
+      }
+    }
     result.contents.seqs.push_back(std::move(seq));
   }
   if (call.alibi) result.contents.alibi_slopes.assign(static_cast<std::size_t>(q.heads), -1.0f);
@@ -215,7 +244,7 @@ mapped_case map_known(const node_case& from, std::int32_t least_head_dim) {
   if (scores != nullptr && scores->type == "f32" && mode != 3 && capped &&
       (with_mask || (!positions_matter && valid == nullptr))) {
     const head_tensor s(*scores, q.heads);
-    result.compared += ", LSE";
+    result.compared += ", LSE from the scores";
     for (std::int64_t b = 0; b < q.batch; ++b) {
       for (std::int64_t i = 0; i < q.length; ++i) {
         for (std::int64_t h = 0; h < q.heads; ++h) {
@@ -228,6 +257,8 @@ mapped_case map_known(const node_case& from, std::int32_t least_head_dim) {
         }
       }
     }
+  } else if (scores != nullptr) {
+    result.compared += mode == 3 ? "; not the probabilities" : "; not the scores";
   }
 
   // In words.
@@ -243,6 +274,8 @@ mapped_case map_known(const node_case& from, std::int32_t least_head_dim) {
   if (call.causal) add_words(how, "causal");
   if (call.window_left >= 0 || call.window_right >= 0) add_words(how, "window");
   if (k.past) add_words(how, "past K and V");
+  if (mask_given != nullptr) add_words(how, mask_given->type == "bool" ? "boolean mask as a bias" : "bias");
+  if (call.bias != bias_kind::none && mask_given == nullptr) add_words(how, "bias");
   if (valid != nullptr) add_words(how, "lengths of their own");
   return result;
 }

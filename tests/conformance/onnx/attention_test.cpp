@@ -10,6 +10,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <set>
 #include <utility>
 
@@ -36,8 +37,14 @@ struct onnx_rounding {
 };
 constexpr onnx_rounding rounding_of_onnx[] = {{8, 1e-13}, {4, 3e-7}, {4, 1.5e-5}};  // f32, f16, bf16
 
+// A file of the source tree. A program built elsewhere, as for `tools/gpu-check --prebuilt`, runs in the tree's root.
+std::filesystem::path in_tree(const char* path) {
+  const std::filesystem::path built_from = std::filesystem::path(BIFOLIO_SOURCE_DIR) / path;
+  return std::filesystem::exists(built_from) ? built_from : std::filesystem::path(path);
+}
+
 const fixture& cases() {
-  static const fixture all = read_fixture(BIFOLIO_ONNX_FIXTURE);
+  static const fixture all = read_fixture(in_tree("tests/conformance/onnx"));
   return all;
 }
 
@@ -202,7 +209,7 @@ TEST_CASE("the fixture is what the script wrote, and the script is the one besid
   const fixture& all = cases();
   MESSAGE(all.source, ", ", all.cases.size(), " cases");
   CHECK(all.source == "onnx 1.23.2 Apache-2.0");
-  CHECK(all.script_hash == fnv1a(read_bytes(std::string(BIFOLIO_ONNX_FIXTURE) + "/make_fixture.py")));
+  CHECK(all.script_hash == fnv1a(read_bytes(in_tree("tests/conformance/onnx/make_fixture.py"))));
   CHECK(all.cases.size() == num_cases);
   std::set<std::string> names;
   for (const node_case& each : all.cases) names.insert(each.name);
@@ -270,7 +277,7 @@ TEST_CASE("a mapping with one thing wrong is noticed") {
 }
 
 TEST_CASE("the documentation's table of cases is this one") {
-  const std::string page = read_bytes(BIFOLIO_ONNX_PAGE);
+  const std::string page = read_bytes(in_tree("docs/onnx_attention.md"));
   const std::string table = table_of_cases();
   CHECK_MESSAGE(page.find("\n\n" + table) != std::string::npos, "docs/onnx_attention.md should have this table:\n\n",
                 table);

@@ -83,6 +83,18 @@ class flawed_backend final : public backend {
            !(spec.window_right >= 0 && j > p + spec.window_right);
   }
 
+  // Of the row of q `token`, whose position is `p`.
+  [[nodiscard]] float bias_of(const attention_spec& spec, const attention_params& params, std::int64_t token,
+                              std::int64_t p, std::int32_t h, std::int64_t j) const {
+    const attention_bias_view& bias = params.bias;
+    if (bias.data == nullptr) return 0;
+    if (flaw_ == flaw::bias_of_wrong_head) h -= h % (spec.num_q_heads / spec.num_kv_heads);
+    if (flaw_ == flaw::bias_by_position) token = std::clamp<std::int64_t>(p, 0, params.q.num_tokens - 1);
+    return load_element(
+        bias.data, bias.type,
+        (bias.num_tokens > 1 ? token * bias.token_stride : 0) + (bias.num_heads > 1 ? h * bias.head_stride : 0) + j);
+  }
+
   void row(const attention_spec& spec, const attention_params& params, std::int32_t s, std::int64_t first,
            std::int64_t query_len, std::int64_t t, std::int32_t h) const {
     const kv_layout& layout = params.kv.layout;
@@ -104,6 +116,7 @@ class flawed_backend final : public backend {
     partial total;
     total.out.assign(static_cast<std::size_t>(spec.head_dim), 0.0f);
     bool sink_open = true;
+    bool hidden = false;
     const std::int64_t end =
         flaw_ == flaw::tail_multiplied_by_zero ? blocks_for(seq_len, spec.block_size) * spec.block_size : seq_len;
     for (std::int64_t begin = 0; begin < std::max<std::int64_t>(end, 1); begin += split_size) {
@@ -126,14 +139,19 @@ class flawed_backend final : public backend {
         const auto capped = [&](float x) {
           return params.soft_cap > 0 ? params.soft_cap * std::tanh(x / params.soft_cap) : x;
         };
-        float logit = flaw_ == flaw::cap_before_scale ? params.scale * capped(dot) : capped(params.scale * dot);
+        const float bias = bias_of(spec, params, first + t, p, h, j);
+        float logit = flaw_ == flaw::cap_before_scale  ? params.scale * capped(dot)
+                      : flaw_ == flaw::bias_before_cap ? capped(params.scale * dot + bias)
+                                                       : capped(params.scale * dot);
         if (params.alibi_slopes != nullptr) {
           logit += params.alibi_slopes[h] * static_cast<float>(flaw_ == flaw::alibi_from_zero ? j : j - p);
         }
+        if (flaw_ != flaw::bias_before_cap) logit += bias;
         if (flaw_ == flaw::half_precision_logits) logit = stored_as(dtype::bf16, logit);
         logits.emplace_back(j, logit);
         part.maximum = std::max(part.maximum, logit);
       }
+      if (flaw_ == flaw::nan_for_hidden_rows && !logits.empty()) hidden = part.maximum == none_seen;
       if (part.maximum == none_seen) continue;
       if (sink_open || flaw_ == flaw::sink_twice) part.sum = std::exp(sink - part.maximum);
       sink_open = false;
@@ -159,7 +177,7 @@ class flawed_backend final : public backend {
     if (empty && flaw_ == flaw::leaves_empty_rows) return;
     for (std::int32_t i = 0; i < spec.head_dim; ++i) {
       float value = empty ? 0.0f : total.out[static_cast<std::size_t>(i)] / total.sum;
-      if (empty && flaw_ == flaw::nan_for_empty_rows) value = std::numeric_limits<float>::quiet_NaN();
+      if (empty && (flaw_ == flaw::nan_for_empty_rows || hidden)) value = std::numeric_limits<float>::quiet_NaN();
       if (flaw_ == flaw::truncates_output && params.out.type == dtype::bf16) {
         value = std::bit_cast<float>(std::bit_cast<std::uint32_t>(value) & 0xffff0000u);
       }
@@ -201,7 +219,11 @@ std::string_view to_string(flaw value) noexcept {
                                                  "writes_past_head",
                                                  "truncates_output",
                                                  "half_precision_logits",
-                                                 "drops_last_key_of_split"};
+                                                 "drops_last_key_of_split",
+                                                 "bias_before_cap",
+                                                 "bias_of_wrong_head",
+                                                 "bias_by_position",
+                                                 "nan_for_hidden_rows"};
   return names[static_cast<int>(value)];
 }
 

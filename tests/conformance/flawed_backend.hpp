@@ -33,8 +33,12 @@ enum class flaw : std::uint8_t {
   truncates_output,       ///< 16-bit outputs are cut instead of rounded
   half_precision_logits,  ///< logits rounded to bf16
   drops_last_key_of_split,
+  bias_before_cap,
+  bias_of_wrong_head,   ///< of the KV head's first query head
+  bias_by_position,     ///< of the row of q whose number is the token's position
+  nan_for_hidden_rows,  ///< rows whose scores are all −inf
 };
-inline constexpr int num_flaws = static_cast<int>(flaw::drops_last_key_of_split) + 1;
+inline constexpr int num_flaws = static_cast<int>(flaw::nan_for_hidden_rows) + 1;
 [[nodiscard]] std::string_view to_string(flaw value) noexcept;
 
 /// `real` is borrowed.

@@ -2,7 +2,7 @@
 #pragma once
 
 /// A backend with plain scalar attention and one flaw of choice, so that a test can show that the suite finds it.
-/// Without a flaw it passes. Everything but attention and merging goes to a real backend.
+/// Without a flaw it passes. Everything else goes to a real backend.
 
 #include <bifolio/backend.hpp>
 #include <cstdint>
@@ -33,8 +33,13 @@ enum class flaw : std::uint8_t {
   truncates_output,       ///< 16-bit outputs are cut instead of rounded
   half_precision_logits,  ///< logits rounded to bf16
   drops_last_key_of_split,
+  // Of the calls that move contents, which the tables of attention cases never make.
+  drops_last_copy,       ///< copy_blocks leaves out the last pair
+  appends_before_slots,  ///< rows go to the slot before their own
 };
+/// Those of attention, `none` included.
 inline constexpr int num_flaws = static_cast<int>(flaw::drops_last_key_of_split) + 1;
+inline constexpr flaw cache_flaws[] = {flaw::drops_last_copy, flaw::appends_before_slots};
 [[nodiscard]] std::string_view to_string(flaw value) noexcept;
 
 /// `real` is borrowed.

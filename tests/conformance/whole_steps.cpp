@@ -78,16 +78,6 @@ struct side {
   attention_plan plan;
 };
 
-/// The names of the kernels that serve a call, a sequence each, where the backend can say.
-template <class Backend>
-std::vector<std::string> kernels_of(const Backend& where, const attention_plan& plan, const attention_params& params) {
-  if constexpr (requires { where.describe(plan, params); }) {
-    return where.describe(plan, params);
-  } else {
-    return {};
-  }
-}
-
 class whole_steps {
  public:
   whole_steps(const tested_backend& first, const tested_backend& second, const step_shape& shape, std::uint64_t seed,
@@ -485,7 +475,7 @@ class whole_steps {
     if (const errc code = where.attention(one.plan, params); code != errc::ok) {
       return "attention gave " + std::string(to_string(code));
     }
-    for (const std::string& name : kernels_of(where, one.plan, params)) ++tally_.kernels[name];
+    for (const std::string& name : where.describe(one.plan, params)) ++tally_.kernels[name];
 
     const std::vector<std::byte> out_bytes = out.read();
     const std::vector<std::byte> lse_bytes = lse.read();

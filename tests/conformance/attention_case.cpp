@@ -9,6 +9,7 @@
 
 #include "support/elements.hpp"
 #include "support/random.hpp"
+#include "support/reach.hpp"
 
 namespace bifolio::test {
 namespace {
@@ -156,6 +157,8 @@ std::string describe(const attention_case& c) {
   if (c.alibi) text << ", alibi";
   if (c.sinks) text << ", sinks";
   if (!c.lse) text << ", no lse";
+  if (c.deterministic) text << ", deterministic";
+  if (c.aligned) text << ", aligned";
   text << ", " << to_string(c.values) << " values, query_len/seq_len";
   for (const batch_seq& seq : c.seqs) text << " " << seq.query_len << "/" << seq.seq_len;
   text << ", case seed " << c.seed << ", " << seed_note();
@@ -279,6 +282,12 @@ attention_call::attention_call(const tested_backend& tested, const attention_cas
   if (c.sinks) params.sinks = reinterpret_cast<const float*>(sinks_.data());
 }
 
+errc attention_call::run() {
+  const errc code = tested_.get().attention(planned, params);
+  if (code == errc::ok) record_attention(tested_.get(), planned, params);
+  return code;
+}
+
 bool attention_call::inputs_unchanged() const {
   return q_.unchanged() && starts_on_device_.unchanged() && lens_on_device_.unchanged() &&
          tables_on_device_.unchanged() && slopes_.unchanged() && sinks_.unchanged() && cache_.unchanged();
@@ -380,7 +389,11 @@ std::string check_attention(const attention_case& c, const std::vector<const tes
   attention_placement placement;
   placement.cache.order = c.seed;
   // Some dense, some with gaps: both are common, and gaps make every row's alignment different.
-  if (turn % 2 == 0) placement = {{c.seed, 0, 0}, 0, 0, 0, 0};
+  if (turn % 2 == 0) {
+    placement = {{c.seed, 0, 0}, 0, 0, 0, 0};
+  } else if (c.aligned) {
+    placement = {{c.seed, 3, 2}, 16, 8, 8, 24};
+  }
   std::string text;
   for (const tested_backend* tested : backends) {
     try {

@@ -241,21 +241,28 @@ TEST_CASE("a text begun on one device and ended on the other keeps its bytes, an
 
 TEST_CASE("on CUDA a sequence samples the same text alone, in company and in a batch of another size") {
   if (nothing_to_run_on()) return;
-  const auto weights = generate::load_hugging_face(tiny_hugging_face("cuda_isolation", 11));
   prompt_list prompts;
   for (std::int32_t p = 0; p < 40; ++p) {
     prompts.emplace_back();
     for (std::int32_t i = 0; i <= p; ++i) prompts.back().push_back(token_id{(p * 37 + i * 11) % 255 + 1});
   }
-  generation_setup setup = on_cuda({});
-  setup.max_positions = 64;
-  setup.how = {1.5f, 0.98f};
-  setup.seed = 77;
-  const generation_result together = continue_prompts(weights, prompts, setup);
-  setup.max_batch_seqs = 3;
-  CHECK(continue_prompts(weights, prompts, setup).outputs == together.outputs);
-  const generation_result alone = continue_prompts(weights, {prompts[0]}, setup);
-  CHECK(alone.outputs[0] == together.outputs[0]);  // the same number, and so the same random numbers
+  const auto check_alone = [&](const generate::checkpoint& weights, dtype type) {
+    CAPTURE(std::string(to_string(type)));
+    generation_setup setup = on_cuda({});  // with deterministic plans
+    setup.query_type = setup.kv_type = type;
+    setup.max_positions = 64;
+    setup.how = {1.5f, 0.98f};
+    setup.seed = 77;
+    const generation_result together = continue_prompts(weights, prompts, setup);
+    setup.max_batch_seqs = 3;
+    CHECK(continue_prompts(weights, prompts, setup).outputs == together.outputs);
+    const generation_result alone = continue_prompts(weights, {prompts[0]}, setup);
+    CHECK(alone.outputs[0] == together.outputs[0]);  // the same number, and so the same random numbers
+  };
+  check_alone(generate::load_hugging_face(tiny_hugging_face("cuda_isolation", 11)), dtype::f32);
+  // The tensor-core kernels keep the promise as well.
+  check_alone(generate::load_hugging_face(random_hugging_face("cuda_isolation_64", 11, {.num_layers = 2})),
+              dtype::bf16);
 }
 
 TEST_CASE("on CUDA the logits of a step have the same bits for a token alone and at any place of a full batch") {

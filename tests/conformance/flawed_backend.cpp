@@ -31,13 +31,19 @@ class flawed_backend final : public backend {
   }
   [[nodiscard]] errc synchronize(stream_ref stream) noexcept override { return real_.synchronize(stream); }
   [[nodiscard]] errc append(const append_params& params, stream_ref stream) noexcept override {
-    return real_.append(params, stream);
+    if (flaw_ != flaw::appends_before_slots) return real_.append(params, stream);
+    std::vector<std::int64_t> slots(params.slot_mapping, params.slot_mapping + params.k.num_tokens);
+    for (std::int64_t& slot : slots) slot = std::max<std::int64_t>(slot - 1, 0);
+    append_params shifted = params;
+    shifted.slot_mapping = slots.data();
+    return real_.append(shifted, stream);
   }
   [[nodiscard]] errc gather(const gather_params& params, stream_ref stream) noexcept override {
     return real_.gather(params, stream);
   }
   [[nodiscard]] errc copy_blocks(std::span<const kv_cache_view> layers, std::span<const block_copy> copies,
                                  stream_ref stream) noexcept override {
+    if (flaw_ == flaw::drops_last_copy && !copies.empty()) copies = copies.first(copies.size() - 1);
     return real_.copy_blocks(layers, copies, stream);
   }
   [[nodiscard]] errc convert_blocks(const kv_cache_view& src, const kv_cache_view& dst,
@@ -200,30 +206,33 @@ class flawed_backend final : public backend {
 }  // namespace
 
 std::string_view to_string(flaw value) noexcept {
-  constexpr std::string_view names[num_flaws] = {"none",
-                                                 "mask_one_too_far",
-                                                 "mask_one_too_short",
-                                                 "top_left_alignment",
-                                                 "window_one_too_far",
-                                                 "sink_twice",
-                                                 "sink_forgotten_in_lse",
-                                                 "tail_multiplied_by_zero",
-                                                 "merge_without_rescaling",
-                                                 "wrong_head_map",
-                                                 "reads_next_block_in_pool",
-                                                 "alibi_from_zero",
-                                                 "cap_before_scale",
-                                                 "lse_in_base_2",
-                                                 "nan_for_empty_rows",
-                                                 "leaves_empty_rows",
-                                                 "writes_past_head",
-                                                 "truncates_output",
-                                                 "half_precision_logits",
-                                                 "drops_last_key_of_split",
-                                                 "bias_before_cap",
-                                                 "bias_of_wrong_head",
-                                                 "bias_by_position",
-                                                 "nan_for_hidden_rows"};
+  constexpr std::string_view names[] = {"none",
+                                        "mask_one_too_far",
+                                        "mask_one_too_short",
+                                        "top_left_alignment",
+                                        "window_one_too_far",
+                                        "sink_twice",
+                                        "sink_forgotten_in_lse",
+                                        "tail_multiplied_by_zero",
+                                        "merge_without_rescaling",
+                                        "wrong_head_map",
+                                        "reads_next_block_in_pool",
+                                        "alibi_from_zero",
+                                        "cap_before_scale",
+                                        "lse_in_base_2",
+                                        "nan_for_empty_rows",
+                                        "leaves_empty_rows",
+                                        "writes_past_head",
+                                        "truncates_output",
+                                        "half_precision_logits",
+                                        "drops_last_key_of_split",
+                                        "bias_before_cap",
+                                        "bias_of_wrong_head",
+                                        "bias_by_position",
+                                        "nan_for_hidden_rows",
+                                        "drops_last_copy",
+                                        "appends_before_slots"};
+  static_assert(std::size(names) == static_cast<std::size_t>(flaw::appends_before_slots) + 1);
   return names[static_cast<int>(value)];
 }
 

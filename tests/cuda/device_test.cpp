@@ -16,6 +16,7 @@
 #include "conformance/attention_tables.hpp"
 #include "conformance/whole_steps.hpp"
 #include "support/cache_pair.hpp"
+#include "support/reach.hpp"
 #include "support/skip.hpp"
 
 using namespace bifolio;
@@ -30,11 +31,11 @@ bool no_device() {
   return true;
 }
 backend& cuda_device() {
-  static const std::unique_ptr<backend> opened = make_backend({device_type::cuda, 0});
+  static const std::unique_ptr<backend> opened = open_backend({device_type::cuda, 0});
   return *opened;
 }
 backend& cpu_device() {
-  static const std::unique_ptr<backend> opened = make_backend();
+  static const std::unique_ptr<backend> opened = open_backend();
   return *opened;
 }
 

@@ -191,7 +191,8 @@ errc attention(const device_state& state, const attention_plan& plan, const atte
   // Which kernel takes a sequence depends on that sequence alone, so that its bits do not depend on the batch; in
   // deterministic plans all go to the general one, so that they do not depend on its number of new tokens either.
   const x_split_plan& x_split = planned->x_split();
-  if (x_split.has_decodes && try_launch_x_split(state.api(), args, x_split, handle_of(stream), status)) {
+  if (x_split.has_decodes &&
+      try_launch_x_split(state.api(), args, x_split, state.numbers(), handle_of(stream), status)) {
     if (status != cudaSuccess || !x_split.has_others) return state.report(status);
     args.min_query_len = 2;
   }

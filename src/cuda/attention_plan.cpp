@@ -298,11 +298,12 @@ void cuda_plan_state::adopt(const attention_spec& spec, cudaStream_t stream) {
   next_slot_ = (next_slot_ + 1) % staging_.size();
   commit(larger);
 
+  // x_split's number of splits follows from the number of sequences, which a captured launch fixes, and max_partitions.
   const bool same_kernels =
       general_.rows_per_tile == next_general_.rows_per_tile && general_.num_dim_tiles == next_general_.num_dim_tiles &&
       x_split_.has_decodes == next_x_split_.has_decodes && x_split_.has_others == next_x_split_.has_others &&
-      x_split_.num_splits == next_x_split_.num_splits && x_split_.max_partitions == next_x_split_.max_partitions &&
-      fast_.usable == next_fast_.usable && fast_.family == next_fast_.family &&
+      x_split_.max_partitions == next_x_split_.max_partitions && fast_.usable == next_fast_.usable &&
+      fast_.family == next_fast_.family &&
       std::equal(std::begin(fast_.numbers), std::end(fast_.numbers), std::begin(next_fast_.numbers));
   if (!same_kernels || epoch_ == 0) ++epoch_;
   std::swap(general_, next_general_);

@@ -254,6 +254,30 @@ TEST_CASE("plans of later steps keep the epoch until buffers or kernels change")
   CHECK(cuda::graph_epoch(plan) == kept);
 }
 
+TEST_CASE("batches of many sizes in turns keep the epoch once there is room for each") {
+  fake_runtime runtime;
+  cuda::cuda_backend opened(runtime.api(), 0);
+  backend& where = opened;
+  attention_plan plan;
+  const auto plan_decode = [&](int num_seqs) {
+    step s;
+    s.spec = spec_of(32, 8);
+    for (int i = 0; i < num_seqs; ++i) s.add(1, 9000);
+    s.fill_tables();
+    where.plan_attention(plan, s.spec, s.view(), 1);
+  };
+  // Of x_split's kernels these take from 32 thread blocks for a row to a single one.
+  for (int round = 0; round < 2; ++round) {
+    const std::uint64_t epoch = cuda::graph_epoch(plan);
+    for (const int num_seqs : {600, 1, 66, 132, 264, 528}) {
+      plan_decode(num_seqs);
+      if (round == 0) continue;
+      CAPTURE(num_seqs);
+      CHECK(cuda::graph_epoch(plan) == epoch);
+    }
+  }
+}
+
 TEST_CASE("room for prompts is room for decoding too") {
   fake_runtime runtime;
   cuda::cuda_backend opened(runtime.api(), 0);

@@ -219,7 +219,8 @@ errc attention(const device_state& state, const attention_plan& plan, const atte
     return state.report(launch_fast(state.api(), args, planned->fast(), state.numbers(), handle_of(stream)));
   }
   if (choice.x_split) {
-    const cudaError_t status = launch_x_split(state.api(), args, planned->x_split(), state.numbers(), handle_of(stream));
+    const cudaError_t status =
+        launch_x_split(state.api(), args, planned->x_split(), state.numbers(), handle_of(stream));
     if (status != cudaSuccess || !choice.general) return state.report(status);
     args.min_query_len = 2;
   }
@@ -252,7 +253,7 @@ std::vector<std::string> describe(const device_state& state, const attention_pla
     name_fast_kernels(args, plan.spec, planned->fast(), query_lens, names);
     return names;
   }
-  const std::string decode = x_split_name(args.kv_type, args.head_dim, planned->x_split().partitioned);
+  const std::string decode = x_split_name(args.kv_type, args.head_dim, planned->x_split().num_splits > 1);
   const std::string general = general_name(args.kv_type, planned->general().rows_per_tile);
   for (std::size_t seq = 0; seq < names.size(); ++seq) {
     if (query_lens[seq] > 0) names[seq] = choice.x_split && query_lens[seq] == 1 ? decode : general;

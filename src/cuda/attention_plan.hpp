@@ -40,11 +40,11 @@ struct general_plan {
 };
 
 /// Decode on the x_split layout by the kernel of smxx/decode: how many partitions of 512 positions the longest sequence
-/// has, and whether each gets thread blocks of its own (v2) or one thread block walks them all (v1).
+/// has, and whether one thread block walks them all (v1) or several take them in turns (v2).
 struct x_split_plan {
   bool has_decodes = false;         ///< sequences with one new token, which that kernel takes
   bool has_others = false;          ///< sequences with more, which the general kernel takes
-  bool partitioned = false;         ///< v2
+  std::int32_t num_splits = 1;      ///< thread blocks for the partitions of a row; 1: v1
   std::int32_t max_partitions = 0;  ///< a power of two, so that a growing sequence seldom changes it
   std::size_t workspace_floats = 0;
 };

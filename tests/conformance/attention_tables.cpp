@@ -638,12 +638,11 @@ std::vector<attention_case> x_split_cases() {
             case launch::one_partition:
               c.seqs = {{1, 70}, {1, 1}, {1, 300}, {0, 9}};
               break;
-            case launch::many_rows:  // more than fill a GPU, so that none is cut into partitions
-              c.num_kv_heads = 8;
-              c.group_size = groups[turn % 2];
-              for (int n = 0; n < 270; ++n) c.seqs.push_back({1, 1 + n % 5});
-              c.seqs.push_back({1, 600});
-              c.seqs.push_back({1, 1030});
+            case launch::many_rows:  // more than fill a GPU, so that no partition has a thread block of its own
+              c.num_kv_heads = 64;
+              c.group_size = 1;
+              for (int n = 0; n < 72; ++n) c.seqs.push_back({1, 1 + n % 3});
+              c.seqs.push_back({1, 530});
               break;
             case launch::partitioned:
               c.seqs = {{1, 513}, {1, 1100}, {1, 20}, {0, 0}, {1, 1024}};

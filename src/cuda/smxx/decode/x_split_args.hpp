@@ -31,7 +31,7 @@ inline constexpr std::int32_t x_split_positions = 512;
 struct x_split_args {
   attention_kernel_args call;
   std::int32_t max_partitions = 0;
-  bool partitioned = false;
+  std::int32_t num_splits = 1;  ///< thread blocks that take a sequence's partitions in turns (v2); 1: v1
 };
 
 /// Partial result of (sequence · num_q_heads + head, partition): m, l, then head_dim values.

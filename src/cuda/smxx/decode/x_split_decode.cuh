@@ -510,7 +510,7 @@ class x_split_rows {
   bool is_decode_;
 };
 
-/// Grid: x over sequences, KV heads and tiles of their query heads, z over partitions (v2).
+/// Grid: x over sequences, KV heads and tiles of their query heads; z deals out the partitions in turn (v2).
 template <class Shape>
 __global__ void __launch_bounds__(Shape::threads, Shape::blocks_per_sm)
     x_split_decode(const __grid_constant__ x_split_args args) {
@@ -520,24 +520,25 @@ __global__ void __launch_bounds__(Shape::threads, Shape::blocks_per_sm)
   device::grid_dependency_launch();
   const rows_type rows(args, x_split_shared);
   if (!rows.is_decode()) return;
-  std::int32_t partition = args.partitioned ? static_cast<std::int32_t>(blockIdx.z) : rows.first_partition();
+  const bool is_split = args.num_splits > 1;
+  std::int32_t partition = rows.first_partition();
   std::int32_t end_partition = rows.end_partition();
-  if (args.partitioned) {
-    if (partition >= end_partition) return;
-    end_partition = partition + 1;
-    if (partition < rows.first_partition()) {  // before the window
+  if (is_split) {
+    end_partition = min(end_partition, args.max_partitions);
+    partition = static_cast<std::int32_t>(blockIdx.z);
+    for (; partition < min(rows.first_partition(), end_partition); partition += args.num_splits) {  // before the window
       rows.write_empty_partial(partition);
-      return;
     }
+    if (partition >= end_partition) return;
   }
 
   typename rows_type::row_totals totals = rows.nothing();
   typename rows_type::chunk_place place = {0, 0};
   if (partition < end_partition) place = rows.look_up(partition);
   rows.load_queries();
-  for (int parity = 0; partition < end_partition; ++partition, parity ^= 1) {
+  for (int parity = 0; partition < end_partition; partition += args.num_splits, parity ^= 1) {
     rows.publish(place, parity);
-    if (partition + 1 < end_partition) place = rows.look_up(partition + 1);
+    if (partition + args.num_splits < end_partition) place = rows.look_up(partition + args.num_splits);
     const typename rows_type::range seen = rows.range_of(partition);
     __syncthreads();  // queries and offsets are there; everyone has done with the partition before this one
     rows.compute_logits(seen, parity);
@@ -547,13 +548,13 @@ __global__ void __launch_bounds__(Shape::threads, Shape::blocks_per_sm)
     rows.compute_weights(seen);
     __syncthreads();
     const typename rows_type::row_values own = rows.compute_values(seen, parity, held);
-    if (args.partitioned) {
+    if (is_split) {
       rows.write_partial(partition, own);
-      return;
+    } else {
+      rows.fold(totals, own);
     }
-    rows.fold(totals, own);
   }
-  rows.write_rows(totals);
+  if (!is_split) rows.write_rows(totals);
 }
 
 template <class Shape>
@@ -563,7 +564,7 @@ template <class Shape>
   const std::int64_t blocks = static_cast<std::int64_t>(call.num_seqs) * call.num_kv_heads *
                               x_split_head_tiles(call.group_size, Shape::product::on_tensor_cores);
   if (blocks > 0x7fffffff) return cudaErrorInvalidValue;
-  const dim3 grid(static_cast<unsigned>(blocks), 1, args.partitioned ? static_cast<unsigned>(args.max_partitions) : 1u);
+  const dim3 grid(static_cast<unsigned>(blocks), 1, static_cast<unsigned>(args.num_splits));
   const std::size_t shared_bytes =
       Shape::shared_bytes(call.group_size < Shape::max_heads ? call.group_size : Shape::max_heads);
   constexpr std::size_t without_asking = 48 << 10;

@@ -204,8 +204,8 @@ std::optional<options> parse_options(int argc, const char* const* argv) {
             [](const std::string& text) { return std::optional(bifolio::parse_isa(text)); });
   app.add_flag(
       "--deterministic", o.deterministic,
-      wrapped("On a GPU: plans with which what a sequence says does not depend on who else is in the batch, at "
-              "some cost in speed; on the CPU it never does"));
+      wrapped("On a GPU: what a sequence says does not depend on who else is in the batch, at some cost in speed; on "
+              "the CPU it never does"));
   app.add_flag("--json", o.json,
                wrapped("Print nothing but one JSON object a line for each sequence: prompt, prompt_ids, output_ids, "
                        "text (prompt and continuation), ended_by"));

@@ -16,6 +16,7 @@
 #include "support/device_bytes.hpp"
 #include "support/elements.hpp"
 #include "support/random.hpp"
+#include "support/reach.hpp"
 
 namespace bifolio::test {
 namespace {
@@ -480,6 +481,7 @@ class whole_steps {
       return "attention gave " + std::string(to_string(code));
     }
     for (const std::string& name : where.describe(one.plan, params)) ++tally_.kernels[name];
+    record_attention(where, one.plan, params);
 
     const std::vector<std::byte> out_bytes = out.read();
     const std::vector<std::byte> lse_bytes = lse.read();

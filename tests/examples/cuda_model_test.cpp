@@ -109,6 +109,37 @@ void check_logits(const generate::checkpoint& weights, const std::vector<token_i
   }
 }
 
+/// Changes the device within `ids`, both ways, in 16-bit types and two layouts; returns the kernels that computed it.
+std::set<std::string> check_moves(const std::string& name, const generate::checkpoint& weights,
+                                  const std::vector<token_id>& ids) {
+  std::set<std::string> met;
+  for (const dtype type : {dtype::bf16, dtype::f16}) {
+    const double bound = logit_bound(weights, ids, type);
+    for (const layout_kind layout : {layout_kind::hnd, layout_kind::x_split}) {
+      for (const bool back : {false, true}) {
+        generation_setup on_cpu = with_fast_plans(type);
+        on_cpu.layout = layout;
+        const generation_setup there = on_cuda(on_cpu);
+        const moved_text moved = move_text(weights, ids, 500, back ? there : on_cpu, back ? on_cpu : there);
+        const std::string what = name + ", " + std::string(to_string(type)) + " " + std::string(to_string(layout)) +
+                                 (back ? ", CUDA to CPU" : ", CPU to CUDA");
+        CAPTURE(what);
+        MESSAGE(what << ": largest difference of a logit " << moved.logits_against_begun
+                     << " to the device it began on, " << moved.logits_against_ended << " to the other, allowed "
+                     << bound << "; of the loss " << moved.nll_against_begun << " and " << moved.nll_against_ended);
+        CHECK(moved.equal_bytes);
+        CHECK(moved.logits_against_begun > 0);  // it did move
+        CHECK(moved.logits_against_begun <= bound);
+        CHECK(moved.logits_against_ended <= bound);
+        CHECK(moved.nll_against_begun <= nll_bound);
+        CHECK(moved.nll_against_ended <= nll_bound);
+        met.insert(moved.kernels.begin(), moved.kernels.end());
+      }
+    }
+  }
+  return met;
+}
+
 void check_likelihoods(const generate::checkpoint& weights, const std::vector<token_id>& ids, double expected) {
   const auto mean_nll = [&](dtype kv_type) {
     generation_setup setup;
@@ -193,38 +224,17 @@ TEST_CASE("a model on CUDA takes queries and cache in bf16 unless it is told oth
 TEST_CASE("a text begun on one device and ended on the other keeps its bytes, and its logits nearly") {
   if (nothing_to_run_on()) return;
   CAPTURE(seed_note());
+  const auto bundled = generate::load_model(generate::find_bundled_model(), {});
+  const auto reference = nlohmann::json::parse(std::ifstream(generate::find_bundled_model() / "reference.json"));
+  auto text = to_ids(reference.at("teacher_forced").at("ids").get<std::vector<std::int32_t>>());
+  text.resize(std::min<std::size_t>(text.size(), 700));
+  check_moves("the bundled model", bundled.weights, text);
   std::set<std::string> met;
   for (const std::int32_t head_dim : {64, 128}) {
     const model_shape shape{.num_kv_heads = head_dim == 64 ? 2 : 1, .head_dim = head_dim};
     const auto model = generate::load_model(random_hugging_face("cuda_moved", test_seed(), shape), {});
-    const std::vector<token_id> ids = random_bytes(test_seed(), 700);
-    for (const dtype type : {dtype::bf16, dtype::f16}) {
-      const double bound = logit_bound(model.weights, ids, type);
-      for (const layout_kind layout : {layout_kind::hnd, layout_kind::x_split}) {
-        for (const bool back : {false, true}) {
-          CAPTURE(head_dim);
-          CAPTURE(std::string(to_string(type)));
-          CAPTURE(std::string(to_string(layout)));
-          CAPTURE(back);
-          generation_setup on_cpu = with_fast_plans(type);
-          on_cpu.layout = layout;
-          const generation_setup there = on_cuda(on_cpu);
-          const moved_text moved = move_text(model.weights, ids, 500, back ? there : on_cpu, back ? on_cpu : there);
-          MESSAGE((back ? "CUDA to CPU, " : "CPU to CUDA, ")
-                  << to_string(type) << " " << to_string(layout) << ", head_dim " << head_dim
-                  << ": largest difference of a logit " << moved.logits_against_begun << " to the device it began on, "
-                  << moved.logits_against_ended << " to the other; of the loss " << moved.nll_against_begun << " and "
-                  << moved.nll_against_ended);
-          CHECK(moved.equal_bytes);
-          CHECK(moved.logits_against_begun > 0);
-          CHECK(moved.logits_against_begun <= bound);
-          CHECK(moved.logits_against_ended <= bound);
-          CHECK(moved.nll_against_begun <= nll_bound);
-          CHECK(moved.nll_against_ended <= nll_bound);
-          met.insert(moved.kernels.begin(), moved.kernels.end());
-        }
-      }
-    }
+    met.merge(check_moves("random weights, head_dim " + std::to_string(head_dim), model.weights,
+                          random_bytes(test_seed(), 700)));
   }
   // The tensor-core kernels computed it, prefill too where this device has that one.
   const auto meets = [&](const std::string& family) {

@@ -102,8 +102,8 @@ struct prepared {
   }
 };
 
-answer run(backend& where, const problem& p, arrangement how = arrangement::hnd, std::uint64_t order = 0) {
-  const prepared arrays(p);
+answer run(backend& where, const problem& p, const prepared& arrays, arrangement how = arrangement::hnd,
+           std::uint64_t order = 0) {
   const test::paged_cache cache(where, how, p.spec.kv_type, p.spec.num_kv_heads, p.spec.head_dim, p.spec.block_size,
                                 arrays.dense, {.order = order});
   std::vector<std::byte> q_bytes(arrays.q_values.size() * size_of(p.spec.q_type));
@@ -147,8 +147,10 @@ answer run(backend& where, const problem& p, arrangement how = arrangement::hnd,
   return result;
 }
 
+answer run(backend& where, const problem& p) { return run(where, p, prepared(p)); }
+
 // Judged row by row against float64 on the stored bits.
-void expect_accurate(cpu_isa isa, const problem& p, const answer& got) {
+void expect_accurate(cpu_isa isa, const problem& p, const prepared& arrays, const answer& got) {
   reference::accuracy_judge judge({.numbers = test::numbers_of(isa, p.spec.q_type, p.spec.kv_type, p.spec.out_type),
                                    .kv_type = p.spec.kv_type,
                                    .out_type = p.spec.out_type,
@@ -167,7 +169,6 @@ void expect_accurate(cpu_isa isa, const problem& p, const answer& got) {
   options.soft_cap = p.soft_cap;
   options.alibi_slopes = p.alibi ? slopes.data() : nullptr;
   options.sinks = p.sinks ? sinks.data() : nullptr;
-  const prepared arrays(p);
   for (std::size_t i = 0; i < p.seqs.size(); ++i) {
     const std::int64_t first = std::int64_t{arrays.starts[i]} * s.num_q_heads * s.head_dim;
     const reference::dense_sequence dense{p.seqs[i].query_len, p.seqs[i].seq_len, arrays.q_values.data() + first,
@@ -231,53 +232,59 @@ struct long_batch {
 }  // namespace
 
 TEST_CASE("attention agrees with float64 for every ISA, dtype and option") {
-  for (const cpu_isa isa : supported_isas()) {
-    const auto where = serial(isa);
-    for (const dtype kv : {dtype::f32, dtype::f16, dtype::bf16}) {
-      for (const std::int32_t head_dim : {1, 8, 71, 80, 128}) {
-        problem p = mixed_problem(kv, 6, 2, head_dim, 16);
+  for (const dtype kv : {dtype::f32, dtype::f16, dtype::bf16}) {
+    for (const std::int32_t head_dim : {1, 8, 71, 80, 128}) {
+      const problem plain = mixed_problem(kv, 6, 2, head_dim, 16);
+      problem featured = plain;
+      featured.spec.q_type = dtype::bf16;
+      featured.spec.out_type = dtype::f16;
+      featured.spec.window_left = 100;
+      featured.soft_cap = 3.0f;
+      featured.alibi = true;
+      featured.sinks = true;
+      problem two_sided = featured;
+      two_sided.spec.causal = false;
+      two_sided.spec.window_right = 9;
+      two_sided.spec.out_type = dtype::bf16;
+      const prepared plain_arrays(plain);
+      const prepared featured_arrays(featured);
+      for (const cpu_isa isa : supported_isas()) {
         CAPTURE(to_string(isa));
         CAPTURE(to_string(kv));
         CAPTURE(head_dim);
-        expect_accurate(isa, p, run(*where, p));
-        p.spec.q_type = dtype::bf16;
-        p.spec.out_type = dtype::f16;
-        p.spec.window_left = 100;
-        p.soft_cap = 3.0f;
-        p.alibi = true;
-        p.sinks = true;
-        expect_accurate(isa, p, run(*where, p, arrangement::nhd));
-        p.spec.causal = false;
-        p.spec.window_right = 9;
-        p.spec.out_type = dtype::bf16;
-        expect_accurate(isa, p, run(*where, p, arrangement::x_split));
+        const auto where = serial(isa);
+        expect_accurate(isa, plain, plain_arrays, run(*where, plain, plain_arrays));
+        expect_accurate(isa, featured, featured_arrays, run(*where, featured, featured_arrays, arrangement::nhd));
+        expect_accurate(isa, two_sided, featured_arrays, run(*where, two_sided, featured_arrays, arrangement::x_split));
       }
     }
   }
 }
 
 TEST_CASE("bits do not depend on threads, executor, layout, block size or block order") {
-  for (const cpu_isa isa : supported_isas()) {
-    const auto alone = serial(isa);
-    for (const dtype kv : {dtype::f32, dtype::f16, dtype::bf16}) {
-      for (const std::int32_t head_dim : {64, 71}) {
-        problem p = mixed_problem(kv, 8, 2, head_dim, 16);
-        p.seqs.push_back({1, 5000, 7});
+  for (const dtype kv : {dtype::f32, dtype::f16, dtype::bf16}) {
+    for (const std::int32_t head_dim : {64, 71}) {
+      problem p = mixed_problem(kv, 8, 2, head_dim, 16);
+      p.seqs.push_back({1, 5000, 7});
+      const prepared arrays(p);
+      for (const cpu_isa isa : supported_isas()) {
         CAPTURE(to_string(isa));
         CAPTURE(to_string(kv));
         CAPTURE(head_dim);
-        const answer expected = run(*alone, p);
+        const auto alone = serial(isa);
+        p.spec.block_size = 16;
+        const answer expected = run(*alone, p, arrays);
         for (const executor_kind kind : parallel_executors()) {
-          for (const std::int32_t threads : {2, 5}) CHECK(run(*open(isa, kind, threads), p) == expected);
+          for (const std::int32_t threads : {2, 5}) CHECK(run(*open(isa, kind, threads), p, arrays) == expected);
         }
         for (const arrangement how : test::all_arrangements) {
           CAPTURE(test::to_string(how));
-          CHECK(run(*alone, p, how, 5) == expected);
+          CHECK(run(*alone, p, arrays, how, 5) == expected);
         }
         for (const std::int32_t block_size : {1, 5, 64, 128}) {
           CAPTURE(block_size);
           p.spec.block_size = block_size;
-          CHECK(run(*alone, p, arrangement::hnd, 9) == expected);
+          CHECK(run(*alone, p, arrays, arrangement::hnd, 9) == expected);
         }
       }
     }

@@ -9,7 +9,8 @@
 #                     library hides and is therefore left out when BUILD_SHARED_LIBS is on.
 #   LABELS            default "quick". What `tools/test` selects by:
 #                       quick    seconds; also run under ASan+UBSan
-#                       long     minutes in a release build; left out under sanitizers
+#                       long     up to a minute or two in a release build; left out under sanitizers
+#                       longest  more of the same; only where it is asked for (tools/test --long)
 #                       threads  what TSan is for; give it beside quick or long
 #                       emulated also runs on 64-bit Arm under qemu, some twenty times slower; beside quick
 #                       example  runs a program of examples/
@@ -55,6 +56,9 @@ function(_bifolio_test_properties name labels timeout environment run_serial)
   endif()
   set_tests_properties(${name} PROPERTIES LABELS "${labels}" TIMEOUT ${timeout} ENVIRONMENT "${environment}"
                                           SKIP_RETURN_CODE ${BIFOLIO_SKIP_RETURN_CODE} RUN_SERIAL ${run_serial})
+  if("long" IN_LIST labels OR "longest" IN_LIST labels)  # first, so that the others fill the other cores
+    set_tests_properties(${name} PROPERTIES COST 1000)
+  endif()
 endfunction()
 
 function(_bifolio_build_with_label labels)

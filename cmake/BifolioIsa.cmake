@@ -82,12 +82,7 @@ set(BIFOLIO_KERNEL_OPTIMIZATION -O3)
 if(CMAKE_CXX_FLAGS MATCHES "-fsanitize=")
   set(BIFOLIO_KERNEL_OPTIMIZATION -O1)
 endif()
-# Under -fsanitize=undefined the checks of every pointer make GCC compile one attention object for five minutes instead of
-# one; AddressSanitizer, which sees what they would find, stays on.
-set(BIFOLIO_KERNEL_SANITIZER_FLAGS "")
-if(CMAKE_CXX_FLAGS MATCHES "-fsanitize=[a-z,]*undefined")
-  set(BIFOLIO_KERNEL_SANITIZER_FLAGS -fno-sanitize=null,alignment,object-size,pointer-overflow)
-endif()
+set(BIFOLIO_KERNEL_SANITIZER_FLAGS ${BIFOLIO_NO_POINTER_CHECKS})
 # GCC's frames for finding uses after return are aligned less than it assumes of locals that are or hold vectors: aligned
 # 64-byte stores to them fault. GCC 13 looks for such uses unless it is told otherwise, GCC 12 on demand.
 if(CMAKE_CXX_FLAGS MATCHES "-fsanitize=[a-z,]*address" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")

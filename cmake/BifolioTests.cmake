@@ -2,11 +2,14 @@
 #
 #   bifolio_add_test(NAME <name> SOURCES <file>... [LINK <target>...] [LABELS <label>...] [DEFINES <NAME=value>...]
 #                    [ARGUMENTS <arg>...] [ENVIRONMENT <NAME=value>...] [TIMEOUT <seconds>] [INCLUDE_INTERNAL]
-#                    [RUN_SERIAL])
+#                    [OPTIMIZE] [RUN_SERIAL])
 #
 # makes a doctest executable from the sources (target bifolio_test_<name>) and one ctest test <name>.
 #   INCLUDE_INTERNAL  the sources include headers of src/ ("common/checked.hpp"). Such a test uses symbols that a shared
 #                     library hides and is therefore left out when BUILD_SHARED_LIBS is on.
+#   OPTIMIZE          the test's own code (an oracle, a long random mix) takes the time. Other sources of tests compile
+#                     with -O1 in a release build, in two thirds of the time; libraries of tests as the build says, and
+#                     what is emulated as well.
 #   LABELS            default "quick". What `tools/test` selects by:
 #                       quick    seconds; also run under ASan+UBSan
 #                       long     up to a minute or two in a release build; left out under sanitizers
@@ -78,10 +81,12 @@ function(bifolio_add_test_main)
   bifolio_compile_options(bifolio_test_main)
   target_include_directories(bifolio_test_main PUBLIC ${PROJECT_SOURCE_DIR}/tests)
   target_link_libraries(bifolio_test_main PUBLIC doctest::doctest)
+  # Checks are calls, which compile faster; an exception out of one ends its test case, which then has failed.
+  target_compile_definitions(bifolio_test_main PUBLIC DOCTEST_CONFIG_SUPER_FAST_ASSERTS)
 endfunction()
 
 function(bifolio_add_test)
-  cmake_parse_arguments(PARSE_ARGV 0 arg "INCLUDE_INTERNAL;RUN_SERIAL" "NAME;TIMEOUT"
+  cmake_parse_arguments(PARSE_ARGV 0 arg "INCLUDE_INTERNAL;OPTIMIZE;RUN_SERIAL" "NAME;TIMEOUT"
                         "SOURCES;LINK;LABELS;DEFINES;ARGUMENTS;ENVIRONMENT")
   if(arg_UNPARSED_ARGUMENTS OR NOT arg_NAME OR NOT arg_SOURCES)
     message(FATAL_ERROR "bifolio_add_test(${ARGN}): NAME and SOURCES are needed; not understood: "
@@ -96,6 +101,10 @@ function(bifolio_add_test)
   bifolio_compile_options(${target})
   target_link_libraries(${target} PRIVATE bifolio::core bifolio_test_main ${arg_LINK})
   target_compile_definitions(${target} PRIVATE BIFOLIO_SHARED_DIR="${BIFOLIO_SHARED_DIR}" ${arg_DEFINES})
+  target_compile_options(${target} PRIVATE ${BIFOLIO_NO_POINTER_CHECKS})
+  if(NOT arg_OPTIMIZE AND NOT CMAKE_CROSSCOMPILING)
+    target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
+  endif()
   if(arg_INCLUDE_INTERNAL)
     target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/src)
   endif()

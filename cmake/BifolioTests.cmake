@@ -79,6 +79,7 @@ endfunction()
 function(bifolio_add_test_main)
   add_library(bifolio_test_main OBJECT ${PROJECT_SOURCE_DIR}/tests/support/main.cpp)
   bifolio_compile_options(bifolio_test_main)
+  target_compile_options(bifolio_test_main PRIVATE ${BIFOLIO_NO_POINTER_CHECKS} $<$<CONFIG:Release>:-O1>)
   target_include_directories(bifolio_test_main PUBLIC ${PROJECT_SOURCE_DIR}/tests)
   target_link_libraries(bifolio_test_main PUBLIC doctest::doctest)
   # Checks are calls, which compile faster; an exception out of one ends its test case, which then has failed.

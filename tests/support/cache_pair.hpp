@@ -5,6 +5,7 @@
 /// convert: what the calls under test do to the one, the oracle does to the other, and then all bytes are compared,
 /// guard zones, gaps and untouched slots included.
 
+#include <algorithm>
 #include <bifolio/backend.hpp>
 #include <bifolio/kv_layout.hpp>
 #include <bifolio/tensor_view.hpp>
@@ -51,14 +52,34 @@ namespace bifolio::test {
   }
 }
 
-/// `count` elements of `type`, hard to convert.
+/// Hard elements of `type` to cut pieces from; drawing each element anew would take most of a test's time.
+[[nodiscard]] inline const std::vector<std::byte>& hard_pool(dtype type) {
+  const auto make = [](dtype of) {
+    random_source random(hash_of(test_seed(), 0x4a5d, static_cast<int>(of)));
+    std::vector<std::byte> bytes((std::size_t{1} << 20) * size_of(of));
+    for (std::size_t at = 0; at < bytes.size(); at += size_of(of)) {
+      // Of float16 any pattern will do.
+      std::uint32_t bits = of == dtype::f16 ? static_cast<std::uint32_t>(random.next()) : hard_float_bits(random);
+      if (of == dtype::bf16) bits >>= 16;
+      std::memcpy(bytes.data() + at, &bits, size_of(of));
+    }
+    return bytes;
+  };
+  static const std::vector<std::byte> f32 = make(dtype::f32);
+  static const std::vector<std::byte> f16 = make(dtype::f16);
+  static const std::vector<std::byte> bf16 = make(dtype::bf16);
+  return type == dtype::f32 ? f32 : type == dtype::f16 ? f16 : bf16;
+}
+
+/// `count` elements of `type`, hard to convert: pieces of the pool from random places on.
 [[nodiscard]] inline std::vector<std::byte> hard_elements(random_source& random, dtype type, std::int64_t count) {
+  const std::vector<std::byte>& pool = hard_pool(type);
   std::vector<std::byte> bytes(static_cast<std::size_t>(count) * size_of(type));
-  for (std::size_t at = 0; at < bytes.size(); at += size_of(type)) {
-    // Of float16 any pattern will do.
-    std::uint32_t bits = type == dtype::f16 ? static_cast<std::uint32_t>(random.next()) : hard_float_bits(random);
-    if (type == dtype::bf16) bits >>= 16;
-    std::memcpy(bytes.data() + at, &bits, size_of(type));
+  for (std::size_t done = 0; done < bytes.size();) {
+    const std::size_t first = random.next() % (pool.size() / size_of(type)) * size_of(type);
+    const std::size_t size = std::min(pool.size() - first, bytes.size() - done);
+    std::memcpy(bytes.data() + done, pool.data() + first, size);
+    done += size;
   }
   return bytes;
 }

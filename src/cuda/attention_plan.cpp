@@ -8,6 +8,7 @@
 
 #include "common/validate_attention.hpp"
 #include "cuda/divisor.hpp"
+#include "cuda/smxx/decode/x_split_args.hpp"
 
 namespace bifolio::cuda {
 namespace {
@@ -138,15 +139,25 @@ x_split_plan plan_x_split(const plan_input& input, std::int32_t least_partitions
   }
   if (!plan.has_decodes) return plan;
   plan.max_partitions = least_partitions;
-  while (static_cast<std::int64_t>(plan.max_partitions) * split_positions < max_seq_len) plan.max_partitions *= 2;
-  // vLLM's rule, without its limit for v1, whose logits here take a partition's room alone: many sequences and heads
-  // fill the device by themselves.
-  constexpr std::int64_t enough_blocks = 512;
-  const std::int64_t num_rows = static_cast<std::int64_t>(input.num_seqs) * input.spec.num_q_heads;
-  const std::int64_t floats = num_rows * plan.max_partitions * (input.spec.head_dim + 2);
-  plan.partitioned = plan.max_partitions > 1 && num_rows <= enough_blocks && plan.max_partitions <= 65535 &&
-                     floats <= static_cast<std::int64_t>(max_partial_bytes / sizeof(float));
-  if (plan.partitioned) plan.workspace_floats = static_cast<std::size_t>(floats);
+  while (static_cast<std::int64_t>(plan.max_partitions) * x_split_positions < max_seq_len) plan.max_partitions *= 2;
+  // Several thread blocks for a row's partitions keep all multiprocessors busy to the end, whatever the lengths; their
+  // price is the traffic of partial results (2 % of that of 16-bit keys and values at four heads to a KV head) and a
+  // second kernel. Very many sequences keep them busy by themselves. No more than this, because those of short
+  // sequences beside long ones find nothing to do.
+  constexpr std::int64_t max_blocks_per_sm = 64;
+  const attention_spec& spec = input.spec;
+  const std::int32_t head_tiles = x_split_head_tiles(spec.num_q_heads / spec.num_kv_heads,
+                                                     x_split_on_tensor_cores(spec.q_type, spec.kv_type, spec.out_type));
+  const std::int64_t num_blocks = static_cast<std::int64_t>(input.num_seqs) * spec.num_kv_heads * head_tiles;
+  const std::int64_t num_rows = static_cast<std::int64_t>(input.num_seqs) * spec.num_q_heads;
+  const std::int64_t floats = num_rows * plan.max_partitions * (spec.head_dim + 2);
+  if (floats > static_cast<std::int64_t>(max_partial_bytes / sizeof(float))) return plan;
+  constexpr std::int32_t most_splits = 1 << 15;  // a grid's z is below 2^16
+  while (2 * plan.num_splits <= std::min(plan.max_partitions, most_splits) &&
+         2 * plan.num_splits * num_blocks <= max_blocks_per_sm * input.device.num_sms) {
+    plan.num_splits *= 2;
+  }
+  if (plan.num_splits > 1) plan.workspace_floats = static_cast<std::size_t>(floats);
   return plan;
 }
 
@@ -166,6 +177,10 @@ void cuda_plan_state::compute(const plan_input& input) {
   plan_general(input, next_general_);
   next_x_split_ = plan_x_split(input, least_partitions_);
   plan_fast(input, next_fast_);
+  next_query_lens_.resize(static_cast<std::size_t>(input.num_seqs));
+  for (std::int32_t seq = 0; seq < input.num_seqs; ++seq) {
+    next_query_lens_[static_cast<std::size_t>(seq)] = input.query_start_loc[seq + 1] - input.query_start_loc[seq];
+  }
 }
 
 cuda_plan_state::room cuda_plan_state::room_for_next(const attention_spec& spec) const noexcept {
@@ -287,16 +302,18 @@ void cuda_plan_state::adopt(const attention_spec& spec, cudaStream_t stream) {
   next_slot_ = (next_slot_ + 1) % staging_.size();
   commit(larger);
 
+  // x_split's number of splits follows from the number of sequences, which a captured launch fixes, and max_partitions.
   const bool same_kernels =
       general_.rows_per_tile == next_general_.rows_per_tile && general_.num_dim_tiles == next_general_.num_dim_tiles &&
       x_split_.has_decodes == next_x_split_.has_decodes && x_split_.has_others == next_x_split_.has_others &&
-      x_split_.partitioned == next_x_split_.partitioned && x_split_.max_partitions == next_x_split_.max_partitions &&
-      fast_.usable == next_fast_.usable && fast_.family == next_fast_.family &&
+      x_split_.max_partitions == next_x_split_.max_partitions && fast_.usable == next_fast_.usable &&
+      fast_.family == next_fast_.family &&
       std::equal(std::begin(fast_.numbers), std::end(fast_.numbers), std::begin(next_fast_.numbers));
   if (!same_kernels || epoch_ == 0) ++epoch_;
   std::swap(general_, next_general_);
   std::swap(x_split_, next_x_split_);
   std::swap(fast_, next_fast_);
+  std::swap(query_lens_, next_query_lens_);
 }
 
 void cuda_plan_state::fill(attention_kernel_args& args) const noexcept {

@@ -38,6 +38,11 @@ struct attention_kernel_args {
   const float* alibi_slopes = nullptr;  ///< optional, [num_q_heads]
   const float* sinks = nullptr;         ///< optional, [num_q_heads]
 
+  const void* bias = nullptr;          ///< optional, [num_tokens, num_q_heads, keys], keys contiguous, of bias_type
+  std::int64_t bias_token_stride = 0;  ///< 0 = all tokens share a row
+  std::int64_t bias_head_stride = 0;   ///< 0 = all heads do
+  dtype bias_type = dtype::f32;
+
   std::int32_t num_seqs = 0;
   std::int64_t num_tokens = 0;
   std::int32_t num_q_heads = 0;
@@ -63,6 +68,20 @@ struct attention_kernel_args {
   float* workspace = nullptr;                   ///< partial results, overwritten by each call
   std::uint32_t* counters = nullptr;            ///< zero between calls: who counts up resets
 };
+
+/// Tensor-core kernels add windows to positions in 32 bits. Sequences shorter than this cannot tell a longer window
+/// from one of this length; longer sequences go to the general kernel.
+inline constexpr std::int32_t longest_window = 1 << 30;
+[[nodiscard]] constexpr std::int32_t clamped_window(std::int32_t window) noexcept {
+  return window < longest_window ? window : longest_window;
+}
+
+/// Whether a call needs more of a tensor-core kernel than a positive scale and the causal mask. Without options the
+/// prefill kernel takes the maximum of a row before it scales it.
+[[nodiscard]] inline bool has_options(const attention_kernel_args& args) noexcept {
+  return !(args.scale > 0) || args.window_left >= 0 || (!args.causal && args.window_right >= 0) || args.soft_cap > 0 ||
+         args.alibi_slopes != nullptr || args.sinks != nullptr;
+}
 
 /// What every tensor-core kernel asks of a call: dims of q, K, V and out contiguous, and every row of them aligned to
 /// 16 bytes; 16-bit types.

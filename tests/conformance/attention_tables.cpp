@@ -39,6 +39,9 @@ void set_mask(attention_case& c, mask_kind kind) {
   if (kind == mask_kind::right_only) c.window_right = 3;
 }
 
+constexpr bias_kind bias_kinds[] = {bias_kind::none,      bias_kind::full,    bias_kind::one_head,
+                                    bias_kind::one_token, bias_kind::one_row, bias_kind::masked};
+
 // A query length for a sequence of `seq_len` that keeps the case's work within its limit.
 std::int32_t affordable(const attention_case& c, std::int32_t seq_len, std::int32_t wanted) {
   const std::int64_t per_query = static_cast<std::int64_t>(std::max(seq_len, 1)) * c.num_q_heads() * c.head_dim;
@@ -82,6 +85,130 @@ std::vector<attention_case> with_dtypes_in_turn(std::vector<attention_case> case
     cases[n].seed = n + 1;
   }
   return cases;
+}
+
+struct named_option {
+  const char* name;
+  std::function<void(attention_case&)> apply;
+};
+
+// Each option alone, and all at once.
+std::vector<named_option> all_options() {
+  return {
+      {"no option", [](attention_case&) {}},
+      {"no LSE", [](attention_case& c) { c.lse = false; }},
+      {"scale", [](attention_case& c) { c.scale = 0.7f; }},
+      {"negative scale", [](attention_case& c) { c.scale = -0.3f; }},
+      {"tiny scale", [](attention_case& c) { c.scale = 1e-20f; }},
+      {"window left", [](attention_case& c) { c.window_left = 20; }},
+      {"window left 0", [](attention_case& c) { c.window_left = 0; }},
+      {"window left of a block", [](attention_case& c) { c.window_left = 15; }},
+      {"window left beyond the sequence", [](attention_case& c) { c.window_left = 100000; }},
+      {"largest windows",
+       [](attention_case& c) {
+         c.causal = false;
+         c.window_left = c.window_right = 0x7fffffff;
+       }},
+      {"causal with window right", [](attention_case& c) { c.window_right = 4; }},
+      {"not causal", [](attention_case& c) { c.causal = false; }},
+      {"not causal, window right",
+       [](attention_case& c) {
+         c.causal = false;
+         c.window_right = 4;
+       }},
+      {"not causal, window right 0",
+       [](attention_case& c) {
+         c.causal = false;
+         c.window_right = 0;
+       }},
+      {"not causal, windows on both sides",
+       [](attention_case& c) {
+         c.causal = false;
+         c.window_left = 17;
+         c.window_right = 6;
+       }},
+      {"soft cap", [](attention_case& c) { c.soft_cap = 1.5f; }},
+      {"soft cap far above the logits", [](attention_case& c) { c.soft_cap = 50; }},
+      {"ALiBi", [](attention_case& c) { c.alibi = true; }},
+      {"ALiBi, not causal",
+       [](attention_case& c) {
+         c.alibi = true;
+         c.causal = false;
+       }},
+      {"sinks", [](attention_case& c) { c.sinks = true; }},
+      {"bias", [](attention_case& c) { c.bias = bias_kind::full; }},
+      {"bias of f16",
+       [](attention_case& c) {
+         c.bias = bias_kind::full;
+         c.bias_type = dtype::f16;
+       }},
+      {"bias of bf16, not causal",
+       [](attention_case& c) {
+         c.bias = bias_kind::full;
+         c.bias_type = dtype::bf16;
+         c.causal = false;
+       }},
+      {"bias of one head", [](attention_case& c) { c.bias = bias_kind::one_head; }},
+      {"bias of one token, window left",
+       [](attention_case& c) {
+         c.bias = bias_kind::one_token;
+         c.window_left = 45;
+       }},
+      {"bias of one row for all", [](attention_case& c) { c.bias = bias_kind::one_row; }},
+      {"bias that hides keys and rows", [](attention_case& c) { c.bias = bias_kind::masked; }},
+      {"bias that hides keys and rows, sinks",
+       [](attention_case& c) {
+         c.bias = bias_kind::masked;
+         c.sinks = true;
+       }},
+      {"bias after a soft cap",
+       [](attention_case& c) {
+         c.bias = bias_kind::full;
+         c.soft_cap = 1.5f;
+       }},
+      {"everything at once",
+       [](attention_case& c) {
+         c.scale = 0.4f;
+         c.soft_cap = 4;
+         c.alibi = c.sinks = true;
+         c.window_left = 60;
+       }},
+      {"everything at once, with a bias",
+       [](attention_case& c) {
+         c.scale = 0.4f;
+         c.soft_cap = 4;
+         c.alibi = c.sinks = true;
+         c.window_left = 60;
+         c.bias = bias_kind::full;
+         c.bias_type = dtype::f16;
+       }},
+  };
+}
+
+// A case of one 16-bit type that the tensor-core kernels of GPUs take: 16 query heads on 4 KV heads, so that a prefill
+// of 128 tokens is worth the prefill kernel.
+attention_case half_precision_case(std::string what, dtype type, std::int32_t head_dim) {
+  return {.what = std::move(what),
+          .num_kv_heads = 4,
+          .group_size = 4,
+          .head_dim = head_dim,
+          .q_type = type,
+          .kv_type = type,
+          .out_type = type,
+          .seqs = {{1, 70}, {128, 128}, {1, 1}, {70, 150}, {3, 90}, {1, 600}},
+          .aligned = true,
+          .seed = static_cast<std::uint64_t>(head_dim)};
+}
+
+constexpr std::int32_t half_precision_dims[] = {64, 128, 256};
+constexpr dtype half_precision_types[] = {dtype::f16, dtype::bf16};
+
+// Calls add(type, head_dim) for each shape.
+template <class Add>
+void for_each_half_precision_shape(const Add& add) {
+  for (const dtype type : half_precision_types) {
+    for (const std::int32_t head_dim : half_precision_dims) add(type, head_dim);
+  }
 }
 
 }  // namespace
@@ -233,58 +360,8 @@ std::vector<attention_case> layout_cases() {
 }
 
 std::vector<attention_case> option_cases() {
-  const std::vector<std::pair<const char*, std::function<void(attention_case&)>>> options{
-      {"no option", [](attention_case&) {}},
-      {"no LSE", [](attention_case& c) { c.lse = false; }},
-      {"scale", [](attention_case& c) { c.scale = 0.7f; }},
-      {"negative scale", [](attention_case& c) { c.scale = -0.3f; }},
-      {"tiny scale", [](attention_case& c) { c.scale = 1e-20f; }},
-      {"window left", [](attention_case& c) { c.window_left = 20; }},
-      {"window left 0", [](attention_case& c) { c.window_left = 0; }},
-      {"window left of a block", [](attention_case& c) { c.window_left = 15; }},
-      {"window left beyond the sequence", [](attention_case& c) { c.window_left = 100000; }},
-      {"largest windows",
-       [](attention_case& c) {
-         c.causal = false;
-         c.window_left = c.window_right = 0x7fffffff;
-       }},
-      {"causal with window right", [](attention_case& c) { c.window_right = 4; }},
-      {"not causal", [](attention_case& c) { c.causal = false; }},
-      {"not causal, window right",
-       [](attention_case& c) {
-         c.causal = false;
-         c.window_right = 4;
-       }},
-      {"not causal, window right 0",
-       [](attention_case& c) {
-         c.causal = false;
-         c.window_right = 0;
-       }},
-      {"not causal, windows on both sides",
-       [](attention_case& c) {
-         c.causal = false;
-         c.window_left = 17;
-         c.window_right = 6;
-       }},
-      {"soft cap", [](attention_case& c) { c.soft_cap = 1.5f; }},
-      {"soft cap far above the logits", [](attention_case& c) { c.soft_cap = 50; }},
-      {"ALiBi", [](attention_case& c) { c.alibi = true; }},
-      {"ALiBi, not causal",
-       [](attention_case& c) {
-         c.alibi = true;
-         c.causal = false;
-       }},
-      {"sinks", [](attention_case& c) { c.sinks = true; }},
-      {"everything at once",
-       [](attention_case& c) {
-         c.scale = 0.4f;
-         c.soft_cap = 4;
-         c.alibi = c.sinks = true;
-         c.window_left = 60;
-       }},
-  };
   std::vector<attention_case> cases;
-  for (const auto& [name, apply] : options) {
+  for (const auto& [name, apply] : all_options()) {
     for (const dtype type : {dtype::f32, dtype::bf16}) {
       attention_case c{.what = std::string("option: ") + name,
                        .head_dim = 32,
@@ -340,7 +417,8 @@ std::vector<attention_case> covering_cases(std::uint64_t seed) {
                                        2,
                                        2,
                                        2,
-                                       3};
+                                       3,
+                                       count(bias_kinds)};
   random_source random(hash_of(seed, 0xc0));
   std::vector<attention_case> cases;
   for (const std::vector<std::size_t>& row : pairwise_rows(sizes, seed)) {
@@ -361,6 +439,11 @@ std::vector<attention_case> covering_cases(std::uint64_t seed) {
                      .seed = random.next()};
     const std::int32_t length = lengths[row[3]];
     while (c.num_kv_heads > 1 && affordable(c, length, 2) < 2) --c.num_kv_heads;
+    // Calls of one dtype have kernels of their own where there is no bias: the few rows of one keep to those.
+    if (c.q_type != c.kv_type || c.out_type != c.kv_type) {
+      c.bias = bias_kinds[row[13]];
+      c.bias_type = dtypes[cases.size() % 3];
+    }
     set_mask(c, mask_kinds[row[7]]);
     c.seqs = make_batch(c, batch_kinds[row[6]], length, random);
     cases.push_back(std::move(c));
@@ -388,6 +471,8 @@ std::vector<attention_case> random_cases(std::uint64_t seed, int count) {
                      .soft_cap = random.one_in(3) ? 0.5f + 30.0f * random.unit() : 0.0f,
                      .alibi = random.one_in(3),
                      .sinks = random.one_in(3),
+                     .bias = random.one_in(3) ? random.pick(bias_kinds) : bias_kind::none,
+                     .bias_type = random.pick(dtypes),
                      .lse = !random.one_in(4),
                      .deterministic = n % 2 != 0,
                      .seed = random.next()};
@@ -429,6 +514,8 @@ std::vector<attention_case> half_precision_cases(std::uint64_t seed, int count) 
         .soft_cap = options && random.one_in(3) ? 0.5f + 30.0f * random.unit() : 0.0f,
         .alibi = options && random.one_in(3),
         .sinks = options && random.one_in(3),
+        .bias = options && random.one_in(5) ? random.pick(bias_kinds) : bias_kind::none,
+        .bias_type = random.pick(dtypes),
         .lse = !random.one_in(4),
         .deterministic = random.one_in(2),
         .seed = random.next()};
@@ -440,6 +527,136 @@ std::vector<attention_case> half_precision_cases(std::uint64_t seed, int count) 
       c.seqs.push_back({std::min(wanted, affordable(c, seq_len, 300)), seq_len});
     }
     cases.push_back(std::move(c));
+  }
+  return cases;
+}
+
+std::vector<attention_case> half_precision_option_cases() {
+  std::vector<attention_case> cases;
+  for (const auto& [name, apply] : all_options()) {
+    for_each_half_precision_shape([&](dtype type, std::int32_t head_dim) {
+      attention_case c = half_precision_case(std::string("16-bit option: ") + name, type, head_dim);
+      apply(c);
+      // Deterministic plans, and blocks of 16, have kernels of their own on GPUs.
+      const std::size_t turn = cases.size();
+      c.deterministic = turn % 7 == 2;
+      c.block_size = turn % 5 == 1 ? 32 : turn % 5 == 3 ? 8 : 16;
+      c.seed = turn + 1;
+      cases.push_back(c);
+    });
+  }
+  return cases;
+}
+
+std::vector<attention_case> half_precision_value_cases() {
+  std::vector<attention_case> cases;
+  for (const value_kind values : {value_kind::equal_logits, value_kind::dominant_key, value_kind::huge_logits,
+                                  value_kind::denormal, value_kind::max_finite}) {
+    for_each_half_precision_shape([&](dtype type, std::int32_t head_dim) {
+      attention_case c = half_precision_case("16-bit extreme values", type, head_dim);
+      c.values = values;
+      cases.push_back(c);
+    });
+  }
+  return cases;
+}
+
+std::vector<attention_case> half_precision_length_cases() {
+  std::vector<attention_case> cases;
+  std::vector<batch_seq> decodes;
+  for (const std::int32_t length : lengths) decodes.push_back({length > 0 ? 1 : 0, length});
+  for_each_half_precision_shape([&](dtype type, std::int32_t head_dim) {
+    attention_case all = half_precision_case("16-bit decodes of all lengths", type, head_dim);
+    all.num_kv_heads = 1;
+    all.seqs = decodes;
+    cases.push_back(all);
+    // Around the tiles of the prefill kernels: 64 and 128 rows, 128 keys.
+    for (const std::int32_t length : {100, 127, 128, 129, 255, 257}) {
+      attention_case c = half_precision_case("16-bit prefill length", type, head_dim);
+      c.seqs = {{length, length}, {1, length}};
+      cases.push_back(c);
+    }
+  });
+  return cases;
+}
+
+std::vector<attention_case> half_precision_shape_cases() {
+  std::vector<attention_case> cases;
+  const auto add = [&](const char* what, dtype type, std::int32_t head_dim) -> attention_case& {
+    cases.push_back(half_precision_case(what, type, head_dim));
+    return cases.back();
+  };
+  for_each_half_precision_shape([&](dtype type, std::int32_t head_dim) {
+    for (const std::int32_t block_size : {1, 5, 8, 16, 32, 48, 64, 128, 256}) {
+      add("16-bit block_size", type, head_dim).block_size = block_size;
+    }
+    for (const std::int32_t group : {1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 71}) {
+      attention_case& c = add("16-bit group_size", type, head_dim);
+      c.num_kv_heads = group <= 4 ? 4 : group <= 8 ? 2 : 1;
+      c.group_size = group;
+    }
+    for (const arrangement layout : all_arrangements) add("16-bit layout", type, head_dim).layout = layout;
+    for (const bool q_differs : {true, false}) {
+      for (const dtype other : {dtype::f32, type == dtype::f16 ? dtype::bf16 : dtype::f16}) {
+        attention_case& c = add("16-bit KV, another dtype beside it", type, head_dim);
+        (q_differs ? c.q_type : c.out_type) = other;
+        c.seqs = usual_batch();
+      }
+    }
+  });
+  return cases;
+}
+
+std::vector<attention_case> x_split_cases() {
+  enum class launch { one_partition, many_rows, partitioned, with_prefills };
+  const auto options = all_options();
+  const std::vector<std::int32_t> groups{1, 4, 8, 2, 7, 3, 16, 5, 71};
+  std::vector<attention_case> cases;
+  std::size_t turn = 0;
+  for (const dtype type : dtypes) {
+    const auto smallest = static_cast<std::int32_t>(16 / size_of(type));
+    for (const std::int32_t head_dim : half_precision_dims) {
+      for (const std::int32_t block_size : {smallest, 16, 32, 64, 80}) {
+        for (const launch kind :
+             {launch::one_partition, launch::many_rows, launch::partitioned, launch::with_prefills}) {
+          attention_case c{.what = "x_split",
+                           .num_kv_heads = 2,
+                           .group_size = groups[turn % groups.size()],
+                           .head_dim = head_dim,
+                           .block_size = block_size,
+                           .q_type = type,
+                           .kv_type = type,
+                           .out_type = type,
+                           .layout = arrangement::x_split,
+                           .aligned = true,
+                           .seed = turn + 1};
+          // Another dtype beside the cache's now and then.
+          if (turn % 5 == 3) c.q_type = dtypes[turn % 3];
+          if (turn % 7 == 3) c.out_type = dtypes[turn % 3];
+          options[turn % options.size()].apply(c);
+          switch (kind) {
+            case launch::one_partition:
+              c.seqs = {{1, 70}, {1, 1}, {1, 300}, {0, 9}};
+              break;
+            case launch::many_rows:  // more than fill a GPU, so that no partition has a thread block of its own
+              c.num_kv_heads = 64;
+              c.group_size = 1;
+              for (int n = 0; n < 72; ++n) c.seqs.push_back({1, 1 + n % 3});
+              c.seqs.push_back({1, 530});
+              break;
+            case launch::partitioned:
+              c.seqs = {{1, 513}, {1, 1100}, {1, 20}, {0, 0}, {1, 1024}};
+              break;
+            case launch::with_prefills:
+              c.seqs = {{1, 40}, {17, 30}, {1, 700}, {5, 600}, {1, 1}};
+              break;
+          }
+          cases.push_back(std::move(c));
+          ++turn;
+        }
+        ++turn;  // so that groups and options meet other launches
+      }
+    }
   }
   return cases;
 }

@@ -156,20 +156,71 @@ TEST_CASE("a long sequence alone is cut into splits, many of them are not") {
   CHECK(plan.items.size() == 256);
 }
 
-TEST_CASE("x_split decode is partitioned only while sequences and heads leave the device idle") {
+TEST_CASE("x_split decode has several thread blocks for a row while these are few for the device") {
   const auto plan_of = [](int num_seqs, std::int32_t seq_len, std::int32_t query_len) {
     step s;
     s.spec = spec_of(32, 8);
     for (int i = 0; i < num_seqs; ++i) s.add(query_len, seq_len);
     return cuda::plan_x_split(s.input());
   };
-  CHECK_FALSE(plan_of(1, 512, 1).partitioned);
-  CHECK(plan_of(1, 513, 1).partitioned);
-  CHECK(plan_of(16, 4096, 1).partitioned);
-  CHECK(plan_of(16, 4096, 1).max_partitions == 8);
-  CHECK_FALSE(plan_of(17, 4096, 1).partitioned);
+  CHECK(plan_of(1, 512, 1).num_splits == 1);
+  CHECK(plan_of(1, 513, 1).num_splits == 2);
+  CHECK(plan_of(16, 4000, 1).max_partitions == 8);
+  CHECK(plan_of(16, 4000, 1).num_splits == 8);
+  CHECK(plan_of(16, 4000, 1).workspace_floats == 16u * 32u * 8u * 130u);
+  // 8 thread blocks a sequence, 64 · 132 = 8448 at the most, in powers of two.
+  CHECK(plan_of(66, 8192, 1).num_splits == 16);
+  CHECK(plan_of(67, 8192, 1).num_splits == 8);
+  CHECK(plan_of(256, 8192, 1).num_splits == 4);
+  CHECK(plan_of(256, 8192, 1).max_partitions == 16);
   CHECK_FALSE(plan_of(1, 4096, 2).has_decodes);
   CHECK(plan_of(1, 4096, 2).has_others);
+}
+
+TEST_CASE("x_split decode counts a thread block for each KV head and 16 or 8 of its query heads") {
+  struct heads {
+    std::int32_t num_q_heads, num_kv_heads;
+    dtype q_type, kv_type;
+    std::int32_t blocks;  // of a sequence
+  };
+  for (const heads& h : {heads{8, 8, dtype::bf16, dtype::bf16, 8}, heads{32, 8, dtype::bf16, dtype::bf16, 8},
+                         heads{128, 8, dtype::f16, dtype::f16, 8}, heads{17, 1, dtype::f16, dtype::f16, 2},
+                         heads{71, 1, dtype::bf16, dtype::bf16, 5}, heads{128, 1, dtype::bf16, dtype::bf16, 8},
+                         heads{8, 1, dtype::f32, dtype::f32, 1}, heads{9, 1, dtype::f32, dtype::f32, 2},
+                         heads{32, 2, dtype::f32, dtype::bf16, 4}, heads{16, 2, dtype::f32, dtype::f32, 2},
+                         heads{71, 1, dtype::f32, dtype::f32, 9}}) {
+    CAPTURE(h.num_q_heads);
+    CAPTURE(h.num_kv_heads);
+    const auto num_splits = [&](std::int32_t num_seqs, std::int32_t num_sms) {
+      step s;
+      s.spec = spec_of(h.num_q_heads, h.num_kv_heads, 64);
+      s.spec.q_type = s.spec.out_type = h.q_type;
+      s.spec.kv_type = h.kv_type;
+      for (int i = 0; i < num_seqs; ++i) s.add(1, 600);
+      return cuda::plan_x_split(s.input(num_sms)).num_splits;
+    };
+    for (const std::int32_t num_sms : {20, 132}) {
+      const std::int32_t most = 32 * num_sms / h.blocks;
+      CHECK(num_splits(most, num_sms) == 2);
+      CHECK(num_splits(most + 1, num_sms) == 1);
+    }
+  }
+}
+
+TEST_CASE("x_split decode has one thread block for a row where partial results would take too much room") {
+  step s;
+  s.spec = spec_of(128, 1, 256);
+  s.spec.q_type = s.spec.kv_type = s.spec.out_type = dtype::bf16;
+  for (int i = 0; i < 64; ++i) s.add(1, 8192);
+  // 64 sequences · 128 heads · 16 partitions · 258 floats are 135 MB.
+  const cuda::x_split_plan many = cuda::plan_x_split(s.input());
+  CHECK(many.num_splits == 1);
+  CHECK(many.workspace_floats == 0);
+  s.starts.resize(33);
+  s.lens.resize(32);
+  const cuda::x_split_plan half = cuda::plan_x_split(s.input());
+  CHECK(half.num_splits == 16);
+  CHECK(half.workspace_floats * sizeof(float) <= cuda::max_partial_bytes);
 }
 
 TEST_CASE("plans of later steps keep the epoch until buffers or kernels change") {
@@ -201,6 +252,30 @@ TEST_CASE("plans of later steps keep the epoch until buffers or kernels change")
   for (const std::int32_t len : {8193, 9000, 12000, 16384}) plan_decode(64, len);
   CHECK(runtime.count("malloc_device") == allocations);
   CHECK(cuda::graph_epoch(plan) == kept);
+}
+
+TEST_CASE("batches of many sizes in turns keep the epoch once there is room for each") {
+  fake_runtime runtime;
+  cuda::cuda_backend opened(runtime.api(), 0);
+  backend& where = opened;
+  attention_plan plan;
+  const auto plan_decode = [&](int num_seqs) {
+    step s;
+    s.spec = spec_of(32, 8);
+    for (int i = 0; i < num_seqs; ++i) s.add(1, 9000);
+    s.fill_tables();
+    where.plan_attention(plan, s.spec, s.view(), 1);
+  };
+  // Of x_split's kernels these take from 32 thread blocks for a row to a single one.
+  for (int round = 0; round < 2; ++round) {
+    const std::uint64_t epoch = cuda::graph_epoch(plan);
+    for (const int num_seqs : {600, 1, 66, 132, 264, 528}) {
+      plan_decode(num_seqs);
+      if (round == 0) continue;
+      CAPTURE(num_seqs);
+      CHECK(cuda::graph_epoch(plan) == epoch);
+    }
+  }
 }
 
 TEST_CASE("room for prompts is room for decoding too") {

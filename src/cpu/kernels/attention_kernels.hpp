@@ -73,6 +73,9 @@ struct attention_args {
   kv_strides v_strides;
   const float* alibi_slopes = nullptr;  ///< [num_q_heads] or null
   const float* sinks = nullptr;         ///< [num_q_heads] or null
+  const void* bias = nullptr;           ///< [num_tokens, num_q_heads, keys], of bias_type, or null
+  std::int64_t bias_token_stride = 0;   ///< 0 = all tokens share a row
+  std::int64_t bias_head_stride = 0;    ///< 0 = all heads do
   std::int64_t q_token_stride = 0;
   std::int64_t q_head_stride = 0;
   std::int64_t out_token_stride = 0;
@@ -86,6 +89,7 @@ struct attention_args {
   float soft_cap = 0;  ///< 0 = none
   dtype q_type = dtype::f32;
   dtype out_type = dtype::f32;
+  dtype bias_type = dtype::f32;
 };
 
 /// Some tokens of one sequence × some KV heads × some splits of the keys.
@@ -122,6 +126,13 @@ struct attention_scratch {
   void* zero_row = nullptr;  ///< [padded_dims] elements of KV, all zero
 };
 
+/// How an entry of the table multiplies.
+enum class attention_loops : std::uint8_t {
+  vectors,  ///< elements widened to float32
+  dots,     ///< products of pairs of 16-bit elements on vector registers
+  tiles,    ///< tile registers
+};
+
 struct attention_kernels {
   /// Computes one item; indexed by the dtype of the KV cache.
   void (*run[3])(const attention_args& args, const attention_item& item, const attention_scratch& scratch) noexcept;
@@ -129,6 +140,8 @@ struct attention_kernels {
   void (*finish[3])(const attention_args& args, const attention_item& item, const attention_scratch& scratch) noexcept;
   /// Rows [begin, end) of token · num_heads + head of merge_states.
   void (*merge)(const merge_params& params, std::int64_t begin, std::int64_t end) noexcept;
+  /// The loops of `run` and `finish`, by the dtype of the KV cache; [1]: queries and output have it too.
+  attention_loops loops[3][2];
 };
 
 }  // namespace bifolio::cpu

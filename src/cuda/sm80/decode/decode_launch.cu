@@ -20,7 +20,7 @@ const decode_entry* find_decode_entry(dtype type, std::int32_t head_dim) noexcep
 }
 
 bool decode_serves(const attention_kernel_args& args) noexcept {
-  return args.k_strides == args.v_strides && has_aligned_rows(args);
+  return args.bias == nullptr && args.k_strides == args.v_strides && has_aligned_rows(args);
 }
 
 cudaError_t launch_decode(const runtime_api& api, const attention_kernel_args& args, const decode_entry& entry,
@@ -50,14 +50,12 @@ cudaError_t launch_decode(const runtime_api& api, const attention_kernel_args& a
   d.num_kv_heads = args.num_kv_heads;
   d.group_size = args.group_size;
   d.block_size = args.block_size;
-  d.window_left = args.window_left;
-  d.window_right = args.causal ? -1 : args.window_right;
+  d.window_left = clamped_window(args.window_left);
+  d.window_right = args.causal ? -1 : clamped_window(args.window_right);
   d.causal = args.causal;
   d.scale = args.scale;
   d.soft_cap = args.soft_cap;
-  const bool featured =
-      d.window_left >= 0 || d.window_right >= 0 || d.soft_cap > 0 || d.alibi_slopes != nullptr || d.sinks != nullptr;
-  const auto kernel = featured ? entry.featured : entry.plain;
+  const auto kernel = has_options(args) ? entry.featured : entry.plain;
   const cudaError_t status = api.func_set_attribute(reinterpret_cast<const void*>(kernel),
                                                     cudaFuncAttributeMaxDynamicSharedMemorySize, entry.shared_bytes);
   if (status != cudaSuccess) return status;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/smxx/decode/x_split_decode.cuh"
 #include "cuda/smxx/decode/x_split_decode.hpp"
+
+#include "cuda/smxx/decode/x_split_args.hpp"
 
 namespace bifolio::cuda {
 namespace {
@@ -17,26 +18,34 @@ bool is_x_split(const attention_kernel_args& args, std::int32_t vec) noexcept {
 
 }  // namespace
 
-bool try_launch_x_split(const runtime_api& api, const attention_kernel_args& args, const x_split_plan& plan,
-                        cudaStream_t stream, cudaError_t& status) noexcept {
+bool x_split_serves(const attention_kernel_args& args) noexcept {
   const auto vec = static_cast<std::int32_t>(16 / size_of(args.kv_type));
-  if (!is_x_split(args, vec)) return false;
-  if (args.head_dim != 64 && args.head_dim != 128 && args.head_dim != 256) return false;
+  return args.bias == nullptr && is_x_split(args, vec) &&
+         (args.head_dim == 64 || args.head_dim == 128 || args.head_dim == 256);
+}
+
+cudaError_t launch_x_split(const runtime_api& api, const attention_kernel_args& args, const x_split_plan& plan,
+                           const device_numbers& device, cudaStream_t stream) noexcept {
   x_split_args all;
   all.call = args;
-  all.partitioned = plan.partitioned;
   all.max_partitions = plan.max_partitions;
+  all.num_splits = plan.num_splits;
+  x_split_launcher* launcher = nullptr;
   switch (args.kv_type) {
+    case dtype::f32:
+      launcher = launch_x_split_f32;
+      break;
     case dtype::f16:
-      status = launch_x_split_f16(api, all, stream);
+      launcher = launch_x_split_f16;
       break;
     case dtype::bf16:
-      status = launch_x_split_bf16(api, all, stream);
+      launcher = launch_x_split_bf16;
       break;
-    default:
-      status = launch_x_split_f32(api, all, stream);
   }
-  return true;
+  if (launcher == nullptr) return cudaErrorInvalidValue;
+  const cudaError_t status = launcher(api, all, device.dependent_launch, stream);
+  if (status != cudaSuccess || plan.num_splits == 1) return status;
+  return launch_x_split_reduce(api, all, device.dependent_launch, stream);
 }
 
 }  // namespace bifolio::cuda

@@ -2,14 +2,18 @@
 #
 #   bifolio_add_test(NAME <name> SOURCES <file>... [LINK <target>...] [LABELS <label>...] [DEFINES <NAME=value>...]
 #                    [ARGUMENTS <arg>...] [ENVIRONMENT <NAME=value>...] [TIMEOUT <seconds>] [INCLUDE_INTERNAL]
-#                    [RUN_SERIAL] [RECORDS_REACH])
+#                    [OPTIMIZE] [RUN_SERIAL] [RECORDS_REACH])
 #
 # makes a doctest executable from the sources (target bifolio_test_<name>) and one ctest test <name>.
 #   INCLUDE_INTERNAL  the sources include headers of src/ ("common/checked.hpp"). Such a test uses symbols that a shared
 #                     library hides and is therefore left out when BUILD_SHARED_LIBS is on.
+#   OPTIMIZE          the test's own code (an oracle, a long random mix) takes the time. Other sources of tests compile
+#                     with -O1 in a release build, in two thirds of the time; libraries of tests as the build says, and
+#                     what is emulated as well.
 #   LABELS            default "quick". What `tools/test` selects by:
 #                       quick    seconds; also run under ASan+UBSan
-#                       long     minutes in a release build; left out under sanitizers
+#                       long     up to a minute or two in a release build; left out under sanitizers
+#                       longest  more of the same; only where it is asked for (tools/test --long)
 #                       threads  what TSan is for; give it beside quick or long
 #                       emulated also runs on 64-bit Arm under qemu, some twenty times slower; beside quick
 #                       example  runs a program of examples/
@@ -58,6 +62,9 @@ function(_bifolio_test_properties name labels timeout environment run_serial)
   endif()
   set_tests_properties(${name} PROPERTIES LABELS "${labels}" TIMEOUT ${timeout} ENVIRONMENT "${environment}"
                                           SKIP_RETURN_CODE ${BIFOLIO_SKIP_RETURN_CODE} RUN_SERIAL ${run_serial})
+  if("long" IN_LIST labels OR "longest" IN_LIST labels)  # first, so that the others fill the other cores
+    set_tests_properties(${name} PROPERTIES COST 1000)
+  endif()
 endfunction()
 
 function(_bifolio_build_with_label labels)
@@ -75,12 +82,15 @@ endfunction()
 function(bifolio_add_test_main)
   add_library(bifolio_test_main OBJECT ${PROJECT_SOURCE_DIR}/tests/support/main.cpp)
   bifolio_compile_options(bifolio_test_main)
+  target_compile_options(bifolio_test_main PRIVATE ${BIFOLIO_NO_POINTER_CHECKS} $<$<CONFIG:Release>:-O1>)
   target_include_directories(bifolio_test_main PUBLIC ${PROJECT_SOURCE_DIR}/tests)
   target_link_libraries(bifolio_test_main PUBLIC doctest::doctest)
+  # Checks are calls, which compile faster; an exception out of one ends its test case, which then has failed.
+  target_compile_definitions(bifolio_test_main PUBLIC DOCTEST_CONFIG_SUPER_FAST_ASSERTS)
 endfunction()
 
 function(bifolio_add_test)
-  cmake_parse_arguments(PARSE_ARGV 0 arg "INCLUDE_INTERNAL;RUN_SERIAL;RECORDS_REACH" "NAME;TIMEOUT"
+  cmake_parse_arguments(PARSE_ARGV 0 arg "INCLUDE_INTERNAL;OPTIMIZE;RUN_SERIAL;RECORDS_REACH" "NAME;TIMEOUT"
                         "SOURCES;LINK;LABELS;DEFINES;ARGUMENTS;ENVIRONMENT")
   if(arg_UNPARSED_ARGUMENTS OR NOT arg_NAME OR NOT arg_SOURCES)
     message(FATAL_ERROR "bifolio_add_test(${ARGN}): NAME and SOURCES are needed; not understood: "
@@ -95,6 +105,10 @@ function(bifolio_add_test)
   bifolio_compile_options(${target})
   target_link_libraries(${target} PRIVATE bifolio::core bifolio_test_main ${arg_LINK})
   target_compile_definitions(${target} PRIVATE BIFOLIO_SHARED_DIR="${BIFOLIO_SHARED_DIR}" ${arg_DEFINES})
+  target_compile_options(${target} PRIVATE ${BIFOLIO_NO_POINTER_CHECKS})
+  if(NOT arg_OPTIMIZE AND NOT CMAKE_CROSSCOMPILING)
+    target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
+  endif()
   if(arg_INCLUDE_INTERNAL)
     target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/src)
   endif()

@@ -103,7 +103,7 @@ isa_list detect() noexcept {
   list.add(cpu_isa::baseline);
 #endif
 #if defined(__x86_64__)
-  const x86_features features = detect_x86();
+  [[maybe_unused]] const x86_features features = detect_x86();
 #if BIFOLIO_HAS_ISA_AVX2
   if (features.avx2) list.add(cpu_isa::avx2);
 #endif

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Pool, tables, prefix cache and manager against the oracle of maps and vectors, under long random mixes of all
-/// operations; manager_run.hpp says what is compared. Built twice: for every day, and longer.
+/// operations; manager_run.hpp says what is compared.
 
 #include <doctest/doctest.h>
 
@@ -42,10 +42,11 @@ constexpr manager_shape shapes[] = {
     {2, 250, 0, 16, 350, 90, 128, false, 250, true},
     {3, 80, 5, 300, 20, 100, 1, true, 10},
 };
-constexpr std::int64_t operations_each = BIFOLIO_RANDOM_OPERATIONS / static_cast<std::int64_t>(std::size(shapes)) + 1;
 
 TEST_CASE("millions of random operations give the oracle's answers, blocks, copies, contents and eviction order") {
   MESSAGE(seed_note());
+  const std::int64_t num_operations = BIFOLIO_RANDOM_OPERATIONS * num_test_runs();
+  const std::int64_t operations_each = num_operations / static_cast<std::int64_t>(std::size(shapes)) + 1;
   cache_stats cache;
   prefix_stats prefix;
   manager_tally all;
@@ -69,8 +70,8 @@ TEST_CASE("millions of random operations give the oracle's answers, blocks, copi
     all.num_failed_swaps += one.num_failed_swaps;
   }
   // The mix is worth its name. The numbers are for two million operations.
-  const auto enough = [](std::int64_t count, std::int64_t least) {
-    return count >= least * (std::int64_t{BIFOLIO_RANDOM_OPERATIONS} / 100000) / 20;
+  const auto enough = [&](std::int64_t count, std::int64_t least) {
+    return count >= least * (num_operations / 100000) / 20;
   };
   CHECK(enough(cache.num_forks, 50000));
   CHECK(enough(cache.num_copied_blocks, 20000));

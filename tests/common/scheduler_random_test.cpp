@@ -299,19 +299,14 @@ class world {
   std::int64_t num_failed_ = 0;
 };
 
-// Runs of each shape: one for every day, more in the long test.
-#if !defined(BIFOLIO_RANDOM_RUNS)
-#define BIFOLIO_RANDOM_RUNS 1
-#endif
-
-/// Runs all shapes; the sums of their statistics.
+/// Runs each shape, once or num_test_runs() times; the sums of one run's statistics.
 outcome run_all(std::span<const shape> shapes, std::int32_t num_requests) {
   MESSAGE(seed_note());
   outcome sum;
   for (std::size_t i = 0; i < shapes.size(); ++i) {
     CAPTURE(i);
     CAPTURE(shapes[i].name);
-    for (int again = 1; again < BIFOLIO_RANDOM_RUNS; ++again) {
+    for (std::int64_t again = 1; again < num_test_runs(); ++again) {
       CAPTURE(again);
       CHECK(world(shapes[i], hash_of(test_seed(), i, again)).run(num_requests).problem == "");
     }

@@ -102,8 +102,8 @@ struct prepared {
   }
 };
 
-answer run(backend& where, const problem& p, arrangement how = arrangement::hnd, std::uint64_t order = 0) {
-  const prepared arrays(p);
+answer run(backend& where, const problem& p, const prepared& arrays, arrangement how = arrangement::hnd,
+           std::uint64_t order = 0) {
   const test::paged_cache cache(where, how, p.spec.kv_type, p.spec.num_kv_heads, p.spec.head_dim, p.spec.block_size,
                                 arrays.dense, {.order = order});
   std::vector<std::byte> q_bytes(arrays.q_values.size() * size_of(p.spec.q_type));
@@ -147,41 +147,63 @@ answer run(backend& where, const problem& p, arrangement how = arrangement::hnd,
   return result;
 }
 
-// Judged row by row against float64 on the stored bits.
-void expect_accurate(cpu_isa isa, const problem& p, const answer& got) {
-  reference::accuracy_judge judge({.numbers = test::numbers_of(isa, p.spec.q_type, p.spec.kv_type, p.spec.out_type),
-                                   .kv_type = p.spec.kv_type,
-                                   .out_type = p.spec.out_type,
-                                   .statistical = true});
-  const std::vector<float> slopes = slopes_of(p);
-  const std::vector<float> sinks = sinks_of(p);
-  const attention_spec& s = p.spec;
-  reference::attention_options options;
-  options.num_q_heads = s.num_q_heads;
-  options.num_kv_heads = s.num_kv_heads;
-  options.head_dim = s.head_dim;
-  options.causal = s.causal;
-  options.window_left = s.window_left;
-  options.window_right = s.window_right;
-  options.scale = scale_of(p);
-  options.soft_cap = p.soft_cap;
-  options.alibi_slopes = p.alibi ? slopes.data() : nullptr;
-  options.sinks = p.sinks ? sinks.data() : nullptr;
-  const prepared arrays(p);
-  for (std::size_t i = 0; i < p.seqs.size(); ++i) {
-    const std::int64_t first = std::int64_t{arrays.starts[i]} * s.num_q_heads * s.head_dim;
-    const reference::dense_sequence dense{p.seqs[i].query_len, p.seqs[i].seq_len, arrays.q_values.data() + first,
-                                          arrays.contents[2 * i].data(), arrays.contents[2 * i + 1].data()};
-    std::vector<float> out(static_cast<std::size_t>(p.seqs[i].query_len) * static_cast<std::size_t>(s.num_q_heads) *
-                           static_cast<std::size_t>(s.head_dim));
-    for (std::size_t e = 0; e < out.size(); ++e) {
-      out[e] = test::load_element(got.out.data(), s.out_type, first + static_cast<std::int64_t>(e));
+answer run(backend& where, const problem& p) { return run(where, p, prepared(p)); }
+
+// What float64 and a scalar float32 loop make of a problem's stored bits.
+class oracle {
+ public:
+  oracle(const problem& p, const prepared& arrays)
+      : spec_(p.spec), arrays_(arrays), slopes_(slopes_of(p)), sinks_(sinks_of(p)) {
+    options_.num_q_heads = spec_.num_q_heads;
+    options_.num_kv_heads = spec_.num_kv_heads;
+    options_.head_dim = spec_.head_dim;
+    options_.causal = spec_.causal;
+    options_.window_left = spec_.window_left;
+    options_.window_right = spec_.window_right;
+    options_.scale = scale_of(p);
+    options_.soft_cap = p.soft_cap;
+    options_.alibi_slopes = p.alibi ? slopes_.data() : nullptr;
+    options_.sinks = p.sinks ? sinks_.data() : nullptr;
+    for (std::size_t i = 0; i < p.seqs.size(); ++i) {
+      const std::int64_t first = std::int64_t{arrays.starts[i]} * spec_.num_q_heads * spec_.head_dim;
+      seqs_.push_back({p.seqs[i].query_len, p.seqs[i].seq_len, arrays.q_values.data() + first,
+                       arrays.contents[2 * i].data(), arrays.contents[2 * i + 1].data()});
+      expected_.push_back(reference::attend(options_, seqs_.back()));
+      scalar_.push_back(reference::attend_in_float32(options_, seqs_.back()));
     }
-    judge.add(options, dense, reference::attend(options, dense), reference::attend_in_float32(options, dense),
-              out.data(), got.lse.data() + std::int64_t{arrays.starts[i]} * s.num_q_heads);
   }
-  CHECK_MESSAGE(judge.problem().empty(), judge.problem());
-}
+  oracle(const oracle&) = delete;
+  oracle& operator=(const oracle&) = delete;
+
+  // Row by row.
+  void check(cpu_isa isa, const answer& got) const {
+    reference::accuracy_judge judge({.numbers = test::numbers_of(isa, spec_.q_type, spec_.kv_type, spec_.out_type),
+                                     .kv_type = spec_.kv_type,
+                                     .out_type = spec_.out_type,
+                                     .statistical = true});
+    for (std::size_t i = 0; i < seqs_.size(); ++i) {
+      const std::int64_t first_row = std::int64_t{arrays_.starts[i]} * spec_.num_q_heads;
+      const std::int64_t num_rows = std::int64_t{seqs_[i].query_len} * spec_.num_q_heads;
+      std::vector<float> out(static_cast<std::size_t>(num_rows * spec_.head_dim));
+      for (std::size_t e = 0; e < out.size(); ++e) {
+        out[e] = test::load_element(got.out.data(), spec_.out_type,
+                                    first_row * spec_.head_dim + static_cast<std::int64_t>(e));
+      }
+      judge.add(options_, seqs_[i], expected_[i], scalar_[i], out.data(), got.lse.data() + first_row);
+    }
+    CHECK_MESSAGE(judge.problem().empty(), judge.problem());
+  }
+
+ private:
+  attention_spec spec_;
+  const prepared& arrays_;
+  std::vector<float> slopes_;
+  std::vector<float> sinks_;
+  reference::attention_options options_;
+  std::vector<reference::dense_sequence> seqs_;
+  std::vector<reference::attention_reference> expected_;
+  std::vector<reference::scalar_attention> scalar_;
+};
 
 std::unique_ptr<backend> open(cpu_isa isa, executor_kind kind, std::int32_t threads) {
   backend_options options;
@@ -231,53 +253,62 @@ struct long_batch {
 }  // namespace
 
 TEST_CASE("attention agrees with float64 for every ISA, dtype and option") {
-  for (const cpu_isa isa : supported_isas()) {
-    const auto where = serial(isa);
-    for (const dtype kv : {dtype::f32, dtype::f16, dtype::bf16}) {
-      for (const std::int32_t head_dim : {1, 8, 71, 80, 128}) {
-        problem p = mixed_problem(kv, 6, 2, head_dim, 16);
+  for (const dtype kv : {dtype::f32, dtype::f16, dtype::bf16}) {
+    for (const std::int32_t head_dim : {1, 8, 71, 80, 128}) {
+      const problem plain = mixed_problem(kv, 6, 2, head_dim, 16);
+      problem featured = plain;
+      featured.spec.q_type = dtype::bf16;
+      featured.spec.out_type = dtype::f16;
+      featured.spec.window_left = 100;
+      featured.soft_cap = 3.0f;
+      featured.alibi = true;
+      featured.sinks = true;
+      problem two_sided = featured;
+      two_sided.spec.causal = false;
+      two_sided.spec.window_right = 9;
+      two_sided.spec.out_type = dtype::bf16;
+      const prepared plain_arrays(plain);
+      const prepared featured_arrays(featured);
+      const oracle plain_oracle(plain, plain_arrays);
+      const oracle featured_oracle(featured, featured_arrays);
+      const oracle two_sided_oracle(two_sided, featured_arrays);
+      for (const cpu_isa isa : supported_isas()) {
         CAPTURE(to_string(isa));
         CAPTURE(to_string(kv));
         CAPTURE(head_dim);
-        expect_accurate(isa, p, run(*where, p));
-        p.spec.q_type = dtype::bf16;
-        p.spec.out_type = dtype::f16;
-        p.spec.window_left = 100;
-        p.soft_cap = 3.0f;
-        p.alibi = true;
-        p.sinks = true;
-        expect_accurate(isa, p, run(*where, p, arrangement::nhd));
-        p.spec.causal = false;
-        p.spec.window_right = 9;
-        p.spec.out_type = dtype::bf16;
-        expect_accurate(isa, p, run(*where, p, arrangement::x_split));
+        const auto where = serial(isa);
+        plain_oracle.check(isa, run(*where, plain, plain_arrays));
+        featured_oracle.check(isa, run(*where, featured, featured_arrays, arrangement::nhd));
+        two_sided_oracle.check(isa, run(*where, two_sided, featured_arrays, arrangement::x_split));
       }
     }
   }
 }
 
 TEST_CASE("bits do not depend on threads, executor, layout, block size or block order") {
-  for (const cpu_isa isa : supported_isas()) {
-    const auto alone = serial(isa);
-    for (const dtype kv : {dtype::f32, dtype::f16, dtype::bf16}) {
-      for (const std::int32_t head_dim : {64, 71}) {
-        problem p = mixed_problem(kv, 8, 2, head_dim, 16);
-        p.seqs.push_back({1, 5000, 7});
+  for (const dtype kv : {dtype::f32, dtype::f16, dtype::bf16}) {
+    for (const std::int32_t head_dim : {64, 71}) {
+      problem p = mixed_problem(kv, 8, 2, head_dim, 16);
+      p.seqs.push_back({1, 5000, 7});
+      const prepared arrays(p);
+      for (const cpu_isa isa : supported_isas()) {
         CAPTURE(to_string(isa));
         CAPTURE(to_string(kv));
         CAPTURE(head_dim);
-        const answer expected = run(*alone, p);
+        const auto alone = serial(isa);
+        p.spec.block_size = 16;
+        const answer expected = run(*alone, p, arrays);
         for (const executor_kind kind : parallel_executors()) {
-          for (const std::int32_t threads : {2, 5}) CHECK(run(*open(isa, kind, threads), p) == expected);
+          for (const std::int32_t threads : {2, 5}) CHECK(run(*open(isa, kind, threads), p, arrays) == expected);
         }
         for (const arrangement how : test::all_arrangements) {
           CAPTURE(test::to_string(how));
-          CHECK(run(*alone, p, how, 5) == expected);
+          CHECK(run(*alone, p, arrays, how, 5) == expected);
         }
         for (const std::int32_t block_size : {1, 5, 64, 128}) {
           CAPTURE(block_size);
           p.spec.block_size = block_size;
-          CHECK(run(*alone, p, arrangement::hnd, 9) == expected);
+          CHECK(run(*alone, p, arrays, arrangement::hnd, 9) == expected);
         }
       }
     }

@@ -5,6 +5,7 @@
 /// convert: what the calls under test do to the one, the oracle does to the other, and then all bytes are compared,
 /// guard zones, gaps and untouched slots included.
 
+#include <algorithm>
 #include <bifolio/backend.hpp>
 #include <bifolio/kv_layout.hpp>
 #include <bifolio/tensor_view.hpp>
@@ -22,8 +23,9 @@ namespace bifolio::test {
 /// A float32 whose conversion is worth a test: any exponent, mantissas at and beside ties, specials, subnormals, and
 /// often an ordinary number.
 [[nodiscard]] inline std::uint32_t hard_float_bits(random_source& random) noexcept {
-  const auto bits = static_cast<std::uint32_t>(random.next());
-  switch (random.between(0, 9)) {
+  const std::uint64_t drawn = random.next();
+  const auto bits = static_cast<std::uint32_t>(drawn);
+  switch (((drawn >> 32) * 10) >> 32) {
     case 0:
       return bits;  // any pattern at all
     case 1: {       // one of the patterns beside a tie of float16 or bfloat16
@@ -50,14 +52,34 @@ namespace bifolio::test {
   }
 }
 
-/// `count` elements of `type`, hard to convert.
+/// Hard elements of `type` to cut pieces from; drawing each element anew would take most of a test's time.
+[[nodiscard]] inline const std::vector<std::byte>& hard_pool(dtype type) {
+  const auto make = [](dtype of) {
+    random_source random(hash_of(test_seed(), 0x4a5d, static_cast<int>(of)));
+    std::vector<std::byte> bytes((std::size_t{1} << 20) * size_of(of));
+    for (std::size_t at = 0; at < bytes.size(); at += size_of(of)) {
+      // Of float16 any pattern will do.
+      std::uint32_t bits = of == dtype::f16 ? static_cast<std::uint32_t>(random.next()) : hard_float_bits(random);
+      if (of == dtype::bf16) bits >>= 16;
+      std::memcpy(bytes.data() + at, &bits, size_of(of));
+    }
+    return bytes;
+  };
+  static const std::vector<std::byte> f32 = make(dtype::f32);
+  static const std::vector<std::byte> f16 = make(dtype::f16);
+  static const std::vector<std::byte> bf16 = make(dtype::bf16);
+  return type == dtype::f32 ? f32 : type == dtype::f16 ? f16 : bf16;
+}
+
+/// `count` elements of `type`, hard to convert: pieces of the pool from random places on.
 [[nodiscard]] inline std::vector<std::byte> hard_elements(random_source& random, dtype type, std::int64_t count) {
+  const std::vector<std::byte>& pool = hard_pool(type);
   std::vector<std::byte> bytes(static_cast<std::size_t>(count) * size_of(type));
-  for (std::size_t at = 0; at < bytes.size(); at += size_of(type)) {
-    std::uint32_t bits = hard_float_bits(random);
-    if (type == dtype::bf16) bits >>= 16;
-    if (type == dtype::f16) bits = static_cast<std::uint32_t>(random.next());
-    std::memcpy(bytes.data() + at, &bits, size_of(type));
+  for (std::size_t done = 0; done < bytes.size();) {
+    const std::size_t first = random.next() % (pool.size() / size_of(type)) * size_of(type);
+    const std::size_t size = std::min(pool.size() - first, bytes.size() - done);
+    std::memcpy(bytes.data() + done, pool.data() + first, size);
+    done += size;
   }
   return bytes;
 }
@@ -75,7 +97,7 @@ class cache_pair {
   [[nodiscard]] kv_cache_view host() noexcept { return view_at(host_.data()); }
   [[nodiscard]] const kv_layout& layout() const noexcept { return arranged_.layout; }
   /// Every byte of the cache, of its gaps and of what lies around it.
-  [[nodiscard]] bool equal() const { return device_.read() == host_; }
+  [[nodiscard]] bool equal() const { return device_.holds(host_); }
 
  private:
   static constexpr std::int64_t guard = 33;  // elements on either side; odd, so that nothing is aligned by luck
@@ -137,7 +159,7 @@ class rows_pair {
   [[nodiscard]] tensor_view device_v() noexcept { return view_at(device_.data(), v_start_); }
   [[nodiscard]] tensor_view host_k() noexcept { return view_at(host_.data(), 0); }
   [[nodiscard]] tensor_view host_v() noexcept { return view_at(host_.data(), v_start_); }
-  [[nodiscard]] bool equal() const { return device_.read() == host_; }
+  [[nodiscard]] bool equal() const { return device_.holds(host_); }
 
  private:
   [[nodiscard]] tensor_view view_at(std::byte* base, std::int64_t start) const noexcept {

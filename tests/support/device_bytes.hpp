@@ -7,6 +7,7 @@
 #include <bifolio/backend.hpp>
 #include <bifolio/buffer.hpp>
 #include <cstddef>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -45,7 +46,13 @@ class device_bytes {
     return bytes;
   }
 
-  [[nodiscard]] bool unchanged() const { return read() == image_; }
+  /// Whether the device holds exactly `bytes`. (A vector's == compares std::byte one by one.)
+  [[nodiscard]] bool holds(const std::vector<std::byte>& bytes) const {
+    const std::vector<std::byte> now = read();
+    return now.size() == bytes.size() && (now.empty() || std::memcmp(now.data(), bytes.data(), now.size()) == 0);
+  }
+
+  [[nodiscard]] bool unchanged() const { return holds(image_); }
 
  private:
   backend* where_ = nullptr;

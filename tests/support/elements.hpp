@@ -4,6 +4,7 @@
 /// Elements of any dtype in raw bytes, and the poison that marks what must be neither read nor written: a NaN with a
 /// payload that no conversion and no arithmetic produces.
 
+#include <algorithm>
 #include <bifolio/dtype.hpp>
 #include <cstddef>
 #include <cstdint>
@@ -34,6 +35,28 @@ inline void store_element(void* base, dtype type, std::int64_t index, float valu
   std::memcpy(bytes, &bits, sizeof bits);
 }
 
+template <class Storage>
+void store_elements_as(std::byte* to, std::int64_t stride, const float* from, std::int64_t count) noexcept {
+  for (std::int64_t i = 0; i < count; ++i, to += stride * static_cast<std::int64_t>(sizeof(Storage))) {
+    const Storage value = from_float<Storage>(from[i]);
+    std::memcpy(to, &value, sizeof value);
+  }
+}
+
+/// Stores `count` values from element `index` on, `stride` elements apart.
+inline void store_elements(void* base, dtype type, std::int64_t index, std::int64_t stride, const float* from,
+                           std::int64_t count) noexcept {
+  auto* to = static_cast<std::byte*>(base) + index * static_cast<std::int64_t>(size_of(type));
+  switch (type) {
+    case dtype::f32:
+      return store_elements_as<float>(to, stride, from, count);
+    case dtype::f16:
+      return store_elements_as<float16>(to, stride, from, count);
+    case dtype::bf16:
+      return store_elements_as<bfloat16>(to, stride, from, count);
+  }
+}
+
 /// What `value` becomes when it is stored as `type`.
 [[nodiscard]] inline float stored_as(dtype type, float value) noexcept {
   if (type == dtype::f16) return to_float(from_float<float16>(value));
@@ -55,8 +78,11 @@ inline void store_element(void* base, dtype type, std::int64_t index, float valu
 
 inline void poison(std::span<std::byte> bytes, dtype type) noexcept {
   const std::uint32_t bits = poison_bits(type);
-  for (std::size_t at = 0; at + size_of(type) <= bytes.size(); at += size_of(type)) {
-    std::memcpy(bytes.data() + at, &bits, size_of(type));  // the low bytes: little-endian hosts
+  const std::size_t size = bytes.size() / size_of(type) * size_of(type);
+  if (size == 0) return;
+  std::memcpy(bytes.data(), &bits, size_of(type));  // the low bytes: little-endian hosts
+  for (std::size_t done = size_of(type); done < size; done *= 2) {
+    std::memcpy(bytes.data() + done, bytes.data(), std::min(done, size - done));
   }
 }
 

@@ -31,6 +31,16 @@ std::int32_t smallest_chunk(std::int32_t head_dim) {
   return head_dim;
 }
 
+// One head of one token, chunk by chunk.
+void store_row(std::byte* half, dtype type, const kv_strides& strides, block_id block, std::int32_t head,
+               std::int32_t token, std::span<const float> values) {
+  const auto dims = static_cast<std::int32_t>(values.size());
+  for (std::int32_t first = 0; first < dims; first += strides.chunk) {
+    store_elements(half, type, strides.offset(block, head, token, first), strides.dim, values.data() + first,
+                   std::min(strides.chunk, dims - first));
+  }
+}
+
 }  // namespace
 
 std::string_view to_string(arrangement value) noexcept {
@@ -132,6 +142,7 @@ paged_cache::paged_cache(backend& where, arrangement how, dtype type, std::int32
     for (std::int64_t b = first_needed / block_size; b < blocks_for(seqs[s].seq_len, block_size); ++b) {
       row[b] = order[next++];
     }
+    const auto dims = static_cast<std::size_t>(head_dim);
     const std::int64_t skipped = first_needed * num_kv_heads * head_dim;
     const float* from_k = seqs[s].k + skipped;
     const float* from_v = seqs[s].v + skipped;
@@ -139,10 +150,10 @@ paged_cache::paged_cache(backend& where, arrangement how, dtype type, std::int32
       const block_id block{row[j / block_size]};
       const auto token = static_cast<std::int32_t>(j % block_size);
       for (std::int32_t h = 0; h < num_kv_heads; ++h) {
-        for (std::int32_t i = 0; i < head_dim; ++i) {
-          store_element(k_half, type, layout.k.offset(block, h, token, i), *from_k++);
-          store_element(v_half, type, layout.v.offset(block, h, token, i), *from_v++);
-        }
+        store_row(k_half, type, layout.k, block, h, token, {from_k, dims});
+        store_row(v_half, type, layout.v, block, h, token, {from_v, dims});
+        from_k += head_dim;
+        from_v += head_dim;
       }
     }
   }

@@ -21,6 +21,12 @@ namespace bifolio::test {
 /// "BIFOLIO_TEST_SEED=…": what to set to see this run again.
 [[nodiscard]] inline std::string seed_note() { return "BIFOLIO_TEST_SEED=" + std::to_string(test_seed()); }
 
+/// How many times their everyday length the long random tests run: BIFOLIO_TEST_RUNS when set, else 1.
+[[nodiscard]] inline std::int64_t num_test_runs() {
+  const char* text = std::getenv("BIFOLIO_TEST_RUNS");
+  return text == nullptr ? 1 : std::strtoll(text, nullptr, 10);
+}
+
 [[nodiscard]] constexpr std::uint64_t mix(std::uint64_t x) noexcept {
   x += 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;

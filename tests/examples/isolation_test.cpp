@@ -17,7 +17,7 @@
 #include "reference_files.hpp"
 #include "sampler.hpp"
 #include "tokenizer.hpp"
-#include "utf8.hpp"
+#include "tools/common/utf8.hpp"
 
 namespace {
 
@@ -261,8 +261,8 @@ TEST_CASE("likelihoods are those of the softmax") {
 }
 
 TEST_CASE("text is cut between characters, and what is no character or controls a terminal is replaced") {
-  using generate::complete_utf8;
-  using generate::printable_utf8;
+  using tools::complete_utf8;
+  using tools::printable_utf8;
   const std::string euro = "\xe2\x82\xac", grin = "\xf0\x9f\x98\x80";
   CHECK(complete_utf8("abc") == 3);
   CHECK(complete_utf8("") == 0);

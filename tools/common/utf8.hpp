@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace generate {
+namespace tools {
 
 /// The leading bytes of `text` that can be printed now: all but a character at the end whose rest may still come.
 [[nodiscard]] std::size_t complete_utf8(std::string_view text) noexcept;
@@ -15,4 +15,4 @@ namespace generate {
 /// and tab by '?', so that a model cannot drive the terminal.
 [[nodiscard]] std::string printable_utf8(std::string_view text);
 
-}  // namespace generate
+}  // namespace tools

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "utf8.hpp"
+#include "tools/common/utf8.hpp"
 
 #include <algorithm>
 
-namespace generate {
+namespace tools {
 namespace {
 
 bool is_continuation(char c) noexcept { return (static_cast<unsigned char>(c) & 0xc0u) == 0x80u; }
@@ -65,4 +65,4 @@ std::string printable_utf8(std::string_view text) {
   return result;
 }
 
-}  // namespace generate
+}  // namespace tools

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "input_error.hpp"
+#include "tools/common/escape.hpp"
 
 namespace generate {
 namespace {
@@ -59,13 +60,6 @@ std::vector<std::int64_t> read_sizes(const json& list, const char* key, const st
   return sizes;
 }
 
-/// A name as it may be shown: printable ASCII, not endless.
-std::string shown(const std::string& name) {
-  std::string text;
-  for (const char c : name.substr(0, 80)) text += c >= ' ' && c <= '~' ? c : '?';
-  return text;
-}
-
 }  // namespace
 
 safetensors::safetensors(const std::filesystem::path& path) : file_(path) {
@@ -75,7 +69,7 @@ safetensors::safetensors(const std::filesystem::path& path) : file_(path) {
 
   for (const auto& [name, entry] : header.items()) {
     if (name == "__metadata__") continue;
-    const std::string where = fmt::format("{}: tensor \"{}\"", file_.name(), shown(name));
+    const std::string where = fmt::format("{}: tensor \"{}\"", file_.name(), tools::excerpt(name));
     if (!entry.is_object() || !entry.contains("dtype") || !entry["dtype"].is_string()) {
       throw input_error(fmt::format("{} has no dtype", where));
     }
@@ -111,7 +105,7 @@ safetensors::safetensors(const std::filesystem::path& path) : file_(path) {
 const safetensors::tensor& safetensors::find(const std::string& name, std::initializer_list<std::int64_t> shape) const {
   if (const auto other = other_dtypes_.find(name); other != other_dtypes_.end()) {
     throw input_error(fmt::format("{}: tensor \"{}\" has dtype {}, allowed are F32, F16 and BF16", file_.name(), name,
-                                  shown(other->second)));
+                                  tools::excerpt(other->second)));
   }
   const auto found = tensors_.find(name);
   if (found == tensors_.end()) throw input_error(fmt::format("{}: tensor \"{}\" is missing", file_.name(), name));

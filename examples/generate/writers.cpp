@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "tools/common/escape.hpp"
 #include "tools/common/utf8.hpp"
 
 namespace generate {
@@ -54,7 +55,7 @@ class text_writer final : public sequence_writer {
     for (std::size_t i = first; i < ids.size(); ++i) pending_ += tokens_.decode(ids[i - 1], ids[i]);
     num_written_ = ids.size();
     const std::size_t ready = tools::complete_utf8(pending_);
-    print(tools::printable_utf8(std::string_view(pending_).substr(0, ready)));
+    print(tools::printable_text(std::string_view(pending_).substr(0, ready)));
     pending_.erase(0, ready);
   }
 
@@ -62,12 +63,12 @@ class text_writer final : public sequence_writer {
     const std::string sample =
         num_samples_ > 1 ? fmt::format(", sample {} of {}", current_ % num_samples_ + 1, num_samples_) : std::string();
     print(fmt::format("--- {} of {}{} ---\n", current_ / num_samples_ + 1, num_sequences / num_samples_, sample));
-    const std::string prompt = tools::printable_utf8(tokens_.decode_all(record.prompt_ids));
+    const std::string prompt = tools::printable_text(tokens_.decode_all(record.prompt_ids));
     print(emphasise_ && !prompt.empty() ? "\x1b[1m" + prompt + "\x1b[0m" : prompt);
   }
 
   void close(const sequence_record& record) {
-    print(tools::printable_utf8(pending_));
+    print(tools::printable_text(pending_));
     pending_.clear();
     print(record.ended_by == ending::steps ? " ...\n\n" : "\n\n");
   }

@@ -161,6 +161,13 @@ TEST_CASE("a trace that cannot be used is refused in one sentence with file and 
   check_refused({file("good.csv", table), "--cache-only", "--format-in", "mooncake"}, "good.csv:1: ");
 }
 
+TEST_CASE("a name with the marks of a table stays one cell in Markdown and in CSV") {
+  const std::string path = file("a|b,\"c\".jsonl", conversation);
+  CHECK(run({path, "--cache-only"}).out.find("| trace | a\\|b,\"c\".jsonl |\n") != std::string::npos);
+  CHECK(run({path, "--cache-only", "--format", "csv"}).out.find("cache-only,\"a|b,\"\"c\"\".jsonl\",4,") !=
+        std::string::npos);
+}
+
 TEST_CASE("the cache alone says hits, lookups, hit rate and evictions as one JSON object") {
   const std::string path = file("good.jsonl", conversation);
   const run_result result = run({path, "--cache-only", "--policy", "lru", "--blocks", "5", "--format", "json"});

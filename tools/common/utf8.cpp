@@ -28,7 +28,8 @@ bool is_allowed_second(char lead, char second) noexcept {
   return true;
 }
 
-/// Bytes at the start of `text` that form one character, or 0.
+}  // namespace
+
 std::size_t character_length(std::string_view text) noexcept {
   const std::size_t length = announced_length(text[0]);
   if (length == 0 || length > text.size()) return 0;
@@ -37,8 +38,6 @@ std::size_t character_length(std::string_view text) noexcept {
                                                                                                             : 0;
 }
 
-}  // namespace
-
 std::size_t complete_utf8(std::string_view text) noexcept {
   for (std::size_t back = 1; back <= std::min<std::size_t>(3, text.size()); ++back) {
     const char c = text[text.size() - back];
@@ -46,23 +45,6 @@ std::size_t complete_utf8(std::string_view text) noexcept {
     return announced_length(c) > back ? text.size() - back : text.size();
   }
   return text.size();
-}
-
-std::string printable_utf8(std::string_view text) {
-  std::string result;
-  while (!text.empty()) {
-    const std::size_t length = character_length(text);
-    const auto byte = static_cast<unsigned char>(text[0]);
-    if (length == 0) {
-      result += "\xef\xbf\xbd";
-    } else if ((byte < 0x20 && byte != '\n' && byte != '\t') || byte == 0x7f) {
-      result += '?';
-    } else {
-      result += text.substr(0, length);
-    }
-    text.remove_prefix(std::max<std::size_t>(length, 1));
-  }
-  return result;
 }
 
 }  // namespace tools

@@ -12,11 +12,13 @@
 #include <unordered_map>
 
 #include "input_error.hpp"
+#include "tools/common/escape.hpp"
 
 namespace trace_replay {
 namespace {
 
 using nlohmann::json;
+using tools::excerpt;
 
 constexpr std::int64_t max_tokens = 1 << 30;  // of one sequence; the manager's limit
 constexpr double max_arrival_ms = 1e13;       // three centuries
@@ -48,13 +50,8 @@ class line_reader {
   std::int64_t number_ = 0;
 };
 
-/// What was found, for a sentence: short, on one line.
-std::string shown(std::string_view text) {
-  std::string result;
-  for (const char c : text.substr(0, 60)) result += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
-  return text.size() > 60 ? result + "..." : result;
-}
-std::string shown_json(const json& value) { return shown(value.dump(-1, ' ', true, json::error_handler_t::replace)); }
+/// What was found, for a sentence.
+std::string shown_json(const json& value) { return excerpt(value.dump(-1, ' ', true, json::error_handler_t::replace)); }
 
 class mooncake_reader {
  public:
@@ -65,9 +62,9 @@ class mooncake_reader {
     try {
       object = json::parse(line);
     } catch (const json::exception&) {
-      lines_.fail(fmt::format("'{}' is not a JSON object", shown(line)));
+      lines_.fail(fmt::format("'{}' is not a JSON object", excerpt(line)));
     }
-    if (!object.is_object()) lines_.fail(fmt::format("'{}' is not a JSON object", shown(line)));
+    if (!object.is_object()) lines_.fail(fmt::format("'{}' is not a JSON object", excerpt(line)));
     trace_request one;
     one.arrival_us = 1e3 * arrival_ms(field(object, "timestamp"));
     one.num_input_tokens = count(object, "input_length", 1);
@@ -215,7 +212,7 @@ class azure_reader {
     num_columns_ = cells.size();
     const auto column = [&](std::string_view name) {
       const auto found = std::find(cells.begin(), cells.end(), name);
-      if (found == cells.end()) lines_.fail(fmt::format("the header '{}' has no column {}", shown(header), name));
+      if (found == cells.end()) lines_.fail(fmt::format("the header '{}' has no column {}", excerpt(header), name));
       return static_cast<std::size_t>(found - cells.begin());
     };
     time_ = column("TIMESTAMP");
@@ -230,7 +227,7 @@ class azure_reader {
     }
     const std::optional<double> time = parse_time(cells[time_]);
     if (!time) {
-      lines_.fail(fmt::format("TIMESTAMP is '{}', not a time like 2023-11-16 18:15:46.6805900", shown(cells[time_])));
+      lines_.fail(fmt::format("TIMESTAMP is '{}', not a time like 2023-11-16 18:15:46.6805900", excerpt(cells[time_])));
     }
     if (out_.requests.empty()) first_ = *time;
     const double arrival = *time - first_;
@@ -248,7 +245,7 @@ class azure_reader {
     const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
     if (problem != std::errc() || end != text.data() + text.size() || value < least || value > max_tokens) {
       lines_.fail(
-          fmt::format("{} is '{}'; allowed are whole numbers from {} to {}", name, shown(text), least, max_tokens));
+          fmt::format("{} is '{}'; allowed are whole numbers from {} to {}", name, excerpt(text), least, max_tokens));
     }
     return static_cast<std::int32_t>(value);
   }
@@ -287,7 +284,7 @@ trace read_trace(std::istream& in, std::string_view name, trace_format format, s
       format = trace_format::azure;
     } else {
       lines.fail(fmt::format("'{}' is neither a JSON object of a Mooncake trace nor the header of an Azure CSV, {}",
-                             shown(line), "TIMESTAMP,ContextTokens,GeneratedTokens"));
+                             excerpt(line), "TIMESTAMP,ContextTokens,GeneratedTokens"));
     }
   }
   out.format = format;

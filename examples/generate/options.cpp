@@ -8,7 +8,6 @@
 #include <bifolio/error.hpp>
 #include <charconv>
 #include <cmath>
-#include <iostream>
 #include <limits>
 
 #include "input_error.hpp"
@@ -66,6 +65,7 @@ class command_line {
             "KV cache.",
             "generate") {
     app_.set_help_flag("-h,--help", "Show this and leave");
+    app_.footer(tools::exit_codes);
     app_.get_formatter()->column_width(34);
   }
 
@@ -207,7 +207,7 @@ std::optional<options> parse_options(int argc, const char* const* argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
-    std::cout << app.help();
+    tools::write_stdout(app.help());
     return {};
   } catch (const CLI::ParseError& problem) {
     throw input_error(fmt::format("{} (--help lists the options)", problem.what()));

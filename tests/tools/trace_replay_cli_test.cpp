@@ -161,6 +161,40 @@ TEST_CASE("a trace that cannot be used is refused in one sentence with file and 
   check_refused({file("good.csv", table), "--cache-only", "--format-in", "mooncake"}, "good.csv:1: ");
 }
 
+TEST_CASE("what cannot be written to stdout ends with 1 and one sentence") {
+  const std::string path = file("good.jsonl", conversation);
+  const auto check_fails = [&](const std::vector<std::string>& arguments) {
+    const run_result result = run_program_on_full_disk(BIFOLIO_TRACE_REPLAY_PROGRAM, arguments, scratch);
+    CHECK(result.code == 1);
+    CHECK(result.err == "trace_replay: stdout cannot be written: No space left on device\n");
+  };
+  check_fails({"--help"});
+  for (const char* format : {"md", "csv", "json"}) check_fails({path, "--blocks", "500", "--format", format});
+}
+
+TEST_CASE("control characters of names and fields are escaped, not sent to the terminal") {
+  const std::string evil = "a\x1b[31m\x7f\xc2\x9b\x07\n\xff.jsonl",
+                    shown = "a\\x1b[31m\\x7f\\xc2\\x9b\\x07\\x0a\\xff.jsonl";
+  check_refused({"/nonexistent/" + evil}, "/nonexistent/" + shown + ": the file cannot be opened");
+  check_refused({file("line.jsonl", "\x1b]0;title\x07 \xc2\x9b{}\n")}, "'\\x1b]0;title\\x07 \\xc2\\x9b{}' is neither");
+  check_refused({file("field.jsonl", R"({"timestamp":"\u001b[2J\u009b\u007f"})")},
+                R"(timestamp is "\u001b[2J\u009b\u007f")");
+  check_refused({file("time.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n\x1b[2J,1,1\n")}, R"('\x1b[2J')");
+  const run_result unknown = run({"--\x1b[2J"});
+  CHECK(unknown.code == 2);
+  CHECK(unknown.err.find('\x1b') == std::string::npos);
+  for (const char* format : {"md", "csv", "json"}) {
+    CAPTURE(format);
+    const run_result result = run({file(evil, conversation), "--cache-only", "--format", format});
+    REQUIRE(result.code == 0);
+    for (const char* raw : {"\x1b", "\x7f", "\xc2\x9b", "\x07"}) CHECK(result.out.find(raw) == std::string::npos);
+  }
+  const fs::path plot = scratch / "evil.svg";
+  CHECK(run({(scratch / evil).string(), "--cache-only", "--plot", plot.string()}).code == 0);
+  CHECK(xml_flaw(read_file(plot)) == "");
+  CHECK(read_file(plot).find(shown) != std::string::npos);
+}
+
 TEST_CASE("a name with the marks of a table stays one cell in Markdown and in CSV") {
   const std::string path = file("a|b,\"c\".jsonl", conversation);
   CHECK(run({path, "--cache-only"}).out.find("| trace | a\\|b,\"c\".jsonl |\n") != std::string::npos);

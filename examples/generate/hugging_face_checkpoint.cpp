@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include <cmath>
 #include <limits>
 #include <map>
 #include <memory>
@@ -11,6 +12,7 @@
 #include "checkpoint.hpp"
 #include "input_error.hpp"
 #include "safetensors.hpp"
+#include "tools/common/json.hpp"
 
 namespace generate {
 namespace {
@@ -22,9 +24,9 @@ json read_json(const std::filesystem::path& path) {
   const std::string text = file.read_text(64 << 20);
   json object;
   try {
-    object = json::parse(text);
-  } catch (const json::parse_error& problem) {
-    throw input_error(fmt::format("{}: not valid JSON at byte {}", file.name(), problem.byte));
+    object = tools::parse_json(text);
+  } catch (const tools::json_error& problem) {
+    throw input_error(fmt::format("{}: {}", file.name(), problem.what()));
   }
   if (!object.is_object()) throw input_error(fmt::format("{}: not a JSON object", file.name()));
   return object;
@@ -52,7 +54,10 @@ class settings {
   [[nodiscard]] float number(const char* key, float otherwise) const {
     if (!has(key)) return otherwise;
     if (!object_[key].is_number()) refuse(key, object_[key], "a number");
-    return object_[key].get<float>();
+    const double value = object_[key].get<double>();
+    if (std::abs(value) > std::numeric_limits<float>::max())
+      refuse(key, object_[key], "a number that a float can hold");
+    return static_cast<float>(value);
   }
   [[nodiscard]] bool flag(const char* key, bool otherwise) const {
     if (!has(key)) return otherwise;
@@ -91,8 +96,7 @@ class settings {
     if (!has(key)) throw input_error(fmt::format("{}: \"{}\" is missing", file_, key));
   }
   [[noreturn]] void refuse(const char* key, const json& value, const std::string& allowed) const {
-    const std::string received = value.dump(-1, ' ', true, json::error_handler_t::replace).substr(0, 80);
-    throw input_error(fmt::format("{}: \"{}\" is {}, allowed is {}", file_, key, received, allowed));
+    throw input_error(fmt::format("{}: \"{}\" is {}, allowed is {}", file_, key, tools::json_excerpt(value), allowed));
   }
 
   std::string file_;

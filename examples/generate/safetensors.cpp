@@ -8,6 +8,7 @@
 
 #include "input_error.hpp"
 #include "tools/common/escape.hpp"
+#include "tools/common/json.hpp"
 
 namespace generate {
 namespace {
@@ -36,9 +37,9 @@ json read_header(binary_file& file, std::uint64_t& data_start) {
   data_start = sizeof(header_bytes) + header_bytes;
   json header;
   try {
-    header = json::parse(text);
-  } catch (const json::parse_error& problem) {
-    throw input_error(fmt::format("{}: its header is not valid JSON at byte {}", file.name(), problem.byte));
+    header = tools::parse_json(text);
+  } catch (const tools::json_error& problem) {
+    throw input_error(fmt::format("{}: its header is {}", file.name(), problem.what()));
   }
   if (!header.is_object()) throw input_error(fmt::format("{}: its header is not a JSON object", file.name()));
   return header;
@@ -53,7 +54,7 @@ std::vector<std::int64_t> read_sizes(const json& list, const char* key, const st
   for (const json& value : *found) {
     if (!value.is_number_unsigned() || value.get<std::uint64_t>() > (std::uint64_t{1} << 62)) {
       throw input_error(fmt::format("{} has {} in \"{}\", allowed are whole numbers from 0 to 2^62", where,
-                                    value.dump(-1, ' ', true, json::error_handler_t::replace), key));
+                                    tools::json_excerpt(value), key));
     }
     sizes.push_back(value.get<std::int64_t>());
   }

@@ -285,3 +285,15 @@ TEST_CASE("control characters of paths, tensors and models are escaped, not sent
   });
   check_refused({"--model", lying.string()}, "tensor \"a\\x1b[31m\\x7f\\xc2\\x9b\" of dtype F32");
 }
+
+TEST_CASE("model files with JSON nested too deeply or a number out of range end with 2 and one sentence") {
+  const fs::path directory = tiny_hugging_face("cli_deep", 7);
+  const auto config = [&](const std::string& member) {
+    std::ofstream(directory / "config.json") << "{\"hidden_size\": " << member << "}";
+    return std::vector<std::string>{"--model", directory.string()};
+  };
+  const std::string deep = std::string(100000, '[') + std::string(100000, ']');
+  check_refused(config(deep), "config.json: JSON nested deeper than 64 levels");
+  check_refused(config("1e999"), "config.json: JSON with a number out of range at byte 21: 1e999");
+  check_refused(config(std::string(60, '[') + std::string(60, ']')), "\"hidden_size\" is [[");
+}

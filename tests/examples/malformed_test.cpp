@@ -226,7 +226,12 @@ TEST_CASE("a safetensors header that is not JSON, or longer than the file, is re
   CHECK(contains(load(sized(UINT64_MAX, "{}")), "not a safetensors file"));
   CHECK(contains(load(sized(0, "")), "not valid JSON"));
   CHECK(contains(load(sized(2, "{}")), "is missing"));
-  CHECK(contains(load(sized(200000, std::string(200000, '['))), "not valid JSON"));
+  CHECK(contains(load(sized(200000, std::string(200000, '['))), "its header is JSON nested deeper than 64 levels"));
+  const std::string deep = R"({"t":{"dtype":"F32","shape":[)" + std::string(100000, '[') + std::string(100000, ']') +
+                           R"(],"data_offsets":[0,0]}})";
+  CHECK(contains(load(sized(deep.size(), deep)), "its header is JSON nested deeper than 64 levels"));
+  const std::string large = R"({"t":{"dtype":"F32","shape":[1e999],"data_offsets":[0,0]}})";
+  CHECK(contains(load(sized(large.size(), large)), "its header is JSON with a number out of range at byte 34: 1e999"));
 }
 
 TEST_CASE("a config.json that is broken, incomplete or of another architecture is refused by the setting's name") {
@@ -270,6 +275,26 @@ TEST_CASE("a config.json that is broken, incomplete or of another architecture i
   CHECK(contains(refusal([&] { static_cast<void>(generate::load_hugging_face(directory)); }), "not valid JSON"));
   fs::remove(directory / "config.json");
   CHECK(contains(refusal([&] { static_cast<void>(generate::load_hugging_face(directory)); }), "no such file"));
+}
+
+TEST_CASE("a number that no float can hold is refused as such, wherever it stands in a JSON file") {
+  const fs::path directory = tiny_hugging_face("range", 7);
+  const auto load = [&](const std::string& config) {
+    std::ofstream(directory / "config.json") << config;
+    return refusal([&] { static_cast<void>(generate::load_hugging_face(directory)); });
+  };
+  for (const char* number : {"1e999", "-1e999", "123456e4000"}) {
+    CAPTURE(number);
+    CHECK(
+        contains(load(std::string(R"({"rms_norm_eps":)") + number + "}"), "JSON with a number out of range at byte "));
+    CHECK(contains(load(std::string(R"({"x":[{"y":)") + number + "}]}"), number));
+  }
+  fs::remove(directory / "model.safetensors");
+  static_cast<void>(tiny_hugging_face("range", 7));
+  fs::remove(directory / "model.safetensors");
+  std::ofstream(directory / "model.safetensors.index.json") << R"({"weight_map":{"x":1e999}})";
+  CHECK(contains(refusal([&] { static_cast<void>(generate::load_hugging_face(directory)); }), "out of range"));
+  fs::remove(directory / "model.safetensors.index.json");
 }
 
 TEST_CASE("a path that does not exist, a directory for a file and a missing tokenizer are refused") {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the programs share: text that is safe to show.
+// What the programs share: text that is safe to show, JSON that is not trusted.
 #include <doctest/doctest.h>
 
 #include <cstdint>
@@ -8,6 +8,7 @@
 #include <string>
 
 #include "tools/common/escape.hpp"
+#include "tools/common/json.hpp"
 #include "tools/common/utf8.hpp"
 #include "xml_flaw.hpp"
 
@@ -109,4 +110,112 @@ TEST_CASE("no bytes come through as control characters, and none break the form 
     REQUIRE(is_harmless(printable_json(json), ""));
     REQUIRE(nlohmann::json::parse(printable_json(json)) == nlohmann::json::parse(json));
   }
+}
+
+namespace {
+
+/// The sentence with which a text is refused; empty when it is not.
+std::string json_problem(const std::string& text) {
+  try {
+    (void)parse_json(text);
+  } catch (const json_error& problem) {
+    return problem.what();
+  }
+  return {};
+}
+
+/// A JSON value of every kind, nested at most `depth` deep.
+nlohmann::json random_json(std::mt19937_64& random, int depth) {
+  const auto text = [&] { return std::string(random() % 6, 'a') + (random() % 2 == 0 ? euro : "\"\\\n"); };
+  switch (random() % (depth > 0 ? 8 : 6)) {
+    case 0:
+      return nullptr;
+    case 1:
+      return random() % 2 == 0;
+    case 2:
+      return -static_cast<std::int64_t>(random() >> 1);
+    case 3:
+      return random();
+    case 4:
+      return static_cast<double>(random()) * 0x1p-40;
+    case 5:
+      return text();
+    case 6: {
+      nlohmann::json list = nlohmann::json::array();
+      for (auto count = random() % 5; count > 0; --count) list.push_back(random_json(random, depth - 1));
+      return list;
+    }
+    default: {
+      nlohmann::json object = nlohmann::json::object();
+      for (auto count = random() % 5; count > 0; --count) object[text()] = random_json(random, depth - 1);
+      return object;
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("JSON that is valid and flat enough is read as nlohmann-json reads it") {
+  constexpr std::uint64_t seed = 32;
+  CAPTURE(seed);
+  std::mt19937_64 random(seed);
+  for (int round = 0; round < 2000; ++round) {
+    const nlohmann::json value = random_json(random, 6);
+    const std::string text = value.dump(round % 3 - 1);
+    CAPTURE(text);
+    REQUIRE(parse_json(text) == nlohmann::json::parse(text));
+    // A byte changed: both read the same, or both refuse.
+    std::string changed = text;
+    changed[random() % changed.size()] = "{}[],:\"0e-. tn"[random() % 13];
+    const nlohmann::json expected = nlohmann::json::parse(changed, nullptr, false);
+    if (expected.is_discarded()) {
+      REQUIRE(json_problem(changed) != "");
+    } else {
+      REQUIRE(parse_json(changed) == expected);
+    }
+  }
+  CHECK(parse_json(R"({"a":1,"a":[2]})") == nlohmann::json::parse(R"({"a":1,"a":[2]})"));
+}
+
+TEST_CASE("JSON is nested 64 levels deep and no deeper, whatever follows") {
+  const auto lists = [](std::size_t depth) { return std::string(depth, '[') + std::string(depth, ']'); };
+  std::string objects = "1";
+  for (int i = 0; i < 64; ++i) objects = std::string("{\"a\":").append(objects).append("}");
+  CHECK(json_problem(lists(64)) == "");
+  CHECK(json_problem(std::string("[").append(lists(63)).append(",").append(lists(63)).append("]")) == "");
+  CHECK(json_problem(objects) == "");
+  const std::string sentence = "JSON nested deeper than 64 levels";
+  CHECK(json_problem(lists(65)) == sentence);
+  CHECK(json_problem("[" + objects + "]") == sentence);
+  CHECK(json_problem(lists(1000000)) == sentence);
+  CHECK(json_problem(std::string(1000000, '[')) == sentence);
+  std::string open;
+  for (int i = 0; i < 100000; ++i) open += "{\"a\":[";
+  CHECK(json_problem(open) == sentence);
+}
+
+TEST_CASE("what is no JSON, and a number out of range, are refused with the byte") {
+  CHECK(json_problem("") == "not valid JSON at byte 1");
+  CHECK(json_problem("[1,]") == "not valid JSON at byte 4");
+  CHECK(json_problem("[1] 2") == "not valid JSON at byte 5");
+  CHECK(json_problem("[1e999]") == "JSON with a number out of range at byte 6: 1e999");
+  CHECK(json_problem("-1e999") == "JSON with a number out of range at byte 6: -1e999");
+  CHECK(json_problem("[1e-999,123456789012345678901234567890]") == "");  // rounded, as JSON allows
+  CHECK(json_problem(std::string(400, '9') + ".5").ends_with(std::string(60, '9') + "..."));
+}
+
+TEST_CASE("an excerpt of a JSON value is short and flat whatever the value is") {
+  const auto of = [](const std::string& text) { return json_excerpt(parse_json(text)); };
+  CHECK(of("null") == "null");
+  CHECK(of("-1.5") == "-1.5");
+  CHECK(of("\"a\\u001b\\u009b\\u20ac\"") == "\"a\\u001b\\u009b\\u20ac\"");
+  CHECK(of(R"({"b":[1,2],"a":"c"})") == R"({"a":"c","b":[1,2]})");
+  CHECK(of("[[[1]]]") == "[[[...]]]");
+  CHECK(of("[[[]]]") == "[[[]]]");
+  CHECK(of(std::string(64, '[') + std::string(64, ']')) == "[[[...]]]");
+  CHECK(of(std::string(1, '"').append(1000000, 'x').append(1, '"')) ==
+        std::string(1, '"').append(59, 'x').append("..."));
+  std::string many = "[0";
+  for (int i = 0; i < 100000; ++i) many += ",0";
+  CHECK(of(many + "]") == many.substr(0, 60) + "...");
 }

@@ -127,7 +127,8 @@ TEST_CASE("a trace that cannot be used is refused in one sentence with file and 
   refuses("empty.jsonl", "", ": the trace is empty");
   refuses("blank.jsonl", "\n \n", ": the trace is empty");
   refuses("text.jsonl", "hello\n", ":1: 'hello' is neither a JSON object");
-  refuses("cut.jsonl", first + R"({"timestamp":0,"input_l)", ":2: '{\"timestamp\":0,\"input_l' is not a JSON object");
+  refuses("cut.jsonl", first + R"({"timestamp":0,"input_l)",
+          ":2: '{\"timestamp\":0,\"input_l' is not valid JSON at byte ");
   refuses("list.jsonl", first + "\n[1,2]\n", ":3: '[1,2]' is not a JSON object");
   refuses("missing.jsonl", first + R"({"timestamp":0,"input_length":5,"output_length":1})",
           ":2: the field hash_ids is missing");
@@ -159,6 +160,29 @@ TEST_CASE("a trace that cannot be used is refused in one sentence with file and 
   check_refused({scratch.string(), "--cache-only"}, scratch.string());
   check_refused({file("good.csv", table), "--cache-only"}, "the trace has no hash_ids");
   check_refused({file("good.csv", table), "--cache-only", "--format-in", "mooncake"}, "good.csv:1: ");
+}
+
+TEST_CASE("a trace whose JSON is nested too deeply or holds a number that no float can hold is refused") {
+  const auto line = [](const std::string& time, const std::string& ids) {
+    return R"({"timestamp":)" + time + R"(,"input_length":5,"output_length":1,"hash_ids":)" + ids + "}\n";
+  };
+  const auto nested = [](std::size_t depth) { return std::string(depth, '[') + std::string(depth, ']'); };
+  for (const std::size_t depth : {64u, 1000u, 100000u}) {
+    CAPTURE(depth);
+    check_refused({file("deep.jsonl", line("0", nested(depth))), "--cache-only"},
+                  ":1: '{\"timestamp\":0,\"input_length\":5,\"output_length\":1,\"hash_ids\"...' is JSON nested deeper "
+                  "than 64 levels");
+    check_refused({file("ids.jsonl", line("0", std::string("[").append(nested(depth)).append("]"))), "--cache-only"},
+                  "JSON nested deeper than 64 levels");
+    check_refused({file("open.jsonl", line("0", std::string(depth, '['))), "--cache-only"}, "nested deeper than 64");
+  }
+  check_refused({file("deep.jsonl", line("0", nested(63))), "--cache-only"}, ":1: hash_ids contains [[");
+  check_refused({file("long.jsonl", line("0", std::string(1, '"').append(100000, 'x').append(1, '"'))), "--cache-only"},
+                ":1: hash_ids is \"xxx");
+  check_refused(
+      {file("number.jsonl", line("1e999", "[]")), "--cache-only"},
+      ":1: '{\"timestamp\":1e999,\"input_length\":5,\"output_length\":1,\"hash_...' is JSON with a number out "
+      "of range at byte 18: 1e999");
 }
 
 TEST_CASE("what cannot be written to stdout ends with 1 and one sentence") {

@@ -13,12 +13,14 @@
 
 #include "input_error.hpp"
 #include "tools/common/escape.hpp"
+#include "tools/common/json.hpp"
 
 namespace trace_replay {
 namespace {
 
 using nlohmann::json;
 using tools::excerpt;
+using tools::json_excerpt;
 
 constexpr std::int64_t max_tokens = 1 << 30;  // of one sequence; the manager's limit
 constexpr double max_arrival_ms = 1e13;       // three centuries
@@ -50,9 +52,6 @@ class line_reader {
   std::int64_t number_ = 0;
 };
 
-/// What was found, for a sentence.
-std::string shown_json(const json& value) { return excerpt(value.dump(-1, ' ', true, json::error_handler_t::replace)); }
-
 class mooncake_reader {
  public:
   mooncake_reader(line_reader& lines, trace& out) : lines_(lines), out_(out) {}
@@ -60,9 +59,9 @@ class mooncake_reader {
   void read_line(const std::string& line) {
     json object;
     try {
-      object = json::parse(line);
-    } catch (const json::exception&) {
-      lines_.fail(fmt::format("'{}' is not a JSON object", excerpt(line)));
+      object = tools::parse_json(line);
+    } catch (const tools::json_error& problem) {
+      lines_.fail(fmt::format("'{}' is {}", excerpt(line), problem.what()));
     }
     if (!object.is_object()) lines_.fail(fmt::format("'{}' is not a JSON object", excerpt(line)));
     trace_request one;
@@ -70,7 +69,7 @@ class mooncake_reader {
     one.num_input_tokens = count(object, "input_length", 1);
     one.num_output_tokens = count(object, "output_length", 0);
     const json& ids = field(object, "hash_ids");
-    if (!ids.is_array()) lines_.fail(fmt::format("hash_ids is {}, not a list of integers", shown_json(ids)));
+    if (!ids.is_array()) lines_.fail(fmt::format("hash_ids is {}, not a list of integers", json_excerpt(ids)));
     if (static_cast<std::int64_t>(out_.ids.size() + ids.size()) > max_ids) {
       lines_.fail(fmt::format("the trace has more than {} hash_ids", max_ids));
     }
@@ -93,7 +92,7 @@ class mooncake_reader {
       if (ms >= 0 && ms <= max_arrival_ms) return ms;
     }
     lines_.fail(
-        fmt::format("timestamp is {}; allowed are numbers from 0 to {:.0f} (ms)", shown_json(value), max_arrival_ms));
+        fmt::format("timestamp is {}; allowed are numbers from 0 to {:.0f} (ms)", json_excerpt(value), max_arrival_ms));
   }
   [[nodiscard]] std::int32_t count(const json& object, const char* name, std::int64_t least) const {
     const json& value = field(object, name);
@@ -103,12 +102,12 @@ class mooncake_reader {
       if (number >= static_cast<std::uint64_t>(least) && number <= max_tokens) return static_cast<std::int32_t>(number);
     }
     lines_.fail(
-        fmt::format("{} is {}; allowed are whole numbers from {} to {}", name, shown_json(value), least, max_tokens));
+        fmt::format("{} is {}; allowed are whole numbers from {} to {}", name, json_excerpt(value), least, max_tokens));
   }
   std::int32_t add_id(const json& value, std::int32_t before) {
     if (!value.is_number_unsigned()) {
       lines_.fail(
-          fmt::format("hash_ids contains {}; allowed are whole numbers from 0 to {}", shown_json(value), UINT64_MAX));
+          fmt::format("hash_ids contains {}; allowed are whole numbers from 0 to {}", json_excerpt(value), UINT64_MAX));
     }
     const auto [found, is_new] = numbers_.try_emplace(value.get<std::uint64_t>(), out_.num_distinct_ids);
     const std::int32_t id = found->second;

@@ -185,6 +185,27 @@ TEST_CASE("a trace whose JSON is nested too deeply or holds a number that no flo
       "of range at byte 18: 1e999");
 }
 
+TEST_CASE("requests larger than the pool are refused one by one, the last one too, and the replay ends") {
+  const std::string small = R"({"timestamp":0,"input_length":100,"output_length":2,"hash_ids":[1]})"
+                            "\n";
+  const std::string large = R"({"timestamp":9000,"input_length":5000,"output_length":2,"hash_ids":[1,2]})"
+                            "\n";
+  const auto refused = [&](const std::string& text) {
+    const run_result result = run({file("large.jsonl", text), "--blocks", "100", "--format", "json"});
+    CAPTURE(result.err);
+    REQUIRE(result.code == 0);
+    const json said = json::parse(result.out);
+    CHECK(said.at("finished").get<int>() + said.at("refused").get<int>() == said.at("requests"));
+    return said.at("refused").get<int>();
+  };
+  CHECK(refused(small + large) == 1);
+  CHECK(refused(large) == 1);
+  CHECK(refused(large + large) == 2);
+  CHECK(refused(small + large + small) == 1);
+  CHECK(refused(small) == 0);
+  CHECK(refused(small + R"({"timestamp":1,"input_length":1073741824,"output_length":0,"hash_ids":[]})") == 1);
+}
+
 TEST_CASE("what cannot be written to stdout ends with 1 and one sentence") {
   const std::string path = file("good.jsonl", conversation);
   const auto check_fails = [&](const std::vector<std::string>& arguments) {

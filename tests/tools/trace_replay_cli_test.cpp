@@ -185,6 +185,18 @@ TEST_CASE("a trace whose JSON is nested too deeply or holds a number that no flo
       "of range at byte 18: 1e999");
 }
 
+TEST_CASE("a request whose tokens do not fit into 32 bits together is refused with its lengths") {
+  const std::string path = file("both.jsonl", R"({"timestamp":0,"input_length":1073741824,)"
+                                              R"("output_length":1073741824,"hash_ids":[]})");
+  for (const char* mode : {"--cache-only", "--no-progress"}) {
+    check_refused({path, mode},
+                  ":1: input_length and output_length are 1073741824 and 1073741824; allowed are 1073741824 "
+                  "tokens together");
+  }
+  check_refused({file("both.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,1073741824,1\n")},
+                ":2: ContextTokens and GeneratedTokens are 1073741824 and 1; allowed are 1073741824 tokens together");
+}
+
 TEST_CASE("requests larger than the pool are refused one by one, the last one too, and the replay ends") {
   const std::string small = R"({"timestamp":0,"input_length":100,"output_length":2,"hash_ids":[1]})"
                             "\n";

@@ -44,7 +44,12 @@ class line_reader {
   [[noreturn]] void fail(const std::string& what) const {
     throw input_error(fmt::format("{}:{}: {}", name_, number_, what));
   }
-  [[nodiscard]] std::string_view name() const noexcept { return name_; }
+  /// Prompt and continuation are one sequence; each number alone is at most max_tokens.
+  void require_fitting_sum(const trace_request& one, std::string_view input_name, std::string_view output_name) const {
+    if (std::int64_t{one.num_input_tokens} + one.num_output_tokens <= max_tokens) return;
+    fail(fmt::format("{} and {} are {} and {}; allowed are {} tokens together", input_name, output_name,
+                     one.num_input_tokens, one.num_output_tokens, max_tokens));
+  }
 
  private:
   std::istream& in_;
@@ -68,6 +73,7 @@ class mooncake_reader {
     one.arrival_us = 1e3 * arrival_ms(field(object, "timestamp"));
     one.num_input_tokens = count(object, "input_length", 1);
     one.num_output_tokens = count(object, "output_length", 0);
+    lines_.require_fitting_sum(one, "input_length", "output_length");
     const json& ids = field(object, "hash_ids");
     if (!ids.is_array()) lines_.fail(fmt::format("hash_ids is {}, not a list of integers", json_excerpt(ids)));
     if (static_cast<std::int64_t>(out_.ids.size() + ids.size()) > max_ids) {
@@ -235,6 +241,7 @@ class azure_reader {
     one.arrival_us = arrival;
     one.num_input_tokens = count(cells[input_], "ContextTokens", 1);
     one.num_output_tokens = count(cells[output_], "GeneratedTokens", 0);
+    lines_.require_fitting_sum(one, "ContextTokens", "GeneratedTokens");
     out_.requests.push_back(one);
   }
 

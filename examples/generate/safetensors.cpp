@@ -4,7 +4,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "input_error.hpp"
 #include "tools/common/escape.hpp"
@@ -61,6 +63,33 @@ std::vector<std::int64_t> read_sizes(const json& list, const char* key, const st
   return sizes;
 }
 
+std::optional<bifolio::dtype> readable_dtype(std::string_view name) {
+  if (name == "F32") return bifolio::dtype::f32;
+  if (name == "F16") return bifolio::dtype::f16;
+  if (name == "BF16") return bifolio::dtype::bf16;
+  return std::nullopt;
+}
+
+/// Where a tensor lies in the data.
+struct byte_range {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  std::string name;
+};
+
+/// No byte belongs to two tensors. As each lies inside the data, all of them together are then no larger than the file:
+/// a header of some kilobytes cannot ask for more memory than the file's size justifies.
+void require_disjoint(std::vector<byte_range> ranges, const std::string& file) {
+  std::erase_if(ranges, [](const byte_range& one) { return one.begin == one.end; });
+  std::ranges::sort(ranges, {}, &byte_range::begin);
+  for (std::size_t i = 1; i < ranges.size(); ++i) {
+    const byte_range &a = ranges[i - 1], &b = ranges[i];
+    if (b.begin >= a.end) continue;
+    throw input_error(fmt::format("{}: tensors \"{}\" at bytes [{}, {}] and \"{}\" at bytes [{}, {}] share bytes", file,
+                                  tools::excerpt(a.name), a.begin, a.end, tools::excerpt(b.name), b.begin, b.end));
+  }
+}
+
 }  // namespace
 
 safetensors::safetensors(const std::filesystem::path& path) : file_(path) {
@@ -68,39 +97,35 @@ safetensors::safetensors(const std::filesystem::path& path) : file_(path) {
   const json header = read_header(file_, data_start);
   const std::uint64_t data_bytes = file_.size() - data_start;
 
+  std::vector<byte_range> ranges;
   for (const auto& [name, entry] : header.items()) {
     if (name == "__metadata__") continue;
     const std::string where = fmt::format("{}: tensor \"{}\"", file_.name(), tools::excerpt(name));
     if (!entry.is_object() || !entry.contains("dtype") || !entry["dtype"].is_string()) {
       throw input_error(fmt::format("{} has no dtype", where));
     }
-    const std::string type_name = entry["dtype"].get<std::string>();
-    tensor t;
-    if (type_name == "F32") {
-      t.type = bifolio::dtype::f32;
-    } else if (type_name == "F16") {
-      t.type = bifolio::dtype::f16;
-    } else if (type_name == "BF16") {
-      t.type = bifolio::dtype::bf16;
-    } else {
-      other_dtypes_.emplace(name, type_name);  // an error only if it is asked for
-      continue;
-    }
-    t.shape = read_sizes(entry, "shape", where);
+    const std::vector<std::int64_t> shape = read_sizes(entry, "shape", where);
     const std::vector<std::int64_t> range = read_sizes(entry, "data_offsets", where);
     if (range.size() != 2 || range[0] > range[1] || static_cast<std::uint64_t>(range[1]) > data_bytes) {
       throw input_error(
           fmt::format("{} lies at bytes [{}] of {} bytes of data", where, fmt::join(range, ", "), data_bytes));
     }
-    std::int64_t needed = static_cast<std::int64_t>(bifolio::size_of(t.type));
-    for (const std::int64_t size : t.shape) needed = needed < 0 ? -1 : checked_product({needed, size});
+    ranges.push_back({range[0], range[1], name});
+    const std::string type_name = entry["dtype"].get<std::string>();
+    const auto type = readable_dtype(type_name);
+    if (!type) {
+      other_dtypes_.emplace(name, type_name);  // an error only if it is asked for
+      continue;
+    }
+    std::int64_t needed = static_cast<std::int64_t>(bifolio::size_of(*type));
+    for (const std::int64_t size : shape) needed = needed < 0 ? -1 : checked_product({needed, size});
     if (needed != range[1] - range[0]) {
       throw input_error(fmt::format("{} of dtype {} and shape [{}] has {} bytes, which is not its size", where,
-                                    type_name, fmt::join(t.shape, ", "), range[1] - range[0]));
+                                    type_name, fmt::join(shape, ", "), range[1] - range[0]));
     }
-    t.offset = data_start + static_cast<std::uint64_t>(range[0]);
-    tensors_.emplace(name, std::move(t));
+    tensors_.emplace(name, tensor{*type, shape, data_start + static_cast<std::uint64_t>(range[0])});
   }
+  require_disjoint(std::move(ranges), file_.name());
 }
 
 const safetensors::tensor& safetensors::find(const std::string& name, std::initializer_list<std::int64_t> shape) const {

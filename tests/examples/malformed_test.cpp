@@ -209,6 +209,38 @@ TEST_CASE("a safetensors header that lies about a tensor is refused by the tenso
   CHECK(contains(load([](json& h) { h = json::array(); }), "not a JSON object"));
 }
 
+TEST_CASE("safetensors whose tensors share bytes are refused by the names of two") {
+  using nlohmann::json;
+  const std::string first = "model.layers.0.mlp.down_proj.weight", second = "model.layers.1.mlp.down_proj.weight";
+  const auto load = [&](const std::function<void(json&)>& change) {
+    const fs::path directory = tiny_hugging_face("sharing", 7, change);
+    return refusal([&] { static_cast<void>(generate::load_hugging_face(directory)); });
+  };
+  const auto check_both_named = [&](const std::string& sentence) {
+    CHECK(contains(sentence, first));
+    CHECK(contains(sentence, second));
+    CHECK(contains(sentence, "share bytes"));
+  };
+  check_both_named(load([&](json& h) { h[second]["data_offsets"] = h[first]["data_offsets"]; }));
+  check_both_named(load([&](json& h) {
+    for (json& offset : h[second]["data_offsets"] = h[first]["data_offsets"]) offset = offset.get<int>() + 2;
+  }));
+  // A tensor that nobody asks for, of a dtype that nobody reads, may not lie there either.
+  CHECK(contains(load([&](json& h) {
+                   h["x"] = {{"dtype", "I64"}, {"shape", {1}}, {"data_offsets", {8, 16}}};
+                 }),
+                 "\"x\""));
+  CHECK(contains(load([&](json& h) {
+                   h["x"] = {{"dtype", "I64"}, {"shape", {1}}, {"data_offsets", {0, 1ull << 40}}};
+                 }),
+                 "lies at bytes"));
+  // An empty one shares none.
+  const fs::path directory = tiny_hugging_face("sharing", 7, [](json& h) {
+    h["x"] = {{"dtype", "F32"}, {"shape", {0}}, {"data_offsets", {8, 8}}};
+  });
+  static_cast<void>(generate::load_hugging_face(directory));
+}
+
 TEST_CASE("a safetensors header that is not JSON, or longer than the file, is refused") {
   const auto load = [](const std::string& bytes) {
     const fs::path directory = tiny_hugging_face("not_json", 7);

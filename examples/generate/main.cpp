@@ -71,9 +71,13 @@ std::int64_t choose_num_blocks(const options& o, const bifolio::kv_layout& layou
 
 std::vector<std::vector<token_id>> encode(const loaded_model& model, const std::vector<std::string>& prompts) {
   std::vector<std::vector<token_id>> ids;
+  const auto limit = static_cast<std::size_t>(model.weights.config.max_positions);
   for (const std::string& prompt : prompts) {
+    if (const std::uint64_t least = model.tokens->min_num_ids(prompt.size()); least > limit) {
+      throw input_error(fmt::format("prompt {} of {} bytes has at least {} tokens, the model takes at most {}",
+                                    ids.size() + 1, prompt.size(), least, limit));
+    }
     ids.push_back(model.tokens->encode(prompt));
-    const auto limit = static_cast<std::size_t>(model.weights.config.max_positions);
     if (ids.back().size() > limit) {
       throw input_error(
           fmt::format("prompt {} has {} tokens, the model takes at most {}", ids.size(), ids.back().size(), limit));

@@ -114,7 +114,7 @@ TEST_CASE("an option that is wrong is refused with the value received and the va
 TEST_CASE("what only the model or the machine can refuse is refused as well") {
   check_refused({"--model", tiny(), "--max-positions", "65"}, "--max-positions is 65, allowed are 1 to 64");
   check_refused({"--model", tiny(), "--prompt", std::string(64, 'x')},
-                "prompt 1 has 65 tokens, the model takes at most 64");
+                "prompt 1 of 64 bytes has at least 65 tokens, the model takes at most 64");
   check_refused({"--model", tiny(), "--num-blocks", "2"}, "the pool of 2 blocks cannot hold");
   check_refused({"--model", tiny(), "--device", "cuda:99"}, "cuda:99");
   check_refused({"--model", "/nonexistent/model"}, "no such file");

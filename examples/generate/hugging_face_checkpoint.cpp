@@ -43,13 +43,8 @@ class settings {
   [[nodiscard]] std::int32_t integer(const char* key, std::optional<std::int32_t> otherwise = {}) const {
     if (!has(key) && otherwise) return *otherwise;
     require(key);
-    const json& value = object_[key];
-    if (!value.is_number_integer() || value.get<std::int64_t>() < std::numeric_limits<std::int32_t>::min() ||
-        value.get<std::int64_t>() > std::numeric_limits<std::int32_t>::max() ||
-        (value.is_number_unsigned() && value.get<std::uint64_t>() > std::numeric_limits<std::int32_t>::max())) {
-      refuse(key, value, "a whole number of 32 bits");
-    }
-    return value.get<std::int32_t>();
+    if (!is_int32(object_[key])) refuse(key, object_[key], "a whole number of 32 bits");
+    return object_[key].get<std::int32_t>();
   }
   [[nodiscard]] float number(const char* key, float otherwise) const {
     if (!has(key)) return otherwise;
@@ -69,13 +64,17 @@ class settings {
     if (!object_[key].is_string()) refuse(key, object_[key], "a string");
     return object_[key].get<std::string>();
   }
-  /// A special token: a number, or a list of which the first is taken.
-  [[nodiscard]] std::int32_t token(const char* key, std::int32_t otherwise) const {
-    if (has(key) && object_[key].is_array() && !object_[key].empty() && object_[key][0].is_number_unsigned()) {
-      const auto id = object_[key][0].get<std::uint64_t>();
-      return id > INT32_MAX ? -1 : static_cast<std::int32_t>(id);
+  /// Special tokens: a number or a list of numbers. What is null is not there.
+  [[nodiscard]] std::vector<std::int32_t> tokens(const char* key, std::int32_t otherwise) const {
+    if (!has(key) || !object_[key].is_array()) return {integer(key, otherwise)};
+    std::vector<std::int32_t> ids;
+    for (const json& value : object_[key]) {
+      if (value.is_null()) continue;
+      if (!is_int32(value)) refuse(key, object_[key], "a whole number of 32 bits or a list of them");
+      ids.push_back(value.get<std::int32_t>());
     }
-    return integer(key, otherwise);
+    if (ids.empty()) ids.push_back(otherwise);
+    return ids;
   }
 
   /// The settings inside an object.
@@ -90,6 +89,12 @@ class settings {
   }
 
  private:
+  static bool is_int32(const json& value) {
+    constexpr auto most = std::numeric_limits<std::int32_t>::max();
+    if (value.is_number_unsigned()) return value.get<std::uint64_t>() <= std::uint64_t{most};
+    return value.is_number_integer() && value.get<std::int64_t>() >= std::numeric_limits<std::int32_t>::min();
+  }
+
   settings(std::string file, json object) : file_(std::move(file)), object_(std::move(object)) {}
 
   void require(const char* key) const {
@@ -103,13 +108,22 @@ class settings {
   json object_;
 };
 
+/// Rotary positions that are not scaled: no type, or "default". Older files call the type "type".
+void require_unscaled(const settings& s) {
+  if (s.has("rope_parameters")) s.nested("rope_parameters").require_plain("rope_type", "default");
+  if (!s.has("rope_scaling")) return;
+  const settings scaling = s.nested("rope_scaling");
+  const char* type = scaling.has("rope_type") ? "rope_type" : "type";
+  if (scaling.text(type, "") != "default") s.require_plain("rope_scaling", nullptr);
+}
+
 model_config read_config(const std::filesystem::path& path) {
   const settings s(path);
   s.require_plain("model_type", "llama");
   s.require_plain("hidden_act", "silu");
   s.require_plain("attention_bias", false);
   s.require_plain("mlp_bias", false);
-  s.require_plain("rope_scaling", nullptr);
+  require_unscaled(s);
 
   model_config c;
   c.dim = s.integer("hidden_size");
@@ -123,10 +137,9 @@ model_config read_config(const std::filesystem::path& path) {
   // Newer files hold the base in an object of its own.
   c.rope_theta = s.has("rope_parameters") ? s.nested("rope_parameters").number("rope_theta", 10000.0f)
                                           : s.number("rope_theta", 10000.0f);
-  if (s.has("rope_parameters")) s.nested("rope_parameters").require_plain("rope_type", "default");
   c.tied_classifier = s.flag("tie_word_embeddings", false);
-  c.bos_id = s.token("bos_token_id", 1);
-  c.eos_id = s.token("eos_token_id", 2);
+  c.bos_id = s.integer("bos_token_id", 1);
+  c.eos_ids = s.tokens("eos_token_id", 2);
   c.rope = rope_pairs::halves;
   if (s.has("head_dim")) {
     c.head_dim = s.integer("head_dim");

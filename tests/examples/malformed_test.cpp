@@ -290,7 +290,13 @@ TEST_CASE("a config.json that is broken, incomplete or of another architecture i
     static_cast<void>(load([&](json& c) { c[key] = INT32_MIN; }));
   }
   CHECK(contains(load([](json& c) { c["model_type"] = "gpt2"; }), "\"model_type\" is \"gpt2\""));
-  CHECK(contains(load([](json& c) { c["rope_scaling"] = {{"type", "linear"}}; }), "rope_scaling"));
+  CHECK(contains(load([](json& c) {
+                   c["rope_scaling"] = {{"type", "linear"}};
+                 }),
+                 R"("rope_scaling" is {"type":"linear"})"));
+  CHECK(contains(load([](json& c) { c["rope_scaling"] = {{"rope_type", "llama3"}}; }), "rope_scaling"));
+  CHECK(contains(load([](json& c) { c["rope_scaling"] = {{"factor", 2}}; }), "rope_scaling"));
+  CHECK(contains(load([](json& c) { c["rope_scaling"] = "default"; }), "rope_scaling"));
   CHECK(contains(load([](json& c) { c["hidden_act"] = "gelu"; }), "hidden_act"));
   CHECK(contains(load([](json& c) { c["attention_bias"] = true; }), "attention_bias"));
   CHECK(contains(load([](json& c) { c["tie_word_embeddings"] = 1; }), "tie_word_embeddings"));
@@ -298,7 +304,12 @@ TEST_CASE("a config.json that is broken, incomplete or of another architecture i
   CHECK(contains(load([](json& c) { c["rope_theta"] = -1e30; }), "rotary base"));
   CHECK(contains(load([](json& c) { c["rms_norm_eps"] = -1; }), "epsilon"));
   CHECK(contains(load([](json& c) { c["bos_token_id"] = 256; }), "special token 256"));
-  CHECK(contains(load([](json& c) { c["eos_token_id"] = {1ull << 40}; }), "special token"));
+  CHECK(contains(load([](json& c) { c["eos_token_id"] = {1ull << 40}; }), "\"eos_token_id\" is"));
+  CHECK(contains(load([](json& c) { c["eos_token_id"] = {1, 256}; }), "special token 256"));
+  CHECK(contains(load([](json& c) { c["eos_token_id"] = {1, "2"}; }), "\"eos_token_id\" is [1,\"2\"]"));
+  CHECK(contains(load([](json& c) { c["eos_token_id"] = {1, -2}; }), "special token -2"));
+  CHECK(contains(load([](json& c) { c["bos_token_id"] = {1, 2}; }), "\"bos_token_id\" is [1,2]"));
+  CHECK(contains(load([](json& c) { c["rms_norm_eps"] = 1e300; }), "\"rms_norm_eps\" is 1e+300"));
   CHECK(contains(load([](json& c) { c["num_key_value_heads"] = 3; }), "shared evenly"));
   CHECK(contains(load([](json& c) { c["hidden_size"] = 24; }), "shape"));
   CHECK(contains(load([](json& c) { c["tie_word_embeddings"] = false; }), "\"lm_head.weight\" is missing"));

@@ -92,11 +92,30 @@ std::string describe(const model_config& c) {
                      c.head_dim, c.vocab_size);
 }
 
+/// The text of --score-file. All of it, unless --max-positions asks for its beginning alone.
+std::vector<token_id> encode_scored(const options& o, const loaded_model& model, std::int32_t max_positions) {
+  binary_file file(o.score_file);
+  const std::string text = file.read_text(64 << 20);
+  const auto limit = static_cast<std::size_t>(max_positions);
+  const auto refuse = [&](std::uint64_t num_ids, const char* at_least) {
+    throw input_error(fmt::format(
+        "{}: the text of {} bytes has {}{} tokens, the model takes at most {}; --max-positions {} scores its "
+        "beginning alone",
+        file.name(), text.size(), at_least, num_ids, limit, limit));
+  };
+  const bool takes_beginning = o.max_positions > 0;
+  if (const std::uint64_t least = model.tokens->min_num_ids(text.size()); least > limit && !takes_beginning) {
+    refuse(least, "at least ");
+  }
+  std::vector<token_id> ids = model.tokens->encode(text);
+  if (ids.size() > limit && !takes_beginning) refuse(ids.size(), "");
+  ids.resize(std::min(ids.size(), limit));
+  return ids;
+}
+
 void score_file(const options& o, const loaded_model& model, model_runner& network, bifolio::backend& where,
                 std::int32_t max_positions) {
-  binary_file file(o.score_file);
-  std::vector<token_id> ids = model.tokens->encode(file.read_text(64 << 20));
-  ids.resize(std::min(ids.size(), static_cast<std::size_t>(max_positions)));
+  const std::vector<token_id> ids = encode_scored(o, model, max_positions);
   const std::int64_t num_blocks = bifolio::blocks_for(static_cast<std::int64_t>(ids.size()), o.block_size);
   bifolio::cache_engine engine(where, cache_config(network.config(), o.layout, o.kv_type, o.block_size, num_blocks));
   const score result = score_tokens(network, engine, ids, o.max_batch_tokens);

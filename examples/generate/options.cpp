@@ -201,8 +201,10 @@ std::optional<options> parse_options(int argc, const char* const* argv) {
                wrapped("Print nothing but one JSON object a line for each sequence: prompt, prompt_ids, output_ids, "
                        "text (prompt and continuation), ended_by"));
   app.add_flag("--stats", o.stats, wrapped("More rows in the table at the end; with --json, print the table too"));
-  line.path("--score-file", o.score_file, "none",
-            "Generate nothing: say how probable the model finds this text, as mean negative log-likelihood of a token");
+  line.path(
+      "--score-file", o.score_file, "none",
+      "Generate nothing: say how probable the model finds this text, as mean negative log-likelihood of a token. A "
+      "text of more tokens than the model takes is refused, unless --max-positions N asks for its first N alone");
 
   try {
     app.parse(argc, argv);

@@ -297,3 +297,18 @@ TEST_CASE("model files with JSON nested too deeply or a number out of range end 
   check_refused(config("1e999"), "config.json: JSON with a number out of range at byte 21: 1e999");
   check_refused(config(std::string(60, '[') + std::string(60, ']')), "\"hidden_size\" is [[");
 }
+
+TEST_CASE("a text to be scored that the model cannot take whole is refused, or cut where --max-positions says so") {
+  const fs::path text = scratch_directory() / "scored.txt";
+  std::ofstream(text) << std::string(100, 'x');
+  check_refused({"--model", tiny(), "--score-file", text.string()},
+                "scored.txt: the text of 100 bytes has at least 101 tokens, the model takes at most 64; "
+                "--max-positions 64 scores its beginning alone");
+  const run_result cut = run({"--model", tiny(), "--score-file", text.string(), "--max-positions", "64"});
+  CHECK(cut.code == 0);
+  CHECK(lines(cut.out)[0]["num_ids"] == 64);
+  std::ofstream(text) << std::string(63, 'x');
+  const run_result whole = run({"--model", tiny(), "--score-file", text.string()});
+  CHECK(whole.code == 0);
+  CHECK(whole.out == cut.out);
+}

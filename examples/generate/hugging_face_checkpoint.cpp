@@ -210,6 +210,14 @@ class tensor_files {
   }
 
  private:
+  static constexpr std::size_t max_name_bytes = 255;
+
+  static bool is_file_name(const json& value) {
+    if (!value.is_string()) return false;
+    const auto& name = value.get_ref<const std::string&>();
+    return name.size() <= max_name_bytes && !std::filesystem::path(name).has_parent_path();
+  }
+
   void open(const std::filesystem::path& path) { files_.push_back(std::make_unique<safetensors>(path)); }
 
   void open_shards(const std::filesystem::path& directory, const std::filesystem::path& index) {
@@ -220,8 +228,9 @@ class tensor_files {
     }
     std::set<std::string> names;
     for (const auto& [tensor, file] : map->items()) {
-      if (!file.is_string() || std::filesystem::path(file.get<std::string>()).has_parent_path()) {
-        throw input_error(fmt::format("{}: a shard is not named by a plain file name", index.string()));
+      if (!is_file_name(file)) {
+        throw input_error(fmt::format("{}: a shard is named by {}, allowed are plain file names of at most {} bytes",
+                                      index.string(), tools::json_excerpt(file), max_name_bytes));
       }
       names.insert(file.get<std::string>());
     }

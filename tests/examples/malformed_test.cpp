@@ -340,6 +340,20 @@ TEST_CASE("a number that no float can hold is refused as such, wherever it stand
   fs::remove(directory / "model.safetensors.index.json");
 }
 
+TEST_CASE("an index of shards whose files are no plain names is refused with an excerpt") {
+  const fs::path directory = tiny_hugging_face("shard_names", 7);
+  fs::remove(directory / "model.safetensors");
+  const auto load = [&](const nlohmann::json& file) {
+    std::ofstream(directory / "model.safetensors.index.json") << nlohmann::json{{"weight_map", {{"x", file}}}}.dump();
+    return refusal([&] { static_cast<void>(generate::load_hugging_face(directory)); });
+  };
+  CHECK(contains(load("../a.safetensors"), "a shard is named by \"../a.safetensors\", allowed are plain file names"));
+  CHECK(contains(load("/a.safetensors"), "a shard is named by"));
+  CHECK(contains(load(5), "a shard is named by 5"));
+  CHECK(contains(load(std::string(1 << 20, 'a')), "a shard is named by \"aaa"));
+  CHECK(contains(load("absent.safetensors"), "there is no such file"));
+}
+
 TEST_CASE("a path that does not exist, a directory for a file and a missing tokenizer are refused") {
   const auto load = [](const fs::path& model, const fs::path& tokenizer = {}) {
     return refusal([&] { static_cast<void>(generate::load_model(model, tokenizer)); });

@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <CLI/CLI.hpp>
-#include <bifolio/error.hpp>
-#include <exception>
-#include <iostream>
+#include <sstream>
 #include <string>
 
 #include "commands.hpp"
 #include "machine.hpp"
 #include "report.hpp"
+#include "tools/common/program.hpp"
 
-int main(int argc, char** argv) {
+namespace {
+
+int measure(int argc, char** argv) {
   using namespace bifolio::bench;
   CLI::App program("Measures bifolio on this machine.", "bifolio_bench");
+  program.footer(tools::exit_codes);
   std::string format = "md";
   program.add_option("--format", format, "md, csv or json")->capture_default_str();
   program.require_subcommand(1);
@@ -24,20 +26,21 @@ int main(int argc, char** argv) {
   try {
     program.parse(argc, argv);
   } catch (const CLI::ParseError& problem) {
-    return program.exit(problem) == 0 ? 0 : 2;  // --help is an "error" with code 0
+    return tools::end_of_parsing(program, problem);
   }
-  try {
-    const output_format output = parse_format(format);
-    report out;
-    describe_machine(out);
-    run(out);
-    out.print(std::cout, output);
-    return 0;
-  } catch (const bifolio::error& problem) {
-    std::cerr << "bifolio_bench: " << problem.what() << '\n';
-    return 2;
-  } catch (const std::exception& problem) {
-    std::cerr << "bifolio_bench: " << problem.what() << '\n';
-    return 1;
-  }
+  const output_format output = parse_format(format);
+  report out;
+  describe_machine(out);
+  run(out);
+  std::ostringstream text;
+  out.print(text, output);
+  tools::write_stdout(text.str());
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return tools::run_main("bifolio_bench", "out of memory; smaller sizes need less",
+                         [&] { return measure(argc, argv); });
 }

@@ -7,8 +7,15 @@
 #include <nlohmann/json.hpp>
 #include <ostream>
 
+#include "tools/common/escape.hpp"
+
 namespace bifolio::bench {
 namespace {
+
+using tools::csv_cell;
+using tools::md_cell;
+using tools::printable_json;
+using tools::printable_line;
 
 std::string text_of(const cell& value) {
   if (const auto* text = std::get_if<std::string>(&value)) return *text;
@@ -18,25 +25,14 @@ std::string text_of(const cell& value) {
   return digits;
 }
 
-std::string csv_of(const cell& value) {
-  const std::string text = text_of(value);
-  if (text.find_first_of(",\"\n") == std::string::npos) return text;
-  std::string quoted = "\"";
-  for (const char c : text) {
-    if (c == '"') quoted += '"';
-    quoted += c;
-  }
-  return quoted + '"';
-}
-
 void print_md(std::ostream& out, const std::vector<std::pair<std::string, std::string>>& facts,
               const std::vector<row>& rows) {
-  for (const auto& [name, value] : facts) out << "- " << name << ": " << value << '\n';
+  for (const auto& [name, value] : facts) out << "- " << name << ": " << printable_line(value) << '\n';
   if (rows.empty()) return;
   std::vector<std::size_t> widths;
   for (const auto& [name, value] : rows[0]) {
     std::size_t width = std::max<std::size_t>(name.size(), 3);
-    for (const row& r : rows) width = std::max(width, text_of(r[widths.size()].second).size());
+    for (const row& r : rows) width = std::max(width, md_cell(text_of(r[widths.size()].second)).size());
     widths.push_back(width);
   }
   out << '\n' << '|';
@@ -49,7 +45,7 @@ void print_md(std::ostream& out, const std::vector<std::pair<std::string, std::s
   for (const row& r : rows) {
     out << '|';
     for (std::size_t i = 0; i < widths.size(); ++i) {
-      const std::string text = text_of(r[i].second);
+      const std::string text = md_cell(text_of(r[i].second));
       out << ' ' << std::string(widths[i] - text.size(), ' ') << text << " |";
     }
     out << '\n';
@@ -58,18 +54,18 @@ void print_md(std::ostream& out, const std::vector<std::pair<std::string, std::s
 
 void print_csv(std::ostream& out, const std::vector<std::pair<std::string, std::string>>& facts,
                const std::vector<row>& rows) {
-  for (const auto& [name, value] : facts) out << "# " << name << ": " << value << '\n';
+  for (const auto& [name, value] : facts) out << "# " << name << ": " << printable_line(value) << '\n';
   if (rows.empty()) return;
   const char* separator = "";
   for (const auto& [name, value] : rows[0]) {
-    out << separator << csv_of(name);
+    out << separator << csv_cell(name);
     separator = ",";
   }
   out << '\n';
   for (const row& r : rows) {
     separator = "";
     for (const auto& [name, value] : r) {
-      out << separator << csv_of(value);
+      out << separator << csv_cell(text_of(value));
       separator = ",";
     }
     out << '\n';
@@ -89,7 +85,7 @@ void print_json(std::ostream& out, const std::vector<std::pair<std::string, std:
     }
     document["rows"].push_back(std::move(object));
   }
-  out << document.dump(2) << '\n';
+  out << printable_json(document.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace)) << '\n';
 }
 
 }  // namespace

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
+#include <queue>
 #include <unordered_map>
 
 #include "binary_file.hpp"
@@ -44,8 +47,11 @@ class bpe_tokenizer final : public tokenizer {
         throw input_error(fmt::format("{}: token {} claims {} bytes where {} are left", file.name(), id, length,
                                       bytes.size() - offset));
       }
+      if (std::isnan(score))
+        throw input_error(fmt::format("{}: the score of token {} is not a number", file.name(), id));
       std::string piece = bytes.substr(offset, static_cast<std::size_t>(length));
       offset += piece.size();
+      longest_ = std::max(longest_, piece.size());
       id_of_.emplace(piece, id);  // of equal pieces the lowest id counts
       pieces_.push_back(std::move(piece));
       scores_.push_back(score);
@@ -100,39 +106,79 @@ class bpe_tokenizer final : public tokenizer {
     return ids;
   }
 
-  /// Merges the adjacent pair whose joined piece scores highest, the leftmost on a tie, until no pair joins. What a
-  /// pair would become is looked up once and again only when a neighbour changes.
-  void merge(std::vector<std::int32_t>& ids) const {
-    std::vector<std::int32_t> joined(ids.size(), no_id);  // joined[i]: what ids[i] and ids[i + 1] make
-    const auto join = [&](std::size_t i) {
-      joined[i] = i + 1 < ids.size()
-                      ? find(pieces_[static_cast<std::size_t>(ids[i])] + pieces_[static_cast<std::size_t>(ids[i + 1])])
-                      : no_id;
-    };
-    for (std::size_t i = 0; i < ids.size(); ++i) join(i);
-    while (true) {
-      std::size_t best = ids.size();
-      float best_score = -std::numeric_limits<float>::infinity();
-      for (std::size_t i = 0; i + 1 < ids.size(); ++i) {
-        if (joined[i] == no_id) continue;
-        const float score = scores_[static_cast<std::size_t>(joined[i])];
-        if (best == ids.size() || score > best_score) {
-          best = i;
-          best_score = score;
-        }
-      }
-      if (best == ids.size()) return;
-      ids[best] = joined[best];
-      ids.erase(ids.begin() + static_cast<std::ptrdiff_t>(best) + 1);
-      joined.erase(joined.begin() + static_cast<std::ptrdiff_t>(best) + 1);
-      join(best);
-      if (best > 0) join(best - 1);
+  /// A byte that no piece stands for is one id, whatever the file calls it. Where that name is empty, a piece can stand
+  /// for more bytes than it has.
+  [[nodiscard]] std::uint64_t max_id_bytes() const noexcept override {
+    const auto bytes = pieces_.begin() + first_byte;
+    const bool has_empty = std::any_of(bytes, bytes + 256, [](const std::string& piece) { return piece.empty(); });
+    return has_empty ? std::numeric_limits<std::uint64_t>::max() : longest_;
+  }
+
+  /// A token of the text while pairs are merged: a list in the text's order, linked by index. A merged pair stays at
+  /// the place of its left half.
+  struct symbol {
+    std::int32_t id = no_id;
+    std::int32_t joined = no_id;  ///< what it makes with the next one; none at the end, and of one that was merged away
+    std::size_t previous = 0;
+    std::size_t next = 0;
+  };
+  struct candidate {
+    float score = 0;
+    std::size_t left = 0;
+    std::int32_t joined = no_id;
+    /// Lower: merged later.
+    friend bool operator<(const candidate& a, const candidate& b) noexcept {
+      return a.score != b.score ? a.score < b.score : a.left > b.left;
     }
+  };
+
+  /// Merges the adjacent pair whose joined piece scores highest, the leftmost on a tie, until no pair joins. Candidates
+  /// wait in a heap; one whose pair has changed since is known by what the pair makes now, and is dropped.
+  void merge(std::vector<std::int32_t>& ids) const {
+    constexpr std::size_t end = std::numeric_limits<std::size_t>::max();
+    std::vector<symbol> symbols(ids.size());
+    const auto join = [&](std::size_t i) {
+      symbol& left = symbols[i];
+      left.joined = left.next == end ? no_id : find_joined(left.id, symbols[left.next].id);
+      return candidate{left.joined == no_id ? 0 : scores_[static_cast<std::size_t>(left.joined)], i, left.joined};
+    };
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      symbols[i] = {ids[i], no_id, i == 0 ? end : i - 1, i + 1 < ids.size() ? i + 1 : end};
+    }
+    std::vector<candidate> first;
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      if (const candidate found = join(i); found.joined != no_id) first.push_back(found);
+    }
+    std::priority_queue<candidate> waiting({}, std::move(first));
+    while (!waiting.empty()) {
+      const candidate best = waiting.top();
+      waiting.pop();
+      symbol& left = symbols[best.left];
+      if (left.joined != best.joined) continue;
+      symbol& right = symbols[left.next];
+      right.joined = no_id;
+      left.id = best.joined;
+      left.next = right.next;
+      if (left.next != end) symbols[left.next].previous = best.left;
+      if (const candidate found = join(best.left); found.joined != no_id) waiting.push(found);
+      if (left.previous == end) continue;
+      if (const candidate found = join(left.previous); found.joined != no_id) waiting.push(found);
+    }
+    ids.clear();
+    for (std::size_t i = symbols.empty() ? end : 0; i != end; i = symbols[i].next) ids.push_back(symbols[i].id);
+  }
+
+  /// What two tokens side by side make, or `no_id`.
+  [[nodiscard]] std::int32_t find_joined(std::int32_t left, std::int32_t right) const {
+    const std::string& a = pieces_[static_cast<std::size_t>(left)];
+    const std::string& b = pieces_[static_cast<std::size_t>(right)];
+    return a.size() + b.size() > longest_ ? no_id : find(a + b);
   }
 
   std::vector<std::string> pieces_;
   std::vector<float> scores_;
   std::unordered_map<std::string, std::int32_t> id_of_;
+  std::size_t longest_ = 1;  // bytes of a piece
 };
 
 }  // namespace

@@ -129,6 +129,7 @@ class generator {
   void sample(const bifolio::step_plan& plan) {
     sampled_.clear();
     const auto vocab = static_cast<std::size_t>(model_.config().vocab_size);
+    const std::vector<std::int32_t>& stops = model_.config().eos_ids;
     std::size_t row = 0;
     for (const bifolio::scheduled_seq& seq : plan.seqs) {
       if (seq.num_samples == 0) continue;
@@ -137,7 +138,7 @@ class generator {
       for (std::int32_t s = 0; s < seq.num_samples; ++s) {
         const std::size_t which = sequence(prompt, seq.sample + s);
         const token_id token = samplers_[which].choose(logits);
-        sampled_.push_back({token, to_index(token) == model_.config().eos_id});
+        sampled_.push_back({token, std::ranges::find(stops, to_index(token)) != stops.end()});
         observer_.on_token(which, token);
       }
     }
@@ -145,8 +146,8 @@ class generator {
 
   void commit(const bifolio::step_plan& plan) {
     for (const bifolio::finished_sequence& ended : scheduler_.commit(plan, sampled_)) {
-      const model_config& c = model_.config();
-      const ending stopped = c.eos_id == c.bos_id ? ending::bos : ending::eos;
+      const bool is_bos = to_index(ended.tokens.back()) == model_.config().bos_id;
+      const ending stopped = is_bos ? ending::bos : ending::eos;
       observer_.on_end(sequence(prompt_of_.at(to_index(ended.request)), ended.sample),
                        ended.reason == bifolio::finish_reason::stop ? stopped : ending::steps);
     }

@@ -30,7 +30,7 @@ struct generation_config {
 
 enum class ending : std::uint8_t {
   bos,    ///< the model produced the token that starts sequences, which ends a llama2.c story
-  eos,    ///< it produced the token for the end, where that is another one
+  eos,    ///< it produced one of the tokens for the end, where that is another one
   steps,  ///< max_positions tokens were fed
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include <cmath>
 #include <limits>
 #include <map>
 #include <memory>
@@ -11,6 +12,7 @@
 #include "checkpoint.hpp"
 #include "input_error.hpp"
 #include "safetensors.hpp"
+#include "tools/common/json.hpp"
 
 namespace generate {
 namespace {
@@ -22,9 +24,9 @@ json read_json(const std::filesystem::path& path) {
   const std::string text = file.read_text(64 << 20);
   json object;
   try {
-    object = json::parse(text);
-  } catch (const json::parse_error& problem) {
-    throw input_error(fmt::format("{}: not valid JSON at byte {}", file.name(), problem.byte));
+    object = tools::parse_json(text);
+  } catch (const tools::json_error& problem) {
+    throw input_error(fmt::format("{}: {}", file.name(), problem.what()));
   }
   if (!object.is_object()) throw input_error(fmt::format("{}: not a JSON object", file.name()));
   return object;
@@ -41,18 +43,16 @@ class settings {
   [[nodiscard]] std::int32_t integer(const char* key, std::optional<std::int32_t> otherwise = {}) const {
     if (!has(key) && otherwise) return *otherwise;
     require(key);
-    const json& value = object_[key];
-    if (!value.is_number_integer() || value.get<std::int64_t>() < std::numeric_limits<std::int32_t>::min() ||
-        value.get<std::int64_t>() > std::numeric_limits<std::int32_t>::max() ||
-        (value.is_number_unsigned() && value.get<std::uint64_t>() > std::numeric_limits<std::int32_t>::max())) {
-      refuse(key, value, "a whole number of 32 bits");
-    }
-    return value.get<std::int32_t>();
+    if (!is_int32(object_[key])) refuse(key, object_[key], "a whole number of 32 bits");
+    return object_[key].get<std::int32_t>();
   }
   [[nodiscard]] float number(const char* key, float otherwise) const {
     if (!has(key)) return otherwise;
     if (!object_[key].is_number()) refuse(key, object_[key], "a number");
-    return object_[key].get<float>();
+    const double value = object_[key].get<double>();
+    if (std::abs(value) > std::numeric_limits<float>::max())
+      refuse(key, object_[key], "a number that a float can hold");
+    return static_cast<float>(value);
   }
   [[nodiscard]] bool flag(const char* key, bool otherwise) const {
     if (!has(key)) return otherwise;
@@ -64,13 +64,17 @@ class settings {
     if (!object_[key].is_string()) refuse(key, object_[key], "a string");
     return object_[key].get<std::string>();
   }
-  /// A special token: a number, or a list of which the first is taken.
-  [[nodiscard]] std::int32_t token(const char* key, std::int32_t otherwise) const {
-    if (has(key) && object_[key].is_array() && !object_[key].empty() && object_[key][0].is_number_unsigned()) {
-      const auto id = object_[key][0].get<std::uint64_t>();
-      return id > INT32_MAX ? -1 : static_cast<std::int32_t>(id);
+  /// Special tokens: a number or a list of numbers. What is null is not there.
+  [[nodiscard]] std::vector<std::int32_t> tokens(const char* key, std::int32_t otherwise) const {
+    if (!has(key) || !object_[key].is_array()) return {integer(key, otherwise)};
+    std::vector<std::int32_t> ids;
+    for (const json& value : object_[key]) {
+      if (value.is_null()) continue;
+      if (!is_int32(value)) refuse(key, object_[key], "a whole number of 32 bits or a list of them");
+      ids.push_back(value.get<std::int32_t>());
     }
-    return integer(key, otherwise);
+    if (ids.empty()) ids.push_back(otherwise);
+    return ids;
   }
 
   /// The settings inside an object.
@@ -85,19 +89,33 @@ class settings {
   }
 
  private:
+  static bool is_int32(const json& value) {
+    constexpr auto most = std::numeric_limits<std::int32_t>::max();
+    if (value.is_number_unsigned()) return value.get<std::uint64_t>() <= std::uint64_t{most};
+    return value.is_number_integer() && value.get<std::int64_t>() >= std::numeric_limits<std::int32_t>::min();
+  }
+
   settings(std::string file, json object) : file_(std::move(file)), object_(std::move(object)) {}
 
   void require(const char* key) const {
     if (!has(key)) throw input_error(fmt::format("{}: \"{}\" is missing", file_, key));
   }
   [[noreturn]] void refuse(const char* key, const json& value, const std::string& allowed) const {
-    const std::string received = value.dump(-1, ' ', true, json::error_handler_t::replace).substr(0, 80);
-    throw input_error(fmt::format("{}: \"{}\" is {}, allowed is {}", file_, key, received, allowed));
+    throw input_error(fmt::format("{}: \"{}\" is {}, allowed is {}", file_, key, tools::json_excerpt(value), allowed));
   }
 
   std::string file_;
   json object_;
 };
+
+/// Rotary positions that are not scaled: no type, or "default". Older files call the type "type".
+void require_unscaled(const settings& s) {
+  if (s.has("rope_parameters")) s.nested("rope_parameters").require_plain("rope_type", "default");
+  if (!s.has("rope_scaling")) return;
+  const settings scaling = s.nested("rope_scaling");
+  const char* type = scaling.has("rope_type") ? "rope_type" : "type";
+  if (scaling.text(type, "") != "default") s.require_plain("rope_scaling", nullptr);
+}
 
 model_config read_config(const std::filesystem::path& path) {
   const settings s(path);
@@ -105,7 +123,7 @@ model_config read_config(const std::filesystem::path& path) {
   s.require_plain("hidden_act", "silu");
   s.require_plain("attention_bias", false);
   s.require_plain("mlp_bias", false);
-  s.require_plain("rope_scaling", nullptr);
+  require_unscaled(s);
 
   model_config c;
   c.dim = s.integer("hidden_size");
@@ -119,10 +137,9 @@ model_config read_config(const std::filesystem::path& path) {
   // Newer files hold the base in an object of its own.
   c.rope_theta = s.has("rope_parameters") ? s.nested("rope_parameters").number("rope_theta", 10000.0f)
                                           : s.number("rope_theta", 10000.0f);
-  if (s.has("rope_parameters")) s.nested("rope_parameters").require_plain("rope_type", "default");
   c.tied_classifier = s.flag("tie_word_embeddings", false);
-  c.bos_id = s.token("bos_token_id", 1);
-  c.eos_id = s.token("eos_token_id", 2);
+  c.bos_id = s.integer("bos_token_id", 1);
+  c.eos_ids = s.tokens("eos_token_id", 2);
   c.rope = rope_pairs::halves;
   if (s.has("head_dim")) {
     c.head_dim = s.integer("head_dim");
@@ -193,6 +210,14 @@ class tensor_files {
   }
 
  private:
+  static constexpr std::size_t max_name_bytes = 255;
+
+  static bool is_file_name(const json& value) {
+    if (!value.is_string()) return false;
+    const auto& name = value.get_ref<const std::string&>();
+    return name.size() <= max_name_bytes && !std::filesystem::path(name).has_parent_path();
+  }
+
   void open(const std::filesystem::path& path) { files_.push_back(std::make_unique<safetensors>(path)); }
 
   void open_shards(const std::filesystem::path& directory, const std::filesystem::path& index) {
@@ -203,8 +228,9 @@ class tensor_files {
     }
     std::set<std::string> names;
     for (const auto& [tensor, file] : map->items()) {
-      if (!file.is_string() || std::filesystem::path(file.get<std::string>()).has_parent_path()) {
-        throw input_error(fmt::format("{}: a shard is not named by a plain file name", index.string()));
+      if (!is_file_name(file)) {
+        throw input_error(fmt::format("{}: a shard is named by {}, allowed are plain file names of at most {} bytes",
+                                      index.string(), tools::json_excerpt(file), max_name_bytes));
       }
       names.insert(file.get<std::string>());
     }

@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Text from a language model through bifolio's paged KV cache. Exit codes: 0; 2 for options and files that cannot be
-// used, with one sentence on stderr; 1 for everything else that fails.
+// Text from a language model through bifolio's paged KV cache. tools/common/program.hpp has the exit codes.
 
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <bifolio/bifolio.hpp>
-#include <cstdio>
-#include <exception>
 
 #include "binary_file.hpp"
 #include "generation.hpp"
@@ -21,6 +18,8 @@
 #include "prompts.hpp"
 #include "report.hpp"
 #include "scoring.hpp"
+#include "tools/common/escape.hpp"
+#include "tools/common/program.hpp"
 #include "writers.hpp"
 
 namespace generate {
@@ -72,9 +71,13 @@ std::int64_t choose_num_blocks(const options& o, const bifolio::kv_layout& layou
 
 std::vector<std::vector<token_id>> encode(const loaded_model& model, const std::vector<std::string>& prompts) {
   std::vector<std::vector<token_id>> ids;
+  const auto limit = static_cast<std::size_t>(model.weights.config.max_positions);
   for (const std::string& prompt : prompts) {
+    if (const std::uint64_t least = model.tokens->min_num_ids(prompt.size()); least > limit) {
+      throw input_error(fmt::format("prompt {} of {} bytes has at least {} tokens, the model takes at most {}",
+                                    ids.size() + 1, prompt.size(), least, limit));
+    }
     ids.push_back(model.tokens->encode(prompt));
-    const auto limit = static_cast<std::size_t>(model.weights.config.max_positions);
     if (ids.back().size() > limit) {
       throw input_error(
           fmt::format("prompt {} has {} tokens, the model takes at most {}", ids.size(), ids.back().size(), limit));
@@ -89,16 +92,35 @@ std::string describe(const model_config& c) {
                      c.head_dim, c.vocab_size);
 }
 
+/// The text of --score-file. All of it, unless --max-positions asks for its beginning alone.
+std::vector<token_id> encode_scored(const options& o, const loaded_model& model, std::int32_t max_positions) {
+  binary_file file(o.score_file);
+  const std::string text = file.read_text(64 << 20);
+  const auto limit = static_cast<std::size_t>(max_positions);
+  const auto refuse = [&](std::uint64_t num_ids, const char* at_least) {
+    throw input_error(fmt::format(
+        "{}: the text of {} bytes has {}{} tokens, the model takes at most {}; --max-positions {} scores its "
+        "beginning alone",
+        file.name(), text.size(), at_least, num_ids, limit, limit));
+  };
+  const bool takes_beginning = o.max_positions > 0;
+  if (const std::uint64_t least = model.tokens->min_num_ids(text.size()); least > limit && !takes_beginning) {
+    refuse(least, "at least ");
+  }
+  std::vector<token_id> ids = model.tokens->encode(text);
+  if (ids.size() > limit && !takes_beginning) refuse(ids.size(), "");
+  ids.resize(std::min(ids.size(), limit));
+  return ids;
+}
+
 void score_file(const options& o, const loaded_model& model, model_runner& network, bifolio::backend& where,
                 std::int32_t max_positions) {
-  binary_file file(o.score_file);
-  std::vector<token_id> ids = model.tokens->encode(file.read_text(64 << 20));
-  ids.resize(std::min(ids.size(), static_cast<std::size_t>(max_positions)));
+  const std::vector<token_id> ids = encode_scored(o, model, max_positions);
   const std::int64_t num_blocks = bifolio::blocks_for(static_cast<std::int64_t>(ids.size()), o.block_size);
   bifolio::cache_engine engine(where, cache_config(network.config(), o.layout, o.kv_type, o.block_size, num_blocks));
   const score result = score_tokens(network, engine, ids, o.max_batch_tokens, o.deterministic);
-  fmt::print("{{\"num_ids\": {}, \"mean_nll\": {:.8f}, \"num_best\": {}}}\n", ids.size(), result.mean_nll,
-             result.num_best);
+  tools::write_stdout(fmt::format("{{\"num_ids\": {}, \"mean_nll\": {:.8f}, \"num_best\": {}}}\n", ids.size(),
+                                  result.mean_nll, result.num_best));
 }
 
 void generate_text(const options& o, const loaded_model& model, model_runner& network, bifolio::backend& where,
@@ -111,9 +133,9 @@ void generate_text(const options& o, const loaded_model& model, model_runner& ne
   const bifolio::kv_layout layout = bifolio::make_layout(o.layout, o.kv_type, c.num_kv_heads, c.head_dim, o.block_size);
   const std::int64_t num_blocks = choose_num_blocks(o, layout, c.num_layers, num_sequences, max_positions);
   bifolio::cache_engine engine(where, {c.num_layers, num_blocks, layout});
-  fmt::print(stderr, "cache: {} blocks of {} tokens in {}, {} {}, on {}\n", num_blocks, o.block_size,
-             format_bytes(static_cast<std::int64_t>(engine.num_bytes())), to_string(o.kv_type), to_string(o.layout),
-             where.description());
+  tools::write_stderr(fmt::format("cache: {} blocks of {} tokens in {}, {} {}, on {}\n", num_blocks, o.block_size,
+                                  format_bytes(static_cast<std::int64_t>(engine.num_bytes())), to_string(o.kv_type),
+                                  to_string(o.layout), where.description()));
 
   std::vector<sequence_record> records;
   for (std::size_t p = 0; p < prompts.size(); ++p) {
@@ -148,7 +170,7 @@ void generate_text(const options& o, const loaded_model& model, model_runner& ne
     stats = generate_all(network, engine, config, ids, observer, host ? &host->engine : nullptr);
   }
   if (!o.json || o.stats) {
-    fmt::print(stderr, "{}", format_report({stats, layout, c.num_layers, max_positions}, o.stats));
+    tools::write_stderr(format_report({stats, layout, c.num_layers, max_positions}, o.stats));
   }
 }
 
@@ -161,7 +183,7 @@ void run(options o) {
   const auto lanes = make_lanes(o.num_threads);
   const placed_model placed = place_model(o.device, model.weights, *lanes, o.types, o.isa);
   o.kv_type = placed.kv_type;
-  fmt::print(stderr, "model: {}: {}\n", path.string(), describe(c));
+  tools::write_stderr(fmt::format("model: {}: {}\n", tools::printable_line(path.string()), describe(c)));
 
   if (o.score_file.empty()) {
     generate_text(o, model, *placed.runner, *placed.where, max_positions);
@@ -170,29 +192,12 @@ void run(options o) {
   }
 }
 
-bool is_callers_fault(bifolio::errc code) noexcept {
-  return code == bifolio::errc::invalid_argument || code == bifolio::errc::unsupported ||
-         code == bifolio::errc::out_of_range;
-}
-
 }  // namespace
 }  // namespace generate
 
 int main(int argc, char** argv) {
-  const auto fail = [](const char* what, int code) {
-    fmt::print(stderr, "generate: {}\n", what);
-    return code;
-  };
-  try {
+  return tools::run_main("generate", "there is not enough memory for this model and cache", [&] {
     if (const auto options = generate::parse_options(argc, argv)) generate::run(*options);
     return 0;
-  } catch (const generate::input_error& problem) {
-    return fail(problem.what(), 2);
-  } catch (const bifolio::error& problem) {
-    return fail(problem.what(), generate::is_callers_fault(problem.code()) ? 2 : 1);
-  } catch (const std::bad_alloc&) {
-    return fail("there is not enough memory for this model and cache", 1);
-  } catch (const std::exception& problem) {
-    return fail(problem.what(), 1);
-  }
+  });
 }

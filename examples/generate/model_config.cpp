@@ -48,7 +48,9 @@ void validate(const model_config& c, std::string_view file) {
   if (!(c.rope_theta > 0) || !std::isfinite(c.rope_theta)) {
     throw input_error(fmt::format("{}: the rotary base is {}, allowed are finite numbers above 0", file, c.rope_theta));
   }
-  for (const std::int32_t id : {c.bos_id, c.eos_id}) {
+  std::vector<std::int32_t> special_ids = c.eos_ids;
+  special_ids.push_back(c.bos_id);
+  for (const std::int32_t id : special_ids) {
     if (id < 0 || id >= c.vocab_size) {
       throw input_error(fmt::format("{}: the special token {} is not in the vocabulary of {}", file, id, c.vocab_size));
     }

@@ -25,7 +25,8 @@ struct model_config {
   std::int32_t vocab_size = 0;
   std::int32_t max_positions = 0;
   std::int32_t bos_id = 1;  ///< starts every sequence
-  std::int32_t eos_id = 1;  ///< ends a sequence when the model produces it; llama2.c models end with BOS
+  /// Each ends a sequence when the model produces it; llama2.c models end with BOS.
+  std::vector<std::int32_t> eos_ids{1};
   float norm_epsilon = 1e-5f;
   float rope_theta = 10000.0f;
   rope_pairs rope = rope_pairs::neighbours;

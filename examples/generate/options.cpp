@@ -8,7 +8,6 @@
 #include <bifolio/error.hpp>
 #include <charconv>
 #include <cmath>
-#include <iostream>
 #include <limits>
 
 #include "input_error.hpp"
@@ -66,6 +65,7 @@ class command_line {
             "KV cache.",
             "generate") {
     app_.set_help_flag("-h,--help", "Show this and leave");
+    app_.footer(tools::exit_codes);
     app_.get_formatter()->column_width(34);
   }
 
@@ -210,13 +210,15 @@ std::optional<options> parse_options(int argc, const char* const* argv) {
                wrapped("Print nothing but one JSON object a line for each sequence: prompt, prompt_ids, output_ids, "
                        "text (prompt and continuation), ended_by"));
   app.add_flag("--stats", o.stats, wrapped("More rows in the table at the end; with --json, print the table too"));
-  line.path("--score-file", o.score_file, "none",
-            "Generate nothing: say how probable the model finds this text, as mean negative log-likelihood of a token");
+  line.path(
+      "--score-file", o.score_file, "none",
+      "Generate nothing: say how probable the model finds this text, as mean negative log-likelihood of a token. A "
+      "text of more tokens than the model takes is refused, unless --max-positions N asks for its first N alone");
 
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
-    std::cout << app.help();
+    tools::write_stdout(app.help());
     return {};
   } catch (const CLI::ParseError& problem) {
     throw input_error(fmt::format("{} (--help lists the options)", problem.what()));

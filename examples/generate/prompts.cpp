@@ -8,12 +8,18 @@
 
 #include "binary_file.hpp"
 #include "input_error.hpp"
+#include "tools/common/json.hpp"
 
 namespace generate {
 namespace {
 
 std::string parse_json_string(const std::string& line, const std::string& file, int number) {
-  const nlohmann::json value = nlohmann::json::parse(line, nullptr, false);
+  nlohmann::json value;
+  try {
+    value = tools::parse_json(line);
+  } catch (const tools::json_error& problem) {
+    throw input_error(fmt::format("{}: line {} is not a JSON string: it is {}", file, number, problem.what()));
+  }
   if (!value.is_string()) throw input_error(fmt::format("{}: line {} is not a JSON string", file, number));
   return value.get<std::string>();
 }

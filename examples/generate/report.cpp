@@ -4,8 +4,9 @@
 #include <fmt/format.h>
 
 #include <array>
-#include <cstdio>
 #include <vector>
+
+#include "tools/common/program.hpp"
 
 namespace generate {
 namespace {
@@ -33,16 +34,15 @@ void progress_line::show(const generation_progress& now) {
                   now.num_steps, now.num_finished, num_sequences_, now.num_running, now.num_waiting, now.used_blocks,
                   num_blocks_, rate(now.num_fed, now.seconds));
   if (style_ == style::live) {
-    fmt::print(stderr, "\r\x1b[K{}", line);
+    tools::write_stderr("\r\x1b[K" + line);
     is_shown_ = true;
   } else {
-    fmt::print(stderr, "{}\n", line);
+    tools::write_stderr(line + "\n");
   }
-  std::fflush(stderr);
 }
 
 void progress_line::clear() {
-  if (is_shown_) fmt::print(stderr, "\r\x1b[K");
+  if (is_shown_) tools::write_stderr("\r\x1b[K");
   is_shown_ = false;
 }
 

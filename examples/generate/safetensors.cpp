@@ -4,9 +4,13 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "input_error.hpp"
+#include "tools/common/escape.hpp"
+#include "tools/common/json.hpp"
 
 namespace generate {
 namespace {
@@ -35,9 +39,9 @@ json read_header(binary_file& file, std::uint64_t& data_start) {
   data_start = sizeof(header_bytes) + header_bytes;
   json header;
   try {
-    header = json::parse(text);
-  } catch (const json::parse_error& problem) {
-    throw input_error(fmt::format("{}: its header is not valid JSON at byte {}", file.name(), problem.byte));
+    header = tools::parse_json(text);
+  } catch (const tools::json_error& problem) {
+    throw input_error(fmt::format("{}: its header is {}", file.name(), problem.what()));
   }
   if (!header.is_object()) throw input_error(fmt::format("{}: its header is not a JSON object", file.name()));
   return header;
@@ -52,18 +56,38 @@ std::vector<std::int64_t> read_sizes(const json& list, const char* key, const st
   for (const json& value : *found) {
     if (!value.is_number_unsigned() || value.get<std::uint64_t>() > (std::uint64_t{1} << 62)) {
       throw input_error(fmt::format("{} has {} in \"{}\", allowed are whole numbers from 0 to 2^62", where,
-                                    value.dump(-1, ' ', true, json::error_handler_t::replace), key));
+                                    tools::json_excerpt(value), key));
     }
     sizes.push_back(value.get<std::int64_t>());
   }
   return sizes;
 }
 
-/// A name as it may be shown: printable ASCII, not endless.
-std::string shown(const std::string& name) {
-  std::string text;
-  for (const char c : name.substr(0, 80)) text += c >= ' ' && c <= '~' ? c : '?';
-  return text;
+std::optional<bifolio::dtype> readable_dtype(std::string_view name) {
+  if (name == "F32") return bifolio::dtype::f32;
+  if (name == "F16") return bifolio::dtype::f16;
+  if (name == "BF16") return bifolio::dtype::bf16;
+  return std::nullopt;
+}
+
+/// Where a tensor lies in the data.
+struct byte_range {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  std::string name;
+};
+
+/// No byte belongs to two tensors. As each lies inside the data, all of them together are then no larger than the file:
+/// a header of some kilobytes cannot ask for more memory than the file's size justifies.
+void require_disjoint(std::vector<byte_range> ranges, const std::string& file) {
+  std::erase_if(ranges, [](const byte_range& one) { return one.begin == one.end; });
+  std::ranges::sort(ranges, {}, &byte_range::begin);
+  for (std::size_t i = 1; i < ranges.size(); ++i) {
+    const byte_range &a = ranges[i - 1], &b = ranges[i];
+    if (b.begin >= a.end) continue;
+    throw input_error(fmt::format("{}: tensors \"{}\" at bytes [{}, {}] and \"{}\" at bytes [{}, {}] share bytes", file,
+                                  tools::excerpt(a.name), a.begin, a.end, tools::excerpt(b.name), b.begin, b.end));
+  }
 }
 
 }  // namespace
@@ -73,45 +97,41 @@ safetensors::safetensors(const std::filesystem::path& path) : file_(path) {
   const json header = read_header(file_, data_start);
   const std::uint64_t data_bytes = file_.size() - data_start;
 
+  std::vector<byte_range> ranges;
   for (const auto& [name, entry] : header.items()) {
     if (name == "__metadata__") continue;
-    const std::string where = fmt::format("{}: tensor \"{}\"", file_.name(), shown(name));
+    const std::string where = fmt::format("{}: tensor \"{}\"", file_.name(), tools::excerpt(name));
     if (!entry.is_object() || !entry.contains("dtype") || !entry["dtype"].is_string()) {
       throw input_error(fmt::format("{} has no dtype", where));
     }
-    const std::string type_name = entry["dtype"].get<std::string>();
-    tensor t;
-    if (type_name == "F32") {
-      t.type = bifolio::dtype::f32;
-    } else if (type_name == "F16") {
-      t.type = bifolio::dtype::f16;
-    } else if (type_name == "BF16") {
-      t.type = bifolio::dtype::bf16;
-    } else {
-      other_dtypes_.emplace(name, type_name);  // an error only if it is asked for
-      continue;
-    }
-    t.shape = read_sizes(entry, "shape", where);
+    const std::vector<std::int64_t> shape = read_sizes(entry, "shape", where);
     const std::vector<std::int64_t> range = read_sizes(entry, "data_offsets", where);
     if (range.size() != 2 || range[0] > range[1] || static_cast<std::uint64_t>(range[1]) > data_bytes) {
       throw input_error(
           fmt::format("{} lies at bytes [{}] of {} bytes of data", where, fmt::join(range, ", "), data_bytes));
     }
-    std::int64_t needed = static_cast<std::int64_t>(bifolio::size_of(t.type));
-    for (const std::int64_t size : t.shape) needed = needed < 0 ? -1 : checked_product({needed, size});
+    ranges.push_back({range[0], range[1], name});
+    const std::string type_name = entry["dtype"].get<std::string>();
+    const auto type = readable_dtype(type_name);
+    if (!type) {
+      other_dtypes_.emplace(name, type_name);  // an error only if it is asked for
+      continue;
+    }
+    std::int64_t needed = static_cast<std::int64_t>(bifolio::size_of(*type));
+    for (const std::int64_t size : shape) needed = needed < 0 ? -1 : checked_product({needed, size});
     if (needed != range[1] - range[0]) {
       throw input_error(fmt::format("{} of dtype {} and shape [{}] has {} bytes, which is not its size", where,
-                                    type_name, fmt::join(t.shape, ", "), range[1] - range[0]));
+                                    type_name, fmt::join(shape, ", "), range[1] - range[0]));
     }
-    t.offset = data_start + static_cast<std::uint64_t>(range[0]);
-    tensors_.emplace(name, std::move(t));
+    tensors_.emplace(name, tensor{*type, shape, data_start + static_cast<std::uint64_t>(range[0])});
   }
+  require_disjoint(std::move(ranges), file_.name());
 }
 
 const safetensors::tensor& safetensors::find(const std::string& name, std::initializer_list<std::int64_t> shape) const {
   if (const auto other = other_dtypes_.find(name); other != other_dtypes_.end()) {
     throw input_error(fmt::format("{}: tensor \"{}\" has dtype {}, allowed are F32, F16 and BF16", file_.name(), name,
-                                  shown(other->second)));
+                                  tools::excerpt(other->second)));
   }
   const auto found = tensors_.find(name);
   if (found == tensors_.end()) throw input_error(fmt::format("{}: tensor \"{}\" is missing", file_.name(), name));

@@ -21,15 +21,22 @@ class tokenizer {
   /// The bytes of `id` after `previous`. `id` must be in the vocabulary.
   [[nodiscard]] virtual std::string decode(bifolio::token_id previous, bifolio::token_id id) const = 0;
 
+  /// No text of `num_bytes` bytes has fewer ids than this, the first one included. Known without encoding it.
+  [[nodiscard]] std::uint64_t min_num_ids(std::uint64_t num_bytes) const noexcept;
+
   /// The bytes of a whole sequence, first id included. Special ids at either end give none.
   [[nodiscard]] std::string decode_all(const std::vector<bifolio::token_id>& ids) const;
+
+ private:
+  /// The most bytes of a text that become one id, at least 1.
+  [[nodiscard]] virtual std::uint64_t max_id_bytes() const noexcept = 0;
 };
 
 /// One token per byte, id = byte; `separator` starts a sequence and ends it.
 [[nodiscard]] std::unique_ptr<tokenizer> make_byte_tokenizer(bifolio::token_id separator);
 
 /// llama2.c's tokenizer file: scored pieces of a byte-pair encoding. Throws `input_error` when the file does not hold
-/// exactly `vocab_size` pieces.
+/// exactly `vocab_size` pieces, or a score is not a number. Encoding n bytes takes O(n log n) steps.
 [[nodiscard]] std::unique_ptr<tokenizer> load_bpe_tokenizer(const std::filesystem::path& path, std::int32_t vocab_size);
 
 }  // namespace generate

@@ -3,20 +3,18 @@
 
 #include <fmt/format.h>
 
-#include <cstdio>
 #include <nlohmann/json.hpp>
 
-#include "utf8.hpp"
+#include "tools/common/escape.hpp"
+#include "tools/common/program.hpp"
+#include "tools/common/utf8.hpp"
 
 namespace generate {
 namespace {
 
 using bifolio::token_id;
-
-void print(const std::string& text) {
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  std::fflush(stdout);
-}
+using tools::complete_utf8;
+using tools::printable_text;
 
 std::vector<token_id> all_ids(const sequence_record& record) {
   std::vector<token_id> ids = record.prompt_ids;
@@ -54,22 +52,23 @@ class text_writer final : public sequence_writer {
     for (std::size_t i = first; i < ids.size(); ++i) pending_ += tokens_.decode(ids[i - 1], ids[i]);
     num_written_ = ids.size();
     const std::size_t ready = complete_utf8(pending_);
-    print(printable_utf8(std::string_view(pending_).substr(0, ready)));
+    tools::write_stdout(printable_text(std::string_view(pending_).substr(0, ready)));
     pending_.erase(0, ready);
   }
 
   void open(const sequence_record& record, std::size_t num_sequences) {
     const std::string sample =
         num_samples_ > 1 ? fmt::format(", sample {} of {}", current_ % num_samples_ + 1, num_samples_) : std::string();
-    print(fmt::format("--- {} of {}{} ---\n", current_ / num_samples_ + 1, num_sequences / num_samples_, sample));
-    const std::string prompt = printable_utf8(tokens_.decode_all(record.prompt_ids));
-    print(emphasise_ && !prompt.empty() ? "\x1b[1m" + prompt + "\x1b[0m" : prompt);
+    tools::write_stdout(
+        fmt::format("--- {} of {}{} ---\n", current_ / num_samples_ + 1, num_sequences / num_samples_, sample));
+    const std::string prompt = printable_text(tokens_.decode_all(record.prompt_ids));
+    tools::write_stdout(emphasise_ && !prompt.empty() ? "\x1b[1m" + prompt + "\x1b[0m" : prompt);
   }
 
   void close(const sequence_record& record) {
-    print(printable_utf8(pending_));
+    tools::write_stdout(printable_text(pending_));
     pending_.clear();
-    print(record.ended_by == ending::steps ? " ...\n\n" : "\n\n");
+    tools::write_stdout(record.ended_by == ending::steps ? " ...\n\n" : "\n\n");
   }
 
   const tokenizer& tokens_;
@@ -98,7 +97,8 @@ class json_writer final : public sequence_writer {
     line["output_ids"] = numbers(record.output_ids);
     line["text"] = tokens_.decode_all(all_ids(record));
     line["ended_by"] = to_string(record.ended_by);
-    print(line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+    const std::string text = line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    tools::write_stdout(tools::printable_json(text) + "\n");
   }
 
   static std::vector<std::int32_t> numbers(const std::vector<token_id>& ids) {

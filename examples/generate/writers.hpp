@@ -30,7 +30,8 @@ class sequence_writer {
   virtual void end(const std::vector<sequence_record>& records, std::size_t sequence) = 0;
 };
 
-/// Streams the text of the first sequence that has not ended; the others follow when it is their turn.
+/// Streams the text, its control characters escaped, of the first sequence that has not ended; the others follow when
+/// it is their turn.
 [[nodiscard]] std::unique_ptr<sequence_writer> make_text_writer(const tokenizer& tokens, std::int32_t num_samples,
                                                                 bool emphasise_prompt);
 /// One object a line: prompt, prompt_ids, output_ids, text, ended_by. Bytes that are not UTF-8 become U+FFFD.

@@ -41,7 +41,8 @@ class json_line {
   std::string out_;
 };
 
-/// Just enough of JSON for what `to_string` writes: objects, lists, integers.
+/// Just enough of JSON for what `to_string` writes: objects, lists, integers. A list or an object is read only where a
+/// step_plan has one, so calls are nested no deeper than a step_plan is, whatever the text.
 class json_reader {
  public:
   explicit json_reader(std::string_view text) : text_(text) {}
@@ -91,9 +92,11 @@ class json_reader {
     if (at_ != text_.size()) fail("the end");
   }
   [[noreturn]] void fail(const std::string& wanted) const {
-    throw error(errc::invalid_argument,
-                "a step plan's JSON has \"" + std::string(text_.substr(std::min(at_, text_.size()), 16)) +
-                    "\" at character " + std::to_string(at_) + " where " + wanted + " is expected");
+    std::string found(text_.substr(std::min(at_, text_.size()), 16));
+    std::ranges::replace_if(
+        found, [](char c) { return c < ' ' || c > '~'; }, '?');
+    throw error(errc::invalid_argument, "a step plan's JSON has \"" + found + "\" at character " + std::to_string(at_) +
+                                            " where " + wanted + " is expected");
   }
 
  private:

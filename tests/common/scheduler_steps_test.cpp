@@ -569,6 +569,30 @@ TEST_CASE("a plan comes back from its JSON, and what is no plan is refused with 
   }
 }
 
+TEST_CASE("a step plan's JSON nested however deep is refused in a short sentence of printable characters") {
+  const auto refusal = [](const std::string& json) -> std::string {
+    try {
+      (void)parse_step_plan(json);
+    } catch (const error& problem) {
+      CHECK(problem.code() == errc::invalid_argument);
+      return problem.what();
+    }
+    return "it was accepted";
+  };
+  for (const char* unit : {"[", "{", "{\"seqs\":", "{\"seqs\":[", "[["}) {
+    for (const char* before : {"", "{\"copies\":", "{\"copies\":[", "{\"seqs\":[",
+                               "{\"seqs\":[{\"seq\":", "{\"step\":", "{\"preempted\":["}) {
+      std::string json = before;
+      while (json.size() < 1'000'000) json += unit;
+      CAPTURE(unit);
+      CAPTURE(before);
+      CHECK(refusal(json).size() < 120);
+      CHECK(refusal(json).find("is expected") != std::string::npos);
+    }
+  }
+  CHECK(refusal("\x1b[2J\n\x9b\x7f\"") == "a step plan's JSON has \"?[2J???\"\" at character 0 where '{' is expected");
+}
+
 TEST_CASE("a recorded run can be replayed: the same plans and the same digests") {
   struct record {
     std::string plan;

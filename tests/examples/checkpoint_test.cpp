@@ -2,6 +2,7 @@
 // One model in its many files: shards, other dtypes, a classifier of its own. All give the same logits.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -116,4 +117,59 @@ TEST_CASE("a classifier of its own that repeats the embedding gives the tied mod
   CHECK(load(untied) == load(tied));
   untied.replace(untied.size() - table, 4, std::string("\0\0\x80\x3f", 4));  // 1.0f
   CHECK(load(untied) != load(tied));
+}
+
+TEST_CASE("every id of a list in eos_token_id ends a sequence, and what is null is absent") {
+  const fs::path directory = tiny_hugging_face("stops", 9);
+  const json good = json::parse(std::ifstream(directory / "config.json"));
+  const auto load = [&](const json& ids) {
+    json config = good;
+    config["eos_token_id"] = ids;
+    std::ofstream(directory / "config.json") << config.dump();
+    return generate::load_hugging_face(directory);
+  };
+  const auto stops = [&](const json& ids) { return load(ids).config.eos_ids; };
+  using ids = std::vector<std::int32_t>;
+  CHECK(stops(7) == ids{7});
+  CHECK(stops({7}) == ids{7});
+  CHECK(stops({7, 9, 7}) == ids{7, 9, 7});
+  CHECK(stops({nullptr, 9}) == ids{9});
+  CHECK(stops(nullptr) == ids{2});  // the architecture's default
+  CHECK(stops(json::array()) == ids{2});
+  CHECK(stops({nullptr}) == ids{2});
+
+  // Greedy text of a model without end; then each of its ids in turn ends it, alone or listed after others.
+  generation_setup setup;
+  setup.max_positions = 40;
+  const std::vector<std::vector<token_id>> prompt{{token_id{0}, token_id{97}}};
+  const auto continued = [&](const json& list) { return continue_prompts(load(list), prompt, setup); };
+  const generation_result endless = continued(255);
+  REQUIRE(endless.ended_by[0] == "steps");
+  const std::vector<token_id>& all = endless.outputs[0];
+  const token_id stop = all[all.size() / 2];
+  const std::vector<token_id> expected(all.begin(), std::find(all.begin(), all.end(), stop) + 1);
+  for (const json& list : {json(to_index(stop)), json({255, to_index(stop)}), json({to_index(stop), 255})}) {
+    CAPTURE(list.dump());
+    const generation_result ended = continued(list);
+    CHECK(ended.outputs[0] == expected);
+    CHECK(ended.ended_by[0] == "eos");
+  }
+  json config = good;
+  config["bos_token_id"] = to_index(stop);
+  config["eos_token_id"] = {255, to_index(stop)};
+  std::ofstream(directory / "config.json") << config.dump();
+  CHECK(continue_prompts(generate::load_hugging_face(directory), prompt, setup).ended_by[0] == "bos");
+}
+
+TEST_CASE("rotary positions of the type default are rotary positions without scaling") {
+  const fs::path directory = tiny_hugging_face("rope_default", 9);
+  const json good = json::parse(std::ifstream(directory / "config.json"));
+  const auto expected = logits_of(generate::load_hugging_face(directory));
+  for (const json& scaling : {json({{"rope_type", "default"}}), json({{"type", "default"}}), json(nullptr)}) {
+    CAPTURE(scaling.dump());
+    json config = good;
+    config["rope_scaling"] = scaling;
+    std::ofstream(directory / "config.json") << config.dump();
+    CHECK(logits_of(generate::load_hugging_face(directory)) == expected);
+  }
 }

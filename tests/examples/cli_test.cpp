@@ -116,7 +116,7 @@ TEST_CASE("an option that is wrong is refused with the value received and the va
 TEST_CASE("what only the model or the machine can refuse is refused as well") {
   check_refused({"--model", tiny(), "--max-positions", "65"}, "--max-positions is 65, allowed are 1 to 64");
   check_refused({"--model", tiny(), "--prompt", std::string(64, 'x')},
-                "prompt 1 has 65 tokens, the model takes at most 64");
+                "prompt 1 of 64 bytes has at least 65 tokens, the model takes at most 64");
   check_refused({"--model", tiny(), "--num-blocks", "2"}, "the pool of 2 blocks cannot hold");
   check_refused({"--model", tiny(), "--device", "cuda:99"}, "cuda:99");
   check_refused({"--model", "/nonexistent/model"}, "no such file");
@@ -234,4 +234,83 @@ TEST_CASE("prompts come from files: a line each, or a JSON string each") {
   check_refused({"--model", tiny(), "--prompts-file", strings.string()}, "line 1 is not a JSON string");
   std::ofstream(plain) << "\n\n";
   check_refused({"--model", tiny(), "--prompts-file", plain.string()}, "there is no prompt in it");
+}
+
+TEST_CASE("what cannot be written to stdout ends with 1 and one sentence") {
+  const fs::path text = scratch_directory() / "scored.txt";
+  std::ofstream(text) << "some words";
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"--help"},
+        {"--model", tiny(), "--device", "cpu"},
+        {"--model", tiny(), "--device", "cpu", "--json"},
+        {"--model", tiny(), "--device", "cpu", "--score-file", text.string()}}) {
+    CAPTURE(arguments.back());
+    const run_result result =
+        run_program_on_full_disk(BIFOLIO_GENERATE_PROGRAM, arguments, scratch_directory() / "cli");
+    CHECK(result.code == 1);
+    CHECK(result.err.ends_with("generate: stdout cannot be written: No space left on device\n"));
+  }
+}
+
+TEST_CASE("a stderr that takes nothing does not end the program") {
+  const fs::path folder = scratch_directory() / "cli";
+  const std::vector<std::string> arguments{"--model", tiny(), "--device", "cpu", "--prompt", "ab"};
+  CHECK(exit_code_of(BIFOLIO_GENERATE_PROGRAM, arguments, folder / "out", "/dev/full") == 0);
+  CHECK(read_file(folder / "out").rfind("--- 1 of 1 ---\nab", 0) == 0);
+  CHECK(exit_code_of(BIFOLIO_GENERATE_PROGRAM, {"--no-such-option"}, folder / "out", "/dev/full") == 2);
+}
+
+TEST_CASE("control characters of paths, tensors and models are escaped, not sent to the terminal") {
+  const std::string evil = "a\x1b[31m\x7f\xc2\x9b\x07\n\xff", shown = "a\\x1b[31m\\x7f\\xc2\\x9b\\x07\\x0a\\xff";
+  const auto is_clean = [](const std::string& text) {
+    for (const char* raw : {"\x1b", "\x7f", "\xc2\x9b", "\x07", "\xff"}) {
+      if (text.find(raw) != std::string::npos) return false;
+    }
+    return true;
+  };
+  check_refused({"--model", "/nonexistent/" + evil}, "/nonexistent/" + shown + ": there is no such file");
+  check_refused({"--" + evil}, shown);
+  check_refused({"--top-p", evil}, "--top-p is '" + shown + "'");
+  const fs::path directory = tiny_hugging_face(evil, 7);
+  const run_result text = run({"--model", directory.string(), "--prompt", evil, "--temperature", "2"});
+  REQUIRE(text.code == 0);
+  CHECK(text.err.find(shown) != std::string::npos);
+  CHECK(is_clean(text.err));
+  CHECK(text.out.find("a\\x1b[31m\\x7f\\xc2\\x9b\\x07\n\\xff") != std::string::npos);  // a text keeps its lines
+  CHECK(is_clean(text.out));
+  const run_result objects = run({"--model", directory.string(), "--prompt", evil, "--temperature", "2", "--json"});
+  REQUIRE(objects.code == 0);
+  CHECK(is_clean(objects.out));
+  CHECK(lines(objects.out)[0]["prompt"].get<std::string>().rfind("a\x1b[31m\x7f\xc2\x9b\x07\n", 0) == 0);
+  const fs::path lying = tiny_hugging_face("cli_lying", 7, [&](json& header) {
+    header["a\x1b[31m\x7f\xc2\x9b"] = {{"dtype", "F32"}, {"shape", {1}}, {"data_offsets", {0, 1}}};
+  });
+  check_refused({"--model", lying.string()}, "tensor \"a\\x1b[31m\\x7f\\xc2\\x9b\" of dtype F32");
+}
+
+TEST_CASE("model files with JSON nested too deeply or a number out of range end with 2 and one sentence") {
+  const fs::path directory = tiny_hugging_face("cli_deep", 7);
+  const auto config = [&](const std::string& member) {
+    std::ofstream(directory / "config.json") << "{\"hidden_size\": " << member << "}";
+    return std::vector<std::string>{"--model", directory.string()};
+  };
+  const std::string deep = std::string(100000, '[') + std::string(100000, ']');
+  check_refused(config(deep), "config.json: JSON nested deeper than 64 levels");
+  check_refused(config("1e999"), "config.json: JSON with a number out of range at byte 21: 1e999");
+  check_refused(config(std::string(60, '[') + std::string(60, ']')), "\"hidden_size\" is [[");
+}
+
+TEST_CASE("a text to be scored that the model cannot take whole is refused, or cut where --max-positions says so") {
+  const fs::path text = scratch_directory() / "scored.txt";
+  std::ofstream(text) << std::string(100, 'x');
+  check_refused({"--model", tiny(), "--score-file", text.string()},
+                "scored.txt: the text of 100 bytes has at least 101 tokens, the model takes at most 64; "
+                "--max-positions 64 scores its beginning alone");
+  const run_result cut = run({"--model", tiny(), "--score-file", text.string(), "--max-positions", "64"});
+  CHECK(cut.code == 0);
+  CHECK(lines(cut.out)[0]["num_ids"] == 64);
+  std::ofstream(text) << std::string(63, 'x');
+  const run_result whole = run({"--model", tiny(), "--score-file", text.string()});
+  CHECK(whole.code == 0);
+  CHECK(whole.out == cut.out);
 }

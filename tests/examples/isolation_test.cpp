@@ -17,7 +17,6 @@
 #include "reference_files.hpp"
 #include "sampler.hpp"
 #include "tokenizer.hpp"
-#include "utf8.hpp"
 
 namespace {
 
@@ -258,28 +257,6 @@ TEST_CASE("likelihoods are those of the softmax") {
   for (std::int32_t i = 0; i < 3; ++i) {
     CHECK(std::abs(generate::negative_log_likelihood(logits, token_id{i}) - (std::log(sum) - i)) < 1e-12);
   }
-}
-
-TEST_CASE("text is cut between characters, and what is no character or controls a terminal is replaced") {
-  using generate::complete_utf8;
-  using generate::printable_utf8;
-  const std::string euro = "\xe2\x82\xac", grin = "\xf0\x9f\x98\x80";
-  CHECK(complete_utf8("abc") == 3);
-  CHECK(complete_utf8("") == 0);
-  CHECK(complete_utf8("a" + euro) == 4);
-  for (std::size_t length = 1; length < 3; ++length)
-    CHECK(complete_utf8(std::string("a").append(euro, 0, length)) == 1);
-  for (std::size_t length = 1; length < 4; ++length)
-    CHECK(complete_utf8(std::string("a").append(grin, 0, length)) == 1);
-  CHECK(complete_utf8("\x80\x80\x80\x80") == 4);  // nothing to wait for
-  CHECK(printable_utf8("a\n\t" + euro + grin) == "a\n\t" + euro + grin);
-  CHECK(printable_utf8("\x1b[31m\x07") == "?[31m?");
-  const std::string replaced = "\xef\xbf\xbd";
-  CHECK(printable_utf8("\xff") == replaced);
-  CHECK(printable_utf8("\xe2\x82") == replaced + replaced);
-  CHECK(printable_utf8("\xc0\x80") == replaced + replaced);                 // overlong
-  CHECK(printable_utf8("\xed\xa0\x80") == replaced + replaced + replaced);  // a surrogate
-  CHECK(printable_utf8("\xf4\x90\x80\x80") == replaced + replaced + replaced + replaced);
 }
 
 TEST_CASE("byte tokens go to text and back, and special ids give no text") {

@@ -209,6 +209,38 @@ TEST_CASE("a safetensors header that lies about a tensor is refused by the tenso
   CHECK(contains(load([](json& h) { h = json::array(); }), "not a JSON object"));
 }
 
+TEST_CASE("safetensors whose tensors share bytes are refused by the names of two") {
+  using nlohmann::json;
+  const std::string first = "model.layers.0.mlp.down_proj.weight", second = "model.layers.1.mlp.down_proj.weight";
+  const auto load = [&](const std::function<void(json&)>& change) {
+    const fs::path directory = tiny_hugging_face("sharing", 7, change);
+    return refusal([&] { static_cast<void>(generate::load_hugging_face(directory)); });
+  };
+  const auto check_both_named = [&](const std::string& sentence) {
+    CHECK(contains(sentence, first));
+    CHECK(contains(sentence, second));
+    CHECK(contains(sentence, "share bytes"));
+  };
+  check_both_named(load([&](json& h) { h[second]["data_offsets"] = h[first]["data_offsets"]; }));
+  check_both_named(load([&](json& h) {
+    for (json& offset : h[second]["data_offsets"] = h[first]["data_offsets"]) offset = offset.get<int>() + 2;
+  }));
+  // A tensor that nobody asks for, of a dtype that nobody reads, may not lie there either.
+  CHECK(contains(load([&](json& h) {
+                   h["x"] = {{"dtype", "I64"}, {"shape", {1}}, {"data_offsets", {8, 16}}};
+                 }),
+                 "\"x\""));
+  CHECK(contains(load([&](json& h) {
+                   h["x"] = {{"dtype", "I64"}, {"shape", {1}}, {"data_offsets", {0, 1ull << 40}}};
+                 }),
+                 "lies at bytes"));
+  // An empty one shares none.
+  const fs::path directory = tiny_hugging_face("sharing", 7, [](json& h) {
+    h["x"] = {{"dtype", "F32"}, {"shape", {0}}, {"data_offsets", {8, 8}}};
+  });
+  static_cast<void>(generate::load_hugging_face(directory));
+}
+
 TEST_CASE("a safetensors header that is not JSON, or longer than the file, is refused") {
   const auto load = [](const std::string& bytes) {
     const fs::path directory = tiny_hugging_face("not_json", 7);
@@ -226,7 +258,12 @@ TEST_CASE("a safetensors header that is not JSON, or longer than the file, is re
   CHECK(contains(load(sized(UINT64_MAX, "{}")), "not a safetensors file"));
   CHECK(contains(load(sized(0, "")), "not valid JSON"));
   CHECK(contains(load(sized(2, "{}")), "is missing"));
-  CHECK(contains(load(sized(200000, std::string(200000, '['))), "not valid JSON"));
+  CHECK(contains(load(sized(200000, std::string(200000, '['))), "its header is JSON nested deeper than 64 levels"));
+  const std::string deep = R"({"t":{"dtype":"F32","shape":[)" + std::string(100000, '[') + std::string(100000, ']') +
+                           R"(],"data_offsets":[0,0]}})";
+  CHECK(contains(load(sized(deep.size(), deep)), "its header is JSON nested deeper than 64 levels"));
+  const std::string large = R"({"t":{"dtype":"F32","shape":[1e999],"data_offsets":[0,0]}})";
+  CHECK(contains(load(sized(large.size(), large)), "its header is JSON with a number out of range at byte 34: 1e999"));
 }
 
 TEST_CASE("a config.json that is broken, incomplete or of another architecture is refused by the setting's name") {
@@ -253,7 +290,13 @@ TEST_CASE("a config.json that is broken, incomplete or of another architecture i
     static_cast<void>(load([&](json& c) { c[key] = INT32_MIN; }));
   }
   CHECK(contains(load([](json& c) { c["model_type"] = "gpt2"; }), "\"model_type\" is \"gpt2\""));
-  CHECK(contains(load([](json& c) { c["rope_scaling"] = {{"type", "linear"}}; }), "rope_scaling"));
+  CHECK(contains(load([](json& c) {
+                   c["rope_scaling"] = {{"type", "linear"}};
+                 }),
+                 R"("rope_scaling" is {"type":"linear"})"));
+  CHECK(contains(load([](json& c) { c["rope_scaling"] = {{"rope_type", "llama3"}}; }), "rope_scaling"));
+  CHECK(contains(load([](json& c) { c["rope_scaling"] = {{"factor", 2}}; }), "rope_scaling"));
+  CHECK(contains(load([](json& c) { c["rope_scaling"] = "default"; }), "rope_scaling"));
   CHECK(contains(load([](json& c) { c["hidden_act"] = "gelu"; }), "hidden_act"));
   CHECK(contains(load([](json& c) { c["attention_bias"] = true; }), "attention_bias"));
   CHECK(contains(load([](json& c) { c["tie_word_embeddings"] = 1; }), "tie_word_embeddings"));
@@ -261,7 +304,12 @@ TEST_CASE("a config.json that is broken, incomplete or of another architecture i
   CHECK(contains(load([](json& c) { c["rope_theta"] = -1e30; }), "rotary base"));
   CHECK(contains(load([](json& c) { c["rms_norm_eps"] = -1; }), "epsilon"));
   CHECK(contains(load([](json& c) { c["bos_token_id"] = 256; }), "special token 256"));
-  CHECK(contains(load([](json& c) { c["eos_token_id"] = {1ull << 40}; }), "special token"));
+  CHECK(contains(load([](json& c) { c["eos_token_id"] = {1ull << 40}; }), "\"eos_token_id\" is"));
+  CHECK(contains(load([](json& c) { c["eos_token_id"] = {1, 256}; }), "special token 256"));
+  CHECK(contains(load([](json& c) { c["eos_token_id"] = {1, "2"}; }), "\"eos_token_id\" is [1,\"2\"]"));
+  CHECK(contains(load([](json& c) { c["eos_token_id"] = {1, -2}; }), "special token -2"));
+  CHECK(contains(load([](json& c) { c["bos_token_id"] = {1, 2}; }), "\"bos_token_id\" is [1,2]"));
+  CHECK(contains(load([](json& c) { c["rms_norm_eps"] = 1e300; }), "\"rms_norm_eps\" is 1e+300"));
   CHECK(contains(load([](json& c) { c["num_key_value_heads"] = 3; }), "shared evenly"));
   CHECK(contains(load([](json& c) { c["hidden_size"] = 24; }), "shape"));
   CHECK(contains(load([](json& c) { c["tie_word_embeddings"] = false; }), "\"lm_head.weight\" is missing"));
@@ -270,6 +318,40 @@ TEST_CASE("a config.json that is broken, incomplete or of another architecture i
   CHECK(contains(refusal([&] { static_cast<void>(generate::load_hugging_face(directory)); }), "not valid JSON"));
   fs::remove(directory / "config.json");
   CHECK(contains(refusal([&] { static_cast<void>(generate::load_hugging_face(directory)); }), "no such file"));
+}
+
+TEST_CASE("a number that no float can hold is refused as such, wherever it stands in a JSON file") {
+  const fs::path directory = tiny_hugging_face("range", 7);
+  const auto load = [&](const std::string& config) {
+    std::ofstream(directory / "config.json") << config;
+    return refusal([&] { static_cast<void>(generate::load_hugging_face(directory)); });
+  };
+  for (const char* number : {"1e999", "-1e999", "123456e4000"}) {
+    CAPTURE(number);
+    CHECK(
+        contains(load(std::string(R"({"rms_norm_eps":)") + number + "}"), "JSON with a number out of range at byte "));
+    CHECK(contains(load(std::string(R"({"x":[{"y":)") + number + "}]}"), number));
+  }
+  fs::remove(directory / "model.safetensors");
+  static_cast<void>(tiny_hugging_face("range", 7));
+  fs::remove(directory / "model.safetensors");
+  std::ofstream(directory / "model.safetensors.index.json") << R"({"weight_map":{"x":1e999}})";
+  CHECK(contains(refusal([&] { static_cast<void>(generate::load_hugging_face(directory)); }), "out of range"));
+  fs::remove(directory / "model.safetensors.index.json");
+}
+
+TEST_CASE("an index of shards whose files are no plain names is refused with an excerpt") {
+  const fs::path directory = tiny_hugging_face("shard_names", 7);
+  fs::remove(directory / "model.safetensors");
+  const auto load = [&](const nlohmann::json& file) {
+    std::ofstream(directory / "model.safetensors.index.json") << nlohmann::json{{"weight_map", {{"x", file}}}}.dump();
+    return refusal([&] { static_cast<void>(generate::load_hugging_face(directory)); });
+  };
+  CHECK(contains(load("../a.safetensors"), "a shard is named by \"../a.safetensors\", allowed are plain file names"));
+  CHECK(contains(load("/a.safetensors"), "a shard is named by"));
+  CHECK(contains(load(5), "a shard is named by 5"));
+  CHECK(contains(load(std::string(1 << 20, 'a')), "a shard is named by \"aaa"));
+  CHECK(contains(load("absent.safetensors"), "there is no such file"));
 }
 
 TEST_CASE("a path that does not exist, a directory for a file and a missing tokenizer are refused") {

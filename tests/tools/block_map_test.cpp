@@ -192,3 +192,22 @@ TEST_CASE("the program prints one frame without a terminal, several on request, 
     CHECK(!result.err.empty());
   }
 }
+
+TEST_CASE("what cannot be written to stdout ends with 1 and one sentence, and what is refused is shown escaped") {
+  const std::filesystem::path scratch = std::filesystem::path(BIFOLIO_TEST_SCRATCH_DIR) / "block_map_output";
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"--help"}, {"--steps", "5"}, {"--steps", "5", "--every", "1"}}) {
+    CAPTURE(arguments[0]);
+    const run_result result = run_program_on_full_disk(BIFOLIO_BLOCK_MAP_PROGRAM, arguments, scratch);
+    CHECK(result.code == 1);
+    CHECK(result.err == "block_map: stdout cannot be written: No space left on device\n");
+  }
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"--blocks", "\x1b[2J"}, {"--\x1b[2J"}, {"--svg", "/nonexistent/\x1b[2J"}}) {
+    const run_result result = run_program(BIFOLIO_BLOCK_MAP_PROGRAM, arguments, scratch);
+    CAPTURE(result.err);
+    CHECK(result.code == 2);
+    CHECK(result.err.find('\x1b') == result.err.npos);
+    CHECK(result.err.find("\\x1b[2J") != result.err.npos);
+  }
+}

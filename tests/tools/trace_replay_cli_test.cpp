@@ -127,7 +127,8 @@ TEST_CASE("a trace that cannot be used is refused in one sentence with file and 
   refuses("empty.jsonl", "", ": the trace is empty");
   refuses("blank.jsonl", "\n \n", ": the trace is empty");
   refuses("text.jsonl", "hello\n", ":1: 'hello' is neither a JSON object");
-  refuses("cut.jsonl", first + R"({"timestamp":0,"input_l)", ":2: '{\"timestamp\":0,\"input_l' is not a JSON object");
+  refuses("cut.jsonl", first + R"({"timestamp":0,"input_l)",
+          ":2: '{\"timestamp\":0,\"input_l' is not valid JSON at byte ");
   refuses("list.jsonl", first + "\n[1,2]\n", ":3: '[1,2]' is not a JSON object");
   refuses("missing.jsonl", first + R"({"timestamp":0,"input_length":5,"output_length":1})",
           ":2: the field hash_ids is missing");
@@ -159,6 +160,103 @@ TEST_CASE("a trace that cannot be used is refused in one sentence with file and 
   check_refused({scratch.string(), "--cache-only"}, scratch.string());
   check_refused({file("good.csv", table), "--cache-only"}, "the trace has no hash_ids");
   check_refused({file("good.csv", table), "--cache-only", "--format-in", "mooncake"}, "good.csv:1: ");
+}
+
+TEST_CASE("a trace whose JSON is nested too deeply or holds a number that no float can hold is refused") {
+  const auto line = [](const std::string& time, const std::string& ids) {
+    return R"({"timestamp":)" + time + R"(,"input_length":5,"output_length":1,"hash_ids":)" + ids + "}\n";
+  };
+  const auto nested = [](std::size_t depth) { return std::string(depth, '[') + std::string(depth, ']'); };
+  for (const std::size_t depth : {64u, 1000u, 100000u}) {
+    CAPTURE(depth);
+    check_refused({file("deep.jsonl", line("0", nested(depth))), "--cache-only"},
+                  ":1: '{\"timestamp\":0,\"input_length\":5,\"output_length\":1,\"hash_ids\"...' is JSON nested deeper "
+                  "than 64 levels");
+    check_refused({file("ids.jsonl", line("0", std::string("[").append(nested(depth)).append("]"))), "--cache-only"},
+                  "JSON nested deeper than 64 levels");
+    check_refused({file("open.jsonl", line("0", std::string(depth, '['))), "--cache-only"}, "nested deeper than 64");
+  }
+  check_refused({file("deep.jsonl", line("0", nested(63))), "--cache-only"}, ":1: hash_ids contains [[");
+  check_refused({file("long.jsonl", line("0", std::string(1, '"').append(100000, 'x').append(1, '"'))), "--cache-only"},
+                ":1: hash_ids is \"xxx");
+  check_refused(
+      {file("number.jsonl", line("1e999", "[]")), "--cache-only"},
+      ":1: '{\"timestamp\":1e999,\"input_length\":5,\"output_length\":1,\"hash_...' is JSON with a number out "
+      "of range at byte 18: 1e999");
+}
+
+TEST_CASE("a request whose tokens do not fit into 32 bits together is refused with its lengths") {
+  const std::string path = file("both.jsonl", R"({"timestamp":0,"input_length":1073741824,)"
+                                              R"("output_length":1073741824,"hash_ids":[]})");
+  for (const char* mode : {"--cache-only", "--no-progress"}) {
+    check_refused({path, mode},
+                  ":1: input_length and output_length are 1073741824 and 1073741824; allowed are 1073741824 "
+                  "tokens together");
+  }
+  check_refused({file("both.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,1073741824,1\n")},
+                ":2: ContextTokens and GeneratedTokens are 1073741824 and 1; allowed are 1073741824 tokens together");
+}
+
+TEST_CASE("requests larger than the pool are refused one by one, the last one too, and the replay ends") {
+  const std::string small = R"({"timestamp":0,"input_length":100,"output_length":2,"hash_ids":[1]})"
+                            "\n";
+  const std::string large = R"({"timestamp":9000,"input_length":5000,"output_length":2,"hash_ids":[1,2]})"
+                            "\n";
+  const auto refused = [&](const std::string& text) {
+    const run_result result = run({file("large.jsonl", text), "--blocks", "100", "--format", "json"});
+    CAPTURE(result.err);
+    REQUIRE(result.code == 0);
+    const json said = json::parse(result.out);
+    CHECK(said.at("finished").get<int>() + said.at("refused").get<int>() == said.at("requests"));
+    return said.at("refused").get<int>();
+  };
+  CHECK(refused(small + large) == 1);
+  CHECK(refused(large) == 1);
+  CHECK(refused(large + large) == 2);
+  CHECK(refused(small + large + small) == 1);
+  CHECK(refused(small) == 0);
+  CHECK(refused(small + R"({"timestamp":1,"input_length":1073741824,"output_length":0,"hash_ids":[]})") == 1);
+}
+
+TEST_CASE("what cannot be written to stdout ends with 1 and one sentence") {
+  const std::string path = file("good.jsonl", conversation);
+  const auto check_fails = [&](const std::vector<std::string>& arguments) {
+    const run_result result = run_program_on_full_disk(BIFOLIO_TRACE_REPLAY_PROGRAM, arguments, scratch);
+    CHECK(result.code == 1);
+    CHECK(result.err == "trace_replay: stdout cannot be written: No space left on device\n");
+  };
+  check_fails({"--help"});
+  for (const char* format : {"md", "csv", "json"}) check_fails({path, "--blocks", "500", "--format", format});
+}
+
+TEST_CASE("control characters of names and fields are escaped, not sent to the terminal") {
+  const std::string evil = "a\x1b[31m\x7f\xc2\x9b\x07\n\xff.jsonl",
+                    shown = "a\\x1b[31m\\x7f\\xc2\\x9b\\x07\\x0a\\xff.jsonl";
+  check_refused({"/nonexistent/" + evil}, "/nonexistent/" + shown + ": the file cannot be opened");
+  check_refused({file("line.jsonl", "\x1b]0;title\x07 \xc2\x9b{}\n")}, "'\\x1b]0;title\\x07 \\xc2\\x9b{}' is neither");
+  check_refused({file("field.jsonl", R"({"timestamp":"\u001b[2J\u009b\u007f"})")},
+                R"(timestamp is "\u001b[2J\u009b\u007f")");
+  check_refused({file("time.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n\x1b[2J,1,1\n")}, R"('\x1b[2J')");
+  const run_result unknown = run({"--\x1b[2J"});
+  CHECK(unknown.code == 2);
+  CHECK(unknown.err.find('\x1b') == std::string::npos);
+  for (const char* format : {"md", "csv", "json"}) {
+    CAPTURE(format);
+    const run_result result = run({file(evil, conversation), "--cache-only", "--format", format});
+    REQUIRE(result.code == 0);
+    for (const char* raw : {"\x1b", "\x7f", "\xc2\x9b", "\x07"}) CHECK(result.out.find(raw) == std::string::npos);
+  }
+  const fs::path plot = scratch / "evil.svg";
+  CHECK(run({(scratch / evil).string(), "--cache-only", "--plot", plot.string()}).code == 0);
+  CHECK(xml_flaw(read_file(plot)) == "");
+  CHECK(read_file(plot).find(shown) != std::string::npos);
+}
+
+TEST_CASE("a name with the marks of a table stays one cell in Markdown and in CSV") {
+  const std::string path = file("a|b,\"c\".jsonl", conversation);
+  CHECK(run({path, "--cache-only"}).out.find("| trace | a\\|b,\"c\".jsonl |\n") != std::string::npos);
+  CHECK(run({path, "--cache-only", "--format", "csv"}).out.find("cache-only,\"a|b,\"\"c\"\".jsonl\",4,") !=
+        std::string::npos);
 }
 
 TEST_CASE("the cache alone says hits, lookups, hit rate and evictions as one JSON object") {

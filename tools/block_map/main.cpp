@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The block pool, live. Exit codes: 0; 2 for options that cannot be used, with one sentence on stderr; 1 for everything
-// else that fails.
+// The block pool, live. tools/common/program.hpp has the exit codes.
 #include <fmt/format.h>
 
-#include <bifolio/error.hpp>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
-#include <exception>
 #include <fstream>
 #include <stdexcept>
 #include <thread>
@@ -16,27 +13,24 @@
 #include "drawing.hpp"
 #include "options.hpp"
 #include "svg.hpp"
+#include "tools/common/program.hpp"
 
 namespace block_map {
 namespace {
 
-volatile std::sig_atomic_t interrupted = 0;
+using tools::write_stdout;
 
-void write(const std::string& text) {
-  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
-    throw std::runtime_error("the picture could not be written");
-  }
-}
+volatile std::sig_atomic_t interrupted = 0;
 
 /// Hides the cursor while it lives.
 class live_screen {
  public:
-  live_screen() { write("\x1b[?25l\x1b[2J"); }
+  live_screen() { write_stdout("\x1b[?25l\x1b[2J"); }
   live_screen(const live_screen&) = delete;
   live_screen& operator=(const live_screen&) = delete;
   ~live_screen() { (void)std::fputs("\x1b[?25h", stdout); }
   /// Over the frame before; what it had more is wiped.
-  void show(const std::string& text) { write("\x1b[H" + text + "\x1b[J"); }
+  void show(const std::string& text) { write_stdout("\x1b[H" + text + "\x1b[J"); }
 };
 
 void step(serving& what, const options& chosen) {
@@ -67,18 +61,17 @@ void run_plain(serving& what, const options& chosen) {
   for (std::int64_t i = 1; i <= chosen.num_steps && interrupted == 0; ++i) {
     step(what, chosen);
     if (i < chosen.from || i % chosen.every != 0 || i == chosen.num_steps) continue;
-    if (prints_all) write(draw_text(what.snapshot(), {chosen.columns, false}) + "\n");
+    if (prints_all) write_stdout(draw_text(what.snapshot(), {chosen.columns, false}) + "\n");
     if (chosen.animated) frames.push_back(what.snapshot());
   }
   frames.push_back(what.snapshot());
-  if (chosen.svg_path.empty()) return write(draw_text(frames.back(), {chosen.columns, false}));
+  if (chosen.svg_path.empty()) return write_stdout(draw_text(frames.back(), {chosen.columns, false}));
   const double speed = chosen.frames_per_second > 0 ? chosen.frames_per_second : 10;
   std::ofstream file(chosen.svg_path, std::ios::binary);
   file << (chosen.animated ? draw_animated_svg(frames, chosen.columns, speed) : draw_svg(frames.back(), chosen.columns))
        << std::flush;
   if (!file) {
-    throw bifolio::error(bifolio::errc::invalid_argument,
-                         fmt::format("{}: the file cannot be written", chosen.svg_path));
+    throw tools::input_error(fmt::format("{}: the file cannot be written", chosen.svg_path));
   }
 }
 
@@ -86,7 +79,7 @@ void run_plain(serving& what, const options& chosen) {
 }  // namespace block_map
 
 int main(int argc, char** argv) {
-  try {
+  return tools::run_main("block_map", "out of memory; fewer --blocks need less", [&] {
     int exit_code = 0;
     const auto chosen = block_map::parse_options(argc, argv, exit_code);
     if (!chosen) return exit_code;
@@ -99,11 +92,5 @@ int main(int argc, char** argv) {
       block_map::run_plain(what, *chosen);
     }
     return 0;
-  } catch (const bifolio::error& problem) {
-    (void)std::fprintf(stderr, "block_map: %s\n", problem.what());
-    return problem.code() == bifolio::errc::invalid_argument ? 2 : 1;
-  } catch (const std::exception& problem) {
-    (void)std::fprintf(stderr, "block_map: %s\n", problem.what());
-    return 1;
-  }
+  });
 }

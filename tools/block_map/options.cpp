@@ -8,6 +8,8 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 
+#include "tools/common/program.hpp"
+
 namespace block_map {
 namespace {
 
@@ -30,10 +32,13 @@ CLI::Validator between(Value low, Value high) {
       fmt::format("{} to {}", low, high));
 }
 
-constexpr const char* footer =
-    "One character a block: . free, : cached and idle, ~ waits for a step in flight, a letter for the one sequence\n"
-    "that uses it, a digit for how many share it. The same seed gives the same run.\n"
-    "Exit codes: 0; 2 for options that cannot be used; 1 for everything else.";
+std::string footer() {
+  return fmt::format(
+      "One character a block: . free, : cached and idle, ~ waits for a step in flight, a letter for the one sequence\n"
+      "that uses it, a digit for how many share it. The same seed gives the same run.\n"
+      "{}",
+      tools::exit_codes);
+}
 
 }  // namespace
 
@@ -41,7 +46,7 @@ std::optional<options> parse_options(int argc, char** argv, int& exit_code) {
   options result;
   serving_options& to = result.serving;
   CLI::App program("Shows the block pool while made-up conversations are served by bifolio's scheduler.", "block_map");
-  program.footer(footer);
+  program.footer(footer());
   std::string group = "Pool and traffic";
   const auto add = [&](const char* name, auto& value, const char* what, const CLI::Validator& range) {
     return program.add_option(name, value, what)->capture_default_str()->check(range)->group(group);
@@ -83,7 +88,7 @@ std::optional<options> parse_options(int argc, char** argv, int& exit_code) {
     program.parse(argc, argv);
     if (result.animated && result.svg_path.empty()) throw CLI::ValidationError("--animated needs --svg");
   } catch (const CLI::ParseError& problem) {
-    exit_code = program.exit(problem) == 0 ? 0 : 2;  // --help is an "error" with code 0
+    exit_code = tools::end_of_parsing(program, problem);
     return std::nullopt;
   }
   result.live = !once && result.svg_path.empty() && ::isatty(STDOUT_FILENO) != 0;

@@ -10,7 +10,7 @@
 #include <iterator>
 #include <utility>
 
-#include "svg_text.hpp"
+#include "tools/common/escape.hpp"
 
 namespace block_map {
 namespace {

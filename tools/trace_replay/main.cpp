@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Replays a serving trace through bifolio's cache logic. Exit codes: 0; 2 for options and files that cannot be used,
-// with one sentence on stderr; 1 for everything else that fails.
+// Replays a serving trace through bifolio's cache logic. tools/common/program.hpp has the exit codes.
 #include <fmt/format.h>
 
-#include <bifolio/error.hpp>
-#include <exception>
 #include <fstream>
-#include <iostream>
+#include <sstream>
 
 #include "cache_only.hpp"
 #include "input_error.hpp"
@@ -15,6 +12,7 @@
 #include "report.hpp"
 #include "simulation.hpp"
 #include "summary.hpp"
+#include "tools/common/program.hpp"
 #include "trace.hpp"
 
 namespace trace_replay {
@@ -40,32 +38,18 @@ void replay(const options& chosen) {
   const report said = chosen.cache_only ? summarize(chosen, replay_cache(what, cache_options(chosen), progress))
                                         : summarize(chosen, simulate(what, chosen.simulation, progress));
   if (!chosen.plot_path.empty()) write_file(chosen.plot_path, plot_svg(said));
-  print(std::cout, said, chosen.format);
-  std::cout.flush();
-  if (!std::cout) throw std::runtime_error("the report could not be written");
+  std::ostringstream text;
+  print(text, said, chosen.format);
+  tools::write_stdout(text.str());
 }
 
 }  // namespace
 }  // namespace trace_replay
 
 int main(int argc, char** argv) {
-  try {
+  return tools::run_main("trace_replay", "out of memory; fewer --blocks or --requests need less", [&] {
     int exit_code = 0;
-    const auto chosen = trace_replay::parse_options(argc, argv, exit_code);
-    if (!chosen) return exit_code;
-    trace_replay::replay(*chosen);
-    return 0;
-  } catch (const trace_replay::input_error& problem) {
-    std::cerr << "trace_replay: " << problem.what() << '\n';
-    return 2;
-  } catch (const bifolio::error& problem) {
-    std::cerr << "trace_replay: " << problem.what() << '\n';
-    return problem.code() == bifolio::errc::invalid_argument ? 2 : 1;
-  } catch (const std::bad_alloc&) {
-    std::cerr << "trace_replay: out of memory; fewer --blocks or --requests need less\n";
-    return 1;
-  } catch (const std::exception& problem) {
-    std::cerr << "trace_replay: " << problem.what() << '\n';
-    return 1;
-  }
+    if (const auto chosen = trace_replay::parse_options(argc, argv, exit_code)) trace_replay::replay(*chosen);
+    return exit_code;
+  });
 }

@@ -9,6 +9,7 @@
 #include <map>
 
 #include "input_error.hpp"
+#include "tools/common/program.hpp"
 
 namespace trace_replay {
 namespace {
@@ -47,11 +48,14 @@ void require_at_least(const char* option, double value, double least) {
   throw input_error(fmt::format("{} is {}; allowed are numbers from {} to 1e12", option, value, least));
 }
 
-constexpr const char* footer =
-    "The trace is one of Mooncake's (a JSON object a line: timestamp in ms, input_length,\n"
-    "output_length, hash_ids) or of Azure's (CSV: TIMESTAMP,ContextTokens,GeneratedTokens).\n"
-    "Exit codes: 0; 2 for options and files that cannot be used; 1 for everything else.\n"
-    "docs/trace_replay.md explains what is measured.";
+std::string footer() {
+  return fmt::format(
+      "The trace is one of Mooncake's (a JSON object a line: timestamp in ms, input_length,\n"
+      "output_length, hash_ids) or of Azure's (CSV: TIMESTAMP,ContextTokens,GeneratedTokens).\n"
+      "{}\n"
+      "docs/trace_replay.md explains what is measured.",
+      tools::exit_codes);
+}
 
 /// Options as they are written, before they are checked.
 struct written {
@@ -183,7 +187,7 @@ std::optional<options> parse_options(int argc, char** argv, int& exit_code) {
   options result;
   written text;
   CLI::App program("Replays a serving trace through bifolio's cache logic, without a GPU.", "trace_replay");
-  program.footer(footer);
+  program.footer(footer());
   add_trace_options(program, result, text);
   add_cache_options(program, result, text);
   add_scheduler_options(program, result, text);
@@ -193,7 +197,7 @@ std::optional<options> parse_options(int argc, char** argv, int& exit_code) {
   try {
     program.parse(argc, argv);
   } catch (const CLI::ParseError& problem) {
-    exit_code = program.exit(problem) == 0 ? 0 : 2;  // --help is an "error" with code 0
+    exit_code = tools::end_of_parsing(program, problem);
     return std::nullopt;
   }
   check(result, text);

@@ -8,7 +8,7 @@
 #include <functional>
 #include <iterator>
 
-#include "svg_text.hpp"
+#include "tools/common/escape.hpp"
 
 namespace trace_replay {
 namespace {

@@ -3,8 +3,9 @@
 
 #include <fmt/format.h>
 
-#include <cstdio>
 #include <string>
+
+#include "tools/common/program.hpp"
 
 namespace trace_replay {
 
@@ -18,14 +19,12 @@ void progress_bar::show(std::int64_t done, std::int64_t total, std::string_view 
   const std::int64_t filled = total > 0 ? width * done / total : width;
   const std::string line = fmt::format("\r[{:#<{}}{:.<{}}] {:3} %  {} of {} requests  {}\x1b[K", "", filled, "",
                                        width - filled, total > 0 ? 100 * done / total : 100, done, total, note);
-  (void)std::fwrite(line.data(), 1, line.size(), stderr);
-  (void)std::fflush(stderr);
+  tools::write_stderr(line);
 }
 
 void progress_bar::wipe() {
   if (!written_) return;
-  (void)std::fputs("\r\x1b[K", stderr);
-  (void)std::fflush(stderr);
+  tools::write_stderr("\r\x1b[K");
   written_ = false;
 }
 

@@ -8,6 +8,8 @@
 #include <ostream>
 #include <utility>
 
+#include "tools/common/escape.hpp"
+
 namespace trace_replay {
 namespace {
 
@@ -29,19 +31,9 @@ std::vector<std::pair<std::string, double>> columns_of(const percentiles& values
   return {{"p50", values.p50}, {"p90", values.p90}, {"p99", values.p99}, {"mean", values.mean}, {"max", values.max}};
 }
 
-std::string csv_cell(const std::string& text) {
-  if (text.find_first_of(",\"\n\r") == std::string::npos) return text;
-  std::string quoted = "\"";
-  for (const char c : text) {
-    if (c == '"') quoted += '"';
-    quoted += c;
-  }
-  return quoted + '"';
-}
-
 void print_md(std::ostream& out, const report& what) {
-  out << "# " << what.title << "\n\n| | |\n|---|---:|\n";
-  for (const fact& one : what.facts) out << "| " << one.label << " | " << text_of(one) << " |\n";
+  out << "# " << tools::printable_line(what.title) << "\n\n| | |\n|---|---:|\n";
+  for (const fact& one : what.facts) out << "| " << one.label << " | " << tools::md_cell(text_of(one)) << " |\n";
   if (!what.durations.empty()) {
     out << "\n| ms | p50 | p90 | p99 | mean | max |\n|---|---:|---:|---:|---:|---:|\n";
     for (const duration_row& one : what.durations) {
@@ -66,8 +58,8 @@ void print_md(std::ostream& out, const report& what) {
 void print_csv(std::ostream& out, const report& what) {
   std::string names, values;
   const auto add = [&](const std::string& name, const std::string& value) {
-    names.append(names.empty() ? "" : ",").append(csv_cell(name));
-    values.append(values.empty() ? "" : ",").append(csv_cell(value));
+    names.append(names.empty() ? "" : ",").append(tools::csv_cell(name));
+    values.append(values.empty() ? "" : ",").append(tools::csv_cell(value));
   };
   for (const fact& one : what.facts) add(one.name, text_of(one));
   for (const duration_row& one : what.durations) {
@@ -98,7 +90,7 @@ void print_json(std::ostream& out, const report& what) {
     object["timeline"].push_back(std::move(sample));
   }
   // What is no UTF-8 in a file's name is replaced, so that the output is JSON whatever happens.
-  out << object.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << '\n';
+  out << tools::printable_json(object.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace)) << '\n';
 }
 
 }  // namespace

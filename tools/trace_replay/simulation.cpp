@@ -93,6 +93,7 @@ class simulation {
                               options.num_blocks > 0 ? options.num_blocks : blocks_for_everything(what, options),
                               longest_sequence(what), *policy_)),
         scheduler_(manager_, steps_config(options)),
+        capacity_(manager_.config().num_blocks * options.block_size),
         order_(what.requests.size()),
         over_time_(arrival_us(what, options) / 1e6) {
     std::iota(order_.begin(), order_.end(), std::int64_t{0});
@@ -104,8 +105,7 @@ class simulation {
 
   simulation_result run() {
     const auto start = wall_clock::now();
-    while (num_arrived_ < order_.size() || scheduler_.has_work()) {
-      accept_arrivals();
+    for (accept_arrivals(); has_work(); accept_arrivals()) {
       if (num_in_flight() == options_.steps_in_flight || !schedule_step()) pass_time();
       sample_pool();
       show_progress();
@@ -141,9 +141,16 @@ class simulation {
   }
   [[nodiscard]] double arrival_of(std::int64_t i) const { return request_at(i).arrival_us / options_.speed; }
 
+  /// Not when the last arrivals were larger than the pool: those were refused and left nothing behind.
+  [[nodiscard]] bool has_work() const { return num_arrived_ < order_.size() || scheduler_.has_work(); }
+
   void accept_arrivals() {
     for (; num_arrived_ < order_.size() && arrival_of(order_[num_arrived_]) <= now_us_; ++num_arrived_) {
       const std::int64_t i = order_[num_arrived_];
+      if (request_at(i).num_input_tokens > capacity_) {  // `never`, for which its tokens need not be made
+        ++num_refused_;
+        continue;
+      }
       // Even a request that wants no token gets one: prefill ends with it.
       const submit_result answer = scheduler_.submit({.prompt = make_prompt(trace_, i, options_.trace_block_size),
                                                       .max_new_tokens = std::max(request_at(i).num_output_tokens, 1)});
@@ -288,6 +295,7 @@ class simulation {
   std::unique_ptr<eviction_policy> policy_;
   kv_cache_manager manager_;
   scheduler scheduler_;
+  std::int64_t capacity_;            // tokens of the pool
   std::vector<std::int64_t> order_;  // requests of the trace by arrival
   std::size_t num_arrived_ = 0;
   std::vector<record> records_;  // by request id - 1

@@ -49,7 +49,7 @@ struct simulation_result {
   std::int64_t num_swapped_out_blocks = 0;
   std::int64_t num_swapped_in_blocks = 0;
   std::int64_t peak_used_blocks = 0;
-  double simulated_seconds = 0;  ///< from the first arrival to the end of the last step
+  double simulated_seconds = 0;  ///< from the first arrival to the end of the last step or to a later arrival
   percentiles queueing_ms;       ///< from arrival to the begin of the first step that computes a part of the prompt
   percentiles time_to_first_token_ms;  ///< from arrival to the end of the step that samples the first token
   percentiles time_per_token_ms;       ///< from a request's first to its last token, per token after the first

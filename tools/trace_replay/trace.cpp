@@ -12,11 +12,15 @@
 #include <unordered_map>
 
 #include "input_error.hpp"
+#include "tools/common/escape.hpp"
+#include "tools/common/json.hpp"
 
 namespace trace_replay {
 namespace {
 
 using nlohmann::json;
+using tools::excerpt;
+using tools::json_excerpt;
 
 constexpr std::int64_t max_tokens = 1 << 30;  // of one sequence; the manager's limit
 constexpr double max_arrival_ms = 1e13;       // three centuries
@@ -40,21 +44,18 @@ class line_reader {
   [[noreturn]] void fail(const std::string& what) const {
     throw input_error(fmt::format("{}:{}: {}", name_, number_, what));
   }
-  [[nodiscard]] std::string_view name() const noexcept { return name_; }
+  /// Prompt and continuation are one sequence; each number alone is at most max_tokens.
+  void require_fitting_sum(const trace_request& one, std::string_view input_name, std::string_view output_name) const {
+    if (std::int64_t{one.num_input_tokens} + one.num_output_tokens <= max_tokens) return;
+    fail(fmt::format("{} and {} are {} and {}; allowed are {} tokens together", input_name, output_name,
+                     one.num_input_tokens, one.num_output_tokens, max_tokens));
+  }
 
  private:
   std::istream& in_;
   std::string_view name_;
   std::int64_t number_ = 0;
 };
-
-/// What was found, for a sentence: short, on one line.
-std::string shown(std::string_view text) {
-  std::string result;
-  for (const char c : text.substr(0, 60)) result += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
-  return text.size() > 60 ? result + "..." : result;
-}
-std::string shown_json(const json& value) { return shown(value.dump(-1, ' ', true, json::error_handler_t::replace)); }
 
 class mooncake_reader {
  public:
@@ -63,17 +64,18 @@ class mooncake_reader {
   void read_line(const std::string& line) {
     json object;
     try {
-      object = json::parse(line);
-    } catch (const json::exception&) {
-      lines_.fail(fmt::format("'{}' is not a JSON object", shown(line)));
+      object = tools::parse_json(line);
+    } catch (const tools::json_error& problem) {
+      lines_.fail(fmt::format("'{}' is {}", excerpt(line), problem.what()));
     }
-    if (!object.is_object()) lines_.fail(fmt::format("'{}' is not a JSON object", shown(line)));
+    if (!object.is_object()) lines_.fail(fmt::format("'{}' is not a JSON object", excerpt(line)));
     trace_request one;
     one.arrival_us = 1e3 * arrival_ms(field(object, "timestamp"));
     one.num_input_tokens = count(object, "input_length", 1);
     one.num_output_tokens = count(object, "output_length", 0);
+    lines_.require_fitting_sum(one, "input_length", "output_length");
     const json& ids = field(object, "hash_ids");
-    if (!ids.is_array()) lines_.fail(fmt::format("hash_ids is {}, not a list of integers", shown_json(ids)));
+    if (!ids.is_array()) lines_.fail(fmt::format("hash_ids is {}, not a list of integers", json_excerpt(ids)));
     if (static_cast<std::int64_t>(out_.ids.size() + ids.size()) > max_ids) {
       lines_.fail(fmt::format("the trace has more than {} hash_ids", max_ids));
     }
@@ -96,7 +98,7 @@ class mooncake_reader {
       if (ms >= 0 && ms <= max_arrival_ms) return ms;
     }
     lines_.fail(
-        fmt::format("timestamp is {}; allowed are numbers from 0 to {:.0f} (ms)", shown_json(value), max_arrival_ms));
+        fmt::format("timestamp is {}; allowed are numbers from 0 to {:.0f} (ms)", json_excerpt(value), max_arrival_ms));
   }
   [[nodiscard]] std::int32_t count(const json& object, const char* name, std::int64_t least) const {
     const json& value = field(object, name);
@@ -106,12 +108,12 @@ class mooncake_reader {
       if (number >= static_cast<std::uint64_t>(least) && number <= max_tokens) return static_cast<std::int32_t>(number);
     }
     lines_.fail(
-        fmt::format("{} is {}; allowed are whole numbers from {} to {}", name, shown_json(value), least, max_tokens));
+        fmt::format("{} is {}; allowed are whole numbers from {} to {}", name, json_excerpt(value), least, max_tokens));
   }
   std::int32_t add_id(const json& value, std::int32_t before) {
     if (!value.is_number_unsigned()) {
       lines_.fail(
-          fmt::format("hash_ids contains {}; allowed are whole numbers from 0 to {}", shown_json(value), UINT64_MAX));
+          fmt::format("hash_ids contains {}; allowed are whole numbers from 0 to {}", json_excerpt(value), UINT64_MAX));
     }
     const auto [found, is_new] = numbers_.try_emplace(value.get<std::uint64_t>(), out_.num_distinct_ids);
     const std::int32_t id = found->second;
@@ -215,7 +217,7 @@ class azure_reader {
     num_columns_ = cells.size();
     const auto column = [&](std::string_view name) {
       const auto found = std::find(cells.begin(), cells.end(), name);
-      if (found == cells.end()) lines_.fail(fmt::format("the header '{}' has no column {}", shown(header), name));
+      if (found == cells.end()) lines_.fail(fmt::format("the header '{}' has no column {}", excerpt(header), name));
       return static_cast<std::size_t>(found - cells.begin());
     };
     time_ = column("TIMESTAMP");
@@ -230,7 +232,7 @@ class azure_reader {
     }
     const std::optional<double> time = parse_time(cells[time_]);
     if (!time) {
-      lines_.fail(fmt::format("TIMESTAMP is '{}', not a time like 2023-11-16 18:15:46.6805900", shown(cells[time_])));
+      lines_.fail(fmt::format("TIMESTAMP is '{}', not a time like 2023-11-16 18:15:46.6805900", excerpt(cells[time_])));
     }
     if (out_.requests.empty()) first_ = *time;
     const double arrival = *time - first_;
@@ -239,6 +241,7 @@ class azure_reader {
     one.arrival_us = arrival;
     one.num_input_tokens = count(cells[input_], "ContextTokens", 1);
     one.num_output_tokens = count(cells[output_], "GeneratedTokens", 0);
+    lines_.require_fitting_sum(one, "ContextTokens", "GeneratedTokens");
     out_.requests.push_back(one);
   }
 
@@ -248,7 +251,7 @@ class azure_reader {
     const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
     if (problem != std::errc() || end != text.data() + text.size() || value < least || value > max_tokens) {
       lines_.fail(
-          fmt::format("{} is '{}'; allowed are whole numbers from {} to {}", name, shown(text), least, max_tokens));
+          fmt::format("{} is '{}'; allowed are whole numbers from {} to {}", name, excerpt(text), least, max_tokens));
     }
     return static_cast<std::int32_t>(value);
   }
@@ -287,7 +290,7 @@ trace read_trace(std::istream& in, std::string_view name, trace_format format, s
       format = trace_format::azure;
     } else {
       lines.fail(fmt::format("'{}' is neither a JSON object of a Mooncake trace nor the header of an Azure CSV, {}",
-                             shown(line), "TIMESTAMP,ContextTokens,GeneratedTokens"));
+                             excerpt(line), "TIMESTAMP,ContextTokens,GeneratedTokens"));
     }
   }
   out.format = format;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "utf8.hpp"
+#include "tools/common/utf8.hpp"
 
 #include <algorithm>
 
-namespace generate {
+namespace tools {
 namespace {
 
 bool is_continuation(char c) noexcept { return (static_cast<unsigned char>(c) & 0xc0u) == 0x80u; }
@@ -28,7 +28,8 @@ bool is_allowed_second(char lead, char second) noexcept {
   return true;
 }
 
-/// Bytes at the start of `text` that form one character, or 0.
+}  // namespace
+
 std::size_t character_length(std::string_view text) noexcept {
   const std::size_t length = announced_length(text[0]);
   if (length == 0 || length > text.size()) return 0;
@@ -36,8 +37,6 @@ std::size_t character_length(std::string_view text) noexcept {
   return std::all_of(text.begin() + 1, text.begin() + static_cast<std::ptrdiff_t>(length), is_continuation) ? length
                                                                                                             : 0;
 }
-
-}  // namespace
 
 std::size_t complete_utf8(std::string_view text) noexcept {
   for (std::size_t back = 1; back <= std::min<std::size_t>(3, text.size()); ++back) {
@@ -48,21 +47,4 @@ std::size_t complete_utf8(std::string_view text) noexcept {
   return text.size();
 }
 
-std::string printable_utf8(std::string_view text) {
-  std::string result;
-  while (!text.empty()) {
-    const std::size_t length = character_length(text);
-    const auto byte = static_cast<unsigned char>(text[0]);
-    if (length == 0) {
-      result += "\xef\xbf\xbd";
-    } else if ((byte < 0x20 && byte != '\n' && byte != '\t') || byte == 0x7f) {
-      result += '?';
-    } else {
-      result += text.substr(0, length);
-    }
-    text.remove_prefix(std::max<std::size_t>(length, 1));
-  }
-  return result;
-}
-
-}  // namespace generate
+}  // namespace tools

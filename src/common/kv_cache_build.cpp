@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <bifolio/kv_cache_manager.hpp>
 
+#include "common/make_room.hpp"
+#include "common/refuse.hpp"
 #include "common/translate.hpp"
 
 namespace bifolio {
@@ -11,16 +13,14 @@ namespace {
 
 void check_row(const scheduled_seq& row, const sequence& one, std::int64_t first_position) {
   if (row.query_len < 1 || row.query_len > row.seq_len) {
-    throw error(errc::invalid_argument, "query_len " + std::to_string(row.query_len) +
-                                            " is not between 1 and seq_len " + std::to_string(row.seq_len));
+    detail::refuse(errc::invalid_argument, "query_len ", row.query_len, " is not between 1 and seq_len ", row.seq_len);
   }
   if (row.seq_len > one.num_tokens) {
-    throw error(errc::out_of_range, "seq_len " + std::to_string(row.seq_len) + " is past the sequence's " +
-                                        std::to_string(one.num_tokens) + " tokens");
+    detail::refuse(errc::out_of_range, "seq_len ", row.seq_len, " is past the sequence's ", one.num_tokens, " tokens");
   }
   if (row.seq_len - row.query_len < first_position) {
-    throw error(errc::out_of_range, "position " + std::to_string(row.seq_len - row.query_len) +
-                                        " has no slot any more: the sliding window gave its block back");
+    detail::refuse(errc::out_of_range, "position ", row.seq_len - row.query_len,
+                   " has no slot any more: the sliding window gave its block back");
   }
 }
 
@@ -37,8 +37,7 @@ void kv_cache_manager::build(step_batch& batch, const step_plan& plan) const {
     stride = std::max<std::int64_t>(stride, blocks_of(row.seq_len));
   }
   if (num_tokens > INT32_MAX) {
-    throw error(errc::invalid_argument,
-                "a step of " + std::to_string(num_tokens) + " tokens exceeds " + std::to_string(INT32_MAX));
+    detail::refuse(errc::invalid_argument, "a step of ", num_tokens, " tokens exceeds ", INT32_MAX);
   }
   const std::size_t num_seqs = plan.seqs.size();
   detail::translate_bad_alloc("build", [&] {

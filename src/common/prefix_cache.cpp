@@ -10,6 +10,7 @@
 #include "common/hash.hpp"
 #include "common/interned_bytes.hpp"
 #include "common/make_room.hpp"
+#include "common/refuse.hpp"
 #include "common/translate.hpp"
 
 namespace bifolio {
@@ -90,7 +91,7 @@ prefix_cache::prefix_cache(block_pool& pool, const prefix_cache_config& config)
       config_(config),
       hasher_(config.seed.has_value() ? *config.seed : random_hash_seed(), config.key_bits) {
   if (config_.block_size < 1) {
-    throw error(errc::invalid_argument, "block_size " + std::to_string(config_.block_size) + " is not at least 1");
+    detail::refuse(errc::invalid_argument, "block_size ", config_.block_size, " is not at least 1");
   }
   if (config_.memory == nullptr) config_.memory = &default_host_memory();
   if (config_.policy == nullptr) config_.policy = &priority_policy();
@@ -130,7 +131,7 @@ scope_id prefix_cache::acquire_scope(const prefix_scope& scope) {
   const std::uint32_t index = names_->scopes.acquire(bytes);
   if (index >> scope_index_bits != 0) {
     names_->scopes.release(index);
-    throw error(errc::failed_precondition, std::to_string(index) + " scopes are in use, the most there can be");
+    detail::refuse(errc::failed_precondition, index, " scopes are in use, the most there can be");
   }
   if (index >= names_->roots.size()) names_->roots.emplace_back();
   names_->roots[index] = hasher_.root(scope);

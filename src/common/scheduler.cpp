@@ -5,6 +5,8 @@
 #include <bifolio/scheduler.hpp>
 #include <utility>
 
+#include "common/make_room.hpp"
+#include "common/refuse.hpp"
 #include "common/request_intake.hpp"
 #include "common/require.hpp"
 #include "common/scheduler_core.hpp"
@@ -56,8 +58,7 @@ scheduler_config validated(const scheduler_config& config, const kv_cache_manage
   require_between("preemption", static_cast<std::int64_t>(config.preemption), 0, 2);
   require_between("priority_span", config.priority_span, 0, 1'000'000'000);
   if (!(config.swap_block_cost >= 0)) {
-    throw error(errc::invalid_argument,
-                "swap_block_cost " + std::to_string(config.swap_block_cost) + " is not a number of at least 0");
+    refuse(errc::invalid_argument, "swap_block_cost ", config.swap_block_cost, " is not a number of at least 0");
   }
   return config;
 }
@@ -106,7 +107,9 @@ void scheduler_core::require_token(const char* what, token_id token) const {
 }
 
 submit_result scheduler_core::submit(request&& what) {
-  if (what.prompt.empty()) throw error(errc::invalid_argument, "a request's prompt has 0 tokens, at least 1 is needed");
+  if (what.prompt.empty()) {
+    refuse(errc::invalid_argument, "a request's prompt has 0 tokens, at least 1 is needed");
+  }
   require_between("max_new_tokens", what.max_new_tokens, 1, INT32_MAX);
   require_between("num_samples", what.num_samples, 1, config_.max_running);
   // All beams decode in the same step.
@@ -114,10 +117,9 @@ submit_result scheduler_core::submit(request&& what) {
   require_between("max_draft_tokens", what.max_draft_tokens, 0, chunk_limit() - 1);
   require_between("priority", what.priority, -1'000'000, 1'000'000);
   if (what.beam_width > 0 && (what.num_samples > 1 || what.max_draft_tokens > 0)) {
-    throw error(errc::invalid_argument, "beam_width " + std::to_string(what.beam_width) +
-                                            " goes with num_samples 1 and max_draft_tokens 0, not with " +
-                                            std::to_string(what.num_samples) + " and " +
-                                            std::to_string(what.max_draft_tokens));
+    refuse(errc::invalid_argument, "beam_width ", what.beam_width,
+           " goes with num_samples 1 and max_draft_tokens 0, not with ", what.num_samples, " and ",
+           what.max_draft_tokens);
   }
   for (const token_id token : what.prompt) require_token("token id", token);
   const auto num_prompt = static_cast<std::int64_t>(what.prompt.size());
@@ -186,15 +188,14 @@ void scheduler_core::propose(request_id id, std::int32_t sample, std::span<const
   const bool is_there = found != nullptr && sample >= 0 && sample < found->width &&
                         found->samples[static_cast<std::size_t>(sample)].place < sample_place::draining;
   if (!is_there) {
-    throw error(errc::not_found, "propose: sample " + std::to_string(sample) + " of request " +
-                                     std::to_string(to_index(id)) + " is unknown or has ended");
+    refuse(errc::not_found, "propose: sample ", sample, " of request ", to_index(id), " is unknown or has ended");
   }
   require_between("number of drafts", static_cast<std::int64_t>(drafts.size()), 0, found->max_draft_tokens);
   for (const token_id token : drafts) require_token("draft token", token);
   sample_state& one = found->samples[static_cast<std::size_t>(sample)];
   if (one.num_rows_in_flight > 0) {
-    throw error(errc::failed_precondition, "propose: a step in flight computes request " +
-                                               std::to_string(to_index(id)) + "; its next token is not known yet");
+    refuse(errc::failed_precondition, "propose: a step in flight computes request ", to_index(id),
+           "; its next token is not known yet");
   }
   translate_bad_alloc("propose", [&] { one.drafts.reserve(drafts.size()); });
   one.drafts.assign(drafts.begin(), drafts.end());
@@ -203,9 +204,8 @@ void scheduler_core::propose(request_id id, std::int32_t sample, std::span<const
 
 const step_plan& scheduler_core::schedule() {
   if (num_in_flight_ == config_.max_steps_in_flight) {
-    throw error(errc::failed_precondition, "step " + std::to_string(flight(0).plan.step) +
-                                               " was not committed yet; max_steps_in_flight is " +
-                                               std::to_string(config_.max_steps_in_flight));
+    refuse(errc::failed_precondition, "step ", flight(0).plan.step, " was not committed yet; max_steps_in_flight is ",
+           config_.max_steps_in_flight);
   }
   translate_bad_alloc("schedule", [&] {
     receive();
@@ -241,7 +241,7 @@ void scheduler_core::end_scheduling() {
   step_plan& plan = current_->plan;
   if (plan.empty() && lacked_memory_ && num_in_flight_ == 0) {
     --num_planned_;
-    throw error(errc::out_of_memory, "schedule: the host has no memory to admit a request; nothing was scheduled");
+    refuse(errc::out_of_memory, "schedule: the host has no memory to admit a request; nothing was scheduled");
   }
   for (const request_id id : dropped_) plan.aborted.push_back(id);
   dropped_.clear();

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bifolio/scheduler.hpp>
 
+#include "common/refuse.hpp"
 #include "common/scheduler_core.hpp"
 
 namespace bifolio::detail {
@@ -26,9 +27,8 @@ void scheduler_core::require_parents(const step_in_flight& step, std::span<const
       bool is_there = one.from_sample == -1;
       for (std::size_t k = i; k < i + num_rows; ++k) is_there = is_there || one.from_sample == step.plan.seqs[k].sample;
       if (!is_there) {
-        throw error(errc::invalid_argument, "from_sample " + std::to_string(one.from_sample) +
-                                                " is not a sample that this step computed for request " +
-                                                std::to_string(to_index(step.plan.seqs[i].request)));
+        refuse(errc::invalid_argument, "from_sample ", one.from_sample,
+               " is not a sample that this step computed for request ", to_index(step.plan.seqs[i].request));
       }
     }
     sampled = sampled.subspan(count);

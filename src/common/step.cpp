@@ -7,6 +7,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "common/refuse.hpp"
 #include "common/translate.hpp"
 
 namespace bifolio {
@@ -90,10 +91,9 @@ class json_reader {
     skip_space();
     if (at_ != text_.size()) fail("the end");
   }
-  [[noreturn]] void fail(const std::string& wanted) const {
-    throw error(errc::invalid_argument,
-                "a step plan's JSON has \"" + std::string(text_.substr(std::min(at_, text_.size()), 16)) +
-                    "\" at character " + std::to_string(at_) + " where " + wanted + " is expected");
+  [[noreturn]] void fail(std::string_view wanted) const {
+    detail::refuse(errc::invalid_argument, "a step plan's JSON has \"", text_.substr(std::min(at_, text_.size()), 16),
+                   "\" at character ", at_, " where ", wanted, " is expected");
   }
 
  private:

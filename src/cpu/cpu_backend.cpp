@@ -5,6 +5,7 @@
 #include <cstring>
 #include <string>
 
+#include "common/refuse.hpp"
 #include "cpu/attention.hpp"
 #include "cpu/cache_ops.hpp"
 #include "cpu/isa.hpp"
@@ -29,8 +30,7 @@ cpu_backend::cpu_backend(const backend_options& options)
       lanes_(options.own_executor == nullptr ? own_executor_.get() : options.own_executor),
       memory_(options.host_memory == nullptr ? &default_host_memory() : options.host_memory) {
   if (lanes_->width() < 1) {
-    throw error(errc::invalid_argument,
-                "the executor's width() is " + std::to_string(lanes_->width()) + "; it must be at least 1");
+    detail::refuse(errc::invalid_argument, "the executor's width() is ", lanes_->width(), "; it must be at least 1");
   }
 }
 

@@ -137,7 +137,8 @@ class BIFOLIO_API kv_cache_manager {
   /// computed. Without prefix caching nothing is ever cached. Ignores the watermark. A prompt that is cached to its
   /// very end needs a block to copy the last one to; when all free blocks are hits, the last one is computed as a
   /// whole. Throws `error`: invalid_argument (an empty prompt, one past max_seq_len, num_new_tokens < 1, extra keys
-  /// that are not in the order of their positions or past max_seq_len), out_of_memory.
+  /// that are not in the order of their positions or past max_seq_len, a salt past max_salt_bytes, extra keys past
+  /// max_extras_bytes), out_of_memory.
   [[nodiscard]] open_result open(const prompt_view& prompt, std::int64_t num_new_tokens);
 
   /// Slots for `num_tokens` more positions, and capacity for `num_lookahead` more behind them that later appends use

@@ -88,8 +88,9 @@ class BIFOLIO_API scheduler {
 
   /// Queues a request; it is seen by the next `schedule`. `never` when prompt and continuation cannot fit even into an
   /// empty pool (nothing is queued then), of a beam search all beams at once; otherwise `ok`. Thread-safe.
-  /// Throws `error`: invalid_argument (an empty prompt, a token id outside the vocabulary, a field outside its range,
-  /// beams together with samples or drafts, more tokens than the manager's max_seq_len), out_of_memory.
+  /// Throws `error`: invalid_argument (an empty prompt, a token id outside the vocabulary, a field outside its range, a
+  /// salt or extra keys that are too large, beams together with samples or drafts, more tokens than the manager's
+  /// max_seq_len), out_of_memory.
   [[nodiscard]] submit_result submit(request what);
 
   /// Queues an `abort` for the next `schedule`, which lists it in step_plan::aborted if the request was still there.

@@ -9,6 +9,7 @@
 #include "common/refuse.hpp"
 #include "common/request_intake.hpp"
 #include "common/require.hpp"
+#include "common/require_names.hpp"
 #include "common/scheduler_core.hpp"
 #include "common/translate.hpp"
 
@@ -128,6 +129,8 @@ submit_result scheduler_core::submit(request&& what) {
     require_between("an extra key's position", extra.position, position, num_prompt - 1);
     position = extra.position;
   }
+  require_salt(what.prefix_salt);
+  require_extras(what.extras);
   // The last sampled token is never fed, so it needs no slot.
   const std::int64_t num_slots = num_prompt + what.max_new_tokens - 1;
   require_between("prompt tokens + max_new_tokens - 1", num_slots, 1, manager_->config().max_seq_len);

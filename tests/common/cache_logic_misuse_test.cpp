@@ -8,8 +8,10 @@
 #include <bifolio/memory_resource.hpp>
 #include <bifolio/scheduler.hpp>
 #include <cmath>
+#include <cstddef>
 #include <limits>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -268,6 +270,41 @@ TEST_CASE("prompts that cannot be opened are refused and change nothing") {
   }
   const std::vector<extra_key> good{{0, 0, {}}, {0, 1, {}}, {99, 0, {}}};
   CHECK(asked({.tokens = it.prompt, .extras = good}) == errc::ok);
+  // A salt, and all extra keys of a prompt together, have a largest size.
+  const std::string salt(100'000'000, 's');
+  const auto bytes = [&](std::size_t size) { return std::as_bytes(std::span(salt.data(), size)); };
+  const auto salted = [&](std::size_t size) {
+    return prompt_view{.tokens = it.prompt, .scope = {.salt = std::string_view(salt).substr(0, size)}};
+  };
+  CHECK(code(salted(salt.size()), 1) == errc::invalid_argument);
+  CHECK(asked(salted(salt.size())) == errc::invalid_argument);
+  CHECK(asked(salted(max_salt_bytes + 1)) == errc::invalid_argument);
+  CHECK(asked(salted(max_salt_bytes)) == errc::ok);
+  const std::vector<extra_key> fits{{0, 0, bytes(max_extras_bytes / 2 - 16)}, {0, 1, bytes(max_extras_bytes / 2 - 16)}};
+  CHECK(asked({.tokens = it.prompt, .extras = fits}) == errc::ok);
+  std::vector<extra_key> too_much = fits;
+  too_much[1].value = bytes(max_extras_bytes / 2 - 15);
+  CHECK(code({.tokens = it.prompt, .extras = too_much}, 1) == errc::invalid_argument);
+  CHECK(asked({.tokens = it.prompt, .extras = too_much}) == errc::invalid_argument);
+  too_much = {{0, 0, bytes(salt.size())}};
+  CHECK(code({.tokens = it.prompt, .extras = too_much}, 1) == errc::invalid_argument);
+  too_much.assign(max_extras_bytes / 16 + 1, {});  // empty values count as well
+  CHECK(code({.tokens = it.prompt, .extras = too_much}, 1) == errc::invalid_argument);
+  const prefix_cache& names = *it.manager.prefix();
+  std::vector<content_key> keys;
+  std::vector<block_id> out(4);
+  CHECK(code_of([&] { names.append_keys(salted(salt.size()), keys); }) == errc::invalid_argument);
+  CHECK(code_of([&] { (void)names.match(salted(salt.size()), out); }) == errc::invalid_argument);
+  CHECK(code_of([&] { names.append_keys({.tokens = it.prompt, .extras = too_much}, keys); }) == errc::invalid_argument);
+  CHECK(code_of([&] { (void)names.match({.tokens = it.prompt, .extras = too_much}, out); }) == errc::invalid_argument);
+  CHECK(keys.empty());
+  {
+    block_pool pool(8);
+    prefix_cache own(pool, {.block_size = 4});
+    CHECK(code_of([&] { (void)own.acquire_scope({.salt = salt}); }) == errc::invalid_argument);
+    CHECK(code_of([&] { (void)own.acquire_extras(too_much, 0); }) == errc::invalid_argument);
+    CHECK(own.num_names() == 0);
+  }
   CHECK(it.manager.digest() == before);
   CHECK(it.manager.prefix()->stats() == stats);
   kv_cache_manager plain({.num_blocks = 8, .max_seq_len = 50});  // the same without prefix caching
@@ -276,6 +313,7 @@ TEST_CASE("prompts that cannot be opened are refused and change nothing") {
   CHECK(code_of([&] { (void)plain.open({.tokens = it.prompt, .extras = bad_extras[0]}, 1); }) ==
         errc::invalid_argument);
   CHECK(code_of([&] { (void)plain.open({.tokens = it.prompt}, 0); }) == errc::invalid_argument);
+  CHECK(code_of([&] { (void)plain.open(salted(salt.size()), 1); }) == errc::invalid_argument);
 }
 
 TEST_CASE("the calls of prefix caching and swapping know unknown, stale and foreign sequences") {
@@ -483,6 +521,11 @@ TEST_CASE("requests that cannot be served are refused when they are submitted") 
     CHECK(code(with([&](request& what) { what.extras = {{.position = position}}; })) == errc::invalid_argument);
   }
   CHECK(code(with([](request& what) { what.extras = {{.position = 3}, {.position = 2}}; })) == errc::invalid_argument);
+  CHECK(code(with([](request& what) { what.prefix_salt.assign(100'000'000, 's'); })) == errc::invalid_argument);
+  CHECK(code(with([](request& what) { what.prefix_salt.assign(max_salt_bytes + 1, 's'); })) == errc::invalid_argument);
+  CHECK(code(with([](request& what) { what.extras = {{.value = std::vector<std::byte>(max_extras_bytes - 15)}}; })) ==
+        errc::invalid_argument);
+  CHECK(code(with([](request& what) { what.extras.resize(max_extras_bytes / 16 + 1); })) == errc::invalid_argument);
   kv_cache_manager small({.block_size = 4, .num_blocks = 4, .max_sequences = 4});
   scheduler plans(small, {.max_running = 4});
   CHECK(plans.submit(with([](request& what) { what.beam_width = 4; })).status == alloc_status::never);

@@ -262,10 +262,12 @@ class BIFOLIO_API kv_cache_manager {
   [[nodiscard]] slot_id slot_at(seq_id seq, std::int64_t position) const;
 
   /// Flattens a plan into the arrays that kernels read: row i is plan.seqs[i], slots for its last query_len tokens of
-  /// seq_len, table rows padded with config().free_entry to the longest. Entries of blocks that the sliding window gave
-  /// back are config().free_entry as well: plan the attention with window_left = sliding_window − 1.
-  /// Throws `error`: not_found; invalid_argument (query_len < 1 or > seq_len); out_of_range (seq_len past num_tokens, a
-  /// slot that the window gave back); out_of_memory. `batch` is then as before.
+  /// seq_len, table rows padded with config().free_entry to the stride. That is the longest row's length in a new
+  /// batch; in one that is filled again it grows by an eighth more than is needed, so that the rows can mostly stay
+  /// where they are, and shrinks when less than half of it is needed. Entries of blocks that the sliding window gave
+  /// back are config().free_entry as well: plan the attention with window_left = sliding_window − 1. Throws `error`:
+  /// not_found; invalid_argument (query_len < 1 or > seq_len); out_of_range (seq_len past num_tokens, a slot that the
+  /// window gave back); out_of_memory. `batch` is then as before.
   void build(step_batch& batch, const step_plan& plan) const;
 
   /// Makes room in the manager's own records, so that calls up to these demands cannot fail for host memory.

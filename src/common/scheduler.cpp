@@ -66,6 +66,10 @@ scheduler_config validated(const scheduler_config& config, const kv_cache_manage
 
 constexpr std::size_t num_buckets = 1024;
 
+void prefetch_sample(const sample_state& one) noexcept {
+  for (std::size_t at = 0; at < sizeof one; at += 64) prefetch_to_write(reinterpret_cast<const char*>(&one) + at);
+}
+
 }  // namespace
 
 scheduler_core::scheduler_core(kv_cache_manager& manager, const scheduler_config& config)
@@ -88,7 +92,7 @@ scheduler_core::scheduler_core(kv_cache_manager& manager, const scheduler_config
 scheduler_core::~scheduler_core() {
   intake_message message;
   while (intake_->try_pop(message)) delete message.arrived;
-  while (arrivals_ != nullptr) delete std::exchange(arrivals_, arrivals_->next);
+  for (const arrival& one : arrivals_) delete one.state;
   for (; num_in_flight_ > 0; --num_in_flight_) {
     if (is_async()) manager_->retire(flight(0).fence);
     first_in_flight_ = (first_in_flight_ + 1) % steps_.size();
@@ -255,15 +259,22 @@ void scheduler_core::end_scheduling() {
 }
 
 void scheduler_core::receive() {
+  const std::size_t num_before = arrivals_.size();
   intake_message message;
   while (true) {
-    if (posted_aborts_.size() == posted_aborts_.capacity()) posted_aborts_.reserve(2 * posted_aborts_.size() + 8);
+    make_room(posted_aborts_, 1);
+    make_room(arrivals_, 1);
     if (!intake_->try_pop(message)) break;
     if (message.arrived == nullptr) {
       posted_aborts_.push_back(message.dropped);
     } else {
-      message.arrived->next = std::exchange(arrivals_, message.arrived);
+      const std::int64_t rank = -std::int64_t{message.arrived->priority} * config_.priority_span;
+      arrivals_.push_back({rank, message.arrived->id, message.arrived});
     }
+  }
+  if (arrivals_.size() > num_before) {
+    std::sort(arrivals_.begin(), arrivals_.end(),
+              [](const arrival& a, const arrival& b) { return a.rank != b.rank ? a.rank < b.rank : a.id < b.id; });
   }
   const std::size_t num_dropped = dropped_.size() + posted_aborts_.size();
   dropped_.reserve(num_dropped);
@@ -284,21 +295,30 @@ void scheduler_core::reserve_for_step() {
     const std::int64_t with_drafts = wanted + static_cast<std::int64_t>(one->drafts.size());
     demands_.push_back({one->seq, one->num_scheduled + std::min(with_drafts, chunk_limit())});
   }
-  if (waiting_.head != nullptr || arrivals_ != nullptr) {
+  if (waiting_.head != nullptr || !arrivals_.empty()) {
     const bool looks_up = manager_->prefix() != nullptr;
-    // Any of the candidates may get any of the free records, so each record is made ready for the longest.
+    // Those that may be admitted, by rank. Any of them may get any of the free records, so each record is made ready
+    // for the longest.
     const std::int64_t num_new = config_.max_running - num_seats_taken_;
+    const std::int64_t this_step = num_planned_ + 1;
     std::int64_t longest = 0;
     std::int64_t candidates = 0;
-    const auto consider = [&](sample_state& one) {
+    sample_state* waiting = waiting_.head;
+    auto arrived = arrivals_.begin();
+    for (; candidates < num_new && (waiting != nullptr || arrived != arrivals_.end()); ++candidates) {
+      const bool takes_waiting =
+          arrived == arrivals_.end() || (waiting != nullptr && waiting->owner->rank <= arrived->rank + this_step);
+      sample_state& one = takes_waiting ? *waiting : arrived->state->samples[0];
+      if (takes_waiting) {
+        waiting = waiting->next;
+      } else {
+        ++arrived;
+      }
       longest = std::max<std::int64_t>(longest, one.num_known);
-      ++candidates;
       if (looks_up) prepare_look_up(one);
-    };
-    for (sample_state* one = waiting_.head; one != nullptr && candidates < num_new; one = one->next) consider(*one);
-    for (const request_state* one = arrivals_; one != nullptr; one = one->next) consider(one->samples[0]);
+    }
     longest = std::min(longest, chunk_limit());
-    for (std::int64_t i = 0; i < std::min(num_new, candidates); ++i) demands_.push_back({invalid_seq, longest});
+    for (std::int64_t i = 0; i < candidates; ++i) demands_.push_back({invalid_seq, longest});
   }
   if (!demands_.empty()) manager_->reserve_host_memory(demands_);
 }
@@ -318,14 +338,21 @@ void scheduler_core::prepare_look_up(sample_state& one) const {
 }
 
 void scheduler_core::accept_arrivals() noexcept {
-  while (arrivals_ != nullptr) {
-    request_state& arrived = *std::exchange(arrivals_, arrivals_->next);
-    num_unseen_.fetch_sub(1, std::memory_order_relaxed);
-    arrived.rank = num_planned_ - std::int64_t{arrived.priority} * config_.priority_span;
+  // From the last one on, so that each has its place at or before that of the one before.
+  constexpr std::size_t ahead = 8;  // of memory that other threads wrote
+  const sample_state* behind = nullptr;
+  for (std::size_t i = arrivals_.size(); i-- > 0;) {
+    if (i >= ahead) prefetch_sample(arrivals_[i - ahead].state->samples[0]);
+    request_state& arrived = *arrivals_[i].state;
+    arrived.rank = num_planned_ + arrivals_[i].rank;
     remember(arrived);
-    arrived.samples[0].place = sample_place::waiting;
-    waiting_.insert(arrived.samples[0]);
+    sample_state& leader = arrived.samples[0];
+    leader.place = sample_place::waiting;
+    waiting_.insert(leader, behind);
+    behind = &leader;
   }
+  num_unseen_.fetch_sub(static_cast<std::int64_t>(arrivals_.size()), std::memory_order_relaxed);
+  arrivals_.clear();
   for (const request_id id : posted_aborts_) {
     if (abort(id) == errc::ok) dropped_.push_back(id);
   }

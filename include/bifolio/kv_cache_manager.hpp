@@ -169,6 +169,12 @@ class BIFOLIO_API kv_cache_manager {
     const sequence* one = find(seq);
     return one != nullptr && num_tokens <= std::int64_t{one->writable_end} - one->num_tokens;
   }
+  /// Whether a sequence is open, not swapped out, and has this many tokens, this many of them committed. Any handle.
+  [[nodiscard]] bool is_at(seq_id seq, std::int64_t num_tokens, std::int64_t num_committed) const noexcept {
+    const sequence* one = find(seq);
+    return one != nullptr && one->num_tokens == num_tokens && one->num_committed == num_committed &&
+           one->writable_end != swapped_out;
+  }
   /// Blocks that such an `append` would take, a copied tail included. Throws as it does.
   [[nodiscard]] std::int64_t blocks_to_append(seq_id seq, std::int64_t num_tokens,
                                               std::int64_t num_lookahead = 0) const;

@@ -100,7 +100,7 @@ scheduler_core::~scheduler_core() {
   for (request_state* chain : buckets_) {
     while (chain != nullptr) {
       for (sample_state& one : chain->all()) {
-        if (one.seq != invalid_seq) manager_->free(one.seq);
+        if (manager_->contains(one.seq)) manager_->free(one.seq);
       }
       delete std::exchange(chain, chain->next);
     }
@@ -281,6 +281,21 @@ void scheduler_core::receive() {
   flight(static_cast<std::size_t>(num_in_flight_)).plan.aborted.reserve(num_dropped);
 }
 
+bool scheduler_core::is_own(const sample_state& one) const noexcept {
+  if (one.place == sample_place::running) [[likely]]
+    return manager_->is_at(one.seq, one.num_scheduled, one.num_computed);
+  return manager_->contains(one.seq) && manager_->is_swapped_out(one.seq);  // and can only be freed and swapped in
+}
+
+void scheduler_core::require_own(const char* call, const sample_state& one) const {
+  if (is_own(one)) [[likely]]
+    return;
+  const bool is_there = manager_->contains(one.seq);
+  refuse(is_there ? errc::failed_precondition : errc::not_found, call, ": the sequence of request ",
+         to_index(one.request), ", sample ", one.index, ", was ", is_there ? "changed" : "freed",
+         " on the manager by somebody else than its scheduler; abort the request");
+}
+
 void scheduler_core::reserve_for_step() {
   demands_.clear();
   // The lists run through memory in any order. Nearly all that run now were part of the last step (those that ended
@@ -289,7 +304,18 @@ void scheduler_core::reserve_for_step() {
     prefetch_to_write(row.sample);
     prefetch_to_write(reinterpret_cast<const char*>(row.sample) + 64);
   }
+  // Decisions cannot fail, so what they rely on is looked at here. Who is about to be aborted is not decided upon.
+  const auto is_dropped = [&](const sample_state& one) {
+    if (is_own(one)) [[likely]]
+      return false;
+    const bool is_aborted =
+        std::find(posted_aborts_.begin(), posted_aborts_.end(), one.request) != posted_aborts_.end();
+    if (!is_aborted) require_own("schedule", one);
+    return true;
+  };
+  for (const sample_state* one = swapped_.head; one != nullptr; one = one->next) (void)is_dropped(*one);
   for (const sample_state* one = running_.head; one != nullptr; one = one->next) {
+    if (is_dropped(*one)) continue;
     const std::int32_t wanted = one->num_to_schedule();
     if (!one->has_drafts && manager_->has_room(one->seq, wanted)) continue;
     const std::int64_t with_drafts = wanted + static_cast<std::int64_t>(one->drafts.size());

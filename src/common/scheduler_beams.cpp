@@ -43,6 +43,7 @@ void scheduler_core::reserve_beams(const step_in_flight& step, std::size_t first
   for (std::size_t j = 0; j < sampled.size(); ++j) {
     const sample_state& own = *step.rows[first + j].sample;
     if (own.place == sample_place::draining || step.rows[first + j].is_ignored) continue;
+    require_own("commit", own);
     const std::int32_t from = sampled[j].from_sample;
     const std::vector<token_id>& before =
         from < 0 ? own.tokens : own.owner->samples[static_cast<std::size_t>(from)].tokens;

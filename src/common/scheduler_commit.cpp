@@ -95,6 +95,7 @@ void scheduler_core::reserve_for_commit(const step_in_flight& step, std::span<co
     sample_state& one = *step.rows[i].sample;
     const auto count = static_cast<std::size_t>(row.num_samples);
     const bool is_there = step.rows[i].epoch == one.epoch && one.place == sample_place::running;
+    if (is_there) require_own("commit", one);
     const bool fills = row.query_len > 1 || static_cast<std::uint32_t>(row.seq_len) % block_size == 0;
     if (is_there && (slides || (publishes && fills))) demands_.push_back({row.seq, row.seq_len});
     if (step.rows[i].is_beam) [[unlikely]] {

@@ -212,6 +212,9 @@ class scheduler_core {
   void reserve_for_step();
   void prepare_look_up(sample_state& one) const;
   void accept_arrivals() noexcept;
+  /// Whether the manager's record of a sequence with blocks is as this scheduler left it.
+  [[nodiscard]] bool is_own(const sample_state& one) const noexcept;
+  void require_own(const char* call, const sample_state& one) const;
   void end_scheduling();
   [[nodiscard]] request_state* find(request_id id) const noexcept;
   void remember(request_state& one) noexcept;

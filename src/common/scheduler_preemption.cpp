@@ -29,7 +29,7 @@ void scheduler_core::leave_list(sample_state& one) noexcept {
 }
 
 void scheduler_core::drop_blocks(sample_state& one) noexcept {
-  if (one.seq != invalid_seq) manager_->free(one.seq);  // this scheduler's own handle, so it is open
+  if (manager_->contains(one.seq)) manager_->free(one.seq);  // else it has none, or somebody else freed it
   one.seq = invalid_seq;
   num_seats_taken_ -= one.num_seats;
   one.num_seats = 0;

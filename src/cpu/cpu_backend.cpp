@@ -8,6 +8,7 @@
 #include "common/refuse.hpp"
 #include "cpu/attention.hpp"
 #include "cpu/cache_ops.hpp"
+#include "cpu/executors.hpp"
 #include "cpu/isa.hpp"
 
 namespace bifolio::cpu {
@@ -48,38 +49,46 @@ errc cpu_backend::download(void* host_dst, const void* src, std::size_t num_byte
 }
 
 errc cpu_backend::append(const append_params& params, stream_ref) noexcept {
+  if (const errc code = health(); code != errc::ok) return code;
   return cpu::append(*kernels_, *lanes_, params);
 }
 
 errc cpu_backend::gather(const gather_params& params, stream_ref) noexcept {
+  if (const errc code = health(); code != errc::ok) return code;
   return cpu::gather(*kernels_, *lanes_, params);
 }
 
 errc cpu_backend::copy_blocks(std::span<const kv_cache_view> layers, std::span<const block_copy> copies,
                               stream_ref) noexcept {
+  if (const errc code = health(); code != errc::ok) return code;
   return cpu::copy_blocks(*kernels_, *lanes_, layers, copies);
 }
 
 errc cpu_backend::convert_blocks(const kv_cache_view& src, const kv_cache_view& dst, std::span<const block_copy> copies,
                                  stream_ref) noexcept {
+  if (const errc code = health(); code != errc::ok) return code;
   return cpu::convert_blocks(*kernels_, *lanes_, src, dst, copies);
 }
 
 errc cpu_backend::swap_blocks(std::span<const kv_cache_view> src, std::span<const kv_cache_view> dst,
                               std::span<const block_copy> copies, stream_ref) noexcept {
+  if (const errc code = health(); code != errc::ok) return code;
   return cpu::swap_blocks(*kernels_, *lanes_, src, dst, copies);
 }
 
 void cpu_backend::plan_attention(attention_plan& plan, const attention_spec& spec, const step_batch_view& host_batch,
                                  std::int64_t num_blocks, stream_ref) {
+  if (health() != errc::ok) refuse_lost_threads(lanes_->name());
   cpu::plan_attention(lanes_->width(), *memory_, plan, spec, host_batch, num_blocks);
 }
 
 errc cpu_backend::attention(const attention_plan& plan, const attention_params& params, stream_ref) noexcept {
+  if (const errc code = health(); code != errc::ok) return code;
   return cpu::attention(*kernels_, *lanes_, plan, params);
 }
 
 errc cpu_backend::merge_states(const merge_params& params, stream_ref) noexcept {
+  if (const errc code = health(); code != errc::ok) return code;
   return cpu::merge_states(*kernels_, *lanes_, params);
 }
 

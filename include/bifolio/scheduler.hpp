@@ -112,8 +112,9 @@ class BIFOLIO_API scheduler {
   /// Decides the next step. The plan is valid until max_steps_in_flight more calls. When it is empty (`step_plan::
   /// empty`), nothing can be done before a step in flight is committed, and nothing at all if none is. A plan with
   /// sequences or swaps is in flight until it is committed.
-  /// Throws `error`: failed_precondition (max_steps_in_flight are in flight; a sequence was changed on the manager),
-  /// not_found (one was freed there), out_of_memory. Requests that arrived are queued all the same.
+  /// Throws `error`: failed_precondition (max_steps_in_flight are in flight; a sequence was changed on the manager; with
+  /// several steps in flight, others have all fences of the manager open), not_found (a sequence was freed there),
+  /// out_of_memory. Requests that arrived are queued all the same.
   const step_plan& schedule();
 
   /// Flattens the step scheduled last. Throws `error`: failed_precondition (it is empty or committed), out_of_memory.

@@ -94,7 +94,11 @@ scheduler_core::~scheduler_core() {
   while (intake_->try_pop(message)) delete message.arrived;
   for (const arrival& one : arrivals_) delete one.state;
   for (; num_in_flight_ > 0; --num_in_flight_) {
-    if (is_async()) manager_->retire(flight(0).fence);
+    try {
+      if (is_async()) manager_->retire(flight(0).fence);
+    } catch (const error&) {
+      // Somebody else has an older one open, or retired it; what it holds back stays with the manager.
+    }
     first_in_flight_ = (first_in_flight_ + 1) % steps_.size();
   }
   for (request_state* chain : buckets_) {
@@ -213,6 +217,10 @@ const step_plan& scheduler_core::schedule() {
   if (num_in_flight_ == config_.max_steps_in_flight) {
     refuse(errc::failed_precondition, "step ", flight(0).plan.step, " was not committed yet; max_steps_in_flight is ",
            config_.max_steps_in_flight);
+  }
+  if (is_async() && manager_->pool().num_open_fences() == block_pool::max_open_fences) {
+    refuse(errc::failed_precondition, "schedule: all ", block_pool::max_open_fences,
+           " fences of the manager are open, and a step needs one; retire the oldest");
   }
   translate_bad_alloc("schedule", [&] {
     receive();

@@ -765,5 +765,34 @@ TEST_CASE("a sequence that is swapped out and freed by the caller is reported, a
   }
 }
 
+TEST_CASE("a step that finds no fence is refused before anything is decided") {
+  tampered_scheduler it({.prompt = tokens_from(10, 6), .max_new_tokens = 9}, false, 0, 2);
+  std::vector<fence_id> fences;
+  for (std::uint32_t i = 0; i < block_pool::max_open_fences; ++i) fences.push_back(it.manager.open_fence());
+  const std::uint64_t before = it.plans.digest();
+  CHECK(code_of([&] { (void)it.plans.schedule(); }) == errc::failed_precondition);
+  CHECK(it.plans.digest() == before);
+  CHECK(it.plans.check() == "");
+  for (const fence_id fence : fences) it.manager.retire(fence);
+  const step_plan plan = it.plans.schedule();
+  CHECK(plan.seqs.size() == 2);
+  CHECK(it.plans.abort(it.first) == errc::ok);
+  (void)it.plans.commit(plan, any_tokens(plan));
+  it.finish();
+}
+
+TEST_CASE("a scheduler can go while somebody else has an older fence open") {
+  kv_cache_manager manager({.block_size = 4, .num_blocks = 40, .max_sequences = 8});
+  const fence_id older = manager.open_fence();
+  {
+    scheduler plans(manager, {.max_running = 4, .max_steps_in_flight = 2});
+    (void)ask(plans, {.prompt = tokens_from(10, 6), .max_new_tokens = 9});
+    REQUIRE(plans.schedule().seqs.size() == 1);
+  }
+  manager.retire(older);
+  CHECK(manager.stats().num_sequences == 0);
+  CHECK(manager.check() == "");
+}
+
 }  // namespace
 }  // namespace bifolio::test

@@ -51,6 +51,8 @@ class manager_bench : row_timer {
     fork_rows();
     step_rows(false);
     step_rows(true);
+    build_rows();
+    burst_rows();
   }
 
  private:
@@ -254,6 +256,59 @@ class manager_bench : row_timer {
     add(name + "build", "batch", "step", building);
     add(name + "commit", "batch", "step", committing);
     add(name + "all", "batch", "step", whole);
+  }
+
+  /// build of 256 sequences of 32768 tokens that grow by one a step, each at another place in its block. The mean and
+  /// the far end of the distribution have rows of their own: a step that moves all table rows shows there alone.
+  void build_rows() {
+    constexpr std::int32_t batch = 256;
+    constexpr std::int32_t tokens = 32768;
+    constexpr std::int32_t steps = 4096;
+    if (options_.blocks < batch * (std::int64_t{tokens + steps} / options_.block_size + 1)) return;
+    kv_cache_manager manager(config(batch));
+    step_plan plan;
+    for (std::int32_t i = 0; i < batch; ++i) {
+      const allocate_result got = manager.allocate(tokens - 3 * i);
+      require_ok(got.status, "allocate");
+      plan.seqs.push_back({.seq = got.seq, .query_len = 1, .seq_len = tokens - 3 * i});
+    }
+    step_batch arrays;
+    manager.build(arrays, plan);  // the first one fills every row
+    std::vector<double> building;
+    for (std::int32_t step = 0; step < steps; ++step) {
+      for (scheduled_seq& row : plan.seqs) {
+        require_ok(manager.append(row.seq, 1).status, "append");
+        ++row.seq_len;
+      }
+      time(building, 1, [&] { manager.build(arrays, plan); });
+    }
+    const std::string name = "build, 256 x 32k tokens";
+    add(name, "batch", "step", building);
+    add(name + ": mean", "batch", "step", {mean(building)});
+    std::sort(building.begin(), building.end());
+    add(name + ": p99", "batch", "step", {building[building.size() * 99 / 100]});
+    add(name + ": max", "batch", "step", {building.back()});
+  }
+
+  /// The schedule that sees `count` requests at once, one of which it admits.
+  void burst_rows() {
+    for (const std::int32_t count : {1'000, 10'000}) {
+      for (const bool one_priority : {true, false}) {
+        std::vector<double> scheduling;
+        for (std::int32_t round = 0; round < options_.rounds; ++round) {
+          kv_cache_manager manager({.block_size = options_.block_size, .num_blocks = 1024, .max_sequences = 8});
+          scheduler plans(manager, {.max_running = 1});
+          for (std::int32_t i = 0; i < count; ++i) {
+            request one{std::vector<token_id>(16, token_id{i}), 16, 1};
+            one.priority = one_priority ? 0 : static_cast<std::int32_t>(random_() % 1000);
+            require_ok(plans.submit(std::move(one)).status, "submit");
+          }
+          time(scheduling, 1, [&] { (void)plans.schedule(); });
+        }
+        add("schedule, " + std::to_string(count) + " arrivals", one_priority ? "in order" : "random priorities", "step",
+            scheduling);
+      }
+    }
   }
 
   manager_options options_;

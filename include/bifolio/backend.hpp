@@ -51,7 +51,9 @@ class BIFOLIO_API backend {
   [[nodiscard]] virtual device where() const noexcept = 0;
   /// One line for people, e.g. "cpu: avx512, openmp x 2".
   [[nodiscard]] virtual std::string description() const = 0;
-  /// errc::ok, or device_lost once a sticky error was seen.
+  /// errc::ok; device_lost once a sticky error was seen; failed_precondition in a child made by fork() that cannot go
+  /// on where its parent was: on CUDA always, on the CPU as `executor::health` says. Calls that compute or copy then
+  /// return it, and `plan_attention` throws it.
   [[nodiscard]] virtual errc health() const noexcept = 0;
 
   /// Memory that this backend's kernels read and write.

@@ -35,15 +35,21 @@ struct hash_seed {
 /// 128 bits from the operating system. Throws `error` (internal) when it has none to give.
 [[nodiscard]] BIFOLIO_API hash_seed random_hash_seed();
 
+/// Largest salt. It is stored once per scope in use, and hashed and compared whenever a prompt is looked up.
+inline constexpr std::size_t max_salt_bytes = 4096;
+/// Largest sum, over all extra keys of a prompt, of 16 + its value's bytes: they are hashed and compared with its
+/// blocks.
+inline constexpr std::size_t max_extras_bytes = std::size_t{1} << 20;
+
 /// What separates equal tokens from each other: contents are shared within a scope only. Set by the server, never taken
 /// from a request as it comes.
 struct prefix_scope {
-  std::string_view salt;         ///< e.g. a tenant; any bytes
+  std::string_view salt;         ///< e.g. a tenant; any bytes, at most max_salt_bytes
   std::uint64_t adapter_id = 0;  ///< e.g. of a LoRA; 0 = none
 };
 
 /// Something besides tokens that a block's K and V depend on, e.g. the digest of an image whose embeddings stand at
-/// `position`.
+/// `position`. Those of one prompt are limited by max_extras_bytes.
 struct extra_key {
   std::int64_t position = 0;  ///< of the token it belongs to, counted from the sequence's first
   std::uint32_t kind = 0;     ///< the caller's numbering

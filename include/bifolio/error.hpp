@@ -33,12 +33,16 @@ enum class errc : std::int32_t {
 /// Name of a code, e.g. "invalid_argument". Never null.
 [[nodiscard]] BIFOLIO_API std::string_view to_string(errc code) noexcept;
 
-/// The one exception type: a code and a sentence with the value received and the values allowed.
+/// The one exception type: a code and a sentence with the value received and the values allowed. A refusal for whose
+/// sentence the host has no memory keeps its code; what() then says the code's name, and that the sentence is missing.
 class BIFOLIO_API error : public std::runtime_error {
  public:
   error(errc code, const std::string& message);
+  /// Without a sentence. Allocates nothing with libstdc++, whose empty std::runtime_error needs no memory.
+  explicit error(errc code);
   ~error() override;
   [[nodiscard]] errc code() const noexcept { return code_; }
+  [[nodiscard]] const char* what() const noexcept override;
 
  private:
   errc code_;

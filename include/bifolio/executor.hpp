@@ -4,6 +4,7 @@
 /// Who runs the lanes of one CPU call. Kernels name no threading runtime; they hand work to an executor. One process
 /// computes on one kind of executor: OpenMP and oneTBB taking turns on one critical path cost 1.6 ×.
 
+#include <bifolio/error.hpp>
 #include <bifolio/export.hpp>
 #include <cstdint>
 #include <memory>
@@ -27,6 +28,17 @@ class BIFOLIO_API executor {
   virtual void run(std::int32_t num_lanes, lane_function function, void* context) noexcept = 0;
 
   [[nodiscard]] virtual std::string_view name() const noexcept = 0;
+
+  /// ok, or failed_precondition in a child made by fork() that lacks the threads of its parent. A backend asks before
+  /// each call that would use the executor, and refuses with this code. As inherited: ok in the process that made the
+  /// executor, refused in its children. Override it in an executor that has no threads, or starts new ones in a child.
+  [[nodiscard]] virtual errc health() const noexcept;
+
+ protected:
+  executor() noexcept;
+
+ private:
+  unsigned fork_generation_;
 };
 
 enum class executor_kind : std::uint8_t { openmp, tbb, serial };
@@ -40,8 +52,10 @@ enum class executor_kind : std::uint8_t { openmp, tbb, serial };
 [[nodiscard]] BIFOLIO_API executor_kind default_executor() noexcept;
 
 /// `num_threads` 0 takes what the runtime would (OMP_NUM_THREADS, the arena's default); `serial` is always one lane.
-/// Throws `error`: invalid_argument when negative or above 4096, unsupported when that runtime was left out of the
-/// build.
+/// `openmp` and `tbb` are refused in a child made by fork() if lanes ran on that runtime in the parent: its threads are
+/// gone. A child whose parent had not used it may. `serial` works in any child. (That something else in the program
+/// used OpenMP or oneTBB before the fork cannot be seen from here.) Throws `error`: invalid_argument when negative or
+/// above 4096, unsupported when that runtime was left out of the build, failed_precondition in such a child.
 [[nodiscard]] BIFOLIO_API std::unique_ptr<executor> make_executor(executor_kind kind, std::int32_t num_threads = 0);
 
 }  // namespace bifolio

@@ -137,7 +137,8 @@ class BIFOLIO_API kv_cache_manager {
   /// computed. Without prefix caching nothing is ever cached. Ignores the watermark. A prompt that is cached to its
   /// very end needs a block to copy the last one to; when all free blocks are hits, the last one is computed as a
   /// whole. Throws `error`: invalid_argument (an empty prompt, one past max_seq_len, num_new_tokens < 1, extra keys
-  /// that are not in the order of their positions or past max_seq_len), out_of_memory.
+  /// that are not in the order of their positions or past max_seq_len, a salt past max_salt_bytes, extra keys past
+  /// max_extras_bytes), out_of_memory.
   [[nodiscard]] open_result open(const prompt_view& prompt, std::int64_t num_new_tokens);
 
   /// Slots for `num_tokens` more positions, and capacity for `num_lookahead` more behind them that later appends use
@@ -167,6 +168,12 @@ class BIFOLIO_API kv_cache_manager {
   [[nodiscard]] bool has_room(seq_id seq, std::int64_t num_tokens) const noexcept {
     const sequence* one = find(seq);
     return one != nullptr && num_tokens <= std::int64_t{one->writable_end} - one->num_tokens;
+  }
+  /// Whether a sequence is open, not swapped out, and has this many tokens, this many of them committed. Any handle.
+  [[nodiscard]] bool is_at(seq_id seq, std::int64_t num_tokens, std::int64_t num_committed) const noexcept {
+    const sequence* one = find(seq);
+    return one != nullptr && one->num_tokens == num_tokens && one->num_committed == num_committed &&
+           one->writable_end != swapped_out;
   }
   /// Blocks that such an `append` would take, a copied tail included. Throws as it does.
   [[nodiscard]] std::int64_t blocks_to_append(seq_id seq, std::int64_t num_tokens,
@@ -261,10 +268,12 @@ class BIFOLIO_API kv_cache_manager {
   [[nodiscard]] slot_id slot_at(seq_id seq, std::int64_t position) const;
 
   /// Flattens a plan into the arrays that kernels read: row i is plan.seqs[i], slots for its last query_len tokens of
-  /// seq_len, table rows padded with config().free_entry to the longest. Entries of blocks that the sliding window gave
-  /// back are config().free_entry as well: plan the attention with window_left = sliding_window − 1.
-  /// Throws `error`: not_found; invalid_argument (query_len < 1 or > seq_len); out_of_range (seq_len past num_tokens, a
-  /// slot that the window gave back); out_of_memory. `batch` is then as before.
+  /// seq_len, table rows padded with config().free_entry to the stride. That is the longest row's length in a new
+  /// batch; in one that is filled again it grows by an eighth more than is needed, so that the rows can mostly stay
+  /// where they are, and shrinks when less than half of it is needed. Entries of blocks that the sliding window gave
+  /// back are config().free_entry as well: plan the attention with window_left = sliding_window − 1. Throws `error`:
+  /// not_found; invalid_argument (query_len < 1 or > seq_len); out_of_range (seq_len past num_tokens, a slot that the
+  /// window gave back); out_of_memory. `batch` is then as before.
   void build(step_batch& batch, const step_plan& plan) const;
 
   /// Makes room in the manager's own records, so that calls up to these demands cannot fail for host memory.

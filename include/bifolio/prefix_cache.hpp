@@ -130,7 +130,8 @@ class BIFOLIO_API prefix_cache {
   [[nodiscard]] std::int32_t block_size() const noexcept { return config_.block_size; }
 
   /// Appends the keys of the full blocks of `prompt.tokens` that `keys` does not have yet; `keys` holds those of the
-  /// first ones. Throws std::bad_alloc.
+  /// first ones. Throws std::bad_alloc, and `error` (invalid_argument) for a salt past max_salt_bytes or extra keys
+  /// past max_extras_bytes, as all that take these do.
   void append_keys(const prompt_view& prompt, std::vector<content_key>& keys) const;
 
   /// The longest chain of cached full blocks that `prompt` begins with, at most out.size() of them. Changes nothing.

@@ -34,10 +34,10 @@ struct request {
   std::int32_t max_draft_tokens = 0;
   std::int32_t priority = 0;  ///< larger goes first, see `scheduler_config::priority_span`; −10^6 … 10^6
 
-  /// What separates the prompt's cached blocks from others with equal tokens (`prefix_scope`).
+  /// What separates the prompt's cached blocks from others with equal tokens (`prefix_scope`): at most max_salt_bytes.
   std::string prefix_salt{};
   std::uint64_t adapter_id = 0;
-  std::vector<owned_extra_key> extras{};  ///< by rising position, within the prompt
+  std::vector<owned_extra_key> extras{};  ///< by rising position, within the prompt; max_extras_bytes in all
   retention_hint retention{};             ///< of the blocks that it leaves in the prefix cache
 };
 

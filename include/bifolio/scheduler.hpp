@@ -29,6 +29,10 @@
 /// prompt's blocks, copying on write. The beams of a beam search do the same, proceed in step with each other, and are
 /// preempted together.
 ///
+/// The sequences belong to the scheduler alone. One that somebody else frees, grows, cuts or swaps on the manager is
+/// reported by the next `schedule` or `commit` that needs it, with its request's id: not_found if it is gone,
+/// failed_precondition if it was changed. The request can then be aborted, and all others go on.
+///
 /// Steps in flight: up to max_steps_in_flight steps may be scheduled before the first of them is committed; they are
 /// executed, and committed, in order. A decoding sequence then goes on with a token that is not sampled yet
 /// (`step_inputs::late_tokens`); if that turns out to be its last, what later steps compute of it is ignored. Samples,
@@ -88,8 +92,9 @@ class BIFOLIO_API scheduler {
 
   /// Queues a request; it is seen by the next `schedule`. `never` when prompt and continuation cannot fit even into an
   /// empty pool (nothing is queued then), of a beam search all beams at once; otherwise `ok`. Thread-safe.
-  /// Throws `error`: invalid_argument (an empty prompt, a token id outside the vocabulary, a field outside its range,
-  /// beams together with samples or drafts, more tokens than the manager's max_seq_len), out_of_memory.
+  /// Throws `error`: invalid_argument (an empty prompt, a token id outside the vocabulary, a field outside its range, a
+  /// salt or extra keys that are too large, beams together with samples or drafts, more tokens than the manager's
+  /// max_seq_len), out_of_memory.
   [[nodiscard]] submit_result submit(request what);
 
   /// Queues an `abort` for the next `schedule`, which lists it in step_plan::aborted if the request was still there.
@@ -107,8 +112,9 @@ class BIFOLIO_API scheduler {
   /// Decides the next step. The plan is valid until max_steps_in_flight more calls. When it is empty (`step_plan::
   /// empty`), nothing can be done before a step in flight is committed, and nothing at all if none is. A plan with
   /// sequences or swaps is in flight until it is committed.
-  /// Throws `error`: failed_precondition (max_steps_in_flight are in flight), out_of_memory (requests that arrived are
-  /// queued all the same).
+  /// Throws `error`: failed_precondition (max_steps_in_flight are in flight; a sequence was changed on the manager; with
+  /// several steps in flight, others have all fences of the manager open), not_found (a sequence was freed there),
+  /// out_of_memory. Requests that arrived are queued all the same.
   const step_plan& schedule();
 
   /// Flattens the step scheduled last. Throws `error`: failed_precondition (it is empty or committed), out_of_memory.
@@ -118,9 +124,9 @@ class BIFOLIO_API scheduler {
   /// plan.seqs in order, its num_samples tokens. Returns the sequences that ended. Tokens of sequences that were
   /// aborted or ended meanwhile are ignored, as are those of beams and samples that lost their blocks meanwhile and
   /// will be computed again. Committing an empty plan does nothing.
-  /// Throws `error`: failed_precondition (no step in flight), invalid_argument (another step's plan, another number of
-  /// tokens, a token outside the vocabulary, a beam that is not there), out_of_memory; the step is then still in
-  /// flight.
+  /// Throws `error`: failed_precondition (no step in flight; a sequence was changed on the manager), not_found (one was
+  /// freed there), invalid_argument (another step's plan, another number of tokens, a token outside the vocabulary, a
+  /// beam that is not there), out_of_memory; the step is then still in flight.
   std::vector<finished_sequence> commit(const step_plan& plan, std::span<const sampled_token> sampled);
 
   /// Copies of `plan.swap_outs` or `plan.swap_ins` failed; to be said before the plan is committed. The sequences that

@@ -4,6 +4,7 @@
 #include <bifolio/error.hpp>
 
 #include "common/backend_registry.hpp"
+#include "common/refuse.hpp"
 #include "cpu/cpu_backend.hpp"
 
 namespace bifolio {
@@ -29,19 +30,18 @@ std::unique_ptr<backend> make_backend(device where, const backend_options& optio
   switch (where.type) {
     case device_type::cpu:
       if (where.index != 0) {
-        throw error(errc::invalid_argument,
-                    "the device index of the CPU is " + std::to_string(where.index) + "; it must be 0");
+        detail::refuse(errc::invalid_argument, "the device index of the CPU is ", where.index, "; it must be 0");
       }
       return std::make_unique<cpu::cpu_backend>(options);
     case device_type::cuda:
       if (const detail::backend_factory factory = cuda_factory.load(std::memory_order_acquire)) {
         return factory(where, options);
       }
-      throw error(errc::unsupported, "the device '" + to_string(where) +
-                                         "' needs the library bifolio::cuda, which this program was not linked with");
+      detail::refuse(errc::unsupported, "the device '", to_string(where),
+                     "' needs the library bifolio::cuda, which this program was not linked with");
   }
-  throw error(errc::invalid_argument,
-              "the device type " + std::to_string(static_cast<int>(where.type)) + " is not one of cpu (0), cuda (1)");
+  detail::refuse(errc::invalid_argument, "the device type ", static_cast<int>(where.type),
+                 " is not one of cpu (0), cuda (1)");
 }
 
 }  // namespace bifolio

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "common/hash.hpp"
+#include "common/refuse.hpp"
 #include "common/require.hpp"
 
 namespace bifolio {
@@ -185,17 +186,18 @@ void block_pool::set_level_of_unused(block_id id, block_level level) {
 
 fence_id block_pool::open_fence() {
   if (num_fences_ == max_open_fences) {
-    throw error(errc::failed_precondition,
-                std::to_string(num_fences_) + " fences are open, the most there can be; retire the oldest one first");
+    detail::refuse(errc::failed_precondition, num_fences_,
+                   " fences are open, the most there can be; retire the oldest one first");
   }
   return fence_id{oldest_fence_ + num_fences_++};
 }
 
 void block_pool::retire(fence_id fence) {
   if (num_fences_ == 0 || fence != fence_id{oldest_fence_}) {
-    throw error(errc::invalid_argument,
-                "fence " + std::to_string(static_cast<std::uint64_t>(fence)) + " is not the oldest open one" +
-                    (num_fences_ == 0 ? ": none is open" : ", which is " + std::to_string(oldest_fence_)));
+    detail::refuse(errc::invalid_argument, "fence ", static_cast<std::uint64_t>(fence), " is not the oldest open one",
+                   [&](std::string& sentence) {
+                     sentence += num_fences_ == 0 ? ": none is open" : ", which is " + std::to_string(oldest_fence_);
+                   });
   }
   const std::uint32_t list = fence_list(0);
   const std::uint32_t still_open = num_fences_ - 1;
@@ -351,12 +353,12 @@ std::uint64_t block_pool::digest() const noexcept {
 }
 
 void block_pool::throw_not_used(block_id id, const char* what) const {
-  const std::string name = "block " + std::to_string(to_index(id));
   if (!is_block(id)) {
-    throw error(errc::invalid_argument,
-                name + " given to " + what + " is outside the pool of blocks 0 to " + std::to_string(num_blocks_ - 1));
+    detail::refuse(errc::invalid_argument, "block ", to_index(id), " given to ", what,
+                   " is outside the pool of blocks 0 to ", num_blocks_ - 1);
   }
-  throw error(errc::not_found, name + " given to " + what + " is free; only blocks in use have references");
+  detail::refuse(errc::not_found, "block ", to_index(id), " given to ", what,
+                 " is free; only blocks in use have references");
 }
 
 }  // namespace bifolio

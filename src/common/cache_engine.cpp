@@ -6,6 +6,7 @@
 #include <string>
 
 #include "common/checked.hpp"
+#include "common/refuse.hpp"
 #include "common/translate.hpp"
 #include "common/validate_cache.hpp"
 
@@ -44,7 +45,7 @@ void put(std::byte* buffer_start, std::size_t offset, const std::vector<T>& arra
 
 void require(bool holds, const char* name, std::int64_t value, const char* allowed) {
   if (!holds) {
-    throw error(errc::invalid_argument, std::string(name) + " is " + std::to_string(value) + "; it must be " + allowed);
+    detail::refuse(errc::invalid_argument, name, " is ", value, "; it must be ", allowed);
   }
 }
 
@@ -56,8 +57,8 @@ void require_layout(const kv_layout& layout, std::int64_t num_blocks) {
   require(layout.block_size >= 1, "layout.block_size", layout.block_size, "at least 1");
   if (layout.kind != layout_kind::strided) {
     if (layout != make_layout(layout.kind, layout.type, layout.num_kv_heads, layout.head_dim, layout.block_size)) {
-      throw error(errc::invalid_argument, "the strides of a layout of kind " + std::string(to_string(layout.kind)) +
-                                              " are not those of make_layout; other strides are of kind strided");
+      detail::refuse(errc::invalid_argument, "the strides of a layout of kind ", to_string(layout.kind),
+                     " are not those of make_layout; other strides are of kind strided");
     }
     return;
   }
@@ -68,11 +69,13 @@ void require_layout(const kv_layout& layout, std::int64_t num_blocks) {
   for (const kv_strides* strides : {&layout.k, &layout.v}) {
     const std::int64_t span = validate::half_span(layout, *strides, num_blocks);
     if (span < 0 || span > elements) {
-      throw error(errc::invalid_argument,
-                  "a strided layout " +
-                      (span < 0 ? std::string("whose strides do not nest (see kv_layout.hpp)")
-                                : "that reaches " + std::to_string(span) + " elements into half a layer") +
-                      "; an engine's layers hold " + std::to_string(elements) + " elements in each half");
+      detail::refuse(
+          errc::invalid_argument, "a strided layout ",
+          [&](std::string& sentence) {
+            sentence += span < 0 ? "whose strides do not nest (see kv_layout.hpp)"
+                                 : "that reaches " + std::to_string(span) + " elements into half a layer";
+          },
+          "; an engine's layers hold ", elements, " elements in each half");
     }
   }
 }
@@ -111,8 +114,8 @@ cache_engine::cache_engine(backend& where, const cache_engine_config& config, me
   const std::int64_t num_bytes = layer_bytes(config);
   memory_resource& source = memory == nullptr ? where.memory() : *memory;
   if (source.where() != where.where()) {
-    throw error(errc::invalid_argument, "the memory resource is of device " + to_string(source.where()) +
-                                            "; the backend's kernels read memory of " + to_string(where.where()));
+    detail::refuse(errc::invalid_argument, "the memory resource is of device ", to_string(source.where()),
+                   "; the backend's kernels read memory of ", to_string(where.where()));
   }
   const std::int64_t half_bytes = num_bytes / 2;
   const auto num_layers = static_cast<std::size_t>(config.num_layers);
@@ -139,7 +142,7 @@ step_batch_view cache_engine::upload(const step_batch& batch, stream_ref stream)
   const step_offsets at(batch);
   const auto check = [](errc code) {
     if (code != errc::ok) {
-      throw error(code, "the upload of the step's arrays failed: " + std::string(to_string(code)));
+      detail::refuse(code, "the upload of the step's arrays failed: ", to_string(code));
     }
   };
   // What an earlier upload in this stream still reads or fills may be neither overwritten nor given back. A step's

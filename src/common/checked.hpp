@@ -9,6 +9,8 @@
 #include <optional>
 #include <string>
 
+#include "common/refuse.hpp"
+
 namespace bifolio::detail {
 
 template <std::integral T>
@@ -33,10 +35,11 @@ template <class... Factors>
   bool fits = true;
   ((fits = fits && !__builtin_mul_overflow(product, static_cast<std::int64_t>(factors), &product)), ...);
   if (!fits || product > limit) {
-    std::string text = std::string(what) + " is";
-    const char* separator = " ";
-    ((text += separator + std::to_string(factors), separator = " * "), ...);
-    throw error(errc::invalid_argument, text + "; the largest allowed value is " + std::to_string(limit));
+    const auto formula = [&](std::string& sentence) {
+      const char* separator = " is ";
+      ((append_part(sentence, separator), append_part(sentence, factors), separator = " * "), ...);
+    };
+    refuse(errc::invalid_argument, what, formula, "; the largest allowed value is ", limit);
   }
   return product;
 }

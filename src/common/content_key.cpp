@@ -7,6 +7,7 @@
 #include <random>
 #include <string>
 
+#include "common/refuse.hpp"
 #include "common/require.hpp"
 
 namespace bifolio {
@@ -91,7 +92,7 @@ hash_seed random_hash_seed() {
     const auto word = [&] { return std::uint64_t{source()} << 32 | source(); };
     return {word(), word()};
   } catch (const std::exception& problem) {
-    throw error(errc::internal, std::string("the operating system gave no random numbers: ") + problem.what());
+    detail::refuse(errc::internal, "the operating system gave no random numbers: ", problem.what());
   }
 }
 

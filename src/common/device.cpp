@@ -3,6 +3,8 @@
 #include <bifolio/error.hpp>
 #include <charconv>
 
+#include "common/refuse.hpp"
+
 namespace bifolio {
 
 std::string to_string(device where) {
@@ -20,7 +22,7 @@ device parse_device(std::string_view text) {
     const auto [end, status] = std::from_chars(digits.data(), digits.data() + digits.size(), index);
     if (status == std::errc{} && end == digits.data() + digits.size() && index >= 0) return {device_type::cuda, index};
   }
-  throw error(errc::invalid_argument, "device '" + std::string(text) + "' is not one of cpu, cuda, cuda:N with N >= 0");
+  detail::refuse(errc::invalid_argument, "device '", text, "' is not one of cpu, cuda, cuda:N with N >= 0");
 }
 
 }  // namespace bifolio

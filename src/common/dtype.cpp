@@ -3,6 +3,8 @@
 #include <bifolio/error.hpp>
 #include <string>
 
+#include "common/refuse.hpp"
+
 namespace bifolio {
 
 std::string_view to_string(dtype type) noexcept {
@@ -21,7 +23,7 @@ dtype parse_dtype(std::string_view text) {
   if (text == "f32" || text == "float32") return dtype::f32;
   if (text == "f16" || text == "float16" || text == "half") return dtype::f16;
   if (text == "bf16" || text == "bfloat16") return dtype::bf16;
-  throw error(errc::invalid_argument, "dtype '" + std::string(text) + "' is not one of f32, f16, bf16");
+  detail::refuse(errc::invalid_argument, "dtype '", text, "' is not one of f32, f16, bf16");
 }
 
 }  // namespace bifolio

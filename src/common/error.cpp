@@ -1,41 +1,57 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <array>
 #include <bifolio/error.hpp>
+#include <cstddef>
 
 namespace bifolio {
 
+namespace {
+
+// All codes by number.
+constexpr std::array<std::string_view, 13> code_names{"ok",
+                                                      "invalid_argument",
+                                                      "out_of_range",
+                                                      "not_found",
+                                                      "already_exists",
+                                                      "failed_precondition",
+                                                      "out_of_blocks",
+                                                      "out_of_memory",
+                                                      "unsupported",
+                                                      "io_error",
+                                                      "device_lost",
+                                                      "cancelled",
+                                                      "internal"};
+static_assert(code_names.size() == static_cast<std::size_t>(errc::internal) + 1);
+
+constexpr std::string_view no_sentence = ": the host had no memory for the sentence";
+using short_text = std::array<char, 64>;
+
+// Stands in for the sentence: name and `no_sentence`, terminated by a zero.
+constexpr std::array<short_text, code_names.size()> short_texts = [] {
+  std::array<short_text, code_names.size()> texts{};
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    std::size_t at = 0;
+    for (const char c : code_names[i]) texts[i][at++] = c;
+    for (const char c : no_sentence) texts[i][at++] = c;
+  }
+  return texts;
+}();
+
+}  // namespace
+
 error::error(errc code, const std::string& message) : std::runtime_error(message), code_(code) {}
+error::error(errc code) : std::runtime_error(std::string()), code_(code) {}
 error::~error() = default;
 
+const char* error::what() const noexcept {
+  const char* sentence = std::runtime_error::what();
+  const auto number = static_cast<std::size_t>(code_);
+  return *sentence == '\0' && number < short_texts.size() ? short_texts[number].data() : sentence;
+}
+
 std::string_view to_string(errc code) noexcept {
-  switch (code) {
-    case errc::ok:
-      return "ok";
-    case errc::invalid_argument:
-      return "invalid_argument";
-    case errc::out_of_range:
-      return "out_of_range";
-    case errc::not_found:
-      return "not_found";
-    case errc::already_exists:
-      return "already_exists";
-    case errc::failed_precondition:
-      return "failed_precondition";
-    case errc::out_of_blocks:
-      return "out_of_blocks";
-    case errc::out_of_memory:
-      return "out_of_memory";
-    case errc::unsupported:
-      return "unsupported";
-    case errc::io_error:
-      return "io_error";
-    case errc::device_lost:
-      return "device_lost";
-    case errc::cancelled:
-      return "cancelled";
-    case errc::internal:
-      return "internal";
-  }
-  return "unknown";
+  const auto number = static_cast<std::size_t>(code);
+  return number < code_names.size() ? code_names[number] : "unknown";
 }
 
 std::string_view to_string(alloc_status status) noexcept {

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <bifolio/kv_cache_manager.hpp>
 
+#include "common/make_room.hpp"
+#include "common/refuse.hpp"
 #include "common/translate.hpp"
 
 namespace bifolio {
@@ -11,17 +13,23 @@ namespace {
 
 void check_row(const scheduled_seq& row, const sequence& one, std::int64_t first_position) {
   if (row.query_len < 1 || row.query_len > row.seq_len) {
-    throw error(errc::invalid_argument, "query_len " + std::to_string(row.query_len) +
-                                            " is not between 1 and seq_len " + std::to_string(row.seq_len));
+    detail::refuse(errc::invalid_argument, "query_len ", row.query_len, " is not between 1 and seq_len ", row.seq_len);
   }
   if (row.seq_len > one.num_tokens) {
-    throw error(errc::out_of_range, "seq_len " + std::to_string(row.seq_len) + " is past the sequence's " +
-                                        std::to_string(one.num_tokens) + " tokens");
+    detail::refuse(errc::out_of_range, "seq_len ", row.seq_len, " is past the sequence's ", one.num_tokens, " tokens");
   }
   if (row.seq_len - row.query_len < first_position) {
-    throw error(errc::out_of_range, "position " + std::to_string(row.seq_len - row.query_len) +
-                                        " has no slot any more: the sliding window gave its block back");
+    detail::refuse(errc::out_of_range, "position ", row.seq_len - row.query_len,
+                   " has no slot any more: the sliding window gave its block back");
   }
+}
+
+// The stride of a batch that is filled again. A row is written anew when it moves, so rows get wider by more than they
+// need to, and narrower only when most of their width is wasted: a table whose longest row grows by an entry moves once
+// for every eighth that it grows.
+std::int64_t stride_for(std::int64_t longest, std::int64_t stride) noexcept {
+  if (stride == 0 || longest < stride / 2) return longest;
+  return longest <= stride ? stride : longest + std::max<std::int64_t>(16, longest / 8);
 }
 
 }  // namespace
@@ -29,22 +37,25 @@ void check_row(const scheduled_seq& row, const sequence& one, std::int64_t first
 void kv_cache_manager::build(step_batch& batch, const step_plan& plan) const {
   const std::int32_t block_size = config_.block_size;
   std::int64_t num_tokens = 0;
-  std::int64_t stride = 0;
+  std::int64_t longest = 0;
   for (const scheduled_seq& row : plan.seqs) {
     const sequence& one = get_resident(row.seq);
     check_row(row, one, std::int64_t{table_of(one).first()} * block_size);
     num_tokens += row.query_len;
-    stride = std::max<std::int64_t>(stride, blocks_of(row.seq_len));
+    longest = std::max<std::int64_t>(longest, blocks_of(row.seq_len));
   }
   if (num_tokens > INT32_MAX) {
-    throw error(errc::invalid_argument,
-                "a step of " + std::to_string(num_tokens) + " tokens exceeds " + std::to_string(INT32_MAX));
+    detail::refuse(errc::invalid_argument, "a step of ", num_tokens, " tokens exceeds ", INT32_MAX);
   }
   const std::size_t num_seqs = plan.seqs.size();
+  const std::int64_t stride = stride_for(longest, batch.block_table_stride);
+  const std::size_t num_entries = num_seqs * static_cast<std::size_t>(stride);
   detail::translate_bad_alloc("build", [&] {
     batch.query_start_loc.reserve(num_seqs + 1);
     batch.seq_lens.reserve(num_seqs);
-    batch.block_tables.reserve(num_seqs * static_cast<std::size_t>(stride));
+    if (num_entries > batch.block_tables.size()) {
+      detail::make_room(batch.block_tables, num_entries - batch.block_tables.size());
+    }
     batch.slot_mapping.reserve(static_cast<std::size_t>(num_tokens));
     batch.written_rows.reserve(num_seqs);
   });
@@ -53,7 +64,7 @@ void kv_cache_manager::build(step_batch& batch, const step_plan& plan) const {
   batch.written_rows.resize(num_seqs);
   batch.query_start_loc.resize(num_seqs + 1);
   batch.seq_lens.resize(num_seqs);
-  batch.block_tables.resize(num_seqs * static_cast<std::size_t>(stride));
+  batch.block_tables.resize(num_entries);
   batch.slot_mapping.resize(static_cast<std::size_t>(num_tokens));
   batch.block_table_stride = stride;
 

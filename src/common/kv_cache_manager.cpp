@@ -7,6 +7,7 @@
 #include <cmath>
 #include <memory>
 
+#include "common/refuse.hpp"
 #include "common/require.hpp"
 #include "common/translate.hpp"
 
@@ -20,8 +21,8 @@ kv_cache_config validated(kv_cache_config config) {
   require_between("block_size", config.block_size, 1, std::int64_t{1} << 30);
   require_between("num_blocks", config.num_blocks, 1, max_num_blocks);
   if (!(config.watermark >= 0 && config.watermark < 1)) {
-    throw error(errc::invalid_argument,
-                "watermark " + std::to_string(config.watermark) + " is not a fraction of at least 0 and below 1");
+    detail::refuse(errc::invalid_argument, "watermark ", config.watermark,
+                   " is not a fraction of at least 0 and below 1");
   }
   require_between("sliding_window", config.sliding_window, 0, std::int64_t{1} << 30);
   require_between("max_sequences", config.max_sequences, 1, std::int64_t{1} << 24);
@@ -296,10 +297,8 @@ void kv_cache_manager::truncate(seq_id seq, std::int64_t num_tokens) {
   const std::int32_t size = blocks_of(num_tokens);
   block_table& table = table_of(one);
   if (table.first() > first_visible_block(num_tokens)) {
-    throw error(errc::invalid_argument, "truncate to " + std::to_string(num_tokens) + " tokens needs logical block " +
-                                            std::to_string(first_visible_block(num_tokens)) +
-                                            ", but the sliding window gave back those below " +
-                                            std::to_string(table.first()));
+    detail::refuse(errc::invalid_argument, "truncate to ", num_tokens, " tokens needs logical block ",
+                   first_visible_block(num_tokens), ", but the sliding window gave back those below ", table.first());
   }
   if (table.cuts_shared_chunk(size)) translate_bad_alloc("truncate", [&] { slab_.reserve(1); });
   num_entries_ -= table.size() - size;
@@ -335,8 +334,7 @@ void kv_cache_manager::free(seq_id seq) {
 block_id kv_cache_manager::block_at(seq_id seq, std::int64_t index) const {
   const block_table& table = table_of(get(seq));
   if (index < 0 || index >= table.size()) {
-    throw error(errc::out_of_range, "logical block " + std::to_string(index) + " is not in a table of " +
-                                        std::to_string(table.size()) + " blocks");
+    detail::refuse(errc::out_of_range, "logical block ", index, " is not in a table of ", table.size(), " blocks");
   }
   return table[static_cast<std::int32_t>(index)];
 }
@@ -344,8 +342,7 @@ block_id kv_cache_manager::block_at(seq_id seq, std::int64_t index) const {
 slot_id kv_cache_manager::slot_at(seq_id seq, std::int64_t position) const {
   const sequence& one = get_resident(seq);
   if (position < 0 || position >= one.num_tokens) {
-    throw error(errc::out_of_range, "position " + std::to_string(position) + " is not in a sequence of " +
-                                        std::to_string(one.num_tokens) + " tokens");
+    detail::refuse(errc::out_of_range, "position ", position, " is not in a sequence of ", one.num_tokens, " tokens");
   }
   const block_id block = table_of(one)[static_cast<std::int32_t>(position / config_.block_size)];
   if (block == invalid_block) return no_slot;
@@ -399,15 +396,15 @@ cache_stats kv_cache_manager::stats() const noexcept {
 }
 
 void kv_cache_manager::throw_swapped_out(seq_id seq) {
-  throw error(errc::failed_precondition, "sequence " + std::to_string(static_cast<std::uint32_t>(to_index(seq))) +
-                                             " is swapped out; swap it in before it is used");
+  detail::refuse(errc::failed_precondition, "sequence ", static_cast<std::uint32_t>(to_index(seq)),
+                 " is swapped out; swap it in before it is used");
 }
 
 void kv_cache_manager::throw_not_found(seq_id seq) const {
   const auto index = static_cast<std::uint32_t>(to_index(seq));
   const auto generation = static_cast<std::uint32_t>(to_index(seq) >> 32);
-  throw error(errc::not_found, "sequence " + std::to_string(index) + " of generation " + std::to_string(generation) +
-                                   " is not open in this manager: it was freed, or belongs to another one");
+  detail::refuse(errc::not_found, "sequence ", index, " of generation ", generation,
+                 " is not open in this manager: it was freed, or belongs to another one");
 }
 
 }  // namespace bifolio

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "common/require.hpp"
+#include "common/require_names.hpp"
 #include "common/translate.hpp"
 
 namespace bifolio {
@@ -44,6 +45,8 @@ kv_cache_manager::prefix_hits kv_cache_manager::look_up(const prompt_view& promp
     require_between("position of an extra key", extra.position, lowest, config_.max_seq_len - 1);
     lowest = extra.position;
   }
+  detail::require_salt(prompt.scope.salt);
+  detail::require_extras(prompt.extras);
   prefix_hits hits;
   if (!prefix_) return hits;
   translate_bad_alloc("open", [&] {

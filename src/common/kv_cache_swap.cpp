@@ -10,6 +10,7 @@
 #include <bifolio/kv_cache_manager.hpp>
 #include <utility>
 
+#include "common/refuse.hpp"
 #include "common/translate.hpp"
 
 namespace bifolio {
@@ -33,16 +34,17 @@ block_id kv_cache_manager::take_host_block() noexcept {
 
 void kv_cache_manager::require_swappable(std::span<const seq_id> seqs, bool out) const {
   if (!host_) {
-    throw error(errc::failed_precondition, "num_host_blocks is 0: there is no host memory to swap with");
+    detail::refuse(errc::failed_precondition, "num_host_blocks is 0: there is no host memory to swap with");
   }
   for (std::size_t i = 0; i < seqs.size(); ++i) {
-    const std::string name = "sequence " + std::to_string(static_cast<std::uint32_t>(to_index(seqs[i])));
+    const auto index = static_cast<std::uint32_t>(to_index(seqs[i]));
     if ((get(seqs[i]).writable_end == swapped_out) == out) {
-      throw error(errc::failed_precondition, name + (out ? " is swapped out already" : " is not swapped out"));
+      detail::refuse(errc::failed_precondition, "sequence ", index,
+                     out ? " is swapped out already" : " is not swapped out");
     }
     if (std::find(seqs.begin(), seqs.begin() + static_cast<std::ptrdiff_t>(i), seqs[i]) !=
         seqs.begin() + static_cast<std::ptrdiff_t>(i)) {
-      throw error(errc::failed_precondition, name + " is given twice");
+      detail::refuse(errc::failed_precondition, "sequence ", index, " is given twice");
     }
   }
 }

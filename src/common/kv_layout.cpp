@@ -4,13 +4,14 @@
 #include <string>
 
 #include "common/checked.hpp"
+#include "common/refuse.hpp"
 
 namespace bifolio {
 namespace {
 
 void require_positive(const char* name, std::int32_t value) {
   if (value < 1) {
-    throw error(errc::invalid_argument, std::string(name) + " is " + std::to_string(value) + "; it must be at least 1");
+    detail::refuse(errc::invalid_argument, name, " is ", value, "; it must be at least 1");
   }
 }
 
@@ -41,7 +42,7 @@ layout_kind parse_layout(std::string_view text) {
   if (text == "hnd") return layout_kind::hnd;
   if (text == "nhd") return layout_kind::nhd;
   if (text == "x_split") return layout_kind::x_split;
-  throw error(errc::invalid_argument, "layout '" + std::string(text) + "' is not one of hnd, nhd, x_split");
+  detail::refuse(errc::invalid_argument, "layout '", text, "' is not one of hnd, nhd, x_split");
 }
 
 kv_layout make_layout(layout_kind kind, dtype type, std::int32_t num_kv_heads, std::int32_t head_dim,
@@ -50,8 +51,7 @@ kv_layout make_layout(layout_kind kind, dtype type, std::int32_t num_kv_heads, s
   require_positive("head_dim", head_dim);
   require_positive("block_size", block_size);
   if (type != dtype::f32 && type != dtype::f16 && type != dtype::bf16) {
-    throw error(errc::invalid_argument,
-                "dtype number " + std::to_string(static_cast<int>(type)) + " is not one of f32, f16, bf16");
+    detail::refuse(errc::invalid_argument, "dtype number ", static_cast<int>(type), " is not one of f32, f16, bf16");
   }
   constexpr std::int64_t max_block_bytes = std::int64_t{1} << 40;
   (void)detail::bounded_product(
@@ -88,7 +88,8 @@ kv_layout make_layout(layout_kind kind, dtype type, std::int32_t num_kv_heads, s
     case layout_kind::strided:
       break;
   }
-  throw error(errc::invalid_argument, "make_layout builds hnd, nhd and x_split; a strided layout is filled in by hand");
+  detail::refuse(errc::invalid_argument,
+                 "make_layout builds hnd, nhd and x_split; a strided layout is filled in by hand");
 }
 
 }  // namespace bifolio

@@ -11,6 +11,8 @@
 
 #include <bifolio/error.hpp>
 
+#include "common/refuse.hpp"
+
 namespace bifolio {
 namespace {
 
@@ -18,12 +20,12 @@ constexpr std::size_t huge_page_bytes = std::size_t{2} << 20;
 
 void require_alignment(std::size_t alignment) {
   if (!std::has_single_bit(alignment)) {
-    throw error(errc::invalid_argument, "alignment " + std::to_string(alignment) + " is not a power of two");
+    detail::refuse(errc::invalid_argument, "alignment ", alignment, " is not a power of two");
   }
 }
 
 [[noreturn]] void throw_out_of_memory(std::size_t num_bytes, const char* why) {
-  throw error(errc::out_of_memory, "cannot allocate " + std::to_string(num_bytes) + " bytes: " + why);
+  detail::refuse(errc::out_of_memory, "cannot allocate ", num_bytes, " bytes: ", why);
 }
 
 }  // namespace

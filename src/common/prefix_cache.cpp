@@ -10,6 +10,8 @@
 #include "common/hash.hpp"
 #include "common/interned_bytes.hpp"
 #include "common/make_room.hpp"
+#include "common/refuse.hpp"
+#include "common/require_names.hpp"
 #include "common/translate.hpp"
 
 namespace bifolio {
@@ -90,7 +92,7 @@ prefix_cache::prefix_cache(block_pool& pool, const prefix_cache_config& config)
       config_(config),
       hasher_(config.seed.has_value() ? *config.seed : random_hash_seed(), config.key_bits) {
   if (config_.block_size < 1) {
-    throw error(errc::invalid_argument, "block_size " + std::to_string(config_.block_size) + " is not at least 1");
+    detail::refuse(errc::invalid_argument, "block_size ", config_.block_size, " is not at least 1");
   }
   if (config_.memory == nullptr) config_.memory = &default_host_memory();
   if (config_.policy == nullptr) config_.policy = &priority_policy();
@@ -125,12 +127,13 @@ std::optional<prefix_chain> prefix_cache::find_root(const prefix_scope& scope) c
 }
 
 scope_id prefix_cache::acquire_scope(const prefix_scope& scope) {
+  detail::require_salt(scope.salt);
   const std::string bytes = bytes_of(scope);
   detail::make_room(names_->roots, 1);
   const std::uint32_t index = names_->scopes.acquire(bytes);
   if (index >> scope_index_bits != 0) {
     names_->scopes.release(index);
-    throw error(errc::failed_precondition, std::to_string(index) + " scopes are in use, the most there can be");
+    detail::refuse(errc::failed_precondition, index, " scopes are in use, the most there can be");
   }
   if (index >= names_->roots.size()) names_->roots.emplace_back();
   names_->roots[index] = hasher_.root(scope);
@@ -155,6 +158,7 @@ std::optional<extras_id> prefix_cache::find_extras(std::span<const extra_key> ex
 
 extras_id prefix_cache::acquire_extras(std::span<const extra_key> extras, std::int64_t first_position) {
   if (extras.empty()) return no_extras;
+  detail::require_extras(extras);
   if (extras_of_.empty()) extras_of_.resize(static_cast<std::size_t>(pool_->num_blocks()), no_extras);
   return extras_id{names_->extras.acquire(pack_extras(extras, first_position))};
 }
@@ -256,6 +260,8 @@ content_key prefix_cache::key_of_block(const prompt_view& prompt, std::size_t in
 }
 
 void prefix_cache::append_keys(const prompt_view& prompt, std::vector<content_key>& keys) const {
+  detail::require_salt(prompt.scope.salt);
+  detail::require_extras(prompt.extras);
   const std::size_t num_blocks = prompt.tokens.size() / static_cast<std::size_t>(config_.block_size);
   keys.reserve(num_blocks);
   content_key last = keys.empty() ? hasher_.root(prompt.scope) : keys.back();
@@ -266,6 +272,8 @@ void prefix_cache::append_keys(const prompt_view& prompt, std::vector<content_ke
 }
 
 prefix_match prefix_cache::match(const prompt_view& prompt, std::span<block_id> out) const {
+  detail::require_salt(prompt.scope.salt);
+  detail::require_extras(prompt.extras);
   prefix_match result;
   const std::optional<prefix_chain> begin = find_root(prompt.scope);
   if (!begin.has_value()) return result;

@@ -7,13 +7,14 @@
 #include <cstdint>
 #include <string>
 
+#include "common/refuse.hpp"
+
 namespace bifolio::detail {
 
 /// Throws `error` (invalid_argument) unless low ≤ value ≤ high.
 inline void require_between(const char* name, std::int64_t value, std::int64_t low, std::int64_t high) {
   if (value >= low && value <= high) return;
-  throw error(errc::invalid_argument, std::string(name) + " " + std::to_string(value) + " is not between " +
-                                          std::to_string(low) + " and " + std::to_string(high));
+  refuse(errc::invalid_argument, name, " ", value, " is not between ", low, " and ", high);
 }
 
 }  // namespace bifolio::detail

@@ -5,8 +5,11 @@
 #include <bifolio/scheduler.hpp>
 #include <utility>
 
+#include "common/make_room.hpp"
+#include "common/refuse.hpp"
 #include "common/request_intake.hpp"
 #include "common/require.hpp"
+#include "common/require_names.hpp"
 #include "common/scheduler_core.hpp"
 #include "common/translate.hpp"
 
@@ -56,13 +59,16 @@ scheduler_config validated(const scheduler_config& config, const kv_cache_manage
   require_between("preemption", static_cast<std::int64_t>(config.preemption), 0, 2);
   require_between("priority_span", config.priority_span, 0, 1'000'000'000);
   if (!(config.swap_block_cost >= 0)) {
-    throw error(errc::invalid_argument,
-                "swap_block_cost " + std::to_string(config.swap_block_cost) + " is not a number of at least 0");
+    refuse(errc::invalid_argument, "swap_block_cost ", config.swap_block_cost, " is not a number of at least 0");
   }
   return config;
 }
 
 constexpr std::size_t num_buckets = 1024;
+
+void prefetch_sample(const sample_state& one) noexcept {
+  for (std::size_t at = 0; at < sizeof one; at += 64) prefetch_to_write(reinterpret_cast<const char*>(&one) + at);
+}
 
 }  // namespace
 
@@ -86,15 +92,19 @@ scheduler_core::scheduler_core(kv_cache_manager& manager, const scheduler_config
 scheduler_core::~scheduler_core() {
   intake_message message;
   while (intake_->try_pop(message)) delete message.arrived;
-  while (arrivals_ != nullptr) delete std::exchange(arrivals_, arrivals_->next);
+  for (const arrival& one : arrivals_) delete one.state;
   for (; num_in_flight_ > 0; --num_in_flight_) {
-    if (is_async()) manager_->retire(flight(0).fence);
+    try {
+      if (is_async()) manager_->retire(flight(0).fence);
+    } catch (const error&) {
+      // Somebody else has an older one open, or retired it; what it holds back stays with the manager.
+    }
     first_in_flight_ = (first_in_flight_ + 1) % steps_.size();
   }
   for (request_state* chain : buckets_) {
     while (chain != nullptr) {
       for (sample_state& one : chain->all()) {
-        if (one.seq != invalid_seq) manager_->free(one.seq);
+        if (manager_->contains(one.seq)) manager_->free(one.seq);
       }
       delete std::exchange(chain, chain->next);
     }
@@ -106,7 +116,9 @@ void scheduler_core::require_token(const char* what, token_id token) const {
 }
 
 submit_result scheduler_core::submit(request&& what) {
-  if (what.prompt.empty()) throw error(errc::invalid_argument, "a request's prompt has 0 tokens, at least 1 is needed");
+  if (what.prompt.empty()) {
+    refuse(errc::invalid_argument, "a request's prompt has 0 tokens, at least 1 is needed");
+  }
   require_between("max_new_tokens", what.max_new_tokens, 1, INT32_MAX);
   require_between("num_samples", what.num_samples, 1, config_.max_running);
   // All beams decode in the same step.
@@ -114,10 +126,9 @@ submit_result scheduler_core::submit(request&& what) {
   require_between("max_draft_tokens", what.max_draft_tokens, 0, chunk_limit() - 1);
   require_between("priority", what.priority, -1'000'000, 1'000'000);
   if (what.beam_width > 0 && (what.num_samples > 1 || what.max_draft_tokens > 0)) {
-    throw error(errc::invalid_argument, "beam_width " + std::to_string(what.beam_width) +
-                                            " goes with num_samples 1 and max_draft_tokens 0, not with " +
-                                            std::to_string(what.num_samples) + " and " +
-                                            std::to_string(what.max_draft_tokens));
+    refuse(errc::invalid_argument, "beam_width ", what.beam_width,
+           " goes with num_samples 1 and max_draft_tokens 0, not with ", what.num_samples, " and ",
+           what.max_draft_tokens);
   }
   for (const token_id token : what.prompt) require_token("token id", token);
   const auto num_prompt = static_cast<std::int64_t>(what.prompt.size());
@@ -126,6 +137,8 @@ submit_result scheduler_core::submit(request&& what) {
     require_between("an extra key's position", extra.position, position, num_prompt - 1);
     position = extra.position;
   }
+  require_salt(what.prefix_salt);
+  require_extras(what.extras);
   // The last sampled token is never fed, so it needs no slot.
   const std::int64_t num_slots = num_prompt + what.max_new_tokens - 1;
   require_between("prompt tokens + max_new_tokens - 1", num_slots, 1, manager_->config().max_seq_len);
@@ -186,15 +199,14 @@ void scheduler_core::propose(request_id id, std::int32_t sample, std::span<const
   const bool is_there = found != nullptr && sample >= 0 && sample < found->width &&
                         found->samples[static_cast<std::size_t>(sample)].place < sample_place::draining;
   if (!is_there) {
-    throw error(errc::not_found, "propose: sample " + std::to_string(sample) + " of request " +
-                                     std::to_string(to_index(id)) + " is unknown or has ended");
+    refuse(errc::not_found, "propose: sample ", sample, " of request ", to_index(id), " is unknown or has ended");
   }
   require_between("number of drafts", static_cast<std::int64_t>(drafts.size()), 0, found->max_draft_tokens);
   for (const token_id token : drafts) require_token("draft token", token);
   sample_state& one = found->samples[static_cast<std::size_t>(sample)];
   if (one.num_rows_in_flight > 0) {
-    throw error(errc::failed_precondition, "propose: a step in flight computes request " +
-                                               std::to_string(to_index(id)) + "; its next token is not known yet");
+    refuse(errc::failed_precondition, "propose: a step in flight computes request ", to_index(id),
+           "; its next token is not known yet");
   }
   translate_bad_alloc("propose", [&] { one.drafts.reserve(drafts.size()); });
   one.drafts.assign(drafts.begin(), drafts.end());
@@ -203,9 +215,12 @@ void scheduler_core::propose(request_id id, std::int32_t sample, std::span<const
 
 const step_plan& scheduler_core::schedule() {
   if (num_in_flight_ == config_.max_steps_in_flight) {
-    throw error(errc::failed_precondition, "step " + std::to_string(flight(0).plan.step) +
-                                               " was not committed yet; max_steps_in_flight is " +
-                                               std::to_string(config_.max_steps_in_flight));
+    refuse(errc::failed_precondition, "step ", flight(0).plan.step, " was not committed yet; max_steps_in_flight is ",
+           config_.max_steps_in_flight);
+  }
+  if (is_async() && manager_->pool().num_open_fences() == block_pool::max_open_fences) {
+    refuse(errc::failed_precondition, "schedule: all ", block_pool::max_open_fences,
+           " fences of the manager are open, and a step needs one; retire the oldest");
   }
   translate_bad_alloc("schedule", [&] {
     receive();
@@ -241,7 +256,7 @@ void scheduler_core::end_scheduling() {
   step_plan& plan = current_->plan;
   if (plan.empty() && lacked_memory_ && num_in_flight_ == 0) {
     --num_planned_;
-    throw error(errc::out_of_memory, "schedule: the host has no memory to admit a request; nothing was scheduled");
+    refuse(errc::out_of_memory, "schedule: the host has no memory to admit a request; nothing was scheduled");
   }
   for (const request_id id : dropped_) plan.aborted.push_back(id);
   dropped_.clear();
@@ -252,19 +267,41 @@ void scheduler_core::end_scheduling() {
 }
 
 void scheduler_core::receive() {
+  const std::size_t num_before = arrivals_.size();
   intake_message message;
   while (true) {
-    if (posted_aborts_.size() == posted_aborts_.capacity()) posted_aborts_.reserve(2 * posted_aborts_.size() + 8);
+    make_room(posted_aborts_, 1);
+    make_room(arrivals_, 1);
     if (!intake_->try_pop(message)) break;
     if (message.arrived == nullptr) {
       posted_aborts_.push_back(message.dropped);
     } else {
-      message.arrived->next = std::exchange(arrivals_, message.arrived);
+      const std::int64_t rank = -std::int64_t{message.arrived->priority} * config_.priority_span;
+      arrivals_.push_back({rank, message.arrived->id, message.arrived});
     }
+  }
+  if (arrivals_.size() > num_before) {
+    std::sort(arrivals_.begin(), arrivals_.end(),
+              [](const arrival& a, const arrival& b) { return a.rank != b.rank ? a.rank < b.rank : a.id < b.id; });
   }
   const std::size_t num_dropped = dropped_.size() + posted_aborts_.size();
   dropped_.reserve(num_dropped);
   flight(static_cast<std::size_t>(num_in_flight_)).plan.aborted.reserve(num_dropped);
+}
+
+bool scheduler_core::is_own(const sample_state& one) const noexcept {
+  if (one.place == sample_place::running) [[likely]]
+    return manager_->is_at(one.seq, one.num_scheduled, one.num_computed);
+  return manager_->contains(one.seq) && manager_->is_swapped_out(one.seq);  // and can only be freed and swapped in
+}
+
+void scheduler_core::require_own(const char* call, const sample_state& one) const {
+  if (is_own(one)) [[likely]]
+    return;
+  const bool is_there = manager_->contains(one.seq);
+  refuse(is_there ? errc::failed_precondition : errc::not_found, call, ": the sequence of request ",
+         to_index(one.request), ", sample ", one.index, ", was ", is_there ? "changed" : "freed",
+         " on the manager by somebody else than its scheduler; abort the request");
 }
 
 void scheduler_core::reserve_for_step() {
@@ -275,27 +312,47 @@ void scheduler_core::reserve_for_step() {
     prefetch_to_write(row.sample);
     prefetch_to_write(reinterpret_cast<const char*>(row.sample) + 64);
   }
+  // Decisions cannot fail, so what they rely on is looked at here. Who is about to be aborted is not decided upon.
+  const auto is_dropped = [&](const sample_state& one) {
+    if (is_own(one)) [[likely]]
+      return false;
+    const bool is_aborted =
+        std::find(posted_aborts_.begin(), posted_aborts_.end(), one.request) != posted_aborts_.end();
+    if (!is_aborted) require_own("schedule", one);
+    return true;
+  };
+  for (const sample_state* one = swapped_.head; one != nullptr; one = one->next) (void)is_dropped(*one);
   for (const sample_state* one = running_.head; one != nullptr; one = one->next) {
+    if (is_dropped(*one)) continue;
     const std::int32_t wanted = one->num_to_schedule();
     if (!one->has_drafts && manager_->has_room(one->seq, wanted)) continue;
     const std::int64_t with_drafts = wanted + static_cast<std::int64_t>(one->drafts.size());
     demands_.push_back({one->seq, one->num_scheduled + std::min(with_drafts, chunk_limit())});
   }
-  if (waiting_.head != nullptr || arrivals_ != nullptr) {
+  if (waiting_.head != nullptr || !arrivals_.empty()) {
     const bool looks_up = manager_->prefix() != nullptr;
-    // Any of the candidates may get any of the free records, so each record is made ready for the longest.
+    // Those that may be admitted, by rank. Any of them may get any of the free records, so each record is made ready
+    // for the longest.
     const std::int64_t num_new = config_.max_running - num_seats_taken_;
+    const std::int64_t this_step = num_planned_ + 1;
     std::int64_t longest = 0;
     std::int64_t candidates = 0;
-    const auto consider = [&](sample_state& one) {
+    sample_state* waiting = waiting_.head;
+    auto arrived = arrivals_.begin();
+    for (; candidates < num_new && (waiting != nullptr || arrived != arrivals_.end()); ++candidates) {
+      const bool takes_waiting =
+          arrived == arrivals_.end() || (waiting != nullptr && waiting->owner->rank <= arrived->rank + this_step);
+      sample_state& one = takes_waiting ? *waiting : arrived->state->samples[0];
+      if (takes_waiting) {
+        waiting = waiting->next;
+      } else {
+        ++arrived;
+      }
       longest = std::max<std::int64_t>(longest, one.num_known);
-      ++candidates;
       if (looks_up) prepare_look_up(one);
-    };
-    for (sample_state* one = waiting_.head; one != nullptr && candidates < num_new; one = one->next) consider(*one);
-    for (const request_state* one = arrivals_; one != nullptr; one = one->next) consider(one->samples[0]);
+    }
     longest = std::min(longest, chunk_limit());
-    for (std::int64_t i = 0; i < std::min(num_new, candidates); ++i) demands_.push_back({invalid_seq, longest});
+    for (std::int64_t i = 0; i < candidates; ++i) demands_.push_back({invalid_seq, longest});
   }
   if (!demands_.empty()) manager_->reserve_host_memory(demands_);
 }
@@ -315,14 +372,21 @@ void scheduler_core::prepare_look_up(sample_state& one) const {
 }
 
 void scheduler_core::accept_arrivals() noexcept {
-  while (arrivals_ != nullptr) {
-    request_state& arrived = *std::exchange(arrivals_, arrivals_->next);
-    num_unseen_.fetch_sub(1, std::memory_order_relaxed);
-    arrived.rank = num_planned_ - std::int64_t{arrived.priority} * config_.priority_span;
+  // From the last one on, so that each has its place at or before that of the one before.
+  constexpr std::size_t ahead = 8;  // of memory that other threads wrote
+  const sample_state* behind = nullptr;
+  for (std::size_t i = arrivals_.size(); i-- > 0;) {
+    if (i >= ahead) prefetch_sample(arrivals_[i - ahead].state->samples[0]);
+    request_state& arrived = *arrivals_[i].state;
+    arrived.rank = num_planned_ + arrivals_[i].rank;
     remember(arrived);
-    arrived.samples[0].place = sample_place::waiting;
-    waiting_.insert(arrived.samples[0]);
+    sample_state& leader = arrived.samples[0];
+    leader.place = sample_place::waiting;
+    waiting_.insert(leader, behind);
+    behind = &leader;
   }
+  num_unseen_.fetch_sub(static_cast<std::int64_t>(arrivals_.size()), std::memory_order_relaxed);
+  arrivals_.clear();
   for (const request_id id : posted_aborts_) {
     if (abort(id) == errc::ok) dropped_.push_back(id);
   }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bifolio/scheduler.hpp>
 
+#include "common/refuse.hpp"
 #include "common/scheduler_core.hpp"
 
 namespace bifolio::detail {
@@ -26,9 +27,8 @@ void scheduler_core::require_parents(const step_in_flight& step, std::span<const
       bool is_there = one.from_sample == -1;
       for (std::size_t k = i; k < i + num_rows; ++k) is_there = is_there || one.from_sample == step.plan.seqs[k].sample;
       if (!is_there) {
-        throw error(errc::invalid_argument, "from_sample " + std::to_string(one.from_sample) +
-                                                " is not a sample that this step computed for request " +
-                                                std::to_string(to_index(step.plan.seqs[i].request)));
+        refuse(errc::invalid_argument, "from_sample ", one.from_sample,
+               " is not a sample that this step computed for request ", to_index(step.plan.seqs[i].request));
       }
     }
     sampled = sampled.subspan(count);
@@ -43,6 +43,7 @@ void scheduler_core::reserve_beams(const step_in_flight& step, std::size_t first
   for (std::size_t j = 0; j < sampled.size(); ++j) {
     const sample_state& own = *step.rows[first + j].sample;
     if (own.place == sample_place::draining || step.rows[first + j].is_ignored) continue;
+    require_own("commit", own);
     const std::int32_t from = sampled[j].from_sample;
     const std::vector<token_id>& before =
         from < 0 ? own.tokens : own.owner->samples[static_cast<std::size_t>(from)].tokens;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bifolio/scheduler.hpp>
 
+#include "common/refuse.hpp"
 #include "common/scheduler_core.hpp"
 #include "common/translate.hpp"
 
@@ -58,22 +59,19 @@ std::vector<finished_sequence> scheduler_core::commit(const step_plan& plan, std
 }
 
 void scheduler_core::require_commit(const step_plan& plan, std::span<const sampled_token> sampled) const {
-  const auto name = [&] { return "commit of step " + std::to_string(plan.step); };
   if (num_in_flight_ == 0) {
     if (plan.empty()) return;
-    throw error(errc::failed_precondition, name() + ": no step is in flight; it was committed already");
+    refuse(errc::failed_precondition, "commit of step ", plan.step, ": no step is in flight; it was committed already");
   }
   const step_in_flight& step = flight(0);
   if (plan.empty() && plan.step > flight(static_cast<std::size_t>(num_in_flight_) - 1).plan.step) return;
   if (plan.step != step.plan.step || plan.seqs.size() != step.plan.seqs.size()) {
-    throw error(errc::invalid_argument, name() + " with " + std::to_string(plan.seqs.size()) + " sequences, but step " +
-                                            std::to_string(step.plan.step) + " with " +
-                                            std::to_string(step.plan.seqs.size()) + " is the oldest in flight");
+    refuse(errc::invalid_argument, "commit of step ", plan.step, " with ", plan.seqs.size(), " sequences, but step ",
+           step.plan.step, " with ", step.plan.seqs.size(), " is the oldest in flight");
   }
   if (sampled.size() != static_cast<std::size_t>(step.num_sampled)) {
-    throw error(errc::invalid_argument, "commit got " + std::to_string(sampled.size()) +
-                                            " sampled tokens, the step's sequences need " +
-                                            std::to_string(step.num_sampled));
+    refuse(errc::invalid_argument, "commit got ", sampled.size(), " sampled tokens, the step's sequences need ",
+           step.num_sampled);
   }
   bool names_parents = false;
   const std::int32_t last = config_.vocab_size > 0 ? config_.vocab_size - 1 : INT32_MAX;
@@ -97,6 +95,7 @@ void scheduler_core::reserve_for_commit(const step_in_flight& step, std::span<co
     sample_state& one = *step.rows[i].sample;
     const auto count = static_cast<std::size_t>(row.num_samples);
     const bool is_there = step.rows[i].epoch == one.epoch && one.place == sample_place::running;
+    if (is_there) require_own("commit", one);
     const bool fills = row.query_len > 1 || static_cast<std::uint32_t>(row.seq_len) % block_size == 0;
     if (is_there && (slides || (publishes && fills))) demands_.push_back({row.seq, row.seq_len});
     if (step.rows[i].is_beam) [[unlikely]] {

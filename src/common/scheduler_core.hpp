@@ -97,7 +97,7 @@ struct request_state {
   std::vector<owned_extra_key> extras;
   std::vector<extra_key> extra_views;  // of extras
   retention_hint retention;
-  request_state* next = nullptr;  ///< in its bucket, or among the arrivals
+  request_state* next = nullptr;  ///< in its bucket
 
   [[nodiscard]] std::span<sample_state> all() const noexcept {
     return {samples.get(), static_cast<std::size_t>(width)};
@@ -136,9 +136,9 @@ struct sample_list {
   sample_state* tail = nullptr;
   std::int64_t size = 0;
 
-  /// From the back, where nearly all belong.
-  void insert(sample_state& one) noexcept {
-    sample_state* before = tail;
+  /// From the back, where nearly all belong, or from `behind`, one of the list that ranks after it.
+  void insert(sample_state& one, const sample_state* behind = nullptr) noexcept {
+    sample_state* before = behind != nullptr ? behind->prev : tail;
     while (before != nullptr && ranks_before(one, *before)) before = before->prev;
     sample_state* after = before != nullptr ? before->next : head;
     one.prev = before;
@@ -153,6 +153,13 @@ struct sample_list {
     one.prev = one.next = nullptr;
     --size;
   }
+};
+
+/// A request that no decision has seen yet, with what it is sorted by.
+struct arrival {
+  std::int64_t rank = 0;  ///< less the step that will accept it
+  request_id id = invalid_request;
+  request_state* state = nullptr;  ///< owned
 };
 
 /// A sequence's part of a step in flight.
@@ -205,6 +212,9 @@ class scheduler_core {
   void reserve_for_step();
   void prepare_look_up(sample_state& one) const;
   void accept_arrivals() noexcept;
+  /// Whether the manager's record of a sequence with blocks is as this scheduler left it.
+  [[nodiscard]] bool is_own(const sample_state& one) const noexcept;
+  void require_own(const char* call, const sample_state& one) const;
   void end_scheduling();
   [[nodiscard]] request_state* find(request_id id) const noexcept;
   void remember(request_state& one) noexcept;
@@ -294,7 +304,7 @@ class scheduler_core {
   std::atomic<std::uint64_t> next_request_{1};
   std::atomic<std::int64_t> num_unseen_{0};
 
-  request_state* arrivals_ = nullptr;      // taken from the intake, seen by no decision yet; newest first
+  std::vector<arrival> arrivals_;          // taken from the intake, seen by no decision yet; by rank
   std::vector<request_id> posted_aborts_;  // the same
   std::vector<request_id> dropped_;        // by those, not reported yet
   std::vector<request_state*> buckets_;    // requests by id, chained

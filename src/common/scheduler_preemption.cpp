@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bifolio/scheduler.hpp>
 
+#include "common/refuse.hpp"
 #include "common/scheduler_core.hpp"
 
 namespace bifolio::detail {
@@ -28,7 +29,7 @@ void scheduler_core::leave_list(sample_state& one) noexcept {
 }
 
 void scheduler_core::drop_blocks(sample_state& one) noexcept {
-  if (one.seq != invalid_seq) manager_->free(one.seq);  // this scheduler's own handle, so it is open
+  if (manager_->contains(one.seq)) manager_->free(one.seq);  // else it has none, or somebody else freed it
   one.seq = invalid_seq;
   num_seats_taken_ -= one.num_seats;
   one.num_seats = 0;
@@ -138,7 +139,7 @@ std::int64_t scheduler_core::fail_swaps(const step_plan& plan) {
   const auto num_in_flight = static_cast<std::size_t>(num_in_flight_);
   while (age < num_in_flight && flight(age).plan.step != plan.step) ++age;
   if (age == num_in_flight) {
-    throw error(errc::failed_precondition, "fail_swaps: step " + std::to_string(plan.step) + " is not in flight");
+    refuse(errc::failed_precondition, "fail_swaps: step ", plan.step, " is not in flight");
   }
   const std::int64_t from_step = plan.step;
   for (; age < num_in_flight; ++age) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bifolio/scheduler.hpp>
 
+#include "common/refuse.hpp"
 #include "common/scheduler_core.hpp"
 #include "common/translate.hpp"
 
@@ -231,7 +232,7 @@ void scheduler_core::schedule_prompt(sample_state& one, std::int64_t most, std::
 
 void scheduler_core::build(step_inputs& inputs) const {
   if (unbuilt_ == nullptr) {
-    throw error(errc::failed_precondition, "build: the step scheduled last is not in flight; call schedule first");
+    refuse(errc::failed_precondition, "build: the step scheduled last is not in flight; call schedule first");
   }
   const step_plan& plan = unbuilt_->plan;
   const auto num_tokens = static_cast<std::size_t>(plan.num_tokens);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <array>
 #include <bifolio/error.hpp>
 #include <bifolio/step.hpp>
 #include <charconv>
@@ -7,6 +8,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "common/refuse.hpp"
 #include "common/translate.hpp"
 
 namespace bifolio {
@@ -91,12 +93,14 @@ class json_reader {
     skip_space();
     if (at_ != text_.size()) fail("the end");
   }
-  [[noreturn]] void fail(const std::string& wanted) const {
-    std::string found(text_.substr(std::min(at_, text_.size()), 16));
-    std::ranges::replace_if(
-        found, [](char c) { return c < ' ' || c > '~'; }, '?');
-    throw error(errc::invalid_argument, "a step plan's JSON has \"" + found + "\" at character " + std::to_string(at_) +
-                                            " where " + wanted + " is expected");
+  [[noreturn]] void fail(std::string_view wanted) const {
+    // The excerpt stays on the stack, as a refusal needs no memory.
+    std::array<char, 16> excerpt{};
+    const std::string_view rest = text_.substr(std::min(at_, text_.size()), excerpt.size());
+    std::ranges::replace_copy_if(
+        rest, excerpt.begin(), [](char c) { return c < ' ' || c > '~'; }, '?');
+    detail::refuse(errc::invalid_argument, "a step plan's JSON has \"", std::string_view(excerpt.data(), rest.size()),
+                   "\" at character ", at_, " where ", wanted, " is expected");
   }
 
  private:

@@ -8,6 +8,8 @@
 #include <string>
 #include <utility>
 
+#include "common/refuse.hpp"
+
 namespace bifolio::detail {
 
 /// Calls `function`; std::bad_alloc becomes error(out_of_memory) that names the call.
@@ -16,7 +18,7 @@ decltype(auto) translate_bad_alloc(const char* call, Function&& function) {
   try {
     return std::forward<Function>(function)();
   } catch (const std::bad_alloc&) {
-    throw error(errc::out_of_memory, std::string(call) + ": the host has no memory for it; nothing was changed");
+    refuse(errc::out_of_memory, call, ": the host has no memory for it; nothing was changed");
   }
 }
 

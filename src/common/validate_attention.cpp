@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <new>
 
 #include "common/checked.hpp"
+#include "common/refuse.hpp"
 #include "common/validate_cache.hpp"
 
 namespace bifolio::validate {
@@ -17,23 +19,20 @@ class refusal {
   /// `sentence` may be null.
   explicit refusal(std::string* sentence) noexcept : sentence_(sentence) {}
 
-  /// Returns `code`; the parts (text or integers) become the sentence.
+  /// Returns `code`; the parts (text or numbers) become the sentence, which stays empty when there is no memory for it.
   template <class... Parts>
   errc operator()(errc code, const Parts&... parts) const {
-    if (sentence_ != nullptr) {
-      sentence_->clear();
-      (append(parts), ...);
+    if (sentence_ == nullptr) return code;
+    sentence_->clear();
+    try {
+      (detail::append_part(*sentence_, parts), ...);
+    } catch (const std::bad_alloc&) {
+      sentence_->clear();  // the code is what counts
     }
     return code;
   }
 
  private:
-  void append(std::string_view text) const { sentence_->append(text); }
-  void append(const char* text) const { sentence_->append(text); }
-  void append(std::int64_t value) const { sentence_->append(std::to_string(value)); }
-  void append(std::int32_t value) const { sentence_->append(std::to_string(value)); }
-  void append(float value) const { sentence_->append(std::to_string(value)); }
-
   std::string* sentence_;
 };
 
@@ -420,7 +419,7 @@ std::optional<error> find_problem(const attention_plan& plan, const attention_pa
   std::string sentence;
   const errc code = validate::attention(plan, params, &sentence);
   if (code == errc::ok) return std::nullopt;
-  return error(code, sentence);
+  return detail::make_error(code, sentence);
 }
 
 }  // namespace bifolio

@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "common/refuse.hpp"
 #include "common/translate.hpp"
 #include "common/validate_attention.hpp"
 #include "cpu/attention.hpp"
@@ -115,8 +116,6 @@ std::int64_t rows_of(const unit& u, std::int32_t group, std::int32_t heads) noex
   return std::int64_t{u.num_tokens} * group * heads;
 }
 
-[[noreturn]] void refuse(errc code, const std::string& sentence) { throw error(code, sentence); }
-
 // What the fill needs, found by counting first.
 struct plan_totals {
   std::int64_t num_items = 0;
@@ -194,9 +193,10 @@ void fill(cpu_attention_plan& state, const attention_spec& spec, const step_batc
 void make_plan(std::int32_t num_lanes, memory_resource& memory, attention_plan& plan, const attention_spec& spec,
                const step_batch_view& batch, std::int64_t num_blocks) {
   std::string sentence;
-  if (const errc code = validate::attention_spec_alone(spec, &sentence); code != errc::ok) refuse(code, sentence);
+  if (const errc code = validate::attention_spec_alone(spec, &sentence); code != errc::ok)
+    detail::refuse(code, sentence);
   if (const errc code = validate::attention_batch(spec, batch, num_blocks, &sentence); code != errc::ok) {
-    refuse(code, sentence);
+    detail::refuse(code, sentence);
   }
 
   attention_window window{all_positions, all_positions};

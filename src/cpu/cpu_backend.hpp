@@ -11,7 +11,7 @@
 
 namespace bifolio::cpu {
 
-/// Thread-safe: holds no state that a call changes.
+/// Thread-safe: holds no state that a call changes. Each call that would use the executor asks for its health first.
 class cpu_backend final : public backend {
  public:
   /// Throws `error`: unsupported (an ISA or executor that is not here), invalid_argument (thread count).
@@ -19,7 +19,7 @@ class cpu_backend final : public backend {
 
   [[nodiscard]] device where() const noexcept override { return {}; }
   [[nodiscard]] std::string description() const override;
-  [[nodiscard]] errc health() const noexcept override { return errc::ok; }
+  [[nodiscard]] errc health() const noexcept override { return lanes_->health(); }
 
   [[nodiscard]] memory_resource& memory() noexcept override { return *memory_; }
   [[nodiscard]] memory_resource& staging_memory() noexcept override { return *memory_; }

@@ -3,11 +3,18 @@
 #include <bifolio/executor.hpp>
 #include <string>
 
+#include "common/fork_generation.hpp"
+#include "common/refuse.hpp"
 #include "cpu/executors.hpp"
 
 namespace bifolio {
 
+executor::executor() noexcept : fork_generation_(detail::fork_generation()) {}
 executor::~executor() = default;
+
+errc executor::health() const noexcept {
+  return fork_generation_ == detail::fork_generation() ? errc::ok : errc::failed_precondition;
+}
 
 std::string_view to_string(executor_kind kind) noexcept {
   switch (kind) {
@@ -25,7 +32,13 @@ executor_kind parse_executor(std::string_view text) {
   if (text == "openmp") return executor_kind::openmp;
   if (text == "tbb") return executor_kind::tbb;
   if (text == "serial") return executor_kind::serial;
-  throw error(errc::invalid_argument, "executor '" + std::string(text) + "' is not one of openmp, tbb, serial");
+  detail::refuse(errc::invalid_argument, "executor '", text, "' is not one of openmp, tbb, serial");
+}
+
+void cpu::refuse_lost_threads(std::string_view name) {
+  detail::refuse(errc::failed_precondition, "the executor '", name,
+                 "' had threads in the process that this one was forked from, and has none of them here; use the "
+                 "executor 'serial', or fork before the first call that computes");
 }
 
 executor_kind default_executor() noexcept {
@@ -41,8 +54,8 @@ executor_kind default_executor() noexcept {
 std::unique_ptr<executor> make_executor(executor_kind kind, std::int32_t num_threads) {
   constexpr std::int32_t max_threads = 4096;
   if (num_threads < 0 || num_threads > max_threads) {
-    throw error(errc::invalid_argument, "num_threads is " + std::to_string(num_threads) +
-                                            "; it must be 0 (automatic) to " + std::to_string(max_threads));
+    detail::refuse(errc::invalid_argument, "num_threads is ", num_threads, "; it must be 0 (automatic) to ",
+                   max_threads);
   }
   switch (kind) {
 #if BIFOLIO_HAS_OPENMP
@@ -58,7 +71,7 @@ std::unique_ptr<executor> make_executor(executor_kind kind, std::int32_t num_thr
     default:
       break;
   }
-  throw error(errc::unsupported, "the executor '" + std::string(to_string(kind)) + "' was left out of this build");
+  detail::refuse(errc::unsupported, "the executor '", to_string(kind), "' was left out of this build");
 }
 
 }  // namespace bifolio

@@ -7,6 +7,8 @@
 #include <cstdlib>
 #include <string>
 
+#include "common/refuse.hpp"
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #if defined(__linux__)
@@ -201,8 +203,10 @@ const kernel_table& kernels_for(cpu_isa isa) {
 #endif
     }
   }
-  throw error(errc::unsupported, "the instruction set '" + std::string(to_string(isa)) +
-                                     "' is not compiled in or cannot run here; usable: " + names_of(usable_isas()));
+  detail::refuse(errc::unsupported, "the instruction set '", to_string(isa),
+                 "' is not compiled in or cannot run here; usable: ", [](std::string& sentence) {
+                   sentence += names_of(usable_isas());
+                 });
 }
 
 }  // namespace bifolio::cpu
@@ -234,8 +238,8 @@ cpu_isa parse_isa(std::string_view text) {
                             cpu_isa::amx_fp16, cpu_isa::neon}) {
     if (text == to_string(isa)) return isa;
   }
-  throw error(errc::invalid_argument, "instruction set '" + std::string(text) +
-                                          "' is not one of baseline, avx2, avx512, avx512_bf16, amx, amx_fp16, neon");
+  detail::refuse(errc::invalid_argument, "instruction set '", text,
+                 "' is not one of baseline, avx2, avx512, avx512_bf16, amx, amx_fp16, neon");
 }
 
 std::vector<cpu_isa> supported_isas() {
@@ -250,11 +254,11 @@ cpu_isa default_isa() {
     for (const cpu_isa isa : usable) {
       if (to_string(isa) == wish) return isa;
     }
-    throw error(errc::unsupported, "BIFOLIO_CPU_ISA asks for '" + std::string(wish) +
-                                       "', which cannot run here; usable: " + cpu::names_of(usable));
+    detail::refuse(errc::unsupported, "BIFOLIO_CPU_ISA asks for '", wish, "', which cannot run here; usable: ",
+                   [&](std::string& sentence) { sentence += cpu::names_of(usable); });
   }
   if (usable.empty()) {
-    throw error(errc::unsupported, "this machine can run none of the instruction sets that were compiled in");
+    detail::refuse(errc::unsupported, "this machine can run none of the instruction sets that were compiled in");
   }
   return usable.back();
 }

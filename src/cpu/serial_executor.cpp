@@ -11,6 +11,7 @@ class serial_executor final : public executor {
     for (std::int32_t lane = 0; lane < num_lanes; ++lane) function(context, lane);
   }
   [[nodiscard]] std::string_view name() const noexcept override { return "serial"; }
+  [[nodiscard]] errc health() const noexcept override { return errc::ok; }
 };
 
 }  // namespace

@@ -1,9 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lanes in a oneTBB arena of their own, for programs that already live on TBB.
+#include <oneapi/tbb/global_control.h>
 #include <oneapi/tbb/parallel_for.h>
 #include <oneapi/tbb/task_arena.h>
 
+#include <algorithm>
+#include <atomic>
+
+#include "common/fork_generation.hpp"
 #include "cpu/executors.hpp"
+#include "cpu/spare_threads.hpp"
 
 // The TBB library is not built with the thread sanitizer, which therefore sees none of its synchronisation. Under it
 // (BIFOLIO_TSAN, from CMake) this file is compiled without it as well, and these two say instead what the executor's
@@ -26,6 +32,24 @@ void note_acquire(void*) noexcept {}
 void note_release(void*) noexcept {}
 #endif
 
+detail::process_threads runtime_threads;
+
+// Workers that oneTBB has, or could have had when it was asked for them. It keeps those it made.
+std::atomic<std::int32_t> num_workers_tried{0};
+
+// oneTBB ends the process when a worker cannot be made, perhaps in another worker, where nobody catches what it throws.
+// So workers that it may still have to make are tried before.
+bool can_have_workers(std::int32_t width) noexcept {
+  const auto most =
+      static_cast<std::int32_t>(tbb::global_control::active_value(tbb::global_control::max_allowed_parallelism));
+  const std::int32_t wanted = std::min(width, most) - 1;
+  const std::int32_t tried = num_workers_tried.load(std::memory_order_relaxed);  // a number alone
+  if (wanted <= tried) return true;
+  if (num_spare_threads(wanted - tried) < wanted - tried) return false;
+  num_workers_tried.store(wanted, std::memory_order_relaxed);
+  return true;
+}
+
 class tbb_executor final : public executor {
  public:
   explicit tbb_executor(int num_threads) : arena_(num_threads > 0 ? num_threads : tbb::task_arena::automatic) {
@@ -34,10 +58,11 @@ class tbb_executor final : public executor {
   [[nodiscard]] std::int32_t width() const noexcept override { return arena_.max_concurrency(); }
 
   void run(std::int32_t num_lanes, lane_function function, void* context) noexcept override {
-    if (num_lanes == 1) {
-      function(context, 0);
+    if (num_lanes == 1 || runtime_threads.are_lost() || !can_have_workers(width())) {
+      for (std::int32_t lane = 0; lane < num_lanes; ++lane) function(context, lane);
       return;
     }
+    runtime_threads.note_use();
     note_release(context);
     arena_.execute([&] {
       tbb::parallel_for(
@@ -52,6 +77,9 @@ class tbb_executor final : public executor {
     note_acquire(context);
   }
   [[nodiscard]] std::string_view name() const noexcept override { return "tbb"; }
+  [[nodiscard]] errc health() const noexcept override {
+    return runtime_threads.are_lost() ? errc::failed_precondition : errc::ok;
+  }
 
  private:
   tbb::task_arena arena_;
@@ -60,6 +88,7 @@ class tbb_executor final : public executor {
 }  // namespace
 
 std::unique_ptr<executor> make_tbb_executor(std::int32_t num_threads) {
+  if (runtime_threads.are_lost()) refuse_lost_threads("tbb");
   return std::make_unique<tbb_executor>(num_threads);
 }
 

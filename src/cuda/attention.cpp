@@ -7,6 +7,7 @@
 #include <bifolio/error.hpp>
 #include <string>
 
+#include "common/refuse.hpp"
 #include "common/translate.hpp"
 #include "common/validate_attention.hpp"
 #include "cuda/smxx/decode/x_split_decode.hpp"
@@ -45,15 +46,17 @@ void require_not_capturing(const device_state& state, cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   state.require(state.api().stream_is_capturing(stream, &status), "the stream cannot be asked for its state");
   if (status != cudaStreamCaptureStatusNone) {
-    throw error(errc::failed_precondition,
-                "plan_attention was called while its stream captures a graph; plan before the capture and again before "
-                "each replay");
+    detail::refuse(
+        errc::failed_precondition,
+        "plan_attention was called while its stream captures a graph; plan before the capture and again before "
+        "each replay");
   }
 }
 
 void check_spec(const attention_spec& spec) {
   std::string sentence;
-  if (const errc code = validate::attention_spec_alone(spec, &sentence); code != errc::ok) throw error(code, sentence);
+  if (const errc code = validate::attention_spec_alone(spec, &sentence); code != errc::ok)
+    detail::refuse(code, sentence);
 }
 
 attention_kernel_args args_of(const attention_plan& plan, const attention_params& params) noexcept {
@@ -133,7 +136,7 @@ void plan_attention(const std::shared_ptr<const device_state>& state, attention_
     check_spec(spec);
     std::string sentence;
     if (const errc code = validate::attention_batch(spec, host_batch, num_blocks, &sentence); code != errc::ok) {
-      throw error(code, sentence);
+      detail::refuse(code, sentence);
     }
     const device_guard guard(state->api(), state->index());
     state->require(guard.status(), "the device cannot be made current");
@@ -162,10 +165,8 @@ void reserve_attention(const std::shared_ptr<const device_state>& state, attenti
     check_spec(spec);
     constexpr std::int64_t most_tokens = std::int64_t{1} << 31;
     if (max_num_seqs < 0 || max_num_tokens < 0 || max_num_tokens >= most_tokens || max_seq_len < 0) {
-      throw error(errc::invalid_argument, "max_num_seqs, max_num_tokens and max_seq_len are " +
-                                              std::to_string(max_num_seqs) + ", " + std::to_string(max_num_tokens) +
-                                              " and " + std::to_string(max_seq_len) +
-                                              "; none may be negative, and tokens stay below 2^31");
+      detail::refuse(errc::invalid_argument, "max_num_seqs, max_num_tokens and max_seq_len are ", max_num_seqs, ", ",
+                     max_num_tokens, " and ", max_seq_len, "; none may be negative, and tokens stay below 2^31");
     }
     const device_guard guard(state->api(), state->index());
     state->require(guard.status(), "the device cannot be made current");

@@ -6,6 +6,7 @@
 #include <limits>
 #include <string>
 
+#include "common/refuse.hpp"
 #include "common/validate_attention.hpp"
 #include "cuda/divisor.hpp"
 #include "cuda/smxx/decode/x_split_args.hpp"
@@ -119,10 +120,8 @@ void plan_general(const plan_input& input, general_plan& plan) {
 
   constexpr std::int64_t max_rows = std::numeric_limits<std::int32_t>::max();
   if (input.max_query_len * group > max_rows || static_cast<std::int64_t>(plan.items.size()) > max_rows) {
-    throw error(errc::unsupported, "a sequence of " + std::to_string(input.max_query_len) + " new tokens with " +
-                                       std::to_string(group) +
-                                       " query heads to a KV head has more rows than the largest allowed number, " +
-                                       std::to_string(max_rows));
+    detail::refuse(errc::unsupported, "a sequence of ", input.max_query_len, " new tokens with ", group,
+                   " query heads to a KV head has more rows than the largest allowed number, ", max_rows);
   }
 }
 

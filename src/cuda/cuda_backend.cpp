@@ -5,6 +5,7 @@
 #include <bifolio/error.hpp>
 #include <string>
 
+#include "common/refuse.hpp"
 #include "common/translate.hpp"
 #include "cuda/attention.hpp"
 #include "cuda/cache_ops.hpp"
@@ -15,8 +16,8 @@ namespace {
 cuda_backend& require_cuda(backend& where) {
   auto* const cuda = dynamic_cast<cuda_backend*>(&where);
   if (cuda == nullptr) {
-    throw error(errc::invalid_argument,
-                "the backend is of device '" + to_string(where.where()) + "'; a CUDA backend is needed");
+    detail::refuse(errc::invalid_argument, "the backend is of device '", to_string(where.where()),
+                   "'; a CUDA backend is needed");
   }
   return *cuda;
 }

@@ -1,36 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/device_state.hpp"
 
-#include <pthread.h>
-
 #include <algorithm>
 
+#include "common/fork_generation.hpp"
+#include "common/refuse.hpp"
+
 namespace bifolio::cuda {
-namespace {
-
-// Counts forks on the child's side; a backend from before the last one is a parent's.
-std::atomic<unsigned> fork_generation{0};
-
-void watch_forks() noexcept {
-  static const int registered =
-      pthread_atfork(nullptr, nullptr, [] { fork_generation.fetch_add(1, std::memory_order_relaxed); });
-  (void)registered;
-}
-
-}  // namespace
-
 std::string describe(cudaError_t status) {
   return std::string(cudaGetErrorName(status)) + " (" + cudaGetErrorString(status) + ")";
 }
 
-device_state::device_state(const runtime_api& api, std::int32_t index) : api_(api), index_(index) {
-  watch_forks();
-  fork_generation_ = fork_generation.load(std::memory_order_relaxed);
+device_state::device_state(const runtime_api& api, std::int32_t index)
+    : api_(api), index_(index), fork_generation_(detail::fork_generation()) {
   int count = 0;
   require(api_.get_device_count(&count), "the device 'cuda' cannot be opened");
   if (index < 0 || index >= count) {
-    throw error(errc::unsupported, "the device '" + to_string(where()) + "' is not there; the driver shows " +
-                                       std::to_string(count) + (count == 1 ? " device" : " devices"));
+    detail::refuse(errc::unsupported, "the device '", to_string(where()), "' is not there; the driver shows ", count,
+                   count == 1 ? " device" : " devices");
   }
   cudaDeviceProp properties = {};
   require(api_.get_device_properties(&properties, index), "the device's properties cannot be read");
@@ -51,15 +38,14 @@ device_state::device_state(const runtime_api& api, std::int32_t index) : api_(ap
   }
 #endif
   if (properties.major < 8) {
-    throw error(errc::unsupported, "the device '" + to_string(where()) + "' (" + name_ + ") has compute capability " +
-                                       std::to_string(properties.major) + "." + std::to_string(properties.minor) +
-                                       "; 8.0 or newer is needed");
+    detail::refuse(errc::unsupported, "the device '", to_string(where()), "' (", name_, ") has compute capability ",
+                   properties.major, ".", properties.minor, "; 8.0 or newer is needed");
   }
 }
 
 errc device_state::health() const noexcept {
   if (first_cause() != cudaSuccess) return errc::device_lost;
-  if (fork_generation.load(std::memory_order_relaxed) != fork_generation_) return errc::failed_precondition;
+  if (detail::fork_generation() != fork_generation_) return errc::failed_precondition;
   return errc::ok;
 }
 
@@ -75,16 +61,18 @@ errc device_state::report(cudaError_t status) const noexcept {
 
 void device_state::require(cudaError_t status, const char* what) const {
   const errc code = report(status);
-  if (code != errc::ok) throw error(code, std::string(what) + ": " + describe(status));
+  if (code == errc::ok) return;
+  detail::refuse(code, what, ": ", [&](std::string& sentence) { sentence += describe(status); });
 }
 
 void device_state::require_health() const {
   switch (health()) {
     case errc::device_lost:
-      throw error(errc::device_lost, "the device '" + to_string(where()) + "' was lost: " + describe(first_cause()));
+      detail::refuse(errc::device_lost, "the device '", to_string(where()),
+                     "' was lost: ", [&](std::string& sentence) { sentence += describe(first_cause()); });
     case errc::failed_precondition:
-      throw error(errc::failed_precondition, "this process was forked after the device '" + to_string(where()) +
-                                                 "' was opened; CUDA cannot be used in the child");
+      detail::refuse(errc::failed_precondition, "this process was forked after the device '", to_string(where()),
+                     "' was opened; CUDA cannot be used in the child");
     default:
       return;
   }

@@ -4,13 +4,14 @@
 #include <bit>
 #include <string>
 
+#include "common/refuse.hpp"
+
 namespace bifolio::cuda {
 namespace {
 
 void require_alignment(std::size_t alignment) {
   if (!std::has_single_bit(alignment) || alignment > device_alignment) {
-    throw error(errc::invalid_argument, "alignment " + std::to_string(alignment) + " is not a power of two up to " +
-                                            std::to_string(device_alignment));
+    detail::refuse(errc::invalid_argument, "alignment ", alignment, " is not a power of two up to ", device_alignment);
   }
 }
 
@@ -25,8 +26,8 @@ void* allocate_with(const device_state& state, std::size_t num_bytes, std::size_
   void* pointer = nullptr;
   const cudaError_t status = call(&pointer);
   if (const errc code = state.report(status); code != errc::ok) {
-    throw error(code, "cannot allocate " + std::to_string(num_bytes) + " bytes of " + kind + " on " +
-                          to_string(state.where()) + ": " + describe(status));
+    detail::refuse(code, "cannot allocate ", num_bytes, " bytes of ", kind, " on ", to_string(state.where()), ": ",
+                   [&](std::string& sentence) { sentence += describe(status); });
   }
   return pointer;
 }

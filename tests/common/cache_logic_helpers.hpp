@@ -5,6 +5,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <bifolio/kv_cache_manager.hpp>
 #include <cstdint>
 #include <map>
@@ -52,6 +53,29 @@ inline std::vector<int> table_of(const kv_cache_manager& manager, seq_id seq) {
     result.push_back(to_index(manager.block_at(seq, i)));
   }
   return result;
+}
+
+/// What differs between two batches in what a kernel may read, or in what is poison; empty when nothing does. One may
+/// have wider rows than the other.
+inline std::string difference(const step_batch& a, const step_batch& b, std::int32_t free_entry = free_table_entry) {
+  if (a.query_start_loc != b.query_start_loc) return "query_start_loc differs";
+  if (a.seq_lens != b.seq_lens) return "seq_lens differs";
+  if (a.slot_mapping != b.slot_mapping) return "slot_mapping differs";
+  for (const step_batch* one : {&a, &b}) {
+    const auto stride = static_cast<std::size_t>(one->block_table_stride);
+    if (one->block_tables.size() != one->seq_lens.size() * stride) return "a table has entries outside its rows";
+  }
+  for (std::size_t row = 0; row < a.seq_lens.size(); ++row) {
+    const auto entry = [&](const step_batch& of, std::int64_t i) {
+      if (i >= of.block_table_stride) return free_entry;
+      return of.block_tables[row * static_cast<std::size_t>(of.block_table_stride) + static_cast<std::size_t>(i)];
+    };
+    for (std::int64_t i = 0; i < std::max(a.block_table_stride, b.block_table_stride); ++i) {
+      if (entry(a, i) != entry(b, i))
+        return "entry " + std::to_string(i) + " of row " + std::to_string(row) + " differs";
+    }
+  }
+  return {};
 }
 
 /// The set of cached blocks, as events tell it.

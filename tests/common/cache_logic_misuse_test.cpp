@@ -8,12 +8,16 @@
 #include <bifolio/memory_resource.hpp>
 #include <bifolio/scheduler.hpp>
 #include <cmath>
+#include <cstddef>
 #include <limits>
+#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "common/cache_logic_helpers.hpp"
+#include "common/scheduler_helpers.hpp"
 
 namespace bifolio::test {
 namespace {
@@ -268,6 +272,41 @@ TEST_CASE("prompts that cannot be opened are refused and change nothing") {
   }
   const std::vector<extra_key> good{{0, 0, {}}, {0, 1, {}}, {99, 0, {}}};
   CHECK(asked({.tokens = it.prompt, .extras = good}) == errc::ok);
+  // A salt, and all extra keys of a prompt together, have a largest size.
+  const std::string salt(100'000'000, 's');
+  const auto bytes = [&](std::size_t size) { return std::as_bytes(std::span(salt.data(), size)); };
+  const auto salted = [&](std::size_t size) {
+    return prompt_view{.tokens = it.prompt, .scope = {.salt = std::string_view(salt).substr(0, size)}};
+  };
+  CHECK(code(salted(salt.size()), 1) == errc::invalid_argument);
+  CHECK(asked(salted(salt.size())) == errc::invalid_argument);
+  CHECK(asked(salted(max_salt_bytes + 1)) == errc::invalid_argument);
+  CHECK(asked(salted(max_salt_bytes)) == errc::ok);
+  const std::vector<extra_key> fits{{0, 0, bytes(max_extras_bytes / 2 - 16)}, {0, 1, bytes(max_extras_bytes / 2 - 16)}};
+  CHECK(asked({.tokens = it.prompt, .extras = fits}) == errc::ok);
+  std::vector<extra_key> too_much = fits;
+  too_much[1].value = bytes(max_extras_bytes / 2 - 15);
+  CHECK(code({.tokens = it.prompt, .extras = too_much}, 1) == errc::invalid_argument);
+  CHECK(asked({.tokens = it.prompt, .extras = too_much}) == errc::invalid_argument);
+  too_much = {{0, 0, bytes(salt.size())}};
+  CHECK(code({.tokens = it.prompt, .extras = too_much}, 1) == errc::invalid_argument);
+  too_much.assign(max_extras_bytes / 16 + 1, {});  // empty values count as well
+  CHECK(code({.tokens = it.prompt, .extras = too_much}, 1) == errc::invalid_argument);
+  const prefix_cache& names = *it.manager.prefix();
+  std::vector<content_key> keys;
+  std::vector<block_id> out(4);
+  CHECK(code_of([&] { names.append_keys(salted(salt.size()), keys); }) == errc::invalid_argument);
+  CHECK(code_of([&] { (void)names.match(salted(salt.size()), out); }) == errc::invalid_argument);
+  CHECK(code_of([&] { names.append_keys({.tokens = it.prompt, .extras = too_much}, keys); }) == errc::invalid_argument);
+  CHECK(code_of([&] { (void)names.match({.tokens = it.prompt, .extras = too_much}, out); }) == errc::invalid_argument);
+  CHECK(keys.empty());
+  {
+    block_pool pool(8);
+    prefix_cache own(pool, {.block_size = 4});
+    CHECK(code_of([&] { (void)own.acquire_scope({.salt = salt}); }) == errc::invalid_argument);
+    CHECK(code_of([&] { (void)own.acquire_extras(too_much, 0); }) == errc::invalid_argument);
+    CHECK(own.num_names() == 0);
+  }
   CHECK(it.manager.digest() == before);
   CHECK(it.manager.prefix()->stats() == stats);
   kv_cache_manager plain({.num_blocks = 8, .max_seq_len = 50});  // the same without prefix caching
@@ -276,6 +315,7 @@ TEST_CASE("prompts that cannot be opened are refused and change nothing") {
   CHECK(code_of([&] { (void)plain.open({.tokens = it.prompt, .extras = bad_extras[0]}, 1); }) ==
         errc::invalid_argument);
   CHECK(code_of([&] { (void)plain.open({.tokens = it.prompt}, 0); }) == errc::invalid_argument);
+  CHECK(code_of([&] { (void)plain.open(salted(salt.size()), 1); }) == errc::invalid_argument);
 }
 
 TEST_CASE("the calls of prefix caching and swapping know unknown, stale and foreign sequences") {
@@ -483,6 +523,11 @@ TEST_CASE("requests that cannot be served are refused when they are submitted") 
     CHECK(code(with([&](request& what) { what.extras = {{.position = position}}; })) == errc::invalid_argument);
   }
   CHECK(code(with([](request& what) { what.extras = {{.position = 3}, {.position = 2}}; })) == errc::invalid_argument);
+  CHECK(code(with([](request& what) { what.prefix_salt.assign(100'000'000, 's'); })) == errc::invalid_argument);
+  CHECK(code(with([](request& what) { what.prefix_salt.assign(max_salt_bytes + 1, 's'); })) == errc::invalid_argument);
+  CHECK(code(with([](request& what) { what.extras = {{.value = std::vector<std::byte>(max_extras_bytes - 15)}}; })) ==
+        errc::invalid_argument);
+  CHECK(code(with([](request& what) { what.extras.resize(max_extras_bytes / 16 + 1); })) == errc::invalid_argument);
   kv_cache_manager small({.block_size = 4, .num_blocks = 4, .max_sequences = 4});
   scheduler plans(small, {.max_running = 4});
   CHECK(plans.submit(with([](request& what) { what.beam_width = 4; })).status == alloc_status::never);
@@ -550,6 +595,203 @@ TEST_CASE("aborting what is unknown, finished or aborted already is answered, an
   CHECK_FALSE(it.plans.has_work());
   CHECK(it.manager.num_free_blocks() == 40);
   CHECK(it.plans.check() == "");
+}
+
+/// What a caller may do by mistake to a sequence that belongs to a scheduler.
+struct tampering {
+  const char* name;
+  void (*change)(kv_cache_manager&, seq_id);
+  errc code;
+};
+
+const tampering tamperings[] = {
+    {"freed", [](kv_cache_manager& manager, seq_id seq) { manager.free(seq); }, errc::not_found},
+    {"freed, and its record used again",
+     [](kv_cache_manager& manager, seq_id seq) {
+       manager.free(seq);
+       (void)manager.allocate(3);
+     },
+     errc::not_found},
+    {"cut", [](kv_cache_manager& manager, seq_id seq) { manager.truncate(seq, 1); }, errc::failed_precondition},
+    {"grown", [](kv_cache_manager& manager, seq_id seq) { (void)manager.append(seq, 1); }, errc::failed_precondition},
+    {"grown to its limit",
+     [](kv_cache_manager& manager, seq_id seq) { (void)manager.append(seq, 100 - manager.num_tokens(seq)); },
+     errc::failed_precondition},
+    {"swapped out",
+     [](kv_cache_manager& manager, seq_id seq) {
+       std::vector<block_copy> copies;
+       (void)manager.swap_out(std::span(&seq, 1), copies);
+     },
+     errc::failed_precondition},
+};
+
+/// A scheduler whose first request was changed behind its back, beside one that goes on.
+struct tampered_scheduler {
+  kv_cache_config cache;
+  kv_cache_manager manager{cache};
+  scheduler plans;
+  request_id first{}, second{};
+
+  tampered_scheduler(const request& what, bool caches, std::int32_t window, std::int32_t steps_in_flight)
+      : cache{.block_size = 4,
+              .num_blocks = 80,
+              .sliding_window = window,
+              .max_sequences = 12,
+              .max_seq_len = 100,
+              .prefix = {.enabled = caches, .seed = hash_seed{1, 2}},
+              .num_host_blocks = 40},
+        plans(manager, {.max_tokens_per_step = 32, .max_running = 8, .max_steps_in_flight = steps_in_flight}) {
+    first = ask(plans, what);
+    second = ask(plans, {.prompt = tokens_from(50, 6), .max_new_tokens = 9});
+  }
+  /// Ends the others, and finds nothing out of order.
+  void finish() {
+    std::int64_t num_finished = 0;
+    while (plans.has_work()) {
+      const step_plan plan = plans.schedule();
+      for (const finished_sequence& done : plans.commit(plan, any_tokens(plan))) {
+        CHECK(done.request == second);
+        CHECK(done.tokens.size() == 9);
+        ++num_finished;
+      }
+      REQUIRE(plans.check() == "");
+    }
+    CHECK(num_finished == 1);
+  }
+};
+
+TEST_CASE("a scheduler's sequence that the caller freed or changed is reported until its request is aborted") {
+  for (const tampering& how : tamperings) {
+    CAPTURE(how.name);
+    for (const bool caches : {false, true}) {
+      for (const std::int32_t window : {0, 16}) {
+        for (const std::int32_t steps_in_flight : {1, 2}) {
+          for (const std::int32_t kind : {0, 1, 2}) {  // plain, samples, beams
+            for (const std::int32_t num_steps : {0, 1, 2}) {
+              CAPTURE(caches);
+              CAPTURE(window);
+              CAPTURE(steps_in_flight);
+              CAPTURE(kind);
+              CAPTURE(num_steps);
+              const request what{.prompt = tokens_from(10, 6),
+                                 .max_new_tokens = 9,
+                                 .num_samples = kind == 1 ? 3 : 1,
+                                 .beam_width = kind == 2 ? 3 : 0};
+              tampered_scheduler it(what, caches, window, steps_in_flight);
+              for (std::int32_t i = 0; i < num_steps; ++i) (void)step(it.plans);
+              // Found by commit.
+              const step_plan plan = it.plans.schedule();
+              const scheduled_seq* row = row_of(plan, it.first);
+              REQUIRE(row != nullptr);
+              how.change(it.manager, row->seq);
+              const std::uint64_t before = it.plans.digest();
+              CHECK(code_of([&] { (void)it.plans.commit(plan, any_tokens(plan)); }) == how.code);
+              CHECK(it.plans.digest() == before);
+              CHECK(it.plans.num_steps_in_flight() == 1);
+              CHECK(it.plans.abort(it.first) == errc::ok);
+              (void)it.plans.commit(plan, any_tokens(plan));
+              CHECK(it.plans.check() == "");
+              it.finish();
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a sequence changed between two steps is reported by schedule, unless its request is aborted there") {
+  for (const tampering& how : tamperings) {
+    CAPTURE(how.name);
+    for (const std::int32_t kind : {0, 1, 2, 3}) {  // of 3, the scheduler is just let go
+      CAPTURE(kind);
+      tampered_scheduler it({.prompt = tokens_from(10, 6), .max_new_tokens = 9}, kind == 1, 0, 1);
+      const step_plan plan = step(it.plans);
+      REQUIRE(row_of(plan, it.first) != nullptr);
+      how.change(it.manager, row_of(plan, it.first)->seq);
+      if (kind == 3) continue;
+      if (kind == 2) {
+        it.plans.post_abort(it.first);
+        const step_plan next = it.plans.schedule();
+        CHECK(next.aborted == std::vector<request_id>{it.first});
+        (void)it.plans.commit(next, any_tokens(next));
+      } else {
+        const std::uint64_t before = it.plans.digest();
+        CHECK(code_of([&] { (void)it.plans.schedule(); }) == how.code);
+        CHECK(it.plans.digest() == before);
+        CHECK(it.plans.abort(it.first) == errc::ok);
+      }
+      CHECK(it.plans.check() == "");
+      it.finish();
+    }
+  }
+}
+
+TEST_CASE("a sequence that ended and is freed by the caller while a step computes it is passed over") {
+  tampered_scheduler it({.prompt = tokens_from(10, 6), .max_new_tokens = 9}, false, 0, 2);
+  const step_plan plan = it.plans.schedule();
+  REQUIRE(row_of(plan, it.first) != nullptr);
+  CHECK(it.plans.abort(it.first) == errc::ok);
+  it.manager.free(row_of(plan, it.first)->seq);
+  (void)it.plans.commit(plan, any_tokens(plan));
+  CHECK(it.plans.check() == "");
+  it.finish();
+}
+
+TEST_CASE("a sequence that is swapped out and freed by the caller is reported, and its request can be aborted") {
+  for (const bool fails_swaps : {false, true}) {
+    kv_cache_manager manager({.block_size = 2, .num_blocks = 12, .watermark = 0, .num_host_blocks = 20});
+    scheduler plans(manager, {.max_running = 4, .preemption = preemption_mode::swap});
+    (void)ask(plans, {.prompt = tokens_from(10, 8), .max_new_tokens = 9});
+    const request_id second = ask(plans, {.prompt = tokens_from(50, 8), .max_new_tokens = 9});
+    step_plan plan;
+    for (bool swapped = false; !swapped;) {
+      plan = plans.schedule();
+      swapped = !plan.swapped_out.empty();
+      if (!swapped || !fails_swaps) (void)plans.commit(plan, any_tokens(plan));
+    }
+    manager.free(plan.swapped_out[0]);
+    if (fails_swaps) {
+      CHECK(plans.fail_swaps(plan) == 1);
+      (void)plans.commit(plan, any_tokens(plan));
+      CHECK(plans.check() == "");
+    } else {
+      CHECK(code_of([&] { (void)plans.schedule(); }) == errc::not_found);
+      CHECK(plans.abort(second) == errc::ok);
+    }
+    while (plans.has_work()) (void)step(plans);
+    CHECK(plans.stats().num_finished == (fails_swaps ? 2 : 1));
+    require_baseline(manager);
+  }
+}
+
+TEST_CASE("a step that finds no fence is refused before anything is decided") {
+  tampered_scheduler it({.prompt = tokens_from(10, 6), .max_new_tokens = 9}, false, 0, 2);
+  std::vector<fence_id> fences;
+  for (std::uint32_t i = 0; i < block_pool::max_open_fences; ++i) fences.push_back(it.manager.open_fence());
+  const std::uint64_t before = it.plans.digest();
+  CHECK(code_of([&] { (void)it.plans.schedule(); }) == errc::failed_precondition);
+  CHECK(it.plans.digest() == before);
+  CHECK(it.plans.check() == "");
+  for (const fence_id fence : fences) it.manager.retire(fence);
+  const step_plan plan = it.plans.schedule();
+  CHECK(plan.seqs.size() == 2);
+  CHECK(it.plans.abort(it.first) == errc::ok);
+  (void)it.plans.commit(plan, any_tokens(plan));
+  it.finish();
+}
+
+TEST_CASE("a scheduler can go while somebody else has an older fence open") {
+  kv_cache_manager manager({.block_size = 4, .num_blocks = 40, .max_sequences = 8});
+  const fence_id older = manager.open_fence();
+  {
+    scheduler plans(manager, {.max_running = 4, .max_steps_in_flight = 2});
+    (void)ask(plans, {.prompt = tokens_from(10, 6), .max_new_tokens = 9});
+    REQUIRE(plans.schedule().seqs.size() == 1);
+  }
+  manager.retire(older);
+  CHECK(manager.stats().num_sequences == 0);
+  CHECK(manager.check() == "");
 }
 
 }  // namespace

@@ -258,7 +258,7 @@ TEST_CASE("a batch that is filled again shows the tables as they are now") {
     of.build(kept, plan);
     step_batch fresh;
     of.build(fresh, plan);
-    return kept.block_tables == fresh.block_tables && kept.slot_mapping == fresh.slot_mapping;
+    return difference(kept, fresh).empty();
   };
   (void)opened(manager, 20);
   const seq_id a = opened(manager, 12);
@@ -297,6 +297,38 @@ TEST_CASE("a batch that is filled again shows the tables as they are now") {
   REQUIRE(static_cast<std::uint32_t>(to_index(a)) == static_cast<std::uint32_t>(to_index(b)));
   REQUIRE(manager.block_at(b, 0) != of_a);
   CHECK(is_as_new(manager, b, 12));
+}
+
+TEST_CASE("rows get wider in steps, and narrower when the long ones have gone") {
+  constexpr std::int32_t longest = 4000;
+  kv_cache_manager manager({.block_size = 1, .num_blocks = 2 * longest, .max_seq_len = longest});
+  const seq_id lengthy = opened(manager, 1);
+  const seq_id brief = opened(manager, 3);
+  step_batch kept, fresh;
+  const auto build = [&](std::vector<scheduled_seq> rows) {
+    step_plan plan;
+    plan.seqs = std::move(rows);
+    manager.build(kept, plan);
+    fresh = {};
+    manager.build(fresh, plan);
+    REQUIRE(difference(kept, fresh) == "");
+  };
+  std::int32_t num_strides = 0;
+  std::int64_t last = 0;
+  for (std::int32_t length = 1; length <= longest; ++length) {
+    if (length > 1) (void)appended(manager, lengthy, 1);
+    build({{.seq = lengthy, .query_len = 1, .seq_len = length}, {.seq = brief, .query_len = 1, .seq_len = 3}});
+    CHECK(fresh.block_table_stride == std::max(length, 3));
+    CHECK(kept.block_table_stride <= length + 16 + length / 8);
+    num_strides += kept.block_table_stride != last ? 1 : 0;
+    last = kept.block_table_stride;
+  }
+  CHECK(num_strides <= 50);
+  // A row that comes and goes does not move the others; rows much narrower than the stride do.
+  build({{.seq = brief, .query_len = 1, .seq_len = 3}, {.seq = lengthy, .query_len = 1, .seq_len = longest / 2 + 1}});
+  CHECK(kept.block_table_stride >= longest / 2 + 1);
+  build({{.seq = brief, .query_len = 1, .seq_len = 3}});
+  CHECK(kept.block_table_stride <= 19);
 }
 
 TEST_CASE("rows of a windowed sequence show the free entry where blocks were given back") {

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/cache_logic_helpers.hpp"
 #include "common/scheduler_helpers.hpp"
 #include "common/simulated_engine.hpp"
 #include "support/random.hpp"
@@ -135,7 +136,9 @@ class world {
         flights_.back().inputs = inputs_;
         step_inputs fresh;
         plans_.build(fresh);
-        if (fresh.batch.block_tables != inputs_.batch.block_tables) return "a row of the last step was kept wrongly";
+        if (std::string problem = difference(fresh.batch, inputs_.batch); !problem.empty()) {
+          return "a row of the last step was kept wrongly: " + problem;
+        }
         num_late_ += static_cast<std::int64_t>(flights_.back().inputs.late_tokens.size());
         if (how_.fail_one_in > 0 && !(plan.swap_ins.empty() && plan.swap_outs.empty())) {
           flights_.back().fails = random_.one_in(how_.fail_one_in);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <doctest/doctest.h>
+#include <time.h>
 
 #include <algorithm>
 #include <bifolio/scheduler.hpp>
@@ -210,6 +211,41 @@ TEST_CASE("with a pool that one request fills, each step computes something and 
       CHECK(done.size() == static_cast<std::size_t>(12 * samples));
       CHECK(manager.num_free_blocks() == blocks);
     }
+  }
+}
+
+TEST_CASE("a burst of arrivals stands in its order, and costs each of them alike") {
+  // Thread time of the schedule that sees `count` requests, the least of several.
+  const auto cost = [](std::size_t count, std::int32_t priorities) {
+    double least = 1e18;
+    for (int round = 0; round < 5; ++round) {
+      kv_cache_manager manager({.block_size = 4, .num_blocks = 8, .max_sequences = 4});
+      scheduler plans(manager, {.max_tokens_per_step = 8, .max_running = 1});
+      std::uint64_t state = 12345;
+      for (std::size_t i = 0; i < count; ++i) {
+        state = state * 6364136223846793005U + 1442695040888963407U;
+        const auto priority = static_cast<std::int32_t>((state >> 33) % static_cast<std::uint64_t>(priorities));
+        (void)test::ask(plans, {.prompt = {token_id{1}, token_id{2}}, .max_new_tokens = 1, .priority = priority});
+      }
+      timespec before{}, after{};
+      clock_gettime(CLOCK_THREAD_CPUTIME_ID, &before);
+      const step_plan& plan = plans.schedule();
+      clock_gettime(CLOCK_THREAD_CPUTIME_ID, &after);
+      REQUIRE(plan.seqs.size() == 1);
+      REQUIRE(plans.stats().num_waiting == static_cast<std::int64_t>(count) - 1);
+      if (round == 0) REQUIRE(plans.check() == "");  // the order of rank among others
+      least = std::min(least, static_cast<double>(after.tv_sec - before.tv_sec) * 1e9 +
+                                  static_cast<double>(after.tv_nsec - before.tv_nsec));
+    }
+    return least;
+  };
+  for (const std::int32_t priorities : {1, 1000}) {
+    CAPTURE(priorities);
+    const double thousand = cost(1'000, priorities);
+    const double ten_thousand = cost(10'000, priorities);
+    CAPTURE(thousand);
+    CAPTURE(ten_thousand);
+    CHECK(ten_thousand < 60 * thousand);  // a hundred times as long, and longer for misses of the caches, if quadratic
   }
 }
 

@@ -62,6 +62,16 @@ TEST_CASE("every error code has a name of its own") {
   CHECK(to_string(alloc_status::never) == "never");
 }
 
+TEST_CASE("an error without a sentence says its code, and that a sentence is missing") {
+  for (std::int32_t i = 1; i <= static_cast<std::int32_t>(errc::internal); ++i) {
+    const auto code = static_cast<errc>(i);
+    const error brief(code);
+    CHECK(brief.code() == code);
+    CHECK(std::string(brief.what()) == std::string(to_string(code)) + ": the host had no memory for the sentence");
+    CHECK(std::string(error(code, "").what()) == brief.what());
+  }
+}
+
 TEST_CASE("an error carries its code and its sentence, also through a copy and as std::runtime_error") {
   const error original(errc::out_of_blocks, "7 blocks asked for, 3 free");
   const error copy(original);

@@ -83,10 +83,11 @@ struct attention_bias_view {
   std::int64_t head_stride = 0;   ///< elements from a head to the next, ≥ 1; not looked at when there is one
 };
 
-/// Data and numbers of one layer's call. Pointers are of the backend's device.
+/// Data and numbers of one layer's call. Pointers are of the backend's device. What is written (out, lse) must not
+/// share memory with anything else of the call; what is read may, K and V included.
 struct attention_params {
   const_tensor_view q;                  ///< [num_tokens, num_q_heads, head_dim]
-  tensor_view out;                      ///< like q; must not overlap q
+  tensor_view out;                      ///< like q
   float* lse = nullptr;                 ///< optional, [num_tokens, num_q_heads], natural log
   kv_cache_view kv;                     ///< this layer
   step_batch_view batch;                ///< device arrays; lengths as planned
@@ -119,8 +120,9 @@ struct merge_params {
 /// invalid_argument: num_seqs, num_tokens, heads, head_dim, block_size or a dtype is not as planned; a needed pointer
 /// is null or not aligned to its element; a stride is negative, or those of `out` let rows overlap; scale is not
 /// finite; soft_cap is negative or not finite; an extent of `bias` is neither the plan's nor 1, or its stride is below
-/// 1; `out` starts where `q` does. out_of_range: `kv` holds fewer blocks than the plan was made for, or `bias` fewer
-/// keys than its longest sequence. A batch of no tokens does nothing, whatever the data pointers are.
+/// 1; `out` or `lse` may share memory with each other, q, the cache or the bias. out_of_range: `kv` holds fewer blocks
+/// than the plan was made for, or `bias` fewer keys than its longest sequence. A batch of no tokens does nothing,
+/// whatever the data pointers are.
 [[nodiscard]] BIFOLIO_API std::optional<error> find_problem(const attention_plan& plan, const attention_params& params);
 
 }  // namespace bifolio

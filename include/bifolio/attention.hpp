@@ -85,6 +85,10 @@ struct attention_bias_view {
 
 /// Data and numbers of one layer's call. Pointers are of the backend's device. What is written (out, lse) must not
 /// share memory with anything else of the call; what is read may, K and V included.
+///
+/// Slopes, sinks, bias and block tables are data on the device: the host does not look at them. A slope that is
+/// not finite, or a sink of +inf or NaN, spoils the rows of its head (NaN as a rule) and no others; a sink of −inf is
+/// none. A block id outside the pool, in a table changed since it was planned with, is read as some block of the pool.
 struct attention_params {
   const_tensor_view q;                  ///< [num_tokens, num_q_heads, head_dim]
   tensor_view out;                      ///< like q
@@ -94,7 +98,7 @@ struct attention_params {
   float scale = 0;                      ///< e.g. 1/√head_dim; finite
   float soft_cap = 0;                   ///< 0 = none; else finite and > 0
   const float* alibi_slopes = nullptr;  ///< optional, [num_q_heads]
-  const float* sinks = nullptr;         ///< optional, [num_q_heads], logits of a value-less key
+  const float* sinks = nullptr;         ///< optional, [num_q_heads], logits of a value-less key; −inf = none
   attention_bias_view bias{};           ///< optional
 };
 

@@ -153,3 +153,119 @@ TEST_CASE("a key whose logit is minus infinity weighs nothing") {
     CHECK_MESSAGE(std::isfinite(got.lse[0]), tested->name);
   }
 }
+
+TEST_CASE("a slope or sink that is not finite touches rows of its own head alone") {
+  for (const dtype type : dtypes) {
+    attention_case c = batch(type);
+    c.head_dim = 64;  // tensor cores have it
+    c.alibi = c.sinks = true;
+    const attention_contents contents(c);
+    for (const tested_backend* tested : one_per_family(static_cast<std::size_t>(type))) {
+      const attention_output good = run_attention(*tested, c, contents);
+      for (const bool in_slopes : {true, false}) {
+        for (const float bad_value : {not_a_number, infinity, -infinity}) {
+          constexpr std::int32_t bad_head = 3;
+          attention_contents poisoned = contents;
+          (in_slopes ? poisoned.alibi_slopes : poisoned.sinks)[bad_head] = bad_value;
+          const attention_output bad = run_attention(*tested, c, poisoned);
+          std::int64_t changed = 0;
+          const std::string problem = compare_rows(
+              c, good, bad, [&](std::size_t, std::int32_t, std::int32_t head) { return head == bad_head; }, changed);
+          CHECK_MESSAGE(problem.empty(), tested->name, ", ", bad_value, in_slopes ? " slope" : " sink", ": ", problem);
+          CHECK_MESSAGE(changed > 0, tested->name, ", ", bad_value, in_slopes ? " slope" : " sink", " went unseen");
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a sink of minus infinity is none") {
+  for (const dtype type : dtypes) {
+    attention_case c = batch(type);
+    c.head_dim = 64;
+    c.seqs.push_back({3, 0});
+    c.sinks = true;
+    attention_contents contents(c);
+    for (std::size_t h = 0; h < contents.sinks.size(); h += 2) contents.sinks[h] = -infinity;
+    const attention_expectation expectation(c, contents);
+    for (const tested_backend* tested : one_per_family(static_cast<std::size_t>(type))) {
+      const std::string problem = expectation.problem_of(run_attention(*tested, c, contents),
+                                                         tested->numbers_for(type, type, type, c.head_dim));
+      CHECK_MESSAGE(problem.empty(), tested->name, ": ", problem);
+    }
+  }
+}
+
+TEST_CASE("NaN or infinity in a bias touches only the rows that see it") {
+  for (const dtype type : dtypes) {
+    attention_case c = batch(type);
+    c.bias = bias_kind::full;
+    const attention_contents contents(c);
+    for (const tested_backend* tested : one_per_family(static_cast<std::size_t>(type))) {
+      const attention_output good = run_attention(*tested, c, contents);
+      for (const float bad_value : {not_a_number, infinity}) {
+        constexpr std::int32_t token = 7;
+        constexpr std::int32_t bad_head = 4;
+        attention_contents poisoned = contents;
+        poisoned.seqs[1].bias[static_cast<std::size_t>((token * c.num_q_heads() + bad_head) * 80 + 11)] = bad_value;
+        const attention_output bad = run_attention(*tested, c, poisoned);
+        std::int64_t changed = 0;
+        const std::string problem = compare_rows(
+            c, good, bad,
+            [&](std::size_t s, std::int32_t position, std::int32_t head) {
+              return s == 1 && position == 30 + token && head == bad_head;
+            },
+            changed);
+        CHECK_MESSAGE(problem.empty(), tested->name, ", ", bad_value, ": ", problem);
+        CHECK(changed == 1);
+        const std::size_t row = static_cast<std::size_t>((1 + token) * c.num_q_heads() + bad_head);
+        CHECK_MESSAGE(std::isnan(bad.lse[row]), tested->name);
+        CHECK_MESSAGE(std::isnan(bad.out[row * static_cast<std::size_t>(c.head_dim)]), tested->name);
+      }
+    }
+  }
+}
+
+TEST_CASE("block ids outside the pool, in a table changed after planning, leave memory and other sequences alone") {
+  std::vector<attention_case> cases;
+  for (const dtype type : dtypes) {
+    for (const arrangement layout : {arrangement::hnd, arrangement::x_split, arrangement::scattered}) {
+      attention_case c = batch(type);
+      c.what = "a table that changed";
+      c.head_dim = 128;
+      c.layout = layout;
+      c.seqs = {{1, 600}, {1, 300}, {300, 300}, {300, 310}, {40, 40}};  // decode and prefill
+      cases.push_back(c);
+    }
+  }
+  for (const attention_case& c : cases) {
+    const attention_contents contents(c);
+    for (const tested_backend* tested : one_per_family(static_cast<std::size_t>(c.kv_type))) {
+      // No spare blocks: they hold poison, which `read` looks for.
+      attention_call call(*tested, c, contents, {{1, 0, 2}, 0, 0, 0, 0, 0, 0, 0});
+      call.plan();
+      REQUIRE(call.run() == errc::ok);
+      std::string problem;
+      const attention_output good = call.read(problem);
+      const auto stride = static_cast<std::size_t>(call.host_batch.block_table_stride);
+      std::vector<std::int32_t> tables(call.host_batch.block_tables, call.host_batch.block_tables + 5 * stride);
+      const std::int32_t bad_ids[] = {-1, static_cast<std::int32_t>(call.num_blocks),
+                                      std::numeric_limits<std::int32_t>::max(),
+                                      std::numeric_limits<std::int32_t>::min(), free_table_entry};
+      for (const std::size_t seq : {std::size_t{1}, std::size_t{3}}) {
+        for (std::size_t entry = 0; entry < stride; ++entry) tables[seq * stride + entry] = bad_ids[entry % 5];
+      }
+      device_bytes on_device(tested->get(), bytes_of(tables), alignof(std::int32_t));
+      call.params.batch.block_tables = reinterpret_cast<const std::int32_t*>(on_device.data());
+      call.reset_outputs();
+      REQUIRE(call.run() == errc::ok);
+      const attention_output bad = call.read(problem);
+      std::int64_t changed = 0;
+      problem = compare_rows(
+          c, good, bad, [](std::size_t s, std::int32_t, std::int32_t) { return s == 1 || s == 3; }, changed);
+      CHECK_MESSAGE(problem.empty(), tested->name, ": ", problem, " [", describe(c), "]");
+      CHECK(changed > 0);
+      CHECK(tested->get().health() == errc::ok);
+    }
+  }
+}

@@ -71,8 +71,8 @@ struct attention_plan {
 /// of row t of q, query head h, and the key at position j of that row's sequence. An extent of 1 is read for every
 /// token, or every head. Where a row does not see position j its element is not read, and may be anything.
 ///
-/// −inf hides a key: it weighs nothing, although K and V there are still read, so that a NaN in them shows. NaN or +inf
-/// makes the rows that see it NaN, and no others.
+/// −inf hides a key: it weighs nothing, although K and V there are still read, so that a NaN in them may show. NaN or
+/// +inf makes the rows that see it NaN, and no others.
 struct attention_bias_view {
   const void* data = nullptr;     ///< [num_tokens, num_heads, num_keys], elements of a row contiguous; null = no bias
   dtype type = dtype::f32;        ///< f32, f16 or bf16, whatever q and the cache are

@@ -16,6 +16,9 @@ namespace {
 constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
 constexpr float infinity = std::numeric_limits<float>::infinity();
 
+// Rows without gaps, as tensor cores need them.
+const attention_placement dense{{1, 3, 2}, 0, 0, 0, 0, 0, 0, 0};
+
 attention_case batch(dtype type) {
   return {.what = "batch with a bad value",
           .num_kv_heads = 3,
@@ -115,25 +118,29 @@ TEST_CASE("a NaN in q spoils its own row and no other") {
 }
 
 TEST_CASE("a NaN that is seen is not hidden: the rows that see it are NaN") {
-  for (const dtype type : dtypes) {
-    const attention_case c = batch(type);
-    for (const tested_backend* tested : one_per_family(static_cast<std::size_t>(type) + 2)) {
-      const arithmetic numbers = tested->numbers_for(c.q_type, c.kv_type, c.out_type, c.head_dim);
-      const std::size_t together = numbers.dims_together[static_cast<std::size_t>(type)];
-      attention_contents in_k(c);
-      kv_element(c, in_k.seqs[0].k, 300, 1, 5) = not_a_number;
-      const attention_output from_k = run_attention(*tested, c, in_k);
-      attention_contents in_v(c);
-      kv_element(c, in_v.seqs[0].v, 300, 1, 5) = not_a_number;
-      const attention_output from_v = run_attention(*tested, c, in_v);
-      for (std::size_t h = 2; h < 4; ++h) {  // the two query heads of KV head 1
-        for (std::size_t i = 0; i < 48; ++i) {
-          CHECK_MESSAGE(std::isnan(from_k.out[h * 48 + i]), tested->name, ", K, dim ", i);
-          CHECK_MESSAGE(std::isnan(from_v.out[h * 48 + i]) == (i / together == 5 / together), tested->name, ", V, dim ",
-                        i);
+  for (const std::int32_t head_dim : {48, 64}) {  // tensor cores have 64
+    for (const dtype type : dtypes) {
+      attention_case c = batch(type);
+      c.head_dim = head_dim;
+      const auto dims = static_cast<std::size_t>(head_dim);
+      for (const tested_backend* tested : one_per_family(static_cast<std::size_t>(type) + 2)) {
+        const arithmetic numbers = tested->numbers_for(c.q_type, c.kv_type, c.out_type, c.head_dim);
+        const std::size_t together = numbers.dims_together[static_cast<std::size_t>(type)];
+        attention_contents in_k(c);
+        kv_element(c, in_k.seqs[0].k, 300, 1, 5) = not_a_number;
+        const attention_output from_k = run_attention(*tested, c, in_k, dense);
+        attention_contents in_v(c);
+        kv_element(c, in_v.seqs[0].v, 300, 1, 5) = not_a_number;
+        const attention_output from_v = run_attention(*tested, c, in_v, dense);
+        for (std::size_t h = 2; h < 4; ++h) {  // the two query heads of KV head 1
+          for (std::size_t i = 0; i < dims; ++i) {
+            CHECK_MESSAGE(std::isnan(from_k.out[h * dims + i]), tested->name, ", K, dim ", i);
+            CHECK_MESSAGE(std::isnan(from_v.out[h * dims + i]) == (i / together == 5 / together), tested->name,
+                          ", V, dim ", i);
+          }
+          CHECK_MESSAGE(std::isnan(from_k.lse[h]), tested->name);
+          CHECK_MESSAGE(!std::isnan(from_v.lse[h]), tested->name);
         }
-        CHECK_MESSAGE(std::isnan(from_k.lse[h]), tested->name);
-        CHECK_MESSAGE(!std::isnan(from_v.lse[h]), tested->name);
       }
     }
   }
@@ -161,13 +168,13 @@ TEST_CASE("a slope or sink that is not finite touches rows of its own head alone
     c.alibi = c.sinks = true;
     const attention_contents contents(c);
     for (const tested_backend* tested : one_per_family(static_cast<std::size_t>(type))) {
-      const attention_output good = run_attention(*tested, c, contents);
+      const attention_output good = run_attention(*tested, c, contents, dense);
       for (const bool in_slopes : {true, false}) {
         for (const float bad_value : {not_a_number, infinity, -infinity}) {
           constexpr std::int32_t bad_head = 3;
           attention_contents poisoned = contents;
           (in_slopes ? poisoned.alibi_slopes : poisoned.sinks)[bad_head] = bad_value;
-          const attention_output bad = run_attention(*tested, c, poisoned);
+          const attention_output bad = run_attention(*tested, c, poisoned, dense);
           std::int64_t changed = 0;
           const std::string problem = compare_rows(
               c, good, bad, [&](std::size_t, std::int32_t, std::int32_t head) { return head == bad_head; }, changed);
@@ -189,7 +196,7 @@ TEST_CASE("a sink of minus infinity is none") {
     for (std::size_t h = 0; h < contents.sinks.size(); h += 2) contents.sinks[h] = -infinity;
     const attention_expectation expectation(c, contents);
     for (const tested_backend* tested : one_per_family(static_cast<std::size_t>(type))) {
-      const std::string problem = expectation.problem_of(run_attention(*tested, c, contents),
+      const std::string problem = expectation.problem_of(run_attention(*tested, c, contents, dense),
                                                          tested->numbers_for(type, type, type, c.head_dim));
       CHECK_MESSAGE(problem.empty(), tested->name, ": ", problem);
     }

@@ -887,9 +887,9 @@ class worker {
     }
     if (writes_lse && a_.lse != nullptr) {
       a_.lse[static_cast<std::int64_t>(query_start_ + token) * a_.num_q_heads + head] =
-          l > 0 ? m * ln2 + logf(l) : -INFINITY;
+          l != 0 ? m * ln2 + logf(l) : -INFINITY;  // NaN stays NaN
     }
-    return l > 0 ? scale / l : 0.0f;
+    return l != 0 ? scale / l : 0.0f;
   }
 
   __device__ void store_row(int token, int head, int column, const float4& lo, const float4& hi, float inverse) {

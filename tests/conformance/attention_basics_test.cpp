@@ -83,3 +83,32 @@ TEST_CASE("V may be K's memory") {
     }
   }
 }
+
+TEST_CASE("the scale may be negative or 0 for shapes of the tensor-core kernels too") {
+  for (const dtype type : dtypes) {
+    for (const std::int32_t head_dim : {64, 128}) {
+      for (const bool negative : {true, false}) {
+        // Scores of this scale are all 0 in float32, as with a scale of 0.
+        const attention_case c{.what = negative ? "negative scale" : "scale 0",
+                               .head_dim = head_dim,
+                               .q_type = type,
+                               .kv_type = type,
+                               .out_type = type,
+                               .seqs = {{300, 300}, {1, 200}, {130, 400}},
+                               .scale = negative ? -0.7f : 1e-38f};
+        const attention_contents contents(c);
+        const attention_expectation expectation(c, contents);
+        for (const tested_backend* tested : one_per_family(static_cast<std::size_t>(type))) {
+          attention_call call(*tested, c, contents, {{1, 0, 0}, 0, 0, 0, 0, 0, 0, 0});
+          if (!negative) call.params.scale = 0;
+          call.plan();
+          REQUIRE(call.run() == errc::ok);
+          std::string problem;
+          const attention_output got = call.read(problem);
+          problem += expectation.problem_of(got, tested->numbers_for(type, type, type, head_dim));
+          CHECK_MESSAGE(problem.empty(), tested->name, ": ", problem, " [", describe(c), "]");
+        }
+      }
+    }
+  }
+}

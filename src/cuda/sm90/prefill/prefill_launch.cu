@@ -114,8 +114,9 @@ cudaError_t launch_prefill(const runtime_api& api, const attention_kernel_args& 
     return cudaErrorInvalidValue;
   }
 
-  const bool featured =
-      p.window_left >= 0 || p.window_right >= 0 || p.soft_cap > 0 || p.alibi_slopes != nullptr || p.sinks != nullptr;
+  // The plain kernel takes maxima before the scale, which has to keep their order.
+  const bool featured = !(p.scale > 0) || p.window_left >= 0 || p.window_right >= 0 || p.soft_cap > 0 ||
+                        p.alibi_slopes != nullptr || p.sinks != nullptr;
   const prefill_function kernel = (pairs ? entry.pairs : entry.rows)[featured ? 1 : 0];
   const cudaError_t status = api.func_set_attribute(reinterpret_cast<const void*>(kernel),
                                                     cudaFuncAttributeMaxDynamicSharedMemorySize, entry.shared_bytes);

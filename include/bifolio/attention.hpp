@@ -71,8 +71,8 @@ struct attention_plan {
 /// of row t of q, query head h, and the key at position j of that row's sequence. An extent of 1 is read for every
 /// token, or every head. Where a row does not see position j its element is not read, and may be anything.
 ///
-/// −inf hides a key: it weighs nothing, although K and V there are still read, so that a NaN in them shows. NaN or +inf
-/// makes the rows that see it NaN, and no others.
+/// −inf hides a key: it weighs nothing, although K and V there are still read, so that a NaN in them may show. NaN or
+/// +inf makes the rows that see it NaN, and no others.
 struct attention_bias_view {
   const void* data = nullptr;     ///< [num_tokens, num_heads, num_keys], elements of a row contiguous; null = no bias
   dtype type = dtype::f32;        ///< f32, f16 or bf16, whatever q and the cache are
@@ -83,17 +83,22 @@ struct attention_bias_view {
   std::int64_t head_stride = 0;   ///< elements from a head to the next, ≥ 1; not looked at when there is one
 };
 
-/// Data and numbers of one layer's call. Pointers are of the backend's device.
+/// Data and numbers of one layer's call. Pointers are of the backend's device. What is written (out, lse) must not
+/// share memory with anything else of the call; what is read may, K and V included.
+///
+/// Slopes, sinks, bias and block tables are data on the device: the host does not look at them. A slope that is
+/// not finite, or a sink of +inf or NaN, spoils the rows of its head (NaN as a rule) and no others; a sink of −inf is
+/// none. A block id outside the pool, in a table changed since it was planned with, is read as some block of the pool.
 struct attention_params {
   const_tensor_view q;                  ///< [num_tokens, num_q_heads, head_dim]
-  tensor_view out;                      ///< like q; must not overlap q
+  tensor_view out;                      ///< like q
   float* lse = nullptr;                 ///< optional, [num_tokens, num_q_heads], natural log
   kv_cache_view kv;                     ///< this layer
   step_batch_view batch;                ///< device arrays; lengths as planned
   float scale = 0;                      ///< e.g. 1/√head_dim; finite
   float soft_cap = 0;                   ///< 0 = none; else finite and > 0
   const float* alibi_slopes = nullptr;  ///< optional, [num_q_heads]
-  const float* sinks = nullptr;         ///< optional, [num_q_heads], logits of a value-less key
+  const float* sinks = nullptr;         ///< optional, [num_q_heads], logits of a value-less key; −inf = none
   attention_bias_view bias{};           ///< optional
 };
 
@@ -119,8 +124,9 @@ struct merge_params {
 /// invalid_argument: num_seqs, num_tokens, heads, head_dim, block_size or a dtype is not as planned; a needed pointer
 /// is null or not aligned to its element; a stride is negative, or those of `out` let rows overlap; scale is not
 /// finite; soft_cap is negative or not finite; an extent of `bias` is neither the plan's nor 1, or its stride is below
-/// 1; `out` starts where `q` does. out_of_range: `kv` holds fewer blocks than the plan was made for, or `bias` fewer
-/// keys than its longest sequence. A batch of no tokens does nothing, whatever the data pointers are.
+/// 1; `out` or `lse` may share memory with each other, q, the cache or the bias. out_of_range: `kv` holds fewer blocks
+/// than the plan was made for, or `bias` fewer keys than its longest sequence. A batch of no tokens does nothing,
+/// whatever the data pointers are.
 [[nodiscard]] BIFOLIO_API std::optional<error> find_problem(const attention_plan& plan, const attention_params& params);
 
 }  // namespace bifolio

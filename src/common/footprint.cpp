@@ -71,6 +71,13 @@ bool make_footprint(footprint& out, const const_tensor_view& rows, bool must_nes
   return add_axes(out, axes, 3, static_cast<std::int64_t>(size_of(rows.type)), must_nest);
 }
 
+footprint flat_footprint(const void* base, std::int64_t num_bytes) noexcept {
+  footprint out;
+  out.base = static_cast<const std::byte*>(base);
+  out.span = num_bytes;
+  return out;
+}
+
 bool apart(const footprint& a, std::int64_t a_element, const footprint& b, std::int64_t b_element) noexcept {
   const auto a_begin = reinterpret_cast<std::uintptr_t>(a.base);
   const auto b_begin = reinterpret_cast<std::uintptr_t>(b.base);

@@ -37,6 +37,9 @@ struct footprint {
 /// `must_nest`.
 [[nodiscard]] bool make_footprint(footprint& out, const const_tensor_view& rows, bool must_nest) noexcept;
 
+/// An array of `num_bytes` ≥ 1 without gaps.
+[[nodiscard]] footprint flat_footprint(const void* base, std::int64_t num_bytes) noexcept;
+
 /// Whether two footprints surely share no byte: their spans are apart, or they interleave (K and V of a block side by
 /// side, layers of a block side by side): at some common stride both stay within their own part of each step.
 [[nodiscard]] bool apart(const footprint& a, std::int64_t a_element, const footprint& b,

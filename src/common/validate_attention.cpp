@@ -7,6 +7,7 @@
 #include <new>
 
 #include "common/checked.hpp"
+#include "common/footprint.hpp"
 #include "common/refuse.hpp"
 #include "common/validate_cache.hpp"
 
@@ -94,9 +95,9 @@ errc expect_array(const char* name, const std::int32_t* array, const refusal& re
   return refuse(errc::invalid_argument, name, " of the batch is not aligned to its elements of 4 bytes");
 }
 
-// What `check` finds wrong with a cache, by name. The layout's heads, head_dim, block_size and dtype are good.
+// What `check_readable` finds wrong with a cache, by name. The layout's heads, head_dim, block_size and dtype are good.
 errc check_cache(const kv_cache_view& kv, const refusal& refuse) {
-  const errc code = check(kv);
+  const errc code = check_readable(kv);
   if (code == errc::ok) return code;
   if (kv.num_blocks < 0) {
     return refuse(code, "num_blocks of kv is ", kv.num_blocks, "; it must not be negative");
@@ -121,7 +122,7 @@ errc check_cache(const kv_cache_view& kv, const refusal& refuse) {
                     " bytes");
     }
   }
-  return refuse(code, "the halves kv.k and kv.v share memory");
+  return refuse(code, "num_blocks of kv is ", kv.num_blocks, "; the largest allowed value is ", max_num_blocks);
 }
 
 // Shape, dtype, strides and pointer of one tensor; `written`: its rows must not overlap.
@@ -188,6 +189,50 @@ errc check_bias(const attention_bias_view& bias, const attention_plan& plan, con
   if (rows.num_tokens == 1) rows.token_stride = 0;
   if (rows.num_heads == 1) rows.head_stride = 0;
   return check_tensor(rows, "bias", false, refuse);
+}
+
+// What is written, `out` and `lse`, against everything else whose extent is known. All of it has been checked.
+errc check_overlap(const attention_params& params, const refusal& refuse) {
+  struct part {
+    const char* name = nullptr;
+    footprint memory;
+    std::int64_t element_bytes = 1;
+  };
+  part parts[6];
+  int num_parts = 0;
+  const auto add_rows = [&](const char* name, const const_tensor_view& rows) {
+    part& p = parts[num_parts++];
+    p.name = name;
+    p.element_bytes = static_cast<std::int64_t>(size_of(rows.type));
+    (void)make_footprint(p.memory, rows, false);
+  };
+  const auto add_half = [&](const char* name, const void* data, const kv_strides& strides) {
+    part& p = parts[num_parts++];
+    p.name = name;
+    p.element_bytes = static_cast<std::int64_t>(size_of(params.kv.layout.type));
+    (void)make_footprint(p.memory, data, params.kv.layout, strides, params.kv.num_blocks);
+  };
+  add_rows("out", as_const(params.out));
+  if (params.lse != nullptr) {
+    const std::int64_t rows = params.out.num_tokens * params.out.num_heads;
+    parts[num_parts++] = {"lse", flat_footprint(params.lse, rows * std::int64_t{sizeof(float)}), sizeof(float)};
+  }
+  const int num_written = num_parts;
+  add_rows("q", params.q);
+  if (params.kv.num_blocks > 0) {
+    add_half("kv.k", params.kv.k, params.kv.layout.k);
+    add_half("kv.v", params.kv.v, params.kv.layout.v);
+  }
+  if (params.bias.data != nullptr && params.bias.num_keys > 0) add_rows("bias", rows_of(params.bias));
+  for (int written = 0; written < num_written; ++written) {
+    for (int other = written + 1; other < num_parts; ++other) {
+      const part& a = parts[written];
+      const part& b = parts[other];
+      if (apart(a.memory, a.element_bytes, b.memory, b.element_bytes)) continue;
+      return refuse(errc::invalid_argument, a.name, " and ", b.name, " overlap; ", a.name, " is written");
+    }
+  }
+  return errc::ok;
 }
 
 /// Whether all of [first, last) are in [0, num_blocks). Without a branch per id, so that it is vectorised everywhere: a
@@ -352,11 +397,9 @@ errc attention(const attention_plan& plan, const attention_params& params, std::
   if (code != errc::ok) return code;
   code = check_cache(params.kv, refuse);
   if (code != errc::ok) return code;
-  if (params.out.data == params.q.data) {
-    return refuse(errc::invalid_argument, "out starts where q does; they must not overlap");
-  }
   code = check_bias(params.bias, plan, refuse);
   if (code == errc::ok) code = expect_aligned("lse", params.lse, refuse);
+  if (code == errc::ok) code = check_overlap(params, refuse);
   if (code == errc::ok) code = expect_aligned("alibi_slopes", params.alibi_slopes, refuse);
   if (code == errc::ok) code = expect_aligned("sinks", params.sinks, refuse);
   if (code == errc::ok) code = expect_array("query_start_loc", params.batch.query_start_loc, refuse);

@@ -164,11 +164,17 @@ errc check(const kv_layout& layout, std::int64_t num_blocks) noexcept {
   return errc::ok;
 }
 
-errc check(const kv_cache_view& view) noexcept {
+errc check_readable(const kv_cache_view& view) noexcept {
   if (const errc code = check(view.layout, view.num_blocks); code != errc::ok) return code;
   if (view.num_blocks == 0) return errc::ok;
   if (view.k == nullptr || view.v == nullptr) return errc::invalid_argument;
-  if (!aligned(view.k, view.layout.type) || !aligned(view.v, view.layout.type)) return errc::invalid_argument;
+  const bool both_aligned = aligned(view.k, view.layout.type) && aligned(view.v, view.layout.type);
+  return both_aligned ? errc::ok : errc::invalid_argument;
+}
+
+errc check(const kv_cache_view& view) noexcept {
+  if (const errc code = check_readable(view); code != errc::ok) return code;
+  if (view.num_blocks == 0) return errc::ok;
   const layer_footprint print = footprint_of(view);
   return apart(print.k, print.element, print.v, print.element) ? errc::ok : errc::invalid_argument;
 }

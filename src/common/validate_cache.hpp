@@ -37,7 +37,10 @@ inline constexpr std::int64_t max_num_blocks = free_table_entry;
 /// The numbers, the dtype and the strides of both halves.
 [[nodiscard]] errc check(const kv_layout& layout, std::int64_t num_blocks) noexcept;
 
-/// One layer's view: its layout, its pointers, and that K and V are apart.
+/// One layer's view for calls that only read it: its layout and its pointers.
+[[nodiscard]] errc check_readable(const kv_cache_view& view) noexcept;
+
+/// The same, and that K and V are apart.
 [[nodiscard]] errc check(const kv_cache_view& view) noexcept;
 
 /// Whether the order inside a block is the same, so that blocks may be moved byte for byte; what lies between blocks

@@ -27,6 +27,7 @@ attention_args args_of(const attention_plan& plan, const cpu_attention_plan& sta
   args.bias_type = params.bias.type;
   args.bias_token_stride = params.bias.num_tokens == 1 ? 0 : params.bias.token_stride;
   args.bias_head_stride = params.bias.num_heads == 1 ? 0 : params.bias.head_stride;
+  args.num_blocks = params.kv.num_blocks;
   args.q_token_stride = params.q.token_stride;
   args.q_head_stride = params.q.head_stride;
   args.out_token_stride = params.out.token_stride;

@@ -54,3 +54,61 @@ TEST_CASE("every layout agrees with the oracle") { check_all(layout_cases()); }
 TEST_CASE("every option, alone, agrees with the oracle") { check_all(option_cases()); }
 
 TEST_CASE("extreme values agree with the oracle") { check_all(value_cases()); }
+
+TEST_CASE("V may be K's memory") {
+  for (const arrangement layout : all_arrangements) {
+    for (const dtype type : dtypes) {
+      attention_case c{.what = "V is K",
+                       .q_type = type,
+                       .kv_type = type,
+                       .out_type = type,
+                       .layout = layout,
+                       .seqs = {{1, 70}, {200, 210}, {1, 1}, {20, 20}, {1, 600}}};
+      attention_contents contents(c);
+      for (attention_contents::sequence& seq : contents.seqs) seq.v = seq.k;
+      const attention_expectation expectation(c, contents);
+      for (const tested_backend* tested : one_per_family(static_cast<std::size_t>(type))) {
+        attention_call call(*tested, c, contents, {{1, 0, 0}, 0, 0, 0, 0, 0, 0, 0});
+        call.params.kv.v = call.params.kv.k;
+        call.params.kv.layout.v = call.params.kv.layout.k;
+        call.plan();
+        const std::optional<error> refusal = find_problem(call.planned, call.params);
+        CHECK_MESSAGE(!refusal.has_value(), tested->name, ": ", refusal->what());
+        if (call.run() != errc::ok) continue;
+        std::string problem;
+        const attention_output got = call.read(problem);
+        problem += expectation.problem_of(got, tested->numbers_for(type, type, type, c.head_dim));
+        CHECK_MESSAGE(problem.empty(), tested->name, ": ", problem, " [", describe(c), "]");
+      }
+    }
+  }
+}
+
+TEST_CASE("the scale may be negative or 0 for shapes of the tensor-core kernels too") {
+  for (const dtype type : dtypes) {
+    for (const std::int32_t head_dim : {64, 128}) {
+      for (const bool negative : {true, false}) {
+        // Scores of this scale are all 0 in float32, as with a scale of 0.
+        const attention_case c{.what = negative ? "negative scale" : "scale 0",
+                               .head_dim = head_dim,
+                               .q_type = type,
+                               .kv_type = type,
+                               .out_type = type,
+                               .seqs = {{300, 300}, {1, 200}, {130, 400}},
+                               .scale = negative ? -0.7f : 1e-38f};
+        const attention_contents contents(c);
+        const attention_expectation expectation(c, contents);
+        for (const tested_backend* tested : one_per_family(static_cast<std::size_t>(type))) {
+          attention_call call(*tested, c, contents, {{1, 0, 0}, 0, 0, 0, 0, 0, 0, 0});
+          if (!negative) call.params.scale = 0;
+          call.plan();
+          REQUIRE(call.run() == errc::ok);
+          std::string problem;
+          const attention_output got = call.read(problem);
+          problem += expectation.problem_of(got, tested->numbers_for(type, type, type, head_dim));
+          CHECK_MESSAGE(problem.empty(), tested->name, ": ", problem, " [", describe(c), "]");
+        }
+      }
+    }
+  }
+}

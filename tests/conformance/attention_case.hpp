@@ -45,6 +45,7 @@ enum class bias_kind : std::uint8_t {
   one_token,  ///< for each head
   one_row,    ///< one for all
   masked,     ///< for each token and head, −inf for a third of the keys and for whole rows
+  lowest,     ///< for each token and head, the lowest finite number for every third key
 };
 [[nodiscard]] std::string_view to_string(bias_kind kind) noexcept;
 
@@ -65,6 +66,7 @@ struct attention_case {
   float scale = 0;  ///< 0 = 1/√head_dim
   float soft_cap = 0;
   bool alibi = false;
+  float alibi_factor = 1;  ///< of all slopes; those of the ALiBi paper stay below 1
   bool sinks = false;
   bias_kind bias = bias_kind::none;
   dtype bias_type = dtype::f32;

@@ -31,3 +31,11 @@ TEST_CASE("random batches in 16-bit types of the usual head sizes agree with the
     CHECK_MESSAGE(problem.empty(), problem);
   }
 }
+
+TEST_CASE("random cases with steep ALiBi slopes stay within the bound") {
+  const std::vector<attention_case> cases = steep_cases(test_seed(), 400);
+  for (std::size_t n = 0; n < cases.size(); ++n) {
+    const std::string problem = check_attention(cases[n], n);
+    CHECK_MESSAGE(problem.empty(), problem);
+  }
+}

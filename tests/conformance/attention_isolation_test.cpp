@@ -16,6 +16,9 @@ namespace {
 constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
 constexpr float infinity = std::numeric_limits<float>::infinity();
 
+// Rows without gaps, as tensor cores need them.
+const attention_placement dense{{1, 3, 2}, 0, 0, 0, 0, 0, 0, 0};
+
 attention_case batch(dtype type) {
   return {.what = "batch with a bad value",
           .num_kv_heads = 3,
@@ -115,25 +118,29 @@ TEST_CASE("a NaN in q spoils its own row and no other") {
 }
 
 TEST_CASE("a NaN that is seen is not hidden: the rows that see it are NaN") {
-  for (const dtype type : dtypes) {
-    const attention_case c = batch(type);
-    for (const tested_backend* tested : one_per_family(static_cast<std::size_t>(type) + 2)) {
-      const arithmetic numbers = tested->numbers_for(c.q_type, c.kv_type, c.out_type, c.head_dim);
-      const std::size_t together = numbers.dims_together[static_cast<std::size_t>(type)];
-      attention_contents in_k(c);
-      kv_element(c, in_k.seqs[0].k, 300, 1, 5) = not_a_number;
-      const attention_output from_k = run_attention(*tested, c, in_k);
-      attention_contents in_v(c);
-      kv_element(c, in_v.seqs[0].v, 300, 1, 5) = not_a_number;
-      const attention_output from_v = run_attention(*tested, c, in_v);
-      for (std::size_t h = 2; h < 4; ++h) {  // the two query heads of KV head 1
-        for (std::size_t i = 0; i < 48; ++i) {
-          CHECK_MESSAGE(std::isnan(from_k.out[h * 48 + i]), tested->name, ", K, dim ", i);
-          CHECK_MESSAGE(std::isnan(from_v.out[h * 48 + i]) == (i / together == 5 / together), tested->name, ", V, dim ",
-                        i);
+  for (const std::int32_t head_dim : {48, 64}) {  // tensor cores have 64
+    for (const dtype type : dtypes) {
+      attention_case c = batch(type);
+      c.head_dim = head_dim;
+      const auto dims = static_cast<std::size_t>(head_dim);
+      for (const tested_backend* tested : one_per_family(static_cast<std::size_t>(type) + 2)) {
+        const arithmetic numbers = tested->numbers_for(c.q_type, c.kv_type, c.out_type, c.head_dim);
+        const std::size_t together = numbers.dims_together[static_cast<std::size_t>(type)];
+        attention_contents in_k(c);
+        kv_element(c, in_k.seqs[0].k, 300, 1, 5) = not_a_number;
+        const attention_output from_k = run_attention(*tested, c, in_k, dense);
+        attention_contents in_v(c);
+        kv_element(c, in_v.seqs[0].v, 300, 1, 5) = not_a_number;
+        const attention_output from_v = run_attention(*tested, c, in_v, dense);
+        for (std::size_t h = 2; h < 4; ++h) {  // the two query heads of KV head 1
+          for (std::size_t i = 0; i < dims; ++i) {
+            CHECK_MESSAGE(std::isnan(from_k.out[h * dims + i]), tested->name, ", K, dim ", i);
+            CHECK_MESSAGE(std::isnan(from_v.out[h * dims + i]) == (i / together == 5 / together), tested->name,
+                          ", V, dim ", i);
+          }
+          CHECK_MESSAGE(std::isnan(from_k.lse[h]), tested->name);
+          CHECK_MESSAGE(!std::isnan(from_v.lse[h]), tested->name);
         }
-        CHECK_MESSAGE(std::isnan(from_k.lse[h]), tested->name);
-        CHECK_MESSAGE(!std::isnan(from_v.lse[h]), tested->name);
       }
     }
   }
@@ -151,5 +158,121 @@ TEST_CASE("a key whose logit is minus infinity weighs nothing") {
     // An average of the other 19 values, so finite and not NaN.
     for (std::size_t i = 0; i < 8; ++i) CHECK_MESSAGE(std::isfinite(got.out[i]), tested->name);
     CHECK_MESSAGE(std::isfinite(got.lse[0]), tested->name);
+  }
+}
+
+TEST_CASE("a slope or sink that is not finite touches rows of its own head alone") {
+  for (const dtype type : dtypes) {
+    attention_case c = batch(type);
+    c.head_dim = 64;  // tensor cores have it
+    c.alibi = c.sinks = true;
+    const attention_contents contents(c);
+    for (const tested_backend* tested : one_per_family(static_cast<std::size_t>(type))) {
+      const attention_output good = run_attention(*tested, c, contents, dense);
+      for (const bool in_slopes : {true, false}) {
+        for (const float bad_value : {not_a_number, infinity, -infinity}) {
+          constexpr std::int32_t bad_head = 3;
+          attention_contents poisoned = contents;
+          (in_slopes ? poisoned.alibi_slopes : poisoned.sinks)[bad_head] = bad_value;
+          const attention_output bad = run_attention(*tested, c, poisoned, dense);
+          std::int64_t changed = 0;
+          const std::string problem = compare_rows(
+              c, good, bad, [&](std::size_t, std::int32_t, std::int32_t head) { return head == bad_head; }, changed);
+          CHECK_MESSAGE(problem.empty(), tested->name, ", ", bad_value, in_slopes ? " slope" : " sink", ": ", problem);
+          CHECK_MESSAGE(changed > 0, tested->name, ", ", bad_value, in_slopes ? " slope" : " sink", " went unseen");
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a sink of minus infinity is none") {
+  for (const dtype type : dtypes) {
+    attention_case c = batch(type);
+    c.head_dim = 64;
+    c.seqs.push_back({3, 0});
+    c.sinks = true;
+    attention_contents contents(c);
+    for (std::size_t h = 0; h < contents.sinks.size(); h += 2) contents.sinks[h] = -infinity;
+    const attention_expectation expectation(c, contents);
+    for (const tested_backend* tested : one_per_family(static_cast<std::size_t>(type))) {
+      const std::string problem = expectation.problem_of(run_attention(*tested, c, contents, dense),
+                                                         tested->numbers_for(type, type, type, c.head_dim));
+      CHECK_MESSAGE(problem.empty(), tested->name, ": ", problem);
+    }
+  }
+}
+
+TEST_CASE("NaN or infinity in a bias touches only the rows that see it") {
+  for (const dtype type : dtypes) {
+    attention_case c = batch(type);
+    c.bias = bias_kind::full;
+    const attention_contents contents(c);
+    for (const tested_backend* tested : one_per_family(static_cast<std::size_t>(type))) {
+      const attention_output good = run_attention(*tested, c, contents);
+      for (const float bad_value : {not_a_number, infinity}) {
+        constexpr std::int32_t token = 7;
+        constexpr std::int32_t bad_head = 4;
+        attention_contents poisoned = contents;
+        poisoned.seqs[1].bias[static_cast<std::size_t>((token * c.num_q_heads() + bad_head) * 80 + 11)] = bad_value;
+        const attention_output bad = run_attention(*tested, c, poisoned);
+        std::int64_t changed = 0;
+        const std::string problem = compare_rows(
+            c, good, bad,
+            [&](std::size_t s, std::int32_t position, std::int32_t head) {
+              return s == 1 && position == 30 + token && head == bad_head;
+            },
+            changed);
+        CHECK_MESSAGE(problem.empty(), tested->name, ", ", bad_value, ": ", problem);
+        CHECK(changed == 1);
+        const std::size_t row = static_cast<std::size_t>((1 + token) * c.num_q_heads() + bad_head);
+        CHECK_MESSAGE(std::isnan(bad.lse[row]), tested->name);
+        CHECK_MESSAGE(std::isnan(bad.out[row * static_cast<std::size_t>(c.head_dim)]), tested->name);
+      }
+    }
+  }
+}
+
+TEST_CASE("block ids outside the pool, in a table changed after planning, leave memory and other sequences alone") {
+  std::vector<attention_case> cases;
+  for (const dtype type : dtypes) {
+    for (const arrangement layout : {arrangement::hnd, arrangement::x_split, arrangement::scattered}) {
+      attention_case c = batch(type);
+      c.what = "a table that changed";
+      c.head_dim = 128;
+      c.layout = layout;
+      c.seqs = {{1, 600}, {1, 300}, {300, 300}, {300, 310}, {40, 40}};  // decode and prefill
+      cases.push_back(c);
+    }
+  }
+  for (const attention_case& c : cases) {
+    const attention_contents contents(c);
+    for (const tested_backend* tested : one_per_family(static_cast<std::size_t>(c.kv_type))) {
+      // No spare blocks: they hold poison, which `read` looks for.
+      attention_call call(*tested, c, contents, {{1, 0, 2}, 0, 0, 0, 0, 0, 0, 0});
+      call.plan();
+      REQUIRE(call.run() == errc::ok);
+      std::string problem;
+      const attention_output good = call.read(problem);
+      const auto stride = static_cast<std::size_t>(call.host_batch.block_table_stride);
+      std::vector<std::int32_t> tables(call.host_batch.block_tables, call.host_batch.block_tables + 5 * stride);
+      const std::int32_t bad_ids[] = {-1, static_cast<std::int32_t>(call.num_blocks),
+                                      std::numeric_limits<std::int32_t>::max(),
+                                      std::numeric_limits<std::int32_t>::min(), free_table_entry};
+      for (const std::size_t seq : {std::size_t{1}, std::size_t{3}}) {
+        for (std::size_t entry = 0; entry < stride; ++entry) tables[seq * stride + entry] = bad_ids[entry % 5];
+      }
+      device_bytes on_device(tested->get(), bytes_of(tables), alignof(std::int32_t));
+      call.params.batch.block_tables = reinterpret_cast<const std::int32_t*>(on_device.data());
+      call.reset_outputs();
+      REQUIRE(call.run() == errc::ok);
+      const attention_output bad = call.read(problem);
+      std::int64_t changed = 0;
+      problem = compare_rows(
+          c, good, bad, [](std::size_t s, std::int32_t, std::int32_t) { return s == 1 || s == 3; }, changed);
+      CHECK_MESSAGE(problem.empty(), tested->name, ": ", problem, " [", describe(c), "]");
+      CHECK(changed > 0);
+      CHECK(tested->get().health() == errc::ok);
+    }
   }
 }

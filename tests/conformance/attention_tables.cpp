@@ -161,6 +161,13 @@ std::vector<named_option> all_options() {
          c.bias = bias_kind::masked;
          c.sinks = true;
        }},
+      {"bias of the lowest number", [](attention_case& c) { c.bias = bias_kind::lowest; }},
+      {"bias of the lowest f16, not causal",
+       [](attention_case& c) {
+         c.bias = bias_kind::lowest;
+         c.bias_type = dtype::f16;
+         c.causal = false;
+       }},
       {"bias after a soft cap",
        [](attention_case& c) {
          c.bias = bias_kind::full;
@@ -657,6 +664,39 @@ std::vector<attention_case> x_split_cases() {
         ++turn;  // so that groups and options meet other launches
       }
     }
+  }
+  return cases;
+}
+
+std::vector<attention_case> steep_cases(std::uint64_t seed, int count) {
+  random_source random(hash_of(seed, 0x57ee));
+  const std::vector<std::int32_t> dims{1, 2, 8, 16, 31, 32};
+  std::vector<attention_case> cases;
+  for (int n = 0; n < count; ++n) {
+    const dtype type = random.pick(dtypes);
+    const bool one_type = random.one_in(2);
+    attention_case c{.what = "steep case " + std::to_string(n),
+                     .num_kv_heads = 1,
+                     .group_size = static_cast<std::int32_t>(random.between(1, 4)),
+                     .head_dim = random.pick(dims),
+                     .q_type = type,
+                     .kv_type = one_type ? type : random.pick(dtypes),
+                     .out_type = one_type ? type : random.pick(dtypes),
+                     .causal = random.one_in(2),
+                     .window_left = random.one_in(3) ? static_cast<std::int32_t>(random.between(0, 60)) : -1,
+                     .scale = random.one_in(3) ? 0.05f + 20.0f * random.unit() : 0.0f,
+                     .soft_cap = random.one_in(4) ? 0.5f + 30.0f * random.unit() : 0.0f,
+                     .alibi = true,
+                     .alibi_factor = (random.one_in(4) ? -128.0f : 128.0f) * (random.one_in(3) ? random.unit() : 1.0f),
+                     .sinks = random.one_in(4),
+                     .bias = random.one_in(4) ? random.pick(bias_kinds) : bias_kind::none,
+                     .bias_type = random.pick(dtypes),
+                     .seed = random.next()};
+    for (std::int64_t s = random.between(1, 3); s > 0; --s) {
+      const auto seq_len = static_cast<std::int32_t>(random.between(1, random.one_in(3) ? 700 : 90));
+      c.seqs.push_back({static_cast<std::int32_t>(random.between(1, std::min(seq_len, 5))), seq_len});
+    }
+    cases.push_back(std::move(c));
   }
   return cases;
 }

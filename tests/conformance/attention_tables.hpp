@@ -34,6 +34,10 @@ inline constexpr dtype dtypes[] = {dtype::f32, dtype::f16, dtype::bf16};
 /// Random cases of the shapes that GPUs have tensor-core kernels for: one 16-bit type, head_dim 64, 128 or 256.
 [[nodiscard]] std::vector<attention_case> half_precision_cases(std::uint64_t seed, int count);
 
+/// Small random cases with ALiBi slopes of up to 128, and of both signs: scores of thousands, whose rounding exceeds
+/// that of everything else, and weights too small for float32.
+[[nodiscard]] std::vector<attention_case> steep_cases(std::uint64_t seed, int count);
+
 /// The one-axis tables once more for the shapes that GPUs have tensor-core kernels for: f16 and bf16, aligned, head_dim
 /// 64, 128 and 256, each case with decodes, a prefill and a chunk.
 [[nodiscard]] std::vector<attention_case> half_precision_option_cases();

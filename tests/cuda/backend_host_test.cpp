@@ -355,6 +355,31 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("a call with a bias is one launch of the general kernel, whatever layout and dtypes it has") {
+  const void* general = nullptr;  // f32 queries on hnd have no other kernel
+  for (const bool one_type : {false, true}) {
+    for (const layout_kind kind : {layout_kind::hnd, layout_kind::x_split}) {
+      world w(kind);
+      attention_spec spec = world::spec();
+      attention_params params = w.attention();
+      if (one_type) spec.q_type = spec.out_type = params.q.type = params.out.type = dtype::bf16;
+      w.where.plan_attention(w.plan, spec, w.host_batch(), num_blocks);
+      w.runtime.forget_counts();
+      REQUIRE(w.where.attention(w.plan, params) == errc::ok);
+      if (general == nullptr) general = w.runtime.launches.at(0).function;
+      const bool has_own = one_type || kind == layout_kind::x_split;
+      CHECK((w.runtime.launches.at(0).function != general) == has_own);
+
+      const buffer bias(w.where.memory(), 40 * sizeof(std::uint16_t));
+      params.bias = {bias.data(), dtype::f16, 1, 1, 40};
+      w.runtime.forget_counts();
+      REQUIRE(w.where.attention(w.plan, params) == errc::ok);
+      REQUIRE(w.runtime.launches.size() == 1);
+      CHECK(w.runtime.launches[0].function == general);
+    }
+  }
+}
+
 TEST_CASE("a plan of another backend, and a plan never made, are refused") {
   world w;
   CHECK(w.where.attention(w.plan, w.attention()) == errc::failed_precondition);

@@ -57,12 +57,12 @@ void accuracy_judge::add(const attention_options& options, const dense_sequence&
         const auto got = static_cast<double>(out[at]);
         const double error = std::abs(got - want);
         const double magnitude = expected.magnitude[at];
-        double allowed = relative * magnitude * (1 + u_out) + u_out * std::abs(want) + underflow;
+        const double largest = std::max(std::abs(expected.lowest[at]), std::abs(expected.highest[at]));
+        const double flushed = (0x1p-114 + gates_.numbers.tiny_probability[kv]) * length * largest;
+        double allowed = relative * magnitude * (1 + u_out) + u_out * std::abs(want) + flushed + underflow;
         if (expected.num_keys[row] == 0) allowed = 0;
         if (!within(error, allowed)) note("output", t, h, i, got, want, allowed);
-        const double rounding =
-            (u_out + u_p + 2 * u * sums) * std::max(std::abs(expected.lowest[at]), std::abs(expected.highest[at])) +
-            underflow;
+        const double rounding = (u_out + u_p + 2 * u * sums) * largest + underflow;
         if (!(got >= std::clamp(expected.lowest[at], -most, most) - rounding &&
               got <= std::clamp(expected.highest[at], -most, most) + rounding)) {
           note("not an average of the visible values", t, h, i, got, want, rounding);

@@ -52,6 +52,7 @@ attention_reference attend(const attention_options& options, const dense_sequenc
 
   std::vector<std::int64_t> keys;
   std::vector<double> logits;
+  std::vector<double> slacks;
   for (std::int64_t t = 0; t < seq.query_len; ++t) {
     const std::int64_t p = seq.seq_len - seq.query_len + t;
     for (std::int64_t h = 0; h < options.num_q_heads; ++h) {
@@ -59,7 +60,7 @@ attention_reference attend(const attention_options& options, const dense_sequenc
       const float* q = seq.q + static_cast<std::int64_t>(row) * d;
       keys.clear();
       logits.clear();
-      double slack = 0;
+      slacks.clear();
       for (std::int64_t j = 0; j < seq.seq_len; ++j) {
         if (!is_visible(options, p, j, seq.seq_len)) continue;
         const float* k = seq.k + (j * options.num_kv_heads + h / group) * d;
@@ -80,18 +81,23 @@ attention_reference attend(const attention_options& options, const dense_sequenc
                                  : static_cast<double>(options.alibi_slopes[h]) * static_cast<double>(j - p);
         const auto bias = static_cast<double>(bias_of(seq, row, j));
         if (logit + alibi + bias == -infinity) continue;  // weighs nothing
-        slack = std::max(slack, slack_of_logit(options, products, logit, alibi, bias));
+        slacks.push_back(slack_of_logit(options, products, logit, alibi, bias));
         keys.push_back(j);
         logits.push_back(logit + alibi + bias);
       }
       result.num_keys[row] = static_cast<std::int64_t>(keys.size());
-      result.logit_slack[row] = slack;
 
       double maximum = -infinity;
       for (const double logit : logits) maximum = std::max(maximum, logit);
       const double sink = options.sinks == nullptr ? -infinity : static_cast<double>(options.sinks[h]);
       maximum = std::max(maximum, sink);
       if (maximum == -infinity) continue;  // nothing to see: output 0, LSE −inf
+      double& slack = result.logit_slack[row];
+      for (std::size_t n = 0; n < keys.size(); ++n) {
+        // Keys that a bias puts so low that float32 has no weight for them, whatever their own error, do not count.
+        if (seq.bias != nullptr && logits[n] + 0x1p-20 * slacks[n] < maximum - 110) continue;
+        slack = std::max(slack, slacks[n]);
+      }
 
       double sum = std::exp(sink - maximum);
       for (double& logit : logits) {

@@ -162,3 +162,20 @@ TEST_CASE("the plain float32 kernel passes the gates, and a result that is sligh
   CHECK_FALSE(complaint(scalar.out, {scalar.lse[0], nan}).empty());
   CHECK_FALSE(complaint(scalar.out, {scalar.lse[0] + 1e-3f, scalar.lse[1]}).empty());
 }
+
+TEST_CASE("a weight too small for float32 may be flushed, and no other") {
+  const attention_options options{.num_q_heads = 1, .num_kv_heads = 1, .head_dim = 1, .causal = false, .scale = 1};
+  const std::vector<float> q{1};
+  const std::vector<float> v{0, 3};  // the key that weighs has no value
+  for (const float logit : {-88.0f, -70.0f}) {
+    const std::vector<float> k{0, logit};
+    const dense_sequence seq{1, 2, q.data(), k.data(), v.data()};
+    const scalar_attention scalar = attend_in_float32(options, seq);
+    accuracy_gates gates;
+    gates.statistical = false;
+    accuracy_judge judge(gates);
+    const float flushed = 0;
+    judge.add(options, seq, attend(options, seq), scalar, &flushed, scalar.lse.data());
+    CHECK_MESSAGE(judge.problem().empty() == (logit == -88.0f), judge.problem());
+  }
+}

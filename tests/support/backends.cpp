@@ -45,6 +45,7 @@ arithmetic loosest_numbers_of(std::optional<cpu_isa> isa) {
   if (isa == cpu_isa::amx || isa == cpu_isa::amx_fp16) numbers.dims_together[2] = 2;
   if (isa == cpu_isa::amx_fp16) {
     numbers.unit_probability[1] = 0x1p-11;
+    numbers.tiny_probability[1] = 0x1p-29;  // 16 times the probability is rounded to f16
     numbers.dims_together[1] = 2;
   }
   return numbers;
@@ -68,6 +69,7 @@ std::vector<tested_backend> open_all() {
       // Tensor cores: their sums are looser than float32's, and probabilities are rounded to the type of V.
       entry.numbers.unit_accumulate = {0x1p-24, 0x1p-22, 0x1p-22};
       entry.numbers.unit_probability = {0, 0x1p-11, 0x1p-8};
+      entry.numbers.tiny_probability = {0, 0x1p-25, 0};
       entry.numbers.split_size = 2048;
     }
     list.push_back(std::move(entry));

@@ -19,6 +19,7 @@ struct arithmetic {
   std::int64_t split_size = 512;                                        ///< keys per partial sum, B of the error bound
   std::array<double, 3> unit_accumulate = {0x1p-24, 0x1p-24, 0x1p-24};  ///< roundoff of sums, by KV dtype
   std::array<double, 3> unit_probability = {};           ///< rounding of probabilities before they meet V, by KV dtype
+  std::array<double, 3> tiny_probability = {};           ///< their rounding where they are subnormal, by KV dtype
   std::array<std::size_t, 3> dims_together = {1, 1, 1};  ///< aligned dims of V that share a NaN, by KV dtype
   std::array<double, 3> flushed = {};  ///< magnitudes below which a product or sum may count as 0, by KV dtype
 };

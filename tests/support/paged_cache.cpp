@@ -124,6 +124,8 @@ paged_cache::paged_cache(backend& where, arrangement how, dtype type, std::int32
   std::iota(order.begin(), order.end(), 0);
   random_source random(hash_of(placement.order, 0x0b10c5));
   random.shuffle(order);
+  // Ids past the pool may be taken as its last block: that one holds nothing where there are spare blocks.
+  if (placement.spare_blocks > 0) std::iter_swap(std::max_element(order.begin(), order.end()), order.end() - 1);
 
   const arranged_layout arranged = arrange(how, type, num_kv_heads, head_dim, block_size, num_blocks);
   const kv_layout& layout = arranged.layout;

@@ -76,6 +76,7 @@ struct attention_args {
   const void* bias = nullptr;           ///< [num_tokens, num_q_heads, keys], of bias_type, or null
   std::int64_t bias_token_stride = 0;   ///< 0 = all tokens share a row
   std::int64_t bias_head_stride = 0;    ///< 0 = all heads do
+  std::int64_t num_blocks = 0;          ///< of the cache
   std::int64_t q_token_stride = 0;
   std::int64_t q_head_stride = 0;
   std::int64_t out_token_stride = 0;

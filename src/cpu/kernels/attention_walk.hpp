@@ -132,7 +132,9 @@ class item_walk {
     std::int64_t logical = (first + key) / args_.block_size;
     token = static_cast<std::int32_t>(first + key - logical * args_.block_size);
     while (key < place.end) {
-      const std::int64_t physical = block_table[logical++];
+      // The plan checked the host's table; another one now must not lead out of the cache.
+      std::int64_t physical = block_table[logical++];
+      physical = physical < 0 ? 0 : physical >= args_.num_blocks ? args_.num_blocks - 1 : physical;
       const int left_in_block = args_.block_size - token;
       const int run = left_in_block < place.end - key ? left_in_block : place.end - key;
       std::int64_t k = physical * args_.k_strides.block + token * args_.k_strides.token;

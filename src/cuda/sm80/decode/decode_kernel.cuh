@@ -267,6 +267,11 @@ class worker {
     return static_cast<int>(static_cast<unsigned>(position) % static_cast<unsigned>(a_.block_size));
   }
 
+  // The plan checked the host's table; a different one on the device must not lead out of the cache.
+  [[nodiscard]] __device__ int bounded(int id) const {
+    return static_cast<int>(min(static_cast<unsigned>(id), static_cast<unsigned>(a_.num_blocks - 1)));
+  }
+
   // Where K and V have the row of load_.head in this slot of block `id`.
   [[nodiscard]] __device__ std::int64_t row_offset(int id, int slot) const {
     return id * a_.block_stride + slot * a_.token_stride + load_.head * a_.head_stride;
@@ -301,7 +306,7 @@ class worker {
       load_first_ = false;
       const std::uint32_t base = stages_ + stage * S::stage_bytes;
       const int chunk = lane_ % S::chunks;
-      const std::int64_t offset_here = load_slot_ < 0 ? -1 : row_offset(load_block_, load_slot_);
+      const std::int64_t offset_here = load_slot_ < 0 ? -1 : row_offset(bounded(load_block_), load_slot_);
 #pragma unroll
       for (int pass = 0; pass < S::passes; ++pass) {
         const std::int64_t offset = __shfl_sync(0xffffffffu, offset_here, pass * S::rows_per_pass + lane_ / S::chunks);
@@ -882,9 +887,9 @@ class worker {
     }
     if (writes_lse && a_.lse != nullptr) {
       a_.lse[static_cast<std::int64_t>(query_start_ + token) * a_.num_q_heads + head] =
-          l > 0 ? m * ln2 + logf(l) : -INFINITY;
+          l != 0 ? m * ln2 + logf(l) : -INFINITY;  // NaN stays NaN
     }
-    return l > 0 ? scale / l : 0.0f;
+    return l != 0 ? scale / l : 0.0f;
   }
 
   __device__ void store_row(int token, int head, int column, const float4& lo, const float4& hi, float inverse) {

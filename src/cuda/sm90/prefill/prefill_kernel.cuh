@@ -506,10 +506,10 @@ class worker {
           }
         }
       }
-      inverse[i] = l > 0 ? factor / l : 0.0f;
+      inverse[i] = l != 0 ? factor / l : 0.0f;  // NaN stays NaN
       if (a_.lse != nullptr && valid && (thread_ & 3) == 0) {
         a_.lse[static_cast<std::int64_t>(item.query_start + token_[i]) * a_.num_q_heads + head_[i]] =
-            l > 0 ? m * ln2 + logf(l) : -INFINITY;
+            l != 0 ? m * ln2 + logf(l) : -INFINITY;
       }
     }
     // Four lanes hold 2 columns each of every run of 8; after the exchange lane q holds all 8 of run 4b + q.

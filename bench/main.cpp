@@ -29,7 +29,7 @@ int main(int argc, char** argv) {
   try {
     const output_format output = parse_format(format);
     report out;
-    describe_machine(out);
+    for (auto& [name, value] : machine_facts()) out.fact(name, value);
     run(out);
     out.print(std::cout, output);
     return 0;

@@ -85,6 +85,13 @@ class BIFOLIO_API backend {
                               std::int64_t num_blocks, stream_ref = {}) = 0;
   [[nodiscard]] virtual errc attention(const attention_plan& plan, const attention_params&,
                                        stream_ref = {}) noexcept = 0;
+  /// The kernels that `attention` chooses from on this device, by name, e.g. "cpu avx2 bf16 vectors" or "cuda decode
+  /// bf16 d128 plain". A name stands for one compiled instance, or for a few that differ in tile shape alone. Empty for
+  /// a backend that does not say.
+  [[nodiscard]] virtual std::vector<std::string> attention_kernels() const;
+  /// Which of them computes each sequence of this call: plan.num_seqs names, empty for a sequence without new tokens.
+  /// Reads the structs alone, never what their pointers point to. Empty when `attention` would refuse the call.
+  [[nodiscard]] virtual std::vector<std::string> describe(const attention_plan& plan, const attention_params&) const;
   /// out = (w_a·a + w_b·b) / (w_a + w_b) with w = exp(lse − max); lse = max + ln(w_a + w_b). A state with LSE −inf
   /// weighs nothing; two of them give 0 and −inf. (FlashInfer's recursive attention states, Milakov & Gimelshein 2018.)
   [[nodiscard]] virtual errc merge_states(const merge_params&, stream_ref = {}) noexcept = 0;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <string_view>
 
 #include "common/validate_attention.hpp"
 #include "cpu/attention_plan.hpp"
@@ -102,6 +103,28 @@ struct merge_call {
   std::int32_t num_lanes = 1;
 };
 
+std::string_view to_string(attention_loops loops) noexcept {
+  switch (loops) {
+    case attention_loops::vectors:
+      return "vectors";
+    case attention_loops::dots:
+      return "dots";
+    case attention_loops::tiles:
+      return "tiles";
+  }
+  return "unknown";
+}
+
+// `split`: the keys of a row are split over several items, whose partial results are combined.
+std::string kernel_name(const kernel_table& table, dtype kv_type, bool one_type, bool split) {
+  const attention_loops loops = table.attention.loops[static_cast<std::size_t>(kv_type)][one_type ? 1 : 0];
+  std::string name = "cpu ";
+  name.append(bifolio::to_string(table.isa)).append(" ").append(bifolio::to_string(kv_type));
+  name.append(" ").append(to_string(loops));
+  if (split) name.append(" split-KV");
+  return name;
+}
+
 void merge_lane(void* context, std::int32_t lane) noexcept {
   const auto& call = *static_cast<const merge_call*>(context);
   call.kernels->merge(*call.params, call.num_rows * lane / call.num_lanes, call.num_rows * (lane + 1) / call.num_lanes);
@@ -125,6 +148,33 @@ errc attention(const kernel_table& table, executor& lanes, const attention_plan&
   state->next_item.store(0, std::memory_order_relaxed);
   lanes.run(std::min(state->num_lanes, lanes.width()), &run_lane, &call);
   return errc::ok;
+}
+
+std::vector<std::string> attention_kernel_names(const kernel_table& table) {
+  std::vector<std::string> names;
+  for (const dtype kv_type : {dtype::f32, dtype::f16, dtype::bf16}) {
+    for (const bool one_type : {true, false}) {
+      const auto& loops = table.attention.loops[static_cast<std::size_t>(kv_type)];
+      if (!one_type && loops[0] == loops[1]) continue;
+      for (const bool split : {false, true}) names.push_back(kernel_name(table, kv_type, one_type, split));
+    }
+  }
+  return names;
+}
+
+std::vector<std::string> describe(const kernel_table& table, const attention_plan& plan,
+                                  const attention_params& params) {
+  std::vector<std::string> names;
+  const auto* const state = dynamic_cast<const cpu_attention_plan*>(plan.state.get());
+  if (state == nullptr || validate::attention(plan, params, nullptr) != errc::ok) return names;
+  const attention_spec& spec = plan.spec;
+  const bool one_type = spec.q_type == spec.kv_type && spec.out_type == spec.kv_type;
+  names.resize(static_cast<std::size_t>(plan.num_seqs));
+  for (std::int32_t i = 0; i < state->num_items; ++i) {
+    const planned_item& item = state->items.data()[i];
+    names[static_cast<std::size_t>(item.seq)] = kernel_name(table, spec.kv_type, one_type, item.partials >= 0);
+  }
+  return names;
 }
 
 errc merge_states(const kernel_table& table, executor& lanes, const merge_params& params) noexcept {

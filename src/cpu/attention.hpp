@@ -9,6 +9,8 @@
 #include <bifolio/memory_resource.hpp>
 #include <bifolio/step.hpp>
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "cpu/kernels/kernel_table.hpp"
 
@@ -19,6 +21,9 @@ void plan_attention(std::int32_t num_lanes, memory_resource& memory, attention_p
                     const step_batch_view& batch, std::int64_t num_blocks);
 [[nodiscard]] errc attention(const kernel_table& table, executor& lanes, const attention_plan& plan,
                              const attention_params& params) noexcept;
+[[nodiscard]] std::vector<std::string> attention_kernel_names(const kernel_table& table);
+[[nodiscard]] std::vector<std::string> describe(const kernel_table& table, const attention_plan& plan,
+                                                const attention_params& params);
 [[nodiscard]] errc merge_states(const kernel_table& table, executor& lanes, const merge_params& params) noexcept;
 
 }  // namespace bifolio::cpu

@@ -79,6 +79,12 @@ errc cpu_backend::attention(const attention_plan& plan, const attention_params& 
   return cpu::attention(*kernels_, *lanes_, plan, params);
 }
 
+std::vector<std::string> cpu_backend::attention_kernels() const { return attention_kernel_names(*kernels_); }
+
+std::vector<std::string> cpu_backend::describe(const attention_plan& plan, const attention_params& params) const {
+  return cpu::describe(*kernels_, plan, params);
+}
+
 errc cpu_backend::merge_states(const merge_params& params, stream_ref) noexcept {
   return cpu::merge_states(*kernels_, *lanes_, params);
 }

@@ -40,6 +40,9 @@ class cpu_backend final : public backend {
                       std::int64_t num_blocks, stream_ref) override;
   [[nodiscard]] errc attention(const attention_plan& plan, const attention_params& params,
                                stream_ref) noexcept override;
+  [[nodiscard]] std::vector<std::string> attention_kernels() const override;
+  [[nodiscard]] std::vector<std::string> describe(const attention_plan& plan,
+                                                  const attention_params& params) const override;
   [[nodiscard]] errc merge_states(const merge_params& params, stream_ref) noexcept override;
 
  private:

@@ -95,6 +95,31 @@ attention_kernel_args args_of(const attention_plan& plan, const attention_params
   return args;
 }
 
+/// The kernels that compute a call. Which one takes a sequence depends on that sequence alone, so that its bits do not
+/// depend on the batch; deterministic plans give all sequences of one call to one kernel, so that they do not depend on
+/// the number of new tokens either.
+struct kernel_choice {
+  bool fast = false;     ///< all sequences, by the kernels of `fast_plan`
+  bool x_split = false;  ///< sequences of one new token
+  bool general = false;  ///< the others, or all
+};
+
+kernel_choice choose_kernels(const cuda_plan_state& planned, const attention_kernel_args& args) noexcept {
+  if (fast_serves(args, planned.fast())) return {.fast = true};
+  const x_split_plan& x_split = planned.x_split();
+  if (x_split.has_decodes && x_split_serves(args)) return {.x_split = true, .general = x_split.has_others};
+  return {.general = true};
+}
+
+std::string x_split_name(dtype type, std::int32_t head_dim, bool partitioned) {
+  return "cuda x_split " + std::string(to_string(type)) + " d" + std::to_string(head_dim) +
+         (partitioned ? " v2" : " v1");
+}
+
+std::string general_name(dtype type, std::int32_t rows) {
+  return "cuda general " + std::string(to_string(type)) + " rows " + std::to_string(rows);
+}
+
 }  // namespace
 
 void plan_attention(const std::shared_ptr<const device_state>& state, attention_plan& plan, const attention_spec& spec,
@@ -183,19 +208,50 @@ errc attention(const device_state& state, const attention_plan& plan, const atte
 
   attention_kernel_args args = args_of(plan, params);
   planned->fill(args);
-  cudaError_t status = cudaSuccess;
-  if (planned->fast().usable &&
-      try_launch_fast(state.api(), args, planned->fast(), state.numbers(), handle_of(stream), status)) {
-    return state.report(status);
+  const kernel_choice choice = choose_kernels(*planned, args);
+  if (choice.fast) {
+    return state.report(launch_fast(state.api(), args, planned->fast(), state.numbers(), handle_of(stream)));
   }
-  // Which kernel takes a sequence depends on that sequence alone, so that its bits do not depend on the batch; in
-  // deterministic plans all go to the general one, so that they do not depend on its number of new tokens either.
-  const x_split_plan& x_split = planned->x_split();
-  if (x_split.has_decodes && try_launch_x_split(state.api(), args, x_split, handle_of(stream), status)) {
-    if (status != cudaSuccess || !x_split.has_others) return state.report(status);
+  if (choice.x_split) {
+    const cudaError_t status = launch_x_split(state.api(), args, planned->x_split(), handle_of(stream));
+    if (status != cudaSuccess || !choice.general) return state.report(status);
     args.min_query_len = 2;
   }
   return state.report(launch_general(state.api(), args, planned->general(), state.numbers(), handle_of(stream)));
+}
+
+std::vector<std::string> attention_kernel_names(const device_state& state) {
+  std::vector<std::string> names;
+  append_fast_kernel_names(state.numbers(), names);
+  for (const dtype type : {dtype::f32, dtype::f16, dtype::bf16}) {
+    for (const std::int32_t head_dim : {64, 128, 256}) {
+      for (const bool partitioned : {false, true}) names.push_back(x_split_name(type, head_dim, partitioned));
+    }
+    for (const std::int32_t rows : {few_rows, many_rows}) names.push_back(general_name(type, rows));
+  }
+  return names;
+}
+
+std::vector<std::string> describe(const device_state& state, const attention_plan& plan,
+                                  const attention_params& params) {
+  std::vector<std::string> names;
+  const auto* const planned = dynamic_cast<const cuda_plan_state*>(plan.state.get());
+  if (planned == nullptr || &planned->device() != &state) return names;
+  if (validate::attention(plan, params, nullptr) != errc::ok) return names;
+  const attention_kernel_args args = args_of(plan, params);
+  const kernel_choice choice = choose_kernels(*planned, args);
+  const std::vector<std::int32_t>& query_lens = planned->query_lens();
+  names.resize(query_lens.size());
+  if (choice.fast) {
+    name_fast_kernels(args, plan.spec, planned->fast(), query_lens, names);
+    return names;
+  }
+  const std::string decode = x_split_name(args.kv_type, args.head_dim, planned->x_split().partitioned);
+  const std::string general = general_name(args.kv_type, planned->general().rows_per_tile);
+  for (std::size_t seq = 0; seq < names.size(); ++seq) {
+    if (query_lens[seq] > 0) names[seq] = choice.x_split && query_lens[seq] == 1 ? decode : general;
+  }
+  return names;
 }
 
 errc merge_states(const device_state& state, const merge_params& params, stream_ref stream) noexcept {

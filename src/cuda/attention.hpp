@@ -6,6 +6,8 @@
 #include <bifolio/attention.hpp>
 #include <bifolio/step.hpp>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "cuda/attention_plan.hpp"
 
@@ -18,6 +20,9 @@ void reserve_attention(const std::shared_ptr<const device_state>& state, attenti
                        std::int32_t max_seq_len);
 [[nodiscard]] errc attention(const device_state& state, const attention_plan& plan, const attention_params& params,
                              stream_ref stream) noexcept;
+[[nodiscard]] std::vector<std::string> attention_kernel_names(const device_state& state);
+[[nodiscard]] std::vector<std::string> describe(const device_state& state, const attention_plan& plan,
+                                                const attention_params& params);
 [[nodiscard]] errc merge_states(const device_state& state, const merge_params& params, stream_ref stream) noexcept;
 
 }  // namespace bifolio::cuda

@@ -166,6 +166,10 @@ void cuda_plan_state::compute(const plan_input& input) {
   plan_general(input, next_general_);
   next_x_split_ = plan_x_split(input, least_partitions_);
   plan_fast(input, next_fast_);
+  next_query_lens_.resize(static_cast<std::size_t>(input.num_seqs));
+  for (std::int32_t seq = 0; seq < input.num_seqs; ++seq) {
+    next_query_lens_[static_cast<std::size_t>(seq)] = input.query_start_loc[seq + 1] - input.query_start_loc[seq];
+  }
 }
 
 cuda_plan_state::room cuda_plan_state::room_for_next(const attention_spec& spec) const noexcept {
@@ -297,6 +301,7 @@ void cuda_plan_state::adopt(const attention_spec& spec, cudaStream_t stream) {
   std::swap(general_, next_general_);
   std::swap(x_split_, next_x_split_);
   std::swap(fast_, next_fast_);
+  std::swap(query_lens_, next_query_lens_);
 }
 
 void cuda_plan_state::fill(attention_kernel_args& args) const noexcept {

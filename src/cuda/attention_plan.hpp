@@ -69,6 +69,8 @@ class cuda_plan_state final : public attention_plan_state {
   [[nodiscard]] const general_plan& general() const noexcept { return general_; }
   [[nodiscard]] const x_split_plan& x_split() const noexcept { return x_split_; }
   [[nodiscard]] const fast_plan& fast() const noexcept { return fast_; }
+  /// Numbers of new tokens, as planned.
+  [[nodiscard]] const std::vector<std::int32_t>& query_lens() const noexcept { return query_lens_; }
 
   /// Computes the plans of all kernels for `input`, beside those that are current; nothing else changes but capacity.
   void compute(const plan_input& input);
@@ -115,6 +117,7 @@ class cuda_plan_state final : public attention_plan_state {
   general_plan general_, next_general_;
   x_split_plan x_split_, next_x_split_;
   fast_plan fast_, next_fast_;
+  std::vector<std::int32_t> query_lens_, next_query_lens_;
   buffer words_;      // header and items of the general kernel, then the fast family's words
   buffer workspace_;  // partial results
   buffer counters_;   // zero between calls

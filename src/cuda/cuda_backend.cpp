@@ -37,7 +37,7 @@ std::string cuda_backend::description() const {
   const device_numbers& numbers = state_->numbers();
   std::string text = to_string(where()) + ": " + state_->name() + ", sm_" + std::to_string(numbers.compute_capability) +
                      ", " + std::to_string(numbers.num_sms) + " multiprocessors";
-  if (state_->first_cause() != cudaSuccess) text += ", lost: " + describe(state_->first_cause());
+  if (state_->first_cause() != cudaSuccess) text += ", lost: " + cuda::describe(state_->first_cause());
   return text;
 }
 
@@ -94,6 +94,12 @@ void cuda_backend::plan_attention(attention_plan& plan, const attention_spec& sp
 
 errc cuda_backend::attention(const attention_plan& plan, const attention_params& params, stream_ref stream) noexcept {
   return on_device(*state_, [&]() noexcept { return cuda::attention(*state_, plan, params, stream); });
+}
+
+std::vector<std::string> cuda_backend::attention_kernels() const { return attention_kernel_names(*state_); }
+
+std::vector<std::string> cuda_backend::describe(const attention_plan& plan, const attention_params& params) const {
+  return cuda::describe(*state_, plan, params);
 }
 
 errc cuda_backend::merge_states(const merge_params& params, stream_ref stream) noexcept {

@@ -45,6 +45,22 @@ bool prefers_prefill(const plan_input& input, std::int32_t query_len, std::int32
 }
 #endif
 
+std::string shape_name(const char* kernel, dtype type, std::int32_t head_dim) {
+  return std::string("cuda ") + kernel + " " + std::string(to_string(type)) + " d" + std::to_string(head_dim);
+}
+
+std::string decode_name(dtype type, std::int32_t head_dim, bool options, bool deterministic) {
+  return shape_name("decode", type, head_dim) + (options ? " options" : " plain") +
+         (deterministic ? " deterministic" : "");
+}
+
+#if BIFOLIO_CUDA_SM90
+std::string prefill_name(dtype type, std::int32_t head_dim, bool pairs, bool options) {
+  return shape_name("prefill", type, head_dim) + (pairs ? " block 16" : " any block") +
+         (options ? " options" : " plain");
+}
+#endif
+
 }  // namespace
 
 void plan_fast(const plan_input& input, fast_plan& plan) {
@@ -103,12 +119,18 @@ void plan_fast(const plan_input& input, fast_plan& plan) {
 #endif
 }
 
-bool try_launch_fast(const runtime_api& api, const attention_kernel_args& args, const fast_plan& plan,
-                     const device_numbers& device, cudaStream_t stream, cudaError_t& status) noexcept {
-  if (!decode_serves(args)) return false;
-  status = cudaSuccess;
+bool fast_serves(const attention_kernel_args& args, const fast_plan& plan) noexcept {
+  if (!plan.usable || !decode_serves(args)) return false;
 #if BIFOLIO_CUDA_SM90
   if ((plan.family & prefills) != 0 && !prefill_serves(args)) return false;
+#endif
+  return true;
+}
+
+cudaError_t launch_fast(const runtime_api& api, const attention_kernel_args& args, const fast_plan& plan,
+                        const device_numbers& device, cudaStream_t stream) noexcept {
+  cudaError_t status = cudaSuccess;
+#if BIFOLIO_CUDA_SM90
   if ((plan.family & prefills) != 0) {
     status = launch_prefill(api, args, *find_prefill_entry(args.kv_type, args.head_dim),
                             args.fast_words + plan.numbers[prefill_words], device, stream);
@@ -118,7 +140,43 @@ bool try_launch_fast(const runtime_api& api, const attention_kernel_args& args, 
     status = launch_decode(api, args, *find_decode_entry(args.kv_type, args.head_dim), args.fast_words,
                            plan.numbers[decode_grid], device.dependent_launch, stream);
   }
-  return true;
+  return status;
+}
+
+void append_fast_kernel_names(const device_numbers& device, std::vector<std::string>& names) {
+  for (const dtype type : {dtype::f16, dtype::bf16}) {
+    for (const std::int32_t head_dim : {64, 128, 256}) {
+      const decode_entry* const decode = find_decode_entry(type, head_dim);
+      if (decode != nullptr && static_cast<std::size_t>(decode->shared_bytes) <= device.max_shared_bytes_per_block) {
+        for (const bool options : {false, true}) {
+          for (const bool deterministic : {false, true}) {
+            names.push_back(decode_name(type, head_dim, options, deterministic));
+          }
+        }
+      }
+#if BIFOLIO_CUDA_SM90
+      if (device.compute_capability == 90 && device.encode_tensor_map != nullptr &&
+          find_prefill_entry(type, head_dim) != nullptr) {
+        for (const bool pairs : {false, true}) {
+          for (const bool options : {false, true}) names.push_back(prefill_name(type, head_dim, pairs, options));
+        }
+      }
+#endif
+    }
+  }
+}
+
+void name_fast_kernels(const attention_kernel_args& args, const attention_spec& spec, const fast_plan& plan,
+                       const std::vector<std::int32_t>& query_lens, std::vector<std::string>& names) {
+  const bool options = has_options(args);
+  for (std::size_t seq = 0; seq < query_lens.size(); ++seq) {
+    if (query_lens[seq] > 0) names[seq] = decode_name(args.kv_type, args.head_dim, options, spec.deterministic);
+  }
+#if BIFOLIO_CUDA_SM90
+  if ((plan.family & prefills) == 0) return;
+  const std::string prefill = prefill_name(args.kv_type, args.head_dim, prefill_takes_pairs(args.block_size), options);
+  for (const std::int32_t seq : plan.prefill_seqs) names[static_cast<std::size_t>(seq)] = prefill;
+#endif
 }
 
 }  // namespace bifolio::cuda

@@ -9,6 +9,7 @@
 #include <bifolio/error.hpp>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "cuda/kernel_args.hpp"
@@ -62,9 +63,18 @@ struct fast_plan {
 /// Fills `plan` (its vectors' capacity is kept) or leaves usable = false. May throw std::bad_alloc.
 void plan_fast(const plan_input& input, fast_plan& plan);
 
-/// Launches a fast kernel and returns true, with the launch's outcome in `status`; false when none serves this call,
-/// whose plan then goes to the general kernel. Decides by the arguments alone, allocates nothing.
-[[nodiscard]] bool try_launch_fast(const runtime_api& api, const attention_kernel_args& args, const fast_plan& plan,
-                                   const device_numbers& device, cudaStream_t stream, cudaError_t& status) noexcept;
+/// Whether the planned fast kernels take this call; otherwise it goes to the general kernel. Decides by the arguments
+/// alone.
+[[nodiscard]] bool fast_serves(const attention_kernel_args& args, const fast_plan& plan) noexcept;
+
+/// Launches the planned fast kernels; for calls that they serve. Allocates nothing.
+[[nodiscard]] cudaError_t launch_fast(const runtime_api& api, const attention_kernel_args& args, const fast_plan& plan,
+                                      const device_numbers& device, cudaStream_t stream) noexcept;
+
+/// Names of all tensor-core kernels that this device can run, and the one that computes each sequence of a call that
+/// they serve: sets those with new tokens (`has_tokens`).
+void append_fast_kernel_names(const device_numbers& device, std::vector<std::string>& names);
+void name_fast_kernels(const attention_kernel_args& args, const attention_spec& spec, const fast_plan& plan,
+                       const std::vector<std::int32_t>& query_lens, std::vector<std::string>& names);
 
 }  // namespace bifolio::cuda

@@ -64,6 +64,12 @@ struct attention_kernel_args {
   std::uint32_t* counters = nullptr;            ///< zero between calls: who counts up resets
 };
 
+/// Whether a call needs more of a tensor-core kernel than the scale and the causal mask.
+[[nodiscard]] inline bool has_options(const attention_kernel_args& args) noexcept {
+  return args.window_left >= 0 || (!args.causal && args.window_right >= 0) || args.soft_cap > 0 ||
+         args.alibi_slopes != nullptr || args.sinks != nullptr;
+}
+
 /// What every tensor-core kernel asks of a call: dims of q, K, V and out contiguous, and every row of them aligned to
 /// 16 bytes; 16-bit types.
 [[nodiscard]] inline bool has_aligned_rows(const attention_kernel_args& args) noexcept {

@@ -122,6 +122,13 @@ struct attention_scratch {
   void* zero_row = nullptr;  ///< [padded_dims] elements of KV, all zero
 };
 
+/// How an entry of the table multiplies.
+enum class attention_loops : std::uint8_t {
+  vectors,  ///< elements widened to float32
+  dots,     ///< products of pairs of 16-bit elements on vector registers
+  tiles,    ///< tile registers
+};
+
 struct attention_kernels {
   /// Computes one item; indexed by the dtype of the KV cache.
   void (*run[3])(const attention_args& args, const attention_item& item, const attention_scratch& scratch) noexcept;
@@ -129,6 +136,8 @@ struct attention_kernels {
   void (*finish[3])(const attention_args& args, const attention_item& item, const attention_scratch& scratch) noexcept;
   /// Rows [begin, end) of token · num_heads + head of merge_states.
   void (*merge)(const merge_params& params, std::int64_t begin, std::int64_t end) noexcept;
+  /// The loops of `run` and `finish`, by the dtype of the KV cache; [1]: queries and output have it too.
+  attention_loops loops[3][2];
 };
 
 }  // namespace bifolio::cpu

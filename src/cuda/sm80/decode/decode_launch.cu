@@ -55,9 +55,7 @@ cudaError_t launch_decode(const runtime_api& api, const attention_kernel_args& a
   d.causal = args.causal;
   d.scale = args.scale;
   d.soft_cap = args.soft_cap;
-  const bool featured =
-      d.window_left >= 0 || d.window_right >= 0 || d.soft_cap > 0 || d.alibi_slopes != nullptr || d.sinks != nullptr;
-  const auto kernel = featured ? entry.featured : entry.plain;
+  const auto kernel = has_options(args) ? entry.featured : entry.plain;
   const cudaError_t status = api.func_set_attribute(reinterpret_cast<const void*>(kernel),
                                                     cudaFuncAttributeMaxDynamicSharedMemorySize, entry.shared_bytes);
   if (status != cudaSuccess) return status;

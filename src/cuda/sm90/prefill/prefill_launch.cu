@@ -91,7 +91,7 @@ cudaError_t launch_prefill(const runtime_api& api, const attention_kernel_args& 
   p.scale = args.scale;
   p.soft_cap = args.soft_cap;
 
-  const bool pairs = p.box_tokens == 16;
+  const bool pairs = prefill_takes_pairs(args.block_size);
   const auto chunks = static_cast<cuuint32_t>(args.head_dim / 64);
   const auto packed = static_cast<cuuint32_t>(p.packed_heads);
   const auto make_kv = [&](tensor_map& map, const void* base, const kv_strides& s, bool whole_head) {
@@ -114,9 +114,7 @@ cudaError_t launch_prefill(const runtime_api& api, const attention_kernel_args& 
     return cudaErrorInvalidValue;
   }
 
-  const bool featured =
-      p.window_left >= 0 || p.window_right >= 0 || p.soft_cap > 0 || p.alibi_slopes != nullptr || p.sinks != nullptr;
-  const prefill_function kernel = (pairs ? entry.pairs : entry.rows)[featured ? 1 : 0];
+  const prefill_function kernel = (pairs ? entry.pairs : entry.rows)[has_options(args) ? 1 : 0];
   const cudaError_t status = api.func_set_attribute(reinterpret_cast<const void*>(kernel),
                                                     cudaFuncAttributeMaxDynamicSharedMemorySize, entry.shared_bytes);
   if (status != cudaSuccess) return status;

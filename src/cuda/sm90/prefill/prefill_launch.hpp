@@ -37,6 +37,9 @@ struct prefill_entry {
   return block_size % 8 == 0 && (block_size % 128 == 0 || 128 % block_size == 0);
 }
 
+/// Whether the kernel for pairs of boxes of 16 tokens is taken.
+[[nodiscard]] constexpr bool prefill_takes_pairs(std::int32_t block_size) noexcept { return block_size == 16; }
+
 /// Whether the layout and alignment of this call suit the kernel.
 [[nodiscard]] bool prefill_serves(const attention_kernel_args& args) noexcept;
 

@@ -17,26 +17,26 @@ bool is_x_split(const attention_kernel_args& args, std::int32_t vec) noexcept {
 
 }  // namespace
 
-bool try_launch_x_split(const runtime_api& api, const attention_kernel_args& args, const x_split_plan& plan,
-                        cudaStream_t stream, cudaError_t& status) noexcept {
+bool x_split_serves(const attention_kernel_args& args) noexcept {
   const auto vec = static_cast<std::int32_t>(16 / size_of(args.kv_type));
-  if (!is_x_split(args, vec)) return false;
-  if (args.head_dim != 64 && args.head_dim != 128 && args.head_dim != 256) return false;
+  return is_x_split(args, vec) && (args.head_dim == 64 || args.head_dim == 128 || args.head_dim == 256);
+}
+
+cudaError_t launch_x_split(const runtime_api& api, const attention_kernel_args& args, const x_split_plan& plan,
+                           cudaStream_t stream) noexcept {
   x_split_args all;
   all.call = args;
   all.partitioned = plan.partitioned;
   all.max_partitions = plan.max_partitions;
   switch (args.kv_type) {
     case dtype::f16:
-      status = launch_x_split_f16(api, all, stream);
-      break;
+      return launch_x_split_f16(api, all, stream);
     case dtype::bf16:
-      status = launch_x_split_bf16(api, all, stream);
-      break;
-    default:
-      status = launch_x_split_f32(api, all, stream);
+      return launch_x_split_bf16(api, all, stream);
+    case dtype::f32:
+      return launch_x_split_f32(api, all, stream);
   }
-  return true;
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace bifolio::cuda

@@ -17,9 +17,12 @@
 
 namespace bifolio::cuda {
 
-/// Computes the rows of sequences with one new token. False when the call is not of this kernel: another layout, a
-/// head_dim other than 64, 128 and 256, or a block_size that is no multiple of the tokens in 16 bytes.
-[[nodiscard]] bool try_launch_x_split(const runtime_api& api, const attention_kernel_args& args,
-                                      const x_split_plan& plan, cudaStream_t stream, cudaError_t& status) noexcept;
+/// Whether this kernel takes a call's sequences of one new token: the layout of `make_layout(x_split)`, head_dim 64,
+/// 128 or 256, and a block_size that is a multiple of the tokens in 16 bytes.
+[[nodiscard]] bool x_split_serves(const attention_kernel_args& args) noexcept;
+
+/// Computes the rows of sequences with one new token, of a call that it serves.
+[[nodiscard]] cudaError_t launch_x_split(const runtime_api& api, const attention_kernel_args& args,
+                                         const x_split_plan& plan, cudaStream_t stream) noexcept;
 
 }  // namespace bifolio::cuda

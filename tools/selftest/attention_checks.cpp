@@ -17,14 +17,50 @@ namespace {
 using namespace bifolio;
 using namespace bifolio::test;
 
-// Cases in a turn of `attention_cases`: one of the tables, one random, two of the shapes of tensor-core kernels.
-constexpr std::size_t cases_a_turn = 4;
+// Cases in a turn of `attention_cases`: one of the tables, one random, two of the shapes of tensor-core kernels, one of
+// the shapes of the x_split kernels.
+constexpr std::size_t cases_a_turn = 5;
 constexpr int num_random = 2000;
 
-/// One kernel per sequence of a planned call; "attention" where the backend does not say.
+/// A batch with decodes in the layout and the sizes that GPUs have x_split kernels for.
+attention_case x_split_case(std::uint64_t seed, std::size_t turn) {
+  random_source random(hash_of(seed, 0x5911, turn));
+  constexpr std::int32_t sizes[] = {64, 128, 256};
+  const dtype type = dtypes[turn % 3];
+  attention_case c{.what = fmt::format("x_split case {}", turn),
+                   .num_kv_heads = static_cast<std::int32_t>(random.between(1, 3)),
+                   .group_size = static_cast<std::int32_t>(random.between(1, 8)),
+                   .head_dim = sizes[turn / 3 % 3],
+                   .block_size = random.one_in(2) ? 16 : 8,
+                   .q_type = type,
+                   .kv_type = type,
+                   .out_type = type,
+                   .layout = arrangement::x_split,
+                   .soft_cap = random.one_in(4) ? 5.0f : 0.0f,
+                   .alibi = random.one_in(4),
+                   .sinks = random.one_in(4),
+                   .seed = random.next()};
+  // The longest sequence decides whether its keys are split over thread blocks.
+  const std::int64_t longest = random.one_in(2) ? 1500 : 400;
+  c.seqs = {{1, static_cast<std::int32_t>(random.between(longest / 2, longest))},
+            {1, static_cast<std::int32_t>(random.between(1, 90))}};
+  if (random.one_in(3)) c.seqs.push_back({4, 30});
+  return c;
+}
+
+/// One kernel per sequence of a planned call, empty for a sequence without new tokens; "attention" where the backend
+/// does not say.
 std::vector<std::string> kernels_of(const tested_backend& where, const attention_call& call) {
-  (void)where;
-  return std::vector<std::string>(static_cast<std::size_t>(call.host_batch.num_seqs), "attention");
+  const auto num_seqs = static_cast<std::size_t>(call.host_batch.num_seqs);
+  std::vector<std::string> names = where.get().describe(call.planned, call.params);
+  if (names.size() != num_seqs) names.assign(num_seqs, "attention");
+  return names;
+}
+
+/// "cuda general" of "cuda general bf16 rows 16": kernels of one family sum in one order.
+std::string_view family_of(std::string_view kernel) {
+  const std::size_t first = kernel.find(' ');
+  return first == std::string_view::npos ? kernel : kernel.substr(0, kernel.find(' ', first + 1));
 }
 
 /// A finished call: its results, and what computed them.
@@ -117,8 +153,10 @@ class case_run {
   }
 
   [[nodiscard]] std::set<std::string> all_kernels() const {
-    if (whole_.kernels.empty()) return {"attention"};
-    return {whole_.kernels.begin(), whole_.kernels.end()};
+    std::set<std::string> names(whole_.kernels.begin(), whole_.kernels.end());
+    names.erase("");
+    if (names.empty()) names.insert("no new tokens");
+    return names;
   }
 
   /// Counts one comparison of these kernels, which failed unless `problem` is empty.
@@ -154,6 +192,7 @@ class case_run {
     const std::string problem = what_.expectation.problem_of(whole_.output, numbers);
     std::set<std::string> guilty;
     for (std::size_t s = 0; s < c.seqs.size(); ++s) {
+      if (whole_.kernels[s].empty()) continue;
       const reference::accuracy_judge of_one = what_.expectation.judge(whole_.output, numbers, s, s + 1);
       attention_row& row = said_.row(where_.device, where_.isa, whole_.kernels[s]);
       worst_error& worst = c.out_type == dtype::f32 ? row.of_f32 : row.of_narrow;
@@ -245,13 +284,13 @@ class case_run {
     }
   }
 
-  /// The CPU promises equal bits whatever kernel computes; a GPU between calls that take the same kernel.
+  /// The CPU promises equal bits whatever kernel computes; a GPU between calls that take the same one.
   [[nodiscard]] bool comparable(std::size_t s, const std::string& kernel) const {
-    return where_.main.is_host || whole_.kernels[s] == kernel;
+    return where_.main.is_host || family_of(whole_.kernels[s]) == family_of(kernel);
   }
 
   void compare_rows(promise about, std::size_t s, const attention_output& got, const std::string& kernel) {
-    if (!comparable(s, kernel)) return;
+    if (whole_.kernels[s].empty() || !comparable(s, kernel)) return;
     const std::string difference = bit_difference(rows_of(what_.settings, whole_.output, s), got);
     count(about, {whole_.kernels[s]}, difference.empty() ? difference : fmt::format("sequence {}: {}", s, difference));
   }
@@ -282,6 +321,7 @@ std::vector<attention_case> attention_cases(std::uint64_t seed) {
   for (std::size_t turn = 0; turn < any.size(); ++turn) {
     cases.push_back(half[2 * turn]);
     if (turn < tables.size()) cases.push_back(tables[turn]);
+    cases.push_back(x_split_case(seed, turn));
     cases.push_back(half[2 * turn + 1]);
     cases.push_back(any[turn]);
   }
@@ -295,9 +335,6 @@ void check_attention_case(const target& where, const prepared_case& what, report
   case_run(where, what, said).run();
 }
 
-std::vector<std::string> known_kernels(const backend& where) {
-  (void)where;
-  return {};
-}
+std::vector<std::string> known_kernels(const backend& where) { return where.attention_kernels(); }
 
 }  // namespace selftest

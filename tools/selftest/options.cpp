@@ -40,12 +40,15 @@ std::optional<options> parse_options(int argc, char** argv, int& exit_code) {
     return program.add_option(name, value, what)->capture_default_str();
   };
   add("--format", format, "text (for a terminal), md or json");
-  add("--seconds", result.run.seconds, "Time for all checks; a minimum of cases is run in any case");
+  add("--seconds", result.run.seconds, "Time for all checks; a minimum of cases is run in any case")
+      ->check(CLI::Range(0.0, longest_seconds));
   add("--device", result.where.device, "all, cpu, cuda (every GPU) or cuda:N");
-  add("--isa", result.where.isas, "Instruction sets of the CPU, with commas; default: all that this machine supports")
-      ->delimiter(',');
+  program.add_option("--isa", result.where.isas, "Of the CPU, with commas; default: all that this machine supports")
+      ->delimiter(',')
+      ->option_text("ISA,...");
   add("--seed", result.run.seed, "Where random cases start");
-  add("--case", only, "Run this case alone, as a report names it: append:N, ..., attention:N");
+  program.add_option("--case", only, "Run this case alone, as a report names it: attention:N, append:N, ...")
+      ->option_text("KIND:N");
   program.add_flag("--strict", result.strict, "Kernels that no case reached are a failure");
   program.add_flag("--list", result.list, "Say what would be checked, and end");
   program.add_flag("--progress,!--no-progress", result.progress,
@@ -57,7 +60,7 @@ std::optional<options> parse_options(int argc, char** argv, int& exit_code) {
     return std::nullopt;
   }
   result.format = format_of(format);
-  // Also refuses what is no number.
+  // The range above lets 0 and what is no number pass.
   if (!(result.run.seconds > 0 && result.run.seconds <= longest_seconds)) {
     throw error(errc::invalid_argument, fmt::format("--seconds is {}; allowed are numbers above 0 and up to {}",
                                                     result.run.seconds, longest_seconds));

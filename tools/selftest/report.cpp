@@ -46,7 +46,7 @@ table cache_table(const report& said) {
 }
 
 table attention_table(const report& said) {
-  table result{{"device", "isa", "kernel", "f32 out", "16-bit out", "worst case"}};
+  table result{{"device", "isa", "kernel", "f32", "16-bit", "worst case"}};
   for (const promise about : all_promises) result[0].emplace_back(to_string(about));
   for (const attention_row& row : said.attention) {
     std::vector<std::string> line{
@@ -152,20 +152,34 @@ void print_wrapped(std::ostream& out, std::string_view text, std::string_view in
   out << line << '\n';
 }
 
+// A first cell that is longer than this has a line of its own.
+constexpr std::size_t longest_first_cell = 22;
+
 void print_text_table(std::ostream& out, const table& rows, std::size_t num_words) {
-  const std::vector<std::size_t> widths = widths_of(rows);
+  std::vector<std::size_t> widths = widths_of(rows);
+  widths[0] = std::min(widths[0], longest_first_cell);
   for (const auto& row : rows) {
-    std::string line = " ";
+    std::string line = "  ";
+    const bool own_line = row[0].size() > widths[0];
+    if (own_line) out << line << row[0] << '\n';
     for (std::size_t i = 0; i < widths.size(); ++i) {
-      line += i < num_words ? fmt::format(" {:<{}}", row[i], widths[i]) : fmt::format(" {:>{}}", row[i], widths[i] + 1);
+      const std::string_view text = i == 0 && own_line ? std::string_view() : row[i];
+      line += i < num_words ? fmt::format("{:<{}} ", text, widths[i]) : fmt::format("  {:>{}}", text, widths[i]);
     }
     if (line.size() <= text_width) {
       out << line.substr(0, line.find_last_not_of(' ') + 1) << '\n';
       continue;
     }
     // Too wide, because something differs: as a list.
-    for (std::size_t i = 0; i < widths.size(); ++i) out << fmt::format("    {}: {}\n", rows[0][i], row[i]);
+    for (std::size_t i = own_line ? 1 : 0; i < widths.size(); ++i) {
+      out << fmt::format("    {}: {}\n", rows[0][i], row[i]);
+    }
   }
+}
+
+/// What a table under the heading of its device and instruction set need not repeat.
+std::string without_prefix(const std::string& text, const std::string& prefix) {
+  return text.starts_with(prefix) ? text.substr(prefix.size()) : text;
 }
 
 void print_text(std::ostream& out, const report& said) {
@@ -185,8 +199,12 @@ void print_text(std::ostream& out, const report& said) {
     table one{{all[0].begin() + 2, all[0].end()}};
     std::size_t last = first;
     for (; last < all.size() && all[last][0] == all[first][0] && all[last][1] == all[first][1]; ++last) {
-      one.emplace_back(all[last].begin() + 2, all[last].end());
+      std::vector<std::string> line(all[last].begin() + 2, all[last].end());
+      line[0] = without_prefix(line[0], all[last][1] == no_isa ? "cuda " : fmt::format("cpu {} ", all[last][1]));
+      line[3] = without_prefix(line[3], "attention:");
+      one.push_back(std::move(line));
     }
+    one[0][3] = "case";
     out << all[first][0] << (all[first][1] == no_isa ? "" : " " + all[first][1]) << '\n';
     print_text_table(out, one, 1);
     first = last;

@@ -81,7 +81,7 @@ struct report {
   std::vector<attention_row> attention;
   std::vector<failure> failures;  ///< the first `max_failures`
   std::int64_t num_failures = 0;
-  std::vector<std::string> not_reached;  ///< "device isa kernel", known to the backend and met by no case
+  std::vector<std::string> not_reached;  ///< "device: kernel", known to the backend and met by no case
   std::vector<std::string> left_out;     ///< sentences
   bool strict = false;                   ///< kernels that no case reached are a failure
 

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <deque>
 #include <future>
+#include <iterator>
 #include <memory>
 #include <thread>
 
@@ -132,9 +133,27 @@ void note_kernels_not_reached(const std::vector<target>& targets, report& said) 
       const bool met = std::any_of(said.attention.begin(), said.attention.end(), [&](const attention_row& row) {
         return row.device == where.device && row.isa == where.isa && row.kernel == kernel;
       });
-      if (!met) said.not_reached.push_back(fmt::format("{} {} {}", where.device, where.isa, kernel));
+      if (!met) said.not_reached.push_back(fmt::format("{}: {}", where.device, kernel));
     }
   }
+}
+
+/// Rows in the order of the targets and, within one, of the backend's own list; kernels of another name last.
+void sort_rows(const std::vector<target>& targets, report& said) {
+  std::vector<attention_row> sorted;
+  const auto take = [&](const auto& belongs) {
+    const auto rest = std::stable_partition(said.attention.begin(), said.attention.end(), belongs);
+    std::move(said.attention.begin(), rest, std::back_inserter(sorted));
+    said.attention.erase(said.attention.begin(), rest);
+  };
+  for (const target& where : targets) {
+    const auto of_target = [&](const attention_row& row) { return row.device == where.device && row.isa == where.isa; };
+    for (const std::string& kernel : known_kernels(where.main.get())) {
+      take([&](const attention_row& row) { return of_target(row) && row.kernel == kernel; });
+    }
+    take(of_target);
+  }
+  said.attention = std::move(sorted);
 }
 
 }  // namespace
@@ -171,6 +190,7 @@ void run_checks(const run_settings& settings, const std::vector<target>& targets
     run_attention_checks(settings, targets, time.seconds(), said);
     note_kernels_not_reached(targets, said);
   }
+  sort_rows(targets, said);
   said.seconds = time.seconds();
 }
 

@@ -2,7 +2,7 @@
 #
 #   bifolio_add_test(NAME <name> SOURCES <file>... [LINK <target>...] [LABELS <label>...] [DEFINES <NAME=value>...]
 #                    [ARGUMENTS <arg>...] [ENVIRONMENT <NAME=value>...] [TIMEOUT <seconds>] [INCLUDE_INTERNAL]
-#                    [RUN_SERIAL])
+#                    [RUN_SERIAL] [RECORDS_REACH])
 #
 # makes a doctest executable from the sources (target bifolio_test_<name>) and one ctest test <name>.
 #   INCLUDE_INTERNAL  the sources include headers of src/ ("common/checked.hpp"). Such a test uses symbols that a shared
@@ -15,6 +15,8 @@
 #                       example  runs a program of examples/
 #                       structure, install  the tree and the package, not the code; once, in release
 #   TIMEOUT           default 300; four times that under sanitizers and emulation
+#   RECORDS_REACH     the test holds results of all backends against a naive model: the kernels that it reaches are
+#                     recorded for the test kernel_reach (tests/reach)
 #   RUN_SERIAL        for tests that use all cores or much memory
 #
 # Skipping: exit code 77 is "skipped" everywhere. A doctest case calls bifolio::test::skip("why") of support/skip.hpp;
@@ -37,6 +39,7 @@ endif()
 set(BIFOLIO_SHARED_DIR "${PROJECT_SOURCE_DIR}/../shared" CACHE PATH
     "Test material outside the project (models, traces); tests that need it are skipped without it")
 set(BIFOLIO_SKIP_RETURN_CODE 77)
+set(BIFOLIO_REACH_DIR "${PROJECT_BINARY_DIR}/tests/reach/records")
 
 # bifolio_quick_tests, bifolio_threads_tests, bifolio_emulated_tests: build the executables of one label alone.
 add_custom_target(bifolio_quick_tests)
@@ -77,7 +80,7 @@ function(bifolio_add_test_main)
 endfunction()
 
 function(bifolio_add_test)
-  cmake_parse_arguments(PARSE_ARGV 0 arg "INCLUDE_INTERNAL;RUN_SERIAL" "NAME;TIMEOUT"
+  cmake_parse_arguments(PARSE_ARGV 0 arg "INCLUDE_INTERNAL;RUN_SERIAL;RECORDS_REACH" "NAME;TIMEOUT"
                         "SOURCES;LINK;LABELS;DEFINES;ARGUMENTS;ENVIRONMENT")
   if(arg_UNPARSED_ARGUMENTS OR NOT arg_NAME OR NOT arg_SOURCES)
     message(FATAL_ERROR "bifolio_add_test(${ARGN}): NAME and SOURCES are needed; not understood: "
@@ -96,7 +99,13 @@ function(bifolio_add_test)
     target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/src)
   endif()
   add_test(NAME ${arg_NAME} COMMAND ${target} ${arg_ARGUMENTS})
+  if(arg_RECORDS_REACH)
+    list(APPEND arg_ENVIRONMENT "BIFOLIO_TEST_REACH_DIR=${BIFOLIO_REACH_DIR}")
+  endif()
   _bifolio_test_properties(${arg_NAME} "${arg_LABELS}" "${arg_TIMEOUT}" "${arg_ENVIRONMENT}" ${arg_RUN_SERIAL})
+  if(arg_RECORDS_REACH)
+    set_tests_properties(${arg_NAME} PROPERTIES FIXTURES_REQUIRED reach_folder FIXTURES_SETUP reach_records)
+  endif()
   _bifolio_build_with_label("${arg_LABELS}" ${target})
 endfunction()
 

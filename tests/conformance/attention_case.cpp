@@ -9,6 +9,7 @@
 
 #include "support/elements.hpp"
 #include "support/random.hpp"
+#include "support/reach.hpp"
 
 namespace bifolio::test {
 namespace {
@@ -156,6 +157,8 @@ std::string settings_of(const attention_case& c) {
   if (c.alibi) text << ", alibi";
   if (c.sinks) text << ", sinks";
   if (!c.lse) text << ", no lse";
+  if (c.deterministic) text << ", deterministic";
+  if (c.aligned) text << ", aligned";
   text << ", " << to_string(c.values) << " values, query_len/seq_len";
   for (const batch_seq& seq : c.seqs) text << " " << seq.query_len << "/" << seq.seq_len;
   text << ", case seed " << c.seed;
@@ -281,6 +284,12 @@ attention_call::attention_call(const tested_backend& tested, const attention_cas
   if (c.sinks) params.sinks = reinterpret_cast<const float*>(sinks_.data());
 }
 
+errc attention_call::run() {
+  const errc code = tested_.get().attention(planned, params);
+  if (code == errc::ok) record_attention(tested_.get(), planned, params);
+  return code;
+}
+
 bool attention_call::inputs_unchanged() const {
   return q_.unchanged() && starts_on_device_.unchanged() && lens_on_device_.unchanged() &&
          tables_on_device_.unchanged() && slopes_.unchanged() && sinks_.unchanged() && cache_.unchanged();
@@ -387,6 +396,7 @@ std::string attention_expectation::problem_of(const attention_output& got, const
 
 attention_placement placement_in_turn(const attention_case& c, std::size_t turn) {
   if (turn % 2 == 0) return {{c.seed, 0, 0}, 0, 0, 0, 0};
+  if (c.aligned) return {{c.seed, 3, 2}, 16, 8, 8, 24};
   attention_placement with_gaps;
   with_gaps.cache.order = c.seed;
   return with_gaps;

@@ -84,6 +84,91 @@ std::vector<attention_case> with_dtypes_in_turn(std::vector<attention_case> case
   return cases;
 }
 
+struct named_option {
+  const char* name;
+  std::function<void(attention_case&)> apply;
+};
+
+// Each option alone, and all at once.
+std::vector<named_option> all_options() {
+  return {
+      {"no option", [](attention_case&) {}},
+      {"no LSE", [](attention_case& c) { c.lse = false; }},
+      {"scale", [](attention_case& c) { c.scale = 0.7f; }},
+      {"negative scale", [](attention_case& c) { c.scale = -0.3f; }},
+      {"tiny scale", [](attention_case& c) { c.scale = 1e-20f; }},
+      {"window left", [](attention_case& c) { c.window_left = 20; }},
+      {"window left 0", [](attention_case& c) { c.window_left = 0; }},
+      {"window left of a block", [](attention_case& c) { c.window_left = 15; }},
+      {"window left beyond the sequence", [](attention_case& c) { c.window_left = 100000; }},
+      {"largest windows",
+       [](attention_case& c) {
+         c.causal = false;
+         c.window_left = c.window_right = 0x7fffffff;
+       }},
+      {"causal with window right", [](attention_case& c) { c.window_right = 4; }},
+      {"not causal", [](attention_case& c) { c.causal = false; }},
+      {"not causal, window right",
+       [](attention_case& c) {
+         c.causal = false;
+         c.window_right = 4;
+       }},
+      {"not causal, window right 0",
+       [](attention_case& c) {
+         c.causal = false;
+         c.window_right = 0;
+       }},
+      {"not causal, windows on both sides",
+       [](attention_case& c) {
+         c.causal = false;
+         c.window_left = 17;
+         c.window_right = 6;
+       }},
+      {"soft cap", [](attention_case& c) { c.soft_cap = 1.5f; }},
+      {"soft cap far above the logits", [](attention_case& c) { c.soft_cap = 50; }},
+      {"ALiBi", [](attention_case& c) { c.alibi = true; }},
+      {"ALiBi, not causal",
+       [](attention_case& c) {
+         c.alibi = true;
+         c.causal = false;
+       }},
+      {"sinks", [](attention_case& c) { c.sinks = true; }},
+      {"everything at once",
+       [](attention_case& c) {
+         c.scale = 0.4f;
+         c.soft_cap = 4;
+         c.alibi = c.sinks = true;
+         c.window_left = 60;
+       }},
+  };
+}
+
+// A case of one 16-bit type that the tensor-core kernels of GPUs take: 16 query heads on 4 KV heads, so that a prefill
+// of 128 tokens is worth the prefill kernel.
+attention_case half_precision_case(std::string what, dtype type, std::int32_t head_dim) {
+  return {.what = std::move(what),
+          .num_kv_heads = 4,
+          .group_size = 4,
+          .head_dim = head_dim,
+          .q_type = type,
+          .kv_type = type,
+          .out_type = type,
+          .seqs = {{1, 70}, {128, 128}, {1, 1}, {70, 150}, {3, 90}, {1, 600}},
+          .aligned = true,
+          .seed = static_cast<std::uint64_t>(head_dim)};
+}
+
+constexpr std::int32_t half_precision_dims[] = {64, 128, 256};
+constexpr dtype half_precision_types[] = {dtype::f16, dtype::bf16};
+
+// Calls add(type, head_dim) for each shape.
+template <class Add>
+void for_each_half_precision_shape(const Add& add) {
+  for (const dtype type : half_precision_types) {
+    for (const std::int32_t head_dim : half_precision_dims) add(type, head_dim);
+  }
+}
+
 }  // namespace
 
 std::vector<attention_case> decode_cases() {
@@ -233,58 +318,8 @@ std::vector<attention_case> layout_cases() {
 }
 
 std::vector<attention_case> option_cases() {
-  const std::vector<std::pair<const char*, std::function<void(attention_case&)>>> options{
-      {"no option", [](attention_case&) {}},
-      {"no LSE", [](attention_case& c) { c.lse = false; }},
-      {"scale", [](attention_case& c) { c.scale = 0.7f; }},
-      {"negative scale", [](attention_case& c) { c.scale = -0.3f; }},
-      {"tiny scale", [](attention_case& c) { c.scale = 1e-20f; }},
-      {"window left", [](attention_case& c) { c.window_left = 20; }},
-      {"window left 0", [](attention_case& c) { c.window_left = 0; }},
-      {"window left of a block", [](attention_case& c) { c.window_left = 15; }},
-      {"window left beyond the sequence", [](attention_case& c) { c.window_left = 100000; }},
-      {"largest windows",
-       [](attention_case& c) {
-         c.causal = false;
-         c.window_left = c.window_right = 0x7fffffff;
-       }},
-      {"causal with window right", [](attention_case& c) { c.window_right = 4; }},
-      {"not causal", [](attention_case& c) { c.causal = false; }},
-      {"not causal, window right",
-       [](attention_case& c) {
-         c.causal = false;
-         c.window_right = 4;
-       }},
-      {"not causal, window right 0",
-       [](attention_case& c) {
-         c.causal = false;
-         c.window_right = 0;
-       }},
-      {"not causal, windows on both sides",
-       [](attention_case& c) {
-         c.causal = false;
-         c.window_left = 17;
-         c.window_right = 6;
-       }},
-      {"soft cap", [](attention_case& c) { c.soft_cap = 1.5f; }},
-      {"soft cap far above the logits", [](attention_case& c) { c.soft_cap = 50; }},
-      {"ALiBi", [](attention_case& c) { c.alibi = true; }},
-      {"ALiBi, not causal",
-       [](attention_case& c) {
-         c.alibi = true;
-         c.causal = false;
-       }},
-      {"sinks", [](attention_case& c) { c.sinks = true; }},
-      {"everything at once",
-       [](attention_case& c) {
-         c.scale = 0.4f;
-         c.soft_cap = 4;
-         c.alibi = c.sinks = true;
-         c.window_left = 60;
-       }},
-  };
   std::vector<attention_case> cases;
-  for (const auto& [name, apply] : options) {
+  for (const auto& [name, apply] : all_options()) {
     for (const dtype type : {dtype::f32, dtype::bf16}) {
       attention_case c{.what = std::string("option: ") + name,
                        .head_dim = 32,
@@ -440,6 +475,135 @@ std::vector<attention_case> half_precision_cases(std::uint64_t seed, int count) 
       c.seqs.push_back({std::min(wanted, affordable(c, seq_len, 300)), seq_len});
     }
     cases.push_back(std::move(c));
+  }
+  return cases;
+}
+
+std::vector<attention_case> half_precision_option_cases() {
+  std::vector<attention_case> cases;
+  for (const auto& [name, apply] : all_options()) {
+    for_each_half_precision_shape([&](dtype type, std::int32_t head_dim) {
+      attention_case c = half_precision_case(std::string("16-bit option: ") + name, type, head_dim);
+      apply(c);
+      cases.push_back(c);
+      // Deterministic plans have kernels of their own on GPUs.
+      if (cases.size() % 3 == 0) cases.back().deterministic = true;
+      cases.back().seed = cases.size();
+    });
+  }
+  return cases;
+}
+
+std::vector<attention_case> half_precision_value_cases() {
+  std::vector<attention_case> cases;
+  for (const value_kind values : {value_kind::equal_logits, value_kind::dominant_key, value_kind::huge_logits,
+                                  value_kind::denormal, value_kind::max_finite}) {
+    for_each_half_precision_shape([&](dtype type, std::int32_t head_dim) {
+      attention_case c = half_precision_case("16-bit extreme values", type, head_dim);
+      c.values = values;
+      cases.push_back(c);
+    });
+  }
+  return cases;
+}
+
+std::vector<attention_case> half_precision_length_cases() {
+  std::vector<attention_case> cases;
+  std::vector<batch_seq> decodes;
+  for (const std::int32_t length : lengths) decodes.push_back({length > 0 ? 1 : 0, length});
+  for_each_half_precision_shape([&](dtype type, std::int32_t head_dim) {
+    attention_case all = half_precision_case("16-bit decodes of all lengths", type, head_dim);
+    all.num_kv_heads = 1;
+    all.seqs = decodes;
+    cases.push_back(all);
+    // Around the tiles of the prefill kernels: 64 and 128 rows, 128 keys.
+    for (const std::int32_t length : {100, 127, 128, 129, 255, 257}) {
+      attention_case c = half_precision_case("16-bit prefill length", type, head_dim);
+      c.seqs = {{length, length}, {1, length}};
+      cases.push_back(c);
+    }
+  });
+  return cases;
+}
+
+std::vector<attention_case> half_precision_shape_cases() {
+  std::vector<attention_case> cases;
+  const auto add = [&](const char* what, dtype type, std::int32_t head_dim) -> attention_case& {
+    cases.push_back(half_precision_case(what, type, head_dim));
+    return cases.back();
+  };
+  for_each_half_precision_shape([&](dtype type, std::int32_t head_dim) {
+    for (const std::int32_t block_size : {1, 5, 8, 16, 32, 48, 64, 128, 256}) {
+      add("16-bit block_size", type, head_dim).block_size = block_size;
+    }
+    for (const std::int32_t group : {1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 71}) {
+      attention_case& c = add("16-bit group_size", type, head_dim);
+      c.num_kv_heads = group <= 4 ? 4 : group <= 8 ? 2 : 1;
+      c.group_size = group;
+    }
+    for (const arrangement layout : all_arrangements) add("16-bit layout", type, head_dim).layout = layout;
+    for (const bool q_differs : {true, false}) {
+      for (const dtype other : {dtype::f32, type == dtype::f16 ? dtype::bf16 : dtype::f16}) {
+        attention_case& c = add("16-bit KV, another dtype beside it", type, head_dim);
+        (q_differs ? c.q_type : c.out_type) = other;
+        c.seqs = usual_batch();
+      }
+    }
+  });
+  return cases;
+}
+
+std::vector<attention_case> x_split_cases() {
+  enum class launch { one_partition, many_rows, partitioned, with_prefills };
+  const auto options = all_options();
+  const std::vector<std::int32_t> groups{1, 4, 8, 2, 7, 3, 16, 5, 71};
+  std::vector<attention_case> cases;
+  std::size_t turn = 0;
+  for (const dtype type : dtypes) {
+    const auto smallest = static_cast<std::int32_t>(16 / size_of(type));
+    for (const std::int32_t head_dim : half_precision_dims) {
+      for (const std::int32_t block_size : {smallest, 16, 32, 64, 80}) {
+        for (const launch kind :
+             {launch::one_partition, launch::many_rows, launch::partitioned, launch::with_prefills}) {
+          attention_case c{.what = "x_split",
+                           .num_kv_heads = 2,
+                           .group_size = groups[turn % groups.size()],
+                           .head_dim = head_dim,
+                           .block_size = block_size,
+                           .q_type = type,
+                           .kv_type = type,
+                           .out_type = type,
+                           .layout = arrangement::x_split,
+                           .aligned = true,
+                           .seed = turn + 1};
+          // Another dtype beside the cache's now and then.
+          if (turn % 5 == 3) c.q_type = dtypes[turn % 3];
+          if (turn % 7 == 3) c.out_type = dtypes[turn % 3];
+          options[turn % options.size()].apply(c);
+          switch (kind) {
+            case launch::one_partition:
+              c.seqs = {{1, 70}, {1, 1}, {1, 300}, {0, 9}};
+              break;
+            case launch::many_rows:  // more than fill a GPU, so that none is cut into partitions
+              c.num_kv_heads = 8;
+              c.group_size = groups[turn % 2];
+              for (int n = 0; n < 70; ++n) c.seqs.push_back({1, 1 + n % 9});
+              c.seqs.push_back({1, 600});
+              c.seqs.push_back({1, 1030});
+              break;
+            case launch::partitioned:
+              c.seqs = {{1, 513}, {1, 1100}, {1, 20}, {0, 0}, {1, 1024}};
+              break;
+            case launch::with_prefills:
+              c.seqs = {{1, 40}, {17, 30}, {1, 700}, {5, 600}, {1, 1}};
+              break;
+          }
+          cases.push_back(std::move(c));
+          ++turn;
+        }
+        ++turn;  // so that groups and options meet other launches
+      }
+    }
   }
   return cases;
 }

@@ -34,6 +34,18 @@ inline constexpr dtype dtypes[] = {dtype::f32, dtype::f16, dtype::bf16};
 /// Random cases of the shapes that GPUs have tensor-core kernels for: one 16-bit type, head_dim 64, 128 or 256.
 [[nodiscard]] std::vector<attention_case> half_precision_cases(std::uint64_t seed, int count);
 
+/// The one-axis tables once more for the shapes that GPUs have tensor-core kernels for: f16 and bf16, aligned, head_dim
+/// 64, 128 and 256, each case with decodes, a prefill and a chunk.
+[[nodiscard]] std::vector<attention_case> half_precision_option_cases();
+[[nodiscard]] std::vector<attention_case> half_precision_value_cases();
+[[nodiscard]] std::vector<attention_case> half_precision_length_cases();
+/// Block sizes, group sizes, layouts and mixed dtypes.
+[[nodiscard]] std::vector<attention_case> half_precision_shape_cases();
+
+/// The x_split layout: dtype × head_dim × block size × how the decode kernel is launched, with groups and options in
+/// turn.
+[[nodiscard]] std::vector<attention_case> x_split_cases();
+
 /// Longer contexts than a quick run can afford.
 [[nodiscard]] std::vector<attention_case> long_cases(std::uint64_t seed);
 

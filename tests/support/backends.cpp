@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "support/fenced_memory.hpp"
+#include "support/reach.hpp"
 
 namespace bifolio::test {
 namespace {
@@ -26,7 +27,7 @@ class reversed_executor final : public executor {
 // Null when this build or machine does not have it; any other failure is a failure of the test run.
 std::unique_ptr<backend> open(device where, const backend_options& options) {
   try {
-    return make_backend(where, options);
+    return open_backend(where, options);
   } catch (const error& problem) {
     if (problem.code() == errc::unsupported) return nullptr;
     throw;

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "support/reach.hpp"
+
+#include <errno.h>
+#include <unistd.h>
+
+#include <bifolio/dtype.hpp>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <utility>
+
+#if BIFOLIO_TEST_RECORDS_LAUNCHES
+#include <cuda_runtime_api.h>
+
+#include "cuda/cuda_backend.hpp"
+#include "cuda/runtime.hpp"
+#endif
+
+namespace bifolio::test {
+namespace {
+
+// The record of this program; written when it ends.
+class reach_record {
+ public:
+  reach_record() {
+    const char* const folder = std::getenv("BIFOLIO_TEST_REACH_DIR");
+    if (folder != nullptr) folder_ = folder;
+  }
+  ~reach_record() { write(); }
+  reach_record(const reach_record&) = delete;
+  reach_record& operator=(const reach_record&) = delete;
+
+  [[nodiscard]] bool on() const noexcept { return !folder_.empty(); }
+  void has(const std::string& kernel) {
+    const std::lock_guard lock(mutex_);
+    has_.insert(kernel);
+  }
+  void reached(const std::string& kernel) {
+    const std::lock_guard lock(mutex_);
+    ++reached_[kernel];
+  }
+#if BIFOLIO_TEST_RECORDS_LAUNCHES
+  void launched(const void* function) {
+    const std::lock_guard lock(mutex_);
+    kernel_launches& kernel = launched_[function];
+    if (kernel.count++ == 0) kernel.symbol = symbol_of(function);
+  }
+#endif
+
+ private:
+  void write() const {
+    if (folder_.empty()) return;
+    const std::string path = folder_ + "/" + program_invocation_short_name + "." + std::to_string(getpid()) + ".tsv";
+    std::FILE* const file = std::fopen(path.c_str(), "w");
+    if (file == nullptr) {
+      std::perror(path.c_str());
+      return;
+    }
+    for (const std::string& kernel : has_) std::fprintf(file, "has\t%s\n", kernel.c_str());
+    for (const auto& [kernel, calls] : reached_) std::fprintf(file, "reached\t%s\t%ld\n", kernel.c_str(), calls);
+    for (const auto& [function, kernel] : launched_) {
+      std::fprintf(file, "launched\t%s\t%ld\n", kernel.symbol.c_str(), kernel.count);
+    }
+    std::fclose(file);
+  }
+
+  struct kernel_launches {
+    std::string symbol;
+    long count = 0;
+  };
+#if BIFOLIO_TEST_RECORDS_LAUNCHES
+  static std::string symbol_of(const void* function) {
+    const char* symbol = nullptr;
+#if CUDART_VERSION >= 12030
+    if (cudaFuncGetName(&symbol, function) != cudaSuccess) symbol = nullptr;
+#endif
+    return symbol == nullptr ? "unknown" : symbol;
+  }
+#endif
+
+  std::string folder_;
+  std::mutex mutex_;
+  std::set<std::string> has_;
+  std::map<std::string, long> reached_;
+  std::map<const void*, kernel_launches> launched_;
+};
+
+reach_record& record() {
+  static reach_record instance;
+  return instance;
+}
+
+// Kernels that move elements differ by the two dtypes.
+std::string move_name(const std::string& backend_name, dtype dst, dtype src) {
+  return backend_name + " move " + std::string(to_string(dst)) + " from " + std::string(to_string(src));
+}
+
+class recording_backend final : public backend {
+ public:
+  recording_backend(std::unique_ptr<backend> inner, std::string name)
+      : inner_(std::move(inner)), name_(std::move(name)) {
+    for (const dtype dst : {dtype::f32, dtype::f16, dtype::bf16}) {
+      for (const dtype src : {dtype::f32, dtype::f16, dtype::bf16}) record().has(move_name(name_, dst, src));
+    }
+    record().has(name_ + " merge");
+  }
+
+  [[nodiscard]] device where() const noexcept override { return inner_->where(); }
+  [[nodiscard]] std::string description() const override { return inner_->description(); }
+  [[nodiscard]] errc health() const noexcept override { return inner_->health(); }
+  [[nodiscard]] memory_resource& memory() noexcept override { return inner_->memory(); }
+  [[nodiscard]] memory_resource& staging_memory() noexcept override { return inner_->staging_memory(); }
+  [[nodiscard]] errc upload(void* dst, const void* src, std::size_t num_bytes, stream_ref stream) noexcept override {
+    return inner_->upload(dst, src, num_bytes, stream);
+  }
+  [[nodiscard]] errc download(void* dst, const void* src, std::size_t num_bytes, stream_ref stream) noexcept override {
+    return inner_->download(dst, src, num_bytes, stream);
+  }
+  [[nodiscard]] errc synchronize(stream_ref stream) noexcept override { return inner_->synchronize(stream); }
+
+  [[nodiscard]] errc append(const append_params& params, stream_ref stream) noexcept override {
+    return moved(params.kv.layout.type, params.k.type, params.k.num_tokens > 0, inner_->append(params, stream));
+  }
+  [[nodiscard]] errc gather(const gather_params& params, stream_ref stream) noexcept override {
+    return moved(params.k.type, params.kv.layout.type, params.k.num_tokens > 0, inner_->gather(params, stream));
+  }
+  [[nodiscard]] errc copy_blocks(std::span<const kv_cache_view> layers, std::span<const block_copy> copies,
+                                 stream_ref stream) noexcept override {
+    const errc code = inner_->copy_blocks(layers, copies, stream);
+    for (const kv_cache_view& layer : layers) moved(layer.layout.type, layer.layout.type, !copies.empty(), code);
+    return code;
+  }
+  [[nodiscard]] errc convert_blocks(const kv_cache_view& src, const kv_cache_view& dst,
+                                    std::span<const block_copy> copies, stream_ref stream) noexcept override {
+    return moved(dst.layout.type, src.layout.type, !copies.empty(), inner_->convert_blocks(src, dst, copies, stream));
+  }
+  [[nodiscard]] errc swap_blocks(std::span<const kv_cache_view> src, std::span<const kv_cache_view> dst,
+                                 std::span<const block_copy> copies, stream_ref stream) noexcept override {
+    return inner_->swap_blocks(src, dst, copies, stream);
+  }
+
+  void plan_attention(attention_plan& plan, const attention_spec& spec, const step_batch_view& host_batch,
+                      std::int64_t num_blocks, stream_ref stream) override {
+    inner_->plan_attention(plan, spec, host_batch, num_blocks, stream);
+  }
+  [[nodiscard]] errc attention(const attention_plan& plan, const attention_params& params,
+                               stream_ref stream) noexcept override {
+    return inner_->attention(plan, params, stream);
+  }
+  [[nodiscard]] std::vector<std::string> attention_kernels() const override { return inner_->attention_kernels(); }
+  [[nodiscard]] std::vector<std::string> describe(const attention_plan& plan,
+                                                  const attention_params& params) const override {
+    return inner_->describe(plan, params);
+  }
+  [[nodiscard]] errc merge_states(const merge_params& params, stream_ref stream) noexcept override {
+    const errc code = inner_->merge_states(params, stream);
+    if (code == errc::ok && params.out.num_tokens > 0) record().reached(name_ + " merge");
+    return code;
+  }
+
+ private:
+  errc moved(dtype dst, dtype src, bool anything, errc code) noexcept {
+    if (code == errc::ok && anything) record().reached(move_name(name_, dst, src));
+    return code;
+  }
+
+  std::unique_ptr<backend> inner_;
+  std::string name_;
+};
+
+#if BIFOLIO_TEST_RECORDS_LAUNCHES
+// The runtime with its launches recorded.
+const cuda::runtime_api& recorded_runtime() {
+  static const cuda::runtime_api recorded = [] {
+    cuda::runtime_api api = cuda::real_runtime();
+    api.launch_kernel = [](const cudaLaunchConfig_t* config, const void* function, void** args) {
+      record().launched(function);
+      return cuda::real_runtime().launch_kernel(config, function, args);
+    };
+    return api;
+  }();
+  return recorded;
+}
+#endif
+
+std::unique_ptr<backend> open_recorded(device where, const backend_options& options) {
+#if BIFOLIO_TEST_RECORDS_LAUNCHES
+  // Not wrapped: what is specific to CUDA asks for the backend's own type.
+  if (where.type == device_type::cuda) {
+    return std::make_unique<cuda::cuda_backend>(recorded_runtime(), where.index);
+  }
+#endif
+  std::unique_ptr<backend> inner = make_backend(where, options);
+  if (where.type != device_type::cpu) return inner;
+  const cpu_isa isa = options.isa.value_or(default_isa());
+  return std::make_unique<recording_backend>(std::move(inner), "cpu " + std::string(to_string(isa)));
+}
+
+}  // namespace
+
+std::unique_ptr<backend> open_backend(device where, const backend_options& options) {
+  if (!record().on()) return make_backend(where, options);
+  std::unique_ptr<backend> opened = open_recorded(where, options);
+  for (const std::string& kernel : opened->attention_kernels()) record().has(kernel);
+  return opened;
+}
+
+void record_attention(const backend& where, const attention_plan& plan, const attention_params& params) {
+  if (!record().on()) return;
+  for (const std::string& kernel : where.describe(plan, params)) {
+    if (!kernel.empty()) record().reached(kernel);
+  }
+}
+
+}  // namespace bifolio::test

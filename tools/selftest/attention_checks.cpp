@@ -5,7 +5,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <exception>
+#include <initializer_list>
 #include <set>
 
 #include "conformance/attention_tables.hpp"
@@ -17,36 +19,9 @@ namespace {
 using namespace bifolio;
 using namespace bifolio::test;
 
-// Cases in a turn of `attention_cases`: one of the tables, one random, two of the shapes of tensor-core kernels, one of
-// the shapes of the x_split kernels.
+// Cases in a turn of `attention_cases`, one of each kind.
 constexpr std::size_t cases_a_turn = 5;
-constexpr int num_random = 2000;
-
-/// A batch with decodes in the layout and the sizes that GPUs have x_split kernels for.
-attention_case x_split_case(std::uint64_t seed, std::size_t turn) {
-  random_source random(hash_of(seed, 0x5911, turn));
-  constexpr std::int32_t sizes[] = {64, 128, 256};
-  const dtype type = dtypes[turn % 3];
-  attention_case c{.what = fmt::format("x_split case {}", turn),
-                   .num_kv_heads = static_cast<std::int32_t>(random.between(1, 3)),
-                   .group_size = static_cast<std::int32_t>(random.between(1, 8)),
-                   .head_dim = sizes[turn / 3 % 3],
-                   .block_size = random.one_in(2) ? 16 : 8,
-                   .q_type = type,
-                   .kv_type = type,
-                   .out_type = type,
-                   .layout = arrangement::x_split,
-                   .soft_cap = random.one_in(4) ? 5.0f : 0.0f,
-                   .alibi = random.one_in(4),
-                   .sinks = random.one_in(4),
-                   .seed = random.next()};
-  // The longest sequence decides whether its keys are split over thread blocks.
-  const std::int64_t longest = random.one_in(2) ? 1500 : 400;
-  c.seqs = {{1, static_cast<std::int32_t>(random.between(longest / 2, longest))},
-            {1, static_cast<std::int32_t>(random.between(1, 90))}};
-  if (random.one_in(3)) c.seqs.push_back({4, 30});
-  return c;
-}
+constexpr std::size_t num_random = 2000;
 
 /// One kernel per sequence of a planned call, empty for a sequence without new tokens; "attention" where the backend
 /// does not say.
@@ -307,23 +282,28 @@ class case_run {
 }  // namespace
 
 std::vector<attention_case> attention_cases(std::uint64_t seed) {
-  std::vector<attention_case> tables;
-  for (auto& table :
-       {decode_cases(), prefill_cases(), empty_cases(), head_dim_cases(), block_size_cases(), group_cases(),
-        length_cases(), dtype_cases(), layout_cases(), option_cases(), value_cases(), covering_cases(seed)}) {
-    tables.insert(tables.end(), table.begin(), table.end());
-  }
   random_source random(hash_of(seed, 0xa77));
-  random.shuffle(tables);
-  const std::vector<attention_case> any = random_cases(seed, num_random);
-  const std::vector<attention_case> half = half_precision_cases(seed, 2 * num_random);
+  const auto joined = [&](std::initializer_list<std::vector<attention_case>> tables) {
+    std::vector<attention_case> all;
+    for (const std::vector<attention_case>& table : tables) all.insert(all.end(), table.begin(), table.end());
+    random.shuffle(all);
+    return all;
+  };
+  // The shapes that GPUs have kernels of their own for are kinds of their own: random ones rarely meet them.
+  const std::array<std::vector<attention_case>, cases_a_turn> kinds{
+      joined({half_precision_option_cases(), half_precision_value_cases(), half_precision_length_cases(),
+              half_precision_shape_cases()}),
+      joined({decode_cases(), prefill_cases(), empty_cases(), head_dim_cases(), block_size_cases(), group_cases(),
+              length_cases(), dtype_cases(), layout_cases(), option_cases(), value_cases(), covering_cases(seed)}),
+      joined({x_split_cases()}),
+      half_precision_cases(seed, static_cast<int>(num_random)),
+      random_cases(seed, static_cast<int>(num_random)),
+  };
   std::vector<attention_case> cases;
-  for (std::size_t turn = 0; turn < any.size(); ++turn) {
-    cases.push_back(half[2 * turn]);
-    if (turn < tables.size()) cases.push_back(tables[turn]);
-    cases.push_back(x_split_case(seed, turn));
-    cases.push_back(half[2 * turn + 1]);
-    cases.push_back(any[turn]);
+  for (std::size_t turn = 0; turn < num_random; ++turn) {
+    for (const std::vector<attention_case>& kind : kinds) {
+      if (turn < kind.size()) cases.push_back(kind[turn]);
+    }
   }
   return cases;
 }

@@ -27,7 +27,7 @@ using clock = std::chrono::steady_clock;
 
 constexpr double share_of_an_operation = 0.04;  // of the time; attention has the rest
 constexpr std::size_t least_cache_cases = 8;    // the eighth is a large one
-constexpr std::size_t least_attention_cases = 24;
+constexpr std::size_t least_attention_cases = 15;
 constexpr std::size_t most_cases = 100'000;
 
 /// Seconds since it was made.

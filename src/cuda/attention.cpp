@@ -213,7 +213,7 @@ errc attention(const device_state& state, const attention_plan& plan, const atte
     return state.report(launch_fast(state.api(), args, planned->fast(), state.numbers(), handle_of(stream)));
   }
   if (choice.x_split) {
-    const cudaError_t status = launch_x_split(state.api(), args, planned->x_split(), handle_of(stream));
+    const cudaError_t status = launch_x_split(state.api(), args, planned->x_split(), state.numbers(), handle_of(stream));
     if (status != cudaSuccess || !choice.general) return state.report(status);
     args.min_query_len = 2;
   }

@@ -8,6 +8,7 @@
 
 #include "common/validate_attention.hpp"
 #include "cuda/divisor.hpp"
+#include "cuda/smxx/decode/x_split_args.hpp"
 
 namespace bifolio::cuda {
 namespace {
@@ -138,13 +139,19 @@ x_split_plan plan_x_split(const plan_input& input, std::int32_t least_partitions
   }
   if (!plan.has_decodes) return plan;
   plan.max_partitions = least_partitions;
-  while (static_cast<std::int64_t>(plan.max_partitions) * split_positions < max_seq_len) plan.max_partitions *= 2;
-  // vLLM's rule, without its limit for v1, whose logits here take a partition's room alone: many sequences and heads
-  // fill the device by themselves.
-  constexpr std::int64_t enough_blocks = 512;
-  const std::int64_t num_rows = static_cast<std::int64_t>(input.num_seqs) * input.spec.num_q_heads;
-  const std::int64_t floats = num_rows * plan.max_partitions * (input.spec.head_dim + 2);
-  plan.partitioned = plan.max_partitions > 1 && num_rows <= enough_blocks && plan.max_partitions <= 65535 &&
+  while (static_cast<std::int64_t>(plan.max_partitions) * x_split_positions < max_seq_len) plan.max_partitions *= 2;
+  // A thread block per partition keeps all multiprocessors busy to the end, whatever the lengths; its price is the
+  // traffic of partial results (2 % of that of 16-bit keys and values at four heads to a KV head) and a second kernel.
+  // Very many sequences keep them busy by themselves.
+  constexpr std::int64_t enough_blocks_per_sm = 16;
+  const attention_spec& spec = input.spec;
+  const std::int32_t head_tiles = x_split_head_tiles(spec.num_q_heads / spec.num_kv_heads,
+                                                     x_split_on_tensor_cores(spec.q_type, spec.kv_type, spec.out_type));
+  const std::int64_t num_blocks = static_cast<std::int64_t>(input.num_seqs) * spec.num_kv_heads * head_tiles;
+  const std::int64_t num_rows = static_cast<std::int64_t>(input.num_seqs) * spec.num_q_heads;
+  const std::int64_t floats = num_rows * plan.max_partitions * (spec.head_dim + 2);
+  plan.partitioned = plan.max_partitions > 1 && num_blocks <= enough_blocks_per_sm * input.device.num_sms &&
+                     plan.max_partitions <= 65535 &&
                      floats <= static_cast<std::int64_t>(max_partial_bytes / sizeof(float));
   if (plan.partitioned) plan.workspace_floats = static_cast<std::size_t>(floats);
   return plan;

@@ -64,9 +64,17 @@ struct attention_kernel_args {
   std::uint32_t* counters = nullptr;            ///< zero between calls: who counts up resets
 };
 
-/// Whether a call needs more of a tensor-core kernel than the scale and the causal mask.
+/// Tensor-core kernels add windows to positions in 32 bits. Sequences shorter than this cannot tell a longer window
+/// from one of this length; longer sequences go to the general kernel.
+inline constexpr std::int32_t longest_window = 1 << 30;
+[[nodiscard]] constexpr std::int32_t clamped_window(std::int32_t window) noexcept {
+  return window < longest_window ? window : longest_window;
+}
+
+/// Whether a call needs more of a tensor-core kernel than a positive scale and the causal mask. Without options the
+/// prefill kernel takes the maximum of a row before it scales it.
 [[nodiscard]] inline bool has_options(const attention_kernel_args& args) noexcept {
-  return args.window_left >= 0 || (!args.causal && args.window_right >= 0) || args.soft_cap > 0 ||
+  return !(args.scale > 0) || args.window_left >= 0 || (!args.causal && args.window_right >= 0) || args.soft_cap > 0 ||
          args.alibi_slopes != nullptr || args.sinks != nullptr;
 }
 

@@ -61,7 +61,7 @@ TEST_CASE("a decode over x_split has the same bits whether its partitions share 
                        .aligned = true};
     attention_case many = few;
     many.what = "x_split in a large batch";
-    for (std::int32_t n = 2; n < 100; ++n) many.seqs.push_back({1, 1 + n % 9, n});
+    for (std::int32_t n = 2; n < 300; ++n) many.seqs.push_back({1, 1 + n % 9, n});
     const attention_contents few_contents(few);
     const attention_contents many_contents(many);
     for (const tested_backend* tested : one_per_family(static_cast<std::size_t>(type))) {

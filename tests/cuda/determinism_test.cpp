@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a deterministic plan promises of the tensor-core kernel: a token's bits do not depend on how its prompt was cut,
 // on the other sequences of the batch, or on physical blocks. Rows are aligned here, so that this kernel is taken; the
-// conformance suite's are not.
+// conformance suite's are not. And what decode on x_split promises of every plan: a row's bits depend on the row alone.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -123,5 +123,86 @@ TEST_CASE("long sequences have the same bits alone and in a batch that cuts them
     one.seqs = {many.seqs[other]};
     CHECK(bit_difference(run(*tested, one), tokens_of(many, in_batch, static_cast<std::int64_t>(other),
                                                       static_cast<std::int64_t>(other) + 1)) == "");
+  }
+}
+
+namespace {
+
+/// Rows of x_split in every arithmetic: products on tensor cores for one 16-bit type, float32 for others.
+std::vector<attention_case> x_split_cases() {
+  struct shape {
+    dtype q_type, kv_type;
+    std::int32_t head_dim, group;
+    bool options;
+  };
+  std::vector<attention_case> cases;
+  for (const shape& s : {shape{dtype::bf16, dtype::bf16, 128, 4, false}, shape{dtype::f16, dtype::f16, 64, 12, true},
+                         shape{dtype::bf16, dtype::bf16, 256, 20, true}, shape{dtype::f32, dtype::f32, 128, 3, true},
+                         shape{dtype::f32, dtype::bf16, 64, 9, false}}) {
+    attention_case c{.what = "x_split",
+                     .num_kv_heads = 1,
+                     .group_size = s.group,
+                     .head_dim = s.head_dim,
+                     .block_size = 16,
+                     .q_type = s.q_type,
+                     .kv_type = s.kv_type,
+                     .out_type = s.q_type,
+                     .layout = arrangement::x_split,
+                     .seqs = {{1, 1700, 0}},
+                     .seed = 32};
+    if (s.options) {
+      c.window_left = 1100;
+      c.soft_cap = 8;
+      c.alibi = c.sinks = true;
+    }
+    cases.push_back(c);
+  }
+  return cases;
+}
+
+}  // namespace
+
+TEST_CASE(
+    "x_split decode has the same bits in one thread block and in one per partition, in blocks of any size, on CUDA") {
+  const tested_backend* const tested = cuda_under_test();
+  if (tested == nullptr) return skip("no CUDA device");
+  for (attention_case c : x_split_cases()) {
+    const attention_output alone = run(*tested, c);
+    for (const std::int32_t block_size : {8, 24, 600}) {
+      attention_case other = c;
+      other.block_size = block_size;
+      CHECK_MESSAGE(bit_difference(alone, run(*tested, other)) == "", describe(other));
+    }
+    // So many sequences that each gets one thread block.
+    c.seqs.insert(c.seqs.end(), 3000, {1, 3, 1});
+    CHECK_MESSAGE(bit_difference(alone, tokens_of(c, run(*tested, c), 0, 1)) == "", describe(c));
+  }
+}
+
+TEST_CASE("x_split decode gives a query head the same bits whichever heads share its thread block on CUDA") {
+  const tested_backend* const tested = cuda_under_test();
+  if (tested == nullptr) return skip("no CUDA device");
+  for (const attention_case& together : x_split_cases()) {
+    const attention_contents contents(together);
+    // Each query head with a KV head of its own, which holds the same keys and values.
+    attention_case apart = together;
+    apart.num_kv_heads = together.group_size;
+    apart.group_size = 1;
+    attention_contents repeated(apart);
+    const auto head_dim = static_cast<std::ptrdiff_t>(together.head_dim);
+    const auto repeat = [&](const std::vector<float>& from, std::vector<float>& to) {
+      to.clear();
+      for (auto row = from.begin(); row != from.end(); row += head_dim) {
+        for (std::int32_t head = 0; head < apart.num_kv_heads; ++head) to.insert(to.end(), row, row + head_dim);
+      }
+    };
+    repeated.seqs[0].q = contents.seqs[0].q;
+    repeat(contents.seqs[0].k, repeated.seqs[0].k);
+    repeat(contents.seqs[0].v, repeated.seqs[0].v);
+    repeated.alibi_slopes = contents.alibi_slopes;
+    repeated.sinks = contents.sinks;
+    CHECK_MESSAGE(
+        bit_difference(run_attention(*tested, together, contents), run_attention(*tested, apart, repeated)) == "",
+        describe(together));
   }
 }

@@ -156,7 +156,7 @@ TEST_CASE("a long sequence alone is cut into splits, many of them are not") {
   CHECK(plan.items.size() == 256);
 }
 
-TEST_CASE("x_split decode is partitioned only while sequences and heads leave the device idle") {
+TEST_CASE("x_split decode is partitioned only while thread blocks are few for the device") {
   const auto plan_of = [](int num_seqs, std::int32_t seq_len, std::int32_t query_len) {
     step s;
     s.spec = spec_of(32, 8);
@@ -165,11 +165,55 @@ TEST_CASE("x_split decode is partitioned only while sequences and heads leave th
   };
   CHECK_FALSE(plan_of(1, 512, 1).partitioned);
   CHECK(plan_of(1, 513, 1).partitioned);
-  CHECK(plan_of(16, 4096, 1).partitioned);
   CHECK(plan_of(16, 4096, 1).max_partitions == 8);
-  CHECK_FALSE(plan_of(17, 4096, 1).partitioned);
+  CHECK(plan_of(16, 4096, 1).workspace_floats == 16u * 32u * 8u * 130u);
   CHECK_FALSE(plan_of(1, 4096, 2).has_decodes);
   CHECK(plan_of(1, 4096, 2).has_others);
+}
+
+TEST_CASE("x_split decode counts a thread block for each KV head and 16 or 8 of its query heads") {
+  struct heads {
+    std::int32_t num_q_heads, num_kv_heads;
+    dtype q_type, kv_type;
+    std::int32_t blocks;  // of a sequence
+  };
+  for (const heads& h : {heads{8, 8, dtype::bf16, dtype::bf16, 8}, heads{32, 8, dtype::bf16, dtype::bf16, 8},
+                         heads{128, 8, dtype::f16, dtype::f16, 8}, heads{17, 1, dtype::f16, dtype::f16, 2},
+                         heads{71, 1, dtype::bf16, dtype::bf16, 5}, heads{128, 1, dtype::bf16, dtype::bf16, 8},
+                         heads{8, 1, dtype::f32, dtype::f32, 1}, heads{9, 1, dtype::f32, dtype::f32, 2},
+                         heads{16, 2, dtype::f32, dtype::bf16, 2}, heads{71, 1, dtype::f32, dtype::f32, 9}}) {
+    CAPTURE(h.num_q_heads);
+    CAPTURE(h.num_kv_heads);
+    const auto partitioned = [&](std::int32_t num_seqs, std::int32_t num_sms) {
+      step s;
+      s.spec = spec_of(h.num_q_heads, h.num_kv_heads, 64);
+      s.spec.q_type = s.spec.out_type = h.q_type;
+      s.spec.kv_type = h.kv_type;
+      for (int i = 0; i < num_seqs; ++i) s.add(1, 600);
+      return cuda::plan_x_split(s.input(num_sms)).partitioned;
+    };
+    for (const std::int32_t num_sms : {20, 132}) {
+      const std::int32_t most = 16 * num_sms / h.blocks;
+      CHECK(partitioned(most, num_sms));
+      CHECK_FALSE(partitioned(most + 1, num_sms));
+    }
+  }
+}
+
+TEST_CASE("x_split decode is not partitioned where partial results would take too much room") {
+  step s;
+  s.spec = spec_of(128, 1, 256);
+  s.spec.q_type = s.spec.kv_type = s.spec.out_type = dtype::bf16;
+  for (int i = 0; i < 64; ++i) s.add(1, 8192);
+  // 64 sequences · 128 heads · 16 partitions · 258 floats are 135 MB.
+  const cuda::x_split_plan many = cuda::plan_x_split(s.input());
+  CHECK_FALSE(many.partitioned);
+  CHECK(many.workspace_floats == 0);
+  s.starts.resize(33);
+  s.lens.resize(32);
+  const cuda::x_split_plan half = cuda::plan_x_split(s.input());
+  CHECK(half.partitioned);
+  CHECK(half.workspace_floats * sizeof(float) <= cuda::max_partial_bytes);
 }
 
 TEST_CASE("plans of later steps keep the epoch until buffers or kernels change") {

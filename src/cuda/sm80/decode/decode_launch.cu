@@ -50,8 +50,8 @@ cudaError_t launch_decode(const runtime_api& api, const attention_kernel_args& a
   d.num_kv_heads = args.num_kv_heads;
   d.group_size = args.group_size;
   d.block_size = args.block_size;
-  d.window_left = args.window_left;
-  d.window_right = args.causal ? -1 : args.window_right;
+  d.window_left = clamped_window(args.window_left);
+  d.window_right = args.causal ? -1 : clamped_window(args.window_right);
   d.causal = args.causal;
   d.scale = args.scale;
   d.soft_cap = args.soft_cap;

@@ -85,8 +85,8 @@ cudaError_t launch_prefill(const runtime_api& api, const attention_kernel_args& 
   p.packed_heads = prefill_packed_heads(args.group_size);
   p.block_size = args.block_size;
   p.box_tokens = std::min(args.block_size, prefill_tile_keys);
-  p.window_left = args.window_left;
-  p.window_right = args.causal ? -1 : args.window_right;
+  p.window_left = clamped_window(args.window_left);
+  p.window_right = args.causal ? -1 : clamped_window(args.window_right);
   p.causal = args.causal;
   p.scale = args.scale;
   p.soft_cap = args.soft_cap;

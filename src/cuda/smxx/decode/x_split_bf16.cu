@@ -3,8 +3,9 @@
 
 namespace bifolio::cuda {
 
-cudaError_t launch_x_split_bf16(const runtime_api& api, const x_split_args& args, cudaStream_t stream) noexcept {
-  return launch_x_split_dims<bfloat16>(api, args, stream);
+cudaError_t launch_x_split_bf16(const runtime_api& api, const x_split_args& args, bool dependent,
+                                cudaStream_t stream) noexcept {
+  return launch_x_split_16_bit<bfloat16>(api, args, dependent, stream);
 }
 
 }  // namespace bifolio::cuda

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// Decode on the x_split layout, by the kernel that the papers and notes on paged attention describe (vLLM's
-/// PagedAttention; Kwon et al. 2023, section 5.1): one thread block per (query head, sequence, partition of 512
-/// positions); warps stride over blocks; a group of threads shares a token and takes its K in 16-byte vectors; logits
-/// in shared memory as float32; then V in 16-byte vectors along the tokens.
+/// Decode on the x_split layout, after the kernel that the papers and notes on paged attention describe (vLLM's
+/// PagedAttention; Kwon et al. 2023, section 5.1), with one thread block per (KV head, sequence, partition of 512
+/// positions) instead of per query head: keys and values are read once for up to 16 heads of a group (8 where the
+/// arithmetic is float32's). docs/kernels/attention_cuda_x_split.md says how.
 ///
 ///   v1  one thread block walks the partitions of its sequence in order and writes the output
 ///   v2  a thread block per partition, and a second kernel that folds the partial results in order
 ///
-/// v1 is taken when no sequence has more than one partition, or sequences × query heads exceed 512. Both fold the same
-/// partial results in the same order: the choice, which depends on the batch, decides no bit.
+/// `plan_x_split` chooses. Both fold the same partial results in the same order: the choice, which depends on the
+/// batch, decides no bit.
 
 #include "cuda/attention_plan.hpp"
 #include "cuda/kernel_args.hpp"
@@ -23,6 +23,7 @@ namespace bifolio::cuda {
 
 /// Computes the rows of sequences with one new token, of a call that it serves.
 [[nodiscard]] cudaError_t launch_x_split(const runtime_api& api, const attention_kernel_args& args,
-                                         const x_split_plan& plan, cudaStream_t stream) noexcept;
+                                         const x_split_plan& plan, const device_numbers& device,
+                                         cudaStream_t stream) noexcept;
 
 }  // namespace bifolio::cuda

@@ -3,8 +3,9 @@
 
 namespace bifolio::cuda {
 
-cudaError_t launch_x_split_f32(const runtime_api& api, const x_split_args& args, cudaStream_t stream) noexcept {
-  return launch_x_split_dims<float>(api, args, stream);
+cudaError_t launch_x_split_f32(const runtime_api& api, const x_split_args& args, bool dependent,
+                               cudaStream_t stream) noexcept {
+  return launch_x_split_dims<float, float_product>(api, args, dependent, stream);
 }
 
 }  // namespace bifolio::cuda

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/smxx/decode/x_split_decode.cuh"
 #include "cuda/smxx/decode/x_split_decode.hpp"
+
+#include "cuda/smxx/decode/x_split_args.hpp"
 
 namespace bifolio::cuda {
 namespace {
@@ -23,20 +24,27 @@ bool x_split_serves(const attention_kernel_args& args) noexcept {
 }
 
 cudaError_t launch_x_split(const runtime_api& api, const attention_kernel_args& args, const x_split_plan& plan,
-                           cudaStream_t stream) noexcept {
+                           const device_numbers& device, cudaStream_t stream) noexcept {
   x_split_args all;
   all.call = args;
   all.partitioned = plan.partitioned;
   all.max_partitions = plan.max_partitions;
+  x_split_launcher* launcher = nullptr;
   switch (args.kv_type) {
-    case dtype::f16:
-      return launch_x_split_f16(api, all, stream);
-    case dtype::bf16:
-      return launch_x_split_bf16(api, all, stream);
     case dtype::f32:
-      return launch_x_split_f32(api, all, stream);
+      launcher = launch_x_split_f32;
+      break;
+    case dtype::f16:
+      launcher = launch_x_split_f16;
+      break;
+    case dtype::bf16:
+      launcher = launch_x_split_bf16;
+      break;
   }
-  return cudaErrorInvalidValue;
+  if (launcher == nullptr) return cudaErrorInvalidValue;
+  const cudaError_t status = launcher(api, all, device.dependent_launch, stream);
+  if (status != cudaSuccess || !plan.partitioned) return status;
+  return launch_x_split_reduce(api, all, device.dependent_launch, stream);
 }
 
 }  // namespace bifolio::cuda

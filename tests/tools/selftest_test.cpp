@@ -112,7 +112,8 @@ TEST_CASE("the program finds this machine equal and says so in JSON that can be 
     for (const char* worst : {"error_over_bound_f32_out", "error_over_bound_16_bit_out"}) {
       if (row[worst].is_null()) continue;
       CHECK(row[worst]["share"].get<double>() <= 1);
-      CHECK(row[worst]["case"].get<std::string>().rfind("attention:", 0) == 0);
+      const std::string kind = row["kernel"] == "merge_states" ? "merge:" : "attention:";
+      CHECK(row[worst]["case"].get<std::string>().rfind(kind, 0) == 0);
     }
   }
   for (const json& row : said["bookkeeping"]) compared += row["cases"].get<std::int64_t>();
@@ -120,7 +121,7 @@ TEST_CASE("the program finds this machine equal and says so in JSON that can be 
 }
 
 TEST_CASE("a case can be run again by its name, in every format") {
-  for (const char* name : {"append:7", "gather:3", "copy:4", "convert:5", "swap:6", "attention:1"}) {
+  for (const char* name : {"append:7", "gather:3", "copy:4", "convert:5", "swap:6", "merge:2", "attention:1"}) {
     for (const char* format : {"text", "md", "json"}) {
       const run_result result = run({"--device", "cpu", "--case", name, "--format", format});
       CAPTURE(name);
@@ -181,7 +182,8 @@ TEST_CASE("a backend without a flaw passes, and one with a flaw fails with a cas
 
 namespace {
 
-/// Attention whose results waver by one bit; append spoils a byte, copy leaves out the last pair, swap refuses.
+/// Attention whose results waver by one bit; append spoils a byte, copy leaves out the last pair, swap refuses, merge
+/// spoils a sign.
 class wavering_backend final : public bifolio::backend {
  public:
   explicit wavering_backend(bifolio::backend& real) : real_(real) {}
@@ -231,7 +233,10 @@ class wavering_backend final : public bifolio::backend {
     return code;
   }
   [[nodiscard]] errc merge_states(const bifolio::merge_params& p, bifolio::stream_ref s) noexcept override {
-    return real_.merge_states(p, s);
+    const errc code = real_.merge_states(p, s);
+    // The sign of the first output.
+    if (code == errc::ok) static_cast<std::byte*>(p.out.data)[size_of(p.out.type) - 1] ^= std::byte{0x80};
+    return code;
   }
 
  private:
@@ -255,6 +260,7 @@ TEST_CASE("bits that waver and bytes that are wrong are reported under their own
     return count;
   };
   CHECK(failed(promise::repeats) > 0);
+  CHECK(said.row("cpu", plainest_isa(), "merge_states").of(promise::bounds).num_failed > 0);
   CHECK(failed(promise::blocks) + failed(promise::neighbours) + failed(promise::chunks) > 0);
   for (const cache_row& row : said.cache) {
     CAPTURE(to_string(row.what));
@@ -297,7 +303,8 @@ TEST_CASE("options that cannot be used end with 2 and say what is allowed") {
   check_refused({"--seconds", "soon"}, "86400");
   check_refused({"--device", "tpu"}, "all, cpu, cuda and cuda:N");
   check_refused({"--isa", "mmx"}, "this machine supports ");
-  check_refused({"--case", "attention"}, "KIND:N with KIND one of attention, append, gather, copy, convert, swap");
+  check_refused({"--case", "attention"},
+                "KIND:N with KIND one of attention, append, gather, copy, convert, swap, merge");
   check_refused({"--case", "attention:99999", "--device", "cpu"}, "allowed are attention:0 to attention:");
   check_refused({"--case", "swap:-1"}, "a number from 0 to");
   check_refused({"--device", "cuda:999"}, "does not have");

@@ -33,6 +33,7 @@ void list_targets(const std::vector<target>& targets, std::uint64_t seed) {
     for (const std::string& kernel : known_kernels(where.main.get())) std::cout << "    " << kernel << '\n';
   }
   for (const operation what : all_operations) std::cout << to_string(what) << ": cases without end\n";
+  std::cout << "merge: cases without end\n";
   std::cout << fmt::format("attention: {} cases\n", attention_cases(seed).size());
 }
 

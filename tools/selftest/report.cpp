@@ -201,7 +201,7 @@ void print_text(std::ostream& out, const report& said) {
     for (; last < all.size() && all[last][0] == all[first][0] && all[last][1] == all[first][1]; ++last) {
       std::vector<std::string> line(all[last].begin() + 2, all[last].end());
       line[0] = without_prefix(line[0], all[last][1] == no_isa ? "cuda " : fmt::format("cpu {} ", all[last][1]));
-      line[3] = without_prefix(line[3], "attention:");
+      line[3] = without_prefix(without_prefix(line[3], "attention:"), "merge:");
       one.push_back(std::move(line));
     }
     one[0][3] = "case";

@@ -16,6 +16,7 @@
 
 #include "attention_checks.hpp"
 #include "cache_checks.hpp"
+#include "merge_checks.hpp"
 
 namespace selftest {
 namespace {
@@ -25,8 +26,8 @@ using bifolio::error;
 using bifolio::test::attention_case;
 using clock = std::chrono::steady_clock;
 
-constexpr double share_of_an_operation = 0.04;  // of the time; attention has the rest
-constexpr std::size_t least_cache_cases = 8;    // the eighth is a large one
+constexpr double share_of_a_kind = 0.04;          // of the time, for each kind but attention, which has the rest
+constexpr std::size_t least_cases_of_a_kind = 8;  // the eighth is a large one
 constexpr std::size_t least_attention_cases = 15;
 constexpr std::size_t most_cases = 100'000;
 
@@ -80,12 +81,28 @@ class preparation {
   std::size_t sent_ = 0;
 };
 
+/// All kinds of cases but attention, whose cases are a list: each can be run at any number, on one target.
+struct endless_kind {
+  std::string_view name;
+  std::function<void(const target&, std::uint64_t seed, std::size_t n, report&)> check;
+};
+
+std::vector<endless_kind> endless_kinds() {
+  std::vector<endless_kind> kinds;
+  for (const operation what : all_operations) {
+    kinds.push_back({to_string(what), [what](const target& where, std::uint64_t seed, std::size_t n, report& said) {
+                       check_cache_on(where, what, seed, n, said);
+                     }});
+  }
+  kinds.push_back({"merge", check_merge_case});
+  return kinds;
+}
+
 void run_one(const run_settings& settings, const std::vector<target>& targets, report& said) {
   const case_name& wanted = *settings.only;
-  if (wanted.cache_operation) {
-    for (const target& where : targets) {
-      check_cache_on(where, *wanted.cache_operation, settings.seed, wanted.number, said);
-    }
+  for (const endless_kind& kind : endless_kinds()) {
+    if (kind.name != wanted.kind) continue;
+    for (const target& where : targets) kind.check(where, settings.seed, wanted.number, said);
     return;
   }
   const std::vector<attention_case> cases = attention_cases(settings.seed);
@@ -97,16 +114,16 @@ void run_one(const run_settings& settings, const std::vector<target>& targets, r
   for (const target& where : targets) check_attention_case(where, what, said);
 }
 
-void run_cache_checks(const run_settings& settings, const std::vector<target>& targets, report& said) {
+void run_endless_kinds(const run_settings& settings, const std::vector<target>& targets, report& said) {
   double done = 0;
-  for (const operation what : all_operations) {
+  for (const endless_kind& kind : endless_kinds()) {
     const stopwatch time;
-    const double allowed = share_of_an_operation * settings.seconds;
-    for (std::size_t n = 0; n < most_cases && (n < least_cache_cases || time.seconds() < allowed); ++n) {
-      settings.progress(done, to_string(what));
-      for (const target& where : targets) check_cache_on(where, what, settings.seed, n, said);
+    const double allowed = share_of_a_kind * settings.seconds;
+    for (std::size_t n = 0; n < most_cases && (n < least_cases_of_a_kind || time.seconds() < allowed); ++n) {
+      settings.progress(done, kind.name);
+      for (const target& where : targets) kind.check(where, settings.seed, n, said);
     }
-    done += share_of_an_operation;
+    done += share_of_a_kind;
   }
 }
 
@@ -160,17 +177,10 @@ void sort_rows(const std::vector<target>& targets, report& said) {
 
 case_name parse_case(std::string_view text) {
   const std::size_t colon = text.find(':');
-  const std::string_view kind = text.substr(0, colon);
-  case_name result;
-  bool known = kind == "attention";
+  case_name result{std::string(text.substr(0, colon))};
   std::vector<std::string_view> kinds{"attention"};
-  for (const operation what : all_operations) {
-    kinds.push_back(to_string(what));
-    if (kind != to_string(what)) continue;
-    result.cache_operation = what;
-    known = true;
-  }
-  if (known && colon != std::string_view::npos) {
+  for (const endless_kind& kind : endless_kinds()) kinds.push_back(kind.name);
+  if (colon != std::string_view::npos && std::find(kinds.begin(), kinds.end(), result.kind) != kinds.end()) {
     const std::string_view digits = text.substr(colon + 1);
     const auto [end, problem] = std::from_chars(digits.data(), digits.data() + digits.size(), result.number);
     if (problem == std::errc() && end == digits.data() + digits.size() && result.number < most_cases) return result;
@@ -186,7 +196,7 @@ void run_checks(const run_settings& settings, const std::vector<target>& targets
   if (settings.only) {
     run_one(settings, targets, said);
   } else {
-    run_cache_checks(settings, targets, said);
+    run_endless_kinds(settings, targets, said);
     run_attention_checks(settings, targets, time.seconds(), said);
     note_kernels_not_reached(targets, said);
   }

@@ -17,7 +17,7 @@ namespace selftest {
 
 /// One case: "append:7" or "attention:12".
 struct case_name {
-  std::optional<operation> cache_operation;  ///< empty: attention
+  std::string kind;  ///< "attention", "merge", or the name of an operation
   std::size_t number = 0;
 };
 
@@ -32,8 +32,8 @@ struct run_settings {
   std::function<void(double share, std::string_view note)> progress = [](double, std::string_view) {};
 };
 
-/// Adds what the targets do to `said`. Every operation and attention get a share of the time, and each at least its
-/// first few cases, however long they take; a case is run on all targets.
+/// Adds what the targets do to `said`. Every kind of cases gets a share of the time, and at least its first few cases,
+/// however long they take; a case is run on all targets.
 void run_checks(const run_settings& settings, const std::vector<target>& targets, report& said);
 
 }  // namespace selftest

@@ -57,7 +57,7 @@ class generator {
         host_(host),
         manager_(manager_config(engine, config, prompts.size(), host)),
         scheduler_(manager_, schedule_config(config, manager_.config(), model.config().vocab_size)),
-        attention_(engine, model.config(), model.stream()) {}
+        attention_(engine, model, config.deterministic) {}
 
   generation_stats run() {
     const auto start = clock::now();

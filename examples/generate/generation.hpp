@@ -25,6 +25,7 @@ struct generation_config {
   std::int32_t max_batch_seqs = 64;
   bool prefix_caching = false;  ///< prompts share the blocks of what others began with
   bifolio::preemption_mode preemption = bifolio::preemption_mode::automatic;
+  bool deterministic = false;  ///< of a GPU's attention: a sequence says the same in any company
 };
 
 enum class ending : std::uint8_t {

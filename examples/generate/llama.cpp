@@ -22,6 +22,21 @@ void add(float* x, const float* added, std::int64_t count) noexcept {
   for (std::int64_t i = 0; i < count; ++i) x[i] += added[i];
 }
 
+void narrow(const float* x, std::int64_t count, bifolio::dtype type, std::uint16_t* bits) noexcept {
+  const bool bf16 = type == bifolio::dtype::bf16;
+  for (std::int64_t i = 0; i < count; ++i) {
+    bits[i] =
+        bf16 ? bifolio::from_float<bifolio::bfloat16>(x[i]).bits : bifolio::from_float<bifolio::float16>(x[i]).bits;
+  }
+}
+
+void widen(const std::uint16_t* bits, std::int64_t count, bifolio::dtype type, float* x) noexcept {
+  const bool bf16 = type == bifolio::dtype::bf16;
+  for (std::int64_t i = 0; i < count; ++i) {
+    x[i] = bf16 ? to_float(bifolio::bfloat16{bits[i]}) : to_float(bifolio::float16{bits[i]});
+  }
+}
+
 }  // namespace
 
 /// Cosine and sine of position · frequency.
@@ -71,6 +86,41 @@ void llama::normalise(const float* x, const std::vector<float>& weight, std::int
   });
 }
 
+void llama::attend(std::int32_t layer, std::int64_t num_tokens, attention_layer& attention) {
+  const model_config& c = model_->config;
+  const std::int64_t q_dim = c.q_dim();
+  const std::int64_t kv_dim = c.kv_dim();
+  const std::int64_t qkv_dim = q_dim + 2 * kv_dim;
+  // Views into the fused projection: bifolio takes rows at any stride, so q, k and v are never copied apart.
+  const auto part = [&](std::int64_t offset, std::int32_t num_heads) {
+    return bifolio::const_tensor_view{
+        qkv_.data() + offset, bifolio::dtype::f32, num_tokens, num_heads, c.head_dim, qkv_dim, c.head_dim};
+  };
+  const bool narrows = query_type_ != bifolio::dtype::f32;
+  bifolio::const_tensor_view q = part(0, c.num_q_heads);
+  if (narrows) {
+    narrow_q_.resize(static_cast<std::size_t>(num_tokens * q_dim));
+    narrow_attended_.resize(narrow_q_.size());
+    parallel_ranges(*lanes_, num_tokens, token_grain, [&](std::int64_t begin, std::int64_t end) noexcept {
+      for (std::int64_t t = begin; t < end; ++t) {
+        narrow(qkv_.data() + t * qkv_dim, q_dim, query_type_, narrow_q_.data() + t * q_dim);
+      }
+    });
+    q = bifolio::as_const(
+        bifolio::dense_view<void>(narrow_q_.data(), query_type_, num_tokens, c.num_q_heads, c.head_dim));
+  }
+  void* const out = narrows ? static_cast<void*>(narrow_attended_.data()) : attended_.data();
+  const auto start = std::chrono::steady_clock::now();
+  attention.run(layer, q, part(q_dim, c.num_kv_heads), part(q_dim + kv_dim, c.num_kv_heads),
+                bifolio::dense_view<void>(out, query_type_, num_tokens, c.num_q_heads, c.head_dim));
+  attention_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (!narrows) return;
+  parallel_ranges(*lanes_, num_tokens, token_grain, [&](std::int64_t begin, std::int64_t end) noexcept {
+    widen(narrow_attended_.data() + begin * q_dim, (end - begin) * q_dim, query_type_,
+          attended_.data() + begin * q_dim);
+  });
+}
+
 std::span<const float> llama::forward(std::span<const token_id> tokens, std::span<const std::int32_t> positions,
                                       std::span<const std::int32_t> logits_rows, attention_layer& attention) {
   const model_config& c = model_->config;
@@ -92,11 +142,6 @@ std::span<const float> llama::forward(std::span<const token_id> tokens, std::spa
     model_->embedding.copy_row(to_index(tokens[static_cast<std::size_t>(t)]), x + t * dim);
   prepare_rotations(positions);
 
-  // Views into the fused projection: bifolio takes rows at any stride, so q, k and v are never copied apart.
-  const auto part = [&](std::int64_t offset, std::int32_t num_heads) {
-    return bifolio::const_tensor_view{qkv + offset, bifolio::dtype::f32, n, num_heads, c.head_dim, qkv_dim, c.head_dim};
-  };
-
   for (std::int32_t l = 0; l < c.num_layers; ++l) {
     const layer_weights& layer = model_->layers[static_cast<std::size_t>(l)];
 
@@ -107,10 +152,7 @@ std::span<const float> llama::forward(std::span<const token_id> tokens, std::spa
         for (std::int32_t h = 0; h < c.num_q_heads + c.num_kv_heads; ++h) rotate(qkv + t * qkv_dim + h * c.head_dim, t);
       }
     });
-    const auto start = std::chrono::steady_clock::now();
-    attention.run(l, part(0, c.num_q_heads), part(q_dim, c.num_kv_heads), part(q_dim + kv_dim, c.num_kv_heads),
-                  bifolio::dense_view<void>(attended, bifolio::dtype::f32, n, c.num_q_heads, c.head_dim));
-    attention_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    attend(l, n, attention);
     layer.attention_out.apply(*lanes_, attended, n, added);
     add(x, added, n * dim);
 

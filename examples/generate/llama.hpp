@@ -3,6 +3,7 @@
 
 /// The forward pass of a Llama-architecture model on the CPU.
 
+#include <bifolio/dtype.hpp>
 #include <bifolio/executor.hpp>
 #include <cstdint>
 #include <span>
@@ -16,10 +17,12 @@ namespace generate {
 /// The work is spread over `lanes`; their number changes no bit.
 class llama final : public model_runner {
  public:
-  /// Both are borrowed.
-  llama(const checkpoint& model, bifolio::executor& lanes) : model_(&model), lanes_(&lanes) {}
+  /// `model` and `lanes` are borrowed.
+  llama(const checkpoint& model, bifolio::executor& lanes, bifolio::dtype query_type = bifolio::dtype::f32)
+      : model_(&model), lanes_(&lanes), query_type_(query_type) {}
 
   [[nodiscard]] const model_config& config() const noexcept override { return model_->config; }
+  [[nodiscard]] bifolio::dtype query_type() const noexcept override { return query_type_; }
 
   std::span<const float> forward(std::span<const bifolio::token_id> tokens, std::span<const std::int32_t> positions,
                                  std::span<const std::int32_t> logits_rows, attention_layer& attention) override;
@@ -27,18 +30,23 @@ class llama final : public model_runner {
   [[nodiscard]] double attention_seconds() const noexcept override { return attention_seconds_; }
 
  private:
+  /// q, k and v of a layer, side by side in qkv_, through `attention` into attended_.
+  void attend(std::int32_t layer, std::int64_t num_tokens, attention_layer& attention);
   void prepare_rotations(std::span<const std::int32_t> positions);
   void rotate(float* head, std::int64_t token) const noexcept;
   void normalise(const float* x, const std::vector<float>& weight, std::int64_t num_tokens, float* out) const noexcept;
 
   const checkpoint* model_;
   bifolio::executor* lanes_;
+  bifolio::dtype query_type_;
   double attention_seconds_ = 0;
   // Scratch, kept between calls.
-  std::vector<float> x_;          // [num_tokens, dim], the residual stream
-  std::vector<float> normed_;     // [num_tokens, dim]
-  std::vector<float> qkv_;        // [num_tokens, q_dim + 2 · kv_dim]
-  std::vector<float> attended_;   // [num_tokens, q_dim]
+  std::vector<float> x_;         // [num_tokens, dim], the residual stream
+  std::vector<float> normed_;    // [num_tokens, dim]
+  std::vector<float> qkv_;       // [num_tokens, q_dim + 2 · kv_dim]
+  std::vector<float> attended_;  // [num_tokens, q_dim]
+  // As attention takes queries and gives results, unless that is float32: bits of [num_tokens, q_dim].
+  std::vector<std::uint16_t> narrow_q_, narrow_attended_;
   std::vector<float> added_;      // [num_tokens, dim]
   std::vector<float> gate_up_;    // [num_tokens, 2 · hidden_dim]
   std::vector<float> hidden_;     // [num_tokens, hidden_dim]

@@ -96,7 +96,7 @@ void score_file(const options& o, const loaded_model& model, model_runner& netwo
   ids.resize(std::min(ids.size(), static_cast<std::size_t>(max_positions)));
   const std::int64_t num_blocks = bifolio::blocks_for(static_cast<std::int64_t>(ids.size()), o.block_size);
   bifolio::cache_engine engine(where, cache_config(network.config(), o.layout, o.kv_type, o.block_size, num_blocks));
-  const score result = score_tokens(network, engine, ids, o.max_batch_tokens);
+  const score result = score_tokens(network, engine, ids, o.max_batch_tokens, o.deterministic);
   fmt::print("{{\"num_ids\": {}, \"mean_nll\": {:.8f}, \"num_best\": {}}}\n", ids.size(), result.mean_nll,
              result.num_best);
 }
@@ -134,6 +134,7 @@ void generate_text(const options& o, const loaded_model& model, model_runner& ne
   config.max_batch_seqs = o.max_batch_seqs;
   config.prefix_caching = o.prefix_caching;
   config.preemption = o.preemption;
+  config.deterministic = o.deterministic;
   std::optional<host_cache> host;
   if (o.num_host_blocks > 0) host.emplace(where, engine.config(), o.num_host_blocks);
 
@@ -151,14 +152,15 @@ void generate_text(const options& o, const loaded_model& model, model_runner& ne
   }
 }
 
-void run(const options& o) {
+void run(options o) {
   const std::filesystem::path path = o.model.empty() ? find_bundled_model() : o.model;
   const loaded_model model = load_model(path, o.tokenizer);
   const model_config& c = model.weights.config;
   const std::int32_t max_positions = choose_max_positions(o, c);
 
   const auto lanes = make_lanes(o.num_threads);
-  const placed_model placed = place_model(o.device, model.weights, *lanes, o.isa);
+  const placed_model placed = place_model(o.device, model.weights, *lanes, o.types, o.isa);
+  o.kv_type = placed.kv_type;
   fmt::print(stderr, "model: {}: {}\n", path.string(), describe(c));
 
   if (o.score_file.empty()) {

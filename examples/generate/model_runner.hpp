@@ -6,6 +6,7 @@
 /// of their device, and give logits on the host. Neither knows anything of caches.
 
 #include <bifolio/device.hpp>
+#include <bifolio/dtype.hpp>
 #include <bifolio/tensor_view.hpp>
 #include <bifolio/types.hpp>
 #include <cstdint>
@@ -19,20 +20,23 @@ namespace generate {
 class attention_layer {
  public:
   virtual ~attention_layer() = default;
-  /// q and out [num_tokens, num_q_heads, head_dim], k and v [num_tokens, num_kv_heads, head_dim], float32, in the order
-  /// of the batch, in memory of the runner's device; on a GPU the work goes to the runner's stream. Called once for
-  /// each layer, in order. Throws when it cannot.
+  /// q and out [num_tokens, num_q_heads, head_dim] in the runner's `query_type`, k and v [num_tokens, num_kv_heads,
+  /// head_dim] in float32, in the order of the batch, in memory of the runner's device; on a GPU the work goes to the
+  /// runner's stream. Called once for each layer, in order. Throws when it cannot.
   virtual void run(std::int32_t layer, const bifolio::const_tensor_view& q, const bifolio::const_tensor_view& k,
                    const bifolio::const_tensor_view& v, const bifolio::tensor_view& out) = 0;
 };
 
-/// The forward pass over a batch of tokens of any sequences, in float32. A token's result does not depend on the other
-/// tokens of the batch, bit for bit, provided that attention's does not. One thread calls it at a time.
+/// The forward pass over a batch of tokens of any sequences, in float32 but for what attention gets and gives. A
+/// token's result does not depend on the other tokens of the batch, bit for bit, provided that attention's does not.
+/// One thread calls it at a time.
 class model_runner {
  public:
   virtual ~model_runner() = default;
 
   [[nodiscard]] virtual const model_config& config() const noexcept = 0;
+  /// What queries are rounded to before attention takes them, and the type of its results.
+  [[nodiscard]] virtual bifolio::dtype query_type() const noexcept = 0;
 
   /// Feeds tokens[i] at positions[i] and returns the logits after the tokens of `logits_rows` (indices into tokens),
   /// [logits_rows.size(), vocab_size], on the host, valid until the next call. All work is done when it returns.

@@ -174,7 +174,12 @@ std::optional<options> parse_options(int argc, const char* const* argv) {
                check_device(name, text);
                o.device = text;
              });
-  line.word("--kv-dtype", o.kv_type, "f32", "f32|f16|bf16", "How keys and values are stored", bifolio::parse_dtype);
+  const auto parse_type = [](const std::string& text) { return std::optional(bifolio::parse_dtype(text)); };
+  line.word("--kv-dtype", o.types.kv, "f32 on the CPU, bf16 on a GPU", "f32|f16|bf16", "How keys and values are stored",
+            parse_type);
+  line.word("--q-dtype", o.types.query, "f32 on the CPU, --kv-dtype on a GPU", "f32|f16|bf16",
+            "What queries and attention's results are rounded to; a GPU's fast kernels take those of the cache's type",
+            parse_type);
   line.word("--layout", o.layout, "hnd", "hnd|nhd|x_split", "Order of the elements inside a block",
             bifolio::parse_layout);
   line.integer("--block-size", o.block_size, 1, 1 << 16, "16", "Tokens of a block");
@@ -197,6 +202,10 @@ std::optional<options> parse_options(int argc, const char* const* argv) {
   line.word("--isa", o.isa, "the best here", "baseline|avx2|avx512|avx512_bf16|amx|amx_fp16|neon",
             "Instruction set of the attention on the CPU",
             [](const std::string& text) { return std::optional(bifolio::parse_isa(text)); });
+  app.add_flag(
+      "--deterministic", o.deterministic,
+      wrapped("On a GPU: plans with which what a sequence says does not depend on who else is in the batch, at "
+              "some cost in speed; on the CPU it never does"));
   app.add_flag("--json", o.json,
                wrapped("Print nothing but one JSON object a line for each sequence: prompt, prompt_ids, output_ids, "
                        "text (prompt and continuation), ended_by"));

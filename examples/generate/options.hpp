@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "placement.hpp"
 #include "sampler.hpp"
 
 namespace generate {
@@ -28,7 +29,9 @@ struct options {
   std::uint64_t seed = 1;
   std::int32_t num_samples = 1;
   std::string device = "auto";
-  bifolio::dtype kv_type = bifolio::dtype::f32;
+  attention_types types;                         ///< those that were named
+  bifolio::dtype kv_type = bifolio::dtype::f32;  ///< of the cache; known with the device
+  bool deterministic = false;
   bifolio::layout_kind layout = bifolio::layout_kind::hnd;
   std::int32_t block_size = 16;
   std::int64_t num_blocks = 0;  ///< 0: what the prompts can need, within cache_mebibytes

@@ -14,14 +14,16 @@ void require(bifolio::errc code, const char* what) {
 
 }  // namespace
 
-paged_attention::paged_attention(bifolio::cache_engine& engine, const model_config& config, bifolio::stream_ref stream)
-    : engine_(&engine), stream_(stream) {
+paged_attention::paged_attention(bifolio::cache_engine& engine, const model_runner& model, bool deterministic)
+    : engine_(&engine), stream_(model.stream()) {
+  const model_config& config = model.config();
   spec_.num_q_heads = config.num_q_heads;
   spec_.num_kv_heads = config.num_kv_heads;
   spec_.head_dim = config.head_dim;
   spec_.block_size = engine.config().layout.block_size;
+  spec_.q_type = spec_.out_type = model.query_type();
   spec_.kv_type = engine.config().layout.type;
-  spec_.deterministic = true;  // what a sequence says must not depend on who else is in the batch
+  spec_.deterministic = deterministic;
 }
 
 void paged_attention::move_blocks(const bifolio::step_plan& plan, bifolio::cache_engine* host) {
@@ -45,6 +47,7 @@ void paged_attention::run(std::int32_t layer, const bifolio::const_tensor_view& 
   params.batch = batch_;
   params.scale = 1.0f / std::sqrt(static_cast<float>(q.head_dim));
   require(engine_->where().attention(plan_, params, stream_), "attention");
+  last_ = params;
 }
 
 host_cache::host_cache(bifolio::backend& where, const bifolio::cache_engine_config& device, std::int64_t num_blocks)

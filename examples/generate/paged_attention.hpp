@@ -8,6 +8,8 @@
 #include <bifolio/cache_engine.hpp>
 #include <bifolio/step.hpp>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "model_runner.hpp"
 
@@ -15,9 +17,10 @@ namespace generate {
 
 class paged_attention final : public attention_layer {
  public:
-  /// `engine` is borrowed; its layout has the model's numbers of layers, heads and head dimension. `stream` is the
-  /// runner's: everything of a step is ordered on it.
-  paged_attention(bifolio::cache_engine& engine, const model_config& config, bifolio::stream_ref stream);
+  /// `engine` is borrowed; its layout has the model's numbers of layers, heads and head dimension. Everything of a step
+  /// is ordered on the runner's stream. `deterministic`: what a sequence says must not depend on who else is in the
+  /// batch (`attention_spec`); on the CPU it never does.
+  paged_attention(bifolio::cache_engine& engine, const model_runner& model, bool deterministic);
 
   /// Carries out what the cache logic decided about blocks: swaps out to `host`, copies, swaps in, in this order.
   /// `host` may be null for plans without swaps. Throws `bifolio::error`.
@@ -29,12 +32,16 @@ class paged_attention final : public attention_layer {
   void run(std::int32_t layer, const bifolio::const_tensor_view& q, const bifolio::const_tensor_view& k,
            const bifolio::const_tensor_view& v, const bifolio::tensor_view& out) override;
 
+  /// The kernels that computed the last layer, a name for each sequence of the step (`bifolio::backend::describe`).
+  [[nodiscard]] std::vector<std::string> kernels() const { return engine_->where().describe(plan_, last_); }
+
  private:
   bifolio::cache_engine* engine_;
   bifolio::stream_ref stream_;
   bifolio::attention_spec spec_;
   bifolio::attention_plan plan_;  // kept from step to step, so that its memory is
   bifolio::step_batch_view batch_;
+  bifolio::attention_params last_;
 };
 
 /// A cache for `config`: the layout and how many layers. Throws `bifolio::error`.

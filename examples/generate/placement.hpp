@@ -4,6 +4,7 @@
 /// Puts a model on the device that the user named.
 
 #include <bifolio/backend.hpp>
+#include <bifolio/dtype.hpp>
 #include <bifolio/executor.hpp>
 #include <memory>
 #include <optional>
@@ -14,16 +15,25 @@
 
 namespace generate {
 
+/// What the user named of the types that attention works in. What is not named: float32 on the CPU; on a GPU bfloat16
+/// for the cache, and for queries what the cache has, because the fast kernels take queries and cache of one 16-bit
+/// type.
+struct attention_types {
+  std::optional<bifolio::dtype> query;
+  std::optional<bifolio::dtype> kv;
+};
+
 /// One device: where the cache and attention live, and all other layers of the model.
 struct placed_model {
   std::unique_ptr<bifolio::backend> where;
   std::unique_ptr<model_runner> runner;
+  bifolio::dtype kv_type = bifolio::dtype::f32;  ///< of the cache that is to be made
 };
 
 /// `device` is "cpu", "cuda", "cuda:N", or "auto": cuda:0 where that can be used, else the CPU. `model` and `lanes`
 /// (the CPU's threads) are borrowed. Throws `input_error` when the CUDA part is not in this program or cannot run here,
 /// and `bifolio::error`.
 [[nodiscard]] placed_model place_model(const std::string& device, const checkpoint& model, bifolio::executor& lanes,
-                                       std::optional<bifolio::cpu_isa> isa = {});
+                                       const attention_types& types = {}, std::optional<bifolio::cpu_isa> isa = {});
 
 }  // namespace generate

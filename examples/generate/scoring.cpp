@@ -12,13 +12,13 @@
 namespace generate {
 
 score score_tokens(model_runner& model, bifolio::cache_engine& engine, std::span<const bifolio::token_id> ids,
-                   std::int32_t chunk) {
+                   std::int32_t chunk, bool deterministic) {
   if (ids.size() < 2) throw input_error("a text of at least one token is needed to score it");
   bifolio::kv_cache_config config;
   config.block_size = engine.config().layout.block_size;
   config.num_blocks = engine.config().num_blocks;
   bifolio::kv_cache_manager manager(config);
-  paged_attention attention(engine, model.config(), model.stream());
+  paged_attention attention(engine, model, deterministic);
 
   const auto num_fed = static_cast<std::int32_t>(ids.size() - 1);
   const auto [seq, status] = manager.allocate(num_fed);

@@ -20,8 +20,10 @@ struct score {
 };
 
 /// Feeds all ids but the last, `chunk` tokens a step, into an engine with enough blocks for them.
+/// `deterministic`: as in `generation_config`.
 /// Throws `bifolio::error`, and `input_error` when there are fewer than two ids.
 [[nodiscard]] score score_tokens(model_runner& model, bifolio::cache_engine& engine,
-                                 std::span<const bifolio::token_id> ids, std::int32_t chunk);
+                                 std::span<const bifolio::token_id> ids, std::int32_t chunk,
+                                 bool deterministic = false);
 
 }  // namespace generate

@@ -6,16 +6,17 @@
 /// For the t-th of a sequence's query_len new tokens, at position p = seq_len − query_len + t (bottom-right alignment),
 /// and query head h reading KV head h / group_size, over the visible positions j:
 ///
-///   s_j = scale · q·k_j;   s_j = soft_cap · tanh(s_j / soft_cap) if soft_cap > 0;   s_j += alibi_slopes[h] · (j − p)
+///   s_j = scale · q·k_j;   s_j = soft_cap · tanh(s_j / soft_cap) if soft_cap > 0;   s_j += alibi_slopes[h] · (j − p);
+///   s_j += bias[t, h, j]
 ///   visible: 0 ≤ j < seq_len, j ≤ p if causal, j ≥ p − window_left if window_left ≥ 0, j ≤ p + window_right if ≥ 0
 ///   m = max(s_j, sinks[h]);   out = Σ exp(s_j − m) v_j / (Σ exp(s_j − m) + exp(sinks[h] − m))
 ///   lse = m + ln(Σ exp(s_j − m) + exp(sinks[h] − m))
 ///
 /// query_len may exceed seq_len (queries over a part of the keys, e.g. those that live on another device): p is then
 /// negative for the first rows, and under a causal mask they see nothing.
-/// A row with nothing visible gives output 0; its LSE is −inf, or the sink alone where there is one. Everything is
-/// accumulated in float32. What is planned once per step is the work (lengths and mask); what is passed per layer is
-/// data and numbers.
+/// A key whose score is −inf weighs nothing. A row with nothing visible, or nothing but scores of −inf, gives output 0;
+/// its LSE is −inf, or the sink alone where there is one. Everything is accumulated in float32. What is planned once
+/// per step is the work (lengths and mask); what is passed per layer is data and numbers.
 
 #include <bifolio/dtype.hpp>
 #include <bifolio/error.hpp>
@@ -62,7 +63,24 @@ struct attention_plan {
   std::int64_t num_tokens = 0;
   std::int64_t num_blocks = 0;         ///< every block id of the planned tables is below this
   std::int64_t num_table_entries = 0;  ///< entries of a table row that the longest sequence reaches
+  std::int32_t max_seq_len = 0;        ///< of the planned sequences
   std::unique_ptr<attention_plan_state> state;
+};
+
+/// Numbers added to the scores: a relative-position bias, or a mask of 0 and −inf. Element (t, h, j) goes to the score
+/// of row t of q, query head h, and the key at position j of that row's sequence. An extent of 1 is read for every
+/// token, or every head. Where a row does not see position j its element is not read, and may be anything.
+///
+/// −inf hides a key: it weighs nothing, although K and V there are still read, so that a NaN in them shows. NaN or +inf
+/// makes the rows that see it NaN, and no others.
+struct attention_bias_view {
+  const void* data = nullptr;     ///< [num_tokens, num_heads, num_keys], elements of a row contiguous; null = no bias
+  dtype type = dtype::f32;        ///< f32, f16 or bf16, whatever q and the cache are
+  std::int64_t num_tokens = 0;    ///< that of the batch, or 1
+  std::int32_t num_heads = 0;     ///< num_q_heads, or 1
+  std::int32_t num_keys = 0;      ///< at least the longest seq_len of the plan
+  std::int64_t token_stride = 0;  ///< elements from a token to the next, ≥ 1; not looked at when there is one
+  std::int64_t head_stride = 0;   ///< elements from a head to the next, ≥ 1; not looked at when there is one
 };
 
 /// Data and numbers of one layer's call. Pointers are of the backend's device.
@@ -76,6 +94,7 @@ struct attention_params {
   float soft_cap = 0;                   ///< 0 = none; else finite and > 0
   const float* alibi_slopes = nullptr;  ///< optional, [num_q_heads]
   const float* sinks = nullptr;         ///< optional, [num_q_heads], logits of a value-less key
+  attention_bias_view bias{};           ///< optional
 };
 
 /// A partial attention result: an output normalised by its own sum, and the LSE of that sum.
@@ -99,8 +118,9 @@ struct merge_params {
 /// failed_precondition: the plan was never planned, or by a backend of another device.
 /// invalid_argument: num_seqs, num_tokens, heads, head_dim, block_size or a dtype is not as planned; a needed pointer
 /// is null or not aligned to its element; a stride is negative, or those of `out` let rows overlap; scale is not
-/// finite; soft_cap is negative or not finite; `out` starts where `q` does. out_of_range: `kv` holds fewer blocks than
-/// the plan was made for. A batch of no tokens does nothing, whatever the data pointers are.
+/// finite; soft_cap is negative or not finite; an extent of `bias` is neither the plan's nor 1, or its stride is below
+/// 1; `out` starts where `q` does. out_of_range: `kv` holds fewer blocks than the plan was made for, or `bias` fewer
+/// keys than its longest sequence. A batch of no tokens does nothing, whatever the data pointers are.
 [[nodiscard]] BIFOLIO_API std::optional<error> find_problem(const attention_plan& plan, const attention_params& params);
 
 }  // namespace bifolio

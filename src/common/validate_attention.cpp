@@ -156,6 +156,41 @@ errc check_tensor(const const_tensor_view& tensor, std::string_view name, bool w
   return errc::ok;
 }
 
+// The bias as a tensor of rows of keys, with an extent of 1 where the plan has more.
+const_tensor_view rows_of(const attention_bias_view& bias) noexcept {
+  return {bias.data, bias.type, bias.num_tokens, bias.num_heads, bias.num_keys, bias.token_stride, bias.head_stride};
+}
+
+errc check_bias_extent(const char* name, std::int64_t extent, std::int64_t planned, std::int64_t stride,
+                       const refusal& refuse) {
+  if (extent != planned && extent != 1) {
+    return refuse(errc::invalid_argument, "num_", name, "s of bias is ", extent, "; it must be ", planned,
+                  ", as planned, or 1");
+  }
+  if (extent > 1 && stride < 1) {
+    return refuse(errc::invalid_argument, "the ", name, " stride of bias is ", stride, " for ", extent, " ", name,
+                  "s; it must be at least 1, and num_", name, "s 1 where all share a row");
+  }
+  return errc::ok;
+}
+
+errc check_bias(const attention_bias_view& bias, const attention_plan& plan, const refusal& refuse) {
+  if (bias.data == nullptr) return errc::ok;
+  errc code = check_bias_extent("token", bias.num_tokens, plan.num_tokens, bias.token_stride, refuse);
+  if (code == errc::ok) {
+    code = check_bias_extent("head", bias.num_heads, plan.spec.num_q_heads, bias.head_stride, refuse);
+  }
+  if (code != errc::ok) return code;
+  if (bias.num_keys < plan.max_seq_len) {
+    return refuse(errc::out_of_range, "num_keys of bias is ", bias.num_keys, "; the plan's longest sequence holds ",
+                  plan.max_seq_len);
+  }
+  const_tensor_view rows = rows_of(bias);
+  if (rows.num_tokens == 1) rows.token_stride = 0;
+  if (rows.num_heads == 1) rows.head_stride = 0;
+  return check_tensor(rows, "bias", false, refuse);
+}
+
 /// Whether all of [first, last) are in [0, num_blocks). Without a branch per id, so that it is vectorised everywhere: a
 /// step of 256 sequences has ten thousands.
 bool are_block_ids(const std::int32_t* first, const std::int32_t* last, std::int64_t num_blocks) noexcept {
@@ -321,7 +356,8 @@ errc attention(const attention_plan& plan, const attention_params& params, std::
   if (params.out.data == params.q.data) {
     return refuse(errc::invalid_argument, "out starts where q does; they must not overlap");
   }
-  code = expect_aligned("lse", params.lse, refuse);
+  code = check_bias(params.bias, plan, refuse);
+  if (code == errc::ok) code = expect_aligned("lse", params.lse, refuse);
   if (code == errc::ok) code = expect_aligned("alibi_slopes", params.alibi_slopes, refuse);
   if (code == errc::ok) code = expect_aligned("sinks", params.sinks, refuse);
   if (code == errc::ok) code = expect_array("query_start_loc", params.batch.query_start_loc, refuse);

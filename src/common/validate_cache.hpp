@@ -18,12 +18,12 @@
 #include <cstdint>
 #include <span>
 
+#include "common/footprint.hpp"
+
 namespace bifolio::validate {
 
 /// Largest number of blocks: every id fits a block_id and is smaller than what stands in free table entries.
 inline constexpr std::int64_t max_num_blocks = free_table_entry;
-/// Largest span of one half of a layer.
-inline constexpr std::int64_t max_span_bytes = std::int64_t{1} << 62;
 
 [[nodiscard]] constexpr bool known(dtype type) noexcept {
   return type == dtype::f32 || type == dtype::f16 || type == dtype::bf16;

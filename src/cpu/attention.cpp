@@ -23,6 +23,10 @@ attention_args args_of(const attention_plan& plan, const cpu_attention_plan& sta
   args.v_strides = params.kv.layout.v;
   args.alibi_slopes = params.alibi_slopes;
   args.sinks = params.sinks;
+  args.bias = params.bias.data;
+  args.bias_type = params.bias.type;
+  args.bias_token_stride = params.bias.num_tokens == 1 ? 0 : params.bias.token_stride;
+  args.bias_head_stride = params.bias.num_heads == 1 ? 0 : params.bias.head_stride;
   args.q_token_stride = params.q.token_stride;
   args.q_head_stride = params.q.head_stride;
   args.out_token_stride = params.out.token_stride;
@@ -168,11 +172,14 @@ std::vector<std::string> describe(const kernel_table& table, const attention_pla
   const auto* const state = dynamic_cast<const cpu_attention_plan*>(plan.state.get());
   if (state == nullptr || validate::attention(plan, params, nullptr) != errc::ok) return names;
   const attention_spec& spec = plan.spec;
+  // Tile registers take no bias.
   const bool one_type = spec.q_type == spec.kv_type && spec.out_type == spec.kv_type;
+  const auto& loops = table.attention.loops[static_cast<std::size_t>(spec.kv_type)];
+  const bool as_one_type = one_type && (loops[1] != attention_loops::tiles || params.bias.data == nullptr);
   names.resize(static_cast<std::size_t>(plan.num_seqs));
   for (std::int32_t i = 0; i < state->num_items; ++i) {
     const planned_item& item = state->items.data()[i];
-    names[static_cast<std::size_t>(item.seq)] = kernel_name(table, spec.kv_type, one_type, item.partials >= 0);
+    names[static_cast<std::size_t>(item.seq)] = kernel_name(table, spec.kv_type, as_one_type, item.partials >= 0);
   }
   return names;
 }

@@ -275,10 +275,11 @@ void make_plan(std::int32_t num_lanes, memory_resource& memory, attention_plan& 
   plan.num_seqs = batch.num_seqs;
   plan.num_tokens = batch.num_tokens;
   plan.num_blocks = num_blocks;
-  plan.num_table_entries = 0;
+  plan.max_seq_len = 0;
   for (std::int32_t seq = 0; seq < batch.num_seqs; ++seq) {
-    plan.num_table_entries = std::max(plan.num_table_entries, blocks_for(batch.seq_lens[seq], spec.block_size));
+    plan.max_seq_len = std::max(plan.max_seq_len, batch.seq_lens[seq]);
   }
+  plan.num_table_entries = blocks_for(plan.max_seq_len, spec.block_size);
 }
 
 }  // namespace

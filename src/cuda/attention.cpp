@@ -77,6 +77,10 @@ attention_kernel_args args_of(const attention_plan& plan, const attention_params
   args.block_table_stride = params.batch.block_table_stride;
   args.alibi_slopes = params.alibi_slopes;
   args.sinks = params.sinks;
+  args.bias = params.bias.data;
+  args.bias_type = params.bias.type;
+  args.bias_token_stride = params.bias.num_tokens == 1 ? 0 : params.bias.token_stride;
+  args.bias_head_stride = params.bias.num_heads == 1 ? 0 : params.bias.head_stride;
   args.num_seqs = plan.num_seqs;
   args.num_tokens = plan.num_tokens;
   args.num_q_heads = spec.num_q_heads;
@@ -146,6 +150,7 @@ void plan_attention(const std::shared_ptr<const device_state>& state, attention_
     plan.num_tokens = host_batch.num_tokens;
     plan.num_blocks = num_blocks;
     plan.num_table_entries = blocks_for(input.max_seq_len, spec.block_size);
+    plan.max_seq_len = input.max_seq_len;
   });
 }
 
@@ -195,6 +200,7 @@ void reserve_attention(const std::shared_ptr<const device_state>& state, attenti
     plan.num_tokens = 0;
     plan.num_blocks = 0;
     plan.num_table_entries = 0;
+    plan.max_seq_len = 0;
   });
 }
 

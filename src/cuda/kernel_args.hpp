@@ -38,6 +38,11 @@ struct attention_kernel_args {
   const float* alibi_slopes = nullptr;  ///< optional, [num_q_heads]
   const float* sinks = nullptr;         ///< optional, [num_q_heads]
 
+  const void* bias = nullptr;          ///< optional, [num_tokens, num_q_heads, keys], keys contiguous, of bias_type
+  std::int64_t bias_token_stride = 0;  ///< 0 = all tokens share a row
+  std::int64_t bias_head_stride = 0;   ///< 0 = all heads do
+  dtype bias_type = dtype::f32;
+
   std::int32_t num_seqs = 0;
   std::int64_t num_tokens = 0;
   std::int32_t num_q_heads = 0;

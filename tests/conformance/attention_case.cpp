@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <sstream>
 #include <stdexcept>
 
@@ -16,7 +17,14 @@ namespace {
 
 constexpr std::int64_t guard_elements = 32;  // poison on both sides of an output, in front of q
 
-enum stream_of_values : std::uint8_t { query_values = 1, key_values, value_values, slope_values, sink_values };
+enum stream_of_values : std::uint8_t {
+  query_values = 1,
+  key_values,
+  value_values,
+  slope_values,
+  sink_values,
+  bias_values
+};
 
 // Element (position, head, dim) of q, K or V before rounding to the stored dtype.
 float element_of(const attention_case& c, stream_of_values stream, std::int64_t content, std::int64_t position,
@@ -75,7 +83,27 @@ reference::attention_options options_of(const attention_case& c, const attention
 }
 
 reference::dense_sequence dense_of(const batch_seq& seq, const attention_contents::sequence& contents) {
-  return {seq.query_len, seq.seq_len, contents.q.data(), contents.k.data(), contents.v.data()};
+  return {seq.query_len,     seq.seq_len,       contents.q.data(),
+          contents.k.data(), contents.v.data(), contents.bias.empty() ? nullptr : contents.bias.data()};
+}
+
+bool bias_has_tokens(bias_kind kind) {
+  return kind == bias_kind::full || kind == bias_kind::one_head || kind == bias_kind::masked;
+}
+bool bias_has_heads(bias_kind kind) {
+  return kind == bias_kind::full || kind == bias_kind::one_token || kind == bias_kind::masked;
+}
+
+// Element (position of the row, head, key) of the bias, the same for all that read the same one.
+float bias_element_of(const attention_case& c, std::int64_t content, std::int64_t position, std::int64_t head,
+                      std::int64_t key) {
+  const std::int64_t row = bias_has_tokens(c.bias) ? position : 0;
+  const std::int64_t seq = bias_has_tokens(c.bias) ? content : 0;
+  if (!bias_has_heads(c.bias)) head = 0;
+  const std::uint64_t bits = hash_of(c.seed, bias_values, seq, row, head, key);
+  const bool hidden_row = hash_of(c.seed, bias_values, seq, row, head) % 5 == 0;
+  if (c.bias == bias_kind::masked && (hidden_row || bits % 3 == 0)) return -std::numeric_limits<float>::infinity();
+  return stored_as(c.bias_type, 2.0f * normal_from(bits));
 }
 
 std::vector<dense_kv> dense_kv_of(const attention_case& c, const attention_contents& contents) {
@@ -130,6 +158,24 @@ std::string_view to_string(value_kind kind) noexcept {
   return "unknown";
 }
 
+std::string_view to_string(bias_kind kind) noexcept {
+  switch (kind) {
+    case bias_kind::none:
+      return "none";
+    case bias_kind::full:
+      return "full";
+    case bias_kind::one_head:
+      return "one_head";
+    case bias_kind::one_token:
+      return "one_token";
+    case bias_kind::one_row:
+      return "one_row";
+    case bias_kind::masked:
+      return "masked";
+  }
+  return "unknown";
+}
+
 std::int64_t attention_case::num_tokens() const noexcept {
   std::int64_t tokens = 0;
   for (const batch_seq& seq : seqs) tokens += seq.query_len;
@@ -156,6 +202,7 @@ std::string settings_of(const attention_case& c) {
   if (c.soft_cap != 0) text << ", soft_cap " << c.soft_cap;
   if (c.alibi) text << ", alibi";
   if (c.sinks) text << ", sinks";
+  if (c.bias != bias_kind::none) text << ", bias " << to_string(c.bias) << " " << to_string(c.bias_type);
   if (!c.lse) text << ", no lse";
   if (c.deterministic) text << ", deterministic";
   if (c.aligned) text << ", aligned";
@@ -187,6 +234,16 @@ attention_contents::attention_contents(const attention_case& c) {
         for (std::int64_t i = 0; i < c.head_dim; ++i) {
           seq.k.push_back(stored_as(c.kv_type, element_of(c, key_values, content, j, h, i, shape.seq_len)));
           seq.v.push_back(stored_as(c.kv_type, element_of(c, value_values, content, j, h, i, shape.seq_len)));
+        }
+      }
+    }
+    if (c.bias != bias_kind::none) {
+      for (std::int64_t t = 0; t < shape.query_len; ++t) {
+        const std::int64_t position = shape.seq_len - shape.query_len + t;
+        for (std::int64_t h = 0; h < heads; ++h) {
+          for (std::int64_t j = 0; j < shape.seq_len; ++j) {
+            seq.bias.push_back(bias_element_of(c, content, position, h, j));
+          }
         }
       }
     }
@@ -260,6 +317,8 @@ attention_call::attention_call(const tested_backend& tested, const attention_cas
   }
   q_ = device_bytes(where, std::move(image), size_of(c.q_type));
 
+  if (c.bias != bias_kind::none) place_bias(c, contents, placement);
+
   const std::int64_t out_head = c.head_dim + placement.out_head_gap;
   const strided_shape out_shape{tokens, heads, c.head_dim, heads * out_head + placement.out_token_gap, out_head};
   out_ = device_bytes(where, poisoned(c.out_type, 2 * guard_elements + out_shape.elements()), size_of(c.out_type));
@@ -290,9 +349,44 @@ errc attention_call::run() {
   return code;
 }
 
+void attention_call::place_bias(const attention_case& c, const attention_contents& contents,
+                                const attention_placement& placement) {
+  std::int32_t longest = 0;
+  for (const batch_seq& seq : c.seqs) longest = std::max(longest, seq.seq_len);
+  attention_bias_view& bias = params.bias;
+  bias.type = c.bias_type;
+  bias.num_tokens = bias_has_tokens(c.bias) ? c.num_tokens() : 1;
+  bias.num_heads = bias_has_heads(c.bias) ? c.num_q_heads() : 1;
+  bias.num_keys = longest + placement.bias_key_gap;
+  bias.head_stride = std::max<std::int64_t>(1, bias.num_keys + placement.bias_head_gap);
+  bias.token_stride = bias.num_heads * bias.head_stride + placement.bias_token_gap;
+  const strided_shape shape{bias.num_tokens, bias.num_heads, bias.num_keys, bias.token_stride, bias.head_stride};
+  std::vector<std::byte> image = poisoned(c.bias_type, guard_elements + shape.elements());
+  // What no row sees stays poison.
+  const reference::attention_options options = options_of(c, contents);
+  std::int64_t first_token = 0;
+  for (std::size_t s = 0; s < c.seqs.size(); first_token += c.seqs[s++].query_len) {
+    const batch_seq& seq = c.seqs[s];
+    const float* from = contents.seqs[s].bias.data();
+    for (std::int64_t t = 0; t < seq.query_len; ++t) {
+      for (std::int64_t h = 0; h < c.num_q_heads(); ++h) {
+        for (std::int64_t j = 0; j < seq.seq_len; ++j, ++from) {
+          if (!reference::is_visible(options, seq.seq_len - seq.query_len + t, j, seq.seq_len)) continue;
+          const std::int64_t row = (bias.num_tokens > 1 ? (first_token + t) * bias.token_stride : 0) +
+                                   (bias.num_heads > 1 ? h * bias.head_stride : 0);
+          store_element(image.data(), c.bias_type, guard_elements + row + j, *from);
+        }
+      }
+    }
+  }
+  bias_ = device_bytes(tested_.get(), std::move(image), size_of(c.bias_type));
+  bias.data = bias_.data() + guard_elements * static_cast<std::int64_t>(size_of(c.bias_type));
+}
+
 bool attention_call::inputs_unchanged() const {
   return q_.unchanged() && starts_on_device_.unchanged() && lens_on_device_.unchanged() &&
-         tables_on_device_.unchanged() && slopes_.unchanged() && sinks_.unchanged() && cache_.unchanged();
+         tables_on_device_.unchanged() && slopes_.unchanged() && sinks_.unchanged() && bias_.unchanged() &&
+         cache_.unchanged();
 }
 
 bool attention_call::untouched() const { return inputs_unchanged() && out_.unchanged() && lse_.unchanged(); }
@@ -375,9 +469,20 @@ attention_expectation::attention_expectation(const attention_case& c, const atte
   }
 }
 
+void attention_expectation::expect(const attention_output& other) {
+  std::size_t element = 0;
+  std::size_t row = 0;
+  for (reference::attention_reference& seq : expected_) {
+    for (double& out : seq.out) out = static_cast<double>(other.out[element++]);
+    if (other.lse.empty()) continue;
+    for (double& lse : seq.lse) lse = static_cast<double>(other.lse[row++]);
+  }
+}
+
 reference::accuracy_judge attention_expectation::judge(const attention_output& got, const arithmetic& numbers,
-                                                       std::size_t first, std::size_t last) const {
-  reference::accuracy_judge result({numbers, case_.kv_type, case_.out_type, case_.values == value_kind::normal});
+                                                       std::size_t first, std::size_t last, double other_nmse) const {
+  reference::accuracy_judge result(
+      {numbers, case_.kv_type, case_.out_type, case_.values == value_kind::normal, other_nmse});
   std::size_t row = 0;
   for (std::size_t s = 0; s < last; ++s) {
     if (s >= first) {
@@ -390,13 +495,14 @@ reference::accuracy_judge attention_expectation::judge(const attention_output& g
   return result;
 }
 
-std::string attention_expectation::problem_of(const attention_output& got, const arithmetic& numbers) const {
-  return judge(got, numbers, 0, case_.seqs.size()).problem();
+std::string attention_expectation::problem_of(const attention_output& got, const arithmetic& numbers,
+                                              double other_nmse) const {
+  return judge(got, numbers, 0, case_.seqs.size(), other_nmse).problem();
 }
 
 attention_placement placement_in_turn(const attention_case& c, std::size_t turn) {
-  if (turn % 2 == 0) return {{c.seed, 0, 0}, 0, 0, 0, 0};
-  if (c.aligned) return {{c.seed, 3, 2}, 16, 8, 8, 24};
+  if (turn % 2 == 0) return {{c.seed, 0, 0}, 0, 0, 0, 0, 0, 0, 0};
+  if (c.aligned) return {{c.seed, 3, 2}, 16, 8, 8, 24, 3, 1, 2};
   attention_placement with_gaps;
   with_gaps.cache.order = c.seed;
   return with_gaps;

@@ -37,6 +37,17 @@ enum class value_kind : std::uint8_t {
 };
 [[nodiscard]] std::string_view to_string(value_kind kind) noexcept;
 
+/// Which extents of the bias are 1, and what it holds.
+enum class bias_kind : std::uint8_t {
+  none,
+  full,       ///< a row for each token and head
+  one_head,   ///< for each token
+  one_token,  ///< for each head
+  one_row,    ///< one for all
+  masked,     ///< for each token and head, −inf for a third of the keys and for whole rows
+};
+[[nodiscard]] std::string_view to_string(bias_kind kind) noexcept;
+
 struct attention_case {
   std::string what{};
   std::int32_t num_kv_heads = 2;
@@ -55,6 +66,8 @@ struct attention_case {
   float soft_cap = 0;
   bool alibi = false;
   bool sinks = false;
+  bias_kind bias = bias_kind::none;
+  dtype bias_type = dtype::f32;
   bool lse = true;
   bool deterministic = false;  ///< asked of the plan; on the CPU nothing depends on it
   bool aligned = false;        ///< gaps of q and out keep every row aligned to 16 bytes, as tensor-core kernels ask
@@ -79,6 +92,7 @@ struct attention_contents {
     std::vector<float> q;  ///< [query_len, num_q_heads, head_dim]
     std::vector<float> k;  ///< [seq_len, num_kv_heads, head_dim]
     std::vector<float> v;
+    std::vector<float> bias;  ///< [query_len, num_q_heads, seq_len], or empty
   };
   std::vector<sequence> seqs;
   std::vector<float> alibi_slopes;  ///< [num_q_heads], or empty
@@ -92,6 +106,9 @@ struct attention_placement {
   std::int64_t q_head_gap = 1;   ///< elements between its heads
   std::int64_t out_token_gap = 2;
   std::int64_t out_head_gap = 5;
+  std::int64_t bias_token_gap = 4;
+  std::int64_t bias_head_gap = 3;
+  std::int32_t bias_key_gap = 7;  ///< keys past the longest sequence
 };
 
 /// Dense where `turn` is even, with gaps where it is odd: both are common, and gaps make every row's alignment
@@ -137,13 +154,15 @@ class attention_call {
 
  private:
   [[nodiscard]] bool inputs_unchanged() const;
+  void place_bias(const attention_case& the_case, const attention_contents& contents,
+                  const attention_placement& placement);
 
   const tested_backend& tested_;
   dtype out_type_;
   bool has_lse_;
   std::vector<std::int32_t> starts_, lens_;
   paged_cache cache_;
-  device_bytes q_, out_, lse_, starts_on_device_, lens_on_device_, tables_on_device_, slopes_, sinks_;
+  device_bytes q_, out_, lse_, starts_on_device_, lens_on_device_, tables_on_device_, slopes_, sinks_, bias_;
 };
 
 /// Runs a planned call and reads it; throws std::runtime_error with what went wrong, a refusal or a stray write.
@@ -157,11 +176,16 @@ class attention_call {
 class attention_expectation {
  public:
   attention_expectation(const attention_case& the_case, const attention_contents& contents);
-  /// The sequences [first, last) of a whole result, judged together.
+  /// From now on these are the expected results, those of another implementation; without `other.lse` the LSE stays the
+  /// oracle's, as the bounds do. The other implementation's own rounding is for the caller to add.
+  void expect(const attention_output& other);
+  /// The sequences [first, last) of a whole result, judged together. `other_nmse`: that of the results that `expect`
+  /// was given.
   [[nodiscard]] reference::accuracy_judge judge(const attention_output& got, const arithmetic& numbers,
-                                                std::size_t first, std::size_t last) const;
+                                                std::size_t first, std::size_t last, double other_nmse = 0) const;
   /// What is wrong with `got`; empty when all gates hold.
-  [[nodiscard]] std::string problem_of(const attention_output& got, const arithmetic& numbers) const;
+  [[nodiscard]] std::string problem_of(const attention_output& got, const arithmetic& numbers,
+                                       double other_nmse = 0) const;
 
  private:
   const attention_case& case_;

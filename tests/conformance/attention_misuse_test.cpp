@@ -25,7 +25,9 @@ attention_case sound_case() {
           .kv_type = dtype::bf16,
           .seqs = {{1, 9}, {3, 6}, {1, 5}},
           .alibi = true,
-          .sinks = true};
+          .sinks = true,
+          .bias = bias_kind::full,
+          .bias_type = dtype::f16};
 }
 
 // Host arrays of a step that a row of the table may bend.
@@ -177,6 +179,31 @@ const std::vector<bad_params>& bad_attention_params() {
        [](auto& p) { p.alibi_slopes = shifted(p.alibi_slopes, 1); }},
       {"misaligned sinks", invalid, {"sinks", "align"}, [](auto& p) { p.sinks = shifted(p.sinks, 3); }},
       {"out on top of q", invalid, {"out", "q"}, [](auto& p) { p.out.data = const_cast<void*>(p.q.data); }},
+      {"unknown bias dtype", invalid, {"bias", "dtype", "9"}, [](auto& p) { p.bias.type = dtype{9}; }},
+      {"misaligned bias", invalid, {"bias", "align"}, [](auto& p) { p.bias.data = shifted(p.bias.data, 1); }},
+      {"bias of other tokens", invalid, {"num_tokens", "bias", "4", "5"}, [](auto& p) { p.bias.num_tokens = 4; }},
+      {"bias of no tokens", invalid, {"num_tokens", "bias", "0", "5"}, [](auto& p) { p.bias.num_tokens = 0; }},
+      {"bias of other heads", invalid, {"num_heads", "bias", "2", "4"}, [](auto& p) { p.bias.num_heads = 2; }},
+      {"bias of too few keys",
+       errc::out_of_range,
+       {"num_keys", "bias", "8", "9"},
+       [](auto& p) { p.bias.num_keys = 8; }},
+      {"bias of negative keys",
+       errc::out_of_range,
+       {"num_keys", "bias", "-1", "9"},
+       [](auto& p) { p.bias.num_keys = -1; }},
+      {"broadcasting over tokens by a stride of 0",
+       invalid,
+       {"bias", "token", "stride", "0"},
+       [](auto& p) { p.bias.token_stride = 0; }},
+      {"broadcasting over heads by a stride of 0",
+       invalid,
+       {"bias", "head", "stride", "0"},
+       [](auto& p) { p.bias.head_stride = 0; }},
+      {"negative token stride in the bias",
+       invalid,
+       {"bias", "stride", "-9"},
+       [](auto& p) { p.bias.token_stride = -9; }},
       {"other KV heads", invalid, {"num_kv_heads", "4", "2"}, [](auto& p) { p.kv.layout.num_kv_heads = 4; }},
       {"other KV head_dim", invalid, {"head_dim", "8", "16"}, [](auto& p) { p.kv.layout.head_dim = 8; }},
       {"other block_size", invalid, {"block_size", "16", "4"}, [](auto& p) { p.kv.layout.block_size = 16; }},
@@ -266,7 +293,7 @@ TEST_CASE("attention refuses each bad argument with the code and the sentence of
   const attention_case c = sound_case();
   const attention_contents contents(c);
   for (const tested_backend* tested : one_per_family(1)) {
-    attention_call call(*tested, c, contents, {{1, 3, 2}, 0, 0, 0, 0});
+    attention_call call(*tested, c, contents, {{1, 3, 2}, 0, 0, 0, 0, 0, 0, 0});
     call.plan();
     const attention_params sound = call.params;
     REQUIRE_FALSE(find_problem(call.planned, sound).has_value());

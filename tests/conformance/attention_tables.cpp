@@ -39,6 +39,9 @@ void set_mask(attention_case& c, mask_kind kind) {
   if (kind == mask_kind::right_only) c.window_right = 3;
 }
 
+constexpr bias_kind bias_kinds[] = {bias_kind::none,      bias_kind::full,    bias_kind::one_head,
+                                    bias_kind::one_token, bias_kind::one_row, bias_kind::masked};
+
 // A query length for a sequence of `seq_len` that keeps the case's work within its limit.
 std::int32_t affordable(const attention_case& c, std::int32_t seq_len, std::int32_t wanted) {
   const std::int64_t per_query = static_cast<std::int64_t>(std::max(seq_len, 1)) * c.num_q_heads() * c.head_dim;
@@ -133,12 +136,51 @@ std::vector<named_option> all_options() {
          c.causal = false;
        }},
       {"sinks", [](attention_case& c) { c.sinks = true; }},
+      {"bias", [](attention_case& c) { c.bias = bias_kind::full; }},
+      {"bias of f16",
+       [](attention_case& c) {
+         c.bias = bias_kind::full;
+         c.bias_type = dtype::f16;
+       }},
+      {"bias of bf16, not causal",
+       [](attention_case& c) {
+         c.bias = bias_kind::full;
+         c.bias_type = dtype::bf16;
+         c.causal = false;
+       }},
+      {"bias of one head", [](attention_case& c) { c.bias = bias_kind::one_head; }},
+      {"bias of one token, window left",
+       [](attention_case& c) {
+         c.bias = bias_kind::one_token;
+         c.window_left = 45;
+       }},
+      {"bias of one row for all", [](attention_case& c) { c.bias = bias_kind::one_row; }},
+      {"bias that hides keys and rows", [](attention_case& c) { c.bias = bias_kind::masked; }},
+      {"bias that hides keys and rows, sinks",
+       [](attention_case& c) {
+         c.bias = bias_kind::masked;
+         c.sinks = true;
+       }},
+      {"bias after a soft cap",
+       [](attention_case& c) {
+         c.bias = bias_kind::full;
+         c.soft_cap = 1.5f;
+       }},
       {"everything at once",
        [](attention_case& c) {
          c.scale = 0.4f;
          c.soft_cap = 4;
          c.alibi = c.sinks = true;
          c.window_left = 60;
+       }},
+      {"everything at once, with a bias",
+       [](attention_case& c) {
+         c.scale = 0.4f;
+         c.soft_cap = 4;
+         c.alibi = c.sinks = true;
+         c.window_left = 60;
+         c.bias = bias_kind::full;
+         c.bias_type = dtype::f16;
        }},
   };
 }
@@ -375,7 +417,8 @@ std::vector<attention_case> covering_cases(std::uint64_t seed) {
                                        2,
                                        2,
                                        2,
-                                       3};
+                                       3,
+                                       count(bias_kinds)};
   random_source random(hash_of(seed, 0xc0));
   std::vector<attention_case> cases;
   for (const std::vector<std::size_t>& row : pairwise_rows(sizes, seed)) {
@@ -396,6 +439,11 @@ std::vector<attention_case> covering_cases(std::uint64_t seed) {
                      .seed = random.next()};
     const std::int32_t length = lengths[row[3]];
     while (c.num_kv_heads > 1 && affordable(c, length, 2) < 2) --c.num_kv_heads;
+    // Calls of one dtype have kernels of their own where there is no bias: the few rows of one keep to those.
+    if (c.q_type != c.kv_type || c.out_type != c.kv_type) {
+      c.bias = bias_kinds[row[13]];
+      c.bias_type = dtypes[cases.size() % 3];
+    }
     set_mask(c, mask_kinds[row[7]]);
     c.seqs = make_batch(c, batch_kinds[row[6]], length, random);
     cases.push_back(std::move(c));
@@ -423,6 +471,8 @@ std::vector<attention_case> random_cases(std::uint64_t seed, int count) {
                      .soft_cap = random.one_in(3) ? 0.5f + 30.0f * random.unit() : 0.0f,
                      .alibi = random.one_in(3),
                      .sinks = random.one_in(3),
+                     .bias = random.one_in(3) ? random.pick(bias_kinds) : bias_kind::none,
+                     .bias_type = random.pick(dtypes),
                      .lse = !random.one_in(4),
                      .deterministic = n % 2 != 0,
                      .seed = random.next()};
@@ -464,6 +514,8 @@ std::vector<attention_case> half_precision_cases(std::uint64_t seed, int count) 
         .soft_cap = options && random.one_in(3) ? 0.5f + 30.0f * random.unit() : 0.0f,
         .alibi = options && random.one_in(3),
         .sinks = options && random.one_in(3),
+        .bias = options && random.one_in(5) ? random.pick(bias_kinds) : bias_kind::none,
+        .bias_type = random.pick(dtypes),
         .lse = !random.one_in(4),
         .deterministic = random.one_in(2),
         .seed = random.next()};

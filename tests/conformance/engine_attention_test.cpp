@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The whole path of a step through a cache engine: upload, append, copy on write, plan once, attention in every layer;
-// and several engines at once.
+// several engines at once; and random
+// steps on two instruction sets, which CUDA runs as well (tests/cuda/device_test.cpp).
 #include <doctest/doctest.h>
 
 #include <bifolio/cache_engine.hpp>
@@ -9,6 +10,8 @@
 #include <thread>
 
 #include "conformance/attention_tables.hpp"
+#include "conformance/flawed_backend.hpp"
+#include "conformance/whole_steps.hpp"
 #include "support/elements.hpp"
 #include "support/random.hpp"
 
@@ -173,5 +176,44 @@ TEST_CASE("engines in several threads on one backend give the bits of one thread
         }
       }
     }
+  }
+}
+
+TEST_CASE("random whole steps leave equal caches and results within the bound on two instruction sets") {
+  const std::vector<const tested_backend*> families = one_per_family(0);
+  if (families.size() < 2) return;  // nothing to compare
+  steps_tally tally;
+  const std::string problems =
+      run_whole_steps(*families.front(), *families.back(), hash_of(test_seed(), 16), 60, tally);
+  CHECK_MESSAGE(problems.empty(), problems, seed_note());
+  MESSAGE(families.front()->name, " and ", families.back()->name, ", ", seed_note(), ", ", tally.text());
+  // The mix is worth its name.
+  CHECK(tally.num_prompts > 0);
+  CHECK(tally.num_chunks > 0);
+  CHECK(tally.num_decodes > 0);
+  CHECK(tally.num_rejected > 0);
+  CHECK(tally.num_rollbacks > 0);
+  CHECK(tally.num_copies > 0);
+  CHECK(tally.num_blocks_out > 0);
+  CHECK(tally.num_blocks_in > 0);
+}
+
+TEST_CASE("random whole steps notice flaws of the cache calls and of attention") {
+  const tested_backend& real = all_backends().front();
+  if (!real.is_host) return;  // the flawed backend reads device pointers on the host
+  std::vector<flaw> planted(std::begin(cache_flaws), std::end(cache_flaws));
+  for (const flaw value :
+       {flaw::none, flaw::mask_one_too_far, flaw::truncates_output, flaw::reads_next_block_in_pool}) {
+    planted.push_back(value);
+  }
+  for (const flaw value : planted) {
+    const tested_backend flawed = make_flawed_backend(real.get(), value);
+    steps_tally tally;
+    std::string problem;
+    for (const step_shape& shape : step_shapes(test_seed(), 5)) {
+      if (problem.empty())
+        problem = run_whole_steps(real, flawed, shape, test_seed(), value == flaw::none ? 2 : 10, tally);
+    }
+    CHECK_MESSAGE(problem.empty() == (value == flaw::none), flawed.name, ": ", problem, tally.text());
   }
 }

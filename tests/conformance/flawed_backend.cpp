@@ -31,13 +31,19 @@ class flawed_backend final : public backend {
   }
   [[nodiscard]] errc synchronize(stream_ref stream) noexcept override { return real_.synchronize(stream); }
   [[nodiscard]] errc append(const append_params& params, stream_ref stream) noexcept override {
-    return real_.append(params, stream);
+    if (flaw_ != flaw::appends_before_slots) return real_.append(params, stream);
+    std::vector<std::int64_t> slots(params.slot_mapping, params.slot_mapping + params.k.num_tokens);
+    for (std::int64_t& slot : slots) slot = std::max<std::int64_t>(slot - 1, 0);
+    append_params shifted = params;
+    shifted.slot_mapping = slots.data();
+    return real_.append(shifted, stream);
   }
   [[nodiscard]] errc gather(const gather_params& params, stream_ref stream) noexcept override {
     return real_.gather(params, stream);
   }
   [[nodiscard]] errc copy_blocks(std::span<const kv_cache_view> layers, std::span<const block_copy> copies,
                                  stream_ref stream) noexcept override {
+    if (flaw_ == flaw::drops_last_copy && !copies.empty()) copies = copies.first(copies.size() - 1);
     return real_.copy_blocks(layers, copies, stream);
   }
   [[nodiscard]] errc convert_blocks(const kv_cache_view& src, const kv_cache_view& dst,
@@ -83,6 +89,18 @@ class flawed_backend final : public backend {
            !(spec.window_right >= 0 && j > p + spec.window_right);
   }
 
+  // Of the row of q `token`, whose position is `p`.
+  [[nodiscard]] float bias_of(const attention_spec& spec, const attention_params& params, std::int64_t token,
+                              std::int64_t p, std::int32_t h, std::int64_t j) const {
+    const attention_bias_view& bias = params.bias;
+    if (bias.data == nullptr) return 0;
+    if (flaw_ == flaw::bias_of_wrong_head) h -= h % (spec.num_q_heads / spec.num_kv_heads);
+    if (flaw_ == flaw::bias_by_position) token = std::clamp<std::int64_t>(p, 0, params.q.num_tokens - 1);
+    return load_element(
+        bias.data, bias.type,
+        (bias.num_tokens > 1 ? token * bias.token_stride : 0) + (bias.num_heads > 1 ? h * bias.head_stride : 0) + j);
+  }
+
   void row(const attention_spec& spec, const attention_params& params, std::int32_t s, std::int64_t first,
            std::int64_t query_len, std::int64_t t, std::int32_t h) const {
     const kv_layout& layout = params.kv.layout;
@@ -104,6 +122,7 @@ class flawed_backend final : public backend {
     partial total;
     total.out.assign(static_cast<std::size_t>(spec.head_dim), 0.0f);
     bool sink_open = true;
+    bool hidden = false;
     const std::int64_t end =
         flaw_ == flaw::tail_multiplied_by_zero ? blocks_for(seq_len, spec.block_size) * spec.block_size : seq_len;
     for (std::int64_t begin = 0; begin < std::max<std::int64_t>(end, 1); begin += split_size) {
@@ -126,14 +145,19 @@ class flawed_backend final : public backend {
         const auto capped = [&](float x) {
           return params.soft_cap > 0 ? params.soft_cap * std::tanh(x / params.soft_cap) : x;
         };
-        float logit = flaw_ == flaw::cap_before_scale ? params.scale * capped(dot) : capped(params.scale * dot);
+        const float bias = bias_of(spec, params, first + t, p, h, j);
+        float logit = flaw_ == flaw::cap_before_scale  ? params.scale * capped(dot)
+                      : flaw_ == flaw::bias_before_cap ? capped(params.scale * dot + bias)
+                                                       : capped(params.scale * dot);
         if (params.alibi_slopes != nullptr) {
           logit += params.alibi_slopes[h] * static_cast<float>(flaw_ == flaw::alibi_from_zero ? j : j - p);
         }
+        if (flaw_ != flaw::bias_before_cap) logit += bias;
         if (flaw_ == flaw::half_precision_logits) logit = stored_as(dtype::bf16, logit);
         logits.emplace_back(j, logit);
         part.maximum = std::max(part.maximum, logit);
       }
+      if (flaw_ == flaw::nan_for_hidden_rows && !logits.empty()) hidden = part.maximum == none_seen;
       if (part.maximum == none_seen) continue;
       if (sink_open || flaw_ == flaw::sink_twice) part.sum = std::exp(sink - part.maximum);
       sink_open = false;
@@ -159,7 +183,7 @@ class flawed_backend final : public backend {
     if (empty && flaw_ == flaw::leaves_empty_rows) return;
     for (std::int32_t i = 0; i < spec.head_dim; ++i) {
       float value = empty ? 0.0f : total.out[static_cast<std::size_t>(i)] / total.sum;
-      if (empty && flaw_ == flaw::nan_for_empty_rows) value = std::numeric_limits<float>::quiet_NaN();
+      if (empty && (flaw_ == flaw::nan_for_empty_rows || hidden)) value = std::numeric_limits<float>::quiet_NaN();
       if (flaw_ == flaw::truncates_output && params.out.type == dtype::bf16) {
         value = std::bit_cast<float>(std::bit_cast<std::uint32_t>(value) & 0xffff0000u);
       }
@@ -182,26 +206,33 @@ class flawed_backend final : public backend {
 }  // namespace
 
 std::string_view to_string(flaw value) noexcept {
-  constexpr std::string_view names[num_flaws] = {"none",
-                                                 "mask_one_too_far",
-                                                 "mask_one_too_short",
-                                                 "top_left_alignment",
-                                                 "window_one_too_far",
-                                                 "sink_twice",
-                                                 "sink_forgotten_in_lse",
-                                                 "tail_multiplied_by_zero",
-                                                 "merge_without_rescaling",
-                                                 "wrong_head_map",
-                                                 "reads_next_block_in_pool",
-                                                 "alibi_from_zero",
-                                                 "cap_before_scale",
-                                                 "lse_in_base_2",
-                                                 "nan_for_empty_rows",
-                                                 "leaves_empty_rows",
-                                                 "writes_past_head",
-                                                 "truncates_output",
-                                                 "half_precision_logits",
-                                                 "drops_last_key_of_split"};
+  constexpr std::string_view names[] = {"none",
+                                        "mask_one_too_far",
+                                        "mask_one_too_short",
+                                        "top_left_alignment",
+                                        "window_one_too_far",
+                                        "sink_twice",
+                                        "sink_forgotten_in_lse",
+                                        "tail_multiplied_by_zero",
+                                        "merge_without_rescaling",
+                                        "wrong_head_map",
+                                        "reads_next_block_in_pool",
+                                        "alibi_from_zero",
+                                        "cap_before_scale",
+                                        "lse_in_base_2",
+                                        "nan_for_empty_rows",
+                                        "leaves_empty_rows",
+                                        "writes_past_head",
+                                        "truncates_output",
+                                        "half_precision_logits",
+                                        "drops_last_key_of_split",
+                                        "bias_before_cap",
+                                        "bias_of_wrong_head",
+                                        "bias_by_position",
+                                        "nan_for_hidden_rows",
+                                        "drops_last_copy",
+                                        "appends_before_slots"};
+  static_assert(std::size(names) == static_cast<std::size_t>(flaw::appends_before_slots) + 1);
   return names[static_cast<int>(value)];
 }
 

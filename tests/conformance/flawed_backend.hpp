@@ -2,7 +2,7 @@
 #pragma once
 
 /// A backend with plain scalar attention and one flaw of choice, so that a test can show that the suite finds it.
-/// Without a flaw it passes. Everything but attention and merging goes to a real backend.
+/// Without a flaw it passes. Everything else goes to a real backend.
 
 #include <bifolio/backend.hpp>
 #include <cstdint>
@@ -33,8 +33,17 @@ enum class flaw : std::uint8_t {
   truncates_output,       ///< 16-bit outputs are cut instead of rounded
   half_precision_logits,  ///< logits rounded to bf16
   drops_last_key_of_split,
+  bias_before_cap,
+  bias_of_wrong_head,   ///< of the KV head's first query head
+  bias_by_position,     ///< of the row of q whose number is the token's position
+  nan_for_hidden_rows,  ///< rows whose scores are all −inf
+  // Of the calls that move contents, which the tables of attention cases never make.
+  drops_last_copy,       ///< copy_blocks leaves out the last pair
+  appends_before_slots,  ///< rows go to the slot before their own
 };
-inline constexpr int num_flaws = static_cast<int>(flaw::drops_last_key_of_split) + 1;
+/// Those of attention, `none` included.
+inline constexpr int num_flaws = static_cast<int>(flaw::nan_for_hidden_rows) + 1;
+inline constexpr flaw cache_flaws[] = {flaw::drops_last_copy, flaw::appends_before_slots};
 [[nodiscard]] std::string_view to_string(flaw value) noexcept;
 
 /// `real` is borrowed.

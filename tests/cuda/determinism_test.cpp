@@ -25,7 +25,7 @@ const tested_backend* cuda_under_test() {
 }
 
 attention_output run(const tested_backend& tested, const attention_case& c, std::uint64_t order = 1) {
-  return run_attention(tested, c, attention_contents(c), {{order, 2, 0}, 0, 0, 0, 0});
+  return run_attention(tested, c, attention_contents(c), {{order, 2, 0}, 0, 0, 0, 0, 0, 0, 0});
 }
 
 /// Rows [from, to) of the tokens of a result.

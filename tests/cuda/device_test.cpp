@@ -7,12 +7,16 @@
 #include <bifolio/cache_engine.hpp>
 #include <bifolio/cuda.hpp>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "conformance/attention_tables.hpp"
+#include "conformance/whole_steps.hpp"
 #include "support/cache_pair.hpp"
+#include "support/reach.hpp"
 #include "support/skip.hpp"
 
 using namespace bifolio;
@@ -27,11 +31,11 @@ bool no_device() {
   return true;
 }
 backend& cuda_device() {
-  static const std::unique_ptr<backend> opened = make_backend({device_type::cuda, 0});
+  static const std::unique_ptr<backend> opened = open_backend({device_type::cuda, 0});
   return *opened;
 }
 backend& cpu_device() {
-  static const std::unique_ptr<backend> opened = make_backend();
+  static const std::unique_ptr<backend> opened = open_backend();
   return *opened;
 }
 
@@ -73,6 +77,23 @@ struct shape {
 constexpr shape shapes[] = {{8, 128, 16}, {2, 64, 32}, {3, 80, 16}, {1, 256, 8}, {2, 20, 5}, {4, 8, 1}, {1, 1, 3}};
 constexpr layout_kind kinds[] = {layout_kind::hnd, layout_kind::nhd, layout_kind::x_split};
 constexpr std::int64_t num_blocks = 9;
+
+/// The first backend under test of this kind; null when there is none.
+const tested_backend* tested_on(device_type type) {
+  for (const tested_backend& tested : all_backends()) {
+    if (tested.get().where().type == type) return &tested;
+  }
+  return nullptr;
+}
+
+/// How many random steps a case takes: BIFOLIO_CUDA_STEPS when set.
+int num_random_steps() {
+  const char* text = std::getenv("BIFOLIO_CUDA_STEPS");
+  return text == nullptr ? 400 : std::atoi(text);
+}
+
+/// "cuda decode" of "cuda decode bf16 d128 plain".
+std::string family_of(const std::string& kernel) { return kernel.substr(0, kernel.find(' ', kernel.find(' ') + 1)); }
 
 }  // namespace
 
@@ -280,10 +301,7 @@ TEST_CASE("a sequence prefilled on one device decodes on the other after its blo
 
 TEST_CASE("small batches through every tensor-core kernel are within the bound on CUDA") {
   if (no_device()) return;
-  const tested_backend* gpu = nullptr;
-  for (const tested_backend& tested : all_backends()) {
-    if (tested.get().where().type == device_type::cuda) gpu = &tested;
-  }
+  const tested_backend* gpu = tested_on(device_type::cuda);
   REQUIRE(gpu != nullptr);
   for (const dtype type : {dtype::f16, dtype::bf16}) {
     for (const std::int32_t head_dim : {64, 128, 256}) {
@@ -318,20 +336,16 @@ TEST_CASE("small batches through every tensor-core kernel are within the bound o
   }
 }
 
-TEST_CASE("random whole steps agree between the CPU and CUDA") {
+TEST_CASE("random calls of all shapes agree between the CPU and CUDA") {
   if (no_device()) return;
-  const tested_backend* gpu = nullptr;
-  for (const tested_backend& tested : all_backends()) {
-    if (tested.get().where().type == device_type::cuda) gpu = &tested;
-  }
+  const tested_backend* gpu = tested_on(device_type::cuda);
+  const tested_backend* cpu = tested_on(device_type::cpu);
   REQUIRE(gpu != nullptr);
-  const tested_backend& cpu = all_backends().front();
-  const char* text = std::getenv("BIFOLIO_CUDA_STEPS");
-  const int count = text == nullptr ? 400 : std::atoi(text);
+  if (cpu == nullptr) return skip("BIFOLIO_TEST_BACKENDS leaves the CPU out");
   CAPTURE(seed_note());
-  for (const attention_case& c : random_cases(hash_of(test_seed(), 6), count)) {
+  for (const attention_case& c : random_cases(hash_of(test_seed(), 6), num_random_steps())) {
     const attention_contents contents(c);
-    const attention_output a = run_attention(cpu, c, contents);
+    const attention_output a = run_attention(*cpu, c, contents);
     const attention_output b = run_attention(*gpu, c, contents);
     // Both are held to the oracle elsewhere; here a coarse bound finds what is plainly different.
     const float unit = c.out_type == dtype::f32 ? 2e-4f : c.out_type == dtype::f16 ? 2e-3f : 1.6e-2f;
@@ -348,6 +362,25 @@ TEST_CASE("random whole steps agree between the CPU and CUDA") {
     }
     CHECK_MESSAGE(agree, describe(c));
   }
+}
+
+TEST_CASE("random whole steps leave equal caches and results within the bound on the CPU and CUDA") {
+  if (no_device()) return;
+  const tested_backend* gpu = tested_on(device_type::cuda);
+  const tested_backend* cpu = tested_on(device_type::cpu);
+  REQUIRE(gpu != nullptr);
+  if (cpu == nullptr) return skip("BIFOLIO_TEST_BACKENDS leaves the CPU out");
+  steps_tally tally;
+  const std::string problems = run_whole_steps(*cpu, *gpu, hash_of(test_seed(), 16), num_random_steps(), tally);
+  CHECK_MESSAGE(problems.empty(), problems, seed_note());
+  MESSAGE(cpu->name, " and ", gpu->name, ", ", seed_note(), ", ", tally.text());
+  // The run met every family of kernels that this device has: decode, x_split, the general one, and prefill on Hopper.
+  std::set<std::string> expected;
+  std::set<std::string> met;
+  for (const std::string& kernel : gpu->get().attention_kernels()) expected.insert(family_of(kernel));
+  for (const auto& [kernel, count] : tally.kernels) met.insert(family_of(kernel));
+  CHECK(expected.size() >= 3);
+  for (const std::string& family : expected) CHECK_MESSAGE(met.count(family) == 1, family, " was not met");
 }
 
 TEST_CASE("blocks past 2^32 elements are stored, copied, converted and attended to") {

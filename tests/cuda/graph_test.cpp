@@ -132,7 +132,8 @@ TEST_CASE("a captured prefill replays with other lengths and another split of it
                      .seqs = {{1000, 1500}, {800, 1300}, {1, 500}},
                      .deterministic = deterministic};
     const attention_contents contents(c);
-    attention_call call(*tested, c, contents, {{1, 3, 2}, 0, 0, 0, 0});  // rows without gaps, as tensor maps need them
+    attention_call call(*tested, c, contents,
+                        {{1, 3, 2}, 0, 0, 0, 0, 0, 0, 0});  // rows without gaps, as tensor maps need them
     cuda::reserve_plan(where, call.planned, call.spec, 3, 1801, 1500);
     captured_stream stream;
     where.plan_attention(call.planned, call.spec, call.host_batch, call.num_blocks, stream.ref());

@@ -108,9 +108,10 @@ TEST_CASE("the bundled model finds a text it has not seen as probable as the ref
   const bundled b;
   const json& text = b.reference.at("teacher_forced");
   const auto ids = to_ids(text.at("ids").get<std::vector<std::int32_t>>());
-  const auto scored = [&](bifolio::dtype kv_type) {
+  const auto scored = [&](bifolio::dtype kv_type, bifolio::dtype query_type = bifolio::dtype::f32) {
     generation_setup setup;
     setup.kv_type = kv_type;
+    setup.query_type = query_type;
     return score_text(b.model.weights, ids, setup, 128);
   };
   const generate::score f32 = scored(bifolio::dtype::f32);
@@ -123,5 +124,8 @@ TEST_CASE("the bundled model finds a text it has not seen as probable as the ref
     const double moved = scored(narrow).mean_nll - f32.mean_nll;
     MESSAGE("mean nll " << f32.mean_nll << ", moved by " << moved << " with KV in " << std::string(to_string(narrow)));
     CHECK(std::abs(moved) <= 2e-3);
+    const double all_narrow = scored(narrow, narrow).mean_nll;
+    CHECK(all_narrow != f32.mean_nll + moved);  // queries are rounded too
+    CHECK(std::abs(all_narrow - f32.mean_nll) <= nll_bound);
   }
 }

@@ -52,7 +52,7 @@ std::string tiny() { return tiny_hugging_face("cli_model", 7).string(); }
 TEST_CASE("--help lists every option with its default and ends with 0") {
   const run_result result = run({"--help"});
   CHECK(result.code == 0);
-  for (const char* option : {"--prompt TEXT", "--json", "--stats"}) {
+  for (const char* option : {"--prompt TEXT", "--deterministic", "--json", "--stats"}) {
     CAPTURE(option);
     CHECK(result.out.find(std::string("\n  ") + option) != std::string::npos);
   }
@@ -66,6 +66,7 @@ TEST_CASE("--help lists every option with its default and ends with 0") {
                              "--samples",
                              "--device cpu|cuda[:N]|auto",
                              "--kv-dtype f32|f16|bf16",
+                             "--q-dtype f32|f16|bf16",
                              "--layout hnd|nhd|x_split",
                              "--block-size",
                              "--num-blocks",
@@ -98,6 +99,7 @@ TEST_CASE("an option that is wrong is refused with the value received and the va
       {{"--samples", "0"}, "--samples is '0'"},
       {{"--device", "gpu"}, "--device is 'gpu', allowed are cpu, cuda, cuda:N and auto"},
       {{"--kv-dtype", "int8"}, "--kv-dtype is 'int8', allowed are f32|f16|bf16"},
+      {{"--q-dtype", "fp8"}, "--q-dtype is 'fp8', allowed are f32|f16|bf16"},
       {{"--layout", "dnh"}, "--layout is 'dnh', allowed are hnd|nhd|x_split"},
       {{"--block-size", "0"}, "--block-size is '0'"},
       {{"--num-blocks", "-1"}, "--num-blocks is '-1'"},

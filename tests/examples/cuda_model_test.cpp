@@ -7,12 +7,14 @@
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "cuda/cuda_llama.hpp"
 #include "generation_fixture.hpp"
 #include "loaded_model.hpp"
 #include "model_fixtures.hpp"
 #include "reference_files.hpp"
+#include "support/random.hpp"
 #include "support/skip.hpp"
 #include "support/token_ids.hpp"
 
@@ -78,21 +80,33 @@ void check_greedy(const generate::checkpoint& weights, const prompt_list& prompt
   }
 }
 
-/// Logits after every token of a text.
+/// What `--device cuda` does unless told otherwise, in another 16-bit type.
+generation_setup with_fast_plans(dtype type) {
+  generation_setup setup;
+  setup.query_type = setup.kv_type = type;
+  setup.deterministic = false;
+  setup.num_threads = 0;
+  return setup;
+}
+
+/// Logits after every token of a text, and how probable the model finds it, in every type of queries and cache.
 void check_logits(const generate::checkpoint& weights, const std::vector<token_id>& ids) {
-  const auto expected = paged_logits(weights, ids, 64);
-  const auto got = paged_logits(weights, ids, 64, "cuda");
-  double worst = 0;
-  REQUIRE(got.size() == expected.size());
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    for (std::size_t j = 0; j < got[i].size(); ++j) {
-      const double difference = std::abs(static_cast<double>(got[i][j]) - static_cast<double>(expected[i][j]));
-      worst = std::isnan(difference) ? HUGE_VAL : std::max(worst, difference);
-    }
+  const auto mean_nll = [&](const generation_setup& setup) { return score_text(weights, ids, setup, 64).mean_nll; };
+  const double exact = mean_nll({});
+  for (const dtype type : {dtype::f32, dtype::f16, dtype::bf16}) {
+    CAPTURE(std::string(to_string(type)));
+    const generation_setup setup = with_fast_plans(type);
+    const double worst =
+        largest_difference(paged_logits(weights, ids, 64, setup), paged_logits(weights, ids, 64, on_cuda(setup)));
+    const double nll = mean_nll(on_cuda(setup));
+    MESSAGE("between the CPU and CUDA in " << to_string(type) << ": largest difference of a logit " << worst
+                                           << ", of the loss " << nll - mean_nll(setup) << ", to float32 "
+                                           << nll - exact);
+    CHECK(worst > 0);  // two devices were compared, not one with itself
+    CHECK(worst <= logit_bound(weights, ids, type));
+    CHECK(std::abs(nll - mean_nll(setup)) <= nll_bound);
+    CHECK(std::abs(nll - exact) <= nll_bound);
   }
-  MESSAGE("largest difference of a logit between the CPU and CUDA " << worst);
-  CHECK(worst > 0);  // two devices were compared, not one with itself
-  CHECK(worst < 2e-4);
 }
 
 void check_likelihoods(const generate::checkpoint& weights, const std::vector<token_id>& ids, double expected) {
@@ -152,30 +166,110 @@ TEST_CASE("stories260K says the same on CUDA as its reference") { check_referenc
 
 TEST_CASE("stories15M says the same on CUDA as its reference") { check_reference_model("stories15M"); }
 
+TEST_CASE("a model on CUDA takes queries and cache in bf16 unless it is told otherwise, on the CPU in f32") {
+  if (nothing_to_run_on()) return;
+  const auto weights = generate::load_hugging_face(tiny_hugging_face("cuda_types", 3));
+  const auto lanes = generate::make_lanes(1);
+  using types = generate::attention_types;
+  struct row {
+    const char* device;
+    types named;
+    dtype query, kv;
+  };
+  for (const row& r : std::vector<row>{{"cuda", {}, dtype::bf16, dtype::bf16},
+                                       {"cuda", {{}, dtype::f16}, dtype::f16, dtype::f16},
+                                       {"cuda", {{}, dtype::f32}, dtype::f32, dtype::f32},
+                                       {"cuda", {dtype::f32, {}}, dtype::f32, dtype::bf16},
+                                       {"cpu", {}, dtype::f32, dtype::f32},
+                                       {"cpu", {{}, dtype::bf16}, dtype::f32, dtype::bf16},
+                                       {"cpu", {dtype::bf16, {}}, dtype::bf16, dtype::f32}}) {
+    const auto placed = generate::place_model(r.device, weights, *lanes, r.named);
+    CAPTURE(r.device);
+    CHECK(placed.runner->query_type() == r.query);
+    CHECK(placed.kv_type == r.kv);
+  }
+}
+
+TEST_CASE("a text begun on one device and ended on the other keeps its bytes, and its logits nearly") {
+  if (nothing_to_run_on()) return;
+  CAPTURE(seed_note());
+  std::set<std::string> met;
+  for (const std::int32_t head_dim : {64, 128}) {
+    const model_shape shape{.num_kv_heads = head_dim == 64 ? 2 : 1, .head_dim = head_dim};
+    const auto model = generate::load_model(random_hugging_face("cuda_moved", test_seed(), shape), {});
+    const std::vector<token_id> ids = random_bytes(test_seed(), 700);
+    for (const dtype type : {dtype::bf16, dtype::f16}) {
+      const double bound = logit_bound(model.weights, ids, type);
+      for (const layout_kind layout : {layout_kind::hnd, layout_kind::x_split}) {
+        for (const bool back : {false, true}) {
+          CAPTURE(head_dim);
+          CAPTURE(std::string(to_string(type)));
+          CAPTURE(std::string(to_string(layout)));
+          CAPTURE(back);
+          generation_setup on_cpu = with_fast_plans(type);
+          on_cpu.layout = layout;
+          const generation_setup there = on_cuda(on_cpu);
+          const moved_text moved = move_text(model.weights, ids, 500, back ? there : on_cpu, back ? on_cpu : there);
+          MESSAGE((back ? "CUDA to CPU, " : "CPU to CUDA, ")
+                  << to_string(type) << " " << to_string(layout) << ", head_dim " << head_dim
+                  << ": largest difference of a logit " << moved.logits_against_begun << " to the device it began on, "
+                  << moved.logits_against_ended << " to the other; of the loss " << moved.nll_against_begun << " and "
+                  << moved.nll_against_ended);
+          CHECK(moved.equal_bytes);
+          CHECK(moved.logits_against_begun > 0);
+          CHECK(moved.logits_against_begun <= bound);
+          CHECK(moved.logits_against_ended <= bound);
+          CHECK(moved.nll_against_begun <= nll_bound);
+          CHECK(moved.nll_against_ended <= nll_bound);
+          met.insert(moved.kernels.begin(), moved.kernels.end());
+        }
+      }
+    }
+  }
+  // The tensor-core kernels computed it, prefill too where this device has that one.
+  const auto meets = [&](const std::string& family) {
+    return std::any_of(met.begin(), met.end(), [&](const std::string& name) { return name.rfind(family, 0) == 0; });
+  };
+  CHECK(meets("cuda decode bf16 d64"));
+  CHECK(meets("cuda decode f16 d128"));
+  CHECK(meets("cuda x_split bf16"));
+  const auto where = bifolio::make_backend({bifolio::device_type::cuda, 0});
+  for (const std::string& name : where->attention_kernels()) {
+    if (name.rfind("cuda prefill bf16 d128", 0) == 0) CHECK(meets("cuda prefill bf16 d128"));
+  }
+}
+
 TEST_CASE("on CUDA a sequence samples the same text alone, in company and in a batch of another size") {
   if (nothing_to_run_on()) return;
-  const auto weights = generate::load_hugging_face(tiny_hugging_face("cuda_isolation", 11));
   prompt_list prompts;
   for (std::int32_t p = 0; p < 40; ++p) {
     prompts.emplace_back();
     for (std::int32_t i = 0; i <= p; ++i) prompts.back().push_back(token_id{(p * 37 + i * 11) % 255 + 1});
   }
-  generation_setup setup = on_cuda({});
-  setup.max_positions = 64;
-  setup.how = {1.5f, 0.98f};
-  setup.seed = 77;
-  const generation_result together = continue_prompts(weights, prompts, setup);
-  setup.max_batch_seqs = 3;
-  CHECK(continue_prompts(weights, prompts, setup).outputs == together.outputs);
-  const generation_result alone = continue_prompts(weights, {prompts[0]}, setup);
-  CHECK(alone.outputs[0] == together.outputs[0]);  // the same number, and so the same random numbers
+  const auto check_alone = [&](const generate::checkpoint& weights, dtype type) {
+    CAPTURE(std::string(to_string(type)));
+    generation_setup setup = on_cuda({});  // with deterministic plans
+    setup.query_type = setup.kv_type = type;
+    setup.max_positions = 64;
+    setup.how = {1.5f, 0.98f};
+    setup.seed = 77;
+    const generation_result together = continue_prompts(weights, prompts, setup);
+    setup.max_batch_seqs = 3;
+    CHECK(continue_prompts(weights, prompts, setup).outputs == together.outputs);
+    const generation_result alone = continue_prompts(weights, {prompts[0]}, setup);
+    CHECK(alone.outputs[0] == together.outputs[0]);  // the same number, and so the same random numbers
+  };
+  check_alone(generate::load_hugging_face(tiny_hugging_face("cuda_isolation", 11)), dtype::f32);
+  // The tensor-core kernels keep the promise as well.
+  check_alone(generate::load_hugging_face(random_hugging_face("cuda_isolation_64", 11, {.num_layers = 2})),
+              dtype::bf16);
 }
 
 TEST_CASE("on CUDA the logits of a step have the same bits for a token alone and at any place of a full batch") {
   if (nothing_to_run_on()) return;
   const auto model = generate::load_model(generate::find_bundled_model(), {});
   const auto lanes = generate::make_lanes(1);
-  const auto placed = generate::place_model("cuda", model.weights, *lanes);
+  const auto placed = generate::place_model("cuda", model.weights, *lanes, {dtype::f32, dtype::f32});
   // Attention that sees nothing else: what is compared are the model's own layers.
   class own_value final : public generate::attention_layer {
    public:

@@ -8,9 +8,13 @@
 #include <random>
 
 #include "contiguous_attention.hpp"
+#include "generation_fixture.hpp"
 #include "llama.hpp"
+#include "loaded_model.hpp"
+#include "model_fixtures.hpp"
 #include "reference_files.hpp"
 #include "sampler.hpp"
+#include "support/random.hpp"
 #include "support/skip.hpp"
 #include "support/token_ids.hpp"
 #include "tokenizer.hpp"
@@ -102,4 +106,29 @@ TEST_CASE("stories260K on contiguous attention gives the reference's ids, logits
 
 TEST_CASE("stories15M on contiguous attention gives the reference's ids, logits and likelihoods") {
   check_against_references("stories15M");
+}
+
+TEST_CASE("a text begun on one instruction set and ended on another keeps its bytes, and its logits nearly") {
+  // cuda_model_test.cpp does the same between the CPU and a GPU.
+  const std::vector<bifolio::cpu_isa> isas = bifolio::supported_isas();
+  const auto model = generate::load_model(random_hugging_face("moved", test_seed(), {.num_layers = 2}), {});
+  const std::vector<token_id> ids = random_bytes(test_seed(), 160);
+  CAPTURE(seed_note());
+  for (const bifolio::dtype type : {bifolio::dtype::bf16, bifolio::dtype::f16}) {
+    const double bound = logit_bound(model.weights, ids, type);
+    generation_setup begun;
+    begun.query_type = begun.kv_type = type;
+    begun.isa = isas.front();
+    generation_setup ended = begun;
+    ended.isa = isas.back();
+    for (const bool back : {false, true}) {
+      const moved_text moved = move_text(model.weights, ids, 100, back ? ended : begun, back ? begun : ended);
+      CAPTURE(std::string(to_string(type)));
+      CHECK(moved.equal_bytes);
+      CHECK(moved.logits_against_begun <= bound);
+      CHECK(moved.logits_against_ended <= bound);
+      CHECK(moved.nll_against_begun <= nll_bound);
+      CHECK(moved.nll_against_ended <= nll_bound);
+    }
+  }
 }

@@ -2,6 +2,7 @@
 #include "model_fixtures.hpp"
 
 #include <bifolio/dtype.hpp>
+#include <cmath>
 #include <cstring>
 #include <fstream>
 #include <random>
@@ -19,6 +20,75 @@ void put(std::string& bytes, const T& value) {
 
 float small(std::mt19937_64& random) {
   return (static_cast<float>(random() % 20001) - 10000.0f) / 10000.0f;  // in [−1, 1]
+}
+
+/// Weights are uniform in middle ± width.
+struct spread {
+  float middle = 0;
+  float width = 1;
+};
+
+/// `spread_of` says how a tensor's weights are spread, by its name and its number of inputs.
+std::filesystem::path write_hugging_face(const std::string& name, std::uint64_t seed, const model_shape& shape,
+                                         const std::function<spread(const std::string&, std::int64_t)>& spread_of,
+                                         const std::function<void(nlohmann::json&)>& change) {
+  using nlohmann::json;
+  const std::filesystem::path directory = scratch_directory() / name;
+  std::filesystem::create_directories(directory);
+  json config{{"model_type", "llama"},
+              {"hidden_size", shape.dim},
+              {"intermediate_size", shape.hidden_dim},
+              {"num_hidden_layers", shape.num_layers},
+              {"num_attention_heads", shape.num_q_heads},
+              {"num_key_value_heads", shape.num_kv_heads},
+              {"vocab_size", 256},
+              {"max_position_embeddings", shape.max_positions},
+              {"rms_norm_eps", 1e-5},
+              {"rope_theta", 10000.0},
+              {"tie_word_embeddings", !shape.own_classifier},
+              {"hidden_act", "silu"},
+              {"bos_token_id", 0},
+              {"eos_token_id", 0}};
+  if (shape.num_q_heads * shape.head_dim != shape.dim) config["head_dim"] = shape.head_dim;
+  std::ofstream(directory / "config.json") << config.dump();
+
+  json header = {{"__metadata__", {{"format", "pt"}}}};
+  std::string data;
+  std::mt19937_64 random(seed);
+  const auto add = [&](const std::string& tensor, const std::vector<std::int64_t>& sizes) {
+    const std::size_t begin = data.size();
+    std::int64_t count = 1;
+    for (const std::int64_t size : sizes) count *= size;
+    const spread how = spread_of(tensor, sizes.back());
+    for (std::int64_t i = 0; i < count; ++i) {
+      put(data, from_float<bfloat16>(how.middle + how.width * small(random)));
+    }
+    header[tensor] = {{"dtype", "BF16"}, {"shape", sizes}, {"data_offsets", {begin, data.size()}}};
+  };
+  const std::int64_t dim = shape.dim;
+  const std::int64_t q_dim = std::int64_t{shape.num_q_heads} * shape.head_dim;
+  const std::int64_t kv_dim = std::int64_t{shape.num_kv_heads} * shape.head_dim;
+  add("model.embed_tokens.weight", {256, dim});
+  for (std::int32_t layer = 0; layer < shape.num_layers; ++layer) {
+    const std::string prefix = "model.layers." + std::to_string(layer) + ".";
+    add(prefix + "input_layernorm.weight", {dim});
+    add(prefix + "self_attn.q_proj.weight", {q_dim, dim});
+    add(prefix + "self_attn.k_proj.weight", {kv_dim, dim});
+    add(prefix + "self_attn.v_proj.weight", {kv_dim, dim});
+    add(prefix + "self_attn.o_proj.weight", {dim, q_dim});
+    add(prefix + "post_attention_layernorm.weight", {dim});
+    add(prefix + "mlp.gate_proj.weight", {shape.hidden_dim, dim});
+    add(prefix + "mlp.up_proj.weight", {shape.hidden_dim, dim});
+    add(prefix + "mlp.down_proj.weight", {dim, shape.hidden_dim});
+  }
+  add("model.norm.weight", {dim});
+  if (shape.own_classifier) add("lm_head.weight", {256, dim});
+  if (change) change(header);
+  const std::string text = header.dump();
+  std::string bytes;
+  put(bytes, static_cast<std::uint64_t>(text.size()));
+  std::ofstream(directory / "model.safetensors", std::ios::binary) << bytes << text << data;
+  return directory;
 }
 
 }  // namespace
@@ -62,47 +132,31 @@ std::string tiny_tokenizer(std::int32_t vocab_size) {
 
 std::filesystem::path tiny_hugging_face(const std::string& name, std::uint64_t seed,
                                         const std::function<void(nlohmann::json&)>& change) {
-  using nlohmann::json;
-  const std::filesystem::path directory = scratch_directory() / name;
-  std::filesystem::create_directories(directory);
-  std::ofstream(directory / "config.json") << json{{"model_type", "llama"},       {"hidden_size", 16},
-                                                   {"intermediate_size", 32},     {"num_hidden_layers", 2},
-                                                   {"num_attention_heads", 4},    {"num_key_value_heads", 2},
-                                                   {"vocab_size", 256},           {"max_position_embeddings", 64},
-                                                   {"rms_norm_eps", 1e-5},        {"rope_theta", 10000.0},
-                                                   {"tie_word_embeddings", true}, {"hidden_act", "silu"},
-                                                   {"bos_token_id", 0},           {"eos_token_id", 0}}
-                                                  .dump();
-  json header = {{"__metadata__", {{"format", "pt"}}}};
-  std::string data;
-  std::mt19937_64 random(seed);
-  const auto add = [&](const std::string& tensor, std::vector<std::int64_t> shape) {
-    const std::size_t begin = data.size();
-    std::int64_t count = 1;
-    for (const std::int64_t size : shape) count *= size;
-    for (std::int64_t i = 0; i < count; ++i) put(data, from_float<bfloat16>(small(random)));
-    header[tensor] = {{"dtype", "BF16"}, {"shape", shape}, {"data_offsets", {begin, data.size()}}};
+  const model_shape shape{.dim = 16,
+                          .hidden_dim = 32,
+                          .num_layers = 2,
+                          .num_q_heads = 4,
+                          .num_kv_heads = 2,
+                          .head_dim = 4,
+                          .max_positions = 64,
+                          .own_classifier = false};
+  return write_hugging_face(
+      name, seed, shape, [](const std::string&, std::int64_t) { return spread{}; }, change);
+}
+
+std::filesystem::path random_hugging_face(const std::string& name, std::uint64_t seed, const model_shape& shape) {
+  const auto spread_of = [&](const std::string& tensor, std::int64_t num_inputs) {
+    const auto ends_with = [&](const std::string& end) {
+      return tensor.size() >= end.size() && tensor.compare(tensor.size() - end.size(), end.size(), end) == 0;
+    };
+    // The sum over num_inputs of these and of numbers near 1 is near 1.
+    const float even = std::sqrt(3.0f / static_cast<float>(num_inputs));
+    if (ends_with("norm.weight")) return spread{1, 0.2f};
+    if (ends_with("embed_tokens.weight")) return spread{0, std::sqrt(3.0f)};
+    if (ends_with("q_proj.weight")) return spread{0, 2 * even};
+    return spread{0, ends_with("lm_head.weight") ? 1.5f * even : even};
   };
-  add("model.embed_tokens.weight", {256, 16});
-  for (const char* layer : {"model.layers.0.", "model.layers.1."}) {
-    const std::string prefix = layer;
-    add(prefix + "input_layernorm.weight", {16});
-    add(prefix + "self_attn.q_proj.weight", {16, 16});
-    add(prefix + "self_attn.k_proj.weight", {8, 16});
-    add(prefix + "self_attn.v_proj.weight", {8, 16});
-    add(prefix + "self_attn.o_proj.weight", {16, 16});
-    add(prefix + "post_attention_layernorm.weight", {16});
-    add(prefix + "mlp.gate_proj.weight", {32, 16});
-    add(prefix + "mlp.up_proj.weight", {32, 16});
-    add(prefix + "mlp.down_proj.weight", {16, 32});
-  }
-  add("model.norm.weight", {16});
-  if (change) change(header);
-  const std::string text = header.dump();
-  std::string bytes;
-  put(bytes, static_cast<std::uint64_t>(text.size()));
-  std::ofstream(directory / "model.safetensors", std::ios::binary) << bytes << text << data;
-  return directory;
+  return write_hugging_face(name, seed, shape, spread_of, {});
 }
 
 }  // namespace bifolio::test

@@ -23,4 +23,20 @@ namespace bifolio::test {
 std::filesystem::path tiny_hugging_face(const std::string& name, std::uint64_t seed,
                                         const std::function<void(nlohmann::json&)>& change = {});
 
+/// Numbers of a model with random weights whose attention a GPU's tensor-core kernels compute: head_dim 64, 128, 256.
+struct model_shape {
+  std::int32_t dim = 256;
+  std::int32_t hidden_dim = 384;
+  std::int32_t num_layers = 3;
+  std::int32_t num_q_heads = 8;
+  std::int32_t num_kv_heads = 2;
+  std::int32_t head_dim = 64;
+  std::int32_t max_positions = 1024;
+  bool own_classifier = true;
+};
+
+/// Writes such a model (Hugging Face, bf16, byte vocabulary). Weights are scaled so that activations stay near 1, the
+/// logits of attention near 2 and those of the vocabulary near 1.5, as in trained models.
+std::filesystem::path random_hugging_face(const std::string& name, std::uint64_t seed, const model_shape& shape);
+
 }  // namespace bifolio::test

@@ -29,6 +29,7 @@ struct accuracy_gates {
   dtype kv_type = dtype::f32;
   dtype out_type = dtype::f32;
   bool statistical = true;  ///< gates 3 and 4; off for contents that are extreme on purpose
+  double other_nmse = 0;    ///< added to the ceiling of gate 3: that of expected results which are not the oracle's
 };
 
 /// Errors of many sequences' results, gathered row by row.

@@ -11,12 +11,19 @@ namespace {
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
 // Float32 error of one logit in units of roundoff: the dot product and its scaling by the usual (d + 2)·Σ|q·k| bound, a
-// tanh that is good to a few units of the cap, and the multiply and add of ALiBi.
-double slack_of_logit(const attention_options& options, double products, double before_alibi, double alibi) {
+// tanh that is good to a few units of the cap, the multiply and add of ALiBi, and the add of the bias.
+double slack_of_logit(const attention_options& options, double products, double before_alibi, double alibi,
+                      double bias) {
   double slack = std::abs(static_cast<double>(options.scale)) * (options.head_dim + 2) * products;
   if (options.soft_cap > 0) slack += 8.0 * static_cast<double>(options.soft_cap);
   if (options.alibi_slopes != nullptr) slack += 2 * std::abs(alibi) + std::abs(before_alibi);
+  if (bias != 0) slack += std::abs(before_alibi + alibi) + std::abs(bias);
   return slack;
+}
+
+// Of key j in row `row` of the sequence; 0 without a bias.
+float bias_of(const dense_sequence& seq, std::size_t row, std::int64_t j) {
+  return seq.bias == nullptr ? 0.0f : seq.bias[static_cast<std::int64_t>(row) * seq.seq_len + j];
 }
 
 }  // namespace
@@ -71,9 +78,11 @@ attention_reference attend(const attention_options& options, const dense_sequenc
         const double alibi = options.alibi_slopes == nullptr
                                  ? 0.0
                                  : static_cast<double>(options.alibi_slopes[h]) * static_cast<double>(j - p);
-        slack = std::max(slack, slack_of_logit(options, products, logit, alibi));
+        const auto bias = static_cast<double>(bias_of(seq, row, j));
+        if (logit + alibi + bias == -infinity) continue;  // weighs nothing
+        slack = std::max(slack, slack_of_logit(options, products, logit, alibi, bias));
         keys.push_back(j);
-        logits.push_back(logit + alibi);
+        logits.push_back(logit + alibi + bias);
       }
       result.num_keys[row] = static_cast<std::int64_t>(keys.size());
       result.logit_slack[row] = slack;
@@ -139,6 +148,7 @@ scalar_attention attend_in_float32(const attention_options& options, const dense
         float logit = options.scale * dot;
         if (options.soft_cap > 0) logit = options.soft_cap * std::tanh(logit / options.soft_cap);
         if (options.alibi_slopes != nullptr) logit += options.alibi_slopes[h] * static_cast<float>(j - p);
+        if (seq.bias != nullptr) logit += bias_of(seq, row, j);
         keys.push_back(j);
         logits.push_back(logit);
         maximum = std::max(maximum, logit);

@@ -29,9 +29,10 @@ struct attention_options {
 struct dense_sequence {
   std::int64_t query_len = 0;
   std::int64_t seq_len = 0;
-  const float* q = nullptr;  ///< [query_len, num_q_heads, head_dim]
-  const float* k = nullptr;  ///< [seq_len, num_kv_heads, head_dim]
-  const float* v = nullptr;  ///< [seq_len, num_kv_heads, head_dim]
+  const float* q = nullptr;     ///< [query_len, num_q_heads, head_dim]
+  const float* k = nullptr;     ///< [seq_len, num_kv_heads, head_dim]
+  const float* v = nullptr;     ///< [seq_len, num_kv_heads, head_dim]
+  const float* bias = nullptr;  ///< optional, [query_len, num_q_heads, seq_len]; what a row does not see is not read
 };
 
 /// Row r = (token, head) of token · num_q_heads + head; elements r · head_dim + dim.
@@ -42,7 +43,7 @@ struct attention_reference {
   std::vector<double> highest;         ///< [rows, head_dim]
   std::vector<double> lse;             ///< [rows]
   std::vector<double> logit_slack;     ///< [rows], E / u: the largest error of a float32 logit, in units of roundoff
-  std::vector<std::int64_t> num_keys;  ///< [rows], keys visible
+  std::vector<std::int64_t> num_keys;  ///< [rows], keys visible whose logit is not −inf
 };
 
 [[nodiscard]] attention_reference attend(const attention_options& options, const dense_sequence& seq);

@@ -70,6 +70,34 @@ TEST_CASE("scale, soft cap and ALiBi come in this order") {
   CHECK(got.out[0] == doctest::Approx(softmax_of({{logit(1, 0.5, -1), 3}, {logit(1, -1, 0), 5}})).epsilon(1e-14));
 }
 
+TEST_CASE("the bias comes after soft cap and ALiBi, and minus infinity hides a key") {
+  tiny t;
+  const float slope = 0.25f;
+  constexpr float none = -std::numeric_limits<float>::infinity();
+  const float nan = std::nanf("");
+  t.options.soft_cap = 1.5f;
+  t.options.alibi_slopes = &slope;
+  const auto logit = [&](double q, double k, double distance, double bias) {
+    return 1.5 * std::tanh(q * k / 1.5) + 0.25 * distance + bias;
+  };
+  // Row 0 does not see key 2: what stands there is not read.
+  const std::vector<float> bias{0.5f, -2, nan, none, 1, 0.125f};
+  dense_sequence seq = t.seq();
+  seq.bias = bias.data();
+  const attention_reference got = attend(t.options, seq);
+  CHECK(got.num_keys == std::vector<std::int64_t>{2, 2});
+  CHECK(got.out[0] ==
+        doctest::Approx(softmax_of({{logit(1, 0.5, -1, 0.5), 3}, {logit(1, -1, 0, -2), 5}})).epsilon(1e-14));
+  CHECK(got.out[1] ==
+        doctest::Approx(softmax_of({{logit(2, -1, -1, 1), 5}, {logit(2, 2, 0, 0.125), 7}})).epsilon(1e-14));
+  const std::vector<float> hidden(6, none);
+  seq.bias = hidden.data();
+  const attention_reference empty = attend(t.options, seq);
+  CHECK(empty.out == std::vector<double>{0, 0});
+  CHECK(empty.lse[0] == -std::numeric_limits<double>::infinity());
+  CHECK(attend_in_float32(t.options, seq).lse[1] == none);
+}
+
 TEST_CASE("a sink takes weight and gives no value") {
   tiny t;
   const float sink = 0.75f;

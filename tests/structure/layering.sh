@@ -39,7 +39,7 @@ find include/bifolio src -name '*.hpp' -o -name '*.cpp' -o -name '*.cuh' -o -nam
       room = room_of(name)
       helper = room == ""
       # Argument checks, kernel arguments and the registry of backends serve the seam; checked integers serve everyone.
-      if (name ~ /^(attention_.*|validate.*|kernel_args|backend_registry)$/) room = "seam"
+      if (name ~ /^(attention_.*|footprint|validate.*|kernel_args|backend_registry)$/) room = "seam"
       else if (name == "checked") room = "vocabulary"
       else if (helper) room = "logic"
     } else {

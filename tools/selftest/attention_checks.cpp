@@ -74,8 +74,18 @@ struct part_of_case {
     };
     const std::int64_t q_row = std::int64_t{settings.num_q_heads()} * settings.head_dim;
     const std::int64_t kv_row = std::int64_t{settings.num_kv_heads} * settings.head_dim;
-    contents.seqs.push_back({slice(from.q, begin * q_row, end * q_row), slice(from.k, 0, length * kv_row),
-                             slice(from.v, 0, length * kv_row)});
+    attention_contents::sequence part{slice(from.q, begin * q_row, end * q_row),
+                                      slice(from.k, 0, length * kv_row),
+                                      slice(from.v, 0, length * kv_row),
+                                      {}};
+    if (!from.bias.empty()) {
+      const std::int64_t heads = settings.num_q_heads();
+      for (std::int64_t row = begin * heads; row < end * heads; ++row) {
+        const std::vector<float> keys = slice(from.bias, row * seq.seq_len, row * seq.seq_len + length);
+        part.bias.insert(part.bias.end(), keys.begin(), keys.end());
+      }
+    }
+    contents.seqs.push_back(std::move(part));
   }
 
   void add(const prepared_case& whole, std::size_t s) { add(whole, s, 0, whole.settings.seqs[s].query_len); }

@@ -10,7 +10,7 @@ std::string find_cuda_problem() {
   return "this program was built without its CUDA part, which needs bifolio's CUDA backend and cuBLAS";
 }
 
-std::unique_ptr<model_runner> make_cuda_llama(const checkpoint&, bifolio::backend&) {
+std::unique_ptr<model_runner> make_cuda_llama(const checkpoint&, bifolio::backend&, bifolio::dtype) {
   throw bifolio::error(bifolio::errc::unsupported, find_cuda_problem());
 }
 

@@ -125,9 +125,10 @@ struct device_layer {
 
 class cuda_llama final : public model_runner {
  public:
-  cuda_llama(const checkpoint& model, bifolio::backend& where);
+  cuda_llama(const checkpoint& model, bifolio::backend& where, bifolio::dtype query_type);
 
   [[nodiscard]] const model_config& config() const noexcept override { return config_; }
+  [[nodiscard]] bifolio::dtype query_type() const noexcept override { return query_type_; }
   std::span<const float> forward(std::span<const token_id> tokens, std::span<const std::int32_t> positions,
                                  std::span<const std::int32_t> logits_rows, attention_layer& attention) override;
   [[nodiscard]] bifolio::stream_ref stream() const noexcept override { return {stream_.get()}; }
@@ -137,7 +138,7 @@ class cuda_llama final : public model_runner {
   [[nodiscard]] buffer upload(std::span<const float> values);
   [[nodiscard]] device_matrix upload(const linear& matrix);
   void warm_up();
-  void grow(buffer& held, std::int64_t num_floats);
+  void grow(buffer& held, std::int64_t num_elements, std::size_t element_bytes = sizeof(float));
   void upload_inputs(std::span<const token_id> tokens, std::span<const std::int32_t> positions,
                      std::span<const std::int32_t> logits_rows);
   void multiply(const device_matrix& matrix, const buffer& x, std::int64_t num_tokens, buffer& y, bool accumulates) {
@@ -152,6 +153,7 @@ class cuda_llama final : public model_runner {
   void attend(std::int32_t layer, std::int64_t num_tokens, attention_layer& attention);
 
   model_config config_;
+  bifolio::dtype query_type_;
   bifolio::backend* where_;
   cuda_stream stream_;
   matrix_multiplier multiplier_;
@@ -170,6 +172,8 @@ class cuda_llama final : public model_runner {
   buffer normed_;                // [num_tokens, dim]
   buffer qkv_;                   // [num_tokens, q_dim + 2 · kv_dim]
   buffer attended_;              // [num_tokens, q_dim]
+  buffer narrow_q_;              // [num_tokens, q_dim], as attention takes them, unless that is float32
+  buffer narrow_attended_;       // [num_tokens, q_dim]
   buffer gate_up_;               // [num_tokens, 2 · hidden_dim]
   buffer hidden_;                // [num_tokens, hidden_dim]
   buffer logits_, host_logits_;  // [num_rows, vocab_size]
@@ -177,8 +181,8 @@ class cuda_llama final : public model_runner {
 
 void select_device(bifolio::backend& where) { require(cudaSetDevice(where.where().index), "selecting the device"); }
 
-cuda_llama::cuda_llama(const checkpoint& model, bifolio::backend& where)
-    : config_(model.config), where_(&where), multiplier_(stream_.get()) {
+cuda_llama::cuda_llama(const checkpoint& model, bifolio::backend& where, bifolio::dtype query_type)
+    : config_(model.config), query_type_(query_type), where_(&where), multiplier_(stream_.get()) {
   layer_events_.reserve(2 * model.layers.size());
   for (std::size_t i = 0; i < 2 * model.layers.size(); ++i) layer_events_.emplace_back();
   embedding_ = upload(model.embedding);
@@ -232,8 +236,8 @@ device_matrix cuda_llama::upload(const linear& matrix) {
 }
 
 /// Zeros, so that the padding that cuBLAS multiplies holds numbers.
-void cuda_llama::grow(buffer& held, std::int64_t num_floats) {
-  const std::size_t num_bytes = static_cast<std::size_t>(num_floats) * sizeof(float);
+void cuda_llama::grow(buffer& held, std::int64_t num_elements, std::size_t element_bytes) {
+  const std::size_t num_bytes = static_cast<std::size_t>(num_elements) * element_bytes;
   if (held.num_bytes() >= num_bytes) return;
   held = {};  // two of them need not fit side by side
   held = buffer(where_->memory(), num_bytes);
@@ -264,12 +268,25 @@ void cuda_llama::attend(std::int32_t layer, std::int64_t num_tokens, attention_l
     return bifolio::const_tensor_view{qkv_.as<float>() + offset, bifolio::dtype::f32, num_tokens, num_heads, c.head_dim,
                                       q_dim + 2 * kv_dim,        c.head_dim};
   };
+  const bool narrow = query_type_ != bifolio::dtype::f32;
+  bifolio::const_tensor_view q = part(0, c.num_q_heads);
+  if (narrow) {
+    require(launch_narrow(qkv_.as<float>(), q_dim + 2 * kv_dim, num_tokens, q_dim, query_type_, narrow_q_.data(),
+                          stream_.get()),
+            "rounding queries");
+    q = bifolio::as_const(
+        bifolio::dense_view<void>(narrow_q_.data(), query_type_, num_tokens, c.num_q_heads, c.head_dim));
+  }
+  void* const out = narrow ? narrow_attended_.data() : attended_.data();
   const auto index = static_cast<std::size_t>(layer);
   require(cudaEventRecord(layer_events_[2 * index].get(), stream_.get()), "an event");
-  attention.run(
-      layer, part(0, c.num_q_heads), part(q_dim, c.num_kv_heads), part(q_dim + kv_dim, c.num_kv_heads),
-      bifolio::dense_view<void>(attended_.data(), bifolio::dtype::f32, num_tokens, c.num_q_heads, c.head_dim));
+  attention.run(layer, q, part(q_dim, c.num_kv_heads), part(q_dim + kv_dim, c.num_kv_heads),
+                bifolio::dense_view<void>(out, query_type_, num_tokens, c.num_q_heads, c.head_dim));
   require(cudaEventRecord(layer_events_[2 * index + 1].get(), stream_.get()), "an event");
+  if (narrow) {
+    require(launch_widen(out, num_tokens * q_dim, query_type_, attended_.as<float>(), stream_.get()),
+            "widening attention's results");
+  }
 }
 
 std::span<const float> cuda_llama::forward(std::span<const token_id> tokens, std::span<const std::int32_t> positions,
@@ -285,6 +302,10 @@ std::span<const float> cuda_llama::forward(std::span<const token_id> tokens, std
   grow(normed_, room * c.dim);
   grow(qkv_, room * qkv_dim);
   grow(attended_, room * c.q_dim());
+  if (query_type_ != bifolio::dtype::f32) {
+    grow(narrow_q_, n * c.q_dim(), size_of(query_type_));
+    grow(narrow_attended_, n * c.q_dim(), size_of(query_type_));
+  }
   grow(gate_up_, room * 2 * c.hidden_dim);
   grow(hidden_, room * c.hidden_dim);
   grow(logits_, padded(num_rows) * c.vocab_size);
@@ -337,9 +358,10 @@ std::string find_cuda_problem() {
   return load_cublas().problem;
 }
 
-std::unique_ptr<model_runner> make_cuda_llama(const checkpoint& model, bifolio::backend& where) {
+std::unique_ptr<model_runner> make_cuda_llama(const checkpoint& model, bifolio::backend& where,
+                                              bifolio::dtype query_type) {
   select_device(where);
-  return std::make_unique<cuda_llama>(model, where);
+  return std::make_unique<cuda_llama>(model, where, query_type);
 }
 
 }  // namespace generate

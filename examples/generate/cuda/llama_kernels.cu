@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 #include "cuda/llama_kernels.hpp"
 
 namespace generate {
@@ -65,6 +68,39 @@ __global__ void swiglu_kernel(const float* __restrict__ gate_up, std::int64_t nu
   hidden[item] = gate / (1.0f + expf(-gate)) * up;
 }
 
+template <class Storage>
+struct storage;
+template <>
+struct storage<__half> {
+  static constexpr float largest = 65504.0f;
+  static __device__ __half narrow(float x) { return __float2half_rn(x); }
+  static __device__ float widen(__half x) { return __half2float(x); }
+};
+template <>
+struct storage<__nv_bfloat16> {
+  static constexpr float largest = 0x1.fep127f;
+  static __device__ __nv_bfloat16 narrow(float x) { return __float2bfloat16_rn(x); }
+  static __device__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
+};
+
+template <class Storage>
+__global__ void narrow_kernel(const float* __restrict__ rows, std::int64_t row_stride, std::int64_t num_items,
+                              std::int64_t width, Storage* __restrict__ out) {
+  const std::int64_t item = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (item >= num_items) return;
+  const std::int64_t row = item / width;
+  const float x = rows[row * row_stride + (item - row * width)];
+  const bool finite = fabsf(x) <= 0x1.fffffep127f;
+  constexpr float most = storage<Storage>::largest;
+  out[item] = storage<Storage>::narrow(finite ? fminf(fmaxf(x, -most), most) : x);
+}
+
+template <class Storage>
+__global__ void widen_kernel(const Storage* __restrict__ in, std::int64_t num_items, float* __restrict__ out) {
+  const std::int64_t item = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (item < num_items) out[item] = storage<Storage>::widen(in[item]);
+}
+
 }  // namespace
 
 cudaError_t launch_embed(const float* table, const std::int32_t* tokens, std::int64_t num_tokens, std::int64_t num_rows,
@@ -97,6 +133,31 @@ cudaError_t launch_swiglu(const float* gate_up, std::int64_t num_tokens, std::in
   const std::int64_t num_items = num_tokens * hidden_dim;
   if (num_items == 0) return cudaSuccess;
   swiglu_kernel<<<grid_of(num_items, row_threads), row_threads, 0, stream>>>(gate_up, num_items, hidden_dim, hidden);
+  return cudaGetLastError();
+}
+
+cudaError_t launch_narrow(const float* rows, std::int64_t row_stride, std::int64_t num_rows, std::int64_t width,
+                          bifolio::dtype type, void* out, cudaStream_t stream) {
+  const std::int64_t num_items = num_rows * width;
+  if (num_items == 0) return cudaSuccess;
+  const unsigned grid = grid_of(num_items, row_threads);
+  if (type == bifolio::dtype::bf16) {
+    narrow_kernel<<<grid, row_threads, 0, stream>>>(rows, row_stride, num_items, width,
+                                                    static_cast<__nv_bfloat16*>(out));
+  } else {
+    narrow_kernel<<<grid, row_threads, 0, stream>>>(rows, row_stride, num_items, width, static_cast<__half*>(out));
+  }
+  return cudaGetLastError();
+}
+
+cudaError_t launch_widen(const void* in, std::int64_t count, bifolio::dtype type, float* out, cudaStream_t stream) {
+  if (count == 0) return cudaSuccess;
+  const unsigned grid = grid_of(count, row_threads);
+  if (type == bifolio::dtype::bf16) {
+    widen_kernel<<<grid, row_threads, 0, stream>>>(static_cast<const __nv_bfloat16*>(in), count, out);
+  } else {
+    widen_kernel<<<grid, row_threads, 0, stream>>>(static_cast<const __half*>(in), count, out);
+  }
   return cudaGetLastError();
 }
 

@@ -7,6 +7,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <bifolio/dtype.hpp>
 #include <cstdint>
 
 #include "model_config.hpp"
@@ -30,5 +31,13 @@ cudaError_t launch_rotate(float* heads, std::int64_t row_stride, const std::int3
 /// SwiGLU: hidden = SiLU(gate) · up; gate_up [num_tokens, 2 · hidden_dim] holds gate, then up.
 cudaError_t launch_swiglu(const float* gate_up, std::int64_t num_tokens, std::int32_t hidden_dim, float* hidden,
                           cudaStream_t stream);
+
+/// out[t] = the first `width` elements of rows[t] in a 16-bit `type`, dense, rounded to nearest even, finite numbers
+/// saturating. Rows are `row_stride` elements apart.
+cudaError_t launch_narrow(const float* rows, std::int64_t row_stride, std::int64_t num_rows, std::int64_t width,
+                          bifolio::dtype type, void* out, cudaStream_t stream);
+
+/// out = in, `count` elements of a 16-bit `type`, as float32.
+cudaError_t launch_widen(const void* in, std::int64_t count, bifolio::dtype type, float* out, cudaStream_t stream);
 
 }  // namespace generate

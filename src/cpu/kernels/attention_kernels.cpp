@@ -24,7 +24,7 @@ BIFOLIO_INLINE void with_loops(const attention_args& args, const attention_item&
   constexpr attention_loops one_type_loops = loops_of<Key>(true);
   const bool one_type = args.q_type == kv_type && args.out_type == kv_type;
   if constexpr (one_type_loops == attention_loops::tiles) {
-    if (one_type) {
+    if (one_type && args.bias == nullptr) {
       tile_item<Key> loops(args, item, scratch);
       return body(loops);
     }

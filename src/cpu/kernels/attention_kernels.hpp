@@ -73,6 +73,9 @@ struct attention_args {
   kv_strides v_strides;
   const float* alibi_slopes = nullptr;  ///< [num_q_heads] or null
   const float* sinks = nullptr;         ///< [num_q_heads] or null
+  const void* bias = nullptr;           ///< [num_tokens, num_q_heads, keys], of bias_type, or null
+  std::int64_t bias_token_stride = 0;   ///< 0 = all tokens share a row
+  std::int64_t bias_head_stride = 0;    ///< 0 = all heads do
   std::int64_t q_token_stride = 0;
   std::int64_t q_head_stride = 0;
   std::int64_t out_token_stride = 0;
@@ -86,6 +89,7 @@ struct attention_args {
   float soft_cap = 0;  ///< 0 = none
   dtype q_type = dtype::f32;
   dtype out_type = dtype::f32;
+  dtype bias_type = dtype::f32;
 };
 
 /// Some tokens of one sequence × some KV heads × some splits of the keys.

@@ -52,6 +52,7 @@ class vector_item : public item_walk<Key, vector_item<Key, Sums>> {
   using walk::num_heads_;
   using walk::num_rows;
   using walk::padded_;
+  using walk::query_head;
   using walk::query_offset;
   using walk::range_of_token;
   using walk::scratch_;
@@ -60,6 +61,7 @@ class vector_item : public item_walk<Key, vector_item<Key, Sums>> {
   using walk::states_;
   using walk::stride_;
   using walk::sum_of;
+  using walk::token_of;
   using walk::v_contiguous_;
   using walk::value_row;
 
@@ -324,6 +326,14 @@ class vector_item : public item_walk<Key, vector_item<Key, Sums>> {
         });
   }
 
+  // The row's bias for what it sees of a tile, 0 elsewhere.
+  void read_bias(visible_range seen, std::int64_t tile_first, int head, int row, float* bias) const noexcept {
+    for (int key = 0; key < tile_keys; key += lanes) store(bias + key, vf(0.0f));
+    const std::int64_t offset = token_of(row) * args_.bias_token_stride +
+                                query_head(head, row) * args_.bias_head_stride + tile_first + seen.begin;
+    widen_any(args_.bias_type, args_.bias, offset, static_cast<int>(seen.end - seen.begin), 1.0f, bias + seen.begin);
+  }
+
   // Logits → probabilities in place, against the row's running maximum; updates maximum, sums and, when the maximum
   // rises, the accumulator.
   BIFOLIO_INLINE void softmax_row(float* scores, visible_range seen, std::int64_t tile_first, int head, int row,
@@ -346,6 +356,11 @@ class vector_item : public item_walk<Key, vector_item<Key, Sums>> {
       const vf slope(args_.alibi_slopes[q_head]);
       const vf distance = lane_numbers() + vf(static_cast<float>(tile_first - position));
       for (int c = 0; c < tile_vectors; ++c) s[c] = fma(slope, distance + vf(static_cast<float>(c * lanes)), s[c]);
+    }
+    if (args_.bias != nullptr) {
+      alignas(64) float bias[tile_keys];
+      read_bias(seen, tile_first, head, row, bias);
+      for (int c = 0; c < tile_vectors; ++c) s[c] = s[c] + load(bias + c * lanes);
     }
     if (seen.begin > 0 || seen.end < tile_keys) {
       for (int c = 0; c < tile_vectors; ++c) {

@@ -325,7 +325,7 @@ class item_walk {
       sum = sum * weights.a + weights.b;
       factor = weights.a;
     }
-    const vf scale(factor / sum);
+    const vf scale(sum == 0 ? 0.0f : factor / sum);  // 0: every score was −inf
     float* values = scratch_.values;
     for (int d = 0; d < dims_; d += 2 * lanes) {
       vf a = load(state + d) * scale;

@@ -20,7 +20,7 @@ const decode_entry* find_decode_entry(dtype type, std::int32_t head_dim) noexcep
 }
 
 bool decode_serves(const attention_kernel_args& args) noexcept {
-  return args.k_strides == args.v_strides && has_aligned_rows(args);
+  return args.bias == nullptr && args.k_strides == args.v_strides && has_aligned_rows(args);
 }
 
 cudaError_t launch_decode(const runtime_api& api, const attention_kernel_args& args, const decode_entry& entry,

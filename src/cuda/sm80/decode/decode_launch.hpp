@@ -26,7 +26,7 @@ struct decode_entry {
 /// Null for a shape that is not compiled: 16-bit types, head_dim 64, 128, 256.
 [[nodiscard]] const decode_entry* find_decode_entry(dtype type, std::int32_t head_dim) noexcept;
 
-/// Whether the layout and alignment of this call suit the kernel.
+/// Whether the layout and alignment of this call suit the kernel, which adds no bias.
 [[nodiscard]] bool decode_serves(const attention_kernel_args& args) noexcept;
 
 /// `words`: what decode_planner wrote for `grid` thread blocks.

@@ -20,7 +20,7 @@ bool is_x_split(const attention_kernel_args& args, std::int32_t vec) noexcept {
 
 bool x_split_serves(const attention_kernel_args& args) noexcept {
   const auto vec = static_cast<std::int32_t>(16 / size_of(args.kv_type));
-  return is_x_split(args, vec) && (args.head_dim == 64 || args.head_dim == 128 || args.head_dim == 256);
+  return args.bias == nullptr && is_x_split(args, vec) && (args.head_dim == 64 || args.head_dim == 128 || args.head_dim == 256);
 }
 
 cudaError_t launch_x_split(const runtime_api& api, const attention_kernel_args& args, const x_split_plan& plan,

@@ -17,8 +17,8 @@
 
 namespace bifolio::cuda {
 
-/// Whether this kernel takes a call's sequences of one new token: the layout of `make_layout(x_split)`, head_dim 64,
-/// 128 or 256, and a block_size that is a multiple of the tokens in 16 bytes.
+/// Whether this kernel takes a call's sequences of one new token: no bias, the layout of `make_layout(x_split)`,
+/// head_dim 64, 128 or 256, and a block_size that is a multiple of the tokens in 16 bytes.
 [[nodiscard]] bool x_split_serves(const attention_kernel_args& args) noexcept;
 
 /// Computes the rows of sequences with one new token, of a call that it serves.

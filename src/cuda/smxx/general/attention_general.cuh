@@ -65,6 +65,7 @@ struct general_shared {
   std::int32_t row_begin[Rows];
   std::int32_t row_end[Rows];
   float row_slope[Rows];
+  std::int64_t row_bias[Rows];  // elements from the start of the bias
   std::uint32_t arrived;
 };
 
@@ -200,6 +201,8 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
       shared.row_begin[thread] = used && begin < end ? static_cast<std::int32_t>(begin) : 0;
       shared.row_end[thread] = used && begin < end ? static_cast<std::int32_t>(end) : 0;
       shared.row_slope[thread] = used && call.alibi_slopes != nullptr ? call.alibi_slopes[head] : 0.0f;
+      shared.row_bias[thread] =
+          (first_token + row / call.group_size) * call.bias_token_stride + head * call.bias_head_stride;
       shared.total_m[thread] = minus_infinity();
       shared.total_l[thread] = 0.0f;
     }
@@ -313,6 +316,9 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
             score = __fmaf_rn(shared.row_slope[row], static_cast<float>(position - shared.row_position[row]), score);
           }
           const bool seen = position >= shared.row_begin[row] && position < shared.row_end[row];
+          if (call.bias != nullptr && seen) {
+            score = __fadd_rn(score, load_as_float(call.bias, shared.row_bias[row] + position, call.bias_type));
+          }
           shared.weights[key][row] = seen ? score : __int_as_float(unseen_score);
         }
         __syncthreads();

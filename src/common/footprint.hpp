@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// The memory that the views of a call touch, and whether two of them surely share no byte. Address arithmetic alone:
+/// nothing is dereferenced.
+
+#include <bifolio/kv_layout.hpp>
+#include <bifolio/tensor_view.hpp>
+#include <cstddef>
+#include <cstdint>
+
+namespace bifolio::validate {
+
+/// Largest span of one half of a layer, and of anything else.
+inline constexpr std::int64_t max_span_bytes = std::int64_t{1} << 62;
+
+/// One index of an array in memory: how many values it takes and how far apart they lie, in bytes.
+struct axis {
+  std::int64_t count;
+  std::int64_t stride;
+};
+
+/// Memory that a view touches: its axes with more than one value, by falling stride, and its span in bytes.
+struct footprint {
+  const std::byte* base = nullptr;
+  std::int64_t span = 0;
+  axis axes[5] = {};
+  std::int32_t num_axes = 0;
+};
+
+/// One half of a layer. False when a stride is below 1, the axes do not nest (two elements would share a place), the
+/// chunk does not divide the head or the span passes the limit.
+[[nodiscard]] bool make_footprint(footprint& out, const void* base, const kv_layout& layout, const kv_strides& strides,
+                                  std::int64_t num_blocks) noexcept;
+
+/// Rows of a tensor; its counts are ≥ 1. False as above, but axes need to nest and strides to be above 0 only with
+/// `must_nest`.
+[[nodiscard]] bool make_footprint(footprint& out, const const_tensor_view& rows, bool must_nest) noexcept;
+
+/// Whether two footprints surely share no byte: their spans are apart, or they interleave (K and V of a block side by
+/// side, layers of a block side by side): at some common stride both stay within their own part of each step.
+[[nodiscard]] bool apart(const footprint& a, std::int64_t a_element, const footprint& b,
+                         std::int64_t b_element) noexcept;
+
+}  // namespace bifolio::validate

@@ -15,6 +15,7 @@
 #include <bifolio/executor.hpp>
 #include <cerrno>
 #include <chrono>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>

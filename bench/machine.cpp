@@ -41,18 +41,19 @@ std::string today() {
 
 }  // namespace
 
-void describe_machine(report& out) {
-  out.fact("cpu", cpu_name());
-  out.fact("logical cpus", std::to_string(std::thread::hardware_concurrency()));
-  out.fact("load at start", load_average());
-  out.fact("best isa", std::string(to_string(default_isa())));
+std::vector<std::pair<std::string, std::string>> machine_facts() {
 #if defined(__clang__)
-  out.fact("compiler", "clang " __clang_version__);
+  const char* compiler = "clang " __clang_version__;
 #else
-  out.fact("compiler", "gcc " __VERSION__);
+  const char* compiler = "gcc " __VERSION__;
 #endif
-  out.fact("bifolio", BIFOLIO_VERSION);
-  out.fact("date", today());
+  return {{"cpu", cpu_name()},
+          {"logical cpus", std::to_string(std::thread::hardware_concurrency())},
+          {"load at start", load_average()},
+          {"best isa", std::string(to_string(default_isa()))},
+          {"compiler", compiler},
+          {"bifolio", BIFOLIO_VERSION},
+          {"date", today()}};
 }
 
 std::int64_t bytes_beyond_cache(std::int64_t least) noexcept {

@@ -4,13 +4,14 @@
 /// What a reader must know of the machine to judge a number.
 
 #include <cstdint>
-
-#include "report.hpp"
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace bifolio::bench {
 
-/// Adds: cpu, logical cpus, load at the start, best ISA, compiler, library version, date.
-void describe_machine(report& out);
+/// Names and values: cpu, logical cpus, load at the start, best ISA, compiler, library version, date.
+[[nodiscard]] std::vector<std::pair<std::string, std::string>> machine_facts();
 
 /// Bytes that do not fit the last-level cache: a quarter more than what the system says of it, `least` at the least.
 [[nodiscard]] std::int64_t bytes_beyond_cache(std::int64_t least) noexcept;

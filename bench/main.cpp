@@ -30,7 +30,7 @@ int measure(int argc, char** argv) {
   }
   const output_format output = parse_format(format);
   report out;
-  describe_machine(out);
+  for (auto& [name, value] : machine_facts()) out.fact(name, value);
   run(out);
   std::ostringstream text;
   out.print(text, output);

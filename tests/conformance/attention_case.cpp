@@ -196,7 +196,7 @@ float attention_case::used_scale() const noexcept {
   return kv_type == dtype::f16 ? usual * 0x1p-15f : usual * 0x1p-115f;
 }
 
-std::string describe(const attention_case& c) {
+std::string settings_of(const attention_case& c) {
   std::ostringstream text;
   text << c.what << ": q " << to_string(c.q_type) << ", kv " << to_string(c.kv_type) << ", out "
        << to_string(c.out_type) << ", " << to_string(c.layout) << ", " << c.num_q_heads() << "/" << c.num_kv_heads
@@ -215,9 +215,11 @@ std::string describe(const attention_case& c) {
   if (c.aligned) text << ", aligned";
   text << ", " << to_string(c.values) << " values, query_len/seq_len";
   for (const batch_seq& seq : c.seqs) text << " " << seq.query_len << "/" << seq.seq_len;
-  text << ", case seed " << c.seed << ", " << seed_note();
+  text << ", case seed " << c.seed;
   return text.str();
 }
+
+std::string describe(const attention_case& c) { return settings_of(c) + ", " + seed_note(); }
 
 attention_contents::attention_contents(const attention_case& c) {
   const std::int64_t heads = c.num_q_heads();
@@ -443,19 +445,27 @@ attention_output attention_call::read(std::string& problem) {
   return result;
 }
 
+attention_output run_planned(const tested_backend& tested, attention_call& call) {
+  if (const errc code = call.run(); code != errc::ok) {
+    const std::optional<error> why = find_problem(call.planned, call.params);
+    throw std::runtime_error(tested.name + " refused with " + std::string(to_string(code)) + " (" +
+                             (why ? why->what() : "find_problem has nothing to say") + ")");
+  }
+  std::string problem;
+  attention_output output = call.read(problem);
+  if (!problem.empty()) throw std::runtime_error(tested.name + ": " + problem);
+  return output;
+}
+
 attention_output run_attention(const tested_backend& tested, const attention_case& c,
                                const attention_contents& contents, const attention_placement& placement) {
   attention_call call(tested, c, contents, placement);
   call.plan();
-  if (const errc code = call.run(); code != errc::ok) {
-    const std::optional<error> why = find_problem(call.planned, call.params);
-    throw std::runtime_error(tested.name + " refused with " + std::string(to_string(code)) + " (" +
-                             (why ? why->what() : "find_problem has nothing to say") + "): " + describe(c));
+  try {
+    return run_planned(tested, call);
+  } catch (const std::runtime_error& failure) {
+    throw std::runtime_error(std::string(failure.what()) + ": " + describe(c));
   }
-  std::string problem;
-  attention_output output = call.read(problem);
-  if (!problem.empty()) throw std::runtime_error(tested.name + ": " + problem + describe(c));
-  return output;
 }
 
 attention_expectation::attention_expectation(const attention_case& c, const attention_contents& contents)
@@ -476,19 +486,33 @@ void attention_expectation::expect(const attention_output& other) {
   }
 }
 
+reference::accuracy_judge attention_expectation::judge(const attention_output& got, const arithmetic& numbers,
+                                                       std::size_t first, std::size_t last, double other_nmse) const {
+  const bool statistical = case_.values == value_kind::normal && (!case_.alibi || case_.alibi_factor == 1);
+  reference::accuracy_judge result({numbers, case_.kv_type, case_.out_type, statistical, other_nmse});
+  std::size_t row = 0;
+  for (std::size_t s = 0; s < last; ++s) {
+    if (s >= first) {
+      result.add(options_, dense_of(case_.seqs[s], contents_.seqs[s]), expected_[s], scalar_[s],
+                 got.out.data() + row * static_cast<std::size_t>(case_.head_dim),
+                 case_.lse ? got.lse.data() + row : nullptr);
+    }
+    row += expected_[s].lse.size();
+  }
+  return result;
+}
+
 std::string attention_expectation::problem_of(const attention_output& got, const arithmetic& numbers,
                                               double other_nmse) const {
-  const bool statistical = case_.values == value_kind::normal && (!case_.alibi || case_.alibi_factor == 1);
-  reference::accuracy_judge judge({numbers, case_.kv_type, case_.out_type, statistical, other_nmse});
-  std::size_t row = 0;
-  for (std::size_t s = 0; s < case_.seqs.size(); ++s) {
-    const std::size_t rows = expected_[s].lse.size();
-    judge.add(options_, dense_of(case_.seqs[s], contents_.seqs[s]), expected_[s], scalar_[s],
-              got.out.data() + row * static_cast<std::size_t>(case_.head_dim),
-              case_.lse ? got.lse.data() + row : nullptr);
-    row += rows;
-  }
-  return judge.problem();
+  return judge(got, numbers, 0, case_.seqs.size(), other_nmse).problem();
+}
+
+attention_placement placement_in_turn(const attention_case& c, std::size_t turn) {
+  if (turn % 2 == 0) return {{c.seed, 0, 0}, 0, 0, 0, 0, 0, 0, 0};
+  if (c.aligned) return {{c.seed, 3, 2}, 16, 8, 8, 24, 3, 1, 2};
+  attention_placement with_gaps;
+  with_gaps.cache.order = c.seed;
+  return with_gaps;
 }
 
 std::string check_attention(const attention_case& c, std::size_t turn) {
@@ -499,14 +523,7 @@ std::string check_attention(const attention_case& c, const std::vector<const tes
                             std::size_t turn) {
   const attention_contents contents(c);
   const attention_expectation expectation(c, contents);
-  attention_placement placement;
-  placement.cache.order = c.seed;
-  // Some dense, some with gaps: both are common, and gaps make every row's alignment different.
-  if (turn % 2 == 0) {
-    placement = {{c.seed, 0, 0}, 0, 0, 0, 0, 0, 0, 0};
-  } else if (c.aligned) {
-    placement = {{c.seed, 3, 2}, 16, 8, 8, 24, 3, 1, 2};
-  }
+  const attention_placement placement = placement_in_turn(c, turn);
   std::string text;
   for (const tested_backend* tested : backends) {
     try {
@@ -519,6 +536,25 @@ std::string check_attention(const attention_case& c, const std::vector<const tes
     }
   }
   return text;
+}
+
+attention_output rows_of(const attention_case& c, const attention_output& output, std::size_t s) {
+  std::int64_t first = 0;
+  for (std::size_t i = 0; i < s; ++i) first += c.seqs[i].query_len;
+  const std::int64_t count = c.seqs[s].query_len;
+  const std::int64_t heads = c.num_q_heads();
+  const auto slice = [](const std::vector<float>& from, std::int64_t at, std::int64_t length) {
+    return std::vector<float>(from.begin() + at, from.begin() + at + length);
+  };
+  attention_output part;
+  part.out = slice(output.out, first * heads * c.head_dim, count * heads * c.head_dim);
+  if (c.lse) part.lse = slice(output.lse, first * heads, count * heads);
+  return part;
+}
+
+void append(attention_output& to, const attention_output& from) {
+  to.out.insert(to.out.end(), from.out.begin(), from.out.end());
+  to.lse.insert(to.lse.end(), from.lse.begin(), from.lse.end());
 }
 
 std::string bit_difference(const attention_output& a, const attention_output& b) {

@@ -81,7 +81,9 @@ struct attention_case {
   [[nodiscard]] float used_scale() const noexcept;
 };
 
-/// Everything needed to see a failing case again.
+/// The case in words, with its own seed.
+[[nodiscard]] std::string settings_of(const attention_case& the_case);
+/// Everything needed to see a failing case of the suite again: `settings_of` and the seed of the run.
 [[nodiscard]] std::string describe(const attention_case& the_case);
 
 /// The numbers of a case, rounded to their stored dtypes. Tests may overwrite elements before a call is made from them.
@@ -111,12 +113,21 @@ struct attention_placement {
   std::int32_t bias_key_gap = 7;  ///< keys past the longest sequence
 };
 
+/// Dense where `turn` is even, with gaps where it is odd: both are common, and gaps make every row's alignment
+/// different.
+[[nodiscard]] attention_placement placement_in_turn(const attention_case& the_case, std::size_t turn);
+
 /// Results, dense: [num_tokens, num_q_heads, head_dim] widened to float32, which keeps every bit, and
 /// [num_tokens, num_q_heads].
 struct attention_output {
   std::vector<float> out;
   std::vector<float> lse;
 };
+
+/// The rows of sequence `s` of a result.
+[[nodiscard]] attention_output rows_of(const attention_case& the_case, const attention_output& output, std::size_t s);
+/// Adds rows at the end.
+void append(attention_output& to, const attention_output& from);
 
 class attention_call {
  public:
@@ -156,7 +167,9 @@ class attention_call {
   device_bytes q_, out_, lse_, starts_on_device_, lens_on_device_, tables_on_device_, slopes_, sinks_, bias_;
 };
 
-/// Plans, runs and reads; throws std::runtime_error with what went wrong, a refusal or a stray write.
+/// Runs a planned call and reads it; throws std::runtime_error with what went wrong, a refusal or a stray write.
+[[nodiscard]] attention_output run_planned(const tested_backend& tested, attention_call& call);
+/// The same from a case; plans as well, and the exception names the case.
 [[nodiscard]] attention_output run_attention(const tested_backend& tested, const attention_case& the_case,
                                              const attention_contents& contents,
                                              const attention_placement& placement = {});
@@ -168,7 +181,11 @@ class attention_expectation {
   /// From now on these are the expected results, those of another implementation; without `other.lse` the LSE stays the
   /// oracle's, as the bounds do. The other implementation's own rounding is for the caller to add.
   void expect(const attention_output& other);
-  /// What is wrong with `got`; empty when all gates hold. `other_nmse`: that of the results that `expect` was given.
+  /// The sequences [first, last) of a whole result, judged together. `other_nmse`: that of the results that `expect`
+  /// was given.
+  [[nodiscard]] reference::accuracy_judge judge(const attention_output& got, const arithmetic& numbers,
+                                                std::size_t first, std::size_t last, double other_nmse = 0) const;
+  /// What is wrong with `got`; empty when all gates hold.
   [[nodiscard]] std::string problem_of(const attention_output& got, const arithmetic& numbers,
                                        double other_nmse = 0) const;
 

@@ -39,26 +39,6 @@ std::vector<attention_case> mixed_cases() {
   return cases;
 }
 
-// Rows of sequence `s` of a result.
-attention_output rows_of(const attention_case& c, const attention_output& output, std::size_t s) {
-  std::int64_t first = 0;
-  for (std::size_t i = 0; i < s; ++i) first += c.seqs[i].query_len;
-  const std::int64_t count = c.seqs[s].query_len;
-  const std::int64_t heads = c.num_q_heads();
-  const auto slice = [](const std::vector<float>& from, std::int64_t at, std::int64_t length) {
-    return std::vector<float>(from.begin() + at, from.begin() + at + length);
-  };
-  attention_output part;
-  part.out = slice(output.out, first * heads * c.head_dim, count * heads * c.head_dim);
-  if (c.lse) part.lse = slice(output.lse, first * heads, count * heads);
-  return part;
-}
-
-void append(attention_output& to, const attention_output& from) {
-  to.out.insert(to.out.end(), from.out.begin(), from.out.end());
-  to.lse.insert(to.lse.end(), from.lse.begin(), from.lse.end());
-}
-
 void require_same(const attention_output& a, const attention_output& b, const std::string& where) {
   const std::string difference = bit_difference(a, b);
   CHECK_MESSAGE(difference.empty(), where, ": ", difference);

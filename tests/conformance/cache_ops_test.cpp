@@ -31,38 +31,6 @@ std::string text_of(const kv_layout& layout, arrangement how) {
          std::to_string(layout.block_size);
 }
 
-/// Slots as a step gives them: runs of a sequence that start and end anywhere in blocks of any order, tokens that are
-/// not stored, and now and then a slot that comes again.
-std::vector<std::int64_t> random_slots(random_source& random, std::int64_t count, std::int64_t num_blocks,
-                                       std::int64_t block_size, bool repeats) {
-  std::vector<std::int64_t> slots;
-  std::vector<bool> taken(static_cast<std::size_t>(num_blocks * block_size), false);
-  while (static_cast<std::int64_t>(slots.size()) < count) {
-    const std::int64_t block = random.between(0, num_blocks - 1);
-    const std::int64_t first = random.between(0, block_size - 1);
-    const std::int64_t length = random.one_in(2) ? block_size : random.between(1, 3);
-    if (random.one_in(4)) slots.push_back(-random.between(1, 1000));
-    for (std::int64_t i = first; i < first + length && i < block_size; ++i) {
-      const std::int64_t slot = block * block_size + i;
-      const auto index = static_cast<std::size_t>(slot);
-      slots.push_back(taken[index] && !repeats ? -1 : slot);
-      taken[index] = true;
-    }
-  }
-  slots.resize(static_cast<std::size_t>(count));
-  return slots;
-}
-
-std::vector<block_copy> random_pairs(random_source& random, std::int64_t count, std::int64_t num_src,
-                                     std::int64_t num_dst) {
-  std::vector<block_copy> pairs;
-  for (std::int64_t i = 0; i < count; ++i) {
-    pairs.push_back({block_id{static_cast<std::int32_t>(random.between(0, num_src - 1))},
-                     block_id{static_cast<std::int32_t>(random.between(0, num_dst - 1))}});
-  }
-  return pairs;
-}
-
 errc append_to(backend& where, const kv_cache_view& kv, rows_pair& rows, const device_bytes& slots) {
   auto& mutable_slots = const_cast<device_bytes&>(slots);
   return where.append({kv, as_const(rows.device_k()), as_const(rows.device_v()),
@@ -130,24 +98,6 @@ TEST_CASE("work that is shared out to many lanes gives the same bytes as one lan
       }
     }
   }
-}
-
-/// Layers of one cache: each its own region.
-std::vector<cache_pair> make_layers(backend& where, arrangement how, dtype type, std::int32_t heads, std::int32_t dims,
-                                    std::int32_t block_size, std::int64_t num_blocks, std::size_t num_layers,
-                                    random_source& random) {
-  std::vector<cache_pair> layers;
-  layers.reserve(num_layers);
-  for (std::size_t i = 0; i < num_layers; ++i) {
-    layers.emplace_back(where, how, type, heads, dims, block_size, num_blocks, random);
-  }
-  return layers;
-}
-
-std::vector<kv_cache_view> device_views(std::vector<cache_pair>& layers) {
-  std::vector<kv_cache_view> views;
-  for (cache_pair& layer : layers) views.push_back(layer.device());
-  return views;
 }
 
 TEST_CASE("copying a list of pairs gives what doing them one after another gives, chains and self-copies included") {

@@ -6,10 +6,7 @@
 #include <limits>
 
 #include "conformance/attention_tables.hpp"
-#include "reference/attention_oracle.hpp"
-#include "support/device_bytes.hpp"
-#include "support/elements.hpp"
-#include "support/random.hpp"
+#include "conformance/merge_case.hpp"
 
 using namespace bifolio;
 using namespace bifolio::test;
@@ -17,115 +14,14 @@ using namespace bifolio::test;
 namespace {
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
-constexpr std::int64_t guard = 16;
-
-// A state on the device with gaps between heads and tokens and poison around it.
-struct device_state {
-  device_state(const tested_backend& tested, dtype type, std::int64_t tokens, std::int32_t heads, std::int32_t head_dim,
-               const std::vector<float>& out, const std::vector<float>& lse, std::int64_t gap)
-      : type_(type), tokens_(tokens), heads_(heads), head_dim_(head_dim) {
-    head_stride_ = head_dim + gap;
-    token_stride_ = heads * head_stride_ + 3 * gap;
-    const std::int64_t span = tokens == 0 ? 0 : (tokens - 1) * token_stride_ + (heads - 1) * head_stride_ + head_dim;
-    std::vector<std::byte> image(static_cast<std::size_t>(span + 2 * guard) * size_of(type));
-    poison(image, type);
-    std::vector<std::byte> lse_image(static_cast<std::size_t>(tokens * heads + 2 * guard) * sizeof(float));
-    poison(lse_image, dtype::f32);
-    for (std::size_t n = 0; n < out.size(); ++n) store_element(image.data(), type, at(n), out[n]);
-    for (std::size_t n = 0; n < lse.size(); ++n) {
-      store_element(lse_image.data(), dtype::f32, guard + static_cast<std::int64_t>(n), lse[n]);
-    }
-    out_bytes = device_bytes(tested.get(), std::move(image), size_of(type));
-    lse_bytes = device_bytes(tested.get(), std::move(lse_image), sizeof(float));
-  }
-
-  [[nodiscard]] std::int64_t at(std::size_t n) const {
-    const auto index = static_cast<std::int64_t>(n);
-    const std::int64_t row = index / head_dim_;
-    return guard + row / heads_ * token_stride_ + row % heads_ * head_stride_ + index % head_dim_;
-  }
-  [[nodiscard]] tensor_view view() {
-    return {out_bytes.data() + guard * static_cast<std::int64_t>(size_of(type_)),
-            type_,
-            tokens_,
-            heads_,
-            head_dim_,
-            token_stride_,
-            head_stride_};
-  }
-  [[nodiscard]] float* lse() { return reinterpret_cast<float*>(lse_bytes.data()) + guard; }
-  [[nodiscard]] attention_state_view state() { return {as_const(view()), lse()}; }
-
-  // Values as stored, and whether everything else is still poison.
-  [[nodiscard]] attention_output read(bool& clean) {
-    attention_output result;
-    const std::vector<std::byte> bytes = out_bytes.read();
-    std::vector<bool> mine(bytes.size() / size_of(type_), false);
-    for (std::size_t n = 0; n < static_cast<std::size_t>(tokens_ * heads_ * head_dim_); ++n) {
-      mine[static_cast<std::size_t>(at(n))] = true;
-      result.out.push_back(load_element(bytes.data(), type_, at(n)));
-    }
-    clean = true;
-    for (std::size_t n = 0; n < mine.size(); ++n) {
-      clean = clean && (mine[n] || is_poison(bytes.data(), type_, static_cast<std::int64_t>(n)));
-    }
-    const std::vector<std::byte> lse_raw = lse_bytes.read();
-    for (std::int64_t n = 0; n < tokens_ * heads_ + 2 * guard; ++n) {
-      const bool inside = n >= guard && n < guard + tokens_ * heads_;
-      if (inside) result.lse.push_back(load_element(lse_raw.data(), dtype::f32, n));
-      if (!inside) clean = clean && is_poison(lse_raw.data(), dtype::f32, n);
-    }
-    return result;
-  }
-
-  dtype type_;
-  std::int64_t tokens_;
-  std::int32_t heads_;
-  std::int32_t head_dim_;
-  std::int64_t head_stride_ = 0;
-  std::int64_t token_stride_ = 0;
-  device_bytes out_bytes;
-  device_bytes lse_bytes;
-};
-
-struct host_state {
-  std::vector<float> out;
-  std::vector<float> lse;
-};
-
-host_state random_state(dtype type, std::int64_t rows, std::int32_t head_dim, std::uint64_t seed) {
-  host_state state;
-  for (std::int64_t n = 0; n < rows * head_dim; ++n)
-    state.out.push_back(stored_as(type, normal_from(hash_of(seed, n))));
-  for (std::int64_t r = 0; r < rows; ++r) {
-    const std::uint64_t bits = hash_of(seed, 77, r);
-    // Mostly near each other, some far apart, some with nothing seen.
-    state.lse.push_back(bits % 7 == 0 ? -infinity : bits % 7 == 1 ? 90.0f * normal_from(bits) : normal_from(bits));
-  }
-  return state;
-}
-
 constexpr std::int64_t num_tokens = 5;
 constexpr std::int32_t num_heads = 3;
 constexpr std::int64_t rows = num_tokens * num_heads;
 
 attention_output merge_on(const tested_backend& tested, std::int32_t head_dim, const host_state& a, dtype type_a,
-                          const host_state& b, dtype type_b, dtype out_type, std::int64_t gap_unit = 1) {
-  device_state left(tested, type_a, num_tokens, num_heads, head_dim, a.out, a.lse, gap_unit);
-  device_state right(tested, type_b, num_tokens, num_heads, head_dim, b.out, b.lse, 2 * gap_unit);
-  device_state joined(tested, out_type, num_tokens, num_heads, head_dim, {}, {}, 3 * gap_unit);
-  REQUIRE(tested.get().merge_states({left.state(), right.state(), joined.view(), joined.lse()}) == errc::ok);
-  bool clean = false;
-  const attention_output got = joined.read(clean);
-  CHECK_MESSAGE(clean, tested.name, ": written beside the output");
-  CHECK(left.out_bytes.unchanged());
-  CHECK(right.out_bytes.unchanged());
-  CHECK(left.lse_bytes.unchanged());
-  CHECK(right.lse_bytes.unchanged());
-  return got;
+                          const host_state& b, dtype type_b, dtype out_type) {
+  return merge_states_of(tested, {num_tokens, num_heads, head_dim, type_a, type_b, out_type}, a, b);
 }
-
-double roundoff(dtype type) { return reference::unit_roundoff(type); }
 
 }  // namespace
 
@@ -140,35 +36,9 @@ TEST_CASE("two states merge as the oracle does, in any dtypes") {
         const host_state a = random_state(type_a, rows, head_dim, turn * 2 + 1);
         const host_state b = random_state(type_b, rows, head_dim, turn * 2 + 2);
         for (const tested_backend* tested : one_per_family(turn++)) {
-          const attention_output got = merge_on(*tested, head_dim, a, type_a, b, type_b, out_type, gap_unit);
-          for (std::size_t r = 0; r < rows; ++r) {
-            const auto d = static_cast<std::size_t>(head_dim);
-            const std::vector<double> row_a(a.out.begin() + static_cast<std::ptrdiff_t>(r * d),
-                                            a.out.begin() + static_cast<std::ptrdiff_t>((r + 1) * d));
-            const std::vector<double> row_b(b.out.begin() + static_cast<std::ptrdiff_t>(r * d),
-                                            b.out.begin() + static_cast<std::ptrdiff_t>((r + 1) * d));
-            const reference::merged_row want = reference::merge(row_a.data(), static_cast<double>(a.lse[r]),
-                                                                row_b.data(), static_cast<double>(b.lse[r]), head_dim);
-            const double gap = std::isinf(a.lse[r]) || std::isinf(b.lse[r])
-                                   ? 0
-                                   : std::abs(static_cast<double>(a.lse[r]) - static_cast<double>(b.lse[r]));
-            for (std::size_t i = 0; i < d; ++i) {
-              // The weights carry the rounding of the difference of two LSE values.
-              const double magnitude = std::max(std::abs(row_a[i]), std::abs(row_b[i]));
-              const double allowed = (16 + 2 * gap) * 0x1p-24 * magnitude + roundoff(out_type) * std::abs(want.out[i]) +
-                                     static_cast<double>(smallest_subnormal(out_type));
-              const double error = std::abs(static_cast<double>(got.out[r * d + i]) - want.out[i]);
-              if (!(error <= allowed)) {
-                FAIL_CHECK(tested->name, ": row ", r, " dim ", i, ": got ", got.out[r * d + i], ", expected ",
-                           want.out[i], ", LSE ", a.lse[r], " and ", b.lse[r]);
-              }
-            }
-            if (std::isinf(want.lse)) {
-              CHECK(got.lse[r] == -infinity);
-            } else {
-              CHECK(std::abs(static_cast<double>(got.lse[r]) - want.lse) <= 8 * 0x1p-24 * (1 + std::abs(want.lse)));
-            }
-          }
+          const merge_shape shape{num_tokens, num_heads, head_dim, type_a, type_b, out_type, gap_unit};
+          const merge_verdict verdict = judge_merge(shape, a, b, merge_states_of(*tested, shape, a, b));
+          CHECK_MESSAGE(verdict.problem.empty(), tested->name, ": ", verdict.problem);
         }
       }
     }

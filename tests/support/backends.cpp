@@ -57,22 +57,8 @@ std::vector<tested_backend> open_all() {
   std::vector<tested_backend> list;
   const auto add = [&](std::string name, std::string family, device where, const backend_options& options) {
     if (wanted != nullptr && name.find(wanted) == std::string::npos) return;
-    tested_backend entry;
-    entry.owned = open(where, options);
-    if (entry.owned == nullptr) return;
-    entry.name = std::move(name);
-    entry.family = std::move(family);
-    entry.is_host = where.type == device_type::cpu;
-    if (entry.is_host) {
-      entry.numbers = loosest_numbers_of(options.isa);
-    } else {
-      // Tensor cores: their sums are looser than float32's, and probabilities are rounded to the type of V.
-      entry.numbers.unit_accumulate = {0x1p-24, 0x1p-22, 0x1p-22};
-      entry.numbers.unit_probability = {0, 0x1p-11, 0x1p-8};
-      entry.numbers.tiny_probability = {0, 0x1p-25, 0};
-      entry.numbers.split_size = 2048;
-    }
-    list.push_back(std::move(entry));
+    std::optional<tested_backend> entry = open_tested(std::move(name), std::move(family), where, options);
+    if (entry) list.push_back(std::move(*entry));
   };
 
   for (const cpu_isa isa : supported_isas()) {
@@ -93,6 +79,26 @@ std::vector<tested_backend> open_all() {
 }
 
 }  // namespace
+
+std::optional<tested_backend> open_tested(std::string name, std::string family, device where,
+                                          const backend_options& options) {
+  tested_backend entry;
+  entry.owned = open(where, options);
+  if (entry.owned == nullptr) return std::nullopt;
+  entry.name = std::move(name);
+  entry.family = std::move(family);
+  entry.is_host = where.type == device_type::cpu;
+  if (entry.is_host) {
+    entry.numbers = loosest_numbers_of(options.isa);
+  } else {
+    // Tensor cores: their sums are looser than float32's, and probabilities are rounded to the type of V.
+    entry.numbers.unit_accumulate = {0x1p-24, 0x1p-22, 0x1p-22};
+    entry.numbers.unit_probability = {0, 0x1p-11, 0x1p-8};
+    entry.numbers.tiny_probability = {0, 0x1p-25, 0};
+    entry.numbers.split_size = 2048;
+  }
+  return entry;
+}
 
 arithmetic tested_backend::numbers_for(dtype q_type, dtype kv_type, dtype out_type, std::int32_t head_dim) const {
   const bool one_type = q_type == kv_type && out_type == kv_type;

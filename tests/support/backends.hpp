@@ -8,6 +8,7 @@
 #include <array>
 #include <bifolio/backend.hpp>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -36,6 +37,11 @@ struct tested_backend {
   /// float32's bound.
   [[nodiscard]] arithmetic numbers_for(dtype q_type, dtype kv_type, dtype out_type, std::int32_t head_dim) const;
 };
+
+/// Opens a backend and says how exact it is; nothing when this build or machine does not have it. Throws what
+/// `make_backend` throws for any other reason. A CPU backend must be given its ISA in `options`.
+[[nodiscard]] std::optional<tested_backend> open_tested(std::string name, std::string family, device where,
+                                                        const backend_options& options);
 
 /// What `numbers_for` says of a CPU backend of this ISA.
 [[nodiscard]] arithmetic numbers_of(cpu_isa isa, dtype q_type, dtype kv_type, dtype out_type);

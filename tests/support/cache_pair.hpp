@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <bifolio/backend.hpp>
 #include <bifolio/kv_layout.hpp>
+#include <bifolio/step.hpp>
 #include <bifolio/tensor_view.hpp>
 #include <cstdint>
 #include <cstring>
@@ -173,6 +174,58 @@ class rows_pair {
   std::vector<std::byte> host_;
   device_bytes device_;
 };
+
+/// Slots as a step gives them: runs of a sequence that start and end anywhere in blocks of any order, tokens that are
+/// not stored, and now and then a slot that comes again.
+[[nodiscard]] inline std::vector<std::int64_t> random_slots(random_source& random, std::int64_t count,
+                                                            std::int64_t num_blocks, std::int64_t block_size,
+                                                            bool repeats) {
+  std::vector<std::int64_t> slots;
+  std::vector<bool> taken(static_cast<std::size_t>(num_blocks * block_size), false);
+  while (static_cast<std::int64_t>(slots.size()) < count) {
+    const std::int64_t block = random.between(0, num_blocks - 1);
+    const std::int64_t first = random.between(0, block_size - 1);
+    const std::int64_t length = random.one_in(2) ? block_size : random.between(1, 3);
+    if (random.one_in(4)) slots.push_back(-random.between(1, 1000));
+    for (std::int64_t i = first; i < first + length && i < block_size; ++i) {
+      const std::int64_t slot = block * block_size + i;
+      const auto index = static_cast<std::size_t>(slot);
+      slots.push_back(taken[index] && !repeats ? -1 : slot);
+      taken[index] = true;
+    }
+  }
+  slots.resize(static_cast<std::size_t>(count));
+  return slots;
+}
+
+[[nodiscard]] inline std::vector<block_copy> random_pairs(random_source& random, std::int64_t count,
+                                                          std::int64_t num_src, std::int64_t num_dst) {
+  std::vector<block_copy> pairs;
+  for (std::int64_t i = 0; i < count; ++i) {
+    pairs.push_back({block_id{static_cast<std::int32_t>(random.between(0, num_src - 1))},
+                     block_id{static_cast<std::int32_t>(random.between(0, num_dst - 1))}});
+  }
+  return pairs;
+}
+
+/// Layers of one cache: each its own region.
+[[nodiscard]] inline std::vector<cache_pair> make_layers(backend& where, arrangement how, dtype type,
+                                                         std::int32_t heads, std::int32_t dims, std::int32_t block_size,
+                                                         std::int64_t num_blocks, std::size_t num_layers,
+                                                         random_source& random) {
+  std::vector<cache_pair> layers;
+  layers.reserve(num_layers);
+  for (std::size_t i = 0; i < num_layers; ++i) {
+    layers.emplace_back(where, how, type, heads, dims, block_size, num_blocks, random);
+  }
+  return layers;
+}
+
+[[nodiscard]] inline std::vector<kv_cache_view> device_views(std::vector<cache_pair>& layers) {
+  std::vector<kv_cache_view> views;
+  for (cache_pair& layer : layers) views.push_back(layer.device());
+  return views;
+}
 
 /// An array on the device.
 template <class T>

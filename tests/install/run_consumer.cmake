@@ -42,7 +42,7 @@ elseif(MODE STREQUAL "pkg_config")
   run_consumer(${WORK_DIR}/consumer)
 elseif(MODE STREQUAL "subdirectory")
   run(${CMAKE_COMMAND} -S ${consumer} -B ${WORK_DIR}/build ${common} -DBIFOLIO_FROM_SOURCE=${SOURCE_DIR}
-      -DBUILD_SHARED_LIBS=ON -DBIFOLIO_INSTALL=ON -DBIFOLIO_CUDA=OFF -DBIFOLIO_ISAS=native -DBIFOLIO_OPENMP=${OPENMP} -DBIFOLIO_TBB=${TBB})
+      -DBUILD_SHARED_LIBS=ON -DBIFOLIO_INSTALL=ON -DBIFOLIO_CUDA=OFF -DBIFOLIO_ISAS=${ISA} -DBIFOLIO_OPENMP=${OPENMP} -DBIFOLIO_TBB=${TBB})
   run(${CMAKE_COMMAND} --build ${WORK_DIR}/build --parallel 2)
   run_consumer(${WORK_DIR}/build/consumer)
   run(${CMAKE_COMMAND} --install ${WORK_DIR}/build --prefix ${prefix})

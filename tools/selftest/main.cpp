@@ -3,12 +3,11 @@
 // cannot be used, with one sentence on stderr.
 #include <fmt/format.h>
 
-#include <bifolio/error.hpp>
+#include <algorithm>
 #include <chrono>
-#include <exception>
-#include <iostream>
-#include <stdexcept>
+#include <sstream>
 #include <string>
+#include <string_view>
 
 #include "attention_checks.hpp"
 #include "machine.hpp"
@@ -16,25 +15,28 @@
 #include "report.hpp"
 #include "run.hpp"
 #include "targets.hpp"
+#include "tools/common/escape.hpp"
+#include "tools/common/program.hpp"
 
 namespace selftest {
 namespace {
 
 std::string command_line(int argc, char** argv) {
   std::string line = "bifolio_selftest";
-  for (int i = 1; i < argc; ++i) line.append(" ").append(argv[i]);
+  for (int i = 1; i < argc; ++i) line.append(" ").append(tools::printable_line(argv[i]));
   return line;
 }
 
 void list_targets(const std::vector<target>& targets, std::uint64_t seed) {
+  std::string text;
   for (const target& where : targets) {
-    std::cout << fmt::format("{}: {}\n", where.isa == no_isa ? where.device : where.device + " " + where.isa,
-                             where.main.get().description());
-    for (const std::string& kernel : known_kernels(where.main.get())) std::cout << "    " << kernel << '\n';
+    text += fmt::format("{}: {}\n", where.isa == no_isa ? where.device : where.device + " " + where.isa,
+                        where.main.get().description());
+    for (const std::string& kernel : known_kernels(where.main.get())) text += fmt::format("    {}\n", kernel);
   }
-  for (const operation what : all_operations) std::cout << to_string(what) << ": cases without end\n";
-  std::cout << "merge: cases without end\n";
-  std::cout << fmt::format("attention: {} cases\n", attention_cases(seed).size());
+  for (const operation what : all_operations) text += fmt::format("{}: cases without end\n", to_string(what));
+  text += fmt::format("merge: cases without end\nattention: {} cases\n", attention_cases(seed).size());
+  tools::write_stdout(text);
 }
 
 /// One line on stderr, written over itself ten times a second at most.
@@ -44,14 +46,14 @@ class progress_line {
   progress_line(const progress_line&) = delete;
   progress_line& operator=(const progress_line&) = delete;
   ~progress_line() {
-    if (written_) std::cerr << "\r\x1b[K" << std::flush;
+    if (written_) tools::write_stderr("\r\x1b[K");
   }
   void show(double share, std::string_view note) {
     const auto now = std::chrono::steady_clock::now();
     if (!enabled_ || now < next_) return;
     next_ = now + std::chrono::milliseconds(100);
     written_ = true;
-    std::cerr << fmt::format("\r{:3.0f} %  {}\x1b[K", 100 * std::min(share, 1.0), note) << std::flush;
+    tools::write_stderr(fmt::format("\r{:3.0f} %  {}\x1b[K", 100 * std::min(share, 1.0), note));
   }
 
  private:
@@ -76,9 +78,9 @@ bool check(options chosen, const std::string& command) {
     chosen.run.progress = [&](double share, std::string_view note) { progress.show(share, note); };
     run_checks(chosen.run, targets, said);
   }
-  print(std::cout, said, chosen.format);
-  std::cout.flush();
-  if (!std::cout) throw std::runtime_error("the report could not be written");
+  std::ostringstream text;
+  print(text, said, chosen.format);
+  tools::write_stdout(text.str());
   return said.passed();
 }
 
@@ -86,19 +88,10 @@ bool check(options chosen, const std::string& command) {
 }  // namespace selftest
 
 int main(int argc, char** argv) {
-  try {
+  return tools::run_main("bifolio_selftest", "out of memory", [&] {
     int exit_code = 0;
     const auto chosen = selftest::parse_options(argc, argv, exit_code);
     if (!chosen) return exit_code;
     return selftest::check(*chosen, selftest::command_line(argc, argv)) ? 0 : 1;
-  } catch (const bifolio::error& problem) {
-    std::cerr << "bifolio_selftest: " << problem.what() << '\n';
-    return problem.code() == bifolio::errc::invalid_argument ? 2 : 1;
-  } catch (const std::bad_alloc&) {
-    std::cerr << "bifolio_selftest: out of memory\n";
-    return 1;
-  } catch (const std::exception& problem) {
-    std::cerr << "bifolio_selftest: " << problem.what() << '\n';
-    return 1;
-  }
+  });
 }

@@ -7,6 +7,8 @@
 #include <CLI/CLI.hpp>
 #include <bifolio/error.hpp>
 
+#include "tools/common/program.hpp"
+
 namespace selftest {
 namespace {
 
@@ -56,7 +58,7 @@ std::optional<options> parse_options(int argc, char** argv, int& exit_code) {
   try {
     program.parse(argc, argv);
   } catch (const CLI::ParseError& problem) {
-    exit_code = program.exit(problem) == 0 ? 0 : 2;  // --help is an "error" with code 0
+    exit_code = tools::end_of_parsing(program, problem);
     return std::nullopt;
   }
   result.format = format_of(format);

@@ -32,6 +32,26 @@ __device__ __forceinline__ uint4 load_16_if(const void* pointer, bool there) {
   return value;
 }
 
+/// The same for what is read once: it is not kept in L1, and leaves L2 before everything else.
+__device__ __forceinline__ uint4 load_16_once_if(const void* pointer, bool there) {
+  uint4 value;
+  std::uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;\n" : "=l"(policy));
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %5, 0;\n"
+      "mov.b32 %0, 0;\n"
+      "mov.b32 %1, 0;\n"
+      "mov.b32 %2, 0;\n"
+      "mov.b32 %3, 0;\n"
+      "@p ld.global.nc.L1::no_allocate.L2::cache_hint.v4.b32 {%0, %1, %2, %3}, [%4], %6;\n"
+      "}\n"
+      : "=&r"(value.x), "=&r"(value.y), "=&r"(value.z), "=&r"(value.w)
+      : "l"(pointer), "r"(static_cast<int>(there)), "l"(policy));
+  return value;
+}
+
 /// 16 bytes as float32s.
 template <class T>
 struct unpacked;

@@ -226,7 +226,8 @@ class x_split_rows {
           for (int j = 0; j < Shape::k_batch; ++j) {
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-              held[t][j][r] = load_16_if(from[t][r] + 4 * (batch + j) * args_.call.k_strides.chunk_stride, there[t][r]);
+              held[t][j][r] =
+                  load_16_once_if(from[t][r] + 4 * (batch + j) * args_.call.k_strides.chunk_stride, there[t][r]);
             }
           }
         }
@@ -315,7 +316,7 @@ class x_split_rows {
       for (int d = 0; d < Shape::dim_tiles; ++d) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          held.at[s][d][r] = load_16_if(from + dim_of(d, r) * args_.call.v_strides.dim, there);
+          held.at[s][d][r] = load_16_once_if(from + dim_of(d, r) * args_.call.v_strides.dim, there);
         }
       }
     }

@@ -186,8 +186,10 @@ x_split_plan plan_x_split(const plan_input& input, std::int32_t least_partitions
       static_cast<std::int64_t>(spec.num_q_heads) * plan.max_partitions * (spec.head_dim + 2);
   const std::int64_t max_seqs = std::min(static_cast<std::int64_t>(max_partial_bytes / sizeof(float)) / floats_per_seq,
                                          max_blocks / (2 * blocks_per_seq));
+  plan.max_workspace_floats =
+      static_cast<std::size_t>(floats_per_seq * std::min<std::int64_t>(input.num_seqs, max_seqs));
   if (input.num_seqs > max_seqs) return plan;
-  plan.workspace_floats = static_cast<std::size_t>(floats_per_seq * input.num_seqs);
+  plan.workspace_floats = plan.max_workspace_floats;
 
   walks.num_blocks *= blocks_per_seq;
   walks.num_partitions *= blocks_per_seq;
@@ -296,7 +298,8 @@ void cuda_plan_state::reserve(const attention_spec& spec, std::span<const plan_i
     const room needed = room_for_next(spec);
     most.general_bytes = std::max(most.general_bytes, needed.general_bytes);
     most.fast_bytes = std::max(most.fast_bytes, needed.fast_bytes);
-    most.workspace_bytes = std::max(most.workspace_bytes, needed.workspace_bytes);
+    most.workspace_bytes =
+        std::max({most.workspace_bytes, needed.workspace_bytes, next_x_split_.max_workspace_floats * sizeof(float)});
     most.counter_bytes = std::max(most.counter_bytes, needed.counter_bytes);
     partitions = std::max(partitions, next_x_split_.max_partitions);
   }

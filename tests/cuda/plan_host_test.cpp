@@ -392,6 +392,24 @@ TEST_CASE("room for prompts is room for decoding too") {
   CHECK(runtime.count("malloc_device") == allocations);
 }
 
+TEST_CASE("room for more sequences than x_split shares out among thread blocks is room for fewer") {
+  fake_runtime runtime;
+  cuda::cuda_backend opened(runtime.api(), 0);
+  backend& where = opened;
+  attention_plan plan;
+  cuda::reserve_plan(where, plan, spec_of(32, 8), 600, 600, 16384);
+  const std::int64_t allocations = runtime.count("malloc_device");
+  for (const int num_seqs : {600, 252, 66, 64}) {
+    CAPTURE(num_seqs);
+    step s;
+    s.spec = spec_of(32, 8);
+    for (int i = 0; i < num_seqs; ++i) s.add(1, 16384);
+    s.fill_tables();
+    where.plan_attention(plan, s.spec, s.view(), 1);
+    CHECK(runtime.count("malloc_device") == allocations);
+  }
+}
+
 TEST_CASE("whatever CUDA call fails while room is made, the plan is as it was") {
   fake_runtime runtime;
   cuda::cuda_backend opened(runtime.api(), 0);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bifolio/cuda.hpp>
+#include <cmath>
 #include <map>
 #include <random>
 #include <set>
@@ -156,7 +157,7 @@ TEST_CASE("a long sequence alone is cut into splits, many of them are not") {
   CHECK(plan.items.size() == 256);
 }
 
-TEST_CASE("x_split decode has several thread blocks for a row while these are few for the device") {
+TEST_CASE("x_split decode has several thread blocks for a row where one would take longer") {
   const auto plan_of = [](int num_seqs, std::int32_t seq_len, std::int32_t query_len) {
     step s;
     s.spec = spec_of(32, 8);
@@ -164,17 +165,73 @@ TEST_CASE("x_split decode has several thread blocks for a row while these are fe
     return cuda::plan_x_split(s.input());
   };
   CHECK(plan_of(1, 512, 1).num_splits == 1);
+  CHECK(plan_of(1, 512, 1).workspace_floats == 0);
   CHECK(plan_of(1, 513, 1).num_splits == 2);
   CHECK(plan_of(16, 4000, 1).max_partitions == 8);
   CHECK(plan_of(16, 4000, 1).num_splits == 8);
   CHECK(plan_of(16, 4000, 1).workspace_floats == 16u * 32u * 8u * 130u);
-  // 8 thread blocks a sequence, 64 · 132 = 8448 at the most, in powers of two.
-  CHECK(plan_of(66, 8192, 1).num_splits == 16);
+  // 8 thread blocks a sequence, 64 · 132 = 8448 at the most, in powers of two. 66 sequences are two full waves of v1.
+  CHECK(plan_of(39, 8192, 1).num_splits == 16);
+  CHECK(plan_of(66, 8192, 1).num_splits == 1);
+  CHECK(plan_of(66, 8192, 1).workspace_floats == 66u * 32u * 16u * 130u);
   CHECK(plan_of(67, 8192, 1).num_splits == 8);
-  CHECK(plan_of(256, 8192, 1).num_splits == 4);
+  CHECK(plan_of(256, 8192, 1).num_splits == 1);
   CHECK(plan_of(256, 8192, 1).max_partitions == 16);
   CHECK_FALSE(plan_of(1, 4096, 2).has_decodes);
   CHECK(plan_of(1, 4096, 2).has_others);
+}
+
+TEST_CASE("x_split decode takes the kernels that were measured to be the faster ones on 132 multiprocessors") {
+  struct measured {
+    int num_seqs;
+    std::int32_t seq_len, num_q_heads, num_kv_heads;
+    bool mixed;
+    double v1, v2;  // µs on an H200, bf16, head_dim 128
+  };
+  const std::vector<measured> table{
+      {1, 1024, 32, 8, false, 21.7, 14.3},       {8, 1024, 32, 8, false, 23.1, 18.0},
+      {64, 1024, 32, 8, false, 71.2, 79.9},      {256, 1024, 32, 8, false, 256.2, 288.2},
+      {1, 8192, 32, 8, false, 150.6, 21.7},      {8, 8192, 32, 8, false, 151.6, 82.6},
+      {64, 8192, 32, 8, false, 482.1, 537.7},    {256, 8192, 32, 8, false, 1901.7, 2130.3},
+      {1, 1024, 32, 32, false, 20.6, 14.4},      {8, 1024, 32, 32, false, 37.1, 44.4},
+      {64, 1024, 32, 32, false, 255.7, 265.6},   {256, 1024, 32, 32, false, 962.1, 1034.0},
+      {1, 8192, 32, 32, false, 143.2, 46.1},     {8, 8192, 32, 32, false, 244.9, 274.9},
+      {64, 8192, 32, 32, false, 1881.0, 1955.9}, {256, 8192, 32, 32, false, 7433.1, 7916.9},
+      {16, 4096, 32, 8, false, 81.4, 80.7},      {72, 8192, 32, 8, false, 670.4, 600.7},
+      {64, 8192, 64, 8, false, 485.9, 565.6},    {64, 8192, 64, 4, false, 284.0, 334.3},
+      {64, 8192, 71, 1, false, 507.6, 370.8},    {32, 32768, 32, 8, true, 640.3, 221.6},
+      {300, 16384, 32, 8, true, 1066.6, 1116.8},
+  };
+  for (const measured& m : table) {
+    CAPTURE(m.num_seqs);
+    CAPTURE(m.seq_len);
+    CAPTURE(m.num_q_heads);
+    CAPTURE(m.num_kv_heads);
+    step s;
+    s.spec = spec_of(m.num_q_heads, m.num_kv_heads);
+    s.spec.q_type = s.spec.kv_type = s.spec.out_type = dtype::bf16;
+    for (int i = 0; i < m.num_seqs; ++i) {
+      // Mixed: as many between 128 and 256 as between any other length and its double.
+      const double steps = std::log2(m.seq_len / 128.0) * (i + 0.5) / m.num_seqs;
+      s.add(1, m.mixed ? static_cast<std::int32_t>(std::lround(128 * std::exp2(steps))) : m.seq_len);
+    }
+    const cuda::x_split_plan plan = cuda::plan_x_split(s.input());
+    CHECK((plan.num_splits == 1 ? m.v1 : m.v2) <= 1.03 * std::min(m.v1, m.v2));
+  }
+}
+
+TEST_CASE("x_split decode with a window counts what is in sight") {
+  const auto num_splits = [](std::int32_t window_left) {
+    step s;
+    s.spec = spec_of(32, 8);
+    s.spec.window_left = window_left;
+    s.add(1, 32768);
+    for (int i = 0; i < 65; ++i) s.add(1, 1024);
+    return cuda::plan_x_split(s.input()).num_splits;
+  };
+  CHECK(num_splits(-1) > 1);
+  CHECK(num_splits(32767) > 1);
+  CHECK(num_splits(1023) == 1);
 }
 
 TEST_CASE("x_split decode counts a thread block for each KV head and 16 or 8 of its query heads") {
@@ -191,18 +248,22 @@ TEST_CASE("x_split decode counts a thread block for each KV head and 16 or 8 of 
                          heads{71, 1, dtype::f32, dtype::f32, 9}}) {
     CAPTURE(h.num_q_heads);
     CAPTURE(h.num_kv_heads);
-    const auto num_splits = [&](std::int32_t num_seqs, std::int32_t num_sms) {
+    const auto plan_of = [&](std::int32_t num_seqs, std::int32_t seq_len, std::int32_t num_sms) {
       step s;
       s.spec = spec_of(h.num_q_heads, h.num_kv_heads, 64);
       s.spec.q_type = s.spec.out_type = h.q_type;
       s.spec.kv_type = h.kv_type;
-      for (int i = 0; i < num_seqs; ++i) s.add(1, 600);
-      return cuda::plan_x_split(s.input(num_sms)).num_splits;
+      for (int i = 0; i < num_seqs; ++i) s.add(1, seq_len);
+      return cuda::plan_x_split(s.input(num_sms));
     };
     for (const std::int32_t num_sms : {20, 132}) {
+      // One more sequence than run at once would leave the device nearly idle for much of v1's time.
+      const std::int32_t at_once = 4 * num_sms / h.blocks;
+      CHECK(plan_of(at_once, 8192, num_sms).num_splits == 1);
+      CHECK(plan_of(at_once + 1, 8192, num_sms).num_splits > 1);
       const std::int32_t most = 32 * num_sms / h.blocks;
-      CHECK(num_splits(most, num_sms) == 2);
-      CHECK(num_splits(most + 1, num_sms) == 1);
+      CHECK(plan_of(most, 600, num_sms).workspace_floats > 0);
+      CHECK(plan_of(most + 1, 600, num_sms).workspace_floats == 0);
     }
   }
 }
@@ -216,11 +277,11 @@ TEST_CASE("x_split decode has one thread block for a row where partial results w
   const cuda::x_split_plan many = cuda::plan_x_split(s.input());
   CHECK(many.num_splits == 1);
   CHECK(many.workspace_floats == 0);
-  s.starts.resize(33);
-  s.lens.resize(32);
-  const cuda::x_split_plan half = cuda::plan_x_split(s.input());
-  CHECK(half.num_splits == 16);
-  CHECK(half.workspace_floats * sizeof(float) <= cuda::max_partial_bytes);
+  s.starts.resize(41);
+  s.lens.resize(40);
+  const cuda::x_split_plan fewer = cuda::plan_x_split(s.input());
+  CHECK(fewer.num_splits == 16);
+  CHECK(fewer.workspace_floats * sizeof(float) <= cuda::max_partial_bytes);
 }
 
 TEST_CASE("plans of later steps keep the epoch until buffers or kernels change") {
@@ -266,7 +327,7 @@ TEST_CASE("batches of many sizes in turns keep the epoch once there is room for 
     s.fill_tables();
     where.plan_attention(plan, s.spec, s.view(), 1);
   };
-  // Of x_split's kernels these take from 32 thread blocks for a row to a single one.
+  // Of x_split's kernels these take 32 thread blocks for a row, or a single one.
   for (int round = 0; round < 2; ++round) {
     const std::uint64_t epoch = cuda::graph_epoch(plan);
     for (const int num_seqs : {600, 1, 66, 132, 264, 528}) {
@@ -276,6 +337,36 @@ TEST_CASE("batches of many sizes in turns keep the epoch once there is room for 
       CHECK(cuda::graph_epoch(plan) == epoch);
     }
   }
+}
+
+TEST_CASE("x_split decode changes between one thread block for a row and several without a change of epoch") {
+  fake_runtime runtime;
+  cuda::cuda_backend opened(runtime.api(), 0);
+  backend& where = opened;
+  attention_plan plan;
+  const auto num_splits = [&](std::int32_t other_lens) {
+    step s;
+    s.spec = spec_of(32, 8);
+    for (int i = 0; i < 66; ++i) s.add(1, i == 0 ? 16384 : other_lens);
+    s.fill_tables();
+    where.plan_attention(plan, s.spec, s.view(), 1);
+    return dynamic_cast<const cuda::cuda_plan_state&>(*plan.state).x_split().num_splits;
+  };
+  CHECK(num_splits(16384) == 1);
+  CHECK(num_splits(100) == 16);
+  const std::uint64_t epoch = cuda::graph_epoch(plan);
+  CHECK(num_splits(16384) == 1);
+  CHECK(num_splits(100) == 16);
+  CHECK(cuda::graph_epoch(plan) == epoch);
+}
+
+TEST_CASE("x_split decode reckons with sequences as long as reserved") {
+  step s;
+  s.spec = spec_of(32, 8);
+  for (int i = 0; i < 64; ++i) s.add(1, 8192);
+  CHECK(cuda::plan_x_split(s.input(), 16).num_splits == 1);
+  CHECK(cuda::plan_x_split(s.input(), 32).num_splits == 1);
+  CHECK(cuda::plan_x_split(s.input(), 64).num_splits == 16);
 }
 
 TEST_CASE("room for prompts is room for decoding too") {
@@ -299,6 +390,24 @@ TEST_CASE("room for prompts is room for decoding too") {
     }
   }
   CHECK(runtime.count("malloc_device") == allocations);
+}
+
+TEST_CASE("room for more sequences than x_split shares out among thread blocks is room for fewer") {
+  fake_runtime runtime;
+  cuda::cuda_backend opened(runtime.api(), 0);
+  backend& where = opened;
+  attention_plan plan;
+  cuda::reserve_plan(where, plan, spec_of(32, 8), 600, 600, 16384);
+  const std::int64_t allocations = runtime.count("malloc_device");
+  for (const int num_seqs : {600, 252, 66, 64}) {
+    CAPTURE(num_seqs);
+    step s;
+    s.spec = spec_of(32, 8);
+    for (int i = 0; i < num_seqs; ++i) s.add(1, 16384);
+    s.fill_tables();
+    where.plan_attention(plan, s.spec, s.view(), 1);
+    CHECK(runtime.count("malloc_device") == allocations);
+  }
 }
 
 TEST_CASE("whatever CUDA call fails while room is made, the plan is as it was") {

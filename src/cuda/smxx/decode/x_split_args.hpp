@@ -28,6 +28,11 @@ inline constexpr std::int32_t x_split_positions = 512;
   return on_tensor_cores ? 16 : 8;
 }
 
+/// Thread blocks that run at once on one multiprocessor. Each of 16 warps in all takes up to 128 registers a thread.
+[[nodiscard]] constexpr std::int32_t x_split_blocks_per_sm(std::int32_t head_dim) noexcept {
+  return head_dim < 128 ? 4 : 2;
+}
+
 struct x_split_args {
   attention_kernel_args call;
   std::int32_t max_partitions = 0;

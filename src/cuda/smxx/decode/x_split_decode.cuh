@@ -22,13 +22,13 @@ struct x_split_shape {
   static constexpr int head_dim = Dims;
   static constexpr int vec = 16 / sizeof(T);
   static constexpr int chunks = x_split_positions / vec;  ///< of a partition
-  /// Each warp owns 16 dims of the output, or two times 16.
-  static constexpr int warps = head_dim < 128 ? head_dim / 16 : 8;
+  static constexpr int blocks_per_sm = x_split_blocks_per_sm(head_dim);
+  /// Each owns 16 dims of the output, or two times 16.
+  static constexpr int warps = 16 / blocks_per_sm;
   static constexpr int threads = warps * 32;
   static constexpr int dim_tiles = head_dim / 16 / warps;
   static constexpr int max_heads = x_split_max_heads(product::on_tensor_cores);
   static constexpr int head_tiles = max_heads / product_heads;
-  static constexpr int blocks_per_sm = 512 / threads;  ///< of up to 128 registers a thread
 
   // Loads of 16 bytes that are under way per lane, as many as there are registers for. Two rows of 16 bytes each go
   // into a product.
@@ -80,6 +80,7 @@ struct x_split_shape {
 
   static_assert(k_chunks % k_batch == 0 && x_split_positions % (v_step * v_batch) == 0 && section % v_step == 0);
   static_assert(x_split_positions % (16 * k_tiles) == 0 && chunks <= threads && dim_tiles <= 4);
+  static_assert(dim_tiles * warps * 16 == head_dim);
 };
 
 /// One thread block's rows: up to max_heads query heads of one KV head over the keys of one sequence.

@@ -92,6 +92,44 @@ TEST_CASE("a bad value in K or V touches only rows of its own sequence and head 
   }
 }
 
+TEST_CASE("a bad value in K or V touches its own sequence and head alone in 16-bit types of the usual head sizes") {
+  // Tensor cores multiply whole tiles: a bad value in V reaches rows before it that share its tile, as 0 · NaN.
+  for (const dtype type : {dtype::f16, dtype::bf16}) {
+    for (const std::int32_t head_dim : {64, 128}) {
+      attention_case c = batch(type);
+      c.num_kv_heads = 4;
+      c.group_size = 4;
+      c.head_dim = head_dim;
+      c.seqs = {{1, 600}, {128, 200}, {1, 30}, {130, 130}, {3, 300}};  // decodes, a chunk, a prompt, drafts
+      const attention_contents contents(c);
+      for (const tested_backend* tested : one_per_family(static_cast<std::size_t>(head_dim) / 64)) {
+        const attention_output good = run_attention(*tested, c, contents, dense);
+        for (const std::size_t bad_seq : {std::size_t{0}, std::size_t{1}, std::size_t{3}, std::size_t{4}}) {
+          const std::int32_t bad_position = c.seqs[bad_seq].seq_len - (c.seqs[bad_seq].query_len + 1) / 2;
+          for (const bool in_k : {true, false}) {
+            constexpr std::int32_t bad_head = 1;
+            attention_contents poisoned = contents;
+            auto& seq = poisoned.seqs[bad_seq];
+            kv_element(c, in_k ? seq.k : seq.v, bad_position, bad_head, 5) = not_a_number;
+            const attention_output bad = run_attention(*tested, c, poisoned, dense);
+            std::int64_t changed = 0;
+            const std::string problem = compare_rows(
+                c, good, bad,
+                [&](std::size_t s, std::int32_t position, std::int32_t head) {
+                  const bool may_see = position >= bad_position || (!tested->is_host && !in_k);
+                  return s == bad_seq && head / c.group_size == bad_head && may_see;
+                },
+                changed);
+            CHECK_MESSAGE(problem.empty(), tested->name, ", NaN", in_k ? " in K" : " in V", " of sequence ", bad_seq,
+                          " at position ", bad_position, ": ", problem, " [", describe(c), "]");
+            CHECK_MESSAGE(changed > 0, tested->name, ": NaN", in_k ? " in K" : " in V", " went unseen");
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("a NaN in q spoils its own row and no other") {
   for (const dtype type : dtypes) {
     const attention_case c = batch(type);

@@ -80,7 +80,7 @@ set(BIFOLIO_ISA_FLAGS_neon "")
 # stores.
 set(BIFOLIO_KERNEL_OPTIMIZATION -O3)
 if(CMAKE_CXX_FLAGS MATCHES "-fsanitize=")
-  set(BIFOLIO_KERNEL_OPTIMIZATION -O1)
+  set(BIFOLIO_KERNEL_OPTIMIZATION ${BIFOLIO_O1})
 endif()
 set(BIFOLIO_KERNEL_SANITIZER_FLAGS ${BIFOLIO_NO_POINTER_CHECKS})
 # GCC's frames for finding uses after return are aligned less than it assumes of locals that are or hold vectors: aligned

@@ -540,10 +540,10 @@ std::vector<attention_case> half_precision_cases(std::uint64_t seed, int count) 
 
 std::vector<attention_case> half_precision_option_cases() {
   std::vector<attention_case> cases;
-  for (const auto& [name, apply] : all_options()) {
+  for (const named_option& option : all_options()) {
     for_each_half_precision_shape([&](dtype type, std::int32_t head_dim) {
-      attention_case c = half_precision_case(std::string("16-bit option: ") + name, type, head_dim);
-      apply(c);
+      attention_case c = half_precision_case(std::string("16-bit option: ") + option.name, type, head_dim);
+      option.apply(c);
       // Deterministic plans, and blocks of 16, have kernels of their own on GPUs.
       const std::size_t turn = cases.size();
       c.deterministic = turn % 7 == 2;

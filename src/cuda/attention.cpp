@@ -102,9 +102,9 @@ attention_kernel_args args_of(const attention_plan& plan, const attention_params
   return args;
 }
 
-/// The kernels that compute a call. Which one takes a sequence depends on that sequence alone, so that its bits do not
-/// depend on the batch; deterministic plans give all sequences of one call to one kernel, so that they do not depend on
-/// the number of new tokens either.
+/// The kernels that compute a call. As a rule that depends on the sequence alone; one sequence past `longest_window`,
+/// or a prefill over strides that its kernel does not take, sends the whole batch to the general kernel. Deterministic
+/// plans give all sequences of a call to one kernel, so that bits do not depend on the number of new tokens.
 struct kernel_choice {
   bool fast = false;     ///< all sequences, by the kernels of `fast_plan`
   bool x_split = false;  ///< sequences of one new token
@@ -119,8 +119,7 @@ kernel_choice choose_kernels(const cuda_plan_state& planned, const attention_ker
 }
 
 std::string x_split_name(dtype type, std::int32_t head_dim, bool partitioned) {
-  return "cuda x_split " + std::string(to_string(type)) + " d" + std::to_string(head_dim) +
-         (partitioned ? " v2" : " v1");
+  return shape_name("x_split", type, head_dim) + (partitioned ? " v2" : " v1");
 }
 
 std::string general_name(dtype type, std::int32_t rows) {

@@ -45,10 +45,6 @@ bool prefers_prefill(const plan_input& input, std::int32_t query_len, std::int32
 }
 #endif
 
-std::string shape_name(const char* kernel, dtype type, std::int32_t head_dim) {
-  return std::string("cuda ") + kernel + " " + std::string(to_string(type)) + " d" + std::to_string(head_dim);
-}
-
 std::string decode_name(dtype type, std::int32_t head_dim, bool options, bool deterministic) {
   return shape_name("decode", type, head_dim) + (options ? " options" : " plain") +
          (deterministic ? " deterministic" : "");
@@ -62,6 +58,10 @@ std::string prefill_name(dtype type, std::int32_t head_dim, bool pairs, bool opt
 #endif
 
 }  // namespace
+
+std::string shape_name(const char* kernel, dtype type, std::int32_t head_dim) {
+  return std::string("cuda ") + kernel + " " + std::string(to_string(type)) + " d" + std::to_string(head_dim);
+}
 
 void plan_fast(const plan_input& input, fast_plan& plan) {
   plan.usable = false;

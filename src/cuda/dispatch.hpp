@@ -71,8 +71,10 @@ void plan_fast(const plan_input& input, fast_plan& plan);
 [[nodiscard]] cudaError_t launch_fast(const runtime_api& api, const attention_kernel_args& args, const fast_plan& plan,
                                       const device_numbers& device, cudaStream_t stream) noexcept;
 
-/// Names of all tensor-core kernels that this device can run, and the one that computes each sequence of a call that
-/// they serve: sets those with new tokens (`has_tokens`).
+/// "cuda <kernel> <type> d<head_dim>": how names of kernels made for one head_dim begin.
+[[nodiscard]] std::string shape_name(const char* kernel, dtype type, std::int32_t head_dim);
+/// The tensor-core kernels that this device can run; and, of a call that they serve, the one that computes each
+/// sequence with new tokens.
 void append_fast_kernel_names(const device_numbers& device, std::vector<std::string>& names);
 void name_fast_kernels(const attention_kernel_args& args, const attention_spec& spec, const fast_plan& plan,
                        const std::vector<std::int32_t>& query_lens, std::vector<std::string>& names);

@@ -15,40 +15,38 @@ if ((${#records[@]} == 0)); then
   exit 1
 fi
 
-awk -F'\t' '
-  $1 == "has" && !($2 in count) { count[$2] = 0 }
-  $1 == "reached" { count[$2] += $3 }
-  END {
-    for (kernel in count) {
-      printf "%10d  %s\n", count[kernel], kernel | "sort -k2"
-      if (count[kernel] == 0) missing++
-    }
-    close("sort -k2")
-    if (missing) printf "%d kernels were not reached\n", missing
-    exit missing > 0
-  }' "${records[@]}" && status=0 || status=1
+# Prints each kernel with its count, by name. Reads lines "has <tab> kernel" and "<verb> <tab> kernel <tab> count".
+count_kernels() {  # <verb> <what was not done> <file>...
+  local verb=$1 undone=$2
+  shift 2
+  awk -F'\t' -v verb="$verb" -v undone="$undone" '
+    $1 == "has" && !($2 in count) { count[$2] = 0 }
+    $1 == verb { count[$2] += $3 }
+    END {
+      list = "sort -k2 | c++filt"
+      for (kernel in count) {
+        printf "%10d  %s\n", count[kernel], kernel | list
+        if (count[kernel] == 0) missing++
+      }
+      close(list)
+      if (missing) printf "%d kernels were not %s\n", missing, undone
+      exit missing > 0
+    }' "$@"
+}
 
+status=0
+count_kernels reached reached "${records[@]}" || status=1
 if [[ -n $library ]]; then
-  compiled=$(mktemp)
-  trap 'rm -f "$compiled"' EXIT
+  work=$(mktemp -d)
+  trap 'rm -rf "$work"' EXIT
   # nvcc leaves one host function __device_stub_<mangled name of the kernel> for each.
-  nm -C "$library" 2>/dev/null | sed -n 's/.* __device_stub_\(_Z[A-Za-z0-9_]*\)(.*/\1/p' | sort -u >"$compiled"
-  if [[ ! -s $compiled ]]; then
+  nm -C "$library" 2>/dev/null | sed -n 's/.* __device_stub_\(_Z[A-Za-z0-9_]*\)(.*/has\t\1/p' | sort -u >"$work/compiled"
+  if [[ ! -s $work/compiled ]]; then
     echo "nm finds no kernel in $library" >&2
     exit 1
   fi
+  cat "${records[@]}" | grep '^launched' >"$work/launched" || true
   echo "compiled CUDA kernels by launches:"
-  awk -F'\t' '
-    FILENAME == ARGV[1] { count[$1] = 0; next }
-    $1 == "launched" { count[$2] += $3 }
-    END {
-      for (kernel in count) {
-        printf "%10d  %s\n", count[kernel], kernel | "sort -k2 | c++filt"
-        if (count[kernel] == 0) missing++
-      }
-      close("sort -k2 | c++filt")
-      if (missing) printf "%d compiled CUDA kernels were not launched\n", missing
-      exit missing > 0
-    }' "$compiled" "${records[@]}" || status=1
+  count_kernels launched launched "$work/compiled" "$work/launched" || status=1
 fi
 exit $status

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <string_view>
 
-#include "common/validate_attention.hpp"
+#include "common/engine/validate_attention.hpp"
 #include "cpu/attention_plan.hpp"
 
 namespace bifolio::cpu {

@@ -8,9 +8,9 @@
 #include <string>
 #include <utility>
 
-#include "common/refuse.hpp"
-#include "common/translate.hpp"
-#include "common/validate_attention.hpp"
+#include "common/base/refuse.hpp"
+#include "common/base/translate.hpp"
+#include "common/engine/validate_attention.hpp"
 #include "cpu/attention.hpp"
 
 namespace bifolio::cpu {

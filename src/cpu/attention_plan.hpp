@@ -18,7 +18,7 @@
 #include <span>
 #include <type_traits>
 
-#include "cpu/kernels/attention_kernels.hpp"
+#include "cpu/kernels/attention/kernels.hpp"
 
 namespace bifolio::cpu {
 

@@ -11,7 +11,7 @@
 #include <cstddef>
 #include <numeric>
 
-#include "common/validate_cache.hpp"
+#include "common/engine/validate_cache.hpp"
 #include "cpu/move_plan.hpp"
 
 namespace bifolio::cpu {

@@ -3,8 +3,8 @@
 #include <bifolio/executor.hpp>
 #include <string>
 
-#include "common/fork_generation.hpp"
-#include "common/refuse.hpp"
+#include "common/base/fork_generation.hpp"
+#include "common/base/refuse.hpp"
 #include "cpu/executors.hpp"
 
 namespace bifolio {

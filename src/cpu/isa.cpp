@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "common/refuse.hpp"
+#include "common/base/refuse.hpp"
 
 #if defined(__x86_64__)
 #include <cpuid.h>

@@ -7,7 +7,7 @@
 #include <bifolio/tensor_view.hpp>
 #include <cstdint>
 
-#include "cpu/kernels/cache_kernels.hpp"
+#include "cpu/kernels/cache_ops/kernels.hpp"
 
 namespace bifolio::cpu {
 

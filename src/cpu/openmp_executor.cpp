@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "common/fork_generation.hpp"
+#include "common/base/fork_generation.hpp"
 #include "cpu/executors.hpp"
 #include "cpu/spare_threads.hpp"
 

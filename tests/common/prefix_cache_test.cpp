@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "common/cache/interned_bytes.hpp"
 #include "common/cache_logic_helpers.hpp"
-#include "common/interned_bytes.hpp"
 #include "support/token_ids.hpp"
 
 namespace bifolio::test {

@@ -12,7 +12,7 @@
 #include <string>
 #include <type_traits>
 
-#include "common/checked.hpp"
+#include "common/base/checked.hpp"
 
 namespace {
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Prefetching asks for the right lines at the right time. A mistake there changes no result, only the speed.
 #define BIFOLIO_ISA tested
-#include "cpu/kernels/line_stream.hpp"
-
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -14,6 +12,7 @@
 #include <set>
 #include <vector>
 
+#include "cpu/kernels/attention/prefetch_queue.hpp"
 #include "support/random.hpp"
 
 namespace {

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "cuda/cuda_backend.hpp"
 #include "cuda/fake_runtime.hpp"
+#include "cuda/host/backend.hpp"
 
 using namespace bifolio;
 using namespace bifolio::test;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which pairs may move at once, and how the inside of a block lies in memory.
-#include "cuda/block_moves.hpp"
+#include "cuda/host/block_moves.hpp"
 
 #include <doctest/doctest.h>
 

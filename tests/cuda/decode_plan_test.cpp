@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The cut of decode work: thread blocks share the whole line, deterministic plans are cut between items alone, whatever
 // an item is, and buffers do not depend on the lengths.
-#include "cuda/sm80/decode/decode_plan.hpp"
-
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -10,7 +8,8 @@
 #include <random>
 #include <vector>
 
-#include "cuda/divisor.hpp"
+#include "cuda/attention/decode/plan.hpp"
+#include "cuda/host/divisor.hpp"
 #include "support/random.hpp"
 
 using namespace bifolio;

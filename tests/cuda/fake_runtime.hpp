@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/runtime.hpp"
+#include "cuda/host/runtime.hpp"
 
 namespace bifolio::test {
 

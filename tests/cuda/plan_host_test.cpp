@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "cuda/attention_plan.hpp"
-#include "cuda/cuda_backend.hpp"
 #include "cuda/fake_runtime.hpp"
+#include "cuda/host/attention_plan.hpp"
+#include "cuda/host/backend.hpp"
 #include "support/random.hpp"
 
 using namespace bifolio;

@@ -1,68 +1,80 @@
 #!/usr/bin/env bash
 # layering.sh <source dir>
 #
-# Arrows point down: vocabulary <- memory <- {cache logic, device seam}, and the last two meet only in step.hpp. Reads
-# the #include lines of include/bifolio and src, and takes each file to the room that its name says.
+# Which folder may include which. Reads the #include lines of include/bifolio and src; a public header counts as part of
+# the folder that implements it.
 set -euo pipefail
 cd "$1"
-find include/bifolio src -name '*.hpp' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu' -o -name '*.h' | sort | xargs awk '
-  function base(path) { sub(/.*\//, "", path); sub(/\.[a-z]*$/, "", path); return path }
-  # The room of a public header or of the src/common file of that name. Anything new in src/common is cache logic,
-  # which has the most to lose; a new public header must be entered here.
-  function room_of(name) {
-    if (name ~ /^(types|dtype|error|device|tensor_view|kv_layout|export|version)$/) return "vocabulary"
-    if (name ~ /^(memory_resource|buffer)$/) return "memory"
-    if (name ~ /^(step|stats|log)$/) return "meeting"
-    if (name ~ /^(block_pool|block_table|content_key|prefix_cache|request|sequence|kv_cache_manager|scheduler|request_intake)$/) return "logic"
-    if (name ~ /^(executor|backend|attention|cache_engine|cuda)$/) return "seam"
-    if (name == "bifolio") return "umbrella"
+find include/bifolio src \( -name '*.hpp' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu' -o -name '*.h' \) | sort | xargs awk '
+  BEGIN {
+    # Folder: the folders whose headers its files may include, besides its own.
+    allowed["base"]      = ""
+    allowed["cache"]     = "base"
+    allowed["scheduler"] = "base cache"
+    allowed["engine"]    = "base attention"
+    allowed["attention"] = "base engine"
+    allowed["storage"]   = "base cache scheduler engine attention"
+    allowed["cpu"]       = "base engine attention"
+    allowed["cuda"]      = "base engine attention"
+
+    # Folder: its public headers.
+    headers["base"]      = "buffer device dtype error export kv_layout memory_resource stats step tensor_view types version"
+    headers["cache"]     = "block_pool block_table content_key kv_cache_manager prefix_cache sequence"
+    headers["scheduler"] = "request scheduler"
+    headers["engine"]    = "backend cache_engine executor"
+    headers["attention"] = "attention"
+    headers["cpu"]       = "cpu"
+    headers["cuda"]      = "cuda"
+
+    # Package: the files or folders that may include it.
+    package["omp.h"]                = "src/cpu/openmp_executor.cpp"
+    package["xsimd/"]               = "src/cpu/kernels/simd/simd.hpp"
+    package["tbb/ oneapi/tbb/"]     = "src/common/ src/cpu/tbb_executor.cpp"
+    package["doctest"]              = "tests/"
+    # Weak symbols: kernels of different ISAs must share no inline function.
+    kernel_free_of = "^(algorithm|vector|string|map|iostream|sstream)$"
+
+    for (folder in headers) {
+      n = split(headers[folder], names, " ")
+      for (i = 1; i <= n; i++) home[names[i]] = folder
+    }
+  }
+  # The folder of an included header or of a file.
+  function folder_of(path,   parts, name) {
+    if (path ~ /^bifolio\/c\//) return ""
+    if (path ~ /^bifolio\//) {
+      name = path; sub(/^bifolio\/(detail\/)?/, "", name); sub(/\.hpp$/, "", name)
+      return path == "bifolio/bifolio.hpp" ? "umbrella" : name in home ? home[name] : "unknown"
+    }
+    split(path, parts, "/")
+    if (parts[1] == "common") return parts[2]
+    if (parts[1] == "cpu" || parts[1] == "cuda") return parts[1]
     return ""
   }
-  function may(from, to) {
-    if (to == "umbrella") return 0
-    if (from == to || from == "umbrella" || to == "vocabulary") return 1
-    if (from == "vocabulary") return 0
-    if (to == "memory") return from != "meeting" || 1
-    if (from == "memory") return 0
-    if (to == "meeting") return 1
+  function contains(list, word) { return index(" " list " ", " " word " ") > 0 }
+  function starts(path, prefixes,   list, n, i) {
+    n = split(prefixes, list, " ")
+    for (i = 1; i <= n; i++) if (index(path, list[i]) == 1) return 1
     return 0
   }
   function complain(text) { print FILENAME ":" FNR ": " text; bad = 1 }
 
   FNR == 1 {
     files++
-    name = base(FILENAME)
-    if (FILENAME ~ /^include\//) {
-      room = room_of(name)
-      if (room == "") complain("this public header is in no room; enter it in tests/structure/layering.sh")
-    } else if (FILENAME ~ /^src\/common\//) {
-      room = room_of(name)
-      helper = room == ""
-      # Argument checks, kernel arguments and the registry of backends serve the seam; checked integers serve everyone.
-      if (name ~ /^(attention_.*|footprint|validate.*|kernel_args|backend_registry)$/) room = "seam"
-      else if (name == "checked") room = "vocabulary"
-      else if (helper) room = "logic"
-    } else {
-      room = "seam"  # src/cpu, src/cuda
-    }
+    path = FILENAME; sub(/^(include|src)\//, "", path)
+    folder = folder_of(path)
+    if (folder == "unknown") complain("this public header belongs to no folder; enter it in tests/structure/layering.sh")
+    else if (folder != "" && folder != "umbrella" && !(folder in allowed)) complain("the folder " folder " is not one of the tree")
   }
   /^[ \t]*#[ \t]*include/ {
     target = $0
     sub(/^[^<"]*[<"]/, "", target); sub(/[>"].*/, "", target)
-    if (target ~ /^bifolio\//) {
-      to = room_of(base(target))
-      if (to != "" && !may(room, to)) complain(room " must not include " target " (" to ")")
-    }
-    # make_backend, in src/common/backend.cpp, is the one place that knows the CPU backend.
-    if (target ~ /^cpu\// && FILENAME != "src/common/backend.cpp" && FILENAME ~ /^(src\/(common|cuda)|include)\// ) complain("only src/cpu includes " target)
-    if (target ~ /^cuda\// && FILENAME ~ /^(src\/(common|cpu)|include)\//) complain("only src/cuda includes " target)
-    if (target == "omp.h" && FILENAME != "src/cpu/openmp_executor.cpp") complain("OpenMP belongs to src/cpu/openmp_executor.cpp")
-    if (target ~ /^xsimd/ && FILENAME != "src/cpu/kernels/simd.hpp") complain("xsimd belongs to src/cpu/kernels/simd.hpp")
-    if (target ~ /^(oneapi\/)?tbb/ && FILENAME !~ /^src\/common\// && FILENAME != "src/cpu/tbb_executor.cpp")
-      complain("oneTBB belongs to src/common and src/cpu/tbb_executor.cpp")
-    if (target ~ /^doctest/) complain("doctest belongs to tests/")
-    if (target ~ /^(algorithm|vector|string|map|iostream|sstream)$/ && FILENAME ~ /^src\/cpu\/kernels\//)
-      complain("kernels use no containers, <algorithm> or streams: weak symbols")
+    to = folder_of(target)
+    if (to != "" && to != folder && folder != "umbrella" && !contains(allowed[folder], to) &&
+        !(FILENAME == "src/common/engine/backend.cpp" && target == "cpu/backend.hpp"))  # make_backend
+      complain(folder " must not include " target " (" to ")")
+    for (p in package) if (starts(target, p) && !starts(FILENAME, package[p])) complain(target " belongs to " package[p])
+    if (target ~ kernel_free_of && FILENAME ~ /^src\/cpu\/kernels\//) complain("kernels include no <" target ">: weak symbols")
   }
   /omp_set_num_threads/ { complain("the library never changes the threads of its program") }
   END {

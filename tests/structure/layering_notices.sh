@@ -21,10 +21,12 @@ expect_complaint() {  # <file> <line to add>
   fi
   cp "$scratch/kept" "$file"
 }
-expect_complaint include/bifolio/types.hpp '#include <bifolio/memory_resource.hpp>'
+expect_complaint include/bifolio/types.hpp '#include <bifolio/block_pool.hpp>'
 expect_complaint include/bifolio/step.hpp '#include <bifolio/backend.hpp>'
 expect_complaint include/bifolio/backend.hpp '#include <bifolio/scheduler.hpp>'
-expect_complaint src/common/error.cpp '#include "cpu/executors.hpp"'
+expect_complaint src/common/base/error.cpp '#include "cpu/executors.hpp"'
+expect_complaint src/common/cache/manager.cpp '#include "common/engine/backend_registry.hpp"'
+expect_complaint src/cuda/host/attention.cpp '#include "cpu/isa.hpp"'
 expect_complaint src/cpu/executor.cpp '#include <bifolio/kv_cache_manager.hpp>'
 expect_complaint src/cpu/executor.cpp '#include <omp.h>'
 expect_complaint src/cpu/serial_executor.cpp '#include <xsimd/xsimd.hpp>'

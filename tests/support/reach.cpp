@@ -16,8 +16,8 @@
 #if BIFOLIO_TEST_RECORDS_LAUNCHES
 #include <cuda_runtime_api.h>
 
-#include "cuda/cuda_backend.hpp"
-#include "cuda/runtime.hpp"
+#include "cuda/host/backend.hpp"
+#include "cuda/host/runtime.hpp"
 #endif
 
 namespace bifolio::test {

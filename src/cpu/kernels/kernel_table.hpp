@@ -6,8 +6,8 @@
 
 #include <bifolio/backend.hpp>
 
-#include "cpu/kernels/attention_kernels.hpp"
-#include "cpu/kernels/cache_kernels.hpp"
+#include "cpu/kernels/attention/kernels.hpp"
+#include "cpu/kernels/cache_ops/kernels.hpp"
 
 namespace bifolio::cpu {
 

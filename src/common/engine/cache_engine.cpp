@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <bifolio/cache_engine.hpp>
+#include <bifolio/error.hpp>
+#include <cstring>
+#include <string>
+
+#include "common/base/checked.hpp"
+#include "common/base/refuse.hpp"
+#include "common/base/translate.hpp"
+#include "common/engine/validate_cache.hpp"
+
+namespace bifolio {
+namespace {
+
+/// Where each array of a step lies in the one buffer that is transferred; every array starts on its own line.
+struct step_offsets {
+  std::size_t query_start_loc = 0;
+  std::size_t seq_lens = 0;
+  std::size_t block_tables = 0;
+  std::size_t slot_mapping = 0;
+  std::size_t num_bytes = 0;
+
+  explicit step_offsets(const step_batch& batch) noexcept {
+    query_start_loc = add(batch.query_start_loc);
+    seq_lens = add(batch.seq_lens);
+    block_tables = add(batch.block_tables);
+    slot_mapping = add(batch.slot_mapping);
+  }
+
+ private:
+  template <class T>
+  std::size_t add(const std::vector<T>& array) noexcept {
+    constexpr std::size_t line = 64;
+    const std::size_t at = num_bytes;
+    num_bytes += (array.size() * sizeof(T) + line - 1) / line * line;
+    return at;
+  }
+};
+
+template <class T>
+void put(std::byte* buffer_start, std::size_t offset, const std::vector<T>& array) noexcept {
+  if (!array.empty()) std::memcpy(buffer_start + offset, array.data(), array.size() * sizeof(T));
+}
+
+void require(bool holds, const char* name, std::int64_t value, const char* allowed) {
+  if (!holds) {
+    detail::refuse(errc::invalid_argument, name, " is ", value, "; it must be ", allowed);
+  }
+}
+
+/// The numbers, and that a layer in this layout stays within its (2, num_blocks, block_elements) elements.
+void require_layout(const kv_layout& layout, std::int64_t num_blocks) {
+  require(validate::known(layout.type), "layout.type", static_cast<std::int64_t>(layout.type), "f32, f16 or bf16");
+  require(layout.num_kv_heads >= 1, "layout.num_kv_heads", layout.num_kv_heads, "at least 1");
+  require(layout.head_dim >= 1, "layout.head_dim", layout.head_dim, "at least 1");
+  require(layout.block_size >= 1, "layout.block_size", layout.block_size, "at least 1");
+  if (layout.kind != layout_kind::strided) {
+    if (layout != make_layout(layout.kind, layout.type, layout.num_kv_heads, layout.head_dim, layout.block_size)) {
+      detail::refuse(errc::invalid_argument, "the strides of a layout of kind ", to_string(layout.kind),
+                     " are not those of make_layout; other strides are of kind strided");
+    }
+    return;
+  }
+  // The product bounds block_elements, which multiplies without a check.
+  const std::int64_t elements = detail::bounded_product(
+      "the number of elements of half a layer (num_blocks * num_kv_heads * head_dim * block_size)",
+      validate::max_span_bytes / 4, num_blocks, layout.num_kv_heads, layout.head_dim, layout.block_size);
+  for (const kv_strides* strides : {&layout.k, &layout.v}) {
+    const std::int64_t span = validate::half_span(layout, *strides, num_blocks);
+    if (span < 0 || span > elements) {
+      detail::refuse(
+          errc::invalid_argument, "a strided layout ",
+          [&](std::string& sentence) {
+            sentence += span < 0 ? "whose strides do not nest (see kv_layout.hpp)"
+                                 : "that reaches " + std::to_string(span) + " elements into half a layer";
+          },
+          "; an engine's layers hold ", elements, " elements in each half");
+    }
+  }
+}
+
+/// Bytes of one layer. Throws like the constructor of cache_engine.
+std::int64_t layer_bytes(const cache_engine_config& config) {
+  require(config.num_layers >= 1, "num_layers", config.num_layers, "at least 1");
+  require(config.num_blocks >= 1 && config.num_blocks <= validate::max_num_blocks, "num_blocks", config.num_blocks,
+          "1 to 2147480000, the number of block ids");
+  require_layout(config.layout, config.num_blocks);
+  (void)detail::bounded_product(
+      "the size of the cache in bytes (2 * num_layers * num_blocks * num_kv_heads * head_dim * block_size * element "
+      "size)",
+      validate::max_span_bytes, 2, config.num_layers, config.num_blocks, config.layout.num_kv_heads,
+      config.layout.head_dim, config.layout.block_size, size_of(config.layout.type));
+  return config.num_blocks * config.layout.block_bytes();
+}
+
+bool same_blocks(const kv_layout& a, const kv_layout& b) noexcept {
+  return a.num_kv_heads == b.num_kv_heads && a.head_dim == b.head_dim && a.block_size == b.block_size;
+}
+
+}  // namespace
+
+std::int64_t num_blocks_for_memory(std::int64_t memory_bytes, const kv_layout& layout, std::int32_t num_layers) {
+  require(memory_bytes >= 0, "memory_bytes", memory_bytes, "at least 0");
+  require(num_layers >= 1, "num_layers", num_layers, "at least 1");
+  require_layout(layout, 1);
+  const std::int64_t bytes = detail::bounded_product("the size of a block over all layers in bytes",
+                                                     validate::max_span_bytes, layout.block_bytes(), num_layers);
+  return std::min(memory_bytes / bytes, validate::max_num_blocks);
+}
+
+cache_engine::cache_engine(backend& where, const cache_engine_config& config, memory_resource* memory)
+    : backend_(&where), config_(config) {
+  const std::int64_t num_bytes = layer_bytes(config);
+  memory_resource& source = memory == nullptr ? where.memory() : *memory;
+  if (source.where() != where.where()) {
+    detail::refuse(errc::invalid_argument, "the memory resource is of device ", to_string(source.where()),
+                   "; the backend's kernels read memory of ", to_string(where.where()));
+  }
+  const std::int64_t half_bytes = num_bytes / 2;
+  const auto num_layers = static_cast<std::size_t>(config.num_layers);
+  detail::translate_bad_alloc("cache_engine", [&] {
+    storage_.reserve(num_layers);
+    layers_.reserve(num_layers);
+    for (std::size_t i = 0; i < num_layers; ++i) {
+      storage_.emplace_back(source, static_cast<std::size_t>(num_bytes));
+      auto* const k = storage_.back().as<std::byte>();
+      layers_.push_back({k, k + half_bytes, config.num_blocks, config.layout});
+    }
+  });
+}
+
+std::size_t cache_engine::num_bytes() const noexcept {
+  std::size_t sum = 0;
+  for (const buffer& layer : storage_) sum += layer.num_bytes();
+  return sum;
+}
+
+step_batch_view cache_engine::upload(const step_batch& batch, stream_ref stream) {
+  if (backend_->where().type == device_type::cpu) return batch.view();
+
+  const step_offsets at(batch);
+  const auto check = [](errc code) {
+    if (code != errc::ok) {
+      detail::refuse(code, "the upload of the step's arrays failed: ", to_string(code));
+    }
+  };
+  // What an earlier upload in this stream still reads or fills may be neither overwritten nor given back. A step's
+  // results are read on the host before the next step is made, so that nothing is waited for here as a rule.
+  if (step_staging_.num_bytes() > 0) check(backend_->synchronize(stream));
+  if (at.num_bytes > step_staging_.num_bytes() || at.num_bytes > step_device_.num_bytes()) {
+    const std::size_t capacity = std::max(at.num_bytes, 2 * step_staging_.num_bytes());
+    buffer staging(backend_->staging_memory(), capacity);
+    buffer on_device(backend_->memory(), capacity);
+    step_staging_.swap(staging);
+    step_device_.swap(on_device);
+  }
+  auto* const host = step_staging_.as<std::byte>();
+  put(host, at.query_start_loc, batch.query_start_loc);
+  put(host, at.seq_lens, batch.seq_lens);
+  put(host, at.block_tables, batch.block_tables);
+  put(host, at.slot_mapping, batch.slot_mapping);
+  check(backend_->upload(step_device_.data(), host, at.num_bytes, stream));
+
+  const auto* const base = step_device_.as<std::byte>();
+  step_batch_view view = batch.view();
+  view.query_start_loc = reinterpret_cast<const std::int32_t*>(base + at.query_start_loc);
+  view.seq_lens = reinterpret_cast<const std::int32_t*>(base + at.seq_lens);
+  view.block_tables = reinterpret_cast<const std::int32_t*>(base + at.block_tables);
+  view.slot_mapping = reinterpret_cast<const std::int64_t*>(base + at.slot_mapping);
+  return view;
+}
+
+errc cache_engine::append(std::int32_t layer, const const_tensor_view& k, const const_tensor_view& v,
+                          const std::int64_t* slot_mapping, stream_ref stream) noexcept {
+  const auto index = static_cast<std::size_t>(layer);
+  if (layer < 0 || index >= layers_.size()) return errc::out_of_range;
+  return backend_->append({layers_[index], k, v, slot_mapping}, stream);
+}
+
+errc cache_engine::copy_blocks(std::span<const block_copy> copies, stream_ref stream) noexcept {
+  return backend_->copy_blocks(layers_, copies, stream);
+}
+
+errc cache_engine::swap_blocks_to(cache_engine& other, std::span<const block_copy> copies, stream_ref stream) noexcept {
+  if (config_.layout != other.config_.layout || layers_.size() != other.layers_.size()) {
+    return errc::failed_precondition;
+  }
+  backend& mover = backend_->where().type == device_type::cpu ? *other.backend_ : *backend_;
+  return mover.swap_blocks(layers_, other.layers_, copies, stream);
+}
+
+errc cache_engine::convert_blocks_to(cache_engine& other, std::span<const block_copy> copies,
+                                     stream_ref stream) noexcept {
+  if (backend_->where() != other.backend_->where() || layers_.size() != other.layers_.size() ||
+      !same_blocks(config_.layout, other.config_.layout)) {
+    return errc::failed_precondition;
+  }
+  // Layers are alike and each is an allocation of its own: what the first one accepts, all accept.
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    if (const errc code = backend_->convert_blocks(layers_[i], other.layers_[i], copies, stream); code != errc::ok) {
+      return code;
+    }
+  }
+  return errc::ok;
+}
+
+}  // namespace bifolio

@@ -1,0 +1,468 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "common/engine/validate_attention.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <new>
+
+#include "common/base/checked.hpp"
+#include "common/base/footprint.hpp"
+#include "common/base/refuse.hpp"
+#include "common/engine/validate_cache.hpp"
+
+namespace bifolio::validate {
+namespace {
+
+/// Collects the sentence of a refusal where one is wanted.
+class refusal {
+ public:
+  /// `sentence` may be null.
+  explicit refusal(std::string* sentence) noexcept : sentence_(sentence) {}
+
+  /// Returns `code`; the parts (text or numbers) become the sentence, which stays empty when there is no memory for it.
+  template <class... Parts>
+  errc operator()(errc code, const Parts&... parts) const {
+    if (sentence_ == nullptr) return code;
+    sentence_->clear();
+    try {
+      (detail::append_part(*sentence_, parts), ...);
+    } catch (const std::bad_alloc&) {
+      sentence_->clear();  // the code is what counts
+    }
+    return code;
+  }
+
+ private:
+  std::string* sentence_;
+};
+
+// No address space holds more elements; products below stay far from wrapping.
+constexpr std::int64_t max_elements = std::int64_t{1} << 60;
+
+bool aligned(const void* pointer, dtype type) noexcept {
+  return reinterpret_cast<std::uintptr_t>(pointer) % size_of(type) == 0;
+}
+
+// (count − 1) · stride + …, all ≥ 0; −1 when it leaves the 60 bits.
+std::int64_t extent(std::int64_t so_far, std::int64_t count, std::int64_t stride) noexcept {
+  if (so_far < 0 || count < 1) return so_far;
+  const auto product = detail::checked_mul(count - 1, stride);
+  if (!product || *product > max_elements) return -1;
+  const std::int64_t sum = so_far + *product;
+  return sum > max_elements ? -1 : sum;
+}
+
+bool rows_overlap(const const_tensor_view& t) noexcept {
+  const bool many_tokens = t.num_tokens > 1;
+  const bool many_heads = t.num_heads > 1;
+  if (!many_tokens && !many_heads) return false;
+  if (!many_heads) return t.token_stride < t.head_dim;
+  if (!many_tokens) return t.head_stride < t.head_dim;
+  const bool heads_inside =
+      t.head_stride >= t.head_dim && t.token_stride >= extent(t.head_dim, t.num_heads, t.head_stride);
+  const bool tokens_inside =
+      t.token_stride >= t.head_dim && t.head_stride >= extent(t.head_dim, t.num_tokens, t.token_stride);
+  return !heads_inside && !tokens_inside;
+}
+
+template <class Value>
+errc expect_equal(const char* name, Value received, Value planned, const refusal& refuse) {
+  if (received == planned) return errc::ok;
+  return refuse(errc::invalid_argument, name, " is ", std::int64_t{received}, "; the plan was made for ",
+                std::int64_t{planned});
+}
+
+errc expect_type(const char* name, dtype received, dtype planned, const refusal& refuse) {
+  if (received == planned) return errc::ok;
+  return refuse(errc::invalid_argument, "the dtype of ", name, " is ", to_string(received), "; the plan was made for ",
+                to_string(planned));
+}
+
+errc expect_positive(const char* name, std::int32_t value, const refusal& refuse) {
+  if (value >= 1) return errc::ok;
+  return refuse(errc::invalid_argument, name, " is ", value, "; it must be at least 1");
+}
+
+errc expect_aligned(const char* name, const float* array, const refusal& refuse) {
+  if (aligned(array, dtype::f32)) return errc::ok;
+  return refuse(errc::invalid_argument, name, " is not aligned to its elements of 4 bytes");
+}
+
+errc expect_array(const char* name, const std::int32_t* array, const refusal& refuse) {
+  if (array == nullptr) return refuse(errc::invalid_argument, name, " of the batch is null");
+  if (reinterpret_cast<std::uintptr_t>(array) % alignof(std::int32_t) == 0) return errc::ok;
+  return refuse(errc::invalid_argument, name, " of the batch is not aligned to its elements of 4 bytes");
+}
+
+// What `check_readable` finds wrong with a cache, by name. The layout's heads, head_dim, block_size and dtype are good.
+errc check_cache(const kv_cache_view& kv, const refusal& refuse) {
+  const errc code = check_readable(kv);
+  if (code == errc::ok) return code;
+  if (kv.num_blocks < 0) {
+    return refuse(code, "num_blocks of kv is ", kv.num_blocks, "; it must not be negative");
+  }
+  const kv_layout& layout = kv.layout;
+  for (const bool is_k : {true, false}) {
+    const char* half = is_k ? "kv.k" : "kv.v";
+    const void* data = is_k ? kv.k : kv.v;
+    const kv_strides& strides = is_k ? layout.k : layout.v;
+    if (strides.chunk < 1 || layout.head_dim % strides.chunk != 0) {
+      return refuse(code, "the chunk of ", half, " is ", strides.chunk, "; it must be a divisor of head_dim, ",
+                    layout.head_dim);
+    }
+    if (half_span(layout, strides, kv.num_blocks) < 0) {
+      return refuse(code, "the strides of ", half, " (block ", strides.block, ", head ", strides.head, ", token ",
+                    strides.token, ", dim ", strides.dim, ", chunk ", strides.chunk_stride,
+                    ") let elements share a place or reach past 2^62 bytes");
+    }
+    if (data == nullptr) return refuse(code, half, " is null");
+    if (!aligned(data, layout.type)) {
+      return refuse(code, half, " is not aligned to its elements of ", static_cast<std::int64_t>(size_of(layout.type)),
+                    " bytes");
+    }
+  }
+  return refuse(code, "num_blocks of kv is ", kv.num_blocks, "; the largest allowed value is ", max_num_blocks);
+}
+
+// Shape, dtype, strides and pointer of one tensor; `written`: its rows must not overlap.
+errc check_tensor(const const_tensor_view& tensor, std::string_view name, bool written, const refusal& refuse) {
+  if (!known(tensor.type)) {
+    return refuse(errc::invalid_argument, "the dtype of ", name, " is number ", static_cast<std::int32_t>(tensor.type),
+                  "; it must be f32, f16 or bf16");
+  }
+  if (tensor.num_tokens < 0 || tensor.num_heads < 0 || tensor.head_dim < 0) {
+    return refuse(errc::invalid_argument, name, " has the shape [", tensor.num_tokens, ", ", tensor.num_heads, ", ",
+                  tensor.head_dim, "]; no extent may be negative");
+  }
+  if (tensor.token_stride < 0 || tensor.head_stride < 0) {
+    return refuse(errc::invalid_argument, "the strides of ", name, " are ", tensor.token_stride, " (token) and ",
+                  tensor.head_stride, " (head); neither may be negative");
+  }
+  if (tensor.num_tokens == 0 || tensor.num_heads == 0 || tensor.head_dim == 0) return errc::ok;
+  if (extent(extent(tensor.head_dim, tensor.num_tokens, tensor.token_stride), tensor.num_heads, tensor.head_stride) <
+      0) {
+    return refuse(errc::invalid_argument, "the strides of ", name, " reach past 2^60 elements");
+  }
+  if (tensor.data == nullptr) return refuse(errc::invalid_argument, "the data pointer of ", name, " is null");
+  if (!aligned(tensor.data, tensor.type)) {
+    return refuse(errc::invalid_argument, "the data pointer of ", name, " is not aligned to its elements of ",
+                  static_cast<std::int64_t>(size_of(tensor.type)), " bytes");
+  }
+  if (written && rows_overlap(tensor)) {
+    return refuse(errc::invalid_argument, "the strides of ", name, ", ", tensor.token_stride, " (token) and ",
+                  tensor.head_stride, " (head), let its rows of ", tensor.head_dim, " elements overlap");
+  }
+  return errc::ok;
+}
+
+// The bias as a tensor of rows of keys, with an extent of 1 where the plan has more.
+const_tensor_view rows_of(const attention_bias_view& bias) noexcept {
+  return {bias.data, bias.type, bias.num_tokens, bias.num_heads, bias.num_keys, bias.token_stride, bias.head_stride};
+}
+
+errc check_bias_extent(const char* name, std::int64_t extent, std::int64_t planned, std::int64_t stride,
+                       const refusal& refuse) {
+  if (extent != planned && extent != 1) {
+    return refuse(errc::invalid_argument, "num_", name, "s of bias is ", extent, "; it must be ", planned,
+                  ", as planned, or 1");
+  }
+  if (extent > 1 && stride < 1) {
+    return refuse(errc::invalid_argument, "the ", name, " stride of bias is ", stride, " for ", extent, " ", name,
+                  "s; it must be at least 1, and num_", name, "s 1 where all share a row");
+  }
+  return errc::ok;
+}
+
+errc check_bias(const attention_bias_view& bias, const attention_plan& plan, const refusal& refuse) {
+  if (bias.data == nullptr) return errc::ok;
+  errc code = check_bias_extent("token", bias.num_tokens, plan.num_tokens, bias.token_stride, refuse);
+  if (code == errc::ok) {
+    code = check_bias_extent("head", bias.num_heads, plan.spec.num_q_heads, bias.head_stride, refuse);
+  }
+  if (code != errc::ok) return code;
+  if (bias.num_keys < plan.max_seq_len) {
+    return refuse(errc::out_of_range, "num_keys of bias is ", bias.num_keys, "; the plan's longest sequence holds ",
+                  plan.max_seq_len);
+  }
+  const_tensor_view rows = rows_of(bias);
+  if (rows.num_tokens == 1) rows.token_stride = 0;
+  if (rows.num_heads == 1) rows.head_stride = 0;
+  return check_tensor(rows, "bias", false, refuse);
+}
+
+// What is written, `out` and `lse`, against everything else whose extent is known. All of it has been checked.
+errc check_overlap(const attention_params& params, const refusal& refuse) {
+  struct part {
+    const char* name = nullptr;
+    footprint memory;
+    std::int64_t element_bytes = 1;
+  };
+  part parts[6];
+  int num_parts = 0;
+  const auto add_rows = [&](const char* name, const const_tensor_view& rows) {
+    part& p = parts[num_parts++];
+    p.name = name;
+    p.element_bytes = static_cast<std::int64_t>(size_of(rows.type));
+    (void)make_footprint(p.memory, rows, false);
+  };
+  const auto add_half = [&](const char* name, const void* data, const kv_strides& strides) {
+    part& p = parts[num_parts++];
+    p.name = name;
+    p.element_bytes = static_cast<std::int64_t>(size_of(params.kv.layout.type));
+    (void)make_footprint(p.memory, data, params.kv.layout, strides, params.kv.num_blocks);
+  };
+  add_rows("out", as_const(params.out));
+  if (params.lse != nullptr) {
+    const std::int64_t rows = params.out.num_tokens * params.out.num_heads;
+    parts[num_parts++] = {"lse", flat_footprint(params.lse, rows * std::int64_t{sizeof(float)}), sizeof(float)};
+  }
+  const int num_written = num_parts;
+  add_rows("q", params.q);
+  if (params.kv.num_blocks > 0) {
+    add_half("kv.k", params.kv.k, params.kv.layout.k);
+    add_half("kv.v", params.kv.v, params.kv.layout.v);
+  }
+  if (params.bias.data != nullptr && params.bias.num_keys > 0) add_rows("bias", rows_of(params.bias));
+  for (int written = 0; written < num_written; ++written) {
+    for (int other = written + 1; other < num_parts; ++other) {
+      const part& a = parts[written];
+      const part& b = parts[other];
+      if (apart(a.memory, a.element_bytes, b.memory, b.element_bytes)) continue;
+      return refuse(errc::invalid_argument, a.name, " and ", b.name, " overlap; ", a.name, " is written");
+    }
+  }
+  return errc::ok;
+}
+
+/// Whether all of [first, last) are in [0, num_blocks). Without a branch per id, so that it is vectorised everywhere: a
+/// step of 256 sequences has ten thousands.
+bool are_block_ids(const std::int32_t* first, const std::int32_t* last, std::int64_t num_blocks) noexcept {
+  constexpr std::int64_t largest = std::numeric_limits<std::int32_t>::max();
+  const auto limit = static_cast<std::uint32_t>(std::min(num_blocks - 1, largest));
+  std::uint32_t signs = 0;
+  for (; first != last; ++first) {
+    const auto id = static_cast<std::uint32_t>(*first);
+    signs |= id | (limit - id);
+  }
+  return (signs >> 31) == 0;
+}
+
+/// blocks_for in 32 bits, whose division takes half as long; a step asks some hundred times.
+std::int64_t blocks_of(std::int64_t num_tokens, std::int32_t block_size) noexcept {
+  const auto size = static_cast<std::uint32_t>(block_size);
+  return (static_cast<std::uint32_t>(num_tokens) + size - 1) / size;
+}
+
+}  // namespace
+
+position_range visible_positions(const attention_spec& spec, std::int64_t position, std::int64_t seq_len) noexcept {
+  position_range range{0, seq_len};
+  if (spec.window_left >= 0) range.begin = std::max<std::int64_t>(0, position - spec.window_left);
+  if (spec.causal) {
+    range.end = std::min(range.end, position + 1);
+  } else if (spec.window_right >= 0) {
+    range.end = std::min(range.end, position + spec.window_right + 1);
+  }
+  return range;
+}
+
+errc attention_spec_alone(const attention_spec& spec, std::string* sentence) {
+  const refusal refuse(sentence);
+  if (const errc code = expect_positive("num_q_heads", spec.num_q_heads, refuse); code != errc::ok) return code;
+  if (const errc code = expect_positive("num_kv_heads", spec.num_kv_heads, refuse); code != errc::ok) return code;
+  if (const errc code = expect_positive("head_dim", spec.head_dim, refuse); code != errc::ok) return code;
+  if (const errc code = expect_positive("block_size", spec.block_size, refuse); code != errc::ok) return code;
+  if (spec.num_q_heads % spec.num_kv_heads != 0) {
+    return refuse(errc::invalid_argument, "num_q_heads is ", spec.num_q_heads,
+                  "; it must be a multiple of num_kv_heads, ", spec.num_kv_heads);
+  }
+  constexpr std::int64_t max_row = std::int64_t{1} << 31;
+  if (std::int64_t{spec.num_q_heads} * spec.head_dim > max_row) {
+    return refuse(errc::invalid_argument, "num_q_heads times head_dim is ",
+                  std::int64_t{spec.num_q_heads} * spec.head_dim, "; the largest allowed value is ", max_row);
+  }
+  if (!known(spec.q_type) || !known(spec.kv_type) || !known(spec.out_type)) {
+    return refuse(errc::invalid_argument, "the dtypes of q, kv and out are numbers ",
+                  static_cast<std::int32_t>(spec.q_type), ", ", static_cast<std::int32_t>(spec.kv_type), ", ",
+                  static_cast<std::int32_t>(spec.out_type), "; each must be f32, f16 or bf16");
+  }
+  return errc::ok;
+}
+
+errc attention_batch(const attention_spec& spec, const step_batch_view& batch, std::int64_t num_blocks,
+                     std::string* sentence) {
+  const refusal refuse(sentence);
+  if (num_blocks < 0) {
+    return refuse(errc::invalid_argument, "num_blocks is ", num_blocks, "; it must not be negative");
+  }
+  if (batch.num_seqs < 0) {
+    return refuse(errc::invalid_argument, "num_seqs is ", batch.num_seqs, "; it must not be negative");
+  }
+  if (batch.num_tokens < 0) {
+    return refuse(errc::invalid_argument, "num_tokens is ", batch.num_tokens, "; it must not be negative");
+  }
+  if (batch.num_seqs == 0) {
+    if (batch.num_tokens == 0) return errc::ok;
+    return refuse(errc::invalid_argument, "num_tokens is ", batch.num_tokens,
+                  " in a batch of no sequences; it must be 0");
+  }
+  if (batch.query_start_loc == nullptr || batch.seq_lens == nullptr) {
+    return refuse(errc::invalid_argument, batch.seq_lens == nullptr ? "seq_lens" : "query_start_loc",
+                  " is null in a batch of ", batch.num_seqs, " sequences");
+  }
+  if (batch.block_table_stride < 0) {
+    return refuse(errc::invalid_argument, "block_table_stride is ", batch.block_table_stride,
+                  "; it must not be negative");
+  }
+  if (batch.query_start_loc[0] != 0) {
+    return refuse(errc::invalid_argument, "query_start_loc starts at ", batch.query_start_loc[0],
+                  "; it must start at 0");
+  }
+  for (std::int32_t seq = 0; seq < batch.num_seqs; ++seq) {
+    if (batch.query_start_loc[seq + 1] < batch.query_start_loc[seq]) {
+      return refuse(errc::invalid_argument, "query_start_loc decreases from ", batch.query_start_loc[seq], " to ",
+                    batch.query_start_loc[seq + 1], " at sequence ", seq);
+    }
+  }
+  if (batch.query_start_loc[batch.num_seqs] != batch.num_tokens) {
+    return refuse(errc::invalid_argument, "query_start_loc ends at ", batch.query_start_loc[batch.num_seqs],
+                  "; num_tokens is ", batch.num_tokens);
+  }
+  for (std::int32_t seq = 0; seq < batch.num_seqs; ++seq) {
+    const std::int64_t seq_len = batch.seq_lens[seq];
+    if (seq_len < 0) {
+      return refuse(errc::invalid_argument, "seq_lens[", seq, "] is ", seq_len, "; it must not be negative");
+    }
+    const std::int64_t needed = blocks_of(seq_len, spec.block_size);
+    if (needed > batch.block_table_stride) {
+      return refuse(errc::out_of_range, "seq_lens[", seq, "] is ", seq_len, " and needs ", needed,
+                    " table entries; a row has ", batch.block_table_stride);
+    }
+    if (needed > 0 && batch.block_tables == nullptr) {
+      return refuse(errc::invalid_argument, "block_tables is null and sequence ", seq, " holds ", seq_len, " tokens");
+    }
+    const std::int64_t query_len = batch.query_start_loc[seq + 1] - batch.query_start_loc[seq];
+    if (query_len == 0) continue;
+    const position_range first = visible_positions(spec, seq_len - query_len, seq_len);
+    const position_range last = visible_positions(spec, seq_len - 1, seq_len);
+    if (first.begin >= last.end) continue;
+    const std::int32_t* row = batch.block_tables + seq * batch.block_table_stride;
+    const std::int64_t end = blocks_of(last.end, spec.block_size);
+    if (are_block_ids(row + first.begin / spec.block_size, row + end, num_blocks)) continue;
+    for (std::int64_t entry = first.begin / spec.block_size; entry < end; ++entry) {
+      if (row[entry] < 0 || row[entry] >= num_blocks) {
+        return refuse(errc::out_of_range, "entry ", entry, " of the block table of sequence ", seq, " is ", row[entry],
+                      "; block ids must be in [0, ", num_blocks, ")");
+      }
+    }
+  }
+  return errc::ok;
+}
+
+errc attention(const attention_plan& plan, const attention_params& params, std::string* sentence) {
+  const refusal refuse(sentence);
+  if (plan.state == nullptr) {
+    return refuse(errc::failed_precondition, "the plan was never planned: call plan_attention first");
+  }
+  const attention_spec& spec = plan.spec;
+  errc code = expect_equal("num_seqs of the batch", params.batch.num_seqs, plan.num_seqs, refuse);
+  if (code == errc::ok)
+    code = expect_equal("num_tokens of the batch", params.batch.num_tokens, plan.num_tokens, refuse);
+  if (code != errc::ok) return code;
+  if (!std::isfinite(params.scale)) {
+    return refuse(errc::invalid_argument, "scale is ", params.scale, "; it must be finite");
+  }
+  if (!std::isfinite(params.soft_cap) || params.soft_cap < 0) {
+    return refuse(errc::invalid_argument, "soft_cap is ", params.soft_cap,
+                  "; it must be 0 (none), or finite and above 0");
+  }
+  if (plan.num_tokens == 0) return errc::ok;
+
+  code = expect_type("q", params.q.type, spec.q_type, refuse);
+  if (code == errc::ok) code = expect_type("out", params.out.type, spec.out_type, refuse);
+  if (code == errc::ok) code = expect_type("kv", params.kv.layout.type, spec.kv_type, refuse);
+  if (code == errc::ok) code = expect_equal("num_tokens of q", params.q.num_tokens, plan.num_tokens, refuse);
+  if (code == errc::ok) code = expect_equal("num_tokens of out", params.out.num_tokens, plan.num_tokens, refuse);
+  if (code == errc::ok) code = expect_equal("num_heads of q", params.q.num_heads, spec.num_q_heads, refuse);
+  if (code == errc::ok) code = expect_equal("num_heads of out", params.out.num_heads, spec.num_q_heads, refuse);
+  if (code == errc::ok) code = expect_equal("head_dim of q", params.q.head_dim, spec.head_dim, refuse);
+  if (code == errc::ok) code = expect_equal("head_dim of out", params.out.head_dim, spec.head_dim, refuse);
+  if (code == errc::ok)
+    code = expect_equal("num_kv_heads of kv", params.kv.layout.num_kv_heads, spec.num_kv_heads, refuse);
+  if (code == errc::ok) code = expect_equal("head_dim of kv", params.kv.layout.head_dim, spec.head_dim, refuse);
+  if (code == errc::ok) code = expect_equal("block_size of kv", params.kv.layout.block_size, spec.block_size, refuse);
+  if (code == errc::ok) code = check_tensor(params.q, "q", false, refuse);
+  if (code == errc::ok) code = check_tensor(as_const(params.out), "out", true, refuse);
+  if (code != errc::ok) return code;
+  code = check_cache(params.kv, refuse);
+  if (code != errc::ok) return code;
+  code = check_bias(params.bias, plan, refuse);
+  if (code == errc::ok) code = expect_aligned("lse", params.lse, refuse);
+  if (code == errc::ok) code = check_overlap(params, refuse);
+  if (code == errc::ok) code = expect_aligned("alibi_slopes", params.alibi_slopes, refuse);
+  if (code == errc::ok) code = expect_aligned("sinks", params.sinks, refuse);
+  if (code == errc::ok) code = expect_array("query_start_loc", params.batch.query_start_loc, refuse);
+  if (code == errc::ok) code = expect_array("seq_lens", params.batch.seq_lens, refuse);
+  if (code == errc::ok && plan.num_blocks > 0) code = expect_array("block_tables", params.batch.block_tables, refuse);
+  if (code != errc::ok) return code;
+  if (params.batch.block_table_stride < 0) {
+    return refuse(errc::invalid_argument, "block_table_stride is ", params.batch.block_table_stride,
+                  "; it must not be negative");
+  }
+  if (params.batch.block_table_stride < plan.num_table_entries) {
+    return refuse(errc::out_of_range, "block_table_stride is ", params.batch.block_table_stride,
+                  "; the plan was made for sequences of up to ", plan.num_table_entries, " blocks");
+  }
+  if (params.kv.num_blocks < plan.num_blocks) {
+    return refuse(errc::out_of_range, "kv holds ", params.kv.num_blocks, " blocks; the plan was made for ",
+                  plan.num_blocks);
+  }
+  return errc::ok;
+}
+
+errc merge(const merge_params& params, std::string* sentence) {
+  const refusal refuse(sentence);
+  const auto same_shape = [](const const_tensor_view& a, const const_tensor_view& b) {
+    return a.num_tokens == b.num_tokens && a.num_heads == b.num_heads && a.head_dim == b.head_dim;
+  };
+  const const_tensor_view out = as_const(params.out);
+  errc code = check_tensor(params.a.out, "a.out", false, refuse);
+  if (code == errc::ok) code = check_tensor(params.b.out, "b.out", false, refuse);
+  if (code == errc::ok) code = check_tensor(out, "out", true, refuse);
+  if (code != errc::ok) return code;
+  if (!same_shape(params.a.out, out) || !same_shape(params.b.out, out)) {
+    return refuse(errc::invalid_argument, "a.out, b.out and out differ in shape; out is [", out.num_tokens, ", ",
+                  out.num_heads, ", ", out.head_dim, "]");
+  }
+  if (out.num_tokens == 0 || out.num_heads == 0) return errc::ok;
+  if (params.a.lse == nullptr || params.b.lse == nullptr) {
+    return refuse(errc::invalid_argument, "the lse of ", params.a.lse == nullptr ? "a" : "b", " is null");
+  }
+  for (const float* lse : {params.a.lse, params.b.lse, static_cast<const float*>(params.lse)}) {
+    if (!aligned(lse, dtype::f32)) {
+      return refuse(errc::invalid_argument, "an lse is not aligned to its elements of 4 bytes");
+    }
+  }
+  for (const const_tensor_view* in : {&params.a.out, &params.b.out}) {
+    if (in->data != out.data || out.data == nullptr) continue;
+    if (in->type != out.type || in->token_stride != out.token_stride || in->head_stride != out.head_stride) {
+      return refuse(errc::invalid_argument,
+                    "out is one of the inputs but differs from it in dtype or strides; in place needs both equal");
+    }
+  }
+  return errc::ok;
+}
+
+}  // namespace bifolio::validate
+
+namespace bifolio {
+
+std::optional<error> find_problem(const attention_plan& plan, const attention_params& params) {
+  std::string sentence;
+  const errc code = validate::attention(plan, params, &sentence);
+  if (code == errc::ok) return std::nullopt;
+  return detail::make_error(code, sentence);
+}
+
+}  // namespace bifolio

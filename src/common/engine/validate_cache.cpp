@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "common/engine/validate_cache.hpp"
+
+#include <bifolio/dtype.hpp>
+
+namespace bifolio::validate {
+namespace {
+
+/// The bytes of a whole layer, both halves; `view` has been checked.
+struct layer_footprint {
+  footprint k;
+  footprint v;
+  std::int64_t element = 0;
+};
+
+layer_footprint footprint_of(const kv_cache_view& view) noexcept {
+  layer_footprint result;
+  result.element = static_cast<std::int64_t>(size_of(view.layout.type));
+  (void)make_footprint(result.k, view.k, view.layout, view.layout.k, view.num_blocks);
+  (void)make_footprint(result.v, view.v, view.layout, view.layout.v, view.num_blocks);
+  return result;
+}
+
+bool apart(const layer_footprint& a, const layer_footprint& b) noexcept {
+  return apart(a.k, a.element, b.k, b.element) && apart(a.k, a.element, b.v, b.element) &&
+         apart(a.v, a.element, b.k, b.element) && apart(a.v, a.element, b.v, b.element);
+}
+
+/// The stretch of addresses from the lowest to the highest byte of all layers.
+struct hull {
+  std::uintptr_t begin = UINTPTR_MAX;
+  std::uintptr_t end = 0;
+
+  void add(const footprint& print) noexcept {
+    const auto first = reinterpret_cast<std::uintptr_t>(print.base);
+    const std::uintptr_t last = first + static_cast<std::uintptr_t>(print.span);
+    begin = first < begin ? first : begin;
+    end = last > end ? last : end;
+  }
+};
+
+hull hull_of(std::span<const kv_cache_view> layers) noexcept {
+  hull result;
+  for (const kv_cache_view& layer : layers) {
+    if (layer.num_blocks == 0) continue;
+    const layer_footprint print = footprint_of(layer);
+    result.add(print.k);
+    result.add(print.v);
+  }
+  return result;
+}
+
+/// Whether no layer of `a` shares a byte with one of `b`. Caches are apart as a whole as a rule; only where they are
+/// not is every layer held against every other.
+bool apart(std::span<const kv_cache_view> a, std::span<const kv_cache_view> b) noexcept {
+  const hull whole_a = hull_of(a);
+  const hull whole_b = hull_of(b);
+  if (whole_a.end <= whole_b.begin || whole_b.end <= whole_a.begin) return true;
+  for (const kv_cache_view& one : a) {
+    if (one.num_blocks == 0) continue;
+    const layer_footprint print = footprint_of(one);
+    for (const kv_cache_view& other : b) {
+      if (other.num_blocks > 0 && !apart(print, footprint_of(other))) return false;
+    }
+  }
+  return true;
+}
+
+bool aligned(const void* pointer, dtype type) noexcept {
+  return reinterpret_cast<std::uintptr_t>(pointer) % size_of(type) == 0;
+}
+
+/// Rows of k or v against the layer they go to or come from. `out` is filled when there are rows.
+template <class Void>
+errc check_rows(footprint& out, const basic_tensor_view<Void>& rows, const kv_layout& layout, bool written) noexcept {
+  if (!known(rows.type) || rows.num_tokens < 0) return errc::invalid_argument;
+  if (rows.num_heads != layout.num_kv_heads || rows.head_dim != layout.head_dim) return errc::invalid_argument;
+  if (rows.num_tokens == 0) return errc::ok;
+  if (rows.data == nullptr || !aligned(rows.data, rows.type)) return errc::invalid_argument;
+  const const_tensor_view view{rows.data,     rows.type,         rows.num_tokens, rows.num_heads,
+                               rows.head_dim, rows.token_stride, rows.head_stride};
+  return make_footprint(out, view, written) ? errc::ok : errc::invalid_argument;
+}
+
+errc check_slots(const std::int64_t* slots, std::int64_t num_slots, const kv_cache_view& kv) noexcept {
+  const std::int64_t end = kv.num_blocks * kv.layout.block_size;  // below 2^31 · 2^31
+  std::int64_t largest = -1;
+  for (std::int64_t i = 0; i < num_slots; ++i) largest = slots[i] > largest ? slots[i] : largest;
+  return largest < end ? errc::ok : errc::out_of_range;
+}
+
+/// Who can read slot_mapping.
+enum class slots_on : std::uint8_t { host, device };
+
+/// What append and gather have in common.
+template <class Params>
+errc check_transfer(const Params& params, bool rows_are_written, slots_on where) noexcept {
+  if (const errc code = check(params.kv); code != errc::ok) return code;
+  if (params.k.num_tokens != params.v.num_tokens || params.k.type != params.v.type) return errc::invalid_argument;
+  footprint k;
+  footprint v;
+  if (const errc code = check_rows(k, params.k, params.kv.layout, rows_are_written); code != errc::ok) return code;
+  if (const errc code = check_rows(v, params.v, params.kv.layout, rows_are_written); code != errc::ok) return code;
+  if (params.k.num_tokens == 0) return errc::ok;
+  if (params.slot_mapping == nullptr ||
+      reinterpret_cast<std::uintptr_t>(params.slot_mapping) % alignof(std::int64_t) != 0) {
+    return errc::invalid_argument;
+  }
+  if (where == slots_on::host) {
+    const errc code = check_slots(params.slot_mapping, params.k.num_tokens, params.kv);
+    if (code != errc::ok) return code;
+  }
+
+  const auto element = static_cast<std::int64_t>(size_of(params.k.type));
+  if (params.kv.num_blocks > 0) {
+    const layer_footprint kv = footprint_of(params.kv);
+    if (!apart(k, element, kv.k, kv.element) || !apart(k, element, kv.v, kv.element) ||
+        !apart(v, element, kv.k, kv.element) || !apart(v, element, kv.v, kv.element)) {
+      return errc::invalid_argument;
+    }
+  }
+  if (rows_are_written && !apart(k, element, v, element)) return errc::invalid_argument;
+  return errc::ok;
+}
+
+bool holds(std::int64_t num_blocks, block_id id) noexcept { return to_index(id) >= 0 && to_index(id) < num_blocks; }
+
+errc check_ids(std::span<const block_copy> copies, std::int64_t num_src, std::int64_t num_dst) noexcept {
+  for (const block_copy& copy : copies) {
+    if (!holds(num_src, copy.src) || !holds(num_dst, copy.dst)) return errc::out_of_range;
+  }
+  return errc::ok;
+}
+
+errc check_list(std::span<const block_copy> copies) noexcept {
+  return copies.data() == nullptr && !copies.empty() ? errc::invalid_argument : errc::ok;
+}
+
+bool same_shape(const kv_layout& a, const kv_layout& b) noexcept {
+  return a.num_kv_heads == b.num_kv_heads && a.head_dim == b.head_dim && a.block_size == b.block_size;
+}
+
+bool same_order(const kv_strides& a, const kv_strides& b) noexcept {
+  return a.head == b.head && a.token == b.token && a.dim == b.dim && a.chunk_stride == b.chunk_stride &&
+         a.chunk == b.chunk;
+}
+
+}  // namespace
+
+std::int64_t half_span(const kv_layout& layout, const kv_strides& strides, std::int64_t num_blocks) noexcept {
+  if (num_blocks == 0) return 0;
+  footprint print;
+  if (!make_footprint(print, nullptr, layout, strides, num_blocks)) return -1;
+  return print.span / static_cast<std::int64_t>(size_of(layout.type));
+}
+
+errc check(const kv_layout& layout, std::int64_t num_blocks) noexcept {
+  if (!known(layout.type) || layout.num_kv_heads < 1 || layout.head_dim < 1 || layout.block_size < 1) {
+    return errc::invalid_argument;
+  }
+  if (num_blocks < 0 || num_blocks > max_num_blocks) return errc::invalid_argument;
+  if (half_span(layout, layout.k, num_blocks) < 0) return errc::invalid_argument;
+  if (layout.v != layout.k && half_span(layout, layout.v, num_blocks) < 0) return errc::invalid_argument;
+  return errc::ok;
+}
+
+errc check_readable(const kv_cache_view& view) noexcept {
+  if (const errc code = check(view.layout, view.num_blocks); code != errc::ok) return code;
+  if (view.num_blocks == 0) return errc::ok;
+  if (view.k == nullptr || view.v == nullptr) return errc::invalid_argument;
+  const bool both_aligned = aligned(view.k, view.layout.type) && aligned(view.v, view.layout.type);
+  return both_aligned ? errc::ok : errc::invalid_argument;
+}
+
+errc check(const kv_cache_view& view) noexcept {
+  if (const errc code = check_readable(view); code != errc::ok) return code;
+  if (view.num_blocks == 0) return errc::ok;
+  const layer_footprint print = footprint_of(view);
+  return apart(print.k, print.element, print.v, print.element) ? errc::ok : errc::invalid_argument;
+}
+
+bool same_block_order(const kv_layout& a, const kv_layout& b) noexcept {
+  return a.type == b.type && same_shape(a, b) && same_order(a.k, b.k) && same_order(a.v, b.v);
+}
+
+errc append(const append_params& params) noexcept { return check_transfer(params, false, slots_on::host); }
+
+errc gather(const gather_params& params) noexcept { return check_transfer(params, true, slots_on::host); }
+
+errc append_on_device(const append_params& params) noexcept { return check_transfer(params, false, slots_on::device); }
+
+errc gather_on_device(const gather_params& params) noexcept { return check_transfer(params, true, slots_on::device); }
+
+errc copy_blocks(std::span<const kv_cache_view> layers, std::span<const block_copy> copies) noexcept {
+  if (const errc code = check_list(copies); code != errc::ok) return code;
+  if (layers.data() == nullptr && !layers.empty()) return errc::invalid_argument;
+  std::int64_t checked_num_blocks = -1;  // layers are alike as a rule: their ids are checked once
+  for (const kv_cache_view& layer : layers) {
+    if (const errc code = check(layer); code != errc::ok) return code;
+    if (layer.num_blocks == checked_num_blocks) continue;
+    if (const errc code = check_ids(copies, layer.num_blocks, layer.num_blocks); code != errc::ok) return code;
+    checked_num_blocks = layer.num_blocks;
+  }
+  return errc::ok;
+}
+
+errc convert_blocks(const kv_cache_view& src, const kv_cache_view& dst, std::span<const block_copy> copies) noexcept {
+  if (const errc code = check_list(copies); code != errc::ok) return code;
+  if (const errc code = check(src); code != errc::ok) return code;
+  if (const errc code = check(dst); code != errc::ok) return code;
+  if (!same_shape(src.layout, dst.layout)) return errc::invalid_argument;
+  if (src.num_blocks > 0 && dst.num_blocks > 0 && !apart(footprint_of(src), footprint_of(dst))) {
+    return errc::invalid_argument;
+  }
+  return check_ids(copies, src.num_blocks, dst.num_blocks);
+}
+
+errc swap_blocks(std::span<const kv_cache_view> src, std::span<const kv_cache_view> dst,
+                 std::span<const block_copy> copies) noexcept {
+  if (const errc code = check_list(copies); code != errc::ok) return code;
+  if (src.size() != dst.size()) return errc::invalid_argument;
+  if (src.empty()) return errc::ok;
+  if (src.data() == nullptr || dst.data() == nullptr) return errc::invalid_argument;
+  std::int64_t num_src = max_num_blocks;
+  std::int64_t num_dst = max_num_blocks;
+  for (std::size_t i = 0; i < src.size(); ++i) {
+    if (const errc code = check(src[i]); code != errc::ok) return code;
+    if (const errc code = check(dst[i]); code != errc::ok) return code;
+    if (!same_block_order(src[i].layout, dst[i].layout)) return errc::invalid_argument;
+    if (src[i].num_blocks < num_src) num_src = src[i].num_blocks;
+    if (dst[i].num_blocks < num_dst) num_dst = dst[i].num_blocks;
+  }
+  if (!apart(src, dst)) return errc::invalid_argument;
+  return check_ids(copies, num_src, num_dst);
+}
+
+}  // namespace bifolio::validate

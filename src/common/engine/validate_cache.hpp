@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// The checks of the cache calls, one place for every backend: what a call refuses it refuses here, before anything is
+/// written. Nothing is dereferenced but slot_mapping and the lists of copies.
+///
+///   null where rows, slots or blocks are to be touched; a pointer not aligned to its element     invalid_argument
+///   counts below their least value, unknown dtypes, strides that do not nest (kv_layout.hpp),
+///   spans past 2^62 bytes, more blocks than a block_id can name                                  invalid_argument
+///   heads, head_dim, block_size, dtypes, numbers of layers that should be equal and are not      invalid_argument
+///   sources and destinations, or the K and V halves, that share memory                           invalid_argument
+///   a slot or a block id past the end of the cache, a negative block id                          out_of_range
+
+#include <bifolio/backend.hpp>
+#include <bifolio/error.hpp>
+#include <bifolio/kv_layout.hpp>
+#include <bifolio/step.hpp>
+#include <cstdint>
+#include <span>
+
+#include "common/base/footprint.hpp"
+
+namespace bifolio::validate {
+
+/// Largest number of blocks: every id fits a block_id and is smaller than what stands in free table entries.
+inline constexpr std::int64_t max_num_blocks = free_table_entry;
+
+[[nodiscard]] constexpr bool known(dtype type) noexcept {
+  return type == dtype::f32 || type == dtype::f16 || type == dtype::bf16;
+}
+
+/// Elements from the first to one past the last of a half of `num_blocks` ≥ 0 blocks; −1 when `strides` do not nest or
+/// the span exceeds `max_span_bytes`. The numbers in `layout` may be anything.
+[[nodiscard]] std::int64_t half_span(const kv_layout& layout, const kv_strides& strides,
+                                     std::int64_t num_blocks) noexcept;
+
+/// The numbers, the dtype and the strides of both halves.
+[[nodiscard]] errc check(const kv_layout& layout, std::int64_t num_blocks) noexcept;
+
+/// One layer's view for calls that only read it: its layout and its pointers.
+[[nodiscard]] errc check_readable(const kv_cache_view& view) noexcept;
+
+/// The same, and that K and V are apart.
+[[nodiscard]] errc check(const kv_cache_view& view) noexcept;
+
+/// Whether the order inside a block is the same, so that blocks may be moved byte for byte; what lies between blocks
+/// may differ.
+[[nodiscard]] bool same_block_order(const kv_layout& a, const kv_layout& b) noexcept;
+
+[[nodiscard]] errc append(const append_params& params) noexcept;
+[[nodiscard]] errc gather(const gather_params& params) noexcept;
+/// The same where the host cannot read slot_mapping: kernels skip slots past the end of the cache.
+[[nodiscard]] errc append_on_device(const append_params& params) noexcept;
+[[nodiscard]] errc gather_on_device(const gather_params& params) noexcept;
+[[nodiscard]] errc copy_blocks(std::span<const kv_cache_view> layers, std::span<const block_copy> copies) noexcept;
+[[nodiscard]] errc convert_blocks(const kv_cache_view& src, const kv_cache_view& dst,
+                                  std::span<const block_copy> copies) noexcept;
+[[nodiscard]] errc swap_blocks(std::span<const kv_cache_view> src, std::span<const kv_cache_view> dst,
+                               std::span<const block_copy> copies) noexcept;
+
+}  // namespace bifolio::validate

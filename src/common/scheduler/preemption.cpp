@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+/// How sequences lose their blocks: preemption by either way, failed swaps, the end.
+
+#include <algorithm>
+#include <bifolio/scheduler.hpp>
+
+#include "common/base/refuse.hpp"
+#include "common/scheduler/core.hpp"
+
+namespace bifolio::detail {
+
+void scheduler_core::start_running(sample_state& one, seq_id seq, std::int32_t num_computed) noexcept {
+  one.seq = seq;
+  one.num_scheduled = one.num_computed = num_computed;
+  one.place = sample_place::running;
+  one.num_seats = one.owner->forked ? 1 : one.owner->num_live;
+  num_seats_taken_ += one.num_seats;
+  std::vector<token_id>().swap(one.known);
+  running_.insert(one);
+}
+
+void scheduler_core::leave_list(sample_state& one) noexcept {
+  if (one.place == sample_place::running) running_.remove(one);
+  if (one.place == sample_place::swapped) swapped_.remove(one);
+  if (one.place == sample_place::waiting) {
+    waiting_.remove(one);
+    if (put_off_ == &one) put_off_ = nullptr;
+  }
+}
+
+void scheduler_core::drop_blocks(sample_state& one) noexcept {
+  if (manager_->contains(one.seq)) manager_->free(one.seq);  // else it has none, or somebody else freed it
+  one.seq = invalid_seq;
+  num_seats_taken_ -= one.num_seats;
+  one.num_seats = 0;
+  one.num_scheduled = one.num_computed = 0;
+}
+
+void scheduler_core::preempt(sample_state& one) noexcept {
+  for_unit(one, [&](const sample_state&) { ++stats_.num_preemptions; });
+  if (swap_out(one)) return;
+  for_unit(one, [&](const sample_state& each) { current_->plan.preempted.push_back(each.seq); });
+  recompute(one);
+}
+
+// Moves `one` and the beams that belong to it to the host, if that is the way to preempt them.
+bool scheduler_core::swap_out(sample_state& one) noexcept {
+  const kv_cache_config& cache = manager_->config();
+  if (config_.preemption == preemption_mode::recompute || cache.num_host_blocks == 0) return false;
+  double num_tokens = 0;
+  double num_blocks = 0;
+  unit_seqs_.clear();
+  for_unit(one, [&](const sample_state& each) {
+    num_tokens += each.num_computed;
+    num_blocks += static_cast<double>(manager_->num_table_blocks(each.seq) - manager_->num_released_blocks(each.seq));
+    unit_seqs_.push_back(each.seq);
+  });
+  if (num_tokens == 0) return false;
+  if (config_.preemption == preemption_mode::automatic && num_tokens <= config_.swap_block_cost * num_blocks) {
+    return false;
+  }
+  // Each keeps its record; there must remain enough for those that run.
+  const auto num_records = swapped_.size + static_cast<std::int64_t>(unit_seqs_.size());
+  if (num_records > cache.max_sequences - config_.max_running) return false;
+  step_plan& plan = current_->plan;
+  // What steps in flight compute is computed again: it is not certain yet.
+  try {
+    for_unit(one, [&](const sample_state& each) {
+      if (each.num_scheduled > each.num_computed) manager_->truncate(each.seq, each.num_computed);
+    });
+  } catch (...) {
+    return false;  // the sequences are about to be freed
+  }
+  try {
+    if (manager_->swap_out(unit_seqs_, plan.swap_outs) != alloc_status::ok) return false;
+  } catch (...) {
+    return false;
+  }
+  for_unit(one, [&](sample_state& each) {
+    running_.remove(each);
+    num_seats_taken_ -= each.num_seats;
+    each.num_seats = 0;
+    each.num_scheduled = each.num_computed;
+    each.place = sample_place::swapped;
+    each.swap_step = plan.step;
+    ignore_rows(each, 0, false);
+    ++each.epoch;
+    swapped_.insert(each);
+    plan.swapped_out.push_back(each.seq);
+    ++stats_.num_swap_outs;
+  });
+  return true;
+}
+
+// Back to the waiting queue, with all tokens. Beams go back as one request: its prompt is computed once for all, and
+// each goes on from there with its own tokens.
+void scheduler_core::recompute(sample_state& one) noexcept {
+  request_state& owner = *one.owner;
+  const bool beams = one.is_beam;
+  for (sample_state& each : owner.all()) {
+    const bool concerned = beams ? each.place < sample_place::draining : &each == &one;
+    if (!concerned) continue;
+    leave_list(each);
+    drop_blocks(each);
+    ignore_rows(each, 0, false);
+    ++each.epoch;
+    each.place = beams ? sample_place::unforked : sample_place::waiting;
+    each.is_beam = false;
+    if (beams) each.num_known = each.num_prompt;
+    if (!beams) waiting_.insert(each);
+  }
+  if (!beams) return;
+  owner.forked = false;
+  for (sample_state& leader : owner.all()) {
+    if (leader.place != sample_place::unforked) continue;
+    leader.place = sample_place::waiting;
+    waiting_.insert(leader);
+    return;
+  }
+}
+
+// Results of steps in flight that nothing can be done with. A sequence that lost its blocks still takes the token that
+// a step in flight samples; samples, beams and drafts are computed again instead.
+void scheduler_core::ignore_rows(sample_state& one, std::int64_t from_step, bool pending_ones) noexcept {
+  if (one.num_rows_in_flight == 0) return;
+  for (std::size_t age = 0; age < static_cast<std::size_t>(num_in_flight_); ++age) {
+    step_in_flight& step = flight(age);
+    if (step.plan.step < from_step) continue;
+    for (step_row& row : step.rows) {
+      if (row.sample != &one || row.is_ignored || (row.is_pending && !pending_ones)) continue;
+      row.is_ignored = true;
+      if (row.is_pending) --one.num_pending;
+    }
+  }
+}
+
+std::int64_t scheduler_core::fail_swaps(const step_plan& plan) {
+  std::size_t age = 0;
+  const auto num_in_flight = static_cast<std::size_t>(num_in_flight_);
+  while (age < num_in_flight && flight(age).plan.step != plan.step) ++age;
+  if (age == num_in_flight) {
+    refuse(errc::failed_precondition, "fail_swaps: step ", plan.step, " is not in flight");
+  }
+  const std::int64_t from_step = plan.step;
+  for (; age < num_in_flight; ++age) {
+    manager_->forget_copies(flight(age).plan.swap_outs, flight(age).plan.swap_ins);
+  }
+  std::int64_t num_failed = 0;
+  for (sample_list* list : {&running_, &swapped_}) {
+    for (sample_state* one = list->head; one != nullptr;) {
+      if (one->swap_step < from_step) {
+        one = one->next;
+        continue;
+      }
+      for_unit(*one, [&](sample_state& each) {
+        ignore_rows(each, from_step + 1, true);
+        each.swap_step = 0;
+        ++num_failed;
+      });
+      recompute(*one);
+      one = list->head;
+    }
+  }
+  // Some may have lost those blocks since.
+  for (sample_state* one = waiting_.head; one != nullptr; one = one->next) {
+    if (one->swap_step >= from_step) ignore_rows(*one, from_step + 1, true);
+  }
+  stats_.num_failed_swaps += num_failed;
+  return num_failed;
+}
+
+void scheduler_core::end(sample_state& one) noexcept {
+  leave_list(one);
+  --one.owner->num_live;
+  one.place = sample_place::draining;
+  if (one.num_rows_in_flight == 0) finish_draining(one);
+}
+
+void scheduler_core::finish_draining(sample_state& one) noexcept {
+  drop_blocks(one);
+  one.place = sample_place::ended;
+  if (--one.owner->num_open == 0) {
+    forget(*one.owner);
+    delete one.owner;
+  }
+}
+
+}  // namespace bifolio::detail

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What running sequences get of a step, and its arrays.
+
+#include <algorithm>
+#include <bifolio/scheduler.hpp>
+
+#include "common/base/refuse.hpp"
+#include "common/base/translate.hpp"
+#include "common/scheduler/core.hpp"
+
+namespace bifolio::detail {
+
+// add_to_step for a plain sequence that decodes, which nearly all are.
+void scheduler_core::add_decode(sample_state& one, const block_copy& copy) noexcept {
+  step_plan& plan = current_->plan;
+  // Written field by field: a temporary would be read back before its small stores are done, 4 ns a row.
+  step_row& row = current_->rows.emplace_back();
+  row.sample = &one;
+  row.epoch = one.epoch;
+  row.is_pending = true;
+  row.late = one.late;
+  scheduled_seq& what = plan.seqs.emplace_back();
+  what.seq = one.seq;
+  what.query_len = 1;
+  what.seq_len = ++one.num_scheduled;
+  what.request = one.request;
+  what.sample = one.index;
+  what.num_samples = 1;
+  ++one.num_pending;
+  one.late = {plan.step, current_->num_sampled++};
+  one.step = plan.step;
+  ++one.num_rows_in_flight;
+  ++plan.num_tokens;
+  if (copy.src != invalid_block) plan.copies.push_back(copy);
+}
+
+void scheduler_core::add_to_step(sample_state& one, std::int32_t query_len, const block_copy& copy) noexcept {
+  step_plan& plan = current_->plan;
+  const std::int32_t start = one.num_scheduled;
+  const std::int32_t end = start + query_len;
+  const std::int32_t expected = one.num_known + one.num_pending;
+  const std::int32_t num_drafts = std::max(0, end - expected);
+  // A request that starts again has its first tokens already: its samples fork without sampling.
+  const bool samples = end >= expected && (one.owner->forked || one.tokens.empty());
+  const std::int32_t num_samples = !samples ? 0 : one.owner->forked ? 1 + num_drafts : one.owner->num_live;
+  // The next step can go on without knowing the token if there is one, for one sequence alone.
+  const bool is_pending =
+      num_samples == 1 && one.owner->forked && !one.owner->beams && one.owner->max_draft_tokens == 0;
+  current_->rows.push_back({.sample = &one,
+                            .epoch = one.epoch,
+                            .is_ignored = false,
+                            .is_pending = is_pending,
+                            .is_beam = num_samples > 0 && one.is_beam,
+                            .late = one.late});
+  if (is_pending) {
+    ++one.num_pending;
+    one.late = {plan.step, current_->num_sampled};
+  }
+  plan.seqs.push_back({.seq = one.seq,
+                       .query_len = query_len,
+                       .seq_len = end,
+                       .request = one.request,
+                       .sample = one.index,
+                       .num_samples = num_samples,
+                       .num_drafts = num_drafts,
+                       .num_cached_tokens = 0});
+  plan.num_tokens += query_len;
+  if (copy.src != invalid_block) plan.copies.push_back(copy);
+  current_->num_sampled += num_samples;
+  one.num_scheduled = end;
+  one.step = plan.step;
+  ++one.num_rows_in_flight;
+}
+
+namespace {
+
+/// Beams decode together, once each has only its last token to compute, and not in the step that gets it there.
+bool is_ready(const sample_state& beam, std::int64_t step) noexcept {
+  for (const sample_state& one : beam.owner->all()) {
+    if (one.place == sample_place::running && (one.num_to_schedule() != 1 || one.step == step)) return false;
+  }
+  return true;
+}
+
+bool is_decoding(const sample_state& one) noexcept { return one.num_to_schedule() == 1 && one.has_sampled(); }
+
+}  // namespace
+
+// The first sequence goes on in every step, also when those that decode could use up tokens and blocks alone. Of beams
+// that are not ready for a common step, it is the first that has to catch up.
+void scheduler_core::schedule_first(std::int64_t& budget) noexcept {
+  sample_state* first = running_.head;
+  if (first == nullptr) return;
+  if (first->is_beam) {
+    const request_state* owner = first->owner;
+    while (first != nullptr && first->owner == owner && first->num_to_schedule() <= 1) first = first->next;
+    if (first == nullptr || first->owner != owner) return;
+  } else if (first->num_to_schedule() == 0 || is_decoding(*first)) {
+    return;
+  }
+  schedule_prompt(*first, std::max<std::int64_t>(1, budget - (running_.size - 1)), budget);
+}
+
+// By rank. Whoever finds no block takes it from the running sequence of the last rank, which this pass has not reached
+// yet, and gives up its own when it is that one itself.
+bool scheduler_core::schedule_decodes(std::int64_t& budget) noexcept {
+  bool others = false;
+  const std::int64_t step = current_->plan.step;
+  for (sample_state* one = running_.head; one != nullptr && budget > 0;) {
+    sample_state* next = one->next;
+    if (one->is_beam) {
+      while (next != nullptr && next->owner == one->owner) next = next->next;
+      if (!is_ready(*one, step)) {
+        others = true;
+      } else if (budget >= one->owner->num_live) {
+        schedule_beams(*one, budget);
+      }
+    } else if (one->step != step) {
+      if (is_decoding(*one)) {
+        schedule_decode(*one, budget);
+      } else {
+        others = others || one->num_to_schedule() > 0;
+      }
+    }
+    if (next != nullptr && next->place != sample_place::running) next = nullptr;  // preempted, and all behind it
+    one = next;
+  }
+  return others;
+}
+
+bool scheduler_core::waits_for_fences() noexcept {
+  holds_back_ = manager_->pool().num_fenced() > 0;
+  return holds_back_;
+}
+
+// Slots for more tokens.
+append_result scheduler_core::grow(sample_state& one, std::int32_t num_tokens) noexcept {
+  if (holds_back_ && manager_->blocks_to_append(one.seq, num_tokens) > 0) return {};
+  append_result grown = manager_->append(one.seq, num_tokens);
+  while (grown.status != alloc_status::ok) {
+    if (waits_for_fences()) return {};
+    sample_state& victim = *running_.tail;
+    const bool is_itself = &victim == &one;
+    preempt(victim);
+    if (is_itself) return {};
+    grown = manager_->append(one.seq, num_tokens);
+  }
+  return grown;
+}
+
+void scheduler_core::schedule_decode(sample_state& one, std::int64_t& budget) noexcept {
+  if (one.is_plain && manager_->append_in_place(one.seq, 1)) [[likely]] {
+    add_decode(one, {});
+    --budget;
+    return;
+  }
+  std::int32_t query_len = 1;
+  if (one.has_drafts) {
+    const std::int64_t most = std::min({static_cast<std::int64_t>(one.drafts.size()),
+                                        std::int64_t{one.limit} - one.num_known - 1, chunk_limit() - 1, budget - 1});
+    query_len += static_cast<std::int32_t>(std::max<std::int64_t>(0, most));
+    // Nobody gives up blocks for guesses.
+    const std::int64_t needed = manager_->blocks_to_append(one.seq, query_len);
+    if (needed > num_blocks_left()) query_len = 1;
+  }
+  const append_result grown = grow(one, query_len);
+  if (grown.status != alloc_status::ok) return;
+  if (one.is_plain) [[likely]] {
+    add_decode(one, grown.copy);
+  } else {
+    add_to_step(one, query_len, grown.copy);
+  }
+  budget -= query_len;
+}
+
+// All of them or none.
+void scheduler_core::schedule_beams(sample_state& first, std::int64_t& budget) noexcept {
+  std::int64_t needed = 0;
+  for_unit(first, [&](sample_state& one) { needed += manager_->blocks_to_append(one.seq, 1); });
+  while (needed > num_blocks_left()) {
+    if (waits_for_fences()) return;
+    const bool is_itself = running_.tail->owner == first.owner;
+    preempt(*running_.tail);
+    if (is_itself) return;
+  }
+  // No beam needs more than was counted: a block that all share is copied by all but the last of them.
+  for_unit(first, [&](sample_state& one) {
+    const append_result grown = manager_->append(one.seq, 1);
+    add_to_step(one, 1, grown.copy);
+    --budget;
+  });
+}
+
+// By rank, in chunks. Who decodes and is not part of the step sits it out: it finds no block here either.
+void scheduler_core::schedule_prompts(std::int64_t& budget) noexcept {
+  for (sample_state* one = running_.head; one != nullptr && budget > 0; one = one->next) {
+    if (one->step != current_->plan.step && one->num_to_schedule() > 0) schedule_prompt(*one, budget, budget);
+  }
+}
+
+// A prompt takes blocks only from sequences behind it that are not part of the step; when there are none it takes what
+// is free, and otherwise sits this step out, while the sequences that are in the step proceed.
+void scheduler_core::schedule_prompt(sample_state& one, std::int64_t most, std::int64_t& budget) noexcept {
+  // A beam's last known token is computed together with those of the others.
+  const std::int64_t remaining = one.num_to_schedule() - (one.is_beam ? 1 : 0);
+  const std::int64_t wanted = std::min({remaining, most, chunk_limit()});
+  if (wanted <= 0) return;
+  const auto is_short_of = [&](std::int64_t num_tokens) {
+    return manager_->blocks_to_append(one.seq, num_tokens) - num_blocks_left();
+  };
+  for (sample_state* victim = running_.tail; victim != &one && is_short_of(wanted) > 0;) {
+    if (waits_for_fences()) break;
+    bool is_in_step = victim->owner == one.owner && one.is_beam;
+    sample_state* earlier = victim->prev;
+    for_unit(*victim, [&](const sample_state& each) { is_in_step = is_in_step || each.step == current_->plan.step; });
+    while (victim->is_beam && earlier != &one && earlier->owner == victim->owner) earlier = earlier->prev;
+    if (!is_in_step) preempt(*victim);
+    victim = earlier;
+  }
+  std::int64_t query_len = wanted;
+  if (const std::int64_t missing = is_short_of(wanted); missing > 0) {
+    const std::int64_t block_size = manager_->config().block_size;
+    const std::int64_t end = (one.num_scheduled + wanted + block_size - 1) / block_size - missing;
+    query_len = end * block_size - one.num_scheduled;
+  }
+  if (query_len <= 0) return;
+  const append_result grown = manager_->append(one.seq, query_len);
+  if (grown.status != alloc_status::ok) return;
+  add_to_step(one, static_cast<std::int32_t>(query_len), grown.copy);
+  budget -= query_len;
+}
+
+void scheduler_core::build(step_inputs& inputs) const {
+  if (unbuilt_ == nullptr) {
+    refuse(errc::failed_precondition, "build: the step scheduled last is not in flight; call schedule first");
+  }
+  const step_plan& plan = unbuilt_->plan;
+  const auto num_tokens = static_cast<std::size_t>(plan.num_tokens);
+  translate_bad_alloc("build", [&] {
+    inputs.tokens.reserve(num_tokens);
+    inputs.positions.reserve(num_tokens);
+    inputs.sample_rows.reserve(static_cast<std::size_t>(unbuilt_->num_sampled));
+    inputs.late_tokens.reserve(is_async() ? plan.seqs.size() : 0);
+  });
+  manager_->build(inputs.batch, plan);
+  inputs.tokens.resize(num_tokens);
+  inputs.positions.resize(num_tokens);
+  inputs.sample_rows.clear();
+  inputs.late_tokens.clear();
+  std::int32_t at = 0;
+  for (std::size_t i = 0; i < plan.seqs.size(); ++i) {
+    const scheduled_seq& row = plan.seqs[i];
+    const step_row& in_flight = unbuilt_->rows[i];
+    const sample_state& one = *in_flight.sample;
+    if (row.query_len == 1 && row.num_samples == 1 && row.seq_len == one.num_known && one.num_known > one.num_prompt)
+        [[likely]] {  // decodes after its last token
+      inputs.tokens[static_cast<std::size_t>(at)] = one.last_token;
+      inputs.positions[static_cast<std::size_t>(at)] = row.seq_len - 1;
+      inputs.sample_rows.push_back(at++);
+      continue;
+    }
+    for (std::int32_t position = row.seq_len - row.query_len; position < row.seq_len; ++position, ++at) {
+      token_id token{-1};
+      if (position < one.num_known) [[likely]] {
+        token = token_at(one, position);
+      } else if (row.num_drafts > 0) {
+        token = one.drafts[static_cast<std::size_t>(position - one.num_known)];
+      } else {
+        inputs.late_tokens.push_back({in_flight.late.step, in_flight.late.sampled, at});
+      }
+      inputs.tokens[static_cast<std::size_t>(at)] = token;
+      inputs.positions[static_cast<std::size_t>(at)] = position;
+    }
+    if (row.num_samples > 0) {
+      for (std::int32_t k = row.num_drafts; k >= 0; --k) inputs.sample_rows.push_back(at - 1 - k);
+    }
+  }
+}
+
+}  // namespace bifolio::detail

@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// Register kernels of attention: Rows × vectors of accumulators, one accumulator per result, summed in one order.
+
+#include <cstddef>
+
+#include "cpu/kernels/attention/kernels.hpp"
+#include "cpu/kernels/attention/prefetch_queue.hpp"
+#include "cpu/kernels/simd/simd.hpp"
+
+namespace bifolio::cpu::BIFOLIO_ISA {
+namespace {
+
+/// Rows that share the registers of one kernel, and vectors beside each other in it: up to 6 × 4 accumulators of 32
+/// registers, 6 × 2 of 16. Seven or eight rows of 32 registers are one group of two vectors rather than two groups of
+/// four, so that K and V are read and widened once.
+inline constexpr int group_rows = 6;
+inline constexpr int max_group_rows = num_vector_registers == 32 ? 8 : group_rows;
+inline constexpr int kernel_vectors = num_vector_registers == 32 ? 4 : 2;
+[[nodiscard]] constexpr int vectors_beside(int rows) noexcept { return rows > group_rows ? 2 : kernel_vectors; }
+inline constexpr int tile_vectors = tile_keys / lanes;
+
+// How a column of transposed keys lies in scratch and is multiplied: `dims` dims in 32 bits a key, in `parts` steps of
+// one query value a row each. Chains of multiply-adds are the same for the first two.
+
+/// One dim, widened.
+struct wide_column {
+  static constexpr int dims = 1;
+  static constexpr int parts = 1;
+  template <int Part>
+  static BIFOLIO_INLINE vf load_part(const float* keys) noexcept {
+    return load(keys);
+  }
+  static BIFOLIO_INLINE vf multiply_add(vf query, vf key, vf acc) noexcept { return fma(query, key, acc); }
+};
+
+/// Two dims of 16 bits, widened on the way.
+template <class Key>
+struct pair_column {
+  static constexpr int dims = 2;
+  static constexpr int parts = 2;
+  template <int Part>
+  static BIFOLIO_INLINE vf load_part(const float* keys) noexcept {
+    return load_half<Key, Part>(keys);
+  }
+  static BIFOLIO_INLINE vf multiply_add(vf query, vf key, vf acc) noexcept { return fma(query, key, acc); }
+};
+
+/// Two dims of bfloat16 against a pair of query elements.
+struct dot_column {
+  static constexpr int dims = 2;
+  static constexpr int parts = 1;
+  template <int Part>
+  static BIFOLIO_INLINE vf load_part(const float* keys) noexcept {
+    return load(keys);
+  }
+  static BIFOLIO_INLINE vf multiply_add(vf query, vf key, vf acc) noexcept { return pair_dot(query, key, acc); }
+};
+
+/// scores[r][key] += Σ_d queries[d][r] · keys[d][key], d ascending, starting from 0 unless `add`. queries
+/// [num_columns · parts][Rows], keys [num_columns][tile_keys], scores [Rows][tile_keys].
+template <class Column, int Rows>
+BIFOLIO_INLINE void score_rows(const float* queries, const float* keys, int num_columns, bool add, float* scores,
+                               line_stream& stream) noexcept {
+  constexpr int vectors = vectors_beside(Rows);
+  line_turns ahead(stream);
+  for (int column = 0; column < tile_keys; column += vectors * lanes) {
+    vf acc[std::size_t{Rows}][std::size_t{vectors}];
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 4
+      for (int c = 0; c < vectors; ++c) {
+        acc[r][c] = add ? load(scores + r * tile_keys + column + c * lanes) : vf(0.0f);
+      }
+    }
+    const float* q = queries;
+    const float* k = keys + column;
+    const auto part = [&]<int Part>() __attribute__((always_inline)) {
+      vf b[std::size_t{vectors}];
+#pragma GCC unroll 4
+      for (int c = 0; c < vectors; ++c) b[c] = Column::template load_part<Part>(k + c * lanes);
+#pragma GCC unroll 8
+      for (int r = 0; r < Rows; ++r) {
+        const vf a = broadcast(q[Part * Rows + r]);
+#pragma GCC unroll 4
+        for (int c = 0; c < vectors; ++c) acc[r][c] = Column::multiply_add(a, b[c], acc[r][c]);
+      }
+      ahead.turn(Column::dims / Column::parts);
+    };
+    for (int i = 0; i < num_columns; ++i) {
+      part.template operator()<0>();
+      if constexpr (Column::parts == 2) part.template operator()<1>();
+      q += Column::parts * Rows;
+      k += tile_keys;
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 4
+      for (int c = 0; c < vectors; ++c) store(scores + r * tile_keys + column + c * lanes, acc[r][c]);
+    }
+  }
+}
+
+/// acc[r][dims] += Σ_key p[r][key] · values[key][dims], key ascending in [begin, end). p [Rows][tile_keys]; values: one
+/// pointer per key; acc [Rows] rows of `acc_stride` floats in value order; dims: `num_dims`, whole pairs of vectors.
+template <int Rows, class Value>
+BIFOLIO_INLINE void accumulate_rows(const float* p, const Value* const* values, int begin, int end, int num_dims,
+                                    float* acc_rows, std::int64_t acc_stride, line_stream& stream) noexcept {
+  line_turns ahead(stream);
+  const auto pass = [&]<int Vectors>(int dim) __attribute__((always_inline)) {
+    vf acc[std::size_t{Rows}][std::size_t{Vectors}];
+    float* first = acc_rows + dim;
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 4
+      for (int c = 0; c < Vectors; ++c) acc[r][c] = load(first + r * acc_stride + c * lanes);
+    }
+    for (int key = begin; key < end; ++key) {
+      const Value* row = values[key] + dim;
+      ahead.turn();
+      vf b[std::size_t{Vectors}];
+#pragma GCC unroll 2
+      for (int c = 0; c < Vectors; c += 2) load_pair(row + c * lanes, b[c], b[c + 1]);
+#pragma GCC unroll 8
+      for (int r = 0; r < Rows; ++r) {
+        const vf a = broadcast(p[r * tile_keys + key]);
+#pragma GCC unroll 4
+        for (int c = 0; c < Vectors; ++c) acc[r][c] = fma(a, b[c], acc[r][c]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 4
+      for (int c = 0; c < Vectors; ++c) store(first + r * acc_stride + c * lanes, acc[r][c]);
+    }
+  };
+  constexpr int vectors = vectors_beside(Rows);
+  int dim = 0;
+  for (; dim + vectors * lanes <= num_dims; dim += vectors * lanes) pass.template operator()<vectors>(dim);
+  if constexpr (vectors > 2) {
+    if (dim < num_dims) pass.template operator()<2>(dim);
+  }
+}
+
+/// V rows in place, as `accumulate_pairs` reads them: one pointer per key.
+struct value_rows {
+  const bfloat16* const* row;
+  BIFOLIO_INLINE void load_pairs(int pair, int dim, vf& a, vf& b) const noexcept {
+    pair_rows(load_bits(row[2 * pair] + dim), load_bits(row[2 * pair + 1] + dim), a, b);
+  }
+};
+
+/// V rows that were paired before: [pairs of keys][stride], two vectors for 2·lanes dims.
+struct value_pairs {
+  const float* pairs;
+  std::int64_t stride;
+  BIFOLIO_INLINE void load_pairs(int pair, int dim, vf& a, vf& b) const noexcept {
+    a = load(pairs + pair * stride + dim);
+    b = load(pairs + pair * stride + dim + lanes);
+  }
+};
+
+/// Like `accumulate_rows`, two bfloat16 keys at a time: pairs [begin, end) of keys, p [Rows][tile_keys] of which the
+/// first half of a row holds pairs. With `keep` only the keys of a pair whose 16 bits are set are taken.
+template <int Rows, class Values>
+BIFOLIO_INLINE void accumulate_pairs(const float* p, const Values& values, int begin, int end, std::uint32_t keep,
+                                     int num_dims, float* acc_rows, std::int64_t acc_stride,
+                                     line_stream& stream) noexcept {
+  line_turns ahead(stream);
+  const auto pass = [&]<int Vectors>(int dim) __attribute__((always_inline)) {
+    vf acc[std::size_t{Rows}][std::size_t{Vectors}];
+    float* first = acc_rows + dim;
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 4
+      for (int c = 0; c < Vectors; ++c) acc[r][c] = load(first + r * acc_stride + c * lanes);
+    }
+    for (int pair = begin; pair < end; ++pair) {
+      vf b[std::size_t{Vectors}];
+#pragma GCC unroll 2
+      for (int c = 0; c < Vectors; c += 2) values.load_pairs(pair, dim + c * lanes, b[c], b[c + 1]);
+      ahead.turn(2);
+      if constexpr (Rows == 1) {
+#pragma GCC unroll 4
+        for (int c = 0; c < Vectors; ++c) b[c] = keep_bits(b[c], keep);
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < Rows; ++r) {
+        vf a = broadcast(p[r * tile_keys + pair]);
+        if constexpr (Rows == 1) a = keep_bits(a, keep);
+#pragma GCC unroll 4
+        for (int c = 0; c < Vectors; ++c) acc[r][c] = pair_dot(a, b[c], acc[r][c]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 4
+      for (int c = 0; c < Vectors; ++c) store(first + r * acc_stride + c * lanes, acc[r][c]);
+    }
+  };
+  constexpr int vectors = vectors_beside(Rows);
+  int dim = 0;
+  for (; dim + vectors * lanes <= num_dims; dim += vectors * lanes) pass.template operator()<vectors>(dim);
+  if constexpr (vectors > 2) {
+    if (dim < num_dims) pass.template operator()<2>(dim);
+  }
+}
+
+/// Calls `body.operator()<Rows>()` for the number of rows, 1 … max_group_rows.
+template <class Body>
+BIFOLIO_INLINE void with_rows(int rows, const Body& body) noexcept {
+  switch (rows) {
+    case 1:
+      return body.template operator()<1>();
+    case 2:
+      return body.template operator()<2>();
+    case 3:
+      return body.template operator()<3>();
+    case 4:
+      return body.template operator()<4>();
+    case 5:
+      return body.template operator()<5>();
+    case 6:
+      return body.template operator()<6>();
+    case 7:
+      if constexpr (max_group_rows >= 7) body.template operator()<7>();
+      return;
+    default:
+      if constexpr (max_group_rows >= 8) body.template operator()<8>();
+  }
+}
+
+/// `lanes` rows of K, each at a place of its own.
+template <class Key>
+struct scattered_rows {
+  const Key* row[lanes];
+  [[nodiscard]] BIFOLIO_INLINE const Key* at(int i, int dim) const noexcept { return row[i] + dim; }
+};
+
+/// `lanes` rows of K at one distance: four bases and three offsets instead of sixteen pointers, which would not fit
+/// into registers (390 → 250 ns for 64 keys × 128 dims of bf16).
+template <class Key>
+struct even_rows {
+  const char* base[(lanes + 3) / 4];
+  std::int64_t offset[4];  // in bytes
+  BIFOLIO_INLINE even_rows(const Key* first, std::int64_t stride) noexcept {
+    const auto bytes = stride * static_cast<std::int64_t>(sizeof(Key));
+    for (int i = 0; i < (lanes + 3) / 4; ++i) base[i] = reinterpret_cast<const char*>(first) + 4 * i * bytes;
+    for (int i = 0; i < 4; ++i) offset[i] = i * bytes;
+  }
+  [[nodiscard]] BIFOLIO_INLINE const Key* at(int i, int dim) const noexcept {
+    return reinterpret_cast<const Key*>(base[i / 4] + offset[i % 4]) + dim;
+  }
+};
+
+/// keys[column][lane] = rows[lane][column] for `lanes` keys and dims [0, head_dim); keys [columns][tile_keys]. Pairs of
+/// 16-bit elements are transposed as 32-bit lanes and, if `Wide`, widened to two columns afterwards. A pair whose
+/// second dim is missing gets 0 for it.
+template <class Key, bool Wide, class Rows>
+BIFOLIO_INLINE void transpose_keys(const Rows& rows, int head_dim, float* keys, line_stream& stream) noexcept {
+  constexpr int step = lanes * 4 / static_cast<int>(sizeof(Key));
+  line_turns ahead(stream);
+  int dim = 0;
+  for (; dim + step <= head_dim; dim += step) {
+    transpose(
+        [&](int i) __attribute__((always_inline)) { return load_bits(rows.at(i, dim)); },
+        [&](int j, vf column) __attribute__((always_inline)) {
+          if constexpr (sizeof(Key) == 4) {
+            store(keys + (dim + j) * tile_keys, column);
+          } else if constexpr (!Wide) {
+            store_pairs<Key>(keys + (dim / 2 + j) * tile_keys, column);
+          } else {
+            vf even;
+            vf odd;
+            split_pair<Key>(column, even, odd);
+            store(keys + (dim + 2 * j) * tile_keys, even);
+            store(keys + (dim + 2 * j + 1) * tile_keys, odd);
+          }
+          ahead.turn();
+        });
+  }
+  if constexpr (sizeof(Key) == 4 || Wide) {
+    for (; dim < head_dim; ++dim) {
+      for (int i = 0; i < lanes; ++i) keys[dim * tile_keys + i] = widen(*rows.at(i, dim));
+    }
+  } else {
+    for (; dim < head_dim; dim += 2) {
+      Key pairs[2 * lanes];
+      for (int i = 0; i < lanes; ++i) {
+        pairs[2 * i] = *rows.at(i, dim);
+        pairs[2 * i + 1] = dim + 1 < head_dim ? *rows.at(i, dim + 1) : Key{};
+      }
+      store_pairs<Key>(keys + dim / 2 * tile_keys, load_bits(pairs));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace bifolio::cpu::BIFOLIO_ISA

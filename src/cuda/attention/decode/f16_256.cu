@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/attention/decode/kernel.cuh"
+#include "cuda/attention/decode/launch.hpp"
+
+namespace bifolio::cuda {
+
+const decode_entry decode_f16_256 = decode::make_entry<__half, 256, 8>();
+
+}  // namespace bifolio::cuda

@@ -1,0 +1,482 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// The general attention kernel. A thread block of 128 takes an item (general_items.hpp) for one KV head and up to 256
+/// output dims, and walks its splits in tiles of 64 positions:
+///
+///   offsets   where each position's K and V lie, through the block table; positions that no row of the tile sees are
+///             never looked up
+///   K, V      128 dims of the tile to shared memory as float32, 16 bytes a load where strides and alignment allow
+///   scores    thread = one position and half of the rows; dims beyond 128 take further rounds
+///   softmax   one warp a row; running maximum and sum in shared memory
+///   values    thread = one dim (and the one 128 further), all rows, accumulated in registers
+///
+/// The order of every sum depends on head_dim alone: not on the batch, the tile of rows or the number of thread blocks.
+/// Positions that a row must not see carry the weight −0, which selects their V away instead of multiplying it.
+
+#include <cstdint>
+
+#include "cuda/attention/general/items.hpp"
+#include "cuda/device/convert.cuh"
+#include "cuda/device/load.cuh"
+#include "cuda/device/paged.cuh"
+#include "cuda/device/softmax.cuh"
+#include "cuda/host/kernel_args.hpp"
+
+namespace bifolio::cuda {
+
+inline constexpr int general_threads = 128;
+inline constexpr int general_keys = 64;                   // positions of a tile
+inline constexpr int general_round = 128;                 // dims in shared memory at once
+inline constexpr int general_kv_row = general_round + 4;  // floats; shifts neighbouring positions by four banks
+
+/// How one half is read.
+enum class kv_walk : std::int32_t {
+  packs,   ///< 16 bytes of dims at a time
+  dims,    ///< single elements, dims fastest
+  tokens,  ///< single elements, positions fastest
+};
+
+struct general_args {
+  attention_kernel_args call;
+  kv_walk k_walk;
+  kv_walk v_walk;
+  std::int32_t num_dim_tiles;
+};
+
+/// Score of a position out of sight: a NaN that no arithmetic makes.
+inline constexpr int unseen_score = 0x7fedc0de;
+
+template <int Rows>
+struct general_shared {
+  static constexpr int weight_row = Rows + 4;  // floats, whole float4
+  float k[general_keys][general_kv_row];
+  float v[general_keys][general_kv_row];
+  float q[Rows][dims_per_tile];             // this round's queries, or all of them when head_dim fits
+  float weights[general_keys][weight_row];  // scores, then probabilities
+  std::int64_t k_offset[general_keys];
+  std::int64_t v_offset[general_keys];
+  float m[Rows], l[Rows];              // of the split under way
+  float rescale[Rows];                 // factor of what is accumulated
+  float total_m[Rows], total_l[Rows];  // of the splits before it
+  fold_weights fold[Rows];
+  row_finish finish[Rows];
+  std::int32_t row_position[Rows];  // a row sees positions [row_begin, row_end)
+  std::int32_t row_begin[Rows];
+  std::int32_t row_end[Rows];
+  float row_slope[Rows];
+  std::int64_t row_bias[Rows];  // elements from the start of the bias
+  std::uint32_t arrived;
+};
+
+/// Rows `num_rows` × dims of q as float32.
+template <int Rows>
+__device__ __forceinline__ void load_queries(general_shared<Rows>& shared, const attention_kernel_args& call,
+                                             std::int64_t first_token, std::int32_t first_row, std::int32_t num_rows,
+                                             std::int32_t kv_head, std::int32_t first_dim, std::int32_t num_dims) {
+  for (std::int32_t i = threadIdx.x; i < Rows * num_dims; i += general_threads) {
+    const std::int32_t r = i / num_dims;
+    const std::int32_t d = i - r * num_dims;
+    float value = 0.0f;
+    if (r < num_rows) {
+      const std::int32_t row = first_row + r;
+      const std::int64_t token = first_token + row / call.group_size;
+      const std::int64_t head = static_cast<std::int64_t>(kv_head) * call.group_size + row % call.group_size;
+      value =
+          load_as_float(call.q, token * call.q_token_stride + head * call.q_head_stride + first_dim + d, call.q_type);
+    }
+    shared.q[r][d] = value;
+  }
+}
+
+/// `general_keys` positions × `general_round` dims of one half to shared memory; zero where there is nothing to read.
+template <class T>
+__device__ __forceinline__ void load_half(float (*tile)[general_kv_row], const void* base, const kv_strides& strides,
+                                          kv_walk walk, const std::int64_t* offsets, std::int32_t head_dim,
+                                          std::int32_t first_dim) {
+  const T* const data = static_cast<const T*>(base);
+  if (walk == kv_walk::packs) {
+    constexpr int count = 16 / sizeof(T);
+    constexpr int per_key = general_round / count;
+    constexpr int rounds = general_keys * per_key / general_threads;
+    const int dim = static_cast<int>(threadIdx.x) % per_key * count;
+    const bool dim_there = first_dim + dim < head_dim;
+    const T* const mine = data + (dim_there ? dim_offset(strides, head_dim, first_dim + dim) : 0);
+#pragma unroll
+    for (int outer = 0; outer < rounds; outer += 8) {
+      uint4 held[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int key = ((outer + i) * general_threads + static_cast<int>(threadIdx.x)) / per_key;
+        const std::int64_t offset = offsets[key];
+        held[i] = load_16_if(mine + offset, dim_there && offset >= 0);
+      }
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int key = ((outer + i) * general_threads + static_cast<int>(threadIdx.x)) / per_key;
+        const unpacked<T> elements(held[i]);
+#pragma unroll
+        for (int e = 0; e < count; e += 4) {
+          *reinterpret_cast<float4*>(&tile[key][dim + e]) =
+              make_float4(elements.values[e], elements.values[e + 1], elements.values[e + 2], elements.values[e + 3]);
+        }
+      }
+    }
+  } else {
+#pragma unroll 8
+    for (int item = threadIdx.x; item < general_keys * general_round; item += general_threads) {
+      const int key = walk == kv_walk::tokens ? item % general_keys : item / general_round;
+      const int dim = walk == kv_walk::tokens ? item / general_keys : item % general_round;
+      const std::int64_t offset = offsets[key];
+      float value = 0.0f;
+      if (offset >= 0 && first_dim + dim < head_dim) {
+        value = widen(data[offset + dim_offset(strides, head_dim, first_dim + dim)]);
+      }
+      tile[key][dim] = value;
+    }
+  }
+}
+
+/// One position's V into all rows; with Select, rows whose weight is −0 do not look at it.
+template <int Rows, bool Select>
+__device__ __forceinline__ void add_values(float* accumulated, const float* weights, float value) {
+#pragma unroll
+  for (int r = 0; r < Rows; r += 4) {
+    const float4 w = *reinterpret_cast<const float4*>(weights + r);
+    const auto seen = [&](float weight) {
+      return Select && __float_as_int(weight) == static_cast<int>(0x80000000u) ? 0.0f : value;
+    };
+    accumulated[r] = __fmaf_rn(w.x, seen(w.x), accumulated[r]);
+    accumulated[r + 1] = __fmaf_rn(w.y, seen(w.y), accumulated[r + 1]);
+    accumulated[r + 2] = __fmaf_rn(w.z, seen(w.z), accumulated[r + 2]);
+    accumulated[r + 3] = __fmaf_rn(w.w, seen(w.w), accumulated[r + 3]);
+  }
+}
+
+template <class T, int Rows>
+__global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
+    attention_general(const __grid_constant__ general_args args) {
+  constexpr int rows_per_half = Rows / 2;  // of one thread in the score phase
+  constexpr int dims_per_thread = dims_per_tile / general_threads;
+  extern __shared__ __align__(16) unsigned char shared_bytes[];
+  auto& shared = *reinterpret_cast<general_shared<Rows>*>(shared_bytes);
+  const attention_kernel_args& call = args.call;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % 32;
+  const int warp = thread / 32;
+
+  const auto* const header = reinterpret_cast<const general_header*>(call.general_words);
+  const auto* const items = reinterpret_cast<const general_item*>(header + 1);
+  const std::int32_t parts = call.num_kv_heads * args.num_dim_tiles;
+  const std::int64_t num_works = static_cast<std::int64_t>(header->num_items) * parts;
+  const bool queries_fit = call.head_dim <= dims_per_tile;
+
+  for (std::int64_t work = blockIdx.x; work < num_works; work += gridDim.x) {
+    const general_item item = items[work / parts];
+    const auto part = static_cast<std::int32_t>(work % parts);
+    const std::int32_t kv_head = part / args.num_dim_tiles;
+    const std::int32_t dim_tile = part % args.num_dim_tiles;
+    const std::int32_t first_out_dim = dim_tile * dims_per_tile;
+    const std::int32_t num_out_dims = min(dims_per_tile, call.head_dim - first_out_dim);
+
+    const std::int32_t first_token = call.query_start_loc[item.seq];
+    const std::int32_t query_len = call.query_start_loc[item.seq + 1] - first_token;
+    if (query_len < call.min_query_len) continue;
+    const std::int32_t seq_len = call.seq_lens[item.seq];
+    const std::int64_t rows_left = static_cast<std::int64_t>(query_len) * call.group_size - item.first_row;
+    const auto num_rows = static_cast<std::int32_t>(min(static_cast<std::int64_t>(Rows), rows_left));
+    const std::int32_t* const table = call.block_tables + item.seq * call.block_table_stride;
+
+    __syncthreads();  // the work before this one is done with shared memory
+    if (thread < Rows) {
+      const bool used = thread < num_rows;
+      const std::int32_t row = item.first_row + (used ? thread : 0);
+      const std::int32_t position = seq_len - query_len + row / call.group_size;
+      const std::int32_t head = kv_head * call.group_size + row % call.group_size;
+      std::int64_t begin = 0;
+      std::int64_t end = seq_len;
+      if (call.window_left >= 0) begin = max(begin, static_cast<std::int64_t>(position) - call.window_left);
+      if (call.window_right >= 0) end = min(end, static_cast<std::int64_t>(position) + call.window_right + 1);
+      shared.row_position[thread] = position;
+      shared.row_begin[thread] = used && begin < end ? static_cast<std::int32_t>(begin) : 0;
+      shared.row_end[thread] = used && begin < end ? static_cast<std::int32_t>(end) : 0;
+      shared.row_slope[thread] = used && call.alibi_slopes != nullptr ? call.alibi_slopes[head] : 0.0f;
+      shared.row_bias[thread] =
+          (first_token + row / call.group_size) * call.bias_token_stride + head * call.bias_head_stride;
+      shared.total_m[thread] = minus_infinity();
+      shared.total_l[thread] = 0.0f;
+    }
+    if (queries_fit) {
+      load_queries<Rows>(shared, call, first_token, item.first_row, num_rows, kv_head, 0, call.head_dim);
+      // The score phase reads whole float4s.
+      const std::int32_t padded = (call.head_dim + 3) / 4 * 4 - call.head_dim;
+      for (std::int32_t i = thread; i < Rows * padded; i += general_threads) {
+        shared.q[i / padded][call.head_dim + i % padded] = 0.0f;
+      }
+    }
+    __syncthreads();
+
+    // Positions that some row sees. Rows are in the order of their positions, and so are their bounds; rows that see
+    // nothing have end 0.
+    std::int32_t tile_begin = 0x7fffffff;
+    std::int32_t tile_end = 0;
+#pragma unroll
+    for (int r = 0; r < Rows; ++r) {
+      if (shared.row_end[r] == 0) continue;
+      tile_begin = min(tile_begin, shared.row_begin[r]);
+      tile_end = max(tile_end, shared.row_end[r]);
+    }
+
+    float total[dims_per_thread][Rows];
+    float accumulated[dims_per_thread][Rows];
+#pragma unroll
+    for (int c = 0; c < dims_per_thread; ++c) {
+#pragma unroll
+      for (int r = 0; r < Rows; ++r) total[c][r] = accumulated[c][r] = 0.0f;
+    }
+
+    for (std::int32_t split = item.first_split; split < item.first_split + item.num_splits; ++split) {
+      const std::int64_t split_begin = static_cast<std::int64_t>(split) * split_positions;
+      if (thread < Rows) {
+        shared.m[thread] = minus_infinity();
+        shared.l[thread] = 0.0f;
+      }
+#pragma unroll
+      for (int c = 0; c < dims_per_thread; ++c) {
+#pragma unroll
+        for (int r = 0; r < Rows; ++r) accumulated[c][r] = 0.0f;
+      }
+
+      for (std::int32_t step = 0; step < split_positions; step += general_keys) {
+        const std::int64_t first = split_begin + step;
+        if (first >= tile_end) break;
+        if (first + general_keys <= tile_begin) continue;
+
+        __syncthreads();  // the tile before this one has been used
+        if (thread < general_keys) {
+          const std::int64_t position = first + thread;
+          std::int64_t k_offset = -1;
+          std::int64_t v_offset = -1;
+          if (position >= tile_begin && position < tile_end) {
+            const auto entry = static_cast<std::int32_t>(position) / call.block_size;
+            const std::int32_t in_block = static_cast<std::int32_t>(position) - entry * call.block_size;
+            // The plan checked the host's table; a different one on the device must not lead out of the cache.
+            std::int64_t block = table[entry];
+            block = block < 0 ? 0 : block >= call.num_blocks ? call.num_blocks - 1 : block;
+            k_offset = token_offset(call.k_strides, block, kv_head, in_block);
+            v_offset = token_offset(call.v_strides, block, kv_head, in_block);
+          }
+          shared.k_offset[thread] = k_offset;
+          shared.v_offset[thread] = v_offset;
+        }
+        __syncthreads();
+
+        // Scores.
+        const int key = thread % general_keys;
+        const int first_own_row = thread / general_keys * rows_per_half;
+        float scores[rows_per_half];
+#pragma unroll
+        for (int r = 0; r < rows_per_half; ++r) scores[r] = 0.0f;
+        for (std::int32_t dim = 0; dim < call.head_dim; dim += general_round) {
+          if (dim > 0) __syncthreads();
+          load_half<T>(shared.k, call.k, call.k_strides, args.k_walk, shared.k_offset, call.head_dim, dim);
+          if (dim == 0) {
+            load_half<T>(shared.v, call.v, call.v_strides, args.v_walk, shared.v_offset, call.head_dim, first_out_dim);
+          }
+          const std::int32_t round = min(general_round, (call.head_dim - dim + 3) / 4 * 4);
+          if (!queries_fit) {
+            load_queries<Rows>(shared, call, first_token, item.first_row, num_rows, kv_head, dim,
+                               min(general_round, call.head_dim - dim));
+            const std::int32_t real = min(general_round, call.head_dim - dim);
+            for (std::int32_t i = thread; i < Rows * (round - real); i += general_threads) {
+              shared.q[i / (round - real)][real + i % (round - real)] = 0.0f;
+            }
+          }
+          __syncthreads();
+          const std::int32_t q_dim = queries_fit ? dim : 0;
+          for (std::int32_t d = 0; d < round; d += 4) {
+            const float4 k = *reinterpret_cast<const float4*>(&shared.k[key][d]);
+#pragma unroll
+            for (int r = 0; r < rows_per_half; ++r) {
+              const float4 q = *reinterpret_cast<const float4*>(&shared.q[first_own_row + r][q_dim + d]);
+              scores[r] = __fmaf_rn(q.x, k.x, scores[r]);
+              scores[r] = __fmaf_rn(q.y, k.y, scores[r]);
+              scores[r] = __fmaf_rn(q.z, k.z, scores[r]);
+              scores[r] = __fmaf_rn(q.w, k.w, scores[r]);
+            }
+          }
+        }
+        const std::int64_t position = first + key;
+#pragma unroll
+        for (int r = 0; r < rows_per_half; ++r) {
+          const int row = first_own_row + r;
+          float score = __fmul_rn(scores[r], call.scale);
+          if (call.soft_cap > 0.0f) score = __fmul_rn(call.soft_cap, tanhf(__fdiv_rn(score, call.soft_cap)));
+          if (call.alibi_slopes != nullptr) {
+            score = __fmaf_rn(shared.row_slope[row], static_cast<float>(position - shared.row_position[row]), score);
+          }
+          const bool seen = position >= shared.row_begin[row] && position < shared.row_end[row];
+          if (call.bias != nullptr && seen) {
+            score = __fadd_rn(score, load_as_float(call.bias, shared.row_bias[row] + position, call.bias_type));
+          }
+          shared.weights[key][row] = seen ? score : __int_as_float(unseen_score);
+        }
+        __syncthreads();
+
+        // Softmax: one warp a row.
+        for (int row = warp; row < Rows; row += general_threads / 32) {
+          float low = shared.weights[lane][row];
+          float high = shared.weights[lane + 32][row];
+          const bool low_seen = __float_as_int(low) != unseen_score;
+          const bool high_seen = __float_as_int(high) != unseen_score;
+          low = low_seen ? low : minus_infinity();
+          high = high_seen ? high : minus_infinity();
+          float largest = fmaxf(low, high);
+#pragma unroll
+          for (int mask = 16; mask > 0; mask /= 2)
+            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, mask));
+          const float before = shared.m[row];
+          const float joint = fmaxf(before, largest);
+          const float base = finite_max(joint);
+          low = low_seen ? expf(__fsub_rn(low, base)) : -0.0f;
+          high = high_seen ? expf(__fsub_rn(high, base)) : -0.0f;
+          shared.weights[lane][row] = low;
+          shared.weights[lane + 32][row] = high;
+          float sum = __fadd_rn(low, high);
+#pragma unroll
+          for (int mask = 16; mask > 0; mask /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, mask));
+          __syncwarp();
+          if (lane == 0) {
+            const float rescale = expf(__fsub_rn(before, base));
+            shared.rescale[row] = rescale;
+            shared.l[row] = __fmaf_rn(shared.l[row], rescale, sum);
+            shared.m[row] = joint;
+          }
+        }
+        __syncthreads();
+
+        // Values. Where every row sees every position of the tile nothing has to be selected.
+        bool select = first < tile_begin || first + general_keys > tile_end;
+#pragma unroll
+        for (int r = 0; r < Rows; ++r) {
+          select = select || shared.row_begin[r] > first || shared.row_end[r] < first + general_keys;
+        }
+#pragma unroll
+        for (int c = 0; c < dims_per_thread; ++c) {
+          if (c * general_threads >= num_out_dims) break;
+          if (c > 0) {  // the first dims came together with K
+            __syncthreads();
+            load_half<T>(shared.v, call.v, call.v_strides, args.v_walk, shared.v_offset, call.head_dim,
+                         first_out_dim + c * general_threads);
+            __syncthreads();
+          }
+#pragma unroll
+          for (int r = 0; r < Rows; ++r) accumulated[c][r] = __fmul_rn(accumulated[c][r], shared.rescale[r]);
+          if (select) {
+            for (int k = 0; k < general_keys; ++k) {
+              add_values<Rows, true>(accumulated[c], shared.weights[k], shared.v[k][thread]);
+            }
+          } else {
+#pragma unroll 4
+            for (int k = 0; k < general_keys; ++k) {
+              add_values<Rows, false>(accumulated[c], shared.weights[k], shared.v[k][thread]);
+            }
+          }
+        }
+      }
+
+      // Fold the split, unless its tile is folded by another thread block.
+      __syncthreads();
+      if (item.tile < 0) {
+        if (thread < Rows) {
+          shared.fold[thread] =
+              fold_into(shared.total_m[thread], shared.total_l[thread], shared.m[thread], shared.l[thread]);
+        }
+        __syncthreads();
+#pragma unroll
+        for (int r = 0; r < Rows; ++r) {
+          const fold_weights w = shared.fold[r];
+#pragma unroll
+          for (int c = 0; c < dims_per_thread; ++c) total[c][r] = fold_value(w, total[c][r], accumulated[c][r]);
+        }
+      }
+    }
+
+    if (item.tile >= 0) {
+      // Partial results: m and l of all rows, then [rows, dims].
+      const std::int64_t stride = partial_floats(Rows, call.head_dim);
+      const std::int64_t row_floats = stride / Rows - 2;
+      float* const own = call.workspace + (static_cast<std::int64_t>(item.partial) * parts + part) * stride;
+      if (thread < Rows) {
+        own[thread] = shared.m[thread];
+        own[Rows + thread] = shared.l[thread];
+      }
+#pragma unroll
+      for (int c = 0; c < dims_per_thread; ++c) {
+        const int dim = c * general_threads + thread;
+        if (dim >= num_out_dims) continue;
+#pragma unroll
+        for (int r = 0; r < Rows; ++r) own[2 * Rows + r * row_floats + dim] = accumulated[c][r];
+      }
+      __threadfence();
+      __syncthreads();
+      std::uint32_t* const counter = call.counters + static_cast<std::int64_t>(item.tile) * parts + part;
+      if (thread == 0) shared.arrived = atomicAdd(counter, 1u);
+      __syncthreads();
+      if (shared.arrived != static_cast<std::uint32_t>(item.num_partials) - 1) continue;
+      if (thread == 0) *counter = 0;
+      __threadfence();
+      for (std::int32_t p = 0; p < item.num_partials; ++p) {
+        const float* const partial =
+            call.workspace + (static_cast<std::int64_t>(item.first_partial + p) * parts + part) * stride;
+        __syncthreads();
+        if (thread < Rows) {
+          shared.fold[thread] = fold_into(shared.total_m[thread], shared.total_l[thread], __ldcg(partial + thread),
+                                          __ldcg(partial + Rows + thread));
+        }
+        __syncthreads();
+#pragma unroll
+        for (int c = 0; c < dims_per_thread; ++c) {
+          const int dim = c * general_threads + thread;
+          if (dim >= num_out_dims) continue;
+#pragma unroll
+          for (int r = 0; r < Rows; ++r) {
+            total[c][r] = fold_value(shared.fold[r], total[c][r], __ldcg(partial + 2 * Rows + r * row_floats + dim));
+          }
+        }
+      }
+      __syncthreads();
+    }
+
+    if (thread < num_rows) {
+      const std::int32_t row = item.first_row + thread;
+      const std::int32_t head = kv_head * call.group_size + row % call.group_size;
+      const bool has_sink = call.sinks != nullptr;
+      const row_finish finish =
+          finish_row(shared.total_m[thread], shared.total_l[thread], has_sink, has_sink ? call.sinks[head] : 0.0f);
+      shared.finish[thread] = finish;
+      if (call.lse != nullptr && dim_tile == 0) {
+        const std::int64_t token = first_token + row / call.group_size;
+        call.lse[token * call.num_q_heads + head] = finish.lse;
+      }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < Rows; ++r) {
+      if (r >= num_rows) break;
+      const std::int32_t row = item.first_row + r;
+      const std::int64_t token = first_token + row / call.group_size;
+      const std::int64_t head = static_cast<std::int64_t>(kv_head) * call.group_size + row % call.group_size;
+      const row_finish finish = shared.finish[r];
+#pragma unroll
+      for (int c = 0; c < dims_per_thread; ++c) {
+        const int dim = c * general_threads + thread;
+        if (dim >= num_out_dims) continue;
+        store_from_float(call.out, token * call.out_token_stride + head * call.out_head_stride + first_out_dim + dim,
+                         call.out_type, finish_value(finish, total[c][r]));
+      }
+    }
+  }
+}
+
+}  // namespace bifolio::cuda

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/attention/general/kernel.cuh"
+#include "cuda/attention/general/launch.hpp"
+
+namespace bifolio::cuda {
+namespace {
+
+template <class T>
+kv_walk walk_of(const void* base, const kv_strides& strides, std::int32_t head_dim) noexcept {
+  constexpr std::int64_t count = 16 / sizeof(T);
+  if (strides.dim == 1 && strides.chunk % count == 0 && head_dim % count == 0 && strides.block % count == 0 &&
+      strides.head % count == 0 && strides.token % count == 0 &&
+      (strides.chunk >= head_dim || strides.chunk_stride % count == 0) &&
+      reinterpret_cast<std::uintptr_t>(base) % 16 == 0) {
+    return kv_walk::packs;
+  }
+  return strides.chunk > 1 && strides.token < strides.dim ? kv_walk::tokens : kv_walk::dims;
+}
+
+template <class T, int Rows>
+cudaError_t launch_rows(const runtime_api& api, const general_args& args, const device_numbers& device,
+                        cudaStream_t stream) noexcept {
+  constexpr std::size_t shared_bytes = sizeof(general_shared<Rows>);
+  static_assert(shared_bytes <= 99 * 1024);  // sm_86, sm_89
+  const void* const kernel = reinterpret_cast<const void*>(attention_general<T, Rows>);
+  const cudaError_t status =
+      api.func_set_attribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
+  if (status != cudaSuccess) return status;
+  // As many as can run at once, whatever the plan holds: a captured launch serves later plans too.
+  const dim3 grid(static_cast<unsigned>(device.num_sms * 3));
+  return launch(api, attention_general<T, Rows>, grid, dim3(general_threads), shared_bytes, stream, false, args);
+}
+
+template <class T>
+cudaError_t launch_type(const runtime_api& api, general_args& args, const general_plan& plan,
+                        const device_numbers& device, cudaStream_t stream) noexcept {
+  args.k_walk = walk_of<T>(args.call.k, args.call.k_strides, args.call.head_dim);
+  args.v_walk = walk_of<T>(args.call.v, args.call.v_strides, args.call.head_dim);
+  return plan.rows_per_tile == few_rows ? launch_rows<T, few_rows>(api, args, device, stream)
+                                        : launch_rows<T, many_rows>(api, args, device, stream);
+}
+
+}  // namespace
+
+cudaError_t launch_general(const runtime_api& api, const attention_kernel_args& call, const general_plan& plan,
+                           const device_numbers& device, cudaStream_t stream) noexcept {
+  general_args args;
+  args.call = call;
+  args.num_dim_tiles = plan.num_dim_tiles;
+  switch (call.kv_type) {
+    case dtype::f16:
+      return launch_type<float16>(api, args, plan, device, stream);
+    case dtype::bf16:
+      return launch_type<bfloat16>(api, args, plan, device, stream);
+    default:
+      return launch_type<float>(api, args, plan, device, stream);
+  }
+}
+
+}  // namespace bifolio::cuda

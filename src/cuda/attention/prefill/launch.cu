@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cuda.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "cuda/attention/prefill/kernel.cuh"
+#include "cuda/attention/prefill/launch.hpp"
+
+namespace bifolio::cuda {
+namespace {
+
+using encode_function = decltype(&cuTensorMapEncodeTiled);
+
+/// One dimension of a map: its extent, the bytes from one element to the next, and how many a box takes.
+struct dimension {
+  cuuint64_t extent;
+  cuuint64_t stride_bytes;
+  cuuint32_t box;
+};
+
+template <int Rank>
+bool encode(encode_function function, tensor_map& map, dtype type, const void* base, const dimension (&dims)[Rank]) {
+  cuuint64_t extents[Rank];
+  cuuint64_t strides[Rank];
+  cuuint32_t box[Rank];
+  cuuint32_t steps[Rank];
+  for (int i = 0; i < Rank; ++i) {
+    extents[i] = dims[i].extent;
+    if (i > 0) strides[i - 1] = dims[i].stride_bytes;
+    box[i] = dims[i].box;
+    steps[i] = 1;
+  }
+  CUtensorMap encoded;
+  const CUresult result =
+      function(&encoded, type == dtype::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, Rank,
+               const_cast<void*>(base), extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  static_assert(sizeof(encoded) == sizeof(map));
+  std::memcpy(&map, &encoded, sizeof(map));
+  return result == CUDA_SUCCESS;
+}
+
+constexpr cuuint64_t bytes_of(std::int64_t elements) noexcept { return static_cast<cuuint64_t>(elements) * 2; }
+
+}  // namespace
+
+const prefill_entry* find_prefill_entry(dtype type, std::int32_t head_dim) noexcept {
+  if (type == dtype::f32) return nullptr;
+  const bool bf16 = type == dtype::bf16;
+  switch (head_dim) {
+    case 64:
+      return bf16 ? &prefill_bf16_64 : &prefill_f16_64;
+    case 128:
+      return bf16 ? &prefill_bf16_128 : &prefill_f16_128;
+    default:
+      return nullptr;
+  }
+}
+
+bool prefill_serves(const attention_kernel_args& args) noexcept {
+  constexpr std::int64_t max_stride = std::int64_t{1} << 38;  // elements; the map's limit is 2^40 bytes
+  const auto fits = [](std::int64_t stride) { return stride > 0 && stride < max_stride; };
+  const auto strides = [&](const kv_strides& s) { return fits(s.block) && fits(s.head) && fits(s.token); };
+  return prefill_block_size(args.block_size) && has_aligned_rows(args) && strides(args.k_strides) &&
+         strides(args.v_strides) && fits(args.q_token_stride) && fits(args.q_head_stride);
+}
+
+cudaError_t launch_prefill(const runtime_api& api, const attention_kernel_args& args, const prefill_entry& entry,
+                           const std::int32_t* words, const device_numbers& device, cudaStream_t stream) noexcept {
+  const auto function = reinterpret_cast<encode_function>(device.encode_tensor_map);
+
+  prefill_args p = {};
+  p.out = args.out;
+  p.lse = args.lse;
+  p.block_tables = args.block_tables;
+  p.words = words;
+  p.alibi_slopes = args.alibi_slopes;
+  p.sinks = args.sinks;
+  p.out_token_stride = args.out_token_stride;
+  p.out_head_stride = args.out_head_stride;
+  p.block_table_stride = args.block_table_stride;
+  p.num_q_heads = args.num_q_heads;
+  p.group_size = args.group_size;
+  p.packed_heads = prefill_packed_heads(args.group_size);
+  p.block_size = args.block_size;
+  p.box_tokens = std::min(args.block_size, prefill_tile_keys);
+  p.window_left = clamped_window(args.window_left);
+  p.window_right = args.causal ? -1 : clamped_window(args.window_right);
+  p.causal = args.causal;
+  p.scale = args.scale;
+  p.soft_cap = args.soft_cap;
+
+  const bool pairs = prefill_takes_pairs(args.block_size);
+  const auto chunks = static_cast<cuuint32_t>(args.head_dim / 64);
+  const auto packed = static_cast<cuuint32_t>(p.packed_heads);
+  const auto make_kv = [&](tensor_map& map, const void* base, const kv_strides& s, bool whole_head) {
+    const dimension dims[] = {
+        {64, 2, 64},
+        {static_cast<cuuint64_t>(args.block_size), bytes_of(s.token), static_cast<cuuint32_t>(p.box_tokens)},
+        {chunks, 128, whole_head ? chunks : 1},
+        {static_cast<cuuint64_t>(args.num_kv_heads), bytes_of(s.head), 1},
+        {static_cast<cuuint64_t>(args.num_blocks), bytes_of(s.block), 1}};
+    return encode(function, map, args.kv_type, base, dims);
+  };
+  const dimension q_dims[] = {{static_cast<cuuint64_t>(args.head_dim), 2, 64},
+                              {static_cast<cuuint64_t>(args.num_q_heads), bytes_of(args.q_head_stride), packed},
+                              {static_cast<cuuint64_t>(args.num_tokens), bytes_of(args.q_token_stride), 64 / packed}};
+  tensor_map q;
+  tensor_map k;
+  tensor_map v;
+  if (!encode(function, q, args.q_type, args.q, q_dims) || !make_kv(k, args.k, args.k_strides, pairs) ||
+      !make_kv(v, args.v, args.v_strides, true)) {
+    return cudaErrorInvalidValue;
+  }
+
+  const prefill_function kernel = (pairs ? entry.pairs : entry.rows)[has_options(args) ? 1 : 0];
+  const cudaError_t status = api.func_set_attribute(reinterpret_cast<const void*>(kernel),
+                                                    cudaFuncAttributeMaxDynamicSharedMemorySize, entry.shared_bytes);
+  if (status != cudaSuccess) return status;
+  return launch(api, kernel, dim3(static_cast<unsigned>(device.num_sms)), dim3(prefill::num_threads),
+                static_cast<std::size_t>(entry.shared_bytes), stream, device.dependent_launch, p, q, k, v);
+}
+
+}  // namespace bifolio::cuda

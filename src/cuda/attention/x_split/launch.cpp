@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/attention/x_split/launch.hpp"
+
+#include "cuda/attention/x_split/args.hpp"
+
+namespace bifolio::cuda {
+namespace {
+
+/// The strides of make_layout(x_split) with whole 16-byte chunks, and pointers that allow 16-byte accesses.
+bool is_x_split(const attention_kernel_args& args, std::int32_t vec) noexcept {
+  const kv_strides& k = args.k_strides;
+  const kv_strides& v = args.v_strides;
+  const auto aligned = [](const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0; };
+  return k.chunk == vec && k.dim == 1 && k.token == vec && k.chunk_stride % vec == 0 && k.head % vec == 0 &&
+         k.block % vec == 0 && v.token == 1 && v.chunk == args.head_dim && v.dim % vec == 0 && v.head % vec == 0 &&
+         v.block % vec == 0 && args.block_size % vec == 0 && aligned(args.k) && aligned(args.v);
+}
+
+}  // namespace
+
+bool x_split_serves(const attention_kernel_args& args) noexcept {
+  const auto vec = static_cast<std::int32_t>(16 / size_of(args.kv_type));
+  return args.bias == nullptr && is_x_split(args, vec) &&
+         (args.head_dim == 64 || args.head_dim == 128 || args.head_dim == 256);
+}
+
+cudaError_t launch_x_split(const runtime_api& api, const attention_kernel_args& args, const x_split_plan& plan,
+                           const device_numbers& device, cudaStream_t stream) noexcept {
+  x_split_args all;
+  all.call = args;
+  all.max_partitions = plan.max_partitions;
+  all.num_splits = plan.num_splits;
+  x_split_launcher* launcher = nullptr;
+  switch (args.kv_type) {
+    case dtype::f32:
+      launcher = launch_x_split_f32;
+      break;
+    case dtype::f16:
+      launcher = launch_x_split_f16;
+      break;
+    case dtype::bf16:
+      launcher = launch_x_split_bf16;
+      break;
+  }
+  if (launcher == nullptr) return cudaErrorInvalidValue;
+  const cudaError_t status = launcher(api, all, device.dependent_launch, stream);
+  if (status != cudaSuccess || plan.num_splits == 1) return status;
+  return launch_x_split_reduce(api, all, device.dependent_launch, stream);
+}
+
+}  // namespace bifolio::cuda

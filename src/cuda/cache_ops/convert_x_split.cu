@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// Blocks of x_split caches to and from caches whose dims are contiguous.
+#include <algorithm>
+
+#include "cuda/cache_ops/block_ops.hpp"
+#include "cuda/cache_ops/tile_transfer.cuh"
+
+namespace bifolio::cuda {
+namespace {
+
+constexpr int max_pairs = 400;
+
+/// The tokens of one block after another.
+struct pair_list {
+  struct pair {
+    std::int32_t row_block;
+    std::int32_t cache_block;
+  };
+  pair pairs[max_pairs];
+
+  [[nodiscard]] __device__ __forceinline__ tile_row row_of(std::int32_t token, const divisor& block_size) const {
+    const std::int32_t index = block_size.quotient(token);
+    return {pairs[index].row_block, token - index * static_cast<std::int32_t>(block_size.value)};
+  }
+  [[nodiscard]] __device__ __forceinline__ tile_place place_of(std::int32_t token, const divisor& block_size) const {
+    const std::int32_t index = block_size.quotient(token);
+    return {pairs[index].cache_block, token - index * static_cast<std::int32_t>(block_size.value)};
+  }
+};
+static_assert(sizeof(pair_list) + sizeof(tile_args) <= 4096);
+
+/// Whether packs of dims of the other side can be accessed at once.
+template <class T>
+bool has_packed_rows(const void* k, const void* v, const kv_layout& layout) noexcept {
+  constexpr std::int64_t step = 16 / static_cast<std::int64_t>(sizeof(T));
+  const auto packed = [&](const void* base, const kv_strides& s) {
+    return s.dim == 1 && s.chunk >= layout.head_dim && s.block % step == 0 && s.head % step == 0 &&
+           s.token % step == 0 && reinterpret_cast<std::uintptr_t>(base) % 16 == 0;
+  };
+  return packed(k, layout.k) && packed(v, layout.v);
+}
+
+template <class Row, class Cache, bool ToCache>
+bool try_launch(const runtime_api& api, const kv_cache_view& rows, const kv_cache_view& cache,
+                std::span<const block_copy> copies, bool dependent, cudaStream_t stream, cudaError_t& status) noexcept {
+  const kv_layout& layout = cache.layout;
+  if (!has_packed_rows<Row>(rows.k, rows.v, rows.layout) ||
+      !is_tiled_x_split<Cache>(cache.k, cache.v, layout.k, layout.v, layout.head_dim, layout.block_size) ||
+      !fits_tile_grid(std::int64_t{layout.block_size} * max_pairs, layout.num_kv_heads, layout.head_dim)) {
+    return false;
+  }
+  tile_args args = {};
+  args.halves[0] = {rows.k, rows.layout.k.block, rows.layout.k.token, rows.layout.k.head, cache.k, layout.k};
+  args.halves[1] = {rows.v, rows.layout.v.block, rows.layout.v.token, rows.layout.v.head, cache.v, layout.v};
+  args.block_size = divisor(layout.block_size);
+  args.num_heads = layout.num_kv_heads;
+  args.head_dim = layout.head_dim;
+  status = cudaSuccess;
+  while (!copies.empty() && status == cudaSuccess) {
+    const auto part = copies.first(std::min<std::size_t>(copies.size(), max_pairs));
+    pair_list list = {};
+    for (std::size_t i = 0; i < part.size(); ++i) {
+      const std::int32_t src = to_index(part[i].src);
+      const std::int32_t dst = to_index(part[i].dst);
+      list.pairs[i] = ToCache ? pair_list::pair{src, dst} : pair_list::pair{dst, src};
+    }
+    args.num_tokens = static_cast<std::int32_t>(part.size()) * layout.block_size;
+    const dim3 grid = tile_grid<ToCache>(args);
+    status = launch(api, transfer_tiles<Row, Cache, ToCache, pair_list>, grid, dim3(tile_threads), 0, stream, dependent,
+                    args, list);
+    copies = copies.subspan(part.size());
+  }
+  return true;
+}
+
+}  // namespace
+
+bool try_launch_convert_x_split(const runtime_api& api, const kv_cache_view& src, const kv_cache_view& dst,
+                                std::span<const block_copy> copies, bool dependent, cudaStream_t stream,
+                                cudaError_t& status) noexcept {
+  const bool to_cache = dst.layout.k.chunk < dst.layout.head_dim;
+  const auto types = [&]<class Row, class Cache>(Row, Cache) {
+    return to_cache ? try_launch<Row, Cache, true>(api, src, dst, copies, dependent, stream, status)
+                    : try_launch<Row, Cache, false>(api, dst, src, copies, dependent, stream, status);
+  };
+  const dtype rows = to_cache ? src.layout.type : dst.layout.type;
+  const dtype cache = to_cache ? dst.layout.type : src.layout.type;
+  if (rows == cache) {
+    // Bits stay: float16 stands for both 16-bit types.
+    return rows == dtype::f32 ? types(float{}, float{}) : types(float16{}, float16{});
+  }
+  if (rows == dtype::f32) return cache == dtype::f16 ? types(float{}, float16{}) : types(float{}, bfloat16{});
+  if (rows == dtype::f16) return cache == dtype::f32 ? types(float16{}, float{}) : types(float16{}, bfloat16{});
+  return cache == dtype::f32 ? types(bfloat16{}, float{}) : types(bfloat16{}, float16{});
+}
+
+}  // namespace bifolio::cuda

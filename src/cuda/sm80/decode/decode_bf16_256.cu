@@ -1,9 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-#include "cuda/sm80/decode/decode_kernel.cuh"
-#include "cuda/sm80/decode/decode_launch.hpp"
-
-namespace bifolio::cuda {
-
-const decode_entry decode_bf16_256 = decode::make_entry<__nv_bfloat16, 256, 8>();
-
-}  // namespace bifolio::cuda

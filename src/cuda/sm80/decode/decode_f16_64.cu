@@ -1,9 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-#include "cuda/sm80/decode/decode_kernel.cuh"
-#include "cuda/sm80/decode/decode_launch.hpp"
-
-namespace bifolio::cuda {
-
-const decode_entry decode_f16_64 = decode::make_entry<__half, 64, 4>();
-
-}  // namespace bifolio::cuda

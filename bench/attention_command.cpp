@@ -244,7 +244,7 @@ void add_attention_command(CLI::App& program, command& run) {
   CLI::App* sub = program.add_subcommand(
       "attention", "One attention call over shuffled blocks. Options in plural take lists (a,b): one row for each");
   sub->add_option("--device", o->device, "cpu, cuda or cuda:N")->capture_default_str();
-  sub->add_option("--dtype", o->q_dtypes, "Dtypes of queries and outputs: f32, f16, bf16")
+  sub->add_option("--dtype", o->q_dtypes, "Dtypes of queries and outputs: " + std::string(dtype_names))
       ->delimiter(',')
       ->capture_default_str();
   sub->add_option("--kv-dtype", o->kv_dtypes, "Dtypes of keys and values")->delimiter(',')->capture_default_str();

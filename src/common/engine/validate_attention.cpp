@@ -127,9 +127,9 @@ errc check_cache(const kv_cache_view& kv, const refusal& refuse) {
 
 // Shape, dtype, strides and pointer of one tensor; `written`: its rows must not overlap.
 errc check_tensor(const const_tensor_view& tensor, std::string_view name, bool written, const refusal& refuse) {
-  if (!known(tensor.type)) {
+  if (!is_dtype(tensor.type)) {
     return refuse(errc::invalid_argument, "the dtype of ", name, " is number ", static_cast<std::int32_t>(tensor.type),
-                  "; it must be f32, f16 or bf16");
+                  "; it must be one of ", dtype_names);
   }
   if (tensor.num_tokens < 0 || tensor.num_heads < 0 || tensor.head_dim < 0) {
     return refuse(errc::invalid_argument, name, " has the shape [", tensor.num_tokens, ", ", tensor.num_heads, ", ",
@@ -282,10 +282,10 @@ errc attention_spec_alone(const attention_spec& spec, std::string* sentence) {
     return refuse(errc::invalid_argument, "num_q_heads times head_dim is ",
                   std::int64_t{spec.num_q_heads} * spec.head_dim, "; the largest allowed value is ", max_row);
   }
-  if (!known(spec.q_type) || !known(spec.kv_type) || !known(spec.out_type)) {
+  if (!is_dtype(spec.q_type) || !is_dtype(spec.kv_type) || !is_dtype(spec.out_type)) {
     return refuse(errc::invalid_argument, "the dtypes of q, kv and out are numbers ",
                   static_cast<std::int32_t>(spec.q_type), ", ", static_cast<std::int32_t>(spec.kv_type), ", ",
-                  static_cast<std::int32_t>(spec.out_type), "; each must be f32, f16 or bf16");
+                  static_cast<std::int32_t>(spec.out_type), "; each must be one of ", dtype_names);
   }
   return errc::ok;
 }

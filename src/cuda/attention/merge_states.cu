@@ -97,14 +97,10 @@ cudaError_t launch_merge_states(const runtime_api& api, const merge_params& para
                     whole_packs(args.a, args.head_dim) && whole_packs(args.b, args.head_dim) &&
                     whole_packs(args.out, args.head_dim);
   if (!same) return launch(api, merge_rows<float, false>, grid, block, 0, stream, false, args);
-  switch (args.out.type) {
-    case dtype::f16:
-      return launch(api, merge_rows<float16, true>, grid, block, 0, stream, false, args);
-    case dtype::bf16:
-      return launch(api, merge_rows<bfloat16, true>, grid, block, 0, stream, false, args);
-    default:
-      return launch(api, merge_rows<float, true>, grid, block, 0, stream, false, args);
-  }
+  return visit_dtype(args.out.type, [&](auto traits) {
+    using element = typename decltype(traits)::storage;
+    return launch(api, merge_rows<element, true>, grid, block, 0, stream, false, args);
+  });
 }
 
 }  // namespace bifolio::cuda

@@ -136,13 +136,15 @@ enum class attention_loops : std::uint8_t {
 
 struct attention_kernels {
   /// Computes one item; indexed by the dtype of the KV cache.
-  void (*run[3])(const attention_args& args, const attention_item& item, const attention_scratch& scratch) noexcept;
+  void (*run[num_dtypes])(const attention_args& args, const attention_item& item,
+                          const attention_scratch& scratch) noexcept;
   /// Folds the partial results of all splits of the item's rows, writes out and lse.
-  void (*finish[3])(const attention_args& args, const attention_item& item, const attention_scratch& scratch) noexcept;
+  void (*finish[num_dtypes])(const attention_args& args, const attention_item& item,
+                             const attention_scratch& scratch) noexcept;
   /// Rows [begin, end) of token · num_heads + head of merge_states.
   void (*merge)(const merge_params& params, std::int64_t begin, std::int64_t end) noexcept;
   /// The loops of `run` and `finish`, by the dtype of the KV cache; [1]: queries and output have it too.
-  attention_loops loops[3][2];
+  attention_loops loops[num_dtypes][2];
 };
 
 }  // namespace bifolio::cpu

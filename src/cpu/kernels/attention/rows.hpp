@@ -39,14 +39,8 @@ BIFOLIO_INLINE void widen_row(const void* src, std::int64_t offset, int count, f
 }
 
 void widen_any(dtype type, const void* src, std::int64_t offset, int count, float factor, float* dst) noexcept {
-  switch (type) {
-    case dtype::f32:
-      return widen_row<float>(src, offset, count, factor, dst);
-    case dtype::f16:
-      return widen_row<float16>(src, offset, count, factor, dst);
-    case dtype::bf16:
-      return widen_row<bfloat16>(src, offset, count, factor, dst);
-  }
+  visit_dtype(type,
+              [&](auto traits) { widen_row<typename decltype(traits)::storage>(src, offset, count, factor, dst); });
 }
 
 /// Pairs of elements in 32 bits, the earlier one in the low half; 0 beside a last one that is alone. For instruction
@@ -66,14 +60,7 @@ BIFOLIO_INLINE void narrow_row(const float* src, int count, void* dst, std::int6
 }
 
 void narrow_any(dtype type, const float* src, int count, void* dst, std::int64_t offset) noexcept {
-  switch (type) {
-    case dtype::f32:
-      return narrow_row<float>(src, count, dst, offset);
-    case dtype::f16:
-      return narrow_row<float16>(src, count, dst, offset);
-    case dtype::bf16:
-      return narrow_row<bfloat16>(src, count, dst, offset);
-  }
+  visit_dtype(type, [&](auto traits) { narrow_row<typename decltype(traits)::storage>(src, count, dst, offset); });
 }
 
 void merge_rows(const merge_params& params, std::int64_t begin, std::int64_t end) noexcept {

@@ -30,13 +30,13 @@ struct gather_pass {
   std::size_t half_block_bytes = 0;
   const std::int32_t* tables = nullptr;
   std::int64_t num_entries = 0;
-  std::int32_t num_lanes = 1;
+  std::int32_t num_workers = 1;
 };
 
-void gather_lane(void* context, std::int32_t lane) noexcept {
+void gather_worker(void* context, std::int32_t worker) noexcept {
   const auto& pass = *static_cast<const gather_pass*>(context);
-  const std::int64_t begin = pass.num_entries * lane / pass.num_lanes;
-  const std::int64_t end = pass.num_entries * (lane + 1) / pass.num_lanes;
+  const std::int64_t begin = pass.num_entries * worker / pass.num_workers;
+  const std::int64_t end = pass.num_entries * (worker + 1) / pass.num_workers;
   std::uint64_t all = 0;
   for (std::int64_t i = begin; i < end; ++i) {
     const auto block = static_cast<std::size_t>(pass.tables[i]);
@@ -48,8 +48,8 @@ void gather_lane(void* context, std::int32_t lane) noexcept {
 
 class attention_bench {
  public:
-  attention_bench(const attention_options& options, const setting& s, backend& where, executor& lanes)
-      : options_(options), setting_(s), where_(where), lanes_(lanes), spec_(spec_of(s, options)) {
+  attention_bench(const attention_options& options, const setting& s, backend& where, executor& workers)
+      : options_(options), setting_(s), where_(where), workers_(workers), spec_(spec_of(s, options)) {
     make_cache();
     make_rows();
   }
@@ -57,7 +57,7 @@ class attention_bench {
   row measure() {
     // Calls and probe take turns: the speed of a shared machine moves by a tenth within seconds.
     constexpr int num_turns = 4;
-    read_probe probe(lanes_, pool_.data(), pool_.num_bytes());
+    read_probe probe(workers_, pool_.data(), pool_.num_bytes());
     std::vector<double> probes{probe.gb_per_second(probe_seconds)};
     std::vector<double> calls;
     for (std::int64_t set = 0; set < std::min<std::int64_t>(num_sets_, 3); ++set) (void)time_once(set);
@@ -68,7 +68,7 @@ class attention_bench {
     attention_result result;
     result.device = options_.device;
     result.isa = isa_name_;
-    result.threads = lanes_.width();
+    result.threads = workers_.concurrency();
     result.time = summarize(calls);
     result.gather_gb_s = gather_gb_per_second();
     result.probe_gb_s = summarize(probes).median;
@@ -151,14 +151,14 @@ class attention_bench {
     pass.v = static_cast<const std::byte*>(kv_.v);
     pass.half_block_bytes = static_cast<std::size_t>(kv_.layout.block_bytes() / 2);
     pass.num_entries = blocks_per_seq_ * setting_.batch;
-    pass.num_lanes = lanes_.width();
+    pass.num_workers = workers_.concurrency();
     const double bytes = static_cast<double>(pass.num_entries * kv_.layout.block_bytes());
     std::vector<double> samples;
     const auto begin = std::chrono::steady_clock::now();
     for (std::int64_t call = 0; call < 5 || seconds_since(begin) < 0.3; ++call) {
       pass.tables = tables_.data() + call % num_sets_ * pass.num_entries;
       const auto start = std::chrono::steady_clock::now();
-      lanes_.run(pass.num_lanes, &gather_lane, &pass);
+      workers_.run(pass.num_workers, &gather_worker, &pass);
       samples.push_back(bytes / seconds_since(start) * 1e-9);
     }
     return summarize(samples).median;
@@ -167,7 +167,7 @@ class attention_bench {
   const attention_options& options_;
   setting setting_;
   backend& where_;
-  executor& lanes_;
+  executor& workers_;
   attention_spec spec_;
   std::string isa_name_;
   std::int64_t blocks_per_seq_ = 0;
@@ -219,18 +219,18 @@ void run_attention(const attention_options& options, report& out) {
     run_cuda_attention(options, settings, out);
     return;
   }
-  const auto lanes = make_executor(parse_executor(options.executor), options.threads);
+  const auto workers = make_executor(parse_executor(options.executor), options.threads);
   std::vector<cpu_isa> isas;
   for (const auto& name : options.isas) isas.push_back(parse_isa(name));
   if (isas.empty()) isas.push_back(default_isa());
-  out.fact("executor", std::string(lanes->name()) + " x " + std::to_string(lanes->width()));
+  out.fact("executor", std::string(workers->name()) + " x " + std::to_string(workers->concurrency()));
   for (const cpu_isa isa : isas) {
     backend_options opening;
-    opening.own_executor = lanes.get();
+    opening.own_executor = workers.get();
     opening.isa = isa;
     const auto opened = make_backend(where, opening);
     for (const setting& s : settings) {
-      attention_bench bench(options, s, *opened, *lanes);
+      attention_bench bench(options, s, *opened, *workers);
       bench.set_isa_name(std::string(to_string(isa)));
       out.add(bench.measure());
     }
@@ -258,7 +258,7 @@ void add_attention_command(CLI::App& program, command& run) {
   sub->add_option("--head-dim", o->head_dim, "Elements of a head")->capture_default_str();
   sub->add_option("--block-size", o->block_sizes, "Tokens in a block")->delimiter(',')->capture_default_str();
   sub->add_option("--layout", o->layouts, "hnd, nhd, x_split")->delimiter(',')->capture_default_str();
-  sub->add_option("--threads", o->threads, "Lanes; 0 = what the executor's runtime takes")->capture_default_str();
+  sub->add_option("--threads", o->threads, "Workers; 0 = what the executor's runtime takes")->capture_default_str();
   sub->add_option("--executor", o->executor, "openmp, tbb or serial")->capture_default_str();
   sub->add_option("--isa", o->isas, "baseline, avx2, avx512, avx512_bf16, amx, amx_fp16, neon (default: the best)")
       ->delimiter(',');

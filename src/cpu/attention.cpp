@@ -152,7 +152,7 @@ errc attention(const kernel_table& table, executor& workers, const attention_pla
   call.kernels = &table.attention;
   call.kv_type = static_cast<std::size_t>(plan.spec.kv_type);
   state->next_item.store(0, std::memory_order_relaxed);
-  workers.run(std::min(state->num_workers, workers.width()), &run_worker, &call);
+  workers.run(std::min(state->num_workers, workers.concurrency()), &run_worker, &call);
   return errc::ok;
 }
 
@@ -196,7 +196,7 @@ errc merge_states(const kernel_table& table, executor& workers, const merge_para
   // At least about 20 µs per worker.
   constexpr std::int64_t elements_per_worker = 1 << 16;
   const std::int64_t wanted = call.num_rows * std::max(1, params.out.head_dim) / elements_per_worker;
-  call.num_workers = static_cast<std::int32_t>(std::clamp<std::int64_t>(wanted, 1, workers.width()));
+  call.num_workers = static_cast<std::int32_t>(std::clamp<std::int64_t>(wanted, 1, workers.concurrency()));
   workers.run(call.num_workers, &merge_worker, &call);
   return errc::ok;
 }

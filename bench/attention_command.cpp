@@ -202,7 +202,7 @@ void add_attention_command(CLI::App& program, command& run) {
   sub->add_option("--suite", *suite, "The rows of a published table instead of the options of rows: " + suite_names());
   CLI::App* const of_rows = sub->add_option_group("rows", "What is computed");
   add_row_options(*of_rows, *rows);
-  sub->add_option("--threads", o->threads, "Lanes; 0 = what the executor's runtime takes")->capture_default_str();
+  sub->add_option("--threads", o->threads, "Workers; 0 = what the executor's runtime takes")->capture_default_str();
   sub->add_option("--executor", o->executor, "openmp, tbb or serial")->capture_default_str();
   sub->add_option("--isa", o->isas, "baseline, avx2, avx512, avx512_bf16, amx, amx_fp16, neon (default: the best)")
       ->delimiter(',');

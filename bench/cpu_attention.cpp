@@ -29,13 +29,13 @@ struct gather_pass {
   std::size_t half_block_bytes = 0;
   const std::int32_t* ids = nullptr;
   std::int64_t num_entries = 0;
-  std::int32_t num_lanes = 1;
+  std::int32_t num_workers = 1;
 };
 
-void gather_lane(void* context, std::int32_t lane) noexcept {
+void gather_worker(void* context, std::int32_t worker) noexcept {
   const auto& pass = *static_cast<const gather_pass*>(context);
-  const std::int64_t begin = pass.num_entries * lane / pass.num_lanes;
-  const std::int64_t end = pass.num_entries * (lane + 1) / pass.num_lanes;
+  const std::int64_t begin = pass.num_entries * worker / pass.num_workers;
+  const std::int64_t end = pass.num_entries * (worker + 1) / pass.num_workers;
   std::uint64_t all = 0;
   for (std::int64_t i = begin; i < end; ++i) {
     const auto block = static_cast<std::size_t>(pass.ids[i]);
@@ -47,11 +47,11 @@ void gather_lane(void* context, std::int32_t lane) noexcept {
 
 class attention_bench {
  public:
-  attention_bench(const measuring_options& options, const setting& s, backend& where, executor& lanes)
+  attention_bench(const measuring_options& options, const setting& s, backend& where, executor& workers)
       : options_(options),
         setting_(s),
         where_(where),
-        lanes_(lanes),
+        workers_(workers),
         spec_(spec_of(s)),
         lengths_(s),
         slopes_(slopes_of(s)) {
@@ -62,7 +62,7 @@ class attention_bench {
   row measure() {
     // Calls and probe take turns: the speed of a shared machine moves by a tenth within seconds.
     constexpr int num_turns = 4;
-    read_probe probe(lanes_, pool_.data(), pool_.num_bytes());
+    read_probe probe(workers_, pool_.data(), pool_.num_bytes());
     std::vector<double> probes{probe.gb_per_second(probe_seconds)};
     std::vector<double> calls;
     for (std::int64_t set = 0; set < std::min<std::int64_t>(num_sets_, 3); ++set) (void)time_once(set);
@@ -73,7 +73,7 @@ class attention_bench {
     attention_result result;
     result.device = options_.device;
     result.isa = isa_name_;
-    result.threads = lanes_.width();
+    result.threads = workers_.concurrency();
     result.time = summarize(calls);
     result.gather_gb_s = gather_gb_per_second();
     result.probe_gb_s = summarize(probes).median;
@@ -155,14 +155,14 @@ class attention_bench {
     pass.v = static_cast<const std::byte*>(kv_.v);
     pass.half_block_bytes = static_cast<std::size_t>(kv_.layout.block_bytes() / 2);
     pass.num_entries = lengths_.num_blocks;
-    pass.num_lanes = lanes_.width();
+    pass.num_workers = workers_.concurrency();
     const double bytes = static_cast<double>(pass.num_entries * kv_.layout.block_bytes());
     std::vector<double> samples;
     const auto begin = std::chrono::steady_clock::now();
     for (std::int64_t call = 0; call < 5 || seconds_since(begin) < 0.3; ++call) {
       pass.ids = ids_.data() + call % num_sets_ * pass.num_entries;
       const auto start = std::chrono::steady_clock::now();
-      lanes_.run(pass.num_lanes, &gather_lane, &pass);
+      workers_.run(pass.num_workers, &gather_worker, &pass);
       samples.push_back(bytes / seconds_since(start) * 1e-9);
     }
     return summarize(samples).median;
@@ -171,7 +171,7 @@ class attention_bench {
   const measuring_options& options_;
   setting setting_;
   backend& where_;
-  executor& lanes_;
+  executor& workers_;
   attention_spec spec_;
   std::string isa_name_;
   step_lengths lengths_;
@@ -188,18 +188,18 @@ class attention_bench {
 }  // namespace
 
 void run_cpu_attention(const measuring_options& options, const std::vector<setting>& settings, report& out) {
-  const auto lanes = make_executor(parse_executor(options.executor), options.threads);
+  const auto workers = make_executor(parse_executor(options.executor), options.threads);
   std::vector<cpu_isa> isas;
   for (const auto& name : options.isas) isas.push_back(parse_isa(name));
   if (isas.empty()) isas.push_back(default_isa());
-  out.fact("executor", std::string(lanes->name()) + " x " + std::to_string(lanes->width()));
+  out.fact("executor", std::string(workers->name()) + " x " + std::to_string(workers->concurrency()));
   for (const cpu_isa isa : isas) {
     backend_options opening;
-    opening.own_executor = lanes.get();
+    opening.own_executor = workers.get();
     opening.isa = isa;
     const auto opened = make_backend(parse_device(options.device), opening);
     for (const setting& s : settings) {
-      attention_bench bench(options, s, *opened, *lanes);
+      attention_bench bench(options, s, *opened, *workers);
       bench.set_isa_name(std::string(to_string(isa)));
       out.add(bench.measure());
     }

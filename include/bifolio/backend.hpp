@@ -113,7 +113,7 @@ enum class cpu_isa : std::uint8_t { baseline, avx2, avx512, avx512_bf16, amx, am
 [[nodiscard]] BIFOLIO_API cpu_isa default_isa();
 
 struct backend_options {
-  std::int32_t num_threads = 0;                  ///< CPU lanes; 0 = what the executor's runtime takes
+  std::int32_t num_threads = 0;                  ///< CPU workers; 0 = what the executor's runtime takes
   std::optional<executor_kind> executor_choice;  ///< default: `default_executor()`
   executor* own_executor = nullptr;              ///< borrowed; overrides the two above
   std::optional<cpu_isa> isa;                    ///< default: `default_isa()`

@@ -215,7 +215,7 @@ std::unique_ptr<backend> open(cpu_isa isa, executor_kind kind, std::int32_t thre
 
 std::unique_ptr<backend> serial(cpu_isa isa) { return open(isa, executor_kind::serial, 0); }
 
-// Executors of this build that run several lanes.
+// Executors of this build that run several workers.
 std::vector<executor_kind> parallel_executors() {
   std::vector<executor_kind> kinds;
   for (const executor_kind kind : {executor_kind::openmp, executor_kind::tbb}) {

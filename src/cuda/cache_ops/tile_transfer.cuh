@@ -11,7 +11,7 @@
 #include <cstdint>
 
 #include "cuda/device/convert.cuh"
-#include "cuda/device/mma.cuh"
+#include "cuda/device/sm80.cuh"
 #include "cuda/device/paged.cuh"
 #include "cuda/host/divisor.hpp"
 

@@ -10,7 +10,7 @@
 #include "cuda/cache_ops/tile_transfer.cuh"
 #include "cuda/cache_ops/transfer.hpp"
 #include "cuda/device/convert.cuh"
-#include "cuda/device/mma.cuh"
+#include "cuda/device/sm80.cuh"
 #include "cuda/device/paged.cuh"
 #include "cuda/host/divisor.hpp"
 

@@ -11,7 +11,7 @@
 
 #include "cuda/attention/decode/launch.hpp"
 #include "cuda/attention/decode/plan.hpp"
-#include "cuda/device/mma.cuh"
+#include "cuda/device/sm80.cuh"
 
 namespace bifolio::cuda {
 

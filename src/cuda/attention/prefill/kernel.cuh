@@ -11,8 +11,8 @@
 
 #include "cuda/attention/prefill/launch.hpp"
 #include "cuda/attention/prefill/plan.hpp"
-#include "cuda/device/hopper.cuh"
-#include "cuda/device/mma.cuh"
+#include "cuda/device/sm80.cuh"
+#include "cuda/device/sm90.cuh"
 
 namespace bifolio::cuda {
 

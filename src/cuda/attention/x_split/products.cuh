@@ -18,7 +18,7 @@
 
 #include "cuda/device/convert.cuh"
 #include "cuda/device/load.cuh"
-#include "cuda/device/mma.cuh"
+#include "cuda/device/sm80.cuh"
 
 namespace bifolio::cuda {
 

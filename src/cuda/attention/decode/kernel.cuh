@@ -11,6 +11,7 @@
 
 #include "cuda/attention/decode/launch.hpp"
 #include "cuda/attention/decode/plan.hpp"
+#include "cuda/device/ptx.cuh"
 #include "cuda/device/sm80.cuh"
 
 namespace bifolio::cuda {
@@ -102,7 +103,6 @@ struct fold {
 template <class T, int HeadDim, int Warps, bool Features>
 class worker {
   using S = shape<HeadDim, Warps>;
-  using traits = device::half_traits<T>;
   static constexpr int k_steps = HeadDim / 16;
   static constexpr int n_tiles = HeadDim / 8;
   static constexpr int key_tiles = S::warp_keys / 8;
@@ -158,7 +158,7 @@ class worker {
         const bool any = tile < stop;
         clear_sums();
         for (; tile < stop; ++tile) {
-          device::copy_async_wait<S::stages - 2>();
+          device::cp_async_wait_group<S::stages - 2>();
           __syncthreads();
           load_tile(stage == 0 ? S::stages - 1 : stage - 1);
           if (S::q_in_registers && tile == g.tile) load_q(q_buffer);
@@ -168,7 +168,7 @@ class worker {
         end_part(g, tile, any, folds, stage == 0 ? S::stages - 1 : stage - 1);
       } while (tile < g.tile_end);
     }
-    device::copy_async_wait<0>();
+    device::cp_async_wait_group<0>();
   }
 
  private:
@@ -248,8 +248,8 @@ class worker {
       const int head = g.head * a_.group_size + (valid ? row - token * a_.group_size : 0);
       const T* src = static_cast<const T*>(a_.q) + (s.query_start + token) * a_.q_token_stride +
                      head * a_.q_head_stride + chunk * 8;
-      device::copy_async_16(q_shared_ + load_q_buffer_ * S::q_bytes + r * HeadDim * 2 + ((chunk ^ (r & 7)) << 4), src,
-                            valid);
+      device::cp_async_16(q_shared_ + load_q_buffer_ * S::q_bytes + r * HeadDim * 2 + ((chunk ^ (r & 7)) << 4), src,
+                          valid);
     }
   }
 
@@ -314,8 +314,8 @@ class worker {
         const std::uint32_t dst = base + row * HeadDim * 2 + ((chunk ^ (row & 7)) << 4);
         const bool valid = offset >= 0;
         const std::int64_t element = valid ? offset + chunk * 8 : 0;
-        device::copy_async_16_once(dst, static_cast<const T*>(a_.k) + element, valid);
-        device::copy_async_16_once(dst + S::tile_bytes, static_cast<const T*>(a_.v) + element, valid);
+        device::cp_async_16_evict_first(dst, static_cast<const T*>(a_.k) + element, valid);
+        device::cp_async_16_evict_first(dst + S::tile_bytes, static_cast<const T*>(a_.v) + element, valid);
       }
       if (++load_.tile < load_.tile_end) {
         look_up();
@@ -324,7 +324,7 @@ class worker {
         if (load_valid_) look_up();
       }
     }
-    device::copy_async_commit();
+    device::cp_async_commit_group();
   }
 
   // ---- computing -----------------------------------------------------------------------------------------------
@@ -365,7 +365,7 @@ class worker {
   __device__ void load_q_step(std::uint32_t (&q)[4], int buffer, int kk) const {
     const int row = (lane_ & 7) + ((lane_ >> 3) & 1) * 8;
     const std::uint32_t base = q_shared_ + buffer * S::q_bytes + row * HeadDim * 2;
-    device::load_matrix_x4(q, base + (((2 * kk + (lane_ >> 4)) ^ (row & 7)) << 4));
+    device::ldmatrix_x4(q, base + (((2 * kk + (lane_ >> 4)) ^ (row & 7)) << 4));
   }
   __device__ void load_q(int buffer) {
 #pragma unroll
@@ -404,10 +404,10 @@ class worker {
       for (int kk = 0; kk < k_steps; ++kk) {
         std::uint32_t b[4];
         std::uint32_t q[4];
-        device::load_matrix_x4(b, row_base + (((2 * kk + ((lane_ >> 3) & 1)) ^ (row & 7)) << 4));
+        device::ldmatrix_x4(b, row_base + (((2 * kk + ((lane_ >> 3) & 1)) ^ (row & 7)) << 4));
         take_q(q, q_buffer, kk);
-        traits::mma(s[0], q, b[0], b[1]);
-        traits::mma(s[1], q, b[2], b[3]);
+        device::mma_m16n8k16<T>(s[0], q, b[0], b[1]);
+        device::mma_m16n8k16<T>(s[1], q, b[2], b[3]);
       }
     } else {
       // Even and odd steps are sums of their own: two chains of products, each half as long.
@@ -418,11 +418,11 @@ class worker {
       for (int kk = 0; kk < k_steps; kk += 2) {
         std::uint32_t b[4];
         std::uint32_t q[4];
-        device::load_matrix_x4(b, row_base + (((2 * kk + (lane_ >> 3)) ^ (row & 7)) << 4));
+        device::ldmatrix_x4(b, row_base + (((2 * kk + (lane_ >> 3)) ^ (row & 7)) << 4));
         take_q(q, q_buffer, kk);
-        traits::mma(s[0], q, b[0], b[1]);
+        device::mma_m16n8k16<T>(s[0], q, b[0], b[1]);
         take_q(q, q_buffer, kk + 1);
-        traits::mma(odd, q, b[2], b[3]);
+        device::mma_m16n8k16<T>(odd, q, b[2], b[3]);
       }
 #pragma unroll
       for (int e = 0; e < 4; ++e) s[0][e] += odd[e];
@@ -437,9 +437,9 @@ class worker {
 #pragma unroll
       for (int j = 0; j < k_steps; ++j) {
         std::uint32_t b[4];
-        device::load_matrix_x4_trans(b, row_base + (((2 * j + (lane_ >> 4)) ^ (row & 7)) << 4));
-        traits::mma(acc_[2 * j], p, b[0], b[1]);
-        traits::mma(acc_[2 * j + 1], p, b[2], b[3]);
+        device::ldmatrix_x4_trans(b, row_base + (((2 * j + (lane_ >> 4)) ^ (row & 7)) << 4));
+        device::mma_m16n8k16<T>(acc_[2 * j], p, b[0], b[1]);
+        device::mma_m16n8k16<T>(acc_[2 * j + 1], p, b[2], b[3]);
       }
     } else {
       const int row = warp_ * 8 + (lane_ & 7);
@@ -447,9 +447,9 @@ class worker {
 #pragma unroll
       for (int j = 0; j < n_tiles; j += 4) {
         std::uint32_t b[4];
-        device::load_matrix_x4_trans(b, row_base + (((j + (lane_ >> 3)) ^ (row & 7)) << 4));
+        device::ldmatrix_x4_trans(b, row_base + (((j + (lane_ >> 3)) ^ (row & 7)) << 4));
 #pragma unroll
-        for (int i = 0; i < 4; ++i) traits::mma_8(acc_[j + i], p[0], p[1], b[i]);
+        for (int i = 0; i < 4; ++i) device::mma_m16n8k8<T>(acc_[j + i], p[0], p[1], b[i]);
       }
     }
   }
@@ -522,7 +522,7 @@ class worker {
         const float p0 = device::exp2_fast(s[n][2 * i] - m);
         const float p1 = device::exp2_fast(s[n][2 * i + 1] - m);
         sum_[i] += p0 + p1;
-        p[2 * n + i] = traits::pack(p0, p1);
+        p[2 * n + i] = device::pack<T>(p0, p1);
       }
     }
     add_values(p, k_base + S::tile_bytes);
@@ -729,7 +729,7 @@ class worker {
   __device__ bool arrive(std::uint32_t* counter, int expected) {
     __syncthreads();
     if (threadIdx.x == 0) {
-      const bool last = device::add_acquire_release(counter, 1u) == static_cast<std::uint32_t>(expected - 1);
+      const bool last = device::atomic_add_acq_rel(counter, 1u) == static_cast<std::uint32_t>(expected - 1);
       if (last) *counter = 0;
       *flag_ = last;
     }
@@ -863,8 +863,8 @@ class worker {
     const int head = g.head * a_.group_size + packed - token * a_.group_size;
     const float inverse = finish_row(token, head, m, l, column == 0);
     uint2 value;
-    value.x = traits::pack(sum.x * inverse, sum.y * inverse);
-    value.y = traits::pack(sum.z * inverse, sum.w * inverse);
+    value.x = device::pack<T>(sum.x * inverse, sum.y * inverse);
+    value.y = device::pack<T>(sum.z * inverse, sum.w * inverse);
     *reinterpret_cast<uint2*>(static_cast<T*>(a_.out) + (query_start_ + token) * a_.out_token_stride +
                               head * a_.out_head_stride + column) = value;
   }
@@ -896,10 +896,10 @@ class worker {
     T* dst =
         static_cast<T*>(a_.out) + (query_start_ + token) * a_.out_token_stride + head * a_.out_head_stride + column;
     uint4 value;
-    value.x = traits::pack(lo.x * inverse, lo.y * inverse);
-    value.y = traits::pack(lo.z * inverse, lo.w * inverse);
-    value.z = traits::pack(hi.x * inverse, hi.y * inverse);
-    value.w = traits::pack(hi.z * inverse, hi.w * inverse);
+    value.x = device::pack<T>(lo.x * inverse, lo.y * inverse);
+    value.y = device::pack<T>(lo.z * inverse, lo.w * inverse);
+    value.z = device::pack<T>(hi.x * inverse, hi.y * inverse);
+    value.w = device::pack<T>(hi.z * inverse, hi.w * inverse);
     *reinterpret_cast<uint4*>(dst) = value;
   }
 

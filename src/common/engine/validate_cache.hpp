@@ -23,7 +23,7 @@
 namespace bifolio::validate {
 
 /// Largest number of blocks: every id fits a block_id and is smaller than what stands in free table entries.
-inline constexpr std::int64_t max_num_blocks = free_table_entry;
+inline constexpr std::int64_t max_num_blocks = padding_entry;
 
 [[nodiscard]] constexpr bool known(dtype type) noexcept {
   return type == dtype::f32 || type == dtype::f16 || type == dtype::bf16;

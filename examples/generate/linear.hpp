@@ -35,7 +35,7 @@ class linear {
   void copy_row(std::int32_t output, float* destination) const noexcept;
 
   /// y[t][o] = Σ_i weight[o][i] · x[t][i]; x [num_tokens, num_inputs], y [num_tokens, num_outputs].
-  void apply(bifolio::executor& lanes, const float* x, std::int64_t num_tokens, float* y) const noexcept;
+  void apply(bifolio::executor& workers, const float* x, std::int64_t num_tokens, float* y) const noexcept;
 
  private:
   [[nodiscard]] std::int64_t index(std::int32_t output, std::int32_t input) const noexcept {

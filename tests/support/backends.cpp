@@ -13,15 +13,15 @@ namespace {
 
 class reversed_executor final : public executor {
  public:
-  explicit reversed_executor(std::int32_t width) : width_(width) {}
-  [[nodiscard]] std::int32_t width() const noexcept override { return width_; }
-  void run(std::int32_t num_lanes, lane_function function, void* context) noexcept override {
-    for (std::int32_t lane = num_lanes - 1; lane >= 0; --lane) function(context, lane);
+  explicit reversed_executor(std::int32_t concurrency) : concurrency_(concurrency) {}
+  [[nodiscard]] std::int32_t concurrency() const noexcept override { return concurrency_; }
+  void run(std::int32_t num_workers, worker_function function, void* context) noexcept override {
+    for (std::int32_t worker = num_workers - 1; worker >= 0; --worker) function(context, worker);
   }
   [[nodiscard]] std::string_view name() const noexcept override { return "reversed"; }
 
  private:
-  std::int32_t width_;
+  std::int32_t concurrency_;
 };
 
 // Null when this build or machine does not have it; any other failure is a failure of the test run.
@@ -143,8 +143,8 @@ std::vector<const tested_backend*> one_per_family(std::size_t turn) {
   return chosen;
 }
 
-std::unique_ptr<executor> make_reversed_executor(std::int32_t width) {
-  return std::make_unique<reversed_executor>(width);
+std::unique_ptr<executor> make_reversed_executor(std::int32_t concurrency) {
+  return std::make_unique<reversed_executor>(concurrency);
 }
 
 std::vector<executor_kind> threaded_executors() {

@@ -66,8 +66,8 @@ struct tested_backend {
 /// One per family; `turn` rotates through the family's executors, so that a table of cases meets them all.
 [[nodiscard]] std::vector<const tested_backend*> one_per_family(std::size_t turn);
 
-/// An executor in the caller's thread that runs lanes last to first: a legal order that real pools rarely take.
-[[nodiscard]] std::unique_ptr<executor> make_reversed_executor(std::int32_t width);
+/// An executor in the caller's thread that runs workers last to first: a legal order that real pools rarely take.
+[[nodiscard]] std::unique_ptr<executor> make_reversed_executor(std::int32_t concurrency);
 
 /// Those of openmp and tbb that this build has.
 [[nodiscard]] std::vector<executor_kind> threaded_executors();

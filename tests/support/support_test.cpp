@@ -71,7 +71,7 @@ TEST_CASE("a paged cache holds its sequences and poison everywhere else") {
   REQUIRE(tested.is_host);
   CHECK(cache.view().num_blocks == 3);
   CHECK(cache.table_stride() == 3);
-  CHECK(cache.tables()[2] == free_table_entry);
+  CHECK(cache.tables()[2] == padding_entry);
   const kv_layout& layout = cache.view().layout;
   for (std::int32_t j = 0; j < 4; ++j) {
     const block_id block{cache.tables()[static_cast<std::size_t>(j / 2)]};

@@ -32,7 +32,7 @@ cache_shape random_shape(random_source& random, bool large) {
   constexpr std::array<std::int32_t, 3> heads{1, 3, 8};
   cache_shape shape{random.pick(all_arrangements), random.pick(dtypes), random.pick(heads), random.pick(dims),
                     random.pick(blocks)};
-  // More than a megabyte: several lanes' worth.
+  // More than a megabyte: several workers' worth.
   if (large) shape.heads = 8, shape.dims = 64, shape.block_size = 16;
   return shape;
 }

@@ -23,7 +23,7 @@
 namespace bifolio::validate {
 
 /// Largest number of blocks: every id fits a block_id and is smaller than what stands in free table entries.
-inline constexpr std::int64_t max_num_blocks = free_table_entry;
+inline constexpr std::int64_t max_num_blocks = padding_entry;
 
 /// Elements from the first to one past the last of a half of `num_blocks` ≥ 0 blocks; −1 when `strides` do not nest or
 /// the span exceeds `max_span_bytes`. The numbers in `layout` may be anything.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// Rows of attention on their way in and out: elements of any dtype as floats and back, the weights with which partial
-/// results are folded, and merge_states, which is nothing else.
+/// Rows of attention at input and output: elements of any dtype as floats and back, the weights that combine two
+/// partial results, and merge_states, which combines the results of two calls.
 
 #include "cpu/kernels/attention/kernels.hpp"
 #include "cpu/kernels/simd/simd.hpp"
@@ -43,8 +43,8 @@ void widen_any(dtype type, const void* src, std::int64_t offset, int count, floa
               [&](auto traits) { widen_row<typename decltype(traits)::storage>(src, offset, count, factor, dst); });
 }
 
-/// Pairs of elements in 32 bits, the earlier one in the low half; 0 beside a last one that is alone. For instruction
-/// sets with dot products.
+/// Pairs of elements in 32 bits, the earlier one in the low half; a last element without a partner is paired with 0.
+/// For instruction sets with dot products.
 [[maybe_unused]] BIFOLIO_INLINE void pair_row(const bfloat16* from, int count, float* dst) noexcept {
   for (int i = 0; i < count; i += 2) {
     const std::uint32_t low = from[i].bits;
@@ -86,7 +86,7 @@ void merge_rows(const merge_params& params, std::int64_t begin, std::int64_t end
       const int count = head_dim - d < chunk ? head_dim - d : chunk;
       float a[chunk] = {};
       float b[chunk] = {};
-      // A state that saw nothing is not read: it weighs nothing, whatever stands in its row.
+      // A state without visible keys weighs nothing and is not read: its row may hold anything.
       if (a_seen) widen_any(params.a.out.type, params.a.out.data, a_offset + d, count, 1.0f, a);
       if (b_seen) widen_any(params.b.out.type, params.b.out.data, b_offset + d, count, 1.0f, b);
       for (int i = 0; i < chunk; ++i) a[i] = a[i] * a_factor + b[i] * b_factor;

@@ -10,6 +10,8 @@
 #include <bifolio/attention.hpp>
 #include <cstdint>
 
+#include "common/attention/visibility.hpp"
+
 namespace bifolio::cpu {
 
 /// Keys are processed in KV tiles of this many positions, counted from position 0.
@@ -45,23 +47,8 @@ inline constexpr std::int32_t row_block_rows = 8;
   return std::int64_t{row_block_rows} * padded_dims(head_dim) + 4 * row_block_rows;
 }
 
-/// The positions that a token at position p attends to: max(0, p − left) ≤ j < min(seq_len, p + right + 1).
-struct visible_range {
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
-};
-
-/// `left` and `right` of an attention_spec; "all" is a number that no position reaches.
-struct attention_window {
-  std::int64_t left = 0;
-  std::int64_t right = 0;
-
-  [[nodiscard]] constexpr visible_range of(std::int64_t position, std::int64_t seq_len) const noexcept {
-    const std::int64_t begin = position > left ? position - left : 0;
-    const std::int64_t end = position + right + 1 < seq_len ? position + right + 1 : seq_len;
-    return {begin, end};
-  }
-};
+using attn::attention_window;
+using attn::visible_range;
 
 /// One layer's call.
 struct attention_args {

@@ -19,6 +19,7 @@ struct step_offsets {
   std::size_t seq_lens = 0;
   std::size_t block_tables = 0;
   std::size_t slot_mapping = 0;
+  std::size_t query_positions = 0;
   std::size_t num_bytes = 0;
 
   explicit step_offsets(const step_batch& batch) noexcept {
@@ -26,6 +27,7 @@ struct step_offsets {
     seq_lens = add(batch.seq_lens);
     block_tables = add(batch.block_tables);
     slot_mapping = add(batch.slot_mapping);
+    query_positions = add(batch.query_positions);
   }
 
  private:
@@ -163,6 +165,7 @@ step_batch_view cache_engine::upload(const step_batch& batch, stream_ref stream)
   put(host, at.seq_lens, batch.seq_lens);
   put(host, at.block_tables, batch.block_tables);
   put(host, at.slot_mapping, batch.slot_mapping);
+  put(host, at.query_positions, batch.query_positions);
   check(backend_->upload(step_device_.data(), host, at.num_bytes, stream));
 
   const auto* const base = step_device_.as<std::byte>();
@@ -171,6 +174,9 @@ step_batch_view cache_engine::upload(const step_batch& batch, stream_ref stream)
   view.seq_lens = reinterpret_cast<const std::int32_t*>(base + at.seq_lens);
   view.block_tables = reinterpret_cast<const std::int32_t*>(base + at.block_tables);
   view.slot_mapping = reinterpret_cast<const std::int64_t*>(base + at.slot_mapping);
+  if (view.query_positions != nullptr) {
+    view.query_positions = reinterpret_cast<const std::int32_t*>(base + at.query_positions);
+  }
   return view;
 }
 

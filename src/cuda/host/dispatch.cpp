@@ -71,7 +71,8 @@ void plan_fast(const plan_input& input, fast_plan& plan) {
   const attention_spec& spec = input.spec;
   const decode_entry* const entry = find_decode_entry(spec.kv_type, spec.head_dim);
   const bool fits_32_bits = input.max_seq_len < longest_window && input.max_query_len < longest_window;
-  if (entry == nullptr || !fits_32_bits || spec.q_type != spec.kv_type || spec.out_type != spec.kv_type ||
+  if (entry == nullptr || !fits_32_bits || input.query_positions != nullptr || spec.q_type != spec.kv_type ||
+      spec.out_type != spec.kv_type ||
       static_cast<std::size_t>(entry->shared_bytes) > input.device.max_shared_bytes_per_block) {
     plan.words.clear();
     return;

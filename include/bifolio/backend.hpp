@@ -24,15 +24,17 @@
 
 namespace bifolio {
 
-/// Store new tokens: row i of k and v goes to slot_mapping[i] of the layer, converted to the cache's dtype.
+/// Store new tokens: row i of k and v goes to slot_mapping[i] of the layer, converted to the cache's dtype. Where V is
+/// part of K (layout.v_in_k) the rows of k are all there is: v.data is null, and nothing else of v is looked at.
 struct append_params {
   kv_cache_view kv;
-  const_tensor_view k;                         ///< [num_tokens, num_kv_heads, head_dim]
-  const_tensor_view v;                         ///< same shape and dtype as k; strides may differ
+  const_tensor_view k;                         ///< [num_tokens, num_kv_heads, head_dim of K]
+  const_tensor_view v;                         ///< [num_tokens, num_kv_heads, head_dim of V], of the dtype of k
   const std::int64_t* slot_mapping = nullptr;  ///< [num_tokens] on the device; negative = skip; see `append`
 };
 
-/// Read tokens back: row i of k and v comes from slot_mapping[i]; a negative slot leaves its row as it was.
+/// Read tokens back: row i of k and v comes from slot_mapping[i]; a negative slot leaves its row as it was. Where V is
+/// part of K, v.data is null as for `append`.
 struct gather_params {
   kv_cache_view kv;
   tensor_view k;
@@ -72,7 +74,7 @@ class BIFOLIO_API backend {
   [[nodiscard]] virtual errc copy_blocks(std::span<const kv_cache_view> layers, std::span<const block_copy> copies,
                                          stream_ref = {}) noexcept = 0;
   /// Copies blocks of `src` (this device) to blocks of `dst` (this device) across layouts and dtypes; the numbers of
-  /// heads, head_dim and block_size are equal. src and dst do not overlap.
+  /// heads, the head dimensions, block_size and v_in_k are equal. src and dst do not overlap.
   [[nodiscard]] virtual errc convert_blocks(const kv_cache_view& src, const kv_cache_view& dst,
                                             std::span<const block_copy> copies, stream_ref = {}) noexcept = 0;
   /// Copies blocks byte for byte between two caches of equal layout, layer by layer, where either may lie in host

@@ -80,9 +80,12 @@ void for_each_unit(const attention_spec& spec, const attention_window& window, c
       for (std::int64_t head = 0; head < spec.num_kv_heads; head += heads) {
         u.head_begin = static_cast<std::int32_t>(head);
         u.head_end = static_cast<std::int32_t>(std::min<std::int64_t>(head + heads, spec.num_kv_heads));
-        const double values = static_cast<double>(keys) * (u.head_end - u.head_begin) * spec.head_dim;
-        const double read = 2 * values * static_cast<double>(size_of(spec.kv_type)) / bytes_per_ns;
-        const double computed = 4 * values * u.num_tokens * group / flops_per_ns;
+        const double heads_of_keys = static_cast<double>(keys) * (u.head_end - u.head_begin);
+        const double dims = static_cast<double>(spec.qk_head_dim) + static_cast<double>(spec.v_head_dim);
+        const double values = heads_of_keys * dims;
+        const double read_values = spec.v_in_k ? heads_of_keys * spec.qk_head_dim : values;
+        const double read = read_values * static_cast<double>(size_of(spec.k_code.type)) / bytes_per_ns;
+        const double computed = 2 * values * u.num_tokens * group / flops_per_ns;
         u.cost = static_cast<std::int64_t>(std::max(read, computed)) + 100;
         visit(u);
       }
@@ -128,18 +131,21 @@ struct plan_totals {
 };
 
 cpu_attention_plan::scratch_sizes sizes_of(const attention_spec& spec, const plan_totals& totals) noexcept {
-  const std::int64_t padded = padded_dims(spec.head_dim);
-  const std::int64_t stride = partial_stride(spec.head_dim);
+  const std::int64_t qk_padded = padded_dims(spec.qk_head_dim);
+  const std::int64_t v_padded = padded_dims(spec.v_head_dim);
+  const std::int64_t larger = std::max(qk_padded, v_padded);
+  const std::int64_t stride = partial_stride(spec.v_head_dim);
   cpu_attention_plan::scratch_sizes sizes;
-  sizes.keys = padded * tile_keys;
-  sizes.values = padded * tile_keys;
-  sizes.queries = std::max(totals.max_rows, totals.max_padded_rows / 2) * padded;
+  sizes.keys = qk_padded * tile_keys;
+  // A row of q passes through here as well, and a row of a partial result.
+  sizes.values = std::max(v_padded * tile_keys, std::max(qk_padded, stride));
+  sizes.queries = std::max(totals.max_rows, totals.max_padded_rows / 2) * qk_padded;
   sizes.scores = divide_up(totals.max_head_rows, row_align) * row_align * tile_keys;
-  sizes.states = std::max(totals.max_rows * stride, totals.max_octets * octet_floats(spec.head_dim));
+  sizes.states = std::max(totals.max_rows * stride, totals.max_octets * octet_floats(spec.v_head_dim));
   sizes.sums = totals.max_rows * workspace_align;
   sizes.totals = totals.max_rows * stride;
-  sizes.staging = padded * tile_keys;
-  sizes.zero_row = padded;
+  sizes.staging = larger * tile_keys;
+  sizes.zero_row = larger;
   return sizes;
 }
 
@@ -169,7 +175,7 @@ void fill(cpu_attention_plan& state, const attention_spec& spec, const step_batc
         item.partials = partials;
         item.unit = num_countdowns;
         partials += (u.split_end - u.split_begin) * rows_of(u, group, item.kv_head_end - item.kv_head_begin) *
-                    partial_stride(spec.head_dim);
+                    partial_stride(spec.v_head_dim);
         unit_countdown* countdown = state.countdowns.data() + num_countdowns++;
         new (countdown) unit_countdown{cut.split_parts, cut.split_parts};
       }
@@ -224,8 +230,8 @@ void make_plan(std::int32_t num_lanes, memory_resource& memory, attention_plan& 
     totals.max_octets = std::max(totals.max_octets, divide_up(rows_of(u, group, 1), octet_rows) * heads);
     if (cut.split_parts > 1) {
       totals.num_countdowns += cut.head_parts;
-      totals.partial_floats +=
-          (u.split_end - u.split_begin) * rows_of(u, group, u.head_end - u.head_begin) * partial_stride(spec.head_dim);
+      totals.partial_floats += (u.split_end - u.split_begin) * rows_of(u, group, u.head_end - u.head_begin) *
+                               partial_stride(spec.v_head_dim);
     }
   });
   num_lanes = static_cast<std::int32_t>(std::max<std::int64_t>(1, std::min<std::int64_t>(num_lanes, totals.num_items)));

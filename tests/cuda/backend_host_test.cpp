@@ -61,9 +61,9 @@ struct world {
     attention_spec s;
     s.num_q_heads = 4;
     s.num_kv_heads = heads;
-    s.head_dim = dims;
+    s.qk_head_dim = s.v_head_dim = dims;
     s.block_size = block_size;
-    s.kv_type = dtype::bf16;
+    s.k_code.type = s.v_code.type = dtype::bf16;
     return s;
   }
   void make_plan() { where.plan_attention(plan, spec(), host_batch(), num_blocks); }
@@ -332,7 +332,7 @@ TEST_CASE("long runs of blocks are swapped by the copy engine, one transfer per 
     std::iota(values, values + bytes / 4, 0);
     runtime.forget_counts();
     REQUIRE(where.swap_blocks(src, dst, pairs) == errc::ok);
-    const auto half = static_cast<std::size_t>(layout.block_elements());
+    const auto half = static_cast<std::size_t>(layout.block_elements(layout.k));
     return b.as<std::int32_t>()[static_cast<std::size_t>(to_index(pairs[0].dst)) * half] ==
            values[static_cast<std::size_t>(to_index(pairs[0].src)) * half];
   };

@@ -123,20 +123,22 @@ class recording_backend final : public backend {
   [[nodiscard]] errc synchronize(stream_ref stream) noexcept override { return inner_->synchronize(stream); }
 
   [[nodiscard]] errc append(const append_params& params, stream_ref stream) noexcept override {
-    return moved(params.kv.layout.type, params.k.type, params.k.num_tokens > 0, inner_->append(params, stream));
+    return moved(params.kv.layout.k.code.type, params.k.type, params.k.num_tokens > 0, inner_->append(params, stream));
   }
   [[nodiscard]] errc gather(const gather_params& params, stream_ref stream) noexcept override {
-    return moved(params.k.type, params.kv.layout.type, params.k.num_tokens > 0, inner_->gather(params, stream));
+    return moved(params.k.type, params.kv.layout.k.code.type, params.k.num_tokens > 0, inner_->gather(params, stream));
   }
   [[nodiscard]] errc copy_blocks(std::span<const kv_cache_view> layers, std::span<const block_copy> copies,
                                  stream_ref stream) noexcept override {
     const errc code = inner_->copy_blocks(layers, copies, stream);
-    for (const kv_cache_view& layer : layers) moved(layer.layout.type, layer.layout.type, !copies.empty(), code);
+    for (const kv_cache_view& layer : layers)
+      moved(layer.layout.k.code.type, layer.layout.k.code.type, !copies.empty(), code);
     return code;
   }
   [[nodiscard]] errc convert_blocks(const kv_cache_view& src, const kv_cache_view& dst,
                                     std::span<const block_copy> copies, stream_ref stream) noexcept override {
-    return moved(dst.layout.type, src.layout.type, !copies.empty(), inner_->convert_blocks(src, dst, copies, stream));
+    return moved(dst.layout.k.code.type, src.layout.k.code.type, !copies.empty(),
+                 inner_->convert_blocks(src, dst, copies, stream));
   }
   [[nodiscard]] errc swap_blocks(std::span<const kv_cache_view> src, std::span<const kv_cache_view> dst,
                                  std::span<const block_copy> copies, stream_ref stream) noexcept override {

@@ -49,25 +49,37 @@ void require(bool holds, const char* name, std::int64_t value, const char* allow
   }
 }
 
-/// The numbers, and that a layer in this layout stays within its (2, num_blocks, block_elements) elements.
+/// The numbers and codes, and that each plane of a layer in this layout stays within its num_blocks blocks.
 void require_layout(const kv_layout& layout, std::int64_t num_blocks) {
-  require(validate::known(layout.type), "layout.type", static_cast<std::int64_t>(layout.type), "f32, f16 or bf16");
+  const auto as_number = [](dtype type) { return static_cast<std::int64_t>(type); };
+  require(validate::known(layout.k.code.type), "layout.k.code.type", as_number(layout.k.code.type), "f32, f16 or bf16");
+  require(validate::known(layout.v.code.type), "layout.v.code.type", as_number(layout.v.code.type), "f32, f16 or bf16");
   require(layout.num_kv_heads >= 1, "layout.num_kv_heads", layout.num_kv_heads, "at least 1");
-  require(layout.head_dim >= 1, "layout.head_dim", layout.head_dim, "at least 1");
+  require(layout.k.head_dim >= 1, "layout.k.head_dim", layout.k.head_dim, "at least 1");
+  require(layout.v.head_dim >= 1, "layout.v.head_dim", layout.v.head_dim, "at least 1");
   require(layout.block_size >= 1, "layout.block_size", layout.block_size, "at least 1");
-  if (layout.kind != layout_kind::strided) {
-    if (layout != make_layout(layout.kind, layout.type, layout.num_kv_heads, layout.head_dim, layout.block_size)) {
-      detail::refuse(errc::invalid_argument, "the strides of a layout of kind ", to_string(layout.kind),
-                     " are not those of make_layout; other strides are of kind strided");
-    }
-    return;
+  const bool is_strided = layout.kind == layout_kind::strided;
+  // Refuses codes and sizes that no layout can have: block_bytes, which multiplies without a check, is good from here.
+  const kv_layout named =
+      make_layout(is_strided ? layout_kind::hnd : layout.kind, layout.k.code, layout.v.code, layout.num_kv_heads,
+                  layout.k.head_dim, layout.v.head_dim, layout.block_size, layout.v_in_k);
+  if (!is_strided && layout != named) {
+    detail::refuse(errc::invalid_argument, "the strides of a layout of kind ", to_string(layout.kind),
+                   " are not those of make_layout; other strides are of kind strided");
   }
-  // The product bounds block_elements, which multiplies without a check.
-  const std::int64_t elements = detail::bounded_product(
-      "the number of elements of a plane (num_blocks * num_kv_heads * head_dim * block_size)",
-      validate::max_span_bytes / 4, num_blocks, layout.num_kv_heads, layout.head_dim, layout.block_size);
-  for (const kv_strides* strides : {&layout.k, &layout.v}) {
-    const std::int64_t span = validate::plane_span(layout, *strides, num_blocks);
+  if (!is_strided) return;
+  if (layout.v_in_k && layout.v.strides != layout.k.strides) {
+    detail::refuse(errc::invalid_argument,
+                   "a strided layout whose V is part of K has strides of V that are not those "
+                   "of K; they must be equal");
+  }
+  for (const kv_plane* plane : {&layout.k, &layout.v}) {
+    if (plane == &layout.v && layout.v_in_k) break;
+    const std::int64_t plane_bytes =
+        detail::bounded_product("the size of a plane in bytes (num_blocks * bytes per block)", validate::max_span_bytes,
+                                num_blocks, layout.block_bytes(*plane));
+    const std::int64_t elements = plane_bytes / static_cast<std::int64_t>(size_of(plane->code.type));
+    const std::int64_t span = validate::plane_span(layout, *plane, num_blocks);
     if (span < 0 || span > elements) {
       detail::refuse(
           errc::invalid_argument, "a strided layout ",
@@ -75,7 +87,7 @@ void require_layout(const kv_layout& layout, std::int64_t num_blocks) {
             sentence += span < 0 ? "whose strides do not nest (see kv_layout.hpp)"
                                  : "that reaches " + std::to_string(span) + " elements into a plane";
           },
-          "; an engine's layers hold ", elements, " elements in each plane");
+          "; an engine's layers hold ", elements, " elements in its ", plane == &layout.k ? "K" : "V", " plane");
     }
   }
 }
@@ -86,16 +98,10 @@ std::int64_t layer_bytes(const cache_engine_config& config) {
   require(config.num_blocks >= 1 && config.num_blocks <= validate::max_num_blocks, "num_blocks", config.num_blocks,
           "1 to 2147480000, the number of block ids");
   require_layout(config.layout, config.num_blocks);
-  (void)detail::bounded_product(
-      "the size of the cache in bytes (2 * num_layers * num_blocks * num_kv_heads * head_dim * block_size * element "
-      "size)",
-      validate::max_span_bytes, 2, config.num_layers, config.num_blocks, config.layout.num_kv_heads,
-      config.layout.head_dim, config.layout.block_size, size_of(config.layout.type));
+  (void)detail::bounded_product("the size of the cache in bytes (num_layers * num_blocks * bytes per block)",
+                                validate::max_span_bytes, config.num_layers, config.num_blocks,
+                                config.layout.block_bytes());
   return config.num_blocks * config.layout.block_bytes();
-}
-
-bool same_blocks(const kv_layout& a, const kv_layout& b) noexcept {
-  return a.num_kv_heads == b.num_kv_heads && a.head_dim == b.head_dim && a.block_size == b.block_size;
 }
 
 }  // namespace
@@ -117,7 +123,9 @@ cache_engine::cache_engine(backend& where, const cache_engine_config& config, me
     detail::refuse(errc::invalid_argument, "the memory resource is of device ", to_string(source.where()),
                    "; the backend's kernels read memory of ", to_string(where.where()));
   }
-  const std::int64_t plane_bytes = num_bytes / 2;
+  // Where V is part of K there is no V plane, and both pointers are those of K.
+  const std::int64_t v_start =
+      config.layout.v_in_k ? 0 : config.num_blocks * config.layout.block_bytes(config.layout.k);
   const auto num_layers = static_cast<std::size_t>(config.num_layers);
   detail::translate_bad_alloc("cache_engine", [&] {
     storage_.reserve(num_layers);
@@ -125,7 +133,7 @@ cache_engine::cache_engine(backend& where, const cache_engine_config& config, me
     for (std::size_t i = 0; i < num_layers; ++i) {
       storage_.emplace_back(source, static_cast<std::size_t>(num_bytes));
       auto* const k = storage_.back().as<std::byte>();
-      layers_.push_back({k, k + plane_bytes, config.num_blocks, config.layout});
+      layers_.push_back({k, k + v_start, config.num_blocks, config.layout});
     }
   });
 }
@@ -193,7 +201,7 @@ errc cache_engine::swap_blocks_to(cache_engine& other, std::span<const block_cop
 errc cache_engine::convert_blocks_to(cache_engine& other, std::span<const block_copy> copies,
                                      stream_ref stream) noexcept {
   if (backend_->where() != other.backend_->where() || layers_.size() != other.layers_.size() ||
-      !same_blocks(config_.layout, other.config_.layout)) {
+      !validate::same_shape(config_.layout, other.config_.layout)) {
     return errc::failed_precondition;
   }
   // Layers are alike and each is an allocation of its own: what the first one accepts, all accept.

@@ -48,6 +48,7 @@ class tile_item : public item_walk<Key, tile_item<Key>> {
   using walk::maximum_of;
   using walk::num_heads_;
   using walk::padded_;
+  using walk::qk_padded_;
   using walk::query_head;
   using walk::query_offset;
   using walk::range_of_row;
@@ -64,11 +65,11 @@ class tile_item : public item_walk<Key, tile_item<Key>> {
   using unit_rows = key_rows[key_tiles];
 
   [[nodiscard]] float* group_queries(int head, int group) const noexcept {
-    return scratch_.queries + (static_cast<std::int64_t>(head) * num_groups_ + group) * (padded_ / 2 * tile_rows);
+    return scratch_.queries + (static_cast<std::int64_t>(head) * num_groups_ + group) * (qk_padded_ / 2 * tile_rows);
   }
   [[nodiscard]] octet_state octet(int head, int index) const noexcept {
     const std::int64_t number = static_cast<std::int64_t>(head) * num_octets_ + index;
-    return {scratch_.states + number * octet_floats(args_.head_dim), padded_};
+    return {scratch_.states + number * octet_floats(args_.v_head_dim), padded_};
   }
   [[nodiscard]] int octet_end(int index) const noexcept {
     const int end = (index + 1) * octet_rows;
@@ -85,10 +86,10 @@ class tile_item : public item_walk<Key, tile_item<Key>> {
           const int row = group * tile_rows + i;
           rows[i] = row < head_rows_ ? static_cast<const Key*>(args_.q) + query_offset(head, row) : nullptr;
         }
-        for (int d = 0; d < padded_; d += tile_dims) {
+        for (int d = 0; d < qk_padded_; d += tile_dims) {
           transpose(
               [&](int i) __attribute__((always_inline)) {
-                return rows[i] == nullptr ? vf(0.0f) : load_elements(rows[i] + d, args_.head_dim - d);
+                return rows[i] == nullptr ? vf(0.0f) : load_elements(rows[i] + d, args_.qk_head_dim - d);
               },
               [&](int pair, vf column)
                   __attribute__((always_inline)) { store(queries + (d / 2 + pair) * tile_rows, column); });
@@ -115,20 +116,22 @@ class tile_item : public item_walk<Key, tile_item<Key>> {
   static BIFOLIO_INLINE void order(vf&, vf&) noexcept {}  // `end_row` has done it
 
   [[nodiscard]] int unit_turns() const noexcept {
-    const int products = key_tiles * (padded_ / tile_dims);
-    return num_groups_ * products + num_octets_ * (products + softmax_turns);
+    const int scores = key_tiles * (qk_padded_ / tile_dims);
+    const int outputs = key_tiles * (padded_ / tile_dims);
+    return num_groups_ * scores + num_octets_ * (outputs + softmax_turns);
   }
 
-  // Where K or V of the unit lies for the products: in place, or in `staged` ([tile_keys][padded_] elements) what does
+  // Where K or V of the unit lies for the products: in place, or in `staged` ([tile_keys][padded] elements) what does
   // not lie ready there, with 0 for keys that are not in `seen`.
-  void find_rows(const tile_place& place, const Key* half, const kv_strides& strides, bool contiguous,
+  void find_rows(const tile_place& place, const Key* plane, int head_dim, const kv_strides& strides, bool contiguous,
                  const std::int64_t* offsets, visible_range seen, void* staged, unit_rows& rows) const noexcept {
-    const std::int64_t staged_bytes = std::int64_t{2} * padded_;
+    const int padded = padded_dims(head_dim);
+    const std::int64_t staged_bytes = std::int64_t{2} * padded;
     for (int column = 0; column < tile_keys; column += tile_rows) {
       key_rows& keys = rows[column / tile_rows];
-      if (contiguous && place.even[column / lanes] && args_.head_dim == padded_ && seen.begin <= column &&
+      if (contiguous && place.even[column / lanes] && head_dim == padded && seen.begin <= column &&
           seen.end >= column + tile_rows) {
-        keys = {reinterpret_cast<const char*>(half + offsets[column]), strides.token * 2};
+        keys = {reinterpret_cast<const char*>(plane + offsets[column]), strides.token * 2};
         continue;
       }
       char* to = static_cast<char*>(staged) + column * staged_bytes;
@@ -136,15 +139,15 @@ class tile_item : public item_walk<Key, tile_item<Key>> {
       for (int key = column; key < column + tile_rows; ++key, to += staged_bytes) {
         const Key* row = static_cast<const Key*>(scratch_.zero_row);
         if (key >= seen.begin && key < seen.end) {
-          row = half + offsets[key];
+          row = plane + offsets[key];
           if (!contiguous) {
             auto* staging = static_cast<Key*>(scratch_.staging);
-            stage_row(row, strides, args_.head_dim, staging);
+            stage_row(row, strides, head_dim, staging);
             row = staging;
           }
         }
-        for (int d = 0; d < padded_; d += tile_dims) {
-          store(reinterpret_cast<float*>(to + 2 * d), load_elements(row + d, args_.head_dim - d));
+        for (int d = 0; d < padded; d += tile_dims) {
+          store(reinterpret_cast<float*>(to + 2 * d), load_elements(row + d, head_dim - d));
         }
       }
     }
@@ -152,16 +155,17 @@ class tile_item : public item_walk<Key, tile_item<Key>> {
 
   void find_keys(const tile_place& place, int head, unit_rows& keys) const noexcept {
     const Key* k = static_cast<const Key*>(args_.k) + (item_.kv_head_begin + head) * args_.k_strides.head;
-    find_rows(place, k, args_.k_strides, k_contiguous_, place.k, {place.begin, place.end}, scratch_.keys, keys);
+    find_rows(place, k, args_.qk_head_dim, args_.k_strides, k_contiguous_, place.k, {place.begin, place.end},
+              scratch_.keys, keys);
   }
   void find_values(const tile_place& place, int head, visible_range seen, unit_rows& values) const noexcept {
     const Key* v = static_cast<const Key*>(args_.v) + (item_.kv_head_begin + head) * args_.v_strides.head;
-    find_rows(place, v, args_.v_strides, v_contiguous_, place.v, seen, scratch_.values, values);
+    find_rows(place, v, args_.v_head_dim, args_.v_strides, v_contiguous_, place.v, seen, scratch_.values, values);
   }
 
   [[nodiscard]] bool has_finite_values(const tile_place& place, int head) const noexcept {
     for (int key = place.begin; key < place.end; ++key) {
-      if (!all_finite(value_row(place, head, key, 0), args_.head_dim)) return false;
+      if (!all_finite(value_row(place, head, key, 0), args_.v_head_dim)) return false;
     }
     return true;
   }
@@ -219,7 +223,7 @@ class tile_item : public item_walk<Key, tile_item<Key>> {
         view_octet(place, head, index, view);
         if (!view.any) continue;
         if (!has_scores) {
-          score_tiles<Key>(group_queries(head, group), keys, padded_ / tile_dims, scores, ahead_);
+          score_tiles<Key>(group_queries(head, group), keys, qk_padded_ / tile_dims, scores, ahead_);
           has_scores = true;
         }
         const octet_state state = octet(head, index);

@@ -20,7 +20,7 @@ void prefill_planner::write() {
   for (const std::int32_t seq : plan_.prefill_seqs) {
     const std::int32_t query_len = input_.query_start_loc[seq + 1] - input_.query_start_loc[seq];
     const std::int64_t offset = std::int64_t{input_.seq_lens[seq]} - query_len;
-    kv_bytes_per_head += std::int64_t{input_.seq_lens[seq]} * spec.head_dim * 4;
+    kv_bytes_per_head += std::int64_t{input_.seq_lens[seq]} * spec.qk_head_dim * 4;
     for (std::int32_t tile = 0; tile * tokens_per_tile < query_len; ++tile) {
       const std::int64_t last = std::min(query_len, (tile + 1) * tokens_per_tile);
       std::int64_t end = spec.causal ? offset + last : input_.seq_lens[seq];

@@ -43,7 +43,7 @@ std::vector<attention_output> feed(const tested_backend& tested, layout_kind lay
     std::vector<std::byte> nothing(static_cast<std::size_t>(num_blocks * view.layout.block_bytes()));
     poison(nothing, kv_type);
     require_ok(where.upload(view.k, nothing.data(), nothing.size(), {}),
-               "upload");  // K half and V half are one allocation
+               "upload");  // K plane and V plane are one allocation
   }
   std::vector<std::int32_t> order(num_blocks);
   std::iota(order.begin(), order.end(), 0);

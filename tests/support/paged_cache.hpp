@@ -31,7 +31,7 @@ inline constexpr arrangement all_arrangements[] = {arrangement::hnd,     arrange
                                                    arrangement::padded,  arrangement::scattered};
 [[nodiscard]] std::string_view to_string(arrangement value) noexcept;
 
-/// A layout and where its two halves start, in elements, in a region of `elements` elements.
+/// A layout and where its two planes start, in elements, in a region of `elements` elements.
 struct arranged_layout {
   kv_layout layout;
   std::int64_t k_start = 0;

@@ -38,7 +38,7 @@ TEST_CASE("every supported ISA is among the backends under test") {
   CHECK(one_per_family(0).size() >= supported_isas().size());
 }
 
-TEST_CASE("an arrangement gives every element of both halves an address of its own, inside the region") {
+TEST_CASE("an arrangement gives every element of both planes an address of its own, inside the region") {
   for (const arrangement how : all_arrangements) {
     for (const std::int32_t head_dim : {1, 6, 7, 16}) {
       CAPTURE(to_string(how));

@@ -67,7 +67,7 @@ std::string to_string(device where) {
     return "device type " + std::to_string(static_cast<int>(where.type)) + ":" + std::to_string(where.index);
   }
   std::string text(row->name);
-  if (row->numbered) text += ":" + std::to_string(where.index);
+  if (row->numbered) text.append(1, ':').append(std::to_string(where.index));
   return text;
 }
 

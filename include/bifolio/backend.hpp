@@ -114,15 +114,19 @@ enum class cpu_isa : std::uint8_t { baseline, avx2, avx512, avx512_bf16, amx, am
 /// the list of supported ones) when that cannot run here.
 [[nodiscard]] BIFOLIO_API cpu_isa default_isa();
 
+/// What a backend is opened with. The CPU understands all of it, CUDA nothing: its kernels, threads and memory are not
+/// the host's.
 struct backend_options {
-  std::int32_t num_threads = 0;                  ///< CPU lanes; 0 = what the executor's runtime takes
+  std::int32_t num_threads = 0;                  ///< CPU workers; 0 = what the executor's runtime takes
   std::optional<executor_kind> executor_choice;  ///< default: `default_executor()`
   executor* own_executor = nullptr;              ///< borrowed; overrides the two above
   std::optional<cpu_isa> isa;                    ///< default: `default_isa()`
   memory_resource* host_memory = nullptr;        ///< borrowed; default: `default_host_memory()`
 };
 
-/// Opens a device. Throws `error`: unsupported when the device is not compiled in or not there.
+/// Opens a device. Throws `error`: unsupported when the device is not linked or not there; invalid_argument for a
+/// device type that nobody registered, an index that the type does not have, and an option that is not at its default
+/// although the backend does not understand it; and what the backend's constructor throws.
 [[nodiscard]] BIFOLIO_API std::unique_ptr<backend> make_backend(device where = {}, const backend_options& options = {});
 
 }  // namespace bifolio

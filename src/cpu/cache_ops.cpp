@@ -24,7 +24,7 @@ constexpr std::int64_t bytes_per_lane = std::int64_t{384} << 10;
 
 std::int32_t lanes_for(const executor& lanes, std::int64_t num_bytes) noexcept {
   const std::int64_t worth = num_bytes / bytes_per_lane + 1;
-  const std::int32_t width = lanes.width();
+  const std::int32_t width = lanes.concurrency();
   return worth < width ? static_cast<std::int32_t>(worth) : width;
 }
 

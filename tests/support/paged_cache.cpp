@@ -144,7 +144,7 @@ paged_cache::paged_cache(backend& where, arrangement how, const cache_shape& sha
   std::byte* v_plane = image.data() + (guard_elements + arranged.v_start) * element;
 
   table_stride_ = longest + placement.table_padding;
-  tables_.assign(seqs.size() * static_cast<std::size_t>(table_stride_), free_table_entry);
+  tables_.assign(seqs.size() * static_cast<std::size_t>(table_stride_), padding_entry);
   std::size_t next = 0;
   for (std::size_t s = 0; s < seqs.size(); ++s) {
     std::int32_t* row = tables_.data() + s * static_cast<std::size_t>(table_stride_);

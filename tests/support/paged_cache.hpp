@@ -17,7 +17,7 @@
 
 namespace bifolio::test {
 
-/// How a layer lies in memory: the three named layouts, and three that only strides can say.
+/// How a layer is arranged in memory: the three named layouts, and three that only strides can express.
 enum class arrangement : std::uint8_t {
   hnd,
   nhd,
@@ -55,7 +55,7 @@ struct dense_kv {
   std::int64_t seq_len = 0;
   const float* k = nullptr;  ///< [seq_len, num_kv_heads, qk_head_dim]
   const float* v = nullptr;  ///< [seq_len, num_kv_heads, v_head_dim]; not looked at where V is part of K
-  /// Positions before this one are not needed by anybody, as behind a sliding window: they are not stored, and blocks
+  /// Positions before this one are not needed by anybody, as left of a sliding window: they are not stored, and blocks
   /// that hold nothing else are given back, with free table entries in their place.
   std::int64_t first_needed = 0;
 };

@@ -18,9 +18,9 @@ void require_positive(const char* name, std::int32_t value) {
 }
 
 void require_code(const char* plane, const kv_code& code) {
-  if (code.type != dtype::f32 && code.type != dtype::f16 && code.type != dtype::bf16) {
+  if (!is_dtype(code.type)) {
     detail::refuse(errc::invalid_argument, "dtype number ", static_cast<int>(code.type), " of the ", plane,
-                   " plane is not one of f32, f16, bf16");
+                   " plane is not one of ", dtype_names);
   }
   if (!detail::is_supported(code)) detail::refuse(errc::unsupported, detail::unsupported_code(plane, code));
 }

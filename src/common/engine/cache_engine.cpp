@@ -51,9 +51,11 @@ void require(bool holds, const char* name, std::int64_t value, const char* allow
 
 /// The numbers and codes, and that each plane of a layer in this layout stays within its num_blocks blocks.
 void require_layout(const kv_layout& layout, std::int64_t num_blocks) {
-  const auto as_number = [](dtype type) { return static_cast<std::int64_t>(type); };
-  require(validate::known(layout.k.code.type), "layout.k.code.type", as_number(layout.k.code.type), "f32, f16 or bf16");
-  require(validate::known(layout.v.code.type), "layout.v.code.type", as_number(layout.v.code.type), "f32, f16 or bf16");
+  for (const kv_plane* plane : {&layout.k, &layout.v}) {
+    if (is_dtype(plane->code.type)) continue;
+    detail::refuse(errc::invalid_argument, "layout.", plane == &layout.k ? "k" : "v", ".code.type is ",
+                   static_cast<std::int64_t>(plane->code.type), "; it must be one of ", dtype_names);
+  }
   require(layout.num_kv_heads >= 1, "layout.num_kv_heads", layout.num_kv_heads, "at least 1");
   require(layout.k.head_dim >= 1, "layout.k.head_dim", layout.k.head_dim, "at least 1");
   require(layout.v.head_dim >= 1, "layout.v.head_dim", layout.v.head_dim, "at least 1");

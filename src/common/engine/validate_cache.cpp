@@ -80,7 +80,7 @@ bool aligned(const void* pointer, dtype type) noexcept {
 template <class Void>
 errc check_rows(footprint& out, const basic_tensor_view<Void>& rows, const kv_layout& layout, const kv_plane& plane,
                 bool written) noexcept {
-  if (!known(rows.type) || rows.num_tokens < 0) return errc::invalid_argument;
+  if (!is_dtype(rows.type) || rows.num_tokens < 0) return errc::invalid_argument;
   if (rows.num_heads != layout.num_kv_heads || rows.head_dim != plane.head_dim) return errc::invalid_argument;
   if (rows.num_tokens == 0) return errc::ok;
   if (rows.data == nullptr || !aligned(rows.data, rows.type)) return errc::invalid_argument;
@@ -172,7 +172,7 @@ std::int64_t plane_span(const kv_layout& layout, const kv_plane& plane, std::int
 errc check(const kv_layout& layout, std::int64_t num_blocks) noexcept {
   if (layout.num_kv_heads < 1 || layout.block_size < 1) return errc::invalid_argument;
   for (const kv_plane* plane : {&layout.k, &layout.v}) {
-    if (!known(plane->code.type) || plane->head_dim < 1) return errc::invalid_argument;
+    if (!is_dtype(plane->code.type) || plane->head_dim < 1) return errc::invalid_argument;
     if (!detail::is_supported(plane->code)) return errc::unsupported;
   }
   if (layout.k.code.type != layout.v.code.type) return errc::unsupported;

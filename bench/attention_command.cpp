@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bifolio/backend.hpp>
 #include <bifolio/buffer.hpp>
+#include <bifolio/cpu.hpp>
 #include <bifolio/error.hpp>
 #include <chrono>
 #include <cmath>
@@ -260,8 +261,7 @@ void add_attention_command(CLI::App& program, command& run) {
   sub->add_option("--layout", o->layouts, "hnd, nhd, x_split")->delimiter(',')->capture_default_str();
   sub->add_option("--threads", o->threads, "Workers; 0 = what the executor's runtime takes")->capture_default_str();
   sub->add_option("--executor", o->executor, "openmp, tbb or serial")->capture_default_str();
-  sub->add_option("--isa", o->isas, "baseline, avx2, avx512, avx512_bf16, amx, amx_fp16, neon (default: the best)")
-      ->delimiter(',');
+  sub->add_option("--isa", o->isas, isa_choice())->delimiter(',');
   sub->add_option("--window", o->window, "Sliding window: positions visible before the token's own; -1 = all")
       ->capture_default_str();
   sub->add_option("--soft-cap", o->soft_cap, "Logit soft cap; 0 = none")->capture_default_str();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // bifolio_bench cache_ops: append, gather, copy, swap and convert of shuffled blocks in a pool that no cache holds,
-// beside memcpy by the same workers. GB/s count bytes read and bytes written, in the calls and in memcpy alike.
+// next to memcpy by the same workers. GB/s count bytes read and bytes written, in the calls and in memcpy alike.
 #include <algorithm>
 #include <bifolio/backend.hpp>
 #include <bifolio/buffer.hpp>
@@ -188,7 +188,7 @@ void run_cache_ops(const cache_ops_options& options, report& out) {
 
 void add_cache_ops_command(CLI::App& program, command& run) {
   auto o = std::make_shared<cache_ops_options>();
-  CLI::App* sub = program.add_subcommand("cache_ops", "append, gather, copy, swap and convert beside memcpy");
+  CLI::App* sub = program.add_subcommand("cache_ops", "append, gather, copy, swap and convert next to memcpy");
   sub->add_option("--device", o->device, "cpu, cuda or cuda:N")->capture_default_str();
   sub->add_option("--ops", o->ops, "append, gather, copy, swap, convert")->delimiter(',')->capture_default_str();
   sub->add_option("--dtype", o->dtypes, "Dtypes of rows: f32, f16, bf16")->delimiter(',')->capture_default_str();

@@ -100,6 +100,8 @@ class BIFOLIO_API backend {
 
 enum class cpu_isa : std::uint8_t;  // bifolio/cpu.hpp
 
+/// What a backend is opened with. The CPU understands all of it, CUDA nothing: its kernels, threads and memory are not
+/// the host's.
 struct backend_options {
   std::int32_t num_threads = 0;                  ///< CPU workers; 0 = what the executor's runtime takes
   std::optional<executor_kind> executor_choice;  ///< default: `default_executor()`
@@ -108,7 +110,9 @@ struct backend_options {
   memory_resource* host_memory = nullptr;        ///< borrowed; default: `default_host_memory()`
 };
 
-/// Opens a device. Throws `error`: unsupported when the device is not compiled in or not there.
+/// Opens a device. Throws `error`: unsupported when the device is not linked or not there; invalid_argument for a
+/// device type that nobody registered, an index that the type does not have, and an option that is not at its default
+/// although the backend does not understand it; and what the backend's constructor throws.
 [[nodiscard]] BIFOLIO_API std::unique_ptr<backend> make_backend(device where = {}, const backend_options& options = {});
 
 }  // namespace bifolio

@@ -69,7 +69,7 @@ kv_cache_view over(std::vector<std::byte>& bytes, const kv_cache_view& like) {
   return view;
 }
 
-TEST_CASE("an engine holds one buffer a layer, the K half before the V half, in the config's layout") {
+TEST_CASE("an engine holds one buffer a layer, the K plane before the V plane, in the config's layout") {
   const auto where = make_backend();
   counting_memory_resource memory(default_host_memory());
   {

@@ -70,8 +70,7 @@ find include/bifolio src \( -name '*.hpp' -o -name '*.cpp' -o -name '*.cuh' -o -
     target = $0
     sub(/^[^<"]*[<"]/, "", target); sub(/[>"].*/, "", target)
     to = folder_of(target)
-    if (to != "" && to != folder && folder != "umbrella" && !contains(allowed[folder], to) &&
-        !(FILENAME == "src/common/engine/backend.cpp" && target == "cpu/backend.hpp"))  # make_backend
+    if (to != "" && to != folder && folder != "umbrella" && !contains(allowed[folder], to))
       complain(folder " must not include " target " (" to ")")
     for (p in package) if (starts(target, p) && !starts(FILENAME, package[p])) complain(target " belongs to " package[p])
     if (target ~ kernel_free_of && FILENAME ~ /^src\/cpu\/kernels\//) complain("kernels include no <" target ">: weak symbols")

@@ -21,7 +21,7 @@
 
 namespace bifolio::test {
 
-/// A float32 whose conversion is worth a test: any exponent, mantissas at and beside ties, specials, subnormals, and
+/// A float32 whose conversion is worth a test: any exponent, mantissas at and next to ties, specials, subnormals, and
 /// often an ordinary number.
 [[nodiscard]] inline std::uint32_t hard_float_bits(random_source& random) noexcept {
   const std::uint64_t drawn = random.next();
@@ -29,7 +29,7 @@ namespace bifolio::test {
   switch (((drawn >> 32) * 10) >> 32) {
     case 0:
       return bits;  // any pattern at all
-    case 1: {       // one of the patterns beside a tie of float16 or bfloat16
+    case 1: {       // one of the patterns next to a tie of float16 or bfloat16
       static constexpr std::uint32_t mantissas[] = {
           0,        1,        0x0fff,   0x1000,   0x1001,   0x3000,   0x7fff,   0x8000,   0x8001,  0x18000,
           0x7fe000, 0x7fefff, 0x7ff000, 0x7f7fff, 0x7f8000, 0x7fffff, 0x400000, 0x3fffff, 0x400001};
@@ -97,7 +97,7 @@ class cache_pair {
   [[nodiscard]] kv_cache_view device() noexcept { return view_at(device_.data()); }
   [[nodiscard]] kv_cache_view host() noexcept { return view_at(host_.data()); }
   [[nodiscard]] const kv_layout& layout() const noexcept { return arranged_.layout; }
-  /// Every byte of the cache, of its gaps and of what lies around it.
+  /// Every byte of the cache, of its gaps and of its surroundings.
   [[nodiscard]] bool equal() const { return device_.holds(host_); }
 
  private:
@@ -115,7 +115,7 @@ class cache_pair {
   device_bytes device_;
 };
 
-/// How rows of k and v lie in memory.
+/// How rows of k and v are arranged in memory.
 enum class row_order : std::uint8_t {
   dense,
   fused,   ///< k and v are slices of one [num_tokens, 3, num_heads, head_dim]

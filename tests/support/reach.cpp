@@ -190,7 +190,7 @@ const cuda::runtime_api& recorded_runtime() {
 
 std::unique_ptr<backend> open_recorded(device where, const backend_options& options) {
 #if BIFOLIO_TEST_RECORDS_LAUNCHES
-  // Not wrapped: what is specific to CUDA asks for the backend's own type.
+  // Not wrapped: functions that are specific to CUDA need the backend's own type.
   if (where.type == device_type::cuda) {
     return std::make_unique<cuda::cuda_backend>(recorded_runtime(), where.index);
   }

@@ -135,7 +135,7 @@ std::string convert_between(const tested_backend& tested, random_source& random,
   return complaint(src.equal(), "the source") + complaint(dst.equal(), "the destination");
 }
 
-/// A cache in host memory, as `swap_blocks` takes it beside one on the device.
+/// A cache in host memory, as `swap_blocks` takes it together with one on the device.
 class host_cache {
  public:
   host_cache(backend& where, const cache_shape& shape, std::int64_t num_blocks)

@@ -104,21 +104,21 @@ errc check_cache(const kv_cache_view& kv, const refusal& refuse) {
   }
   const kv_layout& layout = kv.layout;
   for (const bool is_k : {true, false}) {
-    const char* half = is_k ? "kv.k" : "kv.v";
+    const char* plane = is_k ? "kv.k" : "kv.v";
     const void* data = is_k ? kv.k : kv.v;
     const kv_strides& strides = is_k ? layout.k : layout.v;
     if (strides.chunk < 1 || layout.head_dim % strides.chunk != 0) {
-      return refuse(code, "the chunk of ", half, " is ", strides.chunk, "; it must be a divisor of head_dim, ",
+      return refuse(code, "the chunk of ", plane, " is ", strides.chunk, "; it must be a divisor of head_dim, ",
                     layout.head_dim);
     }
-    if (half_span(layout, strides, kv.num_blocks) < 0) {
-      return refuse(code, "the strides of ", half, " (block ", strides.block, ", head ", strides.head, ", token ",
+    if (plane_span(layout, strides, kv.num_blocks) < 0) {
+      return refuse(code, "the strides of ", plane, " (block ", strides.block, ", head ", strides.head, ", token ",
                     strides.token, ", dim ", strides.dim, ", chunk ", strides.chunk_stride,
                     ") let elements share a place or reach past 2^62 bytes");
     }
-    if (data == nullptr) return refuse(code, half, " is null");
+    if (data == nullptr) return refuse(code, plane, " is null");
     if (!aligned(data, layout.type)) {
-      return refuse(code, half, " is not aligned to its elements of ", static_cast<std::int64_t>(size_of(layout.type)),
+      return refuse(code, plane, " is not aligned to its elements of ", static_cast<std::int64_t>(size_of(layout.type)),
                     " bytes");
     }
   }
@@ -206,7 +206,7 @@ errc check_overlap(const attention_params& params, const refusal& refuse) {
     p.element_bytes = static_cast<std::int64_t>(size_of(rows.type));
     (void)make_footprint(p.memory, rows, false);
   };
-  const auto add_half = [&](const char* name, const void* data, const kv_strides& strides) {
+  const auto add_plane = [&](const char* name, const void* data, const kv_strides& strides) {
     part& p = parts[num_parts++];
     p.name = name;
     p.element_bytes = static_cast<std::int64_t>(size_of(params.kv.layout.type));
@@ -220,8 +220,8 @@ errc check_overlap(const attention_params& params, const refusal& refuse) {
   const int num_written = num_parts;
   add_rows("q", params.q);
   if (params.kv.num_blocks > 0) {
-    add_half("kv.k", params.kv.k, params.kv.layout.k);
-    add_half("kv.v", params.kv.v, params.kv.layout.v);
+    add_plane("kv.k", params.kv.k, params.kv.layout.k);
+    add_plane("kv.v", params.kv.v, params.kv.layout.v);
   }
   if (params.bias.data != nullptr && params.bias.num_keys > 0) add_rows("bias", rows_of(params.bias));
   for (int written = 0; written < num_written; ++written) {

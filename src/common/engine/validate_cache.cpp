@@ -6,7 +6,7 @@
 namespace bifolio::validate {
 namespace {
 
-/// The bytes of a whole layer, both halves; `view` has been checked.
+/// The bytes of a whole layer, both planes; `view` has been checked.
 struct layer_footprint {
   footprint k;
   footprint v;
@@ -147,7 +147,7 @@ bool same_order(const kv_strides& a, const kv_strides& b) noexcept {
 
 }  // namespace
 
-std::int64_t half_span(const kv_layout& layout, const kv_strides& strides, std::int64_t num_blocks) noexcept {
+std::int64_t plane_span(const kv_layout& layout, const kv_strides& strides, std::int64_t num_blocks) noexcept {
   if (num_blocks == 0) return 0;
   footprint print;
   if (!make_footprint(print, nullptr, layout, strides, num_blocks)) return -1;
@@ -159,8 +159,8 @@ errc check(const kv_layout& layout, std::int64_t num_blocks) noexcept {
     return errc::invalid_argument;
   }
   if (num_blocks < 0 || num_blocks > max_num_blocks) return errc::invalid_argument;
-  if (half_span(layout, layout.k, num_blocks) < 0) return errc::invalid_argument;
-  if (layout.v != layout.k && half_span(layout, layout.v, num_blocks) < 0) return errc::invalid_argument;
+  if (plane_span(layout, layout.k, num_blocks) < 0) return errc::invalid_argument;
+  if (layout.v != layout.k && plane_span(layout, layout.v, num_blocks) < 0) return errc::invalid_argument;
   return errc::ok;
 }
 

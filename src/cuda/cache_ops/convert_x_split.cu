@@ -50,8 +50,8 @@ bool try_launch(const runtime_api& api, const kv_cache_view& rows, const kv_cach
     return false;
   }
   tile_args args = {};
-  args.halves[0] = {rows.k, rows.layout.k.block, rows.layout.k.token, rows.layout.k.head, cache.k, layout.k};
-  args.halves[1] = {rows.v, rows.layout.v.block, rows.layout.v.token, rows.layout.v.head, cache.v, layout.v};
+  args.planes[0] = {rows.k, rows.layout.k.block, rows.layout.k.token, rows.layout.k.head, cache.k, layout.k};
+  args.planes[1] = {rows.v, rows.layout.v.block, rows.layout.v.token, rows.layout.v.head, cache.v, layout.v};
   args.block_size = divisor(layout.block_size);
   args.num_heads = layout.num_kv_heads;
   args.head_dim = layout.head_dim;

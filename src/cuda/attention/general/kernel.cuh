@@ -30,7 +30,7 @@ inline constexpr int general_keys = 64;                   // positions of a tile
 inline constexpr int general_round = 128;                 // dims in shared memory at once
 inline constexpr int general_kv_row = general_round + 4;  // floats; shifts neighbouring positions by four banks
 
-/// How one half is read.
+/// How one plane is read.
 enum class kv_walk : std::int32_t {
   packs,   ///< 16 bytes of dims at a time
   dims,    ///< single elements, dims fastest
@@ -89,11 +89,11 @@ __device__ __forceinline__ void load_queries(general_shared<Rows>& shared, const
   }
 }
 
-/// `general_keys` positions × `general_round` dims of one half to shared memory; zero where there is nothing to read.
+/// `general_keys` positions × `general_round` dims of one plane to shared memory; zero where there is nothing to read.
 template <class T>
-__device__ __forceinline__ void load_half(float (*tile)[general_kv_row], const void* base, const kv_strides& strides,
-                                          kv_walk walk, const std::int64_t* offsets, std::int32_t head_dim,
-                                          std::int32_t first_dim) {
+__device__ __forceinline__ void load_plane(float (*tile)[general_kv_row], const void* base, const kv_strides& strides,
+                                           kv_walk walk, const std::int64_t* offsets, std::int32_t head_dim,
+                                           std::int32_t first_dim) {
   const T* const data = static_cast<const T*>(base);
   if (walk == kv_walk::packs) {
     constexpr int count = 16 / sizeof(T);
@@ -279,9 +279,9 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
         for (int r = 0; r < rows_per_half; ++r) scores[r] = 0.0f;
         for (std::int32_t dim = 0; dim < call.head_dim; dim += general_round) {
           if (dim > 0) __syncthreads();
-          load_half<T>(shared.k, call.k, call.k_strides, args.k_walk, shared.k_offset, call.head_dim, dim);
+          load_plane<T>(shared.k, call.k, call.k_strides, args.k_walk, shared.k_offset, call.head_dim, dim);
           if (dim == 0) {
-            load_half<T>(shared.v, call.v, call.v_strides, args.v_walk, shared.v_offset, call.head_dim, first_out_dim);
+            load_plane<T>(shared.v, call.v, call.v_strides, args.v_walk, shared.v_offset, call.head_dim, first_out_dim);
           }
           const std::int32_t round = min(general_round, (call.head_dim - dim + 3) / 4 * 4);
           if (!queries_fit) {
@@ -366,8 +366,8 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
           if (c * general_threads >= num_out_dims) break;
           if (c > 0) {  // the first dims came together with K
             __syncthreads();
-            load_half<T>(shared.v, call.v, call.v_strides, args.v_walk, shared.v_offset, call.head_dim,
-                         first_out_dim + c * general_threads);
+            load_plane<T>(shared.v, call.v, call.v_strides, args.v_walk, shared.v_offset, call.head_dim,
+                          first_out_dim + c * general_threads);
             __syncthreads();
           }
 #pragma unroll

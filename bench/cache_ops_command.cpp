@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bifolio/backend.hpp>
 #include <bifolio/buffer.hpp>
+#include <bifolio/cpu.hpp>
 #include <chrono>
 #include <cstring>
 #include <memory>
@@ -15,6 +16,7 @@
 #include "cache_ops_setting.hpp"
 #include "checks.hpp"
 #include "commands.hpp"
+#include "machine.hpp"
 #include "probe.hpp"
 
 namespace bifolio::bench {
@@ -201,7 +203,7 @@ void add_cache_ops_command(CLI::App& program, command& run) {
   sub->add_option("--pool-mib", o->pool_mib, "Size of a pool; larger than the last-level cache")->capture_default_str();
   sub->add_option("--threads", o->threads, "Workers; 0 = what the executor's runtime takes")->capture_default_str();
   sub->add_option("--executor", o->executor, "openmp, tbb or serial")->capture_default_str();
-  sub->add_option("--isa", o->isa, "baseline, avx2, avx512, avx512_bf16, amx, amx_fp16, neon (default: the best)");
+  sub->add_option("--isa", o->isa, isa_choice());
   sub->add_option("--repeats", o->repeats, "Calls at the least")->capture_default_str();
   sub->add_option("--min-time", o->seconds, "Seconds of calls at the least")->capture_default_str();
   sub->add_option("--seed", o->seed, "Of the block order")->capture_default_str();

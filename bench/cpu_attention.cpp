@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bifolio/backend.hpp>
 #include <bifolio/buffer.hpp>
+#include <bifolio/cpu.hpp>
 #include <bifolio/error.hpp>
 #include <chrono>
 #include <cmath>

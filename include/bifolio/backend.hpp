@@ -19,7 +19,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace bifolio {
@@ -101,18 +100,7 @@ class BIFOLIO_API backend {
   [[nodiscard]] virtual errc merge_states(const merge_params&, stream_ref = {}) noexcept = 0;
 };
 
-/// CPU instruction sets with kernels of their own, in the order of preference.
-enum class cpu_isa : std::uint8_t { baseline, avx2, avx512, avx512_bf16, amx, amx_fp16, neon };
-
-/// "baseline", "avx2", "avx512", "avx512_bf16", "amx", "amx_fp16" or "neon".
-[[nodiscard]] BIFOLIO_API std::string_view to_string(cpu_isa isa) noexcept;
-/// Throws `error` (invalid_argument).
-[[nodiscard]] BIFOLIO_API cpu_isa parse_isa(std::string_view text);
-/// Those compiled in and supported by this machine; the last is the best.
-[[nodiscard]] BIFOLIO_API std::vector<cpu_isa> supported_isas();
-/// The best supported one, or what the environment variable BIFOLIO_CPU_ISA asks for. Throws `error` (unsupported, with
-/// the list of supported ones) when that cannot run here.
-[[nodiscard]] BIFOLIO_API cpu_isa default_isa();
+enum class cpu_isa : std::uint8_t;  // bifolio/cpu.hpp
 
 /// What a backend is opened with. The CPU understands all of it, CUDA nothing: its kernels, threads and memory are not
 /// the host's.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/backend.hpp"
 
+#include <bifolio/cpu.hpp>
 #include <bifolio/error.hpp>
 #include <cstring>
 #include <string>

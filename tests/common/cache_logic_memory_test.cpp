@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <bifolio/backend.hpp>
 #include <bifolio/cache_engine.hpp>
+#include <bifolio/cpu.hpp>
 #include <bifolio/kv_cache_manager.hpp>
 #include <bifolio/memory_resource.hpp>
 #include <bifolio/scheduler.hpp>

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <bifolio/backend.hpp>
+#include <bifolio/cpu.hpp>
 #include <bifolio/memory_resource.hpp>
 #include <cmath>
 #include <cstring>

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <bifolio/backend.hpp>
+#include <bifolio/cpu.hpp>
 #include <bit>
 #include <cstdint>
 #include <cstring>

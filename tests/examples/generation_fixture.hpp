@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bifolio/backend.hpp>
+#include <bifolio/cpu.hpp>
 #include <bifolio/kv_cache_manager.hpp>
 #include <cmath>
 #include <memory>

@@ -23,7 +23,7 @@ find include/bifolio src \( -name '*.hpp' -o -name '*.cpp' -o -name '*.cuh' -o -
     headers["scheduler"] = "request scheduler"
     headers["engine"]    = "backend cache_engine executor"
     headers["attention"] = "attention"
-    headers["cpu"]       = "cpu"
+    headers["cpu"]       = "cpu cpu_isas"
     headers["cuda"]      = "cuda"
 
     # Package: the files or folders that may include it.

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <unistd.h>
 
+#include <bifolio/cpu.hpp>
 #include <bifolio/dtype.hpp>
 #include <cstdio>
 #include <cstdlib>

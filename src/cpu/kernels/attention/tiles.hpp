@@ -20,7 +20,7 @@ class tile_mainloop;
 
 template <>
 inline constexpr bool has_tiles<bfloat16> = true;
-#if BIFOLIO_ISA_AMX_FP16
+#if BIFOLIO_F16_TILES
 template <>
 inline constexpr bool has_tiles<float16> = true;
 #endif

@@ -7,6 +7,7 @@
 #include <bifolio/attention.hpp>
 #include <bifolio/device.hpp>
 #include <bifolio/error.hpp>
+#include <bifolio/event.hpp>
 #include <bifolio/executor.hpp>
 #include <bifolio/export.hpp>
 #include <bifolio/kv_layout.hpp>
@@ -43,8 +44,8 @@ struct gather_params {
 
 /// Thread-safety: calls on different caches, plans and outputs may run at once (on CUDA, in different streams).
 /// Streams: calls are ordered within a stream; the CPU ignores it and has finished when a call returns.
-/// Errors: `plan_attention` throws; all others return an errc, allocate nothing, and after a refusal nothing was
-/// written.
+/// Errors: `plan_attention` and `make_event` throw; all others return an errc, allocate nothing, and after a refusal
+/// nothing was written.
 class BIFOLIO_API backend {
  public:
   virtual ~backend();
@@ -64,6 +65,19 @@ class BIFOLIO_API backend {
   [[nodiscard]] virtual errc upload(void* dst, const void* host_src, std::size_t num_bytes, stream_ref) noexcept = 0;
   [[nodiscard]] virtual errc download(void* host_dst, const void* src, std::size_t num_bytes, stream_ref) noexcept = 0;
   [[nodiscard]] virtual errc synchronize(stream_ref) noexcept = 0;
+
+  /// A new event of this device, not recorded. Throws `error`: out_of_memory, device_lost, failed_precondition (as
+  /// `health`).
+  [[nodiscard]] virtual event make_event() = 0;
+  /// Sets `point` to all that the stream was given so far. invalid_argument for an event that is empty or of another
+  /// device.
+  [[nodiscard]] virtual errc record(event& point, stream_ref = {}) noexcept = 0;
+  /// What the stream is given from now on starts when `point`, as last recorded, is done; at once when it was never
+  /// recorded. The event may be of any device: where the two have streams in common (CUDA devices of one machine) the
+  /// call does not wait itself, otherwise it returns when the event is done. In particular the CPU, whose calls are
+  /// finished when they return, waits on the host. invalid_argument for an empty event, device_lost when the event's
+  /// device is.
+  [[nodiscard]] virtual errc wait(const event& point, stream_ref = {}) noexcept = 0;
 
   /// A slot past the end of the cache: out_of_range on the CPU; on a GPU, where the host cannot see slots without
   /// waiting, that row alone is skipped. The same for `gather`.

@@ -122,6 +122,11 @@ class recording_backend final : public backend {
     return inner_->download(dst, src, num_bytes, stream);
   }
   [[nodiscard]] errc synchronize(stream_ref stream) noexcept override { return inner_->synchronize(stream); }
+  [[nodiscard]] event make_event() override { return inner_->make_event(); }
+  [[nodiscard]] errc record(event& point, stream_ref stream) noexcept override { return inner_->record(point, stream); }
+  [[nodiscard]] errc wait(const event& point, stream_ref stream) noexcept override {
+    return inner_->wait(point, stream);
+  }
 
   [[nodiscard]] errc append(const append_params& params, stream_ref stream) noexcept override {
     return moved(params.kv.layout.k.code.type, params.k.type, params.k.num_tokens > 0, inner_->append(params, stream));

@@ -73,6 +73,10 @@ struct unit_countdown {
 
 class cpu_attention_plan final : public attention_plan_state {
  public:
+  cpu_attention_plan() noexcept : attention_plan_state(&owner_address) {}
+  /// Every CPU backend takes the plans of another.
+  static constexpr char owner_address = 0;
+
   attention_window window;
   std::int32_t num_items = 0;
   std::int32_t num_lanes = 1;  ///< lanes that the scratch is made for; 1 also where more are not worth their start

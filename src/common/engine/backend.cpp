@@ -23,6 +23,8 @@ std::vector<std::string> backend::attention_kernels() const { return {}; }
 
 std::vector<std::string> backend::describe(const attention_plan&, const attention_params&) const { return {}; }
 
+std::vector<std::string> backend::explain(const attention_plan&) const { return {}; }
+
 void detail::register_backend_factory(device_type type, backend_factory factory) noexcept {
   if (type == device_type::cuda) cuda_factory.store(factory, std::memory_order_release);
 }

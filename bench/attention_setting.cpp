@@ -16,15 +16,12 @@ void fill_values(void* data, dtype type, std::int64_t count, std::uint64_t seed)
   const std::size_t element = size_of(type);
   auto* bytes = reinterpret_cast<std::byte*>(pattern.data());
   const std::size_t in_pattern = pattern.size() * sizeof(std::uint32_t) / element;
-  for (std::size_t i = 0; i < in_pattern; ++i) {
-    const float value = normal(random);
-    const auto half = from_float<float16>(value);
-    const auto brain = from_float<bfloat16>(value);
-    const void* source = type == dtype::f32   ? static_cast<const void*>(&value)
-                         : type == dtype::f16 ? static_cast<const void*>(&half.bits)
-                                              : static_cast<const void*>(&brain.bits);
-    std::memcpy(bytes + i * element, source, element);
-  }
+  visit_dtype(type, [&](auto traits) {
+    for (std::size_t i = 0; i < in_pattern; ++i) {
+      const auto value = from_float<typename decltype(traits)::storage>(normal(random));
+      std::memcpy(bytes + i * element, &value, element);
+    }
+  });
   // Copies of an odd length, so that no two blocks are alike.
   const std::size_t run = pattern.size() * sizeof(std::uint32_t) - 37 * element;
   auto* to = static_cast<std::byte*>(data);

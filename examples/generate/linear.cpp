@@ -160,10 +160,14 @@ linear::linear(std::int32_t num_outputs, std::int32_t num_inputs, bifolio::dtype
     : num_outputs_(num_outputs), num_inputs_(num_inputs) {
   const auto num_panels = static_cast<std::size_t>((num_outputs + panel_width - 1) / panel_width);
   const std::size_t count = num_panels * static_cast<std::size_t>(num_inputs) * panel_width;
-  if (type == bifolio::dtype::bf16) {
-    bf16_.resize(count);
-  } else {
-    f32_.resize(count);
+  switch (type) {
+    case bifolio::dtype::bf16:
+      bf16_.resize(count);
+      break;
+    case bifolio::dtype::f32:
+    case bifolio::dtype::f16:
+      f32_.resize(count);
+      break;
   }
 }
 

@@ -21,7 +21,8 @@ class linear {
   static constexpr std::int32_t panel_width = 16;
 
   linear() = default;
-  /// All weights 0. `type` is how they are kept: f32 or bf16 (widened to f32 when used).
+  /// All weights 0. `type` is how they are kept: bf16 (widened to f32 when used), else f32, which
+  /// holds every f16 too.
   linear(std::int32_t num_outputs, std::int32_t num_inputs, bifolio::dtype type);
 
   [[nodiscard]] std::int32_t num_outputs() const noexcept { return num_outputs_; }

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <type_traits>
 
 #include "parallel.hpp"
 
@@ -23,18 +24,25 @@ void add(float* x, const float* added, std::int64_t count) noexcept {
 }
 
 void narrow(const float* x, std::int64_t count, bifolio::dtype type, std::uint16_t* bits) noexcept {
-  const bool bf16 = type == bifolio::dtype::bf16;
-  for (std::int64_t i = 0; i < count; ++i) {
-    bits[i] =
-        bf16 ? bifolio::from_float<bifolio::bfloat16>(x[i]).bits : bifolio::from_float<bifolio::float16>(x[i]).bits;
-  }
+  visit_dtype(type, [&](auto traits) {
+    using storage = typename decltype(traits)::storage;
+    if constexpr (sizeof(storage) == sizeof(*bits)) {
+      for (std::int64_t i = 0; i < count; ++i) bits[i] = bifolio::from_float<storage>(x[i]).bits;
+    } else {
+      static_assert(std::is_same_v<storage, float>);  // is never narrowed
+    }
+  });
 }
 
 void widen(const std::uint16_t* bits, std::int64_t count, bifolio::dtype type, float* x) noexcept {
-  const bool bf16 = type == bifolio::dtype::bf16;
-  for (std::int64_t i = 0; i < count; ++i) {
-    x[i] = bf16 ? to_float(bifolio::bfloat16{bits[i]}) : to_float(bifolio::float16{bits[i]});
-  }
+  visit_dtype(type, [&](auto traits) {
+    using storage = typename decltype(traits)::storage;
+    if constexpr (sizeof(storage) == sizeof(*bits)) {
+      for (std::int64_t i = 0; i < count; ++i) x[i] = to_float(storage{bits[i]});
+    } else {
+      static_assert(std::is_same_v<storage, float>);  // is never narrowed
+    }
+  });
 }
 
 }  // namespace

@@ -158,7 +158,7 @@ errc attention(const kernel_table& table, executor& workers, const attention_pla
 
 std::vector<std::string> attention_kernel_names(const kernel_table& table) {
   std::vector<std::string> names;
-  for (const dtype kv_type : {dtype::f32, dtype::f16, dtype::bf16}) {
+  for (const dtype kv_type : all_dtypes) {
     for (const bool one_type : {true, false}) {
       const auto& loops = table.attention.loops[static_cast<std::size_t>(kv_type)];
       if (!one_type && loops[0] == loops[1]) continue;

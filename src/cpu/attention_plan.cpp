@@ -31,8 +31,6 @@ constexpr std::int64_t min_parallel_ns = 20'000;
 constexpr double bytes_per_ns = 20;
 constexpr double flops_per_ns = 100;
 
-constexpr std::int64_t all_positions = std::int64_t{1} << 40;
-
 std::int64_t divide_up(std::int64_t a, std::int64_t b) noexcept { return (a + b - 1) / b; }
 
 struct query_tile {
@@ -72,11 +70,10 @@ void for_each_query_tile(const attention_spec& spec, const attention_window& win
       t.first_position = seq_len - query_len + token;
       t.seq_len = seq_len;
       t.num_tokens = static_cast<std::int32_t>(std::min(tokens, query_len - token));
-      const visible_range first = window.of(t.first_position, seq_len);
-      const visible_range last = window.of(t.first_position + t.num_tokens - 1, seq_len);
-      const std::int64_t keys = std::max<std::int64_t>(0, last.end - first.begin);
-      t.split_begin = static_cast<std::int32_t>(first.begin / split_keys);
-      t.split_end = keys == 0 ? t.split_begin : static_cast<std::int32_t>(divide_up(last.end, split_keys));
+      const visible_range visible = window.of_run(t.first_position, t.first_position + t.num_tokens - 1, seq_len);
+      const std::int64_t keys = std::max<std::int64_t>(0, visible.end - visible.begin);
+      t.split_begin = static_cast<std::int32_t>(visible.begin / split_keys);
+      t.split_end = keys == 0 ? t.split_begin : static_cast<std::int32_t>(divide_up(visible.end, split_keys));
       for (std::int64_t head = 0; head < spec.num_kv_heads; head += heads) {
         t.head_begin = static_cast<std::int32_t>(head);
         t.head_end = static_cast<std::int32_t>(std::min<std::int64_t>(head + heads, spec.num_kv_heads));
@@ -200,10 +197,7 @@ void make_plan(std::int32_t num_workers, memory_resource& memory, attention_plan
     detail::refuse(code, sentence);
   }
 
-  attention_window window{all_positions, all_positions};
-  if (spec.window_left >= 0) window.left = spec.window_left;
-  if (spec.window_right >= 0) window.right = spec.window_right;
-  if (spec.causal) window.right = 0;
+  const attention_window window = attn::window_of(spec);
 
   const std::int32_t group = spec.num_q_heads / spec.num_kv_heads;
   std::int64_t total_cost = 0;

@@ -20,7 +20,7 @@ namespace {
 using namespace bifolio;
 using namespace bifolio::test;
 
-constexpr std::array<dtype, 3> dtypes{dtype::f32, dtype::f16, dtype::bf16};
+constexpr auto dtypes = std::to_array(all_dtypes);
 constexpr std::array<std::int32_t, 8> head_dims{1, 2, 8, 48, 71, 80, 128, 256};
 constexpr std::array<std::int32_t, 5> block_sizes{1, 5, 8, 16, 64};
 constexpr std::array<std::int32_t, 3> head_counts{1, 3, 8};
@@ -93,8 +93,8 @@ TEST_CASE("work that is shared out to many workers gives the same bytes as one w
       for (const dtype cache_type : dtypes) {
         ++turn;
         // 400 tokens of 8 heads of 64 dims: more than a megabyte goes through, several workers' worth.
-        check_append_and_gather(tested, how, cache_type, dtypes[turn % 3], 64, 16, 8, row_order::fused, 400, 12,
-                                hash_of(test_seed(), turn, 2));
+        check_append_and_gather(tested, how, cache_type, dtypes[turn % dtypes.size()], 64, 16, 8, row_order::fused, 400,
+                                12, hash_of(test_seed(), turn, 2));
       }
     }
   }

@@ -254,7 +254,7 @@ struct long_batch {
 }  // namespace
 
 TEST_CASE("attention agrees with float64 for every ISA, dtype and option") {
-  for (const dtype kv : {dtype::f32, dtype::f16, dtype::bf16}) {
+  for (const dtype kv : all_dtypes) {
     for (const std::int32_t head_dim : {1, 8, 71, 80, 128}) {
       const problem plain = mixed_problem(kv, 6, 2, head_dim, 16);
       problem featured = plain;
@@ -287,7 +287,7 @@ TEST_CASE("attention agrees with float64 for every ISA, dtype and option") {
 }
 
 TEST_CASE("bits do not depend on threads, executor, layout, block size or block order") {
-  for (const dtype kv : {dtype::f32, dtype::f16, dtype::bf16}) {
+  for (const dtype kv : all_dtypes) {
     for (const std::int32_t head_dim : {64, 71}) {
       problem p = mixed_problem(kv, 8, 2, head_dim, 16);
       p.seqs.push_back({1, 5000, 7});

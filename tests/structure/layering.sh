@@ -18,7 +18,7 @@ find include/bifolio src \( -name '*.hpp' -o -name '*.cpp' -o -name '*.cuh' -o -
     allowed["cuda"]      = "base engine attention"
 
     # Folder: its public headers.
-    headers["base"]      = "buffer device dtype error export kv_layout memory_resource stats step tensor_view types version"
+    headers["base"]      = "buffer device dtype error export host_device kv_layout memory_resource stats step tensor_view types version"
     headers["cache"]     = "block_pool block_table content_key kv_cache_manager prefix_cache sequence"
     headers["scheduler"] = "request scheduler"
     headers["engine"]    = "backend cache_engine executor"

@@ -35,22 +35,36 @@ std::unique_ptr<backend> open(device where, const backend_options& options) {
   }
 }
 
+// Whether a GPU multiplies this type on tensor cores.
+bool has_tensor_cores(dtype type) {
+  switch (type) {
+    case dtype::f32:
+      return false;
+    case dtype::f16:
+    case dtype::bf16:
+      return true;
+  }
+  return false;
+}
+
 // From the names of its kernels, "cpu amx bf16 tiles".
 arithmetic loosest_numbers_of(const backend& where) {
+  constexpr auto f16 = static_cast<std::size_t>(dtype::f16);
+  constexpr auto bf16 = static_cast<std::size_t>(dtype::bf16);
   arithmetic numbers;
   for (const std::string& kernel : where.attention_kernels()) {
     const auto is = [&](const char* type_and_loops) { return kernel.find(type_and_loops) != std::string::npos; };
     // Hardware products of 16-bit numbers: probabilities are rounded to their type, subnormal bfloat16 numbers count as
     // 0. Tiles multiply pairs of dims of V.
     if (is(" bf16 dots") || is(" bf16 tiles")) {
-      numbers.unit_probability[2] = 0x1p-8;
-      numbers.flushed[2] = 0x1p-126;
+      numbers.unit_probability[bf16] = 0x1p-8;
+      numbers.flushed[bf16] = 0x1p-126;
     }
-    if (is(" bf16 tiles")) numbers.dims_together[2] = 2;
+    if (is(" bf16 tiles")) numbers.dims_together[bf16] = 2;
     if (is(" f16 tiles")) {
-      numbers.unit_probability[1] = 0x1p-11;
-      numbers.tiny_probability[1] = 0x1p-29;  // 16 times the probability is rounded to f16
-      numbers.dims_together[1] = 2;
+      numbers.unit_probability[f16] = 0x1p-11;
+      numbers.tiny_probability[f16] = 0x1p-29;  // 16 times the probability is rounded to f16
+      numbers.dims_together[f16] = 2;
     }
   }
   return numbers;
@@ -108,7 +122,8 @@ std::optional<tested_backend> open_tested(std::string name, std::string family, 
 arithmetic tested_backend::numbers_for(dtype q_type, dtype kv_type, dtype out_type, std::int32_t head_dim) const {
   const bool one_type = q_type == kv_type && out_type == kv_type;
   if (is_host) return one_type ? numbers : arithmetic{};
-  const bool tensor_cores = one_type && kv_type != dtype::f32 && (head_dim == 64 || head_dim == 128 || head_dim == 256);
+  const bool tensor_cores =
+      one_type && has_tensor_cores(kv_type) && (head_dim == 64 || head_dim == 128 || head_dim == 256);
   return tensor_cores ? numbers : arithmetic{};
 }
 

@@ -53,23 +53,34 @@ namespace bifolio::test {
   }
 }
 
+/// An element of `type`, in the low bytes.
+[[nodiscard]] inline std::uint32_t hard_bits(random_source& random, dtype type) {
+  switch (type) {
+    case dtype::f32:
+      return hard_float_bits(random);
+    case dtype::f16:
+      return static_cast<std::uint32_t>(random.next());  // any pattern will do
+    case dtype::bf16:
+      return hard_float_bits(random) >> 16;
+  }
+  return 0;
+}
+
 /// Hard elements of `type` to cut pieces from; drawing each element anew would take most of a test's time.
 [[nodiscard]] inline const std::vector<std::byte>& hard_pool(dtype type) {
   const auto make = [](dtype of) {
     random_source random(hash_of(test_seed(), 0x4a5d, static_cast<int>(of)));
     std::vector<std::byte> bytes((std::size_t{1} << 20) * size_of(of));
     for (std::size_t at = 0; at < bytes.size(); at += size_of(of)) {
-      // Of float16 any pattern will do.
-      std::uint32_t bits = of == dtype::f16 ? static_cast<std::uint32_t>(random.next()) : hard_float_bits(random);
-      if (of == dtype::bf16) bits >>= 16;
+      const std::uint32_t bits = hard_bits(random, of);
       std::memcpy(bytes.data() + at, &bits, size_of(of));
     }
     return bytes;
   };
-  static const std::vector<std::byte> f32 = make(dtype::f32);
-  static const std::vector<std::byte> f16 = make(dtype::f16);
-  static const std::vector<std::byte> bf16 = make(dtype::bf16);
-  return type == dtype::f32 ? f32 : type == dtype::f16 ? f16 : bf16;
+  return visit_dtype(type, [&](auto traits) -> const std::vector<std::byte>& {
+    static const std::vector<std::byte> pool = make(traits.type);
+    return pool;
+  });
 }
 
 /// `count` elements of `type`, hard to convert: pieces of the pool from random places on.

@@ -104,8 +104,8 @@ class recording_backend final : public backend {
  public:
   recording_backend(std::unique_ptr<backend> inner, std::string name)
       : inner_(std::move(inner)), name_(std::move(name)) {
-    for (const dtype dst : {dtype::f32, dtype::f16, dtype::bf16}) {
-      for (const dtype src : {dtype::f32, dtype::f16, dtype::bf16}) record().has(move_name(name_, dst, src));
+    for (const dtype dst : all_dtypes) {
+      for (const dtype src : all_dtypes) record().has(move_name(name_, dst, src));
     }
     record().has(name_ + " merge");
   }

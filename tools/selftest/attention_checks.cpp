@@ -180,7 +180,7 @@ class case_run {
       if (whole_.kernels[s].empty()) continue;
       const reference::accuracy_judge of_one = what_.expectation.judge(whole_.output, numbers, s, s + 1);
       attention_row& row = said_.row(where_.device, where_.isa, whole_.kernels[s]);
-      worst_error& worst = c.out_type == dtype::f32 ? row.of_f32 : row.of_narrow;
+      worst_error& worst = size_of(c.out_type) == sizeof(float) ? row.of_f32 : row.of_narrow;
       if (!worst.share || of_one.worst_share() > *worst.share) worst = {of_one.worst_share(), name_};
       if (!of_one.problem().empty()) guilty.insert(whole_.kernels[s]);
     }

@@ -51,7 +51,10 @@ void require(bool holds, const char* name, std::int64_t value, const char* allow
 
 /// The numbers, and that a layer in this layout stays within its (2, num_blocks, block_elements) elements.
 void require_layout(const kv_layout& layout, std::int64_t num_blocks) {
-  require(validate::known(layout.type), "layout.type", static_cast<std::int64_t>(layout.type), "f32, f16 or bf16");
+  if (!is_dtype(layout.type)) {
+    detail::refuse(errc::invalid_argument, "layout.type is ", static_cast<std::int64_t>(layout.type),
+                   "; it must be one of ", dtype_names);
+  }
   require(layout.num_kv_heads >= 1, "layout.num_kv_heads", layout.num_kv_heads, "at least 1");
   require(layout.head_dim >= 1, "layout.head_dim", layout.head_dim, "at least 1");
   require(layout.block_size >= 1, "layout.block_size", layout.block_size, "at least 1");

@@ -25,10 +25,6 @@ namespace bifolio::validate {
 /// Largest number of blocks: every id fits a block_id and is smaller than what stands in free table entries.
 inline constexpr std::int64_t max_num_blocks = padding_entry;
 
-[[nodiscard]] constexpr bool known(dtype type) noexcept {
-  return type == dtype::f32 || type == dtype::f16 || type == dtype::bf16;
-}
-
 /// Elements from the first to one past the last of a plane of `num_blocks` ≥ 0 blocks; −1 when `strides` do not nest or
 /// the span exceeds `max_span_bytes`. The numbers in `layout` may be anything.
 [[nodiscard]] std::int64_t plane_span(const kv_layout& layout, const kv_strides& strides,

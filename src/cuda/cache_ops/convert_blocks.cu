@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "cuda/cache_ops/block_ops.hpp"
+#include "cuda/cache_ops/move_types.hpp"
 #include "cuda/cache_ops/transfer.cuh"
 
 namespace bifolio::cuda {
@@ -217,23 +218,9 @@ cudaError_t launch_convert_blocks(const runtime_api& api, const kv_cache_view& s
   if (cudaError_t status = cudaSuccess; try_launch_convert_x_split(api, src, dst, copies, dependent, stream, status)) {
     return status;
   }
-  const dtype from = src.layout.type;
-  const dtype to = dst.layout.type;
-  if (from == to) {
-    // Bits stay: float16 stands for both 16-bit types.
-    return from == dtype::f32 ? launch_types<float, float>(api, src, dst, copies, dependent, stream)
-                              : launch_types<float16, float16>(api, src, dst, copies, dependent, stream);
-  }
-  if (from == dtype::f32) {
-    return to == dtype::f16 ? launch_types<float, float16>(api, src, dst, copies, dependent, stream)
-                            : launch_types<float, bfloat16>(api, src, dst, copies, dependent, stream);
-  }
-  if (from == dtype::f16) {
-    return to == dtype::f32 ? launch_types<float16, float>(api, src, dst, copies, dependent, stream)
-                            : launch_types<float16, bfloat16>(api, src, dst, copies, dependent, stream);
-  }
-  return to == dtype::f32 ? launch_types<bfloat16, float>(api, src, dst, copies, dependent, stream)
-                          : launch_types<bfloat16, float16>(api, src, dst, copies, dependent, stream);
+  return visit_move(src.layout.type, dst.layout.type, [&]<class Src, class Dst>(move_types<Src, Dst>) {
+    return launch_types<Src, Dst>(api, src, dst, copies, dependent, stream);
+  });
 }
 
 }  // namespace bifolio::cuda

@@ -83,6 +83,7 @@ template <class Cache>
 template <class Row, class Cache, bool ToCache, class Source>
 __global__ void __launch_bounds__(tile_threads, sizeof(Row) + sizeof(Cache) == 4 ? 4 : 2)
     transfer_tiles(const __grid_constant__ tile_args args, const __grid_constant__ Source source) {
+  static_assert((sizeof(Row) == 2 || sizeof(Row) == 4) && (sizeof(Cache) == 2 || sizeof(Cache) == 4));
   constexpr int count = 16 / static_cast<int>(sizeof(Row));  // dims of a row in 16 bytes
   constexpr int run = 16 / static_cast<int>(sizeof(Cache));  // tokens of V, and dims of K, in 16 bytes
   // Eight bytes more than a row: the eight tokens that a thread turns around lie in different banks for its neighbours.

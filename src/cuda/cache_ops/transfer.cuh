@@ -7,6 +7,7 @@
 #include <bifolio/dtype.hpp>
 #include <cstdint>
 
+#include "cuda/cache_ops/move_types.hpp"
 #include "cuda/cache_ops/tile_transfer.cuh"
 #include "cuda/cache_ops/transfer.hpp"
 #include "cuda/device/convert.cuh"
@@ -173,26 +174,12 @@ template <class Row, class Cache, bool ToCache>
   return status == cudaSuccess ? rows(v_wide, 1, 1) : status;
 }
 
-/// Types that keep their bits share a kernel: float16 stands for both 16-bit types.
 template <bool ToCache>
 [[nodiscard]] cudaError_t dispatch_transfer(const runtime_api& api, const transfer_args& args, bool dependent,
                                             cudaStream_t stream) noexcept {
-  const dtype row = args.row_type;
-  const dtype cache = args.cache_type;
-  if (row == cache) {
-    return row == dtype::f32 ? launch_transfer<float, float, ToCache>(api, args, dependent, stream)
-                             : launch_transfer<float16, float16, ToCache>(api, args, dependent, stream);
-  }
-  if (row == dtype::f32) {
-    return cache == dtype::f16 ? launch_transfer<float, float16, ToCache>(api, args, dependent, stream)
-                               : launch_transfer<float, bfloat16, ToCache>(api, args, dependent, stream);
-  }
-  if (row == dtype::f16) {
-    return cache == dtype::f32 ? launch_transfer<float16, float, ToCache>(api, args, dependent, stream)
-                               : launch_transfer<float16, bfloat16, ToCache>(api, args, dependent, stream);
-  }
-  return cache == dtype::f32 ? launch_transfer<bfloat16, float, ToCache>(api, args, dependent, stream)
-                             : launch_transfer<bfloat16, float16, ToCache>(api, args, dependent, stream);
+  return visit_move(args.row_type, args.cache_type, [&]<class Row, class Cache>(move_types<Row, Cache>) {
+    return launch_transfer<Row, Cache, ToCache>(api, args, dependent, stream);
+  });
 }
 
 }  // namespace bifolio::cuda

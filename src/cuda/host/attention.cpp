@@ -230,7 +230,7 @@ errc attention(const device_state& state, const attention_plan& plan, const atte
 std::vector<std::string> attention_kernel_names(const device_state& state) {
   std::vector<std::string> names;
   append_fast_kernel_names(state.numbers(), names);
-  for (const dtype type : {dtype::f32, dtype::f16, dtype::bf16}) {
+  for (const dtype type : all_dtypes) {
     for (const std::int32_t head_dim : {64, 128, 256}) {
       for (const bool partitioned : {false, true}) names.push_back(x_split_name(type, head_dim, partitioned));
     }

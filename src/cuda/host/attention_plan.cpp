@@ -7,8 +7,8 @@
 #include <limits>
 #include <string>
 
+#include "common/attention/visibility.hpp"
 #include "common/base/refuse.hpp"
-#include "common/engine/validate_attention.hpp"
 #include "cuda/attention/x_split/args.hpp"
 #include "cuda/host/divisor.hpp"
 
@@ -33,6 +33,7 @@ struct row_tile {
 template <class Visit>
 void for_each_tile(const plan_input& input, std::int32_t rows_per_tile, const Visit& visit) {
   const std::int32_t group = input.spec.num_q_heads / input.spec.num_kv_heads;
+  const attn::attention_window window = attn::window_of(input.spec);
   const divisor by_group(group);
   const auto token_of = [&](std::int64_t row) -> std::int64_t {
     return row <= std::numeric_limits<std::int32_t>::max() ? by_group.quotient(static_cast<std::int32_t>(row))
@@ -51,8 +52,7 @@ void for_each_tile(const plan_input& input, std::int32_t rows_per_tile, const Vi
       const std::int64_t last_row = std::min(t.first_row + rows_per_tile, num_rows) - 1;
       const std::int64_t first_position = seq_len - query_len + token_of(t.first_row);
       const std::int64_t last_position = seq_len - query_len + token_of(last_row);
-      const std::int64_t begin = validate::visible_positions(input.spec, first_position, seq_len).begin;
-      const std::int64_t end = validate::visible_positions(input.spec, last_position, seq_len).end;
+      const auto [begin, end] = window.of_run(first_position, last_position, seq_len);
       if (begin < end) {
         t.first_split = begin / split_positions;
         t.num_splits = divide_up(end, split_positions) - t.first_split;
@@ -64,8 +64,8 @@ void for_each_tile(const plan_input& input, std::int32_t rows_per_tile, const Vi
 
 /// Partitions of 512 positions that x_split's v1 walks for a row at the end of `seq_len` keys.
 std::int64_t walked_partitions(const attention_spec& spec, std::int64_t seq_len) noexcept {
-  const std::int64_t seen = spec.window_left < 0 ? seq_len : std::min<std::int64_t>(seq_len, spec.window_left + 1LL);
-  return divide_up(std::max<std::int64_t>(seen, 0), x_split_positions);
+  const attn::visible_range visible = attn::window_of(spec).of(seq_len - 1, seq_len);
+  return divide_up(std::max<std::int64_t>(visible.end - visible.begin, 0), x_split_positions);
 }
 
 /// Thread blocks of x_split's v1, and the partitions they walk.

@@ -145,7 +145,7 @@ cudaError_t launch_fast(const runtime_api& api, const attention_kernel_args& arg
 }
 
 void append_fast_kernel_names(const device_numbers& device, std::vector<std::string>& names) {
-  for (const dtype type : {dtype::f16, dtype::bf16}) {
+  for (const dtype type : all_dtypes) {
     for (const std::int32_t head_dim : {64, 128, 256}) {
       const decode_entry* const decode = find_decode_entry(type, head_dim);
       if (decode != nullptr && static_cast<std::size_t>(decode->shared_bytes) <= device.max_shared_bytes_per_block) {

@@ -48,16 +48,25 @@ void combine_item(const attention_args& args, const attention_item& item, const 
   with_loops<Key>(args, item, scratch, [](auto& loops) { loops.combine_items(); });
 }
 
+constexpr attention_kernels make_table() noexcept {
+  attention_kernels table = {};
+  table.merge = &merge_rows;
+  for (const dtype type : all_dtypes) {
+    const auto at = static_cast<std::size_t>(type);
+    visit_dtype(type, [&](auto traits) {
+      using key = typename decltype(traits)::storage;
+      table.run[at] = &run_item<key>;
+      table.combine[at] = &combine_item<key>;
+      table.loops[at][0] = loops_of<key>(false);
+      table.loops[at][1] = loops_of<key>(true);
+    });
+  }
+  return table;
+}
+
 }  // namespace
 
 extern const attention_kernels attention_table;
-const attention_kernels attention_table{
-    {&run_item<float>, &run_item<float16>, &run_item<bfloat16>},
-    {&combine_item<float>, &combine_item<float16>, &combine_item<bfloat16>},
-    &merge_rows,
-    {{loops_of<float>(false), loops_of<float>(true)},
-     {loops_of<float16>(false), loops_of<float16>(true)},
-     {loops_of<bfloat16>(false), loops_of<bfloat16>(true)}},
-};
+constexpr attention_kernels attention_table = make_table();
 
 }  // namespace bifolio::cpu::BIFOLIO_ISA

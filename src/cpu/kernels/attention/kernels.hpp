@@ -10,6 +10,8 @@
 #include <bifolio/attention.hpp>
 #include <cstdint>
 
+#include "common/attention/visibility.hpp"
+
 namespace bifolio::cpu {
 
 /// Keys are processed in KV tiles of this many positions, counted from position 0.
@@ -45,23 +47,8 @@ inline constexpr std::int32_t row_block_rows = 8;
   return std::int64_t{row_block_rows} * padded_dims(head_dim) + 4 * row_block_rows;
 }
 
-/// The positions that a token at position p attends to: max(0, p − left) ≤ j < min(seq_len, p + right + 1).
-struct visible_range {
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
-};
-
-/// `left` and `right` of an attention_spec; "all" is a number that no position reaches.
-struct attention_window {
-  std::int64_t left = 0;
-  std::int64_t right = 0;
-
-  [[nodiscard]] constexpr visible_range of(std::int64_t position, std::int64_t seq_len) const noexcept {
-    const std::int64_t begin = position > left ? position - left : 0;
-    const std::int64_t end = position + right + 1 < seq_len ? position + right + 1 : seq_len;
-    return {begin, end};
-  }
-};
+using attn::attention_window;
+using attn::visible_range;
 
 /// One layer's call.
 struct attention_args {
@@ -137,13 +124,15 @@ enum class attention_loops : std::uint8_t {
 
 struct attention_kernels {
   /// Computes one item; indexed by the dtype of the KV cache.
-  void (*run[3])(const attention_args& args, const attention_item& item, const attention_scratch& scratch) noexcept;
+  void (*run[num_dtypes])(const attention_args& args, const attention_item& item,
+                          const attention_scratch& scratch) noexcept;
   /// Combines the partial results of all splits of the item's rows, writes out and lse.
-  void (*combine[3])(const attention_args& args, const attention_item& item, const attention_scratch& scratch) noexcept;
+  void (*combine[num_dtypes])(const attention_args& args, const attention_item& item,
+                              const attention_scratch& scratch) noexcept;
   /// Rows [begin, end) of token · num_heads + head of merge_states.
   void (*merge)(const merge_params& params, std::int64_t begin, std::int64_t end) noexcept;
   /// The loops of `run` and `combine`, by the dtype of the KV cache; [1]: queries and output have it too.
-  attention_loops loops[3][2];
+  attention_loops loops[num_dtypes][2];
 };
 
 }  // namespace bifolio::cpu

@@ -46,11 +46,8 @@ class mainloop {
         head_rows_(item.num_tokens * args.group_size),
         num_heads_(item.kv_head_end - item.kv_head_begin),
         k_contiguous_(args.k_strides.dim == 1 && args.k_strides.chunk >= args.head_dim),
-        v_contiguous_(args.v_strides.dim == 1 && args.v_strides.chunk >= args.head_dim) {
-    const visible_range first = range_of_token(0);
-    const visible_range last = range_of_token(item.num_tokens - 1);
-    visible_ = {first.begin, last.end};
-  }
+        v_contiguous_(args.v_strides.dim == 1 && args.v_strides.chunk >= args.head_dim),
+        visible_(visible_to(item)) {}
 
   void run() noexcept {
     self().pack_queries();
@@ -68,6 +65,10 @@ class mainloop {
   [[nodiscard]] std::int64_t num_rows() const noexcept { return static_cast<std::int64_t>(num_heads_) * head_rows_; }
   [[nodiscard]] std::int64_t first_split() const noexcept { return visible_.begin / split_keys; }
 
+  // The positions that some token of an item attends to.
+  [[nodiscard]] visible_range visible_to(const attention_item& item) const noexcept {
+    return args_.window.of_run(item.first_position, item.first_position + item.num_tokens - 1, item.seq_len);
+  }
   [[nodiscard]] visible_range range_of_token(int token) const noexcept {
     return args_.window.of(item_.first_position + token, item_.seq_len);
   }
@@ -219,11 +220,13 @@ class mainloop {
       sum_of(total, padded_) = sum_of(partial, padded_);
       return;
     }
-    const merge_weights weights = weights_of(maximum_of(total, padded_), maximum_of(partial, padded_));
-    const vf a(weights.a);
-    const vf b(weights.b);
-    for (int d = 0; d < dims_; d += lanes) store(total + d, fma(load(partial + d), b, load(total + d) * a));
-    sum_of(total, padded_) = sum_of(partial, padded_) * weights.b + sum_of(total, padded_) * weights.a;
+    const auto weights = attn::combine_state<scalar_math>(maximum_of(total, padded_), sum_of(total, padded_),
+                                                          maximum_of(partial, padded_), sum_of(partial, padded_));
+    const vf a(weights.total);
+    const vf b(weights.partial);
+    for (int d = 0; d < dims_; d += lanes) {
+      store(total + d, attn::combine_value<vector_math>(a, b, load(total + d), load(partial + d)));
+    }
   }
 
   // The memory that one iteration reads: one range per row, or one for all keys of a vector where they are adjacent.
@@ -257,10 +260,9 @@ class mainloop {
     if (item_.peek_next == nullptr || !item_.peek_next(item_.peek_context, next)) return false;
     const std::int64_t splits_first = static_cast<std::int64_t>(next.split_begin) * split_keys;
     const std::int64_t splits_end = static_cast<std::int64_t>(next.split_end) * split_keys;
-    const visible_range first = args_.window.of(next.first_position, next.seq_len);
-    const visible_range last = args_.window.of(next.first_position + next.num_tokens - 1, next.seq_len);
-    const std::int64_t begin = first.begin > splits_first ? first.begin : splits_first;
-    const std::int64_t end = last.end < splits_end ? last.end : splits_end;
+    const visible_range visible = visible_to(next);
+    const std::int64_t begin = visible.begin > splits_first ? visible.begin : splits_first;
+    const std::int64_t end = visible.end < splits_end ? visible.end : splits_end;
     if (begin >= end) return false;
     kv_tile_offsets tile;
     locate_tile(tile, begin / tile_keys * tile_keys, begin, end, next.block_table);
@@ -313,23 +315,21 @@ class mainloop {
     if (args_.lse != nullptr) args_.lse[token * args_.num_q_heads + q_head] = lse;
   }
 
+  // 0 without sinks.
+  [[nodiscard]] float sink_of(int head, int row) const noexcept {
+    return args_.sinks == nullptr ? 0.0f : args_.sinks[query_head(head, row)];
+  }
+
   void write_empty_row(int head, int row) noexcept {
     float* values = scratch_.values;
     for (int d = 0; d < dims_; d += lanes) store(values + d, vf(0.0f));
-    write_out(head, row, values, args_.sinks == nullptr ? minus_infinity : args_.sinks[query_head(head, row)]);
+    write_out(head, row, values, attn::empty_row_lse(args_.sinks != nullptr, sink_of(head, row)));
   }
 
   void write_row(int head, int row, float* state) noexcept {
-    float maximum = maximum_of(state, padded_);
-    float sum = sum_of(state, padded_);
-    float factor = 1.0f;
-    if (args_.sinks != nullptr) {
-      const float sink = args_.sinks[query_head(head, row)];
-      const merge_weights weights = weights_of(maximum, sink);
-      sum = sum * weights.a + weights.b;
-      factor = weights.a;
-    }
-    const vf scale(sum == 0 ? 0.0f : factor / sum);  // 0: every score was −inf
+    const auto end = attn::finish_row<scalar_math>(maximum_of(state, padded_), sum_of(state, padded_),
+                                                   args_.sinks != nullptr, sink_of(head, row));
+    const vf scale(end.denominator == 0 ? 0.0f : end.numerator / end.denominator);  // 0: every score was −inf
     float* values = scratch_.values;
     for (int d = 0; d < dims_; d += 2 * lanes) {
       vf a = load(state + d) * scale;
@@ -338,7 +338,7 @@ class mainloop {
       store(values + d, a);
       store(values + d + lanes, b);
     }
-    write_out(head, row, values, maximum + __builtin_logf(sum));
+    write_out(head, row, values, end.lse);
   }
 
  protected:

@@ -15,7 +15,9 @@
 ///
 /// When it pays: docs/kernels/attention_cpu.md.
 
+#include "common/attention/logits.hpp"
 #include "cpu/kernels/attention/kernels.hpp"
+#include "cpu/kernels/attention/math.hpp"
 #include "cpu/kernels/attention/prefetch_queue.hpp"
 #include "cpu/kernels/simd/simd.hpp"
 
@@ -316,8 +318,8 @@ BIFOLIO_INLINE vf row_block_logits(const float* scores, const softmax_terms& ter
   for (int i = 0; i < tile_keys / 2; ++i) {
     if (i % 2 == 0) prefetch.poll();
     vf s = join_halves(scores + 2 * i * lanes, scores + (2 * i + 1) * lanes) * scale;
-    if (terms.soft_cap > 0) s = cap * tanh(s / cap);
-    if (of.has_alibi) s = fma(load(of.slopes), load(of.distance) + key, s);
+    if (terms.soft_cap > 0) s = attn::soft_capped<vector_math>(s, cap);
+    if (of.has_alibi) s = attn::with_alibi<vector_math>(s, load(of.slopes), load(of.distance) + key);
     if (!of.all_visible) s = xsimd::select((key >= load(of.begin)) & (key < load(of.end)), s, lowest);
     store(logits + i * lanes, s);
     highest[0] = xsimd::max(highest[0], s);

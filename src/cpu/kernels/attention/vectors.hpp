@@ -4,6 +4,7 @@
 /// Attention on vector registers: for each KV tile its keys transposed into scratch, scores, softmax row by row,
 /// outputs; in float32 or, for calls that are bfloat16 throughout, by the hardware's dot products of pairs.
 
+#include "common/attention/logits.hpp"
 #include "cpu/kernels/attention/mainloop.hpp"
 
 namespace bifolio::cpu::BIFOLIO_ISA {
@@ -348,19 +349,21 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
     }
     if (args_.soft_cap > 0) {
       const vf cap(args_.soft_cap);
-      for (int c = 0; c < tile_vectors; ++c) s[c] = cap * tanh(s[c] / cap);
+      for (int c = 0; c < tile_vectors; ++c) s[c] = attn::soft_capped<vector_math>(s[c], cap);
     }
     if (args_.alibi_slopes != nullptr) {
       const int q_head = (item_.kv_head_begin + head) * args_.group_size + row % args_.group_size;
       const std::int64_t position = item_.first_position + row / args_.group_size;
       const vf slope(args_.alibi_slopes[q_head]);
       const vf distance = lane_numbers() + vf(static_cast<float>(tile_first - position));
-      for (int c = 0; c < tile_vectors; ++c) s[c] = fma(slope, distance + vf(static_cast<float>(c * lanes)), s[c]);
+      for (int c = 0; c < tile_vectors; ++c) {
+        s[c] = attn::with_alibi<vector_math>(s[c], slope, distance + vf(static_cast<float>(c * lanes)));
+      }
     }
     if (args_.bias != nullptr) {
       alignas(64) float bias[tile_keys];
       read_bias(visible, tile_first, head, row, bias);
-      for (int c = 0; c < tile_vectors; ++c) s[c] = s[c] + load(bias + c * lanes);
+      for (int c = 0; c < tile_vectors; ++c) s[c] = attn::with_bias<vector_math>(s[c], load(bias + c * lanes));
     }
     if (visible.begin > 0 || visible.end < tile_keys) {
       for (int c = 0; c < tile_vectors; ++c) {
@@ -374,12 +377,12 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
     vf sum = load(sums);
     float& maximum = maximum_of(state, padded_);
     if (tile_maximum > maximum + rescale_threshold) {
-      const vf alpha(exp_scalar(maximum - tile_maximum));
+      const vf alpha(scalar_math::exp(maximum - tile_maximum));
       maximum = tile_maximum;
       sum = sum * alpha;
       for (int d = 0; d < dims_; d += lanes) store(state + d, load(state + d) * alpha);
     }
-    const vf shift(maximum == minus_infinity ? 0.0f : maximum);
+    const vf shift(attn::finite_max(maximum));
 #pragma GCC unroll 16
     for (int c = 0; c < tile_vectors; ++c) {
       s[c] = exp(s[c] - shift);

@@ -97,7 +97,7 @@ class BIFOLIO_API backend {
 
   /// Cuts the work of one step. `host_batch` holds host arrays (slot_mapping may be null). Reuses what `plan` holds.
   /// Throws `error`: invalid_argument, out_of_range (a block id outside [0, num_blocks), a length past its table row),
-  /// unsupported, out_of_memory; `plan` is then as before.
+  /// unsupported (also: the implementation that `spec` names declines), out_of_memory; `plan` is then as before.
   virtual void plan_attention(attention_plan& plan, const attention_spec& spec, const step_batch_view& host_batch,
                               std::int64_t num_blocks, stream_ref = {}) = 0;
   [[nodiscard]] virtual errc attention(const attention_plan& plan, const attention_params&,
@@ -109,6 +109,11 @@ class BIFOLIO_API backend {
   /// Which of them computes each sequence of this call: plan.num_seqs names, empty for a sequence without new tokens.
   /// Reads the structs alone, never what their pointers point to. Empty when `attention` would refuse the call.
   [[nodiscard]] virtual std::vector<std::string> describe(const attention_plan& plan, const attention_params&) const;
+  /// The backend's list of attention implementations, fastest first, a sentence for each: which sequences of this plan
+  /// it takes, or why it declines. "prefill declines: head_dim is 256; 64 and 128 are compiled". Every sentence begins
+  /// with the implementation's name, as `attention_spec::implementation` takes it. Without a plan of this backend the
+  /// names alone. Empty for a backend that does not say.
+  [[nodiscard]] virtual std::vector<std::string> explain(const attention_plan& plan) const;
   /// out = (w_a·a + w_b·b) / (w_a + w_b) with w = exp(lse − max); lse = max + ln(w_a + w_b). A state with LSE −inf
   /// weighs nothing; two of them give 0 and −inf. (FlashInfer's recursive attention states, Milakov & Gimelshein 2018.)
   [[nodiscard]] virtual errc merge_states(const merge_params&, stream_ref = {}) noexcept = 0;

@@ -164,6 +164,9 @@ class recording_backend final : public backend {
                                                   const attention_params& params) const override {
     return inner_->describe(plan, params);
   }
+  [[nodiscard]] std::vector<std::string> explain(const attention_plan& plan) const override {
+    return inner_->explain(plan);
+  }
   [[nodiscard]] errc merge_states(const merge_params& params, stream_ref stream) noexcept override {
     const errc code = inner_->merge_states(params, stream);
     if (code == errc::ok && params.out.num_tokens > 0) record().reached(name_ + " merge");

@@ -204,7 +204,7 @@ x_split_plan plan_x_split(const plan_input& input, std::int32_t least_partitions
 }
 
 cuda_plan_state::cuda_plan_state(std::shared_ptr<const device_state> state) noexcept
-    : state_(std::move(state)), device_memory_(state_), pinned_memory_(state_) {}
+    : attention_plan_state(state.get()), state_(std::move(state)), device_memory_(state_), pinned_memory_(state_) {}
 
 cuda_plan_state::~cuda_plan_state() {
   if (state_->health() == errc::failed_precondition) return;

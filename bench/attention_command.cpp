@@ -15,6 +15,7 @@
 #include "attention_suites.hpp"
 #include "checks.hpp"
 #include "commands.hpp"
+#include "machine.hpp"
 
 namespace bifolio::bench {
 namespace {
@@ -204,8 +205,7 @@ void add_attention_command(CLI::App& program, command& run) {
   add_row_options(*of_rows, *rows);
   sub->add_option("--threads", o->threads, "Workers; 0 = what the executor's runtime takes")->capture_default_str();
   sub->add_option("--executor", o->executor, "openmp, tbb or serial")->capture_default_str();
-  sub->add_option("--isa", o->isas, "baseline, avx2, avx512, avx512_bf16, amx, amx_fp16, neon (default: the best)")
-      ->delimiter(',');
+  sub->add_option("--isa", o->isas, isa_choice())->delimiter(',');
   sub->add_flag("--spaced", o->spaced,
                 "On CUDA also: each call after a kernel of 1.5 us that fills every SM and has no programmatic launch, "
                 "less the time of that kernel alone (spaced_us)");

@@ -88,7 +88,7 @@ struct attention_result {
   double probe_gb_s = 0;
   double gather_gb_s = 0;
   double plan_seconds = 0;  ///< host time of planning a step; 0 = not measured
-  double call_seconds = 0;  ///< host time of one layer's call on a device that runs beside the host; 0 = not measured
+  double call_seconds = 0;  ///< host time of one layer's call on a device; 0 = not measured
 };
 [[nodiscard]] row attention_row(const setting& s, const attention_result& result);
 

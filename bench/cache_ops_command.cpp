@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // bifolio_bench cache_ops: append, gather, copy, swap and convert of shuffled blocks in a pool that no cache holds,
-// beside memcpy by the same workers. GB/s count bytes read and bytes written, in the calls and in memcpy alike.
+// next to memcpy by the same workers. GB/s count bytes read and bytes written, in the calls and in memcpy alike.
 #include <algorithm>
 #include <bifolio/backend.hpp>
 #include <bifolio/buffer.hpp>
+#include <bifolio/cpu.hpp>
 #include <chrono>
 #include <cstring>
 #include <memory>
@@ -15,6 +16,7 @@
 #include "cache_ops_setting.hpp"
 #include "checks.hpp"
 #include "commands.hpp"
+#include "machine.hpp"
 #include "probe.hpp"
 
 namespace bifolio::bench {
@@ -76,14 +78,14 @@ class cache_ops_bench {
   void transfer(const std::string& op, const kv_layout& layout, dtype rows_type) {
     const pool cache = written_pool(layout, pool_blocks(options_, layout, 1));
     const std::int64_t tokens = options_.tokens;
-    const std::int64_t row_elements = std::int64_t{layout.num_kv_heads} * layout.head_dim;
+    const std::int64_t row_elements = std::int64_t{layout.num_kv_heads} * layout.k.head_dim;
     const auto row_bytes = static_cast<std::size_t>(tokens * row_elements) * size_of(rows_type);
     // Calls take turns among sets of rows, so that these come from memory as well.
     const std::size_t num_sets =
         std::max<std::size_t>(2, (static_cast<std::size_t>(options_.pool_mib) << 20) / (2 * row_bytes));
     buffer rows(default_host_memory(), num_sets * 2 * row_bytes);
     std::memset(rows.data(), 0, rows.num_bytes());
-    tensor_view k = dense_view<void>(rows.data(), rows_type, tokens, layout.num_kv_heads, layout.head_dim);
+    tensor_view k = dense_view<void>(rows.data(), rows_type, tokens, layout.num_kv_heads, layout.k.head_dim);
     tensor_view v = k;
 
     const std::vector<std::int32_t> order = shuffled_blocks(cache.view.num_blocks, random_);
@@ -186,7 +188,7 @@ void run_cache_ops(const cache_ops_options& options, report& out) {
 
 void add_cache_ops_command(CLI::App& program, command& run) {
   auto o = std::make_shared<cache_ops_options>();
-  CLI::App* sub = program.add_subcommand("cache_ops", "append, gather, copy, swap and convert beside memcpy");
+  CLI::App* sub = program.add_subcommand("cache_ops", "append, gather, copy, swap and convert next to memcpy");
   sub->add_option("--device", o->device, "cpu, cuda or cuda:N")->capture_default_str();
   sub->add_option("--ops", o->ops, "append, gather, copy, swap, convert")->delimiter(',')->capture_default_str();
   sub->add_option("--dtype", o->dtypes, "Dtypes of rows: " + std::string(dtype_names))
@@ -201,7 +203,7 @@ void add_cache_ops_command(CLI::App& program, command& run) {
   sub->add_option("--pool-mib", o->pool_mib, "Size of a pool; larger than the last-level cache")->capture_default_str();
   sub->add_option("--threads", o->threads, "Workers; 0 = what the executor's runtime takes")->capture_default_str();
   sub->add_option("--executor", o->executor, "openmp, tbb or serial")->capture_default_str();
-  sub->add_option("--isa", o->isa, "baseline, avx2, avx512, avx512_bf16, amx, amx_fp16, neon (default: the best)");
+  sub->add_option("--isa", o->isa, isa_choice());
   sub->add_option("--repeats", o->repeats, "Calls at the least")->capture_default_str();
   sub->add_option("--min-time", o->seconds, "Seconds of calls at the least")->capture_default_str();
   sub->add_option("--seed", o->seed, "Of the block order")->capture_default_str();

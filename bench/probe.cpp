@@ -15,7 +15,7 @@
 namespace bifolio::bench {
 namespace {
 
-// How far ahead of its loads a pass asks for lines, where it does.
+// Prefetch distance of a pass that prefetches.
 constexpr std::size_t bytes_ahead = 4096;
 
 struct read_pass {

@@ -1,4 +1,4 @@
-# Language level, warnings and symbol visibility, as functions that a target asks for. Nothing directory-wide.
+# Language level, warnings and symbol visibility, as functions that a target calls. Nothing directory-wide.
 
 # -O1 as this project uses it. GCC 12 forgets a mask at -O1 when it replaces temporaries: bit_cast<float>(bits & 0xffff0000),
 # rounded to bfloat16 in the same function, came out as if nothing had been masked. -O2 and -O3 are right.

@@ -4,6 +4,7 @@
 /// Puts a model on the device that the user named.
 
 #include <bifolio/backend.hpp>
+#include <bifolio/cpu.hpp>
 #include <bifolio/dtype.hpp>
 #include <bifolio/executor.hpp>
 #include <memory>

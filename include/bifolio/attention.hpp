@@ -30,6 +30,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string_view>
 
 namespace bifolio {
 
@@ -37,10 +38,13 @@ namespace bifolio {
 struct attention_spec {
   std::int32_t num_q_heads = 0;  ///< a multiple of num_kv_heads
   std::int32_t num_kv_heads = 0;
-  std::int32_t head_dim = 0;    ///< ≥ 1
-  std::int32_t block_size = 0;  ///< ≥ 1
+  std::int32_t qk_head_dim = 0;  ///< of q and K, ≥ 1
+  std::int32_t v_head_dim = 0;   ///< of V and out, ≥ 1; often the same
+  std::int32_t block_size = 0;   ///< ≥ 1
   dtype q_type = dtype::f32;
-  dtype kv_type = dtype::f32;
+  kv_code k_code{};  ///< unscaled, and of the type of v_code
+  kv_code v_code{};
+  bool v_in_k = false;  ///< V is the first v_head_dim dims of K (multi-head latent attention)
   dtype out_type = dtype::f32;
   bool causal = true;
   std::int32_t window_left = -1;   ///< positions visible before the token's own; negative = all
@@ -49,12 +53,19 @@ struct attention_spec {
   /// prompt was cut into chunks. Always so on the CPU; on a GPU decode pays some percent and prefill several times its
   /// time (docs/reproducibility.md). There the promise holds between calls whose rows are aligned alike.
   bool deterministic = false;
+  /// Name of the implementation that must compute the calls (`backend::explain` lists them); empty: the first of the
+  /// backend's list that accepts, or the one that the environment variable BIFOLIO_ATTENTION names. Read while
+  /// planning: the text need not outlive it, because `attention_plan::spec` then holds the backend's own.
+  std::string_view implementation{};
   friend constexpr bool operator==(const attention_spec&, const attention_spec&) = default;
 };
 
 /// Backend's private part of a plan.
 struct attention_plan_state {
+  explicit attention_plan_state(const void* made_by) noexcept : owner(made_by) {}
   virtual ~attention_plan_state() = default;
+  /// Address that identifies who made this state, and with it its type: a backend recognises its own plans by it.
+  const void* const owner;
 };
 
 /// The cut of one step's work into items, and the workspace of its partial results. Made by `backend::plan_attention`,
@@ -94,12 +105,12 @@ struct attention_bias_view {
 /// not finite, or a sink of +inf or NaN, spoils the rows of its head (NaN as a rule) and no others; a sink of −inf is
 /// none. A block id outside the pool, in a table changed since it was planned with, is read as some block of the pool.
 struct attention_params {
-  const_tensor_view q;                  ///< [num_tokens, num_q_heads, head_dim]
-  tensor_view out;                      ///< like q
+  const_tensor_view q;                  ///< [num_tokens, num_q_heads, qk_head_dim]
+  tensor_view out;                      ///< [num_tokens, num_q_heads, v_head_dim]
   float* lse = nullptr;                 ///< optional, [num_tokens, num_q_heads], natural log
   kv_cache_view kv;                     ///< this layer
   step_batch_view batch;                ///< device arrays; lengths as planned
-  float scale = 0;                      ///< e.g. 1/√head_dim; finite
+  float scale = 0;                      ///< e.g. 1/√qk_head_dim; finite
   float soft_cap = 0;                   ///< 0 = none; else finite and > 0
   const float* alibi_slopes = nullptr;  ///< optional, [num_q_heads]
   const float* sinks = nullptr;         ///< optional, [num_q_heads], logits of a value-less key; −inf = none
@@ -125,12 +136,12 @@ struct merge_params {
 /// alone, never what their pointers point to: lengths and block ids were checked by `plan_attention`.
 ///
 /// failed_precondition: the plan was never planned, or by a backend of another device.
-/// invalid_argument: num_seqs, num_tokens, heads, head_dim, block_size or a dtype is not as planned; a needed pointer
-/// is null or not aligned to its element; a stride is negative, or those of `out` let rows overlap; scale is not
-/// finite; soft_cap is negative or not finite; an extent of `bias` is neither the plan's nor 1, or its stride is below
-/// 1; `out` or `lse` may share memory with each other, q, the cache or the bias. out_of_range: `kv` holds fewer blocks
-/// than the plan was made for, or `bias` fewer keys than its longest sequence. A batch of no tokens does nothing,
-/// whatever the data pointers are.
+/// invalid_argument: num_seqs, num_tokens, heads, a head_dim, block_size, a dtype, a code or v_in_k is not as planned;
+/// a needed pointer is null or not aligned to its element; a stride is negative, or those of `out` let rows overlap;
+/// scale is not finite; soft_cap is negative or not finite; an extent of `bias` is neither the plan's nor 1, or its
+/// stride is below 1; `out` or `lse` may share memory with each other, q, the cache or the bias. out_of_range: `kv`
+/// holds fewer blocks than the plan was made for, or `bias` fewer keys than its longest sequence. A batch of no tokens
+/// does nothing, whatever the data pointers are.
 [[nodiscard]] BIFOLIO_API std::optional<error> find_problem(const attention_plan& plan, const attention_params& params);
 
 }  // namespace bifolio

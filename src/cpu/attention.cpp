@@ -18,9 +18,9 @@ attention_args args_of(const attention_plan& plan, const cpu_attention_plan& sta
   args.out = params.out.data;
   args.lse = params.lse;
   args.k = params.kv.k;
-  args.v = params.kv.v;
-  args.k_strides = params.kv.layout.k;
-  args.v_strides = params.kv.layout.v;
+  args.v = params.kv.v_data();
+  args.k_strides = params.kv.layout.k.strides;
+  args.v_strides = params.kv.layout.v.strides;
   args.alibi_slopes = params.alibi_slopes;
   args.sinks = params.sinks;
   args.bias = params.bias.data;
@@ -35,7 +35,8 @@ attention_args args_of(const attention_plan& plan, const cpu_attention_plan& sta
   args.window = state.window;
   args.num_q_heads = plan.spec.num_q_heads;
   args.group_size = plan.spec.num_q_heads / plan.spec.num_kv_heads;
-  args.head_dim = plan.spec.head_dim;
+  args.qk_head_dim = plan.spec.qk_head_dim;
+  args.v_head_dim = plan.spec.v_head_dim;
   args.block_size = plan.spec.block_size;
   args.scale = params.scale;
   args.soft_cap = params.soft_cap;
@@ -150,7 +151,7 @@ errc attention(const kernel_table& table, executor& workers, const attention_pla
   call.batch = &params.batch;
   call.state = state;
   call.kernels = &table.attention;
-  call.kv_type = static_cast<std::size_t>(plan.spec.kv_type);
+  call.kv_type = static_cast<std::size_t>(plan.spec.k_code.type);
   state->next_item.store(0, std::memory_order_relaxed);
   workers.run(std::min(state->num_workers, workers.concurrency()), &run_worker, &call);
   return errc::ok;
@@ -175,13 +176,14 @@ std::vector<std::string> describe(const kernel_table& table, const attention_pla
   if (state == nullptr || validate::attention(plan, params, nullptr) != errc::ok) return names;
   const attention_spec& spec = plan.spec;
   // Tile registers take no bias.
-  const bool one_type = spec.q_type == spec.kv_type && spec.out_type == spec.kv_type;
-  const auto& loops = table.attention.loops[static_cast<std::size_t>(spec.kv_type)];
+  const dtype kv_type = spec.k_code.type;
+  const bool one_type = spec.q_type == kv_type && spec.out_type == kv_type;
+  const auto& loops = table.attention.loops[static_cast<std::size_t>(kv_type)];
   const bool as_one_type = one_type && (loops[1] != attention_loops::tiles || params.bias.data == nullptr);
   names.resize(static_cast<std::size_t>(plan.num_seqs));
   for (std::int32_t i = 0; i < state->num_items; ++i) {
     const planned_item& item = state->items.data()[i];
-    names[static_cast<std::size_t>(item.seq)] = kernel_name(table, spec.kv_type, as_one_type, item.partials >= 0);
+    names[static_cast<std::size_t>(item.seq)] = kernel_name(table, kv_type, as_one_type, item.partials >= 0);
   }
   return names;
 }

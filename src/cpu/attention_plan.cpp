@@ -78,9 +78,11 @@ void for_each_query_tile(const attention_spec& spec, const attention_window& win
       for (std::int64_t head = 0; head < spec.num_kv_heads; head += heads) {
         t.head_begin = static_cast<std::int32_t>(head);
         t.head_end = static_cast<std::int32_t>(std::min<std::int64_t>(head + heads, spec.num_kv_heads));
-        const double values = static_cast<double>(keys) * (t.head_end - t.head_begin) * spec.head_dim;
-        const double read = 2 * values * static_cast<double>(size_of(spec.kv_type)) / bytes_per_ns;
-        const double computed = 4 * values * t.num_tokens * group / flops_per_ns;
+        const double head_keys = static_cast<double>(keys) * (t.head_end - t.head_begin);
+        const double values = head_keys * (static_cast<double>(spec.qk_head_dim) + spec.v_head_dim);
+        const double read_values = spec.v_in_k ? head_keys * spec.qk_head_dim : values;
+        const double read = read_values * static_cast<double>(size_of(spec.k_code.type)) / bytes_per_ns;
+        const double computed = 2 * values * t.num_tokens * group / flops_per_ns;
         t.cost = static_cast<std::int64_t>(std::max(read, computed)) + 100;
         visit(t);
       }
@@ -127,18 +129,21 @@ struct plan_totals {
 };
 
 cpu_attention_plan::scratch_sizes sizes_of(const attention_spec& spec, const plan_totals& totals) noexcept {
-  const std::int64_t padded = padded_dims(spec.head_dim);
-  const std::int64_t stride = partial_stride(spec.head_dim);
+  const std::int64_t qk_padded = padded_dims(spec.qk_head_dim);
+  const std::int64_t v_padded = padded_dims(spec.v_head_dim);
+  const std::int64_t larger = std::max(qk_padded, v_padded);
+  const std::int64_t stride = partial_stride(spec.v_head_dim);
   cpu_attention_plan::scratch_sizes sizes;
-  sizes.keys = padded * tile_keys;
-  sizes.values = padded * tile_keys;
-  sizes.queries = std::max(totals.max_rows, totals.max_padded_rows / 2) * padded;
+  sizes.keys = qk_padded * tile_keys;
+  // A row of q passes through here as well.
+  sizes.values = std::max(v_padded * tile_keys, qk_padded);
+  sizes.queries = std::max(totals.max_rows, totals.max_padded_rows / 2) * qk_padded;
   sizes.scores = divide_up(totals.max_head_rows, row_align) * row_align * tile_keys;
-  sizes.states = std::max(totals.max_rows * stride, totals.max_row_blocks * row_block_floats(spec.head_dim));
+  sizes.states = std::max(totals.max_rows * stride, totals.max_row_blocks * row_block_floats(spec.v_head_dim));
   sizes.sums = totals.max_rows * workspace_align;
   sizes.totals = totals.max_rows * stride;
-  sizes.staging = padded * tile_keys;
-  sizes.zero_row = padded;
+  sizes.staging = larger * tile_keys;
+  sizes.zero_row = larger;
   return sizes;
 }
 
@@ -168,7 +173,7 @@ void fill(cpu_attention_plan& state, const attention_spec& spec, const step_batc
         item.partials = partials;
         item.counter = num_counters;
         partials += (t.split_end - t.split_begin) * rows_of(t, group, item.kv_head_end - item.kv_head_begin) *
-                    partial_stride(spec.head_dim);
+                    partial_stride(spec.v_head_dim);
         completion_counter* counter = state.counters.data() + num_counters++;
         new (counter) completion_counter{parts.split_parts, parts.split_parts};
       }
@@ -220,8 +225,8 @@ void make_plan(std::int32_t num_workers, memory_resource& memory, attention_plan
     totals.max_row_blocks = std::max(totals.max_row_blocks, divide_up(rows_of(t, group, 1), row_block_rows) * heads);
     if (parts.split_parts > 1) {
       totals.num_counters += parts.head_parts;
-      totals.partial_floats +=
-          (t.split_end - t.split_begin) * rows_of(t, group, t.head_end - t.head_begin) * partial_stride(spec.head_dim);
+      totals.partial_floats += (t.split_end - t.split_begin) * rows_of(t, group, t.head_end - t.head_begin) *
+                               partial_stride(spec.v_head_dim);
     }
   });
   num_workers =

@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include <bifolio/backend.hpp>
+#include <bifolio/cpu.hpp>
 #include <bifolio/device.hpp>
 #include <bifolio/error.hpp>
 #include <functional>

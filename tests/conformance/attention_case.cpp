@@ -73,7 +73,8 @@ float element_of(const attention_case& c, stream_of_values stream, std::int64_t 
 reference::attention_options options_of(const attention_case& c, const attention_contents& contents) {
   return {.num_q_heads = c.num_q_heads(),
           .num_kv_heads = c.num_kv_heads,
-          .head_dim = c.head_dim,
+          .qk_head_dim = c.head_dim,
+          .v_head_dim = c.out_dim(),
           .causal = c.causal,
           .window_left = c.window_left,
           .window_right = c.window_right,
@@ -209,8 +210,9 @@ std::string settings_of(const attention_case& c) {
   std::ostringstream text;
   text << c.what << ": q " << to_string(c.q_type) << ", kv " << to_string(c.kv_type) << ", out "
        << to_string(c.out_type) << ", " << to_string(c.layout) << ", " << c.num_q_heads() << "/" << c.num_kv_heads
-       << " heads, head_dim " << c.head_dim << ", block_size " << c.block_size
-       << (c.causal ? ", causal" : ", not causal");
+       << " heads, head_dim " << c.head_dim;
+  if (c.out_dim() != c.head_dim || c.v_in_k) text << " of v " << c.out_dim() << (c.v_in_k ? " in k" : "");
+  text << ", block_size " << c.block_size << (c.causal ? ", causal" : ", not causal");
   if (c.window_left >= 0) text << ", window_left " << c.window_left;
   if (c.window_right >= 0) text << ", window_right " << c.window_right;
   if (c.scale != 0) text << ", scale " << c.scale;
@@ -253,9 +255,12 @@ attention_contents::attention_contents(const attention_case& c) {
     for (std::int64_t n = 0; n < shape.seq_len; ++n) {
       const std::int64_t j = shape.first_position + n;
       for (std::int64_t h = 0; h < c.num_kv_heads; ++h) {
+        const stream_of_values values = c.v_in_k ? key_values : value_values;
         for (std::int64_t i = 0; i < c.head_dim; ++i) {
           seq.k.push_back(stored_as(c.kv_type, element_of(c, key_values, content, j, h, i, shape.seq_len)));
-          seq.v.push_back(stored_as(c.kv_type, element_of(c, value_values, content, j, h, i, shape.seq_len)));
+        }
+        for (std::int64_t i = 0; i < c.out_dim(); ++i) {
+          seq.v.push_back(stored_as(c.kv_type, element_of(c, values, content, j, h, i, shape.seq_len)));
         }
       }
     }
@@ -284,8 +289,8 @@ attention_call::attention_call(const tested_backend& tested, const attention_cas
     : tested_(tested),
       out_type_(c.out_type),
       has_lse_(c.lse),
-      cache_(tested.get(), c.layout, c.kv_type, c.num_kv_heads, c.head_dim, c.block_size, dense_kv_of(c, contents),
-             placement.cache) {
+      cache_(tested.get(), c.layout, {c.kv_type, c.num_kv_heads, c.head_dim, c.out_dim(), c.block_size, c.v_in_k},
+             dense_kv_of(c, contents), placement.cache) {
   backend& where = tested.get();
   const std::int64_t tokens = c.num_tokens();
   const std::int32_t heads = c.num_q_heads();
@@ -307,10 +312,13 @@ attention_call::attention_call(const tested_backend& tested, const attention_cas
   num_blocks = cache_.view().num_blocks;
   spec = {.num_q_heads = heads,
           .num_kv_heads = c.num_kv_heads,
-          .head_dim = c.head_dim,
+          .qk_head_dim = c.head_dim,
+          .v_head_dim = c.out_dim(),
           .block_size = c.block_size,
           .q_type = c.q_type,
-          .kv_type = c.kv_type,
+          .k_code = {c.kv_type},
+          .v_code = {c.kv_type},
+          .v_in_k = c.v_in_k,
           .out_type = c.out_type,
           .causal = c.causal,
           .window_left = c.window_left,
@@ -343,8 +351,8 @@ attention_call::attention_call(const tested_backend& tested, const attention_cas
 
   if (c.bias != bias_kind::none) place_bias(c, contents, placement);
 
-  const std::int64_t out_head = c.head_dim + placement.out_head_gap;
-  const strided_shape out_shape{tokens, heads, c.head_dim, heads * out_head + placement.out_token_gap, out_head};
+  const std::int64_t out_head = c.out_dim() + placement.out_head_gap;
+  const strided_shape out_shape{tokens, heads, c.out_dim(), heads * out_head + placement.out_token_gap, out_head};
   out_ = device_bytes(where, poisoned(c.out_type, 2 * guard_elements + out_shape.elements()), size_of(c.out_type));
   lse_ = device_bytes(where, poisoned(dtype::f32, 2 * guard_elements + tokens * heads), sizeof(float));
 
@@ -353,7 +361,7 @@ attention_call::attention_call(const tested_backend& tested, const attention_cas
   };
   params.q = {after_guard(q_, c.q_type), c.q_type,           tokens, heads, c.head_dim,
               q_shape.token_stride,      q_shape.head_stride};
-  params.out = {after_guard(out_, c.out_type), c.out_type,           tokens, heads, c.head_dim,
+  params.out = {after_guard(out_, c.out_type), c.out_type,           tokens, heads, c.out_dim(),
                 out_shape.token_stride,        out_shape.head_stride};
   if (c.lse) params.lse = reinterpret_cast<float*>(after_guard(lse_, dtype::f32));
   params.kv = cache_.view();
@@ -514,7 +522,7 @@ reference::accuracy_judge attention_expectation::judge(const attention_output& g
   for (std::size_t s = 0; s < last; ++s) {
     if (s >= first) {
       result.add(options_, dense_of(case_.seqs[s], contents_.seqs[s]), expected_[s], scalar_[s],
-                 got.out.data() + row * static_cast<std::size_t>(case_.head_dim),
+                 got.out.data() + row * static_cast<std::size_t>(case_.out_dim()),
                  case_.lse ? got.lse.data() + row : nullptr);
     }
     row += expected_[s].lse.size();
@@ -567,7 +575,7 @@ attention_output rows_of(const attention_case& c, const attention_output& output
     return std::vector<float>(from.begin() + at, from.begin() + at + length);
   };
   attention_output part;
-  part.out = slice(output.out, first * heads * c.head_dim, count * heads * c.head_dim);
+  part.out = slice(output.out, first * heads * c.out_dim(), count * heads * c.out_dim());
   if (c.lse) part.lse = slice(output.lse, first * heads, count * heads);
   return part;
 }

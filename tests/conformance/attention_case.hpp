@@ -63,7 +63,9 @@ struct attention_case {
   std::string what{};
   std::int32_t num_kv_heads = 2;
   std::int32_t group_size = 2;
-  std::int32_t head_dim = 64;
+  std::int32_t head_dim = 64;   ///< of q and K
+  std::int32_t v_head_dim = 0;  ///< of V and out; 0 = head_dim
+  bool v_in_k = false;          ///< V is the first dims of K
   std::int32_t block_size = 16;
   dtype q_type = dtype::f32;
   dtype kv_type = dtype::f32;
@@ -87,6 +89,7 @@ struct attention_case {
   std::uint64_t seed = 1;
 
   [[nodiscard]] std::int32_t num_q_heads() const noexcept { return num_kv_heads * group_size; }
+  [[nodiscard]] std::int32_t out_dim() const noexcept { return v_head_dim > 0 ? v_head_dim : head_dim; }
   [[nodiscard]] std::int64_t num_tokens() const noexcept;
   [[nodiscard]] float used_scale() const noexcept;
   /// Whether the batch says where its queries are.
@@ -103,9 +106,9 @@ struct attention_contents {
   explicit attention_contents(const attention_case& the_case);
 
   struct sequence {
-    std::vector<float> q;  ///< [query_len, num_q_heads, head_dim]
-    std::vector<float> k;  ///< [seq_len, num_kv_heads, head_dim]
-    std::vector<float> v;
+    std::vector<float> q;     ///< [query_len, num_q_heads, head_dim]
+    std::vector<float> k;     ///< [seq_len, num_kv_heads, head_dim]
+    std::vector<float> v;     ///< [seq_len, num_kv_heads, v_head_dim]
     std::vector<float> bias;  ///< [query_len, num_q_heads, seq_len], or empty
   };
   std::vector<sequence> seqs;
@@ -129,7 +132,7 @@ struct attention_placement {
 /// different.
 [[nodiscard]] attention_placement placement_in_turn(const attention_case& the_case, std::size_t turn);
 
-/// Results, dense: [num_tokens, num_q_heads, head_dim] widened to float32, which keeps every bit, and
+/// Results, dense: [num_tokens, num_q_heads, v_head_dim] widened to float32, which keeps every bit, and
 /// [num_tokens, num_q_heads].
 struct attention_output {
   std::vector<float> out;

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <bifolio/cpu.hpp>
 #include <memory>
 
 #include "conformance/attention_tables.hpp"

@@ -69,7 +69,7 @@ attention_spec spec_of(std::int32_t num_q_heads, std::int32_t num_kv_heads, std:
   attention_spec spec;
   spec.num_q_heads = num_q_heads;
   spec.num_kv_heads = num_kv_heads;
-  spec.head_dim = head_dim;
+  spec.qk_head_dim = spec.v_head_dim = head_dim;
   spec.block_size = 16;
   return spec;
 }
@@ -213,7 +213,7 @@ TEST_CASE("x_split decode takes the kernels that were measured to be the faster 
     CAPTURE(m.num_kv_heads);
     step s;
     s.spec = spec_of(m.num_q_heads, m.num_kv_heads);
-    s.spec.q_type = s.spec.kv_type = s.spec.out_type = dtype::bf16;
+    s.spec.q_type = s.spec.k_code.type = s.spec.v_code.type = s.spec.out_type = dtype::bf16;
     for (int i = 0; i < m.num_seqs; ++i) {
       // Mixed: as many between 128 and 256 as between any other length and its double.
       const double steps = std::log2(m.seq_len / 128.0) * (i + 0.5) / m.num_seqs;
@@ -256,7 +256,7 @@ TEST_CASE("x_split decode counts a thread block for each KV head and 16 or 8 of 
       step s;
       s.spec = spec_of(h.num_q_heads, h.num_kv_heads, 64);
       s.spec.q_type = s.spec.out_type = h.q_type;
-      s.spec.kv_type = h.kv_type;
+      s.spec.k_code.type = s.spec.v_code.type = h.kv_type;
       for (int i = 0; i < num_seqs; ++i) s.add(1, seq_len);
       return cuda::plan_x_split(s.input(num_sms));
     };
@@ -275,7 +275,7 @@ TEST_CASE("x_split decode counts a thread block for each KV head and 16 or 8 of 
 TEST_CASE("x_split decode has one thread block for a row where partial results would take too much room") {
   step s;
   s.spec = spec_of(128, 1, 256);
-  s.spec.q_type = s.spec.kv_type = s.spec.out_type = dtype::bf16;
+  s.spec.q_type = s.spec.k_code.type = s.spec.v_code.type = s.spec.out_type = dtype::bf16;
   for (int i = 0; i < 64; ++i) s.add(1, 8192);
   // 64 sequences · 128 heads · 16 partitions · 258 floats are 135 MB.
   const cuda::x_split_plan many = cuda::plan_x_split(s.input());

@@ -3,6 +3,7 @@
 // right before the paged cache comes in.
 #include <doctest/doctest.h>
 
+#include <bifolio/cpu.hpp>
 #include <bifolio/executor.hpp>
 #include <cstring>
 #include <random>

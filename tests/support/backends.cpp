@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "support/backends.hpp"
 
+#include <bifolio/cpu.hpp>
 #include <bifolio/error.hpp>
 #include <cstdlib>
 #include <optional>
@@ -46,21 +47,25 @@ bool has_tensor_cores(dtype type) {
   return false;
 }
 
-arithmetic loosest_numbers_of(std::optional<cpu_isa> isa) {
+// From the names of its kernels, "cpu amx bf16 tiles".
+arithmetic loosest_numbers_of(const backend& where) {
   constexpr auto f16 = static_cast<std::size_t>(dtype::f16);
   constexpr auto bf16 = static_cast<std::size_t>(dtype::bf16);
   arithmetic numbers;
-  // Hardware products of 16-bit numbers: probabilities are rounded to their type, subnormal bfloat16 numbers count as
-  // 0. Tiles multiply pairs of dims of V.
-  if (isa == cpu_isa::avx512_bf16 || isa == cpu_isa::amx || isa == cpu_isa::amx_fp16) {
-    numbers.unit_probability[bf16] = 0x1p-8;
-    numbers.flushed[bf16] = 0x1p-126;
-  }
-  if (isa == cpu_isa::amx || isa == cpu_isa::amx_fp16) numbers.dims_together[bf16] = 2;
-  if (isa == cpu_isa::amx_fp16) {
-    numbers.unit_probability[f16] = 0x1p-11;
-    numbers.tiny_probability[f16] = 0x1p-29;  // 16 times the probability is rounded to f16
-    numbers.dims_together[f16] = 2;
+  for (const std::string& kernel : where.attention_kernels()) {
+    const auto is = [&](const char* type_and_loops) { return kernel.find(type_and_loops) != std::string::npos; };
+    // Hardware products of 16-bit numbers: probabilities are rounded to their type, subnormal bfloat16 numbers count as
+    // 0. Tiles multiply pairs of dims of V.
+    if (is(" bf16 dots") || is(" bf16 tiles")) {
+      numbers.unit_probability[bf16] = 0x1p-8;
+      numbers.flushed[bf16] = 0x1p-126;
+    }
+    if (is(" bf16 tiles")) numbers.dims_together[bf16] = 2;
+    if (is(" f16 tiles")) {
+      numbers.unit_probability[f16] = 0x1p-11;
+      numbers.tiny_probability[f16] = 0x1p-29;  // 16 times the probability is rounded to f16
+      numbers.dims_together[f16] = 2;
+    }
   }
   return numbers;
 }
@@ -103,7 +108,7 @@ std::optional<tested_backend> open_tested(std::string name, std::string family, 
   entry.family = std::move(family);
   entry.is_host = where.type == device_type::cpu;
   if (entry.is_host) {
-    entry.numbers = loosest_numbers_of(options.isa);
+    entry.numbers = loosest_numbers_of(*entry.owned);
   } else {
     // Tensor cores: their sums are looser than float32's, and probabilities are rounded to the type of V.
     entry.numbers.unit_accumulate = {0x1p-24, 0x1p-22, 0x1p-22};
@@ -123,7 +128,11 @@ arithmetic tested_backend::numbers_for(dtype q_type, dtype kv_type, dtype out_ty
 }
 
 arithmetic numbers_of(cpu_isa isa, dtype q_type, dtype kv_type, dtype out_type) {
-  return q_type == kv_type && out_type == kv_type ? loosest_numbers_of(isa) : arithmetic{};
+  if (q_type != kv_type || out_type != kv_type) return {};
+  backend_options options;
+  options.isa = isa;
+  options.executor_choice = executor_kind::serial;
+  return loosest_numbers_of(*make_backend({}, options));
 }
 
 std::span<const tested_backend> all_backends() {

@@ -6,6 +6,7 @@
 /// else.
 
 #include <bifolio/backend.hpp>
+#include <bifolio/cpu.hpp>
 #include <memory>
 #include <optional>
 #include <span>
@@ -52,7 +53,7 @@ struct tested_backend {
 };
 
 /// Opens a backend and says how exact it is; nothing when this build or machine does not have it. Throws what
-/// `make_backend` throws for any other reason. A CPU backend must be given its ISA in `options`.
+/// `make_backend` throws for any other reason.
 [[nodiscard]] std::optional<tested_backend> open_tested(std::string name, std::string family, device where,
                                                         const backend_options& options);
 

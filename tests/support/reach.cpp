@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <unistd.h>
 
+#include <bifolio/cpu.hpp>
 #include <bifolio/dtype.hpp>
 #include <cstdio>
 #include <cstdlib>
@@ -121,22 +122,29 @@ class recording_backend final : public backend {
     return inner_->download(dst, src, num_bytes, stream);
   }
   [[nodiscard]] errc synchronize(stream_ref stream) noexcept override { return inner_->synchronize(stream); }
+  [[nodiscard]] event make_event() override { return inner_->make_event(); }
+  [[nodiscard]] errc record(event& point, stream_ref stream) noexcept override { return inner_->record(point, stream); }
+  [[nodiscard]] errc wait(const event& point, stream_ref stream) noexcept override {
+    return inner_->wait(point, stream);
+  }
 
   [[nodiscard]] errc append(const append_params& params, stream_ref stream) noexcept override {
-    return moved(params.kv.layout.type, params.k.type, params.k.num_tokens > 0, inner_->append(params, stream));
+    return moved(params.kv.layout.k.code.type, params.k.type, params.k.num_tokens > 0, inner_->append(params, stream));
   }
   [[nodiscard]] errc gather(const gather_params& params, stream_ref stream) noexcept override {
-    return moved(params.k.type, params.kv.layout.type, params.k.num_tokens > 0, inner_->gather(params, stream));
+    return moved(params.k.type, params.kv.layout.k.code.type, params.k.num_tokens > 0, inner_->gather(params, stream));
   }
   [[nodiscard]] errc copy_blocks(std::span<const kv_cache_view> layers, std::span<const block_copy> copies,
                                  stream_ref stream) noexcept override {
     const errc code = inner_->copy_blocks(layers, copies, stream);
-    for (const kv_cache_view& layer : layers) moved(layer.layout.type, layer.layout.type, !copies.empty(), code);
+    for (const kv_cache_view& layer : layers)
+      moved(layer.layout.k.code.type, layer.layout.k.code.type, !copies.empty(), code);
     return code;
   }
   [[nodiscard]] errc convert_blocks(const kv_cache_view& src, const kv_cache_view& dst,
                                     std::span<const block_copy> copies, stream_ref stream) noexcept override {
-    return moved(dst.layout.type, src.layout.type, !copies.empty(), inner_->convert_blocks(src, dst, copies, stream));
+    return moved(dst.layout.k.code.type, src.layout.k.code.type, !copies.empty(),
+                 inner_->convert_blocks(src, dst, copies, stream));
   }
   [[nodiscard]] errc swap_blocks(std::span<const kv_cache_view> src, std::span<const kv_cache_view> dst,
                                  std::span<const block_copy> copies, stream_ref stream) noexcept override {
@@ -155,6 +163,9 @@ class recording_backend final : public backend {
   [[nodiscard]] std::vector<std::string> describe(const attention_plan& plan,
                                                   const attention_params& params) const override {
     return inner_->describe(plan, params);
+  }
+  [[nodiscard]] std::vector<std::string> explain(const attention_plan& plan) const override {
+    return inner_->explain(plan);
   }
   [[nodiscard]] errc merge_states(const merge_params& params, stream_ref stream) noexcept override {
     const errc code = inner_->merge_states(params, stream);
@@ -189,7 +200,7 @@ const cuda::runtime_api& recorded_runtime() {
 
 std::unique_ptr<backend> open_recorded(device where, const backend_options& options) {
 #if BIFOLIO_TEST_RECORDS_LAUNCHES
-  // Not wrapped: what is specific to CUDA asks for the backend's own type.
+  // Not wrapped: functions that are specific to CUDA need the backend's own type.
   if (where.type == device_type::cuda) {
     return std::make_unique<cuda::cuda_backend>(recorded_runtime(), where.index);
   }

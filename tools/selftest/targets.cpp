@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <bifolio/cpu.hpp>
 #include <bifolio/error.hpp>
 #include <optional>
 #include <thread>

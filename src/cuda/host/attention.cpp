@@ -71,9 +71,9 @@ attention_kernel_args args_of(const attention_plan& plan, const attention_params
   args.out_head_stride = params.out.head_stride;
   args.lse = params.lse;
   args.k = params.kv.k;
-  args.v = params.kv.v;
-  args.k_strides = params.kv.layout.k;
-  args.v_strides = params.kv.layout.v;
+  args.v = params.kv.v_data();
+  args.k_strides = params.kv.layout.k.strides;
+  args.v_strides = params.kv.layout.v.strides;
   args.num_blocks = params.kv.num_blocks;
   args.query_start_loc = params.batch.query_start_loc;
   args.seq_lens = params.batch.seq_lens;
@@ -91,7 +91,8 @@ attention_kernel_args args_of(const attention_plan& plan, const attention_params
   args.num_q_heads = spec.num_q_heads;
   args.num_kv_heads = spec.num_kv_heads;
   args.group_size = spec.num_q_heads / spec.num_kv_heads;
-  args.head_dim = spec.head_dim;
+  args.head_dim = spec.qk_head_dim;
+  args.v_head_dim = spec.v_head_dim;
   args.block_size = spec.block_size;
   args.scale = params.scale;
   args.soft_cap = params.soft_cap;
@@ -99,7 +100,7 @@ attention_kernel_args args_of(const attention_plan& plan, const attention_params
   args.window_right = spec.causal ? 0 : spec.window_right < 0 ? -1 : spec.window_right;
   args.causal = spec.causal;
   args.q_type = spec.q_type;
-  args.kv_type = spec.kv_type;
+  args.kv_type = spec.k_code.type;
   args.out_type = spec.out_type;
   return args;
 }

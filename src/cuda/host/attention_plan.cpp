@@ -95,7 +95,7 @@ bool one_walk_is_faster(const x_split_walks& walks, std::int32_t at_once) noexce
 
 std::size_t general_plan::workspace_floats(const attention_spec& spec) const noexcept {
   return static_cast<std::size_t>(num_partials * spec.num_kv_heads * num_dim_tiles *
-                                  partial_floats(rows_per_tile, spec.head_dim));
+                                  partial_floats(rows_per_tile, spec.v_head_dim));
 }
 
 std::size_t general_plan::num_counters(const attention_spec& spec) const noexcept {
@@ -106,7 +106,7 @@ void plan_general(const plan_input& input, general_plan& plan) {
   const attention_spec& spec = input.spec;
   const std::int64_t group = spec.num_q_heads / spec.num_kv_heads;
   plan.rows_per_tile = input.max_query_len * group <= few_rows ? few_rows : many_rows;
-  plan.num_dim_tiles = static_cast<std::int32_t>(divide_up(spec.head_dim, dims_per_tile));
+  plan.num_dim_tiles = static_cast<std::int32_t>(divide_up(spec.v_head_dim, dims_per_tile));
   plan.has_query_positions = input.query_positions != nullptr;
   plan.items.clear();
   plan.num_tiles = 0;
@@ -123,7 +123,7 @@ void plan_general(const plan_input& input, general_plan& plan) {
   const std::int64_t at_once = std::max<std::int64_t>(1, input.device.num_sms * blocks_per_sm / blocks_per_item);
   const std::int64_t even_share = std::max<std::int64_t>(1, num_splits / at_once);
   const std::int64_t partial_bytes =
-      blocks_per_item * partial_floats(plan.rows_per_tile, spec.head_dim) * static_cast<std::int64_t>(sizeof(float));
+      blocks_per_item * partial_floats(plan.rows_per_tile, spec.v_head_dim) * static_cast<std::int64_t>(sizeof(float));
   const std::int64_t max_partials = static_cast<std::int64_t>(max_partial_bytes) / partial_bytes;
 
   for_each_tile(input, plan.rows_per_tile, [&](const row_tile& t) {
@@ -159,7 +159,7 @@ void plan_general(const plan_input& input, general_plan& plan) {
 x_split_plan plan_x_split(const plan_input& input, std::int32_t least_partitions) noexcept {
   x_split_plan plan;
   const attention_spec& spec = input.spec;
-  if (spec.deterministic || input.query_positions != nullptr) return plan;
+  if (spec.deterministic || !has_plain_planes(spec) || input.query_positions != nullptr) return plan;
   std::int32_t max_seq_len = 0;
   x_split_walks walks;  // of one KV head
   for (std::int32_t seq = 0; seq < input.num_seqs; ++seq) {
@@ -179,12 +179,12 @@ x_split_plan plan_x_split(const plan_input& input, std::int32_t least_partitions
   // No more thread blocks than this, because those of short sequences beside long ones find nothing to do.
   constexpr std::int64_t max_blocks_per_sm = 64;
   constexpr std::int32_t most_splits = 1 << 15;  // a grid's z is below 2^16
-  const std::int32_t head_tiles = x_split_head_tiles(spec.num_q_heads / spec.num_kv_heads,
-                                                     x_split_on_tensor_cores(spec.q_type, spec.kv_type, spec.out_type));
+  const std::int32_t head_tiles = x_split_head_tiles(
+      spec.num_q_heads / spec.num_kv_heads, x_split_on_tensor_cores(spec.q_type, spec.k_code.type, spec.out_type));
   const std::int64_t blocks_per_seq = static_cast<std::int64_t>(spec.num_kv_heads) * head_tiles;
   const std::int64_t max_blocks = max_blocks_per_sm * input.device.num_sms;
   const std::int64_t floats_per_seq =
-      static_cast<std::int64_t>(spec.num_q_heads) * plan.max_partitions * (spec.head_dim + 2);
+      static_cast<std::int64_t>(spec.num_q_heads) * plan.max_partitions * (spec.v_head_dim + 2);
   const std::int64_t max_seqs = std::min(static_cast<std::int64_t>(max_partial_bytes / sizeof(float)) / floats_per_seq,
                                          max_blocks / (2 * blocks_per_seq));
   plan.max_workspace_floats =
@@ -197,7 +197,7 @@ x_split_plan plan_x_split(const plan_input& input, std::int32_t least_partitions
   // A captured graph may meet lengths up to those reserved.
   walks.longest = walked_partitions(
       spec, std::max<std::int64_t>(max_seq_len, static_cast<std::int64_t>(least_partitions) * x_split_positions));
-  if (one_walk_is_faster(walks, input.device.num_sms * x_split_blocks_per_sm(spec.head_dim))) return plan;
+  if (one_walk_is_faster(walks, input.device.num_sms * x_split_blocks_per_sm(spec.v_head_dim))) return plan;
   const std::int32_t most = std::min(plan.max_partitions, most_splits);
   while (2 * plan.num_splits <= most && 2 * plan.num_splits * input.num_seqs * blocks_per_seq <= max_blocks) {
     plan.num_splits *= 2;
@@ -206,7 +206,7 @@ x_split_plan plan_x_split(const plan_input& input, std::int32_t least_partitions
 }
 
 cuda_plan_state::cuda_plan_state(std::shared_ptr<const device_state> state) noexcept
-    : state_(std::move(state)), device_memory_(state_), pinned_memory_(state_) {}
+    : attention_plan_state(state.get()), state_(std::move(state)), device_memory_(state_), pinned_memory_(state_) {}
 
 cuda_plan_state::~cuda_plan_state() {
   if (state_->health() == errc::failed_precondition) return;

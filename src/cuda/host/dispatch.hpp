@@ -72,6 +72,11 @@ void plan_fast(const plan_input& input, fast_plan& plan);
 [[nodiscard]] cudaError_t launch_fast(const runtime_api& api, const attention_kernel_args& args, const fast_plan& plan,
                                       const device_numbers& device, cudaStream_t stream) noexcept;
 
+/// K and V of one head_dim in planes of their own: what all kernels but the general one are made for.
+[[nodiscard]] inline bool has_plain_planes(const attention_spec& spec) noexcept {
+  return spec.qk_head_dim == spec.v_head_dim && spec.k_code == spec.v_code && !spec.v_in_k;
+}
+
 /// "cuda <kernel> <type> d<head_dim>": how names of kernels made for one head_dim begin.
 [[nodiscard]] std::string shape_name(const char* kernel, dtype type, std::int32_t head_dim);
 /// The tensor-core kernels that this device can run; and, of a call that they serve, the one that computes each

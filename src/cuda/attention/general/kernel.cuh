@@ -11,8 +11,8 @@
 ///   softmax   one warp a row; running maximum and sum in shared memory
 ///   values    thread = one dim (and the one 128 further), all rows, accumulated in registers
 ///
-/// The order of every sum depends on head_dim alone: not on the batch, the tile of rows or the number of thread blocks.
-/// Positions that a row must not see carry the weight −0, which selects their V away instead of multiplying it.
+/// The order of every sum depends on the head dims alone: not on the batch, the tile of rows or the number of thread
+/// blocks. Positions that a row must not see carry the weight −0, which selects their V away instead of multiplying it.
 
 #include <cstdint>
 
@@ -31,7 +31,7 @@ inline constexpr int general_keys = 64;                   // positions of a tile
 inline constexpr int general_round = 128;                 // dims in shared memory at once
 inline constexpr int general_kv_row = general_round + 4;  // floats; shifts neighbouring positions by four banks
 
-/// How one half is read.
+/// How one plane is read.
 enum class kv_walk : std::int32_t {
   packs,   ///< 16 bytes of dims at a time
   dims,    ///< single elements, dims fastest
@@ -90,11 +90,11 @@ __device__ __forceinline__ void load_queries(general_shared<Rows>& shared, const
   }
 }
 
-/// `general_keys` positions × `general_round` dims of one half to shared memory; zero where there is nothing to read.
+/// `general_keys` positions × `general_round` dims of one plane to shared memory; zero where there is nothing to read.
 template <class T>
-__device__ __forceinline__ void load_half(float (*tile)[general_kv_row], const void* base, const kv_strides& strides,
-                                          kv_walk walk, const std::int64_t* offsets, std::int32_t head_dim,
-                                          std::int32_t first_dim) {
+__device__ __forceinline__ void load_plane(float (*tile)[general_kv_row], const void* base, const kv_strides& strides,
+                                           kv_walk walk, const std::int64_t* offsets, std::int32_t head_dim,
+                                           std::int32_t first_dim) {
   const T* const data = static_cast<const T*>(base);
   if (walk == kv_walk::packs) {
     constexpr int count = 16 / sizeof(T);
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
     const std::int32_t kv_head = part / args.num_dim_tiles;
     const std::int32_t dim_tile = part % args.num_dim_tiles;
     const std::int32_t first_out_dim = dim_tile * dims_per_tile;
-    const std::int32_t num_out_dims = min(dims_per_tile, call.head_dim - first_out_dim);
+    const std::int32_t num_out_dims = min(dims_per_tile, call.v_head_dim - first_out_dim);
 
     const std::int32_t first_token = call.query_start_loc[item.seq];
     const std::int32_t query_len = call.query_start_loc[item.seq + 1] - first_token;
@@ -278,9 +278,10 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
         for (int r = 0; r < rows_per_half; ++r) scores[r] = 0.0f;
         for (std::int32_t dim = 0; dim < call.head_dim; dim += general_round) {
           if (dim > 0) __syncthreads();
-          load_half<T>(shared.k, call.k, call.k_strides, args.k_walk, shared.k_offset, call.head_dim, dim);
+          load_plane<T>(shared.k, call.k, call.k_strides, args.k_walk, shared.k_offset, call.head_dim, dim);
           if (dim == 0) {
-            load_half<T>(shared.v, call.v, call.v_strides, args.v_walk, shared.v_offset, call.head_dim, first_out_dim);
+            load_plane<T>(shared.v, call.v, call.v_strides, args.v_walk, shared.v_offset, call.v_head_dim,
+                          first_out_dim);
           }
           const std::int32_t round = min(general_round, (call.head_dim - dim + 3) / 4 * 4);
           if (!queries_fit) {
@@ -365,8 +366,8 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
           if (c * general_threads >= num_out_dims) break;
           if (c > 0) {  // the first dims came together with K
             __syncthreads();
-            load_half<T>(shared.v, call.v, call.v_strides, args.v_walk, shared.v_offset, call.head_dim,
-                         first_out_dim + c * general_threads);
+            load_plane<T>(shared.v, call.v, call.v_strides, args.v_walk, shared.v_offset, call.v_head_dim,
+                          first_out_dim + c * general_threads);
             __syncthreads();
           }
 #pragma unroll
@@ -404,7 +405,7 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
 
     if (item.tile >= 0) {
       // Partial results: m and l of all rows, then [rows, dims].
-      const std::int64_t stride = partial_floats(Rows, call.head_dim);
+      const std::int64_t stride = partial_floats(Rows, call.v_head_dim);
       const std::int64_t row_floats = stride / Rows - 2;
       float* const own = call.workspace + (static_cast<std::int64_t>(item.partial) * parts + part) * stride;
       if (thread < Rows) {

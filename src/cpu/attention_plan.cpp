@@ -55,6 +55,7 @@ void for_each_query_tile(const attention_spec& spec, const attention_window& win
     const std::int64_t query_len = batch.query_start_loc[seq + 1] - batch.query_start_loc[seq];
     if (query_len == 0) continue;
     const std::int64_t seq_len = batch.seq_lens[seq];
+    const std::int64_t first = attn::first_query_position(batch.query_positions, seq, query_len, seq_len);
     const bool together = query_len * group <= decode_rows;
     const std::int64_t wanted = together ? query_len : std::max<std::int64_t>(1, prefill_rows / group);
     const std::int64_t num_tiles = divide_up(query_len, wanted);
@@ -67,7 +68,7 @@ void for_each_query_tile(const attention_spec& spec, const attention_window& win
       query_tile t;
       t.seq = seq;
       t.first_token = batch.query_start_loc[seq] + token;
-      t.first_position = seq_len - query_len + token;
+      t.first_position = first + token;
       t.seq_len = seq_len;
       t.num_tokens = static_cast<std::int32_t>(std::min(tokens, query_len - token));
       const visible_range visible = window.of_run(t.first_position, t.first_position + t.num_tokens - 1, seq_len);
@@ -276,6 +277,7 @@ void make_plan(std::int32_t num_workers, memory_resource& memory, attention_plan
   plan.num_seqs = batch.num_seqs;
   plan.num_tokens = batch.num_tokens;
   plan.num_blocks = num_blocks;
+  plan.has_query_positions = batch.query_positions != nullptr;
   plan.max_seq_len = 0;
   for (std::int32_t seq = 0; seq < batch.num_seqs; ++seq) {
     plan.max_seq_len = std::max(plan.max_seq_len, batch.seq_lens[seq]);

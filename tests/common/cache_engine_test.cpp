@@ -237,6 +237,7 @@ step_batch some_batch(std::int32_t num_seqs, std::int32_t width) {
   batch.block_table_stride = width;
   for (std::int32_t i = 0; i < num_seqs; ++i) {
     batch.seq_lens.push_back(10 + i);
+    if (num_seqs % 2 == 0) batch.query_positions.push_back(i - 3);
     batch.query_start_loc.push_back(batch.query_start_loc.back() + i % 3 + 1);
     for (std::int32_t j = 0; j < width; ++j) batch.block_tables.push_back(i * 100 + j);
   }
@@ -275,6 +276,8 @@ TEST_CASE("on a device an upload is one transfer of aligned copies, and capacity
     CHECK(equal_arrays(view.query_start_loc, batch.query_start_loc));
     CHECK(equal_arrays(view.block_tables, batch.block_tables));
     CHECK(equal_arrays(view.slot_mapping, batch.slot_mapping));
+    CHECK((view.query_positions == nullptr) == batch.query_positions.empty());
+    if (view.query_positions != nullptr) CHECK(equal_arrays(view.query_positions, batch.query_positions));
     CHECK(reinterpret_cast<std::uintptr_t>(view.slot_mapping) % 64 == 0);
     CHECK(view.num_seqs == num_seqs);
     CHECK(view.block_table_stride == 7);

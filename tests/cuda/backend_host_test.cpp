@@ -390,6 +390,30 @@ TEST_CASE("a call with a bias is one launch of the general kernel, whatever layo
   }
 }
 
+TEST_CASE("a call with query positions is one launch of the general kernel, whatever layout and dtypes it has") {
+  const void* general = nullptr;  // f32 queries on hnd have no other kernel
+  for (const bool one_type : {false, true}) {
+    for (const layout_kind kind : {layout_kind::hnd, layout_kind::x_split}) {
+      world w(kind);
+      attention_spec spec = world::spec();
+      attention_params params = w.attention();
+      if (one_type) spec.q_type = spec.out_type = params.q.type = params.out.type = dtype::bf16;
+      const std::vector<std::int32_t> positions{-3, 70};
+      step_batch_view batch = w.host_batch();
+      batch.query_positions = positions.data();
+      params.batch.query_positions = w.batch_memory.as<std::int32_t>() + 32;
+      w.where.plan_attention(w.plan, spec, batch, num_blocks);
+      w.runtime.forget_counts();
+      REQUIRE(w.where.attention(w.plan, params) == errc::ok);
+      REQUIRE(w.runtime.launches.size() == 1);
+      if (general == nullptr) general = w.runtime.launches[0].function;
+      CHECK(w.runtime.launches[0].function == general);
+      params.batch.query_positions = nullptr;
+      CHECK(w.where.attention(w.plan, params) == errc::invalid_argument);
+    }
+  }
+}
+
 TEST_CASE("a plan of another backend, and a plan never made, are refused") {
   world w;
   CHECK(w.where.attention(w.plan, w.attention()) == errc::failed_precondition);

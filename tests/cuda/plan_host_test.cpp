@@ -26,6 +26,7 @@ struct step {
   attention_spec spec;
   std::vector<std::int32_t> starts{0};
   std::vector<std::int32_t> lens;
+  std::vector<std::int32_t> positions;  // none, or of each sequence
   std::vector<std::int32_t> tables;
   std::int64_t table_stride = 0;
 
@@ -44,7 +45,8 @@ struct step {
             lens.data(),
             tables.data(),
             table_stride,
-            nullptr};
+            nullptr,
+            positions.empty() ? nullptr : positions.data()};
   }
   [[nodiscard]] cuda::plan_input input(std::int32_t num_sms = 132) const {
     cuda::plan_input in;
@@ -52,6 +54,7 @@ struct step {
     in.num_seqs = static_cast<std::int32_t>(lens.size());
     in.query_start_loc = starts.data();
     in.seq_lens = lens.data();
+    in.query_positions = positions.empty() ? nullptr : positions.data();
     in.num_tokens = starts.back();
     for (std::size_t i = 0; i < lens.size(); ++i) {
       in.max_query_len = std::max(in.max_query_len, starts[i + 1] - starts[i]);
@@ -97,7 +100,7 @@ void check_covers(const step& s, const cuda::general_plan& plan) {
       num_tiles += row == first_row ? 1u : 0u;
       const auto found = splits_of_tile.find({static_cast<std::int32_t>(seq), static_cast<std::int32_t>(first_row)});
       REQUIRE(found != splits_of_tile.end());
-      const std::int64_t p = seq_len - query_len + row / group;
+      const std::int64_t p = (s.positions.empty() ? seq_len - query_len : s.positions[seq]) + row / group;
       std::int64_t begin = 0;
       std::int64_t end = seq_len;
       if (s.spec.causal) end = std::min(end, p + 1);
@@ -130,6 +133,7 @@ TEST_CASE("every position that a row sees is in exactly one item of its tile") {
     for (int i = 0; i < num_seqs; ++i) {
       const std::int32_t seq_len = below(4) == 0 ? below(3) : below(6000);
       s.add(below(3) == 0 ? below(70) : below(3), seq_len);
+      if (round % 2 == 0) s.positions.push_back(below(6000) - 1000);
     }
     cuda::general_plan plan;
     cuda::plan_general(s.input(1 + below(140)), plan);
@@ -301,6 +305,14 @@ TEST_CASE("plans of later steps keep the epoch until buffers or kernels change")
   CHECK(first > 0);
   for (std::int32_t len = 101; len < 512; ++len) plan_decode(2, len);
   CHECK(cuda::graph_epoch(plan) == first);
+  // A captured launch holds whether there are query positions.
+  step anywhere;
+  anywhere.spec = spec_of(8, 8);
+  anywhere.add(1, 100);
+  anywhere.positions = {40};
+  anywhere.fill_tables();
+  where.plan_attention(plan, anywhere.spec, anywhere.view(), 1);
+  CHECK(cuda::graph_epoch(plan) > first);
   plan_decode(2000, 100);
   CHECK(cuda::graph_epoch(plan) > first);
 

@@ -20,17 +20,19 @@ struct step_offsets {
   std::size_t seq_lens = 0;
   std::size_t block_tables = 0;
   std::size_t slot_mapping = 0;
+  std::size_t query_positions = 0;
   std::size_t num_bytes = 0;
 
   explicit step_offsets(const step_batch& batch) noexcept
       : step_offsets(batch.query_start_loc.size(), batch.seq_lens.size(), batch.block_tables.size(),
-                     batch.slot_mapping.size()) {}
-  step_offsets(std::size_t num_starts, std::size_t num_seqs, std::size_t num_table_entries,
-               std::size_t num_slots) noexcept {
+                     batch.slot_mapping.size(), batch.query_positions.size()) {}
+  step_offsets(std::size_t num_starts, std::size_t num_seqs, std::size_t num_table_entries, std::size_t num_slots,
+               std::size_t num_positions) noexcept {
     query_start_loc = add<std::int32_t>(num_starts);
     seq_lens = add<std::int32_t>(num_seqs);
     block_tables = add<std::int32_t>(num_table_entries);
     slot_mapping = add<std::int64_t>(num_slots);
+    query_positions = add<std::int32_t>(num_positions);
   }
 
  private:
@@ -177,7 +179,8 @@ void cache_engine::reserve_upload(std::int32_t max_num_seqs, std::int64_t max_nu
   require(max_num_tokens <= most, "max_num_tokens", max_num_tokens, "at most 2^58");
   if (backend_->where().type == device_type::cpu) return;
   const step_offsets at(static_cast<std::size_t>(max_num_seqs) + 1, static_cast<std::size_t>(max_num_seqs),
-                        static_cast<std::size_t>(num_table_entries), static_cast<std::size_t>(max_num_tokens));
+                        static_cast<std::size_t>(num_table_entries), static_cast<std::size_t>(max_num_tokens),
+                        static_cast<std::size_t>(max_num_seqs));
   uploads().reserve(at.num_bytes, stream);
 }
 
@@ -191,6 +194,7 @@ step_batch_view cache_engine::upload(const step_batch& batch, stream_ref stream)
   put(host, at.seq_lens, batch.seq_lens);
   put(host, at.block_tables, batch.block_tables);
   put(host, at.slot_mapping, batch.slot_mapping);
+  put(host, at.query_positions, batch.query_positions);
   const std::byte* const base = ring.send(at.num_bytes, stream);
 
   step_batch_view view = batch.view();
@@ -198,6 +202,9 @@ step_batch_view cache_engine::upload(const step_batch& batch, stream_ref stream)
   view.seq_lens = reinterpret_cast<const std::int32_t*>(base + at.seq_lens);
   view.block_tables = reinterpret_cast<const std::int32_t*>(base + at.block_tables);
   view.slot_mapping = reinterpret_cast<const std::int64_t*>(base + at.slot_mapping);
+  if (view.query_positions != nullptr) {
+    view.query_positions = reinterpret_cast<const std::int32_t*>(base + at.query_positions);
+  }
   return view;
 }
 

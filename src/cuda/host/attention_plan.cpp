@@ -44,14 +44,15 @@ void for_each_tile(const plan_input& input, std::int32_t rows_per_tile, const Vi
   for (std::int32_t seq = 0; seq < input.num_seqs; ++seq) {
     const std::int64_t query_len = input.query_start_loc[seq + 1] - input.query_start_loc[seq];
     const std::int64_t seq_len = input.seq_lens[seq];
+    const std::int64_t first = attn::first_query_position(input.query_positions, seq, query_len, seq_len);
     const std::int64_t num_rows = query_len * group;
     for (std::int64_t tile = ((num_rows + rows_per_tile - 1) >> tile_shift) - 1; tile >= 0; --tile) {
       row_tile t;
       t.seq = seq;
       t.first_row = tile * rows_per_tile;
       const std::int64_t last_row = std::min(t.first_row + rows_per_tile, num_rows) - 1;
-      const std::int64_t first_position = seq_len - query_len + token_of(t.first_row);
-      const std::int64_t last_position = seq_len - query_len + token_of(last_row);
+      const std::int64_t first_position = first + token_of(t.first_row);
+      const std::int64_t last_position = first + token_of(last_row);
       const auto [begin, end] = window.of_run(first_position, last_position, seq_len);
       if (begin < end) {
         t.first_split = begin / split_positions;
@@ -106,6 +107,7 @@ void plan_general(const plan_input& input, general_plan& plan) {
   const std::int64_t group = spec.num_q_heads / spec.num_kv_heads;
   plan.rows_per_tile = input.max_query_len * group <= few_rows ? few_rows : many_rows;
   plan.num_dim_tiles = static_cast<std::int32_t>(divide_up(spec.v_head_dim, dims_per_tile));
+  plan.has_query_positions = input.query_positions != nullptr;
   plan.items.clear();
   plan.num_tiles = 0;
   plan.num_partials = 0;
@@ -157,7 +159,7 @@ void plan_general(const plan_input& input, general_plan& plan) {
 x_split_plan plan_x_split(const plan_input& input, std::int32_t least_partitions) noexcept {
   x_split_plan plan;
   const attention_spec& spec = input.spec;
-  if (spec.deterministic || !has_plain_planes(spec)) return plan;
+  if (spec.deterministic || !has_plain_planes(spec) || input.query_positions != nullptr) return plan;
   std::int32_t max_seq_len = 0;
   x_split_walks walks;  // of one KV head
   for (std::int32_t seq = 0; seq < input.num_seqs; ++seq) {
@@ -347,6 +349,7 @@ void cuda_plan_state::adopt(const attention_spec& spec, cudaStream_t stream) {
 
   // Not x_split's number of splits: what a launch was captured with stays right for all lengths of max_partitions.
   const bool same_kernels =
+      general_.has_query_positions == next_general_.has_query_positions &&
       general_.rows_per_tile == next_general_.rows_per_tile && general_.num_dim_tiles == next_general_.num_dim_tiles &&
       x_split_.has_decodes == next_x_split_.has_decodes && x_split_.has_others == next_x_split_.has_others &&
       x_split_.max_partitions == next_x_split_.max_partitions && fast_.usable == next_fast_.usable &&

@@ -71,8 +71,8 @@ void plan_fast(const plan_input& input, fast_plan& plan) {
   const attention_spec& spec = input.spec;
   const decode_entry* const entry = find_decode_entry(spec.k_code.type, spec.qk_head_dim);
   const bool fits_32_bits = input.max_seq_len < longest_window && input.max_query_len < longest_window;
-  if (entry == nullptr || !has_plain_planes(spec) || !fits_32_bits || spec.q_type != spec.k_code.type ||
-      spec.out_type != spec.k_code.type ||
+  if (entry == nullptr || !has_plain_planes(spec) || !fits_32_bits || input.query_positions != nullptr ||
+      spec.q_type != spec.k_code.type || spec.out_type != spec.k_code.type ||
       static_cast<std::size_t>(entry->shared_bytes) > input.device.max_shared_bytes_per_block) {
     plan.words.clear();
     return;

@@ -33,6 +33,7 @@ struct attention_kernel_args {
 
   const std::int32_t* query_start_loc = nullptr;  ///< [num_seqs + 1]
   const std::int32_t* seq_lens = nullptr;         ///< [num_seqs]
+  const std::int32_t* query_positions = nullptr;  ///< optional, [num_seqs]; the general kernel alone looks at them
   const std::int32_t* block_tables = nullptr;     ///< [num_seqs, block_table_stride]; never read past the length
   std::int64_t block_table_stride = 0;
   const float* alibi_slopes = nullptr;  ///< optional, [num_q_heads]

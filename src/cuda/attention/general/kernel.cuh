@@ -192,7 +192,8 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
     if (thread < Rows) {
       const bool used = thread < num_rows;
       const std::int32_t row = item.first_row + (used ? thread : 0);
-      const std::int32_t position = seq_len - query_len + row / call.group_size;
+      const auto position = static_cast<std::int32_t>(
+          attn::first_query_position(call.query_positions, item.seq, query_len, seq_len) + row / call.group_size);
       const std::int32_t head = kv_head * call.group_size + row % call.group_size;
       const auto [begin, end] = attn::window_of(call).of(position, seq_len);
       shared.row_position[thread] = position;

@@ -98,4 +98,22 @@ class BIFOLIO_API eviction_policy {
 /// By the hint's priority, least recently used among equals. With equal hints the same as lru_policy; the default.
 [[nodiscard]] BIFOLIO_API const eviction_policy& priority_policy() noexcept;
 
+/// S3-FIFO (Yang, Zhang, Qiu, Yue & Rashmi, "FIFO queues are all you need for cache eviction", SOSP 2023, section 4.1
+/// and algorithm 1). New contents enter a small queue; contents that are hit at least twice before they reach its end
+/// move to the main queue, others are evicted, and their key goes to a ghost queue as long as the main queue is large.
+/// Contents whose key is in the ghost queue enter the main queue at once. At the end of the main queue contents that
+/// were hit since are reinserted, up to three times. Hints are ignored.
+///
+/// Two things differ from the paper, because blocks have users and form chains:
+/// - The queues hold idle blocks, in the order of their last release. A block that was hit re-enters its queue when it
+///   is released, together with its sequence, the tail first.
+/// - A block is not evicted while a block after it in a chain is cached. When its turn comes it waits outside the
+///   queues, and it is next when the last block after it is gone. So a prefix is never evicted before its suffix,
+///   unless all idle blocks are followed by blocks in use (which takes a sliding window or duplicates).
+/// `small_fraction`: of the pool's blocks, for the small queue. Throws `error` (invalid_argument) unless above 0 and
+/// below 1.
+[[nodiscard]] BIFOLIO_API std::unique_ptr<eviction_policy> make_s3_fifo_policy(double small_fraction = 0.1);
+/// The one with the paper's tenth.
+[[nodiscard]] BIFOLIO_API const eviction_policy& s3_fifo_policy() noexcept;
+
 }  // namespace bifolio

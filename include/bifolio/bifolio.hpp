@@ -15,6 +15,7 @@
 #include <bifolio/device.hpp>
 #include <bifolio/dtype.hpp>
 #include <bifolio/error.hpp>
+#include <bifolio/event.hpp>
 #include <bifolio/executor.hpp>
 #include <bifolio/export.hpp>
 #include <bifolio/kv_cache_manager.hpp>

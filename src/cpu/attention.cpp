@@ -19,9 +19,9 @@ attention_args args_of(const attention_plan& plan, const cpu_attention_plan& sta
   args.out = params.out.data;
   args.lse = params.lse;
   args.k = params.kv.k;
-  args.v = params.kv.v;
-  args.k_strides = params.kv.layout.k;
-  args.v_strides = params.kv.layout.v;
+  args.v = params.kv.v_data();
+  args.k_strides = params.kv.layout.k.strides;
+  args.v_strides = params.kv.layout.v.strides;
   args.alibi_slopes = params.alibi_slopes;
   args.sinks = params.sinks;
   args.bias = params.bias.data;
@@ -36,7 +36,8 @@ attention_args args_of(const attention_plan& plan, const cpu_attention_plan& sta
   args.window = state.window;
   args.num_q_heads = plan.spec.num_q_heads;
   args.group_size = plan.spec.num_q_heads / plan.spec.num_kv_heads;
-  args.head_dim = plan.spec.head_dim;
+  args.qk_head_dim = plan.spec.qk_head_dim;
+  args.v_head_dim = plan.spec.v_head_dim;
   args.block_size = plan.spec.block_size;
   args.scale = params.scale;
   args.soft_cap = params.soft_cap;

@@ -8,6 +8,7 @@
 
 #include "common/attention/implementations.hpp"
 #include "common/base/refuse.hpp"
+#include "common/base/translate.hpp"
 #include "cpu/attention.hpp"
 #include "cpu/cache_ops.hpp"
 #include "cpu/executors.hpp"
@@ -22,6 +23,16 @@ errc copy_bytes(void* dst, const void* src, std::size_t num_bytes) noexcept {
   if (dst != src) std::memmove(dst, src, num_bytes);
   return errc::ok;
 }
+
+class cpu_event final : public event_state {
+ public:
+  [[nodiscard]] device where() const noexcept override { return {}; }
+  [[nodiscard]] errc query(bool& done) const noexcept override {
+    done = true;
+    return errc::ok;
+  }
+  [[nodiscard]] errc synchronize() const noexcept override { return errc::ok; }
+};
 
 }  // namespace
 
@@ -50,6 +61,14 @@ errc cpu_backend::upload(void* dst, const void* host_src, std::size_t num_bytes,
 
 errc cpu_backend::download(void* host_dst, const void* src, std::size_t num_bytes, stream_ref) noexcept {
   return copy_bytes(host_dst, src, num_bytes);
+}
+
+event cpu_backend::make_event() {
+  return detail::translate_bad_alloc("make_event", [] { return event(std::make_unique<cpu_event>()); });
+}
+
+errc cpu_backend::record(event& point, stream_ref) noexcept {
+  return point.empty() || point.state()->where() != where() ? errc::invalid_argument : errc::ok;
 }
 
 errc cpu_backend::append(const append_params& params, stream_ref) noexcept {

@@ -28,6 +28,11 @@ class cpu_backend final : public backend {
   [[nodiscard]] errc download(void* host_dst, const void* src, std::size_t num_bytes, stream_ref) noexcept override;
   [[nodiscard]] errc synchronize(stream_ref) noexcept override { return errc::ok; }
 
+  /// Calls are finished when they return: an event of the CPU is always done.
+  [[nodiscard]] event make_event() override;
+  [[nodiscard]] errc record(event& point, stream_ref) noexcept override;
+  [[nodiscard]] errc wait(const event& point, stream_ref) noexcept override { return point.synchronize(); }
+
   [[nodiscard]] errc append(const append_params& params, stream_ref) noexcept override;
   [[nodiscard]] errc gather(const gather_params& params, stream_ref) noexcept override;
   [[nodiscard]] errc copy_blocks(std::span<const kv_cache_view> layers, std::span<const block_copy> copies,

@@ -21,7 +21,7 @@ find include/bifolio src \( -name '*.hpp' -o -name '*.cpp' -o -name '*.cuh' -o -
     headers["base"]      = "buffer device dtype error export host_device kv_layout memory_resource stats step tensor_view types version"
     headers["cache"]     = "block_pool block_table content_key kv_cache_manager prefix_cache sequence"
     headers["scheduler"] = "request scheduler"
-    headers["engine"]    = "backend cache_engine executor"
+    headers["engine"]    = "backend cache_engine event executor"
     headers["attention"] = "attention"
     headers["cpu"]       = "cpu cpu_isas"
     headers["cuda"]      = "cuda"

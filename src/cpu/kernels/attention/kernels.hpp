@@ -53,8 +53,8 @@ using attn::visible_range;
 
 /// One layer's call.
 struct attention_args {
-  const void* q = nullptr;  ///< [num_tokens, num_q_heads, head_dim]
-  void* out = nullptr;      ///< like q
+  const void* q = nullptr;  ///< [num_tokens, num_q_heads, qk_head_dim]
+  void* out = nullptr;      ///< [num_tokens, num_q_heads, v_head_dim]
   float* lse = nullptr;     ///< [num_tokens, num_q_heads] or null
   const void* k = nullptr;
   const void* v = nullptr;
@@ -73,7 +73,8 @@ struct attention_args {
   attention_window window;
   std::int32_t num_q_heads = 0;
   std::int32_t group_size = 0;
-  std::int32_t head_dim = 0;
+  std::int32_t qk_head_dim = 0;  ///< of q and K
+  std::int32_t v_head_dim = 0;   ///< of V and out
   std::int32_t block_size = 0;
   float scale = 0;
   float soft_cap = 0;  ///< 0 = none
@@ -105,15 +106,16 @@ struct attention_item {
 
 /// One worker's arrays, sized by the plan for the largest item.
 struct attention_scratch {
-  float* keys = nullptr;     ///< [padded_dims][tile_keys], the tile transposed
-  float* values = nullptr;   ///< [tile_keys][padded_dims]
-  float* queries = nullptr;  ///< [KV heads][row groups][head_dim, padded][rows of the group]
+  float* keys = nullptr;     ///< [padded qk_head_dim][tile_keys], the tile transposed
+  float* values = nullptr;   ///< [tile_keys][padded v_head_dim], or a row of padded qk_head_dim
+  float* queries = nullptr;  ///< [KV heads][row groups][qk_head_dim, padded][rows of the group]
   float* scores = nullptr;   ///< [rows of one KV head][tile_keys]
   float* states = nullptr;   ///< the running split: [rows][partial_stride] or [KV heads][row blocks][row_block_floats]
   float* sums = nullptr;     ///< [rows][16], the running split's sums, one per vector lane
   float* totals = nullptr;   ///< [rows][partial_stride], the splits combined so far
-  void* staging = nullptr;   ///< [tile_keys][padded_dims] elements of KV, for layouts that are not contiguous in dims
-  void* zero_row = nullptr;  ///< [padded_dims] elements of KV, all zero
+  /// [tile_keys][larger padded head_dim] elements of KV, for layouts that are not contiguous in dims
+  void* staging = nullptr;
+  void* zero_row = nullptr;  ///< [larger padded head_dim] elements of KV, all zero
 };
 
 /// How an implementation multiplies (src/cpu/implementations.hpp).

@@ -98,7 +98,7 @@ std::int32_t decode_planner::choose_num_splits(std::int64_t tiles, std::int64_t 
   constexpr double round_us = 0.85;
   const std::int64_t group = input_.spec.num_q_heads / input_.spec.num_kv_heads;
   const std::int64_t rows = std::min<std::int64_t>(group * input_.max_query_len, decode_tile_rows);
-  const std::int64_t rounds = divide_up(rows * input_.spec.head_dim / 4, 128);
+  const std::int64_t rounds = divide_up(rows * input_.spec.qk_head_dim / 4, 128);
   std::int64_t best = 1;
   double best_us = tile_us * static_cast<double>(tiles);
   for (std::int64_t splits = 2; splits <= std::min(tiles, most); ++splits) {
@@ -209,7 +209,7 @@ bool decode_planner::finish() {
 
 std::size_t decode_planner::workspace_floats() const noexcept {
   return static_cast<std::size_t>(decode_num_partials(input_.spec.deterministic, num_partials(), grid_)) *
-         decode_tile_rows * (static_cast<std::size_t>(input_.spec.head_dim) + 2);
+         decode_tile_rows * (static_cast<std::size_t>(input_.spec.qk_head_dim) + 2);
 }
 
 }  // namespace bifolio::cuda

@@ -11,8 +11,8 @@
 ///   softmax   one warp a row; running maximum and sum in shared memory
 ///   values    thread = one dim (and the one 128 further), all rows, accumulated in registers
 ///
-/// The order of every sum depends on head_dim alone: not on the batch, the tile of rows or the number of thread blocks.
-/// Positions that a row must not see carry the weight −0, which selects their V away instead of multiplying it.
+/// The order of every sum depends on the head dims alone: not on the batch, the tile of rows or the number of thread
+/// blocks. Positions that a row must not see carry the weight −0, which selects their V away instead of multiplying it.
 
 #include <cstdint>
 
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
     const std::int32_t kv_head = part / args.num_dim_tiles;
     const std::int32_t dim_tile = part % args.num_dim_tiles;
     const std::int32_t first_out_dim = dim_tile * dims_per_tile;
-    const std::int32_t num_out_dims = min(dims_per_tile, call.head_dim - first_out_dim);
+    const std::int32_t num_out_dims = min(dims_per_tile, call.v_head_dim - first_out_dim);
 
     const std::int32_t first_token = call.query_start_loc[item.seq];
     const std::int32_t query_len = call.query_start_loc[item.seq + 1] - first_token;
@@ -192,7 +192,8 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
     if (thread < Rows) {
       const bool used = thread < num_rows;
       const std::int32_t row = item.first_row + (used ? thread : 0);
-      const std::int32_t position = seq_len - query_len + row / call.group_size;
+      const auto position = static_cast<std::int32_t>(
+          attn::first_query_position(call.query_positions, item.seq, query_len, seq_len) + row / call.group_size);
       const std::int32_t head = kv_head * call.group_size + row % call.group_size;
       const auto [begin, end] = attn::window_of(call).of(position, seq_len);
       shared.row_position[thread] = position;
@@ -279,7 +280,8 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
           if (dim > 0) __syncthreads();
           load_plane<T>(shared.k, call.k, call.k_strides, args.k_walk, shared.k_offset, call.head_dim, dim);
           if (dim == 0) {
-            load_plane<T>(shared.v, call.v, call.v_strides, args.v_walk, shared.v_offset, call.head_dim, first_out_dim);
+            load_plane<T>(shared.v, call.v, call.v_strides, args.v_walk, shared.v_offset, call.v_head_dim,
+                          first_out_dim);
           }
           const std::int32_t round = min(general_round, (call.head_dim - dim + 3) / 4 * 4);
           if (!queries_fit) {
@@ -364,7 +366,7 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
           if (c * general_threads >= num_out_dims) break;
           if (c > 0) {  // the first dims came together with K
             __syncthreads();
-            load_plane<T>(shared.v, call.v, call.v_strides, args.v_walk, shared.v_offset, call.head_dim,
+            load_plane<T>(shared.v, call.v, call.v_strides, args.v_walk, shared.v_offset, call.v_head_dim,
                           first_out_dim + c * general_threads);
             __syncthreads();
           }
@@ -403,7 +405,7 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
 
     if (item.tile >= 0) {
       // Partial results: m and l of all rows, then [rows, dims].
-      const std::int64_t stride = partial_floats(Rows, call.head_dim);
+      const std::int64_t stride = partial_floats(Rows, call.v_head_dim);
       const std::int64_t row_floats = stride / Rows - 2;
       float* const own = call.workspace + (static_cast<std::int64_t>(item.partial) * parts + part) * stride;
       if (thread < Rows) {

@@ -8,10 +8,12 @@
 #include <string>
 #include <utility>
 
+#include "common/attention/implementations.hpp"
 #include "common/base/refuse.hpp"
 #include "common/base/translate.hpp"
 #include "common/engine/validate_attention.hpp"
 #include "cpu/attention.hpp"
+#include "cpu/implementations.hpp"
 
 namespace bifolio::cpu {
 namespace {
@@ -194,13 +196,20 @@ void fill(cpu_attention_plan& state, const attention_spec& spec, const step_batc
   });
 }
 
-void make_plan(std::int32_t num_workers, memory_resource& memory, attention_plan& plan, const attention_spec& spec,
-               const step_batch_view& batch, std::int64_t num_blocks) {
+void make_plan(const kernel_table& table, std::string_view environment, std::int32_t num_workers,
+               memory_resource& memory, attention_plan& plan, const attention_spec& spec, const step_batch_view& batch,
+               std::int64_t num_blocks) {
   std::string sentence;
   if (const errc code = validate::attention_spec_alone(spec, &sentence); code != errc::ok)
     detail::refuse(code, sentence);
   if (const errc code = validate::attention_batch(spec, batch, num_blocks, &sentence); code != errc::ok) {
     detail::refuse(code, sentence);
+  }
+
+  const detail::forced_implementation forced = detail::forced_by(spec, environment);
+  std::string_view implementation;
+  if (!forced.name.empty()) {
+    implementation = detail::choose_implementation(attention_implementations(), problem_of(table, spec), forced).name;
   }
 
   const attention_window window = attn::window_of(spec);
@@ -235,7 +244,7 @@ void make_plan(std::int32_t num_workers, memory_resource& memory, attention_plan
   const std::int64_t worker_floats = totals.num_items == 0 ? 0 : sum_of(sizes);
 
   // Everything that can fail comes before the plan is changed: new arrays are made next to the old ones.
-  auto* state = dynamic_cast<cpu_attention_plan*>(plan.state.get());
+  auto* state = detail::state_of<cpu_attention_plan>(plan, &cpu_attention_plan::owner_address);
   std::unique_ptr<cpu_attention_plan> fresh;
   if (state == nullptr) {
     fresh = std::make_unique<cpu_attention_plan>();
@@ -274,6 +283,7 @@ void make_plan(std::int32_t num_workers, memory_resource& memory, attention_plan
   }
   if (fresh != nullptr) plan.state = std::move(fresh);
   plan.spec = spec;
+  plan.spec.implementation = implementation;
   plan.num_seqs = batch.num_seqs;
   plan.num_tokens = batch.num_tokens;
   plan.num_blocks = num_blocks;
@@ -303,9 +313,11 @@ attention_scratch cpu_attention_plan::scratch_of(std::int32_t worker) noexcept {
   return parts;
 }
 
-void plan_attention(std::int32_t num_workers, memory_resource& memory, attention_plan& plan, const attention_spec& spec,
+void plan_attention(const kernel_table& table, std::string_view forced, std::int32_t num_workers,
+                    memory_resource& memory, attention_plan& plan, const attention_spec& spec,
                     const step_batch_view& batch, std::int64_t num_blocks) {
-  detail::translate_bad_alloc("plan_attention", [&] { make_plan(num_workers, memory, plan, spec, batch, num_blocks); });
+  detail::translate_bad_alloc("plan_attention",
+                              [&] { make_plan(table, forced, num_workers, memory, plan, spec, batch, num_blocks); });
 }
 
 }  // namespace bifolio::cpu

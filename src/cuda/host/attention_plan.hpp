@@ -3,12 +3,6 @@
 
 /// The CUDA part of an attention plan: a host computation from lengths (no device needed), and the device buffers that
 /// its result is uploaded to, once per step. Buffers keep their addresses while they are large enough.
-///
-/// The general kernel's cut: every sequence is cut into splits of 512 positions counted from 0, whatever the batch;
-/// rows (token, head of the group) into tiles. A tile's splits are folded in order, starting from nothing, either by
-/// one thread block (one item) or, for long sequences in small batches, each split by a thread block of its own, whose
-/// partial results the last to arrive folds in the same order. Both give the same bits, so that how a tile is cut may
-/// depend on the batch and its results do not.
 
 #include <array>
 #include <bifolio/attention.hpp>
@@ -20,48 +14,12 @@
 #include <span>
 #include <vector>
 
-#include "cuda/attention/general/items.hpp"
+#include "cuda/attention/general/plan.hpp"
+#include "cuda/attention/x_split/plan.hpp"
 #include "cuda/host/dispatch.hpp"
 #include "cuda/host/memory.hpp"
 
 namespace bifolio::cuda {
-
-/// The general kernel's work for one step; pure host data.
-struct general_plan {
-  std::int32_t rows_per_tile = 0;
-  std::int32_t num_dim_tiles = 0;
-  std::vector<general_item> items;
-  std::int64_t num_tiles = 0;     ///< tiles that were cut into one item per split
-  std::int64_t num_partials = 0;  ///< their splits
-
-  /// Floats of workspace and number of counters, over all KV heads.
-  [[nodiscard]] std::size_t workspace_floats(const attention_spec& spec) const noexcept;
-  [[nodiscard]] std::size_t num_counters(const attention_spec& spec) const noexcept;
-};
-
-/// Decode on the x_split layout by the kernel of smxx/decode: how many partitions of 512 positions the longest sequence
-/// has, and whether one thread block walks them all (v1) or several take them in turns (v2), whichever is estimated to
-/// be faster for the step's lengths. Each is right for all lengths of `max_partitions`, with the same bits, and has its
-/// workspace: the choice may change from step to step, without hysteresis, and is no part of the graph epoch. A
-/// captured graph keeps the choice of the step that it was captured at.
-struct x_split_plan {
-  bool has_decodes = false;              ///< sequences with one new token, which that kernel takes
-  bool has_others = false;               ///< sequences with more, which the general kernel takes
-  std::int32_t num_splits = 1;           ///< thread blocks for the partitions of a row; 1: v1
-  std::int32_t max_partitions = 0;       ///< a power of two, so that a growing sequence seldom changes it
-  std::size_t workspace_floats = 0;      ///< v2's, also where v1 was chosen
-  std::size_t max_workspace_floats = 0;  ///< of steps of this many sequences or fewer
-};
-/// `least_partitions`: what `reserve_plan` asked for, so that sequences grow up to there on the same kernels. v1 is
-/// then chosen only where a sequence of that length would not make it the slower one.
-[[nodiscard]] x_split_plan plan_x_split(const plan_input& input, std::int32_t least_partitions = 1) noexcept;
-
-/// Partial results are given up (the tile becomes one item) above this.
-inline constexpr std::size_t max_partial_bytes = std::size_t{128} << 20;
-
-/// Fills `plan`, whose vector keeps its capacity. Throws std::bad_alloc, and `error` (unsupported) where numbers leave
-/// 32 bits. The input has been checked.
-void plan_general(const plan_input& input, general_plan& plan);
 
 /// What the plan of one step holds on the device.
 class cuda_plan_state final : public attention_plan_state {

@@ -9,7 +9,7 @@
 #include <bifolio/error.hpp>
 #include <string>
 
-#include "cuda/host/dispatch.hpp"
+#include "cuda/host/plan_input.hpp"
 #include "cuda/host/runtime.hpp"
 
 namespace bifolio::cuda {

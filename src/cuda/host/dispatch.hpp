@@ -13,33 +13,10 @@
 #include <vector>
 
 #include "cuda/host/kernel_args.hpp"
+#include "cuda/host/plan_input.hpp"
 #include "cuda/host/runtime.hpp"
 
 namespace bifolio::cuda {
-
-/// What a family needs to know of the machine.
-struct device_numbers {
-  std::int32_t compute_capability = 0;  ///< 10 · major + minor
-  std::int32_t num_sms = 0;
-  std::size_t max_shared_bytes_per_block = 0;  ///< opt-in
-  std::size_t l2_bytes = 0;
-  /// Kernels may start before the one ahead of them has ended (see `launch`): the device can, and the code that runs on
-  /// it, compiled for 9.0 or later, waits by itself.
-  bool dependent_launch = false;
-  void* encode_tensor_map = nullptr;  ///< the driver's cuTensorMapEncodeTiled; null where it has none
-};
-
-/// Host arrays of the step; checked.
-struct plan_input {
-  attention_spec spec;
-  std::int32_t num_seqs = 0;
-  const std::int32_t* query_start_loc = nullptr;  ///< [num_seqs + 1]
-  const std::int32_t* seq_lens = nullptr;         ///< [num_seqs]
-  std::int64_t num_tokens = 0;
-  std::int32_t max_query_len = 0;
-  std::int32_t max_seq_len = 0;
-  device_numbers device;
-};
 
 /// What a fast family wants kept for its launches. `words` travel to the device in the plan's one upload.
 struct fast_plan {

@@ -19,7 +19,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cuda/host/dispatch.hpp"
+#include "cuda/host/plan_input.hpp"
 
 namespace bifolio::cuda {
 

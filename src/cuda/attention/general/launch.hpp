@@ -4,8 +4,9 @@
 /// Attention that is right for every shape, layout, dtype and option, on CUDA cores. What the tensor-core kernels do
 /// not take comes here, and it is what they are tested against.
 
-#include "cuda/host/attention_plan.hpp"
+#include "cuda/attention/general/plan.hpp"
 #include "cuda/host/kernel_args.hpp"
+#include "cuda/host/runtime.hpp"
 
 namespace bifolio::cuda {
 

@@ -6,8 +6,8 @@
 #include <bifolio/dtype.hpp>
 #include <cstdint>
 
-#include "cuda/host/dispatch.hpp"
 #include "cuda/host/kernel_args.hpp"
+#include "cuda/host/plan_input.hpp"
 #include "cuda/host/runtime.hpp"
 
 namespace bifolio::cuda {

@@ -12,8 +12,9 @@
 /// `plan_x_split` chooses. Both fold the same partial results in the same order: the choice, which depends on the
 /// batch, decides no bit.
 
-#include "cuda/host/attention_plan.hpp"
+#include "cuda/attention/x_split/plan.hpp"
 #include "cuda/host/kernel_args.hpp"
+#include "cuda/host/runtime.hpp"
 
 namespace bifolio::cuda {
 

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "cuda/cache_ops/block_ops.hpp"
-#include "cuda/device/mma.cuh"
+#include "cuda/device/ptx.cuh"
 #include "cuda/host/divisor.hpp"
 
 namespace bifolio::cuda {

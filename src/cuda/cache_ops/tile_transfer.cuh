@@ -11,8 +11,8 @@
 #include <cstdint>
 
 #include "cuda/device/convert.cuh"
-#include "cuda/device/mma.cuh"
 #include "cuda/device/paged.cuh"
+#include "cuda/device/ptx.cuh"
 #include "cuda/host/divisor.hpp"
 
 namespace bifolio::cuda {

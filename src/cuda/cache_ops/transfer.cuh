@@ -10,8 +10,8 @@
 #include "cuda/cache_ops/tile_transfer.cuh"
 #include "cuda/cache_ops/transfer.hpp"
 #include "cuda/device/convert.cuh"
-#include "cuda/device/mma.cuh"
 #include "cuda/device/paged.cuh"
+#include "cuda/device/ptx.cuh"
 #include "cuda/host/divisor.hpp"
 
 namespace bifolio::cuda {

@@ -32,9 +32,9 @@ cudaError_t launch_decode(const runtime_api& api, const attention_kernel_args& a
   d.k = args.k;
   d.v = args.v;
   d.block_tables = args.block_tables;
-  d.words = words;
+  d.metadata = words;
   d.workspace = args.workspace;
-  d.arrivals = args.counters;
+  d.semaphores = args.counters;
   d.alibi_slopes = args.alibi_slopes;
   d.sinks = args.sinks;
   d.q_token_stride = args.q_token_stride;
@@ -55,7 +55,7 @@ cudaError_t launch_decode(const runtime_api& api, const attention_kernel_args& a
   d.causal = args.causal;
   d.scale = args.scale;
   d.soft_cap = args.soft_cap;
-  const auto kernel = has_options(args) ? entry.featured : entry.plain;
+  const auto kernel = has_options(args) ? entry.masked : entry.plain;
   const cudaError_t status = api.func_set_attribute(reinterpret_cast<const void*>(kernel),
                                                     cudaFuncAttributeMaxDynamicSharedMemorySize, entry.shared_bytes);
   if (status != cudaSuccess) return status;

@@ -7,7 +7,7 @@
 #include "cuda/attention/x_split/args.hpp"
 #include "cuda/attention/x_split/products.cuh"
 #include "cuda/device/load.cuh"
-#include "cuda/device/mma.cuh"
+#include "cuda/device/ptx.cuh"
 #include "cuda/device/softmax.cuh"
 #include "cuda/host/runtime.hpp"
 

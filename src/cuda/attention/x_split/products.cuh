@@ -18,7 +18,7 @@
 
 #include "cuda/device/convert.cuh"
 #include "cuda/device/load.cuh"
-#include "cuda/device/mma.cuh"
+#include "cuda/device/sm80.cuh"
 
 namespace bifolio::cuda {
 
@@ -30,7 +30,7 @@ template <class T>
 struct tensor_core_product {
   using operand = T;
   static constexpr bool on_tensor_cores = true;
-  using traits = device::half_traits<std::conditional_t<std::is_same_v<T, bfloat16>, __nv_bfloat16, __half>>;
+  using native = std::conditional_t<std::is_same_v<T, bfloat16>, __nv_bfloat16, __half>;
 
   float sums[4] = {};
 
@@ -39,8 +39,8 @@ struct tensor_core_product {
     (void)num_heads;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const uint4 b = *reinterpret_cast<const uint4*>(heads + lane / 4 * pitch + lane % 4 * (16 / sizeof(T)));
-    traits::mma(sums, {low.x, high.x, low.y, high.y}, b.x, b.y);
-    traits::mma(sums, {low.z, high.z, low.w, high.w}, b.z, b.w);
+    device::mma_m16n8k16<native>(sums, {low.x, high.x, low.y, high.y}, b.x, b.y);
+    device::mma_m16n8k16<native>(sums, {low.z, high.z, low.w, high.w}, b.z, b.w);
   }
   __device__ __forceinline__ void finish() {}
 };
@@ -108,8 +108,8 @@ __device__ __forceinline__ void store_weights(float* to, const float (&w)[4]) {
 }
 template <class T>
 __device__ __forceinline__ void store_weights(T* to, const float (&w)[4]) {
-  using traits = typename tensor_core_product<T>::traits;
-  *reinterpret_cast<uint2*>(to) = make_uint2(traits::pack(w[0], w[1]), traits::pack(w[2], w[3]));
+  using native = typename tensor_core_product<T>::native;
+  *reinterpret_cast<uint2*>(to) = make_uint2(device::pack<native>(w[0], w[1]), device::pack<native>(w[2], w[3]));
 }
 
 /// 16 bytes of T with the elements outside [first, end) set to zero.

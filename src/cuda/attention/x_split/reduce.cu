@@ -3,7 +3,7 @@
 
 #include "cuda/attention/x_split/args.hpp"
 #include "cuda/device/convert.cuh"
-#include "cuda/device/mma.cuh"
+#include "cuda/device/ptx.cuh"
 #include "cuda/device/softmax.cuh"
 
 namespace bifolio::cuda {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// What planning starts from: the machine, and the host arrays of a step.
+/// What planning starts from: the machine, the host arrays of a step, and the limits of later steps.
 
 #include <bifolio/attention.hpp>
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace bifolio::cuda {
 
-/// What a family needs to know of the machine.
+/// What implementations need to know of the machine.
 struct device_numbers {
   std::int32_t compute_capability = 0;  ///< 10 · major + minor
   std::int32_t num_sms = 0;
@@ -31,6 +31,17 @@ struct plan_input {
   std::int32_t max_query_len = 0;
   std::int32_t max_seq_len = 0;
   device_numbers device;
+};
+
+/// Bounds of the steps that `reserve_plan` makes room for.
+struct step_limits {
+  std::int64_t num_seqs = 0;
+  std::int64_t num_tokens = 0;
+  std::int32_t seq_len = 0;
+  /// Most sequences with new tokens.
+  [[nodiscard]] constexpr std::int64_t num_seqs_with_tokens() const noexcept {
+    return num_seqs < num_tokens ? num_seqs : num_tokens;
+  }
 };
 
 /// Partial results are given up (the tile becomes one item) above this.

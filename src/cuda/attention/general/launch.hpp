@@ -10,9 +10,9 @@
 
 namespace bifolio::cuda {
 
-/// One launch, of a grid that does not depend on the plan's lengths.
+/// One launch, of a grid that does not depend on the plan's lengths. `metadata`: that of the plan on the device.
 [[nodiscard]] cudaError_t launch_general(const runtime_api& api, const attention_kernel_args& args,
-                                         const general_plan& plan, const device_numbers& device,
-                                         cudaStream_t stream) noexcept;
+                                         const general_plan& plan, const general_metadata& metadata,
+                                         const device_numbers& device, cudaStream_t stream) noexcept;
 
 }  // namespace bifolio::cuda

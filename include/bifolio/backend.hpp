@@ -19,7 +19,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace bifolio {
@@ -104,28 +103,21 @@ class BIFOLIO_API backend {
   [[nodiscard]] virtual errc merge_states(const merge_params&, stream_ref = {}) noexcept = 0;
 };
 
-/// CPU instruction sets with kernels of their own, in the order of preference.
-enum class cpu_isa : std::uint8_t { baseline, avx2, avx512, avx512_bf16, amx, amx_fp16, neon };
+enum class cpu_isa : std::uint8_t;  // bifolio/cpu.hpp
 
-/// "baseline", "avx2", "avx512", "avx512_bf16", "amx", "amx_fp16" or "neon".
-[[nodiscard]] BIFOLIO_API std::string_view to_string(cpu_isa isa) noexcept;
-/// Throws `error` (invalid_argument).
-[[nodiscard]] BIFOLIO_API cpu_isa parse_isa(std::string_view text);
-/// Those compiled in and supported by this machine; the last is the best.
-[[nodiscard]] BIFOLIO_API std::vector<cpu_isa> supported_isas();
-/// The best supported one, or what the environment variable BIFOLIO_CPU_ISA asks for. Throws `error` (unsupported, with
-/// the list of supported ones) when that cannot run here.
-[[nodiscard]] BIFOLIO_API cpu_isa default_isa();
-
+/// What a backend is opened with. The CPU understands all of it, CUDA nothing: its kernels, threads and memory are not
+/// the host's.
 struct backend_options {
-  std::int32_t num_threads = 0;                  ///< CPU lanes; 0 = what the executor's runtime takes
+  std::int32_t num_threads = 0;                  ///< CPU workers; 0 = what the executor's runtime takes
   std::optional<executor_kind> executor_choice;  ///< default: `default_executor()`
   executor* own_executor = nullptr;              ///< borrowed; overrides the two above
   std::optional<cpu_isa> isa;                    ///< default: `default_isa()`
   memory_resource* host_memory = nullptr;        ///< borrowed; default: `default_host_memory()`
 };
 
-/// Opens a device. Throws `error`: unsupported when the device is not compiled in or not there.
+/// Opens a device. Throws `error`: unsupported when the device is not linked or not there; invalid_argument for a
+/// device type that nobody registered, an index that the type does not have, and an option that is not at its default
+/// although the backend does not understand it; and what the backend's constructor throws.
 [[nodiscard]] BIFOLIO_API std::unique_ptr<backend> make_backend(device where = {}, const backend_options& options = {});
 
 }  // namespace bifolio

@@ -78,7 +78,7 @@ std::string prefill_name_of(const step_plans&, const attention_kernel_args& args
 
 void append_prefill_names(const device_numbers& device, std::vector<std::string>& names) {
   if (device.compute_capability != 90 || device.encode_tensor_map == nullptr) return;
-  for (const dtype type : {dtype::f16, dtype::bf16}) {
+  for (const dtype type : all_dtypes) {
     for (const std::int32_t head_dim : {64, 128, 256}) {
       if (find_prefill_entry(type, head_dim) == nullptr) continue;
       for (const bool pairs : {false, true}) {
@@ -153,7 +153,7 @@ std::string decode_name_of(const step_plans& plans, const attention_kernel_args&
 }
 
 void append_decode_names(const device_numbers& device, std::vector<std::string>& names) {
-  for (const dtype type : {dtype::f16, dtype::bf16}) {
+  for (const dtype type : all_dtypes) {
     for (const std::int32_t head_dim : {64, 128, 256}) {
       const decode_entry* const entry = find_decode_entry(type, head_dim);
       if (entry == nullptr || static_cast<std::size_t>(entry->shared_bytes) > device.max_shared_bytes_per_block) {
@@ -201,7 +201,7 @@ std::string x_split_name_of(const step_plans& plans, const attention_kernel_args
 }
 
 void append_x_split_names(const device_numbers&, std::vector<std::string>& names) {
-  for (const dtype type : {dtype::f32, dtype::f16, dtype::bf16}) {
+  for (const dtype type : all_dtypes) {
     for (const std::int32_t head_dim : {64, 128, 256}) {
       for (const bool partitioned : {false, true}) names.push_back(x_split_name(type, head_dim, partitioned));
     }
@@ -227,7 +227,7 @@ std::string general_name_of(const step_plans& plans, const attention_kernel_args
 }
 
 void append_general_names(const device_numbers&, std::vector<std::string>& names) {
-  for (const dtype type : {dtype::f32, dtype::f16, dtype::bf16}) {
+  for (const dtype type : all_dtypes) {
     for (const std::int32_t rows : {few_rows, many_rows}) names.push_back(general_name(type, rows));
   }
 }

@@ -5,18 +5,18 @@
 namespace bifolio::cuda {
 
 const decode_entry* find_decode_entry(dtype type, std::int32_t head_dim) noexcept {
-  if (type == dtype::f32) return nullptr;
-  const bool bf16 = type == dtype::bf16;
-  switch (head_dim) {
-    case 64:
-      return bf16 ? &decode_bf16_64 : &decode_f16_64;
-    case 128:
-      return bf16 ? &decode_bf16_128 : &decode_f16_128;
-    case 256:
-      return bf16 ? &decode_bf16_256 : &decode_f16_256;
-    default:
+  const auto one_of = [head_dim](const decode_entry& d64, const decode_entry& d128, const decode_entry& d256) {
+    return head_dim == 64 ? &d64 : head_dim == 128 ? &d128 : head_dim == 256 ? &d256 : nullptr;
+  };
+  switch (type) {
+    case dtype::f32:
       return nullptr;
+    case dtype::f16:
+      return one_of(decode_f16_64, decode_f16_128, decode_f16_256);
+    case dtype::bf16:
+      return one_of(decode_bf16_64, decode_bf16_128, decode_bf16_256);
   }
+  return nullptr;
 }
 
 cudaError_t launch_decode(const runtime_api& api, const attention_kernel_args& args, const decode_plan& plan,

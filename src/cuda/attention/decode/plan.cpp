@@ -6,6 +6,7 @@
 #include <iterator>
 #include <span>
 
+#include "common/attention/visibility.hpp"
 #include "cuda/host/divisor.hpp"
 
 namespace bifolio::cuda {
@@ -73,11 +74,7 @@ void decode_planner::add(std::int32_t seq) {
 
   // Positions that some row attends to.
   const std::int64_t offset = std::int64_t{s.seq_len} - s.query_len;
-  std::int64_t begin = 0;
-  std::int64_t end = s.seq_len;
-  if (spec.window_left >= 0) begin = std::max<std::int64_t>(0, offset - spec.window_left);
-  if (!spec.causal && spec.window_right >= 0)
-    end = std::min<std::int64_t>(end, s.seq_len + std::int64_t{spec.window_right});
+  const auto [begin, end] = attn::window_of(spec).of_run(offset, std::int64_t{s.seq_len} - 1, s.seq_len);
   s.first_tile = static_cast<std::int32_t>(begin / decode_tile_tokens);
   s.num_tiles = begin < end ? static_cast<std::int32_t>(divide_up(end, decode_tile_tokens)) - s.first_tile : 0;
 }

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "cuda/host/divisor.hpp"
+#include "common/attention/visibility.hpp"
 #include "cuda/host/kernel_args.hpp"
 
 namespace bifolio::cuda {
@@ -47,17 +47,13 @@ struct general_metadata {
   const general_item* items = nullptr;
 };
 
-/// Sets the splits of an item that is a whole row tile: those that rows at first_position … last_position attend to.
-/// Windows as in attention_kernel_args: negative is none, causality is a window_right of 0.
-BIFOLIO_HOST_DEVICE inline void set_splits(general_item& item, std::int64_t first_position, std::int64_t last_position,
-                                           std::int64_t seq_len, std::int64_t window_left, std::int64_t window_right) {
-  std::int64_t begin = 0;
-  std::int64_t end = seq_len;
-  if (window_left >= 0 && first_position - window_left > begin) begin = first_position - window_left;
-  if (window_right >= 0 && last_position + window_right + 1 < end) end = last_position + window_right + 1;
-  item.first_split = begin < end ? static_cast<std::int32_t>(begin / split_positions) : 0;
-  item.num_splits =
-      begin < end ? static_cast<std::int32_t>((end + split_positions - 1) / split_positions) - item.first_split : 0;
+/// Sets the splits of an item that is a whole row tile: those that tokens at first_position … last_position attend to.
+BIFOLIO_HOST_DEVICE void set_splits(general_item& item, const attn::attention_window& window,
+                                    std::int64_t first_position, std::int64_t last_position, std::int64_t seq_len) {
+  const attn::visible_range keys = window.of_run(first_position, last_position, seq_len);
+  if (keys.begin >= keys.end) return;
+  item.first_split = static_cast<std::int32_t>(keys.begin / split_positions);
+  item.num_splits = static_cast<std::int32_t>((keys.end + split_positions - 1) / split_positions) - item.first_split;
 }
 
 /// Whole row tiles in the order of the sequences, where the plan has no list of items. Every CTA walks the sequences
@@ -85,8 +81,8 @@ struct tile_walk {
       item.seq = seq;
       item.first_row = static_cast<std::int32_t>(first_row);
       item.tile = -1;
-      set_splits(item, seq_len - query_len + first_row / call.group_size,
-                 seq_len - query_len + (end_row - 1) / call.group_size, seq_len, call.window_left, call.window_right);
+      set_splits(item, attn::window_of(call), seq_len - query_len + first_row / call.group_size,
+                 seq_len - query_len + (end_row - 1) / call.group_size, seq_len);
       return true;
     }
     return false;

@@ -25,7 +25,7 @@ void for_each_tile(const plan_input& input, std::int32_t rows_per_tile, const Vi
     return row <= std::numeric_limits<std::int32_t>::max() ? by_group.quotient(static_cast<std::int32_t>(row))
                                                            : row / group;
   };
-  const std::int32_t window_right = input.spec.causal ? 0 : input.spec.window_right;
+  const attn::attention_window window = attn::window_of(input.spec);
   const int tile_shift = rows_per_tile == few_rows ? 2 : 4;
   static_assert(few_rows == 1 << 2 && many_rows == 1 << 4);
   for (std::int32_t seq = 0; seq < input.num_seqs; ++seq) {
@@ -39,8 +39,8 @@ void for_each_tile(const plan_input& input, std::int32_t rows_per_tile, const Vi
       const std::int64_t first_row = tile * rows_per_tile;
       item.first_row = static_cast<std::int32_t>(first_row);
       const std::int64_t last_row = std::min(first_row + rows_per_tile, num_rows) - 1;
-      set_splits(item, seq_len - query_len + token_of(first_row), seq_len - query_len + token_of(last_row), seq_len,
-                 input.spec.window_left, window_right);
+      set_splits(item, window, seq_len - query_len + token_of(first_row), seq_len - query_len + token_of(last_row),
+                 seq_len);
       visit(item);
     }
   }

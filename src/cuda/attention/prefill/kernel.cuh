@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include "common/attention/visibility.hpp"
 #include "cuda/attention/prefill/args.hpp"
 #include "cuda/attention/prefill/launch.hpp"
 #include "cuda/attention/prefill/plan.hpp"
@@ -404,11 +405,8 @@ class worker {
   }
 
   [[nodiscard]] __device__ bool visible(int key, int i, const prefill_item& item) const {
-    bool ok = key < item.seq_len && (!a_.causal || key <= position_[i]);
-    if constexpr (Features) {
-      ok = ok && (a_.window_left < 0 || key >= position_[i] - a_.window_left) &&
-           (a_.window_right < 0 || key <= position_[i] + a_.window_right);
-    }
+    const bool ok = attn::attends(key, position_[i], item.seq_len, a_.causal);
+    if constexpr (Features) return ok && attn::is_in_window(key, position_[i], a_.window_left, a_.window_right);
     return ok;
   }
 

@@ -25,26 +25,29 @@ bool x_split_accepts_call(const attention_kernel_args& args, std::string* why) n
   return detail::declines(why, "blocks or heads of the cache are not aligned to 16 bytes");
 }
 
+namespace {
+
+x_split_launcher& launcher_of(dtype kv_type) noexcept {
+  switch (kv_type) {
+    case dtype::f32:
+      return launch_x_split_f32;
+    case dtype::f16:
+      return launch_x_split_f16;
+    case dtype::bf16:
+      return launch_x_split_bf16;
+  }
+  __builtin_unreachable();
+}
+
+}  // namespace
+
 cudaError_t launch_x_split(const runtime_api& api, const attention_kernel_args& args, const x_split_plan& plan,
                            const device_numbers& device, cudaStream_t stream) noexcept {
   x_split_args all;
   all.call = args;
   all.max_partitions = plan.max_partitions;
   all.num_splits = plan.num_splits;
-  x_split_launcher* launcher = nullptr;
-  switch (args.kv_type) {
-    case dtype::f32:
-      launcher = launch_x_split_f32;
-      break;
-    case dtype::f16:
-      launcher = launch_x_split_f16;
-      break;
-    case dtype::bf16:
-      launcher = launch_x_split_bf16;
-      break;
-  }
-  if (launcher == nullptr) return cudaErrorInvalidValue;
-  const cudaError_t status = launcher(api, all, device.dependent_launch, stream);
+  const cudaError_t status = launcher_of(args.kv_type)(api, all, device.dependent_launch, stream);
   if (status != cudaSuccess || plan.num_splits == 1) return status;
   return launch_x_split_reduce(api, all, device.dependent_launch, stream);
 }

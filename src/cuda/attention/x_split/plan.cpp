@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "common/attention/visibility.hpp"
 #include "cuda/attention/x_split/args.hpp"
 
 namespace bifolio::cuda {
@@ -13,8 +14,8 @@ std::int64_t divide_up(std::int64_t a, std::int64_t b) noexcept { return (a + b 
 
 /// Partitions of 512 positions that x_split's v1 walks for a row at the end of `seq_len` keys.
 std::int64_t walked_partitions(const attention_spec& spec, std::int64_t seq_len) noexcept {
-  const std::int64_t visible = spec.window_left < 0 ? seq_len : std::min<std::int64_t>(seq_len, spec.window_left + 1LL);
-  return divide_up(std::max<std::int64_t>(visible, 0), x_split_positions);
+  const attn::visible_range visible = attn::window_of(spec).of(seq_len - 1, seq_len);
+  return divide_up(std::max<std::int64_t>(visible.end - visible.begin, 0), x_split_positions);
 }
 
 /// CTAs of x_split's v1, and the partitions they walk.

@@ -11,36 +11,13 @@
 #include <cstdint>
 
 #include "common/attention/visibility.hpp"
+#include "cuda/attention/decode/args.hpp"
 #include "cuda/attention/decode/launch.hpp"
 #include "cuda/attention/decode/plan.hpp"
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/sm80.cuh"
 
 namespace bifolio::cuda {
-
-/// Everything the kernel reads. K and V have equal strides and head_dim contiguous.
-struct decode_args {
-  const void* q;  // [num_tokens, num_q_heads, head_dim]
-  void* out;      // like q
-  float* lse;     // [num_tokens, num_q_heads] or null
-  const void* k;  // [num_blocks, …] at the strides below
-  const void* v;
-  const std::int32_t* block_tables;  // [num_seqs, block_table_stride]
-  const std::int32_t* metadata;      // of the scheduler: plan.hpp
-  float* workspace;                  // [num_partials, 16, head_dim] outputs, then [.., 16, 2] maxima (base 2) and sums
-  std::uint32_t* semaphores;         // [2, num_partials], zero between launches
-  const float* alibi_slopes;         // [num_q_heads] or null
-  const float* sinks;                // [num_q_heads] or null
-  std::int64_t q_token_stride, q_head_stride, out_token_stride, out_head_stride;  // elements
-  std::int64_t block_stride, head_stride, token_stride;                           // elements
-  std::int64_t block_table_stride;
-  std::int64_t num_blocks;
-  std::int32_t num_q_heads, num_kv_heads, group_size, block_size;
-  std::int32_t window_left, window_right;  // < 0: none
-  bool causal;
-  float scale;
-  float soft_cap;  // 0: none
-};
 
 namespace decode {
 
@@ -122,9 +99,9 @@ class worker {
 
   __device__ void run() {
     device::grid_dependency_launch();
-    header_ = *reinterpret_cast<const decode_header*>(a_.metadata);
-    const decode_cta mine = reinterpret_cast<const decode_cta*>(a_.metadata + sizeof(decode_header) / 4)[blockIdx.x];
-    seqs_ = reinterpret_cast<const decode_seq*>(a_.metadata + decode_seqs_offset(static_cast<int>(gridDim.x)));
+    header_ = *a_.metadata.header;
+    const decode_cta mine = a_.metadata.ctas[blockIdx.x];
+    seqs_ = a_.metadata.seqs;
     partial_out_ = a_.workspace;
     const std::int64_t slots =
         decode_num_partials(header_.split_tiles != 0, header_.num_partials, static_cast<std::int64_t>(gridDim.x));
@@ -276,7 +253,7 @@ class worker {
 
   // Where K and V have the row of load_.head in this slot of block `id`.
   [[nodiscard]] __device__ std::int64_t row_offset(int id, int slot) const {
-    return id * a_.block_stride + slot * a_.token_stride + load_.head * a_.head_stride;
+    return id * a_.k_strides.block + slot * a_.k_strides.token + load_.head * a_.k_strides.head;
   }
 
   // A lane finds block and slot of one of the warp's rows of the tile at load_.tile; slot −1 for a row that must not be
@@ -747,7 +724,7 @@ class worker {
     const bool one_level = fixed ? header_.split_tiles != decode_leaf_tiles || before + u.parts <= combine_fan_in
                                  : u.parts <= decode_max_flat_splits;
     if (one_level) {
-      if (arrive(a_.semaphores + u.first, u.parts)) {
+      if (arrive(a_.counters + u.first, u.parts)) {
         const auto slot = [&](int i) { return part_slot(u, i); };
         if (u.parts <= 8) {
           combine<2, 8>(g, u.parts, -1, slot);
@@ -764,12 +741,12 @@ class worker {
     const int begin = begin_of(run);
     const int run_parts = end_of(run) - begin;
     if (run_parts > 1) {
-      if (!arrive(a_.semaphores + header_.num_partials + u.first + begin * u.step, run_parts)) return;
+      if (!arrive(a_.counters + header_.num_partials + u.first + begin * u.step, run_parts)) return;
       combine<1, combine_batch>(g, run_parts, run_slot(u, begin, begin + run_parts),
                                 [&](int i) { return part_slot(u, begin + i); });
     }
     const int runs = (before + u.parts + combine_fan_in - 1) / combine_fan_in;
-    if (arrive(a_.semaphores + u.first, runs)) {
+    if (arrive(a_.counters + u.first, runs)) {
       combine<1, combine_batch>(g, runs, -1, [&](int i) { return run_slot(u, begin_of(i), end_of(i)); });
     }
   }

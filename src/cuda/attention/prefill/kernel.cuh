@@ -10,29 +10,13 @@
 #include <cstdint>
 
 #include "common/attention/visibility.hpp"
+#include "cuda/attention/prefill/args.hpp"
 #include "cuda/attention/prefill/launch.hpp"
 #include "cuda/attention/prefill/plan.hpp"
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/sm90.cuh"
 
 namespace bifolio::cuda {
-
-struct prefill_args {
-  void* out;                                       // [num_tokens, num_q_heads, head_dim]
-  float* lse;                                      // [num_tokens, num_q_heads] or null
-  const std::int32_t* block_tables;                // [num_seqs, block_table_stride]
-  const std::int32_t* words;                       // the plan: a prefill_header and its items
-  const float* alibi_slopes;                       // [num_q_heads] or null
-  const float* sinks;                              // [num_q_heads] or null
-  std::int64_t out_token_stride, out_head_stride;  // elements
-  std::int64_t block_table_stride;
-  std::int32_t num_q_heads, group_size, packed_heads, block_size;
-  std::int32_t box_tokens;  // min(block_size, 128); block_size is a multiple of it
-  std::int32_t window_left, window_right;
-  bool causal;
-  float scale;
-  float soft_cap;
-};
 
 namespace prefill {
 
@@ -138,8 +122,8 @@ class worker {
     __syncthreads();
     device::grid_dependency_launch();
     device::grid_dependency_wait();
-    num_items_ = reinterpret_cast<const prefill_header*>(a_.words)->num_items;
-    items_ = reinterpret_cast<const prefill_item*>(a_.words + sizeof(prefill_header) / 4);
+    num_items_ = a_.metadata.header->num_items;
+    items_ = a_.metadata.items;
     if (warpgroup == 0) {
       device::setmaxnreg_dec<40>();
       if (threadIdx.x < 32) produce(q_map, k_map, v_map);

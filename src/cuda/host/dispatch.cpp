@@ -17,7 +17,7 @@ constexpr std::int32_t prefills = 2;
 
 // fast_plan::numbers. The tensor map of q, which a captured launch holds, ends at the last token: other numbers of
 // tokens need another capture.
-enum number : std::size_t { decode_grid, prefill_words, prefill_tokens };
+enum number : std::size_t { decode_grid, decode_deterministic, prefill_words, prefill_tokens };
 
 #if BIFOLIO_CUDA_SM90
 bool has_prefill(const plan_input& input) noexcept {
@@ -102,6 +102,7 @@ void plan_fast(const plan_input& input, fast_plan& plan) {
 
   plan.usable = true;
   plan.numbers[decode_grid] = grid;
+  plan.numbers[decode_deterministic] = spec.deterministic ? 1 : 0;
   plan.numbers[prefill_words] = 0;
   plan.numbers[prefill_tokens] = 0;
   if (!decode.empty()) {
@@ -138,8 +139,10 @@ cudaError_t launch_fast(const runtime_api& api, const attention_kernel_args& arg
   }
 #endif
   if ((plan.family & decodes) != 0 && status == cudaSuccess) {
-    status = launch_decode(api, args, *find_decode_entry(args.kv_type, args.head_dim), args.fast_words,
-                           plan.numbers[decode_grid], device.dependent_launch, stream);
+    const decode_schedule schedule = {args.fast_words, plan.numbers[decode_grid],
+                                      plan.numbers[decode_deterministic] != 0};
+    status = launch_decode(api, args, *find_decode_entry(args.kv_type, args.head_dim), schedule,
+                           device.dependent_launch, stream);
   }
   return status;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/attention/decode/kernel.cuh"
+#include "cuda/attention/decode/args.hpp"
 #include "cuda/attention/decode/launch.hpp"
 
 namespace bifolio::cuda {
@@ -24,7 +24,7 @@ bool decode_serves(const attention_kernel_args& args) noexcept {
 }
 
 cudaError_t launch_decode(const runtime_api& api, const attention_kernel_args& args, const decode_entry& entry,
-                          const std::int32_t* words, std::int32_t grid, bool dependent, cudaStream_t stream) noexcept {
+                          const decode_schedule& schedule, bool dependent, cudaStream_t stream) noexcept {
   decode_args d = {};
   d.q = args.q;
   d.out = args.out;
@@ -32,7 +32,7 @@ cudaError_t launch_decode(const runtime_api& api, const attention_kernel_args& a
   d.k = args.k;
   d.v = args.v;
   d.block_tables = args.block_tables;
-  d.metadata = words;
+  d.metadata = schedule.metadata;
   d.workspace = args.workspace;
   d.semaphores = args.counters;
   d.alibi_slopes = args.alibi_slopes;
@@ -55,11 +55,11 @@ cudaError_t launch_decode(const runtime_api& api, const attention_kernel_args& a
   d.causal = args.causal;
   d.scale = args.scale;
   d.soft_cap = args.soft_cap;
-  const auto kernel = has_options(args) ? entry.masked : entry.plain;
+  const auto kernel = entry.kernels[has_options(args) ? 1 : 0][schedule.deterministic ? 1 : 0];
   const cudaError_t status = api.func_set_attribute(reinterpret_cast<const void*>(kernel),
                                                     cudaFuncAttributeMaxDynamicSharedMemorySize, entry.shared_bytes);
   if (status != cudaSuccess) return status;
-  return launch(api, kernel, dim3(static_cast<unsigned>(grid)), dim3(static_cast<unsigned>(entry.threads)),
+  return launch(api, kernel, dim3(static_cast<unsigned>(schedule.grid)), dim3(static_cast<unsigned>(entry.threads)),
                 static_cast<std::size_t>(entry.shared_bytes), stream, dependent, d);
 }
 

@@ -14,11 +14,10 @@ namespace bifolio::cuda {
 
 struct decode_args;
 
-/// One compiled shape: the plain variant, whose only mask is the causal one, and the masked variant, which has windows,
-/// the logits transform (soft cap, ALiBi) and sinks.
+/// One compiled shape. [masked][deterministic]: the plain variant has the causal mask alone, the masked variant
+/// windows, the logits transform (soft cap, ALiBi) and sinks as well; the scheduler of deterministic plans is another.
 struct decode_entry {
-  void (*plain)(decode_args);
-  void (*masked)(decode_args);
+  void (*kernels[2][2])(decode_args);
   int threads;
   int shared_bytes;
   int ctas_per_sm;
@@ -30,10 +29,16 @@ struct decode_entry {
 /// Whether the layout and alignment of this call suit the kernel, which adds no bias.
 [[nodiscard]] bool decode_serves(const attention_kernel_args& args) noexcept;
 
-/// `words`: what decode_planner wrote for `grid` CTAs.
+/// What decode_planner wrote: the scheduler metadata on the device, for `grid` CTAs.
+struct decode_schedule {
+  const std::int32_t* metadata = nullptr;
+  std::int32_t grid = 0;
+  bool deterministic = false;
+};
+
 [[nodiscard]] cudaError_t launch_decode(const runtime_api& api, const attention_kernel_args& args,
-                                        const decode_entry& entry, const std::int32_t* words, std::int32_t grid,
-                                        bool dependent, cudaStream_t stream) noexcept;
+                                        const decode_entry& entry, const decode_schedule& schedule, bool dependent,
+                                        cudaStream_t stream) noexcept;
 
 // One per translation unit.
 extern const decode_entry decode_bf16_64, decode_bf16_128, decode_bf16_256;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// Prefill attention for Hopper over a paged cache. One warpgroup produces: it turns block ids into tensor-map boxes,
-/// one block of one KV head at a time, and keeps a ring of K and V tiles full. Two warpgroups consume, 64 query rows
+/// Prefill attention for Hopper over a paged cache. A TMA producer warp turns block ids into boxes of a tensor map, one
+/// block of one KV head at a time, and keeps the stages of K and V full. Two consumer warpgroups have 64 query rows
 /// each, with S, P and O in registers: the scores of the next tile are on the tensor cores while this tile's softmax
-/// runs, and the two warpgroups take turns so that one's softmax hides behind the other's products (Shah et al.,
+/// runs, and ping-pong scheduling lets one warpgroup's softmax overlap with the other's products (Shah et al.,
 /// FlashAttention-3, 2024, sections 3.1 and 3.2). Key tiles go from the last, which needs masks, to the first.
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct prefill_args {
   void* out;                                       // [num_tokens, num_q_heads, head_dim]
   float* lse;                                      // [num_tokens, num_q_heads] or null
   const std::int32_t* block_tables;                // [num_seqs, block_table_stride]
-  const std::int32_t* words;                       // the plan: a prefill_header and its items
+  const std::int32_t* metadata;                    // of the scheduler: a prefill_header and the work tiles
   const float* alibi_slopes;                       // [num_q_heads] or null
   const float* sinks;                              // [num_q_heads] or null
   std::int64_t out_token_stride, out_head_stride;  // elements
@@ -38,11 +38,11 @@ namespace prefill {
 inline constexpr int num_consumers = 2;
 inline constexpr int num_threads = 128 * (1 + num_consumers);
 
-/// How the keys of a tile lie in shared memory. A box costs the copy engine about 120 cycles however small it is, so K
-/// and V take one box a block where that is possible, all 64-element chunks of the head in it:
-/// [block][chunk][token][128 bytes]. V is read that way whatever the block. K needs the rows of a chunk at one stride:
-/// `rows` loads it chunk by chunk, [chunk][key][128 bytes]; `pairs`, for boxes of 16 tokens, takes whole boxes and
-/// computes two products of 64 keys, the first 8 tokens of each block and the last 8.
+/// How the keys of a tile are arranged in shared memory. A box costs TMA about 120 cycles however small it is, so K and
+/// V take one box per block where that is possible, all 64-element chunks of the head in it: [block][chunk][token][128
+/// bytes]. V is read that way whatever the block size. K needs the rows of a chunk at one stride: `rows` loads it chunk
+/// by chunk, [chunk][key][128 bytes]; `pairs`, for boxes of 16 tokens, takes whole boxes and computes two products of
+/// 64 keys, the first 8 tokens of each block and the last 8.
 enum class key_order { rows, pairs };
 
 template <int HeadDim>
@@ -58,20 +58,20 @@ struct shape {
   static constexpr int shared_bytes = 1024 + q_stages * q_bytes + 2 * stages * kv_bytes + num_barriers * 8;
 };
 
-/// What one item asks for, the same in producer and consumers.
-struct extent {
+/// The keys of one work tile, the same in producer and consumers.
+struct kv_range {
   int tile_begin, tile_end;  // of keys
-  int begin;                 // keys below it are outside every row's window; their blocks may have been given back
+  int begin;                 // keys below it are outside every row's window; their blocks may have been freed
   int common_limit;          // keys below it are visible to all rows, as far as causality goes
 };
 
-__device__ __forceinline__ extent extent_of(const prefill_args& a, const prefill_item& item) {
-  const int first_token = item.row_tile * prefill_tile_rows / a.packed_heads;
-  const int last_token = min(item.query_len - 1, ((item.row_tile + 1) * prefill_tile_rows - 1) / a.packed_heads);
-  const int offset = item.seq_len - item.query_len;
-  extent e;
-  int end = item.seq_len;
-  e.common_limit = item.seq_len;
+__device__ __forceinline__ kv_range kv_range_of(const prefill_args& a, const prefill_work_tile& work) {
+  const int first_token = work.row_tile * prefill_tile_rows / a.packed_heads;
+  const int last_token = min(work.query_len - 1, ((work.row_tile + 1) * prefill_tile_rows - 1) / a.packed_heads);
+  const int offset = work.seq_len - work.query_len;
+  kv_range e;
+  int end = work.seq_len;
+  e.common_limit = work.seq_len;
   if (a.causal) {
     end = min(end, offset + last_token + 1);
     e.common_limit = min(e.common_limit, offset + first_token + 1);
@@ -83,16 +83,16 @@ __device__ __forceinline__ extent extent_of(const prefill_args& a, const prefill
   return e;
 }
 
-/// The n-th item of this block: a snake through the list.
-__device__ __forceinline__ int item_index(int n) {
+/// The n-th work tile of this CTA: serpentine order through the list.
+__device__ __forceinline__ int work_tile_index(int n) {
   const int width = static_cast<int>(gridDim.x);
   const int column = static_cast<int>(blockIdx.x);
   return n * width + ((n & 1) != 0 ? width - 1 - column : column);
 }
 
-/// A position in the ring of stages.
+/// The stage that is used next, and the parity of its barriers.
 template <int Stages>
-struct ring {
+struct pipeline_state {
   int stage = 0;
   int phase = 0;
   __device__ __forceinline__ void advance() {
@@ -103,7 +103,7 @@ struct ring {
   }
 };
 
-template <class T, int HeadDim, key_order Order, bool Features>
+template <class T, int HeadDim, key_order Order, bool Masked>
 class worker {
   using S = shape<HeadDim>;
   static constexpr int score_registers = prefill_tile_keys / 2;
@@ -137,8 +137,8 @@ class worker {
     __syncthreads();
     device::grid_dependency_launch();
     device::grid_dependency_wait();
-    num_items_ = reinterpret_cast<const prefill_header*>(a_.words)->num_items;
-    items_ = reinterpret_cast<const prefill_item*>(a_.words + sizeof(prefill_header) / 4);
+    num_work_tiles_ = reinterpret_cast<const prefill_header*>(a_.metadata)->num_work_tiles;
+    work_tiles_ = reinterpret_cast<const prefill_work_tile*>(a_.metadata + sizeof(prefill_header) / 4);
     if (warpgroup == 0) {
       device::setmaxnreg_dec<40>();
       if (threadIdx.x < 32) produce(q_map, k_map, v_map);
@@ -161,73 +161,74 @@ class worker {
 
   __device__ void produce(const tensor_map* q_map, const tensor_map* k_map, const tensor_map* v_map) {
     const int lane = static_cast<int>(threadIdx.x);
-    ring<S::stages> k_ring, v_ring;
-    ring<S::q_stages> q_ring;
-    for (int n = 0, i = item_index(0); i < num_items_; i = item_index(++n)) {
-      const prefill_item item = items_[i];
-      const extent e = extent_of(a_, item);
+    pipeline_state<S::stages> k_state, v_state;
+    pipeline_state<S::q_stages> q_state;
+    for (int n = 0, i = work_tile_index(0); i < num_work_tiles_; i = work_tile_index(++n)) {
+      const prefill_work_tile work = work_tiles_[i];
+      const kv_range e = kv_range_of(a_, work);
       if (e.tile_begin >= e.tile_end) continue;
-      const int kv_head = item.head / a_.group_size;
+      const int kv_head = work.head / a_.group_size;
       boxes last;
 
       if (lane == 0) {
-        device::mbarrier_wait_parity(q_empty(q_ring.stage), q_ring.phase ^ 1);
-        device::mbarrier_arrive_expect_tx(q_full(q_ring.stage), S::q_bytes);
+        device::mbarrier_wait_parity(q_empty(q_state.stage), q_state.phase ^ 1);
+        device::mbarrier_arrive_expect_tx(q_full(q_state.stage), S::q_bytes);
         const int rows = 64 / a_.packed_heads;
-        const int token = item.query_start + item.row_tile * (prefill_tile_rows / a_.packed_heads);
+        const int token = work.query_start + work.row_tile * (prefill_tile_rows / a_.packed_heads);
         for (int w = 0; w < num_consumers; ++w) {
           for (int c = 0; c < S::chunks; ++c) {
-            device::tma_load_3d(q_ + q_ring.stage * S::q_bytes + (w * S::chunks + c) * S::q_chunk_bytes, q_map,
-                                q_full(q_ring.stage), c * 64, item.head, token + w * rows);
+            device::tma_load_3d(q_ + q_state.stage * S::q_bytes + (w * S::chunks + c) * S::q_chunk_bytes, q_map,
+                                q_full(q_state.stage), c * 64, work.head, token + w * rows);
           }
         }
       }
       __syncwarp();
-      q_ring.advance();
+      q_state.advance();
 
-      // V of a tile is asked for after K of the next one, as it is used. Block ids are looked up a tile ahead.
-      boxes next = look_up(item, e, e.tile_end - 1, lane);
+      // V of a tile is requested after K of the next one, as it is used. Table entries are loaded a tile ahead.
+      boxes next = load_table_entries(work, e, e.tile_end - 1, lane);
       for (int tile = e.tile_end - 1; tile >= e.tile_begin; --tile) {
         const boxes here = next;
-        if (tile > e.tile_begin) next = look_up(item, e, tile - 1, lane);
-        load<Order == key_order::pairs>(k_map, k_, k_full(k_ring.stage), k_empty(k_ring.stage), k_ring, here, kv_head,
-                                        lane);
-        k_ring.advance();
+        if (tile > e.tile_begin) next = load_table_entries(work, e, tile - 1, lane);
+        load<Order == key_order::pairs>(k_map, k_, k_full(k_state.stage), k_empty(k_state.stage), k_state, here,
+                                        kv_head, lane);
+        k_state.advance();
         if (tile + 1 < e.tile_end) {
-          load<true>(v_map, v_, v_full(v_ring.stage), v_empty(v_ring.stage), v_ring, last, kv_head, lane);
-          v_ring.advance();
+          load<true>(v_map, v_, v_full(v_state.stage), v_empty(v_state.stage), v_state, last, kv_head, lane);
+          v_state.advance();
         }
         last = here;
       }
-      load<true>(v_map, v_, v_full(v_ring.stage), v_empty(v_ring.stage), v_ring, last, kv_head, lane);
-      v_ring.advance();
+      load<true>(v_map, v_, v_full(v_state.stage), v_empty(v_state.stage), v_state, last, kv_head, lane);
+      v_state.advance();
     }
   }
 
-  // The blocks of one tile, a lane each. Blocks that begin past the sequence or end before the window are not looked up
-  // and not copied.
+  // The blocks of one tile, one per lane. Blocks that begin past the sequence or end before the window are neither
+  // looked up nor copied.
   struct boxes {
     int first, count;  // those that are copied: first … count − 1
     int id;
     int offset;  // tokens into the block
   };
 
-  __device__ __forceinline__ boxes look_up(const prefill_item& item, const extent& e, int tile, int lane) const {
+  __device__ __forceinline__ boxes load_table_entries(const prefill_work_tile& work, const kv_range& e, int tile,
+                                                      int lane) const {
     const int first_key = tile * prefill_tile_keys;
     const int key = first_key + lane * a_.box_tokens;
     const int block = key / a_.block_size;
     boxes b;
-    b.count = min(prefill_tile_keys, item.seq_len - first_key + a_.box_tokens - 1) / a_.box_tokens;
-    b.first = Features ? max(0, (e.begin - first_key) / a_.box_tokens) : 0;
+    b.count = min(prefill_tile_keys, work.seq_len - first_key + a_.box_tokens - 1) / a_.box_tokens;
+    b.first = Masked ? max(0, (e.begin - first_key) / a_.box_tokens) : 0;
     b.offset = key - block * a_.block_size;
-    b.id = lane >= b.first && lane < b.count ? __ldg(a_.block_tables + item.seq * a_.block_table_stride + block) : 0;
+    b.id = lane >= b.first && lane < b.count ? __ldg(a_.block_tables + work.seq * a_.block_table_stride + block) : 0;
     return b;
   }
 
   template <bool WholeHead>
   __device__ __forceinline__ void load(const tensor_map* map, std::uint32_t buffer, std::uint32_t full,
-                                       std::uint32_t empty, const ring<S::stages>& r, const boxes& b, int kv_head,
-                                       int lane) {
+                                       std::uint32_t empty, const pipeline_state<S::stages>& r, const boxes& b,
+                                       int kv_head, int lane) {
     device::mbarrier_wait_parity(empty, r.phase ^ 1);
     const int chunk_bytes = a_.box_tokens * 128;
     if (lane == 0) device::mbarrier_arrive_expect_tx(full, (b.count - b.first) * S::chunks * chunk_bytes);
@@ -238,8 +239,8 @@ class worker {
         device::tma_load_5d(dst + lane * S::chunks * chunk_bytes, map, full, 0, b.offset, 0, kv_head, b.id);
       }
     } else {
-      // Lane (box · chunks + chunk): the chunks of a block are asked for side by side (asked for one after the other,
-      // prefill ran at 427 instead of 491 TFLOP/s).
+      // Lane (box · chunks + chunk): the chunks of a block are requested next to each other (one chunk of all blocks
+      // first gave 427 instead of 491 TFLOP/s).
 #pragma unroll
       for (int first = 0; first < prefill_tile_keys / 8 * S::chunks; first += 32) {
         const int i = first + lane;
@@ -256,94 +257,94 @@ class worker {
     __syncwarp();
   }
 
-  // ---- consumers: 64 rows a warpgroup ----------------------------------------------------------------------------
+  // ---- consumers: 64 rows per warpgroup ----------------------------------------------------------------------------
 
   __device__ void consume(int warpgroup) {
     thread_ = static_cast<int>(threadIdx.x) & 127;
     warpgroup_ = warpgroup;
-    if (warpgroup_ == 0) device::named_barrier_arrive(turn(0), 256);
-    ring<S::stages> k_ring, v_ring;
-    ring<S::q_stages> q_ring;
+    if (warpgroup_ == 0) device::named_barrier_arrive(ping_pong_barrier(0), 256);
+    pipeline_state<S::stages> k_state, v_state;
+    pipeline_state<S::q_stages> q_state;
     float s[score_registers];
     float o[out_registers];
     std::uint32_t p[prefill_tile_keys / 16][4];
 
-    for (int n = 0, i = item_index(0); i < num_items_; i = item_index(++n)) {
-      const prefill_item item = items_[i];
-      const extent e = extent_of(a_, item);
-      begin_item(item);
+    for (int n = 0, i = work_tile_index(0); i < num_work_tiles_; i = work_tile_index(++n)) {
+      const prefill_work_tile work = work_tiles_[i];
+      const kv_range e = kv_range_of(a_, work);
+      begin_rows(work);
 #pragma unroll
       for (int j = 0; j < out_registers; ++j) o[j] = 0;
       if (e.tile_begin < e.tile_end) {
-        device::mbarrier_wait_parity(q_full(q_ring.stage), q_ring.phase);
+        device::mbarrier_wait_parity(q_full(q_state.stage), q_state.phase);
         int tile = e.tile_end - 1;
 
-        device::mbarrier_wait_parity(k_full(k_ring.stage), k_ring.phase);
-        take_turn();
-        scores(s, q_ring.stage, k_ring.stage);
+        device::mbarrier_wait_parity(k_full(k_state.stage), k_state.phase);
+        ping_pong_sync();
+        scores(s, q_state.stage, k_state.stage);
         device::wgmma_wait_group<0>();
         device::wgmma_fence_operands(s);
-        give_turn();
-        release(k_empty(k_ring.stage));
-        k_ring.advance();
+        ping_pong_arrive();
+        release(k_empty(k_state.stage));
+        k_state.advance();
         float rescale[2];
-        softmax(s, tile, e, item, rescale);
+        softmax(s, tile, e, work, rescale);
         pack(s, p);
 
         for (; tile > e.tile_begin; --tile) {
-          device::mbarrier_wait_parity(k_full(k_ring.stage), k_ring.phase);
-          take_turn();
-          scores(s, q_ring.stage, k_ring.stage);
-          wait_values(v_ring, tile, e, item);
-          values(o, p, v_ring.stage);
-          give_turn();
+          device::mbarrier_wait_parity(k_full(k_state.stage), k_state.phase);
+          ping_pong_sync();
+          scores(s, q_state.stage, k_state.stage);
+          wait_values(v_state, tile, e, work);
+          values(o, p, v_state.stage);
+          ping_pong_arrive();
           device::wgmma_wait_group<1>();
           device::wgmma_fence_operands(s);
-          release(k_empty(k_ring.stage));
-          k_ring.advance();
-          softmax(s, tile - 1, e, item, rescale);
+          release(k_empty(k_state.stage));
+          k_state.advance();
+          softmax(s, tile - 1, e, work, rescale);
           device::wgmma_wait_group<0>();
           device::wgmma_fence_operands(o);
-          release(v_empty(v_ring.stage));
-          v_ring.advance();
+          release(v_empty(v_state.stage));
+          v_state.advance();
           pack(s, p);
 #pragma unroll
           for (int j = 0; j < out_registers; ++j) o[j] *= rescale[(j >> 1) & 1];
         }
-        release(q_empty(q_ring.stage));
-        q_ring.advance();
-        wait_values(v_ring, tile, e, item);
-        values(o, p, v_ring.stage);
+        release(q_empty(q_state.stage));
+        q_state.advance();
+        wait_values(v_state, tile, e, work);
+        values(o, p, v_state.stage);
         device::wgmma_wait_group<0>();
         device::wgmma_fence_operands(o);
-        release(v_empty(v_ring.stage));
-        v_ring.advance();
+        release(v_empty(v_state.stage));
+        v_state.advance();
       }
-      store(o, item);
+      store(o, work);
     }
-    if (warpgroup_ == 0) take_turn();  // the other one has given it a last time
+    if (warpgroup_ == 0) ping_pong_sync();  // the other warpgroup has arrived a last time
   }
 
-  [[nodiscard]] __device__ static int turn(int warpgroup) { return 1 + warpgroup; }
-  // The tensor cores are used in turns, so that the other warpgroup's softmax runs meanwhile.
-  __device__ void take_turn() { device::named_barrier_sync(turn(warpgroup_), 256); }
-  __device__ void give_turn() { device::named_barrier_arrive(turn(1 - warpgroup_), 256); }
+  [[nodiscard]] __device__ static int ping_pong_barrier(int warpgroup) { return 1 + warpgroup; }
+  // Ping-pong scheduling: one warpgroup issues products while the other one is in its softmax.
+  __device__ void ping_pong_sync() { device::named_barrier_sync(ping_pong_barrier(warpgroup_), 256); }
+  __device__ void ping_pong_arrive() { device::named_barrier_arrive(ping_pong_barrier(1 - warpgroup_), 256); }
 
   __device__ void release(std::uint32_t barrier) {
     if (thread_ == 0) device::mbarrier_arrive(barrier);
   }
 
-  __device__ void begin_item(const prefill_item& item) {
-    const int packed = item.row_tile * prefill_tile_rows + warpgroup_ * 64 + (thread_ / 32) * 16 + (thread_ & 31) / 4;
+  __device__ void begin_rows(const prefill_work_tile& work) {
+    const int packed = work.row_tile * prefill_tile_rows + warpgroup_ * 64 + (thread_ / 32) * 16 + (thread_ & 31) / 4;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = packed + 8 * i;
       token_[i] = row / a_.packed_heads;
-      head_[i] = item.head + row - token_[i] * a_.packed_heads;
-      position_[i] = item.seq_len - item.query_len + token_[i];
+      head_[i] = work.head + row - token_[i] * a_.packed_heads;
+      position_[i] = work.seq_len - work.query_len + token_[i];
       max_[i] = -INFINITY;
       sum_[i] = 0;
-      if constexpr (Features) slope_[i] = a_.alibi_slopes != nullptr ? a_.alibi_slopes[head_[i]] : 0.0f;
+      if constexpr (Masked) slope_[i] = a_.alibi_slopes != nullptr ? a_.alibi_slopes[head_[i]] : 0.0f;
     }
   }
 
@@ -394,19 +395,20 @@ class worker {
     device::wgmma_commit_group();
   }
 
-  // Where the first chunk of a token of V lies in its stage.
+  // Of the first chunk of a token of V, in its stage.
   [[nodiscard]] __device__ int v_offset(int token) const {
     const int box = token / a_.box_tokens;
     return box * S::chunks * a_.box_tokens * 128 + (token - box * a_.box_tokens) * 128;
   }
 
   // Waits for a tile of V. Rows past the sequence or before the window become zero, because 0 · NaN is NaN and slots
-  // that nobody sees hold anything.
-  __device__ void wait_values(const ring<S::stages>& r, int tile, const extent& e, const prefill_item& item) {
+  // that no row attends to hold anything.
+  __device__ void wait_values(const pipeline_state<S::stages>& r, int tile, const kv_range& e,
+                              const prefill_work_tile& work) {
     device::mbarrier_wait_parity(v_full(r.stage), r.phase);
     const int first_key = tile * prefill_tile_keys;
-    const int below = Features ? max(0, e.begin - first_key) : 0;
-    const int valid = min(prefill_tile_keys, item.seq_len - first_key);
+    const int below = Masked ? max(0, e.begin - first_key) : 0;
+    const int valid = min(prefill_tile_keys, work.seq_len - first_key);
     if (below == 0 && valid == prefill_tile_keys) return;
     for (int row = thread_ / 8; row < prefill_tile_keys; row += 16) {
       if (row >= below && row < valid) continue;
@@ -419,9 +421,9 @@ class worker {
     device::named_barrier_sync(3 + warpgroup_, 128);
   }
 
-  [[nodiscard]] __device__ bool visible(int key, int i, const prefill_item& item) const {
-    bool ok = key < item.seq_len && (!a_.causal || key <= position_[i]);
-    if constexpr (Features) {
+  [[nodiscard]] __device__ bool visible(int key, int i, const prefill_work_tile& work) const {
+    bool ok = key < work.seq_len && (!a_.causal || key <= position_[i]);
+    if constexpr (Masked) {
       ok = ok && (a_.window_left < 0 || key >= position_[i] - a_.window_left) &&
            (a_.window_right < 0 || key <= position_[i] + a_.window_right);
     }
@@ -429,11 +431,11 @@ class worker {
   }
 
   // Scores become probabilities against the running maximum; `rescale` is what older results must be multiplied with.
-  __device__ __forceinline__ void softmax(float (&s)[score_registers], int tile, const extent& e,
-                                          const prefill_item& item, float (&rescale)[2]) {
+  __device__ __forceinline__ void softmax(float (&s)[score_registers], int tile, const kv_range& e,
+                                          const prefill_work_tile& work, float (&rescale)[2]) {
     const int column = tile * prefill_tile_keys + (thread_ & 3) * 2;
-    const float scale = Features ? 1.0f : a_.scale * log2e;
-    if constexpr (Features) {
+    const float scale = Masked ? 1.0f : a_.scale * log2e;
+    if constexpr (Masked) {
 #pragma unroll
       for (int j = 0; j < score_registers; ++j) {
         const int key = column + key_of(j);
@@ -441,12 +443,12 @@ class worker {
         float x = s[j] * a_.scale;
         if (a_.soft_cap > 0) x = a_.soft_cap * tanhf(x / a_.soft_cap);
         x += slope_[i] * static_cast<float>(key - position_[i]);
-        s[j] = visible(key, i, item) ? x * log2e : -INFINITY;
+        s[j] = visible(key, i, work) ? x * log2e : -INFINITY;
       }
     } else if ((tile + 1) * prefill_tile_keys > e.common_limit) {
 #pragma unroll
       for (int j = 0; j < score_registers; ++j) {
-        if (!visible(column + key_of(j), (j >> 1) & 1, item)) s[j] = -INFINITY;
+        if (!visible(column + key_of(j), (j >> 1) & 1, work)) s[j] = -INFINITY;
       }
     }
 #pragma unroll
@@ -481,7 +483,7 @@ class worker {
       }
   }
 
-  __device__ void store(float (&o)[out_registers], const prefill_item& item) {
+  __device__ void store(float (&o)[out_registers], const prefill_work_tile& work) {
     constexpr float ln2 = 0.6931471805599453f;
     float inverse[2];
 #pragma unroll
@@ -489,10 +491,10 @@ class worker {
       float l = sum_[i];
       l += __shfl_xor_sync(0xffffffffu, l, 1);
       l += __shfl_xor_sync(0xffffffffu, l, 2);
-      float m = max_[i] * (Features ? 1.0f : a_.scale * log2e);  // base 2
+      float m = max_[i] * (Masked ? 1.0f : a_.scale * log2e);  // base 2
       float factor = 1.0f;
-      const bool valid = token_[i] < item.query_len;
-      if constexpr (Features) {
+      const bool valid = token_[i] < work.query_len;
+      if constexpr (Masked) {
         if (a_.sinks != nullptr && valid) {
           const float sink = a_.sinks[head_[i]] * log2e;
           const float top = fmaxf(m, sink);
@@ -505,11 +507,11 @@ class worker {
       }
       inverse[i] = l != 0 ? factor / l : 0.0f;  // NaN stays NaN
       if (a_.lse != nullptr && valid && (thread_ & 3) == 0) {
-        a_.lse[static_cast<std::int64_t>(item.query_start + token_[i]) * a_.num_q_heads + head_[i]] =
+        a_.lse[static_cast<std::int64_t>(work.query_start + token_[i]) * a_.num_q_heads + head_[i]] =
             l != 0 ? m * ln2 + logf(l) : -INFINITY;
       }
     }
-    // Four lanes hold 2 columns each of every run of 8; after the exchange lane q holds all 8 of run 4b + q.
+    // Four lanes hold 2 columns each of every 8; after the exchange lane q holds all 8 of number 4b + q.
     const int q = thread_ & 3;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -522,8 +524,8 @@ class worker {
           mine[r] = device::pack<T>(o[j] * inverse[i], o[j + 1] * inverse[i]);
         }
         transpose(mine, q);
-        if (token_[i] < item.query_len) {
-          T* dst = static_cast<T*>(a_.out) + (item.query_start + token_[i]) * a_.out_token_stride +
+        if (token_[i] < work.query_len) {
+          T* dst = static_cast<T*>(a_.out) + (work.query_start + token_[i]) * a_.out_token_stride +
                    head_[i] * a_.out_head_stride + (b * 4 + q) * 8;
           *reinterpret_cast<uint4*>(dst) = make_uint4(mine[0], mine[1], mine[2], mine[3]);
         }
@@ -531,7 +533,7 @@ class worker {
     }
   }
 
-  // 4 × 4 words across a quad of lanes: lane q ends with word q of every lane, in the order of lanes.
+  // Transposes 4 × 4 words across a quad of lanes: lane q ends with word q of every lane, in the order of lanes.
   __device__ static void transpose(std::uint32_t (&x)[4], int q) {
 #pragma unroll
     for (int step = 1; step <= 2; step *= 2) {
@@ -551,19 +553,19 @@ class worker {
 
   const prefill_args& a_;
   std::uint32_t q_, k_, v_, barriers_;
-  int num_items_;
-  const prefill_item* items_;
+  int num_work_tiles_;
+  const prefill_work_tile* work_tiles_;
   int thread_, warpgroup_;
   int token_[2], head_[2], position_[2];
   float slope_[2], max_[2], sum_[2];
 };
 
-template <class T, int HeadDim, key_order Order, bool Features>
+template <class T, int HeadDim, key_order Order, bool Masked>
 __global__ void __launch_bounds__(num_threads, 1)
     prefill_kernel(const __grid_constant__ prefill_args args, const __grid_constant__ tensor_map q_map,
                    const __grid_constant__ tensor_map k_map, const __grid_constant__ tensor_map v_map) {
   extern __shared__ char shared[];
-  worker<T, HeadDim, Order, Features>(args, shared).run(&q_map, &k_map, &v_map);
+  worker<T, HeadDim, Order, Masked>(args, shared).run(&q_map, &k_map, &v_map);
 }
 
 template <class T, int HeadDim>

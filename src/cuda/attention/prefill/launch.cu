@@ -74,7 +74,7 @@ cudaError_t launch_prefill(const runtime_api& api, const attention_kernel_args& 
   p.out = args.out;
   p.lse = args.lse;
   p.block_tables = args.block_tables;
-  p.words = words;
+  p.metadata = words;
   p.alibi_slopes = args.alibi_slopes;
   p.sinks = args.sinks;
   p.out_token_stride = args.out_token_stride;

@@ -22,7 +22,8 @@ struct alignas(64) tensor_map {
 
 using prefill_function = void (*)(prefill_args, tensor_map q, tensor_map k, tensor_map v);
 
-/// One compiled shape; [0] without options, [1] with window, soft cap, ALiBi and sinks.
+/// One compiled shape; [0]: the plain variant, whose only mask is the causal one, [1]: the masked variant, which has
+/// windows, the logits transform (soft cap, ALiBi) and sinks.
 struct prefill_entry {
   prefill_function rows[2];   // any block
   prefill_function pairs[2];  // blocks of 16
@@ -48,7 +49,7 @@ struct prefill_entry {
                                          const prefill_entry& entry, const std::int32_t* words,
                                          const device_numbers& device, cudaStream_t stream) noexcept;
 
-// One a translation unit.
+// One per translation unit.
 extern const prefill_entry prefill_bf16_64, prefill_bf16_128, prefill_f16_64, prefill_f16_128;
 
 }  // namespace bifolio::cuda

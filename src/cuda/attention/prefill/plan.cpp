@@ -12,7 +12,7 @@ void prefill_planner::write() {
   const std::int32_t tokens_per_tile = prefill_tile_rows / packed;
   const std::int32_t num_heads = spec.num_q_heads / packed;
 
-  // Row tiles of all heads, and the keys they see.
+  // Row tiles of all heads, and the keys that they attend to.
   std::vector<std::int32_t>& words = plan_.words;
   std::vector<fast_plan::row_tile>& tiles = plan_.row_tiles;
   tiles.clear();
@@ -40,24 +40,24 @@ void prefill_planner::write() {
   }
 
   const auto base = words.size();
-  const std::size_t num_items = tiles.size() * static_cast<std::size_t>(num_heads);
-  words.resize(base + (sizeof(prefill_header) + num_items * sizeof(prefill_item)) / sizeof(std::int32_t));
+  const std::size_t num_work_tiles = tiles.size() * static_cast<std::size_t>(num_heads);
+  words.resize(base + (sizeof(prefill_header) + num_work_tiles * sizeof(prefill_work_tile)) / sizeof(std::int32_t));
   auto* bytes = reinterpret_cast<std::byte*>(words.data() + base);
-  const prefill_header header = {static_cast<std::int32_t>(num_items), 0};
+  const prefill_header header = {static_cast<std::int32_t>(num_work_tiles), 0};
   std::memcpy(bytes, &header, sizeof(header));
   bytes += sizeof(header);
   for (std::int32_t group = 0; group < num_heads; group += heads_in_group) {
     for (const fast_plan::row_tile& t : tiles) {
-      prefill_item item = {};
-      item.seq = t.seq;
-      item.seq_len = input_.seq_lens[t.seq];
-      item.query_start = input_.query_start_loc[t.seq];
-      item.query_len = input_.query_start_loc[t.seq + 1] - item.query_start;
-      item.row_tile = t.tile;
+      prefill_work_tile work = {};
+      work.seq = t.seq;
+      work.seq_len = input_.seq_lens[t.seq];
+      work.query_start = input_.query_start_loc[t.seq];
+      work.query_len = input_.query_start_loc[t.seq + 1] - work.query_start;
+      work.row_tile = t.tile;
       for (std::int32_t head = group; head < group + heads_in_group; ++head) {
-        item.head = head * packed;
-        std::memcpy(bytes, &item, sizeof(item));
-        bytes += sizeof(item);
+        work.head = head * packed;
+        std::memcpy(bytes, &work, sizeof(work));
+        bytes += sizeof(work);
       }
     }
   }

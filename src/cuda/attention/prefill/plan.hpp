@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// The cut of prefill work. An item is 128 packed query rows (token × packed head) of one sequence over all their
-/// visible keys. The heads of a KV head are packed into the rows while their number is a power of two up to 64, so that
-/// a box of the query's tensor map is half a row tile; otherwise every query head has row tiles of its own. Items lie
-/// in a list: groups of heads whose keys fit into five eighths of the L2, in each the longest first. Block c of
-/// the persistent grid of C takes items c, 2C − 1 − c, 2C + c, …
+/// The host side of prefill's tile scheduler. A work tile is 128 packed query rows (token × packed head) of one
+/// sequence over all keys that they attend to. The heads of a KV head are packed into the rows while their number is a
+/// power of two up to 64, so that a box of the query's tensor map is half a row tile; otherwise every query head has
+/// row tiles of its own. The list of work tiles consists of groups of heads whose keys fit into five eighths of the L2,
+/// in each the longest first. CTA c of the persistent grid of C takes work tiles c, 2C − 1 − c, 2C + c, … (serpentine
+/// order).
 
 #include <cstdint>
 
@@ -16,7 +17,7 @@ namespace bifolio::cuda {
 inline constexpr std::int32_t prefill_tile_rows = 128;
 inline constexpr std::int32_t prefill_tile_keys = 128;
 
-struct prefill_item {
+struct prefill_work_tile {
   std::int32_t seq;  // row of the block tables
   std::int32_t seq_len;
   std::int32_t query_start;
@@ -26,7 +27,7 @@ struct prefill_item {
 };
 
 struct prefill_header {
-  std::int32_t num_items;
+  std::int32_t num_work_tiles;
   std::int32_t unused;
 };
 
@@ -42,7 +43,7 @@ class prefill_planner {
 
   void add(std::int32_t seq) { plan_.prefill_seqs.push_back(seq); }
   [[nodiscard]] bool empty() const noexcept { return plan_.prefill_seqs.empty(); }
-  /// Appends a prefill_header and the items to the plan's words.
+  /// Appends a prefill_header and the work tiles to the plan's words.
   void write();
 
  private:

@@ -4,8 +4,9 @@
 #include <algorithm>
 #include <cstring>
 
-#include "cuda/attention/prefill/kernel.cuh"
+#include "cuda/attention/prefill/args.hpp"
 #include "cuda/attention/prefill/launch.hpp"
+#include "cuda/attention/prefill/shape.hpp"
 
 namespace bifolio::cuda {
 namespace {

@@ -13,7 +13,7 @@
 
 namespace bifolio::cuda {
 
-/// Numbers of one kernel instance. Product: tensor_core_product or float_product.
+/// Tile sizes and shared memory of one kernel. Product: tensor_core_product or float_product.
 template <class Element, int Dims, template <class> class ProductOf>
 struct x_split_shape {
   using T = Element;
@@ -22,16 +22,16 @@ struct x_split_shape {
   static constexpr int head_dim = Dims;
   static constexpr int vec = 16 / sizeof(T);
   static constexpr int chunks = x_split_positions / vec;  ///< of a partition
-  static constexpr int blocks_per_sm = x_split_blocks_per_sm(head_dim);
+  static constexpr int ctas_per_sm = x_split_ctas_per_sm(head_dim);
   /// Each owns 16 dims of the output, or two times 16.
-  static constexpr int warps = 16 / blocks_per_sm;
+  static constexpr int warps = 16 / ctas_per_sm;
   static constexpr int threads = warps * 32;
   static constexpr int dim_tiles = head_dim / 16 / warps;
   static constexpr int max_heads = x_split_max_heads(product::on_tensor_cores);
   static constexpr int head_tiles = max_heads / product_heads;
 
-  // Loads of 16 bytes that are under way per lane, as many as there are registers for. Two rows of 16 bytes each go
-  // into a product.
+  // Loads of 16 bytes in flight per lane, as many as there are registers for. A product takes two rows of 16 bytes
+  // each.
   static constexpr int loads = product::on_tensor_cores ? 16 : 8;
   static constexpr int k_chunks = head_dim / vec / 4;  ///< of a token and lane
   static constexpr int k_batch = k_chunks < loads / 2 ? k_chunks : loads / 2;
@@ -39,7 +39,7 @@ struct x_split_shape {
   static constexpr int v_step = 4 * vec;  ///< positions that a product sums over
   static constexpr int v_batch = loads / 2 / dim_tiles;
 
-  /// Positions whose weights are computed by one warp at a time, four a lane.
+  /// Positions whose weights are computed by one warp at a time, four per lane.
   static constexpr int section = 128;
   static constexpr int sections = x_split_positions / section;
 
@@ -83,7 +83,7 @@ struct x_split_shape {
   static_assert(dim_tiles * warps * 16 == head_dim);
 };
 
-/// One thread block's rows: up to max_heads query heads of one KV head over the keys of one sequence.
+/// One CTA's rows: up to max_heads query heads of one KV head over the keys of one sequence.
 template <class Shape>
 class x_split_rows {
   using T = typename Shape::T;
@@ -94,13 +94,13 @@ class x_split_rows {
 
  public:
   /// The visible part of a partition, counted from its base; empty where first >= end.
-  struct range {
+  struct key_range {
     std::int32_t first;
     std::int32_t end;
     std::int32_t from_own;  ///< of the partition's base, counted from the row's own position
   };
-  /// Where a chunk of `vec` positions lies.
-  struct chunk_place {
+  /// The block, and the first position in it, of a chunk of `vec` positions.
+  struct table_entry {
     std::int32_t block;
     std::int32_t in_block;
   };
@@ -108,7 +108,7 @@ class x_split_rows {
     float m;
     float l;
   };
-  /// Values of this lane: dims as of the products' rows, heads as of their columns.
+  /// Values of this lane: dims are the products' rows, heads their columns.
   struct row_values {
     float at[Shape::dim_tiles][Shape::head_tiles][4];
   };
@@ -130,7 +130,7 @@ class x_split_rows {
     num_heads_ = min(Shape::max_heads, call.group_size - tile * Shape::max_heads);
     token_ = call.query_start_loc[seq_];
     is_decode_ = call.query_start_loc[seq_ + 1] - token_ == 1;
-    end_ = call.seq_lens[seq_];  // the row is the last position: nothing lies right of it
+    end_ = call.seq_lens[seq_];  // the row is the last position: nothing is right of it
     own_position_ = end_ - 1;
     begin_ = call.window_left >= 0 ? max(0, own_position_ - call.window_left) : 0;
     table_ = call.block_tables + seq_ * call.block_table_stride;
@@ -154,7 +154,7 @@ class x_split_rows {
   [[nodiscard]] __device__ __forceinline__ std::int32_t first_partition() const { return begin_ / x_split_positions; }
   [[nodiscard]] __device__ __forceinline__ std::int32_t end_partition() const { return x_split_partitions(end_); }
   /// Of a partition before `end_partition`.
-  [[nodiscard]] __device__ __forceinline__ range range_of(std::int32_t partition) const {
+  [[nodiscard]] __device__ __forceinline__ key_range visible_part(std::int32_t partition) const {
     const std::int32_t base = partition * x_split_positions;
     return {max(begin_ - base, 0), min(end_ - base, x_split_positions), base - own_position_};
   }
@@ -178,17 +178,17 @@ class x_split_rows {
     }
   }
 
-  /// Looks up this thread's chunk of a partition. The load is under way when the call returns.
-  [[nodiscard]] __device__ __forceinline__ chunk_place look_up(std::int32_t partition) const {
-    const range seen = range_of(partition);
+  /// Loads the block-table entry of this thread's chunk of a partition. The load is in flight when the call returns.
+  [[nodiscard]] __device__ __forceinline__ table_entry load_table_entry(std::int32_t partition) const {
+    const key_range visible = visible_part(partition);
     const int first = thread() * Shape::vec;
-    if (thread() >= Shape::chunks || first + Shape::vec <= seen.first || first >= seen.end) return {0, 0};
+    if (thread() >= Shape::chunks || first + Shape::vec <= visible.first || first >= visible.end) return {0, 0};
     const std::int32_t position = partition * x_split_positions + first;
     const std::int32_t entry = position / args_.call.block_size;
     return {table_[entry], position - entry * args_.call.block_size};
   }
-  /// Leaves it where the others find it, in the half `parity`. A barrier must follow.
-  __device__ __forceinline__ void publish(const chunk_place& place, int parity) const {
+  /// Writes the chunk's offsets to shared memory, buffer `parity`. A barrier must follow.
+  __device__ __forceinline__ void publish_offset(const table_entry& place, int parity) const {
     if (thread() >= Shape::chunks) return;
     // The plan checked the host's table; a different one on the device must not lead out of the cache.
     const std::int64_t last = args_.call.num_blocks - 1;
@@ -198,37 +198,37 @@ class x_split_rows {
         block * args_.call.v_strides.block + place.in_block};
   }
 
-  /// Logits of all heads, and each warp's largest ones. Warps share out the tokens.
-  __device__ __forceinline__ void compute_logits(const range& seen, int parity) const {
+  /// Logits of all heads, and each warp's largest ones. Each warp takes every num_warps-th tile of tokens.
+  __device__ __forceinline__ void compute_logits(const key_range& visible, int parity) const {
     constexpr int tokens = 16 * Shape::k_tiles;
     float largest[Shape::head_tiles][2];
 #pragma unroll
     for (int n = 0; n < Shape::head_tiles; ++n) largest[n][0] = largest[n][1] = minus_infinity();
-    for (int start = (seen.first / tokens + warp()) * tokens; start < seen.end; start += Shape::warps * tokens) {
+    for (int start = (visible.first / tokens + warp()) * tokens; start < visible.end; start += Shape::warps * tokens) {
       product sums[Shape::k_tiles][Shape::head_tiles];
       const T* from[Shape::k_tiles][2];
-      bool there[Shape::k_tiles][2];
+      bool valid[Shape::k_tiles][2];
 #pragma unroll
       for (int t = 0; t < Shape::k_tiles; ++t) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           const int here = start + 16 * t + 8 * r + lane_row();
-          there[t][r] = here >= seen.first && here < seen.end;
+          valid[t][r] = here >= visible.first && here < visible.end;
           from[t][r] = k_ + offsets_[parity * Shape::chunks + here / Shape::vec].k + here % Shape::vec * Shape::vec +
                        lane_chunk() * args_.call.k_strides.chunk_stride;
         }
       }
 #pragma unroll
       for (int batch = 0; batch < Shape::k_chunks; batch += Shape::k_batch) {
-        uint4 held[Shape::k_tiles][Shape::k_batch][2];
+        uint4 loaded[Shape::k_tiles][Shape::k_batch][2];
 #pragma unroll
         for (int t = 0; t < Shape::k_tiles; ++t) {
 #pragma unroll
           for (int j = 0; j < Shape::k_batch; ++j) {
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-              held[t][j][r] =
-                  load_16_once_if(from[t][r] + 4 * (batch + j) * args_.call.k_strides.chunk_stride, there[t][r]);
+              loaded[t][j][r] =
+                  load_16_once_if(from[t][r] + 4 * (batch + j) * args_.call.k_strides.chunk_stride, valid[t][r]);
             }
           }
         }
@@ -240,7 +240,7 @@ class x_split_rows {
             const operand* const q = q_ + n * product_heads * Shape::q_pitch + 4 * (batch + j) * Shape::vec;
 #pragma unroll
             for (int t = 0; t < Shape::k_tiles; ++t) {
-              sums[t][n].add(held[t][j][0], held[t][j][1], q, Shape::q_pitch, num_heads_ - n * product_heads);
+              sums[t][n].add(loaded[t][j][0], loaded[t][j][1], q, Shape::q_pitch, num_heads_ - n * product_heads);
             }
           }
         }
@@ -253,12 +253,12 @@ class x_split_rows {
           sums[t][n].finish();
           const int first_head = n * product_heads + 2 * lane_chunk();
           const int first_here = start + 16 * t + lane_row();
-          to_logits(sums[t][n].sums, first_head, seen.from_own + first_here);
+          to_logits(sums[t][n].sums, first_head, visible.from_own + first_here);
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
             const float logit = sums[t][n].sums[e];
             logits_[(first_head + e % 2) * Shape::logit_pitch + first_here + 8 * (e / 2)] = logit;
-            if (there[t][e / 2]) largest[n][e % 2] = fmaxf(largest[n][e % 2], logit);
+            if (valid[t][e / 2]) largest[n][e % 2] = fmaxf(largest[n][e % 2], logit);
           }
         }
       }
@@ -276,20 +276,20 @@ class x_split_rows {
     }
   }
 
-  /// Weights of all positions of the partition, 0 where they are not seen, and their sums by sections.
-  __device__ __forceinline__ void compute_weights(const range& seen) const {
+  /// Weights of all positions of the partition, 0 where they are not visible, and their sums by sections.
+  __device__ __forceinline__ void compute_weights(const key_range& visible) const {
     for (int task = warp(); task < num_heads_ * Shape::sections; task += Shape::warps) {
       const int head = task / Shape::sections;
       const int section = task % Shape::sections;
       const float subtracted = finite_max(max_of(head));
       const int first = section * Shape::section + 4 * lane();
-      const float4 held = *reinterpret_cast<const float4*>(logits_ + head * Shape::logit_pitch + first);
-      const float logits[4] = {held.x, held.y, held.z, held.w};
+      const float4 loaded = *reinterpret_cast<const float4*>(logits_ + head * Shape::logit_pitch + first);
+      const float logits[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
       float weights[4];
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const bool visible = first + e >= seen.first && first + e < seen.end;
-        weights[e] = visible ? expf(__fsub_rn(logits[e], subtracted)) : 0.0f;
+        const bool is_visible = first + e >= visible.first && first + e < visible.end;
+        weights[e] = is_visible ? expf(__fsub_rn(logits[e], subtracted)) : 0.0f;
       }
       float sum = __fadd_rn(__fadd_rn(weights[0], weights[1]), __fadd_rn(weights[2], weights[3]));
 #pragma unroll
@@ -303,41 +303,43 @@ class x_split_rows {
   struct value_batch {
     uint4 at[Shape::v_batch][Shape::dim_tiles][2];
   };
-  [[nodiscard]] static __device__ __forceinline__ int first_value_batch(const range& seen) {
+  [[nodiscard]] static __device__ __forceinline__ int first_value_batch(const key_range& visible) {
     constexpr int positions = Shape::v_step * Shape::v_batch;
-    return seen.first / positions * positions;
+    return visible.first / positions * positions;
   }
-  __device__ __forceinline__ void load_values(const range& seen, int parity, int start, value_batch& held) const {
+  __device__ __forceinline__ void load_values(const key_range& visible, int parity, int start,
+                                              value_batch& loaded) const {
 #pragma unroll
     for (int s = 0; s < Shape::v_batch; ++s) {
       const int here = start + s * Shape::v_step + lane_chunk() * Shape::vec;
-      const bool there = here + Shape::vec > seen.first && here < seen.end;
+      const bool valid = here + Shape::vec > visible.first && here < visible.end;
       const T* const from = v_ + offsets_[parity * Shape::chunks + here / Shape::vec].v;
 #pragma unroll
       for (int d = 0; d < Shape::dim_tiles; ++d) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          held.at[s][d][r] = load_16_once_if(from + dim_of(d, r) * args_.call.v_strides.dim, there);
+          loaded.at[s][d][r] = load_16_once_if(from + dim_of(d, r) * args_.call.v_strides.dim, valid);
         }
       }
     }
   }
-  /// Sums of the weighted values; `held` has the first batch.
-  __device__ __forceinline__ row_values compute_values(const range& seen, int parity, value_batch& held) const {
+  /// Sums of the weighted values; `loaded` has the first batch.
+  __device__ __forceinline__ row_values compute_values(const key_range& visible, int parity,
+                                                       value_batch& loaded) const {
     constexpr int positions = Shape::v_step * Shape::v_batch;
     product sums[Shape::dim_tiles][Shape::head_tiles];
-    for (int start = first_value_batch(seen);;) {
+    for (int start = first_value_batch(visible);;) {
 #pragma unroll
       for (int s = 0; s < Shape::v_batch; ++s) {
         const int step = start + s * Shape::v_step;
-        // What lies out of sight may be anything, NaN included. All lanes take the same branch.
-        if (step < seen.first || step + Shape::v_step > seen.end) {
+        // Elements that are not visible may be anything, NaN included. All lanes take the same branch.
+        if (step < visible.first || step + Shape::v_step > visible.end) {
           const int here = step + lane_chunk() * Shape::vec;
 #pragma unroll
           for (int d = 0; d < Shape::dim_tiles; ++d) {
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-              held.at[s][d][r] = keep_elements<T>(held.at[s][d][r], seen.first - here, seen.end - here);
+              loaded.at[s][d][r] = keep_elements<T>(loaded.at[s][d][r], visible.first - here, visible.end - here);
             }
           }
         }
@@ -347,14 +349,14 @@ class x_split_rows {
           const operand* const weights = weights_ + n * product_heads * Shape::weight_pitch + step;
 #pragma unroll
           for (int d = 0; d < Shape::dim_tiles; ++d) {
-            sums[d][n].add(held.at[s][d][0], held.at[s][d][1], weights, Shape::weight_pitch,
+            sums[d][n].add(loaded.at[s][d][0], loaded.at[s][d][1], weights, Shape::weight_pitch,
                            num_heads_ - n * product_heads);
           }
         }
       }
       start += positions;
-      if (start >= seen.end) break;
-      load_values(seen, parity, start, held);
+      if (start >= visible.end) break;
+      load_values(visible, parity, start, loaded);
     }
     row_values result;
 #pragma unroll
@@ -470,7 +472,7 @@ class x_split_rows {
     return (warp() * Shape::dim_tiles + tile) * 16 + 8 * r + lane_row();
   }
 
-  /// Of elements as `product` leaves them; `distance`: of the first one's position from the row's own.
+  /// Scores, as `product` leaves them, to logits; `distance`: of the first key's position from the row's own.
   __device__ __forceinline__ void to_logits(float (&x)[4], int head, std::int32_t distance) const {
     const attention_kernel_args& call = args_.call;
 #pragma unroll
@@ -512,9 +514,10 @@ class x_split_rows {
   bool is_decode_;
 };
 
-/// Grid: x over sequences, KV heads and tiles of their query heads; z deals out the partitions in turn (v2).
+/// Grid: x over sequences, KV heads and tiles of their query heads; z over splits, which take partitions round-robin
+/// (v2).
 template <class Shape>
-__global__ void __launch_bounds__(Shape::threads, Shape::blocks_per_sm)
+__global__ void __launch_bounds__(Shape::threads, Shape::ctas_per_sm)
     x_split_decode(const __grid_constant__ x_split_args args) {
   extern __shared__ __align__(16) unsigned char x_split_shared[];
   using rows_type = x_split_rows<Shape>;
@@ -535,21 +538,21 @@ __global__ void __launch_bounds__(Shape::threads, Shape::blocks_per_sm)
   }
 
   typename rows_type::row_totals totals = rows.nothing();
-  typename rows_type::chunk_place place = {0, 0};
-  if (partition < end_partition) place = rows.look_up(partition);
+  typename rows_type::table_entry place = {0, 0};
+  if (partition < end_partition) place = rows.load_table_entry(partition);
   rows.load_queries();
   for (int parity = 0; partition < end_partition; partition += args.num_splits, parity ^= 1) {
-    rows.publish(place, parity);
-    if (partition + args.num_splits < end_partition) place = rows.look_up(partition + args.num_splits);
-    const typename rows_type::range seen = rows.range_of(partition);
-    __syncthreads();  // queries and offsets are there; everyone has done with the partition before this one
-    rows.compute_logits(seen, parity);
-    typename rows_type::value_batch held;
-    rows.load_values(seen, parity, rows_type::first_value_batch(seen), held);
+    rows.publish_offset(place, parity);
+    if (partition + args.num_splits < end_partition) place = rows.load_table_entry(partition + args.num_splits);
+    const typename rows_type::key_range visible = rows.visible_part(partition);
+    __syncthreads();  // queries and offsets are written; all warps are done with the previous partition
+    rows.compute_logits(visible, parity);
+    typename rows_type::value_batch loaded;
+    rows.load_values(visible, parity, rows_type::first_value_batch(visible), loaded);
     __syncthreads();
-    rows.compute_weights(seen);
+    rows.compute_weights(visible);
     __syncthreads();
-    const typename rows_type::row_values own = rows.compute_values(seen, parity, held);
+    const typename rows_type::row_values own = rows.compute_values(visible, parity, loaded);
     if (is_split) {
       rows.write_partial(partition, own);
     } else {

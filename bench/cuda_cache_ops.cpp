@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// bifolio_bench cache_ops --device cuda: the calls of the CPU's table by graph replays, beside a large copy on the
+// bifolio_bench cache_ops --device cuda: the calls of the CPU's table by graph replays, next to a large copy on the
 // device (append, gather, copy, convert) or one large transfer to pinned host memory (swap_out, swap_in).
 #include <cuda_runtime_api.h>
 

@@ -27,6 +27,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string_view>
 
 namespace bifolio {
 
@@ -46,12 +47,20 @@ struct attention_spec {
   /// prompt was cut into chunks. Always so on the CPU; on a GPU decode pays some percent and prefill several times its
   /// time (docs/reproducibility.md). There the promise holds between calls whose rows are aligned alike.
   bool deterministic = false;
+  /// Name of the implementation that must compute the calls (`backend::explain` lists them); empty: the first of the
+  /// backend's list that accepts, or the one that the environment variable BIFOLIO_ATTENTION names. A call that the
+  /// named one does not take is refused (unsupported). Read while planning: the text need not outlive it, because
+  /// `attention_plan::spec` then holds the backend's own.
+  std::string_view implementation{};
   friend constexpr bool operator==(const attention_spec&, const attention_spec&) = default;
 };
 
 /// Backend's private part of a plan.
 struct attention_plan_state {
+  explicit attention_plan_state(const void* made_by) noexcept : owner(made_by) {}
   virtual ~attention_plan_state() = default;
+  /// Address that identifies who made this state, and with it its type: a backend recognises its own plans by it.
+  const void* const owner;
 };
 
 /// The cut of one step's work into items, and the workspace of its partial results. Made by `backend::plan_attention`,

@@ -19,7 +19,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace bifolio {
@@ -82,7 +81,7 @@ class BIFOLIO_API backend {
 
   /// Cuts the work of one step. `host_batch` holds host arrays (slot_mapping may be null). Reuses what `plan` holds.
   /// Throws `error`: invalid_argument, out_of_range (a block id outside [0, num_blocks), a length past its table row),
-  /// unsupported, out_of_memory; `plan` is then as before.
+  /// unsupported (also: the implementation that `spec` names declines), out_of_memory; `plan` is then as before.
   virtual void plan_attention(attention_plan& plan, const attention_spec& spec, const step_batch_view& host_batch,
                               std::int64_t num_blocks, stream_ref = {}) = 0;
   [[nodiscard]] virtual errc attention(const attention_plan& plan, const attention_params&,
@@ -94,33 +93,31 @@ class BIFOLIO_API backend {
   /// Which of them computes each sequence of this call: plan.num_seqs names, empty for a sequence without new tokens.
   /// Reads the structs alone, never what their pointers point to. Empty when `attention` would refuse the call.
   [[nodiscard]] virtual std::vector<std::string> describe(const attention_plan& plan, const attention_params&) const;
+  /// The backend's list of attention implementations, fastest first, a sentence for each: which sequences of this plan
+  /// it takes, or why it declines. "prefill declines: head_dim is 256; 64 and 128 are compiled". Every sentence begins
+  /// with the implementation's name, as `attention_spec::implementation` takes it. Without a plan of this backend the
+  /// names alone. Empty for a backend that does not say.
+  [[nodiscard]] virtual std::vector<std::string> explain(const attention_plan& plan) const;
   /// out = (w_a·a + w_b·b) / (w_a + w_b) with w = exp(lse − max); lse = max + ln(w_a + w_b). A state with LSE −inf
   /// weighs nothing; two of them give 0 and −inf. (FlashInfer's recursive attention states, Milakov & Gimelshein 2018.)
   [[nodiscard]] virtual errc merge_states(const merge_params&, stream_ref = {}) noexcept = 0;
 };
 
-/// CPU instruction sets with kernels of their own, in the order of preference.
-enum class cpu_isa : std::uint8_t { baseline, avx2, avx512, avx512_bf16, amx, amx_fp16, neon };
+enum class cpu_isa : std::uint8_t;  // bifolio/cpu.hpp
 
-/// "baseline", "avx2", "avx512", "avx512_bf16", "amx", "amx_fp16" or "neon".
-[[nodiscard]] BIFOLIO_API std::string_view to_string(cpu_isa isa) noexcept;
-/// Throws `error` (invalid_argument).
-[[nodiscard]] BIFOLIO_API cpu_isa parse_isa(std::string_view text);
-/// Those compiled in and supported by this machine; the last is the best.
-[[nodiscard]] BIFOLIO_API std::vector<cpu_isa> supported_isas();
-/// The best supported one, or what the environment variable BIFOLIO_CPU_ISA asks for. Throws `error` (unsupported, with
-/// the list of supported ones) when that cannot run here.
-[[nodiscard]] BIFOLIO_API cpu_isa default_isa();
-
+/// What a backend is opened with. The CPU understands all of it, CUDA nothing: its kernels, threads and memory are not
+/// the host's.
 struct backend_options {
-  std::int32_t num_threads = 0;                  ///< CPU lanes; 0 = what the executor's runtime takes
+  std::int32_t num_threads = 0;                  ///< CPU workers; 0 = what the executor's runtime takes
   std::optional<executor_kind> executor_choice;  ///< default: `default_executor()`
   executor* own_executor = nullptr;              ///< borrowed; overrides the two above
   std::optional<cpu_isa> isa;                    ///< default: `default_isa()`
   memory_resource* host_memory = nullptr;        ///< borrowed; default: `default_host_memory()`
 };
 
-/// Opens a device. Throws `error`: unsupported when the device is not compiled in or not there.
+/// Opens a device. Throws `error`: unsupported when the device is not linked or not there; invalid_argument for a
+/// device type that nobody registered, an index that the type does not have, and an option that is not at its default
+/// although the backend does not understand it; and what the backend's constructor throws.
 [[nodiscard]] BIFOLIO_API std::unique_ptr<backend> make_backend(device where = {}, const backend_options& options = {});
 
 }  // namespace bifolio

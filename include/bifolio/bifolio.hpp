@@ -10,6 +10,7 @@
 #include <bifolio/buffer.hpp>
 #include <bifolio/cache_engine.hpp>
 #include <bifolio/content_key.hpp>
+#include <bifolio/cpu.hpp>
 #include <bifolio/cuda.hpp>
 #include <bifolio/device.hpp>
 #include <bifolio/dtype.hpp>

@@ -9,7 +9,7 @@
 ///
 /// One 8-byte record a block: its reference count, its level, and, while it is free, the node it stands in. A queue is
 /// a doubly-linked list of nodes of one cache line, each with up to 13 ids in order. A block can leave from anywhere
-/// (`revive`): the gap is closed within the node, and a node that then fits into a neighbour is merged with it, so that
+/// (`touch`): the gap is closed within the node, and a node that then fits into a neighbour is merged with it, so that
 /// two neighbours always hold more than 12 ids together, the ends of a queue excepted. Every operation is O(1) a block.
 ///
 /// Why nodes, and not links in the records: after some traffic a queue runs through memory in random order, and each
@@ -33,7 +33,7 @@
 
 namespace bifolio {
 
-/// Block ids stay below this, so that `free_table_entry` (step.hpp) never names a block.
+/// Block ids stay below this, so that `padding_entry` (step.hpp) never names a block.
 inline constexpr std::int64_t max_num_blocks = 2147480000;
 
 namespace detail {
@@ -99,7 +99,7 @@ class BIFOLIO_API block_pool {
 
   /// One more reference to a block of the pool, be it in use, free or waiting for a fence: how contents that are still
   /// there are taken up again. Throws `error` (invalid_argument) for an id outside the pool.
-  void revive(block_id id) {
+  void touch(block_id id) {
     if (!is_used(id)) [[unlikely]]
       leave_queue(id);
     ++record_of(id).num_refs;
@@ -112,8 +112,8 @@ class BIFOLIO_API block_pool {
   void release(block_id id, reuse_order order = reuse_order::last) {
     if (!is_used(id)) [[unlikely]]
       throw_not_used(id, "release");
-    record& one = record_of(id);
-    if (--one.num_refs == 0) push(id, order);
+    record& block = record_of(id);
+    if (--block.num_refs == 0) push(id, order);
   }
 
   /// Moves a block to another level; a free one to the back of its queue. Throws `error`: invalid_argument (an id
@@ -158,7 +158,7 @@ class BIFOLIO_API block_pool {
     const std::uint32_t at = record_of(id).place / num_block_levels;
     return at != not_queued && nodes_[at].list < num_block_levels;
   }
-  /// Ask for what `revive` of a free block will need: first the node that it stands in, and once that is near, the
+  /// Ask for what `touch` of a free block will need: first the node that it stands in, and once that is near, the
   /// nodes beside it. Require a block of the pool whose record is near.
   void prefetch_node(block_id id) const noexcept {
     const std::uint32_t at = record_of(id).place / num_block_levels;
@@ -234,8 +234,8 @@ class BIFOLIO_API block_pool {
     return id;
   }
   void push(block_id id, reuse_order order) noexcept {
-    record& one = record_of(id);
-    const std::uint32_t list = num_fences_ == 0 ? one.place % num_block_levels : fence_list(num_fences_ - 1);
+    record& block = record_of(id);
+    const std::uint32_t list = num_fences_ == 0 ? block.place % num_block_levels : fence_list(num_fences_ - 1);
     queue& to = lists_[list];
     std::uint32_t at;
     if (order == reuse_order::last || list >= num_block_levels) {
@@ -249,7 +249,7 @@ class BIFOLIO_API block_pool {
       at = to.head;
       nodes_[at].ids[--nodes_[at].begin] = id;
     }
-    one.place = at * num_block_levels + one.place % num_block_levels;
+    block.place = at * num_block_levels + block.place % num_block_levels;
     ++(list < num_block_levels ? num_free_ : num_fenced_);
   }
   /// List of the i-th oldest open fence.

@@ -60,7 +60,7 @@ struct kv_cache_config {
   std::int32_t max_sequences = 1024;
   std::int32_t max_seq_len = 1 << 20;  ///< tokens of one sequence, 1 … 2^30
   /// Written to table entries that no kernel reads: right of the length, and left of the sliding window.
-  std::int32_t free_entry = free_table_entry;
+  std::int32_t table_padding = padding_entry;
   /// Generation of the first handle; two managers with different numbers do not take each other's handles for their
   /// own. 0: a number that no other manager of the process has. Set it to replay recorded plans.
   std::uint32_t first_generation = 0;
@@ -153,10 +153,10 @@ class BIFOLIO_API kv_cache_manager {
   /// `append`, if that takes no block and copies none, the common case: capacity is there and nobody else reads the
   /// tail. False, and nothing changed, otherwise; also for a handle that is not open.
   [[nodiscard]] bool append_in_place(seq_id seq, std::int64_t num_tokens) noexcept {
-    sequence* one = find(seq);
-    if (one == nullptr || num_tokens < 0 || num_tokens > std::int64_t{one->writable_end} - one->num_tokens)
+    sequence* record = find(seq);
+    if (record == nullptr || num_tokens < 0 || num_tokens > std::int64_t{record->writable_end} - record->num_tokens)
       return false;
-    one->num_tokens += static_cast<std::int32_t>(num_tokens);
+    record->num_tokens += static_cast<std::int32_t>(num_tokens);
     num_tokens_ += num_tokens;
     return true;
   }
@@ -166,14 +166,14 @@ class BIFOLIO_API kv_cache_manager {
 
   /// Whether such an `append` takes no block. Any handle; false for one that is not open or swapped out.
   [[nodiscard]] bool has_room(seq_id seq, std::int64_t num_tokens) const noexcept {
-    const sequence* one = find(seq);
-    return one != nullptr && num_tokens <= std::int64_t{one->writable_end} - one->num_tokens;
+    const sequence* record = find(seq);
+    return record != nullptr && num_tokens <= std::int64_t{record->writable_end} - record->num_tokens;
   }
   /// Whether a sequence is open, not swapped out, and has this many tokens, this many of them committed. Any handle.
   [[nodiscard]] bool is_at(seq_id seq, std::int64_t num_tokens, std::int64_t num_committed) const noexcept {
-    const sequence* one = find(seq);
-    return one != nullptr && one->num_tokens == num_tokens && one->num_committed == num_committed &&
-           one->writable_end != swapped_out;
+    const sequence* record = find(seq);
+    return record != nullptr && record->num_tokens == num_tokens && record->num_committed == num_committed &&
+           record->writable_end != swapped_out;
   }
   /// Blocks that such an `append` would take, a copied tail included. Throws as it does.
   [[nodiscard]] std::int64_t blocks_to_append(seq_id seq, std::int64_t num_tokens,
@@ -185,10 +185,10 @@ class BIFOLIO_API kv_cache_manager {
   /// further.
   void commit(seq_id seq, std::int64_t num_tokens) {
     // The common case: nothing is given back, nothing published.
-    if (sequence* one = find(seq);
-        one != nullptr && config_.sliding_window == 0 && !prefix_ && one->writable_end != swapped_out) [[likely]] {
-      if (num_tokens >= 0 && num_tokens <= std::int64_t{one->num_tokens} - one->num_committed) [[likely]] {
-        one->num_committed += static_cast<std::int32_t>(num_tokens);
+    if (sequence* record = find(seq); record != nullptr && config_.sliding_window == 0 && !prefix_ &&
+                                      record->writable_end != swapped_out) [[likely]] {
+      if (num_tokens >= 0 && num_tokens <= std::int64_t{record->num_tokens} - record->num_committed) [[likely]] {
+        record->num_committed += static_cast<std::int32_t>(num_tokens);
         return;
       }
     }
@@ -197,13 +197,13 @@ class BIFOLIO_API kv_cache_manager {
   /// The same for tokens.size() positions, which hold these tokens; blocks that are full now are published.
   void commit(seq_id seq, std::span<const token_id> tokens) {
     // The common case: one more token of a block that is not full yet.
-    if (sequence* one = find(seq); one != nullptr && config_.sliding_window == 0 && prefix_ && tokens.size() == 1)
+    if (sequence* record = find(seq); record != nullptr && config_.sliding_window == 0 && prefix_ && tokens.size() == 1)
         [[likely]] {
-      const std::int32_t offset = one->num_committed - publication_of(*one).num_published * config_.block_size;
-      const bool is_open = publication_of(*one).num_published >= 0 && one->writable_end != swapped_out;
-      if (is_open && offset + 1 < config_.block_size && one->num_committed < one->num_tokens) [[likely]] {
-        tail_tokens_of(*one)[offset] = tokens[0];
-        ++one->num_committed;
+      const std::int32_t offset = record->num_committed - publication_of(*record).num_published * config_.block_size;
+      const bool is_open = publication_of(*record).num_published >= 0 && record->writable_end != swapped_out;
+      if (is_open && offset + 1 < config_.block_size && record->num_committed < record->num_tokens) [[likely]] {
+        tail_tokens_of(*record)[offset] = tokens[0];
+        ++record->num_committed;
         return;
       }
     }
@@ -268,10 +268,10 @@ class BIFOLIO_API kv_cache_manager {
   [[nodiscard]] slot_id slot_at(seq_id seq, std::int64_t position) const;
 
   /// Flattens a plan into the arrays that kernels read: row i is plan.seqs[i], slots for its last query_len tokens of
-  /// seq_len, table rows padded with config().free_entry to the stride. That is the longest row's length in a new
+  /// seq_len, table rows padded with config().table_padding to the stride. That is the longest row's length in a new
   /// batch; in one that is filled again it grows by an eighth more than is needed, so that the rows can mostly stay
   /// where they are, and shrinks when less than half of it is needed. Entries of blocks that the sliding window gave
-  /// back are config().free_entry as well: plan the attention with window_left = sliding_window − 1. Throws `error`:
+  /// back are config().table_padding as well: plan the attention with window_left = sliding_window − 1. Throws `error`:
   /// not_found; invalid_argument (query_len < 1 or > seq_len); out_of_range (seq_len past num_tokens, a slot that the
   /// window gave back); out_of_memory. `batch` is then as before.
   void build(step_batch& batch, const step_plan& plan) const;
@@ -301,24 +301,24 @@ class BIFOLIO_API kv_cache_manager {
   [[nodiscard]] sequence* find(seq_id seq) const noexcept {
     const auto index = static_cast<std::uint32_t>(to_index(seq));
     if (index >= num_records_) return nullptr;
-    sequence& one = records_[index];
-    return one.generation == to_index(seq) >> 32 && (one.generation & 1) != 0 ? &one : nullptr;
+    sequence& record = records_[index];
+    return record.generation == to_index(seq) >> 32 && (record.generation & 1) != 0 ? &record : nullptr;
   }
   [[nodiscard]] sequence& get(seq_id seq) const {
-    if (sequence* one = find(seq)) [[likely]]
-      return *one;
+    if (sequence* record = find(seq)) [[likely]]
+      return *record;
     throw_not_found(seq);
   }
   /// To be called when an entry of its table was changed, or entries were dropped; appending changes none.
-  void note_table_change(const sequence& one) noexcept {
-    table_changes_[static_cast<std::size_t>(&one - records_)] = ++last_change_;
+  void note_table_change(const sequence& record) noexcept {
+    table_changes_[static_cast<std::size_t>(&record - records_)] = ++last_change_;
   }
   /// One that is not swapped out.
   [[nodiscard]] sequence& get_resident(seq_id seq) const {
-    sequence& one = get(seq);
-    if (one.writable_end == swapped_out) [[unlikely]]
+    sequence& record = get(seq);
+    if (record.writable_end == swapped_out) [[unlikely]]
       throw_swapped_out(seq);
-    return one;
+    return record;
   }
   [[noreturn]] void throw_not_found(seq_id seq) const;
   [[noreturn]] static void throw_swapped_out(seq_id seq);
@@ -331,14 +331,14 @@ class BIFOLIO_API kv_cache_manager {
     std::int32_t table_size;  ///< afterwards
     std::int64_t num_blocks;  ///< new ones, the copy included
     bool copies_tail;
-    bool unnames_tail;  ///< there is no block to copy a published tail to
+    bool unregisters_tail;  ///< there is no block to copy a published tail to
     alloc_status status;
   };
-  [[nodiscard]] growth plan_growth(const sequence& one, std::int64_t num_tokens, std::int64_t num_lookahead) const;
+  [[nodiscard]] growth plan_growth(const sequence& record, std::int64_t num_tokens, std::int64_t num_lookahead) const;
   [[nodiscard]] block_id take_block() noexcept;
   [[nodiscard]] sequence& open_record() noexcept;
-  [[nodiscard]] seq_id id_of(const sequence& one) const noexcept;
-  [[nodiscard]] block_table& table_of(const sequence& one) const noexcept { return tables_[&one - records_]; }
+  [[nodiscard]] seq_id id_of(const sequence& record) const noexcept;
+  [[nodiscard]] block_table& table_of(const sequence& record) const noexcept { return tables_[&record - records_]; }
   /// writable_end of a sequence whose tail nobody else reads.
   [[nodiscard]] std::int32_t end_of(const block_table& table) const noexcept {
     return static_cast<std::int32_t>(
@@ -363,9 +363,9 @@ class BIFOLIO_API kv_cache_manager {
 
   /// What publishing needs to know of a sequence; in an array of its own, for sequences in the order of their records.
   struct publication {
-    prefix_chain end;                 ///< of the last published block
-    std::int32_t num_published = -1;  ///< leading blocks; -1: publishes no more
-    std::int32_t num_unnamed = 0;     ///< leading ones whose contents no longer stand in the prefix cache
+    prefix_chain end;                            ///< of the last published block
+    std::int32_t num_published = -1;             ///< leading blocks; -1: publishes no more
+    std::int32_t num_evicted_prefix_blocks = 0;  ///< leading ones whose contents no longer stand in the prefix cache
     scope_id scope = default_scope;
     retention_hint retention;
   };
@@ -386,12 +386,12 @@ class BIFOLIO_API kv_cache_manager {
     std::int64_t num_blocks_in = 0;
   };
 
-  [[nodiscard]] publication& publication_of(const sequence& one) const noexcept {
-    return publications_[static_cast<std::size_t>(&one - records_)];
+  [[nodiscard]] publication& publication_of(const sequence& record) const noexcept {
+    return publications_[static_cast<std::size_t>(&record - records_)];
   }
   /// Committed tokens of the block that is not full yet. [block_size]
-  [[nodiscard]] token_id* tail_tokens_of(const sequence& one) const noexcept {
-    return tail_tokens_ + (&one - records_) * std::ptrdiff_t{config_.block_size};
+  [[nodiscard]] token_id* tail_tokens_of(const sequence& record) const noexcept {
+    return tail_tokens_ + (&record - records_) * std::ptrdiff_t{config_.block_size};
   }
   struct prefix_hits {
     std::int64_t num_blocks = 0;       ///< of hits_
@@ -402,28 +402,28 @@ class BIFOLIO_API kv_cache_manager {
   };
   [[nodiscard]] prefix_hits look_up(const prompt_view& prompt) const;
   void make_prefix_cache();
-  void reserve_commit(const sequence& one, std::int64_t num_tokens);
-  void commit_positions(sequence& one, std::int64_t num_tokens) noexcept;
-  void start_publication(const sequence& one, const prompt_view& prompt, const prefix_hits& hits,
+  void reserve_commit(const sequence& record, std::int64_t num_tokens);
+  void commit_positions(sequence& record, std::int64_t num_tokens) noexcept;
+  void start_publication(const sequence& record, const prompt_view& prompt, const prefix_hits& hits,
                          scope_id scope) noexcept;
-  void publish_tokens(sequence& one, std::span<const token_id> tokens) noexcept;
-  void publish_blocks(sequence& one, std::span<const token_id> tokens) noexcept;
-  void rewind_publication(sequence& one) noexcept;
+  void publish_tokens(sequence& record, std::span<const token_id> tokens) noexcept;
+  void publish_blocks(sequence& record, std::span<const token_id> tokens) noexcept;
+  void rewind_publication(sequence& record) noexcept;
   void reserve_fork_publication(const sequence& parent, const sequence& child);
   void fork_publication(const sequence& parent, const sequence& child) noexcept;
   [[nodiscard]] std::vector<block_extras> acquire_block_extras(const prompt_view& prompt);
   void release_block_extras(std::span<const block_extras> extras) noexcept;
-  void end_publication(const sequence& one) noexcept;
+  void end_publication(const sequence& record) noexcept;
   void reserve_events(std::int64_t num_events);
   [[nodiscard]] std::string check_publications() const;
   [[nodiscard]] std::string check_host(std::span<const std::uint32_t> refs, std::int64_t num_swapped) const;
-  [[nodiscard]] std::span<const block_extras> extras_of(const sequence& one) const noexcept;
-  [[nodiscard]] extras_id extras_at(const sequence& one, std::int32_t index) const noexcept;
+  [[nodiscard]] std::span<const block_extras> extras_of(const sequence& record) const noexcept;
+  [[nodiscard]] extras_id extras_at(const sequence& record, std::int32_t index) const noexcept;
   void require_swappable(std::span<const seq_id> seqs, bool out) const;
   /// Blocks of the other pool that moving `seqs` takes off its free ones.
   [[nodiscard]] std::int64_t blocks_to_move(std::span<const seq_id> seqs, bool out) const;
   void reserve_move(std::span<const seq_id> seqs, std::vector<block_copy>& copies);
-  void move_table(sequence& one, bool out, std::vector<block_copy>& copies) noexcept;
+  void move_table(sequence& record, bool out, std::vector<block_copy>& copies) noexcept;
   [[nodiscard]] block_id take_host_block() noexcept;
   void detach(block_id block) noexcept;
   /// Ends what links copies of blocks that will be written again: those with positions that are not committed, or none.

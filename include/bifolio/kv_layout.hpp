@@ -2,7 +2,7 @@
 #pragma once
 
 /// One layer's cache as strides. A layer is one buffer of shape (2, num_blocks, block_size · num_kv_heads · head_dim),
-/// the K half before the V half, on every device; the order inside a block is declared here and never implied.
+/// the K plane before the V plane, on every device; the order inside a block is declared here and never implied.
 ///
 ///   hnd      K and V [num_kv_heads, block_size, head_dim]                    (default; one head of a block is one run)
 ///   nhd      K and V [block_size, num_kv_heads, head_dim]
@@ -30,7 +30,7 @@ enum class layout_kind : std::uint8_t { hnd, nhd, x_split, strided };
 /// Reads the first three. Throws `error` (invalid_argument).
 [[nodiscard]] BIFOLIO_API layout_kind parse_layout(std::string_view text);
 
-/// Where element (block, head, token, dim) of one half lies, in elements from the start of that half:
+/// Where element (block, head, token, dim) of one plane lies, in elements from the start of that plane:
 /// block·block + head·head + token·token + (dim / chunk)·chunk_stride + (dim % chunk)·dim.
 struct kv_strides {
   std::int64_t block = 0;
@@ -57,7 +57,7 @@ struct kv_layout {
   kv_strides k;
   kv_strides v;
 
-  /// Elements of one block in one half: block_size · num_kv_heads · head_dim.
+  /// Elements of one block in one plane: block_size · num_kv_heads · head_dim.
   [[nodiscard]] constexpr std::int64_t block_elements() const noexcept {
     return static_cast<std::int64_t>(block_size) * num_kv_heads * head_dim;
   }
@@ -73,7 +73,7 @@ struct kv_layout {
 [[nodiscard]] BIFOLIO_API kv_layout make_layout(layout_kind kind, dtype type, std::int32_t num_kv_heads,
                                                 std::int32_t head_dim, std::int32_t block_size);
 
-/// One layer's storage, borrowed: base pointers of the two halves and how to read them.
+/// One layer's storage, borrowed: base pointers of the two planes and how to read them.
 struct kv_cache_view {
   void* k = nullptr;  ///< [num_blocks, …] in the order of layout.k
   void* v = nullptr;  ///< [num_blocks, …] in the order of layout.v

@@ -182,7 +182,7 @@ class BIFOLIO_API prefix_cache {
   [[nodiscard]] alloc_status allocate(std::span<block_id> out) noexcept;
   [[nodiscard]] block_id allocate_one() noexcept;
   /// The block is found no more, and goes to level 0. For one that is held nowhere does nothing.
-  void forget(block_id block) noexcept;
+  void unregister(block_id block) noexcept;
 
   /// Forgets everything; false, and nothing changed, while a cached block is in use.
   [[nodiscard]] bool reset();
@@ -211,7 +211,7 @@ class BIFOLIO_API prefix_cache {
 
   [[nodiscard]] const prefix_stats& stats() const noexcept { return stats_; }
   /// Scopes and blocks' extra keys that somebody refers to, `default_scope` and `no_extras` not counted.
-  [[nodiscard]] std::size_t num_names() const noexcept;
+  [[nodiscard]] std::size_t num_interned() const noexcept;
   /// Bytes of metadata, the pool's not included.
   [[nodiscard]] std::size_t num_bytes() const noexcept { return storage_.num_bytes(); }
   /// The first broken invariant as a sentence; empty when all hold. O(num_blocks).
@@ -285,8 +285,8 @@ class BIFOLIO_API prefix_cache {
   [[nodiscard]] bool matches(block_id block, const content_key& key, std::uint64_t parent, const token_id* tokens,
                              extras_id extras) const noexcept;
   void insert(block_id block, std::uint32_t tag) noexcept;
-  [[nodiscard]] bool is_live(const expiry& one) const noexcept {
-    return holds(one.block) && entry_of(one.block).serial == one.serial;
+  [[nodiscard]] bool is_live(const expiry& timer) const noexcept {
+    return holds(timer.block) && entry_of(timer.block).serial == timer.serial;
   }
   void erase(block_id block) noexcept;
   void record(const cache_event& event) noexcept;

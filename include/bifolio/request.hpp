@@ -75,11 +75,11 @@ struct finished_sequence {
 
 /// A token that was not known yet when a step's inputs were built, because it is sampled by an earlier step in flight:
 /// the engine takes it from there, usually without a way through the host.
-struct late_token {
+struct token_placeholder {
   std::int64_t step = 0;      ///< step_plan::step of the step that samples it
   std::int32_t sampled = 0;   ///< which of the tokens that step samples, counted as `commit` takes them
   std::int32_t position = 0;  ///< index into step_inputs::tokens, which holds −1 there
-  friend constexpr bool operator==(const late_token&, const late_token&) = default;
+  friend constexpr bool operator==(const token_placeholder&, const token_placeholder&) = default;
 };
 
 /// Everything a model needs of one step. Capacity is kept between steps.
@@ -90,7 +90,7 @@ struct step_inputs {
   /// Rows whose logits are sampled: the last one of each sequence with num_samples > 0, the last 1 + num_drafts ones
   /// of a sequence with drafts.
   std::vector<std::int32_t> sample_rows;
-  std::vector<late_token> late_tokens;  ///< none while only one step is in flight
+  std::vector<token_placeholder> placeholders;  ///< none while only one step is in flight
 };
 
 }  // namespace bifolio

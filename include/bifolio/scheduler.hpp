@@ -35,7 +35,7 @@
 ///
 /// Steps in flight: up to max_steps_in_flight steps may be scheduled before the first of them is committed; they are
 /// executed, and committed, in order. A decoding sequence then goes on with a token that is not sampled yet
-/// (`step_inputs::late_tokens`); if that turns out to be its last, what later steps compute of it is ignored. Samples,
+/// (`step_inputs::placeholders`); if that turns out to be its last, what later steps compute of it is ignored. Samples,
 /// beams and drafts need to know their tokens: they wait for the commit. Blocks that are released meanwhile are handed
 /// out again only when the steps that may touch them have been committed.
 
@@ -112,8 +112,8 @@ class BIFOLIO_API scheduler {
   /// Decides the next step. The plan is valid until max_steps_in_flight more calls. When it is empty (`step_plan::
   /// empty`), nothing can be done before a step in flight is committed, and nothing at all if none is. A plan with
   /// sequences or swaps is in flight until it is committed.
-  /// Throws `error`: failed_precondition (max_steps_in_flight are in flight; a sequence was changed on the manager; with
-  /// several steps in flight, others have all fences of the manager open), not_found (a sequence was freed there),
+  /// Throws `error`: failed_precondition (max_steps_in_flight are in flight; a sequence was changed on the manager;
+  /// with several steps in flight, others have all fences of the manager open), not_found (a sequence was freed there),
   /// out_of_memory. Requests that arrived are queued all the same.
   const step_plan& schedule();
 

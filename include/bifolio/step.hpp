@@ -15,7 +15,7 @@ namespace bifolio {
 
 /// Stands in rows of block tables where no kernel reads: right of a sequence's length and left of its sliding window.
 /// Larger than any block id: planning refuses it where a kernel would read.
-inline constexpr std::int32_t free_table_entry = 2147480000;
+inline constexpr std::int32_t padding_entry = 2147480000;
 
 /// Copy the contents of one block to another, in every layer. A list of pairs takes effect as if done in order.
 struct block_copy {

@@ -69,8 +69,8 @@ attention_item item_of(const attention_call& call, const planned_item& planned) 
   return item;
 }
 
-// The item that is pulled next, if no other lane is quicker.
-bool guess_next(const void* context, attention_item& next) noexcept {
+// Peeks at the item that this worker takes next unless another worker takes it first.
+bool peek_next(const void* context, attention_item& next) noexcept {
   const auto& call = *static_cast<const attention_call*>(context);
   const std::int32_t index = call.state->next_item.load(std::memory_order_relaxed);
   if (index >= call.state->num_items) return false;
@@ -80,20 +80,20 @@ bool guess_next(const void* context, attention_item& next) noexcept {
 
 void run_item(const attention_call& call, const planned_item& planned, const attention_scratch& scratch) noexcept {
   attention_item item = item_of(call, planned);
-  item.guess_next = &guess_next;
-  item.guess_context = &call;
+  item.peek_next = &peek_next;
+  item.peek_context = &call;
   call.kernels->run[call.kv_type](call.args, item, scratch);
   if (planned.partials < 0) return;
 
-  unit_countdown& countdown = call.state->countdowns.data()[planned.unit];
-  if (countdown.pending.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
-  countdown.pending.store(countdown.num_items, std::memory_order_relaxed);
-  call.kernels->finish[call.kv_type](call.args, item, scratch);
+  completion_counter& counter = call.state->counters.data()[planned.counter];
+  if (counter.pending.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+  counter.pending.store(counter.num_items, std::memory_order_relaxed);
+  call.kernels->combine[call.kv_type](call.args, item, scratch);
 }
 
-void run_lane(void* context, std::int32_t lane) noexcept {
+void run_worker(void* context, std::int32_t worker) noexcept {
   const auto& call = *static_cast<const attention_call*>(context);
-  const attention_scratch scratch = call.state->scratch_of(lane);
+  const attention_scratch scratch = call.state->scratch_of(worker);
   for (;;) {
     const std::int32_t index = call.state->next_item.fetch_add(1, std::memory_order_relaxed);
     if (index >= call.state->num_items) return;
@@ -105,7 +105,7 @@ struct merge_call {
   const merge_params* params = nullptr;
   const attention_kernels* kernels = nullptr;
   std::int64_t num_rows = 0;
-  std::int32_t num_lanes = 1;
+  std::int32_t num_workers = 1;
 };
 
 std::string_view to_string(attention_loops loops) noexcept {
@@ -130,14 +130,15 @@ std::string kernel_name(const kernel_table& table, dtype kv_type, bool one_type,
   return name;
 }
 
-void merge_lane(void* context, std::int32_t lane) noexcept {
+void merge_worker(void* context, std::int32_t worker) noexcept {
   const auto& call = *static_cast<const merge_call*>(context);
-  call.kernels->merge(*call.params, call.num_rows * lane / call.num_lanes, call.num_rows * (lane + 1) / call.num_lanes);
+  call.kernels->merge(*call.params, call.num_rows * worker / call.num_workers,
+                      call.num_rows * (worker + 1) / call.num_workers);
 }
 
 }  // namespace
 
-errc attention(const kernel_table& table, executor& lanes, const attention_plan& plan,
+errc attention(const kernel_table& table, executor& workers, const attention_plan& plan,
                const attention_params& params) noexcept {
   if (const errc code = validate::attention(plan, params, nullptr); code != errc::ok) return code;
   auto* state = dynamic_cast<cpu_attention_plan*>(plan.state.get());
@@ -151,13 +152,13 @@ errc attention(const kernel_table& table, executor& lanes, const attention_plan&
   call.kernels = &table.attention;
   call.kv_type = static_cast<std::size_t>(plan.spec.kv_type);
   state->next_item.store(0, std::memory_order_relaxed);
-  lanes.run(std::min(state->num_lanes, lanes.width()), &run_lane, &call);
+  workers.run(std::min(state->num_workers, workers.concurrency()), &run_worker, &call);
   return errc::ok;
 }
 
 std::vector<std::string> attention_kernel_names(const kernel_table& table) {
   std::vector<std::string> names;
-  for (const dtype kv_type : {dtype::f32, dtype::f16, dtype::bf16}) {
+  for (const dtype kv_type : all_dtypes) {
     for (const bool one_type : {true, false}) {
       const auto& loops = table.attention.loops[static_cast<std::size_t>(kv_type)];
       if (!one_type && loops[0] == loops[1]) continue;
@@ -185,18 +186,18 @@ std::vector<std::string> describe(const kernel_table& table, const attention_pla
   return names;
 }
 
-errc merge_states(const kernel_table& table, executor& lanes, const merge_params& params) noexcept {
+errc merge_states(const kernel_table& table, executor& workers, const merge_params& params) noexcept {
   if (const errc code = validate::merge(params, nullptr); code != errc::ok) return code;
   merge_call call;
   call.params = &params;
   call.kernels = &table.attention;
   call.num_rows = params.out.num_tokens * params.out.num_heads;
   if (call.num_rows == 0) return errc::ok;
-  // About 20 µs a lane at the least.
-  constexpr std::int64_t elements_per_lane = 1 << 16;
-  const std::int64_t wanted = call.num_rows * std::max(1, params.out.head_dim) / elements_per_lane;
-  call.num_lanes = static_cast<std::int32_t>(std::clamp<std::int64_t>(wanted, 1, lanes.width()));
-  lanes.run(call.num_lanes, &merge_lane, &call);
+  // At least about 20 µs per worker.
+  constexpr std::int64_t elements_per_worker = 1 << 16;
+  const std::int64_t wanted = call.num_rows * std::max(1, params.out.head_dim) / elements_per_worker;
+  call.num_workers = static_cast<std::int32_t>(std::clamp<std::int64_t>(wanted, 1, workers.concurrency()));
+  workers.run(call.num_workers, &merge_worker, &call);
   return errc::ok;
 }
 

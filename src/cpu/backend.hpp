@@ -19,7 +19,7 @@ class cpu_backend final : public backend {
 
   [[nodiscard]] device where() const noexcept override { return {}; }
   [[nodiscard]] std::string description() const override;
-  [[nodiscard]] errc health() const noexcept override { return lanes_->health(); }
+  [[nodiscard]] errc health() const noexcept override { return workers_->health(); }
 
   [[nodiscard]] memory_resource& memory() noexcept override { return *memory_; }
   [[nodiscard]] memory_resource& staging_memory() noexcept override { return *memory_; }
@@ -48,7 +48,7 @@ class cpu_backend final : public backend {
  private:
   const kernel_table* kernels_;
   std::unique_ptr<executor> own_executor_;  // null when the caller brought one
-  executor* lanes_;
+  executor* workers_;
   memory_resource* memory_;
 };
 

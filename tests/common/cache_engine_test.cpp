@@ -69,7 +69,7 @@ kv_cache_view over(std::vector<std::byte>& bytes, const kv_cache_view& like) {
   return view;
 }
 
-TEST_CASE("an engine holds one buffer a layer, the K half before the V half, in the config's layout") {
+TEST_CASE("an engine holds one buffer a layer, the K plane before the V plane, in the config's layout") {
   const auto where = make_backend();
   counting_memory_resource memory(default_host_memory());
   {
@@ -340,12 +340,11 @@ TEST_CASE("copies, swaps and conversions reach every layer and equal the oracle"
   const auto where = make_backend();
   for (int round = 0; round < 10; ++round) {
     constexpr layout_kind kinds[] = {layout_kind::hnd, layout_kind::nhd, layout_kind::x_split};
-    constexpr dtype types[] = {dtype::f32, dtype::f16, dtype::bf16};
     const layout_kind kind = random.pick(kinds);
-    const dtype type = random.pick(types);
+    const dtype type = random.pick(all_dtypes);
     cache_engine a(*where, config_of(3, 6, kind, type));
     cache_engine b(*where, config_of(3, 9, kind, type));
-    cache_engine c(*where, config_of(3, 5, random.pick(kinds), random.pick(types)));
+    cache_engine c(*where, config_of(3, 5, random.pick(kinds), random.pick(all_dtypes)));
     fill(a, random.next());
     fill(b, random.next());
     fill(c, random.next());

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <bifolio/backend.hpp>
 #include <bifolio/cache_engine.hpp>
+#include <bifolio/cpu.hpp>
 #include <bifolio/kv_cache_manager.hpp>
 #include <bifolio/memory_resource.hpp>
 #include <bifolio/scheduler.hpp>
@@ -307,7 +308,7 @@ struct cached_world {
   /// Whether anybody still refers to the scope of `view`.
   [[nodiscard]] bool scope_is_known() const { return manager.prefix()->match(view(2), {}).end.serial != 0; }
   /// Scopes and extra keys that anybody refers to.
-  [[nodiscard]] std::size_t num_names() const { return manager.prefix()->num_names(); }
+  [[nodiscard]] std::size_t num_interned() const { return manager.prefix()->num_interned(); }
 };
 
 TEST_CASE("a manager with names and host blocks whose memory fails is not made, and leaves nothing behind") {
@@ -360,13 +361,13 @@ TEST_CASE("open and can_open fail for memory without a trace") {
         done = true;
         calls_until_failure = 0;
         CHECK(world.scope_is_known());
-        CHECK(world.num_names() == 2);  // in their blocks all extra keys are the same
+        CHECK(world.num_interned() == 2);  // in their blocks all extra keys are the same
         world.manager.free(seq);
       } catch (const error&) {
       }
       calls_until_failure = 0;
       CHECK_FALSE(world.scope_is_known());
-      CHECK(world.num_names() == 0);
+      CHECK(world.num_interned() == 0);
     }
   }
 }
@@ -410,7 +411,7 @@ TEST_CASE("a commit that publishes fails for memory without a trace") {
   }
 }
 
-TEST_CASE("an append that evicts, copies or unnames fails for memory without a trace") {
+TEST_CASE("an append that evicts, copies or unregisters fails for memory without a trace") {
   CHECK(fail_each_allocation(
             [] {
               auto world = std::make_unique<cached_world>();
@@ -445,7 +446,7 @@ TEST_CASE("a fork with extra keys fails for memory without a trace") {
     world->manager.free(world->a);
     if (done) world->manager.free(world->b);
     CHECK_FALSE(world->scope_is_known());
-    CHECK(world->num_names() == 0);
+    CHECK(world->num_interned() == 0);
   }
 }
 

@@ -14,7 +14,6 @@ namespace {
 using namespace bifolio;
 
 constexpr layout_kind kinds[] = {layout_kind::hnd, layout_kind::nhd, layout_kind::x_split};
-constexpr dtype types[] = {dtype::f32, dtype::f16, dtype::bf16};
 
 // Whether `strides` send the elements of `num_blocks` blocks onto 0 … num_blocks · block_elements − 1, one each.
 bool is_bijection(const kv_layout& layout, const kv_strides& strides, std::int32_t num_blocks) {
@@ -36,7 +35,7 @@ bool is_bijection(const kv_layout& layout, const kv_strides& strides, std::int32
 
 TEST_CASE("every layout places each element of a block once and leaves no gap") {
   for (const layout_kind kind : kinds) {
-    for (const dtype type : types) {
+    for (const dtype type : all_dtypes) {
       for (const std::int32_t heads : {1, 2, 3, 8}) {
         for (const std::int32_t dims : {1, 2, 6, 8, 48, 71, 80, 128}) {
           for (const std::int32_t tokens : {1, 5, 8, 16}) {
@@ -72,7 +71,7 @@ TEST_CASE("hnd is [num_kv_heads, block_size, head_dim] and nhd is [block_size, n
 }
 
 TEST_CASE("x_split is vLLM's K [heads, head_dim / x, block_size, x] and V [heads, head_dim, block_size]") {
-  for (const dtype type : types) {
+  for (const dtype type : all_dtypes) {
     constexpr std::int64_t heads = 2;
     constexpr std::int64_t dims = 48;
     constexpr std::int64_t tokens = 5;

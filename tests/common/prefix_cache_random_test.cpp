@@ -175,8 +175,8 @@ class random_run {
   std::string forget_one() {
     const auto block = static_cast<int>(random_.between(0, how_.num_blocks - 1));
     cache_.reserve_events(1);
-    cache_.forget(block_id{block});
-    oracle_.forget(block);
+    cache_.unregister(block_id{block});
+    oracle_.unregister(block);
     return {};
   }
 

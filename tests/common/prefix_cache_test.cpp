@@ -241,8 +241,8 @@ TEST_CASE("publishing a block again under its own name changes nothing") {
 TEST_CASE("a block that is reused or forgotten is not found under its old name, nor is what was behind it") {
   world w(3);
   const std::vector<block_id> blocks = w.publish(counting(6));
-  w.cache.forget(blocks[1]);
-  w.cache.forget(blocks[1]);  // nothing more to forget
+  w.cache.unregister(blocks[1]);
+  w.cache.unregister(blocks[1]);  // nothing more to unregister
   CHECK(w.find(counting(6)) == std::vector{blocks[0]});
   CHECK(w.pool.level(blocks[1]) == 0);
   CHECK(w.cache.stats().num_cached_blocks == 2);
@@ -349,9 +349,9 @@ TEST_CASE("scopes and extra keys are gone with the last one who refers to them")
     w.cache.release_extras(image_extras);
   }
   CHECK(is_known({"salt", 3}));  // a cached block is in it
-  CHECK(w.cache.num_names() == 2);
+  CHECK(w.cache.num_interned() == 2);
   CHECK(w.find(counting(2), {"salt", 3}, extras) == std::vector{block});
-  SUBCASE("forgotten") { w.cache.forget(block); }
+  SUBCASE("forgotten") { w.cache.unregister(block); }
   SUBCASE("evicted") {
     w.pool.release(block);
     std::vector<block_id> all(4);
@@ -362,7 +362,7 @@ TEST_CASE("scopes and extra keys are gone with the last one who refers to them")
     REQUIRE(w.cache.reset());
   }
   CHECK_FALSE(is_known({"salt", 3}));
-  CHECK(w.cache.num_names() == 0);
+  CHECK(w.cache.num_interned() == 0);
   CHECK(is_known({}));
   // The handles are free for others, and whoever comes back is not taken for who was there before.
   CHECK(w.cache.acquire_extras(others, 0) == image_extras);
@@ -437,7 +437,7 @@ TEST_CASE("a hint ends with the contents it was given for") {
   world w(2);
   std::vector<block_id> blocks = w.publish({1, 1}, {.priority = 7, .expires_at = 10});
   w.pool.release(blocks);
-  w.cache.forget(blocks[0]);
+  w.cache.unregister(blocks[0]);
   blocks.resize(2);
   REQUIRE(w.cache.allocate(blocks) == alloc_status::ok);
   w.pool.release(blocks);
@@ -587,7 +587,7 @@ TEST_CASE("a look-up ends also where all of a small index has been passed over")
   };
   const auto drop_first = [&](std::size_t bucket, std::size_t count) {
     for (std::size_t i = 0; i < count; ++i) {
-      w.cache.forget(by_bucket[bucket].front());
+      w.cache.unregister(by_bucket[bucket].front());
       w.pool.release(by_bucket[bucket].front());
       by_bucket[bucket].erase(by_bucket[bucket].begin());
     }

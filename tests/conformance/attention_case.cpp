@@ -61,8 +61,8 @@ float element_of(const attention_case& c, stream_of_values stream, std::int64_t 
     case value_kind::max_finite: {
       if (stream == query_values) return normal;
       const float most = max_finite(c.kv_type);
-      // f16: the largest value itself. Wider ranges: as far up as sums over the length and the head stay finite.
-      const float room = c.kv_type == dtype::f16 ? 1.0f : 1.0f / (8.0f * d * static_cast<float>(seq_len + 1));
+      // Of a small range the largest value itself. Wider ranges: as far up as sums over the length and the head stay finite.
+      const float room = max_finite(c.kv_type) < 0x1p20f ? 1.0f : 1.0f / (8.0f * d * static_cast<float>(seq_len + 1));
       return sign * most * room;
     }
   }
@@ -193,7 +193,7 @@ float attention_case::used_scale() const noexcept {
   const float usual = 1.0f / std::sqrt(static_cast<float>(head_dim));
   if (values != value_kind::max_finite) return usual;
   // Brings the logits of the largest keys back to the order of one.
-  return kv_type == dtype::f16 ? usual * 0x1p-15f : usual * 0x1p-115f;
+  return max_finite(kv_type) < 0x1p20f ? usual * 0x1p-15f : usual * 0x1p-115f;
 }
 
 std::string settings_of(const attention_case& c) {

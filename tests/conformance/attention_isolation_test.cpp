@@ -296,7 +296,7 @@ TEST_CASE("block ids outside the pool, in a table changed after planning, leave 
       std::vector<std::int32_t> tables(call.host_batch.block_tables, call.host_batch.block_tables + 5 * stride);
       const std::int32_t bad_ids[] = {-1, static_cast<std::int32_t>(call.num_blocks),
                                       std::numeric_limits<std::int32_t>::max(),
-                                      std::numeric_limits<std::int32_t>::min(), free_table_entry};
+                                      std::numeric_limits<std::int32_t>::min(), padding_entry};
       for (const std::size_t seq : {std::size_t{1}, std::size_t{3}}) {
         for (std::size_t entry = 0; entry < stride; ++entry) tables[seq * stride + entry] = bad_ids[entry % 5];
       }

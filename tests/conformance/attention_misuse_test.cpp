@@ -106,7 +106,7 @@ const std::vector<bad_plan>& bad_plans() {
       {"a free table entry within the length",
        errc::out_of_range,
        {"2147480000"},
-       [](auto& a) { a.tables[2] = free_table_entry; }},
+       [](auto& a) { a.tables[2] = padding_entry; }},
       {"an empty pool", errc::out_of_range, {"block"}, [](auto& a) { a.num_blocks = 0; }},
       {"a negative pool", errc::invalid_argument, {"num_blocks", "-3"}, [](auto& a) { a.num_blocks = -3; }},
   };

@@ -20,7 +20,7 @@ namespace {
 using namespace bifolio;
 using namespace bifolio::test;
 
-constexpr std::array<dtype, 3> dtypes{dtype::f32, dtype::f16, dtype::bf16};
+constexpr auto dtypes = std::to_array(all_dtypes);
 constexpr std::array<std::int32_t, 8> head_dims{1, 2, 8, 48, 71, 80, 128, 256};
 constexpr std::array<std::int32_t, 5> block_sizes{1, 5, 8, 16, 64};
 constexpr std::array<std::int32_t, 3> head_counts{1, 3, 8};
@@ -86,15 +86,15 @@ TEST_CASE("append and gather move every element bit for bit and touch nothing el
   }
 }
 
-TEST_CASE("work that is shared out to many lanes gives the same bytes as one lane") {
+TEST_CASE("work that is shared out to many workers gives the same bytes as one worker") {
   std::uint64_t turn = 0;
   for (const tested_backend& tested : all_backends()) {
     for (const arrangement how : {arrangement::hnd, arrangement::x_split, arrangement::block_major}) {
       for (const dtype cache_type : dtypes) {
         ++turn;
-        // 400 tokens of 8 heads of 64 dims: more than a megabyte goes through, several lanes' worth.
-        check_append_and_gather(tested, how, cache_type, dtypes[turn % 3], 64, 16, 8, row_order::fused, 400, 12,
-                                hash_of(test_seed(), turn, 2));
+        // 400 tokens of 8 heads of 64 dims: more than a megabyte goes through, several workers' worth.
+        check_append_and_gather(tested, how, cache_type, dtypes[turn % dtypes.size()], 64, 16, 8, row_order::fused, 400,
+                                12, hash_of(test_seed(), turn, 2));
       }
     }
   }
@@ -124,7 +124,7 @@ TEST_CASE("copying a list of pairs gives what doing them one after another gives
   }
 }
 
-TEST_CASE("a chain through all blocks copies in order when it is shared out to many lanes") {
+TEST_CASE("a chain through all blocks copies in order when it is shared out to many workers") {
   for (const tested_backend& tested : all_backends()) {
     for (const arrangement how : {arrangement::hnd, arrangement::block_major, arrangement::scattered}) {
       for (const std::size_t num_layers : {std::size_t{1}, std::size_t{5}}) {
@@ -240,7 +240,7 @@ TEST_CASE("swapping moves blocks byte for byte between caches of one layout, lay
   }
 }
 
-TEST_CASE("swapping and converting much at once gives the same bytes on many lanes") {
+TEST_CASE("swapping and converting much at once gives the same bytes on many workers") {
   for (const tested_backend& tested : all_backends()) {
     random_source random(hash_of(test_seed(), 10));
     auto src = make_layers(tested.get(), arrangement::hnd, dtype::f32, 4, 64, 16, 20, 3, random);

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <bifolio/backend.hpp>
+#include <bifolio/cpu.hpp>
 #include <bifolio/memory_resource.hpp>
 #include <cmath>
 #include <cstring>
@@ -215,7 +216,7 @@ std::unique_ptr<backend> open(cpu_isa isa, executor_kind kind, std::int32_t thre
 
 std::unique_ptr<backend> serial(cpu_isa isa) { return open(isa, executor_kind::serial, 0); }
 
-// Executors of this build that run several lanes.
+// Executors of this build that run several workers.
 std::vector<executor_kind> parallel_executors() {
   std::vector<executor_kind> kinds;
   for (const executor_kind kind : {executor_kind::openmp, executor_kind::tbb}) {
@@ -253,7 +254,7 @@ struct long_batch {
 }  // namespace
 
 TEST_CASE("attention agrees with float64 for every ISA, dtype and option") {
-  for (const dtype kv : {dtype::f32, dtype::f16, dtype::bf16}) {
+  for (const dtype kv : all_dtypes) {
     for (const std::int32_t head_dim : {1, 8, 71, 80, 128}) {
       const problem plain = mixed_problem(kv, 6, 2, head_dim, 16);
       problem featured = plain;
@@ -286,7 +287,7 @@ TEST_CASE("attention agrees with float64 for every ISA, dtype and option") {
 }
 
 TEST_CASE("bits do not depend on threads, executor, layout, block size or block order") {
-  for (const dtype kv : {dtype::f32, dtype::f16, dtype::bf16}) {
+  for (const dtype kv : all_dtypes) {
     for (const std::int32_t head_dim : {64, 71}) {
       problem p = mixed_problem(kv, 8, 2, head_dim, 16);
       p.seqs.push_back({1, 5000, 7});

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // What only the CPU can be asked: every conversion on every ISA, pools past 2^32 elements in a sparse mapping, any
-// number of lanes.
+// number of workers.
 #include <doctest/doctest.h>
 
 #include <array>
 #include <bifolio/backend.hpp>
+#include <bifolio/cpu.hpp>
 #include <bit>
 #include <cstdint>
 #include <cstring>
@@ -245,12 +246,12 @@ TEST_CASE("slots past 2^31 and 2^32 elements are written, read, copied and conve
   }
 }
 
-/// Every call large enough for many lanes, with rows and pairs that meet in the same places.
-void check_many_lanes(executor& lanes) {
+/// Every call large enough for many workers, with rows and pairs that meet in the same places.
+void check_many_workers(executor& workers) {
   for (const cpu_isa isa : supported_isas()) {
     backend_options options;
     options.isa = isa;
-    options.own_executor = &lanes;
+    options.own_executor = &workers;
     const auto where = make_backend({}, options);
     random_source random(hash_of(test_seed(), 21));
     constexpr std::int64_t num_tokens = 1500;
@@ -288,14 +289,14 @@ void check_many_lanes(executor& lanes) {
   }
 }
 
-TEST_CASE("sixty-four lanes give the same bytes as one, whatever their order") {
-  const auto lanes = make_reversed_executor(64);
-  check_many_lanes(*lanes);
+TEST_CASE("sixty-four workers give the same bytes as one, whatever their order") {
+  const auto workers = make_reversed_executor(64);
+  check_many_workers(*workers);
 }
 
-TEST_CASE("lanes in threads of their own give the same bytes and do not race") {
-  thread_executor lanes(4);
-  check_many_lanes(lanes);
+TEST_CASE("workers in threads of their own give the same bytes and do not race") {
+  thread_executor workers(4);
+  check_many_workers(workers);
 }
 
 }  // namespace

@@ -314,7 +314,7 @@ TEST_CASE("copies of all layers are one launch, and chained pairs are as many as
   CHECK(w.runtime.launches.empty());
 }
 
-TEST_CASE("long runs of blocks are swapped by the copy engine, one transfer a half, short ones by one kernel") {
+TEST_CASE("long runs of blocks are swapped by the copy engine, one transfer per plane, short ones by one kernel") {
   fake_runtime runtime;
   cuda::cuda_backend opened(runtime.api(), 0);
   backend& where = opened;

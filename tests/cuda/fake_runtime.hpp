@@ -54,6 +54,8 @@ class fake_runtime {
   int major = 9;
   int minor = 0;
   int num_sms = 132;
+  /// The driver has an entry point that encodes tensor maps; it accepts every map and writes none.
+  bool encodes_tensor_maps = false;
   cudaError_t last_error = cudaSuccess;
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   std::vector<fake_launch> launches;

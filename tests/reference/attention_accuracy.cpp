@@ -10,16 +10,24 @@
 namespace bifolio::reference {
 namespace {
 
-double nmse_ceiling(dtype type) { return type == dtype::f32 ? 1e-9 : type == dtype::f16 ? 3e-7 : 1.5e-5; }
+double nmse_ceiling(dtype type) {
+  switch (type) {
+    case dtype::f32:
+      return 1e-9;
+    case dtype::f16:
+      return 3e-7;
+    case dtype::bf16:
+      return 1.5e-5;
+  }
+  return 0;
+}
 
 // Written so that a NaN on either side is a refusal.
 bool within(double error, double allowed) { return error <= allowed; }
 
 }  // namespace
 
-double unit_roundoff(dtype type) noexcept {
-  return type == dtype::f32 ? 0x1p-24 : type == dtype::f16 ? 0x1p-11 : 0x1p-8;
-}
+double unit_roundoff(dtype type) noexcept { return static_cast<double>(test::facts_of(type).unit_roundoff); }
 
 void accuracy_judge::note(const char* what, std::int64_t token, std::int64_t head, std::int64_t dim, double got,
                           double expected, double allowed) {

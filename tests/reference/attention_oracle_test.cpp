@@ -80,7 +80,7 @@ TEST_CASE("the bias comes after soft cap and ALiBi, and minus infinity hides a k
   const auto logit = [&](double q, double k, double distance, double bias) {
     return 1.5 * std::tanh(q * k / 1.5) + 0.25 * distance + bias;
   };
-  // Row 0 does not see key 2: what stands there is not read.
+  // Key 2 is not visible to row 0: its contents are not read.
   const std::vector<float> bias{0.5f, -2, nan, none, 1, 0.125f};
   dense_sequence seq = t.seq();
   seq.bias = bias.data();
@@ -107,7 +107,7 @@ TEST_CASE("a sink takes weight and gives no value") {
   CHECK(got.lse[0] == doctest::Approx(std::log(std::exp(0.5) + std::exp(-1.0) + std::exp(0.75))).epsilon(1e-14));
 }
 
-TEST_CASE("a row that sees nothing is 0 and minus infinity, or the sink alone") {
+TEST_CASE("a row with nothing visible is 0 and minus infinity, or the sink alone") {
   tiny t;
   const dense_sequence seq{2, 0, t.q.data(), t.k.data(), t.v.data()};
   attention_reference got = attend(t.options, seq);

@@ -15,6 +15,8 @@
 #include <cstring>
 #include <span>
 
+#include "support/elements.hpp"
+
 namespace bifolio::test {
 
 /// Element `src_index` of `src` to element `dst_index` of `dst`: bits where the types are equal, else to nearest even,
@@ -27,20 +29,7 @@ inline void oracle_move_element(void* dst, dtype dst_type, std::int64_t dst_inde
     std::memcpy(to, from, size_of(dst_type));
     return;
   }
-  float value = 0;
-  std::uint16_t bits = 0;
-  if (src_type == dtype::f32) {
-    std::memcpy(&value, from, sizeof value);
-  } else {
-    std::memcpy(&bits, from, sizeof bits);
-    value = src_type == dtype::f16 ? to_float(float16{bits}) : to_float(bfloat16{bits});
-  }
-  if (dst_type == dtype::f32) {
-    std::memcpy(to, &value, sizeof value);
-  } else {
-    bits = dst_type == dtype::f16 ? from_float<float16>(value).bits : from_float<bfloat16>(value).bits;
-    std::memcpy(to, &bits, sizeof bits);
-  }
+  store_element(to, dst_type, 0, load_element(from, src_type, 0));
 }
 
 /// Calls `body(head, dim)` for every element of one token.

@@ -2,7 +2,7 @@
 #pragma once
 
 /// The prefix cache said with maps: contents are named by the contents before them, their tokens and their extra keys,
-/// all spelled out; nothing is hashed, so nothing can collide. Two contents are the same only if what lies before them
+/// all spelled out; nothing is hashed, so nothing can collide. Two contents are the same only if what precedes them
 /// was cached all the time in between: contents whose predecessor was forgotten are not found any more, though they
 /// keep their block.
 
@@ -22,7 +22,7 @@ namespace bifolio::test {
 
 class prefix_oracle {
  public:
-  /// What the next block stands behind: contents that were published, or (negative) the start of a scope.
+  /// What the next block follows: contents that were published, or (negative) the start of a scope.
   using node = std::int64_t;
   /// Extra keys of a prompt: of block i as text; none where there is no entry.
   using extra_texts = std::map<std::int64_t, std::string>;
@@ -63,13 +63,13 @@ class prefix_oracle {
     name contents = name_of(after, tokens, extras, index);
     if (const auto at = by_contents_.find(contents); at != by_contents_.end()) {
       if (at->second.block != block) {
-        forget(block);
+        unregister(block);
         ++stats_.num_duplicate_blocks;
         return {at->second.self, at->second.block};
       }
       return {at->second.self, -1};
     }
-    forget(block);
+    unregister(block);
     const node self = ++last_node_;
     by_block_[block] = by_contents_.emplace(std::move(contents), entry{self, block}).first;
     int level = hint.priority < retention_hint::lowest    ? retention_hint::lowest
@@ -95,7 +95,7 @@ class prefix_oracle {
   }
   [[nodiscard]] const std::vector<int>& tokens_of(int block) const { return std::get<1>(by_block_.at(block)->first); }
 
-  void forget(int block) {
+  void unregister(int block) {
     const auto at = by_block_.find(block);
     if (at == by_block_.end()) return;
     by_contents_.erase(at->second);
@@ -106,14 +106,14 @@ class prefix_oracle {
   int take() {
     const int block = pool_->take();
     if (holds(block)) ++stats_.num_evicted_blocks;
-    forget(block);
+    unregister(block);
     return block;
   }
   bool reset() {
     for (const auto& [block, at] : by_block_) {
       if (pool_->users(block) != 0) return false;
     }
-    while (!by_block_.empty()) forget(by_block_.begin()->first);
+    while (!by_block_.empty()) unregister(by_block_.begin()->first);
     return true;
   }
   /// Of hints that are due at the same time, the last published loses its priority first: the tail of a sequence goes

@@ -21,7 +21,7 @@
 
 namespace bifolio::test {
 
-/// A float32 whose conversion is worth a test: any exponent, mantissas at and beside ties, specials, subnormals, and
+/// A float32 whose conversion is worth a test: any exponent, mantissas at and next to ties, specials, subnormals, and
 /// often an ordinary number.
 [[nodiscard]] inline std::uint32_t hard_float_bits(random_source& random) noexcept {
   const std::uint64_t drawn = random.next();
@@ -29,7 +29,7 @@ namespace bifolio::test {
   switch (((drawn >> 32) * 10) >> 32) {
     case 0:
       return bits;  // any pattern at all
-    case 1: {       // one of the patterns beside a tie of float16 or bfloat16
+    case 1: {       // one of the patterns next to a tie of float16 or bfloat16
       static constexpr std::uint32_t mantissas[] = {
           0,        1,        0x0fff,   0x1000,   0x1001,   0x3000,   0x7fff,   0x8000,   0x8001,  0x18000,
           0x7fe000, 0x7fefff, 0x7ff000, 0x7f7fff, 0x7f8000, 0x7fffff, 0x400000, 0x3fffff, 0x400001};
@@ -53,23 +53,34 @@ namespace bifolio::test {
   }
 }
 
+/// An element of `type`, in the low bytes.
+[[nodiscard]] inline std::uint32_t hard_bits(random_source& random, dtype type) {
+  switch (type) {
+    case dtype::f32:
+      return hard_float_bits(random);
+    case dtype::f16:
+      return static_cast<std::uint32_t>(random.next());  // any pattern will do
+    case dtype::bf16:
+      return hard_float_bits(random) >> 16;
+  }
+  return 0;
+}
+
 /// Hard elements of `type` to cut pieces from; drawing each element anew would take most of a test's time.
 [[nodiscard]] inline const std::vector<std::byte>& hard_pool(dtype type) {
   const auto make = [](dtype of) {
     random_source random(hash_of(test_seed(), 0x4a5d, static_cast<int>(of)));
     std::vector<std::byte> bytes((std::size_t{1} << 20) * size_of(of));
     for (std::size_t at = 0; at < bytes.size(); at += size_of(of)) {
-      // Of float16 any pattern will do.
-      std::uint32_t bits = of == dtype::f16 ? static_cast<std::uint32_t>(random.next()) : hard_float_bits(random);
-      if (of == dtype::bf16) bits >>= 16;
+      const std::uint32_t bits = hard_bits(random, of);
       std::memcpy(bytes.data() + at, &bits, size_of(of));
     }
     return bytes;
   };
-  static const std::vector<std::byte> f32 = make(dtype::f32);
-  static const std::vector<std::byte> f16 = make(dtype::f16);
-  static const std::vector<std::byte> bf16 = make(dtype::bf16);
-  return type == dtype::f32 ? f32 : type == dtype::f16 ? f16 : bf16;
+  return visit_dtype(type, [&](auto traits) -> const std::vector<std::byte>& {
+    static const std::vector<std::byte> pool = make(traits.type);
+    return pool;
+  });
 }
 
 /// `count` elements of `type`, hard to convert: pieces of the pool from random places on.
@@ -97,7 +108,7 @@ class cache_pair {
   [[nodiscard]] kv_cache_view device() noexcept { return view_at(device_.data()); }
   [[nodiscard]] kv_cache_view host() noexcept { return view_at(host_.data()); }
   [[nodiscard]] const kv_layout& layout() const noexcept { return arranged_.layout; }
-  /// Every byte of the cache, of its gaps and of what lies around it.
+  /// Every byte of the cache, of its gaps and of its surroundings.
   [[nodiscard]] bool equal() const { return device_.holds(host_); }
 
  private:
@@ -115,7 +126,7 @@ class cache_pair {
   device_bytes device_;
 };
 
-/// How rows of k and v lie in memory.
+/// How rows of k and v are arranged in memory.
 enum class row_order : std::uint8_t {
   dense,
   fused,   ///< k and v are slices of one [num_tokens, 3, num_heads, head_dim]

@@ -32,11 +32,11 @@ std::int32_t smallest_chunk(std::int32_t head_dim) {
 }
 
 // One head of one token, chunk by chunk.
-void store_row(std::byte* half, dtype type, const kv_strides& strides, block_id block, std::int32_t head,
+void store_row(std::byte* plane, dtype type, const kv_strides& strides, block_id block, std::int32_t head,
                std::int32_t token, std::span<const float> values) {
   const auto dims = static_cast<std::int32_t>(values.size());
   for (std::int32_t first = 0; first < dims; first += strides.chunk) {
-    store_elements(half, type, strides.offset(block, head, token, first), strides.dim, values.data() + first,
+    store_elements(plane, type, strides.offset(block, head, token, first), strides.dim, values.data() + first,
                    std::min(strides.chunk, dims - first));
   }
 }
@@ -132,11 +132,11 @@ paged_cache::paged_cache(backend& where, arrangement how, dtype type, std::int32
   const auto element = static_cast<std::int64_t>(size_of(type));
   std::vector<std::byte> image(static_cast<std::size_t>((guard_elements + arranged.elements) * element));
   poison(image, type);
-  std::byte* k_half = image.data() + (guard_elements + arranged.k_start) * element;
-  std::byte* v_half = image.data() + (guard_elements + arranged.v_start) * element;
+  std::byte* k_plane = image.data() + (guard_elements + arranged.k_start) * element;
+  std::byte* v_plane = image.data() + (guard_elements + arranged.v_start) * element;
 
   table_stride_ = longest + placement.table_padding;
-  tables_.assign(seqs.size() * static_cast<std::size_t>(table_stride_), free_table_entry);
+  tables_.assign(seqs.size() * static_cast<std::size_t>(table_stride_), padding_entry);
   std::size_t next = 0;
   for (std::size_t s = 0; s < seqs.size(); ++s) {
     std::int32_t* row = tables_.data() + s * static_cast<std::size_t>(table_stride_);
@@ -152,8 +152,8 @@ paged_cache::paged_cache(backend& where, arrangement how, dtype type, std::int32
       const block_id block{row[j / block_size]};
       const auto token = static_cast<std::int32_t>(j % block_size);
       for (std::int32_t h = 0; h < num_kv_heads; ++h) {
-        store_row(k_half, type, layout.k, block, h, token, {from_k, dims});
-        store_row(v_half, type, layout.v, block, h, token, {from_v, dims});
+        store_row(k_plane, type, layout.k, block, h, token, {from_k, dims});
+        store_row(v_plane, type, layout.v, block, h, token, {from_v, dims});
         from_k += head_dim;
         from_v += head_dim;
       }

@@ -17,7 +17,7 @@
 
 namespace bifolio::test {
 
-/// How a layer lies in memory: the three named layouts, and three that only strides can say.
+/// How a layer is arranged in memory: the three named layouts, and three that only strides can express.
 enum class arrangement : std::uint8_t {
   hnd,
   nhd,
@@ -31,7 +31,7 @@ inline constexpr arrangement all_arrangements[] = {arrangement::hnd,     arrange
                                                    arrangement::padded,  arrangement::scattered};
 [[nodiscard]] std::string_view to_string(arrangement value) noexcept;
 
-/// A layout and where its two halves start, in elements, in a region of `elements` elements.
+/// A layout and where its two planes start, in elements, in a region of `elements` elements.
 struct arranged_layout {
   kv_layout layout;
   std::int64_t k_start = 0;
@@ -46,7 +46,7 @@ struct dense_kv {
   std::int64_t seq_len = 0;
   const float* k = nullptr;
   const float* v = nullptr;
-  /// Positions before this one are not needed by anybody, as behind a sliding window: they are not stored, and blocks
+  /// Positions before this one are not needed by anybody, as left of a sliding window: they are not stored, and blocks
   /// that hold nothing else are given back, with free table entries in their place.
   std::int64_t first_needed = 0;
 };

@@ -15,21 +15,25 @@ namespace bifolio::test {
 /// Host memory that says it is a device's.
 class pretended_device_memory final : public memory_resource {
  public:
-  explicit pretended_device_memory(memory_resource& upstream) noexcept : upstream_(&upstream) {}
+  explicit pretended_device_memory(memory_resource& upstream, device where = {device_type::cuda, 0}) noexcept
+      : upstream_(&upstream), where_(where) {}
   [[nodiscard]] void* allocate(std::size_t num_bytes, std::size_t alignment) override {
     return upstream_->allocate(num_bytes, alignment);
   }
   void deallocate(void* pointer, std::size_t num_bytes, std::size_t alignment) noexcept override {
     upstream_->deallocate(pointer, num_bytes, alignment);
   }
-  [[nodiscard]] device where() const noexcept override { return {device_type::cuda, 0}; }
+  [[nodiscard]] device where() const noexcept override { return where_; }
 
  private:
   memory_resource* upstream_;
+  device where_;
 };
 
 class pretended_device final : public backend {
  public:
+  explicit pretended_device(device where = {device_type::cuda, 0}) : device_memory_(failing_, where) {}
+
   [[nodiscard]] int num_uploads() const noexcept { return num_uploads_; }
   [[nodiscard]] int num_swaps() const noexcept { return num_swaps_; }
   [[nodiscard]] failing_memory_resource& failing() noexcept { return failing_; }
@@ -37,7 +41,7 @@ class pretended_device final : public backend {
   /// From now on every transfer is refused.
   void lose() noexcept { health_ = errc::device_lost; }
 
-  [[nodiscard]] device where() const noexcept override { return {device_type::cuda, 0}; }
+  [[nodiscard]] device where() const noexcept override { return device_memory_.where(); }
   [[nodiscard]] std::string description() const override { return "pretended"; }
   [[nodiscard]] errc health() const noexcept override { return health_; }
   [[nodiscard]] memory_resource& memory() noexcept override { return device_memory_; }
@@ -85,7 +89,7 @@ class pretended_device final : public backend {
   std::unique_ptr<backend> cpu_ = make_backend();
   counting_memory_resource counting_{default_host_memory()};
   failing_memory_resource failing_{counting_};
-  pretended_device_memory device_memory_{failing_};
+  pretended_device_memory device_memory_;
   errc health_ = errc::ok;
   int num_uploads_ = 0;
   int num_swaps_ = 0;

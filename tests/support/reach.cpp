@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <unistd.h>
 
+#include <bifolio/cpu.hpp>
 #include <bifolio/dtype.hpp>
 #include <cstdio>
 #include <cstdlib>
@@ -103,8 +104,8 @@ class recording_backend final : public backend {
  public:
   recording_backend(std::unique_ptr<backend> inner, std::string name)
       : inner_(std::move(inner)), name_(std::move(name)) {
-    for (const dtype dst : {dtype::f32, dtype::f16, dtype::bf16}) {
-      for (const dtype src : {dtype::f32, dtype::f16, dtype::bf16}) record().has(move_name(name_, dst, src));
+    for (const dtype dst : all_dtypes) {
+      for (const dtype src : all_dtypes) record().has(move_name(name_, dst, src));
     }
     record().has(name_ + " merge");
   }
@@ -156,6 +157,9 @@ class recording_backend final : public backend {
                                                   const attention_params& params) const override {
     return inner_->describe(plan, params);
   }
+  [[nodiscard]] std::vector<std::string> explain(const attention_plan& plan) const override {
+    return inner_->explain(plan);
+  }
   [[nodiscard]] errc merge_states(const merge_params& params, stream_ref stream) noexcept override {
     const errc code = inner_->merge_states(params, stream);
     if (code == errc::ok && params.out.num_tokens > 0) record().reached(name_ + " merge");
@@ -189,7 +193,7 @@ const cuda::runtime_api& recorded_runtime() {
 
 std::unique_ptr<backend> open_recorded(device where, const backend_options& options) {
 #if BIFOLIO_TEST_RECORDS_LAUNCHES
-  // Not wrapped: what is specific to CUDA asks for the backend's own type.
+  // Not wrapped: functions that are specific to CUDA need the backend's own type.
   if (where.type == device_type::cuda) {
     return std::make_unique<cuda::cuda_backend>(recorded_runtime(), where.index);
   }

@@ -38,7 +38,7 @@ TEST_CASE("every supported ISA is among the backends under test") {
   CHECK(one_per_family(0).size() >= supported_isas().size());
 }
 
-TEST_CASE("an arrangement gives every element of both halves an address of its own, inside the region") {
+TEST_CASE("an arrangement gives every element of both planes an address of its own, inside the region") {
   for (const arrangement how : all_arrangements) {
     for (const std::int32_t head_dim : {1, 6, 7, 16}) {
       CAPTURE(to_string(how));
@@ -71,7 +71,7 @@ TEST_CASE("a paged cache holds its sequences and poison everywhere else") {
   REQUIRE(tested.is_host);
   CHECK(cache.view().num_blocks == 3);
   CHECK(cache.table_stride() == 3);
-  CHECK(cache.tables()[2] == free_table_entry);
+  CHECK(cache.tables()[2] == padding_entry);
   const kv_layout& layout = cache.view().layout;
   for (std::int32_t j = 0; j < 4; ++j) {
     const block_id block{cache.tables()[static_cast<std::size_t>(j / 2)]};
@@ -87,7 +87,7 @@ TEST_CASE("a paged cache holds its sequences and poison everywhere else") {
 }
 
 TEST_CASE("poison is a NaN that no conversion produces") {
-  for (const dtype type : {dtype::f32, dtype::f16, dtype::bf16}) {
+  for (const dtype type : all_dtypes) {
     std::byte bytes[4];
     poison({bytes, size_of(type)}, type);
     CHECK(is_poison(bytes, type, 0));

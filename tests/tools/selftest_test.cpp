@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bifolio/cpu.hpp>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <utility>

@@ -32,7 +32,7 @@ cache_shape random_shape(random_source& random, bool large) {
   constexpr std::array<std::int32_t, 3> heads{1, 3, 8};
   cache_shape shape{random.pick(all_arrangements), random.pick(dtypes), random.pick(heads), random.pick(dims),
                     random.pick(blocks)};
-  // More than a megabyte: several lanes' worth.
+  // More than a megabyte: several workers' worth.
   if (large) shape.heads = 8, shape.dims = 64, shape.block_size = 16;
   return shape;
 }
@@ -135,7 +135,7 @@ std::string convert_between(const tested_backend& tested, random_source& random,
   return complaint(src.equal(), "the source") + complaint(dst.equal(), "the destination");
 }
 
-/// A cache in host memory, as `swap_blocks` takes it beside one on the device.
+/// A cache in host memory, as `swap_blocks` takes it together with one on the device.
 class host_cache {
  public:
   host_cache(backend& where, const cache_shape& shape, std::int64_t num_blocks)

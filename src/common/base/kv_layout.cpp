@@ -50,8 +50,8 @@ kv_layout make_layout(layout_kind kind, dtype type, std::int32_t num_kv_heads, s
   require_positive("num_kv_heads", num_kv_heads);
   require_positive("head_dim", head_dim);
   require_positive("block_size", block_size);
-  if (type != dtype::f32 && type != dtype::f16 && type != dtype::bf16) {
-    detail::refuse(errc::invalid_argument, "dtype number ", static_cast<int>(type), " is not one of f32, f16, bf16");
+  if (!is_dtype(type)) {
+    detail::refuse(errc::invalid_argument, "dtype number ", static_cast<int>(type), " is not one of ", dtype_names);
   }
   constexpr std::int64_t max_block_bytes = std::int64_t{1} << 40;
   (void)detail::bounded_product(

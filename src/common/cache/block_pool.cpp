@@ -59,12 +59,12 @@ void block_pool::drop_head(std::uint32_t list) noexcept {
 }
 
 void block_pool::unlink(std::uint32_t dropped) noexcept {
-  node& one = nodes_[dropped];
-  queue& from = lists_[one.list];
-  (one.prev != no_node ? nodes_[one.prev].next : from.head) = one.next;
-  (one.next != no_node ? nodes_[one.next].prev : from.tail) = one.prev;
-  if (from.head == no_node && one.list < num_block_levels) filled_levels_ &= ~(1U << one.list);
-  one.next = unused_;
+  node& holder = nodes_[dropped];
+  queue& from = lists_[holder.list];
+  (holder.prev != no_node ? nodes_[holder.prev].next : from.head) = holder.next;
+  (holder.next != no_node ? nodes_[holder.next].prev : from.tail) = holder.prev;
+  if (from.head == no_node && holder.list < num_block_levels) filled_levels_ &= ~(1U << holder.list);
+  holder.next = unused_;
   unused_ = dropped;
 }
 
@@ -108,7 +108,7 @@ void block_pool::add_tail(std::uint32_t list) noexcept {
 }
 
 void block_pool::leave_queue(block_id id) {
-  if (!is_block(id)) throw_not_used(id, "revive");
+  if (!is_block(id)) throw_not_used(id, "touch");
   leave_node(id);
 }
 
@@ -117,24 +117,24 @@ void block_pool::leave_node(block_id id) noexcept {
   record& of = record_of(id);
   const std::uint32_t at = of.place / num_block_levels;
   of.place |= not_queued * num_block_levels;
-  node& one = nodes_[at];
-  --(one.list < num_block_levels ? num_free_ : num_fenced_);
-  block_id* const found = std::find(one.ids.begin() + one.begin, one.ids.begin() + one.end, id);
-  std::move(found + 1, one.ids.begin() + one.end, found);
-  --one.end;
-  if (one.begin == one.end) {
-    const std::uint32_t before = one.prev;
-    const std::uint32_t after = one.next;
+  node& holder = nodes_[at];
+  --(holder.list < num_block_levels ? num_free_ : num_fenced_);
+  block_id* const found = std::find(holder.ids.begin() + holder.begin, holder.ids.begin() + holder.end, id);
+  std::move(found + 1, holder.ids.begin() + holder.end, found);
+  --holder.end;
+  if (holder.begin == holder.end) {
+    const std::uint32_t before = holder.prev;
+    const std::uint32_t after = holder.next;
     unlink(at);
     if (before != no_node && after != no_node && nodes_[before].size() + nodes_[after].size() < node::capacity) {
       merge(after, before);
     }
     return;
   }
-  if (one.prev != no_node && nodes_[one.prev].size() + one.size() < node::capacity) {
-    merge(at, one.prev);
-  } else if (one.next != no_node && nodes_[one.next].size() + one.size() < node::capacity) {
-    merge(one.next, at);
+  if (holder.prev != no_node && nodes_[holder.prev].size() + holder.size() < node::capacity) {
+    merge(at, holder.prev);
+  } else if (holder.next != no_node && nodes_[holder.next].size() + holder.size() < node::capacity) {
+    merge(holder.next, at);
   }
 }
 
@@ -146,8 +146,8 @@ void block_pool::merge(std::uint32_t second, std::uint32_t first) noexcept {
   const std::uint32_t num_front = front.size();
   const std::uint32_t num_back = back.size();
   const auto moved_to = [&](block_id id, std::uint32_t at) {
-    record& one = record_of(id);
-    one.place = at * num_block_levels + one.place % num_block_levels;
+    record& block = record_of(id);
+    block.place = at * num_block_levels + block.place % num_block_levels;
   };
   if (num_back <= num_front) {
     std::move(front.ids.begin() + front.begin, front.ids.begin() + front.end, front.ids.begin());
@@ -173,11 +173,11 @@ void block_pool::merge(std::uint32_t second, std::uint32_t first) noexcept {
 void block_pool::set_level_of_unused(block_id id, block_level level) {
   if (!is_block(id)) throw_not_used(id, "set_level");
   detail::require_between("level", level, 0, num_block_levels - 1);
-  record& one = record_of(id);
-  if (one.place % num_block_levels == level) return;
+  record& block = record_of(id);
+  if (block.place % num_block_levels == level) return;
   const bool moves = is_free(id);
   if (moves) leave_node(id);
-  one.place = one.place / num_block_levels * num_block_levels + level;
+  block.place = block.place / num_block_levels * num_block_levels + level;
   if (!moves) return;
   const std::uint32_t num_fences = std::exchange(num_fences_, 0);  // it waited for no fence, so it waits for none now
   push(id, reuse_order::last);
@@ -247,9 +247,9 @@ void block_pool::release(std::span<const block_id> ids, reuse_order order) {
     throw_not_used(ids[i], "release");
   }
   for (std::size_t i = ids.size(); i-- > 0;) {
-    const record& one = record_of(ids[i]);
+    const record& block = record_of(ids[i]);
     // An id that stands in `ids` more than once is queued by its last appearance.
-    if (one.num_refs == 0 && one.place / num_block_levels == not_queued) push(ids[i], order);
+    if (block.num_refs == 0 && block.place / num_block_levels == not_queued) push(ids[i], order);
   }
 }
 
@@ -274,18 +274,18 @@ std::int64_t block_pool::peek_free(std::span<block_id> out) const noexcept {
 std::string block_pool::check_list(std::uint32_t list, std::int64_t& queued) const {
   std::uint32_t before = no_node;
   for (std::uint32_t at = lists_[list].head; at != no_node; before = at, at = nodes_[at].next) {
-    const node& one = nodes_[at];
-    if (one.prev != before) return "a node of a queue does not point back";
-    if (one.list != list) return "a node does not know its queue";
-    if (one.begin >= one.end || one.end > node::capacity) return "a node of a queue is empty or overfull";
-    if (one.begin != 0 && before != no_node) return "a node that is not its queue's first has a gap at its front";
+    const node& holder = nodes_[at];
+    if (holder.prev != before) return "a node of a queue does not point back";
+    if (holder.list != list) return "a node does not know its queue";
+    if (holder.begin >= holder.end || holder.end > node::capacity) return "a node of a queue is empty or overfull";
+    if (holder.begin != 0 && before != no_node) return "a node that is not its queue's first has a gap at its front";
     if (before != no_node && before != lists_[list].head && at != lists_[list].tail &&
-        nodes_[before].size() + one.size() < node::capacity) {
+        nodes_[before].size() + holder.size() < node::capacity) {
       return "two neighbours in a queue would fit into one node";
     }
-    for (std::uint32_t i = one.begin; i < one.end; ++i) {
-      const std::int32_t id = to_index(one.ids[i]);
-      if (!is_block(one.ids[i])) return "a queue holds " + std::to_string(id) + ", which is no block";
+    for (std::uint32_t i = holder.begin; i < holder.end; ++i) {
+      const std::int32_t id = to_index(holder.ids[i]);
+      if (!is_block(holder.ids[i])) return "a queue holds " + std::to_string(id) + ", which is no block";
       if (records_[id].num_refs != 0) return "block " + std::to_string(id) + " is queued and referenced";
       if (records_[id].place / num_block_levels != at) return "block " + std::to_string(id) + " does not know its node";
       if (list < num_block_levels && records_[id].place % num_block_levels != list) {

@@ -113,20 +113,20 @@ block_id kv_cache_manager::take_block() noexcept {
   return block;
 }
 
-seq_id kv_cache_manager::id_of(const sequence& one) const noexcept {
-  return seq_id{std::uint64_t{one.generation} << 32 | static_cast<std::uint32_t>(&one - records_)};
+seq_id kv_cache_manager::id_of(const sequence& record) const noexcept {
+  return seq_id{std::uint64_t{record.generation} << 32 | static_cast<std::uint32_t>(&record - records_)};
 }
 
 sequence& kv_cache_manager::open_record() noexcept {
-  sequence& one = records_[free_record_];
-  free_record_ = one.num_tokens;
-  ++one.generation;
-  one.num_tokens = 0;
-  one.num_committed = 0;
-  one.writable_end = 0;
-  note_table_change(one);
+  sequence& record = records_[free_record_];
+  free_record_ = record.num_tokens;
+  ++record.generation;
+  record.num_tokens = 0;
+  record.num_committed = 0;
+  record.writable_end = 0;
+  note_table_change(record);
   ++num_sequences_;
-  return one;
+  return record;
 }
 
 allocate_result kv_cache_manager::allocate(std::int64_t num_tokens) {
@@ -139,35 +139,35 @@ allocate_result kv_cache_manager::allocate(std::int64_t num_tokens) {
     slab_.reserve(block_table::chunks_to_grow(0, size));
     reserve_events(size);
   });
-  sequence& one = open_record();
-  block_table& table = table_of(one);
+  sequence& record = open_record();
+  block_table& table = table_of(record);
   for (std::int32_t i = 0; i < size; ++i) table.push_back(take_block(), slab_);
-  one.num_tokens = static_cast<std::int32_t>(num_tokens);
-  one.writable_end = end_of(table);
-  if (prefix_) publication_of(one) = {prefix_->root(default_scope), 0, 0, default_scope, {}};
+  record.num_tokens = static_cast<std::int32_t>(num_tokens);
+  record.writable_end = end_of(table);
+  if (prefix_) publication_of(record) = {prefix_->root(default_scope), 0, 0, default_scope, {}};
   num_tokens_ += num_tokens;
   num_entries_ += size;
   peak_used_ = std::max(peak_used_, pool_.num_used());
-  return {id_of(one), alloc_status::ok};
+  return {id_of(record), alloc_status::ok};
 }
 
-kv_cache_manager::growth kv_cache_manager::plan_growth(const sequence& one, std::int64_t num_tokens,
+kv_cache_manager::growth kv_cache_manager::plan_growth(const sequence& record, std::int64_t num_tokens,
                                                        std::int64_t num_lookahead) const {
-  const std::int64_t left = config_.max_seq_len - one.num_tokens;
+  const std::int64_t left = config_.max_seq_len - record.num_tokens;
   require_between("num_tokens", num_tokens, 0, left);
   require_between("num_lookahead", num_lookahead, 0, left - num_tokens);
-  const block_table& table = table_of(one);
+  const block_table& table = table_of(record);
   growth result{table.size(), 0, false, false, alloc_status::ok};
   if (num_tokens + num_lookahead == 0) return result;
-  result.table_size = std::max(table.size(), blocks_of(one.num_tokens + num_tokens + num_lookahead));
+  result.table_size = std::max(table.size(), blocks_of(record.num_tokens + num_tokens + num_lookahead));
   result.num_blocks = result.table_size - table.size();
-  if (one.writable_end == 0 && ends_in_block(one.num_tokens)) {
-    const std::int32_t tail = whole_blocks(one.num_tokens);
+  if (record.writable_end == 0 && ends_in_block(record.num_tokens)) {
+    const std::int32_t tail = whole_blocks(record.num_tokens);
     if (table.is_shared(tail, pool_)) {
       result.copies_tail = true;
     } else if (prefix_ && prefix_->holds(table[tail])) {
-      result.unnames_tail = result.num_blocks + 1 > pool_.num_free();
-      result.copies_tail = !result.unnames_tail;
+      result.unregisters_tail = result.num_blocks + 1 > pool_.num_free();
+      result.copies_tail = !result.unregisters_tail;
     }
     if (result.copies_tail) ++result.num_blocks;
   }
@@ -188,13 +188,13 @@ std::int64_t kv_cache_manager::blocks_to_append(seq_id seq, std::int64_t num_tok
 }
 
 append_result kv_cache_manager::append_slowly(seq_id seq, std::int64_t num_tokens, std::int64_t num_lookahead) {
-  sequence& one = get_resident(seq);
+  sequence& record = get_resident(seq);
   // The second line of the table takes the id in most cases; asking for both at once waits once.
-  detail::prefetch_to_write(reinterpret_cast<const char*>(&table_of(one)) + 64);
-  const growth grown = plan_growth(one, num_tokens, num_lookahead);
+  detail::prefetch_to_write(reinterpret_cast<const char*>(&table_of(record)) + 64);
+  const growth grown = plan_growth(record, num_tokens, num_lookahead);
   if (grown.status != alloc_status::ok || num_tokens + num_lookahead == 0) return {grown.status, {}};
-  block_table& table = table_of(one);
-  const std::int32_t tail = whole_blocks(one.num_tokens);
+  block_table& table = table_of(record);
+  const std::int32_t tail = whole_blocks(record.num_tokens);
   translate_bad_alloc("append", [&] {
     table.reserve(grown.table_size);
     slab_.reserve(block_table::chunks_to_grow(table.size(), grown.table_size) +
@@ -202,20 +202,20 @@ append_result kv_cache_manager::append_slowly(seq_id seq, std::int64_t num_token
     reserve_events(grown.num_blocks + 1);
   });
   append_result result{alloc_status::ok, {}};
-  if (grown.unnames_tail) prefix_->forget(table[tail]);
+  if (grown.unregisters_tail) prefix_->unregister(table[tail]);
   if (grown.copies_tail) {
     result.copy = {table[tail], take_block()};
     table.replace(tail, result.copy.dst, pool_, slab_);
-    note_table_change(one);
+    note_table_change(record);
     ++num_copied_;
-  } else if (host_ && ends_in_block(one.num_tokens)) {
+  } else if (host_ && ends_in_block(record.num_tokens)) {
     // Somebody who shared the tail, and for whom it was full, may have gone to the host since.
     detach(table[tail]);
   }
   num_entries_ += grown.table_size - table.size();
   while (table.size() < grown.table_size) table.push_back(take_block(), slab_);
-  one.writable_end = end_of(table);
-  one.num_tokens += static_cast<std::int32_t>(num_tokens);
+  record.writable_end = end_of(table);
+  record.num_tokens += static_cast<std::int32_t>(num_tokens);
   num_tokens_ += num_tokens;
   peak_used_ = std::max(peak_used_, pool_.num_used());
   return result;
@@ -228,40 +228,40 @@ std::int32_t kv_cache_manager::first_visible_block(std::int64_t num_committed) c
 }
 
 void kv_cache_manager::commit_slowly(seq_id seq, std::int64_t num_tokens) {
-  sequence& one = get_resident(seq);
-  reserve_commit(one, num_tokens);
-  commit_positions(one, num_tokens);
-  if (prefix_ && num_tokens > 0) publication_of(one).num_published = -1;
+  sequence& record = get_resident(seq);
+  reserve_commit(record, num_tokens);
+  commit_positions(record, num_tokens);
+  if (prefix_ && num_tokens > 0) publication_of(record).num_published = -1;
 }
 
 void kv_cache_manager::commit_slowly(seq_id seq, std::span<const token_id> tokens) {
-  sequence& one = get_resident(seq);
+  sequence& record = get_resident(seq);
   const auto num_tokens = static_cast<std::int64_t>(tokens.size());
-  reserve_commit(one, num_tokens);
-  if (prefix_) publish_tokens(one, tokens);
-  commit_positions(one, num_tokens);
+  reserve_commit(record, num_tokens);
+  if (prefix_) publish_tokens(record, tokens);
+  commit_positions(record, num_tokens);
 }
 
 // Refuses what is wrong, and makes room for the events and for the chunk that the window's edge may cut.
-void kv_cache_manager::reserve_commit(const sequence& one, std::int64_t num_tokens) {
-  require_between("num_tokens", num_tokens, 0, one.num_tokens - one.num_committed);
-  const std::int64_t num_committed = one.num_committed + num_tokens;
+void kv_cache_manager::reserve_commit(const sequence& record, std::int64_t num_tokens) {
+  require_between("num_tokens", num_tokens, 0, record.num_tokens - record.num_committed);
+  const std::int64_t num_committed = record.num_committed + num_tokens;
   const std::int32_t first = first_visible_block(num_committed);
   translate_bad_alloc("commit", [&] {
-    reserve_events(whole_blocks(num_committed) - whole_blocks(one.num_committed));
-    if (first > table_of(one).first() && table_of(one).cuts_shared_chunk(first)) slab_.reserve(1);
+    reserve_events(whole_blocks(num_committed) - whole_blocks(record.num_committed));
+    if (first > table_of(record).first() && table_of(record).cuts_shared_chunk(first)) slab_.reserve(1);
   });
 }
 
-void kv_cache_manager::commit_positions(sequence& one, std::int64_t num_tokens) noexcept {
-  block_table& table = table_of(one);
-  const std::int32_t first = first_visible_block(one.num_committed + num_tokens);
+void kv_cache_manager::commit_positions(sequence& record, std::int64_t num_tokens) noexcept {
+  block_table& table = table_of(record);
+  const std::int32_t first = first_visible_block(record.num_committed + num_tokens);
   if (first > table.first()) {
     num_entries_ -= first - table.first();
     table.drop_front(first, pool_, slab_);
-    note_table_change(one);
+    note_table_change(record);
   }
-  one.num_committed += static_cast<std::int32_t>(num_tokens);
+  record.num_committed += static_cast<std::int32_t>(num_tokens);
 }
 
 allocate_result kv_cache_manager::fork(seq_id seq) {
@@ -291,43 +291,43 @@ allocate_result kv_cache_manager::fork(seq_id seq) {
 }
 
 void kv_cache_manager::truncate(seq_id seq, std::int64_t num_tokens) {
-  sequence& one = get_resident(seq);
-  detail::prefetch_to_write(reinterpret_cast<const char*>(&table_of(one)) + 64);
-  require_between("num_tokens", num_tokens, 0, one.num_tokens);
+  sequence& record = get_resident(seq);
+  detail::prefetch_to_write(reinterpret_cast<const char*>(&table_of(record)) + 64);
+  require_between("num_tokens", num_tokens, 0, record.num_tokens);
   const std::int32_t size = blocks_of(num_tokens);
-  block_table& table = table_of(one);
+  block_table& table = table_of(record);
   if (table.first() > first_visible_block(num_tokens)) {
     detail::refuse(errc::invalid_argument, "truncate to ", num_tokens, " tokens needs logical block ",
                    first_visible_block(num_tokens), ", but the sliding window gave back those below ", table.first());
   }
   if (table.cuts_shared_chunk(size)) translate_bad_alloc("truncate", [&] { slab_.reserve(1); });
   num_entries_ -= table.size() - size;
-  table.truncate(size, whole_blocks(one.num_committed), pool_, slab_);
-  note_table_change(one);
-  num_tokens_ -= one.num_tokens - num_tokens;
-  one.num_tokens = static_cast<std::int32_t>(num_tokens);
-  one.num_committed = std::min(one.num_committed, one.num_tokens);
+  table.truncate(size, whole_blocks(record.num_committed), pool_, slab_);
+  note_table_change(record);
+  num_tokens_ -= record.num_tokens - num_tokens;
+  record.num_tokens = static_cast<std::int32_t>(num_tokens);
+  record.num_committed = std::min(record.num_committed, record.num_tokens);
   // The new tail may be a block that was full, and thereby shared, a moment ago.
-  one.writable_end = ends_in_block(num_tokens) ? 0 : end_of(table);
+  record.writable_end = ends_in_block(num_tokens) ? 0 : end_of(table);
   if (host_ && ends_in_block(num_tokens)) detach(table[whole_blocks(num_tokens)]);
-  if (prefix_) rewind_publication(one);
+  if (prefix_) rewind_publication(record);
 }
 
 void kv_cache_manager::free(seq_id seq) {
-  sequence& one = get(seq);
-  block_table& table = table_of(one);
-  num_tokens_ -= one.num_tokens;
-  if (prefix_) end_publication(one);
-  if (one.writable_end == swapped_out) {
+  sequence& record = get(seq);
+  block_table& table = table_of(record);
+  num_tokens_ -= record.num_tokens;
+  if (prefix_) end_publication(record);
+  if (record.writable_end == swapped_out) {
     --host_->num_swapped_sequences;
-    table.clear(whole_blocks(one.num_committed), host_->pool, slab_);
+    table.clear(whole_blocks(record.num_committed), host_->pool, slab_);
   } else {
     num_entries_ -= table.size() - table.first();
-    table.clear(whole_blocks(one.num_committed), pool_, slab_);
+    table.clear(whole_blocks(record.num_committed), pool_, slab_);
   }
-  ++one.generation;
-  one.num_tokens = free_record_;
-  free_record_ = static_cast<std::int32_t>(&one - records_);
+  ++record.generation;
+  record.num_tokens = free_record_;
+  free_record_ = static_cast<std::int32_t>(&record - records_);
   --num_sequences_;
 }
 
@@ -340,11 +340,12 @@ block_id kv_cache_manager::block_at(seq_id seq, std::int64_t index) const {
 }
 
 slot_id kv_cache_manager::slot_at(seq_id seq, std::int64_t position) const {
-  const sequence& one = get_resident(seq);
-  if (position < 0 || position >= one.num_tokens) {
-    detail::refuse(errc::out_of_range, "position ", position, " is not in a sequence of ", one.num_tokens, " tokens");
+  const sequence& record = get_resident(seq);
+  if (position < 0 || position >= record.num_tokens) {
+    detail::refuse(errc::out_of_range, "position ", position, " is not in a sequence of ", record.num_tokens,
+                   " tokens");
   }
-  const block_id block = table_of(one)[static_cast<std::int32_t>(position / config_.block_size)];
+  const block_id block = table_of(record)[static_cast<std::int32_t>(position / config_.block_size)];
   if (block == invalid_block) return no_slot;
   return make_slot(block, static_cast<std::int32_t>(position % config_.block_size), config_.block_size);
 }

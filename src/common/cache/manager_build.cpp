@@ -11,12 +11,13 @@
 namespace bifolio {
 namespace {
 
-void check_row(const scheduled_seq& row, const sequence& one, std::int64_t first_position) {
+void check_row(const scheduled_seq& row, const sequence& record, std::int64_t first_position) {
   if (row.query_len < 1 || row.query_len > row.seq_len) {
     detail::refuse(errc::invalid_argument, "query_len ", row.query_len, " is not between 1 and seq_len ", row.seq_len);
   }
-  if (row.seq_len > one.num_tokens) {
-    detail::refuse(errc::out_of_range, "seq_len ", row.seq_len, " is past the sequence's ", one.num_tokens, " tokens");
+  if (row.seq_len > record.num_tokens) {
+    detail::refuse(errc::out_of_range, "seq_len ", row.seq_len, " is past the sequence's ", record.num_tokens,
+                   " tokens");
   }
   if (row.seq_len - row.query_len < first_position) {
     detail::refuse(errc::out_of_range, "position ", row.seq_len - row.query_len,
@@ -39,8 +40,8 @@ void kv_cache_manager::build(step_batch& batch, const step_plan& plan) const {
   std::int64_t num_tokens = 0;
   std::int64_t longest = 0;
   for (const scheduled_seq& row : plan.seqs) {
-    const sequence& one = get_resident(row.seq);
-    check_row(row, one, std::int64_t{table_of(one).first()} * block_size);
+    const sequence& record = get_resident(row.seq);
+    check_row(row, record, std::int64_t{table_of(record).first()} * block_size);
     num_tokens += row.query_len;
     longest = std::max<std::int64_t>(longest, blocks_of(row.seq_len));
   }
@@ -79,11 +80,11 @@ void kv_cache_manager::build(step_batch& batch, const step_plan& plan) const {
     const step_batch::written_row now{table_changes_[static_cast<std::uint32_t>(to_index(row.seq))], used};
     step_batch::written_row& before = batch.written_rows[i];
     if (before.change == now.change && before.num_entries <= used) [[likely]] {
-      if (before.num_entries < used) table.copy_to(table_row, before.num_entries, used, config_.free_entry);
+      if (before.num_entries < used) table.copy_to(table_row, before.num_entries, used, config_.table_padding);
       before.num_entries = used;
     } else {
-      table.copy_to(table_row, used, config_.free_entry);
-      std::fill(table_row + used, table_row + stride, config_.free_entry);
+      table.copy_to(table_row, used, config_.table_padding);
+      std::fill(table_row + used, table_row + stride, config_.table_padding);
       before = now;
     }
     for (std::int32_t position = row.seq_len - row.query_len; position < row.seq_len;) {

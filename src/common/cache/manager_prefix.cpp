@@ -8,7 +8,7 @@
 
 #include "common/base/require.hpp"
 #include "common/base/translate.hpp"
-#include "common/cache/require_names.hpp"
+#include "common/cache/require_limits.hpp"
 
 namespace bifolio {
 
@@ -133,8 +133,8 @@ open_result kv_cache_manager::open(const prompt_view& prompt, std::int64_t num_n
     if (!extras.empty()) extras_[static_cast<std::uint32_t>(free_record_)] = std::move(extras);
   });
 
-  sequence& one = open_record();
-  block_table& table = table_of(one);
+  sequence& record = open_record();
+  block_table& table = table_of(record);
   open_result result{.status = alloc_status::ok, .num_cached_tokens = hits.num_tokens};
   const std::span<const block_id> taken =
       std::span(hits_)
@@ -150,14 +150,14 @@ open_result kv_cache_manager::open(const prompt_view& prompt, std::int64_t num_n
     ++num_copied_;
   }
   while (table.size() < size) table.push_back(take_block(), slab_);
-  one.num_tokens = static_cast<std::int32_t>(num_tokens);
-  one.num_committed = static_cast<std::int32_t>(hits.num_tokens);
-  one.writable_end = end_of(table);  // the tail is a fresh block: at least one token is not cached
-  if (prefix_) start_publication(one, prompt, hits, scope);
+  record.num_tokens = static_cast<std::int32_t>(num_tokens);
+  record.num_committed = static_cast<std::int32_t>(hits.num_tokens);
+  record.writable_end = end_of(table);  // the tail is a fresh block: at least one token is not cached
+  if (prefix_) start_publication(record, prompt, hits, scope);
   num_tokens_ += num_tokens;
   num_entries_ += size - first;
   peak_used_ = std::max(peak_used_, pool_.num_used());
-  result.seq = id_of(one);
+  result.seq = id_of(record);
   return result;
 }
 
@@ -181,18 +181,18 @@ std::vector<kv_cache_manager::block_extras> kv_cache_manager::acquire_block_extr
 }
 
 void kv_cache_manager::release_block_extras(std::span<const block_extras> extras) noexcept {
-  for (const block_extras& one : extras) prefix_->release_extras(one.extras);
+  for (const block_extras& extra : extras) prefix_->release_extras(extra.extras);
 }
 
-std::span<const kv_cache_manager::block_extras> kv_cache_manager::extras_of(const sequence& one) const noexcept {
+std::span<const kv_cache_manager::block_extras> kv_cache_manager::extras_of(const sequence& record) const noexcept {
   if (extras_.empty()) return {};
-  const auto found = extras_.find(static_cast<std::uint32_t>(&one - records_));
+  const auto found = extras_.find(static_cast<std::uint32_t>(&record - records_));
   if (found == extras_.end()) return {};
   return found->second;
 }
 
-extras_id kv_cache_manager::extras_at(const sequence& one, std::int32_t index) const noexcept {
-  const std::span<const block_extras> extras = extras_of(one);
+extras_id kv_cache_manager::extras_at(const sequence& record, std::int32_t index) const noexcept {
+  const std::span<const block_extras> extras = extras_of(record);
   const auto at = std::lower_bound(extras.begin(), extras.end(), index,
                                    [](const block_extras& some, std::int32_t wanted) { return some.index < wanted; });
   return at != extras.end() && at->index == index ? at->extras : no_extras;
@@ -200,43 +200,43 @@ extras_id kv_cache_manager::extras_at(const sequence& one, std::int32_t index) c
 
 // --- publishing
 
-void kv_cache_manager::start_publication(const sequence& one, const prompt_view& prompt, const prefix_hits& hits,
+void kv_cache_manager::start_publication(const sequence& record, const prompt_view& prompt, const prefix_hits& hits,
                                          scope_id scope) noexcept {
   const std::int32_t num_published = whole_blocks(hits.num_tokens);
-  publication_of(one) = {.end = num_published > 0 ? hits.end : prefix_->root(scope),
-                         .num_published = num_published,
-                         .num_unnamed = 0,
-                         .scope = scope,
-                         .retention = prompt.retention};
+  publication_of(record) = {.end = num_published > 0 ? hits.end : prefix_->root(scope),
+                            .num_published = num_published,
+                            .num_evicted_prefix_blocks = 0,
+                            .scope = scope,
+                            .retention = prompt.retention};
   const auto begin = static_cast<std::size_t>(num_published) * static_cast<std::size_t>(config_.block_size);
   std::copy_n(prompt.tokens.begin() + static_cast<std::ptrdiff_t>(begin),
-              static_cast<std::size_t>(hits.num_tokens) - begin, tail_tokens_of(one));
+              static_cast<std::size_t>(hits.num_tokens) - begin, tail_tokens_of(record));
   prefix_->count_lookup(whole_blocks(static_cast<std::int64_t>(prompt.tokens.size())), hits.num_blocks);
 }
 
-void kv_cache_manager::publish_tokens(sequence& one, std::span<const token_id> tokens) noexcept {
-  publication& state = publication_of(one);
+void kv_cache_manager::publish_tokens(sequence& record, std::span<const token_id> tokens) noexcept {
+  publication& state = publication_of(record);
   if (state.num_published < 0) return;
   const auto block_size = static_cast<std::size_t>(config_.block_size);
-  token_id* tail = tail_tokens_of(one);
-  const auto offset = static_cast<std::size_t>(one.num_committed - state.num_published * config_.block_size);
+  token_id* tail = tail_tokens_of(record);
+  const auto offset = static_cast<std::size_t>(record.num_committed - state.num_published * config_.block_size);
   if (offset > 0) {
     const std::size_t count = std::min(block_size - offset, tokens.size());
     std::copy_n(tokens.begin(), count, tail + offset);
     if (offset + count < block_size) return;
-    publish_blocks(one, {tail, block_size});
+    publish_blocks(record, {tail, block_size});
     tokens = tokens.subspan(count);
   }
   const std::size_t num_whole = tokens.size() / block_size * block_size;
-  publish_blocks(one, tokens.first(num_whole));
+  publish_blocks(record, tokens.first(num_whole));
   std::copy(tokens.begin() + static_cast<std::ptrdiff_t>(num_whole), tokens.end(), tail);
 }
 
 // `tokens` fill whole blocks. Keys are made a few blocks ahead, so that what publishing will write is near by then.
-void kv_cache_manager::publish_blocks(sequence& one, std::span<const token_id> tokens) noexcept {
+void kv_cache_manager::publish_blocks(sequence& record, std::span<const token_id> tokens) noexcept {
   constexpr std::size_t group_size = 32;
-  publication& state = publication_of(one);
-  block_table& table = table_of(one);
+  publication& state = publication_of(record);
+  block_table& table = table_of(record);
   const auto block_size = static_cast<std::size_t>(config_.block_size);
   std::array<content_key, group_size> keys;
   while (!tokens.empty()) {
@@ -244,19 +244,20 @@ void kv_cache_manager::publish_blocks(sequence& one, std::span<const token_id> t
     prefix_chain ahead = state.end;
     for (std::size_t k = 0; k < count; ++k) {
       const std::int32_t index = state.num_published + static_cast<std::int32_t>(k);
-      ahead.key = keys[k] = prefix_->next_key(ahead, tokens.subspan(k * block_size, block_size), extras_at(one, index));
+      ahead.key = keys[k] =
+          prefix_->next_key(ahead, tokens.subspan(k * block_size, block_size), extras_at(record, index));
       if (count > 1) prefix_->prefetch(table[index], keys[k]);
     }
     for (std::size_t k = 0; k < count; ++k) {
       const std::int32_t index = state.num_published++;
       const publish_result published =
           prefix_->publish(table[index], keys[k], state.end, tokens.subspan(k * block_size, block_size), index,
-                           state.retention, extras_at(one, index));
+                           state.retention, extras_at(record, index));
       state.end = published.end;
       if (config_.prefix.deduplicate && published.duplicate_of != invalid_block && !table.is_shared(index, pool_)) {
-        pool_.revive(published.duplicate_of);
+        pool_.touch(published.duplicate_of);
         table.replace(index, published.duplicate_of, pool_, slab_);
-        note_table_change(one);
+        note_table_change(record);
         peak_used_ = std::max(peak_used_, pool_.num_used());  // a fence may hold the one that was replaced
       }
     }
@@ -266,24 +267,24 @@ void kv_cache_manager::publish_blocks(sequence& one, std::span<const token_id> t
 
 // After a rollback: back to the end of the last block that is still full. Its name and the tokens behind it stand in
 // the prefix cache, unless the sequence was swapped in or slid past it since; then it is published no more.
-void kv_cache_manager::rewind_publication(sequence& one) noexcept {
-  publication& state = publication_of(one);
-  if (state.num_published < 0 || one.num_committed >= state.num_published * config_.block_size) return;
-  const block_table& table = table_of(one);
-  const std::int32_t keep = whole_blocks(one.num_committed);
-  const std::int32_t oldest_named = std::max(state.num_unnamed, table.first());
-  const bool has_tail = ends_in_block(one.num_committed);
+void kv_cache_manager::rewind_publication(sequence& record) noexcept {
+  publication& state = publication_of(record);
+  if (state.num_published < 0 || record.num_committed >= state.num_published * config_.block_size) return;
+  const block_table& table = table_of(record);
+  const std::int32_t keep = whole_blocks(record.num_committed);
+  const std::int32_t oldest_named = std::max(state.num_evicted_prefix_blocks, table.first());
+  const bool has_tail = ends_in_block(record.num_committed);
   if ((keep > 0 && keep - 1 < oldest_named) || (has_tail && keep < oldest_named)) {
     state.num_published = -1;
     return;
   }
   if (has_tail) {
-    const auto offset = static_cast<std::size_t>(one.num_committed - keep * config_.block_size);
-    std::copy_n(prefix_->tokens_of(table[keep]).begin(), offset, tail_tokens_of(one));
+    const auto offset = static_cast<std::size_t>(record.num_committed - keep * config_.block_size);
+    std::copy_n(prefix_->tokens_of(table[keep]).begin(), offset, tail_tokens_of(record));
   }
   state.end = keep > 0 ? prefix_->chain_at(table[keep - 1]) : prefix_->root(state.scope);
   state.num_published = keep;
-  state.num_unnamed = std::min(state.num_unnamed, keep);
+  state.num_evicted_prefix_blocks = std::min(state.num_evicted_prefix_blocks, keep);
 }
 
 void kv_cache_manager::reserve_fork_publication(const sequence& parent, const sequence& child) {
@@ -291,7 +292,7 @@ void kv_cache_manager::reserve_fork_publication(const sequence& parent, const se
   if (extras.empty()) return;
   std::vector<block_extras> copy(extras.begin(), extras.end());
   extras_[static_cast<std::uint32_t>(&child - records_)] = std::move(copy);
-  for (const block_extras& one : extras) prefix_->retain_extras(one.extras);
+  for (const block_extras& extra : extras) prefix_->retain_extras(extra.extras);
 }
 
 void kv_cache_manager::fork_publication(const sequence& parent, const sequence& child) noexcept {
@@ -300,10 +301,10 @@ void kv_cache_manager::fork_publication(const sequence& parent, const sequence& 
   std::copy_n(tail_tokens_of(parent), config_.block_size, tail_tokens_of(child));
 }
 
-void kv_cache_manager::end_publication(const sequence& one) noexcept {
-  prefix_->release_scope(publication_of(one).scope);
-  release_block_extras(extras_of(one));
-  extras_.erase(static_cast<std::uint32_t>(&one - records_));
+void kv_cache_manager::end_publication(const sequence& record) noexcept {
+  prefix_->release_scope(publication_of(record).scope);
+  release_block_extras(extras_of(record));
+  extras_.erase(static_cast<std::uint32_t>(&record - records_));
 }
 
 // --- the whole cache

@@ -55,9 +55,9 @@ std::int64_t kv_cache_manager::blocks_to_move(std::span<const seq_id> seqs, bool
   std::vector<block_id>& touched = host_->touched;
   touched.clear();
   for (const seq_id seq : seqs) {
-    const sequence& one = get(seq);
-    const block_table& table = table_of(one);
-    for (std::int32_t i = table.first(); i < blocks_of(one.num_tokens); ++i) {
+    const sequence& record = get(seq);
+    const block_table& table = table_of(record);
+    for (std::int32_t i = table.first(); i < blocks_of(record.num_tokens); ++i) {
       const block_id copy = copy_of[static_cast<std::size_t>(to_index(table[i]))];
       if (copy == invalid_block || to.is_free(copy)) touched.push_back(table[i]);
     }
@@ -85,19 +85,19 @@ void kv_cache_manager::reserve_move(std::span<const seq_id> seqs, std::vector<bl
   for (const seq_id seq : seqs) table_of(get(seq)).reserve(longest);
 }
 
-void kv_cache_manager::move_table(sequence& one, bool out, std::vector<block_copy>& copies) noexcept {
+void kv_cache_manager::move_table(sequence& record, bool out, std::vector<block_copy>& copies) noexcept {
   std::vector<block_id>& copy_of = out ? host_->on_host : host_->on_device;
   std::vector<block_id>& original_of = out ? host_->on_device : host_->on_host;
   block_pool& from = out ? pool_ : host_->pool;
   block_pool& to = out ? host_->pool : pool_;
-  block_table& table = table_of(one);
+  block_table& table = table_of(record);
   block_table& moved = host_->spare;
   for (std::int32_t i = 0; i < table.first(); ++i) moved.push_null();
-  for (std::int32_t i = table.first(); i < blocks_of(one.num_tokens); ++i) {
+  for (std::int32_t i = table.first(); i < blocks_of(record.num_tokens); ++i) {
     const block_id block = table[i];
     block_id copy = copy_of[static_cast<std::size_t>(to_index(block))];
     if (copy != invalid_block) {
-      to.revive(copy);
+      to.touch(copy);
     } else {
       copy = out ? take_host_block() : take_block();
       copy_of[static_cast<std::size_t>(to_index(block))] = copy;
@@ -107,16 +107,16 @@ void kv_cache_manager::move_table(sequence& one, bool out, std::vector<block_cop
     }
     moved.push_back(copy, slab_);
   }
-  table.clear(whole_blocks(one.num_committed), from, slab_);
+  table.clear(whole_blocks(record.num_committed), from, slab_);
   std::swap(table, moved);
-  note_table_change(one);
+  note_table_change(record);
 }
 
 void kv_cache_manager::detach_unfinished(std::span<const seq_id> seqs, bool out) noexcept {
   for (const seq_id seq : seqs) {
-    const sequence& one = *find(seq);
-    const block_table& table = table_of(one);
-    for (std::int32_t i = std::max(table.first(), whole_blocks(one.num_committed)); i < table.size(); ++i) {
+    const sequence& record = *find(seq);
+    const block_table& table = table_of(record);
+    for (std::int32_t i = std::max(table.first(), whole_blocks(record.num_committed)); i < table.size(); ++i) {
       detach(out ? host_->on_device[static_cast<std::size_t>(to_index(table[i]))] : table[i]);
     }
   }
@@ -129,10 +129,10 @@ alloc_status kv_cache_manager::swap_out(std::span<const seq_id> seqs, std::vecto
   if (needed > config_.num_host_blocks) return alloc_status::never;
   if (needed > host_->pool.num_free()) return alloc_status::later;
   for (const seq_id seq : seqs) {
-    sequence& one = get(seq);
-    num_entries_ -= table_of(one).size() - table_of(one).first();
-    move_table(one, true, copies);
-    one.writable_end = swapped_out;
+    sequence& record = get(seq);
+    num_entries_ -= table_of(record).size() - table_of(record).first();
+    move_table(record, true, copies);
+    record.writable_end = swapped_out;
     ++host_->num_swapped_sequences;
   }
   detach_unfinished(seqs, true);
@@ -151,13 +151,13 @@ alloc_status kv_cache_manager::swap_in(std::span<const seq_id> seqs, std::vector
   if (needed > config_.num_blocks) return alloc_status::never;
   if (needed > pool_.num_free()) return alloc_status::later;
   for (const seq_id seq : seqs) {
-    sequence& one = get(seq);
-    move_table(one, false, copies);
-    const block_table& table = table_of(one);
+    sequence& record = get(seq);
+    move_table(record, false, copies);
+    const block_table& table = table_of(record);
     num_entries_ += table.size() - table.first();
-    one.writable_end = ends_in_block(one.num_tokens) ? 0 : end_of(table);
+    record.writable_end = ends_in_block(record.num_tokens) ? 0 : end_of(table);
     // The new blocks have no names; what they hold may still be found under the old ones.
-    if (prefix_) publication_of(one).num_unnamed = publication_of(one).num_published;
+    if (prefix_) publication_of(record).num_evicted_prefix_blocks = publication_of(record).num_published;
     --host_->num_swapped_sequences;
   }
   detach_unfinished(seqs, false);

@@ -12,7 +12,7 @@
 #include "common/base/refuse.hpp"
 #include "common/base/translate.hpp"
 #include "common/cache/interned_bytes.hpp"
-#include "common/cache/require_names.hpp"
+#include "common/cache/require_limits.hpp"
 
 namespace bifolio {
 namespace {
@@ -43,7 +43,7 @@ std::string bytes_of(const prefix_scope& scope) {
 
 // Those of a prompt's extra keys that lie in [begin, end).
 std::span<const extra_key> extras_within(std::span<const extra_key> extras, std::int64_t begin, std::int64_t end) {
-  const auto by_position = [](const extra_key& one, std::int64_t position) { return one.position < position; };
+  const auto by_position = [](const extra_key& extra, std::int64_t position) { return extra.position < position; };
   const auto first = std::lower_bound(extras.begin(), extras.end(), begin, by_position);
   return {first, std::lower_bound(first, extras.end(), end, by_position)};
 }
@@ -171,7 +171,7 @@ void prefix_cache::release_extras(extras_id extras) noexcept {
   names_->extras.release(static_cast<std::uint32_t>(extras));
 }
 
-std::size_t prefix_cache::num_names() const noexcept {
+std::size_t prefix_cache::num_interned() const noexcept {
   return names_->scopes.num_in_use() - 1 + names_->extras.num_in_use() - 1;
 }
 
@@ -182,11 +182,11 @@ block_id prefix_cache::candidate(std::uint32_t tag) const noexcept {
   const std::uint64_t home = home_of(tag);
   std::uint64_t at = home;
   do {
-    const bucket& one = buckets_[at];
-    if (const std::uint32_t found = one.with_tag(tag); found != 0) {
-      return block_id{one.blocks[static_cast<std::uint32_t>(std::countr_zero(found))]};
+    const bucket& slots = buckets_[at];
+    if (const std::uint32_t found = slots.with_tag(tag); found != 0) {
+      return block_id{slots.blocks[static_cast<std::uint32_t>(std::countr_zero(found))]};
     }
-    if (one.num_passed() == 0) return invalid_block;
+    if (slots.num_passed() == 0) return invalid_block;
     at = next_bucket(at);
   } while (at != home);  // a small index may have entries that went on in all of its buckets
   return invalid_block;
@@ -194,8 +194,8 @@ block_id prefix_cache::candidate(std::uint32_t tag) const noexcept {
 
 bool prefix_cache::matches(block_id block, const content_key& key, std::uint64_t parent, const token_id* tokens,
                            extras_id extras) const noexcept {
-  const entry& one = entry_of(block);
-  if (one.key != key || one.parent != parent) return false;
+  const entry& contents = entry_of(block);
+  if (contents.key != key || contents.parent != parent) return false;
   if (!extras_of_.empty() && extras_of_[static_cast<std::uint32_t>(block)] != extras) return false;
   if (config_.block_size == 16) return std::memcmp(token_row(block), tokens, 64) == 0;  // inline, without a call
   return std::memcmp(token_row(block), tokens, static_cast<std::size_t>(config_.block_size) * sizeof(token_id)) == 0;
@@ -207,12 +207,12 @@ block_id prefix_cache::find(const content_key& key, std::uint64_t parent, const 
   const std::uint64_t home = home_of(tag);
   std::uint64_t at = home;
   do {
-    const bucket& one = buckets_[at];
-    for (std::uint32_t found = one.with_tag(tag); found != 0; found &= found - 1) {
-      const block_id block{one.blocks[static_cast<std::uint32_t>(std::countr_zero(found))]};
+    const bucket& slots = buckets_[at];
+    for (std::uint32_t found = slots.with_tag(tag); found != 0; found &= found - 1) {
+      const block_id block{slots.blocks[static_cast<std::uint32_t>(std::countr_zero(found))]};
       if (matches(block, key, parent, tokens, extras)) return block;
     }
-    if (one.num_passed() == 0) return invalid_block;
+    if (slots.num_passed() == 0) return invalid_block;
     at = next_bucket(at);
   } while (at != home);  // as in candidate
   return invalid_block;
@@ -335,7 +335,7 @@ void prefix_cache::pin(std::span<const block_id> hits) noexcept {
   for (std::size_t i = 0; i < hits.size(); ++i) {
     if (i + ahead < hits.size()) pool_->prefetch_node(hits[i + ahead]);
     if (i + ahead / 2 < hits.size()) pool_->prefetch_neighbours(hits[i + ahead / 2]);
-    pool_->revive(hits[i]);
+    pool_->touch(hits[i]);
   }
 }
 
@@ -375,19 +375,19 @@ publish_result prefix_cache::publish(block_id block, const content_key& key, con
   // Sequences that share a block which was not yet full for good publish it one after another.
   if (found == block) return {{key, entry_of(block).serial}, invalid_block};
   if (holds(block)) [[unlikely]]
-    forget(block);
+    unregister(block);
   if (tokens.size() == 16) {
     std::memcpy(token_row(block), tokens.data(), 64);  // inline, without a call
   } else {
     std::memcpy(token_row(block), tokens.data(), tokens.size_bytes());
   }
-  entry& one = entry_of(block);
+  entry& contents = entry_of(block);
   if (found != invalid_block) {
-    one = entry_of(found);
+    contents = entry_of(found);
     ++stats_.num_duplicate_blocks;
-    return {{key, one.serial}, found};
+    return {{key, contents.serial}, found};
   }
-  one = {key, next_serial_++, after.serial};
+  contents = {key, next_serial_++, after.serial};
   if (is_scope(after.serial)) names_->scopes.retain(scope_index(after.serial));
   if (extras != no_extras) names_->extras.retain(static_cast<std::uint32_t>(extras));
   if (!extras_of_.empty()) extras_of_[static_cast<std::uint32_t>(block)] = extras;
@@ -396,13 +396,13 @@ publish_result prefix_cache::publish(block_id block, const content_key& key, con
   if (hint.expires_at != 0 && hint.expires_at <= now_) level = retention_hint::normal;
   pool_->set_level(block, level);
   if (hint.expires_at != 0 && level != retention_hint::normal) {
-    expiries_.push_back({hint.expires_at, one.serial, block});
+    expiries_.push_back({hint.expires_at, contents.serial, block});
     std::push_heap(expiries_.begin(), expiries_.end(), later_expiry);
   }
   record({cache_event::kind::stored, block, key, after.key});
   ++stats_.num_published_blocks;
   ++stats_.num_cached_blocks;
-  return {{key, one.serial}, invalid_block};
+  return {{key, contents.serial}, invalid_block};
 }
 
 prefix_chain prefix_cache::chain_at(block_id block) const noexcept {
@@ -413,14 +413,14 @@ std::span<const token_id> prefix_cache::tokens_of(block_id block) const noexcept
   return {token_row(block), static_cast<std::size_t>(config_.block_size)};
 }
 
-void prefix_cache::forget(block_id block) noexcept {
+void prefix_cache::unregister(block_id block) noexcept {
   if (!holds(block)) return;
   erase(block);
-  entry& one = entry_of(block);
-  if (is_scope(one.parent)) names_->scopes.release(scope_index(one.parent));
+  entry& contents = entry_of(block);
+  if (is_scope(contents.parent)) names_->scopes.release(scope_index(contents.parent));
   if (!extras_of_.empty()) release_extras(std::exchange(extras_of_[static_cast<std::uint32_t>(block)], no_extras));
-  record({cache_event::kind::removed, block, one.key, {}});
-  one.serial = 0;
+  record({cache_event::kind::removed, block, contents.key, {}});
+  contents.serial = 0;
   pool_->set_level(block, 0);
   --stats_.num_cached_blocks;
 }
@@ -440,7 +440,7 @@ block_id prefix_cache::allocate_one() noexcept {
   if (block == invalid_block) return block;
   if (holds(block)) {
     ++stats_.num_evicted_blocks;
-    forget(block);
+    unregister(block);
   }
   prefetch_evictions();
   return block;
@@ -461,7 +461,7 @@ bool prefix_cache::reset() {
   }
   if (config_.record_events) detail::translate_bad_alloc("reset", [&] { events_.reserve(events_.size() + 1); });
   const bool records = std::exchange(config_.record_events, false);  // one event stands for all
-  for (std::int64_t b = 0; b < num_blocks; ++b) forget(block_id{static_cast<std::int32_t>(b)});
+  for (std::int64_t b = 0; b < num_blocks; ++b) unregister(block_id{static_cast<std::int32_t>(b)});
   config_.record_events = records;
   record({cache_event::kind::cleared, invalid_block, {}, {}});
   expiries_.clear();
@@ -485,7 +485,7 @@ void prefix_cache::reserve_events(std::int64_t num_events) {
   const auto more = static_cast<std::size_t>(num_events);
   if (expiries_.capacity() - expiries_.size() < more) {
     // Those of contents that are gone make room; what is left is at most one a block.
-    std::erase_if(expiries_, [this](const expiry& one) { return !is_live(one); });
+    std::erase_if(expiries_, [this](const expiry& timer) { return !is_live(timer); });
     std::make_heap(expiries_.begin(), expiries_.end(), later_expiry);
     detail::make_room(expiries_, std::max(more, expiries_.size()));  // as many again, so that this is rare
   }

@@ -51,7 +51,10 @@ void require(bool holds, const char* name, std::int64_t value, const char* allow
 
 /// The numbers, and that a layer in this layout stays within its (2, num_blocks, block_elements) elements.
 void require_layout(const kv_layout& layout, std::int64_t num_blocks) {
-  require(validate::known(layout.type), "layout.type", static_cast<std::int64_t>(layout.type), "f32, f16 or bf16");
+  if (!is_dtype(layout.type)) {
+    detail::refuse(errc::invalid_argument, "layout.type is ", static_cast<std::int64_t>(layout.type),
+                   "; it must be one of ", dtype_names);
+  }
   require(layout.num_kv_heads >= 1, "layout.num_kv_heads", layout.num_kv_heads, "at least 1");
   require(layout.head_dim >= 1, "layout.head_dim", layout.head_dim, "at least 1");
   require(layout.block_size >= 1, "layout.block_size", layout.block_size, "at least 1");
@@ -64,18 +67,18 @@ void require_layout(const kv_layout& layout, std::int64_t num_blocks) {
   }
   // The product bounds block_elements, which multiplies without a check.
   const std::int64_t elements = detail::bounded_product(
-      "the number of elements of half a layer (num_blocks * num_kv_heads * head_dim * block_size)",
+      "the number of elements of a plane (num_blocks * num_kv_heads * head_dim * block_size)",
       validate::max_span_bytes / 4, num_blocks, layout.num_kv_heads, layout.head_dim, layout.block_size);
   for (const kv_strides* strides : {&layout.k, &layout.v}) {
-    const std::int64_t span = validate::half_span(layout, *strides, num_blocks);
+    const std::int64_t span = validate::plane_span(layout, *strides, num_blocks);
     if (span < 0 || span > elements) {
       detail::refuse(
           errc::invalid_argument, "a strided layout ",
           [&](std::string& sentence) {
             sentence += span < 0 ? "whose strides do not nest (see kv_layout.hpp)"
-                                 : "that reaches " + std::to_string(span) + " elements into half a layer";
+                                 : "that reaches " + std::to_string(span) + " elements into a plane";
           },
-          "; an engine's layers hold ", elements, " elements in each half");
+          "; an engine's layers hold ", elements, " elements in each plane");
     }
   }
 }
@@ -117,7 +120,7 @@ cache_engine::cache_engine(backend& where, const cache_engine_config& config, me
     detail::refuse(errc::invalid_argument, "the memory resource is of device ", to_string(source.where()),
                    "; the backend's kernels read memory of ", to_string(where.where()));
   }
-  const std::int64_t half_bytes = num_bytes / 2;
+  const std::int64_t plane_bytes = num_bytes / 2;
   const auto num_layers = static_cast<std::size_t>(config.num_layers);
   detail::translate_bad_alloc("cache_engine", [&] {
     storage_.reserve(num_layers);
@@ -125,7 +128,7 @@ cache_engine::cache_engine(backend& where, const cache_engine_config& config, me
     for (std::size_t i = 0; i < num_layers; ++i) {
       storage_.emplace_back(source, static_cast<std::size_t>(num_bytes));
       auto* const k = storage_.back().as<std::byte>();
-      layers_.push_back({k, k + half_bytes, config.num_blocks, config.layout});
+      layers_.push_back({k, k + plane_bytes, config.num_blocks, config.layout});
     }
   });
 }

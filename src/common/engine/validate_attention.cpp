@@ -6,6 +6,7 @@
 #include <limits>
 #include <new>
 
+#include "common/attention/visibility.hpp"
 #include "common/base/checked.hpp"
 #include "common/base/footprint.hpp"
 #include "common/base/refuse.hpp"
@@ -104,21 +105,21 @@ errc check_cache(const kv_cache_view& kv, const refusal& refuse) {
   }
   const kv_layout& layout = kv.layout;
   for (const bool is_k : {true, false}) {
-    const char* half = is_k ? "kv.k" : "kv.v";
+    const char* plane = is_k ? "kv.k" : "kv.v";
     const void* data = is_k ? kv.k : kv.v;
     const kv_strides& strides = is_k ? layout.k : layout.v;
     if (strides.chunk < 1 || layout.head_dim % strides.chunk != 0) {
-      return refuse(code, "the chunk of ", half, " is ", strides.chunk, "; it must be a divisor of head_dim, ",
+      return refuse(code, "the chunk of ", plane, " is ", strides.chunk, "; it must be a divisor of head_dim, ",
                     layout.head_dim);
     }
-    if (half_span(layout, strides, kv.num_blocks) < 0) {
-      return refuse(code, "the strides of ", half, " (block ", strides.block, ", head ", strides.head, ", token ",
+    if (plane_span(layout, strides, kv.num_blocks) < 0) {
+      return refuse(code, "the strides of ", plane, " (block ", strides.block, ", head ", strides.head, ", token ",
                     strides.token, ", dim ", strides.dim, ", chunk ", strides.chunk_stride,
                     ") let elements share a place or reach past 2^62 bytes");
     }
-    if (data == nullptr) return refuse(code, half, " is null");
+    if (data == nullptr) return refuse(code, plane, " is null");
     if (!aligned(data, layout.type)) {
-      return refuse(code, half, " is not aligned to its elements of ", static_cast<std::int64_t>(size_of(layout.type)),
+      return refuse(code, plane, " is not aligned to its elements of ", static_cast<std::int64_t>(size_of(layout.type)),
                     " bytes");
     }
   }
@@ -127,9 +128,9 @@ errc check_cache(const kv_cache_view& kv, const refusal& refuse) {
 
 // Shape, dtype, strides and pointer of one tensor; `written`: its rows must not overlap.
 errc check_tensor(const const_tensor_view& tensor, std::string_view name, bool written, const refusal& refuse) {
-  if (!known(tensor.type)) {
+  if (!is_dtype(tensor.type)) {
     return refuse(errc::invalid_argument, "the dtype of ", name, " is number ", static_cast<std::int32_t>(tensor.type),
-                  "; it must be f32, f16 or bf16");
+                  "; it must be one of ", dtype_names);
   }
   if (tensor.num_tokens < 0 || tensor.num_heads < 0 || tensor.head_dim < 0) {
     return refuse(errc::invalid_argument, name, " has the shape [", tensor.num_tokens, ", ", tensor.num_heads, ", ",
@@ -206,7 +207,7 @@ errc check_overlap(const attention_params& params, const refusal& refuse) {
     p.element_bytes = static_cast<std::int64_t>(size_of(rows.type));
     (void)make_footprint(p.memory, rows, false);
   };
-  const auto add_half = [&](const char* name, const void* data, const kv_strides& strides) {
+  const auto add_plane = [&](const char* name, const void* data, const kv_strides& strides) {
     part& p = parts[num_parts++];
     p.name = name;
     p.element_bytes = static_cast<std::int64_t>(size_of(params.kv.layout.type));
@@ -220,8 +221,8 @@ errc check_overlap(const attention_params& params, const refusal& refuse) {
   const int num_written = num_parts;
   add_rows("q", params.q);
   if (params.kv.num_blocks > 0) {
-    add_half("kv.k", params.kv.k, params.kv.layout.k);
-    add_half("kv.v", params.kv.v, params.kv.layout.v);
+    add_plane("kv.k", params.kv.k, params.kv.layout.k);
+    add_plane("kv.v", params.kv.v, params.kv.layout.v);
   }
   if (params.bias.data != nullptr && params.bias.num_keys > 0) add_rows("bias", rows_of(params.bias));
   for (int written = 0; written < num_written; ++written) {
@@ -256,17 +257,6 @@ std::int64_t blocks_of(std::int64_t num_tokens, std::int32_t block_size) noexcep
 
 }  // namespace
 
-position_range visible_positions(const attention_spec& spec, std::int64_t position, std::int64_t seq_len) noexcept {
-  position_range range{0, seq_len};
-  if (spec.window_left >= 0) range.begin = std::max<std::int64_t>(0, position - spec.window_left);
-  if (spec.causal) {
-    range.end = std::min(range.end, position + 1);
-  } else if (spec.window_right >= 0) {
-    range.end = std::min(range.end, position + spec.window_right + 1);
-  }
-  return range;
-}
-
 errc attention_spec_alone(const attention_spec& spec, std::string* sentence) {
   const refusal refuse(sentence);
   if (const errc code = expect_positive("num_q_heads", spec.num_q_heads, refuse); code != errc::ok) return code;
@@ -282,10 +272,10 @@ errc attention_spec_alone(const attention_spec& spec, std::string* sentence) {
     return refuse(errc::invalid_argument, "num_q_heads times head_dim is ",
                   std::int64_t{spec.num_q_heads} * spec.head_dim, "; the largest allowed value is ", max_row);
   }
-  if (!known(spec.q_type) || !known(spec.kv_type) || !known(spec.out_type)) {
+  if (!is_dtype(spec.q_type) || !is_dtype(spec.kv_type) || !is_dtype(spec.out_type)) {
     return refuse(errc::invalid_argument, "the dtypes of q, kv and out are numbers ",
                   static_cast<std::int32_t>(spec.q_type), ", ", static_cast<std::int32_t>(spec.kv_type), ", ",
-                  static_cast<std::int32_t>(spec.out_type), "; each must be f32, f16 or bf16");
+                  static_cast<std::int32_t>(spec.out_type), "; each must be one of ", dtype_names);
   }
   return errc::ok;
 }
@@ -344,13 +334,12 @@ errc attention_batch(const attention_spec& spec, const step_batch_view& batch, s
     }
     const std::int64_t query_len = batch.query_start_loc[seq + 1] - batch.query_start_loc[seq];
     if (query_len == 0) continue;
-    const position_range first = visible_positions(spec, seq_len - query_len, seq_len);
-    const position_range last = visible_positions(spec, seq_len - 1, seq_len);
-    if (first.begin >= last.end) continue;
+    const attn::visible_range visible = attn::window_of(spec).of_run(seq_len - query_len, seq_len - 1, seq_len);
+    if (visible.begin >= visible.end) continue;
     const std::int32_t* row = batch.block_tables + seq * batch.block_table_stride;
-    const std::int64_t end = blocks_of(last.end, spec.block_size);
-    if (are_block_ids(row + first.begin / spec.block_size, row + end, num_blocks)) continue;
-    for (std::int64_t entry = first.begin / spec.block_size; entry < end; ++entry) {
+    const std::int64_t end = blocks_of(visible.end, spec.block_size);
+    if (are_block_ids(row + visible.begin / spec.block_size, row + end, num_blocks)) continue;
+    for (std::int64_t entry = visible.begin / spec.block_size; entry < end; ++entry) {
       if (row[entry] < 0 || row[entry] >= num_blocks) {
         return refuse(errc::out_of_range, "entry ", entry, " of the block table of sequence ", seq, " is ", row[entry],
                       "; block ids must be in [0, ", num_blocks, ")");

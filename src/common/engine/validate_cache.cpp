@@ -6,7 +6,7 @@
 namespace bifolio::validate {
 namespace {
 
-/// The bytes of a whole layer, both halves; `view` has been checked.
+/// The bytes of a whole layer, both planes; `view` has been checked.
 struct layer_footprint {
   footprint k;
   footprint v;
@@ -73,7 +73,7 @@ bool aligned(const void* pointer, dtype type) noexcept {
 /// Rows of k or v against the layer they go to or come from. `out` is filled when there are rows.
 template <class Void>
 errc check_rows(footprint& out, const basic_tensor_view<Void>& rows, const kv_layout& layout, bool written) noexcept {
-  if (!known(rows.type) || rows.num_tokens < 0) return errc::invalid_argument;
+  if (!is_dtype(rows.type) || rows.num_tokens < 0) return errc::invalid_argument;
   if (rows.num_heads != layout.num_kv_heads || rows.head_dim != layout.head_dim) return errc::invalid_argument;
   if (rows.num_tokens == 0) return errc::ok;
   if (rows.data == nullptr || !aligned(rows.data, rows.type)) return errc::invalid_argument;
@@ -147,7 +147,7 @@ bool same_order(const kv_strides& a, const kv_strides& b) noexcept {
 
 }  // namespace
 
-std::int64_t half_span(const kv_layout& layout, const kv_strides& strides, std::int64_t num_blocks) noexcept {
+std::int64_t plane_span(const kv_layout& layout, const kv_strides& strides, std::int64_t num_blocks) noexcept {
   if (num_blocks == 0) return 0;
   footprint print;
   if (!make_footprint(print, nullptr, layout, strides, num_blocks)) return -1;
@@ -155,12 +155,12 @@ std::int64_t half_span(const kv_layout& layout, const kv_strides& strides, std::
 }
 
 errc check(const kv_layout& layout, std::int64_t num_blocks) noexcept {
-  if (!known(layout.type) || layout.num_kv_heads < 1 || layout.head_dim < 1 || layout.block_size < 1) {
+  if (!is_dtype(layout.type) || layout.num_kv_heads < 1 || layout.head_dim < 1 || layout.block_size < 1) {
     return errc::invalid_argument;
   }
   if (num_blocks < 0 || num_blocks > max_num_blocks) return errc::invalid_argument;
-  if (half_span(layout, layout.k, num_blocks) < 0) return errc::invalid_argument;
-  if (layout.v != layout.k && half_span(layout, layout.v, num_blocks) < 0) return errc::invalid_argument;
+  if (plane_span(layout, layout.k, num_blocks) < 0) return errc::invalid_argument;
+  if (layout.v != layout.k && plane_span(layout, layout.v, num_blocks) < 0) return errc::invalid_argument;
   return errc::ok;
 }
 

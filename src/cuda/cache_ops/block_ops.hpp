@@ -15,7 +15,7 @@
 
 namespace bifolio::cuda {
 
-/// One layer's four halves.
+/// One layer's four planes.
 struct layer_move {
   const void* src_k = nullptr;
   const void* src_v = nullptr;
@@ -23,7 +23,7 @@ struct layer_move {
   void* dst_v = nullptr;
 };
 
-/// Layers alike: how far apart their blocks lie, and that a block of a half is one run of bytes.
+/// Layers alike: how far apart their blocks lie, and that a block of a plane is one run of bytes.
 struct run_geometry {
   std::int64_t src_k_step = 0;  ///< bytes from a block to the next
   std::int64_t src_v_step = 0;

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "cuda/cache_ops/block_ops.hpp"
+#include "cuda/cache_ops/move_types.hpp"
 #include "cuda/cache_ops/transfer.cuh"
 
 namespace bifolio::cuda {
@@ -24,7 +25,7 @@ struct id_pair {
   std::int32_t dst;
 };
 
-struct half {
+struct plane {
   const void* src;
   void* dst;
   kv_strides src_strides;
@@ -34,7 +35,7 @@ struct half {
 };
 
 struct convert_args {
-  half halves[2];  ///< K, V
+  plane planes[2];  ///< K, V
   std::int32_t num_kv_heads;
   std::int32_t head_dim;
   std::int32_t block_size;
@@ -93,7 +94,7 @@ __global__ void __launch_bounds__(threads, 8) convert_packs(const __grid_constan
   constexpr int count = sizeof(Src) == 4 && sizeof(Dst) == 4 ? 4 : 8;
   device::grid_dependency_launch();
   device::grid_dependency_wait();
-  const half& side = args.halves[blockIdx.y];
+  const plane& side = args.planes[blockIdx.y];
   const auto per_row = static_cast<std::int32_t>(args.packs_per_row.value);
   const auto per_head = static_cast<std::int32_t>(args.packs_per_head.value);
   const std::int32_t index = args.chunks_per_block.quotient(static_cast<std::int32_t>(blockIdx.x));
@@ -124,7 +125,7 @@ __global__ void __launch_bounds__(threads, 4) convert_tiles(const __grid_constan
 
   device::grid_dependency_launch();
   device::grid_dependency_wait();
-  const half& side = args.halves[blockIdx.y];
+  const plane& side = args.planes[blockIdx.y];
   const tile t = tile_of(args, blockIdx.x);
   const Src* const src = static_cast<const Src*>(side.src);
   Dst* const dst = static_cast<Dst*>(side.dst);
@@ -167,7 +168,7 @@ cudaError_t launch_types(const runtime_api& api, const kv_cache_view& src, const
   constexpr int count = sizeof(Src) == 4 && sizeof(Dst) == 4 ? 4 : 8;
   const std::int32_t dims = src.layout.head_dim;
   convert_args args;
-  const auto fill = [&](half& out, const void* from, const kv_strides& from_strides, void* to,
+  const auto fill = [&](plane& out, const void* from, const kv_strides& from_strides, void* to,
                         const kv_strides& to_strides) {
     out = {from,
            to,
@@ -177,8 +178,8 @@ cudaError_t launch_types(const runtime_api& api, const kv_cache_view& src, const
            walk_of<Dst>(to, to_strides, dims, count)};
     return out.src_walk == walk::packs && out.dst_walk == walk::packs;
   };
-  const bool k_direct = fill(args.halves[0], src.k, src.layout.k, dst.k, dst.layout.k);
-  const bool v_direct = fill(args.halves[1], src.v, src.layout.v, dst.v, dst.layout.v);
+  const bool k_direct = fill(args.planes[0], src.k, src.layout.k, dst.k, dst.layout.k);
+  const bool v_direct = fill(args.planes[1], src.v, src.layout.v, dst.v, dst.layout.v);
   args.num_kv_heads = src.layout.num_kv_heads;
   args.head_dim = dims;
   args.block_size = src.layout.block_size;
@@ -217,23 +218,9 @@ cudaError_t launch_convert_blocks(const runtime_api& api, const kv_cache_view& s
   if (cudaError_t status = cudaSuccess; try_launch_convert_x_split(api, src, dst, copies, dependent, stream, status)) {
     return status;
   }
-  const dtype from = src.layout.type;
-  const dtype to = dst.layout.type;
-  if (from == to) {
-    // Bits stay: float16 stands for both 16-bit types.
-    return from == dtype::f32 ? launch_types<float, float>(api, src, dst, copies, dependent, stream)
-                              : launch_types<float16, float16>(api, src, dst, copies, dependent, stream);
-  }
-  if (from == dtype::f32) {
-    return to == dtype::f16 ? launch_types<float, float16>(api, src, dst, copies, dependent, stream)
-                            : launch_types<float, bfloat16>(api, src, dst, copies, dependent, stream);
-  }
-  if (from == dtype::f16) {
-    return to == dtype::f32 ? launch_types<float16, float>(api, src, dst, copies, dependent, stream)
-                            : launch_types<float16, bfloat16>(api, src, dst, copies, dependent, stream);
-  }
-  return to == dtype::f32 ? launch_types<bfloat16, float>(api, src, dst, copies, dependent, stream)
-                          : launch_types<bfloat16, float16>(api, src, dst, copies, dependent, stream);
+  return visit_move(src.layout.type, dst.layout.type, [&]<class Src, class Dst>(move_types<Src, Dst>) {
+    return launch_types<Src, Dst>(api, src, dst, copies, dependent, stream);
+  });
 }
 
 }  // namespace bifolio::cuda

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cuda/cache_ops/block_ops.hpp"
+#include "cuda/cache_ops/move_types.hpp"
 #include "cuda/cache_ops/tile_transfer.cuh"
 
 namespace bifolio::cuda {
@@ -50,8 +51,8 @@ bool try_launch(const runtime_api& api, const kv_cache_view& rows, const kv_cach
     return false;
   }
   tile_args args = {};
-  args.halves[0] = {rows.k, rows.layout.k.block, rows.layout.k.token, rows.layout.k.head, cache.k, layout.k};
-  args.halves[1] = {rows.v, rows.layout.v.block, rows.layout.v.token, rows.layout.v.head, cache.v, layout.v};
+  args.planes[0] = {rows.k, rows.layout.k.block, rows.layout.k.token, rows.layout.k.head, cache.k, layout.k};
+  args.planes[1] = {rows.v, rows.layout.v.block, rows.layout.v.token, rows.layout.v.head, cache.v, layout.v};
   args.block_size = divisor(layout.block_size);
   args.num_heads = layout.num_kv_heads;
   args.head_dim = layout.head_dim;
@@ -79,19 +80,12 @@ bool try_launch_convert_x_split(const runtime_api& api, const kv_cache_view& src
                                 std::span<const block_copy> copies, bool dependent, cudaStream_t stream,
                                 cudaError_t& status) noexcept {
   const bool to_cache = dst.layout.k.chunk < dst.layout.head_dim;
-  const auto types = [&]<class Row, class Cache>(Row, Cache) {
-    return to_cache ? try_launch<Row, Cache, true>(api, src, dst, copies, dependent, stream, status)
-                    : try_launch<Row, Cache, false>(api, dst, src, copies, dependent, stream, status);
-  };
   const dtype rows = to_cache ? src.layout.type : dst.layout.type;
   const dtype cache = to_cache ? dst.layout.type : src.layout.type;
-  if (rows == cache) {
-    // Bits stay: float16 stands for both 16-bit types.
-    return rows == dtype::f32 ? types(float{}, float{}) : types(float16{}, float16{});
-  }
-  if (rows == dtype::f32) return cache == dtype::f16 ? types(float{}, float16{}) : types(float{}, bfloat16{});
-  if (rows == dtype::f16) return cache == dtype::f32 ? types(float16{}, float{}) : types(float16{}, bfloat16{});
-  return cache == dtype::f32 ? types(bfloat16{}, float{}) : types(bfloat16{}, float16{});
+  return visit_move(rows, cache, [&]<class Row, class Cache>(move_types<Row, Cache>) {
+    return to_cache ? try_launch<Row, Cache, true>(api, src, dst, copies, dependent, stream, status)
+                    : try_launch<Row, Cache, false>(api, dst, src, copies, dependent, stream, status);
+  });
 }
 
 }  // namespace bifolio::cuda

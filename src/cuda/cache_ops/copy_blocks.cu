@@ -122,7 +122,9 @@ cudaError_t launch_copy_runs(const runtime_api& api, std::span<const layer_move>
   }
   if (bits % 16 == 0) return launch_units<uint4>(api, layers, geometry, copies, how, stream);
   if (bits % 4 == 0) return launch_units<unsigned>(api, layers, geometry, copies, how, stream);
-  return launch_units<unsigned short>(api, layers, geometry, copies, how, stream);
+  using smallest_unit = unsigned short;
+  static_assert(std::ranges::all_of(all_dtypes, [](dtype type) { return size_of(type) % sizeof(smallest_unit) == 0; }));
+  return launch_units<smallest_unit>(api, layers, geometry, copies, how, stream);
 }
 
 }  // namespace bifolio::cuda

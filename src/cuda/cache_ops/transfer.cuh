@@ -7,6 +7,7 @@
 #include <bifolio/dtype.hpp>
 #include <cstdint>
 
+#include "cuda/cache_ops/move_types.hpp"
 #include "cuda/cache_ops/tile_transfer.cuh"
 #include "cuda/cache_ops/transfer.hpp"
 #include "cuda/device/convert.cuh"
@@ -18,8 +19,8 @@ namespace bifolio::cuda {
 
 inline constexpr int transfer_threads = 256;
 
-/// One half of a transfer, prepared for the kernel.
-struct transfer_half {
+/// One plane of a transfer, prepared for the kernel.
+struct transfer_plane {
   void* row;
   std::int64_t row_token_stride;
   std::int64_t row_head_stride;
@@ -47,7 +48,7 @@ struct slot_list {
 };
 
 struct rows_args {
-  transfer_half halves[2];
+  transfer_plane planes[2];
   slot_list list;
   std::int64_t num_tokens;
   divisor block_size;
@@ -57,7 +58,7 @@ struct rows_args {
 };
 
 /// A thread moves one pack: many small thread blocks even out better than few with more under way (4096 tokens, bf16,
-/// H200: 9.9 µs, 11.2 with two tokens a thread, 10.2 with four). Grid: x over tokens, y over halves.
+/// H200: 9.9 µs, 11.2 with two tokens a thread, 10.2 with four). Grid: x over tokens, y over planes.
 template <class Row, class Cache, int Count, bool ToCache>
 __global__ void __launch_bounds__(transfer_threads, 8) transfer_rows(const __grid_constant__ rows_args args) {
   using row_pack = packed<Row, Count>;
@@ -66,19 +67,20 @@ __global__ void __launch_bounds__(transfer_threads, 8) transfer_rows(const __gri
   device::grid_dependency_wait();
   const std::int64_t token = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
   if (token >= args.num_tokens) return;
-  const transfer_half& half = args.halves[blockIdx.y];
+  const transfer_plane& plane = args.planes[blockIdx.y];
   for (auto item = static_cast<std::int32_t>(threadIdx.x); item < args.packs_per_token;
        item += static_cast<std::int32_t>(blockDim.x)) {
     const std::int32_t head = args.packs_per_head.quotient(item);
     const std::int32_t dim = (item - head * static_cast<std::int32_t>(args.packs_per_head.value)) * Count;
-    Row* const row = static_cast<Row*>(half.row) + token * half.row_token_stride + head * half.row_head_stride + dim;
+    Row* const row = static_cast<Row*>(plane.row) + token * plane.row_token_stride + head * plane.row_head_stride + dim;
     // An appended row is on its way while its slot is looked up, wanted or not.
     row_pack values;
     if constexpr (ToCache) values = load_packed<Count>(row);
     const tile_place place = args.list.place_of(token, args.block_size);
     if (place.block < 0) return;
-    Cache* const cache = static_cast<Cache*>(half.cache) + token_offset(half.strides, place.block, head, place.offset) +
-                         dim_offset(half.strides, args.head_dim, dim);
+    Cache* const cache = static_cast<Cache*>(plane.cache) +
+                         token_offset(plane.strides, place.block, head, place.offset) +
+                         dim_offset(plane.strides, args.head_dim, dim);
     if constexpr (ToCache) {
       *reinterpret_cast<cache_pack*>(cache) = convert<Cache>(values);
     } else {
@@ -87,7 +89,7 @@ __global__ void __launch_bounds__(transfer_threads, 8) transfer_rows(const __gri
   }
 }
 
-/// Whether runs of `count` dims of one half are contiguous and can be accessed at once.
+/// Whether runs of `count` dims of one plane are contiguous and can be accessed at once.
 template <class T>
 [[nodiscard]] inline bool runs_of(const void* base, const kv_strides& strides, std::int32_t head_dim,
                                   std::int32_t count) noexcept {
@@ -105,10 +107,10 @@ template <class T>
          reinterpret_cast<std::uintptr_t>(base) % (static_cast<std::size_t>(step) * sizeof(T)) == 0;
 }
 
-/// Halves `first_half` … `last_half`, `Count` dims to a thread.
+/// Planes `first_plane` … `last_plane`, `Count` dims to a thread.
 template <class Row, class Cache, int Count, bool ToCache>
-[[nodiscard]] cudaError_t launch_rows(const runtime_api& api, const transfer_args& args, int first_half, int last_half,
-                                      bool dependent, cudaStream_t stream) noexcept {
+[[nodiscard]] cudaError_t launch_rows(const runtime_api& api, const transfer_args& args, int first_plane,
+                                      int last_plane, bool dependent, cudaStream_t stream) noexcept {
   const std::int64_t per_token = static_cast<std::int64_t>(args.num_kv_heads) * (args.head_dim / Count);
   unsigned lanes = 1;
   while (lanes < per_token && lanes < transfer_threads) lanes *= 2;
@@ -116,11 +118,11 @@ template <class Row, class Cache, int Count, bool ToCache>
   const std::int64_t blocks = (args.num_tokens + rows - 1) / rows;
   if (blocks > 0x7fffffff || per_token > 0x7fffffff - transfer_threads) return cudaErrorInvalidValue;
   rows_args all = {};
-  for (int h = first_half; h <= last_half; ++h) {
-    all.halves[h - first_half] =
+  for (int h = first_plane; h <= last_plane; ++h) {
+    all.planes[h - first_plane] =
         h == 0
-            ? transfer_half{args.row_k, args.row_k_token_stride, args.row_k_head_stride, args.cache_k, args.k_strides}
-            : transfer_half{args.row_v, args.row_v_token_stride, args.row_v_head_stride, args.cache_v, args.v_strides};
+            ? transfer_plane{args.row_k, args.row_k_token_stride, args.row_k_head_stride, args.cache_k, args.k_strides}
+            : transfer_plane{args.row_v, args.row_v_token_stride, args.row_v_head_stride, args.cache_v, args.v_strides};
   }
   all.list = {args.slot_mapping, args.num_slots};
   all.num_tokens = args.num_tokens;
@@ -129,7 +131,7 @@ template <class Row, class Cache, int Count, bool ToCache>
   all.packs_per_token = static_cast<std::int32_t>(per_token);
   all.head_dim = args.head_dim;
   return launch(api, transfer_rows<Row, Cache, Count, ToCache>,
-                dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(last_half - first_half + 1)),
+                dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(last_plane - first_plane + 1)),
                 dim3(lanes, rows), 0, stream, dependent, all);
 }
 
@@ -137,8 +139,8 @@ template <class Row, class Cache, bool ToCache>
 [[nodiscard]] cudaError_t launch_tiles(const runtime_api& api, const transfer_args& args, bool dependent,
                                        cudaStream_t stream) noexcept {
   tile_args all = {};
-  all.halves[0] = {args.row_k, 0, args.row_k_token_stride, args.row_k_head_stride, args.cache_k, args.k_strides};
-  all.halves[1] = {args.row_v, 0, args.row_v_token_stride, args.row_v_head_stride, args.cache_v, args.v_strides};
+  all.planes[0] = {args.row_k, 0, args.row_k_token_stride, args.row_k_head_stride, args.cache_k, args.k_strides};
+  all.planes[1] = {args.row_v, 0, args.row_v_token_stride, args.row_v_head_stride, args.cache_v, args.v_strides};
   all.block_size = divisor(args.block_size);
   all.head_dim = args.head_dim;
   all.num_tokens = static_cast<std::int32_t>(args.num_tokens);
@@ -163,35 +165,21 @@ template <class Row, class Cache, bool ToCache>
   }
   const bool k_wide = k_rows_wide && runs_of<Cache>(args.cache_k, args.k_strides, args.head_dim, wide);
   const bool v_wide = v_rows_wide && runs_of<Cache>(args.cache_v, args.v_strides, args.head_dim, wide);
-  const auto rows = [&](bool is_wide, int first_half, int last_half) {
-    return is_wide ? launch_rows<Row, Cache, wide, ToCache>(api, args, first_half, last_half, dependent, stream)
-                   : launch_rows<Row, Cache, 1, ToCache>(api, args, first_half, last_half, dependent, stream);
+  const auto rows = [&](bool is_wide, int first_plane, int last_plane) {
+    return is_wide ? launch_rows<Row, Cache, wide, ToCache>(api, args, first_plane, last_plane, dependent, stream)
+                   : launch_rows<Row, Cache, 1, ToCache>(api, args, first_plane, last_plane, dependent, stream);
   };
   if (k_wide == v_wide) return rows(k_wide, 0, 1);
   const cudaError_t status = rows(k_wide, 0, 0);
   return status == cudaSuccess ? rows(v_wide, 1, 1) : status;
 }
 
-/// Types that keep their bits share a kernel: float16 stands for both 16-bit types.
 template <bool ToCache>
 [[nodiscard]] cudaError_t dispatch_transfer(const runtime_api& api, const transfer_args& args, bool dependent,
                                             cudaStream_t stream) noexcept {
-  const dtype row = args.row_type;
-  const dtype cache = args.cache_type;
-  if (row == cache) {
-    return row == dtype::f32 ? launch_transfer<float, float, ToCache>(api, args, dependent, stream)
-                             : launch_transfer<float16, float16, ToCache>(api, args, dependent, stream);
-  }
-  if (row == dtype::f32) {
-    return cache == dtype::f16 ? launch_transfer<float, float16, ToCache>(api, args, dependent, stream)
-                               : launch_transfer<float, bfloat16, ToCache>(api, args, dependent, stream);
-  }
-  if (row == dtype::f16) {
-    return cache == dtype::f32 ? launch_transfer<float16, float, ToCache>(api, args, dependent, stream)
-                               : launch_transfer<float16, bfloat16, ToCache>(api, args, dependent, stream);
-  }
-  return cache == dtype::f32 ? launch_transfer<bfloat16, float, ToCache>(api, args, dependent, stream)
-                             : launch_transfer<bfloat16, float16, ToCache>(api, args, dependent, stream);
+  return visit_move(args.row_type, args.cache_type, [&]<class Row, class Cache>(move_types<Row, Cache>) {
+    return launch_transfer<Row, Cache, ToCache>(api, args, dependent, stream);
+  });
 }
 
 }  // namespace bifolio::cuda

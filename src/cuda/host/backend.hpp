@@ -48,6 +48,7 @@ class cuda_backend final : public backend {
   [[nodiscard]] std::vector<std::string> attention_kernels() const override;
   [[nodiscard]] std::vector<std::string> describe(const attention_plan& plan,
                                                   const attention_params& params) const override;
+  [[nodiscard]] std::vector<std::string> explain(const attention_plan& plan) const override;
   [[nodiscard]] errc merge_states(const merge_params& params, stream_ref) noexcept override;
 
  private:

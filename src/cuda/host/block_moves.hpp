@@ -20,7 +20,7 @@ inline constexpr std::size_t max_wave = 1024;
 /// Leading pairs whose sources and destinations both count up by one: one run of blocks.
 [[nodiscard]] std::size_t consecutive_prefix(std::span<const block_copy> copies) noexcept;
 
-/// Loops that walk the inside of one block in one half, outermost first; the innermost run is contiguous.
+/// Loops that walk the inside of one block in one plane, outermost first; the innermost run is contiguous.
 struct block_shape {
   struct loop {
     std::int64_t count = 1;

@@ -37,7 +37,7 @@ transfer_args transfer_of(const Params& params) noexcept {
 
 std::int64_t element_bytes(const kv_layout& layout) noexcept { return static_cast<std::int64_t>(size_of(layout.type)); }
 
-/// Whether a block is one run of bytes in both halves.
+/// Whether a block is one run of bytes in both planes.
 bool is_dense(const kv_layout& layout) noexcept {
   return shape_of(layout, layout.k).num_loops == 0 && shape_of(layout, layout.v).num_loops == 0;
 }
@@ -87,10 +87,10 @@ cudaError_t move_blocks(const runtime_api& api, const copy_launch& how, std::spa
   return cudaSuccess;
 }
 
-/// Copies the inside of `num_blocks` ≥ 1 blocks that follow each other on both sides, one half, by the copy engine.
-cudaError_t transfer_half(const runtime_api& api, char* dst, const char* src, const kv_layout& layout,
-                          const kv_strides& src_strides, const kv_strides& dst_strides, std::int64_t num_blocks,
-                          cudaStream_t stream) noexcept {
+/// Copies the inside of `num_blocks` ≥ 1 blocks that follow each other on both sides, one plane, by the copy engine.
+cudaError_t transfer_plane(const runtime_api& api, char* dst, const char* src, const kv_layout& layout,
+                           const kv_strides& src_strides, const kv_strides& dst_strides, std::int64_t num_blocks,
+                           cudaStream_t stream) noexcept {
   const std::int64_t element = element_bytes(layout);
   const block_shape shape = shape_of(layout, src_strides);  // the inside of a block is alike on both sides
   const std::int64_t run = shape.run * element;
@@ -138,13 +138,13 @@ cudaError_t transfer_blocks(const runtime_api& api, std::span<const kv_cache_vie
       const std::int64_t first_src = to_index(rest[0].src);
       const std::int64_t first_dst = to_index(rest[0].dst);
       cudaError_t status =
-          transfer_half(api, static_cast<char*>(to.k) + first_dst * to.layout.k.block * element,
-                        static_cast<const char*>(from.k) + first_src * from.layout.k.block * element, from.layout,
-                        from.layout.k, to.layout.k, static_cast<std::int64_t>(count), stream);
+          transfer_plane(api, static_cast<char*>(to.k) + first_dst * to.layout.k.block * element,
+                         static_cast<const char*>(from.k) + first_src * from.layout.k.block * element, from.layout,
+                         from.layout.k, to.layout.k, static_cast<std::int64_t>(count), stream);
       if (status == cudaSuccess) {
-        status = transfer_half(api, static_cast<char*>(to.v) + first_dst * to.layout.v.block * element,
-                               static_cast<const char*>(from.v) + first_src * from.layout.v.block * element,
-                               from.layout, from.layout.v, to.layout.v, static_cast<std::int64_t>(count), stream);
+        status = transfer_plane(api, static_cast<char*>(to.v) + first_dst * to.layout.v.block * element,
+                                static_cast<const char*>(from.v) + first_src * from.layout.v.block * element,
+                                from.layout, from.layout.v, to.layout.v, static_cast<std::int64_t>(count), stream);
       }
       if (status != cudaSuccess) return status;
       rest = rest.subspan(count);
@@ -264,9 +264,9 @@ errc swap_blocks(const device_state& state, std::span<const kv_cache_view> src, 
   constexpr std::int64_t worth_a_transfer = std::int64_t{256} << 10;
   std::size_t num_runs = 0;
   for (auto rest = copies; !rest.empty(); ++num_runs) rest = rest.subspan(consecutive_prefix(rest));
-  const std::int64_t half_bytes = src[0].layout.block_elements() * element_bytes(src[0].layout);
+  const std::int64_t plane_bytes = src[0].layout.block_elements() * element_bytes(src[0].layout);
   const std::int64_t bytes_per_run =
-      half_bytes * static_cast<std::int64_t>(copies.size()) / static_cast<std::int64_t>(num_runs);
+      plane_bytes * static_cast<std::int64_t>(copies.size()) / static_cast<std::int64_t>(num_runs);
   const auto all_dense = [](std::span<const kv_cache_view> layers) {
     return std::all_of(layers.begin(), layers.end(), [](const kv_cache_view& layer) { return is_dense(layer.layout); });
   };

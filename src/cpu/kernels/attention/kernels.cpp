@@ -7,7 +7,7 @@
 namespace bifolio::cpu::BIFOLIO_ISA {
 namespace {
 
-// The loops that compute a call; `one_type`: queries, KV and output are of one dtype.
+// The loops that compute a call; `one_type`: queries, KV cache and output have the same dtype.
 template <class Key>
 constexpr attention_loops loops_of(bool one_type) noexcept {
   if (one_type && has_tiles<Key>) return attention_loops::tiles;
@@ -15,8 +15,8 @@ constexpr attention_loops loops_of(bool one_type) noexcept {
   return attention_loops::vectors;
 }
 
-// Calls `body` with the loops of the call's dtypes. Everything of one call has to come here: they sum in different
-// orders.
+// Calls `body` with the loops of the call's dtypes. All work of a call must go through here, because the loops sum in
+// different orders.
 template <class Key, class Body>
 BIFOLIO_INLINE void with_loops(const attention_args& args, const attention_item& item, const attention_scratch& scratch,
                                const Body& body) noexcept {
@@ -25,16 +25,16 @@ BIFOLIO_INLINE void with_loops(const attention_args& args, const attention_item&
   const bool one_type = args.q_type == kv_type && args.out_type == kv_type;
   if constexpr (one_type_loops == attention_loops::tiles) {
     if (one_type && args.bias == nullptr) {
-      tile_item<Key> loops(args, item, scratch);
+      tile_mainloop<Key> loops(args, item, scratch);
       return body(loops);
     }
   } else if constexpr (one_type_loops == attention_loops::dots) {
     if (one_type) {
-      vector_item<Key, vector_sums::dots> loops(args, item, scratch);
+      vector_mainloop<Key, vector_sums::dots> loops(args, item, scratch);
       return body(loops);
     }
   }
-  vector_item<Key, vector_sums::widened> loops(args, item, scratch);
+  vector_mainloop<Key, vector_sums::widened> loops(args, item, scratch);
   body(loops);
 }
 
@@ -44,20 +44,29 @@ void run_item(const attention_args& args, const attention_item& item, const atte
 }
 
 template <class Key>
-void finish_item(const attention_args& args, const attention_item& item, const attention_scratch& scratch) noexcept {
-  with_loops<Key>(args, item, scratch, [](auto& loops) { loops.finish(); });
+void combine_item(const attention_args& args, const attention_item& item, const attention_scratch& scratch) noexcept {
+  with_loops<Key>(args, item, scratch, [](auto& loops) { loops.combine_items(); });
+}
+
+constexpr attention_kernels make_table() noexcept {
+  attention_kernels table = {};
+  table.merge = &merge_rows;
+  for (const dtype type : all_dtypes) {
+    const auto at = static_cast<std::size_t>(type);
+    visit_dtype(type, [&](auto traits) {
+      using key = typename decltype(traits)::storage;
+      table.run[at] = &run_item<key>;
+      table.combine[at] = &combine_item<key>;
+      table.loops[at][0] = loops_of<key>(false);
+      table.loops[at][1] = loops_of<key>(true);
+    });
+  }
+  return table;
 }
 
 }  // namespace
 
 extern const attention_kernels attention_table;
-const attention_kernels attention_table{
-    {&run_item<float>, &run_item<float16>, &run_item<bfloat16>},
-    {&finish_item<float>, &finish_item<float16>, &finish_item<bfloat16>},
-    &merge_rows,
-    {{loops_of<float>(false), loops_of<float>(true)},
-     {loops_of<float16>(false), loops_of<float16>(true)},
-     {loops_of<bfloat16>(false), loops_of<bfloat16>(true)}},
-};
+constexpr attention_kernels attention_table = make_table();
 
 }  // namespace bifolio::cpu::BIFOLIO_ISA

@@ -43,7 +43,7 @@ class split_combine {
   __device__ __forceinline__ split_combine(const decode_args& args, const Scheduler& scheduler, char* shared)
       : scheduler_(scheduler),
         partials_(args.workspace, scheduler.workspace_partials()),
-        semaphores_(args.semaphores),
+        semaphores_(args.counters),
         is_last_(reinterpret_cast<int*>(shared + S::shared.flag)) {}
 
   /// Called by every CTA of the output tile after it has written its partial result. Leaves shared memory free.

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/attention/decode/plan.hpp"
 #include "cuda/host/kernel_args.hpp"
 #include "cuda/host/runtime.hpp"
 
@@ -26,19 +27,10 @@ struct decode_entry {
 /// Null for a shape that is not compiled: 16-bit types, head_dim 64, 128, 256.
 [[nodiscard]] const decode_entry* find_decode_entry(dtype type, std::int32_t head_dim) noexcept;
 
-/// Whether the layout and alignment of this call suit the kernel, which adds no bias.
-[[nodiscard]] bool decode_serves(const attention_kernel_args& args) noexcept;
-
-/// What decode_planner wrote: the scheduler metadata on the device, for `grid` CTAs.
-struct decode_schedule {
-  const std::int32_t* metadata = nullptr;
-  std::int32_t grid = 0;
-  bool deterministic = false;
-};
-
+/// For calls that suit tensor cores. `metadata`: that of `plan` on the device.
 [[nodiscard]] cudaError_t launch_decode(const runtime_api& api, const attention_kernel_args& args,
-                                        const decode_entry& entry, const decode_schedule& schedule, bool dependent,
-                                        cudaStream_t stream) noexcept;
+                                        const decode_plan& plan, const decode_metadata& metadata,
+                                        const device_numbers& device, cudaStream_t stream) noexcept;
 
 // One per translation unit.
 extern const decode_entry decode_bf16_64, decode_bf16_128, decode_bf16_256;

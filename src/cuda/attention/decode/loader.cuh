@@ -142,7 +142,7 @@ class loader {
 
   // Of the row of work_.head in this slot of block `id`, in K and V alike.
   [[nodiscard]] __device__ __forceinline__ std::int64_t row_offset(int id, int slot) const {
-    return id * a_.block_stride + slot * a_.token_stride + work_.head * a_.head_stride;
+    return id * a_.k_strides.block + slot * a_.k_strides.token + work_.head * a_.k_strides.head;
   }
 
   // A lane finds block and slot of one of the warp's rows of the tile at work_.tile; slot −1 for a row that must not be

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "common/attention/visibility.hpp"
 #include "cuda/attention/decode/loader.cuh"
 #include "cuda/attention/decode/scheduler.cuh"
 #include "cuda/attention/decode/shape.hpp"
@@ -99,11 +100,8 @@ class mainloop {
   }
 
   [[nodiscard]] __device__ __forceinline__ bool visible(int key, int i) const {
-    bool ok = key < seq_len_ && (!a_.causal || key <= row_position_[i]);
-    if constexpr (Masked) {
-      ok = ok && (a_.window_left < 0 || key >= row_position_[i] - a_.window_left) &&
-           (a_.window_right < 0 || key <= row_position_[i] + a_.window_right);
-    }
+    const bool ok = attn::attends(key, row_position_[i], seq_len_, a_.causal);
+    if constexpr (Masked) return ok && attn::is_in_window(key, row_position_[i], a_.window_left, a_.window_right);
     return ok;
   }
 

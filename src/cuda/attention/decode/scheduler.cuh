@@ -41,9 +41,8 @@ struct output_splits {
 class scheduler_base {
  public:
   __device__ __forceinline__ explicit scheduler_base(const decode_args& args)
-      : a_(args), header_(*reinterpret_cast<const decode_header*>(args.metadata)) {
-    const decode_cta mine = reinterpret_cast<const decode_cta*>(a_.metadata + sizeof(decode_header) / 4)[blockIdx.x];
-    seqs_ = reinterpret_cast<const decode_seq*>(a_.metadata + decode_seqs_offset(static_cast<int>(gridDim.x)));
+      : a_(args), header_(*args.metadata.header), seqs_(args.metadata.seqs) {
+    const decode_cta mine = args.metadata.ctas[blockIdx.x];
     first_ = {mine.begin, mine.seq_index, mine.first};
     end_ = mine.end;
   }

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "common/attention/visibility.hpp"
 #include "cuda/attention/prefill/args.hpp"
 #include "cuda/attention/prefill/pipeline.cuh"
 #include "cuda/attention/prefill/scheduler.cuh"
@@ -194,11 +195,8 @@ class mainloop {
 
   [[nodiscard]] __device__ __forceinline__ bool visible(int key, int i, const prefill_work_tile& work,
                                                         const row_state& rows) const {
-    bool ok = key < work.seq_len && (!a_.causal || key <= rows.position[i]);
-    if constexpr (Masked) {
-      ok = ok && (a_.window_left < 0 || key >= rows.position[i] - a_.window_left) &&
-           (a_.window_right < 0 || key <= rows.position[i] + a_.window_right);
-    }
+    const bool ok = attn::attends(key, rows.position[i], work.seq_len, a_.causal);
+    if constexpr (Masked) return ok && attn::is_in_window(key, rows.position[i], a_.window_left, a_.window_right);
     return ok;
   }
 

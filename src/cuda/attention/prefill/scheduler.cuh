@@ -39,8 +39,7 @@ __device__ __forceinline__ kv_range kv_range_of(const prefill_args& a, const pre
 class tile_scheduler {
  public:
   __device__ __forceinline__ explicit tile_scheduler(const prefill_args& args)
-      : num_work_tiles_(reinterpret_cast<const prefill_header*>(args.metadata)->num_work_tiles),
-        work_tiles_(reinterpret_cast<const prefill_work_tile*>(args.metadata + sizeof(prefill_header) / 4)) {}
+      : num_work_tiles_(args.metadata.header->num_work_tiles), work_tiles_(args.metadata.work_tiles) {}
 
   [[nodiscard]] __device__ __forceinline__ bool has_work() const { return index() < num_work_tiles_; }
   [[nodiscard]] __device__ __forceinline__ prefill_work_tile work() const { return work_tiles_[index()]; }

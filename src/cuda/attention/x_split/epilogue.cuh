@@ -73,12 +73,12 @@ class epilogue : public mainloop<Shape> {
       for (int c = 0; c < 2; ++c) {
         head_state& total = totals.states[n][c];
         const head_state state = state_of(n * product_heads + 2 * lane_chunk() + c);
-        const fold_weights w = fold_into(total.m, total.l, state.m, state.l);
+        const attn::combine_weights<float> w = attn::combine_any_state<device_math>(total.m, total.l, state.m, state.l);
 #pragma unroll
         for (int d = 0; d < Shape::dim_tiles; ++d) {
 #pragma unroll
           for (int e = c; e < 4; e += 2) {
-            totals.values.at[d][n][e] = fold_value(w, totals.values.at[d][n][e], own.at[d][n][e]);
+            totals.values.at[d][n][e] = attn::combine_value<device_math>(w, totals.values.at[d][n][e], own.at[d][n][e]);
           }
         }
       }
@@ -96,7 +96,8 @@ class epilogue : public mainloop<Shape> {
         const std::int32_t head = first_head_ + row;
         const bool has_sink = call.sinks != nullptr;
         const head_state& total = totals.states[n][c];
-        const row_finish finish = finish_row(total.m, total.l, has_sink, has_sink ? call.sinks[head] : 0.0f);
+        const auto finish =
+            attn::finish_row<device_math>(total.m, total.l, has_sink, has_sink ? call.sinks[head] : 0.0f);
         if (warp() == 0 && lane_row() == 0 && call.lse != nullptr) {
           call.lse[token_ * call.num_q_heads + head] = finish.lse;
         }
@@ -106,7 +107,7 @@ class epilogue : public mainloop<Shape> {
 #pragma unroll
           for (int r = 0; r < 2; ++r) {
             store_from_float(call.out, to + dim_of<Shape>(d, r), call.out_type,
-                             finish_value(finish, totals.values.at[d][n][2 * r + c]));
+                             attn::output_of<device_math>(finish, totals.values.at[d][n][2 * r + c]));
           }
         }
       }

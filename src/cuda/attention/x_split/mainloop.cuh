@@ -170,7 +170,7 @@ class mainloop : public scheduler<Shape> {
     for (int task = warp(); task < num_heads_ * Shape::sections; task += Shape::warps) {
       const int head = task / Shape::sections;
       const int section = task % Shape::sections;
-      const float subtracted = finite_max(max_of(head));
+      const float subtracted = attn::finite_max(max_of(head));
       const int first = section * Shape::section + 4 * lane();
       const float4 loaded = *reinterpret_cast<const float4*>(logits_ + head * Shape::logit_pitch + first);
       const float logits[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
@@ -276,12 +276,13 @@ class mainloop : public scheduler<Shape> {
     for (int e = 0; e < 4; ++e) x[e] = __fmul_rn(x[e], call.scale);
     if (call.soft_cap > 0.0f) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) x[e] = __fmul_rn(call.soft_cap, tanhf(__fdiv_rn(x[e], call.soft_cap)));
+      for (int e = 0; e < 4; ++e) x[e] = attn::soft_capped<device_math>(x[e], call.soft_cap);
     }
     if (call.alibi_slopes != nullptr) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        x[e] = __fmaf_rn(heads_[head + e % 2].slope, static_cast<float>(distance + 8 * (e / 2)), x[e]);
+        x[e] =
+            attn::with_alibi<device_math>(x[e], heads_[head + e % 2].slope, static_cast<float>(distance + 8 * (e / 2)));
       }
     }
   }

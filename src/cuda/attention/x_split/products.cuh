@@ -14,7 +14,6 @@
 
 #include <bifolio/dtype.hpp>
 #include <cstdint>
-#include <type_traits>
 
 #include "cuda/device/convert.cuh"
 #include "cuda/device/load.cuh"
@@ -25,12 +24,24 @@ namespace bifolio::cuda {
 /// Heads of one product.
 inline constexpr int product_heads = 8;
 
+/// CUDA's type of the same bits.
+template <class T>
+struct device_type;
+template <>
+struct device_type<float16> {
+  using type = __half;
+};
+template <>
+struct device_type<bfloat16> {
+  using type = __nv_bfloat16;
+};
+
 /// On tensor cores, for a call whose tensors are all of one 16-bit type.
 template <class T>
 struct tensor_core_product {
   using operand = T;
   static constexpr bool on_tensor_cores = true;
-  using native = std::conditional_t<std::is_same_v<T, bfloat16>, __nv_bfloat16, __half>;
+  using native = typename device_type<T>::type;
 
   float sums[4] = {};
 
@@ -117,6 +128,7 @@ template <class T>
 __device__ __forceinline__ uint4 keep_elements(const uint4& bits, int first, int end) {
   std::uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
   const auto inside = [&](int e) { return e >= first && e < end; };
+  static_assert(sizeof(T) == 4 || sizeof(T) == 2);
 #pragma unroll
   for (int w = 0; w < 4; ++w) {
     if constexpr (sizeof(T) == 4) {

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "common/attention/visibility.hpp"
 #include "cuda/attention/x_split/args.hpp"
 #include "cuda/attention/x_split/shape.cuh"
 
@@ -38,7 +39,7 @@ class scheduler {
     is_decode_ = call.query_start_loc[seq_ + 1] - token_ == 1;
     end_ = call.seq_lens[seq_];  // the row is the last position: nothing is right of it
     own_position_ = end_ - 1;
-    begin_ = call.window_left >= 0 ? max(0, own_position_ - call.window_left) : 0;
+    begin_ = static_cast<std::int32_t>(attn::window_of(call).of(own_position_, end_).begin);
   }
 
   /// Whether the sequence has one new token; others are another kernel's.

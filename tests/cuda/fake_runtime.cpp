@@ -3,6 +3,7 @@
 
 #include <cuda.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -163,8 +164,18 @@ const cuda::runtime_api table = {
 
 }  // namespace
 
-fake_runtime::fake_runtime() { active = this; }
-fake_runtime::~fake_runtime() { active = nullptr; }
+namespace {
+std::vector<fake_runtime*> alive;
+}
+
+fake_runtime::fake_runtime() {
+  alive.push_back(this);
+  active = this;
+}
+fake_runtime::~fake_runtime() {
+  alive.erase(std::find(alive.begin(), alive.end(), this));
+  active = alive.empty() ? nullptr : alive.back();
+}
 
 const cuda::runtime_api& fake_runtime::api() const noexcept { return table; }
 

@@ -22,7 +22,7 @@ struct fake_launch {
   cudaStream_t stream = nullptr;
 };
 
-/// One at a time: the table's functions are plain pointers and find it in `active`.
+/// The latest that is alive takes all calls: the table's functions are plain pointers and find it in `active`.
 class fake_runtime {
  public:
   fake_runtime();

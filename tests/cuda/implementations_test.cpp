@@ -210,6 +210,7 @@ TEST_CASE("without a list of items the general kernel finds the same row tiles")
     args.query_start_loc = starts.data();
     args.seq_lens = lens.data();
     args.group_size = in.spec.num_q_heads;
+    args.causal = in.spec.causal;
     args.window_left = in.spec.window_left;
     args.window_right = in.spec.causal ? 0 : in.spec.window_right;
     // A tile that is cut has its splits in items of their own, one after another.
@@ -316,12 +317,20 @@ TEST_CASE("BIFOLIO_ATTENTION forces an implementation of backends that are opene
   world w;
   REQUIRE(setenv("BIFOLIO_ATTENTION", "no such name", 1) == 0);
   world wrong;
+  REQUIRE(setenv("BIFOLIO_ATTENTION", "cpu:no such name", 1) == 0);
+  world not_meant;
+  REQUIRE(setenv("BIFOLIO_ATTENTION", "cuda:general", 1) == 0);
+  world meant;
   REQUIRE(unsetenv("BIFOLIO_ATTENTION") == 0);
   w.plan_for({{1, 100}});
   CHECK(w.kernels_of(w.call()) == names{"general"});
   w.spec.implementation = "decode";
   w.plan_for({{1, 100}});
   CHECK(w.kernels_of(w.call()) == names{"decode"});
+  not_meant.plan_for({{1, 100}});
+  CHECK(not_meant.kernels_of(not_meant.call()) == names{"decode"});
+  meant.plan_for({{1, 100}});
+  CHECK(meant.kernels_of(meant.call()) == names{"general"});
   const error e = refusal_of(wrong);
   CHECK(e.code() == errc::invalid_argument);
   CHECK(contains(e.what(), "BIFOLIO_ATTENTION is 'no such name'"));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// One CUDA device behind the device seam. Calls go to the caller's stream, never wait for it (but `synchronize`),
+/// One CUDA device as a `backend`. Calls go to the caller's stream, never wait for it (but `synchronize`),
 /// restore the current device and leave the runtime's last-error slot clean. `slot_mapping` is device memory and is not
 /// checked on the host: slots past the cache are skipped like negative ones.
 
@@ -26,7 +26,7 @@ class cuda_backend final : public backend {
 
   [[nodiscard]] memory_resource& memory() noexcept override { return memory_; }
   [[nodiscard]] memory_resource& staging_memory() noexcept override { return staging_memory_; }
-  /// Pinned host memory is copied behind the call; ordinary memory has been read when `upload` returns, and `download`
+  /// Pinned host memory is copied after the call returns; ordinary memory has been read when `upload` returns, and `download`
   /// returns when it has been written.
   [[nodiscard]] errc upload(void* dst, const void* host_src, std::size_t num_bytes, stream_ref) noexcept override;
   [[nodiscard]] errc download(void* host_dst, const void* src, std::size_t num_bytes, stream_ref) noexcept override;

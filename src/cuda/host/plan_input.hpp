@@ -15,7 +15,7 @@ struct device_numbers {
   std::int32_t num_sms = 0;
   std::size_t max_shared_bytes_per_block = 0;  ///< opt-in
   std::size_t l2_bytes = 0;
-  /// Kernels may start before the one ahead of them has ended (see `launch`): the device can, and the code that runs on
+  /// Kernels may start before the previous one has ended (see `launch`): the device can, and the code that runs on
   /// it, compiled for 9.0 or later, waits by itself.
   bool dependent_launch = false;
   void* encode_tensor_map = nullptr;  ///< the driver's cuTensorMapEncodeTiled; null where it has none

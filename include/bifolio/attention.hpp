@@ -54,8 +54,9 @@ struct attention_spec {
   /// time (docs/reproducibility.md). There the promise holds between calls whose rows are aligned alike.
   bool deterministic = false;
   /// Name of the implementation that must compute the calls (`backend::explain` lists them); empty: the first of the
-  /// backend's list that accepts, or the one that the environment variable BIFOLIO_ATTENTION names. Read while
-  /// planning: the text need not outlive it, because `attention_plan::spec` then holds the backend's own.
+  /// backend's list that accepts, or the one that the environment variable BIFOLIO_ATTENTION names. A call that the
+  /// named one does not take is refused (unsupported). Read while planning: the text need not outlive it, because
+  /// `attention_plan::spec` then holds the backend's own.
   std::string_view implementation{};
   friend constexpr bool operator==(const attention_spec&, const attention_spec&) = default;
 };

@@ -43,7 +43,7 @@ cpu_backend::cpu_backend(const backend_options& options)
                         : nullptr),
       workers_(options.own_executor == nullptr ? own_executor_.get() : options.own_executor),
       memory_(options.host_memory == nullptr ? &default_host_memory() : options.host_memory),
-      forced_attention_(detail::implementation_of_environment()) {
+      forced_attention_(detail::implementation_of_environment("cpu")) {
   if (workers_->concurrency() < 1) {
     detail::refuse(errc::invalid_argument, "the executor's concurrency() is ", workers_->concurrency(),
                    "; it must be at least 1");

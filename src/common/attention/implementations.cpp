@@ -15,9 +15,13 @@ auto list_of(std::span<const std::string_view> names) {
 
 }  // namespace
 
-std::string implementation_of_environment() {
-  const char* const name = std::getenv("BIFOLIO_ATTENTION");
-  return name == nullptr ? std::string() : std::string(name);
+std::string implementation_of_environment(std::string_view device) {
+  const char* const value = std::getenv("BIFOLIO_ATTENTION");
+  if (value == nullptr) return {};
+  const std::string_view text(value);
+  const std::size_t colon = text.find(':');
+  if (colon == std::string_view::npos) return std::string(text);
+  return text.substr(0, colon) == device ? std::string(text.substr(colon + 1)) : std::string();
 }
 
 forced_implementation forced_by(const attention_spec& spec, std::string_view environment) noexcept {

@@ -45,8 +45,10 @@ struct forced_implementation {
   std::string_view source;  ///< "attention_spec::implementation" or "BIFOLIO_ATTENTION"
 };
 
-/// The environment variable BIFOLIO_ATTENTION; empty where it is not set. A backend reads it once, when it is opened.
-[[nodiscard]] std::string implementation_of_environment();
+/// The name that the environment variable BIFOLIO_ATTENTION forces on backends of `device` ("cpu", "cuda"): its value,
+/// or what follows the colon of "cuda:general", which the other devices ignore. Empty where there is none. A backend
+/// reads it once, when it is opened.
+[[nodiscard]] std::string implementation_of_environment(std::string_view device);
 
 /// The spec's name goes before that of the environment.
 [[nodiscard]] forced_implementation forced_by(const attention_spec& spec, std::string_view environment) noexcept;

@@ -38,7 +38,7 @@ cuda_backend::cuda_backend(const runtime_api& api, std::int32_t index)
 std::string cuda_backend::description() const {
   const device_numbers& numbers = state_->numbers();
   std::string text = to_string(where()) + ": " + state_->name() + ", sm_" + std::to_string(numbers.compute_capability) +
-                     ", " + std::to_string(numbers.num_sms) + " multiprocessors";
+                     ", " + std::to_string(numbers.num_sms) + " SMs";
   if (state_->first_cause() != cudaSuccess) text += ", lost: " + cuda::describe(state_->first_cause());
   return text;
 }
@@ -125,6 +125,10 @@ std::vector<std::string> cuda_backend::attention_kernels() const { return attent
 
 std::vector<std::string> cuda_backend::describe(const attention_plan& plan, const attention_params& params) const {
   return cuda::describe(*state_, plan, params);
+}
+
+std::vector<std::string> cuda_backend::explain(const attention_plan& plan) const {
+  return cuda::explain(*state_, plan);
 }
 
 errc cuda_backend::merge_states(const merge_params& params, stream_ref stream) noexcept {

@@ -48,7 +48,7 @@ struct sequence {
   std::int64_t position = 0;
   std::vector<float> q, k, v, bias;  ///< [dims], [seq_len, dims], [seq_len, dims], [seq_len] or empty
 
-  [[nodiscard]] std::int64_t dims() const { return options.head_dim; }
+  [[nodiscard]] std::int64_t dims() const { return options.qk_head_dim; }
   [[nodiscard]] std::optional<double> logit(std::int64_t key) const {
     const attn::attention_window window = attn::window_of(options);
     const attn::visible_range range = window.of(position, seq_len);
@@ -100,7 +100,8 @@ sequence random_sequence(random_source& random, float& slope, float& sink) {
   const auto below = [&](std::uint64_t end) { return static_cast<std::int64_t>(random.next() % end); };
   const auto normal = [&] { return test::normal_from(random.next()); };
   sequence s;
-  s.options = {.num_q_heads = 1, .num_kv_heads = 1, .head_dim = static_cast<std::int32_t>(1 + below(5)), .scale = 0.7f};
+  const auto head_dim = static_cast<std::int32_t>(1 + below(5));
+  s.options = {.num_q_heads = 1, .num_kv_heads = 1, .qk_head_dim = head_dim, .v_head_dim = head_dim, .scale = 0.7f};
   s.options.causal = !chance(3);
   if (chance(2)) s.options.window_left = static_cast<std::int32_t>(below(9));
   if (chance(2)) s.options.window_right = static_cast<std::int32_t>(below(9));

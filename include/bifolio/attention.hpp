@@ -3,8 +3,9 @@
 
 /// Attention over a paged cache: one call for prefill, chunked prefill, decode and any mix of them in one batch.
 ///
-/// For the t-th of a sequence's query_len new tokens, at position p = seq_len − query_len + t (bottom-right alignment),
-/// and query head h reading KV head h / group_size, over the visible positions j:
+/// For the t-th of a sequence's query_len new tokens, at position p = seq_len − query_len + t (bottom-right alignment)
+/// or, where the batch has query_positions, p = query_positions[sequence] + t, and query head h reading KV head h /
+/// group_size, over the visible positions j:
 ///
 ///   s_j = scale · q·k_j;   s_j = soft_cap · tanh(s_j / soft_cap) if soft_cap > 0;   s_j += alibi_slopes[h] · (j − p);
 ///   s_j += bias[t, h, j]
@@ -12,11 +13,13 @@
 ///   m = max(s_j, sinks[h]);   out = Σ exp(s_j − m) v_j / (Σ exp(s_j − m) + exp(sinks[h] − m))
 ///   lse = m + ln(Σ exp(s_j − m) + exp(sinks[h] − m))
 ///
-/// query_len may exceed seq_len (queries over a part of the keys, e.g. those that live on another device): p is then
-/// negative for the first rows, and under a causal mask they see nothing.
-/// A key whose score is −inf weighs nothing. A row with nothing visible, or nothing but scores of −inf, gives output 0;
-/// its LSE is −inf, or the sink alone where there is one. Everything is accumulated in float32. What is planned once
-/// per step is the work (lengths and mask); what is passed per layer is data and numbers.
+/// Positions count from the first key of the sequence's table row, so that a part of a sequence (its prefix, a middle
+/// part, what lives on another device) is attended with its own row and query_positions; the parts' results are joined
+/// by `backend::merge_states`, with the sinks in one of them. p may be negative, or past the last key: such a row
+/// attends to what its mask leaves of the part, which may be nothing. query_len may exceed seq_len. A key whose score
+/// is −inf weighs nothing. A row with nothing visible, or nothing but scores of −inf, gives output 0; its LSE is −inf,
+/// or the sink alone where there is one. Everything is accumulated in float32. What is planned once per step is the
+/// work (lengths and mask); what is passed per layer is data and numbers.
 
 #include <bifolio/dtype.hpp>
 #include <bifolio/error.hpp>
@@ -27,6 +30,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string_view>
 
 namespace bifolio {
 
@@ -49,12 +53,20 @@ struct attention_spec {
   /// prompt was cut into chunks. Always so on the CPU; on a GPU decode pays some percent and prefill several times its
   /// time (docs/reproducibility.md). There the promise holds between calls whose rows are aligned alike.
   bool deterministic = false;
+  /// Name of the implementation that must compute the calls (`backend::explain` lists them); empty: the first of the
+  /// backend's list that accepts, or the one that the environment variable BIFOLIO_ATTENTION names. A call that the
+  /// named one does not take is refused (unsupported). Read while planning: the text need not outlive it, because
+  /// `attention_plan::spec` then holds the backend's own.
+  std::string_view implementation{};
   friend constexpr bool operator==(const attention_spec&, const attention_spec&) = default;
 };
 
 /// Backend's private part of a plan.
 struct attention_plan_state {
+  explicit attention_plan_state(const void* made_by) noexcept : owner(made_by) {}
   virtual ~attention_plan_state() = default;
+  /// Address that identifies who made this state, and with it its type: a backend recognises its own plans by it.
+  const void* const owner;
 };
 
 /// The cut of one step's work into items, and the workspace of its partial results. Made by `backend::plan_attention`,
@@ -67,6 +79,7 @@ struct attention_plan {
   std::int64_t num_blocks = 0;         ///< every block id of the planned tables is below this
   std::int64_t num_table_entries = 0;  ///< entries of a table row that the longest sequence reaches
   std::int32_t max_seq_len = 0;        ///< of the planned sequences
+  bool has_query_positions = false;    ///< whether the batch had them
   std::unique_ptr<attention_plan_state> state;
 };
 

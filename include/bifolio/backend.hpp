@@ -7,6 +7,7 @@
 #include <bifolio/attention.hpp>
 #include <bifolio/device.hpp>
 #include <bifolio/error.hpp>
+#include <bifolio/event.hpp>
 #include <bifolio/executor.hpp>
 #include <bifolio/export.hpp>
 #include <bifolio/kv_layout.hpp>
@@ -43,8 +44,8 @@ struct gather_params {
 
 /// Thread-safety: calls on different caches, plans and outputs may run at once (on CUDA, in different streams).
 /// Streams: calls are ordered within a stream; the CPU ignores it and has finished when a call returns.
-/// Errors: `plan_attention` throws; all others return an errc, allocate nothing, and after a refusal nothing was
-/// written.
+/// Errors: `plan_attention` and `make_event` throw; all others return an errc, allocate nothing, and after a refusal
+/// nothing was written.
 class BIFOLIO_API backend {
  public:
   virtual ~backend();
@@ -65,6 +66,19 @@ class BIFOLIO_API backend {
   [[nodiscard]] virtual errc download(void* host_dst, const void* src, std::size_t num_bytes, stream_ref) noexcept = 0;
   [[nodiscard]] virtual errc synchronize(stream_ref) noexcept = 0;
 
+  /// A new event of this device, not recorded. Throws `error`: out_of_memory, device_lost, failed_precondition (as
+  /// `health`).
+  [[nodiscard]] virtual event make_event() = 0;
+  /// Sets `point` to all that the stream was given so far. invalid_argument for an event that is empty or of another
+  /// device.
+  [[nodiscard]] virtual errc record(event& point, stream_ref = {}) noexcept = 0;
+  /// What the stream is given from now on starts when `point`, as last recorded, is done; at once when it was never
+  /// recorded. The event may be of any device: where the two have streams in common (CUDA devices of one machine) the
+  /// call does not wait itself, otherwise it returns when the event is done. In particular the CPU, whose calls are
+  /// finished when they return, waits on the host. invalid_argument for an empty event, device_lost when the event's
+  /// device is.
+  [[nodiscard]] virtual errc wait(const event& point, stream_ref = {}) noexcept = 0;
+
   /// A slot past the end of the cache: out_of_range on the CPU; on a GPU, where the host cannot see slots without
   /// waiting, that row alone is skipped. The same for `gather`.
   [[nodiscard]] virtual errc append(const append_params&, stream_ref = {}) noexcept = 0;
@@ -83,7 +97,7 @@ class BIFOLIO_API backend {
 
   /// Cuts the work of one step. `host_batch` holds host arrays (slot_mapping may be null). Reuses what `plan` holds.
   /// Throws `error`: invalid_argument, out_of_range (a block id outside [0, num_blocks), a length past its table row),
-  /// unsupported, out_of_memory; `plan` is then as before.
+  /// unsupported (also: the implementation that `spec` names declines), out_of_memory; `plan` is then as before.
   virtual void plan_attention(attention_plan& plan, const attention_spec& spec, const step_batch_view& host_batch,
                               std::int64_t num_blocks, stream_ref = {}) = 0;
   [[nodiscard]] virtual errc attention(const attention_plan& plan, const attention_params&,
@@ -95,6 +109,11 @@ class BIFOLIO_API backend {
   /// Which of them computes each sequence of this call: plan.num_seqs names, empty for a sequence without new tokens.
   /// Reads the structs alone, never what their pointers point to. Empty when `attention` would refuse the call.
   [[nodiscard]] virtual std::vector<std::string> describe(const attention_plan& plan, const attention_params&) const;
+  /// The backend's list of attention implementations, fastest first, a sentence for each: which sequences of this plan
+  /// it takes, or why it declines. "prefill declines: head_dim is 256; 64 and 128 are compiled". Every sentence begins
+  /// with the implementation's name, as `attention_spec::implementation` takes it. Without a plan of this backend the
+  /// names alone. Empty for a backend that does not say.
+  [[nodiscard]] virtual std::vector<std::string> explain(const attention_plan& plan) const;
   /// out = (w_a·a + w_b·b) / (w_a + w_b) with w = exp(lse − max); lse = max + ln(w_a + w_b). A state with LSE −inf
   /// weighs nothing; two of them give 0 and −inf. (FlashInfer's recursive attention states, Milakov & Gimelshein 2018.)
   [[nodiscard]] virtual errc merge_states(const merge_params&, stream_ref = {}) noexcept = 0;

@@ -8,10 +8,12 @@
 #include <string>
 #include <utility>
 
+#include "common/attention/implementations.hpp"
 #include "common/base/refuse.hpp"
 #include "common/base/translate.hpp"
 #include "common/engine/validate_attention.hpp"
 #include "cpu/attention.hpp"
+#include "cpu/implementations.hpp"
 
 namespace bifolio::cpu {
 namespace {
@@ -55,6 +57,7 @@ void for_each_query_tile(const attention_spec& spec, const attention_window& win
     const std::int64_t query_len = batch.query_start_loc[seq + 1] - batch.query_start_loc[seq];
     if (query_len == 0) continue;
     const std::int64_t seq_len = batch.seq_lens[seq];
+    const std::int64_t first = attn::first_query_position(batch.query_positions, seq, query_len, seq_len);
     const bool together = query_len * group <= decode_rows;
     const std::int64_t wanted = together ? query_len : std::max<std::int64_t>(1, prefill_rows / group);
     const std::int64_t num_tiles = divide_up(query_len, wanted);
@@ -67,7 +70,7 @@ void for_each_query_tile(const attention_spec& spec, const attention_window& win
       query_tile t;
       t.seq = seq;
       t.first_token = batch.query_start_loc[seq] + token;
-      t.first_position = seq_len - query_len + token;
+      t.first_position = first + token;
       t.seq_len = seq_len;
       t.num_tokens = static_cast<std::int32_t>(std::min(tokens, query_len - token));
       const visible_range visible = window.of_run(t.first_position, t.first_position + t.num_tokens - 1, seq_len);
@@ -193,13 +196,20 @@ void fill(cpu_attention_plan& state, const attention_spec& spec, const step_batc
   });
 }
 
-void make_plan(std::int32_t num_workers, memory_resource& memory, attention_plan& plan, const attention_spec& spec,
-               const step_batch_view& batch, std::int64_t num_blocks) {
+void make_plan(const kernel_table& table, std::string_view environment, std::int32_t num_workers,
+               memory_resource& memory, attention_plan& plan, const attention_spec& spec, const step_batch_view& batch,
+               std::int64_t num_blocks) {
   std::string sentence;
   if (const errc code = validate::attention_spec_alone(spec, &sentence); code != errc::ok)
     detail::refuse(code, sentence);
   if (const errc code = validate::attention_batch(spec, batch, num_blocks, &sentence); code != errc::ok) {
     detail::refuse(code, sentence);
+  }
+
+  const detail::forced_implementation forced = detail::forced_by(spec, environment);
+  std::string_view implementation;
+  if (!forced.name.empty()) {
+    implementation = detail::choose_implementation(attention_implementations(), problem_of(table, spec), forced).name;
   }
 
   const attention_window window = attn::window_of(spec);
@@ -234,7 +244,7 @@ void make_plan(std::int32_t num_workers, memory_resource& memory, attention_plan
   const std::int64_t worker_floats = totals.num_items == 0 ? 0 : sum_of(sizes);
 
   // Everything that can fail comes before the plan is changed: new arrays are made next to the old ones.
-  auto* state = dynamic_cast<cpu_attention_plan*>(plan.state.get());
+  auto* state = detail::state_of<cpu_attention_plan>(plan, &cpu_attention_plan::owner_address);
   std::unique_ptr<cpu_attention_plan> fresh;
   if (state == nullptr) {
     fresh = std::make_unique<cpu_attention_plan>();
@@ -273,9 +283,11 @@ void make_plan(std::int32_t num_workers, memory_resource& memory, attention_plan
   }
   if (fresh != nullptr) plan.state = std::move(fresh);
   plan.spec = spec;
+  plan.spec.implementation = implementation;
   plan.num_seqs = batch.num_seqs;
   plan.num_tokens = batch.num_tokens;
   plan.num_blocks = num_blocks;
+  plan.has_query_positions = batch.query_positions != nullptr;
   plan.max_seq_len = 0;
   for (std::int32_t seq = 0; seq < batch.num_seqs; ++seq) {
     plan.max_seq_len = std::max(plan.max_seq_len, batch.seq_lens[seq]);
@@ -301,9 +313,11 @@ attention_scratch cpu_attention_plan::scratch_of(std::int32_t worker) noexcept {
   return parts;
 }
 
-void plan_attention(std::int32_t num_workers, memory_resource& memory, attention_plan& plan, const attention_spec& spec,
+void plan_attention(const kernel_table& table, std::string_view forced, std::int32_t num_workers,
+                    memory_resource& memory, attention_plan& plan, const attention_spec& spec,
                     const step_batch_view& batch, std::int64_t num_blocks) {
-  detail::translate_bad_alloc("plan_attention", [&] { make_plan(num_workers, memory, plan, spec, batch, num_blocks); });
+  detail::translate_bad_alloc("plan_attention",
+                              [&] { make_plan(table, forced, num_workers, memory, plan, spec, batch, num_blocks); });
 }
 
 }  // namespace bifolio::cpu

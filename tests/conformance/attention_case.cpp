@@ -85,8 +85,13 @@ reference::attention_options options_of(const attention_case& c, const attention
 }
 
 reference::dense_sequence dense_of(const batch_seq& seq, const attention_contents::sequence& contents) {
-  return {seq.query_len,     seq.seq_len,       contents.q.data(),
-          contents.k.data(), contents.v.data(), contents.bias.empty() ? nullptr : contents.bias.data()};
+  return {.query_len = seq.query_len,
+          .seq_len = seq.seq_len,
+          .q = contents.q.data(),
+          .k = contents.k.data(),
+          .v = contents.v.data(),
+          .bias = contents.bias.empty() ? nullptr : contents.bias.data(),
+          .query_position = seq.query_offset()};
 }
 
 bool bias_has_tokens(bias_kind kind) {
@@ -121,8 +126,7 @@ std::vector<dense_kv> dense_kv_of(const attention_case& c, const attention_conte
     if (seq.query_len == 0) {
       first_needed = seq.seq_len;
     } else if (c.window_left >= 0) {
-      first_needed =
-          std::clamp<std::int64_t>(std::int64_t{seq.seq_len} - seq.query_len - c.window_left, 0, seq.seq_len);
+      first_needed = std::clamp<std::int64_t>(std::int64_t{seq.query_offset()} - c.window_left, 0, seq.seq_len);
     }
     list.push_back({seq.seq_len, contents.seqs[s].k.data(), contents.seqs[s].v.data(), first_needed});
   }
@@ -190,6 +194,10 @@ std::int64_t attention_case::num_tokens() const noexcept {
   return tokens;
 }
 
+bool attention_case::has_query_positions() const noexcept {
+  return std::any_of(seqs.begin(), seqs.end(), [](const batch_seq& seq) { return seq.query_position.has_value(); });
+}
+
 float attention_case::used_scale() const noexcept {
   if (scale != 0) return scale;
   const float usual = 1.0f / std::sqrt(static_cast<float>(head_dim));
@@ -217,7 +225,11 @@ std::string settings_of(const attention_case& c) {
   if (c.deterministic) text << ", deterministic";
   if (c.aligned) text << ", aligned";
   text << ", " << to_string(c.values) << " values, query_len/seq_len";
-  for (const batch_seq& seq : c.seqs) text << " " << seq.query_len << "/" << seq.seq_len;
+  for (const batch_seq& seq : c.seqs) {
+    text << " " << seq.query_len << "/" << seq.seq_len;
+    if (seq.first_position != 0) text << " keys from " << seq.first_position;
+    if (seq.query_position) text << " queries from " << *seq.query_position;
+  }
   text << ", case seed " << c.seed;
   return text.str();
 }
@@ -229,17 +241,19 @@ attention_contents::attention_contents(const attention_case& c) {
   for (std::size_t s = 0; s < c.seqs.size(); ++s) {
     const batch_seq& shape = c.seqs[s];
     const std::int64_t content = shape.content >= 0 ? shape.content : static_cast<std::int64_t>(s);
+    const std::int64_t query_position = std::int64_t{shape.first_position} + shape.query_offset();
     sequence seq;
     seq.q.reserve(static_cast<std::size_t>(shape.query_len * heads * c.head_dim));
     for (std::int64_t t = 0; t < shape.query_len; ++t) {
-      const std::int64_t position = shape.seq_len - shape.query_len + t;
+      const std::int64_t position = query_position + t;
       for (std::int64_t h = 0; h < heads; ++h) {
         for (std::int64_t i = 0; i < c.head_dim; ++i) {
           seq.q.push_back(stored_as(c.q_type, element_of(c, query_values, content, position, h, i, shape.seq_len)));
         }
       }
     }
-    for (std::int64_t j = 0; j < shape.seq_len; ++j) {
+    for (std::int64_t n = 0; n < shape.seq_len; ++n) {
+      const std::int64_t j = shape.first_position + n;
       for (std::int64_t h = 0; h < c.num_kv_heads; ++h) {
         const stream_of_values values = c.v_in_k ? key_values : value_values;
         for (std::int64_t i = 0; i < c.head_dim; ++i) {
@@ -252,10 +266,9 @@ attention_contents::attention_contents(const attention_case& c) {
     }
     if (c.bias != bias_kind::none) {
       for (std::int64_t t = 0; t < shape.query_len; ++t) {
-        const std::int64_t position = shape.seq_len - shape.query_len + t;
         for (std::int64_t h = 0; h < heads; ++h) {
           for (std::int64_t j = 0; j < shape.seq_len; ++j) {
-            seq.bias.push_back(bias_element_of(c, content, position, h, j));
+            seq.bias.push_back(bias_element_of(c, content, query_position + t, h, shape.first_position + j));
           }
         }
       }
@@ -286,6 +299,7 @@ attention_call::attention_call(const tested_backend& tested, const attention_cas
   for (const batch_seq& seq : c.seqs) {
     starts_.push_back(starts_.back() + seq.query_len);
     lens_.push_back(seq.seq_len);
+    if (c.has_query_positions()) query_positions_.push_back(seq.query_offset());
   }
   host_batch = {static_cast<std::int32_t>(c.seqs.size()),
                 tokens,
@@ -293,7 +307,8 @@ attention_call::attention_call(const tested_backend& tested, const attention_cas
                 lens_.data(),
                 cache_.tables().data(),
                 cache_.table_stride(),
-                nullptr};
+                nullptr,
+                c.has_query_positions() ? query_positions_.data() : nullptr};
   num_blocks = cache_.view().num_blocks;
   spec = {.num_q_heads = heads,
           .num_kv_heads = c.num_kv_heads,
@@ -312,6 +327,7 @@ attention_call::attention_call(const tested_backend& tested, const attention_cas
 
   starts_on_device_ = device_bytes(where, bytes_of(starts_), alignof(std::int32_t));
   lens_on_device_ = device_bytes(where, bytes_of(lens_), alignof(std::int32_t));
+  positions_on_device_ = device_bytes(where, bytes_of(query_positions_), alignof(std::int32_t));
   tables_on_device_ = device_bytes(where, bytes_of(cache_.tables()), alignof(std::int32_t));
   slopes_ = device_bytes(where, bytes_of(contents.alibi_slopes), alignof(float));
   sinks_ = device_bytes(where, bytes_of(contents.sinks), alignof(float));
@@ -352,6 +368,9 @@ attention_call::attention_call(const tested_backend& tested, const attention_cas
   params.batch = host_batch;
   params.batch.query_start_loc = reinterpret_cast<const std::int32_t*>(starts_on_device_.data());
   params.batch.seq_lens = reinterpret_cast<const std::int32_t*>(lens_on_device_.data());
+  if (c.has_query_positions()) {
+    params.batch.query_positions = reinterpret_cast<const std::int32_t*>(positions_on_device_.data());
+  }
   params.batch.block_tables = reinterpret_cast<const std::int32_t*>(tables_on_device_.data());
   params.scale = c.used_scale();
   params.soft_cap = c.soft_cap;
@@ -387,7 +406,7 @@ void attention_call::place_bias(const attention_case& c, const attention_content
     for (std::int64_t t = 0; t < seq.query_len; ++t) {
       for (std::int64_t h = 0; h < c.num_q_heads(); ++h) {
         for (std::int64_t j = 0; j < seq.seq_len; ++j, ++from) {
-          if (!reference::is_visible(options, seq.seq_len - seq.query_len + t, j, seq.seq_len)) continue;
+          if (!reference::is_visible(options, seq.query_offset() + t, j, seq.seq_len)) continue;
           const std::int64_t row = (bias.num_tokens > 1 ? (first_token + t) * bias.token_stride : 0) +
                                    (bias.num_heads > 1 ? h * bias.head_stride : 0);
           store_element(image.data(), c.bias_type, guard_elements + row + j, *from);
@@ -401,8 +420,8 @@ void attention_call::place_bias(const attention_case& c, const attention_content
 
 bool attention_call::inputs_unchanged() const {
   return q_.unchanged() && starts_on_device_.unchanged() && lens_on_device_.unchanged() &&
-         tables_on_device_.unchanged() && slopes_.unchanged() && sinks_.unchanged() && bias_.unchanged() &&
-         cache_.unchanged();
+         positions_on_device_.unchanged() && tables_on_device_.unchanged() && slopes_.unchanged() &&
+         sinks_.unchanged() && bias_.unchanged() && cache_.unchanged();
 }
 
 bool attention_call::untouched() const { return inputs_unchanged() && out_.unchanged() && lse_.unchanged(); }

@@ -8,6 +8,7 @@
 
 #include <bifolio/backend.hpp>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,11 +21,20 @@
 
 namespace bifolio::test {
 
-/// A sequence of a batch: its last `query_len` positions are computed, `seq_len` are visible.
+/// A sequence of a batch, or a part of one: `query_len` tokens are computed, `seq_len` keys are in its table row.
 struct batch_seq {
   std::int32_t query_len = 0;
   std::int32_t seq_len = 0;
   std::int32_t content = -1;  ///< which sequence's contents; negative = its place in the batch
+  /// Position of the row's first key in the sequence.
+  std::int32_t first_position = 0;
+  /// Position of the first token that is computed; nothing: the last one is at the row's last key.
+  std::optional<std::int32_t> query_position{};
+
+  /// The same, counted from the row's first key.
+  [[nodiscard]] std::int32_t query_offset() const {
+    return query_position ? *query_position - first_position : seq_len - query_len;
+  }
 };
 
 enum class value_kind : std::uint8_t {
@@ -82,6 +92,8 @@ struct attention_case {
   [[nodiscard]] std::int32_t out_dim() const noexcept { return v_head_dim > 0 ? v_head_dim : head_dim; }
   [[nodiscard]] std::int64_t num_tokens() const noexcept;
   [[nodiscard]] float used_scale() const noexcept;
+  /// Whether the batch says where its queries are.
+  [[nodiscard]] bool has_query_positions() const noexcept;
 };
 
 /// The case in words, with its own seed.
@@ -165,9 +177,10 @@ class attention_call {
   const tested_backend& tested_;
   dtype out_type_;
   bool has_lse_;
-  std::vector<std::int32_t> starts_, lens_;
+  std::vector<std::int32_t> starts_, lens_, query_positions_;
   paged_cache cache_;
-  device_bytes q_, out_, lse_, starts_on_device_, lens_on_device_, tables_on_device_, slopes_, sinks_, bias_;
+  device_bytes q_, out_, lse_, starts_on_device_, lens_on_device_, positions_on_device_, tables_on_device_, slopes_,
+      sinks_, bias_;
 };
 
 /// Runs a planned call and reads it; throws std::runtime_error with what went wrong, a refusal or a stray write.

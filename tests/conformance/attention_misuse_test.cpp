@@ -5,6 +5,8 @@
 
 #include <functional>
 #include <limits>
+#include <optional>
+#include <utility>
 
 #include "conformance/attention_tables.hpp"
 
@@ -134,6 +136,13 @@ const std::vector<bad_plan>& bad_plans() {
        errc::out_of_range,
        {"2147480000"},
        [](auto& a) { a.tables[2] = padding_entry; }},
+      {"query positions past 2^31",
+       errc::invalid_argument,
+       {"query_positions", "2147483647", "2147483648"},
+       [](auto& a) {
+         static const std::vector<std::int32_t> positions(8, largest);
+         a.view.query_positions = positions.data();
+       }},
       {"an empty pool", errc::out_of_range, {"block"}, [](auto& a) { a.num_blocks = 0; }},
       {"a negative pool", errc::invalid_argument, {"num_blocks", "-3"}, [](auto& a) { a.num_blocks = -3; }},
   };
@@ -170,6 +179,10 @@ const std::vector<bad_params>& bad_attention_params() {
        [](auto& p) { p.batch.query_start_loc = nullptr; }},
       {"null seq_lens", invalid, {"seq_lens", "null"}, [](auto& p) { p.batch.seq_lens = nullptr; }},
       {"null block_tables", invalid, {"block_tables", "null"}, [](auto& p) { p.batch.block_tables = nullptr; }},
+      {"query positions that were not planned with",
+       invalid,
+       {"query_positions", "plan"},
+       [](auto& p) { p.batch.query_positions = p.batch.seq_lens; }},
       {"q of another dtype", invalid, {"q", "f16", "f32"}, [](auto& p) { p.q.type = dtype::f16; }},
       {"out of another dtype", invalid, {"out", "bf16", "f32"}, [](auto& p) { p.out.type = dtype::bf16; }},
       {"K of another dtype",
@@ -329,6 +342,24 @@ TEST_CASE("planning refuses each bad argument by name and leaves the plan as it 
       REQUIRE(call.run() == errc::ok);  // the old plan still serves
       CHECK(bit_difference(expected, call.read(problem)).empty());
     }
+  }
+}
+
+TEST_CASE("query positions that were planned with must be given") {
+  attention_case c = sound_case();
+  for (batch_seq& seq : c.seqs) seq.query_position = 0;
+  const attention_contents contents(c);
+  for (const tested_backend* tested : one_per_family(0)) {
+    attention_call call(*tested, c, contents);
+    call.plan();
+    const std::int32_t* const positions = std::exchange(call.params.batch.query_positions, nullptr);
+    CHECK_MESSAGE(call.run() == errc::invalid_argument, tested->name);
+    const std::optional<error> problem = find_problem(call.planned, call.params);
+    REQUIRE(problem);
+    CHECK(std::string(problem->what()).find("query_positions") != std::string::npos);
+    CHECK(call.untouched());
+    call.params.batch.query_positions = positions;
+    CHECK_MESSAGE(call.run() == errc::ok, tested->name);
   }
 }
 

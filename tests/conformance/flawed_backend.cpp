@@ -30,6 +30,9 @@ class flawed_backend final : public backend {
     return real_.download(dst, src, bytes, stream);
   }
   [[nodiscard]] errc synchronize(stream_ref stream) noexcept override { return real_.synchronize(stream); }
+  [[nodiscard]] event make_event() override { return real_.make_event(); }
+  [[nodiscard]] errc record(event& point, stream_ref stream) noexcept override { return real_.record(point, stream); }
+  [[nodiscard]] errc wait(const event& point, stream_ref stream) noexcept override { return real_.wait(point, stream); }
   [[nodiscard]] errc append(const append_params& params, stream_ref stream) noexcept override {
     if (flaw_ != flaw::appends_before_slots) return real_.append(params, stream);
     std::vector<std::int64_t> slots(params.slot_mapping, params.slot_mapping + params.k.num_tokens);

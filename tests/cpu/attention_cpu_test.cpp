@@ -7,6 +7,7 @@
 #include <bifolio/cpu.hpp>
 #include <bifolio/memory_resource.hpp>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -142,6 +143,11 @@ answer run(backend& where, const problem& p, const prepared& arrays, arrangement
   attention_plan plan;
   where.plan_attention(plan, p.spec, batch, cache.view().num_blocks);
   CHECK_FALSE(find_problem(plan, params).has_value());
+  if (!p.spec.implementation.empty()) {
+    for (const std::string& kernel : where.describe(plan, params)) {
+      CHECK((kernel.empty() || kernel.find(" " + std::string(p.spec.implementation)) != std::string::npos));
+    }
+  }
   REQUIRE(where.attention(plan, params) == errc::ok);
   const answer once = result;
   REQUIRE(where.attention(plan, params) == errc::ok);  // a plan serves many layers
@@ -253,6 +259,28 @@ struct long_batch {
   }
 };
 
+std::vector<std::string> implementations_of(const backend& where) { return where.explain(attention_plan()); }
+
+// Whether its instruction set has kernels of this implementation for this dtype of the KV cache.
+bool has_kernels(const backend& where, dtype kv, const std::string& implementation) {
+  const std::string wanted = " " + std::string(to_string(kv)) + " " + implementation;
+  for (const std::string& kernel : where.attention_kernels()) {
+    if (kernel.find(wanted) != std::string::npos) return true;
+  }
+  return false;
+}
+
+errc planning_error(backend& where, const attention_spec& spec) {
+  attention_plan plan;
+  try {
+    where.plan_attention(plan, spec, long_batch().view(), 250);
+  } catch (const error& problem) {
+    CHECK(plan.state == nullptr);
+    return problem.code();
+  }
+  return errc::ok;
+}
+
 }  // namespace
 
 TEST_CASE("attention agrees with float64 for every ISA, dtype and option") {
@@ -286,6 +314,103 @@ TEST_CASE("attention agrees with float64 for every ISA, dtype and option") {
       }
     }
   }
+}
+
+TEST_CASE("each implementation agrees with float64 where it is forced by name, on every ISA") {
+  for (const dtype kv : all_dtypes) {
+    problem p = mixed_problem(kv, 6, 2, 71, 16);
+    p.spec.q_type = p.spec.out_type = kv;
+    p.spec.window_left = 100;
+    p.soft_cap = 3.0f;
+    p.alibi = true;
+    p.sinks = true;
+    const prepared arrays(p);
+    const oracle expected(p, arrays);
+    for (const cpu_isa isa : supported_isas()) {
+      const auto where = serial(isa);
+      for (const std::string& name : implementations_of(*where)) {
+        p.spec.implementation = name;
+        CAPTURE(to_string(isa));
+        CAPTURE(to_string(kv));
+        CAPTURE(name);
+        if (!has_kernels(*where, kv, name)) {
+          CHECK(planning_error(*where, p.spec) == errc::unsupported);
+          continue;
+        }
+        expected.check(isa, run(*where, p, arrays));
+        expected.check(isa, run(*where, p, arrays, arrangement::x_split, 3));
+      }
+    }
+  }
+}
+
+TEST_CASE("without a name the first implementation that accepts computes the call, and explain says why") {
+  const long_batch batch;
+  for (const cpu_isa isa : supported_isas()) {
+    const auto where = serial(isa);
+    CHECK(implementations_of(*where) == std::vector<std::string>{"tiles", "dots", "vectors"});
+    for (const dtype kv : all_dtypes) {
+      for (const bool one_type : {true, false}) {
+        CAPTURE(to_string(isa));
+        CAPTURE(to_string(kv));
+        CAPTURE(one_type);
+        attention_spec spec = mixed_problem(kv, 6, 2, 64, 16).spec;
+        spec.q_type = spec.out_type = one_type ? kv : kv == dtype::f32 ? dtype::bf16 : dtype::f32;
+        attention_plan plan;
+        where->plan_attention(plan, spec, batch.view(), 250);
+        CHECK(plan.spec.implementation.empty());
+        const std::vector<std::string> sentences = where->explain(plan);
+        REQUIRE(sentences.size() == 3);
+        bool taken = false;
+        for (std::size_t i = 0; i < sentences.size(); ++i) {
+          const std::string name = implementations_of(*where)[i];
+          CAPTURE(sentences[i]);
+          const bool accepts = has_kernels(*where, kv, name) && (one_type || name == "vectors");
+          const char* const said = !accepts ? " declines: " : taken ? " " : " takes all 1 sequences";
+          CHECK(sentences[i].rfind(name + said, 0) == 0);
+          taken = taken || accepts;
+        }
+        CHECK(taken);
+      }
+    }
+  }
+}
+
+TEST_CASE("a name that no implementation has, or whose implementation declines, is refused while planning") {
+  for (const cpu_isa isa : supported_isas()) {
+    const auto where = serial(isa);
+    attention_spec spec = mixed_problem(dtype::f32, 6, 2, 64, 16).spec;
+    spec.implementation = "general";
+    CHECK(planning_error(*where, spec) == errc::invalid_argument);
+    spec.implementation = "tiles";  // of float32, which no ISA has
+    CHECK(planning_error(*where, spec) == errc::unsupported);
+    std::string text = "vectors";
+    spec.implementation = text;
+    attention_plan plan;
+    where->plan_attention(plan, spec, long_batch().view(), 250);
+    text = "not it ";
+    CHECK(plan.spec.implementation == "vectors");
+    CHECK(where->explain(plan)[0] == "tiles is not asked: vectors is forced");
+  }
+}
+
+TEST_CASE("BIFOLIO_ATTENTION forces an implementation of backends that are opened after it was set") {
+  const cpu_isa isa = supported_isas().back();
+  const auto before = serial(isa);
+  REQUIRE(setenv("BIFOLIO_ATTENTION", "vectors", 1) == 0);
+  const auto forced = serial(isa);
+  REQUIRE(setenv("BIFOLIO_ATTENTION", "tiles of wood", 1) == 0);
+  const auto refusing = serial(isa);
+  REQUIRE(unsetenv("BIFOLIO_ATTENTION") == 0);
+  attention_spec spec = mixed_problem(dtype::bf16, 6, 2, 64, 16).spec;
+  attention_plan plan;
+  before->plan_attention(plan, spec, long_batch().view(), 250);
+  CHECK(plan.spec.implementation.empty());
+  forced->plan_attention(plan, spec, long_batch().view(), 250);
+  CHECK(plan.spec.implementation == "vectors");
+  CHECK(planning_error(*refusing, spec) == errc::invalid_argument);
+  spec.implementation = "vectors";  // goes before the environment
+  CHECK(planning_error(*refusing, spec) == errc::ok);
 }
 
 TEST_CASE("bits do not depend on threads, executor, layout, block size or block order") {

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/own_stream.hpp"
 #include "support/device_bytes.hpp"
 #include "support/skip.hpp"
 
@@ -19,18 +20,6 @@ using namespace bifolio;
 using namespace bifolio::test;
 
 namespace {
-
-class own_stream {
- public:
-  own_stream() { REQUIRE(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking) == cudaSuccess); }
-  ~own_stream() { (void)cudaStreamDestroy(stream_); }
-  own_stream(const own_stream&) = delete;
-  own_stream& operator=(const own_stream&) = delete;
-  [[nodiscard]] stream_ref ref() const { return {stream_}; }
-
- private:
-  cudaStream_t stream_ = nullptr;
-};
 
 /// The least of some runs: the machine's own noise only adds.
 template <class Body>

@@ -55,7 +55,7 @@ attention_reference attend(const attention_options& options, const dense_sequenc
   std::vector<double> logits;
   std::vector<double> slacks;
   for (std::int64_t t = 0; t < seq.query_len; ++t) {
-    const std::int64_t p = seq.seq_len - seq.query_len + t;
+    const std::int64_t p = seq.first_query_position() + t;
     for (std::int64_t h = 0; h < options.num_q_heads; ++h) {
       const auto row = static_cast<std::size_t>(t * options.num_q_heads + h);
       const float* q = seq.q + static_cast<std::int64_t>(row) * d;
@@ -140,7 +140,7 @@ scalar_attention attend_in_float32(const attention_options& options, const dense
   std::vector<std::int64_t> keys;
   std::vector<float> logits;
   for (std::int64_t t = 0; t < seq.query_len; ++t) {
-    const std::int64_t p = seq.seq_len - seq.query_len + t;
+    const std::int64_t p = seq.first_query_position() + t;
     for (std::int64_t h = 0; h < options.num_q_heads; ++h) {
       const auto row = static_cast<std::size_t>(t * options.num_q_heads + h);
       const float* q = seq.q + static_cast<std::int64_t>(row) * d;

@@ -7,6 +7,7 @@
 /// partial results.
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace bifolio::reference {
@@ -34,6 +35,10 @@ struct dense_sequence {
   const float* k = nullptr;     ///< [seq_len, num_kv_heads, qk_head_dim]
   const float* v = nullptr;     ///< [seq_len, num_kv_heads, v_head_dim]
   const float* bias = nullptr;  ///< optional, [query_len, num_q_heads, seq_len]; what a row does not see is not read
+  /// Position of the first query token, counted from the first key; nothing: the last token is at the last key.
+  std::optional<std::int64_t> query_position{};
+
+  [[nodiscard]] std::int64_t first_query_position() const { return query_position.value_or(seq_len - query_len); }
 };
 
 /// Row r = (token, head) of token · num_q_heads + head; elements r · v_head_dim + dim.

@@ -8,6 +8,7 @@
 #include "common/base/checked.hpp"
 #include "common/base/refuse.hpp"
 #include "common/base/translate.hpp"
+#include "common/engine/upload_ring.hpp"
 #include "common/engine/validate_cache.hpp"
 
 namespace bifolio {
@@ -19,21 +20,27 @@ struct step_offsets {
   std::size_t seq_lens = 0;
   std::size_t block_tables = 0;
   std::size_t slot_mapping = 0;
+  std::size_t query_positions = 0;
   std::size_t num_bytes = 0;
 
-  explicit step_offsets(const step_batch& batch) noexcept {
-    query_start_loc = add(batch.query_start_loc);
-    seq_lens = add(batch.seq_lens);
-    block_tables = add(batch.block_tables);
-    slot_mapping = add(batch.slot_mapping);
+  explicit step_offsets(const step_batch& batch) noexcept
+      : step_offsets(batch.query_start_loc.size(), batch.seq_lens.size(), batch.block_tables.size(),
+                     batch.slot_mapping.size(), batch.query_positions.size()) {}
+  step_offsets(std::size_t num_starts, std::size_t num_seqs, std::size_t num_table_entries, std::size_t num_slots,
+               std::size_t num_positions) noexcept {
+    query_start_loc = add<std::int32_t>(num_starts);
+    seq_lens = add<std::int32_t>(num_seqs);
+    block_tables = add<std::int32_t>(num_table_entries);
+    slot_mapping = add<std::int64_t>(num_slots);
+    query_positions = add<std::int32_t>(num_positions);
   }
 
  private:
   template <class T>
-  std::size_t add(const std::vector<T>& array) noexcept {
+  std::size_t add(std::size_t num_elements) noexcept {
     constexpr std::size_t line = 64;
     const std::size_t at = num_bytes;
-    num_bytes += (array.size() * sizeof(T) + line - 1) / line * line;
+    num_bytes += (num_elements * sizeof(T) + line - 1) / line * line;
     return at;
   }
 };
@@ -119,6 +126,8 @@ std::int64_t num_blocks_for_memory(std::int64_t memory_bytes, const kv_layout& l
 
 cache_engine::cache_engine(backend& where, const cache_engine_config& config, memory_resource* memory)
     : backend_(&where), config_(config) {
+  require(config.num_staging_slots >= 1 && config.num_staging_slots <= 64, "num_staging_slots",
+          config.num_staging_slots, "1 to 64");
   const std::int64_t num_bytes = layer_bytes(config);
   memory_resource& source = memory == nullptr ? where.memory() : *memory;
   if (source.where() != where.where()) {
@@ -146,38 +155,56 @@ std::size_t cache_engine::num_bytes() const noexcept {
   return sum;
 }
 
+cache_engine::~cache_engine() = default;
+cache_engine::cache_engine(cache_engine&&) noexcept = default;
+cache_engine& cache_engine::operator=(cache_engine&&) noexcept = default;
+
+detail::upload_ring& cache_engine::uploads() {
+  if (uploads_ == nullptr) {
+    uploads_ = detail::translate_bad_alloc(
+        "cache_engine", [&] { return std::make_unique<detail::upload_ring>(*backend_, config_.num_staging_slots); });
+  }
+  return *uploads_;
+}
+
+void cache_engine::reserve_upload(std::int32_t max_num_seqs, std::int64_t max_num_tokens,
+                                  std::int64_t max_block_table_stride, stream_ref stream) {
+  require(max_num_seqs >= 0, "max_num_seqs", max_num_seqs, "at least 0");
+  require(max_num_tokens >= 0, "max_num_tokens", max_num_tokens, "at least 0");
+  require(max_block_table_stride >= 0, "max_block_table_stride", max_block_table_stride, "at least 0");
+  constexpr std::int64_t most = validate::max_span_bytes / 16;
+  const std::int64_t num_table_entries =
+      detail::bounded_product("the number of block table entries (max_num_seqs * max_block_table_stride)", most,
+                              max_num_seqs, max_block_table_stride);
+  require(max_num_tokens <= most, "max_num_tokens", max_num_tokens, "at most 2^58");
+  if (backend_->where().type == device_type::cpu) return;
+  const step_offsets at(static_cast<std::size_t>(max_num_seqs) + 1, static_cast<std::size_t>(max_num_seqs),
+                        static_cast<std::size_t>(num_table_entries), static_cast<std::size_t>(max_num_tokens),
+                        static_cast<std::size_t>(max_num_seqs));
+  uploads().reserve(at.num_bytes, stream);
+}
+
 step_batch_view cache_engine::upload(const step_batch& batch, stream_ref stream) {
   if (backend_->where().type == device_type::cpu) return batch.view();
 
   const step_offsets at(batch);
-  const auto check = [](errc code) {
-    if (code != errc::ok) {
-      detail::refuse(code, "the upload of the step's arrays failed: ", to_string(code));
-    }
-  };
-  // What an earlier upload in this stream still reads or fills may be neither overwritten nor given back. A step's
-  // results are read on the host before the next step is made, so that nothing is waited for here as a rule.
-  if (step_staging_.num_bytes() > 0) check(backend_->synchronize(stream));
-  if (at.num_bytes > step_staging_.num_bytes() || at.num_bytes > step_device_.num_bytes()) {
-    const std::size_t capacity = std::max(at.num_bytes, 2 * step_staging_.num_bytes());
-    buffer staging(backend_->staging_memory(), capacity);
-    buffer on_device(backend_->memory(), capacity);
-    step_staging_.swap(staging);
-    step_device_.swap(on_device);
-  }
-  auto* const host = step_staging_.as<std::byte>();
+  detail::upload_ring& ring = uploads();
+  std::byte* const host = ring.open(at.num_bytes, stream);
   put(host, at.query_start_loc, batch.query_start_loc);
   put(host, at.seq_lens, batch.seq_lens);
   put(host, at.block_tables, batch.block_tables);
   put(host, at.slot_mapping, batch.slot_mapping);
-  check(backend_->upload(step_device_.data(), host, at.num_bytes, stream));
+  put(host, at.query_positions, batch.query_positions);
+  const std::byte* const base = ring.send(at.num_bytes, stream);
 
-  const auto* const base = step_device_.as<std::byte>();
   step_batch_view view = batch.view();
   view.query_start_loc = reinterpret_cast<const std::int32_t*>(base + at.query_start_loc);
   view.seq_lens = reinterpret_cast<const std::int32_t*>(base + at.seq_lens);
   view.block_tables = reinterpret_cast<const std::int32_t*>(base + at.block_tables);
   view.slot_mapping = reinterpret_cast<const std::int64_t*>(base + at.slot_mapping);
+  if (view.query_positions != nullptr) {
+    view.query_positions = reinterpret_cast<const std::int32_t*>(base + at.query_positions);
+  }
   return view;
 }
 

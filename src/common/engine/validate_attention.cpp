@@ -375,7 +375,13 @@ errc attention_batch(const attention_spec& spec, const step_batch_view& batch, s
     }
     const std::int64_t query_len = batch.query_start_loc[seq + 1] - batch.query_start_loc[seq];
     if (query_len == 0) continue;
-    const attn::visible_range visible = attn::window_of(spec).of_run(seq_len - query_len, seq_len - 1, seq_len);
+    const std::int64_t first = attn::first_query_position(batch.query_positions, seq, query_len, seq_len);
+    constexpr std::int64_t end_of_positions = std::int64_t{1} << 31;
+    if (first + query_len > end_of_positions) {
+      return refuse(errc::invalid_argument, "query_positions[", seq, "] is ", first, " and the sequence has ",
+                    query_len, " new tokens; their positions must be below ", end_of_positions);
+    }
+    const attn::visible_range visible = attn::window_of(spec).of_run(first, first + query_len - 1, seq_len);
     if (visible.begin >= visible.end) continue;
     const std::int32_t* row = batch.block_tables + seq * batch.block_table_stride;
     const std::int64_t end = blocks_of(visible.end, spec.block_size);
@@ -440,6 +446,12 @@ errc attention(const attention_plan& plan, const attention_params& params, std::
   if (code == errc::ok) code = expect_aligned("sinks", params.sinks, refuse);
   if (code == errc::ok) code = expect_array("query_start_loc", params.batch.query_start_loc, refuse);
   if (code == errc::ok) code = expect_array("seq_lens", params.batch.seq_lens, refuse);
+  if (code == errc::ok && plan.has_query_positions) {
+    code = expect_array("query_positions", params.batch.query_positions, refuse);
+  }
+  if (code == errc::ok && !plan.has_query_positions && params.batch.query_positions != nullptr) {
+    return refuse(errc::invalid_argument, "query_positions of the batch are given; the plan was made without them");
+  }
   if (code == errc::ok && plan.num_blocks > 0) code = expect_array("block_tables", params.batch.block_tables, refuse);
   if (code != errc::ok) return code;
   if (params.batch.block_table_stride < 0) {

@@ -270,7 +270,7 @@ errc swap_blocks(const device_state& state, std::span<const kv_cache_view> src, 
   if (src.empty() || copies.empty()) return errc::ok;
   const runtime_api& api = state.api();
 
-  // The copy engine costs half a microsecond a run or more, and leaves the multiprocessors alone; below this average a
+  // The copy engine costs half a microsecond a run or more, and leaves the SMs alone; below this average a
   // kernel that reads and writes pinned host memory itself is faster (32 KiB: 52 instead of 26 GB/s; 256 KiB: 48).
   constexpr std::int64_t worth_a_transfer = std::int64_t{256} << 10;
   std::size_t num_runs = 0;

@@ -8,6 +8,7 @@
 /// split into items.
 
 #include <bifolio/attention.hpp>
+#include <cstddef>
 #include <cstdint>
 
 #include "common/attention/visibility.hpp"
@@ -117,24 +118,31 @@ struct attention_scratch {
   void* zero_row = nullptr;  ///< [larger padded head_dim] elements of KV, all zero
 };
 
-/// How an entry of the table multiplies.
+/// How an implementation multiplies (src/cpu/implementations.hpp).
 enum class attention_loops : std::uint8_t {
-  vectors,  ///< elements widened to float32
-  dots,     ///< products of pairs of 16-bit elements on vector registers
   tiles,    ///< tile registers
+  dots,     ///< products of pairs of 16-bit elements on vector registers
+  vectors,  ///< elements widened to float32
+};
+inline constexpr std::size_t num_attention_loops = 3;
+
+/// The kernels of one implementation and dtype of the KV cache; null where an ISA does not have them. All work of a
+/// call is done by kernels of the same loops, because different loops sum in different orders.
+struct item_kernels {
+  using kernel = void (*)(const attention_args& args, const attention_item& item,
+                          const attention_scratch& scratch) noexcept;
+  kernel run = nullptr;      ///< computes one item
+  kernel combine = nullptr;  ///< combines the partial results of all splits of the item's rows, writes out and lse
 };
 
 struct attention_kernels {
-  /// Computes one item; indexed by the dtype of the KV cache.
-  void (*run[num_dtypes])(const attention_args& args, const attention_item& item,
-                          const attention_scratch& scratch) noexcept;
-  /// Combines the partial results of all splits of the item's rows, writes out and lse.
-  void (*combine[num_dtypes])(const attention_args& args, const attention_item& item,
-                              const attention_scratch& scratch) noexcept;
+  item_kernels items[num_attention_loops][num_dtypes];
   /// Rows [begin, end) of token · num_heads + head of merge_states.
   void (*merge)(const merge_params& params, std::int64_t begin, std::int64_t end) noexcept;
-  /// The loops of `run` and `combine`, by the dtype of the KV cache; [1]: queries and output have it too.
-  attention_loops loops[num_dtypes][2];
+
+  [[nodiscard]] constexpr const item_kernels& items_of(attention_loops loops, dtype kv_type) const noexcept {
+    return items[static_cast<std::size_t>(loops)][static_cast<std::size_t>(kv_type)];
+  }
 };
 
 }  // namespace bifolio::cpu

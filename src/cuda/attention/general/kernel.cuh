@@ -40,6 +40,7 @@ enum class kv_walk : std::int32_t {
 
 struct general_args {
   attention_kernel_args call;
+  general_metadata metadata;
   kv_walk k_walk;
   kv_walk v_walk;
   std::int32_t num_dim_tiles;
@@ -166,14 +167,19 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
   const int lane = thread % 32;
   const int warp = thread / 32;
 
-  const auto* const header = reinterpret_cast<const general_header*>(call.general_words);
-  const auto* const items = reinterpret_cast<const general_item*>(header + 1);
+  const std::int32_t num_items = args.metadata.header->num_items;
   const std::int32_t parts = call.num_kv_heads * args.num_dim_tiles;
-  const std::int64_t num_works = static_cast<std::int64_t>(header->num_items) * parts;
+  const std::int64_t num_works = static_cast<std::int64_t>(num_items < 0 ? INT32_MAX : num_items) * parts;
+  tile_walk tiles{0, 0};
   const bool queries_fit = call.head_dim <= dims_per_tile;
 
   for (std::int64_t work = blockIdx.x; work < num_works; work += gridDim.x) {
-    const general_item item = items[work / parts];
+    general_item item;
+    if (num_items >= 0) {
+      item = args.metadata.items[work / parts];
+    } else if (!tiles.find(call, args.metadata.header->num_seqs, Rows, work / parts, item)) {
+      break;
+    }
     const auto part = static_cast<std::int32_t>(work % parts);
     const std::int32_t kv_head = part / args.num_dim_tiles;
     const std::int32_t dim_tile = part % args.num_dim_tiles;
@@ -192,7 +198,8 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
     if (thread < Rows) {
       const bool used = thread < num_rows;
       const std::int32_t row = item.first_row + (used ? thread : 0);
-      const std::int32_t position = seq_len - query_len + row / call.group_size;
+      const auto position = static_cast<std::int32_t>(
+          attn::first_query_position(call.query_positions, item.seq, query_len, seq_len) + row / call.group_size);
       const std::int32_t head = kv_head * call.group_size + row % call.group_size;
       const auto [begin, end] = attn::window_of(call).of(position, seq_len);
       shared.row_position[thread] = position;

@@ -7,6 +7,7 @@
 #include <bifolio/attention.hpp>
 #include <bifolio/device.hpp>
 #include <bifolio/error.hpp>
+#include <bifolio/event.hpp>
 #include <bifolio/executor.hpp>
 #include <bifolio/export.hpp>
 #include <bifolio/kv_layout.hpp>
@@ -23,15 +24,17 @@
 
 namespace bifolio {
 
-/// Store new tokens: row i of k and v goes to slot_mapping[i] of the layer, converted to the cache's dtype.
+/// Store new tokens: row i of k and v goes to slot_mapping[i] of the layer, converted to the cache's dtype. Where V is
+/// part of K (layout.v_in_k) the rows of k are all there is: v.data is null, and nothing else of v is looked at.
 struct append_params {
   kv_cache_view kv;
-  const_tensor_view k;                         ///< [num_tokens, num_kv_heads, head_dim]
-  const_tensor_view v;                         ///< same shape and dtype as k; strides may differ
+  const_tensor_view k;                         ///< [num_tokens, num_kv_heads, head_dim of K]
+  const_tensor_view v;                         ///< [num_tokens, num_kv_heads, head_dim of V], of the dtype of k
   const std::int64_t* slot_mapping = nullptr;  ///< [num_tokens] on the device; negative = skip; see `append`
 };
 
-/// Read tokens back: row i of k and v comes from slot_mapping[i]; a negative slot leaves its row as it was.
+/// Read tokens back: row i of k and v comes from slot_mapping[i]; a negative slot leaves its row as it was. Where V is
+/// part of K, v.data is null as for `append`.
 struct gather_params {
   kv_cache_view kv;
   tensor_view k;
@@ -41,8 +44,8 @@ struct gather_params {
 
 /// Thread-safety: calls on different caches, plans and outputs may run at once (on CUDA, in different streams).
 /// Streams: calls are ordered within a stream; the CPU ignores it and has finished when a call returns.
-/// Errors: `plan_attention` throws; all others return an errc, allocate nothing, and after a refusal nothing was
-/// written.
+/// Errors: `plan_attention` and `make_event` throw; all others return an errc, allocate nothing, and after a refusal
+/// nothing was written.
 class BIFOLIO_API backend {
  public:
   virtual ~backend();
@@ -63,6 +66,19 @@ class BIFOLIO_API backend {
   [[nodiscard]] virtual errc download(void* host_dst, const void* src, std::size_t num_bytes, stream_ref) noexcept = 0;
   [[nodiscard]] virtual errc synchronize(stream_ref) noexcept = 0;
 
+  /// A new event of this device, not recorded. Throws `error`: out_of_memory, device_lost, failed_precondition (as
+  /// `health`).
+  [[nodiscard]] virtual event make_event() = 0;
+  /// Sets `point` to all that the stream was given so far. invalid_argument for an event that is empty or of another
+  /// device.
+  [[nodiscard]] virtual errc record(event& point, stream_ref = {}) noexcept = 0;
+  /// What the stream is given from now on starts when `point`, as last recorded, is done; at once when it was never
+  /// recorded. The event may be of any device: where the two have streams in common (CUDA devices of one machine) the
+  /// call does not wait itself, otherwise it returns when the event is done. In particular the CPU, whose calls are
+  /// finished when they return, waits on the host. invalid_argument for an empty event, device_lost when the event's
+  /// device is.
+  [[nodiscard]] virtual errc wait(const event& point, stream_ref = {}) noexcept = 0;
+
   /// A slot past the end of the cache: out_of_range on the CPU; on a GPU, where the host cannot see slots without
   /// waiting, that row alone is skipped. The same for `gather`.
   [[nodiscard]] virtual errc append(const append_params&, stream_ref = {}) noexcept = 0;
@@ -71,7 +87,7 @@ class BIFOLIO_API backend {
   [[nodiscard]] virtual errc copy_blocks(std::span<const kv_cache_view> layers, std::span<const block_copy> copies,
                                          stream_ref = {}) noexcept = 0;
   /// Copies blocks of `src` (this device) to blocks of `dst` (this device) across layouts and dtypes; the numbers of
-  /// heads, head_dim and block_size are equal. src and dst do not overlap.
+  /// heads, the head dimensions, block_size and v_in_k are equal. src and dst do not overlap.
   [[nodiscard]] virtual errc convert_blocks(const kv_cache_view& src, const kv_cache_view& dst,
                                             std::span<const block_copy> copies, stream_ref = {}) noexcept = 0;
   /// Copies blocks byte for byte between two caches of equal layout, layer by layer, where either may lie in host

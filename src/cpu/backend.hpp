@@ -6,6 +6,7 @@
 #include <bifolio/backend.hpp>
 #include <bifolio/executor.hpp>
 #include <memory>
+#include <string>
 
 #include "cpu/kernels/kernel_table.hpp"
 
@@ -27,6 +28,11 @@ class cpu_backend final : public backend {
   [[nodiscard]] errc download(void* host_dst, const void* src, std::size_t num_bytes, stream_ref) noexcept override;
   [[nodiscard]] errc synchronize(stream_ref) noexcept override { return errc::ok; }
 
+  /// Calls are finished when they return: an event of the CPU is always done.
+  [[nodiscard]] event make_event() override;
+  [[nodiscard]] errc record(event& point, stream_ref) noexcept override;
+  [[nodiscard]] errc wait(const event& point, stream_ref) noexcept override { return point.synchronize(); }
+
   [[nodiscard]] errc append(const append_params& params, stream_ref) noexcept override;
   [[nodiscard]] errc gather(const gather_params& params, stream_ref) noexcept override;
   [[nodiscard]] errc copy_blocks(std::span<const kv_cache_view> layers, std::span<const block_copy> copies,
@@ -43,6 +49,7 @@ class cpu_backend final : public backend {
   [[nodiscard]] std::vector<std::string> attention_kernels() const override;
   [[nodiscard]] std::vector<std::string> describe(const attention_plan& plan,
                                                   const attention_params& params) const override;
+  [[nodiscard]] std::vector<std::string> explain(const attention_plan& plan) const override;
   [[nodiscard]] errc merge_states(const merge_params& params, stream_ref) noexcept override;
 
  private:
@@ -50,6 +57,7 @@ class cpu_backend final : public backend {
   std::unique_ptr<executor> own_executor_;  // null when the caller brought one
   executor* workers_;
   memory_resource* memory_;
+  std::string forced_attention_;  // what BIFOLIO_ATTENTION named when this was opened
 };
 
 }  // namespace bifolio::cpu

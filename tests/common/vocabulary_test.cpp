@@ -51,9 +51,9 @@ TEST_CASE("an error without a sentence says its code, and that a sentence is mis
 }
 
 TEST_CASE("an error carries its code and its sentence, also through a copy and as std::runtime_error") {
-  const error original(errc::out_of_blocks, "7 blocks asked for, 3 free");
+  const error original(errc::out_of_range, "7 blocks asked for, 3 free");
   const error copy(original);
-  CHECK(copy.code() == errc::out_of_blocks);
+  CHECK(copy.code() == errc::out_of_range);
   try {
     throw copy;
   } catch (const std::runtime_error& caught) {
@@ -75,7 +75,6 @@ TEST_CASE("a dense view steps over heads and tokens without gaps, in 64 bits") {
 }
 
 TEST_CASE("checked arithmetic says when it would wrap") {
-  using detail::checked_add;
   using detail::checked_mul;
   constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
   constexpr std::int64_t least = std::numeric_limits<std::int64_t>::min();
@@ -84,10 +83,6 @@ TEST_CASE("checked arithmetic says when it would wrap") {
   CHECK(checked_mul(most / 2 + 1, std::int64_t{2}) == std::nullopt);
   CHECK(checked_mul(least, std::int64_t{-1}) == std::nullopt);
   CHECK(checked_mul<std::uint32_t>(65536u, 65536u) == std::nullopt);
-  CHECK(checked_add(most, std::int64_t{0}) == most);
-  CHECK(checked_add(most, std::int64_t{1}) == std::nullopt);
-  CHECK(checked_add(least, std::int64_t{-1}) == std::nullopt);
-  CHECK(checked_add<std::uint64_t>(UINT64_MAX, 1) == std::nullopt);
 }
 
 TEST_CASE("a product past its limit is refused with the factors and the limit") {

@@ -29,7 +29,7 @@ struct step {
   step(std::int32_t group, std::int32_t kv_heads, bool deterministic) {
     spec.num_q_heads = group * kv_heads;
     spec.num_kv_heads = kv_heads;
-    spec.head_dim = 128;
+    spec.qk_head_dim = spec.v_head_dim = 128;
     spec.block_size = 16;
     spec.deterministic = deterministic;
   }

@@ -41,9 +41,9 @@ struct world {
     opened = std::make_unique<cuda::cuda_backend>(runtime.api(), 0);
     spec.num_q_heads = 8;
     spec.num_kv_heads = 2;
-    spec.head_dim = 128;
+    spec.qk_head_dim = spec.v_head_dim = 128;
     spec.block_size = 16;
-    spec.q_type = spec.kv_type = spec.out_type = dtype::bf16;
+    spec.q_type = spec.k_code.type = spec.v_code.type = spec.out_type = dtype::bf16;
     layout = make_layout(kind, dtype::bf16, 2, 128, 16);
   }
   [[nodiscard]] backend& where() const { return *opened; }
@@ -187,7 +187,7 @@ TEST_CASE("without a list of items the general kernel finds the same row tiles")
     cuda::plan_input in;
     in.spec.num_kv_heads = 1;
     in.spec.num_q_heads = 1 + below(9);
-    in.spec.head_dim = 8;
+    in.spec.qk_head_dim = in.spec.v_head_dim = 8;
     in.spec.block_size = 16;
     in.spec.causal = below(2) == 0;
     if (below(3) == 0) in.spec.window_left = below(2000);
@@ -252,7 +252,7 @@ TEST_CASE("explain names every implementation of the list, and why each faster o
   CHECK(said[3].rfind("general takes 3 of 3 sequences of calls that those above decline", 0) == 0);
 
   world other(layout_kind::hnd, false);
-  other.spec.head_dim = 80;
+  other.spec.qk_head_dim = other.spec.v_head_dim = 80;
   other.spec.block_size = 5;
   other.plan_for({{1, 100}});
   said = other.where().explain(other.plan);
@@ -262,8 +262,8 @@ TEST_CASE("explain names every implementation of the list, and why each faster o
   CHECK(said[2] == "x_split declines: head_dim is 80; it takes 64, 128 and 256");
   CHECK(said[3] == "general takes 1 of 1 sequence");
 
-  other.spec.kv_type = dtype::f32;
-  other.spec.head_dim = 128;
+  other.spec.k_code.type = other.spec.v_code.type = dtype::f32;
+  other.spec.qk_head_dim = other.spec.v_head_dim = 128;
   other.plan_for({{1, 100}});
   said = other.where().explain(other.plan);
   CHECK(said[1] ==

@@ -192,7 +192,7 @@ class fed_text {
     } else {
       status = manager_.append(seq_, count).status;
     }
-    if (status != alloc_status::ok) throw error(errc::out_of_blocks, "the test's pool is too small");
+    if (status != alloc_status::ok) throw error(errc::invalid_argument, "the test's pool is too small");
   }
 
   std::unique_ptr<executor> workers_;

@@ -63,11 +63,9 @@ void detail::append_device_names(std::string& sentence) {
 
 std::string to_string(device where) {
   const detail::device_row* const row = detail::find_device_row(where.type);
-  if (row == nullptr) {
-    return "device type " + std::to_string(static_cast<int>(where.type)) + ":" + std::to_string(where.index);
-  }
-  std::string text(row->name);
-  if (row->numbered) text.append(1, ':').append(std::to_string(where.index));
+  std::string text(row == nullptr ? "device type " : row->name);
+  if (row == nullptr) text.append(std::to_string(static_cast<int>(where.type)));
+  if (row == nullptr || row->numbered) text.append(1, ':').append(std::to_string(where.index));
   return text;
 }
 

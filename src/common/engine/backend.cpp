@@ -3,6 +3,8 @@
 
 namespace bifolio {
 
+event_state::~event_state() = default;
+
 backend::~backend() = default;
 
 std::vector<std::string> backend::attention_kernels() const { return {}; }

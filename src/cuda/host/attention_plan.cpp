@@ -167,6 +167,7 @@ bool cuda_plan_state::next_has_same_kernels() const noexcept {
   // stays right for both.
   return plans_.general.rows_per_tile == next_.general.rows_per_tile &&
          plans_.general.num_dim_tiles == next_.general.num_dim_tiles &&
+         plans_.general.has_query_positions == next_.general.has_query_positions &&
          plans_.x_split.has_decodes == next_.x_split.has_decodes &&
          plans_.x_split.has_others == next_.x_split.has_others &&
          plans_.x_split.max_partitions == next_.x_split.max_partitions && plans_.assigned == next_.assigned &&

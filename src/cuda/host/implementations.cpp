@@ -19,12 +19,27 @@ std::string shape_name(const char* kernel, dtype type, std::int32_t head_dim) {
   return std::string("cuda ") + kernel + " " + std::string(to_string(type)) + " d" + std::to_string(head_dim);
 }
 
+/// What all kernels but the general one are made for: K and V of one head_dim in planes of their own, and sequences
+/// whose new tokens are their last.
+bool is_plain(const plan_input& step, std::string* why) noexcept {
+  const attention_spec& spec = step.spec;
+  if (spec.qk_head_dim != spec.v_head_dim) {
+    return detail::declines(why, "qk_head_dim is ", spec.qk_head_dim, " and v_head_dim ", spec.v_head_dim,
+                            "; it takes equal ones");
+  }
+  if (spec.k_code != spec.v_code) return detail::declines(why, "K and V have different codes");
+  if (spec.v_in_k) return detail::declines(why, "V is stored in K");
+  if (step.has_query_positions) return detail::declines(why, "the step has query_positions");
+  return true;
+}
+
 /// What the tensor-core kernels require of a step.
 bool step_suits_tensor_cores(const plan_input& step, std::string* why) noexcept {
   const attention_spec& spec = step.spec;
-  if (spec.kv_type == dtype::f32 || spec.q_type != spec.kv_type || spec.out_type != spec.kv_type) {
+  if (!is_plain(step, why)) return false;
+  if (spec.k_code.type == dtype::f32 || spec.q_type != spec.k_code.type || spec.out_type != spec.k_code.type) {
     return detail::declines(why, "the dtypes of q, kv and out are ", to_string(spec.q_type), ", ",
-                            to_string(spec.kv_type), " and ", to_string(spec.out_type),
+                            to_string(spec.k_code.type), " and ", to_string(spec.out_type),
                             "; it takes one 16-bit dtype for all");
   }
   if (step.max_seq_len >= longest_window || step.max_query_len >= longest_window) {
@@ -47,8 +62,8 @@ bool prefill_accepts(const plan_input& step, std::string* why) noexcept {
     return detail::declines(why, "the driver has no cuTensorMapEncodeTiled");
   }
   if (!step_suits_tensor_cores(step, why)) return false;
-  if (find_prefill_entry(spec.kv_type, spec.head_dim) == nullptr) {
-    return detail::declines(why, "head_dim is ", spec.head_dim, "; it takes 64 and 128");
+  if (find_prefill_entry(spec.k_code.type, spec.qk_head_dim) == nullptr) {
+    return detail::declines(why, "head_dim is ", spec.qk_head_dim, "; it takes 64 and 128");
   }
   if (!prefill_block_size(spec.block_size)) {
     return detail::declines(why, "block_size is ", spec.block_size,
@@ -99,9 +114,9 @@ bool prefers_prefill(const plan_input& step, std::int32_t query_len, std::int32_
   const std::int64_t packed = prefill_packed_heads(static_cast<std::int32_t>(group));
   const std::int64_t items = (query_len * packed + 127) / 128 * (spec.num_q_heads / packed);
   const std::int64_t rounds = (items + step.device.num_sms - 1) / step.device.num_sms;
-  const double prefill_us = static_cast<double>(rounds) * (seq_len / 128 + 2) * 2.0 * spec.head_dim / 128;
+  const double prefill_us = static_cast<double>(rounds) * (seq_len / 128 + 2) * 2.0 * spec.qk_head_dim / 128;
   const double tiles = static_cast<double>((rows + 15) / 16) * spec.num_kv_heads * (seq_len / 64 + 2);
-  const double decode_us = 5.0 + tiles / (2.0 * step.device.num_sms) * 1.4 * spec.head_dim / 128;
+  const double decode_us = 5.0 + tiles / (2.0 * step.device.num_sms) * 1.4 * spec.qk_head_dim / 128;
   return prefill_us < decode_us;
 }
 #else
@@ -123,9 +138,9 @@ void append_prefill_names(const device_numbers&, std::vector<std::string>&) {}
 bool decode_accepts(const plan_input& step, std::string* why) noexcept {
   const attention_spec& spec = step.spec;
   if (!step_suits_tensor_cores(step, why)) return false;
-  const decode_entry* const entry = find_decode_entry(spec.kv_type, spec.head_dim);
+  const decode_entry* const entry = find_decode_entry(spec.k_code.type, spec.qk_head_dim);
   if (entry == nullptr) {
-    return detail::declines(why, "head_dim is ", spec.head_dim, "; it takes 64, 128 and 256");
+    return detail::declines(why, "head_dim is ", spec.qk_head_dim, "; it takes 64, 128 and 256");
   }
   if (static_cast<std::size_t>(entry->shared_bytes) > step.device.max_shared_bytes_per_block) {
     return detail::declines(why, "a CTA has ", step.device.max_shared_bytes_per_block,
@@ -172,12 +187,13 @@ void append_decode_names(const device_numbers& device, std::vector<std::string>&
 
 bool x_split_accepts(const plan_input& step, std::string* why) noexcept {
   const attention_spec& spec = step.spec;
-  if (spec.head_dim != 64 && spec.head_dim != 128 && spec.head_dim != 256) {
-    return detail::declines(why, "head_dim is ", spec.head_dim, "; it takes 64, 128 and 256");
+  if (!is_plain(step, why)) return false;
+  if (spec.qk_head_dim != 64 && spec.qk_head_dim != 128 && spec.qk_head_dim != 256) {
+    return detail::declines(why, "head_dim is ", spec.qk_head_dim, "; it takes 64, 128 and 256");
   }
-  const auto tokens_per_chunk = static_cast<std::int32_t>(16 / size_of(spec.kv_type));
+  const auto tokens_per_chunk = static_cast<std::int32_t>(16 / size_of(spec.k_code.type));
   if (spec.block_size % tokens_per_chunk != 0) {
-    return detail::declines(why, "block_size is ", spec.block_size, "; for ", to_string(spec.kv_type),
+    return detail::declines(why, "block_size is ", spec.block_size, "; for ", to_string(spec.k_code.type),
                             " it takes multiples of ", tokens_per_chunk);
   }
   if (spec.deterministic) return detail::declines(why, "a deterministic plan gives all tokens to one implementation");
@@ -280,7 +296,7 @@ std::string sequences(std::int64_t count, std::size_t of) {
 std::span<const implementation> implementations() noexcept { return list; }
 
 std::int32_t decode_grid(const attention_spec& spec, const device_numbers& device) noexcept {
-  const decode_entry* const entry = find_decode_entry(spec.kv_type, spec.head_dim);
+  const decode_entry* const entry = find_decode_entry(spec.k_code.type, spec.qk_head_dim);
   return entry == nullptr ? 0 : device.num_sms * entry->ctas_per_sm;
 }
 
@@ -294,6 +310,7 @@ void plan_step(const plan_input& input, const detail::forced_implementation& for
   plans.input = input;
   plans.input.query_start_loc = nullptr;
   plans.input.seq_lens = nullptr;
+  plans.input.query_positions = nullptr;
   plans.input.spec.implementation = only == nullptr ? std::string_view() : only->name;
   plans.forced = only != nullptr;
   plans.query_lens.resize(static_cast<std::size_t>(input.num_seqs));

@@ -29,7 +29,7 @@ std::int32_t partials_per_range(const attention_spec& spec, std::int32_t grid) n
 
 std::size_t decode_workspace_bytes(const attention_spec& spec, std::int32_t grid) noexcept {
   const std::int64_t partials = decode_num_partials(spec.deterministic, partials_per_range(spec, grid), grid);
-  return static_cast<std::size_t>(partials) * decode_tile_rows * (static_cast<std::size_t>(spec.head_dim) + 2) *
+  return static_cast<std::size_t>(partials) * decode_tile_rows * (static_cast<std::size_t>(spec.qk_head_dim) + 2) *
          sizeof(float);
 }
 
@@ -126,7 +126,7 @@ std::int32_t decode_planner::choose_num_splits(std::int64_t tiles, std::int64_t 
   constexpr double round_us = 0.85;
   const std::int64_t group = input_.spec.num_q_heads / input_.spec.num_kv_heads;
   const std::int64_t rows = std::min<std::int64_t>(group * input_.max_query_len, decode_tile_rows);
-  const std::int64_t rounds = divide_up(rows * input_.spec.head_dim / 4, 128);
+  const std::int64_t rounds = divide_up(rows * input_.spec.qk_head_dim / 4, 128);
   std::int64_t best = 1;
   double best_us = tile_us * static_cast<double>(tiles);
   for (std::int64_t splits = 2; splits <= std::min(tiles, most); ++splits) {

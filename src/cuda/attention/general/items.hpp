@@ -81,8 +81,9 @@ struct tile_walk {
       item.seq = seq;
       item.first_row = static_cast<std::int32_t>(first_row);
       item.tile = -1;
-      set_splits(item, attn::window_of(call), seq_len - query_len + first_row / call.group_size,
-                 seq_len - query_len + (end_row - 1) / call.group_size, seq_len);
+      const std::int64_t first = attn::first_query_position(call.query_positions, seq, query_len, seq_len);
+      set_splits(item, attn::window_of(call), first + first_row / call.group_size,
+                 first + (end_row - 1) / call.group_size, seq_len);
       return true;
     }
     return false;
@@ -90,8 +91,8 @@ struct tile_walk {
 };
 
 /// Floats of one partial result, for one KV head and dim tile: m [rows], l [rows], then the accumulators [rows, dims].
-[[nodiscard]] constexpr std::int64_t partial_floats(std::int32_t rows_per_tile, std::int32_t head_dim) noexcept {
-  const std::int32_t dims = head_dim < dims_per_tile ? (head_dim + 3) / 4 * 4 : dims_per_tile;
+[[nodiscard]] constexpr std::int64_t partial_floats(std::int32_t rows_per_tile, std::int32_t v_head_dim) noexcept {
+  const std::int32_t dims = v_head_dim < dims_per_tile ? (v_head_dim + 3) / 4 * 4 : dims_per_tile;
   return static_cast<std::int64_t>(rows_per_tile) * (dims + 2);
 }
 

@@ -35,7 +35,7 @@ template <class T>
 cudaError_t launch_type(const runtime_api& api, general_args& args, const general_plan& plan,
                         const device_numbers& device, cudaStream_t stream) noexcept {
   args.k_walk = walk_of<T>(args.call.k, args.call.k_strides, args.call.head_dim);
-  args.v_walk = walk_of<T>(args.call.v, args.call.v_strides, args.call.head_dim);
+  args.v_walk = walk_of<T>(args.call.v, args.call.v_strides, args.call.v_head_dim);
   return plan.rows_per_tile == few_rows ? launch_rows<T, few_rows>(api, args, device, stream)
                                         : launch_rows<T, many_rows>(api, args, device, stream);
 }

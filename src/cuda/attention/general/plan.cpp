@@ -31,6 +31,7 @@ void for_each_tile(const plan_input& input, std::int32_t rows_per_tile, const Vi
   for (std::int32_t seq = 0; seq < input.num_seqs; ++seq) {
     const std::int64_t query_len = input.query_start_loc[seq + 1] - input.query_start_loc[seq];
     const std::int64_t seq_len = input.seq_lens[seq];
+    const std::int64_t first = attn::first_query_position(input.query_positions, seq, query_len, seq_len);
     const std::int64_t num_rows = query_len * group;
     for (std::int64_t tile = ((num_rows + rows_per_tile - 1) >> tile_shift) - 1; tile >= 0; --tile) {
       general_item item = {};
@@ -39,8 +40,7 @@ void for_each_tile(const plan_input& input, std::int32_t rows_per_tile, const Vi
       const std::int64_t first_row = tile * rows_per_tile;
       item.first_row = static_cast<std::int32_t>(first_row);
       const std::int64_t last_row = std::min(first_row + rows_per_tile, num_rows) - 1;
-      set_splits(item, window, seq_len - query_len + token_of(first_row), seq_len - query_len + token_of(last_row),
-                 seq_len);
+      set_splits(item, window, first + token_of(first_row), first + token_of(last_row), seq_len);
       visit(item);
     }
   }
@@ -49,7 +49,7 @@ void for_each_tile(const plan_input& input, std::int32_t rows_per_tile, const Vi
 std::int32_t rows_per_tile_for(std::int64_t most_rows) noexcept { return most_rows <= few_rows ? few_rows : many_rows; }
 
 std::int32_t dim_tiles_of(const attention_spec& spec) noexcept {
-  return static_cast<std::int32_t>(divide_up(spec.head_dim, dims_per_tile));
+  return static_cast<std::int32_t>(divide_up(spec.v_head_dim, dims_per_tile));
 }
 
 std::int64_t ctas_per_item(const attention_spec& spec) noexcept {
@@ -63,7 +63,8 @@ std::int64_t concurrent_tiles(const attention_spec& spec, const device_numbers& 
 
 /// Bytes of the partial results of one split, over all KV heads.
 std::int64_t partial_bytes(const attention_spec& spec, std::int32_t rows_per_tile) noexcept {
-  return ctas_per_item(spec) * partial_floats(rows_per_tile, spec.head_dim) * static_cast<std::int64_t>(sizeof(float));
+  return ctas_per_item(spec) * partial_floats(rows_per_tile, spec.v_head_dim) *
+         static_cast<std::int64_t>(sizeof(float));
 }
 
 std::int64_t max_num_partials(const attention_spec& spec, std::int32_t rows_per_tile) noexcept {
@@ -100,7 +101,7 @@ void make_items(const plan_input& input, general_plan& plan) {
 }  // namespace
 
 std::size_t general_plan::workspace_bytes(const attention_spec& spec) const noexcept {
-  return static_cast<std::size_t>(num_partials * ctas_per_item(spec) * partial_floats(rows_per_tile, spec.head_dim)) *
+  return static_cast<std::size_t>(num_partials * ctas_per_item(spec) * partial_floats(rows_per_tile, spec.v_head_dim)) *
          sizeof(float);
 }
 
@@ -115,6 +116,7 @@ void plan_general(const plan_input& input, bool with_items, general_plan& plan) 
   plan.num_dim_tiles = dim_tiles_of(spec);
   plan.has_items = with_items;
   plan.num_seqs = input.num_seqs;
+  plan.has_query_positions = input.query_positions != nullptr;
   plan.items.clear();
   plan.num_tiles = 0;
   plan.num_partials = 0;

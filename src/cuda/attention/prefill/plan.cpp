@@ -24,7 +24,7 @@ void plan_prefill(const plan_input& input, prefill_plan& plan) {
   for (const std::int32_t seq : plan.seqs) {
     const std::int32_t query_len = input.query_start_loc[seq + 1] - input.query_start_loc[seq];
     const std::int64_t offset = std::int64_t{input.seq_lens[seq]} - query_len;
-    kv_bytes_per_head += std::int64_t{input.seq_lens[seq]} * spec.head_dim * 4;
+    kv_bytes_per_head += std::int64_t{input.seq_lens[seq]} * spec.qk_head_dim * 4;
     for (std::int32_t tile = 0; tile * tokens_per_tile < query_len; ++tile) {
       const std::int64_t first = std::int64_t{tile} * tokens_per_tile;
       const std::int64_t last = std::min<std::int64_t>(query_len, first + tokens_per_tile) - 1;

@@ -28,7 +28,7 @@ cuda_plan_state::room cuda_plan_state::room_for_next() const noexcept {
   room needed;
   if (!next_.decode.empty()) needed.decode_bytes = decode_metadata_bytes(next_.decode.grid, next_.decode.num_seqs);
   if (!next_.prefill.empty()) {
-    needed.prefill_bytes = prefill_metadata_bytes(static_cast<std::int64_t>(next_.prefill.items.size()));
+    needed.prefill_bytes = prefill_metadata_bytes(static_cast<std::int64_t>(next_.prefill.work_tiles.size()));
   }
   needed.item_bytes = next_.general.items.size() * sizeof(general_item);
   needed.workspace_bytes =
@@ -128,7 +128,7 @@ void cuda_plan_state::reserve(const attention_spec& spec, const step_limits& lim
     num_counters = std::max(num_counters, decode_num_counters(spec, grid));
   }
   if (may_serve(implementation_id::prefill)) {
-    most.prefill_bytes = prefill_metadata_bytes(max_prefill_items(spec, limits));
+    most.prefill_bytes = prefill_metadata_bytes(max_prefill_work_tiles(spec, limits));
   }
   most.counter_bytes = num_counters * sizeof(std::uint32_t);
 
@@ -153,7 +153,7 @@ std::size_t cuda_plan_state::write_next(std::byte* begin, const offsets& places)
   }
   if (!next_.prefill.empty()) {
     write_metadata(next_.prefill, begin + places.prefill);
-    end = places.prefill + prefill_metadata_bytes(static_cast<std::int64_t>(next_.prefill.items.size()));
+    end = places.prefill + prefill_metadata_bytes(static_cast<std::int64_t>(next_.prefill.work_tiles.size()));
   }
   if (!general.items.empty()) {
     std::memcpy(begin + places.items, general.items.data(), general.items.size() * sizeof(general_item));
@@ -165,9 +165,9 @@ std::size_t cuda_plan_state::write_next(std::byte* begin, const offsets& places)
 bool cuda_plan_state::next_has_same_kernels() const noexcept {
   // Not x_split's number of splits, and not whether there is a list of general's items: what a launch was captured with
   // stays right for both.
-  return plans_.general.rows_per_tile == next_.general.rows_per_tile &&
+  return plans_.general.has_query_positions == next_.general.has_query_positions &&
+         plans_.general.rows_per_tile == next_.general.rows_per_tile &&
          plans_.general.num_dim_tiles == next_.general.num_dim_tiles &&
-         plans_.general.has_query_positions == next_.general.has_query_positions &&
          plans_.x_split.has_decodes == next_.x_split.has_decodes &&
          plans_.x_split.has_others == next_.x_split.has_others &&
          plans_.x_split.max_partitions == next_.x_split.max_partitions && plans_.assigned == next_.assigned &&

@@ -19,24 +19,23 @@ std::string shape_name(const char* kernel, dtype type, std::int32_t head_dim) {
   return std::string("cuda ") + kernel + " " + std::string(to_string(type)) + " d" + std::to_string(head_dim);
 }
 
-/// What all kernels but the general one are made for: K and V of one head_dim in planes of their own, and sequences
-/// whose new tokens are their last.
-bool is_plain(const plan_input& step, std::string* why) noexcept {
+/// What all implementations but the general one require of a step.
+bool is_plain_step(const plan_input& step, std::string* why) noexcept {
   const attention_spec& spec = step.spec;
+  if (spec.v_in_k) return detail::declines(why, "V is part of K; it takes planes of their own");
   if (spec.qk_head_dim != spec.v_head_dim) {
     return detail::declines(why, "qk_head_dim is ", spec.qk_head_dim, " and v_head_dim ", spec.v_head_dim,
-                            "; it takes equal ones");
+                            "; it takes one head_dim for both");
   }
-  if (spec.k_code != spec.v_code) return detail::declines(why, "K and V have different codes");
-  if (spec.v_in_k) return detail::declines(why, "V is stored in K");
-  if (step.has_query_positions) return detail::declines(why, "the step has query_positions");
+  if (spec.k_code != spec.v_code) return detail::declines(why, "the codes of K and V differ");
+  if (step.has_query_positions) return detail::declines(why, "the batch has query_positions");
   return true;
 }
 
 /// What the tensor-core kernels require of a step.
 bool step_suits_tensor_cores(const plan_input& step, std::string* why) noexcept {
+  if (!is_plain_step(step, why)) return false;
   const attention_spec& spec = step.spec;
-  if (!is_plain(step, why)) return false;
   if (spec.k_code.type == dtype::f32 || spec.q_type != spec.k_code.type || spec.out_type != spec.k_code.type) {
     return detail::declines(why, "the dtypes of q, kv and out are ", to_string(spec.q_type), ", ",
                             to_string(spec.k_code.type), " and ", to_string(spec.out_type),
@@ -186,8 +185,8 @@ void append_decode_names(const device_numbers& device, std::vector<std::string>&
 // x_split
 
 bool x_split_accepts(const plan_input& step, std::string* why) noexcept {
+  if (!is_plain_step(step, why)) return false;
   const attention_spec& spec = step.spec;
-  if (!is_plain(step, why)) return false;
   if (spec.qk_head_dim != 64 && spec.qk_head_dim != 128 && spec.qk_head_dim != 256) {
     return detail::declines(why, "head_dim is ", spec.qk_head_dim, "; it takes 64, 128 and 256");
   }

@@ -27,7 +27,7 @@ struct plan_input {
   std::int32_t num_seqs = 0;
   const std::int32_t* query_start_loc = nullptr;  ///< [num_seqs + 1]
   const std::int32_t* seq_lens = nullptr;         ///< [num_seqs]
-  const std::int32_t* query_positions = nullptr;  ///< [num_seqs] or null; the general kernel alone takes them
+  const std::int32_t* query_positions = nullptr;  ///< [num_seqs] or null; the general implementation alone takes them
   std::int64_t num_tokens = 0;
   std::int32_t max_query_len = 0;
   std::int32_t max_seq_len = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/attention/decode/kernel.cuh"
+#include "cuda/attention/decode/args.hpp"
 #include "cuda/attention/decode/launch.hpp"
 
 namespace bifolio::cuda {
@@ -23,7 +23,8 @@ cudaError_t launch_decode(const runtime_api& api, const attention_kernel_args& a
                           const decode_metadata& metadata, const device_numbers& device, cudaStream_t stream) noexcept {
   const decode_entry& entry = *find_decode_entry(args.kv_type, args.head_dim);
   const decode_args all{with_clamped_windows(args), metadata};
-  const auto kernel = has_options(args) ? entry.masked : entry.plain;
+  const bool deterministic = plan.header.split_tiles != 0;
+  const auto kernel = entry.kernels[has_options(args) ? 1 : 0][deterministic ? 1 : 0];
   const cudaError_t status = api.func_set_attribute(reinterpret_cast<const void*>(kernel),
                                                     cudaFuncAttributeMaxDynamicSharedMemorySize, entry.shared_bytes);
   if (status != cudaSuccess) return status;

@@ -15,11 +15,10 @@ namespace bifolio::cuda {
 
 struct decode_args;
 
-/// One compiled shape: the plain variant, whose only mask is the causal one, and the masked variant, which has windows,
-/// the logits transform (soft cap, ALiBi) and sinks.
+/// One compiled shape. [masked][deterministic]: the plain variant has the causal mask alone, the masked variant
+/// windows, the logits transform (soft cap, ALiBi) and sinks as well; the scheduler of deterministic plans is another.
 struct decode_entry {
-  void (*plain)(decode_args);
-  void (*masked)(decode_args);
+  void (*kernels[2][2])(decode_args);
   int threads;
   int shared_bytes;
   int ctas_per_sm;

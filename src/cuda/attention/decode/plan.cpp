@@ -29,7 +29,7 @@ std::int32_t partials_per_range(const attention_spec& spec, std::int32_t grid) n
 
 std::size_t decode_workspace_bytes(const attention_spec& spec, std::int32_t grid) noexcept {
   const std::int64_t partials = decode_num_partials(spec.deterministic, partials_per_range(spec, grid), grid);
-  return static_cast<std::size_t>(partials) * decode_tile_rows * (static_cast<std::size_t>(spec.qk_head_dim) + 2) *
+  return static_cast<std::size_t>(partials) * decode_tile_rows * (static_cast<std::size_t>(spec.v_head_dim) + 2) *
          sizeof(float);
 }
 

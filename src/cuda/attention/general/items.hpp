@@ -77,11 +77,11 @@ struct tile_walk {
       const std::int64_t first_row = (num_tiles - 1 - (ordinal - tiles_before)) * rows_per_tile;
       const std::int64_t end_row = first_row + rows_per_tile < num_rows ? first_row + rows_per_tile : num_rows;
       const std::int64_t seq_len = call.seq_lens[seq];
+      const std::int64_t first = attn::first_query_position(call.query_positions, seq, query_len, seq_len);
       item = {};
       item.seq = seq;
       item.first_row = static_cast<std::int32_t>(first_row);
       item.tile = -1;
-      const std::int64_t first = attn::first_query_position(call.query_positions, seq, query_len, seq_len);
       set_splits(item, attn::window_of(call), first + first_row / call.group_size,
                  first + (end_row - 1) / call.group_size, seq_len);
       return true;

@@ -115,8 +115,8 @@ void plan_general(const plan_input& input, bool with_items, general_plan& plan) 
   plan.rows_per_tile = rows_per_tile_for(input.max_query_len * group);
   plan.num_dim_tiles = dim_tiles_of(spec);
   plan.has_items = with_items;
-  plan.num_seqs = input.num_seqs;
   plan.has_query_positions = input.query_positions != nullptr;
+  plan.num_seqs = input.num_seqs;
   plan.items.clear();
   plan.num_tiles = 0;
   plan.num_partials = 0;

@@ -23,7 +23,7 @@ struct general_plan {
   /// `items` was made. Otherwise the kernel takes whole row tiles, which it finds by the lengths on the device: with
   /// the same bits, but slower where a few long sequences are too few tiles for the device.
   bool has_items = false;
-  bool has_query_positions = false;  ///< a captured launch reads them
+  bool has_query_positions = false;
   std::int32_t num_seqs = 0;
   std::vector<general_item> items;
   std::int64_t num_tiles = 0;     ///< row tiles that were cut into one item per split

@@ -5,8 +5,9 @@
 #include <cstring>
 
 #include "common/attention/implementations.hpp"
-#include "cuda/attention/prefill/kernel.cuh"
+#include "cuda/attention/prefill/args.hpp"
 #include "cuda/attention/prefill/launch.hpp"
+#include "cuda/attention/prefill/shape.hpp"
 
 namespace bifolio::cuda {
 namespace {

@@ -24,7 +24,8 @@ struct alignas(64) tensor_map {
 
 using prefill_function = void (*)(prefill_args, tensor_map q, tensor_map k, tensor_map v);
 
-/// One compiled shape; [0] without options, [1] with window, soft cap, ALiBi and sinks.
+/// One compiled shape; [0]: the plain variant, whose only mask is the causal one, [1]: the masked variant, which has
+/// windows, the logits transform (soft cap, ALiBi) and sinks.
 struct prefill_entry {
   prefill_function rows[2];   // any block
   prefill_function pairs[2];  // blocks of 16

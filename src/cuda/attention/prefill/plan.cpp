@@ -43,25 +43,25 @@ void plan_prefill(const plan_input& input, prefill_plan& plan) {
     heads_in_group /= 2;
   }
 
-  plan.items.clear();
-  plan.items.reserve(tiles.size() * static_cast<std::size_t>(num_heads));
+  plan.work_tiles.clear();
+  plan.work_tiles.reserve(tiles.size() * static_cast<std::size_t>(num_heads));
   for (std::int32_t group = 0; group < num_heads; group += heads_in_group) {
     for (const prefill_plan::row_tile& t : tiles) {
-      prefill_item item = {};
-      item.seq = t.seq;
-      item.seq_len = input.seq_lens[t.seq];
-      item.query_start = input.query_start_loc[t.seq];
-      item.query_len = input.query_start_loc[t.seq + 1] - item.query_start;
-      item.row_tile = t.tile;
+      prefill_work_tile work = {};
+      work.seq = t.seq;
+      work.seq_len = input.seq_lens[t.seq];
+      work.query_start = input.query_start_loc[t.seq];
+      work.query_len = input.query_start_loc[t.seq + 1] - work.query_start;
+      work.row_tile = t.tile;
       for (std::int32_t head = group; head < group + heads_in_group; ++head) {
-        item.head = head * packed;
-        plan.items.push_back(item);
+        work.head = head * packed;
+        plan.work_tiles.push_back(work);
       }
     }
   }
 }
 
-std::int64_t max_prefill_items(const attention_spec& spec, const step_limits& limits) noexcept {
+std::int64_t max_prefill_work_tiles(const attention_spec& spec, const step_limits& limits) noexcept {
   // ⌈tokens / per tile⌉, summed over the sequences that can have new tokens.
   const std::int32_t packed = prefill_packed_heads(spec.num_q_heads / spec.num_kv_heads);
   const std::int64_t per_tile = prefill_tile_rows / packed;
@@ -70,16 +70,16 @@ std::int64_t max_prefill_items(const attention_spec& spec, const step_limits& li
 }
 
 void write_metadata(const prefill_plan& plan, std::byte* begin) noexcept {
-  const prefill_header header = {static_cast<std::int32_t>(plan.items.size()), 0};
+  const prefill_header header = {static_cast<std::int32_t>(plan.work_tiles.size()), 0};
   std::memcpy(begin, &header, sizeof(header));
-  if (!plan.items.empty()) {
-    std::memcpy(begin + sizeof(header), plan.items.data(), plan.items.size() * sizeof(prefill_item));
+  if (!plan.work_tiles.empty()) {
+    std::memcpy(begin + sizeof(header), plan.work_tiles.data(), plan.work_tiles.size() * sizeof(prefill_work_tile));
   }
 }
 
 prefill_metadata prefill_metadata_at(const std::byte* begin) noexcept {
   const auto* const header = reinterpret_cast<const prefill_header*>(begin);
-  return {header, reinterpret_cast<const prefill_item*>(header + 1)};
+  return {header, reinterpret_cast<const prefill_work_tile*>(header + 1)};
 }
 
 }  // namespace bifolio::cuda

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// How prefill work is split. An item is 128 packed query rows (token × packed head) of one sequence over all their
-/// visible keys. The heads of a KV head are packed into the rows while their number is a power of two up to 64, so that
-/// a box of the query's tensor map is half a row tile; otherwise every query head has row tiles of its own. The list of
-/// items consists of groups of heads whose keys fit into five eighths of the L2, in each the longest first. CTA c of
-/// the persistent grid of C takes items c, 2C − 1 − c, 2C + c, …
+/// The host side of prefill's tile scheduler. A work tile is 128 packed query rows (token × packed head) of one
+/// sequence over all keys that they attend to. The heads of a KV head are packed into the rows while their number is a
+/// power of two up to 64, so that a box of the query's tensor map is half a row tile; otherwise every query head has
+/// row tiles of its own. The list of work tiles consists of groups of heads whose keys fit into five eighths of the L2,
+/// in each the longest first. CTA c of the persistent grid of C takes work tiles c, 2C − 1 − c, 2C + c, … (serpentine
+/// order).
 
 #include <cstddef>
 #include <cstdint>
@@ -18,7 +19,7 @@ namespace bifolio::cuda {
 inline constexpr std::int32_t prefill_tile_rows = 128;
 inline constexpr std::int32_t prefill_tile_keys = 128;
 
-struct prefill_item {
+struct prefill_work_tile {
   std::int32_t seq;  // row of the block tables
   std::int32_t seq_len;
   std::int32_t query_start;
@@ -28,7 +29,7 @@ struct prefill_item {
 };
 
 struct prefill_header {
-  std::int32_t num_items;
+  std::int32_t num_work_tiles;
   std::int32_t unused;
 };
 
@@ -40,13 +41,13 @@ struct prefill_header {
 /// The scheduler metadata on the device.
 struct prefill_metadata {
   const prefill_header* header = nullptr;
-  const prefill_item* items = nullptr;
+  const prefill_work_tile* work_tiles = nullptr;
 };
 
 /// Prefill's part of a step. The vectors keep their capacity.
 struct prefill_plan {
   std::vector<std::int32_t> seqs;
-  std::vector<prefill_item> items;
+  std::vector<prefill_work_tile> work_tiles;
   /// Tokens of the whole step. The tensor map of q, which a captured launch holds, ends at the last one: another number
   /// needs another capture.
   std::int64_t num_tokens = 0;
@@ -62,15 +63,15 @@ struct prefill_plan {
   [[nodiscard]] bool empty() const noexcept { return seqs.empty(); }
 };
 
-/// Makes the items of `plan.seqs`. May throw std::bad_alloc.
+/// Makes the work tiles of `plan.seqs`. May throw std::bad_alloc.
 void plan_prefill(const plan_input& input, prefill_plan& plan);
 
-/// Most items of steps within these limits.
-[[nodiscard]] std::int64_t max_prefill_items(const attention_spec& spec, const step_limits& limits) noexcept;
+/// Most work tiles of steps within these limits.
+[[nodiscard]] std::int64_t max_prefill_work_tiles(const attention_spec& spec, const step_limits& limits) noexcept;
 
-/// Bytes of the scheduler metadata: the header, then the items.
-[[nodiscard]] constexpr std::size_t prefill_metadata_bytes(std::int64_t num_items) noexcept {
-  return sizeof(prefill_header) + static_cast<std::size_t>(num_items) * sizeof(prefill_item);
+/// Bytes of the scheduler metadata: the header, then the work tiles.
+[[nodiscard]] constexpr std::size_t prefill_metadata_bytes(std::int64_t num_work_tiles) noexcept {
+  return sizeof(prefill_header) + static_cast<std::size_t>(num_work_tiles) * sizeof(prefill_work_tile);
 }
 /// Writes them to `begin`, which is aligned to 16 bytes.
 void write_metadata(const prefill_plan& plan, std::byte* begin) noexcept;

@@ -3,11 +3,11 @@
 
 /// Decode on the x_split layout, after the kernel that the papers and notes on paged attention describe (vLLM's
 /// PagedAttention; Kwon et al. 2023, section 5.1), with CTAs per KV head instead of per query head: keys
-/// and values are read once for up to 16 heads of a group (8 where the arithmetic is float32's).
+/// and values are read once for up to 16 heads of a group (8 in float32 arithmetic).
 /// docs/kernels/attention_cuda_x_split.md says how.
 ///
 ///   v1  one CTA walks the partitions of its sequence in order and writes the output
-///   v2  several take the partitions in turns, and a second kernel folds the partial results in order
+///   v2  several take the partitions round-robin, and a second kernel combines the partial results in order
 ///
 /// `plan_x_split` chooses. Both fold the same partial results in the same order: the choice, which depends on the
 /// batch, decides no bit.

@@ -57,7 +57,7 @@ x_split_limits shape_of(const attention_spec& spec, const device_numbers& device
   x_split_limits shape;
   shape.ctas_per_seq = static_cast<std::int64_t>(spec.num_kv_heads) * head_tiles;
   shape.max_ctas = max_ctas_per_sm * device.num_sms;
-  shape.floats_per_seq = static_cast<std::int64_t>(spec.num_q_heads) * max_partitions * (spec.qk_head_dim + 2);
+  shape.floats_per_seq = static_cast<std::int64_t>(spec.num_q_heads) * max_partitions * (spec.v_head_dim + 2);
   shape.max_seqs = std::min(static_cast<std::int64_t>(max_partial_bytes / sizeof(float)) / shape.floats_per_seq,
                             shape.max_ctas / (2 * shape.ctas_per_seq));
   return shape;
@@ -98,7 +98,7 @@ x_split_plan plan_x_split(const plan_input& input, std::int32_t least_partitions
   // A captured graph may meet lengths up to those reserved.
   walks.longest = walked_partitions(
       spec, std::max<std::int64_t>(max_seq_len, static_cast<std::int64_t>(least_partitions) * x_split_positions));
-  if (one_walk_is_faster(walks, input.device.num_sms * x_split_blocks_per_sm(spec.qk_head_dim))) return plan;
+  if (one_walk_is_faster(walks, input.device.num_sms * x_split_ctas_per_sm(spec.v_head_dim))) return plan;
   constexpr std::int32_t most_splits = 1 << 15;  // a grid's z is below 2^16
   const std::int32_t most = std::min(plan.max_partitions, most_splits);
   while (2 * plan.num_splits <= most && 2 * plan.num_splits * input.num_seqs * shape.ctas_per_seq <= shape.max_ctas) {

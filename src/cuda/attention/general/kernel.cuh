@@ -69,6 +69,10 @@ struct general_shared {
   float row_slope[Rows];
   std::int64_t row_bias[Rows];  // elements from the start of the bias
   std::uint32_t arrived;
+  // Without a list of items: thread 0 finds the tiles. Kept here, where it takes no registers from the rest.
+  tile_walk tiles;
+  general_item tile;
+  bool has_tile;
 };
 
 /// Rows `num_rows` × dims of q as float32.
@@ -170,15 +174,21 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
   const std::int32_t num_items = args.metadata.header->num_items;
   const std::int32_t parts = call.num_kv_heads * args.num_dim_tiles;
   const std::int64_t num_works = static_cast<std::int64_t>(num_items < 0 ? INT32_MAX : num_items) * parts;
-  tile_walk tiles{0, 0};
+  if (thread == 0) shared.tiles = {0, 0};
   const bool queries_fit = call.head_dim <= dims_per_tile;
 
   for (std::int64_t work = blockIdx.x; work < num_works; work += gridDim.x) {
     general_item item;
     if (num_items >= 0) {
       item = args.metadata.items[work / parts];
-    } else if (!tiles.find(call, args.metadata.header->num_seqs, Rows, work / parts, item)) {
-      break;
+    } else {
+      __syncthreads();  // the work before this one is done with shared memory
+      if (thread == 0) {
+        shared.has_tile = shared.tiles.find(call, args.metadata.header->num_seqs, Rows, work / parts, shared.tile);
+      }
+      __syncthreads();
+      if (!shared.has_tile) break;
+      item = shared.tile;
     }
     const auto part = static_cast<std::int32_t>(work % parts);
     const std::int32_t kv_head = part / args.num_dim_tiles;

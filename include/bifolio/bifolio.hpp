@@ -10,10 +10,12 @@
 #include <bifolio/buffer.hpp>
 #include <bifolio/cache_engine.hpp>
 #include <bifolio/content_key.hpp>
+#include <bifolio/cpu.hpp>
 #include <bifolio/cuda.hpp>
 #include <bifolio/device.hpp>
 #include <bifolio/dtype.hpp>
 #include <bifolio/error.hpp>
+#include <bifolio/event.hpp>
 #include <bifolio/eviction_policy.hpp>
 #include <bifolio/executor.hpp>
 #include <bifolio/export.hpp>

@@ -5,7 +5,8 @@
 ///
 /// Programs that link bifolio::bifolio or bifolio::cuda (CMake, pkg-config) get `make_backend({device_type::cuda, N})`
 /// without a call: the library registers itself as the program starts, also as a static library, because its link
-/// options ask for the registering symbol by name. Who links the archive by hand calls `cuda::register_backend` first.
+/// options ask for the registering symbol by name. Callers that link the archive directly must call
+/// `cuda::register_backend` first.
 
 #include <bifolio/attention.hpp>
 #include <bifolio/backend.hpp>
@@ -17,8 +18,9 @@
 
 namespace bifolio::cuda {
 
-/// Makes the CUDA backend known to `make_backend`. May be called again, from any thread.
-BIFOLIO_API void register_backend() noexcept;
+/// Makes the CUDA backend known to `make_backend`. May be called again, from any thread. Throws `error`
+/// (already_exists) when another backend was registered for the same device type.
+BIFOLIO_API void register_backend();
 
 /// Devices that the driver shows; 0 where there is no driver.
 [[nodiscard]] BIFOLIO_API std::int32_t num_devices() noexcept;

@@ -78,6 +78,10 @@ struct step_batch_view {
       nullptr;                          ///< [num_seqs, block_table_stride]; entries past the length are never read
   std::int64_t block_table_stride = 0;  ///< entries from a row to the next
   const std::int64_t* slot_mapping = nullptr;  ///< [num_tokens]; a negative slot is not stored
+  /// Optional, [num_seqs]: position of each sequence's first new token, counted from the first key of its table row.
+  /// Null: the last new token is at the last key. For rows that cover a part of a sequence: a row whose first key is at
+  /// position f has, for new tokens from position p on, p − f. It may be negative, or past the row's last key.
+  const std::int32_t* query_positions = nullptr;
 };
 
 /// Owns the host arrays behind a `step_batch_view`. Capacity is kept between steps.
@@ -87,6 +91,7 @@ struct step_batch {
   std::vector<std::int32_t> block_tables;
   std::int64_t block_table_stride = 0;
   std::vector<std::int64_t> slot_mapping;
+  std::vector<std::int32_t> query_positions;  ///< empty for none; `kv_cache_manager::build` empties it
   /// Notes of `kv_cache_manager::build`: the change of a table (its number is unique over all tables) as of which a row
   /// of block_tables was written. Rows that only grew since are not written again, so code that changes block_tables
   /// must clear these.
@@ -103,7 +108,8 @@ struct step_batch {
             seq_lens.data(),
             block_tables.data(),
             block_table_stride,
-            slot_mapping.data()};
+            slot_mapping.data(),
+            query_positions.empty() ? nullptr : query_positions.data()};
   }
 };
 

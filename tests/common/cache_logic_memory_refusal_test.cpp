@@ -5,6 +5,7 @@
 
 #include <bifolio/backend.hpp>
 #include <bifolio/cache_engine.hpp>
+#include <bifolio/cpu.hpp>
 #include <bifolio/kv_cache_manager.hpp>
 #include <bifolio/memory_resource.hpp>
 #include <bifolio/scheduler.hpp>
@@ -90,7 +91,7 @@ TEST_CASE("a refusal keeps its code when there is no memory for its sentence") {
 
   const std::unique_ptr<backend> cpu = make_backend();
   attention_plan attention;
-  attention_spec spec{.num_q_heads = 3, .num_kv_heads = 2, .head_dim = 8, .block_size = 16};
+  attention_spec spec{.num_q_heads = 3, .num_kv_heads = 2, .qk_head_dim = 8, .v_head_dim = 8, .block_size = 16};
   CHECK(code_without_memory([&] { cpu->plan_attention(attention, spec, step_batch_view{}, 9); }) ==
         errc::invalid_argument);
   CHECK(code_without_memory([&] {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The cut of decode work: thread blocks share the whole line, deterministic plans are cut between items alone, whatever
-// an item is, and buffers do not depend on the lengths.
+// The stream-K schedule of decode: CTAs share the whole work range, deterministic plans are cut between splits only,
+// whatever a split is, and buffers do not depend on the lengths.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -28,7 +28,7 @@ struct step {
   step(std::int32_t group, std::int32_t kv_heads, bool deterministic) {
     spec.num_q_heads = group * kv_heads;
     spec.num_kv_heads = kv_heads;
-    spec.head_dim = 128;
+    spec.qk_head_dim = spec.v_head_dim = 128;
     spec.block_size = 16;
     spec.deterministic = deterministic;
   }
@@ -75,7 +75,7 @@ struct step {
 
 }  // namespace
 
-TEST_CASE("thread blocks share the line of decode work without gap or overlap") {
+TEST_CASE("CTAs share the work range of decode without gap or overlap") {
   std::mt19937_64 random(test_seed());
   CAPTURE(seed_note());
   const auto below = [&](std::uint64_t n) { return static_cast<std::int32_t>(random() % n); };
@@ -92,50 +92,50 @@ TEST_CASE("thread blocks share the line of decode work without gap or overlap") 
     const std::vector<cuda::decode_seq> seqs = s.seqs();
     std::int64_t total = 0;
     for (const cuda::decode_seq& seq : seqs) {
-      CHECK(seq.start == total);
-      const std::int64_t units = std::int64_t{s.spec.num_kv_heads} * seq.row_tiles * seq.num_items;
-      total += units * seq.unit_length;
+      CHECK(seq.work_begin == total);
+      const std::int64_t outputs = std::int64_t{s.spec.num_kv_heads} * seq.row_tiles * seq.num_splits;
+      total += outputs * seq.work_length;
       if (deterministic && seq.num_tiles > 0) {
-        // Items lie on a grid that begins at position 0, and reach the last visible tile.
-        const std::int64_t first = seq.first_tile / header.item_tiles;
-        CHECK((first + seq.num_items) * std::int64_t{header.item_tiles} >= seq.first_tile + seq.num_tiles);
-        CHECK((first + seq.num_items - 1) * std::int64_t{header.item_tiles} < seq.first_tile + seq.num_tiles);
+        // Splits lie on a grid that begins at position 0, and reach the last visible tile.
+        const std::int64_t first = seq.first_tile / header.split_tiles;
+        CHECK((first + seq.num_splits) * std::int64_t{header.split_tiles} >= seq.first_tile + seq.num_tiles);
+        CHECK((first + seq.num_splits - 1) * std::int64_t{header.split_tiles} < seq.first_tile + seq.num_tiles);
       }
     }
     CHECK(header.total == total);
     CHECK(header.num_ctas <= grid);
-    CHECK((header.item_tiles != 0) == deterministic);
+    CHECK((header.split_tiles != 0) == deterministic);
     std::int32_t end = 0;
     for (std::int32_t i = 0; i < header.num_ctas; ++i) {
       const cuda::decode_cta cta = s.cta(i);
-      CHECK(cta.position == end);
-      CHECK(cta.end >= cta.position);
+      CHECK(cta.begin == end);
+      CHECK(cta.end >= cta.begin);
       end = cta.end;
-      CHECK(std::memcmp(&cta.first, &seqs[static_cast<std::size_t>(cta.index)], sizeof(cta.first)) == 0);
-      CHECK(cta.first.start <= cta.position);
-      if (deterministic) CHECK((cta.position - cta.first.start) % cta.first.unit_length == 0);
+      CHECK(std::memcmp(&cta.first, &seqs[static_cast<std::size_t>(cta.seq_index)], sizeof(cta.first)) == 0);
+      CHECK(cta.first.work_begin <= cta.begin);
+      if (deterministic) CHECK((cta.begin - cta.first.work_begin) % cta.first.work_length == 0);
     }
     CHECK(end == header.total);
   }
 }
 
-TEST_CASE("a deterministic plan makes items of chunks, runs or whole units, as the batch needs") {
+TEST_CASE("a deterministic plan splits output tiles into leaves, nodes or not at all, as the batch needs") {
   step alone(4, 8, true);
   alone.add(1, 8192);
   const auto sizes = alone.plan();
-  CHECK(alone.header().item_tiles == cuda::decode_chunk_tiles);
+  CHECK(alone.header().split_tiles == cuda::decode_leaf_tiles);
   step very_long(4, 8, true);
   very_long.add(1, 131072);
   CHECK(very_long.plan() == sizes);
-  CHECK(very_long.header().item_tiles == cuda::decode_run_tiles);
+  CHECK(very_long.header().split_tiles == cuda::decode_node_tiles);
   step many(4, 8, true);
   for (int i = 0; i < 256; ++i) many.add(1, 1024);
   CHECK(many.plan() == sizes);
-  CHECK(many.header().item_tiles == cuda::decode_whole_tiles);
+  CHECK(many.header().split_tiles == cuda::decode_root_tiles);
   step prompt(4, 8, true);
   prompt.add(8192, 8192);
   CHECK(prompt.plan() == sizes);
-  CHECK(prompt.header().item_tiles == cuda::decode_whole_tiles);
+  CHECK(prompt.header().split_tiles == cuda::decode_root_tiles);
 }
 
 TEST_CASE("a divisor divides as the compiler would") {

@@ -115,26 +115,61 @@ const cuda::runtime_api table = {
           if (status == cudaSuccess) std::memset(dst, value, num_bytes);
           return status;
         },
-    .stream_synchronize = [](cudaStream_t) { return now().enter("stream_synchronize"); },
+    .stream_synchronize =
+        [](cudaStream_t) {
+          const cudaError_t status = now().enter("stream_synchronize");
+          if (status == cudaSuccess && now().capture != cudaStreamCaptureStatusNone) {
+            return now().refuse(cudaErrorStreamCaptureUnsupported);
+          }
+          if (status == cudaSuccess) now().events_not_ready.clear();
+          return status;
+        },
     .stream_is_capturing =
         [](cudaStream_t, cudaStreamCaptureStatus* status) {
           *status = now().capture;
           return now().enter("stream_is_capturing");
         },
     .event_create =
-        [](cudaEvent_t* event, unsigned int) {
+        [](cudaEvent_t* event, unsigned int flags) {
           const cudaError_t status = now().enter("event_create");
-          if (status == cudaSuccess) *event = reinterpret_cast<cudaEvent_t>(++now().live_events);
+          if (status != cudaSuccess) return status;
+          ++now().live_events;
+          now().event_flags = flags;
+          *event = reinterpret_cast<cudaEvent_t>(++now().last_event);
           return status;
         },
     .event_destroy =
-        [](cudaEvent_t) {
+        [](cudaEvent_t event) {
           (void)now().enter("event_destroy", false);
+          now().events_not_ready.erase(event);
+          now().events_captured.erase(event);
           --now().live_events;
           return cudaSuccess;
         },
-    .event_record = [](cudaEvent_t, cudaStream_t) { return now().enter("event_record"); },
-    .event_synchronize = [](cudaEvent_t) { return now().enter("event_synchronize"); },
+    .event_record =
+        [](cudaEvent_t event, cudaStream_t) {
+          const cudaError_t status = now().enter("event_record");
+          if (status != cudaSuccess) return status;
+          now().events_not_ready.erase(event);
+          now().events_captured.erase(event);
+          if (now().streams_stopped) now().events_not_ready.insert(event);
+          if (now().capture != cudaStreamCaptureStatusNone) now().events_captured.insert(event);
+          return status;
+        },
+    .event_query =
+        [](cudaEvent_t event) {
+          const cudaError_t status = now().enter("event_query");
+          if (status != cudaSuccess) return status;
+          if (now().events_captured.contains(event)) return now().refuse(cudaErrorCapturedEvent);
+          return now().events_not_ready.contains(event) ? now().refuse(cudaErrorNotReady) : cudaSuccess;
+        },
+    .event_synchronize =
+        [](cudaEvent_t event) {
+          const cudaError_t status = now().enter("event_synchronize");
+          if (status == cudaSuccess) now().events_not_ready.erase(event);
+          return status;
+        },
+    .stream_wait_event = [](cudaStream_t, cudaEvent_t) { return now().enter("stream_wait_event"); },
     .func_set_attribute = [](const void*, cudaFuncAttribute, int) { return now().enter("func_set_attribute"); },
     .get_driver_entry_point =
         [](const char*, void** function, unsigned int) {
@@ -167,9 +202,12 @@ std::int64_t fake_runtime::count(const std::string& name) const {
 cudaError_t fake_runtime::enter(const char* name, bool work) {
   ++counts_[name];
   const bool nth = work && countdown_ > 0 && --countdown_ == 0;
-  if (!nth && always_name_ != name) return cudaSuccess;
-  last_error = failure_;
-  return failure_;
+  return nth || always_name_ == name ? refuse(failure_) : cudaSuccess;
+}
+
+cudaError_t fake_runtime::refuse(cudaError_t status) {
+  last_error = status;
+  return status;
 }
 
 }  // namespace bifolio::test

@@ -26,6 +26,7 @@ struct step {
   attention_spec spec;
   std::vector<std::int32_t> starts{0};
   std::vector<std::int32_t> lens;
+  std::vector<std::int32_t> positions;  // none, or of each sequence
   std::vector<std::int32_t> tables;
   std::int64_t table_stride = 0;
 
@@ -44,7 +45,8 @@ struct step {
             lens.data(),
             tables.data(),
             table_stride,
-            nullptr};
+            nullptr,
+            positions.empty() ? nullptr : positions.data()};
   }
   [[nodiscard]] cuda::plan_input input(std::int32_t num_sms = 132) const {
     cuda::plan_input in;
@@ -52,6 +54,7 @@ struct step {
     in.num_seqs = static_cast<std::int32_t>(lens.size());
     in.query_start_loc = starts.data();
     in.seq_lens = lens.data();
+    in.query_positions = positions.empty() ? nullptr : positions.data();
     in.num_tokens = starts.back();
     for (std::size_t i = 0; i < lens.size(); ++i) {
       in.max_query_len = std::max(in.max_query_len, starts[i + 1] - starts[i]);
@@ -66,7 +69,7 @@ attention_spec spec_of(std::int32_t num_q_heads, std::int32_t num_kv_heads, std:
   attention_spec spec;
   spec.num_q_heads = num_q_heads;
   spec.num_kv_heads = num_kv_heads;
-  spec.head_dim = head_dim;
+  spec.qk_head_dim = spec.v_head_dim = head_dim;
   spec.block_size = 16;
   return spec;
 }
@@ -97,7 +100,7 @@ void check_covers(const step& s, const cuda::general_plan& plan) {
       num_tiles += row == first_row ? 1u : 0u;
       const auto found = splits_of_tile.find({static_cast<std::int32_t>(seq), static_cast<std::int32_t>(first_row)});
       REQUIRE(found != splits_of_tile.end());
-      const std::int64_t p = seq_len - query_len + row / group;
+      const std::int64_t p = (s.positions.empty() ? seq_len - query_len : s.positions[seq]) + row / group;
       std::int64_t begin = 0;
       std::int64_t end = seq_len;
       if (s.spec.causal) end = std::min(end, p + 1);
@@ -130,6 +133,7 @@ TEST_CASE("every position that a row sees is in exactly one item of its tile") {
     for (int i = 0; i < num_seqs; ++i) {
       const std::int32_t seq_len = below(4) == 0 ? below(3) : below(6000);
       s.add(below(3) == 0 ? below(70) : below(3), seq_len);
+      if (round % 2 == 0) s.positions.push_back(below(6000) - 1000);
     }
     cuda::general_plan plan;
     cuda::plan_general(s.input(1 + below(140)), plan);
@@ -209,7 +213,7 @@ TEST_CASE("x_split decode takes the kernels that were measured to be the faster 
     CAPTURE(m.num_kv_heads);
     step s;
     s.spec = spec_of(m.num_q_heads, m.num_kv_heads);
-    s.spec.q_type = s.spec.kv_type = s.spec.out_type = dtype::bf16;
+    s.spec.q_type = s.spec.k_code.type = s.spec.v_code.type = s.spec.out_type = dtype::bf16;
     for (int i = 0; i < m.num_seqs; ++i) {
       // Mixed: as many between 128 and 256 as between any other length and its double.
       const double steps = std::log2(m.seq_len / 128.0) * (i + 0.5) / m.num_seqs;
@@ -252,7 +256,7 @@ TEST_CASE("x_split decode counts a thread block for each KV head and 16 or 8 of 
       step s;
       s.spec = spec_of(h.num_q_heads, h.num_kv_heads, 64);
       s.spec.q_type = s.spec.out_type = h.q_type;
-      s.spec.kv_type = h.kv_type;
+      s.spec.k_code.type = s.spec.v_code.type = h.kv_type;
       for (int i = 0; i < num_seqs; ++i) s.add(1, seq_len);
       return cuda::plan_x_split(s.input(num_sms));
     };
@@ -271,7 +275,7 @@ TEST_CASE("x_split decode counts a thread block for each KV head and 16 or 8 of 
 TEST_CASE("x_split decode has one thread block for a row where partial results would take too much room") {
   step s;
   s.spec = spec_of(128, 1, 256);
-  s.spec.q_type = s.spec.kv_type = s.spec.out_type = dtype::bf16;
+  s.spec.q_type = s.spec.k_code.type = s.spec.v_code.type = s.spec.out_type = dtype::bf16;
   for (int i = 0; i < 64; ++i) s.add(1, 8192);
   // 64 sequences · 128 heads · 16 partitions · 258 floats are 135 MB.
   const cuda::x_split_plan many = cuda::plan_x_split(s.input());
@@ -301,6 +305,14 @@ TEST_CASE("plans of later steps keep the epoch until buffers or kernels change")
   CHECK(first > 0);
   for (std::int32_t len = 101; len < 512; ++len) plan_decode(2, len);
   CHECK(cuda::graph_epoch(plan) == first);
+  // A captured launch holds whether there are query positions.
+  step anywhere;
+  anywhere.spec = spec_of(8, 8);
+  anywhere.add(1, 100);
+  anywhere.positions = {40};
+  anywhere.fill_tables();
+  where.plan_attention(plan, anywhere.spec, anywhere.view(), 1);
+  CHECK(cuda::graph_epoch(plan) > first);
   plan_decode(2000, 100);
   CHECK(cuda::graph_epoch(plan) > first);
 

@@ -424,7 +424,7 @@ class manager_oracle {
     }
     return result;
   }
-  /// First block that the token at position `num_committed` sees.
+  /// First block that is visible to the token at position `num_committed`.
   [[nodiscard]] std::size_t first_seen(std::int64_t num_committed) const {
     if (config_.sliding_window == 0) return 0;
     return to_size(std::max<std::int64_t>(0, num_committed - config_.sliding_window + 1) / config_.block_size);

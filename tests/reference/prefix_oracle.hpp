@@ -2,7 +2,7 @@
 #pragma once
 
 /// The prefix cache said with maps: contents are named by the contents before them, their tokens and their extra keys,
-/// all spelled out; nothing is hashed, so nothing can collide. Two contents are the same only if what lies before them
+/// all spelled out; nothing is hashed, so nothing can collide. Two contents are the same only if what precedes them
 /// was cached all the time in between: contents whose predecessor was forgotten are not found any more, though they
 /// keep their block.
 
@@ -23,7 +23,7 @@ namespace bifolio::test {
 
 class prefix_oracle {
  public:
-  /// What the next block stands behind: contents that were published, or (negative) the start of a scope.
+  /// What the next block follows: contents that were published, or (negative) the start of a scope.
   using node = std::int64_t;
   /// Extra keys of a prompt: of block i as text; none where there is no entry.
   using extra_texts = std::map<std::int64_t, std::string>;

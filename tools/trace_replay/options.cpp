@@ -126,7 +126,7 @@ void add_cost_options(CLI::App& program, options& result) {
   add("--step-us", to.per_step, "Microseconds for every step");
   add("--us-per-token", to.per_token, "... for every token computed");
   add("--us-per-kv-token", to.per_kv_token, "... for every token of KV that is read, once a sequence");
-  add("--us-per-score", to.per_score, "... for every pair of a computed token and one that it sees");
+  add("--us-per-score", to.per_score, "... for every pair of a computed token and one visible to it");
   add("--us-per-swapped-token", to.per_swapped_token, "... for every token of KV moved to the host or back");
 }
 

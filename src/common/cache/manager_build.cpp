@@ -72,6 +72,7 @@ void manager_core::build(step_batch& batch, const step_plan& plan) const {
   std::int64_t* slot = batch.slot_mapping.data();
   std::int32_t* table_row = batch.block_tables.data();
   batch.query_start_loc[0] = 0;
+  batch.query_positions.clear();
   for (std::size_t i = 0; i < num_seqs; ++i) {
     const scheduled_seq& row = plan.seqs[i];
     const block_table& table = table_of(*find(row.seq));

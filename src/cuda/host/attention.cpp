@@ -32,6 +32,7 @@ plan_input input_of(const device_state& state, const attention_spec& spec, const
   input.num_seqs = batch.num_seqs;
   input.query_start_loc = batch.query_start_loc;
   input.seq_lens = batch.seq_lens;
+  input.query_positions = batch.query_positions;
   input.num_tokens = batch.num_tokens;
   for (std::int32_t seq = 0; seq < batch.num_seqs; ++seq) {
     const std::int32_t query_len = batch.query_start_loc[seq + 1] - batch.query_start_loc[seq];
@@ -70,12 +71,13 @@ attention_kernel_args args_of(const attention_plan& plan, const attention_params
   args.out_head_stride = params.out.head_stride;
   args.lse = params.lse;
   args.k = params.kv.k;
-  args.v = params.kv.v;
-  args.k_strides = params.kv.layout.k;
-  args.v_strides = params.kv.layout.v;
+  args.v = params.kv.v_data();
+  args.k_strides = params.kv.layout.k.strides;
+  args.v_strides = params.kv.layout.v.strides;
   args.num_blocks = params.kv.num_blocks;
   args.query_start_loc = params.batch.query_start_loc;
   args.seq_lens = params.batch.seq_lens;
+  args.query_positions = params.batch.query_positions;
   args.block_tables = params.batch.block_tables;
   args.block_table_stride = params.batch.block_table_stride;
   args.alibi_slopes = params.alibi_slopes;
@@ -89,7 +91,8 @@ attention_kernel_args args_of(const attention_plan& plan, const attention_params
   args.num_q_heads = spec.num_q_heads;
   args.num_kv_heads = spec.num_kv_heads;
   args.group_size = spec.num_q_heads / spec.num_kv_heads;
-  args.head_dim = spec.head_dim;
+  args.head_dim = spec.qk_head_dim;
+  args.v_head_dim = spec.v_head_dim;
   args.block_size = spec.block_size;
   args.scale = params.scale;
   args.soft_cap = params.soft_cap;
@@ -97,7 +100,7 @@ attention_kernel_args args_of(const attention_plan& plan, const attention_params
   args.window_right = spec.causal ? 0 : spec.window_right < 0 ? -1 : spec.window_right;
   args.causal = spec.causal;
   args.q_type = spec.q_type;
-  args.kv_type = spec.kv_type;
+  args.kv_type = spec.k_code.type;
   args.out_type = spec.out_type;
   return args;
 }
@@ -151,6 +154,7 @@ void plan_attention(const std::shared_ptr<const device_state>& state, attention_
     plan.num_seqs = host_batch.num_seqs;
     plan.num_tokens = host_batch.num_tokens;
     plan.num_blocks = num_blocks;
+    plan.has_query_positions = host_batch.query_positions != nullptr;
     plan.num_table_entries = blocks_for(input.max_seq_len, spec.block_size);
     plan.max_seq_len = input.max_seq_len;
   });
@@ -199,6 +203,7 @@ void reserve_attention(const std::shared_ptr<const device_state>& state, attenti
     plan.num_seqs = 0;
     plan.num_tokens = 0;
     plan.num_blocks = 0;
+    plan.has_query_positions = false;
     plan.num_table_entries = 0;
     plan.max_seq_len = 0;
   });
@@ -230,7 +235,7 @@ errc attention(const device_state& state, const attention_plan& plan, const atte
 std::vector<std::string> attention_kernel_names(const device_state& state) {
   std::vector<std::string> names;
   append_fast_kernel_names(state.numbers(), names);
-  for (const dtype type : {dtype::f32, dtype::f16, dtype::bf16}) {
+  for (const dtype type : all_dtypes) {
     for (const std::int32_t head_dim : {64, 128, 256}) {
       for (const bool partitioned : {false, true}) names.push_back(x_split_name(type, head_dim, partitioned));
     }

@@ -7,8 +7,8 @@
 #include <limits>
 #include <string>
 
+#include "common/attention/visibility.hpp"
 #include "common/base/refuse.hpp"
-#include "common/engine/validate_attention.hpp"
 #include "cuda/attention/x_split/args.hpp"
 #include "cuda/host/divisor.hpp"
 
@@ -33,6 +33,7 @@ struct row_tile {
 template <class Visit>
 void for_each_tile(const plan_input& input, std::int32_t rows_per_tile, const Visit& visit) {
   const std::int32_t group = input.spec.num_q_heads / input.spec.num_kv_heads;
+  const attn::attention_window window = attn::window_of(input.spec);
   const divisor by_group(group);
   const auto token_of = [&](std::int64_t row) -> std::int64_t {
     return row <= std::numeric_limits<std::int32_t>::max() ? by_group.quotient(static_cast<std::int32_t>(row))
@@ -43,16 +44,16 @@ void for_each_tile(const plan_input& input, std::int32_t rows_per_tile, const Vi
   for (std::int32_t seq = 0; seq < input.num_seqs; ++seq) {
     const std::int64_t query_len = input.query_start_loc[seq + 1] - input.query_start_loc[seq];
     const std::int64_t seq_len = input.seq_lens[seq];
+    const std::int64_t first = attn::first_query_position(input.query_positions, seq, query_len, seq_len);
     const std::int64_t num_rows = query_len * group;
     for (std::int64_t tile = ((num_rows + rows_per_tile - 1) >> tile_shift) - 1; tile >= 0; --tile) {
       row_tile t;
       t.seq = seq;
       t.first_row = tile * rows_per_tile;
       const std::int64_t last_row = std::min(t.first_row + rows_per_tile, num_rows) - 1;
-      const std::int64_t first_position = seq_len - query_len + token_of(t.first_row);
-      const std::int64_t last_position = seq_len - query_len + token_of(last_row);
-      const std::int64_t begin = validate::visible_positions(input.spec, first_position, seq_len).begin;
-      const std::int64_t end = validate::visible_positions(input.spec, last_position, seq_len).end;
+      const std::int64_t first_position = first + token_of(t.first_row);
+      const std::int64_t last_position = first + token_of(last_row);
+      const auto [begin, end] = window.of_run(first_position, last_position, seq_len);
       if (begin < end) {
         t.first_split = begin / split_positions;
         t.num_splits = divide_up(end, split_positions) - t.first_split;
@@ -64,8 +65,8 @@ void for_each_tile(const plan_input& input, std::int32_t rows_per_tile, const Vi
 
 /// Partitions of 512 positions that x_split's v1 walks for a row at the end of `seq_len` keys.
 std::int64_t walked_partitions(const attention_spec& spec, std::int64_t seq_len) noexcept {
-  const std::int64_t seen = spec.window_left < 0 ? seq_len : std::min<std::int64_t>(seq_len, spec.window_left + 1LL);
-  return divide_up(std::max<std::int64_t>(seen, 0), x_split_positions);
+  const attn::visible_range visible = attn::window_of(spec).of(seq_len - 1, seq_len);
+  return divide_up(std::max<std::int64_t>(visible.end - visible.begin, 0), x_split_positions);
 }
 
 /// Thread blocks of x_split's v1, and the partitions they walk.
@@ -94,7 +95,7 @@ bool one_walk_is_faster(const x_split_walks& walks, std::int32_t at_once) noexce
 
 std::size_t general_plan::workspace_floats(const attention_spec& spec) const noexcept {
   return static_cast<std::size_t>(num_partials * spec.num_kv_heads * num_dim_tiles *
-                                  partial_floats(rows_per_tile, spec.head_dim));
+                                  partial_floats(rows_per_tile, spec.v_head_dim));
 }
 
 std::size_t general_plan::num_counters(const attention_spec& spec) const noexcept {
@@ -105,7 +106,8 @@ void plan_general(const plan_input& input, general_plan& plan) {
   const attention_spec& spec = input.spec;
   const std::int64_t group = spec.num_q_heads / spec.num_kv_heads;
   plan.rows_per_tile = input.max_query_len * group <= few_rows ? few_rows : many_rows;
-  plan.num_dim_tiles = static_cast<std::int32_t>(divide_up(spec.head_dim, dims_per_tile));
+  plan.num_dim_tiles = static_cast<std::int32_t>(divide_up(spec.v_head_dim, dims_per_tile));
+  plan.has_query_positions = input.query_positions != nullptr;
   plan.items.clear();
   plan.num_tiles = 0;
   plan.num_partials = 0;
@@ -121,7 +123,7 @@ void plan_general(const plan_input& input, general_plan& plan) {
   const std::int64_t at_once = std::max<std::int64_t>(1, input.device.num_sms * blocks_per_sm / blocks_per_item);
   const std::int64_t even_share = std::max<std::int64_t>(1, num_splits / at_once);
   const std::int64_t partial_bytes =
-      blocks_per_item * partial_floats(plan.rows_per_tile, spec.head_dim) * static_cast<std::int64_t>(sizeof(float));
+      blocks_per_item * partial_floats(plan.rows_per_tile, spec.v_head_dim) * static_cast<std::int64_t>(sizeof(float));
   const std::int64_t max_partials = static_cast<std::int64_t>(max_partial_bytes) / partial_bytes;
 
   for_each_tile(input, plan.rows_per_tile, [&](const row_tile& t) {
@@ -157,7 +159,7 @@ void plan_general(const plan_input& input, general_plan& plan) {
 x_split_plan plan_x_split(const plan_input& input, std::int32_t least_partitions) noexcept {
   x_split_plan plan;
   const attention_spec& spec = input.spec;
-  if (spec.deterministic) return plan;
+  if (spec.deterministic || !has_plain_planes(spec) || input.query_positions != nullptr) return plan;
   std::int32_t max_seq_len = 0;
   x_split_walks walks;  // of one KV head
   for (std::int32_t seq = 0; seq < input.num_seqs; ++seq) {
@@ -177,12 +179,12 @@ x_split_plan plan_x_split(const plan_input& input, std::int32_t least_partitions
   // No more thread blocks than this, because those of short sequences beside long ones find nothing to do.
   constexpr std::int64_t max_blocks_per_sm = 64;
   constexpr std::int32_t most_splits = 1 << 15;  // a grid's z is below 2^16
-  const std::int32_t head_tiles = x_split_head_tiles(spec.num_q_heads / spec.num_kv_heads,
-                                                     x_split_on_tensor_cores(spec.q_type, spec.kv_type, spec.out_type));
+  const std::int32_t head_tiles = x_split_head_tiles(
+      spec.num_q_heads / spec.num_kv_heads, x_split_on_tensor_cores(spec.q_type, spec.k_code.type, spec.out_type));
   const std::int64_t blocks_per_seq = static_cast<std::int64_t>(spec.num_kv_heads) * head_tiles;
   const std::int64_t max_blocks = max_blocks_per_sm * input.device.num_sms;
   const std::int64_t floats_per_seq =
-      static_cast<std::int64_t>(spec.num_q_heads) * plan.max_partitions * (spec.head_dim + 2);
+      static_cast<std::int64_t>(spec.num_q_heads) * plan.max_partitions * (spec.v_head_dim + 2);
   const std::int64_t max_seqs = std::min(static_cast<std::int64_t>(max_partial_bytes / sizeof(float)) / floats_per_seq,
                                          max_blocks / (2 * blocks_per_seq));
   plan.max_workspace_floats =
@@ -195,7 +197,7 @@ x_split_plan plan_x_split(const plan_input& input, std::int32_t least_partitions
   // A captured graph may meet lengths up to those reserved.
   walks.longest = walked_partitions(
       spec, std::max<std::int64_t>(max_seq_len, static_cast<std::int64_t>(least_partitions) * x_split_positions));
-  if (one_walk_is_faster(walks, input.device.num_sms * x_split_blocks_per_sm(spec.head_dim))) return plan;
+  if (one_walk_is_faster(walks, input.device.num_sms * x_split_blocks_per_sm(spec.v_head_dim))) return plan;
   const std::int32_t most = std::min(plan.max_partitions, most_splits);
   while (2 * plan.num_splits <= most && 2 * plan.num_splits * input.num_seqs * blocks_per_seq <= max_blocks) {
     plan.num_splits *= 2;
@@ -204,7 +206,7 @@ x_split_plan plan_x_split(const plan_input& input, std::int32_t least_partitions
 }
 
 cuda_plan_state::cuda_plan_state(std::shared_ptr<const device_state> state) noexcept
-    : state_(std::move(state)), device_memory_(state_), pinned_memory_(state_) {}
+    : attention_plan_state(state.get()), state_(std::move(state)), device_memory_(state_), pinned_memory_(state_) {}
 
 cuda_plan_state::~cuda_plan_state() {
   if (state_->health() == errc::failed_precondition) return;
@@ -347,6 +349,7 @@ void cuda_plan_state::adopt(const attention_spec& spec, cudaStream_t stream) {
 
   // Not x_split's number of splits: what a launch was captured with stays right for all lengths of max_partitions.
   const bool same_kernels =
+      general_.has_query_positions == next_general_.has_query_positions &&
       general_.rows_per_tile == next_general_.rows_per_tile && general_.num_dim_tiles == next_general_.num_dim_tiles &&
       x_split_.has_decodes == next_x_split_.has_decodes && x_split_.has_others == next_x_split_.has_others &&
       x_split_.max_partitions == next_x_split_.max_partitions && fast_.usable == next_fast_.usable &&

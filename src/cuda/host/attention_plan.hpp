@@ -30,6 +30,7 @@ namespace bifolio::cuda {
 struct general_plan {
   std::int32_t rows_per_tile = 0;
   std::int32_t num_dim_tiles = 0;
+  bool has_query_positions = false;
   std::vector<general_item> items;
   std::int64_t num_tiles = 0;     ///< tiles that were cut into one item per split
   std::int64_t num_partials = 0;  ///< their splits

@@ -9,6 +9,7 @@
 #include "common/base/translate.hpp"
 #include "cuda/host/attention.hpp"
 #include "cuda/host/cache_ops.hpp"
+#include "cuda/host/event.hpp"
 
 namespace bifolio::cuda {
 namespace {
@@ -63,6 +64,29 @@ errc cuda_backend::download(void* host_dst, const void* src, std::size_t num_byt
 errc cuda_backend::synchronize(stream_ref stream) noexcept {
   return on_device(*state_,
                    [&]() noexcept { return state_->report(state_->api().stream_synchronize(handle_of(stream))); });
+}
+
+event cuda_backend::make_event() {
+  return detail::translate_bad_alloc("make_event", [&] { return event(std::make_unique<cuda_event>(state_)); });
+}
+
+errc cuda_backend::record(event& point, stream_ref stream) noexcept {
+  return on_device(*state_, [&]() noexcept {
+    const cuda_event* const ours = cuda_event_of(point);
+    if (ours == nullptr || ours->where() != where()) return errc::invalid_argument;
+    return state_->report(state_->api().event_record(ours->handle(), handle_of(stream)));
+  });
+}
+
+errc cuda_backend::wait(const event& point, stream_ref stream) noexcept {
+  if (point.empty()) return errc::invalid_argument;
+  if (const errc code = state_->health(); code != errc::ok) return code;
+  const cuda_event* const ours = cuda_event_of(point);
+  if (ours == nullptr) return point.synchronize();
+  if (const errc code = ours->state().health(); code != errc::ok) return code;
+  return on_device(*state_, [&]() noexcept {
+    return state_->report(state_->api().stream_wait_event(handle_of(stream), ours->handle()));
+  });
 }
 
 errc cuda_backend::append(const append_params& params, stream_ref stream) noexcept {

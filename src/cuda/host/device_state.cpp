@@ -50,8 +50,9 @@ errc device_state::health() const noexcept {
 }
 
 errc device_state::report(cudaError_t status) const noexcept {
-  if (status == cudaSuccess || status == cudaErrorNotReady) return errc::ok;
+  if (status == cudaSuccess) return errc::ok;
   (void)api_.get_last_error();
+  if (status == cudaErrorNotReady) return errc::ok;  // no failure, but it takes the last-error slot like one
   if (is_sticky(status)) {
     cudaError_t none = cudaSuccess;
     first_cause_.compare_exchange_strong(none, status, std::memory_order_relaxed);

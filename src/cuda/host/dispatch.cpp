@@ -24,7 +24,7 @@ bool has_prefill(const plan_input& input) noexcept {
   // wgmma exists on compute capability 9.0 alone.
   return input.device.compute_capability == 90 && input.device.encode_tensor_map != nullptr &&
          prefill_block_size(input.spec.block_size) &&
-         find_prefill_entry(input.spec.kv_type, input.spec.head_dim) != nullptr;
+         find_prefill_entry(input.spec.k_code.type, input.spec.qk_head_dim) != nullptr;
 }
 
 /// Which of the two kernels computes a sequence of `query_len` new tokens: a rule of the sequence alone, so that its
@@ -38,9 +38,9 @@ bool prefers_prefill(const plan_input& input, std::int32_t query_len, std::int32
   const std::int64_t packed = prefill_packed_heads(static_cast<std::int32_t>(group));
   const std::int64_t items = (query_len * packed + 127) / 128 * (spec.num_q_heads / packed);
   const std::int64_t rounds = (items + input.device.num_sms - 1) / input.device.num_sms;
-  const double prefill_us = static_cast<double>(rounds) * (seq_len / 128 + 2) * 2.0 * spec.head_dim / 128;
+  const double prefill_us = static_cast<double>(rounds) * (seq_len / 128 + 2) * 2.0 * spec.qk_head_dim / 128;
   const double tiles = static_cast<double>((rows + 15) / 16) * spec.num_kv_heads * (seq_len / 64 + 2);
-  const double decode_us = 5.0 + tiles / (2.0 * input.device.num_sms) * 1.4 * spec.head_dim / 128;
+  const double decode_us = 5.0 + tiles / (2.0 * input.device.num_sms) * 1.4 * spec.qk_head_dim / 128;
   return prefill_us < decode_us;
 }
 #endif
@@ -69,9 +69,10 @@ void plan_fast(const plan_input& input, fast_plan& plan) {
   plan.workspace_bytes = 0;
   plan.num_counters = 0;
   const attention_spec& spec = input.spec;
-  const decode_entry* const entry = find_decode_entry(spec.kv_type, spec.head_dim);
+  const decode_entry* const entry = find_decode_entry(spec.k_code.type, spec.qk_head_dim);
   const bool fits_32_bits = input.max_seq_len < longest_window && input.max_query_len < longest_window;
-  if (entry == nullptr || !fits_32_bits || spec.q_type != spec.kv_type || spec.out_type != spec.kv_type ||
+  if (entry == nullptr || !has_plain_planes(spec) || !fits_32_bits || input.query_positions != nullptr ||
+      spec.q_type != spec.k_code.type || spec.out_type != spec.k_code.type ||
       static_cast<std::size_t>(entry->shared_bytes) > input.device.max_shared_bytes_per_block) {
     plan.words.clear();
     return;
@@ -145,7 +146,7 @@ cudaError_t launch_fast(const runtime_api& api, const attention_kernel_args& arg
 }
 
 void append_fast_kernel_names(const device_numbers& device, std::vector<std::string>& names) {
-  for (const dtype type : {dtype::f16, dtype::bf16}) {
+  for (const dtype type : all_dtypes) {
     for (const std::int32_t head_dim : {64, 128, 256}) {
       const decode_entry* const decode = find_decode_entry(type, head_dim);
       if (decode != nullptr && static_cast<std::size_t>(decode->shared_bytes) <= device.max_shared_bytes_per_block) {

@@ -35,6 +35,7 @@ struct plan_input {
   std::int32_t num_seqs = 0;
   const std::int32_t* query_start_loc = nullptr;  ///< [num_seqs + 1]
   const std::int32_t* seq_lens = nullptr;         ///< [num_seqs]
+  const std::int32_t* query_positions = nullptr;  ///< [num_seqs] or null; the general kernel alone takes them
   std::int64_t num_tokens = 0;
   std::int32_t max_query_len = 0;
   std::int32_t max_seq_len = 0;
@@ -70,6 +71,11 @@ void plan_fast(const plan_input& input, fast_plan& plan);
 /// Launches the planned fast kernels; for calls that they serve. Allocates nothing.
 [[nodiscard]] cudaError_t launch_fast(const runtime_api& api, const attention_kernel_args& args, const fast_plan& plan,
                                       const device_numbers& device, cudaStream_t stream) noexcept;
+
+/// K and V of one head_dim in planes of their own: what all kernels but the general one are made for.
+[[nodiscard]] inline bool has_plain_planes(const attention_spec& spec) noexcept {
+  return spec.qk_head_dim == spec.v_head_dim && spec.k_code == spec.v_code && !spec.v_in_k;
+}
 
 /// "cuda <kernel> <type> d<head_dim>": how names of kernels made for one head_dim begin.
 [[nodiscard]] std::string shape_name(const char* kernel, dtype type, std::int32_t head_dim);

@@ -20,7 +20,7 @@ struct attention_kernel_args {
   const void* q = nullptr;  ///< [num_tokens, num_q_heads, head_dim], dims contiguous, of q_type
   std::int64_t q_token_stride = 0;
   std::int64_t q_head_stride = 0;
-  void* out = nullptr;  ///< [num_tokens, num_q_heads, head_dim], dims contiguous, of out_type
+  void* out = nullptr;  ///< [num_tokens, num_q_heads, v_head_dim], dims contiguous, of out_type
   std::int64_t out_token_stride = 0;
   std::int64_t out_head_stride = 0;
   float* lse = nullptr;  ///< optional, [num_tokens, num_q_heads], natural log
@@ -33,6 +33,7 @@ struct attention_kernel_args {
 
   const std::int32_t* query_start_loc = nullptr;  ///< [num_seqs + 1]
   const std::int32_t* seq_lens = nullptr;         ///< [num_seqs]
+  const std::int32_t* query_positions = nullptr;  ///< optional, [num_seqs]; the general kernel alone looks at them
   const std::int32_t* block_tables = nullptr;     ///< [num_seqs, block_table_stride]; never read past the length
   std::int64_t block_table_stride = 0;
   const float* alibi_slopes = nullptr;  ///< optional, [num_q_heads]
@@ -48,7 +49,8 @@ struct attention_kernel_args {
   std::int32_t num_q_heads = 0;
   std::int32_t num_kv_heads = 0;
   std::int32_t group_size = 0;
-  std::int32_t head_dim = 0;
+  std::int32_t head_dim = 0;    ///< of q and K; in the tensor-core and x_split kernels of V and out as well
+  std::int32_t v_head_dim = 0;  ///< of V and out
   std::int32_t block_size = 0;
 
   float scale = 0;

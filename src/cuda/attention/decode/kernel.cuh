@@ -4,14 +4,17 @@
 /// Decode attention on tensor cores over a paged cache. One kernel for MHA, GQA and MQA: the query heads of a KV head
 /// (and the few tokens of a speculative step) are the 16 rows of an m16n8k16 product, so K and V are read once whatever
 /// the group. Four or eight warps split the 64 keys of a tile; each keeps its own running maximum, sum and output,
-/// joined once a segment. Tiles stream through a ring of shared-memory stages by cp.async, across segment borders, so
-/// that the memory system never sees where one sequence ends and the next begins. decode_plan.hpp says how work is cut.
+/// warp_result once a work_tile. Tiles stream through a ring of shared-memory stages by cp.async, across work_tile
+/// borders, so that the memory system never sees where one sequence ends and the next begins. decode_plan.hpp says how
+/// work is cut.
 
 #include <cstdint>
 
+#include "common/attention/visibility.hpp"
 #include "cuda/attention/decode/launch.hpp"
 #include "cuda/attention/decode/plan.hpp"
-#include "cuda/device/mma.cuh"
+#include "cuda/device/ptx.cuh"
+#include "cuda/device/sm80.cuh"
 
 namespace bifolio::cuda {
 
@@ -23,9 +26,9 @@ struct decode_args {
   const void* k;  // [num_blocks, …] at the strides below
   const void* v;
   const std::int32_t* block_tables;  // [num_seqs, block_table_stride]
-  const std::int32_t* words;         // the plan: decode_plan.hpp
-  float* workspace;                  // [decode_slots, 16, head_dim] outputs, then [.., 16, 2] maxima (base 2) and sums
-  std::uint32_t* arrivals;           // [2, num_slots], zero between launches
+  const std::int32_t* metadata;      // of the scheduler: plan.hpp
+  float* workspace;                  // [num_partials, 16, head_dim] outputs, then [.., 16, 2] maxima (base 2) and sums
+  std::uint32_t* semaphores;         // [2, num_partials], zero between launches
   const float* alibi_slopes;         // [num_q_heads] or null
   const float* sinks;                // [num_q_heads] or null
   std::int64_t q_token_stride, q_head_stride, out_token_stride, out_head_stride;  // elements
@@ -41,8 +44,8 @@ struct decode_args {
 
 namespace decode {
 
-inline constexpr int merge_fan = decode_merge_fan;
-inline constexpr int merge_batch = 16;  // partials that a thread has on their way at once
+inline constexpr int combine_fan_in = decode_combine_fan_in;
+inline constexpr int combine_batch = 16;  // partials that a thread has on their way at once
 
 template <int HeadDim, int Warps>
 struct shape {
@@ -66,17 +69,17 @@ struct shape {
 };
 
 /// The part of one unit that this thread block does.
-struct segment {
+struct work_tile {
   int head;  // KV head
   int row_tile;
   int item;  // of the unit
   int tile, tile_end;
-  int unit_start, unit_length;  // on the line
+  int work_begin, work_length;  // on the line
   bool starts, ends;            // holds the unit's first and last tile
 };
 
 /// The last block whose raw cut is <= position.
-__device__ __forceinline__ int block_at(int total, int num_ctas, int position) {
+__device__ __forceinline__ int cta_at(int total, int num_ctas, int position) {
   const std::int64_t n = (static_cast<std::int64_t>(position) + 1) * num_ctas;
   const int block = static_cast<int>((n + total - 1) / total) - 1;
   return block < num_ctas - 1 ? block : num_ctas - 1;
@@ -99,10 +102,9 @@ struct fold {
   }
 };
 
-template <class T, int HeadDim, int Warps, bool Features>
+template <class T, int HeadDim, int Warps, bool Masked>
 class worker {
   using S = shape<HeadDim, Warps>;
-  using traits = device::half_traits<T>;
   static constexpr int k_steps = HeadDim / 16;
   static constexpr int n_tiles = HeadDim / 8;
   static constexpr int key_tiles = S::warp_keys / 8;
@@ -120,83 +122,83 @@ class worker {
 
   __device__ void run() {
     device::grid_dependency_launch();
-    header_ = *reinterpret_cast<const decode_header*>(a_.words);
-    const decode_cta mine = reinterpret_cast<const decode_cta*>(a_.words + sizeof(decode_header) / 4)[blockIdx.x];
-    seqs_ = reinterpret_cast<const decode_seq*>(a_.words + decode_seqs_offset(static_cast<int>(gridDim.x)));
+    header_ = *reinterpret_cast<const decode_header*>(a_.metadata);
+    const decode_cta mine = reinterpret_cast<const decode_cta*>(a_.metadata + sizeof(decode_header) / 4)[blockIdx.x];
+    seqs_ = reinterpret_cast<const decode_seq*>(a_.metadata + decode_seqs_offset(static_cast<int>(gridDim.x)));
     partial_out_ = a_.workspace;
     const std::int64_t slots =
-        decode_slots(header_.item_tiles != 0, header_.num_slots, static_cast<std::int64_t>(gridDim.x));
+        decode_num_partials(header_.split_tiles != 0, header_.num_partials, static_cast<std::int64_t>(gridDim.x));
     partial_sum_ = reinterpret_cast<float2*>(a_.workspace + slots * decode_tile_rows * HeadDim);
-    if (mine.position >= mine.end) return;
+    if (mine.begin >= mine.end) return;
     end_ = mine.end;
-    load_position_ = mine.position;
-    load_index_ = mine.index;
+    load_position_ = mine.begin;
+    load_index_ = mine.seq_index;
     load_seq_ = mine.first;
     load_q_buffer_ = S::stages - 1;
-    find_load_segment();
+    find_load_tile();
     // The plan is older than the kernel before this one. What follows may be its work.
-    if (load_valid_) foresee();
+    if (load_valid_) prefetch_first_tile();
     device::grid_dependency_wait();
-    if (load_valid_) look_up();
+    if (load_valid_) load_table_entries();
 #pragma unroll
     for (int stage = 0; stage < S::stages - 1; ++stage) load_tile(stage);
 
-    // Plans whose items span several chunks fold them here; in others a segment is one part.
-    const bool folds = header_.item_tiles > decode_chunk_tiles;
+    // Plans whose items span several chunks fold them here; in others a work_tile is one part.
+    const bool folds = header_.split_tiles > decode_leaf_tiles;
     seq_ = mine.first;
-    int position = mine.position;
-    int index = mine.index;
+    int position = mine.begin;
+    int index = mine.seq_index;
     int stage = 0;
     int q_buffer = S::stages - 1;
     while (position < end_) {
-      const segment g = next_segment(position, index, seq_);
-      begin_segment(g);
+      const work_tile g = next_work_tile(position, index, seq_);
+      begin_work_tile(g);
       if (g.tile < g.tile_end) q_buffer = q_buffer + 1 == S::stages ? 0 : q_buffer + 1;
       int tile = g.tile;
       do {
-        const int stop = folds ? min(g.tile_end, (tile / decode_chunk_tiles + 1) * decode_chunk_tiles) : g.tile_end;
+        const int stop = folds ? min(g.tile_end, (tile / decode_leaf_tiles + 1) * decode_leaf_tiles) : g.tile_end;
         const bool any = tile < stop;
         clear_sums();
         for (; tile < stop; ++tile) {
-          device::copy_async_wait<S::stages - 2>();
+          device::cp_async_wait_group<S::stages - 2>();
           __syncthreads();
           load_tile(stage == 0 ? S::stages - 1 : stage - 1);
           if (S::q_in_registers && tile == g.tile) load_q(q_buffer);
           compute_tile(stage, tile, q_buffer);
           stage = stage + 1 == S::stages ? 0 : stage + 1;
         }
-        end_part(g, tile, any, folds, stage == 0 ? S::stages - 1 : stage - 1);
+        store_part(g, tile, any, folds, stage == 0 ? S::stages - 1 : stage - 1);
       } while (tile < g.tile_end);
     }
-    device::copy_async_wait<0>();
+    device::cp_async_wait_group<0>();
   }
 
  private:
-  // Takes the segment at `position` (< end_) and moves `position` behind it, to the next sequence of the list if need
+  // Takes the work_tile at `position` (< end_) and moves `position` behind it, to the next sequence of the list if need
   // be.
-  __device__ __forceinline__ segment next_segment(int& position, int& index, decode_seq& s) const {
-    if (position >= s.start + a_.num_kv_heads * s.row_tiles * s.num_items * s.unit_length) s = seqs_[++index];
-    segment g;
-    const int unit = (position - s.start) / s.unit_length;
-    g.unit_length = s.unit_length;
-    g.unit_start = s.start + unit * s.unit_length;
-    const int in_head = s.row_tiles * s.num_items;
+  __device__ __forceinline__ work_tile next_work_tile(int& position, int& index, decode_seq& s) const {
+    if (position >= s.work_begin + a_.num_kv_heads * s.row_tiles * s.num_splits * s.work_length) s = seqs_[++index];
+    work_tile g;
+    const int unit = (position - s.work_begin) / s.work_length;
+    g.work_length = s.work_length;
+    g.work_begin = s.work_begin + unit * s.work_length;
+    const int in_head = s.row_tiles * s.num_splits;
     g.head = unit / in_head;
     const int rest = unit - g.head * in_head;
     g.item = rest / s.row_tiles;
     g.row_tile = rest - g.item * s.row_tiles;
-    const int x0 = position - g.unit_start;
-    const int x1 = min(end_ - g.unit_start, s.unit_length);
+    const int x0 = position - g.work_begin;
+    const int x1 = min(end_ - g.work_begin, s.work_length);
     g.starts = x0 == 0;
-    g.ends = x1 == s.unit_length;
-    position = g.unit_start + x1;
-    if (header_.item_tiles == 0) {
-      g.tile = s.first_tile + max(x0 - header_.charge, 0);
-      g.tile_end = s.first_tile + x1 - header_.charge;
+    g.ends = x1 == s.work_length;
+    position = g.work_begin + x1;
+    if (header_.split_tiles == 0) {
+      g.tile = s.first_tile + max(x0 - header_.overhead, 0);
+      g.tile_end = s.first_tile + x1 - header_.overhead;
       return g;
     }
     // Tiles in which no row of this row tile sees anything would change no bit.
-    const int item = s.first_tile / header_.item_tiles + g.item;
+    const int item = s.first_tile / header_.split_tiles + g.item;
     const int first_row = g.row_tile * decode_tile_rows;
     const int last_row = min(first_row + decode_tile_rows, s.query_len * a_.group_size) - 1;
     const int offset = s.seq_len - s.query_len;
@@ -205,11 +207,11 @@ class worker {
     if (a_.causal) {
       last = min(last, (max(offset + last_row / a_.group_size + 1, 0) + decode_tile_tokens - 1) / decode_tile_tokens);
     }
-    if (Features && a_.window_left >= 0) {
+    if (Masked && a_.window_left >= 0) {
       first = max(first, (offset + first_row / a_.group_size - a_.window_left) / decode_tile_tokens);
     }
-    g.tile = max(item * header_.item_tiles, first);
-    g.tile_end = max(min((item + 1) * header_.item_tiles, last), g.tile);
+    g.tile = max(item * header_.split_tiles, first);
+    g.tile_end = max(min((item + 1) * header_.split_tiles, last), g.tile);
     return g;
   }
 
@@ -220,11 +222,11 @@ class worker {
     return a_.block_tables + load_seq_.row * a_.block_table_stride + block;
   }
 
-  // Moves on to the next segment that has tiles; afterwards load_valid_ says whether there is one.
-  __device__ void find_load_segment() {
+  // Moves on to the next work_tile that has tiles; afterwards load_valid_ says whether there is one.
+  __device__ void find_load_tile() {
     load_valid_ = false;
     while (load_position_ < end_) {
-      load_ = next_segment(load_position_, load_index_, load_seq_);
+      load_ = next_work_tile(load_position_, load_index_, load_seq_);
       if (load_.tile < load_.tile_end) {
         load_valid_ = true;
         load_first_ = true;
@@ -234,9 +236,9 @@ class worker {
     }
   }
 
-  // Row r of the packed tile is token r / group_size, head r % group_size. Queries travel with their segment's first
+  // Row r of the packed tile is token r / group_size, head r % group_size. Queries travel with their work_tile's first
   // tile; segments take turns among the buffers, of which as many are ahead as stages.
-  __device__ void load_queries(const segment& g) {
+  __device__ void load_queries(const work_tile& g) {
     const decode_seq& s = load_seq_;
     const int rows = s.query_len * a_.group_size;
     for (int i = static_cast<int>(threadIdx.x); i < decode_tile_rows * S::chunks; i += S::threads) {
@@ -248,8 +250,8 @@ class worker {
       const int head = g.head * a_.group_size + (valid ? row - token * a_.group_size : 0);
       const T* src = static_cast<const T*>(a_.q) + (s.query_start + token) * a_.q_token_stride +
                      head * a_.q_head_stride + chunk * 8;
-      device::copy_async_16(q_shared_ + load_q_buffer_ * S::q_bytes + r * HeadDim * 2 + ((chunk ^ (r & 7)) << 4), src,
-                            valid);
+      device::cp_async_16(q_shared_ + load_q_buffer_ * S::q_bytes + r * HeadDim * 2 + ((chunk ^ (r & 7)) << 4), src,
+                          valid);
     }
   }
 
@@ -259,7 +261,7 @@ class worker {
     const int row = ((l / S::rows_per_pass) * S::warps + warp_) * S::rows_per_pass + l % S::rows_per_pass;
     const int position = load_.tile * decode_tile_tokens + row;
     // Blocks left of every row's window may have been given back: their table entries are not read either.
-    const int first = Features && a_.window_left >= 0 ? load_seq_.seq_len - load_seq_.query_len - a_.window_left : 0;
+    const int first = Masked && a_.window_left >= 0 ? load_seq_.seq_len - load_seq_.query_len - a_.window_left : 0;
     return position >= first && position < load_seq_.seq_len ? position : -1;
   }
 
@@ -279,7 +281,7 @@ class worker {
 
   // A lane finds block and slot of one of the warp's rows of the tile at load_.tile; slot −1 for a row that must not be
   // read. Nothing is computed from the block here: that would wait for the table, with a tile to work on at hand.
-  __device__ void look_up() {
+  __device__ void load_table_entries() {
     const int position = find_position();
     load_slot_ = position < 0 ? -1 : slot_in_block(position);
     load_block_ = position < 0 ? 0 : __ldg(table_entry(position));
@@ -287,7 +289,7 @@ class worker {
 
   // Sends for the first tile, towards L2, while the kernel before this one still runs. What the table says now is a
   // guess, because it may be that kernel's work, so the id is bounded and read past L1, which would keep it.
-  __device__ void foresee() const {
+  __device__ void prefetch_first_tile() const {
     const int position = find_position();
     const int id = position < 0 ? -1 : __ldcg(table_entry(position));
     if (id < 0 || id >= a_.num_blocks) return;
@@ -299,7 +301,8 @@ class worker {
     }
   }
 
-  // Requests the tile that look_up found and looks up the one after it. Always commits a group, empty at the end.
+  // Requests the tile that load_table_entries found and looks up the one after it. Always commits a group, empty at the
+  // end.
   __device__ void load_tile(int stage) {
     if (load_valid_) {
       if (load_first_) load_queries(load_);
@@ -314,22 +317,22 @@ class worker {
         const std::uint32_t dst = base + row * HeadDim * 2 + ((chunk ^ (row & 7)) << 4);
         const bool valid = offset >= 0;
         const std::int64_t element = valid ? offset + chunk * 8 : 0;
-        device::copy_async_16_once(dst, static_cast<const T*>(a_.k) + element, valid);
-        device::copy_async_16_once(dst + S::tile_bytes, static_cast<const T*>(a_.v) + element, valid);
+        device::cp_async_16_evict_first(dst, static_cast<const T*>(a_.k) + element, valid);
+        device::cp_async_16_evict_first(dst + S::tile_bytes, static_cast<const T*>(a_.v) + element, valid);
       }
       if (++load_.tile < load_.tile_end) {
-        look_up();
+        load_table_entries();
       } else {
-        find_load_segment();
-        if (load_valid_) look_up();
+        find_load_tile();
+        if (load_valid_) load_table_entries();
       }
     }
-    device::copy_async_commit();
+    device::cp_async_commit_group();
   }
 
   // ---- computing -----------------------------------------------------------------------------------------------
 
-  __device__ void begin_segment(const segment& g) {
+  __device__ void begin_work_tile(const work_tile& g) {
     const decode_seq& s = seq_;
     seq_len_ = s.seq_len;
     query_len_ = s.query_len;
@@ -343,7 +346,7 @@ class worker {
       const int row = g.row_tile * decode_tile_rows + lane_ / 4 + 8 * i;
       const int token = row / a_.group_size;
       row_position_[i] = seq_len_ - query_len_ + token;
-      if constexpr (Features) {
+      if constexpr (Masked) {
         const int head = g.head * a_.group_size + row - token * a_.group_size;
         slope_[i] = a_.alibi_slopes != nullptr && token < query_len_ ? a_.alibi_slopes[head] : 0.0f;
       }
@@ -365,7 +368,7 @@ class worker {
   __device__ void load_q_step(std::uint32_t (&q)[4], int buffer, int kk) const {
     const int row = (lane_ & 7) + ((lane_ >> 3) & 1) * 8;
     const std::uint32_t base = q_shared_ + buffer * S::q_bytes + row * HeadDim * 2;
-    device::load_matrix_x4(q, base + (((2 * kk + (lane_ >> 4)) ^ (row & 7)) << 4));
+    device::ldmatrix_x4(q, base + (((2 * kk + (lane_ >> 4)) ^ (row & 7)) << 4));
   }
   __device__ void load_q(int buffer) {
 #pragma unroll
@@ -373,11 +376,8 @@ class worker {
   }
 
   __device__ bool visible(int key, int i) const {
-    bool ok = key < seq_len_ && (!a_.causal || key <= row_position_[i]);
-    if constexpr (Features) {
-      ok = ok && (a_.window_left < 0 || key >= row_position_[i] - a_.window_left) &&
-           (a_.window_right < 0 || key <= row_position_[i] + a_.window_right);
-    }
+    const bool ok = attn::attends(key, row_position_[i], seq_len_, a_.causal);
+    if constexpr (Masked) return ok && attn::is_in_window(key, row_position_[i], a_.window_left, a_.window_right);
     return ok;
   }
 
@@ -404,10 +404,10 @@ class worker {
       for (int kk = 0; kk < k_steps; ++kk) {
         std::uint32_t b[4];
         std::uint32_t q[4];
-        device::load_matrix_x4(b, row_base + (((2 * kk + ((lane_ >> 3) & 1)) ^ (row & 7)) << 4));
+        device::ldmatrix_x4(b, row_base + (((2 * kk + ((lane_ >> 3) & 1)) ^ (row & 7)) << 4));
         take_q(q, q_buffer, kk);
-        traits::mma(s[0], q, b[0], b[1]);
-        traits::mma(s[1], q, b[2], b[3]);
+        device::mma_m16n8k16<T>(s[0], q, b[0], b[1]);
+        device::mma_m16n8k16<T>(s[1], q, b[2], b[3]);
       }
     } else {
       // Even and odd steps are sums of their own: two chains of products, each half as long.
@@ -418,11 +418,11 @@ class worker {
       for (int kk = 0; kk < k_steps; kk += 2) {
         std::uint32_t b[4];
         std::uint32_t q[4];
-        device::load_matrix_x4(b, row_base + (((2 * kk + (lane_ >> 3)) ^ (row & 7)) << 4));
+        device::ldmatrix_x4(b, row_base + (((2 * kk + (lane_ >> 3)) ^ (row & 7)) << 4));
         take_q(q, q_buffer, kk);
-        traits::mma(s[0], q, b[0], b[1]);
+        device::mma_m16n8k16<T>(s[0], q, b[0], b[1]);
         take_q(q, q_buffer, kk + 1);
-        traits::mma(odd, q, b[2], b[3]);
+        device::mma_m16n8k16<T>(odd, q, b[2], b[3]);
       }
 #pragma unroll
       for (int e = 0; e < 4; ++e) s[0][e] += odd[e];
@@ -437,9 +437,9 @@ class worker {
 #pragma unroll
       for (int j = 0; j < k_steps; ++j) {
         std::uint32_t b[4];
-        device::load_matrix_x4_trans(b, row_base + (((2 * j + (lane_ >> 4)) ^ (row & 7)) << 4));
-        traits::mma(acc_[2 * j], p, b[0], b[1]);
-        traits::mma(acc_[2 * j + 1], p, b[2], b[3]);
+        device::ldmatrix_x4_trans(b, row_base + (((2 * j + (lane_ >> 4)) ^ (row & 7)) << 4));
+        device::mma_m16n8k16<T>(acc_[2 * j], p, b[0], b[1]);
+        device::mma_m16n8k16<T>(acc_[2 * j + 1], p, b[2], b[3]);
       }
     } else {
       const int row = warp_ * 8 + (lane_ & 7);
@@ -447,9 +447,9 @@ class worker {
 #pragma unroll
       for (int j = 0; j < n_tiles; j += 4) {
         std::uint32_t b[4];
-        device::load_matrix_x4_trans(b, row_base + (((j + (lane_ >> 3)) ^ (row & 7)) << 4));
+        device::ldmatrix_x4_trans(b, row_base + (((j + (lane_ >> 3)) ^ (row & 7)) << 4));
 #pragma unroll
-        for (int i = 0; i < 4; ++i) traits::mma_8(acc_[j + i], p[0], p[1], b[i]);
+        for (int i = 0; i < 4; ++i) device::mma_m16n8k8<T>(acc_[j + i], p[0], p[1], b[i]);
       }
     }
   }
@@ -462,7 +462,7 @@ class worker {
 
     constexpr float log2e = 1.4426950408889634f;
     const int first_key = tile * decode_tile_tokens + warp_ * S::warp_keys;
-    if constexpr (Features) {
+    if constexpr (Masked) {
 #pragma unroll
       for (int n = 0; n < key_tiles; ++n)
 #pragma unroll
@@ -522,7 +522,7 @@ class worker {
         const float p0 = device::exp2_fast(s[n][2 * i] - m);
         const float p1 = device::exp2_fast(s[n][2 * i + 1] - m);
         sum_[i] += p0 + p1;
-        p[2 * n + i] = traits::pack(p0, p1);
+        p[2 * n + i] = device::pack<T>(p0, p1);
       }
     }
     add_values(p, k_base + S::tile_bytes);
@@ -530,15 +530,15 @@ class worker {
 
   // ---- joining -------------------------------------------------------------------------------------------------
 
-  // Where (row, column) of a warp's output lies in the stage that the segment's last tile has left free.
-  [[nodiscard]] __device__ float* joined(int stage, int warp, int row, int column) const {
+  // Where (row, column) of a warp's output lies in the stage that the work_tile's last tile has left free.
+  [[nodiscard]] __device__ float* warp_result(int stage, int warp, int row, int column) const {
     return reinterpret_cast<float*>(shared_ + stage * S::stage_bytes) + (warp * decode_tile_rows + row) * HeadDim +
            (column ^ ((row & 7) * 8));
   }
 
-  // Joins the warps behind the last tile of a part, which is the whole segment or a chunk of it, and writes the
-  // segment's result: to the output if the unit is whole, else to workspace. `next_tile`: the one behind the part.
-  __device__ void end_part(const segment& g, int next_tile, bool any, bool folds, int stage) {
+  // Joins the warps behind the last tile of a part, which is the whole work_tile or a chunk of it, and writes the
+  // work_tile's result: to the output if the unit is whole, else to workspace. `next_tile`: the one behind the part.
+  __device__ void store_part(const work_tile& g, int next_tile, bool any, bool folds, int stage) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       sum_[i] += __shfl_xor_sync(0xffffffffu, sum_[i], 1);
@@ -564,7 +564,7 @@ class worker {
           if (row >= num_rows_) continue;
 #pragma unroll
           for (int n = 0; n < n_tiles; ++n) {
-            float2& place = *reinterpret_cast<float2*>(joined(stage, warp_ & 3, row, n * 8 + (lane_ & 3) * 2));
+            float2& place = *reinterpret_cast<float2*>(warp_result(stage, warp_ & 3, row, n * 8 + (lane_ & 3) * 2));
             body(place, make_float2(acc_[n][2 * i] * weight[i], acc_[n][2 * i + 1] * weight[i]));
           }
         }
@@ -597,7 +597,7 @@ class worker {
       l += part.x == -INFINITY ? 0.0f : part.y * device::exp2_fast(part.x - m);
     }
     const bool last = next_tile >= g.tile_end;
-    const bool whole = header_.item_tiles == 0 ? g.starts && g.ends : seq_.num_items == 1;
+    const bool whole = header_.split_tiles == 0 ? g.starts && g.ends : seq_.num_splits == 1;
     const int slot = whole ? 0 : slot_of(g);
     const int packed = g.row_tile * decode_tile_rows + row;
     const int token = packed / a_.group_size;
@@ -609,11 +609,11 @@ class worker {
     bool ends_run = true;
     bool begins_unit = true;
     if (folds) {
-      const int chunk = (next_tile - 1) / decode_chunk_tiles;
-      const int first_chunk = g.tile / decode_chunk_tiles;
-      begins_run = chunk % merge_fan == 0 || chunk == first_chunk;
-      ends_run = chunk % merge_fan == merge_fan - 1 || last;
-      begins_unit = chunk / merge_fan == first_chunk / merge_fan;
+      const int chunk = (next_tile - 1) / decode_leaf_tiles;
+      const int first_chunk = g.tile / decode_leaf_tiles;
+      begins_run = chunk % combine_fan_in == 0 || chunk == first_chunk;
+      ends_run = chunk % combine_fan_in == combine_fan_in - 1 || last;
+      begins_unit = chunk / combine_fan_in == first_chunk / combine_fan_in;
     }
     const fold with_run(begins_run ? -INFINITY : run_max_, m);
     if (!begins_run) {
@@ -646,8 +646,8 @@ class worker {
         if (any) {
 #pragma unroll
           for (int w = 0; w < 4; ++w) {
-            const float4 a = *reinterpret_cast<const float4*>(joined(stage, w, row, column));
-            const float4 b = *reinterpret_cast<const float4*>(joined(stage, w, row, column) + 4);
+            const float4 a = *reinterpret_cast<const float4*>(warp_result(stage, w, row, column));
+            const float4 b = *reinterpret_cast<const float4*>(warp_result(stage, w, row, column) + 4);
             lo.x += a.x, lo.y += a.y, lo.z += a.z, lo.w += a.w;
             hi.x += b.x, hi.y += b.y, hi.z += b.z, hi.w += b.w;
           }
@@ -675,7 +675,7 @@ class worker {
       if (last && !whole && first) __stcg(partial_sum_ + slot * decode_tile_rows + row, make_float2(m, l));
     }
     if (last && !whole) {
-      merge_if_last(g);
+      combine_if_last(g);
     } else {
       __syncthreads();  // the stage and the sums are written again
     }
@@ -683,7 +683,7 @@ class worker {
 
   // This row's place in the running result of a run (0) or of the unit (1).
   [[nodiscard]] __device__ float* running(int which, int row) const {
-    const std::int64_t slot = std::int64_t{2} * header_.num_slots + 2 * static_cast<int>(blockIdx.x) + which;
+    const std::int64_t slot = std::int64_t{2} * header_.num_partials + 2 * static_cast<int>(blockIdx.x) + which;
     return partial_out_ + (slot * decode_tile_rows + row) * HeadDim;
   }
 
@@ -694,18 +694,18 @@ class worker {
     int step;  // ordinals from one part to the next
   };
 
-  __device__ unit_parts parts_of(const segment& g) const {
-    if (header_.item_tiles != 0) {
+  __device__ unit_parts parts_of(const work_tile& g) const {
+    if (header_.split_tiles != 0) {
       const decode_seq& s = seq_;
-      return {s.first_unit + g.head * s.row_tiles * s.num_items + g.row_tile, s.num_items, s.row_tiles};
+      return {s.first_split + g.head * s.row_tiles * s.num_splits + g.row_tile, s.num_splits, s.row_tiles};
     }
-    const int first = block_at(header_.total, header_.num_ctas, g.unit_start + header_.charge);
-    const int last = block_at(header_.total, header_.num_ctas, g.unit_start + g.unit_length - 1);
+    const int first = cta_at(header_.total, header_.num_ctas, g.work_begin + header_.overhead);
+    const int last = cta_at(header_.total, header_.num_ctas, g.work_begin + g.work_length - 1);
     return {first, max(last - first, 0) + 1, 1};
   }
 
-  __device__ int slot_of(const segment& g) const {
-    if (header_.item_tiles != 0) {
+  __device__ int slot_of(const work_tile& g) const {
+    if (header_.split_tiles != 0) {
       const unit_parts u = parts_of(g);
       return u.first + g.item * u.step;
     }
@@ -714,14 +714,14 @@ class worker {
 
   // Slot of part i. A block's second slot is for the unit that begins in it and goes on.
   __device__ int part_slot(const unit_parts& u, int i) const {
-    if (header_.item_tiles != 0) return u.first + i * u.step;
+    if (header_.split_tiles != 0) return u.first + i * u.step;
     return 2 * (u.first + i) + (i == 0 ? 1 : 0);
   }
 
   // Slot of the join of parts begin … end − 1: of its own, unless that is one part.
   __device__ int run_slot(const unit_parts& u, int begin, int end) const {
     if (begin + 1 == end) return part_slot(u, begin);
-    return (header_.item_tiles != 0 ? 1 : 2) * header_.num_slots + u.first + begin * u.step;
+    return (header_.split_tiles != 0 ? 1 : 2) * header_.num_partials + u.first + begin * u.step;
   }
 
   // Counts this block's arrival behind all that its threads have written; true in the block that completes `expected`,
@@ -729,7 +729,7 @@ class worker {
   __device__ bool arrive(std::uint32_t* counter, int expected) {
     __syncthreads();
     if (threadIdx.x == 0) {
-      const bool last = device::add_acquire_release(counter, 1u) == static_cast<std::uint32_t>(expected - 1);
+      const bool last = device::atomic_add_acq_rel(counter, 1u) == static_cast<std::uint32_t>(expected - 1);
       if (last) *counter = 0;
       *flag_ = last;
     }
@@ -737,46 +737,47 @@ class worker {
     return *flag_ != 0;
   }
 
-  __device__ void merge_if_last(const segment& g) {
+  __device__ void combine_if_last(const work_tile& g) {
     const unit_parts u = parts_of(g);
-    const bool fixed = header_.item_tiles != 0;
-    // Parts are joined in runs of merge_fan, counted from part −before. In deterministic plans runs are those of the
-    // chunks of the whole sequence, or parts are runs themselves.
-    const int before = header_.item_tiles == decode_chunk_tiles ? seq_.first_tile / decode_chunk_tiles % merge_fan : 0;
-    const bool one_level = fixed ? header_.item_tiles != decode_chunk_tiles || before + u.parts <= merge_fan
-                                 : u.parts <= decode_most_parts;
+    const bool fixed = header_.split_tiles != 0;
+    // Parts are warp_result in runs of combine_fan_in, counted from part −before. In deterministic plans runs are those
+    // of the chunks of the whole sequence, or parts are runs themselves.
+    const int before =
+        header_.split_tiles == decode_leaf_tiles ? seq_.first_tile / decode_leaf_tiles % combine_fan_in : 0;
+    const bool one_level = fixed ? header_.split_tiles != decode_leaf_tiles || before + u.parts <= combine_fan_in
+                                 : u.parts <= decode_max_flat_splits;
     if (one_level) {
-      if (arrive(a_.arrivals + u.first, u.parts)) {
+      if (arrive(a_.semaphores + u.first, u.parts)) {
         const auto slot = [&](int i) { return part_slot(u, i); };
         if (u.parts <= 8) {
-          merge<2, 8>(g, u.parts, -1, slot);
+          combine<2, 8>(g, u.parts, -1, slot);
         } else {
-          merge<1, merge_batch>(g, u.parts, -1, slot);
+          combine<1, combine_batch>(g, u.parts, -1, slot);
         }
       }
       return;
     }
     const int self = before + (fixed ? g.item : static_cast<int>(blockIdx.x) - u.first);
-    const auto begin_of = [&](int run) { return max(run * merge_fan - before, 0); };
-    const auto end_of = [&](int run) { return min((run + 1) * merge_fan - before, u.parts); };
-    const int run = self / merge_fan;
+    const auto begin_of = [&](int run) { return max(run * combine_fan_in - before, 0); };
+    const auto end_of = [&](int run) { return min((run + 1) * combine_fan_in - before, u.parts); };
+    const int run = self / combine_fan_in;
     const int begin = begin_of(run);
     const int run_parts = end_of(run) - begin;
     if (run_parts > 1) {
-      if (!arrive(a_.arrivals + header_.num_slots + u.first + begin * u.step, run_parts)) return;
-      merge<1, merge_batch>(g, run_parts, run_slot(u, begin, begin + run_parts),
-                            [&](int i) { return part_slot(u, begin + i); });
+      if (!arrive(a_.semaphores + header_.num_partials + u.first + begin * u.step, run_parts)) return;
+      combine<1, combine_batch>(g, run_parts, run_slot(u, begin, begin + run_parts),
+                                [&](int i) { return part_slot(u, begin + i); });
     }
-    const int runs = (before + u.parts + merge_fan - 1) / merge_fan;
-    if (arrive(a_.arrivals + u.first, runs)) {
-      merge<1, merge_batch>(g, runs, -1, [&](int i) { return run_slot(u, begin_of(i), end_of(i)); });
+    const int runs = (before + u.parts + combine_fan_in - 1) / combine_fan_in;
+    if (arrive(a_.semaphores + u.first, runs)) {
+      combine<1, combine_batch>(g, runs, -1, [&](int i) { return run_slot(u, begin_of(i), end_of(i)); });
     }
   }
 
   // Joins `count` partials in order of index, into the slot `to` or, if that is negative, into the output. A thread has
   // `Tasks` × `Batch` of them on their way at once; no bit depends on that.
   template <int Tasks, int Batch, class SlotOf>
-  __device__ void merge(const segment& g, int count, int to, const SlotOf& slot_of_part) {
+  __device__ void combine(const work_tile& g, int count, int to, const SlotOf& slot_of_part) {
     constexpr int quads = HeadDim / 4;
     const int num_tasks = num_rows_ * quads;
     for (int first = static_cast<int>(threadIdx.x); first < num_tasks; first += Tasks * S::threads) {
@@ -808,20 +809,20 @@ class worker {
           }
         }
 #pragma unroll
-        for (int t = 0; t < Tasks; ++t) join_batch<Batch>(part[t], o[t], m[t], l[t], sum[t]);
+        for (int t = 0; t < Tasks; ++t) fold_batch<Batch>(part[t], o[t], m[t], l[t], sum[t]);
       }
 #pragma unroll
       for (int t = 0; t < Tasks; ++t) {
         const int task = first + t * S::threads;
-        if (task < num_tasks) write_merged(g, to, task / quads, task % quads * 4, m[t], l[t], sum[t]);
+        if (task < num_tasks) write_combined(g, to, task / quads, task % quads * 4, m[t], l[t], sum[t]);
       }
     }
   }
 
   // m, l, sum ← that and the parts.
   template <int Batch>
-  __device__ void join_batch(const float2 (&part)[Batch], const float4 (&o)[Batch], float& m, float& l, float4& sum) {
-    if (header_.item_tiles != 0) {
+  __device__ void fold_batch(const float2 (&part)[Batch], const float4 (&o)[Batch], float& m, float& l, float4& sum) {
+    if (header_.split_tiles != 0) {
       // One after another, as a thread block that does several of them itself.
 #pragma unroll
       for (int i = 0; i < Batch; ++i) {
@@ -851,7 +852,7 @@ class worker {
     }
   }
 
-  __device__ void write_merged(const segment& g, int to, int row, int column, float m, float l, const float4& sum) {
+  __device__ void write_combined(const work_tile& g, int to, int row, int column, float m, float l, const float4& sum) {
     if (to >= 0) {
       const std::int64_t at = static_cast<std::int64_t>(to) * decode_tile_rows + row;
       __stcg(reinterpret_cast<float4*>(partial_out_ + at * HeadDim + column), sum);
@@ -863,8 +864,8 @@ class worker {
     const int head = g.head * a_.group_size + packed - token * a_.group_size;
     const float inverse = finish_row(token, head, m, l, column == 0);
     uint2 value;
-    value.x = traits::pack(sum.x * inverse, sum.y * inverse);
-    value.y = traits::pack(sum.z * inverse, sum.w * inverse);
+    value.x = device::pack<T>(sum.x * inverse, sum.y * inverse);
+    value.y = device::pack<T>(sum.z * inverse, sum.w * inverse);
     *reinterpret_cast<uint2*>(static_cast<T*>(a_.out) + (query_start_ + token) * a_.out_token_stride +
                               head * a_.out_head_stride + column) = value;
   }
@@ -874,7 +875,7 @@ class worker {
     constexpr float ln2 = 0.6931471805599453f;
     constexpr float log2e = 1.4426950408889634f;
     float scale = 1.0f;
-    if constexpr (Features) {
+    if constexpr (Masked) {
       if (a_.sinks != nullptr) {
         const float sink = a_.sinks[head] * log2e;
         const float top = fmaxf(m, sink);
@@ -896,10 +897,10 @@ class worker {
     T* dst =
         static_cast<T*>(a_.out) + (query_start_ + token) * a_.out_token_stride + head * a_.out_head_stride + column;
     uint4 value;
-    value.x = traits::pack(lo.x * inverse, lo.y * inverse);
-    value.y = traits::pack(lo.z * inverse, lo.w * inverse);
-    value.z = traits::pack(hi.x * inverse, hi.y * inverse);
-    value.w = traits::pack(hi.z * inverse, hi.w * inverse);
+    value.x = device::pack<T>(lo.x * inverse, lo.y * inverse);
+    value.y = device::pack<T>(lo.z * inverse, lo.w * inverse);
+    value.z = device::pack<T>(hi.x * inverse, hi.y * inverse);
+    value.w = device::pack<T>(hi.z * inverse, hi.w * inverse);
     *reinterpret_cast<uint4*>(dst) = value;
   }
 
@@ -915,7 +916,7 @@ class worker {
   float2* partial_sum_;
   int end_;
 
-  segment load_;
+  work_tile load_;
   int load_position_, load_index_, load_q_buffer_;
   decode_seq load_seq_, seq_;
   bool load_valid_, load_first_;
@@ -925,13 +926,13 @@ class worker {
   int row_position_[2];
   float slope_[2];
   float max_[2], sum_[2];
-  float run_max_, run_sum_, unit_max_, unit_sum_;  // of this thread's row in end_part
+  float run_max_, run_sum_, unit_max_, unit_sum_;  // of this thread's row in store_part
   std::uint32_t q_[S::q_in_registers ? k_steps : 1][4];
   float acc_[n_tiles][4];
 };
 
 // Two blocks of 128 threads leave room for a small block of another stream's kernel, such as a swap.
-template <class T, int HeadDim, int Warps, bool Features>
+template <class T, int HeadDim, int Warps, bool Masked>
 __global__ void
 #if CUDART_VERSION >= 12040
 __maxnreg__(Warps == 4       ? 224
@@ -942,7 +943,7 @@ __launch_bounds__(32 * Warps, shape<HeadDim, Warps>::ctas_per_sm)
 #endif
     decode_kernel(const __grid_constant__ decode_args args) {
   extern __shared__ __align__(128) char shared[];
-  worker<T, HeadDim, Warps, Features>(args, shared).run();
+  worker<T, HeadDim, Warps, Masked>(args, shared).run();
 }
 
 template <class T, int HeadDim, int Warps>

@@ -5,18 +5,18 @@
 namespace bifolio::cuda {
 
 const decode_entry* find_decode_entry(dtype type, std::int32_t head_dim) noexcept {
-  if (type == dtype::f32) return nullptr;
-  const bool bf16 = type == dtype::bf16;
-  switch (head_dim) {
-    case 64:
-      return bf16 ? &decode_bf16_64 : &decode_f16_64;
-    case 128:
-      return bf16 ? &decode_bf16_128 : &decode_f16_128;
-    case 256:
-      return bf16 ? &decode_bf16_256 : &decode_f16_256;
-    default:
+  const auto one_of = [head_dim](const decode_entry& d64, const decode_entry& d128, const decode_entry& d256) {
+    return head_dim == 64 ? &d64 : head_dim == 128 ? &d128 : head_dim == 256 ? &d256 : nullptr;
+  };
+  switch (type) {
+    case dtype::f32:
       return nullptr;
+    case dtype::f16:
+      return one_of(decode_f16_64, decode_f16_128, decode_f16_256);
+    case dtype::bf16:
+      return one_of(decode_bf16_64, decode_bf16_128, decode_bf16_256);
   }
+  return nullptr;
 }
 
 bool decode_serves(const attention_kernel_args& args) noexcept {
@@ -32,9 +32,9 @@ cudaError_t launch_decode(const runtime_api& api, const attention_kernel_args& a
   d.k = args.k;
   d.v = args.v;
   d.block_tables = args.block_tables;
-  d.words = words;
+  d.metadata = words;
   d.workspace = args.workspace;
-  d.arrivals = args.counters;
+  d.semaphores = args.counters;
   d.alibi_slopes = args.alibi_slopes;
   d.sinks = args.sinks;
   d.q_token_stride = args.q_token_stride;
@@ -55,7 +55,7 @@ cudaError_t launch_decode(const runtime_api& api, const attention_kernel_args& a
   d.causal = args.causal;
   d.scale = args.scale;
   d.soft_cap = args.soft_cap;
-  const auto kernel = has_options(args) ? entry.featured : entry.plain;
+  const auto kernel = has_options(args) ? entry.masked : entry.plain;
   const cudaError_t status = api.func_set_attribute(reinterpret_cast<const void*>(kernel),
                                                     cudaFuncAttributeMaxDynamicSharedMemorySize, entry.shared_bytes);
   if (status != cudaSuccess) return status;

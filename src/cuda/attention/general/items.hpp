@@ -38,8 +38,8 @@ struct general_header {
 static_assert(sizeof(general_header) == 32);
 
 /// Floats of one partial result, for one KV head and dim tile: m [rows], l [rows], then the accumulators [rows, dims].
-[[nodiscard]] constexpr std::int64_t partial_floats(std::int32_t rows_per_tile, std::int32_t head_dim) noexcept {
-  const std::int32_t dims = head_dim < dims_per_tile ? (head_dim + 3) / 4 * 4 : dims_per_tile;
+[[nodiscard]] constexpr std::int64_t partial_floats(std::int32_t rows_per_tile, std::int32_t v_head_dim) noexcept {
+  const std::int32_t dims = v_head_dim < dims_per_tile ? (v_head_dim + 3) / 4 * 4 : dims_per_tile;
   return static_cast<std::int64_t>(rows_per_tile) * (dims + 2);
 }
 

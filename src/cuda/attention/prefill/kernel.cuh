@@ -9,10 +9,11 @@
 
 #include <cstdint>
 
+#include "common/attention/visibility.hpp"
 #include "cuda/attention/prefill/launch.hpp"
 #include "cuda/attention/prefill/plan.hpp"
-#include "cuda/device/hopper.cuh"
-#include "cuda/device/mma.cuh"
+#include "cuda/device/ptx.cuh"
+#include "cuda/device/sm90.cuh"
 
 namespace bifolio::cuda {
 
@@ -48,7 +49,7 @@ enum class key_order { rows, pairs };
 template <int HeadDim>
 struct shape {
   static constexpr int stages = 2;
-  static constexpr int q_stages = HeadDim == 256 ? 1 : 2;
+  static constexpr int q_stages = 2;
   static constexpr int chunks = HeadDim / 64;     // of 128 bytes in a row
   static constexpr int q_chunk_bytes = 64 * 128;  // 64 rows of one warpgroup
   static constexpr int kv_chunk_bytes = prefill_tile_keys * 128;
@@ -106,8 +107,6 @@ struct ring {
 template <class T, int HeadDim, key_order Order, bool Features>
 class worker {
   using S = shape<HeadDim>;
-  using traits = device::half_traits<T>;
-  using mma = device::warpgroup_mma<T>;
   static constexpr int score_registers = prefill_tile_keys / 2;
   static constexpr int out_registers = HeadDim / 2;
   static constexpr float log2e = 1.4426950408889634f;
@@ -125,16 +124,16 @@ class worker {
     const int warpgroup = static_cast<int>(threadIdx.x) / 128;
     if (threadIdx.x == 0) {
       for (int s = 0; s < S::q_stages; ++s) {
-        device::barrier_init(q_full(s), 1);
-        device::barrier_init(q_empty(s), num_consumers);
+        device::mbarrier_init(q_full(s), 1);
+        device::mbarrier_init(q_empty(s), num_consumers);
       }
       for (int s = 0; s < S::stages; ++s) {
-        device::barrier_init(k_full(s), 1);
-        device::barrier_init(k_empty(s), num_consumers);
-        device::barrier_init(v_full(s), 1);
-        device::barrier_init(v_empty(s), num_consumers);
+        device::mbarrier_init(k_full(s), 1);
+        device::mbarrier_init(k_empty(s), num_consumers);
+        device::mbarrier_init(v_full(s), 1);
+        device::mbarrier_init(v_empty(s), num_consumers);
       }
-      device::barrier_init_fence();
+      device::mbarrier_init_fence();
     }
     __syncthreads();
     device::grid_dependency_launch();
@@ -142,10 +141,10 @@ class worker {
     num_items_ = reinterpret_cast<const prefill_header*>(a_.words)->num_items;
     items_ = reinterpret_cast<const prefill_item*>(a_.words + sizeof(prefill_header) / 4);
     if (warpgroup == 0) {
-      device::registers_decrease<40>();
+      device::setmaxnreg_dec<40>();
       if (threadIdx.x < 32) produce(q_map, k_map, v_map);
     } else {
-      device::registers_increase<232>();
+      device::setmaxnreg_inc<232>();
       consume(warpgroup - 1);
     }
   }
@@ -173,13 +172,13 @@ class worker {
       boxes last;
 
       if (lane == 0) {
-        device::barrier_wait(q_empty(q_ring.stage), q_ring.phase ^ 1);
-        device::barrier_expect(q_full(q_ring.stage), S::q_bytes);
+        device::mbarrier_wait_parity(q_empty(q_ring.stage), q_ring.phase ^ 1);
+        device::mbarrier_arrive_expect_tx(q_full(q_ring.stage), S::q_bytes);
         const int rows = 64 / a_.packed_heads;
         const int token = item.query_start + item.row_tile * (prefill_tile_rows / a_.packed_heads);
         for (int w = 0; w < num_consumers; ++w) {
           for (int c = 0; c < S::chunks; ++c) {
-            device::copy_box_3d(q_ + q_ring.stage * S::q_bytes + (w * S::chunks + c) * S::q_chunk_bytes, q_map,
+            device::tma_load_3d(q_ + q_ring.stage * S::q_bytes + (w * S::chunks + c) * S::q_chunk_bytes, q_map,
                                 q_full(q_ring.stage), c * 64, item.head, token + w * rows);
           }
         }
@@ -230,14 +229,14 @@ class worker {
   __device__ __forceinline__ void load(const tensor_map* map, std::uint32_t buffer, std::uint32_t full,
                                        std::uint32_t empty, const ring<S::stages>& r, const boxes& b, int kv_head,
                                        int lane) {
-    device::barrier_wait(empty, r.phase ^ 1);
+    device::mbarrier_wait_parity(empty, r.phase ^ 1);
     const int chunk_bytes = a_.box_tokens * 128;
-    if (lane == 0) device::barrier_expect(full, (b.count - b.first) * S::chunks * chunk_bytes);
+    if (lane == 0) device::mbarrier_arrive_expect_tx(full, (b.count - b.first) * S::chunks * chunk_bytes);
     __syncwarp();
     const std::uint32_t dst = buffer + r.stage * S::kv_bytes;
     if constexpr (WholeHead) {
       if (lane >= b.first && lane < b.count) {
-        device::copy_box_5d(dst + lane * S::chunks * chunk_bytes, map, full, 0, b.offset, 0, kv_head, b.id);
+        device::tma_load_5d(dst + lane * S::chunks * chunk_bytes, map, full, 0, b.offset, 0, kv_head, b.id);
       }
     } else {
       // Lane (box · chunks + chunk): the chunks of a block are asked for side by side (asked for one after the other,
@@ -250,7 +249,7 @@ class worker {
         const int offset = __shfl_sync(0xffffffffu, b.offset, box & 31);
         if (box >= b.first && box < b.count) {
           const int chunk = i % S::chunks;
-          device::copy_box_5d(dst + chunk * S::kv_chunk_bytes + box * chunk_bytes, map, full, 0, offset, chunk, kv_head,
+          device::tma_load_5d(dst + chunk * S::kv_chunk_bytes + box * chunk_bytes, map, full, 0, offset, chunk, kv_head,
                               id);
         }
       }
@@ -277,14 +276,14 @@ class worker {
 #pragma unroll
       for (int j = 0; j < out_registers; ++j) o[j] = 0;
       if (e.tile_begin < e.tile_end) {
-        device::barrier_wait(q_full(q_ring.stage), q_ring.phase);
+        device::mbarrier_wait_parity(q_full(q_ring.stage), q_ring.phase);
         int tile = e.tile_end - 1;
 
-        device::barrier_wait(k_full(k_ring.stage), k_ring.phase);
+        device::mbarrier_wait_parity(k_full(k_ring.stage), k_ring.phase);
         take_turn();
         scores(s, q_ring.stage, k_ring.stage);
-        device::warpgroup_wait<0>();
-        device::fence_registers(s);
+        device::wgmma_wait_group<0>();
+        device::wgmma_fence_operands(s);
         give_turn();
         release(k_empty(k_ring.stage));
         k_ring.advance();
@@ -293,19 +292,19 @@ class worker {
         pack(s, p);
 
         for (; tile > e.tile_begin; --tile) {
-          device::barrier_wait(k_full(k_ring.stage), k_ring.phase);
+          device::mbarrier_wait_parity(k_full(k_ring.stage), k_ring.phase);
           take_turn();
           scores(s, q_ring.stage, k_ring.stage);
           wait_values(v_ring, tile, e, item);
           values(o, p, v_ring.stage);
           give_turn();
-          device::warpgroup_wait<1>();
-          device::fence_registers(s);
+          device::wgmma_wait_group<1>();
+          device::wgmma_fence_operands(s);
           release(k_empty(k_ring.stage));
           k_ring.advance();
           softmax(s, tile - 1, e, item, rescale);
-          device::warpgroup_wait<0>();
-          device::fence_registers(o);
+          device::wgmma_wait_group<0>();
+          device::wgmma_fence_operands(o);
           release(v_empty(v_ring.stage));
           v_ring.advance();
           pack(s, p);
@@ -316,8 +315,8 @@ class worker {
         q_ring.advance();
         wait_values(v_ring, tile, e, item);
         values(o, p, v_ring.stage);
-        device::warpgroup_wait<0>();
-        device::fence_registers(o);
+        device::wgmma_wait_group<0>();
+        device::wgmma_fence_operands(o);
         release(v_empty(v_ring.stage));
         v_ring.advance();
       }
@@ -332,7 +331,7 @@ class worker {
   __device__ void give_turn() { device::named_barrier_arrive(turn(1 - warpgroup_), 256); }
 
   __device__ void release(std::uint32_t barrier) {
-    if (thread_ == 0) device::barrier_arrive(barrier);
+    if (thread_ == 0) device::mbarrier_arrive(barrier);
   }
 
   __device__ void begin_item(const prefill_item& item) {
@@ -351,28 +350,28 @@ class worker {
 
   // s = q · kᵀ for the tile in `stage`; committed, not waited for.
   __device__ void scores(float (&s)[score_registers], int q_stage, int stage) {
-    device::fence_registers(s);
-    device::warpgroup_arrive();
+    device::wgmma_fence_operands(s);
+    device::wgmma_fence();
     const std::uint32_t k = k_ + stage * S::kv_bytes;
 #pragma unroll
     for (int c = 0; c < S::chunks; ++c) {
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
-        const std::uint64_t a = device::matrix_descriptor(
+        const std::uint64_t a = device::wgmma_descriptor(
             q_ + q_stage * S::q_bytes + (warpgroup_ * S::chunks + c) * S::q_chunk_bytes + step * 32, 16, 1024);
         const bool accumulate = c + step > 0;
         if constexpr (Order == key_order::rows) {
-          const std::uint64_t b = device::matrix_descriptor(k + c * S::kv_chunk_bytes + step * 32, 16, 1024);
-          mma::template product_n128<0>(s, a, b, accumulate);
+          const std::uint64_t b = device::wgmma_descriptor(k + c * S::kv_chunk_bytes + step * 32, 16, 1024);
+          device::wgmma_m64n128k16<T, 0>(s, a, b, accumulate);
         } else {
           const std::uint32_t first = k + c * 2048 + step * 32;
-          mma::template product_n64<0>(s, a, device::matrix_descriptor(first, 16, S::chunks * 2048), accumulate);
-          mma::template product_n64<32>(s, a, device::matrix_descriptor(first + 1024, 16, S::chunks * 2048),
-                                        accumulate);
+          device::wgmma_m64n64k16<T, 0>(s, a, device::wgmma_descriptor(first, 16, S::chunks * 2048), accumulate);
+          device::wgmma_m64n64k16<T, 32>(s, a, device::wgmma_descriptor(first + 1024, 16, S::chunks * 2048),
+                                         accumulate);
         }
       }
     }
-    device::warpgroup_commit();
+    device::wgmma_commit_group();
   }
 
   // The key of score register j, from the tile's first, for this thread's first column.
@@ -385,15 +384,15 @@ class worker {
   __device__ void values(float (&o)[out_registers], const std::uint32_t (&p)[prefill_tile_keys / 16][4], int stage) {
     const int chunk_bytes = a_.box_tokens * 128;
     const int group_bytes = a_.box_tokens == 8 ? S::chunks * 1024 : 1024;  // between groups of 8 tokens
-    device::fence_registers(o);
-    device::warpgroup_arrive();
+    device::wgmma_fence_operands(o);
+    device::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < prefill_tile_keys / 16; ++step) {
-      mma::product_transposed(
+      device::wgmma_m64k16_rs<T>(
           o, p[step],
-          device::matrix_descriptor(v_ + stage * S::kv_bytes + v_offset(step * 16), chunk_bytes, group_bytes));
+          device::wgmma_descriptor(v_ + stage * S::kv_bytes + v_offset(step * 16), chunk_bytes, group_bytes));
     }
-    device::warpgroup_commit();
+    device::wgmma_commit_group();
   }
 
   // Where the first chunk of a token of V lies in its stage.
@@ -405,7 +404,7 @@ class worker {
   // Waits for a tile of V. Rows past the sequence or before the window become zero, because 0 · NaN is NaN and slots
   // that nobody sees hold anything.
   __device__ void wait_values(const ring<S::stages>& r, int tile, const extent& e, const prefill_item& item) {
-    device::barrier_wait(v_full(r.stage), r.phase);
+    device::mbarrier_wait_parity(v_full(r.stage), r.phase);
     const int first_key = tile * prefill_tile_keys;
     const int below = Features ? max(0, e.begin - first_key) : 0;
     const int valid = min(prefill_tile_keys, item.seq_len - first_key);
@@ -414,8 +413,7 @@ class worker {
       if (row >= below && row < valid) continue;
       for (int chunk = 0; chunk < S::chunks; ++chunk) {
         const std::uint32_t address = v_ + r.stage * S::kv_bytes + v_offset(row) + chunk * a_.box_tokens * 128;
-        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};\n" ::"r"(address + (thread_ & 7) * 16), "r"(0)
-                     : "memory");
+        device::store_shared_zeros_16(address + (thread_ & 7) * 16);
       }
     }
     device::fence_async_proxy();
@@ -423,11 +421,8 @@ class worker {
   }
 
   [[nodiscard]] __device__ bool visible(int key, int i, const prefill_item& item) const {
-    bool ok = key < item.seq_len && (!a_.causal || key <= position_[i]);
-    if constexpr (Features) {
-      ok = ok && (a_.window_left < 0 || key >= position_[i] - a_.window_left) &&
-           (a_.window_right < 0 || key <= position_[i] + a_.window_right);
-    }
+    const bool ok = attn::attends(key, position_[i], item.seq_len, a_.causal);
+    if constexpr (Features) return ok && attn::is_in_window(key, position_[i], a_.window_left, a_.window_right);
     return ok;
   }
 
@@ -480,7 +475,7 @@ class worker {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int from = Order == key_order::rows ? step * 8 + 2 * j : (j >> 1) * 32 + step * 4 + 2 * (j & 1);
-        p[step][j] = traits::pack(s[from], s[from + 1]);
+        p[step][j] = device::pack<T>(s[from], s[from + 1]);
       }
   }
 
@@ -522,7 +517,7 @@ class worker {
 #pragma unroll
         for (int r = 0; r < 4; ++r) {
           const int j = (b * 4 + r) * 4 + 2 * i;
-          mine[r] = traits::pack(o[j] * inverse[i], o[j + 1] * inverse[i]);
+          mine[r] = device::pack<T>(o[j] * inverse[i], o[j + 1] * inverse[i]);
         }
         transpose(mine, q);
         if (token_[i] < item.query_len) {

@@ -19,6 +19,18 @@ struct dimension {
   cuuint32_t box;
 };
 
+CUtensorMapDataType map_type(dtype type) noexcept {
+  switch (type) {
+    case dtype::f32:
+      return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+    case dtype::f16:
+      return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    case dtype::bf16:
+      return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  }
+  __builtin_unreachable();
+}
+
 template <int Rank>
 bool encode(encode_function function, tensor_map& map, dtype type, const void* base, const dimension (&dims)[Rank]) {
   cuuint64_t extents[Rank];
@@ -32,10 +44,9 @@ bool encode(encode_function function, tensor_map& map, dtype type, const void* b
     steps[i] = 1;
   }
   CUtensorMap encoded;
-  const CUresult result =
-      function(&encoded, type == dtype::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, Rank,
-               const_cast<void*>(base), extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result = function(&encoded, map_type(type), Rank, const_cast<void*>(base), extents, strides, box,
+                                   steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   static_assert(sizeof(encoded) == sizeof(map));
   std::memcpy(&map, &encoded, sizeof(map));
   return result == CUDA_SUCCESS;
@@ -46,16 +57,18 @@ constexpr cuuint64_t bytes_of(std::int64_t elements) noexcept { return static_ca
 }  // namespace
 
 const prefill_entry* find_prefill_entry(dtype type, std::int32_t head_dim) noexcept {
-  if (type == dtype::f32) return nullptr;
-  const bool bf16 = type == dtype::bf16;
-  switch (head_dim) {
-    case 64:
-      return bf16 ? &prefill_bf16_64 : &prefill_f16_64;
-    case 128:
-      return bf16 ? &prefill_bf16_128 : &prefill_f16_128;
-    default:
+  const auto one_of = [head_dim](const prefill_entry& d64, const prefill_entry& d128) {
+    return head_dim == 64 ? &d64 : head_dim == 128 ? &d128 : nullptr;
+  };
+  switch (type) {
+    case dtype::f32:
       return nullptr;
+    case dtype::f16:
+      return one_of(prefill_f16_64, prefill_f16_128);
+    case dtype::bf16:
+      return one_of(prefill_bf16_64, prefill_bf16_128);
   }
+  return nullptr;
 }
 
 bool prefill_serves(const attention_kernel_args& args) noexcept {

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "common/attention/visibility.hpp"
+
 namespace bifolio::cuda {
 
 void prefill_planner::write() {
@@ -11,6 +13,8 @@ void prefill_planner::write() {
   const std::int32_t packed = prefill_packed_heads(spec.num_q_heads / spec.num_kv_heads);
   const std::int32_t tokens_per_tile = prefill_tile_rows / packed;
   const std::int32_t num_heads = spec.num_q_heads / packed;
+
+  const attn::attention_window window = attn::window_of(spec);
 
   // Row tiles of all heads, and the keys they see.
   std::vector<std::int32_t>& words = plan_.words;
@@ -20,12 +24,12 @@ void prefill_planner::write() {
   for (const std::int32_t seq : plan_.prefill_seqs) {
     const std::int32_t query_len = input_.query_start_loc[seq + 1] - input_.query_start_loc[seq];
     const std::int64_t offset = std::int64_t{input_.seq_lens[seq]} - query_len;
-    kv_bytes_per_head += std::int64_t{input_.seq_lens[seq]} * spec.head_dim * 4;
+    kv_bytes_per_head += std::int64_t{input_.seq_lens[seq]} * spec.qk_head_dim * 4;
     for (std::int32_t tile = 0; tile * tokens_per_tile < query_len; ++tile) {
-      const std::int64_t last = std::min(query_len, (tile + 1) * tokens_per_tile);
-      std::int64_t end = spec.causal ? offset + last : input_.seq_lens[seq];
-      if (spec.window_left >= 0) end = std::min(end, std::int64_t{spec.window_left} + tokens_per_tile);
-      tiles.push_back({end, seq, tile});
+      const std::int64_t first = std::int64_t{tile} * tokens_per_tile;
+      const std::int64_t last = std::min<std::int64_t>(query_len, first + tokens_per_tile) - 1;
+      const auto [begin, end] = window.of_run(offset + first, offset + last, input_.seq_lens[seq]);
+      tiles.push_back({std::max<std::int64_t>(end - begin, 0), seq, tile});
     }
   }
   std::sort(tiles.begin(), tiles.end(), [](const fast_plan::row_tile& x, const fast_plan::row_tile& y) {

@@ -19,7 +19,15 @@ inline constexpr std::int32_t x_split_positions = 512;
 
 /// Whether the products run on tensor cores: where all tensors are of one 16-bit type.
 [[nodiscard]] constexpr bool x_split_on_tensor_cores(dtype q_type, dtype kv_type, dtype out_type) noexcept {
-  return kv_type != dtype::f32 && q_type == kv_type && out_type == kv_type;
+  const bool one_type = q_type == kv_type && out_type == kv_type;
+  switch (kv_type) {
+    case dtype::f32:
+      return false;
+    case dtype::f16:
+    case dtype::bf16:
+      return one_type;
+  }
+  return false;
 }
 
 /// Query heads of one KV head that one thread block takes at most. A larger group takes several thread blocks, each of

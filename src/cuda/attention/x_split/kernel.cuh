@@ -4,10 +4,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "common/attention/visibility.hpp"
 #include "cuda/attention/x_split/args.hpp"
 #include "cuda/attention/x_split/products.cuh"
 #include "cuda/device/load.cuh"
-#include "cuda/device/mma.cuh"
+#include "cuda/device/ptx.cuh"
 #include "cuda/device/softmax.cuh"
 #include "cuda/host/runtime.hpp"
 
@@ -132,7 +133,7 @@ class x_split_rows {
     is_decode_ = call.query_start_loc[seq_ + 1] - token_ == 1;
     end_ = call.seq_lens[seq_];  // the row is the last position: nothing lies right of it
     own_position_ = end_ - 1;
-    begin_ = call.window_left >= 0 ? max(0, own_position_ - call.window_left) : 0;
+    begin_ = static_cast<std::int32_t>(attn::window_of(call).of(own_position_, end_).begin);
     table_ = call.block_tables + seq_ * call.block_table_stride;
     k_ = static_cast<const T*>(call.k) + kv_head * call.k_strides.head;
     v_ = static_cast<const T*>(call.v) + kv_head * call.v_strides.head;
@@ -281,7 +282,7 @@ class x_split_rows {
     for (int task = warp(); task < num_heads_ * Shape::sections; task += Shape::warps) {
       const int head = task / Shape::sections;
       const int section = task % Shape::sections;
-      const float subtracted = finite_max(max_of(head));
+      const float subtracted = attn::finite_max(max_of(head));
       const int first = section * Shape::section + 4 * lane();
       const float4 held = *reinterpret_cast<const float4*>(logits_ + head * Shape::logit_pitch + first);
       const float logits[4] = {held.x, held.y, held.z, held.w};
@@ -420,12 +421,12 @@ class x_split_rows {
       for (int c = 0; c < 2; ++c) {
         head_state& total = totals.states[n][c];
         const head_state state = state_of(n * product_heads + 2 * lane_chunk() + c);
-        const fold_weights w = fold_into(total.m, total.l, state.m, state.l);
+        const attn::combine_weights<float> w = attn::combine_any_state<device_math>(total.m, total.l, state.m, state.l);
 #pragma unroll
         for (int d = 0; d < Shape::dim_tiles; ++d) {
 #pragma unroll
           for (int e = c; e < 4; e += 2) {
-            totals.values.at[d][n][e] = fold_value(w, totals.values.at[d][n][e], own.at[d][n][e]);
+            totals.values.at[d][n][e] = attn::combine_value<device_math>(w, totals.values.at[d][n][e], own.at[d][n][e]);
           }
         }
       }
@@ -443,7 +444,8 @@ class x_split_rows {
         const std::int32_t head = first_head_ + row;
         const bool has_sink = call.sinks != nullptr;
         const head_state& total = totals.states[n][c];
-        const row_finish finish = finish_row(total.m, total.l, has_sink, has_sink ? call.sinks[head] : 0.0f);
+        const auto finish =
+            attn::finish_row<device_math>(total.m, total.l, has_sink, has_sink ? call.sinks[head] : 0.0f);
         if (warp() == 0 && lane_row() == 0 && call.lse != nullptr) {
           call.lse[token_ * call.num_q_heads + head] = finish.lse;
         }
@@ -453,7 +455,7 @@ class x_split_rows {
 #pragma unroll
           for (int r = 0; r < 2; ++r) {
             store_from_float(call.out, to + dim_of(d, r), call.out_type,
-                             finish_value(finish, totals.values.at[d][n][2 * r + c]));
+                             attn::output_of<device_math>(finish, totals.values.at[d][n][2 * r + c]));
           }
         }
       }
@@ -477,12 +479,13 @@ class x_split_rows {
     for (int e = 0; e < 4; ++e) x[e] = __fmul_rn(x[e], call.scale);
     if (call.soft_cap > 0.0f) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) x[e] = __fmul_rn(call.soft_cap, tanhf(__fdiv_rn(x[e], call.soft_cap)));
+      for (int e = 0; e < 4; ++e) x[e] = attn::soft_capped<device_math>(x[e], call.soft_cap);
     }
     if (call.alibi_slopes != nullptr) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        x[e] = __fmaf_rn(heads_[head + e % 2].slope, static_cast<float>(distance + 8 * (e / 2)), x[e]);
+        x[e] =
+            attn::with_alibi<device_math>(x[e], heads_[head + e % 2].slope, static_cast<float>(distance + 8 * (e / 2)));
       }
     }
   }

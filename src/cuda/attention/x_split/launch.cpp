@@ -16,6 +16,18 @@ bool is_x_split(const attention_kernel_args& args, std::int32_t vec) noexcept {
          v.block % vec == 0 && args.block_size % vec == 0 && aligned(args.k) && aligned(args.v);
 }
 
+x_split_launcher& launcher_of(dtype kv_type) noexcept {
+  switch (kv_type) {
+    case dtype::f32:
+      return launch_x_split_f32;
+    case dtype::f16:
+      return launch_x_split_f16;
+    case dtype::bf16:
+      return launch_x_split_bf16;
+  }
+  __builtin_unreachable();
+}
+
 }  // namespace
 
 bool x_split_serves(const attention_kernel_args& args) noexcept {
@@ -30,20 +42,7 @@ cudaError_t launch_x_split(const runtime_api& api, const attention_kernel_args& 
   all.call = args;
   all.max_partitions = plan.max_partitions;
   all.num_splits = plan.num_splits;
-  x_split_launcher* launcher = nullptr;
-  switch (args.kv_type) {
-    case dtype::f32:
-      launcher = launch_x_split_f32;
-      break;
-    case dtype::f16:
-      launcher = launch_x_split_f16;
-      break;
-    case dtype::bf16:
-      launcher = launch_x_split_bf16;
-      break;
-  }
-  if (launcher == nullptr) return cudaErrorInvalidValue;
-  const cudaError_t status = launcher(api, all, device.dependent_launch, stream);
+  const cudaError_t status = launcher_of(args.kv_type)(api, all, device.dependent_launch, stream);
   if (status != cudaSuccess || plan.num_splits == 1) return status;
   return launch_x_split_reduce(api, all, device.dependent_launch, stream);
 }

@@ -14,23 +14,34 @@
 
 #include <bifolio/dtype.hpp>
 #include <cstdint>
-#include <type_traits>
 
 #include "cuda/device/convert.cuh"
 #include "cuda/device/load.cuh"
-#include "cuda/device/mma.cuh"
+#include "cuda/device/sm80.cuh"
 
 namespace bifolio::cuda {
 
 /// Heads of one product.
 inline constexpr int product_heads = 8;
 
+/// CUDA's type of the same bits.
+template <class T>
+struct device_type;
+template <>
+struct device_type<float16> {
+  using type = __half;
+};
+template <>
+struct device_type<bfloat16> {
+  using type = __nv_bfloat16;
+};
+
 /// On tensor cores, for a call whose tensors are all of one 16-bit type.
 template <class T>
 struct tensor_core_product {
   using operand = T;
   static constexpr bool on_tensor_cores = true;
-  using traits = device::half_traits<std::conditional_t<std::is_same_v<T, bfloat16>, __nv_bfloat16, __half>>;
+  using native = typename device_type<T>::type;
 
   float sums[4] = {};
 
@@ -39,8 +50,8 @@ struct tensor_core_product {
     (void)num_heads;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const uint4 b = *reinterpret_cast<const uint4*>(heads + lane / 4 * pitch + lane % 4 * (16 / sizeof(T)));
-    traits::mma(sums, {low.x, high.x, low.y, high.y}, b.x, b.y);
-    traits::mma(sums, {low.z, high.z, low.w, high.w}, b.z, b.w);
+    device::mma_m16n8k16<native>(sums, {low.x, high.x, low.y, high.y}, b.x, b.y);
+    device::mma_m16n8k16<native>(sums, {low.z, high.z, low.w, high.w}, b.z, b.w);
   }
   __device__ __forceinline__ void finish() {}
 };
@@ -108,8 +119,8 @@ __device__ __forceinline__ void store_weights(float* to, const float (&w)[4]) {
 }
 template <class T>
 __device__ __forceinline__ void store_weights(T* to, const float (&w)[4]) {
-  using traits = typename tensor_core_product<T>::traits;
-  *reinterpret_cast<uint2*>(to) = make_uint2(traits::pack(w[0], w[1]), traits::pack(w[2], w[3]));
+  using native = typename tensor_core_product<T>::native;
+  *reinterpret_cast<uint2*>(to) = make_uint2(device::pack<native>(w[0], w[1]), device::pack<native>(w[2], w[3]));
 }
 
 /// 16 bytes of T with the elements outside [first, end) set to zero.
@@ -117,6 +128,7 @@ template <class T>
 __device__ __forceinline__ uint4 keep_elements(const uint4& bits, int first, int end) {
   std::uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
   const auto inside = [&](int e) { return e >= first && e < end; };
+  static_assert(sizeof(T) == 4 || sizeof(T) == 2);
 #pragma unroll
   for (int w = 0; w < 4; ++w) {
     if constexpr (sizeof(T) == 4) {

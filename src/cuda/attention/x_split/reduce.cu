@@ -3,7 +3,7 @@
 
 #include "cuda/attention/x_split/args.hpp"
 #include "cuda/device/convert.cuh"
-#include "cuda/device/mma.cuh"
+#include "cuda/device/ptx.cuh"
 #include "cuda/device/softmax.cuh"
 
 namespace bifolio::cuda {
@@ -43,12 +43,15 @@ __global__ void __launch_bounds__(256, 8) x_split_reduce(const __grid_constant__
       values[i] = there ? x_split_partial(args, row, first + i)[2 + dim] : 0.0f;
     }
 #pragma unroll
-    for (int i = 0; i < reduce_batch; ++i) value = fold_value(fold_into(m, l, ms[i], ls[i]), value, values[i]);
+    for (int i = 0; i < reduce_batch; ++i) {
+      const auto w = attn::combine_any_state<device_math>(m, l, ms[i], ls[i]);
+      value = attn::combine_value<device_math>(w, value, values[i]);
+    }
   }
   const bool has_sink = call.sinks != nullptr;
-  const row_finish finish = finish_row(m, l, has_sink, has_sink ? call.sinks[head] : 0.0f);
+  const auto finish = attn::finish_row<device_math>(m, l, has_sink, has_sink ? call.sinks[head] : 0.0f);
   store_from_float(call.out, token * call.out_token_stride + head * call.out_head_stride + dim, call.out_type,
-                   finish_value(finish, value));
+                   attn::output_of<device_math>(finish, value));
   if (dim == 0 && call.lse != nullptr) call.lse[token * call.num_q_heads + head] = finish.lse;
 }
 

@@ -38,7 +38,7 @@ cuda_backend::cuda_backend(const runtime_api& api, std::int32_t index)
 std::string cuda_backend::description() const {
   const device_numbers& numbers = state_->numbers();
   std::string text = to_string(where()) + ": " + state_->name() + ", sm_" + std::to_string(numbers.compute_capability) +
-                     ", " + std::to_string(numbers.num_sms) + " multiprocessors";
+                     ", " + std::to_string(numbers.num_sms) + " SMs";
   if (state_->first_cause() != cudaSuccess) text += ", lost: " + cuda::describe(state_->first_cause());
   return text;
 }

@@ -89,10 +89,10 @@ attention_spec spec_of(const setting& s) {
   attention_spec spec;
   spec.num_q_heads = s.q_heads;
   spec.num_kv_heads = s.kv_heads;
-  spec.head_dim = s.head_dim;
+  spec.qk_head_dim = spec.v_head_dim = s.head_dim;
   spec.block_size = s.block_size;
   spec.q_type = s.q_type;
-  spec.kv_type = s.kv_type;
+  spec.k_code.type = spec.v_code.type = s.kv_type;
   spec.out_type = s.q_type;
   spec.causal = !s.non_causal;
   spec.window_left = s.window;

@@ -78,14 +78,14 @@ class cache_ops_bench {
   void transfer(const std::string& op, const kv_layout& layout, dtype rows_type) {
     const pool cache = written_pool(layout, pool_blocks(options_, layout, 1));
     const std::int64_t tokens = options_.tokens;
-    const std::int64_t row_elements = std::int64_t{layout.num_kv_heads} * layout.head_dim;
+    const std::int64_t row_elements = std::int64_t{layout.num_kv_heads} * layout.k.head_dim;
     const auto row_bytes = static_cast<std::size_t>(tokens * row_elements) * size_of(rows_type);
     // Calls take turns among sets of rows, so that these come from memory as well.
     const std::size_t num_sets =
         std::max<std::size_t>(2, (static_cast<std::size_t>(options_.pool_mib) << 20) / (2 * row_bytes));
     buffer rows(default_host_memory(), num_sets * 2 * row_bytes);
     std::memset(rows.data(), 0, rows.num_bytes());
-    tensor_view k = dense_view<void>(rows.data(), rows_type, tokens, layout.num_kv_heads, layout.head_dim);
+    tensor_view k = dense_view<void>(rows.data(), rows_type, tokens, layout.num_kv_heads, layout.k.head_dim);
     tensor_view v = k;
 
     const std::vector<std::int32_t> order = shuffled_blocks(cache.view.num_blocks, random_);

@@ -88,16 +88,17 @@ class attention_bench {
 
   void make_cache() {
     const kv_layout layout =
-        make_layout(setting_.layout, spec_.kv_type, spec_.num_kv_heads, spec_.head_dim, spec_.block_size);
+        make_layout(setting_.layout, spec_.k_code.type, spec_.num_kv_heads, spec_.qk_head_dim, spec_.block_size);
     const std::int64_t blocks_per_set = lengths_.num_blocks;
     const std::int64_t least_pool_bytes = bytes_beyond_cache(std::int64_t{320} << 20);
     num_sets_ = std::max<std::int64_t>(
         1, (least_pool_bytes + blocks_per_set * layout.block_bytes() - 1) / (blocks_per_set * layout.block_bytes()));
     const std::int64_t num_blocks = blocks_per_set * num_sets_;
     require_range("the cache's number of blocks", num_blocks, 1, std::int64_t{1} << 31);
-    const std::size_t half = static_cast<std::size_t>(num_blocks * layout.block_elements()) * size_of(spec_.kv_type);
+    const std::size_t half =
+        static_cast<std::size_t>(num_blocks * layout.block_elements(layout.k)) * size_of(spec_.k_code.type);
     pool_ = buffer(where_.memory(), 2 * half);
-    fill_values(pool_.data(), spec_.kv_type, 2 * num_blocks * layout.block_elements(), options_.seed);
+    fill_values(pool_.data(), spec_.k_code.type, 2 * num_blocks * layout.block_elements(layout.k), options_.seed);
     kv_ = {pool_.data(), pool_.as<std::byte>() + half, num_blocks, layout};
 
     ids_.resize(static_cast<std::size_t>(num_blocks));
@@ -111,14 +112,14 @@ class attention_bench {
 
   void make_rows() {
     const std::int64_t num_tokens = setting_.num_tokens();
-    const std::int64_t elements = num_tokens * spec_.num_q_heads * spec_.head_dim;
+    const std::int64_t elements = num_tokens * spec_.num_q_heads * spec_.qk_head_dim;
     q_ = buffer(where_.memory(), static_cast<std::size_t>(elements) * size_of(spec_.q_type));
     out_ = buffer(where_.memory(), static_cast<std::size_t>(elements) * size_of(spec_.out_type));
     fill_values(q_.data(), spec_.q_type, elements, options_.seed + 1);
-    params_.q = dense_view<const void>(q_.data(), spec_.q_type, num_tokens, spec_.num_q_heads, spec_.head_dim);
-    params_.out = dense_view<void>(out_.data(), spec_.out_type, num_tokens, spec_.num_q_heads, spec_.head_dim);
+    params_.q = dense_view<const void>(q_.data(), spec_.q_type, num_tokens, spec_.num_q_heads, spec_.qk_head_dim);
+    params_.out = dense_view<void>(out_.data(), spec_.out_type, num_tokens, spec_.num_q_heads, spec_.qk_head_dim);
     params_.kv = kv_;
-    params_.scale = 1.0f / std::sqrt(static_cast<float>(spec_.head_dim));
+    params_.scale = 1.0f / std::sqrt(static_cast<float>(spec_.qk_head_dim));
     params_.soft_cap = setting_.soft_cap;
     if (!slopes_.empty()) params_.alibi_slopes = slopes_.data();
     params_.batch.num_seqs = static_cast<std::int32_t>(setting_.seqs.size());

@@ -105,8 +105,8 @@ class prefix_bench : row_timer {
   }
 
   /// Takes all blocks from chains that were used in random order, and gives them to the same chains in another order.
-  /// "random": blocks of a chain are anywhere; "in order": next to each other, as a pool that has seen little traffic gives
-  /// them; the chains, and so the keys, come in random order in both.
+  /// "random": blocks of a chain are anywhere; "in order": next to each other, as a pool that has seen little traffic
+  /// gives them; the chains, and so the keys, come in random order in both.
   void fill_and_evict_rows() {
     for (const bool random : {false, true}) {
       std::vector<double> evicting, evicting_batches, publishing;

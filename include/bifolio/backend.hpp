@@ -24,15 +24,17 @@
 
 namespace bifolio {
 
-/// Store new tokens: row i of k and v goes to slot_mapping[i] of the layer, converted to the cache's dtype.
+/// Store new tokens: row i of k and v goes to slot_mapping[i] of the layer, converted to the cache's dtype. Where V is
+/// part of K (layout.v_in_k) the rows of k are all there is: v.data is null, and nothing else of v is looked at.
 struct append_params {
   kv_cache_view kv;
-  const_tensor_view k;                         ///< [num_tokens, num_kv_heads, head_dim]
-  const_tensor_view v;                         ///< same shape and dtype as k; strides may differ
+  const_tensor_view k;                         ///< [num_tokens, num_kv_heads, head_dim of K]
+  const_tensor_view v;                         ///< [num_tokens, num_kv_heads, head_dim of V], of the dtype of k
   const std::int64_t* slot_mapping = nullptr;  ///< [num_tokens] on the device; negative = skip; see `append`
 };
 
-/// Read tokens back: row i of k and v comes from slot_mapping[i]; a negative slot leaves its row as it was.
+/// Read tokens back: row i of k and v comes from slot_mapping[i]; a negative slot leaves its row as it was. Where V is
+/// part of K, v.data is null as for `append`.
 struct gather_params {
   kv_cache_view kv;
   tensor_view k;
@@ -85,7 +87,7 @@ class BIFOLIO_API backend {
   [[nodiscard]] virtual errc copy_blocks(std::span<const kv_cache_view> layers, std::span<const block_copy> copies,
                                          stream_ref = {}) noexcept = 0;
   /// Copies blocks of `src` (this device) to blocks of `dst` (this device) across layouts and dtypes; the numbers of
-  /// heads, head_dim and block_size are equal. src and dst do not overlap.
+  /// heads, the head dimensions, block_size and v_in_k are equal. src and dst do not overlap.
   [[nodiscard]] virtual errc convert_blocks(const kv_cache_view& src, const kv_cache_view& dst,
                                             std::span<const block_copy> copies, stream_ref = {}) noexcept = 0;
   /// Copies blocks byte for byte between two caches of equal layout, layer by layer, where either may lie in host
@@ -95,7 +97,7 @@ class BIFOLIO_API backend {
 
   /// Cuts the work of one step. `host_batch` holds host arrays (slot_mapping may be null). Reuses what `plan` holds.
   /// Throws `error`: invalid_argument, out_of_range (a block id outside [0, num_blocks), a length past its table row),
-  /// unsupported, out_of_memory; `plan` is then as before.
+  /// unsupported (also: the implementation that `spec` names declines), out_of_memory; `plan` is then as before.
   virtual void plan_attention(attention_plan& plan, const attention_spec& spec, const step_batch_view& host_batch,
                               std::int64_t num_blocks, stream_ref = {}) = 0;
   [[nodiscard]] virtual errc attention(const attention_plan& plan, const attention_params&,
@@ -107,6 +109,11 @@ class BIFOLIO_API backend {
   /// Which of them computes each sequence of this call: plan.num_seqs names, empty for a sequence without new tokens.
   /// Reads the structs alone, never what their pointers point to. Empty when `attention` would refuse the call.
   [[nodiscard]] virtual std::vector<std::string> describe(const attention_plan& plan, const attention_params&) const;
+  /// The backend's list of attention implementations, fastest first, a sentence for each: which sequences of this plan
+  /// it takes, or why it declines. "prefill declines: head_dim is 256; 64 and 128 are compiled". Every sentence begins
+  /// with the implementation's name, as `attention_spec::implementation` takes it. Without a plan of this backend the
+  /// names alone. Empty for a backend that does not say.
+  [[nodiscard]] virtual std::vector<std::string> explain(const attention_plan& plan) const;
   /// out = (w_a·a + w_b·b) / (w_a + w_b) with w = exp(lse − max); lse = max + ln(w_a + w_b). A state with LSE −inf
   /// weighs nothing; two of them give 0 and −inf. (FlashInfer's recursive attention states, Milakov & Gimelshein 2018.)
   [[nodiscard]] virtual errc merge_states(const merge_params&, stream_ref = {}) noexcept = 0;

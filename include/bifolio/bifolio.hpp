@@ -16,15 +16,16 @@
 #include <bifolio/dtype.hpp>
 #include <bifolio/error.hpp>
 #include <bifolio/event.hpp>
+#include <bifolio/eviction_policy.hpp>
 #include <bifolio/executor.hpp>
 #include <bifolio/export.hpp>
+#include <bifolio/kv_cache_config.hpp>
 #include <bifolio/kv_cache_manager.hpp>
 #include <bifolio/kv_layout.hpp>
 #include <bifolio/memory_resource.hpp>
 #include <bifolio/prefix_cache.hpp>
 #include <bifolio/request.hpp>
 #include <bifolio/scheduler.hpp>
-#include <bifolio/sequence.hpp>
 #include <bifolio/stats.hpp>
 #include <bifolio/step.hpp>
 #include <bifolio/tensor_view.hpp>

@@ -35,8 +35,9 @@ struct cache_engine_config {
 class BIFOLIO_API cache_engine {
  public:
   /// `where` is borrowed and must outlive the engine; `memory` defaults to where.memory(). Each layer is one allocation
-  /// of (2, num_blocks, block_size · num_kv_heads · head_dim) elements, contents undefined.
-  /// Throws `error`: invalid_argument (a number below 1, a size past 2^62 bytes), out_of_memory (nothing is kept).
+  /// of num_blocks · layout.block_bytes() bytes, the K plane before the V plane, contents undefined.
+  /// Throws `error`: invalid_argument (a number below 1, a size past 2^62 bytes), unsupported (a code that is not
+  /// implemented), out_of_memory (nothing is kept).
   cache_engine(backend& where, const cache_engine_config& config, memory_resource* memory = nullptr);
   /// Waits for the copies of uploads that are still to come.
   ~cache_engine();
@@ -69,7 +70,8 @@ class BIFOLIO_API cache_engine {
   void reserve_upload(std::int32_t max_num_seqs, std::int64_t max_num_tokens, std::int64_t max_block_table_stride,
                       stream_ref stream = {});
 
-  /// Stores rows of k and v into `layer`; out_of_range for a layer that is not there.
+  /// Stores rows of k and v into `layer` (of k alone where V is part of K, v then being {}); out_of_range for a layer
+  /// that is not there.
   [[nodiscard]] errc append(std::int32_t layer, const const_tensor_view& k, const const_tensor_view& v,
                             const std::int64_t* slot_mapping, stream_ref stream = {}) noexcept;
 
@@ -81,8 +83,8 @@ class BIFOLIO_API cache_engine {
   [[nodiscard]] errc swap_blocks_to(cache_engine& other, std::span<const block_copy> copies,
                                     stream_ref stream = {}) noexcept;
 
-  /// The same across layouts and dtypes; both engines on one device. failed_precondition when heads, head_dim,
-  /// block_size or layers differ.
+  /// The same across layouts and dtypes; both engines on one device. failed_precondition when heads, head
+  /// dimensions, block_size, v_in_k or layers differ.
   [[nodiscard]] errc convert_blocks_to(cache_engine& other, std::span<const block_copy> copies,
                                        stream_ref stream = {}) noexcept;
 

@@ -30,9 +30,10 @@ BIFOLIO_API void register_backend();
 /// invalid_argument for another backend.
 [[nodiscard]] BIFOLIO_API std::unique_ptr<memory_resource> make_stream_memory(backend& where, stream_ref stream);
 
-/// Grows a plan's device buffers to what steps of up to these numbers need, so that planning such steps neither
-/// allocates nor changes `graph_epoch`. What the plan was made for is forgotten. Throws `error`: invalid_argument,
-/// out_of_memory (the plan is then as before).
+/// Grows a plan's device buffers to a bound of what steps of up to these numbers need, whatever their mix of lengths:
+/// planning such steps allocates nothing on the device, and `graph_epoch` changes only where a step takes other kernels
+/// than the one before. What the plan was made for is forgotten. Throws `error`: invalid_argument, unsupported (the
+/// implementation that `spec` names declines), out_of_memory (the plan is then as before).
 BIFOLIO_API void reserve_plan(backend& where, attention_plan& plan, const attention_spec& spec,
                               std::int32_t max_num_seqs, std::int64_t max_num_tokens, std::int32_t max_seq_len);
 

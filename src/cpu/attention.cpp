@@ -3,10 +3,11 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <string_view>
 
+#include "common/attention/implementations.hpp"
 #include "common/engine/validate_attention.hpp"
 #include "cpu/attention_plan.hpp"
+#include "cpu/implementations.hpp"
 
 namespace bifolio::cpu {
 namespace {
@@ -18,9 +19,9 @@ attention_args args_of(const attention_plan& plan, const cpu_attention_plan& sta
   args.out = params.out.data;
   args.lse = params.lse;
   args.k = params.kv.k;
-  args.v = params.kv.v;
-  args.k_strides = params.kv.layout.k;
-  args.v_strides = params.kv.layout.v;
+  args.v = params.kv.v_data();
+  args.k_strides = params.kv.layout.k.strides;
+  args.v_strides = params.kv.layout.v.strides;
   args.alibi_slopes = params.alibi_slopes;
   args.sinks = params.sinks;
   args.bias = params.bias.data;
@@ -35,7 +36,8 @@ attention_args args_of(const attention_plan& plan, const cpu_attention_plan& sta
   args.window = state.window;
   args.num_q_heads = plan.spec.num_q_heads;
   args.group_size = plan.spec.num_q_heads / plan.spec.num_kv_heads;
-  args.head_dim = plan.spec.head_dim;
+  args.qk_head_dim = plan.spec.qk_head_dim;
+  args.v_head_dim = plan.spec.v_head_dim;
   args.block_size = plan.spec.block_size;
   args.scale = params.scale;
   args.soft_cap = params.soft_cap;
@@ -48,8 +50,7 @@ struct attention_call {
   attention_args args;
   const step_batch_view* batch = nullptr;
   cpu_attention_plan* state = nullptr;
-  const attention_kernels* kernels = nullptr;
-  std::size_t kv_type = 0;
+  item_kernels kernels;
 };
 
 attention_item item_of(const attention_call& call, const planned_item& planned) noexcept {
@@ -82,13 +83,13 @@ void run_item(const attention_call& call, const planned_item& planned, const att
   attention_item item = item_of(call, planned);
   item.peek_next = &peek_next;
   item.peek_context = &call;
-  call.kernels->run[call.kv_type](call.args, item, scratch);
+  call.kernels.run(call.args, item, scratch);
   if (planned.partials < 0) return;
 
   completion_counter& counter = call.state->counters.data()[planned.counter];
   if (counter.pending.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
   counter.pending.store(counter.num_items, std::memory_order_relaxed);
-  call.kernels->combine[call.kv_type](call.args, item, scratch);
+  call.kernels.combine(call.args, item, scratch);
 }
 
 void run_worker(void* context, std::int32_t worker) noexcept {
@@ -108,24 +109,11 @@ struct merge_call {
   std::int32_t num_workers = 1;
 };
 
-std::string_view to_string(attention_loops loops) noexcept {
-  switch (loops) {
-    case attention_loops::vectors:
-      return "vectors";
-    case attention_loops::dots:
-      return "dots";
-    case attention_loops::tiles:
-      return "tiles";
-  }
-  return "unknown";
-}
-
 // `split`: the keys of a row are split over several items, whose partial results are combined.
-std::string kernel_name(const kernel_table& table, dtype kv_type, bool one_type, bool split) {
-  const attention_loops loops = table.attention.loops[static_cast<std::size_t>(kv_type)][one_type ? 1 : 0];
+std::string kernel_name(const kernel_table& table, const attention_implementation& of, dtype kv_type, bool split) {
   std::string name = "cpu ";
   name.append(bifolio::to_string(table.isa)).append(" ").append(bifolio::to_string(kv_type));
-  name.append(" ").append(to_string(loops));
+  name.append(" ").append(of.name);
   if (split) name.append(" split-KV");
   return name;
 }
@@ -141,16 +129,18 @@ void merge_worker(void* context, std::int32_t worker) noexcept {
 errc attention(const kernel_table& table, executor& workers, const attention_plan& plan,
                const attention_params& params) noexcept {
   if (const errc code = validate::attention(plan, params, nullptr); code != errc::ok) return code;
-  auto* state = dynamic_cast<cpu_attention_plan*>(plan.state.get());
+  auto* const state = detail::state_of<cpu_attention_plan>(plan, &cpu_attention_plan::owner_address);
   if (state == nullptr) return errc::failed_precondition;
+  const attention_problem problem = problem_of(table, plan.spec, params);
+  const attention_implementation* const implementation = implementation_of(problem, plan.spec.implementation);
+  if (implementation == nullptr) return errc::unsupported;
   if (state->num_items == 0) return errc::ok;
 
   attention_call call;
   call.args = args_of(plan, *state, params);
   call.batch = &params.batch;
   call.state = state;
-  call.kernels = &table.attention;
-  call.kv_type = static_cast<std::size_t>(plan.spec.kv_type);
+  call.kernels = table.attention.items_of(implementation->loops, problem.kv_type);
   state->next_item.store(0, std::memory_order_relaxed);
   workers.run(std::min(state->num_workers, workers.concurrency()), &run_worker, &call);
   return errc::ok;
@@ -159,10 +149,9 @@ errc attention(const kernel_table& table, executor& workers, const attention_pla
 std::vector<std::string> attention_kernel_names(const kernel_table& table) {
   std::vector<std::string> names;
   for (const dtype kv_type : all_dtypes) {
-    for (const bool one_type : {true, false}) {
-      const auto& loops = table.attention.loops[static_cast<std::size_t>(kv_type)];
-      if (!one_type && loops[0] == loops[1]) continue;
-      for (const bool split : {false, true}) names.push_back(kernel_name(table, kv_type, one_type, split));
+    for (const attention_implementation& one : attention_implementations()) {
+      if (table.attention.items_of(one.loops, kv_type).run == nullptr) continue;
+      for (const bool split : {false, true}) names.push_back(kernel_name(table, one, kv_type, split));
     }
   }
   return names;
@@ -171,18 +160,26 @@ std::vector<std::string> attention_kernel_names(const kernel_table& table) {
 std::vector<std::string> describe(const kernel_table& table, const attention_plan& plan,
                                   const attention_params& params) {
   std::vector<std::string> names;
-  const auto* const state = dynamic_cast<const cpu_attention_plan*>(plan.state.get());
+  const auto* const state = detail::state_of<const cpu_attention_plan>(plan, &cpu_attention_plan::owner_address);
   if (state == nullptr || validate::attention(plan, params, nullptr) != errc::ok) return names;
-  const attention_spec& spec = plan.spec;
-  // Tile registers take no bias.
-  const bool one_type = spec.q_type == spec.kv_type && spec.out_type == spec.kv_type;
-  const auto& loops = table.attention.loops[static_cast<std::size_t>(spec.kv_type)];
-  const bool as_one_type = one_type && (loops[1] != attention_loops::tiles || params.bias.data == nullptr);
+  const attention_problem problem = problem_of(table, plan.spec, params);
+  const attention_implementation* const implementation = implementation_of(problem, plan.spec.implementation);
+  if (implementation == nullptr) return names;
   names.resize(static_cast<std::size_t>(plan.num_seqs));
   for (std::int32_t i = 0; i < state->num_items; ++i) {
     const planned_item& item = state->items.data()[i];
-    names[static_cast<std::size_t>(item.seq)] = kernel_name(table, spec.kv_type, as_one_type, item.partials >= 0);
+    names[static_cast<std::size_t>(item.seq)] =
+        kernel_name(table, *implementation, problem.kv_type, item.partials >= 0);
   }
+  return names;
+}
+
+std::vector<std::string> explain(const kernel_table& table, const attention_plan& plan) {
+  if (detail::state_of<const cpu_attention_plan>(plan, &cpu_attention_plan::owner_address) != nullptr) {
+    return explain_implementations(problem_of(table, plan.spec), plan.spec.implementation, plan.num_seqs);
+  }
+  std::vector<std::string> names;
+  for (const attention_implementation& one : attention_implementations()) names.emplace_back(one.name);
   return names;
 }
 

@@ -8,10 +8,12 @@
 #include <string>
 #include <utility>
 
+#include "common/attention/implementations.hpp"
 #include "common/base/refuse.hpp"
 #include "common/base/translate.hpp"
 #include "common/engine/validate_attention.hpp"
 #include "cpu/attention.hpp"
+#include "cpu/implementations.hpp"
 
 namespace bifolio::cpu {
 namespace {
@@ -55,6 +57,7 @@ void for_each_query_tile(const attention_spec& spec, const attention_window& win
     const std::int64_t query_len = batch.query_start_loc[seq + 1] - batch.query_start_loc[seq];
     if (query_len == 0) continue;
     const std::int64_t seq_len = batch.seq_lens[seq];
+    const std::int64_t first = attn::first_query_position(batch.query_positions, seq, query_len, seq_len);
     const bool together = query_len * group <= decode_rows;
     const std::int64_t wanted = together ? query_len : std::max<std::int64_t>(1, prefill_rows / group);
     const std::int64_t num_tiles = divide_up(query_len, wanted);
@@ -67,7 +70,7 @@ void for_each_query_tile(const attention_spec& spec, const attention_window& win
       query_tile t;
       t.seq = seq;
       t.first_token = batch.query_start_loc[seq] + token;
-      t.first_position = seq_len - query_len + token;
+      t.first_position = first + token;
       t.seq_len = seq_len;
       t.num_tokens = static_cast<std::int32_t>(std::min(tokens, query_len - token));
       const visible_range visible = window.of_run(t.first_position, t.first_position + t.num_tokens - 1, seq_len);
@@ -77,9 +80,11 @@ void for_each_query_tile(const attention_spec& spec, const attention_window& win
       for (std::int64_t head = 0; head < spec.num_kv_heads; head += heads) {
         t.head_begin = static_cast<std::int32_t>(head);
         t.head_end = static_cast<std::int32_t>(std::min<std::int64_t>(head + heads, spec.num_kv_heads));
-        const double values = static_cast<double>(keys) * (t.head_end - t.head_begin) * spec.head_dim;
-        const double read = 2 * values * static_cast<double>(size_of(spec.kv_type)) / bytes_per_ns;
-        const double computed = 4 * values * t.num_tokens * group / flops_per_ns;
+        const double head_keys = static_cast<double>(keys) * (t.head_end - t.head_begin);
+        const double values = head_keys * (static_cast<double>(spec.qk_head_dim) + spec.v_head_dim);
+        const double read_values = spec.v_in_k ? head_keys * spec.qk_head_dim : values;
+        const double read = read_values * static_cast<double>(size_of(spec.k_code.type)) / bytes_per_ns;
+        const double computed = 2 * values * t.num_tokens * group / flops_per_ns;
         t.cost = static_cast<std::int64_t>(std::max(read, computed)) + 100;
         visit(t);
       }
@@ -126,18 +131,21 @@ struct plan_totals {
 };
 
 cpu_attention_plan::scratch_sizes sizes_of(const attention_spec& spec, const plan_totals& totals) noexcept {
-  const std::int64_t padded = padded_dims(spec.head_dim);
-  const std::int64_t stride = partial_stride(spec.head_dim);
+  const std::int64_t qk_padded = padded_dims(spec.qk_head_dim);
+  const std::int64_t v_padded = padded_dims(spec.v_head_dim);
+  const std::int64_t larger = std::max(qk_padded, v_padded);
+  const std::int64_t stride = partial_stride(spec.v_head_dim);
   cpu_attention_plan::scratch_sizes sizes;
-  sizes.keys = padded * tile_keys;
-  sizes.values = padded * tile_keys;
-  sizes.queries = std::max(totals.max_rows, totals.max_padded_rows / 2) * padded;
+  sizes.keys = qk_padded * tile_keys;
+  // A row of q passes through here as well.
+  sizes.values = std::max(v_padded * tile_keys, qk_padded);
+  sizes.queries = std::max(totals.max_rows, totals.max_padded_rows / 2) * qk_padded;
   sizes.scores = divide_up(totals.max_head_rows, row_align) * row_align * tile_keys;
-  sizes.states = std::max(totals.max_rows * stride, totals.max_row_blocks * row_block_floats(spec.head_dim));
+  sizes.states = std::max(totals.max_rows * stride, totals.max_row_blocks * row_block_floats(spec.v_head_dim));
   sizes.sums = totals.max_rows * workspace_align;
   sizes.totals = totals.max_rows * stride;
-  sizes.staging = padded * tile_keys;
-  sizes.zero_row = padded;
+  sizes.staging = larger * tile_keys;
+  sizes.zero_row = larger;
   return sizes;
 }
 
@@ -167,7 +175,7 @@ void fill(cpu_attention_plan& state, const attention_spec& spec, const step_batc
         item.partials = partials;
         item.counter = num_counters;
         partials += (t.split_end - t.split_begin) * rows_of(t, group, item.kv_head_end - item.kv_head_begin) *
-                    partial_stride(spec.head_dim);
+                    partial_stride(spec.v_head_dim);
         completion_counter* counter = state.counters.data() + num_counters++;
         new (counter) completion_counter{parts.split_parts, parts.split_parts};
       }
@@ -188,13 +196,20 @@ void fill(cpu_attention_plan& state, const attention_spec& spec, const step_batc
   });
 }
 
-void make_plan(std::int32_t num_workers, memory_resource& memory, attention_plan& plan, const attention_spec& spec,
-               const step_batch_view& batch, std::int64_t num_blocks) {
+void make_plan(const kernel_table& table, std::string_view environment, std::int32_t num_workers,
+               memory_resource& memory, attention_plan& plan, const attention_spec& spec, const step_batch_view& batch,
+               std::int64_t num_blocks) {
   std::string sentence;
   if (const errc code = validate::attention_spec_alone(spec, &sentence); code != errc::ok)
     detail::refuse(code, sentence);
   if (const errc code = validate::attention_batch(spec, batch, num_blocks, &sentence); code != errc::ok) {
     detail::refuse(code, sentence);
+  }
+
+  const detail::forced_implementation forced = detail::forced_by(spec, environment);
+  std::string_view implementation;
+  if (!forced.name.empty()) {
+    implementation = detail::choose_implementation(attention_implementations(), problem_of(table, spec), forced).name;
   }
 
   const attention_window window = attn::window_of(spec);
@@ -219,8 +234,8 @@ void make_plan(std::int32_t num_workers, memory_resource& memory, attention_plan
     totals.max_row_blocks = std::max(totals.max_row_blocks, divide_up(rows_of(t, group, 1), row_block_rows) * heads);
     if (parts.split_parts > 1) {
       totals.num_counters += parts.head_parts;
-      totals.partial_floats +=
-          (t.split_end - t.split_begin) * rows_of(t, group, t.head_end - t.head_begin) * partial_stride(spec.head_dim);
+      totals.partial_floats += (t.split_end - t.split_begin) * rows_of(t, group, t.head_end - t.head_begin) *
+                               partial_stride(spec.v_head_dim);
     }
   });
   num_workers =
@@ -229,7 +244,7 @@ void make_plan(std::int32_t num_workers, memory_resource& memory, attention_plan
   const std::int64_t worker_floats = totals.num_items == 0 ? 0 : sum_of(sizes);
 
   // Everything that can fail comes before the plan is changed: new arrays are made next to the old ones.
-  auto* state = dynamic_cast<cpu_attention_plan*>(plan.state.get());
+  auto* state = detail::state_of<cpu_attention_plan>(plan, &cpu_attention_plan::owner_address);
   std::unique_ptr<cpu_attention_plan> fresh;
   if (state == nullptr) {
     fresh = std::make_unique<cpu_attention_plan>();
@@ -268,9 +283,11 @@ void make_plan(std::int32_t num_workers, memory_resource& memory, attention_plan
   }
   if (fresh != nullptr) plan.state = std::move(fresh);
   plan.spec = spec;
+  plan.spec.implementation = implementation;
   plan.num_seqs = batch.num_seqs;
   plan.num_tokens = batch.num_tokens;
   plan.num_blocks = num_blocks;
+  plan.has_query_positions = batch.query_positions != nullptr;
   plan.max_seq_len = 0;
   for (std::int32_t seq = 0; seq < batch.num_seqs; ++seq) {
     plan.max_seq_len = std::max(plan.max_seq_len, batch.seq_lens[seq]);
@@ -296,9 +313,11 @@ attention_scratch cpu_attention_plan::scratch_of(std::int32_t worker) noexcept {
   return parts;
 }
 
-void plan_attention(std::int32_t num_workers, memory_resource& memory, attention_plan& plan, const attention_spec& spec,
+void plan_attention(const kernel_table& table, std::string_view forced, std::int32_t num_workers,
+                    memory_resource& memory, attention_plan& plan, const attention_spec& spec,
                     const step_batch_view& batch, std::int64_t num_blocks) {
-  detail::translate_bad_alloc("plan_attention", [&] { make_plan(num_workers, memory, plan, spec, batch, num_blocks); });
+  detail::translate_bad_alloc("plan_attention",
+                              [&] { make_plan(table, forced, num_workers, memory, plan, spec, batch, num_blocks); });
 }
 
 }  // namespace bifolio::cpu

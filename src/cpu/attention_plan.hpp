@@ -73,6 +73,10 @@ struct completion_counter {
 
 class cpu_attention_plan final : public attention_plan_state {
  public:
+  cpu_attention_plan() noexcept : attention_plan_state(&owner_address) {}
+  /// Every CPU backend takes the plans of another.
+  static constexpr char owner_address = 0;
+
   attention_window window;
   std::int32_t num_items = 0;
   std::int32_t num_workers = 1;  ///< workers with scratch; 1 also where more do not pay

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <string>
 
+#include "common/attention/implementations.hpp"
 #include "common/base/refuse.hpp"
 #include "common/base/translate.hpp"
 #include "cpu/attention.hpp"
@@ -41,7 +42,8 @@ cpu_backend::cpu_backend(const backend_options& options)
                         ? make_executor(options.executor_choice.value_or(default_executor()), options.num_threads)
                         : nullptr),
       workers_(options.own_executor == nullptr ? own_executor_.get() : options.own_executor),
-      memory_(options.host_memory == nullptr ? &default_host_memory() : options.host_memory) {
+      memory_(options.host_memory == nullptr ? &default_host_memory() : options.host_memory),
+      forced_attention_(detail::implementation_of_environment("cpu")) {
   if (workers_->concurrency() < 1) {
     detail::refuse(errc::invalid_argument, "the executor's concurrency() is ", workers_->concurrency(),
                    "; it must be at least 1");
@@ -100,7 +102,8 @@ errc cpu_backend::swap_blocks(std::span<const kv_cache_view> src, std::span<cons
 void cpu_backend::plan_attention(attention_plan& plan, const attention_spec& spec, const step_batch_view& host_batch,
                                  std::int64_t num_blocks, stream_ref) {
   if (health() != errc::ok) refuse_lost_threads(workers_->name());
-  cpu::plan_attention(workers_->concurrency(), *memory_, plan, spec, host_batch, num_blocks);
+  cpu::plan_attention(*kernels_, forced_attention_, workers_->concurrency(), *memory_, plan, spec, host_batch,
+                      num_blocks);
 }
 
 errc cpu_backend::attention(const attention_plan& plan, const attention_params& params, stream_ref) noexcept {
@@ -112,6 +115,10 @@ std::vector<std::string> cpu_backend::attention_kernels() const { return attenti
 
 std::vector<std::string> cpu_backend::describe(const attention_plan& plan, const attention_params& params) const {
   return cpu::describe(*kernels_, plan, params);
+}
+
+std::vector<std::string> cpu_backend::explain(const attention_plan& plan) const {
+  return cpu::explain(*kernels_, plan);
 }
 
 errc cpu_backend::merge_states(const merge_params& params, stream_ref) noexcept {

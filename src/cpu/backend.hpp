@@ -6,6 +6,7 @@
 #include <bifolio/backend.hpp>
 #include <bifolio/executor.hpp>
 #include <memory>
+#include <string>
 
 #include "cpu/kernels/kernel_table.hpp"
 
@@ -48,6 +49,7 @@ class cpu_backend final : public backend {
   [[nodiscard]] std::vector<std::string> attention_kernels() const override;
   [[nodiscard]] std::vector<std::string> describe(const attention_plan& plan,
                                                   const attention_params& params) const override;
+  [[nodiscard]] std::vector<std::string> explain(const attention_plan& plan) const override;
   [[nodiscard]] errc merge_states(const merge_params& params, stream_ref) noexcept override;
 
  private:
@@ -55,6 +57,7 @@ class cpu_backend final : public backend {
   std::unique_ptr<executor> own_executor_;  // null when the caller brought one
   executor* workers_;
   memory_resource* memory_;
+  std::string forced_attention_;  // what BIFOLIO_ATTENTION named when this was opened
 };
 
 }  // namespace bifolio::cpu

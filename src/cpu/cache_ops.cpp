@@ -7,6 +7,7 @@
 //                           element to another place in its block, so chains never cross from one lane to another.
 #include "cpu/cache_ops.hpp"
 
+#include <algorithm>
 #include <bifolio/dtype.hpp>
 #include <cstddef>
 #include <numeric>
@@ -111,12 +112,12 @@ void for_each_run(const std::int64_t* slots, std::int64_t begin, std::int64_t en
 /// Moves runs of one plane between rows and blocks; the plan of the last length is kept, as most runs are alike.
 class plane_mover {
  public:
-  plane_mover(const kv_layout& layout, const kv_strides& cache, const kv_strides& rows, bool to_cache,
+  plane_mover(const kv_layout& layout, const kv_plane& cache, const kv_strides& rows, bool to_cache,
               move_kernel move) noexcept
-      : cache_(cache),
+      : cache_(cache.strides),
         rows_(rows),
         heads_(layout.num_kv_heads),
-        dims_(layout.head_dim),
+        dims_(cache.head_dim),
         to_cache_(to_cache),
         move_(move) {}
 
@@ -151,18 +152,23 @@ class plane_mover {
   move_plan plan_;
 };
 
+/// Elements of a token in all stored planes.
+std::int64_t token_elements(const kv_layout& layout) noexcept {
+  const std::int64_t dims = std::int64_t{layout.k.head_dim} + (layout.v_in_k ? 0 : layout.v.head_dim);
+  return layout.num_kv_heads * dims;
+}
+
 /// Bytes of K and V of `num_tokens` tokens, read and written.
 std::int64_t traffic(const kv_layout& layout, std::int64_t num_tokens, dtype other) noexcept {
-  const std::int64_t elements = 2 * static_cast<std::int64_t>(layout.num_kv_heads) * layout.head_dim;
-  return num_tokens * elements * static_cast<std::int64_t>(size_of(layout.type) + size_of(other));
+  return num_tokens * token_elements(layout) * static_cast<std::int64_t>(size_of(layout.k.code.type) + size_of(other));
 }
 
 /// The same over `num_pairs` blocks and `num_layers` layers; an estimate, so that it may stop growing.
 std::int64_t block_traffic(const kv_layout& layout, std::size_t num_pairs, std::size_t num_layers,
                            dtype other) noexcept {
-  const double bytes = 2.0 * static_cast<double>(layout.block_elements()) *
-                       static_cast<double>(size_of(layout.type) + size_of(other)) * static_cast<double>(num_pairs) *
-                       static_cast<double>(num_layers);
+  const double bytes = static_cast<double>(token_elements(layout)) * static_cast<double>(layout.block_size) *
+                       static_cast<double>(size_of(layout.k.code.type) + size_of(other)) *
+                       static_cast<double>(num_pairs) * static_cast<double>(num_layers);
   constexpr double enough = 1e15;
   return static_cast<std::int64_t>(bytes < enough ? bytes : enough);
 }
@@ -184,14 +190,14 @@ struct plane_blocks {
 };
 
 plane_blocks k_plane(const kv_cache_view& src, const kv_cache_view& dst) noexcept {
-  return {dst.k, src.k, dst.layout.k, src.layout.k, dst.layout.type, src.layout.type};
+  return {dst.k, src.k, dst.layout.k.strides, src.layout.k.strides, dst.layout.k.code.type, src.layout.k.code.type};
 }
 plane_blocks v_plane(const kv_cache_view& src, const kv_cache_view& dst) noexcept {
-  return {dst.v, src.v, dst.layout.v, src.layout.v, dst.layout.type, src.layout.type};
+  return {dst.v, src.v, dst.layout.v.strides, src.layout.v.strides, dst.layout.v.code.type, src.layout.v.code.type};
 }
 
-tile_shape block_tile(const kv_layout& layout) noexcept {
-  return {layout.num_kv_heads, layout.block_size, layout.head_dim};
+tile_shape block_tile(const kv_layout& layout, const kv_plane& plane) noexcept {
+  return {layout.num_kv_heads, layout.block_size, plane.head_dim};
 }
 
 /// Whole blocks across layouts and dtypes. Where the two sides split heads into chunks that do not nest (only strides
@@ -242,17 +248,22 @@ class owned_mover {
 
   void operator()(const kv_cache_view& src, const kv_cache_view& dst, std::span<const block_copy> copies,
                   std::int64_t layer) noexcept {
-    const move_kernel kernel = table_->cache.mover(dst.layout.type, src.layout.type);
-    k_.aim(k_plane(src, dst), block_tile(src.layout), kernel);
-    v_.aim(v_plane(src, dst), block_tile(src.layout), kernel);
+    const kv_layout& layout = src.layout;
+    const bool has_v = !layout.v_in_k;
+    k_.aim(k_plane(src, dst), block_tile(layout, layout.k), kernel_of(dst.layout.k, layout.k));
+    if (has_v) v_.aim(v_plane(src, dst), block_tile(layout, layout.v), kernel_of(dst.layout.v, layout.v));
     for (const block_copy& copy : copies) {
       if (owner_of((layer << 31) + to_index(copy.dst), num_lanes_) != lane_) continue;
       k_(copy);
-      v_(copy);
+      if (has_v) v_(copy);
     }
   }
 
  private:
+  [[nodiscard]] move_kernel kernel_of(const kv_plane& dst, const kv_plane& src) const noexcept {
+    return table_->cache.mover(dst.code.type, src.code.type);
+  }
+
   const kernel_table* table_;
   std::int32_t lane_;
   std::int32_t num_lanes_;
@@ -265,9 +276,8 @@ class part_mover {
  public:
   explicit part_mover(const kernel_table& table) noexcept : table_(&table) {}
 
-  void operator()(const kv_cache_view& layer, const plane_blocks& plane, std::int64_t part, std::int64_t num_parts,
+  void operator()(const tile_shape& tile, const plane_blocks& plane, std::int64_t part, std::int64_t num_parts,
                   std::span<const block_copy> copies) noexcept {
-    const tile_shape tile = block_tile(layer.layout);
     if (part != part_ || tile != tile_ || plane.src_strides != strides_) {
       part_ = part;
       tile_ = tile;
@@ -275,7 +285,7 @@ class part_mover {
       cut_ = part_of(make_nest(tile, strides_, strides_), part, num_parts);
       plan_ = make_plan(cut_.nest);
     }
-    const move_kernel kernel = table_->cache.mover(layer.layout.type, layer.layout.type);
+    const move_kernel kernel = table_->cache.mover(plane.dst_type, plane.src_type);
     for (const block_copy& copy : copies) {
       if (copy.src != copy.dst) plane.move(kernel, plan_, copy, cut_.src, cut_.dst);
     }
@@ -298,16 +308,18 @@ errc append(const kernel_table& table, executor& lanes, const append_params& par
   if (num_tokens == 0) return errc::ok;
   const kv_layout& layout = params.kv.layout;
   const dtype rows_type = params.k.type;
-  const move_kernel kernel = table.cache.mover(layout.type, rows_type);
+  const bool has_v = !layout.v_in_k;
+  const move_kernel k_kernel = table.cache.mover(layout.k.code.type, rows_type);
+  const move_kernel v_kernel = table.cache.mover(layout.v.code.type, rows_type);
   run_lanes(lanes, lanes_for(lanes, traffic(layout, num_tokens, rows_type)),
             [&](std::int32_t lane, std::int32_t num_lanes) noexcept {
-              plane_mover k(layout, layout.k, strides_of(params.k), true, kernel);
-              plane_mover v(layout, layout.v, strides_of(params.v), true, kernel);
+              plane_mover k(layout, layout.k, strides_of(params.k), true, k_kernel);
+              plane_mover v(layout, layout.v, strides_of(params.v), true, v_kernel);
               for_each_run(params.slot_mapping, 0, num_tokens, slot_splitter(layout.block_size),
                            [&](const token_run& run) noexcept {
                              if (owner_of(run.block, num_lanes) != lane) return;
-                             k.append(params.kv.k, layout.type, params.k.data, rows_type, run);
-                             v.append(params.kv.v, layout.type, params.v.data, rows_type, run);
+                             k.append(params.kv.k, layout.k.code.type, params.k.data, rows_type, run);
+                             if (has_v) v.append(params.kv.v, layout.v.code.type, params.v.data, rows_type, run);
                            });
             });
   return errc::ok;
@@ -319,18 +331,20 @@ errc gather(const kernel_table& table, executor& lanes, const gather_params& par
   if (num_tokens == 0) return errc::ok;
   const kv_layout& layout = params.kv.layout;
   const dtype rows_type = params.k.type;
-  const move_kernel kernel = table.cache.mover(rows_type, layout.type);
+  const bool has_v = !layout.v_in_k;
+  const move_kernel k_kernel = table.cache.mover(rows_type, layout.k.code.type);
+  const move_kernel v_kernel = table.cache.mover(rows_type, layout.v.code.type);
   run_lanes(lanes, lanes_for(lanes, traffic(layout, num_tokens, rows_type)),
             [&](std::int32_t lane, std::int32_t num_lanes) noexcept {
-              plane_mover k(layout, layout.k, strides_of(params.k), false, kernel);
-              plane_mover v(layout, layout.v, strides_of(params.v), false, kernel);
+              plane_mover k(layout, layout.k, strides_of(params.k), false, k_kernel);
+              plane_mover v(layout, layout.v, strides_of(params.v), false, v_kernel);
               const std::int64_t share = (num_tokens + num_lanes - 1) / num_lanes;
               const std::int64_t begin = share * lane < num_tokens ? share * lane : num_tokens;
               const std::int64_t end = num_tokens - begin < share ? num_tokens : begin + share;
               for_each_run(params.slot_mapping, begin, end, slot_splitter(layout.block_size),
                            [&](const token_run& run) noexcept {
-                             k.gather(params.kv.k, layout.type, params.k.data, rows_type, run);
-                             v.gather(params.kv.v, layout.type, params.v.data, rows_type, run);
+                             k.gather(params.kv.k, layout.k.code.type, params.k.data, rows_type, run);
+                             if (has_v) v.gather(params.kv.v, layout.v.code.type, params.v.data, rows_type, run);
                            });
             });
   return errc::ok;
@@ -340,9 +354,12 @@ errc copy_blocks(const kernel_table& table, executor& lanes, std::span<const kv_
                  std::span<const block_copy> copies) noexcept {
   if (const errc code = validate::copy_blocks(layers, copies); code != errc::ok) return code;
   if (layers.empty() || copies.empty()) return errc::ok;
-  const auto num_planes = static_cast<std::int64_t>(2 * layers.size());
+  // Layers with and without a V plane may stand side by side: without one its turn is empty.
+  const std::int64_t planes_per_layer =
+      std::any_of(layers.begin(), layers.end(), [](const kv_cache_view& l) { return !l.layout.v_in_k; }) ? 2 : 1;
+  const std::int64_t num_planes = planes_per_layer * static_cast<std::int64_t>(layers.size());
   const std::int32_t wanted =
-      lanes_for(lanes, block_traffic(layers[0].layout, copies.size(), layers.size(), layers[0].layout.type));
+      lanes_for(lanes, block_traffic(layers[0].layout, copies.size(), layers.size(), layers[0].layout.k.code.type));
   // Enough parts that the lanes come out even.
   const std::int64_t num_parts = wanted == 1 ? 1 : (4 * std::int64_t{wanted} + num_planes - 1) / num_planes;
   const std::int64_t num_items = num_planes * num_parts;
@@ -350,9 +367,12 @@ errc copy_blocks(const kernel_table& table, executor& lanes, std::span<const kv_
     part_mover move(table);
     for (std::int64_t item = num_items * lane / num_lanes; item < num_items * (lane + 1) / num_lanes; ++item) {
       const std::int64_t plane_index = item / num_parts;
-      const kv_cache_view& layer = layers[static_cast<std::size_t>(plane_index / 2)];
-      move(layer, plane_index % 2 == 0 ? k_plane(layer, layer) : v_plane(layer, layer), item % num_parts, num_parts,
-           copies);
+      const kv_cache_view& layer = layers[static_cast<std::size_t>(plane_index / planes_per_layer)];
+      const kv_layout& layout = layer.layout;
+      const bool is_k = plane_index % planes_per_layer == 0;
+      if (!is_k && layout.v_in_k) continue;
+      move(block_tile(layout, is_k ? layout.k : layout.v), is_k ? k_plane(layer, layer) : v_plane(layer, layer),
+           item % num_parts, num_parts, copies);
     }
   });
   return errc::ok;
@@ -362,7 +382,7 @@ errc convert_blocks(const kernel_table& table, executor& lanes, const kv_cache_v
                     std::span<const block_copy> copies) noexcept {
   if (const errc code = validate::convert_blocks(src, dst, copies); code != errc::ok) return code;
   if (copies.empty()) return errc::ok;
-  run_lanes(lanes, lanes_for(lanes, block_traffic(src.layout, copies.size(), 1, dst.layout.type)),
+  run_lanes(lanes, lanes_for(lanes, block_traffic(src.layout, copies.size(), 1, dst.layout.k.code.type)),
             [&](std::int32_t lane, std::int32_t num_lanes) noexcept {
               owned_mover(table, lane, num_lanes)(src, dst, copies, 0);
             });
@@ -373,7 +393,7 @@ errc swap_blocks(const kernel_table& table, executor& lanes, std::span<const kv_
                  std::span<const kv_cache_view> dst, std::span<const block_copy> copies) noexcept {
   if (const errc code = validate::swap_blocks(src, dst, copies); code != errc::ok) return code;
   if (src.empty() || copies.empty()) return errc::ok;
-  run_lanes(lanes, lanes_for(lanes, block_traffic(src[0].layout, copies.size(), src.size(), src[0].layout.type)),
+  run_lanes(lanes, lanes_for(lanes, block_traffic(src[0].layout, copies.size(), src.size(), src[0].layout.k.code.type)),
             [&](std::int32_t lane, std::int32_t num_lanes) noexcept {
               owned_mover move(table, lane, num_lanes);
               for (std::size_t layer = 0; layer < src.size(); ++layer) {

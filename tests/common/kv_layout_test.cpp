@@ -15,14 +15,15 @@ using namespace bifolio;
 
 constexpr layout_kind kinds[] = {layout_kind::hnd, layout_kind::nhd, layout_kind::x_split};
 
-// Whether `strides` send the elements of `num_blocks` blocks onto 0 … num_blocks · block_elements − 1, one each.
-bool is_bijection(const kv_layout& layout, const kv_strides& strides, std::int32_t num_blocks) {
-  std::vector<bool> taken(static_cast<std::size_t>(num_blocks * layout.block_elements()), false);
+// Whether the strides of `plane` send the elements of `num_blocks` blocks onto 0 … num_blocks · block_elements − 1, one
+// each.
+bool is_bijection(const kv_layout& layout, const kv_plane& plane, std::int32_t num_blocks) {
+  std::vector<bool> taken(static_cast<std::size_t>(num_blocks * layout.block_elements(plane)), false);
   for (std::int32_t b = 0; b < num_blocks; ++b) {
     for (std::int32_t h = 0; h < layout.num_kv_heads; ++h) {
       for (std::int32_t t = 0; t < layout.block_size; ++t) {
-        for (std::int32_t d = 0; d < layout.head_dim; ++d) {
-          const std::int64_t at = strides.offset(block_id{b}, h, t, d);
+        for (std::int32_t d = 0; d < plane.head_dim; ++d) {
+          const std::int64_t at = plane.strides.offset(block_id{b}, h, t, d);
           if (at < 0 || at >= static_cast<std::int64_t>(taken.size()) || taken[static_cast<std::size_t>(at)])
             return false;
           taken[static_cast<std::size_t>(at)] = true;
@@ -63,8 +64,8 @@ TEST_CASE("hnd is [num_kv_heads, block_size, head_dim] and nhd is [block_size, n
     for (std::int32_t t = 0; t < tokens; ++t) {
       for (std::int32_t d = 0; d < dims; ++d) {
         const std::int64_t block = 7 * heads * dims * tokens;
-        CHECK(hnd.k.offset(block_id{7}, h, t, d) == block + (h * tokens + t) * dims + d);
-        CHECK(nhd.v.offset(block_id{7}, h, t, d) == block + (t * heads + h) * dims + d);
+        CHECK(hnd.k.strides.offset(block_id{7}, h, t, d) == block + (h * tokens + t) * dims + d);
+        CHECK(nhd.v.strides.offset(block_id{7}, h, t, d) == block + (t * heads + h) * dims + d);
       }
     }
   }
@@ -77,13 +78,14 @@ TEST_CASE("x_split is vLLM's K [heads, head_dim / x, block_size, x] and V [heads
     constexpr std::int64_t tokens = 5;
     const auto x = static_cast<std::int64_t>(16 / size_of(type));
     const kv_layout layout = make_layout(layout_kind::x_split, type, heads, dims, tokens);
-    CHECK(layout.k.chunk == x);
+    CHECK(layout.k.strides.chunk == x);
     for (std::int32_t h = 0; h < heads; ++h) {
       for (std::int32_t t = 0; t < tokens; ++t) {
         for (std::int32_t d = 0; d < dims; ++d) {
           const std::int64_t block = 3 * heads * dims * tokens;
-          CHECK(layout.k.offset(block_id{3}, h, t, d) == block + ((h * (dims / x) + d / x) * tokens + t) * x + d % x);
-          CHECK(layout.v.offset(block_id{3}, h, t, d) == block + (h * dims + d) * tokens + t);
+          CHECK(layout.k.strides.offset(block_id{3}, h, t, d) ==
+                block + ((h * (dims / x) + d / x) * tokens + t) * x + d % x);
+          CHECK(layout.v.strides.offset(block_id{3}, h, t, d) == block + (h * dims + d) * tokens + t);
         }
       }
     }
@@ -91,16 +93,16 @@ TEST_CASE("x_split is vLLM's K [heads, head_dim / x, block_size, x] and V [heads
 }
 
 TEST_CASE("x of x_split is halved until it divides head_dim") {
-  CHECK(make_layout(layout_kind::x_split, dtype::f16, 1, 12, 4).k.chunk == 4);
-  CHECK(make_layout(layout_kind::x_split, dtype::f16, 1, 6, 4).k.chunk == 2);
-  CHECK(make_layout(layout_kind::x_split, dtype::bf16, 1, 71, 4).k.chunk == 1);
-  CHECK(make_layout(layout_kind::x_split, dtype::f32, 1, 6, 4).k.chunk == 2);
+  CHECK(make_layout(layout_kind::x_split, dtype::f16, 1, 12, 4).k.strides.chunk == 4);
+  CHECK(make_layout(layout_kind::x_split, dtype::f16, 1, 6, 4).k.strides.chunk == 2);
+  CHECK(make_layout(layout_kind::x_split, dtype::bf16, 1, 71, 4).k.strides.chunk == 1);
+  CHECK(make_layout(layout_kind::x_split, dtype::f32, 1, 6, 4).k.strides.chunk == 2);
 }
 
 TEST_CASE("block and slot arithmetic does not wrap past 2^31 and 2^32 elements") {
   const kv_layout layout = make_layout(layout_kind::hnd, dtype::f16, 8, 128, 16);
   constexpr std::int32_t far = std::numeric_limits<std::int32_t>::max();
-  CHECK(layout.k.offset(block_id{far}, 7, 15, 127) == (std::int64_t{far} + 1) * 16 * 8 * 128 - 1);
+  CHECK(layout.k.strides.offset(block_id{far}, 7, 15, 127) == (std::int64_t{far} + 1) * 16 * 8 * 128 - 1);
   CHECK(to_index(make_slot(block_id{far}, 15, 16)) == std::int64_t{far} * 16 + 15);
   CHECK(blocks_for(0, 16) == 0);
   CHECK(blocks_for(1, 16) == 1);
@@ -108,7 +110,7 @@ TEST_CASE("block and slot arithmetic does not wrap past 2^31 and 2^32 elements")
   CHECK(blocks_for(17, 16) == 2);
   CHECK(blocks_for(std::numeric_limits<std::int64_t>::max(), 16) == (std::int64_t{1} << 59));
   const kv_layout wide = make_layout(layout_kind::nhd, dtype::f32, 1 << 10, 1 << 10, 1 << 10);
-  CHECK(wide.block_elements() == std::int64_t{1} << 30);
+  CHECK(wide.block_elements(wide.k) == std::int64_t{1} << 30);
   CHECK(wide.block_bytes() == std::int64_t{1} << 33);
 }
 

@@ -51,28 +51,29 @@ std::vector<bad_view> bad_views() {
       {"num_blocks is the least number", [](kv_cache_view& v) { v.num_blocks = -most - 1; }},
       {"num_blocks is more than block ids can name", [](kv_cache_view& v) { v.num_blocks = (1ll << 31) + 1; }},
       {"num_blocks is the largest number", [](kv_cache_view& v) { v.num_blocks = most; }},
-      {"the dtype is unknown", [](kv_cache_view& v) { v.layout.type = static_cast<dtype>(7); }},
+      {"the dtype is unknown", [](kv_cache_view& v) { v.layout.k.code.type = static_cast<dtype>(7); }},
       {"num_kv_heads is 0", [](kv_cache_view& v) { v.layout.num_kv_heads = 0; }},
       {"num_kv_heads is negative", [](kv_cache_view& v) { v.layout.num_kv_heads = least32; }},
-      {"head_dim is 0", [](kv_cache_view& v) { v.layout.head_dim = 0; }},
-      {"head_dim is negative", [](kv_cache_view& v) { v.layout.head_dim = -8; }},
+      {"head_dim is 0", [](kv_cache_view& v) { v.layout.k.head_dim = 0; }},
+      {"head_dim is negative", [](kv_cache_view& v) { v.layout.k.head_dim = -8; }},
       {"block_size is 0", [](kv_cache_view& v) { v.layout.block_size = 0; }},
       {"block_size is negative", [](kv_cache_view& v) { v.layout.block_size = least32; }},
       {"block_size is huge", [](kv_cache_view& v) { v.layout.block_size = most32; }},
-      {"chunk is 0", [](kv_cache_view& v) { v.layout.k.chunk = 0; }},
-      {"chunk is negative", [](kv_cache_view& v) { v.layout.v.chunk = -8; }},
-      {"chunk exceeds head_dim", [](kv_cache_view& v) { v.layout.k.chunk = 16; }},
-      {"chunk does not divide head_dim", [](kv_cache_view& v) { v.layout.v.chunk = 3; }},
-      {"two blocks share their elements", [](kv_cache_view& v) { v.layout.k.block -= 1; }},
-      {"the block stride is 0", [](kv_cache_view& v) { v.layout.v.block = 0; }},
-      {"the block stride is negative", [](kv_cache_view& v) { v.layout.v.block = -v.layout.v.block; }},
-      {"the block stride wraps", [](kv_cache_view& v) { v.layout.k.block = most; }},
-      {"the span wraps", [](kv_cache_view& v) { v.layout.k.block = 1ll << 62; }},
-      {"the span passes 2^62 bytes", [](kv_cache_view& v) { v.layout.v.block = 1ll << 60; }},
-      {"the head stride is 0", [](kv_cache_view& v) { v.layout.k.head = 0; }},
-      {"the token stride is negative", [](kv_cache_view& v) { v.layout.k.token = -1; }},
-      {"the dim stride is 0", [](kv_cache_view& v) { v.layout.v.dim = 0; }},
-      {"the token stride is that of the heads", [](kv_cache_view& v) { v.layout.v.token = v.layout.v.head; }},
+      {"chunk is 0", [](kv_cache_view& v) { v.layout.k.strides.chunk = 0; }},
+      {"chunk is negative", [](kv_cache_view& v) { v.layout.v.strides.chunk = -8; }},
+      {"chunk exceeds head_dim", [](kv_cache_view& v) { v.layout.k.strides.chunk = 16; }},
+      {"chunk does not divide head_dim", [](kv_cache_view& v) { v.layout.v.strides.chunk = 3; }},
+      {"two blocks share their elements", [](kv_cache_view& v) { v.layout.k.strides.block -= 1; }},
+      {"the block stride is 0", [](kv_cache_view& v) { v.layout.v.strides.block = 0; }},
+      {"the block stride is negative", [](kv_cache_view& v) { v.layout.v.strides.block = -v.layout.v.strides.block; }},
+      {"the block stride wraps", [](kv_cache_view& v) { v.layout.k.strides.block = most; }},
+      {"the span wraps", [](kv_cache_view& v) { v.layout.k.strides.block = 1ll << 62; }},
+      {"the span passes 2^62 bytes", [](kv_cache_view& v) { v.layout.v.strides.block = 1ll << 60; }},
+      {"the head stride is 0", [](kv_cache_view& v) { v.layout.k.strides.head = 0; }},
+      {"the token stride is negative", [](kv_cache_view& v) { v.layout.k.strides.token = -1; }},
+      {"the dim stride is 0", [](kv_cache_view& v) { v.layout.v.strides.dim = 0; }},
+      {"the token stride is that of the heads",
+       [](kv_cache_view& v) { v.layout.v.strides.token = v.layout.v.strides.head; }},
   };
 }
 
@@ -323,8 +324,8 @@ TEST_CASE("converting or swapping within one cache, or between caches that share
     CHECK(w.where.swap_blocks(layer, layer, good_pairs) == errc::invalid_argument);
     // The second block of the same cache posing as a cache.
     kv_cache_view inside = cache;
-    inside.k = moved(cache.k, 2 * cache.layout.block_elements());
-    inside.v = moved(cache.v, 2 * cache.layout.block_elements());
+    inside.k = moved(cache.k, 2 * cache.layout.block_elements(cache.layout.k));
+    inside.v = moved(cache.v, 2 * cache.layout.block_elements(cache.layout.k));
     inside.num_blocks = 2;
     constexpr std::array<block_copy, 1> pair{block_copy{block_id{0}, block_id{0}}};
     CHECK(w.where.convert_blocks(cache, inside, pair) == errc::invalid_argument);

@@ -26,8 +26,8 @@ constexpr std::array<std::int32_t, 5> block_sizes{1, 5, 8, 16, 64};
 constexpr std::array<std::int32_t, 3> head_counts{1, 3, 8};
 
 std::string text_of(const kv_layout& layout, arrangement how) {
-  return std::string(to_string(how)) + " " + std::string(to_string(layout.type)) + " heads " +
-         std::to_string(layout.num_kv_heads) + " dims " + std::to_string(layout.head_dim) + " block " +
+  return std::string(to_string(how)) + " " + std::string(to_string(layout.k.code.type)) + " heads " +
+         std::to_string(layout.num_kv_heads) + " dims " + std::to_string(layout.k.head_dim) + " block " +
          std::to_string(layout.block_size);
 }
 
@@ -184,25 +184,26 @@ TEST_CASE("chunks of two layouts that do not nest convert as well") {
     const auto split = [&](dtype type, std::int32_t chunk) {
       kv_layout layout = make_layout(layout_kind::hnd, type, heads, dims, tokens);
       layout.kind = layout_kind::strided;
-      layout.k = {.block = heads * dims * tokens,
-                  .head = dims * tokens,
-                  .token = chunk,
-                  .dim = 1,
-                  .chunk_stride = tokens * chunk,
-                  .chunk = chunk};
+      layout.k.strides = {.block = heads * dims * tokens,
+                          .head = dims * tokens,
+                          .token = chunk,
+                          .dim = 1,
+                          .chunk_stride = tokens * chunk,
+                          .chunk = chunk};
       layout.v = layout.k;
       return layout;
     };
     constexpr std::int64_t num_blocks = 3;
     const kv_layout src_layout = split(dtype::f32, 4);
     const kv_layout dst_layout = split(dtype::bf16, 6);
-    const std::int64_t half = num_blocks * src_layout.block_elements();
+    const std::int64_t half = num_blocks * src_layout.block_elements(src_layout.k);
     std::vector<std::byte> src_host = hard_elements(random, dtype::f32, 2 * half);
     std::vector<std::byte> dst_host = hard_elements(random, dtype::bf16, 2 * half);
     device_bytes src(tested.get(), src_host, 4);
     device_bytes dst(tested.get(), dst_host, 2);
     const auto view = [&](std::byte* base, const kv_layout& layout) {
-      return kv_cache_view{base, base + half * static_cast<std::int64_t>(size_of(layout.type)), num_blocks, layout};
+      return kv_cache_view{base, base + half * static_cast<std::int64_t>(size_of(layout.k.code.type)), num_blocks,
+                           layout};
     };
     const auto pairs = random_pairs(random, 4, num_blocks, num_blocks);
     REQUIRE(tested.get().convert_blocks(view(src.data(), src_layout), view(dst.data(), dst_layout), pairs) == errc::ok);
@@ -271,9 +272,9 @@ TEST_CASE("layers of a block side by side in one buffer copy and swap without to
     constexpr std::int64_t num_layers = 3;
     constexpr std::int64_t num_blocks = 4;
     kv_layout layout = make_layout(layout_kind::hnd, dtype::bf16, 2, 16, 4);
-    const std::int64_t block = layout.block_elements();
+    const std::int64_t block = layout.block_elements(layout.k);
     layout.kind = layout_kind::strided;
-    layout.k.block = layout.v.block = 2 * num_layers * block;
+    layout.k.strides.block = layout.v.strides.block = 2 * num_layers * block;
     const auto make_views = [&](std::byte* base) {
       std::vector<kv_cache_view> views;
       for (std::int64_t l = 0; l < num_layers; ++l) {
@@ -281,8 +282,8 @@ TEST_CASE("layers of a block side by side in one buffer copy and swap without to
       }
       return views;
     };
-    std::vector<std::byte> a_host = hard_elements(random, dtype::bf16, num_blocks * layout.k.block);
-    std::vector<std::byte> b_host = hard_elements(random, dtype::bf16, num_blocks * layout.k.block);
+    std::vector<std::byte> a_host = hard_elements(random, dtype::bf16, num_blocks * layout.k.strides.block);
+    std::vector<std::byte> b_host = hard_elements(random, dtype::bf16, num_blocks * layout.k.strides.block);
     device_bytes a(tested.get(), a_host, 2);
     device_bytes b(tested.get(), b_host, 2);
     const auto pairs = random_pairs(random, 6, num_blocks, num_blocks);

@@ -81,8 +81,13 @@ std::vector<attention_output> feed(const tested_backend& tested, layout_kind lay
                                    position % block_size);
     }
     const step_batch_view on_device = engine.upload(batch);
-    const attention_spec spec{
-        .num_q_heads = 4, .num_kv_heads = 2, .head_dim = 32, .block_size = block_size, .kv_type = kv_type};
+    const attention_spec spec{.num_q_heads = 4,
+                              .num_kv_heads = 2,
+                              .qk_head_dim = 32,
+                              .v_head_dim = 32,
+                              .block_size = block_size,
+                              .k_code = {kv_type},
+                              .v_code = {kv_type}};
     where.plan_attention(plan, spec, batch.view(), num_blocks);
 
     for (std::int32_t layer = 0; layer < num_layers; ++layer) {

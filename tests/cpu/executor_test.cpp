@@ -85,9 +85,13 @@ class work {
     return where_->append({engine_.layers()[0], rows, rows, slots_.data()});
   }
   void plan() {
-    where_->plan_attention(
-        plan_, {.num_q_heads = num_heads, .num_kv_heads = num_heads, .head_dim = head_dim, .block_size = block_size},
-        batch_.view(), num_blocks);
+    where_->plan_attention(plan_,
+                           {.num_q_heads = num_heads,
+                            .num_kv_heads = num_heads,
+                            .qk_head_dim = head_dim,
+                            .v_head_dim = head_dim,
+                            .block_size = block_size},
+                           batch_.view(), num_blocks);
   }
   [[nodiscard]] errc attend() noexcept {
     attention_params params;

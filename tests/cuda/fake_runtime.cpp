@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/fake_runtime.hpp"
 
+#include <cuda.h>
+
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -28,6 +31,13 @@ cudaError_t release(const char* name, void* pointer, std::int64_t& live) {
   if (pointer != nullptr) --live;
   std::free(pointer);
   return cudaSuccess;
+}
+
+/// A cuTensorMapEncodeTiled.
+CUresult encode_nothing(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
+                        const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
+                        CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+  return CUDA_SUCCESS;
 }
 
 const cuda::runtime_api table = {
@@ -173,7 +183,7 @@ const cuda::runtime_api table = {
     .func_set_attribute = [](const void*, cudaFuncAttribute, int) { return now().enter("func_set_attribute"); },
     .get_driver_entry_point =
         [](const char*, void** function, unsigned int) {
-          *function = nullptr;
+          *function = now().encodes_tensor_maps ? reinterpret_cast<void*>(&encode_nothing) : nullptr;
           return now().enter("get_driver_entry_point");
         },
     .launch_kernel =
@@ -189,8 +199,18 @@ const cuda::runtime_api table = {
 
 }  // namespace
 
-fake_runtime::fake_runtime() { active = this; }
-fake_runtime::~fake_runtime() { active = nullptr; }
+namespace {
+std::vector<fake_runtime*> alive;
+}
+
+fake_runtime::fake_runtime() {
+  alive.push_back(this);
+  active = this;
+}
+fake_runtime::~fake_runtime() {
+  alive.erase(std::find(alive.begin(), alive.end(), this));
+  active = alive.empty() ? nullptr : alive.back();
+}
 
 const cuda::runtime_api& fake_runtime::api() const noexcept { return table; }
 

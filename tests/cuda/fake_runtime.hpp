@@ -25,7 +25,7 @@ struct fake_launch {
   cudaStream_t stream = nullptr;
 };
 
-/// One at a time: the table's functions are plain pointers and find it in `active`.
+/// The latest that is alive takes all calls: the table's functions are plain pointers and find it in `active`.
 class fake_runtime {
  public:
   fake_runtime();
@@ -58,6 +58,8 @@ class fake_runtime {
   int major = 9;
   int minor = 0;
   int num_sms = 132;
+  /// The driver has an entry point that encodes tensor maps; it accepts every map and writes none.
+  bool encodes_tensor_maps = false;
   cudaError_t last_error = cudaSuccess;
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   std::vector<fake_launch> launches;

@@ -4,7 +4,7 @@
 /// Is a result good enough? Four gates, each of which a NaN fails:
 ///
 /// 1. per element, with u the roundoff of accumulation, u_out that of the output dtype, u_P that of probabilities,
-///    d = head_dim, L keys, B keys per partial sum, M = Σ p_j |v_j|, V = max |v_j|, and E = u · (largest slack of a
+///    d = qk_head_dim, L keys, B keys per partial sum, M = Σ p_j |v_j|, V = max |v_j|, and E = u · (largest slack of a
 ///    logit, reference::attend): that of its dot product, of tanh, of ALiBi and of the bias:
 ///      |err| ≤ [expm1(2E) + 8u + 2u·(B + L/B + 8) + u_P]·M·(1 + u_out) + u_out·|o| + (2^-114 + t_P)·L·V + underflow
 ///      |err of LSE| ≤ E + u·(B + L/B + 8) + 4u·|LSE|

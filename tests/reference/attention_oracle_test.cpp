@@ -19,7 +19,7 @@ struct tiny {
   std::vector<float> q{1, 2};
   std::vector<float> k{0.5f, -1, 2};
   std::vector<float> v{3, 5, 7};
-  attention_options options{.num_q_heads = 1, .num_kv_heads = 1, .head_dim = 1, .scale = 1};
+  attention_options options{.num_q_heads = 1, .num_kv_heads = 1, .qk_head_dim = 1, .v_head_dim = 1, .scale = 1};
   [[nodiscard]] dense_sequence seq() const { return {2, 3, q.data(), k.data(), v.data()}; }
 };
 
@@ -125,13 +125,15 @@ TEST_CASE("query head h reads KV head h / group_size") {
   const std::vector<float> k{0, 0};
   const std::vector<float> v{10, 20};
   const attention_reference got =
-      attend({.num_q_heads = 4, .num_kv_heads = 2, .head_dim = 1, .scale = 1}, {1, 1, q.data(), k.data(), v.data()});
+      attend({.num_q_heads = 4, .num_kv_heads = 2, .qk_head_dim = 1, .v_head_dim = 1, .scale = 1},
+             {1, 1, q.data(), k.data(), v.data()});
   CHECK(got.out == std::vector<double>{10, 10, 20, 20});
 }
 
 TEST_CASE("merging the halves of a row gives the row") {
   const tiny t;
-  const attention_options options{.num_q_heads = 1, .num_kv_heads = 1, .head_dim = 1, .causal = false, .scale = 1};
+  const attention_options options{
+      .num_q_heads = 1, .num_kv_heads = 1, .qk_head_dim = 1, .v_head_dim = 1, .causal = false, .scale = 1};
   const attention_reference whole = attend(options, {1, 3, t.q.data(), t.k.data(), t.v.data()});
   const attention_reference a = attend(options, {1, 1, t.q.data(), t.k.data(), t.v.data()});
   const attention_reference b = attend(options, {1, 2, t.q.data(), t.k.data() + 1, t.v.data() + 1});
@@ -164,7 +166,8 @@ TEST_CASE("the plain float32 kernel passes the gates, and a result that is sligh
 }
 
 TEST_CASE("a weight too small for float32 may be flushed, and no other") {
-  const attention_options options{.num_q_heads = 1, .num_kv_heads = 1, .head_dim = 1, .causal = false, .scale = 1};
+  const attention_options options{
+      .num_q_heads = 1, .num_kv_heads = 1, .qk_head_dim = 1, .v_head_dim = 1, .causal = false, .scale = 1};
   const std::vector<float> q{1};
   const std::vector<float> v{0, 3};  // the key that weighs has no value
   for (const float logit : {-88.0f, -70.0f}) {

@@ -139,13 +139,13 @@ std::string convert_between(const tested_backend& tested, random_source& random,
 class host_cache {
  public:
   host_cache(backend& where, const cache_shape& shape, std::int64_t num_blocks)
-      : arranged_(arrange(shape.how, shape.type, shape.heads, shape.dims, shape.block_size, num_blocks)),
+      : arranged_(arrange(shape.how, {shape.type, shape.heads, shape.dims, shape.dims, shape.block_size}, num_blocks)),
         num_blocks_(num_blocks),
         bytes_(where.staging_memory(), static_cast<std::size_t>(arranged_.elements) * size_of(shape.type)) {
     std::fill_n(bytes_.as<std::byte>(), bytes_.num_bytes(), std::byte{0});
   }
   [[nodiscard]] kv_cache_view view() noexcept {
-    const auto element = static_cast<std::int64_t>(size_of(arranged_.layout.type));
+    const auto element = static_cast<std::int64_t>(size_of(arranged_.layout.k.code.type));
     return {bytes_.as<std::byte>() + arranged_.k_start * element, bytes_.as<std::byte>() + arranged_.v_start * element,
             num_blocks_, arranged_.layout};
   }

@@ -48,6 +48,14 @@ struct attention_window {
   }
 };
 
+/// Position of a sequence's first new token, counted from the first key of its table row. `query_positions`: those of
+/// the batch, or null.
+[[nodiscard]] BIFOLIO_HOST_DEVICE constexpr std::int64_t first_query_position(const std::int32_t* query_positions,
+                                                                              std::int32_t seq, std::int64_t query_len,
+                                                                              std::int64_t seq_len) noexcept {
+  return query_positions == nullptr ? seq_len - query_len : query_positions[seq];
+}
+
 /// The window of a spec, or of anything with its three numbers.
 template <class Spec>
 [[nodiscard]] BIFOLIO_HOST_DEVICE constexpr attention_window window_of(const Spec& spec) noexcept {

@@ -28,9 +28,9 @@ struct footprint {
   std::int32_t num_axes = 0;
 };
 
-/// One plane of a layer. False when a stride is below 1, the axes do not nest (two elements would share a place), the
-/// chunk does not divide the head or the span passes the limit.
-[[nodiscard]] bool make_footprint(footprint& out, const void* base, const kv_layout& layout, const kv_strides& strides,
+/// One stored plane of a layer. False when a stride is below 1, the axes do not nest (two elements would share a
+/// place), the chunk does not divide the head or the span passes the limit.
+[[nodiscard]] bool make_footprint(footprint& out, const void* base, const kv_layout& layout, const kv_plane& plane,
                                   std::int64_t num_blocks) noexcept;
 
 /// Rows of a tensor; its counts are ≥ 1. False as above, but axes need to nest and strides to be above 0 only with

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <atomic>
-#include <bifolio/kv_cache_manager.hpp>
+#include <bifolio/detail/manager_core.hpp>
 #include <bifolio/kv_layout.hpp>
 #include <bit>
 #include <cmath>
@@ -11,18 +11,14 @@
 #include "common/base/require.hpp"
 #include "common/base/translate.hpp"
 
-namespace bifolio {
+namespace bifolio::detail {
 namespace {
-
-using detail::require_between;
-using detail::translate_bad_alloc;
 
 kv_cache_config validated(kv_cache_config config) {
   require_between("block_size", config.block_size, 1, std::int64_t{1} << 30);
   require_between("num_blocks", config.num_blocks, 1, max_num_blocks);
   if (!(config.watermark >= 0 && config.watermark < 1)) {
-    detail::refuse(errc::invalid_argument, "watermark ", config.watermark,
-                   " is not a fraction of at least 0 and below 1");
+    refuse(errc::invalid_argument, "watermark ", config.watermark, " is not a fraction of at least 0 and below 1");
   }
   require_between("sliding_window", config.sliding_window, 0, std::int64_t{1} << 30);
   require_between("max_sequences", config.max_sequences, 1, std::int64_t{1} << 24);
@@ -42,7 +38,7 @@ std::uint32_t next_first_generation() noexcept {
 
 }  // namespace
 
-kv_cache_manager::kv_cache_manager(const kv_cache_config& config)
+manager_core::manager_core(const kv_cache_config& config)
     : config_(validated(config)),
       block_shift_(31 + static_cast<std::uint32_t>(std::bit_width(static_cast<std::uint32_t>(config_.block_size) - 1))),
       watermark_blocks_(
@@ -81,22 +77,22 @@ kv_cache_manager::kv_cache_manager(const kv_cache_config& config)
   });
 }
 
-kv_cache_manager::~kv_cache_manager() {
+manager_core::~manager_core() {
   if (host_) host_->spare.drop_directory();
   for (std::uint32_t i = 0; i < num_records_; ++i) tables_[i].drop_directory();
 }
 
-std::int64_t kv_cache_manager::blocks_at_peak(std::int64_t num_tokens, std::int64_t step_tokens) const noexcept {
+std::int64_t manager_core::blocks_at_peak(std::int64_t num_tokens, std::int64_t step_tokens) const noexcept {
   const std::int64_t whole = blocks_for(num_tokens, config_.block_size);
   if (config_.sliding_window == 0) return whole;
-  // Before a step is committed its tokens lie beside the window − 1 earlier ones that the first of them sees; the run
-  // may begin anywhere in a block.
+  // Before a step is committed its tokens are cached next to the window − 1 earlier ones that the first of them attends
+  // to; their first may be anywhere in a block.
   const std::int64_t step = step_tokens == 0 ? num_tokens : std::min(step_tokens, num_tokens);
   return std::min(whole, blocks_for(config_.sliding_window - 1 + step - 1, config_.block_size) + 1);
 }
 
-alloc_status kv_cache_manager::can_allocate(std::int64_t num_tokens, std::int64_t step_tokens,
-                                            std::int64_t num_promised) const {
+alloc_status manager_core::can_allocate(std::int64_t num_tokens, std::int64_t step_tokens,
+                                        std::int64_t num_promised) const {
   require_between("num_tokens", num_tokens, 1, config_.max_seq_len);
   require_between("step_tokens", step_tokens, 0, INT64_MAX);
   require_between("num_promised", num_promised, 0, max_num_blocks);
@@ -106,18 +102,18 @@ alloc_status kv_cache_manager::can_allocate(std::int64_t num_tokens, std::int64_
   return needed + num_promised <= pool_.num_free() ? alloc_status::ok : alloc_status::later;
 }
 
-block_id kv_cache_manager::take_block() noexcept {
+block_id manager_core::take_block() noexcept {
   ++num_allocated_;
   const block_id block = prefix_ ? prefix_->allocate_one() : pool_.allocate_one();
   if (host_) detach(block);
   return block;
 }
 
-seq_id kv_cache_manager::id_of(const sequence& record) const noexcept {
+seq_id manager_core::id_of(const sequence& record) const noexcept {
   return seq_id{std::uint64_t{record.generation} << 32 | static_cast<std::uint32_t>(&record - records_)};
 }
 
-sequence& kv_cache_manager::open_record() noexcept {
+sequence& manager_core::open_record() noexcept {
   sequence& record = records_[free_record_];
   free_record_ = record.num_tokens;
   ++record.generation;
@@ -129,7 +125,7 @@ sequence& kv_cache_manager::open_record() noexcept {
   return record;
 }
 
-allocate_result kv_cache_manager::allocate(std::int64_t num_tokens) {
+allocate_result manager_core::allocate(std::int64_t num_tokens) {
   require_between("num_tokens", num_tokens, 1, config_.max_seq_len);
   const std::int32_t size = blocks_of(num_tokens);
   if (size > config_.num_blocks) return {invalid_seq, alloc_status::never};
@@ -151,8 +147,8 @@ allocate_result kv_cache_manager::allocate(std::int64_t num_tokens) {
   return {id_of(record), alloc_status::ok};
 }
 
-kv_cache_manager::growth kv_cache_manager::plan_growth(const sequence& record, std::int64_t num_tokens,
-                                                       std::int64_t num_lookahead) const {
+manager_core::growth manager_core::plan_growth(const sequence& record, std::int64_t num_tokens,
+                                               std::int64_t num_lookahead) const {
   const std::int64_t left = config_.max_seq_len - record.num_tokens;
   require_between("num_tokens", num_tokens, 0, left);
   require_between("num_lookahead", num_lookahead, 0, left - num_tokens);
@@ -179,18 +175,18 @@ kv_cache_manager::growth kv_cache_manager::plan_growth(const sequence& record, s
   return result;
 }
 
-alloc_status kv_cache_manager::can_append(seq_id seq, std::int64_t num_tokens, std::int64_t num_lookahead) const {
+alloc_status manager_core::can_append(seq_id seq, std::int64_t num_tokens, std::int64_t num_lookahead) const {
   return plan_growth(get_resident(seq), num_tokens, num_lookahead).status;
 }
 
-std::int64_t kv_cache_manager::blocks_to_append(seq_id seq, std::int64_t num_tokens, std::int64_t num_lookahead) const {
+std::int64_t manager_core::blocks_to_append(seq_id seq, std::int64_t num_tokens, std::int64_t num_lookahead) const {
   return plan_growth(get_resident(seq), num_tokens, num_lookahead).num_blocks;
 }
 
-append_result kv_cache_manager::append_slowly(seq_id seq, std::int64_t num_tokens, std::int64_t num_lookahead) {
+append_result manager_core::append_slowly(seq_id seq, std::int64_t num_tokens, std::int64_t num_lookahead) {
   sequence& record = get_resident(seq);
   // The second line of the table takes the id in most cases; asking for both at once waits once.
-  detail::prefetch_to_write(reinterpret_cast<const char*>(&table_of(record)) + 64);
+  prefetch_to_write(reinterpret_cast<const char*>(&table_of(record)) + 64);
   const growth grown = plan_growth(record, num_tokens, num_lookahead);
   if (grown.status != alloc_status::ok || num_tokens + num_lookahead == 0) return {grown.status, {}};
   block_table& table = table_of(record);
@@ -209,7 +205,7 @@ append_result kv_cache_manager::append_slowly(seq_id seq, std::int64_t num_token
     note_table_change(record);
     ++num_copied_;
   } else if (host_ && ends_in_block(record.num_tokens)) {
-    // Somebody who shared the tail, and for whom it was full, may have gone to the host since.
+    // A sequence that shared the tail, and for which it was full, may have been swapped out since.
     detach(table[tail]);
   }
   num_entries_ += grown.table_size - table.size();
@@ -221,20 +217,20 @@ append_result kv_cache_manager::append_slowly(seq_id seq, std::int64_t num_token
   return result;
 }
 
-std::int32_t kv_cache_manager::first_visible_block(std::int64_t num_committed) const noexcept {
+std::int32_t manager_core::first_visible_block(std::int64_t num_committed) const noexcept {
   if (config_.sliding_window == 0) return 0;
   const std::int64_t position = std::max<std::int64_t>(0, num_committed - config_.sliding_window + 1);
   return whole_blocks(position);
 }
 
-void kv_cache_manager::commit_slowly(seq_id seq, std::int64_t num_tokens) {
+void manager_core::commit_slowly(seq_id seq, std::int64_t num_tokens) {
   sequence& record = get_resident(seq);
   reserve_commit(record, num_tokens);
   commit_positions(record, num_tokens);
   if (prefix_ && num_tokens > 0) publication_of(record).num_published = -1;
 }
 
-void kv_cache_manager::commit_slowly(seq_id seq, std::span<const token_id> tokens) {
+void manager_core::commit_slowly(seq_id seq, std::span<const token_id> tokens) {
   sequence& record = get_resident(seq);
   const auto num_tokens = static_cast<std::int64_t>(tokens.size());
   reserve_commit(record, num_tokens);
@@ -243,7 +239,7 @@ void kv_cache_manager::commit_slowly(seq_id seq, std::span<const token_id> token
 }
 
 // Refuses what is wrong, and makes room for the events and for the chunk that the window's edge may cut.
-void kv_cache_manager::reserve_commit(const sequence& record, std::int64_t num_tokens) {
+void manager_core::reserve_commit(const sequence& record, std::int64_t num_tokens) {
   require_between("num_tokens", num_tokens, 0, record.num_tokens - record.num_committed);
   const std::int64_t num_committed = record.num_committed + num_tokens;
   const std::int32_t first = first_visible_block(num_committed);
@@ -253,7 +249,7 @@ void kv_cache_manager::reserve_commit(const sequence& record, std::int64_t num_t
   });
 }
 
-void kv_cache_manager::commit_positions(sequence& record, std::int64_t num_tokens) noexcept {
+void manager_core::commit_positions(sequence& record, std::int64_t num_tokens) noexcept {
   block_table& table = table_of(record);
   const std::int32_t first = first_visible_block(record.num_committed + num_tokens);
   if (first > table.first()) {
@@ -264,7 +260,7 @@ void kv_cache_manager::commit_positions(sequence& record, std::int64_t num_token
   record.num_committed += static_cast<std::int32_t>(num_tokens);
 }
 
-allocate_result kv_cache_manager::fork(seq_id seq) {
+allocate_result manager_core::fork(seq_id seq) {
   sequence& parent = get_resident(seq);
   if (free_record_ < 0) return {invalid_seq, alloc_status::later};
   const std::int32_t size = blocks_of(parent.num_tokens);
@@ -290,15 +286,15 @@ allocate_result kv_cache_manager::fork(seq_id seq) {
   return {id_of(child), alloc_status::ok};
 }
 
-void kv_cache_manager::truncate(seq_id seq, std::int64_t num_tokens) {
+void manager_core::truncate(seq_id seq, std::int64_t num_tokens) {
   sequence& record = get_resident(seq);
-  detail::prefetch_to_write(reinterpret_cast<const char*>(&table_of(record)) + 64);
+  prefetch_to_write(reinterpret_cast<const char*>(&table_of(record)) + 64);
   require_between("num_tokens", num_tokens, 0, record.num_tokens);
   const std::int32_t size = blocks_of(num_tokens);
   block_table& table = table_of(record);
   if (table.first() > first_visible_block(num_tokens)) {
-    detail::refuse(errc::invalid_argument, "truncate to ", num_tokens, " tokens needs logical block ",
-                   first_visible_block(num_tokens), ", but the sliding window gave back those below ", table.first());
+    refuse(errc::invalid_argument, "truncate to ", num_tokens, " tokens needs logical block ",
+           first_visible_block(num_tokens), ", but the sliding window gave back those below ", table.first());
   }
   if (table.cuts_shared_chunk(size)) translate_bad_alloc("truncate", [&] { slab_.reserve(1); });
   num_entries_ -= table.size() - size;
@@ -313,7 +309,7 @@ void kv_cache_manager::truncate(seq_id seq, std::int64_t num_tokens) {
   if (prefix_) rewind_publication(record);
 }
 
-void kv_cache_manager::free(seq_id seq) {
+void manager_core::free(seq_id seq) {
   sequence& record = get(seq);
   block_table& table = table_of(record);
   num_tokens_ -= record.num_tokens;
@@ -331,26 +327,25 @@ void kv_cache_manager::free(seq_id seq) {
   --num_sequences_;
 }
 
-block_id kv_cache_manager::block_at(seq_id seq, std::int64_t index) const {
+block_id manager_core::block_at(seq_id seq, std::int64_t index) const {
   const block_table& table = table_of(get(seq));
   if (index < 0 || index >= table.size()) {
-    detail::refuse(errc::out_of_range, "logical block ", index, " is not in a table of ", table.size(), " blocks");
+    refuse(errc::out_of_range, "logical block ", index, " is not in a table of ", table.size(), " blocks");
   }
   return table[static_cast<std::int32_t>(index)];
 }
 
-slot_id kv_cache_manager::slot_at(seq_id seq, std::int64_t position) const {
+slot_id manager_core::slot_at(seq_id seq, std::int64_t position) const {
   const sequence& record = get_resident(seq);
   if (position < 0 || position >= record.num_tokens) {
-    detail::refuse(errc::out_of_range, "position ", position, " is not in a sequence of ", record.num_tokens,
-                   " tokens");
+    refuse(errc::out_of_range, "position ", position, " is not in a sequence of ", record.num_tokens, " tokens");
   }
   const block_id block = table_of(record)[static_cast<std::int32_t>(position / config_.block_size)];
   if (block == invalid_block) return no_slot;
   return make_slot(block, static_cast<std::int32_t>(position % config_.block_size), config_.block_size);
 }
 
-void kv_cache_manager::reserve_host_memory(std::span<const host_demand> demands) {
+void manager_core::reserve_host_memory(std::span<const host_demand> demands) {
   translate_bad_alloc("reserve_host_memory", [&] {
     std::int64_t chunks = 0;
     std::int64_t blocks = 0;  // that may be taken and published
@@ -378,7 +373,7 @@ void kv_cache_manager::reserve_host_memory(std::span<const host_demand> demands)
   });
 }
 
-cache_stats kv_cache_manager::stats() const noexcept {
+cache_stats manager_core::stats() const noexcept {
   return {.num_blocks = pool_.num_blocks(),
           .num_free_blocks = pool_.num_free(),
           .num_used_blocks = pool_.num_used(),
@@ -396,16 +391,16 @@ cache_stats kv_cache_manager::stats() const noexcept {
           .num_swapped_in_blocks = host_ ? host_->num_blocks_in : 0};
 }
 
-void kv_cache_manager::throw_swapped_out(seq_id seq) {
-  detail::refuse(errc::failed_precondition, "sequence ", static_cast<std::uint32_t>(to_index(seq)),
-                 " is swapped out; swap it in before it is used");
+void manager_core::throw_swapped_out(seq_id seq) {
+  refuse(errc::failed_precondition, "sequence ", static_cast<std::uint32_t>(to_index(seq)),
+         " is swapped out; swap it in before it is used");
 }
 
-void kv_cache_manager::throw_not_found(seq_id seq) const {
+void manager_core::throw_not_found(seq_id seq) const {
   const auto index = static_cast<std::uint32_t>(to_index(seq));
   const auto generation = static_cast<std::uint32_t>(to_index(seq) >> 32);
-  detail::refuse(errc::not_found, "sequence ", index, " of generation ", generation,
-                 " is not open in this manager: it was freed, or belongs to another one");
+  refuse(errc::not_found, "sequence ", index, " of generation ", generation,
+         " is not open in this manager: it was freed, or belongs to another one");
 }
 
-}  // namespace bifolio
+}  // namespace bifolio::detail

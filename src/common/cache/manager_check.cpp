@@ -2,14 +2,14 @@
 /// kv_cache_manager's check and digest: the whole state read once, for tests and for looking into a running server.
 
 #include <algorithm>
-#include <bifolio/kv_cache_manager.hpp>
+#include <bifolio/detail/manager_core.hpp>
 #include <bifolio/kv_layout.hpp>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "common/base/hash.hpp"
 
-namespace bifolio {
+namespace bifolio::detail {
 namespace {
 
 std::string check_sequence(const sequence& record, const block_table& table, const kv_cache_config& config,
@@ -24,7 +24,7 @@ std::string check_sequence(const sequence& record, const block_table& table, con
   for (std::int32_t i = table.first(); i < table.size(); ++i) {
     const block_id id = table[i];
     if (to_index(id) < 0 || to_index(id) >= pool.num_blocks()) return "entry " + std::to_string(i) + " is no block";
-    if (!seen.insert(to_index(id)).second) return "block " + std::to_string(to_index(id)) + " stands twice";
+    if (!seen.insert(to_index(id)).second) return "block " + std::to_string(to_index(id)) + " is in the table twice";
     if (i >= needed && table.is_shared(i, pool)) return "a reserved block is shared";
   }
   const std::int32_t tail = record.num_tokens / config.block_size;
@@ -42,7 +42,7 @@ std::string check_sequence(const sequence& record, const block_table& table, con
 
 }  // namespace
 
-std::string kv_cache_manager::check() const {
+std::string manager_core::check() const {
   if (std::string problem = pool_.check(); !problem.empty()) return problem;
   std::vector<std::uint32_t> refs(static_cast<std::size_t>(pool_.num_blocks()), 0);
   std::unordered_map<const block_chunk*, std::uint32_t> tables_of;
@@ -108,8 +108,8 @@ std::string kv_cache_manager::check() const {
   return {};
 }
 
-// A published block is written by nobody, and its tokens are those that were committed.
-std::string kv_cache_manager::check_publications() const {
+// No sequence writes a published block, and its tokens are those that were committed.
+std::string manager_core::check_publications() const {
   for (std::uint32_t i = 0; i < num_records_; ++i) {
     const sequence& record = records_[i];
     if ((record.generation & 1) == 0) continue;
@@ -135,7 +135,7 @@ std::string kv_cache_manager::check_publications() const {
   return {};
 }
 
-std::string kv_cache_manager::check_host(std::span<const std::uint32_t> refs, std::int64_t num_swapped) const {
+std::string manager_core::check_host(std::span<const std::uint32_t> refs, std::int64_t num_swapped) const {
   if (std::string problem = host_->pool.check(); !problem.empty()) return "host pool: " + problem;
   for (std::size_t b = 0; b < refs.size(); ++b) {
     const std::uint32_t held = host_->pool.num_refs(block_id{static_cast<std::int32_t>(b)});
@@ -146,7 +146,7 @@ std::string kv_cache_manager::check_host(std::span<const std::uint32_t> refs, st
     const block_id original = host_->on_device[b];
     if (original != invalid_block &&
         to_index(host_->on_host[static_cast<std::size_t>(to_index(original))]) != static_cast<std::int32_t>(b)) {
-      return "host block " + std::to_string(b) + " and its original do not name each other";
+      return "host block " + std::to_string(b) + " and its original do not refer to each other";
     }
   }
   const auto num_links = [](const std::vector<block_id>& links) {
@@ -157,8 +157,8 @@ std::string kv_cache_manager::check_host(std::span<const std::uint32_t> refs, st
   return {};
 }
 
-std::uint64_t kv_cache_manager::digest() const noexcept {
-  detail::digest_builder hash;
+std::uint64_t manager_core::digest() const noexcept {
+  digest_builder hash;
   hash.add(pool_.digest());
   for (std::uint32_t i = 0; i < num_records_; ++i) {
     const sequence& record = records_[i];
@@ -198,4 +198,4 @@ std::uint64_t kv_cache_manager::digest() const noexcept {
   return hash.value();
 }
 
-}  // namespace bifolio
+}  // namespace bifolio::detail

@@ -1,21 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-/// kv_cache_manager's side of prefix caching: what a new sequence shares, and how filled blocks get their names.
+/// kv_cache_manager's side of prefix caching: what a new sequence shares, and how full blocks are published.
 
 #include <algorithm>
 #include <array>
-#include <bifolio/kv_cache_manager.hpp>
+#include <bifolio/detail/manager_core.hpp>
 #include <utility>
 
 #include "common/base/require.hpp"
 #include "common/base/translate.hpp"
 #include "common/cache/require_limits.hpp"
 
-namespace bifolio {
+namespace bifolio::detail {
 
-using detail::require_between;
-using detail::translate_bad_alloc;
-
-void kv_cache_manager::make_prefix_cache() {
+void manager_core::make_prefix_cache() {
   static_assert(sizeof(publication) == 56, "kv_cache_config says so");
   prefix_ = std::make_unique<prefix_cache>(pool_, prefix_cache_config{.block_size = config_.block_size,
                                                                       .seed = config_.prefix.seed,
@@ -31,13 +28,13 @@ void kv_cache_manager::make_prefix_cache() {
   for (std::uint32_t i = 0; i < num_records_; ++i) std::construct_at(&publications_[i]);
 }
 
-void kv_cache_manager::reserve_events(std::int64_t num_events) {
+void manager_core::reserve_events(std::int64_t num_events) {
   if (prefix_) prefix_->reserve_events(num_events);
 }
 
 // --- opening
 
-kv_cache_manager::prefix_hits kv_cache_manager::look_up(const prompt_view& prompt) const {
+manager_core::prefix_hits manager_core::look_up(const prompt_view& prompt) const {
   const auto num_tokens = static_cast<std::int64_t>(prompt.tokens.size());
   require_between("prompt tokens", num_tokens, 1, config_.max_seq_len);
   std::int64_t lowest = 0;
@@ -45,8 +42,8 @@ kv_cache_manager::prefix_hits kv_cache_manager::look_up(const prompt_view& promp
     require_between("position of an extra key", extra.position, lowest, config_.max_seq_len - 1);
     lowest = extra.position;
   }
-  detail::require_salt(prompt.scope.salt);
-  detail::require_extras(prompt.extras);
+  require_salt(prompt.scope.salt);
+  require_extras(prompt.extras);
   prefix_hits hits;
   if (!prefix_) return hits;
   translate_bad_alloc("open", [&] {
@@ -83,8 +80,7 @@ kv_cache_manager::prefix_hits kv_cache_manager::look_up(const prompt_view& promp
   return hits;
 }
 
-admission kv_cache_manager::can_open(const prompt_view& prompt, std::int64_t step_tokens,
-                                     std::int64_t num_promised) const {
+admission manager_core::can_open(const prompt_view& prompt, std::int64_t step_tokens, std::int64_t num_promised) const {
   const prefix_hits hits = look_up(prompt);
   require_between("step_tokens", step_tokens, 0, INT64_MAX);
   require_between("num_promised", num_promised, 0, max_num_blocks);
@@ -94,8 +90,8 @@ admission kv_cache_manager::can_open(const prompt_view& prompt, std::int64_t ste
     answer.status = alloc_status::never;
     return answer;
   }
-  // Hits in use cost nothing, but for one that is copied. While it is copied an idle one takes a block, too: look_up
-  // has seen to that.
+  // Hits in use cost nothing, except one that is copied. While it is copied an idle hit takes a block, too; look_up has
+  // counted that.
   std::int64_t num_used_hits = hits.num_blocks - first_visible_block(hits.num_tokens) - hits.num_idle_blocks;
   if (hits.copies_last && !pool_.is_free(hits_[static_cast<std::size_t>(hits.num_blocks) - 1])) --num_used_hits;
   const std::int64_t needed = std::max<std::int64_t>(0, peak - num_used_hits);
@@ -105,7 +101,7 @@ admission kv_cache_manager::can_open(const prompt_view& prompt, std::int64_t ste
   return answer;
 }
 
-open_result kv_cache_manager::open(const prompt_view& prompt, std::int64_t num_new_tokens) {
+open_result manager_core::open(const prompt_view& prompt, std::int64_t num_new_tokens) {
   require_between("num_new_tokens", num_new_tokens, 1, INT64_MAX);
   const prefix_hits hits = look_up(prompt);
   const auto prompt_len = static_cast<std::int64_t>(prompt.tokens.size());
@@ -161,7 +157,7 @@ open_result kv_cache_manager::open(const prompt_view& prompt, std::int64_t num_n
   return result;
 }
 
-std::vector<kv_cache_manager::block_extras> kv_cache_manager::acquire_block_extras(const prompt_view& prompt) {
+std::vector<manager_core::block_extras> manager_core::acquire_block_extras(const prompt_view& prompt) {
   std::vector<block_extras> acquired;
   acquired.reserve(prompt.extras.size());
   try {
@@ -180,18 +176,18 @@ std::vector<kv_cache_manager::block_extras> kv_cache_manager::acquire_block_extr
   return acquired;
 }
 
-void kv_cache_manager::release_block_extras(std::span<const block_extras> extras) noexcept {
+void manager_core::release_block_extras(std::span<const block_extras> extras) noexcept {
   for (const block_extras& extra : extras) prefix_->release_extras(extra.extras);
 }
 
-std::span<const kv_cache_manager::block_extras> kv_cache_manager::extras_of(const sequence& record) const noexcept {
+std::span<const manager_core::block_extras> manager_core::extras_of(const sequence& record) const noexcept {
   if (extras_.empty()) return {};
   const auto found = extras_.find(static_cast<std::uint32_t>(&record - records_));
   if (found == extras_.end()) return {};
   return found->second;
 }
 
-extras_id kv_cache_manager::extras_at(const sequence& record, std::int32_t index) const noexcept {
+extras_id manager_core::extras_at(const sequence& record, std::int32_t index) const noexcept {
   const std::span<const block_extras> extras = extras_of(record);
   const auto at = std::lower_bound(extras.begin(), extras.end(), index,
                                    [](const block_extras& some, std::int32_t wanted) { return some.index < wanted; });
@@ -200,8 +196,8 @@ extras_id kv_cache_manager::extras_at(const sequence& record, std::int32_t index
 
 // --- publishing
 
-void kv_cache_manager::start_publication(const sequence& record, const prompt_view& prompt, const prefix_hits& hits,
-                                         scope_id scope) noexcept {
+void manager_core::start_publication(const sequence& record, const prompt_view& prompt, const prefix_hits& hits,
+                                     scope_id scope) noexcept {
   const std::int32_t num_published = whole_blocks(hits.num_tokens);
   publication_of(record) = {.end = num_published > 0 ? hits.end : prefix_->root(scope),
                             .num_published = num_published,
@@ -214,7 +210,7 @@ void kv_cache_manager::start_publication(const sequence& record, const prompt_vi
   prefix_->count_lookup(whole_blocks(static_cast<std::int64_t>(prompt.tokens.size())), hits.num_blocks);
 }
 
-void kv_cache_manager::publish_tokens(sequence& record, std::span<const token_id> tokens) noexcept {
+void manager_core::publish_tokens(sequence& record, std::span<const token_id> tokens) noexcept {
   publication& state = publication_of(record);
   if (state.num_published < 0) return;
   const auto block_size = static_cast<std::size_t>(config_.block_size);
@@ -233,7 +229,7 @@ void kv_cache_manager::publish_tokens(sequence& record, std::span<const token_id
 }
 
 // `tokens` fill whole blocks. Keys are made a few blocks ahead, so that what publishing will write is near by then.
-void kv_cache_manager::publish_blocks(sequence& record, std::span<const token_id> tokens) noexcept {
+void manager_core::publish_blocks(sequence& record, std::span<const token_id> tokens) noexcept {
   constexpr std::size_t group_size = 32;
   publication& state = publication_of(record);
   block_table& table = table_of(record);
@@ -255,7 +251,7 @@ void kv_cache_manager::publish_blocks(sequence& record, std::span<const token_id
                            state.retention, extras_at(record, index));
       state.end = published.end;
       if (config_.prefix.deduplicate && published.duplicate_of != invalid_block && !table.is_shared(index, pool_)) {
-        pool_.touch(published.duplicate_of);
+        prefix_->pin({&published.duplicate_of, 1});
         table.replace(index, published.duplicate_of, pool_, slab_);
         note_table_change(record);
         peak_used_ = std::max(peak_used_, pool_.num_used());  // a fence may hold the one that was replaced
@@ -265,9 +261,9 @@ void kv_cache_manager::publish_blocks(sequence& record, std::span<const token_id
   }
 }
 
-// After a rollback: back to the end of the last block that is still full. Its name and the tokens behind it stand in
-// the prefix cache, unless the sequence was swapped in or slid past it since; then it is published no more.
-void kv_cache_manager::rewind_publication(sequence& record) noexcept {
+// After a rollback: back to the end of the last block that is still full. Its key and the tokens after it are in the
+// prefix cache, unless the sequence was swapped in or slid past it since; then the sequence publishes no more blocks.
+void manager_core::rewind_publication(sequence& record) noexcept {
   publication& state = publication_of(record);
   if (state.num_published < 0 || record.num_committed >= state.num_published * config_.block_size) return;
   const block_table& table = table_of(record);
@@ -287,7 +283,7 @@ void kv_cache_manager::rewind_publication(sequence& record) noexcept {
   state.num_evicted_prefix_blocks = std::min(state.num_evicted_prefix_blocks, keep);
 }
 
-void kv_cache_manager::reserve_fork_publication(const sequence& parent, const sequence& child) {
+void manager_core::reserve_fork_publication(const sequence& parent, const sequence& child) {
   const std::span<const block_extras> extras = extras_of(parent);
   if (extras.empty()) return;
   std::vector<block_extras> copy(extras.begin(), extras.end());
@@ -295,13 +291,13 @@ void kv_cache_manager::reserve_fork_publication(const sequence& parent, const se
   for (const block_extras& extra : extras) prefix_->retain_extras(extra.extras);
 }
 
-void kv_cache_manager::fork_publication(const sequence& parent, const sequence& child) noexcept {
+void manager_core::fork_publication(const sequence& parent, const sequence& child) noexcept {
   publication_of(child) = publication_of(parent);
   prefix_->retain_scope(publication_of(child).scope);
   std::copy_n(tail_tokens_of(parent), config_.block_size, tail_tokens_of(child));
 }
 
-void kv_cache_manager::end_publication(const sequence& record) noexcept {
+void manager_core::end_publication(const sequence& record) noexcept {
   prefix_->release_scope(publication_of(record).scope);
   release_block_extras(extras_of(record));
   extras_.erase(static_cast<std::uint32_t>(&record - records_));
@@ -309,15 +305,15 @@ void kv_cache_manager::end_publication(const sequence& record) noexcept {
 
 // --- the whole cache
 
-bool kv_cache_manager::reset_prefix_cache() { return prefix_ == nullptr || prefix_->reset(); }
+bool manager_core::reset_prefix_cache() { return prefix_ == nullptr || prefix_->reset(); }
 
-void kv_cache_manager::advance_clock(std::int64_t now) noexcept {
+void manager_core::advance_clock(std::int64_t now) noexcept {
   if (prefix_) prefix_->advance_clock(now);
 }
 
-void kv_cache_manager::drain_events(std::vector<cache_event>& events) {
+void manager_core::drain_events(std::vector<cache_event>& events) {
   events.clear();
   if (prefix_) prefix_->drain_events(events);
 }
 
-}  // namespace bifolio
+}  // namespace bifolio::detail

@@ -11,4 +11,6 @@ std::vector<std::string> backend::attention_kernels() const { return {}; }
 
 std::vector<std::string> backend::describe(const attention_plan&, const attention_params&) const { return {}; }
 
+std::vector<std::string> backend::explain(const attention_plan&) const { return {}; }
+
 }  // namespace bifolio

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Who gets device blocks: waiting requests, and sequences that were swapped out.
+/// Admission: which waiting requests and swapped sequences get device blocks.
 
 #include <algorithm>
 #include <bifolio/scheduler.hpp>
@@ -27,7 +27,7 @@ prompt_view scheduler_core::view_of(const sample_state& sample) const noexcept {
   return view;
 }
 
-// By rank, and never past one that has to wait, so that nobody waits for ever.
+// By rank, and never past a sequence that has to wait, so that none waits forever.
 void scheduler_core::admit(std::int64_t& budget) noexcept {
   if (waiting_.head == nullptr && swapped_.head == nullptr) return;
   std::int64_t promised = promised_blocks();
@@ -48,7 +48,7 @@ bool scheduler_core::admit_waiting(sample_state& sample, std::int64_t& budget, s
   const std::int32_t num_running_slots = sample.owner->forked ? 1 : sample.owner->num_live;
   if (num_running_slots_taken_ + num_running_slots > config_.max_running) return false;
   const bool caches = manager_->prefix() != nullptr;
-  const std::int64_t forks = num_running_slots - 1;  // each will want a block of its own
+  const std::int64_t forks = num_running_slots - 1;  // each will need a block of its own
   try {
     if (caches && sample.num_known > sample.num_prompt && sample.known.empty()) prepare_look_up(sample);
     const prompt_view view = view_of(sample);
@@ -98,7 +98,7 @@ bool scheduler_core::admit_waiting(sample_state& sample, std::int64_t& budget, s
   }
 }
 
-// What prompts that were admitted will still ask for. Growth by decoding is what the watermark is for.
+// Blocks that admitted prompts will still need. Growth by decoding is what the watermark is for.
 std::int64_t scheduler_core::promised_blocks() const noexcept {
   std::int64_t promised = 0;
   for (const sample_state* sample = running_.head; sample != nullptr; sample = sample->next) {
@@ -110,8 +110,8 @@ std::int64_t scheduler_core::promised_blocks() const noexcept {
   return promised;
 }
 
-// They come back when, beside the watermark, each of them can also grow by a block: else the next to grow would send
-// them out again. Alone in the pool they need no such room.
+// Swapped sequences return when, besides the watermark, each of them can also grow by a block: else the next sequence
+// to grow would swap them out again. Alone in the pool they need no such room.
 bool scheduler_core::return_swapped(sample_state& first, std::int64_t& promised) noexcept {
   std::int64_t num_running_slots = 0;
   std::int64_t growth = 0;
@@ -137,8 +137,8 @@ bool scheduler_core::return_swapped(sample_state& first, std::int64_t& promised)
     lacked_memory_ = true;
   }
   if (status != alloc_status::ok) {
-    // With nothing in flight and nobody else running, waiting helps no more: others have taken blocks of the manager,
-    // or the host's memory is short. A prompt can do with less.
+    // With nothing in flight and nothing else running, waiting cannot help: other code has taken blocks of the manager,
+    // or host memory is short. A prompt needs less.
     if (!alone || num_in_flight_ > 0 || !plan.seqs.empty()) return false;
     recompute(first);
     return true;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Beam search: all beams of a request decode in one step, and each commit says anew which of them go on. A beam that
-/// goes on once keeps its sequence, one that goes on more often is forked, one that is not named is freed.
+/// Beam search: all beams of a request decode in one step, and each commit selects which of them go on. A beam that
+/// goes on once keeps its sequence, one that goes on more often is forked, one that is not selected is freed.
 
 #include <algorithm>
 #include <bifolio/scheduler.hpp>
@@ -71,7 +71,7 @@ void scheduler_core::commit_beams(step_in_flight& step, std::size_t first, std::
   }
   if (drains || is_ignored) return;
 
-  seq_id* old_seqs = beam_seqs_.data();  // [count], invalid once somebody goes on with it
+  seq_id* old_seqs = beam_seqs_.data();  // [count], invalid once a beam goes on with it
   seq_id* new_seqs = old_seqs + count;   // [count]
   seq_id* heirs = new_seqs + count;      // [count], who went on with it
   const auto ends = [&](std::size_t j) { return ends_with(beam(j), sampled[j]); };
@@ -106,7 +106,7 @@ void scheduler_core::commit_beams(step_in_flight& step, std::size_t first, std::
     try {
       const allocate_result forked = manager_->fork(heirs[parent(j)]);
       if (forked.status == alloc_status::ok) new_seqs[j] = forked.seq;
-    } catch (...) {  // for want of host memory
+    } catch (...) {  // for lack of host memory
     }
     if (new_seqs[j] == invalid_seq) lacking = &beam(j);
   }

@@ -172,7 +172,7 @@ void scheduler_core::commit_positions(sample_state& sample, std::int32_t num_tok
   }
 }
 
-// The drafts that were sampled as well are kept, and the token behind them.
+// The drafts that were sampled as well are kept, and the token after them.
 void scheduler_core::commit_drafts(sample_state& sample, std::span<const sampled_token> sampled,
                                    std::vector<finished_sequence>& finished) noexcept {
   std::int32_t num_new = 0;
@@ -203,7 +203,7 @@ void scheduler_core::commit_drafts(sample_state& sample, std::span<const sampled
 }
 
 // The prompt is computed: from here on each sample is a sequence of its own. One that ends with its first token needs
-// none, and one that gets none (somebody else opened sequences in the manager) computes the prompt again; beams do
+// none, and one that gets none (other code opened sequences in the manager) computes the prompt again; beams do
 // that together.
 void scheduler_core::commit_forking_row(sample_state& first, std::span<const sampled_token> sampled,
                                         std::vector<finished_sequence>& finished) noexcept {
@@ -234,7 +234,7 @@ bool scheduler_core::fork(sample_state& child, const sample_state& parent) noexc
     start_running(child, forked.seq, parent.num_computed);
     return true;
   } catch (...) {
-    return false;  // for want of host memory
+    return false;  // for lack of host memory
   }
 }
 

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// What is behind `scheduler`: requests, their samples, the lists that the samples stand in, the steps in flight, and
-/// the decisions. The sources are split by subject: scheduler.cpp (intake and the order of a step), scheduler_step
-/// (running sequences), scheduler_admission, scheduler_preemption (and failed swaps), scheduler_commit,
-/// scheduler_beams, scheduler_check.
+/// The implementation of `scheduler`: requests, their samples, the lists that hold the samples, the steps in flight,
+/// and the decisions. The sources are split by subject: requests.cpp (intake and the order of a step), step.cpp
+/// (running sequences), admission.cpp, preemption.cpp (and failed swaps), commit.cpp, beams.cpp, check.cpp.
 ///
-/// Preparation (receive, reserve_…) may throw and decides nothing; decisions are noexcept. What they ask of the manager
-/// has its memory reserved before; where that is not possible (names of scopes, lists of swapped blocks) a failure for
+/// Preparation (receive, reserve_…) may throw and decides nothing; decisions are noexcept. Host memory for their calls
+/// of the manager is reserved before. Where that is not possible (interned scopes, lists of swapped blocks) a lack of
 /// host memory counts as "later".
 
 #include <algorithm>
@@ -40,18 +39,18 @@ struct token_source {
 };
 
 struct alignas(64) sample_state {
-  // What every step looks at, in three cache lines.
+  // Read in every step: three cache lines.
   sample_state* next = nullptr;
   seq_id seq = invalid_seq;        ///< while running or swapped, perhaps while draining
   std::int32_t num_known = 0;      ///< prompt and, unless the request is unforked, sampled tokens
-  std::int32_t num_pending = 0;    ///< tokens behind those that steps in flight sample
+  std::int32_t num_pending = 0;    ///< tokens after those, which steps in flight sample
   std::int32_t num_scheduled = 0;  ///< leading tokens with slots
   std::int32_t num_computed = 0;   ///< leading tokens whose K and V are in the cache for good
   std::int32_t num_prompt = 0;
   std::int32_t limit = 0;  ///< num_prompt + max_new_tokens
   std::int64_t step = 0;   ///< the last one that it is part of
   sample_place place = sample_place::unforked;
-  bool is_plain = false;  ///< goes on by one sampled token after the other, whatever others do
+  bool is_plain = false;  ///< decodes token by token, independently of other samples
   bool is_beam = false;   ///< of a beam search whose prompt is computed: proceeds with the others
   bool has_drafts = false;
   std::int32_t index = 0;
@@ -65,7 +64,7 @@ struct alignas(64) sample_state {
   token_source pending_source;   ///< where its last pending token comes from
 
   sample_state* prev = nullptr;
-  std::int32_t num_running_slots = 0;  ///< running sequences that it stands for, while it holds device blocks
+  std::int32_t num_running_slots = 0;  ///< running sequences that it counts as, while it holds device blocks
   std::int64_t swap_step = 0;          ///< the last step that moved its blocks
   std::vector<token_id> drafts;        ///< proposed
   std::vector<token_id> known;         ///< while waiting with sampled tokens: prompt and tokens, for looking it up
@@ -117,7 +116,7 @@ struct request_state {
   return a.owner->id < b.owner->id;
 }
 
-/// Calls `what` for `one`, or for all beams that stand in the same place: they are preempted and return together.
+/// Calls `what` for a sample, or for all its beams in the same place: they are preempted and return together.
 template <class What>
 void for_unit(sample_state& sample, What what) {
   if (!sample.is_beam) {
@@ -136,9 +135,10 @@ struct sample_list {
   sample_state* tail = nullptr;
   std::int64_t size = 0;
 
-  /// From the back, where nearly all belong, or from `behind`, one of the list that ranks after it.
-  void insert(sample_state& sample, const sample_state* behind = nullptr) noexcept {
-    sample_state* before = behind != nullptr ? behind->prev : tail;
+  /// Searches its place from the back, where nearly all belong, or from `successor`, a sample of the list that ranks
+  /// after it.
+  void insert(sample_state& sample, const sample_state* successor = nullptr) noexcept {
+    sample_state* before = successor != nullptr ? successor->prev : tail;
     while (before != nullptr && ranks_before(sample, *before)) before = before->prev;
     sample_state* after = before != nullptr ? before->next : head;
     sample.prev = before;
@@ -207,7 +207,7 @@ class scheduler_core {
   [[nodiscard]] const kv_cache_manager& manager() const noexcept { return *manager_; }
 
  private:
-  // scheduler.cpp
+  // requests.cpp
   void receive();
   void reserve_for_step();
   void prepare_look_up(sample_state& sample) const;
@@ -221,7 +221,7 @@ class scheduler_core {
   void forget(request_state& owner) noexcept;
   void require_token(const char* what, token_id token) const;
 
-  // scheduler_step.cpp
+  // step.cpp
   void schedule_first(std::int64_t& budget) noexcept;
   /// Whether sequences run that still compute known tokens.
   [[nodiscard]] bool schedule_decodes(std::int64_t& budget) noexcept;
@@ -231,8 +231,8 @@ class scheduler_core {
   void schedule_prompt(sample_state& sample, std::int64_t most, std::int64_t& budget) noexcept;
   /// Blocks that this step may still take.
   [[nodiscard]] std::int64_t num_blocks_left() const noexcept { return holds_back_ ? 0 : manager_->num_free_blocks(); }
-  /// Whether steps in flight still hold released blocks. These come back by themselves, so until then nobody is
-  /// preempted for blocks, and whoever is served later in this step takes none.
+  /// Whether steps in flight still hold released blocks. These come back by themselves, so until then no sequence is
+  /// preempted for blocks, and sequences that are served later in this step take none.
   [[nodiscard]] bool waits_for_fences() noexcept;
   [[nodiscard]] append_result grow(sample_state& sample, std::int32_t num_tokens) noexcept;
   void add_decode(sample_state& sample, const block_copy& copy) noexcept;
@@ -242,14 +242,14 @@ class scheduler_core {
                                          : std::min(config_.max_tokens_per_step, config_.max_chunk_tokens);
   }
 
-  // scheduler_admission.cpp
+  // admission.cpp
   void admit(std::int64_t& budget) noexcept;
   [[nodiscard]] bool admit_waiting(sample_state& sample, std::int64_t& budget, std::int64_t& promised) noexcept;
   [[nodiscard]] bool return_swapped(sample_state& first, std::int64_t& promised) noexcept;
   [[nodiscard]] std::int64_t promised_blocks() const noexcept;
   [[nodiscard]] prompt_view view_of(const sample_state& sample) const noexcept;
 
-  // scheduler_preemption.cpp
+  // preemption.cpp
   void preempt(sample_state& sample) noexcept;
   [[nodiscard]] bool swap_out(sample_state& sample) noexcept;
   void recompute(sample_state& sample) noexcept;
@@ -262,7 +262,7 @@ class scheduler_core {
   void end(sample_state& sample) noexcept;
   void finish_draining(sample_state& sample) noexcept;
 
-  // scheduler_commit.cpp
+  // commit.cpp
   void require_commit(const step_plan& plan, std::span<const sampled_token> sampled) const;
   void reserve_for_commit(const step_in_flight& step, std::span<const sampled_token> sampled,
                           std::vector<finished_sequence>& finished);
@@ -280,7 +280,7 @@ class scheduler_core {
     return what.stop || sample.num_prompt + static_cast<std::int32_t>(sample.tokens.size()) + 1 >= sample.limit;
   }
 
-  // scheduler_beams.cpp
+  // beams.cpp
   void require_parents(const step_in_flight& step, std::span<const sampled_token> sampled) const;
   /// Rows of beams that decode in this step, one after another, from `first` on; 0 for another row.
   [[nodiscard]] static std::size_t num_beam_rows(const step_in_flight& step, std::size_t first) noexcept;
@@ -320,10 +320,10 @@ class scheduler_core {
   std::int64_t num_planned_ = 0;       // steps, empty ones included
   step_in_flight* current_ = nullptr;  // the one that is being decided
   step_in_flight* unbuilt_ = nullptr;  // scheduled last, if it is in flight
-  bool holds_back_ = false;            // somebody waits for fenced blocks: later ones take none in this step
-  bool lacked_memory_ = false;         // something was put off for want of host memory in this step
+  bool holds_back_ = false;            // a sequence waits for fenced blocks: later ones take none in this step
+  bool lacked_memory_ = false;         // something was deferred for lack of host memory in this step
 
-  // A waiting prompt that did not fit is looked up again only when something changed.
+  // The waiting prompt that did not fit: it is looked up again only when something changed.
   const sample_state* deferred_ = nullptr;
   std::int64_t deferred_free_blocks_ = 0;
   std::int64_t deferred_step_ = 0;

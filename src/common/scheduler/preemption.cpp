@@ -29,7 +29,7 @@ void scheduler_core::leave_list(sample_state& sample) noexcept {
 }
 
 void scheduler_core::drop_blocks(sample_state& sample) noexcept {
-  if (manager_->contains(sample.seq)) manager_->free(sample.seq);  // else it has none, or somebody else freed it
+  if (manager_->contains(sample.seq)) manager_->free(sample.seq);  // else it has none, or other code freed it
   sample.seq = invalid_seq;
   num_running_slots_taken_ -= sample.num_running_slots;
   sample.num_running_slots = 0;

@@ -302,7 +302,7 @@ void scheduler_core::require_own(const char* call, const sample_state& sample) c
   const bool is_there = manager_->contains(sample.seq);
   refuse(is_there ? errc::failed_precondition : errc::not_found, call, ": the sequence of request ",
          to_index(sample.request), ", sample ", sample.index, ", was ", is_there ? "changed" : "freed",
-         " on the manager by somebody else than its scheduler; abort the request");
+         " on the manager by other code than its scheduler; abort the request");
 }
 
 void scheduler_core::reserve_for_step() {
@@ -313,7 +313,7 @@ void scheduler_core::reserve_for_step() {
     prefetch_to_write(row.sample);
     prefetch_to_write(reinterpret_cast<const char*>(row.sample) + 64);
   }
-  // Decisions cannot fail, so what they rely on is looked at here. Who is about to be aborted is not decided upon.
+  // Decisions cannot fail, so what they rely on is checked here. No decision is about requests that will be aborted.
   const auto is_dropped = [&](const sample_state& sample) {
     if (is_own(sample)) [[likely]]
       return false;
@@ -375,7 +375,7 @@ void scheduler_core::prepare_look_up(sample_state& sample) const {
 void scheduler_core::accept_arrivals() noexcept {
   // From the last one on, so that each has its place at or before that of the one before.
   constexpr std::size_t ahead = 8;  // of memory that other threads wrote
-  const sample_state* behind = nullptr;
+  const sample_state* successor = nullptr;
   for (std::size_t i = arrivals_.size(); i-- > 0;) {
     if (i >= ahead) prefetch_sample(arrivals_[i - ahead].state->samples[0]);
     request_state& arrived = *arrivals_[i].state;
@@ -383,8 +383,8 @@ void scheduler_core::accept_arrivals() noexcept {
     remember(arrived);
     sample_state& leader = arrived.samples[0];
     leader.place = sample_place::waiting;
-    waiting_.insert(leader, behind);
-    behind = &leader;
+    waiting_.insert(leader, successor);
+    successor = &leader;
   }
   num_unseen_.fetch_sub(static_cast<std::int64_t>(arrivals_.size()), std::memory_order_relaxed);
   arrivals_.clear();

@@ -101,8 +101,8 @@ void scheduler_core::schedule_first(std::int64_t& budget) noexcept {
   schedule_prompt(*first, std::max<std::int64_t>(1, budget - (running_.size - 1)), budget);
 }
 
-// By rank. Whoever finds no block takes it from the running sequence of the last rank, which this pass has not reached
-// yet, and gives up its own when it is that one itself.
+// By rank. A sequence that finds no block takes it from the running sequence of the last rank, which this pass has not
+// reached yet. When it is itself that sequence, it gives up its own blocks.
 bool scheduler_core::schedule_decodes(std::int64_t& budget) noexcept {
   bool others = false;
   const std::int64_t step = current_->plan.step;
@@ -122,7 +122,7 @@ bool scheduler_core::schedule_decodes(std::int64_t& budget) noexcept {
         others = others || sample->num_to_schedule() > 0;
       }
     }
-    if (next != nullptr && next->place != sample_place::running) next = nullptr;  // preempted, and all behind it
+    if (next != nullptr && next->place != sample_place::running) next = nullptr;  // preempted, and all after it
     sample = next;
   }
   return others;
@@ -160,7 +160,7 @@ void scheduler_core::schedule_decode(sample_state& sample, std::int64_t& budget)
         std::min({static_cast<std::int64_t>(sample.drafts.size()), std::int64_t{sample.limit} - sample.num_known - 1,
                   chunk_limit() - 1, budget - 1});
     query_len += static_cast<std::int32_t>(std::max<std::int64_t>(0, most));
-    // Nobody gives up blocks for guesses.
+    // No sequence gives up blocks for drafts.
     const std::int64_t needed = manager_->blocks_to_append(sample.seq, query_len);
     if (needed > num_blocks_left()) query_len = 1;
   }
@@ -192,14 +192,14 @@ void scheduler_core::schedule_beams(sample_state& first, std::int64_t& budget) n
   });
 }
 
-// By rank, in chunks. Who decodes and is not part of the step sits it out: it finds no block here either.
+// By rank, in chunks. A sequence that decodes and is not part of the step sits it out: it finds no block here either.
 void scheduler_core::schedule_prompts(std::int64_t& budget) noexcept {
   for (sample_state* sample = running_.head; sample != nullptr && budget > 0; sample = sample->next) {
     if (sample->step != current_->plan.step && sample->num_to_schedule() > 0) schedule_prompt(*sample, budget, budget);
   }
 }
 
-// A prompt takes blocks only from sequences behind it that are not part of the step; when there are none it takes what
+// A prompt takes blocks only from sequences after it that are not part of the step. When there are none it takes what
 // is free, and otherwise sits this step out, while the sequences that are in the step proceed.
 void scheduler_core::schedule_prompt(sample_state& sample, std::int64_t most, std::int64_t& budget) noexcept {
   // A beam's last known token is computed together with those of the others.

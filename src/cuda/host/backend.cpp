@@ -127,6 +127,10 @@ std::vector<std::string> cuda_backend::describe(const attention_plan& plan, cons
   return cuda::describe(*state_, plan, params);
 }
 
+std::vector<std::string> cuda_backend::explain(const attention_plan& plan) const {
+  return cuda::explain(*state_, plan);
+}
+
 errc cuda_backend::merge_states(const merge_params& params, stream_ref stream) noexcept {
   return on_device(*state_, [&]() noexcept { return cuda::merge_states(*state_, params, stream); });
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// One CUDA device behind the device seam. Calls go to the caller's stream and do not wait for it, except
-/// `synchronize`; they restore the current device and leave the runtime's last-error slot clean. `slot_mapping` is
-/// device memory and is not checked on the host: slots past the cache are skipped like negative ones.
+/// One CUDA device as a `backend`. Calls go to the caller's stream and do not wait for it, except `synchronize`; they
+/// restore the current device and leave the runtime's last-error slot clean. `slot_mapping` is device memory and is not
+/// checked on the host: slots past the cache are skipped like negative ones.
 
 #include <bifolio/backend.hpp>
 #include <memory>
@@ -53,6 +53,7 @@ class cuda_backend final : public backend {
   [[nodiscard]] std::vector<std::string> attention_kernels() const override;
   [[nodiscard]] std::vector<std::string> describe(const attention_plan& plan,
                                                   const attention_params& params) const override;
+  [[nodiscard]] std::vector<std::string> explain(const attention_plan& plan) const override;
   [[nodiscard]] errc merge_states(const merge_params& params, stream_ref) noexcept override;
 
  private:

@@ -30,6 +30,6 @@ struct block_shape {
   std::int32_t num_loops = 0;  ///< 0: the whole block is one run
   loop loops[5];
 };
-[[nodiscard]] block_shape shape_of(const kv_layout& layout, const kv_strides& strides) noexcept;
+[[nodiscard]] block_shape shape_of(const kv_layout& layout, const kv_plane& plane) noexcept;
 
 }  // namespace bifolio::cuda

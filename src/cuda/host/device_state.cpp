@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "common/attention/implementations.hpp"
 #include "common/base/fork_generation.hpp"
 #include "common/base/refuse.hpp"
 
@@ -12,7 +13,10 @@ std::string describe(cudaError_t status) {
 }
 
 device_state::device_state(const runtime_api& api, std::int32_t index)
-    : api_(api), index_(index), fork_generation_(detail::fork_generation()) {
+    : api_(api),
+      index_(index),
+      forced_implementation_(detail::implementation_of_environment("cuda")),
+      fork_generation_(detail::fork_generation()) {
   int count = 0;
   require(api_.get_device_count(&count), "the device 'cuda' cannot be opened");
   if (index < 0 || index >= count) {

@@ -8,6 +8,7 @@
 /// split into items.
 
 #include <bifolio/attention.hpp>
+#include <cstddef>
 #include <cstdint>
 
 #include "common/attention/visibility.hpp"
@@ -52,8 +53,8 @@ using attn::visible_range;
 
 /// One layer's call.
 struct attention_args {
-  const void* q = nullptr;  ///< [num_tokens, num_q_heads, head_dim]
-  void* out = nullptr;      ///< like q
+  const void* q = nullptr;  ///< [num_tokens, num_q_heads, qk_head_dim]
+  void* out = nullptr;      ///< [num_tokens, num_q_heads, v_head_dim]
   float* lse = nullptr;     ///< [num_tokens, num_q_heads] or null
   const void* k = nullptr;
   const void* v = nullptr;
@@ -72,7 +73,8 @@ struct attention_args {
   attention_window window;
   std::int32_t num_q_heads = 0;
   std::int32_t group_size = 0;
-  std::int32_t head_dim = 0;
+  std::int32_t qk_head_dim = 0;  ///< of q and K
+  std::int32_t v_head_dim = 0;   ///< of V and out
   std::int32_t block_size = 0;
   float scale = 0;
   float soft_cap = 0;  ///< 0 = none
@@ -104,35 +106,43 @@ struct attention_item {
 
 /// One worker's arrays, sized by the plan for the largest item.
 struct attention_scratch {
-  float* keys = nullptr;     ///< [padded_dims][tile_keys], the tile transposed
-  float* values = nullptr;   ///< [tile_keys][padded_dims]
-  float* queries = nullptr;  ///< [KV heads][row groups][head_dim, padded][rows of the group]
+  float* keys = nullptr;     ///< [padded qk_head_dim][tile_keys], the tile transposed
+  float* values = nullptr;   ///< [tile_keys][padded v_head_dim], or a row of padded qk_head_dim
+  float* queries = nullptr;  ///< [KV heads][row groups][qk_head_dim, padded][rows of the group]
   float* scores = nullptr;   ///< [rows of one KV head][tile_keys]
   float* states = nullptr;   ///< the running split: [rows][partial_stride] or [KV heads][row blocks][row_block_floats]
   float* sums = nullptr;     ///< [rows][16], the running split's sums, one per vector lane
   float* totals = nullptr;   ///< [rows][partial_stride], the splits combined so far
-  void* staging = nullptr;   ///< [tile_keys][padded_dims] elements of KV, for layouts that are not contiguous in dims
-  void* zero_row = nullptr;  ///< [padded_dims] elements of KV, all zero
+  /// [tile_keys][larger padded head_dim] elements of KV, for layouts that are not contiguous in dims
+  void* staging = nullptr;
+  void* zero_row = nullptr;  ///< [larger padded head_dim] elements of KV, all zero
 };
 
-/// How an entry of the table multiplies.
+/// How an implementation multiplies (src/cpu/implementations.hpp).
 enum class attention_loops : std::uint8_t {
-  vectors,  ///< elements widened to float32
-  dots,     ///< products of pairs of 16-bit elements on vector registers
   tiles,    ///< tile registers
+  dots,     ///< products of pairs of 16-bit elements on vector registers
+  vectors,  ///< elements widened to float32
+};
+inline constexpr std::size_t num_attention_loops = 3;
+
+/// The kernels of one implementation and dtype of the KV cache; null where an ISA does not have them. All work of a
+/// call is done by kernels of the same loops, because different loops sum in different orders.
+struct item_kernels {
+  using kernel = void (*)(const attention_args& args, const attention_item& item,
+                          const attention_scratch& scratch) noexcept;
+  kernel run = nullptr;      ///< computes one item
+  kernel combine = nullptr;  ///< combines the partial results of all splits of the item's rows, writes out and lse
 };
 
 struct attention_kernels {
-  /// Computes one item; indexed by the dtype of the KV cache.
-  void (*run[num_dtypes])(const attention_args& args, const attention_item& item,
-                          const attention_scratch& scratch) noexcept;
-  /// Combines the partial results of all splits of the item's rows, writes out and lse.
-  void (*combine[num_dtypes])(const attention_args& args, const attention_item& item,
-                              const attention_scratch& scratch) noexcept;
+  item_kernels items[num_attention_loops][num_dtypes];
   /// Rows [begin, end) of token · num_heads + head of merge_states.
   void (*merge)(const merge_params& params, std::int64_t begin, std::int64_t end) noexcept;
-  /// The loops of `run` and `combine`, by the dtype of the KV cache; [1]: queries and output have it too.
-  attention_loops loops[num_dtypes][2];
+
+  [[nodiscard]] constexpr const item_kernels& items_of(attention_loops loops, dtype kv_type) const noexcept {
+    return items[static_cast<std::size_t>(loops)][static_cast<std::size_t>(kv_type)];
+  }
 };
 
 }  // namespace bifolio::cpu

@@ -40,13 +40,15 @@ class mainloop {
       : args_(args),
         item_(item),
         scratch_(scratch),
-        padded_(padded_dims(args.head_dim)),
-        dims_((args.head_dim + 2 * lanes - 1) / (2 * lanes) * (2 * lanes)),
-        stride_(partial_stride(args.head_dim)),
+        qk_padded_(padded_dims(args.qk_head_dim)),
+        padded_(padded_dims(args.v_head_dim)),
+        dims_((args.v_head_dim + 2 * lanes - 1) / (2 * lanes) * (2 * lanes)),
+        stride_(partial_stride(args.v_head_dim)),
         head_rows_(item.num_tokens * args.group_size),
         num_heads_(item.kv_head_end - item.kv_head_begin),
-        k_contiguous_(args.k_strides.dim == 1 && args.k_strides.chunk >= args.head_dim),
-        v_contiguous_(args.v_strides.dim == 1 && args.v_strides.chunk >= args.head_dim),
+        k_contiguous_(args.k_strides.dim == 1 && args.k_strides.chunk >= args.qk_head_dim),
+        v_contiguous_(args.v_strides.dim == 1 && args.v_strides.chunk >= args.v_head_dim),
+        v_in_k_(args.v == args.k),
         visible_(visible_to(item)) {}
 
   void run() noexcept {
@@ -112,7 +114,7 @@ class mainloop {
         static_cast<const Key*>(args_.v) + (item_.kv_head_begin + head) * args_.v_strides.head + tile.v[key];
     if (v_contiguous_) return row;
     Key* staging = static_cast<Key*>(scratch_.staging) + static_cast<std::int64_t>(slot) * padded_;
-    stage_row(row, args_.v_strides, args_.head_dim, staging);
+    stage_row(row, args_.v_strides, args_.v_head_dim, staging);
     return staging;
   }
 
@@ -237,13 +239,16 @@ class mainloop {
   };
 
   void list_ranges(range_list& list, const kv_tile_offsets& tile, int head) const noexcept {
-    bool whole = k_contiguous_ && args_.k_strides.token == args_.head_dim;
-    whole = whole && v_contiguous_ && args_.v_strides.token == args_.head_dim;
+    bool whole = k_contiguous_ && args_.k_strides.token == args_.qk_head_dim;
+    whole = whole && (v_in_k_ || (v_contiguous_ && args_.v_strides.token == args_.v_head_dim));
     for (int c = 0; c < tile_vectors; ++c) whole = whole && tile.uniform[c];
     list.count = 0;
-    list.bytes = static_cast<int>(sizeof(Key)) * args_.head_dim * (whole ? lanes : 1);
+    // All ranges of a list are of one length. Where rows of K and V differ, the ends of the longer ones are left to the
+    // hardware's prefetcher.
+    const int dims = v_in_k_ || args_.qk_head_dim < args_.v_head_dim ? args_.qk_head_dim : args_.v_head_dim;
+    list.bytes = static_cast<int>(sizeof(Key)) * dims * (whole ? lanes : 1);
     if (k_contiguous_) add_ranges(list, args_.k, args_.k_strides.head, head, tile, tile.k, whole);
-    if (v_contiguous_) add_ranges(list, args_.v, args_.v_strides.head, head, tile, tile.v, whole);
+    if (v_contiguous_ && !v_in_k_) add_ranges(list, args_.v, args_.v_strides.head, head, tile, tile.v, whole);
   }
 
   void add_ranges(range_list& list, const void* plane, std::int64_t head_stride, int head, const kv_tile_offsets& tile,
@@ -310,7 +315,7 @@ class mainloop {
   void write_out(int head, int row, const float* values, float lse) noexcept {
     const int q_head = query_head(head, row);
     const std::int64_t token = token_of(row);
-    narrow_any(args_.out_type, values, args_.head_dim, args_.out,
+    narrow_any(args_.out_type, values, args_.v_head_dim, args_.out,
                token * args_.out_token_stride + q_head * args_.out_head_stride);
     if (args_.lse != nullptr) args_.lse[token * args_.num_q_heads + q_head] = lse;
   }
@@ -345,13 +350,15 @@ class mainloop {
   const attention_args& args_;
   const attention_item& item_;
   const attention_scratch& scratch_;
-  int padded_;
-  int dims_;  // head_dim in whole pairs of vectors
+  int qk_padded_;  // of K and the queries
+  int padded_;     // of V and the states
+  int dims_;       // v_head_dim in whole pairs of vectors
   std::int64_t stride_;
   int head_rows_;  // rows of one KV head
   int num_heads_;
   bool k_contiguous_;
   bool v_contiguous_;
+  bool v_in_k_;
   float* states_ = nullptr;  // of the running split, [rows] of `stride_`
   prefetcher prefetcher_;
 

@@ -48,6 +48,7 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
   using base::num_heads_;
   using base::padded_;
   using base::prefetcher_;
+  using base::qk_padded_;
   using base::query_head;
   using base::query_offset;
   using base::range_of_row;
@@ -64,11 +65,11 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
   using tile_key_rows = key_rows[key_tiles];
 
   [[nodiscard]] float* group_queries(int head, int group) const noexcept {
-    return scratch_.queries + (static_cast<std::int64_t>(head) * num_groups_ + group) * (padded_ / 2 * tile_rows);
+    return scratch_.queries + (static_cast<std::int64_t>(head) * num_groups_ + group) * (qk_padded_ / 2 * tile_rows);
   }
   [[nodiscard]] row_block_state row_block(int head, int index) const noexcept {
     const std::int64_t number = static_cast<std::int64_t>(head) * num_row_blocks_ + index;
-    return {scratch_.states + number * row_block_floats(args_.head_dim), padded_};
+    return {scratch_.states + number * row_block_floats(args_.v_head_dim), padded_};
   }
   [[nodiscard]] int row_block_end(int index) const noexcept {
     const int end = (index + 1) * row_block_rows;
@@ -85,10 +86,10 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
           const int row = group * tile_rows + i;
           rows[i] = row < head_rows_ ? static_cast<const Key*>(args_.q) + query_offset(head, row) : nullptr;
         }
-        for (int d = 0; d < padded_; d += tile_dims) {
+        for (int d = 0; d < qk_padded_; d += tile_dims) {
           transpose(
               [&](int i) __attribute__((always_inline)) {
-                return rows[i] == nullptr ? vf(0.0f) : load_elements(rows[i] + d, args_.head_dim - d);
+                return rows[i] == nullptr ? vf(0.0f) : load_elements(rows[i] + d, args_.qk_head_dim - d);
               },
               [&](int pair, vf column)
                   __attribute__((always_inline)) { store(queries + (d / 2 + pair) * tile_rows, column); });
@@ -115,20 +116,23 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
   static BIFOLIO_INLINE void order(vf&, vf&) noexcept {}  // `partial_of` has done it
 
   [[nodiscard]] int polls_per_tile() const noexcept {
-    const int products = key_tiles * (padded_ / tile_dims);
-    return num_groups_ * products + num_row_blocks_ * (products + softmax_polls);
+    const int scores = key_tiles * (qk_padded_ / tile_dims);
+    const int outputs = key_tiles * (padded_ / tile_dims);
+    return num_groups_ * scores + num_row_blocks_ * (outputs + softmax_polls);
   }
 
-  // Where the products read K or V of the tile: in place, or in `staged` ([tile_keys][padded_] elements) where the
+  // Where the products read K or V of the tile: in place, or in `staged` ([tile_keys][padded] elements) where the
   // cache cannot be read in place, with 0 for keys that are not in `visible`.
-  void find_rows(const kv_tile_offsets& tile, const Key* half, const kv_strides& strides, bool contiguous,
-                 const std::int64_t* offsets, visible_range visible, void* staged, tile_key_rows& rows) const noexcept {
-    const std::int64_t staged_bytes = std::int64_t{2} * padded_;
+  void find_rows(const kv_tile_offsets& tile, const Key* plane, int head_dim, const kv_strides& strides,
+                 bool contiguous, const std::int64_t* offsets, visible_range visible, void* staged,
+                 tile_key_rows& rows) const noexcept {
+    const int padded = padded_dims(head_dim);
+    const std::int64_t staged_bytes = std::int64_t{2} * padded;
     for (int column = 0; column < tile_keys; column += tile_rows) {
       key_rows& keys = rows[column / tile_rows];
-      if (contiguous && tile.uniform[column / lanes] && args_.head_dim == padded_ && visible.begin <= column &&
+      if (contiguous && tile.uniform[column / lanes] && head_dim == padded && visible.begin <= column &&
           visible.end >= column + tile_rows) {
-        keys = {reinterpret_cast<const char*>(half + offsets[column]), strides.token * 2};
+        keys = {reinterpret_cast<const char*>(plane + offsets[column]), strides.token * 2};
         continue;
       }
       char* to = static_cast<char*>(staged) + column * staged_bytes;
@@ -136,15 +140,15 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
       for (int key = column; key < column + tile_rows; ++key, to += staged_bytes) {
         const Key* row = static_cast<const Key*>(scratch_.zero_row);
         if (key >= visible.begin && key < visible.end) {
-          row = half + offsets[key];
+          row = plane + offsets[key];
           if (!contiguous) {
             auto* staging = static_cast<Key*>(scratch_.staging);
-            stage_row(row, strides, args_.head_dim, staging);
+            stage_row(row, strides, head_dim, staging);
             row = staging;
           }
         }
-        for (int d = 0; d < padded_; d += tile_dims) {
-          store(reinterpret_cast<float*>(to + 2 * d), load_elements(row + d, args_.head_dim - d));
+        for (int d = 0; d < padded; d += tile_dims) {
+          store(reinterpret_cast<float*>(to + 2 * d), load_elements(row + d, head_dim - d));
         }
       }
     }
@@ -152,16 +156,17 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
 
   void find_keys(const kv_tile_offsets& tile, int head, tile_key_rows& keys) const noexcept {
     const Key* k = static_cast<const Key*>(args_.k) + (item_.kv_head_begin + head) * args_.k_strides.head;
-    find_rows(tile, k, args_.k_strides, k_contiguous_, tile.k, {tile.begin, tile.end}, scratch_.keys, keys);
+    find_rows(tile, k, args_.qk_head_dim, args_.k_strides, k_contiguous_, tile.k, {tile.begin, tile.end}, scratch_.keys,
+              keys);
   }
   void find_values(const kv_tile_offsets& tile, int head, visible_range visible, tile_key_rows& values) const noexcept {
     const Key* v = static_cast<const Key*>(args_.v) + (item_.kv_head_begin + head) * args_.v_strides.head;
-    find_rows(tile, v, args_.v_strides, v_contiguous_, tile.v, visible, scratch_.values, values);
+    find_rows(tile, v, args_.v_head_dim, args_.v_strides, v_contiguous_, tile.v, visible, scratch_.values, values);
   }
 
   [[nodiscard]] bool has_finite_values(const kv_tile_offsets& tile, int head) const noexcept {
     for (int key = tile.begin; key < tile.end; ++key) {
-      if (!all_finite(value_row(tile, head, key, 0), args_.head_dim)) return false;
+      if (!all_finite(value_row(tile, head, key, 0), args_.v_head_dim)) return false;
     }
     return true;
   }
@@ -219,7 +224,7 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
         view_row_block(tile, head, index, view);
         if (!view.any) continue;
         if (!has_scores) {
-          score_tiles<Key>(group_queries(head, group), keys, padded_ / tile_dims, scores, prefetcher_);
+          score_tiles<Key>(group_queries(head, group), keys, qk_padded_ / tile_dims, scores, prefetcher_);
           has_scores = true;
         }
         const row_block_state state = row_block(head, index);

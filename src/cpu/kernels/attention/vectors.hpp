@@ -37,10 +37,10 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
         base_rows_(head_rows_ / num_groups_),
         extra_rows_(head_rows_ % num_groups_),
         pairs_(may_keep_pairs && (uses_dots || head_rows_ <= in_place_rows)),
-        query_values_(uses_dots ? (args.head_dim + 1) / 2
-                      : pairs_  ? (args.head_dim + 1) / 2 * 2
-                                : args.head_dim),
-        v_in_place_(v_contiguous_ && dims_ == args.head_dim && (head_rows_ <= in_place_rows || sizeof(Key) == 4)) {}
+        query_values_(uses_dots ? (args.qk_head_dim + 1) / 2
+                      : pairs_  ? (args.qk_head_dim + 1) / 2 * 2
+                                : args.qk_head_dim),
+        v_in_place_(v_contiguous_ && dims_ == args.v_head_dim && (head_rows_ <= in_place_rows || sizeof(Key) == 4)) {}
 
  private:
   using base::args_;
@@ -54,6 +54,7 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
   using base::num_rows;
   using base::padded_;
   using base::prefetcher_;
+  using base::qk_padded_;
   using base::query_head;
   using base::query_offset;
   using base::range_of_token;
@@ -91,10 +92,10 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
         for (int i = 0; i < rows; ++i) {
           const std::int64_t offset = query_offset(head, begin + i);
           if constexpr (uses_dots) {
-            pair_row(static_cast<const bfloat16*>(args_.q) + offset, args_.head_dim, row_values);
+            pair_row(static_cast<const bfloat16*>(args_.q) + offset, args_.qk_head_dim, row_values);
           } else {
-            widen_any(args_.q_type, args_.q, offset, args_.head_dim, args_.scale, row_values);
-            if (query_values_ > args_.head_dim) row_values[args_.head_dim] = 0;
+            widen_any(args_.q_type, args_.q, offset, args_.qk_head_dim, args_.scale, row_values);
+            if (query_values_ > args_.qk_head_dim) row_values[args_.qk_head_dim] = 0;
           }
           for (int d = 0; d < query_values_; ++d) packed[static_cast<std::int64_t>(d) * rows + i] = row_values[d];
         }
@@ -130,8 +131,8 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
   [[nodiscard]] int polls_per_tile() const noexcept {
     const int vectors = nr_of(base_rows_ + (extra_rows_ > 0 ? 1 : 0));
     const int passes = (dims_ + vectors * lanes - 1) / (vectors * lanes);
-    const int columns = tile_keys / lanes * args_.head_dim * static_cast<int>(sizeof(Key)) / 4;
-    return columns + num_groups_ * (args_.head_dim * (tile_vectors / vectors) + tile_keys * passes);
+    const int columns = tile_keys / lanes * args_.qk_head_dim * static_cast<int>(sizeof(Key)) / 4;
+    return columns + num_groups_ * (args_.qk_head_dim * (tile_vectors / vectors) + tile_keys * passes);
   }
 
   // Dims [dim, dim + dims) of the tile's keys, transposed, into scratch.
@@ -154,8 +155,8 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
         } else if (k_contiguous_) {
           rows.row[i] = k + tile.k[key];
         } else {
-          Key* row = staging + static_cast<std::int64_t>(i) * padded_;
-          stage_row(k + tile.k[key], args_.k_strides, args_.head_dim, row);
+          Key* row = staging + static_cast<std::int64_t>(i) * qk_padded_;
+          stage_row(k + tile.k[key], args_.k_strides, args_.qk_head_dim, row);
           rows.row[i] = row;
         }
       }
@@ -173,7 +174,7 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
 
   // V rows of the tile as float32 in value order in scratch.
   void widen_values(const kv_tile_offsets& tile, int head) noexcept {
-    const int whole = args_.head_dim / (2 * lanes) * (2 * lanes);
+    const int whole = args_.v_head_dim / (2 * lanes) * (2 * lanes);
     for (int key = tile.begin; key < tile.end; ++key) {
       const Key* row = value_row(tile, head, key, 0);
       float* to = scratch_.values + static_cast<std::int64_t>(key) * padded_;
@@ -184,9 +185,9 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
         store(to + d, a);
         store(to + d + lanes, b);
       }
-      if (whole < args_.head_dim) {
+      if (whole < args_.v_head_dim) {
         Key tail[2 * lanes] = {};
-        for (int d = whole; d < args_.head_dim; ++d) tail[d - whole] = row[d];
+        for (int d = whole; d < args_.v_head_dim; ++d) tail[d - whole] = row[d];
         load_pair(tail, a, b);
         store(to + whole, a);
         store(to + whole + lanes, b);
@@ -196,7 +197,7 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
 
   // V rows of the tile in pairs of keys in scratch; a key without a partner is paired with 0.
   void pair_values(const kv_tile_offsets& tile, int head) noexcept {
-    const int whole = args_.head_dim / (2 * lanes) * (2 * lanes);
+    const int whole = args_.v_head_dim / (2 * lanes) * (2 * lanes);
     for (int pair = tile.begin / 2; 2 * pair < tile.end; ++pair) {
       const Key* rows[2];
       for (int i = 0; i < 2; ++i) {
@@ -212,10 +213,10 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
         store(to + d, a);
         store(to + d + lanes, b);
       }
-      if (whole < args_.head_dim) {
+      if (whole < args_.v_head_dim) {
         Key tails[2][2 * lanes] = {};
         for (int i = 0; i < 2; ++i) {
-          for (int d = whole; d < args_.head_dim; ++d) tails[i][d - whole] = rows[i][d];
+          for (int d = whole; d < args_.v_head_dim; ++d) tails[i][d - whole] = rows[i][d];
         }
         pair_rows(load_bits(tails[0]), load_bits(tails[1]), a, b);
         store(to + whole, a);
@@ -227,12 +228,12 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
   // All scores of the tile, then group by group softmax and accumulation.
   void process_tile(const kv_tile_offsets& tile, int head) noexcept {
     // The transposed keys of KC dims stay in L1 while they are used.
-    const int kc = !k_contiguous_                ? args_.head_dim
+    const int kc = !k_contiguous_                ? args_.qk_head_dim
                    : pairs_                      ? pair_kc
                    : head_rows_ <= in_place_rows ? decode_kc
                                                  : prefill_kc;
-    for (int dim = 0; dim < args_.head_dim; dim += kc) {
-      const int dims = args_.head_dim - dim < kc ? args_.head_dim - dim : kc;
+    for (int dim = 0; dim < args_.qk_head_dim; dim += kc) {
+      const int dims = args_.qk_head_dim - dim < kc ? args_.qk_head_dim - dim : kc;
       pack_keys(tile, head, dim, dims);
       for (int g = 0; g < num_groups_; ++g) score_group(tile, head, g, dim, dims);
     }

@@ -16,10 +16,11 @@
 /// that a row does not attend to changes no bit of it. Which CTA computes what is then free. Every output tile is split
 /// into leaves, nodes or not at all, whichever balances the load best, and the range is cut between splits only.
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
-#include "cuda/host/dispatch.hpp"
+#include "cuda/host/plan_input.hpp"
 
 namespace bifolio::cuda {
 
@@ -68,12 +69,12 @@ struct alignas(16) decode_header {
   std::int32_t unused[3];
 };
 
-/// Words of the scheduler metadata before the sequences, for `grid` CTAs: a header and `grid` CTA records, of which
-/// those from num_ctas on are empty.
-[[nodiscard]] constexpr std::int32_t decode_seqs_offset(std::int32_t grid) noexcept {
-  return static_cast<std::int32_t>((sizeof(decode_header) + sizeof(decode_cta) * static_cast<std::size_t>(grid)) /
-                                   sizeof(std::int32_t));
-}
+/// The scheduler metadata on the device. The kernel's CTAs find their share of the work by it.
+struct decode_metadata {
+  const decode_header* header = nullptr;
+  const decode_cta* ctas = nullptr;  ///< [grid]; those from num_ctas on are empty
+  const decode_seq* seqs = nullptr;
+};
 
 /// Partial results in the workspace: three ranges of num_partials, or two and each CTA's running node and root.
 [[nodiscard]] constexpr std::int64_t decode_num_partials(bool deterministic, std::int64_t num_partials,
@@ -81,35 +82,51 @@ struct alignas(16) decode_header {
   return deterministic ? 2 * num_partials + 2 * grid : 3 * num_partials;
 }
 
-/// Collects the sequences of a step that decode, then splits their work. Works inside the plan's own words, whose
-/// capacity is kept.
+/// Decode's part of a step: the scheduler metadata, and what else a launch needs. The vectors keep their capacity.
+struct decode_plan {
+  std::int32_t grid = 0;  ///< CTAs that run at once; the same for all steps of a spec
+  std::int32_t num_seqs = 0;
+  decode_header header{};
+  std::vector<decode_cta> ctas;  ///< [grid]
+  std::vector<decode_seq> seqs;  ///< the first num_seqs are this step's
+  std::size_t workspace_bytes = 0;
+  std::size_t num_counters = 0;
+
+  [[nodiscard]] bool empty() const noexcept { return num_seqs == 0; }
+};
+
+/// Bytes of the scheduler metadata: header, CTAs, sequences, in this order.
+[[nodiscard]] constexpr std::size_t decode_metadata_bytes(std::int32_t grid, std::int64_t num_seqs) noexcept {
+  return sizeof(decode_header) + sizeof(decode_cta) * static_cast<std::size_t>(grid) +
+         sizeof(decode_seq) * static_cast<std::size_t>(num_seqs);
+}
+/// Writes them to `begin`, which is aligned to 16 bytes.
+void write_metadata(const decode_plan& plan, std::byte* begin) noexcept;
+/// Where they are on the device when they begin at `begin`.
+[[nodiscard]] decode_metadata decode_metadata_at(const std::byte* begin, std::int32_t grid) noexcept;
+
+/// The same for all steps of a spec, so that a captured graph survives other lengths.
+[[nodiscard]] std::size_t decode_workspace_bytes(const attention_spec& spec, std::int32_t grid) noexcept;
+[[nodiscard]] std::size_t decode_num_counters(const attention_spec& spec, std::int32_t grid) noexcept;
+
+/// Collects the sequences of a step that decode, then splits their work.
 class decode_planner {
  public:
-  /// `grid`: CTAs that run at once. What `words` held is lost.
-  decode_planner(const plan_input& input, std::int32_t grid, std::vector<std::int32_t>& words);
+  /// `grid`: CTAs that run at once. What `plan` held is lost.
+  decode_planner(const plan_input& input, std::int32_t grid, decode_plan& plan);
 
   void add(std::int32_t seq);
-  [[nodiscard]] bool empty() const noexcept { return num_seqs_ == 0; }
-  /// Writes the words, or empties them where nothing was added. False: the work range does not fit into 32 bits.
+  /// Completes the plan, also where nothing was added. False: the work range does not fit into 32 bits.
   [[nodiscard]] bool finish();
 
-  [[nodiscard]] std::size_t workspace_floats() const noexcept;
-  [[nodiscard]] std::size_t num_counters() const noexcept { return 2 * static_cast<std::size_t>(num_partials()); }
-
  private:
-  /// Constant for a device, so that a captured graph survives other lengths.
-  [[nodiscard]] std::int32_t num_partials() const noexcept {
-    return input_.spec.deterministic ? decode_splits_per_cta * grid_ : grid_;
-  }
-  [[nodiscard]] decode_seq& seq_at(std::int32_t index) const noexcept;
   [[nodiscard]] std::int32_t choose_split_tiles() const noexcept;
   [[nodiscard]] std::int32_t choose_num_ctas(std::int64_t total, std::int64_t outputs, bool uniform) const noexcept;
   [[nodiscard]] std::int32_t choose_num_splits(std::int64_t tiles, std::int64_t most) const noexcept;
+  void share_work();
 
   const plan_input& input_;
-  std::int32_t grid_;
-  std::vector<std::int32_t>& words_;
-  std::int32_t num_seqs_ = 0;
+  decode_plan& plan_;
 };
 
 }  // namespace bifolio::cuda

@@ -11,8 +11,8 @@
 ///   softmax   one warp a row; running maximum and sum in shared memory
 ///   values    thread = one dim (and the one 128 further), all rows, accumulated in registers
 ///
-/// The order of every sum depends on head_dim alone: not on the batch, the tile of rows or the number of thread blocks.
-/// Positions that a row must not see carry the weight −0, which selects their V away instead of multiplying it.
+/// The order of every sum depends on the head dims alone: not on the batch, the tile of rows or the number of thread
+/// blocks. Positions that a row must not see carry the weight −0, which selects their V away instead of multiplying it.
 
 #include <cstdint>
 
@@ -40,6 +40,7 @@ enum class kv_walk : std::int32_t {
 
 struct general_args {
   attention_kernel_args call;
+  general_metadata metadata;
   kv_walk k_walk;
   kv_walk v_walk;
   std::int32_t num_dim_tiles;
@@ -166,19 +167,24 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
   const int lane = thread % 32;
   const int warp = thread / 32;
 
-  const auto* const header = reinterpret_cast<const general_header*>(call.general_words);
-  const auto* const items = reinterpret_cast<const general_item*>(header + 1);
+  const std::int32_t num_items = args.metadata.header->num_items;
   const std::int32_t parts = call.num_kv_heads * args.num_dim_tiles;
-  const std::int64_t num_works = static_cast<std::int64_t>(header->num_items) * parts;
+  const std::int64_t num_works = static_cast<std::int64_t>(num_items < 0 ? INT32_MAX : num_items) * parts;
+  tile_walk tiles{0, 0};
   const bool queries_fit = call.head_dim <= dims_per_tile;
 
   for (std::int64_t work = blockIdx.x; work < num_works; work += gridDim.x) {
-    const general_item item = items[work / parts];
+    general_item item;
+    if (num_items >= 0) {
+      item = args.metadata.items[work / parts];
+    } else if (!tiles.find(call, args.metadata.header->num_seqs, Rows, work / parts, item)) {
+      break;
+    }
     const auto part = static_cast<std::int32_t>(work % parts);
     const std::int32_t kv_head = part / args.num_dim_tiles;
     const std::int32_t dim_tile = part % args.num_dim_tiles;
     const std::int32_t first_out_dim = dim_tile * dims_per_tile;
-    const std::int32_t num_out_dims = min(dims_per_tile, call.head_dim - first_out_dim);
+    const std::int32_t num_out_dims = min(dims_per_tile, call.v_head_dim - first_out_dim);
 
     const std::int32_t first_token = call.query_start_loc[item.seq];
     const std::int32_t query_len = call.query_start_loc[item.seq + 1] - first_token;
@@ -192,7 +198,8 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
     if (thread < Rows) {
       const bool used = thread < num_rows;
       const std::int32_t row = item.first_row + (used ? thread : 0);
-      const std::int32_t position = seq_len - query_len + row / call.group_size;
+      const auto position = static_cast<std::int32_t>(
+          attn::first_query_position(call.query_positions, item.seq, query_len, seq_len) + row / call.group_size);
       const std::int32_t head = kv_head * call.group_size + row % call.group_size;
       const auto [begin, end] = attn::window_of(call).of(position, seq_len);
       shared.row_position[thread] = position;
@@ -279,7 +286,8 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
           if (dim > 0) __syncthreads();
           load_plane<T>(shared.k, call.k, call.k_strides, args.k_walk, shared.k_offset, call.head_dim, dim);
           if (dim == 0) {
-            load_plane<T>(shared.v, call.v, call.v_strides, args.v_walk, shared.v_offset, call.head_dim, first_out_dim);
+            load_plane<T>(shared.v, call.v, call.v_strides, args.v_walk, shared.v_offset, call.v_head_dim,
+                          first_out_dim);
           }
           const std::int32_t round = min(general_round, (call.head_dim - dim + 3) / 4 * 4);
           if (!queries_fit) {
@@ -364,7 +372,7 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
           if (c * general_threads >= num_out_dims) break;
           if (c > 0) {  // the first dims came together with K
             __syncthreads();
-            load_plane<T>(shared.v, call.v, call.v_strides, args.v_walk, shared.v_offset, call.head_dim,
+            load_plane<T>(shared.v, call.v, call.v_strides, args.v_walk, shared.v_offset, call.v_head_dim,
                           first_out_dim + c * general_threads);
             __syncthreads();
           }
@@ -403,7 +411,7 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
 
     if (item.tile >= 0) {
       // Partial results: m and l of all rows, then [rows, dims].
-      const std::int64_t stride = partial_floats(Rows, call.head_dim);
+      const std::int64_t stride = partial_floats(Rows, call.v_head_dim);
       const std::int64_t row_floats = stride / Rows - 2;
       float* const own = call.workspace + (static_cast<std::int64_t>(item.partial) * parts + part) * stride;
       if (thread < Rows) {

@@ -2,12 +2,12 @@
 #pragma once
 
 /// The products of decode on x_split: 16 rows of the cache (tokens of K, dims of V), read from global memory straight
-/// into the registers of a warp, times up to 8 query heads whose numbers lie in shared memory, one row a head.
+/// into the registers of a warp, times up to 8 query heads, whose operands are in shared memory, one row per head.
 ///
 /// Lane 4·g + i holds 16 bytes of rows g and g + 8: chunk i of four. `add` multiplies them with chunk i of every head;
-/// `finish` leaves sums[2·r + c] = row g + 8·r, head 2·i + c. That is how the m16n8k16 product deals out its operands,
-/// with the elements of four chunks in another order, which is the same one on both sides. Every sum is of one row and
-/// one head, in an order that depends on neither.
+/// `finish` leaves sums[2·r + c] = row g + 8·r, head 2·i + c. That is how the m16n8k16 product distributes its
+/// operands, with the elements of four chunks in another order, which is the same one on both sides. Every sum is of
+/// one row and one head, in an order that depends on neither.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -45,7 +45,7 @@ struct tensor_core_product {
 
   float sums[4] = {};
 
-  /// `heads`: the first head's first of four chunks. Rows past `num_heads` are there and may hold anything.
+  /// `heads`: the first head's first of four chunks. Rows past `num_heads` can be read and may hold anything.
   __device__ __forceinline__ void add(const uint4& low, const uint4& high, const T* heads, int pitch, int num_heads) {
     (void)num_heads;
     const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -113,7 +113,7 @@ struct float_product {
   float high_[product_heads] = {};
 };
 
-/// A weight as the product wants it.
+/// Weights in the product's type.
 __device__ __forceinline__ void store_weights(float* to, const float (&w)[4]) {
   *reinterpret_cast<float4*>(to) = make_float4(w[0], w[1], w[2], w[3]);
 }

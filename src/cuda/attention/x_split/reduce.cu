@@ -11,8 +11,8 @@ namespace {
 
 constexpr int reduce_batch = 8;
 
-/// Folds the partial results of a row in the order of partitions. Grid: x over sequences and query heads; a thread for
-/// each dim.
+/// Combines the partial results of a row in the order of partitions. Grid: x over sequences and query heads; one thread
+/// per dim.
 __global__ void __launch_bounds__(256, 8) x_split_reduce(const __grid_constant__ x_split_args args) {
   device::grid_dependency_wait();
   const attention_kernel_args& call = args.call;
@@ -33,14 +33,14 @@ __global__ void __launch_bounds__(256, 8) x_split_reduce(const __grid_constant__
 #pragma unroll
     for (int i = 0; i < reduce_batch; ++i) {
       const float* const partial = x_split_partial(args, row, first + i);
-      const bool there = first + i < num_partitions;
-      ms[i] = there ? partial[0] : minus_infinity();
-      ls[i] = there ? partial[1] : 0.0f;
+      const bool valid = first + i < num_partitions;
+      ms[i] = valid ? partial[0] : minus_infinity();
+      ls[i] = valid ? partial[1] : 0.0f;
     }
 #pragma unroll
     for (int i = 0; i < reduce_batch; ++i) {
-      const bool there = ms[i] != minus_infinity() || ls[i] != 0.0f;
-      values[i] = there ? x_split_partial(args, row, first + i)[2 + dim] : 0.0f;
+      const bool has_keys = ms[i] != minus_infinity() || ls[i] != 0.0f;
+      values[i] = has_keys ? x_split_partial(args, row, first + i)[2 + dim] : 0.0f;
     }
 #pragma unroll
     for (int i = 0; i < reduce_batch; ++i) {

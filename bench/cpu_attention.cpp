@@ -27,7 +27,8 @@ namespace {
 struct gather_pass {
   const std::byte* k = nullptr;
   const std::byte* v = nullptr;
-  std::size_t half_block_bytes = 0;
+  std::size_t k_block_bytes = 0;
+  std::size_t v_block_bytes = 0;
   const std::int32_t* ids = nullptr;
   std::int64_t num_entries = 0;
   std::int32_t num_workers = 1;
@@ -40,8 +41,8 @@ void gather_worker(void* context, std::int32_t worker) noexcept {
   std::uint64_t all = 0;
   for (std::int64_t i = begin; i < end; ++i) {
     const auto block = static_cast<std::size_t>(pass.ids[i]);
-    all ^= read_bytes(pass.k + block * pass.half_block_bytes, pass.half_block_bytes);
-    all ^= read_bytes(pass.v + block * pass.half_block_bytes, pass.half_block_bytes);
+    all ^= read_bytes(pass.k + block * pass.k_block_bytes, pass.k_block_bytes);
+    all ^= read_bytes(pass.v + block * pass.v_block_bytes, pass.v_block_bytes);
   }
   consume(all);
 }
@@ -87,19 +88,18 @@ class attention_bench {
   static constexpr double probe_seconds = 0.15;
 
   void make_cache() {
-    const kv_layout layout =
-        make_layout(setting_.layout, spec_.k_code.type, spec_.num_kv_heads, spec_.qk_head_dim, spec_.block_size);
+    const kv_layout layout = make_layout(setting_.layout, spec_.k_code, spec_.v_code, spec_.num_kv_heads,
+                                         spec_.qk_head_dim, spec_.v_head_dim, spec_.block_size);
     const std::int64_t blocks_per_set = lengths_.num_blocks;
     const std::int64_t least_pool_bytes = bytes_beyond_cache(std::int64_t{320} << 20);
     num_sets_ = std::max<std::int64_t>(
         1, (least_pool_bytes + blocks_per_set * layout.block_bytes() - 1) / (blocks_per_set * layout.block_bytes()));
     const std::int64_t num_blocks = blocks_per_set * num_sets_;
     require_range("the cache's number of blocks", num_blocks, 1, std::int64_t{1} << 31);
-    const std::size_t half =
-        static_cast<std::size_t>(num_blocks * layout.block_elements(layout.k)) * size_of(spec_.k_code.type);
-    pool_ = buffer(where_.memory(), 2 * half);
-    fill_values(pool_.data(), spec_.k_code.type, 2 * num_blocks * layout.block_elements(layout.k), options_.seed);
-    kv_ = {pool_.data(), pool_.as<std::byte>() + half, num_blocks, layout};
+    pool_ = buffer(where_.memory(), static_cast<std::size_t>(num_blocks * layout.block_bytes()));
+    fill_values(pool_.data(), spec_.k_code.type,
+                num_blocks * (layout.block_elements(layout.k) + layout.block_elements(layout.v)), options_.seed);
+    kv_ = {pool_.data(), pool_.as<std::byte>() + num_blocks * layout.block_bytes(layout.k), num_blocks, layout};
 
     ids_.resize(static_cast<std::size_t>(num_blocks));
     std::iota(ids_.begin(), ids_.end(), 0);
@@ -112,12 +112,12 @@ class attention_bench {
 
   void make_rows() {
     const std::int64_t num_tokens = setting_.num_tokens();
-    const std::int64_t elements = num_tokens * spec_.num_q_heads * spec_.qk_head_dim;
-    q_ = buffer(where_.memory(), static_cast<std::size_t>(elements) * size_of(spec_.q_type));
-    out_ = buffer(where_.memory(), static_cast<std::size_t>(elements) * size_of(spec_.out_type));
-    fill_values(q_.data(), spec_.q_type, elements, options_.seed + 1);
+    const std::int64_t rows = num_tokens * spec_.num_q_heads;
+    q_ = buffer(where_.memory(), static_cast<std::size_t>(rows * spec_.qk_head_dim) * size_of(spec_.q_type));
+    out_ = buffer(where_.memory(), static_cast<std::size_t>(rows * spec_.v_head_dim) * size_of(spec_.out_type));
+    fill_values(q_.data(), spec_.q_type, rows * spec_.qk_head_dim, options_.seed + 1);
     params_.q = dense_view<const void>(q_.data(), spec_.q_type, num_tokens, spec_.num_q_heads, spec_.qk_head_dim);
-    params_.out = dense_view<void>(out_.data(), spec_.out_type, num_tokens, spec_.num_q_heads, spec_.qk_head_dim);
+    params_.out = dense_view<void>(out_.data(), spec_.out_type, num_tokens, spec_.num_q_heads, spec_.v_head_dim);
     params_.kv = kv_;
     params_.scale = 1.0f / std::sqrt(static_cast<float>(spec_.qk_head_dim));
     params_.soft_cap = setting_.soft_cap;
@@ -155,7 +155,8 @@ class attention_bench {
     gather_pass pass;
     pass.k = static_cast<const std::byte*>(kv_.k);
     pass.v = static_cast<const std::byte*>(kv_.v);
-    pass.half_block_bytes = static_cast<std::size_t>(kv_.layout.block_bytes() / 2);
+    pass.k_block_bytes = static_cast<std::size_t>(kv_.layout.block_bytes(kv_.layout.k));
+    pass.v_block_bytes = static_cast<std::size_t>(kv_.layout.block_bytes(kv_.layout.v));
     pass.num_entries = lengths_.num_blocks;
     pass.num_workers = workers_.concurrency();
     const double bytes = static_cast<double>(pass.num_entries * kv_.layout.block_bytes());

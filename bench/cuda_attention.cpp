@@ -41,7 +41,7 @@ double host_seconds(backend& where, stream_ref stream, const std::function<void(
 
 /// Chunks of the K and V blocks of each set, in the order of its ids.
 std::vector<gather_chunk> chunks_of(const kv_cache_view& kv, const std::vector<std::int32_t>& ids) {
-  const std::int64_t plane_block_bytes = kv.layout.block_bytes() / 2;
+  const std::int64_t plane_block_bytes = kv.layout.block_bytes(kv.layout.k);
   std::vector<gather_chunk> chunks;
   for (const std::int32_t id : ids) {
     for (const void* const plane : {kv.k, kv.v}) {
@@ -143,7 +143,7 @@ attention_result measure(backend& where, graph_timer& timer, const measuring_opt
                                        }
                                      }) /
                         calls_in_a_row;
-  if (layout.block_bytes() / 2 % 16 == 0) {
+  if (layout.block_bytes(layout.k) % 16 == 0) {
     const std::vector<gather_chunk> chunks = chunks_of(params.kv, ids);
     const buffer device_chunks = uploaded(where, chunks);
     gather_work work;

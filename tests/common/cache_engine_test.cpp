@@ -170,6 +170,71 @@ TEST_CASE("a strided layout is taken when it stays within a layer and nests, and
   CHECK(memory.num_allocations() == before);
 }
 
+TEST_CASE("an engine whose V is part of K holds K alone, and moves it") {
+  const auto where = make_backend();
+  const kv_layout layout = make_layout(layout_kind::hnd, {dtype::bf16}, {dtype::bf16}, 1, 24, 16, 4, true);
+  constexpr std::int64_t block_bytes = 24 * 4 * 2;
+  CHECK(num_blocks_for_memory(10 * 3 * block_bytes, layout, 3) == 10);
+  CHECK(num_blocks_for_memory(10 * 3 * block_bytes - 1, layout, 3) == 9);
+  cache_engine engine(*where, {3, 10, layout});
+  cache_engine other(*where, {3, 4, layout});
+  CHECK(engine.num_bytes() == 3 * 10 * block_bytes);
+  for (const kv_cache_view& layer : engine.layers()) CHECK(layer.v == layer.k);
+  fill(engine, 1);
+  fill(other, 2);
+  auto expected = bytes_of(other);
+  const auto source = bytes_of(engine);
+  const std::vector<block_copy> pairs{{block_id{9}, block_id{0}}, {block_id{2}, block_id{3}}};
+  REQUIRE(engine.swap_blocks_to(other, pairs) == errc::ok);
+  for (std::size_t l = 0; l < expected.size(); ++l) {
+    for (const block_copy& pair : pairs) {
+      std::memcpy(expected[l].data() + to_index(pair.dst) * block_bytes,
+                  source[l].data() + to_index(pair.src) * block_bytes, block_bytes);
+    }
+  }
+  CHECK(bytes_of(other) == expected);
+  CHECK(bytes_of(engine) == source);
+
+  // Rows of k alone, and back.
+  const std::vector<float> k(2 * 24, 1.5f);
+  std::vector<float> back(k.size());
+  const std::vector<std::int64_t> slots{5, 17};
+  const auto rows = dense_view<const void>(k.data(), dtype::f32, 2, 1, 24);
+  REQUIRE(engine.append(1, rows, {}, slots.data()) == errc::ok);
+  gather_params gather{engine.layers()[1], dense_view<void>(back.data(), dtype::f32, 2, 1, 24), {}, slots.data()};
+  REQUIRE(where->gather(gather) == errc::ok);
+  CHECK(back == k);
+
+  const kv_layout apart = make_layout(layout_kind::hnd, {dtype::bf16}, {dtype::bf16}, 1, 24, 16, 4);
+  cache_engine with_v(*where, {3, 4, apart});
+  CHECK(with_v.num_bytes() == 3 * 4 * (24 + 16) * 4 * 2);
+  CHECK(engine.swap_blocks_to(with_v, pairs) == errc::failed_precondition);
+  CHECK(engine.convert_blocks_to(with_v, pairs) == errc::failed_precondition);
+}
+
+TEST_CASE("an engine refuses codes that are not implemented, and V in K with strides of its own, by name") {
+  const auto where = make_backend();
+  counting_memory_resource memory(default_host_memory());
+  const auto sentence = [&](errc code, const kv_layout& layout) {
+    return refusal(code, [&] { const cache_engine engine(*where, {1, 4, layout}, &memory); });
+  };
+  for (const layout_kind kind : {layout_kind::hnd, layout_kind::strided}) {
+    kv_layout layout = make_layout(layout_kind::hnd, dtype::f16, 2, 8, 4);
+    layout.kind = kind;
+    layout.k.code.granularity = scale_granularity::token_head;
+    CHECK(
+        has(sentence(errc::unsupported, layout), "scale granularity 'token_head' of the K plane is not supported yet"));
+    layout.k.code = {dtype::f16};
+    layout.v.code.type = dtype::f32;
+    CHECK(has(sentence(errc::unsupported, layout), "K of dtype f16 with V of dtype f32"));
+  }
+  kv_layout layout = make_layout(layout_kind::hnd, {dtype::f16}, {dtype::f16}, 2, 8, 4, 4, true);
+  layout.kind = layout_kind::strided;
+  layout.v.strides.token += 1;
+  CHECK(has(sentence(errc::invalid_argument, layout), "strides of V that are not those of K"));
+  CHECK(memory.num_allocations() == 0);
+}
+
 TEST_CASE("memory of another device than the backend's is refused") {
   const auto where = make_backend();
   pretended_device_memory elsewhere(default_host_memory());

@@ -7,6 +7,7 @@
 #include <limits>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -154,6 +155,96 @@ TEST_CASE("layout names read back, and other names are refused with the allowed 
       CHECK(problem.code() == errc::invalid_argument);
       CHECK(std::string(problem.what()) == "layout '" + std::string(text) + "' is not one of hnd, nhd, x_split");
     }
+  }
+}
+
+TEST_CASE("planes of different head_dim are laid out like layouts of their own") {
+  for (const layout_kind kind : kinds) {
+    for (const dtype type : all_dtypes) {
+      for (const auto& dims : {std::pair{6, 8}, {33, 17}, {17, 33}, {192, 128}, {1, 5}}) {
+        const kv_layout layout = make_layout(kind, {type}, {type}, 3, dims.first, dims.second, 5);
+        CHECK(layout.k == make_layout(kind, type, 3, dims.first, 5).k);
+        CHECK(layout.v == make_layout(kind, type, 3, dims.second, 5).v);
+        CHECK(is_bijection(layout, layout.k, 2));
+        CHECK(is_bijection(layout, layout.v, 2));
+        const auto element = static_cast<std::int64_t>(size_of(type));
+        CHECK(layout.block_bytes(layout.k) == 3 * 5 * dims.first * element);
+        CHECK(layout.block_bytes(layout.v) == 3 * 5 * dims.second * element);
+        CHECK(layout.block_bytes() == 3 * 5 * (dims.first + dims.second) * element);
+      }
+      CHECK(make_layout(kind, {type}, {type}, 2, 48, 48, 5) == make_layout(kind, type, 2, 48, 5));
+    }
+  }
+}
+
+TEST_CASE("V in K is stored once, where K is") {
+  for (const layout_kind kind : kinds) {
+    const kv_layout layout = make_layout(kind, {dtype::bf16}, {dtype::bf16}, 1, 576, 512, 16, true);
+    CHECK(layout.v_in_k);
+    CHECK(layout.v.head_dim == 512);
+    CHECK(layout.v.strides == layout.k.strides);
+    CHECK(layout.block_bytes() == 576 * 16 * 2);
+    CHECK(layout != make_layout(kind, {dtype::bf16}, {dtype::bf16}, 1, 576, 512, 16));
+    CHECK(is_bijection(layout, layout.k, 2));
+  }
+  int memory = 0;
+  int other = 0;
+  kv_cache_view view{&memory, &other, 1, make_layout(layout_kind::hnd, dtype::f32, 1, 4, 4)};
+  CHECK(view.v_data() == &other);
+  view.layout.v_in_k = true;
+  CHECK(view.v_data() == &memory);
+}
+
+TEST_CASE("a block's tail of scales counts, and codes say their names") {
+  kv_layout layout = make_layout(layout_kind::hnd, dtype::f16, 2, 64, 16);
+  CHECK(layout.block_tail_bytes(layout.k) == 0);
+  CHECK(layout.block_tail_bytes(layout.v) == 0);
+  layout.k.code = {dtype::f16, scale_granularity::token_head, dtype::f32};
+  layout.v.code = {dtype::f16, scale_granularity::head, dtype::f32};
+  CHECK(layout.block_tail_bytes(layout.k) == 2 * 16 * 4);
+  CHECK(layout.block_tail_bytes(layout.v) == 0);
+  CHECK(layout.block_bytes(layout.k) == 2 * 16 * 64 * 2 + 2 * 16 * 4);
+  CHECK(layout.block_bytes() == layout.block_bytes(layout.k) + layout.block_bytes(layout.v));
+  CHECK(to_string(kv_code{dtype::bf16}) == "bf16");
+  CHECK(to_string(layout.k.code) == "f16, scale per token_head (f32)");
+  CHECK(to_string(scale_granularity::none) == "none");
+  CHECK(to_string(scale_granularity::layer) == "layer");
+  CHECK(to_string(scale_granularity::head) == "head");
+  CHECK(to_string(scale_granularity::token_head) == "token_head");
+}
+
+TEST_CASE("make_layout refuses planes that it cannot lay out, by name") {
+  const auto refused = [](kv_code k, kv_code v, std::int32_t qk_dims, std::int32_t v_dims, bool v_in_k, errc code,
+                          const char* part) {
+    try {
+      (void)make_layout(layout_kind::hnd, k, v, 2, qk_dims, v_dims, 4, v_in_k);
+      FAIL("accepted ", to_string(k), " and ", to_string(v));
+    } catch (const error& problem) {
+      CHECK(problem.code() == code);
+      const std::string sentence = problem.what();
+      CAPTURE(sentence);
+      CHECK(sentence.find(part) != std::string::npos);
+    }
+  };
+  const kv_code plain{dtype::f16};
+  const auto scaled = [](scale_granularity granularity) { return kv_code{dtype::f16, granularity, dtype::f32}; };
+  refused(scaled(scale_granularity::token_head), plain, 8, 8, false, errc::unsupported,
+          "scale granularity 'token_head' of the K plane is not supported yet");
+  refused(plain, scaled(scale_granularity::layer), 8, 8, false, errc::unsupported,
+          "scale granularity 'layer' of the V plane is not supported yet");
+  refused(scaled(scale_granularity::head), scaled(scale_granularity::head), 8, 8, true, errc::unsupported, "'head'");
+  refused(plain, {dtype::bf16}, 8, 8, false, errc::unsupported, "K of dtype f16 with V of dtype bf16");
+  refused(plain, {dtype::bf16}, 8, 8, true, errc::invalid_argument, "the code of V is bf16");
+  refused(plain, plain, 8, 9, true, errc::invalid_argument, "v_head_dim is 9; where V is part of K");
+  refused(plain, plain, 0, 8, false, errc::invalid_argument, "qk_head_dim is 0");
+  refused(plain, plain, 8, -1, false, errc::invalid_argument, "v_head_dim is -1");
+  refused({static_cast<dtype>(9)}, plain, 8, 8, false, errc::invalid_argument, "dtype number 9 of the K plane");
+  constexpr std::int32_t most = std::numeric_limits<std::int32_t>::max();
+  try {
+    (void)make_layout(layout_kind::hnd, plain, plain, most, 8, most, most);
+    FAIL("accepted");
+  } catch (const error& problem) {
+    CHECK(problem.code() == errc::invalid_argument);
   }
 }
 

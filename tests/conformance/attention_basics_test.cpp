@@ -48,6 +48,10 @@ TEST_CASE("sequences without queries or without keys cost nothing and disturb no
 
 TEST_CASE("every head_dim agrees with the oracle") { check_all(head_dim_cases()); }
 
+TEST_CASE("V of another head_dim than K, or part of K, agrees with the oracle in every layout and with every option") {
+  check_all(plane_cases());
+}
+
 TEST_CASE("every block_size agrees with the oracle") { check_all(block_size_cases()); }
 
 TEST_CASE("every number of query heads per KV head agrees with the oracle") { check_all(group_cases()); }

@@ -22,6 +22,9 @@ inline constexpr auto& dtypes = all_dtypes;
 [[nodiscard]] std::vector<attention_case> prefill_cases();
 [[nodiscard]] std::vector<attention_case> empty_cases();
 [[nodiscard]] std::vector<attention_case> head_dim_cases();
+/// V of another head_dim than K, and V as part of K (multi-head latent attention with 576 and 512 among it): shapes ×
+/// layouts × dtypes, then each option.
+[[nodiscard]] std::vector<attention_case> plane_cases();
 [[nodiscard]] std::vector<attention_case> block_size_cases();
 [[nodiscard]] std::vector<attention_case> group_cases();
 [[nodiscard]] std::vector<attention_case> length_cases();
@@ -31,6 +34,8 @@ inline constexpr auto& dtypes = all_dtypes;
 [[nodiscard]] std::vector<attention_case> value_cases();
 [[nodiscard]] std::vector<attention_case> covering_cases(std::uint64_t seed);
 [[nodiscard]] std::vector<attention_case> random_cases(std::uint64_t seed, int count);
+/// The same with V of any head_dim, or part of K.
+[[nodiscard]] std::vector<attention_case> random_plane_cases(std::uint64_t seed, int count);
 /// Random cases of the shapes that GPUs have tensor-core kernels for: one 16-bit type, head_dim 64, 128 or 256.
 [[nodiscard]] std::vector<attention_case> half_precision_cases(std::uint64_t seed, int count);
 

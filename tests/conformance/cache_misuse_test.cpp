@@ -56,6 +56,18 @@ std::vector<bad_view> bad_views() {
       {"num_kv_heads is negative", [](kv_cache_view& v) { v.layout.num_kv_heads = least32; }},
       {"head_dim is 0", [](kv_cache_view& v) { v.layout.k.head_dim = 0; }},
       {"head_dim is negative", [](kv_cache_view& v) { v.layout.k.head_dim = -8; }},
+      {"head_dim of V is 0", [](kv_cache_view& v) { v.layout.v.head_dim = 0; }},
+      {"head_dim of V is the largest number", [](kv_cache_view& v) { v.layout.v.head_dim = most32; }},
+      {"V is part of K and has more dims",
+       [](kv_cache_view& v) {
+         v.layout.v_in_k = true;
+         v.layout.v.head_dim = 2 * dims;
+       }},
+      {"V is part of K and has strides of its own",
+       [](kv_cache_view& v) {
+         v.layout.v_in_k = true;
+         v.layout.v.strides.token += 1;
+       }},
       {"block_size is 0", [](kv_cache_view& v) { v.layout.block_size = 0; }},
       {"block_size is negative", [](kv_cache_view& v) { v.layout.block_size = least32; }},
       {"block_size is huge", [](kv_cache_view& v) { v.layout.block_size = most32; }},
@@ -74,6 +86,19 @@ std::vector<bad_view> bad_views() {
       {"the dim stride is 0", [](kv_cache_view& v) { v.layout.v.strides.dim = 0; }},
       {"the token stride is that of the heads",
        [](kv_cache_view& v) { v.layout.v.strides.token = v.layout.v.strides.head; }},
+  };
+}
+
+// What is named but not implemented: unsupported in every call that takes a view.
+std::vector<bad_view> unsupported_views() {
+  return {
+      {"K has a scale per token and head",
+       [](kv_cache_view& v) { v.layout.k.code.granularity = scale_granularity::token_head; }},
+      {"V has a scale per token and head",
+       [](kv_cache_view& v) { v.layout.v.code.granularity = scale_granularity::token_head; }},
+      {"K has a scale per layer", [](kv_cache_view& v) { v.layout.k.code.granularity = scale_granularity::layer; }},
+      {"V has a scale per head", [](kv_cache_view& v) { v.layout.v.code.granularity = scale_granularity::head; }},
+      {"K and V are of different types", [](kv_cache_view& v) { v.layout.v.code.type = dtype::bf16; }},
   };
 }
 
@@ -158,6 +183,51 @@ TEST_CASE("a bad cache view is refused by every call and nothing is written") {
       CHECK(w.where.swap_blocks(layers, good, good_pairs) == errc::invalid_argument);
       CHECK(w.where.swap_blocks(good, layers, good_pairs) == errc::invalid_argument);
     }
+    CHECK(w.untouched());
+  }
+}
+
+TEST_CASE("a cache of a code that is not implemented is refused by every call and nothing is written") {
+  for (const tested_backend& tested : all_backends()) {
+    world w(tested.get());
+    CAPTURE(tested.name);
+    for (const bad_view& bad : unsupported_views()) {
+      CAPTURE(bad.what);
+      append_params append = w.append();
+      bad.spoil(append.kv);
+      CHECK(w.where.append(append) == errc::unsupported);
+      gather_params gather = w.gather();
+      bad.spoil(gather.kv);
+      CHECK(w.where.gather(gather) == errc::unsupported);
+      kv_cache_view spoilt = w.cache.device();
+      bad.spoil(spoilt);
+      const std::array<kv_cache_view, 1> layers{spoilt};
+      const std::array<kv_cache_view, 1> good{w.other.device()};
+      CHECK(w.where.copy_blocks(layers, good_pairs) == errc::unsupported);
+      CHECK(w.where.convert_blocks(spoilt, w.other.device(), good_pairs) == errc::unsupported);
+      CHECK(w.where.swap_blocks(good, layers, good_pairs) == errc::unsupported);
+    }
+    CHECK(w.untouched());
+  }
+}
+
+TEST_CASE("where V is part of K, rows of v are refused, and caches with a V plane do not fit") {
+  for (const tested_backend& tested : all_backends()) {
+    world w(tested.get());
+    CAPTURE(tested.name);
+    const cache_shape shape{dtype::f16, heads, dims, dims / 2, block_size, true};
+    cache_pair in_k(tested.get(), arrangement::hnd, shape, num_blocks, w.random);
+    gather_params gather = w.gather();
+    gather.kv = in_k.device();
+    CHECK(gather.kv.v == nullptr);
+    CHECK(w.where.gather(gather) == errc::invalid_argument);
+    const append_params append{gather.kv, as_const(gather.k), as_const(gather.v), gather.slot_mapping};
+    CHECK(w.where.append(append) == errc::invalid_argument);
+    const std::array<kv_cache_view, 1> with{in_k.device()};
+    const std::array<kv_cache_view, 1> without{w.other.device()};
+    CHECK(w.where.swap_blocks(with, without, good_pairs) == errc::invalid_argument);
+    CHECK(w.where.convert_blocks(without[0], with[0], good_pairs) == errc::invalid_argument);
+    CHECK(in_k.equal());
     CHECK(w.untouched());
   }
 }

@@ -122,6 +122,8 @@ class flawed_backend final : public backend {
       return load_element(base, plane.code.type, plane.strides.offset(block_id{block}, kv_head, token, i));
     };
 
+    const std::int32_t v_first =
+        flaw_ == flaw::v_at_end_of_k && layout.v_in_k ? layout.k.head_dim - layout.v.head_dim : 0;
     partial total;
     total.out.assign(static_cast<std::size_t>(spec.v_head_dim), 0.0f);
     bool sink_open = true;
@@ -168,7 +170,7 @@ class flawed_backend final : public backend {
         const float weight = std::exp(logit - part.maximum);
         part.sum += weight;
         for (std::int32_t i = 0; i < spec.v_head_dim; ++i) {
-          part.out[static_cast<std::size_t>(i)] += weight * value_at(params.kv.v_data(), layout.v, j, i);
+          part.out[static_cast<std::size_t>(i)] += weight * value_at(params.kv.v_data(), layout.v, j, v_first + i);
         }
       }
       const float maximum = std::max(total.maximum, part.maximum);
@@ -234,6 +236,7 @@ std::string_view to_string(flaw value) noexcept {
                                         "bias_of_wrong_head",
                                         "bias_by_position",
                                         "nan_for_hidden_rows",
+                                        "v_at_end_of_k",
                                         "drops_last_copy",
                                         "appends_before_slots"};
   static_assert(std::size(names) == static_cast<std::size_t>(flaw::appends_before_slots) + 1);

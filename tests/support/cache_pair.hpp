@@ -118,8 +118,9 @@ class cache_pair {
 
   [[nodiscard]] kv_cache_view view_at(std::byte* base) const noexcept {
     const auto element = static_cast<std::int64_t>(size_of(arranged_.layout.k.code.type));
-    return {base + (guard + arranged_.k_start) * element, base + (guard + arranged_.v_start) * element, num_blocks_,
-            arranged_.layout};
+    // Where V is part of K its pointer is not looked at.
+    std::byte* const v = arranged_.layout.v_in_k ? nullptr : base + (guard + arranged_.v_start) * element;
+    return {base + (guard + arranged_.k_start) * element, v, num_blocks_, arranged_.layout};
   }
 
   arranged_layout arranged_;

@@ -28,7 +28,7 @@ bool is_plain_step(const plan_input& step, std::string* why) noexcept {
                             "; it takes one head_dim for both");
   }
   if (spec.k_code != spec.v_code) return detail::declines(why, "the codes of K and V differ");
-  if (step.query_positions != nullptr) return detail::declines(why, "the batch has query_positions");
+  if (step.has_query_positions) return detail::declines(why, "the batch has query_positions");
   return true;
 }
 

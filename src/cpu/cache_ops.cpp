@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the cache calls are cut into lanes. Two rules make every call mean the same on one lane and on many, without
-// locks and without a look at the list first:
-//   append, convert, swap   a lane owns destination blocks (chosen by a hash of the block), and does the rows or pairs
-//                           that go there in the order of the list: of two that go to one place the later one wins.
-//   copy_blocks             a lane owns a part of every block, and does all pairs in order: a copy never moves an
-//                           element to another place in its block, so chains never cross from one lane to another.
+// How the work of a cache call is shared out to workers. Two rules give every call the same result on one worker and on
+// many, without locks and without inspecting the list first:
+//   append, convert, swap   a worker owns destination blocks (chosen by a hash of the block), and does their rows or
+//                           pairs in the order of the list: of two with one destination the later one wins.
+//   copy_blocks             a worker owns a part of every block, and does all pairs in order: a copy never moves an
+//                           element to another place in its block, so chains never cross from one worker to another.
 #include "cpu/cache_ops.hpp"
 
 #include <algorithm>
@@ -18,41 +18,41 @@
 namespace bifolio::cpu {
 namespace {
 
-/// Bytes moved that are worth a lane of their own: about 20 µs of copying, which is where a second OpenMP lane begins
-/// to pay (docs/kernels/cache_ops_cpu.md).
-constexpr std::int64_t bytes_per_lane = std::int64_t{384} << 10;
+/// Bytes moved that are worth a worker of their own: about 20 µs of copying, which is where a second OpenMP worker
+/// begins to pay (docs/kernels/cache_ops_cpu.md).
+constexpr std::int64_t bytes_per_worker = std::int64_t{384} << 10;
 
-std::int32_t lanes_for(const executor& lanes, std::int64_t num_bytes) noexcept {
-  const std::int64_t worth = num_bytes / bytes_per_lane + 1;
-  const std::int32_t width = lanes.concurrency();
-  return worth < width ? static_cast<std::int32_t>(worth) : width;
+std::int32_t workers_for(const executor& workers, std::int64_t num_bytes) noexcept {
+  const std::int64_t worth = num_bytes / bytes_per_worker + 1;
+  const std::int32_t most = workers.concurrency();
+  return worth < most ? static_cast<std::int32_t>(worth) : most;
 }
 
-/// Runs `body(lane, num_lanes)`, which must be noexcept.
+/// Runs `body(worker, num_workers)`, which must be noexcept.
 template <class Body>
-void run_lanes(executor& lanes, std::int32_t num_lanes, const Body& body) noexcept {
+void run_workers(executor& workers, std::int32_t num_workers, const Body& body) noexcept {
   struct context {
     const Body* body;
-    std::int32_t num_lanes;
-  } shared{&body, num_lanes};
-  if (num_lanes <= 1) {
+    std::int32_t num_workers;
+  } shared{&body, num_workers};
+  if (num_workers <= 1) {
     body(0, 1);
     return;
   }
-  lanes.run(
-      num_lanes,
-      [](void* opaque, std::int32_t lane) noexcept {
+  workers.run(
+      num_workers,
+      [](void* opaque, std::int32_t worker) noexcept {
         const auto& mine = *static_cast<const context*>(opaque);
-        (*mine.body)(lane, mine.num_lanes);
+        (*mine.body)(worker, mine.num_workers);
       },
       &shared);
 }
 
-/// The lane that owns a block: Fibonacci hashing, so that every pattern of ids spreads.
-std::int32_t owner_of(std::int64_t key, std::int32_t num_lanes) noexcept {
-  if (num_lanes == 1) return 0;
+/// The worker that owns a block: Fibonacci hashing, so that every pattern of ids spreads.
+std::int32_t owner_of(std::int64_t key, std::int32_t num_workers) noexcept {
+  if (num_workers == 1) return 0;
   const std::uint64_t hash = (static_cast<std::uint64_t>(key) * 0x9e3779b97f4a7c15u) >> 32;
-  return static_cast<std::int32_t>((hash * static_cast<std::uint64_t>(num_lanes)) >> 32);
+  return static_cast<std::int32_t>((hash * static_cast<std::uint64_t>(num_workers)) >> 32);
 }
 
 std::byte* at(void* base, std::int64_t elements, dtype type) noexcept {
@@ -240,11 +240,11 @@ class block_mover {
   move_plan plan_;
 };
 
-/// Moves the pairs whose destinations one lane owns, layer by layer.
+/// Moves the pairs whose destinations one worker owns, layer by layer.
 class owned_mover {
  public:
-  owned_mover(const kernel_table& table, std::int32_t lane, std::int32_t num_lanes) noexcept
-      : table_(&table), lane_(lane), num_lanes_(num_lanes) {}
+  owned_mover(const kernel_table& table, std::int32_t worker, std::int32_t num_workers) noexcept
+      : table_(&table), worker_(worker), num_workers_(num_workers) {}
 
   void operator()(const kv_cache_view& src, const kv_cache_view& dst, std::span<const block_copy> copies,
                   std::int64_t layer) noexcept {
@@ -253,7 +253,7 @@ class owned_mover {
     k_.aim(k_plane(src, dst), block_tile(layout, layout.k), kernel_of(dst.layout.k, layout.k));
     if (has_v) v_.aim(v_plane(src, dst), block_tile(layout, layout.v), kernel_of(dst.layout.v, layout.v));
     for (const block_copy& copy : copies) {
-      if (owner_of((layer << 31) + to_index(copy.dst), num_lanes_) != lane_) continue;
+      if (owner_of((layer << 31) + to_index(copy.dst), num_workers_) != worker_) continue;
       k_(copy);
       if (has_v) v_(copy);
     }
@@ -265,8 +265,8 @@ class owned_mover {
   }
 
   const kernel_table* table_;
-  std::int32_t lane_;
-  std::int32_t num_lanes_;
+  std::int32_t worker_;
+  std::int32_t num_workers_;
   block_mover k_;
   block_mover v_;
 };
@@ -302,7 +302,7 @@ class part_mover {
 
 }  // namespace
 
-errc append(const kernel_table& table, executor& lanes, const append_params& params) noexcept {
+errc append(const kernel_table& table, executor& workers, const append_params& params) noexcept {
   if (const errc code = validate::append(params); code != errc::ok) return code;
   const std::int64_t num_tokens = params.k.num_tokens;
   if (num_tokens == 0) return errc::ok;
@@ -311,21 +311,21 @@ errc append(const kernel_table& table, executor& lanes, const append_params& par
   const bool has_v = !layout.v_in_k;
   const move_kernel k_kernel = table.cache.mover(layout.k.code.type, rows_type);
   const move_kernel v_kernel = table.cache.mover(layout.v.code.type, rows_type);
-  run_lanes(lanes, lanes_for(lanes, traffic(layout, num_tokens, rows_type)),
-            [&](std::int32_t lane, std::int32_t num_lanes) noexcept {
-              plane_mover k(layout, layout.k, strides_of(params.k), true, k_kernel);
-              plane_mover v(layout, layout.v, strides_of(params.v), true, v_kernel);
-              for_each_run(params.slot_mapping, 0, num_tokens, slot_splitter(layout.block_size),
-                           [&](const token_run& run) noexcept {
-                             if (owner_of(run.block, num_lanes) != lane) return;
-                             k.append(params.kv.k, layout.k.code.type, params.k.data, rows_type, run);
-                             if (has_v) v.append(params.kv.v, layout.v.code.type, params.v.data, rows_type, run);
-                           });
-            });
+  run_workers(workers, workers_for(workers, traffic(layout, num_tokens, rows_type)),
+              [&](std::int32_t worker, std::int32_t num_workers) noexcept {
+                plane_mover k(layout, layout.k, strides_of(params.k), true, k_kernel);
+                plane_mover v(layout, layout.v, strides_of(params.v), true, v_kernel);
+                for_each_run(params.slot_mapping, 0, num_tokens, slot_splitter(layout.block_size),
+                             [&](const token_run& run) noexcept {
+                               if (owner_of(run.block, num_workers) != worker) return;
+                               k.append(params.kv.k, layout.k.code.type, params.k.data, rows_type, run);
+                               if (has_v) v.append(params.kv.v, layout.v.code.type, params.v.data, rows_type, run);
+                             });
+              });
   return errc::ok;
 }
 
-errc gather(const kernel_table& table, executor& lanes, const gather_params& params) noexcept {
+errc gather(const kernel_table& table, executor& workers, const gather_params& params) noexcept {
   if (const errc code = validate::gather(params); code != errc::ok) return code;
   const std::int64_t num_tokens = params.k.num_tokens;
   if (num_tokens == 0) return errc::ok;
@@ -334,23 +334,23 @@ errc gather(const kernel_table& table, executor& lanes, const gather_params& par
   const bool has_v = !layout.v_in_k;
   const move_kernel k_kernel = table.cache.mover(rows_type, layout.k.code.type);
   const move_kernel v_kernel = table.cache.mover(rows_type, layout.v.code.type);
-  run_lanes(lanes, lanes_for(lanes, traffic(layout, num_tokens, rows_type)),
-            [&](std::int32_t lane, std::int32_t num_lanes) noexcept {
-              plane_mover k(layout, layout.k, strides_of(params.k), false, k_kernel);
-              plane_mover v(layout, layout.v, strides_of(params.v), false, v_kernel);
-              const std::int64_t share = (num_tokens + num_lanes - 1) / num_lanes;
-              const std::int64_t begin = share * lane < num_tokens ? share * lane : num_tokens;
-              const std::int64_t end = num_tokens - begin < share ? num_tokens : begin + share;
-              for_each_run(params.slot_mapping, begin, end, slot_splitter(layout.block_size),
-                           [&](const token_run& run) noexcept {
-                             k.gather(params.kv.k, layout.k.code.type, params.k.data, rows_type, run);
-                             if (has_v) v.gather(params.kv.v, layout.v.code.type, params.v.data, rows_type, run);
-                           });
-            });
+  run_workers(workers, workers_for(workers, traffic(layout, num_tokens, rows_type)),
+              [&](std::int32_t worker, std::int32_t num_workers) noexcept {
+                plane_mover k(layout, layout.k, strides_of(params.k), false, k_kernel);
+                plane_mover v(layout, layout.v, strides_of(params.v), false, v_kernel);
+                const std::int64_t share = (num_tokens + num_workers - 1) / num_workers;
+                const std::int64_t begin = share * worker < num_tokens ? share * worker : num_tokens;
+                const std::int64_t end = num_tokens - begin < share ? num_tokens : begin + share;
+                for_each_run(params.slot_mapping, begin, end, slot_splitter(layout.block_size),
+                             [&](const token_run& run) noexcept {
+                               k.gather(params.kv.k, layout.k.code.type, params.k.data, rows_type, run);
+                               if (has_v) v.gather(params.kv.v, layout.v.code.type, params.v.data, rows_type, run);
+                             });
+              });
   return errc::ok;
 }
 
-errc copy_blocks(const kernel_table& table, executor& lanes, std::span<const kv_cache_view> layers,
+errc copy_blocks(const kernel_table& table, executor& workers, std::span<const kv_cache_view> layers,
                  std::span<const block_copy> copies) noexcept {
   if (const errc code = validate::copy_blocks(layers, copies); code != errc::ok) return code;
   if (layers.empty() || copies.empty()) return errc::ok;
@@ -359,13 +359,13 @@ errc copy_blocks(const kernel_table& table, executor& lanes, std::span<const kv_
       std::any_of(layers.begin(), layers.end(), [](const kv_cache_view& l) { return !l.layout.v_in_k; }) ? 2 : 1;
   const std::int64_t num_planes = planes_per_layer * static_cast<std::int64_t>(layers.size());
   const std::int32_t wanted =
-      lanes_for(lanes, block_traffic(layers[0].layout, copies.size(), layers.size(), layers[0].layout.k.code.type));
-  // Enough parts that the lanes come out even.
+      workers_for(workers, block_traffic(layers[0].layout, copies.size(), layers.size(), layers[0].layout.k.code.type));
+  // Enough parts that all workers get about the same.
   const std::int64_t num_parts = wanted == 1 ? 1 : (4 * std::int64_t{wanted} + num_planes - 1) / num_planes;
   const std::int64_t num_items = num_planes * num_parts;
-  run_lanes(lanes, wanted, [&](std::int32_t lane, std::int32_t num_lanes) noexcept {
+  run_workers(workers, wanted, [&](std::int32_t worker, std::int32_t num_workers) noexcept {
     part_mover move(table);
-    for (std::int64_t item = num_items * lane / num_lanes; item < num_items * (lane + 1) / num_lanes; ++item) {
+    for (std::int64_t item = num_items * worker / num_workers; item < num_items * (worker + 1) / num_workers; ++item) {
       const std::int64_t plane_index = item / num_parts;
       const kv_cache_view& layer = layers[static_cast<std::size_t>(plane_index / planes_per_layer)];
       const kv_layout& layout = layer.layout;
@@ -378,28 +378,29 @@ errc copy_blocks(const kernel_table& table, executor& lanes, std::span<const kv_
   return errc::ok;
 }
 
-errc convert_blocks(const kernel_table& table, executor& lanes, const kv_cache_view& src, const kv_cache_view& dst,
+errc convert_blocks(const kernel_table& table, executor& workers, const kv_cache_view& src, const kv_cache_view& dst,
                     std::span<const block_copy> copies) noexcept {
   if (const errc code = validate::convert_blocks(src, dst, copies); code != errc::ok) return code;
   if (copies.empty()) return errc::ok;
-  run_lanes(lanes, lanes_for(lanes, block_traffic(src.layout, copies.size(), 1, dst.layout.k.code.type)),
-            [&](std::int32_t lane, std::int32_t num_lanes) noexcept {
-              owned_mover(table, lane, num_lanes)(src, dst, copies, 0);
-            });
+  run_workers(workers, workers_for(workers, block_traffic(src.layout, copies.size(), 1, dst.layout.k.code.type)),
+              [&](std::int32_t worker, std::int32_t num_workers) noexcept {
+                owned_mover(table, worker, num_workers)(src, dst, copies, 0);
+              });
   return errc::ok;
 }
 
-errc swap_blocks(const kernel_table& table, executor& lanes, std::span<const kv_cache_view> src,
+errc swap_blocks(const kernel_table& table, executor& workers, std::span<const kv_cache_view> src,
                  std::span<const kv_cache_view> dst, std::span<const block_copy> copies) noexcept {
   if (const errc code = validate::swap_blocks(src, dst, copies); code != errc::ok) return code;
   if (src.empty() || copies.empty()) return errc::ok;
-  run_lanes(lanes, lanes_for(lanes, block_traffic(src[0].layout, copies.size(), src.size(), src[0].layout.k.code.type)),
-            [&](std::int32_t lane, std::int32_t num_lanes) noexcept {
-              owned_mover move(table, lane, num_lanes);
-              for (std::size_t layer = 0; layer < src.size(); ++layer) {
-                move(src[layer], dst[layer], copies, static_cast<std::int64_t>(layer));
-              }
-            });
+  run_workers(workers,
+              workers_for(workers, block_traffic(src[0].layout, copies.size(), src.size(), src[0].layout.k.code.type)),
+              [&](std::int32_t worker, std::int32_t num_workers) noexcept {
+                owned_mover move(table, worker, num_workers);
+                for (std::size_t layer = 0; layer < src.size(); ++layer) {
+                  move(src[layer], dst[layer], copies, static_cast<std::int64_t>(layer));
+                }
+              });
   return errc::ok;
 }
 

@@ -111,7 +111,7 @@ if(CMAKE_CXX_FLAGS MATCHES "-fsanitize=[a-z,]*address" AND CMAKE_CXX_COMPILER_ID
 endif()
 
 # bifolio_add_isa_kernels(<library> <source>...): adds the objects of all built ISAs to <library>, with BIFOLIO_ISA
-# defined as the name, which is their namespace, and tells <library> which ISAs there are (BIFOLIO_HAS_ISA_<isa> 1 or 0).
+# defined as the name, which is their namespace.
 function(bifolio_add_isa_kernels library)
   foreach(isa IN LISTS BIFOLIO_BUILT_ISAS)
     set(objects bifolio_kernels_${isa})
@@ -126,11 +126,14 @@ function(bifolio_add_isa_kernels library)
     target_include_directories(${objects} SYSTEM PRIVATE ${BIFOLIO_XSIMD_INCLUDE_DIR})
     target_sources(${library} PRIVATE $<TARGET_OBJECTS:${objects}>)
   endforeach()
-  foreach(isa IN LISTS _bifolio_known_isas)
-    if(isa IN_LIST BIFOLIO_BUILT_ISAS)
-      target_compile_definitions(${library} PRIVATE BIFOLIO_HAS_ISA_${isa}=1)
-    else()
-      target_compile_definitions(${library} PRIVATE BIFOLIO_HAS_ISA_${isa}=0)
-    endif()
-  endforeach()
 endfunction()
+
+# BIFOLIO_ISA_DEFINITIONS: BIFOLIO_HAS_ISA_<isa>=1 or 0 for each row, for the file that chooses.
+set(BIFOLIO_ISA_DEFINITIONS)
+foreach(isa IN LISTS _bifolio_known_isas)
+  if(isa IN_LIST BIFOLIO_BUILT_ISAS)
+    list(APPEND BIFOLIO_ISA_DEFINITIONS BIFOLIO_HAS_ISA_${isa}=1)
+  else()
+    list(APPEND BIFOLIO_ISA_DEFINITIONS BIFOLIO_HAS_ISA_${isa}=0)
+  endif()
+endforeach()

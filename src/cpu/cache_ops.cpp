@@ -18,14 +18,14 @@
 namespace bifolio::cpu {
 namespace {
 
-/// Bytes moved that are worth a worker of their own: about 20 µs of copying, which is where a second OpenMP worker
-/// begins to pay (docs/kernels/cache_ops_cpu.md).
+/// Bytes moved that are worth one more worker: about 20 µs of copying, which is where a second OpenMP worker begins
+/// to pay (docs/kernels/cache_ops_cpu.md).
 constexpr std::int64_t bytes_per_worker = std::int64_t{384} << 10;
 
 std::int32_t workers_for(const executor& workers, std::int64_t num_bytes) noexcept {
   const std::int64_t worth = num_bytes / bytes_per_worker + 1;
-  const std::int32_t most = workers.concurrency();
-  return worth < most ? static_cast<std::int32_t>(worth) : most;
+  const std::int32_t concurrency = workers.concurrency();
+  return worth < concurrency ? static_cast<std::int32_t>(worth) : concurrency;
 }
 
 /// Runs `body(worker, num_workers)`, which must be noexcept.
@@ -360,7 +360,7 @@ errc copy_blocks(const kernel_table& table, executor& workers, std::span<const k
   const std::int64_t num_planes = planes_per_layer * static_cast<std::int64_t>(layers.size());
   const std::int32_t wanted =
       workers_for(workers, block_traffic(layers[0].layout, copies.size(), layers.size(), layers[0].layout.k.code.type));
-  // Enough parts that all workers get about the same.
+  // Enough parts that the workers have equal shares.
   const std::int64_t num_parts = wanted == 1 ? 1 : (4 * std::int64_t{wanted} + num_planes - 1) / num_planes;
   const std::int64_t num_items = num_planes * num_parts;
   run_workers(workers, wanted, [&](std::int32_t worker, std::int32_t num_workers) noexcept {

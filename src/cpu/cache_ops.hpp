@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// The cache calls of the CPU backend: checks, the cut into workers, and the kernels of `table`. The contracts are
+/// The cache calls of the CPU backend: checks, the split over workers, and the kernels of `table`. The contracts are
 /// those of `backend`.
 
 #include <bifolio/backend.hpp>

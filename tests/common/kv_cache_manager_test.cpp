@@ -235,7 +235,10 @@ TEST_CASE("the arrays for kernels hold tables, lengths and slots of each row, an
   step_plan plan;
   plan.seqs = {{.seq = a, .query_len = 3, .seq_len = 9}, {.seq = b, .query_len = 1, .seq_len = 3}};
   step_batch batch;
+  batch.query_positions = {5};  // of an earlier step that its caller made
   manager.build(batch, plan);
+  CHECK(batch.query_positions.empty());
+  CHECK(batch.view().query_positions == nullptr);
   CHECK(batch.query_start_loc == std::vector<std::int32_t>{0, 3, 4});
   CHECK(batch.seq_lens == std::vector<std::int32_t>{9, 3});
   CHECK(batch.block_table_stride == 3);

@@ -47,7 +47,7 @@ struct world {
     layout = make_layout(kind, dtype::bf16, 2, 128, 16);
   }
   [[nodiscard]] backend& where() const { return *opened; }
-  void plan_for(const std::vector<new_seq>& seqs) {
+  void plan_for(const std::vector<new_seq>& seqs, const std::int32_t* query_positions = nullptr) {
     starts.assign(1, 0);
     lens.clear();
     std::int32_t longest = 0;
@@ -65,6 +65,7 @@ struct world {
     batch.seq_lens = lens.data();
     batch.block_tables = tables.data();
     batch.block_table_stride = stride;
+    batch.query_positions = query_positions;
     where().plan_attention(plan, spec, batch, 1);
   }
   /// Addresses that are far apart and never read: nothing is run.
@@ -269,6 +270,21 @@ TEST_CASE("explain names every implementation of the list, and why each faster o
   CHECK(said[1] ==
         "decode declines: the dtypes of q, kv and out are bf16, f32 and bf16; it takes one 16-bit dtype for all");
   CHECK(said[2] == "x_split declines: block_size is 5; for f32 it takes multiples of 4");
+}
+
+TEST_CASE("only the general implementation takes query positions and V in K") {
+  world w;
+  const std::int32_t position = 5;
+  w.plan_for({{1, 100}}, &position);
+  names said = w.where().explain(w.plan);
+  REQUIRE(said.size() == 4);
+  for (std::size_t i = 0; i < 3; ++i) CHECK(contains(said[i], "declines: the batch has query_positions"));
+  CHECK(said[3] == "general takes 1 of 1 sequence");
+  CHECK(w.plans().general.has_items);
+  w.spec.v_head_dim = 64;
+  w.plan_for({{1, 100}});
+  said = w.where().explain(w.plan);
+  for (std::size_t i = 0; i < 3; ++i) CHECK(contains(said[i], "declines: qk_head_dim is 128 and v_head_dim 64"));
 }
 
 TEST_CASE("every implementation can be forced by name") {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bifolio/block_pool.hpp>
+#include <bifolio/prefix_cache.hpp>
 #include <chrono>
 
 #include "input_error.hpp"

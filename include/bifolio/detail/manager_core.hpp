@@ -38,16 +38,22 @@ class BIFOLIO_API manager_core {
   manager_core(const manager_core&) = delete;
   manager_core& operator=(const manager_core&) = delete;
   ~manager_core();
+
   [[nodiscard]] const kv_cache_config& config() const noexcept { return config_; }
   [[nodiscard]] std::int64_t num_free_blocks() const noexcept { return pool_.num_free(); }
   [[nodiscard]] std::int64_t watermark_blocks() const noexcept { return watermark_blocks_; }
   [[nodiscard]] std::int64_t blocks_at_peak(std::int64_t num_tokens, std::int64_t step_tokens = 0) const noexcept;
   [[nodiscard]] alloc_status can_allocate(std::int64_t num_tokens, std::int64_t step_tokens = 0,
                                           std::int64_t num_promised = 0) const;
+
+  // Sequences: manager.cpp.
   [[nodiscard]] allocate_result allocate(std::int64_t num_tokens);
+
+  // manager_prefix.cpp
   [[nodiscard]] admission can_open(const prompt_view& prompt, std::int64_t step_tokens = 0,
                                    std::int64_t num_promised = 0) const;
   [[nodiscard]] open_result open(const prompt_view& prompt, std::int64_t num_new_tokens);
+
   [[nodiscard]] append_result append(seq_id seq, std::int64_t num_tokens, std::int64_t num_lookahead = 0) {
     if (num_lookahead == 0 && append_in_place(seq, num_tokens)) [[likely]]
       return {alloc_status::ok, {}};
@@ -73,6 +79,7 @@ class BIFOLIO_API manager_core {
   }
   [[nodiscard]] std::int64_t blocks_to_append(seq_id seq, std::int64_t num_tokens,
                                               std::int64_t num_lookahead = 0) const;
+
   void commit(seq_id seq, std::int64_t num_tokens) {
     // The common case: nothing is given back, nothing published.
     if (sequence* record = find(seq); record != nullptr && config_.sliding_window == 0 && !prefix_ &&
@@ -98,9 +105,12 @@ class BIFOLIO_API manager_core {
     }
     commit_slowly(seq, tokens);
   }
+
   [[nodiscard]] allocate_result fork(seq_id seq);
   void truncate(seq_id seq, std::int64_t num_tokens);
   void free(seq_id seq);
+
+  // manager_swap.cpp
   [[nodiscard]] alloc_status swap_out(std::span<const seq_id> seqs, std::vector<block_copy>& copies);
   [[nodiscard]] alloc_status swap_in(std::span<const seq_id> seqs, std::vector<block_copy>& copies);
   [[nodiscard]] std::int64_t blocks_to_swap_in(std::span<const seq_id> seqs) const;
@@ -109,10 +119,12 @@ class BIFOLIO_API manager_core {
   [[nodiscard]] std::int64_t num_free_host_blocks() const noexcept { return host_ ? host_->pool.num_free() : 0; }
   [[nodiscard]] fence_id open_fence();
   void retire(fence_id fence);
+
   [[nodiscard]] const prefix_cache* prefix() const noexcept { return prefix_.get(); }
   [[nodiscard]] bool reset_prefix_cache();
   void advance_clock(std::int64_t now) noexcept;
   void drain_events(std::vector<cache_event>& events);
+
   [[nodiscard]] bool contains(seq_id seq) const noexcept { return find(seq) != nullptr; }
   [[nodiscard]] std::int64_t num_tokens(seq_id seq) const { return get(seq).num_tokens; }
   [[nodiscard]] std::int64_t num_committed(seq_id seq) const { return get(seq).num_committed; }
@@ -120,8 +132,10 @@ class BIFOLIO_API manager_core {
   [[nodiscard]] std::int64_t num_released_blocks(seq_id seq) const { return table_of(get(seq)).first(); }
   [[nodiscard]] block_id block_at(seq_id seq, std::int64_t index) const;
   [[nodiscard]] slot_id slot_at(seq_id seq, std::int64_t position) const;
+
   void build(step_batch& batch, const step_plan& plan) const;
   void reserve_host_memory(std::span<const host_demand> demands);
+
   void prefetch(seq_id seq) const noexcept {
     const auto index = static_cast<std::uint32_t>(to_index(seq));
     if (index >= num_records_) return;

@@ -11,8 +11,8 @@
 ///   mask      what a token does not attend to (visibility.hpp) weighs nothing
 ///
 /// `Math` spells the arithmetic of one kind of kernel for values of one kind, scalars or vectors: add, sub, mul, div
-/// and fma in single roundings, and tanh. A faster form, in base 2 or with rounding of its own, names this file and is
-/// held to the float64 oracle by the conformance suite.
+/// and fma in single roundings, and tanh. The CUDA decode and prefill kernels keep a faster form, in base 2, which the
+/// conformance suite holds to the float64 oracle.
 
 #include <bifolio/detail/host_device.hpp>
 

@@ -10,8 +10,8 @@
 ///
 /// `Math` spells the arithmetic of one kind of kernel: add, sub, mul, div in single roundings, mul_add (a · b + c,
 /// fused or not, as its kernels do it), max, exp, and log_plus(base, x) = base + ln x. Kernels that combine the same
-/// states in the same order with the same `Math` get the same bits. A faster form, in base 2 or for several rows at a
-/// time, names this file and is held to the float64 oracle by the conformance suite.
+/// states in the same order with the same `Math` get the same bits. The CUDA decode and prefill kernels keep a faster
+/// form, in base 2, which the conformance suite holds to the float64 oracle.
 
 #include <bifolio/detail/host_device.hpp>
 

@@ -5,8 +5,9 @@
 /// bifolio/attention.hpp. Positions are counted from the first key that the sequence's table row covers.
 ///
 /// Ranges are computed in 64 bits from positions and windows of 32, so that nothing overflows and nothing has to be
-/// clamped. Kernels that test key by key in 32 bits use `attends`, or keep a faster form of the ranges next to their
-/// loops; the conformance suite holds both to the float64 oracle.
+/// clamped. Kernels that test key by key in 32 bits use `attends` and `is_in_window`; the CUDA decode and prefill
+/// kernels also keep a 32-bit form of the ranges, for tiles of keys, which the conformance suite holds to the float64
+/// oracle.
 
 #include <bifolio/detail/host_device.hpp>
 #include <cstdint>

@@ -14,7 +14,7 @@ namespace bifolio::validate {
 /// Largest span of one plane of a layer, and of anything else.
 inline constexpr std::int64_t max_span_bytes = std::int64_t{1} << 62;
 
-/// One index of an array in memory: how many values it takes and how far apart they lie, in bytes.
+/// One index of an array in memory: how many values it takes and how far apart they are, in bytes.
 struct axis {
   std::int64_t count;
   std::int64_t stride;

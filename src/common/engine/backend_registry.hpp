@@ -2,7 +2,7 @@
 #pragma once
 
 /// What `make_backend` opens: one registration per device type. A backend of the core's own library, the CPU's, is
-/// registered from the start; a library beside the core (bifolio::cuda) registers itself, and the core does not depend
+/// registered from the start; a library next to the core (bifolio::cuda) registers itself, and the core does not depend
 /// on it. A new backend is a registration and no change here.
 
 #include <bifolio/backend.hpp>

@@ -14,7 +14,7 @@
 namespace bifolio {
 namespace {
 
-/// Where each array of a step lies in the one buffer that is transferred; every array starts on its own line.
+/// Where each array of a step is in the one buffer that is transferred; every array starts on its own line.
 struct step_offsets {
   std::size_t query_start_loc = 0;
   std::size_t seq_lens = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// Where things of a paged cache lie, in 64 bits at the multiplication.
+/// Offsets in a paged cache, in 64 bits at the multiplication.
 
 #include <bifolio/kv_layout.hpp>
 #include <cstdint>

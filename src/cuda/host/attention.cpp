@@ -29,6 +29,7 @@ plan_input input_of(const device_state& state, const attention_spec& spec, const
   input.query_start_loc = batch.query_start_loc;
   input.seq_lens = batch.seq_lens;
   input.query_positions = batch.query_positions;
+  input.has_query_positions = batch.query_positions != nullptr;
   input.num_tokens = batch.num_tokens;
   for (std::int32_t seq = 0; seq < batch.num_seqs; ++seq) {
     const std::int32_t query_len = batch.query_start_loc[seq + 1] - batch.query_start_loc[seq];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// One CUDA device as a `backend`. Calls go to the caller's stream, never wait for it (but `synchronize`),
+/// One CUDA device as a `backend`. Calls go to the caller's stream and do not wait for it, except `synchronize`; they
 /// restore the current device and leave the runtime's last-error slot clean. `slot_mapping` is device memory and is not
 /// checked on the host: slots past the cache are skipped like negative ones.
 

@@ -28,7 +28,7 @@ bool is_plain_step(const plan_input& step, std::string* why) noexcept {
                             "; it takes one head_dim for both");
   }
   if (spec.k_code != spec.v_code) return detail::declines(why, "the codes of K and V differ");
-  if (step.query_positions != nullptr) return detail::declines(why, "the batch has query_positions");
+  if (step.has_query_positions) return detail::declines(why, "the batch has query_positions");
   return true;
 }
 
@@ -36,7 +36,7 @@ bool is_plain_step(const plan_input& step, std::string* why) noexcept {
 bool step_suits_tensor_cores(const plan_input& step, std::string* why) noexcept {
   if (!is_plain_step(step, why)) return false;
   const attention_spec& spec = step.spec;
-  if (spec.k_code.type == dtype::f32 || spec.q_type != spec.k_code.type || spec.out_type != spec.k_code.type) {
+  if (!suit_tensor_cores(spec.q_type, spec.k_code.type, spec.out_type)) {
     return detail::declines(why, "the dtypes of q, kv and out are ", to_string(spec.q_type), ", ",
                             to_string(spec.k_code.type), " and ", to_string(spec.out_type),
                             "; it takes one 16-bit dtype for all");

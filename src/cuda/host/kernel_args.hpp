@@ -71,6 +71,19 @@ struct attention_kernel_args {
   std::uint32_t* counters = nullptr;  ///< zero between calls: the CTA that counts up to the end resets
 };
 
+/// Whether tensor cores multiply these types: one 16-bit type for q, K, V and the output.
+[[nodiscard]] constexpr bool suit_tensor_cores(dtype q_type, dtype kv_type, dtype out_type) noexcept {
+  const bool one_type = q_type == kv_type && out_type == kv_type;
+  switch (kv_type) {
+    case dtype::f32:
+      return false;
+    case dtype::f16:
+    case dtype::bf16:
+      return one_type;
+  }
+  return false;
+}
+
 /// Tensor-core kernels add windows to positions in 32 bits. Sequences shorter than this cannot tell a longer window
 /// from one of this length; longer sequences go to the general kernel.
 inline constexpr std::int32_t longest_window = 1 << 30;

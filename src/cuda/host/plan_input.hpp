@@ -31,6 +31,7 @@ struct plan_input {
   std::int64_t num_tokens = 0;
   std::int32_t max_query_len = 0;
   std::int32_t max_seq_len = 0;
+  bool has_query_positions = false;
   device_numbers device;
 };
 

@@ -29,7 +29,7 @@ template <class Key>
 class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
   using base = mainloop<Key, tile_mainloop>;
   friend base;
-  static_assert(sizeof(Key) == 2);
+  static_assert(__is_same(Key, float16) || __is_same(Key, bfloat16));
 
  public:
   tile_mainloop(const attention_args& args, const attention_item& item, const attention_scratch& scratch) noexcept

@@ -69,6 +69,10 @@ struct general_shared {
   float row_slope[Rows];
   std::int64_t row_bias[Rows];  // elements from the start of the bias
   std::uint32_t arrived;
+  // Written by thread 0; here they take no registers.
+  tile_walk tiles;
+  general_item item;
+  bool has_item;
 };
 
 /// Rows `num_rows` × dims of q as float32.
@@ -155,6 +159,17 @@ __device__ __forceinline__ void add_values(float* accumulated, const float* weig
   }
 }
 
+/// Whether there is an item of this ordinal; it is then in shared memory. Called by one thread.
+template <int Rows>
+__device__ __forceinline__ bool find_item(general_shared<Rows>& shared, const general_args& args,
+                                          std::int64_t ordinal) {
+  const general_header header = *args.metadata.header;
+  if (header.num_items < 0) return shared.tiles.find(args.call, header.num_seqs, Rows, ordinal, shared.item);
+  if (ordinal >= header.num_items) return false;
+  shared.item = args.metadata.items[ordinal];
+  return true;
+}
+
 template <class T, int Rows>
 __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
     attention_general(const __grid_constant__ general_args args) {
@@ -167,19 +182,16 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
   const int lane = thread % 32;
   const int warp = thread / 32;
 
-  const std::int32_t num_items = args.metadata.header->num_items;
   const std::int32_t parts = call.num_kv_heads * args.num_dim_tiles;
-  const std::int64_t num_works = static_cast<std::int64_t>(num_items < 0 ? INT32_MAX : num_items) * parts;
-  tile_walk tiles{0, 0};
+  if (thread == 0) shared.tiles = {0, 0};
   const bool queries_fit = call.head_dim <= dims_per_tile;
 
-  for (std::int64_t work = blockIdx.x; work < num_works; work += gridDim.x) {
-    general_item item;
-    if (num_items >= 0) {
-      item = args.metadata.items[work / parts];
-    } else if (!tiles.find(call, args.metadata.header->num_seqs, Rows, work / parts, item)) {
-      break;
-    }
+  for (std::int64_t work = blockIdx.x;; work += gridDim.x) {
+    __syncthreads();  // the work before this one is done with shared memory
+    if (thread == 0) shared.has_item = find_item<Rows>(shared, args, work / parts);
+    __syncthreads();
+    if (!shared.has_item) break;
+    const general_item& item = shared.item;
     const auto part = static_cast<std::int32_t>(work % parts);
     const std::int32_t kv_head = part / args.num_dim_tiles;
     const std::int32_t dim_tile = part % args.num_dim_tiles;
@@ -194,7 +206,6 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
     const auto num_rows = static_cast<std::int32_t>(min(static_cast<std::int64_t>(Rows), rows_left));
     const std::int32_t* const table = call.block_tables + item.seq * call.block_table_stride;
 
-    __syncthreads();  // the work before this one is done with shared memory
     if (thread < Rows) {
       const bool used = thread < num_rows;
       const std::int32_t row = item.first_row + (used ? thread : 0);

@@ -17,19 +17,6 @@ inline constexpr std::int32_t x_split_positions = 512;
   return seq_len <= 0 ? 0 : (seq_len - 1) / x_split_positions + 1;
 }
 
-/// Whether the products run on tensor cores: where all tensors are of one 16-bit type.
-[[nodiscard]] constexpr bool x_split_on_tensor_cores(dtype q_type, dtype kv_type, dtype out_type) noexcept {
-  const bool one_type = q_type == kv_type && out_type == kv_type;
-  switch (kv_type) {
-    case dtype::f32:
-      return false;
-    case dtype::f16:
-    case dtype::bf16:
-      return one_type;
-  }
-  return false;
-}
-
 /// Query heads of one KV head that one CTA takes at most. A larger group takes several CTAs, each of which reads the
 /// keys and values.
 [[nodiscard]] constexpr std::int32_t x_split_max_heads(bool on_tensor_cores) noexcept {

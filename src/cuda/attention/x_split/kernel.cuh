@@ -105,7 +105,7 @@ template <class T>
 [[nodiscard]] cudaError_t launch_x_split_16_bit(const runtime_api& api, const x_split_args& args, bool dependent,
                                                 cudaStream_t stream) noexcept {
   const attention_kernel_args& call = args.call;
-  if (x_split_on_tensor_cores(call.q_type, call.kv_type, call.out_type)) {
+  if (suit_tensor_cores(call.q_type, call.kv_type, call.out_type)) {
     return launch_x_split_dims<T, tensor_core_product>(api, args, dependent, stream);
   }
   return launch_x_split_dims<T, float_product>(api, args, dependent, stream);

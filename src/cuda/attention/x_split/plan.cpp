@@ -52,8 +52,8 @@ x_split_limits shape_of(const attention_spec& spec, const device_numbers& device
                         std::int32_t max_partitions) noexcept {
   // No more CTAs than this, because those of short sequences next to long ones find nothing to do.
   constexpr std::int64_t max_ctas_per_sm = 64;
-  const std::int32_t head_tiles = x_split_head_tiles(
-      spec.num_q_heads / spec.num_kv_heads, x_split_on_tensor_cores(spec.q_type, spec.k_code.type, spec.out_type));
+  const std::int32_t head_tiles = x_split_head_tiles(spec.num_q_heads / spec.num_kv_heads,
+                                                     suit_tensor_cores(spec.q_type, spec.k_code.type, spec.out_type));
   x_split_limits shape;
   shape.ctas_per_seq = static_cast<std::int64_t>(spec.num_kv_heads) * head_tiles;
   shape.max_ctas = max_ctas_per_sm * device.num_sms;

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the cache calls are split over workers. Two rules make every call mean the same on one worker and on many,
-// without locks and without a look at the list first:
-//   append, convert, swap   a worker owns destination blocks (chosen by a hash of the block), and does the rows or
-//   pairs
-//                           that go there in the order of the list: of two that go to one place the later one wins.
+// How the work of a cache call is shared out to workers. Two rules give every call the same result on one worker and on
+// many, without locks and without inspecting the list first:
+//   append, convert, swap   a worker owns destination blocks (chosen by a hash of the block), and does their rows or
+//                           pairs in the order of the list: of two with one destination the later one wins.
 //   copy_blocks             a worker owns a part of every block, and does all pairs in order: a copy never moves an
 //                           element to another place in its block, so chains never cross from one worker to another.
 #include "cpu/cache_ops.hpp"

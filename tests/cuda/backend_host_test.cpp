@@ -324,6 +324,33 @@ TEST_CASE("copies of all layers are one launch, and chained pairs are as many as
   CHECK(w.runtime.launches.empty());
 }
 
+TEST_CASE("planes of different head_dim take a launch each in cache calls, and V as part of K takes none") {
+  world w;
+  for (const bool v_in_k : {false, true}) {
+    for (kv_cache_view& layer : w.layers) {
+      layer.layout =
+          make_layout(layout_kind::hnd, {dtype::bf16}, {dtype::bf16}, heads, dims, dims / 2, block_size, v_in_k);
+      if (v_in_k) layer.v = nullptr;
+    }
+    const std::size_t num_planes = v_in_k ? 1 : 2;
+    append_params append = w.append();
+    append.kv = w.layers[0];
+    append.v = v_in_k ? const_tensor_view{}
+                      : dense_view<const void>(append.v.data, append.v.type, append.v.num_tokens, heads, dims / 2);
+    w.runtime.forget_counts();
+    CHECK(w.where.append(append) == errc::ok);
+    CHECK(w.runtime.launches.size() == num_planes);
+
+    w.runtime.forget_counts();
+    CHECK(w.where.copy_blocks(w.layers, two_pairs) == errc::ok);
+    REQUIRE(w.runtime.launches.size() == num_planes);
+    for (const auto& launch : w.runtime.launches) {
+      CHECK(launch.grid.y == 2);
+      CHECK(launch.grid.z == 1);
+    }
+  }
+}
+
 TEST_CASE("long runs of blocks are swapped by the copy engine, one transfer per plane, short ones by one kernel") {
   fake_runtime runtime;
   cuda::cuda_backend opened(runtime.api(), 0);

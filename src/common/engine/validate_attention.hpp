@@ -15,7 +15,7 @@
 
 namespace bifolio::validate {
 
-/// `backend::attention` against its plan; the arrays behind the pointers are not read.
+/// `backend::attention` against its plan; what the pointers point to is not read.
 [[nodiscard]] errc attention(const attention_plan& plan, const attention_params& params, std::string* sentence);
 
 [[nodiscard]] errc merge(const merge_params& params, std::string* sentence);

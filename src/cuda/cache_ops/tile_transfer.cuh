@@ -21,7 +21,7 @@ inline constexpr int tile_tokens = 32;
 inline constexpr int tile_dims = 128;
 inline constexpr int tile_threads = 256;
 
-/// Rows [token, head, dim] beside the x_split cache, one plane.
+/// Rows [token, head, dim] and the x_split cache, one plane.
 struct tile_plane {
   void* row;
   std::int64_t row_block_stride;  ///< of the source's block of rows, if it has any
@@ -46,7 +46,7 @@ struct tile_args {
   return (num_tokens / tile_tokens + 1) * num_heads < 0x7fffffff && num_tokens < 0x7fffffff - tile_tokens &&
          head_dim <= 65535 * tile_dims;
 }
-/// Thread blocks that run at the same time write what lies together: on the way to the cache all heads of some tokens,
+/// CTAs that run at the same time write neighbouring memory: on the way to the cache all heads of some tokens,
 /// on the way back all tokens of a head. (Measured; either way round costs 6 %.)
 template <bool ToCache>
 [[nodiscard]] inline dim3 tile_grid(tile_args& args) noexcept {

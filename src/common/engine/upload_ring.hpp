@@ -33,11 +33,11 @@ class upload_ring {
   void reserve(std::size_t num_bytes, stream_ref stream);
 
   /// The next staging slot, with room for `num_bytes`: waits for that slot's last copy, and as `reserve` where the room
-  /// is too small. Throws `error` likewise.
+  /// is too small. Larger memory takes the place of the old one only when `send` succeeds. Throws `error` likewise.
   [[nodiscard]] std::byte* open(std::size_t num_bytes, stream_ref stream);
 
   /// Copies the opened slot to the device. Throws `error` with what the backend answered; the slot is then the next one
-  /// again.
+  /// again, and memory that `open` made is given back.
   [[nodiscard]] const std::byte* send(std::size_t num_bytes, stream_ref stream);
 
  private:
@@ -46,14 +46,23 @@ class upload_ring {
     bool pending = false;
   };
 
-  void wait_for(slot& one);
+  /// Staging slots, one after another, and the place on the device.
+  struct room {
+    std::size_t capacity = 0;  ///< bytes per slot, and on the device
+    buffer staging;
+    buffer device;
+  };
+
+  void wait_for(slot& next);
+  /// Waits for all that reads the present room, and makes a larger one.
+  [[nodiscard]] room larger_room(std::size_t num_bytes, stream_ref stream);
+  void copy_to_device(room& used, std::size_t num_bytes, stream_ref stream);
 
   backend* where_;
   std::vector<slot> slots_;
   std::size_t next_ = 0;
-  std::size_t capacity_ = 0;  // bytes per slot, and of device_
-  buffer staging_;            // all slots, one after another
-  buffer device_;
+  room room_;
+  room opened_;  // between `open` and `send`, where it has to grow
 };
 
 }  // namespace bifolio::detail

@@ -4,6 +4,13 @@
 #include <typeinfo>
 
 namespace bifolio::cuda {
+namespace {
+
+/// The handle is always valid; for an event that was last recorded in a capture CUDA answers cudaErrorInvalidValue all
+/// the same.
+errc asked(errc code) noexcept { return code == errc::invalid_argument ? errc::failed_precondition : code; }
+
+}  // namespace
 
 cuda_event::cuda_event(std::shared_ptr<const device_state> state) : state_(std::move(state)) {
   state_->require_health();
@@ -25,12 +32,12 @@ errc cuda_event::query(bool& done) const noexcept {
   const cudaError_t status = state_->api().event_query(handle_);
   const errc code = state_->report(status);
   if (code == errc::ok) done = status == cudaSuccess;
-  return code;
+  return asked(code);
 }
 
 errc cuda_event::synchronize() const noexcept {
   const device_scope scope(*state_);
-  return scope.status() != errc::ok ? scope.status() : state_->report(state_->api().event_synchronize(handle_));
+  return scope.status() != errc::ok ? scope.status() : asked(state_->report(state_->api().event_synchronize(handle_)));
 }
 
 const cuda_event* cuda_event_of(const event& point) noexcept {

@@ -29,6 +29,9 @@ loaded_model load_model(const std::filesystem::path& model, const std::filesyste
   const model_config& config = result.weights.config;
   if (!tokenizer.empty()) {
     result.tokens = load_bpe_tokenizer(tokenizer, config.vocab_size);
+  } else if (config.vocab_size == 256 && config.bos_id < 0) {
+    throw input_error(
+        fmt::format("{}: a vocabulary of bytes needs a \"bos_token_id\" that starts a text", model.string()));
   } else if (config.vocab_size == 256) {
     result.tokens = make_byte_tokenizer(bifolio::token_id{config.bos_id});
   } else {

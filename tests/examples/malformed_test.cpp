@@ -290,15 +290,67 @@ TEST_CASE("a config.json that is broken, incomplete or of another architecture i
     static_cast<void>(load([&](json& c) { c[key] = INT32_MIN; }));
   }
   CHECK(contains(load([](json& c) { c["model_type"] = "gpt2"; }), "\"model_type\" is \"gpt2\""));
+  CHECK(contains(load([](json& c) { c["model_type"] = "gemma3"; }),
+                 "allowed is one of \"llama\", \"mistral\", \"qwen2\", \"qwen3\", \"gemma2\", \"gemma3_text\""));
+  const auto scaled = [&](const json& scaling) { return load([&](json& c) { c["rope_scaling"] = scaling; }); };
+  CHECK(contains(scaled({{"type", "linear"}}), "\"rope_scaling.factor\" is missing"));
+  CHECK(contains(scaled({{"type", "linear"}, {"factor", -2}}), "the factor of the rotary scaling is -2"));
+  CHECK(contains(scaled({{"rope_type", "yarn"}, {"factor", 4.0}}),
+                 R"("rope_scaling.rope_type" is "yarn", allowed is "default", "linear" or "llama3")"));
+  const json llama3{{"rope_type", "llama3"},
+                    {"factor", 8.0},
+                    {"low_freq_factor", 1.0},
+                    {"high_freq_factor", 4.0},
+                    {"original_max_position_embeddings", 8192}};
+  for (const auto& [key, value] : llama3.items()) {
+    CAPTURE(key);
+    if (key == "rope_type") continue;
+    json broken = llama3;
+    broken.erase(key);
+    CHECK(contains(scaled(broken), "\"rope_scaling." + key + "\" is missing"));
+    broken[key] = 0;
+    CHECK(contains(scaled(broken), "rotary scaling is 0"));
+    broken[key] = "x";
+    CHECK(contains(scaled(broken), "\"rope_scaling." + key + "\" is \"x\""));
+  }
+  CHECK(contains(load([](json& c) { c["rope_parameters"] = 5; }), "\"rope_parameters\" is 5, allowed is an object"));
   CHECK(contains(load([](json& c) {
-                   c["rope_scaling"] = {{"type", "linear"}};
+                   c["rope_parameters"] = {{"full_attention", json::object()}};
                  }),
-                 R"("rope_scaling" is {"type":"linear"})"));
+                 "\"rope_parameters.sliding_attention\" is missing"));
+  CHECK(contains(load([](json& c) { c["partial_rotary_factor"] = 0.5; }), "\"partial_rotary_factor\" is 0.5"));
+  CHECK(contains(load([](json& c) { c["quantization_config"] = {{"bits", 4}}; }), "\"quantization_config\" is"));
+  CHECK(contains(load([](json& c) { c["mlp_bias"] = true; }), "\"mlp_bias\" is true, allowed is false"));
+  CHECK(contains(load([](json& c) { c["layer_types"] = {"full_attention"}; }), "a list of 2 types"));
+  CHECK(contains(load([](json& c) { c["layer_types"] = {"full_attention", "linear_attention"}; }), "layer_types"));
+  CHECK(contains(load([](json& c) { c["layer_types"] = {1, 2}; }), "layer_types"));
+  const auto windowed = [&](const char* type, const json& window) {
+    return load([&](json& c) {
+      c["model_type"] = type;
+      c["sliding_window"] = window;
+    });
+  };
+  CHECK(contains(windowed("mistral", 0), "\"sliding_window\" is 0, allowed is null or a whole number from 1 on"));
+  CHECK(contains(windowed("mistral", -5), "\"sliding_window\" is -5"));
+  CHECK(contains(windowed("mistral", "all"), "\"sliding_window\" is \"all\""));
+  CHECK(contains(windowed("mistral", INT32_MAX), "the sliding window is 2147483647"));
+  const auto gemma = [&](const char* key, const json& value) {
+    return load([&](json& c) {
+      c["model_type"] = "gemma2";
+      c[key] = value;
+    });
+  };
+  CHECK(contains(gemma("query_pre_attn_scalar", 0), "\"query_pre_attn_scalar\" is 0, allowed is a number above 0"));
+  CHECK(contains(gemma("attn_logit_softcapping", -1), "the soft cap of attention is -1"));
+  CHECK(contains(gemma("final_logit_softcapping", "x"), "\"final_logit_softcapping\" is \"x\""));
+  CHECK(contains(gemma("hidden_activation", "gelu"), "\"hidden_activation\" is \"gelu\", allowed is \"silu\" or"));
+  CHECK(contains(gemma("sliding_window_pattern", 0), "\"sliding_window_pattern\" is 0"));
+  CHECK(contains(gemma("use_bidirectional_attention", true), "\"use_bidirectional_attention\" is true"));
   CHECK(contains(load([](json& c) { c["rope_scaling"] = {{"rope_type", "llama3"}}; }), "rope_scaling"));
   CHECK(contains(load([](json& c) { c["rope_scaling"] = {{"factor", 2}}; }), "rope_scaling"));
   CHECK(contains(load([](json& c) { c["rope_scaling"] = "default"; }), "rope_scaling"));
   CHECK(contains(load([](json& c) { c["hidden_act"] = "gelu"; }), "hidden_act"));
-  CHECK(contains(load([](json& c) { c["attention_bias"] = true; }), "attention_bias"));
+  CHECK(contains(load([](json& c) { c["attention_bias"] = true; }), "q_proj.bias\" is missing"));
   CHECK(contains(load([](json& c) { c["tie_word_embeddings"] = 1; }), "tie_word_embeddings"));
   CHECK(contains(load([](json& c) { c["rope_theta"] = 0; }), "rotary base"));
   CHECK(contains(load([](json& c) { c["rope_theta"] = -1e30; }), "rotary base"));

@@ -406,6 +406,102 @@ TEST_CASE("an index of shards whose files are no plain names is refused with an 
   CHECK(contains(load("absent.safetensors"), "there is no such file"));
 }
 
+TEST_CASE("a tokenizer.json that is broken, or of a kind that there is no code for, is refused by the setting's name") {
+  using nlohmann::json;
+  const fs::path folder = fs::path(BIFOLIO_EXAMPLE_FIXTURES) / "tokenizers";
+  const auto load_text = [](const std::string& text, std::int32_t vocab_size = 700) {
+    const fs::path path = write("broken_tokenizer.json", text);
+    return refusal([&] { static_cast<void>(generate::load_hugging_face_tokenizer(path, vocab_size)); });
+  };
+  const auto changed = [&](const char* kind, const std::function<void(json&)>& change) {
+    json file = json::parse(std::ifstream(folder / (std::string(kind) + ".json")));
+    change(file);
+    return load_text(file.dump());
+  };
+  const std::string whole = read_file(folder / "gpt2.json");
+  CHECK(contains(load_text(whole, 300), "allowed are 0 to 299, as the model's vocabulary has 300"));
+  for (std::size_t length = 0; length + 2 < whole.size(); length += 499)
+    static_cast<void>(load_text(whole.substr(0, length)));
+  CHECK(contains(load_text("[]"), "not a JSON object"));
+  CHECK(contains(load_text("{}"), "\"model\" is missing"));
+  CHECK(contains(load_text(std::string(100, '[')), "nested deeper"));
+
+  CHECK(contains(changed("gpt2", [](json& f) { f["model"]["type"] = "Unigram"; }),
+                 "\"model.type\" is \"Unigram\", allowed is \"BPE\""));
+  CHECK(contains(changed("gpt2", [](json& f) { f["model"].erase("vocab"); }), "\"model.vocab\" is missing"));
+  CHECK(contains(changed("gpt2", [](json& f) { f["model"]["vocab"] = {"a"}; }), "\"model.vocab\" is [\"a\"]"));
+  for (const json& id : {json(-1), json(1ull << 40), json("x"), json(1.5), json(nullptr)}) {
+    CAPTURE(id.dump());
+    CHECK(
+        contains(changed("gpt2", [&](json& f) { f["model"]["vocab"]["a"] = id; }), "the id of \"a\" is " + id.dump()));
+    CHECK(contains(changed("gpt2", [&](json& f) { f["added_tokens"][0]["id"] = id; }), "added_tokens[0].id\""));
+  }
+  for (const json& merge : {json("a"), json("a b c"), json({"a"}), json({"a", 5}), json("a \u4F60"), json(7)}) {
+    CAPTURE(merge.dump());
+    CHECK(contains(changed("gpt2", [&](json& f) { f["model"]["merges"][3] = merge; }), "merge 3 is "));
+  }
+  CHECK(
+      contains(changed("gpt2", [](json& f) { f["model"]["merges"] = 5; }), "\"model.merges\" is 5, allowed is a list"));
+  CHECK(contains(changed("gpt2", [](json& f) { f["model"]["dropout"] = 0.1; }), "\"model.dropout\" is 0.1"));
+  CHECK(contains(changed("gpt2", [](json& f) { f["model"]["end_of_word_suffix"] = "</w>"; }), "end_of_word_suffix"));
+  CHECK(contains(changed("llama2", [](json& f) { f["model"]["unk_token"] = "none"; }),
+                 "\"model.unk_token\" is \"none\""));
+
+  CHECK(contains(changed("llama3", [](json& f) { f["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "x+"; }),
+                 "\"pretokenizers[0].pattern.Regex\" is \"x+\", allowed is the expression of GPT-2, Llama 3 or Qwen2"));
+  CHECK(contains(changed("llama3", [](json& f) { f["pre_tokenizer"]["pretokenizers"][0]["behavior"] = "Removed"; }),
+                 "behavior\" is \"Removed\""));
+  CHECK(contains(changed("gpt2", [](json& f) { f["pre_tokenizer"]["type"] = "BertPreTokenizer"; }),
+                 "\"pre_tokenizer.type\" is \"BertPreTokenizer\", allowed is a pre-tokenizer of"));
+  CHECK(contains(changed("gpt2", [](json& f) { f["pre_tokenizer"] = "ByteLevel"; }), "\"pre_tokenizer\" is"));
+  CHECK(contains(changed("gpt2", [](json& f) { f["decoder"] = nullptr; }), "allowed are both or none"));
+  CHECK(contains(changed("gpt2", [](json& f) { f["decoder"]["type"] = "WordPiece"; }), "\"decoder.type\" is"));
+  CHECK(contains(changed("qwen2", [](json& f) { f["normalizer"]["type"] = "NFKC"; }),
+                 "\"normalizer.type\" is \"NFKC\", allowed is a normalizer of"));
+  CHECK(contains(changed("gemma", [](json& f) { f["normalizer"]["pattern"] = {{"String", ""}}; }), "not empty"));
+  CHECK(contains(changed("tinyllama", [](json& f) { f["pre_tokenizer"]["replacement"] = "_"; }), "replacement\" is"));
+  CHECK(contains(changed("tinyllama", [](json& f) { f["pre_tokenizer"]["prepend_scheme"] = "last"; }), "\"last\""));
+  CHECK(contains(changed("llama2", [](json& f) { f["post_processor"]["type"] = "BertProcessing"; }), "BertProcessing"));
+  CHECK(contains(changed("llama2",
+                         [](json& f) {
+                           json& single = f["post_processor"]["single"];
+                           single.push_back(single[0]);
+                         }),
+                 "tokens and then the text, none after it"));
+  CHECK(contains(changed("llama2", [](json& f) { f["post_processor"]["special_tokens"] = json::object(); }),
+                 "special_tokens.<s>\" is missing"));
+  CHECK(contains(changed("llama2", [](json& f) { f["post_processor"]["special_tokens"]["<s>"]["ids"] = {700}; }),
+                 "ids\""));
+  CHECK(contains(changed("gpt2", [](json& f) { f["added_tokens"][0]["lstrip"] = true; }), "lstrip\" is true"));
+  CHECK(contains(changed("gpt2", [](json& f) { f["added_tokens"][0]["content"] = ""; }), "content\" is \"\""));
+  CHECK(contains(changed("gpt2", [](json& f) { f["added_tokens"][0] = 3; }), "added_tokens[0]"));
+}
+
+TEST_CASE("a tokenizer.json with a few bytes changed encodes and decodes, or is refused; it does nothing else") {
+  constexpr std::uint64_t seed = 22;
+  CAPTURE(seed);
+  std::mt19937_64 random(seed);
+  int num_run = 0, num_refused = 0;
+  for (const char* kind : {"llama3", "qwen2", "llama2", "mistral", "tinyllama"}) {
+    const std::string whole =
+        read_file(fs::path(BIFOLIO_EXAMPLE_FIXTURES) / "tokenizers" / (std::string(kind) + ".json"));
+    for (int round = 0; round < 60; ++round) {
+      std::string bytes = whole;
+      for (int i = 0; i < 2; ++i) bytes[random() % bytes.size()] = static_cast<char>(' ' + random() % 95);
+      try {
+        const auto tokens = generate::load_hugging_face_tokenizer(write("changed_tokenizer.json", bytes), 700);
+        const auto ids = tokens->encode("Some text, <s> 12 \xff caf\u00e9\n");
+        CHECK(tokens->decode_all(ids).size() < 1000);
+        ++num_run;
+      } catch (const generate::input_error&) {
+        ++num_refused;
+      }
+    }
+  }
+  CHECK(num_run > 0);
+  CHECK(num_refused > 0);
+}
+
 TEST_CASE("a path that does not exist, a directory for a file and a missing tokenizer are refused") {
   const auto load = [](const fs::path& model, const fs::path& tokenizer = {}) {
     return refusal([&] { static_cast<void>(generate::load_model(model, tokenizer)); });

@@ -31,7 +31,7 @@ class sequence_writer {
 };
 
 /// Streams the text, its control characters escaped, of the first sequence that has not ended; the others follow when
-/// it is their turn.
+/// it is their turn. It is shown in whole words, and a text that the limit of positions cut ends with one.
 [[nodiscard]] std::unique_ptr<sequence_writer> make_text_writer(const tokenizer& tokens, std::int32_t num_samples,
                                                                 bool emphasise_prompt);
 /// One object a line: prompt, prompt_ids, output_ids, text, ended_by. Bytes that are not UTF-8 become U+FFFD.

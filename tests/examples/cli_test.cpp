@@ -260,6 +260,35 @@ TEST_CASE("--prompt-ids are fed as they are, after the texts") {
   CHECK(lines(run({"--model", tiny(), "--json", "--prompt-ids", "5"}).out).size() == 1);
 }
 
+TEST_CASE("a text that the limit of positions cuts ends with a whole word") {
+  // The bundled model writes English words. The same text, cut at every place of some words.
+  const auto text_of = [](int max_positions, bool as_json) {
+    std::vector<std::string> arguments{
+        "--temperature", "0", "--prompt", "Psalm 1", "--max-positions", std::to_string(max_positions)};
+    if (as_json) arguments.push_back("--json");
+    return run(arguments).out;
+  };
+  const std::string all = lines(text_of(80, true))[0]["text"].get<std::string>() + " ";
+  const std::string head = "--- 1 of 1 ---\n", tail = " ...\n\n";
+  int num_dropped = 0;
+  for (int positions = 24; positions < 40; ++positions) {
+    const std::string shown = text_of(positions, false);
+    CAPTURE(shown);
+    REQUIRE(shown.starts_with(head));
+    REQUIRE(shown.ends_with(tail));
+    const std::string text = shown.substr(head.size(), shown.size() - head.size() - tail.size());
+    REQUIRE(all.starts_with(text));
+    const bool ends_a_word = std::string(" \n").find(all[text.size()]) != std::string::npos;
+    CHECK((ends_a_word || std::string(".,;:!?").find(text.back()) != std::string::npos));
+    // JSON is what the model said, to the byte.
+    const std::string exact = lines(text_of(positions, true))[0]["text"];
+    CHECK(all.starts_with(exact));
+    CHECK(exact.starts_with(text));
+    num_dropped += exact.size() > text.size() ? 1 : 0;
+  }
+  CHECK(num_dropped > 0);
+}
+
 TEST_CASE("what cannot be written to stdout ends with 1 and one sentence") {
   const fs::path text = scratch_directory() / "scored.txt";
   std::ofstream(text) << "some words";

@@ -33,6 +33,14 @@ std::optional<std::pair<std::string, std::string>> parse_merge(const json& merge
 
 std::string byte_token_name(unsigned char byte) { return fmt::format("<0x{:02X}>", byte); }
 
+std::optional<char> byte_of_token(std::string_view piece) noexcept {
+  if (piece.size() != 6 || !piece.starts_with("<0x") || piece[5] != '>') return std::nullopt;
+  constexpr std::string_view digits = "0123456789ABCDEF";
+  const std::size_t high = digits.find(piece[3]), low = digits.find(piece[4]);
+  if (high == std::string_view::npos || low == std::string_view::npos) return std::nullopt;
+  return static_cast<char>(static_cast<unsigned char>(high << 4 | low));
+}
+
 bpe_model::bpe_model(const json_settings& model, std::int32_t vocab_size) {
   const std::string type = model.text("type", "BPE");
   if (type != "BPE") model.refuse("type", "\"BPE\" (others are not supported)");

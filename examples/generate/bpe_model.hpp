@@ -43,5 +43,7 @@ class bpe_model {
 
 /// "<0x0A>": the token of a byte in vocabularies of SentencePiece's kind.
 [[nodiscard]] std::string byte_token_name(unsigned char byte);
+/// The byte of such a token; nothing for other tokens.
+[[nodiscard]] std::optional<char> byte_of_token(std::string_view piece) noexcept;
 
 }  // namespace generate

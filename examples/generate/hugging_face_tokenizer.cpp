@@ -192,9 +192,7 @@ class hugging_face_tokenizer final : public tokenizer {
   /// The text that a token of the model stands for.
   [[nodiscard]] std::string bytes_of(const std::string& piece) const {
     if (!decoding_.byte_level) {
-      for (int byte = 0; decoding_.byte_tokens && piece.size() == 6 && byte < 256; ++byte) {
-        if (piece == byte_token_name(static_cast<unsigned char>(byte))) return std::string(1, static_cast<char>(byte));
-      }
+      if (const auto byte = byte_of_token(piece); byte && decoding_.byte_tokens) return std::string(1, *byte);
       std::string text = piece;
       replace_all(text, low_line, " ");
       return text;
@@ -360,7 +358,7 @@ class hugging_face_tokenizer final : public tokenizer {
       std::string content = s.text("content");
       if (content.empty()) s.refuse("content", "a text that is not empty");
       const bool is_special = s.flag("special", false);
-      pieces_[static_cast<std::size_t>(id)] = is_special ? std::string() : content;
+      pieces_[static_cast<std::size_t>(id)] = is_special ? std::string() : bytes_of(content);
       longest_ = std::max(longest_, std::uint64_t{content.size()});
       if (!s.flag("normalized", !is_special)) {
         raw_added_.add(std::move(content), id);

@@ -135,6 +135,10 @@ character_kind kind_of(char32_t code) noexcept {
   if ((code >= 0x09 && code <= 0x0D) || code == 0x20 || (code >= 0x2000 && code <= 0x200A)) {
     return character_kind::space;
   }
+  if (code < 0x80) {  // most of most texts
+    if ((code >= 'a' && code <= 'z') || (code >= 'A' && code <= 'Z')) return character_kind::letter;
+    return code >= '0' && code <= '9' ? character_kind::number : character_kind::other;
+  }
   if (find_range(letters, code) != letters.end()) return character_kind::letter;
   return find_range(numbers, code) != numbers.end() ? character_kind::number : character_kind::other;
 }

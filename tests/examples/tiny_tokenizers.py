@@ -153,6 +153,8 @@ def make_tokenizer(kind, size, seed):
                 json.loads(processors.ByteLevel(trim_offsets=False).__getstate__()), processor]}
     done = Tokenizer.from_str(json.dumps(file))
     done.add_tokens([AddedToken("<mask>", normalized=kind in ("qwen2", "mistral"), special=False)])
+    if kind == "gemma":
+        done.add_tokens([AddedToken("▁▁", normalized=False, special=False)])
     return done
 
 

@@ -7,7 +7,8 @@
 
 Each kind of tokenizer.json gives the ids and texts of the `tokenizers` package on 10^5 strings (random Unicode, code,
 spaces, emoji, many languages) over all kinds, and tiny random checkpoints of every architecture the greedy ids of
-`transformers`. Ends with 77, "skipped", where the package is not installed. The seed is printed and may be set by
+`transformers`. Ends with 77, "skipped", where the package is not installed. BIFOLIO_FRAMEWORKS_PYTHON names another
+Python to run it. The seed is printed and may be set by
 BIFOLIO_TEST_SEED.
 """
 
@@ -100,6 +101,9 @@ def main():
     if len(sys.argv) < 3 or sys.argv[1] not in ("tokenizers", "transformers"):
         print(__doc__, file=sys.stderr)
         return 2
+    wanted = os.environ.pop("BIFOLIO_FRAMEWORKS_PYTHON", None)
+    if wanted:
+        os.execvp(wanted, [wanted] + sys.argv)
     package, program = sys.argv[1], sys.argv[2]
     needed = [package] if package == "tokenizers" else ["torch", package]
     for name in needed:

@@ -246,10 +246,10 @@ std::int32_t read_head_dim(const json_settings& s, const architecture& kind, con
 /// transformers ends a text by generation_config.json, and by config.json where that names no id.
 std::vector<std::int32_t> read_eos_ids(const std::filesystem::path& path, const json_settings& s,
                                        const architecture& kind) {
-  const std::filesystem::path beside = path.parent_path() / "generation_config.json";
+  const std::filesystem::path own = path.parent_path() / "generation_config.json";
   std::error_code problem;
-  if (std::filesystem::exists(beside, problem)) {
-    const json_settings generation(beside);
+  if (std::filesystem::exists(own, problem)) {
+    const json_settings generation(own);
     if (generation.has("eos_token_id")) return generation.tokens("eos_token_id", {});
   }
   return s.tokens("eos_token_id", kind.eos_ids);

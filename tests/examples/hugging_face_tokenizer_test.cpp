@@ -46,7 +46,9 @@ TEST_CASE("a tokenizer.json of every kind gives the ids of the tokenizers packag
   const json& texts = expected.at("strings");
   REQUIRE(texts.size() >= 200);
   REQUIRE(expected.at("ids").size() == 8);
-  for (const auto& [kind, rows] : expected.at("ids").items()) {
+  for (const auto& item : expected.at("ids").items()) {
+    const std::string& kind = item.key();
+    const json& rows = item.value();
     CAPTURE(kind);
     const auto tokens = load(kind);
     for (std::size_t i = 0; i < texts.size(); ++i) {

@@ -302,7 +302,8 @@ TEST_CASE("a config.json that is broken, incomplete or of another architecture i
                     {"low_freq_factor", 1.0},
                     {"high_freq_factor", 4.0},
                     {"original_max_position_embeddings", 8192}};
-  for (const auto& [key, value] : llama3.items()) {
+  for (const auto& item : llama3.items()) {
+    const std::string& key = item.key();
     CAPTURE(key);
     if (key == "rope_type") continue;
     json broken = llama3;

@@ -373,7 +373,7 @@ class hugging_face_tokenizer final : public tokenizer {
   void read_template(const json_settings& whole, std::int32_t vocab_size) {
     for_each_step(whole, "processors", [&](const json_settings& s) {
       const std::string type = s.text("type");
-      if (type == "ByteLevel") return;  // moves offsets, which nobody asks for
+      if (type == "ByteLevel") return;  // moves offsets, which nothing here uses
       if (type != "TemplateProcessing") {
         s.refuse("type",
                  "a post-processor of \"TemplateProcessing\", \"ByteLevel\" and \"Sequence\" (others are not "

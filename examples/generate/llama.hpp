@@ -31,7 +31,7 @@ class llama final : public model_runner {
   [[nodiscard]] double attention_seconds() const noexcept override { return attention_seconds_; }
 
  private:
-  /// q, k and v of a layer, side by side in qkv_, through `attention` into attended_.
+  /// q, k and v of a layer, next to one another in qkv_, through `attention` into attended_.
   void attend(std::int32_t layer, std::int64_t num_tokens, attention_layer& attention);
   void prepare_rotations(std::span<const std::int32_t> positions);
   /// Of the rows of q, k and v: adds their biases, normalises the heads of q and k, and rotates those.

@@ -75,7 +75,7 @@ std::string describe(const model_config& c) {
                      c.head_dim, c.vocab_size);
 }
 
-/// The text of --score-file. All of it, unless --max-positions asks for its beginning alone.
+/// The text of --score-file. All of it, unless --max-positions allows its beginning alone.
 std::vector<token_id> encode_scored(const options& o, const loaded_model& model, std::int32_t max_positions) {
   binary_file file(o.score_file);
   const std::string text = file.read_text(64 << 20);

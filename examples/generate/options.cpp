@@ -37,7 +37,7 @@ float parse_number(const std::string& name, const std::string& text, float above
   return value;
 }
 
-/// A description with its default, in lines that fit beside the names of the options.
+/// A description with its default, in lines that fit next to the names of the options.
 std::string wrapped(const std::string& about, const std::string& otherwise = {}) {
   const std::string text = otherwise.empty() ? about : fmt::format("{} (default: {})", about, otherwise);
   std::string lines;
@@ -232,14 +232,15 @@ std::optional<options> parse_options(int argc, const char* const* argv) {
       "--deterministic", o.deterministic,
       wrapped("On a GPU: what a sequence says does not depend on who else is in the batch, at some cost in speed; on "
               "the CPU it never does"));
-  app.add_flag("--json", o.json,
-               wrapped("Print nothing but one JSON object a line for each sequence: prompt, prompt_ids, output_ids, "
-                       "text (prompt and continuation), ended_by"));
+  app.add_flag(
+      "--json", o.json,
+      wrapped("Print nothing but one JSON object per sequence, each on a line: prompt, prompt_ids, output_ids, "
+              "text (prompt and continuation), ended_by"));
   app.add_flag("--stats", o.stats, wrapped("More rows in the table at the end; with --json, print the table too"));
   line.path(
       "--score-file", o.score_file, "none",
       "Generate nothing: say how probable the model finds this text, as mean negative log-likelihood of a token. A "
-      "text of more tokens than the model takes is refused, unless --max-positions N asks for its first N alone");
+      "text of more tokens than the model takes is refused, unless --max-positions N allows its first N alone");
 
   try {
     app.parse(argc, argv);

@@ -54,7 +54,7 @@ class paged_attention final : public attention_layer {
                                                         bifolio::dtype kv_type, std::int32_t block_size,
                                                         std::int64_t num_blocks);
 
-/// Room for swapped sequences beside an engine of `where`: the same layout in host memory that `where` moves fast.
+/// Room for swapped sequences next to an engine of `where`: the same layout in host memory that `where` moves fast.
 struct host_cache {
   host_cache(bifolio::backend& where, const bifolio::cache_engine_config& device, std::int64_t num_blocks);
   std::unique_ptr<bifolio::backend> cpu;

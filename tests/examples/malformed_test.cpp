@@ -87,7 +87,7 @@ TEST_CASE("a llama2.c header with impossible, negative or overflowing sizes is r
       static_cast<void>(load(h));
     }
   }
-  CHECK(contains(load({1 << 20, 1 << 20, 4096, 1 << 10, 1 << 10, 1 << 24, 1 << 26}), "asks for"));
+  CHECK(contains(load({1 << 20, 1 << 20, 4096, 1 << 10, 1 << 10, 1 << 24, 1 << 26}), "needs"));
   CHECK(contains(load({0x7fffffff, 0x7fffffff, 0x7fffffff, 1, 1, 0x7fffffff, 0x7fffffff}), "allowed are 1 to"));
   CHECK(contains(load({16, 32, 2, 0, 2, 300, 32}), "query heads is 0"));
   CHECK(contains(load({16, 32, 2, 3, 1, 300, 32}), "not a multiple"));
@@ -203,9 +203,9 @@ TEST_CASE("a safetensors header that lies about a tensor is refused by the tenso
   CHECK(contains(load([&](json& h) { h[name]["shape"] = {UINT64_MAX, 2}; }), "in \"shape\""));
   CHECK(contains(load([&](json& h) { h[name]["shape"] = "16"; }), "no usable list \"shape\""));
   CHECK(contains(load([&](json& h) { h[name].erase("data_offsets"); }), "no usable list \"data_offsets\""));
-  CHECK(contains(load([&](json& h) { h[name]["data_offsets"] = {1024, 0}; }), "lies at bytes [1024, 0]"));
-  CHECK(contains(load([&](json& h) { h[name]["data_offsets"] = {1ull << 60, (1ull << 60) + 1024}; }), "lies at bytes"));
-  CHECK(contains(load([&](json& h) { h[name]["data_offsets"] = {0}; }), "lies at bytes [0]"));
+  CHECK(contains(load([&](json& h) { h[name]["data_offsets"] = {1024, 0}; }), "is at bytes [1024, 0]"));
+  CHECK(contains(load([&](json& h) { h[name]["data_offsets"] = {1ull << 60, (1ull << 60) + 1024}; }), "is at bytes"));
+  CHECK(contains(load([&](json& h) { h[name]["data_offsets"] = {0}; }), "is at bytes [0]"));
   CHECK(contains(load([](json& h) { h = json::array(); }), "not a JSON object"));
 }
 
@@ -225,7 +225,7 @@ TEST_CASE("safetensors whose tensors share bytes are refused by the names of two
   check_both_named(load([&](json& h) {
     for (json& offset : h[second]["data_offsets"] = h[first]["data_offsets"]) offset = offset.get<int>() + 2;
   }));
-  // A tensor that nobody asks for, of a dtype that nobody reads, may not lie there either.
+  // A tensor that nothing loads, of a dtype that nothing reads, may not be there either.
   CHECK(contains(load([&](json& h) {
                    h["x"] = {{"dtype", "I64"}, {"shape", {1}}, {"data_offsets", {8, 16}}};
                  }),
@@ -233,7 +233,7 @@ TEST_CASE("safetensors whose tensors share bytes are refused by the names of two
   CHECK(contains(load([&](json& h) {
                    h["x"] = {{"dtype", "I64"}, {"shape", {1}}, {"data_offsets", {0, 1ull << 40}}};
                  }),
-                 "lies at bytes"));
+                 "is at bytes"));
   // An empty one shares none.
   const fs::path directory = tiny_hugging_face("sharing", 7, [](json& h) {
     h["x"] = {{"dtype", "F32"}, {"shape", {0}}, {"data_offsets", {8, 8}}};
@@ -373,7 +373,7 @@ TEST_CASE("a config.json that is broken, incomplete or of another architecture i
   CHECK(contains(refusal([&] { static_cast<void>(generate::load_hugging_face(directory)); }), "no such file"));
 }
 
-TEST_CASE("a number that no float can hold is refused as such, wherever it stands in a JSON file") {
+TEST_CASE("a number that no float can hold is refused as such, wherever it is in a JSON file") {
   const fs::path directory = tiny_hugging_face("range", 7);
   const auto load = [&](const std::string& config) {
     std::ofstream(directory / "config.json") << config;

@@ -259,7 +259,7 @@ device_matrix cuda_llama::upload(const linear& matrix) {
 void cuda_llama::grow(buffer& held, std::int64_t num_elements, std::size_t element_bytes) {
   const std::size_t num_bytes = static_cast<std::size_t>(num_elements) * element_bytes;
   if (held.num_bytes() >= num_bytes) return;
-  held = {};  // two of them need not fit side by side
+  held = {};  // two of them need not fit at the same time
   held = buffer(where_->memory(), num_bytes);
   require(cudaMemsetAsync(held.data(), 0, num_bytes, stream_.get()), "clearing memory");
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tokenizer.json files of every kind against the ids of the `tokenizers` package (tokenizers/, made by
+// tokenizer.json files of every kind against the ids of the `tokenizers` package (tokenizer_files/, made by
 // tiny_tokenizers.py). frameworks_test.py compares them on many more strings.
 #include <doctest/doctest.h>
 
@@ -27,7 +27,7 @@ namespace fs = std::filesystem;
 
 constexpr std::int32_t vocab_size = 700;
 
-fs::path folder() { return fs::path(BIFOLIO_EXAMPLE_FIXTURES) / "tokenizers"; }
+fs::path folder() { return fs::path(BIFOLIO_EXAMPLE_FIXTURES) / "tokenizer_files"; }
 
 std::unique_ptr<generate::tokenizer> load(const std::string& kind) {
   return generate::load_hugging_face_tokenizer(folder() / (kind + ".json"), vocab_size);

@@ -409,7 +409,7 @@ TEST_CASE("an index of shards whose files are no plain names is refused with an 
 
 TEST_CASE("a tokenizer.json that is broken, or of a kind that there is no code for, is refused by the setting's name") {
   using nlohmann::json;
-  const fs::path folder = fs::path(BIFOLIO_EXAMPLE_FIXTURES) / "tokenizers";
+  const fs::path folder = fs::path(BIFOLIO_EXAMPLE_FIXTURES) / "tokenizer_files";
   const auto load_text = [](const std::string& text, std::int32_t vocab_size = 700) {
     const fs::path path = write("broken_tokenizer.json", text);
     return refusal([&] { static_cast<void>(generate::load_hugging_face_tokenizer(path, vocab_size)); });
@@ -485,7 +485,7 @@ TEST_CASE("a tokenizer.json with a few bytes changed encodes and decodes, or is 
   int num_run = 0, num_refused = 0;
   for (const char* kind : {"llama3", "qwen2", "llama2", "mistral", "tinyllama"}) {
     const std::string whole =
-        read_file(fs::path(BIFOLIO_EXAMPLE_FIXTURES) / "tokenizers" / (std::string(kind) + ".json"));
+        read_file(fs::path(BIFOLIO_EXAMPLE_FIXTURES) / "tokenizer_files" / (std::string(kind) + ".json"));
     for (int round = 0; round < 60; ++round) {
       std::string bytes = whole;
       for (int i = 0; i < 2; ++i) bytes[random() % bytes.size()] = static_cast<char>(' ' + random() % 95);

@@ -3,7 +3,7 @@
 """Small tokenizer.json files of every kind that examples/generate reads, trained by the `tokenizers` package on random
 texts, and the strings to compare them on. As a program it writes the fixtures of hugging_face_tokenizer_test.cpp:
 
-    python3 tests/examples/tiny_tokenizers.py --out tests/examples/tokenizers
+    python3 tests/examples/tiny_tokenizers.py --out tests/examples/tokenizer_files
 
 The fixtures were made with tokenizers 0.23.3.
 """

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// What the attention benchmarks of all devices share: options, one row's setting, contents, counted work, the row.
+/// What the attention benchmarks of all devices share: how to measure, one row's setting, contents, counted work, the
+/// row.
 
 #include <bifolio/attention.hpp>
 #include <bifolio/kv_layout.hpp>
@@ -13,41 +14,56 @@
 
 namespace bifolio::bench {
 
-struct attention_options {
+/// How to measure; the same for all rows of a run.
+struct measuring_options {
   std::string device = "cpu";
-  std::vector<std::string> q_dtypes{"bf16"};
-  std::vector<std::string> kv_dtypes{"bf16"};
-  std::vector<std::int32_t> batches{1};
-  std::vector<std::int32_t> query_lens{1};
-  std::vector<std::int32_t> contexts{16384};
-  std::int32_t q_heads = 32;
-  std::vector<std::int32_t> kv_heads{8};
-  std::int32_t head_dim = 128;
-  std::vector<std::int32_t> block_sizes{16};
-  std::vector<std::string> layouts{"hnd"};
   std::int32_t threads = 0;
   std::string executor = "openmp";
   std::vector<std::string> isas;
-  std::int32_t window = -1;
-  float soft_cap = 0;
-  bool non_causal = false;
-  bool deterministic = false;
+  bool spaced = false;
   std::int32_t repeats = 7;
   double seconds = 1.0;
   std::uint64_t seed = 1;
 };
 
-/// One row's settings.
+struct sequence_shape {
+  std::int32_t query_len = 1;  ///< new tokens
+  std::int32_t context = 0;    ///< tokens visible, new ones included
+};
+
+/// One row: one attention call.
 struct setting {
   dtype q_type = dtype::bf16;
   dtype kv_type = dtype::bf16;
-  std::int32_t batch = 1;
-  std::int32_t query_len = 1;
-  std::int32_t context = 0;
-  std::int32_t kv_heads = 1;
+  std::vector<sequence_shape> seqs;
+  std::string lengths = "equal";  ///< "equal", or what --seqs said
+  std::int32_t q_heads = 32;
+  std::int32_t kv_heads = 8;
+  std::int32_t head_dim = 128;
   std::int32_t block_size = 16;
   layout_kind layout = layout_kind::hnd;
+  std::int32_t window = -1;
+  float soft_cap = 0;
+  bool alibi = false;
+  bool non_causal = false;
+  bool deterministic = false;
+
+  [[nodiscard]] std::int64_t num_tokens() const noexcept;
+  [[nodiscard]] std::int32_t longest_context() const noexcept;
 };
+
+/// Host arrays of a step of these sequences; block ids are numbers from 0 in any order of the caller's.
+struct step_lengths {
+  explicit step_lengths(const setting& s);
+  std::vector<std::int32_t> starts;    ///< [num_seqs + 1]
+  std::vector<std::int32_t> contexts;  ///< [num_seqs]
+  std::int64_t table_stride = 0;       ///< blocks of the longest sequence
+  std::int64_t num_blocks = 0;         ///< of all sequences
+};
+
+/// Block tables [num_seqs, table_stride] of one set: `ids` are its num_blocks block ids.
+[[nodiscard]] std::vector<std::int32_t> tables_of(const setting& s, const step_lengths& lengths,
+                                                  const std::int32_t* ids);
 
 /// Finite values of about N(0, 1)/2 in any dtype.
 void fill_values(void* data, dtype type, std::int64_t count, std::uint64_t seed);
@@ -56,9 +72,11 @@ struct visible_work {
   std::int64_t keys = 0;   ///< positions that the call reads
   std::int64_t pairs = 0;  ///< (query token, visible position)
 };
-[[nodiscard]] visible_work work_of(const setting& s, const attention_options& options);
+[[nodiscard]] visible_work work_of(const setting& s);
 
-[[nodiscard]] attention_spec spec_of(const setting& s, const attention_options& options);
+[[nodiscard]] attention_spec spec_of(const setting& s);
+/// Slopes of the ALiBi paper, [q_heads]; empty without --alibi.
+[[nodiscard]] std::vector<float> slopes_of(const setting& s);
 
 /// What was measured, in seconds and GB/s.
 struct attention_result {
@@ -66,14 +84,18 @@ struct attention_result {
   std::string isa;
   std::int32_t threads = 0;
   summary time;
+  double spaced_seconds = 0;  ///< of a call after a kernel that fills the GPU, see --spaced; 0 = not measured
   double probe_gb_s = 0;
   double gather_gb_s = 0;
   double plan_seconds = 0;  ///< host time of planning a step; 0 = not measured
-  double call_seconds = 0;  ///< host time of one layer's call on a device that runs beside the host; 0 = not measured
+  double call_seconds = 0;  ///< host time of one layer's call on a device; 0 = not measured
 };
-[[nodiscard]] row attention_row(const setting& s, const attention_options& options, const attention_result& result);
+[[nodiscard]] row attention_row(const setting& s, const attention_result& result);
+
+/// Measures all settings on the CPU.
+void run_cpu_attention(const measuring_options& options, const std::vector<setting>& settings, report& out);
 
 /// Measures all settings on a CUDA device. Throws `error`: unsupported without one.
-void run_cuda_attention(const attention_options& options, const std::vector<setting>& settings, report& out);
+void run_cuda_attention(const measuring_options& options, const std::vector<setting>& settings, report& out);
 
 }  // namespace bifolio::bench

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // bifolio_bench cache_ops: append, gather, copy, swap and convert of shuffled blocks in a pool that no cache holds,
-// beside memcpy by the same lanes. GB/s count bytes read and bytes written, in the calls and in memcpy alike.
+// next to memcpy by the same workers. GB/s count bytes read and bytes written, in the calls and in memcpy alike.
 #include <algorithm>
 #include <bifolio/backend.hpp>
 #include <bifolio/buffer.hpp>
+#include <bifolio/cpu.hpp>
 #include <chrono>
 #include <cstring>
 #include <memory>
@@ -15,16 +16,17 @@
 #include "cache_ops_setting.hpp"
 #include "checks.hpp"
 #include "commands.hpp"
+#include "machine.hpp"
 #include "probe.hpp"
 
 namespace bifolio::bench {
 namespace {
 
-/// memcpy of a large buffer to another, one contiguous part per lane.
+/// memcpy of a large buffer to another, one contiguous part per worker.
 class copy_probe {
  public:
-  explicit copy_probe(executor& lanes, std::size_t num_bytes = std::size_t{128} << 20)
-      : lanes_(&lanes), src_(default_host_memory(), num_bytes), dst_(default_host_memory(), num_bytes) {
+  explicit copy_probe(executor& workers, std::size_t num_bytes = std::size_t{128} << 20)
+      : workers_(&workers), src_(default_host_memory(), num_bytes), dst_(default_host_memory(), num_bytes) {
     std::memset(src_.data(), 1, num_bytes);
     std::memset(dst_.data(), 2, num_bytes);
   }
@@ -35,21 +37,21 @@ class copy_probe {
     const auto begin = std::chrono::steady_clock::now();
     while (samples.size() < 3 || seconds_since(begin) < seconds) {
       const auto start = std::chrono::steady_clock::now();
-      lanes_->run(lanes_->width(), &copy_lane, this);
+      workers_->run(workers_->concurrency(), &copy_worker, this);
       samples.push_back(2 * static_cast<double>(src_.num_bytes()) / seconds_since(start) * 1e-9);
     }
     return summarize(samples).median;
   }
 
  private:
-  static void copy_lane(void* context, std::int32_t lane) noexcept {
+  static void copy_worker(void* context, std::int32_t worker) noexcept {
     auto& self = *static_cast<copy_probe*>(context);
-    const std::size_t part = self.src_.num_bytes() / static_cast<std::size_t>(self.lanes_->width()) / 64 * 64;
-    const std::size_t at = static_cast<std::size_t>(lane) * part;
+    const std::size_t part = self.src_.num_bytes() / static_cast<std::size_t>(self.workers_->concurrency()) / 64 * 64;
+    const std::size_t at = static_cast<std::size_t>(worker) * part;
     std::memcpy(self.dst_.as<std::byte>() + at, self.src_.as<const std::byte>() + at, part);
   }
 
-  executor* lanes_;
+  executor* workers_;
   buffer src_;
   buffer dst_;
 };
@@ -63,8 +65,8 @@ pool written_pool(const kv_layout& layout, std::int64_t num_blocks) {
 
 class cache_ops_bench {
  public:
-  cache_ops_bench(const cache_ops_options& options, backend& where, executor& lanes, report& out)
-      : options_(options), where_(where), probe_(lanes), out_(out), random_(options.seed) {}
+  cache_ops_bench(const cache_ops_options& options, backend& where, executor& workers, report& out)
+      : options_(options), where_(where), probe_(workers), out_(out), random_(options.seed) {}
 
   void run() {
     for_each_row(
@@ -76,14 +78,14 @@ class cache_ops_bench {
   void transfer(const std::string& op, const kv_layout& layout, dtype rows_type) {
     const pool cache = written_pool(layout, pool_blocks(options_, layout, 1));
     const std::int64_t tokens = options_.tokens;
-    const std::int64_t row_elements = std::int64_t{layout.num_kv_heads} * layout.head_dim;
+    const std::int64_t row_elements = std::int64_t{layout.num_kv_heads} * layout.k.head_dim;
     const auto row_bytes = static_cast<std::size_t>(tokens * row_elements) * size_of(rows_type);
     // Calls take turns among sets of rows, so that these come from memory as well.
     const std::size_t num_sets =
         std::max<std::size_t>(2, (static_cast<std::size_t>(options_.pool_mib) << 20) / (2 * row_bytes));
     buffer rows(default_host_memory(), num_sets * 2 * row_bytes);
     std::memset(rows.data(), 0, rows.num_bytes());
-    tensor_view k = dense_view<void>(rows.data(), rows_type, tokens, layout.num_kv_heads, layout.head_dim);
+    tensor_view k = dense_view<void>(rows.data(), rows_type, tokens, layout.num_kv_heads, layout.k.head_dim);
     tensor_view v = k;
 
     const std::vector<std::int32_t> order = shuffled_blocks(cache.view.num_blocks, random_);
@@ -173,23 +175,25 @@ void run_cache_ops(const cache_ops_options& options, report& out) {
     run_cuda_cache_ops(options, out);
     return;
   }
-  const auto lanes = make_executor(parse_executor(options.executor), options.threads);
+  const auto workers = make_executor(parse_executor(options.executor), options.threads);
   backend_options opening;
-  opening.own_executor = lanes.get();
+  opening.own_executor = workers.get();
   if (!options.isa.empty()) opening.isa = parse_isa(options.isa);
   const auto opened = make_backend(where, opening);
   out.fact("backend", opened->description());
-  cache_ops_bench(options, *opened, *lanes, out).run();
+  cache_ops_bench(options, *opened, *workers, out).run();
 }
 
 }  // namespace
 
 void add_cache_ops_command(CLI::App& program, command& run) {
   auto o = std::make_shared<cache_ops_options>();
-  CLI::App* sub = program.add_subcommand("cache_ops", "append, gather, copy, swap and convert beside memcpy");
+  CLI::App* sub = program.add_subcommand("cache_ops", "append, gather, copy, swap and convert next to memcpy");
   sub->add_option("--device", o->device, "cpu, cuda or cuda:N")->capture_default_str();
   sub->add_option("--ops", o->ops, "append, gather, copy, swap, convert")->delimiter(',')->capture_default_str();
-  sub->add_option("--dtype", o->dtypes, "Dtypes of rows: f32, f16, bf16")->delimiter(',')->capture_default_str();
+  sub->add_option("--dtype", o->dtypes, "Dtypes of rows: " + std::string(dtype_names))
+      ->delimiter(',')
+      ->capture_default_str();
   sub->add_option("--kv-dtype", o->kv_dtypes, "Dtypes of the cache")->delimiter(',')->capture_default_str();
   sub->add_option("--layout", o->layouts, "hnd, nhd, x_split")->delimiter(',')->capture_default_str();
   sub->add_option("--tokens", o->tokens, "Tokens of a call; blocks = tokens / block size")->capture_default_str();
@@ -197,9 +201,9 @@ void add_cache_ops_command(CLI::App& program, command& run) {
   sub->add_option("--head-dim", o->head_dim, "Elements of a head")->capture_default_str();
   sub->add_option("--block-size", o->block_size, "Tokens in a block")->capture_default_str();
   sub->add_option("--pool-mib", o->pool_mib, "Size of a pool; larger than the last-level cache")->capture_default_str();
-  sub->add_option("--threads", o->threads, "Lanes; 0 = what the executor's runtime takes")->capture_default_str();
+  sub->add_option("--threads", o->threads, "Workers; 0 = what the executor's runtime takes")->capture_default_str();
   sub->add_option("--executor", o->executor, "openmp, tbb or serial")->capture_default_str();
-  sub->add_option("--isa", o->isa, "baseline, avx2, avx512, avx512_bf16, amx, amx_fp16, neon (default: the best)");
+  sub->add_option("--isa", o->isa, isa_choice());
   sub->add_option("--repeats", o->repeats, "Calls at the least")->capture_default_str();
   sub->add_option("--min-time", o->seconds, "Seconds of calls at the least")->capture_default_str();
   sub->add_option("--seed", o->seed, "Of the block order")->capture_default_str();

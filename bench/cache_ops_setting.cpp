@@ -58,14 +58,15 @@ pool::pool(memory_resource& from, const kv_layout& layout, std::int64_t num_bloc
       view{memory.data(), memory.as<std::byte>() + memory.num_bytes() / 2, num_blocks, layout} {}
 
 std::string name_of(const kv_layout& layout) {
-  return std::string(to_string(layout.kind)) + " " + std::string(to_string(layout.type));
+  return std::string(to_string(layout.kind)) + " " + std::string(to_string(layout.k.code.type));
 }
 
 cache_op transfer_op(const cache_ops_options& options, const std::string& name, const kv_layout& layout,
                      dtype rows_type) {
   const std::string rows = "rows " + std::string(to_string(rows_type));
-  const std::int64_t elements = std::int64_t{2} * options.tokens * layout.num_kv_heads * layout.head_dim;
-  const double bytes = static_cast<double>(elements) * static_cast<double>(size_of(rows_type) + size_of(layout.type));
+  const std::int64_t elements = std::int64_t{2} * options.tokens * layout.num_kv_heads * layout.k.head_dim;
+  const double bytes =
+      static_cast<double>(elements) * static_cast<double>(size_of(rows_type) + size_of(layout.k.code.type));
   return name == "append" ? cache_op{name, rows, name_of(layout), bytes} : cache_op{name, name_of(layout), rows, bytes};
 }
 

@@ -34,7 +34,7 @@ struct cache_ops_options {
   std::uint64_t seed = 1;
 };
 
-/// Every row that the options ask for, in order: `transfer(op, layout, type of the rows)` for append and gather,
+/// Every row that the options select, in order: `transfer(op, layout, type of the rows)` for append and gather,
 /// `move_blocks(op, from, to)` for copy and swap (`from` and `to` are the same) and convert (they are not). Throws
 /// `error` (invalid_argument) for an operation of another name.
 void for_each_row(const cache_ops_options& options,

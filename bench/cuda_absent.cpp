@@ -8,7 +8,7 @@
 
 namespace bifolio::bench {
 
-void run_cuda_attention(const attention_options& options, const std::vector<setting>&, report&) {
+void run_cuda_attention(const measuring_options& options, const std::vector<setting>&, report&) {
   (void)make_backend(parse_device(options.device));
 }
 void run_cuda_cache_ops(const cache_ops_options& options, report&) { (void)make_backend(parse_device(options.device)); }

@@ -39,60 +39,100 @@ double host_seconds(backend& where, stream_ref stream, const std::function<void(
   return summarize(samples).median;
 }
 
-attention_result measure(backend& where, graph_timer& timer, const attention_options& options, const setting& s) {
-  const attention_spec spec = spec_of(s, options);
-  const kv_layout layout = make_layout(s.layout, s.kv_type, s.kv_heads, options.head_dim, s.block_size);
-  const std::int64_t blocks_per_seq = blocks_for(s.context, s.block_size);
-  const std::int64_t blocks_per_set = blocks_per_seq * s.batch;
-  constexpr std::int64_t least_pool_bytes = std::int64_t{512} << 20;
-  const std::int64_t set_bytes = blocks_per_set * layout.block_bytes();
-  const std::int64_t num_sets = std::clamp<std::int64_t>((least_pool_bytes + set_bytes - 1) / set_bytes, 1, 64);
-  const std::int64_t num_blocks = std::max(blocks_per_set * num_sets, least_pool_bytes / layout.block_bytes());
+/// Chunks of the K and V blocks of each set, in the order of its ids.
+std::vector<gather_chunk> chunks_of(const kv_cache_view& kv, const std::vector<std::int32_t>& ids) {
+  const std::int64_t plane_block_bytes = kv.layout.block_bytes(kv.layout.k);
+  std::vector<gather_chunk> chunks;
+  for (const std::int32_t id : ids) {
+    for (const void* const plane : {kv.k, kv.v}) {
+      const auto* const block = static_cast<const std::byte*>(plane) + id * plane_block_bytes;
+      for (std::int64_t at = 0; at < plane_block_bytes; at += gather_chunk_bytes) {
+        const std::int64_t bytes = std::min<std::int64_t>(gather_chunk_bytes, plane_block_bytes - at);
+        chunks.push_back({block + at, static_cast<std::int32_t>(bytes / 16), 0});
+      }
+    }
+  }
+  return chunks;
+}
+
+attention_result measure(backend& where, graph_timer& timer, const measuring_options& options, const setting& s) {
+  const attention_spec spec = spec_of(s);
+  const kv_layout layout = make_layout(s.layout, s.kv_type, s.kv_heads, s.head_dim, s.block_size);
+  const step_lengths lengths(s);
+  // Calls take turns among sets of blocks, so that none finds its K and V in the L2 cache: 512 MiB in up to 64 sets,
+  // and at least 128 MiB.
+  constexpr std::int64_t pool_bytes = std::int64_t{512} << 20;
+  const std::int64_t set_bytes = lengths.num_blocks * layout.block_bytes();
+  const auto sets_for = [&](std::int64_t bytes) { return (bytes + set_bytes - 1) / set_bytes; };
+  const std::int64_t num_sets = std::clamp<std::int64_t>(
+      std::max(std::min<std::int64_t>(sets_for(pool_bytes), 64), sets_for(pool_bytes / 4)), 1, 512);
+  const std::int64_t num_blocks = std::max(lengths.num_blocks * num_sets, pool_bytes / layout.block_bytes());
   require_range("the cache's number of blocks", num_blocks, 1, std::int64_t{1} << 31);
 
   buffer pool(where.memory(), static_cast<std::size_t>(num_blocks * layout.block_bytes()));
   fill_on_device(pool.data(), pool.num_bytes(), static_cast<int>(s.kv_type), options.seed);
-  std::vector<std::int32_t> tables(static_cast<std::size_t>(num_blocks));
-  std::iota(tables.begin(), tables.end(), 0);
+  std::vector<std::int32_t> ids(static_cast<std::size_t>(num_blocks));
+  std::iota(ids.begin(), ids.end(), 0);
   std::mt19937_64 random(options.seed);
-  std::shuffle(tables.begin(), tables.end(), random);
-  std::vector<std::int32_t> starts;
-  for (std::int32_t i = 0; i <= s.batch; ++i) starts.push_back(i * s.query_len);
-  const std::vector<std::int32_t> lens(static_cast<std::size_t>(s.batch), s.context);
+  std::shuffle(ids.begin(), ids.end(), random);
+  ids.resize(static_cast<std::size_t>(lengths.num_blocks * num_sets));
+  std::vector<std::int32_t> tables;
+  for (std::int64_t set = 0; set < num_sets; ++set) {
+    const std::vector<std::int32_t> table = tables_of(s, lengths, ids.data() + set * lengths.num_blocks);
+    tables.insert(tables.end(), table.begin(), table.end());
+  }
+  const std::int64_t entries_per_set = static_cast<std::int64_t>(s.seqs.size()) * lengths.table_stride;
   const buffer device_tables = uploaded(where, tables);
-  const buffer device_starts = uploaded(where, starts);
-  const buffer device_lens = uploaded(where, lens);
+  const buffer device_starts = uploaded(where, lengths.starts);
+  const buffer device_lens = uploaded(where, lengths.contexts);
+  const std::vector<float> slopes = slopes_of(s);
+  const buffer device_slopes = uploaded(where, slopes);
 
-  const std::int64_t num_tokens = std::int64_t{s.batch} * s.query_len;
-  const auto row_bytes = static_cast<std::size_t>(num_tokens * options.q_heads * options.head_dim) * size_of(s.q_type);
+  const std::int64_t num_tokens = s.num_tokens();
+  const auto row_bytes = static_cast<std::size_t>(num_tokens * s.q_heads * s.head_dim) * size_of(s.q_type);
   buffer q(where.memory(), row_bytes);
   buffer out(where.memory(), row_bytes);
   fill_on_device(q.data(), row_bytes, static_cast<int>(s.q_type), options.seed + 1);
 
-  const step_batch_view host{s.batch, num_tokens, starts.data(), lens.data(), tables.data(), blocks_per_seq, nullptr};
+  const step_batch_view host{static_cast<std::int32_t>(s.seqs.size()),
+                             num_tokens,
+                             lengths.starts.data(),
+                             lengths.contexts.data(),
+                             tables.data(),
+                             lengths.table_stride,
+                             nullptr};
   attention_plan plan;
   where.plan_attention(plan, spec, host, num_blocks, timer.stream());
   attention_params params;
-  params.q = dense_view<const void>(q.data(), s.q_type, num_tokens, options.q_heads, options.head_dim);
-  params.out = dense_view<void>(out.data(), s.q_type, num_tokens, options.q_heads, options.head_dim);
+  params.q = dense_view<const void>(q.data(), s.q_type, num_tokens, s.q_heads, s.head_dim);
+  params.out = dense_view<void>(out.data(), s.q_type, num_tokens, s.q_heads, s.head_dim);
   params.kv = {pool.data(), pool.as<std::byte>() + pool.num_bytes() / 2, num_blocks, layout};
-  params.scale = 1.0f / std::sqrt(static_cast<float>(options.head_dim));
-  params.soft_cap = options.soft_cap;
+  params.scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
+  params.soft_cap = s.soft_cap;
+  if (s.alibi) params.alibi_slopes = device_slopes.as<float>();
   params.batch = host;
   params.batch.query_start_loc = device_starts.as<std::int32_t>();
   params.batch.seq_lens = device_lens.as<std::int32_t>();
 
   attention_result result;
-  // Many calls to a graph, whose own launch takes some microseconds; fewer where a call takes milliseconds.
-  const bool is_long = num_tokens * s.context > std::int64_t{1} << 28;
-  const auto calls = static_cast<std::int32_t>(std::clamp<std::int64_t>(num_sets, is_long ? 4 : 32, 64));
-  result.time = timer.time(
-      calls,
-      [&](std::int32_t call) {
-        params.batch.block_tables = device_tables.as<std::int32_t>() + call % num_sets * blocks_per_set;
-        require_ok(where.attention(plan, params, timer.stream()), "attention");
-      },
-      options.repeats, std::min(options.seconds, 0.3));
+  // Many calls per graph, whose own launch takes some microseconds; fewer where a call takes milliseconds.
+  const bool is_long = num_tokens * s.longest_context() > std::int64_t{1} << 28;
+  const auto calls = static_cast<std::int32_t>(std::clamp<std::int64_t>(num_sets, is_long ? 4 : 32, 512));
+  const double seconds = std::min(options.seconds, 0.3);
+  const auto call_attention = [&](std::int32_t call) {
+    params.batch.block_tables = device_tables.as<std::int32_t>() + call % num_sets * entries_per_set;
+    require_ok(where.attention(plan, params, timer.stream()), "attention");
+  };
+  result.time = timer.time(calls, call_attention, options.repeats, seconds);
+  if (options.spaced) {
+    const auto fill = [&](std::int32_t) { require_launched(launch_filler(timer.stream().handle)); };
+    const auto fill_and_call = [&](std::int32_t call) {
+      fill(call);
+      call_attention(call);
+    };
+    result.spaced_seconds = timer.time(calls, fill_and_call, options.repeats, seconds).median -
+                            timer.time(calls, fill, options.repeats, seconds / 4).median;
+  }
   result.plan_seconds = host_seconds(
       where, timer.stream(), [&](std::int32_t) { where.plan_attention(plan, spec, host, num_blocks, timer.stream()); });
   constexpr std::int32_t calls_in_a_row = 8;
@@ -103,14 +143,14 @@ attention_result measure(backend& where, graph_timer& timer, const attention_opt
                                        }
                                      }) /
                         calls_in_a_row;
-  if (layout.block_bytes() / 2 % 16 == 0) {
+  if (layout.block_bytes(layout.k) % 16 == 0) {
+    const std::vector<gather_chunk> chunks = chunks_of(params.kv, ids);
+    const buffer device_chunks = uploaded(where, chunks);
     gather_work work;
-    work.k = params.kv.k;
-    work.v = params.kv.v;
-    work.half_block_bytes = layout.block_bytes() / 2;
-    work.ids = device_tables.as<std::int32_t>();
-    work.blocks_per_set = blocks_per_set;
+    work.chunks = device_chunks.as<gather_chunk>();
     work.num_sets = static_cast<std::int32_t>(num_sets);
+    work.chunks_per_set = static_cast<std::int64_t>(chunks.size()) / num_sets;
+    work.bytes_per_set = set_bytes;
     result.gather_gb_s = measure_gather(timer, work, 0.05);
   }
   return result;
@@ -118,7 +158,7 @@ attention_result measure(backend& where, graph_timer& timer, const attention_opt
 
 }  // namespace
 
-void run_cuda_attention(const attention_options& options, const std::vector<setting>& settings, report& out) {
+void run_cuda_attention(const measuring_options& options, const std::vector<setting>& settings, report& out) {
   const device where = parse_device(options.device);
   const auto opened = make_backend(where);
   out.fact("backend", opened->description());
@@ -129,7 +169,7 @@ void run_cuda_attention(const attention_options& options, const std::vector<sett
     result.device = options.device;
     result.isa = "cuda";
     result.probe_gb_s = probe;
-    out.add(attention_row(s, options, result));
+    out.add(attention_row(s, result));
   }
 }
 

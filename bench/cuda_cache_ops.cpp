@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// bifolio_bench cache_ops --device cuda: the calls of the CPU's table by graph replays, beside a large copy on the
+// bifolio_bench cache_ops --device cuda: the calls of the CPU's table by graph replays, next to a large copy on the
 // device (append, gather, copy, convert) or one large transfer to pinned host memory (swap_out, swap_in).
 #include <cuda_runtime_api.h>
 
@@ -45,7 +45,7 @@ class cuda_cache_ops_bench {
 
   void transfer(const std::string& op, const kv_layout& layout, dtype rows_type) {
     const pool cache = device_pool(layout);
-    const std::int64_t row_elements = std::int64_t{layout.num_kv_heads} * layout.head_dim;
+    const std::int64_t row_elements = std::int64_t{layout.num_kv_heads} * layout.k.head_dim;
     const auto half = static_cast<std::size_t>(options_.tokens * row_elements) * size_of(rows_type);
     buffer rows(where_.memory(), 2 * half * calls);
     fill_on_device(rows.data(), rows.num_bytes(), static_cast<int>(rows_type), options_.seed);
@@ -63,7 +63,7 @@ class cuda_cache_ops_bench {
     const bool stores = op == "append";
     measure(transfer_op(options_, op, layout, rows_type), copy_gb_s_, [&](std::int32_t call) {
       auto* const base = rows.as<std::byte>() + static_cast<std::size_t>(call) * 2 * half;
-      const tensor_view k = dense_view<void>(base, rows_type, options_.tokens, layout.num_kv_heads, layout.head_dim);
+      const tensor_view k = dense_view<void>(base, rows_type, options_.tokens, layout.num_kv_heads, layout.k.head_dim);
       tensor_view v = k;
       v.data = base + half;
       const std::int64_t* const list = device_slots.as<std::int64_t>() + call * options_.tokens;

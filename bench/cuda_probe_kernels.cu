@@ -36,29 +36,33 @@ __global__ void __launch_bounds__(threads, 8) read_all(const uint4* data, std::i
   keep(all, sink);
 }
 
-/// Chunks of 4 KiB of shuffled blocks, one per warp at a time.
-__global__ void __launch_bounds__(threads, 8) gather_all(const char* k, const char* v, std::int64_t half_block_bytes,
-                                                         const std::int32_t* ids, std::int64_t num_blocks, void* sink) {
-  constexpr std::int64_t chunk = 4096;
-  const std::int64_t chunks_per_half = (half_block_bytes + chunk - 1) / chunk;
-  const std::int64_t num_chunks = 2 * num_blocks * chunks_per_half;
+/// One chunk per warp at a time; the next chunk's address is loaded while the current one is read.
+__global__ void __launch_bounds__(threads, 8)
+    gather_all(const gather_chunk* chunks, std::int64_t num_chunks, void* sink) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * (threads / 32);
   uint4 all = {};
-  for (std::int64_t c = (static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x) / 32; c < num_chunks;
-       c += static_cast<std::int64_t>(gridDim.x) * threads / 32) {
-    const std::int64_t block = c / (2 * chunks_per_half);
-    const std::int64_t rest = c % (2 * chunks_per_half);
-    const char* const half = rest < chunks_per_half ? k : v;
-    const std::int64_t start = rest % chunks_per_half * chunk;
-    const auto* const data = reinterpret_cast<const uint4*>(half + ids[block] * half_block_bytes + start);
-    const std::int64_t count = (half_block_bytes - start < chunk ? half_block_bytes - start : chunk) / 16;
-    uint4 held[8];
+  std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * (threads / 32) + threadIdx.x / 32;
+  gather_chunk next = at < num_chunks ? chunks[at] : gather_chunk{};
+  for (; at < num_chunks; at += step) {
+    const gather_chunk chunk = next;
+    if (at + step < num_chunks) next = chunks[at + step];
+    const auto* const data = static_cast<const uint4*>(chunk.data);
+    uint4 held[loads];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) held[i] = lane + 32 * i < count ? data[lane + 32 * i] : uint4{};
+    for (int i = 0; i < loads; ++i) held[i] = lane + 32 * i < chunk.num_loads ? data[lane + 32 * i] : uint4{};
 #pragma unroll
-    for (int i = 0; i < 8; ++i) combine(all, held[i]);
+    for (int i = 0; i < loads; ++i) combine(all, held[i]);
   }
   keep(all, sink);
+}
+static_assert(gather_chunk_bytes == 32 * 16 * loads);
+
+/// Keeps every SM busy for about 1.5 us.
+__global__ void __launch_bounds__(1024, 2) fill_device() {
+  const long long start = clock64();
+  while (clock64() - start < 2600) {
+  }
 }
 
 constexpr int grid = 132 * 8;
@@ -71,10 +75,14 @@ int launch_read(const void* data, std::size_t num_bytes, void* sink, void* strea
   return cudaGetLastError();
 }
 
+int launch_filler(void* stream) {
+  fill_device<<<132 * 2, 1024, 0, static_cast<cudaStream_t>(stream)>>>();
+  return cudaGetLastError();
+}
+
 int launch_gather(const gather_work& work, std::int32_t set, void* sink, void* stream) {
-  gather_all<<<grid, threads, 0, static_cast<cudaStream_t>(stream)>>>(
-      static_cast<const char*>(work.k), static_cast<const char*>(work.v), work.half_block_bytes,
-      work.ids + set * work.blocks_per_set, work.blocks_per_set, sink);
+  gather_all<<<grid, threads, 0, static_cast<cudaStream_t>(stream)>>>(work.chunks + set * work.chunks_per_set,
+                                                                      work.chunks_per_set, sink);
   return cudaGetLastError();
 }
 

@@ -134,17 +134,17 @@ memory_speeds measure_memory(graph_timer& timer, std::size_t num_bytes, double s
   return speeds;
 }
 
+void require_launched(int status) { require(static_cast<cudaError_t>(status), "a kernel was not launched"); }
+
 double measure_gather(graph_timer& timer, const gather_work& work, double seconds) {
   const device_block sink(64);
-  const auto bytes = static_cast<double>(2 * work.half_block_bytes * work.blocks_per_set);
   const summary time = timer.time(
-      std::clamp(work.num_sets, 4, 64),
+      std::clamp(work.num_sets, 4, 512),
       [&](std::int32_t call) {
-        require(static_cast<cudaError_t>(launch_gather(work, call % work.num_sets, sink.data(), timer.stream().handle)),
-                "gather");
+        require_launched(launch_gather(work, call % work.num_sets, sink.data(), timer.stream().handle));
       },
       5, seconds);
-  return bytes / time.median * 1e-9;
+  return static_cast<double>(work.bytes_per_set) / time.median * 1e-9;
 }
 
 }  // namespace bifolio::bench

@@ -45,20 +45,31 @@ struct memory_speeds {
 };
 [[nodiscard]] memory_speeds measure_memory(graph_timer& timer, std::size_t num_bytes, double seconds);
 
-/// Reading shuffled blocks of both halves: the calls of `timer.time` take turns among `num_sets` lists of
-/// `blocks_per_set` block ids on the device.
+/// A run of memory that one warp reads at a time.
+struct gather_chunk {
+  const void* data = nullptr;  ///< aligned to 16 bytes
+  std::int32_t num_loads = 0;  ///< of 16 bytes, up to gather_chunk_bytes / 16
+  std::int32_t unused = 0;
+};
+inline constexpr std::int64_t gather_chunk_bytes = 4096;
+
+/// Reading shuffled blocks of K and V: the calls of `timer.time` take turns among `num_sets` lists of chunks. Addresses
+/// come from a table, so that nothing but loads is in the way: a floor of what attention over the same blocks can take.
 struct gather_work {
-  const void* k = nullptr;
-  const void* v = nullptr;
-  std::int64_t half_block_bytes = 0;  ///< a multiple of 16
-  const std::int32_t* ids = nullptr;  ///< [num_sets, blocks_per_set]
-  std::int64_t blocks_per_set = 0;
+  const gather_chunk* chunks = nullptr;  ///< [num_sets, chunks_per_set] on the device
+  std::int64_t chunks_per_set = 0;
+  std::int64_t bytes_per_set = 0;
   std::int32_t num_sets = 1;
 };
 [[nodiscard]] double measure_gather(graph_timer& timer, const gather_work& work, double seconds);
 
+/// Throws `error` for a cudaError_t that is not success.
+void require_launched(int status);
+
 // Kernels, in cuda_probe_kernels.cu; each returns a cudaError_t.
 int launch_read(const void* data, std::size_t num_bytes, void* sink, void* stream);
+/// 1.5 us on every SM, without programmatic launch.
+int launch_filler(void* stream);
 int launch_gather(const gather_work& work, std::int32_t set, void* sink, void* stream);
 
 }  // namespace bifolio::bench

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bifolio/backend.hpp>
+#include <bifolio/cpu.hpp>
 #include <bifolio/version.hpp>
 #include <ctime>
 #include <fstream>
@@ -54,6 +55,12 @@ std::vector<std::pair<std::string, std::string>> machine_facts() {
           {"compiler", compiler},
           {"bifolio", BIFOLIO_VERSION},
           {"date", today()}};
+}
+
+std::string isa_choice() {
+  std::string names;
+  for (const cpu_isa isa : known_isas()) names.append(names.empty() ? "" : ", ").append(to_string(isa));
+  return names + " (default: the best)";
 }
 
 std::int64_t bytes_beyond_cache(std::int64_t least) noexcept {

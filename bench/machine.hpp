@@ -13,6 +13,9 @@ namespace bifolio::bench {
 /// Names and values: cpu, logical cpus, load at the start, best ISA, compiler, library version, date.
 [[nodiscard]] std::vector<std::pair<std::string, std::string>> machine_facts();
 
+/// "avx2, amx (default: the best)": the instruction sets that an option takes.
+[[nodiscard]] std::string isa_choice();
+
 /// Bytes that do not fit the last-level cache: a quarter more than what the system says of it, `least` at the least.
 [[nodiscard]] std::int64_t bytes_beyond_cache(std::int64_t least) noexcept;
 

@@ -62,7 +62,7 @@ class manager_bench : row_timer {
     return values;
   }
 
-  /// The pool alone: all blocks are taken and given back, one a call and 64 a call.
+  /// The pool alone: all blocks are taken and given back, one per call and 64 per call.
   void pool_rows() {
     block_pool pool(options_.blocks);
     std::vector<block_id> ids(static_cast<std::size_t>(options_.blocks));
@@ -258,7 +258,7 @@ class manager_bench : row_timer {
     add(name + "all", "batch", "step", whole);
   }
 
-  /// build of 256 sequences of 32768 tokens that grow by one a step, each at another place in its block. The mean and
+  /// build of 256 sequences of 32768 tokens that grow by one per step, each at another place in its block. The mean and
   /// the far end of the distribution have rows of their own: a step that moves all table rows shows there alone.
   void build_rows() {
     constexpr std::int32_t batch = 256;
@@ -290,7 +290,7 @@ class manager_bench : row_timer {
     add(name + ": max", "batch", "step", {building.back()});
   }
 
-  /// The schedule that sees `count` requests at once, one of which it admits.
+  /// A schedule call that receives `count` requests at once and admits one of them.
   void burst_rows() {
     for (const std::int32_t count : {1'000, 10'000}) {
       for (const bool one_priority : {true, false}) {

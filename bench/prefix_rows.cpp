@@ -43,7 +43,7 @@ class prefix_bench : row_timer {
     const double bytes = static_cast<double>(memory_.used_bytes()) / static_cast<double>(options_.blocks);
     const double tokens = static_cast<double>(options_.block_size) * sizeof(token_id);
     out.fact("metadata", std::to_string(bytes) + " bytes a block, " + std::to_string(bytes - tokens) +
-                             " of them beside the tokens");
+                             " of them without the tokens");
   }
 
  private:
@@ -105,8 +105,8 @@ class prefix_bench : row_timer {
   }
 
   /// Takes all blocks from chains that were used in random order, and gives them to the same chains in another order.
-  /// "random": blocks of a chain lie anywhere; "in order": side by side, as a pool that has seen little traffic gives
-  /// them; the chains, and so the keys, come in random order in both.
+  /// "random": blocks of a chain are anywhere; "in order": next to each other, as a pool that has seen little traffic
+  /// gives them; the chains, and so the keys, come in random order in both.
   void fill_and_evict_rows() {
     for (const bool random : {false, true}) {
       std::vector<double> evicting, evicting_batches, publishing;

@@ -15,14 +15,14 @@
 namespace bifolio::bench {
 namespace {
 
-// How far ahead of its loads a pass asks for lines, where it does.
+// Prefetch distance of a pass that prefetches.
 constexpr std::size_t bytes_ahead = 4096;
 
 struct read_pass {
   const std::byte* begin = nullptr;
   std::size_t num_bytes = 0;
   std::size_t ahead = 0;  // 0: nothing is asked for before its load
-  std::int32_t num_lanes = 1;
+  std::int32_t num_workers = 1;
 };
 
 typedef std::uint64_t word_pair __attribute__((vector_size(16), aligned(1), may_alias));
@@ -62,10 +62,10 @@ __attribute__((target("avx512f"))) std::uint64_t read_lines(const std::byte* p, 
 }
 #endif
 
-void read_lane(void* context, std::int32_t lane) noexcept {
+void read_worker(void* context, std::int32_t worker) noexcept {
   const auto& pass = *static_cast<const read_pass*>(context);
-  const std::size_t part = pass.num_bytes / static_cast<std::size_t>(pass.num_lanes) / 64 * 64;
-  consume(read_bytes(pass.begin + static_cast<std::size_t>(lane) * part, part, pass.ahead));
+  const std::size_t part = pass.num_bytes / static_cast<std::size_t>(pass.num_workers) / 64 * 64;
+  consume(read_bytes(pass.begin + static_cast<std::size_t>(worker) * part, part, pass.ahead));
 }
 
 // 24 independent chains: more than latency × throughput of any core so far.
@@ -138,7 +138,7 @@ struct fma_pass {
   std::atomic<std::int64_t> operations{0};
 };
 
-void fma_lane(void* context, std::int32_t) noexcept {
+void fma_worker(void* context, std::int32_t) noexcept {
   auto& pass = *static_cast<fma_pass*>(context);
   pass.operations.fetch_add(static_cast<std::int64_t>(fma_once()), std::memory_order_relaxed);
 }
@@ -161,8 +161,8 @@ std::uint64_t read_bytes(const void* begin, std::size_t num_bytes, std::size_t a
 void consume(std::uint64_t value) noexcept { __asm__ volatile("" : : "r"(value) : "memory"); }
 
 double read_probe::gb_per_second(double seconds) {
-  read_pass pass{memory_, num_bytes_, 0, lanes_->width()};
-  lanes_->run(pass.num_lanes, &read_lane, &pass);
+  read_pass pass{memory_, num_bytes_, 0, workers_->concurrency()};
+  workers_->run(pass.num_workers, &read_worker, &pass);
   std::vector<double> plain;
   std::vector<double> prefetching;
   const auto begin = std::chrono::steady_clock::now();
@@ -170,20 +170,20 @@ double read_probe::gb_per_second(double seconds) {
     for (const std::size_t ahead : {std::size_t{0}, bytes_ahead}) {
       pass.ahead = ahead;
       const auto start = std::chrono::steady_clock::now();
-      lanes_->run(pass.num_lanes, &read_lane, &pass);
+      workers_->run(pass.num_workers, &read_worker, &pass);
       (ahead == 0 ? plain : prefetching).push_back(static_cast<double>(num_bytes_) / seconds_since(start) * 1e-9);
     }
   }
   return std::max(summarize(plain).median, summarize(prefetching).median);
 }
 
-double fma_gflop_per_second(executor& lanes, double seconds) {
+double fma_gflop_per_second(executor& workers, double seconds) {
   std::vector<double> samples;
   const auto begin = std::chrono::steady_clock::now();
   while (samples.size() < 5 || seconds_since(begin) < seconds) {
     fma_pass pass;
     const auto start = std::chrono::steady_clock::now();
-    lanes.run(lanes.width(), &fma_lane, &pass);
+    workers.run(workers.concurrency(), &fma_worker, &pass);
     samples.push_back(static_cast<double>(pass.operations.load()) / seconds_since(start) * 1e-9);
   }
   return summarize(samples).median;

@@ -23,24 +23,24 @@ namespace bifolio::bench {
 /// Keeps `value` alive in the eyes of the optimiser.
 void consume(std::uint64_t value) noexcept;
 
-/// Sequential reads of memory that the last-level cache does not hold, one contiguous part per lane.
+/// Sequential reads of memory that the last-level cache does not hold, one contiguous part per worker.
 class read_probe {
  public:
   /// Both are borrowed. A figure is to be compared with a probe of the memory that it was measured on: buffers of one
   /// process can differ by some per cent (docs/measurements/xeon-2026-11-22.md).
-  read_probe(executor& lanes, const void* memory, std::size_t num_bytes) noexcept
-      : lanes_(&lanes), memory_(static_cast<const std::byte*>(memory)), num_bytes_(num_bytes) {}
+  read_probe(executor& workers, const void* memory, std::size_t num_bytes) noexcept
+      : workers_(&workers), memory_(static_cast<const std::byte*>(memory)), num_bytes_(num_bytes) {}
   /// GB/s of passes over it for about `seconds`: the better median of those with loads alone and those that prefetch.
   [[nodiscard]] double gb_per_second(double seconds);
 
  private:
-  executor* lanes_;
+  executor* workers_;
   const std::byte* memory_;
   std::size_t num_bytes_;
 };
 
-/// Fused multiply-adds on registers alone, widest vectors of this machine, all lanes: GFLOP/s (2 per element).
-[[nodiscard]] double fma_gflop_per_second(executor& lanes, double seconds = 0.3);
+/// Fused multiply-adds on registers alone, widest vectors of this machine, all workers: GFLOP/s (2 per element).
+[[nodiscard]] double fma_gflop_per_second(executor& workers, double seconds = 0.3);
 
 /// What a CUDA device's memory gives: one row for reading, setting, copying, and reading shuffled chunks. Throws
 /// `error`: unsupported without one.

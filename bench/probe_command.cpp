@@ -43,13 +43,13 @@ void run_probe(const probe_options& options, report& out) {
   buffer memory(default_host_memory(), static_cast<std::size_t>(bytes));
   std::memset(memory.data(), 1, memory.num_bytes());
   for (const std::int32_t count : threads) {
-    const auto lanes = make_executor(count == 1 ? executor_kind::serial : parse_executor(options.executor), count);
-    read_probe reads(*lanes, memory.data(), memory.num_bytes());
-    out.add({{"threads", std::int64_t{lanes->width()}},
-             {"executor", std::string(lanes->name())},
+    const auto workers = make_executor(count == 1 ? executor_kind::serial : parse_executor(options.executor), count);
+    read_probe reads(*workers, memory.data(), memory.num_bytes());
+    out.add({{"threads", std::int64_t{workers->concurrency()}},
+             {"executor", std::string(workers->name())},
              {"read_gb_s", reads.gb_per_second(options.seconds)},
              {"fma_vectors", std::string(fma_vectors())},
-             {"f32_gflop_s", fma_gflop_per_second(*lanes, options.seconds)}});
+             {"f32_gflop_s", fma_gflop_per_second(*workers, options.seconds)}});
   }
 }
 

@@ -1,4 +1,4 @@
-# Language level, warnings and symbol visibility, as functions that a target asks for. Nothing directory-wide.
+# Language level, warnings and symbol visibility, as functions that a target calls. Nothing directory-wide.
 
 # -O1 as this project uses it. GCC 12 forgets a mask at -O1 when it replaces temporaries: bit_cast<float>(bits & 0xffff0000),
 # rounded to bfloat16 in the same function, came out as if nothing had been masked. -O2 and -O3 are right.
@@ -13,6 +13,9 @@ function(bifolio_compile_options target)
                                              CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
   target_compile_options(
     ${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wshadow;-Wconversion;-Wsign-conversion;-Wpedantic>)
+  # A switch over an enumeration handles every enumerator, so that a new dtype or layout is an error wherever it is not
+  # handled.
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Werror=switch>)
   if(BIFOLIO_WERROR)
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
   endif()

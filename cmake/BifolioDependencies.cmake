@@ -1,4 +1,4 @@
-# Outside packages of the library itself, each with its reason. Tests, bench and examples look for theirs beside their
+# Outside packages of the library itself, each with its reason. Tests, bench and examples look for theirs next to their
 # own targets.
 
 # xsimd: portable vectors of the CPU kernels. Header only; its CMake target of 8.1 drags -lxtl, so the include directory

@@ -6,26 +6,64 @@
 # round alike. -fno-exceptions: kernels throw nothing, and the weak reference to the unwinder goes with it.
 
 # BIFOLIO_ISAS says for which instruction sets of this architecture: `all`, `native` (those that the machine of the
-# build can run, on Linux; all elsewhere) or a list of names. What is left out is as if the machine did not have it.
-# BIFOLIO_BUILT_ISAS is what came of it.
+# build can run, on Linux; all elsewhere) or a list of names. An ISA that is left out is as if the machine did not have it.
+# BIFOLIO_BUILT_ISAS is the result.
 
 set(BIFOLIO_ISAS all CACHE STRING "Instruction sets of the CPU kernels: all, native, or a list of names")
 
+# The rows of cpu_isas.hpp: _bifolio_isas holds those of this processor, _bifolio_extended_<isa> the row that one extends.
+set(_bifolio_isa_rows "${PROJECT_SOURCE_DIR}/include/bifolio/detail/cpu_isas.hpp")
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${_bifolio_isa_rows}")
+file(READ "${_bifolio_isa_rows}" _bifolio_isa_rows)
+string(REGEX MATCHALL "ISA\\([a-z0-9_]+, *[a-z0-9_]+, *[a-z0-9_]+" _bifolio_isa_rows "${_bifolio_isa_rows}")
 string(TOLOWER "${CMAKE_SYSTEM_PROCESSOR}" _bifolio_processor)
-if(_bifolio_processor MATCHES "^(x86_64|amd64)$")
-  set(_bifolio_isas baseline avx2 avx512 avx512_bf16 amx amx_fp16)
-elseif(_bifolio_processor MATCHES "^(aarch64|arm64)$")
-  set(_bifolio_isas neon)
-else()
-  set(_bifolio_isas baseline)
+string(REGEX REPLACE "^amd64$" "x86_64" _bifolio_processor "${_bifolio_processor}")
+string(REGEX REPLACE "^arm64$" "aarch64" _bifolio_processor "${_bifolio_processor}")
+set(_bifolio_known_isas)
+set(_bifolio_isas)
+foreach(row IN LISTS _bifolio_isa_rows)
+  string(REGEX MATCH "ISA\\(([a-z0-9_]+), *([a-z0-9_]+), *([a-z0-9_]+)" row "${row}")
+  list(APPEND _bifolio_known_isas ${CMAKE_MATCH_1})
+  set(_bifolio_extended_${CMAKE_MATCH_1} ${CMAKE_MATCH_3})
+  if(CMAKE_MATCH_2 STREQUAL _bifolio_processor)
+    list(APPEND _bifolio_isas ${CMAKE_MATCH_1})
+  endif()
+endforeach()
+if(NOT _bifolio_isas)
+  list(GET _bifolio_known_isas 0 _bifolio_isas)
 endif()
 
-# What /proc/cpuinfo calls the features that src/cpu/isa.cpp asks the processor for. It does not name AMX-FP16.
-set(_bifolio_cpuinfo_avx2 avx2 fma f16c bmi1 bmi2)
-set(_bifolio_cpuinfo_avx512 ${_bifolio_cpuinfo_avx2} avx512f avx512bw avx512dq avx512vl)
-set(_bifolio_cpuinfo_avx512_bf16 ${_bifolio_cpuinfo_avx512} avx512_bf16)
-set(_bifolio_cpuinfo_amx ${_bifolio_cpuinfo_avx512_bf16} amx_tile amx_bf16)
-set(_bifolio_cpuinfo_amx_fp16 ${_bifolio_cpuinfo_amx})
+# _bifolio_isa(<isa> [<flag>...] [CPUINFO <feature>...]): the compiler flags of a row, and what /proc/cpuinfo calls the
+# features that its test asks the processor for; both in addition to those of the row that it extends.
+macro(_bifolio_isa isa)
+  cmake_parse_arguments(_bifolio "" "" "CPUINFO" ${ARGN})
+  set(BIFOLIO_ISA_FLAGS_${isa} ${BIFOLIO_ISA_FLAGS_${_bifolio_extended_${isa}}} ${_bifolio_UNPARSED_ARGUMENTS})
+  set(_bifolio_cpuinfo_${isa} ${_bifolio_cpuinfo_${_bifolio_extended_${isa}}} ${_bifolio_CPUINFO})
+  list(REMOVE_ITEM _bifolio_isas_without_flags ${isa})
+endmacro()
+
+set(_bifolio_isas_without_flags ${_bifolio_known_isas})
+set(_bifolio_baseline_flags)
+if(_bifolio_processor STREQUAL "x86_64")
+  set(_bifolio_baseline_flags -msse2 -mno-sse3)
+endif()
+set(_bifolio_avx512_warnings)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # GCC 12 and 13 warn about their own AVX-512 intrinsics, which start from an undefined register on purpose (GCC bug
+  # 105593).
+  set(_bifolio_avx512_warnings -Wno-maybe-uninitialized)
+endif()
+_bifolio_isa(baseline ${_bifolio_baseline_flags})
+_bifolio_isa(avx2 -mavx2 -mfma -mf16c -mbmi -mbmi2 CPUINFO avx2 fma f16c bmi1 bmi2)
+_bifolio_isa(avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512 ${_bifolio_avx512_warnings}
+             CPUINFO avx512f avx512bw avx512dq avx512vl)
+_bifolio_isa(avx512_bf16 -mavx512bf16 CPUINFO avx512_bf16)
+_bifolio_isa(amx -mamx-tile -mamx-bf16 CPUINFO amx_tile amx_bf16)
+_bifolio_isa(amx_fp16 -DBIFOLIO_F16_TILES=1) # its instruction is written in bytes; /proc/cpuinfo does not name it
+_bifolio_isa(neon)
+if(_bifolio_isas_without_flags)
+  message(FATAL_ERROR "BifolioIsa.cmake has no line of compiler flags for: ${_bifolio_isas_without_flags}")
+endif()
 
 if(BIFOLIO_ISAS STREQUAL "all")
   set(BIFOLIO_BUILT_ISAS ${_bifolio_isas})
@@ -59,23 +97,6 @@ if(NOT BIFOLIO_ISAS STREQUAL "all")
   message(STATUS "CPU kernels: ${_bifolio_isas}")
 endif()
 
-set(BIFOLIO_ISA_FLAGS_baseline "")
-if(_bifolio_processor MATCHES "^(x86_64|amd64)$")
-  set(BIFOLIO_ISA_FLAGS_baseline -msse2 -mno-sse3)
-endif()
-set(BIFOLIO_ISA_FLAGS_avx2 -mavx2 -mfma -mf16c -mbmi -mbmi2)
-set(BIFOLIO_ISA_FLAGS_avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c -mbmi -mbmi2
-                             -mprefer-vector-width=512)
-if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  # GCC 12 and 13 warn about their own AVX-512 intrinsics, which start from an undefined register on purpose (GCC bug
-  # 105593).
-  list(APPEND BIFOLIO_ISA_FLAGS_avx512 -Wno-maybe-uninitialized)
-endif()
-set(BIFOLIO_ISA_FLAGS_avx512_bf16 ${BIFOLIO_ISA_FLAGS_avx512} -mavx512bf16)
-set(BIFOLIO_ISA_FLAGS_amx ${BIFOLIO_ISA_FLAGS_avx512_bf16} -mamx-tile -mamx-bf16)
-set(BIFOLIO_ISA_FLAGS_amx_fp16 ${BIFOLIO_ISA_FLAGS_amx}) # its one instruction more is written in bytes
-set(BIFOLIO_ISA_FLAGS_neon "")
-
 # Sanitizers: -O1, with which one AVX-512 attention object compiles in a third of the time and does the same loads and
 # stores.
 set(BIFOLIO_KERNEL_OPTIMIZATION -O3)
@@ -89,16 +110,14 @@ if(CMAKE_CXX_FLAGS MATCHES "-fsanitize=[a-z,]*address" AND CMAKE_CXX_COMPILER_ID
   list(APPEND BIFOLIO_KERNEL_SANITIZER_FLAGS "SHELL:--param asan-use-after-return=0")
 endif()
 
-# bifolio_add_isa_kernels(<library> <source>...): adds the objects of all ISAs to <library>. Each object sees
-# BIFOLIO_ISA (the name, used as a namespace) and BIFOLIO_ISA_<NAME>=1.
+# bifolio_add_isa_kernels(<library> <source>...): adds the objects of all built ISAs to <library>, with BIFOLIO_ISA
+# defined as the name, which is their namespace.
 function(bifolio_add_isa_kernels library)
   foreach(isa IN LISTS BIFOLIO_BUILT_ISAS)
     set(objects bifolio_kernels_${isa})
     add_library(${objects} OBJECT ${ARGN})
     bifolio_compile_options(${objects})
-    string(TOUPPER ${isa} upper)
-    target_compile_definitions(${objects} PRIVATE BIFOLIO_ISA=${isa} BIFOLIO_ISA_${upper}=1 NDEBUG
-                                                  BIFOLIO_STATIC_DEFINE)
+    target_compile_definitions(${objects} PRIVATE BIFOLIO_ISA=${isa} NDEBUG BIFOLIO_STATIC_DEFINE)
     target_compile_options(
       ${objects} PRIVATE ${BIFOLIO_KERNEL_OPTIMIZATION} -fno-exceptions -ffp-contract=off -fno-math-errno
                          ${BIFOLIO_ISA_FLAGS_${isa}} ${BIFOLIO_KERNEL_SANITIZER_FLAGS})
@@ -106,6 +125,15 @@ function(bifolio_add_isa_kernels library)
                                                   ${PROJECT_SOURCE_DIR}/src)
     target_include_directories(${objects} SYSTEM PRIVATE ${BIFOLIO_XSIMD_INCLUDE_DIR})
     target_sources(${library} PRIVATE $<TARGET_OBJECTS:${objects}>)
-    target_compile_definitions(${library} PRIVATE BIFOLIO_HAS_ISA_${upper}=1)
   endforeach()
 endfunction()
+
+# BIFOLIO_ISA_DEFINITIONS: BIFOLIO_HAS_ISA_<isa>=1 or 0 for each row, for the file that chooses.
+set(BIFOLIO_ISA_DEFINITIONS)
+foreach(isa IN LISTS _bifolio_known_isas)
+  if(isa IN_LIST BIFOLIO_BUILT_ISAS)
+    list(APPEND BIFOLIO_ISA_DEFINITIONS BIFOLIO_HAS_ISA_${isa}=1)
+  else()
+    list(APPEND BIFOLIO_ISA_DEFINITIONS BIFOLIO_HAS_ISA_${isa}=0)
+  endif()
+endforeach()

@@ -14,8 +14,8 @@
 #                       quick    seconds; also run under ASan+UBSan
 #                       long     up to a minute or two in a release build; left out under sanitizers
 #                       longest  more of the same; only where it is asked for (tools/test --long)
-#                       threads  what TSan is for; give it beside quick or long
-#                       emulated also runs on 64-bit Arm under qemu, some twenty times slower; beside quick
+#                       threads  what TSan is for; give it in addition to quick or long
+#                       emulated also runs on 64-bit Arm under qemu, some twenty times slower; in addition to quick
 #                       example  runs a program of examples/
 #                       frameworks  compares with packages that need not be installed (tools/test --frameworks)
 #                       structure, install  the tree and the package, not the code; once, in release

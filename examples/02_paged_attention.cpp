@@ -76,7 +76,7 @@ void run() {
   bifolio::attention_spec spec;
   spec.num_q_heads = num_q_heads;
   spec.num_kv_heads = num_kv_heads;
-  spec.head_dim = head_dim;
+  spec.qk_head_dim = spec.v_head_dim = head_dim;
   spec.block_size = block_size;
   bifolio::attention_plan plan;
   cpu->plan_attention(plan, spec, batch.view(), engine.config().num_blocks);

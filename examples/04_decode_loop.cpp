@@ -79,9 +79,11 @@ class engine {
   cache_engine cache_;
   attention_spec spec_{.num_q_heads = num_q_heads,
                        .num_kv_heads = num_kv_heads,
-                       .head_dim = head_dim,
+                       .qk_head_dim = head_dim,
+                       .v_head_dim = head_dim,
                        .block_size = block_size,
-                       .kv_type = dtype::bf16};  // half the bytes of float32; queries stay float32
+                       .k_code = {dtype::bf16},  // half the bytes of float32; queries stay float32
+                       .v_code = {dtype::bf16}};
   attention_plan plan_;
   step_batch batch_;
 };

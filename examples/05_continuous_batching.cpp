@@ -62,8 +62,11 @@ texts serve(const model& weights, std::int64_t num_blocks, std::int64_t num_host
   const kv_layout layout = make_layout(layout_kind::hnd, dtype::f32, 1, head_dim, block_size);
   cache_engine cache(*cpu, {1, num_blocks, layout});
   cache_engine host(*cpu, {1, std::max<std::int64_t>(1, num_host_blocks), layout});
-  const attention_spec spec{
-      .num_q_heads = num_q_heads, .num_kv_heads = 1, .head_dim = head_dim, .block_size = block_size};
+  const attention_spec spec{.num_q_heads = num_q_heads,
+                            .num_kv_heads = 1,
+                            .qk_head_dim = head_dim,
+                            .v_head_dim = head_dim,
+                            .block_size = block_size};
   attention_plan work;
 
   // Six requests with prompts of 3, 10, 17 … tokens.

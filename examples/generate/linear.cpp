@@ -131,13 +131,13 @@ kernel<Weight> best_kernel() noexcept {
 }
 
 template <class Weight>
-void multiply_matrix(bifolio::executor& lanes, const Weight* weights, std::int32_t num_outputs, std::int32_t num_inputs,
-                     const float* x, std::int64_t num_tokens, float* y) noexcept {
+void multiply_matrix(bifolio::executor& workers, const Weight* weights, std::int32_t num_outputs,
+                     std::int32_t num_inputs, const float* x, std::int64_t num_tokens, float* y) noexcept {
   static const kernel<Weight> run = best_kernel<Weight>();
   const std::int64_t num_panels = (num_outputs + panel_width - 1) / panel_width;
-  // A lane is worth waking for some 2^16 multiplications.
+  // A worker pays from some 2^16 multiplications.
   const std::int64_t grain = (std::int64_t{1} << 16) / (std::int64_t{num_inputs} * panel_width * num_tokens + 1) + 1;
-  parallel_ranges(lanes, num_panels, grain, [&](std::int64_t begin, std::int64_t end) noexcept {
+  parallel_ranges(workers, num_panels, grain, [&](std::int64_t begin, std::int64_t end) noexcept {
     alignas(64) float sums[tile_tokens * panel_width];
     for (std::int64_t panel = begin; panel < end; ++panel) {
       const std::int64_t first = panel * panel_width;
@@ -160,10 +160,14 @@ linear::linear(std::int32_t num_outputs, std::int32_t num_inputs, bifolio::dtype
     : num_outputs_(num_outputs), num_inputs_(num_inputs) {
   const auto num_panels = static_cast<std::size_t>((num_outputs + panel_width - 1) / panel_width);
   const std::size_t count = num_panels * static_cast<std::size_t>(num_inputs) * panel_width;
-  if (type == bifolio::dtype::bf16) {
-    bf16_.resize(count);
-  } else {
-    f32_.resize(count);
+  switch (type) {
+    case bifolio::dtype::bf16:
+      bf16_.resize(count);
+      break;
+    case bifolio::dtype::f32:
+    case bifolio::dtype::f16:
+      f32_.resize(count);
+      break;
   }
 }
 
@@ -188,11 +192,11 @@ void linear::copy_row(std::int32_t output, float* destination) const noexcept {
   }
 }
 
-void linear::apply(bifolio::executor& lanes, const float* x, std::int64_t num_tokens, float* y) const noexcept {
+void linear::apply(bifolio::executor& workers, const float* x, std::int64_t num_tokens, float* y) const noexcept {
   if (f32_.empty()) {
-    multiply_matrix(lanes, bf16_.data(), num_outputs_, num_inputs_, x, num_tokens, y);
+    multiply_matrix(workers, bf16_.data(), num_outputs_, num_inputs_, x, num_tokens, y);
   } else {
-    multiply_matrix(lanes, f32_.data(), num_outputs_, num_inputs_, x, num_tokens, y);
+    multiply_matrix(workers, f32_.data(), num_outputs_, num_inputs_, x, num_tokens, y);
   }
 }
 

@@ -21,7 +21,8 @@ class linear {
   static constexpr std::int32_t panel_width = 16;
 
   linear() = default;
-  /// All weights 0. `type` is how they are kept: f32 or bf16 (widened to f32 when used).
+  /// All weights 0. `type` is how they are kept: bf16 (widened to f32 when used), else f32, which
+  /// holds every f16 too.
   linear(std::int32_t num_outputs, std::int32_t num_inputs, bifolio::dtype type);
 
   [[nodiscard]] std::int32_t num_outputs() const noexcept { return num_outputs_; }
@@ -34,7 +35,7 @@ class linear {
   void copy_row(std::int32_t output, float* destination) const noexcept;
 
   /// y[t][o] = Σ_i weight[o][i] · x[t][i]; x [num_tokens, num_inputs], y [num_tokens, num_outputs].
-  void apply(bifolio::executor& lanes, const float* x, std::int64_t num_tokens, float* y) const noexcept;
+  void apply(bifolio::executor& workers, const float* x, std::int64_t num_tokens, float* y) const noexcept;
 
  private:
   [[nodiscard]] std::int64_t index(std::int32_t output, std::int32_t input) const noexcept {

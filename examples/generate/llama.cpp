@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <type_traits>
 
 #include "parallel.hpp"
 
@@ -11,7 +12,7 @@ namespace {
 
 using bifolio::token_id;
 
-constexpr std::int64_t token_grain = 16;  // tokens that make a lane worth waking in element-wise work
+constexpr std::int64_t token_grain = 16;  // tokens that make a worker worth waking in element-wise work
 
 float* grow(std::vector<float>& values, std::int64_t count) {
   if (values.size() < static_cast<std::size_t>(count)) values.resize(static_cast<std::size_t>(count));
@@ -43,18 +44,25 @@ float gelu_tanh(float x) noexcept {
 }
 
 void narrow(const float* x, std::int64_t count, bifolio::dtype type, std::uint16_t* bits) noexcept {
-  const bool bf16 = type == bifolio::dtype::bf16;
-  for (std::int64_t i = 0; i < count; ++i) {
-    bits[i] =
-        bf16 ? bifolio::from_float<bifolio::bfloat16>(x[i]).bits : bifolio::from_float<bifolio::float16>(x[i]).bits;
-  }
+  visit_dtype(type, [&](auto traits) {
+    using storage = typename decltype(traits)::storage;
+    if constexpr (sizeof(storage) == sizeof(*bits)) {
+      for (std::int64_t i = 0; i < count; ++i) bits[i] = bifolio::from_float<storage>(x[i]).bits;
+    } else {
+      static_assert(std::is_same_v<storage, float>);  // is never narrowed
+    }
+  });
 }
 
 void widen(const std::uint16_t* bits, std::int64_t count, bifolio::dtype type, float* x) noexcept {
-  const bool bf16 = type == bifolio::dtype::bf16;
-  for (std::int64_t i = 0; i < count; ++i) {
-    x[i] = bf16 ? to_float(bifolio::bfloat16{bits[i]}) : to_float(bifolio::float16{bits[i]});
-  }
+  visit_dtype(type, [&](auto traits) {
+    using storage = typename decltype(traits)::storage;
+    if constexpr (sizeof(storage) == sizeof(*bits)) {
+      for (std::int64_t i = 0; i < count; ++i) x[i] = to_float(storage{bits[i]});
+    } else {
+      static_assert(std::is_same_v<storage, float>);  // is never narrowed
+    }
+  });
 }
 
 }  // namespace
@@ -94,7 +102,7 @@ void llama::normalise(const float* x, const std::vector<float>& weight, std::int
                       float* out) const noexcept {
   const std::int64_t dim = model_->config.dim;
   const float epsilon = model_->config.norm_epsilon;
-  parallel_ranges(*lanes_, num_tokens, token_grain, [&](std::int64_t begin, std::int64_t end) noexcept {
+  parallel_ranges(*workers_, num_tokens, token_grain, [&](std::int64_t begin, std::int64_t end) noexcept {
     for (std::int64_t t = begin; t < end; ++t) normalise_row(x + t * dim, weight, epsilon, out + t * dim);
   });
 }
@@ -104,7 +112,7 @@ void llama::finish_qkv(std::int32_t index, std::int64_t num_tokens) noexcept {
   const layer_weights& layer = model_->layers[static_cast<std::size_t>(index)];
   const std::int64_t qkv_dim = c.q_dim() + 2 * std::int64_t{c.kv_dim()};
   const float* rotations = rotations_.data() + static_cast<std::int64_t>(c.kind_of(index)) * num_tokens * c.head_dim;
-  parallel_ranges(*lanes_, num_tokens, token_grain, [&](std::int64_t begin, std::int64_t end) noexcept {
+  parallel_ranges(*workers_, num_tokens, token_grain, [&](std::int64_t begin, std::int64_t end) noexcept {
     for (std::int64_t t = begin; t < end; ++t) {  // the heads of q and those of k are next to one another
       float* const row = qkv_.data() + t * qkv_dim;
       add_bias(row, layer.qkv_bias, 1);
@@ -121,7 +129,7 @@ void llama::finish_qkv(std::int32_t index, std::int64_t num_tokens) noexcept {
 void llama::gate(std::int64_t num_tokens) noexcept {
   const std::int64_t hidden_dim = model_->config.hidden_dim;
   const activation kind = model_->config.gate;
-  parallel_ranges(*lanes_, num_tokens, token_grain, [&](std::int64_t begin, std::int64_t end) noexcept {
+  parallel_ranges(*workers_, num_tokens, token_grain, [&](std::int64_t begin, std::int64_t end) noexcept {
     for (std::int64_t t = begin; t < end; ++t) {
       const float* gate = gate_up_.data() + t * 2 * hidden_dim;
       const float* up = gate + hidden_dim;
@@ -153,7 +161,7 @@ void llama::attend(std::int32_t layer, std::int64_t num_tokens, attention_layer&
   if (narrows) {
     narrow_q_.resize(static_cast<std::size_t>(num_tokens * q_dim));
     narrow_attended_.resize(narrow_q_.size());
-    parallel_ranges(*lanes_, num_tokens, token_grain, [&](std::int64_t begin, std::int64_t end) noexcept {
+    parallel_ranges(*workers_, num_tokens, token_grain, [&](std::int64_t begin, std::int64_t end) noexcept {
       for (std::int64_t t = begin; t < end; ++t) {
         narrow(qkv_.data() + t * qkv_dim, q_dim, query_type_, narrow_q_.data() + t * q_dim);
       }
@@ -167,7 +175,7 @@ void llama::attend(std::int32_t layer, std::int64_t num_tokens, attention_layer&
                 bifolio::dense_view<void>(out, query_type_, num_tokens, c.num_q_heads, c.head_dim));
   attention_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (!narrows) return;
-  parallel_ranges(*lanes_, num_tokens, token_grain, [&](std::int64_t begin, std::int64_t end) noexcept {
+  parallel_ranges(*workers_, num_tokens, token_grain, [&](std::int64_t begin, std::int64_t end) noexcept {
     widen(narrow_attended_.data() + begin * q_dim, (end - begin) * q_dim, query_type_,
           attended_.data() + begin * q_dim);
   });
@@ -201,18 +209,18 @@ std::span<const float> llama::forward(std::span<const token_id> tokens, std::spa
     const layer_weights& layer = model_->layers[static_cast<std::size_t>(l)];
 
     normalise(x, layer.attention_norm, n, normed);
-    layer.qkv.apply(*lanes_, normed, n, qkv);
+    layer.qkv.apply(*workers_, normed, n, qkv);
     finish_qkv(l, n);
     attend(l, n, attention);
-    layer.attention_out.apply(*lanes_, attended, n, added);
+    layer.attention_out.apply(*workers_, attended, n, added);
     add_bias(added, layer.attention_out_bias, n);
     if (!layer.attention_post_norm.empty()) normalise(added, layer.attention_post_norm, n, added);
     add(x, added, n * dim);
 
     normalise(x, layer.mlp_norm, n, normed);
-    layer.gate_up.apply(*lanes_, normed, n, gate_up);
+    layer.gate_up.apply(*workers_, normed, n, gate_up);
     gate(n);
-    layer.down.apply(*lanes_, hidden, n, added);
+    layer.down.apply(*workers_, hidden, n, added);
     if (!layer.mlp_post_norm.empty()) normalise(added, layer.mlp_post_norm, n, added);
     add(x, added, n * dim);
   }
@@ -226,7 +234,7 @@ std::span<const float> llama::forward(std::span<const token_id> tokens, std::spa
   normalise(added, model_->final_norm, num_rows, normed);
   float* logits = grow(logits_, num_rows * c.vocab_size);
   const linear& classifier = c.tied_classifier ? model_->embedding : model_->classifier;
-  classifier.apply(*lanes_, normed, num_rows, logits);
+  classifier.apply(*workers_, normed, num_rows, logits);
   if (c.logits_soft_cap > 0) {
     for (std::int64_t i = 0; i < num_rows * c.vocab_size; ++i) {
       logits[i] = c.logits_soft_cap * std::tanh(logits[i] / c.logits_soft_cap);

@@ -15,12 +15,12 @@
 
 namespace generate {
 
-/// The work is spread over `lanes`; their number changes no bit.
+/// The work is spread over `workers`; their number changes no bit.
 class llama final : public model_runner {
  public:
-  /// `model` and `lanes` are borrowed.
-  llama(const checkpoint& model, bifolio::executor& lanes, bifolio::dtype query_type = bifolio::dtype::f32)
-      : model_(&model), lanes_(&lanes), query_type_(query_type) {}
+  /// `model` and `workers` are borrowed.
+  llama(const checkpoint& model, bifolio::executor& workers, bifolio::dtype query_type = bifolio::dtype::f32)
+      : model_(&model), workers_(&workers), query_type_(query_type) {}
 
   [[nodiscard]] const model_config& config() const noexcept override { return model_->config; }
   [[nodiscard]] bifolio::dtype query_type() const noexcept override { return query_type_; }
@@ -43,7 +43,7 @@ class llama final : public model_runner {
   void gate(std::int64_t num_tokens) noexcept;
 
   const checkpoint* model_;
-  bifolio::executor* lanes_;
+  bifolio::executor* workers_;
   bifolio::dtype query_type_;
   double attention_seconds_ = 0;
   // Scratch, kept between calls.

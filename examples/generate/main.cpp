@@ -165,8 +165,8 @@ void run(options o) {
   const model_config& c = model.weights.config;
   const std::int32_t max_positions = choose_max_positions(o, c);
 
-  const auto lanes = make_lanes(o.num_threads);
-  const placed_model placed = place_model(o.device, model.weights, *lanes, o.types, o.isa);
+  const auto workers = make_workers(o.num_threads);
+  const placed_model placed = place_model(o.device, model.weights, *workers, o.types, o.isa);
   o.kv_type = placed.kv_type;
   tools::write_stderr(fmt::format("model: {}: {}\n", tools::printable_line(path.string()), describe(c)));
 

@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <bifolio/cpu.hpp>
 #include <bifolio/error.hpp>
 #include <charconv>
 #include <cmath>
@@ -55,6 +56,14 @@ std::string wrapped(const std::string& about, const std::string& otherwise = {})
     begin = end + 1;
   }
   return lines;
+}
+
+/// "baseline|avx2|…"
+std::string isa_names() {
+  std::string names;
+  for (const bifolio::cpu_isa isa : bifolio::known_isas())
+    names.append(names.empty() ? "" : "|").append(to_string(isa));
+  return names;
 }
 
 /// Hangs plain functions of a string on CLI11's options, so that every refusal is a sentence of ours.
@@ -225,8 +234,7 @@ std::optional<options> parse_options(int argc, const char* const* argv) {
   line.word("--preemption", o.preemption, "automatic", "recompute|swap|automatic",
             "Whether a preempted sequence is computed again, swapped out, or whichever costs less", parse_preemption);
   line.integer("--threads", o.num_threads, 1, 4096, "all", "CPU threads");
-  line.word("--isa", o.isa, "the best here", "baseline|avx2|avx512|avx512_bf16|amx|amx_fp16|neon",
-            "Instruction set of the attention on the CPU",
+  line.word("--isa", o.isa, "the best here", isa_names(), "Instruction set of the attention on the CPU",
             [](const std::string& text) { return std::optional(bifolio::parse_isa(text)); });
   app.add_flag(
       "--deterministic", o.deterministic,

@@ -4,6 +4,7 @@
 /// The command line. What a value must be is checked here as far as the model need not be known for it.
 
 #include <bifolio/backend.hpp>
+#include <bifolio/cpu.hpp>
 #include <bifolio/dtype.hpp>
 #include <bifolio/kv_layout.hpp>
 #include <bifolio/scheduler.hpp>

@@ -17,10 +17,10 @@ paged_attention::paged_attention(bifolio::cache_engine& engine, const model_runn
   const model_config& config = config_;
   spec_.num_q_heads = config.num_q_heads;
   spec_.num_kv_heads = config.num_kv_heads;
-  spec_.head_dim = config.head_dim;
+  spec_.qk_head_dim = spec_.v_head_dim = config.head_dim;
   spec_.block_size = engine.config().layout.block_size;
   spec_.q_type = spec_.out_type = model.query_type();
-  spec_.kv_type = engine.config().layout.type;
+  spec_.k_code.type = spec_.v_code.type = engine.config().layout.k.code.type;
   spec_.deterministic = deterministic;
 }
 

@@ -5,7 +5,7 @@
 
 namespace generate {
 
-std::unique_ptr<bifolio::executor> make_lanes(std::int32_t num_threads) {
+std::unique_ptr<bifolio::executor> make_workers(std::int32_t num_threads) {
   using bifolio::executor_kind;
   for (const executor_kind kind : {executor_kind::openmp, executor_kind::tbb}) {
     try {

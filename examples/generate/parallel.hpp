@@ -12,30 +12,31 @@ namespace generate {
 
 /// Threads on OpenMP, or on what this build of bifolio has in its place. 0: as many as that takes by itself.
 /// Throws `bifolio::error` (invalid_argument).
-[[nodiscard]] std::unique_ptr<bifolio::executor> make_lanes(std::int32_t num_threads);
+[[nodiscard]] std::unique_ptr<bifolio::executor> make_workers(std::int32_t num_threads);
 
-/// Calls function(begin, end) for ranges that cover 0 … count − 1 once, on up to one lane per `grain` items. The
+/// Calls function(begin, end) for ranges that cover 0 … count − 1 once, on up to one worker per `grain` items. The
 /// function must not throw, and must give the same result for an item in whatever range it falls.
 template <class Function>
-void parallel_ranges(bifolio::executor& lanes, std::int64_t count, std::int64_t grain, const Function& function) {
+void parallel_ranges(bifolio::executor& workers, std::int64_t count, std::int64_t grain, const Function& function) {
   struct call {
     const Function& function;
     std::int64_t count;
-    std::int64_t num_lanes;
+    std::int64_t num_workers;
   };
-  const std::int64_t wanted = std::clamp<std::int64_t>(count / std::max<std::int64_t>(grain, 1), 1, lanes.width());
+  const std::int64_t wanted =
+      std::clamp<std::int64_t>(count / std::max<std::int64_t>(grain, 1), 1, workers.concurrency());
   const call context{function, count, wanted};
-  const auto run_lane = [](void* opaque, std::int32_t lane) noexcept {
+  const auto run_worker = [](void* opaque, std::int32_t worker) noexcept {
     const call& c = *static_cast<const call*>(opaque);
-    const std::int64_t begin = c.count * lane / c.num_lanes;
-    const std::int64_t end = c.count * (lane + 1) / c.num_lanes;
+    const std::int64_t begin = c.count * worker / c.num_workers;
+    const std::int64_t end = c.count * (worker + 1) / c.num_workers;
     if (begin < end) c.function(begin, end);
   };
   if (wanted == 1) {
     if (count > 0) function(std::int64_t{0}, count);
     return;
   }
-  lanes.run(static_cast<std::int32_t>(wanted), run_lane, const_cast<call*>(&context));
+  workers.run(static_cast<std::int32_t>(wanted), run_worker, const_cast<call*>(&context));
 }
 
 }  // namespace generate

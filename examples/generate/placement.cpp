@@ -20,34 +20,34 @@ placed_model place_on_cuda(bifolio::device device, const checkpoint& model, cons
   return placed;
 }
 
-placed_model place_on_cpu(const checkpoint& model, bifolio::executor& lanes, const attention_types& types,
+placed_model place_on_cpu(const checkpoint& model, bifolio::executor& workers, const attention_types& types,
                           std::optional<bifolio::cpu_isa> isa) {
   // One set of threads for the model's matrices and for attention: bifolio takes any executor.
   bifolio::backend_options settings;
-  settings.own_executor = &lanes;
+  settings.own_executor = &workers;
   settings.isa = isa;
   placed_model placed;
   placed.kv_type = types.kv.value_or(dtype::f32);
   placed.where = bifolio::make_backend({}, settings);
-  placed.runner = std::make_unique<llama>(model, lanes, types.query.value_or(dtype::f32));
+  placed.runner = std::make_unique<llama>(model, workers, types.query.value_or(dtype::f32));
   return placed;
 }
 
 }  // namespace
 
-placed_model place_model(const std::string& device, const checkpoint& model, bifolio::executor& lanes,
+placed_model place_model(const std::string& device, const checkpoint& model, bifolio::executor& workers,
                          const attention_types& types, std::optional<bifolio::cpu_isa> isa) {
   if (device == "auto") {
-    if (!find_cuda_problem().empty()) return place_on_cpu(model, lanes, types, isa);
+    if (!find_cuda_problem().empty()) return place_on_cpu(model, workers, types, isa);
     try {
       return place_on_cuda({bifolio::device_type::cuda, 0}, model, types);
     } catch (const bifolio::error& problem) {  // a GPU for which this program holds no kernels
       if (problem.code() != bifolio::errc::unsupported) throw;
-      return place_on_cpu(model, lanes, types, isa);
+      return place_on_cpu(model, workers, types, isa);
     }
   }
   const bifolio::device wanted = bifolio::parse_device(device);
-  if (wanted.type == bifolio::device_type::cpu) return place_on_cpu(model, lanes, types, isa);
+  if (wanted.type == bifolio::device_type::cpu) return place_on_cpu(model, workers, types, isa);
   const std::string problem = find_cuda_problem();
   if (!problem.empty()) throw input_error(fmt::format("--device is '{}', but {}", device, problem));
   return place_on_cuda(wanted, model, types);

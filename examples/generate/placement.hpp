@@ -4,6 +4,7 @@
 /// Puts a model on the device that the user named.
 
 #include <bifolio/backend.hpp>
+#include <bifolio/cpu.hpp>
 #include <bifolio/dtype.hpp>
 #include <bifolio/executor.hpp>
 #include <memory>
@@ -30,10 +31,10 @@ struct placed_model {
   bifolio::dtype kv_type = bifolio::dtype::f32;  ///< of the cache that is to be made
 };
 
-/// `device` is "cpu", "cuda", "cuda:N", or "auto": cuda:0 where that can be used, else the CPU. `model` and `lanes`
+/// `device` is "cpu", "cuda", "cuda:N", or "auto": cuda:0 where that can be used, else the CPU. `model` and `workers`
 /// (the CPU's threads) are borrowed. Throws `input_error` when the CUDA part is not in this program or cannot run here,
 /// and `bifolio::error`.
-[[nodiscard]] placed_model place_model(const std::string& device, const checkpoint& model, bifolio::executor& lanes,
+[[nodiscard]] placed_model place_model(const std::string& device, const checkpoint& model, bifolio::executor& workers,
                                        const attention_types& types = {}, std::optional<bifolio::cpu_isa> isa = {});
 
 }  // namespace generate

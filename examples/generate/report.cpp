@@ -82,7 +82,7 @@ std::string format_report(const report_input& input, bool detailed) {
     add("entries of block tables",
         fmt::format("{} at the peak, shared blocks counted each time", s.peak_table_entries));
     add("blocks taken in all", fmt::format("{}", s.cache.num_allocated_blocks));
-    add("cache", fmt::format("{} {}, {} a block in {} layers", to_string(input.layout.type),
+    add("cache", fmt::format("{} {}, {} a block in {} layers", to_string(input.layout.k.code.type),
                              to_string(input.layout.kind), format_bytes(block_bytes), input.num_layers));
     add("time", fmt::format("{:.3f} s, of which prefill {:.3f}, decode {:.3f}", s.seconds, s.prefill_seconds,
                             s.decode_seconds));

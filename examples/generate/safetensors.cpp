@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <type_traits>
 
 #include "input_error.hpp"
 #include "tools/common/escape.hpp"
@@ -146,13 +147,17 @@ void safetensors::read(const tensor& from, std::int64_t first, std::int64_t coun
   const std::uint64_t element = bifolio::size_of(from.type);
   const std::uint64_t offset = from.offset + static_cast<std::uint64_t>(first) * element;
   const auto num = static_cast<std::size_t>(count);
-  if (from.type == bifolio::dtype::f32) return file_.read(offset, values, num * element);
-  narrow_.resize(num);
-  file_.read(offset, narrow_.data(), num * element);
-  for (std::size_t i = 0; i < num; ++i) {
-    values[i] = from.type == bifolio::dtype::bf16 ? bifolio::to_float(bifolio::bfloat16{narrow_[i]})
-                                                  : bifolio::to_float(bifolio::float16{narrow_[i]});
-  }
+  visit_dtype(from.type, [&](auto traits) {
+    using storage = typename decltype(traits)::storage;
+    if constexpr (std::is_same_v<storage, float>) {
+      file_.read(offset, values, num * element);
+    } else {
+      static_assert(sizeof(storage) == sizeof(narrow_[0]));
+      narrow_.resize(num);
+      file_.read(offset, narrow_.data(), num * element);
+      for (std::size_t i = 0; i < num; ++i) values[i] = to_float(storage{narrow_[i]});
+    }
+  });
 }
 
 }  // namespace generate

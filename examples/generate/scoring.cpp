@@ -23,7 +23,7 @@ score score_tokens(model_runner& model, bifolio::cache_engine& engine, std::span
   const auto num_fed = static_cast<std::int32_t>(ids.size() - 1);
   const auto [seq, status] = manager.allocate(num_fed);
   if (status != bifolio::alloc_status::ok) {
-    throw bifolio::error(bifolio::errc::out_of_blocks, "the pool is too small for the text to be scored");
+    throw bifolio::error(bifolio::errc::invalid_argument, "the pool is too small for the text to be scored");
   }
 
   score result;

@@ -3,8 +3,9 @@
 
 /// Attention over a paged cache: one call for prefill, chunked prefill, decode and any mix of them in one batch.
 ///
-/// For the t-th of a sequence's query_len new tokens, at position p = seq_len − query_len + t (bottom-right alignment),
-/// and query head h reading KV head h / group_size, over the visible positions j:
+/// For the t-th of a sequence's query_len new tokens, at position p = seq_len − query_len + t (bottom-right alignment)
+/// or, where the batch has query_positions, p = query_positions[sequence] + t, and query head h reading KV head h /
+/// group_size, over the visible positions j:
 ///
 ///   s_j = scale · q·k_j;   s_j = soft_cap · tanh(s_j / soft_cap) if soft_cap > 0;   s_j += alibi_slopes[h] · (j − p);
 ///   s_j += bias[t, h, j]
@@ -12,11 +13,13 @@
 ///   m = max(s_j, sinks[h]);   out = Σ exp(s_j − m) v_j / (Σ exp(s_j − m) + exp(sinks[h] − m))
 ///   lse = m + ln(Σ exp(s_j − m) + exp(sinks[h] − m))
 ///
-/// query_len may exceed seq_len (queries over a part of the keys, e.g. those that live on another device): p is then
-/// negative for the first rows, and under a causal mask they see nothing.
-/// A key whose score is −inf weighs nothing. A row with nothing visible, or nothing but scores of −inf, gives output 0;
-/// its LSE is −inf, or the sink alone where there is one. Everything is accumulated in float32. What is planned once
-/// per step is the work (lengths and mask); what is passed per layer is data and numbers.
+/// Positions count from the first key of the sequence's table row, so that a part of a sequence (its prefix, a middle
+/// part, what lives on another device) is attended with its own row and query_positions; the parts' results are joined
+/// by `backend::merge_states`, with the sinks in one of them. p may be negative, or past the last key: such a row
+/// attends to what its mask leaves of the part, which may be nothing. query_len may exceed seq_len. A key whose score
+/// is −inf weighs nothing. A row with nothing visible, or nothing but scores of −inf, gives output 0; its LSE is −inf,
+/// or the sink alone where there is one. Everything is accumulated in float32. What is planned once per step is the
+/// work (lengths and mask); what is passed per layer is data and numbers.
 
 #include <bifolio/dtype.hpp>
 #include <bifolio/error.hpp>
@@ -27,6 +30,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string_view>
 
 namespace bifolio {
 
@@ -34,10 +38,13 @@ namespace bifolio {
 struct attention_spec {
   std::int32_t num_q_heads = 0;  ///< a multiple of num_kv_heads
   std::int32_t num_kv_heads = 0;
-  std::int32_t head_dim = 0;    ///< ≥ 1
-  std::int32_t block_size = 0;  ///< ≥ 1
+  std::int32_t qk_head_dim = 0;  ///< of q and K, ≥ 1
+  std::int32_t v_head_dim = 0;   ///< of V and out, ≥ 1; often the same
+  std::int32_t block_size = 0;   ///< ≥ 1
   dtype q_type = dtype::f32;
-  dtype kv_type = dtype::f32;
+  kv_code k_code{};  ///< unscaled, and of the type of v_code
+  kv_code v_code{};
+  bool v_in_k = false;  ///< V is the first v_head_dim dims of K (multi-head latent attention)
   dtype out_type = dtype::f32;
   bool causal = true;
   std::int32_t window_left = -1;   ///< positions visible before the token's own; negative = all
@@ -46,12 +53,20 @@ struct attention_spec {
   /// prompt was cut into chunks. Always so on the CPU; on a GPU decode pays some percent and prefill several times its
   /// time (docs/reproducibility.md). There the promise holds between calls whose rows are aligned alike.
   bool deterministic = false;
+  /// Name of the implementation that must compute the calls (`backend::explain` lists them); empty: the first of the
+  /// backend's list that accepts, or the one that the environment variable BIFOLIO_ATTENTION names. A call that the
+  /// named one does not take is refused (unsupported). Read while planning: the text need not outlive it, because
+  /// `attention_plan::spec` then holds the backend's own.
+  std::string_view implementation{};
   friend constexpr bool operator==(const attention_spec&, const attention_spec&) = default;
 };
 
 /// Backend's private part of a plan.
 struct attention_plan_state {
+  explicit attention_plan_state(const void* made_by) noexcept : owner(made_by) {}
   virtual ~attention_plan_state() = default;
+  /// Address that identifies who made this state, and with it its type: a backend recognises its own plans by it.
+  const void* const owner;
 };
 
 /// The cut of one step's work into items, and the workspace of its partial results. Made by `backend::plan_attention`,
@@ -64,6 +79,7 @@ struct attention_plan {
   std::int64_t num_blocks = 0;         ///< every block id of the planned tables is below this
   std::int64_t num_table_entries = 0;  ///< entries of a table row that the longest sequence reaches
   std::int32_t max_seq_len = 0;        ///< of the planned sequences
+  bool has_query_positions = false;    ///< whether the batch had them
   std::unique_ptr<attention_plan_state> state;
 };
 
@@ -90,12 +106,12 @@ struct attention_bias_view {
 /// not finite, or a sink of +inf or NaN, spoils the rows of its head (NaN as a rule) and no others; a sink of −inf is
 /// none. A block id outside the pool, in a table changed since it was planned with, is read as some block of the pool.
 struct attention_params {
-  const_tensor_view q;                  ///< [num_tokens, num_q_heads, head_dim]
-  tensor_view out;                      ///< like q
+  const_tensor_view q;                  ///< [num_tokens, num_q_heads, qk_head_dim]
+  tensor_view out;                      ///< [num_tokens, num_q_heads, v_head_dim]
   float* lse = nullptr;                 ///< optional, [num_tokens, num_q_heads], natural log
   kv_cache_view kv;                     ///< this layer
   step_batch_view batch;                ///< device arrays; lengths as planned
-  float scale = 0;                      ///< e.g. 1/√head_dim; finite
+  float scale = 0;                      ///< e.g. 1/√qk_head_dim; finite
   float soft_cap = 0;                   ///< 0 = none; else finite and > 0
   const float* alibi_slopes = nullptr;  ///< optional, [num_q_heads]
   const float* sinks = nullptr;         ///< optional, [num_q_heads], logits of a value-less key; −inf = none
@@ -121,12 +137,12 @@ struct merge_params {
 /// alone, never what their pointers point to: lengths and block ids were checked by `plan_attention`.
 ///
 /// failed_precondition: the plan was never planned, or by a backend of another device.
-/// invalid_argument: num_seqs, num_tokens, heads, head_dim, block_size or a dtype is not as planned; a needed pointer
-/// is null or not aligned to its element; a stride is negative, or those of `out` let rows overlap; scale is not
-/// finite; soft_cap is negative or not finite; an extent of `bias` is neither the plan's nor 1, or its stride is below
-/// 1; `out` or `lse` may share memory with each other, q, the cache or the bias. out_of_range: `kv` holds fewer blocks
-/// than the plan was made for, or `bias` fewer keys than its longest sequence. A batch of no tokens does nothing,
-/// whatever the data pointers are.
+/// invalid_argument: num_seqs, num_tokens, heads, a head_dim, block_size, a dtype, a code or v_in_k is not as planned;
+/// a needed pointer is null or not aligned to its element; a stride is negative, or those of `out` let rows overlap;
+/// scale is not finite; soft_cap is negative or not finite; an extent of `bias` is neither the plan's nor 1, or its
+/// stride is below 1; `out` or `lse` may share memory with each other, q, the cache or the bias. out_of_range: `kv`
+/// holds fewer blocks than the plan was made for, or `bias` fewer keys than its longest sequence. A batch of no tokens
+/// does nothing, whatever the data pointers are.
 [[nodiscard]] BIFOLIO_API std::optional<error> find_problem(const attention_plan& plan, const attention_params& params);
 
 }  // namespace bifolio

@@ -7,6 +7,7 @@
 #include <bifolio/attention.hpp>
 #include <bifolio/device.hpp>
 #include <bifolio/error.hpp>
+#include <bifolio/event.hpp>
 #include <bifolio/executor.hpp>
 #include <bifolio/export.hpp>
 #include <bifolio/kv_layout.hpp>
@@ -19,20 +20,21 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace bifolio {
 
-/// Store new tokens: row i of k and v goes to slot_mapping[i] of the layer, converted to the cache's dtype.
+/// Store new tokens: row i of k and v goes to slot_mapping[i] of the layer, converted to the cache's dtype. Where V is
+/// part of K (layout.v_in_k) the rows of k are all there is: v.data is null, and nothing else of v is looked at.
 struct append_params {
   kv_cache_view kv;
-  const_tensor_view k;                         ///< [num_tokens, num_kv_heads, head_dim]
-  const_tensor_view v;                         ///< same shape and dtype as k; strides may differ
+  const_tensor_view k;                         ///< [num_tokens, num_kv_heads, head_dim of K]
+  const_tensor_view v;                         ///< [num_tokens, num_kv_heads, head_dim of V], of the dtype of k
   const std::int64_t* slot_mapping = nullptr;  ///< [num_tokens] on the device; negative = skip; see `append`
 };
 
-/// Read tokens back: row i of k and v comes from slot_mapping[i]; a negative slot leaves its row as it was.
+/// Read tokens back: row i of k and v comes from slot_mapping[i]; a negative slot leaves its row as it was. Where V is
+/// part of K, v.data is null as for `append`.
 struct gather_params {
   kv_cache_view kv;
   tensor_view k;
@@ -42,8 +44,8 @@ struct gather_params {
 
 /// Thread-safety: calls on different caches, plans and outputs may run at once (on CUDA, in different streams).
 /// Streams: calls are ordered within a stream; the CPU ignores it and has finished when a call returns.
-/// Errors: `plan_attention` throws; all others return an errc, allocate nothing, and after a refusal nothing was
-/// written.
+/// Errors: `plan_attention` and `make_event` throw; all others return an errc, allocate nothing, and after a refusal
+/// nothing was written.
 class BIFOLIO_API backend {
  public:
   virtual ~backend();
@@ -64,6 +66,19 @@ class BIFOLIO_API backend {
   [[nodiscard]] virtual errc download(void* host_dst, const void* src, std::size_t num_bytes, stream_ref) noexcept = 0;
   [[nodiscard]] virtual errc synchronize(stream_ref) noexcept = 0;
 
+  /// A new event of this device, not recorded. Throws `error`: out_of_memory, device_lost, failed_precondition (as
+  /// `health`).
+  [[nodiscard]] virtual event make_event() = 0;
+  /// Sets `point` to all that the stream was given so far. invalid_argument for an event that is empty or of another
+  /// device.
+  [[nodiscard]] virtual errc record(event& point, stream_ref = {}) noexcept = 0;
+  /// What the stream is given from now on starts when `point`, as last recorded, is done; at once when it was never
+  /// recorded. The event may be of any device: where the two have streams in common (CUDA devices of one machine) the
+  /// call does not wait itself, otherwise it returns when the event is done. In particular the CPU, whose calls are
+  /// finished when they return, waits on the host. invalid_argument for an empty event, device_lost when the event's
+  /// device is.
+  [[nodiscard]] virtual errc wait(const event& point, stream_ref = {}) noexcept = 0;
+
   /// A slot past the end of the cache: out_of_range on the CPU; on a GPU, where the host cannot see slots without
   /// waiting, that row alone is skipped. The same for `gather`.
   [[nodiscard]] virtual errc append(const append_params&, stream_ref = {}) noexcept = 0;
@@ -72,7 +87,7 @@ class BIFOLIO_API backend {
   [[nodiscard]] virtual errc copy_blocks(std::span<const kv_cache_view> layers, std::span<const block_copy> copies,
                                          stream_ref = {}) noexcept = 0;
   /// Copies blocks of `src` (this device) to blocks of `dst` (this device) across layouts and dtypes; the numbers of
-  /// heads, head_dim and block_size are equal. src and dst do not overlap.
+  /// heads, the head dimensions, block_size and v_in_k are equal. src and dst do not overlap.
   [[nodiscard]] virtual errc convert_blocks(const kv_cache_view& src, const kv_cache_view& dst,
                                             std::span<const block_copy> copies, stream_ref = {}) noexcept = 0;
   /// Copies blocks byte for byte between two caches of equal layout, layer by layer, where either may lie in host
@@ -82,7 +97,7 @@ class BIFOLIO_API backend {
 
   /// Cuts the work of one step. `host_batch` holds host arrays (slot_mapping may be null). Reuses what `plan` holds.
   /// Throws `error`: invalid_argument, out_of_range (a block id outside [0, num_blocks), a length past its table row),
-  /// unsupported, out_of_memory; `plan` is then as before.
+  /// unsupported (also: the implementation that `spec` names declines), out_of_memory; `plan` is then as before.
   virtual void plan_attention(attention_plan& plan, const attention_spec& spec, const step_batch_view& host_batch,
                               std::int64_t num_blocks, stream_ref = {}) = 0;
   [[nodiscard]] virtual errc attention(const attention_plan& plan, const attention_params&,
@@ -94,33 +109,31 @@ class BIFOLIO_API backend {
   /// Which of them computes each sequence of this call: plan.num_seqs names, empty for a sequence without new tokens.
   /// Reads the structs alone, never what their pointers point to. Empty when `attention` would refuse the call.
   [[nodiscard]] virtual std::vector<std::string> describe(const attention_plan& plan, const attention_params&) const;
+  /// The backend's list of attention implementations, fastest first, a sentence for each: which sequences of this plan
+  /// it takes, or why it declines. "prefill declines: head_dim is 256; 64 and 128 are compiled". Every sentence begins
+  /// with the implementation's name, as `attention_spec::implementation` takes it. Without a plan of this backend the
+  /// names alone. Empty for a backend that does not say.
+  [[nodiscard]] virtual std::vector<std::string> explain(const attention_plan& plan) const;
   /// out = (w_a·a + w_b·b) / (w_a + w_b) with w = exp(lse − max); lse = max + ln(w_a + w_b). A state with LSE −inf
   /// weighs nothing; two of them give 0 and −inf. (FlashInfer's recursive attention states, Milakov & Gimelshein 2018.)
   [[nodiscard]] virtual errc merge_states(const merge_params&, stream_ref = {}) noexcept = 0;
 };
 
-/// CPU instruction sets with kernels of their own, in the order of preference.
-enum class cpu_isa : std::uint8_t { baseline, avx2, avx512, avx512_bf16, amx, amx_fp16, neon };
+enum class cpu_isa : std::uint8_t;  // bifolio/cpu.hpp
 
-/// "baseline", "avx2", "avx512", "avx512_bf16", "amx", "amx_fp16" or "neon".
-[[nodiscard]] BIFOLIO_API std::string_view to_string(cpu_isa isa) noexcept;
-/// Throws `error` (invalid_argument).
-[[nodiscard]] BIFOLIO_API cpu_isa parse_isa(std::string_view text);
-/// Those compiled in and supported by this machine; the last is the best.
-[[nodiscard]] BIFOLIO_API std::vector<cpu_isa> supported_isas();
-/// The best supported one, or what the environment variable BIFOLIO_CPU_ISA asks for. Throws `error` (unsupported, with
-/// the list of supported ones) when that cannot run here.
-[[nodiscard]] BIFOLIO_API cpu_isa default_isa();
-
+/// What a backend is opened with. The CPU understands all of it, CUDA nothing: its kernels, threads and memory are not
+/// the host's.
 struct backend_options {
-  std::int32_t num_threads = 0;                  ///< CPU lanes; 0 = what the executor's runtime takes
+  std::int32_t num_threads = 0;                  ///< CPU workers; 0 = what the executor's runtime takes
   std::optional<executor_kind> executor_choice;  ///< default: `default_executor()`
   executor* own_executor = nullptr;              ///< borrowed; overrides the two above
   std::optional<cpu_isa> isa;                    ///< default: `default_isa()`
   memory_resource* host_memory = nullptr;        ///< borrowed; default: `default_host_memory()`
 };
 
-/// Opens a device. Throws `error`: unsupported when the device is not compiled in or not there.
+/// Opens a device. Throws `error`: unsupported when the device is not linked or not there; invalid_argument for a
+/// device type that nobody registered, an index that the type does not have, and an option that is not at its default
+/// although the backend does not understand it; and what the backend's constructor throws.
 [[nodiscard]] BIFOLIO_API std::unique_ptr<backend> make_backend(device where = {}, const backend_options& options = {});
 
 }  // namespace bifolio

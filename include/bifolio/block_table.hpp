@@ -3,77 +3,29 @@
 
 /// Which physical block holds a sequence's logical block i, for i in [0, size).
 ///
-/// The first 27 ids lie in the table itself, the others in chunks of 64 from a slab. Full chunks are reference-counted
-/// and shared between tables, so a fork of a long sequence copies pointers and retains at most 27 + 63 blocks, and the
-/// release of a shared prefix is one decrement a chunk. A chunk that several tables share is full and never written;
-/// who needs another entry in it takes a copy of it first. A chunk holds one pool reference to each of its blocks, for
+/// The first 27 ids are in the table itself, the others in chunks of 64 from a slab. Full chunks are reference-counted
+/// and shared between tables. So a fork of a long sequence copies pointers and retains at most 27 + 63 blocks, and the
+/// release of a shared prefix is one decrement per chunk. A chunk that several tables share is full and never written;
+/// a table that needs another entry in it copies it first. A chunk holds one pool reference to each of its blocks, for
 /// all of its tables together.
 ///
 /// Blocks left of a sliding window are given back while the table keeps counting from 0: entries [0, first) are null.
 
 #include <array>
 #include <bifolio/block_pool.hpp>
-#include <bifolio/buffer.hpp>
+#include <bifolio/detail/block_chunk.hpp>
 #include <bifolio/export.hpp>
-#include <bifolio/memory_resource.hpp>
 #include <bifolio/types.hpp>
 #include <cstdint>
 #include <span>
 #include <string>
-#include <vector>
 
 namespace bifolio {
 
-/// 64 consecutive entries of one or more tables. Unused and given-back entries are `invalid_block`.
-struct block_chunk {
-  static constexpr std::int32_t capacity = 64;
-  std::uint32_t num_tables;  ///< tables that point here; 0 in the slab's free list
-  block_chunk* next_free;
-  std::array<block_id, capacity> ids;
-};
-
-/// The chunks of all tables: a free list over pieces that are never given back before the slab itself is.
-class BIFOLIO_API block_chunk_slab {
- public:
-  explicit block_chunk_slab(memory_resource& memory) noexcept : memory_(&memory) {}
-  block_chunk_slab(const block_chunk_slab&) = delete;
-  block_chunk_slab& operator=(const block_chunk_slab&) = delete;
-
-  /// The next `num_chunks` takes succeed. Throws `error` (out_of_memory) or std::bad_alloc, having changed nothing.
-  void reserve(std::int64_t num_chunks) {
-    if (num_chunks > num_free_) [[unlikely]]
-      grow(num_chunks - num_free_);
-  }
-  /// A chunk with one table and entries of any value. Requires one reserved.
-  [[nodiscard]] block_chunk* take() noexcept {
-    block_chunk* taken = free_;
-    free_ = taken->next_free;
-    --num_free_;
-    taken->num_tables = 1;
-    return taken;
-  }
-  void give_back(block_chunk* chunk) noexcept {
-    chunk->num_tables = 0;
-    chunk->next_free = free_;
-    free_ = chunk;
-    ++num_free_;
-  }
-  [[nodiscard]] std::int64_t num_free() const noexcept { return num_free_; }
-  [[nodiscard]] std::int64_t num_chunks() const noexcept { return num_chunks_; }
-
- private:
-  void grow(std::int64_t at_least);
-
-  memory_resource* memory_;
-  std::vector<buffer> pieces_;
-  block_chunk* free_ = nullptr;
-  std::int64_t num_free_ = 0;
-  std::int64_t num_chunks_ = 0;
-};
-
-/// Plain data of two cache lines; pool and slab are passed to what changes it. Its owner calls `clear` and
-/// `drop_directory` before it goes. Functions marked noexcept need what `reserve` and the slab's `reserve` provide; the
-/// number of chunks they may take stands beside each.
+/// Plain data of two cache lines; functions that change it take the pool and the slab as arguments. The owner calls
+/// `clear` and `drop_directory` before it destroys the table. Functions marked noexcept need what `reserve` and the
+/// slab's `reserve` provide; each says how many chunks it may take.
+/// Thread-safety: one thread at a time.
 class BIFOLIO_API block_table {
  public:
   static constexpr std::int32_t inline_capacity = 27;
@@ -113,7 +65,7 @@ class BIFOLIO_API block_table {
   }
 
   /// Appends a block and takes over the caller's reference to it. Takes ≤ 1 chunk.
-  void push_back(block_id id, block_chunk_slab& slab) noexcept {
+  void push_back(block_id id, detail::block_chunk_slab& slab) noexcept {
     if (size_ < inline_capacity) {
       inline_ids_[static_cast<std::size_t>(size_++)] = id;
     } else {
@@ -127,24 +79,25 @@ class BIFOLIO_API block_table {
   }
   /// Puts `id` (with the caller's reference) in the place of the block at i, whose reference is released.
   /// Takes 1 chunk when the block's chunk is shared. Requires first() ≤ i < size().
-  void replace(std::int32_t i, block_id id, block_pool& pool, block_chunk_slab& slab) noexcept;
+  void replace(std::int32_t i, block_id id, block_pool& pool, detail::block_chunk_slab& slab) noexcept;
   /// Whether replace(i), truncate(i) or drop_front(i) must copy a chunk that is shared.
   [[nodiscard]] bool cuts_shared_chunk(std::int32_t i) const noexcept;
 
   /// Makes this empty table one of the first `new_size` entries of `other`, sharing its full chunks. Takes ≤ 1 chunk.
-  void share(const block_table& other, std::int32_t new_size, block_pool& pool, block_chunk_slab& slab) noexcept;
+  void share(const block_table& other, std::int32_t new_size, block_pool& pool,
+             detail::block_chunk_slab& slab) noexcept;
 
-  /// Releases entries [new_size, size), the last first: those below `num_kept_contents` to the back of the eviction
-  /// order, the others (partly filled, or not at all) to the front. Takes 1 chunk when new_size cuts a shared chunk.
+  /// Releases entries [new_size, size), the last first: entries below `num_kept_contents` to the back of the eviction
+  /// order, the others (partly filled or empty) to the front. Takes 1 chunk when new_size cuts a shared chunk.
   void truncate(std::int32_t new_size, std::int32_t num_kept_contents, block_pool& pool,
-                block_chunk_slab& slab) noexcept;
+                detail::block_chunk_slab& slab) noexcept;
   /// Gives back entries [first, new_first), which become null. Takes 1 chunk when new_first cuts a shared chunk.
-  void drop_front(std::int32_t new_first, block_pool& pool, block_chunk_slab& slab) noexcept;
-  /// Releases everything, as truncate(0, …); keeps the directory for the next user of this record.
-  void clear(std::int32_t num_kept_contents, block_pool& pool, block_chunk_slab& slab) noexcept;
+  void drop_front(std::int32_t new_first, block_pool& pool, detail::block_chunk_slab& slab) noexcept;
+  /// Releases everything, as truncate(0, …); keeps the directory for the next sequence of this record.
+  void clear(std::int32_t num_kept_contents, block_pool& pool, detail::block_chunk_slab& slab) noexcept;
   void drop_directory() noexcept;
 
-  /// Whether all entries of a partly filled last chunk are null, so that `for_each` does not meet that chunk.
+  /// Whether all entries of a partly filled last chunk are null, so that `for_each` does not visit that chunk.
   [[nodiscard]] bool has_empty_tail_chunk() const noexcept {
     return size_ > inline_capacity && first_ == size_ && entry_of(size_) != 0 && chunk_of(size_) != nullptr;
   }
@@ -156,33 +109,36 @@ class BIFOLIO_API block_table {
 
  private:
   [[nodiscard]] static std::int32_t num_chunks(std::int32_t size) noexcept {
-    return size <= inline_capacity ? 0 : (size - inline_capacity + block_chunk::capacity - 1) / block_chunk::capacity;
+    return size <= inline_capacity
+               ? 0
+               : (size - inline_capacity + detail::block_chunk::capacity - 1) / detail::block_chunk::capacity;
   }
   [[nodiscard]] static std::int32_t chunk_begin(std::int32_t chunk) noexcept {
-    return inline_capacity + chunk * block_chunk::capacity;
+    return inline_capacity + chunk * detail::block_chunk::capacity;
   }
   [[nodiscard]] static std::int32_t chunk_index(std::int32_t i) noexcept {
-    return (i - inline_capacity) / block_chunk::capacity;
+    return (i - inline_capacity) / detail::block_chunk::capacity;
   }
   [[nodiscard]] static std::size_t entry_of(std::int32_t i) noexcept {
-    return static_cast<std::size_t>(i - inline_capacity) % block_chunk::capacity;
+    return static_cast<std::size_t>(i - inline_capacity) % detail::block_chunk::capacity;
   }
-  [[nodiscard]] block_chunk*& chunk_of(std::int32_t i) const noexcept { return directory_[chunk_index(i)]; }
+  [[nodiscard]] detail::block_chunk*& chunk_of(std::int32_t i) const noexcept { return directory_[chunk_index(i)]; }
   /// Entries [begin, end) of the inline ones; empty when begin ≥ end.
   [[nodiscard]] std::span<const block_id> inline_span(std::int32_t begin, std::int32_t end) const noexcept {
     if (begin >= end) return {};
     return std::span(inline_ids_).subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin));
   }
-  void push_back_to_chunk(block_id id, block_chunk_slab& slab) noexcept;
+  void push_back_to_chunk(block_id id, detail::block_chunk_slab& slab) noexcept;
   void grow_directory(std::int32_t at_least);
   static void release_one(block_id id, reuse_order order, block_pool& pool) noexcept;
   /// Replaces a shared chunk by a copy of its entries [begin, end), each retained; the others become null.
   void unshare(std::int32_t chunk, std::size_t begin, std::size_t end, block_pool& pool,
-               block_chunk_slab& slab) noexcept;
+               detail::block_chunk_slab& slab) noexcept;
 
   alignas(128) std::int32_t size_ = 0;
   std::int32_t first_ = 0;
-  block_chunk** directory_ = nullptr;  // [directory_capacity_], owned; null for chunks that were given back whole
+  detail::block_chunk** directory_ =
+      nullptr;  // [directory_capacity_], owned; null for chunks that were given back whole
   std::int32_t directory_capacity_ = 0;
   std::array<block_id, inline_capacity> inline_ids_{};
 };

@@ -9,15 +9,22 @@
 #include <bifolio/export.hpp>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
 namespace bifolio {
 
+namespace detail {
+class upload_ring;
+}
+
 struct cache_engine_config {
   std::int32_t num_layers = 0;
   std::int64_t num_blocks = 0;
   kv_layout layout;  ///< from make_layout
+  /// Steps whose arrays may be on their way to the device before `upload` waits for the oldest of them; 1 to 64.
+  std::int32_t num_staging_slots = 4;
 };
 
 /// How many blocks of `layout` over `num_layers` layers fit into `memory_bytes`. Throws `error` (invalid_argument).
@@ -28,21 +35,43 @@ struct cache_engine_config {
 class BIFOLIO_API cache_engine {
  public:
   /// `where` is borrowed and must outlive the engine; `memory` defaults to where.memory(). Each layer is one allocation
-  /// of (2, num_blocks, block_size · num_kv_heads · head_dim) elements, contents undefined.
-  /// Throws `error`: invalid_argument (a number below 1, a size past 2^62 bytes), out_of_memory (nothing is kept).
+  /// of num_blocks · layout.block_bytes() bytes, the K plane before the V plane, contents undefined.
+  /// Throws `error`: invalid_argument (a number below 1, a size past 2^62 bytes), unsupported (a code that is not
+  /// implemented), out_of_memory (nothing is kept).
   cache_engine(backend& where, const cache_engine_config& config, memory_resource* memory = nullptr);
+  /// Waits for the copies of uploads that are still to come.
+  ~cache_engine();
+  cache_engine(cache_engine&& other) noexcept;
+  cache_engine& operator=(cache_engine&& other) noexcept;
 
   [[nodiscard]] const cache_engine_config& config() const noexcept { return config_; }
   [[nodiscard]] backend& where() const noexcept { return *backend_; }
   [[nodiscard]] std::size_t num_bytes() const noexcept;
   [[nodiscard]] std::span<const kv_cache_view> layers() const noexcept { return layers_; }
 
-  /// Copies a step's host arrays to the device in one transfer and returns a view of the copies, valid until the next
-  /// `upload`. On the CPU the arrays are used where they are and must stay alive.
-  /// Throws `error`: out_of_memory when the arrays grew and there is no memory for them.
+  /// Copies a step's host arrays to the device in one transfer and returns a view of the copies. `batch` may be changed
+  /// when the call returns. On the CPU the arrays are used where they are and must stay alive.
+  ///
+  /// Does not wait for the stream. The arrays travel through `num_staging_slots` staging slots in turn; when the copies
+  /// of that many uploads are still to come, the call waits for the oldest of them.
+  ///
+  /// The copies have one place, which the next upload overwrites in the order of its stream. So a step that is
+  /// submitted to the same stream before the next upload reads its own arrays, with any number of steps in flight. A
+  /// step in another stream has to be joined first: `record` an event after it, and `wait` for that in the stream of
+  /// the next upload. The place changes, and the call waits for the stream, only when the arrays are larger than all
+  /// before and than what `reserve_upload` made room for.
+  ///
+  /// Throws `error`: out_of_memory; device_lost; failed_precondition in a stream that captures. The copies of the
+  /// upload before are then as they were, unless the device is lost.
   [[nodiscard]] step_batch_view upload(const step_batch& batch, stream_ref stream = {});
 
-  /// Stores rows of k and v into `layer`; out_of_range for a layer that is not there.
+  /// Makes room for uploads of steps of up to these numbers, so that they neither allocate nor move the copies. Does
+  /// nothing on the CPU. Throws `error`: invalid_argument (a number below 0, or too large), and as `upload`.
+  void reserve_upload(std::int32_t max_num_seqs, std::int64_t max_num_tokens, std::int64_t max_block_table_stride,
+                      stream_ref stream = {});
+
+  /// Stores rows of k and v into `layer` (of k alone where V is part of K, v then being {}); out_of_range for a layer
+  /// that is not there.
   [[nodiscard]] errc append(std::int32_t layer, const const_tensor_view& k, const const_tensor_view& v,
                             const std::int64_t* slot_mapping, stream_ref stream = {}) noexcept;
 
@@ -54,18 +83,19 @@ class BIFOLIO_API cache_engine {
   [[nodiscard]] errc swap_blocks_to(cache_engine& other, std::span<const block_copy> copies,
                                     stream_ref stream = {}) noexcept;
 
-  /// The same across layouts and dtypes; both engines on one device. failed_precondition when heads, head_dim,
-  /// block_size or layers differ.
+  /// The same across layouts and dtypes; both engines on one device. failed_precondition when heads, head
+  /// dimensions, block_size, v_in_k or layers differ.
   [[nodiscard]] errc convert_blocks_to(cache_engine& other, std::span<const block_copy> copies,
                                        stream_ref stream = {}) noexcept;
 
  private:
+  detail::upload_ring& uploads();
+
   backend* backend_;
   cache_engine_config config_;
-  std::vector<buffer> storage_;        // one per layer
-  std::vector<kv_cache_view> layers_;  // views into storage_
-  buffer step_staging_;                // host side of upload, device backends only
-  buffer step_device_;                 // device side of upload
+  std::vector<buffer> storage_;                   // one per layer
+  std::vector<kv_cache_view> layers_;             // views into storage_
+  std::unique_ptr<detail::upload_ring> uploads_;  // from the first upload on; null on the CPU
 };
 
 }  // namespace bifolio

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// Names for the contents of blocks: 128 bits that stand for a block's tokens and for everything before them. Whoever
-/// does not know the seed can neither predict a key nor make two contents meet in one; and because a cache hit is
-/// verified besides (prefix_cache.hpp), even a collision only costs a miss.
+/// Content keys of blocks: 128 bits that stand for a block's tokens and for everything before them. Without the seed
+/// nobody can predict a key or construct two contents with the same key. A cache hit is verified as well
+/// (prefix_cache.hpp), so that a collision costs a miss and nothing else.
 ///
 /// A key is SipHash-1-3 with 128 bits of output (Aumasson & Bernstein 2012; the reduced rounds that language runtimes
-/// use for their tables) over a record that can be read back in one way only: a tag of its kind, the parent's key, the
+/// use for their tables) over a record that can be parsed in one way only: a tag of its kind, the parent's key, the
 /// number of tokens and of bytes of extra keys, the tokens, then each extra key with its kind, offset and length.
 
 #include <bifolio/export.hpp>
@@ -32,7 +32,7 @@ struct hash_seed {
   friend constexpr bool operator==(const hash_seed&, const hash_seed&) = default;
 };
 
-/// 128 bits from the operating system. Throws `error` (internal) when it has none to give.
+/// 128 bits from the operating system. Throws `error` (internal) when it provides none.
 [[nodiscard]] BIFOLIO_API hash_seed random_hash_seed();
 
 /// Largest salt. It is stored once per scope in use, and hashed and compared whenever a prompt is looked up.
@@ -41,36 +41,36 @@ inline constexpr std::size_t max_salt_bytes = 4096;
 /// blocks.
 inline constexpr std::size_t max_extras_bytes = std::size_t{1} << 20;
 
-/// What separates equal tokens from each other: contents are shared within a scope only. Set by the server, never taken
-/// from a request as it comes.
+/// Contents are shared within a scope only; equal tokens in different scopes are different contents. The server sets
+/// the scope; it must not copy it from a request unchecked.
 struct prefix_scope {
   std::string_view salt;         ///< e.g. a tenant; any bytes, at most max_salt_bytes
   std::uint64_t adapter_id = 0;  ///< e.g. of a LoRA; 0 = none
 };
 
-/// Something besides tokens that a block's K and V depend on, e.g. the digest of an image whose embeddings stand at
-/// `position`. Those of one prompt are limited by max_extras_bytes.
+/// Something besides tokens that a block's K and V depend on, e.g. the digest of an image whose embeddings are at
+/// `position`. max_extras_bytes limits the extra keys of a prompt.
 struct extra_key {
   std::int64_t position = 0;  ///< of the token it belongs to, counted from the sequence's first
   std::uint32_t kind = 0;     ///< the caller's numbering
   std::span<const std::byte> value;
 };
 
-/// One block's extra keys as the record that keys are made from and hits are compared by: for each its kind, its offset
-/// from the block's first position, its length, and its value filled up with zeros to a multiple of 8 bytes.
+/// One block's extra keys as the record that is hashed into keys and compared by hits: for each extra key its kind, its
+/// offset from the block's first position, its length, and its value padded with zeros to a multiple of 8 bytes.
 /// Throws std::bad_alloc.
 [[nodiscard]] BIFOLIO_API std::string pack_extras(std::span<const extra_key> extras, std::int64_t first_position);
 
 /// Thread-safety: const calls from any thread.
 class BIFOLIO_API content_hasher {
  public:
-  /// `key_bits` below 128 cuts the keys, so that tests meet collisions. Throws `error` (invalid_argument) unless
+  /// `key_bits` below 128 truncates the keys, so that tests meet collisions. Throws `error` (invalid_argument) unless
   /// 1 ≤ key_bits ≤ 128.
   explicit content_hasher(const hash_seed& seed, std::int32_t key_bits = 128);
 
   /// The key before the first block.
   [[nodiscard]] content_key root(const prefix_scope& scope) const noexcept;
-  /// The key of a block of `tokens` behind `parent`; `packed_extras` from `pack_extras`, empty when there are none.
+  /// The key of a block of `tokens` after `parent`; `packed_extras` from `pack_extras`, empty when there are none.
   [[nodiscard]] content_key next(const content_key& parent, std::span<const token_id> tokens,
                                  std::string_view packed_extras = {}) const noexcept;
 

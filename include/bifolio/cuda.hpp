@@ -5,7 +5,8 @@
 ///
 /// Programs that link bifolio::bifolio or bifolio::cuda (CMake, pkg-config) get `make_backend({device_type::cuda, N})`
 /// without a call: the library registers itself as the program starts, also as a static library, because its link
-/// options ask for the registering symbol by name. Who links the archive by hand calls `cuda::register_backend` first.
+/// options ask for the registering symbol by name. Callers that link the archive directly must call
+/// `cuda::register_backend` first.
 
 #include <bifolio/attention.hpp>
 #include <bifolio/backend.hpp>
@@ -17,8 +18,9 @@
 
 namespace bifolio::cuda {
 
-/// Makes the CUDA backend known to `make_backend`. May be called again, from any thread.
-BIFOLIO_API void register_backend() noexcept;
+/// Makes the CUDA backend known to `make_backend`. May be called again, from any thread. Throws `error`
+/// (already_exists) when another backend was registered for the same device type.
+BIFOLIO_API void register_backend();
 
 /// Devices that the driver shows; 0 where there is no driver.
 [[nodiscard]] BIFOLIO_API std::int32_t num_devices() noexcept;
@@ -28,9 +30,10 @@ BIFOLIO_API void register_backend() noexcept;
 /// invalid_argument for another backend.
 [[nodiscard]] BIFOLIO_API std::unique_ptr<memory_resource> make_stream_memory(backend& where, stream_ref stream);
 
-/// Grows a plan's device buffers to what steps of up to these numbers need, so that planning such steps neither
-/// allocates nor changes `graph_epoch`. What the plan was made for is forgotten. Throws `error`: invalid_argument,
-/// out_of_memory (the plan is then as before).
+/// Grows a plan's device buffers to a bound of what steps of up to these numbers need, whatever their mix of lengths:
+/// planning such steps allocates nothing on the device, and `graph_epoch` changes only where a step takes other kernels
+/// than the one before. What the plan was made for is forgotten. Throws `error`: invalid_argument, unsupported (the
+/// implementation that `spec` names declines), out_of_memory (the plan is then as before).
 BIFOLIO_API void reserve_plan(backend& where, attention_plan& plan, const attention_spec& spec,
                               std::int32_t max_num_seqs, std::int64_t max_num_tokens, std::int32_t max_seq_len);
 

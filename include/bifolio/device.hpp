@@ -18,10 +18,12 @@ struct device {
   friend constexpr bool operator==(device, device) = default;
 };
 
-/// "cpu" or "cuda:N".
+/// "cpu", "cuda:N", or the name under which a backend of another type was registered. A type that is not known is
+/// written as its number.
 [[nodiscard]] BIFOLIO_API std::string to_string(device where);
 
-/// Reads "cpu", "cuda" (= "cuda:0") or "cuda:N". Throws `error` (invalid_argument).
+/// Reads the same names; "cuda" is "cuda:0". Whether the backend is linked does not matter. Throws `error`
+/// (invalid_argument) with the names that are known.
 [[nodiscard]] BIFOLIO_API device parse_device(std::string_view text);
 
 /// A borrowed execution queue: `cudaStream_t` on CUDA, ignored on the CPU, where calls return when they are done.

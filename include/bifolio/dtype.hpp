@@ -6,6 +6,7 @@
 /// NaN stays NaN (quiet, sign kept, payload 0), on every backend alike. Widening is exact; a float16 NaN becomes quiet
 /// and keeps its payload, as F16C and Arm's FCVT do it. Bytes that keep their type are copied as they are.
 
+#include <bifolio/detail/host_device.hpp>
 #include <bifolio/export.hpp>
 #include <bit>
 #include <cstddef>
@@ -13,16 +14,6 @@
 #include <string_view>
 
 namespace bifolio {
-
-enum class dtype : std::uint8_t { f32, f16, bf16 };
-
-[[nodiscard]] constexpr std::size_t size_of(dtype type) noexcept { return type == dtype::f32 ? 4 : 2; }
-
-/// "f32", "f16" or "bf16".
-[[nodiscard]] BIFOLIO_API std::string_view to_string(dtype type) noexcept;
-
-/// Inverse of `to_string`; also takes float32, float16, half and bfloat16. Throws `error` (invalid_argument).
-[[nodiscard]] BIFOLIO_API dtype parse_dtype(std::string_view text);
 
 /// IEEE 754 binary16 storage.
 struct float16 {
@@ -35,6 +26,99 @@ struct bfloat16 {
   std::uint16_t bits = 0;
   friend constexpr bool operator==(bfloat16, bfloat16) = default;  // compares bits
 };
+
+/// What the bits of an element stand for.
+enum class dtype_kind : std::uint8_t { floating, integer };
+
+// The table of element types: name, storage struct, kind, other names that parse_dtype takes. Enumerators, traits,
+// sizes, names, the visitor and the tables of kernels follow from it. Whatever does not handle a new row does not
+// compile.
+// clang-format off
+#define BIFOLIO_DTYPES(row)                      \
+  row(f32, float, floating, "float32")           \
+  row(f16, float16, floating, "float16", "half") \
+  row(bf16, bfloat16, floating, "bfloat16")
+// clang-format on
+
+#define BIFOLIO_ROW(name, ...) name,
+enum class dtype : std::uint8_t { BIFOLIO_DTYPES(BIFOLIO_ROW) };
+#undef BIFOLIO_ROW
+
+/// One row of the table, for code that knows the type when it is compiled.
+template <dtype Type>
+struct dtype_traits;
+
+namespace detail {
+template <class Storage>
+struct dtype_of_storage;  // defined for the storage structs of the table
+}  // namespace detail
+
+#define BIFOLIO_ROW(enumerator, storage_type, kind_name, ...)        \
+  template <>                                                        \
+  struct dtype_traits<dtype::enumerator> {                           \
+    using storage = storage_type;                                    \
+    static constexpr dtype type = dtype::enumerator;                 \
+    static constexpr std::size_t bytes = sizeof(storage_type);       \
+    static constexpr dtype_kind kind = dtype_kind::kind_name;        \
+    static constexpr std::string_view name = #enumerator;            \
+    static constexpr std::string_view other_names[] = {__VA_ARGS__}; \
+  };                                                                 \
+  template <>                                                        \
+  struct detail::dtype_of_storage<storage_type> {                    \
+    static constexpr dtype type = dtype::enumerator;                 \
+  };
+BIFOLIO_DTYPES(BIFOLIO_ROW)
+#undef BIFOLIO_ROW
+
+/// The `dtype` of a storage type.
+template <class Storage>
+inline constexpr dtype dtype_of = detail::dtype_of_storage<Storage>::type;
+
+#define BIFOLIO_ROW(name, ...) dtype::name,
+/// All types, in the order of their numbers 0, 1, ….
+inline constexpr dtype all_dtypes[] = {BIFOLIO_DTYPES(BIFOLIO_ROW)};
+#undef BIFOLIO_ROW
+inline constexpr std::size_t num_dtypes = sizeof(all_dtypes) / sizeof(all_dtypes[0]);
+
+#define BIFOLIO_ROW(name, ...) #name ", "
+/// "f32, f16, bf16": all names, for texts.
+inline constexpr std::string_view dtype_names{BIFOLIO_DTYPES(BIFOLIO_ROW),
+                                              sizeof(BIFOLIO_DTYPES(BIFOLIO_ROW)) - sizeof(", ")};
+#undef BIFOLIO_ROW
+
+/// Whether `type` is one of the table; a caller may have cast any number.
+[[nodiscard]] constexpr bool is_dtype(dtype type) noexcept { return static_cast<std::size_t>(type) < num_dtypes; }
+
+/// Calls `body` with the traits of `type`, which must be one of the table, and returns what it returns:
+/// `visit_dtype(type, [&](auto traits) { return launch<typename decltype(traits)::storage>(args); })`.
+BIFOLIO_ANY_CALLABLE
+template <class Body>
+BIFOLIO_HOST_DEVICE constexpr decltype(auto) visit_dtype(dtype type, Body&& body) {
+#define BIFOLIO_ROW(name, ...) \
+  case dtype::name:            \
+    return body(dtype_traits<dtype::name>{});
+  switch (type) { BIFOLIO_DTYPES(BIFOLIO_ROW) }
+#undef BIFOLIO_ROW
+  __builtin_unreachable();
+}
+
+/// Bytes of an element; 0 for what is not in the table.
+[[nodiscard]] constexpr std::size_t size_of(dtype type) noexcept {
+#define BIFOLIO_ROW(name, storage, ...) \
+  case dtype::name:                     \
+    return sizeof(storage);
+  switch (type) { BIFOLIO_DTYPES(BIFOLIO_ROW) }
+#undef BIFOLIO_ROW
+  return 0;
+}
+#undef BIFOLIO_DTYPES
+
+/// The type's name in the table, such as "f32".
+[[nodiscard]] BIFOLIO_API std::string_view to_string(dtype type) noexcept;
+
+/// Inverse of `to_string`; also takes the other names of the table: float32, float16, half and bfloat16. Throws `error`
+/// (invalid_argument).
+[[nodiscard]] BIFOLIO_API dtype parse_dtype(std::string_view text);
 
 [[nodiscard]] constexpr float to_float(float value) noexcept { return value; }
 
@@ -96,13 +180,5 @@ template <>
   if (rounded >= 0x7c00u) rounded = 0x7bffu;  // saturate at 65504
   return {static_cast<std::uint16_t>(sign | rounded)};
 }
-
-/// The `dtype` of a storage type.
-template <class Storage>
-inline constexpr dtype dtype_of = dtype::f32;
-template <>
-inline constexpr dtype dtype_of<float16> = dtype::f16;
-template <>
-inline constexpr dtype dtype_of<bfloat16> = dtype::bf16;
 
 }  // namespace bifolio

@@ -21,13 +21,10 @@ enum class errc : std::int32_t {
   not_found,            ///< unknown, stale or foreign id
   already_exists,       ///< the thing to be created is there
   failed_precondition,  ///< right call, wrong state
-  out_of_blocks,        ///< the pool cannot give that many blocks now; retry later
   out_of_memory,        ///< host or device memory
   unsupported,          ///< impossible here, with the reason
-  io_error,             ///< a file could not be read or written
   device_lost,          ///< a sticky device error; every later call fails with the first cause
-  cancelled,
-  internal,  ///< an invariant of bifolio is broken: please report
+  internal,             ///< an invariant of bifolio is broken: please report
 };
 
 /// Name of a code, e.g. "invalid_argument". Never null.

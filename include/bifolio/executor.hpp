@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// Who runs the lanes of one CPU call. Kernels name no threading runtime; they hand work to an executor. One process
-/// computes on one kind of executor: OpenMP and oneTBB taking turns on one critical path cost 1.6 ×.
+/// Runs the workers of one CPU call. Kernels name no threading runtime; they hand work to an executor. A process should
+/// compute on one kind of executor: OpenMP and oneTBB alternating on one critical path cost 1.6 ×.
 
 #include <bifolio/error.hpp>
 #include <bifolio/export.hpp>
@@ -15,17 +15,17 @@ namespace bifolio {
 /// Implement this to run bifolio on your own thread pool.
 class BIFOLIO_API executor {
  public:
-  using lane_function = void (*)(void* context, std::int32_t lane) noexcept;
+  using worker_function = void (*)(void* context, std::int32_t worker) noexcept;
 
   virtual ~executor();
 
-  /// How many lanes can make progress at once, ≥ 1. Does not change while a call is running.
-  [[nodiscard]] virtual std::int32_t width() const noexcept = 0;
+  /// How many workers can make progress at once, ≥ 1. Does not change while a call is running.
+  [[nodiscard]] virtual std::int32_t concurrency() const noexcept = 0;
 
-  /// Calls `function(context, lane)` exactly once for each lane 0 … num_lanes − 1, at once or one after another in any
-  /// order, and returns when all have returned. Lanes never wait for one another. `num_lanes` ≤ width().
-  /// May be called from several threads at once; num_lanes == 1 should run on the caller.
-  virtual void run(std::int32_t num_lanes, lane_function function, void* context) noexcept = 0;
+  /// Calls `function(context, worker)` exactly once for each worker 0 … num_workers − 1, at once or one after another
+  /// in any order, and returns when all have returned. Workers never wait for one another. `num_workers` ≤
+  /// concurrency(). May be called from several threads at once; num_workers == 1 should run on the caller.
+  virtual void run(std::int32_t num_workers, worker_function function, void* context) noexcept = 0;
 
   [[nodiscard]] virtual std::string_view name() const noexcept = 0;
 
@@ -51,9 +51,9 @@ enum class executor_kind : std::uint8_t { openmp, tbb, serial };
 /// The first of openmp, tbb, serial that this build has.
 [[nodiscard]] BIFOLIO_API executor_kind default_executor() noexcept;
 
-/// `num_threads` 0 takes what the runtime would (OMP_NUM_THREADS, the arena's default); `serial` is always one lane.
-/// `openmp` and `tbb` are refused in a child made by fork() if lanes ran on that runtime in the parent: its threads are
-/// gone. A child whose parent had not used it may. `serial` works in any child. (That something else in the program
+/// `num_threads` 0 takes what the runtime would (OMP_NUM_THREADS, the arena's default); `serial` is always one worker.
+/// `openmp` and `tbb` are refused in a child made by fork() if workers ran on that runtime in the parent: its threads
+/// are gone. A child whose parent had not used it may. `serial` works in any child. (That something else in the program
 /// used OpenMP or oneTBB before the fork cannot be seen from here.) Throws `error`: invalid_argument when negative or
 /// above 4096, unsupported when that runtime was left out of the build, failed_precondition in such a child.
 [[nodiscard]] BIFOLIO_API std::unique_ptr<executor> make_executor(executor_kind kind, std::int32_t num_threads = 0);

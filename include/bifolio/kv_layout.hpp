@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// One layer's cache as strides. A layer is one buffer of shape (2, num_blocks, block_size · num_kv_heads · head_dim),
-/// the K half before the V half, on every device; the order inside a block is declared here and never implied.
+/// One layer's cache: a K plane and a V plane, each with a code (how its elements are stored), a head dimension and
+/// strides of its own. The planes are num_blocks blocks each and lie one after the other, K first, on every device; the
+/// order inside a block is declared here and never implied. With equal codes and head dimensions a layer is a buffer of
+/// shape (2, num_blocks, block_size · num_kv_heads · head_dim).
 ///
 ///   hnd      K and V [num_kv_heads, block_size, head_dim]                    (default; one head of a block is one run)
 ///   nhd      K and V [block_size, num_kv_heads, head_dim]
@@ -11,14 +13,18 @@
 ///            x = 16 bytes of elements, halved until it divides head_dim, so that every head_dim has an x_split
 ///   strided  anything else that `kv_strides` can say, e.g. all layers of a block side by side (block-major)
 ///
+/// With `v_in_k` (multi-head latent attention) V is the first v.head_dim dims of K and is stored once: there is no V
+/// plane, and v.strides are those of K.
+///
 /// What every call asks of strides, of whatever kind: each is at least 1 where it is used, they nest (sorted by size,
 /// each steps past everything the smaller ones reach, so that no two elements share a place), and chunk divides
-/// head_dim.
+/// head_dim (with v_in_k: that of K).
 
 #include <bifolio/dtype.hpp>
 #include <bifolio/export.hpp>
 #include <bifolio/types.hpp>
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 namespace bifolio {
@@ -30,7 +36,25 @@ enum class layout_kind : std::uint8_t { hnd, nhd, x_split, strided };
 /// Reads the first three. Throws `error` (invalid_argument).
 [[nodiscard]] BIFOLIO_API layout_kind parse_layout(std::string_view text);
 
-/// Where element (block, head, token, dim) of one half lies, in elements from the start of that half:
+/// How many elements share a scale. Scales of token_head belong to one token of one head and are stored in the tail of
+/// the token's block and plane; those of a layer or a head are numbers of the engine's configuration.
+enum class scale_granularity : std::uint8_t { none, layer, head, token_head };
+
+/// "none", "layer", "head" or "token_head".
+[[nodiscard]] BIFOLIO_API std::string_view to_string(scale_granularity granularity) noexcept;
+
+/// How a plane stores its elements. Unscaled codes are supported today; the others are refused by name.
+struct kv_code {
+  dtype type = dtype::f32;
+  scale_granularity granularity = scale_granularity::none;
+  dtype scale_type = dtype::f32;  ///< of no meaning without scales
+  friend constexpr bool operator==(const kv_code&, const kv_code&) = default;
+};
+
+/// The type, with scales "<type>, scale per <granularity> (<scale type>)".
+[[nodiscard]] BIFOLIO_API std::string to_string(const kv_code& code);
+
+/// Where element (block, head, token, dim) of one plane lies, in elements from the start of that plane:
 /// block·block + head·head + token·token + (dim / chunk)·chunk_stride + (dim % chunk)·dim.
 struct kv_strides {
   std::int64_t block = 0;
@@ -48,37 +72,64 @@ struct kv_strides {
   }
 };
 
+/// K or V of a layer.
+struct kv_plane {
+  kv_code code{};
+  std::int32_t head_dim = 0;
+  kv_strides strides{};
+  friend constexpr bool operator==(const kv_plane&, const kv_plane&) = default;
+};
+
 struct kv_layout {
   layout_kind kind = layout_kind::hnd;
-  dtype type = dtype::f32;
   std::int32_t num_kv_heads = 0;
-  std::int32_t head_dim = 0;
   std::int32_t block_size = 0;  ///< tokens
-  kv_strides k;
-  kv_strides v;
+  kv_plane k{};
+  kv_plane v{};
+  bool v_in_k = false;  ///< V is the first v.head_dim dims of K
 
-  /// Elements of one block in one half: block_size · num_kv_heads · head_dim.
-  [[nodiscard]] constexpr std::int64_t block_elements() const noexcept {
-    return static_cast<std::int64_t>(block_size) * num_kv_heads * head_dim;
+  /// Elements of one block of a plane: block_size · num_kv_heads · head_dim.
+  [[nodiscard]] constexpr std::int64_t block_elements(const kv_plane& plane) const noexcept {
+    return static_cast<std::int64_t>(block_size) * num_kv_heads * plane.head_dim;
   }
-  /// Bytes of one block in one layer, K and V together.
+  /// Bytes of the scales at the end of one block of a plane: none for unscaled codes.
+  [[nodiscard]] constexpr std::int64_t block_tail_bytes(const kv_plane& plane) const noexcept {
+    if (plane.code.granularity != scale_granularity::token_head) return 0;
+    return static_cast<std::int64_t>(block_size) * num_kv_heads *
+           static_cast<std::int64_t>(size_of(plane.code.scale_type));
+  }
+  /// Bytes of one block of a plane that is stored: its elements, then the tail. Every other size of a cache follows
+  /// from this one.
+  [[nodiscard]] constexpr std::int64_t block_bytes(const kv_plane& plane) const noexcept {
+    return block_elements(plane) * static_cast<std::int64_t>(size_of(plane.code.type)) + block_tail_bytes(plane);
+  }
+  /// Bytes of one block in one layer: of K, and of V unless it is part of K.
   [[nodiscard]] constexpr std::int64_t block_bytes() const noexcept {
-    return 2 * block_elements() * static_cast<std::int64_t>(size_of(type));
+    return block_bytes(k) + (v_in_k ? 0 : block_bytes(v));
   }
   friend constexpr bool operator==(const kv_layout&, const kv_layout&) = default;
 };
 
-/// One of the three named layouts. Throws `error`: invalid_argument when a number is below 1 or a block's bytes exceed
-/// 2^40, or `kind` is strided.
+/// One of the three named layouts, K and V of one unscaled code and head dimension. Throws `error` as below.
 [[nodiscard]] BIFOLIO_API kv_layout make_layout(layout_kind kind, dtype type, std::int32_t num_kv_heads,
                                                 std::int32_t head_dim, std::int32_t block_size);
 
-/// One layer's storage, borrowed: base pointers of the two halves and how to read them.
+/// The same with a code and a head dimension per plane. Throws `error`: invalid_argument when a number is below 1, a
+/// block's bytes exceed 2^40, `kind` is strided, or, with `v_in_k`, V has more dims than K or another code;
+/// unsupported for a code with scales, and for codes of different types.
+[[nodiscard]] BIFOLIO_API kv_layout make_layout(layout_kind kind, kv_code k, kv_code v, std::int32_t num_kv_heads,
+                                                std::int32_t qk_head_dim, std::int32_t v_head_dim,
+                                                std::int32_t block_size, bool v_in_k = false);
+
+/// One layer's storage, borrowed: base pointers of the two planes and how to read them.
 struct kv_cache_view {
   void* k = nullptr;  ///< [num_blocks, …] in the order of layout.k
-  void* v = nullptr;  ///< [num_blocks, …] in the order of layout.v
+  void* v = nullptr;  ///< [num_blocks, …] in the order of layout.v; not looked at when layout.v_in_k
   std::int64_t num_blocks = 0;
   kv_layout layout;
+
+  /// Where V is: k when it is part of K.
+  [[nodiscard]] constexpr void* v_data() const noexcept { return layout.v_in_k ? k : v; }
 };
 
 /// Blocks that hold `num_tokens` ≥ 0 tokens, in 64 bits and without wrapping.

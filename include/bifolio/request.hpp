@@ -29,16 +29,16 @@ struct request {
   /// 0, or the number of continuations that a beam search keeps, 1 … the smaller of max_running and
   /// max_tokens_per_step; num_samples is then 1. See `sampled_token::from_sample`.
   std::int32_t beam_width = 0;
-  /// Most draft tokens of one step, see `scheduler::propose`; with the token before them no more than one sequence may
-  /// have in a step (max_chunk_tokens, max_tokens_per_step). Not with beams.
+  /// Most draft tokens per step, see `scheduler::propose`. Together with the token before them they must fit into what
+  /// one sequence may compute per step (max_chunk_tokens, max_tokens_per_step). Not with beams.
   std::int32_t max_draft_tokens = 0;
   std::int32_t priority = 0;  ///< larger goes first, see `scheduler_config::priority_span`; −10^6 … 10^6
 
-  /// What separates the prompt's cached blocks from others with equal tokens (`prefix_scope`): at most max_salt_bytes.
+  /// Separates the prompt's cached blocks from others with equal tokens (`prefix_scope`); at most max_salt_bytes.
   std::string prefix_salt{};
   std::uint64_t adapter_id = 0;
   std::vector<owned_extra_key> extras{};  ///< by rising position, within the prompt; max_extras_bytes in all
-  retention_hint retention{};             ///< of the blocks that it leaves in the prefix cache
+  retention_hint retention{};             ///< of the blocks that the request leaves in the prefix cache
 };
 
 struct submit_result {
@@ -51,15 +51,15 @@ struct sampled_token {
   token_id token{};
   bool stop = false;  ///< ends the sequence after this token (end of text, a stop word, the user left)
   /// Of a beam search only: the beam (`scheduled_seq::sample`) that this token continues; −1: the row's own. The entry
-  /// for beam j makes the new beam j, so a beam is continued as often as it is named, and one that is not named is
-  /// dropped. With `stop` the new beam j ends and the search goes on with one beam less; a caller who wants to keep the
-  /// width notes the finished text (`scheduler::output`) himself and names another continuation.
+  /// for beam j makes the new beam j, so a beam is continued as often as it is listed, and a beam that is not listed is
+  /// dropped. With `stop` the new beam j ends and the search goes on with one beam less. A caller that wants to keep
+  /// the width stores the finished text (`scheduler::output`) itself and lists another continuation.
   std::int32_t from_sample = -1;
 };
 
 enum class finish_reason : std::uint8_t {
   length,  ///< max_new_tokens are there
-  stop,    ///< the caller said so
+  stop,    ///< `sampled_token::stop`
 };
 
 /// "length" or "stop".
@@ -73,13 +73,13 @@ struct finished_sequence {
   std::int64_t num_cached_tokens = 0;  ///< of the prompt, when it was first admitted; the same for all its samples
 };
 
-/// A token that was not known yet when a step's inputs were built, because it is sampled by an earlier step in flight:
-/// the engine takes it from there, usually without a way through the host.
-struct late_token {
+/// A placeholder of an in-flight token (asynchronous scheduling): the token was not known yet when a step's inputs were
+/// built, because an earlier step in flight samples it. The engine copies it from there, usually on the device.
+struct token_placeholder {
   std::int64_t step = 0;      ///< step_plan::step of the step that samples it
   std::int32_t sampled = 0;   ///< which of the tokens that step samples, counted as `commit` takes them
   std::int32_t position = 0;  ///< index into step_inputs::tokens, which holds −1 there
-  friend constexpr bool operator==(const late_token&, const late_token&) = default;
+  friend constexpr bool operator==(const token_placeholder&, const token_placeholder&) = default;
 };
 
 /// Everything a model needs of one step. Capacity is kept between steps.
@@ -90,7 +90,7 @@ struct step_inputs {
   /// Rows whose logits are sampled: the last one of each sequence with num_samples > 0, the last 1 + num_drafts ones
   /// of a sequence with drafts.
   std::vector<std::int32_t> sample_rows;
-  std::vector<late_token> late_tokens;  ///< none while only one step is in flight
+  std::vector<token_placeholder> placeholders;  ///< none while at most one step is in flight
 };
 
 }  // namespace bifolio

@@ -13,9 +13,9 @@
 
 namespace bifolio {
 
-/// Stands in rows of block tables where no kernel reads: right of a sequence's length and left of its sliding window.
-/// Larger than any block id: planning refuses it where a kernel would read.
-inline constexpr std::int32_t free_table_entry = 2147480000;
+/// Padding entry of block-table rows, where no kernel reads: right of a sequence's length and left of its sliding
+/// window. It is larger than any block id; planning refuses it where a kernel would read it.
+inline constexpr std::int32_t padding_entry = 2147480000;
 
 /// Copy the contents of one block to another, in every layer. A list of pairs takes effect as if done in order.
 struct block_copy {
@@ -50,7 +50,7 @@ struct step_plan {
   std::vector<block_copy> swap_ins;   ///< (host block, device block)
   std::vector<seq_id> swapped_out;    ///< preempted, keeping their tokens' K and V in host blocks
   std::vector<seq_id> swapped_in;     ///< back on the device; computed from the next step on
-  std::vector<seq_id> preempted;      ///< put back to the waiting queue; their blocks are free again
+  std::vector<seq_id> preempted;      ///< back in the waiting queue; their blocks are free again
   std::vector<request_id> aborted;    ///< requests dropped by `scheduler::post_abort`
   std::int64_t num_tokens = 0;        ///< Σ query_len
   /// Whether there is nothing to execute and nothing to commit.
@@ -63,8 +63,8 @@ struct step_plan {
 /// "preempted":[…],"aborted":[…],"num_tokens":…}. Ids are their integers.
 [[nodiscard]] BIFOLIO_API std::string to_string(const step_plan& plan);
 
-/// The way back: parse_step_plan(to_string(plan)) == plan. Names may come in any order, with white space between them;
-/// what is left out is 0 or empty. Throws `error` (invalid_argument) with the place for anything else.
+/// The inverse: parse_step_plan(to_string(plan)) == plan. Names may come in any order, with white space between them;
+/// an absent field is 0 or empty. Throws `error` (invalid_argument) with the place for anything else.
 [[nodiscard]] BIFOLIO_API step_plan parse_step_plan(std::string_view json);
 
 /// Flat arrays for one step, borrowed. Row i belongs to the i-th sequence; rows of the q, k, v and out tensors are the
@@ -78,6 +78,10 @@ struct step_batch_view {
       nullptr;                          ///< [num_seqs, block_table_stride]; entries past the length are never read
   std::int64_t block_table_stride = 0;  ///< entries from a row to the next
   const std::int64_t* slot_mapping = nullptr;  ///< [num_tokens]; a negative slot is not stored
+  /// Optional, [num_seqs]: position of each sequence's first new token, counted from the first key of its table row.
+  /// Null: the last new token is at the last key. For rows that cover a part of a sequence: a row whose first key is at
+  /// position f has, for new tokens from position p on, p − f. It may be negative, or past the row's last key.
+  const std::int32_t* query_positions = nullptr;
 };
 
 /// Owns the host arrays behind a `step_batch_view`. Capacity is kept between steps.
@@ -87,8 +91,10 @@ struct step_batch {
   std::vector<std::int32_t> block_tables;
   std::int64_t block_table_stride = 0;
   std::vector<std::int64_t> slot_mapping;
-  /// Notes of `kv_cache_manager::build`: as of which change of which table (the number says both) a row of block_tables
-  /// was written. Rows that only grew since are not written again, so whoever changes block_tables clears these.
+  std::vector<std::int32_t> query_positions;  ///< empty for none; `kv_cache_manager::build` empties it
+  /// Notes of `kv_cache_manager::build`: the change of a table (its number is unique over all tables) as of which a row
+  /// of block_tables was written. Rows that only grew since are not written again, so code that changes block_tables
+  /// must clear these.
   struct written_row {
     std::uint64_t change = 0;
     std::int32_t num_entries = 0;
@@ -102,7 +108,8 @@ struct step_batch {
             seq_lens.data(),
             block_tables.data(),
             block_table_stride,
-            slot_mapping.data()};
+            slot_mapping.data(),
+            query_positions.empty() ? nullptr : query_positions.data()};
   }
 };
 

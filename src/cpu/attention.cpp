@@ -3,10 +3,11 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <string_view>
 
+#include "common/attention/implementations.hpp"
 #include "common/engine/validate_attention.hpp"
 #include "cpu/attention_plan.hpp"
+#include "cpu/implementations.hpp"
 
 namespace bifolio::cpu {
 namespace {
@@ -18,9 +19,9 @@ attention_args args_of(const attention_plan& plan, const cpu_attention_plan& sta
   args.out = params.out.data;
   args.lse = params.lse;
   args.k = params.kv.k;
-  args.v = params.kv.v;
-  args.k_strides = params.kv.layout.k;
-  args.v_strides = params.kv.layout.v;
+  args.v = params.kv.v_data();
+  args.k_strides = params.kv.layout.k.strides;
+  args.v_strides = params.kv.layout.v.strides;
   args.alibi_slopes = params.alibi_slopes;
   args.sinks = params.sinks;
   args.bias = params.bias.data;
@@ -35,7 +36,8 @@ attention_args args_of(const attention_plan& plan, const cpu_attention_plan& sta
   args.window = state.window;
   args.num_q_heads = plan.spec.num_q_heads;
   args.group_size = plan.spec.num_q_heads / plan.spec.num_kv_heads;
-  args.head_dim = plan.spec.head_dim;
+  args.qk_head_dim = plan.spec.qk_head_dim;
+  args.v_head_dim = plan.spec.v_head_dim;
   args.block_size = plan.spec.block_size;
   args.scale = params.scale;
   args.soft_cap = params.soft_cap;
@@ -48,8 +50,7 @@ struct attention_call {
   attention_args args;
   const step_batch_view* batch = nullptr;
   cpu_attention_plan* state = nullptr;
-  const attention_kernels* kernels = nullptr;
-  std::size_t kv_type = 0;
+  item_kernels kernels;
 };
 
 attention_item item_of(const attention_call& call, const planned_item& planned) noexcept {
@@ -69,8 +70,8 @@ attention_item item_of(const attention_call& call, const planned_item& planned) 
   return item;
 }
 
-// The item that is pulled next, if no other lane is quicker.
-bool guess_next(const void* context, attention_item& next) noexcept {
+// Peeks at the item that this worker takes next unless another worker takes it first.
+bool peek_next(const void* context, attention_item& next) noexcept {
   const auto& call = *static_cast<const attention_call*>(context);
   const std::int32_t index = call.state->next_item.load(std::memory_order_relaxed);
   if (index >= call.state->num_items) return false;
@@ -80,20 +81,20 @@ bool guess_next(const void* context, attention_item& next) noexcept {
 
 void run_item(const attention_call& call, const planned_item& planned, const attention_scratch& scratch) noexcept {
   attention_item item = item_of(call, planned);
-  item.guess_next = &guess_next;
-  item.guess_context = &call;
-  call.kernels->run[call.kv_type](call.args, item, scratch);
+  item.peek_next = &peek_next;
+  item.peek_context = &call;
+  call.kernels.run(call.args, item, scratch);
   if (planned.partials < 0) return;
 
-  unit_countdown& countdown = call.state->countdowns.data()[planned.unit];
-  if (countdown.pending.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
-  countdown.pending.store(countdown.num_items, std::memory_order_relaxed);
-  call.kernels->finish[call.kv_type](call.args, item, scratch);
+  completion_counter& counter = call.state->counters.data()[planned.counter];
+  if (counter.pending.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+  counter.pending.store(counter.num_items, std::memory_order_relaxed);
+  call.kernels.combine(call.args, item, scratch);
 }
 
-void run_lane(void* context, std::int32_t lane) noexcept {
+void run_worker(void* context, std::int32_t worker) noexcept {
   const auto& call = *static_cast<const attention_call*>(context);
-  const attention_scratch scratch = call.state->scratch_of(lane);
+  const attention_scratch scratch = call.state->scratch_of(worker);
   for (;;) {
     const std::int32_t index = call.state->next_item.fetch_add(1, std::memory_order_relaxed);
     if (index >= call.state->num_items) return;
@@ -105,63 +106,52 @@ struct merge_call {
   const merge_params* params = nullptr;
   const attention_kernels* kernels = nullptr;
   std::int64_t num_rows = 0;
-  std::int32_t num_lanes = 1;
+  std::int32_t num_workers = 1;
 };
 
-std::string_view to_string(attention_loops loops) noexcept {
-  switch (loops) {
-    case attention_loops::vectors:
-      return "vectors";
-    case attention_loops::dots:
-      return "dots";
-    case attention_loops::tiles:
-      return "tiles";
-  }
-  return "unknown";
-}
-
 // `split`: the keys of a row are split over several items, whose partial results are combined.
-std::string kernel_name(const kernel_table& table, dtype kv_type, bool one_type, bool split) {
-  const attention_loops loops = table.attention.loops[static_cast<std::size_t>(kv_type)][one_type ? 1 : 0];
+std::string kernel_name(const kernel_table& table, const attention_implementation& of, dtype kv_type, bool split) {
   std::string name = "cpu ";
   name.append(bifolio::to_string(table.isa)).append(" ").append(bifolio::to_string(kv_type));
-  name.append(" ").append(to_string(loops));
+  name.append(" ").append(of.name);
   if (split) name.append(" split-KV");
   return name;
 }
 
-void merge_lane(void* context, std::int32_t lane) noexcept {
+void merge_worker(void* context, std::int32_t worker) noexcept {
   const auto& call = *static_cast<const merge_call*>(context);
-  call.kernels->merge(*call.params, call.num_rows * lane / call.num_lanes, call.num_rows * (lane + 1) / call.num_lanes);
+  call.kernels->merge(*call.params, call.num_rows * worker / call.num_workers,
+                      call.num_rows * (worker + 1) / call.num_workers);
 }
 
 }  // namespace
 
-errc attention(const kernel_table& table, executor& lanes, const attention_plan& plan,
+errc attention(const kernel_table& table, executor& workers, const attention_plan& plan,
                const attention_params& params) noexcept {
   if (const errc code = validate::attention(plan, params, nullptr); code != errc::ok) return code;
-  auto* state = dynamic_cast<cpu_attention_plan*>(plan.state.get());
+  auto* const state = detail::state_of<cpu_attention_plan>(plan, &cpu_attention_plan::owner_address);
   if (state == nullptr) return errc::failed_precondition;
+  const attention_problem problem = problem_of(table, plan.spec, params);
+  const attention_implementation* const implementation = implementation_of(problem, plan.spec.implementation);
+  if (implementation == nullptr) return errc::unsupported;
   if (state->num_items == 0) return errc::ok;
 
   attention_call call;
   call.args = args_of(plan, *state, params);
   call.batch = &params.batch;
   call.state = state;
-  call.kernels = &table.attention;
-  call.kv_type = static_cast<std::size_t>(plan.spec.kv_type);
+  call.kernels = table.attention.items_of(implementation->loops, problem.kv_type);
   state->next_item.store(0, std::memory_order_relaxed);
-  lanes.run(std::min(state->num_lanes, lanes.width()), &run_lane, &call);
+  workers.run(std::min(state->num_workers, workers.concurrency()), &run_worker, &call);
   return errc::ok;
 }
 
 std::vector<std::string> attention_kernel_names(const kernel_table& table) {
   std::vector<std::string> names;
-  for (const dtype kv_type : {dtype::f32, dtype::f16, dtype::bf16}) {
-    for (const bool one_type : {true, false}) {
-      const auto& loops = table.attention.loops[static_cast<std::size_t>(kv_type)];
-      if (!one_type && loops[0] == loops[1]) continue;
-      for (const bool split : {false, true}) names.push_back(kernel_name(table, kv_type, one_type, split));
+  for (const dtype kv_type : all_dtypes) {
+    for (const attention_implementation& one : attention_implementations()) {
+      if (table.attention.items_of(one.loops, kv_type).run == nullptr) continue;
+      for (const bool split : {false, true}) names.push_back(kernel_name(table, one, kv_type, split));
     }
   }
   return names;
@@ -170,33 +160,41 @@ std::vector<std::string> attention_kernel_names(const kernel_table& table) {
 std::vector<std::string> describe(const kernel_table& table, const attention_plan& plan,
                                   const attention_params& params) {
   std::vector<std::string> names;
-  const auto* const state = dynamic_cast<const cpu_attention_plan*>(plan.state.get());
+  const auto* const state = detail::state_of<const cpu_attention_plan>(plan, &cpu_attention_plan::owner_address);
   if (state == nullptr || validate::attention(plan, params, nullptr) != errc::ok) return names;
-  const attention_spec& spec = plan.spec;
-  // Tile registers take no bias.
-  const bool one_type = spec.q_type == spec.kv_type && spec.out_type == spec.kv_type;
-  const auto& loops = table.attention.loops[static_cast<std::size_t>(spec.kv_type)];
-  const bool as_one_type = one_type && (loops[1] != attention_loops::tiles || params.bias.data == nullptr);
+  const attention_problem problem = problem_of(table, plan.spec, params);
+  const attention_implementation* const implementation = implementation_of(problem, plan.spec.implementation);
+  if (implementation == nullptr) return names;
   names.resize(static_cast<std::size_t>(plan.num_seqs));
   for (std::int32_t i = 0; i < state->num_items; ++i) {
     const planned_item& item = state->items.data()[i];
-    names[static_cast<std::size_t>(item.seq)] = kernel_name(table, spec.kv_type, as_one_type, item.partials >= 0);
+    names[static_cast<std::size_t>(item.seq)] =
+        kernel_name(table, *implementation, problem.kv_type, item.partials >= 0);
   }
   return names;
 }
 
-errc merge_states(const kernel_table& table, executor& lanes, const merge_params& params) noexcept {
+std::vector<std::string> explain(const kernel_table& table, const attention_plan& plan) {
+  if (detail::state_of<const cpu_attention_plan>(plan, &cpu_attention_plan::owner_address) != nullptr) {
+    return explain_implementations(problem_of(table, plan.spec), plan.spec.implementation, plan.num_seqs);
+  }
+  std::vector<std::string> names;
+  for (const attention_implementation& one : attention_implementations()) names.emplace_back(one.name);
+  return names;
+}
+
+errc merge_states(const kernel_table& table, executor& workers, const merge_params& params) noexcept {
   if (const errc code = validate::merge(params, nullptr); code != errc::ok) return code;
   merge_call call;
   call.params = &params;
   call.kernels = &table.attention;
   call.num_rows = params.out.num_tokens * params.out.num_heads;
   if (call.num_rows == 0) return errc::ok;
-  // About 20 µs a lane at the least.
-  constexpr std::int64_t elements_per_lane = 1 << 16;
-  const std::int64_t wanted = call.num_rows * std::max(1, params.out.head_dim) / elements_per_lane;
-  call.num_lanes = static_cast<std::int32_t>(std::clamp<std::int64_t>(wanted, 1, lanes.width()));
-  lanes.run(call.num_lanes, &merge_lane, &call);
+  // At least about 20 µs per worker.
+  constexpr std::int64_t elements_per_worker = 1 << 16;
+  const std::int64_t wanted = call.num_rows * std::max(1, params.out.head_dim) / elements_per_worker;
+  call.num_workers = static_cast<std::int32_t>(std::clamp<std::int64_t>(wanted, 1, workers.concurrency()));
+  workers.run(call.num_workers, &merge_worker, &call);
   return errc::ok;
 }
 

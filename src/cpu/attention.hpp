@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// The attention calls of the CPU backend: planning, the loops over work items, merging. The contracts are those of
+/// The attention calls of the CPU backend: planning, running the work items, merging. The contracts are those of
 /// `backend`.
 
 #include <bifolio/attention.hpp>
@@ -10,20 +10,24 @@
 #include <bifolio/step.hpp>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cpu/kernels/kernel_table.hpp"
 
 namespace bifolio::cpu {
 
-/// Cuts the step for `num_lanes` lanes; workspace comes from `memory`.
-void plan_attention(std::int32_t num_lanes, memory_resource& memory, attention_plan& plan, const attention_spec& spec,
+/// Plans the step for `num_workers` workers; the workspace comes from `memory`. `forced`: the implementation that the
+/// environment names.
+void plan_attention(const kernel_table& table, std::string_view forced, std::int32_t num_workers,
+                    memory_resource& memory, attention_plan& plan, const attention_spec& spec,
                     const step_batch_view& batch, std::int64_t num_blocks);
-[[nodiscard]] errc attention(const kernel_table& table, executor& lanes, const attention_plan& plan,
+[[nodiscard]] errc attention(const kernel_table& table, executor& workers, const attention_plan& plan,
                              const attention_params& params) noexcept;
 [[nodiscard]] std::vector<std::string> attention_kernel_names(const kernel_table& table);
 [[nodiscard]] std::vector<std::string> describe(const kernel_table& table, const attention_plan& plan,
                                                 const attention_params& params);
-[[nodiscard]] errc merge_states(const kernel_table& table, executor& lanes, const merge_params& params) noexcept;
+[[nodiscard]] std::vector<std::string> explain(const kernel_table& table, const attention_plan& plan);
+[[nodiscard]] errc merge_states(const kernel_table& table, executor& workers, const merge_params& params) noexcept;
 
 }  // namespace bifolio::cpu

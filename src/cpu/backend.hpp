@@ -6,6 +6,7 @@
 #include <bifolio/backend.hpp>
 #include <bifolio/executor.hpp>
 #include <memory>
+#include <string>
 
 #include "cpu/kernels/kernel_table.hpp"
 
@@ -19,13 +20,18 @@ class cpu_backend final : public backend {
 
   [[nodiscard]] device where() const noexcept override { return {}; }
   [[nodiscard]] std::string description() const override;
-  [[nodiscard]] errc health() const noexcept override { return lanes_->health(); }
+  [[nodiscard]] errc health() const noexcept override { return workers_->health(); }
 
   [[nodiscard]] memory_resource& memory() noexcept override { return *memory_; }
   [[nodiscard]] memory_resource& staging_memory() noexcept override { return *memory_; }
   [[nodiscard]] errc upload(void* dst, const void* host_src, std::size_t num_bytes, stream_ref) noexcept override;
   [[nodiscard]] errc download(void* host_dst, const void* src, std::size_t num_bytes, stream_ref) noexcept override;
   [[nodiscard]] errc synchronize(stream_ref) noexcept override { return errc::ok; }
+
+  /// Calls are finished when they return: an event of the CPU is always done.
+  [[nodiscard]] event make_event() override;
+  [[nodiscard]] errc record(event& point, stream_ref) noexcept override;
+  [[nodiscard]] errc wait(const event& point, stream_ref) noexcept override { return point.synchronize(); }
 
   [[nodiscard]] errc append(const append_params& params, stream_ref) noexcept override;
   [[nodiscard]] errc gather(const gather_params& params, stream_ref) noexcept override;
@@ -43,13 +49,15 @@ class cpu_backend final : public backend {
   [[nodiscard]] std::vector<std::string> attention_kernels() const override;
   [[nodiscard]] std::vector<std::string> describe(const attention_plan& plan,
                                                   const attention_params& params) const override;
+  [[nodiscard]] std::vector<std::string> explain(const attention_plan& plan) const override;
   [[nodiscard]] errc merge_states(const merge_params& params, stream_ref) noexcept override;
 
  private:
   const kernel_table* kernels_;
   std::unique_ptr<executor> own_executor_;  // null when the caller brought one
-  executor* lanes_;
+  executor* workers_;
   memory_resource* memory_;
+  std::string forced_attention_;  // what BIFOLIO_ATTENTION named when this was opened
 };
 
 }  // namespace bifolio::cpu

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the cache calls are cut into lanes. Two rules make every call mean the same on one lane and on many, without
-// locks and without a look at the list first:
-//   append, convert, swap   a lane owns destination blocks (chosen by a hash of the block), and does the rows or pairs
+// How the cache calls are split over workers. Two rules make every call mean the same on one worker and on many,
+// without locks and without a look at the list first:
+//   append, convert, swap   a worker owns destination blocks (chosen by a hash of the block), and does the rows or
+//   pairs
 //                           that go there in the order of the list: of two that go to one place the later one wins.
-//   copy_blocks             a lane owns a part of every block, and does all pairs in order: a copy never moves an
-//                           element to another place in its block, so chains never cross from one lane to another.
+//   copy_blocks             a worker owns a part of every block, and does all pairs in order: a copy never moves an
+//                           element to another place in its block, so chains never cross from one worker to another.
 #include "cpu/cache_ops.hpp"
 
+#include <algorithm>
 #include <bifolio/dtype.hpp>
 #include <cstddef>
 #include <numeric>
@@ -17,41 +19,41 @@
 namespace bifolio::cpu {
 namespace {
 
-/// Bytes moved that are worth a lane of their own: about 20 µs of copying, which is where a second OpenMP lane begins
+/// Bytes moved that are worth one more worker: about 20 µs of copying, which is where a second OpenMP worker begins
 /// to pay (docs/kernels/cache_ops_cpu.md).
-constexpr std::int64_t bytes_per_lane = std::int64_t{384} << 10;
+constexpr std::int64_t bytes_per_worker = std::int64_t{384} << 10;
 
-std::int32_t lanes_for(const executor& lanes, std::int64_t num_bytes) noexcept {
-  const std::int64_t worth = num_bytes / bytes_per_lane + 1;
-  const std::int32_t width = lanes.width();
-  return worth < width ? static_cast<std::int32_t>(worth) : width;
+std::int32_t workers_for(const executor& workers, std::int64_t num_bytes) noexcept {
+  const std::int64_t worth = num_bytes / bytes_per_worker + 1;
+  const std::int32_t concurrency = workers.concurrency();
+  return worth < concurrency ? static_cast<std::int32_t>(worth) : concurrency;
 }
 
-/// Runs `body(lane, num_lanes)`, which must be noexcept.
+/// Runs `body(worker, num_workers)`, which must be noexcept.
 template <class Body>
-void run_lanes(executor& lanes, std::int32_t num_lanes, const Body& body) noexcept {
+void run_workers(executor& workers, std::int32_t num_workers, const Body& body) noexcept {
   struct context {
     const Body* body;
-    std::int32_t num_lanes;
-  } shared{&body, num_lanes};
-  if (num_lanes <= 1) {
+    std::int32_t num_workers;
+  } shared{&body, num_workers};
+  if (num_workers <= 1) {
     body(0, 1);
     return;
   }
-  lanes.run(
-      num_lanes,
-      [](void* opaque, std::int32_t lane) noexcept {
+  workers.run(
+      num_workers,
+      [](void* opaque, std::int32_t worker) noexcept {
         const auto& mine = *static_cast<const context*>(opaque);
-        (*mine.body)(lane, mine.num_lanes);
+        (*mine.body)(worker, mine.num_workers);
       },
       &shared);
 }
 
-/// The lane that owns a block: Fibonacci hashing, so that every pattern of ids spreads.
-std::int32_t owner_of(std::int64_t key, std::int32_t num_lanes) noexcept {
-  if (num_lanes == 1) return 0;
+/// The worker that owns a block: Fibonacci hashing, so that every pattern of ids spreads.
+std::int32_t owner_of(std::int64_t key, std::int32_t num_workers) noexcept {
+  if (num_workers == 1) return 0;
   const std::uint64_t hash = (static_cast<std::uint64_t>(key) * 0x9e3779b97f4a7c15u) >> 32;
-  return static_cast<std::int32_t>((hash * static_cast<std::uint64_t>(num_lanes)) >> 32);
+  return static_cast<std::int32_t>((hash * static_cast<std::uint64_t>(num_workers)) >> 32);
 }
 
 std::byte* at(void* base, std::int64_t elements, dtype type) noexcept {
@@ -108,19 +110,19 @@ void for_each_run(const std::int64_t* slots, std::int64_t begin, std::int64_t en
   }
 }
 
-/// Moves runs of one half between rows and blocks; the plan of the last length is kept, as most runs are alike.
-class half_mover {
+/// Moves runs of one plane between rows and blocks; the plan of the last length is kept, as most runs are alike.
+class plane_mover {
  public:
-  half_mover(const kv_layout& layout, const kv_strides& cache, const kv_strides& rows, bool to_cache,
-             move_kernel move) noexcept
-      : cache_(cache),
+  plane_mover(const kv_layout& layout, const kv_plane& cache, const kv_strides& rows, bool to_cache,
+              move_kernel move) noexcept
+      : cache_(cache.strides),
         rows_(rows),
         heads_(layout.num_kv_heads),
-        dims_(layout.head_dim),
+        dims_(cache.head_dim),
         to_cache_(to_cache),
         move_(move) {}
 
-  /// `cache` and `rows` are the bases of the half and of the rows.
+  /// `cache` and `rows` are the bases of the plane and of the rows.
   void append(void* cache, dtype cache_type, const void* rows, dtype rows_type, const token_run& run) noexcept {
     plan_for(run.count);
     move_(at(cache, cache_element(run), cache_type), at(rows, run.row * rows_.token, rows_type), plan_);
@@ -151,24 +153,29 @@ class half_mover {
   move_plan plan_;
 };
 
+/// Elements of a token in all stored planes.
+std::int64_t token_elements(const kv_layout& layout) noexcept {
+  const std::int64_t dims = std::int64_t{layout.k.head_dim} + (layout.v_in_k ? 0 : layout.v.head_dim);
+  return layout.num_kv_heads * dims;
+}
+
 /// Bytes of K and V of `num_tokens` tokens, read and written.
 std::int64_t traffic(const kv_layout& layout, std::int64_t num_tokens, dtype other) noexcept {
-  const std::int64_t elements = 2 * static_cast<std::int64_t>(layout.num_kv_heads) * layout.head_dim;
-  return num_tokens * elements * static_cast<std::int64_t>(size_of(layout.type) + size_of(other));
+  return num_tokens * token_elements(layout) * static_cast<std::int64_t>(size_of(layout.k.code.type) + size_of(other));
 }
 
 /// The same over `num_pairs` blocks and `num_layers` layers; an estimate, so that it may stop growing.
 std::int64_t block_traffic(const kv_layout& layout, std::size_t num_pairs, std::size_t num_layers,
                            dtype other) noexcept {
-  const double bytes = 2.0 * static_cast<double>(layout.block_elements()) *
-                       static_cast<double>(size_of(layout.type) + size_of(other)) * static_cast<double>(num_pairs) *
-                       static_cast<double>(num_layers);
+  const double bytes = static_cast<double>(token_elements(layout)) * static_cast<double>(layout.block_size) *
+                       static_cast<double>(size_of(layout.k.code.type) + size_of(other)) *
+                       static_cast<double>(num_pairs) * static_cast<double>(num_layers);
   constexpr double enough = 1e15;
   return static_cast<std::int64_t>(bytes < enough ? bytes : enough);
 }
 
-/// One half of whole blocks between two places.
-struct half_blocks {
+/// One plane of whole blocks between two places.
+struct plane_blocks {
   void* dst = nullptr;
   const void* src = nullptr;
   kv_strides dst_strides;
@@ -183,15 +190,15 @@ struct half_blocks {
   }
 };
 
-half_blocks k_half(const kv_cache_view& src, const kv_cache_view& dst) noexcept {
-  return {dst.k, src.k, dst.layout.k, src.layout.k, dst.layout.type, src.layout.type};
+plane_blocks k_plane(const kv_cache_view& src, const kv_cache_view& dst) noexcept {
+  return {dst.k, src.k, dst.layout.k.strides, src.layout.k.strides, dst.layout.k.code.type, src.layout.k.code.type};
 }
-half_blocks v_half(const kv_cache_view& src, const kv_cache_view& dst) noexcept {
-  return {dst.v, src.v, dst.layout.v, src.layout.v, dst.layout.type, src.layout.type};
+plane_blocks v_plane(const kv_cache_view& src, const kv_cache_view& dst) noexcept {
+  return {dst.v, src.v, dst.layout.v.strides, src.layout.v.strides, dst.layout.v.code.type, src.layout.v.code.type};
 }
 
-tile_shape block_tile(const kv_layout& layout) noexcept {
-  return {layout.num_kv_heads, layout.block_size, layout.head_dim};
+tile_shape block_tile(const kv_layout& layout, const kv_plane& plane) noexcept {
+  return {layout.num_kv_heads, layout.block_size, plane.head_dim};
 }
 
 /// Whole blocks across layouts and dtypes. Where the two sides split heads into chunks that do not nest (only strides
@@ -199,15 +206,15 @@ tile_shape block_tile(const kv_layout& layout) noexcept {
 class block_mover {
  public:
   /// Plans anew only when the strides are not those of the last layer: layers are alike as a rule.
-  void aim(const half_blocks& half, const tile_shape& tile, move_kernel kernel) noexcept {
-    const bool planned = kernel_ == kernel && half.src_strides == half_.src_strides &&
-                         half.dst_strides == half_.dst_strides && tile == tile_;
-    half_ = half;
+  void aim(const plane_blocks& plane, const tile_shape& tile, move_kernel kernel) noexcept {
+    const bool planned = kernel_ == kernel && plane.src_strides == plane_.src_strides &&
+                         plane.dst_strides == plane_.dst_strides && tile == tile_;
+    plane_ = plane;
     if (planned) return;
     kernel_ = kernel;
     tile_ = tile;
-    kv_strides src = half.src_strides;
-    kv_strides dst = half.dst_strides;
+    kv_strides src = plane.src_strides;
+    kv_strides dst = plane.dst_strides;
     group_ = tile.head_dim;
     if (!chunks_nest(src, dst)) {
       src.chunk = dst.chunk = std::gcd(src.chunk, dst.chunk);
@@ -218,7 +225,7 @@ class block_mover {
 
   void operator()(const block_copy& copy) const noexcept {
     for (std::int64_t dim = 0; dim < tile_.head_dim; dim += group_) {
-      half_.move(kernel_, plan_, copy, dim_element(half_.src_strides, dim), dim_element(half_.dst_strides, dim));
+      plane_.move(kernel_, plan_, copy, dim_element(plane_.src_strides, dim), dim_element(plane_.dst_strides, dim));
     }
   }
 
@@ -227,57 +234,61 @@ class block_mover {
     return dim / strides.chunk * strides.chunk_stride + dim % strides.chunk * strides.dim;
   }
 
-  half_blocks half_;
+  plane_blocks plane_;
   tile_shape tile_;
   move_kernel kernel_ = nullptr;
   std::int64_t group_ = 0;
   move_plan plan_;
 };
 
-/// Moves the pairs whose destinations one lane owns, layer by layer.
+/// Moves the pairs whose destinations one worker owns, layer by layer.
 class owned_mover {
  public:
-  owned_mover(const kernel_table& table, std::int32_t lane, std::int32_t num_lanes) noexcept
-      : table_(&table), lane_(lane), num_lanes_(num_lanes) {}
+  owned_mover(const kernel_table& table, std::int32_t worker, std::int32_t num_workers) noexcept
+      : table_(&table), worker_(worker), num_workers_(num_workers) {}
 
   void operator()(const kv_cache_view& src, const kv_cache_view& dst, std::span<const block_copy> copies,
                   std::int64_t layer) noexcept {
-    const move_kernel kernel = table_->cache.mover(dst.layout.type, src.layout.type);
-    k_.aim(k_half(src, dst), block_tile(src.layout), kernel);
-    v_.aim(v_half(src, dst), block_tile(src.layout), kernel);
+    const kv_layout& layout = src.layout;
+    const bool has_v = !layout.v_in_k;
+    k_.aim(k_plane(src, dst), block_tile(layout, layout.k), kernel_of(dst.layout.k, layout.k));
+    if (has_v) v_.aim(v_plane(src, dst), block_tile(layout, layout.v), kernel_of(dst.layout.v, layout.v));
     for (const block_copy& copy : copies) {
-      if (owner_of((layer << 31) + to_index(copy.dst), num_lanes_) != lane_) continue;
+      if (owner_of((layer << 31) + to_index(copy.dst), num_workers_) != worker_) continue;
       k_(copy);
-      v_(copy);
+      if (has_v) v_(copy);
     }
   }
 
  private:
+  [[nodiscard]] move_kernel kernel_of(const kv_plane& dst, const kv_plane& src) const noexcept {
+    return table_->cache.mover(dst.code.type, src.code.type);
+  }
+
   const kernel_table* table_;
-  std::int32_t lane_;
-  std::int32_t num_lanes_;
+  std::int32_t worker_;
+  std::int32_t num_workers_;
   block_mover k_;
   block_mover v_;
 };
 
-/// Copies one part of the blocks of one half after another; a part is planned anew only when it is not the last one's.
+/// Copies one part of the blocks of one plane after another; a part is planned anew only when it is not the last one's.
 class part_mover {
  public:
   explicit part_mover(const kernel_table& table) noexcept : table_(&table) {}
 
-  void operator()(const kv_cache_view& layer, const half_blocks& half, std::int64_t part, std::int64_t num_parts,
+  void operator()(const tile_shape& tile, const plane_blocks& plane, std::int64_t part, std::int64_t num_parts,
                   std::span<const block_copy> copies) noexcept {
-    const tile_shape tile = block_tile(layer.layout);
-    if (part != part_ || tile != tile_ || half.src_strides != strides_) {
+    if (part != part_ || tile != tile_ || plane.src_strides != strides_) {
       part_ = part;
       tile_ = tile;
-      strides_ = half.src_strides;
+      strides_ = plane.src_strides;
       cut_ = part_of(make_nest(tile, strides_, strides_), part, num_parts);
       plan_ = make_plan(cut_.nest);
     }
-    const move_kernel kernel = table_->cache.mover(layer.layout.type, layer.layout.type);
+    const move_kernel kernel = table_->cache.mover(plane.dst_type, plane.src_type);
     for (const block_copy& copy : copies) {
-      if (copy.src != copy.dst) half.move(kernel, plan_, copy, cut_.src, cut_.dst);
+      if (copy.src != copy.dst) plane.move(kernel, plan_, copy, cut_.src, cut_.dst);
     }
   }
 
@@ -292,94 +303,105 @@ class part_mover {
 
 }  // namespace
 
-errc append(const kernel_table& table, executor& lanes, const append_params& params) noexcept {
+errc append(const kernel_table& table, executor& workers, const append_params& params) noexcept {
   if (const errc code = validate::append(params); code != errc::ok) return code;
   const std::int64_t num_tokens = params.k.num_tokens;
   if (num_tokens == 0) return errc::ok;
   const kv_layout& layout = params.kv.layout;
   const dtype rows_type = params.k.type;
-  const move_kernel kernel = table.cache.mover(layout.type, rows_type);
-  run_lanes(lanes, lanes_for(lanes, traffic(layout, num_tokens, rows_type)),
-            [&](std::int32_t lane, std::int32_t num_lanes) noexcept {
-              half_mover k(layout, layout.k, strides_of(params.k), true, kernel);
-              half_mover v(layout, layout.v, strides_of(params.v), true, kernel);
-              for_each_run(params.slot_mapping, 0, num_tokens, slot_splitter(layout.block_size),
-                           [&](const token_run& run) noexcept {
-                             if (owner_of(run.block, num_lanes) != lane) return;
-                             k.append(params.kv.k, layout.type, params.k.data, rows_type, run);
-                             v.append(params.kv.v, layout.type, params.v.data, rows_type, run);
-                           });
-            });
+  const bool has_v = !layout.v_in_k;
+  const move_kernel k_kernel = table.cache.mover(layout.k.code.type, rows_type);
+  const move_kernel v_kernel = table.cache.mover(layout.v.code.type, rows_type);
+  run_workers(workers, workers_for(workers, traffic(layout, num_tokens, rows_type)),
+              [&](std::int32_t worker, std::int32_t num_workers) noexcept {
+                plane_mover k(layout, layout.k, strides_of(params.k), true, k_kernel);
+                plane_mover v(layout, layout.v, strides_of(params.v), true, v_kernel);
+                for_each_run(params.slot_mapping, 0, num_tokens, slot_splitter(layout.block_size),
+                             [&](const token_run& run) noexcept {
+                               if (owner_of(run.block, num_workers) != worker) return;
+                               k.append(params.kv.k, layout.k.code.type, params.k.data, rows_type, run);
+                               if (has_v) v.append(params.kv.v, layout.v.code.type, params.v.data, rows_type, run);
+                             });
+              });
   return errc::ok;
 }
 
-errc gather(const kernel_table& table, executor& lanes, const gather_params& params) noexcept {
+errc gather(const kernel_table& table, executor& workers, const gather_params& params) noexcept {
   if (const errc code = validate::gather(params); code != errc::ok) return code;
   const std::int64_t num_tokens = params.k.num_tokens;
   if (num_tokens == 0) return errc::ok;
   const kv_layout& layout = params.kv.layout;
   const dtype rows_type = params.k.type;
-  const move_kernel kernel = table.cache.mover(rows_type, layout.type);
-  run_lanes(lanes, lanes_for(lanes, traffic(layout, num_tokens, rows_type)),
-            [&](std::int32_t lane, std::int32_t num_lanes) noexcept {
-              half_mover k(layout, layout.k, strides_of(params.k), false, kernel);
-              half_mover v(layout, layout.v, strides_of(params.v), false, kernel);
-              const std::int64_t share = (num_tokens + num_lanes - 1) / num_lanes;
-              const std::int64_t begin = share * lane < num_tokens ? share * lane : num_tokens;
-              const std::int64_t end = num_tokens - begin < share ? num_tokens : begin + share;
-              for_each_run(params.slot_mapping, begin, end, slot_splitter(layout.block_size),
-                           [&](const token_run& run) noexcept {
-                             k.gather(params.kv.k, layout.type, params.k.data, rows_type, run);
-                             v.gather(params.kv.v, layout.type, params.v.data, rows_type, run);
-                           });
-            });
+  const bool has_v = !layout.v_in_k;
+  const move_kernel k_kernel = table.cache.mover(rows_type, layout.k.code.type);
+  const move_kernel v_kernel = table.cache.mover(rows_type, layout.v.code.type);
+  run_workers(workers, workers_for(workers, traffic(layout, num_tokens, rows_type)),
+              [&](std::int32_t worker, std::int32_t num_workers) noexcept {
+                plane_mover k(layout, layout.k, strides_of(params.k), false, k_kernel);
+                plane_mover v(layout, layout.v, strides_of(params.v), false, v_kernel);
+                const std::int64_t share = (num_tokens + num_workers - 1) / num_workers;
+                const std::int64_t begin = share * worker < num_tokens ? share * worker : num_tokens;
+                const std::int64_t end = num_tokens - begin < share ? num_tokens : begin + share;
+                for_each_run(params.slot_mapping, begin, end, slot_splitter(layout.block_size),
+                             [&](const token_run& run) noexcept {
+                               k.gather(params.kv.k, layout.k.code.type, params.k.data, rows_type, run);
+                               if (has_v) v.gather(params.kv.v, layout.v.code.type, params.v.data, rows_type, run);
+                             });
+              });
   return errc::ok;
 }
 
-errc copy_blocks(const kernel_table& table, executor& lanes, std::span<const kv_cache_view> layers,
+errc copy_blocks(const kernel_table& table, executor& workers, std::span<const kv_cache_view> layers,
                  std::span<const block_copy> copies) noexcept {
   if (const errc code = validate::copy_blocks(layers, copies); code != errc::ok) return code;
   if (layers.empty() || copies.empty()) return errc::ok;
-  const auto num_halves = static_cast<std::int64_t>(2 * layers.size());
+  // Layers with and without a V plane may stand side by side: without one its turn is empty.
+  const std::int64_t planes_per_layer =
+      std::any_of(layers.begin(), layers.end(), [](const kv_cache_view& l) { return !l.layout.v_in_k; }) ? 2 : 1;
+  const std::int64_t num_planes = planes_per_layer * static_cast<std::int64_t>(layers.size());
   const std::int32_t wanted =
-      lanes_for(lanes, block_traffic(layers[0].layout, copies.size(), layers.size(), layers[0].layout.type));
-  // Enough parts that the lanes come out even.
-  const std::int64_t num_parts = wanted == 1 ? 1 : (4 * std::int64_t{wanted} + num_halves - 1) / num_halves;
-  const std::int64_t num_items = num_halves * num_parts;
-  run_lanes(lanes, wanted, [&](std::int32_t lane, std::int32_t num_lanes) noexcept {
+      workers_for(workers, block_traffic(layers[0].layout, copies.size(), layers.size(), layers[0].layout.k.code.type));
+  // Enough parts that the workers have equal shares.
+  const std::int64_t num_parts = wanted == 1 ? 1 : (4 * std::int64_t{wanted} + num_planes - 1) / num_planes;
+  const std::int64_t num_items = num_planes * num_parts;
+  run_workers(workers, wanted, [&](std::int32_t worker, std::int32_t num_workers) noexcept {
     part_mover move(table);
-    for (std::int64_t item = num_items * lane / num_lanes; item < num_items * (lane + 1) / num_lanes; ++item) {
-      const std::int64_t half_index = item / num_parts;
-      const kv_cache_view& layer = layers[static_cast<std::size_t>(half_index / 2)];
-      move(layer, half_index % 2 == 0 ? k_half(layer, layer) : v_half(layer, layer), item % num_parts, num_parts,
-           copies);
+    for (std::int64_t item = num_items * worker / num_workers; item < num_items * (worker + 1) / num_workers; ++item) {
+      const std::int64_t plane_index = item / num_parts;
+      const kv_cache_view& layer = layers[static_cast<std::size_t>(plane_index / planes_per_layer)];
+      const kv_layout& layout = layer.layout;
+      const bool is_k = plane_index % planes_per_layer == 0;
+      if (!is_k && layout.v_in_k) continue;
+      move(block_tile(layout, is_k ? layout.k : layout.v), is_k ? k_plane(layer, layer) : v_plane(layer, layer),
+           item % num_parts, num_parts, copies);
     }
   });
   return errc::ok;
 }
 
-errc convert_blocks(const kernel_table& table, executor& lanes, const kv_cache_view& src, const kv_cache_view& dst,
+errc convert_blocks(const kernel_table& table, executor& workers, const kv_cache_view& src, const kv_cache_view& dst,
                     std::span<const block_copy> copies) noexcept {
   if (const errc code = validate::convert_blocks(src, dst, copies); code != errc::ok) return code;
   if (copies.empty()) return errc::ok;
-  run_lanes(lanes, lanes_for(lanes, block_traffic(src.layout, copies.size(), 1, dst.layout.type)),
-            [&](std::int32_t lane, std::int32_t num_lanes) noexcept {
-              owned_mover(table, lane, num_lanes)(src, dst, copies, 0);
-            });
+  run_workers(workers, workers_for(workers, block_traffic(src.layout, copies.size(), 1, dst.layout.k.code.type)),
+              [&](std::int32_t worker, std::int32_t num_workers) noexcept {
+                owned_mover(table, worker, num_workers)(src, dst, copies, 0);
+              });
   return errc::ok;
 }
 
-errc swap_blocks(const kernel_table& table, executor& lanes, std::span<const kv_cache_view> src,
+errc swap_blocks(const kernel_table& table, executor& workers, std::span<const kv_cache_view> src,
                  std::span<const kv_cache_view> dst, std::span<const block_copy> copies) noexcept {
   if (const errc code = validate::swap_blocks(src, dst, copies); code != errc::ok) return code;
   if (src.empty() || copies.empty()) return errc::ok;
-  run_lanes(lanes, lanes_for(lanes, block_traffic(src[0].layout, copies.size(), src.size(), src[0].layout.type)),
-            [&](std::int32_t lane, std::int32_t num_lanes) noexcept {
-              owned_mover move(table, lane, num_lanes);
-              for (std::size_t layer = 0; layer < src.size(); ++layer) {
-                move(src[layer], dst[layer], copies, static_cast<std::int64_t>(layer));
-              }
-            });
+  run_workers(workers,
+              workers_for(workers, block_traffic(src[0].layout, copies.size(), src.size(), src[0].layout.k.code.type)),
+              [&](std::int32_t worker, std::int32_t num_workers) noexcept {
+                owned_mover move(table, worker, num_workers);
+                for (std::size_t layer = 0; layer < src.size(); ++layer) {
+                  move(src[layer], dst[layer], copies, static_cast<std::int64_t>(layer));
+                }
+              });
   return errc::ok;
 }
 

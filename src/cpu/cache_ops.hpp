@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// The cache calls of the CPU backend: checks, the cut into lanes, and the kernels of `table`. The contracts are those
-/// of `backend`.
+/// The cache calls of the CPU backend: checks, the split over workers, and the kernels of `table`. The contracts are
+/// those of `backend`.
 
 #include <bifolio/backend.hpp>
 #include <bifolio/executor.hpp>
@@ -12,13 +12,13 @@
 
 namespace bifolio::cpu {
 
-[[nodiscard]] errc append(const kernel_table& table, executor& lanes, const append_params& params) noexcept;
-[[nodiscard]] errc gather(const kernel_table& table, executor& lanes, const gather_params& params) noexcept;
-[[nodiscard]] errc copy_blocks(const kernel_table& table, executor& lanes, std::span<const kv_cache_view> layers,
+[[nodiscard]] errc append(const kernel_table& table, executor& workers, const append_params& params) noexcept;
+[[nodiscard]] errc gather(const kernel_table& table, executor& workers, const gather_params& params) noexcept;
+[[nodiscard]] errc copy_blocks(const kernel_table& table, executor& workers, std::span<const kv_cache_view> layers,
                                std::span<const block_copy> copies) noexcept;
-[[nodiscard]] errc convert_blocks(const kernel_table& table, executor& lanes, const kv_cache_view& src,
+[[nodiscard]] errc convert_blocks(const kernel_table& table, executor& workers, const kv_cache_view& src,
                                   const kv_cache_view& dst, std::span<const block_copy> copies) noexcept;
-[[nodiscard]] errc swap_blocks(const kernel_table& table, executor& lanes, std::span<const kv_cache_view> src,
+[[nodiscard]] errc swap_blocks(const kernel_table& table, executor& workers, std::span<const kv_cache_view> src,
                                std::span<const kv_cache_view> dst, std::span<const block_copy> copies) noexcept;
 
 }  // namespace bifolio::cpu

@@ -5,6 +5,7 @@
 #include <bifolio/error.hpp>
 #include <cstddef>
 #include <cstdlib>
+#include <iterator>
 #include <string>
 
 #include "common/base/refuse.hpp"
@@ -22,33 +23,43 @@
 namespace bifolio::cpu {
 namespace {
 
-struct isa_list {
-  std::array<cpu_isa, 7> items{};
-  std::size_t count = 0;
-  void add(cpu_isa isa) noexcept { items[count++] = isa; }
+struct cpuid_registers {
+  unsigned a = 0;
+  unsigned b = 0;
+  unsigned c = 0;
+  unsigned d = 0;
 };
 
+// Zeros for a leaf that this processor does not have, or that no processor but x86 has.
+cpuid_registers cpuid([[maybe_unused]] unsigned leaf, [[maybe_unused]] unsigned subleaf) noexcept {
+  cpuid_registers found;
 #if defined(__x86_64__)
+  if (__get_cpuid_count(leaf, subleaf, &found.a, &found.b, &found.c, &found.d) == 0) return {};
+#endif
+  return found;
+}
 
-struct x86_features {
-  bool avx2 = false;         // AVX2, FMA, F16C, BMI, BMI2, and the system saves the ymm registers
-  bool avx512 = false;       // the above, AVX-512 F, BW, DQ, VL, and the system saves zmm and the masks
-  bool avx512_bf16 = false;  // the above, and AVX512-BF16
-  bool amx = false;          // the above, AMX-TILE and AMX-BF16, and the system lets this process use tiles
-  bool amx_fp16 = false;     // the above, and AMX-FP16
-};
+bool has_bits(unsigned value, unsigned bits) noexcept { return (value & bits) == bits; }
 
-std::uint64_t read_xcr0() noexcept {
+// Whether the operating system saves these registers (XCR0). A feature counts only then (Intel SDM volume 1, 14.3).
+bool saves_registers([[maybe_unused]] std::uint64_t state) noexcept {
+#if defined(__x86_64__)
+  constexpr unsigned osxsave = 1u << 27;
+  if (!has_bits(cpuid(1, 0).c, osxsave)) return false;
   std::uint32_t low = 0;
   std::uint32_t high = 0;
   __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-  return (static_cast<std::uint64_t>(high) << 32) | low;
+  return (((static_cast<std::uint64_t>(high) << 32) | low) & state) == state;
+#else
+  return false;
+#endif
 }
 
-// Linux hands out the 8 KiB of tile registers only to processes that ask (since 5.16, "Using XSTATE features in user
-// space applications"); threads inherit the permission. Refused where an alternate signal stack has no room for them.
+// Linux hands out the 8 KiB of tile registers only to processes that request them (since 5.16, "Using XSTATE features
+// in user space applications"); threads inherit the permission. Refused where an alternate signal stack has no room for
+// them.
 bool may_use_tiles() noexcept {
-#if defined(__linux__) && defined(SYS_arch_prctl)
+#if defined(__x86_64__) && defined(__linux__) && defined(SYS_arch_prctl)
   constexpr long request_permission = 0x1023;  // ARCH_REQ_XCOMP_PERM
   constexpr long tile_data = 18;               // XFEATURE_XTILEDATA
   return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
@@ -57,156 +68,113 @@ bool may_use_tiles() noexcept {
 #endif
 }
 
-// Intel SDM volume 2, CPUID, and volume 1, section 14.3: a feature counts only when XCR0 says that the operating system
-// saves its registers.
-x86_features detect_x86() noexcept {
-  x86_features found;
-  unsigned a = 0;
-  unsigned b = 0;
-  unsigned c = 0;
-  unsigned d = 0;
-  if (__get_cpuid(1, &a, &b, &c, &d) == 0) return found;
-  constexpr unsigned fma = 1u << 12;
-  constexpr unsigned osxsave = 1u << 27;
-  constexpr unsigned avx = 1u << 28;
-  constexpr unsigned f16c = 1u << 29;
-  constexpr unsigned wanted = fma | osxsave | avx | f16c;
-  if ((c & wanted) != wanted) return found;
-  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return found;
-  const std::uint64_t xcr0 = read_xcr0();
+// The tests that rows of cpu_isas.hpp name: what their ISA needs in addition to the one that it extends (Intel SDM
+// volume 2, CPUID).
 
-  constexpr unsigned bmi1 = 1u << 3;
-  constexpr unsigned avx2 = 1u << 5;
-  constexpr unsigned bmi2 = 1u << 8;
-  constexpr unsigned avx2_all = bmi1 | avx2 | bmi2;
-  constexpr std::uint64_t ymm_state = 0x6;
-  found.avx2 = (b & avx2_all) == avx2_all && (xcr0 & ymm_state) == ymm_state;
+bool always() noexcept { return true; }
 
-  constexpr unsigned avx512_all = (1u << 16) | (1u << 17) | (1u << 30) | (1u << 31);  // F, DQ, BW, VL
-  constexpr std::uint64_t zmm_state = 0xe6;
-  found.avx512 = found.avx2 && (b & avx512_all) == avx512_all && (xcr0 & zmm_state) == zmm_state;
+bool has_avx2() noexcept {
+  constexpr unsigned fma_avx_f16c = (1u << 12) | (1u << 28) | (1u << 29);
+  constexpr unsigned bmi1_avx2_bmi2 = (1u << 3) | (1u << 5) | (1u << 8);
+  constexpr std::uint64_t ymm = 0x6;
+  return has_bits(cpuid(1, 0).c, fma_avx_f16c) && has_bits(cpuid(7, 0).b, bmi1_avx2_bmi2) && saves_registers(ymm);
+}
 
+bool has_avx512() noexcept {
+  constexpr unsigned f_dq_bw_vl = (1u << 16) | (1u << 17) | (1u << 30) | (1u << 31);
+  constexpr std::uint64_t zmm_and_masks = 0xe6;
+  return has_bits(cpuid(7, 0).b, f_dq_bw_vl) && saves_registers(zmm_and_masks);
+}
+
+bool has_avx512_bf16() noexcept {
   constexpr unsigned bf16 = 1u << 5;
-  constexpr unsigned amx_all = (1u << 22) | (1u << 24);  // BF16, TILE
-  constexpr std::uint64_t tile_state = 0x60000;
-  const bool has_tiles = (d & amx_all) == amx_all && (xcr0 & tile_state) == tile_state;
-  constexpr unsigned fp16_tiles = 1u << 21;
-  found.avx512_bf16 = found.avx512 && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & bf16) != 0;
-  found.amx = found.avx512_bf16 && has_tiles && may_use_tiles();
-  found.amx_fp16 = found.amx && (a & fp16_tiles) != 0;
-  return found;
+  return has_bits(cpuid(7, 1).a, bf16);
 }
 
-#endif
+bool has_amx() noexcept {
+  constexpr unsigned bf16_tile = (1u << 22) | (1u << 24);
+  constexpr std::uint64_t tiles = 0x60000;
+  return has_bits(cpuid(7, 0).d, bf16_tile) && saves_registers(tiles) && may_use_tiles();
+}
 
-isa_list detect() noexcept {
-  isa_list list;
-#if BIFOLIO_HAS_ISA_BASELINE
-  list.add(cpu_isa::baseline);
-#endif
-#if defined(__x86_64__)
-  [[maybe_unused]] const x86_features features = detect_x86();
-#if BIFOLIO_HAS_ISA_AVX2
-  if (features.avx2) list.add(cpu_isa::avx2);
-#endif
-#if BIFOLIO_HAS_ISA_AVX512
-  if (features.avx512) list.add(cpu_isa::avx512);
-#endif
-#if BIFOLIO_HAS_ISA_AVX512_BF16
-  if (features.avx512_bf16) list.add(cpu_isa::avx512_bf16);
-#endif
-#if BIFOLIO_HAS_ISA_AMX
-  if (features.amx) list.add(cpu_isa::amx);
-#endif
-#if BIFOLIO_HAS_ISA_AMX_FP16
-  if (features.amx_fp16) list.add(cpu_isa::amx_fp16);
-#endif
-#endif
-#if BIFOLIO_HAS_ISA_NEON
-#if defined(__linux__)
-  constexpr unsigned long hwcap_asimd = 1ul << 1;
-  if ((getauxval(AT_HWCAP) & hwcap_asimd) != 0) list.add(cpu_isa::neon);
+bool has_amx_fp16() noexcept {
+  constexpr unsigned fp16 = 1u << 21;
+  return has_bits(cpuid(7, 1).a, fp16);
+}
+
+bool has_asimd() noexcept {
+#if defined(__aarch64__) && defined(__linux__)
+  constexpr unsigned long asimd = 1ul << 1;
+  return (getauxval(AT_HWCAP) & asimd) != 0;
+#elif defined(__aarch64__)
+  return true;  // part of every 64-bit Arm system that has no HWCAP
 #else
-  list.add(cpu_isa::neon);  // Advanced SIMD is part of every 64-bit Arm system outside Linux's HWCAP reporting.
-#endif
-#endif
-  return list;
-}
-
-std::string names_of(std::span<const cpu_isa> isas) {
-  std::string text;
-  for (const cpu_isa isa : isas) {
-    if (!text.empty()) text += ", ";
-    text += to_string(isa);
-  }
-  return text;
-}
-
-bool can_run(cpu_isa isa) noexcept {
-  for (const cpu_isa usable : usable_isas()) {
-    if (usable == isa) return true;
-  }
   return false;
+#endif
+}
+
+// runs_<isa>(): whether this machine runs it.
+constexpr bool runs_none() noexcept { return true; }
+#define BIFOLIO_RUNS(name, processor, extended, test) \
+  bool runs_##name() noexcept { return runs_##extended() && test(); }
+BIFOLIO_CPU_ISAS(BIFOLIO_RUNS)
+#undef BIFOLIO_RUNS
+
+struct isa_row {
+  cpu_isa isa;
+  std::string_view name;
+  bool (*runs)() noexcept;
+  const kernel_table& (*kernels)() noexcept;  // null: left out of this build
+};
+
+// BIFOLIO_HAS_ISA_<isa> is 1 or 0, from CMake.
+#define BIFOLIO_KERNELS_IF_1(name) &name::kernels
+#define BIFOLIO_KERNELS_IF_0(name) nullptr
+#define BIFOLIO_KERNELS_IF_(built, name) BIFOLIO_KERNELS_IF_##built(name)
+#define BIFOLIO_KERNELS_IF(built, name) BIFOLIO_KERNELS_IF_(built, name)
+#define BIFOLIO_ROW(name, ...) \
+  isa_row{cpu_isa::name, #name, &runs_##name, BIFOLIO_KERNELS_IF(BIFOLIO_HAS_ISA_##name, name)},
+constexpr isa_row isa_rows[] = {BIFOLIO_CPU_ISAS(BIFOLIO_ROW)};
+#undef BIFOLIO_ROW
+#undef BIFOLIO_KERNELS_IF
+#undef BIFOLIO_KERNELS_IF_
+#undef BIFOLIO_KERNELS_IF_0
+#undef BIFOLIO_KERNELS_IF_1
+
+struct isa_list {
+  std::array<cpu_isa, std::size(isa_rows)> items{};
+  std::size_t count = 0;
+  void add(cpu_isa isa) noexcept { items[count++] = isa; }
+  [[nodiscard]] std::span<const cpu_isa> all() const noexcept { return {items.data(), count}; }
+};
+
+// Compiled in and usable here. Found once; thread-safe.
+std::span<const cpu_isa> usable_isas() noexcept {
+  static const isa_list list = [] {
+    isa_list usable;
+    for (const isa_row& row : isa_rows) {
+      if (row.kernels != nullptr && row.runs()) usable.add(row.isa);
+    }
+    return usable;
+  }();
+  return list.all();
+}
+
+// A part of a sentence: "baseline, avx2".
+auto list_of(std::span<const cpu_isa> isas) {
+  return [isas](std::string& sentence) {
+    for (std::size_t i = 0; i < isas.size(); ++i) sentence.append(i == 0 ? "" : ", ").append(to_string(isas[i]));
+  };
 }
 
 }  // namespace
 
-std::span<const cpu_isa> usable_isas() noexcept {
-  static const isa_list list = detect();
-  return {list.items.data(), list.count};
-}
-
 const kernel_table& kernels_for(cpu_isa isa) {
-  if (can_run(isa)) {
-    switch (isa) {
-      case cpu_isa::baseline:
-#if BIFOLIO_HAS_ISA_BASELINE
-        return baseline::kernels();
-#else
-        break;
-#endif
-      case cpu_isa::avx2:
-#if BIFOLIO_HAS_ISA_AVX2
-        return avx2::kernels();
-#else
-        break;
-#endif
-      case cpu_isa::avx512:
-#if BIFOLIO_HAS_ISA_AVX512
-        return avx512::kernels();
-#else
-        break;
-#endif
-      case cpu_isa::avx512_bf16:
-#if BIFOLIO_HAS_ISA_AVX512_BF16
-        return avx512_bf16::kernels();
-#else
-        break;
-#endif
-      case cpu_isa::amx:
-#if BIFOLIO_HAS_ISA_AMX
-        return amx::kernels();
-#else
-        break;
-#endif
-      case cpu_isa::amx_fp16:
-#if BIFOLIO_HAS_ISA_AMX_FP16
-        return amx_fp16::kernels();
-#else
-        break;
-#endif
-      case cpu_isa::neon:
-#if BIFOLIO_HAS_ISA_NEON
-        return neon::kernels();
-#else
-        break;
-#endif
-    }
+  for (const cpu_isa usable : usable_isas()) {
+    if (usable == isa) return isa_rows[static_cast<std::size_t>(isa)].kernels();
   }
   detail::refuse(errc::unsupported, "the instruction set '", to_string(isa),
-                 "' is not compiled in or cannot run here; usable: ", [](std::string& sentence) {
-                   sentence += names_of(usable_isas());
-                 });
+                 "' is not compiled in or cannot run here; usable: ", list_of(usable_isas()));
 }
 
 }  // namespace bifolio::cpu
@@ -214,32 +182,22 @@ const kernel_table& kernels_for(cpu_isa isa) {
 namespace bifolio {
 
 std::string_view to_string(cpu_isa isa) noexcept {
-  switch (isa) {
-    case cpu_isa::baseline:
-      return "baseline";
-    case cpu_isa::avx2:
-      return "avx2";
-    case cpu_isa::avx512:
-      return "avx512";
-    case cpu_isa::avx512_bf16:
-      return "avx512_bf16";
-    case cpu_isa::amx:
-      return "amx";
-    case cpu_isa::amx_fp16:
-      return "amx_fp16";
-    case cpu_isa::neon:
-      return "neon";
-  }
-  return "unknown";
+  const auto index = static_cast<std::size_t>(isa);
+  return index < std::size(cpu::isa_rows) ? cpu::isa_rows[index].name : "unknown";
 }
 
 cpu_isa parse_isa(std::string_view text) {
-  for (const cpu_isa isa : {cpu_isa::baseline, cpu_isa::avx2, cpu_isa::avx512, cpu_isa::avx512_bf16, cpu_isa::amx,
-                            cpu_isa::amx_fp16, cpu_isa::neon}) {
-    if (text == to_string(isa)) return isa;
+  for (const cpu::isa_row& row : cpu::isa_rows) {
+    if (row.name == text) return row.isa;
   }
-  detail::refuse(errc::invalid_argument, "instruction set '", text,
-                 "' is not one of baseline, avx2, avx512, avx512_bf16, amx, amx_fp16, neon");
+  detail::refuse(errc::invalid_argument, "instruction set '", text, "' is not one of ", cpu::list_of(known_isas()));
+}
+
+std::span<const cpu_isa> known_isas() noexcept {
+#define BIFOLIO_NAME(name, ...) cpu_isa::name,
+  static constexpr cpu_isa all[] = {BIFOLIO_CPU_ISAS(BIFOLIO_NAME)};
+#undef BIFOLIO_NAME
+  return all;
 }
 
 std::vector<cpu_isa> supported_isas() {
@@ -249,13 +207,13 @@ std::vector<cpu_isa> supported_isas() {
 
 cpu_isa default_isa() {
   const std::span<const cpu_isa> usable = cpu::usable_isas();
-  const char* wish = std::getenv("BIFOLIO_CPU_ISA");
-  if (wish != nullptr && *wish != '\0') {
+  const char* wanted = std::getenv("BIFOLIO_CPU_ISA");
+  if (wanted != nullptr && *wanted != '\0') {
     for (const cpu_isa isa : usable) {
-      if (to_string(isa) == wish) return isa;
+      if (to_string(isa) == wanted) return isa;
     }
-    detail::refuse(errc::unsupported, "BIFOLIO_CPU_ISA asks for '", wish, "', which cannot run here; usable: ",
-                   [&](std::string& sentence) { sentence += cpu::names_of(usable); });
+    detail::refuse(errc::unsupported, "BIFOLIO_CPU_ISA is '", wanted,
+                   "', which cannot run here; usable: ", cpu::list_of(usable));
   }
   if (usable.empty()) {
     detail::refuse(errc::unsupported, "this machine can run none of the instruction sets that were compiled in");

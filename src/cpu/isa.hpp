@@ -1,18 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// Which instruction sets this build has kernels for and this machine can run. The public names are in backend.hpp.
+/// Which instruction sets this build has kernels for and this machine can run. The public names are in bifolio/cpu.hpp.
 
-#include <bifolio/backend.hpp>
-#include <cstdint>
-#include <span>
+#include <bifolio/cpu.hpp>
 
 #include "cpu/kernels/kernel_table.hpp"
 
 namespace bifolio::cpu {
-
-/// The ISAs compiled in and usable here, in rising order of preference. Found once; thread-safe.
-[[nodiscard]] std::span<const cpu_isa> usable_isas() noexcept;
 
 /// The kernels of `isa`. Throws `error` (unsupported, with the usable ones) when it is not compiled in or cannot run
 /// here.

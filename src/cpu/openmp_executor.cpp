@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The only file that sees OpenMP. Thread counts are asked for by clause; the program's own settings are left alone.
+// The only file that uses OpenMP. Thread counts are requested by clause; the program's own settings stay as they are.
 #include <omp.h>
 
 #include <algorithm>
@@ -13,33 +13,33 @@ namespace {
 
 detail::process_threads runtime_threads;
 
-// What the calling thread last asked for, itself included: GCC's runtime keeps those threads for its next team.
+// What the calling thread last requested, itself included: GCC's runtime keeps those threads for its next team.
 thread_local std::int32_t team_size = 1;
 
-// The runtimes of GCC and Clang end the process when a thread of a team cannot be made. So threads that are to be added
-// to the caller's last team are tried before.
-std::int32_t possible_team(std::int32_t width) noexcept {
-  return width <= team_size ? width : team_size + num_spare_threads(width - team_size);
+// The runtimes of GCC and Clang end the process when a thread of a team cannot be created. So threads that would be
+// added to the caller's last team are tried first.
+std::int32_t possible_team(std::int32_t concurrency) noexcept {
+  return concurrency <= team_size ? concurrency : team_size + num_spare_threads(concurrency - team_size);
 }
 
 class openmp_executor final : public executor {
  public:
-  explicit openmp_executor(std::int32_t width) noexcept : width_(width) {}
-  [[nodiscard]] std::int32_t width() const noexcept override { return width_; }
+  explicit openmp_executor(std::int32_t concurrency) noexcept : concurrency_(concurrency) {}
+  [[nodiscard]] std::int32_t concurrency() const noexcept override { return concurrency_; }
 
-  void run(std::int32_t num_lanes, lane_function function, void* context) noexcept override {
-    if (num_lanes == 1 || runtime_threads.are_lost()) {
-      for (std::int32_t lane = 0; lane < num_lanes; ++lane) function(context, lane);
+  void run(std::int32_t num_workers, worker_function function, void* context) noexcept override {
+    if (num_workers == 1 || runtime_threads.are_lost()) {
+      for (std::int32_t worker = 0; worker < num_workers; ++worker) function(context, worker);
       return;
     }
     runtime_threads.note_use();
-    // The team always has the full width, and threads beyond the lanes find nothing to do: GCC's runtime ends threads
-    // when a team shrinks and makes new ones when it grows, which cost a model with layers of all sizes on 16 cores
-    // nine tenths of its time. The runtime may give fewer threads than asked for (nested regions, OMP_THREAD_LIMIT);
-    // every lane still runs.
-    team_size = possible_team(width_);
+    // The team always has the full concurrency, and threads beyond the workers have nothing to do: GCC's runtime ends
+    // threads when a team shrinks and makes new ones when it grows, which took nine tenths of the time of a model with
+    // layers of all sizes on 16 cores. The runtime may give fewer threads than requested (nested regions,
+    // OMP_THREAD_LIMIT); every worker still runs.
+    team_size = possible_team(concurrency_);
 #pragma omp parallel for num_threads(team_size) schedule(static, 1)
-    for (std::int32_t lane = 0; lane < num_lanes; ++lane) function(context, lane);
+    for (std::int32_t worker = 0; worker < num_workers; ++worker) function(context, worker);
   }
   [[nodiscard]] std::string_view name() const noexcept override { return "openmp"; }
   [[nodiscard]] errc health() const noexcept override {
@@ -47,7 +47,7 @@ class openmp_executor final : public executor {
   }
 
  private:
-  std::int32_t width_;
+  std::int32_t concurrency_;
 };
 
 }  // namespace

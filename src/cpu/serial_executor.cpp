@@ -6,9 +6,9 @@ namespace {
 
 class serial_executor final : public executor {
  public:
-  [[nodiscard]] std::int32_t width() const noexcept override { return 1; }
-  void run(std::int32_t num_lanes, lane_function function, void* context) noexcept override {
-    for (std::int32_t lane = 0; lane < num_lanes; ++lane) function(context, lane);
+  [[nodiscard]] std::int32_t concurrency() const noexcept override { return 1; }
+  void run(std::int32_t num_workers, worker_function function, void* context) noexcept override {
+    for (std::int32_t worker = 0; worker < num_workers; ++worker) function(context, worker);
   }
   [[nodiscard]] std::string_view name() const noexcept override { return "serial"; }
   [[nodiscard]] errc health() const noexcept override { return errc::ok; }

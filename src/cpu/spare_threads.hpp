@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// Whether the system would make more threads. A runtime that ends the process when it cannot have a thread is asked
-/// for no more than these.
+/// Whether the system would create more threads. A threading runtime that ends the process when it cannot create a
+/// thread is asked for no more than these.
 
 #include <cstdint>
 
 namespace bifolio::cpu {
 
-/// How many threads, at most `wanted` ≥ 0, could be made at once beside those that are there, with the default stack.
-/// They are made, wait for each other, and are gone when this returns; somebody else may take their places after that.
+/// How many threads, at most `wanted` ≥ 0, can be created at once in addition to the existing ones, with the default
+/// stack. They are created, wait for one another, and have ended when this returns; other threads may take their places
+/// after that.
 [[nodiscard]] std::int32_t num_spare_threads(std::int32_t wanted) noexcept;
 
 }  // namespace bifolio::cpu

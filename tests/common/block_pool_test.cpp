@@ -155,17 +155,17 @@ TEST_CASE("a pool allocates once, when it is made") {
 
 TEST_CASE("a free block that is taken up again leaves the queue from anywhere") {
   block_pool pool(40);
-  for (const int b : {0, 39, 17, 18, 19, 20}) pool.revive(block_id{b});
+  for (const int b : {0, 39, 17, 18, 19, 20}) pool.touch(block_id{b});
   CHECK(pool.check() == "");
   CHECK(pool.num_free() == 34);
   CHECK(pool.num_refs(block_id{17}) == 1);
-  pool.revive(block_id{17});
+  pool.touch(block_id{17});
   CHECK(pool.num_refs(block_id{17}) == 2);
   std::vector<block_id> rest(34);
   REQUIRE(pool.allocate(rest) == alloc_status::ok);
   CHECK(to_index(rest.front()) == 1);
   CHECK(to_index(rest.back()) == 38);
-  CHECK(code_of([&] { pool.revive(block_id{40}); }) == errc::invalid_argument);
+  CHECK(code_of([&] { pool.touch(block_id{40}); }) == errc::invalid_argument);
 }
 
 TEST_CASE("lower levels are handed out first, whenever they were released") {
@@ -195,7 +195,7 @@ TEST_CASE("blocks released under a fence are free when it and those before it ha
   CHECK(pool.num_free() == 0);
   CHECK(pool.num_fenced() == 3);
   CHECK(pool.allocate_one() == invalid_block);
-  pool.revive(all[1]);  // wanted again before the fence retired
+  pool.touch(all[1]);  // wanted again before the fence retired
   CHECK(code_of([&] { pool.retire(second); }) == errc::invalid_argument);
   pool.retire(first);
   CHECK(free_order(pool) == std::vector<int>{0});
@@ -242,7 +242,7 @@ TEST_CASE("random operations give the order and counts of plain lists") {
           pool.retain(block_id{held.back()});
           break;
         case 2:
-          pool.revive(block_id{any});
+          pool.touch(block_id{any});
           model.add_user(any);
           held.push_back(any);
           break;

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <bifolio/cache_engine.hpp>
 #include <bifolio/error.hpp>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -69,7 +71,7 @@ kv_cache_view over(std::vector<std::byte>& bytes, const kv_cache_view& like) {
   return view;
 }
 
-TEST_CASE("an engine holds one buffer a layer, the K half before the V half, in the config's layout") {
+TEST_CASE("an engine holds one buffer a layer, the K plane before the V plane, in the config's layout") {
   const auto where = make_backend();
   counting_memory_resource memory(default_host_memory());
   {
@@ -108,16 +110,16 @@ TEST_CASE("impossible configurations are refused with the value and the allowed 
   config.layout.num_kv_heads = 0;
   CHECK(has(sentence(config), "layout.num_kv_heads is 0"));
   config = config_of(1, 10);
-  config.layout.head_dim = -4;
-  CHECK(has(sentence(config), "layout.head_dim is -4"));
+  config.layout.k.head_dim = -4;
+  CHECK(has(sentence(config), "layout.k.head_dim is -4"));
   config = config_of(1, 10);
   config.layout.block_size = 0;
   CHECK(has(sentence(config), "layout.block_size is 0"));
   config = config_of(1, 10);
-  config.layout.type = static_cast<dtype>(8);
-  CHECK(has(sentence(config), "layout.type is 8"));
+  config.layout.k.code.type = static_cast<dtype>(8);
+  CHECK(has(sentence(config), "layout.k.code.type is 8"));
   config = config_of(1, 10);
-  config.layout.k.head += 1;
+  config.layout.k.strides.head += 1;
   CHECK(has(sentence(config), "not those of make_layout"));
   CHECK(has(sentence({1, 10, kv_layout{}}), "layout.num_kv_heads is 0"));
 
@@ -125,7 +127,7 @@ TEST_CASE("impossible configurations are refused with the value and the allowed 
   config = {most32, 2147480000, make_layout(layout_kind::hnd, dtype::f16, 1 << 18, 1 << 10, 1 << 10)};
   CHECK(has(sentence(config), "the largest allowed value is 4611686018427387904"));
   config = {1, std::int64_t{1} << 23, config.layout};
-  CHECK(has(sentence(config), "2 * 1 * 8388608 * 262144 * 1024 * 1024 * 2"));
+  CHECK(has(sentence(config), "(num_layers * num_blocks * bytes per block) is 1 * 8388608 * 1099511627776"));
   CHECK(memory.num_allocations() == 0);
 }
 
@@ -135,7 +137,7 @@ TEST_CASE("a strided layout is taken when it stays within a layer and nests, and
   cache_engine_config config = config_of(2, 5, layout_kind::hnd, dtype::f32, 2, 8, 4);
   config.layout.kind = layout_kind::strided;
   // Blocks fastest: [num_kv_heads, block_size, num_blocks, head_dim].
-  config.layout.k = {.block = 8, .head = 4 * 5 * 8, .token = 5 * 8, .dim = 1, .chunk_stride = 8, .chunk = 8};
+  config.layout.k.strides = {.block = 8, .head = 4 * 5 * 8, .token = 5 * 8, .dim = 1, .chunk_stride = 8, .chunk = 8};
   config.layout.v = config.layout.k;
   {
     cache_engine engine(*where, config, &memory);
@@ -154,18 +156,83 @@ TEST_CASE("a strided layout is taken when it stays within a layer and nests, and
     return refusal(errc::invalid_argument, [&] { const cache_engine engine(*where, bad, &memory); });
   };
   cache_engine_config bad = config;
-  bad.layout.k.head += 1;
+  bad.layout.k.strides.head += 1;
   CHECK(has(sentence(bad), "reaches 321 elements"));
   bad = config;
-  bad.layout.v.token = 7;
+  bad.layout.v.strides.token = 7;
   CHECK(has(sentence(bad), "do not nest"));
   bad = config;
-  bad.layout.v.chunk = 0;
+  bad.layout.v.strides.chunk = 0;
   CHECK(has(sentence(bad), "do not nest"));
   bad = config;
-  bad.layout.k.block = most;
+  bad.layout.k.strides.block = most;
   CHECK(has(sentence(bad), "do not nest"));
   CHECK(memory.num_allocations() == before);
+}
+
+TEST_CASE("an engine whose V is part of K holds K alone, and moves it") {
+  const auto where = make_backend();
+  const kv_layout layout = make_layout(layout_kind::hnd, {dtype::bf16}, {dtype::bf16}, 1, 24, 16, 4, true);
+  constexpr std::int64_t block_bytes = 24 * 4 * 2;
+  CHECK(num_blocks_for_memory(10 * 3 * block_bytes, layout, 3) == 10);
+  CHECK(num_blocks_for_memory(10 * 3 * block_bytes - 1, layout, 3) == 9);
+  cache_engine engine(*where, {3, 10, layout});
+  cache_engine other(*where, {3, 4, layout});
+  CHECK(engine.num_bytes() == 3 * 10 * block_bytes);
+  for (const kv_cache_view& layer : engine.layers()) CHECK(layer.v == layer.k);
+  fill(engine, 1);
+  fill(other, 2);
+  auto expected = bytes_of(other);
+  const auto source = bytes_of(engine);
+  const std::vector<block_copy> pairs{{block_id{9}, block_id{0}}, {block_id{2}, block_id{3}}};
+  REQUIRE(engine.swap_blocks_to(other, pairs) == errc::ok);
+  for (std::size_t l = 0; l < expected.size(); ++l) {
+    for (const block_copy& pair : pairs) {
+      std::memcpy(expected[l].data() + to_index(pair.dst) * block_bytes,
+                  source[l].data() + to_index(pair.src) * block_bytes, block_bytes);
+    }
+  }
+  CHECK(bytes_of(other) == expected);
+  CHECK(bytes_of(engine) == source);
+
+  // Rows of k alone, and back.
+  const std::vector<float> k(2 * 24, 1.5f);
+  std::vector<float> back(k.size());
+  const std::vector<std::int64_t> slots{5, 17};
+  const auto rows = dense_view<const void>(k.data(), dtype::f32, 2, 1, 24);
+  REQUIRE(engine.append(1, rows, {}, slots.data()) == errc::ok);
+  gather_params gather{engine.layers()[1], dense_view<void>(back.data(), dtype::f32, 2, 1, 24), {}, slots.data()};
+  REQUIRE(where->gather(gather) == errc::ok);
+  CHECK(back == k);
+
+  const kv_layout apart = make_layout(layout_kind::hnd, {dtype::bf16}, {dtype::bf16}, 1, 24, 16, 4);
+  cache_engine with_v(*where, {3, 4, apart});
+  CHECK(with_v.num_bytes() == 3 * 4 * (24 + 16) * 4 * 2);
+  CHECK(engine.swap_blocks_to(with_v, pairs) == errc::failed_precondition);
+  CHECK(engine.convert_blocks_to(with_v, pairs) == errc::failed_precondition);
+}
+
+TEST_CASE("an engine refuses codes that are not implemented, and V in K with strides of its own, by name") {
+  const auto where = make_backend();
+  counting_memory_resource memory(default_host_memory());
+  const auto sentence = [&](errc code, const kv_layout& layout) {
+    return refusal(code, [&] { const cache_engine engine(*where, {1, 4, layout}, &memory); });
+  };
+  for (const layout_kind kind : {layout_kind::hnd, layout_kind::strided}) {
+    kv_layout layout = make_layout(layout_kind::hnd, dtype::f16, 2, 8, 4);
+    layout.kind = kind;
+    layout.k.code.granularity = scale_granularity::token_head;
+    CHECK(
+        has(sentence(errc::unsupported, layout), "scale granularity 'token_head' of the K plane is not supported yet"));
+    layout.k.code = {dtype::f16};
+    layout.v.code.type = dtype::f32;
+    CHECK(has(sentence(errc::unsupported, layout), "K of dtype f16 with V of dtype f32"));
+  }
+  kv_layout layout = make_layout(layout_kind::hnd, {dtype::f16}, {dtype::f16}, 2, 8, 4, 4, true);
+  layout.kind = layout_kind::strided;
+  layout.v.strides.token += 1;
+  CHECK(has(sentence(errc::invalid_argument, layout), "strides of V that are not those of K"));
+  CHECK(memory.num_allocations() == 0);
 }
 
 TEST_CASE("memory of another device than the backend's is refused") {
@@ -235,6 +302,7 @@ step_batch some_batch(std::int32_t num_seqs, std::int32_t width) {
   batch.block_table_stride = width;
   for (std::int32_t i = 0; i < num_seqs; ++i) {
     batch.seq_lens.push_back(10 + i);
+    if (num_seqs % 2 == 0) batch.query_positions.push_back(i - 3);
     batch.query_start_loc.push_back(batch.query_start_loc.back() + i % 3 + 1);
     for (std::int32_t j = 0; j < width; ++j) batch.block_tables.push_back(i * 100 + j);
   }
@@ -273,6 +341,8 @@ TEST_CASE("on a device an upload is one transfer of aligned copies, and capacity
     CHECK(equal_arrays(view.query_start_loc, batch.query_start_loc));
     CHECK(equal_arrays(view.block_tables, batch.block_tables));
     CHECK(equal_arrays(view.slot_mapping, batch.slot_mapping));
+    CHECK((view.query_positions == nullptr) == batch.query_positions.empty());
+    if (view.query_positions != nullptr) CHECK(equal_arrays(view.query_positions, batch.query_positions));
     CHECK(reinterpret_cast<std::uintptr_t>(view.slot_mapping) % 64 == 0);
     CHECK(view.num_seqs == num_seqs);
     CHECK(view.block_table_stride == 7);
@@ -296,6 +366,153 @@ TEST_CASE("an upload that finds no memory throws, and the engine goes on with wh
   }
   where.lose();
   CHECK(refusal(errc::device_lost, [&] { (void)engine.upload(some_batch(2, 3)); }) != "accepted");
+}
+
+/// The arrays as the device has them; the pretended device copies at once.
+struct uploaded {
+  std::vector<std::int32_t> seq_lens;
+  std::vector<std::int64_t> slots;
+  explicit uploaded(const step_batch_view& view)
+      : seq_lens(view.seq_lens, view.seq_lens + view.num_seqs),
+        slots(view.slot_mapping, view.slot_mapping + view.num_tokens) {}
+};
+
+TEST_CASE(
+    "uploads wait for nothing until as many copies are in flight as there are staging slots, then for the oldest") {
+  for (const std::int32_t num_slots : {1, 2, 4, 7}) {
+    CAPTURE(num_slots);
+    pretended_device where;
+    cache_engine_config config = config_of(1, 4);
+    config.num_staging_slots = num_slots;
+    {
+      cache_engine engine(where, config);
+      where.stop_stream(true);
+      for (std::int32_t step = 0; step < 3 * num_slots; ++step) {
+        const step_batch batch = some_batch(step % 5 + 1, 3);
+        const step_batch_view view = engine.upload(batch);
+        CHECK(equal_arrays(view.seq_lens, batch.seq_lens));
+        CHECK(equal_arrays(view.slot_mapping, batch.slot_mapping));
+        CHECK(where.num_event_waits() == std::max(0, step + 1 - num_slots));
+      }
+      CHECK(where.num_stream_waits() == 0);
+    }
+    CHECK(where.num_event_waits() == 3 * num_slots);  // the engine's end waits for the copies that read its memory
+  }
+  // A stream that keeps up is never waited for.
+  pretended_device where;
+  cache_engine engine(where, config_of(1, 4));
+  for (int step = 0; step < 20; ++step) (void)engine.upload(some_batch(4, 3));
+  CHECK(where.num_event_waits() == 0);
+  CHECK(where.num_stream_waits() == 0);
+}
+
+TEST_CASE("a staging slot whose copy is in flight is not written") {
+  // Copies that are made when their event is waited for would read what the host has written since: the pretended
+  // device copies at once, so the staging memory itself is looked at.
+  pretended_device where;
+  cache_engine_config config = config_of(1, 4);
+  config.num_staging_slots = 3;
+  cache_engine engine(where, config);
+  where.stop_stream(true);
+  std::vector<const void*> sources;
+  std::vector<std::vector<std::byte>> contents;
+  for (int step = 0; step < 3; ++step) {
+    (void)engine.upload(some_batch(2 + step, 3));
+    const auto* const bytes = static_cast<const std::byte*>(where.last_source());
+    sources.push_back(bytes);
+    contents.emplace_back(bytes, bytes + 64);
+    for (std::size_t earlier = 0; earlier < sources.size(); ++earlier) {
+      CHECK(std::memcmp(sources[earlier], contents[earlier].data(), 64) == 0);
+    }
+  }
+  CHECK(where.num_event_waits() == 0);
+  (void)engine.upload(some_batch(9, 3));
+  CHECK(where.last_source() == sources[0]);
+  CHECK(where.num_event_waits() == 1);
+}
+
+TEST_CASE("the copies of a step stay in one place while they fit into what was reserved, and nothing is allocated") {
+  pretended_device where;
+  cache_engine engine(where, config_of(1, 4));
+  engine.reserve_upload(200, 400, 7);
+  const std::int64_t allocations = where.counted().num_allocations();
+  const std::int32_t* place = nullptr;
+  for (const std::int32_t num_seqs : {200, 1, 0, 133, 200}) {
+    const step_batch_view view = engine.upload(some_batch(num_seqs, 7));
+    if (place == nullptr) place = view.query_start_loc;
+    CHECK(view.query_start_loc == place);
+  }
+  engine.reserve_upload(10, 10, 10);
+  CHECK(where.counted().num_allocations() == allocations);
+  CHECK(where.num_stream_waits() == 0);
+  // More than was reserved: the steps in flight are waited for.
+  where.stop_stream(true);
+  (void)engine.upload(some_batch(200, 7));
+  (void)engine.upload(some_batch(2000, 7));
+  CHECK(where.num_stream_waits() == 1);
+  CHECK(where.num_event_waits() == 1);
+  CHECK(where.counted().num_allocations() == allocations + 2);
+
+  const auto sentence = [&](std::int32_t num_seqs, std::int64_t num_tokens, std::int64_t stride) {
+    return refusal(errc::invalid_argument, [&] { engine.reserve_upload(num_seqs, num_tokens, stride); });
+  };
+  CHECK(has(sentence(-1, 1, 1), "max_num_seqs is -1"));
+  CHECK(has(sentence(1, -1, 1), "max_num_tokens is -1"));
+  CHECK(has(sentence(1, 1, -1), "max_block_table_stride is -1"));
+  CHECK(has(sentence(1, most, 1), "max_num_tokens is 9223372036854775807; it must be at most 2^58"));
+  CHECK(has(sentence(most32, 1, most), "max_num_seqs * max_block_table_stride"));
+  const auto host = make_backend();
+  cache_engine on_host(*host, config_of(1, 4));
+  CHECK_NOTHROW(on_host.reserve_upload(1000, 1000, 1000));
+  for (const std::int32_t bad : {0, -1, 65, most32}) {
+    cache_engine_config config = config_of(1, 4);
+    config.num_staging_slots = bad;
+    CHECK(has(refusal(errc::invalid_argument, [&] { const cache_engine refused(where, config); }),
+              "num_staging_slots is " + std::to_string(bad) + "; it must be 1 to 64"));
+  }
+}
+
+TEST_CASE("an upload whose event cannot be recorded is waited for instead") {
+  pretended_device where;
+  cache_engine engine(where, config_of(1, 4));
+  where.stop_stream(true);
+  where.fail_record(errc::internal);
+  const step_batch batch = some_batch(5, 3);
+  const step_batch_view view = engine.upload(batch);
+  CHECK(equal_arrays(view.slot_mapping, batch.slot_mapping));
+  CHECK(where.num_stream_waits() == 1);
+  for (int step = 0; step < 3; ++step) (void)engine.upload(batch);
+  CHECK(where.num_event_waits() == 0);  // the slot of the first copy is free
+  CHECK(where.num_stream_waits() == 1);
+}
+
+TEST_CASE("a refused upload leaves the copies of the step before") {
+  pretended_device where;
+  cache_engine engine(where, config_of(1, 4));
+  const step_batch batch = some_batch(4, 3);
+  const step_batch_view view = engine.upload(batch);
+  const uploaded before(view);
+  where.failing().fail_at(1);
+  CHECK(refusal(errc::out_of_memory, [&] { (void)engine.upload(some_batch(900, 3)); }) != "accepted");
+  where.lose();
+  CHECK(refusal(errc::device_lost, [&] { (void)engine.upload(some_batch(3, 3)); }) != "accepted");
+  CHECK(refusal(errc::device_lost, [&] { (void)engine.upload(some_batch(900, 3)); }) != "accepted");
+  const uploaded after(view);
+  CHECK(after.seq_lens == before.seq_lens);
+  CHECK(after.slots == before.slots);
+}
+
+TEST_CASE("a moved engine takes its staging slots along, and what it was moved from starts anew") {
+  pretended_device where;
+  cache_engine first(where, config_of(1, 4));
+  where.stop_stream(true);
+  const std::int32_t* const place = first.upload(some_batch(4, 3)).query_start_loc;
+  cache_engine second(std::move(first));
+  CHECK(second.upload(some_batch(4, 3)).query_start_loc == place);
+  const step_batch batch = some_batch(2, 3);
+  CHECK(equal_arrays(first.upload(batch).seq_lens, batch.seq_lens));
+  second = std::move(first);
+  CHECK(where.num_event_waits() == 2);  // the two copies of the engine that was assigned to
 }
 
 TEST_CASE("append goes to the layer that is named and to no other; a layer that is not there is out_of_range") {
@@ -340,12 +557,11 @@ TEST_CASE("copies, swaps and conversions reach every layer and equal the oracle"
   const auto where = make_backend();
   for (int round = 0; round < 10; ++round) {
     constexpr layout_kind kinds[] = {layout_kind::hnd, layout_kind::nhd, layout_kind::x_split};
-    constexpr dtype types[] = {dtype::f32, dtype::f16, dtype::bf16};
     const layout_kind kind = random.pick(kinds);
-    const dtype type = random.pick(types);
+    const dtype type = random.pick(all_dtypes);
     cache_engine a(*where, config_of(3, 6, kind, type));
     cache_engine b(*where, config_of(3, 9, kind, type));
-    cache_engine c(*where, config_of(3, 5, random.pick(kinds), random.pick(types)));
+    cache_engine c(*where, config_of(3, 5, random.pick(kinds), random.pick(all_dtypes)));
     fill(a, random.next());
     fill(b, random.next());
     fill(c, random.next());

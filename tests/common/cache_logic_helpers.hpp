@@ -57,7 +57,7 @@ inline std::vector<int> table_of(const kv_cache_manager& manager, seq_id seq) {
 
 /// What differs between two batches in what a kernel may read, or in what is poison; empty when nothing does. One may
 /// have wider rows than the other.
-inline std::string difference(const step_batch& a, const step_batch& b, std::int32_t free_entry = free_table_entry) {
+inline std::string difference(const step_batch& a, const step_batch& b, std::int32_t table_padding = padding_entry) {
   if (a.query_start_loc != b.query_start_loc) return "query_start_loc differs";
   if (a.seq_lens != b.seq_lens) return "seq_lens differs";
   if (a.slot_mapping != b.slot_mapping) return "slot_mapping differs";
@@ -67,7 +67,7 @@ inline std::string difference(const step_batch& a, const step_batch& b, std::int
   }
   for (std::size_t row = 0; row < a.seq_lens.size(); ++row) {
     const auto entry = [&](const step_batch& of, std::int64_t i) {
-      if (i >= of.block_table_stride) return free_entry;
+      if (i >= of.block_table_stride) return table_padding;
       return of.block_tables[row * static_cast<std::size_t>(of.block_table_stride) + static_cast<std::size_t>(i)];
     };
     for (std::int64_t i = 0; i < std::max(a.block_table_stride, b.block_table_stride); ++i) {

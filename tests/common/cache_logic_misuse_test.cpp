@@ -305,7 +305,7 @@ TEST_CASE("prompts that cannot be opened are refused and change nothing") {
     prefix_cache own(pool, {.block_size = 4});
     CHECK(code_of([&] { (void)own.acquire_scope({.salt = salt}); }) == errc::invalid_argument);
     CHECK(code_of([&] { (void)own.acquire_extras(too_much, 0); }) == errc::invalid_argument);
-    CHECK(own.num_names() == 0);
+    CHECK(own.num_interned() == 0);
   }
   CHECK(it.manager.digest() == before);
   CHECK(it.manager.prefix()->stats() == stats);

@@ -155,8 +155,36 @@ TEST_CASE("conversions are usable in constant expressions") {
   static_assert(dtype_of<float> == dtype::f32 && dtype_of<float16> == dtype::f16 && dtype_of<bfloat16> == dtype::bf16);
 }
 
+TEST_CASE("the table of dtypes gives storage, bytes, kind and names, by number and by type") {
+  CHECK(dtype_names == "f32, f16, bf16");
+  for (std::size_t i = 0; i < num_dtypes; ++i) {
+    const dtype type = all_dtypes[i];
+    CHECK(static_cast<std::size_t>(type) == i);
+    CHECK(is_dtype(type));
+    visit_dtype(type, [&](auto traits) {
+      using storage = typename decltype(traits)::storage;
+      CHECK(traits.type == type);
+      CHECK(dtype_of<storage> == type);
+      CHECK(traits.bytes == sizeof(storage));
+      CHECK(size_of(type) == sizeof(storage));
+      CHECK(traits.kind == dtype_kind::floating);
+      CHECK(to_string(type) == traits.name);
+      for (const std::string_view other : traits.other_names) CHECK(parse_dtype(other) == type);
+    });
+  }
+}
+
+TEST_CASE("a number that is no dtype is known as such") {
+  for (const std::size_t number : {num_dtypes, std::size_t{77}, std::size_t{255}}) {
+    const auto type = static_cast<dtype>(number);
+    CHECK(!is_dtype(type));
+    CHECK(size_of(type) == 0);
+    CHECK(to_string(type) == "unknown");
+  }
+}
+
 TEST_CASE("dtype names read back, and other names are refused with the allowed ones") {
-  for (const dtype type : {dtype::f32, dtype::f16, dtype::bf16}) CHECK(parse_dtype(to_string(type)) == type);
+  for (const dtype type : all_dtypes) CHECK(parse_dtype(to_string(type)) == type);
   CHECK(parse_dtype("float32") == dtype::f32);
   CHECK(parse_dtype("float16") == dtype::f16);
   CHECK(parse_dtype("half") == dtype::f16);

@@ -235,11 +235,14 @@ TEST_CASE("the arrays for kernels hold tables, lengths and slots of each row, an
   step_plan plan;
   plan.seqs = {{.seq = a, .query_len = 3, .seq_len = 9}, {.seq = b, .query_len = 1, .seq_len = 3}};
   step_batch batch;
+  batch.query_positions = {5};  // of an earlier step that its caller made
   manager.build(batch, plan);
+  CHECK(batch.query_positions.empty());
+  CHECK(batch.view().query_positions == nullptr);
   CHECK(batch.query_start_loc == std::vector<std::int32_t>{0, 3, 4});
   CHECK(batch.seq_lens == std::vector<std::int32_t>{9, 3});
   CHECK(batch.block_table_stride == 3);
-  CHECK(batch.block_tables == std::vector<std::int32_t>{0, 1, 2, 3, free_table_entry, free_table_entry});
+  CHECK(batch.block_tables == std::vector<std::int32_t>{0, 1, 2, 3, padding_entry, padding_entry});
   CHECK(batch.slot_mapping == std::vector<std::int64_t>{6, 7, 8, 14});
   plan.seqs.clear();
   manager.build(batch, plan);
@@ -278,8 +281,8 @@ TEST_CASE("a batch that is filled again shows the tables as they are now") {
   manager.build(kept, plan);
   plan.seqs[0].seq_len = 3;
   manager.build(kept, plan);
-  CHECK(kept.block_tables[1] == free_table_entry);
-  CHECK(kept.block_tables[2] == free_table_entry);
+  CHECK(kept.block_tables[1] == padding_entry);
+  CHECK(kept.block_tables[2] == padding_entry);
   // Out and back, with no step between.
   manager.commit(a, 12);
   CHECK(is_as_new(manager, a, 12));
@@ -340,7 +343,7 @@ TEST_CASE("rows of a windowed sequence show the free entry where blocks were giv
   step_batch batch;
   manager.build(batch, plan);
   REQUIRE(batch.block_table_stride == 200);
-  for (std::size_t i = 0; i < 197; ++i) REQUIRE(batch.block_tables[i] == free_table_entry);
+  for (std::size_t i = 0; i < 197; ++i) REQUIRE(batch.block_tables[i] == padding_entry);
   for (std::size_t i = 197; i < 200; ++i) {
     CHECK(batch.block_tables[i] == to_index(manager.block_at(seq, static_cast<std::int64_t>(i))));
   }

@@ -7,6 +7,7 @@
 #include <bifolio/error.hpp>
 #include <bifolio/memory_resource.hpp>
 #include <bifolio/prefix_cache.hpp>
+#include <cmath>
 #include <string>
 #include <utility>
 #include <vector>
@@ -241,8 +242,8 @@ TEST_CASE("publishing a block again under its own name changes nothing") {
 TEST_CASE("a block that is reused or forgotten is not found under its old name, nor is what was behind it") {
   world w(3);
   const std::vector<block_id> blocks = w.publish(counting(6));
-  w.cache.forget(blocks[1]);
-  w.cache.forget(blocks[1]);  // nothing more to forget
+  w.cache.unregister(blocks[1]);
+  w.cache.unregister(blocks[1]);  // nothing more to unregister
   CHECK(w.find(counting(6)) == std::vector{blocks[0]});
   CHECK(w.pool.level(blocks[1]) == 0);
   CHECK(w.cache.stats().num_cached_blocks == 2);
@@ -349,9 +350,9 @@ TEST_CASE("scopes and extra keys are gone with the last one who refers to them")
     w.cache.release_extras(image_extras);
   }
   CHECK(is_known({"salt", 3}));  // a cached block is in it
-  CHECK(w.cache.num_names() == 2);
+  CHECK(w.cache.num_interned() == 2);
   CHECK(w.find(counting(2), {"salt", 3}, extras) == std::vector{block});
-  SUBCASE("forgotten") { w.cache.forget(block); }
+  SUBCASE("forgotten") { w.cache.unregister(block); }
   SUBCASE("evicted") {
     w.pool.release(block);
     std::vector<block_id> all(4);
@@ -362,7 +363,7 @@ TEST_CASE("scopes and extra keys are gone with the last one who refers to them")
     REQUIRE(w.cache.reset());
   }
   CHECK_FALSE(is_known({"salt", 3}));
-  CHECK(w.cache.num_names() == 0);
+  CHECK(w.cache.num_interned() == 0);
   CHECK(is_known({}));
   // The handles are free for others, and whoever comes back is not taken for who was there before.
   CHECK(w.cache.acquire_extras(others, 0) == image_extras);
@@ -437,7 +438,7 @@ TEST_CASE("a hint ends with the contents it was given for") {
   world w(2);
   std::vector<block_id> blocks = w.publish({1, 1}, {.priority = 7, .expires_at = 10});
   w.pool.release(blocks);
-  w.cache.forget(blocks[0]);
+  w.cache.unregister(blocks[0]);
   blocks.resize(2);
   REQUIRE(w.cache.allocate(blocks) == alloc_status::ok);
   w.pool.release(blocks);
@@ -482,6 +483,100 @@ TEST_CASE("a policy decides levels; the LRU policy knows no hints") {
     const std::vector<block_id> one = plain.publish({int{priority}, 1}, {.priority = priority, .expires_at = 9});
     CHECK(plain.pool.level(one[0]) == retention_hint::normal);
   }
+}
+
+/// Blocks of one token that stand alone: each request is one of them.
+struct object_cache {
+  block_pool pool;
+  prefix_cache cache;
+  explicit object_cache(std::int64_t num_blocks, const eviction_policy& policy)
+      : pool(num_blocks), cache(pool, {.block_size = 1, .policy = &policy}) {}
+
+  /// Whether it was a hit; the object is then cached and idle.
+  bool request(int object) {
+    const token_id token[1] = {token_id{object}};
+    block_id block[1];
+    const bool found = cache.match_and_pin({.tokens = token}, block).num_blocks == 1;
+    if (!found) {
+      cache.reserve_events(2);
+      REQUIRE(cache.allocate(block) == alloc_status::ok);
+      (void)cache.publish(block[0], cache.root(default_scope), token, 0);
+    }
+    pool.release(block[0]);
+    REQUIRE(cache.check() == "");
+    return found;
+  }
+};
+
+TEST_CASE("S3-FIFO keeps what is asked for again through a scan that is larger than the pool") {
+  for (const bool scans : {false, true}) {
+    object_cache s3(20, s3_fifo_policy());
+    object_cache lru(20, lru_policy());
+    for (int round = 0; round < 3; ++round) {
+      for (int object = 0; object < 5; ++object) (void)(s3.request(object), lru.request(object));
+    }
+    for (int object = 1000; object < (scans ? 1100 : 1000); ++object) (void)(s3.request(object), lru.request(object));
+    for (int object = 0; object < 5; ++object) {
+      CHECK(s3.request(object));
+      CHECK(lru.request(object) == !scans);
+    }
+  }
+}
+
+TEST_CASE("S3-FIFO: contents that return soon after they left the small queue enter the main queue") {
+  object_cache s3(20, s3_fifo_policy());  // small queue of 2, ghost queue of 18
+  for (int object = 0; object < 21; ++object) CHECK_FALSE(s3.request(object));
+  CHECK_FALSE(s3.request(0));  // the first to leave, a ghost now
+  for (int object = 100; object < 140; ++object) CHECK_FALSE(s3.request(object));
+  CHECK(s3.request(0));
+  CHECK_FALSE(s3.request(1));  // gone with 39 others, for longer than the ghost queue remembers
+  for (int object = 200; object < 240; ++object) CHECK_FALSE(s3.request(object));
+  CHECK_FALSE(s3.request(1));
+}
+
+TEST_CASE("S3-FIFO evicts no block in use, and no block before those after it in its chain") {
+  world w(12, {.block_size = 2, .policy = &s3_fifo_policy()});
+  // A chain whose first half is hit so often that the second half, which is not, is older news.
+  const std::vector<block_id> chain = w.publish(counting(12));
+  w.pool.release(chain);
+  std::vector<block_id> hits(6);
+  const std::vector<token_id> tokens = to_ids(counting(12));
+  SUBCASE("idle") {
+    std::size_t cached = 6;
+    for (int i = 0; i < 30; ++i) {
+      w.pool.release(w.publish({100 + i, 0, 100 + i, 1}));
+      CHECK(w.cache.check() == "");
+      const std::size_t now = w.find(counting(12)).size();
+      CHECK(now <= cached);
+      cached = now;
+      for (std::size_t k = 0; k < 6; ++k) CHECK(w.cache.holds(chain[k]) >= (k < now));
+    }
+    CHECK(cached < 6);
+  }
+  SUBCASE("in use") {
+    REQUIRE(w.cache.match_and_pin({.tokens = tokens}, hits).num_blocks == 6);
+    for (int i = 0; i < 30; ++i) w.pool.release(w.publish({100 + i, 0, 100 + i, 1}));
+    CHECK(w.find(counting(12)) == chain);
+    w.pool.release(hits);
+    CHECK(w.cache.check() == "");
+  }
+}
+
+TEST_CASE("S3-FIFO's small queue is a part of the pool") {
+  for (const double wrong : {0.0, 1.0, -0.1, 2.0, std::nan("")}) {
+    CHECK(code_of([&] { (void)make_s3_fifo_policy(wrong); }) == errc::invalid_argument);
+  }
+  const auto policy = make_s3_fifo_policy(0.5);
+  object_cache half(20, *policy);
+  object_cache tenth(20, s3_fifo_policy());
+  // Two rounds over eight objects among others: within reach of a small queue of ten, not of one of two.
+  const auto num_hits = [](object_cache& cache) {
+    int hits = 0;
+    for (int i = 0; i < 200; ++i) hits += cache.request(i % 2 == 0 ? i / 2 % 4 : 1000 + i) && i % 2 == 0;
+    return hits;
+  };
+  CHECK(num_hits(half) > 0);
+  CHECK(num_hits(tenth) > 0);
 }
 
 TEST_CASE("reset refuses while a cached block is in use and keeps everything; idle, it forgets everything") {
@@ -587,7 +682,7 @@ TEST_CASE("a look-up ends also where all of a small index has been passed over")
   };
   const auto drop_first = [&](std::size_t bucket, std::size_t count) {
     for (std::size_t i = 0; i < count; ++i) {
-      w.cache.forget(by_bucket[bucket].front());
+      w.cache.unregister(by_bucket[bucket].front());
       w.pool.release(by_bucket[bucket].front());
       by_bucket[bucket].erase(by_bucket[bucket].begin());
     }

@@ -79,7 +79,7 @@ class world {
     if (problem.empty()) problem = plans_.check();
     if (problem.empty()) problem = compare();
     if (!problem.empty()) problem = "step " + std::to_string(plans_.stats().num_steps) + ": " + problem;
-    return {problem, plans_.stats(), manager_.stats(), num_late_};
+    return {problem, plans_.stats(), manager_.stats(), num_placeholders_};
   }
 
  private:
@@ -139,7 +139,7 @@ class world {
         if (std::string problem = difference(fresh.batch, inputs_.batch); !problem.empty()) {
           return "a row of the last step was kept wrongly: " + problem;
         }
-        num_late_ += static_cast<std::int64_t>(flights_.back().inputs.late_tokens.size());
+        num_placeholders_ += static_cast<std::int64_t>(flights_.back().inputs.placeholders.size());
         if (how_.fail_one_in > 0 && !(plan.swap_ins.empty() && plan.swap_outs.empty())) {
           flights_.back().fails = random_.one_in(how_.fail_one_in);
         }
@@ -298,7 +298,7 @@ class world {
   std::deque<flight> flights_;
   step_inputs inputs_;
   std::vector<cache_event> events_;
-  std::int64_t num_late_ = 0;
+  std::int64_t num_placeholders_ = 0;
   std::int64_t num_failed_ = 0;
 };
 

@@ -243,12 +243,12 @@ TEST_CASE("a step goes on with tokens that the step before it still samples") {
   step_inputs inputs;
   const step_plan first = plans.schedule();
   plans.build(inputs);
-  CHECK(inputs.late_tokens.empty());
+  CHECK(inputs.placeholders.empty());
   const step_plan second = plans.schedule();
   plans.build(inputs);
   CHECK(inputs.tokens == std::vector{token_id{-1}, token_id{-1}});
   CHECK(inputs.positions == std::vector<std::int32_t>{3, 5});
-  CHECK(inputs.late_tokens == std::vector<late_token>{{first.step, 0, 0}, {first.step, 1, 1}});
+  CHECK(inputs.placeholders == std::vector<token_placeholder>{{first.step, 0, 0}, {first.step, 1, 1}});
   const step_plan third = plans.schedule();
   CHECK(row_of(third, b) == nullptr);  // both of its tokens are on their way
   CHECK_THROWS_AS((void)plans.schedule(), error);
@@ -256,13 +256,13 @@ TEST_CASE("a step goes on with tokens that the step before it still samples") {
   CHECK_THROWS_AS((void)plans.commit(second, any_tokens(second)), error);  // not the oldest
   (void)plans.commit(first, std::vector<sampled_token>{{token_id{1}}, {token_id{2}}});
   plans.build(inputs);  // the third: what it needs is sampled by the second
-  CHECK(inputs.late_tokens == std::vector<late_token>{{second.step, 0, 0}});
+  CHECK(inputs.placeholders == std::vector<token_placeholder>{{second.step, 0, 0}});
   CHECK(plans.check() == "");
   const auto done = plans.commit(second, std::vector<sampled_token>{{token_id{3}}, {token_id{4}}});
   REQUIRE(done.size() == 1);
   CHECK(done[0].tokens == std::vector{token_id{2}, token_id{4}});
   plans.build(inputs);
-  CHECK(inputs.late_tokens.empty());  // known by now
+  CHECK(inputs.placeholders.empty());  // known by now
   CHECK(inputs.tokens == std::vector{token_id{3}});
   (void)plans.commit(third, any_tokens(third));
   CHECK(plans.output(a).size() == 3);

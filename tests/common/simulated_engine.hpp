@@ -168,9 +168,9 @@ class simulated_engine {
     due_ = plan.swap_ins;
     due_fail_ = fail_swaps;
     if (random_.one_in(3)) finish_swap_ins();
-    for (const late_token& late : inputs.late_tokens) {
-      inputs.tokens[static_cast<std::size_t>(late.position)] =
-          results_.at(late.step).at(static_cast<std::size_t>(late.sampled)).token;
+    for (const token_placeholder& placeholder : inputs.placeholders) {
+      inputs.tokens[static_cast<std::size_t>(placeholder.position)] =
+          results_.at(placeholder.step).at(static_cast<std::size_t>(placeholder.sampled)).token;
     }
     std::vector<sampled_token>& sampled = results_[plan.step];
     sampled.clear();

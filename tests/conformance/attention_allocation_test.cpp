@@ -2,6 +2,7 @@
 // Per-layer calls allocate nothing, and planning that runs out of memory says so and keeps the old plan.
 #include <doctest/doctest.h>
 
+#include <bifolio/cpu.hpp>
 #include <memory>
 #include <optional>
 

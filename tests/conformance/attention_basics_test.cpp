@@ -9,6 +9,13 @@ using namespace bifolio::test;
 
 namespace {
 
+/// Every n-th case.
+std::vector<attention_case> every(std::size_t n, const std::vector<attention_case>& cases) {
+  std::vector<attention_case> chosen;
+  for (std::size_t i = 0; i < cases.size(); i += n) chosen.push_back(cases[i]);
+  return chosen;
+}
+
 void check_all(const std::vector<attention_case>& cases) {
   for (std::size_t n = 0; n < cases.size(); ++n) {
     const std::string problem = check_attention(cases[n], n);
@@ -40,6 +47,10 @@ TEST_CASE("prefill and chunked prefill agree with the oracle") { check_all(prefi
 TEST_CASE("sequences without queries or without keys cost nothing and disturb nobody") { check_all(empty_cases()); }
 
 TEST_CASE("every head_dim agrees with the oracle") { check_all(head_dim_cases()); }
+
+TEST_CASE("V of another head_dim than K, or part of K, agrees with the oracle in every layout and with every option") {
+  check_all(plane_cases());
+}
 
 TEST_CASE("every block_size agrees with the oracle") { check_all(block_size_cases()); }
 
@@ -109,6 +120,53 @@ TEST_CASE("the scale may be negative or 0 for shapes of the tensor-core kernels 
           CHECK_MESSAGE(problem.empty(), tested->name, ": ", problem, " [", describe(c), "]");
         }
       }
+    }
+  }
+}
+
+TEST_CASE("every implementation, forced by name, agrees with the oracle or says why it declines") {
+  std::vector<attention_case> cases;
+  for (const std::vector<attention_case>& table :
+       {every(2, decode_cases()), every(2, prefill_cases()), every(3, layout_cases()),
+        every(5, half_precision_option_cases()), every(9, half_precision_shape_cases()), every(7, x_split_cases())}) {
+    cases.insert(cases.end(), table.begin(), table.end());
+  }
+  for (const tested_backend* tested : one_per_family(1)) {
+    const std::vector<std::string> list = tested->get().explain({});
+    for (const std::string& name : list) {
+      std::size_t num_served = 0;
+      std::string reason;  // why it declined a case
+      for (std::size_t n = 0; n < cases.size(); ++n) {
+        const attention_case& c = cases[n];
+        const attention_contents contents(c);
+        attention_call call(*tested, c, contents, placement_in_turn(c, n));
+        call.spec.implementation = name;
+        try {
+          call.plan();
+        } catch (const error& refused) {
+          REQUIRE_MESSAGE(refused.code() == errc::unsupported, tested->name, ": ", refused.what());
+          CHECK_MESSAGE(std::string(refused.what()).find(name) != std::string::npos, refused.what());
+          reason = refused.what();
+          continue;
+        }
+        const errc code = call.run();
+        if (code == errc::unsupported) {
+          CHECK_MESSAGE(call.untouched(), tested->name, ", ", name, " [", describe(c), "]");
+          reason = "the strides, alignment or options of the calls";
+          continue;
+        }
+        REQUIRE_MESSAGE(code == errc::ok, tested->name, ", ", name, " [", describe(c), "]");
+        ++num_served;
+        std::string problem;
+        const attention_output got = call.read(problem);
+        problem += attention_expectation(c, contents)
+                       .problem_of(got, tested->numbers_for(c.q_type, c.kv_type, c.out_type, c.head_dim));
+        CHECK_MESSAGE(problem.empty(), tested->name, ", ", name, ": ", problem, " [", describe(c), "]");
+      }
+      if (name == list.back()) CHECK_MESSAGE(num_served == cases.size(), tested->name, ": ", reason);
+      // An implementation that this device cannot run is skipped by its reason.
+      if (num_served == 0) MESSAGE(tested->name, " never took ", name, ": ", reason);
+      CHECK((num_served > 0 || !reason.empty()));
     }
   }
 }

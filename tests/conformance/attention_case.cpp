@@ -61,8 +61,9 @@ float element_of(const attention_case& c, stream_of_values stream, std::int64_t 
     case value_kind::max_finite: {
       if (stream == query_values) return normal;
       const float most = max_finite(c.kv_type);
-      // f16: the largest value itself. Wider ranges: as far up as sums over the length and the head stay finite.
-      const float room = c.kv_type == dtype::f16 ? 1.0f : 1.0f / (8.0f * d * static_cast<float>(seq_len + 1));
+      // Of a small range the largest value itself. Wider ranges: as far up as sums over the length and the head stay
+      // finite.
+      const float room = max_finite(c.kv_type) < 0x1p20f ? 1.0f : 1.0f / (8.0f * d * static_cast<float>(seq_len + 1));
       return sign * most * room;
     }
   }
@@ -72,7 +73,8 @@ float element_of(const attention_case& c, stream_of_values stream, std::int64_t 
 reference::attention_options options_of(const attention_case& c, const attention_contents& contents) {
   return {.num_q_heads = c.num_q_heads(),
           .num_kv_heads = c.num_kv_heads,
-          .head_dim = c.head_dim,
+          .qk_head_dim = c.head_dim,
+          .v_head_dim = c.out_dim(),
           .causal = c.causal,
           .window_left = c.window_left,
           .window_right = c.window_right,
@@ -83,8 +85,13 @@ reference::attention_options options_of(const attention_case& c, const attention
 }
 
 reference::dense_sequence dense_of(const batch_seq& seq, const attention_contents::sequence& contents) {
-  return {seq.query_len,     seq.seq_len,       contents.q.data(),
-          contents.k.data(), contents.v.data(), contents.bias.empty() ? nullptr : contents.bias.data()};
+  return {.query_len = seq.query_len,
+          .seq_len = seq.seq_len,
+          .q = contents.q.data(),
+          .k = contents.k.data(),
+          .v = contents.v.data(),
+          .bias = contents.bias.empty() ? nullptr : contents.bias.data(),
+          .query_position = seq.query_offset()};
 }
 
 bool bias_has_tokens(bias_kind kind) {
@@ -119,8 +126,7 @@ std::vector<dense_kv> dense_kv_of(const attention_case& c, const attention_conte
     if (seq.query_len == 0) {
       first_needed = seq.seq_len;
     } else if (c.window_left >= 0) {
-      first_needed =
-          std::clamp<std::int64_t>(std::int64_t{seq.seq_len} - seq.query_len - c.window_left, 0, seq.seq_len);
+      first_needed = std::clamp<std::int64_t>(std::int64_t{seq.query_offset()} - c.window_left, 0, seq.seq_len);
     }
     list.push_back({seq.seq_len, contents.seqs[s].k.data(), contents.seqs[s].v.data(), first_needed});
   }
@@ -188,20 +194,25 @@ std::int64_t attention_case::num_tokens() const noexcept {
   return tokens;
 }
 
+bool attention_case::has_query_positions() const noexcept {
+  return std::any_of(seqs.begin(), seqs.end(), [](const batch_seq& seq) { return seq.query_position.has_value(); });
+}
+
 float attention_case::used_scale() const noexcept {
   if (scale != 0) return scale;
   const float usual = 1.0f / std::sqrt(static_cast<float>(head_dim));
   if (values != value_kind::max_finite) return usual;
   // Brings the logits of the largest keys back to the order of one.
-  return kv_type == dtype::f16 ? usual * 0x1p-15f : usual * 0x1p-115f;
+  return max_finite(kv_type) < 0x1p20f ? usual * 0x1p-15f : usual * 0x1p-115f;
 }
 
 std::string settings_of(const attention_case& c) {
   std::ostringstream text;
   text << c.what << ": q " << to_string(c.q_type) << ", kv " << to_string(c.kv_type) << ", out "
        << to_string(c.out_type) << ", " << to_string(c.layout) << ", " << c.num_q_heads() << "/" << c.num_kv_heads
-       << " heads, head_dim " << c.head_dim << ", block_size " << c.block_size
-       << (c.causal ? ", causal" : ", not causal");
+       << " heads, head_dim " << c.head_dim;
+  if (c.out_dim() != c.head_dim || c.v_in_k) text << " of v " << c.out_dim() << (c.v_in_k ? " in k" : "");
+  text << ", block_size " << c.block_size << (c.causal ? ", causal" : ", not causal");
   if (c.window_left >= 0) text << ", window_left " << c.window_left;
   if (c.window_right >= 0) text << ", window_right " << c.window_right;
   if (c.scale != 0) text << ", scale " << c.scale;
@@ -214,7 +225,11 @@ std::string settings_of(const attention_case& c) {
   if (c.deterministic) text << ", deterministic";
   if (c.aligned) text << ", aligned";
   text << ", " << to_string(c.values) << " values, query_len/seq_len";
-  for (const batch_seq& seq : c.seqs) text << " " << seq.query_len << "/" << seq.seq_len;
+  for (const batch_seq& seq : c.seqs) {
+    text << " " << seq.query_len << "/" << seq.seq_len;
+    if (seq.first_position != 0) text << " keys from " << seq.first_position;
+    if (seq.query_position) text << " queries from " << *seq.query_position;
+  }
   text << ", case seed " << c.seed;
   return text.str();
 }
@@ -226,30 +241,34 @@ attention_contents::attention_contents(const attention_case& c) {
   for (std::size_t s = 0; s < c.seqs.size(); ++s) {
     const batch_seq& shape = c.seqs[s];
     const std::int64_t content = shape.content >= 0 ? shape.content : static_cast<std::int64_t>(s);
+    const std::int64_t query_position = std::int64_t{shape.first_position} + shape.query_offset();
     sequence seq;
     seq.q.reserve(static_cast<std::size_t>(shape.query_len * heads * c.head_dim));
     for (std::int64_t t = 0; t < shape.query_len; ++t) {
-      const std::int64_t position = shape.seq_len - shape.query_len + t;
+      const std::int64_t position = query_position + t;
       for (std::int64_t h = 0; h < heads; ++h) {
         for (std::int64_t i = 0; i < c.head_dim; ++i) {
           seq.q.push_back(stored_as(c.q_type, element_of(c, query_values, content, position, h, i, shape.seq_len)));
         }
       }
     }
-    for (std::int64_t j = 0; j < shape.seq_len; ++j) {
+    for (std::int64_t n = 0; n < shape.seq_len; ++n) {
+      const std::int64_t j = shape.first_position + n;
       for (std::int64_t h = 0; h < c.num_kv_heads; ++h) {
+        const stream_of_values values = c.v_in_k ? key_values : value_values;
         for (std::int64_t i = 0; i < c.head_dim; ++i) {
           seq.k.push_back(stored_as(c.kv_type, element_of(c, key_values, content, j, h, i, shape.seq_len)));
-          seq.v.push_back(stored_as(c.kv_type, element_of(c, value_values, content, j, h, i, shape.seq_len)));
+        }
+        for (std::int64_t i = 0; i < c.out_dim(); ++i) {
+          seq.v.push_back(stored_as(c.kv_type, element_of(c, values, content, j, h, i, shape.seq_len)));
         }
       }
     }
     if (c.bias != bias_kind::none) {
       for (std::int64_t t = 0; t < shape.query_len; ++t) {
-        const std::int64_t position = shape.seq_len - shape.query_len + t;
         for (std::int64_t h = 0; h < heads; ++h) {
           for (std::int64_t j = 0; j < shape.seq_len; ++j) {
-            seq.bias.push_back(bias_element_of(c, content, position, h, j));
+            seq.bias.push_back(bias_element_of(c, content, query_position + t, h, shape.first_position + j));
           }
         }
       }
@@ -270,8 +289,8 @@ attention_call::attention_call(const tested_backend& tested, const attention_cas
     : tested_(tested),
       out_type_(c.out_type),
       has_lse_(c.lse),
-      cache_(tested.get(), c.layout, c.kv_type, c.num_kv_heads, c.head_dim, c.block_size, dense_kv_of(c, contents),
-             placement.cache) {
+      cache_(tested.get(), c.layout, {c.kv_type, c.num_kv_heads, c.head_dim, c.out_dim(), c.block_size, c.v_in_k},
+             dense_kv_of(c, contents), placement.cache) {
   backend& where = tested.get();
   const std::int64_t tokens = c.num_tokens();
   const std::int32_t heads = c.num_q_heads();
@@ -280,6 +299,7 @@ attention_call::attention_call(const tested_backend& tested, const attention_cas
   for (const batch_seq& seq : c.seqs) {
     starts_.push_back(starts_.back() + seq.query_len);
     lens_.push_back(seq.seq_len);
+    if (c.has_query_positions()) query_positions_.push_back(seq.query_offset());
   }
   host_batch = {static_cast<std::int32_t>(c.seqs.size()),
                 tokens,
@@ -287,14 +307,18 @@ attention_call::attention_call(const tested_backend& tested, const attention_cas
                 lens_.data(),
                 cache_.tables().data(),
                 cache_.table_stride(),
-                nullptr};
+                nullptr,
+                c.has_query_positions() ? query_positions_.data() : nullptr};
   num_blocks = cache_.view().num_blocks;
   spec = {.num_q_heads = heads,
           .num_kv_heads = c.num_kv_heads,
-          .head_dim = c.head_dim,
+          .qk_head_dim = c.head_dim,
+          .v_head_dim = c.out_dim(),
           .block_size = c.block_size,
           .q_type = c.q_type,
-          .kv_type = c.kv_type,
+          .k_code = {c.kv_type},
+          .v_code = {c.kv_type},
+          .v_in_k = c.v_in_k,
           .out_type = c.out_type,
           .causal = c.causal,
           .window_left = c.window_left,
@@ -303,6 +327,7 @@ attention_call::attention_call(const tested_backend& tested, const attention_cas
 
   starts_on_device_ = device_bytes(where, bytes_of(starts_), alignof(std::int32_t));
   lens_on_device_ = device_bytes(where, bytes_of(lens_), alignof(std::int32_t));
+  positions_on_device_ = device_bytes(where, bytes_of(query_positions_), alignof(std::int32_t));
   tables_on_device_ = device_bytes(where, bytes_of(cache_.tables()), alignof(std::int32_t));
   slopes_ = device_bytes(where, bytes_of(contents.alibi_slopes), alignof(float));
   sinks_ = device_bytes(where, bytes_of(contents.sinks), alignof(float));
@@ -326,8 +351,8 @@ attention_call::attention_call(const tested_backend& tested, const attention_cas
 
   if (c.bias != bias_kind::none) place_bias(c, contents, placement);
 
-  const std::int64_t out_head = c.head_dim + placement.out_head_gap;
-  const strided_shape out_shape{tokens, heads, c.head_dim, heads * out_head + placement.out_token_gap, out_head};
+  const std::int64_t out_head = c.out_dim() + placement.out_head_gap;
+  const strided_shape out_shape{tokens, heads, c.out_dim(), heads * out_head + placement.out_token_gap, out_head};
   out_ = device_bytes(where, poisoned(c.out_type, 2 * guard_elements + out_shape.elements()), size_of(c.out_type));
   lse_ = device_bytes(where, poisoned(dtype::f32, 2 * guard_elements + tokens * heads), sizeof(float));
 
@@ -336,13 +361,16 @@ attention_call::attention_call(const tested_backend& tested, const attention_cas
   };
   params.q = {after_guard(q_, c.q_type), c.q_type,           tokens, heads, c.head_dim,
               q_shape.token_stride,      q_shape.head_stride};
-  params.out = {after_guard(out_, c.out_type), c.out_type,           tokens, heads, c.head_dim,
+  params.out = {after_guard(out_, c.out_type), c.out_type,           tokens, heads, c.out_dim(),
                 out_shape.token_stride,        out_shape.head_stride};
   if (c.lse) params.lse = reinterpret_cast<float*>(after_guard(lse_, dtype::f32));
   params.kv = cache_.view();
   params.batch = host_batch;
   params.batch.query_start_loc = reinterpret_cast<const std::int32_t*>(starts_on_device_.data());
   params.batch.seq_lens = reinterpret_cast<const std::int32_t*>(lens_on_device_.data());
+  if (c.has_query_positions()) {
+    params.batch.query_positions = reinterpret_cast<const std::int32_t*>(positions_on_device_.data());
+  }
   params.batch.block_tables = reinterpret_cast<const std::int32_t*>(tables_on_device_.data());
   params.scale = c.used_scale();
   params.soft_cap = c.soft_cap;
@@ -378,7 +406,7 @@ void attention_call::place_bias(const attention_case& c, const attention_content
     for (std::int64_t t = 0; t < seq.query_len; ++t) {
       for (std::int64_t h = 0; h < c.num_q_heads(); ++h) {
         for (std::int64_t j = 0; j < seq.seq_len; ++j, ++from) {
-          if (!reference::is_visible(options, seq.seq_len - seq.query_len + t, j, seq.seq_len)) continue;
+          if (!reference::is_visible(options, seq.query_offset() + t, j, seq.seq_len)) continue;
           const std::int64_t row = (bias.num_tokens > 1 ? (first_token + t) * bias.token_stride : 0) +
                                    (bias.num_heads > 1 ? h * bias.head_stride : 0);
           store_element(image.data(), c.bias_type, guard_elements + row + j, *from);
@@ -392,8 +420,8 @@ void attention_call::place_bias(const attention_case& c, const attention_content
 
 bool attention_call::inputs_unchanged() const {
   return q_.unchanged() && starts_on_device_.unchanged() && lens_on_device_.unchanged() &&
-         tables_on_device_.unchanged() && slopes_.unchanged() && sinks_.unchanged() && bias_.unchanged() &&
-         cache_.unchanged();
+         positions_on_device_.unchanged() && tables_on_device_.unchanged() && slopes_.unchanged() &&
+         sinks_.unchanged() && bias_.unchanged() && cache_.unchanged();
 }
 
 bool attention_call::untouched() const { return inputs_unchanged() && out_.unchanged() && lse_.unchanged(); }
@@ -494,7 +522,7 @@ reference::accuracy_judge attention_expectation::judge(const attention_output& g
   for (std::size_t s = 0; s < last; ++s) {
     if (s >= first) {
       result.add(options_, dense_of(case_.seqs[s], contents_.seqs[s]), expected_[s], scalar_[s],
-                 got.out.data() + row * static_cast<std::size_t>(case_.head_dim),
+                 got.out.data() + row * static_cast<std::size_t>(case_.out_dim()),
                  case_.lse ? got.lse.data() + row : nullptr);
     }
     row += expected_[s].lse.size();
@@ -547,7 +575,7 @@ attention_output rows_of(const attention_case& c, const attention_output& output
     return std::vector<float>(from.begin() + at, from.begin() + at + length);
   };
   attention_output part;
-  part.out = slice(output.out, first * heads * c.head_dim, count * heads * c.head_dim);
+  part.out = slice(output.out, first * heads * c.out_dim(), count * heads * c.out_dim());
   if (c.lse) part.lse = slice(output.lse, first * heads, count * heads);
   return part;
 }

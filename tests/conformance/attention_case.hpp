@@ -8,6 +8,7 @@
 
 #include <bifolio/backend.hpp>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,11 +21,20 @@
 
 namespace bifolio::test {
 
-/// A sequence of a batch: its last `query_len` positions are computed, `seq_len` are visible.
+/// A sequence of a batch, or a part of one: `query_len` tokens are computed, `seq_len` keys are in its table row.
 struct batch_seq {
   std::int32_t query_len = 0;
   std::int32_t seq_len = 0;
   std::int32_t content = -1;  ///< which sequence's contents; negative = its place in the batch
+  /// Position of the row's first key in the sequence.
+  std::int32_t first_position = 0;
+  /// Position of the first token that is computed; nothing: the last one is at the row's last key.
+  std::optional<std::int32_t> query_position{};
+
+  /// The same, counted from the row's first key.
+  [[nodiscard]] std::int32_t query_offset() const {
+    return query_position ? *query_position - first_position : seq_len - query_len;
+  }
 };
 
 enum class value_kind : std::uint8_t {
@@ -53,7 +63,9 @@ struct attention_case {
   std::string what{};
   std::int32_t num_kv_heads = 2;
   std::int32_t group_size = 2;
-  std::int32_t head_dim = 64;
+  std::int32_t head_dim = 64;   ///< of q and K
+  std::int32_t v_head_dim = 0;  ///< of V and out; 0 = head_dim
+  bool v_in_k = false;          ///< V is the first dims of K
   std::int32_t block_size = 16;
   dtype q_type = dtype::f32;
   dtype kv_type = dtype::f32;
@@ -77,8 +89,11 @@ struct attention_case {
   std::uint64_t seed = 1;
 
   [[nodiscard]] std::int32_t num_q_heads() const noexcept { return num_kv_heads * group_size; }
+  [[nodiscard]] std::int32_t out_dim() const noexcept { return v_head_dim > 0 ? v_head_dim : head_dim; }
   [[nodiscard]] std::int64_t num_tokens() const noexcept;
   [[nodiscard]] float used_scale() const noexcept;
+  /// Whether the batch says where its queries are.
+  [[nodiscard]] bool has_query_positions() const noexcept;
 };
 
 /// The case in words, with its own seed.
@@ -91,9 +106,9 @@ struct attention_contents {
   explicit attention_contents(const attention_case& the_case);
 
   struct sequence {
-    std::vector<float> q;  ///< [query_len, num_q_heads, head_dim]
-    std::vector<float> k;  ///< [seq_len, num_kv_heads, head_dim]
-    std::vector<float> v;
+    std::vector<float> q;     ///< [query_len, num_q_heads, head_dim]
+    std::vector<float> k;     ///< [seq_len, num_kv_heads, head_dim]
+    std::vector<float> v;     ///< [seq_len, num_kv_heads, v_head_dim]
     std::vector<float> bias;  ///< [query_len, num_q_heads, seq_len], or empty
   };
   std::vector<sequence> seqs;
@@ -117,7 +132,7 @@ struct attention_placement {
 /// different.
 [[nodiscard]] attention_placement placement_in_turn(const attention_case& the_case, std::size_t turn);
 
-/// Results, dense: [num_tokens, num_q_heads, head_dim] widened to float32, which keeps every bit, and
+/// Results, dense: [num_tokens, num_q_heads, v_head_dim] widened to float32, which keeps every bit, and
 /// [num_tokens, num_q_heads].
 struct attention_output {
   std::vector<float> out;
@@ -162,9 +177,10 @@ class attention_call {
   const tested_backend& tested_;
   dtype out_type_;
   bool has_lse_;
-  std::vector<std::int32_t> starts_, lens_;
+  std::vector<std::int32_t> starts_, lens_, query_positions_;
   paged_cache cache_;
-  device_bytes q_, out_, lse_, starts_on_device_, lens_on_device_, tables_on_device_, slopes_, sinks_, bias_;
+  device_bytes q_, out_, lse_, starts_on_device_, lens_on_device_, positions_on_device_, tables_on_device_, slopes_,
+      sinks_, bias_;
 };
 
 /// Runs a planned call and reads it; throws std::runtime_error with what went wrong, a refusal or a stray write.

@@ -24,6 +24,14 @@ TEST_CASE("random combinations of everything agree with the oracle") {
   }
 }
 
+TEST_CASE("random combinations of everything with planes of any head_dim agree with the oracle") {
+  const std::vector<attention_case> cases = random_plane_cases(test_seed(), 60);
+  for (std::size_t n = 0; n < cases.size(); ++n) {
+    const std::string problem = check_attention(cases[n], n);
+    CHECK_MESSAGE(problem.empty(), problem);
+  }
+}
+
 TEST_CASE("random batches in 16-bit types of the usual head sizes agree with the oracle") {
   const std::vector<attention_case> cases = half_precision_cases(test_seed(), 60);
   for (std::size_t n = 0; n < cases.size(); ++n) {

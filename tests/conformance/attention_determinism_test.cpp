@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <bifolio/cpu.hpp>
 #include <memory>
 
 #include "conformance/attention_tables.hpp"
@@ -89,9 +90,9 @@ TEST_CASE("the number of threads does not change a bit") {
     for (const attention_case& c : {cases[1], cases[4]}) {
       const attention_contents contents(c);
       attention_output expected;
-      const auto check = [&](const backend_options& options, const std::string& lanes) {
+      const auto check = [&](const backend_options& options, const std::string& workers) {
         tested_backend tested;
-        tested.name = std::string(to_string(isa)) + " with " + lanes;
+        tested.name = std::string(to_string(isa)) + " with " + workers;
         tested.owned = make_backend({}, options);
         const attention_output got = run_attention(tested, c, contents);
         if (expected.out.empty()) expected = got;
@@ -99,10 +100,10 @@ TEST_CASE("the number of threads does not change a bit") {
       };
       backend_options options;
       options.isa = isa;
-      for (const std::int32_t lanes : {1, 2, 3, 5, 8, 64}) {
-        const std::unique_ptr<executor> own = make_reversed_executor(lanes);
+      for (const std::int32_t workers : {1, 2, 3, 5, 8, 64}) {
+        const std::unique_ptr<executor> own = make_reversed_executor(workers);
         options.own_executor = own.get();
-        check(options, std::to_string(lanes) + " lanes in reversed order");
+        check(options, std::to_string(workers) + " workers in reversed order");
       }
       options.own_executor = nullptr;
       for (const executor_kind kind : kinds) {

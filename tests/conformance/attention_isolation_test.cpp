@@ -35,7 +35,7 @@ template <class MayDiffer>
 std::string compare_rows(const attention_case& c, const attention_output& good, const attention_output& bad,
                          MayDiffer may_differ, std::int64_t& changed) {
   std::size_t row = 0;
-  const auto d = static_cast<std::size_t>(c.head_dim);
+  const auto d = static_cast<std::size_t>(c.out_dim());
   changed = 0;
   for (std::size_t s = 0; s < c.seqs.size(); ++s) {
     for (std::int32_t t = 0; t < c.seqs[s].query_len; ++t) {
@@ -53,38 +53,57 @@ std::string compare_rows(const attention_case& c, const attention_output& good, 
   return {};
 }
 
+// Element (position, head, dim) of K or V; `dims` is that plane's head_dim.
+float& plane_element(const attention_case& c, std::vector<float>& values, std::int32_t dims, std::int32_t position,
+                     std::int32_t head, std::int32_t dim) {
+  return values[static_cast<std::size_t>((position * c.num_kv_heads + head) * dims + dim)];
+}
+
+// The same where both planes are of one head_dim.
 float& kv_element(const attention_case& c, std::vector<float>& values, std::int32_t position, std::int32_t head,
                   std::int32_t dim) {
-  return values[static_cast<std::size_t>((position * c.num_kv_heads + head) * c.head_dim + dim)];
+  return plane_element(c, values, c.head_dim, position, head, dim);
 }
 
 }  // namespace
 
 TEST_CASE("a bad value in K or V touches only rows of its own sequence and head that see it") {
-  for (const dtype type : dtypes) {
-    const attention_case c = batch(type);
-    attention_contents contents(c);
-    for (const tested_backend* tested : one_per_family(static_cast<std::size_t>(type))) {
-      const attention_output good = run_attention(*tested, c, contents);
-      for (const std::size_t bad_seq : {std::size_t{0}, std::size_t{1}, std::size_t{3}, std::size_t{4}}) {
-        const std::int32_t bad_position = c.seqs[bad_seq].seq_len - (c.seqs[bad_seq].query_len + 1) / 2;
-        for (const float bad_value : {not_a_number, infinity, -infinity}) {
-          for (const bool in_k : {true, false}) {
-            constexpr std::int32_t bad_head = 1;
-            attention_contents poisoned = contents;
-            auto& seq = poisoned.seqs[bad_seq];
-            kv_element(c, in_k ? seq.k : seq.v, bad_position, bad_head, 5) = bad_value;
-            const attention_output bad = run_attention(*tested, c, poisoned);
-            std::int64_t changed = 0;
-            const std::string problem = compare_rows(
-                c, good, bad,
-                [&](std::size_t s, std::int32_t position, std::int32_t head) {
-                  return s == bad_seq && head / c.group_size == bad_head && position >= bad_position;
-                },
-                changed);
-            CHECK_MESSAGE(problem.empty(), tested->name, ", ", bad_value, in_k ? " in K" : " in V", " of sequence ",
-                          bad_seq, " at position ", bad_position, ": ", problem, " [", describe(c), "]");
-            CHECK_MESSAGE(changed > 0, tested->name, ": ", bad_value, in_k ? " in K" : " in V", " went unseen");
+  struct planes {
+    std::int32_t head_dim, v_head_dim;
+    bool v_in_k;
+  };
+  for (const planes& shape :
+       {planes{48, 48, false}, planes{48, 20, false}, planes{20, 48, false}, planes{48, 20, true}}) {
+    for (const dtype type : dtypes) {
+      attention_case c = batch(type);
+      c.head_dim = shape.head_dim;
+      c.v_head_dim = shape.v_head_dim;
+      c.v_in_k = shape.v_in_k;
+      attention_contents contents(c);
+      for (const tested_backend* tested : one_per_family(static_cast<std::size_t>(type))) {
+        const attention_output good = run_attention(*tested, c, contents);
+        for (const std::size_t bad_seq : {std::size_t{0}, std::size_t{1}, std::size_t{3}, std::size_t{4}}) {
+          const std::int32_t bad_position = c.seqs[bad_seq].seq_len - (c.seqs[bad_seq].query_len + 1) / 2;
+          for (const float bad_value : {not_a_number, infinity, -infinity}) {
+            for (const bool in_k : {true, false}) {
+              if (!in_k && c.v_in_k) continue;
+              constexpr std::int32_t bad_head = 1;
+              attention_contents poisoned = contents;
+              auto& seq = poisoned.seqs[bad_seq];
+              plane_element(c, in_k ? seq.k : seq.v, in_k ? c.head_dim : c.out_dim(), bad_position, bad_head, 5) =
+                  bad_value;
+              const attention_output bad = run_attention(*tested, c, poisoned);
+              std::int64_t changed = 0;
+              const std::string problem = compare_rows(
+                  c, good, bad,
+                  [&](std::size_t s, std::int32_t position, std::int32_t head) {
+                    return s == bad_seq && head / c.group_size == bad_head && position >= bad_position;
+                  },
+                  changed);
+              CHECK_MESSAGE(problem.empty(), tested->name, ", ", bad_value, in_k ? " in K" : " in V", " of sequence ",
+                            bad_seq, " at position ", bad_position, ": ", problem, " [", describe(c), "]");
+              CHECK_MESSAGE(changed > 0, tested->name, ": ", bad_value, in_k ? " in K" : " in V", " went unseen");
+            }
           }
         }
       }
@@ -296,7 +315,7 @@ TEST_CASE("block ids outside the pool, in a table changed after planning, leave 
       std::vector<std::int32_t> tables(call.host_batch.block_tables, call.host_batch.block_tables + 5 * stride);
       const std::int32_t bad_ids[] = {-1, static_cast<std::int32_t>(call.num_blocks),
                                       std::numeric_limits<std::int32_t>::max(),
-                                      std::numeric_limits<std::int32_t>::min(), free_table_entry};
+                                      std::numeric_limits<std::int32_t>::min(), padding_entry};
       for (const std::size_t seq : {std::size_t{1}, std::size_t{3}}) {
         for (std::size_t entry = 0; entry < stride; ++entry) tables[seq * stride + entry] = bad_ids[entry % 5];
       }

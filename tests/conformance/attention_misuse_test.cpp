@@ -5,6 +5,8 @@
 
 #include <functional>
 #include <limits>
+#include <optional>
+#include <utility>
 
 #include "conformance/attention_tables.hpp"
 
@@ -59,15 +61,42 @@ const std::vector<bad_plan>& bad_plans() {
        errc::invalid_argument,
        {"num_q_heads", "1", "2"},
        [](auto& a) { a.spec.num_q_heads = 1; }},
-      {"head_dim 0", errc::invalid_argument, {"head_dim", "0"}, [](auto& a) { a.spec.head_dim = 0; }},
+      {"qk_head_dim 0", errc::invalid_argument, {"qk_head_dim", "0"}, [](auto& a) { a.spec.qk_head_dim = 0; }},
+      {"v_head_dim 0", errc::invalid_argument, {"v_head_dim", "0"}, [](auto& a) { a.spec.v_head_dim = 0; }},
       {"smallest head_dim",
        errc::invalid_argument,
        {"head_dim", "-2147483648"},
-       [](auto& a) { a.spec.head_dim = smallest; }},
+       [](auto& a) { a.spec.v_head_dim = smallest; }},
       {"block_size 0", errc::invalid_argument, {"block_size", "0"}, [](auto& a) { a.spec.block_size = 0; }},
       {"negative block_size", errc::invalid_argument, {"block_size", "-16"}, [](auto& a) { a.spec.block_size = -16; }},
       {"unknown q dtype", errc::invalid_argument, {"dtype", "99"}, [](auto& a) { a.spec.q_type = dtype{99}; }},
-      {"unknown KV dtype", errc::invalid_argument, {"dtype", "99"}, [](auto& a) { a.spec.kv_type = dtype{99}; }},
+      {"unknown K dtype",
+       errc::invalid_argument,
+       {"dtype of k", "99"},
+       [](auto& a) { a.spec.k_code.type = dtype{99}; }},
+      {"unknown V dtype",
+       errc::invalid_argument,
+       {"dtype of v", "99"},
+       [](auto& a) { a.spec.v_code.type = dtype{99}; }},
+      {"K with scales",
+       errc::unsupported,
+       {"token_head", "K plane", "none"},
+       [](auto& a) { a.spec.k_code.granularity = scale_granularity::token_head; }},
+      {"V with scales",
+       errc::unsupported,
+       {"'head'", "V plane"},
+       [](auto& a) { a.spec.v_code.granularity = scale_granularity::head; }},
+      {"K and V of different types",
+       errc::unsupported,
+       {"bf16", "f16", "not supported"},
+       [](auto& a) { a.spec.v_code.type = dtype::f16; }},
+      {"V as part of K with more dims",
+       errc::invalid_argument,
+       {"v_head_dim", "17", "16"},
+       [](auto& a) {
+         a.spec.v_in_k = true;
+         a.spec.v_head_dim = 17;
+       }},
       {"unknown output dtype", errc::invalid_argument, {"dtype", "255"}, [](auto& a) { a.spec.out_type = dtype{255}; }},
       {"negative num_seqs", errc::invalid_argument, {"num_seqs", "-1"}, [](auto& a) { a.view.num_seqs = -1; }},
       {"negative num_tokens", errc::invalid_argument, {"num_tokens", "-1"}, [](auto& a) { a.view.num_tokens = -1; }},
@@ -106,7 +135,14 @@ const std::vector<bad_plan>& bad_plans() {
       {"a free table entry within the length",
        errc::out_of_range,
        {"2147480000"},
-       [](auto& a) { a.tables[2] = free_table_entry; }},
+       [](auto& a) { a.tables[2] = padding_entry; }},
+      {"query positions past 2^31",
+       errc::invalid_argument,
+       {"query_positions", "2147483647", "2147483648"},
+       [](auto& a) {
+         static const std::vector<std::int32_t> positions(8, largest);
+         a.view.query_positions = positions.data();
+       }},
       {"an empty pool", errc::out_of_range, {"block"}, [](auto& a) { a.num_blocks = 0; }},
       {"a negative pool", errc::invalid_argument, {"num_blocks", "-3"}, [](auto& a) { a.num_blocks = -3; }},
   };
@@ -143,9 +179,16 @@ const std::vector<bad_params>& bad_attention_params() {
        [](auto& p) { p.batch.query_start_loc = nullptr; }},
       {"null seq_lens", invalid, {"seq_lens", "null"}, [](auto& p) { p.batch.seq_lens = nullptr; }},
       {"null block_tables", invalid, {"block_tables", "null"}, [](auto& p) { p.batch.block_tables = nullptr; }},
+      {"query positions that were not planned with",
+       invalid,
+       {"query_positions", "plan"},
+       [](auto& p) { p.batch.query_positions = p.batch.seq_lens; }},
       {"q of another dtype", invalid, {"q", "f16", "f32"}, [](auto& p) { p.q.type = dtype::f16; }},
       {"out of another dtype", invalid, {"out", "bf16", "f32"}, [](auto& p) { p.out.type = dtype::bf16; }},
-      {"KV of another dtype", invalid, {"kv", "f32", "bf16"}, [](auto& p) { p.kv.layout.type = dtype::f32; }},
+      {"K of another dtype",
+       invalid,
+       {"dtype of k", "f32", "bf16"},
+       [](auto& p) { p.kv.layout.k.code.type = dtype::f32; }},
       {"more tokens in q", invalid, {"q", "6", "5"}, [](auto& p) { p.q.num_tokens = 6; }},
       {"fewer tokens in out", invalid, {"out", "4", "5"}, [](auto& p) { p.out.num_tokens = 4; }},
       {"negative tokens in q", invalid, {"q", "-5", "5"}, [](auto& p) { p.q.num_tokens = -5; }},
@@ -225,10 +268,23 @@ const std::vector<bad_params>& bad_attention_params() {
        {"bias", "stride", "-9"},
        [](auto& p) { p.bias.token_stride = -9; }},
       {"other KV heads", invalid, {"num_kv_heads", "4", "2"}, [](auto& p) { p.kv.layout.num_kv_heads = 4; }},
-      {"other KV head_dim", invalid, {"head_dim", "8", "16"}, [](auto& p) { p.kv.layout.head_dim = 8; }},
+      {"other head_dim of K", invalid, {"head_dim of k", "8", "16"}, [](auto& p) { p.kv.layout.k.head_dim = 8; }},
+      {"other head_dim of V", invalid, {"head_dim of v", "8", "16"}, [](auto& p) { p.kv.layout.v.head_dim = 8; }},
+      {"V of another dtype",
+       invalid,
+       {"dtype of v", "f16", "bf16"},
+       [](auto& p) { p.kv.layout.v.code.type = dtype::f16; }},
+      {"scales that were not planned",
+       invalid,
+       {"code of k", "token_head", "bf16"},
+       [](auto& p) { p.kv.layout.k.code.granularity = scale_granularity::token_head; }},
+      {"V as part of K, which was not planned",
+       invalid,
+       {"v_in_k", "true"},
+       [](auto& p) { p.kv.layout.v_in_k = true; }},
       {"other block_size", invalid, {"block_size", "16", "4"}, [](auto& p) { p.kv.layout.block_size = 16; }},
-      {"no chunk", invalid, {"chunk", "0"}, [](auto& p) { p.kv.layout.k.chunk = 0; }},
-      {"negative chunk", invalid, {"chunk", "-16"}, [](auto& p) { p.kv.layout.v.chunk = -16; }},
+      {"no chunk", invalid, {"chunk", "0"}, [](auto& p) { p.kv.layout.k.strides.chunk = 0; }},
+      {"negative chunk", invalid, {"chunk", "-16"}, [](auto& p) { p.kv.layout.v.strides.chunk = -16; }},
       {"a smaller pool", errc::out_of_range, {"block", "1"}, [](auto& p) { p.kv.num_blocks = 1; }},
       {"a negative pool", errc::invalid_argument, {"num_blocks", "-1"}, [](auto& p) { p.kv.num_blocks = -1; }},
   };
@@ -289,13 +345,32 @@ TEST_CASE("planning refuses each bad argument by name and leaves the plan as it 
   }
 }
 
+TEST_CASE("query positions that were planned with must be given") {
+  attention_case c = sound_case();
+  for (batch_seq& seq : c.seqs) seq.query_position = 0;
+  const attention_contents contents(c);
+  for (const tested_backend* tested : one_per_family(0)) {
+    attention_call call(*tested, c, contents);
+    call.plan();
+    const std::int32_t* const positions = std::exchange(call.params.batch.query_positions, nullptr);
+    CHECK_MESSAGE(call.run() == errc::invalid_argument, tested->name);
+    const std::optional<error> problem = find_problem(call.planned, call.params);
+    REQUIRE(problem);
+    CHECK(std::string(problem->what()).find("query_positions") != std::string::npos);
+    CHECK(call.untouched());
+    call.params.batch.query_positions = positions;
+    CHECK_MESSAGE(call.run() == errc::ok, tested->name);
+  }
+}
+
 TEST_CASE("planning a shape too large for any memory is refused, not attempted") {
   for (const tested_backend* tested : one_per_family(0)) {
     const std::vector<std::int32_t> starts{0, 1};
     const std::vector<std::int32_t> lens{1};
     const std::vector<std::int32_t> tables{0};
     const step_batch_view batch{1, 1, starts.data(), lens.data(), tables.data(), 1, nullptr};
-    const attention_spec spec{.num_q_heads = 1 << 30, .num_kv_heads = 1, .head_dim = largest, .block_size = 16};
+    const attention_spec spec{
+        .num_q_heads = 1 << 30, .num_kv_heads = 1, .qk_head_dim = largest, .v_head_dim = largest, .block_size = 16};
     attention_plan plan;
     errc code = errc::ok;
     try {
@@ -393,7 +468,7 @@ TEST_CASE("a plan made by another backend of the device serves or is refused, an
 TEST_CASE("a batch of nothing is a no-op, even without arrays and data") {
   for (const tested_backend& tested : all_backends()) {
     attention_plan plan;
-    const attention_spec spec{.num_q_heads = 2, .num_kv_heads = 1, .head_dim = 8, .block_size = 16};
+    const attention_spec spec{.num_q_heads = 2, .num_kv_heads = 1, .qk_head_dim = 8, .v_head_dim = 8, .block_size = 16};
     tested.get().plan_attention(plan, spec, {}, 0);
     attention_params params;
     params.q = dense_view<const void>(nullptr, dtype::f32, 0, 2, 8);

@@ -37,7 +37,7 @@ TEST_CASE("attention reads blocks past 2^31 and 2^32 elements like any other") {
         static_cast<std::size_t>((2 * num_blocks * 2048 + 6 * num_blocks * 2048 + 5 * num_blocks) * element));
     if (memory.data() == nullptr) return skip("this machine gives no sparse mapping of 70 GB");
     for (const arrangement how : {arrangement::hnd, arrangement::nhd, arrangement::x_split, arrangement::block_major}) {
-      const arranged_layout arranged = arrange(how, type, 2, 64, 16, num_blocks);
+      const arranged_layout arranged = arrange(how, {type, 2, 64, 64, 16}, num_blocks);
       const kv_cache_view far_view{memory.data() + arranged.k_start * element,
                                    memory.data() + arranged.v_start * element, num_blocks, arranged.layout};
       std::vector<std::int32_t> tables;
@@ -48,8 +48,10 @@ TEST_CASE("attention reads blocks past 2^31 and 2^32 elements like any other") {
           for (std::int32_t h = 0; h < 2; ++h) {
             for (std::int32_t i = 0; i < 64; ++i) {
               const auto from = static_cast<std::size_t>((j * 2 + h) * 64 + i);
-              store_element(far_view.k, type, arranged.layout.k.offset(block, h, j % 16, i), contents.seqs[s].k[from]);
-              store_element(far_view.v, type, arranged.layout.v.offset(block, h, j % 16, i), contents.seqs[s].v[from]);
+              store_element(far_view.k, type, arranged.layout.k.strides.offset(block, h, j % 16, i),
+                            contents.seqs[s].k[from]);
+              store_element(far_view.v, type, arranged.layout.v.strides.offset(block, h, j % 16, i),
+                            contents.seqs[s].v[from]);
             }
           }
         }

@@ -273,6 +273,69 @@ std::vector<attention_case> head_dim_cases() {
   return cases;
 }
 
+std::vector<attention_case> plane_cases() {
+  struct plane_shape {
+    std::int32_t head_dim, v_head_dim;
+    bool v_in_k;
+    std::int32_t num_kv_heads, group_size;
+  };
+  constexpr plane_shape shapes[] = {
+      {576, 512, true, 1, 16}, {192, 128, false, 2, 4}, {64, 128, false, 2, 2}, {96, 80, false, 3, 1},
+      {33, 17, false, 1, 3},   {17, 33, false, 2, 5},   {33, 17, true, 2, 2},   {64, 64, true, 1, 8},
+      {128, 64, true, 1, 20},  {1, 5, false, 2, 2},     {5, 1, true, 1, 2},     {20, 300, false, 1, 2},
+      {300, 20, false, 1, 2},  {576, 512, false, 1, 2},
+  };
+  const auto case_of = [](const plane_shape& shape, std::size_t turn) {
+    const bool large = shape.head_dim > 256;
+    attention_case c{.what = shape.v_in_k ? "V in K" : "V of another head_dim",
+                     .num_kv_heads = shape.num_kv_heads,
+                     .group_size = shape.group_size,
+                     .head_dim = shape.head_dim,
+                     .v_head_dim = shape.v_head_dim,
+                     .v_in_k = shape.v_in_k,
+                     .q_type = dtypes[turn % num_dtypes],
+                     .kv_type = dtypes[turn % num_dtypes],
+                     .out_type = dtypes[turn % num_dtypes],
+                     .seqs = usual_batch(),
+                     .seed = turn + 1};
+    if (large) c.seqs = {{1, 70}, {5, 33}, {1, 1}, {1, 129}};
+    return c;
+  };
+  std::vector<attention_case> cases;
+  for (const plane_shape& shape : shapes) {
+    for (const arrangement layout : all_arrangements) {
+      attention_case c = case_of(shape, cases.size());
+      c.layout = layout;
+      // Every other time queries and outputs are of other types than the cache.
+      if (cases.size() / num_dtypes % 2 != 0) {
+        c.q_type = dtypes[(cases.size() + 1) % num_dtypes];
+        c.out_type = dtypes[(cases.size() + 2) % num_dtypes];
+      }
+      if (cases.size() % 5 == 0) c.block_size = 5;
+      cases.push_back(std::move(c));
+    }
+  }
+  std::size_t turn = 0;
+  for (const named_option& option : all_options()) {
+    for (const plane_shape& shape : {shapes[0], shapes[3], shapes[5], shapes[6]}) {
+      attention_case c = case_of(shape, turn++);
+      c.what += std::string(", ") + option.name;
+      option.apply(c);
+      cases.push_back(std::move(c));
+    }
+  }
+  // Long enough for several splits of the keys, and for work that is shared out.
+  for (const dtype type : dtypes) {
+    attention_case c = case_of(shapes[0], static_cast<std::size_t>(type));
+    c.seqs = {{1, 1500}, {1, 513}};
+    cases.push_back(c);
+    c = case_of(shapes[6], static_cast<std::size_t>(type));
+    c.seqs = {{1, 2000}, {40, 700}, {200, 200}};
+    cases.push_back(c);
+  }
+  return cases;
+}
+
 std::vector<attention_case> block_size_cases() {
   std::vector<attention_case> cases;
   for (const std::int32_t block_size : block_sizes) {
@@ -491,6 +554,17 @@ std::vector<attention_case> random_cases(std::uint64_t seed, int count) {
       c.seqs.push_back({std::min(wanted, affordable(c, seq_len, 150)), seq_len});
     }
     cases.push_back(std::move(c));
+  }
+  return cases;
+}
+
+std::vector<attention_case> random_plane_cases(std::uint64_t seed, int count) {
+  random_source random(hash_of(seed, 0x91a0e5));
+  std::vector<attention_case> cases = random_cases(seed + 1, count);
+  for (attention_case& c : cases) {
+    c.what = "planes, " + c.what;
+    c.v_in_k = random.one_in(3);
+    c.v_head_dim = static_cast<std::int32_t>(random.between(1, c.v_in_k ? c.head_dim : 160));
   }
   return cases;
 }

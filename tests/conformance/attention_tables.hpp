@@ -16,12 +16,15 @@ inline constexpr std::int32_t head_dims[] = {8, 32, 48, 64, 71, 80, 96, 112, 128
 inline constexpr std::int32_t block_sizes[] = {1, 5, 8, 16, 32, 64, 128};
 inline constexpr std::int32_t group_sizes[] = {1, 2, 3, 4, 7, 8, 16};
 inline constexpr std::int32_t lengths[] = {0, 1, 15, 16, 17, 63, 64, 65, 1000, 4097};
-inline constexpr dtype dtypes[] = {dtype::f32, dtype::f16, dtype::bf16};
+inline constexpr auto& dtypes = all_dtypes;
 
 [[nodiscard]] std::vector<attention_case> decode_cases();
 [[nodiscard]] std::vector<attention_case> prefill_cases();
 [[nodiscard]] std::vector<attention_case> empty_cases();
 [[nodiscard]] std::vector<attention_case> head_dim_cases();
+/// V of another head_dim than K, and V as part of K (multi-head latent attention with 576 and 512 among it): shapes ×
+/// layouts × dtypes, then each option.
+[[nodiscard]] std::vector<attention_case> plane_cases();
 [[nodiscard]] std::vector<attention_case> block_size_cases();
 [[nodiscard]] std::vector<attention_case> group_cases();
 [[nodiscard]] std::vector<attention_case> length_cases();
@@ -31,6 +34,8 @@ inline constexpr dtype dtypes[] = {dtype::f32, dtype::f16, dtype::bf16};
 [[nodiscard]] std::vector<attention_case> value_cases();
 [[nodiscard]] std::vector<attention_case> covering_cases(std::uint64_t seed);
 [[nodiscard]] std::vector<attention_case> random_cases(std::uint64_t seed, int count);
+/// The same with V of any head_dim, or part of K.
+[[nodiscard]] std::vector<attention_case> random_plane_cases(std::uint64_t seed, int count);
 /// Random cases of the shapes that GPUs have tensor-core kernels for: one 16-bit type, head_dim 64, 128 or 256.
 [[nodiscard]] std::vector<attention_case> half_precision_cases(std::uint64_t seed, int count);
 

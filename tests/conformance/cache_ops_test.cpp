@@ -20,14 +20,41 @@ namespace {
 using namespace bifolio;
 using namespace bifolio::test;
 
-constexpr std::array<dtype, 3> dtypes{dtype::f32, dtype::f16, dtype::bf16};
+constexpr auto dtypes = std::to_array(all_dtypes);
 constexpr std::array<std::int32_t, 8> head_dims{1, 2, 8, 48, 71, 80, 128, 256};
 constexpr std::array<std::int32_t, 5> block_sizes{1, 5, 8, 16, 64};
 constexpr std::array<std::int32_t, 3> head_counts{1, 3, 8};
 
+/// V next to K: of the same head_dim, of a smaller and a larger one, and as part of K.
+enum class v_kind : std::uint8_t { same, smaller, larger, k_itself, part_of_k };
+constexpr std::size_t num_v_kinds = 5;
+
+cache_shape shape_of(dtype type, std::int32_t heads, std::int32_t dims, std::int32_t block_size, std::size_t kind) {
+  cache_shape shape{type, heads, dims, dims, block_size};
+  switch (static_cast<v_kind>(kind)) {
+    case v_kind::same:
+      break;
+    case v_kind::smaller:
+      shape.v_head_dim = (2 * dims + 2) / 3;
+      break;
+    case v_kind::larger:
+      shape.v_head_dim = dims + 24;
+      break;
+    case v_kind::k_itself:
+      shape.v_in_k = true;
+      break;
+    case v_kind::part_of_k:
+      shape.v_in_k = true;
+      shape.v_head_dim = (dims + 1) / 2;
+      break;
+  }
+  return shape;
+}
+
 std::string text_of(const kv_layout& layout, arrangement how) {
-  return std::string(to_string(how)) + " " + std::string(to_string(layout.type)) + " heads " +
-         std::to_string(layout.num_kv_heads) + " dims " + std::to_string(layout.head_dim) + " block " +
+  return std::string(to_string(how)) + " " + std::string(to_string(layout.k.code.type)) + " heads " +
+         std::to_string(layout.num_kv_heads) + " dims " + std::to_string(layout.k.head_dim) + " and " +
+         std::to_string(layout.v.head_dim) + (layout.v_in_k ? " in k" : "") + " block " +
          std::to_string(layout.block_size);
 }
 
@@ -38,27 +65,28 @@ errc append_to(backend& where, const kv_cache_view& kv, rows_pair& rows, const d
 }
 
 /// One append and one gather of the same rows, against the oracle.
-void check_append_and_gather(const tested_backend& tested, arrangement how, dtype cache_type, dtype row_type,
-                             std::int32_t dims, std::int32_t block_size, std::int32_t heads, row_order order,
-                             std::int64_t num_tokens, std::int64_t num_blocks, std::uint64_t seed) {
+void check_append_and_gather(const tested_backend& tested, arrangement how, const cache_shape& shape, dtype row_type,
+                             row_order order, std::int64_t num_tokens, std::int64_t num_blocks, std::uint64_t seed) {
   random_source random(seed);
   backend& where = tested.get();
-  cache_pair cache(where, how, cache_type, heads, dims, block_size, num_blocks, random);
-  rows_pair rows(where, order, row_type, num_tokens, heads, dims, random);
+  const std::int32_t v_dims = shape.v_in_k ? 0 : shape.v_head_dim;
+  cache_pair cache(where, how, shape, num_blocks, random);
+  rows_pair rows(where, order, row_type, num_tokens, shape.num_kv_heads, shape.qk_head_dim, v_dims, random);
   const std::string what = tested.name + " " + text_of(cache.layout(), how) + " rows " +
                            std::string(to_string(row_type)) + " order " + std::to_string(static_cast<int>(order)) +
                            " case " + std::to_string(seed) + " " + seed_note();
   CAPTURE(what);
 
   // Repeated slots are the host's promise alone: a GPU's threads have no order.
-  const std::vector<std::int64_t> slots = random_slots(random, num_tokens, num_blocks, block_size, tested.is_host);
+  const std::vector<std::int64_t> slots =
+      random_slots(random, num_tokens, num_blocks, shape.block_size, tested.is_host);
   device_bytes device_slots = upload_array(where, slots);
   REQUIRE(append_to(where, cache.device(), rows, device_slots) == errc::ok);
   oracle_append(cache.host(), as_const(rows.host_k()), as_const(rows.host_v()), slots.data());
   CHECK(cache.equal());
   CHECK(rows.equal());
 
-  rows_pair back(where, order, row_type, num_tokens, heads, dims, random);
+  rows_pair back(where, order, row_type, num_tokens, shape.num_kv_heads, shape.qk_head_dim, v_dims, random);
   REQUIRE(where.gather({cache.device(), back.device_k(), back.device_v(),
                         reinterpret_cast<const std::int64_t*>(device_slots.data())}) == errc::ok);
   oracle_gather(cache.host(), back.host_k(), back.host_v(), slots.data());
@@ -70,31 +98,31 @@ TEST_CASE("append and gather move every element bit for bit and touch nothing el
   std::size_t turn = 0;
   for (std::uint64_t round = 0; round < 4; ++round) {
     const auto rows = pairwise_rows({std::size(all_arrangements), dtypes.size(), dtypes.size(), head_dims.size(),
-                                     block_sizes.size(), head_counts.size(), std::size(all_row_orders)},
+                                     block_sizes.size(), head_counts.size(), std::size(all_row_orders), num_v_kinds},
                                     hash_of(test_seed(), round));
     for (const auto& row : rows) {
       ++turn;
       for (const tested_backend* tested : one_per_family(turn)) {
         random_source shape(hash_of(test_seed(), turn));
         const std::int32_t block_size = block_sizes[row[4]];
-        check_append_and_gather(*tested, all_arrangements[row[0]], dtypes[row[1]], dtypes[row[2]], head_dims[row[3]],
-                                block_size, head_counts[row[5]], all_row_orders[row[6]],
-                                shape.between(1, 2 * block_size + 5), shape.between(1, 5),
-                                hash_of(test_seed(), turn, 1));
+        check_append_and_gather(*tested, all_arrangements[row[0]],
+                                shape_of(dtypes[row[1]], head_counts[row[5]], head_dims[row[3]], block_size, row[7]),
+                                dtypes[row[2]], all_row_orders[row[6]], shape.between(1, 2 * block_size + 5),
+                                shape.between(1, 5), hash_of(test_seed(), turn, 1));
       }
     }
   }
 }
 
-TEST_CASE("work that is shared out to many lanes gives the same bytes as one lane") {
+TEST_CASE("work that is shared out to many workers gives the same bytes as one worker") {
   std::uint64_t turn = 0;
   for (const tested_backend& tested : all_backends()) {
     for (const arrangement how : {arrangement::hnd, arrangement::x_split, arrangement::block_major}) {
       for (const dtype cache_type : dtypes) {
         ++turn;
-        // 400 tokens of 8 heads of 64 dims: more than a megabyte goes through, several lanes' worth.
-        check_append_and_gather(tested, how, cache_type, dtypes[turn % 3], 64, 16, 8, row_order::fused, 400, 12,
-                                hash_of(test_seed(), turn, 2));
+        // 400 tokens of 8 heads of 64 dims: more than a megabyte goes through, several workers' worth.
+        check_append_and_gather(tested, how, shape_of(cache_type, 8, 64, 16, turn % num_v_kinds),
+                                dtypes[turn % dtypes.size()], row_order::fused, 400, 12, hash_of(test_seed(), turn, 2));
       }
     }
   }
@@ -103,15 +131,16 @@ TEST_CASE("work that is shared out to many lanes gives the same bytes as one lan
 TEST_CASE("copying a list of pairs gives what doing them one after another gives, chains and self-copies included") {
   std::uint64_t turn = 0;
   const auto rows = pairwise_rows({std::size(all_arrangements), dtypes.size(), head_dims.size(), block_sizes.size(),
-                                   head_counts.size(), all_backends().size()},
+                                   head_counts.size(), all_backends().size(), num_v_kinds},
                                   test_seed());
   for (const auto& row : rows) {
     const tested_backend& tested = all_backends()[row[5]];
     random_source random(hash_of(test_seed(), ++turn, 3));
     const std::int64_t num_blocks = random.between(1, 7);
     auto layers =
-        make_layers(tested.get(), all_arrangements[row[0]], dtypes[row[1]], head_counts[row[4]], head_dims[row[2]],
-                    block_sizes[row[3]], num_blocks, static_cast<std::size_t>(random.between(1, 3)), random);
+        make_layers(tested.get(), all_arrangements[row[0]],
+                    shape_of(dtypes[row[1]], head_counts[row[4]], head_dims[row[2]], block_sizes[row[3]], row[6]),
+                    num_blocks, static_cast<std::size_t>(random.between(1, 3)), random);
     const std::string what = tested.name + " " + text_of(layers[0].layout(), all_arrangements[row[0]]) + " case " +
                              std::to_string(turn) + " " + seed_note();
     CAPTURE(what);
@@ -124,7 +153,7 @@ TEST_CASE("copying a list of pairs gives what doing them one after another gives
   }
 }
 
-TEST_CASE("a chain through all blocks copies in order when it is shared out to many lanes") {
+TEST_CASE("a chain through all blocks copies in order when it is shared out to many workers") {
   for (const tested_backend& tested : all_backends()) {
     for (const arrangement how : {arrangement::hnd, arrangement::block_major, arrangement::scattered}) {
       for (const std::size_t num_layers : {std::size_t{1}, std::size_t{5}}) {
@@ -147,19 +176,21 @@ TEST_CASE("a chain through all blocks copies in order when it is shared out to m
 TEST_CASE("blocks convert between all layouts and dtypes bit for bit") {
   std::uint64_t turn = 0;
   for (std::uint64_t round = 0; round < 3; ++round) {
-    const auto rows = pairwise_rows({std::size(all_arrangements), std::size(all_arrangements), dtypes.size(),
-                                     dtypes.size(), head_dims.size(), block_sizes.size(), head_counts.size()},
-                                    hash_of(test_seed(), round, 5));
+    const auto rows =
+        pairwise_rows({std::size(all_arrangements), std::size(all_arrangements), dtypes.size(), dtypes.size(),
+                       head_dims.size(), block_sizes.size(), head_counts.size(), num_v_kinds},
+                      hash_of(test_seed(), round, 5));
     for (const auto& row : rows) {
       ++turn;
       for (const tested_backend* tested : one_per_family(static_cast<std::size_t>(turn))) {
         random_source random(hash_of(test_seed(), turn, 6));
         const std::int64_t num_src = random.between(1, 4);
         const std::int64_t num_dst = random.between(1, 6);
-        cache_pair src(tested->get(), all_arrangements[row[0]], dtypes[row[2]], head_counts[row[6]], head_dims[row[4]],
-                       block_sizes[row[5]], num_src, random);
-        cache_pair dst(tested->get(), all_arrangements[row[1]], dtypes[row[3]], head_counts[row[6]], head_dims[row[4]],
-                       block_sizes[row[5]], num_dst, random);
+        cache_shape shape =
+            shape_of(dtypes[row[2]], head_counts[row[6]], head_dims[row[4]], block_sizes[row[5]], row[7]);
+        cache_pair src(tested->get(), all_arrangements[row[0]], shape, num_src, random);
+        shape.type = dtypes[row[3]];
+        cache_pair dst(tested->get(), all_arrangements[row[1]], shape, num_dst, random);
         const std::string what = tested->name + " from " + text_of(src.layout(), all_arrangements[row[0]]) + " to " +
                                  text_of(dst.layout(), all_arrangements[row[1]]) + " case " + std::to_string(turn) +
                                  " " + seed_note();
@@ -184,25 +215,26 @@ TEST_CASE("chunks of two layouts that do not nest convert as well") {
     const auto split = [&](dtype type, std::int32_t chunk) {
       kv_layout layout = make_layout(layout_kind::hnd, type, heads, dims, tokens);
       layout.kind = layout_kind::strided;
-      layout.k = {.block = heads * dims * tokens,
-                  .head = dims * tokens,
-                  .token = chunk,
-                  .dim = 1,
-                  .chunk_stride = tokens * chunk,
-                  .chunk = chunk};
+      layout.k.strides = {.block = heads * dims * tokens,
+                          .head = dims * tokens,
+                          .token = chunk,
+                          .dim = 1,
+                          .chunk_stride = tokens * chunk,
+                          .chunk = chunk};
       layout.v = layout.k;
       return layout;
     };
     constexpr std::int64_t num_blocks = 3;
     const kv_layout src_layout = split(dtype::f32, 4);
     const kv_layout dst_layout = split(dtype::bf16, 6);
-    const std::int64_t half = num_blocks * src_layout.block_elements();
+    const std::int64_t half = num_blocks * src_layout.block_elements(src_layout.k);
     std::vector<std::byte> src_host = hard_elements(random, dtype::f32, 2 * half);
     std::vector<std::byte> dst_host = hard_elements(random, dtype::bf16, 2 * half);
     device_bytes src(tested.get(), src_host, 4);
     device_bytes dst(tested.get(), dst_host, 2);
     const auto view = [&](std::byte* base, const kv_layout& layout) {
-      return kv_cache_view{base, base + half * static_cast<std::int64_t>(size_of(layout.type)), num_blocks, layout};
+      return kv_cache_view{base, base + half * static_cast<std::int64_t>(size_of(layout.k.code.type)), num_blocks,
+                           layout};
     };
     const auto pairs = random_pairs(random, 4, num_blocks, num_blocks);
     REQUIRE(tested.get().convert_blocks(view(src.data(), src_layout), view(dst.data(), dst_layout), pairs) == errc::ok);
@@ -215,7 +247,7 @@ TEST_CASE("chunks of two layouts that do not nest convert as well") {
 TEST_CASE("swapping moves blocks byte for byte between caches of one layout, layer by layer") {
   std::uint64_t turn = 0;
   const auto rows = pairwise_rows({std::size(all_arrangements), dtypes.size(), head_dims.size(), block_sizes.size(),
-                                   head_counts.size(), all_backends().size()},
+                                   head_counts.size(), all_backends().size(), num_v_kinds},
                                   hash_of(test_seed(), 8));
   for (const auto& row : rows) {
     const tested_backend& tested = all_backends()[row[5]];
@@ -223,10 +255,10 @@ TEST_CASE("swapping moves blocks byte for byte between caches of one layout, lay
     const std::int64_t num_src = random.between(1, 6);
     const std::int64_t num_dst = random.between(1, 6);
     const auto num_layers = static_cast<std::size_t>(random.between(1, 3));
-    auto src = make_layers(tested.get(), all_arrangements[row[0]], dtypes[row[1]], head_counts[row[4]],
-                           head_dims[row[2]], block_sizes[row[3]], num_src, num_layers, random);
-    auto dst = make_layers(tested.get(), all_arrangements[row[0]], dtypes[row[1]], head_counts[row[4]],
-                           head_dims[row[2]], block_sizes[row[3]], num_dst, num_layers, random);
+    const cache_shape shape =
+        shape_of(dtypes[row[1]], head_counts[row[4]], head_dims[row[2]], block_sizes[row[3]], row[6]);
+    auto src = make_layers(tested.get(), all_arrangements[row[0]], shape, num_src, num_layers, random);
+    auto dst = make_layers(tested.get(), all_arrangements[row[0]], shape, num_dst, num_layers, random);
     const std::string what = tested.name + " " + text_of(src[0].layout(), all_arrangements[row[0]]) + " case " +
                              std::to_string(turn) + " " + seed_note();
     CAPTURE(what);
@@ -240,7 +272,7 @@ TEST_CASE("swapping moves blocks byte for byte between caches of one layout, lay
   }
 }
 
-TEST_CASE("swapping and converting much at once gives the same bytes on many lanes") {
+TEST_CASE("swapping and converting much at once gives the same bytes on many workers") {
   for (const tested_backend& tested : all_backends()) {
     random_source random(hash_of(test_seed(), 10));
     auto src = make_layers(tested.get(), arrangement::hnd, dtype::f32, 4, 64, 16, 20, 3, random);
@@ -271,9 +303,9 @@ TEST_CASE("layers of a block side by side in one buffer copy and swap without to
     constexpr std::int64_t num_layers = 3;
     constexpr std::int64_t num_blocks = 4;
     kv_layout layout = make_layout(layout_kind::hnd, dtype::bf16, 2, 16, 4);
-    const std::int64_t block = layout.block_elements();
+    const std::int64_t block = layout.block_elements(layout.k);
     layout.kind = layout_kind::strided;
-    layout.k.block = layout.v.block = 2 * num_layers * block;
+    layout.k.strides.block = layout.v.strides.block = 2 * num_layers * block;
     const auto make_views = [&](std::byte* base) {
       std::vector<kv_cache_view> views;
       for (std::int64_t l = 0; l < num_layers; ++l) {
@@ -281,8 +313,8 @@ TEST_CASE("layers of a block side by side in one buffer copy and swap without to
       }
       return views;
     };
-    std::vector<std::byte> a_host = hard_elements(random, dtype::bf16, num_blocks * layout.k.block);
-    std::vector<std::byte> b_host = hard_elements(random, dtype::bf16, num_blocks * layout.k.block);
+    std::vector<std::byte> a_host = hard_elements(random, dtype::bf16, num_blocks * layout.k.strides.block);
+    std::vector<std::byte> b_host = hard_elements(random, dtype::bf16, num_blocks * layout.k.strides.block);
     device_bytes a(tested.get(), a_host, 2);
     device_bytes b(tested.get(), b_host, 2);
     const auto pairs = random_pairs(random, 6, num_blocks, num_blocks);

@@ -43,7 +43,7 @@ std::vector<attention_output> feed(const tested_backend& tested, layout_kind lay
     std::vector<std::byte> nothing(static_cast<std::size_t>(num_blocks * view.layout.block_bytes()));
     poison(nothing, kv_type);
     require_ok(where.upload(view.k, nothing.data(), nothing.size(), {}),
-               "upload");  // K half and V half are one allocation
+               "upload");  // K plane and V plane are one allocation
   }
   std::vector<std::int32_t> order(num_blocks);
   std::iota(order.begin(), order.end(), 0);
@@ -72,7 +72,7 @@ std::vector<attention_output> feed(const tested_backend& tested, layout_kind lay
     batch.query_start_loc = {0, chunk};
     batch.seq_lens = {done + chunk};
     batch.block_tables = table;
-    batch.block_tables.push_back(free_table_entry);
+    batch.block_tables.push_back(padding_entry);
     batch.block_table_stride = static_cast<std::int64_t>(batch.block_tables.size());
     for (std::int32_t t = 0; t < chunk; ++t) {
       const std::int32_t position = done + t;
@@ -81,8 +81,13 @@ std::vector<attention_output> feed(const tested_backend& tested, layout_kind lay
                                    position % block_size);
     }
     const step_batch_view on_device = engine.upload(batch);
-    const attention_spec spec{
-        .num_q_heads = 4, .num_kv_heads = 2, .head_dim = 32, .block_size = block_size, .kv_type = kv_type};
+    const attention_spec spec{.num_q_heads = 4,
+                              .num_kv_heads = 2,
+                              .qk_head_dim = 32,
+                              .v_head_dim = 32,
+                              .block_size = block_size,
+                              .k_code = {kv_type},
+                              .v_code = {kv_type}};
     where.plan_attention(plan, spec, batch.view(), num_blocks);
 
     for (std::int32_t layer = 0; layer < num_layers; ++layer) {

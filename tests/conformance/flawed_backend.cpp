@@ -30,6 +30,9 @@ class flawed_backend final : public backend {
     return real_.download(dst, src, bytes, stream);
   }
   [[nodiscard]] errc synchronize(stream_ref stream) noexcept override { return real_.synchronize(stream); }
+  [[nodiscard]] event make_event() override { return real_.make_event(); }
+  [[nodiscard]] errc record(event& point, stream_ref stream) noexcept override { return real_.record(point, stream); }
+  [[nodiscard]] errc wait(const event& point, stream_ref stream) noexcept override { return real_.wait(point, stream); }
   [[nodiscard]] errc append(const append_params& params, stream_ref stream) noexcept override {
     if (flaw_ != flaw::appends_before_slots) return real_.append(params, stream);
     std::vector<std::int64_t> slots(params.slot_mapping, params.slot_mapping + params.k.num_tokens);
@@ -112,22 +115,24 @@ class flawed_backend final : public backend {
     const std::int64_t q_at = (first + t) * params.q.token_stride + h * params.q.head_stride;
     const std::int64_t out_at = (first + t) * params.out.token_stride + h * params.out.head_stride;
     const float sink = params.sinks == nullptr ? none_seen : params.sinks[h];
-    const auto value_at = [&](const void* base, const kv_strides& strides, std::int64_t j, std::int32_t i) {
+    const auto value_at = [&](const void* base, const kv_plane& plane, std::int64_t j, std::int32_t i) {
       std::int32_t block = table[j / spec.block_size];
       if (flaw_ == flaw::reads_next_block_in_pool) block = static_cast<std::int32_t>(j / spec.block_size);
-      return load_element(base, layout.type,
-                          strides.offset(block_id{block}, kv_head, static_cast<std::int32_t>(j % spec.block_size), i));
+      const auto token = static_cast<std::int32_t>(j % spec.block_size);
+      return load_element(base, plane.code.type, plane.strides.offset(block_id{block}, kv_head, token, i));
     };
 
+    const std::int32_t v_first =
+        flaw_ == flaw::v_at_end_of_k && layout.v_in_k ? layout.k.head_dim - layout.v.head_dim : 0;
     partial total;
-    total.out.assign(static_cast<std::size_t>(spec.head_dim), 0.0f);
+    total.out.assign(static_cast<std::size_t>(spec.v_head_dim), 0.0f);
     bool sink_open = true;
     bool hidden = false;
     const std::int64_t end =
         flaw_ == flaw::tail_multiplied_by_zero ? blocks_for(seq_len, spec.block_size) * spec.block_size : seq_len;
     for (std::int64_t begin = 0; begin < std::max<std::int64_t>(end, 1); begin += split_size) {
       partial part;
-      part.out.assign(static_cast<std::size_t>(spec.head_dim), 0.0f);
+      part.out.assign(static_cast<std::size_t>(spec.v_head_dim), 0.0f);
       std::int64_t stop = std::min(begin + split_size, end);
       if (flaw_ == flaw::drops_last_key_of_split && stop < end) --stop;
       std::vector<std::pair<std::int64_t, float>> logits;
@@ -139,7 +144,7 @@ class flawed_backend final : public backend {
           continue;
         }
         float dot = 0;
-        for (std::int32_t i = 0; i < spec.head_dim; ++i) {
+        for (std::int32_t i = 0; i < spec.qk_head_dim; ++i) {
           dot += load_element(params.q.data, params.q.type, q_at + i) * value_at(params.kv.k, layout.k, j, i);
         }
         const auto capped = [&](float x) {
@@ -164,8 +169,8 @@ class flawed_backend final : public backend {
       for (const auto& [j, logit] : logits) {
         const float weight = std::exp(logit - part.maximum);
         part.sum += weight;
-        for (std::int32_t i = 0; i < spec.head_dim; ++i) {
-          part.out[static_cast<std::size_t>(i)] += weight * value_at(params.kv.v, layout.v, j, i);
+        for (std::int32_t i = 0; i < spec.v_head_dim; ++i) {
+          part.out[static_cast<std::size_t>(i)] += weight * value_at(params.kv.v_data(), layout.v, j, v_first + i);
         }
       }
       const float maximum = std::max(total.maximum, part.maximum);
@@ -181,7 +186,7 @@ class flawed_backend final : public backend {
 
     const bool empty = total.maximum == none_seen;
     if (empty && flaw_ == flaw::leaves_empty_rows) return;
-    for (std::int32_t i = 0; i < spec.head_dim; ++i) {
+    for (std::int32_t i = 0; i < spec.v_head_dim; ++i) {
       float value = empty ? 0.0f : total.out[static_cast<std::size_t>(i)] / total.sum;
       if (empty && (flaw_ == flaw::nan_for_empty_rows || hidden)) value = std::numeric_limits<float>::quiet_NaN();
       if (flaw_ == flaw::truncates_output && params.out.type == dtype::bf16) {
@@ -189,7 +194,8 @@ class flawed_backend final : public backend {
       }
       store_element(params.out.data, params.out.type, out_at + i, value);
     }
-    if (flaw_ == flaw::writes_past_head) store_element(params.out.data, params.out.type, out_at + spec.head_dim, 0.0f);
+    if (flaw_ == flaw::writes_past_head)
+      store_element(params.out.data, params.out.type, out_at + spec.v_head_dim, 0.0f);
     if (params.lse == nullptr) return;
     float lse = empty ? none_seen : total.maximum + std::log(total.sum);
     if (flaw_ == flaw::lse_in_base_2) lse *= 1.442695f;
@@ -230,6 +236,7 @@ std::string_view to_string(flaw value) noexcept {
                                         "bias_of_wrong_head",
                                         "bias_by_position",
                                         "nan_for_hidden_rows",
+                                        "v_at_end_of_k",
                                         "drops_last_copy",
                                         "appends_before_slots"};
   static_assert(std::size(names) == static_cast<std::size_t>(flaw::appends_before_slots) + 1);

@@ -37,12 +37,13 @@ enum class flaw : std::uint8_t {
   bias_of_wrong_head,   ///< of the KV head's first query head
   bias_by_position,     ///< of the row of q whose number is the token's position
   nan_for_hidden_rows,  ///< rows whose scores are all −inf
+  v_at_end_of_k,        ///< where V is part of K: the last dims of K, not the first
   // Of the calls that move contents, which the tables of attention cases never make.
   drops_last_copy,       ///< copy_blocks leaves out the last pair
   appends_before_slots,  ///< rows go to the slot before their own
 };
 /// Those of attention, `none` included.
-inline constexpr int num_flaws = static_cast<int>(flaw::nan_for_hidden_rows) + 1;
+inline constexpr int num_flaws = static_cast<int>(flaw::v_at_end_of_k) + 1;
 inline constexpr flaw cache_flaws[] = {flaw::drops_last_copy, flaw::appends_before_slots};
 [[nodiscard]] std::string_view to_string(flaw value) noexcept;
 

@@ -2,11 +2,14 @@
 // Partial attention results as an algebra: joining them in any grouping gives the whole, nothing is the identity.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "conformance/attention_tables.hpp"
 #include "conformance/merge_case.hpp"
+#include "support/covering.hpp"
+#include "support/random.hpp"
 
 using namespace bifolio;
 using namespace bifolio::test;
@@ -21,6 +24,99 @@ constexpr std::int64_t rows = num_tokens * num_heads;
 attention_output merge_on(const tested_backend& tested, std::int32_t head_dim, const host_state& a, dtype type_a,
                           const host_state& b, dtype type_b, dtype out_type) {
   return merge_states_of(tested, {num_tokens, num_heads, head_dim, type_a, type_b, out_type}, a, b);
+}
+
+// Where a sequence's new tokens are.
+enum class query_place : std::uint8_t { end, middle, before, after };
+
+// Cases for attention in parts: every pair of choices of the axes meets in one of them.
+std::vector<attention_case> whole_cases() {
+  struct window {
+    bool causal;
+    std::int32_t left, right;
+  };
+  constexpr window windows[] = {{true, -1, -1}, {true, 0, -1},   {true, 37, -1}, {false, -1, -1},
+                                {false, 20, 9}, {false, -1, 13}, {false, 600, 0}};
+  constexpr bias_kind biases[] = {bias_kind::none, bias_kind::full, bias_kind::masked, bias_kind::one_token};
+  struct type_choice {
+    dtype q, kv, out;
+  };
+  constexpr type_choice types[] = {{dtype::f32, dtype::f32, dtype::f32},
+                                   {dtype::bf16, dtype::bf16, dtype::bf16},
+                                   {dtype::f16, dtype::f16, dtype::f16},
+                                   {dtype::f32, dtype::bf16, dtype::f32}};
+  constexpr std::int32_t heads[] = {64, 71, 128};
+  constexpr std::int32_t groups[] = {1, 3, 8};
+  constexpr std::int32_t blocks[] = {1, 5, 16};
+  constexpr std::int32_t queries[] = {1, 7, 33};
+  constexpr std::int32_t keys[] = {1, 90, 1100};
+  constexpr query_place places[] = {query_place::end, query_place::middle, query_place::before, query_place::after};
+  const std::uint64_t seed = hash_of(test_seed(), 0x9a275);
+  std::vector<attention_case> cases;
+  for (const std::vector<std::size_t>& row :
+       pairwise_rows({std::size(windows), std::size(biases), std::size(types), std::size(heads), std::size(groups),
+                      std::size(blocks), std::size(queries), std::size(keys), std::size(places),
+                      std::size(all_arrangements), 2, 2, 2},
+                     seed)) {
+    attention_case c{.what = "in parts"};
+    c.seed = hash_of(seed, cases.size());
+    random_source random(c.seed);
+    c.causal = windows[row[0]].causal;
+    c.window_left = windows[row[0]].left;
+    c.window_right = windows[row[0]].right;
+    c.bias = biases[row[1]];
+    c.q_type = types[row[2]].q;
+    c.kv_type = types[row[2]].kv;
+    c.out_type = types[row[2]].out;
+    c.head_dim = heads[row[3]];
+    c.group_size = groups[row[4]];
+    c.block_size = blocks[row[5]];
+    c.layout = all_arrangements[row[9]];
+    c.alibi = row[10] != 0;
+    c.soft_cap = row[11] != 0 ? 2.0f : 0.0f;
+    c.sinks = row[12] != 0;
+    c.seqs = {{queries[row[6]], keys[row[7]]}};
+    // A bias that all tokens share starts at the same key in all sequences, whose parts begin anywhere.
+    if (c.bias != bias_kind::one_token) c.seqs.push_back({1, 1 + static_cast<std::int32_t>(random.next() % 40)});
+    for (batch_seq& seq : c.seqs) {
+      switch (places[row[8]]) {
+        case query_place::end:
+          break;
+        case query_place::middle:
+          seq.query_position = static_cast<std::int32_t>(random.between(0, seq.seq_len - 1));
+          break;
+        case query_place::before:
+          seq.query_position = -static_cast<std::int32_t>(random.between(1, 20));
+          break;
+        case query_place::after:
+          seq.query_position = seq.seq_len + static_cast<std::int32_t>(random.between(0, 20));
+          break;
+      }
+    }
+    cases.push_back(c);
+  }
+  return cases;
+}
+
+// `num_parts` calls, each with the queries of `whole` and a run of its keys, cut anywhere; the sinks in one of them.
+std::vector<attention_case> parts_of(const attention_case& whole, std::size_t num_parts, random_source& random) {
+  std::vector<attention_case> parts(num_parts, whole);
+  const std::size_t with_sinks = random.next() % num_parts;
+  for (std::size_t p = 0; p < num_parts; ++p) parts[p].sinks = whole.sinks && p == with_sinks;
+  for (std::size_t s = 0; s < whole.seqs.size(); ++s) {
+    const batch_seq& seq = whole.seqs[s];
+    std::vector<std::int32_t> cuts{0, seq.seq_len};
+    while (cuts.size() <= num_parts) cuts.push_back(static_cast<std::int32_t>(random.between(0, seq.seq_len)));
+    std::sort(cuts.begin(), cuts.end());
+    for (std::size_t p = 0; p < num_parts; ++p) {
+      parts[p].seqs[s] = {.query_len = seq.query_len,
+                          .seq_len = cuts[p + 1] - cuts[p],
+                          .content = static_cast<std::int32_t>(s),
+                          .first_position = cuts[p],
+                          .query_position = static_cast<std::int32_t>(seq.query_offset())};
+    }
+  }
+  return parts;
 }
 
 }  // namespace
@@ -162,5 +258,46 @@ TEST_CASE("attention over two parts of the keys merges to attention over all, wi
       const std::string problem = expectation.problem_of(joined.read(clean), tested->numbers);
       CHECK_MESSAGE(problem.empty(), tested->name, ": ", problem);
     }
+  }
+}
+
+TEST_CASE("a sequence attended in two or three parts, each anywhere, and joined is the whole, with every option") {
+  INFO(seed_note());
+  std::size_t turn = 0;
+  for (const attention_case& whole : whole_cases()) {
+    random_source random(whole.seed);
+    const attention_contents contents(whole);
+    const attention_expectation expectation(whole, contents);
+    std::vector<attention_case> parts = parts_of(whole, 2 + turn % 2, random);
+    random.shuffle(parts);
+    for (const tested_backend* tested : one_per_family(turn)) {
+      arithmetic numbers = tested->numbers_for(whole.q_type, whole.kv_type, whole.out_type, whole.head_dim);
+      host_state joined;
+      try {
+        for (const attention_case& part : parts) {
+          const attention_contents part_contents(part);
+          const attention_output got = run_attention(*tested, part, part_contents, placement_in_turn(part, turn));
+          const std::string problem = attention_expectation(part, part_contents).problem_of(got, numbers);
+          CHECK_MESSAGE(problem.empty(), tested->name, ": ", problem, " [", describe(part), "]");
+          if (&part == &parts.front()) {
+            joined = {got.out, got.lse};
+            continue;
+          }
+          const merge_shape shape{whole.num_tokens(), whole.num_q_heads(), whole.head_dim,
+                                  whole.out_type,     whole.out_type,      whole.out_type};
+          const attention_output merged = merge_states_of(*tested, shape, joined, {got.out, got.lse});
+          joined = {merged.out, merged.lse};
+        }
+      } catch (const std::exception& failure) {
+        FAIL_CHECK(failure.what());
+        continue;
+      }
+      // Each part, and each merge but the last, is rounded to the type of the outputs on its way.
+      const double rounding = 4 * reference::unit_roundoff(whole.out_type);
+      numbers.unit_probability[static_cast<std::size_t>(whole.kv_type)] += rounding;
+      const std::string problem = expectation.problem_of({joined.out, joined.lse}, numbers, rounding * rounding);
+      CHECK_MESSAGE(problem.empty(), tested->name, ": ", problem, " [", describe(whole), "]");
+    }
+    ++turn;
   }
 }

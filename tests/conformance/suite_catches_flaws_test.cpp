@@ -13,8 +13,9 @@ namespace {
 
 // The first complaint of the tables about this backend; empty when they find nothing wrong.
 std::string first_complaint(const tested_backend& tested) {
-  for (const auto& table : {decode_cases(), prefill_cases(), empty_cases(), option_cases(), value_cases(),
-                            group_cases(), layout_cases(), random_cases(test_seed(), 20)}) {
+  for (const auto& table :
+       {decode_cases(), prefill_cases(), empty_cases(), option_cases(), value_cases(), group_cases(), layout_cases(),
+        random_cases(test_seed(), 20), random_plane_cases(test_seed(), 20)}) {
     for (std::size_t n = 0; n < table.size(); ++n) {
       const std::string complaint = check_attention(table[n], {&tested}, n);
       if (!complaint.empty()) return complaint;

@@ -62,12 +62,12 @@ struct side {
     for (const kv_cache_view& view : engine.layers()) {
       // K half and V half are one allocation.
       std::vector<std::byte> nothing(to_size(num_blocks * layout.block_bytes()));
-      poison(nothing, layout.type);
+      poison(nothing, layout.k.code.type);
       require_ok(where->upload(view.k, nothing.data(), nothing.size(), {}), "upload");
       require_ok(where->synchronize({}), "synchronize");
     }
     for (const kv_cache_view& view : host.layers()) {
-      poison({static_cast<std::byte*>(view.k), to_size(num_host_blocks * layout.block_bytes())}, layout.type);
+      poison({static_cast<std::byte*>(view.k), to_size(num_host_blocks * layout.block_bytes())}, layout.k.code.type);
     }
   }
 
@@ -102,9 +102,9 @@ class whole_steps {
     }
     spec_.num_q_heads = num_q_heads();
     spec_.num_kv_heads = shape.num_kv_heads;
-    spec_.head_dim = shape.head_dim;
+    spec_.qk_head_dim = spec_.v_head_dim = shape.head_dim;
     spec_.block_size = shape.block_size;
-    spec_.q_type = spec_.kv_type = spec_.out_type = shape.type;
+    spec_.q_type = spec_.k_code.type = spec_.v_code.type = spec_.out_type = shape.type;
     spec_.window_left = shape.window > 0 ? shape.window - 1 : -1;
     spec_.deterministic = shape.deterministic;
   }
@@ -437,7 +437,8 @@ class whole_steps {
     expectation expected;
     expected.options = {.num_q_heads = num_q_heads(),
                         .num_kv_heads = shape_.num_kv_heads,
-                        .head_dim = shape_.head_dim,
+                        .qk_head_dim = shape_.head_dim,
+                        .v_head_dim = shape_.head_dim,
                         .window_left = spec_.window_left,
                         .scale = scale(),
                         .soft_cap = shape_.soft_cap,

@@ -4,8 +4,10 @@
 #include <doctest/doctest.h>
 
 #include <bifolio/backend.hpp>
+#include <bifolio/cpu.hpp>
 #include <bifolio/memory_resource.hpp>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -75,7 +77,7 @@ std::vector<float> sinks_of(const problem& p) {
   return sinks;
 }
 
-float scale_of(const problem& p) { return 1.0f / std::sqrt(static_cast<float>(p.spec.head_dim)); }
+float scale_of(const problem& p) { return 1.0f / std::sqrt(static_cast<float>(p.spec.qk_head_dim)); }
 
 // The batch's arrays and contents, on the host.
 struct prepared {
@@ -88,10 +90,10 @@ struct prepared {
   explicit prepared(const problem& p) {
     const attention_spec& s = p.spec;
     for (const seq_shape& seq : p.seqs) {
-      contents.push_back(dense_rows(s.kv_type, 1, seq, 0, seq.seq_len, s.num_kv_heads, s.head_dim));
-      contents.push_back(dense_rows(s.kv_type, 2, seq, 0, seq.seq_len, s.num_kv_heads, s.head_dim));
+      contents.push_back(dense_rows(s.k_code.type, 1, seq, 0, seq.seq_len, s.num_kv_heads, s.qk_head_dim));
+      contents.push_back(dense_rows(s.v_code.type, 2, seq, 0, seq.seq_len, s.num_kv_heads, s.v_head_dim));
       const auto q =
-          dense_rows(s.q_type, 3, seq, seq.seq_len - seq.query_len, seq.query_len, s.num_q_heads, s.head_dim);
+          dense_rows(s.q_type, 3, seq, seq.seq_len - seq.query_len, seq.query_len, s.num_q_heads, s.qk_head_dim);
       q_values.insert(q_values.end(), q.begin(), q.end());
       starts.push_back(starts.back() + seq.query_len);
       lengths.push_back(seq.seq_len);
@@ -104,8 +106,9 @@ struct prepared {
 
 answer run(backend& where, const problem& p, const prepared& arrays, arrangement how = arrangement::hnd,
            std::uint64_t order = 0) {
-  const test::paged_cache cache(where, how, p.spec.kv_type, p.spec.num_kv_heads, p.spec.head_dim, p.spec.block_size,
-                                arrays.dense, {.order = order});
+  const test::paged_cache cache(
+      where, how, {p.spec.k_code.type, p.spec.num_kv_heads, p.spec.qk_head_dim, p.spec.v_head_dim, p.spec.block_size},
+      arrays.dense, {.order = order});
   std::vector<std::byte> q_bytes(arrays.q_values.size() * size_of(p.spec.q_type));
   for (std::size_t i = 0; i < arrays.q_values.size(); ++i) {
     test::store_element(q_bytes.data(), p.spec.q_type, static_cast<std::int64_t>(i), arrays.q_values[i]);
@@ -126,9 +129,9 @@ answer run(backend& where, const problem& p, const prepared& arrays, arrangement
   result.lse.assign(static_cast<std::size_t>(batch.num_tokens * p.spec.num_q_heads), NAN);
   attention_params params;
   params.q =
-      dense_view<const void>(q_bytes.data(), p.spec.q_type, batch.num_tokens, p.spec.num_q_heads, p.spec.head_dim);
+      dense_view<const void>(q_bytes.data(), p.spec.q_type, batch.num_tokens, p.spec.num_q_heads, p.spec.qk_head_dim);
   params.out =
-      dense_view<void>(result.out.data(), p.spec.out_type, batch.num_tokens, p.spec.num_q_heads, p.spec.head_dim);
+      dense_view<void>(result.out.data(), p.spec.out_type, batch.num_tokens, p.spec.num_q_heads, p.spec.qk_head_dim);
   params.lse = result.lse.data();
   params.kv = cache.view();
   params.batch = batch;
@@ -140,6 +143,11 @@ answer run(backend& where, const problem& p, const prepared& arrays, arrangement
   attention_plan plan;
   where.plan_attention(plan, p.spec, batch, cache.view().num_blocks);
   CHECK_FALSE(find_problem(plan, params).has_value());
+  if (!p.spec.implementation.empty()) {
+    for (const std::string& kernel : where.describe(plan, params)) {
+      CHECK((kernel.empty() || kernel.find(" " + std::string(p.spec.implementation)) != std::string::npos));
+    }
+  }
   REQUIRE(where.attention(plan, params) == errc::ok);
   const answer once = result;
   REQUIRE(where.attention(plan, params) == errc::ok);  // a plan serves many layers
@@ -156,7 +164,8 @@ class oracle {
       : spec_(p.spec), arrays_(arrays), slopes_(slopes_of(p)), sinks_(sinks_of(p)) {
     options_.num_q_heads = spec_.num_q_heads;
     options_.num_kv_heads = spec_.num_kv_heads;
-    options_.head_dim = spec_.head_dim;
+    options_.qk_head_dim = spec_.qk_head_dim;
+    options_.v_head_dim = spec_.v_head_dim;
     options_.causal = spec_.causal;
     options_.window_left = spec_.window_left;
     options_.window_right = spec_.window_right;
@@ -165,7 +174,7 @@ class oracle {
     options_.alibi_slopes = p.alibi ? slopes_.data() : nullptr;
     options_.sinks = p.sinks ? sinks_.data() : nullptr;
     for (std::size_t i = 0; i < p.seqs.size(); ++i) {
-      const std::int64_t first = std::int64_t{arrays.starts[i]} * spec_.num_q_heads * spec_.head_dim;
+      const std::int64_t first = std::int64_t{arrays.starts[i]} * spec_.num_q_heads * spec_.qk_head_dim;
       seqs_.push_back({p.seqs[i].query_len, p.seqs[i].seq_len, arrays.q_values.data() + first,
                        arrays.contents[2 * i].data(), arrays.contents[2 * i + 1].data()});
       expected_.push_back(reference::attend(options_, seqs_.back()));
@@ -177,17 +186,17 @@ class oracle {
 
   // Row by row.
   void check(cpu_isa isa, const answer& got) const {
-    reference::accuracy_judge judge({.numbers = test::numbers_of(isa, spec_.q_type, spec_.kv_type, spec_.out_type),
-                                     .kv_type = spec_.kv_type,
+    reference::accuracy_judge judge({.numbers = test::numbers_of(isa, spec_.q_type, spec_.k_code.type, spec_.out_type),
+                                     .kv_type = spec_.k_code.type,
                                      .out_type = spec_.out_type,
                                      .statistical = true});
     for (std::size_t i = 0; i < seqs_.size(); ++i) {
       const std::int64_t first_row = std::int64_t{arrays_.starts[i]} * spec_.num_q_heads;
       const std::int64_t num_rows = std::int64_t{seqs_[i].query_len} * spec_.num_q_heads;
-      std::vector<float> out(static_cast<std::size_t>(num_rows * spec_.head_dim));
+      std::vector<float> out(static_cast<std::size_t>(num_rows * spec_.qk_head_dim));
       for (std::size_t e = 0; e < out.size(); ++e) {
         out[e] = test::load_element(got.out.data(), spec_.out_type,
-                                    first_row * spec_.head_dim + static_cast<std::int64_t>(e));
+                                    first_row * spec_.qk_head_dim + static_cast<std::int64_t>(e));
       }
       judge.add(options_, seqs_[i], expected_[i], scalar_[i], out.data(), got.lse.data() + first_row);
     }
@@ -215,7 +224,7 @@ std::unique_ptr<backend> open(cpu_isa isa, executor_kind kind, std::int32_t thre
 
 std::unique_ptr<backend> serial(cpu_isa isa) { return open(isa, executor_kind::serial, 0); }
 
-// Executors of this build that run several lanes.
+// Executors of this build that run several workers.
 std::vector<executor_kind> parallel_executors() {
   std::vector<executor_kind> kinds;
   for (const executor_kind kind : {executor_kind::openmp, executor_kind::tbb}) {
@@ -233,9 +242,9 @@ problem mixed_problem(dtype kv, std::int32_t q_heads, std::int32_t kv_heads, std
   problem p;
   p.spec.num_q_heads = q_heads;
   p.spec.num_kv_heads = kv_heads;
-  p.spec.head_dim = head_dim;
+  p.spec.qk_head_dim = p.spec.v_head_dim = head_dim;
   p.spec.block_size = block_size;
-  p.spec.kv_type = kv;
+  p.spec.k_code.type = p.spec.v_code.type = kv;
   p.seqs = {{1, 700, 1}, {37, 130, 2}, {1, 1, 3}, {3, 64, 4}, {0, 5, 5}, {5, 1100, 6}};
   return p;
 }
@@ -250,10 +259,32 @@ struct long_batch {
   }
 };
 
+std::vector<std::string> implementations_of(const backend& where) { return where.explain(attention_plan()); }
+
+// Whether its instruction set has kernels of this implementation for this dtype of the KV cache.
+bool has_kernels(const backend& where, dtype kv, const std::string& implementation) {
+  const std::string wanted = " " + std::string(to_string(kv)) + " " + implementation;
+  for (const std::string& kernel : where.attention_kernels()) {
+    if (kernel.find(wanted) != std::string::npos) return true;
+  }
+  return false;
+}
+
+errc planning_error(backend& where, const attention_spec& spec) {
+  attention_plan plan;
+  try {
+    where.plan_attention(plan, spec, long_batch().view(), 250);
+  } catch (const error& problem) {
+    CHECK(plan.state == nullptr);
+    return problem.code();
+  }
+  return errc::ok;
+}
+
 }  // namespace
 
 TEST_CASE("attention agrees with float64 for every ISA, dtype and option") {
-  for (const dtype kv : {dtype::f32, dtype::f16, dtype::bf16}) {
+  for (const dtype kv : all_dtypes) {
     for (const std::int32_t head_dim : {1, 8, 71, 80, 128}) {
       const problem plain = mixed_problem(kv, 6, 2, head_dim, 16);
       problem featured = plain;
@@ -285,8 +316,105 @@ TEST_CASE("attention agrees with float64 for every ISA, dtype and option") {
   }
 }
 
+TEST_CASE("each implementation agrees with float64 where it is forced by name, on every ISA") {
+  for (const dtype kv : all_dtypes) {
+    problem p = mixed_problem(kv, 6, 2, 71, 16);
+    p.spec.q_type = p.spec.out_type = kv;
+    p.spec.window_left = 100;
+    p.soft_cap = 3.0f;
+    p.alibi = true;
+    p.sinks = true;
+    const prepared arrays(p);
+    const oracle expected(p, arrays);
+    for (const cpu_isa isa : supported_isas()) {
+      const auto where = serial(isa);
+      for (const std::string& name : implementations_of(*where)) {
+        p.spec.implementation = name;
+        CAPTURE(to_string(isa));
+        CAPTURE(to_string(kv));
+        CAPTURE(name);
+        if (!has_kernels(*where, kv, name)) {
+          CHECK(planning_error(*where, p.spec) == errc::unsupported);
+          continue;
+        }
+        expected.check(isa, run(*where, p, arrays));
+        expected.check(isa, run(*where, p, arrays, arrangement::x_split, 3));
+      }
+    }
+  }
+}
+
+TEST_CASE("without a name the first implementation that accepts computes the call, and explain says why") {
+  const long_batch batch;
+  for (const cpu_isa isa : supported_isas()) {
+    const auto where = serial(isa);
+    CHECK(implementations_of(*where) == std::vector<std::string>{"tiles", "dots", "vectors"});
+    for (const dtype kv : all_dtypes) {
+      for (const bool one_type : {true, false}) {
+        CAPTURE(to_string(isa));
+        CAPTURE(to_string(kv));
+        CAPTURE(one_type);
+        attention_spec spec = mixed_problem(kv, 6, 2, 64, 16).spec;
+        spec.q_type = spec.out_type = one_type ? kv : kv == dtype::f32 ? dtype::bf16 : dtype::f32;
+        attention_plan plan;
+        where->plan_attention(plan, spec, batch.view(), 250);
+        CHECK(plan.spec.implementation.empty());
+        const std::vector<std::string> sentences = where->explain(plan);
+        REQUIRE(sentences.size() == 3);
+        bool taken = false;
+        for (std::size_t i = 0; i < sentences.size(); ++i) {
+          const std::string name = implementations_of(*where)[i];
+          CAPTURE(sentences[i]);
+          const bool accepts = has_kernels(*where, kv, name) && (one_type || name == "vectors");
+          const char* const said = !accepts ? " declines: " : taken ? " " : " takes all 1 sequences";
+          CHECK(sentences[i].rfind(name + said, 0) == 0);
+          taken = taken || accepts;
+        }
+        CHECK(taken);
+      }
+    }
+  }
+}
+
+TEST_CASE("a name that no implementation has, or whose implementation declines, is refused while planning") {
+  for (const cpu_isa isa : supported_isas()) {
+    const auto where = serial(isa);
+    attention_spec spec = mixed_problem(dtype::f32, 6, 2, 64, 16).spec;
+    spec.implementation = "general";
+    CHECK(planning_error(*where, spec) == errc::invalid_argument);
+    spec.implementation = "tiles";  // of float32, which no ISA has
+    CHECK(planning_error(*where, spec) == errc::unsupported);
+    std::string text = "vectors";
+    spec.implementation = text;
+    attention_plan plan;
+    where->plan_attention(plan, spec, long_batch().view(), 250);
+    text = "not it ";
+    CHECK(plan.spec.implementation == "vectors");
+    CHECK(where->explain(plan)[0] == "tiles is not asked: vectors is forced");
+  }
+}
+
+TEST_CASE("BIFOLIO_ATTENTION forces an implementation of backends that are opened after it was set") {
+  const cpu_isa isa = supported_isas().back();
+  const auto before = serial(isa);
+  REQUIRE(setenv("BIFOLIO_ATTENTION", "vectors", 1) == 0);
+  const auto forced = serial(isa);
+  REQUIRE(setenv("BIFOLIO_ATTENTION", "tiles of wood", 1) == 0);
+  const auto refusing = serial(isa);
+  REQUIRE(unsetenv("BIFOLIO_ATTENTION") == 0);
+  attention_spec spec = mixed_problem(dtype::bf16, 6, 2, 64, 16).spec;
+  attention_plan plan;
+  before->plan_attention(plan, spec, long_batch().view(), 250);
+  CHECK(plan.spec.implementation.empty());
+  forced->plan_attention(plan, spec, long_batch().view(), 250);
+  CHECK(plan.spec.implementation == "vectors");
+  CHECK(planning_error(*refusing, spec) == errc::invalid_argument);
+  spec.implementation = "vectors";  // goes before the environment
+  CHECK(planning_error(*refusing, spec) == errc::ok);
+}
+
 TEST_CASE("bits do not depend on threads, executor, layout, block size or block order") {
-  for (const dtype kv : {dtype::f32, dtype::f16, dtype::bf16}) {
+  for (const dtype kv : all_dtypes) {
     for (const std::int32_t head_dim : {64, 71}) {
       problem p = mixed_problem(kv, 8, 2, head_dim, 16);
       p.seqs.push_back({1, 5000, 7});
@@ -393,7 +521,7 @@ TEST_CASE("wrong batches are refused with a sentence and the code that is promis
   attention_spec spec;
   spec.num_q_heads = 4;
   spec.num_kv_heads = 2;
-  spec.head_dim = 8;
+  spec.qk_head_dim = spec.v_head_dim = 8;
   spec.block_size = 16;
   std::vector<std::int32_t> starts{0, 2};
   std::vector<std::int32_t> lengths{20};
@@ -417,7 +545,7 @@ TEST_CASE("wrong batches are refused with a sentence and the code that is promis
   bad.num_q_heads = 5;
   CHECK(code_of(bad, good, 5) == errc::invalid_argument);
   bad = spec;
-  bad.head_dim = 0;
+  bad.qk_head_dim = 0;
   CHECK(code_of(bad, good, 5) == errc::invalid_argument);
   step_batch_view batch = good;
   batch.num_tokens = 3;

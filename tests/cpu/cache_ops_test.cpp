@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // What only the CPU can be asked: every conversion on every ISA, pools past 2^32 elements in a sparse mapping, any
-// number of lanes.
+// number of workers.
 #include <doctest/doctest.h>
 
 #include <array>
 #include <bifolio/backend.hpp>
+#include <bifolio/cpu.hpp>
 #include <bit>
 #include <cstdint>
 #include <cstring>
@@ -40,7 +41,7 @@ std::int64_t wrong_conversions(backend& where, const std::vector<From>& values, 
   const std::int64_t tokens = static_cast<std::int64_t>(values.size()) / dims;
   const kv_layout layout = make_layout(layout_kind::hnd, dtype_of<To>, 1, dims, 16);
   const std::int64_t blocks = blocks_for(tokens, 16);
-  std::vector<To> k(static_cast<std::size_t>(blocks * layout.block_elements()));
+  std::vector<To> k(static_cast<std::size_t>(blocks * layout.block_elements(layout.k)));
   std::vector<To> v(k.size());
   std::vector<std::int64_t> slots(static_cast<std::size_t>(tokens));
   for (std::size_t i = 0; i < slots.size(); ++i) slots[i] = static_cast<std::int64_t>(i);
@@ -150,16 +151,16 @@ bool holds_row(const kv_cache_view& kv, std::int64_t slot, const plain_rows& row
   const block_id block{static_cast<std::int32_t>(slot / layout.block_size)};
   const auto token = static_cast<std::int32_t>(slot % layout.block_size);
   bool equal = true;
-  for_each_element(layout, [&](std::int32_t h, std::int32_t d) {
+  for_each_element(layout, layout.k, [&](std::int32_t h, std::int32_t d) {
     std::uint32_t expected = 0;
     const auto index = row_index(rows.k_view, row, h, d);
-    const auto size = static_cast<std::int64_t>(size_of(layout.type));
-    oracle_move_element(&expected, layout.type, 0, rows.k.data(), dtype::f32, index);
-    equal = equal && std::memcmp(static_cast<std::byte*>(kv.k) + layout.k.offset(block, h, token, d) * size, &expected,
-                                 size_of(layout.type)) == 0;
-    oracle_move_element(&expected, layout.type, 0, rows.v.data(), dtype::f32, index);
-    equal = equal && std::memcmp(static_cast<std::byte*>(kv.v) + layout.v.offset(block, h, token, d) * size, &expected,
-                                 size_of(layout.type)) == 0;
+    const auto size = static_cast<std::int64_t>(size_of(layout.k.code.type));
+    oracle_move_element(&expected, layout.k.code.type, 0, rows.k.data(), dtype::f32, index);
+    equal = equal && std::memcmp(static_cast<std::byte*>(kv.k) + layout.k.strides.offset(block, h, token, d) * size,
+                                 &expected, size_of(layout.k.code.type)) == 0;
+    oracle_move_element(&expected, layout.k.code.type, 0, rows.v.data(), dtype::f32, index);
+    equal = equal && std::memcmp(static_cast<std::byte*>(kv.v) + layout.v.strides.offset(block, h, token, d) * size,
+                                 &expected, size_of(layout.k.code.type)) == 0;
   });
   return equal;
 }
@@ -168,7 +169,8 @@ bool holds_row(const kv_cache_view& kv, std::int64_t slot, const plain_rows& row
 void check_far(cpu_isa isa, layout_kind kind, dtype type, std::int32_t heads, std::int32_t dims,
                std::int32_t block_size, std::int64_t num_blocks, sparse_memory& memory, sparse_memory& other_memory) {
   const kv_layout layout = make_layout(kind, type, heads, dims, block_size);
-  const std::int64_t half_bytes = num_blocks * layout.block_elements() * static_cast<std::int64_t>(size_of(type));
+  const std::int64_t half_bytes =
+      num_blocks * layout.block_elements(layout.k) * static_cast<std::int64_t>(size_of(type));
   REQUIRE(memory.num_bytes() >= static_cast<std::size_t>(2 * half_bytes));
   const kv_cache_view kv{memory.data(), memory.data() + half_bytes, num_blocks, layout};
   const auto where = open(isa);
@@ -212,18 +214,18 @@ void check_far(cpu_isa isa, layout_kind kind, dtype type, std::int32_t heads, st
   CHECK(holds_row(kv, copied_slot, rows, num_tokens - 1));
 
   const kv_layout other_layout = make_layout(layout_kind::nhd, dtype::f32, heads, dims, block_size);
-  const std::int64_t other_half = num_blocks * other_layout.block_elements() * 4;
+  const std::int64_t other_half = num_blocks * other_layout.block_elements(other_layout.k) * 4;
   if (other_memory.num_bytes() >= static_cast<std::size_t>(2 * other_half)) {
     const kv_cache_view other{other_memory.data(), other_memory.data() + other_half, num_blocks, other_layout};
     const std::array<block_copy, 1> far_pair{block_copy{middle, last}};
     REQUIRE(where->convert_blocks(kv, other, far_pair) == errc::ok);
     const block_id block = last;
     const std::int32_t token = block_size - 1;
-    for_each_element(other_layout, [&](std::int32_t h, std::int32_t d) {
+    for_each_element(other_layout, other_layout.k, [&](std::int32_t h, std::int32_t d) {
       const auto index = static_cast<std::size_t>(row_index(rows.k_view, num_tokens - 1, h, d));
-      CHECK(load_element(other.k, dtype::f32, other_layout.k.offset(block, h, token, d)) ==
+      CHECK(load_element(other.k, dtype::f32, other_layout.k.strides.offset(block, h, token, d)) ==
             stored_as(type, rows.k[index]));
-      CHECK(load_element(other.v, dtype::f32, other_layout.v.offset(block, h, token, d)) ==
+      CHECK(load_element(other.v, dtype::f32, other_layout.v.strides.offset(block, h, token, d)) ==
             stored_as(type, rows.v[index]));
     });
   }
@@ -245,12 +247,12 @@ TEST_CASE("slots past 2^31 and 2^32 elements are written, read, copied and conve
   }
 }
 
-/// Every call large enough for many lanes, with rows and pairs that meet in the same places.
-void check_many_lanes(executor& lanes) {
+/// Every call large enough for many workers, with rows and pairs that meet in the same places.
+void check_many_workers(executor& workers) {
   for (const cpu_isa isa : supported_isas()) {
     backend_options options;
     options.isa = isa;
-    options.own_executor = &lanes;
+    options.own_executor = &workers;
     const auto where = make_backend({}, options);
     random_source random(hash_of(test_seed(), 21));
     constexpr std::int64_t num_tokens = 1500;
@@ -288,14 +290,14 @@ void check_many_lanes(executor& lanes) {
   }
 }
 
-TEST_CASE("sixty-four lanes give the same bytes as one, whatever their order") {
-  const auto lanes = make_reversed_executor(64);
-  check_many_lanes(*lanes);
+TEST_CASE("sixty-four workers give the same bytes as one, whatever their order") {
+  const auto workers = make_reversed_executor(64);
+  check_many_workers(*workers);
 }
 
-TEST_CASE("lanes in threads of their own give the same bytes and do not race") {
-  thread_executor lanes(4);
-  check_many_lanes(lanes);
+TEST_CASE("workers in threads of their own give the same bytes and do not race") {
+  thread_executor workers(4);
+  check_many_workers(workers);
 }
 
 }  // namespace

@@ -62,7 +62,7 @@ extern "C" [[gnu::visibility("default")]] int pthread_create(pthread_t* thread, 
 namespace bifolio::test {
 namespace {
 
-/// Attention of many sequences that share one prompt, enough for several lanes.
+/// Attention of many sequences that share one prompt, enough for several workers.
 class work {
  public:
   explicit work(backend& where) : where_(&where), engine_(where, {1, num_blocks, layout()}) {
@@ -85,9 +85,13 @@ class work {
     return where_->append({engine_.layers()[0], rows, rows, slots_.data()});
   }
   void plan() {
-    where_->plan_attention(
-        plan_, {.num_q_heads = num_heads, .num_kv_heads = num_heads, .head_dim = head_dim, .block_size = block_size},
-        batch_.view(), num_blocks);
+    where_->plan_attention(plan_,
+                           {.num_q_heads = num_heads,
+                            .num_kv_heads = num_heads,
+                            .qk_head_dim = head_dim,
+                            .v_head_dim = head_dim,
+                            .block_size = block_size},
+                           batch_.view(), num_blocks);
   }
   [[nodiscard]] errc attend() noexcept {
     attention_params params;
@@ -259,19 +263,19 @@ TEST_CASE("an executor that was made and not used before a fork works in the chi
   }
 }
 
-TEST_CASE("lanes handed to an executor whose threads are gone run on the caller") {
+TEST_CASE("workers handed to an executor whose threads are gone run on the caller") {
   for (const executor_kind kind : {executor_kind::openmp, executor_kind::tbb}) {
     if (!is_built(kind)) continue;
     CAPTURE(to_string(kind));
     CHECK(in_child(whole_case, [&] {
-            const auto lanes = make_executor(kind, 3);
+            const auto workers = make_executor(kind, 3);
             std::atomic<int> sum{0};
-            const auto add = [](void* context, std::int32_t lane) noexcept {
-              static_cast<std::atomic<int>*>(context)->fetch_add(1 << (4 * lane));
+            const auto add = [](void* context, std::int32_t worker) noexcept {
+              static_cast<std::atomic<int>*>(context)->fetch_add(1 << (4 * worker));
             };
-            lanes->run(3, add, &sum);
+            workers->run(3, add, &sum);
             return in_child(soon, [&] {
-              lanes->run(3, add, &sum);
+              workers->run(3, add, &sum);
               return sum.load() == 0x222 ? right : wrong;
             });
           }) == right);
@@ -281,15 +285,15 @@ TEST_CASE("lanes handed to an executor whose threads are gone run on the caller"
 /// Starts its threads anew in each call, and says that it can do so in a child.
 class surviving_executor final : public executor {
  public:
-  [[nodiscard]] std::int32_t width() const noexcept override { return lanes_.width(); }
-  void run(std::int32_t num_lanes, lane_function function, void* context) noexcept override {
-    lanes_.run(num_lanes, function, context);
+  [[nodiscard]] std::int32_t concurrency() const noexcept override { return workers_.concurrency(); }
+  void run(std::int32_t num_workers, worker_function function, void* context) noexcept override {
+    workers_.run(num_workers, function, context);
   }
   [[nodiscard]] std::string_view name() const noexcept override { return "surviving"; }
   [[nodiscard]] errc health() const noexcept override { return errc::ok; }
 
  private:
-  thread_executor lanes_{3};
+  thread_executor workers_{3};
 };
 
 TEST_CASE("the caller's own executor is refused in a child unless it says that it works there") {
@@ -319,7 +323,7 @@ TEST_CASE("the caller's own executor is refused in a child unless it says that i
   }
 }
 
-TEST_CASE("where the system makes no more threads, lanes run on those there are") {
+TEST_CASE("where the system makes no more threads, workers run on those there are") {
   for (const executor_kind kind : {executor_kind::openmp, executor_kind::tbb}) {
     if (!is_built(kind)) continue;
     CAPTURE(to_string(kind));

@@ -36,6 +36,7 @@ struct world {
   std::vector<std::int32_t> lens{20, 40};
   std::vector<std::int32_t> tables{0, 1, 0, 2, 3, 4};
   buffer batch_memory;
+  event mark;
   attention_plan plan;
 
   explicit world(layout_kind kind = layout_kind::hnd) {
@@ -49,6 +50,7 @@ struct world {
     out = buffer(where.memory(), 3 * 4 * dims * 4);
     slots = buffer(where.memory(), 3 * sizeof(std::int64_t));
     batch_memory = buffer(where.memory(), 1024);
+    mark = where.make_event();
     runtime.current_device = 1;
     runtime.forget_counts();
   }
@@ -61,9 +63,9 @@ struct world {
     attention_spec s;
     s.num_q_heads = 4;
     s.num_kv_heads = heads;
-    s.head_dim = dims;
+    s.qk_head_dim = s.v_head_dim = dims;
     s.block_size = block_size;
-    s.kv_type = dtype::bf16;
+    s.k_code.type = s.v_code.type = dtype::bf16;
     return s;
   }
   void make_plan() { where.plan_attention(plan, spec(), host_batch(), num_blocks); }
@@ -122,6 +124,14 @@ const std::vector<named_call>& calls() {
       {"upload", [](world& w) { return w.where.upload(w.out.data(), w.rows.data(), 64, {}); }},
       {"download", [](world& w) { return w.where.download(w.out.data(), w.rows.data(), 64, {}); }},
       {"synchronize", [](world& w) { return w.where.synchronize({}); }},
+      {"record", [](world& w) { return w.where.record(w.mark); }},
+      {"wait", [](world& w) { return w.where.wait(w.mark); }},
+      {"query",
+       [](world& w) {
+         bool done = false;
+         return w.mark.query(done);
+       }},
+      {"synchronize an event", [](world& w) { return w.mark.synchronize(); }},
   };
   return list;
 }
@@ -197,7 +207,7 @@ TEST_CASE("calls of a step neither allocate nor wait") {
   w.make_plan();  // the second plan has its buffers
   w.runtime.forget_counts();
   for (const named_call& one : calls()) {
-    if (std::string(one.name) == "synchronize") continue;
+    if (std::string(one.name).starts_with("synchronize")) continue;
     CHECK(one.call(w) == errc::ok);
   }
   w.make_plan();
@@ -314,7 +324,7 @@ TEST_CASE("copies of all layers are one launch, and chained pairs are as many as
   CHECK(w.runtime.launches.empty());
 }
 
-TEST_CASE("long runs of blocks are swapped by the copy engine, one transfer a half, short ones by one kernel") {
+TEST_CASE("long runs of blocks are swapped by the copy engine, one transfer per plane, short ones by one kernel") {
   fake_runtime runtime;
   cuda::cuda_backend opened(runtime.api(), 0);
   backend& where = opened;
@@ -332,7 +342,7 @@ TEST_CASE("long runs of blocks are swapped by the copy engine, one transfer a ha
     std::iota(values, values + bytes / 4, 0);
     runtime.forget_counts();
     REQUIRE(where.swap_blocks(src, dst, pairs) == errc::ok);
-    const auto half = static_cast<std::size_t>(layout.block_elements());
+    const auto half = static_cast<std::size_t>(layout.block_elements(layout.k));
     return b.as<std::int32_t>()[static_cast<std::size_t>(to_index(pairs[0].dst)) * half] ==
            values[static_cast<std::size_t>(to_index(pairs[0].src)) * half];
   };
@@ -376,6 +386,30 @@ TEST_CASE("a call with a bias is one launch of the general kernel, whatever layo
       REQUIRE(w.where.attention(w.plan, params) == errc::ok);
       REQUIRE(w.runtime.launches.size() == 1);
       CHECK(w.runtime.launches[0].function == general);
+    }
+  }
+}
+
+TEST_CASE("a call with query positions is one launch of the general kernel, whatever layout and dtypes it has") {
+  const void* general = nullptr;  // f32 queries on hnd have no other kernel
+  for (const bool one_type : {false, true}) {
+    for (const layout_kind kind : {layout_kind::hnd, layout_kind::x_split}) {
+      world w(kind);
+      attention_spec spec = world::spec();
+      attention_params params = w.attention();
+      if (one_type) spec.q_type = spec.out_type = params.q.type = params.out.type = dtype::bf16;
+      const std::vector<std::int32_t> positions{-3, 70};
+      step_batch_view batch = w.host_batch();
+      batch.query_positions = positions.data();
+      params.batch.query_positions = w.batch_memory.as<std::int32_t>() + 32;
+      w.where.plan_attention(w.plan, spec, batch, num_blocks);
+      w.runtime.forget_counts();
+      REQUIRE(w.where.attention(w.plan, params) == errc::ok);
+      REQUIRE(w.runtime.launches.size() == 1);
+      if (general == nullptr) general = w.runtime.launches[0].function;
+      CHECK(w.runtime.launches[0].function == general);
+      params.batch.query_positions = nullptr;
+      CHECK(w.where.attention(w.plan, params) == errc::invalid_argument);
     }
   }
 }

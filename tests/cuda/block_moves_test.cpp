@@ -87,15 +87,15 @@ TEST_CASE("consecutive blocks are found, also at the end of the range of ids") {
 TEST_CASE("the inside of a block is one run in the named layouts, and loops around runs in a strided one") {
   for (const layout_kind kind : {layout_kind::hnd, layout_kind::nhd, layout_kind::x_split}) {
     const kv_layout layout = make_layout(kind, dtype::f16, 3, 80, 5);
-    for (const kv_strides* strides : {&layout.k, &layout.v}) {
-      const block_shape shape = shape_of(layout, *strides);
+    for (const kv_plane* plane : {&layout.k, &layout.v}) {
+      const block_shape shape = shape_of(layout, *plane);
       CHECK(shape.num_loops == 0);
-      CHECK(shape.run == layout.block_elements());
+      CHECK(shape.run == layout.block_elements(*plane));
     }
   }
   kv_layout gaps = make_layout(layout_kind::hnd, dtype::f16, 3, 8, 4);
   gaps.kind = layout_kind::strided;
-  gaps.k.head = 100;
+  gaps.k.strides.head = 100;
   const block_shape shape = shape_of(gaps, gaps.k);
   CHECK(shape.run == 32);
   REQUIRE(shape.num_loops == 1);

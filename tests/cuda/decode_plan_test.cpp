@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The cut of decode work: thread blocks share the whole line, deterministic plans are cut between items alone, whatever
-// an item is, and buffers do not depend on the lengths.
+// The stream-K schedule of decode: CTAs share the whole work range, deterministic plans are cut between splits only,
+// whatever a split is, and buffers do not depend on the lengths.
 #include <doctest/doctest.h>
 
 #include <algorithm>
 #include <cstring>
 #include <random>
+#include <span>
 #include <vector>
 
 #include "cuda/attention/decode/plan.hpp"
@@ -23,12 +24,12 @@ struct step {
   attention_spec spec;
   std::vector<std::int32_t> starts{0};
   std::vector<std::int32_t> lens;
-  std::vector<std::int32_t> words;
+  cuda::decode_plan planned;
 
   step(std::int32_t group, std::int32_t kv_heads, bool deterministic) {
     spec.num_q_heads = group * kv_heads;
     spec.num_kv_heads = kv_heads;
-    spec.head_dim = 128;
+    spec.qk_head_dim = spec.v_head_dim = 128;
     spec.block_size = 16;
     spec.deterministic = deterministic;
   }
@@ -36,7 +37,7 @@ struct step {
     starts.push_back(starts.back() + query_len);
     lens.push_back(seq_len);
   }
-  /// Plans into `words`; the planner's workspace and counters.
+  /// Workspace and counters of the plan.
   std::pair<std::size_t, std::size_t> plan() {
     cuda::plan_input in;
     in.spec = spec;
@@ -44,38 +45,24 @@ struct step {
     in.query_start_loc = starts.data();
     in.seq_lens = lens.data();
     in.num_tokens = starts.back();
-    words.clear();
-    cuda::decode_planner planner(in, grid, words);
+    cuda::decode_planner planner(in, grid, planned);
     for (std::int32_t seq = 0; seq < in.num_seqs; ++seq) {
       if (starts[static_cast<std::size_t>(seq) + 1] > starts[static_cast<std::size_t>(seq)]) planner.add(seq);
     }
     REQUIRE(planner.finish());
-    return {planner.workspace_floats(), planner.num_counters()};
+    return {planned.workspace_bytes, planned.num_counters};
   }
-  [[nodiscard]] cuda::decode_header header() const { return at<cuda::decode_header>(0); }
-  [[nodiscard]] cuda::decode_cta cta(std::int32_t i) const {
-    return at<cuda::decode_cta>(sizeof(cuda::decode_header) + static_cast<std::size_t>(i) * sizeof(cuda::decode_cta));
-  }
-  [[nodiscard]] std::vector<cuda::decode_seq> seqs() const {
-    const auto first = static_cast<std::size_t>(cuda::decode_seqs_offset(grid)) * sizeof(std::int32_t);
-    std::vector<cuda::decode_seq> all((words.size() * sizeof(std::int32_t) - first) / sizeof(cuda::decode_seq));
-    std::memcpy(all.data(), reinterpret_cast<const std::byte*>(words.data()) + first,
-                all.size() * sizeof(cuda::decode_seq));
-    return all;
-  }
-
- private:
-  template <class T>
-  [[nodiscard]] T at(std::size_t byte) const {
-    T value;
-    std::memcpy(&value, reinterpret_cast<const std::byte*>(words.data()) + byte, sizeof(T));
-    return value;
+  /// The metadata as a kernel finds it on the device.
+  [[nodiscard]] std::vector<std::byte> metadata() const {
+    std::vector<std::byte> bytes(cuda::decode_metadata_bytes(planned.grid, planned.num_seqs));
+    cuda::write_metadata(planned, bytes.data());
+    return bytes;
   }
 };
 
 }  // namespace
 
-TEST_CASE("thread blocks share the line of decode work without gap or overlap") {
+TEST_CASE("CTAs share the work range of decode without gap or overlap") {
   std::mt19937_64 random(test_seed());
   CAPTURE(seed_note());
   const auto below = [&](std::uint64_t n) { return static_cast<std::int32_t>(random() % n); };
@@ -88,54 +75,56 @@ TEST_CASE("thread blocks share the line of decode work without gap or overlap") 
     s.add(1, below(20000));
     for (int i = 1; i < num_seqs; ++i) s.add(below(3) == 0 ? below(400) : 1, below(20000));
     (void)s.plan();
-    const cuda::decode_header header = s.header();
-    const std::vector<cuda::decode_seq> seqs = s.seqs();
+    const std::vector<std::byte> bytes = s.metadata();
+    const cuda::decode_metadata metadata = cuda::decode_metadata_at(bytes.data(), grid);
+    const cuda::decode_header& header = *metadata.header;
+    const std::span<const cuda::decode_seq> seqs(metadata.seqs, static_cast<std::size_t>(s.planned.num_seqs));
     std::int64_t total = 0;
     for (const cuda::decode_seq& seq : seqs) {
-      CHECK(seq.start == total);
-      const std::int64_t units = std::int64_t{s.spec.num_kv_heads} * seq.row_tiles * seq.num_items;
-      total += units * seq.unit_length;
+      CHECK(seq.work_begin == total);
+      const std::int64_t outputs = std::int64_t{s.spec.num_kv_heads} * seq.row_tiles * seq.num_splits;
+      total += outputs * seq.work_length;
       if (deterministic && seq.num_tiles > 0) {
-        // Items lie on a grid that begins at position 0, and reach the last visible tile.
-        const std::int64_t first = seq.first_tile / header.item_tiles;
-        CHECK((first + seq.num_items) * std::int64_t{header.item_tiles} >= seq.first_tile + seq.num_tiles);
-        CHECK((first + seq.num_items - 1) * std::int64_t{header.item_tiles} < seq.first_tile + seq.num_tiles);
+        // Splits lie on a grid that begins at position 0, and reach the last visible tile.
+        const std::int64_t first = seq.first_tile / header.split_tiles;
+        CHECK((first + seq.num_splits) * std::int64_t{header.split_tiles} >= seq.first_tile + seq.num_tiles);
+        CHECK((first + seq.num_splits - 1) * std::int64_t{header.split_tiles} < seq.first_tile + seq.num_tiles);
       }
     }
     CHECK(header.total == total);
     CHECK(header.num_ctas <= grid);
-    CHECK((header.item_tiles != 0) == deterministic);
+    CHECK((header.split_tiles != 0) == deterministic);
     std::int32_t end = 0;
     for (std::int32_t i = 0; i < header.num_ctas; ++i) {
-      const cuda::decode_cta cta = s.cta(i);
-      CHECK(cta.position == end);
-      CHECK(cta.end >= cta.position);
+      const cuda::decode_cta& cta = metadata.ctas[i];
+      CHECK(cta.begin == end);
+      CHECK(cta.end >= cta.begin);
       end = cta.end;
-      CHECK(std::memcmp(&cta.first, &seqs[static_cast<std::size_t>(cta.index)], sizeof(cta.first)) == 0);
-      CHECK(cta.first.start <= cta.position);
-      if (deterministic) CHECK((cta.position - cta.first.start) % cta.first.unit_length == 0);
+      CHECK(std::memcmp(&cta.first, &seqs[static_cast<std::size_t>(cta.seq_index)], sizeof(cta.first)) == 0);
+      CHECK(cta.first.work_begin <= cta.begin);
+      if (deterministic) CHECK((cta.begin - cta.first.work_begin) % cta.first.work_length == 0);
     }
     CHECK(end == header.total);
   }
 }
 
-TEST_CASE("a deterministic plan makes items of chunks, runs or whole units, as the batch needs") {
+TEST_CASE("a deterministic plan splits output tiles into leaves, nodes or not at all, as the batch needs") {
   step alone(4, 8, true);
   alone.add(1, 8192);
   const auto sizes = alone.plan();
-  CHECK(alone.header().item_tiles == cuda::decode_chunk_tiles);
+  CHECK(alone.planned.header.split_tiles == cuda::decode_leaf_tiles);
   step very_long(4, 8, true);
   very_long.add(1, 131072);
   CHECK(very_long.plan() == sizes);
-  CHECK(very_long.header().item_tiles == cuda::decode_run_tiles);
+  CHECK(very_long.planned.header.split_tiles == cuda::decode_node_tiles);
   step many(4, 8, true);
   for (int i = 0; i < 256; ++i) many.add(1, 1024);
   CHECK(many.plan() == sizes);
-  CHECK(many.header().item_tiles == cuda::decode_whole_tiles);
+  CHECK(many.planned.header.split_tiles == cuda::decode_root_tiles);
   step prompt(4, 8, true);
   prompt.add(8192, 8192);
   CHECK(prompt.plan() == sizes);
-  CHECK(prompt.header().item_tiles == cuda::decode_whole_tiles);
+  CHECK(prompt.planned.header.split_tiles == cuda::decode_root_tiles);
 }
 
 TEST_CASE("a divisor divides as the compiler would") {

@@ -162,8 +162,7 @@ std::vector<attention_case> x_split_cases() {
 
 }  // namespace
 
-TEST_CASE(
-    "x_split decode has the same bits in one thread block and in one per partition, in blocks of any size, on CUDA") {
+TEST_CASE("x_split decode has the same bits in one CTA and in one per partition, in blocks of any size, on CUDA") {
   const tested_backend* const tested = cuda_under_test();
   if (tested == nullptr) return skip("no CUDA device");
   for (attention_case c : x_split_cases()) {
@@ -173,13 +172,13 @@ TEST_CASE(
       other.block_size = block_size;
       CHECK_MESSAGE(bit_difference(alone, run(*tested, other)) == "", describe(other));
     }
-    // So many sequences that each gets one thread block.
+    // So many sequences that each gets one CTA.
     c.seqs.insert(c.seqs.end(), 5000, {1, 3, 1});
     CHECK_MESSAGE(bit_difference(alone, tokens_of(c, run(*tested, c), 0, 1)) == "", describe(c));
   }
 }
 
-TEST_CASE("x_split decode gives a query head the same bits whichever heads share its thread block on CUDA") {
+TEST_CASE("x_split decode gives a query head the same bits whichever heads share its CTA on CUDA") {
   const tested_backend* const tested = cuda_under_test();
   if (tested == nullptr) return skip("no CUDA device");
   for (const attention_case& together : x_split_cases()) {
@@ -204,5 +203,36 @@ TEST_CASE("x_split decode gives a query head the same bits whichever heads share
     CHECK_MESSAGE(
         bit_difference(run_attention(*tested, together, contents), run_attention(*tested, apart, repeated)) == "",
         describe(together));
+  }
+}
+
+TEST_CASE("the general kernel gives the same bits with a list of items and without on CUDA") {
+  const tested_backend* const tested = cuda_under_test();
+  if (tested == nullptr) return skip("no CUDA device");
+  for (const bool windowed : {false, true}) {
+    for (const std::int32_t group : {1, 3, 8}) {
+      // One 16-bit dtype and a head_dim of decode, so that the plan has no list; rows that are not aligned, so that the
+      // general kernel serves the call nevertheless. The first sequence is long enough to be cut where there is a list.
+      attention_case c{.what = "list of items",
+                       .num_kv_heads = 2,
+                       .group_size = group,
+                       .head_dim = 64,
+                       .q_type = dtype::bf16,
+                       .kv_type = dtype::bf16,
+                       .out_type = dtype::bf16,
+                       .seqs = {{1, 9000}, {0, 20}, {37, 700}, {5, 3}, {1, 1}},
+                       .seed = 77};
+      if (windowed) c.window_left = 3000;
+      const attention_contents contents(c);
+      attention_call call(*tested, c, contents, {{1, 2, 1}, 3, 1, 2, 5});
+      call.plan();
+      const attention_output without = run_planned(*tested, call);
+      call.plan();  // the plan has seen that the general kernel was needed
+      call.reset_outputs();
+      const attention_output with = run_planned(*tested, call);
+      CHECK_MESSAGE(bit_difference(without, with) == "", describe(c));
+      const attention_expectation expectation(c, contents);
+      CHECK(expectation.problem_of(with, tested->numbers_for(c.q_type, c.kv_type, c.out_type, c.head_dim)) == "");
+    }
   }
 }

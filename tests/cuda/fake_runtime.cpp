@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/fake_runtime.hpp"
 
+#include <cuda.h>
+
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -28,6 +31,13 @@ cudaError_t release(const char* name, void* pointer, std::int64_t& live) {
   if (pointer != nullptr) --live;
   std::free(pointer);
   return cudaSuccess;
+}
+
+/// A cuTensorMapEncodeTiled.
+CUresult encode_nothing(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
+                        const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
+                        CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+  return CUDA_SUCCESS;
 }
 
 const cuda::runtime_api table = {
@@ -115,30 +125,65 @@ const cuda::runtime_api table = {
           if (status == cudaSuccess) std::memset(dst, value, num_bytes);
           return status;
         },
-    .stream_synchronize = [](cudaStream_t) { return now().enter("stream_synchronize"); },
+    .stream_synchronize =
+        [](cudaStream_t) {
+          const cudaError_t status = now().enter("stream_synchronize");
+          if (status == cudaSuccess && now().capture != cudaStreamCaptureStatusNone) {
+            return now().refuse(cudaErrorStreamCaptureUnsupported);
+          }
+          if (status == cudaSuccess) now().events_not_ready.clear();
+          return status;
+        },
     .stream_is_capturing =
         [](cudaStream_t, cudaStreamCaptureStatus* status) {
           *status = now().capture;
           return now().enter("stream_is_capturing");
         },
     .event_create =
-        [](cudaEvent_t* event, unsigned int) {
+        [](cudaEvent_t* event, unsigned int flags) {
           const cudaError_t status = now().enter("event_create");
-          if (status == cudaSuccess) *event = reinterpret_cast<cudaEvent_t>(++now().live_events);
+          if (status != cudaSuccess) return status;
+          ++now().live_events;
+          now().event_flags = flags;
+          *event = reinterpret_cast<cudaEvent_t>(++now().last_event);
           return status;
         },
     .event_destroy =
-        [](cudaEvent_t) {
+        [](cudaEvent_t event) {
           (void)now().enter("event_destroy", false);
+          now().events_not_ready.erase(event);
+          now().events_captured.erase(event);
           --now().live_events;
           return cudaSuccess;
         },
-    .event_record = [](cudaEvent_t, cudaStream_t) { return now().enter("event_record"); },
-    .event_synchronize = [](cudaEvent_t) { return now().enter("event_synchronize"); },
+    .event_record =
+        [](cudaEvent_t event, cudaStream_t) {
+          const cudaError_t status = now().enter("event_record");
+          if (status != cudaSuccess) return status;
+          now().events_not_ready.erase(event);
+          now().events_captured.erase(event);
+          if (now().streams_stopped) now().events_not_ready.insert(event);
+          if (now().capture != cudaStreamCaptureStatusNone) now().events_captured.insert(event);
+          return status;
+        },
+    .event_query =
+        [](cudaEvent_t event) {
+          const cudaError_t status = now().enter("event_query");
+          if (status != cudaSuccess) return status;
+          if (now().events_captured.contains(event)) return now().refuse(cudaErrorCapturedEvent);
+          return now().events_not_ready.contains(event) ? now().refuse(cudaErrorNotReady) : cudaSuccess;
+        },
+    .event_synchronize =
+        [](cudaEvent_t event) {
+          const cudaError_t status = now().enter("event_synchronize");
+          if (status == cudaSuccess) now().events_not_ready.erase(event);
+          return status;
+        },
+    .stream_wait_event = [](cudaStream_t, cudaEvent_t) { return now().enter("stream_wait_event"); },
     .func_set_attribute = [](const void*, cudaFuncAttribute, int) { return now().enter("func_set_attribute"); },
     .get_driver_entry_point =
         [](const char*, void** function, unsigned int) {
-          *function = nullptr;
+          *function = now().encodes_tensor_maps ? reinterpret_cast<void*>(&encode_nothing) : nullptr;
           return now().enter("get_driver_entry_point");
         },
     .launch_kernel =
@@ -154,8 +199,18 @@ const cuda::runtime_api table = {
 
 }  // namespace
 
-fake_runtime::fake_runtime() { active = this; }
-fake_runtime::~fake_runtime() { active = nullptr; }
+namespace {
+std::vector<fake_runtime*> alive;
+}
+
+fake_runtime::fake_runtime() {
+  alive.push_back(this);
+  active = this;
+}
+fake_runtime::~fake_runtime() {
+  alive.erase(std::find(alive.begin(), alive.end(), this));
+  active = alive.empty() ? nullptr : alive.back();
+}
 
 const cuda::runtime_api& fake_runtime::api() const noexcept { return table; }
 
@@ -167,9 +222,12 @@ std::int64_t fake_runtime::count(const std::string& name) const {
 cudaError_t fake_runtime::enter(const char* name, bool work) {
   ++counts_[name];
   const bool nth = work && countdown_ > 0 && --countdown_ == 0;
-  if (!nth && always_name_ != name) return cudaSuccess;
-  last_error = failure_;
-  return failure_;
+  return nth || always_name_ == name ? refuse(failure_) : cudaSuccess;
+}
+
+cudaError_t fake_runtime::refuse(cudaError_t status) {
+  last_error = status;
+  return status;
 }
 
 }  // namespace bifolio::test

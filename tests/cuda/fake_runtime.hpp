@@ -2,12 +2,15 @@
 #pragma once
 
 /// A CUDA runtime without CUDA: device memory is host memory, copies are done at once, kernels are counted and not run.
-/// It keeps a current device and a last-error slot as the real one does, counts calls, and makes the N-th fail.
+/// It keeps a current device and a last-error slot as the real one does, counts calls, and makes the N-th fail. Events
+/// that are recorded while `streams_stopped` are not ready until somebody waits for them.
 
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cuda/host/runtime.hpp"
@@ -22,7 +25,7 @@ struct fake_launch {
   cudaStream_t stream = nullptr;
 };
 
-/// One at a time: the table's functions are plain pointers and find it in `active`.
+/// The latest that is alive takes all calls: the table's functions are plain pointers and find it in `active`.
 class fake_runtime {
  public:
   fake_runtime();
@@ -34,9 +37,10 @@ class fake_runtime {
 
   /// The n-th call from now on (1 = the next) that counts as work fails with `status`; the queries and releases of
   /// devices, errors and memory do not count.
-  void fail_at(std::int64_t nth, cudaError_t status) noexcept {
-    countdown_ = nth;
+  /// Returns how many calls were still missing to the failure that this replaces; 0 when it has happened.
+  std::int64_t fail_at(std::int64_t nth, cudaError_t status) noexcept {
     failure_ = status;
+    return std::exchange(countdown_, nth);
   }
   /// Every call of this name fails.
   void fail_always(const std::string& name, cudaError_t status) {
@@ -54,15 +58,24 @@ class fake_runtime {
   int major = 9;
   int minor = 0;
   int num_sms = 132;
+  /// The driver has an entry point that encodes tensor maps; it accepts every map and writes none.
+  bool encodes_tensor_maps = false;
   cudaError_t last_error = cudaSuccess;
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   std::vector<fake_launch> launches;
   std::int64_t live_device_blocks = 0;
   std::int64_t live_host_blocks = 0;
   std::int64_t live_events = 0;
+  unsigned int event_flags = 0;  ///< of the last event that was created
+  bool streams_stopped = false;
+  std::set<cudaEvent_t> events_not_ready;
+  std::set<cudaEvent_t> events_captured;  ///< last recorded while `capture` was active
+  std::uintptr_t last_event = 0;          ///< events are numbered
 
   /// Counts a call and says whether it fails; `work`: it may be the n-th.
   cudaError_t enter(const char* name, bool work = true);
+  /// Takes the last-error slot, as every status but success does.
+  cudaError_t refuse(cudaError_t status);
   static fake_runtime* active;
 
  private:

@@ -191,7 +191,7 @@ TEST_CASE("append, copies of blocks and merging are capturable too") {
   if (tested == nullptr) return skip("no CUDA device");
   backend& where = tested->get();
   const kv_layout layout = make_layout(layout_kind::hnd, dtype::f32, 1, 8, 4);
-  const auto half = static_cast<std::size_t>(4 * layout.block_elements()) * sizeof(float);
+  const auto half = static_cast<std::size_t>(4 * layout.block_elements(layout.k)) * sizeof(float);
   buffer cache(where.memory(), 2 * half);
   buffer rows(where.memory(), 2 * 8 * sizeof(float));
   buffer slots(where.memory(), 2 * sizeof(std::int64_t));
@@ -210,8 +210,8 @@ TEST_CASE("append, copies of blocks and merging are capturable too") {
     REQUIRE(where.upload(slots.data(), places.data(), 16, stream.ref()) == errc::ok);
     stream.replay();
     float got = 0;
-    REQUIRE(where.download(&got, cache.as<float>() + 3 * layout.block_elements() + 8, sizeof(got), stream.ref()) ==
-            errc::ok);
+    REQUIRE(where.download(&got, cache.as<float>() + 3 * layout.block_elements(layout.k) + 8, sizeof(got),
+                           stream.ref()) == errc::ok);
     REQUIRE(where.synchronize(stream.ref()) == errc::ok);
     CHECK(got == value);
   }

@@ -26,6 +26,7 @@ struct step {
   attention_spec spec;
   std::vector<std::int32_t> starts{0};
   std::vector<std::int32_t> lens;
+  std::vector<std::int32_t> positions;  // none, or of each sequence
   std::vector<std::int32_t> tables;
   std::int64_t table_stride = 0;
 
@@ -44,7 +45,8 @@ struct step {
             lens.data(),
             tables.data(),
             table_stride,
-            nullptr};
+            nullptr,
+            positions.empty() ? nullptr : positions.data()};
   }
   [[nodiscard]] cuda::plan_input input(std::int32_t num_sms = 132) const {
     cuda::plan_input in;
@@ -52,6 +54,7 @@ struct step {
     in.num_seqs = static_cast<std::int32_t>(lens.size());
     in.query_start_loc = starts.data();
     in.seq_lens = lens.data();
+    in.query_positions = positions.empty() ? nullptr : positions.data();
     in.num_tokens = starts.back();
     for (std::size_t i = 0; i < lens.size(); ++i) {
       in.max_query_len = std::max(in.max_query_len, starts[i + 1] - starts[i]);
@@ -66,12 +69,12 @@ attention_spec spec_of(std::int32_t num_q_heads, std::int32_t num_kv_heads, std:
   attention_spec spec;
   spec.num_q_heads = num_q_heads;
   spec.num_kv_heads = num_kv_heads;
-  spec.head_dim = head_dim;
+  spec.qk_head_dim = spec.v_head_dim = head_dim;
   spec.block_size = 16;
   return spec;
 }
 
-// Checks a plan against the definition of what each row sees.
+// Checks a plan against the definition of what each row attends to.
 void check_covers(const step& s, const cuda::general_plan& plan) {
   const std::int64_t group = s.spec.num_q_heads / s.spec.num_kv_heads;
   std::map<std::pair<std::int32_t, std::int32_t>, std::set<std::int32_t>> splits_of_tile;
@@ -97,7 +100,7 @@ void check_covers(const step& s, const cuda::general_plan& plan) {
       num_tiles += row == first_row ? 1u : 0u;
       const auto found = splits_of_tile.find({static_cast<std::int32_t>(seq), static_cast<std::int32_t>(first_row)});
       REQUIRE(found != splits_of_tile.end());
-      const std::int64_t p = seq_len - query_len + row / group;
+      const std::int64_t p = (s.positions.empty() ? seq_len - query_len : s.positions[seq]) + row / group;
       std::int64_t begin = 0;
       std::int64_t end = seq_len;
       if (s.spec.causal) end = std::min(end, p + 1);
@@ -114,7 +117,7 @@ void check_covers(const step& s, const cuda::general_plan& plan) {
 
 }  // namespace
 
-TEST_CASE("every position that a row sees is in exactly one item of its tile") {
+TEST_CASE("every position that a row attends to is in exactly one item of its tile") {
   std::mt19937_64 random(test_seed());
   CAPTURE(seed_note());
   const auto below = [&](std::uint64_t n) { return static_cast<std::int32_t>(random() % n); };
@@ -130,12 +133,13 @@ TEST_CASE("every position that a row sees is in exactly one item of its tile") {
     for (int i = 0; i < num_seqs; ++i) {
       const std::int32_t seq_len = below(4) == 0 ? below(3) : below(6000);
       s.add(below(3) == 0 ? below(70) : below(3), seq_len);
+      if (round % 2 == 0) s.positions.push_back(below(6000) - 1000);
     }
     cuda::general_plan plan;
-    cuda::plan_general(s.input(1 + below(140)), plan);
+    cuda::plan_general(s.input(1 + below(140)), true, plan);
     check_covers(s, plan);
     any_cut = any_cut || plan.num_tiles > 0;
-    CHECK(plan.workspace_floats(s.spec) * sizeof(float) <= cuda::max_partial_bytes);
+    CHECK(plan.workspace_bytes(s.spec) <= cuda::max_partial_bytes);
   }
   CHECK(any_cut);
 }
@@ -145,19 +149,19 @@ TEST_CASE("a long sequence alone is cut into splits, many of them are not") {
   alone.spec = spec_of(32, 8);
   alone.add(1, 131072);
   cuda::general_plan plan;
-  cuda::plan_general(alone.input(), plan);
+  cuda::plan_general(alone.input(), true, plan);
   CHECK(plan.num_partials == 256);
   CHECK(plan.rows_per_tile == cuda::few_rows);
 
   step many;
   many.spec = spec_of(32, 8);
   for (int i = 0; i < 256; ++i) many.add(1, 4096);
-  cuda::plan_general(many.input(), plan);
+  cuda::plan_general(many.input(), true, plan);
   CHECK(plan.num_partials == 0);
   CHECK(plan.items.size() == 256);
 }
 
-TEST_CASE("x_split decode has several thread blocks for a row where one would take longer") {
+TEST_CASE("x_split decode has several CTAs for a row where one would take longer") {
   const auto plan_of = [](int num_seqs, std::int32_t seq_len, std::int32_t query_len) {
     step s;
     s.spec = spec_of(32, 8);
@@ -170,7 +174,7 @@ TEST_CASE("x_split decode has several thread blocks for a row where one would ta
   CHECK(plan_of(16, 4000, 1).max_partitions == 8);
   CHECK(plan_of(16, 4000, 1).num_splits == 8);
   CHECK(plan_of(16, 4000, 1).workspace_floats == 16u * 32u * 8u * 130u);
-  // 8 thread blocks a sequence, 64 · 132 = 8448 at the most, in powers of two. 66 sequences are two full waves of v1.
+  // 8 CTAs per sequence, 64 · 132 = 8448 at the most, in powers of two. 66 sequences are two full waves of v1.
   CHECK(plan_of(39, 8192, 1).num_splits == 16);
   CHECK(plan_of(66, 8192, 1).num_splits == 1);
   CHECK(plan_of(66, 8192, 1).workspace_floats == 66u * 32u * 16u * 130u);
@@ -181,7 +185,7 @@ TEST_CASE("x_split decode has several thread blocks for a row where one would ta
   CHECK(plan_of(1, 4096, 2).has_others);
 }
 
-TEST_CASE("x_split decode takes the kernels that were measured to be the faster ones on 132 multiprocessors") {
+TEST_CASE("x_split decode takes the kernels that were measured to be the faster ones on 132 SMs") {
   struct measured {
     int num_seqs;
     std::int32_t seq_len, num_q_heads, num_kv_heads;
@@ -209,7 +213,7 @@ TEST_CASE("x_split decode takes the kernels that were measured to be the faster 
     CAPTURE(m.num_kv_heads);
     step s;
     s.spec = spec_of(m.num_q_heads, m.num_kv_heads);
-    s.spec.q_type = s.spec.kv_type = s.spec.out_type = dtype::bf16;
+    s.spec.q_type = s.spec.k_code.type = s.spec.v_code.type = s.spec.out_type = dtype::bf16;
     for (int i = 0; i < m.num_seqs; ++i) {
       // Mixed: as many between 128 and 256 as between any other length and its double.
       const double steps = std::log2(m.seq_len / 128.0) * (i + 0.5) / m.num_seqs;
@@ -220,7 +224,7 @@ TEST_CASE("x_split decode takes the kernels that were measured to be the faster 
   }
 }
 
-TEST_CASE("x_split decode with a window counts what is in sight") {
+TEST_CASE("x_split decode with a window counts what is visible") {
   const auto num_splits = [](std::int32_t window_left) {
     step s;
     s.spec = spec_of(32, 8);
@@ -234,11 +238,11 @@ TEST_CASE("x_split decode with a window counts what is in sight") {
   CHECK(num_splits(1023) == 1);
 }
 
-TEST_CASE("x_split decode counts a thread block for each KV head and 16 or 8 of its query heads") {
+TEST_CASE("x_split decode counts a CTA for each KV head and 16 or 8 of its query heads") {
   struct heads {
     std::int32_t num_q_heads, num_kv_heads;
     dtype q_type, kv_type;
-    std::int32_t blocks;  // of a sequence
+    std::int32_t ctas;  // of a sequence
   };
   for (const heads& h : {heads{8, 8, dtype::bf16, dtype::bf16, 8}, heads{32, 8, dtype::bf16, dtype::bf16, 8},
                          heads{128, 8, dtype::f16, dtype::f16, 8}, heads{17, 1, dtype::f16, dtype::f16, 2},
@@ -252,26 +256,26 @@ TEST_CASE("x_split decode counts a thread block for each KV head and 16 or 8 of 
       step s;
       s.spec = spec_of(h.num_q_heads, h.num_kv_heads, 64);
       s.spec.q_type = s.spec.out_type = h.q_type;
-      s.spec.kv_type = h.kv_type;
+      s.spec.k_code.type = s.spec.v_code.type = h.kv_type;
       for (int i = 0; i < num_seqs; ++i) s.add(1, seq_len);
       return cuda::plan_x_split(s.input(num_sms));
     };
     for (const std::int32_t num_sms : {20, 132}) {
       // One more sequence than run at once would leave the device nearly idle for much of v1's time.
-      const std::int32_t at_once = 4 * num_sms / h.blocks;
+      const std::int32_t at_once = 4 * num_sms / h.ctas;
       CHECK(plan_of(at_once, 8192, num_sms).num_splits == 1);
       CHECK(plan_of(at_once + 1, 8192, num_sms).num_splits > 1);
-      const std::int32_t most = 32 * num_sms / h.blocks;
+      const std::int32_t most = 32 * num_sms / h.ctas;
       CHECK(plan_of(most, 600, num_sms).workspace_floats > 0);
       CHECK(plan_of(most + 1, 600, num_sms).workspace_floats == 0);
     }
   }
 }
 
-TEST_CASE("x_split decode has one thread block for a row where partial results would take too much room") {
+TEST_CASE("x_split decode has one CTA for a row where partial results would take too much room") {
   step s;
   s.spec = spec_of(128, 1, 256);
-  s.spec.q_type = s.spec.kv_type = s.spec.out_type = dtype::bf16;
+  s.spec.q_type = s.spec.k_code.type = s.spec.v_code.type = s.spec.out_type = dtype::bf16;
   for (int i = 0; i < 64; ++i) s.add(1, 8192);
   // 64 sequences · 128 heads · 16 partitions · 258 floats are 135 MB.
   const cuda::x_split_plan many = cuda::plan_x_split(s.input());
@@ -301,6 +305,14 @@ TEST_CASE("plans of later steps keep the epoch until buffers or kernels change")
   CHECK(first > 0);
   for (std::int32_t len = 101; len < 512; ++len) plan_decode(2, len);
   CHECK(cuda::graph_epoch(plan) == first);
+  // A captured launch holds whether there are query positions.
+  step anywhere;
+  anywhere.spec = spec_of(8, 8);
+  anywhere.add(1, 100);
+  anywhere.positions = {40};
+  anywhere.fill_tables();
+  where.plan_attention(plan, anywhere.spec, anywhere.view(), 1);
+  CHECK(cuda::graph_epoch(plan) > first);
   plan_decode(2000, 100);
   CHECK(cuda::graph_epoch(plan) > first);
 
@@ -327,7 +339,7 @@ TEST_CASE("batches of many sizes in turns keep the epoch once there is room for 
     s.fill_tables();
     where.plan_attention(plan, s.spec, s.view(), 1);
   };
-  // Of x_split's kernels these take 32 thread blocks for a row, or a single one.
+  // Of x_split's kernels these take 32 CTAs for a row, or a single one.
   for (int round = 0; round < 2; ++round) {
     const std::uint64_t epoch = cuda::graph_epoch(plan);
     for (const int num_seqs : {600, 1, 66, 132, 264, 528}) {
@@ -339,7 +351,7 @@ TEST_CASE("batches of many sizes in turns keep the epoch once there is room for 
   }
 }
 
-TEST_CASE("x_split decode changes between one thread block for a row and several without a change of epoch") {
+TEST_CASE("x_split decode changes between one CTA for a row and several without a change of epoch") {
   fake_runtime runtime;
   cuda::cuda_backend opened(runtime.api(), 0);
   backend& where = opened;
@@ -350,7 +362,7 @@ TEST_CASE("x_split decode changes between one thread block for a row and several
     for (int i = 0; i < 66; ++i) s.add(1, i == 0 ? 16384 : other_lens);
     s.fill_tables();
     where.plan_attention(plan, s.spec, s.view(), 1);
-    return dynamic_cast<const cuda::cuda_plan_state&>(*plan.state).x_split().num_splits;
+    return dynamic_cast<const cuda::cuda_plan_state&>(*plan.state).plans().x_split.num_splits;
   };
   CHECK(num_splits(16384) == 1);
   CHECK(num_splits(100) == 16);
@@ -367,6 +379,50 @@ TEST_CASE("x_split decode reckons with sequences as long as reserved") {
   CHECK(cuda::plan_x_split(s.input(), 16).num_splits == 1);
   CHECK(cuda::plan_x_split(s.input(), 32).num_splits == 1);
   CHECK(cuda::plan_x_split(s.input(), 64).num_splits == 16);
+}
+
+TEST_CASE("steps within the limits of reserve_plan allocate nothing, whatever their mix of lengths") {
+  std::mt19937_64 random(test_seed());
+  CAPTURE(seed_note());
+  const auto below = [&](std::uint64_t n) { return static_cast<std::int32_t>(random() % n); };
+  for (int round = 0; round < 60; ++round) {
+    CAPTURE(round);
+    fake_runtime runtime;
+    runtime.num_sms = 1 + below(140);
+    cuda::cuda_backend opened(runtime.api(), 0);
+    backend& where = opened;
+    const std::int32_t kv_heads = 1 + below(8);
+    const std::int32_t dims[] = {64, 80, 128, 256, 576};
+    attention_spec spec = spec_of(kv_heads * (1 + below(9)), kv_heads, dims[below(5)]);
+    if (below(2) == 0) spec.q_type = spec.k_code.type = spec.v_code.type = spec.out_type = dtype::bf16;
+    spec.causal = below(3) != 0;
+    spec.deterministic = below(4) == 0;
+    if (below(3) == 0) spec.window_left = below(2000);
+    if (below(3) == 0) spec.window_right = below(100);
+    const std::int32_t max_seqs = 1 + below(below(2) == 0 ? 8 : 100);
+    const std::int32_t max_tokens = 1 + below(below(2) == 0 ? 100 : 3000);
+    const std::int32_t max_len = 1 + below(below(2) == 0 ? 3000 : 60000);
+    attention_plan plan;
+    cuda::reserve_plan(where, plan, spec, max_seqs, max_tokens, max_len);
+    const auto allocations = [&] { return runtime.count("malloc_device") + runtime.count("malloc_host"); };
+    const std::int64_t reserved = allocations();
+    for (int n = 0; n < 40; ++n) {
+      step s;
+      s.spec = spec;
+      const std::int32_t num_seqs = below(static_cast<std::uint64_t>(max_seqs) + 1);
+      std::int32_t left = max_tokens;
+      for (std::int32_t i = 0; i < num_seqs; ++i) {
+        std::int32_t query_len = below(3) == 0 ? 1 + below(200) : 1;
+        if (below(20) == 0) query_len = below(static_cast<std::uint64_t>(left) + 1);
+        query_len = std::min(query_len, left);
+        left -= query_len;
+        s.add(query_len, below(3) == 0 ? max_len : below(static_cast<std::uint64_t>(max_len) + 1));
+      }
+      s.fill_tables();
+      where.plan_attention(plan, spec, s.view(), 1);
+      REQUIRE(allocations() == reserved);
+    }
+  }
 }
 
 TEST_CASE("room for prompts is room for decoding too") {
@@ -392,7 +448,7 @@ TEST_CASE("room for prompts is room for decoding too") {
   CHECK(runtime.count("malloc_device") == allocations);
 }
 
-TEST_CASE("room for more sequences than x_split shares out among thread blocks is room for fewer") {
+TEST_CASE("room for more sequences than x_split shares out among CTAs is room for fewer") {
   fake_runtime runtime;
   cuda::cuda_backend opened(runtime.api(), 0);
   backend& where = opened;
@@ -474,7 +530,7 @@ TEST_CASE("whatever CUDA call fails while planning, the plan stays as it was and
       attention_plan plan;
       plan_into(plan, 100, 1);
       const auto& state = dynamic_cast<const cuda::cuda_plan_state&>(*plan.state);
-      const std::size_t num_items = state.general().items.size();
+      const std::size_t num_items = state.plans().general.items.size();
       runtime.fail_at(nth, cudaErrorMemoryAllocation);
       bool failed = false;
       try {
@@ -494,7 +550,7 @@ TEST_CASE("whatever CUDA call fails while planning, the plan stays as it was and
       }
       ++num_failures;
       CHECK(plan.num_seqs == 1);
-      CHECK(state.general().items.size() == num_items);
+      CHECK(state.plans().general.items.size() == num_items);
       plan_into(plan, 100, 1);
       CHECK(plan.num_seqs == 1);
     }

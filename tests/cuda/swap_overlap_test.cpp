@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/own_stream.hpp"
 #include "support/device_bytes.hpp"
 #include "support/skip.hpp"
 
@@ -19,18 +20,6 @@ using namespace bifolio;
 using namespace bifolio::test;
 
 namespace {
-
-class own_stream {
- public:
-  own_stream() { REQUIRE(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking) == cudaSuccess); }
-  ~own_stream() { (void)cudaStreamDestroy(stream_); }
-  own_stream(const own_stream&) = delete;
-  own_stream& operator=(const own_stream&) = delete;
-  [[nodiscard]] stream_ref ref() const { return {stream_}; }
-
- private:
-  cudaStream_t stream_ = nullptr;
-};
 
 /// The least of some runs: the machine's own noise only adds.
 template <class Body>
@@ -71,9 +60,9 @@ TEST_CASE("swapping blocks out on one stream and attention on another take less 
     attention_spec spec;
     spec.num_q_heads = 32;
     spec.num_kv_heads = 8;
-    spec.head_dim = 128;
+    spec.qk_head_dim = spec.v_head_dim = 128;
     spec.block_size = block_size;
-    spec.q_type = spec.kv_type = spec.out_type = dtype::bf16;
+    spec.q_type = spec.k_code.type = spec.v_code.type = spec.out_type = dtype::bf16;
     const auto length = static_cast<std::int32_t>(num_blocks * block_size);
     const std::vector<std::int32_t> starts{0, 1};
     const std::vector<std::int32_t> lens{length};

@@ -94,7 +94,7 @@ generation_setup with_fast_plans(dtype type) {
 void check_logits(const generate::checkpoint& weights, const std::vector<token_id>& ids) {
   const auto mean_nll = [&](const generation_setup& setup) { return score_text(weights, ids, setup, 64).mean_nll; };
   const double exact = mean_nll({});
-  for (const dtype type : {dtype::f32, dtype::f16, dtype::bf16}) {
+  for (const dtype type : all_dtypes) {
     CAPTURE(std::string(to_string(type)));
     const generation_setup setup = with_fast_plans(type);
     const double worst =
@@ -203,7 +203,7 @@ TEST_CASE("stories15M says the same on CUDA as its reference") { check_reference
 TEST_CASE("a model on CUDA takes queries and cache in bf16 unless it is told otherwise, on the CPU in f32") {
   if (nothing_to_run_on()) return;
   const auto weights = generate::load_hugging_face(tiny_hugging_face("cuda_types", 3));
-  const auto lanes = generate::make_lanes(1);
+  const auto workers = generate::make_workers(1);
   using types = generate::attention_types;
   struct row {
     const char* device;
@@ -217,7 +217,7 @@ TEST_CASE("a model on CUDA takes queries and cache in bf16 unless it is told oth
                                        {"cpu", {}, dtype::f32, dtype::f32},
                                        {"cpu", {{}, dtype::bf16}, dtype::f32, dtype::bf16},
                                        {"cpu", {dtype::bf16, {}}, dtype::bf16, dtype::f32}}) {
-    const auto placed = generate::place_model(r.device, weights, *lanes, r.named);
+    const auto placed = generate::place_model(r.device, weights, *workers, r.named);
     CAPTURE(r.device);
     CHECK(placed.runner->query_type() == r.query);
     CHECK(placed.kv_type == r.kv);
@@ -281,8 +281,8 @@ TEST_CASE("on CUDA a sequence samples the same text alone, in company and in a b
 TEST_CASE("on CUDA the logits of a step have the same bits for a token alone and at any place of a full batch") {
   if (nothing_to_run_on()) return;
   const auto model = generate::load_model(generate::find_bundled_model(), {});
-  const auto lanes = generate::make_lanes(1);
-  const auto placed = generate::place_model("cuda", model.weights, *lanes, {dtype::f32, dtype::f32});
+  const auto workers = generate::make_workers(1);
+  const auto placed = generate::place_model("cuda", model.weights, *workers, {dtype::f32, dtype::f32});
   // Attention that sees nothing else: what is compared are the model's own layers.
   class own_value final : public generate::attention_layer {
    public:

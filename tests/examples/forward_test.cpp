@@ -3,6 +3,7 @@
 // right before the paged cache comes in.
 #include <doctest/doctest.h>
 
+#include <bifolio/cpu.hpp>
 #include <bifolio/executor.hpp>
 #include <cstring>
 #include <random>
@@ -52,8 +53,8 @@ void check_against_references(const char* name) {
   if (!reference) return skip("the folder of the reference models is absent");
   const auto checkpoint = generate::load_llama2c(reference->weights);
   const auto tokens = generate::load_bpe_tokenizer(reference->tokenizer, checkpoint.config.vocab_size);
-  const auto lanes = bifolio::make_executor(bifolio::executor_kind::serial);
-  generate::llama model(checkpoint, *lanes);
+  const auto workers = bifolio::make_executor(bifolio::executor_kind::serial);
+  generate::llama model(checkpoint, *workers);
 
   REQUIRE(!reference->rows.empty());
   for (const reference_row& row : reference->rows) {

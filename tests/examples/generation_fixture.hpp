@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bifolio/backend.hpp>
+#include <bifolio/cpu.hpp>
 #include <bifolio/kv_cache_manager.hpp>
 #include <cmath>
 #include <memory>
@@ -52,8 +53,8 @@ struct generation_result {
 };
 
 inline generate::placed_model place_on(const generation_setup& setup, const generate::checkpoint& weights,
-                                       executor& lanes) {
-  return generate::place_model(setup.device, weights, lanes, {setup.query_type, setup.kv_type}, setup.isa);
+                                       executor& workers) {
+  return generate::place_model(setup.device, weights, workers, {setup.query_type, setup.kv_type}, setup.isa);
 }
 
 class collecting_observer final : public generate::generation_observer {
@@ -72,8 +73,8 @@ class collecting_observer final : public generate::generation_observer {
 inline generation_result continue_prompts(const generate::checkpoint& weights,
                                           const std::vector<std::vector<token_id>>& prompts,
                                           const generation_setup& setup) {
-  const auto lanes = generate::make_lanes(setup.num_threads);
-  const generate::placed_model placed = place_on(setup, weights, *lanes);
+  const auto workers = generate::make_workers(setup.num_threads);
+  const generate::placed_model placed = place_on(setup, weights, *workers);
   cache_engine engine(*placed.where, generate::cache_config(weights.config, setup.layout, setup.kv_type,
                                                             setup.block_size, setup.num_blocks));
   generate::generation_config config;
@@ -102,8 +103,8 @@ class fed_text {
  public:
   /// `num_others` blocks belong to somebody else, so that two devices hold the same text in blocks of other numbers.
   fed_text(const generate::checkpoint& weights, const generation_setup& setup, std::int64_t num_others = 0)
-      : lanes_(generate::make_lanes(setup.num_threads)),
-        placed_(place_on(setup, weights, *lanes_)),
+      : workers_(generate::make_workers(setup.num_threads)),
+        placed_(place_on(setup, weights, *workers_)),
         manager_(manager_config(setup)),
         engine_(*placed_.where, generate::cache_config(weights.config, setup.layout, setup.kv_type, setup.block_size,
                                                        setup.num_blocks)),
@@ -191,10 +192,10 @@ class fed_text {
     } else {
       status = manager_.append(seq_, count).status;
     }
-    if (status != alloc_status::ok) throw error(errc::out_of_blocks, "the test's pool is too small");
+    if (status != alloc_status::ok) throw error(errc::invalid_argument, "the test's pool is too small");
   }
 
-  std::unique_ptr<executor> lanes_;
+  std::unique_ptr<executor> workers_;
   generate::placed_model placed_;
   kv_cache_manager manager_;
   cache_engine engine_;
@@ -310,8 +311,8 @@ inline constexpr double nll_bound = 2e-3;
 /// `chunk` tokens a step.
 inline generate::score score_text(const generate::checkpoint& weights, const std::vector<token_id>& ids,
                                   const generation_setup& setup, std::int32_t chunk) {
-  const auto lanes = generate::make_lanes(setup.num_threads);
-  const generate::placed_model placed = place_on(setup, weights, *lanes);
+  const auto workers = generate::make_workers(setup.num_threads);
+  const generate::placed_model placed = place_on(setup, weights, *workers);
   cache_engine engine(*placed.where,
                       generate::cache_config(weights.config, setup.layout, setup.kv_type, setup.block_size,
                                              blocks_for(std::ssize(ids), setup.block_size)));

@@ -201,12 +201,12 @@ TEST_CASE("a linear layer gives a token the same bits in any batch, on any numbe
       matrix.copy_row(outputs - 1, row.data());
       CHECK(std::memcmp(row.data(), weights.data() + (outputs - 1) * inputs, row.size() * sizeof(float)) == 0);
 
-      const auto one_lane = generate::make_lanes(1);
-      const auto three_lanes = generate::make_lanes(3);
+      const auto one_worker = generate::make_workers(1);
+      const auto three_workers = generate::make_workers(3);
       std::vector<float> all(static_cast<std::size_t>(23 * outputs)), threaded(all.size()), single(all.size());
-      matrix.apply(*one_lane, x.data(), 23, all.data());
-      matrix.apply(*three_lanes, x.data(), 23, threaded.data());
-      for (int t = 0; t < 23; ++t) matrix.apply(*one_lane, x.data() + t * inputs, 1, single.data() + t * outputs);
+      matrix.apply(*one_worker, x.data(), 23, all.data());
+      matrix.apply(*three_workers, x.data(), 23, threaded.data());
+      for (int t = 0; t < 23; ++t) matrix.apply(*one_worker, x.data() + t * inputs, 1, single.data() + t * outputs);
       CHECK(std::memcmp(all.data(), threaded.data(), all.size() * sizeof(float)) == 0);
       CHECK(std::memcmp(all.data(), single.data(), all.size() * sizeof(float)) == 0);
       for (int t = 0; t < 23; ++t) {

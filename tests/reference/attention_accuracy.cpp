@@ -10,16 +10,24 @@
 namespace bifolio::reference {
 namespace {
 
-double nmse_ceiling(dtype type) { return type == dtype::f32 ? 1e-9 : type == dtype::f16 ? 3e-7 : 1.5e-5; }
+double nmse_ceiling(dtype type) {
+  switch (type) {
+    case dtype::f32:
+      return 1e-9;
+    case dtype::f16:
+      return 3e-7;
+    case dtype::bf16:
+      return 1.5e-5;
+  }
+  return 0;
+}
 
 // Written so that a NaN on either side is a refusal.
 bool within(double error, double allowed) { return error <= allowed; }
 
 }  // namespace
 
-double unit_roundoff(dtype type) noexcept {
-  return type == dtype::f32 ? 0x1p-24 : type == dtype::f16 ? 0x1p-11 : 0x1p-8;
-}
+double unit_roundoff(dtype type) noexcept { return static_cast<double>(test::facts_of(type).unit_roundoff); }
 
 void accuracy_judge::note(const char* what, std::int64_t token, std::int64_t head, std::int64_t dim, double got,
                           double expected, double allowed) {
@@ -51,8 +59,8 @@ void accuracy_judge::add(const attention_options& options, const dense_sequence&
       const auto row = static_cast<std::size_t>(t * options.num_q_heads + h);
       const double logit_error = u * expected.logit_slack[row];
       const double relative = std::expm1(2 * logit_error) + 8 * u + 2 * u * sums + u_p;
-      for (std::int64_t i = 0; i < options.head_dim; ++i) {
-        const std::size_t at = row * static_cast<std::size_t>(options.head_dim) + static_cast<std::size_t>(i);
+      for (std::int64_t i = 0; i < options.v_head_dim; ++i) {
+        const std::size_t at = row * static_cast<std::size_t>(options.v_head_dim) + static_cast<std::size_t>(i);
         const double want = std::clamp(expected.out[at], -most, most);
         const auto got = static_cast<double>(out[at]);
         const double error = std::abs(got - want);
@@ -72,7 +80,7 @@ void accuracy_judge::add(const attention_options& options, const dense_sequence&
         squared_value_ += want * want;
         const auto plain = static_cast<double>(test::stored_as(gates_.out_type, scalar.out[at]));
         // The plain kernel may have luck: what one rounding of the row's largest logit does is always allowed for.
-        const double one_rounding = logit_error / (options.head_dim + 2);
+        const double one_rounding = logit_error / (options.qk_head_dim + 2);
         outputs_.add(error, std::abs(plain - want),
                      u_out * std::abs(want) + (2 * u + u_p + one_rounding) * magnitude + underflow);
       }

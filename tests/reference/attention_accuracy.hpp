@@ -4,14 +4,14 @@
 /// Is a result good enough? Four gates, each of which a NaN fails:
 ///
 /// 1. per element, with u the roundoff of accumulation, u_out that of the output dtype, u_P that of probabilities,
-///    d = head_dim, L keys, B keys per partial sum, M = Σ p_j |v_j|, V = max |v_j|, and E = u · (largest slack of a
+///    d = qk_head_dim, L keys, B keys per partial sum, M = Σ p_j |v_j|, V = max |v_j|, and E = u · (largest slack of a
 ///    logit, reference::attend): that of its dot product, of tanh, of ALiBi and of the bias:
 ///      |err| ≤ [expm1(2E) + 8u + 2u·(B + L/B + 8) + u_P]·M·(1 + u_out) + u_out·|o| + (2^-114 + t_P)·L·V + underflow
 ///      |err of LSE| ≤ E + u·(B + L/B + 8) + 4u·|LSE|
 ///    (backward error of a dot product, Higham 2002, ch. 3, carried through the softmax; grows with B + L/B, not with
-///    L. Weights below e^-87.3 of a running maximum, which may lie 8 below the true one, may be flushed to 0:
+///    L. Weights below e^-87.3 of a running maximum, which may be 8 below the true one, may be flushed to 0:
 ///    e^8 · 2^-126 < 2^-114 a key. t_P: rounding of probabilities that are subnormal in their own dtype);
-/// 2. an output lies between the smallest and largest visible value, up to rounding: it is an average;
+/// 2. an output is between the smallest and largest visible value, up to rounding: it is an average;
 /// 3. the normalised mean square error stays below a ceiling per output dtype;
 /// 4. the largest error, of outputs and of LSE, is at most 4 × that of the plain scalar float32 kernel, because a
 ///    worst-case bound is loose.

@@ -14,7 +14,7 @@ constexpr double infinity = std::numeric_limits<double>::infinity();
 // tanh that is good to a few units of the cap, the multiply and add of ALiBi, and the add of the bias.
 double slack_of_logit(const attention_options& options, double products, double before_alibi, double alibi,
                       double bias) {
-  double slack = std::abs(static_cast<double>(options.scale)) * (options.head_dim + 2) * products;
+  double slack = std::abs(static_cast<double>(options.scale)) * (options.qk_head_dim + 2) * products;
   if (options.soft_cap > 0) slack += 8.0 * static_cast<double>(options.soft_cap);
   if (options.alibi_slopes != nullptr) slack += 2 * std::abs(alibi) + std::abs(before_alibi);
   if (bias != 0) slack += std::abs(before_alibi + alibi) + std::abs(bias);
@@ -37,10 +37,11 @@ bool is_visible(const attention_options& options, std::int64_t p, std::int64_t j
 }
 
 attention_reference attend(const attention_options& options, const dense_sequence& seq) {
-  const std::int64_t d = options.head_dim;
+  const std::int64_t d = options.qk_head_dim;
+  const std::int64_t v_d = options.v_head_dim;
   const std::int64_t group = options.num_q_heads / options.num_kv_heads;
   const auto rows = static_cast<std::size_t>(seq.query_len * options.num_q_heads);
-  const std::size_t elements = rows * static_cast<std::size_t>(d);
+  const std::size_t elements = rows * static_cast<std::size_t>(v_d);
   attention_reference result;
   result.out.assign(elements, 0.0);
   result.magnitude.assign(elements, 0.0);
@@ -54,7 +55,7 @@ attention_reference attend(const attention_options& options, const dense_sequenc
   std::vector<double> logits;
   std::vector<double> slacks;
   for (std::int64_t t = 0; t < seq.query_len; ++t) {
-    const std::int64_t p = seq.seq_len - seq.query_len + t;
+    const std::int64_t p = seq.first_query_position() + t;
     for (std::int64_t h = 0; h < options.num_q_heads; ++h) {
       const auto row = static_cast<std::size_t>(t * options.num_q_heads + h);
       const float* q = seq.q + static_cast<std::int64_t>(row) * d;
@@ -105,14 +106,14 @@ attention_reference attend(const attention_options& options, const dense_sequenc
         sum += logit;
       }
       result.lse[row] = maximum + std::log(sum);
-      double* out = result.out.data() + row * static_cast<std::size_t>(d);
-      double* magnitude = result.magnitude.data() + row * static_cast<std::size_t>(d);
-      double* lowest = result.lowest.data() + row * static_cast<std::size_t>(d);
-      double* highest = result.highest.data() + row * static_cast<std::size_t>(d);
+      double* out = result.out.data() + row * static_cast<std::size_t>(v_d);
+      double* magnitude = result.magnitude.data() + row * static_cast<std::size_t>(v_d);
+      double* lowest = result.lowest.data() + row * static_cast<std::size_t>(v_d);
+      double* highest = result.highest.data() + row * static_cast<std::size_t>(v_d);
       for (std::size_t n = 0; n < keys.size(); ++n) {
-        const float* v = seq.v + (keys[n] * options.num_kv_heads + h / group) * d;
+        const float* v = seq.v + (keys[n] * options.num_kv_heads + h / group) * v_d;
         const double probability = logits[n] / sum;
-        for (std::int64_t i = 0; i < d; ++i) {
+        for (std::int64_t i = 0; i < v_d; ++i) {
           const auto value = static_cast<double>(v[i]);
           out[i] += probability * value;
           magnitude[i] += probability * std::abs(value);
@@ -127,18 +128,19 @@ attention_reference attend(const attention_options& options, const dense_sequenc
 }
 
 scalar_attention attend_in_float32(const attention_options& options, const dense_sequence& seq) {
-  const std::int64_t d = options.head_dim;
+  const std::int64_t d = options.qk_head_dim;
+  const std::int64_t v_d = options.v_head_dim;
   const std::int64_t group = options.num_q_heads / options.num_kv_heads;
   const auto rows = static_cast<std::size_t>(seq.query_len * options.num_q_heads);
   constexpr float none = -std::numeric_limits<float>::infinity();
   scalar_attention result;
-  result.out.assign(rows * static_cast<std::size_t>(d), 0.0f);
+  result.out.assign(rows * static_cast<std::size_t>(v_d), 0.0f);
   result.lse.assign(rows, none);
 
   std::vector<std::int64_t> keys;
   std::vector<float> logits;
   for (std::int64_t t = 0; t < seq.query_len; ++t) {
-    const std::int64_t p = seq.seq_len - seq.query_len + t;
+    const std::int64_t p = seq.first_query_position() + t;
     for (std::int64_t h = 0; h < options.num_q_heads; ++h) {
       const auto row = static_cast<std::size_t>(t * options.num_q_heads + h);
       const float* q = seq.q + static_cast<std::int64_t>(row) * d;
@@ -161,14 +163,14 @@ scalar_attention attend_in_float32(const attention_options& options, const dense
       }
       if (maximum == none) continue;
       float sum = std::exp(sink - maximum);
-      float* out = result.out.data() + row * static_cast<std::size_t>(d);
+      float* out = result.out.data() + row * static_cast<std::size_t>(v_d);
       for (std::size_t n = 0; n < keys.size(); ++n) {
-        const float* v = seq.v + (keys[n] * options.num_kv_heads + h / group) * d;
+        const float* v = seq.v + (keys[n] * options.num_kv_heads + h / group) * v_d;
         const float weight = std::exp(logits[n] - maximum);
         sum += weight;
-        for (std::int64_t i = 0; i < d; ++i) out[i] += weight * v[i];
+        for (std::int64_t i = 0; i < v_d; ++i) out[i] += weight * v[i];
       }
-      for (std::int64_t i = 0; i < d; ++i) out[i] /= sum;
+      for (std::int64_t i = 0; i < v_d; ++i) out[i] /= sum;
       result.lse[row] = maximum + std::log(sum);
     }
   }

@@ -7,6 +7,7 @@
 /// partial results.
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace bifolio::reference {
@@ -15,7 +16,8 @@ namespace bifolio::reference {
 struct attention_options {
   std::int32_t num_q_heads = 0;
   std::int32_t num_kv_heads = 0;
-  std::int32_t head_dim = 0;
+  std::int32_t qk_head_dim = 0;
+  std::int32_t v_head_dim = 0;
   bool causal = true;
   std::int32_t window_left = -1;
   std::int32_t window_right = -1;
@@ -29,18 +31,22 @@ struct attention_options {
 struct dense_sequence {
   std::int64_t query_len = 0;
   std::int64_t seq_len = 0;
-  const float* q = nullptr;     ///< [query_len, num_q_heads, head_dim]
-  const float* k = nullptr;     ///< [seq_len, num_kv_heads, head_dim]
-  const float* v = nullptr;     ///< [seq_len, num_kv_heads, head_dim]
+  const float* q = nullptr;     ///< [query_len, num_q_heads, qk_head_dim]
+  const float* k = nullptr;     ///< [seq_len, num_kv_heads, qk_head_dim]
+  const float* v = nullptr;     ///< [seq_len, num_kv_heads, v_head_dim]
   const float* bias = nullptr;  ///< optional, [query_len, num_q_heads, seq_len]; what a row does not see is not read
+  /// Position of the first query token, counted from the first key; nothing: the last token is at the last key.
+  std::optional<std::int64_t> query_position{};
+
+  [[nodiscard]] std::int64_t first_query_position() const { return query_position.value_or(seq_len - query_len); }
 };
 
-/// Row r = (token, head) of token · num_q_heads + head; elements r · head_dim + dim.
+/// Row r = (token, head) of token · num_q_heads + head; elements r · v_head_dim + dim.
 struct attention_reference {
-  std::vector<double> out;             ///< [rows, head_dim]
-  std::vector<double> magnitude;       ///< [rows, head_dim], M = Σ p_j |v_j|
-  std::vector<double> lowest;          ///< [rows, head_dim], smallest value an average of what is visible can take
-  std::vector<double> highest;         ///< [rows, head_dim]
+  std::vector<double> out;             ///< [rows, v_head_dim]
+  std::vector<double> magnitude;       ///< [rows, v_head_dim], M = Σ p_j |v_j|
+  std::vector<double> lowest;          ///< [rows, v_head_dim], smallest value an average of what is visible can take
+  std::vector<double> highest;         ///< [rows, v_head_dim]
   std::vector<double> lse;             ///< [rows]
   std::vector<double> logit_slack;     ///< [rows], E / u: the largest error of a float32 logit, in units of roundoff
   std::vector<std::int64_t> num_keys;  ///< [rows], keys visible whose logit is not −inf
@@ -49,7 +55,7 @@ struct attention_reference {
 [[nodiscard]] attention_reference attend(const attention_options& options, const dense_sequence& seq);
 
 /// The same in plain scalar float32: dot, exp, sum, one rounding of the output (which the caller does). [rows,
-/// head_dim] and [rows].
+/// v_head_dim] and [rows].
 struct scalar_attention {
   std::vector<float> out;
   std::vector<float> lse;

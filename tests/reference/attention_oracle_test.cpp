@@ -19,7 +19,7 @@ struct tiny {
   std::vector<float> q{1, 2};
   std::vector<float> k{0.5f, -1, 2};
   std::vector<float> v{3, 5, 7};
-  attention_options options{.num_q_heads = 1, .num_kv_heads = 1, .head_dim = 1, .scale = 1};
+  attention_options options{.num_q_heads = 1, .num_kv_heads = 1, .qk_head_dim = 1, .v_head_dim = 1, .scale = 1};
   [[nodiscard]] dense_sequence seq() const { return {2, 3, q.data(), k.data(), v.data()}; }
 };
 
@@ -80,7 +80,7 @@ TEST_CASE("the bias comes after soft cap and ALiBi, and minus infinity hides a k
   const auto logit = [&](double q, double k, double distance, double bias) {
     return 1.5 * std::tanh(q * k / 1.5) + 0.25 * distance + bias;
   };
-  // Row 0 does not see key 2: what stands there is not read.
+  // Key 2 is not visible to row 0: its contents are not read.
   const std::vector<float> bias{0.5f, -2, nan, none, 1, 0.125f};
   dense_sequence seq = t.seq();
   seq.bias = bias.data();
@@ -107,7 +107,7 @@ TEST_CASE("a sink takes weight and gives no value") {
   CHECK(got.lse[0] == doctest::Approx(std::log(std::exp(0.5) + std::exp(-1.0) + std::exp(0.75))).epsilon(1e-14));
 }
 
-TEST_CASE("a row that sees nothing is 0 and minus infinity, or the sink alone") {
+TEST_CASE("a row with nothing visible is 0 and minus infinity, or the sink alone") {
   tiny t;
   const dense_sequence seq{2, 0, t.q.data(), t.k.data(), t.v.data()};
   attention_reference got = attend(t.options, seq);
@@ -125,13 +125,15 @@ TEST_CASE("query head h reads KV head h / group_size") {
   const std::vector<float> k{0, 0};
   const std::vector<float> v{10, 20};
   const attention_reference got =
-      attend({.num_q_heads = 4, .num_kv_heads = 2, .head_dim = 1, .scale = 1}, {1, 1, q.data(), k.data(), v.data()});
+      attend({.num_q_heads = 4, .num_kv_heads = 2, .qk_head_dim = 1, .v_head_dim = 1, .scale = 1},
+             {1, 1, q.data(), k.data(), v.data()});
   CHECK(got.out == std::vector<double>{10, 10, 20, 20});
 }
 
 TEST_CASE("merging the halves of a row gives the row") {
   const tiny t;
-  const attention_options options{.num_q_heads = 1, .num_kv_heads = 1, .head_dim = 1, .causal = false, .scale = 1};
+  const attention_options options{
+      .num_q_heads = 1, .num_kv_heads = 1, .qk_head_dim = 1, .v_head_dim = 1, .causal = false, .scale = 1};
   const attention_reference whole = attend(options, {1, 3, t.q.data(), t.k.data(), t.v.data()});
   const attention_reference a = attend(options, {1, 1, t.q.data(), t.k.data(), t.v.data()});
   const attention_reference b = attend(options, {1, 2, t.q.data(), t.k.data() + 1, t.v.data() + 1});
@@ -164,7 +166,8 @@ TEST_CASE("the plain float32 kernel passes the gates, and a result that is sligh
 }
 
 TEST_CASE("a weight too small for float32 may be flushed, and no other") {
-  const attention_options options{.num_q_heads = 1, .num_kv_heads = 1, .head_dim = 1, .causal = false, .scale = 1};
+  const attention_options options{
+      .num_q_heads = 1, .num_kv_heads = 1, .qk_head_dim = 1, .v_head_dim = 1, .causal = false, .scale = 1};
   const std::vector<float> q{1};
   const std::vector<float> v{0, 3};  // the key that weighs has no value
   for (const float logit : {-88.0f, -70.0f}) {

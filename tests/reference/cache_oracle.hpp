@@ -15,6 +15,8 @@
 #include <cstring>
 #include <span>
 
+#include "support/elements.hpp"
+
 namespace bifolio::test {
 
 /// Element `src_index` of `src` to element `dst_index` of `dst`: bits where the types are equal, else to nearest even,
@@ -27,28 +29,22 @@ inline void oracle_move_element(void* dst, dtype dst_type, std::int64_t dst_inde
     std::memcpy(to, from, size_of(dst_type));
     return;
   }
-  float value = 0;
-  std::uint16_t bits = 0;
-  if (src_type == dtype::f32) {
-    std::memcpy(&value, from, sizeof value);
-  } else {
-    std::memcpy(&bits, from, sizeof bits);
-    value = src_type == dtype::f16 ? to_float(float16{bits}) : to_float(bfloat16{bits});
-  }
-  if (dst_type == dtype::f32) {
-    std::memcpy(to, &value, sizeof value);
-  } else {
-    bits = dst_type == dtype::f16 ? from_float<float16>(value).bits : from_float<bfloat16>(value).bits;
-    std::memcpy(to, &bits, sizeof bits);
+  store_element(to, dst_type, 0, load_element(from, src_type, 0));
+}
+
+/// Calls `body(head, dim)` for every element of one token in one plane.
+template <class Body>
+void for_each_element(const kv_layout& layout, const kv_plane& plane, const Body& body) {
+  for (std::int32_t head = 0; head < layout.num_kv_heads; ++head) {
+    for (std::int32_t dim = 0; dim < plane.head_dim; ++dim) body(head, dim);
   }
 }
 
-/// Calls `body(head, dim)` for every element of one token.
+/// Calls `body(plane, is_k)` for the planes that are stored.
 template <class Body>
-void for_each_element(const kv_layout& layout, const Body& body) {
-  for (std::int32_t head = 0; head < layout.num_kv_heads; ++head) {
-    for (std::int32_t dim = 0; dim < layout.head_dim; ++dim) body(head, dim);
-  }
+void for_each_plane(const kv_layout& layout, const Body& body) {
+  body(layout.k, true);
+  if (!layout.v_in_k) body(layout.v, false);
 }
 
 template <class Void>
@@ -57,47 +53,49 @@ template <class Void>
   return token * rows.token_stride + head * rows.head_stride + dim;
 }
 
-inline void oracle_append(const kv_cache_view& kv, const const_tensor_view& k, const const_tensor_view& v,
-                          const std::int64_t* slots) {
+/// Rows to slots, or back. `Rows` is const_tensor_view or tensor_view.
+template <bool ToCache, class Rows>
+void oracle_transfer(const kv_cache_view& kv, const Rows& k, const Rows& v, const std::int64_t* slots) {
   const kv_layout& layout = kv.layout;
   for (std::int64_t i = 0; i < k.num_tokens; ++i) {
     if (slots[i] < 0) continue;
     const block_id block{static_cast<std::int32_t>(slots[i] / layout.block_size)};
     const auto token = static_cast<std::int32_t>(slots[i] % layout.block_size);
-    for_each_element(layout, [&](std::int32_t h, std::int32_t d) {
-      oracle_move_element(kv.k, layout.type, layout.k.offset(block, h, token, d), k.data, k.type,
-                          row_index(k, i, h, d));
-      oracle_move_element(kv.v, layout.type, layout.v.offset(block, h, token, d), v.data, v.type,
-                          row_index(v, i, h, d));
+    for_each_plane(layout, [&](const kv_plane& plane, bool is_k) {
+      void* const cache = is_k ? kv.k : kv.v;
+      const Rows& rows = is_k ? k : v;
+      for_each_element(layout, plane, [&](std::int32_t h, std::int32_t d) {
+        const std::int64_t stored = plane.strides.offset(block, h, token, d);
+        if constexpr (ToCache) {
+          oracle_move_element(cache, plane.code.type, stored, rows.data, rows.type, row_index(rows, i, h, d));
+        } else {
+          oracle_move_element(rows.data, rows.type, row_index(rows, i, h, d), cache, plane.code.type, stored);
+        }
+      });
     });
   }
 }
 
+inline void oracle_append(const kv_cache_view& kv, const const_tensor_view& k, const const_tensor_view& v,
+                          const std::int64_t* slots) {
+  oracle_transfer<true>(kv, k, v, slots);
+}
+
 inline void oracle_gather(const kv_cache_view& kv, const tensor_view& k, const tensor_view& v,
                           const std::int64_t* slots) {
-  const kv_layout& layout = kv.layout;
-  for (std::int64_t i = 0; i < k.num_tokens; ++i) {
-    if (slots[i] < 0) continue;
-    const block_id block{static_cast<std::int32_t>(slots[i] / layout.block_size)};
-    const auto token = static_cast<std::int32_t>(slots[i] % layout.block_size);
-    for_each_element(layout, [&](std::int32_t h, std::int32_t d) {
-      oracle_move_element(k.data, k.type, row_index(k, i, h, d), kv.k, layout.type,
-                          layout.k.offset(block, h, token, d));
-      oracle_move_element(v.data, v.type, row_index(v, i, h, d), kv.v, layout.type,
-                          layout.v.offset(block, h, token, d));
-    });
-  }
+  oracle_transfer<false>(kv, k, v, slots);
 }
 
 /// Blocks from `src` to `dst`, which may be the same cache; pair after pair.
 inline void oracle_move_blocks(const kv_cache_view& src, const kv_cache_view& dst, std::span<const block_copy> copies) {
   for (const block_copy& copy : copies) {
     for (std::int32_t token = 0; token < src.layout.block_size; ++token) {
-      for_each_element(src.layout, [&](std::int32_t h, std::int32_t d) {
-        oracle_move_element(dst.k, dst.layout.type, dst.layout.k.offset(copy.dst, h, token, d), src.k, src.layout.type,
-                            src.layout.k.offset(copy.src, h, token, d));
-        oracle_move_element(dst.v, dst.layout.type, dst.layout.v.offset(copy.dst, h, token, d), src.v, src.layout.type,
-                            src.layout.v.offset(copy.src, h, token, d));
+      for_each_plane(src.layout, [&](const kv_plane& from, bool is_k) {
+        const kv_plane& to = is_k ? dst.layout.k : dst.layout.v;
+        for_each_element(src.layout, from, [&](std::int32_t h, std::int32_t d) {
+          oracle_move_element(is_k ? dst.k : dst.v, to.code.type, to.strides.offset(copy.dst, h, token, d),
+                              is_k ? src.k : src.v, from.code.type, from.strides.offset(copy.src, h, token, d));
+        });
       });
     }
   }

@@ -38,10 +38,10 @@ class manager_oracle {
     std::int64_t num_committed = 0;
     bool swapped = false;  ///< `blocks` are the host's
     bool publishes = true;
-    std::vector<prefix_oracle::node> names;  ///< of the published blocks
-    std::size_t num_unnamed = 0;             ///< of these, blocks that came back from the host
-    std::vector<int> tokens;                 ///< the committed ones
-    oracle_prompt prompt;                    ///< its scope, extra keys and hint
+    std::vector<prefix_oracle::node> names;     ///< of the published blocks
+    std::size_t num_evicted_prefix_blocks = 0;  ///< of these, blocks that came back from the host
+    std::vector<int> tokens;                    ///< the committed ones
+    oracle_prompt prompt;                       ///< its scope, extra keys and hint
   };
   using handle = std::uint64_t;
   using pair = std::pair<int, int>;
@@ -147,14 +147,14 @@ class manager_oracle {
     const bool shared = in_block && pool_.users(one.blocks[tail]) > 1;
     bool copies = shared || (in_block && prefix_.holds(one.blocks[tail]));
     // Nobody else to wait for: better to lose a name than to stop.
-    const bool unnames = copies && !shared && grown + 1 > pool_.num_free();
-    if (unnames) copies = false;
+    const bool unregisters = copies && !shared && grown + 1 > pool_.num_free();
+    if (unregisters) copies = false;
     const std::int64_t live = covered - std::count(one.blocks.begin(), one.blocks.end(), -1);
     if (live > config_.num_blocks) return {alloc_status::never, 0, {}, 0};
     if (grown + (copies ? 1 : 0) > pool_.num_free()) return {alloc_status::later, 0, {}, 0};
     answer result;
     if (only_ask) return result;
-    if (unnames) prefix_.forget(one.blocks[tail]);
+    if (unregisters) prefix_.unregister(one.blocks[tail]);
     if (copies) {
       const int old = one.blocks[tail];
       one.blocks[tail] = take();
@@ -234,14 +234,14 @@ class manager_oracle {
     if (whole >= one.names.size()) return;
     // Back behind where it came back from the host (or, but for the window's edge, past what the window kept).
     const bool in_block = one.tokens.size() % to_size(config_.block_size) != 0;
-    const auto known = [&](std::size_t i) { return i >= one.num_unnamed && one.blocks[i] >= 0; };
+    const auto known = [&](std::size_t i) { return i >= one.num_evicted_prefix_blocks && one.blocks[i] >= 0; };
     if ((whole > 0 && !known(whole - 1)) || (in_block && !known(whole))) {
       one.publishes = false;
       return;
     }
     one.names.resize(whole);
     if (whole > 0) one.names.back() = last_name_.at(one.blocks[whole - 1]);
-    one.num_unnamed = std::min(one.num_unnamed, whole);
+    one.num_evicted_prefix_blocks = std::min(one.num_evicted_prefix_blocks, whole);
   }
 
   void free(handle h) {
@@ -312,7 +312,7 @@ class manager_oracle {
       shrink(one, 0, host_);
       one.blocks = std::move(moved);
       one.swapped = false;
-      one.num_unnamed = one.names.size();
+      one.num_evicted_prefix_blocks = one.names.size();
     }
     for (const handle h : seqs) {
       for (const int b : unfinished(h)) unlink(b);
@@ -424,7 +424,7 @@ class manager_oracle {
     }
     return result;
   }
-  /// First block that the token at position `num_committed` sees.
+  /// First block that is visible to the token at position `num_committed`.
   [[nodiscard]] std::size_t first_seen(std::int64_t num_committed) const {
     if (config_.sliding_window == 0) return 0;
     return to_size(std::max<std::int64_t>(0, num_committed - config_.sliding_window + 1) / config_.block_size);

@@ -70,6 +70,16 @@ class pool_oracle {
     levels_[index(b)] = level;
     if (moves) push(b, true);
   }
+  /// A free block to an end of a level's queue, also of its own level's.
+  void requeue(int b, int level, bool to_back) {
+    leave(b);
+    levels_[index(b)] = level;
+    push(b, to_back);
+  }
+  [[nodiscard]] int front(int level) const {
+    const std::list<int>& queue = queues_[index(level)];
+    return queue.empty() ? -1 : queue.front();
+  }
   std::int64_t open_fence() {
     fences_.push_back({++last_fence_, {}});
     return last_fence_;

@@ -2,7 +2,7 @@
 #pragma once
 
 /// The prefix cache said with maps: contents are named by the contents before them, their tokens and their extra keys,
-/// all spelled out; nothing is hashed, so nothing can collide. Two contents are the same only if what lies before them
+/// all spelled out; nothing is hashed, so nothing can collide. Two contents are the same only if what precedes them
 /// was cached all the time in between: contents whose predecessor was forgotten are not found any more, though they
 /// keep their block.
 
@@ -17,17 +17,20 @@
 #include <vector>
 
 #include "reference/pool_oracle.hpp"
+#include "reference/s3_fifo_oracle.hpp"
 
 namespace bifolio::test {
 
 class prefix_oracle {
  public:
-  /// What the next block stands behind: contents that were published, or (negative) the start of a scope.
+  /// What the next block follows: contents that were published, or (negative) the start of a scope.
   using node = std::int64_t;
   /// Extra keys of a prompt: of block i as text; none where there is no entry.
   using extra_texts = std::map<std::int64_t, std::string>;
 
-  prefix_oracle(pool_oracle& pool, int block_size) : pool_(&pool), block_size_(static_cast<std::size_t>(block_size)) {}
+  /// With an oracle of its policy it evicts what that one says, and gives no priorities.
+  prefix_oracle(pool_oracle& pool, int block_size, s3_fifo_oracle* policy = nullptr)
+      : pool_(&pool), block_size_(static_cast<std::size_t>(block_size)), policy_(policy) {}
 
   node root(const std::string& scope) { return -1 - roots_.try_emplace(scope, roots_.size()).first->second; }
 
@@ -63,15 +66,26 @@ class prefix_oracle {
     name contents = name_of(after, tokens, extras, index);
     if (const auto at = by_contents_.find(contents); at != by_contents_.end()) {
       if (at->second.block != block) {
-        forget(block);
+        unregister(block);
         ++stats_.num_duplicate_blocks;
         return {at->second.self, at->second.block};
       }
       return {at->second.self, -1};
     }
-    forget(block);
+    unregister(block);
     const node self = ++last_node_;
+    const auto parent = by_node_.find(after);
+    const int parent_block = parent == by_node_.end() ? -1 : parent->second;
+    paths_[self] = paths_[after] + "|" + (after < 0 ? std::to_string(after) : "") + std::get<2>(contents) + ":";
+    for (const int token : std::get<1>(contents)) paths_[self] += std::to_string(token) + ",";
     by_block_[block] = by_contents_.emplace(std::move(contents), entry{self, block}).first;
+    by_node_[self] = block;
+    ++stats_.num_published_blocks;
+    ++stats_.num_cached_blocks;
+    if (policy_ != nullptr) {
+      policy_->inserted(block, paths_[self], parent_block);
+      return {self, -1};
+    }
     int level = hint.priority < retention_hint::lowest    ? retention_hint::lowest
                 : hint.priority > retention_hint::highest ? retention_hint::highest
                                                           : hint.priority;
@@ -83,8 +97,6 @@ class prefix_oracle {
       }
     }
     pool_->set_level(block, level);
-    ++stats_.num_published_blocks;
-    ++stats_.num_cached_blocks;
     return {self, -1};
   }
   [[nodiscard]] bool holds(int block) const { return by_block_.count(block) != 0; }
@@ -95,25 +107,32 @@ class prefix_oracle {
   }
   [[nodiscard]] const std::vector<int>& tokens_of(int block) const { return std::get<1>(by_block_.at(block)->first); }
 
-  void forget(int block) {
+  void hit(int block) {
+    if (policy_ != nullptr) policy_->hit(block);
+  }
+  void unregister(int block, bool evicted = false) {
     const auto at = by_block_.find(block);
     if (at == by_block_.end()) return;
+    by_node_.erase(at->second->second.self);
     by_contents_.erase(at->second);
     by_block_.erase(at);
     pool_->set_level(block, 0);
     --stats_.num_cached_blocks;
+    if (evicted) ++stats_.num_evicted_blocks;
+    if (policy_ != nullptr) policy_->removed(block, evicted);
   }
   int take() {
+    if (policy_ != nullptr && pool_->front(0) < 0) unregister(policy_->victim(), true);
     const int block = pool_->take();
-    if (holds(block)) ++stats_.num_evicted_blocks;
-    forget(block);
+    unregister(block, true);
     return block;
   }
+
   bool reset() {
     for (const auto& [block, at] : by_block_) {
       if (pool_->users(block) != 0) return false;
     }
-    while (!by_block_.empty()) forget(by_block_.begin()->first);
+    while (!by_block_.empty()) unregister(by_block_.begin()->first);
     return true;
   }
   /// Of hints that are due at the same time, the last published loses its priority first: the tail of a sequence goes
@@ -144,6 +163,9 @@ class prefix_oracle {
 
   pool_oracle* pool_;
   std::size_t block_size_;
+  s3_fifo_oracle* policy_;
+  std::map<node, int> by_node_;        // of cached contents
+  std::map<node, std::string> paths_;  // from the chain's first token on
   std::map<std::string, std::int64_t> roots_;
   std::map<name, entry> by_contents_;
   std::map<int, std::map<name, entry>::iterator> by_block_;

@@ -11,7 +11,7 @@ for object in "$@"; do
   count=$("$objdump" -d "$object" | grep -cE '\bprefetch(w|nta|t[012])\b|\bprfm\b' || true)
   echo "$count in $(basename "$object")"
   ((count > 0)) && exit 0
-  echo "the block pool asks for nothing ahead"
+  echo "the block pool prefetches nothing"
   exit 1
 done
 echo "no object of block_pool.cpp was given"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "support/backends.hpp"
 
+#include <bifolio/cpu.hpp>
 #include <bifolio/error.hpp>
 #include <cstdlib>
 #include <optional>
@@ -13,15 +14,15 @@ namespace {
 
 class reversed_executor final : public executor {
  public:
-  explicit reversed_executor(std::int32_t width) : width_(width) {}
-  [[nodiscard]] std::int32_t width() const noexcept override { return width_; }
-  void run(std::int32_t num_lanes, lane_function function, void* context) noexcept override {
-    for (std::int32_t lane = num_lanes - 1; lane >= 0; --lane) function(context, lane);
+  explicit reversed_executor(std::int32_t concurrency) : concurrency_(concurrency) {}
+  [[nodiscard]] std::int32_t concurrency() const noexcept override { return concurrency_; }
+  void run(std::int32_t num_workers, worker_function function, void* context) noexcept override {
+    for (std::int32_t worker = num_workers - 1; worker >= 0; --worker) function(context, worker);
   }
   [[nodiscard]] std::string_view name() const noexcept override { return "reversed"; }
 
  private:
-  std::int32_t width_;
+  std::int32_t concurrency_;
 };
 
 // Null when this build or machine does not have it; any other failure is a failure of the test run.
@@ -34,19 +35,37 @@ std::unique_ptr<backend> open(device where, const backend_options& options) {
   }
 }
 
-arithmetic loosest_numbers_of(std::optional<cpu_isa> isa) {
-  arithmetic numbers;
-  // Hardware products of 16-bit numbers: probabilities are rounded to their type, subnormal bfloat16 numbers count as
-  // 0. Tiles multiply pairs of dims of V.
-  if (isa == cpu_isa::avx512_bf16 || isa == cpu_isa::amx || isa == cpu_isa::amx_fp16) {
-    numbers.unit_probability[2] = 0x1p-8;
-    numbers.flushed[2] = 0x1p-126;
+// Whether a GPU multiplies this type on tensor cores.
+bool has_tensor_cores(dtype type) {
+  switch (type) {
+    case dtype::f32:
+      return false;
+    case dtype::f16:
+    case dtype::bf16:
+      return true;
   }
-  if (isa == cpu_isa::amx || isa == cpu_isa::amx_fp16) numbers.dims_together[2] = 2;
-  if (isa == cpu_isa::amx_fp16) {
-    numbers.unit_probability[1] = 0x1p-11;
-    numbers.tiny_probability[1] = 0x1p-29;  // 16 times the probability is rounded to f16
-    numbers.dims_together[1] = 2;
+  return false;
+}
+
+// From the names of its kernels, "cpu amx bf16 tiles".
+arithmetic loosest_numbers_of(const backend& where) {
+  constexpr auto f16 = static_cast<std::size_t>(dtype::f16);
+  constexpr auto bf16 = static_cast<std::size_t>(dtype::bf16);
+  arithmetic numbers;
+  for (const std::string& kernel : where.attention_kernels()) {
+    const auto is = [&](const char* type_and_loops) { return kernel.find(type_and_loops) != std::string::npos; };
+    // Hardware products of 16-bit numbers: probabilities are rounded to their type, subnormal bfloat16 numbers count as
+    // 0. Tiles multiply pairs of dims of V.
+    if (is(" bf16 dots") || is(" bf16 tiles")) {
+      numbers.unit_probability[bf16] = 0x1p-8;
+      numbers.flushed[bf16] = 0x1p-126;
+    }
+    if (is(" bf16 tiles")) numbers.dims_together[bf16] = 2;
+    if (is(" f16 tiles")) {
+      numbers.unit_probability[f16] = 0x1p-11;
+      numbers.tiny_probability[f16] = 0x1p-29;  // 16 times the probability is rounded to f16
+      numbers.dims_together[f16] = 2;
+    }
   }
   return numbers;
 }
@@ -89,7 +108,7 @@ std::optional<tested_backend> open_tested(std::string name, std::string family, 
   entry.family = std::move(family);
   entry.is_host = where.type == device_type::cpu;
   if (entry.is_host) {
-    entry.numbers = loosest_numbers_of(options.isa);
+    entry.numbers = loosest_numbers_of(*entry.owned);
   } else {
     // Tensor cores: their sums are looser than float32's, and probabilities are rounded to the type of V.
     entry.numbers.unit_accumulate = {0x1p-24, 0x1p-22, 0x1p-22};
@@ -103,12 +122,17 @@ std::optional<tested_backend> open_tested(std::string name, std::string family, 
 arithmetic tested_backend::numbers_for(dtype q_type, dtype kv_type, dtype out_type, std::int32_t head_dim) const {
   const bool one_type = q_type == kv_type && out_type == kv_type;
   if (is_host) return one_type ? numbers : arithmetic{};
-  const bool tensor_cores = one_type && kv_type != dtype::f32 && (head_dim == 64 || head_dim == 128 || head_dim == 256);
+  const bool tensor_cores =
+      one_type && has_tensor_cores(kv_type) && (head_dim == 64 || head_dim == 128 || head_dim == 256);
   return tensor_cores ? numbers : arithmetic{};
 }
 
 arithmetic numbers_of(cpu_isa isa, dtype q_type, dtype kv_type, dtype out_type) {
-  return q_type == kv_type && out_type == kv_type ? loosest_numbers_of(isa) : arithmetic{};
+  if (q_type != kv_type || out_type != kv_type) return {};
+  backend_options options;
+  options.isa = isa;
+  options.executor_choice = executor_kind::serial;
+  return loosest_numbers_of(*make_backend({}, options));
 }
 
 std::span<const tested_backend> all_backends() {
@@ -128,8 +152,8 @@ std::vector<const tested_backend*> one_per_family(std::size_t turn) {
   return chosen;
 }
 
-std::unique_ptr<executor> make_reversed_executor(std::int32_t width) {
-  return std::make_unique<reversed_executor>(width);
+std::unique_ptr<executor> make_reversed_executor(std::int32_t concurrency) {
+  return std::make_unique<reversed_executor>(concurrency);
 }
 
 std::vector<executor_kind> threaded_executors() {

@@ -5,8 +5,8 @@
 /// each device backend that the build and the machine have. Adding a backend means adding its entries here and nowhere
 /// else.
 
-#include <array>
 #include <bifolio/backend.hpp>
+#include <bifolio/cpu.hpp>
 #include <memory>
 #include <optional>
 #include <span>
@@ -15,14 +15,28 @@
 
 namespace bifolio::test {
 
+/// A value per dtype, f32, f16 and bf16; adding a dtype without a value does not compile.
+template <class T>
+class per_dtype {
+ public:
+  template <class... Values>
+  requires(sizeof...(Values) == num_dtypes) constexpr per_dtype(Values... values)  // NOLINT: implicit on purpose
+      : values_{static_cast<T>(values)...} {}
+  constexpr T& operator[](std::size_t type) { return values_[type]; }
+  constexpr const T& operator[](std::size_t type) const { return values_[type]; }
+
+ private:
+  T values_[num_dtypes];
+};
+
 /// What the numerical bounds need to know about a backend's arithmetic.
 struct arithmetic {
-  std::int64_t split_size = 512;                                        ///< keys per partial sum, B of the error bound
-  std::array<double, 3> unit_accumulate = {0x1p-24, 0x1p-24, 0x1p-24};  ///< roundoff of sums, by KV dtype
-  std::array<double, 3> unit_probability = {};           ///< rounding of probabilities before they meet V, by KV dtype
-  std::array<double, 3> tiny_probability = {};           ///< their rounding where they are subnormal, by KV dtype
-  std::array<std::size_t, 3> dims_together = {1, 1, 1};  ///< aligned dims of V that share a NaN, by KV dtype
-  std::array<double, 3> flushed = {};  ///< magnitudes below which a product or sum may count as 0, by KV dtype
+  std::int64_t split_size = 512;                                    ///< keys per partial sum, B of the error bound
+  per_dtype<double> unit_accumulate = {0x1p-24, 0x1p-24, 0x1p-24};  ///< roundoff of sums, by KV dtype
+  per_dtype<double> unit_probability = {0, 0, 0};    ///< rounding of probabilities before they meet V, by KV dtype
+  per_dtype<double> tiny_probability = {0, 0, 0};    ///< their rounding where they are subnormal, by KV dtype
+  per_dtype<std::size_t> dims_together = {1, 1, 1};  ///< aligned dims of V that share a NaN, by KV dtype
+  per_dtype<double> flushed = {0, 0, 0};  ///< magnitudes below which a product or sum may count as 0, by KV dtype
 };
 
 struct tested_backend {
@@ -39,7 +53,7 @@ struct tested_backend {
 };
 
 /// Opens a backend and says how exact it is; nothing when this build or machine does not have it. Throws what
-/// `make_backend` throws for any other reason. A CPU backend must be given its ISA in `options`.
+/// `make_backend` throws for any other reason.
 [[nodiscard]] std::optional<tested_backend> open_tested(std::string name, std::string family, device where,
                                                         const backend_options& options);
 
@@ -53,8 +67,8 @@ struct tested_backend {
 /// One per family; `turn` rotates through the family's executors, so that a table of cases meets them all.
 [[nodiscard]] std::vector<const tested_backend*> one_per_family(std::size_t turn);
 
-/// An executor in the caller's thread that runs lanes last to first: a legal order that real pools rarely take.
-[[nodiscard]] std::unique_ptr<executor> make_reversed_executor(std::int32_t width);
+/// An executor in the caller's thread that runs workers last to first: a legal order that real pools rarely take.
+[[nodiscard]] std::unique_ptr<executor> make_reversed_executor(std::int32_t concurrency);
 
 /// Those of openmp and tbb that this build has.
 [[nodiscard]] std::vector<executor_kind> threaded_executors();

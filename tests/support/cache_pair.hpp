@@ -21,7 +21,7 @@
 
 namespace bifolio::test {
 
-/// A float32 whose conversion is worth a test: any exponent, mantissas at and beside ties, specials, subnormals, and
+/// A float32 whose conversion is worth a test: any exponent, mantissas at and next to ties, specials, subnormals, and
 /// often an ordinary number.
 [[nodiscard]] inline std::uint32_t hard_float_bits(random_source& random) noexcept {
   const std::uint64_t drawn = random.next();
@@ -29,7 +29,7 @@ namespace bifolio::test {
   switch (((drawn >> 32) * 10) >> 32) {
     case 0:
       return bits;  // any pattern at all
-    case 1: {       // one of the patterns beside a tie of float16 or bfloat16
+    case 1: {       // one of the patterns next to a tie of float16 or bfloat16
       static constexpr std::uint32_t mantissas[] = {
           0,        1,        0x0fff,   0x1000,   0x1001,   0x3000,   0x7fff,   0x8000,   0x8001,  0x18000,
           0x7fe000, 0x7fefff, 0x7ff000, 0x7f7fff, 0x7f8000, 0x7fffff, 0x400000, 0x3fffff, 0x400001};
@@ -53,23 +53,34 @@ namespace bifolio::test {
   }
 }
 
+/// An element of `type`, in the low bytes.
+[[nodiscard]] inline std::uint32_t hard_bits(random_source& random, dtype type) {
+  switch (type) {
+    case dtype::f32:
+      return hard_float_bits(random);
+    case dtype::f16:
+      return static_cast<std::uint32_t>(random.next());  // any pattern will do
+    case dtype::bf16:
+      return hard_float_bits(random) >> 16;
+  }
+  return 0;
+}
+
 /// Hard elements of `type` to cut pieces from; drawing each element anew would take most of a test's time.
 [[nodiscard]] inline const std::vector<std::byte>& hard_pool(dtype type) {
   const auto make = [](dtype of) {
     random_source random(hash_of(test_seed(), 0x4a5d, static_cast<int>(of)));
     std::vector<std::byte> bytes((std::size_t{1} << 20) * size_of(of));
     for (std::size_t at = 0; at < bytes.size(); at += size_of(of)) {
-      // Of float16 any pattern will do.
-      std::uint32_t bits = of == dtype::f16 ? static_cast<std::uint32_t>(random.next()) : hard_float_bits(random);
-      if (of == dtype::bf16) bits >>= 16;
+      const std::uint32_t bits = hard_bits(random, of);
       std::memcpy(bytes.data() + at, &bits, size_of(of));
     }
     return bytes;
   };
-  static const std::vector<std::byte> f32 = make(dtype::f32);
-  static const std::vector<std::byte> f16 = make(dtype::f16);
-  static const std::vector<std::byte> bf16 = make(dtype::bf16);
-  return type == dtype::f32 ? f32 : type == dtype::f16 ? f16 : bf16;
+  return visit_dtype(type, [&](auto traits) -> const std::vector<std::byte>& {
+    static const std::vector<std::byte> pool = make(traits.type);
+    return pool;
+  });
 }
 
 /// `count` elements of `type`, hard to convert: pieces of the pool from random places on.
@@ -87,26 +98,29 @@ namespace bifolio::test {
 
 class cache_pair {
  public:
+  cache_pair(backend& where, arrangement how, const cache_shape& shape, std::int64_t num_blocks, random_source& random)
+      : arranged_(arrange(how, shape, num_blocks)), num_blocks_(num_blocks) {
+    host_ = hard_elements(random, shape.type, arranged_.elements + 2 * guard);
+    device_ = device_bytes(where, host_, size_of(shape.type));
+  }
   cache_pair(backend& where, arrangement how, dtype type, std::int32_t heads, std::int32_t dims,
              std::int32_t block_size, std::int64_t num_blocks, random_source& random)
-      : arranged_(arrange(how, type, heads, dims, block_size, num_blocks)), num_blocks_(num_blocks) {
-    host_ = hard_elements(random, type, arranged_.elements + 2 * guard);
-    device_ = device_bytes(where, host_, size_of(type));
-  }
+      : cache_pair(where, how, {type, heads, dims, dims, block_size}, num_blocks, random) {}
 
   [[nodiscard]] kv_cache_view device() noexcept { return view_at(device_.data()); }
   [[nodiscard]] kv_cache_view host() noexcept { return view_at(host_.data()); }
   [[nodiscard]] const kv_layout& layout() const noexcept { return arranged_.layout; }
-  /// Every byte of the cache, of its gaps and of what lies around it.
+  /// Every byte of the cache, of its gaps and of its surroundings.
   [[nodiscard]] bool equal() const { return device_.holds(host_); }
 
  private:
   static constexpr std::int64_t guard = 33;  // elements on either side; odd, so that nothing is aligned by luck
 
   [[nodiscard]] kv_cache_view view_at(std::byte* base) const noexcept {
-    const auto element = static_cast<std::int64_t>(size_of(arranged_.layout.type));
-    return {base + (guard + arranged_.k_start) * element, base + (guard + arranged_.v_start) * element, num_blocks_,
-            arranged_.layout};
+    const auto element = static_cast<std::int64_t>(size_of(arranged_.layout.k.code.type));
+    // Where V is part of K its pointer is not looked at.
+    std::byte* const v = arranged_.layout.v_in_k ? nullptr : base + (guard + arranged_.v_start) * element;
+    return {base + (guard + arranged_.k_start) * element, v, num_blocks_, arranged_.layout};
   }
 
   arranged_layout arranged_;
@@ -115,10 +129,10 @@ class cache_pair {
   device_bytes device_;
 };
 
-/// How rows of k and v lie in memory.
+/// How rows of k and v are arranged in memory.
 enum class row_order : std::uint8_t {
   dense,
-  fused,   ///< k and v are slices of one [num_tokens, 3, num_heads, head_dim]
+  fused,   ///< k and v are slices of one row of q, k and v per token
   spread,  ///< gaps after heads and tokens
   heads,   ///< [num_heads, num_tokens, head_dim]
 };
@@ -127,49 +141,59 @@ inline constexpr row_order all_row_orders[] = {row_order::dense, row_order::fuse
 /// Rows of k and v in one region, on the device and on the host.
 class rows_pair {
  public:
-  rows_pair(backend& where, row_order how, dtype type, std::int64_t tokens, std::int32_t heads, std::int32_t dims,
-            random_source& random)
-      : shape_(dense_view<void>(nullptr, type, tokens, heads, dims)) {
-    const std::int64_t row = std::int64_t{heads} * dims;
-    v_start_ = tokens * row;
-    std::int64_t elements = 2 * tokens * row;
+  /// Without `v_dims` there are rows of k alone, as where V is part of K.
+  rows_pair(backend& where, row_order how, dtype type, std::int64_t tokens, std::int32_t heads, std::int32_t k_dims,
+            std::int32_t v_dims, random_source& random)
+      : k_(dense_view<void>(nullptr, type, tokens, heads, k_dims)),
+        v_(dense_view<void>(nullptr, type, tokens, heads, v_dims)) {
+    const std::int64_t k_row = std::int64_t{heads} * k_dims;
+    const std::int64_t v_row = std::int64_t{heads} * v_dims;
+    v_start_ = tokens * k_row;
+    std::int64_t elements = tokens * (k_row + v_row);
     switch (how) {
       case row_order::dense:
         break;
       case row_order::fused:
-        shape_.token_stride = 3 * row;
-        v_start_ = row;
-        elements = 3 * tokens * row;
+        k_.token_stride = v_.token_stride = 2 * k_row + v_row;
+        v_start_ = k_row;
+        elements = tokens * k_.token_stride;
         break;
       case row_order::spread:
-        shape_.head_stride = dims + 5;
-        shape_.token_stride = heads * shape_.head_stride + 3;
-        v_start_ = tokens * shape_.token_stride + 1;
-        elements = 2 * v_start_;
+        for (tensor_view* rows : {&k_, &v_}) {
+          rows->head_stride = rows->head_dim + 5;
+          rows->token_stride = heads * rows->head_stride + 3;
+        }
+        v_start_ = tokens * k_.token_stride + 1;
+        elements = v_start_ + tokens * v_.token_stride + 1;
         break;
       case row_order::heads:
-        shape_.head_stride = tokens * dims;
-        shape_.token_stride = dims;
+        for (tensor_view* rows : {&k_, &v_}) {
+          rows->head_stride = tokens * rows->head_dim;
+          rows->token_stride = rows->head_dim;
+        }
         break;
     }
     host_ = hard_elements(random, type, elements);
     device_ = device_bytes(where, host_, size_of(type));
   }
+  rows_pair(backend& where, row_order how, dtype type, std::int64_t tokens, std::int32_t heads, std::int32_t dims,
+            random_source& random)
+      : rows_pair(where, how, type, tokens, heads, dims, dims, random) {}
 
-  [[nodiscard]] tensor_view device_k() noexcept { return view_at(device_.data(), 0); }
-  [[nodiscard]] tensor_view device_v() noexcept { return view_at(device_.data(), v_start_); }
-  [[nodiscard]] tensor_view host_k() noexcept { return view_at(host_.data(), 0); }
-  [[nodiscard]] tensor_view host_v() noexcept { return view_at(host_.data(), v_start_); }
+  [[nodiscard]] tensor_view device_k() noexcept { return view_at(k_, device_.data(), 0); }
+  [[nodiscard]] tensor_view device_v() noexcept { return view_at(v_, device_.data(), v_start_); }
+  [[nodiscard]] tensor_view host_k() noexcept { return view_at(k_, host_.data(), 0); }
+  [[nodiscard]] tensor_view host_v() noexcept { return view_at(v_, host_.data(), v_start_); }
   [[nodiscard]] bool equal() const { return device_.holds(host_); }
 
  private:
-  [[nodiscard]] tensor_view view_at(std::byte* base, std::int64_t start) const noexcept {
-    tensor_view view = shape_;
-    view.data = base + start * static_cast<std::int64_t>(size_of(view.type));
-    return view;
+  [[nodiscard]] static tensor_view view_at(tensor_view rows, std::byte* base, std::int64_t start) noexcept {
+    rows.data = rows.head_dim == 0 ? nullptr : base + start * static_cast<std::int64_t>(size_of(rows.type));
+    return rows;
   }
 
-  tensor_view shape_;
+  tensor_view k_;
+  tensor_view v_;
   std::int64_t v_start_ = 0;
   std::vector<std::byte> host_;
   device_bytes device_;
@@ -209,16 +233,22 @@ class rows_pair {
 }
 
 /// Layers of one cache: each its own region.
-[[nodiscard]] inline std::vector<cache_pair> make_layers(backend& where, arrangement how, dtype type,
-                                                         std::int32_t heads, std::int32_t dims, std::int32_t block_size,
+[[nodiscard]] inline std::vector<cache_pair> make_layers(backend& where, arrangement how, const cache_shape& shape,
                                                          std::int64_t num_blocks, std::size_t num_layers,
                                                          random_source& random) {
   std::vector<cache_pair> layers;
   layers.reserve(num_layers);
   for (std::size_t i = 0; i < num_layers; ++i) {
-    layers.emplace_back(where, how, type, heads, dims, block_size, num_blocks, random);
+    layers.emplace_back(where, how, shape, num_blocks, random);
   }
   return layers;
+}
+
+[[nodiscard]] inline std::vector<cache_pair> make_layers(backend& where, arrangement how, dtype type,
+                                                         std::int32_t heads, std::int32_t dims, std::int32_t block_size,
+                                                         std::int64_t num_blocks, std::size_t num_layers,
+                                                         random_source& random) {
+  return make_layers(where, how, cache_shape{type, heads, dims, dims, block_size}, num_blocks, num_layers, random);
 }
 
 [[nodiscard]] inline std::vector<kv_cache_view> device_views(std::vector<cache_pair>& layers) {

@@ -14,25 +14,20 @@
 namespace bifolio::test {
 
 [[nodiscard]] inline float load_element(const void* base, dtype type, std::int64_t index) noexcept {
-  const auto* bytes = static_cast<const std::byte*>(base) + index * static_cast<std::int64_t>(size_of(type));
-  if (type == dtype::f32) {
-    float value;
-    std::memcpy(&value, bytes, sizeof value);
-    return value;
-  }
-  std::uint16_t bits;
-  std::memcpy(&bits, bytes, sizeof bits);
-  return type == dtype::f16 ? to_float(float16{bits}) : to_float(bfloat16{bits});
+  return visit_dtype(type, [&](auto traits) {
+    typename decltype(traits)::storage value;
+    std::memcpy(&value, static_cast<const std::byte*>(base) + index * static_cast<std::int64_t>(sizeof value),
+                sizeof value);
+    return to_float(value);
+  });
 }
 
 inline void store_element(void* base, dtype type, std::int64_t index, float value) noexcept {
-  auto* bytes = static_cast<std::byte*>(base) + index * static_cast<std::int64_t>(size_of(type));
-  if (type == dtype::f32) {
-    std::memcpy(bytes, &value, sizeof value);
-    return;
-  }
-  const std::uint16_t bits = type == dtype::f16 ? from_float<float16>(value).bits : from_float<bfloat16>(value).bits;
-  std::memcpy(bytes, &bits, sizeof bits);
+  visit_dtype(type, [&](auto traits) {
+    const auto stored = from_float<typename decltype(traits)::storage>(value);
+    std::memcpy(static_cast<std::byte*>(base) + index * static_cast<std::int64_t>(sizeof stored), &stored,
+                sizeof stored);
+  });
 }
 
 template <class Storage>
@@ -47,34 +42,39 @@ void store_elements_as(std::byte* to, std::int64_t stride, const float* from, st
 inline void store_elements(void* base, dtype type, std::int64_t index, std::int64_t stride, const float* from,
                            std::int64_t count) noexcept {
   auto* to = static_cast<std::byte*>(base) + index * static_cast<std::int64_t>(size_of(type));
-  switch (type) {
-    case dtype::f32:
-      return store_elements_as<float>(to, stride, from, count);
-    case dtype::f16:
-      return store_elements_as<float16>(to, stride, from, count);
-    case dtype::bf16:
-      return store_elements_as<bfloat16>(to, stride, from, count);
-  }
+  visit_dtype(type,
+              [&](auto traits) { store_elements_as<typename decltype(traits)::storage>(to, stride, from, count); });
 }
 
 /// What `value` becomes when it is stored as `type`.
 [[nodiscard]] inline float stored_as(dtype type, float value) noexcept {
-  if (type == dtype::f16) return to_float(from_float<float16>(value));
-  if (type == dtype::bf16) return to_float(from_float<bfloat16>(value));
-  return value;
+  return visit_dtype(type,
+                     [&](auto traits) { return to_float(from_float<typename decltype(traits)::storage>(value)); });
 }
 
-[[nodiscard]] constexpr float max_finite(dtype type) noexcept {
-  return type == dtype::f16 ? 65504.0f : type == dtype::bf16 ? 0x1.fep127f : 0x1.fffffep127f;
+/// What tests know of an element type.
+struct element_facts {
+  float max_finite;
+  float smallest_subnormal;
+  float unit_roundoff;
+  std::uint32_t poison_bits;  ///< a NaN with a payload that nothing else makes
+};
+
+[[nodiscard]] constexpr element_facts facts_of(dtype type) noexcept {
+  switch (type) {
+    case dtype::f32:
+      return {0x1.fffffep127f, 0x1p-149f, 0x1p-24f, 0x7fdbadadu};
+    case dtype::f16:
+      return {65504.0f, 0x1p-24f, 0x1p-11f, 0x7e5bu};
+    case dtype::bf16:
+      return {0x1.fep127f, 0x1p-133f, 0x1p-8f, 0x7fdbu};
+  }
+  return {};
 }
 
-[[nodiscard]] constexpr float smallest_subnormal(dtype type) noexcept {
-  return type == dtype::f16 ? 0x1p-24f : type == dtype::bf16 ? 0x1p-133f : 0x1p-149f;
-}
-
-[[nodiscard]] constexpr std::uint32_t poison_bits(dtype type) noexcept {
-  return type == dtype::f16 ? 0x7e5bu : type == dtype::bf16 ? 0x7fdbu : 0x7fdbadadu;
-}
+[[nodiscard]] constexpr float max_finite(dtype type) noexcept { return facts_of(type).max_finite; }
+[[nodiscard]] constexpr float smallest_subnormal(dtype type) noexcept { return facts_of(type).smallest_subnormal; }
+[[nodiscard]] constexpr std::uint32_t poison_bits(dtype type) noexcept { return facts_of(type).poison_bits; }
 
 inline void poison(std::span<std::byte> bytes, dtype type) noexcept {
   const std::uint32_t bits = poison_bits(type);

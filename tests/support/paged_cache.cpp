@@ -32,11 +32,11 @@ std::int32_t smallest_chunk(std::int32_t head_dim) {
 }
 
 // One head of one token, chunk by chunk.
-void store_row(std::byte* half, dtype type, const kv_strides& strides, block_id block, std::int32_t head,
+void store_row(std::byte* plane, dtype type, const kv_strides& strides, block_id block, std::int32_t head,
                std::int32_t token, std::span<const float> values) {
   const auto dims = static_cast<std::int32_t>(values.size());
   for (std::int32_t first = 0; first < dims; first += strides.chunk) {
-    store_elements(half, type, strides.offset(block, head, token, first), strides.dim, values.data() + first,
+    store_elements(plane, type, strides.offset(block, head, token, first), strides.dim, values.data() + first,
                    std::min(strides.chunk, dims - first));
   }
 }
@@ -61,59 +61,67 @@ std::string_view to_string(arrangement value) noexcept {
   return "unknown";
 }
 
-arranged_layout arrange(arrangement how, dtype type, std::int32_t num_kv_heads, std::int32_t head_dim,
-                        std::int32_t block_size, std::int64_t num_blocks) {
-  const kv_layout named = make_layout(named_kind(how), type, num_kv_heads, head_dim, block_size);
-  const std::int64_t block = named.block_elements();
+arranged_layout arrange(arrangement how, const cache_shape& shape, std::int64_t num_blocks) {
+  const kv_code code{shape.type};
+  const kv_layout named = make_layout(named_kind(how), code, code, shape.num_kv_heads, shape.qk_head_dim,
+                                      shape.v_head_dim, shape.block_size, shape.v_in_k);
+  const std::int64_t k_block = named.block_elements(named.k);
+  const std::int64_t v_block = shape.v_in_k ? 0 : named.block_elements(named.v);
   if (how == arrangement::hnd || how == arrangement::nhd || how == arrangement::x_split) {
-    return {named, 0, num_blocks * block, 2 * num_blocks * block};
+    return {named, 0, shape.v_in_k ? 0 : num_blocks * k_block, num_blocks * (k_block + v_block)};
   }
-  const std::int64_t heads = num_kv_heads;
-  const std::int64_t dims = head_dim;
-  const std::int64_t tokens = block_size;
+  const std::int64_t heads = shape.num_kv_heads;
+  const std::int64_t tokens = shape.block_size;
   arranged_layout result{named, 0, 0, 0};
   result.layout.kind = layout_kind::strided;
-  kv_strides& k = result.layout.k;
-  kv_strides& v = result.layout.v;
+  kv_strides& k = result.layout.k.strides;
+  kv_strides& v = result.layout.v.strides;
   switch (how) {
     case arrangement::block_major:
-      k.block = v.block = 3 * 2 * block + 5;
-      result.k_start = 2 * block;  // the second of three layers
-      result.v_start = 3 * block;
+      k.block = v.block = 3 * (k_block + v_block) + 5;
+      result.k_start = k_block + v_block;  // the second of three layers
+      result.v_start = result.k_start + k_block;
       result.elements = num_blocks * k.block;
       break;
     case arrangement::padded:
-      k.head = dims + 3;
+      k.head = shape.qk_head_dim + 3;
       k.token = heads * k.head + 1;
       k.block = tokens * k.token + 7;
-      v.token = dims + 1;
+      v.token = shape.v_head_dim + 1;
       v.head = tokens * v.token + 2;
       v.block = heads * v.head + 3;
       result.v_start = num_blocks * k.block;
       result.elements = num_blocks * (k.block + v.block);
       break;
     default:  // scattered
-      k.chunk = smallest_chunk(head_dim);
+      k.chunk = smallest_chunk(shape.qk_head_dim);
       k.dim = 2;
       k.chunk_stride = 2 * k.chunk + 1;
-      k.token = dims / k.chunk * k.chunk_stride;
+      k.token = shape.qk_head_dim / k.chunk * k.chunk_stride;
       k.head = tokens * k.token;
       k.block = heads * k.head;
-      v.chunk = head_dim;
+      v.chunk = shape.v_head_dim;
       v.dim = tokens + 1;
-      v.chunk_stride = dims * v.dim;
+      v.chunk_stride = shape.v_head_dim * v.dim;
       v.token = 1;
-      v.head = dims * v.dim;
+      v.head = shape.v_head_dim * v.dim;
       v.block = heads * v.head + 1;
       result.v_start = num_blocks * k.block;
       result.elements = num_blocks * (k.block + v.block);
       break;
   }
+  if (shape.v_in_k) {
+    v = k;
+    result.v_start = result.k_start;
+    result.elements = num_blocks * k.block;
+  }
   return result;
 }
 
-paged_cache::paged_cache(backend& where, arrangement how, dtype type, std::int32_t num_kv_heads, std::int32_t head_dim,
-                         std::int32_t block_size, const std::vector<dense_kv>& seqs, const cache_placement& placement) {
+paged_cache::paged_cache(backend& where, arrangement how, const cache_shape& shape, const std::vector<dense_kv>& seqs,
+                         const cache_placement& placement) {
+  const std::int32_t block_size = shape.block_size;
+  const dtype type = shape.type;
   std::int64_t num_blocks = placement.spare_blocks;
   std::int64_t longest = 0;
   for (const dense_kv& seq : seqs) {
@@ -127,16 +135,16 @@ paged_cache::paged_cache(backend& where, arrangement how, dtype type, std::int32
   // Ids past the pool may be taken as its last block: that one holds nothing where there are spare blocks.
   if (placement.spare_blocks > 0) std::iter_swap(std::max_element(order.begin(), order.end()), order.end() - 1);
 
-  const arranged_layout arranged = arrange(how, type, num_kv_heads, head_dim, block_size, num_blocks);
+  const arranged_layout arranged = arrange(how, shape, num_blocks);
   const kv_layout& layout = arranged.layout;
   const auto element = static_cast<std::int64_t>(size_of(type));
   std::vector<std::byte> image(static_cast<std::size_t>((guard_elements + arranged.elements) * element));
   poison(image, type);
-  std::byte* k_half = image.data() + (guard_elements + arranged.k_start) * element;
-  std::byte* v_half = image.data() + (guard_elements + arranged.v_start) * element;
+  std::byte* k_plane = image.data() + (guard_elements + arranged.k_start) * element;
+  std::byte* v_plane = image.data() + (guard_elements + arranged.v_start) * element;
 
   table_stride_ = longest + placement.table_padding;
-  tables_.assign(seqs.size() * static_cast<std::size_t>(table_stride_), free_table_entry);
+  tables_.assign(seqs.size() * static_cast<std::size_t>(table_stride_), padding_entry);
   std::size_t next = 0;
   for (std::size_t s = 0; s < seqs.size(); ++s) {
     std::int32_t* row = tables_.data() + s * static_cast<std::size_t>(table_stride_);
@@ -144,24 +152,24 @@ paged_cache::paged_cache(backend& where, arrangement how, dtype type, std::int32
     for (std::int64_t b = first_needed / block_size; b < blocks_for(seqs[s].seq_len, block_size); ++b) {
       row[b] = order[next++];
     }
-    const auto dims = static_cast<std::size_t>(head_dim);
-    const std::int64_t skipped = first_needed * num_kv_heads * head_dim;
-    const float* from_k = seqs[s].k + skipped;
-    const float* from_v = seqs[s].v + skipped;
     for (std::int64_t j = first_needed; j < seqs[s].seq_len; ++j) {
       const block_id block{row[j / block_size]};
       const auto token = static_cast<std::int32_t>(j % block_size);
-      for (std::int32_t h = 0; h < num_kv_heads; ++h) {
-        store_row(k_half, type, layout.k, block, h, token, {from_k, dims});
-        store_row(v_half, type, layout.v, block, h, token, {from_v, dims});
-        from_k += head_dim;
-        from_v += head_dim;
-      }
+      const auto store = [&](std::byte* start, const kv_plane& plane, const float* from) {
+        const float* of_token = from + j * shape.num_kv_heads * plane.head_dim;
+        for (std::int32_t h = 0; h < shape.num_kv_heads; ++h, of_token += plane.head_dim) {
+          store_row(start, type, plane.strides, block, h, token, {of_token, static_cast<std::size_t>(plane.head_dim)});
+        }
+      };
+      store(k_plane, layout.k, seqs[s].k);
+      if (!shape.v_in_k) store(v_plane, layout.v, seqs[s].v);
     }
   }
   bytes_ = device_bytes(where, std::move(image), static_cast<std::size_t>(element));
   std::byte* base = bytes_.data() + guard_elements * element;
-  view_ = {base + arranged.k_start * element, base + arranged.v_start * element, num_blocks, layout};
+  // Where V is part of K its pointer is not looked at.
+  view_ = {base + arranged.k_start * element, shape.v_in_k ? nullptr : base + arranged.v_start * element, num_blocks,
+           layout};
 }
 
 }  // namespace bifolio::test

@@ -17,7 +17,7 @@
 
 namespace bifolio::test {
 
-/// How a layer lies in memory: the three named layouts, and three that only strides can say.
+/// How a layer is arranged in memory: the three named layouts, and three that only strides can express.
 enum class arrangement : std::uint8_t {
   hnd,
   nhd,
@@ -31,22 +31,31 @@ inline constexpr arrangement all_arrangements[] = {arrangement::hnd,     arrange
                                                    arrangement::padded,  arrangement::scattered};
 [[nodiscard]] std::string_view to_string(arrangement value) noexcept;
 
-/// A layout and where its two halves start, in elements, in a region of `elements` elements.
+/// What a cache holds, but for its order in memory. Where V is part of K, v_head_dim dims of it.
+struct cache_shape {
+  dtype type = dtype::f32;
+  std::int32_t num_kv_heads = 0;
+  std::int32_t qk_head_dim = 0;
+  std::int32_t v_head_dim = 0;
+  std::int32_t block_size = 0;
+  bool v_in_k = false;
+};
+
+/// A layout and where its two planes start, in elements, in a region of `elements` elements.
 struct arranged_layout {
   kv_layout layout;
   std::int64_t k_start = 0;
   std::int64_t v_start = 0;
   std::int64_t elements = 0;
 };
-[[nodiscard]] arranged_layout arrange(arrangement how, dtype type, std::int32_t num_kv_heads, std::int32_t head_dim,
-                                      std::int32_t block_size, std::int64_t num_blocks);
+[[nodiscard]] arranged_layout arrange(arrangement how, const cache_shape& shape, std::int64_t num_blocks);
 
-/// One sequence's keys and values, [seq_len, num_kv_heads, head_dim] each, already rounded to the cache's dtype.
+/// One sequence's keys and values, already rounded to the cache's dtype.
 struct dense_kv {
   std::int64_t seq_len = 0;
-  const float* k = nullptr;
-  const float* v = nullptr;
-  /// Positions before this one are not needed by anybody, as behind a sliding window: they are not stored, and blocks
+  const float* k = nullptr;  ///< [seq_len, num_kv_heads, qk_head_dim]
+  const float* v = nullptr;  ///< [seq_len, num_kv_heads, v_head_dim]; not looked at where V is part of K
+  /// Positions before this one are not needed by anybody, as left of a sliding window: they are not stored, and blocks
   /// that hold nothing else are given back, with free table entries in their place.
   std::int64_t first_needed = 0;
 };
@@ -59,8 +68,8 @@ struct cache_placement {
 
 class paged_cache {
  public:
-  paged_cache(backend& where, arrangement how, dtype type, std::int32_t num_kv_heads, std::int32_t head_dim,
-              std::int32_t block_size, const std::vector<dense_kv>& seqs, const cache_placement& placement = {});
+  paged_cache(backend& where, arrangement how, const cache_shape& shape, const std::vector<dense_kv>& seqs,
+              const cache_placement& placement = {});
 
   [[nodiscard]] const kv_cache_view& view() const noexcept { return view_; }
   [[nodiscard]] const std::vector<std::int32_t>& tables() const noexcept { return tables_; }

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <unistd.h>
 
+#include <bifolio/cpu.hpp>
 #include <bifolio/dtype.hpp>
 #include <cstdio>
 #include <cstdlib>
@@ -89,7 +90,7 @@ class reach_record {
   std::map<const void*, kernel_launches> launched_;
 };
 
-reach_record& record() {
+reach_record& the_record() {
   static reach_record instance;
   return instance;
 }
@@ -103,10 +104,10 @@ class recording_backend final : public backend {
  public:
   recording_backend(std::unique_ptr<backend> inner, std::string name)
       : inner_(std::move(inner)), name_(std::move(name)) {
-    for (const dtype dst : {dtype::f32, dtype::f16, dtype::bf16}) {
-      for (const dtype src : {dtype::f32, dtype::f16, dtype::bf16}) record().has(move_name(name_, dst, src));
+    for (const dtype dst : all_dtypes) {
+      for (const dtype src : all_dtypes) the_record().has(move_name(name_, dst, src));
     }
-    record().has(name_ + " merge");
+    the_record().has(name_ + " merge");
   }
 
   [[nodiscard]] device where() const noexcept override { return inner_->where(); }
@@ -121,22 +122,29 @@ class recording_backend final : public backend {
     return inner_->download(dst, src, num_bytes, stream);
   }
   [[nodiscard]] errc synchronize(stream_ref stream) noexcept override { return inner_->synchronize(stream); }
+  [[nodiscard]] event make_event() override { return inner_->make_event(); }
+  [[nodiscard]] errc record(event& point, stream_ref stream) noexcept override { return inner_->record(point, stream); }
+  [[nodiscard]] errc wait(const event& point, stream_ref stream) noexcept override {
+    return inner_->wait(point, stream);
+  }
 
   [[nodiscard]] errc append(const append_params& params, stream_ref stream) noexcept override {
-    return moved(params.kv.layout.type, params.k.type, params.k.num_tokens > 0, inner_->append(params, stream));
+    return moved(params.kv.layout.k.code.type, params.k.type, params.k.num_tokens > 0, inner_->append(params, stream));
   }
   [[nodiscard]] errc gather(const gather_params& params, stream_ref stream) noexcept override {
-    return moved(params.k.type, params.kv.layout.type, params.k.num_tokens > 0, inner_->gather(params, stream));
+    return moved(params.k.type, params.kv.layout.k.code.type, params.k.num_tokens > 0, inner_->gather(params, stream));
   }
   [[nodiscard]] errc copy_blocks(std::span<const kv_cache_view> layers, std::span<const block_copy> copies,
                                  stream_ref stream) noexcept override {
     const errc code = inner_->copy_blocks(layers, copies, stream);
-    for (const kv_cache_view& layer : layers) moved(layer.layout.type, layer.layout.type, !copies.empty(), code);
+    for (const kv_cache_view& layer : layers)
+      moved(layer.layout.k.code.type, layer.layout.k.code.type, !copies.empty(), code);
     return code;
   }
   [[nodiscard]] errc convert_blocks(const kv_cache_view& src, const kv_cache_view& dst,
                                     std::span<const block_copy> copies, stream_ref stream) noexcept override {
-    return moved(dst.layout.type, src.layout.type, !copies.empty(), inner_->convert_blocks(src, dst, copies, stream));
+    return moved(dst.layout.k.code.type, src.layout.k.code.type, !copies.empty(),
+                 inner_->convert_blocks(src, dst, copies, stream));
   }
   [[nodiscard]] errc swap_blocks(std::span<const kv_cache_view> src, std::span<const kv_cache_view> dst,
                                  std::span<const block_copy> copies, stream_ref stream) noexcept override {
@@ -156,15 +164,18 @@ class recording_backend final : public backend {
                                                   const attention_params& params) const override {
     return inner_->describe(plan, params);
   }
+  [[nodiscard]] std::vector<std::string> explain(const attention_plan& plan) const override {
+    return inner_->explain(plan);
+  }
   [[nodiscard]] errc merge_states(const merge_params& params, stream_ref stream) noexcept override {
     const errc code = inner_->merge_states(params, stream);
-    if (code == errc::ok && params.out.num_tokens > 0) record().reached(name_ + " merge");
+    if (code == errc::ok && params.out.num_tokens > 0) the_record().reached(name_ + " merge");
     return code;
   }
 
  private:
   errc moved(dtype dst, dtype src, bool anything, errc code) noexcept {
-    if (code == errc::ok && anything) record().reached(move_name(name_, dst, src));
+    if (code == errc::ok && anything) the_record().reached(move_name(name_, dst, src));
     return code;
   }
 
@@ -178,7 +189,7 @@ const cuda::runtime_api& recorded_runtime() {
   static const cuda::runtime_api recorded = [] {
     cuda::runtime_api api = cuda::real_runtime();
     api.launch_kernel = [](const cudaLaunchConfig_t* config, const void* function, void** args) {
-      record().launched(function);
+      the_record().launched(function);
       return cuda::real_runtime().launch_kernel(config, function, args);
     };
     return api;
@@ -189,7 +200,7 @@ const cuda::runtime_api& recorded_runtime() {
 
 std::unique_ptr<backend> open_recorded(device where, const backend_options& options) {
 #if BIFOLIO_TEST_RECORDS_LAUNCHES
-  // Not wrapped: what is specific to CUDA asks for the backend's own type.
+  // Not wrapped: functions that are specific to CUDA need the backend's own type.
   if (where.type == device_type::cuda) {
     return std::make_unique<cuda::cuda_backend>(recorded_runtime(), where.index);
   }
@@ -203,16 +214,16 @@ std::unique_ptr<backend> open_recorded(device where, const backend_options& opti
 }  // namespace
 
 std::unique_ptr<backend> open_backend(device where, const backend_options& options) {
-  if (!record().on()) return make_backend(where, options);
+  if (!the_record().on()) return make_backend(where, options);
   std::unique_ptr<backend> opened = open_recorded(where, options);
-  for (const std::string& kernel : opened->attention_kernels()) record().has(kernel);
+  for (const std::string& kernel : opened->attention_kernels()) the_record().has(kernel);
   return opened;
 }
 
 void record_attention(const backend& where, const attention_plan& plan, const attention_params& params) {
-  if (!record().on()) return;
+  if (!the_record().on()) return;
   for (const std::string& kernel : where.describe(plan, params)) {
-    if (!kernel.empty()) record().reached(kernel);
+    if (!kernel.empty()) the_record().reached(kernel);
   }
 }
 

@@ -2,8 +2,8 @@
 #pragma once
 
 /// Which kernels the suite has reached. While the environment variable BIFOLIO_TEST_REACH_DIR names a folder, the
-/// kernels that serve the backends under test are counted, and the program writes <folder>/<program>.<process>.tsv as it
-/// ends:
+/// kernels that serve the backends under test are counted, and the program writes <folder>/<program>.<process>.tsv as
+/// it ends:
 ///
 ///   has <tab> kernel              a backend under test has this kernel
 ///   reached <tab> kernel <tab> n  it computed n sequences, or n calls of another kind

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// Address space without memory behind it until it is touched: pools far past 2^32 elements on a small machine. And the
+/// Address space that gets memory only where it is touched: pools far past 2^32 elements on a small machine. And the
 /// floating-point mode that flushes subnormals, which a program around the library may have set.
 
 #include <sys/mman.h>

@@ -14,18 +14,18 @@ namespace bifolio::test {
 
 class thread_executor final : public executor {
  public:
-  explicit thread_executor(std::int32_t width) noexcept : width_(width) {}
-  [[nodiscard]] std::int32_t width() const noexcept override { return width_; }
-  void run(std::int32_t num_lanes, lane_function function, void* context) noexcept override {
+  explicit thread_executor(std::int32_t concurrency) noexcept : concurrency_(concurrency) {}
+  [[nodiscard]] std::int32_t concurrency() const noexcept override { return concurrency_; }
+  void run(std::int32_t num_workers, worker_function function, void* context) noexcept override {
     std::vector<std::thread> threads;
-    for (std::int32_t lane = 1; lane < num_lanes; ++lane) threads.emplace_back(function, context, lane);
+    for (std::int32_t worker = 1; worker < num_workers; ++worker) threads.emplace_back(function, context, worker);
     function(context, 0);
     for (std::thread& thread : threads) thread.join();
   }
   [[nodiscard]] std::string_view name() const noexcept override { return "threads"; }
 
  private:
-  std::int32_t width_;
+  std::int32_t concurrency_;
 };
 
 }  // namespace bifolio::test

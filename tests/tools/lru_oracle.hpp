@@ -24,7 +24,7 @@ class lru_oracle {
     for (std::size_t i = 0; i < ids.size(); ++i) {
       const auto found = places_.find(to_index(ids[i]));
       if (found == places_.end()) continue;
-      order_.erase(found->second);  // pinned, or dropped behind the first miss
+      order_.erase(found->second);  // pinned, or dropped after the first miss
       places_.erase(found);
     }
     std::size_t num_kept = ids.size();

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bifolio/cpu.hpp>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <utility>
@@ -199,6 +200,13 @@ class wavering_backend final : public bifolio::backend {
     return real_.download(dst, src, n, s);
   }
   [[nodiscard]] errc synchronize(bifolio::stream_ref s) noexcept override { return real_.synchronize(s); }
+  [[nodiscard]] bifolio::event make_event() override { return real_.make_event(); }
+  [[nodiscard]] errc record(bifolio::event& point, bifolio::stream_ref s) noexcept override {
+    return real_.record(point, s);
+  }
+  [[nodiscard]] errc wait(const bifolio::event& point, bifolio::stream_ref s) noexcept override {
+    return real_.wait(point, s);
+  }
   [[nodiscard]] errc append(const bifolio::append_params& p, bifolio::stream_ref s) noexcept override {
     const errc code = real_.append(p, s);
     if (code == errc::ok) *static_cast<std::byte*>(p.kv.k) ^= std::byte{1};

@@ -38,7 +38,7 @@ void check_against_oracle(const trace& what, std::int64_t num_blocks) {
   CHECK(result.cached_blocks == oracle.num_cached());
 }
 
-/// Requests that walk down a random tree: an id stands for the way to it.
+/// Requests that walk down a random tree: an id represents the path to it.
 trace random_tree_trace(random_source& random, int num_requests, int branches, int depth) {
   std::vector<std::vector<std::int64_t>> requests;
   for (int i = 0; i < num_requests; ++i) {

@@ -91,7 +91,7 @@ TEST_CASE("an option that is wrong is refused with the value received and the va
   check_refused({good, "--cache-only", "--blocks", "-1"}, "--blocks is '-1'; allowed are whole numbers from 0");
   check_refused({good, "--cache-only", "--blocks", "many"}, "--blocks is 'many'");
   check_refused({good, "--cache-only", "--blocks", "99999999999999999999"}, "--blocks is '99999999999999999999'");
-  check_refused({good, "--cache-only", "--policy", "fifo"}, "--policy is 'fifo'; allowed are lru, priority");
+  check_refused({good, "--cache-only", "--policy", "fifo"}, "--policy is 'fifo'; allowed are lru, priority, s3_fifo");
   check_refused({good, "--cache-only", "--format", "xml"}, "--format is 'xml'; allowed are csv, json, md");
   check_refused({good, "--cache-only", "--format-in", "xml"},
                 "--format-in is 'xml'; allowed are auto, azure, mooncake");

@@ -201,7 +201,7 @@ TEST_CASE("requests far apart find what the cache alone finds, and compute the r
       one.ids.push_back(node);
     }
     one.input = static_cast<int>(512 * (static_cast<std::int64_t>(one.ids.size()) - 1) + random.between(1, 511));
-    // The id of a partly filled block stands for this length, too.
+    // The id of a partly filled block identifies its length, too.
     one.ids.back() = static_cast<std::int64_t>(hash_of(5, one.ids.back(), one.input) >> 2);
     requests.push_back(one);
   }
@@ -266,7 +266,7 @@ TEST_CASE("prompts have as many tokens in common as they have ids in common") {
   CHECK(common(first, second) == 1024);
   CHECK(common(first, third) == 1200);
   CHECK(std::all_of(first.begin(), first.end(), [](auto token) { return to_index(token) >= 0; }));
-  // Tokens behind the ids, and all of a trace without ids, belong to one request alone.
+  // Tokens after the ids, and all of a trace without ids, belong to one request alone.
   const trace no_ids = trace_of({{0, 700, 1}, {0, 700, 1}, {0, 700, 1, {5}}, {0, 700, 1, {5}}});
   CHECK(common(make_prompt(no_ids, 0, 512), make_prompt(no_ids, 1, 512)) == 0);
   CHECK(common(make_prompt(no_ids, 2, 512), make_prompt(no_ids, 3, 512)) == 512);

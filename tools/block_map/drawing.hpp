@@ -15,7 +15,7 @@ struct text_style {
   bool colours = false;       ///< ANSI escapes (256 colours)
 };
 
-/// Lines that end in "\n"; with colours each line also wipes what stood behind it.
+/// Lines that end in "\n"; with colours each line also clears the rest of its row.
 [[nodiscard]] std::string draw_text(const frame& what, const text_style& style);
 
 }  // namespace block_map

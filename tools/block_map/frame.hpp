@@ -10,7 +10,7 @@
 namespace block_map {
 
 enum class cell_state : std::uint8_t {
-  free,    ///< without contents that anyone could ask for
+  free,    ///< without contents that anyone could use
   cached,  ///< found by the prefix cache, used by nobody
   used,    ///< by one sequence
   shared,  ///< by several

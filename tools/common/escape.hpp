@@ -24,7 +24,7 @@ namespace tools {
 /// Content or attribute of an SVG document.
 [[nodiscard]] std::string svg_text(std::string_view text);
 /// `json`, which a serializer wrote, with the control characters that JSON allows in a string (DEL and U+0080 … U+009F)
-/// as \u00NN. It stands for the same values.
+/// as \u00NN. It denotes the same values.
 [[nodiscard]] std::string printable_json(std::string_view json);
 
 }  // namespace tools

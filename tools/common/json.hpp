@@ -20,10 +20,10 @@ class json_error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// One JSON value and nothing behind it. Throws `json_error`. Of equal names in an object the last counts.
+/// One JSON value and nothing after it. Throws `json_error`. Of equal names in an object the last counts.
 [[nodiscard]] nlohmann::json parse_json(std::string_view text);
 
-/// A value for a sentence: one line of some 60 bytes, whatever its size; "..." stands for what is left out, and deep
+/// A value for a sentence: one line of some 60 bytes, whatever its size; "..." replaces what is left out, and deep
 /// inside for lists and objects.
 [[nodiscard]] std::string json_excerpt(const nlohmann::json& value);
 

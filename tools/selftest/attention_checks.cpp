@@ -32,7 +32,7 @@ std::vector<std::string> kernels_of(const tested_backend& where, const attention
   return names;
 }
 
-/// "cuda general" of "cuda general bf16 rows 16": kernels of one family sum in one order.
+/// "cuda general" of "cuda general bf16 rows 16": kernels of one kind sum in one order.
 std::string_view family_of(std::string_view kernel) {
   const std::size_t first = kernel.find(' ');
   return first == std::string_view::npos ? kernel : kernel.substr(0, kernel.find(' ', first + 1));
@@ -113,7 +113,7 @@ class case_run {
   void run() {
     if (!attempt(promise::bounds, [&] { check_bounds_and_repeats(what_.settings); })) return;
     attempt(promise::threads, [&] { check_threads(); });
-    // A GPU promises the rest of plans that ask for it.
+    // On a GPU the rest holds for deterministic plans.
     if (!where_.main.is_host && !what_.settings.deterministic) {
       attention_case steady = what_.settings;
       steady.deterministic = true;
@@ -180,7 +180,7 @@ class case_run {
       if (whole_.kernels[s].empty()) continue;
       const reference::accuracy_judge of_one = what_.expectation.judge(whole_.output, numbers, s, s + 1);
       attention_row& row = said_.row(where_.device, where_.isa, whole_.kernels[s]);
-      worst_error& worst = c.out_type == dtype::f32 ? row.of_f32 : row.of_narrow;
+      worst_error& worst = size_of(c.out_type) == sizeof(float) ? row.of_f32 : row.of_narrow;
       if (!worst.share || of_one.worst_share() > *worst.share) worst = {of_one.worst_share(), name_};
       if (!of_one.problem().empty()) guilty.insert(whole_.kernels[s]);
     }

@@ -32,7 +32,7 @@ cache_shape random_shape(random_source& random, bool large) {
   constexpr std::array<std::int32_t, 3> heads{1, 3, 8};
   cache_shape shape{random.pick(all_arrangements), random.pick(dtypes), random.pick(heads), random.pick(dims),
                     random.pick(blocks)};
-  // More than a megabyte: several lanes' worth.
+  // More than a megabyte: several workers' worth.
   if (large) shape.heads = 8, shape.dims = 64, shape.block_size = 16;
   return shape;
 }
@@ -135,17 +135,17 @@ std::string convert_between(const tested_backend& tested, random_source& random,
   return complaint(src.equal(), "the source") + complaint(dst.equal(), "the destination");
 }
 
-/// A cache in host memory, as `swap_blocks` takes it beside one on the device.
+/// A cache in host memory, as `swap_blocks` takes it together with one on the device.
 class host_cache {
  public:
   host_cache(backend& where, const cache_shape& shape, std::int64_t num_blocks)
-      : arranged_(arrange(shape.how, shape.type, shape.heads, shape.dims, shape.block_size, num_blocks)),
+      : arranged_(arrange(shape.how, {shape.type, shape.heads, shape.dims, shape.dims, shape.block_size}, num_blocks)),
         num_blocks_(num_blocks),
         bytes_(where.staging_memory(), static_cast<std::size_t>(arranged_.elements) * size_of(shape.type)) {
     std::fill_n(bytes_.as<std::byte>(), bytes_.num_bytes(), std::byte{0});
   }
   [[nodiscard]] kv_cache_view view() noexcept {
-    const auto element = static_cast<std::int64_t>(size_of(arranged_.layout.type));
+    const auto element = static_cast<std::int64_t>(size_of(arranged_.layout.k.code.type));
     return {bytes_.as<std::byte>() + arranged_.k_start * element, bytes_.as<std::byte>() + arranged_.v_start * element,
             num_blocks_, arranged_.layout};
   }

@@ -39,7 +39,7 @@ void check_merge_case(const target& where, std::uint64_t seed, std::size_t n, re
   try {
     const attention_output first = merge_states_of(where.main, shape, a, b);
     const merge_verdict verdict = judge_merge(shape, a, b, first);
-    worst_error& worst = shape.out_type == dtype::f32 ? row.of_f32 : row.of_narrow;
+    worst_error& worst = size_of(shape.out_type) == sizeof(float) ? row.of_f32 : row.of_narrow;
     if (!worst.share || verdict.worst_share > *worst.share) worst = {verdict.worst_share, name};
     count(promise::bounds, verdict.problem);
     count(promise::repeats, bit_difference(first, merge_states_of(where.main, shape, a, b)));

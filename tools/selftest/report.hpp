@@ -24,7 +24,7 @@ inline constexpr operation all_operations[] = {operation::append, operation::gat
 
 /// What must hold of an attention call. All but `bounds` compare bits.
 enum class promise : std::uint8_t {
-  bounds,      ///< error against the float64 oracle within the published bound; nothing written beside the outputs
+  bounds,      ///< error against the float64 oracle within the published bound; nothing written outside the outputs
   repeats,     ///< the same call again, planned again or not
   threads,     ///< other numbers of threads, other executors
   blocks,      ///< other physical blocks and other strides of the block table

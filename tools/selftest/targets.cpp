@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <bifolio/cpu.hpp>
 #include <bifolio/error.hpp>
 #include <optional>
 #include <thread>
@@ -49,7 +50,7 @@ target open_cpu(cpu_isa isa) {
   }
   result.reversed = bifolio::test::make_reversed_executor(5);
   options.own_executor = result.reversed.get();
-  add("5 lanes in reversed order");
+  add("5 workers in reversed order");
   return result;
 }
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bifolio/block_pool.hpp>
+#include <bifolio/prefix_cache.hpp>
 #include <chrono>
 
 #include "input_error.hpp"
@@ -56,7 +57,7 @@ class replayer {
     std::size_t num_hits = 0;
     for (; num_hits < ids.size() && find(num_hits); ++num_hits) cache_.pin(std::span(blocks_).subspan(num_hits, 1));
     for (std::size_t i = num_hits; i < ids.size(); ++i) {
-      if (find(i) && pool_.num_refs(blocks_[i]) == 0) cache_.forget(blocks_[i]);
+      if (find(i) && pool_.num_refs(blocks_[i]) == 0) cache_.unregister(blocks_[i]);
     }
     cache_.count_lookup(static_cast<std::int64_t>(ids.size()), static_cast<std::int64_t>(num_hits));
     return num_hits;

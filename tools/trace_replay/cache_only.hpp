@@ -4,13 +4,13 @@
 /// The library's prefix cache alone on a trace: no scheduler, no time, a pool whose blocks are the trace's.
 ///
 /// Requests come one after another in the order of the file, and each ends before the next begins. The ids of a request
-/// are looked up from the first to the first that is not cached; what was found is pinned; for the rest blocks are
-/// taken from the pool, which evicts what nobody used for longest; then all blocks are released, the last one first.
+/// are looked up from the first to the first that is not cached; the hits are pinned; for the rest blocks are allocated
+/// from the pool, which evicts by the policy; then all blocks are released, the last one first.
 /// Every id counts, that of a partly filled last block too, unless `full_blocks_only`.
 ///
-/// In the usual trace an id names everything before it, so blocks are published as a chain of one-token blocks whose
-/// tokens are the ids. In a trace where that does not hold each id stands for itself, and ids that are cached behind
-/// the first miss are dropped and computed again.
+/// In the usual trace an id stands for everything before it as well, so blocks are published as a chain of one-token
+/// blocks whose tokens are the ids. In a trace where that does not hold each id stands for itself, and ids that are
+/// cached after the first miss are dropped and computed again.
 
 #include <cstdint>
 

@@ -9,7 +9,7 @@ namespace trace_replay {
 /// How long a step would take, in µs:
 ///
 ///   per_step + per_token · tokens computed + per_kv_token · tokens of KV read, once a sequence
-///            + per_score · pairs of a computed token and a token that it sees
+///            + per_score · pairs of a computed token and a token visible to it
 ///            + per_swapped_token · tokens of blocks moved to the host or back
 ///
 /// A step without tokens only moves blocks: it costs nothing but that.

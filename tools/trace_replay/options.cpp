@@ -88,7 +88,7 @@ void add_cache_options(CLI::App& program, options& result, written& text) {
   add("--blocks", text.blocks, "Blocks of the pool; 0 or unbounded: so many that nothing is evicted")
       ->default_str("50000; unbounded with --cache-only");
   add("--block-size", to.block_size, "Tokens of a block; with --cache-only a block is one of the trace's");
-  add("--policy", text.policy, "lru, or priority: the first blocks of every prompt are evicted last");
+  add("--policy", text.policy, "lru, s3_fifo, or priority: the first blocks of every prompt are evicted last");
   add("--keep-first", to.num_kept, "With --policy priority: how many blocks that are");
   program.add_flag("--no-prefix-caching", text.no_prefix_caching, "Compute every prompt whole")->group(group);
   program
@@ -126,7 +126,7 @@ void add_cost_options(CLI::App& program, options& result) {
   add("--step-us", to.per_step, "Microseconds for every step");
   add("--us-per-token", to.per_token, "... for every token computed");
   add("--us-per-kv-token", to.per_kv_token, "... for every token of KV that is read, once a sequence");
-  add("--us-per-score", to.per_score, "... for every pair of a computed token and one that it sees");
+  add("--us-per-score", to.per_score, "... for every pair of a computed token and one visible to it");
   add("--us-per-swapped-token", to.per_swapped_token, "... for every token of KV moved to the host or back");
 }
 
@@ -150,8 +150,9 @@ void check(options& result, const written& text) {
   result.format = chosen<output_format>(
       "--format", text.format, {{"md", output_format::md}, {"csv", output_format::csv}, {"json", output_format::json}});
   simulation_options& to = result.simulation;
-  to.policy =
-      chosen<policy_kind>("--policy", text.policy, {{"lru", policy_kind::lru}, {"priority", policy_kind::priority}});
+  to.policy = chosen<policy_kind>(
+      "--policy", text.policy,
+      {{"lru", policy_kind::lru}, {"priority", policy_kind::priority}, {"s3_fifo", policy_kind::s3_fifo}});
   to.preemption = chosen<preemption_mode>("--preemption", text.preemption,
                                           {{"recompute", preemption_mode::recompute},
                                            {"swap", preemption_mode::swap},

@@ -16,7 +16,7 @@ class progress_bar {
   progress_bar& operator=(const progress_bar&) = delete;
   ~progress_bar() { wipe(); }
 
-  /// Cheap when nothing is due; `note` stands behind the bar.
+  /// Cheap when nothing is due; `note` follows the bar.
   void show(std::int64_t done, std::int64_t total, std::string_view note = {});
   /// Whether `show` would write now, so that a note need not be made in vain.
   [[nodiscard]] bool due() noexcept;

@@ -29,7 +29,7 @@ std::int64_t blocks_for_everything(const trace& what, const simulation_options& 
   for (const trace_request& one : what.requests) {
     const std::int64_t with_ids = std::min<std::int64_t>(one.num_input_tokens, one.num_ids * options.trace_block_size);
     num_blocks += blocks_of(one.num_input_tokens - with_ids) + blocks_of(one.num_output_tokens) + 2;
-    // Blocks of the prompt that lie across two ids are not shared by requests that share the first one only.
+    // Blocks of the prompt that span two ids are not shared by requests that share the first one only.
     if (options.trace_block_size % options.block_size != 0 || !options.prefix_caching)
       num_blocks += blocks_of(with_ids);
   }

@@ -8,7 +8,17 @@
 namespace trace_replay {
 namespace {
 
-std::string name_of(policy_kind policy) { return policy == policy_kind::lru ? "lru" : "priority"; }
+std::string name_of(policy_kind policy) {
+  switch (policy) {
+    case policy_kind::lru:
+      return "lru";
+    case policy_kind::priority:
+      return "priority";
+    case policy_kind::s3_fifo:
+      return "s3_fifo";
+  }
+  return {};
+}
 
 std::string name_of(bifolio::preemption_mode mode) {
   switch (mode) {

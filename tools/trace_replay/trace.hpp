@@ -43,7 +43,7 @@ struct trace {
   }
 };
 
-/// Reads at most `max_requests` of them (0: all). `name` stands in the sentences of errors, with the line number.
+/// Reads at most `max_requests` of them (0: all). `name` appears in the sentences of errors, with the line number.
 /// Throws `input_error` for a line that is not as above, a number that is negative or too large, or no request at all.
 [[nodiscard]] trace read_trace(std::istream& in, std::string_view name, trace_format format, std::int64_t max_requests);
 [[nodiscard]] trace read_trace_file(const std::string& path, trace_format format, std::int64_t max_requests);

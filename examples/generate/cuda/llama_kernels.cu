@@ -217,11 +217,16 @@ cudaError_t launch_narrow(const float* rows, std::int64_t row_stride, std::int64
   const std::int64_t num_items = num_rows * width;
   if (num_items == 0) return cudaSuccess;
   const unsigned grid = grid_of(num_items, row_threads);
-  if (type == bifolio::dtype::bf16) {
-    narrow_kernel<<<grid, row_threads, 0, stream>>>(rows, row_stride, num_items, width,
-                                                    static_cast<__nv_bfloat16*>(out));
-  } else {
-    narrow_kernel<<<grid, row_threads, 0, stream>>>(rows, row_stride, num_items, width, static_cast<__half*>(out));
+  switch (type) {
+    case bifolio::dtype::f32:
+      return cudaErrorInvalidValue;
+    case bifolio::dtype::f16:
+      narrow_kernel<<<grid, row_threads, 0, stream>>>(rows, row_stride, num_items, width, static_cast<__half*>(out));
+      break;
+    case bifolio::dtype::bf16:
+      narrow_kernel<<<grid, row_threads, 0, stream>>>(rows, row_stride, num_items, width,
+                                                      static_cast<__nv_bfloat16*>(out));
+      break;
   }
   return cudaGetLastError();
 }
@@ -229,10 +234,15 @@ cudaError_t launch_narrow(const float* rows, std::int64_t row_stride, std::int64
 cudaError_t launch_widen(const void* in, std::int64_t count, bifolio::dtype type, float* out, cudaStream_t stream) {
   if (count == 0) return cudaSuccess;
   const unsigned grid = grid_of(count, row_threads);
-  if (type == bifolio::dtype::bf16) {
-    widen_kernel<<<grid, row_threads, 0, stream>>>(static_cast<const __nv_bfloat16*>(in), count, out);
-  } else {
-    widen_kernel<<<grid, row_threads, 0, stream>>>(static_cast<const __half*>(in), count, out);
+  switch (type) {
+    case bifolio::dtype::f32:
+      return cudaErrorInvalidValue;
+    case bifolio::dtype::f16:
+      widen_kernel<<<grid, row_threads, 0, stream>>>(static_cast<const __half*>(in), count, out);
+      break;
+    case bifolio::dtype::bf16:
+      widen_kernel<<<grid, row_threads, 0, stream>>>(static_cast<const __nv_bfloat16*>(in), count, out);
+      break;
   }
   return cudaGetLastError();
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// Sizes multiplied and added without wrapping: every product of numbers that came from outside goes through here.
+/// Sizes multiplied without wrapping: every product of numbers that came from outside goes through here.
 
 #include <bifolio/error.hpp>
 #include <concepts>
@@ -17,13 +17,6 @@ template <std::integral T>
 [[nodiscard]] constexpr std::optional<T> checked_mul(T a, T b) noexcept {
   T result{};
   if (__builtin_mul_overflow(a, b, &result)) return std::nullopt;
-  return result;
-}
-
-template <std::integral T>
-[[nodiscard]] constexpr std::optional<T> checked_add(T a, T b) noexcept {
-  T result{};
-  if (__builtin_add_overflow(a, b, &result)) return std::nullopt;
   return result;
 }
 

@@ -8,22 +8,22 @@
 namespace bifolio {
 
 std::string_view to_string(dtype type) noexcept {
-  switch (type) {
-    case dtype::f32:
-      return "f32";
-    case dtype::f16:
-      return "f16";
-    case dtype::bf16:
-      return "bf16";
-  }
-  return "unknown";
+  if (!is_dtype(type)) return "unknown";
+  return visit_dtype(type, [](auto traits) { return traits.name; });
 }
 
 dtype parse_dtype(std::string_view text) {
-  if (text == "f32" || text == "float32") return dtype::f32;
-  if (text == "f16" || text == "float16" || text == "half") return dtype::f16;
-  if (text == "bf16" || text == "bfloat16") return dtype::bf16;
-  detail::refuse(errc::invalid_argument, "dtype '", text, "' is not one of f32, f16, bf16");
+  for (const dtype type : all_dtypes) {
+    const bool named = visit_dtype(type, [&](auto traits) {
+      if (text == traits.name) return true;
+      for (const std::string_view other : traits.other_names) {
+        if (text == other) return true;
+      }
+      return false;
+    });
+    if (named) return type;
+  }
+  detail::refuse(errc::invalid_argument, "dtype '", text, "' is not one of ", dtype_names);
 }
 
 }  // namespace bifolio

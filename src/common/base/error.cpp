@@ -8,18 +8,15 @@ namespace bifolio {
 namespace {
 
 // All codes by number.
-constexpr std::array<std::string_view, 13> code_names{"ok",
+constexpr std::array<std::string_view, 10> code_names{"ok",
                                                       "invalid_argument",
                                                       "out_of_range",
                                                       "not_found",
                                                       "already_exists",
                                                       "failed_precondition",
-                                                      "out_of_blocks",
                                                       "out_of_memory",
                                                       "unsupported",
-                                                      "io_error",
                                                       "device_lost",
-                                                      "cancelled",
                                                       "internal"};
 static_assert(code_names.size() == static_cast<std::size_t>(errc::internal) + 1);
 

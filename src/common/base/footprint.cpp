@@ -51,17 +51,18 @@ std::int64_t span_below(const footprint& of, std::int64_t stride, std::int64_t e
 
 }  // namespace
 
-bool make_footprint(footprint& out, const void* base, const kv_layout& layout, const kv_strides& strides,
+bool make_footprint(footprint& out, const void* base, const kv_layout& layout, const kv_plane& plane,
                     std::int64_t num_blocks) noexcept {
-  if (strides.chunk < 1 || strides.chunk > layout.head_dim || layout.head_dim % strides.chunk != 0) return false;
+  const kv_strides& strides = plane.strides;
+  if (strides.chunk < 1 || strides.chunk > plane.head_dim || plane.head_dim % strides.chunk != 0) return false;
   out = {};
   out.base = static_cast<const std::byte*>(base);
   const axis axes[] = {{num_blocks, strides.block},
                        {layout.num_kv_heads, strides.head},
                        {layout.block_size, strides.token},
-                       {layout.head_dim / strides.chunk, strides.chunk_stride},
+                       {plane.head_dim / strides.chunk, strides.chunk_stride},
                        {strides.chunk, strides.dim}};
-  return add_axes(out, axes, 5, static_cast<std::int64_t>(size_of(layout.type)), true);
+  return add_axes(out, axes, 5, static_cast<std::int64_t>(size_of(plane.code.type)), true);
 }
 
 bool make_footprint(footprint& out, const const_tensor_view& rows, bool must_nest) noexcept {

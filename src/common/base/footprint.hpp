@@ -11,10 +11,10 @@
 
 namespace bifolio::validate {
 
-/// Largest span of one half of a layer, and of anything else.
+/// Largest span of one plane of a layer, and of anything else.
 inline constexpr std::int64_t max_span_bytes = std::int64_t{1} << 62;
 
-/// One index of an array in memory: how many values it takes and how far apart they lie, in bytes.
+/// One index of an array in memory: how many values it takes and how far apart they are, in bytes.
 struct axis {
   std::int64_t count;
   std::int64_t stride;
@@ -28,9 +28,9 @@ struct footprint {
   std::int32_t num_axes = 0;
 };
 
-/// One half of a layer. False when a stride is below 1, the axes do not nest (two elements would share a place), the
-/// chunk does not divide the head or the span passes the limit.
-[[nodiscard]] bool make_footprint(footprint& out, const void* base, const kv_layout& layout, const kv_strides& strides,
+/// One stored plane of a layer. False when a stride is below 1, the axes do not nest (two elements would share a
+/// place), the chunk does not divide the head or the span passes the limit.
+[[nodiscard]] bool make_footprint(footprint& out, const void* base, const kv_layout& layout, const kv_plane& plane,
                                   std::int64_t num_blocks) noexcept;
 
 /// Rows of a tensor; its counts are ≥ 1. False as above, but axes need to nest and strides to be above 0 only with

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <bifolio/error.hpp>
 #include <bifolio/kv_layout.hpp>
 #include <string>
 
 #include "common/base/checked.hpp"
+#include "common/base/kv_code.hpp"
 #include "common/base/refuse.hpp"
 
 namespace bifolio {
@@ -15,11 +17,59 @@ void require_positive(const char* name, std::int32_t value) {
   }
 }
 
+void require_code(const char* plane, const kv_code& code) {
+  if (!is_dtype(code.type)) {
+    detail::refuse(errc::invalid_argument, "dtype number ", static_cast<int>(code.type), " of the ", plane,
+                   " plane is not one of ", dtype_names);
+  }
+  if (!detail::is_supported(code)) detail::refuse(errc::unsupported, detail::unsupported_code(plane, code));
+}
+
+void require_v_in_k(const kv_code& k, const kv_code& v, std::int32_t qk_head_dim, std::int32_t v_head_dim) {
+  if (v_head_dim > qk_head_dim) {
+    detail::refuse(errc::invalid_argument, "v_head_dim is ", v_head_dim,
+                   "; where V is part of K it must be at most qk_head_dim, ", qk_head_dim);
+  }
+  if (k != v) {
+    detail::refuse(
+        errc::invalid_argument, "the code of V is ", [&](std::string& text) { text += to_string(v); },
+        "; where V is part of K it must be that of K, ", [&](std::string& text) { text += to_string(k); });
+  }
+}
+
 // x of x_split: 16 bytes of elements, halved until it divides head_dim.
 std::int32_t split_width(dtype type, std::int32_t head_dim) {
   auto x = static_cast<std::int32_t>(16 / size_of(type));
   while (head_dim % x != 0) x /= 2;
   return x;
+}
+
+// The strides of one plane; in x_split K is split and V has its tokens side by side.
+kv_strides strides_of(layout_kind kind, bool is_k, dtype type, std::int64_t heads, std::int32_t head_dim,
+                      std::int64_t tokens, std::int64_t block) {
+  const std::int64_t dims = head_dim;
+  switch (kind) {
+    case layout_kind::hnd:
+      return {.block = block, .head = tokens * dims, .token = dims, .dim = 1, .chunk_stride = dims, .chunk = head_dim};
+    case layout_kind::nhd:
+      return {.block = block, .head = dims, .token = heads * dims, .dim = 1, .chunk_stride = dims, .chunk = head_dim};
+    case layout_kind::x_split: {
+      if (is_k) {
+        const std::int32_t x = split_width(type, head_dim);
+        return {.block = block, .head = tokens * dims, .token = x, .dim = 1, .chunk_stride = tokens * x, .chunk = x};
+      }
+      return {.block = block,
+              .head = tokens * dims,
+              .token = 1,
+              .dim = tokens,
+              .chunk_stride = tokens * dims,
+              .chunk = head_dim};
+    }
+    case layout_kind::strided:
+      break;
+  }
+  detail::refuse(errc::invalid_argument,
+                 "make_layout builds hnd, nhd and x_split; a strided layout is filled in by hand");
 }
 
 }  // namespace
@@ -38,6 +88,27 @@ std::string_view to_string(layout_kind kind) noexcept {
   return "unknown";
 }
 
+std::string_view to_string(scale_granularity granularity) noexcept {
+  switch (granularity) {
+    case scale_granularity::none:
+      return "none";
+    case scale_granularity::layer:
+      return "layer";
+    case scale_granularity::head:
+      return "head";
+    case scale_granularity::token_head:
+      return "token_head";
+  }
+  return "unknown";
+}
+
+std::string to_string(const kv_code& code) {
+  std::string text(to_string(code.type));
+  if (code.granularity == scale_granularity::none) return text;
+  text.append(", scale per ").append(to_string(code.granularity));
+  return text.append(" (").append(to_string(code.scale_type)).append(")");
+}
+
 layout_kind parse_layout(std::string_view text) {
   if (text == "hnd") return layout_kind::hnd;
   if (text == "nhd") return layout_kind::nhd;
@@ -47,49 +118,40 @@ layout_kind parse_layout(std::string_view text) {
 
 kv_layout make_layout(layout_kind kind, dtype type, std::int32_t num_kv_heads, std::int32_t head_dim,
                       std::int32_t block_size) {
-  require_positive("num_kv_heads", num_kv_heads);
   require_positive("head_dim", head_dim);
+  return make_layout(kind, kv_code{type}, kv_code{type}, num_kv_heads, head_dim, head_dim, block_size);
+}
+
+kv_layout make_layout(layout_kind kind, kv_code k, kv_code v, std::int32_t num_kv_heads, std::int32_t qk_head_dim,
+                      std::int32_t v_head_dim, std::int32_t block_size, bool v_in_k) {
+  require_positive("num_kv_heads", num_kv_heads);
+  require_positive("qk_head_dim", qk_head_dim);
+  require_positive("v_head_dim", v_head_dim);
   require_positive("block_size", block_size);
-  if (type != dtype::f32 && type != dtype::f16 && type != dtype::bf16) {
-    detail::refuse(errc::invalid_argument, "dtype number ", static_cast<int>(type), " is not one of f32, f16, bf16");
+  require_code("K", k);
+  require_code("V", v);
+  if (v_in_k) require_v_in_k(k, v, qk_head_dim, v_head_dim);
+  if (k.type != v.type) {
+    detail::refuse(errc::unsupported, "K of dtype ", to_string(k.type), " with V of dtype ", to_string(v.type),
+                   " is not supported yet; the types of both planes must be equal");
   }
+
   constexpr std::int64_t max_block_bytes = std::int64_t{1} << 40;
   (void)detail::bounded_product(
-      "the size of a block in bytes (2 * num_kv_heads * head_dim * block_size * element size)", max_block_bytes, 2,
-      num_kv_heads, head_dim, block_size, size_of(type));
+      "the size of a block in bytes (2 * num_kv_heads * the larger head_dim * block_size * element size)",
+      max_block_bytes, 2, num_kv_heads, std::max(qk_head_dim, v_head_dim), block_size, size_of(k.type));
 
-  const std::int64_t heads = num_kv_heads;
-  const std::int64_t dims = head_dim;
-  const std::int64_t tokens = block_size;
-  const std::int64_t block = heads * dims * tokens;
-  kv_layout layout{kind, type, num_kv_heads, head_dim, block_size, {}, {}};
-  switch (kind) {
-    case layout_kind::hnd:
-      layout.k = {
-          .block = block, .head = tokens * dims, .token = dims, .dim = 1, .chunk_stride = dims, .chunk = head_dim};
-      layout.v = layout.k;
-      return layout;
-    case layout_kind::nhd:
-      layout.k = {
-          .block = block, .head = dims, .token = heads * dims, .dim = 1, .chunk_stride = dims, .chunk = head_dim};
-      layout.v = layout.k;
-      return layout;
-    case layout_kind::x_split: {
-      const std::int32_t x = split_width(type, head_dim);
-      layout.k = {.block = block, .head = tokens * dims, .token = x, .dim = 1, .chunk_stride = tokens * x, .chunk = x};
-      layout.v = {.block = block,
-                  .head = tokens * dims,
-                  .token = 1,
-                  .dim = tokens,
-                  .chunk_stride = tokens * dims,
-                  .chunk = head_dim};
-      return layout;
-    }
-    case layout_kind::strided:
-      break;
+  kv_layout layout{.kind = kind, .num_kv_heads = num_kv_heads, .block_size = block_size, .v_in_k = v_in_k};
+  layout.k = {.code = k, .head_dim = qk_head_dim};
+  layout.v = {.code = v, .head_dim = v_head_dim};
+  for (kv_plane* plane : {&layout.k, &layout.v}) {
+    // The tail belongs to the block; the step from block to block is in elements.
+    const std::int64_t block = layout.block_bytes(*plane) / static_cast<std::int64_t>(size_of(plane->code.type));
+    plane->strides =
+        strides_of(kind, plane == &layout.k, plane->code.type, num_kv_heads, plane->head_dim, block_size, block);
   }
-  detail::refuse(errc::invalid_argument,
-                 "make_layout builds hnd, nhd and x_split; a strided layout is filled in by hand");
+  if (v_in_k) layout.v.strides = layout.k.strides;
+  return layout;
 }
 
 }  // namespace bifolio

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <bifolio/block_pool.hpp>
-#include <utility>
 
 #include "common/base/hash.hpp"
 #include "common/base/refuse.hpp"
@@ -15,173 +14,37 @@ std::int64_t require_num_blocks(std::int64_t num_blocks) {
   return num_blocks;
 }
 
-// Records that are asked for ahead of their use; about what the core's miss buffers hold.
+// Records that are prefetched ahead of their use; about what the core's miss buffers hold.
 constexpr std::size_t prefetch_distance = 32;
-
-// Two neighbours hold more than 12 ids together, so that no more than one node for 6 ids is needed, and two for the
-// ends of each queue that are less filled.
-constexpr std::int64_t nodes_for(std::int64_t num_blocks, std::int64_t num_lists) {
-  return num_blocks / 6 + 2 * std::min(num_blocks, num_lists) + 1;
-}
 
 }  // namespace
 
 block_pool::block_pool(std::int64_t num_blocks, memory_resource& memory)
-    : num_blocks_(require_num_blocks(num_blocks)),
-      storage_(memory, static_cast<std::size_t>(nodes_for(num_blocks, num_lists)) * sizeof(node) +
-                           static_cast<std::size_t>(num_blocks) * sizeof(record)) {
-  static_assert(sizeof(record) == 8);
-  static_assert(sizeof(node) == 64);
-  static_assert(nodes_for(max_num_blocks, num_lists) <= not_queued, "a place is 29 bits of node and 3 of level");
-  const std::int64_t num_nodes = nodes_for(num_blocks, num_lists);
-  nodes_ = storage_.as<node>();
-  records_ = reinterpret_cast<record*>(nodes_ + num_nodes);
-  for (std::int64_t i = 0; i < num_nodes; ++i) {
-    nodes_[i] = {no_node, i + 1 < num_nodes ? static_cast<std::uint32_t>(i + 1) : no_node, 0, 0, 0, {}};
-  }
-  unused_ = 0;
-  for (std::int64_t i = 0; i < num_blocks; ++i) {
-    records_[i] = {0, not_queued * num_block_levels};
-    push(block_id{static_cast<std::int32_t>(i)}, reuse_order::last);
-  }
-}
-
-void block_pool::prefetch_records(const node& of) const noexcept {
-  prefetch(std::span(of.ids).subspan(of.begin, of.size()));
-}
-
-void block_pool::drop_head(std::uint32_t list) noexcept {
-  unlink(lists_[list].head);
-  const std::uint32_t head = lists_[list].head;
-  if (head == no_node) return;
-  prefetch_records(nodes_[head]);
-  if (nodes_[head].next != no_node) detail::prefetch_to_write(&nodes_[nodes_[head].next]);
-}
-
-void block_pool::unlink(std::uint32_t dropped) noexcept {
-  node& one = nodes_[dropped];
-  queue& from = lists_[one.list];
-  (one.prev != no_node ? nodes_[one.prev].next : from.head) = one.next;
-  (one.next != no_node ? nodes_[one.next].prev : from.tail) = one.prev;
-  if (from.head == no_node && one.list < num_block_levels) filled_levels_ &= ~(1U << one.list);
-  one.next = unused_;
-  unused_ = dropped;
-}
-
-std::uint32_t block_pool::take_unused() noexcept {
-  const std::uint32_t taken = unused_;
-  unused_ = nodes_[taken].next;
-  if (unused_ != no_node) detail::prefetch_to_write(&nodes_[unused_]);  // needed 13 blocks from now
-  return taken;
-}
-
-void block_pool::add_head(std::uint32_t list) noexcept {
-  queue& to = lists_[list];
-  if (to.head != no_node && nodes_[to.head].end < node::capacity) {
-    // The first node may have gaps behind its ids instead of before them; an inner node may not.
-    node& first = nodes_[to.head];
-    std::move_backward(first.ids.begin(), first.ids.begin() + first.end, first.ids.end());
-    first.begin = static_cast<std::uint8_t>(node::capacity - first.end);
-    first.end = node::capacity;
-    return;
-  }
-  const std::uint32_t added = take_unused();
-  nodes_[added].begin = nodes_[added].end = node::capacity;
-  nodes_[added].list = static_cast<std::uint8_t>(list);
-  nodes_[added].prev = no_node;
-  nodes_[added].next = to.head;
-  (to.head != no_node ? nodes_[to.head].prev : to.tail) = added;
-  to.head = added;
-  if (list < num_block_levels) filled_levels_ |= 1U << list;
-}
-
-void block_pool::add_tail(std::uint32_t list) noexcept {
-  queue& to = lists_[list];
-  const std::uint32_t added = take_unused();
-  nodes_[added].begin = nodes_[added].end = 0;
-  nodes_[added].list = static_cast<std::uint8_t>(list);
-  nodes_[added].prev = to.tail;
-  nodes_[added].next = no_node;
-  (to.tail != no_node ? nodes_[to.tail].next : to.head) = added;
-  to.tail = added;
-  if (list < num_block_levels) filled_levels_ |= 1U << list;
+    : num_blocks_(require_num_blocks(num_blocks)), queues_(num_blocks, memory) {
+  for (std::int64_t i = 0; i < num_blocks; ++i) push_free(block_id{static_cast<std::int32_t>(i)}, reuse_order::last);
 }
 
 void block_pool::leave_queue(block_id id) {
-  if (!is_block(id)) throw_not_used(id, "revive");
-  leave_node(id);
-}
-
-// Requires a queued block.
-void block_pool::leave_node(block_id id) noexcept {
-  record& of = record_of(id);
-  const std::uint32_t at = of.place / num_block_levels;
-  of.place |= not_queued * num_block_levels;
-  node& one = nodes_[at];
-  --(one.list < num_block_levels ? num_free_ : num_fenced_);
-  block_id* const found = std::find(one.ids.begin() + one.begin, one.ids.begin() + one.end, id);
-  std::move(found + 1, one.ids.begin() + one.end, found);
-  --one.end;
-  if (one.begin == one.end) {
-    const std::uint32_t before = one.prev;
-    const std::uint32_t after = one.next;
-    unlink(at);
-    if (before != no_node && after != no_node && nodes_[before].size() + nodes_[after].size() < node::capacity) {
-      merge(after, before);
-    }
-    return;
-  }
-  if (one.prev != no_node && nodes_[one.prev].size() + one.size() < node::capacity) {
-    merge(at, one.prev);
-  } else if (one.next != no_node && nodes_[one.next].size() + one.size() < node::capacity) {
-    merge(one.next, at);
-  }
-}
-
-// Of two neighbours that fit into one, the one with fewer ids moves: each of them costs a miss on its record.
-// `second` follows `first`.
-void block_pool::merge(std::uint32_t second, std::uint32_t first) noexcept {
-  node& front = nodes_[first];
-  node& back = nodes_[second];
-  const std::uint32_t num_front = front.size();
-  const std::uint32_t num_back = back.size();
-  const auto moved_to = [&](block_id id, std::uint32_t at) {
-    record& one = record_of(id);
-    one.place = at * num_block_levels + one.place % num_block_levels;
-  };
-  if (num_back <= num_front) {
-    std::move(front.ids.begin() + front.begin, front.ids.begin() + front.end, front.ids.begin());
-    for (std::uint32_t i = 0; i < num_back; ++i) {
-      front.ids[num_front + i] = back.ids[back.begin + i];
-      moved_to(front.ids[num_front + i], first);
-    }
-    front.begin = 0;
-    front.end = static_cast<std::uint8_t>(num_front + num_back);
-    unlink(second);
-  } else {
-    std::array<block_id, node::capacity> ids;
-    std::copy_n(front.ids.begin() + front.begin, num_front, ids.begin());
-    std::copy_n(back.ids.begin() + back.begin, num_back, ids.begin() + num_front);
-    for (std::uint32_t i = 0; i < num_front; ++i) moved_to(ids[i], second);
-    back.ids = ids;
-    back.begin = 0;
-    back.end = static_cast<std::uint8_t>(num_front + num_back);
-    unlink(first);
-  }
+  if (!is_block(id)) throw_not_used(id, "touch");
+  --(queues_.leave(id) < num_block_levels ? num_free_ : num_fenced_);
 }
 
 void block_pool::set_level_of_unused(block_id id, block_level level) {
   if (!is_block(id)) throw_not_used(id, "set_level");
   detail::require_between("level", level, 0, num_block_levels - 1);
-  record& one = record_of(id);
-  if (one.place % num_block_levels == level) return;
-  const bool moves = is_free(id);
-  if (moves) leave_node(id);
-  one.place = one.place / num_block_levels * num_block_levels + level;
-  if (!moves) return;
-  const std::uint32_t num_fences = std::exchange(num_fences_, 0);  // it waited for no fence, so it waits for none now
-  push(id, reuse_order::last);
-  num_fences_ = num_fences;
+  if (this->level(id) == level) return;
+  if (is_free(id)) {
+    requeue(id, level, reuse_order::last);
+  } else {
+    queues_.set_level_fenced(id, level);
+  }
+}
+
+void block_pool::requeue(block_id id, block_level level, reuse_order order) noexcept {
+  queues_.leave(id);
+  queues_.set_level_unqueued(id, level);
+  --num_free_;
+  push_free(id, order);  // it waited for no fence, so it waits for none now
 }
 
 fence_id block_pool::open_fence() {
@@ -199,27 +62,19 @@ void block_pool::retire(fence_id fence) {
                      sentence += num_fences_ == 0 ? ": none is open" : ", which is " + std::to_string(oldest_fence_);
                    });
   }
-  const std::uint32_t list = fence_list(0);
-  const std::uint32_t still_open = num_fences_ - 1;
-  ++oldest_fence_;
-  num_fences_ = 0;  // pushes below go to the levels
-  while (lists_[list].head != no_node) {
-    node& first = nodes_[lists_[list].head];
-    const block_id id = first.ids[first.begin++];
+  const std::uint32_t queue = fence_queue(0);
+  while (!queues_.is_empty(queue)) {
+    push_free(queues_.pop_front(queue), reuse_order::last);
     --num_fenced_;
-    if (first.begin == first.end) drop_head(list);
-    push(id, reuse_order::last);
   }
-  num_fences_ = still_open;
+  ++oldest_fence_;
+  --num_fences_;
 }
 
 alloc_status block_pool::allocate(std::span<block_id> out) noexcept {
   const auto wanted = static_cast<std::int64_t>(out.size());
   if (wanted > num_free_) return wanted > num_blocks_ ? alloc_status::never : alloc_status::later;
-  for (block_id& id : out) {
-    id = pop_front();
-    record_of(id).num_refs = 1;
-  }
+  for (block_id& id : out) id = allocate_one();
   return alloc_status::ok;
 }
 
@@ -227,10 +82,10 @@ void block_pool::retain(std::span<const block_id> ids) {
   prefetch(ids.first(std::min(ids.size(), prefetch_distance)));
   for (std::size_t i = 0; i < ids.size(); ++i) {
     if (is_used(ids[i])) [[likely]] {
-      ++record_of(ids[i]).num_refs;
+      ++queues_.of(ids[i]).num_refs;
       continue;
     }
-    for (std::size_t k = 0; k < i; ++k) --record_of(ids[k]).num_refs;
+    for (std::size_t k = 0; k < i; ++k) --queues_.of(ids[k]).num_refs;
     throw_not_used(ids[i], "retain");
   }
 }
@@ -240,91 +95,57 @@ void block_pool::release(std::span<const block_id> ids, reuse_order order) {
   for (std::size_t i = 0; i < ids.size(); ++i) {
     if (i + prefetch_distance < ids.size()) prefetch(ids.subspan(i + prefetch_distance, 1));
     if (is_used(ids[i])) [[likely]] {
-      --record_of(ids[i]).num_refs;
+      --queues_.of(ids[i]).num_refs;
       continue;
     }
-    for (std::size_t k = 0; k < i; ++k) ++record_of(ids[k]).num_refs;
+    for (std::size_t k = 0; k < i; ++k) ++queues_.of(ids[k]).num_refs;
     throw_not_used(ids[i], "release");
   }
   for (std::size_t i = ids.size(); i-- > 0;) {
-    const record& one = record_of(ids[i]);
-    // An id that stands in `ids` more than once is queued by its last appearance.
-    if (one.num_refs == 0 && one.place / num_block_levels == not_queued) push(ids[i], order);
+    // An id that is in `ids` more than once is queued by its last appearance.
+    if (queues_.of(ids[i]).num_refs == 0 && !queues_.is_queued(ids[i])) push(ids[i], order);
   }
 }
 
 std::uint32_t block_pool::num_refs(block_id id) const {
   if (!is_block(id)) throw_not_used(id, "num_refs");
-  return record_of(id).num_refs;
+  return queues_.of(id).num_refs;
 }
 
 std::int64_t block_pool::peek_free(std::span<block_id> out) const noexcept {
   std::size_t count = 0;
-  for (std::uint32_t list = 0; list < num_block_levels; ++list) {
-    for (std::uint32_t at = lists_[list].head; at != no_node; at = nodes_[at].next) {
-      for (std::uint32_t i = nodes_[at].begin; i < nodes_[at].end; ++i) {
-        if (count == out.size()) return static_cast<std::int64_t>(count);
-        out[count++] = nodes_[at].ids[i];
-      }
-    }
+  const auto copy = [&](block_id id) {
+    if (count == out.size()) return false;
+    out[count++] = id;
+    return true;
+  };
+  for (std::uint32_t queue = 0; queue < num_block_levels; ++queue) {
+    if (!queues_.for_each(queue, copy)) break;
   }
   return static_cast<std::int64_t>(count);
 }
 
-std::string block_pool::check_list(std::uint32_t list, std::int64_t& queued) const {
-  std::uint32_t before = no_node;
-  for (std::uint32_t at = lists_[list].head; at != no_node; before = at, at = nodes_[at].next) {
-    const node& one = nodes_[at];
-    if (one.prev != before) return "a node of a queue does not point back";
-    if (one.list != list) return "a node does not know its queue";
-    if (one.begin >= one.end || one.end > node::capacity) return "a node of a queue is empty or overfull";
-    if (one.begin != 0 && before != no_node) return "a node that is not its queue's first has a gap at its front";
-    if (before != no_node && before != lists_[list].head && at != lists_[list].tail &&
-        nodes_[before].size() + one.size() < node::capacity) {
-      return "two neighbours in a queue would fit into one node";
-    }
-    for (std::uint32_t i = one.begin; i < one.end; ++i) {
-      const std::int32_t id = to_index(one.ids[i]);
-      if (!is_block(one.ids[i])) return "a queue holds " + std::to_string(id) + ", which is no block";
-      if (records_[id].num_refs != 0) return "block " + std::to_string(id) + " is queued and referenced";
-      if (records_[id].place / num_block_levels != at) return "block " + std::to_string(id) + " does not know its node";
-      if (list < num_block_levels && records_[id].place % num_block_levels != list) {
-        return "block " + std::to_string(id) + " is queued at another level than its own";
-      }
-      ++queued;
-    }
-    if (queued > num_blocks_) return "a queue has a loop";
-  }
-  if (lists_[list].tail != before) return "a queue's end is not its last node";
-  if (list < num_block_levels && (filled_levels_ >> list & 1) != (lists_[list].head != no_node ? 1 : 0)) {
-    return "the mask of filled levels is wrong";
-  }
-  return {};
-}
-
 std::string block_pool::check() const {
   std::int64_t num_free = 0;
-  for (std::uint32_t list = 0; list < num_block_levels; ++list) {
-    if (std::string problem = check_list(list, num_free); !problem.empty()) return problem;
+  for (std::uint32_t queue = 0; queue < num_block_levels; ++queue) {
+    if (std::string problem = queues_.check(queue, num_free); !problem.empty()) return problem;
   }
   if (num_free != num_free_) {
     return "the queues have " + std::to_string(num_free) + " blocks, the counter says " + std::to_string(num_free_);
   }
   std::int64_t num_fenced = 0;
-  for (std::uint32_t list = num_block_levels; list < num_lists; ++list) {
-    if (std::string problem = check_list(list, num_fenced); !problem.empty()) return problem;
-    const std::uint32_t age = (list - fence_list(0) + max_open_fences) % max_open_fences;
-    if (age >= num_fences_ && lists_[list].head != no_node) return "blocks wait for a fence that is not open";
+  for (std::uint32_t i = 0; i < max_open_fences; ++i) {
+    if (std::string problem = queues_.check(fence_queue(i), num_fenced); !problem.empty()) return problem;
+    if (i >= num_fences_ && !queues_.is_empty(fence_queue(i))) return "blocks wait for a fence that is not open";
   }
   if (num_fenced != num_fenced_) {
     return std::to_string(num_fenced) + " blocks wait for fences, the counter says " + std::to_string(num_fenced_);
   }
   std::int64_t used = 0;
   for (std::int64_t i = 0; i < num_blocks_; ++i) {
-    if (records_[i].num_refs == 0) continue;
-    if (records_[i].place / num_block_levels != not_queued) {
-      return "block " + std::to_string(i) + " is used and has a place in a queue";
-    }
+    const block_id id{static_cast<std::int32_t>(i)};
+    if (queues_.of(id).num_refs == 0) continue;
+    if (queues_.is_queued(id)) return "block " + std::to_string(i) + " is used and has a place in a queue";
     ++used;
   }
   if (used + num_free + num_fenced != num_blocks_) {
@@ -336,17 +157,16 @@ std::string block_pool::check() const {
 std::uint64_t block_pool::digest() const noexcept {
   detail::digest_builder hash;
   for (std::int64_t i = 0; i < num_blocks_; ++i) {
-    hash.add(records_[i].num_refs);
-    hash.add(records_[i].place % num_block_levels);
+    const block_id id{static_cast<std::int32_t>(i)};
+    hash.add(queues_.of(id).num_refs);
+    hash.add(queues_.level(id));
   }
   hash.add(num_fences_);
   for (std::uint32_t k = 0; k < num_block_levels + num_fences_; ++k) {
-    const std::uint32_t list = k < num_block_levels ? k : fence_list(k - num_block_levels);
-    for (std::uint32_t at = lists_[list].head; at != no_node; at = nodes_[at].next) {
-      for (std::uint32_t i = nodes_[at].begin; i < nodes_[at].end; ++i) {
-        hash.add(static_cast<std::uint64_t>(to_index(nodes_[at].ids[i])));
-      }
-    }
+    queues_.for_each(k < num_block_levels ? k : fence_queue(k - num_block_levels), [&](block_id id) {
+      hash.add(static_cast<std::uint64_t>(to_index(id)));
+      return true;
+    });
     hash.add(UINT64_MAX);
   }
   return hash.value();

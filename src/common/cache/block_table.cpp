@@ -6,9 +6,7 @@
 #include <type_traits>
 
 namespace bifolio {
-
-static_assert(sizeof(block_table) == 128, "a table is to be two cache lines");
-static_assert(std::is_trivially_copyable_v<block_chunk>);
+namespace detail {
 
 void block_chunk_slab::grow(std::int64_t at_least) {
   // Doubling keeps the number of pieces small; the first piece serves a few dozen sequences.
@@ -20,6 +18,11 @@ void block_chunk_slab::grow(std::int64_t at_least) {
   for (std::int64_t i = count; i-- > 0;) give_back(&chunks[i]);
   num_chunks_ += count;
 }
+
+}  // namespace detail
+
+static_assert(sizeof(block_table) == 128, "a table is to be two cache lines");
+static_assert(std::is_trivially_copyable_v<detail::block_chunk>);
 
 void block_table::copy_to(std::int32_t* row, std::int32_t count, std::int32_t null_entry) const noexcept {
   static_assert(sizeof(block_id) == sizeof(std::int32_t));
@@ -34,8 +37,8 @@ void block_table::copy_to(std::int32_t* row, std::int32_t count, std::int32_t nu
   while (i < count) {
     const std::int32_t end = std::min(count, chunk_begin(chunk_index(i) + 1));
     const block_id* from = &chunk_of(i)->ids[entry_of(i)];
-    if (end - i == block_chunk::capacity) {
-      std::memcpy(row + i, from, block_chunk::capacity * sizeof(block_id));
+    if (end - i == detail::block_chunk::capacity) {
+      std::memcpy(row + i, from, detail::block_chunk::capacity * sizeof(block_id));
     } else {
       std::memcpy(row + i, from, static_cast<std::size_t>(end - i) * sizeof(block_id));
     }
@@ -45,7 +48,7 @@ void block_table::copy_to(std::int32_t* row, std::int32_t count, std::int32_t nu
 
 void block_table::grow_directory(std::int32_t at_least) {
   const std::int32_t capacity = std::max({at_least, 2 * directory_capacity_, 4});
-  auto grown = std::make_unique<block_chunk*[]>(static_cast<std::size_t>(capacity));
+  auto grown = std::make_unique<detail::block_chunk*[]>(static_cast<std::size_t>(capacity));
   std::copy_n(directory_, num_chunks(size_), grown.get());
   delete[] directory_;
   directory_ = grown.release();
@@ -58,8 +61,8 @@ void block_table::drop_directory() noexcept {
   directory_capacity_ = 0;
 }
 
-void block_table::push_back_to_chunk(block_id id, block_chunk_slab& slab) noexcept {
-  block_chunk*& chunk = chunk_of(size_);
+void block_table::push_back_to_chunk(block_id id, detail::block_chunk_slab& slab) noexcept {
+  detail::block_chunk*& chunk = chunk_of(size_);
   if (entry_of(size_) == 0 || chunk == nullptr) {
     chunk = slab.take();
     chunk->ids.fill(invalid_block);
@@ -72,9 +75,9 @@ void block_table::release_one(block_id id, reuse_order order, block_pool& pool) 
 }
 
 void block_table::unshare(std::int32_t chunk, std::size_t begin, std::size_t end, block_pool& pool,
-                          block_chunk_slab& slab) noexcept {
-  block_chunk* old = directory_[chunk];
-  block_chunk* copy = slab.take();
+                          detail::block_chunk_slab& slab) noexcept {
+  detail::block_chunk* old = directory_[chunk];
+  detail::block_chunk* copy = slab.take();
   copy->ids.fill(invalid_block);
   for (std::size_t k = begin; k < end; ++k) {
     if (old->ids[k] == invalid_block) continue;
@@ -89,20 +92,20 @@ bool block_table::cuts_shared_chunk(std::int32_t i) const noexcept {
   return i >= inline_capacity && i < size_ && i >= first_ && chunk_of(i) != nullptr && chunk_of(i)->num_tables > 1;
 }
 
-void block_table::replace(std::int32_t i, block_id id, block_pool& pool, block_chunk_slab& slab) noexcept {
+void block_table::replace(std::int32_t i, block_id id, block_pool& pool, detail::block_chunk_slab& slab) noexcept {
   if (i < inline_capacity) {
     release_one(inline_ids_[static_cast<std::size_t>(i)], reuse_order::last, pool);
     inline_ids_[static_cast<std::size_t>(i)] = id;
     return;
   }
-  if (chunk_of(i)->num_tables > 1) unshare(chunk_index(i), 0, block_chunk::capacity, pool, slab);
+  if (chunk_of(i)->num_tables > 1) unshare(chunk_index(i), 0, detail::block_chunk::capacity, pool, slab);
   block_id& entry = chunk_of(i)->ids[entry_of(i)];
   release_one(entry, reuse_order::last, pool);
   entry = id;
 }
 
 void block_table::share(const block_table& other, std::int32_t new_size, block_pool& pool,
-                        block_chunk_slab& slab) noexcept {
+                        detail::block_chunk_slab& slab) noexcept {
   size_ = new_size;
   first_ = std::min(other.first_, new_size);
   inline_ids_ = other.inline_ids_;
@@ -111,7 +114,7 @@ void block_table::share(const block_table& other, std::int32_t new_size, block_p
     pool.retain(inline_ids_[static_cast<std::size_t>(i)]);
   }
   if (new_size <= inline_capacity) return;
-  const std::int32_t num_full = (new_size - inline_capacity) / block_chunk::capacity;
+  const std::int32_t num_full = (new_size - inline_capacity) / detail::block_chunk::capacity;
   for (std::int32_t c = 0; c < num_full; ++c) {
     directory_[c] = other.directory_[c];
     if (directory_[c] != nullptr) ++directory_[c]->num_tables;
@@ -121,7 +124,7 @@ void block_table::share(const block_table& other, std::int32_t new_size, block_p
     directory_[num_full] = nullptr;
     return;
   }
-  block_chunk* tail = slab.take();
+  detail::block_chunk* tail = slab.take();
   tail->ids.fill(invalid_block);
   const std::int32_t begin = chunk_begin(num_full);
   pool.prefetch(other.directory_[num_full]->ids);
@@ -133,12 +136,12 @@ void block_table::share(const block_table& other, std::int32_t new_size, block_p
 }
 
 void block_table::truncate(std::int32_t new_size, std::int32_t num_kept_contents, block_pool& pool,
-                           block_chunk_slab& slab) noexcept {
+                           detail::block_chunk_slab& slab) noexcept {
   const auto order_of = [&](std::int32_t i) { return i < num_kept_contents ? reuse_order::last : reuse_order::first; };
   while (size_ > new_size && size_ > inline_capacity) {
     const std::int32_t chunk = chunk_index(size_ - 1);
     const std::int32_t begin = std::max(chunk_begin(chunk), new_size);
-    block_chunk* held = directory_[chunk];
+    detail::block_chunk* held = directory_[chunk];
     if (held != nullptr && held->num_tables > 1) {
       if (begin > chunk_begin(chunk)) {
         unshare(chunk, 0, entry_of(begin), pool, slab);
@@ -162,7 +165,7 @@ void block_table::truncate(std::int32_t new_size, std::int32_t num_kept_contents
   first_ = std::min(first_, size_);
 }
 
-void block_table::drop_front(std::int32_t new_first, block_pool& pool, block_chunk_slab& slab) noexcept {
+void block_table::drop_front(std::int32_t new_first, block_pool& pool, detail::block_chunk_slab& slab) noexcept {
   for (; first_ < std::min(new_first, inline_capacity); ++first_) {
     release_one(inline_ids_[static_cast<std::size_t>(first_)], reuse_order::first, pool);
   }
@@ -170,13 +173,13 @@ void block_table::drop_front(std::int32_t new_first, block_pool& pool, block_chu
     const std::int32_t chunk = chunk_index(first_);
     const std::int32_t end = std::min(chunk_begin(chunk + 1), new_first);
     const bool whole = end == chunk_begin(chunk + 1);
-    block_chunk* held = directory_[chunk];
+    detail::block_chunk* held = directory_[chunk];
     if (held->num_tables > 1) {
       if (whole) {
         --held->num_tables;
         directory_[chunk] = nullptr;
       } else {
-        unshare(chunk, entry_of(end), block_chunk::capacity, pool, slab);
+        unshare(chunk, entry_of(end), detail::block_chunk::capacity, pool, slab);
       }
     } else {
       for (; first_ < end; ++first_) {
@@ -192,7 +195,7 @@ void block_table::drop_front(std::int32_t new_first, block_pool& pool, block_chu
   }
 }
 
-void block_table::clear(std::int32_t num_kept_contents, block_pool& pool, block_chunk_slab& slab) noexcept {
+void block_table::clear(std::int32_t num_kept_contents, block_pool& pool, detail::block_chunk_slab& slab) noexcept {
   truncate(0, num_kept_contents, pool, slab);
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// Byte strings that are compared often and stored once: each gets an index while somebody refers to it. Index 0 is the
+/// Byte strings that are compared often and stored once: each has an index while it has references. Index 0 is the
 /// empty string, always there.
 
 #include <cstdint>
@@ -18,7 +18,7 @@ class interned_bytes {
  public:
   interned_bytes() { items_.push_back({nullptr, 0, 1}); }
 
-  /// Index of `bytes`, or -1 when nobody refers to them.
+  /// Index of `bytes`, or −1 when they have no references.
   [[nodiscard]] std::int64_t find(const std::string& bytes) const noexcept {
     if (bytes.empty()) return 0;
     const auto found = index_.find(bytes);

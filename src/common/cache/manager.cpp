@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <atomic>
-#include <bifolio/kv_cache_manager.hpp>
+#include <bifolio/detail/manager_core.hpp>
 #include <bifolio/kv_layout.hpp>
 #include <bit>
 #include <cmath>
@@ -11,18 +11,14 @@
 #include "common/base/require.hpp"
 #include "common/base/translate.hpp"
 
-namespace bifolio {
+namespace bifolio::detail {
 namespace {
-
-using detail::require_between;
-using detail::translate_bad_alloc;
 
 kv_cache_config validated(kv_cache_config config) {
   require_between("block_size", config.block_size, 1, std::int64_t{1} << 30);
   require_between("num_blocks", config.num_blocks, 1, max_num_blocks);
   if (!(config.watermark >= 0 && config.watermark < 1)) {
-    detail::refuse(errc::invalid_argument, "watermark ", config.watermark,
-                   " is not a fraction of at least 0 and below 1");
+    refuse(errc::invalid_argument, "watermark ", config.watermark, " is not a fraction of at least 0 and below 1");
   }
   require_between("sliding_window", config.sliding_window, 0, std::int64_t{1} << 30);
   require_between("max_sequences", config.max_sequences, 1, std::int64_t{1} << 24);
@@ -42,7 +38,7 @@ std::uint32_t next_first_generation() noexcept {
 
 }  // namespace
 
-kv_cache_manager::kv_cache_manager(const kv_cache_config& config)
+manager_core::manager_core(const kv_cache_config& config)
     : config_(validated(config)),
       block_shift_(31 + static_cast<std::uint32_t>(std::bit_width(static_cast<std::uint32_t>(config_.block_size) - 1))),
       watermark_blocks_(
@@ -81,22 +77,22 @@ kv_cache_manager::kv_cache_manager(const kv_cache_config& config)
   });
 }
 
-kv_cache_manager::~kv_cache_manager() {
+manager_core::~manager_core() {
   if (host_) host_->spare.drop_directory();
   for (std::uint32_t i = 0; i < num_records_; ++i) tables_[i].drop_directory();
 }
 
-std::int64_t kv_cache_manager::blocks_at_peak(std::int64_t num_tokens, std::int64_t step_tokens) const noexcept {
+std::int64_t manager_core::blocks_at_peak(std::int64_t num_tokens, std::int64_t step_tokens) const noexcept {
   const std::int64_t whole = blocks_for(num_tokens, config_.block_size);
   if (config_.sliding_window == 0) return whole;
-  // Before a step is committed its tokens lie beside the window − 1 earlier ones that the first of them sees; the run
-  // may begin anywhere in a block.
+  // Before a step is committed its tokens are cached next to the window − 1 earlier ones that the first of them attends
+  // to; their first may be anywhere in a block.
   const std::int64_t step = step_tokens == 0 ? num_tokens : std::min(step_tokens, num_tokens);
   return std::min(whole, blocks_for(config_.sliding_window - 1 + step - 1, config_.block_size) + 1);
 }
 
-alloc_status kv_cache_manager::can_allocate(std::int64_t num_tokens, std::int64_t step_tokens,
-                                            std::int64_t num_promised) const {
+alloc_status manager_core::can_allocate(std::int64_t num_tokens, std::int64_t step_tokens,
+                                        std::int64_t num_promised) const {
   require_between("num_tokens", num_tokens, 1, config_.max_seq_len);
   require_between("step_tokens", step_tokens, 0, INT64_MAX);
   require_between("num_promised", num_promised, 0, max_num_blocks);
@@ -106,30 +102,30 @@ alloc_status kv_cache_manager::can_allocate(std::int64_t num_tokens, std::int64_
   return needed + num_promised <= pool_.num_free() ? alloc_status::ok : alloc_status::later;
 }
 
-block_id kv_cache_manager::take_block() noexcept {
+block_id manager_core::take_block() noexcept {
   ++num_allocated_;
   const block_id block = prefix_ ? prefix_->allocate_one() : pool_.allocate_one();
   if (host_) detach(block);
   return block;
 }
 
-seq_id kv_cache_manager::id_of(const sequence& one) const noexcept {
-  return seq_id{std::uint64_t{one.generation} << 32 | static_cast<std::uint32_t>(&one - records_)};
+seq_id manager_core::id_of(const sequence& record) const noexcept {
+  return seq_id{std::uint64_t{record.generation} << 32 | static_cast<std::uint32_t>(&record - records_)};
 }
 
-sequence& kv_cache_manager::open_record() noexcept {
-  sequence& one = records_[free_record_];
-  free_record_ = one.num_tokens;
-  ++one.generation;
-  one.num_tokens = 0;
-  one.num_committed = 0;
-  one.writable_end = 0;
-  note_table_change(one);
+sequence& manager_core::open_record() noexcept {
+  sequence& record = records_[free_record_];
+  free_record_ = record.num_tokens;
+  ++record.generation;
+  record.num_tokens = 0;
+  record.num_committed = 0;
+  record.writable_end = 0;
+  note_table_change(record);
   ++num_sequences_;
-  return one;
+  return record;
 }
 
-allocate_result kv_cache_manager::allocate(std::int64_t num_tokens) {
+allocate_result manager_core::allocate(std::int64_t num_tokens) {
   require_between("num_tokens", num_tokens, 1, config_.max_seq_len);
   const std::int32_t size = blocks_of(num_tokens);
   if (size > config_.num_blocks) return {invalid_seq, alloc_status::never};
@@ -139,35 +135,35 @@ allocate_result kv_cache_manager::allocate(std::int64_t num_tokens) {
     slab_.reserve(block_table::chunks_to_grow(0, size));
     reserve_events(size);
   });
-  sequence& one = open_record();
-  block_table& table = table_of(one);
+  sequence& record = open_record();
+  block_table& table = table_of(record);
   for (std::int32_t i = 0; i < size; ++i) table.push_back(take_block(), slab_);
-  one.num_tokens = static_cast<std::int32_t>(num_tokens);
-  one.writable_end = end_of(table);
-  if (prefix_) publication_of(one) = {prefix_->root(default_scope), 0, 0, default_scope, {}};
+  record.num_tokens = static_cast<std::int32_t>(num_tokens);
+  record.writable_end = end_of(table);
+  if (prefix_) publication_of(record) = {prefix_->root(default_scope), 0, 0, default_scope, {}};
   num_tokens_ += num_tokens;
   num_entries_ += size;
   peak_used_ = std::max(peak_used_, pool_.num_used());
-  return {id_of(one), alloc_status::ok};
+  return {id_of(record), alloc_status::ok};
 }
 
-kv_cache_manager::growth kv_cache_manager::plan_growth(const sequence& one, std::int64_t num_tokens,
-                                                       std::int64_t num_lookahead) const {
-  const std::int64_t left = config_.max_seq_len - one.num_tokens;
+manager_core::growth manager_core::plan_growth(const sequence& record, std::int64_t num_tokens,
+                                               std::int64_t num_lookahead) const {
+  const std::int64_t left = config_.max_seq_len - record.num_tokens;
   require_between("num_tokens", num_tokens, 0, left);
   require_between("num_lookahead", num_lookahead, 0, left - num_tokens);
-  const block_table& table = table_of(one);
+  const block_table& table = table_of(record);
   growth result{table.size(), 0, false, false, alloc_status::ok};
   if (num_tokens + num_lookahead == 0) return result;
-  result.table_size = std::max(table.size(), blocks_of(one.num_tokens + num_tokens + num_lookahead));
+  result.table_size = std::max(table.size(), blocks_of(record.num_tokens + num_tokens + num_lookahead));
   result.num_blocks = result.table_size - table.size();
-  if (one.writable_end == 0 && ends_in_block(one.num_tokens)) {
-    const std::int32_t tail = whole_blocks(one.num_tokens);
+  if (record.writable_end == 0 && ends_in_block(record.num_tokens)) {
+    const std::int32_t tail = whole_blocks(record.num_tokens);
     if (table.is_shared(tail, pool_)) {
       result.copies_tail = true;
     } else if (prefix_ && prefix_->holds(table[tail])) {
-      result.unnames_tail = result.num_blocks + 1 > pool_.num_free();
-      result.copies_tail = !result.unnames_tail;
+      result.unregisters_tail = result.num_blocks + 1 > pool_.num_free();
+      result.copies_tail = !result.unregisters_tail;
     }
     if (result.copies_tail) ++result.num_blocks;
   }
@@ -179,22 +175,22 @@ kv_cache_manager::growth kv_cache_manager::plan_growth(const sequence& one, std:
   return result;
 }
 
-alloc_status kv_cache_manager::can_append(seq_id seq, std::int64_t num_tokens, std::int64_t num_lookahead) const {
+alloc_status manager_core::can_append(seq_id seq, std::int64_t num_tokens, std::int64_t num_lookahead) const {
   return plan_growth(get_resident(seq), num_tokens, num_lookahead).status;
 }
 
-std::int64_t kv_cache_manager::blocks_to_append(seq_id seq, std::int64_t num_tokens, std::int64_t num_lookahead) const {
+std::int64_t manager_core::blocks_to_append(seq_id seq, std::int64_t num_tokens, std::int64_t num_lookahead) const {
   return plan_growth(get_resident(seq), num_tokens, num_lookahead).num_blocks;
 }
 
-append_result kv_cache_manager::append_slowly(seq_id seq, std::int64_t num_tokens, std::int64_t num_lookahead) {
-  sequence& one = get_resident(seq);
+append_result manager_core::append_slowly(seq_id seq, std::int64_t num_tokens, std::int64_t num_lookahead) {
+  sequence& record = get_resident(seq);
   // The second line of the table takes the id in most cases; asking for both at once waits once.
-  detail::prefetch_to_write(reinterpret_cast<const char*>(&table_of(one)) + 64);
-  const growth grown = plan_growth(one, num_tokens, num_lookahead);
+  prefetch_to_write(reinterpret_cast<const char*>(&table_of(record)) + 64);
+  const growth grown = plan_growth(record, num_tokens, num_lookahead);
   if (grown.status != alloc_status::ok || num_tokens + num_lookahead == 0) return {grown.status, {}};
-  block_table& table = table_of(one);
-  const std::int32_t tail = whole_blocks(one.num_tokens);
+  block_table& table = table_of(record);
+  const std::int32_t tail = whole_blocks(record.num_tokens);
   translate_bad_alloc("append", [&] {
     table.reserve(grown.table_size);
     slab_.reserve(block_table::chunks_to_grow(table.size(), grown.table_size) +
@@ -202,69 +198,69 @@ append_result kv_cache_manager::append_slowly(seq_id seq, std::int64_t num_token
     reserve_events(grown.num_blocks + 1);
   });
   append_result result{alloc_status::ok, {}};
-  if (grown.unnames_tail) prefix_->forget(table[tail]);
+  if (grown.unregisters_tail) prefix_->unregister(table[tail]);
   if (grown.copies_tail) {
     result.copy = {table[tail], take_block()};
     table.replace(tail, result.copy.dst, pool_, slab_);
-    note_table_change(one);
+    note_table_change(record);
     ++num_copied_;
-  } else if (host_ && ends_in_block(one.num_tokens)) {
-    // Somebody who shared the tail, and for whom it was full, may have gone to the host since.
+  } else if (host_ && ends_in_block(record.num_tokens)) {
+    // A sequence that shared the tail, and for which it was full, may have been swapped out since.
     detach(table[tail]);
   }
   num_entries_ += grown.table_size - table.size();
   while (table.size() < grown.table_size) table.push_back(take_block(), slab_);
-  one.writable_end = end_of(table);
-  one.num_tokens += static_cast<std::int32_t>(num_tokens);
+  record.writable_end = end_of(table);
+  record.num_tokens += static_cast<std::int32_t>(num_tokens);
   num_tokens_ += num_tokens;
   peak_used_ = std::max(peak_used_, pool_.num_used());
   return result;
 }
 
-std::int32_t kv_cache_manager::first_visible_block(std::int64_t num_committed) const noexcept {
+std::int32_t manager_core::first_visible_block(std::int64_t num_committed) const noexcept {
   if (config_.sliding_window == 0) return 0;
   const std::int64_t position = std::max<std::int64_t>(0, num_committed - config_.sliding_window + 1);
   return whole_blocks(position);
 }
 
-void kv_cache_manager::commit_slowly(seq_id seq, std::int64_t num_tokens) {
-  sequence& one = get_resident(seq);
-  reserve_commit(one, num_tokens);
-  commit_positions(one, num_tokens);
-  if (prefix_ && num_tokens > 0) publication_of(one).num_published = -1;
+void manager_core::commit_slowly(seq_id seq, std::int64_t num_tokens) {
+  sequence& record = get_resident(seq);
+  reserve_commit(record, num_tokens);
+  commit_positions(record, num_tokens);
+  if (prefix_ && num_tokens > 0) publication_of(record).num_published = -1;
 }
 
-void kv_cache_manager::commit_slowly(seq_id seq, std::span<const token_id> tokens) {
-  sequence& one = get_resident(seq);
+void manager_core::commit_slowly(seq_id seq, std::span<const token_id> tokens) {
+  sequence& record = get_resident(seq);
   const auto num_tokens = static_cast<std::int64_t>(tokens.size());
-  reserve_commit(one, num_tokens);
-  if (prefix_) publish_tokens(one, tokens);
-  commit_positions(one, num_tokens);
+  reserve_commit(record, num_tokens);
+  if (prefix_) publish_tokens(record, tokens);
+  commit_positions(record, num_tokens);
 }
 
 // Refuses what is wrong, and makes room for the events and for the chunk that the window's edge may cut.
-void kv_cache_manager::reserve_commit(const sequence& one, std::int64_t num_tokens) {
-  require_between("num_tokens", num_tokens, 0, one.num_tokens - one.num_committed);
-  const std::int64_t num_committed = one.num_committed + num_tokens;
+void manager_core::reserve_commit(const sequence& record, std::int64_t num_tokens) {
+  require_between("num_tokens", num_tokens, 0, record.num_tokens - record.num_committed);
+  const std::int64_t num_committed = record.num_committed + num_tokens;
   const std::int32_t first = first_visible_block(num_committed);
   translate_bad_alloc("commit", [&] {
-    reserve_events(whole_blocks(num_committed) - whole_blocks(one.num_committed));
-    if (first > table_of(one).first() && table_of(one).cuts_shared_chunk(first)) slab_.reserve(1);
+    reserve_events(whole_blocks(num_committed) - whole_blocks(record.num_committed));
+    if (first > table_of(record).first() && table_of(record).cuts_shared_chunk(first)) slab_.reserve(1);
   });
 }
 
-void kv_cache_manager::commit_positions(sequence& one, std::int64_t num_tokens) noexcept {
-  block_table& table = table_of(one);
-  const std::int32_t first = first_visible_block(one.num_committed + num_tokens);
+void manager_core::commit_positions(sequence& record, std::int64_t num_tokens) noexcept {
+  block_table& table = table_of(record);
+  const std::int32_t first = first_visible_block(record.num_committed + num_tokens);
   if (first > table.first()) {
     num_entries_ -= first - table.first();
     table.drop_front(first, pool_, slab_);
-    note_table_change(one);
+    note_table_change(record);
   }
-  one.num_committed += static_cast<std::int32_t>(num_tokens);
+  record.num_committed += static_cast<std::int32_t>(num_tokens);
 }
 
-allocate_result kv_cache_manager::fork(seq_id seq) {
+allocate_result manager_core::fork(seq_id seq) {
   sequence& parent = get_resident(seq);
   if (free_record_ < 0) return {invalid_seq, alloc_status::later};
   const std::int32_t size = blocks_of(parent.num_tokens);
@@ -290,66 +286,66 @@ allocate_result kv_cache_manager::fork(seq_id seq) {
   return {id_of(child), alloc_status::ok};
 }
 
-void kv_cache_manager::truncate(seq_id seq, std::int64_t num_tokens) {
-  sequence& one = get_resident(seq);
-  detail::prefetch_to_write(reinterpret_cast<const char*>(&table_of(one)) + 64);
-  require_between("num_tokens", num_tokens, 0, one.num_tokens);
+void manager_core::truncate(seq_id seq, std::int64_t num_tokens) {
+  sequence& record = get_resident(seq);
+  prefetch_to_write(reinterpret_cast<const char*>(&table_of(record)) + 64);
+  require_between("num_tokens", num_tokens, 0, record.num_tokens);
   const std::int32_t size = blocks_of(num_tokens);
-  block_table& table = table_of(one);
+  block_table& table = table_of(record);
   if (table.first() > first_visible_block(num_tokens)) {
-    detail::refuse(errc::invalid_argument, "truncate to ", num_tokens, " tokens needs logical block ",
-                   first_visible_block(num_tokens), ", but the sliding window gave back those below ", table.first());
+    refuse(errc::invalid_argument, "truncate to ", num_tokens, " tokens needs logical block ",
+           first_visible_block(num_tokens), ", but the sliding window gave back those below ", table.first());
   }
   if (table.cuts_shared_chunk(size)) translate_bad_alloc("truncate", [&] { slab_.reserve(1); });
   num_entries_ -= table.size() - size;
-  table.truncate(size, whole_blocks(one.num_committed), pool_, slab_);
-  note_table_change(one);
-  num_tokens_ -= one.num_tokens - num_tokens;
-  one.num_tokens = static_cast<std::int32_t>(num_tokens);
-  one.num_committed = std::min(one.num_committed, one.num_tokens);
+  table.truncate(size, whole_blocks(record.num_committed), pool_, slab_);
+  note_table_change(record);
+  num_tokens_ -= record.num_tokens - num_tokens;
+  record.num_tokens = static_cast<std::int32_t>(num_tokens);
+  record.num_committed = std::min(record.num_committed, record.num_tokens);
   // The new tail may be a block that was full, and thereby shared, a moment ago.
-  one.writable_end = ends_in_block(num_tokens) ? 0 : end_of(table);
+  record.writable_end = ends_in_block(num_tokens) ? 0 : end_of(table);
   if (host_ && ends_in_block(num_tokens)) detach(table[whole_blocks(num_tokens)]);
-  if (prefix_) rewind_publication(one);
+  if (prefix_) rewind_publication(record);
 }
 
-void kv_cache_manager::free(seq_id seq) {
-  sequence& one = get(seq);
-  block_table& table = table_of(one);
-  num_tokens_ -= one.num_tokens;
-  if (prefix_) end_publication(one);
-  if (one.writable_end == swapped_out) {
+void manager_core::free(seq_id seq) {
+  sequence& record = get(seq);
+  block_table& table = table_of(record);
+  num_tokens_ -= record.num_tokens;
+  if (prefix_) end_publication(record);
+  if (record.writable_end == swapped_out) {
     --host_->num_swapped_sequences;
-    table.clear(whole_blocks(one.num_committed), host_->pool, slab_);
+    table.clear(whole_blocks(record.num_committed), host_->pool, slab_);
   } else {
     num_entries_ -= table.size() - table.first();
-    table.clear(whole_blocks(one.num_committed), pool_, slab_);
+    table.clear(whole_blocks(record.num_committed), pool_, slab_);
   }
-  ++one.generation;
-  one.num_tokens = free_record_;
-  free_record_ = static_cast<std::int32_t>(&one - records_);
+  ++record.generation;
+  record.num_tokens = free_record_;
+  free_record_ = static_cast<std::int32_t>(&record - records_);
   --num_sequences_;
 }
 
-block_id kv_cache_manager::block_at(seq_id seq, std::int64_t index) const {
+block_id manager_core::block_at(seq_id seq, std::int64_t index) const {
   const block_table& table = table_of(get(seq));
   if (index < 0 || index >= table.size()) {
-    detail::refuse(errc::out_of_range, "logical block ", index, " is not in a table of ", table.size(), " blocks");
+    refuse(errc::out_of_range, "logical block ", index, " is not in a table of ", table.size(), " blocks");
   }
   return table[static_cast<std::int32_t>(index)];
 }
 
-slot_id kv_cache_manager::slot_at(seq_id seq, std::int64_t position) const {
-  const sequence& one = get_resident(seq);
-  if (position < 0 || position >= one.num_tokens) {
-    detail::refuse(errc::out_of_range, "position ", position, " is not in a sequence of ", one.num_tokens, " tokens");
+slot_id manager_core::slot_at(seq_id seq, std::int64_t position) const {
+  const sequence& record = get_resident(seq);
+  if (position < 0 || position >= record.num_tokens) {
+    refuse(errc::out_of_range, "position ", position, " is not in a sequence of ", record.num_tokens, " tokens");
   }
-  const block_id block = table_of(one)[static_cast<std::int32_t>(position / config_.block_size)];
+  const block_id block = table_of(record)[static_cast<std::int32_t>(position / config_.block_size)];
   if (block == invalid_block) return no_slot;
   return make_slot(block, static_cast<std::int32_t>(position % config_.block_size), config_.block_size);
 }
 
-void kv_cache_manager::reserve_host_memory(std::span<const host_demand> demands) {
+void manager_core::reserve_host_memory(std::span<const host_demand> demands) {
   translate_bad_alloc("reserve_host_memory", [&] {
     std::int64_t chunks = 0;
     std::int64_t blocks = 0;  // that may be taken and published
@@ -377,7 +373,7 @@ void kv_cache_manager::reserve_host_memory(std::span<const host_demand> demands)
   });
 }
 
-cache_stats kv_cache_manager::stats() const noexcept {
+cache_stats manager_core::stats() const noexcept {
   return {.num_blocks = pool_.num_blocks(),
           .num_free_blocks = pool_.num_free(),
           .num_used_blocks = pool_.num_used(),
@@ -395,16 +391,16 @@ cache_stats kv_cache_manager::stats() const noexcept {
           .num_swapped_in_blocks = host_ ? host_->num_blocks_in : 0};
 }
 
-void kv_cache_manager::throw_swapped_out(seq_id seq) {
-  detail::refuse(errc::failed_precondition, "sequence ", static_cast<std::uint32_t>(to_index(seq)),
-                 " is swapped out; swap it in before it is used");
+void manager_core::throw_swapped_out(seq_id seq) {
+  refuse(errc::failed_precondition, "sequence ", static_cast<std::uint32_t>(to_index(seq)),
+         " is swapped out; swap it in before it is used");
 }
 
-void kv_cache_manager::throw_not_found(seq_id seq) const {
+void manager_core::throw_not_found(seq_id seq) const {
   const auto index = static_cast<std::uint32_t>(to_index(seq));
   const auto generation = static_cast<std::uint32_t>(to_index(seq) >> 32);
-  detail::refuse(errc::not_found, "sequence ", index, " of generation ", generation,
-                 " is not open in this manager: it was freed, or belongs to another one");
+  refuse(errc::not_found, "sequence ", index, " of generation ", generation,
+         " is not open in this manager: it was freed, or belongs to another one");
 }
 
-}  // namespace bifolio
+}  // namespace bifolio::detail

@@ -2,25 +2,25 @@
 /// kv_cache_manager::build: from the decisions of a step to the arrays that kernels read.
 
 #include <algorithm>
-#include <bifolio/kv_cache_manager.hpp>
+#include <bifolio/detail/manager_core.hpp>
 
 #include "common/base/make_room.hpp"
 #include "common/base/refuse.hpp"
 #include "common/base/translate.hpp"
 
-namespace bifolio {
+namespace bifolio::detail {
 namespace {
 
-void check_row(const scheduled_seq& row, const sequence& one, std::int64_t first_position) {
+void check_row(const scheduled_seq& row, const sequence& record, std::int64_t first_position) {
   if (row.query_len < 1 || row.query_len > row.seq_len) {
-    detail::refuse(errc::invalid_argument, "query_len ", row.query_len, " is not between 1 and seq_len ", row.seq_len);
+    refuse(errc::invalid_argument, "query_len ", row.query_len, " is not between 1 and seq_len ", row.seq_len);
   }
-  if (row.seq_len > one.num_tokens) {
-    detail::refuse(errc::out_of_range, "seq_len ", row.seq_len, " is past the sequence's ", one.num_tokens, " tokens");
+  if (row.seq_len > record.num_tokens) {
+    refuse(errc::out_of_range, "seq_len ", row.seq_len, " is past the sequence's ", record.num_tokens, " tokens");
   }
   if (row.seq_len - row.query_len < first_position) {
-    detail::refuse(errc::out_of_range, "position ", row.seq_len - row.query_len,
-                   " has no slot any more: the sliding window gave its block back");
+    refuse(errc::out_of_range, "position ", row.seq_len - row.query_len,
+           " has no slot any more: the sliding window gave its block back");
   }
 }
 
@@ -34,27 +34,27 @@ std::int64_t stride_for(std::int64_t longest, std::int64_t stride) noexcept {
 
 }  // namespace
 
-void kv_cache_manager::build(step_batch& batch, const step_plan& plan) const {
+void manager_core::build(step_batch& batch, const step_plan& plan) const {
   const std::int32_t block_size = config_.block_size;
   std::int64_t num_tokens = 0;
   std::int64_t longest = 0;
   for (const scheduled_seq& row : plan.seqs) {
-    const sequence& one = get_resident(row.seq);
-    check_row(row, one, std::int64_t{table_of(one).first()} * block_size);
+    const sequence& record = get_resident(row.seq);
+    check_row(row, record, std::int64_t{table_of(record).first()} * block_size);
     num_tokens += row.query_len;
     longest = std::max<std::int64_t>(longest, blocks_of(row.seq_len));
   }
   if (num_tokens > INT32_MAX) {
-    detail::refuse(errc::invalid_argument, "a step of ", num_tokens, " tokens exceeds ", INT32_MAX);
+    refuse(errc::invalid_argument, "a step of ", num_tokens, " tokens exceeds ", INT32_MAX);
   }
   const std::size_t num_seqs = plan.seqs.size();
   const std::int64_t stride = stride_for(longest, batch.block_table_stride);
   const std::size_t num_entries = num_seqs * static_cast<std::size_t>(stride);
-  detail::translate_bad_alloc("build", [&] {
+  translate_bad_alloc("build", [&] {
     batch.query_start_loc.reserve(num_seqs + 1);
     batch.seq_lens.reserve(num_seqs);
     if (num_entries > batch.block_tables.size()) {
-      detail::make_room(batch.block_tables, num_entries - batch.block_tables.size());
+      make_room(batch.block_tables, num_entries - batch.block_tables.size());
     }
     batch.slot_mapping.reserve(static_cast<std::size_t>(num_tokens));
     batch.written_rows.reserve(num_seqs);
@@ -72,6 +72,7 @@ void kv_cache_manager::build(step_batch& batch, const step_plan& plan) const {
   std::int64_t* slot = batch.slot_mapping.data();
   std::int32_t* table_row = batch.block_tables.data();
   batch.query_start_loc[0] = 0;
+  batch.query_positions.clear();
   for (std::size_t i = 0; i < num_seqs; ++i) {
     const scheduled_seq& row = plan.seqs[i];
     const block_table& table = table_of(*find(row.seq));
@@ -79,11 +80,11 @@ void kv_cache_manager::build(step_batch& batch, const step_plan& plan) const {
     const step_batch::written_row now{table_changes_[static_cast<std::uint32_t>(to_index(row.seq))], used};
     step_batch::written_row& before = batch.written_rows[i];
     if (before.change == now.change && before.num_entries <= used) [[likely]] {
-      if (before.num_entries < used) table.copy_to(table_row, before.num_entries, used, config_.free_entry);
+      if (before.num_entries < used) table.copy_to(table_row, before.num_entries, used, config_.table_padding);
       before.num_entries = used;
     } else {
-      table.copy_to(table_row, used, config_.free_entry);
-      std::fill(table_row + used, table_row + stride, config_.free_entry);
+      table.copy_to(table_row, used, config_.table_padding);
+      std::fill(table_row + used, table_row + stride, config_.table_padding);
       before = now;
     }
     for (std::int32_t position = row.seq_len - row.query_len; position < row.seq_len;) {
@@ -101,4 +102,4 @@ void kv_cache_manager::build(step_batch& batch, const step_plan& plan) const {
   }
 }
 
-}  // namespace bifolio
+}  // namespace bifolio::detail

@@ -2,37 +2,38 @@
 /// kv_cache_manager's check and digest: the whole state read once, for tests and for looking into a running server.
 
 #include <algorithm>
-#include <bifolio/kv_cache_manager.hpp>
+#include <bifolio/detail/manager_core.hpp>
 #include <bifolio/kv_layout.hpp>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "common/base/hash.hpp"
 
-namespace bifolio {
+namespace bifolio::detail {
 namespace {
 
-std::string check_sequence(const sequence& one, const block_table& table, const kv_cache_config& config,
+std::string check_sequence(const sequence& record, const block_table& table, const kv_cache_config& config,
                            const block_pool& pool) {
-  const std::int64_t needed = blocks_for(one.num_tokens, config.block_size);
-  if (one.num_committed < 0 || one.num_committed > one.num_tokens) return "num_committed is not within num_tokens";
-  if (one.num_tokens > config.max_seq_len) return "num_tokens exceeds max_seq_len";
+  const std::int64_t needed = blocks_for(record.num_tokens, config.block_size);
+  if (record.num_committed < 0 || record.num_committed > record.num_tokens)
+    return "num_committed is not within num_tokens";
+  if (record.num_tokens > config.max_seq_len) return "num_tokens exceeds max_seq_len";
   if (table.size() < needed) return "the table does not cover num_tokens";
   if (table.first() > 0 && config.sliding_window == 0) return "blocks were given back without a sliding window";
   std::unordered_set<std::int32_t> seen;
   for (std::int32_t i = table.first(); i < table.size(); ++i) {
     const block_id id = table[i];
     if (to_index(id) < 0 || to_index(id) >= pool.num_blocks()) return "entry " + std::to_string(i) + " is no block";
-    if (!seen.insert(to_index(id)).second) return "block " + std::to_string(to_index(id)) + " stands twice";
+    if (!seen.insert(to_index(id)).second) return "block " + std::to_string(to_index(id)) + " is in the table twice";
     if (i >= needed && table.is_shared(i, pool)) return "a reserved block is shared";
   }
-  const std::int32_t tail = one.num_tokens / config.block_size;
-  if (one.writable_end > 0) {
-    if (one.writable_end !=
+  const std::int32_t tail = record.num_tokens / config.block_size;
+  if (record.writable_end > 0) {
+    if (record.writable_end !=
         std::min<std::int64_t>(std::int64_t{table.size()} * config.block_size, config.max_seq_len)) {
       return "writable_end is not the end of the table";
     }
-    if (tail < table.size() && one.num_tokens % config.block_size != 0 && table.is_shared(tail, pool)) {
+    if (tail < table.size() && record.num_tokens % config.block_size != 0 && table.is_shared(tail, pool)) {
       return "the tail is shared, but marked as its own";
     }
   }
@@ -41,23 +42,23 @@ std::string check_sequence(const sequence& one, const block_table& table, const 
 
 }  // namespace
 
-std::string kv_cache_manager::check() const {
+std::string manager_core::check() const {
   if (std::string problem = pool_.check(); !problem.empty()) return problem;
   std::vector<std::uint32_t> refs(static_cast<std::size_t>(pool_.num_blocks()), 0);
   std::unordered_map<const block_chunk*, std::uint32_t> tables_of;
   std::vector<std::uint32_t> host_refs(static_cast<std::size_t>(config_.num_host_blocks), 0);
   std::int64_t open = 0, tokens = 0, entries = 0, swapped = 0;
   for (std::uint32_t i = 0; i < num_records_; ++i) {
-    const sequence& one = records_[i];
-    if ((one.generation & 1) == 0) continue;
-    const bool is_out = one.writable_end == swapped_out;
+    const sequence& record = records_[i];
+    if ((record.generation & 1) == 0) continue;
+    const bool is_out = record.writable_end == swapped_out;
     if (is_out && !host_) return "a sequence is swapped out, but there is no host pool";
     const block_pool& home = is_out ? host_->pool : pool_;
-    if (std::string problem = check_sequence(one, tables_[i], config_, home); !problem.empty()) {
+    if (std::string problem = check_sequence(record, tables_[i], config_, home); !problem.empty()) {
       return "sequence " + std::to_string(i) + ": " + problem;
     }
     ++open;
-    tokens += one.num_tokens;
+    tokens += record.num_tokens;
     entries += is_out ? 0 : tables_[i].size() - tables_[i].first();
     swapped += is_out ? 1 : 0;
     const block_chunk* last = nullptr;
@@ -93,8 +94,8 @@ std::string kv_cache_manager::check() const {
   }
   // A table's last chunk may hold nulls only (all of it left of the window); for_each does not meet that one.
   for (std::uint32_t i = 0; i < num_records_; ++i) {
-    const sequence& one = records_[i];
-    if ((one.generation & 1) != 0 && tables_[i].has_empty_tail_chunk()) ++chunks_in_use;
+    const sequence& record = records_[i];
+    if ((record.generation & 1) != 0 && tables_[i].has_empty_tail_chunk()) ++chunks_in_use;
   }
   if (chunks_in_use + slab_.num_free() != slab_.num_chunks()) return "chunks of block tables were lost";
   std::int64_t free_records = 0;
@@ -107,33 +108,34 @@ std::string kv_cache_manager::check() const {
   return {};
 }
 
-// A published block is written by nobody, and its tokens are those that were committed.
-std::string kv_cache_manager::check_publications() const {
+// No sequence writes a published block, and its tokens are those that were committed.
+std::string manager_core::check_publications() const {
   for (std::uint32_t i = 0; i < num_records_; ++i) {
-    const sequence& one = records_[i];
-    if ((one.generation & 1) == 0) continue;
+    const sequence& record = records_[i];
+    if ((record.generation & 1) == 0) continue;
     const publication& state = publications_[i];
     const std::string name = "sequence " + std::to_string(i);
     if (state.num_published < 0) continue;
-    if (state.num_published != whole_blocks(one.num_committed)) {
+    if (state.num_published != whole_blocks(record.num_committed)) {
       return name + " has published " + std::to_string(state.num_published) + " blocks of " +
-             std::to_string(whole_blocks(one.num_committed));
+             std::to_string(whole_blocks(record.num_committed));
     }
-    if (state.num_unnamed > state.num_published) return name + " has more unnamed blocks than published ones";
+    if (state.num_evicted_prefix_blocks > state.num_published)
+      return name + " has more evicted prefix blocks than published blocks";
     const block_table& table = tables_[i];
     const std::int32_t last = state.num_published - 1;
-    if (one.writable_end == swapped_out || last < std::max(state.num_unnamed, table.first())) continue;
+    if (record.writable_end == swapped_out || last < std::max(state.num_evicted_prefix_blocks, table.first())) continue;
     // The serial may differ: when the contents were forgotten and a fork has published the block anew.
     if (prefix_->chain_at(table[last]).key != state.end.key) return name + " does not end where its last block does";
-    const std::int32_t tail = whole_blocks(one.num_tokens);
-    if (one.writable_end != 0 && ends_in_block(one.num_tokens) && prefix_->holds(table[tail])) {
+    const std::int32_t tail = whole_blocks(record.num_tokens);
+    if (record.writable_end != 0 && ends_in_block(record.num_tokens) && prefix_->holds(table[tail])) {
       return name + " may write into a published block";
     }
   }
   return {};
 }
 
-std::string kv_cache_manager::check_host(std::span<const std::uint32_t> refs, std::int64_t num_swapped) const {
+std::string manager_core::check_host(std::span<const std::uint32_t> refs, std::int64_t num_swapped) const {
   if (std::string problem = host_->pool.check(); !problem.empty()) return "host pool: " + problem;
   for (std::size_t b = 0; b < refs.size(); ++b) {
     const std::uint32_t held = host_->pool.num_refs(block_id{static_cast<std::int32_t>(b)});
@@ -144,7 +146,7 @@ std::string kv_cache_manager::check_host(std::span<const std::uint32_t> refs, st
     const block_id original = host_->on_device[b];
     if (original != invalid_block &&
         to_index(host_->on_host[static_cast<std::size_t>(to_index(original))]) != static_cast<std::int32_t>(b)) {
-      return "host block " + std::to_string(b) + " and its original do not name each other";
+      return "host block " + std::to_string(b) + " and its original do not refer to each other";
     }
   }
   const auto num_links = [](const std::vector<block_id>& links) {
@@ -155,33 +157,33 @@ std::string kv_cache_manager::check_host(std::span<const std::uint32_t> refs, st
   return {};
 }
 
-std::uint64_t kv_cache_manager::digest() const noexcept {
-  detail::digest_builder hash;
+std::uint64_t manager_core::digest() const noexcept {
+  digest_builder hash;
   hash.add(pool_.digest());
   for (std::uint32_t i = 0; i < num_records_; ++i) {
-    const sequence& one = records_[i];
-    hash.add(one.generation - first_generation_);
-    if ((one.generation & 1) == 0) continue;
-    hash.add(static_cast<std::uint64_t>(one.num_tokens));
-    hash.add(static_cast<std::uint64_t>(one.num_committed));
+    const sequence& record = records_[i];
+    hash.add(record.generation - first_generation_);
+    if ((record.generation & 1) == 0) continue;
+    hash.add(static_cast<std::uint64_t>(record.num_tokens));
+    hash.add(static_cast<std::uint64_t>(record.num_committed));
     hash.add(static_cast<std::uint64_t>(tables_[i].first()));
     hash.add(static_cast<std::uint64_t>(tables_[i].size()));
-    hash.add(one.writable_end == swapped_out ? 1 : 0);
+    hash.add(record.writable_end == swapped_out ? 1 : 0);
     if (prefix_) {
       const publication& state = publications_[i];
       hash.add(static_cast<std::uint64_t>(state.num_published));
-      hash.add(static_cast<std::uint64_t>(state.num_unnamed));
+      hash.add(static_cast<std::uint64_t>(state.num_evicted_prefix_blocks));
       hash.add(state.end.serial);
       hash.add(prefix_->root(state.scope).serial);
       hash.add(state.retention.priority);
       hash.add(static_cast<std::uint64_t>(state.retention.expires_at));
-      for (const block_extras& extras : extras_of(one)) {
+      for (const block_extras& extras : extras_of(record)) {
         hash.add(static_cast<std::uint64_t>(extras.index));
         hash.add(static_cast<std::uint64_t>(extras.extras));
       }
       if (state.num_published >= 0) {
-        for (std::int32_t k = 0; k < one.num_committed - state.num_published * config_.block_size; ++k) {
-          hash.add(static_cast<std::uint64_t>(to_index(tail_tokens_of(one)[k])));
+        for (std::int32_t k = 0; k < record.num_committed - state.num_published * config_.block_size; ++k) {
+          hash.add(static_cast<std::uint64_t>(to_index(tail_tokens_of(record)[k])));
         }
       }
     }
@@ -196,4 +198,4 @@ std::uint64_t kv_cache_manager::digest() const noexcept {
   return hash.value();
 }
 
-}  // namespace bifolio
+}  // namespace bifolio::detail

@@ -1,21 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-/// kv_cache_manager's side of prefix caching: what a new sequence shares, and how filled blocks get their names.
+/// kv_cache_manager's side of prefix caching: what a new sequence shares, and how full blocks are published.
 
 #include <algorithm>
 #include <array>
-#include <bifolio/kv_cache_manager.hpp>
+#include <bifolio/detail/manager_core.hpp>
 #include <utility>
 
 #include "common/base/require.hpp"
 #include "common/base/translate.hpp"
-#include "common/cache/require_names.hpp"
+#include "common/cache/require_limits.hpp"
 
-namespace bifolio {
+namespace bifolio::detail {
 
-using detail::require_between;
-using detail::translate_bad_alloc;
-
-void kv_cache_manager::make_prefix_cache() {
+void manager_core::make_prefix_cache() {
   static_assert(sizeof(publication) == 56, "kv_cache_config says so");
   prefix_ = std::make_unique<prefix_cache>(pool_, prefix_cache_config{.block_size = config_.block_size,
                                                                       .seed = config_.prefix.seed,
@@ -31,13 +28,13 @@ void kv_cache_manager::make_prefix_cache() {
   for (std::uint32_t i = 0; i < num_records_; ++i) std::construct_at(&publications_[i]);
 }
 
-void kv_cache_manager::reserve_events(std::int64_t num_events) {
+void manager_core::reserve_events(std::int64_t num_events) {
   if (prefix_) prefix_->reserve_events(num_events);
 }
 
 // --- opening
 
-kv_cache_manager::prefix_hits kv_cache_manager::look_up(const prompt_view& prompt) const {
+manager_core::prefix_hits manager_core::look_up(const prompt_view& prompt) const {
   const auto num_tokens = static_cast<std::int64_t>(prompt.tokens.size());
   require_between("prompt tokens", num_tokens, 1, config_.max_seq_len);
   std::int64_t lowest = 0;
@@ -45,8 +42,8 @@ kv_cache_manager::prefix_hits kv_cache_manager::look_up(const prompt_view& promp
     require_between("position of an extra key", extra.position, lowest, config_.max_seq_len - 1);
     lowest = extra.position;
   }
-  detail::require_salt(prompt.scope.salt);
-  detail::require_extras(prompt.extras);
+  require_salt(prompt.scope.salt);
+  require_extras(prompt.extras);
   prefix_hits hits;
   if (!prefix_) return hits;
   translate_bad_alloc("open", [&] {
@@ -83,8 +80,7 @@ kv_cache_manager::prefix_hits kv_cache_manager::look_up(const prompt_view& promp
   return hits;
 }
 
-admission kv_cache_manager::can_open(const prompt_view& prompt, std::int64_t step_tokens,
-                                     std::int64_t num_promised) const {
+admission manager_core::can_open(const prompt_view& prompt, std::int64_t step_tokens, std::int64_t num_promised) const {
   const prefix_hits hits = look_up(prompt);
   require_between("step_tokens", step_tokens, 0, INT64_MAX);
   require_between("num_promised", num_promised, 0, max_num_blocks);
@@ -94,8 +90,8 @@ admission kv_cache_manager::can_open(const prompt_view& prompt, std::int64_t ste
     answer.status = alloc_status::never;
     return answer;
   }
-  // Hits in use cost nothing, but for one that is copied. While it is copied an idle one takes a block, too: look_up
-  // has seen to that.
+  // Hits in use cost nothing, except one that is copied. While it is copied an idle hit takes a block, too; look_up has
+  // counted that.
   std::int64_t num_used_hits = hits.num_blocks - first_visible_block(hits.num_tokens) - hits.num_idle_blocks;
   if (hits.copies_last && !pool_.is_free(hits_[static_cast<std::size_t>(hits.num_blocks) - 1])) --num_used_hits;
   const std::int64_t needed = std::max<std::int64_t>(0, peak - num_used_hits);
@@ -105,7 +101,7 @@ admission kv_cache_manager::can_open(const prompt_view& prompt, std::int64_t ste
   return answer;
 }
 
-open_result kv_cache_manager::open(const prompt_view& prompt, std::int64_t num_new_tokens) {
+open_result manager_core::open(const prompt_view& prompt, std::int64_t num_new_tokens) {
   require_between("num_new_tokens", num_new_tokens, 1, INT64_MAX);
   const prefix_hits hits = look_up(prompt);
   const auto prompt_len = static_cast<std::int64_t>(prompt.tokens.size());
@@ -133,8 +129,8 @@ open_result kv_cache_manager::open(const prompt_view& prompt, std::int64_t num_n
     if (!extras.empty()) extras_[static_cast<std::uint32_t>(free_record_)] = std::move(extras);
   });
 
-  sequence& one = open_record();
-  block_table& table = table_of(one);
+  sequence& record = open_record();
+  block_table& table = table_of(record);
   open_result result{.status = alloc_status::ok, .num_cached_tokens = hits.num_tokens};
   const std::span<const block_id> taken =
       std::span(hits_)
@@ -150,18 +146,18 @@ open_result kv_cache_manager::open(const prompt_view& prompt, std::int64_t num_n
     ++num_copied_;
   }
   while (table.size() < size) table.push_back(take_block(), slab_);
-  one.num_tokens = static_cast<std::int32_t>(num_tokens);
-  one.num_committed = static_cast<std::int32_t>(hits.num_tokens);
-  one.writable_end = end_of(table);  // the tail is a fresh block: at least one token is not cached
-  if (prefix_) start_publication(one, prompt, hits, scope);
+  record.num_tokens = static_cast<std::int32_t>(num_tokens);
+  record.num_committed = static_cast<std::int32_t>(hits.num_tokens);
+  record.writable_end = end_of(table);  // the tail is a fresh block: at least one token is not cached
+  if (prefix_) start_publication(record, prompt, hits, scope);
   num_tokens_ += num_tokens;
   num_entries_ += size - first;
   peak_used_ = std::max(peak_used_, pool_.num_used());
-  result.seq = id_of(one);
+  result.seq = id_of(record);
   return result;
 }
 
-std::vector<kv_cache_manager::block_extras> kv_cache_manager::acquire_block_extras(const prompt_view& prompt) {
+std::vector<manager_core::block_extras> manager_core::acquire_block_extras(const prompt_view& prompt) {
   std::vector<block_extras> acquired;
   acquired.reserve(prompt.extras.size());
   try {
@@ -180,19 +176,19 @@ std::vector<kv_cache_manager::block_extras> kv_cache_manager::acquire_block_extr
   return acquired;
 }
 
-void kv_cache_manager::release_block_extras(std::span<const block_extras> extras) noexcept {
-  for (const block_extras& one : extras) prefix_->release_extras(one.extras);
+void manager_core::release_block_extras(std::span<const block_extras> extras) noexcept {
+  for (const block_extras& extra : extras) prefix_->release_extras(extra.extras);
 }
 
-std::span<const kv_cache_manager::block_extras> kv_cache_manager::extras_of(const sequence& one) const noexcept {
+std::span<const manager_core::block_extras> manager_core::extras_of(const sequence& record) const noexcept {
   if (extras_.empty()) return {};
-  const auto found = extras_.find(static_cast<std::uint32_t>(&one - records_));
+  const auto found = extras_.find(static_cast<std::uint32_t>(&record - records_));
   if (found == extras_.end()) return {};
   return found->second;
 }
 
-extras_id kv_cache_manager::extras_at(const sequence& one, std::int32_t index) const noexcept {
-  const std::span<const block_extras> extras = extras_of(one);
+extras_id manager_core::extras_at(const sequence& record, std::int32_t index) const noexcept {
+  const std::span<const block_extras> extras = extras_of(record);
   const auto at = std::lower_bound(extras.begin(), extras.end(), index,
                                    [](const block_extras& some, std::int32_t wanted) { return some.index < wanted; });
   return at != extras.end() && at->index == index ? at->extras : no_extras;
@@ -200,43 +196,43 @@ extras_id kv_cache_manager::extras_at(const sequence& one, std::int32_t index) c
 
 // --- publishing
 
-void kv_cache_manager::start_publication(const sequence& one, const prompt_view& prompt, const prefix_hits& hits,
-                                         scope_id scope) noexcept {
+void manager_core::start_publication(const sequence& record, const prompt_view& prompt, const prefix_hits& hits,
+                                     scope_id scope) noexcept {
   const std::int32_t num_published = whole_blocks(hits.num_tokens);
-  publication_of(one) = {.end = num_published > 0 ? hits.end : prefix_->root(scope),
-                         .num_published = num_published,
-                         .num_unnamed = 0,
-                         .scope = scope,
-                         .retention = prompt.retention};
+  publication_of(record) = {.end = num_published > 0 ? hits.end : prefix_->root(scope),
+                            .num_published = num_published,
+                            .num_evicted_prefix_blocks = 0,
+                            .scope = scope,
+                            .retention = prompt.retention};
   const auto begin = static_cast<std::size_t>(num_published) * static_cast<std::size_t>(config_.block_size);
   std::copy_n(prompt.tokens.begin() + static_cast<std::ptrdiff_t>(begin),
-              static_cast<std::size_t>(hits.num_tokens) - begin, tail_tokens_of(one));
+              static_cast<std::size_t>(hits.num_tokens) - begin, tail_tokens_of(record));
   prefix_->count_lookup(whole_blocks(static_cast<std::int64_t>(prompt.tokens.size())), hits.num_blocks);
 }
 
-void kv_cache_manager::publish_tokens(sequence& one, std::span<const token_id> tokens) noexcept {
-  publication& state = publication_of(one);
+void manager_core::publish_tokens(sequence& record, std::span<const token_id> tokens) noexcept {
+  publication& state = publication_of(record);
   if (state.num_published < 0) return;
   const auto block_size = static_cast<std::size_t>(config_.block_size);
-  token_id* tail = tail_tokens_of(one);
-  const auto offset = static_cast<std::size_t>(one.num_committed - state.num_published * config_.block_size);
+  token_id* tail = tail_tokens_of(record);
+  const auto offset = static_cast<std::size_t>(record.num_committed - state.num_published * config_.block_size);
   if (offset > 0) {
     const std::size_t count = std::min(block_size - offset, tokens.size());
     std::copy_n(tokens.begin(), count, tail + offset);
     if (offset + count < block_size) return;
-    publish_blocks(one, {tail, block_size});
+    publish_blocks(record, {tail, block_size});
     tokens = tokens.subspan(count);
   }
   const std::size_t num_whole = tokens.size() / block_size * block_size;
-  publish_blocks(one, tokens.first(num_whole));
+  publish_blocks(record, tokens.first(num_whole));
   std::copy(tokens.begin() + static_cast<std::ptrdiff_t>(num_whole), tokens.end(), tail);
 }
 
 // `tokens` fill whole blocks. Keys are made a few blocks ahead, so that what publishing will write is near by then.
-void kv_cache_manager::publish_blocks(sequence& one, std::span<const token_id> tokens) noexcept {
+void manager_core::publish_blocks(sequence& record, std::span<const token_id> tokens) noexcept {
   constexpr std::size_t group_size = 32;
-  publication& state = publication_of(one);
-  block_table& table = table_of(one);
+  publication& state = publication_of(record);
+  block_table& table = table_of(record);
   const auto block_size = static_cast<std::size_t>(config_.block_size);
   std::array<content_key, group_size> keys;
   while (!tokens.empty()) {
@@ -244,19 +240,20 @@ void kv_cache_manager::publish_blocks(sequence& one, std::span<const token_id> t
     prefix_chain ahead = state.end;
     for (std::size_t k = 0; k < count; ++k) {
       const std::int32_t index = state.num_published + static_cast<std::int32_t>(k);
-      ahead.key = keys[k] = prefix_->next_key(ahead, tokens.subspan(k * block_size, block_size), extras_at(one, index));
+      ahead.key = keys[k] =
+          prefix_->next_key(ahead, tokens.subspan(k * block_size, block_size), extras_at(record, index));
       if (count > 1) prefix_->prefetch(table[index], keys[k]);
     }
     for (std::size_t k = 0; k < count; ++k) {
       const std::int32_t index = state.num_published++;
       const publish_result published =
           prefix_->publish(table[index], keys[k], state.end, tokens.subspan(k * block_size, block_size), index,
-                           state.retention, extras_at(one, index));
+                           state.retention, extras_at(record, index));
       state.end = published.end;
       if (config_.prefix.deduplicate && published.duplicate_of != invalid_block && !table.is_shared(index, pool_)) {
-        pool_.revive(published.duplicate_of);
+        prefix_->pin({&published.duplicate_of, 1});
         table.replace(index, published.duplicate_of, pool_, slab_);
-        note_table_change(one);
+        note_table_change(record);
         peak_used_ = std::max(peak_used_, pool_.num_used());  // a fence may hold the one that was replaced
       }
     }
@@ -264,59 +261,59 @@ void kv_cache_manager::publish_blocks(sequence& one, std::span<const token_id> t
   }
 }
 
-// After a rollback: back to the end of the last block that is still full. Its name and the tokens behind it stand in
-// the prefix cache, unless the sequence was swapped in or slid past it since; then it is published no more.
-void kv_cache_manager::rewind_publication(sequence& one) noexcept {
-  publication& state = publication_of(one);
-  if (state.num_published < 0 || one.num_committed >= state.num_published * config_.block_size) return;
-  const block_table& table = table_of(one);
-  const std::int32_t keep = whole_blocks(one.num_committed);
-  const std::int32_t oldest_named = std::max(state.num_unnamed, table.first());
-  const bool has_tail = ends_in_block(one.num_committed);
+// After a rollback: back to the end of the last block that is still full. Its key and the tokens after it are in the
+// prefix cache, unless the sequence was swapped in or slid past it since; then the sequence publishes no more blocks.
+void manager_core::rewind_publication(sequence& record) noexcept {
+  publication& state = publication_of(record);
+  if (state.num_published < 0 || record.num_committed >= state.num_published * config_.block_size) return;
+  const block_table& table = table_of(record);
+  const std::int32_t keep = whole_blocks(record.num_committed);
+  const std::int32_t oldest_named = std::max(state.num_evicted_prefix_blocks, table.first());
+  const bool has_tail = ends_in_block(record.num_committed);
   if ((keep > 0 && keep - 1 < oldest_named) || (has_tail && keep < oldest_named)) {
     state.num_published = -1;
     return;
   }
   if (has_tail) {
-    const auto offset = static_cast<std::size_t>(one.num_committed - keep * config_.block_size);
-    std::copy_n(prefix_->tokens_of(table[keep]).begin(), offset, tail_tokens_of(one));
+    const auto offset = static_cast<std::size_t>(record.num_committed - keep * config_.block_size);
+    std::copy_n(prefix_->tokens_of(table[keep]).begin(), offset, tail_tokens_of(record));
   }
   state.end = keep > 0 ? prefix_->chain_at(table[keep - 1]) : prefix_->root(state.scope);
   state.num_published = keep;
-  state.num_unnamed = std::min(state.num_unnamed, keep);
+  state.num_evicted_prefix_blocks = std::min(state.num_evicted_prefix_blocks, keep);
 }
 
-void kv_cache_manager::reserve_fork_publication(const sequence& parent, const sequence& child) {
+void manager_core::reserve_fork_publication(const sequence& parent, const sequence& child) {
   const std::span<const block_extras> extras = extras_of(parent);
   if (extras.empty()) return;
   std::vector<block_extras> copy(extras.begin(), extras.end());
   extras_[static_cast<std::uint32_t>(&child - records_)] = std::move(copy);
-  for (const block_extras& one : extras) prefix_->retain_extras(one.extras);
+  for (const block_extras& extra : extras) prefix_->retain_extras(extra.extras);
 }
 
-void kv_cache_manager::fork_publication(const sequence& parent, const sequence& child) noexcept {
+void manager_core::fork_publication(const sequence& parent, const sequence& child) noexcept {
   publication_of(child) = publication_of(parent);
   prefix_->retain_scope(publication_of(child).scope);
   std::copy_n(tail_tokens_of(parent), config_.block_size, tail_tokens_of(child));
 }
 
-void kv_cache_manager::end_publication(const sequence& one) noexcept {
-  prefix_->release_scope(publication_of(one).scope);
-  release_block_extras(extras_of(one));
-  extras_.erase(static_cast<std::uint32_t>(&one - records_));
+void manager_core::end_publication(const sequence& record) noexcept {
+  prefix_->release_scope(publication_of(record).scope);
+  release_block_extras(extras_of(record));
+  extras_.erase(static_cast<std::uint32_t>(&record - records_));
 }
 
 // --- the whole cache
 
-bool kv_cache_manager::reset_prefix_cache() { return prefix_ == nullptr || prefix_->reset(); }
+bool manager_core::reset_prefix_cache() { return prefix_ == nullptr || prefix_->reset(); }
 
-void kv_cache_manager::advance_clock(std::int64_t now) noexcept {
+void manager_core::advance_clock(std::int64_t now) noexcept {
   if (prefix_) prefix_->advance_clock(now);
 }
 
-void kv_cache_manager::drain_events(std::vector<cache_event>& events) {
+void manager_core::drain_events(std::vector<cache_event>& events) {
   events.clear();
   if (prefix_) prefix_->drain_events(events);
 }
 
-}  // namespace bifolio
+}  // namespace bifolio::detail

@@ -7,17 +7,15 @@
 /// reused is not copied at all. Blocks that are not full of committed tokens are linked only within one call.
 
 #include <algorithm>
-#include <bifolio/kv_cache_manager.hpp>
+#include <bifolio/detail/manager_core.hpp>
 #include <utility>
 
 #include "common/base/refuse.hpp"
 #include "common/base/translate.hpp"
 
-namespace bifolio {
+namespace bifolio::detail {
 
-using detail::translate_bad_alloc;
-
-void kv_cache_manager::detach(block_id block) noexcept {
+void manager_core::detach(block_id block) noexcept {
   if (block == invalid_block) return;
   block_id& copy = host_->on_host[static_cast<std::size_t>(to_index(block))];
   if (copy == invalid_block) return;
@@ -25,39 +23,38 @@ void kv_cache_manager::detach(block_id block) noexcept {
   copy = invalid_block;
 }
 
-block_id kv_cache_manager::take_host_block() noexcept {
+block_id manager_core::take_host_block() noexcept {
   const block_id block = host_->pool.allocate_one();
   const block_id original = host_->on_device[static_cast<std::size_t>(to_index(block))];
   if (original != invalid_block) detach(original);
   return block;
 }
 
-void kv_cache_manager::require_swappable(std::span<const seq_id> seqs, bool out) const {
+void manager_core::require_swappable(std::span<const seq_id> seqs, bool out) const {
   if (!host_) {
-    detail::refuse(errc::failed_precondition, "num_host_blocks is 0: there is no host memory to swap with");
+    refuse(errc::failed_precondition, "num_host_blocks is 0: there is no host memory to swap with");
   }
   for (std::size_t i = 0; i < seqs.size(); ++i) {
     const auto index = static_cast<std::uint32_t>(to_index(seqs[i]));
     if ((get(seqs[i]).writable_end == swapped_out) == out) {
-      detail::refuse(errc::failed_precondition, "sequence ", index,
-                     out ? " is swapped out already" : " is not swapped out");
+      refuse(errc::failed_precondition, "sequence ", index, out ? " is swapped out already" : " is not swapped out");
     }
     if (std::find(seqs.begin(), seqs.begin() + static_cast<std::ptrdiff_t>(i), seqs[i]) !=
         seqs.begin() + static_cast<std::ptrdiff_t>(i)) {
-      detail::refuse(errc::failed_precondition, "sequence ", index, " is given twice");
+      refuse(errc::failed_precondition, "sequence ", index, " is given twice");
     }
   }
 }
 
-std::int64_t kv_cache_manager::blocks_to_move(std::span<const seq_id> seqs, bool out) const {
+std::int64_t manager_core::blocks_to_move(std::span<const seq_id> seqs, bool out) const {
   const std::vector<block_id>& copy_of = out ? host_->on_host : host_->on_device;
   const block_pool& to = out ? host_->pool : pool_;
   std::vector<block_id>& touched = host_->touched;
   touched.clear();
   for (const seq_id seq : seqs) {
-    const sequence& one = get(seq);
-    const block_table& table = table_of(one);
-    for (std::int32_t i = table.first(); i < blocks_of(one.num_tokens); ++i) {
+    const sequence& record = get(seq);
+    const block_table& table = table_of(record);
+    for (std::int32_t i = table.first(); i < blocks_of(record.num_tokens); ++i) {
       const block_id copy = copy_of[static_cast<std::size_t>(to_index(table[i]))];
       if (copy == invalid_block || to.is_free(copy)) touched.push_back(table[i]);
     }
@@ -66,7 +63,7 @@ std::int64_t kv_cache_manager::blocks_to_move(std::span<const seq_id> seqs, bool
   return std::unique(touched.begin(), touched.end()) - touched.begin();
 }
 
-void kv_cache_manager::reserve_move(std::span<const seq_id> seqs, std::vector<block_copy>& copies) {
+void manager_core::reserve_move(std::span<const seq_id> seqs, std::vector<block_copy>& copies) {
   std::int64_t num_blocks = 0;
   std::int64_t num_chunks = 0;
   std::int32_t longest = 0;
@@ -85,19 +82,19 @@ void kv_cache_manager::reserve_move(std::span<const seq_id> seqs, std::vector<bl
   for (const seq_id seq : seqs) table_of(get(seq)).reserve(longest);
 }
 
-void kv_cache_manager::move_table(sequence& one, bool out, std::vector<block_copy>& copies) noexcept {
+void manager_core::move_table(sequence& record, bool out, std::vector<block_copy>& copies) noexcept {
   std::vector<block_id>& copy_of = out ? host_->on_host : host_->on_device;
   std::vector<block_id>& original_of = out ? host_->on_device : host_->on_host;
   block_pool& from = out ? pool_ : host_->pool;
   block_pool& to = out ? host_->pool : pool_;
-  block_table& table = table_of(one);
+  block_table& table = table_of(record);
   block_table& moved = host_->spare;
   for (std::int32_t i = 0; i < table.first(); ++i) moved.push_null();
-  for (std::int32_t i = table.first(); i < blocks_of(one.num_tokens); ++i) {
+  for (std::int32_t i = table.first(); i < blocks_of(record.num_tokens); ++i) {
     const block_id block = table[i];
     block_id copy = copy_of[static_cast<std::size_t>(to_index(block))];
     if (copy != invalid_block) {
-      to.revive(copy);
+      to.touch(copy);
     } else {
       copy = out ? take_host_block() : take_block();
       copy_of[static_cast<std::size_t>(to_index(block))] = copy;
@@ -107,57 +104,57 @@ void kv_cache_manager::move_table(sequence& one, bool out, std::vector<block_cop
     }
     moved.push_back(copy, slab_);
   }
-  table.clear(whole_blocks(one.num_committed), from, slab_);
+  table.clear(whole_blocks(record.num_committed), from, slab_);
   std::swap(table, moved);
-  note_table_change(one);
+  note_table_change(record);
 }
 
-void kv_cache_manager::detach_unfinished(std::span<const seq_id> seqs, bool out) noexcept {
+void manager_core::detach_unfinished(std::span<const seq_id> seqs, bool out) noexcept {
   for (const seq_id seq : seqs) {
-    const sequence& one = *find(seq);
-    const block_table& table = table_of(one);
-    for (std::int32_t i = std::max(table.first(), whole_blocks(one.num_committed)); i < table.size(); ++i) {
+    const sequence& record = *find(seq);
+    const block_table& table = table_of(record);
+    for (std::int32_t i = std::max(table.first(), whole_blocks(record.num_committed)); i < table.size(); ++i) {
       detach(out ? host_->on_device[static_cast<std::size_t>(to_index(table[i]))] : table[i]);
     }
   }
 }
 
-alloc_status kv_cache_manager::swap_out(std::span<const seq_id> seqs, std::vector<block_copy>& copies) {
+alloc_status manager_core::swap_out(std::span<const seq_id> seqs, std::vector<block_copy>& copies) {
   require_swappable(seqs, true);
   translate_bad_alloc("swap_out", [&] { reserve_move(seqs, copies); });
   const std::int64_t needed = blocks_to_move(seqs, true);
   if (needed > config_.num_host_blocks) return alloc_status::never;
   if (needed > host_->pool.num_free()) return alloc_status::later;
   for (const seq_id seq : seqs) {
-    sequence& one = get(seq);
-    num_entries_ -= table_of(one).size() - table_of(one).first();
-    move_table(one, true, copies);
-    one.writable_end = swapped_out;
+    sequence& record = get(seq);
+    num_entries_ -= table_of(record).size() - table_of(record).first();
+    move_table(record, true, copies);
+    record.writable_end = swapped_out;
     ++host_->num_swapped_sequences;
   }
   detach_unfinished(seqs, true);
   return alloc_status::ok;
 }
 
-std::int64_t kv_cache_manager::blocks_to_swap_in(std::span<const seq_id> seqs) const {
+std::int64_t manager_core::blocks_to_swap_in(std::span<const seq_id> seqs) const {
   require_swappable(seqs, false);
   return translate_bad_alloc("blocks_to_swap_in", [&] { return blocks_to_move(seqs, false); });
 }
 
-alloc_status kv_cache_manager::swap_in(std::span<const seq_id> seqs, std::vector<block_copy>& copies) {
+alloc_status manager_core::swap_in(std::span<const seq_id> seqs, std::vector<block_copy>& copies) {
   require_swappable(seqs, false);
   translate_bad_alloc("swap_in", [&] { reserve_move(seqs, copies); });
   const std::int64_t needed = blocks_to_move(seqs, false);
   if (needed > config_.num_blocks) return alloc_status::never;
   if (needed > pool_.num_free()) return alloc_status::later;
   for (const seq_id seq : seqs) {
-    sequence& one = get(seq);
-    move_table(one, false, copies);
-    const block_table& table = table_of(one);
+    sequence& record = get(seq);
+    move_table(record, false, copies);
+    const block_table& table = table_of(record);
     num_entries_ += table.size() - table.first();
-    one.writable_end = ends_in_block(one.num_tokens) ? 0 : end_of(table);
-    // The new blocks have no names; what they hold may still be found under the old ones.
-    if (prefix_) publication_of(one).num_unnamed = publication_of(one).num_published;
+    record.writable_end = ends_in_block(record.num_tokens) ? 0 : end_of(table);
+    // The new blocks are not registered; look-ups may still find their contents in the old blocks.
+    if (prefix_) publication_of(record).num_evicted_prefix_blocks = publication_of(record).num_published;
     --host_->num_swapped_sequences;
   }
   detach_unfinished(seqs, false);
@@ -165,8 +162,7 @@ alloc_status kv_cache_manager::swap_in(std::span<const seq_id> seqs, std::vector
   return alloc_status::ok;
 }
 
-void kv_cache_manager::forget_copies(std::span<const block_copy> swap_outs,
-                                     std::span<const block_copy> swap_ins) noexcept {
+void manager_core::forget_copies(std::span<const block_copy> swap_outs, std::span<const block_copy> swap_ins) noexcept {
   if (!host_) return;
   const auto forget = [&](block_id on_device, block_id on_host) {
     const auto block = static_cast<std::uint32_t>(to_index(on_device));
@@ -176,15 +172,15 @@ void kv_cache_manager::forget_copies(std::span<const block_copy> swap_outs,
   for (const block_copy& pair : swap_ins) forget(pair.dst, pair.src);
 }
 
-fence_id kv_cache_manager::open_fence() {
+fence_id manager_core::open_fence() {
   const fence_id fence = pool_.open_fence();
   if (host_) (void)host_->pool.open_fence();  // both count alike
   return fence;
 }
 
-void kv_cache_manager::retire(fence_id fence) {
+void manager_core::retire(fence_id fence) {
   pool_.retire(fence);
   if (host_) host_->pool.retire(fence);
 }
 
-}  // namespace bifolio
+}  // namespace bifolio::detail

@@ -3,16 +3,16 @@
 #include <array>
 #include <bifolio/error.hpp>
 #include <bifolio/prefix_cache.hpp>
-#include <bit>
 #include <cstring>
 #include <utility>
 
 #include "common/base/hash.hpp"
 #include "common/base/make_room.hpp"
 #include "common/base/refuse.hpp"
+#include "common/base/require.hpp"
 #include "common/base/translate.hpp"
-#include "common/cache/interned_bytes.hpp"
-#include "common/cache/require_names.hpp"
+#include "common/cache/prefix_state.hpp"
+#include "common/cache/require_limits.hpp"
 
 namespace bifolio {
 namespace {
@@ -26,7 +26,7 @@ constexpr std::uint32_t scope_index(std::uint64_t serial) noexcept {
   return static_cast<std::uint32_t>(serial & ((std::uint64_t{1} << scope_index_bits) - 1));
 }
 
-// Blocks whose cache lines are asked for together: what a core's miss buffers hold.
+// Blocks whose cache lines are prefetched together: what a core's miss buffers hold.
 constexpr std::size_t group_size = 32;
 
 void append_word(std::string& to, std::uint64_t word) { to.append(reinterpret_cast<const char*>(&word), sizeof word); }
@@ -43,76 +43,34 @@ std::string bytes_of(const prefix_scope& scope) {
 
 // Those of a prompt's extra keys that lie in [begin, end).
 std::span<const extra_key> extras_within(std::span<const extra_key> extras, std::int64_t begin, std::int64_t end) {
-  const auto by_position = [](const extra_key& one, std::int64_t position) { return one.position < position; };
+  const auto by_position = [](const extra_key& extra, std::int64_t position) { return extra.position < position; };
   const auto first = std::lower_bound(extras.begin(), extras.end(), begin, by_position);
   return {first, std::lower_bound(first, extras.end(), end, by_position)};
 }
-
-class lru : public eviction_policy {
- public:
-  [[nodiscard]] block_level level(const retention_hint&, std::int64_t) const noexcept override {
-    return retention_hint::normal;
-  }
-};
-
-class by_priority : public eviction_policy {
- public:
-  [[nodiscard]] block_level level(const retention_hint& hint, std::int64_t) const noexcept override {
-    return hint.priority;
-  }
-};
 
 // For a heap whose front expires first, and of those that expire together the last published.
 constexpr auto later_expiry = [](const auto& a, const auto& b) {
   return a.at != b.at ? a.at > b.at : a.serial < b.serial;
 };
 
+prefix_cache_config validated(prefix_cache_config config) {
+  detail::require_between("block_size", config.block_size, 1, std::int64_t{1} << 30);
+  if (config.memory == nullptr) config.memory = &default_host_memory();
+  if (config.policy == nullptr) config.policy = &priority_policy();
+  return config;
+}
+
 }  // namespace
-
-eviction_policy::~eviction_policy() = default;
-
-const eviction_policy& lru_policy() noexcept {
-  static const lru policy;
-  return policy;
-}
-
-const eviction_policy& priority_policy() noexcept {
-  static const by_priority policy;
-  return policy;
-}
-
-struct prefix_cache::names {
-  detail::interned_bytes scopes;
-  std::vector<content_key> roots;  // [index of a scope]
-  detail::interned_bytes extras;
-};
 
 prefix_cache::prefix_cache(block_pool& pool, const prefix_cache_config& config)
     : pool_(&pool),
-      config_(config),
-      hasher_(config.seed.has_value() ? *config.seed : random_hash_seed(), config.key_bits) {
-  if (config_.block_size < 1) {
-    detail::refuse(errc::invalid_argument, "block_size ", config_.block_size, " is not at least 1");
-  }
-  if (config_.memory == nullptr) config_.memory = &default_host_memory();
-  if (config_.policy == nullptr) config_.policy = &priority_policy();
-  const auto num_blocks = static_cast<std::size_t>(pool.num_blocks());
-  num_buckets_ = num_blocks / 5 + 1;
-  const std::size_t num_words = num_blocks / 64 + 1;
-  const std::size_t token_bytes = num_blocks * static_cast<std::size_t>(config_.block_size) * sizeof(token_id);
-  const auto whole_lines = [](std::size_t num_bytes) { return (num_bytes + 63) / 64 * 64; };
-  storage_ = buffer(*config_.memory, num_buckets_ * sizeof(bucket) + whole_lines(token_bytes) +
-                                         num_blocks * sizeof(entry) + num_words * sizeof(std::uint64_t));
-  std::memset(storage_.data(), 0, storage_.num_bytes());
-  buckets_ = storage_.as<bucket>();
-  tokens_ = reinterpret_cast<token_id*>(buckets_ + num_buckets_);
-  entries_ =
-      reinterpret_cast<entry*>(storage_.as<std::byte>() + num_buckets_ * sizeof(bucket) + whole_lines(token_bytes));
-  held_ = reinterpret_cast<std::uint64_t*>(entries_ + num_blocks);
-  for (std::uint64_t i = 0; i < num_buckets_; ++i) buckets_[i].blocks.fill(to_index(invalid_block));
+      config_(validated(config)),
+      hasher_(config.seed.has_value() ? *config.seed : random_hash_seed(), config.key_bits),
+      index_(pool.num_blocks(), config.block_size, *config_.memory) {
   detail::translate_bad_alloc("prefix_cache", [&] {
-    names_ = std::make_unique<names>();
-    names_->roots.push_back(hasher_.root({}));
+    interned_ = std::make_unique<interned>();
+    interned_->roots.push_back(hasher_.root({}));
+    tracker_ = config_.policy->make_tracker(idle_queues(pool));
   });
 }
 
@@ -121,7 +79,7 @@ prefix_cache::~prefix_cache() = default;
 // --- scopes and extra keys
 
 std::optional<prefix_chain> prefix_cache::find_root(const prefix_scope& scope) const {
-  const std::int64_t index = names_->scopes.find(bytes_of(scope));
+  const std::int64_t index = interned_->scopes.find(bytes_of(scope));
   if (index < 0) return std::nullopt;
   return root(scope_id{static_cast<std::uint32_t>(index)});
 }
@@ -129,29 +87,33 @@ std::optional<prefix_chain> prefix_cache::find_root(const prefix_scope& scope) c
 scope_id prefix_cache::acquire_scope(const prefix_scope& scope) {
   detail::require_salt(scope.salt);
   const std::string bytes = bytes_of(scope);
-  detail::make_room(names_->roots, 1);
-  const std::uint32_t index = names_->scopes.acquire(bytes);
+  detail::make_room(interned_->roots, 1);
+  const std::uint32_t index = interned_->scopes.acquire(bytes);
   if (index >> scope_index_bits != 0) {
-    names_->scopes.release(index);
+    interned_->scopes.release(index);
     detail::refuse(errc::failed_precondition, index, " scopes are in use, the most there can be");
   }
-  if (index >= names_->roots.size()) names_->roots.emplace_back();
-  names_->roots[index] = hasher_.root(scope);
+  if (index >= interned_->roots.size()) interned_->roots.emplace_back();
+  interned_->roots[index] = hasher_.root(scope);
   return scope_id{index};
 }
 
-void prefix_cache::retain_scope(scope_id scope) noexcept { names_->scopes.retain(static_cast<std::uint32_t>(scope)); }
-void prefix_cache::release_scope(scope_id scope) noexcept { names_->scopes.release(static_cast<std::uint32_t>(scope)); }
+void prefix_cache::retain_scope(scope_id scope) noexcept {
+  interned_->scopes.retain(static_cast<std::uint32_t>(scope));
+}
+void prefix_cache::release_scope(scope_id scope) noexcept {
+  interned_->scopes.release(static_cast<std::uint32_t>(scope));
+}
 
 prefix_chain prefix_cache::root(scope_id scope) const noexcept {
   const auto index = static_cast<std::uint32_t>(scope);
-  return {names_->roots[index], scope_serial_bit | names_->scopes.serial(index) << scope_index_bits | index};
+  return {interned_->roots[index], scope_serial_bit | interned_->scopes.serial(index) << scope_index_bits | index};
 }
 
 std::optional<extras_id> prefix_cache::find_extras(std::span<const extra_key> extras,
                                                    std::int64_t first_position) const {
   if (extras.empty()) return no_extras;
-  const std::int64_t index = names_->extras.find(pack_extras(extras, first_position));
+  const std::int64_t index = interned_->extras.find(pack_extras(extras, first_position));
   if (index < 0) return std::nullopt;
   return extras_id{static_cast<std::uint32_t>(index)};
 }
@@ -160,95 +122,39 @@ extras_id prefix_cache::acquire_extras(std::span<const extra_key> extras, std::i
   if (extras.empty()) return no_extras;
   detail::require_extras(extras);
   if (extras_of_.empty()) extras_of_.resize(static_cast<std::size_t>(pool_->num_blocks()), no_extras);
-  return extras_id{names_->extras.acquire(pack_extras(extras, first_position))};
+  return extras_id{interned_->extras.acquire(pack_extras(extras, first_position))};
 }
 
 void prefix_cache::retain_extras(extras_id extras) noexcept {
-  names_->extras.retain(static_cast<std::uint32_t>(extras));
+  interned_->extras.retain(static_cast<std::uint32_t>(extras));
 }
 
 void prefix_cache::release_extras(extras_id extras) noexcept {
-  names_->extras.release(static_cast<std::uint32_t>(extras));
+  interned_->extras.release(static_cast<std::uint32_t>(extras));
 }
 
-std::size_t prefix_cache::num_names() const noexcept {
-  return names_->scopes.num_in_use() - 1 + names_->extras.num_in_use() - 1;
-}
-
-// --- index
-
-// The first block with this tag; whether it is the right one is another question.
-block_id prefix_cache::candidate(std::uint32_t tag) const noexcept {
-  const std::uint64_t home = home_of(tag);
-  std::uint64_t at = home;
-  do {
-    const bucket& one = buckets_[at];
-    if (const std::uint32_t found = one.with_tag(tag); found != 0) {
-      return block_id{one.blocks[static_cast<std::uint32_t>(std::countr_zero(found))]};
-    }
-    if (one.num_passed() == 0) return invalid_block;
-    at = next_bucket(at);
-  } while (at != home);  // a small index may have entries that went on in all of its buckets
-  return invalid_block;
-}
-
-bool prefix_cache::matches(block_id block, const content_key& key, std::uint64_t parent, const token_id* tokens,
-                           extras_id extras) const noexcept {
-  const entry& one = entry_of(block);
-  if (one.key != key || one.parent != parent) return false;
-  if (!extras_of_.empty() && extras_of_[static_cast<std::uint32_t>(block)] != extras) return false;
-  if (config_.block_size == 16) return std::memcmp(token_row(block), tokens, 64) == 0;  // inline, without a call
-  return std::memcmp(token_row(block), tokens, static_cast<std::size_t>(config_.block_size) * sizeof(token_id)) == 0;
-}
-
-block_id prefix_cache::find(const content_key& key, std::uint64_t parent, const token_id* tokens,
-                            extras_id extras) const noexcept {
-  const std::uint32_t tag = tag_of(key);
-  const std::uint64_t home = home_of(tag);
-  std::uint64_t at = home;
-  do {
-    const bucket& one = buckets_[at];
-    for (std::uint32_t found = one.with_tag(tag); found != 0; found &= found - 1) {
-      const block_id block{one.blocks[static_cast<std::uint32_t>(std::countr_zero(found))]};
-      if (matches(block, key, parent, tokens, extras)) return block;
-    }
-    if (one.num_passed() == 0) return invalid_block;
-    at = next_bucket(at);
-  } while (at != home);  // as in candidate
-  return invalid_block;
-}
-
-inline void prefix_cache::insert(block_id block, std::uint32_t tag) noexcept {
-  std::uint64_t at = home_of(tag);
-  std::uint32_t free = buckets_[at].with_tag(0);
-  while (free == 0) {
-    ++buckets_[at].num_passed();
-    at = next_bucket(at);
-    free = buckets_[at].with_tag(0);
-  }
-  const auto slot = static_cast<std::uint32_t>(std::countr_zero(free));
-  buckets_[at].tags[slot] = tag;
-  buckets_[at].blocks[slot] = to_index(block);
-  held_[static_cast<std::uint32_t>(block) / 64] |= std::uint64_t{1} << (static_cast<std::uint32_t>(block) % 64);
-}
-
-void prefix_cache::erase(block_id block) noexcept {
-  std::uint64_t at = home_of(tag_of(entry_of(block).key));
-  std::uint32_t found = buckets_[at].with_block(block);
-  while (found == 0) {
-    --buckets_[at].num_passed();
-    at = next_bucket(at);
-    found = buckets_[at].with_block(block);
-  }
-  const auto slot = static_cast<std::uint32_t>(std::countr_zero(found));
-  buckets_[at].tags[slot] = 0;
-  buckets_[at].blocks[slot] = to_index(invalid_block);
-  held_[static_cast<std::uint32_t>(block) / 64] &= ~(std::uint64_t{1} << (static_cast<std::uint32_t>(block) % 64));
+std::size_t prefix_cache::num_interned() const noexcept {
+  return interned_->scopes.num_in_use() - 1 + interned_->extras.num_in_use() - 1;
 }
 
 // --- looking up
 
-// The key of logical block `index` behind the key of the one before it.
+bool prefix_cache::matches(block_id block, const content_key& key, std::uint64_t parent, const token_id* tokens,
+                           extras_id extras) const noexcept {
+  const detail::prefix_index::contents& contents = index_.of(block);
+  if (contents.key != key || contents.parent != parent) return false;
+  if (!extras_of_.empty() && extras_of_[static_cast<std::uint32_t>(block)] != extras) return false;
+  if (config_.block_size == 16) return std::memcmp(index_.tokens(block), tokens, 64) == 0;  // inline, without a call
+  return std::memcmp(index_.tokens(block), tokens, static_cast<std::size_t>(config_.block_size) * sizeof(token_id)) ==
+         0;
+}
+
+block_id prefix_cache::find(const content_key& key, std::uint64_t parent, const token_id* tokens,
+                            extras_id extras) const noexcept {
+  return index_.find_if(key, [&](block_id block) { return matches(block, key, parent, tokens, extras); });
+}
+
+// The key of logical block `index`, given the key of the block before it.
 content_key prefix_cache::key_of_block(const prompt_view& prompt, std::size_t index, const content_key& before) const {
   const auto block_size = static_cast<std::size_t>(config_.block_size);
   const std::span<const token_id> tokens = prompt.tokens.subspan(index * block_size, block_size);
@@ -288,7 +194,7 @@ prefix_match prefix_cache::match(const prompt_view& prompt, std::span<block_id> 
     for (std::size_t i = from; i < std::min(from + group_size, most); ++i) {
       last = i < prompt.keys.size() ? prompt.keys[i] : key_of_block(prompt, i, last);
       keys[i - from] = last;
-      __builtin_prefetch(&buckets_[home_of(tag_of(last))]);
+      index_.prefetch_bucket(last);
     }
   };
   prepare(0);
@@ -300,11 +206,11 @@ prefix_match prefix_cache::match(const prompt_view& prompt, std::span<block_id> 
     const bool has_keys = next < prompt.keys.size();
     if (has_keys) prepare(next);
     for (std::size_t k = 0; k < count; ++k) {
-      blocks[k] = candidate(tag_of(keys[k]));
+      blocks[k] = index_.candidate(keys[k]);
       if (blocks[k] == invalid_block) break;
-      __builtin_prefetch(&entry_of(blocks[k]));
+      __builtin_prefetch(&index_.of(blocks[k]));
       for (std::size_t byte = 0; byte < block_size * sizeof(token_id) && byte < 256; byte += 64) {
-        __builtin_prefetch(reinterpret_cast<const char*>(token_row(blocks[k])) + byte);
+        __builtin_prefetch(reinterpret_cast<const char*>(index_.tokens(blocks[k])) + byte);
       }
       pool_->prefetch({&blocks[k], 1});
     }
@@ -321,7 +227,7 @@ prefix_match prefix_cache::match(const prompt_view& prompt, std::span<block_id> 
         if (hit == invalid_block) return result;
       }
       out[i] = hit;
-      result.end = {keys[k], entry_of(hit).serial};
+      result.end = {keys[k], index_.of(hit).serial};
       ++result.num_blocks;
     }
     if (!has_keys) prepare(next);
@@ -335,7 +241,10 @@ void prefix_cache::pin(std::span<const block_id> hits) noexcept {
   for (std::size_t i = 0; i < hits.size(); ++i) {
     if (i + ahead < hits.size()) pool_->prefetch_node(hits[i + ahead]);
     if (i + ahead / 2 < hits.size()) pool_->prefetch_neighbours(hits[i + ahead / 2]);
-    pool_->revive(hits[i]);
+    pool_->touch(hits[i]);
+  }
+  if (tracker_) {
+    for (const block_id block : hits) tracker_->hit(block);
   }
 }
 
@@ -361,66 +270,82 @@ void prefix_cache::record(const cache_event& event) noexcept {
 
 content_key prefix_cache::next_key(const prefix_chain& after, std::span<const token_id> tokens,
                                    extras_id extras) const noexcept {
-  return hasher_.next(after.key, tokens, names_->extras.bytes(static_cast<std::uint32_t>(extras)));
+  return hasher_.next(after.key, tokens, interned_->extras.bytes(static_cast<std::uint32_t>(extras)));
 }
 
 publish_result prefix_cache::publish(block_id block, const content_key& key, const prefix_chain& after,
                                      std::span<const token_id> tokens, std::int64_t index, const retention_hint& hint,
                                      extras_id extras) noexcept {
-  const std::uint32_t tag = tag_of(key);
-  const bucket& home = buckets_[home_of(tag)];
   // In nearly all cases one look at one cache line says that there is no such entry.
-  const bool may_exist = home.with_tag(tag) != 0 || home.num_passed() != 0;
-  const block_id found = may_exist ? find(key, after.serial, tokens.data(), extras) : invalid_block;
+  const block_id found = index_.may_hold(key) ? find(key, after.serial, tokens.data(), extras) : invalid_block;
   // Sequences that share a block which was not yet full for good publish it one after another.
-  if (found == block) return {{key, entry_of(block).serial}, invalid_block};
+  if (found == block) return {{key, index_.of(block).serial}, invalid_block};
   if (holds(block)) [[unlikely]]
-    forget(block);
+    unregister(block);
   if (tokens.size() == 16) {
-    std::memcpy(token_row(block), tokens.data(), 64);  // inline, without a call
+    std::memcpy(index_.tokens(block), tokens.data(), 64);  // inline, without a call
   } else {
-    std::memcpy(token_row(block), tokens.data(), tokens.size_bytes());
+    std::memcpy(index_.tokens(block), tokens.data(), tokens.size_bytes());
   }
-  entry& one = entry_of(block);
+  detail::prefix_index::contents& contents = index_.of(block);
   if (found != invalid_block) {
-    one = entry_of(found);
+    contents = index_.of(found);
     ++stats_.num_duplicate_blocks;
-    return {{key, one.serial}, found};
+    return {{key, contents.serial}, found};
   }
-  one = {key, next_serial_++, after.serial};
-  if (is_scope(after.serial)) names_->scopes.retain(scope_index(after.serial));
-  if (extras != no_extras) names_->extras.retain(static_cast<std::uint32_t>(extras));
+  contents = {key, next_serial_++, after.serial};
+  if (is_scope(after.serial)) interned_->scopes.retain(scope_index(after.serial));
+  if (extras != no_extras) interned_->extras.retain(static_cast<std::uint32_t>(extras));
   if (!extras_of_.empty()) extras_of_[static_cast<std::uint32_t>(block)] = extras;
-  insert(block, tag);
-  block_level level = std::clamp(config_.policy->level(hint, index), retention_hint::lowest, retention_hint::highest);
-  if (hint.expires_at != 0 && hint.expires_at <= now_) level = retention_hint::normal;
-  pool_->set_level(block, level);
-  if (hint.expires_at != 0 && level != retention_hint::normal) {
-    expiries_.push_back({hint.expires_at, one.serial, block});
-    std::push_heap(expiries_.begin(), expiries_.end(), later_expiry);
+  index_.insert(block, key);
+  if (tracker_) [[unlikely]] {
+    pool_->set_level(block, tracker_->inserted(block, key, block_at(after), hint, index));
+  } else {
+    set_level(block, hint, index);
   }
   record({cache_event::kind::stored, block, key, after.key});
   ++stats_.num_published_blocks;
   ++stats_.num_cached_blocks;
-  return {{key, one.serial}, invalid_block};
+  return {{key, contents.serial}, invalid_block};
+}
+
+void prefix_cache::set_level(block_id block, const retention_hint& hint, std::int64_t index) noexcept {
+  block_level level = std::clamp(config_.policy->level(hint, index), retention_hint::lowest, retention_hint::highest);
+  if (hint.expires_at != 0 && hint.expires_at <= now_) level = retention_hint::normal;
+  pool_->set_level(block, level);
+  if (hint.expires_at != 0 && level != retention_hint::normal) {
+    expiries_.push_back({hint.expires_at, index_.of(block).serial, block});
+    std::push_heap(expiries_.begin(), expiries_.end(), later_expiry);
+  }
+}
+
+block_id prefix_cache::block_at(const prefix_chain& after) const noexcept {
+  if (is_scope(after.serial)) return invalid_block;
+  return index_.find_if(after.key, [&](block_id block) { return index_.of(block).serial == after.serial; });
 }
 
 prefix_chain prefix_cache::chain_at(block_id block) const noexcept {
-  return {entry_of(block).key, entry_of(block).serial};
+  return {index_.of(block).key, index_.of(block).serial};
 }
 
 std::span<const token_id> prefix_cache::tokens_of(block_id block) const noexcept {
-  return {token_row(block), static_cast<std::size_t>(config_.block_size)};
+  return {index_.tokens(block), static_cast<std::size_t>(config_.block_size)};
 }
 
-void prefix_cache::forget(block_id block) noexcept {
-  if (!holds(block)) return;
-  erase(block);
-  entry& one = entry_of(block);
-  if (is_scope(one.parent)) names_->scopes.release(scope_index(one.parent));
+void prefix_cache::unregister(block_id block) noexcept {
+  if (holds(block)) remove(block, removal_reason::unregistered);
+}
+
+// Requires a registered block.
+void prefix_cache::remove(block_id block, removal_reason reason) noexcept {
+  index_.erase(block);
+  detail::prefix_index::contents& contents = index_.of(block);
+  if (is_scope(contents.parent)) interned_->scopes.release(scope_index(contents.parent));
   if (!extras_of_.empty()) release_extras(std::exchange(extras_of_[static_cast<std::uint32_t>(block)], no_extras));
-  record({cache_event::kind::removed, block, one.key, {}});
-  one.serial = 0;
+  record({cache_event::kind::removed, block, contents.key, {}});
+  contents.serial = 0;
+  if (tracker_) [[unlikely]]
+    tracker_->removed(block, contents.key, reason);
   pool_->set_level(block, 0);
   --stats_.num_cached_blocks;
 }
@@ -428,19 +353,24 @@ void prefix_cache::forget(block_id block) noexcept {
 // The entry of a block that is about to be handed out, and once that is near, its slot.
 void prefix_cache::prefetch_evictions() const noexcept {
   const block_id far = pool_->upcoming(12);
-  if (far != invalid_block) detail::prefetch_to_write(&entry_of(far));
+  if (far != invalid_block) detail::prefetch_to_write(&index_.of(far));
   const block_id near = pool_->upcoming(6);
   if (near != invalid_block && holds(near)) {
-    detail::prefetch_to_write(&buckets_[home_of(tag_of(entry_of(near).key))]);
+    index_.prefetch_bucket_to_write(index_.of(near).key);
   }
 }
 
 block_id prefix_cache::allocate_one() noexcept {
+  if (pool_->num_free() == 0) return invalid_block;
+  // Without a tracker the order of the pool's levels is the order of eviction. A tracker's victim goes to level 0.
+  if (tracker_ && pool_->front(0) == invalid_block) [[unlikely]] {
+    ++stats_.num_evicted_blocks;
+    remove(tracker_->victim(), removal_reason::evicted);
+  }
   const block_id block = pool_->allocate_one();
-  if (block == invalid_block) return block;
   if (holds(block)) {
     ++stats_.num_evicted_blocks;
-    forget(block);
+    remove(block, removal_reason::evicted);
   }
   prefetch_evictions();
   return block;
@@ -461,7 +391,7 @@ bool prefix_cache::reset() {
   }
   if (config_.record_events) detail::translate_bad_alloc("reset", [&] { events_.reserve(events_.size() + 1); });
   const bool records = std::exchange(config_.record_events, false);  // one event stands for all
-  for (std::int64_t b = 0; b < num_blocks; ++b) forget(block_id{static_cast<std::int32_t>(b)});
+  for (std::int64_t b = 0; b < num_blocks; ++b) unregister(block_id{static_cast<std::int32_t>(b)});
   config_.record_events = records;
   record({cache_event::kind::cleared, invalid_block, {}, {}});
   expiries_.clear();
@@ -485,7 +415,7 @@ void prefix_cache::reserve_events(std::int64_t num_events) {
   const auto more = static_cast<std::size_t>(num_events);
   if (expiries_.capacity() - expiries_.size() < more) {
     // Those of contents that are gone make room; what is left is at most one a block.
-    std::erase_if(expiries_, [this](const expiry& one) { return !is_live(one); });
+    std::erase_if(expiries_, [this](const expiry& timer) { return !is_live(timer); });
     std::make_heap(expiries_.begin(), expiries_.end(), later_expiry);
     detail::make_room(expiries_, std::max(more, expiries_.size()));  // as many again, so that this is rare
   }

@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "common/base/hash.hpp"
+#include "common/cache/prefix_state.hpp"
 
 namespace bifolio {
 
@@ -20,11 +21,11 @@ std::string prefix_cache::check() const {
     }
     ++num_cached;
     if (pool_->level(block) == 0) return name + " is cached and stands at level 0";
-    const entry& one = entry_of(block);
-    if (one.serial == 0 || one.serial >= next_serial_) return name + " has a serial that was never given";
-    if (!serials.insert(one.serial).second) return name + " has another block's serial";
+    const detail::prefix_index::contents& contents = index_.of(block);
+    if (contents.serial == 0 || contents.serial >= next_serial_) return name + " has a serial that was never given";
+    if (!serials.insert(contents.serial).second) return name + " has another block's serial";
     const extras_id extras = extras_of_.empty() ? no_extras : extras_of_[static_cast<std::size_t>(b)];
-    const block_id found = find(one.key, one.parent, token_row(block), extras);
+    const block_id found = find(contents.key, contents.parent, index_.tokens(block), extras);
     if (found == invalid_block) return name + " is cached and not found by its key";
     if (found != block) return name + " is cached and block " + std::to_string(to_index(found)) + " is found for it";
   }
@@ -32,23 +33,10 @@ std::string prefix_cache::check() const {
     return std::to_string(num_cached) + " blocks are cached, the counter says " +
            std::to_string(stats_.num_cached_blocks);
   }
-  std::int64_t num_filled = 0;
-  std::uint64_t num_passed = 0;
-  for (std::uint64_t at = 0; at < num_buckets_; ++at) {
-    const bucket& one = buckets_[at];
-    num_passed += one.num_passed();
-    for (std::uint32_t i = 0; i < bucket::num_slots; ++i) {
-      if (one.tags[i] == 0) continue;
-      ++num_filled;
-      const std::uint64_t home = home_of(one.tags[i]);
-      num_passed -= at >= home ? at - home : at + num_buckets_ - home;
-    }
+  if (tracker_) {
+    if (std::string problem = tracker_->check(num_cached); !problem.empty()) return problem;
   }
-  if (num_passed != 0) return "the buckets' counts of entries that went on are off";
-  if (num_filled != num_cached) {
-    return "the index has " + std::to_string(num_filled) + " entries for " + std::to_string(num_cached) + " blocks";
-  }
-  return {};
+  return index_.check(num_cached);
 }
 
 std::uint64_t prefix_cache::digest() const noexcept {
@@ -56,27 +44,28 @@ std::uint64_t prefix_cache::digest() const noexcept {
   for (std::int64_t b = 0; b < pool_->num_blocks(); ++b) {
     const block_id block{static_cast<std::int32_t>(b)};
     if (!holds(block)) continue;
-    const entry& one = entry_of(block);
+    const detail::prefix_index::contents& contents = index_.of(block);
     hash.add(static_cast<std::uint64_t>(b));
-    hash.add(one.key.low);
-    hash.add(one.key.high);
-    hash.add(one.serial);
-    hash.add(one.parent);
+    hash.add(contents.key.low);
+    hash.add(contents.key.high);
+    hash.add(contents.serial);
+    hash.add(contents.parent);
   }
   // Reserving room drops hints of contents that are gone and orders the others anew; a sum is the same before and
   // after.
   std::uint64_t hints = 0;
-  for (const expiry& one : expiries_) {
-    if (!is_live(one)) continue;
+  for (const expiry& timer : expiries_) {
+    if (!is_live(timer)) continue;
     detail::digest_builder hint;
-    hint.add(static_cast<std::uint64_t>(one.at));
-    hint.add(one.serial);
+    hint.add(static_cast<std::uint64_t>(timer.at));
+    hint.add(timer.serial);
     hints += hint.value();
   }
   hash.add(hints);
   hash.add(next_serial_);
   hash.add(static_cast<std::uint64_t>(now_));
   hash.add(events_.size());
+  if (tracker_) hash.add(tracker_->digest());
   return hash.value();
 }
 

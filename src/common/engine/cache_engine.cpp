@@ -8,32 +8,39 @@
 #include "common/base/checked.hpp"
 #include "common/base/refuse.hpp"
 #include "common/base/translate.hpp"
+#include "common/engine/upload_ring.hpp"
 #include "common/engine/validate_cache.hpp"
 
 namespace bifolio {
 namespace {
 
-/// Where each array of a step lies in the one buffer that is transferred; every array starts on its own line.
+/// Where each array of a step is in the one buffer that is transferred; every array starts on its own line.
 struct step_offsets {
   std::size_t query_start_loc = 0;
   std::size_t seq_lens = 0;
   std::size_t block_tables = 0;
   std::size_t slot_mapping = 0;
+  std::size_t query_positions = 0;
   std::size_t num_bytes = 0;
 
-  explicit step_offsets(const step_batch& batch) noexcept {
-    query_start_loc = add(batch.query_start_loc);
-    seq_lens = add(batch.seq_lens);
-    block_tables = add(batch.block_tables);
-    slot_mapping = add(batch.slot_mapping);
+  explicit step_offsets(const step_batch& batch) noexcept
+      : step_offsets(batch.query_start_loc.size(), batch.seq_lens.size(), batch.block_tables.size(),
+                     batch.slot_mapping.size(), batch.query_positions.size()) {}
+  step_offsets(std::size_t num_starts, std::size_t num_seqs, std::size_t num_table_entries, std::size_t num_slots,
+               std::size_t num_positions) noexcept {
+    query_start_loc = add<std::int32_t>(num_starts);
+    seq_lens = add<std::int32_t>(num_seqs);
+    block_tables = add<std::int32_t>(num_table_entries);
+    slot_mapping = add<std::int64_t>(num_slots);
+    query_positions = add<std::int32_t>(num_positions);
   }
 
  private:
   template <class T>
-  std::size_t add(const std::vector<T>& array) noexcept {
+  std::size_t add(std::size_t num_elements) noexcept {
     constexpr std::size_t line = 64;
     const std::size_t at = num_bytes;
-    num_bytes += (array.size() * sizeof(T) + line - 1) / line * line;
+    num_bytes += (num_elements * sizeof(T) + line - 1) / line * line;
     return at;
   }
 };
@@ -49,33 +56,47 @@ void require(bool holds, const char* name, std::int64_t value, const char* allow
   }
 }
 
-/// The numbers, and that a layer in this layout stays within its (2, num_blocks, block_elements) elements.
+/// The numbers and codes, and that each plane of a layer in this layout stays within its num_blocks blocks.
 void require_layout(const kv_layout& layout, std::int64_t num_blocks) {
-  require(validate::known(layout.type), "layout.type", static_cast<std::int64_t>(layout.type), "f32, f16 or bf16");
-  require(layout.num_kv_heads >= 1, "layout.num_kv_heads", layout.num_kv_heads, "at least 1");
-  require(layout.head_dim >= 1, "layout.head_dim", layout.head_dim, "at least 1");
-  require(layout.block_size >= 1, "layout.block_size", layout.block_size, "at least 1");
-  if (layout.kind != layout_kind::strided) {
-    if (layout != make_layout(layout.kind, layout.type, layout.num_kv_heads, layout.head_dim, layout.block_size)) {
-      detail::refuse(errc::invalid_argument, "the strides of a layout of kind ", to_string(layout.kind),
-                     " are not those of make_layout; other strides are of kind strided");
-    }
-    return;
+  for (const kv_plane* plane : {&layout.k, &layout.v}) {
+    if (is_dtype(plane->code.type)) continue;
+    detail::refuse(errc::invalid_argument, "layout.", plane == &layout.k ? "k" : "v", ".code.type is ",
+                   static_cast<std::int64_t>(plane->code.type), "; it must be one of ", dtype_names);
   }
-  // The product bounds block_elements, which multiplies without a check.
-  const std::int64_t elements = detail::bounded_product(
-      "the number of elements of half a layer (num_blocks * num_kv_heads * head_dim * block_size)",
-      validate::max_span_bytes / 4, num_blocks, layout.num_kv_heads, layout.head_dim, layout.block_size);
-  for (const kv_strides* strides : {&layout.k, &layout.v}) {
-    const std::int64_t span = validate::half_span(layout, *strides, num_blocks);
+  require(layout.num_kv_heads >= 1, "layout.num_kv_heads", layout.num_kv_heads, "at least 1");
+  require(layout.k.head_dim >= 1, "layout.k.head_dim", layout.k.head_dim, "at least 1");
+  require(layout.v.head_dim >= 1, "layout.v.head_dim", layout.v.head_dim, "at least 1");
+  require(layout.block_size >= 1, "layout.block_size", layout.block_size, "at least 1");
+  const bool is_strided = layout.kind == layout_kind::strided;
+  // Refuses codes and sizes that no layout can have: block_bytes, which multiplies without a check, is good from here.
+  const kv_layout named =
+      make_layout(is_strided ? layout_kind::hnd : layout.kind, layout.k.code, layout.v.code, layout.num_kv_heads,
+                  layout.k.head_dim, layout.v.head_dim, layout.block_size, layout.v_in_k);
+  if (!is_strided && layout != named) {
+    detail::refuse(errc::invalid_argument, "the strides of a layout of kind ", to_string(layout.kind),
+                   " are not those of make_layout; other strides are of kind strided");
+  }
+  if (!is_strided) return;
+  if (layout.v_in_k && layout.v.strides != layout.k.strides) {
+    detail::refuse(errc::invalid_argument,
+                   "a strided layout whose V is part of K has strides of V that are not those "
+                   "of K; they must be equal");
+  }
+  for (const kv_plane* plane : {&layout.k, &layout.v}) {
+    if (plane == &layout.v && layout.v_in_k) break;
+    const std::int64_t plane_bytes =
+        detail::bounded_product("the size of a plane in bytes (num_blocks * bytes per block)", validate::max_span_bytes,
+                                num_blocks, layout.block_bytes(*plane));
+    const std::int64_t elements = plane_bytes / static_cast<std::int64_t>(size_of(plane->code.type));
+    const std::int64_t span = validate::plane_span(layout, *plane, num_blocks);
     if (span < 0 || span > elements) {
       detail::refuse(
           errc::invalid_argument, "a strided layout ",
           [&](std::string& sentence) {
             sentence += span < 0 ? "whose strides do not nest (see kv_layout.hpp)"
-                                 : "that reaches " + std::to_string(span) + " elements into half a layer";
+                                 : "that reaches " + std::to_string(span) + " elements into a plane";
           },
-          "; an engine's layers hold ", elements, " elements in each half");
+          "; an engine's layers hold ", elements, " elements in its ", plane == &layout.k ? "K" : "V", " plane");
     }
   }
 }
@@ -86,16 +107,10 @@ std::int64_t layer_bytes(const cache_engine_config& config) {
   require(config.num_blocks >= 1 && config.num_blocks <= validate::max_num_blocks, "num_blocks", config.num_blocks,
           "1 to 2147480000, the number of block ids");
   require_layout(config.layout, config.num_blocks);
-  (void)detail::bounded_product(
-      "the size of the cache in bytes (2 * num_layers * num_blocks * num_kv_heads * head_dim * block_size * element "
-      "size)",
-      validate::max_span_bytes, 2, config.num_layers, config.num_blocks, config.layout.num_kv_heads,
-      config.layout.head_dim, config.layout.block_size, size_of(config.layout.type));
+  (void)detail::bounded_product("the size of the cache in bytes (num_layers * num_blocks * bytes per block)",
+                                validate::max_span_bytes, config.num_layers, config.num_blocks,
+                                config.layout.block_bytes());
   return config.num_blocks * config.layout.block_bytes();
-}
-
-bool same_blocks(const kv_layout& a, const kv_layout& b) noexcept {
-  return a.num_kv_heads == b.num_kv_heads && a.head_dim == b.head_dim && a.block_size == b.block_size;
 }
 
 }  // namespace
@@ -111,13 +126,17 @@ std::int64_t num_blocks_for_memory(std::int64_t memory_bytes, const kv_layout& l
 
 cache_engine::cache_engine(backend& where, const cache_engine_config& config, memory_resource* memory)
     : backend_(&where), config_(config) {
+  require(config.num_staging_slots >= 1 && config.num_staging_slots <= 64, "num_staging_slots",
+          config.num_staging_slots, "1 to 64");
   const std::int64_t num_bytes = layer_bytes(config);
   memory_resource& source = memory == nullptr ? where.memory() : *memory;
   if (source.where() != where.where()) {
     detail::refuse(errc::invalid_argument, "the memory resource is of device ", to_string(source.where()),
                    "; the backend's kernels read memory of ", to_string(where.where()));
   }
-  const std::int64_t half_bytes = num_bytes / 2;
+  // Where V is part of K there is no V plane, and both pointers are those of K.
+  const std::int64_t v_start =
+      config.layout.v_in_k ? 0 : config.num_blocks * config.layout.block_bytes(config.layout.k);
   const auto num_layers = static_cast<std::size_t>(config.num_layers);
   detail::translate_bad_alloc("cache_engine", [&] {
     storage_.reserve(num_layers);
@@ -125,7 +144,7 @@ cache_engine::cache_engine(backend& where, const cache_engine_config& config, me
     for (std::size_t i = 0; i < num_layers; ++i) {
       storage_.emplace_back(source, static_cast<std::size_t>(num_bytes));
       auto* const k = storage_.back().as<std::byte>();
-      layers_.push_back({k, k + half_bytes, config.num_blocks, config.layout});
+      layers_.push_back({k, k + v_start, config.num_blocks, config.layout});
     }
   });
 }
@@ -136,38 +155,56 @@ std::size_t cache_engine::num_bytes() const noexcept {
   return sum;
 }
 
+cache_engine::~cache_engine() = default;
+cache_engine::cache_engine(cache_engine&&) noexcept = default;
+cache_engine& cache_engine::operator=(cache_engine&&) noexcept = default;
+
+detail::upload_ring& cache_engine::uploads() {
+  if (uploads_ == nullptr) {
+    uploads_ = detail::translate_bad_alloc(
+        "cache_engine", [&] { return std::make_unique<detail::upload_ring>(*backend_, config_.num_staging_slots); });
+  }
+  return *uploads_;
+}
+
+void cache_engine::reserve_upload(std::int32_t max_num_seqs, std::int64_t max_num_tokens,
+                                  std::int64_t max_block_table_stride, stream_ref stream) {
+  require(max_num_seqs >= 0, "max_num_seqs", max_num_seqs, "at least 0");
+  require(max_num_tokens >= 0, "max_num_tokens", max_num_tokens, "at least 0");
+  require(max_block_table_stride >= 0, "max_block_table_stride", max_block_table_stride, "at least 0");
+  constexpr std::int64_t most = validate::max_span_bytes / 16;
+  const std::int64_t num_table_entries =
+      detail::bounded_product("the number of block table entries (max_num_seqs * max_block_table_stride)", most,
+                              max_num_seqs, max_block_table_stride);
+  require(max_num_tokens <= most, "max_num_tokens", max_num_tokens, "at most 2^58");
+  if (backend_->where().type == device_type::cpu) return;
+  const step_offsets at(static_cast<std::size_t>(max_num_seqs) + 1, static_cast<std::size_t>(max_num_seqs),
+                        static_cast<std::size_t>(num_table_entries), static_cast<std::size_t>(max_num_tokens),
+                        static_cast<std::size_t>(max_num_seqs));
+  uploads().reserve(at.num_bytes, stream);
+}
+
 step_batch_view cache_engine::upload(const step_batch& batch, stream_ref stream) {
   if (backend_->where().type == device_type::cpu) return batch.view();
 
   const step_offsets at(batch);
-  const auto check = [](errc code) {
-    if (code != errc::ok) {
-      detail::refuse(code, "the upload of the step's arrays failed: ", to_string(code));
-    }
-  };
-  // What an earlier upload in this stream still reads or fills may be neither overwritten nor given back. A step's
-  // results are read on the host before the next step is made, so that nothing is waited for here as a rule.
-  if (step_staging_.num_bytes() > 0) check(backend_->synchronize(stream));
-  if (at.num_bytes > step_staging_.num_bytes() || at.num_bytes > step_device_.num_bytes()) {
-    const std::size_t capacity = std::max(at.num_bytes, 2 * step_staging_.num_bytes());
-    buffer staging(backend_->staging_memory(), capacity);
-    buffer on_device(backend_->memory(), capacity);
-    step_staging_.swap(staging);
-    step_device_.swap(on_device);
-  }
-  auto* const host = step_staging_.as<std::byte>();
+  detail::upload_ring& ring = uploads();
+  std::byte* const host = ring.open(at.num_bytes, stream);
   put(host, at.query_start_loc, batch.query_start_loc);
   put(host, at.seq_lens, batch.seq_lens);
   put(host, at.block_tables, batch.block_tables);
   put(host, at.slot_mapping, batch.slot_mapping);
-  check(backend_->upload(step_device_.data(), host, at.num_bytes, stream));
+  put(host, at.query_positions, batch.query_positions);
+  const std::byte* const base = ring.send(at.num_bytes, stream);
 
-  const auto* const base = step_device_.as<std::byte>();
   step_batch_view view = batch.view();
   view.query_start_loc = reinterpret_cast<const std::int32_t*>(base + at.query_start_loc);
   view.seq_lens = reinterpret_cast<const std::int32_t*>(base + at.seq_lens);
   view.block_tables = reinterpret_cast<const std::int32_t*>(base + at.block_tables);
   view.slot_mapping = reinterpret_cast<const std::int64_t*>(base + at.slot_mapping);
+  if (view.query_positions != nullptr) {
+    view.query_positions = reinterpret_cast<const std::int32_t*>(base + at.query_positions);
+  }
   return view;
 }
 
@@ -193,7 +230,7 @@ errc cache_engine::swap_blocks_to(cache_engine& other, std::span<const block_cop
 errc cache_engine::convert_blocks_to(cache_engine& other, std::span<const block_copy> copies,
                                      stream_ref stream) noexcept {
   if (backend_->where() != other.backend_->where() || layers_.size() != other.layers_.size() ||
-      !same_blocks(config_.layout, other.config_.layout)) {
+      !validate::same_shape(config_.layout, other.config_.layout)) {
     return errc::failed_precondition;
   }
   // Layers are alike and each is an allocation of its own: what the first one accepts, all accept.

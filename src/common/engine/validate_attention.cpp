@@ -6,8 +6,10 @@
 #include <limits>
 #include <new>
 
+#include "common/attention/visibility.hpp"
 #include "common/base/checked.hpp"
 #include "common/base/footprint.hpp"
+#include "common/base/kv_code.hpp"
 #include "common/base/refuse.hpp"
 #include "common/engine/validate_cache.hpp"
 
@@ -79,6 +81,14 @@ errc expect_type(const char* name, dtype received, dtype planned, const refusal&
                 to_string(planned));
 }
 
+errc expect_code(const char* name, const kv_code& received, const kv_code& planned, const refusal& refuse) {
+  if (received.type != planned.type) return expect_type(name, received.type, planned.type, refuse);
+  if (received == planned) return errc::ok;
+  return refuse(
+      errc::invalid_argument, "the code of ", name, " is ", [&](std::string& text) { text += to_string(received); },
+      "; the plan was made for ", [&](std::string& text) { text += to_string(planned); });
+}
+
 errc expect_positive(const char* name, std::int32_t value, const refusal& refuse) {
   if (value >= 1) return errc::ok;
   return refuse(errc::invalid_argument, name, " is ", value, "; it must be at least 1");
@@ -95,7 +105,8 @@ errc expect_array(const char* name, const std::int32_t* array, const refusal& re
   return refuse(errc::invalid_argument, name, " of the batch is not aligned to its elements of 4 bytes");
 }
 
-// What `check_readable` finds wrong with a cache, by name. The layout's heads, head_dim, block_size and dtype are good.
+// What `check_readable` finds wrong with a cache, by name. The layout's heads, head dims, block_size and codes are
+// good.
 errc check_cache(const kv_cache_view& kv, const refusal& refuse) {
   const errc code = check_readable(kv);
   if (code == errc::ok) return code;
@@ -104,32 +115,37 @@ errc check_cache(const kv_cache_view& kv, const refusal& refuse) {
   }
   const kv_layout& layout = kv.layout;
   for (const bool is_k : {true, false}) {
-    const char* half = is_k ? "kv.k" : "kv.v";
+    if (!is_k && layout.v_in_k) break;
+    const char* name = is_k ? "kv.k" : "kv.v";
     const void* data = is_k ? kv.k : kv.v;
-    const kv_strides& strides = is_k ? layout.k : layout.v;
-    if (strides.chunk < 1 || layout.head_dim % strides.chunk != 0) {
-      return refuse(code, "the chunk of ", half, " is ", strides.chunk, "; it must be a divisor of head_dim, ",
-                    layout.head_dim);
+    const kv_plane& plane = is_k ? layout.k : layout.v;
+    const kv_strides& strides = plane.strides;
+    if (strides.chunk < 1 || plane.head_dim % strides.chunk != 0) {
+      return refuse(code, "the chunk of ", name, " is ", strides.chunk, "; it must be a divisor of its head_dim, ",
+                    plane.head_dim);
     }
-    if (half_span(layout, strides, kv.num_blocks) < 0) {
-      return refuse(code, "the strides of ", half, " (block ", strides.block, ", head ", strides.head, ", token ",
+    if (plane_span(layout, plane, kv.num_blocks) < 0) {
+      return refuse(code, "the strides of ", name, " (block ", strides.block, ", head ", strides.head, ", token ",
                     strides.token, ", dim ", strides.dim, ", chunk ", strides.chunk_stride,
                     ") let elements share a place or reach past 2^62 bytes");
     }
-    if (data == nullptr) return refuse(code, half, " is null");
-    if (!aligned(data, layout.type)) {
-      return refuse(code, half, " is not aligned to its elements of ", static_cast<std::int64_t>(size_of(layout.type)),
-                    " bytes");
+    if (data == nullptr) return refuse(code, name, " is null");
+    if (!aligned(data, plane.code.type)) {
+      return refuse(code, name, " is not aligned to its elements of ",
+                    static_cast<std::int64_t>(size_of(plane.code.type)), " bytes");
     }
+  }
+  if (layout.v_in_k && layout.v.strides != layout.k.strides) {
+    return refuse(code, "the strides of V are not those of K in a layout whose V is part of K");
   }
   return refuse(code, "num_blocks of kv is ", kv.num_blocks, "; the largest allowed value is ", max_num_blocks);
 }
 
 // Shape, dtype, strides and pointer of one tensor; `written`: its rows must not overlap.
 errc check_tensor(const const_tensor_view& tensor, std::string_view name, bool written, const refusal& refuse) {
-  if (!known(tensor.type)) {
+  if (!is_dtype(tensor.type)) {
     return refuse(errc::invalid_argument, "the dtype of ", name, " is number ", static_cast<std::int32_t>(tensor.type),
-                  "; it must be f32, f16 or bf16");
+                  "; it must be one of ", dtype_names);
   }
   if (tensor.num_tokens < 0 || tensor.num_heads < 0 || tensor.head_dim < 0) {
     return refuse(errc::invalid_argument, name, " has the shape [", tensor.num_tokens, ", ", tensor.num_heads, ", ",
@@ -206,11 +222,11 @@ errc check_overlap(const attention_params& params, const refusal& refuse) {
     p.element_bytes = static_cast<std::int64_t>(size_of(rows.type));
     (void)make_footprint(p.memory, rows, false);
   };
-  const auto add_half = [&](const char* name, const void* data, const kv_strides& strides) {
+  const auto add_plane = [&](const char* name, const void* data, const kv_plane& plane) {
     part& p = parts[num_parts++];
     p.name = name;
-    p.element_bytes = static_cast<std::int64_t>(size_of(params.kv.layout.type));
-    (void)make_footprint(p.memory, data, params.kv.layout, strides, params.kv.num_blocks);
+    p.element_bytes = static_cast<std::int64_t>(size_of(plane.code.type));
+    (void)make_footprint(p.memory, data, params.kv.layout, plane, params.kv.num_blocks);
   };
   add_rows("out", as_const(params.out));
   if (params.lse != nullptr) {
@@ -220,8 +236,8 @@ errc check_overlap(const attention_params& params, const refusal& refuse) {
   const int num_written = num_parts;
   add_rows("q", params.q);
   if (params.kv.num_blocks > 0) {
-    add_half("kv.k", params.kv.k, params.kv.layout.k);
-    add_half("kv.v", params.kv.v, params.kv.layout.v);
+    add_plane("kv.k", params.kv.k, params.kv.layout.k);
+    if (!params.kv.layout.v_in_k) add_plane("kv.v", params.kv.v, params.kv.layout.v);
   }
   if (params.bias.data != nullptr && params.bias.num_keys > 0) add_rows("bias", rows_of(params.bias));
   for (int written = 0; written < num_written; ++written) {
@@ -254,40 +270,55 @@ std::int64_t blocks_of(std::int64_t num_tokens, std::int32_t block_size) noexcep
   return (static_cast<std::uint32_t>(num_tokens) + size - 1) / size;
 }
 
-}  // namespace
-
-position_range visible_positions(const attention_spec& spec, std::int64_t position, std::int64_t seq_len) noexcept {
-  position_range range{0, seq_len};
-  if (spec.window_left >= 0) range.begin = std::max<std::int64_t>(0, position - spec.window_left);
-  if (spec.causal) {
-    range.end = std::min(range.end, position + 1);
-  } else if (spec.window_right >= 0) {
-    range.end = std::min(range.end, position + spec.window_right + 1);
+// The dtypes and codes of a spec, and what v_in_k asks of them.
+errc check_codes(const attention_spec& spec, const refusal& refuse) {
+  const struct {
+    const char* name;
+    dtype type;
+  } all[] = {{"q", spec.q_type}, {"k", spec.k_code.type}, {"v", spec.v_code.type}, {"out", spec.out_type}};
+  for (const auto& one : all) {
+    if (is_dtype(one.type)) continue;
+    return refuse(errc::invalid_argument, "the dtype of ", one.name, " is number ", static_cast<std::int32_t>(one.type),
+                  "; it must be one of ", dtype_names);
   }
-  return range;
+  if (!detail::is_supported(spec.k_code)) {
+    return refuse(errc::unsupported, detail::unsupported_code("K", spec.k_code));
+  }
+  if (!detail::is_supported(spec.v_code)) {
+    return refuse(errc::unsupported, detail::unsupported_code("V", spec.v_code));
+  }
+  if (spec.k_code.type != spec.v_code.type) {
+    return refuse(errc::unsupported, "K of dtype ", to_string(spec.k_code.type), " with V of dtype ",
+                  to_string(spec.v_code.type), " is not supported yet; the types of both planes must be equal");
+  }
+  if (spec.v_in_k && spec.v_head_dim > spec.qk_head_dim) {
+    return refuse(errc::invalid_argument, "v_head_dim is ", spec.v_head_dim,
+                  "; where V is part of K it must be at most qk_head_dim, ", spec.qk_head_dim);
+  }
+  return errc::ok;
 }
+
+}  // namespace
 
 errc attention_spec_alone(const attention_spec& spec, std::string* sentence) {
   const refusal refuse(sentence);
   if (const errc code = expect_positive("num_q_heads", spec.num_q_heads, refuse); code != errc::ok) return code;
   if (const errc code = expect_positive("num_kv_heads", spec.num_kv_heads, refuse); code != errc::ok) return code;
-  if (const errc code = expect_positive("head_dim", spec.head_dim, refuse); code != errc::ok) return code;
+  if (const errc code = expect_positive("qk_head_dim", spec.qk_head_dim, refuse); code != errc::ok) return code;
+  if (const errc code = expect_positive("v_head_dim", spec.v_head_dim, refuse); code != errc::ok) return code;
   if (const errc code = expect_positive("block_size", spec.block_size, refuse); code != errc::ok) return code;
   if (spec.num_q_heads % spec.num_kv_heads != 0) {
     return refuse(errc::invalid_argument, "num_q_heads is ", spec.num_q_heads,
                   "; it must be a multiple of num_kv_heads, ", spec.num_kv_heads);
   }
   constexpr std::int64_t max_row = std::int64_t{1} << 31;
-  if (std::int64_t{spec.num_q_heads} * spec.head_dim > max_row) {
-    return refuse(errc::invalid_argument, "num_q_heads times head_dim is ",
-                  std::int64_t{spec.num_q_heads} * spec.head_dim, "; the largest allowed value is ", max_row);
+  for (const bool is_qk : {true, false}) {
+    const std::int64_t row = std::int64_t{spec.num_q_heads} * (is_qk ? spec.qk_head_dim : spec.v_head_dim);
+    if (row <= max_row) continue;
+    return refuse(errc::invalid_argument, "num_q_heads times ", is_qk ? "qk_head_dim" : "v_head_dim", " is ", row,
+                  "; the largest allowed value is ", max_row);
   }
-  if (!known(spec.q_type) || !known(spec.kv_type) || !known(spec.out_type)) {
-    return refuse(errc::invalid_argument, "the dtypes of q, kv and out are numbers ",
-                  static_cast<std::int32_t>(spec.q_type), ", ", static_cast<std::int32_t>(spec.kv_type), ", ",
-                  static_cast<std::int32_t>(spec.out_type), "; each must be f32, f16 or bf16");
-  }
-  return errc::ok;
+  return check_codes(spec, refuse);
 }
 
 errc attention_batch(const attention_spec& spec, const step_batch_view& batch, std::int64_t num_blocks,
@@ -344,13 +375,18 @@ errc attention_batch(const attention_spec& spec, const step_batch_view& batch, s
     }
     const std::int64_t query_len = batch.query_start_loc[seq + 1] - batch.query_start_loc[seq];
     if (query_len == 0) continue;
-    const position_range first = visible_positions(spec, seq_len - query_len, seq_len);
-    const position_range last = visible_positions(spec, seq_len - 1, seq_len);
-    if (first.begin >= last.end) continue;
+    const std::int64_t first = attn::first_query_position(batch.query_positions, seq, query_len, seq_len);
+    constexpr std::int64_t end_of_positions = std::int64_t{1} << 31;
+    if (first + query_len > end_of_positions) {
+      return refuse(errc::invalid_argument, "query_positions[", seq, "] is ", first, " and the sequence has ",
+                    query_len, " new tokens; their positions must be below ", end_of_positions);
+    }
+    const attn::visible_range visible = attn::window_of(spec).of_run(first, first + query_len - 1, seq_len);
+    if (visible.begin >= visible.end) continue;
     const std::int32_t* row = batch.block_tables + seq * batch.block_table_stride;
-    const std::int64_t end = blocks_of(last.end, spec.block_size);
-    if (are_block_ids(row + first.begin / spec.block_size, row + end, num_blocks)) continue;
-    for (std::int64_t entry = first.begin / spec.block_size; entry < end; ++entry) {
+    const std::int64_t end = blocks_of(visible.end, spec.block_size);
+    if (are_block_ids(row + visible.begin / spec.block_size, row + end, num_blocks)) continue;
+    for (std::int64_t entry = visible.begin / spec.block_size; entry < end; ++entry) {
       if (row[entry] < 0 || row[entry] >= num_blocks) {
         return refuse(errc::out_of_range, "entry ", entry, " of the block table of sequence ", seq, " is ", row[entry],
                       "; block ids must be in [0, ", num_blocks, ")");
@@ -381,16 +417,22 @@ errc attention(const attention_plan& plan, const attention_params& params, std::
 
   code = expect_type("q", params.q.type, spec.q_type, refuse);
   if (code == errc::ok) code = expect_type("out", params.out.type, spec.out_type, refuse);
-  if (code == errc::ok) code = expect_type("kv", params.kv.layout.type, spec.kv_type, refuse);
+  if (code == errc::ok) code = expect_code("k", params.kv.layout.k.code, spec.k_code, refuse);
+  if (code == errc::ok) code = expect_code("v", params.kv.layout.v.code, spec.v_code, refuse);
   if (code == errc::ok) code = expect_equal("num_tokens of q", params.q.num_tokens, plan.num_tokens, refuse);
   if (code == errc::ok) code = expect_equal("num_tokens of out", params.out.num_tokens, plan.num_tokens, refuse);
   if (code == errc::ok) code = expect_equal("num_heads of q", params.q.num_heads, spec.num_q_heads, refuse);
   if (code == errc::ok) code = expect_equal("num_heads of out", params.out.num_heads, spec.num_q_heads, refuse);
-  if (code == errc::ok) code = expect_equal("head_dim of q", params.q.head_dim, spec.head_dim, refuse);
-  if (code == errc::ok) code = expect_equal("head_dim of out", params.out.head_dim, spec.head_dim, refuse);
+  if (code == errc::ok) code = expect_equal("head_dim of q", params.q.head_dim, spec.qk_head_dim, refuse);
+  if (code == errc::ok) code = expect_equal("head_dim of out", params.out.head_dim, spec.v_head_dim, refuse);
   if (code == errc::ok)
     code = expect_equal("num_kv_heads of kv", params.kv.layout.num_kv_heads, spec.num_kv_heads, refuse);
-  if (code == errc::ok) code = expect_equal("head_dim of kv", params.kv.layout.head_dim, spec.head_dim, refuse);
+  if (code == errc::ok) code = expect_equal("head_dim of k", params.kv.layout.k.head_dim, spec.qk_head_dim, refuse);
+  if (code == errc::ok) code = expect_equal("head_dim of v", params.kv.layout.v.head_dim, spec.v_head_dim, refuse);
+  if (code == errc::ok && params.kv.layout.v_in_k != spec.v_in_k) {
+    return refuse(errc::invalid_argument, "v_in_k of kv is ", params.kv.layout.v_in_k ? "true" : "false",
+                  "; the plan was made for the other");
+  }
   if (code == errc::ok) code = expect_equal("block_size of kv", params.kv.layout.block_size, spec.block_size, refuse);
   if (code == errc::ok) code = check_tensor(params.q, "q", false, refuse);
   if (code == errc::ok) code = check_tensor(as_const(params.out), "out", true, refuse);
@@ -404,6 +446,12 @@ errc attention(const attention_plan& plan, const attention_params& params, std::
   if (code == errc::ok) code = expect_aligned("sinks", params.sinks, refuse);
   if (code == errc::ok) code = expect_array("query_start_loc", params.batch.query_start_loc, refuse);
   if (code == errc::ok) code = expect_array("seq_lens", params.batch.seq_lens, refuse);
+  if (code == errc::ok && plan.has_query_positions) {
+    code = expect_array("query_positions", params.batch.query_positions, refuse);
+  }
+  if (code == errc::ok && !plan.has_query_positions && params.batch.query_positions != nullptr) {
+    return refuse(errc::invalid_argument, "query_positions of the batch are given; the plan was made without them");
+  }
   if (code == errc::ok && plan.num_blocks > 0) code = expect_array("block_tables", params.batch.block_tables, refuse);
   if (code != errc::ok) return code;
   if (params.batch.block_table_stride < 0) {

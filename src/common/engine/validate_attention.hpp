@@ -28,14 +28,4 @@ namespace bifolio::validate {
 [[nodiscard]] errc attention_batch(const attention_spec& spec, const step_batch_view& batch, std::int64_t num_blocks,
                                    std::string* sentence);
 
-/// The positions that the tokens of a sequence see together: [begin, end), empty when begin ≥ end.
-struct position_range {
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
-};
-
-/// One token at `position` of a sequence of `seq_len`.
-[[nodiscard]] position_range visible_positions(const attention_spec& spec, std::int64_t position,
-                                               std::int64_t seq_len) noexcept;
-
 }  // namespace bifolio::validate

@@ -3,10 +3,12 @@
 
 #include <bifolio/dtype.hpp>
 
+#include "common/base/kv_code.hpp"
+
 namespace bifolio::validate {
 namespace {
 
-/// The bytes of a whole layer, both halves; `view` has been checked.
+/// The bytes of a whole layer, both planes; without a V plane `v` is `k` again.
 struct layer_footprint {
   footprint k;
   footprint v;
@@ -15,9 +17,13 @@ struct layer_footprint {
 
 layer_footprint footprint_of(const kv_cache_view& view) noexcept {
   layer_footprint result;
-  result.element = static_cast<std::int64_t>(size_of(view.layout.type));
+  result.element = static_cast<std::int64_t>(size_of(view.layout.k.code.type));
   (void)make_footprint(result.k, view.k, view.layout, view.layout.k, view.num_blocks);
-  (void)make_footprint(result.v, view.v, view.layout, view.layout.v, view.num_blocks);
+  if (view.layout.v_in_k) {
+    result.v = result.k;
+  } else {
+    (void)make_footprint(result.v, view.v, view.layout, view.layout.v, view.num_blocks);
+  }
   return result;
 }
 
@@ -72,9 +78,10 @@ bool aligned(const void* pointer, dtype type) noexcept {
 
 /// Rows of k or v against the layer they go to or come from. `out` is filled when there are rows.
 template <class Void>
-errc check_rows(footprint& out, const basic_tensor_view<Void>& rows, const kv_layout& layout, bool written) noexcept {
-  if (!known(rows.type) || rows.num_tokens < 0) return errc::invalid_argument;
-  if (rows.num_heads != layout.num_kv_heads || rows.head_dim != layout.head_dim) return errc::invalid_argument;
+errc check_rows(footprint& out, const basic_tensor_view<Void>& rows, const kv_layout& layout, const kv_plane& plane,
+                bool written) noexcept {
+  if (!is_dtype(rows.type) || rows.num_tokens < 0) return errc::invalid_argument;
+  if (rows.num_heads != layout.num_kv_heads || rows.head_dim != plane.head_dim) return errc::invalid_argument;
   if (rows.num_tokens == 0) return errc::ok;
   if (rows.data == nullptr || !aligned(rows.data, rows.type)) return errc::invalid_argument;
   const const_tensor_view view{rows.data,     rows.type,         rows.num_tokens, rows.num_heads,
@@ -96,11 +103,16 @@ enum class slots_on : std::uint8_t { host, device };
 template <class Params>
 errc check_transfer(const Params& params, bool rows_are_written, slots_on where) noexcept {
   if (const errc code = check(params.kv); code != errc::ok) return code;
-  if (params.k.num_tokens != params.v.num_tokens || params.k.type != params.v.type) return errc::invalid_argument;
+  const kv_layout& layout = params.kv.layout;
   footprint k;
   footprint v;
-  if (const errc code = check_rows(k, params.k, params.kv.layout, rows_are_written); code != errc::ok) return code;
-  if (const errc code = check_rows(v, params.v, params.kv.layout, rows_are_written); code != errc::ok) return code;
+  if (const errc code = check_rows(k, params.k, layout, layout.k, rows_are_written); code != errc::ok) return code;
+  if (layout.v_in_k) {
+    if (params.v.data != nullptr) return errc::invalid_argument;
+  } else {
+    if (params.k.num_tokens != params.v.num_tokens || params.k.type != params.v.type) return errc::invalid_argument;
+    if (const errc code = check_rows(v, params.v, layout, layout.v, rows_are_written); code != errc::ok) return code;
+  }
   if (params.k.num_tokens == 0) return errc::ok;
   if (params.slot_mapping == nullptr ||
       reinterpret_cast<std::uintptr_t>(params.slot_mapping) % alignof(std::int64_t) != 0) {
@@ -114,12 +126,12 @@ errc check_transfer(const Params& params, bool rows_are_written, slots_on where)
   const auto element = static_cast<std::int64_t>(size_of(params.k.type));
   if (params.kv.num_blocks > 0) {
     const layer_footprint kv = footprint_of(params.kv);
-    if (!apart(k, element, kv.k, kv.element) || !apart(k, element, kv.v, kv.element) ||
-        !apart(v, element, kv.k, kv.element) || !apart(v, element, kv.v, kv.element)) {
-      return errc::invalid_argument;
-    }
+    const auto apart_from_cache = [&](const footprint& rows) {
+      return apart(rows, element, kv.k, kv.element) && apart(rows, element, kv.v, kv.element);
+    };
+    if (!apart_from_cache(k) || (!layout.v_in_k && !apart_from_cache(v))) return errc::invalid_argument;
   }
-  if (rows_are_written && !apart(k, element, v, element)) return errc::invalid_argument;
+  if (rows_are_written && !layout.v_in_k && !apart(k, element, v, element)) return errc::invalid_argument;
   return errc::ok;
 }
 
@@ -136,51 +148,63 @@ errc check_list(std::span<const block_copy> copies) noexcept {
   return copies.data() == nullptr && !copies.empty() ? errc::invalid_argument : errc::ok;
 }
 
-bool same_shape(const kv_layout& a, const kv_layout& b) noexcept {
-  return a.num_kv_heads == b.num_kv_heads && a.head_dim == b.head_dim && a.block_size == b.block_size;
+bool same_order(const kv_plane& a, const kv_plane& b) noexcept {
+  return a.code == b.code && a.strides.head == b.strides.head && a.strides.token == b.strides.token &&
+         a.strides.dim == b.strides.dim && a.strides.chunk_stride == b.strides.chunk_stride &&
+         a.strides.chunk == b.strides.chunk;
 }
 
-bool same_order(const kv_strides& a, const kv_strides& b) noexcept {
-  return a.head == b.head && a.token == b.token && a.dim == b.dim && a.chunk_stride == b.chunk_stride &&
-         a.chunk == b.chunk;
+errc check_v_in_k(const kv_layout& layout) noexcept {
+  const bool is_part =
+      layout.v.code == layout.k.code && layout.v.strides == layout.k.strides && layout.v.head_dim <= layout.k.head_dim;
+  return is_part ? errc::ok : errc::invalid_argument;
 }
 
 }  // namespace
 
-std::int64_t half_span(const kv_layout& layout, const kv_strides& strides, std::int64_t num_blocks) noexcept {
+std::int64_t plane_span(const kv_layout& layout, const kv_plane& plane, std::int64_t num_blocks) noexcept {
   if (num_blocks == 0) return 0;
   footprint print;
-  if (!make_footprint(print, nullptr, layout, strides, num_blocks)) return -1;
-  return print.span / static_cast<std::int64_t>(size_of(layout.type));
+  if (!make_footprint(print, nullptr, layout, plane, num_blocks)) return -1;
+  return print.span / static_cast<std::int64_t>(size_of(plane.code.type));
 }
 
 errc check(const kv_layout& layout, std::int64_t num_blocks) noexcept {
-  if (!known(layout.type) || layout.num_kv_heads < 1 || layout.head_dim < 1 || layout.block_size < 1) {
-    return errc::invalid_argument;
+  if (layout.num_kv_heads < 1 || layout.block_size < 1) return errc::invalid_argument;
+  for (const kv_plane* plane : {&layout.k, &layout.v}) {
+    if (!is_dtype(plane->code.type) || plane->head_dim < 1) return errc::invalid_argument;
+    if (!detail::is_supported(plane->code)) return errc::unsupported;
   }
+  if (layout.k.code.type != layout.v.code.type) return errc::unsupported;
   if (num_blocks < 0 || num_blocks > max_num_blocks) return errc::invalid_argument;
-  if (half_span(layout, layout.k, num_blocks) < 0) return errc::invalid_argument;
-  if (layout.v != layout.k && half_span(layout, layout.v, num_blocks) < 0) return errc::invalid_argument;
+  if (plane_span(layout, layout.k, num_blocks) < 0) return errc::invalid_argument;
+  if (layout.v_in_k) return check_v_in_k(layout);
+  if (layout.v != layout.k && plane_span(layout, layout.v, num_blocks) < 0) return errc::invalid_argument;
   return errc::ok;
 }
 
 errc check_readable(const kv_cache_view& view) noexcept {
   if (const errc code = check(view.layout, view.num_blocks); code != errc::ok) return code;
   if (view.num_blocks == 0) return errc::ok;
-  if (view.k == nullptr || view.v == nullptr) return errc::invalid_argument;
-  const bool both_aligned = aligned(view.k, view.layout.type) && aligned(view.v, view.layout.type);
+  if (view.k == nullptr || view.v_data() == nullptr) return errc::invalid_argument;
+  const bool both_aligned = aligned(view.k, view.layout.k.code.type) && aligned(view.v_data(), view.layout.v.code.type);
   return both_aligned ? errc::ok : errc::invalid_argument;
 }
 
 errc check(const kv_cache_view& view) noexcept {
   if (const errc code = check_readable(view); code != errc::ok) return code;
-  if (view.num_blocks == 0) return errc::ok;
+  if (view.num_blocks == 0 || view.layout.v_in_k) return errc::ok;
   const layer_footprint print = footprint_of(view);
   return apart(print.k, print.element, print.v, print.element) ? errc::ok : errc::invalid_argument;
 }
 
+bool same_shape(const kv_layout& a, const kv_layout& b) noexcept {
+  return a.num_kv_heads == b.num_kv_heads && a.k.head_dim == b.k.head_dim && a.v.head_dim == b.v.head_dim &&
+         a.block_size == b.block_size && a.v_in_k == b.v_in_k;
+}
+
 bool same_block_order(const kv_layout& a, const kv_layout& b) noexcept {
-  return a.type == b.type && same_shape(a, b) && same_order(a.k, b.k) && same_order(a.v, b.v);
+  return same_shape(a, b) && same_order(a.k, b.k) && same_order(a.v, b.v);
 }
 
 errc append(const append_params& params) noexcept { return check_transfer(params, false, slots_on::host); }

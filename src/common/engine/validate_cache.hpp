@@ -8,7 +8,9 @@
 ///   counts below their least value, unknown dtypes, strides that do not nest (kv_layout.hpp),
 ///   spans past 2^62 bytes, more blocks than a block_id can name                                  invalid_argument
 ///   heads, head_dim, block_size, dtypes, numbers of layers that should be equal and are not      invalid_argument
-///   sources and destinations, or the K and V halves, that share memory                           invalid_argument
+///   V as part of K (v_in_k) with strides or a code of its own or more dims, rows of v for it     invalid_argument
+///   sources and destinations, or the K and V planes, that share memory                           invalid_argument
+///   a code with scales, K and V of different types                                               unsupported
 ///   a slot or a block id past the end of the cache, a negative block id                          out_of_range
 
 #include <bifolio/backend.hpp>
@@ -23,25 +25,23 @@
 namespace bifolio::validate {
 
 /// Largest number of blocks: every id fits a block_id and is smaller than what stands in free table entries.
-inline constexpr std::int64_t max_num_blocks = free_table_entry;
+inline constexpr std::int64_t max_num_blocks = padding_entry;
 
-[[nodiscard]] constexpr bool known(dtype type) noexcept {
-  return type == dtype::f32 || type == dtype::f16 || type == dtype::bf16;
-}
+/// Elements from the first to one past the last of a stored plane of `num_blocks` ≥ 0 blocks; −1 when `strides` do not
+/// nest or the span exceeds `max_span_bytes`. The numbers in `layout` may be anything.
+[[nodiscard]] std::int64_t plane_span(const kv_layout& layout, const kv_plane& plane, std::int64_t num_blocks) noexcept;
 
-/// Elements from the first to one past the last of a half of `num_blocks` ≥ 0 blocks; −1 when `strides` do not nest or
-/// the span exceeds `max_span_bytes`. The numbers in `layout` may be anything.
-[[nodiscard]] std::int64_t half_span(const kv_layout& layout, const kv_strides& strides,
-                                     std::int64_t num_blocks) noexcept;
-
-/// The numbers, the dtype and the strides of both halves.
+/// The numbers, the codes and the strides of both planes.
 [[nodiscard]] errc check(const kv_layout& layout, std::int64_t num_blocks) noexcept;
 
 /// One layer's view for calls that only read it: its layout and its pointers.
 [[nodiscard]] errc check_readable(const kv_cache_view& view) noexcept;
 
-/// The same, and that K and V are apart.
+/// The same, and that K and V are apart, unless V is part of K.
 [[nodiscard]] errc check(const kv_cache_view& view) noexcept;
+
+/// Whether blocks hold the same: heads, head dims, block_size, and V as part of K or not.
+[[nodiscard]] bool same_shape(const kv_layout& a, const kv_layout& b) noexcept;
 
 /// Whether the order inside a block is the same, so that blocks may be moved byte for byte; what lies between blocks
 /// may differ.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Who gets device blocks: waiting requests, and sequences that were swapped out.
+/// Admission: which waiting requests and swapped sequences get device blocks.
 
 #include <algorithm>
 #include <bifolio/scheduler.hpp>
@@ -15,19 +15,19 @@ constexpr std::int64_t steps_between_look_ups = 16;
 
 }  // namespace
 
-prompt_view scheduler_core::view_of(const sample_state& one) const noexcept {
-  const request_state& owner = *one.owner;
+prompt_view scheduler_core::view_of(const sample_state& sample) const noexcept {
+  const request_state& owner = *sample.owner;
   prompt_view view;
-  view.tokens = one.num_known > one.num_prompt ? std::span<const token_id>(one.known) : owner.prompt;
+  view.tokens = sample.num_known > sample.num_prompt ? std::span<const token_id>(sample.known) : owner.prompt;
   view.scope = {owner.salt, owner.adapter_id};
   view.extras = owner.extra_views;
   const std::size_t num_full = view.tokens.size() / static_cast<std::size_t>(manager_->config().block_size);
-  view.keys = std::span(one.keys).first(std::min(one.keys.size(), num_full));
+  view.keys = std::span(sample.keys).first(std::min(sample.keys.size(), num_full));
   view.retention = owner.retention;
   return view;
 }
 
-// By rank, and never past one that has to wait, so that nobody waits for ever.
+// By rank, and never past a sequence that has to wait, so that none waits forever.
 void scheduler_core::admit(std::int64_t& budget) noexcept {
   if (waiting_.head == nullptr && swapped_.head == nullptr) return;
   std::int64_t promised = promised_blocks();
@@ -43,29 +43,30 @@ void scheduler_core::admit(std::int64_t& budget) noexcept {
   }
 }
 
-bool scheduler_core::admit_waiting(sample_state& one, std::int64_t& budget, std::int64_t& promised) noexcept {
-  if (budget == 0 || one.num_pending > 0) return false;  // its last tokens are still being sampled
-  const std::int32_t num_seats = one.owner->forked ? 1 : one.owner->num_live;
-  if (num_seats_taken_ + num_seats > config_.max_running) return false;
+bool scheduler_core::admit_waiting(sample_state& sample, std::int64_t& budget, std::int64_t& promised) noexcept {
+  if (budget == 0 || sample.num_pending > 0) return false;  // its last tokens are still being sampled
+  const std::int32_t num_running_slots = sample.owner->forked ? 1 : sample.owner->num_live;
+  if (num_running_slots_taken_ + num_running_slots > config_.max_running) return false;
   const bool caches = manager_->prefix() != nullptr;
-  const std::int64_t forks = num_seats - 1;  // each will want a block of its own
+  const std::int64_t forks = num_running_slots - 1;  // each will need a block of its own
   try {
-    if (caches && one.num_known > one.num_prompt && one.known.empty()) prepare_look_up(one);
-    const prompt_view view = view_of(one);
+    if (caches && sample.num_known > sample.num_prompt && sample.known.empty()) prepare_look_up(sample);
+    const prompt_view view = view_of(sample);
     // Alone in the pool a request needs no watermark: it was accepted because it fits.
     if (running_.size > 0) {
       const std::int64_t free = manager_->num_free_blocks() - promised;
       const std::int64_t step = current_->plan.step;
-      if (caches && put_off_ == &one && free <= put_off_free_ && step < put_off_step_ + steps_between_look_ups) {
+      if (caches && deferred_ == &sample && free <= deferred_free_blocks_ &&
+          step < deferred_step_ + steps_between_look_ups) {
         return false;
       }
       const std::int64_t others = std::min(promised + forks, max_num_blocks);
       const alloc_status status = caches ? manager_->can_open(view, chunk_limit(), others).status
-                                         : manager_->can_allocate(one.num_known, chunk_limit(), others);
+                                         : manager_->can_allocate(sample.num_known, chunk_limit(), others);
       if (status != alloc_status::ok) {
-        put_off_ = &one;
-        put_off_free_ = free;
-        put_off_step_ = step;
+        deferred_ = &sample;
+        deferred_free_blocks_ = free;
+        deferred_step_ = step;
         return false;
       }
     }
@@ -74,21 +75,21 @@ bool scheduler_core::admit_waiting(sample_state& one, std::int64_t& budget, std:
     if (caches) {
       opened = manager_->open(view, most);
     } else {
-      const allocate_result got = manager_->allocate(std::min<std::int64_t>(one.num_known, most));
+      const allocate_result got = manager_->allocate(std::min<std::int64_t>(sample.num_known, most));
       opened.seq = got.seq;
       opened.status = got.status;
     }
     if (opened.status != alloc_status::ok) return false;
-    waiting_.remove(one);
-    put_off_ = nullptr;
-    start_running(one, opened.seq, static_cast<std::int32_t>(opened.num_cached_tokens));
+    waiting_.remove(sample);
+    deferred_ = nullptr;
+    start_running(sample, opened.seq, static_cast<std::int32_t>(opened.num_cached_tokens));
     const auto query_len = static_cast<std::int32_t>(manager_->num_tokens(opened.seq) - opened.num_cached_tokens);
-    add_to_step(one, query_len, opened.copy);
+    add_to_step(sample, query_len, opened.copy);
     current_->plan.seqs.back().num_cached_tokens = static_cast<std::int32_t>(opened.num_cached_tokens);
-    if (one.owner->num_cached_tokens < 0) one.owner->num_cached_tokens = opened.num_cached_tokens;
+    if (sample.owner->num_cached_tokens < 0) sample.owner->num_cached_tokens = opened.num_cached_tokens;
     stats_.num_cached_tokens += opened.num_cached_tokens;
     budget -= query_len;
-    promised += forks + manager_->blocks_at_peak(one.num_known, chunk_limit()) -
+    promised += forks + manager_->blocks_at_peak(sample.num_known, chunk_limit()) -
                 manager_->blocks_at_peak(opened.num_cached_tokens + query_len, chunk_limit());
     return true;
   } catch (...) {
@@ -97,33 +98,33 @@ bool scheduler_core::admit_waiting(sample_state& one, std::int64_t& budget, std:
   }
 }
 
-// What prompts that were admitted will still ask for. Growth by decoding is what the watermark is for.
+// Blocks that admitted prompts will still need. Growth by decoding is what the watermark is for.
 std::int64_t scheduler_core::promised_blocks() const noexcept {
   std::int64_t promised = 0;
-  for (const sample_state* one = running_.head; one != nullptr; one = one->next) {
-    promised += one->num_seats - 1;
-    if (one->num_to_schedule() <= 1) continue;
-    const std::int64_t held = manager_->num_table_blocks(one->seq) - manager_->num_released_blocks(one->seq);
-    promised += std::max<std::int64_t>(0, manager_->blocks_at_peak(one->num_known, chunk_limit()) - held);
+  for (const sample_state* sample = running_.head; sample != nullptr; sample = sample->next) {
+    promised += sample->num_running_slots - 1;
+    if (sample->num_to_schedule() <= 1) continue;
+    const std::int64_t held = manager_->num_table_blocks(sample->seq) - manager_->num_released_blocks(sample->seq);
+    promised += std::max<std::int64_t>(0, manager_->blocks_at_peak(sample->num_known, chunk_limit()) - held);
   }
   return promised;
 }
 
-// They come back when, beside the watermark, each of them can also grow by a block: else the next to grow would send
-// them out again. Alone in the pool they need no such room.
+// Swapped sequences return when, besides the watermark, each of them can also grow by a block: else the next sequence
+// to grow would swap them out again. Alone in the pool they need no such room.
 bool scheduler_core::return_swapped(sample_state& first, std::int64_t& promised) noexcept {
-  std::int64_t num_seats = 0;
+  std::int64_t num_running_slots = 0;
   std::int64_t growth = 0;
   bool is_pending = false;
   unit_seqs_.clear();
-  for_unit(first, [&](const sample_state& one) {
-    num_seats += one.owner->forked ? 1 : one.owner->num_live;
-    growth += std::max<std::int64_t>(1, manager_->blocks_at_peak(one.num_known, chunk_limit()) -
-                                            manager_->blocks_at_peak(one.num_scheduled, chunk_limit()));
-    is_pending = is_pending || one.num_pending > 0;
-    unit_seqs_.push_back(one.seq);
+  for_unit(first, [&](const sample_state& sample) {
+    num_running_slots += sample.owner->forked ? 1 : sample.owner->num_live;
+    growth += std::max<std::int64_t>(1, manager_->blocks_at_peak(sample.num_known, chunk_limit()) -
+                                            manager_->blocks_at_peak(sample.num_scheduled, chunk_limit()));
+    is_pending = is_pending || sample.num_pending > 0;
+    unit_seqs_.push_back(sample.seq);
   });
-  if (is_pending || num_seats_taken_ + num_seats > config_.max_running) return false;
+  if (is_pending || num_running_slots_taken_ + num_running_slots > config_.max_running) return false;
   step_plan& plan = current_->plan;
   const bool alone = running_.size == 0;
   alloc_status status = alloc_status::later;
@@ -136,17 +137,17 @@ bool scheduler_core::return_swapped(sample_state& first, std::int64_t& promised)
     lacked_memory_ = true;
   }
   if (status != alloc_status::ok) {
-    // With nothing in flight and nobody else running, waiting helps no more: others have taken blocks of the manager,
-    // or the host's memory is short. A prompt can do with less.
+    // With nothing in flight and nothing else running, waiting cannot help: other code has taken blocks of the manager,
+    // or host memory is short. A prompt needs less.
     if (!alone || num_in_flight_ > 0 || !plan.seqs.empty()) return false;
     recompute(first);
     return true;
   }
-  for_unit(first, [&](sample_state& one) {
-    swapped_.remove(one);
-    plan.swapped_in.push_back(one.seq);
-    start_running(one, one.seq, one.num_computed);
-    one.swap_step = plan.step;
+  for_unit(first, [&](sample_state& sample) {
+    swapped_.remove(sample);
+    plan.swapped_in.push_back(sample.seq);
+    start_running(sample, sample.seq, sample.num_computed);
+    sample.swap_step = plan.step;
     ++stats_.num_swap_ins;
   });
   promised += growth;

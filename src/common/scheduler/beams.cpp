@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Beam search: all beams of a request decode in one step, and each commit says anew which of them go on. A beam that
-/// goes on once keeps its sequence, one that goes on more often is forked, one that is not named is freed.
+/// Beam search: all beams of a request decode in one step, and each commit selects which of them go on. A beam that
+/// goes on once keeps its sequence, one that goes on more often is forked, one that is not selected is freed.
 
 #include <algorithm>
 #include <bifolio/scheduler.hpp>
@@ -23,11 +23,12 @@ void scheduler_core::require_parents(const step_in_flight& step, std::span<const
     const std::size_t num_beams = num_beam_rows(step, i);
     const auto count = num_beams > 0 ? num_beams : static_cast<std::size_t>(step.plan.seqs[i].num_samples);
     const std::size_t num_rows = std::max<std::size_t>(1, num_beams);
-    for (const sampled_token& one : sampled.first(count)) {
-      bool is_there = one.from_sample == -1;
-      for (std::size_t k = i; k < i + num_rows; ++k) is_there = is_there || one.from_sample == step.plan.seqs[k].sample;
+    for (const sampled_token& token : sampled.first(count)) {
+      bool is_there = token.from_sample == -1;
+      for (std::size_t k = i; k < i + num_rows; ++k)
+        is_there = is_there || token.from_sample == step.plan.seqs[k].sample;
       if (!is_there) {
-        refuse(errc::invalid_argument, "from_sample ", one.from_sample,
+        refuse(errc::invalid_argument, "from_sample ", token.from_sample,
                " is not a sample that this step computed for request ", to_index(step.plan.seqs[i].request));
       }
     }
@@ -70,7 +71,7 @@ void scheduler_core::commit_beams(step_in_flight& step, std::size_t first, std::
   }
   if (drains || is_ignored) return;
 
-  seq_id* old_seqs = beam_seqs_.data();  // [count], invalid once somebody goes on with it
+  seq_id* old_seqs = beam_seqs_.data();  // [count], invalid once a beam goes on with it
   seq_id* new_seqs = old_seqs + count;   // [count]
   seq_id* heirs = new_seqs + count;      // [count], who went on with it
   const auto ends = [&](std::size_t j) { return ends_with(beam(j), sampled[j]); };
@@ -105,19 +106,19 @@ void scheduler_core::commit_beams(step_in_flight& step, std::size_t first, std::
     try {
       const allocate_result forked = manager_->fork(heirs[parent(j)]);
       if (forked.status == alloc_status::ok) new_seqs[j] = forked.seq;
-    } catch (...) {  // for want of host memory
+    } catch (...) {  // for lack of host memory
     }
     if (new_seqs[j] == invalid_seq) lacking = &beam(j);
   }
   stats_.num_sampled_tokens += static_cast<std::int64_t>(count);
   for (std::size_t j = 0; j < count; ++j) {
-    sample_state& one = beam(j);
+    sample_state& sample = beam(j);
     const bool ending = ends(j);
-    one.seq = new_seqs[j];
-    one.tokens.swap(beam_tokens_[first + j]);
-    one.last_token = sampled[j].token;
-    ++one.num_known;
-    if (ending) finish(one, sampled[j].stop, finished);
+    sample.seq = new_seqs[j];
+    sample.tokens.swap(beam_tokens_[first + j]);
+    sample.last_token = sampled[j].token;
+    ++sample.num_known;
+    if (ending) finish(sample, sampled[j].stop, finished);
   }
   if (lacking != nullptr) recompute(*lacking);
 }
@@ -125,14 +126,14 @@ void scheduler_core::commit_beams(step_in_flight& step, std::size_t first, std::
 // A request that started again has computed its prompt: each beam goes on from there with its own tokens.
 void scheduler_core::fork_beams(sample_state& leader) noexcept {
   request_state& owner = *leader.owner;
-  num_seats_taken_ -= leader.num_seats - 1;
-  leader.num_seats = 1;
+  num_running_slots_taken_ -= leader.num_running_slots - 1;
+  leader.num_running_slots = 1;
   owner.forked = true;
-  for (sample_state& one : owner.all()) {
-    if (one.place >= sample_place::draining) continue;
-    one.is_beam = true;
-    one.num_known = one.num_prompt + static_cast<std::int32_t>(one.tokens.size());
-    if (&one == &leader || fork(one, leader)) continue;
+  for (sample_state& sample : owner.all()) {
+    if (sample.place >= sample_place::draining) continue;
+    sample.is_beam = true;
+    sample.num_known = sample.num_prompt + static_cast<std::int32_t>(sample.tokens.size());
+    if (&sample == &leader || fork(sample, leader)) continue;
     recompute(leader);
     return;
   }

@@ -24,19 +24,19 @@ std::vector<finished_sequence> scheduler_core::commit(const step_plan& plan, std
   const bool publishes = manager_->prefix() != nullptr;
   for (std::size_t i = 0; i < num_rows;) {
     const step_row& row = step.rows[i];
-    if (sample_state& one = *row.sample; row.is_pending && !row.is_ignored && row.epoch == one.epoch &&
-                                         one.place == sample_place::running && one.num_known > one.num_prompt)
-        [[likely]] {
+    if (sample_state& sample = *row.sample; row.is_pending && !row.is_ignored && row.epoch == sample.epoch &&
+                                            sample.place == sample_place::running &&
+                                            sample.num_known > sample.num_prompt) [[likely]] {
       // One more token of a plain sequence. What was computed is the one before it.
-      --one.num_rows_in_flight;
-      --one.num_pending;
+      --sample.num_rows_in_flight;
+      --sample.num_pending;
       if (step.plan.seqs[i].query_len == 1) [[likely]] {
-        publishes ? manager_->commit(one.seq, std::span(&one.last_token, 1)) : manager_->commit(one.seq, 1);
-        ++one.num_computed;
+        publishes ? manager_->commit(sample.seq, std::span(&sample.last_token, 1)) : manager_->commit(sample.seq, 1);
+        ++sample.num_computed;
       } else {
-        commit_positions(one, step.plan.seqs[i].query_len);
+        commit_positions(sample, step.plan.seqs[i].query_len);
       }
-      append_token(one, sampled[0], finished);
+      append_token(sample, sampled[0], finished);
       sampled = sampled.subspan(1);
       ++i;
       continue;
@@ -75,10 +75,10 @@ void scheduler_core::require_commit(const step_plan& plan, std::span<const sampl
   }
   bool names_parents = false;
   const std::int32_t last = config_.vocab_size > 0 ? config_.vocab_size - 1 : INT32_MAX;
-  for (const sampled_token& one : sampled) {
-    if (to_index(one.token) < 0 || to_index(one.token) > last) [[unlikely]]
-      require_token("sampled token", one.token);
-    names_parents = names_parents || one.from_sample != -1;
+  for (const sampled_token& token : sampled) {
+    if (to_index(token.token) < 0 || to_index(token.token) > last) [[unlikely]]
+      require_token("sampled token", token.token);
+    names_parents = names_parents || token.from_sample != -1;
   }
   if (names_parents) require_parents(step, sampled);
 }
@@ -92,10 +92,10 @@ void scheduler_core::reserve_for_commit(const step_in_flight& step, std::span<co
   std::size_t num_ending = 0;
   for (std::size_t i = 0; i < step.rows.size();) {
     const scheduled_seq& row = step.plan.seqs[i];
-    sample_state& one = *step.rows[i].sample;
+    sample_state& sample = *step.rows[i].sample;
     const auto count = static_cast<std::size_t>(row.num_samples);
-    const bool is_there = step.rows[i].epoch == one.epoch && one.place == sample_place::running;
-    if (is_there) require_own("commit", one);
+    const bool is_there = step.rows[i].epoch == sample.epoch && sample.place == sample_place::running;
+    if (is_there) require_own("commit", sample);
     const bool fills = row.query_len > 1 || static_cast<std::uint32_t>(row.seq_len) % block_size == 0;
     if (is_there && (slides || (publishes && fills))) demands_.push_back({row.seq, row.seq_len});
     if (step.rows[i].is_beam) [[unlikely]] {
@@ -106,15 +106,16 @@ void scheduler_core::reserve_for_commit(const step_in_flight& step, std::span<co
       i += num_beams;
       continue;
     }
-    if (!one.owner->forked && one.place == sample_place::running) [[unlikely]] {
-      for (sample_state& each : one.owner->all()) {
+    if (!sample.owner->forked && sample.place == sample_place::running) [[unlikely]] {
+      for (sample_state& each : sample.owner->all()) {
         each.tokens.reserve(each.tokens.size() + 1);
-        if (&each != &one) demands_.push_back({invalid_seq, row.seq_len});
+        if (&each != &sample) demands_.push_back({invalid_seq, row.seq_len});
       }
       num_ending += count;
     } else if (count > 0) {
-      if (one.tokens.capacity() - one.tokens.size() < count) one.tokens.reserve(2 * one.tokens.size() + 16 + count);
-      for (std::size_t k = 0; k < count; ++k) num_ending += count > 1 || ends_with(one, sampled[k]) ? 1U : 0U;
+      if (sample.tokens.capacity() - sample.tokens.size() < count)
+        sample.tokens.reserve(2 * sample.tokens.size() + 16 + count);
+      for (std::size_t k = 0; k < count; ++k) num_ending += count > 1 || ends_with(sample, sampled[k]) ? 1U : 0U;
     }
     sampled = sampled.subspan(count);
     ++i;
@@ -125,102 +126,102 @@ void scheduler_core::reserve_for_commit(const step_in_flight& step, std::span<co
 
 void scheduler_core::commit_row(const step_row& row, const scheduled_seq& what, std::span<const sampled_token> sampled,
                                 std::vector<finished_sequence>& finished) noexcept {
-  sample_state& one = *row.sample;
-  --one.num_rows_in_flight;
-  if (one.place == sample_place::draining) {
-    if (one.num_rows_in_flight == 0) finish_draining(one);
+  sample_state& sample = *row.sample;
+  --sample.num_rows_in_flight;
+  if (sample.place == sample_place::draining) {
+    if (sample.num_rows_in_flight == 0) finish_draining(sample);
     return;
   }
   if (row.is_ignored) return;
-  if (row.is_pending) --one.num_pending;
-  if (row.epoch == one.epoch) {
+  if (row.is_pending) --sample.num_pending;
+  if (row.epoch == sample.epoch) {
     if (what.num_drafts > 0) {
-      commit_drafts(one, sampled, finished);
+      commit_drafts(sample, sampled, finished);
       return;
     }
-    commit_positions(one, what.query_len);
+    commit_positions(sample, what.query_len);
   }
-  if (!one.owner->forked) [[unlikely]] {
-    if (!sampled.empty()) commit_forking_row(one, sampled, finished);
-    if (sampled.empty() && one.owner->beams && !one.tokens.empty() && one.num_computed == one.num_prompt) {
-      fork_beams(one);
+  if (!sample.owner->forked) [[unlikely]] {
+    if (!sampled.empty()) commit_forking_row(sample, sampled, finished);
+    if (sampled.empty() && sample.owner->beams && !sample.tokens.empty() && sample.num_computed == sample.num_prompt) {
+      fork_beams(sample);
     }
     return;
   }
-  if (!sampled.empty()) append_token(one, sampled[0], finished);
+  if (!sampled.empty()) append_token(sample, sampled[0], finished);
 }
 
-void scheduler_core::commit_positions(sample_state& one, std::int32_t num_tokens) noexcept {
+void scheduler_core::commit_positions(sample_state& sample, std::int32_t num_tokens) noexcept {
   if (manager_->prefix() == nullptr) {
-    manager_->commit(one.seq, num_tokens);
-    one.num_computed += num_tokens;
+    manager_->commit(sample.seq, num_tokens);
+    sample.num_computed += num_tokens;
     return;
   }
-  const std::int32_t from_prompt = std::min(num_tokens, std::max(0, one.num_prompt - one.num_computed));
+  const std::int32_t from_prompt = std::min(num_tokens, std::max(0, sample.num_prompt - sample.num_computed));
   if (from_prompt > 0) {
-    manager_->commit(one.seq,
-                     std::span<const token_id>(one.owner->prompt)
-                         .subspan(static_cast<std::size_t>(one.num_computed), static_cast<std::size_t>(from_prompt)));
-    one.num_computed += from_prompt;
+    manager_->commit(
+        sample.seq, std::span<const token_id>(sample.owner->prompt)
+                        .subspan(static_cast<std::size_t>(sample.num_computed), static_cast<std::size_t>(from_prompt)));
+    sample.num_computed += from_prompt;
   }
   if (num_tokens > from_prompt) {
-    manager_->commit(one.seq, std::span<const token_id>(one.tokens)
-                                  .subspan(static_cast<std::size_t>(one.num_computed - one.num_prompt),
-                                           static_cast<std::size_t>(num_tokens - from_prompt)));
-    one.num_computed += num_tokens - from_prompt;
+    manager_->commit(sample.seq, std::span<const token_id>(sample.tokens)
+                                     .subspan(static_cast<std::size_t>(sample.num_computed - sample.num_prompt),
+                                              static_cast<std::size_t>(num_tokens - from_prompt)));
+    sample.num_computed += num_tokens - from_prompt;
   }
 }
 
-// The drafts that were sampled as well are kept, and the token behind them.
-void scheduler_core::commit_drafts(sample_state& one, std::span<const sampled_token> sampled,
+// The drafts that were sampled as well are kept, and the token after them.
+void scheduler_core::commit_drafts(sample_state& sample, std::span<const sampled_token> sampled,
                                    std::vector<finished_sequence>& finished) noexcept {
   std::int32_t num_new = 0;
   bool ends = false;
   bool stopped = false;
   const std::size_t num_drafts = sampled.size() - 1;
   for (std::size_t k = 0; k <= num_drafts && !ends; ++k) {
-    ends = ends_with(one, sampled[k]);
+    ends = ends_with(sample, sampled[k]);
     stopped = sampled[k].stop;
-    one.tokens.push_back(sampled[k].token);
+    sample.tokens.push_back(sampled[k].token);
     ++num_new;
-    if (k < num_drafts && sampled[k].token != one.drafts[k]) break;
+    if (k < num_drafts && sampled[k].token != sample.drafts[k]) break;
   }
   stats_.num_draft_tokens += static_cast<std::int64_t>(num_drafts);
   stats_.num_accepted_drafts += num_new - 1;
   stats_.num_sampled_tokens += num_new;
-  one.last_token = one.tokens.back();
-  one.has_drafts = false;
-  one.drafts.clear();
-  commit_positions(one, num_new);
-  one.num_known += num_new;
+  sample.last_token = sample.tokens.back();
+  sample.has_drafts = false;
+  sample.drafts.clear();
+  commit_positions(sample, num_new);
+  sample.num_known += num_new;
   if (ends) {
-    finish(one, stopped, finished);
+    finish(sample, stopped, finished);
     return;
   }
-  manager_->truncate(one.seq, one.num_computed);
-  one.num_scheduled = one.num_computed;
+  manager_->truncate(sample.seq, sample.num_computed);
+  sample.num_scheduled = sample.num_computed;
 }
 
 // The prompt is computed: from here on each sample is a sequence of its own. One that ends with its first token needs
-// none, and one that gets none (somebody else opened sequences in the manager) computes the prompt again; beams do
+// none, and one that gets none (other code opened sequences in the manager) computes the prompt again; beams do
 // that together.
 void scheduler_core::commit_forking_row(sample_state& first, std::span<const sampled_token> sampled,
                                         std::vector<finished_sequence>& finished) noexcept {
   request_state& owner = *first.owner;
-  num_seats_taken_ -= first.num_seats - 1;
-  first.num_seats = 1;
+  num_running_slots_taken_ -= first.num_running_slots - 1;
+  first.num_running_slots = 1;
   owner.forked = true;
-  for (sample_state& one : owner.all()) {
-    one.is_beam = owner.beams;
-    one.is_plain = !owner.beams && owner.max_draft_tokens == 0;
+  for (sample_state& sample : owner.all()) {
+    sample.is_beam = owner.beams;
+    sample.is_plain = !owner.beams && owner.max_draft_tokens == 0;
   }
   sample_state* lacking = nullptr;
   for (std::size_t k = 1; k < sampled.size(); ++k) {
-    sample_state& one = owner.samples[k];
-    if (ends_with(one, sampled[k]) || fork(one, first)) continue;
-    lacking = &one;
-    one.place = sample_place::waiting;
-    waiting_.insert(one);
+    sample_state& sample = owner.samples[k];
+    if (ends_with(sample, sampled[k]) || fork(sample, first)) continue;
+    lacking = &sample;
+    sample.place = sample_place::waiting;
+    waiting_.insert(sample);
   }
   for (std::size_t k = 0; k < sampled.size(); ++k) append_token(owner.samples[k], sampled[k], finished);
   if (lacking != nullptr && lacking->is_beam) recompute(*lacking);
@@ -233,33 +234,33 @@ bool scheduler_core::fork(sample_state& child, const sample_state& parent) noexc
     start_running(child, forked.seq, parent.num_computed);
     return true;
   } catch (...) {
-    return false;  // for want of host memory
+    return false;  // for lack of host memory
   }
 }
 
-void scheduler_core::append_token(sample_state& one, const sampled_token& what,
+void scheduler_core::append_token(sample_state& sample, const sampled_token& what,
                                   std::vector<finished_sequence>& finished) noexcept {
-  const bool ends = ends_with(one, what);
-  one.tokens.push_back(what.token);
-  one.last_token = what.token;
-  ++one.num_known;
-  if (one.has_drafts) [[unlikely]] {
-    one.has_drafts = false;
-    one.drafts.clear();
+  const bool ends = ends_with(sample, what);
+  sample.tokens.push_back(what.token);
+  sample.last_token = what.token;
+  ++sample.num_known;
+  if (sample.has_drafts) [[unlikely]] {
+    sample.has_drafts = false;
+    sample.drafts.clear();
   }
   ++stats_.num_sampled_tokens;
-  if (ends) finish(one, what.stop, finished);
+  if (ends) finish(sample, what.stop, finished);
 }
 
-void scheduler_core::finish(sample_state& one, bool stopped, std::vector<finished_sequence>& finished) noexcept {
-  finished.push_back({.request = one.owner->id,
-                      .sample = one.index,
+void scheduler_core::finish(sample_state& sample, bool stopped, std::vector<finished_sequence>& finished) noexcept {
+  finished.push_back({.request = sample.owner->id,
+                      .sample = sample.index,
                       .reason = stopped ? finish_reason::stop : finish_reason::length,
-                      .tokens = std::move(one.tokens),
-                      .num_cached_tokens = std::max<std::int64_t>(0, one.owner->num_cached_tokens)});
-  one.tokens.clear();
+                      .tokens = std::move(sample.tokens),
+                      .num_cached_tokens = std::max<std::int64_t>(0, sample.owner->num_cached_tokens)});
+  sample.tokens.clear();
   ++stats_.num_finished;
-  end(one);
+  end(sample);
 }
 
 }  // namespace bifolio::detail

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// What is behind `scheduler`: requests, their samples, the lists that the samples stand in, the steps in flight, and
-/// the decisions. The sources are split by subject: scheduler.cpp (intake and the order of a step), scheduler_step
-/// (running sequences), scheduler_admission, scheduler_preemption (and failed swaps), scheduler_commit,
-/// scheduler_beams, scheduler_check.
+/// The implementation of `scheduler`: requests, their samples, the lists that hold the samples, the steps in flight,
+/// and the decisions. The sources are split by subject: requests.cpp (intake and the order of a step), step.cpp
+/// (running sequences), admission.cpp, preemption.cpp (and failed swaps), commit.cpp, beams.cpp, check.cpp.
 ///
-/// Preparation (receive, reserve_…) may throw and decides nothing; decisions are noexcept. What they ask of the manager
-/// has its memory reserved before; where that is not possible (names of scopes, lists of swapped blocks) a failure for
+/// Preparation (receive, reserve_…) may throw and decides nothing; decisions are noexcept. Host memory for their calls
+/// of the manager is reserved before. Where that is not possible (interned scopes, lists of swapped blocks) a lack of
 /// host memory counts as "later".
 
 #include <algorithm>
@@ -40,18 +39,18 @@ struct token_source {
 };
 
 struct alignas(64) sample_state {
-  // What every step looks at, in three cache lines.
+  // Read in every step: three cache lines.
   sample_state* next = nullptr;
   seq_id seq = invalid_seq;        ///< while running or swapped, perhaps while draining
   std::int32_t num_known = 0;      ///< prompt and, unless the request is unforked, sampled tokens
-  std::int32_t num_pending = 0;    ///< tokens behind those that steps in flight sample
+  std::int32_t num_pending = 0;    ///< tokens after those, which steps in flight sample
   std::int32_t num_scheduled = 0;  ///< leading tokens with slots
   std::int32_t num_computed = 0;   ///< leading tokens whose K and V are in the cache for good
   std::int32_t num_prompt = 0;
   std::int32_t limit = 0;  ///< num_prompt + max_new_tokens
   std::int64_t step = 0;   ///< the last one that it is part of
   sample_place place = sample_place::unforked;
-  bool is_plain = false;  ///< goes on by one sampled token after the other, whatever others do
+  bool is_plain = false;  ///< decodes token by token, independently of other samples
   bool is_beam = false;   ///< of a beam search whose prompt is computed: proceeds with the others
   bool has_drafts = false;
   std::int32_t index = 0;
@@ -62,14 +61,14 @@ struct alignas(64) sample_state {
   request_id request = invalid_request;
   request_state* owner = nullptr;
   std::vector<token_id> tokens;  ///< sampled
-  token_source late;             ///< where its last pending token comes from
+  token_source pending_source;   ///< where its last pending token comes from
 
   sample_state* prev = nullptr;
-  std::int32_t num_seats = 0;     ///< running sequences that it stands for, while it holds device blocks
-  std::int64_t swap_step = 0;     ///< the last step that moved its blocks
-  std::vector<token_id> drafts;   ///< proposed
-  std::vector<token_id> known;    ///< while waiting with sampled tokens: prompt and tokens, for looking it up
-  std::vector<content_key> keys;  ///< of the first full blocks, computed once
+  std::int32_t num_running_slots = 0;  ///< running sequences that it counts as, while it holds device blocks
+  std::int64_t swap_step = 0;          ///< the last step that moved its blocks
+  std::vector<token_id> drafts;        ///< proposed
+  std::vector<token_id> known;         ///< while waiting with sampled tokens: prompt and tokens, for looking it up
+  std::vector<content_key> keys;       ///< of the first full blocks, computed once
 
   /// Tokens that the next step could compute. 0: it waits for a commit.
   [[nodiscard]] std::int32_t num_to_schedule() const noexcept {
@@ -105,10 +104,10 @@ struct request_state {
 };
 
 /// The token at a position below num_known.
-[[nodiscard]] inline token_id token_at(const sample_state& one, std::int32_t position) noexcept {
-  if (position < one.num_prompt) return one.owner->prompt[static_cast<std::size_t>(position)];
-  const auto i = static_cast<std::size_t>(position - one.num_prompt);
-  return i < one.tokens.size() ? one.tokens[i] : one.last_token;
+[[nodiscard]] inline token_id token_at(const sample_state& sample, std::int32_t position) noexcept {
+  if (position < sample.num_prompt) return sample.owner->prompt[static_cast<std::size_t>(position)];
+  const auto i = static_cast<std::size_t>(position - sample.num_prompt);
+  return i < sample.tokens.size() ? sample.tokens[i] : sample.last_token;
 }
 
 [[nodiscard]] inline bool ranks_before(const sample_state& a, const sample_state& b) noexcept {
@@ -117,15 +116,15 @@ struct request_state {
   return a.owner->id < b.owner->id;
 }
 
-/// Calls `what` for `one`, or for all beams that stand in the same place: they are preempted and return together.
+/// Calls `what` for a sample, or for all its beams in the same place: they are preempted and return together.
 template <class What>
-void for_unit(sample_state& one, What what) {
-  if (!one.is_beam) {
-    what(one);
+void for_unit(sample_state& sample, What what) {
+  if (!sample.is_beam) {
+    what(sample);
     return;
   }
-  const sample_place place = one.place;
-  for (sample_state& other : one.owner->all()) {
+  const sample_place place = sample.place;
+  for (sample_state& other : sample.owner->all()) {
     if (other.place == place) what(other);
   }
 }
@@ -136,21 +135,22 @@ struct sample_list {
   sample_state* tail = nullptr;
   std::int64_t size = 0;
 
-  /// From the back, where nearly all belong, or from `behind`, one of the list that ranks after it.
-  void insert(sample_state& one, const sample_state* behind = nullptr) noexcept {
-    sample_state* before = behind != nullptr ? behind->prev : tail;
-    while (before != nullptr && ranks_before(one, *before)) before = before->prev;
+  /// Searches its place from the back, where nearly all belong, or from `successor`, a sample of the list that ranks
+  /// after it.
+  void insert(sample_state& sample, const sample_state* successor = nullptr) noexcept {
+    sample_state* before = successor != nullptr ? successor->prev : tail;
+    while (before != nullptr && ranks_before(sample, *before)) before = before->prev;
     sample_state* after = before != nullptr ? before->next : head;
-    one.prev = before;
-    one.next = after;
-    (before != nullptr ? before->next : head) = &one;
-    (after != nullptr ? after->prev : tail) = &one;
+    sample.prev = before;
+    sample.next = after;
+    (before != nullptr ? before->next : head) = &sample;
+    (after != nullptr ? after->prev : tail) = &sample;
     ++size;
   }
-  void remove(sample_state& one) noexcept {
-    (one.prev != nullptr ? one.prev->next : head) = one.next;
-    (one.next != nullptr ? one.next->prev : tail) = one.prev;
-    one.prev = one.next = nullptr;
+  void remove(sample_state& sample) noexcept {
+    (sample.prev != nullptr ? sample.prev->next : head) = sample.next;
+    (sample.next != nullptr ? sample.next->prev : tail) = sample.prev;
+    sample.prev = sample.next = nullptr;
     --size;
   }
 };
@@ -169,7 +169,7 @@ struct step_row {
   bool is_ignored = false;  ///< its results count for nothing
   bool is_pending = false;  ///< its one token is counted in num_pending
   bool is_beam = false;     ///< one of the beams that decode together
-  token_source late;
+  token_source pending_source;
 };
 
 struct step_in_flight {
@@ -188,7 +188,7 @@ class scheduler_core {
 
   submit_result submit(request&& what);
   void post_abort(request_id id);
-  void propose(request_id id, std::int32_t sample, std::span<const token_id> drafts);
+  void propose(request_id id, std::int32_t index, std::span<const token_id> drafts);
   const step_plan& schedule();
   void build(step_inputs& inputs) const;
   std::vector<finished_sequence> commit(const step_plan& plan, std::span<const sampled_token> sampled);
@@ -199,7 +199,7 @@ class scheduler_core {
            num_unseen_.load(std::memory_order_relaxed) > 0;
   }
   [[nodiscard]] std::int32_t num_in_flight() const noexcept { return num_in_flight_; }
-  [[nodiscard]] std::span<const token_id> output(request_id id, std::int32_t sample) const noexcept;
+  [[nodiscard]] std::span<const token_id> output(request_id id, std::int32_t index) const noexcept;
   [[nodiscard]] scheduler_stats stats() const noexcept;
   [[nodiscard]] std::string check() const;
   [[nodiscard]] std::uint64_t digest() const noexcept;
@@ -207,62 +207,62 @@ class scheduler_core {
   [[nodiscard]] const kv_cache_manager& manager() const noexcept { return *manager_; }
 
  private:
-  // scheduler.cpp
+  // requests.cpp
   void receive();
   void reserve_for_step();
-  void prepare_look_up(sample_state& one) const;
+  void prepare_look_up(sample_state& sample) const;
   void accept_arrivals() noexcept;
   /// Whether the manager's record of a sequence with blocks is as this scheduler left it.
-  [[nodiscard]] bool is_own(const sample_state& one) const noexcept;
-  void require_own(const char* call, const sample_state& one) const;
+  [[nodiscard]] bool is_own(const sample_state& sample) const noexcept;
+  void require_own(const char* call, const sample_state& sample) const;
   void end_scheduling();
   [[nodiscard]] request_state* find(request_id id) const noexcept;
-  void remember(request_state& one) noexcept;
-  void forget(request_state& one) noexcept;
+  void remember(request_state& owner) noexcept;
+  void forget(request_state& owner) noexcept;
   void require_token(const char* what, token_id token) const;
 
-  // scheduler_step.cpp
+  // step.cpp
   void schedule_first(std::int64_t& budget) noexcept;
   /// Whether sequences run that still compute known tokens.
   [[nodiscard]] bool schedule_decodes(std::int64_t& budget) noexcept;
-  void schedule_decode(sample_state& one, std::int64_t& budget) noexcept;
+  void schedule_decode(sample_state& sample, std::int64_t& budget) noexcept;
   void schedule_beams(sample_state& first, std::int64_t& budget) noexcept;
   void schedule_prompts(std::int64_t& budget) noexcept;
-  void schedule_prompt(sample_state& one, std::int64_t most, std::int64_t& budget) noexcept;
+  void schedule_prompt(sample_state& sample, std::int64_t most, std::int64_t& budget) noexcept;
   /// Blocks that this step may still take.
   [[nodiscard]] std::int64_t num_blocks_left() const noexcept { return holds_back_ ? 0 : manager_->num_free_blocks(); }
-  /// Whether steps in flight still hold released blocks. These come back by themselves, so until then nobody is
-  /// preempted for blocks, and whoever is served later in this step takes none.
+  /// Whether steps in flight still hold released blocks. These come back by themselves, so until then no sequence is
+  /// preempted for blocks, and sequences that are served later in this step take none.
   [[nodiscard]] bool waits_for_fences() noexcept;
-  [[nodiscard]] append_result grow(sample_state& one, std::int32_t num_tokens) noexcept;
-  void add_decode(sample_state& one, const block_copy& copy) noexcept;
-  void add_to_step(sample_state& one, std::int32_t query_len, const block_copy& copy) noexcept;
+  [[nodiscard]] append_result grow(sample_state& sample, std::int32_t num_tokens) noexcept;
+  void add_decode(sample_state& sample, const block_copy& copy) noexcept;
+  void add_to_step(sample_state& sample, std::int32_t query_len, const block_copy& copy) noexcept;
   [[nodiscard]] std::int64_t chunk_limit() const noexcept {
     return config_.max_chunk_tokens == 0 ? config_.max_tokens_per_step
                                          : std::min(config_.max_tokens_per_step, config_.max_chunk_tokens);
   }
 
-  // scheduler_admission.cpp
+  // admission.cpp
   void admit(std::int64_t& budget) noexcept;
-  [[nodiscard]] bool admit_waiting(sample_state& one, std::int64_t& budget, std::int64_t& promised) noexcept;
+  [[nodiscard]] bool admit_waiting(sample_state& sample, std::int64_t& budget, std::int64_t& promised) noexcept;
   [[nodiscard]] bool return_swapped(sample_state& first, std::int64_t& promised) noexcept;
   [[nodiscard]] std::int64_t promised_blocks() const noexcept;
-  [[nodiscard]] prompt_view view_of(const sample_state& one) const noexcept;
+  [[nodiscard]] prompt_view view_of(const sample_state& sample) const noexcept;
 
-  // scheduler_preemption.cpp
-  void preempt(sample_state& one) noexcept;
-  [[nodiscard]] bool swap_out(sample_state& one) noexcept;
-  void recompute(sample_state& one) noexcept;
-  void ignore_rows(sample_state& one, std::int64_t from_step, bool pending_ones) noexcept;
-  void start_running(sample_state& one, seq_id seq, std::int32_t num_computed) noexcept;
+  // preemption.cpp
+  void preempt(sample_state& sample) noexcept;
+  [[nodiscard]] bool swap_out(sample_state& sample) noexcept;
+  void recompute(sample_state& sample) noexcept;
+  void ignore_rows(sample_state& sample, std::int64_t from_step, bool pending_ones) noexcept;
+  void start_running(sample_state& sample, seq_id seq, std::int32_t num_computed) noexcept;
   /// Leaves its list; the blocks stay.
-  void leave_list(sample_state& one) noexcept;
-  void drop_blocks(sample_state& one) noexcept;
+  void leave_list(sample_state& sample) noexcept;
+  void drop_blocks(sample_state& sample) noexcept;
   /// Out of all lists; gone at once or when no step in flight has it any more.
-  void end(sample_state& one) noexcept;
-  void finish_draining(sample_state& one) noexcept;
+  void end(sample_state& sample) noexcept;
+  void finish_draining(sample_state& sample) noexcept;
 
-  // scheduler_commit.cpp
+  // commit.cpp
   void require_commit(const step_plan& plan, std::span<const sampled_token> sampled) const;
   void reserve_for_commit(const step_in_flight& step, std::span<const sampled_token> sampled,
                           std::vector<finished_sequence>& finished);
@@ -270,17 +270,17 @@ class scheduler_core {
                   std::vector<finished_sequence>& finished) noexcept;
   void commit_forking_row(sample_state& first, std::span<const sampled_token> sampled,
                           std::vector<finished_sequence>& finished) noexcept;
-  void commit_positions(sample_state& one, std::int32_t num_tokens) noexcept;
-  void commit_drafts(sample_state& one, std::span<const sampled_token> sampled,
+  void commit_positions(sample_state& sample, std::int32_t num_tokens) noexcept;
+  void commit_drafts(sample_state& sample, std::span<const sampled_token> sampled,
                      std::vector<finished_sequence>& finished) noexcept;
   [[nodiscard]] bool fork(sample_state& child, const sample_state& parent) noexcept;
-  void append_token(sample_state& one, const sampled_token& what, std::vector<finished_sequence>& finished) noexcept;
-  void finish(sample_state& one, bool stopped, std::vector<finished_sequence>& finished) noexcept;
-  [[nodiscard]] static bool ends_with(const sample_state& one, const sampled_token& what) noexcept {
-    return what.stop || one.num_prompt + static_cast<std::int32_t>(one.tokens.size()) + 1 >= one.limit;
+  void append_token(sample_state& sample, const sampled_token& what, std::vector<finished_sequence>& finished) noexcept;
+  void finish(sample_state& sample, bool stopped, std::vector<finished_sequence>& finished) noexcept;
+  [[nodiscard]] static bool ends_with(const sample_state& sample, const sampled_token& what) noexcept {
+    return what.stop || sample.num_prompt + static_cast<std::int32_t>(sample.tokens.size()) + 1 >= sample.limit;
   }
 
-  // scheduler_beams.cpp
+  // beams.cpp
   void require_parents(const step_in_flight& step, std::span<const sampled_token> sampled) const;
   /// Rows of beams that decode in this step, one after another, from `first` on; 0 for another row.
   [[nodiscard]] static std::size_t num_beam_rows(const step_in_flight& step, std::size_t first) noexcept;
@@ -311,7 +311,8 @@ class scheduler_core {
   sample_list waiting_;
   sample_list running_;
   sample_list swapped_;
-  std::int64_t num_seats_taken_ = 0;  // sequences with device blocks, an unforked request counting all its samples
+  std::int64_t num_running_slots_taken_ =
+      0;  // sequences with device blocks, an unforked request counting all its samples
 
   std::vector<step_in_flight> steps_;  // ring
   std::size_t first_in_flight_ = 0;
@@ -319,13 +320,13 @@ class scheduler_core {
   std::int64_t num_planned_ = 0;       // steps, empty ones included
   step_in_flight* current_ = nullptr;  // the one that is being decided
   step_in_flight* unbuilt_ = nullptr;  // scheduled last, if it is in flight
-  bool holds_back_ = false;            // somebody waits for fenced blocks: later ones take none in this step
-  bool lacked_memory_ = false;         // something was put off for want of host memory in this step
+  bool holds_back_ = false;            // a sequence waits for fenced blocks: later ones take none in this step
+  bool lacked_memory_ = false;         // something was deferred for lack of host memory in this step
 
-  // A waiting prompt that did not fit is looked up again only when something changed.
-  const sample_state* put_off_ = nullptr;
-  std::int64_t put_off_free_ = 0;
-  std::int64_t put_off_step_ = 0;
+  // The waiting prompt that did not fit: it is looked up again only when something changed.
+  const sample_state* deferred_ = nullptr;
+  std::int64_t deferred_free_blocks_ = 0;
+  std::int64_t deferred_step_ = 0;
 
   std::vector<seq_id> unit_seqs_;                   // scratch of swaps
   std::vector<std::vector<token_id>> beam_tokens_;  // scratch of commit, [rows of beams], what each will have

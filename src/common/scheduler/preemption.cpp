@@ -9,48 +9,48 @@
 
 namespace bifolio::detail {
 
-void scheduler_core::start_running(sample_state& one, seq_id seq, std::int32_t num_computed) noexcept {
-  one.seq = seq;
-  one.num_scheduled = one.num_computed = num_computed;
-  one.place = sample_place::running;
-  one.num_seats = one.owner->forked ? 1 : one.owner->num_live;
-  num_seats_taken_ += one.num_seats;
-  std::vector<token_id>().swap(one.known);
-  running_.insert(one);
+void scheduler_core::start_running(sample_state& sample, seq_id seq, std::int32_t num_computed) noexcept {
+  sample.seq = seq;
+  sample.num_scheduled = sample.num_computed = num_computed;
+  sample.place = sample_place::running;
+  sample.num_running_slots = sample.owner->forked ? 1 : sample.owner->num_live;
+  num_running_slots_taken_ += sample.num_running_slots;
+  std::vector<token_id>().swap(sample.known);
+  running_.insert(sample);
 }
 
-void scheduler_core::leave_list(sample_state& one) noexcept {
-  if (one.place == sample_place::running) running_.remove(one);
-  if (one.place == sample_place::swapped) swapped_.remove(one);
-  if (one.place == sample_place::waiting) {
-    waiting_.remove(one);
-    if (put_off_ == &one) put_off_ = nullptr;
+void scheduler_core::leave_list(sample_state& sample) noexcept {
+  if (sample.place == sample_place::running) running_.remove(sample);
+  if (sample.place == sample_place::swapped) swapped_.remove(sample);
+  if (sample.place == sample_place::waiting) {
+    waiting_.remove(sample);
+    if (deferred_ == &sample) deferred_ = nullptr;
   }
 }
 
-void scheduler_core::drop_blocks(sample_state& one) noexcept {
-  if (manager_->contains(one.seq)) manager_->free(one.seq);  // else it has none, or somebody else freed it
-  one.seq = invalid_seq;
-  num_seats_taken_ -= one.num_seats;
-  one.num_seats = 0;
-  one.num_scheduled = one.num_computed = 0;
+void scheduler_core::drop_blocks(sample_state& sample) noexcept {
+  if (manager_->contains(sample.seq)) manager_->free(sample.seq);  // else it has none, or other code freed it
+  sample.seq = invalid_seq;
+  num_running_slots_taken_ -= sample.num_running_slots;
+  sample.num_running_slots = 0;
+  sample.num_scheduled = sample.num_computed = 0;
 }
 
-void scheduler_core::preempt(sample_state& one) noexcept {
-  for_unit(one, [&](const sample_state&) { ++stats_.num_preemptions; });
-  if (swap_out(one)) return;
-  for_unit(one, [&](const sample_state& each) { current_->plan.preempted.push_back(each.seq); });
-  recompute(one);
+void scheduler_core::preempt(sample_state& sample) noexcept {
+  for_unit(sample, [&](const sample_state&) { ++stats_.num_preemptions; });
+  if (swap_out(sample)) return;
+  for_unit(sample, [&](const sample_state& each) { current_->plan.preempted.push_back(each.seq); });
+  recompute(sample);
 }
 
 // Moves `one` and the beams that belong to it to the host, if that is the way to preempt them.
-bool scheduler_core::swap_out(sample_state& one) noexcept {
+bool scheduler_core::swap_out(sample_state& sample) noexcept {
   const kv_cache_config& cache = manager_->config();
   if (config_.preemption == preemption_mode::recompute || cache.num_host_blocks == 0) return false;
   double num_tokens = 0;
   double num_blocks = 0;
   unit_seqs_.clear();
-  for_unit(one, [&](const sample_state& each) {
+  for_unit(sample, [&](const sample_state& each) {
     num_tokens += each.num_computed;
     num_blocks += static_cast<double>(manager_->num_table_blocks(each.seq) - manager_->num_released_blocks(each.seq));
     unit_seqs_.push_back(each.seq);
@@ -65,7 +65,7 @@ bool scheduler_core::swap_out(sample_state& one) noexcept {
   step_plan& plan = current_->plan;
   // What steps in flight compute is computed again: it is not certain yet.
   try {
-    for_unit(one, [&](const sample_state& each) {
+    for_unit(sample, [&](const sample_state& each) {
       if (each.num_scheduled > each.num_computed) manager_->truncate(each.seq, each.num_computed);
     });
   } catch (...) {
@@ -76,10 +76,10 @@ bool scheduler_core::swap_out(sample_state& one) noexcept {
   } catch (...) {
     return false;
   }
-  for_unit(one, [&](sample_state& each) {
+  for_unit(sample, [&](sample_state& each) {
     running_.remove(each);
-    num_seats_taken_ -= each.num_seats;
-    each.num_seats = 0;
+    num_running_slots_taken_ -= each.num_running_slots;
+    each.num_running_slots = 0;
     each.num_scheduled = each.num_computed;
     each.place = sample_place::swapped;
     each.swap_step = plan.step;
@@ -94,11 +94,11 @@ bool scheduler_core::swap_out(sample_state& one) noexcept {
 
 // Back to the waiting queue, with all tokens. Beams go back as one request: its prompt is computed once for all, and
 // each goes on from there with its own tokens.
-void scheduler_core::recompute(sample_state& one) noexcept {
-  request_state& owner = *one.owner;
-  const bool beams = one.is_beam;
+void scheduler_core::recompute(sample_state& sample) noexcept {
+  request_state& owner = *sample.owner;
+  const bool beams = sample.is_beam;
   for (sample_state& each : owner.all()) {
-    const bool concerned = beams ? each.place < sample_place::draining : &each == &one;
+    const bool concerned = beams ? each.place < sample_place::draining : &each == &sample;
     if (!concerned) continue;
     leave_list(each);
     drop_blocks(each);
@@ -121,15 +121,15 @@ void scheduler_core::recompute(sample_state& one) noexcept {
 
 // Results of steps in flight that nothing can be done with. A sequence that lost its blocks still takes the token that
 // a step in flight samples; samples, beams and drafts are computed again instead.
-void scheduler_core::ignore_rows(sample_state& one, std::int64_t from_step, bool pending_ones) noexcept {
-  if (one.num_rows_in_flight == 0) return;
+void scheduler_core::ignore_rows(sample_state& sample, std::int64_t from_step, bool pending_ones) noexcept {
+  if (sample.num_rows_in_flight == 0) return;
   for (std::size_t age = 0; age < static_cast<std::size_t>(num_in_flight_); ++age) {
     step_in_flight& step = flight(age);
     if (step.plan.step < from_step) continue;
     for (step_row& row : step.rows) {
-      if (row.sample != &one || row.is_ignored || (row.is_pending && !pending_ones)) continue;
+      if (row.sample != &sample || row.is_ignored || (row.is_pending && !pending_ones)) continue;
       row.is_ignored = true;
-      if (row.is_pending) --one.num_pending;
+      if (row.is_pending) --sample.num_pending;
     }
   }
 }
@@ -147,41 +147,41 @@ std::int64_t scheduler_core::fail_swaps(const step_plan& plan) {
   }
   std::int64_t num_failed = 0;
   for (sample_list* list : {&running_, &swapped_}) {
-    for (sample_state* one = list->head; one != nullptr;) {
-      if (one->swap_step < from_step) {
-        one = one->next;
+    for (sample_state* sample = list->head; sample != nullptr;) {
+      if (sample->swap_step < from_step) {
+        sample = sample->next;
         continue;
       }
-      for_unit(*one, [&](sample_state& each) {
+      for_unit(*sample, [&](sample_state& each) {
         ignore_rows(each, from_step + 1, true);
         each.swap_step = 0;
         ++num_failed;
       });
-      recompute(*one);
-      one = list->head;
+      recompute(*sample);
+      sample = list->head;
     }
   }
   // Some may have lost those blocks since.
-  for (sample_state* one = waiting_.head; one != nullptr; one = one->next) {
-    if (one->swap_step >= from_step) ignore_rows(*one, from_step + 1, true);
+  for (sample_state* sample = waiting_.head; sample != nullptr; sample = sample->next) {
+    if (sample->swap_step >= from_step) ignore_rows(*sample, from_step + 1, true);
   }
   stats_.num_failed_swaps += num_failed;
   return num_failed;
 }
 
-void scheduler_core::end(sample_state& one) noexcept {
-  leave_list(one);
-  --one.owner->num_live;
-  one.place = sample_place::draining;
-  if (one.num_rows_in_flight == 0) finish_draining(one);
+void scheduler_core::end(sample_state& sample) noexcept {
+  leave_list(sample);
+  --sample.owner->num_live;
+  sample.place = sample_place::draining;
+  if (sample.num_rows_in_flight == 0) finish_draining(sample);
 }
 
-void scheduler_core::finish_draining(sample_state& one) noexcept {
-  drop_blocks(one);
-  one.place = sample_place::ended;
-  if (--one.owner->num_open == 0) {
-    forget(*one.owner);
-    delete one.owner;
+void scheduler_core::finish_draining(sample_state& sample) noexcept {
+  drop_blocks(sample);
+  sample.place = sample_place::ended;
+  if (--sample.owner->num_open == 0) {
+    forget(*sample.owner);
+    delete sample.owner;
   }
 }
 

@@ -9,7 +9,7 @@
 #include "common/base/refuse.hpp"
 #include "common/base/require.hpp"
 #include "common/base/translate.hpp"
-#include "common/cache/require_names.hpp"
+#include "common/cache/require_limits.hpp"
 #include "common/scheduler/core.hpp"
 #include "common/scheduler/request_intake.hpp"
 
@@ -66,8 +66,8 @@ scheduler_config validated(const scheduler_config& config, const kv_cache_manage
 
 constexpr std::size_t num_buckets = 1024;
 
-void prefetch_sample(const sample_state& one) noexcept {
-  for (std::size_t at = 0; at < sizeof one; at += 64) prefetch_to_write(reinterpret_cast<const char*>(&one) + at);
+void prefetch_sample(const sample_state& sample) noexcept {
+  for (std::size_t at = 0; at < sizeof sample; at += 64) prefetch_to_write(reinterpret_cast<const char*>(&sample) + at);
 }
 
 }  // namespace
@@ -92,7 +92,7 @@ scheduler_core::scheduler_core(kv_cache_manager& manager, const scheduler_config
 scheduler_core::~scheduler_core() {
   intake_message message;
   while (intake_->try_pop(message)) delete message.arrived;
-  for (const arrival& one : arrivals_) delete one.state;
+  for (const arrival& arrived : arrivals_) delete arrived.state;
   for (; num_in_flight_ > 0; --num_in_flight_) {
     try {
       if (is_async()) manager_->retire(flight(0).fence);
@@ -103,8 +103,8 @@ scheduler_core::~scheduler_core() {
   }
   for (request_state* chain : buckets_) {
     while (chain != nullptr) {
-      for (sample_state& one : chain->all()) {
-        if (manager_->contains(one.seq)) manager_->free(one.seq);
+      for (sample_state& sample : chain->all()) {
+        if (manager_->contains(sample.seq)) manager_->free(sample.seq);
       }
       delete std::exchange(chain, chain->next);
     }
@@ -168,16 +168,16 @@ submit_result scheduler_core::submit(request&& what) {
       state->extra_views.push_back({extra.position, extra.kind, extra.value});
     }
     state->retention = what.retention;
-    for (sample_state& one : state->all()) {
-      one.owner = state.get();
-      one.index = static_cast<std::int32_t>(&one - state->samples.get());
-      one.num_known = one.num_prompt = static_cast<std::int32_t>(num_prompt);
-      one.limit = one.num_prompt + what.max_new_tokens;
-      one.is_plain = state->forked && what.max_draft_tokens == 0;
+    for (sample_state& sample : state->all()) {
+      sample.owner = state.get();
+      sample.index = static_cast<std::int32_t>(&sample - state->samples.get());
+      sample.num_known = sample.num_prompt = static_cast<std::int32_t>(num_prompt);
+      sample.limit = sample.num_prompt + what.max_new_tokens;
+      sample.is_plain = state->forked && what.max_draft_tokens == 0;
     }
     const request_id id{next_request_.fetch_add(1, std::memory_order_relaxed)};
     state->id = id;
-    for (sample_state& one : state->all()) one.request = id;
+    for (sample_state& sample : state->all()) sample.request = id;
     num_unseen_.fetch_add(1, std::memory_order_relaxed);
     try {
       intake_->push({state.get(), invalid_request});
@@ -194,23 +194,23 @@ void scheduler_core::post_abort(request_id id) {
   translate_bad_alloc("post_abort", [&] { intake_->push({nullptr, id}); });
 }
 
-void scheduler_core::propose(request_id id, std::int32_t sample, std::span<const token_id> drafts) {
+void scheduler_core::propose(request_id id, std::int32_t index, std::span<const token_id> drafts) {
   request_state* found = find(id);
-  const bool is_there = found != nullptr && sample >= 0 && sample < found->width &&
-                        found->samples[static_cast<std::size_t>(sample)].place < sample_place::draining;
+  const bool is_there = found != nullptr && index >= 0 && index < found->width &&
+                        found->samples[static_cast<std::size_t>(index)].place < sample_place::draining;
   if (!is_there) {
-    refuse(errc::not_found, "propose: sample ", sample, " of request ", to_index(id), " is unknown or has ended");
+    refuse(errc::not_found, "propose: sample ", index, " of request ", to_index(id), " is unknown or has ended");
   }
   require_between("number of drafts", static_cast<std::int64_t>(drafts.size()), 0, found->max_draft_tokens);
   for (const token_id token : drafts) require_token("draft token", token);
-  sample_state& one = found->samples[static_cast<std::size_t>(sample)];
-  if (one.num_rows_in_flight > 0) {
+  sample_state& sample = found->samples[static_cast<std::size_t>(index)];
+  if (sample.num_rows_in_flight > 0) {
     refuse(errc::failed_precondition, "propose: a step in flight computes request ", to_index(id),
            "; its next token is not known yet");
   }
-  translate_bad_alloc("propose", [&] { one.drafts.reserve(drafts.size()); });
-  one.drafts.assign(drafts.begin(), drafts.end());
-  one.has_drafts = !drafts.empty();
+  translate_bad_alloc("propose", [&] { sample.drafts.reserve(drafts.size()); });
+  sample.drafts.assign(drafts.begin(), drafts.end());
+  sample.has_drafts = !drafts.empty();
 }
 
 const step_plan& scheduler_core::schedule() {
@@ -289,19 +289,20 @@ void scheduler_core::receive() {
   flight(static_cast<std::size_t>(num_in_flight_)).plan.aborted.reserve(num_dropped);
 }
 
-bool scheduler_core::is_own(const sample_state& one) const noexcept {
-  if (one.place == sample_place::running) [[likely]]
-    return manager_->is_at(one.seq, one.num_scheduled, one.num_computed);
-  return manager_->contains(one.seq) && manager_->is_swapped_out(one.seq);  // and can only be freed and swapped in
+bool scheduler_core::is_own(const sample_state& sample) const noexcept {
+  if (sample.place == sample_place::running) [[likely]]
+    return manager_->is_at(sample.seq, sample.num_scheduled, sample.num_computed);
+  return manager_->contains(sample.seq) &&
+         manager_->is_swapped_out(sample.seq);  // and can only be freed and swapped in
 }
 
-void scheduler_core::require_own(const char* call, const sample_state& one) const {
-  if (is_own(one)) [[likely]]
+void scheduler_core::require_own(const char* call, const sample_state& sample) const {
+  if (is_own(sample)) [[likely]]
     return;
-  const bool is_there = manager_->contains(one.seq);
+  const bool is_there = manager_->contains(sample.seq);
   refuse(is_there ? errc::failed_precondition : errc::not_found, call, ": the sequence of request ",
-         to_index(one.request), ", sample ", one.index, ", was ", is_there ? "changed" : "freed",
-         " on the manager by somebody else than its scheduler; abort the request");
+         to_index(sample.request), ", sample ", sample.index, ", was ", is_there ? "changed" : "freed",
+         " on the manager by other code than its scheduler; abort the request");
 }
 
 void scheduler_core::reserve_for_step() {
@@ -312,28 +313,28 @@ void scheduler_core::reserve_for_step() {
     prefetch_to_write(row.sample);
     prefetch_to_write(reinterpret_cast<const char*>(row.sample) + 64);
   }
-  // Decisions cannot fail, so what they rely on is looked at here. Who is about to be aborted is not decided upon.
-  const auto is_dropped = [&](const sample_state& one) {
-    if (is_own(one)) [[likely]]
+  // Decisions cannot fail, so what they rely on is checked here. No decision is about requests that will be aborted.
+  const auto is_dropped = [&](const sample_state& sample) {
+    if (is_own(sample)) [[likely]]
       return false;
     const bool is_aborted =
-        std::find(posted_aborts_.begin(), posted_aborts_.end(), one.request) != posted_aborts_.end();
-    if (!is_aborted) require_own("schedule", one);
+        std::find(posted_aborts_.begin(), posted_aborts_.end(), sample.request) != posted_aborts_.end();
+    if (!is_aborted) require_own("schedule", sample);
     return true;
   };
-  for (const sample_state* one = swapped_.head; one != nullptr; one = one->next) (void)is_dropped(*one);
-  for (const sample_state* one = running_.head; one != nullptr; one = one->next) {
-    if (is_dropped(*one)) continue;
-    const std::int32_t wanted = one->num_to_schedule();
-    if (!one->has_drafts && manager_->has_room(one->seq, wanted)) continue;
-    const std::int64_t with_drafts = wanted + static_cast<std::int64_t>(one->drafts.size());
-    demands_.push_back({one->seq, one->num_scheduled + std::min(with_drafts, chunk_limit())});
+  for (const sample_state* sample = swapped_.head; sample != nullptr; sample = sample->next) (void)is_dropped(*sample);
+  for (const sample_state* sample = running_.head; sample != nullptr; sample = sample->next) {
+    if (is_dropped(*sample)) continue;
+    const std::int32_t wanted = sample->num_to_schedule();
+    if (!sample->has_drafts && manager_->has_room(sample->seq, wanted)) continue;
+    const std::int64_t with_drafts = wanted + static_cast<std::int64_t>(sample->drafts.size());
+    demands_.push_back({sample->seq, sample->num_scheduled + std::min(with_drafts, chunk_limit())});
   }
   if (waiting_.head != nullptr || !arrivals_.empty()) {
     const bool looks_up = manager_->prefix() != nullptr;
     // Those that may be admitted, by rank. Any of them may get any of the free records, so each record is made ready
     // for the longest.
-    const std::int64_t num_new = config_.max_running - num_seats_taken_;
+    const std::int64_t num_new = config_.max_running - num_running_slots_taken_;
     const std::int64_t this_step = num_planned_ + 1;
     std::int64_t longest = 0;
     std::int64_t candidates = 0;
@@ -342,14 +343,14 @@ void scheduler_core::reserve_for_step() {
     for (; candidates < num_new && (waiting != nullptr || arrived != arrivals_.end()); ++candidates) {
       const bool takes_waiting =
           arrived == arrivals_.end() || (waiting != nullptr && waiting->owner->rank <= arrived->rank + this_step);
-      sample_state& one = takes_waiting ? *waiting : arrived->state->samples[0];
+      sample_state& sample = takes_waiting ? *waiting : arrived->state->samples[0];
       if (takes_waiting) {
         waiting = waiting->next;
       } else {
         ++arrived;
       }
-      longest = std::max<std::int64_t>(longest, one.num_known);
-      if (looks_up) prepare_look_up(one);
+      longest = std::max<std::int64_t>(longest, sample.num_known);
+      if (looks_up) prepare_look_up(sample);
     }
     longest = std::min(longest, chunk_limit());
     for (std::int64_t i = 0; i < candidates; ++i) demands_.push_back({invalid_seq, longest});
@@ -358,23 +359,23 @@ void scheduler_core::reserve_for_step() {
 }
 
 // Keys are computed once, and go on where the sequence went on.
-void scheduler_core::prepare_look_up(sample_state& one) const {
-  const auto num_known = static_cast<std::size_t>(one.num_known);
-  if (one.num_known > one.num_prompt && one.known.size() != num_known) {
+void scheduler_core::prepare_look_up(sample_state& sample) const {
+  const auto num_known = static_cast<std::size_t>(sample.num_known);
+  if (sample.num_known > sample.num_prompt && sample.known.size() != num_known) {
     std::vector<token_id> known;
     known.reserve(num_known);
-    known = one.owner->prompt;
-    known.insert(known.end(), one.tokens.begin(), one.tokens.end());
-    one.known.swap(known);
+    known = sample.owner->prompt;
+    known.insert(known.end(), sample.tokens.begin(), sample.tokens.end());
+    sample.known.swap(known);
   }
   const auto num_full = num_known / static_cast<std::size_t>(manager_->config().block_size);
-  if (one.keys.size() < num_full) manager_->prefix()->append_keys(view_of(one), one.keys);
+  if (sample.keys.size() < num_full) manager_->prefix()->append_keys(view_of(sample), sample.keys);
 }
 
 void scheduler_core::accept_arrivals() noexcept {
   // From the last one on, so that each has its place at or before that of the one before.
   constexpr std::size_t ahead = 8;  // of memory that other threads wrote
-  const sample_state* behind = nullptr;
+  const sample_state* successor = nullptr;
   for (std::size_t i = arrivals_.size(); i-- > 0;) {
     if (i >= ahead) prefetch_sample(arrivals_[i - ahead].state->samples[0]);
     request_state& arrived = *arrivals_[i].state;
@@ -382,8 +383,8 @@ void scheduler_core::accept_arrivals() noexcept {
     remember(arrived);
     sample_state& leader = arrived.samples[0];
     leader.place = sample_place::waiting;
-    waiting_.insert(leader, behind);
-    behind = &leader;
+    waiting_.insert(leader, successor);
+    successor = &leader;
   }
   num_unseen_.fetch_sub(static_cast<std::int64_t>(arrivals_.size()), std::memory_order_relaxed);
   arrivals_.clear();
@@ -399,38 +400,38 @@ errc scheduler_core::abort(request_id id) noexcept {
   stats_.num_aborted += found->num_live;
   // Ending the last sample deletes the request.
   for (std::int32_t i = 0, left = found->num_live; left > 0; ++i) {
-    sample_state& one = found->samples[static_cast<std::size_t>(i)];
-    if (one.place >= sample_place::draining) continue;
+    sample_state& sample = found->samples[static_cast<std::size_t>(i)];
+    if (sample.place >= sample_place::draining) continue;
     --left;
-    end(one);
+    end(sample);
   }
   return errc::ok;
 }
 
 request_state* scheduler_core::find(request_id id) const noexcept {
-  request_state* one = buckets_[to_index(id) % num_buckets];
-  while (one != nullptr && one->id != id) one = one->next;
-  return one;
+  request_state* owner = buckets_[to_index(id) % num_buckets];
+  while (owner != nullptr && owner->id != id) owner = owner->next;
+  return owner;
 }
 
-void scheduler_core::remember(request_state& one) noexcept {
-  request_state*& bucket = buckets_[to_index(one.id) % num_buckets];
-  one.next = bucket;
-  bucket = &one;
+void scheduler_core::remember(request_state& owner) noexcept {
+  request_state*& bucket = buckets_[to_index(owner.id) % num_buckets];
+  owner.next = bucket;
+  bucket = &owner;
 }
 
-void scheduler_core::forget(request_state& one) noexcept {
-  request_state** link = &buckets_[to_index(one.id) % num_buckets];
-  while (*link != &one) link = &(*link)->next;
-  *link = one.next;
+void scheduler_core::forget(request_state& owner) noexcept {
+  request_state** link = &buckets_[to_index(owner.id) % num_buckets];
+  while (*link != &owner) link = &(*link)->next;
+  *link = owner.next;
 }
 
-std::span<const token_id> scheduler_core::output(request_id id, std::int32_t sample) const noexcept {
+std::span<const token_id> scheduler_core::output(request_id id, std::int32_t index) const noexcept {
   const request_state* found = find(id);
-  if (found == nullptr || sample < 0 || sample >= found->width) return {};
-  const sample_state& one = found->samples[static_cast<std::size_t>(sample)];
-  if (one.place >= sample_place::draining) return {};
-  return one.tokens;
+  if (found == nullptr || index < 0 || index >= found->width) return {};
+  const sample_state& sample = found->samples[static_cast<std::size_t>(index)];
+  if (sample.place >= sample_place::draining) return {};
+  return sample.tokens;
 }
 
 scheduler_stats scheduler_core::stats() const noexcept {

@@ -11,78 +11,78 @@
 namespace bifolio::detail {
 
 // add_to_step for a plain sequence that decodes, which nearly all are.
-void scheduler_core::add_decode(sample_state& one, const block_copy& copy) noexcept {
+void scheduler_core::add_decode(sample_state& sample, const block_copy& copy) noexcept {
   step_plan& plan = current_->plan;
   // Written field by field: a temporary would be read back before its small stores are done, 4 ns a row.
   step_row& row = current_->rows.emplace_back();
-  row.sample = &one;
-  row.epoch = one.epoch;
+  row.sample = &sample;
+  row.epoch = sample.epoch;
   row.is_pending = true;
-  row.late = one.late;
+  row.pending_source = sample.pending_source;
   scheduled_seq& what = plan.seqs.emplace_back();
-  what.seq = one.seq;
+  what.seq = sample.seq;
   what.query_len = 1;
-  what.seq_len = ++one.num_scheduled;
-  what.request = one.request;
-  what.sample = one.index;
+  what.seq_len = ++sample.num_scheduled;
+  what.request = sample.request;
+  what.sample = sample.index;
   what.num_samples = 1;
-  ++one.num_pending;
-  one.late = {plan.step, current_->num_sampled++};
-  one.step = plan.step;
-  ++one.num_rows_in_flight;
+  ++sample.num_pending;
+  sample.pending_source = {plan.step, current_->num_sampled++};
+  sample.step = plan.step;
+  ++sample.num_rows_in_flight;
   ++plan.num_tokens;
   if (copy.src != invalid_block) plan.copies.push_back(copy);
 }
 
-void scheduler_core::add_to_step(sample_state& one, std::int32_t query_len, const block_copy& copy) noexcept {
+void scheduler_core::add_to_step(sample_state& sample, std::int32_t query_len, const block_copy& copy) noexcept {
   step_plan& plan = current_->plan;
-  const std::int32_t start = one.num_scheduled;
+  const std::int32_t start = sample.num_scheduled;
   const std::int32_t end = start + query_len;
-  const std::int32_t expected = one.num_known + one.num_pending;
+  const std::int32_t expected = sample.num_known + sample.num_pending;
   const std::int32_t num_drafts = std::max(0, end - expected);
   // A request that starts again has its first tokens already: its samples fork without sampling.
-  const bool samples = end >= expected && (one.owner->forked || one.tokens.empty());
-  const std::int32_t num_samples = !samples ? 0 : one.owner->forked ? 1 + num_drafts : one.owner->num_live;
+  const bool samples = end >= expected && (sample.owner->forked || sample.tokens.empty());
+  const std::int32_t num_samples = !samples ? 0 : sample.owner->forked ? 1 + num_drafts : sample.owner->num_live;
   // The next step can go on without knowing the token if there is one, for one sequence alone.
   const bool is_pending =
-      num_samples == 1 && one.owner->forked && !one.owner->beams && one.owner->max_draft_tokens == 0;
-  current_->rows.push_back({.sample = &one,
-                            .epoch = one.epoch,
+      num_samples == 1 && sample.owner->forked && !sample.owner->beams && sample.owner->max_draft_tokens == 0;
+  current_->rows.push_back({.sample = &sample,
+                            .epoch = sample.epoch,
                             .is_ignored = false,
                             .is_pending = is_pending,
-                            .is_beam = num_samples > 0 && one.is_beam,
-                            .late = one.late});
+                            .is_beam = num_samples > 0 && sample.is_beam,
+                            .pending_source = sample.pending_source});
   if (is_pending) {
-    ++one.num_pending;
-    one.late = {plan.step, current_->num_sampled};
+    ++sample.num_pending;
+    sample.pending_source = {plan.step, current_->num_sampled};
   }
-  plan.seqs.push_back({.seq = one.seq,
+  plan.seqs.push_back({.seq = sample.seq,
                        .query_len = query_len,
                        .seq_len = end,
-                       .request = one.request,
-                       .sample = one.index,
+                       .request = sample.request,
+                       .sample = sample.index,
                        .num_samples = num_samples,
                        .num_drafts = num_drafts,
                        .num_cached_tokens = 0});
   plan.num_tokens += query_len;
   if (copy.src != invalid_block) plan.copies.push_back(copy);
   current_->num_sampled += num_samples;
-  one.num_scheduled = end;
-  one.step = plan.step;
-  ++one.num_rows_in_flight;
+  sample.num_scheduled = end;
+  sample.step = plan.step;
+  ++sample.num_rows_in_flight;
 }
 
 namespace {
 
 /// Beams decode together, once each has only its last token to compute, and not in the step that gets it there.
 bool is_ready(const sample_state& beam, std::int64_t step) noexcept {
-  for (const sample_state& one : beam.owner->all()) {
-    if (one.place == sample_place::running && (one.num_to_schedule() != 1 || one.step == step)) return false;
+  for (const sample_state& sample : beam.owner->all()) {
+    if (sample.place == sample_place::running && (sample.num_to_schedule() != 1 || sample.step == step)) return false;
   }
   return true;
 }
 
-bool is_decoding(const sample_state& one) noexcept { return one.num_to_schedule() == 1 && one.has_sampled(); }
+bool is_decoding(const sample_state& sample) noexcept { return sample.num_to_schedule() == 1 && sample.has_sampled(); }
 
 }  // namespace
 
@@ -101,29 +101,29 @@ void scheduler_core::schedule_first(std::int64_t& budget) noexcept {
   schedule_prompt(*first, std::max<std::int64_t>(1, budget - (running_.size - 1)), budget);
 }
 
-// By rank. Whoever finds no block takes it from the running sequence of the last rank, which this pass has not reached
-// yet, and gives up its own when it is that one itself.
+// By rank. A sequence that finds no block takes it from the running sequence of the last rank, which this pass has not
+// reached yet. When it is itself that sequence, it gives up its own blocks.
 bool scheduler_core::schedule_decodes(std::int64_t& budget) noexcept {
   bool others = false;
   const std::int64_t step = current_->plan.step;
-  for (sample_state* one = running_.head; one != nullptr && budget > 0;) {
-    sample_state* next = one->next;
-    if (one->is_beam) {
-      while (next != nullptr && next->owner == one->owner) next = next->next;
-      if (!is_ready(*one, step)) {
+  for (sample_state* sample = running_.head; sample != nullptr && budget > 0;) {
+    sample_state* next = sample->next;
+    if (sample->is_beam) {
+      while (next != nullptr && next->owner == sample->owner) next = next->next;
+      if (!is_ready(*sample, step)) {
         others = true;
-      } else if (budget >= one->owner->num_live) {
-        schedule_beams(*one, budget);
+      } else if (budget >= sample->owner->num_live) {
+        schedule_beams(*sample, budget);
       }
-    } else if (one->step != step) {
-      if (is_decoding(*one)) {
-        schedule_decode(*one, budget);
+    } else if (sample->step != step) {
+      if (is_decoding(*sample)) {
+        schedule_decode(*sample, budget);
       } else {
-        others = others || one->num_to_schedule() > 0;
+        others = others || sample->num_to_schedule() > 0;
       }
     }
-    if (next != nullptr && next->place != sample_place::running) next = nullptr;  // preempted, and all behind it
-    one = next;
+    if (next != nullptr && next->place != sample_place::running) next = nullptr;  // preempted, and all after it
+    sample = next;
   }
   return others;
 }
@@ -134,41 +134,42 @@ bool scheduler_core::waits_for_fences() noexcept {
 }
 
 // Slots for more tokens.
-append_result scheduler_core::grow(sample_state& one, std::int32_t num_tokens) noexcept {
-  if (holds_back_ && manager_->blocks_to_append(one.seq, num_tokens) > 0) return {};
-  append_result grown = manager_->append(one.seq, num_tokens);
+append_result scheduler_core::grow(sample_state& sample, std::int32_t num_tokens) noexcept {
+  if (holds_back_ && manager_->blocks_to_append(sample.seq, num_tokens) > 0) return {};
+  append_result grown = manager_->append(sample.seq, num_tokens);
   while (grown.status != alloc_status::ok) {
     if (waits_for_fences()) return {};
     sample_state& victim = *running_.tail;
-    const bool is_itself = &victim == &one;
+    const bool is_itself = &victim == &sample;
     preempt(victim);
     if (is_itself) return {};
-    grown = manager_->append(one.seq, num_tokens);
+    grown = manager_->append(sample.seq, num_tokens);
   }
   return grown;
 }
 
-void scheduler_core::schedule_decode(sample_state& one, std::int64_t& budget) noexcept {
-  if (one.is_plain && manager_->append_in_place(one.seq, 1)) [[likely]] {
-    add_decode(one, {});
+void scheduler_core::schedule_decode(sample_state& sample, std::int64_t& budget) noexcept {
+  if (sample.is_plain && manager_->append_in_place(sample.seq, 1)) [[likely]] {
+    add_decode(sample, {});
     --budget;
     return;
   }
   std::int32_t query_len = 1;
-  if (one.has_drafts) {
-    const std::int64_t most = std::min({static_cast<std::int64_t>(one.drafts.size()),
-                                        std::int64_t{one.limit} - one.num_known - 1, chunk_limit() - 1, budget - 1});
+  if (sample.has_drafts) {
+    const std::int64_t most =
+        std::min({static_cast<std::int64_t>(sample.drafts.size()), std::int64_t{sample.limit} - sample.num_known - 1,
+                  chunk_limit() - 1, budget - 1});
     query_len += static_cast<std::int32_t>(std::max<std::int64_t>(0, most));
-    // Nobody gives up blocks for guesses.
-    const std::int64_t needed = manager_->blocks_to_append(one.seq, query_len);
+    // No sequence gives up blocks for drafts.
+    const std::int64_t needed = manager_->blocks_to_append(sample.seq, query_len);
     if (needed > num_blocks_left()) query_len = 1;
   }
-  const append_result grown = grow(one, query_len);
+  const append_result grown = grow(sample, query_len);
   if (grown.status != alloc_status::ok) return;
-  if (one.is_plain) [[likely]] {
-    add_decode(one, grown.copy);
+  if (sample.is_plain) [[likely]] {
+    add_decode(sample, grown.copy);
   } else {
-    add_to_step(one, query_len, grown.copy);
+    add_to_step(sample, query_len, grown.copy);
   }
   budget -= query_len;
 }
@@ -176,7 +177,7 @@ void scheduler_core::schedule_decode(sample_state& one, std::int64_t& budget) no
 // All of them or none.
 void scheduler_core::schedule_beams(sample_state& first, std::int64_t& budget) noexcept {
   std::int64_t needed = 0;
-  for_unit(first, [&](sample_state& one) { needed += manager_->blocks_to_append(one.seq, 1); });
+  for_unit(first, [&](sample_state& sample) { needed += manager_->blocks_to_append(sample.seq, 1); });
   while (needed > num_blocks_left()) {
     if (waits_for_fences()) return;
     const bool is_itself = running_.tail->owner == first.owner;
@@ -184,49 +185,49 @@ void scheduler_core::schedule_beams(sample_state& first, std::int64_t& budget) n
     if (is_itself) return;
   }
   // No beam needs more than was counted: a block that all share is copied by all but the last of them.
-  for_unit(first, [&](sample_state& one) {
-    const append_result grown = manager_->append(one.seq, 1);
-    add_to_step(one, 1, grown.copy);
+  for_unit(first, [&](sample_state& sample) {
+    const append_result grown = manager_->append(sample.seq, 1);
+    add_to_step(sample, 1, grown.copy);
     --budget;
   });
 }
 
-// By rank, in chunks. Who decodes and is not part of the step sits it out: it finds no block here either.
+// By rank, in chunks. A sequence that decodes and is not part of the step sits it out: it finds no block here either.
 void scheduler_core::schedule_prompts(std::int64_t& budget) noexcept {
-  for (sample_state* one = running_.head; one != nullptr && budget > 0; one = one->next) {
-    if (one->step != current_->plan.step && one->num_to_schedule() > 0) schedule_prompt(*one, budget, budget);
+  for (sample_state* sample = running_.head; sample != nullptr && budget > 0; sample = sample->next) {
+    if (sample->step != current_->plan.step && sample->num_to_schedule() > 0) schedule_prompt(*sample, budget, budget);
   }
 }
 
-// A prompt takes blocks only from sequences behind it that are not part of the step; when there are none it takes what
+// A prompt takes blocks only from sequences after it that are not part of the step. When there are none it takes what
 // is free, and otherwise sits this step out, while the sequences that are in the step proceed.
-void scheduler_core::schedule_prompt(sample_state& one, std::int64_t most, std::int64_t& budget) noexcept {
+void scheduler_core::schedule_prompt(sample_state& sample, std::int64_t most, std::int64_t& budget) noexcept {
   // A beam's last known token is computed together with those of the others.
-  const std::int64_t remaining = one.num_to_schedule() - (one.is_beam ? 1 : 0);
+  const std::int64_t remaining = sample.num_to_schedule() - (sample.is_beam ? 1 : 0);
   const std::int64_t wanted = std::min({remaining, most, chunk_limit()});
   if (wanted <= 0) return;
   const auto is_short_of = [&](std::int64_t num_tokens) {
-    return manager_->blocks_to_append(one.seq, num_tokens) - num_blocks_left();
+    return manager_->blocks_to_append(sample.seq, num_tokens) - num_blocks_left();
   };
-  for (sample_state* victim = running_.tail; victim != &one && is_short_of(wanted) > 0;) {
+  for (sample_state* victim = running_.tail; victim != &sample && is_short_of(wanted) > 0;) {
     if (waits_for_fences()) break;
-    bool is_in_step = victim->owner == one.owner && one.is_beam;
+    bool is_in_step = victim->owner == sample.owner && sample.is_beam;
     sample_state* earlier = victim->prev;
     for_unit(*victim, [&](const sample_state& each) { is_in_step = is_in_step || each.step == current_->plan.step; });
-    while (victim->is_beam && earlier != &one && earlier->owner == victim->owner) earlier = earlier->prev;
+    while (victim->is_beam && earlier != &sample && earlier->owner == victim->owner) earlier = earlier->prev;
     if (!is_in_step) preempt(*victim);
     victim = earlier;
   }
   std::int64_t query_len = wanted;
   if (const std::int64_t missing = is_short_of(wanted); missing > 0) {
     const std::int64_t block_size = manager_->config().block_size;
-    const std::int64_t end = (one.num_scheduled + wanted + block_size - 1) / block_size - missing;
-    query_len = end * block_size - one.num_scheduled;
+    const std::int64_t end = (sample.num_scheduled + wanted + block_size - 1) / block_size - missing;
+    query_len = end * block_size - sample.num_scheduled;
   }
   if (query_len <= 0) return;
-  const append_result grown = manager_->append(one.seq, query_len);
+  const append_result grown = manager_->append(sample.seq, query_len);
   if (grown.status != alloc_status::ok) return;
-  add_to_step(one, static_cast<std::int32_t>(query_len), grown.copy);
+  add_to_step(sample, static_cast<std::int32_t>(query_len), grown.copy);
   budget -= query_len;
 }
 
@@ -240,33 +241,33 @@ void scheduler_core::build(step_inputs& inputs) const {
     inputs.tokens.reserve(num_tokens);
     inputs.positions.reserve(num_tokens);
     inputs.sample_rows.reserve(static_cast<std::size_t>(unbuilt_->num_sampled));
-    inputs.late_tokens.reserve(is_async() ? plan.seqs.size() : 0);
+    inputs.placeholders.reserve(is_async() ? plan.seqs.size() : 0);
   });
   manager_->build(inputs.batch, plan);
   inputs.tokens.resize(num_tokens);
   inputs.positions.resize(num_tokens);
   inputs.sample_rows.clear();
-  inputs.late_tokens.clear();
+  inputs.placeholders.clear();
   std::int32_t at = 0;
   for (std::size_t i = 0; i < plan.seqs.size(); ++i) {
     const scheduled_seq& row = plan.seqs[i];
     const step_row& in_flight = unbuilt_->rows[i];
-    const sample_state& one = *in_flight.sample;
-    if (row.query_len == 1 && row.num_samples == 1 && row.seq_len == one.num_known && one.num_known > one.num_prompt)
-        [[likely]] {  // decodes after its last token
-      inputs.tokens[static_cast<std::size_t>(at)] = one.last_token;
+    const sample_state& sample = *in_flight.sample;
+    if (row.query_len == 1 && row.num_samples == 1 && row.seq_len == sample.num_known &&
+        sample.num_known > sample.num_prompt) [[likely]] {  // decodes after its last token
+      inputs.tokens[static_cast<std::size_t>(at)] = sample.last_token;
       inputs.positions[static_cast<std::size_t>(at)] = row.seq_len - 1;
       inputs.sample_rows.push_back(at++);
       continue;
     }
     for (std::int32_t position = row.seq_len - row.query_len; position < row.seq_len; ++position, ++at) {
       token_id token{-1};
-      if (position < one.num_known) [[likely]] {
-        token = token_at(one, position);
+      if (position < sample.num_known) [[likely]] {
+        token = token_at(sample, position);
       } else if (row.num_drafts > 0) {
-        token = one.drafts[static_cast<std::size_t>(position - one.num_known)];
+        token = sample.drafts[static_cast<std::size_t>(position - sample.num_known)];
       } else {
-        inputs.late_tokens.push_back({in_flight.late.step, in_flight.late.sampled, at});
+        inputs.placeholders.push_back({in_flight.pending_source.step, in_flight.pending_source.sampled, at});
       }
       inputs.tokens[static_cast<std::size_t>(at)] = token;
       inputs.positions[static_cast<std::size_t>(at)] = position;

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// What one instruction set offers: tables of function pointers. Every kernel source is compiled once per ISA into the
-/// namespace of that ISA; `isa.cpp` picks one accessor at run time. Nothing else of a kernel object is visible outside.
+/// The kernels of one instruction set: tables of function pointers. Every kernel source is compiled once per ISA into
+/// the namespace of that ISA; `isa.cpp` chooses one accessor at run time. Nothing else of a kernel object is visible
+/// outside.
 
-#include <bifolio/backend.hpp>
+#include <bifolio/cpu.hpp>
 
 #include "cpu/kernels/attention/kernels.hpp"
 #include "cpu/kernels/cache_ops/kernels.hpp"
@@ -17,26 +18,12 @@ struct kernel_table {
   const attention_kernels& attention;
 };
 
-namespace baseline {
-[[nodiscard]] const kernel_table& kernels() noexcept;
-}
-namespace avx2 {
-[[nodiscard]] const kernel_table& kernels() noexcept;
-}
-namespace avx512 {
-[[nodiscard]] const kernel_table& kernels() noexcept;
-}
-namespace avx512_bf16 {
-[[nodiscard]] const kernel_table& kernels() noexcept;
-}
-namespace amx {
-[[nodiscard]] const kernel_table& kernels() noexcept;
-}
-namespace amx_fp16 {
-[[nodiscard]] const kernel_table& kernels() noexcept;
-}
-namespace neon {
-[[nodiscard]] const kernel_table& kernels() noexcept;
-}
+// One accessor per row, defined where that instruction set is built.
+#define BIFOLIO_KERNELS_OF_ISA(name, ...)               \
+  namespace name {                                      \
+  [[nodiscard]] const kernel_table& kernels() noexcept; \
+  }
+BIFOLIO_CPU_ISAS(BIFOLIO_KERNELS_OF_ISA)
+#undef BIFOLIO_KERNELS_OF_ISA
 
 }  // namespace bifolio::cpu

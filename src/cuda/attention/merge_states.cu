@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(32 * warps, 8) merge_rows(const __grid_constan
        row += static_cast<std::int64_t>(gridDim.x) * warps) {
     const std::int64_t token = row / args.num_heads;
     const auto head = static_cast<std::int32_t>(row - token * args.num_heads);
-    const state_weights w = weights_of(args.a_lse[row], args.b_lse[row]);
+    const auto w = attn::weights_of<device_math>(args.a_lse[row], args.b_lse[row]);
     __syncwarp();
     const auto offset = [&](const tensor& t) { return token * t.token_stride + head * t.head_stride; };
     if constexpr (Same) {
@@ -54,14 +54,16 @@ __global__ void __launch_bounds__(32 * warps, 8) merge_rows(const __grid_constan
         const pack y = b[i];
         pack z;
 #pragma unroll
-        for (int e = 0; e < count; ++e) z.values[e] = narrow<T>(combine(w, widen(x.values[e]), widen(y.values[e])));
+        for (int e = 0; e < count; ++e)
+          z.values[e] = narrow<T>(attn::merge_value<device_math>(w, widen(x.values[e]), widen(y.values[e])));
         out[i] = z;
       }
     } else {
       for (int i = lane; i < args.head_dim; i += 32) {
         const float x = load_as_float(args.a.data, offset(args.a) + i, args.a.type);
         const float y = load_as_float(args.b.data, offset(args.b) + i, args.b.type);
-        store_from_float(const_cast<void*>(args.out.data), offset(args.out) + i, args.out.type, combine(w, x, y));
+        store_from_float(const_cast<void*>(args.out.data), offset(args.out) + i, args.out.type,
+                         attn::merge_value<device_math>(w, x, y));
       }
     }
     if (lane == 0 && args.out_lse != nullptr) args.out_lse[row] = w.lse;
@@ -97,14 +99,10 @@ cudaError_t launch_merge_states(const runtime_api& api, const merge_params& para
                     whole_packs(args.a, args.head_dim) && whole_packs(args.b, args.head_dim) &&
                     whole_packs(args.out, args.head_dim);
   if (!same) return launch(api, merge_rows<float, false>, grid, block, 0, stream, false, args);
-  switch (args.out.type) {
-    case dtype::f16:
-      return launch(api, merge_rows<float16, true>, grid, block, 0, stream, false, args);
-    case dtype::bf16:
-      return launch(api, merge_rows<bfloat16, true>, grid, block, 0, stream, false, args);
-    default:
-      return launch(api, merge_rows<float, true>, grid, block, 0, stream, false, args);
-  }
+  return visit_dtype(args.out.type, [&](auto traits) {
+    using element = typename decltype(traits)::storage;
+    return launch(api, merge_rows<element, true>, grid, block, 0, stream, false, args);
+  });
 }
 
 }  // namespace bifolio::cuda

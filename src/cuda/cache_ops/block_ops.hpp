@@ -15,7 +15,7 @@
 
 namespace bifolio::cuda {
 
-/// One layer's four halves.
+/// One layer's four planes; without V planes the pointers to them are not used.
 struct layer_move {
   const void* src_k = nullptr;
   const void* src_v = nullptr;
@@ -23,13 +23,15 @@ struct layer_move {
   void* dst_v = nullptr;
 };
 
-/// Layers alike: how far apart their blocks lie, and that a block of a half is one run of bytes.
+/// Layers alike: how far apart their blocks are, and that a block of a plane is one run of bytes.
 struct run_geometry {
   std::int64_t src_k_step = 0;  ///< bytes from a block to the next
   std::int64_t src_v_step = 0;
   std::int64_t dst_k_step = 0;
   std::int64_t dst_v_step = 0;
-  std::int64_t run_bytes = 0;
+  std::int64_t k_bytes = 0;  ///< of a run
+  std::int64_t v_bytes = 0;  ///< 0: there are no V planes
+  friend constexpr bool operator==(const run_geometry&, const run_geometry&) = default;
 };
 
 /// How copies of runs are launched.
@@ -39,7 +41,8 @@ struct copy_launch {
 };
 
 /// Copies runs of bytes, all layers and K and V in one launch (several when there are more layers or pairs than one
-/// launch carries). Pointers may be of the device or of pinned host memory.
+/// launch carries, or when the runs of K and V differ in length). Pointers may be of the device or of pinned host
+/// memory.
 [[nodiscard]] cudaError_t launch_copy_runs(const runtime_api& api, std::span<const layer_move> layers,
                                            const run_geometry& geometry, std::span<const block_copy> copies,
                                            const copy_launch& how, cudaStream_t stream) noexcept;

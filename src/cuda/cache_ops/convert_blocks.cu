@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "cuda/cache_ops/block_ops.hpp"
+#include "cuda/cache_ops/move_types.hpp"
 #include "cuda/cache_ops/transfer.cuh"
 
 namespace bifolio::cuda {
@@ -24,7 +25,7 @@ struct id_pair {
   std::int32_t dst;
 };
 
-struct half {
+struct plane {
   const void* src;
   void* dst;
   kv_strides src_strides;
@@ -33,8 +34,9 @@ struct half {
   walk dst_walk;
 };
 
+/// One plane, or two of one head_dim.
 struct convert_args {
-  half halves[2];  ///< K, V
+  plane planes[2];
   std::int32_t num_kv_heads;
   std::int32_t head_dim;
   std::int32_t block_size;
@@ -87,13 +89,13 @@ __device__ __forceinline__ void walk_tile(const tile& t, walk how, Body body) {
   }
 }
 
-/// Both sides in packs of dims, one to a thread. Grid: x over pairs and chunks of a block, y over K and V.
+/// Both sides in packs of dims, one to a thread. Grid: x over pairs and chunks of a block, y over planes.
 template <class Src, class Dst>
 __global__ void __launch_bounds__(threads, 8) convert_packs(const __grid_constant__ convert_args args) {
   constexpr int count = sizeof(Src) == 4 && sizeof(Dst) == 4 ? 4 : 8;
   device::grid_dependency_launch();
   device::grid_dependency_wait();
-  const half& side = args.halves[blockIdx.y];
+  const plane& side = args.planes[blockIdx.y];
   const auto per_row = static_cast<std::int32_t>(args.packs_per_row.value);
   const auto per_head = static_cast<std::int32_t>(args.packs_per_head.value);
   const std::int32_t index = args.chunks_per_block.quotient(static_cast<std::int32_t>(blockIdx.x));
@@ -114,7 +116,7 @@ __global__ void __launch_bounds__(threads, 8) convert_packs(const __grid_constan
 }
 
 /// Anything else, through shared memory, so that each side is walked in the order in which it is contiguous. Grid: x
-/// over tiles, y over K and V.
+/// over tiles, y over planes.
 template <class Src, class Dst>
 __global__ void __launch_bounds__(threads, 4) convert_tiles(const __grid_constant__ convert_args args) {
   constexpr int count = sizeof(Src) == 4 && sizeof(Dst) == 4 ? 4 : 8;
@@ -124,7 +126,7 @@ __global__ void __launch_bounds__(threads, 4) convert_tiles(const __grid_constan
 
   device::grid_dependency_launch();
   device::grid_dependency_wait();
-  const half& side = args.halves[blockIdx.y];
+  const plane& side = args.planes[blockIdx.y];
   const tile t = tile_of(args, blockIdx.x);
   const Src* const src = static_cast<const Src*>(side.src);
   Dst* const dst = static_cast<Dst*>(side.dst);
@@ -161,31 +163,37 @@ walk walk_of(const void* base, const kv_strides& strides, std::int32_t head_dim,
   return strides.token < strides.dim ? walk::tokens : walk::dims;
 }
 
+/// Planes `first_plane` (0: K) … `last_plane`, which are of one head_dim.
 template <class Src, class Dst>
-cudaError_t launch_types(const runtime_api& api, const kv_cache_view& src, const kv_cache_view& dst,
-                         std::span<const block_copy> copies, bool dependent, cudaStream_t stream) noexcept {
+cudaError_t launch_planes(const runtime_api& api, const kv_cache_view& src, const kv_cache_view& dst, int first_plane,
+                          int last_plane, std::span<const block_copy> copies, bool dependent,
+                          cudaStream_t stream) noexcept {
   constexpr int count = sizeof(Src) == 4 && sizeof(Dst) == 4 ? 4 : 8;
-  const std::int32_t dims = src.layout.head_dim;
+  const kv_plane& first = first_plane == 0 ? src.layout.k : src.layout.v;
+  const std::int32_t dims = first.head_dim;
   convert_args args;
-  const auto fill = [&](half& out, const void* from, const kv_strides& from_strides, void* to,
-                        const kv_strides& to_strides) {
+  bool packed_everywhere = true;
+  for (int p = first_plane; p <= last_plane; ++p) {
+    const void* const from = p == 0 ? src.k : src.v;
+    void* const to = p == 0 ? dst.k : dst.v;
+    const kv_strides& from_strides = (p == 0 ? src.layout.k : src.layout.v).strides;
+    const kv_strides& to_strides = (p == 0 ? dst.layout.k : dst.layout.v).strides;
+    plane& out = args.planes[p - first_plane];
     out = {from,
            to,
            from_strides,
            to_strides,
            walk_of<Src>(from, from_strides, dims, count),
            walk_of<Dst>(to, to_strides, dims, count)};
-    return out.src_walk == walk::packs && out.dst_walk == walk::packs;
-  };
-  const bool k_direct = fill(args.halves[0], src.k, src.layout.k, dst.k, dst.layout.k);
-  const bool v_direct = fill(args.halves[1], src.v, src.layout.v, dst.v, dst.layout.v);
+    packed_everywhere = packed_everywhere && out.src_walk == walk::packs && out.dst_walk == walk::packs;
+  }
   args.num_kv_heads = src.layout.num_kv_heads;
   args.head_dim = dims;
   args.block_size = src.layout.block_size;
   args.token_tiles = (args.block_size - 1) / tile_tokens + 1;
   args.dim_tiles = (dims - 1) / tile_dims + 1;
-  const std::int64_t num_packs = src.layout.block_elements() / count;
-  const bool direct = k_direct && v_direct && num_packs <= 0x3fffffff;
+  const std::int64_t num_packs = src.layout.block_elements(first) / count;
+  const bool direct = packed_everywhere && num_packs <= 0x3fffffff;
   const std::int64_t chunks = direct ? (num_packs + threads - 1) / threads : 0;
   if (direct) {
     args.chunks_per_block = divisor(static_cast<std::int32_t>(chunks));
@@ -200,7 +208,8 @@ cudaError_t launch_types(const runtime_api& api, const kv_cache_view& src, const
     const auto part = copies.first(std::min(copies.size(), static_cast<std::size_t>(most)));
     args.num_pairs = static_cast<std::int32_t>(part.size());
     for (std::size_t i = 0; i < part.size(); ++i) args.pairs[i] = {to_index(part[i].src), to_index(part[i].dst)};
-    const dim3 grid(static_cast<unsigned>(parts_per_pair * args.num_pairs), 2);
+    const dim3 grid(static_cast<unsigned>(parts_per_pair * args.num_pairs),
+                    static_cast<unsigned>(last_plane - first_plane + 1));
     const cudaError_t status =
         direct ? launch(api, convert_packs<Src, Dst>, grid, dim3(threads), 0, stream, dependent, args)
                : launch(api, convert_tiles<Src, Dst>, grid, dim3(threads), 0, stream, dependent, args);
@@ -210,6 +219,18 @@ cudaError_t launch_types(const runtime_api& api, const kv_cache_view& src, const
   return cudaSuccess;
 }
 
+template <class Src, class Dst>
+cudaError_t launch_types(const runtime_api& api, const kv_cache_view& src, const kv_cache_view& dst,
+                         std::span<const block_copy> copies, bool dependent, cudaStream_t stream) noexcept {
+  const kv_layout& layout = src.layout;
+  if (!layout.v_in_k && layout.k.head_dim == layout.v.head_dim) {
+    return launch_planes<Src, Dst>(api, src, dst, 0, 1, copies, dependent, stream);
+  }
+  const cudaError_t status = launch_planes<Src, Dst>(api, src, dst, 0, 0, copies, dependent, stream);
+  if (status != cudaSuccess || layout.v_in_k) return status;
+  return launch_planes<Src, Dst>(api, src, dst, 1, 1, copies, dependent, stream);
+}
+
 }  // namespace
 
 cudaError_t launch_convert_blocks(const runtime_api& api, const kv_cache_view& src, const kv_cache_view& dst,
@@ -217,23 +238,9 @@ cudaError_t launch_convert_blocks(const runtime_api& api, const kv_cache_view& s
   if (cudaError_t status = cudaSuccess; try_launch_convert_x_split(api, src, dst, copies, dependent, stream, status)) {
     return status;
   }
-  const dtype from = src.layout.type;
-  const dtype to = dst.layout.type;
-  if (from == to) {
-    // Bits stay: float16 stands for both 16-bit types.
-    return from == dtype::f32 ? launch_types<float, float>(api, src, dst, copies, dependent, stream)
-                              : launch_types<float16, float16>(api, src, dst, copies, dependent, stream);
-  }
-  if (from == dtype::f32) {
-    return to == dtype::f16 ? launch_types<float, float16>(api, src, dst, copies, dependent, stream)
-                            : launch_types<float, bfloat16>(api, src, dst, copies, dependent, stream);
-  }
-  if (from == dtype::f16) {
-    return to == dtype::f32 ? launch_types<float16, float>(api, src, dst, copies, dependent, stream)
-                            : launch_types<float16, bfloat16>(api, src, dst, copies, dependent, stream);
-  }
-  return to == dtype::f32 ? launch_types<bfloat16, float>(api, src, dst, copies, dependent, stream)
-                          : launch_types<bfloat16, float16>(api, src, dst, copies, dependent, stream);
+  return visit_move(src.layout.k.code.type, dst.layout.k.code.type, [&]<class Src, class Dst>(move_types<Src, Dst>) {
+    return launch_types<Src, Dst>(api, src, dst, copies, dependent, stream);
+  });
 }
 
 }  // namespace bifolio::cuda

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cuda/cache_ops/block_ops.hpp"
+#include "cuda/cache_ops/move_types.hpp"
 #include "cuda/cache_ops/tile_transfer.cuh"
 
 namespace bifolio::cuda {
@@ -33,8 +34,9 @@ static_assert(sizeof(pair_list) + sizeof(tile_args) <= 4096);
 template <class T>
 bool has_packed_rows(const void* k, const void* v, const kv_layout& layout) noexcept {
   constexpr std::int64_t step = 16 / static_cast<std::int64_t>(sizeof(T));
-  const auto packed = [&](const void* base, const kv_strides& s) {
-    return s.dim == 1 && s.chunk >= layout.head_dim && s.block % step == 0 && s.head % step == 0 &&
+  const auto packed = [&](const void* base, const kv_plane& plane) {
+    const kv_strides& s = plane.strides;
+    return s.dim == 1 && s.chunk >= plane.head_dim && s.block % step == 0 && s.head % step == 0 &&
            s.token % step == 0 && reinterpret_cast<std::uintptr_t>(base) % 16 == 0;
   };
   return packed(k, layout.k) && packed(v, layout.v);
@@ -44,17 +46,22 @@ template <class Row, class Cache, bool ToCache>
 bool try_launch(const runtime_api& api, const kv_cache_view& rows, const kv_cache_view& cache,
                 std::span<const block_copy> copies, bool dependent, cudaStream_t stream, cudaError_t& status) noexcept {
   const kv_layout& layout = cache.layout;
-  if (!has_packed_rows<Row>(rows.k, rows.v, rows.layout) ||
-      !is_tiled_x_split<Cache>(cache.k, cache.v, layout.k, layout.v, layout.head_dim, layout.block_size) ||
-      !fits_tile_grid(std::int64_t{layout.block_size} * max_pairs, layout.num_kv_heads, layout.head_dim)) {
+  const kv_strides& k = layout.k.strides;
+  const kv_strides& v = layout.v.strides;
+  const std::int32_t head_dim = layout.k.head_dim;
+  if (layout.v_in_k || head_dim != layout.v.head_dim || !has_packed_rows<Row>(rows.k, rows.v, rows.layout) ||
+      !is_tiled_x_split<Cache>(cache.k, cache.v, k, v, head_dim, layout.block_size) ||
+      !fits_tile_grid(std::int64_t{layout.block_size} * max_pairs, layout.num_kv_heads, head_dim)) {
     return false;
   }
   tile_args args = {};
-  args.halves[0] = {rows.k, rows.layout.k.block, rows.layout.k.token, rows.layout.k.head, cache.k, layout.k};
-  args.halves[1] = {rows.v, rows.layout.v.block, rows.layout.v.token, rows.layout.v.head, cache.v, layout.v};
+  const kv_strides& row_k = rows.layout.k.strides;
+  const kv_strides& row_v = rows.layout.v.strides;
+  args.planes[0] = {rows.k, row_k.block, row_k.token, row_k.head, cache.k, k};
+  args.planes[1] = {rows.v, row_v.block, row_v.token, row_v.head, cache.v, v};
   args.block_size = divisor(layout.block_size);
   args.num_heads = layout.num_kv_heads;
-  args.head_dim = layout.head_dim;
+  args.head_dim = head_dim;
   status = cudaSuccess;
   while (!copies.empty() && status == cudaSuccess) {
     const auto part = copies.first(std::min<std::size_t>(copies.size(), max_pairs));
@@ -78,20 +85,13 @@ bool try_launch(const runtime_api& api, const kv_cache_view& rows, const kv_cach
 bool try_launch_convert_x_split(const runtime_api& api, const kv_cache_view& src, const kv_cache_view& dst,
                                 std::span<const block_copy> copies, bool dependent, cudaStream_t stream,
                                 cudaError_t& status) noexcept {
-  const bool to_cache = dst.layout.k.chunk < dst.layout.head_dim;
-  const auto types = [&]<class Row, class Cache>(Row, Cache) {
+  const bool to_cache = dst.layout.k.strides.chunk < dst.layout.k.head_dim;
+  const dtype rows = to_cache ? src.layout.k.code.type : dst.layout.k.code.type;
+  const dtype cache = to_cache ? dst.layout.k.code.type : src.layout.k.code.type;
+  return visit_move(rows, cache, [&]<class Row, class Cache>(move_types<Row, Cache>) {
     return to_cache ? try_launch<Row, Cache, true>(api, src, dst, copies, dependent, stream, status)
                     : try_launch<Row, Cache, false>(api, dst, src, copies, dependent, stream, status);
-  };
-  const dtype rows = to_cache ? src.layout.type : dst.layout.type;
-  const dtype cache = to_cache ? dst.layout.type : src.layout.type;
-  if (rows == cache) {
-    // Bits stay: float16 stands for both 16-bit types.
-    return rows == dtype::f32 ? types(float{}, float{}) : types(float16{}, float16{});
-  }
-  if (rows == dtype::f32) return cache == dtype::f16 ? types(float{}, float16{}) : types(float{}, bfloat16{});
-  if (rows == dtype::f16) return cache == dtype::f32 ? types(float16{}, float{}) : types(float16{}, bfloat16{});
-  return cache == dtype::f32 ? types(bfloat16{}, float{}) : types(bfloat16{}, float16{});
+  });
 }
 
 }  // namespace bifolio::cuda

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "cuda/cache_ops/block_ops.hpp"
-#include "cuda/device/mma.cuh"
+#include "cuda/device/ptx.cuh"
 #include "cuda/host/divisor.hpp"
 
 namespace bifolio::cuda {
@@ -19,6 +19,8 @@ struct id_pair {
 template <int MaxLayers, int MaxPairs>
 struct copy_runs_args {
   run_geometry geometry;
+  std::int64_t run_bytes;
+  std::int32_t first_plane;  // 0: K, 1: V
   std::int32_t num_pairs;
   std::int32_t chunks_per_run;
   layer_move layers[MaxLayers];
@@ -35,18 +37,18 @@ static_assert(sizeof(many_args) <= 32000);
 using many_args = few_args;
 #endif
 
-/// Grid: x over pairs and the chunks of a run, y over layers, z over K and V.
+/// Grid: x over pairs and the chunks of a run, y over layers, z over planes.
 template <class Unit, class Args>
 __global__ void __launch_bounds__(threads, 8) copy_runs(const __grid_constant__ Args args) {
   device::grid_dependency_launch();
   device::grid_dependency_wait();
   const layer_move& layer = args.layers[blockIdx.y];
-  const bool is_v = blockIdx.z != 0;
+  const bool is_v = static_cast<std::int32_t>(blockIdx.z) + args.first_plane != 0;
   const char* const src_base = static_cast<const char*>(is_v ? layer.src_v : layer.src_k);
   char* const dst_base = static_cast<char*>(is_v ? layer.dst_v : layer.dst_k);
   const std::int64_t src_step = is_v ? args.geometry.src_v_step : args.geometry.src_k_step;
   const std::int64_t dst_step = is_v ? args.geometry.dst_v_step : args.geometry.dst_k_step;
-  const std::int64_t units = args.geometry.run_bytes / static_cast<std::int64_t>(sizeof(Unit));
+  const std::int64_t units = args.run_bytes / static_cast<std::int64_t>(sizeof(Unit));
   const std::int64_t num_items = static_cast<std::int64_t>(args.num_pairs) * args.chunks_per_run;
   for (std::int64_t item = blockIdx.x; item < num_items; item += gridDim.x) {
     const auto pair_index = static_cast<std::int32_t>(item / args.chunks_per_run);
@@ -67,14 +69,24 @@ __global__ void __launch_bounds__(threads, 8) copy_runs(const __grid_constant__ 
   }
 }
 
+/// The planes of one launch: their runs are of one length.
+struct plane_range {
+  std::int32_t first = 0;
+  std::int32_t count = 0;
+  std::int64_t run_bytes = 0;
+};
+
 template <class Unit, class Args>
 cudaError_t launch_part(const runtime_api& api, std::span<const layer_move> layers, const run_geometry& geometry,
-                        std::span<const block_copy> copies, const copy_launch& how, cudaStream_t stream) noexcept {
+                        const plane_range& planes, std::span<const block_copy> copies, const copy_launch& how,
+                        cudaStream_t stream) noexcept {
   constexpr std::int64_t chunk_bytes = threads * units_per_thread * sizeof(Unit);
-  const std::int64_t chunks = (geometry.run_bytes + chunk_bytes - 1) / chunk_bytes;
+  const std::int64_t chunks = (planes.run_bytes + chunk_bytes - 1) / chunk_bytes;
   if (chunks > 0x7fffffff) return cudaErrorInvalidValue;
   Args args;
   args.geometry = geometry;
+  args.run_bytes = planes.run_bytes;
+  args.first_plane = planes.first;
   args.num_pairs = static_cast<std::int32_t>(copies.size());
   args.chunks_per_run = static_cast<std::int32_t>(chunks);
   std::copy(layers.begin(), layers.end(), args.layers);
@@ -82,16 +94,17 @@ cudaError_t launch_part(const runtime_api& api, std::span<const layer_move> laye
   const std::int64_t items = chunks * args.num_pairs;
   // A few thread blocks fill the bus; more would only stand in the way of other kernels.
   constexpr std::int64_t bus_blocks = 8;
-  const std::int64_t most = how.shares_device
-                                ? std::max<std::int64_t>(bus_blocks / (2 * static_cast<std::int64_t>(layers.size())), 1)
-                                : 1 << 20;
-  const dim3 grid(static_cast<unsigned>(std::min(items, most)), static_cast<unsigned>(layers.size()), 2);
+  const std::int64_t num_planes = planes.count * static_cast<std::int64_t>(layers.size());
+  const std::int64_t most = how.shares_device ? std::max<std::int64_t>(bus_blocks / num_planes, 1) : 1 << 20;
+  const dim3 grid(static_cast<unsigned>(std::min(items, most)), static_cast<unsigned>(layers.size()),
+                  static_cast<unsigned>(planes.count));
   return launch(api, copy_runs<Unit, Args>, grid, dim3(threads), 0, stream, how.dependent, args);
 }
 
 template <class Unit>
 cudaError_t launch_units(const runtime_api& api, std::span<const layer_move> layers, const run_geometry& geometry,
-                         std::span<const block_copy> copies, const copy_launch& how, cudaStream_t stream) noexcept {
+                         const plane_range& planes, std::span<const block_copy> copies, const copy_launch& how,
+                         cudaStream_t stream) noexcept {
   constexpr std::size_t few_layers = std::size(few_args{}.layers);
   constexpr std::size_t few_pairs = std::size(few_args{}.pairs);
   const bool is_few = layers.size() <= few_layers && copies.size() <= few_pairs;
@@ -102,27 +115,44 @@ cudaError_t launch_units(const runtime_api& api, std::span<const layer_move> lay
     for (std::size_t p = 0; p < copies.size(); p += pair_step) {
       const auto some_copies = copies.subspan(p, std::min(pair_step, copies.size() - p));
       const cudaError_t status =
-          is_few ? launch_part<Unit, few_args>(api, some_layers, geometry, some_copies, how, stream)
-                 : launch_part<Unit, many_args>(api, some_layers, geometry, some_copies, how, stream);
+          is_few ? launch_part<Unit, few_args>(api, some_layers, geometry, planes, some_copies, how, stream)
+                 : launch_part<Unit, many_args>(api, some_layers, geometry, planes, some_copies, how, stream);
       if (status != cudaSuccess) return status;
     }
   }
   return cudaSuccess;
 }
 
+cudaError_t launch_planes(const runtime_api& api, std::span<const layer_move> layers, const run_geometry& geometry,
+                          const plane_range& planes, std::span<const block_copy> copies, const copy_launch& how,
+                          cudaStream_t stream) noexcept {
+  auto bits = static_cast<std::uintptr_t>(planes.run_bytes);
+  const auto add_plane = [&](std::int64_t src_step, std::int64_t dst_step, auto src, auto dst) {
+    bits |= static_cast<std::uintptr_t>(src_step | dst_step);
+    for (const layer_move& layer : layers) {
+      bits |= reinterpret_cast<std::uintptr_t>(layer.*src) | reinterpret_cast<std::uintptr_t>(layer.*dst);
+    }
+  };
+  const bool has_v = planes.first + planes.count == 2;
+  if (planes.first == 0) add_plane(geometry.src_k_step, geometry.dst_k_step, &layer_move::src_k, &layer_move::dst_k);
+  if (has_v) add_plane(geometry.src_v_step, geometry.dst_v_step, &layer_move::src_v, &layer_move::dst_v);
+  if (bits % 16 == 0) return launch_units<uint4>(api, layers, geometry, planes, copies, how, stream);
+  if (bits % 4 == 0) return launch_units<unsigned>(api, layers, geometry, planes, copies, how, stream);
+  using smallest_unit = unsigned short;
+  static_assert(std::ranges::all_of(all_dtypes, [](dtype type) { return size_of(type) % sizeof(smallest_unit) == 0; }));
+  return launch_units<smallest_unit>(api, layers, geometry, planes, copies, how, stream);
+}
+
 }  // namespace
 
 cudaError_t launch_copy_runs(const runtime_api& api, std::span<const layer_move> layers, const run_geometry& geometry,
                              std::span<const block_copy> copies, const copy_launch& how, cudaStream_t stream) noexcept {
-  auto bits = static_cast<std::uintptr_t>(geometry.src_k_step | geometry.src_v_step | geometry.dst_k_step |
-                                          geometry.dst_v_step | geometry.run_bytes);
-  for (const layer_move& layer : layers) {
-    bits |= reinterpret_cast<std::uintptr_t>(layer.src_k) | reinterpret_cast<std::uintptr_t>(layer.src_v) |
-            reinterpret_cast<std::uintptr_t>(layer.dst_k) | reinterpret_cast<std::uintptr_t>(layer.dst_v);
+  if (geometry.k_bytes == geometry.v_bytes) {
+    return launch_planes(api, layers, geometry, {0, 2, geometry.k_bytes}, copies, how, stream);
   }
-  if (bits % 16 == 0) return launch_units<uint4>(api, layers, geometry, copies, how, stream);
-  if (bits % 4 == 0) return launch_units<unsigned>(api, layers, geometry, copies, how, stream);
-  return launch_units<unsigned short>(api, layers, geometry, copies, how, stream);
+  const cudaError_t status = launch_planes(api, layers, geometry, {0, 1, geometry.k_bytes}, copies, how, stream);
+  if (status != cudaSuccess || geometry.v_bytes == 0) return status;
+  return launch_planes(api, layers, geometry, {1, 1, geometry.v_bytes}, copies, how, stream);
 }
 
 }  // namespace bifolio::cuda

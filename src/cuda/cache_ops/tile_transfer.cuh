@@ -11,8 +11,8 @@
 #include <cstdint>
 
 #include "cuda/device/convert.cuh"
-#include "cuda/device/mma.cuh"
 #include "cuda/device/paged.cuh"
+#include "cuda/device/ptx.cuh"
 #include "cuda/host/divisor.hpp"
 
 namespace bifolio::cuda {
@@ -21,8 +21,8 @@ inline constexpr int tile_tokens = 32;
 inline constexpr int tile_dims = 128;
 inline constexpr int tile_threads = 256;
 
-/// Rows [token, head, dim] beside the x_split cache, one half.
-struct tile_half {
+/// Rows [token, head, dim] beside the x_split cache, one plane.
+struct tile_plane {
   void* row;
   std::int64_t row_block_stride;  ///< of the source's block of rows, if it has any
   std::int64_t row_token_stride;
@@ -32,7 +32,7 @@ struct tile_half {
 };
 
 struct tile_args {
-  tile_half halves[2];  ///< K, V
+  tile_plane planes[2];  ///< K, V
   divisor block_size;
   divisor fastest;  ///< of the grid: heads or tiles of tokens, see tile_grid
   std::int32_t num_heads;
@@ -83,6 +83,7 @@ template <class Cache>
 template <class Row, class Cache, bool ToCache, class Source>
 __global__ void __launch_bounds__(tile_threads, sizeof(Row) + sizeof(Cache) == 4 ? 4 : 2)
     transfer_tiles(const __grid_constant__ tile_args args, const __grid_constant__ Source source) {
+  static_assert((sizeof(Row) == 2 || sizeof(Row) == 4) && (sizeof(Cache) == 2 || sizeof(Cache) == 4));
   constexpr int count = 16 / static_cast<int>(sizeof(Row));  // dims of a row in 16 bytes
   constexpr int run = 16 / static_cast<int>(sizeof(Cache));  // tokens of V, and dims of K, in 16 bytes
   // Eight bytes more than a row: the eight tokens that a thread turns around lie in different banks for its neighbours.
@@ -111,10 +112,10 @@ __global__ void __launch_bounds__(tile_threads, sizeof(Row) + sizeof(Cache) == 4
   const std::int32_t first_dim = static_cast<std::int32_t>(blockIdx.y) * tile_dims;
   const std::int32_t num_dims = min(tile_dims, args.head_dim - first_dim);
 
-  Cache* const cache_k = static_cast<Cache*>(args.halves[0].cache) + head * args.halves[0].strides.head;
-  Cache* const cache_v = static_cast<Cache*>(args.halves[1].cache) + head * args.halves[1].strides.head;
-  const std::int64_t chunk_stride = args.halves[0].strides.chunk_stride;
-  const std::int64_t dim_stride = args.halves[1].strides.dim;
+  Cache* const cache_k = static_cast<Cache*>(args.planes[0].cache) + head * args.planes[0].strides.head;
+  Cache* const cache_v = static_cast<Cache*>(args.planes[1].cache) + head * args.planes[1].strides.head;
+  const std::int64_t chunk_stride = args.planes[0].strides.chunk_stride;
+  const std::int64_t dim_stride = args.planes[1].strides.dim;
   const auto find_places = [&] {
     if (thread >= 32) return;
     const bool exists = first_token + thread < args.num_tokens;
@@ -122,8 +123,8 @@ __global__ void __launch_bounds__(tile_threads, sizeof(Row) + sizeof(Cache) == 4
     const bool valid = exists && place.block >= 0;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const tile_half& half = args.halves[h];
-      offsets[h][thread] = valid ? place.block * half.strides.block + place.offset * half.strides.token : -1;
+      const tile_plane& plane = args.planes[h];
+      offsets[h][thread] = valid ? place.block * plane.strides.block + place.offset * plane.strides.token : -1;
     }
     // Is this token one of an aligned run?
     const std::int32_t inside = place.offset % run;
@@ -147,10 +148,10 @@ __global__ void __launch_bounds__(tile_threads, sizeof(Row) + sizeof(Cache) == 4
     }
   };
   const auto row_at = [&](int h, std::int32_t token, std::int32_t dim) {
-    const tile_half& half = args.halves[h];
+    const tile_plane& plane = args.planes[h];
     const tile_row row = source.row_of(min(first_token + token, args.num_tokens - 1), args.block_size);
-    return static_cast<Row*>(half.row) + row.block * half.row_block_stride + row.token * half.row_token_stride +
-           head * half.row_head_stride + first_dim + dim;
+    return static_cast<Row*>(plane.row) + row.block * plane.row_block_stride + row.token * plane.row_token_stride +
+           head * plane.row_head_stride + first_dim + dim;
   };
   // 8 and 16 bytes to and from shared memory, whose rows are aligned to eight.
   const auto put = [](Cache* to, const uint4& value) {
@@ -173,13 +174,13 @@ __global__ void __launch_bounds__(tile_threads, sizeof(Row) + sizeof(Cache) == 4
   static_assert(v_steps * tile_threads == (tile_tokens / run) * v_lanes && k_steps >= 1 && row_steps >= 1);
 
   if constexpr (ToCache) {
-    // Rows to shared memory; with two bytes an element all loads of both halves are under way together.
-    constexpr int halves_at_once = sizeof(Row) == 2 ? 2 : 1;
+    // Rows to shared memory; with two bytes an element all loads of both planes are under way together.
+    constexpr int planes_at_once = sizeof(Row) == 2 ? 2 : 1;
 #pragma unroll
-    for (int h0 = 0; h0 < 2; h0 += halves_at_once) {
-      packed<Row, count> held[halves_at_once][row_steps];
+    for (int h0 = 0; h0 < 2; h0 += planes_at_once) {
+      packed<Row, count> held[planes_at_once][row_steps];
 #pragma unroll
-      for (int h = 0; h < halves_at_once; ++h)
+      for (int h = 0; h < planes_at_once; ++h)
 #pragma unroll
         for (int i = 0; i < row_steps; ++i) {
           const int task = thread + i * tile_threads;
@@ -188,7 +189,7 @@ __global__ void __launch_bounds__(tile_threads, sizeof(Row) + sizeof(Cache) == 4
         }
       if (h0 == 0) find_places();
 #pragma unroll
-      for (int h = 0; h < halves_at_once; ++h)
+      for (int h = 0; h < planes_at_once; ++h)
 #pragma unroll
         for (int i = 0; i < row_steps; ++i) {
           const int task = thread + i * tile_threads;

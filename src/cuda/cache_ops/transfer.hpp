@@ -12,22 +12,23 @@
 
 namespace bifolio::cuda {
 
+/// Rows of one plane, and the plane.
+struct transfer_plane {
+  void* row = nullptr;  ///< [num_tokens, num_kv_heads, head_dim], dims contiguous; only read by append
+  std::int64_t row_token_stride = 0;
+  std::int64_t row_head_stride = 0;
+  void* cache = nullptr;  ///< [num_blocks, …] in the order of `strides`; only read by gather
+  kv_strides strides{};
+  std::int32_t head_dim = 0;
+};
+
 struct transfer_args {
-  void* row_k = nullptr;  ///< [num_tokens, num_kv_heads, head_dim], dims contiguous; only read by append
-  void* row_v = nullptr;
-  std::int64_t row_k_token_stride = 0;
-  std::int64_t row_k_head_stride = 0;
-  std::int64_t row_v_token_stride = 0;
-  std::int64_t row_v_head_stride = 0;
-  void* cache_k = nullptr;  ///< [num_blocks, …] in the order of k_strides; only read by gather
-  void* cache_v = nullptr;
-  kv_strides k_strides;
-  kv_strides v_strides;
+  transfer_plane planes[2];  ///< K, V
+  std::int32_t num_planes = 2;
   const std::int64_t* slot_mapping = nullptr;  ///< [num_tokens]
   std::int64_t num_slots = 0;                  ///< num_blocks · block_size
   std::int64_t num_tokens = 0;
   std::int32_t num_kv_heads = 0;
-  std::int32_t head_dim = 0;
   std::int32_t block_size = 0;
   dtype row_type = dtype::f32;
   dtype cache_type = dtype::f32;

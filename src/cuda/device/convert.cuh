@@ -116,26 +116,14 @@ __device__ __forceinline__ packed<Dst, Count> convert(const packed<Src, Count>& 
 
 /// An element of a tensor whose dtype is known at run time.
 __device__ __forceinline__ float load_as_float(const void* data, std::int64_t index, dtype type) {
-  switch (type) {
-    case dtype::f16:
-      return widen(static_cast<const float16*>(data)[index]);
-    case dtype::bf16:
-      return widen(static_cast<const bfloat16*>(data)[index]);
-    default:
-      return static_cast<const float*>(data)[index];
-  }
+  return visit_dtype(
+      type, [&](auto traits) { return widen(static_cast<const typename decltype(traits)::storage*>(data)[index]); });
 }
 __device__ __forceinline__ void store_from_float(void* data, std::int64_t index, dtype type, float value) {
-  switch (type) {
-    case dtype::f16:
-      static_cast<float16*>(data)[index] = narrow<float16>(value);
-      break;
-    case dtype::bf16:
-      static_cast<bfloat16*>(data)[index] = narrow<bfloat16>(value);
-      break;
-    default:
-      static_cast<float*>(data)[index] = value;
-  }
+  visit_dtype(type, [&](auto traits) {
+    using element = typename decltype(traits)::storage;
+    static_cast<element*>(data)[index] = narrow<element>(value);
+  });
 }
 
 }  // namespace bifolio::cuda

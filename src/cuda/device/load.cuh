@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// 16-byte loads that may be left out. A plain `if (there) value = *pointer` becomes a branch whose load is waited for
+/// 16-byte loads that may be left out. A plain `if (valid) value = *pointer` becomes a branch whose load is waited for
 /// before the next one is issued: eight such loads cost eight latencies (measured: 11 µs for a tile instead of 2).
 
 #include <cuda_bf16.h>
@@ -15,7 +15,7 @@
 namespace bifolio::cuda {
 
 /// 16 bytes at `pointer` (aligned, read-only for the whole launch), or zeros without touching memory.
-__device__ __forceinline__ uint4 load_16_if(const void* pointer, bool there) {
+__device__ __forceinline__ uint4 load_16_if(const void* pointer, bool valid) {
   uint4 value;
   asm volatile(
       "{\n"
@@ -28,12 +28,12 @@ __device__ __forceinline__ uint4 load_16_if(const void* pointer, bool there) {
       "@p ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];\n"
       "}\n"
       : "=&r"(value.x), "=&r"(value.y), "=&r"(value.z), "=&r"(value.w)
-      : "l"(pointer), "r"(static_cast<int>(there)));
+      : "l"(pointer), "r"(static_cast<int>(valid)));
   return value;
 }
 
-/// The same for what is read once: it is not kept in L1, and leaves L2 before everything else.
-__device__ __forceinline__ uint4 load_16_once_if(const void* pointer, bool there) {
+/// The same for data that is read once: L1 does not keep it, L2 evicts it first.
+__device__ __forceinline__ uint4 load_16_once_if(const void* pointer, bool valid) {
   uint4 value;
   std::uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;\n" : "=l"(policy));
@@ -48,7 +48,7 @@ __device__ __forceinline__ uint4 load_16_once_if(const void* pointer, bool there
       "@p ld.global.nc.L1::no_allocate.L2::cache_hint.v4.b32 {%0, %1, %2, %3}, [%4], %6;\n"
       "}\n"
       : "=&r"(value.x), "=&r"(value.y), "=&r"(value.z), "=&r"(value.w)
-      : "l"(pointer), "r"(static_cast<int>(there)), "l"(policy));
+      : "l"(pointer), "r"(static_cast<int>(valid)), "l"(policy));
   return value;
 }
 

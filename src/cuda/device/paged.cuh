@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// Where things of a paged cache lie, in 64 bits at the multiplication.
+/// Offsets in a paged cache, in 64 bits at the multiplication.
 
 #include <bifolio/kv_layout.hpp>
 #include <cstdint>
@@ -15,7 +15,7 @@ __device__ __forceinline__ std::int64_t dim_offset(const kv_strides& strides, st
   return chunk * strides.chunk_stride + (dim - chunk * strides.chunk) * strides.dim;
 }
 
-/// Elements from the start of the half to (block, head, token, dim 0).
+/// Elements from the start of the plane to (block, head, token, dim 0).
 __device__ __forceinline__ std::int64_t token_offset(const kv_strides& strides, std::int64_t block, std::int32_t head,
                                                      std::int32_t token) {
   return block * strides.block + head * strides.head + token * strides.token;

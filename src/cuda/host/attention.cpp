@@ -2,7 +2,6 @@
 #include "cuda/host/attention.hpp"
 
 #include <algorithm>
-#include <array>
 #include <bifolio/cuda.hpp>
 #include <bifolio/error.hpp>
 #include <string>
@@ -10,9 +9,7 @@
 #include "common/base/refuse.hpp"
 #include "common/base/translate.hpp"
 #include "common/engine/validate_attention.hpp"
-#include "cuda/attention/general/launch.hpp"
 #include "cuda/attention/merge_states.hpp"
-#include "cuda/attention/x_split/launch.hpp"
 
 namespace bifolio::cuda {
 namespace {
@@ -20,8 +17,7 @@ namespace {
 /// The plan's state on this device, made where there is none or one of another backend.
 cuda_plan_state& state_for(const std::shared_ptr<const device_state>& state, attention_plan& plan,
                            std::unique_ptr<cuda_plan_state>& fresh) {
-  auto* const held = dynamic_cast<cuda_plan_state*>(plan.state.get());
-  if (held != nullptr && &held->device() == state.get()) return *held;
+  if (auto* const held = detail::state_of<cuda_plan_state>(plan, state.get())) return *held;
   fresh = std::make_unique<cuda_plan_state>(state);
   return *fresh;
 }
@@ -32,6 +28,8 @@ plan_input input_of(const device_state& state, const attention_spec& spec, const
   input.num_seqs = batch.num_seqs;
   input.query_start_loc = batch.query_start_loc;
   input.seq_lens = batch.seq_lens;
+  input.query_positions = batch.query_positions;
+  input.has_query_positions = batch.query_positions != nullptr;
   input.num_tokens = batch.num_tokens;
   for (std::int32_t seq = 0; seq < batch.num_seqs; ++seq) {
     const std::int32_t query_len = batch.query_start_loc[seq + 1] - batch.query_start_loc[seq];
@@ -70,12 +68,13 @@ attention_kernel_args args_of(const attention_plan& plan, const attention_params
   args.out_head_stride = params.out.head_stride;
   args.lse = params.lse;
   args.k = params.kv.k;
-  args.v = params.kv.v;
-  args.k_strides = params.kv.layout.k;
-  args.v_strides = params.kv.layout.v;
+  args.v = params.kv.v_data();
+  args.k_strides = params.kv.layout.k.strides;
+  args.v_strides = params.kv.layout.v.strides;
   args.num_blocks = params.kv.num_blocks;
   args.query_start_loc = params.batch.query_start_loc;
   args.seq_lens = params.batch.seq_lens;
+  args.query_positions = params.batch.query_positions;
   args.block_tables = params.batch.block_tables;
   args.block_table_stride = params.batch.block_table_stride;
   args.alibi_slopes = params.alibi_slopes;
@@ -89,7 +88,8 @@ attention_kernel_args args_of(const attention_plan& plan, const attention_params
   args.num_q_heads = spec.num_q_heads;
   args.num_kv_heads = spec.num_kv_heads;
   args.group_size = spec.num_q_heads / spec.num_kv_heads;
-  args.head_dim = spec.head_dim;
+  args.head_dim = spec.qk_head_dim;
+  args.v_head_dim = spec.v_head_dim;
   args.block_size = spec.block_size;
   args.scale = params.scale;
   args.soft_cap = params.soft_cap;
@@ -97,33 +97,9 @@ attention_kernel_args args_of(const attention_plan& plan, const attention_params
   args.window_right = spec.causal ? 0 : spec.window_right < 0 ? -1 : spec.window_right;
   args.causal = spec.causal;
   args.q_type = spec.q_type;
-  args.kv_type = spec.kv_type;
+  args.kv_type = spec.k_code.type;
   args.out_type = spec.out_type;
   return args;
-}
-
-/// The kernels that compute a call. As a rule that depends on the sequence alone; one sequence past `longest_window`,
-/// or a prefill over strides that its kernel does not take, sends the whole batch to the general kernel. Deterministic
-/// plans give all sequences of a call to one kernel, so that bits do not depend on the number of new tokens.
-struct kernel_choice {
-  bool fast = false;     ///< all sequences, by the kernels of `fast_plan`
-  bool x_split = false;  ///< sequences of one new token
-  bool general = false;  ///< the others, or all
-};
-
-kernel_choice choose_kernels(const cuda_plan_state& planned, const attention_kernel_args& args) noexcept {
-  if (fast_serves(args, planned.fast())) return {.fast = true};
-  const x_split_plan& x_split = planned.x_split();
-  if (x_split.has_decodes && x_split_serves(args)) return {.x_split = true, .general = x_split.has_others};
-  return {.general = true};
-}
-
-std::string x_split_name(dtype type, std::int32_t head_dim, bool partitioned) {
-  return shape_name("x_split", type, head_dim) + (partitioned ? " v2" : " v1");
-}
-
-std::string general_name(dtype type, std::int32_t rows) {
-  return "cuda general " + std::string(to_string(type)) + " rows " + std::to_string(rows);
 }
 
 }  // namespace
@@ -145,12 +121,13 @@ void plan_attention(const std::shared_ptr<const device_state>& state, attention_
     cuda_plan_state& planned = state_for(state, plan, fresh);
     const plan_input input = input_of(*state, spec, host_batch);
     planned.compute(input);
-    planned.adopt(spec, handle_of(stream));
+    planned.adopt(handle_of(stream));
     if (fresh != nullptr) plan.state = std::move(fresh);
-    plan.spec = spec;
+    plan.spec = planned.plans().input.spec;
     plan.num_seqs = host_batch.num_seqs;
     plan.num_tokens = host_batch.num_tokens;
     plan.num_blocks = num_blocks;
+    plan.has_query_positions = host_batch.query_positions != nullptr;
     plan.num_table_entries = blocks_for(input.max_seq_len, spec.block_size);
     plan.max_seq_len = input.max_seq_len;
   });
@@ -170,35 +147,16 @@ void reserve_attention(const std::shared_ptr<const device_state>& state, attenti
     const device_guard guard(state->api(), state->index());
     state->require(guard.status(), "the device cannot be made current");
 
-    // Three extremes stand for all steps: all tokens in one sequence, dealt out evenly over all sequences, and one
-    // token for each sequence.
     std::unique_ptr<cuda_plan_state> fresh;
     cuda_plan_state& planned = state_for(state, plan, fresh);
-    std::array<std::vector<std::int32_t>, 3> all_starts;
-    const std::vector<std::int32_t> lens(static_cast<std::size_t>(max_num_seqs), max_seq_len);
-    const auto input_for = [&](std::int32_t num_seqs, std::int64_t num_tokens, std::vector<std::int32_t>& starts) {
-      starts.resize(static_cast<std::size_t>(num_seqs) + 1);
-      for (std::int32_t seq = 0; seq <= num_seqs; ++seq) {
-        starts[static_cast<std::size_t>(seq)] =
-            num_seqs == 0 ? 0 : static_cast<std::int32_t>(num_tokens * seq / num_seqs);
-      }
-      step_batch_view batch;
-      batch.num_seqs = num_seqs;
-      batch.num_tokens = starts.back();
-      batch.query_start_loc = starts.data();
-      batch.seq_lens = lens.data();
-      return input_of(*state, spec, batch);
-    };
-    const std::array<plan_input, 3> inputs{
-        input_for(std::min(max_num_seqs, 1), max_num_tokens, all_starts[0]),
-        input_for(max_num_seqs, max_num_tokens, all_starts[1]),
-        input_for(max_num_seqs, std::min<std::int64_t>(max_num_tokens, max_num_seqs), all_starts[2])};
-    planned.reserve(spec, inputs);
+    planned.reserve(spec, {max_num_seqs, max_num_tokens, max_seq_len});
     if (fresh != nullptr) plan.state = std::move(fresh);
     plan.spec = spec;
+    plan.spec.implementation = {};
     plan.num_seqs = 0;
     plan.num_tokens = 0;
     plan.num_blocks = 0;
+    plan.has_query_positions = false;
     plan.num_table_entries = 0;
     plan.max_seq_len = 0;
   });
@@ -206,58 +164,57 @@ void reserve_attention(const std::shared_ptr<const device_state>& state, attenti
 
 errc attention(const device_state& state, const attention_plan& plan, const attention_params& params,
                stream_ref stream) noexcept {
-  const auto* const planned = dynamic_cast<const cuda_plan_state*>(plan.state.get());
-  if (planned == nullptr || &planned->device() != &state) return errc::failed_precondition;
+  const auto* const planned = detail::state_of<const cuda_plan_state>(plan, &state);
+  if (planned == nullptr) return errc::failed_precondition;
   if (const errc code = validate::attention(plan, params, nullptr); code != errc::ok) return code;
   if (plan.num_tokens == 0) return errc::ok;
   if (params.batch.query_start_loc == nullptr || params.batch.seq_lens == nullptr) return errc::invalid_argument;
 
   attention_kernel_args args = args_of(plan, params);
   planned->fill(args);
-  const kernel_choice choice = choose_kernels(*planned, args);
-  if (choice.fast) {
-    return state.report(launch_fast(state.api(), args, planned->fast(), state.numbers(), handle_of(stream)));
+  const step_plans& plans = planned->plans();
+  const implementation_set chosen = choose_implementations(plans, args);
+  if (chosen.empty()) return errc::unsupported;
+  if (chosen.has(implementation_id::general)) {
+    if (chosen.has(implementation_id::x_split)) args.min_query_len = 2;
+    if (!plans.general.has_items) planned->note_general_needed();
   }
-  if (choice.x_split) {
-    const cudaError_t status =
-        launch_x_split(state.api(), args, planned->x_split(), state.numbers(), handle_of(stream));
-    if (status != cudaSuccess || !choice.general) return state.report(status);
-    args.min_query_len = 2;
+  const launch_context context{state.api(), state.numbers(), plans, planned->metadata(), handle_of(stream)};
+  for (const implementation& one : implementations()) {
+    if (!chosen.has(one.id)) continue;
+    if (const cudaError_t status = one.launch(context, args); status != cudaSuccess) return state.report(status);
   }
-  return state.report(launch_general(state.api(), args, planned->general(), state.numbers(), handle_of(stream)));
+  return errc::ok;
 }
 
 std::vector<std::string> attention_kernel_names(const device_state& state) {
   std::vector<std::string> names;
-  append_fast_kernel_names(state.numbers(), names);
-  for (const dtype type : {dtype::f32, dtype::f16, dtype::bf16}) {
-    for (const std::int32_t head_dim : {64, 128, 256}) {
-      for (const bool partitioned : {false, true}) names.push_back(x_split_name(type, head_dim, partitioned));
-    }
-    for (const std::int32_t rows : {few_rows, many_rows}) names.push_back(general_name(type, rows));
-  }
+  for (const implementation& one : implementations()) one.append_kernel_names(state.numbers(), names);
   return names;
 }
 
 std::vector<std::string> describe(const device_state& state, const attention_plan& plan,
                                   const attention_params& params) {
   std::vector<std::string> names;
-  const auto* const planned = dynamic_cast<const cuda_plan_state*>(plan.state.get());
-  if (planned == nullptr || &planned->device() != &state) return names;
-  if (validate::attention(plan, params, nullptr) != errc::ok) return names;
+  const auto* const planned = detail::state_of<const cuda_plan_state>(plan, &state);
+  if (planned == nullptr || validate::attention(plan, params, nullptr) != errc::ok) return names;
+  const step_plans& plans = planned->plans();
   const attention_kernel_args args = args_of(plan, params);
-  const kernel_choice choice = choose_kernels(*planned, args);
-  const std::vector<std::int32_t>& query_lens = planned->query_lens();
-  names.resize(query_lens.size());
-  if (choice.fast) {
-    name_fast_kernels(args, plan.spec, planned->fast(), query_lens, names);
-    return names;
-  }
-  const std::string decode = x_split_name(args.kv_type, args.head_dim, planned->x_split().num_splits > 1);
-  const std::string general = general_name(args.kv_type, planned->general().rows_per_tile);
+  const implementation_set chosen = choose_implementations(plans, args);
+  if (chosen.empty()) return names;
+  names.resize(plans.query_lens.size());
   for (std::size_t seq = 0; seq < names.size(); ++seq) {
-    if (query_lens[seq] > 0) names[seq] = choice.x_split && query_lens[seq] == 1 ? decode : general;
+    if (plans.query_lens[seq] == 0) continue;
+    names[seq] = implementation_of(plans, chosen, static_cast<std::int32_t>(seq)).kernel_name(plans, args);
   }
+  return names;
+}
+
+std::vector<std::string> explain(const device_state& state, const attention_plan& plan) {
+  const auto* const planned = detail::state_of<const cuda_plan_state>(plan, &state);
+  if (planned != nullptr) return explain(planned->plans());
+  std::vector<std::string> names;
+  for (const implementation& one : implementations()) names.emplace_back(one.name);
   return names;
 }
 

@@ -23,6 +23,7 @@ void reserve_attention(const std::shared_ptr<const device_state>& state, attenti
 [[nodiscard]] std::vector<std::string> attention_kernel_names(const device_state& state);
 [[nodiscard]] std::vector<std::string> describe(const device_state& state, const attention_plan& plan,
                                                 const attention_params& params);
+[[nodiscard]] std::vector<std::string> explain(const device_state& state, const attention_plan& plan);
 [[nodiscard]] errc merge_states(const device_state& state, const merge_params& params, stream_ref stream) noexcept;
 
 }  // namespace bifolio::cuda

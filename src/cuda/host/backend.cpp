@@ -9,6 +9,7 @@
 #include "common/base/translate.hpp"
 #include "cuda/host/attention.hpp"
 #include "cuda/host/cache_ops.hpp"
+#include "cuda/host/event.hpp"
 
 namespace bifolio::cuda {
 namespace {
@@ -37,7 +38,7 @@ cuda_backend::cuda_backend(const runtime_api& api, std::int32_t index)
 std::string cuda_backend::description() const {
   const device_numbers& numbers = state_->numbers();
   std::string text = to_string(where()) + ": " + state_->name() + ", sm_" + std::to_string(numbers.compute_capability) +
-                     ", " + std::to_string(numbers.num_sms) + " multiprocessors";
+                     ", " + std::to_string(numbers.num_sms) + " SMs";
   if (state_->first_cause() != cudaSuccess) text += ", lost: " + cuda::describe(state_->first_cause());
   return text;
 }
@@ -63,6 +64,29 @@ errc cuda_backend::download(void* host_dst, const void* src, std::size_t num_byt
 errc cuda_backend::synchronize(stream_ref stream) noexcept {
   return on_device(*state_,
                    [&]() noexcept { return state_->report(state_->api().stream_synchronize(handle_of(stream))); });
+}
+
+event cuda_backend::make_event() {
+  return detail::translate_bad_alloc("make_event", [&] { return event(std::make_unique<cuda_event>(state_)); });
+}
+
+errc cuda_backend::record(event& point, stream_ref stream) noexcept {
+  return on_device(*state_, [&]() noexcept {
+    const cuda_event* const ours = cuda_event_of(point);
+    if (ours == nullptr || ours->where() != where()) return errc::invalid_argument;
+    return state_->report(state_->api().event_record(ours->handle(), handle_of(stream)));
+  });
+}
+
+errc cuda_backend::wait(const event& point, stream_ref stream) noexcept {
+  if (point.empty()) return errc::invalid_argument;
+  if (const errc code = state_->health(); code != errc::ok) return code;
+  const cuda_event* const ours = cuda_event_of(point);
+  if (ours == nullptr) return point.synchronize();
+  if (const errc code = ours->state().health(); code != errc::ok) return code;
+  return on_device(*state_, [&]() noexcept {
+    return state_->report(state_->api().stream_wait_event(handle_of(stream), ours->handle()));
+  });
 }
 
 errc cuda_backend::append(const append_params& params, stream_ref stream) noexcept {
@@ -101,6 +125,10 @@ std::vector<std::string> cuda_backend::attention_kernels() const { return attent
 
 std::vector<std::string> cuda_backend::describe(const attention_plan& plan, const attention_params& params) const {
   return cuda::describe(*state_, plan, params);
+}
+
+std::vector<std::string> cuda_backend::explain(const attention_plan& plan) const {
+  return cuda::explain(*state_, plan);
 }
 
 errc cuda_backend::merge_states(const merge_params& params, stream_ref stream) noexcept {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// One CUDA device behind the device seam. Calls go to the caller's stream, never wait for it (but `synchronize`),
+/// One CUDA device as a `backend`. Calls go to the caller's stream and do not wait for it, except `synchronize`; they
 /// restore the current device and leave the runtime's last-error slot clean. `slot_mapping` is device memory and is not
 /// checked on the host: slots past the cache are skipped like negative ones.
 
@@ -26,11 +26,16 @@ class cuda_backend final : public backend {
 
   [[nodiscard]] memory_resource& memory() noexcept override { return memory_; }
   [[nodiscard]] memory_resource& staging_memory() noexcept override { return staging_memory_; }
-  /// Pinned host memory is copied behind the call; ordinary memory has been read when `upload` returns, and `download`
-  /// returns when it has been written.
+  /// Pinned host memory is copied after the call returns; ordinary memory has been read when `upload` returns, and
+  /// `download` returns when it has been written.
   [[nodiscard]] errc upload(void* dst, const void* host_src, std::size_t num_bytes, stream_ref) noexcept override;
   [[nodiscard]] errc download(void* host_dst, const void* src, std::size_t num_bytes, stream_ref) noexcept override;
   [[nodiscard]] errc synchronize(stream_ref) noexcept override;
+
+  [[nodiscard]] event make_event() override;
+  [[nodiscard]] errc record(event& point, stream_ref) noexcept override;
+  /// Events of this and of other CUDA devices are waited for in the stream, all others on the host.
+  [[nodiscard]] errc wait(const event& point, stream_ref) noexcept override;
 
   [[nodiscard]] errc append(const append_params& params, stream_ref) noexcept override;
   [[nodiscard]] errc gather(const gather_params& params, stream_ref) noexcept override;
@@ -48,6 +53,7 @@ class cuda_backend final : public backend {
   [[nodiscard]] std::vector<std::string> attention_kernels() const override;
   [[nodiscard]] std::vector<std::string> describe(const attention_plan& plan,
                                                   const attention_params& params) const override;
+  [[nodiscard]] std::vector<std::string> explain(const attention_plan& plan) const override;
   [[nodiscard]] errc merge_states(const merge_params& params, stream_ref) noexcept override;
 
  private:

@@ -57,11 +57,12 @@ std::size_t consecutive_prefix(std::span<const block_copy> copies) noexcept {
   return count;
 }
 
-block_shape shape_of(const kv_layout& layout, const kv_strides& strides) noexcept {
+block_shape shape_of(const kv_layout& layout, const kv_plane& plane) noexcept {
+  const kv_strides& strides = plane.strides;
   using loop = block_shape::loop;
   const loop all[] = {{layout.num_kv_heads, strides.head},
                       {layout.block_size, strides.token},
-                      {layout.head_dim / strides.chunk, strides.chunk_stride},
+                      {plane.head_dim / strides.chunk, strides.chunk_stride},
                       {strides.chunk, strides.dim}};
   block_shape shape;
   for (const loop& one : all) {

@@ -20,7 +20,7 @@ inline constexpr std::size_t max_wave = 1024;
 /// Leading pairs whose sources and destinations both count up by one: one run of blocks.
 [[nodiscard]] std::size_t consecutive_prefix(std::span<const block_copy> copies) noexcept;
 
-/// Loops that walk the inside of one block in one half, outermost first; the innermost run is contiguous.
+/// Loops that walk the inside of one block in one plane, outermost first; the innermost run is contiguous.
 struct block_shape {
   struct loop {
     std::int64_t count = 1;
@@ -30,6 +30,6 @@ struct block_shape {
   std::int32_t num_loops = 0;  ///< 0: the whole block is one run
   loop loops[5];
 };
-[[nodiscard]] block_shape shape_of(const kv_layout& layout, const kv_strides& strides) noexcept;
+[[nodiscard]] block_shape shape_of(const kv_layout& layout, const kv_plane& plane) noexcept;
 
 }  // namespace bifolio::cuda

@@ -11,50 +11,49 @@
 namespace bifolio::cuda {
 namespace {
 
+template <class Void>
+transfer_plane plane_of(const basic_tensor_view<Void>& rows, void* cache, const kv_plane& plane) noexcept {
+  void* const row = const_cast<void*>(static_cast<const void*>(rows.data));
+  return {row, rows.token_stride, rows.head_stride, cache, plane.strides, plane.head_dim};
+}
+
 template <class Params>
 transfer_args transfer_of(const Params& params) noexcept {
+  const kv_layout& layout = params.kv.layout;
   transfer_args args;
-  args.row_k = const_cast<void*>(static_cast<const void*>(params.k.data));
-  args.row_v = const_cast<void*>(static_cast<const void*>(params.v.data));
-  args.row_k_token_stride = params.k.token_stride;
-  args.row_k_head_stride = params.k.head_stride;
-  args.row_v_token_stride = params.v.token_stride;
-  args.row_v_head_stride = params.v.head_stride;
-  args.cache_k = params.kv.k;
-  args.cache_v = params.kv.v;
-  args.k_strides = params.kv.layout.k;
-  args.v_strides = params.kv.layout.v;
+  args.planes[0] = plane_of(params.k, params.kv.k, layout.k);
+  if (!layout.v_in_k) args.planes[1] = plane_of(params.v, params.kv.v, layout.v);
+  args.num_planes = layout.v_in_k ? 1 : 2;
   args.slot_mapping = params.slot_mapping;
-  args.num_slots = params.kv.num_blocks * params.kv.layout.block_size;
+  args.num_slots = params.kv.num_blocks * layout.block_size;
   args.num_tokens = params.k.num_tokens;
-  args.num_kv_heads = params.kv.layout.num_kv_heads;
-  args.head_dim = params.kv.layout.head_dim;
-  args.block_size = params.kv.layout.block_size;
+  args.num_kv_heads = layout.num_kv_heads;
+  args.block_size = layout.block_size;
   args.row_type = params.k.type;
-  args.cache_type = params.kv.layout.type;
+  args.cache_type = layout.k.code.type;
   return args;
 }
 
-std::int64_t element_bytes(const kv_layout& layout) noexcept { return static_cast<std::int64_t>(size_of(layout.type)); }
+std::int64_t element_bytes(const kv_plane& plane) noexcept {
+  return static_cast<std::int64_t>(size_of(plane.code.type));
+}
 
-/// Whether a block is one run of bytes in both halves.
+/// Whether a block is one run of bytes in every plane.
 bool is_dense(const kv_layout& layout) noexcept {
-  return shape_of(layout, layout.k).num_loops == 0 && shape_of(layout, layout.v).num_loops == 0;
+  return shape_of(layout, layout.k).num_loops == 0 && (layout.v_in_k || shape_of(layout, layout.v).num_loops == 0);
 }
 
 run_geometry geometry_of(const kv_layout& src, const kv_layout& dst) noexcept {
+  const auto step = [](const kv_plane& plane) { return plane.strides.block * element_bytes(plane); };
   run_geometry geometry;
-  geometry.src_k_step = src.k.block * element_bytes(src);
-  geometry.src_v_step = src.v.block * element_bytes(src);
-  geometry.dst_k_step = dst.k.block * element_bytes(dst);
-  geometry.dst_v_step = dst.v.block * element_bytes(dst);
-  geometry.run_bytes = src.block_elements() * element_bytes(src);
+  geometry.src_k_step = step(src.k);
+  geometry.dst_k_step = step(dst.k);
+  geometry.k_bytes = src.block_bytes(src.k);
+  if (src.v_in_k) return geometry;
+  geometry.src_v_step = step(src.v);
+  geometry.dst_v_step = step(dst.v);
+  geometry.v_bytes = src.block_bytes(src.v);
   return geometry;
-}
-
-bool same_geometry(const run_geometry& a, const run_geometry& b) noexcept {
-  return a.src_k_step == b.src_k_step && a.src_v_step == b.src_v_step && a.dst_k_step == b.dst_k_step &&
-         a.dst_v_step == b.dst_v_step && a.run_bytes == b.run_bytes;
 }
 
 /// Launches of copy_runs take layers in groups of this many from a list on the stack.
@@ -76,9 +75,7 @@ cudaError_t move_blocks(const runtime_api& api, const copy_launch& how, std::spa
     const run_geometry geometry = geometry_of(src[layer].layout, dst[layer].layout);
     std::size_t count = 0;
     for (; layer < src.size() && count < layer_group; ++layer, ++count) {
-      if (!is_dense(src[layer].layout) || !same_geometry(geometry, geometry_of(src[layer].layout, dst[layer].layout))) {
-        break;
-      }
+      if (!is_dense(src[layer].layout) || geometry != geometry_of(src[layer].layout, dst[layer].layout)) break;
       moves[count] = {src[layer].k, src[layer].v, dst[layer].k, dst[layer].v};
     }
     const cudaError_t status = launch_copy_runs(api, {moves, count}, geometry, copies, how, stream);
@@ -87,15 +84,26 @@ cudaError_t move_blocks(const runtime_api& api, const copy_launch& how, std::spa
   return cudaSuccess;
 }
 
-/// Copies the inside of `num_blocks` ≥ 1 blocks that follow each other on both sides, one half, by the copy engine.
-cudaError_t transfer_half(const runtime_api& api, char* dst, const char* src, const kv_layout& layout,
-                          const kv_strides& src_strides, const kv_strides& dst_strides, std::int64_t num_blocks,
-                          cudaStream_t stream) noexcept {
-  const std::int64_t element = element_bytes(layout);
-  const block_shape shape = shape_of(layout, src_strides);  // the inside of a block is alike on both sides
+/// One plane of blocks on both sides. The inside of a block is alike on both.
+struct plane_pair {
+  char* dst = nullptr;
+  const char* src = nullptr;
+  block_shape shape;
+  std::int64_t element = 0;   ///< bytes
+  std::int64_t dst_step = 0;  ///< bytes from a block to the next
+  std::int64_t src_step = 0;
+};
+
+/// Copies the inside of `num_blocks` ≥ 1 blocks that follow each other on both sides, one plane, by the copy engine.
+cudaError_t transfer_run(const runtime_api& api, const plane_pair& plane, std::int64_t first_src,
+                         std::int64_t first_dst, std::int64_t num_blocks, cudaStream_t stream) noexcept {
+  const std::int64_t element = plane.element;
+  const block_shape& shape = plane.shape;
   const std::int64_t run = shape.run * element;
-  const std::int64_t src_step = src_strides.block * element;
-  const std::int64_t dst_step = dst_strides.block * element;
+  const std::int64_t src_step = plane.src_step;
+  const std::int64_t dst_step = plane.dst_step;
+  const char* const src = plane.src + first_src * src_step;
+  char* const dst = plane.dst + first_dst * dst_step;
   if (shape.num_loops == 0) {
     if (num_blocks == 1 || (src_step == run && dst_step == run)) {
       return api.memcpy_async(dst, src, static_cast<std::size_t>(run * num_blocks), cudaMemcpyDefault, stream);
@@ -130,23 +138,24 @@ cudaError_t transfer_blocks(const runtime_api& api, std::span<const kv_cache_vie
                             std::span<const kv_cache_view> dst, std::span<const block_copy> copies,
                             cudaStream_t stream) noexcept {
   for (std::size_t layer = 0; layer < src.size(); ++layer) {
-    const kv_cache_view& from = src[layer];
-    const kv_cache_view& to = dst[layer];
-    const std::int64_t element = element_bytes(from.layout);
+    const kv_layout& from = src[layer].layout;
+    const kv_layout& to = dst[layer].layout;
+    const auto pair_of = [&](const kv_plane& src_plane, const void* src_data, const kv_plane& dst_plane,
+                             void* dst_data) {
+      const std::int64_t element = element_bytes(src_plane);
+      return plane_pair{static_cast<char*>(dst_data),      static_cast<const char*>(src_data),
+                        shape_of(from, src_plane),         element,
+                        dst_plane.strides.block * element, src_plane.strides.block * element};
+    };
+    const plane_pair planes[2] = {pair_of(from.k, src[layer].k, to.k, dst[layer].k),
+                                  pair_of(from.v, src[layer].v, to.v, dst[layer].v)};
     for (std::span<const block_copy> rest = copies; !rest.empty();) {
       const std::size_t count = consecutive_prefix(rest);
-      const std::int64_t first_src = to_index(rest[0].src);
-      const std::int64_t first_dst = to_index(rest[0].dst);
-      cudaError_t status =
-          transfer_half(api, static_cast<char*>(to.k) + first_dst * to.layout.k.block * element,
-                        static_cast<const char*>(from.k) + first_src * from.layout.k.block * element, from.layout,
-                        from.layout.k, to.layout.k, static_cast<std::int64_t>(count), stream);
-      if (status == cudaSuccess) {
-        status = transfer_half(api, static_cast<char*>(to.v) + first_dst * to.layout.v.block * element,
-                               static_cast<const char*>(from.v) + first_src * from.layout.v.block * element,
-                               from.layout, from.layout.v, to.layout.v, static_cast<std::int64_t>(count), stream);
+      for (int plane = 0; plane < (from.v_in_k ? 1 : 2); ++plane) {
+        const cudaError_t status = transfer_run(api, planes[plane], to_index(rest[0].src), to_index(rest[0].dst),
+                                                static_cast<std::int64_t>(count), stream);
+        if (status != cudaSuccess) return status;
       }
-      if (status != cudaSuccess) return status;
       rest = rest.subspan(count);
     }
   }
@@ -172,16 +181,18 @@ cudaError_t transfer_batches(const runtime_api& api, std::span<const kv_cache_vi
     const run_geometry g = geometry_of(src[layer].layout, dst[layer].layout);
     for (std::span<const block_copy> rest = copies; !rest.empty();) {
       // Blocks that follow each other on both sides are one copy where nothing lies between them.
-      const bool close = g.src_k_step == g.run_bytes && g.src_v_step == g.run_bytes && g.dst_k_step == g.run_bytes &&
-                         g.dst_v_step == g.run_bytes;
+      const bool has_v = g.v_bytes > 0;
+      const bool close = g.src_k_step == g.k_bytes && g.dst_k_step == g.k_bytes &&
+                         (!has_v || (g.src_v_step == g.v_bytes && g.dst_v_step == g.v_bytes));
       const std::size_t count = close ? consecutive_prefix(rest) : 1;
       const std::int64_t from = to_index(rest[0].src);
       const std::int64_t to = to_index(rest[0].dst);
       for (const bool is_v : {false, true}) {
+        if (is_v && !has_v) continue;
         dsts[held] = static_cast<char*>(is_v ? dst[layer].v : dst[layer].k) + to * (is_v ? g.dst_v_step : g.dst_k_step);
         srcs[held] =
             static_cast<char*>(is_v ? src[layer].v : src[layer].k) + from * (is_v ? g.src_v_step : g.src_k_step);
-        sizes[held++] = static_cast<std::size_t>(g.run_bytes) * count;
+        sizes[held++] = static_cast<std::size_t>(is_v ? g.v_bytes : g.k_bytes) * count;
       }
       if (held + 2 > most) {
         if (const cudaError_t status = flush(); status != cudaSuccess) return status;
@@ -206,7 +217,7 @@ bool is_reachable(const runtime_api& api, const device_state& state, const void*
 
 bool are_reachable(const runtime_api& api, const device_state& state, std::span<const kv_cache_view> layers) noexcept {
   return std::all_of(layers.begin(), layers.end(), [&](const kv_cache_view& layer) {
-    return is_reachable(api, state, layer.k) && is_reachable(api, state, layer.v);
+    return is_reachable(api, state, layer.k) && is_reachable(api, state, layer.v_data());
   });
 }
 
@@ -259,14 +270,14 @@ errc swap_blocks(const device_state& state, std::span<const kv_cache_view> src, 
   if (src.empty() || copies.empty()) return errc::ok;
   const runtime_api& api = state.api();
 
-  // The copy engine costs half a microsecond a run or more, and leaves the multiprocessors alone; below this average a
+  // The copy engine costs half a microsecond a run or more, and leaves the SMs alone; below this average a
   // kernel that reads and writes pinned host memory itself is faster (32 KiB: 52 instead of 26 GB/s; 256 KiB: 48).
   constexpr std::int64_t worth_a_transfer = std::int64_t{256} << 10;
   std::size_t num_runs = 0;
   for (auto rest = copies; !rest.empty(); ++num_runs) rest = rest.subspan(consecutive_prefix(rest));
-  const std::int64_t half_bytes = src[0].layout.block_elements() * element_bytes(src[0].layout);
+  const std::int64_t plane_bytes = src[0].layout.block_bytes(src[0].layout.k);
   const std::int64_t bytes_per_run =
-      half_bytes * static_cast<std::int64_t>(copies.size()) / static_cast<std::int64_t>(num_runs);
+      plane_bytes * static_cast<std::int64_t>(copies.size()) / static_cast<std::int64_t>(num_runs);
   const auto all_dense = [](std::span<const kv_cache_view> layers) {
     return std::all_of(layers.begin(), layers.end(), [](const kv_cache_view& layer) { return is_dense(layer.layout); });
   };

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "common/attention/implementations.hpp"
 #include "common/base/fork_generation.hpp"
 #include "common/base/refuse.hpp"
 
@@ -12,7 +13,10 @@ std::string describe(cudaError_t status) {
 }
 
 device_state::device_state(const runtime_api& api, std::int32_t index)
-    : api_(api), index_(index), fork_generation_(detail::fork_generation()) {
+    : api_(api),
+      index_(index),
+      forced_implementation_(detail::implementation_of_environment("cuda")),
+      fork_generation_(detail::fork_generation()) {
   int count = 0;
   require(api_.get_device_count(&count), "the device 'cuda' cannot be opened");
   if (index < 0 || index >= count) {
@@ -50,8 +54,9 @@ errc device_state::health() const noexcept {
 }
 
 errc device_state::report(cudaError_t status) const noexcept {
-  if (status == cudaSuccess || status == cudaErrorNotReady) return errc::ok;
+  if (status == cudaSuccess) return errc::ok;
   (void)api_.get_last_error();
+  if (status == cudaErrorNotReady) return errc::ok;  // no failure, but it takes the last-error slot like one
   if (is_sticky(status)) {
     cudaError_t none = cudaSuccess;
     first_cause_.compare_exchange_strong(none, status, std::memory_order_relaxed);

@@ -9,7 +9,7 @@
 #include <bifolio/error.hpp>
 #include <string>
 
-#include "cuda/host/dispatch.hpp"
+#include "cuda/host/plan_input.hpp"
 #include "cuda/host/runtime.hpp"
 
 namespace bifolio::cuda {
@@ -26,6 +26,8 @@ class device_state {
   [[nodiscard]] device where() const noexcept { return {device_type::cuda, index_}; }
   [[nodiscard]] const device_numbers& numbers() const noexcept { return numbers_; }
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
+  /// The attention implementation that BIFOLIO_ATTENTION named when the device was opened; empty where it named none.
+  [[nodiscard]] const std::string& forced_implementation() const noexcept { return forced_implementation_; }
 
   /// ok; device_lost after a sticky error; failed_precondition in a child made by fork(), where CUDA cannot be used.
   [[nodiscard]] errc health() const noexcept;
@@ -46,6 +48,7 @@ class device_state {
   std::int32_t index_;
   device_numbers numbers_;
   std::string name_;
+  std::string forced_implementation_;
   unsigned fork_generation_;
   mutable std::atomic<cudaError_t> first_cause_{cudaSuccess};
 };

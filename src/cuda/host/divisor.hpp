@@ -4,13 +4,8 @@
 /// Division by a number that the host knows and the compiler does not: a multiplication and a shift instead of the
 /// twenty instructions of an unsigned division (Granlund & Montgomery 1994, figure 4.1).
 
+#include <bifolio/detail/host_device.hpp>
 #include <cstdint>
-
-#if defined(__CUDACC__)
-#define BIFOLIO_HOST_DEVICE __host__ __device__
-#else
-#define BIFOLIO_HOST_DEVICE
-#endif
 
 namespace bifolio::cuda {
 

@@ -2,12 +2,14 @@
 #pragma once
 
 /// The plain structs that CUDA launchers and kernels receive. They are passed to kernels by value; pointers are device
-/// pointers, strides are in elements and multiplied in 64 bits, and the shape stands beside each pointer.
+/// pointers, strides are in elements and multiplied in 64 bits, and the shape is next to each pointer. What a kernel
+/// needs besides is in a struct of its own, which embeds this one, next to the kernel.
 
 #include <bifolio/dtype.hpp>
 #include <bifolio/kv_layout.hpp>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace bifolio::cuda {
 
@@ -20,7 +22,7 @@ struct attention_kernel_args {
   const void* q = nullptr;  ///< [num_tokens, num_q_heads, head_dim], dims contiguous, of q_type
   std::int64_t q_token_stride = 0;
   std::int64_t q_head_stride = 0;
-  void* out = nullptr;  ///< [num_tokens, num_q_heads, head_dim], dims contiguous, of out_type
+  void* out = nullptr;  ///< [num_tokens, num_q_heads, v_head_dim], dims contiguous, of out_type
   std::int64_t out_token_stride = 0;
   std::int64_t out_head_stride = 0;
   float* lse = nullptr;  ///< optional, [num_tokens, num_q_heads], natural log
@@ -33,6 +35,7 @@ struct attention_kernel_args {
 
   const std::int32_t* query_start_loc = nullptr;  ///< [num_seqs + 1]
   const std::int32_t* seq_lens = nullptr;         ///< [num_seqs]
+  const std::int32_t* query_positions = nullptr;  ///< optional, [num_seqs]; the general kernel alone looks at them
   const std::int32_t* block_tables = nullptr;     ///< [num_seqs, block_table_stride]; never read past the length
   std::int64_t block_table_stride = 0;
   const float* alibi_slopes = nullptr;  ///< optional, [num_q_heads]
@@ -48,7 +51,8 @@ struct attention_kernel_args {
   std::int32_t num_q_heads = 0;
   std::int32_t num_kv_heads = 0;
   std::int32_t group_size = 0;
-  std::int32_t head_dim = 0;
+  std::int32_t head_dim = 0;    ///< of q and K; in the tensor-core and x_split kernels of V and out as well
+  std::int32_t v_head_dim = 0;  ///< of V and out
   std::int32_t block_size = 0;
 
   float scale = 0;
@@ -62,18 +66,37 @@ struct attention_kernel_args {
   dtype kv_type = dtype::f32;
   dtype out_type = dtype::f32;
 
-  // From the plan. Each family of kernels has words of its own; workspace and counters are used by turns.
-  const std::int32_t* general_words = nullptr;  ///< see general_items.hpp
-  const std::int32_t* fast_words = nullptr;     ///< [fast_plan::words.size()]
-  float* workspace = nullptr;                   ///< partial results, overwritten by each call
-  std::uint32_t* counters = nullptr;            ///< zero between calls: who counts up resets
+  // From the plan; used by one implementation after another.
+  float* workspace = nullptr;         ///< partial results, overwritten by each call
+  std::uint32_t* counters = nullptr;  ///< zero between calls: the CTA that counts up to the end resets
 };
+
+/// Whether tensor cores multiply these types: one 16-bit type for q, K, V and the output.
+[[nodiscard]] constexpr bool suit_tensor_cores(dtype q_type, dtype kv_type, dtype out_type) noexcept {
+  const bool one_type = q_type == kv_type && out_type == kv_type;
+  switch (kv_type) {
+    case dtype::f32:
+      return false;
+    case dtype::f16:
+    case dtype::bf16:
+      return one_type;
+  }
+  return false;
+}
 
 /// Tensor-core kernels add windows to positions in 32 bits. Sequences shorter than this cannot tell a longer window
 /// from one of this length; longer sequences go to the general kernel.
 inline constexpr std::int32_t longest_window = 1 << 30;
 [[nodiscard]] constexpr std::int32_t clamped_window(std::int32_t window) noexcept {
   return window < longest_window ? window : longest_window;
+}
+
+/// The arguments as tensor-core kernels take them: windows clamped, and causality not folded into window_right.
+[[nodiscard]] inline attention_kernel_args with_clamped_windows(const attention_kernel_args& args) noexcept {
+  attention_kernel_args clamped = args;
+  clamped.window_left = clamped_window(args.window_left);
+  clamped.window_right = args.causal ? -1 : clamped_window(args.window_right);
+  return clamped;
 }
 
 /// Whether a call needs more of a tensor-core kernel than a positive scale and the causal mask. Without options the
@@ -83,17 +106,8 @@ inline constexpr std::int32_t longest_window = 1 << 30;
          args.alibi_slopes != nullptr || args.sinks != nullptr;
 }
 
-/// What every tensor-core kernel asks of a call: dims of q, K, V and out contiguous, and every row of them aligned to
-/// 16 bytes; 16-bit types.
-[[nodiscard]] inline bool has_aligned_rows(const attention_kernel_args& args) noexcept {
-  const auto aligned = [](const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0; };
-  const auto multiple = [](std::int64_t stride) { return stride % 8 == 0; };
-  const auto strides = [&](const kv_strides& s) {
-    return s.dim == 1 && s.chunk >= args.head_dim && multiple(s.block) && multiple(s.head) && multiple(s.token);
-  };
-  return strides(args.k_strides) && strides(args.v_strides) && aligned(args.k) && aligned(args.v) && aligned(args.q) &&
-         aligned(args.out) && multiple(args.q_token_stride) && multiple(args.q_head_stride) &&
-         multiple(args.out_token_stride) && multiple(args.out_head_stride);
-}
+/// What every tensor-core kernel requires of a call of 16-bit types: no bias, K and V with equal strides, dims of q, K,
+/// V and out contiguous, and each of their rows aligned to 16 bytes. `why`: null, or receives what is not so.
+[[nodiscard]] bool suits_tensor_cores(const attention_kernel_args& args, std::string* why) noexcept;
 
 }  // namespace bifolio::cuda

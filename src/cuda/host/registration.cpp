@@ -1,16 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <bifolio/cuda.hpp>
+#include <bifolio/error.hpp>
 
 #include "common/engine/backend_registry.hpp"
 #include "cuda/host/backend.hpp"
 
 namespace bifolio::cuda {
 
-void register_backend() noexcept {
-  detail::register_backend_factory(device_type::cuda,
-                                   [](device where, const backend_options&) -> std::unique_ptr<backend> {
-                                     return std::make_unique<cuda_backend>(real_runtime(), where.index);
-                                   });
+void register_backend() {
+  // Kernels, memory and threads of the host are the CPU backend's: no field of backend_options means anything here.
+  static constexpr detail::backend_registration registration{
+      detail::cuda_row,
+      [](device where, const backend_options&) -> std::unique_ptr<backend> {
+        return std::make_unique<cuda_backend>(real_runtime(), where.index);
+      },
+      {}};
+  detail::register_backend(registration);
 }
 
 std::int32_t num_devices() noexcept {
@@ -24,7 +29,13 @@ std::int32_t num_devices() noexcept {
 
 namespace {
 struct at_start {
-  at_start() noexcept { register_backend(); }
+  at_start() noexcept {
+    try {
+      register_backend();
+    } catch (const error&) {
+      // Another backend was registered for cuda before: it stays, and a call of register_backend says so.
+    }
+  }
 };
 }  // namespace
 

@@ -55,7 +55,9 @@ constexpr runtime_api cuda_runtime = {
     .event_create = [](cudaEvent_t* event, unsigned int flags) { return cudaEventCreateWithFlags(event, flags); },
     .event_destroy = cudaEventDestroy,
     .event_record = cudaEventRecord,
+    .event_query = cudaEventQuery,
     .event_synchronize = cudaEventSynchronize,
+    .stream_wait_event = [](cudaStream_t stream, cudaEvent_t event) { return cudaStreamWaitEvent(stream, event, 0); },
     .func_set_attribute = cudaFuncSetAttribute,
     .get_driver_entry_point =
         [](const char* name, void** function, unsigned int version) {

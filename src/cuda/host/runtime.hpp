@@ -47,7 +47,9 @@ struct runtime_api {
   cudaError_t (*event_create)(cudaEvent_t* event, unsigned int flags);
   cudaError_t (*event_destroy)(cudaEvent_t event);
   cudaError_t (*event_record)(cudaEvent_t event, cudaStream_t stream);
+  cudaError_t (*event_query)(cudaEvent_t event);
   cudaError_t (*event_synchronize)(cudaEvent_t event);
+  cudaError_t (*stream_wait_event)(cudaStream_t stream, cudaEvent_t event);
 
   cudaError_t (*func_set_attribute)(const void* function, cudaFuncAttribute attribute, int value);
   /// The driver's own function of that name, at least of `version` (12000 = 12.0).

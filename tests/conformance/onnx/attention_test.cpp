@@ -35,7 +35,8 @@ struct onnx_rounding {
   double units;
   double nmse;
 };
-constexpr onnx_rounding rounding_of_onnx[] = {{8, 1e-13}, {4, 3e-7}, {4, 1.5e-5}};  // f32, f16, bf16
+constexpr per_dtype<onnx_rounding> rounding_of_onnx = {onnx_rounding{8, 1e-13}, onnx_rounding{4, 3e-7},
+                                                       onnx_rounding{4, 1.5e-5}};
 
 // A file of the source tree. A program built elsewhere, as for `tools/gpu-check --prebuilt`, runs in the tree's root.
 std::filesystem::path in_tree(const char* path) {

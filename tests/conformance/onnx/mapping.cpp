@@ -27,10 +27,10 @@ struct inexpressible {
 };
 
 dtype dtype_of(const tensor& t) {
-  if (t.type == "f32") return dtype::f32;
-  if (t.type == "f16") return dtype::f16;
-  if (t.type == "bf16") return dtype::bf16;
-  throw inexpressible{t.type + " elements; the library has f32, f16 and bf16"};
+  for (const dtype type : all_dtypes) {
+    if (t.type == to_string(type)) return type;
+  }
+  throw inexpressible{t.type + " elements; the library has " + std::string(dtype_names)};
 }
 
 // [batch, heads, length, dims], whether the tensor has the heads as a dimension of their own or packed into the last.

@@ -6,7 +6,7 @@
 int main() {
   const bifolio::kv_layout layout = bifolio::make_layout(bifolio::layout_kind::hnd, bifolio::dtype::bf16, 2, 64, 16);
   const auto executor = bifolio::make_executor(bifolio::executor_kind::serial);
-  if (layout.block_bytes() != 2 * 2 * 64 * 16 * 2 || executor->width() != 1) return 1;
+  if (layout.block_bytes() != 2 * 2 * 64 * 16 * 2 || executor->concurrency() != 1) return 1;
   const auto cpu = bifolio::make_backend();
   bifolio::cache_engine cache(*cpu, {.num_layers = 2, .num_blocks = 8, .layout = layout});
   bifolio::kv_cache_manager manager({.block_size = 16, .num_blocks = 8});

@@ -7,57 +7,44 @@
 namespace bifolio::cpu::BIFOLIO_ISA {
 namespace {
 
-// The loops that compute a call; `one_type`: queries, KV and output are of one dtype.
-template <class Key>
-constexpr attention_loops loops_of(bool one_type) noexcept {
-  if (one_type && has_tiles<Key>) return attention_loops::tiles;
-  if (one_type && has_pair_dot && __is_same(Key, bfloat16)) return attention_loops::dots;
-  return attention_loops::vectors;
-}
-
-// Calls `body` with the loops of the call's dtypes. Everything of one call has to come here: they sum in different
-// orders.
-template <class Key, class Body>
-BIFOLIO_INLINE void with_loops(const attention_args& args, const attention_item& item, const attention_scratch& scratch,
-                               const Body& body) noexcept {
-  constexpr dtype kv_type = dtype_of<Key>;
-  constexpr attention_loops one_type_loops = loops_of<Key>(true);
-  const bool one_type = args.q_type == kv_type && args.out_type == kv_type;
-  if constexpr (one_type_loops == attention_loops::tiles) {
-    if (one_type && args.bias == nullptr) {
-      tile_item<Key> loops(args, item, scratch);
-      return body(loops);
-    }
-  } else if constexpr (one_type_loops == attention_loops::dots) {
-    if (one_type) {
-      vector_item<Key, vector_sums::dots> loops(args, item, scratch);
-      return body(loops);
-    }
-  }
-  vector_item<Key, vector_sums::widened> loops(args, item, scratch);
-  body(loops);
-}
-
-template <class Key>
+template <class Mainloop>
 void run_item(const attention_args& args, const attention_item& item, const attention_scratch& scratch) noexcept {
-  with_loops<Key>(args, item, scratch, [](auto& loops) { loops.run(); });
+  Mainloop(args, item, scratch).run();
 }
 
-template <class Key>
-void finish_item(const attention_args& args, const attention_item& item, const attention_scratch& scratch) noexcept {
-  with_loops<Key>(args, item, scratch, [](auto& loops) { loops.finish(); });
+template <class Mainloop>
+void combine_item(const attention_args& args, const attention_item& item, const attention_scratch& scratch) noexcept {
+  Mainloop(args, item, scratch).combine_items();
+}
+
+template <class Mainloop>
+constexpr item_kernels kernels_of() noexcept {
+  return {&run_item<Mainloop>, &combine_item<Mainloop>};
+}
+
+constexpr attention_kernels make_table() noexcept {
+  attention_kernels table = {};
+  table.merge = &merge_rows;
+  for (const dtype type : all_dtypes) {
+    visit_dtype(type, [&](auto traits) {
+      using key = typename decltype(traits)::storage;
+      const auto set = [&](attention_loops loops, const item_kernels& kernels) {
+        table.items[static_cast<std::size_t>(loops)][static_cast<std::size_t>(type)] = kernels;
+      };
+      set(attention_loops::vectors, kernels_of<vector_mainloop<key, vector_sums::widened>>());
+      if constexpr (has_tiles<key>) {
+        set(attention_loops::tiles, kernels_of<tile_mainloop<key>>());
+      } else if constexpr (has_pair_dot && __is_same(key, bfloat16)) {
+        set(attention_loops::dots, kernels_of<vector_mainloop<key, vector_sums::dots>>());
+      }
+    });
+  }
+  return table;
 }
 
 }  // namespace
 
 extern const attention_kernels attention_table;
-const attention_kernels attention_table{
-    {&run_item<float>, &run_item<float16>, &run_item<bfloat16>},
-    {&finish_item<float>, &finish_item<float16>, &finish_item<bfloat16>},
-    &merge_rows,
-    {{loops_of<float>(false), loops_of<float>(true)},
-     {loops_of<float16>(false), loops_of<float16>(true)},
-     {loops_of<bfloat16>(false), loops_of<bfloat16>(true)}},
-};
+constexpr attention_kernels attention_table = make_table();
 
 }  // namespace bifolio::cpu::BIFOLIO_ISA

@@ -4,18 +4,21 @@
 /// What the attention kernels of one ISA receive, and their table. How they work: docs/kernels/attention_cpu.md.
 ///
 /// A *row* is one query token × one query head. All rows of a work item and KV head share its pass over K and V; a
-/// row's own sequence of float operations depends on nothing but that row, so its bits do not depend on the cut into
-/// items.
+/// row's own sequence of float operations depends on nothing but that row, so its bits do not depend on how the step is
+/// split into items.
 
 #include <bifolio/attention.hpp>
+#include <cstddef>
 #include <cstdint>
+
+#include "common/attention/visibility.hpp"
 
 namespace bifolio::cpu {
 
-/// Keys are taken in tiles of this many positions, counted from position 0.
+/// Keys are processed in KV tiles of this many positions, counted from position 0.
 inline constexpr std::int32_t tile_keys = 64;
-/// Keys are summed in splits of this many positions, counted from position 0; a row's result is the left fold of the
-/// splits' partial results in order of position.
+/// Keys are summed in splits of this many positions, counted from position 0; a row's result is that of its splits'
+/// partial results, combined one by one in order of position.
 inline constexpr std::int32_t split_keys = 512;
 /// Alignment of every array of the workspace, in floats (64 bytes).
 inline constexpr std::int32_t workspace_align = 16;
@@ -25,10 +28,11 @@ inline constexpr std::int32_t dim_align = 32;
 /// A row's running maximum rises only when a tile exceeds it by more than this; e^8 · 512 is far from overflow.
 inline constexpr float rescale_threshold = 8.0f;
 
-/// Queries and scores of a KV head have room for whole groups of this many rows.
+/// Queries and scores of a KV head are padded to a multiple of this many rows.
 inline constexpr std::int32_t row_align = 16;
-/// Rows whose running split kernels on tile registers keep together.
-inline constexpr std::int32_t octet_rows = 8;
+/// Rows of one row block: the MR of the micro-kernels on tile registers, which keep the running split of a block
+/// together.
+inline constexpr std::int32_t row_block_rows = 8;
 
 [[nodiscard]] constexpr std::int32_t padded_dims(std::int32_t head_dim) noexcept {
   return (head_dim + dim_align - 1) / dim_align * dim_align;
@@ -39,33 +43,18 @@ inline constexpr std::int32_t octet_rows = 8;
   return padded_dims(head_dim) + workspace_align;
 }
 
-/// Floats of the running split of an octet: accumulators, then maxima and sums, twice each.
-[[nodiscard]] constexpr std::int64_t octet_floats(std::int32_t head_dim) noexcept {
-  return std::int64_t{octet_rows} * padded_dims(head_dim) + 4 * octet_rows;
+/// Floats of the running split of a row block: accumulators, then maxima and sums, each row's twice.
+[[nodiscard]] constexpr std::int64_t row_block_floats(std::int32_t head_dim) noexcept {
+  return std::int64_t{row_block_rows} * padded_dims(head_dim) + 4 * row_block_rows;
 }
 
-/// The positions that a token at position p sees: max(0, p − left) ≤ j < min(seq_len, p + right + 1).
-struct visible_range {
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
-};
-
-/// `left` and `right` of an attention_spec, with "all" made a number that no position reaches.
-struct attention_window {
-  std::int64_t left = 0;
-  std::int64_t right = 0;
-
-  [[nodiscard]] constexpr visible_range of(std::int64_t position, std::int64_t seq_len) const noexcept {
-    const std::int64_t begin = position > left ? position - left : 0;
-    const std::int64_t end = position + right + 1 < seq_len ? position + right + 1 : seq_len;
-    return {begin, end};
-  }
-};
+using attn::attention_window;
+using attn::visible_range;
 
 /// One layer's call.
 struct attention_args {
-  const void* q = nullptr;  ///< [num_tokens, num_q_heads, head_dim]
-  void* out = nullptr;      ///< like q
+  const void* q = nullptr;  ///< [num_tokens, num_q_heads, qk_head_dim]
+  void* out = nullptr;      ///< [num_tokens, num_q_heads, v_head_dim]
   float* lse = nullptr;     ///< [num_tokens, num_q_heads] or null
   const void* k = nullptr;
   const void* v = nullptr;
@@ -84,7 +73,8 @@ struct attention_args {
   attention_window window;
   std::int32_t num_q_heads = 0;
   std::int32_t group_size = 0;
-  std::int32_t head_dim = 0;
+  std::int32_t qk_head_dim = 0;  ///< of q and K
+  std::int32_t v_head_dim = 0;   ///< of V and out
   std::int32_t block_size = 0;
   float scale = 0;
   float soft_cap = 0;  ///< 0 = none
@@ -108,41 +98,51 @@ struct attention_item {
   /// holds all splits of its rows and writes out and lse itself. Rows are numbered
   /// (kv_head − kv_head_begin) · num_tokens · group_size + token · group_size + head of the group.
   float* partials = nullptr;
-  /// Which item this lane will probably run next, so that its first keys and values can be fetched ahead; false: none.
-  /// May be null.
-  bool (*guess_next)(const void* context, attention_item& next) noexcept = nullptr;
-  const void* guess_context = nullptr;
+  /// Peeks at the work item that this worker will probably run next, so that its first keys and values can be
+  /// prefetched; false: there is none. May be null.
+  bool (*peek_next)(const void* context, attention_item& next) noexcept = nullptr;
+  const void* peek_context = nullptr;
 };
 
-/// One lane's arrays, sized by `scratch_layout` for the largest item.
+/// One worker's arrays, sized by the plan for the largest item.
 struct attention_scratch {
-  float* keys = nullptr;     ///< [padded_dims][tile_keys], the tile transposed
-  float* values = nullptr;   ///< [tile_keys][padded_dims]
-  float* queries = nullptr;  ///< [KV heads][row groups][head_dim, padded][rows of the group]
+  float* keys = nullptr;     ///< [padded qk_head_dim][tile_keys], the tile transposed
+  float* values = nullptr;   ///< [tile_keys][padded v_head_dim], or a row of padded qk_head_dim
+  float* queries = nullptr;  ///< [KV heads][row groups][qk_head_dim, padded][rows of the group]
   float* scores = nullptr;   ///< [rows of one KV head][tile_keys]
-  float* states = nullptr;   ///< the running split: [rows][partial_stride], or [KV heads][octets][octet_floats]
-  float* sums = nullptr;     ///< [rows][16], the running split's sums, one a vector lane
-  float* totals = nullptr;   ///< [rows][partial_stride], splits folded so far
-  void* staging = nullptr;   ///< [tile_keys][padded_dims] elements of KV, for layouts that are not contiguous in dims
-  void* zero_row = nullptr;  ///< [padded_dims] elements of KV, all zero
+  float* states = nullptr;   ///< the running split: [rows][partial_stride] or [KV heads][row blocks][row_block_floats]
+  float* sums = nullptr;     ///< [rows][16], the running split's sums, one per vector lane
+  float* totals = nullptr;   ///< [rows][partial_stride], the splits combined so far
+  /// [tile_keys][larger padded head_dim] elements of KV, for layouts that are not contiguous in dims
+  void* staging = nullptr;
+  void* zero_row = nullptr;  ///< [larger padded head_dim] elements of KV, all zero
 };
 
-/// How an entry of the table multiplies.
+/// How an implementation multiplies (src/cpu/implementations.hpp).
 enum class attention_loops : std::uint8_t {
-  vectors,  ///< elements widened to float32
-  dots,     ///< products of pairs of 16-bit elements on vector registers
   tiles,    ///< tile registers
+  dots,     ///< products of pairs of 16-bit elements on vector registers
+  vectors,  ///< elements widened to float32
+};
+inline constexpr std::size_t num_attention_loops = 3;
+
+/// The kernels of one implementation and dtype of the KV cache; null where an ISA does not have them. All work of a
+/// call is done by kernels of the same loops, because different loops sum in different orders.
+struct item_kernels {
+  using kernel = void (*)(const attention_args& args, const attention_item& item,
+                          const attention_scratch& scratch) noexcept;
+  kernel run = nullptr;      ///< computes one item
+  kernel combine = nullptr;  ///< combines the partial results of all splits of the item's rows, writes out and lse
 };
 
 struct attention_kernels {
-  /// Computes one item; indexed by the dtype of the KV cache.
-  void (*run[3])(const attention_args& args, const attention_item& item, const attention_scratch& scratch) noexcept;
-  /// Folds the partial results of all splits of the item's rows, writes out and lse.
-  void (*finish[3])(const attention_args& args, const attention_item& item, const attention_scratch& scratch) noexcept;
+  item_kernels items[num_attention_loops][num_dtypes];
   /// Rows [begin, end) of token · num_heads + head of merge_states.
   void (*merge)(const merge_params& params, std::int64_t begin, std::int64_t end) noexcept;
-  /// The loops of `run` and `finish`, by the dtype of the KV cache; [1]: queries and output have it too.
-  attention_loops loops[3][2];
+
+  [[nodiscard]] constexpr const item_kernels& items_of(attention_loops loops, dtype kv_type) const noexcept {
+    return items[static_cast<std::size_t>(loops)][static_cast<std::size_t>(kv_type)];
+  }
 };
 
 }  // namespace bifolio::cpu

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// One work item's walk over K and V: tile by tile through the block table, all KV heads of a tile, then the next one;
-/// with the lines of what comes asked for ahead, splits begun, ended and folded, rows written. What is computed of one
-/// unit (a tile × a KV head), and how, is the derived class's: attention_vectors.hpp, attention_tiles.hpp.
+/// The mainloop of one work item: over the positions of K and V in KV tiles, through the block table; all KV heads of a
+/// tile, then the next tile. One *iteration* processes one tile of one KV head. The mainloop prefetches what later
+/// iterations read, begins and ends splits, combines their partial results and writes the rows. How a tile is computed
+/// is up to the derived class: vectors.hpp, tiles.hpp.
 
 #include "cpu/kernels/attention/kernels.hpp"
 #include "cpu/kernels/attention/micro.hpp"
@@ -14,42 +15,41 @@
 namespace bifolio::cpu::BIFOLIO_ISA {
 namespace {
 
-/// Where the keys of one tile lie, without the head: element offsets from the start of the K and V halves. Entries
+/// Where the keys of one KV tile are, without the head: element offsets from the start of the K and V planes. Entries
 /// outside [begin, end) are not set.
-struct tile_place {
+struct kv_tile_offsets {
   std::int64_t first = 0;  // position of the tile's first key
-  int begin = 0;           // visible to some row of the item, relative to `first`
+  int begin = 0;           // first key visible to some row of the item, relative to `first`
   int end = 0;
-  bool even[tile_vectors];  // keys of one vector are all there and lie in one block
+  bool uniform[tile_vectors];  // the keys of one vector are all valid and in one block: one stride between them
   std::int64_t k[tile_keys];
   std::int64_t v[tile_keys];
 };
 
-/// The loops of one item. `Key` is the KV cache's element. `Self` derives from this and has
-///   pack_queries(): brings the item's queries into scratch;
-///   clear(): the states of all rows, in its own form: nothing seen;
-///   run_unit(place, head): adds one unit to them;
-///   end_row(head, row): → the row's state of the split in the form of partial results;
+/// The mainloop over one item. `Key` is the KV cache's element. `Self` derives from this and has
+///   pack_queries(): packs the item's queries into scratch;
+///   clear(): resets the states of all rows, in its own form, to those of no key;
+///   process_tile(tile, head): adds one KV tile of one head to them;
+///   partial_of(head, row): → the row's state of the split in the form of partial results;
 ///   order(a, b): puts 2·lanes dims of such a state in order;
-///   unit_turns(): → about how often `run_unit` gives `ahead_` a turn.
+///   polls_per_tile(): → about how often `process_tile` polls `prefetcher_`.
 template <class Key, class Self>
-class item_walk {
+class mainloop {
  public:
-  item_walk(const attention_args& args, const attention_item& item, const attention_scratch& scratch) noexcept
+  mainloop(const attention_args& args, const attention_item& item, const attention_scratch& scratch) noexcept
       : args_(args),
         item_(item),
         scratch_(scratch),
-        padded_(padded_dims(args.head_dim)),
-        dims_((args.head_dim + 2 * lanes - 1) / (2 * lanes) * (2 * lanes)),
-        stride_(partial_stride(args.head_dim)),
+        qk_padded_(padded_dims(args.qk_head_dim)),
+        padded_(padded_dims(args.v_head_dim)),
+        dims_((args.v_head_dim + 2 * lanes - 1) / (2 * lanes) * (2 * lanes)),
+        stride_(partial_stride(args.v_head_dim)),
         head_rows_(item.num_tokens * args.group_size),
         num_heads_(item.kv_head_end - item.kv_head_begin),
-        k_contiguous_(args.k_strides.dim == 1 && args.k_strides.chunk >= args.head_dim),
-        v_contiguous_(args.v_strides.dim == 1 && args.v_strides.chunk >= args.head_dim) {
-    const visible_range first = range_of_token(0);
-    const visible_range last = range_of_token(item.num_tokens - 1);
-    seen_ = {first.begin, last.end};
-  }
+        k_contiguous_(args.k_strides.dim == 1 && args.k_strides.chunk >= args.qk_head_dim),
+        v_contiguous_(args.v_strides.dim == 1 && args.v_strides.chunk >= args.v_head_dim),
+        v_in_k_(args.v == args.k),
+        visible_(visible_to(item)) {}
 
   void run() noexcept {
     self().pack_queries();
@@ -57,16 +57,20 @@ class item_walk {
     if (item_.partials == nullptr) write_rows(scratch_.totals);
   }
 
-  /// Folds the splits of each row in order of position.
-  void finish() noexcept {
-    if (seen_.begin < seen_.end) fold_splits();
+  /// Combines the splits of each row in order of position, after all items of these rows have run.
+  void combine_items() noexcept {
+    if (visible_.begin < visible_.end) combine_splits();
     write_rows(scratch_.totals);
   }
 
  protected:
   [[nodiscard]] std::int64_t num_rows() const noexcept { return static_cast<std::int64_t>(num_heads_) * head_rows_; }
-  [[nodiscard]] std::int64_t first_split() const noexcept { return seen_.begin / split_keys; }
+  [[nodiscard]] std::int64_t first_split() const noexcept { return visible_.begin / split_keys; }
 
+  // The positions that some token of an item attends to.
+  [[nodiscard]] visible_range visible_to(const attention_item& item) const noexcept {
+    return args_.window.of_run(item.first_position, item.first_position + item.num_tokens - 1, item.seq_len);
+  }
   [[nodiscard]] visible_range range_of_token(int token) const noexcept {
     return args_.window.of(item_.first_position + token, item_.seq_len);
   }
@@ -104,44 +108,44 @@ class item_walk {
     }
   }
 
-  // V of one of the tile's keys; a row whose dims are not contiguous is brought to scratch, as row `slot` there.
-  [[nodiscard]] const Key* value_row(const tile_place& place, int head, int key, int slot) const noexcept {
+  // V of one of the tile's keys; a row whose dims are not contiguous is copied to row `slot` of the staging scratch.
+  [[nodiscard]] const Key* value_row(const kv_tile_offsets& tile, int head, int key, int slot) const noexcept {
     const Key* row =
-        static_cast<const Key*>(args_.v) + (item_.kv_head_begin + head) * args_.v_strides.head + place.v[key];
+        static_cast<const Key*>(args_.v) + (item_.kv_head_begin + head) * args_.v_strides.head + tile.v[key];
     if (v_contiguous_) return row;
     Key* staging = static_cast<Key*>(scratch_.staging) + static_cast<std::int64_t>(slot) * padded_;
-    stage_row(row, args_.v_strides, args_.head_dim, staging);
+    stage_row(row, args_.v_strides, args_.v_head_dim, staging);
     return staging;
   }
 
  private:
   [[nodiscard]] Self& self() noexcept { return static_cast<Self&>(*this); }
 
-  // The part of the tile at `first` that lies in [begin, end), through a block table.
-  void place_tile(tile_place& place, std::int64_t first, std::int64_t begin, std::int64_t end,
-                  const std::int32_t* block_table) const noexcept {
-    place.first = first;
-    place.begin = static_cast<int>((begin > first ? begin : first) - first);
-    place.end = static_cast<int>((end < first + tile_keys ? end : first + tile_keys) - first);
+  // The part of the tile at `first` that is in [begin, end), through a block table.
+  void locate_tile(kv_tile_offsets& tile, std::int64_t first, std::int64_t begin, std::int64_t end,
+                   const std::int32_t* block_table) const noexcept {
+    tile.first = first;
+    tile.begin = static_cast<int>((begin > first ? begin : first) - first);
+    tile.end = static_cast<int>((end < first + tile_keys ? end : first + tile_keys) - first);
     auto token = static_cast<std::int32_t>(first % args_.block_size);
     for (int c = 0; c < tile_vectors; ++c) {
-      place.even[c] = c * lanes >= place.begin && (c + 1) * lanes <= place.end && token + lanes <= args_.block_size;
+      tile.uniform[c] = c * lanes >= tile.begin && (c + 1) * lanes <= tile.end && token + lanes <= args_.block_size;
       token = (token + lanes) % args_.block_size;
     }
-    int key = place.begin;
+    int key = tile.begin;
     std::int64_t logical = (first + key) / args_.block_size;
     token = static_cast<std::int32_t>(first + key - logical * args_.block_size);
-    while (key < place.end) {
-      // The plan checked the host's table; another one now must not lead out of the cache.
+    while (key < tile.end) {
+      // The plan checked the host's table; a different table now must not address memory outside the cache.
       std::int64_t physical = block_table[logical++];
       physical = physical < 0 ? 0 : physical >= args_.num_blocks ? args_.num_blocks - 1 : physical;
       const int left_in_block = args_.block_size - token;
-      const int run = left_in_block < place.end - key ? left_in_block : place.end - key;
+      const int run = left_in_block < tile.end - key ? left_in_block : tile.end - key;
       std::int64_t k = physical * args_.k_strides.block + token * args_.k_strides.token;
       std::int64_t v = physical * args_.v_strides.block + token * args_.v_strides.token;
       for (int i = 0; i < run; ++i) {
-        place.k[key + i] = k;
-        place.v[key + i] = v;
+        tile.k[key + i] = k;
+        tile.v[key + i] = v;
         k += args_.k_strides.token;
         v += args_.v_strides.token;
       }
@@ -153,30 +157,30 @@ class item_walk {
   void run_tiles() noexcept {
     const std::int64_t items_first = static_cast<std::int64_t>(item_.split_begin) * split_keys;
     const std::int64_t items_end = static_cast<std::int64_t>(item_.split_end) * split_keys;
-    const std::int64_t begin = seen_.begin > items_first ? seen_.begin : items_first;
-    const std::int64_t end = seen_.end < items_end ? seen_.end : items_end;
+    const std::int64_t begin = visible_.begin > items_first ? visible_.begin : items_first;
+    const std::int64_t end = visible_.end < items_end ? visible_.end : items_end;
     if (begin >= end) return;
 
-    // Units: all KV heads of a tile, then the next tile. The stream gets each one two units before it is worked on.
+    // Each iteration's memory is pushed to the prefetcher two iterations earlier.
     const std::int64_t first_tile = begin / tile_keys;
     const std::int64_t num_tiles = (end + tile_keys - 1) / tile_keys - first_tile;
-    const std::int64_t num_units = num_tiles * num_heads_;
-    const auto place = [&](std::int64_t t) {
-      if (t < num_tiles) place_tile(places_[t % 3], (first_tile + t) * tile_keys, begin, end, item_.block_table);
+    const std::int64_t num_iterations = num_tiles * num_heads_;
+    const auto locate = [&](std::int64_t t) {
+      if (t < num_tiles) locate_tile(tiles_[t % 3], (first_tile + t) * tile_keys, begin, end, item_.block_table);
     };
-    for (std::int64_t t = 0; t < 3; ++t) place(t);
-    const int turns = self().unit_turns();
-    ask_for(1, num_units);
+    for (std::int64_t t = 0; t < 3; ++t) locate(t);
+    const int polls = self().polls_per_tile();
+    prefetch(1, num_iterations);
     begin_split(begin / split_keys);
-    std::int64_t unit = 0;
+    std::int64_t iteration = 0;
     for (std::int64_t t = 0; t < num_tiles; ++t) {
-      for (int head = 0; head < num_heads_; ++head, ++unit) {
-        ask_for(unit + 2, num_units);
-        ahead_.spread(turns);
-        self().run_unit(places_[t % 3], head);
-        ahead_.catch_up();
+      for (int head = 0; head < num_heads_; ++head, ++iteration) {
+        prefetch(iteration + 2, num_iterations);
+        prefetcher_.pace(polls);
+        self().process_tile(tiles_[t % 3], head);
+        prefetcher_.flush();
       }
-      place(t + 3);
+      locate(t + 3);
       const std::int64_t next = (first_tile + t + 1) * tile_keys;
       if (next >= end || next % split_keys == 0) {
         end_split((next - 1) / split_keys);
@@ -192,104 +196,109 @@ class item_walk {
     self().clear();
   }
 
-  // Folds the split into the totals when the item holds all splits of its rows.
+  // Combines the split with the totals when the item holds all splits of its rows.
   void end_split(std::int64_t split) noexcept {
     for (int head = 0; head < num_heads_; ++head) {
       for (int row = 0; row < head_rows_; ++row) {
-        float* state = self().end_row(head, row);
-        if (item_.partials == nullptr) fold_seen(split, head, row, state);
+        float* state = self().partial_of(head, row);
+        if (item_.partials == nullptr) combine_visible(split, head, row, state);
       }
     }
   }
 
-  // Folds a row's state of a split into its total, if it sees something of it.
-  void fold_seen(std::int64_t split, int head, int row, float* state) const noexcept {
+  // Combines a row's state of a split with its total, if the row attends to any key of the split.
+  void combine_visible(std::int64_t split, int head, int row, float* state) const noexcept {
     const std::int64_t first = split * split_keys;
     const visible_range range = range_of_row(row);
     if (range.begin >= first + split_keys || range.end <= first || range.begin >= range.end) return;
-    fold(state_of(scratch_.totals, head, row), state, range.begin >= first);
+    combine(state_of(scratch_.totals, head, row), state, range.begin >= first);
   }
 
   // total ← total ⊕ partial; `first`: total ← partial.
-  void fold(float* total, float* partial, bool first) const noexcept {
+  void combine(float* total, float* partial, bool first) const noexcept {
     if (first) {
       for (int d = 0; d < dims_; d += lanes) store(total + d, load(partial + d));
       maximum_of(total, padded_) = maximum_of(partial, padded_);
       sum_of(total, padded_) = sum_of(partial, padded_);
       return;
     }
-    const merge_weights weights = weights_of(maximum_of(total, padded_), maximum_of(partial, padded_));
-    const vf a(weights.a);
-    const vf b(weights.b);
-    for (int d = 0; d < dims_; d += lanes) store(total + d, fma(load(partial + d), b, load(total + d) * a));
-    sum_of(total, padded_) = sum_of(partial, padded_) * weights.b + sum_of(total, padded_) * weights.a;
-  }
-
-  // The memory that one unit will read: a run a row, or a run for the keys of one vector where they lie side by side.
-  struct run_list {
-    int count = 0;
-    int bytes = 0;  // of each
-    const char* runs[2 * tile_keys];
-  };
-
-  void list_runs(run_list& list, const tile_place& place, int head) const noexcept {
-    bool whole = k_contiguous_ && args_.k_strides.token == args_.head_dim;
-    whole = whole && v_contiguous_ && args_.v_strides.token == args_.head_dim;
-    for (int c = 0; c < tile_vectors; ++c) whole = whole && place.even[c];
-    list.count = 0;
-    list.bytes = static_cast<int>(sizeof(Key)) * args_.head_dim * (whole ? lanes : 1);
-    if (k_contiguous_) add_runs(list, args_.k, args_.k_strides.head, head, place, place.k, whole);
-    if (v_contiguous_) add_runs(list, args_.v, args_.v_strides.head, head, place, place.v, whole);
-  }
-
-  void add_runs(run_list& list, const void* half, std::int64_t head_stride, int head, const tile_place& place,
-                const std::int64_t* offsets, bool whole) const noexcept {
-    const Key* base = static_cast<const Key*>(half) + (item_.kv_head_begin + head) * head_stride;
-    for (int key = place.begin; key < place.end; key += whole ? lanes : 1) {
-      list.runs[list.count++] = reinterpret_cast<const char*>(base + offsets[key]);
+    const auto weights = attn::combine_state<scalar_math>(maximum_of(total, padded_), sum_of(total, padded_),
+                                                          maximum_of(partial, padded_), sum_of(partial, padded_));
+    const vf a(weights.total);
+    const vf b(weights.partial);
+    for (int d = 0; d < dims_; d += lanes) {
+      store(total + d, attn::combine_value<vector_math>(a, b, load(total + d), load(partial + d)));
     }
   }
 
-  // The first unit of the item that this lane will probably run next, if there is one.
-  bool list_next_item(run_list& list) const noexcept {
+  // The memory that one iteration reads: one range per row, or one for all keys of a vector where they are adjacent.
+  struct range_list {
+    int count = 0;
+    int bytes = 0;  // of each
+    const char* ranges[2 * tile_keys];
+  };
+
+  void list_ranges(range_list& list, const kv_tile_offsets& tile, int head) const noexcept {
+    bool whole = k_contiguous_ && args_.k_strides.token == args_.qk_head_dim;
+    whole = whole && (v_in_k_ || (v_contiguous_ && args_.v_strides.token == args_.v_head_dim));
+    for (int c = 0; c < tile_vectors; ++c) whole = whole && tile.uniform[c];
+    list.count = 0;
+    // All ranges of a list are of one length. Where rows of K and V differ, the ends of the longer ones are left to the
+    // hardware's prefetcher.
+    const int dims = v_in_k_ || args_.qk_head_dim < args_.v_head_dim ? args_.qk_head_dim : args_.v_head_dim;
+    list.bytes = static_cast<int>(sizeof(Key)) * dims * (whole ? lanes : 1);
+    if (k_contiguous_) add_ranges(list, args_.k, args_.k_strides.head, head, tile, tile.k, whole);
+    if (v_contiguous_ && !v_in_k_) add_ranges(list, args_.v, args_.v_strides.head, head, tile, tile.v, whole);
+  }
+
+  void add_ranges(range_list& list, const void* plane, std::int64_t head_stride, int head, const kv_tile_offsets& tile,
+                  const std::int64_t* offsets, bool whole) const noexcept {
+    const Key* base = static_cast<const Key*>(plane) + (item_.kv_head_begin + head) * head_stride;
+    for (int key = tile.begin; key < tile.end; key += whole ? lanes : 1) {
+      list.ranges[list.count++] = reinterpret_cast<const char*>(base + offsets[key]);
+    }
+  }
+
+  // The first iteration of the item that this worker will probably run next, if there is one.
+  bool list_next_item(range_list& list) const noexcept {
     attention_item next;
-    if (item_.guess_next == nullptr || !item_.guess_next(item_.guess_context, next)) return false;
+    if (item_.peek_next == nullptr || !item_.peek_next(item_.peek_context, next)) return false;
     const std::int64_t splits_first = static_cast<std::int64_t>(next.split_begin) * split_keys;
     const std::int64_t splits_end = static_cast<std::int64_t>(next.split_end) * split_keys;
-    const visible_range first = args_.window.of(next.first_position, next.seq_len);
-    const visible_range last = args_.window.of(next.first_position + next.num_tokens - 1, next.seq_len);
-    const std::int64_t begin = first.begin > splits_first ? first.begin : splits_first;
-    const std::int64_t end = last.end < splits_end ? last.end : splits_end;
+    const visible_range visible = visible_to(next);
+    const std::int64_t begin = visible.begin > splits_first ? visible.begin : splits_first;
+    const std::int64_t end = visible.end < splits_end ? visible.end : splits_end;
     if (begin >= end) return false;
-    tile_place place;
-    place_tile(place, begin / tile_keys * tile_keys, begin, end, next.block_table);
-    list_runs(list, place, next.kv_head_begin - item_.kv_head_begin);
+    kv_tile_offsets tile;
+    locate_tile(tile, begin / tile_keys * tile_keys, begin, end, next.block_table);
+    list_ranges(list, tile, next.kv_head_begin - item_.kv_head_begin);
     return true;
   }
 
-  // Puts the lines of `unit` into the stream. Of the item that is probably next the first unit counts as this one's.
-  void ask_for(std::int64_t unit, std::int64_t num_units) noexcept {
-    run_list& list = lists_[unit % 2];
-    if (unit < num_units) {
-      list_runs(list, places_[unit / num_heads_ % 3], static_cast<int>(unit % num_heads_));
-    } else if (unit > num_units || !list_next_item(list)) {
-      return ahead_.push_none();
+  // Pushes the memory of `iteration` to the prefetcher. The first iteration of the item that is probably next follows
+  // this item's last one.
+  void prefetch(std::int64_t iteration, std::int64_t num_iterations) noexcept {
+    range_list& list = lists_[iteration % 2];
+    if (iteration < num_iterations) {
+      list_ranges(list, tiles_[iteration / num_heads_ % 3], static_cast<int>(iteration % num_heads_));
+    } else if (iteration > num_iterations || !list_next_item(list)) {
+      return prefetcher_.push_end();
     }
-    ahead_.push(list.runs, list.count, list.bytes);
+    prefetcher_.push(list.ranges, list.count, list.bytes);
   }
 
-  // Folds the splits of all rows, in the order in which they lie in memory.
-  void fold_splits() noexcept {
-    const std::int64_t end = (seen_.end + split_keys - 1) / split_keys;
+  // Combines the splits of all rows, in the order of their addresses.
+  void combine_splits() noexcept {
+    const std::int64_t end = (visible_.end + split_keys - 1) / split_keys;
     for (std::int64_t split = first_split(); split < end; ++split) {
       float* states = item_.partials + (split - first_split()) * num_rows() * stride_;
       for (int head = 0; head < num_heads_; ++head) {
-        for (int row = 0; row < head_rows_; ++row) fold_seen(split, head, row, state_of(states, head, row));
+        for (int row = 0; row < head_rows_; ++row) combine_visible(split, head, row, state_of(states, head, row));
       }
     }
   }
 
-  // Writes all rows; `states` holds one state a row.
+  // Writes all rows; `states` holds one state per row.
   void write_rows(float* states) noexcept {
     for (int head = 0; head < num_heads_; ++head) {
       for (int row = 0; row < head_rows_; ++row) {
@@ -306,28 +315,26 @@ class item_walk {
   void write_out(int head, int row, const float* values, float lse) noexcept {
     const int q_head = query_head(head, row);
     const std::int64_t token = token_of(row);
-    narrow_any(args_.out_type, values, args_.head_dim, args_.out,
+    narrow_any(args_.out_type, values, args_.v_head_dim, args_.out,
                token * args_.out_token_stride + q_head * args_.out_head_stride);
     if (args_.lse != nullptr) args_.lse[token * args_.num_q_heads + q_head] = lse;
+  }
+
+  // 0 without sinks.
+  [[nodiscard]] float sink_of(int head, int row) const noexcept {
+    return args_.sinks == nullptr ? 0.0f : args_.sinks[query_head(head, row)];
   }
 
   void write_empty_row(int head, int row) noexcept {
     float* values = scratch_.values;
     for (int d = 0; d < dims_; d += lanes) store(values + d, vf(0.0f));
-    write_out(head, row, values, args_.sinks == nullptr ? minus_infinity : args_.sinks[query_head(head, row)]);
+    write_out(head, row, values, attn::empty_row_lse(args_.sinks != nullptr, sink_of(head, row)));
   }
 
   void write_row(int head, int row, float* state) noexcept {
-    float maximum = maximum_of(state, padded_);
-    float sum = sum_of(state, padded_);
-    float factor = 1.0f;
-    if (args_.sinks != nullptr) {
-      const float sink = args_.sinks[query_head(head, row)];
-      const merge_weights weights = weights_of(maximum, sink);
-      sum = sum * weights.a + weights.b;
-      factor = weights.a;
-    }
-    const vf scale(sum == 0 ? 0.0f : factor / sum);  // 0: every score was −inf
+    const auto end = attn::finish_row<scalar_math>(maximum_of(state, padded_), sum_of(state, padded_),
+                                                   args_.sinks != nullptr, sink_of(head, row));
+    const vf scale(end.denominator == 0 ? 0.0f : end.numerator / end.denominator);  // 0: every score was −inf
     float* values = scratch_.values;
     for (int d = 0; d < dims_; d += 2 * lanes) {
       vf a = load(state + d) * scale;
@@ -336,27 +343,29 @@ class item_walk {
       store(values + d, a);
       store(values + d + lanes, b);
     }
-    write_out(head, row, values, maximum + __builtin_logf(sum));
+    write_out(head, row, values, end.lse);
   }
 
  protected:
   const attention_args& args_;
   const attention_item& item_;
   const attention_scratch& scratch_;
-  int padded_;
-  int dims_;  // head_dim in whole pairs of vectors
+  int qk_padded_;  // of K and the queries
+  int padded_;     // of V and the states
+  int dims_;       // v_head_dim in whole pairs of vectors
   std::int64_t stride_;
   int head_rows_;  // rows of one KV head
   int num_heads_;
   bool k_contiguous_;
   bool v_contiguous_;
+  bool v_in_k_;
   float* states_ = nullptr;  // of the running split, [rows] of `stride_`
-  line_stream ahead_;
+  prefetcher prefetcher_;
 
  private:
-  visible_range seen_;    // by any row of the item
-  tile_place places_[3];  // tile t at t % 3
-  run_list lists_[2];     // of unit u at u % 2
+  visible_range visible_;     // to any row of the item
+  kv_tile_offsets tiles_[3];  // tile t at t % 3
+  range_list lists_[2];       // of iteration i at i % 2
 };
 
 }  // namespace

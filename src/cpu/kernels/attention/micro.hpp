@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// Register kernels of attention: Rows × vectors of accumulators, one accumulator per result, summed in one order.
+/// Micro-kernels of attention on vector registers: MR rows × NR vectors of accumulators, one accumulator per result,
+/// summed in one order. (MR, NR and, for the dims packed at a time, KC are the terms of BLIS.)
 
 #include <cstddef>
 
@@ -12,17 +13,16 @@
 namespace bifolio::cpu::BIFOLIO_ISA {
 namespace {
 
-/// Rows that share the registers of one kernel, and vectors beside each other in it: up to 6 × 4 accumulators of 32
-/// registers, 6 × 2 of 16. Seven or eight rows of 32 registers are one group of two vectors rather than two groups of
-/// four, so that K and V are read and widened once.
-inline constexpr int group_rows = 6;
-inline constexpr int max_group_rows = num_vector_registers == 32 ? 8 : group_rows;
-inline constexpr int kernel_vectors = num_vector_registers == 32 ? 4 : 2;
-[[nodiscard]] constexpr int vectors_beside(int rows) noexcept { return rows > group_rows ? 2 : kernel_vectors; }
+/// MR × NR: up to 6 × 4 accumulators in 32 registers, 6 × 2 in 16. With 32 registers, seven or eight rows are one group
+/// of NR 2 rather than two groups of NR 4, so that K and V are read and widened once.
+inline constexpr int mr = 6;
+inline constexpr int max_mr = num_vector_registers == 32 ? 8 : mr;
+inline constexpr int wide_nr = num_vector_registers == 32 ? 4 : 2;
+[[nodiscard]] constexpr int nr_of(int rows) noexcept { return rows > mr ? 2 : wide_nr; }
 inline constexpr int tile_vectors = tile_keys / lanes;
 
-// How a column of transposed keys lies in scratch and is multiplied: `dims` dims in 32 bits a key, in `parts` steps of
-// one query value a row each. Chains of multiply-adds are the same for the first two.
+// How a column of transposed keys is stored in scratch and multiplied: `dims` dims in 32 bits per key, in `parts` steps
+// of one query value per row each. The first two have the same chains of multiply-adds.
 
 /// One dim, widened.
 struct wide_column {
@@ -35,7 +35,7 @@ struct wide_column {
   static BIFOLIO_INLINE vf multiply_add(vf query, vf key, vf acc) noexcept { return fma(query, key, acc); }
 };
 
-/// Two dims of 16 bits, widened on the way.
+/// Two dims of 16 bits, widened by the loads.
 template <class Key>
 struct pair_column {
   static constexpr int dims = 2;
@@ -47,7 +47,7 @@ struct pair_column {
   static BIFOLIO_INLINE vf multiply_add(vf query, vf key, vf acc) noexcept { return fma(query, key, acc); }
 };
 
-/// Two dims of bfloat16 against a pair of query elements.
+/// Two dims of bfloat16, multiplied with a pair of query elements.
 struct dot_column {
   static constexpr int dims = 2;
   static constexpr int parts = 1;
@@ -62,9 +62,9 @@ struct dot_column {
 /// [num_columns · parts][Rows], keys [num_columns][tile_keys], scores [Rows][tile_keys].
 template <class Column, int Rows>
 BIFOLIO_INLINE void score_rows(const float* queries, const float* keys, int num_columns, bool add, float* scores,
-                               line_stream& stream) noexcept {
-  constexpr int vectors = vectors_beside(Rows);
-  line_turns ahead(stream);
+                               prefetcher& prefetch) noexcept {
+  constexpr int vectors = nr_of(Rows);
+  prefetch_poller poller(prefetch);
   for (int column = 0; column < tile_keys; column += vectors * lanes) {
     vf acc[std::size_t{Rows}][std::size_t{vectors}];
 #pragma GCC unroll 8
@@ -86,7 +86,7 @@ BIFOLIO_INLINE void score_rows(const float* queries, const float* keys, int num_
 #pragma GCC unroll 4
         for (int c = 0; c < vectors; ++c) acc[r][c] = Column::multiply_add(a, b[c], acc[r][c]);
       }
-      ahead.turn(Column::dims / Column::parts);
+      poller.poll(Column::dims / Column::parts);
     };
     for (int i = 0; i < num_columns; ++i) {
       part.template operator()<0>();
@@ -106,8 +106,8 @@ BIFOLIO_INLINE void score_rows(const float* queries, const float* keys, int num_
 /// pointer per key; acc [Rows] rows of `acc_stride` floats in value order; dims: `num_dims`, whole pairs of vectors.
 template <int Rows, class Value>
 BIFOLIO_INLINE void accumulate_rows(const float* p, const Value* const* values, int begin, int end, int num_dims,
-                                    float* acc_rows, std::int64_t acc_stride, line_stream& stream) noexcept {
-  line_turns ahead(stream);
+                                    float* acc_rows, std::int64_t acc_stride, prefetcher& prefetch) noexcept {
+  prefetch_poller poller(prefetch);
   const auto pass = [&]<int Vectors>(int dim) __attribute__((always_inline)) {
     vf acc[std::size_t{Rows}][std::size_t{Vectors}];
     float* first = acc_rows + dim;
@@ -118,7 +118,7 @@ BIFOLIO_INLINE void accumulate_rows(const float* p, const Value* const* values, 
     }
     for (int key = begin; key < end; ++key) {
       const Value* row = values[key] + dim;
-      ahead.turn();
+      poller.poll();
       vf b[std::size_t{Vectors}];
 #pragma GCC unroll 2
       for (int c = 0; c < Vectors; c += 2) load_pair(row + c * lanes, b[c], b[c + 1]);
@@ -135,7 +135,7 @@ BIFOLIO_INLINE void accumulate_rows(const float* p, const Value* const* values, 
       for (int c = 0; c < Vectors; ++c) store(first + r * acc_stride + c * lanes, acc[r][c]);
     }
   };
-  constexpr int vectors = vectors_beside(Rows);
+  constexpr int vectors = nr_of(Rows);
   int dim = 0;
   for (; dim + vectors * lanes <= num_dims; dim += vectors * lanes) pass.template operator()<vectors>(dim);
   if constexpr (vectors > 2) {
@@ -151,7 +151,7 @@ struct value_rows {
   }
 };
 
-/// V rows that were paired before: [pairs of keys][stride], two vectors for 2·lanes dims.
+/// V rows that were paired in scratch: [pairs of keys][stride], two vectors for 2·lanes dims.
 struct value_pairs {
   const float* pairs;
   std::int64_t stride;
@@ -166,8 +166,8 @@ struct value_pairs {
 template <int Rows, class Values>
 BIFOLIO_INLINE void accumulate_pairs(const float* p, const Values& values, int begin, int end, std::uint32_t keep,
                                      int num_dims, float* acc_rows, std::int64_t acc_stride,
-                                     line_stream& stream) noexcept {
-  line_turns ahead(stream);
+                                     prefetcher& prefetch) noexcept {
+  prefetch_poller poller(prefetch);
   const auto pass = [&]<int Vectors>(int dim) __attribute__((always_inline)) {
     vf acc[std::size_t{Rows}][std::size_t{Vectors}];
     float* first = acc_rows + dim;
@@ -180,7 +180,7 @@ BIFOLIO_INLINE void accumulate_pairs(const float* p, const Values& values, int b
       vf b[std::size_t{Vectors}];
 #pragma GCC unroll 2
       for (int c = 0; c < Vectors; c += 2) values.load_pairs(pair, dim + c * lanes, b[c], b[c + 1]);
-      ahead.turn(2);
+      poller.poll(2);
       if constexpr (Rows == 1) {
 #pragma GCC unroll 4
         for (int c = 0; c < Vectors; ++c) b[c] = keep_bits(b[c], keep);
@@ -199,7 +199,7 @@ BIFOLIO_INLINE void accumulate_pairs(const float* p, const Values& values, int b
       for (int c = 0; c < Vectors; ++c) store(first + r * acc_stride + c * lanes, acc[r][c]);
     }
   };
-  constexpr int vectors = vectors_beside(Rows);
+  constexpr int vectors = nr_of(Rows);
   int dim = 0;
   for (; dim + vectors * lanes <= num_dims; dim += vectors * lanes) pass.template operator()<vectors>(dim);
   if constexpr (vectors > 2) {
@@ -207,7 +207,7 @@ BIFOLIO_INLINE void accumulate_pairs(const float* p, const Values& values, int b
   }
 }
 
-/// Calls `body.operator()<Rows>()` for the number of rows, 1 … max_group_rows.
+/// Calls `body.operator()<Rows>()` for the number of rows, 1 … max_mr.
 template <class Body>
 BIFOLIO_INLINE void with_rows(int rows, const Body& body) noexcept {
   switch (rows) {
@@ -224,27 +224,27 @@ BIFOLIO_INLINE void with_rows(int rows, const Body& body) noexcept {
     case 6:
       return body.template operator()<6>();
     case 7:
-      if constexpr (max_group_rows >= 7) body.template operator()<7>();
+      if constexpr (max_mr >= 7) body.template operator()<7>();
       return;
     default:
-      if constexpr (max_group_rows >= 8) body.template operator()<8>();
+      if constexpr (max_mr >= 8) body.template operator()<8>();
   }
 }
 
-/// `lanes` rows of K, each at a place of its own.
+/// `lanes` rows of K, each at its own address.
 template <class Key>
 struct scattered_rows {
   const Key* row[lanes];
   [[nodiscard]] BIFOLIO_INLINE const Key* at(int i, int dim) const noexcept { return row[i] + dim; }
 };
 
-/// `lanes` rows of K at one distance: four bases and three offsets instead of sixteen pointers, which would not fit
-/// into registers (390 → 250 ns for 64 keys × 128 dims of bf16).
+/// `lanes` rows of K with a uniform stride: four bases and three offsets instead of sixteen pointers, which would not
+/// fit into registers (390 → 250 ns for 64 keys × 128 dims of bf16).
 template <class Key>
-struct even_rows {
+struct uniform_rows {
   const char* base[(lanes + 3) / 4];
   std::int64_t offset[4];  // in bytes
-  BIFOLIO_INLINE even_rows(const Key* first, std::int64_t stride) noexcept {
+  BIFOLIO_INLINE uniform_rows(const Key* first, std::int64_t stride) noexcept {
     const auto bytes = stride * static_cast<std::int64_t>(sizeof(Key));
     for (int i = 0; i < (lanes + 3) / 4; ++i) base[i] = reinterpret_cast<const char*>(first) + 4 * i * bytes;
     for (int i = 0; i < 4; ++i) offset[i] = i * bytes;
@@ -258,9 +258,9 @@ struct even_rows {
 /// 16-bit elements are transposed as 32-bit lanes and, if `Wide`, widened to two columns afterwards. A pair whose
 /// second dim is missing gets 0 for it.
 template <class Key, bool Wide, class Rows>
-BIFOLIO_INLINE void transpose_keys(const Rows& rows, int head_dim, float* keys, line_stream& stream) noexcept {
+BIFOLIO_INLINE void transpose_keys(const Rows& rows, int head_dim, float* keys, prefetcher& prefetch) noexcept {
   constexpr int step = lanes * 4 / static_cast<int>(sizeof(Key));
-  line_turns ahead(stream);
+  prefetch_poller poller(prefetch);
   int dim = 0;
   for (; dim + step <= head_dim; dim += step) {
     transpose(
@@ -277,7 +277,7 @@ BIFOLIO_INLINE void transpose_keys(const Rows& rows, int head_dim, float* keys, 
             store(keys + (dim + 2 * j) * tile_keys, even);
             store(keys + (dim + 2 * j + 1) * tile_keys, odd);
           }
-          ahead.turn();
+          poller.poll();
         });
   }
   if constexpr (sizeof(Key) == 4 || Wide) {

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// Asking for memory ahead of its use, woven into other work. What was measured: docs/kernels/attention_cpu.md,
-/// "Prefetching".
+/// Software prefetch of the memory that later mainloop iterations read, interleaved with the work of the current one.
+///
+/// `prefetch_queue` holds ranges of memory and walks eight of them at once: eight *streams*, one cache line of each per
+/// *batch*. `basic_prefetcher` paces the batches: the mainloop pushes the ranges of an iteration two iterations ahead,
+/// and the kernels *poll*; every so many polls a batch is issued. Reasons and measurements:
+/// docs/kernels/attention_cpu.md, "Prefetching".
 
 #include <cstddef>
 #include <cstdint>
@@ -13,13 +17,13 @@ namespace bifolio::cpu::BIFOLIO_ISA {
 namespace {
 
 inline constexpr int cache_line_bytes = 64;
-/// Runs of memory that are asked for side by side.
-inline constexpr int stream_ways = 8;
+/// Ranges of memory that are walked at the same time.
+inline constexpr int num_streams = 8;
 
-/// Towards L1. A hint for L2 alone would leave L1 to what is being worked on, but a Zen 5 loses 8–12 % of such requests
-/// (none of these), and each costs a DRAM latency later; L2 keeps what L1 evicts. Followed by a volatile use, because
-/// GCC 12 deletes a function whose only effect is a prefetch. (No memory clobber: it would make the loops around it
-/// load what they hold in registers.)
+/// Prefetches into L1. A hint for L2 alone would leave L1 to the data in use, but a Zen 5 drops 8–12 % of such hints
+/// (none of these), and each dropped line costs a DRAM latency later; L2 keeps what L1 evicts. A volatile use of the
+/// address follows, because GCC 12 deletes a function whose only effect is a prefetch. (No memory clobber: it would
+/// force the surrounding loops to reload what they hold in registers.)
 struct prefetch_line {
   BIFOLIO_INLINE void operator()(std::uintptr_t address) const noexcept {
     __builtin_prefetch(reinterpret_cast<const void*>(address), 0, 3);
@@ -27,157 +31,160 @@ struct prefetch_line {
   }
 };
 
-/// A queue of runs of memory whose lines are asked for by batches, one line of each of eight runs, so that several DRAM
-/// pages and page walks are under way at once. Runs begin one after the other at even distances, not together: one
-/// waits for its page walk while the others go on. `Ask` is called with an address in each line.
-template <class Ask>
-class run_queue {
+/// A queue of ranges of memory, prefetched in batches of one line per stream, so that several DRAM pages and page walks
+/// are in flight at once. Streams start their ranges one after another, evenly spaced, not together: one waits for its
+/// page walk while the others proceed. `Prefetch` is called with an address in each line.
+template <class Prefetch>
+class prefetch_queue {
  public:
-  /// One run or more of `run_lines` after those that are there, which must be as long. The list must stay until all
-  /// have begun; at most one may wait behind another.
-  BIFOLIO_INLINE void push(const char* const* runs, int num_runs, int run_lines) noexcept {
-    run_lines_ = run_lines;
-    if (num_left_ == 0) {
-      next_ = runs;
-      num_left_ = num_runs;
+  /// Appends ranges of `range_lines` lines; those already queued must be as long. The list must stay valid until all of
+  /// its ranges have started; at most one list may wait for another.
+  BIFOLIO_INLINE void push(const char* const* ranges, int num_ranges, int range_lines) noexcept {
+    range_lines_ = range_lines;
+    if (num_next_ == 0) {
+      next_ = ranges;
+      num_next_ = num_ranges;
     } else {
-      later_ = runs;
-      num_later_ = num_runs;
+      later_ = ranges;
+      num_later_ = num_ranges;
     }
-    if (done_) begin();
+    if (empty_) start();
   }
-  [[nodiscard]] BIFOLIO_INLINE bool done() const noexcept { return done_; }
-  BIFOLIO_INLINE void batch() noexcept {
-    if (done_) return;
+  [[nodiscard]] BIFOLIO_INLINE bool empty() const noexcept { return empty_; }
+  /// Prefetches the next line of each stream.
+  BIFOLIO_INLINE void issue() noexcept {
+    if (empty_) return;
 #pragma GCC unroll 8
-    for (int i = 0; i < stream_ways; ++i) Ask{}(ways_[i] + byte_);
-    byte_ += cache_line_bytes;
-    lines_to_next_ -= stream_ways;
-    while (__builtin_expect(lines_to_next_ <= 0, 0)) take_run();
+    for (int i = 0; i < num_streams; ++i) Prefetch{}(streams_[i] + offset_);
+    offset_ += cache_line_bytes;
+    lines_to_next_range_ -= num_streams;
+    while (__builtin_expect(lines_to_next_range_ <= 0, 0)) start_next_range();
   }
 
  private:
-  BIFOLIO_INLINE void begin() noexcept {
-    done_ = false;
-    num_idle_ = stream_ways;
-    lines_to_next_ = 0;
-    take_run();
+  BIFOLIO_INLINE void start() noexcept {
+    empty_ = false;
+    num_idle_ = num_streams;
+    lines_to_next_range_ = 0;
+    start_next_range();
   }
-  // The way that began first is at its end: it takes the next run. When there is none it is idle, which means that it
-  // goes along the run that began last. When all are idle nothing is left. Not inlined, as turns are many.
-  [[gnu::noinline]] void take_run() noexcept {
-    lines_to_next_ += run_lines_;
-    if (num_left_ > 0) {
+  // The stream that started first has reached its end and takes the next range. If there is none it is idle, which
+  // means that it follows the stream that started last. When all streams are idle the queue is empty. Not inlined,
+  // because `issue` is inlined at many places.
+  [[gnu::noinline]] void start_next_range() noexcept {
+    lines_to_next_range_ += range_lines_;
+    if (num_next_ > 0) {
       newest_ = oldest_;
-      const std::uintptr_t way = reinterpret_cast<std::uintptr_t>(*next_++) - byte_;
-      for (; num_idle_ > 0; --num_idle_) ways_[(oldest_ + stream_ways - num_idle_) % stream_ways] = way;
-      ways_[oldest_] = way;
-      if (--num_left_ == 0) {
+      const std::uintptr_t stream = reinterpret_cast<std::uintptr_t>(*next_++) - offset_;
+      for (; num_idle_ > 0; --num_idle_) streams_[(oldest_ + num_streams - num_idle_) % num_streams] = stream;
+      streams_[oldest_] = stream;
+      if (--num_next_ == 0) {
         next_ = later_;
-        num_left_ = num_later_;
+        num_next_ = num_later_;
         num_later_ = 0;
       }
     } else {
-      ways_[oldest_] = ways_[newest_];
-      done_ = ++num_idle_ >= stream_ways;
+      streams_[oldest_] = streams_[newest_];
+      empty_ = ++num_idle_ >= num_streams;
     }
-    oldest_ = (oldest_ + 1) % stream_ways;
+    oldest_ = (oldest_ + 1) % num_streams;
   }
 
-  std::uintptr_t ways_[static_cast<std::size_t>(stream_ways)] = {};  // less `byte_`: all are asked for at one offset
-  std::uintptr_t byte_ = 0;
-  int run_lines_ = 0;
-  int lines_to_next_ = 0;  // of all ways, until the next run begins
+  std::uintptr_t streams_[static_cast<std::size_t>(num_streams)] = {};  // less `offset_`, which all streams share
+  std::uintptr_t offset_ = 0;
+  int range_lines_ = 0;
+  int lines_to_next_range_ = 0;  // of all streams, until the next range starts
   int oldest_ = 0;
   int newest_ = 0;
-  int num_idle_ = 0;  // ways that found no run, since one did
-  bool done_ = true;
+  int num_idle_ = 0;  // streams that found no range since one did
+  bool empty_ = true;
   const char* const* next_ = nullptr;
   const char* const* later_ = nullptr;
-  int num_left_ = 0;   // at `next_`
-  int num_later_ = 0;  // at `later_`
+  int num_next_ = 0;   // ranges left at `next_`
+  int num_later_ = 0;  // ranges at `later_`
 };
 
-/// Such a queue, its batches spread evenly over the turns of other work. That work is done unit by unit; each reads the
-/// runs that `push` got two units earlier.
-template <class Ask>
-class paced_runs {
+/// Paces a prefetch queue: spreads its batches evenly over the polls of a mainloop iteration. Each iteration reads the
+/// ranges that were pushed two iterations earlier.
+template <class Prefetch>
+class basic_prefetcher {
  public:
-  /// The runs of the unit after the next one (as run_queue::push); before the first unit also those of the next one. By
-  /// the end of this unit all lines of those before are to be asked for and a quarter of these.
-  BIFOLIO_INLINE void push(const char* const* runs, int num_runs, int run_bytes) noexcept {
-    const int run_lines = (run_bytes + cache_line_bytes - 1) / cache_line_bytes;
-    const int lines = num_runs * run_lines;
-    goal_ = pushed_ + lines / 4;
-    if (num_runs == 0) return;
-    while (run_lines != run_lines_ && !queue_.done()) queue_.batch();
-    if (queue_.done()) asked_ = pushed_;
-    queue_.push(runs, num_runs, run_lines);
-    run_lines_ = run_lines;
+  /// The ranges of the iteration after the next one (as prefetch_queue::push); before the first iteration also those of
+  /// the next one. By the end of the current iteration all lines pushed before are issued, and a quarter of these.
+  BIFOLIO_INLINE void push(const char* const* ranges, int num_ranges, int range_bytes) noexcept {
+    const int range_lines = (range_bytes + cache_line_bytes - 1) / cache_line_bytes;
+    const int lines = num_ranges * range_lines;
+    target_ = pushed_ + lines / 4;
+    if (num_ranges == 0) return;
+    while (range_lines != range_lines_ && !queue_.empty()) queue_.issue();
+    if (queue_.empty()) issued_ = pushed_;
+    queue_.push(ranges, num_ranges, range_lines);
+    range_lines_ = range_lines;
     pushed_ += lines;
   }
-  /// There is no such unit. By the end of this one everything is to be asked for, the last run to its end.
-  BIFOLIO_INLINE void push_none() noexcept { goal_ = pushed_ + stream_ways * run_lines_; }
-  /// This unit's work has so many turns.
-  BIFOLIO_INLINE void spread(int turns) noexcept {
-    const std::int64_t lines = goal_ - asked_;
-    const std::int64_t period = lines > 0 ? std::int64_t{turns} * (stream_ways * one_turn) / lines + 1 : never;
+  /// There is no such iteration. By the end of the current one everything is issued, the last range to its end.
+  BIFOLIO_INLINE void push_end() noexcept { target_ = pushed_ + num_streams * range_lines_; }
+  /// The current iteration polls about `polls` times.
+  BIFOLIO_INLINE void pace(int polls) noexcept {
+    const std::int64_t lines = target_ - issued_;
+    const std::int64_t period = lines > 0 ? std::int64_t{polls} * (num_streams * poll_ticks) / lines + 1 : never;
     period_ = static_cast<int>(period < never ? period : never);
     wait_ = period_;
   }
-  BIFOLIO_INLINE void turn() noexcept {
-    wait_ -= one_turn;
-    for (; __builtin_expect(wait_ <= 0, 0); wait_ += period_) ask();
+  BIFOLIO_INLINE void poll() noexcept {
+    wait_ -= poll_ticks;
+    for (; __builtin_expect(wait_ <= 0, 0); wait_ += period_) issue();
   }
-  /// The unit's work is done: asks for what its turns did not.
-  BIFOLIO_INLINE void catch_up() noexcept {
-    while (asked_ < goal_) ask();
+  /// The iteration's work is done: issues what its polls did not.
+  BIFOLIO_INLINE void flush() noexcept {
+    while (issued_ < target_) issue();
     wait_ = never;
   }
 
  private:
   template <class>
-  friend class loop_turns;
+  friend class basic_prefetch_poller;
   static constexpr int never = 0x3fffffff;
-  static constexpr int one_turn = 256;
+  static constexpr int poll_ticks = 256;  // ticks per poll: the period between batches is not a whole number of polls
 
-  BIFOLIO_INLINE void ask() noexcept {
-    queue_.batch();
-    asked_ += stream_ways;
+  BIFOLIO_INLINE void issue() noexcept {
+    queue_.issue();
+    issued_ += num_streams;
   }
 
-  run_queue<Ask> queue_;
-  std::int64_t asked_ = 0;   // lines
+  prefetch_queue<Prefetch> queue_;
+  std::int64_t issued_ = 0;  // lines
   std::int64_t pushed_ = 0;  // lines
-  std::int64_t goal_ = 0;    // what `asked_` is to be after this unit
-  int run_lines_ = 0;        // of what was pushed last
-  int period_ = never;       // of a batch, in parts of a turn
-  int wait_ = never;         // to the next batch
+  std::int64_t target_ = 0;  // what `issued_` reaches by the end of this iteration
+  int range_lines_ = 0;      // of what was pushed last
+  int period_ = never;       // ticks from batch to batch
+  int wait_ = never;         // ticks to the next batch
 };
 
-/// Turns of such runs for the length of one loop, counted in a register. One batch a turn at most, as such turns are
-/// many: a loop here makes the register kernels 3 % slower.
-template <class Ask>
-class loop_turns {
+/// Polls for the length of one loop with the wait in a register. At most one batch per poll, because such polls are
+/// frequent: a loop here makes the micro-kernels 3 % slower.
+template <class Prefetch>
+class basic_prefetch_poller {
  public:
-  BIFOLIO_INLINE explicit loop_turns(paced_runs<Ask>& stream) noexcept : stream_(stream), wait_(stream.wait_) {}
-  BIFOLIO_INLINE ~loop_turns() { stream_.wait_ = wait_; }
-  loop_turns(const loop_turns&) = delete;
-  loop_turns& operator=(const loop_turns&) = delete;
-  BIFOLIO_INLINE void turn(int turns = 1) noexcept {
-    wait_ -= turns * paced_runs<Ask>::one_turn;
+  BIFOLIO_INLINE explicit basic_prefetch_poller(basic_prefetcher<Prefetch>& prefetch) noexcept
+      : prefetch_(prefetch), wait_(prefetch.wait_) {}
+  BIFOLIO_INLINE ~basic_prefetch_poller() { prefetch_.wait_ = wait_; }
+  basic_prefetch_poller(const basic_prefetch_poller&) = delete;
+  basic_prefetch_poller& operator=(const basic_prefetch_poller&) = delete;
+  BIFOLIO_INLINE void poll(int polls = 1) noexcept {
+    wait_ -= polls * basic_prefetcher<Prefetch>::poll_ticks;
     if (__builtin_expect(wait_ > 0, 1)) return;
-    stream_.ask();
-    wait_ += stream_.period_;
+    prefetch_.issue();
+    wait_ += prefetch_.period_;
   }
 
  private:
-  paced_runs<Ask>& stream_;
+  basic_prefetcher<Prefetch>& prefetch_;
   int wait_;
 };
 
-using line_stream = paced_runs<prefetch_line>;
-using line_turns = loop_turns<prefetch_line>;
+using prefetcher = basic_prefetcher<prefetch_line>;
+using prefetch_poller = basic_prefetch_poller<prefetch_line>;
 
 }  // namespace
 }  // namespace bifolio::cpu::BIFOLIO_ISA

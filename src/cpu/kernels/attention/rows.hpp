@@ -1,36 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// Rows of attention on their way in and out: elements of any dtype as floats and back, the weights with which partial
-/// results are folded, and merge_states, which is nothing else.
+/// Rows of attention at input and output: elements of any dtype as floats and back, and merge_states, which combines
+/// the results of two calls.
 
+#include "common/attention/states.hpp"
 #include "cpu/kernels/attention/kernels.hpp"
+#include "cpu/kernels/attention/math.hpp"
 #include "cpu/kernels/simd/simd.hpp"
 
 namespace bifolio::cpu::BIFOLIO_ISA {
 namespace {
 
-inline constexpr float minus_infinity = -__builtin_inff();
-
-BIFOLIO_INLINE float exp_scalar(float x) noexcept {
-  float values[lanes];
-  store(values, exp(vf(x)));
-  return values[0];
-}
-
-/// Scales of two partial results with maxima `a` and `b` to their common maximum, which is returned in `a`. A maximum
-/// of −inf (every visible score was −inf) weighs nothing.
-struct merge_weights {
-  float a;
-  float b;
-};
-BIFOLIO_INLINE merge_weights weights_of(float& a, float b) noexcept {
-  const float m = b > a ? b : a;
-  const float shift = m == minus_infinity ? 0.0f : m;
-  const merge_weights weights{exp_scalar(a - shift), exp_scalar(b - shift)};
-  a = m;
-  return weights;
-}
+inline constexpr float minus_infinity = attn::minus_infinity<float>();
 
 template <class T>
 BIFOLIO_INLINE void widen_row(const void* src, std::int64_t offset, int count, float factor, float* dst) noexcept {
@@ -39,18 +21,12 @@ BIFOLIO_INLINE void widen_row(const void* src, std::int64_t offset, int count, f
 }
 
 void widen_any(dtype type, const void* src, std::int64_t offset, int count, float factor, float* dst) noexcept {
-  switch (type) {
-    case dtype::f32:
-      return widen_row<float>(src, offset, count, factor, dst);
-    case dtype::f16:
-      return widen_row<float16>(src, offset, count, factor, dst);
-    case dtype::bf16:
-      return widen_row<bfloat16>(src, offset, count, factor, dst);
-  }
+  visit_dtype(type,
+              [&](auto traits) { widen_row<typename decltype(traits)::storage>(src, offset, count, factor, dst); });
 }
 
-/// Pairs of elements in 32 bits, the earlier one in the low half; 0 beside a last one that is alone. For instruction
-/// sets with dot products.
+/// Pairs of elements in 32 bits, the earlier one in the low half; a last element without a partner is paired with 0.
+/// For instruction sets with dot products.
 [[maybe_unused]] BIFOLIO_INLINE void pair_row(const bfloat16* from, int count, float* dst) noexcept {
   for (int i = 0; i < count; i += 2) {
     const std::uint32_t low = from[i].bits;
@@ -66,14 +42,7 @@ BIFOLIO_INLINE void narrow_row(const float* src, int count, void* dst, std::int6
 }
 
 void narrow_any(dtype type, const float* src, int count, void* dst, std::int64_t offset) noexcept {
-  switch (type) {
-    case dtype::f32:
-      return narrow_row<float>(src, count, dst, offset);
-    case dtype::f16:
-      return narrow_row<float16>(src, count, dst, offset);
-    case dtype::bf16:
-      return narrow_row<bfloat16>(src, count, dst, offset);
-  }
+  visit_dtype(type, [&](auto traits) { narrow_row<typename decltype(traits)::storage>(src, count, dst, offset); });
 }
 
 void merge_rows(const merge_params& params, std::int64_t begin, std::int64_t end) noexcept {
@@ -83,15 +52,9 @@ void merge_rows(const merge_params& params, std::int64_t begin, std::int64_t end
   for (std::int64_t row = begin; row < end; ++row) {
     const std::int64_t token = row / num_heads;
     const std::int64_t head = row % num_heads;
-    float maximum = params.a.lse[row];
-    const float other = params.b.lse[row];
-    const bool a_seen = !(maximum == minus_infinity);
-    const bool b_seen = !(other == minus_infinity);
-    const merge_weights weights = weights_of(maximum, other);
-    const float sum = weights.a + weights.b;
-    const bool any = a_seen || b_seen;
-    const float a_factor = a_seen ? weights.a / sum : 0.0f;
-    const float b_factor = b_seen ? weights.b / sum : 0.0f;
+    const float a_lse = params.a.lse[row];
+    const float b_lse = params.b.lse[row];
+    const auto weights = attn::weights_of<scalar_math>(a_lse, b_lse);
     const std::int64_t a_offset = token * params.a.out.token_stride + head * params.a.out.head_stride;
     const std::int64_t b_offset = token * params.b.out.token_stride + head * params.b.out.head_stride;
     const std::int64_t out_offset = token * params.out.token_stride + head * params.out.head_stride;
@@ -99,13 +62,13 @@ void merge_rows(const merge_params& params, std::int64_t begin, std::int64_t end
       const int count = head_dim - d < chunk ? head_dim - d : chunk;
       float a[chunk] = {};
       float b[chunk] = {};
-      // A state that saw nothing is not read: it weighs nothing, whatever stands in its row.
-      if (a_seen) widen_any(params.a.out.type, params.a.out.data, a_offset + d, count, 1.0f, a);
-      if (b_seen) widen_any(params.b.out.type, params.b.out.data, b_offset + d, count, 1.0f, b);
-      for (int i = 0; i < chunk; ++i) a[i] = a[i] * a_factor + b[i] * b_factor;
+      // A state without visible keys weighs nothing and is not read: its row may hold anything.
+      if (!(a_lse == minus_infinity)) widen_any(params.a.out.type, params.a.out.data, a_offset + d, count, 1.0f, a);
+      if (!(b_lse == minus_infinity)) widen_any(params.b.out.type, params.b.out.data, b_offset + d, count, 1.0f, b);
+      for (int i = 0; i < chunk; ++i) a[i] = attn::merge_both<scalar_math>(weights, a[i], b[i]);
       narrow_any(params.out.type, a, count, params.out.data, out_offset + d);
     }
-    if (params.lse != nullptr) params.lse[row] = any ? maximum + __builtin_logf(sum) : minus_infinity;
+    if (params.lse != nullptr) params.lse[row] = weights.lse;
   }
 }
 

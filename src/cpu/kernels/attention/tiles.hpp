@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// Attention on tile registers, for calls of one 16-bit dtype throughout: groups of 16 rows of a KV head share products
-/// for their scores, octets of them softmax and products for their outputs (attention_tile_micro.hpp).
+/// Attention on tile registers, for calls of one 16-bit dtype throughout: groups of 16 rows of a KV head share the
+/// products of their scores, row blocks of 8 share softmax and the products of their outputs (tile_micro.hpp).
 
 #include "cpu/kernels/attention/mainloop.hpp"
 #include "cpu/kernels/attention/tile_micro.hpp"
@@ -14,68 +14,69 @@ namespace {
 template <class Key>
 inline constexpr bool has_tiles = false;
 template <class Key>
-class tile_item;
+class tile_mainloop;
 
 #if BIFOLIO_TILES
 
 template <>
 inline constexpr bool has_tiles<bfloat16> = true;
-#if BIFOLIO_ISA_AMX_FP16
+#if BIFOLIO_F16_TILES
 template <>
 inline constexpr bool has_tiles<float16> = true;
 #endif
 
 template <class Key>
-class tile_item : public item_walk<Key, tile_item<Key>> {
-  using walk = item_walk<Key, tile_item>;
-  friend walk;
-  static_assert(sizeof(Key) == 2);
+class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
+  using base = mainloop<Key, tile_mainloop>;
+  friend base;
+  static_assert(__is_same(Key, float16) || __is_same(Key, bfloat16));
 
  public:
-  tile_item(const attention_args& args, const attention_item& item, const attention_scratch& scratch) noexcept
-      : walk(args, item, scratch),
+  tile_mainloop(const attention_args& args, const attention_item& item, const attention_scratch& scratch) noexcept
+      : base(args, item, scratch),
         num_groups_((head_rows_ + tile_rows - 1) / tile_rows),
-        num_octets_((head_rows_ + octet_rows - 1) / octet_rows),
+        num_row_blocks_((head_rows_ + row_block_rows - 1) / row_block_rows),
         common_{range_of_token(item.num_tokens - 1).begin, range_of_token(0).end} {}
 
  private:
-  using walk::ahead_;
-  using walk::args_;
-  using walk::clip;
-  using walk::head_rows_;
-  using walk::item_;
-  using walk::k_contiguous_;
-  using walk::maximum_of;
-  using walk::num_heads_;
-  using walk::padded_;
-  using walk::query_head;
-  using walk::query_offset;
-  using walk::range_of_row;
-  using walk::range_of_token;
-  using walk::scratch_;
-  using walk::stage_row;
-  using walk::state_of;
-  using walk::states_;
-  using walk::sum_of;
-  using walk::v_contiguous_;
-  using walk::value_row;
+  using base::args_;
+  using base::clip;
+  using base::head_rows_;
+  using base::item_;
+  using base::k_contiguous_;
+  using base::maximum_of;
+  using base::num_heads_;
+  using base::padded_;
+  using base::prefetcher_;
+  using base::qk_padded_;
+  using base::query_head;
+  using base::query_offset;
+  using base::range_of_row;
+  using base::range_of_token;
+  using base::scratch_;
+  using base::stage_row;
+  using base::state_of;
+  using base::states_;
+  using base::sum_of;
+  using base::v_contiguous_;
+  using base::value_row;
 
-  // 16 keys each of the unit's keys, K or V.
-  using unit_rows = key_rows[key_tiles];
+  // K or V of the tile's keys, 16 keys each.
+  using tile_key_rows = key_rows[key_tiles];
 
   [[nodiscard]] float* group_queries(int head, int group) const noexcept {
-    return scratch_.queries + (static_cast<std::int64_t>(head) * num_groups_ + group) * (padded_ / 2 * tile_rows);
+    return scratch_.queries + (static_cast<std::int64_t>(head) * num_groups_ + group) * (qk_padded_ / 2 * tile_rows);
   }
-  [[nodiscard]] octet_state octet(int head, int index) const noexcept {
-    const std::int64_t number = static_cast<std::int64_t>(head) * num_octets_ + index;
-    return {scratch_.states + number * octet_floats(args_.head_dim), padded_};
+  [[nodiscard]] row_block_state row_block(int head, int index) const noexcept {
+    const std::int64_t number = static_cast<std::int64_t>(head) * num_row_blocks_ + index;
+    return {scratch_.states + number * row_block_floats(args_.v_head_dim), padded_};
   }
-  [[nodiscard]] int octet_end(int index) const noexcept {
-    const int end = (index + 1) * octet_rows;
+  [[nodiscard]] int row_block_end(int index) const noexcept {
+    const int end = (index + 1) * row_block_rows;
     return end < head_rows_ ? end : head_rows_;
   }
 
-  // [groups][pairs of dims][16 rows]; what is missing is 0.
+  // [groups][pairs of dims][16 rows], padded with 0.
   void pack_queries() noexcept {
     for (int head = 0; head < num_heads_; ++head) {
       for (int group = 0; group < num_groups_; ++group) {
@@ -85,10 +86,10 @@ class tile_item : public item_walk<Key, tile_item<Key>> {
           const int row = group * tile_rows + i;
           rows[i] = row < head_rows_ ? static_cast<const Key*>(args_.q) + query_offset(head, row) : nullptr;
         }
-        for (int d = 0; d < padded_; d += tile_dims) {
+        for (int d = 0; d < qk_padded_; d += tile_dims) {
           transpose(
               [&](int i) __attribute__((always_inline)) {
-                return rows[i] == nullptr ? vf(0.0f) : load_elements(rows[i] + d, args_.head_dim - d);
+                return rows[i] == nullptr ? vf(0.0f) : load_elements(rows[i] + d, args_.qk_head_dim - d);
               },
               [&](int pair, vf column)
                   __attribute__((always_inline)) { store(queries + (d / 2 + pair) * tile_rows, column); });
@@ -99,162 +100,167 @@ class tile_item : public item_walk<Key, tile_item<Key>> {
 
   void clear() noexcept {
     for (int head = 0; head < num_heads_; ++head) {
-      for (int i = 0; i < num_octets_; ++i) octet(head, i).clear();
+      for (int i = 0; i < num_row_blocks_; ++i) row_block(head, i).clear();
     }
   }
 
-  float* end_row(int head, int row) noexcept {
+  float* partial_of(int head, int row) noexcept {
     float* state = item_.partials == nullptr ? scratch_.values : state_of(states_, head, row);
-    const octet_state from = octet(head, row / octet_rows);
-    from.read_row(row % octet_rows, probability_factor<Key>, state);
-    maximum_of(state, padded_) = from.maxima()[row % octet_rows];
-    sum_of(state, padded_) = from.sums()[row % octet_rows];
+    const row_block_state from = row_block(head, row / row_block_rows);
+    from.read_row(row % row_block_rows, probability_factor<Key>, state);
+    maximum_of(state, padded_) = from.maxima()[row % row_block_rows];
+    sum_of(state, padded_) = from.sums()[row % row_block_rows];
     return state;
   }
 
-  static BIFOLIO_INLINE void order(vf&, vf&) noexcept {}  // `end_row` has done it
+  static BIFOLIO_INLINE void order(vf&, vf&) noexcept {}  // `partial_of` has done it
 
-  [[nodiscard]] int unit_turns() const noexcept {
-    const int products = key_tiles * (padded_ / tile_dims);
-    return num_groups_ * products + num_octets_ * (products + softmax_turns);
+  [[nodiscard]] int polls_per_tile() const noexcept {
+    const int scores = key_tiles * (qk_padded_ / tile_dims);
+    const int outputs = key_tiles * (padded_ / tile_dims);
+    return num_groups_ * scores + num_row_blocks_ * (outputs + softmax_polls);
   }
 
-  // Where K or V of the unit lies for the products: in place, or in `staged` ([tile_keys][padded_] elements) what does
-  // not lie ready there, with 0 for keys that are not in `seen`.
-  void find_rows(const tile_place& place, const Key* half, const kv_strides& strides, bool contiguous,
-                 const std::int64_t* offsets, visible_range seen, void* staged, unit_rows& rows) const noexcept {
-    const std::int64_t staged_bytes = std::int64_t{2} * padded_;
+  // Where the products read K or V of the tile: in place, or in `staged` ([tile_keys][padded] elements) where the
+  // cache cannot be read in place, with 0 for keys that are not in `visible`.
+  void find_rows(const kv_tile_offsets& tile, const Key* plane, int head_dim, const kv_strides& strides,
+                 bool contiguous, const std::int64_t* offsets, visible_range visible, void* staged,
+                 tile_key_rows& rows) const noexcept {
+    const int padded = padded_dims(head_dim);
+    const std::int64_t staged_bytes = std::int64_t{2} * padded;
     for (int column = 0; column < tile_keys; column += tile_rows) {
       key_rows& keys = rows[column / tile_rows];
-      if (contiguous && place.even[column / lanes] && args_.head_dim == padded_ && seen.begin <= column &&
-          seen.end >= column + tile_rows) {
-        keys = {reinterpret_cast<const char*>(half + offsets[column]), strides.token * 2};
+      if (contiguous && tile.uniform[column / lanes] && head_dim == padded && visible.begin <= column &&
+          visible.end >= column + tile_rows) {
+        keys = {reinterpret_cast<const char*>(plane + offsets[column]), strides.token * 2};
         continue;
       }
       char* to = static_cast<char*>(staged) + column * staged_bytes;
       keys = {to, staged_bytes};
       for (int key = column; key < column + tile_rows; ++key, to += staged_bytes) {
         const Key* row = static_cast<const Key*>(scratch_.zero_row);
-        if (key >= seen.begin && key < seen.end) {
-          row = half + offsets[key];
+        if (key >= visible.begin && key < visible.end) {
+          row = plane + offsets[key];
           if (!contiguous) {
             auto* staging = static_cast<Key*>(scratch_.staging);
-            stage_row(row, strides, args_.head_dim, staging);
+            stage_row(row, strides, head_dim, staging);
             row = staging;
           }
         }
-        for (int d = 0; d < padded_; d += tile_dims) {
-          store(reinterpret_cast<float*>(to + 2 * d), load_elements(row + d, args_.head_dim - d));
+        for (int d = 0; d < padded; d += tile_dims) {
+          store(reinterpret_cast<float*>(to + 2 * d), load_elements(row + d, head_dim - d));
         }
       }
     }
   }
 
-  void find_keys(const tile_place& place, int head, unit_rows& keys) const noexcept {
+  void find_keys(const kv_tile_offsets& tile, int head, tile_key_rows& keys) const noexcept {
     const Key* k = static_cast<const Key*>(args_.k) + (item_.kv_head_begin + head) * args_.k_strides.head;
-    find_rows(place, k, args_.k_strides, k_contiguous_, place.k, {place.begin, place.end}, scratch_.keys, keys);
+    find_rows(tile, k, args_.qk_head_dim, args_.k_strides, k_contiguous_, tile.k, {tile.begin, tile.end}, scratch_.keys,
+              keys);
   }
-  void find_values(const tile_place& place, int head, visible_range seen, unit_rows& values) const noexcept {
+  void find_values(const kv_tile_offsets& tile, int head, visible_range visible, tile_key_rows& values) const noexcept {
     const Key* v = static_cast<const Key*>(args_.v) + (item_.kv_head_begin + head) * args_.v_strides.head;
-    find_rows(place, v, args_.v_strides, v_contiguous_, place.v, seen, scratch_.values, values);
+    find_rows(tile, v, args_.v_head_dim, args_.v_strides, v_contiguous_, tile.v, visible, scratch_.values, values);
   }
 
-  [[nodiscard]] bool has_finite_values(const tile_place& place, int head) const noexcept {
-    for (int key = place.begin; key < place.end; ++key) {
-      if (!all_finite(value_row(place, head, key, 0), args_.head_dim)) return false;
+  [[nodiscard]] bool has_finite_values(const kv_tile_offsets& tile, int head) const noexcept {
+    for (int key = tile.begin; key < tile.end; ++key) {
+      if (!all_finite(value_row(tile, head, key, 0), args_.v_head_dim)) return false;
     }
     return true;
   }
 
-  // What the octet's rows see of the unit.
-  struct octet_view {
-    bool any = false;   // some row sees some key
-    bool alike = true;  // all rows see all keys that some row of the item sees
-    octet_lanes lanes_of;
-    visible_range seen[static_cast<std::size_t>(octet_rows)];  // set unless all rows see the whole tile
+  // The keys of the tile that the rows of a row block attend to.
+  struct row_block_view {
+    bool any = false;   // some row attends to some key
+    bool alike = true;  // all rows attend to all keys that some row of the item attends to
+    row_block_lanes lanes_of;
+    visible_range visible[static_cast<std::size_t>(row_block_rows)];  // set unless all rows attend to the whole tile
   };
 
-  void view_octet(const tile_place& place, int head, int index, octet_view& view) const noexcept {
-    const int begin = index * octet_rows;
-    octet_lanes& of = view.lanes_of;
-    of.rows = octet_end(index) - begin;
-    const bool see_all = place.first >= common_.begin && place.first + tile_keys <= common_.end;
-    view.any = see_all;
-    for (int i = 0; i < of.rows && !see_all; ++i) {
-      const visible_range seen = clip(range_of_row(begin + i), place.first);
-      view.seen[i] = seen;
-      view.any = view.any || seen.begin < seen.end;
-      view.alike = view.alike && seen.begin <= place.begin && seen.end >= place.end;
-      of.see_all = of.see_all && seen.begin <= 0 && seen.end >= tile_keys;
+  void view_row_block(const kv_tile_offsets& tile, int head, int index, row_block_view& view) const noexcept {
+    const int begin = index * row_block_rows;
+    row_block_lanes& of = view.lanes_of;
+    of.rows = row_block_end(index) - begin;
+    const bool all_visible = tile.first >= common_.begin && tile.first + tile_keys <= common_.end;
+    view.any = all_visible;
+    for (int i = 0; i < of.rows && !all_visible; ++i) {
+      const visible_range visible = clip(range_of_row(begin + i), tile.first);
+      view.visible[i] = visible;
+      view.any = view.any || visible.begin < visible.end;
+      view.alike = view.alike && visible.begin <= tile.begin && visible.end >= tile.end;
+      of.all_visible = of.all_visible && visible.begin <= 0 && visible.end >= tile_keys;
     }
     of.has_alibi = args_.alibi_slopes != nullptr;
-    if (of.see_all && !of.has_alibi) return;
+    if (of.all_visible && !of.has_alibi) return;
     for (int lane = 0; lane < lanes; ++lane) {
-      const int i = lane % octet_rows < of.rows ? lane % octet_rows : 0;
-      if (!of.see_all) {
-        of.begin[lane] = static_cast<float>(view.seen[i].begin);
-        of.end[lane] = static_cast<float>(view.seen[i].end);
+      const int i = lane % row_block_rows < of.rows ? lane % row_block_rows : 0;
+      if (!of.all_visible) {
+        of.begin[lane] = static_cast<float>(view.visible[i].begin);
+        of.end[lane] = static_cast<float>(view.visible[i].end);
       }
       if (!of.has_alibi) continue;
       const int row = begin + i;
       of.slopes[lane] = args_.alibi_slopes[query_head(head, row)];
-      of.distance[lane] = static_cast<float>(place.first - item_.first_position - row / args_.group_size);
+      of.distance[lane] = static_cast<float>(tile.first - item_.first_position - row / args_.group_size);
     }
   }
 
-  void run_unit(const tile_place& place, int head) noexcept {
-    unit_rows keys;
-    unit_rows values;
-    const visible_range all{place.begin, place.end};
-    find_keys(place, head, keys);
-    find_values(place, head, all, values);
+  void process_tile(const kv_tile_offsets& tile, int head) noexcept {
+    tile_key_rows keys;
+    tile_key_rows values;
+    const visible_range all{tile.begin, tile.end};
+    find_keys(tile, head, keys);
+    find_values(tile, head, all, values);
     alignas(64) float scores[tile_keys * tile_rows];  // [key][row]
     alignas(64) float p[key_tiles * tile_floats];
     const softmax_terms terms{args_.scale, args_.soft_cap};
     bool known_finite = false;
     for (int group = 0; group < num_groups_; ++group) {
       bool has_scores = false;
-      for (int index = 2 * group; index < 2 * group + 2 && index < num_octets_; ++index) {
-        octet_view view;
-        view_octet(place, head, index, view);
+      for (int index = 2 * group; index < 2 * group + 2 && index < num_row_blocks_; ++index) {
+        row_block_view view;
+        view_row_block(tile, head, index, view);
         if (!view.any) continue;
         if (!has_scores) {
-          score_tiles<Key>(group_queries(head, group), keys, padded_ / tile_dims, scores, ahead_);
+          score_tiles<Key>(group_queries(head, group), keys, qk_padded_ / tile_dims, scores, prefetcher_);
           has_scores = true;
         }
-        const octet_state state = octet(head, index);
-        softmax_octet<Key>(scores + (index - 2 * group) * octet_rows, terms, view.lanes_of, state, p, ahead_);
-        // A probability of 0 hides what a row does not see, unless that is not finite.
-        if (!view.alike && !known_finite) known_finite = has_finite_values(place, head);
+        const row_block_state state = row_block(head, index);
+        softmax_row_block<Key>(scores + (index - 2 * group) * row_block_rows, terms, view.lanes_of, state, p,
+                               prefetcher_);
+        // A probability of 0 masks a key, unless its V is not finite.
+        if (!view.alike && !known_finite) known_finite = has_finite_values(tile, head);
         if (view.alike || known_finite) {
-          add_outputs<Key>(p, values, place.begin / tile_rows, (place.end + tile_rows - 1) / tile_rows, padded_,
-                           state.accumulators(), ahead_);
+          add_outputs<Key>(p, values, tile.begin / tile_rows, (tile.end + tile_rows - 1) / tile_rows, padded_,
+                           state.accumulators(), prefetcher_);
           continue;
         }
-        add_apart(place, head, view, p, state);
-        find_values(place, head, all, values);
+        add_outputs_row_by_row(tile, head, view, p, state);
+        find_values(tile, head, all, values);
       }
     }
   }
 
-  // Row by row, each with V cleared where that row does not see it.
-  void add_apart(const tile_place& place, int head, const octet_view& view, const float* p,
-                 const octet_state& state) noexcept {
+  // Row by row, with V cleared for the keys that the row does not attend to.
+  void add_outputs_row_by_row(const kv_tile_offsets& tile, int head, const row_block_view& view, const float* p,
+                              const row_block_state& state) noexcept {
     for (int i = 0; i < view.lanes_of.rows; ++i) {
-      unit_rows values;
-      find_values(place, head, view.seen[i], values);
-      auto* all_rows = static_cast<float*>(scratch_.staging);  // used by nothing else by now
-      for (int d = 0; d < octet_rows * padded_; d += lanes) store(all_rows + d, load(state.accumulators() + d));
-      add_outputs<Key>(p, values, place.begin / tile_rows, (place.end + tile_rows - 1) / tile_rows, padded_, all_rows,
-                       ahead_);
+      tile_key_rows values;
+      find_values(tile, head, view.visible[i], values);
+      auto* all_rows = static_cast<float*>(scratch_.staging);  // nothing else uses it at this point
+      for (int d = 0; d < row_block_rows * padded_; d += lanes) store(all_rows + d, load(state.accumulators() + d));
+      add_outputs<Key>(p, values, tile.begin / tile_rows, (tile.end + tile_rows - 1) / tile_rows, padded_, all_rows,
+                       prefetcher_);
       state.take_row(i, all_rows);
     }
   }
 
   tile_scope own_tiles_;
-  int num_groups_;        // of 16 rows,
-  int num_octets_;        // of 8, of a KV head
-  visible_range common_;  // what all rows see
+  int num_groups_;        // of 16 rows, per KV head
+  int num_row_blocks_;    // of 8 rows, per KV head
+  visible_range common_;  // positions that all rows attend to
 };
 
 #endif

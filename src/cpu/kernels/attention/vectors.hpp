@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// Attention on vector registers: a unit's keys transposed into scratch, scores, softmax row by row, outputs; in
-/// float32 or, for calls that are bfloat16 throughout, by the hardware's dot products of pairs.
+/// Attention on vector registers: for each KV tile its keys transposed into scratch, scores, softmax row by row,
+/// outputs; in float32 or, for calls that are bfloat16 throughout, by the hardware's dot products of pairs.
 
+#include "common/attention/logits.hpp"
 #include "cpu/kernels/attention/mainloop.hpp"
 
 namespace bifolio::cpu::BIFOLIO_ISA {
 namespace {
 
-/// Dims of K that are transposed at a time: 64 × 32 floats leave room in L1 for what the rows read; with many rows, and
-/// where two dims share 32 bits, the scores are loaded and stored less often. Even: no pair is cut.
-inline constexpr int decode_chunk = 32;
-inline constexpr int prefill_chunk = 128;
-inline constexpr int pair_chunk = 64;
-/// Up to this many rows, V is widened anew for each row group rather than once into scratch.
+/// KC: dims of K that are transposed at a time. 64 keys × 32 floats leave room in L1 for what the rows read; with many
+/// rows, and where two dims share 32 bits, a larger KC loads and stores the scores less often. Even, so that no pair is
+/// divided.
+inline constexpr int decode_kc = 32;
+inline constexpr int prefill_kc = 128;
+inline constexpr int pair_kc = 64;
+/// Up to this many rows, V is widened again for each row group rather than once into scratch.
 inline constexpr int in_place_rows = 12;
 
 /// How scores and outputs are summed: in float32 or by dot products of pairs, which scale scores afterwards and round
@@ -22,61 +24,60 @@ inline constexpr int in_place_rows = 12;
 enum class vector_sums { widened, dots };
 
 template <class Key, vector_sums Sums>
-class vector_item : public item_walk<Key, vector_item<Key, Sums>> {
-  using walk = item_walk<Key, vector_item>;
-  friend walk;
+class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
+  using base = mainloop<Key, vector_mainloop>;
+  friend base;
   static constexpr bool uses_dots = Sums == vector_sums::dots;
   static constexpr bool may_keep_pairs = sizeof(Key) == 2 && (uses_dots || keeps_pairs);
 
  public:
-  vector_item(const attention_args& args, const attention_item& item, const attention_scratch& scratch) noexcept
-      : walk(args, item, scratch),
+  vector_mainloop(const attention_args& args, const attention_item& item, const attention_scratch& scratch) noexcept
+      : base(args, item, scratch),
         num_groups_(groups_of(head_rows_)),
         base_rows_(head_rows_ / num_groups_),
         extra_rows_(head_rows_ % num_groups_),
         pairs_(may_keep_pairs && (uses_dots || head_rows_ <= in_place_rows)),
-        query_values_(uses_dots ? (args.head_dim + 1) / 2
-                      : pairs_  ? (args.head_dim + 1) / 2 * 2
-                                : args.head_dim),
-        v_in_place_(v_contiguous_ && dims_ == args.head_dim && (head_rows_ <= in_place_rows || sizeof(Key) == 4)) {}
+        query_values_(uses_dots ? (args.qk_head_dim + 1) / 2
+                      : pairs_  ? (args.qk_head_dim + 1) / 2 * 2
+                                : args.qk_head_dim),
+        v_in_place_(v_contiguous_ && dims_ == args.v_head_dim && (head_rows_ <= in_place_rows || sizeof(Key) == 4)) {}
 
  private:
-  using walk::ahead_;
-  using walk::args_;
-  using walk::clip;
-  using walk::dims_;
-  using walk::head_rows_;
-  using walk::item_;
-  using walk::k_contiguous_;
-  using walk::maximum_of;
-  using walk::num_heads_;
-  using walk::num_rows;
-  using walk::padded_;
-  using walk::query_head;
-  using walk::query_offset;
-  using walk::range_of_token;
-  using walk::scratch_;
-  using walk::stage_row;
-  using walk::state_of;
-  using walk::states_;
-  using walk::stride_;
-  using walk::sum_of;
-  using walk::token_of;
-  using walk::v_contiguous_;
-  using walk::value_row;
+  using base::args_;
+  using base::clip;
+  using base::dims_;
+  using base::head_rows_;
+  using base::item_;
+  using base::k_contiguous_;
+  using base::maximum_of;
+  using base::num_heads_;
+  using base::num_rows;
+  using base::padded_;
+  using base::prefetcher_;
+  using base::qk_padded_;
+  using base::query_head;
+  using base::query_offset;
+  using base::range_of_token;
+  using base::scratch_;
+  using base::stage_row;
+  using base::state_of;
+  using base::states_;
+  using base::stride_;
+  using base::sum_of;
+  using base::token_of;
+  using base::v_contiguous_;
+  using base::value_row;
 
-  // Rows that share registers, and what each sees of a tile.
+  // Rows that share a micro-kernel, and the keys of a tile that each of them attends to.
   struct row_group {
     int begin = 0;
     int rows = 0;
-    bool any = false;                                              // some row sees some key
-    visible_range common{0, tile_keys};                            // seen by all rows; empty when begin ≥ end
-    visible_range seen[static_cast<std::size_t>(max_group_rows)];  // relative to the tile
+    bool any = false;                                         // some row attends to some key
+    visible_range common{0, tile_keys};                       // to all rows; empty when begin ≥ end
+    visible_range visible[static_cast<std::size_t>(max_mr)];  // relative to the tile
   };
 
-  [[nodiscard]] static int groups_of(int rows) noexcept {
-    return rows <= max_group_rows ? 1 : (rows + group_rows - 1) / group_rows;
-  }
+  [[nodiscard]] static int groups_of(int rows) noexcept { return rows <= max_mr ? 1 : (rows + mr - 1) / mr; }
   // Rows of group `g` of one KV head: as even as possible.
   [[nodiscard]] int group_begin(int g) const noexcept { return g * base_rows_ + (g < extra_rows_ ? g : extra_rows_); }
 
@@ -91,10 +92,10 @@ class vector_item : public item_walk<Key, vector_item<Key, Sums>> {
         for (int i = 0; i < rows; ++i) {
           const std::int64_t offset = query_offset(head, begin + i);
           if constexpr (uses_dots) {
-            pair_row(static_cast<const bfloat16*>(args_.q) + offset, args_.head_dim, row_values);
+            pair_row(static_cast<const bfloat16*>(args_.q) + offset, args_.qk_head_dim, row_values);
           } else {
-            widen_any(args_.q_type, args_.q, offset, args_.head_dim, args_.scale, row_values);
-            if (query_values_ > args_.head_dim) row_values[args_.head_dim] = 0;
+            widen_any(args_.q_type, args_.q, offset, args_.qk_head_dim, args_.scale, row_values);
+            if (query_values_ > args_.qk_head_dim) row_values[args_.qk_head_dim] = 0;
           }
           for (int d = 0; d < query_values_; ++d) packed[static_cast<std::int64_t>(d) * rows + i] = row_values[d];
         }
@@ -111,7 +112,7 @@ class vector_item : public item_walk<Key, vector_item<Key, Sums>> {
     }
   }
 
-  float* end_row(int head, int row) noexcept {
+  float* partial_of(int head, int row) noexcept {
     float* state = state_of(states_, head, row);
     const std::int64_t index = static_cast<std::int64_t>(head) * head_rows_ + row;
     sum_of(state, padded_) = reduce_add(load(scratch_.sums + index * workspace_align));
@@ -126,36 +127,36 @@ class vector_item : public item_walk<Key, vector_item<Key, Sums>> {
     }
   }
 
-  // One a column of a transposition, one a dim in the scores, one a key and register pass in the accumulation.
-  [[nodiscard]] int unit_turns() const noexcept {
-    const int vectors = vectors_beside(base_rows_ + (extra_rows_ > 0 ? 1 : 0));
+  // One poll per column of a transposition, per dim of the scores, per key and register pass of the accumulation.
+  [[nodiscard]] int polls_per_tile() const noexcept {
+    const int vectors = nr_of(base_rows_ + (extra_rows_ > 0 ? 1 : 0));
     const int passes = (dims_ + vectors * lanes - 1) / (vectors * lanes);
-    const int columns = tile_keys / lanes * args_.head_dim * static_cast<int>(sizeof(Key)) / 4;
-    return columns + num_groups_ * (args_.head_dim * (tile_vectors / vectors) + tile_keys * passes);
+    const int columns = tile_keys / lanes * args_.qk_head_dim * static_cast<int>(sizeof(Key)) / 4;
+    return columns + num_groups_ * (args_.qk_head_dim * (tile_vectors / vectors) + tile_keys * passes);
   }
 
   // Dims [dim, dim + dims) of the tile's keys, transposed, into scratch.
-  void pack_keys(const tile_place& place, int head, int dim, int dims) noexcept {
+  void pack_keys(const kv_tile_offsets& tile, int head, int dim, int dims) noexcept {
     const Key* k = static_cast<const Key*>(args_.k) + (item_.kv_head_begin + head) * args_.k_strides.head + dim;
     auto* staging = static_cast<Key*>(scratch_.staging);
     const Key* zeros = static_cast<const Key*>(scratch_.zero_row);
     for (int column = 0; column < tile_keys; column += lanes) {
       float* keys = scratch_.keys + column;
-      if (k_contiguous_ && place.even[column / lanes]) {
-        const even_rows<Key> rows(k + place.k[column], args_.k_strides.token);
+      if (k_contiguous_ && tile.uniform[column / lanes]) {
+        const uniform_rows<Key> rows(k + tile.k[column], args_.k_strides.token);
         transpose_rows(rows, dims, keys);
         continue;
       }
       scattered_rows<Key> rows;
       for (int i = 0; i < lanes; ++i) {
         const int key = column + i;
-        if (key < place.begin || key >= place.end) {
+        if (key < tile.begin || key >= tile.end) {
           rows.row[i] = zeros;
         } else if (k_contiguous_) {
-          rows.row[i] = k + place.k[key];
+          rows.row[i] = k + tile.k[key];
         } else {
-          Key* row = staging + static_cast<std::int64_t>(i) * padded_;
-          stage_row(k + place.k[key], args_.k_strides, args_.head_dim, row);
+          Key* row = staging + static_cast<std::int64_t>(i) * qk_padded_;
+          stage_row(k + tile.k[key], args_.k_strides, args_.qk_head_dim, row);
           rows.row[i] = row;
         }
       }
@@ -166,16 +167,16 @@ class vector_item : public item_walk<Key, vector_item<Key, Sums>> {
   template <class Rows>
   BIFOLIO_INLINE void transpose_rows(const Rows& rows, int dims, float* keys) noexcept {
     if constexpr (!uses_dots) {
-      if (!pairs_) return transpose_keys<Key, true>(rows, dims, keys, ahead_);
+      if (!pairs_) return transpose_keys<Key, true>(rows, dims, keys, prefetcher_);
     }
-    if constexpr (may_keep_pairs) transpose_keys<Key, false>(rows, dims, keys, ahead_);
+    if constexpr (may_keep_pairs) transpose_keys<Key, false>(rows, dims, keys, prefetcher_);
   }
 
   // V rows of the tile as float32 in value order in scratch.
-  void widen_values(const tile_place& place, int head) noexcept {
-    const int whole = args_.head_dim / (2 * lanes) * (2 * lanes);
-    for (int key = place.begin; key < place.end; ++key) {
-      const Key* row = value_row(place, head, key, 0);
+  void widen_values(const kv_tile_offsets& tile, int head) noexcept {
+    const int whole = args_.v_head_dim / (2 * lanes) * (2 * lanes);
+    for (int key = tile.begin; key < tile.end; ++key) {
+      const Key* row = value_row(tile, head, key, 0);
       float* to = scratch_.values + static_cast<std::int64_t>(key) * padded_;
       vf a;
       vf b;
@@ -184,9 +185,9 @@ class vector_item : public item_walk<Key, vector_item<Key, Sums>> {
         store(to + d, a);
         store(to + d + lanes, b);
       }
-      if (whole < args_.head_dim) {
+      if (whole < args_.v_head_dim) {
         Key tail[2 * lanes] = {};
-        for (int d = whole; d < args_.head_dim; ++d) tail[d - whole] = row[d];
+        for (int d = whole; d < args_.v_head_dim; ++d) tail[d - whole] = row[d];
         load_pair(tail, a, b);
         store(to + whole, a);
         store(to + whole + lanes, b);
@@ -194,15 +195,15 @@ class vector_item : public item_walk<Key, vector_item<Key, Sums>> {
     }
   }
 
-  // V rows of the tile in pairs of keys in scratch, 0 beside a key that is alone.
-  void pair_values(const tile_place& place, int head) noexcept {
-    const int whole = args_.head_dim / (2 * lanes) * (2 * lanes);
-    for (int pair = place.begin / 2; 2 * pair < place.end; ++pair) {
+  // V rows of the tile in pairs of keys in scratch; a key without a partner is paired with 0.
+  void pair_values(const kv_tile_offsets& tile, int head) noexcept {
+    const int whole = args_.v_head_dim / (2 * lanes) * (2 * lanes);
+    for (int pair = tile.begin / 2; 2 * pair < tile.end; ++pair) {
       const Key* rows[2];
       for (int i = 0; i < 2; ++i) {
         const int key = 2 * pair + i;
-        rows[i] = key < place.begin || key >= place.end ? static_cast<const Key*>(scratch_.zero_row)
-                                                        : value_row(place, head, key, i);
+        rows[i] = key < tile.begin || key >= tile.end ? static_cast<const Key*>(scratch_.zero_row)
+                                                      : value_row(tile, head, key, i);
       }
       float* to = scratch_.values + static_cast<std::int64_t>(pair) * padded_;
       vf a;
@@ -212,10 +213,10 @@ class vector_item : public item_walk<Key, vector_item<Key, Sums>> {
         store(to + d, a);
         store(to + d + lanes, b);
       }
-      if (whole < args_.head_dim) {
+      if (whole < args_.v_head_dim) {
         Key tails[2][2 * lanes] = {};
         for (int i = 0; i < 2; ++i) {
-          for (int d = whole; d < args_.head_dim; ++d) tails[i][d - whole] = rows[i][d];
+          for (int d = whole; d < args_.v_head_dim; ++d) tails[i][d - whole] = rows[i][d];
         }
         pair_rows(load_bits(tails[0]), load_bits(tails[1]), a, b);
         store(to + whole, a);
@@ -224,44 +225,44 @@ class vector_item : public item_walk<Key, vector_item<Key, Sums>> {
     }
   }
 
-  // One tile × one KV head: all scores, then group by group softmax and accumulation.
-  void run_unit(const tile_place& place, int head) noexcept {
-    // Dims are taken in chunks whose transposed keys stay in L1 while they are used.
-    const int chunk = !k_contiguous_                ? args_.head_dim
-                      : pairs_                      ? pair_chunk
-                      : head_rows_ <= in_place_rows ? decode_chunk
-                                                    : prefill_chunk;
-    for (int dim = 0; dim < args_.head_dim; dim += chunk) {
-      const int dims = args_.head_dim - dim < chunk ? args_.head_dim - dim : chunk;
-      pack_keys(place, head, dim, dims);
-      for (int g = 0; g < num_groups_; ++g) score_group(place, head, g, dim, dims);
+  // All scores of the tile, then group by group softmax and accumulation.
+  void process_tile(const kv_tile_offsets& tile, int head) noexcept {
+    // The transposed keys of KC dims stay in L1 while they are used.
+    const int kc = !k_contiguous_                ? args_.qk_head_dim
+                   : pairs_                      ? pair_kc
+                   : head_rows_ <= in_place_rows ? decode_kc
+                                                 : prefill_kc;
+    for (int dim = 0; dim < args_.qk_head_dim; dim += kc) {
+      const int dims = args_.qk_head_dim - dim < kc ? args_.qk_head_dim - dim : kc;
+      pack_keys(tile, head, dim, dims);
+      for (int g = 0; g < num_groups_; ++g) score_group(tile, head, g, dim, dims);
     }
 
     const Key* in_place[tile_keys];
     const float* widened[tile_keys];
     if (v_in_place_) {
       const Key* v = static_cast<const Key*>(args_.v) + (item_.kv_head_begin + head) * args_.v_strides.head;
-      // The other key of a pair may lie outside: it is loaded, never multiplied.
-      if (uses_dots && place.begin % 2 != 0) in_place[place.begin - 1] = static_cast<const Key*>(scratch_.zero_row);
-      if (uses_dots && place.end % 2 != 0) in_place[place.end] = static_cast<const Key*>(scratch_.zero_row);
-      for (int key = place.begin; key < place.end; ++key) in_place[key] = v + place.v[key];
+      // The other key of a pair may be outside the tile: it is loaded, never multiplied.
+      if (uses_dots && tile.begin % 2 != 0) in_place[tile.begin - 1] = static_cast<const Key*>(scratch_.zero_row);
+      if (uses_dots && tile.end % 2 != 0) in_place[tile.end] = static_cast<const Key*>(scratch_.zero_row);
+      for (int key = tile.begin; key < tile.end; ++key) in_place[key] = v + tile.v[key];
     } else if constexpr (uses_dots) {
-      pair_values(place, head);
+      pair_values(tile, head);
     } else {
-      widen_values(place, head);
-      for (int key = place.begin; key < place.end; ++key) {
+      widen_values(tile, head);
+      for (int key = tile.begin; key < tile.end; ++key) {
         widened[key] = scratch_.values + static_cast<std::int64_t>(key) * padded_;
       }
     }
     for (int g = 0; g < num_groups_; ++g) {
-      const row_group group = group_of(place, g);
+      const row_group group = group_of(tile, g);
       if (!group.any) continue;
       float* scores = scratch_.scores + static_cast<std::int64_t>(group.begin) * tile_keys;
       const std::int64_t row_index = static_cast<std::int64_t>(head) * head_rows_ + group.begin;
       float* group_states = states_ + row_index * stride_;
       for (int i = 0; i < group.rows; ++i) {
-        if (group.seen[i].begin >= group.seen[i].end) continue;
-        softmax_row(scores + i * tile_keys, group.seen[i], place.first, head, group.begin + i,
+        if (group.visible[i].begin >= group.visible[i].end) continue;
+        softmax_row(scores + i * tile_keys, group.visible[i], tile.first, head, group.begin + i,
                     group_states + i * stride_, scratch_.sums + (row_index + i) * workspace_align);
       }
       if constexpr (uses_dots) {
@@ -278,29 +279,29 @@ class vector_item : public item_walk<Key, vector_item<Key, Sums>> {
     }
   }
 
-  [[nodiscard]] BIFOLIO_INLINE row_group group_of(const tile_place& place, int g) const noexcept {
+  [[nodiscard]] BIFOLIO_INLINE row_group group_of(const kv_tile_offsets& tile, int g) const noexcept {
     row_group group;
     group.begin = group_begin(g);
     group.rows = group_begin(g + 1) - group.begin;
     int token = group.begin / args_.group_size;
     int left_of_token = (token + 1) * args_.group_size - group.begin;
-    visible_range seen = clip(range_of_token(token), place.first);
+    visible_range visible = clip(range_of_token(token), tile.first);
     for (int i = 0; i < group.rows; ++i, --left_of_token) {
       if (left_of_token == 0) {
-        seen = clip(range_of_token(++token), place.first);
+        visible = clip(range_of_token(++token), tile.first);
         left_of_token = args_.group_size;
       }
-      group.seen[i] = seen;
-      group.any = group.any || seen.begin < seen.end;
-      if (seen.begin > group.common.begin) group.common.begin = seen.begin;
-      if (seen.end < group.common.end) group.common.end = seen.end;
+      group.visible[i] = visible;
+      group.any = group.any || visible.begin < visible.end;
+      if (visible.begin > group.common.begin) group.common.begin = visible.begin;
+      if (visible.end < group.common.end) group.common.end = visible.end;
     }
     return group;
   }
 
   // Adds dims [dim, dim + dims) to the scores of one row group; the first dims start them.
-  BIFOLIO_INLINE void score_group(const tile_place& place, int head, int g, int dim, int dims) noexcept {
-    const row_group group = group_of(place, g);
+  BIFOLIO_INLINE void score_group(const kv_tile_offsets& tile, int head, int g, int dim, int dims) noexcept {
+    const row_group group = group_of(tile, g);
     if (!group.any) return;
     float* scores = scratch_.scores + static_cast<std::int64_t>(group.begin) * tile_keys;
     const float* queries = scratch_.queries +
@@ -310,7 +311,7 @@ class vector_item : public item_walk<Key, vector_item<Key, Sums>> {
         group.rows, [&]<int Rows>() __attribute__((always_inline)) {
           const auto add = [&]<class Column>(Column) __attribute__((always_inline)) {
             const int columns = (dims + Column::dims - 1) / Column::dims;
-            score_rows<Column, Rows>(queries, scratch_.keys, columns, dim > 0, scores, ahead_);
+            score_rows<Column, Rows>(queries, scratch_.keys, columns, dim > 0, scores, prefetcher_);
           };
           if constexpr (uses_dots) {
             add(dot_column{});
@@ -326,17 +327,18 @@ class vector_item : public item_walk<Key, vector_item<Key, Sums>> {
         });
   }
 
-  // The row's bias for what it sees of a tile, 0 elsewhere.
-  void read_bias(visible_range seen, std::int64_t tile_first, int head, int row, float* bias) const noexcept {
+  // The row's bias for the keys of a tile that it attends to, 0 elsewhere.
+  void read_bias(visible_range visible, std::int64_t tile_first, int head, int row, float* bias) const noexcept {
     for (int key = 0; key < tile_keys; key += lanes) store(bias + key, vf(0.0f));
     const std::int64_t offset = token_of(row) * args_.bias_token_stride +
-                                query_head(head, row) * args_.bias_head_stride + tile_first + seen.begin;
-    widen_any(args_.bias_type, args_.bias, offset, static_cast<int>(seen.end - seen.begin), 1.0f, bias + seen.begin);
+                                query_head(head, row) * args_.bias_head_stride + tile_first + visible.begin;
+    widen_any(args_.bias_type, args_.bias, offset, static_cast<int>(visible.end - visible.begin), 1.0f,
+              bias + visible.begin);
   }
 
   // Logits → probabilities in place, against the row's running maximum; updates maximum, sums and, when the maximum
   // rises, the accumulator.
-  BIFOLIO_INLINE void softmax_row(float* scores, visible_range seen, std::int64_t tile_first, int head, int row,
+  BIFOLIO_INLINE void softmax_row(float* scores, visible_range visible, std::int64_t tile_first, int head, int row,
                                   float* state, float* sums) const noexcept {
     vf s[tile_vectors];
 #pragma GCC unroll 16
@@ -348,23 +350,25 @@ class vector_item : public item_walk<Key, vector_item<Key, Sums>> {
     }
     if (args_.soft_cap > 0) {
       const vf cap(args_.soft_cap);
-      for (int c = 0; c < tile_vectors; ++c) s[c] = cap * tanh(s[c] / cap);
+      for (int c = 0; c < tile_vectors; ++c) s[c] = attn::soft_capped<vector_math>(s[c], cap);
     }
     if (args_.alibi_slopes != nullptr) {
       const int q_head = (item_.kv_head_begin + head) * args_.group_size + row % args_.group_size;
       const std::int64_t position = item_.first_position + row / args_.group_size;
       const vf slope(args_.alibi_slopes[q_head]);
       const vf distance = lane_numbers() + vf(static_cast<float>(tile_first - position));
-      for (int c = 0; c < tile_vectors; ++c) s[c] = fma(slope, distance + vf(static_cast<float>(c * lanes)), s[c]);
+      for (int c = 0; c < tile_vectors; ++c) {
+        s[c] = attn::with_alibi<vector_math>(s[c], slope, distance + vf(static_cast<float>(c * lanes)));
+      }
     }
     if (args_.bias != nullptr) {
       alignas(64) float bias[tile_keys];
-      read_bias(seen, tile_first, head, row, bias);
-      for (int c = 0; c < tile_vectors; ++c) s[c] = s[c] + load(bias + c * lanes);
+      read_bias(visible, tile_first, head, row, bias);
+      for (int c = 0; c < tile_vectors; ++c) s[c] = attn::with_bias<vector_math>(s[c], load(bias + c * lanes));
     }
-    if (seen.begin > 0 || seen.end < tile_keys) {
+    if (visible.begin > 0 || visible.end < tile_keys) {
       for (int c = 0; c < tile_vectors; ++c) {
-        s[c] = keep_lanes(s[c], static_cast<int>(seen.begin) - c * lanes, static_cast<int>(seen.end) - c * lanes);
+        s[c] = keep_lanes(s[c], static_cast<int>(visible.begin) - c * lanes, static_cast<int>(visible.end) - c * lanes);
       }
     }
     vf highest = s[0];
@@ -374,12 +378,12 @@ class vector_item : public item_walk<Key, vector_item<Key, Sums>> {
     vf sum = load(sums);
     float& maximum = maximum_of(state, padded_);
     if (tile_maximum > maximum + rescale_threshold) {
-      const vf alpha(exp_scalar(maximum - tile_maximum));
+      const vf alpha(scalar_math::exp(maximum - tile_maximum));
       maximum = tile_maximum;
       sum = sum * alpha;
       for (int d = 0; d < dims_; d += lanes) store(state + d, load(state + d) * alpha);
     }
-    const vf shift(maximum == minus_infinity ? 0.0f : maximum);
+    const vf shift(attn::finite_max(maximum));
 #pragma GCC unroll 16
     for (int c = 0; c < tile_vectors; ++c) {
       s[c] = exp(s[c] - shift);
@@ -393,41 +397,41 @@ class vector_item : public item_walk<Key, vector_item<Key, Sums>> {
     store(sums, sum);
   }
 
-  // Rows together where all of them see the keys, each by itself before and after that; ascending keys in every row.
+  // Rows together for the keys that all of them attend to, one by one before and after those; keys ascend in each row.
   template <class Value>
   BIFOLIO_INLINE void accumulate(const float* p, const Value* const* values, const row_group& group,
                                  float* states) noexcept {
-    const visible_range* seen = group.seen;
+    const visible_range* visible = group.visible;
     const visible_range common = group.common;
     const int rows = group.rows;
     const bool together = common.begin < common.end;
     const auto alone = [&](int row, std::int64_t begin, std::int64_t end) {
       if (begin >= end) return;
       accumulate_rows<1>(p + row * tile_keys, values, static_cast<int>(begin), static_cast<int>(end), dims_,
-                         states + row * stride_, stride_, ahead_);
+                         states + row * stride_, stride_, prefetcher_);
     };
-    for (int i = 0; i < rows; ++i) alone(i, seen[i].begin, together ? common.begin : seen[i].end);
+    for (int i = 0; i < rows; ++i) alone(i, visible[i].begin, together ? common.begin : visible[i].end);
     if (!together) return;
     with_rows(
         rows, [&]<int Rows>() __attribute__((always_inline)) {
           accumulate_rows<Rows>(p, values, static_cast<int>(common.begin), static_cast<int>(common.end), dims_, states,
-                                stride_, ahead_);
+                                stride_, prefetcher_);
         });
-    for (int i = 0; i < rows; ++i) alone(i, common.end, seen[i].end);
+    for (int i = 0; i < rows; ++i) alone(i, common.end, visible[i].end);
   }
 
-  // The same by pairs of keys. A pair that a row sees half of is taken with the other half's bits cleared.
+  // The same by pairs of keys. If a row attends to one key of a pair, the bits of the other key are cleared.
   template <class Values>
   BIFOLIO_INLINE void accumulate_dot(const float* p, const Values& values, const row_group& group,
                                      float* states) noexcept {
-    const visible_range* seen = group.seen;
+    const visible_range* visible = group.visible;
     const visible_range common{(group.common.begin + 1) / 2 * 2, group.common.end / 2 * 2};
     const int rows = group.rows;
     const bool together = common.begin < common.end;
     const auto alone = [&](int row, std::int64_t begin, std::int64_t end) {
       const auto some = [&](std::int64_t first, std::int64_t last, std::uint32_t keep) {
         accumulate_pairs<1>(p + row * tile_keys, values, static_cast<int>(first), static_cast<int>(last), keep, dims_,
-                            states + row * stride_, stride_, ahead_);
+                            states + row * stride_, stride_, prefetcher_);
       };
       if (begin >= end) return;
       if (begin % 2 != 0) {
@@ -437,18 +441,19 @@ class vector_item : public item_walk<Key, vector_item<Key, Sums>> {
       if (begin / 2 < end / 2) some(begin / 2, end / 2, 0xffffffffu);
       if (end % 2 != 0 && begin < end) some(end / 2, end / 2 + 1, 0xffffu);
     };
-    for (int i = 0; i < rows; ++i) alone(i, seen[i].begin, together ? common.begin : seen[i].end);
+    for (int i = 0; i < rows; ++i) alone(i, visible[i].begin, together ? common.begin : visible[i].end);
     if (!together) return;
     with_rows(
         rows, [&]<int Rows>() __attribute__((always_inline)) {
           accumulate_pairs<Rows>(p, values, static_cast<int>(common.begin / 2), static_cast<int>(common.end / 2),
-                                 0xffffffffu, dims_, states, stride_, ahead_);
+                                 0xffffffffu, dims_, states, stride_, prefetcher_);
         });
-    for (int i = 0; i < rows; ++i) alone(i, common.end, seen[i].end);
+    for (int i = 0; i < rows; ++i) alone(i, common.end, visible[i].end);
   }
+
   int num_groups_;
-  int base_rows_;     // of each group;
-  int extra_rows_;    // the first so many have one more
+  int base_rows_;  // of each group; the first `extra_rows_` groups have one more
+  int extra_rows_;
   bool pairs_;        // transposed keys of 16 bits stay in pairs
   int query_values_;  // floats of a row in scratch
   bool v_in_place_;

@@ -207,13 +207,23 @@ void move(void* dst, const void* src, const move_plan& plan) noexcept {
   }
 }
 
+constexpr cache_kernels make_table() noexcept {
+  cache_kernels table = {};
+  for (const dtype dst : all_dtypes) {
+    for (const dtype src : all_dtypes) {
+      move_kernel& entry = table.move[static_cast<std::size_t>(dst)][static_cast<std::size_t>(src)];
+      visit_dtype(dst, [&](auto dst_traits) {
+        visit_dtype(src, [&](auto src_traits) {
+          entry = &move<typename decltype(dst_traits)::storage, typename decltype(src_traits)::storage>;
+        });
+      });
+    }
+  }
+  return table;
+}
+
 }  // namespace
 
-// Rows and columns in the order of dtype: f32, f16, bf16.
-const cache_kernels cache_table{{
-    {move<float, float>, move<float, float16>, move<float, bfloat16>},
-    {move<float16, float>, move<float16, float16>, move<float16, bfloat16>},
-    {move<bfloat16, float>, move<bfloat16, float16>, move<bfloat16, bfloat16>},
-}};
+constexpr cache_kernels cache_table = make_table();
 
 }  // namespace bifolio::cpu::BIFOLIO_ISA

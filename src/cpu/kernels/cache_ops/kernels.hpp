@@ -37,7 +37,7 @@ using move_kernel = void (*)(void* dst, const void* src, const move_plan& plan) 
 
 /// Kernels of append, gather, copy, convert and swap.
 struct cache_kernels {
-  move_kernel move[3][3];  ///< [dtype of dst][dtype of src]
+  move_kernel move[num_dtypes][num_dtypes];  ///< [dtype of dst][dtype of src]
 
   [[nodiscard]] move_kernel mover(dtype dst, dtype src) const noexcept {
     return move[static_cast<std::size_t>(dst)][static_cast<std::size_t>(src)];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// The names that CPU kernels are written in, and the only includer of xsimd. One vector type, `vf`, holds `lanes`
+/// The vocabulary of the CPU kernels, and the only file that includes xsimd. One vector type, `vf`, holds `lanes`
 /// floats. Everything that differs between instruction sets or between xsimd versions (8.1 and newer) is hidden here:
 ///   - fma: xsimd 8.1's AVX-512 `fma` is not fused; SSE2 has none, there it is a product and a sum, everywhere alike;
 ///   - 16-bit floats, which no xsimd has: `split_pair`, `load_pair`, and pairs in scratch, written by `store_pairs<T>`
@@ -21,10 +21,13 @@
 
 #include "cpu/kernels/simd/inline.hpp"
 
-#if BIFOLIO_ISA_AMX || BIFOLIO_ISA_AMX_FP16
+// What the flags of the instruction set allow (cmake/BifolioIsa.cmake), and nothing else, decides which parts of these
+// headers it uses.
+#if defined(__AMX_TILE__)
 #define BIFOLIO_TILES 1
-#else
-#define BIFOLIO_TILES 0
+#endif
+#if defined(__AVX512BF16__)
+#define BIFOLIO_PAIR_DOT 1
 #endif
 
 namespace bifolio::cpu::BIFOLIO_ISA {
@@ -41,16 +44,11 @@ BIFOLIO_INLINE vf broadcast(float x) noexcept { return vf(x); }
 }  // namespace
 }  // namespace bifolio::cpu::BIFOLIO_ISA
 
-// What is built on AVX512-BF16 has its names too.
-#if BIFOLIO_ISA_AVX512_BF16 || BIFOLIO_TILES
-#define BIFOLIO_PAIR_DOT 1
-#endif
-
-#if BIFOLIO_ISA_AVX512 || BIFOLIO_PAIR_DOT
+#if defined(__AVX512F__)
 #include "cpu/kernels/simd/avx512.hpp"
-#elif BIFOLIO_ISA_AVX2
+#elif defined(__AVX2__)
 #include "cpu/kernels/simd/avx2.hpp"
-#elif BIFOLIO_ISA_NEON
+#elif defined(__ARM_NEON)
 #include "cpu/kernels/simd/neon.hpp"
 #else
 #include "cpu/kernels/simd/sse2.hpp"
@@ -68,9 +66,6 @@ BIFOLIO_INLINE void pair_rows(vf even, vf odd, vf& a, vf& b) noexcept { a = even
 BIFOLIO_INLINE void order_dims(vf a, vf b, vf& first, vf& second) noexcept { first = a, second = b; }
 BIFOLIO_INLINE vf keep_bits(vf value, std::uint32_t) noexcept { return value; }
 #endif
-
-/// acc − a·b.
-BIFOLIO_INLINE vf fnma(vf a, vf b, vf acc) noexcept { return fma(vf(0.0f) - a, b, acc); }
 
 /// e^x for x ≤ 88, within 1.5 ulp; below −87.3 it is 0, −inf gives 0, NaN stays NaN. x = n·ln 2 + r with
 /// |r| ≤ ln 2 / 2 (two-step reduction, Cody & Waite), e^r = 1 + r + r²·P(r), P of degree 4 through Chebyshev nodes

@@ -148,7 +148,7 @@ BIFOLIO_FORCE_INLINE void narrow(float16* to, f32_vector<N> lanes) noexcept {
   const u32_vector<N> infinity = splat<N>(0x7f800000u);
   const i32_vector<N> nan = greater<N>(magnitude, infinity);
 #if defined(__F16C__) || defined(__aarch64__)
-  // The hardware overflows to infinity and keeps payloads: both are decided before it sees them.
+  // The hardware overflows to infinity and keeps payloads: both are decided before it.
   const u32_vector<N> largest = splat<N>(0x477fe000u);  // 65504
   u32_vector<N> tame = select<N>(greater<N>(magnitude, largest), largest, magnitude);
   tame = select<N>(magnitude == infinity, infinity, tame);

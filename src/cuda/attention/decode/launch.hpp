@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/attention/decode/plan.hpp"
 #include "cuda/host/kernel_args.hpp"
 #include "cuda/host/runtime.hpp"
 
@@ -14,10 +15,10 @@ namespace bifolio::cuda {
 
 struct decode_args;
 
-/// One compiled shape: the kernel without options, and the one with window, soft cap, ALiBi and sinks.
+/// One compiled shape. [masked][deterministic]: the plain variant has the causal mask alone, the masked variant
+/// windows, the logits transform (soft cap, ALiBi) and sinks as well; the scheduler of deterministic plans is another.
 struct decode_entry {
-  void (*plain)(decode_args);
-  void (*featured)(decode_args);
+  void (*kernels[2][2])(decode_args);
   int threads;
   int shared_bytes;
   int ctas_per_sm;
@@ -26,15 +27,12 @@ struct decode_entry {
 /// Null for a shape that is not compiled: 16-bit types, head_dim 64, 128, 256.
 [[nodiscard]] const decode_entry* find_decode_entry(dtype type, std::int32_t head_dim) noexcept;
 
-/// Whether the layout and alignment of this call suit the kernel, which adds no bias.
-[[nodiscard]] bool decode_serves(const attention_kernel_args& args) noexcept;
-
-/// `words`: what decode_planner wrote for `grid` thread blocks.
+/// For calls that suit tensor cores. `metadata`: that of `plan` on the device.
 [[nodiscard]] cudaError_t launch_decode(const runtime_api& api, const attention_kernel_args& args,
-                                        const decode_entry& entry, const std::int32_t* words, std::int32_t grid,
-                                        bool dependent, cudaStream_t stream) noexcept;
+                                        const decode_plan& plan, const decode_metadata& metadata,
+                                        const device_numbers& device, cudaStream_t stream) noexcept;
 
-// One a translation unit.
+// One per translation unit.
 extern const decode_entry decode_bf16_64, decode_bf16_128, decode_bf16_256;
 extern const decode_entry decode_f16_64, decode_f16_128, decode_f16_256;
 

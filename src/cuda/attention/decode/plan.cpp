@@ -2,41 +2,69 @@
 #include "cuda/attention/decode/plan.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <iterator>
+#include <span>
 
+#include "common/attention/visibility.hpp"
 #include "cuda/host/divisor.hpp"
 
 namespace bifolio::cuda {
 namespace {
 
-constexpr std::size_t words_of_seq = sizeof(decode_seq) / sizeof(std::int32_t);
-
 std::int64_t divide_up(std::int64_t a, std::int64_t b) noexcept { return (a + b - 1) / b; }
 
-/// Items of one unit of the sequence when an item is `item_tiles` tiles.
-std::int32_t items_of(const decode_seq& s, std::int32_t item_tiles) noexcept {
+/// Splits of one output tile of the sequence when a split is `split_tiles` tiles.
+std::int32_t splits_of(const decode_seq& s, std::int32_t split_tiles) noexcept {
   if (s.num_tiles == 0) return 1;
-  return (s.first_tile + s.num_tiles - 1) / item_tiles - s.first_tile / item_tiles + 1;
+  return (s.first_tile + s.num_tiles - 1) / split_tiles - s.first_tile / split_tiles + 1;
+}
+
+/// Constant for a device, so that a captured graph survives other lengths.
+std::int32_t partials_per_range(const attention_spec& spec, std::int32_t grid) noexcept {
+  return spec.deterministic ? decode_splits_per_cta * grid : grid;
 }
 
 }  // namespace
 
-decode_planner::decode_planner(const plan_input& input, std::int32_t grid, std::vector<std::int32_t>& words)
-    : input_(input), grid_(grid), words_(words) {
-  // Everything is written before it is read: what an earlier step left need not be cleared.
-  words_.resize(static_cast<std::size_t>(decode_seqs_offset(grid_)) +
-                static_cast<std::size_t>(input_.num_seqs) * words_of_seq);
+std::size_t decode_workspace_bytes(const attention_spec& spec, std::int32_t grid) noexcept {
+  const std::int64_t partials = decode_num_partials(spec.deterministic, partials_per_range(spec, grid), grid);
+  return static_cast<std::size_t>(partials) * decode_tile_rows * (static_cast<std::size_t>(spec.v_head_dim) + 2) *
+         sizeof(float);
 }
 
-decode_seq& decode_planner::seq_at(std::int32_t index) const noexcept {
-  // Records are made in place: a struct built beside the words is copied out before its parts are stored, which stalls
-  // (half of the planning time of 256 sequences). They consist of 32-bit integers, as the words do.
-  return reinterpret_cast<decode_seq*>(words_.data() + decode_seqs_offset(grid_))[index];
+std::size_t decode_num_counters(const attention_spec& spec, std::int32_t grid) noexcept {
+  return 2 * static_cast<std::size_t>(partials_per_range(spec, grid));
+}
+
+void write_metadata(const decode_plan& plan, std::byte* begin) noexcept {
+  std::memcpy(begin, &plan.header, sizeof(plan.header));
+  begin += sizeof(plan.header);
+  const std::size_t cta_bytes = static_cast<std::size_t>(plan.grid) * sizeof(decode_cta);
+  std::memcpy(begin, plan.ctas.data(), cta_bytes);
+  std::memcpy(begin + cta_bytes, plan.seqs.data(), static_cast<std::size_t>(plan.num_seqs) * sizeof(decode_seq));
+}
+
+decode_metadata decode_metadata_at(const std::byte* begin, std::int32_t grid) noexcept {
+  const auto* const header = reinterpret_cast<const decode_header*>(begin);
+  const auto* const ctas = reinterpret_cast<const decode_cta*>(header + 1);
+  return {header, ctas, reinterpret_cast<const decode_seq*>(ctas + grid)};
+}
+
+decode_planner::decode_planner(const plan_input& input, std::int32_t grid, decode_plan& plan)
+    : input_(input), plan_(plan) {
+  plan_.grid = grid;
+  plan_.num_seqs = 0;
+  // Everything is written before it is read: what an earlier step left need not be cleared.
+  const auto most = static_cast<std::size_t>(input_.num_seqs);
+  if (plan_.seqs.size() < most) plan_.seqs.resize(most);
 }
 
 void decode_planner::add(std::int32_t seq) {
   const attention_spec& spec = input_.spec;
-  decode_seq& s = seq_at(num_seqs_++);
+  // Made in place: a record that is built elsewhere is copied before its parts are stored, which stalls (half of the
+  // planning time of 256 sequences).
+  decode_seq& s = plan_.seqs[static_cast<std::size_t>(plan_.num_seqs++)];
   s.row = seq;
   s.seq_len = input_.seq_lens[seq];
   s.query_start = input_.query_start_loc[seq];
@@ -44,46 +72,43 @@ void decode_planner::add(std::int32_t seq) {
   const std::int32_t group = spec.num_q_heads / spec.num_kv_heads;
   s.row_tiles = static_cast<std::int32_t>(divide_up(std::int64_t{s.query_len} * group, std::int64_t{decode_tile_rows}));
 
-  // Positions that some row sees.
+  // Positions that some row attends to.
   const std::int64_t offset = std::int64_t{s.seq_len} - s.query_len;
-  std::int64_t begin = 0;
-  std::int64_t end = s.seq_len;
-  if (spec.window_left >= 0) begin = std::max<std::int64_t>(0, offset - spec.window_left);
-  if (!spec.causal && spec.window_right >= 0)
-    end = std::min<std::int64_t>(end, s.seq_len + std::int64_t{spec.window_right});
+  const auto [begin, end] = attn::window_of(spec).of_run(offset, std::int64_t{s.seq_len} - 1, s.seq_len);
   s.first_tile = static_cast<std::int32_t>(begin / decode_tile_tokens);
   s.num_tiles = begin < end ? static_cast<std::int32_t>(divide_up(end, decode_tile_tokens)) - s.first_tile : 0;
 }
 
-std::int32_t decode_planner::choose_item_tiles() const noexcept {
-  // The expected time of the busiest thread block, in tiles: whole rounds where items are alike, else the even share
-  // and half of the longest item. Partial results and their merge cost the rest.
+std::int32_t decode_planner::choose_split_tiles() const noexcept {
+  // The expected time of the busiest CTA, in tiles: whole rounds where splits are alike, else the even share and half
+  // of the longest split. Partial results and their combine cost the rest.
   struct candidate {
     std::int32_t tiles;
     double factor;
     double constant;
   };
   constexpr candidate candidates[] = {
-      {decode_chunk_tiles, 1.12, 3}, {decode_run_tiles, 1.0, 3}, {decode_whole_tiles, 1.0, 0}};
-  std::int32_t best = decode_whole_tiles;
+      {decode_leaf_tiles, 1.12, 3}, {decode_node_tiles, 1.0, 3}, {decode_root_tiles, 1.0, 0}};
+  const std::span<const decode_seq> seqs(plan_.seqs.data(), static_cast<std::size_t>(plan_.num_seqs));
+  std::int32_t best = decode_root_tiles;
   double best_time = 0;
   for (const candidate& c : candidates) {
-    std::int64_t num_items = 0;
+    std::int64_t num_splits = 0;
     std::int64_t total = 0;
     std::int64_t shortest = 0;
     std::int64_t longest = 0;
-    for (std::int32_t i = 0; i < num_seqs_; ++i) {
-      const decode_seq& s = seq_at(i);
-      const std::int64_t items = std::int64_t{input_.spec.num_kv_heads} * s.row_tiles * items_of(s, c.tiles);
-      const std::int64_t length = std::min(s.num_tiles, c.tiles) + decode_unit_charge;
-      num_items += items;
-      total += items * length;
-      shortest = i == 0 ? length : std::min(shortest, length);
+    for (const decode_seq& s : seqs) {
+      const std::int64_t splits = std::int64_t{input_.spec.num_kv_heads} * s.row_tiles * splits_of(s, c.tiles);
+      const std::int64_t length = std::min(s.num_tiles, c.tiles) + decode_fixed_overhead;
+      num_splits += splits;
+      total += splits * length;
+      shortest = &s == seqs.data() ? length : std::min(shortest, length);
       longest = std::max(longest, length);
     }
-    if (c.tiles != decode_whole_tiles && num_items > num_slots()) continue;
-    const double rounds = shortest == longest ? static_cast<double>(divide_up(num_items, grid_) * longest)
-                                              : static_cast<double>(total) / grid_ + static_cast<double>(longest) / 2;
+    if (c.tiles != decode_root_tiles && num_splits > partials_per_range(input_.spec, plan_.grid)) continue;
+    const double rounds = shortest == longest
+                              ? static_cast<double>(divide_up(num_splits, plan_.grid) * longest)
+                              : static_cast<double>(total) / plan_.grid + static_cast<double>(longest) / 2;
     const double time = rounds * c.factor + c.constant;
     if (best_time == 0 || time < best_time) {
       best = c.tiles;
@@ -93,125 +118,125 @@ std::int32_t decode_planner::choose_item_tiles() const noexcept {
   return best;
 }
 
-std::int32_t decode_planner::choose_parts(std::int64_t tiles, std::int64_t most) const noexcept {
-  // Microseconds on an H200, fitted to rows of little KV: a tile that waits for the one before it; a level of merging;
-  // and each round of its loads, of up to decode_merge_fan parts, for the threads of a block.
+std::int32_t decode_planner::choose_num_splits(std::int64_t tiles, std::int64_t most) const noexcept {
+  // Microseconds on an H200, fitted to calls with little KV: a tile that waits for the previous one; a level of the
+  // combine; and each round of its loads, of up to decode_combine_fan_in partial results, for the threads of a CTA.
   constexpr double tile_us = 0.93;
   constexpr double level_us = 1.5;
   constexpr double round_us = 0.85;
   const std::int64_t group = input_.spec.num_q_heads / input_.spec.num_kv_heads;
   const std::int64_t rows = std::min<std::int64_t>(group * input_.max_query_len, decode_tile_rows);
-  const std::int64_t rounds = divide_up(rows * input_.spec.head_dim / 4, 128);
+  const std::int64_t rounds = divide_up(rows * input_.spec.qk_head_dim / 4, 128);
   std::int64_t best = 1;
   double best_us = tile_us * static_cast<double>(tiles);
-  for (std::int64_t parts = 2; parts <= std::min(tiles, most); ++parts) {
-    const bool two_levels = parts > decode_most_parts;
-    const std::int64_t loads = two_levels ? 1 + divide_up(divide_up(parts, decode_merge_fan), decode_merge_fan)
-                                          : divide_up(parts, decode_merge_fan);
-    const double us = tile_us * static_cast<double>(divide_up(tiles, parts)) + (two_levels ? 2 : 1) * level_us +
+  for (std::int64_t splits = 2; splits <= std::min(tiles, most); ++splits) {
+    const bool two_levels = splits > decode_max_flat_splits;
+    const std::int64_t loads = two_levels
+                                   ? 1 + divide_up(divide_up(splits, decode_combine_fan_in), decode_combine_fan_in)
+                                   : divide_up(splits, decode_combine_fan_in);
+    const double us = tile_us * static_cast<double>(divide_up(tiles, splits)) + (two_levels ? 2 : 1) * level_us +
                       round_us * static_cast<double>(rounds * loads);
-    if (us <= best_us) {  // of equals the one with more blocks at work
-      best = parts;
+    if (us <= best_us) {  // of equals the one with more CTAs at work
+      best = splits;
       best_us = us;
     }
   }
   return static_cast<std::int32_t>(best);
 }
 
-std::int32_t decode_planner::choose_num_ctas(std::int64_t total, std::int64_t units, bool uniform) const noexcept {
-  const std::int64_t most = std::clamp<std::int64_t>(divide_up(total, decode_min_run), 1, grid_);
+std::int32_t decode_planner::choose_num_ctas(std::int64_t total, std::int64_t outputs, bool uniform) const noexcept {
+  const std::int64_t most = std::clamp<std::int64_t>(divide_up(total, decode_min_tiles_per_cta), 1, plan_.grid);
   if (!uniform) return static_cast<std::int32_t>(most);
-  if (units <= grid_ && !input_.spec.deterministic) {
-    return static_cast<std::int32_t>(units * choose_parts(total / units, grid_ / units));
+  if (outputs <= plan_.grid && !input_.spec.deterministic) {
+    return static_cast<std::int32_t>(outputs * choose_num_splits(total / outputs, plan_.grid / outputs));
   }
-  // A few blocks less, where blocks then take whole units: memory is as busy and nothing is merged. With many units to
-  // a block merging is rare anyway.
-  if (units > 8 * most) return static_cast<std::int32_t>(most);
+  // A few CTAs less, where CTAs then take whole output tiles: memory is as busy and nothing is combined. With many
+  // output tiles per CTA combining is rare anyway.
+  if (outputs > 8 * most) return static_cast<std::int32_t>(most);
   for (std::int64_t ctas = most; ctas * 100 >= most * 96; --ctas) {
-    if (units % ctas == 0) return static_cast<std::int32_t>(ctas);
+    if (outputs % ctas == 0) return static_cast<std::int32_t>(ctas);
   }
   return static_cast<std::int32_t>(most);
 }
 
 bool decode_planner::finish() {
-  if (empty()) {
-    words_.clear();
-    return true;
-  }
-  words_.resize(static_cast<std::size_t>(decode_seqs_offset(grid_)) +
-                static_cast<std::size_t>(num_seqs_) * words_of_seq);
+  plan_.workspace_bytes = 0;
+  plan_.num_counters = 0;
+  if (plan_.empty()) return true;
+  const std::span<decode_seq> seqs(plan_.seqs.data(), static_cast<std::size_t>(plan_.num_seqs));
   const bool deterministic = input_.spec.deterministic;
-  const std::int32_t item_tiles = deterministic ? choose_item_tiles() : 0;
-  // Alike units of some tiles are cut into equal parts, others are not: a charge evens out what each costs by itself.
-  bool uniform = true;
-  for (std::int32_t i = 0; i < num_seqs_; ++i) {
-    const std::int32_t num_tiles = seq_at(i).num_tiles;
-    uniform = uniform && num_tiles > 0 && num_tiles == seq_at(0).num_tiles;
-  }
-  const std::int32_t charge = uniform && !deterministic ? 0 : decode_unit_charge;
+  const std::int32_t split_tiles = deterministic ? choose_split_tiles() : 0;
+  // Alike output tiles that are not empty are split equally. Others are not: there the overhead evens out what each
+  // costs by itself.
+  const std::int32_t num_tiles = seqs[0].num_tiles;
+  const bool uniform = num_tiles > 0 && std::all_of(seqs.begin(), seqs.end(), [num_tiles](const decode_seq& s) {
+                         return s.num_tiles == num_tiles;
+                       });
+  const std::int32_t overhead = uniform && !deterministic ? 0 : decode_fixed_overhead;
   std::int64_t total = 0;
-  std::int64_t num_units = 0;
-  for (std::int32_t i = 0; i < num_seqs_; ++i) {
-    decode_seq& s = seq_at(i);
-    s.num_items = deterministic ? items_of(s, item_tiles) : 1;
-    s.unit_length = (deterministic ? std::min(s.num_tiles, item_tiles) : s.num_tiles) + charge;
-    s.start = static_cast<std::int32_t>(total);
-    s.first_unit = static_cast<std::int32_t>(num_units);
-    const std::int64_t units = std::int64_t{input_.spec.num_kv_heads} * s.row_tiles * s.num_items;
-    total += units * s.unit_length;
-    num_units += units;
-    if (total >= (std::int64_t{1} << 31) || num_units >= (std::int64_t{1} << 27)) return false;
+  std::int64_t num_outputs = 0;
+  for (decode_seq& s : seqs) {
+    s.num_splits = deterministic ? splits_of(s, split_tiles) : 1;
+    s.work_length = (deterministic ? std::min(s.num_tiles, split_tiles) : s.num_tiles) + overhead;
+    s.work_begin = static_cast<std::int32_t>(total);
+    s.first_split = static_cast<std::int32_t>(num_outputs);
+    const std::int64_t outputs = std::int64_t{input_.spec.num_kv_heads} * s.row_tiles * s.num_splits;
+    total += outputs * s.work_length;
+    num_outputs += outputs;
+    if (total >= (std::int64_t{1} << 31) || num_outputs >= (std::int64_t{1} << 27)) return false;
   }
 
-  auto& header = *reinterpret_cast<decode_header*>(words_.data());
-  header.total = static_cast<std::int32_t>(total);
-  header.num_ctas = choose_num_ctas(total, num_units, uniform);
-  header.item_tiles = item_tiles;
-  header.num_slots = num_slots();
-  header.charge = charge;
-  std::fill(std::begin(header.unused), std::end(header.unused), 0);
-
-  auto* const ctas = reinterpret_cast<decode_cta*>(words_.data() + sizeof(decode_header) / sizeof(std::int32_t));
-  std::int32_t index = 0;
-  std::int32_t next_start = num_seqs_ > 1 ? seq_at(1).start : header.total;
-  divisor by_length(seq_at(0).unit_length);
-  // The cut before block c is ⌊total · c / num_ctas⌋.
-  const std::int32_t stride = header.total / header.num_ctas;
-  const std::int32_t remainder = header.total % header.num_ctas;
-  std::int32_t cut = 0;
-  std::int32_t carried = 0;
-  for (std::int32_t cta = 0; cta < grid_; ++cta) {
-    std::int32_t position = header.total;
-    if (cta < header.num_ctas) {
-      while (next_start <= cut) {
-        ++index;
-        next_start = index + 1 < num_seqs_ ? seq_at(index + 1).start : header.total;
-      }
-      const decode_seq& s = seq_at(index);
-      if (by_length.value != static_cast<std::uint32_t>(s.unit_length)) by_length = divisor(s.unit_length);
-      const std::int32_t inside = cut - s.start - by_length.quotient(cut - s.start) * s.unit_length;
-      position = inside <= charge || deterministic ? cut - inside : cut;
-      cut += stride;
-      carried += remainder;
-      if (carried >= header.num_ctas) {
-        carried -= header.num_ctas;
-        ++cut;
-      }
-    }
-    decode_cta& here = ctas[cta];
-    if (cta > 0) ctas[cta - 1].end = position;
-    here.position = position;
-    here.end = header.total;
-    here.index = index;
-    here.first = seq_at(index);
-    std::fill(std::begin(here.unused), std::end(here.unused), 0);
-  }
+  plan_.header = {};
+  plan_.header.total = static_cast<std::int32_t>(total);
+  plan_.header.num_ctas = choose_num_ctas(total, num_outputs, uniform);
+  plan_.header.split_tiles = split_tiles;
+  plan_.header.num_partials = partials_per_range(input_.spec, plan_.grid);
+  plan_.header.overhead = overhead;
+  plan_.workspace_bytes = decode_workspace_bytes(input_.spec, plan_.grid);
+  plan_.num_counters = decode_num_counters(input_.spec, plan_.grid);
+  share_work();
   return true;
 }
 
-std::size_t decode_planner::workspace_floats() const noexcept {
-  return static_cast<std::size_t>(decode_slots(input_.spec.deterministic, num_slots(), grid_)) * decode_tile_rows *
-         (static_cast<std::size_t>(input_.spec.head_dim) + 2);
+void decode_planner::share_work() {
+  const decode_header& header = plan_.header;
+  const std::span<const decode_seq> seqs(plan_.seqs.data(), static_cast<std::size_t>(plan_.num_seqs));
+  const bool deterministic = header.split_tiles != 0;
+  plan_.ctas.resize(static_cast<std::size_t>(plan_.grid));
+  std::size_t index = 0;
+  std::int32_t next_begin = seqs.size() > 1 ? seqs[1].work_begin : header.total;
+  divisor by_length(seqs[0].work_length);
+  // The even share of CTA c begins at ⌊total · c / num_ctas⌋.
+  const std::int32_t stride = header.total / header.num_ctas;
+  const std::int32_t remainder = header.total % header.num_ctas;
+  std::int32_t even = 0;
+  std::int32_t carried = 0;
+  for (std::int32_t cta = 0; cta < plan_.grid; ++cta) {
+    std::int32_t begin = header.total;
+    if (cta < header.num_ctas) {
+      while (next_begin <= even) {
+        ++index;
+        next_begin = index + 1 < seqs.size() ? seqs[index + 1].work_begin : header.total;
+      }
+      const decode_seq& s = seqs[index];
+      if (by_length.value != static_cast<std::uint32_t>(s.work_length)) by_length = divisor(s.work_length);
+      const std::int32_t inside = even - s.work_begin - by_length.quotient(even - s.work_begin) * s.work_length;
+      begin = inside <= header.overhead || deterministic ? even - inside : even;
+      even += stride;
+      carried += remainder;
+      if (carried >= header.num_ctas) {
+        carried -= header.num_ctas;
+        ++even;
+      }
+    }
+    decode_cta& here = plan_.ctas[static_cast<std::size_t>(cta)];
+    if (cta > 0) plan_.ctas[static_cast<std::size_t>(cta) - 1].end = begin;
+    here.begin = begin;
+    here.end = header.total;
+    here.seq_index = static_cast<std::int32_t>(index);
+    here.first = seqs[index];
+    std::fill(std::begin(here.unused), std::end(here.unused), 0);
+  }
 }
 
 }  // namespace bifolio::cuda

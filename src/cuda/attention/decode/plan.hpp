@@ -1,115 +1,132 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// The cut of decode work over persistent thread blocks, shared by host and kernel.
+/// The host side of the decode kernel's stream-K tile scheduler (Osama et al., Stream-K, 2023): a linearised work range
+/// split evenly over persistent CTAs. scheduler.cuh is the device side.
 ///
-/// Work is a line. Each sequence lays down num_kv_heads · row_tiles units of equal length, a unit being one KV head and
-/// 16 packed rows (query token × head of the group) over the sequence's visible tiles of 64 keys, plus a fixed charge
-/// for its prologue and epilogue. The line is cut into equal runs, one a thread block; a cut that falls into a charge
-/// moves to the unit's start. A unit touched by several blocks is merged, in the order of its blocks, by whichever of
-/// them comes last. So the plan is one record per sequence and one per block, and a step of 256 sequences is planned in
-/// microseconds.
+/// An output tile is one KV head and 16 packed rows (query token × head of the group) of a sequence; its work is the
+/// sequence's visible KV tiles of 64 keys and a fixed overhead for prologue and epilogue. The work range holds the
+/// output tiles of the first sequence, then those of the second, and so on, and each CTA gets an equal share of it. A
+/// share that would begin within an overhead begins at the output tile. Output tiles that several CTAs share are
+/// combined, in the order of the CTAs, by the one that arrives last. The plan is one record per sequence and one per
+/// CTA, so that a step of 256 sequences is planned in microseconds.
 ///
-/// A deterministic plan fixes the order of every sum instead: keys are cut into chunks of `decode_chunk_tiles` tiles
-/// counted from position 0, the results of 16 chunks, counted likewise, are folded one after another into a run's, and
-/// those of the runs into the row's. A chunk, or a run, in which a row sees nothing changes no bit. Who computes what
-/// is then free: an item of work is a chunk, a run or a whole unit, whichever gives the device the evener load. Items
-/// are units of the line, which is cut between them alone.
+/// A deterministic plan fixes the combine tree instead, and with it the order of every sum: leaves of
+/// `decode_leaf_tiles` tiles counted from position 0, nodes of `decode_combine_fan_in` leaves, the root. A leaf or node
+/// that a row does not attend to changes no bit of it. Which CTA computes what is then free. Every output tile is split
+/// into leaves, nodes or not at all, whichever balances the load best, and the range is cut between splits only.
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
-#include "cuda/host/dispatch.hpp"
+#include "cuda/host/plan_input.hpp"
 
 namespace bifolio::cuda {
 
 inline constexpr std::int32_t decode_tile_tokens = 64;
 inline constexpr std::int32_t decode_tile_rows = 16;
-inline constexpr std::int32_t decode_unit_charge = 1;  // tiles
-inline constexpr std::int32_t decode_min_run = 2;      // tiles and charge; shorter runs cost more in merging
-inline constexpr std::int32_t decode_merge_fan = 16;   // partial results that are joined at once
-inline constexpr std::int32_t decode_most_parts = 24;  // more are joined in two levels
+inline constexpr std::int32_t decode_fixed_overhead = 1;     // per output tile, in KV tiles
+inline constexpr std::int32_t decode_min_tiles_per_cta = 2;  // overhead included; smaller shares cost more in combining
+inline constexpr std::int32_t decode_combine_fan_in = 16;    // partial results that are combined at once
+inline constexpr std::int32_t decode_max_flat_splits = 24;   // of an output tile; more are combined in two levels
 // Of deterministic plans.
-inline constexpr std::int32_t decode_chunk_tiles = 4;  // 256 positions
-inline constexpr std::int32_t decode_run_tiles = decode_chunk_tiles * decode_merge_fan;
-inline constexpr std::int32_t decode_whole_tiles = 1 << 30;  // an item is a whole unit
-inline constexpr std::int32_t decode_items_per_cta = 8;      // at most, where items leave partial results
+inline constexpr std::int32_t decode_leaf_tiles = 4;  // 256 positions
+inline constexpr std::int32_t decode_node_tiles = decode_leaf_tiles * decode_combine_fan_in;
+inline constexpr std::int32_t decode_root_tiles = 1 << 30;  // output tiles are not split
+inline constexpr std::int32_t decode_splits_per_cta = 8;    // at most, where splits leave partial results
 
 struct decode_seq {
   std::int32_t row;          // of the block tables
-  std::int32_t start;        // where the sequence begins on the line
-  std::int32_t unit_length;  // tiles + charge of one unit or item
-  std::int32_t first_tile;   // tiles before it are outside every row's window
+  std::int32_t work_begin;   // of the sequence in the work range
+  std::int32_t work_length;  // tiles and overhead of one output tile, or of one split of a deterministic plan
+  std::int32_t first_tile;   // earlier tiles are outside every row's window
   std::int32_t num_tiles;
   std::int32_t row_tiles;
   std::int32_t seq_len;
   std::int32_t query_start;
   std::int32_t query_len;
-  std::int32_t first_unit;  // ordinal of its first item; deterministic plans only
-  std::int32_t num_items;   // of a unit; 1 in other plans
+  std::int32_t first_split;  // ordinal of its first split; deterministic plans only
+  std::int32_t num_splits;   // per output tile; 1 in other plans
 };
 
-/// Where one thread block begins, with its first sequence at hand: what the kernel needs before its first key is one
-/// load away.
+/// A CTA's share of the work range, with its first sequence: the kernel needs one load before its first key.
 struct alignas(16) decode_cta {
-  std::int32_t position;  // on the line
+  std::int32_t begin;
   std::int32_t end;
-  std::int32_t index;  // of `first` in the list of sequences
+  std::int32_t seq_index;  // of `first` in the list of sequences
   decode_seq first;
   std::int32_t unused[2];
 };
 static_assert(sizeof(decode_cta) == 64);
 
 struct alignas(16) decode_header {
-  std::int32_t total;  // length of the line
+  std::int32_t total;  // length of the work range
   std::int32_t num_ctas;
-  std::int32_t item_tiles;  // of deterministic plans, counted from position 0; 0: not deterministic
-  std::int32_t num_slots;   // of partial results in one of their ranges: thread blocks, or items
-  std::int32_t charge;      // tiles that a unit counts for beside its own
+  std::int32_t split_tiles;   // of deterministic plans, counted from position 0; 0: not deterministic
+  std::int32_t num_partials;  // in one of their ranges: CTAs, or splits of a deterministic plan
+  std::int32_t overhead;      // in tiles, of an output tile
   std::int32_t unused[3];
 };
 
-/// Words of a plan for `grid` thread blocks: a header, `grid` records of blocks (empty behind num_ctas), the sequences.
-[[nodiscard]] constexpr std::int32_t decode_seqs_offset(std::int32_t grid) noexcept {
-  return static_cast<std::int32_t>((sizeof(decode_header) + sizeof(decode_cta) * static_cast<std::size_t>(grid)) /
-                                   sizeof(std::int32_t));
+/// The scheduler metadata on the device. The kernel's CTAs find their share of the work by it.
+struct decode_metadata {
+  const decode_header* header = nullptr;
+  const decode_cta* ctas = nullptr;  ///< [grid]; those from num_ctas on are empty
+  const decode_seq* seqs = nullptr;
+};
+
+/// Partial results in the workspace: three ranges of num_partials, or two and each CTA's running node and root.
+[[nodiscard]] constexpr std::int64_t decode_num_partials(bool deterministic, std::int64_t num_partials,
+                                                         std::int64_t grid) noexcept {
+  return deterministic ? 2 * num_partials + 2 * grid : 3 * num_partials;
 }
 
-/// Slots of partial results: three ranges of num_slots, or two and the running results of each thread block.
-[[nodiscard]] constexpr std::int64_t decode_slots(bool deterministic, std::int64_t num_slots,
-                                                  std::int64_t grid) noexcept {
-  return deterministic ? 2 * num_slots + 2 * grid : 3 * num_slots;
-}
+/// Decode's part of a step: the scheduler metadata, and what else a launch needs. The vectors keep their capacity.
+struct decode_plan {
+  std::int32_t grid = 0;  ///< CTAs that run at once; the same for all steps of a spec
+  std::int32_t num_seqs = 0;
+  decode_header header{};
+  std::vector<decode_cta> ctas;  ///< [grid]
+  std::vector<decode_seq> seqs;  ///< the first num_seqs are this step's
+  std::size_t workspace_bytes = 0;
+  std::size_t num_counters = 0;
 
-/// Collects the sequences of a step that decode, then cuts. Works inside the plan's own words, whose capacity is kept.
+  [[nodiscard]] bool empty() const noexcept { return num_seqs == 0; }
+};
+
+/// Bytes of the scheduler metadata: header, CTAs, sequences, in this order.
+[[nodiscard]] constexpr std::size_t decode_metadata_bytes(std::int32_t grid, std::int64_t num_seqs) noexcept {
+  return sizeof(decode_header) + sizeof(decode_cta) * static_cast<std::size_t>(grid) +
+         sizeof(decode_seq) * static_cast<std::size_t>(num_seqs);
+}
+/// Writes them to `begin`, which is aligned to 16 bytes.
+void write_metadata(const decode_plan& plan, std::byte* begin) noexcept;
+/// Where they are on the device when they begin at `begin`.
+[[nodiscard]] decode_metadata decode_metadata_at(const std::byte* begin, std::int32_t grid) noexcept;
+
+/// The same for all steps of a spec, so that a captured graph survives other lengths.
+[[nodiscard]] std::size_t decode_workspace_bytes(const attention_spec& spec, std::int32_t grid) noexcept;
+[[nodiscard]] std::size_t decode_num_counters(const attention_spec& spec, std::int32_t grid) noexcept;
+
+/// Collects the sequences of a step that decode, then splits their work.
 class decode_planner {
  public:
-  /// `grid`: thread blocks that run at once. What `words` held is lost.
-  decode_planner(const plan_input& input, std::int32_t grid, std::vector<std::int32_t>& words);
+  /// `grid`: CTAs that run at once. What `plan` held is lost.
+  decode_planner(const plan_input& input, std::int32_t grid, decode_plan& plan);
 
   void add(std::int32_t seq);
-  [[nodiscard]] bool empty() const noexcept { return num_seqs_ == 0; }
-  /// Lays out the line and writes the words, or empties them where nothing was added. False: the line does not fit into
-  /// 32 bits.
+  /// Completes the plan, also where nothing was added. False: the work range does not fit into 32 bits.
   [[nodiscard]] bool finish();
 
-  [[nodiscard]] std::size_t workspace_floats() const noexcept;
-  [[nodiscard]] std::size_t num_counters() const noexcept { return 2 * static_cast<std::size_t>(num_slots()); }
-
  private:
-  /// Constant for a device, so that a captured graph survives other lengths.
-  [[nodiscard]] std::int32_t num_slots() const noexcept {
-    return input_.spec.deterministic ? decode_items_per_cta * grid_ : grid_;
-  }
-  [[nodiscard]] decode_seq& seq_at(std::int32_t index) const noexcept;
-  [[nodiscard]] std::int32_t choose_item_tiles() const noexcept;
-  [[nodiscard]] std::int32_t choose_num_ctas(std::int64_t total, std::int64_t units, bool uniform) const noexcept;
-  [[nodiscard]] std::int32_t choose_parts(std::int64_t tiles, std::int64_t most) const noexcept;
+  [[nodiscard]] std::int32_t choose_split_tiles() const noexcept;
+  [[nodiscard]] std::int32_t choose_num_ctas(std::int64_t total, std::int64_t outputs, bool uniform) const noexcept;
+  [[nodiscard]] std::int32_t choose_num_splits(std::int64_t tiles, std::int64_t most) const noexcept;
+  void share_work();
 
   const plan_input& input_;
-  std::int32_t grid_;
-  std::vector<std::int32_t>& words_;
-  std::int32_t num_seqs_ = 0;
+  decode_plan& plan_;
 };
 
 }  // namespace bifolio::cuda

@@ -11,11 +11,12 @@
 ///   softmax   one warp a row; running maximum and sum in shared memory
 ///   values    thread = one dim (and the one 128 further), all rows, accumulated in registers
 ///
-/// The order of every sum depends on head_dim alone: not on the batch, the tile of rows or the number of thread blocks.
-/// Positions that a row must not see carry the weight −0, which selects their V away instead of multiplying it.
+/// The order of every sum depends on the head dims alone: not on the batch, the tile of rows or the number of thread
+/// blocks. Positions that a row must not see carry the weight −0, which selects their V away instead of multiplying it.
 
 #include <cstdint>
 
+#include "common/attention/visibility.hpp"
 #include "cuda/attention/general/items.hpp"
 #include "cuda/device/convert.cuh"
 #include "cuda/device/load.cuh"
@@ -30,7 +31,7 @@ inline constexpr int general_keys = 64;                   // positions of a tile
 inline constexpr int general_round = 128;                 // dims in shared memory at once
 inline constexpr int general_kv_row = general_round + 4;  // floats; shifts neighbouring positions by four banks
 
-/// How one half is read.
+/// How one plane is read.
 enum class kv_walk : std::int32_t {
   packs,   ///< 16 bytes of dims at a time
   dims,    ///< single elements, dims fastest
@@ -39,6 +40,7 @@ enum class kv_walk : std::int32_t {
 
 struct general_args {
   attention_kernel_args call;
+  general_metadata metadata;
   kv_walk k_walk;
   kv_walk v_walk;
   std::int32_t num_dim_tiles;
@@ -59,14 +61,18 @@ struct general_shared {
   float m[Rows], l[Rows];              // of the split under way
   float rescale[Rows];                 // factor of what is accumulated
   float total_m[Rows], total_l[Rows];  // of the splits before it
-  fold_weights fold[Rows];
-  row_finish finish[Rows];
+  attn::combine_weights<float> combine[Rows];
+  attn::row_epilogue<float> finish[Rows];
   std::int32_t row_position[Rows];  // a row sees positions [row_begin, row_end)
   std::int32_t row_begin[Rows];
   std::int32_t row_end[Rows];
   float row_slope[Rows];
   std::int64_t row_bias[Rows];  // elements from the start of the bias
   std::uint32_t arrived;
+  // Written by thread 0; here they take no registers.
+  tile_walk tiles;
+  general_item item;
+  bool has_item;
 };
 
 /// Rows `num_rows` × dims of q as float32.
@@ -89,11 +95,11 @@ __device__ __forceinline__ void load_queries(general_shared<Rows>& shared, const
   }
 }
 
-/// `general_keys` positions × `general_round` dims of one half to shared memory; zero where there is nothing to read.
+/// `general_keys` positions × `general_round` dims of one plane to shared memory; zero where there is nothing to read.
 template <class T>
-__device__ __forceinline__ void load_half(float (*tile)[general_kv_row], const void* base, const kv_strides& strides,
-                                          kv_walk walk, const std::int64_t* offsets, std::int32_t head_dim,
-                                          std::int32_t first_dim) {
+__device__ __forceinline__ void load_plane(float (*tile)[general_kv_row], const void* base, const kv_strides& strides,
+                                           kv_walk walk, const std::int64_t* offsets, std::int32_t head_dim,
+                                           std::int32_t first_dim) {
   const T* const data = static_cast<const T*>(base);
   if (walk == kv_walk::packs) {
     constexpr int count = 16 / sizeof(T);
@@ -153,6 +159,17 @@ __device__ __forceinline__ void add_values(float* accumulated, const float* weig
   }
 }
 
+/// Whether there is an item of this ordinal; it is then in shared memory. Called by one thread.
+template <int Rows>
+__device__ __forceinline__ bool find_item(general_shared<Rows>& shared, const general_args& args,
+                                          std::int64_t ordinal) {
+  const general_header header = *args.metadata.header;
+  if (header.num_items < 0) return shared.tiles.find(args.call, header.num_seqs, Rows, ordinal, shared.item);
+  if (ordinal >= header.num_items) return false;
+  shared.item = args.metadata.items[ordinal];
+  return true;
+}
+
 template <class T, int Rows>
 __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
     attention_general(const __grid_constant__ general_args args) {
@@ -165,19 +182,21 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
   const int lane = thread % 32;
   const int warp = thread / 32;
 
-  const auto* const header = reinterpret_cast<const general_header*>(call.general_words);
-  const auto* const items = reinterpret_cast<const general_item*>(header + 1);
   const std::int32_t parts = call.num_kv_heads * args.num_dim_tiles;
-  const std::int64_t num_works = static_cast<std::int64_t>(header->num_items) * parts;
+  if (thread == 0) shared.tiles = {0, 0};
   const bool queries_fit = call.head_dim <= dims_per_tile;
 
-  for (std::int64_t work = blockIdx.x; work < num_works; work += gridDim.x) {
-    const general_item item = items[work / parts];
+  for (std::int64_t work = blockIdx.x;; work += gridDim.x) {
+    __syncthreads();  // the work before this one is done with shared memory
+    if (thread == 0) shared.has_item = find_item<Rows>(shared, args, work / parts);
+    __syncthreads();
+    if (!shared.has_item) break;
+    const general_item& item = shared.item;
     const auto part = static_cast<std::int32_t>(work % parts);
     const std::int32_t kv_head = part / args.num_dim_tiles;
     const std::int32_t dim_tile = part % args.num_dim_tiles;
     const std::int32_t first_out_dim = dim_tile * dims_per_tile;
-    const std::int32_t num_out_dims = min(dims_per_tile, call.head_dim - first_out_dim);
+    const std::int32_t num_out_dims = min(dims_per_tile, call.v_head_dim - first_out_dim);
 
     const std::int32_t first_token = call.query_start_loc[item.seq];
     const std::int32_t query_len = call.query_start_loc[item.seq + 1] - first_token;
@@ -187,16 +206,13 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
     const auto num_rows = static_cast<std::int32_t>(min(static_cast<std::int64_t>(Rows), rows_left));
     const std::int32_t* const table = call.block_tables + item.seq * call.block_table_stride;
 
-    __syncthreads();  // the work before this one is done with shared memory
     if (thread < Rows) {
       const bool used = thread < num_rows;
       const std::int32_t row = item.first_row + (used ? thread : 0);
-      const std::int32_t position = seq_len - query_len + row / call.group_size;
+      const auto position = static_cast<std::int32_t>(
+          attn::first_query_position(call.query_positions, item.seq, query_len, seq_len) + row / call.group_size);
       const std::int32_t head = kv_head * call.group_size + row % call.group_size;
-      std::int64_t begin = 0;
-      std::int64_t end = seq_len;
-      if (call.window_left >= 0) begin = max(begin, static_cast<std::int64_t>(position) - call.window_left);
-      if (call.window_right >= 0) end = min(end, static_cast<std::int64_t>(position) + call.window_right + 1);
+      const auto [begin, end] = attn::window_of(call).of(position, seq_len);
       shared.row_position[thread] = position;
       shared.row_begin[thread] = used && begin < end ? static_cast<std::int32_t>(begin) : 0;
       shared.row_end[thread] = used && begin < end ? static_cast<std::int32_t>(end) : 0;
@@ -279,9 +295,10 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
         for (int r = 0; r < rows_per_half; ++r) scores[r] = 0.0f;
         for (std::int32_t dim = 0; dim < call.head_dim; dim += general_round) {
           if (dim > 0) __syncthreads();
-          load_half<T>(shared.k, call.k, call.k_strides, args.k_walk, shared.k_offset, call.head_dim, dim);
+          load_plane<T>(shared.k, call.k, call.k_strides, args.k_walk, shared.k_offset, call.head_dim, dim);
           if (dim == 0) {
-            load_half<T>(shared.v, call.v, call.v_strides, args.v_walk, shared.v_offset, call.head_dim, first_out_dim);
+            load_plane<T>(shared.v, call.v, call.v_strides, args.v_walk, shared.v_offset, call.v_head_dim,
+                          first_out_dim);
           }
           const std::int32_t round = min(general_round, (call.head_dim - dim + 3) / 4 * 4);
           if (!queries_fit) {
@@ -310,14 +327,14 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
 #pragma unroll
         for (int r = 0; r < rows_per_half; ++r) {
           const int row = first_own_row + r;
-          float score = __fmul_rn(scores[r], call.scale);
-          if (call.soft_cap > 0.0f) score = __fmul_rn(call.soft_cap, tanhf(__fdiv_rn(score, call.soft_cap)));
-          if (call.alibi_slopes != nullptr) {
-            score = __fmaf_rn(shared.row_slope[row], static_cast<float>(position - shared.row_position[row]), score);
-          }
+          const attn::logit_terms<float> terms{call.scale, call.soft_cap, call.alibi_slopes != nullptr,
+                                               shared.row_slope[row]};
+          float score =
+              attn::logit_of<device_math>(scores[r], terms, static_cast<float>(position - shared.row_position[row]));
           const bool seen = position >= shared.row_begin[row] && position < shared.row_end[row];
           if (call.bias != nullptr && seen) {
-            score = __fadd_rn(score, load_as_float(call.bias, shared.row_bias[row] + position, call.bias_type));
+            score = attn::with_bias<device_math>(
+                score, load_as_float(call.bias, shared.row_bias[row] + position, call.bias_type));
           }
           shared.weights[key][row] = seen ? score : __int_as_float(unseen_score);
         }
@@ -337,7 +354,7 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
             largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, mask));
           const float before = shared.m[row];
           const float joint = fmaxf(before, largest);
-          const float base = finite_max(joint);
+          const float base = attn::finite_max(joint);
           low = low_seen ? expf(__fsub_rn(low, base)) : -0.0f;
           high = high_seen ? expf(__fsub_rn(high, base)) : -0.0f;
           shared.weights[lane][row] = low;
@@ -366,8 +383,8 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
           if (c * general_threads >= num_out_dims) break;
           if (c > 0) {  // the first dims came together with K
             __syncthreads();
-            load_half<T>(shared.v, call.v, call.v_strides, args.v_walk, shared.v_offset, call.head_dim,
-                         first_out_dim + c * general_threads);
+            load_plane<T>(shared.v, call.v, call.v_strides, args.v_walk, shared.v_offset, call.v_head_dim,
+                          first_out_dim + c * general_threads);
             __syncthreads();
           }
 #pragma unroll
@@ -389,22 +406,23 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
       __syncthreads();
       if (item.tile < 0) {
         if (thread < Rows) {
-          shared.fold[thread] =
-              fold_into(shared.total_m[thread], shared.total_l[thread], shared.m[thread], shared.l[thread]);
+          shared.combine[thread] = attn::combine_any_state<device_math>(shared.total_m[thread], shared.total_l[thread],
+                                                                        shared.m[thread], shared.l[thread]);
         }
         __syncthreads();
 #pragma unroll
         for (int r = 0; r < Rows; ++r) {
-          const fold_weights w = shared.fold[r];
+          const attn::combine_weights<float> w = shared.combine[r];
 #pragma unroll
-          for (int c = 0; c < dims_per_thread; ++c) total[c][r] = fold_value(w, total[c][r], accumulated[c][r]);
+          for (int c = 0; c < dims_per_thread; ++c)
+            total[c][r] = attn::combine_value<device_math>(w, total[c][r], accumulated[c][r]);
         }
       }
     }
 
     if (item.tile >= 0) {
       // Partial results: m and l of all rows, then [rows, dims].
-      const std::int64_t stride = partial_floats(Rows, call.head_dim);
+      const std::int64_t stride = partial_floats(Rows, call.v_head_dim);
       const std::int64_t row_floats = stride / Rows - 2;
       float* const own = call.workspace + (static_cast<std::int64_t>(item.partial) * parts + part) * stride;
       if (thread < Rows) {
@@ -431,8 +449,9 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
             call.workspace + (static_cast<std::int64_t>(item.first_partial + p) * parts + part) * stride;
         __syncthreads();
         if (thread < Rows) {
-          shared.fold[thread] = fold_into(shared.total_m[thread], shared.total_l[thread], __ldcg(partial + thread),
-                                          __ldcg(partial + Rows + thread));
+          shared.combine[thread] =
+              attn::combine_any_state<device_math>(shared.total_m[thread], shared.total_l[thread],
+                                                   __ldcg(partial + thread), __ldcg(partial + Rows + thread));
         }
         __syncthreads();
 #pragma unroll
@@ -441,7 +460,8 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
           if (dim >= num_out_dims) continue;
 #pragma unroll
           for (int r = 0; r < Rows; ++r) {
-            total[c][r] = fold_value(shared.fold[r], total[c][r], __ldcg(partial + 2 * Rows + r * row_floats + dim));
+            total[c][r] = attn::combine_value<device_math>(shared.combine[r], total[c][r],
+                                                           __ldcg(partial + 2 * Rows + r * row_floats + dim));
           }
         }
       }
@@ -452,8 +472,8 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
       const std::int32_t row = item.first_row + thread;
       const std::int32_t head = kv_head * call.group_size + row % call.group_size;
       const bool has_sink = call.sinks != nullptr;
-      const row_finish finish =
-          finish_row(shared.total_m[thread], shared.total_l[thread], has_sink, has_sink ? call.sinks[head] : 0.0f);
+      const attn::row_epilogue<float> finish = attn::finish_row<device_math>(
+          shared.total_m[thread], shared.total_l[thread], has_sink, has_sink ? call.sinks[head] : 0.0f);
       shared.finish[thread] = finish;
       if (call.lse != nullptr && dim_tile == 0) {
         const std::int64_t token = first_token + row / call.group_size;
@@ -467,13 +487,13 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
       const std::int32_t row = item.first_row + r;
       const std::int64_t token = first_token + row / call.group_size;
       const std::int64_t head = static_cast<std::int64_t>(kv_head) * call.group_size + row % call.group_size;
-      const row_finish finish = shared.finish[r];
+      const attn::row_epilogue<float> finish = shared.finish[r];
 #pragma unroll
       for (int c = 0; c < dims_per_thread; ++c) {
         const int dim = c * general_threads + thread;
         if (dim >= num_out_dims) continue;
         store_from_float(call.out, token * call.out_token_stride + head * call.out_head_stride + first_out_dim + dim,
-                         call.out_type, finish_value(finish, total[c][r]));
+                         call.out_type, attn::output_of<device_math>(finish, total[c][r]));
       }
     }
   }

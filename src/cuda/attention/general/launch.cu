@@ -35,7 +35,7 @@ template <class T>
 cudaError_t launch_type(const runtime_api& api, general_args& args, const general_plan& plan,
                         const device_numbers& device, cudaStream_t stream) noexcept {
   args.k_walk = walk_of<T>(args.call.k, args.call.k_strides, args.call.head_dim);
-  args.v_walk = walk_of<T>(args.call.v, args.call.v_strides, args.call.head_dim);
+  args.v_walk = walk_of<T>(args.call.v, args.call.v_strides, args.call.v_head_dim);
   return plan.rows_per_tile == few_rows ? launch_rows<T, few_rows>(api, args, device, stream)
                                         : launch_rows<T, many_rows>(api, args, device, stream);
 }
@@ -43,18 +43,15 @@ cudaError_t launch_type(const runtime_api& api, general_args& args, const genera
 }  // namespace
 
 cudaError_t launch_general(const runtime_api& api, const attention_kernel_args& call, const general_plan& plan,
-                           const device_numbers& device, cudaStream_t stream) noexcept {
+                           const general_metadata& metadata, const device_numbers& device,
+                           cudaStream_t stream) noexcept {
   general_args args;
   args.call = call;
+  args.metadata = metadata;
   args.num_dim_tiles = plan.num_dim_tiles;
-  switch (call.kv_type) {
-    case dtype::f16:
-      return launch_type<float16>(api, args, plan, device, stream);
-    case dtype::bf16:
-      return launch_type<bfloat16>(api, args, plan, device, stream);
-    default:
-      return launch_type<float>(api, args, plan, device, stream);
-  }
+  return visit_dtype(call.kv_type, [&](auto traits) {
+    return launch_type<typename decltype(traits)::storage>(api, args, plan, device, stream);
+  });
 }
 
 }  // namespace bifolio::cuda

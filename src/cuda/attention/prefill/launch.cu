@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <cstring>
 
-#include "cuda/attention/prefill/kernel.cuh"
+#include "common/attention/implementations.hpp"
+#include "cuda/attention/prefill/args.hpp"
 #include "cuda/attention/prefill/launch.hpp"
+#include "cuda/attention/prefill/shape.hpp"
 
 namespace bifolio::cuda {
 namespace {
@@ -18,6 +20,18 @@ struct dimension {
   cuuint64_t stride_bytes;
   cuuint32_t box;
 };
+
+CUtensorMapDataType map_type(dtype type) noexcept {
+  switch (type) {
+    case dtype::f32:
+      return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+    case dtype::f16:
+      return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    case dtype::bf16:
+      return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  }
+  __builtin_unreachable();
+}
 
 template <int Rank>
 bool encode(encode_function function, tensor_map& map, dtype type, const void* base, const dimension (&dims)[Rank]) {
@@ -32,10 +46,9 @@ bool encode(encode_function function, tensor_map& map, dtype type, const void* b
     steps[i] = 1;
   }
   CUtensorMap encoded;
-  const CUresult result =
-      function(&encoded, type == dtype::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, Rank,
-               const_cast<void*>(base), extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result = function(&encoded, map_type(type), Rank, const_cast<void*>(base), extents, strides, box,
+                                   steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   static_assert(sizeof(encoded) == sizeof(map));
   std::memcpy(&map, &encoded, sizeof(map));
   return result == CUDA_SUCCESS;
@@ -46,50 +59,38 @@ constexpr cuuint64_t bytes_of(std::int64_t elements) noexcept { return static_ca
 }  // namespace
 
 const prefill_entry* find_prefill_entry(dtype type, std::int32_t head_dim) noexcept {
-  if (type == dtype::f32) return nullptr;
-  const bool bf16 = type == dtype::bf16;
-  switch (head_dim) {
-    case 64:
-      return bf16 ? &prefill_bf16_64 : &prefill_f16_64;
-    case 128:
-      return bf16 ? &prefill_bf16_128 : &prefill_f16_128;
-    default:
+  const auto one_of = [head_dim](const prefill_entry& d64, const prefill_entry& d128) {
+    return head_dim == 64 ? &d64 : head_dim == 128 ? &d128 : nullptr;
+  };
+  switch (type) {
+    case dtype::f32:
       return nullptr;
+    case dtype::f16:
+      return one_of(prefill_f16_64, prefill_f16_128);
+    case dtype::bf16:
+      return one_of(prefill_bf16_64, prefill_bf16_128);
   }
+  return nullptr;
 }
 
-bool prefill_serves(const attention_kernel_args& args) noexcept {
+bool prefill_accepts_call(const attention_kernel_args& args, std::string* why) noexcept {
   constexpr std::int64_t max_stride = std::int64_t{1} << 38;  // elements; the map's limit is 2^40 bytes
-  const auto fits = [](std::int64_t stride) { return stride > 0 && stride < max_stride; };
-  const auto strides = [&](const kv_strides& s) { return fits(s.block) && fits(s.head) && fits(s.token); };
-  return prefill_block_size(args.block_size) && has_aligned_rows(args) && strides(args.k_strides) &&
-         strides(args.v_strides) && fits(args.q_token_stride) && fits(args.q_head_stride);
+  if (!suits_tensor_cores(args, why)) return false;
+  for (const std::int64_t stride :
+       {args.k_strides.block, args.k_strides.head, args.k_strides.token, args.v_strides.block, args.v_strides.head,
+        args.v_strides.token, args.q_token_stride, args.q_head_stride}) {
+    if (stride > 0 && stride < max_stride) continue;
+    return detail::declines(why, "a stride of q, K or V is ", stride, "; tensor maps hold 1 to ", max_stride - 1);
+  }
+  return true;
 }
 
-cudaError_t launch_prefill(const runtime_api& api, const attention_kernel_args& args, const prefill_entry& entry,
-                           const std::int32_t* words, const device_numbers& device, cudaStream_t stream) noexcept {
+cudaError_t launch_prefill(const runtime_api& api, const attention_kernel_args& args, const prefill_metadata& metadata,
+                           const device_numbers& device, cudaStream_t stream) noexcept {
+  const prefill_entry& entry = *find_prefill_entry(args.kv_type, args.head_dim);
   const auto function = reinterpret_cast<encode_function>(device.encode_tensor_map);
-
-  prefill_args p = {};
-  p.out = args.out;
-  p.lse = args.lse;
-  p.block_tables = args.block_tables;
-  p.words = words;
-  p.alibi_slopes = args.alibi_slopes;
-  p.sinks = args.sinks;
-  p.out_token_stride = args.out_token_stride;
-  p.out_head_stride = args.out_head_stride;
-  p.block_table_stride = args.block_table_stride;
-  p.num_q_heads = args.num_q_heads;
-  p.group_size = args.group_size;
-  p.packed_heads = prefill_packed_heads(args.group_size);
-  p.block_size = args.block_size;
-  p.box_tokens = std::min(args.block_size, prefill_tile_keys);
-  p.window_left = clamped_window(args.window_left);
-  p.window_right = args.causal ? -1 : clamped_window(args.window_right);
-  p.causal = args.causal;
-  p.scale = args.scale;
-  p.soft_cap = args.soft_cap;
+  const prefill_args p{with_clamped_windows(args), metadata, prefill_packed_heads(args.group_size),
+                       std::min(args.block_size, prefill_tile_keys)};
 
   const bool pairs = prefill_takes_pairs(args.block_size);
   const auto chunks = static_cast<cuuint32_t>(args.head_dim / 64);

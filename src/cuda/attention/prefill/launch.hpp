@@ -5,9 +5,11 @@
 
 #include <bifolio/dtype.hpp>
 #include <cstdint>
+#include <string>
 
-#include "cuda/host/dispatch.hpp"
+#include "cuda/attention/prefill/plan.hpp"
 #include "cuda/host/kernel_args.hpp"
+#include "cuda/host/plan_input.hpp"
 #include "cuda/host/runtime.hpp"
 
 namespace bifolio::cuda {
@@ -22,7 +24,8 @@ struct alignas(64) tensor_map {
 
 using prefill_function = void (*)(prefill_args, tensor_map q, tensor_map k, tensor_map v);
 
-/// One compiled shape; [0] without options, [1] with window, soft cap, ALiBi and sinks.
+/// One compiled shape; [0]: the plain variant, whose only mask is the causal one, [1]: the masked variant, which has
+/// windows, the logits transform (soft cap, ALiBi) and sinks.
 struct prefill_entry {
   prefill_function rows[2];   // any block
   prefill_function pairs[2];  // blocks of 16
@@ -40,15 +43,16 @@ struct prefill_entry {
 /// Whether the kernel for pairs of boxes of 16 tokens is taken.
 [[nodiscard]] constexpr bool prefill_takes_pairs(std::int32_t block_size) noexcept { return block_size == 16; }
 
-/// Whether the layout and alignment of this call suit the kernel.
-[[nodiscard]] bool prefill_serves(const attention_kernel_args& args) noexcept;
+/// Whether the strides and pointers of this call suit the kernel, on tensor cores. `why`: null, or receives what
+/// does not.
+[[nodiscard]] bool prefill_accepts_call(const attention_kernel_args& args, std::string* why) noexcept;
 
-/// `words`: what prefill_planner wrote. `device` has an encode_tensor_map.
+/// `metadata`: that of the plan on the device. `device` has an encode_tensor_map.
 [[nodiscard]] cudaError_t launch_prefill(const runtime_api& api, const attention_kernel_args& args,
-                                         const prefill_entry& entry, const std::int32_t* words,
-                                         const device_numbers& device, cudaStream_t stream) noexcept;
+                                         const prefill_metadata& metadata, const device_numbers& device,
+                                         cudaStream_t stream) noexcept;
 
-// One a translation unit.
+// One per translation unit.
 extern const prefill_entry prefill_bf16_64, prefill_bf16_128, prefill_f16_64, prefill_f16_128;
 
 }  // namespace bifolio::cuda

@@ -1,22 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// The cut of prefill work. An item is 128 packed query rows (token × packed head) of one sequence over all their
-/// visible keys. The heads of a KV head are packed into the rows while their number is a power of two up to 64, so that
-/// a box of the query's tensor map is half a row tile; otherwise every query head has row tiles of its own. Items lie
-/// in a list: groups of heads whose keys fit into five eighths of the L2, in each the longest first. Block c of
-/// the persistent grid of C takes items c, 2C − 1 − c, 2C + c, …
+/// The host side of prefill's tile scheduler. A work tile is 128 packed query rows (token × packed head) of one
+/// sequence over all keys that they attend to. The heads of a KV head are packed into the rows while their number is a
+/// power of two up to 64, so that a box of the query's tensor map is half a row tile; otherwise every query head has
+/// row tiles of its own. The list of work tiles consists of groups of heads whose keys fit into five eighths of the L2,
+/// in each the longest first. CTA c of the persistent grid of C takes work tiles c, 2C − 1 − c, 2C + c, … (serpentine
+/// order).
 
+#include <cstddef>
 #include <cstdint>
+#include <vector>
 
-#include "cuda/host/dispatch.hpp"
+#include "cuda/host/plan_input.hpp"
 
 namespace bifolio::cuda {
 
 inline constexpr std::int32_t prefill_tile_rows = 128;
 inline constexpr std::int32_t prefill_tile_keys = 128;
 
-struct prefill_item {
+struct prefill_work_tile {
   std::int32_t seq;  // row of the block tables
   std::int32_t seq_len;
   std::int32_t query_start;
@@ -26,7 +29,7 @@ struct prefill_item {
 };
 
 struct prefill_header {
-  std::int32_t num_items;
+  std::int32_t num_work_tiles;
   std::int32_t unused;
 };
 
@@ -35,19 +38,44 @@ struct prefill_header {
   return group_size <= 64 && (group_size & (group_size - 1)) == 0 ? group_size : 1;
 }
 
-/// Works inside the plan, whose vectors keep their capacity.
-class prefill_planner {
- public:
-  prefill_planner(const plan_input& input, fast_plan& plan) : input_(input), plan_(plan) { plan_.prefill_seqs.clear(); }
-
-  void add(std::int32_t seq) { plan_.prefill_seqs.push_back(seq); }
-  [[nodiscard]] bool empty() const noexcept { return plan_.prefill_seqs.empty(); }
-  /// Appends a prefill_header and the items to the plan's words.
-  void write();
-
- private:
-  const plan_input& input_;
-  fast_plan& plan_;
+/// The scheduler metadata on the device.
+struct prefill_metadata {
+  const prefill_header* header = nullptr;
+  const prefill_work_tile* work_tiles = nullptr;
 };
+
+/// Prefill's part of a step. The vectors keep their capacity.
+struct prefill_plan {
+  std::vector<std::int32_t> seqs;
+  std::vector<prefill_work_tile> work_tiles;
+  /// Tokens of the whole step. The tensor map of q, which a captured launch holds, ends at the last one: another number
+  /// needs another capture.
+  std::int64_t num_tokens = 0;
+
+  /// Used while planning.
+  struct row_tile {
+    std::int64_t num_keys;
+    std::int32_t seq;
+    std::int32_t tile;
+  };
+  std::vector<row_tile> row_tiles;
+
+  [[nodiscard]] bool empty() const noexcept { return seqs.empty(); }
+};
+
+/// Makes the work tiles of `plan.seqs`. May throw std::bad_alloc.
+void plan_prefill(const plan_input& input, prefill_plan& plan);
+
+/// Most work tiles of steps within these limits.
+[[nodiscard]] std::int64_t max_prefill_work_tiles(const attention_spec& spec, const step_limits& limits) noexcept;
+
+/// Bytes of the scheduler metadata: the header, then the work tiles.
+[[nodiscard]] constexpr std::size_t prefill_metadata_bytes(std::int64_t num_work_tiles) noexcept {
+  return sizeof(prefill_header) + static_cast<std::size_t>(num_work_tiles) * sizeof(prefill_work_tile);
+}
+/// Writes them to `begin`, which is aligned to 16 bytes.
+void write_metadata(const prefill_plan& plan, std::byte* begin) noexcept;
+/// Where they are on the device when they begin at `begin`.
+[[nodiscard]] prefill_metadata prefill_metadata_at(const std::byte* begin) noexcept;
 
 }  // namespace bifolio::cuda

@@ -17,26 +17,21 @@ inline constexpr std::int32_t x_split_positions = 512;
   return seq_len <= 0 ? 0 : (seq_len - 1) / x_split_positions + 1;
 }
 
-/// Whether the products run on tensor cores: where all tensors are of one 16-bit type.
-[[nodiscard]] constexpr bool x_split_on_tensor_cores(dtype q_type, dtype kv_type, dtype out_type) noexcept {
-  return kv_type != dtype::f32 && q_type == kv_type && out_type == kv_type;
-}
-
-/// Query heads of one KV head that one thread block takes at most. A larger group takes several thread blocks, each of
-/// which reads the keys and values.
+/// Query heads of one KV head that one CTA takes at most. A larger group takes several CTAs, each of which reads the
+/// keys and values.
 [[nodiscard]] constexpr std::int32_t x_split_max_heads(bool on_tensor_cores) noexcept {
   return on_tensor_cores ? 16 : 8;
 }
 
-/// Thread blocks that run at once on one multiprocessor. Each of 16 warps in all takes up to 128 registers a thread.
-[[nodiscard]] constexpr std::int32_t x_split_blocks_per_sm(std::int32_t head_dim) noexcept {
+/// CTAs that run at once on one SM. Each of 16 warps in all takes up to 128 registers per thread.
+[[nodiscard]] constexpr std::int32_t x_split_ctas_per_sm(std::int32_t head_dim) noexcept {
   return head_dim < 128 ? 4 : 2;
 }
 
 struct x_split_args {
   attention_kernel_args call;
   std::int32_t max_partitions = 0;
-  std::int32_t num_splits = 1;  ///< thread blocks that take a sequence's partitions in turns (v2); 1: v1
+  std::int32_t num_splits = 1;  ///< CTAs that share a sequence's partitions round-robin (v2); 1: v1
 };
 
 /// Partial result of (sequence · num_q_heads + head, partition): m, l, then head_dim values.
@@ -45,13 +40,13 @@ struct x_split_args {
   return args.call.workspace + (row * args.max_partitions + partition) * (args.call.head_dim + 2);
 }
 
-/// Thread blocks of a KV head, for each sequence and partition.
+/// CTAs of a KV head, per sequence and split.
 [[nodiscard]] constexpr std::int32_t x_split_head_tiles(std::int32_t group_size, bool on_tensor_cores) noexcept {
   const std::int32_t heads = x_split_max_heads(on_tensor_cores);
   return (group_size + heads - 1) / heads;
 }
 
-/// The kernel for K and V of one type, a file each, and the one that folds partial results.
+/// The kernel for K and V of one type, one file each, and the one that combines partial results.
 using x_split_launcher = cudaError_t(const runtime_api&, const x_split_args&, bool dependent, cudaStream_t) noexcept;
 [[nodiscard]] x_split_launcher launch_x_split_f32, launch_x_split_f16, launch_x_split_bf16, launch_x_split_reduce;
 

@@ -2,24 +2,27 @@
 #pragma once
 
 /// Decode on the x_split layout, after the kernel that the papers and notes on paged attention describe (vLLM's
-/// PagedAttention; Kwon et al. 2023, section 5.1), with thread blocks per KV head instead of per query head: keys
-/// and values are read once for up to 16 heads of a group (8 where the arithmetic is float32's).
+/// PagedAttention; Kwon et al. 2023, section 5.1), with CTAs per KV head instead of per query head: keys
+/// and values are read once for up to 16 heads of a group (8 in float32 arithmetic).
 /// docs/kernels/attention_cuda_x_split.md says how.
 ///
-///   v1  one thread block walks the partitions of its sequence in order and writes the output
-///   v2  several take the partitions in turns, and a second kernel folds the partial results in order
+///   v1  one CTA walks the partitions of its sequence in order and writes the output
+///   v2  several take the partitions round-robin, and a second kernel combines the partial results in order
 ///
 /// `plan_x_split` chooses. Both fold the same partial results in the same order: the choice, which depends on the
 /// batch, decides no bit.
 
-#include "cuda/host/attention_plan.hpp"
+#include <string>
+
+#include "cuda/attention/x_split/plan.hpp"
 #include "cuda/host/kernel_args.hpp"
+#include "cuda/host/runtime.hpp"
 
 namespace bifolio::cuda {
 
-/// Whether this kernel takes a call's sequences of one new token: no bias, the layout of `make_layout(x_split)`,
-/// head_dim 64, 128 or 256, and a block_size that is a multiple of the tokens in 16 bytes.
-[[nodiscard]] bool x_split_serves(const attention_kernel_args& args) noexcept;
+/// Whether the cache of this call has the strides of `make_layout(x_split)` and the call no bias. `why`: null, or
+/// receives what is not so. head_dim, block_size and dtypes are those of a step that the implementation accepts.
+[[nodiscard]] bool x_split_accepts_call(const attention_kernel_args& args, std::string* why) noexcept;
 
 /// Computes the rows of sequences with one new token, of a call that it serves.
 [[nodiscard]] cudaError_t launch_x_split(const runtime_api& api, const attention_kernel_args& args,

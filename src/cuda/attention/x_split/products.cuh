@@ -2,45 +2,56 @@
 #pragma once
 
 /// The products of decode on x_split: 16 rows of the cache (tokens of K, dims of V), read from global memory straight
-/// into the registers of a warp, times up to 8 query heads whose numbers lie in shared memory, one row a head.
+/// into the registers of a warp, times up to 8 query heads, whose operands are in shared memory, one row per head.
 ///
 /// Lane 4·g + i holds 16 bytes of rows g and g + 8: chunk i of four. `add` multiplies them with chunk i of every head;
-/// `finish` leaves sums[2·r + c] = row g + 8·r, head 2·i + c. That is how the m16n8k16 product deals out its operands,
-/// with the elements of four chunks in another order, which is the same one on both sides. Every sum is of one row and
-/// one head, in an order that depends on neither.
+/// `finish` leaves sums[2·r + c] = row g + 8·r, head 2·i + c. That is how the m16n8k16 product distributes its
+/// operands, with the elements of four chunks in another order, which is the same one on both sides. Every sum is of
+/// one row and one head, in an order that depends on neither.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include <bifolio/dtype.hpp>
 #include <cstdint>
-#include <type_traits>
 
 #include "cuda/device/convert.cuh"
 #include "cuda/device/load.cuh"
-#include "cuda/device/mma.cuh"
+#include "cuda/device/sm80.cuh"
 
 namespace bifolio::cuda {
 
 /// Heads of one product.
 inline constexpr int product_heads = 8;
 
+/// CUDA's type of the same bits.
+template <class T>
+struct device_type;
+template <>
+struct device_type<float16> {
+  using type = __half;
+};
+template <>
+struct device_type<bfloat16> {
+  using type = __nv_bfloat16;
+};
+
 /// On tensor cores, for a call whose tensors are all of one 16-bit type.
 template <class T>
 struct tensor_core_product {
   using operand = T;
   static constexpr bool on_tensor_cores = true;
-  using traits = device::half_traits<std::conditional_t<std::is_same_v<T, bfloat16>, __nv_bfloat16, __half>>;
+  using native = typename device_type<T>::type;
 
   float sums[4] = {};
 
-  /// `heads`: the first head's first of four chunks. Rows past `num_heads` are there and may hold anything.
+  /// `heads`: the first head's first of four chunks. Rows past `num_heads` can be read and may hold anything.
   __device__ __forceinline__ void add(const uint4& low, const uint4& high, const T* heads, int pitch, int num_heads) {
     (void)num_heads;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const uint4 b = *reinterpret_cast<const uint4*>(heads + lane / 4 * pitch + lane % 4 * (16 / sizeof(T)));
-    traits::mma(sums, {low.x, high.x, low.y, high.y}, b.x, b.y);
-    traits::mma(sums, {low.z, high.z, low.w, high.w}, b.z, b.w);
+    device::mma_m16n8k16<native>(sums, {low.x, high.x, low.y, high.y}, b.x, b.y);
+    device::mma_m16n8k16<native>(sums, {low.z, high.z, low.w, high.w}, b.z, b.w);
   }
   __device__ __forceinline__ void finish() {}
 };
@@ -102,14 +113,14 @@ struct float_product {
   float high_[product_heads] = {};
 };
 
-/// A weight as the product wants it.
+/// Weights in the product's type.
 __device__ __forceinline__ void store_weights(float* to, const float (&w)[4]) {
   *reinterpret_cast<float4*>(to) = make_float4(w[0], w[1], w[2], w[3]);
 }
 template <class T>
 __device__ __forceinline__ void store_weights(T* to, const float (&w)[4]) {
-  using traits = typename tensor_core_product<T>::traits;
-  *reinterpret_cast<uint2*>(to) = make_uint2(traits::pack(w[0], w[1]), traits::pack(w[2], w[3]));
+  using native = typename tensor_core_product<T>::native;
+  *reinterpret_cast<uint2*>(to) = make_uint2(device::pack<native>(w[0], w[1]), device::pack<native>(w[2], w[3]));
 }
 
 /// 16 bytes of T with the elements outside [first, end) set to zero.
@@ -117,6 +128,7 @@ template <class T>
 __device__ __forceinline__ uint4 keep_elements(const uint4& bits, int first, int end) {
   std::uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
   const auto inside = [&](int e) { return e >= first && e < end; };
+  static_assert(sizeof(T) == 4 || sizeof(T) == 2);
 #pragma unroll
   for (int w = 0; w < 4; ++w) {
     if constexpr (sizeof(T) == 4) {

@@ -3,7 +3,7 @@
 
 #include "cuda/attention/x_split/args.hpp"
 #include "cuda/device/convert.cuh"
-#include "cuda/device/mma.cuh"
+#include "cuda/device/ptx.cuh"
 #include "cuda/device/softmax.cuh"
 
 namespace bifolio::cuda {
@@ -11,8 +11,8 @@ namespace {
 
 constexpr int reduce_batch = 8;
 
-/// Folds the partial results of a row in the order of partitions. Grid: x over sequences and query heads; a thread for
-/// each dim.
+/// Combines the partial results of a row in the order of partitions. Grid: x over sequences and query heads; one thread
+/// per dim.
 __global__ void __launch_bounds__(256, 8) x_split_reduce(const __grid_constant__ x_split_args args) {
   device::grid_dependency_wait();
   const attention_kernel_args& call = args.call;
@@ -33,22 +33,25 @@ __global__ void __launch_bounds__(256, 8) x_split_reduce(const __grid_constant__
 #pragma unroll
     for (int i = 0; i < reduce_batch; ++i) {
       const float* const partial = x_split_partial(args, row, first + i);
-      const bool there = first + i < num_partitions;
-      ms[i] = there ? partial[0] : minus_infinity();
-      ls[i] = there ? partial[1] : 0.0f;
+      const bool valid = first + i < num_partitions;
+      ms[i] = valid ? partial[0] : minus_infinity();
+      ls[i] = valid ? partial[1] : 0.0f;
     }
 #pragma unroll
     for (int i = 0; i < reduce_batch; ++i) {
-      const bool there = ms[i] != minus_infinity() || ls[i] != 0.0f;
-      values[i] = there ? x_split_partial(args, row, first + i)[2 + dim] : 0.0f;
+      const bool has_keys = ms[i] != minus_infinity() || ls[i] != 0.0f;
+      values[i] = has_keys ? x_split_partial(args, row, first + i)[2 + dim] : 0.0f;
     }
 #pragma unroll
-    for (int i = 0; i < reduce_batch; ++i) value = fold_value(fold_into(m, l, ms[i], ls[i]), value, values[i]);
+    for (int i = 0; i < reduce_batch; ++i) {
+      const auto w = attn::combine_any_state<device_math>(m, l, ms[i], ls[i]);
+      value = attn::combine_value<device_math>(w, value, values[i]);
+    }
   }
   const bool has_sink = call.sinks != nullptr;
-  const row_finish finish = finish_row(m, l, has_sink, has_sink ? call.sinks[head] : 0.0f);
+  const auto finish = attn::finish_row<device_math>(m, l, has_sink, has_sink ? call.sinks[head] : 0.0f);
   store_from_float(call.out, token * call.out_token_stride + head * call.out_head_stride + dim, call.out_type,
-                   finish_value(finish, value));
+                   attn::output_of<device_math>(finish, value));
   if (dim == 0 && call.lse != nullptr) call.lse[token * call.num_q_heads + head] = finish.lse;
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// Limits of what names a prompt's blocks besides tokens, so that a look-up takes bounded time and memory.
+/// Limits of the salt and the extra keys of a prompt, so that a look-up takes bounded time and memory.
 
 #include <bifolio/content_key.hpp>
 #include <cstddef>

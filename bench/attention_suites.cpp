@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention_suites.hpp"
+
+#include <bifolio/error.hpp>
+
+namespace bifolio::bench {
+namespace {
+
+// What one H200 is measured on: each class of shapes that models have, and the neighbours of the published rows.
+constexpr const char* h200[] = {
+    // Decode: heads x batch x context, and batches between the round numbers.
+    "--q-heads 32 --kv-heads 8,32 --batch 1,64 --context 1024,8192",
+    "--q-heads 32 --kv-heads 8,32 --batch 8,32,256 --context 4096",
+    "--q-heads 8 --kv-heads 1 --batch 1,8,64 --context 1024,8192",
+    "--q-heads 64 --kv-heads 8 --batch 1,8,64 --context 8192",
+    "--batch 12,18,24 --context 4096",
+    "--batch 1 --context 131072",
+    "--q-heads 64 --kv-heads 2 --batch 8 --context 4096",
+    // Decode: head_dims, blocks, types, layouts.
+    "--head-dim 64,80,96,112,192,256,512 --batch 1,8,64 --context 8192",
+    "--block-size 1,8,48,64,128 --batch 8 --context 4096",
+    "--dtype f32 --kv-dtype f32 --batch 1,8,64 --context 8192",
+    "--dtype f16 --kv-dtype f16 --batch 8 --context 4096",
+    "--layout nhd,x_split --batch 1,8,64 --context 8192",
+    // Decode: options and unequal lengths.
+    "--window 1023 --batch 1,64 --context 8192",
+    "--soft-cap 30 --batch 8,64 --context 8192",
+    "--alibi --batch 8,64 --context 8192",
+    "--deterministic --batch 1,64 --context 8192",
+    "--seqs 32x1/128:32768",
+    "--seqs 32x1/128:32768 --deterministic",
+    "--seqs 256x1/128:8192",
+    // A few new tokens on a long context: drafts, chunks.
+    "--batch 1,8 --query-len 2,5,16,64,256 --context 8192",
+    "--query-len 16,256 --context 131072",
+    "--query-len 512 --batch 1,8 --context 8192",
+    // Prefill.
+    "--query-len 2048 --context 2048 --batch 1,8",
+    "--query-len 8192 --context 8192 --block-size 1,8,16,48,64,128",
+    "--query-len 32768 --context 32768",
+    "--query-len 8192 --context 8192 --kv-heads 32",
+    "--query-len 8192 --context 8192 --q-heads 40,48,56 --kv-heads 8",
+    "--query-len 8192 --context 8192 --head-dim 64,80,96,256",
+    "--query-len 8192 --context 8192 --window 1023",
+    "--query-len 8192 --context 8192 --soft-cap 30",
+    "--query-len 8192 --context 8192 --alibi",
+    "--query-len 8192 --context 8192 --non-causal",
+    "--query-len 2048 --context 2048 --deterministic",
+    "--query-len 2048 --context 2048 --dtype f32 --kv-dtype f32",
+    // Mixed batches.
+    "--seqs 1x2048/2048,63x1/4096",
+    "--seqs 2x512/4096,1x2048/2048,30x1/512:8192",
+};
+
+// Two cores of a Xeon: decode of every type and group, short prefill.
+constexpr const char* xeon[] = {
+    "--dtype f32 --kv-dtype f32 --kv-heads 32,8,4 --context 4096,16384",
+    "--dtype f16 --kv-dtype f16 --kv-heads 32,8,4 --context 4096,16384",
+    "--dtype bf16 --kv-dtype bf16 --kv-heads 32,8,4 --context 4096,16384",
+    "--dtype f32 --kv-dtype f32 --query-len 512,2048 --context 2048",
+    "--dtype f16 --kv-dtype f16 --query-len 512,2048 --context 2048",
+    "--dtype bf16 --kv-dtype bf16 --query-len 512,2048 --context 2048",
+    "--layout nhd,x_split --context 16384",
+    "--head-dim 64,80,256 --context 16384",
+    "--block-size 1,64 --context 16384",
+};
+
+struct suite {
+  std::string_view name;
+  std::span<const char* const> lines;
+};
+constexpr suite suites[] = {{"h200", h200}, {"xeon", xeon}};
+
+}  // namespace
+
+std::span<const char* const> suite_lines(std::string_view name) {
+  for (const suite& s : suites) {
+    if (s.name == name) return s.lines;
+  }
+  throw error(errc::invalid_argument, "--suite '" + std::string(name) + "' is not one of " + suite_names());
+}
+
+std::string suite_names() {
+  std::string names;
+  for (const suite& s : suites) names += (names.empty() ? "" : ", ") + std::string(s.name);
+  return names;
+}
+
+}  // namespace bifolio::bench

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu/implementations.hpp"
+
+#include "common/attention/implementations.hpp"
+
+namespace bifolio::cpu {
+namespace {
+
+constexpr attention_implementation list[] = {
+    {.name = "tiles", .loops = attention_loops::tiles, .takes_mixed_dtypes = false, .takes_bias = false},
+    {.name = "dots", .loops = attention_loops::dots, .takes_mixed_dtypes = false, .takes_bias = true},
+    {.name = "vectors", .loops = attention_loops::vectors, .takes_mixed_dtypes = true, .takes_bias = true},
+};
+
+}  // namespace
+
+attention_problem problem_of(const kernel_table& table, const attention_spec& spec) noexcept {
+  return {.table = table, .q_type = spec.q_type, .kv_type = spec.k_code.type, .out_type = spec.out_type};
+}
+
+attention_problem problem_of(const kernel_table& table, const attention_spec& spec,
+                             const attention_params& params) noexcept {
+  attention_problem problem = problem_of(table, spec);
+  problem.has_bias = params.bias.data != nullptr;
+  return problem;
+}
+
+bool attention_implementation::accepts(const attention_problem& problem, std::string* why) const noexcept {
+  if (problem.table.attention.items_of(loops, problem.kv_type).run == nullptr) {
+    return detail::declines(why, "the instruction set ", to_string(problem.table.isa), " has none for a KV cache of ",
+                            to_string(problem.kv_type));
+  }
+  const bool mixed = problem.q_type != problem.kv_type || problem.out_type != problem.kv_type;
+  if (mixed && !takes_mixed_dtypes) {
+    return detail::declines(why, "queries are ", to_string(problem.q_type), ", the KV cache is ",
+                            to_string(problem.kv_type), " and the output is ", to_string(problem.out_type),
+                            "; it takes one dtype for all");
+  }
+  if (problem.has_bias && !takes_bias) return detail::declines(why, "the call has a bias");
+  return true;
+}
+
+std::span<const attention_implementation> attention_implementations() noexcept { return list; }
+
+const attention_implementation* implementation_of(const attention_problem& call, std::string_view forced) noexcept {
+  for (const attention_implementation& one : list) {
+    if (!forced.empty() && one.name != forced) continue;
+    if (one.accepts(call, nullptr)) return &one;
+  }
+  return nullptr;
+}
+
+std::vector<std::string> explain_implementations(const attention_problem& planned, std::string_view forced,
+                                                 std::int32_t num_seqs) {
+  std::vector<std::string> sentences;
+  const attention_implementation* taken = nullptr;  // by every call, or by those without a bias
+  for (const attention_implementation& one : list) {
+    std::string sentence(one.name);
+    std::string why;
+    if (!forced.empty() && one.name != forced) {
+      sentence.append(" is not asked: ").append(forced).append(" is forced");
+    } else if (!one.accepts(planned, &why)) {
+      sentence.append(" declines: ").append(why);
+    } else if (taken == nullptr) {
+      taken = &one;
+      sentence.append(" takes all ").append(std::to_string(num_seqs)).append(" sequences");
+      if (!one.takes_bias) sentence += " of calls without a bias";
+    } else if (!taken->takes_bias && one.takes_bias) {
+      taken = &one;
+      sentence.append(" takes all ").append(std::to_string(num_seqs)).append(" sequences of calls with a bias");
+    } else {
+      sentence.append(" is not asked: those above take every call");
+    }
+    sentences.push_back(sentence);
+  }
+  return sentences;
+}
+
+}  // namespace bifolio::cpu

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// The ordered list of CPU attention implementations, fastest first:
+///
+///   tiles    tile registers (AMX)                           queries, KV cache and output of one 16-bit dtype, no bias
+///   dots     dot products of bf16 pairs, vector registers   queries, KV cache and output bf16
+///   vectors  float32 multiply-adds, vector registers        everything
+///
+/// A kernel table has those of its ISA. All of them work on the same items, so that a plan is the same for each, and a
+/// call launches the item kernels of one of them. They sum in different orders: which one computes a call follows from
+/// dtypes, bias and ISA alone, never from lengths, so that a row's bits do not depend on its batch.
+
+#include <bifolio/attention.hpp>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cpu/kernels/kernel_table.hpp"
+
+namespace bifolio::cpu {
+
+/// What an implementation accepts or declines: a plan's dtypes on one ISA, and what a call adds to them.
+struct attention_problem {
+  const kernel_table& table;
+  dtype q_type;
+  dtype kv_type;
+  dtype out_type;
+  bool has_bias = false;  ///< known per call
+};
+
+[[nodiscard]] attention_problem problem_of(const kernel_table& table, const attention_spec& spec) noexcept;
+[[nodiscard]] attention_problem problem_of(const kernel_table& table, const attention_spec& spec,
+                                           const attention_params& params) noexcept;
+
+struct attention_implementation {
+  std::string_view name;
+  attention_loops loops;
+  bool takes_mixed_dtypes;
+  bool takes_bias;
+
+  /// `why` is null, or receives why not.
+  [[nodiscard]] bool accepts(const attention_problem& problem, std::string* why) const noexcept;
+};
+
+[[nodiscard]] std::span<const attention_implementation> attention_implementations() noexcept;
+
+/// The first that accepts a call; where a plan was forced (`forced`, its implementation's name) that one or, when it
+/// declines, null.
+[[nodiscard]] const attention_implementation* implementation_of(const attention_problem& call,
+                                                                std::string_view forced) noexcept;
+
+/// A sentence per implementation for `backend::explain`.
+[[nodiscard]] std::vector<std::string> explain_implementations(const attention_problem& planned,
+                                                               std::string_view forced, std::int32_t num_seqs);
+
+}  // namespace bifolio::cpu

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// The combine of split-KV partial results, by the CTA that arrives last: every CTA that shares an output tile counts
+/// up the tile's semaphore after its partial result is written, and the one that completes the count combines all of
+/// them, in the order of the splits. The result does not depend on who that is. Many splits are combined in two levels:
+/// nodes of decode_combine_fan_in splits, then the nodes.
+
+#include <cstdint>
+
+#include "cuda/attention/decode/output.cuh"
+#include "cuda/attention/decode/scheduler.cuh"
+#include "cuda/attention/decode/shape.hpp"
+#include "cuda/device/ptx.cuh"
+
+namespace bifolio::cuda::decode {
+
+inline constexpr int combine_batch = 16;  // partial results that a thread loads at once
+
+/// Two partial results a and b as one: its maximum, and the weights of their sums. Base 2.
+struct fold {
+  float max, a, b;
+  __device__ __forceinline__ fold(float max_a, float max_b) {
+    max = fmaxf(max_a, max_b);
+    a = max_a == -INFINITY ? 0.0f : device::exp2_fast(max_a - max);
+    b = max_b == -INFINITY ? 0.0f : device::exp2_fast(max_b - max);
+  }
+  /// The same instructions wherever results are folded.
+  [[nodiscard]] __device__ __forceinline__ float of(float sum_a, float sum_b) const {
+    return __fmaf_rn(sum_b, b, __fmul_rn(sum_a, a));
+  }
+  [[nodiscard]] __device__ __forceinline__ float4 of(const float4& x, const float4& y) const {
+    return make_float4(of(x.x, y.x), of(x.y, y.y), of(x.z, y.z), of(x.w, y.w));
+  }
+};
+
+template <class T, class Shape, bool Masked, class Scheduler>
+class split_combine {
+  using S = Shape;
+  using rows_type = output_rows<T, Shape, Masked>;
+
+ public:
+  __device__ __forceinline__ split_combine(const decode_args& args, const Scheduler& scheduler, char* shared)
+      : scheduler_(scheduler),
+        partials_(args.workspace, scheduler.workspace_partials()),
+        semaphores_(args.counters),
+        is_last_(reinterpret_cast<int*>(shared + S::shared.flag)) {}
+
+  /// Called by every CTA of the output tile after it has written its partial result. Leaves shared memory free.
+  __device__ __forceinline__ void arrive(const work_tile& w, const decode_seq& s, const rows_type& rows) {
+    const output_splits o = scheduler_.splits_of(w, s);
+    const int missing = scheduler_.missing_splits(s);
+    if (scheduler_.combines_in_one_level(o, missing)) {
+      if (is_last(semaphores_ + o.first, o.count)) {
+        const auto partial = [&](int i) { return scheduler_.split_partial(o, i); };
+        if (o.count <= 8) {
+          combine<2, 8>(rows, o.count, -1, partial);
+        } else {
+          combine<1, combine_batch>(rows, o.count, -1, partial);
+        }
+      }
+      return;
+    }
+    const int own = missing + scheduler_.own_split(w, o);
+    const auto begin_of = [&](int node) { return max(node * decode_combine_fan_in - missing, 0); };
+    const auto end_of = [&](int node) { return min((node + 1) * decode_combine_fan_in - missing, o.count); };
+    const int node = own / decode_combine_fan_in;
+    const int begin = begin_of(node);
+    const int node_splits = end_of(node) - begin;
+    if (node_splits > 1) {
+      if (!is_last(semaphores_ + scheduler_.num_partials() + o.first + begin * o.step, node_splits)) return;
+      combine<1, combine_batch>(rows, node_splits, node_partial(o, begin, begin + node_splits),
+                                [&](int i) { return scheduler_.split_partial(o, begin + i); });
+    }
+    const int num_nodes = (missing + o.count + decode_combine_fan_in - 1) / decode_combine_fan_in;
+    if (is_last(semaphores_ + o.first, num_nodes)) {
+      combine<1, combine_batch>(rows, num_nodes, -1, [&](int i) { return node_partial(o, begin_of(i), end_of(i)); });
+    }
+  }
+
+ private:
+  // Counts this CTA's arrival after all that its threads have written. True in the CTA that completes `expected`, whose
+  // threads then see what the others wrote.
+  __device__ bool is_last(std::uint32_t* semaphore, int expected) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      const bool last = device::atomic_add_acq_rel(semaphore, 1u) == static_cast<std::uint32_t>(expected - 1);
+      if (last) *semaphore = 0;
+      *is_last_ = last;
+    }
+    __syncthreads();
+    return *is_last_ != 0;
+  }
+
+  // The result of splits begin … end − 1: a partial result of its own, unless that is one split.
+  [[nodiscard]] __device__ __forceinline__ int node_partial(const output_splits& o, int begin, int end) const {
+    if (begin + 1 == end) return scheduler_.split_partial(o, begin);
+    return scheduler_.node_partials() + o.first + begin * o.step;
+  }
+
+  // Combines `count` partial results in order of index, into the partial result `to` or, if that is negative, into the
+  // output. A thread has `Tasks` × `Batch` loads in flight; no bit depends on that.
+  template <int Tasks, int Batch, class PartialOf>
+  __device__ void combine(const rows_type& rows, int count, int to, const PartialOf& partial_of) {
+    constexpr int quads = S::head_dim / 4;
+    const int num_tasks = rows.num_rows() * quads;
+    for (int first = static_cast<int>(threadIdx.x); first < num_tasks; first += Tasks * S::threads) {
+      float m[Tasks];
+      float l[Tasks];
+      float4 sum[Tasks];
+#pragma unroll
+      for (int t = 0; t < Tasks; ++t) {
+        m[t] = -INFINITY;
+        l[t] = 0;
+        sum[t] = make_float4(0, 0, 0, 0);
+      }
+      for (int base = 0; base < count; base += Batch) {
+        float2 part[Tasks][Batch];
+        float4 o[Tasks][Batch];
+#pragma unroll
+        for (int i = 0; i < Batch; ++i) {  // all loads of a batch are issued before the first is used
+#pragma unroll
+          for (int t = 0; t < Tasks; ++t) {
+            const int task = first + t * S::threads;
+            part[t][i] = make_float2(-INFINITY, 0);
+            o[t][i] = make_float4(0, 0, 0, 0);
+            if (base + i < count && task < num_tasks) {
+              const std::int64_t at = static_cast<std::int64_t>(partial_of(base + i)) * decode_tile_rows + task / quads;
+              part[t][i] = __ldcg(partials_.sums + at);
+              o[t][i] = __ldcg(reinterpret_cast<const float4*>(partials_.out + at * S::head_dim + task % quads * 4));
+            }
+          }
+        }
+#pragma unroll
+        for (int t = 0; t < Tasks; ++t) fold_batch<Batch>(part[t], o[t], m[t], l[t], sum[t]);
+      }
+#pragma unroll
+      for (int t = 0; t < Tasks; ++t) {
+        const int task = first + t * S::threads;
+        if (task < num_tasks) write(rows, to, task / quads, task % quads * 4, m[t], l[t], sum[t]);
+      }
+    }
+  }
+
+  // m, l, sum ← that and the partial results.
+  template <int Batch>
+  __device__ __forceinline__ void fold_batch(const float2 (&part)[Batch], const float4 (&o)[Batch], float& m, float& l,
+                                             float4& sum) {
+    if constexpr (Scheduler::has_fixed_tree) {
+      // One after another, like a CTA that processes several leaves itself.
+#pragma unroll
+      for (int i = 0; i < Batch; ++i) {
+        const fold both(m, part[i].x);
+        m = both.max;
+        l = both.of(l, part[i].y);
+        sum = both.of(sum, o[i]);
+      }
+    } else {
+      float top = m;
+#pragma unroll
+      for (int i = 0; i < Batch; ++i) top = fmaxf(top, part[i].x);
+      if (top == -INFINITY) return;
+      const float keep = device::exp2_fast(m - top);
+      m = top;
+      l *= keep;
+      sum.x *= keep, sum.y *= keep, sum.z *= keep, sum.w *= keep;
+#pragma unroll
+      for (int i = 0; i < Batch; ++i) {
+        const float weight = device::exp2_fast(part[i].x - m);
+        l += part[i].y * weight;
+        sum.x += o[i].x * weight;
+        sum.y += o[i].y * weight;
+        sum.z += o[i].z * weight;
+        sum.w += o[i].w * weight;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void write(const rows_type& rows, int to, int row, int column, float m, float l,
+                                        const float4& sum) {
+    if (to >= 0) {
+      const std::int64_t at = static_cast<std::int64_t>(to) * decode_tile_rows + row;
+      __stcg(reinterpret_cast<float4*>(partials_.out + at * S::head_dim + column), sum);
+      if (column == 0) __stcg(partials_.sums + at, make_float2(m, l));
+      return;
+    }
+    const typename rows_type::row_place place = rows.place_of(row);
+    rows.store(place, column, sum, rows.finish(place, m, l, column == 0));
+  }
+
+  const Scheduler& scheduler_;
+  partial_results<Shape> partials_;
+  std::uint32_t* semaphores_;
+  int* is_last_;
+};
+
+}  // namespace bifolio::cuda::decode

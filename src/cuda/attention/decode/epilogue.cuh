@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// The epilogue of decode: reduces the accumulators over the warps of the CTA and writes rows that are complete to the
+/// output, others as a partial result to the workspace, for the combine. With a fixed combine tree a CTA may have
+/// several leaves of an output tile. It then folds each into the running result of its node, and complete nodes into
+/// that of the root.
+
+#include <cstdint>
+
+#include "cuda/attention/decode/combine.cuh"
+#include "cuda/attention/decode/mainloop.cuh"
+#include "cuda/attention/decode/output.cuh"
+#include "cuda/attention/decode/scheduler.cuh"
+#include "cuda/attention/decode/shape.hpp"
+
+namespace bifolio::cuda::decode {
+
+/// What a leaf that ends before KV tile `next_tile` is in the combine tree, for a CTA that folds several.
+struct leaf_place {
+  bool begins_node = true;  // of the leaves that this CTA has
+  bool ends_node = true;
+  bool begins_root = true;
+
+  leaf_place() = default;
+  __device__ __forceinline__ leaf_place(const work_tile& w, int next_tile, bool is_last) {
+    const int leaf = (next_tile - 1) / decode_leaf_tiles;
+    const int first_leaf = w.tile / decode_leaf_tiles;
+    begins_node = leaf % decode_combine_fan_in == 0 || leaf == first_leaf;
+    ends_node = leaf % decode_combine_fan_in == decode_combine_fan_in - 1 || is_last;
+    begins_root = leaf / decode_combine_fan_in == first_leaf / decode_combine_fan_in;
+  }
+};
+
+template <class T, class Shape, bool Masked, class Scheduler>
+class epilogue {
+  using S = Shape;
+
+ public:
+  __device__ __forceinline__ epilogue(const decode_args& args, const Scheduler& scheduler, char* shared)
+      : a_(args),
+        scheduler_(scheduler),
+        combine_(args, scheduler, shared),
+        partials_(args.workspace, scheduler.workspace_partials()),
+        shared_(shared),
+        row_sums_(reinterpret_cast<float2*>(shared + S::shared.row_sums)),
+        lane_(static_cast<int>(threadIdx.x) & 31),
+        warp_(static_cast<int>(threadIdx.x) >> 5) {}
+
+  /// Takes what the warps have accumulated of w up to KV tile `next_tile`, nothing if `any` is false. `free_stage`: of
+  /// the mainloop, for the reduction.
+  __device__ void store(const work_tile& w, const decode_seq& s, accumulators<S>& acc, int next_tile, bool any,
+                        int free_stage) {
+    const output_rows<T, Shape, Masked> rows(a_, w, s);
+    share_row_sums(acc);
+    __syncthreads();  // also: every warp has read the last tile
+    if (any) share_outputs(acc, rows.num_rows(), free_stage);
+
+    // From here a thread has one row and some runs of 8 columns.
+    constexpr int row_threads = S::threads / decode_tile_rows;
+    constexpr int column_runs = (S::head_dim + row_threads * 8 - 1) / (row_threads * 8);
+    const int row = static_cast<int>(threadIdx.x) / row_threads;
+    const int row_thread = static_cast<int>(threadIdx.x) % row_threads;
+    float m = -INFINITY;
+#pragma unroll
+    for (int v = 0; v < S::warps; ++v) m = fmaxf(m, row_sums_[v * decode_tile_rows + row].x);
+    float l = 0;
+#pragma unroll
+    for (int v = 0; v < S::warps; ++v) {
+      const float2 part = row_sums_[v * decode_tile_rows + row];
+      l += part.x == -INFINITY ? 0.0f : part.y * device::exp2_fast(part.x - m);
+    }
+    const bool is_last = !Scheduler::has_fixed_tree || next_tile >= w.tile_end;
+    const bool is_whole = scheduler_.is_whole(w, s);
+    const int partial = is_whole ? 0 : scheduler_.own_partial(w, s);
+    const auto place = rows.place_of(row);
+
+    leaf_place leaf;
+    fold with_node(-INFINITY, m);
+    fold with_root = with_node;
+    float* running_node = nullptr;
+    float* running_root = nullptr;
+    if constexpr (Scheduler::has_fixed_tree) {
+      if (scheduler_.folds_leaves()) leaf = leaf_place(w, next_tile, is_last);
+      // Running results are in the CTA's own part of the workspace, where every thread reads what it wrote itself.
+      with_node = fold(leaf.begins_node ? -INFINITY : node_max_, m);
+      if (!leaf.begins_node) {
+        l = with_node.of(node_sum_, l);
+        m = with_node.max;
+      }
+      node_max_ = m;
+      node_sum_ = l;
+      with_root = fold(leaf.begins_root ? -INFINITY : root_max_, m);
+      if (leaf.ends_node) {
+        if (!leaf.begins_root) {
+          l = with_root.of(root_sum_, l);
+          m = with_root.max;
+        }
+        root_max_ = m;
+        root_sum_ = l;
+      }
+      running_node = partials_.row(scheduler_.running_partial(0), row);
+      running_root = partials_.row(scheduler_.running_partial(1), row);
+    }
+    __syncthreads();
+    if (row < rows.num_rows()) {
+      const bool is_first_thread = row_thread == 0;
+      const float factor = is_whole && is_last ? rows.finish(place, m, l, is_first_thread) : 0;
+#pragma unroll
+      for (int run = 0; run < column_runs; ++run) {
+        const int column = (run * row_threads + row_thread) * 8;
+        if (column >= S::head_dim) continue;
+        float4 lo = make_float4(0, 0, 0, 0);
+        float4 hi = lo;
+        if (any) sum_over_warps(free_stage, row, column, lo, hi);
+        if constexpr (Scheduler::has_fixed_tree) {
+          if (!leaf.begins_node) fold_running(with_node, running_node + column, lo, hi);
+          if (leaf.ends_node && !leaf.begins_root) fold_running(with_root, running_root + column, lo, hi);
+        }
+        if (Scheduler::has_fixed_tree && !is_last) {
+          store_partial((leaf.ends_node ? running_root : running_node) + column, lo, hi);
+        } else if (is_whole) {
+          rows.store(place, column, lo, hi, factor);
+        } else {
+          store_partial(partials_.row(partial, row) + column, lo, hi);
+        }
+      }
+      if (is_last && !is_whole && is_first_thread) {
+        __stcg(partials_.sums + partial * decode_tile_rows + row, make_float2(m, l));
+      }
+    }
+    if (is_last && !is_whole) {
+      combine_.arrive(w, s, rows);
+    } else {
+      __syncthreads();  // the stage and the row sums are written again
+    }
+  }
+
+ private:
+  // Sums over lanes; maximum and sum of this warp's rows to shared memory.
+  __device__ __forceinline__ void share_row_sums(accumulators<S>& acc) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      acc.sum[i] += __shfl_xor_sync(0xffffffffu, acc.sum[i], 1);
+      acc.sum[i] += __shfl_xor_sync(0xffffffffu, acc.sum[i], 2);
+      if ((lane_ & 3) == 0) {
+        row_sums_[warp_ * decode_tile_rows + lane_ / 4 + 8 * i] = make_float2(acc.max[i], acc.sum[i]);
+      }
+    }
+  }
+
+  // Outputs of this warp, scaled to the maximum of all warps, to the free stage, which has room for four warps.
+  __device__ __forceinline__ void share_outputs(const accumulators<S>& acc, int num_rows, int stage) {
+    float weight[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = lane_ / 4 + 8 * i;
+      float m = -INFINITY;
+#pragma unroll
+      for (int w = 0; w < S::warps; ++w) m = fmaxf(m, row_sums_[w * decode_tile_rows + row].x);
+      weight[i] = acc.max[i] == -INFINITY ? 0.0f : device::exp2_fast(acc.max[i] - m);
+    }
+    // Calls body(place in the stage, accumulators) for this lane's pairs of columns.
+    const auto for_each_pair = [&](auto body) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int row = lane_ / 4 + 8 * i;
+        if (row >= num_rows) continue;
+#pragma unroll
+        for (int n = 0; n < S::n_tiles; ++n) {
+          float2& place = *reinterpret_cast<float2*>(warp_output(stage, warp_ & 3, row, n * 8 + (lane_ & 3) * 2));
+          body(place, make_float2(acc.out[n][2 * i] * weight[i], acc.out[n][2 * i + 1] * weight[i]));
+        }
+      }
+    };
+    if constexpr (S::warps == 8) {
+      if (warp_ >= 4) for_each_pair([](float2& place, const float2& value) { place = value; });
+      __syncthreads();
+      if (warp_ < 4) {
+        for_each_pair(
+            [](float2& place, const float2& value) { place = make_float2(place.x + value.x, place.y + value.y); });
+      }
+    } else {
+      for_each_pair([](float2& place, const float2& value) { place = value; });
+    }
+  }
+
+  // Where (row, column) of a warp's output is in the stage.
+  [[nodiscard]] __device__ __forceinline__ float* warp_output(int stage, int warp, int row, int column) const {
+    return reinterpret_cast<float*>(shared_ + S::shared.stages + stage * S::stage_bytes) +
+           (warp * decode_tile_rows + row) * S::head_dim + (column ^ ((row & 7) * 8));
+  }
+
+  __device__ __forceinline__ void sum_over_warps(int stage, int row, int column, float4& lo, float4& hi) const {
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      const float4 a = *reinterpret_cast<const float4*>(warp_output(stage, w, row, column));
+      const float4 b = *reinterpret_cast<const float4*>(warp_output(stage, w, row, column) + 4);
+      lo.x += a.x, lo.y += a.y, lo.z += a.z, lo.w += a.w;
+      hi.x += b.x, hi.y += b.y, hi.z += b.z, hi.w += b.w;
+    }
+  }
+
+  // lo, hi ← 8 columns of a running result and those.
+  __device__ __forceinline__ static void fold_running(const fold& f, const float* running, float4& lo, float4& hi) {
+    lo = f.of(__ldcg(reinterpret_cast<const float4*>(running)), lo);
+    hi = f.of(__ldcg(reinterpret_cast<const float4*>(running + 4)), hi);
+  }
+  __device__ __forceinline__ static void store_partial(float* to, const float4& lo, const float4& hi) {
+    __stcg(reinterpret_cast<float4*>(to), lo);
+    __stcg(reinterpret_cast<float4*>(to + 4), hi);
+  }
+
+  const decode_args& a_;
+  const Scheduler& scheduler_;
+  split_combine<T, Shape, Masked, Scheduler> combine_;
+  partial_results<Shape> partials_;
+  char* shared_;
+  float2* row_sums_;
+  int lane_, warp_;
+  float node_max_, node_sum_, root_max_, root_sum_;  // running, of this thread's row
+};
+
+}  // namespace bifolio::cuda::decode

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// The loads of the decode mainloop: KV tiles and queries to shared memory by cp.async, through the block table. The
+/// loader has a work cursor of its own, stages − 1 tiles ahead of the mainloop's, and goes on from one work tile to the
+/// next, so that the memory system never idles where a sequence ends. Every warp loads the keys that it multiplies.
+
+#include <cstdint>
+
+#include "cuda/attention/decode/scheduler.cuh"
+#include "cuda/attention/decode/shape.hpp"
+#include "cuda/device/ptx.cuh"
+#include "cuda/device/sm80.cuh"
+
+namespace bifolio::cuda::decode {
+
+template <class T, class Shape, bool Masked, class Scheduler>
+class loader {
+  using S = Shape;
+
+ public:
+  __device__ __forceinline__ loader(const decode_args& args, const Scheduler& scheduler, std::uint32_t shared)
+      : a_(args),
+        scheduler_(scheduler),
+        stages_(shared + S::shared.stages),
+        queries_(shared + S::shared.queries),
+        lane_(static_cast<int>(threadIdx.x) & 31),
+        warp_(static_cast<int>(threadIdx.x) >> 5),
+        cursor_(scheduler.first()) {
+    find_work();
+  }
+
+  /// Prefetches the first tile into L2 while the previous kernel still runs. The table may be that kernel's work, so
+  /// what it says now is a guess: the id is bounded, and read past L1, which would keep it.
+  __device__ __forceinline__ void prefetch_first_tile() const {
+    if (!has_work_) return;
+    const int position = own_position();
+    const int id = position < 0 ? -1 : __ldcg(table_entry(position));
+    if (id < 0 || id >= a_.num_blocks) return;
+    const std::int64_t offset = row_offset(id, slot_in_block(position));
+    constexpr int lines = S::head_dim * 2 / 128;
+    for (int line = lane_ / S::warp_keys; line < 2 * lines; line += 32 / S::warp_keys) {
+      const T* plane = static_cast<const T*>(line < lines ? a_.k : a_.v);
+      device::prefetch_l2(plane + offset + line % lines * 64);
+    }
+  }
+
+  /// Fills all stages but one. Must come after the wait for the previous kernel.
+  __device__ __forceinline__ void fill_pipeline() {
+    if (has_work_) load_table_entries();
+#pragma unroll
+    for (int stage = 0; stage < S::stages - 1; ++stage) load_tile(stage);
+  }
+
+  /// Issues the loads of the next tile and looks up the block-table entries of the tile after it. Commits a group in
+  /// any case, an empty one at the end.
+  __device__ __forceinline__ void load_tile(int stage) {
+    if (has_work_) {
+      if (at_first_tile_) load_queries();
+      at_first_tile_ = false;
+      const std::uint32_t base = stages_ + stage * S::stage_bytes;
+      const int vector = lane_ % S::row_vectors;
+      const std::int64_t own_offset = slot_ < 0 ? -1 : row_offset(bounded(block_), slot_);
+#pragma unroll
+      for (int pass = 0; pass < S::passes; ++pass) {
+        const std::int64_t offset =
+            __shfl_sync(0xffffffffu, own_offset, pass * S::rows_per_pass + lane_ / S::row_vectors);
+        const int row = (pass * S::warps + warp_) * S::rows_per_pass + lane_ / S::row_vectors;
+        const std::uint32_t dst = base + row * S::head_dim * 2 + ((vector ^ (row & 7)) << 4);
+        const bool valid = offset >= 0;
+        const std::int64_t element = valid ? offset + vector * 8 : 0;
+        device::cp_async_16_evict_first(dst, static_cast<const T*>(a_.k) + element, valid);
+        device::cp_async_16_evict_first(dst + S::tile_bytes, static_cast<const T*>(a_.v) + element, valid);
+      }
+      if (++work_.tile < work_.tile_end) {
+        load_table_entries();
+      } else {
+        find_work();
+        if (has_work_) load_table_entries();
+      }
+    }
+    device::cp_async_commit_group();
+  }
+
+ private:
+  // Moves on to the next work tile that is not empty; afterwards has_work_ says whether there is one.
+  __device__ void find_work() {
+    has_work_ = false;
+    while (scheduler_.has_work(cursor_)) {
+      work_ = scheduler_.next(cursor_);
+      if (work_.tile < work_.tile_end) {
+        has_work_ = true;
+        at_first_tile_ = true;
+        q_buffer_ = q_buffer_ + 1 == S::stages ? 0 : q_buffer_ + 1;
+        return;
+      }
+    }
+  }
+
+  // Row r of the packed tile is token r / group_size, head r % group_size. Queries are loaded with the first KV tile of
+  // their work tile; consecutive work tiles use consecutive buffers, of which as many are ahead as stages.
+  __device__ __forceinline__ void load_queries() {
+    const decode_seq& s = cursor_.seq;
+    const int rows = s.query_len * a_.group_size;
+    for (int i = static_cast<int>(threadIdx.x); i < decode_tile_rows * S::row_vectors; i += S::threads) {
+      const int r = i / S::row_vectors;
+      const int vector = i % S::row_vectors;
+      const int row = work_.row_tile * decode_tile_rows + r;
+      const bool valid = row < rows;
+      const int token = valid ? row / a_.group_size : 0;
+      const int head = work_.head * a_.group_size + (valid ? row - token * a_.group_size : 0);
+      const T* src = static_cast<const T*>(a_.q) + (s.query_start + token) * a_.q_token_stride +
+                     head * a_.q_head_stride + vector * 8;
+      device::cp_async_16(queries_ + q_buffer_ * S::q_bytes + r * S::head_dim * 2 + ((vector ^ (r & 7)) << 4), src,
+                          valid);
+    }
+  }
+
+  // The position of one of the warp's rows of the tile at work_.tile, one per lane; −1 if it must not be read.
+  [[nodiscard]] __device__ __forceinline__ int own_position() const {
+    const int l = lane_ % S::warp_keys;
+    const int row = ((l / S::rows_per_pass) * S::warps + warp_) * S::rows_per_pass + l % S::rows_per_pass;
+    const int position = work_.tile * decode_tile_tokens + row;
+    // Blocks left of every row's window may have been freed: their table entries are not read either.
+    const decode_seq& s = cursor_.seq;
+    const int first = Masked && a_.window_left >= 0 ? s.seq_len - s.query_len - a_.window_left : 0;
+    return position >= first && position < s.seq_len ? position : -1;
+  }
+
+  [[nodiscard]] __device__ __forceinline__ const std::int32_t* table_entry(int position) const {
+    const unsigned block = static_cast<unsigned>(position) / static_cast<unsigned>(a_.block_size);
+    return a_.block_tables + cursor_.seq.row * a_.block_table_stride + block;
+  }
+  [[nodiscard]] __device__ __forceinline__ int slot_in_block(int position) const {
+    return static_cast<int>(static_cast<unsigned>(position) % static_cast<unsigned>(a_.block_size));
+  }
+
+  // The plan checked the host's table; a different one on the device must not lead out of the cache.
+  [[nodiscard]] __device__ __forceinline__ int bounded(int id) const {
+    return static_cast<int>(min(static_cast<unsigned>(id), static_cast<unsigned>(a_.num_blocks - 1)));
+  }
+
+  // Of the row of work_.head in this slot of block `id`, in K and V alike.
+  [[nodiscard]] __device__ __forceinline__ std::int64_t row_offset(int id, int slot) const {
+    return id * a_.k_strides.block + slot * a_.k_strides.token + work_.head * a_.k_strides.head;
+  }
+
+  // A lane finds block and slot of one of the warp's rows of the tile at work_.tile; slot −1 for a row that must not be
+  // read. Nothing is computed from the block here: that would wait for the load, while there is a tile to process.
+  __device__ __forceinline__ void load_table_entries() {
+    const int position = own_position();
+    slot_ = position < 0 ? -1 : slot_in_block(position);
+    block_ = position < 0 ? 0 : __ldg(table_entry(position));
+  }
+
+  const decode_args& a_;
+  const Scheduler& scheduler_;
+  std::uint32_t stages_, queries_;
+  int lane_, warp_;
+  work_cursor cursor_;
+  work_tile work_;
+  int q_buffer_ = S::stages - 1;
+  bool has_work_, at_first_tile_;
+  int block_, slot_;  // of this lane's row of the tile at work_.tile
+};
+
+}  // namespace bifolio::cuda::decode

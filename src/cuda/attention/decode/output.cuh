@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// Where results of decode go: finished rows to the output and the LSE, partial results to the workspace.
+
+#include <cstdint>
+
+#include "cuda/attention/decode/scheduler.cuh"
+#include "cuda/attention/decode/shape.hpp"
+#include "cuda/device/float16_types.cuh"
+#include "cuda/device/ptx.cuh"
+
+namespace bifolio::cuda::decode {
+
+/// The workspace: per partial result 16 rows of outputs, and the maximum (base 2) and sum of each row.
+template <class Shape>
+struct partial_results {
+  float* out;
+  float2* sums;
+
+  __device__ __forceinline__ partial_results(float* workspace, std::int64_t num_partials)
+      : out(workspace),
+        sums(reinterpret_cast<float2*>(workspace + num_partials * decode_tile_rows * Shape::head_dim)) {}
+
+  [[nodiscard]] __device__ __forceinline__ float* row(std::int64_t partial, int row) const {
+    return out + (partial * decode_tile_rows + row) * Shape::head_dim;
+  }
+};
+
+/// The rows of one output tile: row r is token (first + r) / group_size, head (first + r) % group_size of the KV head.
+template <class T, class Shape, bool Masked>
+class output_rows {
+ public:
+  struct row_place {
+    int token;  // of the sequence
+    int head;
+  };
+
+  __device__ __forceinline__ output_rows(const decode_args& args, const work_tile& w, const decode_seq& s)
+      : a_(args),
+        query_start_(s.query_start),
+        first_row_(w.row_tile * decode_tile_rows),
+        first_head_(w.head * args.group_size),
+        num_rows_(min(s.query_len * args.group_size - first_row_, decode_tile_rows)) {}
+
+  [[nodiscard]] __device__ __forceinline__ int num_rows() const { return num_rows_; }
+
+  [[nodiscard]] __device__ __forceinline__ row_place place_of(int row) const {
+    const int packed = first_row_ + row;
+    const int token = packed / a_.group_size;
+    return {token, first_head_ + packed - token * a_.group_size};
+  }
+
+  /// Applies the sink and writes the LSE of a row with maximum m (base 2) and sum l. Returns what its values must be
+  /// multiplied with.
+  __device__ __forceinline__ float finish(const row_place& p, float m, float l, bool writes_lse) const {
+    constexpr float ln2 = 0.6931471805599453f;
+    constexpr float log2e = 1.4426950408889634f;
+    float scale = 1.0f;
+    if constexpr (Masked) {
+      if (a_.sinks != nullptr) {
+        const float sink = a_.sinks[p.head] * log2e;
+        const float top = fmaxf(m, sink);
+        if (top != -INFINITY) {
+          scale = m == -INFINITY ? 0.0f : device::exp2_fast(m - top);
+          l = l * scale + device::exp2_fast(sink - top);
+          m = top;
+        }
+      }
+    }
+    if (writes_lse && a_.lse != nullptr) {
+      a_.lse[static_cast<std::int64_t>(query_start_ + p.token) * a_.num_q_heads + p.head] =
+          l != 0 ? m * ln2 + logf(l) : -INFINITY;  // NaN stays NaN
+    }
+    return l != 0 ? scale / l : 0.0f;
+  }
+
+  /// 4 columns.
+  __device__ __forceinline__ void store(const row_place& p, int column, const float4& x, float factor) const {
+    uint2 value;
+    value.x = device::pack<T>(x.x * factor, x.y * factor);
+    value.y = device::pack<T>(x.z * factor, x.w * factor);
+    *reinterpret_cast<uint2*>(at(p, column)) = value;
+  }
+  /// 8 columns.
+  __device__ __forceinline__ void store(const row_place& p, int column, const float4& lo, const float4& hi,
+                                        float factor) const {
+    uint4 value;
+    value.x = device::pack<T>(lo.x * factor, lo.y * factor);
+    value.y = device::pack<T>(lo.z * factor, lo.w * factor);
+    value.z = device::pack<T>(hi.x * factor, hi.y * factor);
+    value.w = device::pack<T>(hi.z * factor, hi.w * factor);
+    *reinterpret_cast<uint4*>(at(p, column)) = value;
+  }
+
+ private:
+  [[nodiscard]] __device__ __forceinline__ T* at(const row_place& p, int column) const {
+    return static_cast<T*>(a_.out) + (query_start_ + p.token) * a_.out_token_stride + p.head * a_.out_head_stride +
+           column;
+  }
+
+  const decode_args& a_;
+  int query_start_, first_row_, first_head_, num_rows_;
+};
+
+}  // namespace bifolio::cuda::decode

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// What the launcher passes to the prefill kernels, next to the tensor maps.
+
+#include "cuda/attention/prefill/plan.hpp"
+#include "cuda/host/kernel_args.hpp"
+
+namespace bifolio::cuda {
+
+/// The call, with clamped windows, and the scheduler metadata.
+struct prefill_args : attention_kernel_args {
+  prefill_metadata metadata;
+  std::int32_t packed_heads = 1;
+  std::int32_t box_tokens = 0;  ///< min(block_size, 128); block_size is a multiple of it
+};
+
+}  // namespace bifolio::cuda

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// The epilogue of a prefill consumer warpgroup: sink, LSE, division by the sum, and stores of 16 bytes.
+
+#include <cstdint>
+
+#include "cuda/attention/prefill/args.hpp"
+#include "cuda/attention/prefill/mainloop.cuh"
+#include "cuda/attention/prefill/shape.hpp"
+#include "cuda/device/float16_types.cuh"
+#include "cuda/device/ptx.cuh"
+
+namespace bifolio::cuda::prefill {
+
+template <class T, class Shape, bool Masked>
+class epilogue {
+  using S = Shape;
+
+ public:
+  __device__ __forceinline__ epilogue(const prefill_args& args, int thread) : a_(args), thread_(thread) {}
+
+  /// Writes the LSE and the output of this thread's rows.
+  __device__ __forceinline__ void store(const prefill_work_tile& work, const row_state& rows,
+                                        const float (&o)[S::out_registers]) const {
+    constexpr float ln2 = 0.6931471805599453f;
+    float inverse[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float l = rows.sum[i];
+      l += __shfl_xor_sync(0xffffffffu, l, 1);
+      l += __shfl_xor_sync(0xffffffffu, l, 2);
+      float m = rows.max[i] * (Masked ? 1.0f : a_.scale * log2e);  // base 2
+      float factor = 1.0f;
+      const bool valid = rows.token[i] < work.query_len;
+      if constexpr (Masked) {
+        if (a_.sinks != nullptr && valid) {
+          const float sink = a_.sinks[rows.head[i]] * log2e;
+          const float top = fmaxf(m, sink);
+          if (top != -INFINITY) {
+            factor = m == -INFINITY ? 0.0f : device::exp2_fast(m - top);
+            l = l * factor + device::exp2_fast(sink - top);
+            m = top;
+          }
+        }
+      }
+      inverse[i] = l != 0 ? factor / l : 0.0f;  // NaN stays NaN
+      if (a_.lse != nullptr && valid && (thread_ & 3) == 0) {
+        a_.lse[static_cast<std::int64_t>(work.query_start + rows.token[i]) * a_.num_q_heads + rows.head[i]] =
+            l != 0 ? m * ln2 + logf(l) : -INFINITY;
+      }
+    }
+    // Four lanes hold 2 columns each of every 8; after the exchange lane q holds all 8 of number 4b + q.
+    const int q = thread_ & 3;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int b = 0; b < S::head_dim / 32; ++b) {
+        std::uint32_t mine[4];
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+          const int j = (b * 4 + r) * 4 + 2 * i;
+          mine[r] = device::pack<T>(o[j] * inverse[i], o[j + 1] * inverse[i]);
+        }
+        transpose(mine, q);
+        if (rows.token[i] < work.query_len) {
+          T* dst = static_cast<T*>(a_.out) + (work.query_start + rows.token[i]) * a_.out_token_stride +
+                   rows.head[i] * a_.out_head_stride + (b * 4 + q) * 8;
+          *reinterpret_cast<uint4*>(dst) = make_uint4(mine[0], mine[1], mine[2], mine[3]);
+        }
+      }
+    }
+  }
+
+ private:
+  // Transposes 4 × 4 words across a quad of lanes: lane q ends with word q of every lane, in the order of lanes.
+  __device__ __forceinline__ static void transpose(std::uint32_t (&x)[4], int q) {
+#pragma unroll
+    for (int step = 1; step <= 2; step *= 2) {
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        if ((r & step) != 0) continue;
+        const bool upper = (q & step) != 0;
+        const std::uint32_t send = upper ? x[r] : x[r + step];
+        const std::uint32_t got = __shfl_xor_sync(0xffffffffu, send, step);
+        if (upper)
+          x[r] = got;
+        else
+          x[r + step] = got;
+      }
+    }
+  }
+
+  const prefill_args& a_;
+  int thread_;
+};
+
+}  // namespace bifolio::cuda::prefill

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// The pipeline between the TMA producer and the consumer warpgroups: stages of q, K and V in shared memory, each with
+/// a barrier that completes when it is full and one that completes when both consumers have released it.
+
+#include <cstdint>
+
+#include "cuda/attention/prefill/shape.hpp"
+#include "cuda/device/ptx.cuh"
+#include "cuda/device/sm90.cuh"
+
+namespace bifolio::cuda::prefill {
+
+/// The stage that is used next, and the parity of its barriers.
+template <int Stages>
+struct pipeline_state {
+  int stage = 0;
+  int phase = 0;
+  __device__ __forceinline__ void advance() {
+    if (++stage == Stages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+/// Addresses in shared memory.
+template <class Shape>
+class shared_stages {
+  using S = Shape;
+
+ public:
+  __device__ __forceinline__ explicit shared_stages(const char* shared)
+      : base_((device::shared_address(shared) + 1023) & ~1023u) {}
+
+  /// One thread; a barrier of the CTA must follow.
+  __device__ __forceinline__ void init_barriers() const {
+    for (int s = 0; s < S::q_stages; ++s) {
+      device::mbarrier_init(q_full(s), 1);
+      device::mbarrier_init(q_empty(s), num_consumers);
+    }
+    for (int s = 0; s < S::stages; ++s) {
+      device::mbarrier_init(k_full(s), 1);
+      device::mbarrier_init(k_empty(s), num_consumers);
+      device::mbarrier_init(v_full(s), 1);
+      device::mbarrier_init(v_empty(s), num_consumers);
+    }
+    device::mbarrier_init_fence();
+  }
+
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t q(int s) const { return base_ + S::shared.q + s * S::q_bytes; }
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t k(int s) const {
+    return base_ + S::shared.k + s * S::kv_bytes;
+  }
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t v(int s) const {
+    return base_ + S::shared.v + s * S::kv_bytes;
+  }
+
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t k_full(int s) const { return barrier(s); }
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t k_empty(int s) const { return barrier(S::stages + s); }
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t v_full(int s) const { return barrier(2 * S::stages + s); }
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t v_empty(int s) const { return barrier(3 * S::stages + s); }
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t q_full(int s) const { return barrier(4 * S::stages + s); }
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t q_empty(int s) const {
+    return barrier(4 * S::stages + S::q_stages + s);
+  }
+
+ private:
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t barrier(int i) const {
+    return base_ + S::shared.barriers + 8 * i;
+  }
+
+  std::uint32_t base_;
+};
+
+/// Bytes from the beginning of a stage of V to the first 64-element chunk of a token.
+template <class Shape>
+[[nodiscard]] __device__ __forceinline__ int v_token_bytes(int token, int box_tokens) {
+  const int box = token / box_tokens;
+  return box * Shape::chunks * box_tokens * 128 + (token - box * box_tokens) * 128;
+}
+
+}  // namespace bifolio::cuda::prefill

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// Thin functions over PTX that every supported architecture has (sm_80 and later).
+
+#include <cstdint>
+
+namespace bifolio::cuda::device {
+
+/// Programmatic dependent launch (sm_90; nothing before): lets the next kernel of the stream start its prologue, and
+/// waits for everything the kernels before this one have written.
+__device__ __forceinline__ void grid_dependency_launch() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void grid_dependency_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;\n" ::: "memory");
+#endif
+}
+
+[[nodiscard]] __device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+/// Writes 16 bytes of zeros.
+__device__ __forceinline__ void store_shared_zeros_16(std::uint32_t address) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};\n" ::"r"(address), "r"(0) : "memory");
+}
+
+/// Prefetches the cache line of `pointer` into L2.
+__device__ __forceinline__ void prefetch_l2(const void* pointer) {
+  asm volatile("prefetch.global.L2 [%0];\n" ::"l"(pointer));
+}
+
+/// Adds and returns what was there. Releases what this thread knows to be written, by others too if a barrier is in
+/// between, and acquires what other adders have released.
+[[nodiscard]] __device__ __forceinline__ std::uint32_t atomic_add_acq_rel(std::uint32_t* counter, std::uint32_t value) {
+  std::uint32_t before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;\n" : "=r"(before) : "l"(counter), "r"(value) : "memory");
+  return before;
+}
+
+/// 2^x, with 2^−inf = 0.
+[[nodiscard]] __device__ __forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
+}
+
+}  // namespace bifolio::cuda::device

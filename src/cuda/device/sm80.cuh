@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// Thin functions over the PTX that sm_80 brought: cp.async, ldmatrix and the 16-bit mma.sync products (PTX ISA 8.x,
+/// sections 9.7.9 and 9.7.15).
+
+#include <cstdint>
+
+#include "cuda/device/float16_types.cuh"
+
+namespace bifolio::cuda::device {
+
+/// 16 bytes global → shared, past L1. With `valid` false the 16 bytes become zero and nothing is read.
+__device__ __forceinline__ void cp_async_16(std::uint32_t dst, const void* src, bool valid) {
+  const int size = valid ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;\n" ::"r"(dst), "l"(src), "r"(size) : "memory");
+}
+/// The same for data that is read once: L2 evicts it first.
+__device__ __forceinline__ void cp_async_16_evict_first(std::uint32_t dst, const void* src, bool valid) {
+  std::uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;\n" : "=l"(policy));
+  const int size = valid ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;\n" ::"r"(dst), "l"(src),
+               "r"(size), "l"(policy)
+               : "memory");
+}
+
+__device__ __forceinline__ void cp_async_commit_group() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
+
+/// Waits until at most `Pending` of this thread's latest groups are in flight.
+template <int Pending>
+__device__ __forceinline__ void cp_async_wait_group() {
+  asm volatile("cp.async.wait_group %0;\n" ::"n"(Pending) : "memory");
+}
+
+/// Four 8 × 8 matrices of 16-bit elements; lane l gives the row address of matrix l / 8, row l % 8.
+__device__ __forceinline__ void ldmatrix_x4(std::uint32_t (&r)[4], std::uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+__device__ __forceinline__ void ldmatrix_x4_trans(std::uint32_t (&r)[4], std::uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];\n"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+
+/// acc[16 × 8] += a[16 × 16] · b[16 × 8]
+template <class T>
+__device__ __forceinline__ void mma_m16n8k16(float (&acc)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                             std::uint32_t b1) {
+#define BIFOLIO_MMA(type)                                                     \
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type         \
+               ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n" \
+               : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])       \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
+  BIFOLIO_FOR_16_BIT_TYPE(T, BIFOLIO_MMA)
+#undef BIFOLIO_MMA
+}
+
+/// acc[16 × 8] += a[16 × 8] · b[8 × 8]
+template <class T>
+__device__ __forceinline__ void mma_m16n8k8(float (&acc)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t b) {
+#define BIFOLIO_MMA(type)                                               \
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32." type "." type    \
+               ".f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};\n"    \
+               : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3]) \
+               : "r"(a0), "r"(a1), "r"(b))
+  BIFOLIO_FOR_16_BIT_TYPE(T, BIFOLIO_MMA)
+#undef BIFOLIO_MMA
+}
+
+}  // namespace bifolio::cuda::device

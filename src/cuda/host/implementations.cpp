@@ -1,0 +1,410 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/host/implementations.hpp"
+
+#include <algorithm>
+
+#include "cuda/attention/decode/launch.hpp"
+#include "cuda/attention/general/launch.hpp"
+#include "cuda/attention/x_split/args.hpp"
+#include "cuda/attention/x_split/launch.hpp"
+#if BIFOLIO_CUDA_SM90
+#include "cuda/attention/prefill/launch.hpp"
+#endif
+
+namespace bifolio::cuda {
+namespace {
+
+/// "cuda <kernel> <type> d<head_dim>": how names of kernels made for one head_dim begin.
+std::string shape_name(const char* kernel, dtype type, std::int32_t head_dim) {
+  return std::string("cuda ") + kernel + " " + std::string(to_string(type)) + " d" + std::to_string(head_dim);
+}
+
+/// What all implementations but the general one require of a step.
+bool is_plain_step(const plan_input& step, std::string* why) noexcept {
+  const attention_spec& spec = step.spec;
+  if (spec.v_in_k) return detail::declines(why, "V is part of K; it takes planes of their own");
+  if (spec.qk_head_dim != spec.v_head_dim) {
+    return detail::declines(why, "qk_head_dim is ", spec.qk_head_dim, " and v_head_dim ", spec.v_head_dim,
+                            "; it takes one head_dim for both");
+  }
+  if (spec.k_code != spec.v_code) return detail::declines(why, "the codes of K and V differ");
+  if (step.has_query_positions) return detail::declines(why, "the batch has query_positions");
+  return true;
+}
+
+/// What the tensor-core kernels require of a step.
+bool step_suits_tensor_cores(const plan_input& step, std::string* why) noexcept {
+  if (!is_plain_step(step, why)) return false;
+  const attention_spec& spec = step.spec;
+  if (!suit_tensor_cores(spec.q_type, spec.k_code.type, spec.out_type)) {
+    return detail::declines(why, "the dtypes of q, kv and out are ", to_string(spec.q_type), ", ",
+                            to_string(spec.k_code.type), " and ", to_string(spec.out_type),
+                            "; it takes one 16-bit dtype for all");
+  }
+  if (step.max_seq_len >= longest_window || step.max_query_len >= longest_window) {
+    return detail::declines(why, "the longest sequence has ", step.max_seq_len, " tokens, of which ",
+                            step.max_query_len, " are new; it takes less than ", longest_window);
+  }
+  return true;
+}
+
+// prefill
+
+#if BIFOLIO_CUDA_SM90
+bool prefill_accepts(const plan_input& step, std::string* why) noexcept {
+  const attention_spec& spec = step.spec;
+  if (step.device.compute_capability != 90) {
+    return detail::declines(why, "the device has compute capability ", step.device.compute_capability / 10, ".",
+                            step.device.compute_capability % 10, "; it takes 9.0");
+  }
+  if (step.device.encode_tensor_map == nullptr) {
+    return detail::declines(why, "the driver has no cuTensorMapEncodeTiled");
+  }
+  if (!step_suits_tensor_cores(step, why)) return false;
+  if (find_prefill_entry(spec.k_code.type, spec.qk_head_dim) == nullptr) {
+    return detail::declines(why, "head_dim is ", spec.qk_head_dim, "; it takes 64 and 128");
+  }
+  if (!prefill_block_size(spec.block_size)) {
+    return detail::declines(why, "block_size is ", spec.block_size,
+                            "; it takes multiples of 8 that divide 128, and multiples of 128");
+  }
+  // So that a row's bits do not depend on how a prompt is cut into chunks.
+  if (spec.deterministic) return detail::declines(why, "a deterministic plan gives all tokens to one implementation");
+  return true;
+}
+
+bool takes_prefill_call(const attention_kernel_args& args, std::string* why) noexcept {
+  return prefill_accepts_call(args, why);
+}
+
+cudaError_t launch_prefill_part(const launch_context& context, const attention_kernel_args& args) noexcept {
+  return launch_prefill(context.api, args, context.metadata.prefill, context.device, context.stream);
+}
+
+std::string prefill_name(dtype type, std::int32_t head_dim, bool pairs, bool options) {
+  return shape_name("prefill", type, head_dim) + (pairs ? " block 16" : " any block") +
+         (options ? " options" : " plain");
+}
+
+std::string prefill_name_of(const step_plans&, const attention_kernel_args& args) {
+  return prefill_name(args.kv_type, args.head_dim, prefill_takes_pairs(args.block_size), has_options(args));
+}
+
+void append_prefill_names(const device_numbers& device, std::vector<std::string>& names) {
+  if (device.compute_capability != 90 || device.encode_tensor_map == nullptr) return;
+  for (const dtype type : all_dtypes) {
+    for (const std::int32_t head_dim : {64, 128, 256}) {
+      if (find_prefill_entry(type, head_dim) == nullptr) continue;
+      for (const bool pairs : {false, true}) {
+        for (const bool options : {false, true}) names.push_back(prefill_name(type, head_dim, pairs, options));
+      }
+    }
+  }
+}
+
+/// Which of prefill and decode computes a sequence of `query_len` new tokens: a rule of the sequence alone, so that its
+/// bits do not depend on the batch. Decode splits the keys over the whole device but reads them once per 16 rows;
+/// prefill gives 128 rows to one SM. Both times are estimates for an otherwise idle device.
+bool prefers_prefill(const plan_input& step, std::int32_t query_len, std::int32_t seq_len) noexcept {
+  const attention_spec& spec = step.spec;
+  const std::int64_t group = spec.num_q_heads / spec.num_kv_heads;
+  const std::int64_t rows = query_len * group;
+  if (rows <= 64) return false;
+  const std::int64_t packed = prefill_packed_heads(static_cast<std::int32_t>(group));
+  const std::int64_t items = (query_len * packed + 127) / 128 * (spec.num_q_heads / packed);
+  const std::int64_t rounds = (items + step.device.num_sms - 1) / step.device.num_sms;
+  const double prefill_us = static_cast<double>(rounds) * (seq_len / 128 + 2) * 2.0 * spec.qk_head_dim / 128;
+  const double tiles = static_cast<double>((rows + 15) / 16) * spec.num_kv_heads * (seq_len / 64 + 2);
+  const double decode_us = 5.0 + tiles / (2.0 * step.device.num_sms) * 1.4 * spec.qk_head_dim / 128;
+  return prefill_us < decode_us;
+}
+#else
+bool prefill_accepts(const plan_input&, std::string* why) noexcept {
+  return detail::declines(why, "it was not compiled; BIFOLIO_CUDA_ARCHITECTURES has no 90");
+}
+bool takes_prefill_call(const attention_kernel_args&, std::string* why) noexcept {
+  return detail::declines(why, "it was not compiled");
+}
+cudaError_t launch_prefill_part(const launch_context&, const attention_kernel_args&) noexcept {
+  return cudaErrorNotSupported;
+}
+std::string prefill_name_of(const step_plans&, const attention_kernel_args&) { return {}; }
+void append_prefill_names(const device_numbers&, std::vector<std::string>&) {}
+#endif
+
+// decode
+
+bool decode_accepts(const plan_input& step, std::string* why) noexcept {
+  const attention_spec& spec = step.spec;
+  if (!step_suits_tensor_cores(step, why)) return false;
+  const decode_entry* const entry = find_decode_entry(spec.k_code.type, spec.qk_head_dim);
+  if (entry == nullptr) {
+    return detail::declines(why, "head_dim is ", spec.qk_head_dim, "; it takes 64, 128 and 256");
+  }
+  if (static_cast<std::size_t>(entry->shared_bytes) > step.device.max_shared_bytes_per_block) {
+    return detail::declines(why, "a CTA has ", step.device.max_shared_bytes_per_block,
+                            " bytes of shared memory at most on this device; it takes ", entry->shared_bytes);
+  }
+  return true;
+}
+
+bool takes_decode_call(const attention_kernel_args& args, std::string* why) noexcept {
+  return suits_tensor_cores(args, why);
+}
+
+cudaError_t launch_decode_part(const launch_context& context, const attention_kernel_args& args) noexcept {
+  return launch_decode(context.api, args, context.plans.decode, context.metadata.decode, context.device,
+                       context.stream);
+}
+
+std::string decode_name(dtype type, std::int32_t head_dim, bool options, bool deterministic) {
+  return shape_name("decode", type, head_dim) + (options ? " options" : " plain") +
+         (deterministic ? " deterministic" : "");
+}
+
+std::string decode_name_of(const step_plans& plans, const attention_kernel_args& args) {
+  return decode_name(args.kv_type, args.head_dim, has_options(args), plans.input.spec.deterministic);
+}
+
+void append_decode_names(const device_numbers& device, std::vector<std::string>& names) {
+  for (const dtype type : all_dtypes) {
+    for (const std::int32_t head_dim : {64, 128, 256}) {
+      const decode_entry* const entry = find_decode_entry(type, head_dim);
+      if (entry == nullptr || static_cast<std::size_t>(entry->shared_bytes) > device.max_shared_bytes_per_block) {
+        continue;
+      }
+      for (const bool options : {false, true}) {
+        for (const bool deterministic : {false, true}) {
+          names.push_back(decode_name(type, head_dim, options, deterministic));
+        }
+      }
+    }
+  }
+}
+
+// x_split
+
+bool x_split_accepts(const plan_input& step, std::string* why) noexcept {
+  if (!is_plain_step(step, why)) return false;
+  const attention_spec& spec = step.spec;
+  if (spec.qk_head_dim != 64 && spec.qk_head_dim != 128 && spec.qk_head_dim != 256) {
+    return detail::declines(why, "head_dim is ", spec.qk_head_dim, "; it takes 64, 128 and 256");
+  }
+  const auto tokens_per_chunk = static_cast<std::int32_t>(16 / size_of(spec.k_code.type));
+  if (spec.block_size % tokens_per_chunk != 0) {
+    return detail::declines(why, "block_size is ", spec.block_size, "; for ", to_string(spec.k_code.type),
+                            " it takes multiples of ", tokens_per_chunk);
+  }
+  if (spec.deterministic) return detail::declines(why, "a deterministic plan gives all tokens to one implementation");
+  return true;
+}
+
+bool takes_x_split_call(const attention_kernel_args& args, std::string* why) noexcept {
+  return x_split_accepts_call(args, why);
+}
+
+cudaError_t launch_x_split_part(const launch_context& context, const attention_kernel_args& args) noexcept {
+  return launch_x_split(context.api, args, context.plans.x_split, context.device, context.stream);
+}
+
+std::string x_split_name(dtype type, std::int32_t head_dim, bool partitioned) {
+  return shape_name("x_split", type, head_dim) + (partitioned ? " v2" : " v1");
+}
+
+std::string x_split_name_of(const step_plans& plans, const attention_kernel_args& args) {
+  return x_split_name(args.kv_type, args.head_dim, plans.x_split.num_splits > 1);
+}
+
+void append_x_split_names(const device_numbers&, std::vector<std::string>& names) {
+  for (const dtype type : all_dtypes) {
+    for (const std::int32_t head_dim : {64, 128, 256}) {
+      for (const bool partitioned : {false, true}) names.push_back(x_split_name(type, head_dim, partitioned));
+    }
+  }
+}
+
+// general
+
+bool general_accepts(const plan_input&, std::string*) noexcept { return true; }
+bool takes_general_call(const attention_kernel_args&, std::string*) noexcept { return true; }
+
+cudaError_t launch_general_part(const launch_context& context, const attention_kernel_args& args) noexcept {
+  return launch_general(context.api, args, context.plans.general, context.metadata.general, context.device,
+                        context.stream);
+}
+
+std::string general_name(dtype type, std::int32_t rows) {
+  return "cuda general " + std::string(to_string(type)) + " rows " + std::to_string(rows);
+}
+
+std::string general_name_of(const step_plans& plans, const attention_kernel_args& args) {
+  return general_name(args.kv_type, plans.general.rows_per_tile);
+}
+
+void append_general_names(const device_numbers&, std::vector<std::string>& names) {
+  for (const dtype type : all_dtypes) {
+    for (const std::int32_t rows : {few_rows, many_rows}) names.push_back(general_name(type, rows));
+  }
+}
+
+// The list
+
+constexpr implementation list[num_implementations] = {
+    {"prefill", implementation_id::prefill, prefill_accepts, takes_prefill_call, launch_prefill_part, prefill_name_of,
+     append_prefill_names},
+    {"decode", implementation_id::decode, decode_accepts, takes_decode_call, launch_decode_part, decode_name_of,
+     append_decode_names},
+    {"x_split", implementation_id::x_split, x_split_accepts, takes_x_split_call, launch_x_split_part, x_split_name_of,
+     append_x_split_names},
+    {"general", implementation_id::general, general_accepts, takes_general_call, launch_general_part, general_name_of,
+     append_general_names},
+};
+
+const implementation& entry_of(implementation_id id) noexcept { return list[static_cast<std::size_t>(id)]; }
+
+/// Assigns the sequences to prefill and decode. False: they do not cover the step.
+bool assign_to_tensor_cores(const plan_input& step, bool with_prefill, bool with_decode, step_plans& plans) {
+  plans.prefill.seqs.clear();
+  plans.decode.num_seqs = 0;
+  if (!with_prefill && !with_decode) return false;
+  decode_planner decode(step, decode_grid(step.spec, step.device), plans.decode);
+  for (std::int32_t seq = 0; seq < step.num_seqs; ++seq) {
+    const std::int32_t query_len = plans.query_lens[static_cast<std::size_t>(seq)];
+    if (query_len == 0) continue;
+#if BIFOLIO_CUDA_SM90
+    if (with_prefill && (!with_decode || prefers_prefill(step, query_len, step.seq_lens[seq]))) {
+      plans.prefill.seqs.push_back(seq);
+      continue;
+    }
+#endif
+    decode.add(seq);
+  }
+  if (!decode.finish()) return false;
+#if BIFOLIO_CUDA_SM90
+  if (!plans.prefill.empty()) plan_prefill(step, plans.prefill);
+#endif
+  return true;
+}
+
+std::string sequences(std::int64_t count, std::size_t of) {
+  return std::to_string(count) + " of " + std::to_string(of) + (of == 1 ? " sequence" : " sequences");
+}
+
+}  // namespace
+
+std::span<const implementation> implementations() noexcept { return list; }
+
+std::int32_t decode_grid(const attention_spec& spec, const device_numbers& device) noexcept {
+  const decode_entry* const entry = find_decode_entry(spec.k_code.type, spec.qk_head_dim);
+  return entry == nullptr ? 0 : device.num_sms * entry->ctas_per_sm;
+}
+
+void plan_step(const plan_input& input, const detail::forced_implementation& forced, const planning_history& history,
+               step_plans& plans) {
+  const implementation* const only =
+      forced.name.empty() ? nullptr : &detail::choose_implementation(implementations(), input, forced);
+  const auto may_serve = [&](implementation_id id) {
+    return only == nullptr ? entry_of(id).accepts(input, nullptr) : only->id == id;
+  };
+  plans.input = input;
+  plans.input.query_start_loc = nullptr;
+  plans.input.seq_lens = nullptr;
+  plans.input.query_positions = nullptr;
+  plans.input.spec.implementation = only == nullptr ? std::string_view() : only->name;
+  plans.forced = only != nullptr;
+  plans.query_lens.resize(static_cast<std::size_t>(input.num_seqs));
+  for (std::int32_t seq = 0; seq < input.num_seqs; ++seq) {
+    plans.query_lens[static_cast<std::size_t>(seq)] = input.query_start_loc[seq + 1] - input.query_start_loc[seq];
+  }
+
+  const bool with_prefill = may_serve(implementation_id::prefill);
+  const bool with_decode = may_serve(implementation_id::decode);
+  plans.assigned = {};
+  const bool covered = assign_to_tensor_cores(input, with_prefill, with_decode, plans);
+  if (covered) {
+    if (!plans.prefill.empty()) plans.assigned.add(implementation_id::prefill);
+    if (!plans.decode.empty()) plans.assigned.add(implementation_id::decode);
+  } else {
+    if (only != nullptr && with_decode) {
+      detail::refuse_declining_implementation(forced, detail::names_of(implementations()),
+                                              "the step has 2^31 tiles of keys or more");
+    }
+    plans.prefill.seqs.clear();
+    plans.decode.num_seqs = 0;
+  }
+  plans.x_split =
+      may_serve(implementation_id::x_split) ? plan_x_split(input, history.least_partitions) : x_split_plan{};
+  plan_general(input, !covered || (history.general_was_needed && !plans.forced), plans.general);
+}
+
+implementation_set choose_implementations(const step_plans& plans, const attention_kernel_args& args) noexcept {
+  const auto accepts = [&](implementation_id id) { return entry_of(id).accepts_call(args, nullptr); };
+  implementation_set chosen;
+  if (!plans.assigned.empty()) {
+    const bool all_accept = std::all_of(std::begin(list), std::end(list), [&](const implementation& one) {
+      return !plans.assigned.has(one.id) || one.accepts_call(args, nullptr);
+    });
+    if (all_accept) return plans.assigned;
+    if (plans.forced) return chosen;
+  }
+  if (plans.x_split.has_decodes) {
+    if (accepts(implementation_id::x_split)) {
+      chosen.add(implementation_id::x_split);
+      if (plans.x_split.has_others) chosen.add(implementation_id::general);
+      return chosen;
+    }
+    if (plans.forced) return chosen;
+  }
+  chosen.add(implementation_id::general);
+  return chosen;
+}
+
+const implementation& implementation_of(const step_plans& plans, const implementation_set& chosen, std::int32_t seq) {
+  if (chosen.has(implementation_id::prefill)) {
+    const bool is_prefill = std::binary_search(plans.prefill.seqs.begin(), plans.prefill.seqs.end(), seq);
+    return entry_of(is_prefill ? implementation_id::prefill : implementation_id::decode);
+  }
+  if (chosen.has(implementation_id::decode)) return entry_of(implementation_id::decode);
+  const bool is_x_split =
+      chosen.has(implementation_id::x_split) && plans.query_lens[static_cast<std::size_t>(seq)] == 1;
+  return entry_of(is_x_split ? implementation_id::x_split : implementation_id::general);
+}
+
+std::vector<std::string> explain(const step_plans& plans) {
+  const std::size_t num_seqs = plans.query_lens.size();
+  const auto with_tokens = [&](auto condition) {
+    return static_cast<std::int64_t>(std::count_if(plans.query_lens.begin(), plans.query_lens.end(), condition));
+  };
+  const std::int64_t decodes = with_tokens([](std::int32_t query_len) { return query_len == 1; });
+  const std::int64_t all = with_tokens([](std::int32_t query_len) { return query_len > 0; });
+  const bool tensor_cores = !plans.assigned.empty();
+  std::vector<std::string> sentences;
+  for (const implementation& one : implementations()) {
+    std::string sentence(one.name);
+    std::string why;
+    if (plans.forced && plans.input.spec.implementation != one.name &&
+        !(one.id == implementation_id::general && plans.x_split.has_others)) {
+      sentence.append(" is not asked: ").append(plans.input.spec.implementation).append(" is forced");
+    } else if (!one.accepts(plans.input, &why)) {
+      sentence.append(" declines: ").append(why);
+    } else if (one.id == implementation_id::prefill) {
+      sentence.append(" takes ").append(sequences(static_cast<std::int64_t>(plans.prefill.seqs.size()), num_seqs));
+      if (plans.prefill.empty() && all > 0) sentence += "; decode is estimated to be faster for the others";
+    } else if (one.id == implementation_id::decode) {
+      sentence.append(" takes ").append(sequences(plans.decode.num_seqs, num_seqs));
+      if (!tensor_cores && all > 0) sentence += "; the step has 2^31 tiles of keys or more";
+    } else if (one.id == implementation_id::x_split) {
+      sentence.append(" takes ").append(sequences(decodes, num_seqs));
+      sentence += tensor_cores ? " of calls that those above decline and whose cache has layout_kind::x_split"
+                               : " of calls whose cache has layout_kind::x_split";
+    } else {
+      sentence.append(" takes ").append(sequences(all, num_seqs));
+      if (tensor_cores || plans.x_split.has_decodes) sentence += " of calls that those above decline";
+      if (!plans.general.has_items) sentence += ", without splitting their keys";
+    }
+    sentences.push_back(std::move(sentence));
+  }
+  return sentences;
+}
+
+}  // namespace bifolio::cuda

@@ -1,0 +1,362 @@
+// SPDX-License-Identifier: Apache-2.0
+// The list of attention implementations: who is planned, who serves a call, what is said about the others, and what is
+// forced by name.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <bifolio/cuda.hpp>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cuda/fake_runtime.hpp"
+#include "cuda/host/attention_plan.hpp"
+#include "cuda/host/backend.hpp"
+#include "support/random.hpp"
+
+using namespace bifolio;
+using namespace bifolio::test;
+
+namespace {
+
+struct new_seq {
+  std::int32_t query_len, seq_len;
+};
+
+/// Calls of bf16 with 8 query heads and 2 KV heads of 128 dims on a pretended device, by default with everything that
+/// the fastest implementations need.
+struct world {
+  fake_runtime runtime;
+  std::unique_ptr<cuda::cuda_backend> opened;
+  attention_spec spec;
+  kv_layout layout;
+  std::vector<std::int32_t> starts, lens, tables;
+  attention_plan plan;
+
+  explicit world(layout_kind kind = layout_kind::hnd, bool encodes_tensor_maps = true) {
+    runtime.encodes_tensor_maps = encodes_tensor_maps;
+    opened = std::make_unique<cuda::cuda_backend>(runtime.api(), 0);
+    spec.num_q_heads = 8;
+    spec.num_kv_heads = 2;
+    spec.qk_head_dim = spec.v_head_dim = 128;
+    spec.block_size = 16;
+    spec.q_type = spec.k_code.type = spec.v_code.type = spec.out_type = dtype::bf16;
+    layout = make_layout(kind, dtype::bf16, 2, 128, 16);
+  }
+  [[nodiscard]] backend& where() const { return *opened; }
+  void plan_for(const std::vector<new_seq>& seqs, const std::int32_t* query_positions = nullptr) {
+    starts.assign(1, 0);
+    lens.clear();
+    std::int32_t longest = 0;
+    for (const new_seq& s : seqs) {
+      starts.push_back(starts.back() + s.query_len);
+      lens.push_back(s.seq_len);
+      longest = std::max(longest, s.seq_len);
+    }
+    const std::int64_t stride = blocks_for(longest, spec.block_size);
+    tables.assign(seqs.size() * static_cast<std::size_t>(stride), 0);
+    step_batch_view batch;
+    batch.num_seqs = static_cast<std::int32_t>(seqs.size());
+    batch.num_tokens = starts.back();
+    batch.query_start_loc = starts.data();
+    batch.seq_lens = lens.data();
+    batch.block_tables = tables.data();
+    batch.block_table_stride = stride;
+    batch.query_positions = query_positions;
+    where().plan_attention(plan, spec, batch, 1);
+  }
+  /// Addresses that are far apart and never read: nothing is run.
+  [[nodiscard]] static void* array(std::uintptr_t number) { return reinterpret_cast<void*>(number << 36); }
+  [[nodiscard]] attention_params call() const {
+    attention_params p;
+    p.q = as_const(dense_view(array(1), dtype::bf16, starts.back(), 8, 128));
+    p.out = dense_view(array(2), dtype::bf16, starts.back(), 8, 128);
+    p.kv = {array(3), array(4), 1, layout};
+    p.batch.num_seqs = plan.num_seqs;
+    p.batch.num_tokens = plan.num_tokens;
+    p.batch.query_start_loc = p.batch.seq_lens = p.batch.block_tables = static_cast<const std::int32_t*>(array(5));
+    p.batch.block_table_stride = plan.num_table_entries;
+    p.scale = 0.1f;
+    return p;
+  }
+  [[nodiscard]] attention_params call_with_bias() const {
+    attention_params p = call();
+    p.bias = {array(6), dtype::bf16, 1, 1, 1 << 20};
+    return p;
+  }
+  [[nodiscard]] const cuda::step_plans& plans() const {
+    return static_cast<const cuda::cuda_plan_state&>(*plan.state).plans();
+  }
+  /// The first words of the kernels' names, each once: "decode", "general".
+  [[nodiscard]] std::vector<std::string> kernels_of(const attention_params& params) const {
+    std::vector<std::string> kernels;
+    for (const std::string& name : where().describe(plan, params)) {
+      const std::string kernel = name.empty() ? "" : name.substr(5, name.find(' ', 5) - 5);
+      if (std::find(kernels.begin(), kernels.end(), kernel) == kernels.end()) kernels.push_back(kernel);
+    }
+    return kernels;
+  }
+};
+
+using names = std::vector<std::string>;
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+/// The error that planning throws.
+error refusal_of(world& w) {
+  try {
+    w.plan_for({{1, 100}});
+  } catch (const error& e) {
+    return e;
+  }
+  FAIL("a plan was made");
+  return error(errc::ok);
+}
+
+}  // namespace
+
+TEST_CASE("decode is planned alone, and its call is one launch") {
+  world w;
+  w.plan_for({{1, 5000}, {1, 300}});
+  CHECK(w.plans().decode.num_seqs == 2);
+  CHECK(w.plans().prefill.empty());
+  CHECK_FALSE(w.plans().general.has_items);
+  CHECK(w.plans().general.items.capacity() == 0);
+  w.runtime.forget_counts();
+  REQUIRE(w.where().attention(w.plan, w.call()) == errc::ok);
+  CHECK(w.runtime.launches.size() == 1);
+  CHECK(w.kernels_of(w.call()) == names{"decode"});
+}
+
+TEST_CASE("a mixed step is shared by prefill and decode") {
+  world w;
+  w.plan_for({{1, 5000}, {2000, 2000}, {0, 30}, {1, 300}});
+  CHECK(w.plans().prefill.seqs == std::vector<std::int32_t>{1});
+  CHECK(w.plans().decode.num_seqs == 2);
+  w.runtime.forget_counts();
+  REQUIRE(w.where().attention(w.plan, w.call()) == errc::ok);
+  CHECK(w.runtime.launches.size() == 2);
+  const names kernels = w.where().describe(w.plan, w.call());
+  CHECK(kernels == names{"cuda decode bf16 d128 plain", "cuda prefill bf16 d128 block 16 plain", "",
+                         "cuda decode bf16 d128 plain"});
+}
+
+TEST_CASE("a call that the planned implementation declines is served by the general one, and planned for next time") {
+  world w;
+  cuda::reserve_plan(w.where(), w.plan, w.spec, 2, 2, 20000);
+  w.plan_for({{1, 20000}, {1, 300}});
+  const std::uint64_t epoch = cuda::graph_epoch(w.plan);
+  w.runtime.forget_counts();
+  CHECK(w.kernels_of(w.call_with_bias()) == names{"general"});
+  REQUIRE(w.where().attention(w.plan, w.call_with_bias()) == errc::ok);
+  CHECK(w.runtime.launches.size() == 1);
+  for (const char* const forbidden : {"malloc_device", "malloc_host", "memcpy_async", "stream_synchronize"}) {
+    CAPTURE(forbidden);
+    CHECK(w.runtime.count(forbidden) == 0);
+  }
+  // A call that is planned for is still served as planned.
+  CHECK(w.kernels_of(w.call()) == names{"decode"});
+  CHECK_FALSE(w.plans().general.has_items);
+
+  w.plan_for({{1, 20000}, {1, 301}});
+  CHECK(w.plans().general.has_items);
+  CHECK(w.plans().general.num_partials > 0);
+  CHECK(w.plans().decode.num_seqs == 2);
+  CHECK(w.runtime.count("malloc_device") == 0);
+  CHECK(cuda::graph_epoch(w.plan) == epoch);  // a captured launch reads whether there are items
+}
+
+TEST_CASE("a cache of layout x_split goes to x_split, without anything planned for it") {
+  world w(layout_kind::x_split);
+  w.plan_for({{1, 20000}, {1, 300}});
+  CHECK(w.kernels_of(w.call()) == names{"x_split"});
+  w.plan_for({{1, 20000}, {3, 300}});
+  CHECK(w.kernels_of(w.call()) == names{"x_split", "general"});
+  w.runtime.forget_counts();
+  REQUIRE(w.where().attention(w.plan, w.call()) == errc::ok);
+  CHECK(w.runtime.launches.size() == 3);  // x_split's two and the general kernel
+}
+
+TEST_CASE("without a list of items the general kernel finds the same row tiles") {
+  std::mt19937_64 random(test_seed());
+  CAPTURE(seed_note());
+  const auto below = [&](std::uint64_t n) { return static_cast<std::int32_t>(random() % n); };
+  for (int round = 0; round < 200; ++round) {
+    cuda::plan_input in;
+    in.spec.num_kv_heads = 1;
+    in.spec.num_q_heads = 1 + below(9);
+    in.spec.qk_head_dim = in.spec.v_head_dim = 8;
+    in.spec.block_size = 16;
+    in.spec.causal = below(2) == 0;
+    if (below(3) == 0) in.spec.window_left = below(2000);
+    if (below(3) == 0) in.spec.window_right = below(700);
+    in.device.num_sms = 1;
+    std::vector<std::int32_t> starts{0};
+    std::vector<std::int32_t> lens;
+    in.num_seqs = below(6);
+    for (std::int32_t i = 0; i < in.num_seqs; ++i) {
+      starts.push_back(starts.back() + (below(3) == 0 ? below(70) : below(3)));
+      lens.push_back(below(3) == 0 ? below(30) : below(6000));
+      in.max_query_len = std::max(in.max_query_len, starts[static_cast<std::size_t>(i) + 1] - starts.rbegin()[1]);
+    }
+    in.query_start_loc = starts.data();
+    in.seq_lens = lens.data();
+    cuda::general_plan plan;
+    cuda::plan_general(in, true, plan);
+
+    cuda::attention_kernel_args args;
+    args.query_start_loc = starts.data();
+    args.seq_lens = lens.data();
+    args.group_size = in.spec.num_q_heads;
+    args.causal = in.spec.causal;
+    args.window_left = in.spec.window_left;
+    args.window_right = in.spec.causal ? 0 : in.spec.window_right;
+    // A tile that is cut has its splits in items of their own, one after another.
+    std::vector<cuda::general_item> expected;
+    for (const cuda::general_item& item : plan.items) {
+      const bool continues = item.tile >= 0 && item.partial > item.first_partial;
+      if (continues) continue;
+      expected.push_back(item);
+      if (item.tile >= 0) expected.back().num_splits = item.num_partials;
+    }
+    // Three CTAs take tiles by turns.
+    for (std::int64_t cta = 0; cta < 3; ++cta) {
+      cuda::tile_walk walk{0, 0};
+      for (auto ordinal = cta;; ordinal += 3) {
+        cuda::general_item item;
+        const bool found = walk.find(args, in.num_seqs, plan.rows_per_tile, ordinal, item);
+        REQUIRE(found == (ordinal < static_cast<std::int64_t>(expected.size())));
+        if (!found) break;
+        const cuda::general_item& wanted = expected[static_cast<std::size_t>(ordinal)];
+        CHECK(item.seq == wanted.seq);
+        CHECK(item.first_row == wanted.first_row);
+        CHECK(item.first_split == wanted.first_split);
+        CHECK(item.num_splits == wanted.num_splits);
+        CHECK(item.tile == -1);
+      }
+    }
+  }
+}
+
+TEST_CASE("explain names every implementation of the list, and why each faster one declines") {
+  world w;
+  CHECK(w.where().explain(w.plan) == names{"prefill", "decode", "x_split", "general"});
+  w.plan_for({{1, 5000}, {2000, 2000}, {1, 300}});
+  names said = w.where().explain(w.plan);
+  REQUIRE(said.size() == 4);
+  CHECK(said[0] == "prefill takes 1 of 3 sequences");
+  CHECK(said[1] == "decode takes 2 of 3 sequences");
+  CHECK(said[2].rfind("x_split takes 2 of 3 sequences of calls that those above decline", 0) == 0);
+  CHECK(said[3].rfind("general takes 3 of 3 sequences of calls that those above decline", 0) == 0);
+
+  world other(layout_kind::hnd, false);
+  other.spec.qk_head_dim = other.spec.v_head_dim = 80;
+  other.spec.block_size = 5;
+  other.plan_for({{1, 100}});
+  said = other.where().explain(other.plan);
+  REQUIRE(said.size() == 4);
+  CHECK(said[0] == "prefill declines: the driver has no cuTensorMapEncodeTiled");
+  CHECK(said[1] == "decode declines: head_dim is 80; it takes 64, 128 and 256");
+  CHECK(said[2] == "x_split declines: head_dim is 80; it takes 64, 128 and 256");
+  CHECK(said[3] == "general takes 1 of 1 sequence");
+
+  other.spec.k_code.type = other.spec.v_code.type = dtype::f32;
+  other.spec.qk_head_dim = other.spec.v_head_dim = 128;
+  other.plan_for({{1, 100}});
+  said = other.where().explain(other.plan);
+  CHECK(said[1] ==
+        "decode declines: the dtypes of q, kv and out are bf16, f32 and bf16; it takes one 16-bit dtype for all");
+  CHECK(said[2] == "x_split declines: block_size is 5; for f32 it takes multiples of 4");
+}
+
+TEST_CASE("only the general implementation takes query positions and V in K") {
+  world w;
+  const std::int32_t position = 5;
+  w.plan_for({{1, 100}}, &position);
+  names said = w.where().explain(w.plan);
+  REQUIRE(said.size() == 4);
+  for (std::size_t i = 0; i < 3; ++i) CHECK(contains(said[i], "declines: the batch has query_positions"));
+  CHECK(said[3] == "general takes 1 of 1 sequence");
+  CHECK(w.plans().general.has_items);
+  w.spec.v_head_dim = 64;
+  w.plan_for({{1, 100}});
+  said = w.where().explain(w.plan);
+  for (std::size_t i = 0; i < 3; ++i) CHECK(contains(said[i], "declines: qk_head_dim is 128 and v_head_dim 64"));
+}
+
+TEST_CASE("every implementation can be forced by name") {
+  for (const std::string& name : names{"prefill", "decode", "x_split", "general"}) {
+    CAPTURE(name);
+    world w(name == "x_split" ? layout_kind::x_split : layout_kind::hnd);
+    {
+      const std::string gone = name;  // the text need not outlive planning
+      w.spec.implementation = gone;
+      w.plan_for({{1, 5000}, {2000, 2000}, {1, 300}});
+    }
+    CHECK(w.plan.spec.implementation == name);
+    w.runtime.forget_counts();
+    REQUIRE(w.where().attention(w.plan, w.call()) == errc::ok);
+    CHECK(w.kernels_of(w.call()) == (name == "x_split" ? names{"x_split", "general"} : names{name}));
+    if (name == "general") {
+      CHECK(w.plans().general.has_items);
+      continue;
+    }
+    // A call that it does not take is refused, and nothing is launched.
+    w.runtime.forget_counts();
+    CHECK(w.where().attention(w.plan, w.call_with_bias()) == errc::unsupported);
+    CHECK(w.where().describe(w.plan, w.call_with_bias()).empty());
+    CHECK(w.runtime.launches.empty());
+  }
+}
+
+TEST_CASE("a forced implementation that does not exist or declines is refused with the list and the reason") {
+  world w;
+  w.spec.implementation = "fastest";
+  const error unknown = refusal_of(w);
+  CHECK(unknown.code() == errc::invalid_argument);
+  CHECK(contains(unknown.what(), "attention_spec::implementation is 'fastest'"));
+  CHECK(contains(unknown.what(), "prefill, decode, x_split, general"));
+  w.spec.implementation = "prefill";
+  w.spec.block_size = 20;
+  const error declined = refusal_of(w);
+  CHECK(declined.code() == errc::unsupported);
+  CHECK(contains(declined.what(), "block_size is 20"));
+  CHECK(contains(declined.what(), "prefill, decode, x_split, general"));
+  CHECK(w.plan.state == nullptr);
+}
+
+TEST_CASE("BIFOLIO_ATTENTION forces an implementation of backends that are opened later, and a spec goes before it") {
+  REQUIRE(setenv("BIFOLIO_ATTENTION", "general", 1) == 0);
+  world w;
+  REQUIRE(setenv("BIFOLIO_ATTENTION", "no such name", 1) == 0);
+  world wrong;
+  REQUIRE(setenv("BIFOLIO_ATTENTION", "cpu:no such name", 1) == 0);
+  world not_meant;
+  REQUIRE(setenv("BIFOLIO_ATTENTION", "cuda:general", 1) == 0);
+  world meant;
+  REQUIRE(unsetenv("BIFOLIO_ATTENTION") == 0);
+  w.plan_for({{1, 100}});
+  CHECK(w.kernels_of(w.call()) == names{"general"});
+  w.spec.implementation = "decode";
+  w.plan_for({{1, 100}});
+  CHECK(w.kernels_of(w.call()) == names{"decode"});
+  not_meant.plan_for({{1, 100}});
+  CHECK(not_meant.kernels_of(not_meant.call()) == names{"decode"});
+  meant.plan_for({{1, 100}});
+  CHECK(meant.kernels_of(meant.call()) == names{"general"});
+  const error e = refusal_of(wrong);
+  CHECK(e.code() == errc::invalid_argument);
+  CHECK(contains(e.what(), "BIFOLIO_ATTENTION is 'no such name'"));
+}
+
+TEST_CASE("the number of decoding sequences next to a prefill is no part of the graph epoch") {
+  world w;
+  cuda::reserve_plan(w.where(), w.plan, w.spec, 8, 2003, 5000);
+  w.plan_for({{2000, 2000}, {1, 500}, {1, 300}, {1, 10}});
+  const std::uint64_t epoch = cuda::graph_epoch(w.plan);
+  w.plan_for({{2001, 2001}, {1, 500}, {1, 300}, {0, 10}});
+  CHECK(cuda::graph_epoch(w.plan) == epoch);
+}

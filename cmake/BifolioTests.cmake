@@ -17,6 +17,7 @@
 #                       threads  what TSan is for; give it in addition to quick or long
 #                       emulated also runs on 64-bit Arm under qemu, some twenty times slower; in addition to quick
 #                       example  runs a program of examples/
+#                       frameworks  compares with packages that need not be installed (tools/test --frameworks)
 #                       structure, install  the tree and the package, not the code; once, in release
 #   TIMEOUT           default 300; four times that under sanitizers and emulation
 #   RECORDS_REACH     the test holds results of all backends against a naive model: the kernels that it reaches are

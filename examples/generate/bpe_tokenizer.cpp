@@ -5,10 +5,10 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <queue>
 #include <unordered_map>
 
 #include "binary_file.hpp"
+#include "bpe_merge.hpp"
 #include "input_error.hpp"
 #include "tokenizer.hpp"
 
@@ -20,7 +20,7 @@ using bifolio::token_id;
 constexpr std::int32_t bos = 1;
 constexpr std::int32_t eos = 2;
 constexpr std::int32_t first_byte = 3;  // ids 3 … 258 are the bytes
-constexpr std::int32_t no_id = -1;
+constexpr std::int32_t no_id = bpe_join::none;
 
 class bpe_tokenizer final : public tokenizer {
  public:
@@ -64,7 +64,7 @@ class bpe_tokenizer final : public tokenizer {
 
   [[nodiscard]] std::vector<token_id> encode(std::string_view text) const override {
     std::vector<std::int32_t> ids = split(text);
-    merge(ids);
+    merge_pairs(ids, [this](std::int32_t left, std::int32_t right) { return join(left, right); });
     std::vector<token_id> result{token_id{bos}};
     for (const std::int32_t id : ids) result.push_back(token_id{id});
     return result;
@@ -114,65 +114,12 @@ class bpe_tokenizer final : public tokenizer {
     return has_empty ? std::numeric_limits<std::uint64_t>::max() : longest_;
   }
 
-  /// A token of the text while pairs are merged: a list in the text's order, linked by index. A merged pair stays at
-  /// the place of its left half.
-  struct symbol {
-    std::int32_t id = no_id;
-    std::int32_t joined = no_id;  ///< what it makes with the next one; none at the end, and of one that was merged away
-    std::size_t previous = 0;
-    std::size_t next = 0;
-  };
-  struct candidate {
-    float score = 0;
-    std::size_t left = 0;
-    std::int32_t joined = no_id;
-    /// Lower: merged later.
-    friend bool operator<(const candidate& a, const candidate& b) noexcept {
-      return a.score != b.score ? a.score < b.score : a.left > b.left;
-    }
-  };
-
-  /// Merges the adjacent pair whose joined piece scores highest, the leftmost on a tie, until no pair joins. Candidates
-  /// wait in a heap; one whose pair has changed since is known by what the pair makes now, and is dropped.
-  void merge(std::vector<std::int32_t>& ids) const {
-    constexpr std::size_t end = std::numeric_limits<std::size_t>::max();
-    std::vector<symbol> symbols(ids.size());
-    const auto join = [&](std::size_t i) {
-      symbol& left = symbols[i];
-      left.joined = left.next == end ? no_id : find_joined(left.id, symbols[left.next].id);
-      return candidate{left.joined == no_id ? 0 : scores_[static_cast<std::size_t>(left.joined)], i, left.joined};
-    };
-    for (std::size_t i = 0; i < ids.size(); ++i) {
-      symbols[i] = {ids[i], no_id, i == 0 ? end : i - 1, i + 1 < ids.size() ? i + 1 : end};
-    }
-    std::vector<candidate> first;
-    for (std::size_t i = 0; i < ids.size(); ++i) {
-      if (const candidate found = join(i); found.joined != no_id) first.push_back(found);
-    }
-    std::priority_queue<candidate> waiting({}, std::move(first));
-    while (!waiting.empty()) {
-      const candidate best = waiting.top();
-      waiting.pop();
-      symbol& left = symbols[best.left];
-      if (left.joined != best.joined) continue;
-      symbol& right = symbols[left.next];
-      right.joined = no_id;
-      left.id = best.joined;
-      left.next = right.next;
-      if (left.next != end) symbols[left.next].previous = best.left;
-      if (const candidate found = join(best.left); found.joined != no_id) waiting.push(found);
-      if (left.previous == end) continue;
-      if (const candidate found = join(left.previous); found.joined != no_id) waiting.push(found);
-    }
-    ids.clear();
-    for (std::size_t i = symbols.empty() ? end : 0; i != end; i = symbols[i].next) ids.push_back(symbols[i].id);
-  }
-
-  /// What two tokens side by side make, or `no_id`.
-  [[nodiscard]] std::int32_t find_joined(std::int32_t left, std::int32_t right) const {
+  /// What two adjacent tokens make: of all pairs the one whose piece scores highest merges first.
+  [[nodiscard]] bpe_join join(std::int32_t left, std::int32_t right) const {
     const std::string& a = pieces_[static_cast<std::size_t>(left)];
     const std::string& b = pieces_[static_cast<std::size_t>(right)];
-    return a.size() + b.size() > longest_ ? no_id : find(a + b);
+    const std::int32_t id = a.size() + b.size() > longest_ ? no_id : find(a + b);
+    return id == no_id ? bpe_join{} : bpe_join{id, -static_cast<double>(scores_[static_cast<std::size_t>(id)])};
   }
 
   std::vector<std::string> pieces_;

@@ -31,13 +31,13 @@ class byte_tokenizer final : public tokenizer {
 
 std::string tokenizer::decode_all(const std::vector<token_id>& ids) const {
   std::string text;
-  for (std::size_t i = 1; i < ids.size(); ++i) text += decode(ids[i - 1], ids[i]);
+  for (std::size_t i = 0; i < ids.size(); ++i) text += decode(i == 0 ? no_token : ids[i - 1], ids[i]);
   return text;
 }
 
 std::uint64_t tokenizer::min_num_ids(std::uint64_t num_bytes) const noexcept {
   const std::uint64_t at_once = max_id_bytes();
-  return 1 + num_bytes / at_once + (num_bytes % at_once != 0 ? 1 : 0);
+  return num_first_ids() + num_bytes / at_once + (num_bytes % at_once != 0 ? 1 : 0);
 }
 
 std::unique_ptr<tokenizer> make_byte_tokenizer(token_id separator) {

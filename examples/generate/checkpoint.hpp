@@ -14,13 +14,19 @@
 
 namespace generate {
 
+/// Vectors that a model does not have are empty.
 struct layer_weights {
-  std::vector<float> attention_norm;  ///< [dim]
-  linear qkv;                         ///< q_dim + 2 · kv_dim outputs of dim inputs: q, then k, then v
-  linear attention_out;               ///< dim outputs of q_dim inputs
-  std::vector<float> mlp_norm;        ///< [dim]
-  linear gate_up;                     ///< 2 · hidden_dim outputs of dim inputs: gate, then up
-  linear down;                        ///< dim outputs of hidden_dim inputs
+  std::vector<float> attention_norm;       ///< [dim]
+  linear qkv;                              ///< q_dim + 2 · kv_dim outputs of dim inputs: q, then k, then v
+  std::vector<float> qkv_bias;             ///< [q_dim + 2 · kv_dim]
+  std::vector<float> q_norm, k_norm;       ///< [head_dim]: RMSNorm of every head, before the rotation
+  linear attention_out;                    ///< dim outputs of q_dim inputs
+  std::vector<float> attention_out_bias;   ///< [dim]
+  std::vector<float> attention_post_norm;  ///< [dim]: of attention's result, before it is added to the residual stream
+  std::vector<float> mlp_norm;             ///< [dim]
+  linear gate_up;                          ///< 2 · hidden_dim outputs of dim inputs: gate, then up
+  linear down;                             ///< dim outputs of hidden_dim inputs
+  std::vector<float> mlp_post_norm;        ///< [dim]: of the MLP's result, before it is added
 };
 
 struct checkpoint {
@@ -35,9 +41,9 @@ struct checkpoint {
 /// Throws `input_error` when the file is not exactly such a file.
 [[nodiscard]] checkpoint load_llama2c(const std::filesystem::path& file);
 
-/// A Hugging Face Llama checkpoint: a directory with config.json and model.safetensors (or the shards that
-/// model.safetensors.index.json names), or the .safetensors file in such a directory. bf16 weights stay bf16 in memory.
-/// Throws `input_error`.
+/// A Hugging Face checkpoint of one of the architectures that hugging_face_config.cpp lists: a directory with
+/// config.json and model.safetensors (or the shards that model.safetensors.index.json names), or the .safetensors file
+/// in such a directory. bf16 weights stay bf16 in memory. Throws `input_error`.
 [[nodiscard]] checkpoint load_hugging_face(const std::filesystem::path& path);
 
 /// Is this path one for `load_llama2c`? By its ending, ".bin".

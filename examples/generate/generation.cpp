@@ -124,7 +124,7 @@ class generator {
     logits_ = model_.forward(inputs_.tokens, inputs_.positions, inputs_.sample_rows, attention_);
   }
 
-  /// One row of logits for each sequence that samples; as many tokens from it as the plan asks for, which is more than
+  /// One row of logits for each sequence that samples; as many tokens from it as the plan requests, which is more than
   /// one when a prompt is complete and forks into its samples.
   void sample(const bifolio::step_plan& plan) {
     sampled_.clear();

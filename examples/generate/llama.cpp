@@ -23,6 +23,26 @@ void add(float* x, const float* added, std::int64_t count) noexcept {
   for (std::int64_t i = 0; i < count; ++i) x[i] += added[i];
 }
 
+/// Adds `bias` to each of some rows of its size, if there is one.
+void add_bias(float* rows, const std::vector<float>& bias, std::int64_t num_rows) noexcept {
+  for (std::int64_t r = 0; r < num_rows && !bias.empty(); ++r)
+    add(rows + r * std::ssize(bias), bias.data(), std::ssize(bias));
+}
+
+/// RMSNorm: x · weight / √(mean(x²) + ε). `out` may be `x`.
+void normalise_row(const float* x, const std::vector<float>& weight, float epsilon, float* out) noexcept {
+  const std::int64_t count = std::ssize(weight);
+  float squares = 0;
+  for (std::int64_t i = 0; i < count; ++i) squares += x[i] * x[i];
+  const float scale = 1.0f / std::sqrt(squares / static_cast<float>(count) + epsilon);
+  for (std::int64_t i = 0; i < count; ++i) out[i] = weight[static_cast<std::size_t>(i)] * (scale * x[i]);
+}
+
+float gelu_tanh(float x) noexcept {
+  constexpr float root = 0.797884560802865f;  // √(2/π)
+  return 0.5f * x * (1.0f + std::tanh(root * (x + 0.044715f * x * x * x)));
+}
+
 void narrow(const float* x, std::int64_t count, bifolio::dtype type, std::uint16_t* bits) noexcept {
   visit_dtype(type, [&](auto traits) {
     using storage = typename decltype(traits)::storage;
@@ -47,24 +67,25 @@ void widen(const std::uint16_t* bits, std::int64_t count, bifolio::dtype type, f
 
 }  // namespace
 
-/// Cosine and sine of position · frequency.
+/// Cosine and sine of position · frequency, for every kind of layers.
 void llama::prepare_rotations(std::span<const std::int32_t> positions) {
-  grow(rotations_, static_cast<std::int64_t>(positions.size()) * model_->config.head_dim);
-  const std::vector<float> frequencies = rotary_frequencies(model_->config);
-  float* rotation = rotations_.data();
-  for (const std::int32_t position : positions) {
-    for (const float frequency : frequencies) {
-      const float angle = static_cast<float>(position) * frequency;
-      *rotation++ = std::cos(angle);
-      *rotation++ = std::sin(angle);
+  const model_config& c = model_->config;
+  float* rotation = grow(rotations_, std::ssize(c.kinds) * static_cast<std::int64_t>(positions.size()) * c.head_dim);
+  for (const layer_kind& kind : c.kinds) {
+    const std::vector<float> frequencies = rotary_frequencies(kind.rope, c.head_dim);
+    for (const std::int32_t position : positions) {
+      for (const float frequency : frequencies) {
+        const float angle = static_cast<float>(position) * frequency;
+        *rotation++ = std::cos(angle);
+        *rotation++ = std::sin(angle);
+      }
     }
   }
 }
 
-void llama::rotate(float* head, std::int64_t token) const noexcept {
+void llama::rotate(float* head, const float* rotation) const noexcept {
   const model_config& c = model_->config;
   const std::int32_t half = c.head_dim / 2;
-  const float* rotation = rotations_.data() + token * c.head_dim;
   const bool neighbours = c.rope == rope_pairs::neighbours;
   for (std::int32_t i = 0; i < half; ++i) {
     float& a = neighbours ? head[2 * i] : head[i];
@@ -77,19 +98,50 @@ void llama::rotate(float* head, std::int64_t token) const noexcept {
   }
 }
 
-/// RMSNorm: x · weight / √(mean(x²) + ε).
 void llama::normalise(const float* x, const std::vector<float>& weight, std::int64_t num_tokens,
                       float* out) const noexcept {
   const std::int64_t dim = model_->config.dim;
   const float epsilon = model_->config.norm_epsilon;
   parallel_ranges(*workers_, num_tokens, token_grain, [&](std::int64_t begin, std::int64_t end) noexcept {
+    for (std::int64_t t = begin; t < end; ++t) normalise_row(x + t * dim, weight, epsilon, out + t * dim);
+  });
+}
+
+void llama::finish_qkv(std::int32_t index, std::int64_t num_tokens) noexcept {
+  const model_config& c = model_->config;
+  const layer_weights& layer = model_->layers[static_cast<std::size_t>(index)];
+  const std::int64_t qkv_dim = c.q_dim() + 2 * std::int64_t{c.kv_dim()};
+  const float* rotations = rotations_.data() + static_cast<std::int64_t>(c.kind_of(index)) * num_tokens * c.head_dim;
+  parallel_ranges(*workers_, num_tokens, token_grain, [&](std::int64_t begin, std::int64_t end) noexcept {
+    for (std::int64_t t = begin; t < end; ++t) {  // the heads of q and those of k are next to one another
+      float* const row = qkv_.data() + t * qkv_dim;
+      add_bias(row, layer.qkv_bias, 1);
+      for (std::int32_t h = 0; h < c.num_q_heads + c.num_kv_heads; ++h) {
+        float* const head = row + h * c.head_dim;
+        const std::vector<float>& norm = h < c.num_q_heads ? layer.q_norm : layer.k_norm;
+        if (!norm.empty()) normalise_row(head, norm, c.norm_epsilon, head);
+        rotate(head, rotations + t * c.head_dim);
+      }
+    }
+  });
+}
+
+void llama::gate(std::int64_t num_tokens) noexcept {
+  const std::int64_t hidden_dim = model_->config.hidden_dim;
+  const activation kind = model_->config.gate;
+  parallel_ranges(*workers_, num_tokens, token_grain, [&](std::int64_t begin, std::int64_t end) noexcept {
     for (std::int64_t t = begin; t < end; ++t) {
-      const float* row = x + t * dim;
-      float* result = out + t * dim;
-      float squares = 0;
-      for (std::int64_t i = 0; i < dim; ++i) squares += row[i] * row[i];
-      const float scale = 1.0f / std::sqrt(squares / static_cast<float>(dim) + epsilon);
-      for (std::int64_t i = 0; i < dim; ++i) result[i] = weight[static_cast<std::size_t>(i)] * (scale * row[i]);
+      const float* gate = gate_up_.data() + t * 2 * hidden_dim;
+      const float* up = gate + hidden_dim;
+      float* const result = hidden_.data() + t * hidden_dim;
+      switch (kind) {
+        case activation::silu:
+          for (std::int64_t i = 0; i < hidden_dim; ++i) result[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
+          break;
+        case activation::gelu_tanh:
+          for (std::int64_t i = 0; i < hidden_dim; ++i) result[i] = gelu_tanh(gate[i]) * up[i];
+          break;
+      }
     }
   });
 }
@@ -148,6 +200,9 @@ std::span<const float> llama::forward(std::span<const token_id> tokens, std::spa
 
   for (std::int64_t t = 0; t < n; ++t)
     model_->embedding.copy_row(to_index(tokens[static_cast<std::size_t>(t)]), x + t * dim);
+  if (c.embedding_scale != 1.0f) {
+    for (std::int64_t i = 0; i < n * dim; ++i) x[i] *= c.embedding_scale;
+  }
   prepare_rotations(positions);
 
   for (std::int32_t l = 0; l < c.num_layers; ++l) {
@@ -155,27 +210,18 @@ std::span<const float> llama::forward(std::span<const token_id> tokens, std::spa
 
     normalise(x, layer.attention_norm, n, normed);
     layer.qkv.apply(*workers_, normed, n, qkv);
-    parallel_ranges(*workers_, n, token_grain, [&](std::int64_t begin, std::int64_t end) noexcept {
-      for (std::int64_t t = begin; t < end; ++t) {  // the heads of q and those of k lie side by side
-        for (std::int32_t h = 0; h < c.num_q_heads + c.num_kv_heads; ++h) rotate(qkv + t * qkv_dim + h * c.head_dim, t);
-      }
-    });
+    finish_qkv(l, n);
     attend(l, n, attention);
     layer.attention_out.apply(*workers_, attended, n, added);
+    add_bias(added, layer.attention_out_bias, n);
+    if (!layer.attention_post_norm.empty()) normalise(added, layer.attention_post_norm, n, added);
     add(x, added, n * dim);
 
     normalise(x, layer.mlp_norm, n, normed);
     layer.gate_up.apply(*workers_, normed, n, gate_up);
-    parallel_ranges(*workers_, n, token_grain, [&](std::int64_t begin, std::int64_t end) noexcept {
-      for (std::int64_t t = begin; t < end; ++t) {
-        const float* gate = gate_up + t * 2 * hidden_dim;
-        const float* up = gate + hidden_dim;
-        for (std::int64_t i = 0; i < hidden_dim; ++i) {
-          hidden[t * hidden_dim + i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];  // SiLU(gate) · up
-        }
-      }
-    });
+    gate(n);
     layer.down.apply(*workers_, hidden, n, added);
+    if (!layer.mlp_post_norm.empty()) normalise(added, layer.mlp_post_norm, n, added);
     add(x, added, n * dim);
   }
 
@@ -189,6 +235,11 @@ std::span<const float> llama::forward(std::span<const token_id> tokens, std::spa
   float* logits = grow(logits_, num_rows * c.vocab_size);
   const linear& classifier = c.tied_classifier ? model_->embedding : model_->classifier;
   classifier.apply(*workers_, normed, num_rows, logits);
+  if (c.logits_soft_cap > 0) {
+    for (std::int64_t i = 0; i < num_rows * c.vocab_size; ++i) {
+      logits[i] = c.logits_soft_cap * std::tanh(logits[i] / c.logits_soft_cap);
+    }
+  }
   return {logits, static_cast<std::size_t>(num_rows * c.vocab_size)};
 }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// The forward pass of a Llama-architecture model on the CPU.
+/// The forward pass of a decoder of the Llama family on the CPU. What an architecture adds to Llama (biases, more
+/// norms, windows, soft caps) is in the checkpoint and its configuration, not in classes.
 
 #include <bifolio/dtype.hpp>
 #include <bifolio/executor.hpp>
@@ -30,11 +31,16 @@ class llama final : public model_runner {
   [[nodiscard]] double attention_seconds() const noexcept override { return attention_seconds_; }
 
  private:
-  /// q, k and v of a layer, side by side in qkv_, through `attention` into attended_.
+  /// q, k and v of a layer, next to one another in qkv_, through `attention` into attended_.
   void attend(std::int32_t layer, std::int64_t num_tokens, attention_layer& attention);
   void prepare_rotations(std::span<const std::int32_t> positions);
-  void rotate(float* head, std::int64_t token) const noexcept;
+  /// Of the rows of q, k and v: adds their biases, normalises the heads of q and k, and rotates those.
+  void finish_qkv(std::int32_t layer, std::int64_t num_tokens) noexcept;
+  void rotate(float* head, const float* rotation) const noexcept;
+  /// `out` may be `x`.
   void normalise(const float* x, const std::vector<float>& weight, std::int64_t num_tokens, float* out) const noexcept;
+  /// hidden_ = activation(gate) · up.
+  void gate(std::int64_t num_tokens) noexcept;
 
   const checkpoint* model_;
   bifolio::executor* workers_;
@@ -50,7 +56,7 @@ class llama final : public model_runner {
   std::vector<float> added_;      // [num_tokens, dim]
   std::vector<float> gate_up_;    // [num_tokens, 2 · hidden_dim]
   std::vector<float> hidden_;     // [num_tokens, hidden_dim]
-  std::vector<float> rotations_;  // [num_tokens, head_dim / 2, 2]: cosine and sine
+  std::vector<float> rotations_;  // [num_kinds, num_tokens, head_dim / 2, 2]: cosine and sine
   std::vector<float> logits_;     // [num_rows, vocab_size]
 };
 

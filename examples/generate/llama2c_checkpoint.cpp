@@ -107,11 +107,11 @@ checkpoint load_llama2c(const std::filesystem::path& path) {
   const std::int64_t expected = expected_bytes(c);
   if (expected < 0 || file.size() != static_cast<std::uint64_t>(expected)) {
     const std::string needed = expected < 0 ? "more than 2^61" : fmt::format("{}", expected);
-    throw input_error(fmt::format(
-        "{}: its header (dim {}, hidden {}, layers {}, heads {}/{}, vocabulary {}, positions {}) asks for {} "
-        "bytes, but the file has {}",
-        file.name(), c.dim, c.hidden_dim, c.num_layers, c.num_q_heads, c.num_kv_heads, c.vocab_size, c.max_positions,
-        needed, file.size()));
+    throw input_error(
+        fmt::format("{}: its header (dim {}, hidden {}, layers {}, heads {}/{}, vocabulary {}, positions {}) needs {} "
+                    "bytes, but the file has {}",
+                    file.name(), c.dim, c.hidden_dim, c.num_layers, c.num_q_heads, c.num_kv_heads, c.vocab_size,
+                    c.max_positions, needed, file.size()));
   }
 
   model.layers.resize(static_cast<std::size_t>(c.num_layers));

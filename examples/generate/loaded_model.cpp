@@ -23,18 +23,42 @@ std::filesystem::path find_bundled_model() {
                                 places[0].string(), places[1].string(), places[2].string()));
 }
 
+namespace {
+
+/// What `tokenizer` names, or else the tokenizer.json of the model's directory, or else bytes.
+std::unique_ptr<generate::tokenizer> load_tokenizer(const std::filesystem::path& model,
+                                                    const std::filesystem::path& tokenizer,
+                                                    const model_config& config) {
+  if (!tokenizer.empty()) {
+    return tokenizer.extension() == ".json" ? load_hugging_face_tokenizer(tokenizer, config.vocab_size)
+                                            : load_bpe_tokenizer(tokenizer, config.vocab_size);
+  }
+  std::error_code problem;
+  const std::filesystem::path directory = std::filesystem::is_directory(model, problem) ? model : model.parent_path();
+  const std::filesystem::path own = directory / "tokenizer.json";
+  if (!is_llama2c(model) && std::filesystem::exists(own, problem)) {
+    return load_hugging_face_tokenizer(own, config.vocab_size);
+  }
+  if (config.vocab_size != 256) {
+    throw input_error(fmt::format(
+        "{}: its vocabulary of {} tokens needs --tokenizer, as there is no tokenizer.json next to it (only one of 256 "
+        "bytes does not)",
+        model.string(), config.vocab_size));
+  }
+  if (config.bos_id < 0) {
+    throw input_error(
+        fmt::format("{}: a vocabulary of bytes needs a \"bos_token_id\" that starts a text", model.string()));
+  }
+  return make_byte_tokenizer(bifolio::token_id{config.bos_id});
+}
+
+}  // namespace
+
 loaded_model load_model(const std::filesystem::path& model, const std::filesystem::path& tokenizer) {
   loaded_model result;
   result.weights = is_llama2c(model) ? load_llama2c(model) : load_hugging_face(model);
   const model_config& config = result.weights.config;
-  if (!tokenizer.empty()) {
-    result.tokens = load_bpe_tokenizer(tokenizer, config.vocab_size);
-  } else if (config.vocab_size == 256) {
-    result.tokens = make_byte_tokenizer(bifolio::token_id{config.bos_id});
-  } else {
-    throw input_error(fmt::format("{}: its vocabulary of {} tokens needs --tokenizer (only one of 256 bytes does not)",
-                                  model.string(), config.vocab_size));
-  }
+  result.tokens = load_tokenizer(model, tokenizer, config);
   return result;
 }
 

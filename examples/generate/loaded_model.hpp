@@ -16,7 +16,7 @@ struct loaded_model {
   std::unique_ptr<tokenizer> tokens;
 };
 
-/// The model that is committed with this example: in the source tree, or beside the executable (its folder `model`, or
+/// The model that is committed with this example: in the source tree, or next to the executable (its folder `model`, or
 /// ../share/bifolio/model). Throws `input_error`, saying where was looked.
 [[nodiscard]] std::filesystem::path find_bundled_model();
 

@@ -69,30 +69,13 @@ std::int64_t choose_num_blocks(const options& o, const bifolio::kv_layout& layou
                                     1, bifolio::num_blocks_for_memory(o.cache_mebibytes << 20, layout, num_layers)));
 }
 
-std::vector<std::vector<token_id>> encode(const loaded_model& model, const std::vector<std::string>& prompts) {
-  std::vector<std::vector<token_id>> ids;
-  const auto limit = static_cast<std::size_t>(model.weights.config.max_positions);
-  for (const std::string& prompt : prompts) {
-    if (const std::uint64_t least = model.tokens->min_num_ids(prompt.size()); least > limit) {
-      throw input_error(fmt::format("prompt {} of {} bytes has at least {} tokens, the model takes at most {}",
-                                    ids.size() + 1, prompt.size(), least, limit));
-    }
-    ids.push_back(model.tokens->encode(prompt));
-    if (ids.back().size() > limit) {
-      throw input_error(
-          fmt::format("prompt {} has {} tokens, the model takes at most {}", ids.size(), ids.back().size(), limit));
-    }
-  }
-  return ids;
-}
-
 std::string describe(const model_config& c) {
   return fmt::format("{:.2f} million parameters, {} layers, {} query heads on {} KV heads of {}, vocabulary {}",
                      static_cast<double>(num_parameters(c)) * 1e-6, c.num_layers, c.num_q_heads, c.num_kv_heads,
                      c.head_dim, c.vocab_size);
 }
 
-/// The text of --score-file. All of it, unless --max-positions asks for its beginning alone.
+/// The text of --score-file. All of it, unless --max-positions allows its beginning alone.
 std::vector<token_id> encode_scored(const options& o, const loaded_model& model, std::int32_t max_positions) {
   binary_file file(o.score_file);
   const std::string text = file.read_text(64 << 20);
@@ -126,8 +109,9 @@ void score_file(const options& o, const loaded_model& model, model_runner& netwo
 void generate_text(const options& o, const loaded_model& model, model_runner& network, bifolio::backend& where,
                    std::int32_t max_positions) {
   const model_config& c = network.config();
-  const std::vector<std::string> prompts = collect_prompts(o);
-  const std::vector<std::vector<token_id>> ids = encode(model, prompts);
+  const std::vector<prompt> prompts = collect_prompts(o, model);
+  std::vector<std::vector<token_id>> ids;
+  for (const prompt& each : prompts) ids.push_back(each.ids);
   const auto num_sequences = static_cast<std::int64_t>(prompts.size()) * o.num_samples;
 
   const bifolio::kv_layout layout = bifolio::make_layout(o.layout, o.kv_type, c.num_kv_heads, c.head_dim, o.block_size);
@@ -139,7 +123,8 @@ void generate_text(const options& o, const loaded_model& model, model_runner& ne
 
   std::vector<sequence_record> records;
   for (std::size_t p = 0; p < prompts.size(); ++p) {
-    for (std::int32_t s = 0; s < o.num_samples; ++s) records.push_back({prompts[p], ids[p], {}, ending::steps, false});
+    for (std::int32_t s = 0; s < o.num_samples; ++s)
+      records.push_back({prompts[p].text, ids[p], {}, ending::steps, false});
   }
   const bool stdout_is_terminal = isatty(STDOUT_FILENO) != 0;
   const bool stderr_is_terminal = isatty(STDERR_FILENO) != 0;

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <numbers>
 
 #include "input_error.hpp"
 
@@ -19,6 +20,42 @@ void require_range(std::string_view file, std::string_view what, std::int64_t va
   if (value < 1 || value > most) {
     throw input_error(fmt::format("{}: {} is {}, allowed are 1 to {}", file, what, value, most));
   }
+}
+
+void require_number(std::string_view file, std::string_view what, float value, bool may_be_zero) {
+  if (!std::isfinite(value) || value < 0 || (value == 0 && !may_be_zero)) {
+    throw input_error(fmt::format("{}: {} is {}, allowed are finite numbers {} 0", file, what, value,
+                                  may_be_zero ? "from" : "above"));
+  }
+}
+
+void validate(const layer_kind& kind, std::string_view file) {
+  const rope_config& rope = kind.rope;
+  if (kind.window != 0) require_range(file, "the sliding window", kind.window, max_length);
+  require_number(file, "the rotary base", rope.theta, false);
+  if (rope.scaling == rope_scaling::none) return;
+  require_number(file, "the factor of the rotary scaling", rope.factor, false);
+  if (rope.scaling != rope_scaling::llama3) return;
+  require_number(file, "the low frequency factor of the rotary scaling", rope.low_factor, false);
+  require_number(file, "the high frequency factor of the rotary scaling", rope.high_factor, false);
+  if (rope.high_factor <= rope.low_factor) {
+    throw input_error(
+        fmt::format("{}: the high frequency factor of the rotary scaling is {}, allowed are numbers above "
+                    "the low one, {}",
+                    file, rope.high_factor, rope.low_factor));
+  }
+  require_range(file, "the number of positions before the rotary scaling", rope.original_positions, max_length);
+}
+
+/// Llama 3.1's stretching of one frequency, as transformers computes it (modeling_rope_utils.py,
+/// _compute_llama3_parameters).
+float stretched(float frequency, const rope_config& rope) {
+  const auto original = static_cast<float>(rope.original_positions);
+  const float wavelength = 2.0f * std::numbers::pi_v<float> / frequency;
+  if (wavelength > original / rope.low_factor) return frequency / rope.factor;
+  if (wavelength < original / rope.high_factor) return frequency;
+  const float kept = (original / wavelength - rope.low_factor) / (rope.high_factor - rope.low_factor);
+  return (1.0f - kept) * frequency / rope.factor + kept * frequency;
 }
 
 }  // namespace
@@ -45,11 +82,13 @@ void validate(const model_config& c, std::string_view file) {
     throw input_error(
         fmt::format("{}: the norm's epsilon is {}, allowed are finite numbers from 0 on", file, c.norm_epsilon));
   }
-  if (!(c.rope_theta > 0) || !std::isfinite(c.rope_theta)) {
-    throw input_error(fmt::format("{}: the rotary base is {}, allowed are finite numbers above 0", file, c.rope_theta));
-  }
+  for (const layer_kind& kind : c.kinds) validate(kind, file);
+  require_number(file, "the factor of the embedding", c.embedding_scale, false);
+  require_number(file, "the square of attention's divisor", c.attention_divisor, true);
+  require_number(file, "the soft cap of attention", c.attention_soft_cap, true);
+  require_number(file, "the soft cap of the logits", c.logits_soft_cap, true);
   std::vector<std::int32_t> special_ids = c.eos_ids;
-  special_ids.push_back(c.bos_id);
+  if (c.bos_id != -1) special_ids.push_back(c.bos_id);
   for (const std::int32_t id : special_ids) {
     if (id < 0 || id >= c.vocab_size) {
       throw input_error(fmt::format("{}: the special token {} is not in the vocabulary of {}", file, id, c.vocab_size));
@@ -57,11 +96,22 @@ void validate(const model_config& c, std::string_view file) {
   }
 }
 
-std::vector<float> rotary_frequencies(const model_config& config) {
-  std::vector<float> frequencies(static_cast<std::size_t>(config.head_dim / 2));
+std::vector<float> rotary_frequencies(const rope_config& rope, std::int32_t head_dim) {
+  std::vector<float> frequencies(static_cast<std::size_t>(head_dim / 2));
   for (std::size_t i = 0; i < frequencies.size(); ++i) {
-    const float exponent = static_cast<float>(2 * i) / static_cast<float>(config.head_dim);
-    frequencies[i] = 1.0f / std::pow(config.rope_theta, exponent);
+    const float exponent = static_cast<float>(2 * i) / static_cast<float>(head_dim);
+    const float frequency = 1.0f / std::pow(rope.theta, exponent);
+    switch (rope.scaling) {
+      case rope_scaling::none:
+        frequencies[i] = frequency;
+        break;
+      case rope_scaling::linear:
+        frequencies[i] = frequency / rope.factor;
+        break;
+      case rope_scaling::llama3:
+        frequencies[i] = stretched(frequency, rope);
+        break;
+    }
   }
   return frequencies;
 }

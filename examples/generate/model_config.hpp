@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// The numbers that describe a Llama-architecture model, whatever file they came from.
+/// The numbers that describe a decoder of the Llama family, whatever file they came from. What differs between layers
+/// (window, rotary positions) is in a few kinds of layers.
 
+#include <cmath>
 #include <cstdint>
 #include <string_view>
 #include <vector>
@@ -15,6 +17,38 @@ enum class rope_pairs : std::uint8_t {
   halves,      ///< (i, i + head_dim / 2): Hugging Face, whose files hold q and k rows permuted to suit
 };
 
+/// Of the gate in an MLP.
+enum class activation : std::uint8_t {
+  silu,       ///< x / (1 + e^−x)
+  gelu_tanh,  ///< x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³)))
+};
+
+/// How rotary frequencies are stretched for texts longer than those of the first training.
+enum class rope_scaling : std::uint8_t {
+  none,
+  linear,  ///< all divided by `factor`
+  llama3,  ///< low ones divided, high ones kept, those between blended: Llama 3.1
+};
+
+struct rope_config {
+  float theta = 10000.0f;
+  rope_scaling scaling = rope_scaling::none;
+  float factor = 1.0f;
+  // Of `llama3`: wavelengths above original_positions / low_factor are stretched, those below original_positions /
+  // high_factor are kept.
+  float low_factor = 1.0f;
+  float high_factor = 4.0f;
+  std::int32_t original_positions = 0;
+  friend bool operator==(const rope_config&, const rope_config&) = default;
+};
+
+/// What layers of one kind have in common. A step plans its attention once per kind.
+struct layer_kind {
+  std::int32_t window = 0;  ///< the positions that a token attends to, its own included; 0: all
+  rope_config rope;
+  friend bool operator==(const layer_kind&, const layer_kind&) = default;
+};
+
 struct model_config {
   std::int32_t dim = 0;
   std::int32_t hidden_dim = 0;
@@ -24,24 +58,37 @@ struct model_config {
   std::int32_t head_dim = 0;
   std::int32_t vocab_size = 0;
   std::int32_t max_positions = 0;
-  std::int32_t bos_id = 1;  ///< starts every sequence
-  /// Each ends a sequence when the model produces it; llama2.c models end with BOS.
+  std::int32_t bos_id = 1;  ///< starts every sequence; −1: the model has none
+  /// Each ends a sequence when the model produces it; llama2.c models end with BOS. May be empty.
   std::vector<std::int32_t> eos_ids{1};
   float norm_epsilon = 1e-5f;
-  float rope_theta = 10000.0f;
+  activation gate = activation::silu;
+  float embedding_scale = 1.0f;     ///< the embedding is multiplied by it
+  float attention_divisor = 0.0f;   ///< scores are divided by its square root; 0: head_dim
+  float attention_soft_cap = 0.0f;  ///< of the scores; 0: none
+  float logits_soft_cap = 0.0f;     ///< of the vocabulary's logits; 0: none
   rope_pairs rope = rope_pairs::neighbours;
   bool tied_classifier = true;  ///< the output classifier is the embedding table
 
+  std::vector<layer_kind> kinds = std::vector<layer_kind>(1);
+  std::vector<std::int32_t> kind_of_layer;  ///< [num_layers], indices into `kinds`; empty: all layers are of the first
+
   [[nodiscard]] std::int32_t q_dim() const noexcept { return num_q_heads * head_dim; }
   [[nodiscard]] std::int32_t kv_dim() const noexcept { return num_kv_heads * head_dim; }
+  [[nodiscard]] std::size_t kind_of(std::int32_t layer) const noexcept {
+    return kind_of_layer.empty() ? 0 : static_cast<std::size_t>(kind_of_layer[static_cast<std::size_t>(layer)]);
+  }
+  [[nodiscard]] float attention_scale() const noexcept {
+    return 1.0f / std::sqrt(attention_divisor > 0 ? attention_divisor : static_cast<float>(head_dim));
+  }
 };
 
 /// Throws `input_error`, naming `file`, the number and what it may be, when the numbers do not make a model. After this
 /// every product of two of them fits into 63 bits and q_dim and kv_dim into 31.
 void validate(const model_config& config, std::string_view file);
 
-/// RoPE's angles at position 1: base^(−2i / head_dim) for the pairs i of a head, in float32 like the programs that
-/// trained these models.
-[[nodiscard]] std::vector<float> rotary_frequencies(const model_config& config);
+/// RoPE's angles at position 1 in layers of a kind: base^(−2i / head_dim) for the pairs i of a head, scaled; in float32
+/// like the programs that trained these models.
+[[nodiscard]] std::vector<float> rotary_frequencies(const rope_config& rope, std::int32_t head_dim);
 
 }  // namespace generate

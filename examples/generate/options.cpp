@@ -12,6 +12,7 @@
 #include <limits>
 
 #include "input_error.hpp"
+#include "tools/common/escape.hpp"
 
 namespace generate {
 namespace {
@@ -37,7 +38,7 @@ float parse_number(const std::string& name, const std::string& text, float above
   return value;
 }
 
-/// A description with its default, in lines that fit beside the names of the options.
+/// A description with its default, in lines that fit next to the names of the options.
 std::string wrapped(const std::string& about, const std::string& otherwise = {}) {
   const std::string text = otherwise.empty() ? about : fmt::format("{} (default: {})", about, otherwise);
   std::string lines;
@@ -70,7 +71,7 @@ class command_line {
  public:
   command_line()
       : app_(
-            "Writes text with a Llama-architecture language model, several prompts at once, through bifolio's paged "
+            "Writes text with a language model of the Llama family, several prompts at once, through bifolio's paged "
             "KV cache.",
             "generate") {
     app_.set_help_flag("-h,--help", "Show this and leave");
@@ -140,6 +141,23 @@ bifolio::preemption_mode parse_preemption(const std::string& text) {
   throw bifolio::error(bifolio::errc::invalid_argument, text);
 }
 
+/// "1,2,3"
+std::vector<bifolio::token_id> parse_ids(const std::string& name, const std::string& text) {
+  std::vector<bifolio::token_id> ids;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    std::int32_t id = 0;
+    const auto [stop, problem] = std::from_chars(text.data() + begin, text.data() + end, id);
+    if (problem != std::errc() || stop != text.data() + end || id < 0) {
+      throw input_error(fmt::format("{} is '{}', allowed are whole numbers from 0 on with commas between them", name,
+                                    tools::excerpt(text)));
+    }
+    ids.push_back(bifolio::token_id{id});
+    begin = end + 1;
+  }
+  return ids;
+}
+
 void check_device(const std::string& name, const std::string& text) {
   if (text == "auto") return;
   try {
@@ -160,13 +178,21 @@ std::optional<options> parse_options(int argc, const char* const* argv) {
   line.path("--model", o.model, "the bundled model",
             "A directory with config.json and model.safetensors, a .safetensors file in such a directory (both as "
             "Hugging Face has them), or a llama2.c .bin");
-  line.path("--tokenizer", o.tokenizer, "bytes",
-            "A llama2.c tokenizer file; needed for every model whose vocabulary is not the 256 bytes");
+  line.path("--tokenizer", o.tokenizer, "tokenizer.json next to the model, or bytes",
+            "A tokenizer.json, or a llama2.c tokenizer file; needed where no tokenizer.json is next to a model whose "
+            "vocabulary is not the 256 bytes");
   CLI::Option* prompts = app.add_option("--prompt", "A text to continue; may be given several times")
                              ->type_name("TEXT")
                              ->expected(1)
                              ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
                              ->allow_extra_args(false);
+  const std::string about_ids = wrapped(
+      "A prompt as token ids, which the tokenizer does not see and puts nothing before; may be given several times");
+  CLI::Option* prompt_ids = app.add_option("--prompt-ids", about_ids)
+                                ->type_name("ID,ID,...")
+                                ->expected(1)
+                                ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+                                ->allow_extra_args(false);
   line.path("--prompts-file", o.prompts_file, "none",
             "A file with a prompt in each line that is not empty; in a .jsonl file every line is a JSON string");
   line.integer("--max-positions", o.max_positions, 1, many, "the model's limit",
@@ -214,14 +240,15 @@ std::optional<options> parse_options(int argc, const char* const* argv) {
       "--deterministic", o.deterministic,
       wrapped("On a GPU: what a sequence says does not depend on who else is in the batch, at some cost in speed; on "
               "the CPU it never does"));
-  app.add_flag("--json", o.json,
-               wrapped("Print nothing but one JSON object a line for each sequence: prompt, prompt_ids, output_ids, "
-                       "text (prompt and continuation), ended_by"));
+  app.add_flag(
+      "--json", o.json,
+      wrapped("Print nothing but one JSON object per sequence, each on a line: prompt, prompt_ids, output_ids, "
+              "text (prompt and continuation), ended_by"));
   app.add_flag("--stats", o.stats, wrapped("More rows in the table at the end; with --json, print the table too"));
   line.path(
       "--score-file", o.score_file, "none",
       "Generate nothing: say how probable the model finds this text, as mean negative log-likelihood of a token. A "
-      "text of more tokens than the model takes is refused, unless --max-positions N asks for its first N alone");
+      "text of more tokens than the model takes is refused, unless --max-positions N allows its first N alone");
 
   try {
     app.parse(argc, argv);
@@ -232,6 +259,7 @@ std::optional<options> parse_options(int argc, const char* const* argv) {
     throw input_error(fmt::format("{} (--help lists the options)", problem.what()));
   }
   o.prompts = prompts->results();
+  for (const std::string& text : prompt_ids->results()) o.prompt_ids.push_back(parse_ids("--prompt-ids", text));
   return o;
 }
 

@@ -8,6 +8,7 @@
 #include <bifolio/dtype.hpp>
 #include <bifolio/kv_layout.hpp>
 #include <bifolio/scheduler.hpp>
+#include <bifolio/types.hpp>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -21,8 +22,9 @@ namespace generate {
 
 struct options {
   std::filesystem::path model;      ///< empty: the bundled one
-  std::filesystem::path tokenizer;  ///< empty: byte-level
+  std::filesystem::path tokenizer;  ///< empty: what is next to the model, or bytes
   std::vector<std::string> prompts;
+  std::vector<std::vector<bifolio::token_id>> prompt_ids;  ///< prompts that are token ids already
   std::filesystem::path prompts_file;
   std::filesystem::path score_file;  ///< instead of generating, say how probable this text is
   std::int32_t max_positions = 0;    ///< 0: the model's own limit

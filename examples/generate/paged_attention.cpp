@@ -3,8 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <cmath>
-
 namespace generate {
 namespace {
 
@@ -15,8 +13,8 @@ void require(bifolio::errc code, const char* what) {
 }  // namespace
 
 paged_attention::paged_attention(bifolio::cache_engine& engine, const model_runner& model, bool deterministic)
-    : engine_(&engine), stream_(model.stream()) {
-  const model_config& config = model.config();
+    : engine_(&engine), stream_(model.stream()), config_(model.config()), plans_(config_.kinds.size()) {
+  const model_config& config = config_;
   spec_.num_q_heads = config.num_q_heads;
   spec_.num_kv_heads = config.num_kv_heads;
   spec_.qk_head_dim = spec_.v_head_dim = config.head_dim;
@@ -34,7 +32,11 @@ void paged_attention::move_blocks(const bifolio::step_plan& plan, bifolio::cache
 
 void paged_attention::begin_step(const bifolio::step_batch& batch) {
   batch_ = engine_->upload(batch, stream_);
-  engine_->where().plan_attention(plan_, spec_, batch.view(), engine_->config().num_blocks, stream_);
+  for (std::size_t i = 0; i < plans_.size(); ++i) {
+    bifolio::attention_spec spec = spec_;
+    spec.window_left = config_.kinds[i].window - 1;  // a window counts the token itself; −1: no window
+    engine_->where().plan_attention(plans_[i], spec, batch.view(), engine_->config().num_blocks, stream_);
+  }
 }
 
 void paged_attention::run(std::int32_t layer, const bifolio::const_tensor_view& q, const bifolio::const_tensor_view& k,
@@ -45,8 +47,10 @@ void paged_attention::run(std::int32_t layer, const bifolio::const_tensor_view& 
   params.out = out;
   params.kv = engine_->layers()[static_cast<std::size_t>(layer)];
   params.batch = batch_;
-  params.scale = 1.0f / std::sqrt(static_cast<float>(q.head_dim));
-  require(engine_->where().attention(plan_, params, stream_), "attention");
+  params.scale = config_.attention_scale();
+  params.soft_cap = config_.attention_soft_cap;
+  last_plan_ = config_.kind_of(layer);
+  require(engine_->where().attention(plans_[last_plan_], params, stream_), "attention");
   last_ = params;
 }
 

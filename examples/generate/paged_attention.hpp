@@ -25,7 +25,8 @@ class paged_attention final : public attention_layer {
   /// Carries out what the cache logic decided about blocks: swaps out to `host`, copies, swaps in, in this order.
   /// `host` may be null for plans without swaps. Throws `bifolio::error`.
   void move_blocks(const bifolio::step_plan& plan, bifolio::cache_engine* host);
-  /// What is done once a step, before the first layer: the upload of the step's arrays, the attention plan. `batch`
+  /// What is done once a step, before the first layer: the upload of the step's arrays, an attention plan for each kind
+  /// of layers (windows differ). `batch`
   /// must live until the last layer has run. Throws `bifolio::error`.
   void begin_step(const bifolio::step_batch& batch);
 
@@ -33,13 +34,17 @@ class paged_attention final : public attention_layer {
            const bifolio::const_tensor_view& v, const bifolio::tensor_view& out) override;
 
   /// The kernels that computed the last layer, a name for each sequence of the step (`bifolio::backend::describe`).
-  [[nodiscard]] std::vector<std::string> kernels() const { return engine_->where().describe(plan_, last_); }
+  [[nodiscard]] std::vector<std::string> kernels() const {
+    return engine_->where().describe(plans_[last_plan_], last_);
+  }
 
  private:
   bifolio::cache_engine* engine_;
   bifolio::stream_ref stream_;
+  model_config config_;
   bifolio::attention_spec spec_;
-  bifolio::attention_plan plan_;  // kept from step to step, so that its memory is
+  std::vector<bifolio::attention_plan> plans_;  // per kind of layers; kept from step to step, so that their memory is
+  std::size_t last_plan_ = 0;
   bifolio::step_batch_view batch_;
   bifolio::attention_params last_;
 };
@@ -49,7 +54,7 @@ class paged_attention final : public attention_layer {
                                                         bifolio::dtype kv_type, std::int32_t block_size,
                                                         std::int64_t num_blocks);
 
-/// Room for swapped sequences beside an engine of `where`: the same layout in host memory that `where` moves fast.
+/// Room for swapped sequences next to an engine of `where`: the same layout in host memory that `where` moves fast.
 struct host_cache {
   host_cache(bifolio::backend& where, const bifolio::cache_engine_config& device, std::int64_t num_blocks);
   std::unique_ptr<bifolio::backend> cpu;

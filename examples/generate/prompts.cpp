@@ -38,16 +38,53 @@ void read_prompts(const std::filesystem::path& path, std::vector<std::string>& p
   if (prompts.size() == before) throw input_error(fmt::format("{}: there is no prompt in it", file.name()));
 }
 
-}  // namespace
-
-std::vector<std::string> collect_prompts(const options& o) {
+std::vector<std::string> collect_texts(const options& o) {
   std::vector<std::string> prompts = o.prompts;
   if (!o.prompts_file.empty()) read_prompts(o.prompts_file, prompts);
-  if (!prompts.empty()) return prompts;
+  if (!prompts.empty() || !o.prompt_ids.empty()) return prompts;
   if (!o.model.empty()) return {""};
   // In the manner of its text: a chapter's name, then numbered verses. No Bible has these chapters.
   return {"Psalm 151\n1 The LORD ", "Proverbs 32\n1 A wise man ", "Genesis 51\n1 And Joseph ",
           "John 22\n1 Jesus answered and said "};
+}
+
+}  // namespace
+
+std::vector<prompt> collect_prompts(const options& o, const loaded_model& model) {
+  const model_config& c = model.weights.config;
+  const auto limit = static_cast<std::size_t>(c.max_positions);
+  std::vector<prompt> prompts;
+  const auto add = [&](std::string text, std::vector<bifolio::token_id> ids) {
+    prompts.push_back({std::move(text), std::move(ids)});
+    const std::size_t count = prompts.back().ids.size();
+    if (count > limit) {
+      throw input_error(
+          fmt::format("prompt {} has {} tokens, the model takes at most {}", prompts.size(), count, limit));
+    }
+    if (count == 0) {
+      throw input_error(fmt::format(
+          "prompt {} is empty, and the model's tokenizer puts no token before a text: give one with --prompt",
+          prompts.size()));
+    }
+  };
+  for (std::string& text : collect_texts(o)) {
+    if (const std::uint64_t least = model.tokens->min_num_ids(text.size()); least > limit) {
+      throw input_error(fmt::format("prompt {} of {} bytes has at least {} tokens, the model takes at most {}",
+                                    prompts.size() + 1, text.size(), least, limit));
+    }
+    std::vector<bifolio::token_id> ids = model.tokens->encode(text);
+    add(std::move(text), std::move(ids));
+  }
+  for (const std::vector<bifolio::token_id>& ids : o.prompt_ids) {
+    for (const bifolio::token_id id : ids) {
+      if (to_index(id) >= c.vocab_size) {
+        throw input_error(fmt::format("--prompt-ids has {}, allowed are 0 to {}, the model's vocabulary", to_index(id),
+                                      c.vocab_size - 1));
+      }
+    }
+    add(model.tokens->decode_all(ids), ids);
+  }
+  return prompts;
 }
 
 }  // namespace generate

@@ -71,15 +71,15 @@ std::optional<bifolio::dtype> readable_dtype(std::string_view name) {
   return std::nullopt;
 }
 
-/// Where a tensor lies in the data.
+/// Where a tensor is in the data.
 struct byte_range {
   std::int64_t begin = 0;
   std::int64_t end = 0;
   std::string name;
 };
 
-/// No byte belongs to two tensors. As each lies inside the data, all of them together are then no larger than the file:
-/// a header of some kilobytes cannot ask for more memory than the file's size justifies.
+/// No byte belongs to two tensors. As each is inside the data, all of them together are then no larger than the file:
+/// a header of some kilobytes cannot request more memory than the file's size justifies.
 void require_disjoint(std::vector<byte_range> ranges, const std::string& file) {
   std::erase_if(ranges, [](const byte_range& one) { return one.begin == one.end; });
   std::ranges::sort(ranges, {}, &byte_range::begin);
@@ -109,7 +109,7 @@ safetensors::safetensors(const std::filesystem::path& path) : file_(path) {
     const std::vector<std::int64_t> range = read_sizes(entry, "data_offsets", where);
     if (range.size() != 2 || range[0] > range[1] || static_cast<std::uint64_t>(range[1]) > data_bytes) {
       throw input_error(
-          fmt::format("{} lies at bytes [{}] of {} bytes of data", where, fmt::join(range, ", "), data_bytes));
+          fmt::format("{} is at bytes [{}] of {} bytes of data", where, fmt::join(range, ", "), data_bytes));
     }
     ranges.push_back({range[0], range[1], name});
     const std::string type_name = entry["dtype"].get<std::string>();

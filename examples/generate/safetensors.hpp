@@ -24,7 +24,7 @@ class safetensors {
     std::uint64_t offset = 0;  ///< of the first element, from the start of the file
   };
 
-  /// Reads and checks the header: every tensor lies inside the file and shares no byte with another, and one of a known
+  /// Reads and checks the header: every tensor is inside the file and shares no byte with another, and one of a known
   /// dtype (F32, F16, BF16) has exactly the bytes its shape needs. Throws `input_error`.
   explicit safetensors(const std::filesystem::path& path);
 

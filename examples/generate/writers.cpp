@@ -22,6 +22,25 @@ std::vector<token_id> all_ids(const sequence_record& record) {
   return ids;
 }
 
+/// The leading bytes of `text` that are whole words: all but a word at the end that may go on, and the spaces before
+/// it. A text without spaces, as in Chinese, has no such words: of a longer run only a character whose rest may still
+/// come is held back.
+std::size_t whole_words(std::string_view text) {
+  constexpr std::size_t longest_word = 48;  // bytes
+  constexpr std::string_view spaces = " \t\n\r";
+  const std::size_t space = text.find_last_of(spaces);
+  const std::size_t word = space == std::string_view::npos ? 0 : space + 1;
+  if (text.size() - word > longest_word) return complete_utf8(text);
+  const std::size_t last = text.substr(0, word).find_last_not_of(spaces);
+  return last == std::string_view::npos ? 0 : last + 1;
+}
+
+/// How much is shown of the end of a text that the limit of positions cut: not the beginning of a word.
+std::size_t shown_of_cut(std::string_view text) {
+  constexpr std::string_view ends = ".,;:!?)]}\"'";
+  return !text.empty() && ends.find(text.back()) != std::string_view::npos ? text.size() : whole_words(text);
+}
+
 class text_writer final : public sequence_writer {
  public:
   text_writer(const tokenizer& tokens, std::int32_t num_samples, bool emphasise_prompt)
@@ -51,8 +70,9 @@ class text_writer final : public sequence_writer {
     const std::size_t first = std::max(num_written_, record.prompt_ids.size());
     for (std::size_t i = first; i < ids.size(); ++i) pending_ += tokens_.decode(ids[i - 1], ids[i]);
     num_written_ = ids.size();
-    const std::size_t ready = complete_utf8(pending_);
+    const std::size_t ready = whole_words(pending_);
     tools::write_stdout(printable_text(std::string_view(pending_).substr(0, ready)));
+    shown_any_ = shown_any_ || ready > 0;
     pending_.erase(0, ready);
   }
 
@@ -66,9 +86,13 @@ class text_writer final : public sequence_writer {
   }
 
   void close(const sequence_record& record) {
-    tools::write_stdout(printable_text(pending_));
+    const bool is_cut = record.ended_by == ending::steps;
+    // A text of one word, and it is cut: better than none.
+    const std::size_t shown = !is_cut ? pending_.size() : shown_any_ ? shown_of_cut(pending_) : complete_utf8(pending_);
+    tools::write_stdout(printable_text(std::string_view(pending_).substr(0, shown)));
     pending_.clear();
-    tools::write_stdout(record.ended_by == ending::steps ? " ...\n\n" : "\n\n");
+    shown_any_ = false;
+    tools::write_stdout(is_cut ? " ...\n\n" : "\n\n");
   }
 
   const tokenizer& tokens_;
@@ -76,7 +100,8 @@ class text_writer final : public sequence_writer {
   bool emphasise_;
   std::size_t current_ = 0;
   std::size_t num_written_ = 0;  // ids of the current sequence, prompt included
-  std::string pending_;          // the start of a character
+  std::string pending_;          // the start of a word
+  bool shown_any_ = false;       // of the current sequence, after its prompt
 };
 
 class json_writer final : public sequence_writer {

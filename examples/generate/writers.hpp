@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// What the user sees of the sequences while they are made: text that streams, or one JSON object a line. Both in the
+/// What is shown of the sequences while they are made: text that streams, or one JSON object per line. Both in the
 /// order of prompts and samples, whatever order the batch finishes them in. stdout only.
 
 #include <memory>
@@ -31,10 +31,10 @@ class sequence_writer {
 };
 
 /// Streams the text, its control characters escaped, of the first sequence that has not ended; the others follow when
-/// it is their turn.
+/// it is their turn. It is shown in whole words, and a text that the limit of positions cut ends with one.
 [[nodiscard]] std::unique_ptr<sequence_writer> make_text_writer(const tokenizer& tokens, std::int32_t num_samples,
                                                                 bool emphasise_prompt);
-/// One object a line: prompt, prompt_ids, output_ids, text, ended_by. Bytes that are not UTF-8 become U+FFFD.
+/// One object per line: prompt, prompt_ids, output_ids, text, ended_by. Bytes that are not UTF-8 become U+FFFD.
 [[nodiscard]] std::unique_ptr<sequence_writer> make_json_writer(const tokenizer& tokens);
 
 }  // namespace generate

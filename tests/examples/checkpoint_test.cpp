@@ -134,9 +134,13 @@ TEST_CASE("every id of a list in eos_token_id ends a sequence, and what is null 
   CHECK(stops({7}) == ids{7});
   CHECK(stops({7, 9, 7}) == ids{7, 9, 7});
   CHECK(stops({nullptr, 9}) == ids{9});
-  CHECK(stops(nullptr) == ids{2});  // the architecture's default
-  CHECK(stops(json::array()) == ids{2});
-  CHECK(stops({nullptr}) == ids{2});
+  CHECK(stops(nullptr).empty());  // as in transformers: nothing ends a text
+  CHECK(stops(json::array()).empty());
+  CHECK(stops({nullptr}).empty());
+  json without = good;
+  without.erase("eos_token_id");
+  std::ofstream(directory / "config.json") << without.dump();
+  CHECK(generate::load_hugging_face(directory).config.eos_ids == ids{2});  // the architecture's default
 
   // Greedy text of a model without end; then each of its ids in turn ends it, alone or listed after others.
   generation_setup setup;

@@ -53,7 +53,7 @@ std::string tiny() { return tiny_hugging_face("cli_model", 7).string(); }
 TEST_CASE("--help lists every option with its default and ends with 0") {
   const run_result result = run({"--help"});
   CHECK(result.code == 0);
-  for (const char* option : {"--prompt TEXT", "--deterministic", "--json", "--stats"}) {
+  for (const char* option : {"--prompt TEXT", "--prompt-ids ID,ID,...", "--deterministic", "--json", "--stats"}) {
     CAPTURE(option);
     CHECK(result.out.find(std::string("\n  ") + option) != std::string::npos);
   }
@@ -109,6 +109,11 @@ TEST_CASE("an option that is wrong is refused with the value received and the va
       {{"--model", ""}, "--model is empty"},
       {{"--unknown"}, "--unknown"},
       {{"--prompt"}, "--prompt"},
+      {{"--prompt-ids", ""}, "--prompt-ids is '', allowed are whole numbers from 0 on with commas between them"},
+      {{"--prompt-ids", "1,,2"}, "--prompt-ids is '1,,2'"},
+      {{"--prompt-ids", "1, 2"}, "--prompt-ids is '1, 2'"},
+      {{"--prompt-ids", "-1"}, "--prompt-ids is '-1'"},
+      {{"--prompt-ids", "3,99999999999"}, "--prompt-ids is '3,99999999999'"},
       {{"stray"}, "stray"},
   };
   for (const auto& [arguments, part] : cases) check_refused(arguments, part);
@@ -118,6 +123,10 @@ TEST_CASE("what only the model or the machine can refuse is refused as well") {
   check_refused({"--model", tiny(), "--max-positions", "65"}, "--max-positions is 65, allowed are 1 to 64");
   check_refused({"--model", tiny(), "--prompt", std::string(64, 'x')},
                 "prompt 1 of 64 bytes has at least 65 tokens, the model takes at most 64");
+  check_refused({"--model", tiny(), "--prompt-ids", "1,256"}, "--prompt-ids has 256, allowed are 0 to 255");
+  std::string many = "1";
+  for (int i = 0; i < 64; ++i) many += ",1";
+  check_refused({"--model", tiny(), "--prompt-ids", many}, "prompt 1 has 65 tokens, the model takes at most 64");
   check_refused({"--model", tiny(), "--num-blocks", "2"}, "the pool of 2 blocks cannot hold");
   check_refused({"--model", tiny(), "--device", "cuda:99"}, "cuda:99");
   check_refused({"--model", "/nonexistent/model"}, "no such file");
@@ -235,6 +244,50 @@ TEST_CASE("prompts come from files: a line each, or a JSON string each") {
   check_refused({"--model", tiny(), "--prompts-file", strings.string()}, "line 1 is not a JSON string");
   std::ofstream(plain) << "\n\n";
   check_refused({"--model", tiny(), "--prompts-file", plain.string()}, "there is no prompt in it");
+}
+
+TEST_CASE("--prompt-ids are fed as they are, after the texts") {
+  const std::vector<std::string> base{"--model", tiny(), "--json", "--temperature", "0", "--prompt", "ab"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), base.begin(), base.end());
+    return lines(run(more).out);
+  };
+  const std::vector<json> got = with({"--prompt-ids", "0,97,98", "--prompt-ids", "97"});
+  REQUIRE(got.size() == 3);
+  CHECK(got[1]["prompt_ids"] == json{0, 97, 98});
+  CHECK(got[1]["prompt"] == "ab");
+  CHECK(got[1] == got[0]);
+  CHECK(got[2]["prompt_ids"] == json{97});
+  CHECK(lines(run({"--model", tiny(), "--json", "--prompt-ids", "5"}).out).size() == 1);
+}
+
+TEST_CASE("a text that the limit of positions cuts ends with a whole word") {
+  // The bundled model writes English words. The same text, cut at every place of some words.
+  const auto text_of = [](int max_positions, bool as_json) {
+    std::vector<std::string> arguments{
+        "--temperature", "0", "--prompt", "Psalm 1", "--max-positions", std::to_string(max_positions)};
+    if (as_json) arguments.push_back("--json");
+    return run(arguments).out;
+  };
+  const std::string all = lines(text_of(80, true))[0]["text"].get<std::string>() + " ";
+  const std::string head = "--- 1 of 1 ---\n", tail = " ...\n\n";
+  int num_dropped = 0;
+  for (int positions = 24; positions < 40; ++positions) {
+    const std::string shown = text_of(positions, false);
+    CAPTURE(shown);
+    REQUIRE(shown.starts_with(head));
+    REQUIRE(shown.ends_with(tail));
+    const std::string text = shown.substr(head.size(), shown.size() - head.size() - tail.size());
+    REQUIRE(all.starts_with(text));
+    const bool ends_a_word = std::string(" \n").find(all[text.size()]) != std::string::npos;
+    CHECK((ends_a_word || std::string(".,;:!?").find(text.back()) != std::string::npos));
+    // JSON is what the model said, to the byte.
+    const std::string exact = lines(text_of(positions, true))[0]["text"];
+    CHECK(all.starts_with(exact));
+    CHECK(exact.starts_with(text));
+    num_dropped += exact.size() > text.size() ? 1 : 0;
+  }
+  CHECK(num_dropped > 0);
 }
 
 TEST_CASE("what cannot be written to stdout ends with 1 and one sentence") {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// Attention of one sequence over keys and values that lie one after another, in float64: what the paged cache is
+/// Attention of one sequence over keys and values that follow one another, in float64: what the paged cache is
 /// checked against, and what lets the model be checked without it.
 
 #include <algorithm>

@@ -13,6 +13,7 @@
 #include "generation_fixture.hpp"
 #include "loaded_model.hpp"
 #include "model_fixtures.hpp"
+#include "model_kinds.hpp"
 #include "reference_files.hpp"
 #include "support/random.hpp"
 #include "support/skip.hpp"
@@ -324,5 +325,28 @@ TEST_CASE("on CUDA the logits of a step have the same bits for a token alone and
     CAPTURE(batch.first);   // tokens
     CAPTURE(batch.second);  // the place among them
     CHECK(std::memcmp(logits_of(batch.first, batch.second).data(), alone.data(), vocab * sizeof(float)) == 0);
+  }
+}
+
+TEST_CASE("a checkpoint of every architecture says on the GPU what transformers says with it") {
+  if (nothing_to_run_on()) return;
+  for (const std::string kind : model_kinds) {
+    CAPTURE(kind);
+    const model_fixture f(kind);
+    prompt_list prompts, expected;
+    for (const nlohmann::json& row : f.expected.at("rows")) {
+      prompts.push_back(ids_in(row, "prompt_ids"));
+      expected.push_back(ids_in(row, "output_ids"));
+    }
+    generation_setup setup = on_cuda({});
+    setup.max_positions = f.expected.at("max_positions");
+    CHECK(continue_prompts(f.model, prompts, setup).outputs == expected);
+    CHECK(worst_logit(f.model, f.expected, setup) < 2e-4);
+    // With the kernels that a user gets, attention in bf16.
+    setup.query_type = setup.kv_type = dtype::bf16;
+    setup.deterministic = false;
+    generation_setup on_cpu = setup;
+    on_cpu.device = "cpu";
+    CHECK(worst_logit(f.model, f.expected, setup) < 3 * worst_logit(f.model, f.expected, on_cpu) + 2e-4);
   }
 }

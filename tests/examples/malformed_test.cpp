@@ -87,7 +87,7 @@ TEST_CASE("a llama2.c header with impossible, negative or overflowing sizes is r
       static_cast<void>(load(h));
     }
   }
-  CHECK(contains(load({1 << 20, 1 << 20, 4096, 1 << 10, 1 << 10, 1 << 24, 1 << 26}), "asks for"));
+  CHECK(contains(load({1 << 20, 1 << 20, 4096, 1 << 10, 1 << 10, 1 << 24, 1 << 26}), "needs"));
   CHECK(contains(load({0x7fffffff, 0x7fffffff, 0x7fffffff, 1, 1, 0x7fffffff, 0x7fffffff}), "allowed are 1 to"));
   CHECK(contains(load({16, 32, 2, 0, 2, 300, 32}), "query heads is 0"));
   CHECK(contains(load({16, 32, 2, 3, 1, 300, 32}), "not a multiple"));
@@ -203,9 +203,9 @@ TEST_CASE("a safetensors header that lies about a tensor is refused by the tenso
   CHECK(contains(load([&](json& h) { h[name]["shape"] = {UINT64_MAX, 2}; }), "in \"shape\""));
   CHECK(contains(load([&](json& h) { h[name]["shape"] = "16"; }), "no usable list \"shape\""));
   CHECK(contains(load([&](json& h) { h[name].erase("data_offsets"); }), "no usable list \"data_offsets\""));
-  CHECK(contains(load([&](json& h) { h[name]["data_offsets"] = {1024, 0}; }), "lies at bytes [1024, 0]"));
-  CHECK(contains(load([&](json& h) { h[name]["data_offsets"] = {1ull << 60, (1ull << 60) + 1024}; }), "lies at bytes"));
-  CHECK(contains(load([&](json& h) { h[name]["data_offsets"] = {0}; }), "lies at bytes [0]"));
+  CHECK(contains(load([&](json& h) { h[name]["data_offsets"] = {1024, 0}; }), "is at bytes [1024, 0]"));
+  CHECK(contains(load([&](json& h) { h[name]["data_offsets"] = {1ull << 60, (1ull << 60) + 1024}; }), "is at bytes"));
+  CHECK(contains(load([&](json& h) { h[name]["data_offsets"] = {0}; }), "is at bytes [0]"));
   CHECK(contains(load([](json& h) { h = json::array(); }), "not a JSON object"));
 }
 
@@ -225,7 +225,7 @@ TEST_CASE("safetensors whose tensors share bytes are refused by the names of two
   check_both_named(load([&](json& h) {
     for (json& offset : h[second]["data_offsets"] = h[first]["data_offsets"]) offset = offset.get<int>() + 2;
   }));
-  // A tensor that nobody asks for, of a dtype that nobody reads, may not lie there either.
+  // A tensor that nothing loads, of a dtype that nothing reads, may not be there either.
   CHECK(contains(load([&](json& h) {
                    h["x"] = {{"dtype", "I64"}, {"shape", {1}}, {"data_offsets", {8, 16}}};
                  }),
@@ -233,7 +233,7 @@ TEST_CASE("safetensors whose tensors share bytes are refused by the names of two
   CHECK(contains(load([&](json& h) {
                    h["x"] = {{"dtype", "I64"}, {"shape", {1}}, {"data_offsets", {0, 1ull << 40}}};
                  }),
-                 "lies at bytes"));
+                 "is at bytes"));
   // An empty one shares none.
   const fs::path directory = tiny_hugging_face("sharing", 7, [](json& h) {
     h["x"] = {{"dtype", "F32"}, {"shape", {0}}, {"data_offsets", {8, 8}}};
@@ -290,15 +290,68 @@ TEST_CASE("a config.json that is broken, incomplete or of another architecture i
     static_cast<void>(load([&](json& c) { c[key] = INT32_MIN; }));
   }
   CHECK(contains(load([](json& c) { c["model_type"] = "gpt2"; }), "\"model_type\" is \"gpt2\""));
+  CHECK(contains(load([](json& c) { c["model_type"] = "gemma3"; }),
+                 "allowed is one of \"llama\", \"mistral\", \"qwen2\", \"qwen3\", \"gemma2\", \"gemma3_text\""));
+  const auto scaled = [&](const json& scaling) { return load([&](json& c) { c["rope_scaling"] = scaling; }); };
+  CHECK(contains(scaled({{"type", "linear"}}), "\"rope_scaling.factor\" is missing"));
+  CHECK(contains(scaled({{"type", "linear"}, {"factor", -2}}), "the factor of the rotary scaling is -2"));
+  CHECK(contains(scaled({{"rope_type", "yarn"}, {"factor", 4.0}}),
+                 R"("rope_scaling.rope_type" is "yarn", allowed is "default", "linear" or "llama3")"));
+  const json llama3{{"rope_type", "llama3"},
+                    {"factor", 8.0},
+                    {"low_freq_factor", 1.0},
+                    {"high_freq_factor", 4.0},
+                    {"original_max_position_embeddings", 8192}};
+  for (const auto& item : llama3.items()) {
+    const std::string& key = item.key();
+    CAPTURE(key);
+    if (key == "rope_type") continue;
+    json broken = llama3;
+    broken.erase(key);
+    CHECK(contains(scaled(broken), "\"rope_scaling." + key + "\" is missing"));
+    broken[key] = 0;
+    CHECK(contains(scaled(broken), "rotary scaling is 0"));
+    broken[key] = "x";
+    CHECK(contains(scaled(broken), "\"rope_scaling." + key + "\" is \"x\""));
+  }
+  CHECK(contains(load([](json& c) { c["rope_parameters"] = 5; }), "\"rope_parameters\" is 5, allowed is an object"));
   CHECK(contains(load([](json& c) {
-                   c["rope_scaling"] = {{"type", "linear"}};
+                   c["rope_parameters"] = {{"full_attention", json::object()}};
                  }),
-                 R"("rope_scaling" is {"type":"linear"})"));
+                 "\"rope_parameters.sliding_attention\" is missing"));
+  CHECK(contains(load([](json& c) { c["partial_rotary_factor"] = 0.5; }), "\"partial_rotary_factor\" is 0.5"));
+  CHECK(contains(load([](json& c) { c["quantization_config"] = {{"bits", 4}}; }), "\"quantization_config\" is"));
+  CHECK(contains(load([](json& c) { c["mlp_bias"] = true; }), "\"mlp_bias\" is true, allowed is false"));
+  CHECK(contains(load([](json& c) { c["layer_types"] = {"full_attention"}; }), "a list of 2 types"));
+  CHECK(contains(load([](json& c) { c["layer_types"] = {"full_attention", "linear_attention"}; }), "layer_types"));
+  CHECK(contains(load([](json& c) { c["layer_types"] = {1, 2}; }), "layer_types"));
+  const auto windowed = [&](const char* type, const json& window) {
+    return load([&](json& c) {
+      c["model_type"] = type;
+      c["sliding_window"] = window;
+    });
+  };
+  CHECK(contains(windowed("mistral", 0), "\"sliding_window\" is 0, allowed is null or a whole number from 1 on"));
+  CHECK(contains(windowed("mistral", -5), "\"sliding_window\" is -5"));
+  CHECK(contains(windowed("mistral", "all"), "\"sliding_window\" is \"all\""));
+  CHECK(contains(windowed("mistral", INT32_MAX), "the sliding window is 2147483647"));
+  const auto gemma = [&](const char* key, const json& value) {
+    return load([&](json& c) {
+      c["model_type"] = "gemma2";
+      c[key] = value;
+    });
+  };
+  CHECK(contains(gemma("query_pre_attn_scalar", 0), "\"query_pre_attn_scalar\" is 0, allowed is a number above 0"));
+  CHECK(contains(gemma("attn_logit_softcapping", -1), "the soft cap of attention is -1"));
+  CHECK(contains(gemma("final_logit_softcapping", "x"), "\"final_logit_softcapping\" is \"x\""));
+  CHECK(contains(gemma("hidden_activation", "gelu"), "\"hidden_activation\" is \"gelu\", allowed is \"silu\" or"));
+  CHECK(contains(gemma("sliding_window_pattern", 0), "\"sliding_window_pattern\" is 0"));
+  CHECK(contains(gemma("use_bidirectional_attention", true), "\"use_bidirectional_attention\" is true"));
   CHECK(contains(load([](json& c) { c["rope_scaling"] = {{"rope_type", "llama3"}}; }), "rope_scaling"));
   CHECK(contains(load([](json& c) { c["rope_scaling"] = {{"factor", 2}}; }), "rope_scaling"));
   CHECK(contains(load([](json& c) { c["rope_scaling"] = "default"; }), "rope_scaling"));
   CHECK(contains(load([](json& c) { c["hidden_act"] = "gelu"; }), "hidden_act"));
-  CHECK(contains(load([](json& c) { c["attention_bias"] = true; }), "attention_bias"));
+  CHECK(contains(load([](json& c) { c["attention_bias"] = true; }), "q_proj.bias\" is missing"));
   CHECK(contains(load([](json& c) { c["tie_word_embeddings"] = 1; }), "tie_word_embeddings"));
   CHECK(contains(load([](json& c) { c["rope_theta"] = 0; }), "rotary base"));
   CHECK(contains(load([](json& c) { c["rope_theta"] = -1e30; }), "rotary base"));
@@ -320,7 +373,7 @@ TEST_CASE("a config.json that is broken, incomplete or of another architecture i
   CHECK(contains(refusal([&] { static_cast<void>(generate::load_hugging_face(directory)); }), "no such file"));
 }
 
-TEST_CASE("a number that no float can hold is refused as such, wherever it stands in a JSON file") {
+TEST_CASE("a number that no float can hold is refused as such, wherever it is in a JSON file") {
   const fs::path directory = tiny_hugging_face("range", 7);
   const auto load = [&](const std::string& config) {
     std::ofstream(directory / "config.json") << config;
@@ -352,6 +405,102 @@ TEST_CASE("an index of shards whose files are no plain names is refused with an 
   CHECK(contains(load(5), "a shard is named by 5"));
   CHECK(contains(load(std::string(1 << 20, 'a')), "a shard is named by \"aaa"));
   CHECK(contains(load("absent.safetensors"), "there is no such file"));
+}
+
+TEST_CASE("a tokenizer.json that is broken, or of a kind that there is no code for, is refused by the setting's name") {
+  using nlohmann::json;
+  const fs::path folder = fs::path(BIFOLIO_EXAMPLE_FIXTURES) / "tokenizer_files";
+  const auto load_text = [](const std::string& text, std::int32_t vocab_size = 700) {
+    const fs::path path = write("broken_tokenizer.json", text);
+    return refusal([&] { static_cast<void>(generate::load_hugging_face_tokenizer(path, vocab_size)); });
+  };
+  const auto changed = [&](const char* kind, const std::function<void(json&)>& change) {
+    json file = json::parse(std::ifstream(folder / (std::string(kind) + ".json")));
+    change(file);
+    return load_text(file.dump());
+  };
+  const std::string whole = read_file(folder / "gpt2.json");
+  CHECK(contains(load_text(whole, 300), "allowed are 0 to 299, as the model's vocabulary has 300"));
+  for (std::size_t length = 0; length + 2 < whole.size(); length += 499)
+    static_cast<void>(load_text(whole.substr(0, length)));
+  CHECK(contains(load_text("[]"), "not a JSON object"));
+  CHECK(contains(load_text("{}"), "\"model\" is missing"));
+  CHECK(contains(load_text(std::string(100, '[')), "nested deeper"));
+
+  CHECK(contains(changed("gpt2", [](json& f) { f["model"]["type"] = "Unigram"; }),
+                 "\"model.type\" is \"Unigram\", allowed is \"BPE\""));
+  CHECK(contains(changed("gpt2", [](json& f) { f["model"].erase("vocab"); }), "\"model.vocab\" is missing"));
+  CHECK(contains(changed("gpt2", [](json& f) { f["model"]["vocab"] = {"a"}; }), "\"model.vocab\" is [\"a\"]"));
+  for (const json& id : {json(-1), json(1ull << 40), json("x"), json(1.5), json(nullptr)}) {
+    CAPTURE(id.dump());
+    CHECK(
+        contains(changed("gpt2", [&](json& f) { f["model"]["vocab"]["a"] = id; }), "the id of \"a\" is " + id.dump()));
+    CHECK(contains(changed("gpt2", [&](json& f) { f["added_tokens"][0]["id"] = id; }), "added_tokens[0].id\""));
+  }
+  for (const json& merge : {json("a"), json("a b c"), json({"a"}), json({"a", 5}), json("a \u4F60"), json(7)}) {
+    CAPTURE(merge.dump());
+    CHECK(contains(changed("gpt2", [&](json& f) { f["model"]["merges"][3] = merge; }), "merge 3 is "));
+  }
+  CHECK(
+      contains(changed("gpt2", [](json& f) { f["model"]["merges"] = 5; }), "\"model.merges\" is 5, allowed is a list"));
+  CHECK(contains(changed("gpt2", [](json& f) { f["model"]["dropout"] = 0.1; }), "\"model.dropout\" is 0.1"));
+  CHECK(contains(changed("gpt2", [](json& f) { f["model"]["end_of_word_suffix"] = "</w>"; }), "end_of_word_suffix"));
+  CHECK(contains(changed("llama2", [](json& f) { f["model"]["unk_token"] = "none"; }),
+                 "\"model.unk_token\" is \"none\""));
+
+  CHECK(contains(changed("llama3", [](json& f) { f["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "x+"; }),
+                 "\"pretokenizers[0].pattern.Regex\" is \"x+\", allowed is the expression of GPT-2, Llama 3 or Qwen2"));
+  CHECK(contains(changed("llama3", [](json& f) { f["pre_tokenizer"]["pretokenizers"][0]["behavior"] = "Removed"; }),
+                 "behavior\" is \"Removed\""));
+  CHECK(contains(changed("gpt2", [](json& f) { f["pre_tokenizer"]["type"] = "BertPreTokenizer"; }),
+                 "\"pre_tokenizer.type\" is \"BertPreTokenizer\", allowed is a pre-tokenizer of"));
+  CHECK(contains(changed("gpt2", [](json& f) { f["pre_tokenizer"] = "ByteLevel"; }), "\"pre_tokenizer\" is"));
+  CHECK(contains(changed("gpt2", [](json& f) { f["decoder"] = nullptr; }), "allowed are both or none"));
+  CHECK(contains(changed("gpt2", [](json& f) { f["decoder"]["type"] = "WordPiece"; }), "\"decoder.type\" is"));
+  CHECK(contains(changed("qwen2", [](json& f) { f["normalizer"]["type"] = "NFKC"; }),
+                 "\"normalizer.type\" is \"NFKC\", allowed is a normalizer of"));
+  CHECK(contains(changed("gemma", [](json& f) { f["normalizer"]["pattern"] = {{"String", ""}}; }), "not empty"));
+  CHECK(contains(changed("tinyllama", [](json& f) { f["pre_tokenizer"]["replacement"] = "_"; }), "replacement\" is"));
+  CHECK(contains(changed("tinyllama", [](json& f) { f["pre_tokenizer"]["prepend_scheme"] = "last"; }), "\"last\""));
+  CHECK(contains(changed("llama2", [](json& f) { f["post_processor"]["type"] = "BertProcessing"; }), "BertProcessing"));
+  CHECK(contains(changed("llama2",
+                         [](json& f) {
+                           json& single = f["post_processor"]["single"];
+                           single.push_back(single[0]);
+                         }),
+                 "tokens and then the text, none after it"));
+  CHECK(contains(changed("llama2", [](json& f) { f["post_processor"]["special_tokens"] = json::object(); }),
+                 "special_tokens.<s>\" is missing"));
+  CHECK(contains(changed("llama2", [](json& f) { f["post_processor"]["special_tokens"]["<s>"]["ids"] = {700}; }),
+                 "ids\""));
+  CHECK(contains(changed("gpt2", [](json& f) { f["added_tokens"][0]["lstrip"] = true; }), "lstrip\" is true"));
+  CHECK(contains(changed("gpt2", [](json& f) { f["added_tokens"][0]["content"] = ""; }), "content\" is \"\""));
+  CHECK(contains(changed("gpt2", [](json& f) { f["added_tokens"][0] = 3; }), "added_tokens[0]"));
+}
+
+TEST_CASE("a tokenizer.json with a few bytes changed encodes and decodes, or is refused; it does nothing else") {
+  constexpr std::uint64_t seed = 22;
+  CAPTURE(seed);
+  std::mt19937_64 random(seed);
+  int num_run = 0, num_refused = 0;
+  for (const char* kind : {"llama3", "qwen2", "llama2", "mistral", "tinyllama"}) {
+    const std::string whole =
+        read_file(fs::path(BIFOLIO_EXAMPLE_FIXTURES) / "tokenizer_files" / (std::string(kind) + ".json"));
+    for (int round = 0; round < 60; ++round) {
+      std::string bytes = whole;
+      for (int i = 0; i < 2; ++i) bytes[random() % bytes.size()] = static_cast<char>(' ' + random() % 95);
+      try {
+        const auto tokens = generate::load_hugging_face_tokenizer(write("changed_tokenizer.json", bytes), 700);
+        const auto ids = tokens->encode("Some text, <s> 12 \xff caf\u00e9\n");
+        CHECK(tokens->decode_all(ids).size() < 1000);
+        ++num_run;
+      } catch (const generate::input_error&) {
+        ++num_refused;
+      }
+    }
+  }
+  CHECK(num_run > 0);
+  CHECK(num_refused > 0);
 }
 
 TEST_CASE("a path that does not exist, a directory for a file and a missing tokenizer are refused") {

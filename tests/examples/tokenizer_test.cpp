@@ -118,7 +118,7 @@ TEST_CASE("random texts in random vocabularies are encoded as the plain algorith
     for (const std::string& character : characters) {
       if (random() % 4 != 0) pieces.push_back({character, 0});
     }
-    // Few different scores, so that many pairs tie; names of bytes side by side may be pieces, too.
+    // Few different scores, so that many pairs tie; names of adjacent bytes may be pieces, too.
     const float scores[] = {-3, -2, -1, -0.0f, 0, 1, infinity, -infinity};
     for (auto count = random() % 60; count > 0; --count) {
       std::string piece = random() % 8 == 0 ? pieces[3 + random() % 256].text + text_of(2) : text_of(5);

@@ -114,13 +114,19 @@ struct device_matrix {
   std::int32_t num_inputs = 0;
 };
 
+/// As in `layer_weights`; vectors that the model does not have are empty.
 struct device_layer {
   buffer attention_norm;
   device_matrix qkv;
+  buffer qkv_bias;
+  buffer q_norm, k_norm;
   device_matrix attention_out;
+  buffer attention_out_bias;
+  buffer attention_post_norm;
   buffer mlp_norm;
   device_matrix gate_up;
   device_matrix down;
+  buffer mlp_post_norm;
 };
 
 class cuda_llama final : public model_runner {
@@ -150,7 +156,12 @@ class cuda_llama final : public model_runner {
                              normed_.as<float>(), stream_.get()),
             "RMSNorm");
   }
+  /// Of the rows of q, k and v: adds their biases, normalises the heads of q and k, and rotates those.
+  void finish_qkv(std::int32_t index, const std::int32_t* positions, std::int64_t num_tokens);
   void attend(std::int32_t layer, std::int64_t num_tokens, attention_layer& attention);
+  /// x_ += what a matrix makes of `from`, with a bias and normalised where the layer has these.
+  void add_to_stream(const device_matrix& matrix, const buffer& from, const buffer& bias, const buffer& post_norm,
+                     std::int64_t num_tokens);
 
   model_config config_;
   bifolio::dtype query_type_;
@@ -164,7 +175,7 @@ class cuda_llama final : public model_runner {
   std::vector<device_layer> layers_;
   buffer final_norm_;
   device_matrix classifier_;  // empty when tied
-  buffer frequencies_;        // [head_dim / 2]
+  buffer frequencies_;        // [num_kinds, head_dim / 2]
 
   // Kept between calls; rows go on to a multiple of tile_tokens.
   buffer host_inputs_, inputs_;  // int32: tokens, positions, rows of logits
@@ -176,6 +187,7 @@ class cuda_llama final : public model_runner {
   buffer narrow_attended_;       // [num_tokens, q_dim]
   buffer gate_up_;               // [num_tokens, 2 · hidden_dim]
   buffer hidden_;                // [num_tokens, hidden_dim]
+  buffer added_;                 // [num_tokens, dim], before a norm of it is added to x_
   buffer logits_, host_logits_;  // [num_rows, vocab_size]
 };
 
@@ -187,12 +199,19 @@ cuda_llama::cuda_llama(const checkpoint& model, bifolio::backend& where, bifolio
   for (std::size_t i = 0; i < 2 * model.layers.size(); ++i) layer_events_.emplace_back();
   embedding_ = upload(model.embedding);
   for (const layer_weights& layer : model.layers) {
-    layers_.push_back({upload(layer.attention_norm), upload(layer.qkv), upload(layer.attention_out),
-                       upload(layer.mlp_norm), upload(layer.gate_up), upload(layer.down)});
+    layers_.push_back({upload(layer.attention_norm), upload(layer.qkv), upload(layer.qkv_bias), upload(layer.q_norm),
+                       upload(layer.k_norm), upload(layer.attention_out), upload(layer.attention_out_bias),
+                       upload(layer.attention_post_norm), upload(layer.mlp_norm), upload(layer.gate_up),
+                       upload(layer.down), upload(layer.mlp_post_norm)});
   }
   final_norm_ = upload(model.final_norm);
   if (!config_.tied_classifier) classifier_ = upload(model.classifier);
-  frequencies_ = upload(rotary_frequencies(config_));
+  std::vector<float> frequencies;
+  for (const layer_kind& kind : config_.kinds) {
+    const std::vector<float> more = rotary_frequencies(kind.rope, config_.head_dim);
+    frequencies.insert(frequencies.end(), more.begin(), more.end());
+  }
+  frequencies_ = upload(frequencies);
   warm_up();
 }
 
@@ -210,6 +229,7 @@ void cuda_llama::warm_up() {
 }
 
 buffer cuda_llama::upload(std::span<const float> values) {
+  if (values.empty()) return {};
   buffer copy(where_->memory(), values.size_bytes());
   require(where_->upload(copy.data(), values.data(), values.size_bytes(), stream()), "uploading weights");
   require(where_->synchronize(stream()), "uploading weights");  // `values` may go now
@@ -239,7 +259,7 @@ device_matrix cuda_llama::upload(const linear& matrix) {
 void cuda_llama::grow(buffer& held, std::int64_t num_elements, std::size_t element_bytes) {
   const std::size_t num_bytes = static_cast<std::size_t>(num_elements) * element_bytes;
   if (held.num_bytes() >= num_bytes) return;
-  held = {};  // two of them need not fit side by side
+  held = {};  // two of them need not fit at the same time
   held = buffer(where_->memory(), num_bytes);
   require(cudaMemsetAsync(held.data(), 0, num_bytes, stream_.get()), "clearing memory");
 }
@@ -289,6 +309,45 @@ void cuda_llama::attend(std::int32_t layer, std::int64_t num_tokens, attention_l
   }
 }
 
+void cuda_llama::finish_qkv(std::int32_t index, const std::int32_t* positions, std::int64_t num_tokens) {
+  const model_config& c = config_;
+  const device_layer& layer = layers_[static_cast<std::size_t>(index)];
+  const std::int64_t qkv_dim = c.q_dim() + 2 * std::int64_t{c.kv_dim()};
+  auto* const qkv = qkv_.as<float>();
+  const cudaStream_t queue = stream_.get();
+  if (layer.qkv_bias.num_bytes() > 0) {
+    require(launch_add_bias(qkv, layer.qkv_bias.as<float>(), num_tokens, qkv_dim, queue), "the biases of q, k and v");
+  }
+  if (layer.q_norm.num_bytes() > 0) {
+    require(launch_normalise_heads(qkv, qkv_dim, layer.q_norm.as<float>(), c.norm_epsilon, num_tokens, c.num_q_heads,
+                                   c.head_dim, queue),
+            "RMSNorm of queries");
+    require(launch_normalise_heads(qkv + c.q_dim(), qkv_dim, layer.k_norm.as<float>(), c.norm_epsilon, num_tokens,
+                                   c.num_kv_heads, c.head_dim, queue),
+            "RMSNorm of keys");
+  }
+  // The heads of q and those of k are next to one another.
+  const float* frequencies = frequencies_.as<float>() + static_cast<std::int64_t>(c.kind_of(index)) * (c.head_dim / 2);
+  require(launch_rotate(qkv, qkv_dim, positions, frequencies, num_tokens, c.num_q_heads + c.num_kv_heads, c.head_dim,
+                        c.rope, queue),
+          "RoPE");
+}
+
+void cuda_llama::add_to_stream(const device_matrix& matrix, const buffer& from, const buffer& bias,
+                               const buffer& post_norm, std::int64_t num_tokens) {
+  const bool has_norm = post_norm.num_bytes() > 0;
+  buffer& to = has_norm ? added_ : x_;
+  multiply(matrix, from, num_tokens, to, !has_norm);
+  if (bias.num_bytes() > 0) {
+    require(launch_add_bias(to.as<float>(), bias.as<float>(), num_tokens, config_.dim, stream_.get()), "a bias");
+  }
+  if (has_norm) {
+    require(launch_normalise_and_add(added_.as<float>(), post_norm.as<float>(), config_.norm_epsilon, num_tokens,
+                                     config_.dim, x_.as<float>(), stream_.get()),
+            "RMSNorm");
+  }
+}
+
 std::span<const float> cuda_llama::forward(std::span<const token_id> tokens, std::span<const std::int32_t> positions,
                                            std::span<const std::int32_t> logits_rows, attention_layer& attention) {
   const model_config& c = config_;
@@ -308,28 +367,27 @@ std::span<const float> cuda_llama::forward(std::span<const token_id> tokens, std
   }
   grow(gate_up_, room * 2 * c.hidden_dim);
   grow(hidden_, room * c.hidden_dim);
+  grow(added_, room * c.dim);
   grow(logits_, padded(num_rows) * c.vocab_size);
   upload_inputs(tokens, positions, logits_rows);
   const auto* token_ids = inputs_.as<std::int32_t>();
   const cudaStream_t queue = stream_.get();
 
-  require(launch_embed(embedding_.weights.as<float>(), token_ids, n, padded(n), c.dim, x_.as<float>(), queue),
+  require(launch_embed(embedding_.weights.as<float>(), token_ids, n, padded(n), c.dim, c.embedding_scale,
+                       x_.as<float>(), queue),
           "the embedding");
   for (std::int32_t l = 0; l < c.num_layers; ++l) {
     const device_layer& layer = layers_[static_cast<std::size_t>(l)];
     normalise(layer.attention_norm, n);
     multiply(layer.qkv, normed_, n, qkv_, false);
-    // The heads of q and those of k lie side by side.
-    require(launch_rotate(qkv_.as<float>(), qkv_dim, token_ids + n, frequencies_.as<float>(), n,
-                          c.num_q_heads + c.num_kv_heads, c.head_dim, c.rope, queue),
-            "RoPE");
+    finish_qkv(l, token_ids + n, n);
     attend(l, n, attention);
-    multiply(layer.attention_out, attended_, n, x_, true);
+    add_to_stream(layer.attention_out, attended_, layer.attention_out_bias, layer.attention_post_norm, n);
 
     normalise(layer.mlp_norm, n);
     multiply(layer.gate_up, normed_, n, gate_up_, false);
-    require(launch_swiglu(gate_up_.as<float>(), n, c.hidden_dim, hidden_.as<float>(), queue), "SwiGLU");
-    multiply(layer.down, hidden_, n, x_, true);
+    require(launch_gate(gate_up_.as<float>(), c.gate, n, c.hidden_dim, hidden_.as<float>(), queue), "the MLP's gate");
+    add_to_stream(layer.down, hidden_, {}, layer.mlp_post_norm, n);
   }
 
   // Only the rows that somebody samples from pay for the vocabulary.
@@ -337,6 +395,10 @@ std::span<const float> cuda_llama::forward(std::span<const token_id> tokens, std
                            normed_.as<float>(), queue),
           "RMSNorm");
   multiply(c.tied_classifier ? embedding_ : classifier_, normed_, num_rows, logits_, false);
+  if (c.logits_soft_cap > 0) {
+    require(launch_soft_cap(logits_.as<float>(), num_rows * c.vocab_size, c.logits_soft_cap, queue),
+            "the logits' soft cap");
+  }
   if (host_logits_.num_bytes() < num_logits * sizeof(float)) {
     host_logits_ = buffer(where_->staging_memory(), num_logits * sizeof(float));
   }

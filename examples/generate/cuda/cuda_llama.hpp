@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// The model on a GPU, beside bifolio's CUDA backend: linear layers by cuBLAS, the rest by the kernels of
-/// llama_kernels.hpp, everything on one stream. In a build without nvcc or cuBLAS, cuda_absent.cpp stands in its place.
+/// The model on a GPU, next to bifolio's CUDA backend: linear layers by cuBLAS, the rest by the kernels of
+/// llama_kernels.hpp, everything on one stream. In a build without nvcc or cuBLAS, cuda_absent.cpp is in its place.
 
 #include <bifolio/backend.hpp>
 #include <memory>

@@ -15,12 +15,14 @@ unsigned grid_of(std::int64_t num_items, int per_block) {
 }
 
 __global__ void embed_kernel(const float* __restrict__ table, const std::int32_t* __restrict__ tokens,
-                             std::int64_t num_tokens, std::int32_t dim, float* __restrict__ x) {
+                             std::int64_t num_tokens, std::int32_t dim, float scale, float* __restrict__ x) {
   const std::int64_t row = blockIdx.x;
   const float* from = row < num_tokens ? table + std::int64_t{tokens[row]} * dim : nullptr;
-  for (std::int32_t i = threadIdx.x; i < dim; i += blockDim.x) x[row * dim + i] = from != nullptr ? from[i] : 0.0f;
+  for (std::int32_t i = threadIdx.x; i < dim; i += blockDim.x)
+    x[row * dim + i] = from != nullptr ? scale * from[i] : 0.0f;
 }
 
+template <bool Accumulates>
 __global__ void normalise_kernel(const float* __restrict__ x, const std::int32_t* __restrict__ rows,
                                  const float* __restrict__ weight, float epsilon, std::int32_t dim,
                                  float* __restrict__ out) {
@@ -35,7 +37,36 @@ __global__ void normalise_kernel(const float* __restrict__ x, const std::int32_t
   for (int warp = 0; warp < num_warps; ++warp) total += sums[warp];
   const float scale = 1.0f / sqrtf(total / static_cast<float>(dim) + epsilon);
   float* result = out + std::int64_t{blockIdx.x} * dim;
-  for (std::int32_t i = threadIdx.x; i < dim; i += row_threads) result[i] = weight[i] * (scale * row[i]);
+  for (std::int32_t i = threadIdx.x; i < dim; i += row_threads) {
+    const float value = weight[i] * (scale * row[i]);
+    result[i] = Accumulates ? result[i] + value : value;
+  }
+}
+
+/// One warp per head of a token.
+__global__ void normalise_heads_kernel(float* __restrict__ heads, std::int64_t row_stride,
+                                       const float* __restrict__ weight, float epsilon, std::int64_t num_items,
+                                       std::int32_t num_heads, std::int32_t head_dim) {
+  const std::int64_t item = std::int64_t{blockIdx.x} * num_warps + threadIdx.x / 32;
+  if (item >= num_items) return;
+  const auto lane = static_cast<std::int32_t>(threadIdx.x % 32);
+  float* head = heads + item / num_heads * row_stride + item % num_heads * head_dim;
+  float squares = 0;
+  for (std::int32_t i = lane; i < head_dim; i += 32) squares += head[i] * head[i];
+  for (int distance = 16; distance > 0; distance /= 2) squares += __shfl_xor_sync(0xffffffffu, squares, distance);
+  const float scale = 1.0f / sqrtf(squares / static_cast<float>(head_dim) + epsilon);
+  for (std::int32_t i = lane; i < head_dim; i += 32) head[i] = weight[i] * (scale * head[i]);
+}
+
+__global__ void add_bias_kernel(float* __restrict__ rows, const float* __restrict__ bias, std::int64_t num_items,
+                                std::int64_t width) {
+  const std::int64_t item = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (item < num_items) rows[item] += bias[item % width];
+}
+
+__global__ void soft_cap_kernel(float* __restrict__ x, std::int64_t num_items, float cap) {
+  const std::int64_t item = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (item < num_items) x[item] = cap * tanhf(x[item] / cap);
 }
 
 /// One thread for a pair of a head of a token. Each computes its angle anew: a loop over the heads, which share it,
@@ -58,14 +89,20 @@ __global__ void rotate_kernel(float* __restrict__ heads, std::int64_t row_stride
   a = turned;
 }
 
-__global__ void swiglu_kernel(const float* __restrict__ gate_up, std::int64_t num_items, std::int32_t hidden_dim,
-                              float* __restrict__ hidden) {
+template <activation Kind>
+__global__ void gate_kernel(const float* __restrict__ gate_up, std::int64_t num_items, std::int32_t hidden_dim,
+                            float* __restrict__ hidden) {
   const std::int64_t item = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (item >= num_items) return;
   const std::int64_t token = item / hidden_dim;
   const float gate = gate_up[item + token * hidden_dim];
   const float up = gate_up[item + (token + 1) * hidden_dim];
-  hidden[item] = gate / (1.0f + expf(-gate)) * up;
+  if constexpr (Kind == activation::silu) {
+    hidden[item] = gate / (1.0f + expf(-gate)) * up;
+  } else {
+    constexpr float root = 0.797884560802865f;  // √(2/π)
+    hidden[item] = 0.5f * gate * (1.0f + tanhf(root * (gate + 0.044715f * gate * gate * gate))) * up;
+  }
 }
 
 template <class Storage>
@@ -104,16 +141,47 @@ __global__ void widen_kernel(const Storage* __restrict__ in, std::int64_t num_it
 }  // namespace
 
 cudaError_t launch_embed(const float* table, const std::int32_t* tokens, std::int64_t num_tokens, std::int64_t num_rows,
-                         std::int32_t dim, float* x, cudaStream_t stream) {
+                         std::int32_t dim, float scale, float* x, cudaStream_t stream) {
   if (num_rows == 0) return cudaSuccess;
-  embed_kernel<<<grid_of(num_rows, 1), row_threads, 0, stream>>>(table, tokens, num_tokens, dim, x);
+  embed_kernel<<<grid_of(num_rows, 1), row_threads, 0, stream>>>(table, tokens, num_tokens, dim, scale, x);
   return cudaGetLastError();
 }
 
 cudaError_t launch_normalise(const float* x, const std::int32_t* rows, const float* weight, float epsilon,
                              std::int64_t num_rows, std::int32_t dim, float* out, cudaStream_t stream) {
   if (num_rows == 0) return cudaSuccess;
-  normalise_kernel<<<grid_of(num_rows, 1), row_threads, 0, stream>>>(x, rows, weight, epsilon, dim, out);
+  normalise_kernel<false><<<grid_of(num_rows, 1), row_threads, 0, stream>>>(x, rows, weight, epsilon, dim, out);
+  return cudaGetLastError();
+}
+
+cudaError_t launch_normalise_and_add(const float* x, const float* weight, float epsilon, std::int64_t num_rows,
+                                     std::int32_t dim, float* out, cudaStream_t stream) {
+  if (num_rows == 0) return cudaSuccess;
+  normalise_kernel<true><<<grid_of(num_rows, 1), row_threads, 0, stream>>>(x, nullptr, weight, epsilon, dim, out);
+  return cudaGetLastError();
+}
+
+cudaError_t launch_normalise_heads(float* heads, std::int64_t row_stride, const float* weight, float epsilon,
+                                   std::int64_t num_tokens, std::int32_t num_heads, std::int32_t head_dim,
+                                   cudaStream_t stream) {
+  const std::int64_t num_items = num_tokens * num_heads;
+  if (num_items == 0) return cudaSuccess;
+  normalise_heads_kernel<<<grid_of(num_items, num_warps), row_threads, 0, stream>>>(heads, row_stride, weight, epsilon,
+                                                                                    num_items, num_heads, head_dim);
+  return cudaGetLastError();
+}
+
+cudaError_t launch_add_bias(float* rows, const float* bias, std::int64_t num_rows, std::int64_t width,
+                            cudaStream_t stream) {
+  const std::int64_t num_items = num_rows * width;
+  if (num_items == 0) return cudaSuccess;
+  add_bias_kernel<<<grid_of(num_items, row_threads), row_threads, 0, stream>>>(rows, bias, num_items, width);
+  return cudaGetLastError();
+}
+
+cudaError_t launch_soft_cap(float* x, std::int64_t count, float cap, cudaStream_t stream) {
+  if (count == 0) return cudaSuccess;
+  soft_cap_kernel<<<grid_of(count, row_threads), row_threads, 0, stream>>>(x, count, cap);
   return cudaGetLastError();
 }
 
@@ -128,11 +196,19 @@ cudaError_t launch_rotate(float* heads, std::int64_t row_stride, const std::int3
   return cudaGetLastError();
 }
 
-cudaError_t launch_swiglu(const float* gate_up, std::int64_t num_tokens, std::int32_t hidden_dim, float* hidden,
-                          cudaStream_t stream) {
+cudaError_t launch_gate(const float* gate_up, activation kind, std::int64_t num_tokens, std::int32_t hidden_dim,
+                        float* hidden, cudaStream_t stream) {
   const std::int64_t num_items = num_tokens * hidden_dim;
   if (num_items == 0) return cudaSuccess;
-  swiglu_kernel<<<grid_of(num_items, row_threads), row_threads, 0, stream>>>(gate_up, num_items, hidden_dim, hidden);
+  const unsigned grid = grid_of(num_items, row_threads);
+  switch (kind) {
+    case activation::silu:
+      gate_kernel<activation::silu><<<grid, row_threads, 0, stream>>>(gate_up, num_items, hidden_dim, hidden);
+      break;
+    case activation::gelu_tanh:
+      gate_kernel<activation::gelu_tanh><<<grid, row_threads, 0, stream>>>(gate_up, num_items, hidden_dim, hidden);
+      break;
+  }
   return cudaGetLastError();
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// What a Llama-architecture model does between its matrices, on a GPU. Activations are float32, rows of tokens. Every
+/// What a model of the Llama family does between its matrices, on a GPU. Activations are float32, rows of tokens. Every
 /// row is computed by itself, in the same order of sums whatever the number of rows. Launches wait for nothing; they
 /// return what the launch returned.
 
@@ -14,13 +14,31 @@
 
 namespace generate {
 
-/// x[t] = table[tokens[t]]; rows num_tokens … num_rows − 1 become 0. table [vocab_size, dim], x [num_rows, dim].
+/// x[t] = scale · table[tokens[t]]; rows num_tokens … num_rows − 1 become 0. table [vocab_size, dim], x [num_rows,
+/// dim].
 cudaError_t launch_embed(const float* table, const std::int32_t* tokens, std::int64_t num_tokens, std::int64_t num_rows,
-                         std::int32_t dim, float* x, cudaStream_t stream);
+                         std::int32_t dim, float scale, float* x, cudaStream_t stream);
 
 /// RMSNorm: out[r] = weight · x / √(mean(x²) + epsilon) of row x[rows[r]], or of x[r] when `rows` is null.
 cudaError_t launch_normalise(const float* x, const std::int32_t* rows, const float* weight, float epsilon,
                              std::int64_t num_rows, std::int32_t dim, float* out, cudaStream_t stream);
+
+/// out[r] += RMSNorm of row x[r], which a model with norms after its layers adds to the residual stream.
+cudaError_t launch_normalise_and_add(const float* x, const float* weight, float epsilon, std::int64_t num_rows,
+                                     std::int32_t dim, float* out, cudaStream_t stream);
+
+/// RMSNorm, in place, of each of the first num_heads heads of each row: weight [head_dim]. Rows are `row_stride`
+/// elements apart.
+cudaError_t launch_normalise_heads(float* heads, std::int64_t row_stride, const float* weight, float epsilon,
+                                   std::int64_t num_tokens, std::int32_t num_heads, std::int32_t head_dim,
+                                   cudaStream_t stream);
+
+/// rows[t] += bias; dense rows of `width` elements.
+cudaError_t launch_add_bias(float* rows, const float* bias, std::int64_t num_rows, std::int64_t width,
+                            cudaStream_t stream);
+
+/// x = cap · tanh(x / cap), in place.
+cudaError_t launch_soft_cap(float* x, std::int64_t count, float cap, cudaStream_t stream);
 
 /// RoPE, in place: turns the pairs of the first num_heads heads of each row by positions[t] · frequencies[i], i
 /// counting pairs. Rows are `row_stride` elements apart, heads head_dim.
@@ -28,9 +46,9 @@ cudaError_t launch_rotate(float* heads, std::int64_t row_stride, const std::int3
                           const float* frequencies, std::int64_t num_tokens, std::int32_t num_heads,
                           std::int32_t head_dim, rope_pairs pairs, cudaStream_t stream);
 
-/// SwiGLU: hidden = SiLU(gate) · up; gate_up [num_tokens, 2 · hidden_dim] holds gate, then up.
-cudaError_t launch_swiglu(const float* gate_up, std::int64_t num_tokens, std::int32_t hidden_dim, float* hidden,
-                          cudaStream_t stream);
+/// hidden = activation(gate) · up; gate_up [num_tokens, 2 · hidden_dim] holds gate, then up.
+cudaError_t launch_gate(const float* gate_up, activation kind, std::int64_t num_tokens, std::int32_t hidden_dim,
+                        float* hidden, cudaStream_t stream);
 
 /// out[t] = the first `width` elements of rows[t] in a 16-bit `type`, dense, rounded to nearest even, finite numbers
 /// saturating. Rows are `row_stride` elements apart.

@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "hugging_face_config.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <optional>
+#include <system_error>
+
+#include "input_error.hpp"
+#include "json_settings.hpp"
+
+namespace generate {
+namespace {
+
+/// Which layers have a sliding window where "layer_types" does not say so.
+enum class window_rule : std::uint8_t {
+  none,
+  all_layers,   ///< every one, if "sliding_window" is set
+  late_layers,  ///< from "max_window_layers" on, if "use_sliding_window" is true
+  pattern,      ///< all but every "sliding_window_pattern"-th
+};
+
+/// What transformers takes for granted of an architecture: a row is the whole of it.
+struct architecture {
+  const char* model_type;
+  tensor_options tensors;
+  bool optional_bias;  ///< "attention_bias" adds biases to q, k, v and attention's output
+  window_rule windows;
+  std::int32_t pattern;                  ///< of `window_rule::pattern`
+  std::optional<std::int32_t> head_dim;  ///< none: hidden_size / num_attention_heads
+  activation gate;
+  bool is_gemma;  ///< scaled embedding, a divisor of attention, soft caps
+  bool tied_classifier;
+  float norm_epsilon;
+  float rope_theta;
+  std::int32_t bos_id;  ///< −1: none
+  std::vector<std::int32_t> eos_ids;
+};
+
+const std::array<architecture, 6>& architectures() {
+  using enum activation;
+  static const std::array<architecture, 6> table{{
+      {"llama", {}, true, window_rule::none, 0, {}, silu, false, false, 1e-6f, 1e4f, 1, {2}},
+      {"mistral", {}, false, window_rule::all_layers, 0, {}, silu, false, false, 1e-6f, 1e4f, 1, {2}},
+      {"qwen2", {.qkv_bias = true}, false, window_rule::late_layers, 0, {}, silu, false, false, 1e-6f, 1e4f, -1, {}},
+      {"qwen3", {.qk_norm = true}, true, window_rule::late_layers, 0, 128, silu, false, false, 1e-6f, 1e4f, -1, {}},
+      {"gemma2",
+       {.post_norms = true, .norms_less_1 = true},
+       true,
+       window_rule::pattern,
+       2,
+       256,
+       gelu_tanh,
+       true,
+       true,
+       1e-6f,
+       1e4f,
+       2,
+       {1}},
+      {"gemma3_text",
+       {.qk_norm = true, .post_norms = true, .norms_less_1 = true},
+       true,
+       window_rule::pattern,
+       6,
+       256,
+       gelu_tanh,
+       true,
+       true,
+       1e-6f,
+       1e6f,
+       2,
+       {1}},
+  }};
+  return table;
+}
+
+const architecture& find_architecture(const json_settings& s) {
+  const std::string type = s.text("model_type", "llama");
+  std::string known;
+  for (const architecture& row : architectures()) {
+    if (type == row.model_type) return row;
+    known += fmt::format("{}\"{}\"", known.empty() ? "" : ", ", row.model_type);
+  }
+  s.refuse("model_type", "one of " + known + " (others are not supported)");
+}
+
+activation read_activation(const json_settings& s, const architecture& kind) {
+  const char* key = kind.is_gemma ? "hidden_activation" : "hidden_act";
+  if (!s.has(key)) return kind.gate;
+  const std::string name = s.text(key);
+  if (name == "silu") return activation::silu;
+  if (name == "gelu_pytorch_tanh") return activation::gelu_tanh;
+  s.refuse(key, "\"silu\" or \"gelu_pytorch_tanh\" (others are not supported)");
+}
+
+/// The settings of one scaling of rotary positions. Older files call the type "type".
+void read_scaling(const json_settings& s, rope_config& rope) {
+  const char* key = s.has("rope_type") ? "rope_type" : "type";
+  const std::string type = s.text(key, s.has("factor") ? std::optional<std::string>() : "default");
+  if (type == "default") return;
+  if (type == "linear") {
+    rope.scaling = rope_scaling::linear;
+    rope.factor = s.number("factor");
+  } else if (type == "llama3") {
+    rope.scaling = rope_scaling::llama3;
+    rope.factor = s.number("factor");
+    rope.low_factor = s.number("low_freq_factor");
+    rope.high_factor = s.number("high_freq_factor");
+    rope.original_positions = s.integer("original_max_position_embeddings");
+  } else {
+    s.refuse(key, "\"default\", \"linear\" or \"llama3\" (others are not supported)");
+  }
+}
+
+/// An object with the base and the scaling, as newer files have it.
+rope_config read_rope(const json_settings& s, float theta) {
+  s.require_plain("partial_rotary_factor", 1.0);
+  rope_config rope;
+  rope.theta = s.number("rope_theta", theta);
+  read_scaling(s, rope);
+  return rope;
+}
+
+/// Of layers without a window and of those with one. Newer files have "rope_parameters", with an object for each type
+/// of layers where the two differ.
+std::array<rope_config, 2> read_ropes(const json_settings& s, const architecture& kind) {
+  s.require_plain("partial_rotary_factor", 1.0);
+  const bool has_local_base = kind.windows == window_rule::pattern && kind.tensors.qk_norm;
+  constexpr float local_base = 1e4f;
+  if (s.has("rope_parameters")) {
+    const json_settings p = s.nested("rope_parameters");
+    if (!p.is_object("full_attention") && !p.is_object("sliding_attention")) {
+      const rope_config rope = read_rope(p, s.number("rope_theta", kind.rope_theta));
+      return {rope, rope};
+    }
+    return {read_rope(p.nested("full_attention"), kind.rope_theta),
+            read_rope(p.nested("sliding_attention"), has_local_base ? local_base : kind.rope_theta)};
+  }
+  rope_config full;
+  full.theta = s.number("rope_theta", kind.rope_theta);
+  if (s.has("rope_scaling")) read_scaling(s.nested("rope_scaling"), full);
+  if (!has_local_base) return {full, full};
+  rope_config local;
+  local.theta = s.number("rope_local_base_freq", local_base);
+  return {full, local};
+}
+
+/// Which layers have a window.
+std::vector<bool> read_windowed(const json_settings& s, const architecture& kind, std::int32_t num_layers) {
+  std::vector<bool> windowed(static_cast<std::size_t>(num_layers));
+  if (s.has("layer_types")) {
+    const nlohmann::json& types = s.list("layer_types");
+    if (types.size() != windowed.size()) {
+      s.refuse("layer_types", fmt::format("a list of {} types, one for each layer", num_layers));
+    }
+    for (std::size_t i = 0; i < types.size(); ++i) {
+      const std::string type = types[i].is_string() ? types[i].get<std::string>() : std::string();
+      if (type != "full_attention" && type != "sliding_attention") {
+        s.refuse("layer_types", "a list of \"full_attention\" and \"sliding_attention\" (others are not supported)");
+      }
+      windowed[i] = type == "sliding_attention";
+    }
+    return windowed;
+  }
+  switch (kind.windows) {
+    case window_rule::none:
+      break;
+    case window_rule::all_layers:
+      windowed.assign(windowed.size(), true);
+      break;
+    case window_rule::late_layers:
+      for (std::int32_t i = std::max(s.integer("max_window_layers", 28), 0); i < num_layers; ++i) {
+        windowed[static_cast<std::size_t>(i)] = true;
+      }
+      break;
+    case window_rule::pattern: {
+      const std::int32_t pattern = s.integer("sliding_window_pattern", kind.pattern);
+      if (pattern < 1) s.refuse("sliding_window_pattern", "a whole number from 1 on");
+      for (std::int32_t i = 0; i < num_layers; ++i) windowed[static_cast<std::size_t>(i)] = (i + 1) % pattern != 0;
+      break;
+    }
+  }
+  return windowed;
+}
+
+/// The window of the layers that have one; 0 when none has.
+std::int32_t read_window(const json_settings& s, const architecture& kind) {
+  switch (kind.windows) {
+    case window_rule::none:
+      return 0;
+    case window_rule::all_layers:
+      break;
+    case window_rule::late_layers:
+      if (!s.flag("use_sliding_window", false)) return 0;
+      break;
+    case window_rule::pattern:
+      if (!s.object().contains("sliding_window")) return 4096;
+      break;
+  }
+  if (!s.has("sliding_window")) return 0;
+  const std::int32_t window = s.integer("sliding_window");
+  if (window < 1) s.refuse("sliding_window", "null or a whole number from 1 on");
+  return window;
+}
+
+void read_kinds(const json_settings& s, const architecture& kind, model_config& c) {
+  const std::array<rope_config, 2> ropes = read_ropes(s, kind);
+  const std::int32_t window = read_window(s, kind);
+  const std::vector<bool> windowed = read_windowed(s, kind, c.num_layers);
+  c.kinds.clear();
+  for (const bool has_window : windowed) {
+    const layer_kind wanted{has_window ? window : 0, ropes[has_window ? 1 : 0]};
+    const auto found = std::ranges::find(c.kinds, wanted);
+    c.kind_of_layer.push_back(static_cast<std::int32_t>(found - c.kinds.begin()));
+    if (found == c.kinds.end()) c.kinds.push_back(wanted);
+  }
+}
+
+void read_gemma(const json_settings& s, const architecture& kind, model_config& c) {
+  const bool has_soft_caps = kind.model_type == std::string("gemma2");
+  const auto soft_cap = [&](const char* key, float otherwise) {
+    return s.is_null(key) ? 0.0f : s.number(key, has_soft_caps ? otherwise : 0.0f);
+  };
+  s.require_plain("use_bidirectional_attention", false);
+  c.embedding_scale = std::sqrt(static_cast<float>(c.dim));
+  c.attention_divisor = s.number("query_pre_attn_scalar", 256.0f);
+  if (!(c.attention_divisor > 0)) s.refuse("query_pre_attn_scalar", "a number above 0");
+  c.attention_soft_cap = soft_cap("attn_logit_softcapping", 50.0f);
+  c.logits_soft_cap = soft_cap("final_logit_softcapping", 30.0f);
+}
+
+std::int32_t read_head_dim(const json_settings& s, const architecture& kind, const model_config& c) {
+  if (s.has("head_dim")) return s.integer("head_dim");
+  if (kind.head_dim) return *kind.head_dim;
+  if (c.num_q_heads <= 0) return 1;  // `validate` refuses it
+  if (c.dim % c.num_q_heads != 0) {
+    throw input_error(fmt::format("{}: the hidden size {} is not a multiple of its {} attention heads", s.file(), c.dim,
+                                  c.num_q_heads));
+  }
+  return c.dim / c.num_q_heads;
+}
+
+/// transformers ends a text by generation_config.json, and by config.json where that names no id.
+std::vector<std::int32_t> read_eos_ids(const std::filesystem::path& path, const json_settings& s,
+                                       const architecture& kind) {
+  const std::filesystem::path own = path.parent_path() / "generation_config.json";
+  std::error_code problem;
+  if (std::filesystem::exists(own, problem)) {
+    const json_settings generation(own);
+    if (generation.has("eos_token_id")) return generation.tokens("eos_token_id", {});
+  }
+  return s.tokens("eos_token_id", kind.eos_ids);
+}
+
+}  // namespace
+
+hugging_face_config read_hugging_face_config(const std::filesystem::path& path) {
+  const json_settings s(path);
+  const architecture& kind = find_architecture(s);
+  s.require_plain("mlp_bias", false);
+  s.require_plain("quantization_config", nullptr);
+
+  hugging_face_config result;
+  result.tensors = kind.tensors;
+  if (kind.optional_bias && s.flag("attention_bias", false)) {
+    result.tensors.qkv_bias = result.tensors.attention_out_bias = true;
+  }
+  model_config& c = result.model;
+  c.dim = s.integer("hidden_size");
+  c.hidden_dim = s.integer("intermediate_size");
+  c.num_layers = s.integer("num_hidden_layers");
+  c.num_q_heads = s.integer("num_attention_heads");
+  c.num_kv_heads = s.integer("num_key_value_heads", c.num_q_heads);
+  c.vocab_size = s.integer("vocab_size");
+  c.max_positions = s.integer("max_position_embeddings");
+  c.norm_epsilon = s.number("rms_norm_eps", kind.norm_epsilon);
+  c.gate = read_activation(s, kind);
+  c.tied_classifier = s.flag("tie_word_embeddings", kind.tied_classifier);
+  c.bos_id = s.is_null("bos_token_id") ? -1 : s.integer("bos_token_id", kind.bos_id);
+  c.eos_ids = read_eos_ids(path, s, kind);
+  c.rope = rope_pairs::halves;
+  c.head_dim = read_head_dim(s, kind, c);
+  if (kind.is_gemma) read_gemma(s, kind, c);
+  validate(c, s.file());  // before num_layers is believed
+  read_kinds(s, kind, c);
+  validate(c, s.file());
+  return result;
+}
+
+}  // namespace generate

@@ -131,42 +131,52 @@ TEST_CASE("every implementation, forced by name, agrees with the oracle or says 
         every(5, half_precision_option_cases()), every(9, half_precision_shape_cases()), every(7, x_split_cases())}) {
     cases.insert(cases.end(), table.begin(), table.end());
   }
+  struct record {
+    const tested_backend* tested;
+    std::string name;
+    std::size_t num_served = 0;
+    std::string reason{};  // why it declined a case
+  };
+  std::vector<record> records;
   for (const tested_backend* tested : one_per_family(1)) {
-    const std::vector<std::string> list = tested->get().explain({});
-    for (const std::string& name : list) {
-      std::size_t num_served = 0;
-      std::string reason;  // why it declined a case
-      for (std::size_t n = 0; n < cases.size(); ++n) {
-        const attention_case& c = cases[n];
-        const attention_contents contents(c);
-        attention_call call(*tested, c, contents, placement_in_turn(c, n));
-        call.spec.implementation = name;
-        try {
-          call.plan();
-        } catch (const error& refused) {
-          REQUIRE_MESSAGE(refused.code() == errc::unsupported, tested->name, ": ", refused.what());
-          CHECK_MESSAGE(std::string(refused.what()).find(name) != std::string::npos, refused.what());
-          reason = refused.what();
-          continue;
-        }
-        const errc code = call.run();
-        if (code == errc::unsupported) {
-          CHECK_MESSAGE(call.untouched(), tested->name, ", ", name, " [", describe(c), "]");
-          reason = "the strides, alignment or options of the calls";
-          continue;
-        }
-        REQUIRE_MESSAGE(code == errc::ok, tested->name, ", ", name, " [", describe(c), "]");
-        ++num_served;
-        std::string problem;
-        const attention_output got = call.read(problem);
-        problem += attention_expectation(c, contents)
-                       .problem_of(got, tested->numbers_for(c.q_type, c.kv_type, c.out_type, c.head_dim));
-        CHECK_MESSAGE(problem.empty(), tested->name, ", ", name, ": ", problem, " [", describe(c), "]");
+    for (const std::string& name : tested->get().explain({})) records.push_back({tested, name});
+  }
+  for (std::size_t n = 0; n < cases.size(); ++n) {
+    const attention_case& c = cases[n];
+    const attention_contents contents(c);
+    const attention_expectation expected(c, contents);
+    for (record& r : records) {
+      const tested_backend& tested = *r.tested;
+      attention_call call(tested, c, contents, placement_in_turn(c, n));
+      call.spec.implementation = r.name;
+      try {
+        call.plan();
+      } catch (const error& refused) {
+        REQUIRE_MESSAGE(refused.code() == errc::unsupported, tested.name, ": ", refused.what());
+        CHECK_MESSAGE(std::string(refused.what()).find(r.name) != std::string::npos, refused.what());
+        r.reason = refused.what();
+        continue;
       }
-      if (name == list.back()) CHECK_MESSAGE(num_served == cases.size(), tested->name, ": ", reason);
-      // An implementation that this device cannot run is skipped by its reason.
-      if (num_served == 0) MESSAGE(tested->name, " never took ", name, ": ", reason);
-      CHECK((num_served > 0 || !reason.empty()));
+      const errc code = call.run();
+      if (code == errc::unsupported) {
+        CHECK_MESSAGE(call.untouched(), tested.name, ", ", r.name, " [", describe(c), "]");
+        r.reason = "the strides, alignment or options of the calls";
+        continue;
+      }
+      REQUIRE_MESSAGE(code == errc::ok, tested.name, ", ", r.name, " [", describe(c), "]");
+      ++r.num_served;
+      std::string problem;
+      const attention_output got = call.read(problem);
+      problem += expected.problem_of(got, tested.numbers_for(c.q_type, c.kv_type, c.out_type, c.head_dim));
+      CHECK_MESSAGE(problem.empty(), tested.name, ", ", r.name, ": ", problem, " [", describe(c), "]");
     }
+  }
+  for (std::size_t i = 0; i < records.size(); ++i) {
+    const record& r = records[i];
+    const bool is_last = i + 1 == records.size() || records[i + 1].tested != r.tested;
+    if (is_last) CHECK_MESSAGE(r.num_served == cases.size(), r.tested->name, ": ", r.reason);
+    // An implementation that this device cannot run is skipped by its reason.
+    if (r.num_served == 0) MESSAGE(r.tested->name, " never took ", r.name, ": ", r.reason);
+    CHECK((r.num_served > 0 || !r.reason.empty()));
   }
 }

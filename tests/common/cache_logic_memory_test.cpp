@@ -56,6 +56,7 @@ std::unique_ptr<manager_world> sharing_world(std::int32_t window, std::int64_t n
 TEST_CASE("a pool or manager whose memory fails is not made, and leaves nothing behind") {
   counting_memory_resource counting(memory);
   for (int nth = 1; nth <= 2; ++nth) {
+    fails_for_good = false;
     calls_until_failure = nth;
     CHECK_THROWS_AS(kv_cache_manager({.num_blocks = 9, .memory = &counting}), error);
     calls_until_failure = 0;

@@ -72,9 +72,16 @@ event cuda_backend::make_event() {
 
 errc cuda_backend::record(event& point, stream_ref stream) noexcept {
   return on_device(*state_, [&]() noexcept {
-    const cuda_event* const ours = cuda_event_of(point);
+    cuda_event* const ours = cuda_event_of(point);
     if (ours == nullptr || ours->where() != where()) return errc::invalid_argument;
-    return state_->report(state_->api().event_record(ours->handle(), handle_of(stream)));
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    if (const errc code = state_->report(state_->api().stream_is_capturing(handle_of(stream), &capture));
+        code != errc::ok) {
+      return code;
+    }
+    const errc code = state_->report(state_->api().event_record(ours->handle(), handle_of(stream)));
+    if (code == errc::ok) ours->set_captured(capture != cudaStreamCaptureStatusNone);
+    return code;
   });
 }
 

@@ -4,14 +4,6 @@
 #include <typeinfo>
 
 namespace bifolio::cuda {
-namespace {
-
-/// The handle is always valid; for an event that was last recorded in a capture CUDA answers cudaErrorInvalidValue all
-/// the same.
-errc asked(errc code) noexcept { return code == errc::invalid_argument ? errc::failed_precondition : code; }
-
-}  // namespace
-
 cuda_event::cuda_event(std::shared_ptr<const device_state> state) : state_(std::move(state)) {
   state_->require_health();
   const device_guard guard(state_->api(), state_->index());
@@ -29,21 +21,23 @@ cuda_event::~cuda_event() {
 errc cuda_event::query(bool& done) const noexcept {
   const device_scope scope(*state_);
   if (scope.status() != errc::ok) return scope.status();
+  if (captured_) return errc::failed_precondition;
   const cudaError_t status = state_->api().event_query(handle_);
   const errc code = state_->report(status);
   if (code == errc::ok) done = status == cudaSuccess;
-  return asked(code);
+  return code;
 }
 
 errc cuda_event::synchronize() const noexcept {
   const device_scope scope(*state_);
-  return scope.status() != errc::ok ? scope.status() : asked(state_->report(state_->api().event_synchronize(handle_)));
+  if (scope.status() != errc::ok) return scope.status();
+  return captured_ ? errc::failed_precondition : state_->report(state_->api().event_synchronize(handle_));
 }
 
-const cuda_event* cuda_event_of(const event& point) noexcept {
+cuda_event* cuda_event_of(const event& point) noexcept {
   if (point.empty()) return nullptr;
-  const event_state& state = *point.state();
-  return typeid(state) == typeid(cuda_event) ? static_cast<const cuda_event*>(&state) : nullptr;
+  event_state& state = *point.state();
+  return typeid(state) == typeid(cuda_event) ? static_cast<cuda_event*>(&state) : nullptr;
 }
 
 }  // namespace bifolio::cuda

@@ -23,13 +23,16 @@ class cuda_event final : public event_state {
 
   [[nodiscard]] const device_state& state() const noexcept { return *state_; }
   [[nodiscard]] cudaEvent_t handle() const noexcept { return handle_; }
+  /// Whether it was last recorded in a stream that captures; CUDA refuses to ask for it then.
+  void set_captured(bool captured) noexcept { captured_ = captured; }
 
  private:
   std::shared_ptr<const device_state> state_;
   cudaEvent_t handle_ = nullptr;
+  bool captured_ = false;
 };
 
 /// Null when the event is empty or of another backend than CUDA.
-[[nodiscard]] const cuda_event* cuda_event_of(const event& point) noexcept;
+[[nodiscard]] cuda_event* cuda_event_of(const event& point) noexcept;
 
 }  // namespace bifolio::cuda

@@ -103,7 +103,7 @@ class BIFOLIO_API backend {
   [[nodiscard]] virtual errc attention(const attention_plan& plan, const attention_params&,
                                        stream_ref = {}) noexcept = 0;
   /// The kernels that `attention` chooses from on this device, by name, e.g. "cpu avx2 bf16 vectors" or "cuda decode
-  /// bf16 d128 plain". A name stands for one compiled instance, or for a few that differ in tile shape alone. Empty for
+  /// bf16 d128 plain". A name denotes one compiled instance, or for a few that differ in tile shape alone. Empty for
   /// a backend that does not say.
   [[nodiscard]] virtual std::vector<std::string> attention_kernels() const;
   /// Which of them computes each sequence of this call: plan.num_seqs names, empty for a sequence without new tokens.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// Content keys of blocks: 128 bits that stand for a block's tokens and for everything before them. Without the seed
+/// Content keys of blocks: 128 bits that identify a block's tokens and for everything before them. Without the seed
 /// nobody can predict a key or construct two contents with the same key. A cache hit is verified as well
 /// (prefix_cache.hpp), so that a collision costs a miss and nothing else.
 ///
@@ -25,7 +25,7 @@ struct content_key {
   friend constexpr bool operator==(const content_key&, const content_key&) = default;
 };
 
-/// The secret behind the keys of one process.
+/// The secret from which the keys of one process are made.
 struct hash_seed {
   std::uint64_t low = 0;
   std::uint64_t high = 0;

@@ -27,7 +27,7 @@ struct bfloat16 {
   friend constexpr bool operator==(bfloat16, bfloat16) = default;  // compares bits
 };
 
-/// What the bits of an element stand for.
+/// What the bits of an element mean.
 enum class dtype_kind : std::uint8_t { floating, integer };
 
 // The table of element types: name, storage struct, kind, other names that parse_dtype takes. Enumerators, traits,

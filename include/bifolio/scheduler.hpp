@@ -156,7 +156,7 @@ class BIFOLIO_API scheduler {
   /// The first broken invariant as a sentence; empty when all hold.
   [[nodiscard]] std::string check() const;
   /// Hash of everything that later decisions depend on, the manager's digest included. Requests enter it with the
-  /// `schedule` that sees them first.
+  /// `schedule` call that receives them first.
   [[nodiscard]] std::uint64_t digest() const noexcept;
 
  private:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// The CPU behind the device seam: one kernel table, one executor, ordinary host memory.
+/// The CPU as a backend: one kernel table, one executor, ordinary host memory.
 
 #include <bifolio/backend.hpp>
 #include <bifolio/executor.hpp>
@@ -12,7 +12,7 @@
 
 namespace bifolio::cpu {
 
-/// Thread-safe: holds no state that a call changes. Each call that would use the executor asks for its health first.
+/// Thread-safe: holds no state that a call changes. Each call that would use the executor checks its health first.
 class cpu_backend final : public backend {
  public:
   /// Throws `error`: unsupported (an ISA or executor that is not here), invalid_argument (thread count).

@@ -201,7 +201,7 @@ tile_shape block_tile(const kv_layout& layout, const kv_plane& plane) noexcept {
 }
 
 /// Whole blocks across layouts and dtypes. Where the two sides split heads into chunks that do not nest (only strides
-/// made by hand can), dims go in groups that lie within one chunk on both sides.
+/// made by hand can), dims go in groups that are within one chunk on both sides.
 class block_mover {
  public:
   /// Plans anew only when the strides are not those of the last layer: layers are alike as a rule.
@@ -354,7 +354,7 @@ errc copy_blocks(const kernel_table& table, executor& workers, std::span<const k
                  std::span<const block_copy> copies) noexcept {
   if (const errc code = validate::copy_blocks(layers, copies); code != errc::ok) return code;
   if (layers.empty() || copies.empty()) return errc::ok;
-  // Layers with and without a V plane may stand side by side: without one its turn is empty.
+  // Layers with and without a V plane may be next to each other: without one its turn is empty.
   const std::int64_t planes_per_layer =
       std::any_of(layers.begin(), layers.end(), [](const kv_cache_view& l) { return !l.layout.v_in_k; }) ? 2 : 1;
   const std::int64_t num_planes = planes_per_layer * static_cast<std::int64_t>(layers.size());

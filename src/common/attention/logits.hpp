@@ -2,7 +2,7 @@
 #pragma once
 
 /// How a product q·k becomes a logit: the one definition, for kernels on every device. In this order, each step where
-/// the call asks for it (bifolio/attention.hpp):
+/// the call has it (bifolio/attention.hpp):
 ///
 ///   scale     logit = scale · product                 a kernel may scale the query instead
 ///   soft cap  logit = soft_cap · tanh(logit / soft_cap)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// The mixing behind the state digests: order matters, equal states of two processes give equal numbers. Not for keys
-/// that an adversary may choose.
+/// The mixing function of the state digests: order matters, equal states of two processes give equal numbers. Not for
+/// keys that an adversary may choose.
 
 #include <cstdint>
 

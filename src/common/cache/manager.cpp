@@ -29,7 +29,7 @@ kv_cache_config validated(kv_cache_config config) {
   return config;
 }
 
-// Managers' first generations lie far apart (multiples of the golden ratio), so that a handle of one is unknown to the
+// Managers' first generations are far apart (multiples of the golden ratio), so that a handle of one is unknown to the
 // others until a record was reused millions of times.
 std::uint32_t next_first_generation() noexcept {
   static std::atomic<std::uint32_t> counter{0};

@@ -41,7 +41,7 @@ std::string bytes_of(const prefix_scope& scope) {
   return bytes;
 }
 
-// Those of a prompt's extra keys that lie in [begin, end).
+// Those of a prompt's extra keys that are in [begin, end).
 std::span<const extra_key> extras_within(std::span<const extra_key> extras, std::int64_t begin, std::int64_t end) {
   const auto by_position = [](const extra_key& extra, std::int64_t position) { return extra.position < position; };
   const auto first = std::lower_bound(extras.begin(), extras.end(), begin, by_position);
@@ -414,7 +414,7 @@ void prefix_cache::advance_clock(std::int64_t now) noexcept {
 void prefix_cache::reserve_events(std::int64_t num_events) {
   const auto more = static_cast<std::size_t>(num_events);
   if (expiries_.capacity() - expiries_.size() < more) {
-    // Those of contents that are gone make room; what is left is at most one a block.
+    // Those of contents that are gone make room; at most one per block is left.
     std::erase_if(expiries_, [this](const expiry& timer) { return !is_live(timer); });
     std::make_heap(expiries_.begin(), expiries_.end(), later_expiry);
     detail::make_room(expiries_, std::max(more, expiries_.size()));  // as many again, so that this is rare

@@ -4,7 +4,7 @@
 /// The checks of the attention calls, one place for every backend. A check returns the first reason why a call is
 /// refused: the code, and, when the caller gives a string, a sentence with the value received and the values allowed.
 /// Without a string nothing is allocated, so that per-layer calls use the same checks. What is refused and with which
-/// code stands in bifolio/attention.hpp and at `backend::plan_attention`.
+/// code is given in bifolio/attention.hpp and at `backend::plan_attention`.
 
 #include <bifolio/attention.hpp>
 #include <bifolio/error.hpp>
@@ -23,8 +23,8 @@ namespace bifolio::validate {
 /// The numbers of a spec by themselves.
 [[nodiscard]] errc attention_spec_alone(const attention_spec& spec, std::string* sentence);
 
-/// A step's host arrays for `spec`: lengths, table rows, block ids. Entries of the tables that no token sees (past the
-/// length, before the window) are not read.
+/// A step's host arrays for `spec`: lengths, table rows, block ids. Entries of the tables that no token attends to
+/// (past the length, before the window) are not read.
 [[nodiscard]] errc attention_batch(const attention_spec& spec, const step_batch_view& batch, std::int64_t num_blocks,
                                    std::string* sentence);
 

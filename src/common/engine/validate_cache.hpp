@@ -24,7 +24,7 @@
 
 namespace bifolio::validate {
 
-/// Largest number of blocks: every id fits a block_id and is smaller than what stands in free table entries.
+/// Largest number of blocks: every id fits a block_id and is smaller than a padding entry.
 inline constexpr std::int64_t max_num_blocks = padding_entry;
 
 /// Elements from the first to one past the last of a stored plane of `num_blocks` ≥ 0 blocks; −1 when `strides` do not
@@ -43,7 +43,7 @@ inline constexpr std::int64_t max_num_blocks = padding_entry;
 /// Whether blocks hold the same: heads, head dims, block_size, and V as part of K or not.
 [[nodiscard]] bool same_shape(const kv_layout& a, const kv_layout& b) noexcept;
 
-/// Whether the order inside a block is the same, so that blocks may be moved byte for byte; what lies between blocks
+/// Whether the order inside a block is the same, so that blocks may be moved byte for byte; what is between blocks
 /// may differ.
 [[nodiscard]] bool same_block_order(const kv_layout& a, const kv_layout& b) noexcept;
 

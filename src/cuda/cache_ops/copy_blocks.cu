@@ -9,7 +9,7 @@ namespace bifolio::cuda {
 namespace {
 
 constexpr int threads = 256;
-constexpr int units_per_thread = 4;  // independent 16-byte loads under way: 16 KiB per thread block
+constexpr int units_per_thread = 4;  // independent 16-byte loads in flight: 16 KiB per CTA
 
 struct id_pair {
   std::int32_t src;
@@ -92,7 +92,7 @@ cudaError_t launch_part(const runtime_api& api, std::span<const layer_move> laye
   std::copy(layers.begin(), layers.end(), args.layers);
   for (std::size_t i = 0; i < copies.size(); ++i) args.pairs[i] = {to_index(copies[i].src), to_index(copies[i].dst)};
   const std::int64_t items = chunks * args.num_pairs;
-  // A few thread blocks fill the bus; more would only stand in the way of other kernels.
+  // A few CTAs fill the bus; more would only delay other kernels.
   constexpr std::int64_t bus_blocks = 8;
   const std::int64_t num_planes = planes.count * static_cast<std::int64_t>(layers.size());
   const std::int64_t most = how.shares_device ? std::max<std::int64_t>(bus_blocks / num_planes, 1) : 1 << 20;

@@ -11,7 +11,7 @@ namespace bifolio::cuda {
 template <class From, class To>
 struct move_types {};
 
-/// The type that stands for all types of its size where bits stay as they are, so that these share a kernel.
+/// The type that represents all types of its size where bits stay as they are, so that these share a kernel.
 template <std::size_t Bytes>
 struct bits_of_size;
 template <>

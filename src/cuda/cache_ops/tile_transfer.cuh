@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(tile_threads, sizeof(Row) + sizeof(Cache) == 4
   static_assert((sizeof(Row) == 2 || sizeof(Row) == 4) && (sizeof(Cache) == 2 || sizeof(Cache) == 4));
   constexpr int count = 16 / static_cast<int>(sizeof(Row));  // dims of a row in 16 bytes
   constexpr int run = 16 / static_cast<int>(sizeof(Cache));  // tokens of V, and dims of K, in 16 bytes
-  // Eight bytes more than a row: the eight tokens that a thread turns around lie in different banks for its neighbours.
+  // Eight bytes more than a row: the eight tokens that a thread transposes are in different banks for its neighbours.
   constexpr int pitch = tile_dims + 8 / static_cast<int>(sizeof(Cache));
   constexpr int row_packs = tile_dims / count;
   constexpr int row_steps = tile_tokens * row_packs / tile_threads;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// The kernels of append and gather. Threads of a block lie along a token's heads and dims first, so that hnd and nhd
+/// The kernels of append and gather. Threads of a CTA go along a token's heads and dims first, so that hnd and nhd
 /// are read and written in whole sectors. x_split goes through tile_transfer.cuh.
 
 #include <algorithm>
@@ -50,7 +50,7 @@ struct rows_args {
   std::int32_t packs_per_token;
 };
 
-/// A thread moves one pack: many small thread blocks even out better than few with more under way (4096 tokens, bf16,
+/// A thread moves one pack: many small CTAs balance better than few with more loads in flight (4096 tokens, bf16,
 /// H200: 9.9 µs, 11.2 with two tokens a thread, 10.2 with four). Grid: x over tokens, y over planes.
 template <class Row, class Cache, int Count, bool ToCache>
 __global__ void __launch_bounds__(transfer_threads, 8) transfer_rows(const __grid_constant__ rows_args args) {

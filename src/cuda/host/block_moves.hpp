@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// Host-side arithmetic of moving blocks: which pairs may move at once, and how the inside of a block lies in memory.
+/// Host-side arithmetic of moving blocks: which pairs may move at once, and how the inside of a block is arranged in
+/// memory.
 
 #include <bifolio/kv_layout.hpp>
 #include <bifolio/step.hpp>

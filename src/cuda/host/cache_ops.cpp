@@ -180,7 +180,7 @@ cudaError_t transfer_batches(const runtime_api& api, std::span<const kv_cache_vi
   for (std::size_t layer = 0; layer < src.size(); ++layer) {
     const run_geometry g = geometry_of(src[layer].layout, dst[layer].layout);
     for (std::span<const block_copy> rest = copies; !rest.empty();) {
-      // Blocks that follow each other on both sides are one copy where nothing lies between them.
+      // Blocks that follow each other on both sides are one copy where nothing is between them.
       const bool has_v = g.v_bytes > 0;
       const bool close = g.src_k_step == g.k_bytes && g.dst_k_step == g.k_bytes &&
                          (!has_v || (g.src_v_step == g.v_bytes && g.dst_v_step == g.v_bytes));
@@ -270,7 +270,7 @@ errc swap_blocks(const device_state& state, std::span<const kv_cache_view> src, 
   if (src.empty() || copies.empty()) return errc::ok;
   const runtime_api& api = state.api();
 
-  // The copy engine costs half a microsecond a run or more, and leaves the SMs alone; below this average a
+  // The copy engine costs half a microsecond per run or more, and leaves the SMs alone; below this average a
   // kernel that reads and writes pinned host memory itself is faster (32 KiB: 52 instead of 26 GB/s; 256 KiB: 48).
   constexpr std::int64_t worth_a_transfer = std::int64_t{256} << 10;
   std::size_t num_runs = 0;

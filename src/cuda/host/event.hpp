@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// A CUDA event behind `bifolio::event`. Keeps its device's state alive, not its backend: two backends of one device
-/// use each other's events.
+/// A CUDA event as the state of a `bifolio::event`. Keeps its device's state alive, not its backend: two backends of
+/// one device use each other's events.
 
 #include <bifolio/event.hpp>
 #include <memory>
@@ -23,7 +23,7 @@ class cuda_event final : public event_state {
 
   [[nodiscard]] const device_state& state() const noexcept { return *state_; }
   [[nodiscard]] cudaEvent_t handle() const noexcept { return handle_; }
-  /// Whether it was last recorded in a stream that captures; CUDA refuses to ask for it then.
+  /// Whether it was last recorded in a stream that captures; CUDA does not answer for it then.
   void set_captured(bool captured) noexcept { captured_ = captured; }
 
  private:

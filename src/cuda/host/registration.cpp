@@ -41,7 +41,7 @@ struct at_start {
 
 }  // namespace bifolio::cuda
 
-// The link options of bifolio::cuda ask for this symbol, so that the linker takes this file out of a static library and
+// The link options of bifolio::cuda name this symbol, so that the linker takes this file out of a static library and
 // its constructor runs.
 extern "C" __attribute__((visibility("default"))) int bifolio_cuda_registration;
 int bifolio_cuda_registration = 1;

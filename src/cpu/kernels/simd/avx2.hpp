@@ -99,7 +99,7 @@ BIFOLIO_INLINE void split_pair<float16>(vf bits, vf& low, vf& high) noexcept {
   high = vf(_mm256_cvtph_ps(_mm256_extracti128_si256(packed, 1)));
 }
 
-/// Transposed keys may wait in scratch as pairs: widening them hides behind the multiply-adds that use them.
+/// Transposed keys may wait in scratch as pairs: widening them overlaps with the multiply-adds that use them.
 inline constexpr bool keeps_pairs = true;
 
 template <class T>

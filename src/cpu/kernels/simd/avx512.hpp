@@ -98,7 +98,7 @@ BIFOLIO_INLINE void split_pair<float16>(vf bits, vf& low, vf& high) noexcept {
   high = vf(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(pairs, 16))));
 }
 
-/// Transposed keys may wait in scratch as pairs: widening them hides behind the multiply-adds that use them.
+/// Transposed keys may wait in scratch as pairs: widening them overlaps with the multiply-adds that use them.
 inline constexpr bool keeps_pairs = true;
 
 template <class T>

@@ -12,13 +12,13 @@ namespace bifolio::cuda {
 
 /// Positions of one split, counted from position 0 of the sequence.
 inline constexpr std::int32_t split_positions = 512;
-/// Output dims of one thread block; a head of more is cut into several, each of which computes the scores again.
+/// Output dims of one CTA; a head of more is split into several, each of which computes the scores again.
 inline constexpr std::int32_t dims_per_tile = 256;
 /// Row tiles that the kernel is compiled for.
 inline constexpr std::int32_t few_rows = 4;
 inline constexpr std::int32_t many_rows = 16;
 
-/// One thread block's work, for each KV head and dim tile. A sequence's rows are (token, head of the group), the head
+/// One CTA's work, for each KV head and dim tile. A sequence's rows are (token, head of the group), the head
 /// fastest.
 struct general_item {
   std::int32_t seq;

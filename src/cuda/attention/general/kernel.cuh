@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// The general attention kernel. A thread block of 128 takes an item (general_items.hpp) for one KV head and up to 256
+/// The general attention kernel. A CTA of 128 threads takes an item (items.hpp) for one KV head and up to 256
 /// output dims, and walks its splits in tiles of 64 positions:
 ///
-///   offsets   where each position's K and V lie, through the block table; positions that no row of the tile sees are
+///   offsets   where each position's K and V are, through the block table; positions that no row attends to are
 ///             never looked up
 ///   K, V      128 dims of the tile to shared memory as float32, 16 bytes a load where strides and alignment allow
 ///   scores    thread = one position and half of the rows; dims beyond 128 take further rounds
@@ -63,7 +63,7 @@ struct general_shared {
   float total_m[Rows], total_l[Rows];  // of the splits before it
   attn::combine_weights<float> combine[Rows];
   attn::row_epilogue<float> finish[Rows];
-  std::int32_t row_position[Rows];  // a row sees positions [row_begin, row_end)
+  std::int32_t row_position[Rows];  // a row attends to positions [row_begin, row_end)
   std::int32_t row_begin[Rows];
   std::int32_t row_end[Rows];
   float row_slope[Rows];
@@ -232,8 +232,8 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
     }
     __syncthreads();
 
-    // Positions that some row sees. Rows are in the order of their positions, and so are their bounds; rows that see
-    // nothing have end 0.
+    // Positions that some row attends to. Rows are in the order of their positions, and so are their bounds; rows that
+    // see nothing have end 0.
     std::int32_t tile_begin = 0x7fffffff;
     std::int32_t tile_end = 0;
 #pragma unroll
@@ -372,7 +372,7 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
         }
         __syncthreads();
 
-        // Values. Where every row sees every position of the tile nothing has to be selected.
+        // Values. Where every row attends to every position of the tile nothing has to be masked.
         bool select = first < tile_begin || first + general_keys > tile_end;
 #pragma unroll
         for (int r = 0; r < Rows; ++r) {
@@ -402,7 +402,7 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
         }
       }
 
-      // Fold the split, unless its tile is folded by another thread block.
+      // Combine the split, unless another CTA combines its tile.
       __syncthreads();
       if (item.tile < 0) {
         if (thread < Rows) {

@@ -26,7 +26,7 @@ struct x_split_walks {
 };
 
 /// Whether v1 takes no longer than v2. Unit: a partition's time while all of the `concurrent` CTAs that fit on the
-/// device share its memory. docs/kernels/attention_cuda_x_split.md has the measurements behind it.
+/// device share its memory. docs/kernels/attention_cuda_x_split.md has the measurements.
 bool one_walk_is_faster(const x_split_walks& walks, std::int32_t concurrent) noexcept {
   constexpr double least_time = 0.65;    // a partition's, in a CTA that has the memory to itself
   constexpr double partial_work = 1.12;  // a partition's, where its result is written and read again

@@ -149,9 +149,9 @@ errc attention(const kernel_table& table, executor& workers, const attention_pla
 std::vector<std::string> attention_kernel_names(const kernel_table& table) {
   std::vector<std::string> names;
   for (const dtype kv_type : all_dtypes) {
-    for (const attention_implementation& one : attention_implementations()) {
-      if (table.attention.items_of(one.loops, kv_type).run == nullptr) continue;
-      for (const bool split : {false, true}) names.push_back(kernel_name(table, one, kv_type, split));
+    for (const attention_implementation& entry : attention_implementations()) {
+      if (table.attention.items_of(entry.loops, kv_type).run == nullptr) continue;
+      for (const bool split : {false, true}) names.push_back(kernel_name(table, entry, kv_type, split));
     }
   }
   return names;
@@ -179,7 +179,7 @@ std::vector<std::string> explain(const kernel_table& table, const attention_plan
     return explain_implementations(problem_of(table, plan.spec), plan.spec.implementation, plan.num_seqs);
   }
   std::vector<std::string> names;
-  for (const attention_implementation& one : attention_implementations()) names.emplace_back(one.name);
+  for (const attention_implementation& entry : attention_implementations()) names.emplace_back(entry.name);
   return names;
 }
 

@@ -43,9 +43,9 @@ bool attention_implementation::accepts(const attention_problem& problem, std::st
 std::span<const attention_implementation> attention_implementations() noexcept { return list; }
 
 const attention_implementation* implementation_of(const attention_problem& call, std::string_view forced) noexcept {
-  for (const attention_implementation& one : list) {
-    if (!forced.empty() && one.name != forced) continue;
-    if (one.accepts(call, nullptr)) return &one;
+  for (const attention_implementation& entry : list) {
+    if (!forced.empty() && entry.name != forced) continue;
+    if (entry.accepts(call, nullptr)) return &entry;
   }
   return nullptr;
 }
@@ -54,19 +54,19 @@ std::vector<std::string> explain_implementations(const attention_problem& planne
                                                  std::int32_t num_seqs) {
   std::vector<std::string> sentences;
   const attention_implementation* taken = nullptr;  // by every call, or by those without a bias
-  for (const attention_implementation& one : list) {
-    std::string sentence(one.name);
+  for (const attention_implementation& entry : list) {
+    std::string sentence(entry.name);
     std::string why;
-    if (!forced.empty() && one.name != forced) {
+    if (!forced.empty() && entry.name != forced) {
       sentence.append(" is not asked: ").append(forced).append(" is forced");
-    } else if (!one.accepts(planned, &why)) {
+    } else if (!entry.accepts(planned, &why)) {
       sentence.append(" declines: ").append(why);
     } else if (taken == nullptr) {
-      taken = &one;
+      taken = &entry;
       sentence.append(" takes all ").append(std::to_string(num_seqs)).append(" sequences");
-      if (!one.takes_bias) sentence += " of calls without a bias";
-    } else if (!taken->takes_bias && one.takes_bias) {
-      taken = &one;
+      if (!entry.takes_bias) sentence += " of calls without a bias";
+    } else if (!taken->takes_bias && entry.takes_bias) {
+      taken = &entry;
       sentence.append(" takes all ").append(std::to_string(num_seqs)).append(" sequences of calls with a bias");
     } else {
       sentence.append(" is not asked: those above take every call");

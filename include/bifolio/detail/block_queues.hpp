@@ -70,21 +70,21 @@ class BIFOLIO_API block_queues {
   /// Requires a block that is in no queue.
   void push_back(block_id id, std::uint32_t queue) noexcept {
     list& to = lists_[queue];
+    record& block = of(id);
     if (to.tail == no_node || nodes_[to.tail].end == node::capacity) [[unlikely]]
       add_tail(queue);
     const std::uint32_t at = to.tail;
     nodes_[at].ids[nodes_[at].end++] = id;
-    record& block = of(id);
     block.place = at * num_levels + block.place % num_levels;
   }
   /// Requires a block that is in no queue.
   void push_front(block_id id, std::uint32_t queue) noexcept {
     list& to = lists_[queue];
+    record& block = of(id);
     if (to.head == no_node || nodes_[to.head].begin == 0) [[unlikely]]
       add_head(queue);
     const std::uint32_t at = to.head;
     nodes_[at].ids[--nodes_[at].begin] = id;
-    record& block = of(id);
     block.place = at * num_levels + block.place % num_levels;
   }
   /// Takes a block out of its queue, which is returned. Requires a queued block.

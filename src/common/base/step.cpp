@@ -125,7 +125,7 @@ std::string to_string(const step_plan& plan) {
   const auto pair = [&](const block_copy& copy) {
     line.text("[").number(to_index(copy.src)).text(",").number(to_index(copy.dst)).text("]");
   };
-  const auto id = [&](auto one) { line.number(to_index(one)); };
+  const auto id = [&](auto value) { line.number(to_index(value)); };
   line.text("{\"step\":").number(plan.step).text(",\"seqs\":");
   line.list(plan.seqs, [&](const scheduled_seq& row) {
     line.text("{\"seq\":").number(to_index(row.seq)).text(",\"query_len\":").number(row.query_len);

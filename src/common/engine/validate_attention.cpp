@@ -276,10 +276,10 @@ errc check_codes(const attention_spec& spec, const refusal& refuse) {
     const char* name;
     dtype type;
   } all[] = {{"q", spec.q_type}, {"k", spec.k_code.type}, {"v", spec.v_code.type}, {"out", spec.out_type}};
-  for (const auto& one : all) {
-    if (is_dtype(one.type)) continue;
-    return refuse(errc::invalid_argument, "the dtype of ", one.name, " is number ", static_cast<std::int32_t>(one.type),
-                  "; it must be one of ", dtype_names);
+  for (const auto& each : all) {
+    if (is_dtype(each.type)) continue;
+    return refuse(errc::invalid_argument, "the dtype of ", each.name, " is number ",
+                  static_cast<std::int32_t>(each.type), "; it must be one of ", dtype_names);
   }
   if (!detail::is_supported(spec.k_code)) {
     return refuse(errc::unsupported, detail::unsupported_code("K", spec.k_code));

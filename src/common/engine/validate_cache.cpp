@@ -62,9 +62,9 @@ bool apart(std::span<const kv_cache_view> a, std::span<const kv_cache_view> b) n
   const hull whole_a = hull_of(a);
   const hull whole_b = hull_of(b);
   if (whole_a.end <= whole_b.begin || whole_b.end <= whole_a.begin) return true;
-  for (const kv_cache_view& one : a) {
-    if (one.num_blocks == 0) continue;
-    const layer_footprint print = footprint_of(one);
+  for (const kv_cache_view& layer : a) {
+    if (layer.num_blocks == 0) continue;
+    const layer_footprint print = footprint_of(layer);
     for (const kv_cache_view& other : b) {
       if (other.num_blocks > 0 && !apart(print, footprint_of(other))) return false;
     }

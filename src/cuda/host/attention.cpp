@@ -180,16 +180,16 @@ errc attention(const device_state& state, const attention_plan& plan, const atte
     if (!plans.general.has_items) planned->note_general_needed();
   }
   const launch_context context{state.api(), state.numbers(), plans, planned->metadata(), handle_of(stream)};
-  for (const implementation& one : implementations()) {
-    if (!chosen.has(one.id)) continue;
-    if (const cudaError_t status = one.launch(context, args); status != cudaSuccess) return state.report(status);
+  for (const implementation& entry : implementations()) {
+    if (!chosen.has(entry.id)) continue;
+    if (const cudaError_t status = entry.launch(context, args); status != cudaSuccess) return state.report(status);
   }
   return errc::ok;
 }
 
 std::vector<std::string> attention_kernel_names(const device_state& state) {
   std::vector<std::string> names;
-  for (const implementation& one : implementations()) one.append_kernel_names(state.numbers(), names);
+  for (const implementation& entry : implementations()) entry.append_kernel_names(state.numbers(), names);
   return names;
 }
 
@@ -214,7 +214,7 @@ std::vector<std::string> explain(const device_state& state, const attention_plan
   const auto* const planned = detail::state_of<const cuda_plan_state>(plan, &state);
   if (planned != nullptr) return explain(planned->plans());
   std::vector<std::string> names;
-  for (const implementation& one : implementations()) names.emplace_back(one.name);
+  for (const implementation& entry : implementations()) names.emplace_back(entry.name);
   return names;
 }
 

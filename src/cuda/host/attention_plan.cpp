@@ -107,8 +107,8 @@ void cuda_plan_state::reserve(const attention_spec& spec, const step_limits& lim
   empty.device = device;
   compute(empty);
   const auto may_serve = [&](implementation_id id) {
-    const implementation& one = implementations()[static_cast<std::size_t>(id)];
-    return (!next_.forced || next_.input.spec.implementation == one.name) && one.accepts(empty, nullptr);
+    const implementation& entry = implementations()[static_cast<std::size_t>(id)];
+    return (!next_.forced || next_.input.spec.implementation == entry.name) && entry.accepts(empty, nullptr);
   };
   room most;
   const general_room general = max_general_room(spec, limits, device);

@@ -65,11 +65,11 @@ block_shape shape_of(const kv_layout& layout, const kv_plane& plane) noexcept {
                       {plane.head_dim / strides.chunk, strides.chunk_stride},
                       {strides.chunk, strides.dim}};
   block_shape shape;
-  for (const loop& one : all) {
-    if (one.count == 1) continue;
+  for (const loop& each : all) {
+    if (each.count == 1) continue;
     std::int32_t at = shape.num_loops++;
-    for (; at > 0 && shape.loops[at - 1].stride < one.stride; --at) shape.loops[at] = shape.loops[at - 1];
-    shape.loops[at] = one;
+    for (; at > 0 && shape.loops[at - 1].stride < each.stride; --at) shape.loops[at] = shape.loops[at - 1];
+    shape.loops[at] = each;
   }
   while (shape.num_loops > 0 && shape.loops[shape.num_loops - 1].stride == shape.run) {
     shape.run *= shape.loops[--shape.num_loops].count;

@@ -341,8 +341,8 @@ implementation_set choose_implementations(const step_plans& plans, const attenti
   const auto accepts = [&](implementation_id id) { return entry_of(id).accepts_call(args, nullptr); };
   implementation_set chosen;
   if (!plans.assigned.empty()) {
-    const bool all_accept = std::all_of(std::begin(list), std::end(list), [&](const implementation& one) {
-      return !plans.assigned.has(one.id) || one.accepts_call(args, nullptr);
+    const bool all_accept = std::all_of(std::begin(list), std::end(list), [&](const implementation& entry) {
+      return !plans.assigned.has(entry.id) || entry.accepts_call(args, nullptr);
     });
     if (all_accept) return plans.assigned;
     if (plans.forced) return chosen;
@@ -379,21 +379,21 @@ std::vector<std::string> explain(const step_plans& plans) {
   const std::int64_t all = with_tokens([](std::int32_t query_len) { return query_len > 0; });
   const bool tensor_cores = !plans.assigned.empty();
   std::vector<std::string> sentences;
-  for (const implementation& one : implementations()) {
-    std::string sentence(one.name);
+  for (const implementation& entry : implementations()) {
+    std::string sentence(entry.name);
     std::string why;
-    if (plans.forced && plans.input.spec.implementation != one.name &&
-        !(one.id == implementation_id::general && plans.x_split.has_others)) {
+    if (plans.forced && plans.input.spec.implementation != entry.name &&
+        !(entry.id == implementation_id::general && plans.x_split.has_others)) {
       sentence.append(" is not asked: ").append(plans.input.spec.implementation).append(" is forced");
-    } else if (!one.accepts(plans.input, &why)) {
+    } else if (!entry.accepts(plans.input, &why)) {
       sentence.append(" declines: ").append(why);
-    } else if (one.id == implementation_id::prefill) {
+    } else if (entry.id == implementation_id::prefill) {
       sentence.append(" takes ").append(sequences(static_cast<std::int64_t>(plans.prefill.seqs.size()), num_seqs));
       if (plans.prefill.empty() && all > 0) sentence += "; decode is estimated to be faster for the others";
-    } else if (one.id == implementation_id::decode) {
+    } else if (entry.id == implementation_id::decode) {
       sentence.append(" takes ").append(sequences(plans.decode.num_seqs, num_seqs));
       if (!tensor_cores && all > 0) sentence += "; the step has 2^31 tiles of keys or more";
-    } else if (one.id == implementation_id::x_split) {
+    } else if (entry.id == implementation_id::x_split) {
       sentence.append(" takes ").append(sequences(decodes, num_seqs));
       sentence += tensor_cores ? " of calls that those above decline and whose cache has layout_kind::x_split"
                                : " of calls whose cache has layout_kind::x_split";

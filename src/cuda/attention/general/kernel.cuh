@@ -31,23 +31,23 @@ inline constexpr int general_keys = 64;                   // positions of a tile
 inline constexpr int general_round = 128;                 // dims in shared memory at once
 inline constexpr int general_kv_row = general_round + 4;  // floats; shifts neighbouring positions by four banks
 
-/// How one plane is read.
-enum class kv_walk : std::int32_t {
-  packs,   ///< 16 bytes of dims at a time
-  dims,    ///< single elements, dims fastest
-  tokens,  ///< single elements, positions fastest
+/// How one plane is loaded.
+enum class load_mode : std::int32_t {
+  vectorised,      ///< 16 bytes of dims at a time
+  strided_dims,    ///< single elements, dims fastest
+  strided_tokens,  ///< single elements, positions fastest
 };
 
 struct general_args {
   attention_kernel_args call;
   general_metadata metadata;
-  kv_walk k_walk;
-  kv_walk v_walk;
+  load_mode k_mode;
+  load_mode v_mode;
   std::int32_t num_dim_tiles;
 };
 
-/// Score of a position out of sight: a NaN that no arithmetic makes.
-inline constexpr int unseen_score = 0x7fedc0de;
+/// Mask sentinel, the score of a masked position: a NaN that no arithmetic makes.
+inline constexpr int mask_sentinel = 0x7fedc0de;
 
 template <int Rows>
 struct general_shared {
@@ -98,10 +98,10 @@ __device__ __forceinline__ void load_queries(general_shared<Rows>& shared, const
 /// `general_keys` positions × `general_round` dims of one plane to shared memory; zero where there is nothing to read.
 template <class T>
 __device__ __forceinline__ void load_plane(float (*tile)[general_kv_row], const void* base, const kv_strides& strides,
-                                           kv_walk walk, const std::int64_t* offsets, std::int32_t head_dim,
+                                           load_mode mode, const std::int64_t* offsets, std::int32_t head_dim,
                                            std::int32_t first_dim) {
   const T* const data = static_cast<const T*>(base);
-  if (walk == kv_walk::packs) {
+  if (mode == load_mode::vectorised) {
     constexpr int count = 16 / sizeof(T);
     constexpr int per_key = general_round / count;
     constexpr int rounds = general_keys * per_key / general_threads;
@@ -131,8 +131,8 @@ __device__ __forceinline__ void load_plane(float (*tile)[general_kv_row], const 
   } else {
 #pragma unroll 8
     for (int item = threadIdx.x; item < general_keys * general_round; item += general_threads) {
-      const int key = walk == kv_walk::tokens ? item % general_keys : item / general_round;
-      const int dim = walk == kv_walk::tokens ? item / general_keys : item % general_round;
+      const int key = mode == load_mode::strided_tokens ? item % general_keys : item / general_round;
+      const int dim = mode == load_mode::strided_tokens ? item / general_keys : item % general_round;
       const std::int64_t offset = offsets[key];
       float value = 0.0f;
       if (offset >= 0 && first_dim + dim < head_dim) {
@@ -149,13 +149,13 @@ __device__ __forceinline__ void add_values(float* accumulated, const float* weig
 #pragma unroll
   for (int r = 0; r < Rows; r += 4) {
     const float4 w = *reinterpret_cast<const float4*>(weights + r);
-    const auto seen = [&](float weight) {
+    const auto visible = [&](float weight) {
       return Select && __float_as_int(weight) == static_cast<int>(0x80000000u) ? 0.0f : value;
     };
-    accumulated[r] = __fmaf_rn(w.x, seen(w.x), accumulated[r]);
-    accumulated[r + 1] = __fmaf_rn(w.y, seen(w.y), accumulated[r + 1]);
-    accumulated[r + 2] = __fmaf_rn(w.z, seen(w.z), accumulated[r + 2]);
-    accumulated[r + 3] = __fmaf_rn(w.w, seen(w.w), accumulated[r + 3]);
+    accumulated[r] = __fmaf_rn(w.x, visible(w.x), accumulated[r]);
+    accumulated[r + 1] = __fmaf_rn(w.y, visible(w.y), accumulated[r + 1]);
+    accumulated[r + 2] = __fmaf_rn(w.z, visible(w.z), accumulated[r + 2]);
+    accumulated[r + 3] = __fmaf_rn(w.w, visible(w.w), accumulated[r + 3]);
   }
 }
 
@@ -295,9 +295,9 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
         for (int r = 0; r < rows_per_half; ++r) scores[r] = 0.0f;
         for (std::int32_t dim = 0; dim < call.head_dim; dim += general_round) {
           if (dim > 0) __syncthreads();
-          load_plane<T>(shared.k, call.k, call.k_strides, args.k_walk, shared.k_offset, call.head_dim, dim);
+          load_plane<T>(shared.k, call.k, call.k_strides, args.k_mode, shared.k_offset, call.head_dim, dim);
           if (dim == 0) {
-            load_plane<T>(shared.v, call.v, call.v_strides, args.v_walk, shared.v_offset, call.v_head_dim,
+            load_plane<T>(shared.v, call.v, call.v_strides, args.v_mode, shared.v_offset, call.v_head_dim,
                           first_out_dim);
           }
           const std::int32_t round = min(general_round, (call.head_dim - dim + 3) / 4 * 4);
@@ -331,12 +331,12 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
                                                shared.row_slope[row]};
           float score =
               attn::logit_of<device_math>(scores[r], terms, static_cast<float>(position - shared.row_position[row]));
-          const bool seen = position >= shared.row_begin[row] && position < shared.row_end[row];
-          if (call.bias != nullptr && seen) {
+          const bool visible = position >= shared.row_begin[row] && position < shared.row_end[row];
+          if (call.bias != nullptr && visible) {
             score = attn::with_bias<device_math>(
                 score, load_as_float(call.bias, shared.row_bias[row] + position, call.bias_type));
           }
-          shared.weights[key][row] = seen ? score : __int_as_float(unseen_score);
+          shared.weights[key][row] = visible ? score : __int_as_float(mask_sentinel);
         }
         __syncthreads();
 
@@ -344,10 +344,10 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
         for (int row = warp; row < Rows; row += general_threads / 32) {
           float low = shared.weights[lane][row];
           float high = shared.weights[lane + 32][row];
-          const bool low_seen = __float_as_int(low) != unseen_score;
-          const bool high_seen = __float_as_int(high) != unseen_score;
-          low = low_seen ? low : minus_infinity();
-          high = high_seen ? high : minus_infinity();
+          const bool low_visible = __float_as_int(low) != mask_sentinel;
+          const bool high_visible = __float_as_int(high) != mask_sentinel;
+          low = low_visible ? low : minus_infinity();
+          high = high_visible ? high : minus_infinity();
           float largest = fmaxf(low, high);
 #pragma unroll
           for (int mask = 16; mask > 0; mask /= 2)
@@ -355,8 +355,8 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
           const float before = shared.m[row];
           const float joint = fmaxf(before, largest);
           const float base = attn::finite_max(joint);
-          low = low_seen ? expf(__fsub_rn(low, base)) : -0.0f;
-          high = high_seen ? expf(__fsub_rn(high, base)) : -0.0f;
+          low = low_visible ? expf(__fsub_rn(low, base)) : -0.0f;
+          high = high_visible ? expf(__fsub_rn(high, base)) : -0.0f;
           shared.weights[lane][row] = low;
           shared.weights[lane + 32][row] = high;
           float sum = __fadd_rn(low, high);
@@ -383,7 +383,7 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
           if (c * general_threads >= num_out_dims) break;
           if (c > 0) {  // the first dims came together with K
             __syncthreads();
-            load_plane<T>(shared.v, call.v, call.v_strides, args.v_walk, shared.v_offset, call.v_head_dim,
+            load_plane<T>(shared.v, call.v, call.v_strides, args.v_mode, shared.v_offset, call.v_head_dim,
                           first_out_dim + c * general_threads);
             __syncthreads();
           }

@@ -6,15 +6,15 @@ namespace bifolio::cuda {
 namespace {
 
 template <class T>
-kv_walk walk_of(const void* base, const kv_strides& strides, std::int32_t head_dim) noexcept {
+load_mode load_mode_of(const void* base, const kv_strides& strides, std::int32_t head_dim) noexcept {
   constexpr std::int64_t count = 16 / sizeof(T);
   if (strides.dim == 1 && strides.chunk % count == 0 && head_dim % count == 0 && strides.block % count == 0 &&
       strides.head % count == 0 && strides.token % count == 0 &&
       (strides.chunk >= head_dim || strides.chunk_stride % count == 0) &&
       reinterpret_cast<std::uintptr_t>(base) % 16 == 0) {
-    return kv_walk::packs;
+    return load_mode::vectorised;
   }
-  return strides.chunk > 1 && strides.token < strides.dim ? kv_walk::tokens : kv_walk::dims;
+  return strides.chunk > 1 && strides.token < strides.dim ? load_mode::strided_tokens : load_mode::strided_dims;
 }
 
 template <class T, int Rows>
@@ -34,8 +34,8 @@ cudaError_t launch_rows(const runtime_api& api, const general_args& args, const 
 template <class T>
 cudaError_t launch_type(const runtime_api& api, general_args& args, const general_plan& plan,
                         const device_numbers& device, cudaStream_t stream) noexcept {
-  args.k_walk = walk_of<T>(args.call.k, args.call.k_strides, args.call.head_dim);
-  args.v_walk = walk_of<T>(args.call.v, args.call.v_strides, args.call.v_head_dim);
+  args.k_mode = load_mode_of<T>(args.call.k, args.call.k_strides, args.call.head_dim);
+  args.v_mode = load_mode_of<T>(args.call.v, args.call.v_strides, args.call.v_head_dim);
   return plan.rows_per_tile == few_rows ? launch_rows<T, few_rows>(api, args, device, stream)
                                         : launch_rows<T, many_rows>(api, args, device, stream);
 }

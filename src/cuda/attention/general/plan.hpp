@@ -2,10 +2,10 @@
 #pragma once
 
 /// How the general kernel's work is split: every sequence into splits of 512 positions counted from 0, whatever the
-/// batch; rows (token, head of the group) into tiles. A tile's splits are folded in order, starting from nothing,
+/// batch; rows (token, head of the group) into tiles. A tile's splits are combined in order, starting from nothing,
 /// either by one CTA (one item) or, for long sequences in small batches, each split by a CTA of its own, whose partial
-/// results the last to arrive folds in the same order. Both give the same bits, so that how a tile is cut may depend on
-/// the batch and its results do not.
+/// results the last to arrive combines in the same order. Both give the same bits, so that how a tile is split may
+/// depend on the batch and its results do not.
 
 #include <cstddef>
 #include <cstdint>
@@ -26,7 +26,7 @@ struct general_plan {
   bool has_query_positions = false;
   std::int32_t num_seqs = 0;
   std::vector<general_item> items;
-  std::int64_t num_tiles = 0;     ///< row tiles that were cut into one item per split
+  std::int64_t num_tiles = 0;     ///< row tiles that were split into one item per split
   std::int64_t num_partials = 0;  ///< their splits
 
   /// Over all KV heads.

@@ -3,7 +3,8 @@
 //
 // A KV cache keeps a key and a value for every token that a model has seen. bifolio keeps them in blocks of a fixed
 // number of tokens, so that a sequence can grow anywhere in memory and nothing is reserved for tokens that may never
-// come. Who decides which block holds what is the `kv_cache_manager`. It deals in numbers only: no keys, no values.
+// come. The decision which block holds what is made by the `kv_cache_manager`. It deals in numbers only: no keys, no
+// values.
 
 #include <bifolio/bifolio.hpp>
 #include <cstdio>

@@ -3,7 +3,7 @@
 //
 // The other half of the library holds the memory and computes on it: a `backend` (here the CPU) and a `cache_engine`
 // with the storage of all layers. It knows slots and block ids, never sequences, so this program can choose the blocks
-// itself: it stores six tokens in two blocks that lie anywhere, and lets the sixth look at all of them.
+// itself: it stores six tokens in two blocks that are anywhere, and lets the sixth look at all of them.
 
 #include <bifolio/bifolio.hpp>
 #include <cmath>
@@ -57,7 +57,7 @@ void run() {
   for (std::size_t i = 0; i < k.size(); ++i) k[i] = std::cos(0.7f * static_cast<float>(i));
   for (std::size_t i = 0; i < v.size(); ++i) v[i] = static_cast<float>(i % 11) - 5.0f;
 
-  // Tokens 0 … 3 go to block 11, tokens 4 and 5 to block 2. The last token computes (query_len 1), and sees six.
+  // Tokens 0 … 3 go to block 11, tokens 4 and 5 to block 2. The last token computes (query_len 1), and attends to six.
   const std::vector<std::int64_t> slots{11 * 4 + 0, 11 * 4 + 1, 11 * 4 + 2, 11 * 4 + 3, 2 * 4 + 0, 2 * 4 + 1};
   expect(engine.append(
              0, bifolio::dense_view<const void>(k.data(), bifolio::dtype::f32, num_tokens, num_kv_heads, head_dim),

@@ -22,7 +22,7 @@ using namespace bifolio;
 constexpr std::int32_t num_q_heads = 2, head_dim = 16, dim = num_q_heads * head_dim;  // two query heads on one KV head
 constexpr std::int32_t vocab = 50, block_size = 4, max_new = 24;
 
-/// Random tables: what a token asks for, what it offers, what it holds, and how an output reads as a token.
+/// Random tables: what a token looks for, what it offers, what it holds, and how an output reads as a token.
 struct model {
   std::mt19937 random{1};
   std::vector<float> q = table(dim), k = table(head_dim), v = table(head_dim), head = table(dim);

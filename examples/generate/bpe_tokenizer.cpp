@@ -106,7 +106,7 @@ class bpe_tokenizer final : public tokenizer {
     return ids;
   }
 
-  /// A byte that no piece stands for is one id, whatever the file calls it. Where that name is empty, a piece can stand
+  /// A byte that no piece represents is one id, whatever the file calls it. Where that name is empty, a piece can stand
   /// for more bytes than it has.
   [[nodiscard]] std::uint64_t max_id_bytes() const noexcept override {
     const auto bytes = pieces_.begin() + first_byte;

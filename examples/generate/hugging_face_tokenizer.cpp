@@ -22,7 +22,7 @@ namespace {
 using bifolio::token_id;
 using nlohmann::json;
 
-const std::string low_line = "\u2581";  // "▁", which stands for a space in vocabularies of SentencePiece's kind
+const std::string low_line = "\u2581";  // "▁", which represents a space in vocabularies of SentencePiece's kind
 
 void replace_all(std::string& text, const std::string& from, const std::string& to) {
   for (std::size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size())) {
@@ -30,7 +30,7 @@ void replace_all(std::string& text, const std::string& from, const std::string& 
   }
 }
 
-/// The printable character that stands for a byte in byte-level vocabularies: GPT-2's encoder.py, bytes_to_unicode.
+/// The printable character that represents a byte in byte-level vocabularies: GPT-2's encoder.py, bytes_to_unicode.
 std::array<char32_t, 256> byte_characters() {
   std::array<char32_t, 256> result{};
   char32_t next = 0x100;
@@ -189,7 +189,7 @@ class hugging_face_tokenizer final : public tokenizer {
     }
   }
 
-  /// The text that a token of the model stands for.
+  /// The text that a token of the model denotes.
   [[nodiscard]] std::string bytes_of(const std::string& piece) const {
     if (!decoding_.byte_level) {
       if (const auto byte = byte_of_token(piece); byte && decoding_.byte_tokens) return std::string(1, *byte);
@@ -208,7 +208,7 @@ class hugging_face_tokenizer final : public tokenizer {
       const character next = character_at(piece, at);
       at += next.num_bytes;
       const auto found = byte_of.find(next.code);
-      if (found == byte_of.end()) return piece;  // no token of bytes: it stands for itself
+      if (found == byte_of.end()) return piece;  // no token of bytes: it is its own text
       text += found->second;
     }
     return text;

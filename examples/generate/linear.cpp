@@ -11,7 +11,7 @@ namespace {
 using bifolio::bfloat16;
 
 constexpr std::int32_t panel_width = linear::panel_width;
-constexpr std::int64_t tile_tokens = 6;  // 6 × 16 sums fit the registers of AVX2 beside the weights
+constexpr std::int64_t tile_tokens = 6;  // 6 × 16 sums fit the registers of AVX2 next to the weights
 
 /// The vectors of one instruction set: floats, and the integers that bf16 is widened with.
 struct vectors128 {

@@ -95,7 +95,7 @@ TEST_CASE("a retained block becomes free with its last release only") {
   CHECK(pool.check() == "");
 }
 
-TEST_CASE("an id may stand twice in one release when it has two references") {
+TEST_CASE("an id may be twice in one release when it has two references") {
   block_pool pool(3);
   const block_id id = pool.allocate_one();
   pool.retain(id);
@@ -271,7 +271,7 @@ TEST_CASE("random operations give the order and counts of plain lists") {
             held.erase(held.begin() + static_cast<std::ptrdiff_t>(at));
           }
           pool.release(list, order);
-          // The last first, and an id that stands there more than once by its last appearance.
+          // The last first, and an id that is there more than once by its last appearance.
           for (std::size_t k = list.size(); k-- > 0;) {
             const auto from = list.begin() + static_cast<std::ptrdiff_t>(k);
             if (std::find(from + 1, list.end(), *from) != list.end()) continue;

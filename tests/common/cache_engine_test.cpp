@@ -63,7 +63,7 @@ std::vector<std::vector<std::byte>> bytes_of(const cache_engine& engine) {
   return all;
 }
 
-/// The layer as the oracle sees it, over a copy of its bytes.
+/// The layer as the oracle reads it, over a copy of its bytes.
 kv_cache_view over(std::vector<std::byte>& bytes, const kv_cache_view& like) {
   kv_cache_view view = like;
   view.k = bytes.data();

@@ -104,7 +104,7 @@ TEST_CASE("commit fails for memory without a trace, also where it forks and wher
   CHECK(allocations >= 10);
 }
 
-/// With everything that asks for host memory of its own: names, keys, host blocks, beams, drafts, steps in flight.
+/// With everything that allocates host memory of its own: names, keys, host blocks, beams, drafts, steps in flight.
 struct full_scheduler_world {
   kv_cache_manager manager{{.block_size = 2,
                             .num_blocks = 60,

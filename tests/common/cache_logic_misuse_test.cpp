@@ -118,7 +118,7 @@ TEST_CASE("every call on an unknown, stale or foreign sequence reports not_found
     step_plan plan;
     plan.seqs = {{.seq = it.open, .query_len = 1, .seq_len = 1}, {.seq = seq, .query_len = 1, .seq_len = 1}};
     CHECK(code_of([&] { it.manager.build(batch, plan); }) == errc::not_found);
-    if (seq != invalid_seq) {  // which stands for a sequence to be opened
+    if (seq != invalid_seq) {  // which denotes a sequence to be opened
       CHECK(code_of([&] { it.manager.reserve_host_memory(std::vector<host_demand>{{seq, 1}}); }) == errc::not_found);
     }
   }
@@ -625,7 +625,7 @@ const tampering tamperings[] = {
      errc::failed_precondition},
 };
 
-/// A scheduler whose first request was changed behind its back, beside one that goes on.
+/// A scheduler whose first request was changed from outside, next to one that goes on.
 struct tampered_scheduler {
   kv_cache_config cache;
   kv_cache_manager manager{cache};

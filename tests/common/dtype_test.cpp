@@ -103,7 +103,7 @@ bool narrows_like_the_oracle(std::uint32_t bits) {
          from_float<bfloat16>(value).bits == narrowed(bf16_format, value);
 }
 
-TEST_CASE("narrowing rounds to nearest even and saturates at every exponent, beside every tie") {
+TEST_CASE("narrowing rounds to nearest even and saturates at every exponent, next to every tie") {
   std::int64_t wrong = 0;
   std::uint32_t first_wrong = 0;
   const auto check = [&](std::uint32_t bits) {

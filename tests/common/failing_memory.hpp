@@ -20,7 +20,7 @@ extern std::int64_t calls_until_failure;  ///< 0: none fails
 extern bool fails_for_good;
 extern std::int64_t num_failures;
 
-/// A resource over operator new, so that one counter sees every allocation.
+/// A resource over operator new, so that one counter counts every allocation.
 class counted_resource final : public memory_resource {
  public:
   void* allocate(std::size_t num_bytes, std::size_t alignment) override {

@@ -142,13 +142,13 @@ TEST_CASE("a rolled-back block that another sequence reads is copied before it i
   CHECK(copy.src != copy.dst);
 }
 
-TEST_CASE("a sliding window gives back what no later token sees, and not before the tokens are committed") {
+TEST_CASE("a sliding window gives back what no later token attends to, and not before the tokens are committed") {
   kv_cache_manager manager({.block_size = 4, .num_blocks = 20, .watermark = 0, .sliding_window = 6});
   const seq_id seq = opened(manager, 16);
   CHECK(manager.num_free_blocks() == 16);
-  manager.commit(seq, 8);  // position 8 sees 3 … 8: block 0 is still read
+  manager.commit(seq, 8);  // position 8 attends to 3 … 8: block 0 is still read
   CHECK(manager.num_released_blocks(seq) == 0);
-  manager.commit(seq, 1);  // position 9 sees 4 … 9
+  manager.commit(seq, 1);  // position 9 attends to 4 … 9
   CHECK(manager.num_released_blocks(seq) == 1);
   CHECK(manager.num_free_blocks() == 17);
   CHECK(manager.block_at(seq, 0) == invalid_block);

@@ -307,7 +307,7 @@ TEST_CASE("with a sliding window, a hit takes only the blocks that later tokens 
   const open_result got = w.open(counting(17));
   REQUIRE(got.status == alloc_status::ok);
   CHECK(got.num_cached_tokens == 16);
-  CHECK(w.manager.num_released_blocks(got.seq) == 2);  // position 11 is the first that token 16 sees
+  CHECK(w.manager.num_released_blocks(got.seq) == 2);  // position 11 is the first that token 16 attends to
   CHECK(w.table(got.seq).size() == 5);
   CHECK(w.manager.stats().num_table_entries == 3);
   // Blocks that slid out of the window are evicted before those in it.

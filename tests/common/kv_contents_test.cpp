@@ -202,7 +202,7 @@ class late_engine {
     run_rows(static_cast<std::size_t>(&one - seqs_.data()), first, step);
   }
 
-  /// The rows from `first` on are written in this step, and read what each of them sees.
+  /// The rows from `first` on are written in this step, and read what each of them attends to.
   void run_rows(std::size_t index, std::int64_t first, one_step& step) {
     one_sequence& one = seqs_[index];
     const std::int64_t end = manager_.num_tokens(one.id);

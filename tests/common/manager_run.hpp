@@ -168,7 +168,7 @@ class manager_run {
     return document % 4 == 3 ? prefix_scope{"a tenant", 0} : document % 4 == 2 ? prefix_scope{"", 5} : prefix_scope{};
   }
   static std::string scope_text(int document) { return document % 4 == 3 ? "a tenant" : document % 4 == 2 ? "5" : ""; }
-  /// What stands at a position of a document, or now and then something else.
+  /// The token at a position of a document, or now and then something else.
   token_id token_at(int document, std::int64_t position) {
     const bool strays = random_.one_in(40);
     return token_id{static_cast<std::int32_t>((strays ? random_.next() : hash_of(7, document / 8, position)) % 3)};

@@ -31,7 +31,7 @@ struct world {
   explicit world(std::int64_t num_blocks, prefix_cache_config config = {.block_size = 2})
       : pool(num_blocks), cache(pool, config) {}
 
-  /// Allocates and publishes the blocks of `ids` from the `skip`-th on behind `after`; the caller holds them.
+  /// Allocates and publishes the blocks of `ids` from the `skip`-th on after `after`; the caller holds them.
   std::vector<block_id> publish(const std::vector<int>& ids, prefix_chain after, std::size_t skip = 0,
                                 const retention_hint& hint = {}) {
     const auto size = static_cast<std::size_t>(cache.block_size());
@@ -239,7 +239,7 @@ TEST_CASE("publishing a block again under its own name changes nothing") {
   CHECK(w.cache.stats().num_published_blocks == 3);
 }
 
-TEST_CASE("a block that is reused or forgotten is not found under its old name, nor is what was behind it") {
+TEST_CASE("a block that is reused or forgotten is not found under its old key, nor is what followed it") {
   world w(3);
   const std::vector<block_id> blocks = w.publish(counting(6));
   w.cache.unregister(blocks[1]);
@@ -247,7 +247,7 @@ TEST_CASE("a block that is reused or forgotten is not found under its old name, 
   CHECK(w.find(counting(6)) == std::vector{blocks[0]});
   CHECK(w.pool.level(blocks[1]) == 0);
   CHECK(w.cache.stats().num_cached_blocks == 2);
-  // The same tokens in the gap are new contents: what was computed behind the old ones stays out of reach.
+  // The same tokens in the gap are new contents: what was computed after the old ones stays out of reach.
   const std::vector<token_id> tokens = to_ids(counting(6));
   (void)w.cache.publish(blocks[1], w.cache.chain_at(blocks[0]), std::span(tokens).subspan(2, 2), 1);
   CHECK(w.find(counting(6)) == std::vector(blocks.begin(), blocks.begin() + 2));
@@ -485,7 +485,7 @@ TEST_CASE("a policy decides levels; the LRU policy knows no hints") {
   }
 }
 
-/// Blocks of one token that stand alone: each request is one of them.
+/// Blocks of one token on their own: each request is one of them.
 struct object_cache {
   block_pool pool;
   prefix_cache cache;

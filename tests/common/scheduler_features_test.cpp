@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Who gets blocks, and who waits how long: prefixes, swaps, priorities, full pools.
+/// Which requests get blocks, and how long others wait: prefixes, swaps, priorities, full pools.
 
 #include <doctest/doctest.h>
 
@@ -20,7 +20,7 @@ namespace {
 
 // --- prefix caching
 
-TEST_CASE("a prompt begins behind what is cached of it, and the last token is always computed") {
+TEST_CASE("a prompt begins after what is cached of it, and the last token is always computed") {
   kv_cache_manager manager(caching(100));
   scheduler plans(manager, {});
   (void)ask(plans, {.prompt = tokens_from(10, 14), .max_new_tokens = 1});
@@ -152,7 +152,7 @@ TEST_CASE("preemption swaps where that is cheaper, and recomputes where it is no
   CHECK(play(preemption_mode::swap, 0, 20, 4) == 0);  // no records
 }
 
-TEST_CASE("a sequence comes back when it fits beside the watermark and can grow") {
+TEST_CASE("a sequence comes back when it fits next to the watermark and can grow") {
   kv_cache_manager manager({.block_size = 2, .num_blocks = 20, .watermark = 0.1, .num_host_blocks = 20});
   scheduler plans(manager, {.max_running = 4, .preemption = preemption_mode::swap});
   (void)ask(plans, {.prompt = tokens_from(10, 2), .max_new_tokens = 20});

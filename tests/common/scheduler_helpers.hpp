@@ -34,7 +34,7 @@ inline std::vector<sampled_token> any_tokens(const step_plan& plan) {
   return tokens;
 }
 
-/// Whether a sequence stands in a step twice.
+/// Whether a sequence is in a step twice.
 inline bool repeats_a_sequence(const step_plan& plan) {
   std::set<seq_id> seqs;
   return !std::all_of(plan.seqs.begin(), plan.seqs.end(), [&](const auto& row) { return seqs.insert(row.seq).second; });

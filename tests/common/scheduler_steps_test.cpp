@@ -127,7 +127,7 @@ TEST_CASE("beams for which no sequence is left to fork start again together, als
   }
 }
 
-TEST_CASE("the first beams catch up in every step, beside samples that could use up its tokens") {
+TEST_CASE("the first beams catch up in every step, next to samples that could use up its tokens") {
   kv_cache_manager manager({.block_size = 1, .num_blocks = 40, .watermark = 0});
   scheduler plans(manager, {.max_tokens_per_step = 4, .max_running = 8});
   const request_id before = ask(plans, {.prompt = tokens_from(10, 2), .max_new_tokens = 12});
@@ -166,7 +166,7 @@ TEST_CASE("drafts that were sampled are kept, the others' slots are rolled back"
   CHECK(inputs.tokens == std::vector{token_id{900}, token_id{1}, token_id{2}, token_id{3}});
   CHECK(inputs.sample_rows == std::vector<std::int32_t>{0, 1, 2, 3});
   CHECK(manager.num_tokens(plan.seqs[0].seq) == 10);
-  // Two are right, the third is not; what was sampled behind it is ignored.
+  // Two are right, the third is not; what was sampled after it is ignored.
   (void)plans.commit(plan, std::vector<sampled_token>{{token_id{1}}, {token_id{2}}, {token_id{7}}, {token_id{8}}});
   REQUIRE(plans.check() == "");
   const std::span<const token_id> said = plans.output(id);
@@ -186,7 +186,7 @@ TEST_CASE("drafts that were sampled are kept, the others' slots are rolled back"
   CHECK(row_of(step(plans), same)->num_cached_tokens == 8);
 }
 
-TEST_CASE("drafts end with the answer: no token past max_new_tokens, none behind a stop") {
+TEST_CASE("drafts end with the answer: no token past max_new_tokens, none after a stop") {
   for (const bool stops : {false, true}) {
     kv_cache_manager manager({.block_size = 4, .num_blocks = 100});
     scheduler plans(manager, {});

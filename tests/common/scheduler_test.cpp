@@ -20,7 +20,7 @@ request_id ask(scheduler& plans, std::size_t prompt, std::int32_t max_new_tokens
   return test::ask(plans, {std::vector<token_id>(prompt, token_id{1}), max_new_tokens, num_samples});
 }
 
-TEST_CASE("a long prompt is computed in chunks beside others that decode, and sampled when it is complete") {
+TEST_CASE("a long prompt is computed in chunks next to others that decode, and sampled when it is complete") {
   kv_cache_manager manager({.block_size = 4, .num_blocks = 100});
   scheduler plans(manager, {.max_tokens_per_step = 10, .max_running = 8});
   const request_id decoding = ask(plans, 3, 20);
@@ -214,8 +214,8 @@ TEST_CASE("with a pool that one request fills, each step computes something and 
   }
 }
 
-TEST_CASE("a burst of arrivals stands in its order, and costs each of them alike") {
-  // Thread time of the schedule that sees `count` requests, the least of several.
+TEST_CASE("a burst of arrivals keeps its order, and costs each of them alike") {
+  // Thread time of the schedule that receives `count` requests, the least of several.
   const auto cost = [](std::size_t count, std::int32_t priorities) {
     double least = 1e18;
     for (int round = 0; round < 5; ++round) {
@@ -297,7 +297,7 @@ TEST_CASE("the first prompt leaves a token of the step to each that decodes") {
   }
 }
 
-TEST_CASE("the oldest prompt goes on beside samples that could use up every token of a step") {
+TEST_CASE("the oldest prompt goes on next to samples that could use up every token of a step") {
   kv_cache_manager manager({.block_size = 2, .num_blocks = 60, .watermark = 0});
   scheduler plans(manager, {.max_tokens_per_step = 4, .max_running = 12, .max_chunk_tokens = 2});
   const request_id oldest = ask(plans, 40, 1);

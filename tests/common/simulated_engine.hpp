@@ -3,9 +3,9 @@
 
 /// An engine without a model, and the same model computed without cache, blocks or batches.
 ///
-/// What the cache holds for a token stands for its K and V: a hash of the token, its position and everything before it
+/// What the cache holds for a token represents its K and V: a hash of the token, its position and everything before it
 /// (prompt, salt, adapter, extra keys), made from what the cache holds for the position before. What is sampled is a
-/// hash of everything that attention may see. So any token that is lost, doubled, overwritten, computed behind other
+/// hash of everything that attention may see. So any token that is lost, doubled, overwritten, computed after other
 /// tokens or read from another sequence changes all tokens after it.
 ///
 /// Steps are executed in order: swap_outs, copies, the tokens, and swap_ins at any time after the copies and before the

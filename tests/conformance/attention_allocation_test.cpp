@@ -168,7 +168,7 @@ TEST_CASE("planning with any one allocation failing reports out_of_memory and ke
       CHECK(failures < 199);
       CHECK(
           (failures > 0 || (old_plan && !of_resource)));  // an old plan's own bookkeeping is kept, not allocated again
-      // The larger plan stands now and serves the larger call.
+      // The larger plan is there now and serves the larger call.
       larger.planned = std::move(call.planned);
       CHECK(larger.run() == errc::ok);
       MESSAGE("failed in turn: ", failures);

@@ -112,7 +112,7 @@ float bias_element_of(const attention_case& c, std::int64_t content, std::int64_
   const std::uint64_t bits = hash_of(c.seed, bias_values, seq, row, head, key);
   const bool hidden_row = hash_of(c.seed, bias_values, seq, row, head) % 5 == 0;
   if (c.bias == bias_kind::masked && (hidden_row || bits % 3 == 0)) return -std::numeric_limits<float>::infinity();
-  // Of two keys that a row sees one is left as it is: among lowest numbers alone, scores are lost in rounding.
+  // Of two visible keys of a row one is left as it is: among lowest numbers alone, scores are lost in rounding.
   if (c.bias == bias_kind::lowest && key % 3 == 1) return -max_finite(c.bias_type);
   return stored_as(c.bias_type, 2.0f * normal_from(bits));
 }
@@ -121,7 +121,7 @@ std::vector<dense_kv> dense_kv_of(const attention_case& c, const attention_conte
   std::vector<dense_kv> list;
   for (std::size_t s = 0; s < c.seqs.size(); ++s) {
     const batch_seq& seq = c.seqs[s];
-    // Positions that no row of the call sees are poison like everything else that must not be read.
+    // Positions that no row of the call attends to are poison like everything else that must not be read.
     std::int64_t first_needed = 0;
     if (seq.query_len == 0) {
       first_needed = seq.seq_len;
@@ -397,7 +397,7 @@ void attention_call::place_bias(const attention_case& c, const attention_content
   bias.token_stride = bias.num_heads * bias.head_stride + placement.bias_token_gap;
   const strided_shape shape{bias.num_tokens, bias.num_heads, bias.num_keys, bias.token_stride, bias.head_stride};
   std::vector<std::byte> image = poisoned(c.bias_type, guard_elements + shape.elements());
-  // What no row sees stays poison.
+  // What no row attends to stays poison.
   const reference::attention_options options = options_of(c, contents);
   std::int64_t first_token = 0;
   for (std::size_t s = 0; s < c.seqs.size(); first_token += c.seqs[s++].query_len) {

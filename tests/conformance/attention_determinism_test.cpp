@@ -203,7 +203,7 @@ TEST_CASE("prefill in chunks of any size gives the bits of the whole") {
         for (const std::int32_t chunk : {1, 7, 16, 64, 65, 512}) {
           attention_output joined;
           for (std::int32_t at = 0; at < 620; at += chunk) {
-            // Single tokens cost a plan each: a stretch across the split and one at the start stand for all.
+            // Single tokens cost a plan each: a stretch across the split and one at the start represent all.
             if (chunk == 1 && !(at < 40 || (at > 500 && at < 530))) {
               attention_output skipped = rows_of(whole, expected, 0);
               const std::size_t row = static_cast<std::size_t>(whole.num_q_heads());
@@ -235,7 +235,7 @@ TEST_CASE("random shapes in random chunks, among random batch mates, give the bi
     const auto length = static_cast<std::int32_t>(random.between(1, 700 / whole.group_size));
     whole.what = "random chunks, round " + std::to_string(round++);
     whole.deterministic = true;
-    whole.causal = true;  // without it a chunk sees less than the whole
+    whole.causal = true;  // without it a chunk attends to less than the whole
     whole.seqs = {{length, length, 0}};
     std::vector<std::int32_t> ends;
     for (std::int32_t at = 0; at < length;) {

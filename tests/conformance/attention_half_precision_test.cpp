@@ -43,9 +43,9 @@ TEST_CASE("the x_split layout agrees with the oracle at every shape and launch o
   check_for_devices(x_split_cases());
 }
 
-TEST_CASE("a decode over x_split has the same bits whether its partitions share a thread block or not") {
+TEST_CASE("a decode over x_split has the same bits whether its partitions share a CTA or not") {
   // On a GPU a small batch shares out the partitions of 512 positions (v2). A large one does not (v1): its 1280 thread
-  // blocks keep up to 350 multiprocessors busy.
+  // blocks keep up to 350 SMs busy.
   for (const dtype type : dtypes) {
     attention_case few{.what = "x_split in a small batch",
                        .num_kv_heads = 8,

@@ -43,7 +43,7 @@ struct step_arrays {
 struct bad_plan {
   const char* what;
   errc code;
-  std::vector<const char*> words;  // all of them stand in the sentence
+  std::vector<const char*> words;  // all of them are in the sentence
   std::function<void(step_arrays&)> bend;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks and rows that lie past 2^31 and 2^32 elements, in memory that is only there where it is touched.
+// Blocks and rows past 2^31 and 2^32 elements, in memory that is only there where it is touched.
 #include <doctest/doctest.h>
 
 #include "conformance/attention_tables.hpp"
@@ -74,7 +74,7 @@ TEST_CASE("attention reads blocks past 2^31 and 2^32 elements like any other") {
   }
 }
 
-TEST_CASE("rows of q and out may lie past 2^31 and 2^32 elements") {
+TEST_CASE("rows of q and out may be past 2^31 and 2^32 elements") {
   const attention_case c = far_case(dtype::f16);
   const attention_contents contents(c);
   const std::int64_t tokens = c.num_tokens();

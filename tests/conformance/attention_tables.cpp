@@ -711,7 +711,7 @@ std::vector<attention_case> x_split_cases() {
                            .layout = arrangement::x_split,
                            .aligned = true,
                            .seed = turn + 1};
-          // Another dtype beside the cache's now and then.
+          // Another dtype next to the cache's now and then.
           if (turn % 5 == 3) c.q_type = dtypes[turn % 3];
           if (turn % 7 == 3) c.out_type = dtypes[turn % 3];
           options[turn % options.size()].apply(c);
@@ -719,7 +719,7 @@ std::vector<attention_case> x_split_cases() {
             case launch::one_partition:
               c.seqs = {{1, 70}, {1, 1}, {1, 300}, {0, 9}};
               break;
-            case launch::many_rows:  // enough to fill a GPU, so that no partition has a thread block of its own
+            case launch::many_rows:  // enough to fill a GPU, so that no partition has a CTA of its own
               c.num_kv_heads = 64;
               c.group_size = 1;
               for (int n = 0; n < 15; ++n) c.seqs.push_back({1, 1 + n % 3});

@@ -261,7 +261,7 @@ TEST_CASE("rows may repeat one head or one token as a source") {
   }
 }
 
-TEST_CASE("rows that lie in the cache are refused, and so are k and v rows that overlap when they are written") {
+TEST_CASE("rows inside the cache are refused, and so are k and v rows that overlap when they are written") {
   for (const tested_backend& tested : all_backends()) {
     world w(tested.get());
     CAPTURE(tested.name);

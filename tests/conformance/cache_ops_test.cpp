@@ -332,7 +332,7 @@ TEST_CASE("layers of a block side by side in one buffer copy and swap without to
   }
 }
 
-TEST_CASE("block-major blocks swap with a cache whose blocks are alike inside and lie elsewhere") {
+TEST_CASE("block-major blocks swap with a cache whose blocks are alike inside and are elsewhere") {
   for (const tested_backend& tested : all_backends()) {
     random_source random(hash_of(test_seed(), 12));
     cache_pair major(tested.get(), arrangement::block_major, dtype::f16, 3, 20, 5, 4, random);

@@ -17,7 +17,7 @@ enum class flaw : std::uint8_t {
   mask_one_too_far,    ///< causal rows also see the next key
   mask_one_too_short,  ///< causal rows do not see their own key
   top_left_alignment,  ///< positions counted from the first key instead of the last
-  window_one_too_far,  ///< window_left sees one key more
+  window_one_too_far,  ///< window_left lets one key more in
   sink_twice,          ///< the sink counts once per split
   sink_forgotten_in_lse,
   tail_multiplied_by_zero,   ///< the rest of the last block is weighted 0 instead of left out

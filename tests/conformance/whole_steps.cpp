@@ -30,7 +30,7 @@ std::size_t to_size(std::int64_t n) { return static_cast<std::size_t>(n); }
 
 enum stream_of_values : std::uint8_t { query_values = 1, key_values, value_values, sink_values };
 
-/// Tokens as layer after layer sees them, already rounded to their stored dtype: [num_tokens, num_heads, head_dim].
+/// Tokens as layer after layer receives them, already rounded to their stored dtype: [num_tokens, num_heads, head_dim].
 struct layer_rows {
   std::vector<float> k, v;
 };
@@ -262,7 +262,7 @@ class whole_steps {
     open_.push_back(std::move(fresh));  // slots are taken when its first tokens are computed
   }
 
-  /// Who computes how many tokens, with slots for them.
+  /// Which sequence computes how many tokens, with slots for them.
   void schedule(std::vector<part>& parts, step_plan& plan) {
     for (std::size_t at = 0; at < open_.size(); ++at) {
       open_sequence& one = open_[at];

@@ -31,7 +31,7 @@ struct step_shape {
   layout_kind layout = layout_kind::hnd;
   bool fused = false;  ///< q, k and v are slices of one row; otherwise dense, and k and v float32
   bool deterministic = false;
-  std::int32_t window = 0;  ///< tokens that a token sees; the manager gives back what nobody will see. 0: all
+  std::int32_t window = 0;  ///< tokens that a token attends to; the manager gives back what none will attend to. 0: all
   float soft_cap = 0;
   bool alibi = false;
   bool sinks = false;

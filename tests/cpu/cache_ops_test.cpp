@@ -82,7 +82,7 @@ TEST_CASE("every 16-bit pattern converts on every ISA as dtype.hpp says") {
   }
 }
 
-TEST_CASE("float32 narrows on every ISA as dtype.hpp says, at every exponent beside every tie and at random") {
+TEST_CASE("float32 narrows on every ISA as dtype.hpp says, at every exponent next to every tie and at random") {
   std::vector<float> values;
   for (std::uint32_t sign_exponent = 0; sign_exponent < 512; ++sign_exponent) {
     for (int low_bits = 13; low_bits <= 23; ++low_bits) {

@@ -28,7 +28,7 @@
 
 namespace {
 
-// Threads that may be made beside those that are there; negative: any number.
+// Threads that may be made next to those that are there; negative: any number.
 std::atomic<int> places{-1};
 
 struct start_of_thread {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which pairs may move at once, and how the inside of a block lies in memory.
+// Which pairs may move at once, and how the inside of a block is arranged in memory.
 #include "cuda/host/block_moves.hpp"
 
 #include <doctest/doctest.h>

@@ -85,7 +85,7 @@ TEST_CASE("CTAs share the work range of decode without gap or overlap") {
       const std::int64_t outputs = std::int64_t{s.spec.num_kv_heads} * seq.row_tiles * seq.num_splits;
       total += outputs * seq.work_length;
       if (deterministic && seq.num_tiles > 0) {
-        // Splits lie on a grid that begins at position 0, and reach the last visible tile.
+        // Splits are on a grid that begins at position 0, and reach the last visible tile.
         const std::int64_t first = seq.first_tile / header.split_tiles;
         CHECK((first + seq.num_splits) * std::int64_t{header.split_tiles} >= seq.first_tile + seq.num_tiles);
         CHECK((first + seq.num_splits - 1) * std::int64_t{header.split_tiles} < seq.first_tile + seq.num_tiles);

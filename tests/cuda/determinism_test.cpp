@@ -86,7 +86,7 @@ TEST_CASE("a prompt prefilled in chunks of any size, among any batch mates, has 
       CHECK_MESSAGE(difference.empty(), how, ", tokens ", from, " to ", to, ": ", difference, describe(part));
     };
     for (const std::int32_t chunk : {1, 7, 64, 2048}) {
-      // Stretches at the start, around borders of tiles, chunks and runs, and at the end stand for all.
+      // Stretches at the start, around borders of tiles, chunks and runs, and at the end represent all.
       for (const std::int32_t around : {0, 64, 256, 600, 4096, s.length}) {
         for (std::int32_t i = -2; i <= 2; ++i) {
           const std::int32_t from = around + i * chunk - chunk / 2;

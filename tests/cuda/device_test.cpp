@@ -348,7 +348,7 @@ TEST_CASE("small batches through every tensor-core kernel are within the bound o
           if (!deterministic && head_dim < 256) c.seqs[1] = {600, 610};  // enough for the prefill kernel
           CHECK(check_attention(c, {gpu}, 0) == "");  // turn 0: rows without gaps, as these kernels need them
           if (!deterministic || options) continue;
-          // More units than thread blocks: a deterministic plan then folds chunks inside a block.
+          // More units than CTAs: a deterministic plan then combines chunks inside a CTA.
           c.num_kv_heads = 4;
           c.seqs.assign(70, {1, 250});
           for (std::size_t i = 0; i < c.seqs.size(); ++i) c.seqs[i].seq_len += static_cast<std::int32_t>(i);

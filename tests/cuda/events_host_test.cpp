@@ -18,7 +18,7 @@ using namespace bifolio::test;
 
 namespace {
 
-/// Two devices behind one runtime, device 1 current.
+/// Two devices of one runtime, device 1 current.
 struct two_devices {
   fake_runtime runtime;
   cuda::cuda_backend opened{runtime.api(), 0};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Events and uploads on a GPU, behind copies that take long.
+// Events and uploads on a GPU, after copies that take long.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -156,7 +156,7 @@ TEST_CASE("a captured wait and record become edges of the graph, and the event c
   CHECK(done(join));
 }
 
-TEST_CASE("four uploads behind a long copy do not hold up the host, each step reads its own arrays, the fifth waits") {
+TEST_CASE("four uploads after a long copy do not hold up the host, each step reads its own arrays, the fifth waits") {
   if (cuda::num_devices() == 0) return skip("no CUDA device");
   const auto gpu = make_backend({device_type::cuda, 0});
   backend& where = *gpu;

@@ -76,7 +76,7 @@ TEST_CASE("a captured attention call replays with the lengths of later plans") {
       const std::uint64_t epoch = cuda::graph_epoch(call.planned);
       stream.capture([&] { REQUIRE(where.attention(call.planned, call.params, stream.ref()) == errc::ok); });
 
-      // The same device arrays with other lengths; a cut sequence sees fewer of the same tokens.
+      // The same device arrays with other lengths; a truncated sequence attends to fewer of the same tokens.
       for (const std::vector<std::int32_t>& lens :
            {std::vector<std::int32_t>{5000, 3000, 4100}, std::vector<std::int32_t>{1, 2, 600},
             std::vector<std::int32_t>{512, 513, 0}, std::vector<std::int32_t>{4999, 2048, 17}}) {

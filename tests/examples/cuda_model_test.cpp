@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The models on a GPU say what they say on the CPU, in every setting of the cache, and no sequence sees its neighbours.
+// The models on a GPU say what they say on the CPU, in every setting of the cache, and no sequence attends to its
+// neighbours.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -283,7 +284,7 @@ TEST_CASE("on CUDA the logits of a step have the same bits for a token alone and
   const auto model = generate::load_model(generate::find_bundled_model(), {});
   const auto workers = generate::make_workers(1);
   const auto placed = generate::place_model("cuda", model.weights, *workers, {dtype::f32, dtype::f32});
-  // Attention that sees nothing else: what is compared are the model's own layers.
+  // Attention over nothing else: what is compared are the model's own layers.
   class own_value final : public generate::attention_layer {
    public:
     own_value(bifolio::backend& where, bifolio::stream_ref stream) : where_(where), stream_(stream) {}

@@ -155,7 +155,7 @@ class fed_text {
     length_ = other.length_;
   }
 
-  /// The blocks of the text as they lie in memory: layer after layer, first K, then V.
+  /// The blocks of the text as they are in memory: layer after layer, first K, then V.
   [[nodiscard]] std::vector<std::byte> stored() {
     const auto half = static_cast<std::size_t>(engine_.config().layout.block_bytes() / 2);
     std::vector<std::byte> bytes;
@@ -283,7 +283,7 @@ struct moved_text {
   return result;
 }
 
-/// How far the logits of a text may lie apart on two devices that round queries, cache and attention's results to
+/// How far the logits of a text may be apart on two devices that round queries, cache and attention's results to
 /// `type`: three times what that rounding moves them on the CPU. Each of the two moves them about as far, in directions
 /// of its own, and some kernels round probabilities too. (Between two instruction sets that do and do not, the
 /// difference was 0.3 to 1.1 times what the rounding did, in the models here.)

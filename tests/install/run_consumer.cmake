@@ -1,4 +1,4 @@
-# Builds and runs the consumer project; see CMakeLists.txt beside this file.
+# Builds and runs the consumer project; see CMakeLists.txt next to this file.
 
 function(run)
   list(JOIN ARGN " " line)

@@ -232,7 +232,7 @@ class manager_oracle {
     one.tokens.resize(to_size(one.num_committed));
     const std::size_t whole = one.tokens.size() / to_size(config_.block_size);
     if (whole >= one.names.size()) return;
-    // Back behind where it came back from the host (or, but for the window's edge, past what the window kept).
+    // Back after where it came back from the host (or, but for the window's edge, past what the window kept).
     const bool in_block = one.tokens.size() % to_size(config_.block_size) != 0;
     const auto known = [&](std::size_t i) { return i >= one.num_evicted_prefix_blocks && one.blocks[i] >= 0; };
     if ((whole > 0 && !known(whole - 1)) || (in_block && !known(whole))) {
@@ -390,7 +390,7 @@ class manager_oracle {
   }
 
   struct hits {
-    std::vector<int> kept;  ///< −1: no later token sees it
+    std::vector<int> kept;  ///< −1: no later token attends to it
     std::vector<prefix_oracle::node> names;
     int source = -1;  ///< a block that is copied because the prompt's last token is in it
     std::int64_t num_tokens = 0;

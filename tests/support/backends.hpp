@@ -73,7 +73,7 @@ struct tested_backend {
 /// Those of openmp and tbb that this build has.
 [[nodiscard]] std::vector<executor_kind> threaded_executors();
 
-/// The host memory behind the CPU backends of `all_backends`.
+/// The host memory of the CPU backends of `all_backends`.
 [[nodiscard]] memory_resource& fenced_host_memory();
 
 }  // namespace bifolio::test

@@ -65,7 +65,7 @@ TEST_CASE("on traces whose ids name prefixes the cache finds and evicts what a l
   }
 }
 
-TEST_CASE("on traces whose ids stand for themselves it does so too") {
+TEST_CASE("on traces whose ids identify themselves it does so too") {
   INFO(seed_note());
   random_source random(test_seed());
   for (int round = 0; round < 20; ++round) {

@@ -8,8 +8,8 @@
 /// from the pool, which evicts by the policy; then all blocks are released, the last one first.
 /// Every id counts, that of a partly filled last block too, unless `full_blocks_only`.
 ///
-/// In the usual trace an id stands for everything before it as well, so blocks are published as a chain of one-token
-/// blocks whose tokens are the ids. In a trace where that does not hold each id stands for itself, and ids that are
+/// In the usual trace an id identifies everything before it as well, so blocks are published as a chain of one-token
+/// blocks whose tokens are the ids. In a trace where that does not hold each id identifies itself, and ids that are
 /// cached after the first miss are dropped and computed again.
 
 #include <cstdint>

@@ -206,7 +206,7 @@ std::string table_of_cases() {
 
 }  // namespace
 
-TEST_CASE("the fixture is what the script wrote, and the script is the one beside it") {
+TEST_CASE("the fixture is what the script wrote, and the script is the one next to it") {
   const fixture& all = cases();
   MESSAGE(all.source, ", ", all.cases.size(), " cases");
   CHECK(all.source == "onnx 1.23.2 Apache-2.0");

@@ -192,7 +192,7 @@ mapped_case map_known(const node_case& from, std::int32_t least_head_dim) {
     const std::int64_t length = positions_matter ? q.length + offset : keys;
     if (length < keys && !sees_no_later_key) throw inexpressible{"a window that shows keys after the last query"};
     if (length > keys) needs_bias = true;  // hides the positions without a key
-    // ONNX extends a short mask with −∞. No case depends on it: what lies past the mask is past the valid keys too.
+    // ONNX extends a short mask with −∞. No case depends on it: what is past the mask is past the valid keys too.
     if (mask_given != nullptr && mask_given->shape.back() < std::min(length, keys)) {
       throw inexpressible{"a mask shorter than the keys"};
     }
@@ -234,7 +234,7 @@ mapped_case map_known(const node_case& from, std::int32_t least_head_dim) {
   }
   if (call.alibi) result.contents.alibi_slopes.assign(static_cast<std::size_t>(q.heads), -1.0f);
 
-  // LSE: from the scores where the case gives them for every key that a query sees, in float32.
+  // LSE: from the scores where the case gives them for every key that a query attends to, in float32.
   result.compared = "Y";
   if (from.output("present_key") != nullptr) result.compared += ", present K and V";
   const tensor* scores = from.output("qk_matmul_output");

@@ -13,7 +13,7 @@
 
 namespace bifolio::cuda::prefill {
 
-template <class T, class Shape, bool Masked>
+template <class T, class Shape>
 class epilogue {
   using S = Shape;
 
@@ -30,18 +30,16 @@ class epilogue {
       float l = rows.sum[i];
       l += __shfl_xor_sync(0xffffffffu, l, 1);
       l += __shfl_xor_sync(0xffffffffu, l, 2);
-      float m = rows.max[i] * (Masked ? 1.0f : a_.scale * log2e);  // base 2
+      float m = rows.max[i];  // base 2
       float factor = 1.0f;
       const bool valid = rows.token[i] < work.query_len;
-      if constexpr (Masked) {
-        if (a_.sinks != nullptr && valid) {
-          const float sink = a_.sinks[rows.head[i]] * log2e;
-          const float top = fmaxf(m, sink);
-          if (top != -INFINITY) {
-            factor = m == -INFINITY ? 0.0f : device::exp2_fast(m - top);
-            l = l * factor + device::exp2_fast(sink - top);
-            m = top;
-          }
+      if (a_.sinks != nullptr && valid) {
+        const float sink = a_.sinks[rows.head[i]] * log2e;
+        const float top = fmaxf(m, sink);
+        if (top != -INFINITY) {
+          factor = m == -INFINITY ? 0.0f : device::exp2_fast(m - top);
+          l = l * factor + device::exp2_fast(sink - top);
+          m = top;
         }
       }
       inverse[i] = l != 0 ? factor / l : 0.0f;  // NaN stays NaN
@@ -55,7 +53,7 @@ class epilogue {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
-      for (int b = 0; b < S::head_dim / 32; ++b) {
+      for (int b = 0; b < S::tile_dims / 32; ++b) {
         std::uint32_t mine[4];
 #pragma unroll
         for (int r = 0; r < 4; ++r) {
@@ -63,7 +61,7 @@ class epilogue {
           mine[r] = device::pack<T>(o[j] * inverse[i], o[j + 1] * inverse[i]);
         }
         transpose(mine, q);
-        if (rows.token[i] < work.query_len) {
+        if (rows.token[i] < work.query_len && (b * 4 + q) * 8 < a_.head_dim) {
           T* dst = static_cast<T*>(a_.out) + (work.query_start + rows.token[i]) * a_.out_token_stride +
                    rows.head[i] * a_.out_head_stride + (b * 4 + q) * 8;
           *reinterpret_cast<uint4*>(dst) = make_uint4(mine[0], mine[1], mine[2], mine[3]);

@@ -2,10 +2,11 @@
 #pragma once
 
 /// Prefill attention for Hopper over a paged cache, in the structure of FlashAttention-3 (Shah et al., 2024,
-/// sections 3.1 and 3.2): a TMA producer warp keeps the stages full, two consumer warpgroups have 64 query rows each,
-/// with S, P and O in registers. docs/kernels/attention_cuda_prefill.md has the picture.
+/// sections 3.1 and 3.2): a producer keeps the stages full, two consumer warpgroups have 64 query rows each, with S, P
+/// and O in registers. docs/kernels/attention_cuda_prefill.md has the picture.
 
 #include "cuda/attention/prefill/args.hpp"
+#include "cuda/attention/prefill/copy_producer.cuh"
 #include "cuda/attention/prefill/epilogue.cuh"
 #include "cuda/attention/prefill/launch.hpp"
 #include "cuda/attention/prefill/mainloop.cuh"
@@ -18,19 +19,19 @@
 
 namespace bifolio::cuda::prefill {
 
-template <class T, class Shape, key_order Order, bool Masked>
+template <class T, class Shape, bool Transform>
 __device__ __forceinline__ void consume(const prefill_args& args, const shared_stages<Shape>& stages,
                                         tile_scheduler scheduler, int warpgroup) {
   const int thread = static_cast<int>(threadIdx.x) & 127;
-  mainloop<T, Shape, Order, Masked> loop(args, stages, warpgroup, thread);
-  const epilogue<T, Shape, Masked> end(args, thread);
+  mainloop<T, Shape, Transform> loop(args, stages, warpgroup, thread);
+  const epilogue<T, Shape> end(args, thread);
   row_state rows;
   float o[Shape::out_registers];
   loop.start();
   for (; scheduler.has_work(); scheduler.advance()) {
     const prefill_work_tile work = scheduler.work();
-    const kv_range e = kv_range_of(args, work);
-    rows.begin<Masked>(args, work, warpgroup, thread);
+    const kv_range e = kv_range_of<Shape::tile_keys>(args, work);
+    rows.begin<Transform>(args, work, warpgroup, thread);
 #pragma unroll
     for (int j = 0; j < Shape::out_registers; ++j) o[j] = 0;
     if (e.tile_begin < e.tile_end) loop.process(work, e, rows, o);
@@ -39,35 +40,35 @@ __device__ __forceinline__ void consume(const prefill_args& args, const shared_s
   loop.finish();
 }
 
-template <class T, int HeadDim, key_order Order, bool Masked>
+template <class T, int TileDims, bool Transform>
 __global__ void __launch_bounds__(num_threads, 1)
     prefill_kernel(const __grid_constant__ prefill_args args, const __grid_constant__ tensor_map q_map,
                    const __grid_constant__ tensor_map k_map, const __grid_constant__ tensor_map v_map) {
   extern __shared__ char shared[];
-  using Shape = shape<HeadDim>;
+  using Shape = shape<TileDims>;
   const shared_stages<Shape> stages(shared);
   const int warpgroup = static_cast<int>(threadIdx.x) / 128;
-  if (threadIdx.x == 0) stages.init_barriers();
+  if (threadIdx.x == 0) stages.init_barriers(args.loading.by_copy ? 128 : 1);
   __syncthreads();
   device::grid_dependency_launch();
   device::grid_dependency_wait();
   const tile_scheduler scheduler(args);
   if (warpgroup == 0) {
     device::setmaxnreg_dec<40>();
-    if (threadIdx.x < 32) tma_producer<Shape, Order, Masked>(args, stages, &q_map, &k_map, &v_map).run(scheduler);
+    if (args.loading.by_copy) {
+      copy_producer<Shape>(args, stages, &q_map).run(scheduler);
+    } else if (threadIdx.x < 32) {
+      tma_producer<Shape>(args, stages, &q_map, &k_map, &v_map).run(scheduler);
+    }
   } else {
     device::setmaxnreg_inc<232>();
-    consume<T, Shape, Order, Masked>(args, stages, scheduler, warpgroup - 1);
+    consume<T, Shape, Transform>(args, stages, scheduler, warpgroup - 1);
   }
 }
 
-template <class T, int HeadDim>
+template <class T, int TileDims>
 [[nodiscard]] constexpr prefill_entry make_entry() noexcept {
-  constexpr key_order rows = key_order::rows;
-  constexpr key_order pairs = key_order::pairs;
-  return {{prefill_kernel<T, HeadDim, rows, false>, prefill_kernel<T, HeadDim, rows, true>},
-          {prefill_kernel<T, HeadDim, pairs, false>, prefill_kernel<T, HeadDim, pairs, true>},
-          shape<HeadDim>::shared.bytes};
+  return {{prefill_kernel<T, TileDims, false>, prefill_kernel<T, TileDims, true>}, shape<TileDims>::shared.bytes};
 }
 
 }  // namespace bifolio::cuda::prefill

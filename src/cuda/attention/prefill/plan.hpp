@@ -17,7 +17,19 @@
 namespace bifolio::cuda {
 
 inline constexpr std::int32_t prefill_tile_rows = 128;
-inline constexpr std::int32_t prefill_tile_keys = 128;
+inline constexpr std::int32_t prefill_all_tile_dims[] = {64, 96, 128, 192, 256};
+
+/// Dims of the compiled kernel that computes a head_dim; what is past head_dim is padding. 0: none does.
+[[nodiscard]] constexpr std::int32_t prefill_tile_dims(std::int32_t head_dim) noexcept {
+  for (const std::int32_t dims : prefill_all_tile_dims) {
+    if (head_dim <= dims) return dims;
+  }
+  return 0;
+}
+/// Keys of a tile: as many as shared memory and registers hold.
+[[nodiscard]] constexpr std::int32_t prefill_tile_keys(std::int32_t tile_dims) noexcept {
+  return tile_dims <= 128 ? 128 : tile_dims <= 192 ? 96 : 80;
+}
 
 struct prefill_work_tile {
   std::int32_t seq;  // row of the block tables

@@ -14,9 +14,11 @@ namespace bifolio::cuda::prefill {
 struct kv_range {
   int tile_begin, tile_end;  // of keys
   int begin;                 // keys below it are outside every row's window; their blocks may have been freed
-  int common_limit;          // keys below it are visible to all rows, as far as causality goes
+  // Tiles within these limits need no mask: keys that all rows attend to.
+  int common_begin, common_limit;
 };
 
+template <int TileKeys>
 __device__ __forceinline__ kv_range kv_range_of(const prefill_args& a, const prefill_work_tile& work) {
   const int first_token = work.row_tile * prefill_tile_rows / a.packed_heads;
   const int last_token = min(work.query_len - 1, ((work.row_tile + 1) * prefill_tile_rows - 1) / a.packed_heads);
@@ -28,10 +30,14 @@ __device__ __forceinline__ kv_range kv_range_of(const prefill_args& a, const pre
     end = min(end, offset + last_token + 1);
     e.common_limit = min(e.common_limit, offset + first_token + 1);
   }
-  if (a.window_right >= 0) end = min(end, offset + last_token + a.window_right + 1);
+  if (a.window_right >= 0) {
+    end = min(end, offset + last_token + a.window_right + 1);
+    e.common_limit = min(e.common_limit, offset + first_token + a.window_right + 1);
+  }
   e.begin = a.window_left >= 0 ? max(0, offset + first_token - a.window_left) : 0;
-  e.tile_begin = e.begin / prefill_tile_keys;
-  e.tile_end = end > e.begin ? (end + prefill_tile_keys - 1) / prefill_tile_keys : e.tile_begin;
+  e.common_begin = a.window_left >= 0 ? max(0, offset + last_token - a.window_left) : 0;
+  e.tile_begin = e.begin / TileKeys;
+  e.tile_end = end > e.begin ? (end + TileKeys - 1) / TileKeys : e.tile_begin;
   return e;
 }
 

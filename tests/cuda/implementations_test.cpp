@@ -140,8 +140,8 @@ TEST_CASE("a mixed step is shared by prefill and decode") {
   REQUIRE(w.where().attention(w.plan, w.call()) == errc::ok);
   CHECK(w.runtime.launches.size() == 2);
   const names kernels = w.where().describe(w.plan, w.call());
-  CHECK(kernels == names{"cuda decode bf16 d128 plain", "cuda prefill bf16 d128 block 16 plain", "",
-                         "cuda decode bf16 d128 plain"});
+  CHECK(kernels ==
+        names{"cuda decode bf16 d128 plain", "cuda prefill bf16 d128 tma plain", "", "cuda decode bf16 d128 plain"});
 }
 
 TEST_CASE("a call that the planned implementation declines is served by the general one, and planned for next time") {
@@ -320,10 +320,10 @@ TEST_CASE("a forced implementation that does not exist or declines is refused wi
   CHECK(contains(unknown.what(), "attention_spec::implementation is 'fastest'"));
   CHECK(contains(unknown.what(), "prefill, decode, x_split, general"));
   w.spec.implementation = "prefill";
-  w.spec.block_size = 20;
+  w.spec.qk_head_dim = w.spec.v_head_dim = 132;
   const error declined = refusal_of(w);
   CHECK(declined.code() == errc::unsupported);
-  CHECK(contains(declined.what(), "block_size is 20"));
+  CHECK(contains(declined.what(), "head_dim is 132; it takes multiples of 8 up to 256"));
   CHECK(contains(declined.what(), "prefill, decode, x_split, general"));
   CHECK(w.plan.state == nullptr);
 }

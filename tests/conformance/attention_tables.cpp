@@ -692,11 +692,11 @@ std::vector<attention_case> prefill_border_cases() {
   // Both sides of every width that has a kernel, and of what its loads ask for.
   const std::vector<std::int32_t> dims{8, 40, 64, 72, 80, 96, 104, 112, 128, 136, 160, 192, 200, 248, 256};
   const std::vector<std::int32_t> blocks{16, 1, 8, 5, 64, 48, 24, 128, 32, 80, 256};
-  const std::vector<std::int32_t> groups{4, 1, 3, 2, 8};
-  const std::vector<arrangement> layouts{arrangement::hnd, arrangement::nhd, arrangement::hnd, arrangement::padded};
+  const std::vector<std::int32_t> groups{4, 1, 3, 2, 1};
   std::vector<named_option> options{
       {"none", [](attention_case&) {}},
       {"soft cap with small arguments", [](attention_case& c) { c.soft_cap = 40; }},
+      {"soft cap with middle arguments", [](attention_case& c) { c.soft_cap = 5; }},
       {"soft cap with large arguments", [](attention_case& c) { c.soft_cap = 0.8f; }},
       {"ALiBi", [](attention_case& c) { c.alibi = true; }},
       {"soft cap and ALiBi",
@@ -712,6 +712,7 @@ std::vector<attention_case> prefill_border_cases() {
       {"sinks", [](attention_case& c) { c.sinks = true; }},
       {"not causal", [](attention_case& c) { c.causal = false; }},
   };
+  const std::size_t num_plain = options.size();
   // Edges of windows before, at and after the edges of tiles of 80, 96 and 128 keys.
   for (const std::int32_t left : {0, 1, 63, 79, 80, 81, 95, 96, 97, 127, 128, 129, 160}) {
     options.push_back({"window left", [left](attention_case& c) { c.window_left = left; }});
@@ -726,14 +727,14 @@ std::vector<attention_case> prefill_border_cases() {
   const auto add = [&](dtype type, std::int32_t head_dim, const named_option& option) {
     const std::size_t turn = cases.size();
     attention_case c{.what = std::string("prefill border, ") + option.name,
-                     .num_kv_heads = turn % 3 == 0 ? 2 : 1,
+                     .num_kv_heads = turn % 5 == 1 ? 2 : 1,
                      .group_size = groups[turn % groups.size()],
                      .head_dim = head_dim,
                      .block_size = blocks[turn % blocks.size()],
                      .q_type = type,
                      .kv_type = type,
                      .out_type = type,
-                     .layout = layouts[turn % layouts.size()],
+                     .layout = turn % 4 == 1 ? arrangement::nhd : arrangement::hnd,
                      .seqs = {{130, 130}, {1, 1}, {0, 20}, {65, 333}, {33, 161 + static_cast<std::int32_t>(turn % 7)}},
                      .aligned = true,
                      .seed = turn + 1};
@@ -742,10 +743,10 @@ std::vector<attention_case> prefill_border_cases() {
   };
   for (const dtype type : half_precision_types) {
     for (const std::int32_t head_dim : dims) {
-      for (std::size_t n = 0; n < 8; ++n) add(type, head_dim, options[n]);
+      for (std::size_t n = 0; n < num_plain; ++n) add(type, head_dim, options[n]);
     }
     for (const std::int32_t head_dim : {64, 128, 192, 256}) {
-      for (std::size_t n = 8; n < options.size(); ++n) add(type, head_dim, options[n]);
+      for (std::size_t n = num_plain; n < options.size(); ++n) add(type, head_dim, options[n]);
     }
     // Every block size meets every width.
     for (const std::int32_t head_dim : {64, 96, 128, 192, 256}) {

@@ -75,6 +75,7 @@ class copy_producer {
     if (in_tile >= S::tile_keys || key >= work.seq_len || key < e.begin) return outside;
     const int block = key / a_.block_size;
     const std::int64_t id = __ldg(a_.block_tables + work.seq * a_.block_table_stride + block);
+    if (id < 0 || id >= a_.num_blocks) return outside;  // tables of a call are not checked; TMA does the same
     return id * a_.k_strides.block + kv_head * a_.k_strides.head + (key - block * a_.block_size) * a_.k_strides.token;
   }
 

@@ -47,7 +47,9 @@ __global__ void __launch_bounds__(num_threads, 1)
   extern __shared__ char shared[];
   using Shape = shape<TileDims>;
   const shared_stages<Shape> stages(shared);
-  const int warpgroup = static_cast<int>(threadIdx.x) / 128;
+  // Through a shuffle, so that the compiler knows it to be the same in a warp, and keeps descriptors in uniform
+  // registers.
+  const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
   if (threadIdx.x == 0) stages.init_barriers(args.loading.by_copy ? 128 : 1);
   __syncthreads();
   device::grid_dependency_launch();

@@ -78,7 +78,8 @@ bool takes_prefill_call(const attention_kernel_args& args, std::string* why) noe
 }
 
 cudaError_t launch_prefill_part(const launch_context& context, const attention_kernel_args& args) noexcept {
-  return launch_prefill(context.api, args, context.metadata.prefill, context.device, context.stream);
+  return launch_prefill(context.api, args, context.plans.prefill, context.metadata.prefill, context.device,
+                        context.stream);
 }
 
 std::string prefill_name(dtype type, std::int32_t head_dim, bool pairs, bool options) {
@@ -102,21 +103,20 @@ void append_prefill_names(const device_numbers& device, std::vector<std::string>
   }
 }
 
-/// Which of prefill and decode computes a sequence of `query_len` new tokens: a rule of the sequence alone, so that its
-/// bits do not depend on the batch. Decode splits the keys over the whole device but reads them once per 16 rows;
-/// prefill gives 128 rows to one SM. Both times are estimates for an otherwise idle device.
+/// Which of prefill and decode computes a sequence of `query_len` new tokens: a rule of the sequence alone. Decode
+/// reads the keys once per 16 rows, prefill once per 128; both split the keys over the whole device. Both times are
+/// estimates for an otherwise idle one.
 bool prefers_prefill(const plan_input& step, std::int32_t query_len, std::int32_t seq_len) noexcept {
   const attention_spec& spec = step.spec;
   const std::int64_t group = spec.num_q_heads / spec.num_kv_heads;
   const std::int64_t rows = query_len * group;
-  if (rows <= 64) return false;
-  const std::int64_t packed = prefill_packed_heads(static_cast<std::int32_t>(group));
-  const std::int64_t items = (query_len * packed + 127) / 128 * (spec.num_q_heads / packed);
-  const std::int64_t rounds = (items + step.device.num_sms - 1) / step.device.num_sms;
-  const double prefill_us = static_cast<double>(rounds) * (seq_len / 128 + 2) * 2.0 * spec.qk_head_dim / 128;
-  const double tiles = static_cast<double>((rows + 15) / 16) * spec.num_kv_heads * (seq_len / 64 + 2);
+  if (rows <= decode_tile_rows) return false;
+  const double row_tiles = static_cast<double>((rows + decode_tile_rows - 1) / decode_tile_rows) * spec.num_kv_heads;
+  const double visible =
+      spec.window_left < 0 ? seq_len : std::min<double>(seq_len, static_cast<double>(spec.window_left) + query_len);
+  const double tiles = row_tiles * (visible / decode_tile_tokens + 2);
   const double decode_us = 5.0 + tiles / (2.0 * step.device.num_sms) * 1.4 * spec.qk_head_dim / 128;
-  return prefill_us < decode_us;
+  return estimate_prefill_us(step, query_len, seq_len) < decode_us;
 }
 #else
 bool prefill_accepts(const plan_input&, std::string* why) noexcept {
@@ -320,6 +320,7 @@ void plan_step(const plan_input& input, const detail::forced_implementation& for
   const bool with_prefill = may_serve(implementation_id::prefill);
   const bool with_decode = may_serve(implementation_id::decode);
   plans.assigned = {};
+  plans.prefill.combines = history.prefill_combines;
   const bool covered = assign_to_tensor_cores(input, with_prefill, with_decode, plans);
   if (covered) {
     if (!plans.prefill.empty()) plans.assigned.add(implementation_id::prefill);

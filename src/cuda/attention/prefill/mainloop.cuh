@@ -10,6 +10,7 @@
 #include "common/attention/visibility.hpp"
 #include "cuda/attention/prefill/args.hpp"
 #include "cuda/attention/prefill/pipeline.cuh"
+#include "cuda/attention/prefill/results.cuh"
 #include "cuda/attention/prefill/scheduler.cuh"
 #include "cuda/attention/prefill/shape.hpp"
 #include "cuda/device/float16_types.cuh"
@@ -17,8 +18,6 @@
 #include "cuda/device/sm90.cuh"
 
 namespace bifolio::cuda::prefill {
-
-inline constexpr float log2e = 1.4426950408889634f;
 
 /// A thread's two rows of its warpgroup's 64.
 struct row_state {
@@ -31,12 +30,15 @@ struct row_state {
   template <bool Masked>
   __device__ __forceinline__ void begin(const prefill_args& a, const prefill_work_tile& work, int warpgroup,
                                         int thread) {
-    const int packed = work.row_tile * prefill_tile_rows + warpgroup * 64 + (thread / 32) * 16 + (thread & 31) / 4;
+    const int first_token = (2 * work.row_tile + warpgroup) * a.tokens_per_half;
+    const int first_row = (thread / 32) * 16 + (thread & 31) / 4;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int row = packed + 8 * i;
-      token[i] = row / a.packed_heads;
-      head[i] = work.head + row - token[i] * a.packed_heads;
+      const int row = first_row + 8 * i;
+      const int of_half = row / a.packed_heads;
+      head[i] = work.head + row - of_half * a.packed_heads;
+      // Rows that no token of the half has belong to none of the sequence.
+      token[i] = of_half < a.tokens_per_half ? first_token + of_half : work.query_len;
       position[i] = work.seq_len - work.query_len + token[i];
       max[i] = -INFINITY;
       sum[i] = 0;
@@ -111,6 +113,23 @@ class mainloop {
     device::wgmma_fence_operands(o);
     release(stages_.v_empty(v_state_.stage));
     v_state_.advance();
+  }
+
+  /// The same for a warpgroup without rows: takes part in the pipeline and in ping-pong, computes nothing.
+  __device__ __forceinline__ void skip(const kv_range& e) {
+    device::mbarrier_wait_parity(stages_.q_full(q_state_.stage), q_state_.phase);
+    for (int tile = e.tile_end; tile > e.tile_begin; --tile) {
+      device::mbarrier_wait_parity(stages_.k_full(k_state_.stage), k_state_.phase);
+      ping_pong_sync();
+      ping_pong_arrive();
+      release(stages_.k_empty(k_state_.stage));
+      k_state_.advance();
+      device::mbarrier_wait_parity(stages_.v_full(v_state_.stage), v_state_.phase);
+      release(stages_.v_empty(v_state_.stage));
+      v_state_.advance();
+    }
+    release(stages_.q_empty(q_state_.stage));
+    q_state_.advance();
   }
 
  private:

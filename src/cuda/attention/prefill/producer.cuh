@@ -24,9 +24,9 @@ class tma_producer {
       : a_(args), stages_(stages), q_map_(q_map), k_map_(k_map), v_map_(v_map), lane_(static_cast<int>(threadIdx.x)) {}
 
   /// Fills the stages for all work tiles of the CTA.
-  __device__ __forceinline__ void run(tile_scheduler scheduler) {
-    for (; scheduler.has_work(); scheduler.advance()) {
-      const prefill_work_tile work = scheduler.work();
+  __device__ __forceinline__ void run(work_source source) {
+    while (source.next()) {
+      const prefill_work_tile& work = source.work();
       const kv_range e = kv_range_of(a_, work);
       if (e.tile_begin >= e.tile_end) continue;
       const int kv_head = work.head / a_.group_size;
@@ -58,13 +58,13 @@ class tma_producer {
   __device__ __forceinline__ void load_queries(const prefill_work_tile& work) {
     if (lane_ == 0) {
       device::mbarrier_wait_parity(stages_.q_empty(q_state_.stage), q_state_.phase ^ 1);
-      device::mbarrier_arrive_expect_tx(stages_.q_full(q_state_.stage), S::q_bytes);
-      const int rows = 64 / a_.packed_heads;
-      const int token = work.query_start + work.row_tile * (prefill_tile_rows / a_.packed_heads);
+      const int box_bytes = a_.tokens_per_half * a_.packed_heads * 128;
+      device::mbarrier_arrive_expect_tx(stages_.q_full(q_state_.stage), num_consumers * S::chunks * box_bytes);
+      const int token = work.query_start + 2 * work.row_tile * a_.tokens_per_half;
       for (int w = 0; w < num_consumers; ++w) {
         for (int c = 0; c < S::chunks; ++c) {
           device::tma_load_3d(stages_.q(q_state_.stage) + (w * S::chunks + c) * S::q_chunk_bytes, q_map_,
-                              stages_.q_full(q_state_.stage), c * 64, work.head, token + w * rows);
+                              stages_.q_full(q_state_.stage), c * 64, work.head, token + w * a_.tokens_per_half);
         }
       }
     }

@@ -23,6 +23,7 @@ namespace {
 
 struct step {
   attention_spec spec;
+  std::int32_t tile_keys = 0;
   std::vector<std::int32_t> starts{0};
   std::vector<std::int32_t> lens;
   std::int32_t num_sms = 132;
@@ -33,6 +34,7 @@ struct step {
     spec.num_kv_heads = kv_heads;
     spec.qk_head_dim = spec.v_head_dim = head_dim;
     spec.block_size = 16;
+    tile_keys = cuda::prefill_tile_keys(cuda::prefill_tile_dims(head_dim));
   }
   step& add(std::int32_t query_len, std::int32_t seq_len, int count = 1) {
     for (int i = 0; i < count; ++i) {
@@ -153,7 +155,7 @@ void check_plan(const step& s) {
     for (std::int32_t tile = 0; tile * tokens_per_tile < s.query_len(seq); ++tile) {
       // Key by key, as no formula of the planner does it.
       const std::int32_t seq_len = s.lens[static_cast<std::size_t>(seq)];
-      std::vector<bool> needed(static_cast<std::size_t>(seq_len / cuda::prefill_tile_keys + 1));
+      std::vector<bool> needed(static_cast<std::size_t>(seq_len / s.tile_keys + 1));
       const std::int32_t last = std::min(s.query_len(seq), (tile + 1) * tokens_per_tile) - 1;
       for (const std::int32_t token : {tile * tokens_per_tile, last}) {
         const std::int64_t position = std::int64_t{seq_len} - s.query_len(seq) + token;
@@ -161,7 +163,7 @@ void check_plan(const step& s) {
           if (s.spec.causal && key > position) continue;
           if (!s.spec.causal && s.spec.window_right >= 0 && key > position + s.spec.window_right) continue;
           if (s.spec.window_left >= 0 && key < position - s.spec.window_left) continue;
-          needed[static_cast<std::size_t>(key / cuda::prefill_tile_keys)] = true;
+          needed[static_cast<std::size_t>(key / s.tile_keys)] = true;
         }
       }
       for (std::int32_t head = 0; head < s.spec.num_q_heads; head += plan.packing.heads) {
@@ -214,7 +216,8 @@ TEST_CASE("every KV tile that rows of prefill attend to is in one work tile") {
   int with_shares = 0;
   int with_partials = 0;
   for (int round = 0; round < 300; ++round) {
-    step s(1 + below(below(4) == 0 ? 80 : 9), 1 + below(8));
+    const std::int32_t head_dims[] = {64, 80, 128, 192, 256};
+    step s(1 + below(below(4) == 0 ? 80 : 9), 1 + below(8), head_dims[below(5)]);
     s.num_sms = 1 + below(140);
     s.spec.causal = below(3) != 0;
     if (below(3) == 0) s.spec.window_left = below(2000);

@@ -15,7 +15,7 @@
 
 namespace bifolio::cuda::prefill {
 
-template <class T, class Shape, bool Masked>
+template <class T, class Shape>
 class epilogue {
   using S = Shape;
 
@@ -30,8 +30,7 @@ class epilogue {
     for (int i = 0; i < 2; ++i) {
       const row_sums sums = sums_of(rows, i);
       const bool valid = rows.token[i] < work.query_len;
-      const float* const sink = Masked && a_.sinks != nullptr && valid ? a_.sinks + rows.head[i] : nullptr;
-      const finished_row row(sums, sink);
+      const finished_row row(sums, a_.sinks != nullptr && valid ? a_.sinks + rows.head[i] : nullptr);
       inverse[i] = row.factor;
       if (a_.lse != nullptr && valid && (thread_ & 3) == 0) {
         a_.lse[static_cast<std::int64_t>(work.query_start + rows.token[i]) * a_.num_q_heads + rows.head[i]] = row.lse;
@@ -42,7 +41,7 @@ class epilogue {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
-      for (int b = 0; b < S::head_dim / 32; ++b) {
+      for (int b = 0; b < S::tile_dims / 32; ++b) {
         std::uint32_t mine[4];
 #pragma unroll
         for (int r = 0; r < 4; ++r) {
@@ -50,7 +49,7 @@ class epilogue {
           mine[r] = device::pack<T>(o[j] * inverse[i], o[j + 1] * inverse[i]);
         }
         transpose(mine, q);
-        if (rows.token[i] < work.query_len) {
+        if (rows.token[i] < work.query_len && (b * 4 + q) * 8 < a_.head_dim) {
           T* dst = static_cast<T*>(a_.out) + (work.query_start + rows.token[i]) * a_.out_token_stride +
                    rows.head[i] * a_.out_head_stride + (b * 4 + q) * 8;
           *reinterpret_cast<uint4*>(dst) = make_uint4(mine[0], mine[1], mine[2], mine[3]);
@@ -71,7 +70,7 @@ class epilogue {
       if ((thread_ & 3) == 0) __stcg(partials.sums(work.partial, row), make_float2(sums.max, sums.sum));
       float* const dst = partials.row(work.partial, row);
 #pragma unroll
-      for (int block = 0; block < S::head_dim / 8; ++block) {
+      for (int block = 0; block < S::tile_dims / 8; ++block) {
         const int column = block * 8 + (thread_ & 3) * 2;
         if (column >= a_.head_dim) continue;
         const int j = block * 4 + 2 * i;
@@ -86,7 +85,7 @@ class epilogue {
     float l = rows.sum[i];
     l += __shfl_xor_sync(0xffffffffu, l, 1);
     l += __shfl_xor_sync(0xffffffffu, l, 2);
-    return {rows.max[i] * (Masked ? 1.0f : a_.scale * log2e), l};
+    return {rows.max[i], l};
   }
 
   // Transposes 4 × 4 words across a quad of lanes: lane q ends with word q of every lane, in the order of lanes.

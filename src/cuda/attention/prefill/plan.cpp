@@ -11,12 +11,13 @@
 namespace bifolio::cuda {
 namespace {
 
-// Costs are estimates in eighths of the time that a KV tile of 128 rows takes.
+// Costs are estimates in eighths of the time that a KV tile of 128 rows takes; that time, for 128 keys of head_dim 128,
+// and what is not divided among the SMs, in microseconds on an H200.
 constexpr std::int32_t tile_cost = 8;
 constexpr std::int32_t half_tile_cost = 5;  // where the rows fill one half at most
 constexpr std::int32_t fixed_cost = 6;      // queries, first tile, epilogue
 constexpr std::int32_t combine_cost = 15;
-constexpr double cost_us = 1.87 / tile_cost;  // of head_dim 128
+constexpr double cost_us = 1.87 / tile_cost;
 constexpr double launch_us = 3.5;
 
 std::int64_t divide_up(std::int64_t a, std::int64_t b) noexcept { return (a + b - 1) / b; }
@@ -32,7 +33,11 @@ class sequence_tiles {
  public:
   sequence_tiles(const attention_spec& spec, const prefill_packing& packing, std::int32_t query_len,
                  std::int32_t seq_len) noexcept
-      : window_(attn::window_of(spec)), packing_(packing), query_len_(query_len), seq_len_(seq_len) {}
+      : window_(attn::window_of(spec)),
+        packing_(packing),
+        tile_keys_(prefill_tile_keys(prefill_tile_dims(spec.qk_head_dim))),
+        query_len_(query_len),
+        seq_len_(seq_len) {}
 
   [[nodiscard]] std::int32_t size() const noexcept {
     return static_cast<std::int32_t>(divide_up(query_len_, 2 * std::int64_t{packing_.tokens_per_half}));
@@ -45,8 +50,8 @@ class sequence_tiles {
     const auto [begin, end] = window_.of_run(offset + first, offset + last, seq_len_);
     prefill_plan::row_tile t = {seq, tile, 0, 0, fixed_cost};
     if (begin >= end) return t;
-    t.tile_begin = static_cast<std::int32_t>(begin / prefill_tile_keys);
-    t.tile_end = static_cast<std::int32_t>(divide_up(end, prefill_tile_keys));
+    t.tile_begin = static_cast<std::int32_t>(begin / tile_keys_);
+    t.tile_end = static_cast<std::int32_t>(divide_up(end, tile_keys_));
     t.cost += (t.tile_end - t.tile_begin) * cost_per_tile(packing_, static_cast<std::int32_t>(last - first) + 1);
     return t;
   }
@@ -54,6 +59,7 @@ class sequence_tiles {
  private:
   attn::attention_window window_;
   prefill_packing packing_;
+  std::int32_t tile_keys_;
   std::int32_t query_len_, seq_len_;
 };
 
@@ -246,28 +252,28 @@ void plan_prefill(const plan_input& input, prefill_plan& plan) {
   if (plan.num_partials > 0) plan.combines = true;
 }
 
-double estimate_prefill_us(const plan_input& input, std::int32_t query_len, std::int32_t seq_len) noexcept {
+prefill_estimate estimate_prefill(const plan_input& input, std::int32_t query_len, std::int32_t seq_len) noexcept {
   const attention_spec& spec = input.spec;
   const std::int32_t group = group_of(spec);
-  double best = std::numeric_limits<double>::infinity();
+  const std::int32_t dims = prefill_tile_dims(spec.qk_head_dim);
+  const double unit_us = cost_us * dims / 128 * prefill_tile_keys(dims) / 128;
+  prefill_estimate best = {std::numeric_limits<double>::infinity(), 0};
   for (const std::int32_t packed : {group, 1}) {
     if (packed > prefill_half_rows) continue;
-    const prefill_packing packing = prefill_packing_of(packed);
-    const sequence_tiles of_seq(spec, packing, query_len, seq_len);
+    const sequence_tiles of_seq(spec, prefill_packing_of(packed), query_len, seq_len);
     const std::int64_t heads = spec.num_q_heads / packed;
     const std::int64_t num_items = of_seq.size() * heads;
     const prefill_plan::row_tile first = of_seq.at(0, 0);
     const prefill_plan::row_tile last = of_seq.at(0, of_seq.size() - 1);
     // Tiles lengthen evenly from the first to the last.
-    const double mean = (first.cost + last.cost) / 2.0;
-    const double even = mean * static_cast<double>(num_items) / input.device.num_sms;
+    const double even = (first.cost + last.cost) / 2.0 * static_cast<double>(num_items) / input.device.num_sms;
     const double longest = std::max(first.cost, last.cost);
     const double whole = num_items <= input.device.num_sms ? longest : even + longest / 2;
     const bool may_cut = num_items <= std::int64_t{prefill_max_tiles_per_sm_to_cut} * input.device.num_sms;
-    const double cut = may_cut ? even + fixed_cost + combine_cost : whole;
-    best = std::min(best, std::min(whole, cut));
+    const double end = may_cut ? std::min(whole, even + fixed_cost + combine_cost) : whole;
+    if (end * unit_us + launch_us < best.alone_us) best = {end * unit_us + launch_us, even * unit_us};
   }
-  return launch_us + best * cost_us * spec.qk_head_dim / 128;
+  return best;
 }
 
 std::int64_t max_prefill_work_tiles(const attention_spec& spec, const step_limits& limits,

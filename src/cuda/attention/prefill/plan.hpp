@@ -25,9 +25,21 @@ namespace bifolio::cuda {
 
 inline constexpr std::int32_t prefill_tile_rows = 128;
 inline constexpr std::int32_t prefill_half_rows = 64;
-inline constexpr std::int32_t prefill_tile_keys = 128;
+inline constexpr std::int32_t prefill_all_tile_dims[] = {64, 96, 128, 192, 256};
 /// Steps of more work tiles for an SM than this are not cut: their last round is a small part of the whole.
 inline constexpr std::int32_t prefill_max_tiles_per_sm_to_cut = 8;
+
+/// Dims of the compiled kernel that computes a head_dim; what is past head_dim is padding. 0: none does.
+[[nodiscard]] constexpr std::int32_t prefill_tile_dims(std::int32_t head_dim) noexcept {
+  for (const std::int32_t dims : prefill_all_tile_dims) {
+    if (head_dim <= dims) return dims;
+  }
+  return 0;
+}
+/// Keys of a tile: as many as shared memory and registers hold.
+[[nodiscard]] constexpr std::int32_t prefill_tile_keys(std::int32_t tile_dims) noexcept {
+  return tile_dims <= 128 ? 128 : tile_dims <= 192 ? 96 : 80;
+}
 
 struct alignas(16) prefill_work_tile {
   std::int32_t seq;  // row of the block tables
@@ -108,9 +120,13 @@ struct prefill_plan {
 /// Makes the work tiles of `plan.seqs`; sets `combines` where there are partial results. May throw std::bad_alloc.
 void plan_prefill(const plan_input& input, prefill_plan& plan);
 
-/// Microseconds that prefill takes for a sequence alone, on an otherwise idle H200.
-[[nodiscard]] double estimate_prefill_us(const plan_input& input, std::int32_t query_len,
-                                         std::int32_t seq_len) noexcept;
+/// Microseconds that prefill takes for a sequence on an H200.
+struct prefill_estimate {
+  double alone_us;  ///< on an otherwise idle device
+  double share_us;  ///< among others that keep all SMs busy
+};
+[[nodiscard]] prefill_estimate estimate_prefill(const plan_input& input, std::int32_t query_len,
+                                                std::int32_t seq_len) noexcept;
 
 /// Most work tiles of steps within these limits.
 [[nodiscard]] std::int64_t max_prefill_work_tiles(const attention_spec& spec, const step_limits& limits,

@@ -19,38 +19,45 @@ namespace bifolio::cuda::prefill {
 struct kv_range {
   int tile_begin, tile_end;  // of keys
   int begin;                 // keys below it are outside every row's window; their blocks may have been freed
-  int common_limit;          // keys below it are visible to all rows, as far as causality goes
+  // Tiles within these limits need no mask: keys that all rows attend to.
+  int common_begin, common_limit;
+  int seq_len;
 };
 
 __device__ __forceinline__ kv_range kv_range_of(const prefill_args& a, const prefill_work_tile& work) {
   const int first_token = work.row_tile * 2 * a.tokens_per_half;
+  const int last_token = min(work.query_len, first_token + 2 * a.tokens_per_half) - 1;
   const int offset = work.seq_len - work.query_len;
   kv_range e;
   e.tile_begin = work.tile_begin;
   e.tile_end = work.tile_end;
+  e.seq_len = work.seq_len;
+  e.common_limit = e.seq_len;
+  if (a.causal) e.common_limit = min(e.common_limit, offset + first_token + 1);
+  if (a.window_right >= 0) e.common_limit = min(e.common_limit, offset + first_token + a.window_right + 1);
   e.begin = a.window_left >= 0 ? max(0, offset + first_token - a.window_left) : 0;
-  e.common_limit = a.causal ? min(work.seq_len, offset + first_token + 1) : work.seq_len;
+  e.common_begin = a.window_left >= 0 ? max(0, offset + last_token - a.window_left) : 0;
   return e;
 }
 
-/// Work tiles on their way from the producer warp to the consumer warps, in static shared memory.
+/// Work tiles on their way from the producer's first warp to the others, in static shared memory.
 struct work_slots {
   static constexpr int num_slots = 2;  // one that is used, one that comes
   prefill_work_tile work[num_slots];
-  std::uint64_t full[num_slots];   // written by the producer
-  std::uint64_t empty[num_slots];  // read by every consumer warp
+  std::uint64_t full[num_slots];   // written
+  std::uint64_t empty[num_slots];  // released by every reading warp
 
-  /// One thread; a barrier of the CTA must follow.
-  __device__ __forceinline__ void init_barriers() {
+  /// One thread; a barrier of the CTA must follow. `readers`: warps that read.
+  __device__ __forceinline__ void init_barriers(int readers) {
     for (int s = 0; s < num_slots; ++s) {
       device::mbarrier_init(device::shared_address(full + s), 1);
-      device::mbarrier_init(device::shared_address(empty + s), num_consumers * 4);
+      device::mbarrier_init(device::shared_address(empty + s), readers);
     }
     device::mbarrier_init_fence();
   }
 };
 
-/// The producer warp's end: takes the CTA's work tiles and hands each on.
+/// The end of the producer's first warp: takes the CTA's work tiles and hands each on.
 class work_source {
  public:
   __device__ __forceinline__ work_source(const prefill_args& args, work_slots& slots)
@@ -67,7 +74,7 @@ class work_source {
     }
   }
 
-  /// Takes the next work tile, which the consumers get too. False, for them as well: there is none.
+  /// Takes the next work tile, which the other warps get too. False, for them as well: there is none.
   [[nodiscard]] __device__ __forceinline__ bool next() {
     if (next_ < 0) next_ = counted();
     const bool any = next_ < end_;
@@ -91,10 +98,11 @@ class work_source {
     }
     return any;
   }
-  /// The one that was taken, in shared memory.
+  /// The one that was taken, in shared memory, until the one after the next is.
   [[nodiscard]] __device__ __forceinline__ const prefill_work_tile& work() const {
     return slots_.work[state_.stage ^ 1];
   }
+  __device__ __forceinline__ void release() const {}
 
  private:
   // Each entry of the list stands for all heads: groups of heads, in each entry after entry, for each the heads of the
@@ -134,7 +142,11 @@ class work_source {
   pipeline_state<work_slots::num_slots> state_;
 };
 
-/// A consumer warp's end. Work tiles stay in shared memory, because registers are short.
+/// A value that is the same in all lanes, so that the compiler knows it: what depends on it, such as the stages that
+/// matrix descriptors are made from, stays in uniform registers.
+[[nodiscard]] __device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
+
+/// The end of any other warp.
 class work_queue {
  public:
   __device__ __forceinline__ explicit work_queue(work_slots& slots) : slots_(slots) {}
@@ -142,9 +154,16 @@ class work_queue {
   /// Waits for the next work tile. False: there is none.
   [[nodiscard]] __device__ __forceinline__ bool next() {
     device::mbarrier_wait_parity(device::shared_address(slots_.full + state_.stage), state_.phase);
-    return work().seq >= 0;
+    return uniform(slots_.work[state_.stage].seq) >= 0;
   }
-  [[nodiscard]] __device__ __forceinline__ const prefill_work_tile& work() const { return slots_.work[state_.stage]; }
+  [[nodiscard]] __device__ __forceinline__ prefill_work_tile work() const {
+    prefill_work_tile work = slots_.work[state_.stage];
+    for (std::int32_t* const field : {&work.seq, &work.seq_len, &work.query_start, &work.query_len, &work.row_tile,
+                                      &work.head, &work.tile_begin, &work.tile_end, &work.partial}) {
+      *field = uniform(*field);
+    }
+    return work;
+  }
   /// The warp is done with it.
   __device__ __forceinline__ void release() {
     __syncwarp();

@@ -7,6 +7,7 @@
 #include "cuda/attention/general/launch.hpp"
 #include "cuda/attention/x_split/args.hpp"
 #include "cuda/attention/x_split/launch.hpp"
+#include "cuda/host/assignment.hpp"
 #if BIFOLIO_CUDA_SM90
 #include "cuda/attention/prefill/args.hpp"
 #include "cuda/attention/prefill/launch.hpp"
@@ -80,7 +81,8 @@ bool takes_prefill_call(const attention_kernel_args& args, std::string* why) noe
 }
 
 cudaError_t launch_prefill_part(const launch_context& context, const attention_kernel_args& args) noexcept {
-  return launch_prefill(context.api, args, context.metadata.prefill, context.device, context.stream);
+  return launch_prefill(context.api, args, context.plans.prefill, context.metadata.prefill, context.device,
+                        context.stream);
 }
 
 std::string prefill_name(dtype type, std::int32_t tile_dims, bool by_copy, bool transforms) {
@@ -103,23 +105,6 @@ void append_prefill_names(const device_numbers& device, std::vector<std::string>
       }
     }
   }
-}
-
-/// Which of prefill and decode computes a sequence of `query_len` new tokens: a rule of the sequence alone, so that its
-/// bits do not depend on the batch. Decode splits the keys over the whole device but reads them once per 16 rows;
-/// prefill gives 128 rows to one SM. Both times are estimates for an otherwise idle device.
-bool prefers_prefill(const plan_input& step, std::int32_t query_len, std::int32_t seq_len) noexcept {
-  const attention_spec& spec = step.spec;
-  const std::int64_t group = spec.num_q_heads / spec.num_kv_heads;
-  const std::int64_t rows = query_len * group;
-  if (rows <= 64) return false;
-  const std::int64_t packed = prefill_packed_heads(static_cast<std::int32_t>(group));
-  const std::int64_t items = (query_len * packed + 127) / 128 * (spec.num_q_heads / packed);
-  const std::int64_t rounds = (items + step.device.num_sms - 1) / step.device.num_sms;
-  const double prefill_us = static_cast<double>(rounds) * (seq_len / 128 + 2) * 2.0 * spec.qk_head_dim / 128;
-  const double tiles = static_cast<double>((rows + 15) / 16) * spec.num_kv_heads * (seq_len / 64 + 2);
-  const double decode_us = 5.0 + tiles / (2.0 * step.device.num_sms) * 1.4 * spec.qk_head_dim / 128;
-  return prefill_us < decode_us;
 }
 #else
 bool prefill_accepts(const plan_input&, std::string* why) noexcept {
@@ -265,30 +250,27 @@ constexpr implementation list[num_implementations] = {
 
 const implementation& entry_of(implementation_id id) noexcept { return list[static_cast<std::size_t>(id)]; }
 
-/// Assigns the sequences to prefill and decode. False: they do not cover the step. `forced`: prefill is asked for by
-/// name, and takes all.
-bool assign_to_tensor_cores(const plan_input& step, bool with_prefill, bool with_decode, [[maybe_unused]] bool forced,
-                            step_plans& plans) {
+/// Assigns the sequences to prefill and decode. False: they do not cover the step.
+bool assign_to_tensor_cores(const plan_input& step, bool with_prefill, bool with_decode, step_plans& plans) {
   plans.prefill.seqs.clear();
   plans.decode.num_seqs = 0;
   if (!with_prefill && !with_decode) return false;
   decode_planner decode(step, decode_grid(step.spec, step.device), plans.decode);
+  std::vector<std::int32_t>& of_prefill = plans.prefill.seqs;
+  if (with_prefill && with_decode) choose_prefill_seqs(step, plans.query_lens, of_prefill);
+  std::size_t next = 0;
   for (std::int32_t seq = 0; seq < step.num_seqs; ++seq) {
-    const std::int32_t query_len = plans.query_lens[static_cast<std::size_t>(seq)];
-    if (query_len == 0) continue;
-#if BIFOLIO_CUDA_SM90
-    if (with_prefill && (forced || prefers_prefill(step, query_len, step.seq_lens[seq]))) {
-      plans.prefill.seqs.push_back(seq);
-      continue;
+    if (plans.query_lens[static_cast<std::size_t>(seq)] == 0) continue;
+    if (!with_decode) {
+      of_prefill.push_back(seq);
+    } else if (next < of_prefill.size() && of_prefill[next] == seq) {
+      ++next;
+    } else {
+      decode.add(seq);
     }
-#endif
-    if (!with_decode) return false;
-    decode.add(seq);
   }
   if (!decode.finish()) return false;
-#if BIFOLIO_CUDA_SM90
   if (!plans.prefill.empty()) plan_prefill(step, plans.prefill);
-#endif
   return true;
 }
 
@@ -326,7 +308,8 @@ void plan_step(const plan_input& input, const detail::forced_implementation& for
   const bool with_prefill = may_serve(implementation_id::prefill);
   const bool with_decode = may_serve(implementation_id::decode);
   plans.assigned = {};
-  const bool covered = assign_to_tensor_cores(input, with_prefill, with_decode, plans.forced, plans);
+  plans.prefill.combines = history.prefill_combines;
+  const bool covered = assign_to_tensor_cores(input, with_prefill, with_decode, plans);
   if (covered) {
     if (!plans.prefill.empty()) plans.assigned.add(implementation_id::prefill);
     if (!plans.decode.empty()) plans.assigned.add(implementation_id::decode);

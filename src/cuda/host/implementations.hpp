@@ -110,6 +110,7 @@ struct implementation {
 struct planning_history {
   bool general_was_needed = false;    ///< by a call of a step that was planned without it
   std::int32_t least_partitions = 1;  ///< of x_split, as reserved
+  bool prefill_combines = false;      ///< an earlier step of the plan had partial results of prefill
 };
 
 /// Plans one step; `plans` keeps the capacity of its vectors. Throws std::bad_alloc, and `error` where the forced

@@ -121,11 +121,16 @@ bool prefill_accepts_call(const attention_kernel_args& args, std::string* why) n
   return true;
 }
 
-cudaError_t launch_prefill(const runtime_api& api, const attention_kernel_args& args, const prefill_metadata& metadata,
-                           const device_numbers& device, cudaStream_t stream) noexcept {
+cudaError_t launch_prefill(const runtime_api& api, const attention_kernel_args& args, const prefill_plan& plan,
+                           const prefill_metadata& metadata, const device_numbers& device,
+                           cudaStream_t stream) noexcept {
   const prefill_entry& entry = *find_prefill_entry(args.kv_type, args.head_dim);
   const auto function = reinterpret_cast<encode_function>(device.encode_tensor_map);
-  const prefill_args p{with_clamped_windows(args), metadata, prefill_packed_heads(args.group_size),
+  const prefill_args p{with_clamped_windows(args),
+                       metadata,
+                       plan.packing.heads,
+                       plan.packing.tokens_per_half,
+                       prefill_max_partials(device.num_sms),
                        prefill_loading(args)};
 
   const auto packed = static_cast<cuuint32_t>(p.packed_heads);
@@ -145,7 +150,8 @@ cudaError_t launch_prefill(const runtime_api& api, const attention_kernel_args& 
   };
   const dimension q_dims[] = {{static_cast<cuuint64_t>(args.head_dim), 2, 64},
                               {static_cast<cuuint64_t>(args.num_q_heads), bytes_of(args.q_head_stride), packed},
-                              {static_cast<cuuint64_t>(args.num_tokens), bytes_of(args.q_token_stride), 64 / packed}};
+                              {static_cast<cuuint64_t>(args.num_tokens), bytes_of(args.q_token_stride),
+                               static_cast<cuuint32_t>(p.tokens_per_half)}};
   tensor_map q;
   tensor_map k = {};
   tensor_map v = {};
@@ -158,8 +164,11 @@ cudaError_t launch_prefill(const runtime_api& api, const attention_kernel_args& 
   const cudaError_t status = api.func_set_attribute(reinterpret_cast<const void*>(kernel),
                                                     cudaFuncAttributeMaxDynamicSharedMemorySize, entry.shared_bytes);
   if (status != cudaSuccess) return status;
-  return launch(api, kernel, dim3(static_cast<unsigned>(device.num_sms)), dim3(prefill::num_threads),
-                static_cast<std::size_t>(entry.shared_bytes), stream, device.dependent_launch, p, q, k, v);
+  const cudaError_t launched =
+      launch(api, kernel, dim3(static_cast<unsigned>(device.num_sms)), dim3(prefill::num_threads),
+             static_cast<std::size_t>(entry.shared_bytes), stream, device.dependent_launch, p, q, k, v);
+  if (launched != cudaSuccess || !plan.combines) return launched;
+  return launch_prefill_combine(api, p, device, stream);
 }
 
 }  // namespace bifolio::cuda

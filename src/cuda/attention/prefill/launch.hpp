@@ -48,10 +48,14 @@ struct prefill_entry {
 /// does not.
 [[nodiscard]] bool prefill_accepts_call(const attention_kernel_args& args, std::string* why) noexcept;
 
-/// `metadata`: that of the plan on the device. `device` has an encode_tensor_map.
+/// `metadata`: that of `plan` on the device. `device` has an encode_tensor_map.
 [[nodiscard]] cudaError_t launch_prefill(const runtime_api& api, const attention_kernel_args& args,
-                                         const prefill_metadata& metadata, const device_numbers& device,
-                                         cudaStream_t stream) noexcept;
+                                         const prefill_plan& plan, const prefill_metadata& metadata,
+                                         const device_numbers& device, cudaStream_t stream) noexcept;
+
+/// Launches the combine of partial results, after the kernel that writes them.
+[[nodiscard]] cudaError_t launch_prefill_combine(const runtime_api& api, const prefill_args& args,
+                                                 const device_numbers& device, cudaStream_t stream) noexcept;
 
 // One per translation unit.
 extern const prefill_entry prefill_bf16_64, prefill_bf16_96, prefill_bf16_128, prefill_bf16_192, prefill_bf16_256;

@@ -10,6 +10,7 @@
 
 #include "cuda/attention/prefill/args.hpp"
 #include "cuda/attention/prefill/pipeline.cuh"
+#include "cuda/attention/prefill/results.cuh"
 #include "cuda/attention/prefill/scheduler.cuh"
 #include "cuda/attention/prefill/shape.hpp"
 #include "cuda/attention/prefill/transform.cuh"
@@ -30,12 +31,15 @@ struct row_state {
   template <bool Transform>
   __device__ __forceinline__ void begin(const prefill_args& a, const prefill_work_tile& work, int warpgroup,
                                         int thread) {
-    const int packed = work.row_tile * prefill_tile_rows + warpgroup * 64 + (thread / 32) * 16 + (thread & 31) / 4;
+    const int first_token = (2 * work.row_tile + warpgroup) * a.tokens_per_half;
+    const int first_row = (thread / 32) * 16 + (thread & 31) / 4;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int row = packed + 8 * i;
-      token[i] = row / a.packed_heads;
-      head[i] = work.head + row - token[i] * a.packed_heads;
+      const int row = first_row + 8 * i;
+      const int of_half = row / a.packed_heads;
+      head[i] = work.head + row - of_half * a.packed_heads;
+      // Rows that no token of the half has belong to none of the sequence.
+      token[i] = of_half < a.tokens_per_half ? first_token + of_half : work.query_len;
       position[i] = work.seq_len - work.query_len + token[i];
       max[i] = -INFINITY;
       sum[i] = 0;
@@ -66,8 +70,7 @@ class mainloop {
   }
 
   /// Adds all key tiles of `e`, which is not empty, to o and the rows' maxima and sums.
-  __device__ __forceinline__ void process(const prefill_work_tile& work, const kv_range& e, row_state& rows,
-                                          float (&o)[S::out_registers]) {
+  __device__ __forceinline__ void process(const kv_range& e, row_state& rows, float (&o)[S::out_registers]) {
     float s[S::score_registers];
     std::uint32_t p[S::tile_keys / 16][4];
     float rescale[2];
@@ -82,21 +85,21 @@ class mainloop {
     ping_pong_arrive();
     release(stages_.k_empty(k_state_.stage));
     k_state_.advance();
-    softmax(s, tile, e, work, rows, rescale);
+    softmax(s, tile, e, rows, rescale);
     pack(s, p);
 
     if (tile > e.tile_begin) wait_keys();
     for (; tile > e.tile_begin; --tile) {
       ping_pong_sync();
       scores(s, q_state_.stage, k_state_.stage);
-      wait_values(tile, e, work);
+      wait_values(tile, e);
       values(o, p, v_state_.stage);
       ping_pong_arrive();
       device::wgmma_wait_group<1>();
       device::wgmma_fence_operands(s);
       release(stages_.k_empty(k_state_.stage));
       k_state_.advance();
-      softmax(s, tile - 1, e, work, rows, rescale);
+      softmax(s, tile - 1, e, rows, rescale);
       if (tile - 1 > e.tile_begin) wait_keys();
       device::wgmma_wait_all_after(rows.sum[0] + rows.sum[1]);
       device::wgmma_fence_operands(o);
@@ -110,13 +113,30 @@ class mainloop {
     }
     release(stages_.q_empty(q_state_.stage));
     q_state_.advance();
-    wait_values(tile, e, work);
+    wait_values(tile, e);
     values(o, p, v_state_.stage);
     device::wgmma_wait_group<0>();
     device::wgmma_fence_operands(o);
     release(stages_.v_empty(v_state_.stage));
     v_state_.advance();
     for (float& m : rows.max) m *= transform_.scale_log2;
+  }
+
+  /// The same for a warpgroup without rows: takes part in the pipeline and in ping-pong, computes nothing.
+  __device__ __forceinline__ void skip(const kv_range& e) {
+    device::mbarrier_wait_parity(stages_.q_full(q_state_.stage), q_state_.phase);
+    for (int tile = e.tile_end; tile > e.tile_begin; --tile) {
+      device::mbarrier_wait_parity(stages_.k_full(k_state_.stage), k_state_.phase);
+      ping_pong_sync();
+      ping_pong_arrive();
+      release(stages_.k_empty(k_state_.stage));
+      k_state_.advance();
+      device::mbarrier_wait_parity(stages_.v_full(v_state_.stage), v_state_.phase);
+      release(stages_.v_empty(v_state_.stage));
+      v_state_.advance();
+    }
+    release(stages_.q_empty(q_state_.stage));
+    q_state_.advance();
   }
 
  private:
@@ -173,7 +193,7 @@ class mainloop {
 
   // Waits for a tile of V. Rows past the sequence or before the window become zero, because 0 · NaN is NaN and slots
   // that no row attends to hold anything.
-  __device__ __forceinline__ void wait_values(int tile, const kv_range& e, const prefill_work_tile& work) {
+  __device__ __forceinline__ void wait_values(int tile, const kv_range& e) {
     device::mbarrier_wait_parity(stages_.v_full(v_state_.stage), v_state_.phase);
     if (a_.loading.by_copy) {  // brings the zeros
       device::fence_async_proxy();
@@ -181,7 +201,7 @@ class mainloop {
     }
     const int first_key = tile * S::tile_keys;
     const int below = max(0, e.begin - first_key);
-    const int valid = min(S::tile_keys, work.seq_len - first_key);
+    const int valid = min(S::tile_keys, e.seq_len - first_key);
     if (below == 0 && valid == S::tile_keys) return;
     for (int row = thread_ / 8; row < S::tile_keys; row += 16) {
       if (row >= below && row < valid) continue;
@@ -198,12 +218,12 @@ class mainloop {
   // Scores of keys that a row does not attend to become −inf, in tiles where there are any. The same as
   // attn::attends and is_in_window, as a range of keys for each row.
   __device__ __forceinline__ void mask(float (&s)[S::score_registers], int tile, int column, const kv_range& e,
-                                       const prefill_work_tile& work, const row_state& rows) const {
+                                       const row_state& rows) const {
     if ((tile + 1) * S::tile_keys > e.common_limit) {
       int limit[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        limit[i] = a_.causal ? min(work.seq_len, rows.position[i] + 1) : work.seq_len;
+        limit[i] = a_.causal ? min(e.seq_len, rows.position[i] + 1) : e.seq_len;
         if (a_.window_right >= 0) limit[i] = min(limit[i], rows.position[i] + a_.window_right + 1);
         limit[i] -= column;
       }
@@ -226,8 +246,8 @@ class mainloop {
   // Scores become probabilities against the running maximum; `rescale` is what older results must be multiplied with.
   // The maximum follows only where a score is more than max_slack above it, which is rare after the first tile: mostly
   // rescale is 1, and the lanes of a row need not exchange their maxima.
-  __device__ __forceinline__ void softmax(float (&s)[S::score_registers], int tile, const kv_range& e,
-                                          const prefill_work_tile& work, row_state& rows, float (&rescale)[2]) {
+  __device__ __forceinline__ void softmax(float (&s)[S::score_registers], int tile, const kv_range& e, row_state& rows,
+                                          float (&rescale)[2]) {
     const int column = tile * S::tile_keys + (thread_ & 3) * 2;
     float from_row[2] = {0, 0};  // what all scores of this thread's row lack
     if constexpr (Transform) {
@@ -245,7 +265,7 @@ class mainloop {
         }
       }
     }
-    mask(s, tile, column, e, work, rows);
+    mask(s, tile, column, e, rows);
     const float scale = transform_.scale_log2;
     float m[2] = {-INFINITY, -INFINITY};  // of this lane
 #pragma unroll

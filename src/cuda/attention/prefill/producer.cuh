@@ -20,13 +20,13 @@ __device__ __forceinline__ void load_queries(const prefill_args& a, const shared
                                              const tensor_map* map, const pipeline_state<Shape::q_stages>& state,
                                              const prefill_work_tile& work) {
   device::mbarrier_wait_parity(stages.q_empty(state.stage), state.phase ^ 1);
-  device::mbarrier_arrive_expect_tx(stages.q_full(state.stage), Shape::q_bytes);
-  const int rows = 64 / a.packed_heads;
-  const int token = work.query_start + work.row_tile * (prefill_tile_rows / a.packed_heads);
+  const int box_bytes = a.tokens_per_half * a.packed_heads * 128;
+  device::mbarrier_arrive_expect_tx(stages.q_full(state.stage), num_consumers * Shape::chunks * box_bytes);
+  const int token = work.query_start + 2 * work.row_tile * a.tokens_per_half;
   for (int w = 0; w < num_consumers; ++w) {
     for (int c = 0; c < Shape::chunks; ++c) {
       device::tma_load_3d(stages.q(state.stage) + (w * Shape::chunks + c) * Shape::q_chunk_bytes, map,
-                          stages.q_full(state.stage), c * 64, work.head, token + w * rows);
+                          stages.q_full(state.stage), c * 64, work.head, token + w * a.tokens_per_half);
     }
   }
 }
@@ -41,10 +41,11 @@ class tma_producer {
       : a_(args), stages_(stages), q_map_(q_map), k_map_(k_map), v_map_(v_map), lane_(static_cast<int>(threadIdx.x)) {}
 
   /// Fills the stages for all work tiles of the CTA.
-  __device__ __forceinline__ void run(tile_scheduler scheduler) {
-    for (; scheduler.has_work(); scheduler.advance()) {
-      const prefill_work_tile work = scheduler.work();
-      const kv_range e = kv_range_of<S::tile_keys>(a_, work);
+  template <class Source>
+  __device__ __forceinline__ void run(Source source) {
+    for (; source.next(); source.release()) {
+      const prefill_work_tile& work = source.work();
+      const kv_range e = kv_range_of(a_, work);
       if (e.tile_begin >= e.tile_end) continue;
       const int kv_head = work.head / a_.group_size;
       if (lane_ == 0) load_queries(a_, stages_, q_map_, q_state_, work);

@@ -5,11 +5,10 @@
 /// their own, so that most of it costs nothing: logit = unit · score, where the unit is the scale, the soft cap, or 1.
 
 #include "cuda/attention/prefill/args.hpp"
+#include "cuda/attention/prefill/results.cuh"
 #include "cuda/device/ptx.cuh"
 
 namespace bifolio::cuda::prefill {
-
-inline constexpr float log2e = 1.4426950408889634f;
 
 /// tanh(y) for |y| ≤ 1 as y · P(y²), within 1.6 · 2^-23 of its value (minimax, evaluated in float32 at 2·10^5 points).
 [[nodiscard]] __device__ __forceinline__ float tanh_polynomial(float y) {

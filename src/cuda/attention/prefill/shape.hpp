@@ -25,8 +25,8 @@ struct shape {
   static constexpr int num_threads = 128 * (1 + num_consumers);
   static constexpr int tile_rows = prefill_tile_rows(TileDims);
   // Registers of a thread; the sum over all warpgroups is what an SM has.
-  static constexpr int producer_registers = num_consumers == 3 ? 56 : 48;
-  static constexpr int consumer_registers = num_consumers == 3 ? 152 : 232;
+  static constexpr int producer_registers = num_consumers == 3 ? 32 : 48;
+  static constexpr int consumer_registers = num_consumers == 3 ? 160 : 232;
   static_assert(producer_registers + num_consumers * consumer_registers == 65536 / 128);
   static constexpr int stages = 2;  // of K and of V
   static constexpr int q_stages = TileDims <= 128 ? 2 : 1;

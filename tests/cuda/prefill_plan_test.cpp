@@ -71,10 +71,9 @@ struct step {
   /// What the n-th item is on the device.
   [[nodiscard]] cuda::prefill_work_tile item(std::int32_t n, const cuda::prefill_metadata& m) const {
     if (has_shares()) return m.work_tiles[n];
-    const std::int32_t group_items = m.header->num_work_tiles * m.header->heads_in_group;
-    const std::int32_t rest = n % group_items;
-    cuda::prefill_work_tile work = m.work_tiles[rest / m.header->heads_in_group];
-    work.head = (n / group_items * m.header->heads_in_group + rest % m.header->heads_in_group) * planned.packing.heads;
+    const cuda::prefill_place place = cuda::prefill_place_of(*m.header, n);
+    cuda::prefill_work_tile work = m.work_tiles[place.entry];
+    work.head = place.head * planned.packing.heads;
     return work;
   }
   /// The metadata as a kernel finds it on the device.
@@ -100,7 +99,7 @@ struct step {
     if (has_shares()) {
       for (std::int32_t cta = 0; cta < num_sms; ++cta) {
         std::int64_t share = 0;
-        for (std::int32_t n = m.shares[cta]; n < m.shares[cta + 1]; ++n) share += tiles_of(n);
+        for (std::int32_t n = m.ctas[cta].next - 1; n < m.ctas[cta].end; ++n) share += tiles_of(n);
         total += share;
         last = std::max(last, share);
       }
@@ -127,11 +126,26 @@ void check_plan(const step& s) {
   const cuda::prefill_plan& plan = s.planned;
   CHECK(m.header->num_split_outputs < std::max(s.num_sms, 2));
   CHECK(plan.num_partials <= cuda::prefill_max_partials(s.num_sms));
-  if (s.has_shares()) {
-    CHECK(m.shares[0] == 0);
-    CHECK(m.shares[s.num_sms] == m.header->num_items);
-    for (std::int32_t cta = 0; cta < s.num_sms; ++cta) CHECK(m.shares[cta] <= m.shares[cta + 1]);
+  // CTAs have consecutive shares, or begin with consecutive items.
+  std::int32_t end = 0;
+  for (std::int32_t cta = 0; cta < s.num_sms; ++cta) {
+    const cuda::prefill_cta& mine = m.ctas[cta];
+    const std::int32_t first = s.has_shares() ? mine.next - 1 : cta;
+    const std::int32_t own_end = s.has_shares() ? mine.end : m.header->num_items;
+    if (s.has_shares()) {
+      CHECK(first == end);
+      CHECK(first <= mine.end);
+    } else {
+      CHECK(mine.next == -1);
+      CHECK(mine.end == m.header->num_items);
+    }
+    end = own_end;
+    CHECK((mine.first.seq >= 0) == (first < own_end));
+    if (first >= own_end) continue;
+    const cuda::prefill_work_tile wanted = s.item(first, m);
+    CHECK(std::memcmp(&mine.first, &wanted, sizeof(wanted)) == 0);
   }
+  CHECK(end == m.header->num_items);
 
   struct part {
     std::int32_t begin, end, partial;

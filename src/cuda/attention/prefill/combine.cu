@@ -33,62 +33,58 @@ class row_combine {
     if (of_warpgroup >= a_.tokens_per_warpgroup || token >= work.query_len) return;
     const int head = work.head + row_of_warpgroup - of_warpgroup * a_.packed_heads;
 
-    float top = -INFINITY;
-    for (int i = lane_; i < output_.num_partials; i += 32) top = fmaxf(top, sums_of(i).x);
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, distance));
-    float sum = 0;
-    for (int i = 0; i < output_.num_partials; ++i) {
-      const float2 part = sums_of(i);
-      sum = fmaf(part.y, weight(part.x, top), sum);
-    }
     const float* const sink = a_.sinks != nullptr ? a_.sinks + head : nullptr;
-    const finished_row finished({top, sum}, sink);
     const std::int64_t at = work.query_start + token;
-    if (a_.lse != nullptr && lane_ == 0) a_.lse[at * a_.num_q_heads + head] = finished.lse;
     T* const out = static_cast<T*>(a_.out) + at * a_.out_token_stride + head * a_.out_head_stride;
     for (int column = lane_ * 4; column < a_.head_dim; column += 128) {
-      const float4 x = values(column, top);
+      float4 x;
+      const finished_row finished(values(column, x), sink);
       uint2 packed;
       packed.x = device::pack<T>(x.x * finished.factor, x.y * finished.factor);
       packed.y = device::pack<T>(x.z * finished.factor, x.w * finished.factor);
       *reinterpret_cast<uint2*>(out + column) = packed;
+      if (a_.lse != nullptr && column == 0) a_.lse[at * a_.num_q_heads + head] = finished.lse;
     }
   }
 
  private:
-  [[nodiscard]] __device__ __forceinline__ float2 sums_of(int part) const {
-    return __ldcg(partials_.sums(output_.first_partial + part, row_));
-  }
-  // No part of a row may have a key that it attends to.
+  // A part of a row may have no key that the row attends to.
   [[nodiscard]] __device__ __forceinline__ static float weight(float max, float top) {
     return max == -INFINITY ? 0.0f : device::exp2_fast(max - top);
   }
 
-  // Four columns of the sum of all parts.
-  [[nodiscard]] __device__ __forceinline__ float4 values(int column, float top) const {
-    float4 total = make_float4(0, 0, 0, 0);
+  // Four columns of the sum of all parts, and their maxima and sums as one.
+  [[nodiscard]] __device__ __forceinline__ row_sums values(int column, float4& total) const {
+    row_sums row = {-INFINITY, 0};
+    total = make_float4(0, 0, 0, 0);
     for (int base = 0; base < output_.num_partials; base += combine_batch) {
       float2 sums[combine_batch];
       float4 o[combine_batch];
 #pragma unroll
       for (int i = 0; i < combine_batch; ++i) {  // all loads of a batch are issued before the first is used
         // Past the end: the last one again, with no weight.
-        const int part = min(base + i, output_.num_partials - 1);
-        sums[i] = sums_of(part);
-        o[i] = __ldcg(reinterpret_cast<const float4*>(partials_.row(output_.first_partial + part, row_) + column));
+        const int partial = output_.first_partial + min(base + i, output_.num_partials - 1);
+        sums[i] = __ldcg(partials_.sums(partial, row_));
+        o[i] = __ldcg(reinterpret_cast<const float4*>(partials_.row(partial, row_) + column));
       }
+      float top = row.max;
+#pragma unroll
+      for (int i = 0; i < combine_batch; ++i) top = fmaxf(top, sums[i].x);
+      const float keep = weight(row.max, top);
+      row = {top, row.sum * keep};
+      total = make_float4(total.x * keep, total.y * keep, total.z * keep, total.w * keep);
 #pragma unroll
       for (int i = 0; i < combine_batch; ++i) {
         if (base + i >= output_.num_partials) continue;
         const float w = weight(sums[i].x, top);
+        row.sum = fmaf(sums[i].y, w, row.sum);
         total.x = fmaf(o[i].x, w, total.x);
         total.y = fmaf(o[i].y, w, total.y);
         total.z = fmaf(o[i].z, w, total.z);
         total.w = fmaf(o[i].w, w, total.w);
       }
     }
-    return total;
+    return row;
   }
 
   const prefill_args& a_;
@@ -102,13 +98,17 @@ __global__ void __launch_bounds__(combine_threads) combine_kernel(const __grid_c
   device::grid_dependency_launch();
   // The plan was uploaded before the kernel ahead of this one started; the partial results are that kernel's.
   const int num_rows = args.metadata.header->num_split_outputs * args.tile_rows;
-  device::grid_dependency_wait();
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int num_warps = static_cast<int>(gridDim.x) * (combine_threads / 32);
+  bool waited = false;
   for (int n = static_cast<int>(blockIdx.x) + warp * static_cast<int>(gridDim.x); n < num_rows; n += num_warps) {
     const prefill_split_output output = args.metadata.split_outputs[n / args.tile_rows];
-    row_combine<T>(args, output, n % args.tile_rows).run(args.metadata.work_tiles[output.work_tile]);
+    const prefill_work_tile work = args.metadata.work_tiles[output.work_tile];
+    if (!waited) device::grid_dependency_wait();
+    waited = true;
+    row_combine<T>(args, output, n % args.tile_rows).run(work);
   }
+  if (!waited) device::grid_dependency_wait();
 }
 
 }  // namespace

@@ -143,7 +143,6 @@ class planner {
     for (const std::uint64_t key : plan_.order) plan_.work_tiles.push_back(work_tile_of(input_, in_order(key), 0));
     plan_.header = {static_cast<std::int32_t>(plan_.work_tiles.size()) * num_heads_,
                     static_cast<std::int32_t>(plan_.work_tiles.size()), heads_in_group, 0};
-    plan_.shares.assign(static_cast<std::size_t>(num_sms_) + 1, 0);
     plan_.split_outputs.clear();
     plan_.num_partials = 0;
   }
@@ -171,6 +170,7 @@ class planner {
     plan_.work_tiles.clear();
     plan_.split_outputs.clear();
     plan_.num_partials = 0;
+    plan_.shares.resize(static_cast<std::size_t>(num_sms_) + 1);
     std::int32_t cta = 0;
     std::int64_t left = share;
     plan_.shares[0] = 0;
@@ -230,6 +230,25 @@ class planner {
   std::int32_t num_heads_;
   std::int64_t total_cost_;
 };
+
+prefill_cta first_of(const prefill_plan& plan, std::int32_t cta) noexcept {
+  prefill_cta record = {};
+  record.first.seq = -1;
+  if (plan.header.heads_in_group == 0) {
+    const auto share = plan.shares.begin() + cta;
+    record.next = share[0] + 1;
+    record.end = share[1];
+    if (share[0] < share[1]) record.first = plan.work_tiles[static_cast<std::size_t>(share[0])];
+    return record;
+  }
+  record.next = -1;
+  record.end = plan.header.num_items;
+  if (cta >= plan.header.num_items) return record;
+  const prefill_place place = prefill_place_of(plan.header, cta);
+  record.first = plan.work_tiles[static_cast<std::size_t>(place.entry)];
+  record.first.head = place.head * plan.packing.heads;
+  return record;
+}
 
 }  // namespace
 
@@ -292,8 +311,10 @@ std::int64_t max_prefill_work_tiles(const attention_spec& spec, const step_limit
 void write_metadata(const prefill_plan& plan, std::int32_t num_sms, std::byte* begin) noexcept {
   std::memcpy(begin, &plan.header, sizeof(plan.header));
   begin += sizeof(plan.header);
-  std::memcpy(begin, plan.shares.data(), plan.shares.size() * sizeof(plan.shares[0]));
-  begin += prefill_shares_bytes(num_sms);
+  for (std::int32_t cta = 0; cta < num_sms; ++cta, begin += sizeof(prefill_cta)) {
+    const prefill_cta record = first_of(plan, cta);
+    std::memcpy(begin, &record, sizeof(record));
+  }
   if (!plan.split_outputs.empty()) {
     std::memcpy(begin, plan.split_outputs.data(), plan.split_outputs.size() * sizeof(plan.split_outputs[0]));
   }
@@ -304,14 +325,12 @@ void write_metadata(const prefill_plan& plan, std::int32_t num_sms, std::byte* b
 }
 
 prefill_metadata prefill_metadata_at(const std::byte* begin, std::int32_t num_sms) noexcept {
+  const auto size = static_cast<std::size_t>(num_sms);
   prefill_metadata m;
   m.header = reinterpret_cast<const prefill_header*>(begin);
-  begin += sizeof(prefill_header);
-  m.shares = reinterpret_cast<const std::int32_t*>(begin);
-  begin += prefill_shares_bytes(num_sms);
-  m.split_outputs = reinterpret_cast<const prefill_split_output*>(begin);
-  begin += static_cast<std::size_t>(num_sms) * sizeof(prefill_split_output);
-  m.work_tiles = reinterpret_cast<const prefill_work_tile*>(begin);
+  m.ctas = reinterpret_cast<const prefill_cta*>(m.header + 1);
+  m.split_outputs = reinterpret_cast<const prefill_split_output*>(m.ctas + size);
+  m.work_tiles = reinterpret_cast<const prefill_work_tile*>(m.split_outputs + size);
   return m;
 }
 

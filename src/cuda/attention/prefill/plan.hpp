@@ -15,6 +15,7 @@
 ///
 /// No bit of a row depends on its place in a tile, on packing, or on the order of work tiles; it does on the cuts.
 
+#include <bifolio/detail/host_device.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -63,6 +64,15 @@ struct alignas(16) prefill_work_tile {
 };
 static_assert(sizeof(prefill_work_tile) == 48);
 
+/// What a CTA begins with: the kernel needs one load before its first keys.
+struct alignas(16) prefill_cta {
+  prefill_work_tile first;  // seq < 0: the CTA has no work
+  std::int32_t next;        // work tile of its share after that, or negative: the counter says
+  std::int32_t end;         // of its share, or of all items
+  std::int32_t unused[2];
+};
+static_assert(sizeof(prefill_cta) == 64);
+
 /// A row tile that is computed in parts.
 struct alignas(16) prefill_split_output {
   std::int32_t work_tile;      // one of its parts
@@ -71,6 +81,7 @@ struct alignas(16) prefill_split_output {
   std::int32_t unused;
 };
 
+/// Of the list of work tiles.
 struct alignas(16) prefill_header {
   std::int32_t num_items;       // work tiles, over all heads
   std::int32_t num_work_tiles;  // in the list
@@ -81,7 +92,7 @@ struct alignas(16) prefill_header {
 /// The scheduler metadata on the device.
 struct prefill_metadata {
   const prefill_header* header = nullptr;
-  const std::int32_t* shares = nullptr;  ///< [num_sms + 1]: first work tile of each CTA's share, and the end
+  const prefill_cta* ctas = nullptr;                    ///< [num_sms]
   const prefill_split_output* split_outputs = nullptr;  ///< [num_sms]
   const prefill_work_tile* work_tiles = nullptr;
 };
@@ -97,12 +108,27 @@ struct prefill_packing {
   return {packed_heads, prefill_warpgroup_rows / packed_heads, prefill_num_consumers(prefill_tile_dims(head_dim))};
 }
 
+/// The work tile of item n of the list, of which each entry stands for all heads: groups of heads, in each entry after
+/// entry, for each the heads of the group.
+struct prefill_place {
+  std::int32_t entry;
+  std::int32_t head;  // in units of packed ones
+};
+[[nodiscard]] BIFOLIO_HOST_DEVICE constexpr prefill_place prefill_place_of(const prefill_header& header,
+                                                                           std::int32_t n) noexcept {
+  const std::int32_t group_items = header.num_work_tiles * header.heads_in_group;
+  const std::int32_t group = n / group_items;
+  const std::int32_t rest = n - group * group_items;
+  const std::int32_t entry = rest / header.heads_in_group;
+  return {entry, group * header.heads_in_group + rest - entry * header.heads_in_group};
+}
+
 /// Prefill's part of a step. The vectors keep their capacity.
 struct prefill_plan {
   std::vector<std::int32_t> seqs;
   prefill_packing packing;
   prefill_header header{};
-  std::vector<std::int32_t> shares;
+  std::vector<std::int32_t> shares;  ///< [num_sms + 1]: first work tile of each CTA's share, and the end
   std::vector<prefill_split_output> split_outputs;
   std::vector<prefill_work_tile> work_tiles;
   std::int32_t num_partials = 0;
@@ -152,13 +178,10 @@ struct prefill_estimate {
 
 inline constexpr std::size_t prefill_num_counters = 1;
 
-/// Bytes of the scheduler metadata: header, shares, split outputs, work tiles, in this order.
-[[nodiscard]] constexpr std::size_t prefill_shares_bytes(std::int32_t num_sms) noexcept {
-  return (static_cast<std::size_t>(num_sms) + 4) / 4 * 4 * sizeof(std::int32_t);
-}
+/// Bytes of the scheduler metadata: header, CTAs, split outputs, work tiles, in this order.
 [[nodiscard]] constexpr std::size_t prefill_metadata_bytes(std::int64_t num_work_tiles, std::int32_t num_sms) noexcept {
-  return sizeof(prefill_header) + prefill_shares_bytes(num_sms) +
-         static_cast<std::size_t>(num_sms) * sizeof(prefill_split_output) +
+  return sizeof(prefill_header) +
+         static_cast<std::size_t>(num_sms) * (sizeof(prefill_cta) + sizeof(prefill_split_output)) +
          static_cast<std::size_t>(num_work_tiles) * sizeof(prefill_work_tile);
 }
 /// Writes them to `begin`, which is aligned to 16 bytes.

@@ -58,45 +58,38 @@ struct work_slots {
   }
 };
 
+/// A value that is the same in all lanes, so that the compiler knows it: what depends on it, such as the stages that
+/// matrix descriptors are made from, stays in uniform registers.
+[[nodiscard]] __device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
+
 /// The end of the producer's first warp: takes the CTA's work tiles and hands each on.
 class work_source {
  public:
   __device__ __forceinline__ work_source(const prefill_args& args, work_slots& slots)
-      : a_(args),
-        slots_(slots),
-        lane_(static_cast<int>(threadIdx.x) & 31),
-        has_shares_(args.metadata.header->heads_in_group == 0) {
-    if (has_shares_) {
-      next_ = args.metadata.shares[blockIdx.x];
-      end_ = args.metadata.shares[blockIdx.x + 1];
-    } else {
-      next_ = static_cast<int>(blockIdx.x);
-      end_ = args.metadata.header->num_items;
-    }
+      : a_(args), slots_(slots), lane_(static_cast<int>(threadIdx.x) & 31) {
+    const prefill_cta& mine = args.metadata.ctas[blockIdx.x];
+    next_ = mine.next;
+    end_ = mine.end;
+    has_shares_ = next_ >= 0;
+    if (lane_ == 0) slots_.work[0] = mine.first;
+    __syncwarp();
   }
 
   /// Takes the next work tile, which the other warps get too. False, for them as well: there is none.
   [[nodiscard]] __device__ __forceinline__ bool next() {
-    if (next_ < 0) next_ = counted();
-    const bool any = next_ < end_;
     const int slot = state_.stage;
-    device::mbarrier_wait_parity(device::shared_address(slots_.empty + slot), state_.phase ^ 1);
-    if (lane_ == 0) {
-      if (any) {
-        put(slots_.work[slot], next_);
-      } else {
-        slots_.work[slot].seq = -1;
-      }
-      device::mbarrier_arrive(device::shared_address(slots_.full + slot));
+    if (!is_first_) {
+      if (!has_shares_) next_ = counted();
+      device::mbarrier_wait_parity(device::shared_address(slots_.empty + slot), state_.phase ^ 1);
+      if (lane_ == 0) put(slots_.work[slot], next_);
+      if (has_shares_) ++next_;
     }
+    is_first_ = false;
+    if (lane_ == 0) device::mbarrier_arrive(device::shared_address(slots_.full + slot));
     __syncwarp();
     state_.advance();
-    if (has_shares_) {
-      ++next_;
-    } else if (any) {
-      count();
-      next_ = -1;
-    }
+    const bool any = uniform(work().seq) >= 0;
+    if (any && !has_shares_) count();
     return any;
   }
   /// The one that was taken, in shared memory, until the one after the next is.
@@ -106,21 +99,18 @@ class work_source {
   __device__ __forceinline__ void release() const {}
 
  private:
-  // Each entry of the list stands for all heads: groups of heads, in each entry after entry, for each the heads of the
-  // group.
   __device__ __forceinline__ void put(prefill_work_tile& to, int n) const {
-    int entry = n;
-    int head = -1;
-    if (!has_shares_) {
-      const prefill_header header = *a_.metadata.header;
-      const int group_items = header.num_work_tiles * header.heads_in_group;
-      const int group = n / group_items;
-      const int rest = n - group * group_items;
-      entry = rest / header.heads_in_group;
-      head = (group * header.heads_in_group + rest - entry * header.heads_in_group) * a_.packed_heads;
+    if (n >= end_) {
+      to.seq = -1;
+      return;
     }
-    to = a_.metadata.work_tiles[entry];
-    if (head >= 0) to.head = head;
+    if (has_shares_) {
+      to = a_.metadata.work_tiles[n];
+      return;
+    }
+    const prefill_place place = prefill_place_of(*a_.metadata.header, n);
+    to = a_.metadata.work_tiles[place.entry];
+    to.head = place.head * a_.packed_heads;
   }
 
   // The first work tile of a CTA is that of its own number; the counter counts those after. Asked for as soon as a work
@@ -137,15 +127,12 @@ class work_source {
   const prefill_args& a_;
   work_slots& slots_;
   int lane_;
+  int next_, end_;
   bool has_shares_;
-  int next_, end_;            // next_ < 0: the counter says
+  bool is_first_ = true;      // it is there already
   std::uint32_t before_ = 0;  // lane 0
   pipeline_state<work_slots::num_slots> state_;
 };
-
-/// A value that is the same in all lanes, so that the compiler knows it: what depends on it, such as the stages that
-/// matrix descriptors are made from, stays in uniform registers.
-[[nodiscard]] __device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
 
 /// The end of any other warp.
 class work_queue {

@@ -84,6 +84,7 @@ char pool_watcher::letter(request_id request, std::int32_t sample) const {
 
 char pool_watcher::letter_of(const who& one) {
   if (const auto found = letters_.find(one); found != letters_.end()) return found->second;
+  if (letters_.size() == all_letters.size()) return no_letter;
   for (const char letter : all_letters) {
     if (std::none_of(letters_.begin(), letters_.end(), [&](const auto& other) { return other.second == letter; })) {
       letters_[one] = letter;

@@ -6,6 +6,8 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <ctime>
 #include <thread>
 
@@ -63,22 +65,25 @@ int run(const options& o) {
   (void)::listen(listening, 128);  // the library's own queue of five drops connections that come at once
   tools::write_stderr(fmt::format("serving {} at http://{}:{}/\n", facts.name, o.host, port));
 
+  std::atomic<bool> has_ended = false;
   std::thread watcher([&] {
     int taken = 0;
     if (sigwait(&signals, &taken) != 0) return;
     tools::write_stderr("shutting down: no further requests; a second signal ends those that run\n");
     texts.drain(false);
-    while (!server.is_running()) std::this_thread::yield();  // a signal before the first accept
-    std::thread stopper([&] { server.stop(); });
-    const timespec limit{o.drain_seconds, 0};
-    (void)sigtimedwait(&signals, nullptr, &limit);
+    // The server cuts what it is sending when it stops, so it goes on until all has been sent.
+    const timespec a_moment{0, 20'000'000};
+    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(o.drain_seconds);
+    while (texts.counts().num_calls + paths.num_open() > 0 && std::chrono::steady_clock::now() < limit) {
+      if (sigtimedwait(&signals, nullptr, &a_moment) > 0) break;
+    }
     texts.drain(true);
-    stopper.join();
+    while (!server.is_running() && !has_ended) std::this_thread::yield();  // a signal before the first accept
+    if (!has_ended) server.stop();
   });
   const bool was_fine = server.listen_after_bind();  // returns when all connections have ended
-  // Whoever comes here without a signal wakes the watcher, and one that still waits for the limit.
-  (void)pthread_kill(watcher.native_handle(), SIGTERM);
-  (void)pthread_kill(watcher.native_handle(), SIGINT);
+  has_ended = true;
+  if (!was_fine) (void)pthread_kill(watcher.native_handle(), SIGTERM);  // nobody told it to end
   watcher.join();
   tools::write_stderr("all connections have ended\n");
   return was_fine ? 0 : 1;

@@ -35,7 +35,7 @@ routes::routes(httplib::Server& server, service& texts, const model_facts& model
   server.set_read_timeout(5);
   server.set_write_timeout(chosen.write_seconds);
   server.set_tcp_nodelay(true);
-  server.set_payload_max_length(static_cast<std::size_t>(chosen.max_body_kib) * 1024);
+  server.set_payload_max_length(std::size_t{64} << 20);  // of paths that take no body; `read_body` has the real bound
   server.set_logger([this](const Request&, const Response& answer) {
     const auto found = std::find(statuses.begin(), statuses.end() - 1, answer.status);
     ++by_status_[static_cast<std::size_t>(found - statuses.begin())];
@@ -75,37 +75,38 @@ routes::routes(httplib::Server& server, service& texts, const model_facts& model
                             {"max_model_len", model_.max_positions}});
     answer.set_content(to_text(list), json_type);
   });
-  server.Post("/v1/completions", [this](const Request& asked, Response& answer, const httplib::ContentReader& body) {
-    complete(asked, body, answer, false);
+  server.Post("/v1/completions", [this](const Request&, Response& answer, const httplib::ContentReader& body) {
+    complete(body, answer, false);
   });
-  server.Post("/v1/chat/completions",
-              [this](const Request& asked, Response& answer, const httplib::ContentReader& body) {
-                complete(asked, body, answer, true);
-              });
+  server.Post("/v1/chat/completions", [this](const Request&, Response& answer, const httplib::ContentReader& body) {
+    complete(body, answer, true);
+  });
 }
 
-/// Bounded here as well: the library's own bound does not count a chunked body.
-std::string routes::read_body(const httplib::Request& asked, const httplib::ContentReader& body) const {
+/// Bounded here as well: the library's own bound does not count a chunked body. Of one that is too large a little more
+/// is read and dropped, because a client that is still sending does not see an answer.
+std::string routes::read_body(const httplib::ContentReader& body) const {
+  constexpr std::size_t dropped_bytes = std::size_t{16} << 20;
   const auto limit = static_cast<std::size_t>(chosen_.max_body_kib) * 1024;
   std::string text;
-  bool fits = asked.get_header_value<std::uint64_t>("Content-Length") <= limit;
-  const bool is_read = fits && body([&](const char* data, std::size_t size) {
-                         fits = size <= limit - text.size();
-                         if (fits) text.append(data, size);
-                         return fits;
-                       });
-  if (!fits) throw api_error(413, fmt::format("the body has more than {} bytes (--max-body-kib)", limit));
+  std::size_t num_bytes = 0;
+  const bool is_read = body([&](const char* data, std::size_t size) {
+    num_bytes += size;
+    if (num_bytes <= limit) text.append(data, size);
+    return num_bytes <= limit + dropped_bytes;
+  });
+  if (num_bytes > limit) throw api_error(413, fmt::format("the body has more than {} bytes (--max-body-kib)", limit));
   if (!is_read) throw api_error(400, "the body ended before its announced length");
   return text;
 }
 
-void routes::complete(const httplib::Request& asked, const httplib::ContentReader& body, httplib::Response& answer,
-                      bool is_chat) {
-  completion_request what = parse_request(read_body(asked, body), is_chat, model_);
+void routes::complete(const httplib::ContentReader& body, httplib::Response& answer, bool is_chat) {
+  completion_request what = parse_request(read_body(body), is_chat, model_);
   const bool streams = what.stream;
   answer_head head{fmt::format("{}-{}", is_chat ? "chatcmpl" : "cmpl", num_answers_++), std::time(nullptr), model_.name,
                    is_chat};
   const std::shared_ptr<call> one = texts_.submit(std::move(what));
+  ++num_open_;
   if (streams) {
     stream(one, head, answer);
   } else {
@@ -136,7 +137,7 @@ void routes::stream(const std::shared_ptr<call>& one, const answer_head& head, h
         if (news.is_done) sink.done();
         return true;
       },
-      [this, one](bool) { texts_.cancel(one); });
+      [this, one](bool) { release(one); });
 }
 
 /// Chunked as well, so that the client's going is noticed while the text is made.
@@ -159,7 +160,13 @@ void routes::answer_whole(const std::shared_ptr<call>& one, const answer_head& h
         sink.done();
         return true;
       },
-      [this, one](bool) { texts_.cancel(one); });
+      [this, one](bool) { release(one); });
+}
+
+/// Everything was written, or the client is gone.
+void routes::release(const std::shared_ptr<call>& one) {
+  texts_.cancel(one);
+  --num_open_;
 }
 
 std::string routes::metrics() {

@@ -93,7 +93,7 @@ class lines_writer final : public sequence_writer {
     const auto used = static_cast<std::size_t>(std::ranges::count(picture, '\n')) + 2;
     const std::size_t room = size.rows > used ? size.rows - used : 1;
     if (style_.live && shown.size() > room) {  // those that run come first
-      std::ranges::stable_partition(shown, [&](std::size_t i) { return letters[i] != ' '; });
+      std::stable_partition(shown.begin(), shown.end(), [&](std::size_t i) { return letters[i] != ' '; });
       shown.resize(room);
     }
     std::string lines;

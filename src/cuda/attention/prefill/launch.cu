@@ -30,6 +30,11 @@ CUtensorMapDataType map_type(dtype type) noexcept {
       return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
     case dtype::bf16:
       return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    case dtype::e4m3:
+    case dtype::e5m2:
+    case dtype::i8:
+    case dtype::u8:
+      return CU_TENSOR_MAP_DATA_TYPE_UINT8;
   }
   __builtin_unreachable();
 }
@@ -64,6 +69,10 @@ const prefill_entry* find_prefill_entry(dtype type, std::int32_t head_dim) noexc
   const auto of = [](const prefill_entry& f16, const prefill_entry& bf16, dtype wanted) -> const prefill_entry* {
     switch (wanted) {
       case dtype::f32:
+      case dtype::e4m3:
+      case dtype::e5m2:
+      case dtype::i8:
+      case dtype::u8:
         return nullptr;
       case dtype::f16:
         return &f16;

@@ -96,29 +96,59 @@ std::vector<token_id> encode_scored(const options& o, const loaded_model& model,
   return ids;
 }
 
+/// How keys and values are stored.
+struct cache_codes {
+  bifolio::kv_code k;
+  bifolio::kv_code v;
+};
+
+/// From the first tokens of a prompt, or of the text that is scored.
+void add_static_scales(bifolio::cache_engine_config& cache, const options& o, model_runner& network,
+                       bifolio::backend& where, std::span<const token_id> ids) {
+  constexpr std::size_t most_ids = 256;
+  static_scales scales = calibrate(network, where, cache.layout.k.code, cache.layout.v.code,
+                                   ids.first(std::min(ids.size(), most_ids)), o.max_batch_tokens);
+  cache.k_scales = std::move(scales.k);
+  cache.v_scales = std::move(scales.v);
+}
+
 void score_file(const options& o, const loaded_model& model, model_runner& network, bifolio::backend& where,
-                std::int32_t max_positions) {
+                const cache_codes& codes, std::int32_t max_positions) {
   const std::vector<token_id> ids = encode_scored(o, model, max_positions);
   const std::int64_t num_blocks = bifolio::blocks_for(static_cast<std::int64_t>(ids.size()), o.block_size);
-  bifolio::cache_engine engine(where, cache_config(network.config(), o.layout, o.kv_type, o.block_size, num_blocks));
+  bifolio::cache_engine_config cache =
+      cache_config(network.config(), o.layout, codes.k, codes.v, o.block_size, num_blocks);
+  add_static_scales(cache, o, network, where, ids);
+  bifolio::cache_engine engine(where, cache);
   const score result = score_tokens(network, engine, ids, o.max_batch_tokens, o.deterministic);
   tools::write_stdout(fmt::format("{{\"num_ids\": {}, \"mean_nll\": {:.8f}, \"num_best\": {}}}\n", ids.size(),
                                   result.mean_nll, result.num_best));
 }
 
+/// "e4m3", or "K e4m3, V bf16".
+std::string names_of(const cache_codes& codes) {
+  if (codes.k == codes.v) return std::string(short_name(codes.k));
+  return fmt::format("K {}, V {}", short_name(codes.k), short_name(codes.v));
+}
+
 void generate_text(const options& o, const loaded_model& model, model_runner& network, bifolio::backend& where,
-                   std::int32_t max_positions) {
+                   const cache_codes& codes, std::int32_t max_positions) {
   const model_config& c = network.config();
   const std::vector<prompt> prompts = collect_prompts(o, model);
   std::vector<std::vector<token_id>> ids;
   for (const prompt& each : prompts) ids.push_back(each.ids);
   const auto num_sequences = static_cast<std::int64_t>(prompts.size()) * o.num_samples;
 
-  const bifolio::kv_layout layout = bifolio::make_layout(o.layout, o.kv_type, c.num_kv_heads, c.head_dim, o.block_size);
-  const std::int64_t num_blocks = choose_num_blocks(o, layout, c.num_layers, num_sequences, max_positions);
-  bifolio::cache_engine engine(where, {c.num_layers, num_blocks, layout});
+  bifolio::cache_engine_config cache = cache_config(c, o.layout, codes.k, codes.v, o.block_size, 1);
+  const bifolio::kv_layout& layout = cache.layout;
+  const std::int64_t num_blocks = cache.num_blocks =
+      choose_num_blocks(o, layout, c.num_layers, num_sequences, max_positions);
+  std::span<const token_id> sample = ids.front();
+  add_static_scales(cache, o, network, where,
+                    sample.first(std::min(sample.size(), static_cast<std::size_t>(max_positions))));
+  bifolio::cache_engine engine(where, cache);
   tools::write_stderr(fmt::format("cache: {} blocks of {} tokens in {}, {} {}, on {}\n", num_blocks, o.block_size,
-                                  format_bytes(static_cast<std::int64_t>(engine.num_bytes())), to_string(o.kv_type),
+                                  format_bytes(static_cast<std::int64_t>(engine.num_bytes())), names_of(codes),
                                   to_string(o.layout), where.description()));
 
   std::vector<sequence_record> records;
@@ -159,7 +189,7 @@ void generate_text(const options& o, const loaded_model& model, model_runner& ne
   }
 }
 
-void run(options o) {
+void run(const options& o) {
   const std::filesystem::path path = o.model.empty() ? find_bundled_model() : o.model;
   const loaded_model model = load_model(path, o.tokenizer);
   const model_config& c = model.weights.config;
@@ -167,13 +197,13 @@ void run(options o) {
 
   const auto workers = make_workers(o.num_threads);
   const placed_model placed = place_model(o.device, model.weights, *workers, o.types, o.isa);
-  o.kv_type = placed.kv_type;
+  const cache_codes codes{placed.k_code, placed.v_code};
   tools::write_stderr(fmt::format("model: {}: {}\n", tools::printable_line(path.string()), describe(c)));
 
   if (o.score_file.empty()) {
-    generate_text(o, model, *placed.runner, *placed.where, max_positions);
+    generate_text(o, model, *placed.runner, *placed.where, codes, max_positions);
   } else {
-    score_file(o, model, *placed.runner, *placed.where, max_positions);
+    score_file(o, model, *placed.runner, *placed.where, codes, max_positions);
   }
 }
 

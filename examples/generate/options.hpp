@@ -32,8 +32,7 @@ struct options {
   std::uint64_t seed = 1;
   std::int32_t num_samples = 1;
   std::string device = "auto";
-  attention_types types;                         ///< those that were named
-  bifolio::dtype kv_type = bifolio::dtype::f32;  ///< of the cache; known with the device
+  attention_types types;  ///< those that were named
   bool deterministic = false;
   bifolio::layout_kind layout = bifolio::layout_kind::hnd;
   std::int32_t block_size = 16;

@@ -23,7 +23,7 @@ class upload_ring;
 struct cache_engine_config {
   std::int32_t num_layers = 0;
   std::int64_t num_blocks = 0;
-  kv_layout layout;  ///< from make_layout
+  kv_layout layout{};  ///< from make_layout
   /// Steps whose arrays may be on their way to the device before `upload` waits for the oldest of them; 1 to 64.
   std::int32_t num_staging_slots = 4;
   /// Static scales of the planes whose code has them, else empty: [num_layers] or [num_layers, num_kv_heads], each from

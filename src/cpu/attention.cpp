@@ -56,7 +56,7 @@ attention_args args_of(const attention_plan& plan, const cpu_attention_plan& sta
   args.qk_head_dim = plan.spec.qk_head_dim;
   args.v_head_dim = plan.spec.v_head_dim;
   args.block_size = plan.spec.block_size;
-  args.scale = params.scale;
+  args.scale = scale_of(plan.spec, params);
   args.soft_cap = params.soft_cap;
   args.q_type = plan.spec.q_type;
   args.out_type = plan.spec.out_type;

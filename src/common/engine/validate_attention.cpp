@@ -421,8 +421,8 @@ errc attention(const attention_plan& plan, const attention_params& params, std::
   if (code == errc::ok)
     code = expect_equal("num_tokens of the batch", params.batch.num_tokens, plan.num_tokens, refuse);
   if (code != errc::ok) return code;
-  if (!std::isfinite(params.scale)) {
-    return refuse(errc::invalid_argument, "scale is ", params.scale, "; it must be finite");
+  if (params.scale && !std::isfinite(*params.scale)) {
+    return refuse(errc::invalid_argument, "scale is ", *params.scale, "; it must be finite");
   }
   if (!std::isfinite(params.soft_cap) || params.soft_cap < 0) {
     return refuse(errc::invalid_argument, "soft_cap is ", params.soft_cap,

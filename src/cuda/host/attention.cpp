@@ -92,7 +92,7 @@ attention_kernel_args args_of(const attention_plan& plan, const attention_params
   args.head_dim = spec.qk_head_dim;
   args.v_head_dim = spec.v_head_dim;
   args.block_size = spec.block_size;
-  args.scale = params.scale;
+  args.scale = scale_of(spec, params);
   args.soft_cap = params.soft_cap;
   args.window_left = spec.window_left < 0 ? -1 : spec.window_left;
   args.window_right = spec.causal ? 0 : spec.window_right < 0 ? -1 : spec.window_right;

@@ -310,7 +310,7 @@ std::int32_t decode_grid(const attention_spec& spec, const device_numbers& devic
 void plan_step(const plan_input& input, const detail::forced_implementation& forced, const planning_history& history,
                step_plans& plans) {
   const implementation* const only =
-      forced.name.empty() ? nullptr : &detail::choose_implementation(implementations(), input, forced);
+      forced.name.empty() ? nullptr : &detail::forced_entry(implementations(), input, forced);
   const auto may_serve = [&](implementation_id id) {
     return only == nullptr ? entry_of(id).accepts(input, nullptr) : only->id == id;
   };

@@ -44,7 +44,10 @@ void add_row_options(CLI::App& app, row_options& o) {
   app.add_option("--dtype", o.q_dtypes, "Dtypes of queries and outputs: " + std::string(tensor_dtype_names))
       ->delimiter(',')
       ->capture_default_str();
-  app.add_option("--kv-dtype", o.kv_dtypes, "Dtypes of keys and values")->delimiter(',')->capture_default_str();
+  app.add_option("--kv-dtype", o.kv_dtypes,
+                 "Codes of keys and values: f32, f16, bf16, e4m3, e5m2, i8, e4m3-token, i8-token, u8-token …")
+      ->delimiter(',')
+      ->capture_default_str();
   app.add_option("--batch", o.batches, "Numbers of sequences")->delimiter(',')->capture_default_str();
   app.add_option("--query-len", o.query_lens, "New tokens of each sequence")->delimiter(',')->capture_default_str();
   app.add_option("--context", o.contexts, "Tokens visible in each sequence, new ones included")
@@ -138,7 +141,7 @@ std::vector<setting> settings_of(const row_options& o, std::uint64_t seed) {
   s.deterministic = o.deterministic;
   const auto batches = batches_of(o, seed);
   for (const auto& kv : o.kv_dtypes) {
-    s.kv_type = parse_dtype(kv);
+    s.kv = parse_kv_code(kv);
     for (const auto& q : o.q_dtypes) {
       s.q_type = parse_dtype(q);
       for (const auto& layout : o.layouts) {

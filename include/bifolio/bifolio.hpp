@@ -9,6 +9,7 @@
 #include <bifolio/block_table.hpp>
 #include <bifolio/buffer.hpp>
 #include <bifolio/cache_engine.hpp>
+#include <bifolio/calibration.hpp>
 #include <bifolio/content_key.hpp>
 #include <bifolio/cpu.hpp>
 #include <bifolio/cuda.hpp>

@@ -45,7 +45,7 @@ struct prefix_cache_config {
 
 /// The known tokens of a sequence, and everything else that their K and V depend on. Borrowed.
 struct prompt_view {
-  std::span<const token_id> tokens;
+  std::span<const token_id> tokens{};
   prefix_scope scope{};
   std::span<const extra_key> extras{};  ///< by rising position
   /// Keys of the first blocks, from `prefix_cache::append_keys`, for callers that look up more than once; else empty.

@@ -52,18 +52,18 @@ struct scheduled_seq {
 /// swap_outs, then copies, then append and attention; swap_ins at any time after the copies, but before the next step.
 struct step_plan {
   std::int64_t step = 0;  ///< running number
-  std::vector<scheduled_seq> seqs;
-  std::vector<block_copy> copies;     ///< copy-on-write, to be carried out before anything of the step is appended
-  std::vector<block_copy> swap_outs;  ///< (device block, host block)
-  std::vector<block_copy> swap_ins;   ///< (host block, device block)
-  std::vector<seq_id> swapped_out;    ///< preempted, keeping their tokens' K and V in host blocks
-  std::vector<seq_id> swapped_in;     ///< back on the device; computed from the next step on
-  std::vector<seq_id> preempted;      ///< back in the waiting queue; their blocks are free again
-  std::vector<request_id> aborted;    ///< requests dropped by `scheduler::post_abort`
-  std::int64_t num_tokens = 0;        ///< Σ query_len
+  std::vector<scheduled_seq> seqs{};
+  std::vector<block_copy> copies{};     ///< copy-on-write, to be carried out before anything of the step is appended
+  std::vector<block_copy> swap_outs{};  ///< (device block, host block)
+  std::vector<block_copy> swap_ins{};   ///< (host block, device block)
+  std::vector<seq_id> swapped_out{};    ///< preempted, keeping their tokens' K and V in host blocks
+  std::vector<seq_id> swapped_in{};     ///< back on the device; computed from the next step on
+  std::vector<seq_id> preempted{};      ///< back in the waiting queue; their blocks are free again
+  std::vector<request_id> aborted{};    ///< requests dropped by `scheduler::post_abort`
+  std::int64_t num_tokens = 0;          ///< Σ query_len
   /// Moves of layer groups 1, 2, …; those of group 0 are above. Empty with one group.
-  std::vector<group_moves> groups;
-  std::vector<seq_id> encoded;  ///< with cross groups: sequences whose encoder output this step computes and stores
+  std::vector<group_moves> groups{};
+  std::vector<seq_id> encoded{};  ///< with cross groups: sequences whose encoder output this step computes and stores
   /// Whether there is nothing to execute and nothing to commit.
   [[nodiscard]] bool empty() const noexcept { return seqs.empty() && swapped_out.empty() && swapped_in.empty(); }
   friend bool operator==(const step_plan&, const step_plan&) = default;

@@ -13,6 +13,7 @@ find include/bifolio src \( -name '*.hpp' -o -name '*.cpp' -o -name '*.cuh' -o -
     allowed["scheduler"] = "base cache"
     allowed["engine"]    = "base attention"
     allowed["attention"] = "base engine"
+    allowed["model"]     = "base cache scheduler engine attention"
     allowed["storage"]   = "base cache scheduler engine attention"
     allowed["cpu"]       = "base engine attention"
     allowed["cuda"]      = "base engine attention"
@@ -24,6 +25,7 @@ find include/bifolio src \( -name '*.hpp' -o -name '*.cpp' -o -name '*.cuh' -o -
     headers["scheduler"] = "request scheduler"
     headers["engine"]    = "backend cache_engine event executor"
     headers["attention"] = "attention"
+    headers["model"]     = "model_cache"
     headers["cpu"]       = "cpu cpu_isas"
     headers["cuda"]      = "cuda"
 

@@ -32,11 +32,21 @@ cache_only_options cache_options(const options& chosen) {
           .trace_block_size = chosen.simulation.trace_block_size};
 }
 
+/// A model that no manager can have is a file that cannot be used.
+simulation_result simulate_model(const trace& what, const options& chosen, progress_bar& progress) {
+  try {
+    return simulate(what, chosen.simulation, progress);
+  } catch (const bifolio::error& problem) {
+    if (chosen.model_path.empty() || problem.code() != bifolio::errc::invalid_argument) throw;
+    throw input_error(fmt::format("{}: {}", chosen.model_path, problem.what()));
+  }
+}
+
 void replay(const options& chosen) {
   const trace what = read_trace_file(chosen.trace_path, chosen.format_in, chosen.max_requests);
   progress_bar progress(chosen.progress);
   const report said = chosen.cache_only ? summarize(chosen, replay_cache(what, cache_options(chosen), progress))
-                                        : summarize(chosen, simulate(what, chosen.simulation, progress));
+                                        : summarize(chosen, simulate_model(what, chosen, progress));
   if (!chosen.plot_path.empty()) write_file(chosen.plot_path, plot_svg(said));
   std::ostringstream text;
   print(text, said, chosen.format);

@@ -20,7 +20,8 @@ struct options {
   /// For both modes; --cache-only reads of it num_blocks, policy, num_kept and trace_block_size.
   simulation_options simulation;
   output_format format = output_format::md;
-  std::string plot_path;  ///< empty: none
+  std::string plot_path;   ///< empty: none
+  std::string model_path;  ///< whose groups are in `simulation`; empty: none
   bool progress = false;
 };
 

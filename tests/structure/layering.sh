@@ -14,6 +14,7 @@ find include/bifolio src \( -name '*.hpp' -o -name '*.cpp' -o -name '*.cuh' -o -
     allowed["engine"]    = "base attention"
     allowed["attention"] = "base engine"
     allowed["model"]     = "base cache scheduler engine attention"
+    allowed["c"]         = "base cache scheduler engine attention model cpu"
     allowed["storage"]   = "base cache scheduler engine attention"
     allowed["cpu"]       = "base engine attention"
     allowed["cuda"]      = "base engine attention"
@@ -51,7 +52,7 @@ find include/bifolio src \( -name '*.hpp' -o -name '*.cpp' -o -name '*.cuh' -o -
     }
     split(path, parts, "/")
     if (parts[1] == "common") return parts[2]
-    if (parts[1] == "cpu" || parts[1] == "cuda") return parts[1]
+    if (parts[1] == "cpu" || parts[1] == "cuda" || parts[1] == "c") return parts[1]
     return ""
   }
   function contains(list, word) { return index(" " list " ", " " word " ") > 0 }

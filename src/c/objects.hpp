@@ -37,6 +37,7 @@ struct manager_object {
   std::vector<block_copy> copies;    // of the last swap
   std::vector<cache_event> drained;  // scratch
   std::vector<bifolio_cache_event> events;
+  std::string text;  // of the last metrics
 };
 
 struct batch_object {
@@ -131,6 +132,13 @@ template <class Number, class Id>
   return reinterpret_cast<const Number*>(ids);
 }
 
+/// The codes of K and V by name; null is f32, and for V the code of K. Throw `error` (invalid_argument).
+[[nodiscard]] kv_code to_k_code(const char* name);
+[[nodiscard]] kv_code to_v_code(const char* name, const kv_code& of_k);
+[[nodiscard]] inline std::vector<float> to_scales(const float* scales, std::size_t count, const char* name) {
+  const float* const first = array(scales, count, name);
+  return {first, first + count};
+}
 [[nodiscard]] attention_spec to_spec(const bifolio_attention_spec* given, const char* name);
 /// Without kv and batch.
 [[nodiscard]] attention_params to_params(const bifolio_attention_params* given);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Schedulers of the C interface. Their steps are those of a cache (cache.cpp).
 
+#include <bifolio/metrics.hpp>
+
 #include "c/objects.hpp"
 #include "common/base/require.hpp"
 
@@ -134,5 +136,39 @@ bifolio_status bifolio_scheduler_check(bifolio_scheduler scheduler) {
   return done([&] {
     const std::string problem = get<scheduler_object>(scheduler).requests.check();
     if (!problem.empty()) detail::refuse(errc::internal, problem);
+  });
+}
+
+namespace {
+
+metrics metrics_of(const c::manager_object& manager, bifolio_scheduler scheduler) {
+  metrics now{.cache = manager.manager->stats()};
+  if (manager.manager->prefix() != nullptr) now.prefix = manager.manager->prefix()->stats();
+  if (scheduler != nullptr) now.scheduler = get<scheduler_object>(scheduler).requests.stats();
+  return now;
+}
+
+}  // namespace
+
+bifolio_status bifolio_metrics_text(bifolio_manager manager, bifolio_scheduler scheduler, const char* const* names,
+                                    const char* const* values, size_t num_labels, const char** text) {
+  return done([&] {
+    const char*& result = at(text, "text");
+    c::manager_object& of = get<c::manager_object>(manager);
+    (void)c::array(names, num_labels, "names");
+    (void)c::array(values, num_labels, "values");
+    std::vector<metric_label> labels;
+    for (std::size_t i = 0; i < num_labels; ++i) labels.emplace_back(&at(names[i], "name"), &at(values[i], "value"));
+    of.text = prometheus_text(metrics_of(of, scheduler), labels);
+    result = of.text.c_str();
+  });
+}
+
+bifolio_status bifolio_metrics_json(bifolio_manager manager, bifolio_scheduler scheduler, const char** text) {
+  return done([&] {
+    const char*& result = at(text, "text");
+    c::manager_object& of = get<c::manager_object>(manager);
+    of.text = json_text(metrics_of(of, scheduler));
+    result = of.text.c_str();
   });
 }

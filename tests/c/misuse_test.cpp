@@ -294,6 +294,17 @@ std::vector<probe> probes(arguments& a) {
       {"manager_advance_clock", [](auto& h, bool) { return bifolio_manager_advance_clock(h.manager, 1); }, true},
       {"manager_digest", [&](auto& h, bool n) { return bifolio_manager_digest(h.manager, unless(n, a.digest)); }},
       {"manager_check", [](auto& h, bool) { return bifolio_manager_check(h.manager); }, true},
+      {"metrics_text",
+       [&](auto& h, bool n) {
+         const char* const name = "model";
+         const char* const value = "a\"b";
+         const bifolio_status status =
+             bifolio_metrics_text(h.manager, h.scheduler, n ? nullptr : &name, &value, 1, &a.text);
+         if (status == BIFOLIO_OK) CHECK(std::string(a.text).find("{model=\"a\\\"b\"}") != std::string::npos);
+         return status;
+       }},
+      {"metrics_json",
+       [&](auto& h, bool n) { return bifolio_metrics_json(h.manager, h.scheduler, unless(n, a.text)); }},
       {"batch_build",
        [&](auto& h, bool n) {
          const bifolio_plan_row row{h.seq, 3, 3};

@@ -54,8 +54,9 @@ structs! {
     }
     pub struct AttentionSpec {
         pub size: usize, pub num_q_heads: i32, pub num_kv_heads: i32, pub qk_head_dim: i32, pub v_head_dim: i32,
-        pub block_size: i32, pub q_type: i32, pub kv_type: i32, pub out_type: i32, pub v_in_k: i32, pub causal: i32,
-        pub window_left: i32, pub window_right: i32, pub deterministic: i32, pub implementation: *const c_char,
+        pub block_size: i32, pub q_type: i32, pub out_type: i32, pub v_in_k: i32, pub causal: i32,
+        pub window_left: i32, pub window_right: i32, pub deterministic: i32, pub k_code: *const c_char,
+        pub v_code: *const c_char, pub implementation: *const c_char,
     }
     pub struct AttentionParams {
         pub size: usize, pub q: Tensor, pub out: Tensor, pub lse: *mut f32, pub scale: f32, pub has_scale: i32,
@@ -119,7 +120,8 @@ structs! {
     pub struct CacheConfig {
         pub size: usize, pub num_layers: i32, pub layout: i32, pub attention: *const AttentionSpec,
         pub manager: *const ManagerConfig, pub memory_bytes: i64, pub host_memory_bytes: i64,
-        pub layer_windows: *const i32, pub max_steps_in_flight: i32,
+        pub layer_windows: *const i32, pub k_scales: *const f32, pub v_scales: *const f32, pub num_k_scales: usize,
+        pub num_v_scales: usize, pub max_steps_in_flight: i32,
     }
     pub struct StepRow { pub seq: u64, pub tokens: *const i32, pub num_tokens: usize }
     pub struct BatchView {
@@ -156,6 +158,10 @@ extern "C" {
     pub fn bifolio_manager_drain_events(manager: Manager, events: *mut *const CacheEvent, count: *mut usize) -> Status;
     pub fn bifolio_manager_digest(manager: Manager, out: *mut u64) -> Status;
     pub fn bifolio_manager_check(manager: Manager) -> Status;
+    pub fn bifolio_metrics_text(
+        manager: Manager, scheduler: Scheduler, names: *const *const c_char, values: *const *const c_char,
+        num_labels: usize, text: *mut *const c_char,
+    ) -> Status;
     pub fn bifolio_scheduler_config_init(config: *mut SchedulerConfig, size: usize) -> Status;
     pub fn bifolio_request_init(request: *mut Request, size: usize) -> Status;
     pub fn bifolio_scheduler_create(manager: Manager, config: *const SchedulerConfig, out: *mut Scheduler) -> Status;

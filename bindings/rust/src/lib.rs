@@ -200,8 +200,8 @@ pub struct AttentionSpec {
     pub head_dim: i32,
     /// Type of queries, by name.
     pub q_type: &'static str,
-    /// Type of the cache.
-    pub kv_type: &'static str,
+    /// How the cache stores K and V: "bf16", "i8-token", ….
+    pub kv_code: &'static str,
     /// Type of outputs.
     pub out_type: &'static str,
     /// Positions visible before a token's own; negative: all.
@@ -217,7 +217,7 @@ impl Default for AttentionSpec {
             num_kv_heads: 0,
             head_dim: 0,
             q_type: "f32",
-            kv_type: "f32",
+            kv_code: "f32",
             out_type: "f32",
             window_left: -1,
             deterministic: false,
@@ -323,8 +323,9 @@ impl Cache {
         spec.num_kv_heads = shape.num_kv_heads;
         spec.qk_head_dim = shape.head_dim;
         spec.q_type = dtype(shape.q_type)?;
-        spec.kv_type = dtype(shape.kv_type)?;
         spec.out_type = dtype(shape.out_type)?;
+        let code = c_text(shape.kv_code)?;
+        spec.k_code = code.as_ptr();
         spec.window_left = shape.window_left;
         spec.deterministic = shape.deterministic.into();
         let mut logic = made(ffi::ManagerConfig::zeroed(), ffi::bifolio_manager_config_init)?;
@@ -642,6 +643,22 @@ impl Manager {
         check(unsafe { ffi::bifolio_manager_match(self.raw, &prompt.to_c()?, &mut tokens) })?;
         Ok(tokens as usize)
     }
+    /// Counters in Prometheus' text format.
+    pub fn metrics_text(&mut self, scheduler: Option<&Scheduler>, labels: &[(&str, &str)]) -> Result<String> {
+        let mut texts = Vec::new();
+        for (name, value) in labels {
+            texts.push((c_text(name)?, c_text(value)?));
+        }
+        let names: Vec<_> = texts.iter().map(|text| text.0.as_ptr()).collect();
+        let values: Vec<_> = texts.iter().map(|text| text.1.as_ptr()).collect();
+        let of = scheduler.map_or(ptr::null_mut(), |scheduler| scheduler.raw);
+        let mut result = ptr::null();
+        // SAFETY: the texts live until the call returns; the result is copied before the next.
+        check(unsafe {
+            ffi::bifolio_metrics_text(self.raw, of, names.as_ptr(), values.as_ptr(), labels.len(), &mut result)
+        })?;
+        Ok(text(result))
+    }
     /// What happened to the set of cached blocks since the last call.
     pub fn drain_events(&mut self) -> Result<Vec<ffi::CacheEvent>> {
         let (mut first, mut count) = (ptr::null(), 0);
@@ -825,7 +842,7 @@ mod tests {
     #[test]
     fn a_step_that_is_dropped_gives_its_slots_back() {
         let cache = cache(4);
-        let manager = cache.manager().unwrap();
+        let mut manager = cache.manager().unwrap();
         let seq = cache.open(Prompt { tokens: &[1, 2], ..Default::default() }).unwrap().seq;
         drop(cache.begin(&[Row { seq, tokens: &[1, 2, 3, 4] }]).unwrap());
         assert_eq!(manager.num_tokens(seq).unwrap(), (2, 0));
@@ -839,5 +856,8 @@ mod tests {
         drop(cache); // the manager keeps what it needs
         manager.check().unwrap();
         assert_eq!(manager.stats().unwrap().num_used_blocks, 1);
+        let text = manager.metrics_text(None, &[("model", "tiny")]).unwrap();
+        assert!(text.contains("\nbifolio_used_blocks{model=\"tiny\"} 1\n"), "{text}");
+        assert!(manager.metrics_text(None, &[("1", "")]).is_err());
     }
 }

@@ -150,13 +150,14 @@ typedef struct bifolio_attention_spec {
   int32_t v_head_dim; /* 0: qk_head_dim */
   int32_t block_size; /* 0: that of the manager's configuration; in bifolio_plan_attention: >= 1 */
   bifolio_dtype q_type;
-  bifolio_dtype kv_type;
   bifolio_dtype out_type;
   int32_t v_in_k;        /* 0 or 1 */
   int32_t causal;        /* 0 or 1; 1 by _init */
   int32_t window_left;   /* < 0: all */
   int32_t window_right;  /* < 0: all */
   int32_t deterministic; /* 0 or 1 */
+  const char* k_code; /* how K is stored: "bf16", "e4m3", "i8-token", ... (parse_kv_code); null: "f32" */
+  const char* v_code; /* null: as K */
   const char* implementation; /* null: the first that accepts */
 } bifolio_attention_spec;
 BIFOLIO_C_API bifolio_status bifolio_attention_spec_init(bifolio_attention_spec* spec, size_t size);
@@ -222,8 +223,13 @@ typedef struct bifolio_engine_config {
   int32_t qk_head_dim;
   int32_t v_head_dim; /* 0: qk_head_dim */
   int32_t block_size;
-  bifolio_dtype kv_type;
   int32_t v_in_k;
+  const char* k_code; /* as in bifolio_attention_spec */
+  const char* v_code;
+  const float* k_scales; /* static ones: [num_layers] or [num_layers, num_kv_heads], as the code says */
+  const float* v_scales;
+  size_t num_k_scales;
+  size_t num_v_scales;
   int32_t on_host; /* 1: in host memory from which the backend's transfers are fast, for swapping */
 } bifolio_engine_config;
 BIFOLIO_C_API bifolio_status bifolio_engine_config_init(bifolio_engine_config* config, size_t size);
@@ -462,6 +468,14 @@ BIFOLIO_C_API bifolio_status bifolio_scheduler_stats_get(bifolio_scheduler sched
 BIFOLIO_C_API bifolio_status bifolio_scheduler_digest(bifolio_scheduler scheduler, uint64_t* out);
 BIFOLIO_C_API bifolio_status bifolio_scheduler_check(bifolio_scheduler scheduler);
 
+/* Counters of a manager, its prefix cache and, unless null, a scheduler: as Prometheus' text with the labels names[i] =
+ * values[i], and as a line of JSON. The text holds until the next of these calls on the manager. */
+BIFOLIO_C_API bifolio_status bifolio_metrics_text(bifolio_manager manager, bifolio_scheduler scheduler,
+                                                  const char* const* names, const char* const* values,
+                                                  size_t num_labels, const char** text);
+BIFOLIO_C_API bifolio_status bifolio_metrics_json(bifolio_manager manager, bifolio_scheduler scheduler,
+                                                  const char** text);
+
 /* ---- The cache of a model ---- */
 
 typedef struct bifolio_cache_config {
@@ -473,6 +487,10 @@ typedef struct bifolio_cache_config {
   int64_t memory_bytes;      /* sets num_blocks where that is 0 */
   int64_t host_memory_bytes; /* sets num_host_blocks where that is 0 */
   const int32_t* layer_windows; /* [num_layers], or null */
+  const float* k_scales;        /* as in bifolio_engine_config */
+  const float* v_scales;
+  size_t num_k_scales;
+  size_t num_v_scales;
   int32_t max_steps_in_flight;  /* 1 by _init */
 } bifolio_cache_config;
 BIFOLIO_C_API bifolio_status bifolio_cache_config_init(bifolio_cache_config* config, size_t size);

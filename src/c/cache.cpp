@@ -35,6 +35,8 @@ bifolio_status bifolio_cache_create(bifolio_backend backend, const bifolio_cache
     if (from.layer_windows != nullptr && from.num_layers > 0) {
       wanted.layer_windows.assign(from.layer_windows, from.layer_windows + from.num_layers);
     }
+    wanted.k_scales = c::to_scales(from.k_scales, from.num_k_scales, "k_scales");
+    wanted.v_scales = c::to_scales(from.v_scales, from.num_v_scales, "v_scales");
     wanted.max_steps_in_flight = from.max_steps_in_flight;
     *out = c::open_handle(std::make_shared<cache_object>(where, wanted));
   });

@@ -108,11 +108,15 @@ bifolio_status bifolio_engine_create(bifolio_backend backend, const bifolio_engi
     auto made = std::make_shared<engine_object>();
     const auto where = c::share<c::backend_object>(backend);
     const bifolio_engine_config from = c::read_struct(config, "config");
-    const kv_code code{.type = c::to_dtype(from.kv_type)};
-    const kv_layout layout =
-        make_layout(c::to_layout(from.layout), code, code, from.num_kv_heads, from.qk_head_dim,
-                    from.v_head_dim == 0 ? from.qk_head_dim : from.v_head_dim, from.block_size, from.v_in_k != 0);
-    const cache_engine_config size{from.num_layers, from.num_blocks, layout};
+    const kv_code k_code = c::to_k_code(from.k_code);
+    const kv_layout layout = make_layout(
+        c::to_layout(from.layout), k_code, c::to_v_code(from.v_code, k_code), from.num_kv_heads, from.qk_head_dim,
+        from.v_head_dim == 0 ? from.qk_head_dim : from.v_head_dim, from.block_size, from.v_in_k != 0);
+    const cache_engine_config size{.num_layers = from.num_layers,
+                                   .num_blocks = from.num_blocks,
+                                   .layout = layout,
+                                   .k_scales = c::to_scales(from.k_scales, from.num_k_scales, "k_scales"),
+                                   .v_scales = c::to_scales(from.v_scales, from.num_v_scales, "v_scales")};
     made->owner = where;
     if (from.on_host != 0) {
       made->host = make_backend({}, {.executor_choice = executor_kind::serial});

@@ -28,6 +28,9 @@ bifolio_batch_view from_view(const step_batch_view& batch) noexcept {
           batch.query_positions};
 }
 
+kv_code to_k_code(const char* name) { return name == nullptr ? kv_code{} : parse_kv_code(name); }
+kv_code to_v_code(const char* name, const kv_code& of_k) { return name == nullptr ? of_k : parse_kv_code(name); }
+
 attention_spec to_spec(const bifolio_attention_spec* given, const char* name) {
   const bifolio_attention_spec from = read_struct(given, name);
   attention_spec spec;
@@ -37,7 +40,8 @@ attention_spec to_spec(const bifolio_attention_spec* given, const char* name) {
   spec.v_head_dim = from.v_head_dim == 0 ? from.qk_head_dim : from.v_head_dim;
   spec.block_size = from.block_size;
   spec.q_type = to_dtype(from.q_type);
-  spec.k_code.type = spec.v_code.type = to_dtype(from.kv_type);
+  spec.k_code = to_k_code(from.k_code);
+  spec.v_code = to_v_code(from.v_code, spec.k_code);
   spec.v_in_k = from.v_in_k != 0;
   spec.out_type = to_dtype(from.out_type);
   spec.causal = from.causal != 0;

@@ -379,6 +379,7 @@ void run_manager(const manager_options& options, report& out) {
                        std::to_string(options.sequences) + " sequences, one core");
   manager_bench(options, out).run();
   add_model_rows(options.block_size, options.rounds, out);
+  add_c_rows(options.rounds, out);
   add_prefix_rows({options.blocks, options.block_size, options.rounds, options.seed}, out);
 }
 

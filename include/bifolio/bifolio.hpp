@@ -25,6 +25,7 @@
 #include <bifolio/kv_layout.hpp>
 #include <bifolio/layer_groups.hpp>
 #include <bifolio/memory_resource.hpp>
+#include <bifolio/metrics.hpp>
 #include <bifolio/model_cache.hpp>
 #include <bifolio/prefix_cache.hpp>
 #include <bifolio/request.hpp>

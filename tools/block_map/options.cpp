@@ -27,7 +27,7 @@ CLI::Validator between(Value low, Value high) {
       [low, high](std::string& text) {
         Value value{};
         if (CLI::detail::lexical_cast(text, value) && value >= low && value <= high) return std::string();
-        return fmt::format("'{}' is not allowed; allowed are {} to {}", text, low, high);
+        return fmt::format("'{}' is not allowed, allowed are {} to {}", text, low, high);
       },
       fmt::format("{} to {}", low, high));
 }

@@ -43,8 +43,8 @@ struct attention_spec {
   std::int32_t v_head_dim = 0;   ///< of V and out, ≥ 1; often the same
   std::int32_t block_size = 0;   ///< ≥ 1
   dtype q_type = dtype::f32;
-  kv_code k_code{};  ///< unscaled, and of the type of v_code
-  kv_code v_code{};
+  kv_code k_code{};     ///< attention reads the values that are stored, also those of this step's own tokens
+  kv_code v_code{};     ///< may be another; with v_in_k the same
   bool v_in_k = false;  ///< V is the first v_head_dim dims of K (multi-head latent attention)
   dtype out_type = dtype::f32;
   bool causal = true;

@@ -6,6 +6,7 @@
 #include <bifolio/error.hpp>
 #include <string>
 
+#include "common/base/kv_code.hpp"
 #include "common/base/refuse.hpp"
 #include "common/base/translate.hpp"
 #include "common/engine/validate_attention.hpp"
@@ -98,6 +99,12 @@ attention_kernel_args args_of(const attention_plan& plan, const attention_params
   args.causal = spec.causal;
   args.q_type = spec.q_type;
   args.kv_type = spec.k_code.type;
+  args.is_coded = !detail::is_plain_and_alike(spec.k_code, spec.v_code);
+  const kv_layout& layout = params.kv.layout;
+  args.k_type = spec.k_code.type;
+  args.v_type = spec.v_code.type;
+  args.k_scales = code_scales::of(layout.k, params.kv.k_scales);
+  args.v_scales = layout.v_in_k ? args.k_scales : code_scales::of(layout.v, params.kv.v_scales);
   args.out_type = spec.out_type;
   return args;
 }

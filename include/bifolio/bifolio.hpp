@@ -3,6 +3,10 @@
 
 /// Everything public. A program that cares for its compile time includes the single headers instead.
 
+#if __cplusplus < 202002L
+#error "bifolio needs C++20: compile with -std=c++20"
+#else
+
 #include <bifolio/attention.hpp>
 #include <bifolio/backend.hpp>
 #include <bifolio/block_pool.hpp>
@@ -35,3 +39,5 @@
 #include <bifolio/tensor_view.hpp>
 #include <bifolio/types.hpp>
 #include <bifolio/version.hpp>
+
+#endif

@@ -85,7 +85,8 @@ std::vector<tested_backend> open_all() {
     backend_options options;
     options.isa = isa;
     options.host_memory = &fenced_host_memory();
-    for (const executor_kind kind : {executor_kind::openmp, executor_kind::tbb, executor_kind::serial}) {
+    for (const executor_kind kind :
+         {executor_kind::threads, executor_kind::openmp, executor_kind::tbb, executor_kind::serial}) {
       options.executor_choice = kind;
       options.num_threads = kind == executor_kind::serial ? 0 : 2;
       add(family + "-" + std::string(to_string(kind)), family, device{}, options);
@@ -158,7 +159,7 @@ std::unique_ptr<executor> make_reversed_executor(std::int32_t concurrency) {
 
 std::vector<executor_kind> threaded_executors() {
   std::vector<executor_kind> kinds;
-  for (const executor_kind kind : {executor_kind::openmp, executor_kind::tbb}) {
+  for (const executor_kind kind : {executor_kind::threads, executor_kind::openmp, executor_kind::tbb}) {
     backend_options options;
     options.executor_choice = kind;
     if (open({}, options) != nullptr) kinds.push_back(kind);

@@ -12,9 +12,12 @@
 namespace bifolio::cpu {
 namespace {
 
-// Between calls of a decode step lie tens of microseconds, and waking a thread takes as long.
-constexpr std::chrono::microseconds idle_patience{100};
-// A worker that was begun ends about when the caller's own do.
+// Waking a thread takes tens of microseconds, and on virtual machines whose processors were halted some hundreds: with
+// a patience of 100 us a prefill of 12 ms on 16 of them took 14. Threads find out by themselves when they are in the
+// way.
+constexpr std::chrono::microseconds idle_patience{4000};
+// A worker that was begun ends about when the caller's own do; its patience is at least this, and the time that the
+// call has taken.
 constexpr std::chrono::microseconds caller_patience{50};
 constexpr std::chrono::milliseconds between_tries{100};
 constexpr std::int32_t word_bits = 64;
@@ -105,14 +108,14 @@ bool thread_pool::work_on(call& from, std::int32_t wish) const noexcept {
 }
 
 void thread_pool::serve(std::int32_t thread) noexcept {
-  patience idle(idle_patience);
+  patience idle;
   for (;;) {
     const std::uint32_t news = news_.load();  // before anything that it announces
     if (is_ending_.load(std::memory_order_relaxed)) return;
     bool found = false;
     for (call& c : calls_) found = work_on(c, thread) || found;
     if (found) continue;
-    if (idle.spin([&] { return news_.load(std::memory_order_relaxed) != news; })) continue;
+    if (idle.spin(idle_patience, [&] { return news_.load(std::memory_order_relaxed) != news; })) continue;
     num_asleep_.fetch_add(1);
     news_.wait(news);
     num_asleep_.fetch_sub(1);
@@ -133,6 +136,7 @@ void thread_pool::run(std::int32_t num_workers, executor::worker_function functi
     for (std::int32_t worker = 0; worker < num_workers; ++worker) function(context, worker);
     return;
   }
+  const patience::clock::time_point begin = patience::clock::now();
   mine->function = function;
   mine->context = context;
   mine->unfinished.store(num_workers, std::memory_order_relaxed);
@@ -144,9 +148,10 @@ void thread_pool::run(std::int32_t num_workers, executor::worker_function functi
   wake(num_workers - 1);
   while (work_on(*mine, 0)) {
   }
-  static thread_local patience waiting(caller_patience);
+  static thread_local patience waiting;
   const auto all_returned = [&] { return mine->unfinished.load(std::memory_order_acquire) == 0; };
-  if (!waiting.spin(all_returned)) {
+  if (!waiting.spin(std::max<patience::clock::duration>(caller_patience, patience::clock::now() - begin),
+                    all_returned)) {
     for (std::int32_t left; (left = mine->unfinished.load(std::memory_order_acquire)) != 0;)
       mine->unfinished.wait(left);
   }

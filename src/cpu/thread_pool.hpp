@@ -21,19 +21,18 @@ namespace bifolio::cpu {
 /// processor, and the next waits do without. For one thread.
 class patience {
  public:
-  explicit patience(std::chrono::nanoseconds longest) noexcept : longest_(longest) {}
+  using clock = std::chrono::steady_clock;
 
   /// Spins until `is_over()`; false: it was not over in time.
   template <class Condition>
-  [[nodiscard]] bool spin(const Condition& is_over) noexcept {
-    using clock = std::chrono::steady_clock;
+  [[nodiscard]] bool spin(clock::duration longest, const Condition& is_over) noexcept {
     if (is_over()) return true;
     if (num_to_skip_ > 0) {
       --num_to_skip_;
       return false;
     }
     const clock::time_point begin = clock::now();
-    for (clock::time_point last = begin; last - begin < longest_;) {
+    for (clock::time_point last = begin; last - begin < longest;) {
       for (int i = 0; i < pauses_per_look; ++i) pause();
       const bool over = is_over();
       const clock::time_point now = clock::now();
@@ -65,7 +64,6 @@ class patience {
   static constexpr std::chrono::microseconds preempted_for{100};
   static constexpr std::int32_t most_skipped = 1023;
 
-  std::chrono::nanoseconds longest_;
   std::int32_t num_to_skip_ = 0;  ///< waits that will not spin
   std::int32_t skipped_ = 0;      ///< what num_to_skip_ was last set to, halved by each spin that paid
 };

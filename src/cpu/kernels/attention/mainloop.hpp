@@ -100,6 +100,11 @@ class mainloop {
 
   // One row of K or V from any layout.
   static void stage_row(const Key* from, const kv_strides& strides, int head_dim, Key* to) noexcept {
+    constexpr int piece = 16 / static_cast<int>(sizeof(Key));  // of x_split's K
+    if (strides.dim == 1 && strides.chunk == piece && head_dim % piece == 0) {
+      for (int d = 0; d < head_dim; d += piece, from += strides.chunk_stride) __builtin_memcpy(to + d, from, 16);
+      return;
+    }
     for (int d = 0; d < head_dim;) {
       const int run = head_dim - d < strides.chunk ? head_dim - d : strides.chunk;
       for (int i = 0; i < run; ++i) to[d + i] = from[i * strides.dim];
@@ -108,14 +113,49 @@ class mainloop {
     }
   }
 
-  // V of one of the tile's keys; a row whose dims are not contiguous is copied to row `slot` of the staging scratch.
-  [[nodiscard]] const Key* value_row(const kv_tile_offsets& tile, int head, int key, int slot) const noexcept {
-    const Key* row =
-        static_cast<const Key*>(args_.v) + (item_.kv_head_begin + head) * args_.v_strides.head + tile.v[key];
-    if (v_contiguous_) return row;
-    Key* staging = static_cast<Key*>(scratch_.staging) + static_cast<std::int64_t>(slot) * padded_;
-    stage_row(row, args_.v_strides, args_.v_head_dim, staging);
-    return staging;
+  // Rows of V of `lanes` keys that lie side by side, dim by dim (x_split's V), transposed: to [keys][padded_].
+  void stage_columns(const Key* from, Key* to) const noexcept {
+    const std::int64_t apart = args_.v_strides.dim;
+    const int head_dim = args_.v_head_dim;
+    constexpr int step = lanes * 4 / static_cast<int>(sizeof(Key));
+    const Key* const zeros = static_cast<const Key*>(scratch_.zero_row);
+    for (int d = 0; d < head_dim; d += step) {
+      const auto row = [&](int dim) __attribute__((always_inline)) {
+        return dim < head_dim ? from + dim * apart : zeros;
+      };
+      transpose(
+          [&](int i) __attribute__((always_inline)) {
+            if constexpr (sizeof(Key) == 4) {
+              return load_bits(row(d + i));
+            } else {
+              return join_elements(row(d + 2 * i), row(d + 2 * i + 1));
+            }
+          },
+          [&](int key, vf dims) __attribute__((always_inline)) {
+            store(reinterpret_cast<float*>(to + std::int64_t{key} * padded_ + d), dims);
+          });
+    }
+  }
+
+  // V of the tile's keys: rows[key] for each that some row of the item attends to, in place or, where dims are not
+  // contiguous, copied to staging.
+  void find_values(const kv_tile_offsets& tile, int head, const Key** rows) const noexcept {
+    const Key* v = static_cast<const Key*>(args_.v) + (item_.kv_head_begin + head) * args_.v_strides.head;
+    if (v_contiguous_) {
+      for (int key = tile.begin; key < tile.end; ++key) rows[key] = v + tile.v[key];
+      return;
+    }
+    auto* const staging = static_cast<Key*>(scratch_.staging);
+    const bool side_by_side = args_.v_strides.token == 1 && args_.v_strides.chunk >= args_.v_head_dim;
+    for (int key = tile.begin; key < tile.end; ++key) {
+      Key* const row = staging + std::int64_t{key} * padded_;
+      rows[key] = row;
+      if (!side_by_side || !tile.uniform[key / lanes]) {
+        stage_row(v + tile.v[key], args_.v_strides, args_.v_head_dim, row);
+      } else if (key % lanes == 0) {
+        stage_columns(v + tile.v[key], row);
+      }
+    }
   }
 
  private:
@@ -249,6 +289,21 @@ class mainloop {
     list.bytes = static_cast<int>(sizeof(Key)) * dims * (whole ? lanes : 1);
     if (k_contiguous_) add_ranges(list, args_.k, args_.k_strides.head, head, tile, tile.k, whole);
     if (v_contiguous_ && !v_in_k_) add_ranges(list, args_.v, args_.v_strides.head, head, tile, tile.v, whole);
+    if (k_contiguous_ || v_contiguous_ || args_.block_size > tile_keys) return;
+    // What a head has in a block is one range (x_split).
+    list.bytes = static_cast<int>(sizeof(Key)) * dims * args_.block_size;
+    add_blocks(list, args_.k, args_.k_strides, head, tile, tile.k);
+    if (!v_in_k_) add_blocks(list, args_.v, args_.v_strides, head, tile, tile.v);
+  }
+
+  void add_blocks(range_list& list, const void* plane, const kv_strides& strides, int head, const kv_tile_offsets& tile,
+                  const std::int64_t* offsets) const noexcept {
+    const Key* base = static_cast<const Key*>(plane) + (item_.kv_head_begin + head) * strides.head;
+    for (int key = tile.begin; key < tile.end;) {
+      const auto token = static_cast<int>((tile.first + key) % args_.block_size);
+      list.ranges[list.count++] = reinterpret_cast<const char*>(base + offsets[key] - token * strides.token);
+      key += args_.block_size - token;
+    }
   }
 
   void add_ranges(range_list& list, const void* plane, std::int64_t head_stride, int head, const kv_tile_offsets& tile,

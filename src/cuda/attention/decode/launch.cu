@@ -15,6 +15,11 @@ const decode_entry* find_decode_entry(dtype type, std::int32_t head_dim) noexcep
       return one_of(decode_f16_64, decode_f16_128, decode_f16_256);
     case dtype::bf16:
       return one_of(decode_bf16_64, decode_bf16_128, decode_bf16_256);
+    case dtype::e4m3:
+    case dtype::e5m2:
+    case dtype::i8:
+    case dtype::u8:
+      return nullptr;
   }
   return nullptr;
 }

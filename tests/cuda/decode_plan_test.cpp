@@ -108,6 +108,34 @@ TEST_CASE("CTAs share the work range of decode without gap or overlap") {
   }
 }
 
+TEST_CASE("equal lengths keep the CTAs busy at every batch") {
+  // Busy: tiles of the whole step over all CTAs times the tiles of the one that has most. Short output tiles that
+  // nearly fill the CTAs are not split: combining them costs more.
+  struct heads {
+    std::int32_t group, kv_heads;
+  };
+  struct length {
+    std::int32_t context;
+    double least_busy;
+  };
+  for (const heads& h : {heads{4, 8}, heads{1, 32}, heads{8, 1}, heads{8, 8}}) {
+    for (const auto& [context, least_busy] : {length{1024, 0.75}, length{4096, 0.82}, length{8192, 0.87}}) {
+      for (std::int32_t batch = 1; batch <= 256; ++batch) {
+        step s(h.group, h.kv_heads, false);
+        for (std::int32_t i = 0; i < batch; ++i) s.add(1, context);
+        (void)s.plan();
+        const std::int64_t tiles = std::int64_t{context} / cuda::decode_tile_tokens * batch * h.kv_heads;
+        if (tiles < 8 * grid) continue;  // the fixed costs weigh more than the balance
+        std::int32_t most = 0;
+        for (const cuda::decode_cta& cta : s.planned.ctas) most = std::max(most, cta.end - cta.begin);
+        const double busy = static_cast<double>(tiles) / (static_cast<double>(most) * grid);
+        CHECK_MESSAGE(busy >= least_busy, "group ", h.group, ", ", h.kv_heads, " KV heads, context ", context,
+                      ", batch ", batch, ": ", busy);
+      }
+    }
+  }
+}
+
 TEST_CASE("a deterministic plan splits output tiles into leaves, nodes or not at all, as the batch needs") {
   step alone(4, 8, true);
   alone.add(1, 8192);

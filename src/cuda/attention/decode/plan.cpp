@@ -118,24 +118,27 @@ std::int32_t decode_planner::choose_split_tiles() const noexcept {
   return best;
 }
 
-std::int32_t decode_planner::choose_num_splits(std::int64_t tiles, std::int64_t most) const noexcept {
-  // Microseconds on an H200, fitted to calls with little KV: a tile that waits for the previous one; a level of the
-  // combine; and each round of its loads, of up to decode_combine_fan_in partial results, for the threads of a CTA.
-  constexpr double tile_us = 0.93;
+double decode_planner::combine_us(std::int64_t splits) const noexcept {
+  // Microseconds on an H200: a level of the combine; and each round of its loads, of up to decode_combine_fan_in
+  // partial results, for the threads of a CTA.
   constexpr double level_us = 1.5;
   constexpr double round_us = 0.85;
+  if (splits < 2) return 0;
   const std::int64_t group = input_.spec.num_q_heads / input_.spec.num_kv_heads;
   const std::int64_t rows = std::min<std::int64_t>(group * input_.max_query_len, decode_tile_rows);
   const std::int64_t rounds = divide_up(rows * input_.spec.qk_head_dim / 4, 128);
+  const bool two_levels = splits > decode_max_flat_splits;
+  const std::int64_t loads = two_levels ? 1 + divide_up(divide_up(splits, decode_combine_fan_in), decode_combine_fan_in)
+                                        : divide_up(splits, decode_combine_fan_in);
+  return (two_levels ? 2 : 1) * level_us + round_us * static_cast<double>(rounds * loads);
+}
+
+std::int32_t decode_planner::choose_num_splits(std::int64_t tiles, std::int64_t most) const noexcept {
+  constexpr double tile_us = 0.93;  // of a tile that waits for the previous one, fitted to calls with little KV
   std::int64_t best = 1;
   double best_us = tile_us * static_cast<double>(tiles);
   for (std::int64_t splits = 2; splits <= std::min(tiles, most); ++splits) {
-    const bool two_levels = splits > decode_max_flat_splits;
-    const std::int64_t loads = two_levels
-                                   ? 1 + divide_up(divide_up(splits, decode_combine_fan_in), decode_combine_fan_in)
-                                   : divide_up(splits, decode_combine_fan_in);
-    const double us = tile_us * static_cast<double>(divide_up(tiles, splits)) + (two_levels ? 2 : 1) * level_us +
-                      round_us * static_cast<double>(rounds * loads);
+    const double us = tile_us * static_cast<double>(divide_up(tiles, splits)) + combine_us(splits);
     if (us <= best_us) {  // of equals the one with more CTAs at work
       best = splits;
       best_us = us;
@@ -144,19 +147,35 @@ std::int32_t decode_planner::choose_num_splits(std::int64_t tiles, std::int64_t 
   return static_cast<std::int32_t>(best);
 }
 
-std::int32_t decode_planner::choose_num_ctas(std::int64_t total, std::int64_t outputs, bool uniform) const noexcept {
+std::int32_t decode_planner::choose_num_ctas(std::int64_t total, std::int64_t outputs, bool alike) const noexcept {
   const std::int64_t most = std::clamp<std::int64_t>(divide_up(total, decode_min_tiles_per_cta), 1, plan_.grid);
-  if (!uniform) return static_cast<std::int32_t>(most);
-  if (outputs <= plan_.grid && !input_.spec.deterministic) {
-    return static_cast<std::int32_t>(outputs * choose_num_splits(total / outputs, plan_.grid / outputs));
-  }
   // A few CTAs less, where CTAs then take whole output tiles: memory is as busy and nothing is combined. With many
   // output tiles per CTA combining is rare anyway.
-  if (outputs > 8 * most) return static_cast<std::int32_t>(most);
+  if (!alike || outputs > 8 * most) return static_cast<std::int32_t>(most);
   for (std::int64_t ctas = most; ctas * 100 >= most * 96; --ctas) {
     if (outputs % ctas == 0) return static_cast<std::int32_t>(ctas);
   }
   return static_cast<std::int32_t>(most);
+}
+
+std::int32_t decode_planner::cut_alike(std::int64_t outputs, std::int64_t tiles) const noexcept {
+  const std::int64_t grid = plan_.grid;
+  if (outputs > grid) return choose_num_ctas(outputs * tiles, outputs, true);
+  const std::int64_t splits = choose_num_splits(tiles, grid / outputs);
+  const auto equal = static_cast<std::int32_t>(outputs * splits);
+  // Equal splits leave up to half of the CTAs without work: one of 264 where there are 133 output tiles. Then the work
+  // range is cut into even shares wherever they end. A tile's time, in microseconds on an H200 at head_dim 128, is less
+  // where fewer CTAs share the memory; a share that ends one output tile and begins the next has one more epilogue.
+  const auto tile_us = [&](std::int64_t ctas) {
+    return (1.28 + 0.0025 * static_cast<double>(ctas)) * input_.spec.qk_head_dim / 128;
+  };
+  constexpr double epilogue_us = 1.0;
+  const std::int64_t share = divide_up(outputs * tiles, grid);
+  const std::int64_t longest = divide_up(tiles, splits);
+  if (share >= longest) return equal;
+  const double equal_us = tile_us(equal) * static_cast<double>(longest) + combine_us(splits);
+  const double even_us = tile_us(grid) * static_cast<double>(share) + combine_us(tiles / share + 2) + epilogue_us;
+  return even_us < 0.97 * equal_us ? plan_.grid : equal;
 }
 
 bool decode_planner::finish() {
@@ -166,13 +185,14 @@ bool decode_planner::finish() {
   const std::span<decode_seq> seqs(plan_.seqs.data(), static_cast<std::size_t>(plan_.num_seqs));
   const bool deterministic = input_.spec.deterministic;
   const std::int32_t split_tiles = deterministic ? choose_split_tiles() : 0;
-  // Alike output tiles that are not empty are split equally. Others are not: there the overhead evens out what each
-  // costs by itself.
+  // Alike output tiles that are not empty are split equally where that keeps the CTAs busy. Others are not: there the
+  // overhead evens out what each costs by itself.
   const std::int32_t num_tiles = seqs[0].num_tiles;
   const bool uniform = num_tiles > 0 && std::all_of(seqs.begin(), seqs.end(), [num_tiles](const decode_seq& s) {
                          return s.num_tiles == num_tiles;
                        });
-  const std::int32_t overhead = uniform && !deterministic ? 0 : decode_fixed_overhead;
+  const bool alike = uniform && !deterministic;
+  const std::int32_t overhead = alike ? 0 : decode_fixed_overhead;
   std::int64_t total = 0;
   std::int64_t num_outputs = 0;
   for (decode_seq& s : seqs) {
@@ -188,7 +208,7 @@ bool decode_planner::finish() {
 
   plan_.header = {};
   plan_.header.total = static_cast<std::int32_t>(total);
-  plan_.header.num_ctas = choose_num_ctas(total, num_outputs, uniform);
+  plan_.header.num_ctas = alike ? cut_alike(num_outputs, num_tiles) : choose_num_ctas(total, num_outputs, uniform);
   plan_.header.split_tiles = split_tiles;
   plan_.header.num_partials = partials_per_range(input_.spec, plan_.grid);
   plan_.header.overhead = overhead;

@@ -121,8 +121,10 @@ class decode_planner {
 
  private:
   [[nodiscard]] std::int32_t choose_split_tiles() const noexcept;
-  [[nodiscard]] std::int32_t choose_num_ctas(std::int64_t total, std::int64_t outputs, bool uniform) const noexcept;
+  [[nodiscard]] double combine_us(std::int64_t splits) const noexcept;
+  [[nodiscard]] std::int32_t choose_num_ctas(std::int64_t total, std::int64_t outputs, bool alike) const noexcept;
   [[nodiscard]] std::int32_t choose_num_splits(std::int64_t tiles, std::int64_t most) const noexcept;
+  [[nodiscard]] std::int32_t cut_alike(std::int64_t outputs, std::int64_t tiles) const noexcept;
   void share_work();
 
   const plan_input& input_;

@@ -122,8 +122,7 @@ std::optional<tested_backend> open_tested(std::string name, std::string family, 
 arithmetic tested_backend::numbers_for(dtype q_type, dtype kv_type, dtype out_type, std::int32_t head_dim) const {
   const bool one_type = q_type == kv_type && out_type == kv_type;
   if (is_host) return one_type ? numbers : arithmetic{};
-  const bool tensor_cores =
-      one_type && has_tensor_cores(kv_type) && (head_dim == 64 || head_dim == 128 || head_dim == 256);
+  const bool tensor_cores = one_type && has_tensor_cores(kv_type) && head_dim % 8 == 0 && head_dim <= 256;
   return tensor_cores ? numbers : arithmetic{};
 }
 

@@ -41,7 +41,7 @@ struct row_options {
 };
 
 void add_row_options(CLI::App& app, row_options& o) {
-  app.add_option("--dtype", o.q_dtypes, "Dtypes of queries and outputs: " + std::string(dtype_names))
+  app.add_option("--dtype", o.q_dtypes, "Dtypes of queries and outputs: " + std::string(tensor_dtype_names))
       ->delimiter(',')
       ->capture_default_str();
   app.add_option("--kv-dtype", o.kv_dtypes, "Dtypes of keys and values")->delimiter(',')->capture_default_str();

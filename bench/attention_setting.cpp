@@ -16,7 +16,7 @@ void fill_values(void* data, dtype type, std::int64_t count, std::uint64_t seed)
   const std::size_t element = size_of(type);
   auto* bytes = reinterpret_cast<std::byte*>(pattern.data());
   const std::size_t in_pattern = pattern.size() * sizeof(std::uint32_t) / element;
-  visit_dtype(type, [&](auto traits) {
+  visit_tensor_dtype(type, [&](auto traits) {
     for (std::size_t i = 0; i < in_pattern; ++i) {
       const auto value = from_float<typename decltype(traits)::storage>(normal(random));
       std::memcpy(bytes + i * element, &value, element);

@@ -11,10 +11,13 @@ constexpr const char* h200[] = {
     // Decode: heads x batch x context, and batches between the round numbers.
     "--q-heads 32 --kv-heads 8,32 --batch 1,64 --context 1024,8192",
     "--q-heads 32 --kv-heads 8,32 --batch 8,32,256 --context 4096",
-    "--q-heads 8 --kv-heads 1 --batch 1,8,64 --context 1024,8192",
+    "--q-heads 8 --kv-heads 1 --batch 1,64 --context 1024,8192",
+    "--q-heads 8 --kv-heads 1 --batch 8,32,256 --context 4096",
     "--q-heads 64 --kv-heads 8 --batch 1,8,64 --context 8192",
     "--batch 12,18,24 --context 4096",
-    "--batch 1 --context 131072",
+    "--batch 1 --context 131072 --kv-heads 8,32",
+    "--batch 1 --context 131072 --q-heads 8 --kv-heads 1",
+    "--batch 256 --context 1024",
     "--q-heads 64 --kv-heads 2 --batch 8 --context 4096",
     // Decode: head_dims, blocks, types, layouts.
     "--head-dim 64,80,96,112,192,256,512 --batch 1,8,64 --context 8192",
@@ -34,6 +37,7 @@ constexpr const char* h200[] = {
     "--batch 1,8 --query-len 2,5,16,64,256 --context 8192",
     "--query-len 16,256 --context 131072",
     "--query-len 512 --batch 1,8 --context 8192",
+    "--query-len 512 --context 32768",
     // Prefill.
     "--query-len 2048 --context 2048 --batch 1,8",
     "--query-len 8192 --context 8192 --block-size 1,8,16,48,64,128",

@@ -191,7 +191,7 @@ void add_cache_ops_command(CLI::App& program, command& run) {
   CLI::App* sub = program.add_subcommand("cache_ops", "append, gather, copy, swap and convert next to memcpy");
   sub->add_option("--device", o->device, "cpu, cuda or cuda:N")->capture_default_str();
   sub->add_option("--ops", o->ops, "append, gather, copy, swap, convert")->delimiter(',')->capture_default_str();
-  sub->add_option("--dtype", o->dtypes, "Dtypes of rows: " + std::string(dtype_names))
+  sub->add_option("--dtype", o->dtypes, "Dtypes of rows: " + std::string(tensor_dtype_names))
       ->delimiter(',')
       ->capture_default_str();
   sub->add_option("--kv-dtype", o->kv_dtypes, "Dtypes of the cache")->delimiter(',')->capture_default_str();

@@ -28,12 +28,19 @@ buffer uploaded(backend& where, const std::vector<T>& values) {
 
 /// Median seconds that the host spends in `body`, with an idle device before each call.
 double host_seconds(backend& where, stream_ref stream, const std::function<void(std::int32_t)>& body) {
+  constexpr int num_first = 10;  // not counted
+  constexpr int num_samples = 50;
+  constexpr int least_samples = 3;  // where the device takes long
+  constexpr double longest = 0.2;
   std::vector<double> samples;
-  for (std::int32_t i = 0; i < 60; ++i) {
+  const auto begin = std::chrono::steady_clock::now();
+  for (std::int32_t i = 0; i < num_first + num_samples; ++i) {
     require_ok(where.synchronize(stream), "synchronize");
+    const bool is_late = seconds_since(begin) > longest;
+    if (is_late && std::ssize(samples) >= least_samples) break;
     const auto start = std::chrono::steady_clock::now();
     body(i);
-    if (i >= 10) samples.push_back(seconds_since(start));
+    if (i >= num_first || is_late) samples.push_back(seconds_since(start));
   }
   require_ok(where.synchronize(stream), "synchronize");
   return summarize(samples).median;
@@ -115,14 +122,17 @@ attention_result measure(backend& where, graph_timer& timer, const measuring_opt
   params.batch.seq_lens = device_lens.as<std::int32_t>();
 
   attention_result result;
-  // Many calls per graph, whose own launch takes some microseconds; fewer where a call takes milliseconds.
-  const bool is_long = num_tokens * s.longest_context() > std::int64_t{1} << 28;
-  const auto calls = static_cast<std::int32_t>(std::clamp<std::int64_t>(num_sets, is_long ? 4 : 32, 512));
   const double seconds = std::min(options.seconds, 0.3);
   const auto call_attention = [&](std::int32_t call) {
     params.batch.block_tables = device_tables.as<std::int32_t>() + call % num_sets * entries_per_set;
     require_ok(where.attention(plan, params, timer.stream()), "attention");
   };
+  // Many calls per graph, whose own launch takes some microseconds; fewer where a call takes milliseconds.
+  constexpr double longest_graph = 0.05;
+  const double one_call = timer.time_calls(1, 3, [&] { call_attention(0); });
+  const auto affordable = static_cast<std::int64_t>(longest_graph / one_call);
+  const auto calls =
+      static_cast<std::int32_t>(std::clamp<std::int64_t>(affordable, 2, std::clamp<std::int64_t>(num_sets, 32, 512)));
   result.time = timer.time(calls, call_attention, options.repeats, seconds);
   if (options.spaced) {
     const auto fill = [&](std::int32_t) { require_launched(launch_filler(timer.stream().handle)); };
@@ -135,7 +145,7 @@ attention_result measure(backend& where, graph_timer& timer, const measuring_opt
   }
   result.plan_seconds = host_seconds(
       where, timer.stream(), [&](std::int32_t) { where.plan_attention(plan, spec, host, num_blocks, timer.stream()); });
-  constexpr std::int32_t calls_in_a_row = 8;
+  const std::int32_t calls_in_a_row = one_call < 1e-3 ? 8 : 1;
   result.call_seconds = host_seconds(where, timer.stream(),
                                      [&](std::int32_t) {
                                        for (std::int32_t call = 0; call < calls_in_a_row; ++call) {

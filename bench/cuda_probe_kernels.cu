@@ -65,24 +65,31 @@ __global__ void __launch_bounds__(1024, 2) fill_device() {
   }
 }
 
-constexpr int grid = 132 * 8;
+/// Of the current device; 0 when CUDA cannot say, and then the launch fails.
+unsigned num_sms() {
+  int device = 0;
+  int count = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return 0;
+  if (cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) return 0;
+  return static_cast<unsigned>(count);
+}
 
 }  // namespace
 
 int launch_read(const void* data, std::size_t num_bytes, void* sink, void* stream) {
-  read_all<<<grid, threads, 0, static_cast<cudaStream_t>(stream)>>>(static_cast<const uint4*>(data),
-                                                                    static_cast<std::int64_t>(num_bytes / 16), sink);
+  read_all<<<num_sms() * 8, threads, 0, static_cast<cudaStream_t>(stream)>>>(
+      static_cast<const uint4*>(data), static_cast<std::int64_t>(num_bytes / 16), sink);
   return cudaGetLastError();
 }
 
 int launch_filler(void* stream) {
-  fill_device<<<132 * 2, 1024, 0, static_cast<cudaStream_t>(stream)>>>();
+  fill_device<<<num_sms() * 2, 1024, 0, static_cast<cudaStream_t>(stream)>>>();
   return cudaGetLastError();
 }
 
 int launch_gather(const gather_work& work, std::int32_t set, void* sink, void* stream) {
-  gather_all<<<grid, threads, 0, static_cast<cudaStream_t>(stream)>>>(work.chunks + set * work.chunks_per_set,
-                                                                      work.chunks_per_set, sink);
+  gather_all<<<num_sms() * 8, threads, 0, static_cast<cudaStream_t>(stream)>>>(work.chunks + set * work.chunks_per_set,
+                                                                               work.chunks_per_set, sink);
   return cudaGetLastError();
 }
 

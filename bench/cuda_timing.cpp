@@ -105,10 +105,11 @@ void fill_on_device(void* data, std::size_t num_bytes, int type, std::uint64_t s
   const std::size_t run = std::min(num_bytes, (std::size_t{32} << 20) - 37 * element);
   std::vector<std::byte> pattern(run);
   fill_values(pattern.data(), static_cast<dtype>(type), static_cast<std::int64_t>(run / element), seed);
-  for (std::size_t at = 0; at < num_bytes; at += run) {
-    require(cudaMemcpy(static_cast<std::byte*>(data) + at, pattern.data(), std::min(run, num_bytes - at),
-                       cudaMemcpyHostToDevice),
-            "contents cannot be uploaded");
+  require(cudaMemcpy(data, pattern.data(), run, cudaMemcpyHostToDevice), "contents cannot be uploaded");
+  for (std::size_t at = run; at < num_bytes; at += run) {
+    require(
+        cudaMemcpy(static_cast<std::byte*>(data) + at, data, std::min(run, num_bytes - at), cudaMemcpyDeviceToDevice),
+        "contents cannot be copied");
   }
 }
 

@@ -20,6 +20,7 @@
 
 #include "checks.hpp"
 #include "commands.hpp"
+#include "model_rows.hpp"
 #include "prefix_rows.hpp"
 #include "row_timer.hpp"
 
@@ -323,6 +324,7 @@ void run_manager(const manager_options& options, report& out) {
   out.fact("pool", std::to_string(options.blocks) + " blocks of " + std::to_string(options.block_size) + " tokens, " +
                        std::to_string(options.sequences) + " sequences, one core");
   manager_bench(options, out).run();
+  add_model_rows(options.block_size, options.rounds, out);
   add_prefix_rows({options.blocks, options.block_size, options.rounds, options.seed}, out);
 }
 

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// Continuous batching: many sequences at once through one model, on bifolio's scheduler, manager, cache engine and
-/// attention. What is done with the tokens is the observer's business.
+/// Many prompts at once, each with its continuations, through the `engine`.
 
 #include <bifolio/cache_engine.hpp>
 #include <bifolio/scheduler.hpp>
 #include <bifolio/types.hpp>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
+#include "engine.hpp"
 #include "model_runner.hpp"
 #include "sampler.hpp"
 
@@ -19,6 +20,8 @@ namespace generate {
 struct generation_config {
   std::int32_t max_positions = 0;  ///< a sequence stops when that many tokens were fed, prompt included
   std::int32_t num_samples = 1;    ///< continuations of each prompt
+  /// Of each prompt the most tokens of a continuation, 0 for what max_positions allows; empty: 0 for all.
+  std::vector<std::int32_t> max_new_tokens{};
   sampling how;
   std::uint64_t seed = 0;
   std::int32_t max_batch_tokens = 256;
@@ -26,16 +29,8 @@ struct generation_config {
   bool prefix_caching = false;  ///< prompts share the blocks of what others began with
   bifolio::preemption_mode preemption = bifolio::preemption_mode::automatic;
   bool deterministic = false;  ///< of a GPU's attention: a sequence says the same in any company
+  bool watched = false;        ///< the observer takes frames of the pool
 };
-
-enum class ending : std::uint8_t {
-  bos,    ///< the model produced the token that starts sequences, which ends a llama2.c story
-  eos,    ///< it produced one of the tokens for the end, where that is another one
-  steps,  ///< max_positions tokens were fed
-};
-
-/// "bos", "eos" or "steps".
-[[nodiscard]] const char* to_string(ending how) noexcept;
 
 struct generation_progress {
   std::int64_t num_steps = 0;
@@ -54,19 +49,20 @@ class generation_observer {
   virtual void on_token(std::size_t sequence, bifolio::token_id token) = 0;
   virtual void on_end(std::size_t sequence, ending how) = 0;
   virtual void on_step(const generation_progress& progress) = 0;
+  /// After every step and once at the end, when the config says that it is watched.
+  /// `letters`: of each sequence, as they are in the frame; a space for one that has none now.
+  virtual void on_frame(const tools::pool_frame& frame, const std::string& letters) {
+    static_cast<void>(frame), static_cast<void>(letters);
+  }
 };
 
 struct generation_stats {
   double seconds = 0;
-  double prefill_seconds = 0;  ///< a mixed step's time is divided by its numbers of tokens
-  double decode_seconds = 0;
-  double attention_seconds = 0;         ///< appends included
-  std::int64_t num_prefill_tokens = 0;  ///< prompts, and what was computed again after a preemption
-  std::int64_t num_decode_tokens = 0;
+  engine_record record;
+  double attention_seconds = 0;  ///< appends included
   std::int64_t num_sequences = 0;
-  std::int64_t peak_table_entries = 0;  ///< most blocks in the tables of all sequences, a shared one counted each time
-  bifolio::cache_stats cache;           ///< at the end
-  bifolio::prefix_stats prefix;         ///< the same; zeros without prefix caching
+  bifolio::cache_stats cache;    ///< at the end
+  bifolio::prefix_stats prefix;  ///< the same; zeros without prefix caching
   bifolio::scheduler_stats schedule;
 };
 

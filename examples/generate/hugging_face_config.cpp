@@ -25,54 +25,54 @@ enum class window_rule : std::uint8_t {
 
 /// What transformers takes for granted of an architecture: a row is the whole of it.
 struct architecture {
-  const char* model_type;
-  tensor_options tensors;
-  bool optional_bias;  ///< "attention_bias" adds biases to q, k, v and attention's output
-  window_rule windows;
-  std::int32_t pattern;                  ///< of `window_rule::pattern`
-  std::optional<std::int32_t> head_dim;  ///< none: hidden_size / num_attention_heads
-  activation gate;
-  bool is_gemma;  ///< scaled embedding, a divisor of attention, soft caps
-  bool tied_classifier;
-  float norm_epsilon;
-  float rope_theta;
-  std::int32_t bos_id;  ///< −1: none
-  std::vector<std::int32_t> eos_ids;
+  const char* model_type = "";
+  tensor_options tensors = {};
+  bool optional_bias = false;  ///< "attention_bias" adds biases to q, k, v and attention's output
+  window_rule windows = window_rule::none;
+  std::int32_t pattern = 0;                   ///< of `window_rule::pattern`
+  std::optional<std::int32_t> head_dim = {};  ///< none: hidden_size / num_attention_heads
+  activation gate = activation::silu;
+  bool is_gemma = false;  ///< scaled embedding, a divisor of attention, soft caps
+  bool tied_classifier = false;
+  float norm_epsilon = 1e-6f;
+  float rope_theta = 1e4f;
+  std::int32_t bos_id = -1;  ///< −1: none
+  std::vector<std::int32_t> eos_ids = {};
 };
 
 const std::array<architecture, 6>& architectures() {
-  using enum activation;
   static const std::array<architecture, 6> table{{
-      {"llama", {}, true, window_rule::none, 0, {}, silu, false, false, 1e-6f, 1e4f, 1, {2}},
-      {"mistral", {}, false, window_rule::all_layers, 0, {}, silu, false, false, 1e-6f, 1e4f, 1, {2}},
-      {"qwen2", {.qkv_bias = true}, false, window_rule::late_layers, 0, {}, silu, false, false, 1e-6f, 1e4f, -1, {}},
-      {"qwen3", {.qk_norm = true}, true, window_rule::late_layers, 0, 128, silu, false, false, 1e-6f, 1e4f, -1, {}},
-      {"gemma2",
-       {.post_norms = true, .norms_less_1 = true},
-       true,
-       window_rule::pattern,
-       2,
-       256,
-       gelu_tanh,
-       true,
-       true,
-       1e-6f,
-       1e4f,
-       2,
-       {1}},
-      {"gemma3_text",
-       {.qk_norm = true, .post_norms = true, .norms_less_1 = true},
-       true,
-       window_rule::pattern,
-       6,
-       256,
-       gelu_tanh,
-       true,
-       true,
-       1e-6f,
-       1e6f,
-       2,
-       {1}},
+      {.model_type = "llama", .optional_bias = true, .bos_id = 1, .eos_ids = {2}},
+      {.model_type = "mistral", .windows = window_rule::all_layers, .bos_id = 1, .eos_ids = {2}},
+      {.model_type = "qwen2", .tensors = {.qkv_bias = true}, .windows = window_rule::late_layers},
+      {.model_type = "qwen3",
+       .tensors = {.qk_norm = true},
+       .optional_bias = true,
+       .windows = window_rule::late_layers,
+       .head_dim = 128},
+      {.model_type = "gemma2",
+       .tensors = {.post_norms = true, .norms_less_1 = true},
+       .optional_bias = true,
+       .windows = window_rule::pattern,
+       .pattern = 2,
+       .head_dim = 256,
+       .gate = activation::gelu_tanh,
+       .is_gemma = true,
+       .tied_classifier = true,
+       .bos_id = 2,
+       .eos_ids = {1}},
+      {.model_type = "gemma3_text",
+       .tensors = {.qk_norm = true, .post_norms = true, .norms_less_1 = true},
+       .optional_bias = true,
+       .windows = window_rule::pattern,
+       .pattern = 6,
+       .head_dim = 256,
+       .gate = activation::gelu_tanh,
+       .is_gemma = true,
+       .tied_classifier = true,
+       .rope_theta = 1e6f,
+       .bos_id = 2,
+       .eos_ids = {1}},
   }};
   return table;
 }

@@ -166,6 +166,10 @@ linear::linear(std::int32_t num_outputs, std::int32_t num_inputs, bifolio::dtype
       break;
     case bifolio::dtype::f32:
     case bifolio::dtype::f16:
+    case bifolio::dtype::e4m3:
+    case bifolio::dtype::e5m2:
+    case bifolio::dtype::i8:
+    case bifolio::dtype::u8:
       f32_.resize(count);
       break;
   }

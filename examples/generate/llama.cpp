@@ -44,7 +44,7 @@ float gelu_tanh(float x) noexcept {
 }
 
 void narrow(const float* x, std::int64_t count, bifolio::dtype type, std::uint16_t* bits) noexcept {
-  visit_dtype(type, [&](auto traits) {
+  visit_tensor_dtype(type, [&](auto traits) {
     using storage = typename decltype(traits)::storage;
     if constexpr (sizeof(storage) == sizeof(*bits)) {
       for (std::int64_t i = 0; i < count; ++i) bits[i] = bifolio::from_float<storage>(x[i]).bits;
@@ -55,7 +55,7 @@ void narrow(const float* x, std::int64_t count, bifolio::dtype type, std::uint16
 }
 
 void widen(const std::uint16_t* bits, std::int64_t count, bifolio::dtype type, float* x) noexcept {
-  visit_dtype(type, [&](auto traits) {
+  visit_tensor_dtype(type, [&](auto traits) {
     using storage = typename decltype(traits)::storage;
     if constexpr (sizeof(storage) == sizeof(*bits)) {
       for (std::int64_t i = 0; i < count; ++i) x[i] = to_float(storage{bits[i]});

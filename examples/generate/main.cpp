@@ -6,19 +6,21 @@
 
 #include <algorithm>
 #include <bifolio/bifolio.hpp>
+#include <filesystem>
+#include <memory>
+#include <optional>
 
 #include "binary_file.hpp"
 #include "generation.hpp"
 #include "input_error.hpp"
-#include "loaded_model.hpp"
+#include "lines_writer.hpp"
+#include "model_setup.hpp"
 #include "options.hpp"
 #include "paged_attention.hpp"
-#include "parallel.hpp"
-#include "placement.hpp"
 #include "prompts.hpp"
 #include "report.hpp"
 #include "scoring.hpp"
-#include "tools/common/escape.hpp"
+#include "tools/common/pool_log.hpp"
 #include "tools/common/program.hpp"
 #include "writers.hpp"
 
@@ -30,8 +32,12 @@ using bifolio::token_id;
 /// Keeps what was said, hands it to a writer and shows how far the work is.
 class session final : public generation_observer {
  public:
-  session(std::vector<sequence_record> records, std::unique_ptr<sequence_writer> writer, progress_line& progress)
-      : records_(std::move(records)), writer_(std::move(writer)), progress_(progress) {}
+  /// `log` may be empty.
+  session(std::vector<sequence_record> records, std::unique_ptr<sequence_writer> writer,
+          const std::filesystem::path& log, progress_line& progress)
+      : records_(std::move(records)), writer_(std::move(writer)), progress_(progress) {
+    if (!log.empty()) log_.emplace(log);
+  }
 
   void on_token(std::size_t sequence, token_id token) override {
     records_[sequence].output_ids.push_back(token);
@@ -43,43 +49,23 @@ class session final : public generation_observer {
     writer_->end(records_, sequence);
   }
   void on_step(const generation_progress& progress) override { progress_.show(progress); }
+  void on_frame(const tools::pool_frame& frame, const std::string& letters) override {
+    if (log_) log_->add(frame);
+    writer_->frame(records_, frame, letters);
+  }
 
  private:
   std::vector<sequence_record> records_;
   std::unique_ptr<sequence_writer> writer_;
   progress_line& progress_;
+  std::optional<tools::pool_log_writer> log_;
 };
 
-std::int32_t choose_max_positions(const options& o, const model_config& model) {
-  if (o.max_positions > model.max_positions) {
-    throw input_error(fmt::format("--max-positions is {}, allowed are 1 to {}, the model's limit", o.max_positions,
-                                  model.max_positions));
-  }
-  return o.max_positions > 0 ? o.max_positions : model.max_positions;
-}
-
-/// What was asked for, or what the sequences can need at most, within the budget of memory.
-std::int64_t choose_num_blocks(const options& o, const bifolio::kv_layout& layout, std::int32_t num_layers,
-                               std::int64_t num_sequences, std::int32_t max_positions) {
-  if (o.num_blocks > 0) return o.num_blocks;
-  const std::int64_t running = std::min<std::int64_t>(num_sequences, std::max(o.max_batch_seqs, o.num_samples));
-  const std::int64_t need = running * bifolio::blocks_for(max_positions, o.block_size);
-  const std::int64_t spare = need / 50 + 2;  // what the manager's watermark keeps free
-  return std::min(need + spare, std::max<std::int64_t>(
-                                    1, bifolio::num_blocks_for_memory(o.cache_mebibytes << 20, layout, num_layers)));
-}
-
-std::string describe(const model_config& c) {
-  return fmt::format("{:.2f} million parameters, {} layers, {} query heads on {} KV heads of {}, vocabulary {}",
-                     static_cast<double>(num_parameters(c)) * 1e-6, c.num_layers, c.num_q_heads, c.num_kv_heads,
-                     c.head_dim, c.vocab_size);
-}
-
 /// The text of --score-file. All of it, unless --max-positions allows its beginning alone.
-std::vector<token_id> encode_scored(const options& o, const loaded_model& model, std::int32_t max_positions) {
+std::vector<token_id> encode_scored(const options& o, const model_setup& on) {
   binary_file file(o.score_file);
   const std::string text = file.read_text(64 << 20);
-  const auto limit = static_cast<std::size_t>(max_positions);
+  const auto limit = static_cast<std::size_t>(on.max_positions);
   const auto refuse = [&](std::uint64_t num_ids, const char* at_least) {
     throw input_error(fmt::format(
         "{}: the text of {} bytes has {}{} tokens, the model takes at most {}; --max-positions {} scores its "
@@ -87,39 +73,37 @@ std::vector<token_id> encode_scored(const options& o, const loaded_model& model,
         file.name(), text.size(), at_least, num_ids, limit, limit));
   };
   const bool takes_beginning = o.max_positions > 0;
-  if (const std::uint64_t least = model.tokens->min_num_ids(text.size()); least > limit && !takes_beginning) {
+  if (const std::uint64_t least = on.model.tokens->min_num_ids(text.size()); least > limit && !takes_beginning) {
     refuse(least, "at least ");
   }
-  std::vector<token_id> ids = model.tokens->encode(text);
+  std::vector<token_id> ids = on.model.tokens->encode(text);
   if (ids.size() > limit && !takes_beginning) refuse(ids.size(), "");
   ids.resize(std::min(ids.size(), limit));
   return ids;
 }
 
-void score_file(const options& o, const loaded_model& model, model_runner& network, bifolio::backend& where,
-                std::int32_t max_positions) {
-  const std::vector<token_id> ids = encode_scored(o, model, max_positions);
+void score_file(const options& o, model_setup& on) {
+  const std::vector<token_id> ids = encode_scored(o, on);
   const std::int64_t num_blocks = bifolio::blocks_for(static_cast<std::int64_t>(ids.size()), o.block_size);
-  bifolio::cache_engine engine(where, cache_config(network.config(), o.layout, o.kv_type, o.block_size, num_blocks));
-  const score result = score_tokens(network, engine, ids, o.max_batch_tokens, o.deterministic);
+  bifolio::cache_engine engine(*on.placed.where,
+                               cache_config(on.config(), o.layout, on.placed.kv_type, o.block_size, num_blocks));
+  const score result = score_tokens(*on.placed.runner, engine, ids, o.max_batch_tokens, o.deterministic);
   tools::write_stdout(fmt::format("{{\"num_ids\": {}, \"mean_nll\": {:.8f}, \"num_best\": {}}}\n", ids.size(),
                                   result.mean_nll, result.num_best));
 }
 
-void generate_text(const options& o, const loaded_model& model, model_runner& network, bifolio::backend& where,
-                   std::int32_t max_positions) {
-  const model_config& c = network.config();
-  const std::vector<prompt> prompts = collect_prompts(o, model);
+std::unique_ptr<sequence_writer> choose_writer(const options& o, const tokenizer& tokens, bool stdout_is_terminal) {
+  if (o.json) return make_json_writer(tokens);
+  if (o.lines) return make_lines_writer(tokens, {.map = o.map, .live = stdout_is_terminal});
+  return make_text_writer(tokens, o.num_samples, stdout_is_terminal);
+}
+
+void generate_text(const options& o, model_setup& on) {
+  const std::vector<prompt> prompts = collect_prompts(o, on.model);
   std::vector<std::vector<token_id>> ids;
   for (const prompt& each : prompts) ids.push_back(each.ids);
   const auto num_sequences = static_cast<std::int64_t>(prompts.size()) * o.num_samples;
-
-  const bifolio::kv_layout layout = bifolio::make_layout(o.layout, o.kv_type, c.num_kv_heads, c.head_dim, o.block_size);
-  const std::int64_t num_blocks = choose_num_blocks(o, layout, c.num_layers, num_sequences, max_positions);
-  bifolio::cache_engine engine(where, {c.num_layers, num_blocks, layout});
-  tools::write_stderr(fmt::format("cache: {} blocks of {} tokens in {}, {} {}, on {}\n", num_blocks, o.block_size,
-                                  format_bytes(static_cast<std::int64_t>(engine.num_bytes())), to_string(o.kv_type),
-                                  to_string(o.layout), where.description()));
+  cache_setup cache(o, on, std::min<std::int64_t>(num_sequences, std::max(o.max_batch_seqs, o.num_samples)));
 
   std::vector<sequence_record> records;
   for (std::size_t p = 0; p < prompts.size(); ++p) {
@@ -133,7 +117,8 @@ void generate_text(const options& o, const loaded_model& model, model_runner& ne
                       : stderr_is_terminal && !stdout_is_terminal ? style::live
                                                                   : style::occasional;
   generation_config config;
-  config.max_positions = max_positions;
+  for (const prompt& each : prompts) config.max_new_tokens.push_back(each.max_new_tokens);
+  config.max_positions = on.max_positions;
   config.num_samples = o.num_samples;
   config.how = o.how;
   config.seed = o.seed;
@@ -142,38 +127,26 @@ void generate_text(const options& o, const loaded_model& model, model_runner& ne
   config.prefix_caching = o.prefix_caching;
   config.preemption = o.preemption;
   config.deterministic = o.deterministic;
-  std::optional<host_cache> host;
-  if (o.num_host_blocks > 0) host.emplace(where, engine.config(), o.num_host_blocks);
+  config.watched = o.lines || !o.events.empty();
 
   generation_stats stats;
   {
-    progress_line progress(shown, num_sequences, num_blocks);
-    session observer(
-        std::move(records),
-        o.json ? make_json_writer(*model.tokens) : make_text_writer(*model.tokens, o.num_samples, stdout_is_terminal),
-        progress);
-    stats = generate_all(network, engine, config, ids, observer, host ? &host->engine : nullptr);
+    progress_line progress(shown, num_sequences, cache.blocks.config().num_blocks);
+    session observer(std::move(records), choose_writer(o, *on.model.tokens, stdout_is_terminal), o.events, progress);
+    stats = generate_all(*on.placed.runner, cache.blocks, config, ids, observer, cache.host());
   }
   if (!o.json || o.stats) {
-    tools::write_stderr(format_report({stats, layout, c.num_layers, max_positions}, o.stats));
+    tools::write_stderr(
+        format_report({stats, cache.blocks.config().layout, on.config().num_layers, on.max_positions}, o.stats));
   }
 }
 
-void run(options o) {
-  const std::filesystem::path path = o.model.empty() ? find_bundled_model() : o.model;
-  const loaded_model model = load_model(path, o.tokenizer);
-  const model_config& c = model.weights.config;
-  const std::int32_t max_positions = choose_max_positions(o, c);
-
-  const auto workers = make_workers(o.num_threads);
-  const placed_model placed = place_model(o.device, model.weights, *workers, o.types, o.isa);
-  o.kv_type = placed.kv_type;
-  tools::write_stderr(fmt::format("model: {}: {}\n", tools::printable_line(path.string()), describe(c)));
-
+void run(const options& o) {
+  model_setup on(o);
   if (o.score_file.empty()) {
-    generate_text(o, model, *placed.runner, *placed.where, max_positions);
+    generate_text(o, on);
   } else {
-    score_file(o, model, *placed.runner, *placed.where, max_positions);
+    score_file(o, on);
   }
 }
 

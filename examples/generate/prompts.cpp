@@ -3,28 +3,56 @@
 
 #include <fmt/format.h>
 
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "binary_file.hpp"
 #include "input_error.hpp"
+#include "tools/common/escape.hpp"
 #include "tools/common/json.hpp"
 
 namespace generate {
 namespace {
 
-std::string parse_json_string(const std::string& line, const std::string& file, int number) {
+struct prompt_text {
+  std::string text;
+  std::int32_t max_new_tokens = 0;
+};
+
+/// "a text", or {"prompt": "a text", "max_new_tokens": 20}.
+prompt_text parse_line(const std::string& line, const std::string& file, int number) {
+  const auto refuse = [&](const std::string& why) {
+    throw input_error(
+        fmt::format("{}: line {} is neither a JSON string nor an object with \"prompt\" and "
+                    "\"max_new_tokens\": {}",
+                    file, number, why));
+  };
   nlohmann::json value;
   try {
     value = tools::parse_json(line);
   } catch (const tools::json_error& problem) {
-    throw input_error(fmt::format("{}: line {} is not a JSON string: it is {}", file, number, problem.what()));
+    refuse(fmt::format("it is {}", problem.what()));
   }
-  if (!value.is_string()) throw input_error(fmt::format("{}: line {} is not a JSON string", file, number));
-  return value.get<std::string>();
+  if (value.is_string()) return {value.get<std::string>()};
+  prompt_text result;
+  bool has_text = false;
+  if (!value.is_object()) refuse(tools::json_excerpt(value));
+  for (const auto& [name, field] : value.items()) {
+    if (name == "prompt" && field.is_string()) {
+      result.text = field.get<std::string>();
+      has_text = true;
+    } else if (name == "max_new_tokens" && field.is_number_integer() && field >= 1 && field <= INT32_MAX) {
+      result.max_new_tokens = field.get<std::int32_t>();
+    } else {
+      refuse(fmt::format("it has {}: {}", tools::excerpt(name), tools::json_excerpt(field)));
+    }
+  }
+  if (!has_text) refuse("it has no prompt");
+  return result;
 }
 
-void read_prompts(const std::filesystem::path& path, std::vector<std::string>& prompts) {
+void read_prompts(const std::filesystem::path& path, std::vector<prompt_text>& prompts) {
   binary_file file(path);
   std::istringstream text(file.read_text(64 << 20));
   const bool json_lines = path.extension() == ".jsonl";
@@ -33,19 +61,22 @@ void read_prompts(const std::filesystem::path& path, std::vector<std::string>& p
   for (int number = 1; std::getline(text, line); ++number) {
     if (!line.empty() && line.back() == '\r') line.pop_back();
     if (line.empty()) continue;
-    prompts.push_back(json_lines ? parse_json_string(line, file.name(), number) : line);
+    prompts.push_back(json_lines ? parse_line(line, file.name(), number) : prompt_text{line});
   }
   if (prompts.size() == before) throw input_error(fmt::format("{}: there is no prompt in it", file.name()));
 }
 
-std::vector<std::string> collect_texts(const options& o) {
-  std::vector<std::string> prompts = o.prompts;
+std::vector<prompt_text> collect_texts(const options& o) {
+  std::vector<prompt_text> prompts;
+  for (const std::string& text : o.prompts) prompts.push_back({text});
   if (!o.prompts_file.empty()) read_prompts(o.prompts_file, prompts);
   if (!prompts.empty() || !o.prompt_ids.empty()) return prompts;
-  if (!o.model.empty()) return {""};
+  if (!o.model.empty()) return {{""}};
   // In the manner of its text: a chapter's name, then numbered verses. No Bible has these chapters.
-  return {"Psalm 151\n1 The LORD ", "Proverbs 32\n1 A wise man ", "Genesis 51\n1 And Joseph ",
-          "John 22\n1 Jesus answered and said "};
+  return {{"Psalm 151\n1 The LORD "},
+          {"Proverbs 32\n1 A wise man "},
+          {"Genesis 51\n1 And Joseph "},
+          {"John 22\n1 Jesus answered and said "}};
 }
 
 }  // namespace
@@ -67,13 +98,17 @@ std::vector<prompt> collect_prompts(const options& o, const loaded_model& model)
           prompts.size()));
     }
   };
-  for (std::string& text : collect_texts(o)) {
+  const std::string beginning =
+      o.shared_prompt.empty() ? std::string() : binary_file(o.shared_prompt).read_text(64 << 20);
+  for (const prompt_text& own : collect_texts(o)) {
+    std::string text = beginning + own.text;
     if (const std::uint64_t least = model.tokens->min_num_ids(text.size()); least > limit) {
       throw input_error(fmt::format("prompt {} of {} bytes has at least {} tokens, the model takes at most {}",
                                     prompts.size() + 1, text.size(), least, limit));
     }
     std::vector<bifolio::token_id> ids = model.tokens->encode(text);
     add(std::move(text), std::move(ids));
+    prompts.back().max_new_tokens = own.max_new_tokens;
   }
   for (const std::vector<bifolio::token_id>& ids : o.prompt_ids) {
     for (const bifolio::token_id id : ids) {

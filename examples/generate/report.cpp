@@ -51,24 +51,38 @@ std::string format_report(const report_input& input, bool detailed) {
   const std::int64_t block_bytes = input.layout.block_bytes() * input.num_layers;
   const std::int64_t held = s.cache.peak_used_blocks * block_bytes;
   const std::int64_t position_bytes = block_bytes / input.layout.block_size;
-  const std::int64_t contiguous = s.num_sequences * input.max_positions * position_bytes;
+  // What the same sequences would take side by side: each with room for the longest that may come, or each with
+  // exactly what it has.
+  const std::int64_t of_maximum = s.record.peak_sequences * input.max_positions * position_bytes;
+  const std::int64_t of_true_length = s.record.peak_positions * position_bytes;
+  const auto times_held = [&](std::int64_t num_bytes) {
+    return held > 0 ? static_cast<double>(num_bytes) / static_cast<double>(held) : 0.0;
+  };
 
   std::vector<std::pair<std::string, std::string>> rows;
   const auto add = [&](const char* name, std::string value) { rows.emplace_back(name, std::move(value)); };
-  add("prefill",
-      fmt::format("{:.0f} tokens/s ({} tokens)", rate(s.num_prefill_tokens, s.prefill_seconds), s.num_prefill_tokens));
-  add("decode",
-      fmt::format("{:.0f} tokens/s ({} tokens)", rate(s.num_decode_tokens, s.decode_seconds), s.num_decode_tokens));
+  add("prefill", fmt::format("{:.0f} tokens/s ({} tokens)", rate(s.record.num_prefill_tokens, s.record.prefill_seconds),
+                             s.record.num_prefill_tokens));
+  add("decode", fmt::format("{:.0f} tokens/s ({} tokens)", rate(s.record.num_decode_tokens, s.record.decode_seconds),
+                            s.record.num_decode_tokens));
   add("blocks used at the peak",
       fmt::format("{} of {}, each {} tokens", s.cache.peak_used_blocks, s.cache.num_blocks, input.layout.block_size));
   add("bytes of KV held", fmt::format("{} at the peak", format_bytes(held)));
-  add("a contiguous cache", fmt::format("{} for {} sequences of {} positions: {:.1f} times as much",
-                                        format_bytes(contiguous), s.num_sequences, input.max_positions,
-                                        held > 0 ? static_cast<double>(contiguous) / static_cast<double>(held) : 0.0));
+  add("contiguous, maximum length",
+      fmt::format("{} for {} sequences of {} positions: {:.1f} times as much", format_bytes(of_maximum),
+                  s.record.peak_sequences, input.max_positions, times_held(of_maximum)));
+  add("contiguous, true length",
+      fmt::format("{} for their {} positions: {:.1f} times as much", format_bytes(of_true_length),
+                  s.record.peak_positions, times_held(of_true_length)));
+  if (s.record.peak_table_entries > s.cache.peak_used_blocks) {
+    add("entries of block tables", fmt::format("{} at the peak, for {} blocks: the others are shared",
+                                               s.record.peak_table_entries, s.cache.peak_used_blocks));
+  }
   add("copy-on-write copies", fmt::format("{} blocks", s.cache.num_copied_blocks));
   add("preemptions", fmt::format("{}", s.schedule.num_preemptions));
   if (s.prefix.num_lookups > 0) {
     add("prompt blocks found cached", fmt::format("{} of {}", s.prefix.num_hit_blocks, s.prefix.num_looked_up_blocks));
+    add("prompt tokens not computed", fmt::format("{}", s.schedule.num_cached_tokens));
   }
   if (s.cache.num_host_blocks > 0) {
     add("blocks swapped out and in",
@@ -79,13 +93,11 @@ std::string format_report(const report_input& input, bool detailed) {
     add("steps", fmt::format("{} of {:.1f} tokens", s.schedule.num_steps,
                              rate(s.schedule.num_scheduled_tokens, static_cast<double>(s.schedule.num_steps))));
     add("forks", fmt::format("{}", s.cache.num_forks));
-    add("entries of block tables",
-        fmt::format("{} at the peak, shared blocks counted each time", s.peak_table_entries));
     add("blocks taken in all", fmt::format("{}", s.cache.num_allocated_blocks));
     add("cache", fmt::format("{} {}, {} a block in {} layers", to_string(input.layout.k.code.type),
                              to_string(input.layout.kind), format_bytes(block_bytes), input.num_layers));
-    add("time", fmt::format("{:.3f} s, of which prefill {:.3f}, decode {:.3f}", s.seconds, s.prefill_seconds,
-                            s.decode_seconds));
+    add("time", fmt::format("{:.3f} s, of which prefill {:.3f}, decode {:.3f}", s.seconds, s.record.prefill_seconds,
+                            s.record.decode_seconds));
     add("time in attention", fmt::format("{:.3f} s, appends included", s.attention_seconds));
   }
   std::size_t width = 0;

@@ -147,7 +147,7 @@ void safetensors::read(const tensor& from, std::int64_t first, std::int64_t coun
   const std::uint64_t element = bifolio::size_of(from.type);
   const std::uint64_t offset = from.offset + static_cast<std::uint64_t>(first) * element;
   const auto num = static_cast<std::size_t>(count);
-  visit_dtype(from.type, [&](auto traits) {
+  visit_tensor_dtype(from.type, [&](auto traits) {
     using storage = typename decltype(traits)::storage;
     if constexpr (std::is_same_v<storage, float>) {
       file_.read(offset, values, num * element);

@@ -28,6 +28,11 @@ class sequence_writer {
   virtual void token(const std::vector<sequence_record>& records, std::size_t sequence) = 0;
   /// `records[sequence]` has ended.
   virtual void end(const std::vector<sequence_record>& records, std::size_t sequence) = 0;
+  /// As `generation_observer::on_frame`.
+  virtual void frame(const std::vector<sequence_record>& records, const tools::pool_frame& pool,
+                     const std::string& letters) {
+    static_cast<void>(records), static_cast<void>(pool), static_cast<void>(letters);
+  }
 };
 
 /// Streams the text, its control characters escaped, of the first sequence that has not ended; the others follow when

@@ -27,6 +27,7 @@
 #include <bifolio/kv_layout.hpp>
 #include <bifolio/step.hpp>
 #include <bifolio/tensor_view.hpp>
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -42,8 +43,8 @@ struct attention_spec {
   std::int32_t v_head_dim = 0;   ///< of V and out, ≥ 1; often the same
   std::int32_t block_size = 0;   ///< ≥ 1
   dtype q_type = dtype::f32;
-  kv_code k_code{};  ///< unscaled, and of the type of v_code
-  kv_code v_code{};
+  kv_code k_code{};     ///< attention reads the values that are stored, also those of this step's own tokens
+  kv_code v_code{};     ///< may be another; with v_in_k the same
   bool v_in_k = false;  ///< V is the first v_head_dim dims of K (multi-head latent attention)
   dtype out_type = dtype::f32;
   bool causal = true;
@@ -106,30 +107,35 @@ struct attention_bias_view {
 /// not finite, or a sink of +inf or NaN, spoils the rows of its head (NaN as a rule) and no others; a sink of −inf is
 /// none. A block id outside the pool, in a table changed since it was planned with, is read as some block of the pool.
 struct attention_params {
-  const_tensor_view q;                  ///< [num_tokens, num_q_heads, qk_head_dim]
-  tensor_view out;                      ///< [num_tokens, num_q_heads, v_head_dim]
+  const_tensor_view q{};                ///< [num_tokens, num_q_heads, qk_head_dim]
+  tensor_view out{};                    ///< [num_tokens, num_q_heads, v_head_dim]
   float* lse = nullptr;                 ///< optional, [num_tokens, num_q_heads], natural log
-  kv_cache_view kv;                     ///< this layer
-  step_batch_view batch;                ///< device arrays; lengths as planned
-  float scale = 0;                      ///< e.g. 1/√qk_head_dim; finite
+  kv_cache_view kv{};                   ///< this layer
+  step_batch_view batch{};              ///< device arrays; lengths as planned
+  std::optional<float> scale{};         ///< finite; default: 1/√qk_head_dim
   float soft_cap = 0;                   ///< 0 = none; else finite and > 0
   const float* alibi_slopes = nullptr;  ///< optional, [num_q_heads]
   const float* sinks = nullptr;         ///< optional, [num_q_heads], logits of a value-less key; −inf = none
   attention_bias_view bias{};           ///< optional
 };
 
+/// The factor of q·k in a call: `params.scale`, or 1/√qk_head_dim where that is not set.
+[[nodiscard]] inline float scale_of(const attention_spec& spec, const attention_params& params) noexcept {
+  return params.scale.value_or(1.0f / std::sqrt(static_cast<float>(spec.qk_head_dim)));
+}
+
 /// A partial attention result: an output normalised by its own sum, and the LSE of that sum.
 struct attention_state_view {
-  const_tensor_view out;       ///< [num_tokens, num_heads, head_dim]
+  const_tensor_view out{};     ///< [num_tokens, num_heads, head_dim]
   const float* lse = nullptr;  ///< [num_tokens, num_heads], natural log; −inf = nothing seen
 };
 
 /// Shapes of a, b and out are equal; their dtypes may differ. Needed: both lse inputs. Otherwise invalid_argument, as
 /// for a null or misaligned pointer, a negative stride, or strides of `out` that let rows overlap.
 struct merge_params {
-  attention_state_view a;
-  attention_state_view b;
-  tensor_view out;       ///< may be a.out or b.out, with the same dtype and strides
+  attention_state_view a{};
+  attention_state_view b{};
+  tensor_view out{};     ///< may be a.out or b.out, with the same dtype and strides
   float* lse = nullptr;  ///< optional; may be a.lse or b.lse
 };
 

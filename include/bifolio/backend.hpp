@@ -24,21 +24,22 @@
 
 namespace bifolio {
 
-/// Store new tokens: row i of k and v goes to slot_mapping[i] of the layer, converted to the cache's dtype. Where V is
+/// Store new tokens: row i of k and v goes to slot_mapping[i] of the layer, as the codes of the planes say. Where V is
 /// part of K (layout.v_in_k) the rows of k are all there is: v.data is null, and nothing else of v is looked at.
 struct append_params {
-  kv_cache_view kv;
-  const_tensor_view k;                         ///< [num_tokens, num_kv_heads, head_dim of K]
-  const_tensor_view v;                         ///< [num_tokens, num_kv_heads, head_dim of V], of the dtype of k
+  kv_cache_view kv{};
+  const_tensor_view k{};                       ///< [num_tokens, num_kv_heads, head_dim of K]
+  const_tensor_view v{};                       ///< [num_tokens, num_kv_heads, head_dim of V], of the dtype of k
   const std::int64_t* slot_mapping = nullptr;  ///< [num_tokens] on the device; negative = skip; see `append`
 };
 
-/// Read tokens back: row i of k and v comes from slot_mapping[i]; a negative slot leaves its row as it was. Where V is
+/// Read tokens back: row i of k and v comes from slot_mapping[i], the values of its codes rounded to the dtype of the
+/// rows; a negative slot leaves its row as it was. Where V is
 /// part of K, v.data is null as for `append`.
 struct gather_params {
-  kv_cache_view kv;
-  tensor_view k;
-  tensor_view v;
+  kv_cache_view kv{};
+  tensor_view k{};
+  tensor_view v{};
   const std::int64_t* slot_mapping = nullptr;
 };
 
@@ -86,8 +87,9 @@ class BIFOLIO_API backend {
   /// Copies blocks inside each layer, as if pair after pair. `layers` and `copies` are host arrays.
   [[nodiscard]] virtual errc copy_blocks(std::span<const kv_cache_view> layers, std::span<const block_copy> copies,
                                          stream_ref = {}) noexcept = 0;
-  /// Copies blocks of `src` (this device) to blocks of `dst` (this device) across layouts and dtypes; the numbers of
-  /// heads, the head dimensions, block_size and v_in_k are equal. src and dst do not overlap.
+  /// Copies blocks of `src` (this device) to blocks of `dst` (this device) across layouts, codes and scales; the
+  /// numbers of heads, the head dimensions, block_size and v_in_k are equal. Where both sides have one code and, of
+  /// static ones, one scale, bits stay as they are; else the values are stored anew. src and dst do not overlap.
   [[nodiscard]] virtual errc convert_blocks(const kv_cache_view& src, const kv_cache_view& dst,
                                             std::span<const block_copy> copies, stream_ref = {}) noexcept = 0;
   /// Copies blocks byte for byte between two caches of equal layout, layer by layer, where either may lie in host
@@ -124,11 +126,11 @@ enum class cpu_isa : std::uint8_t;  // bifolio/cpu.hpp
 /// What a backend is opened with. The CPU understands all of it, CUDA nothing: its kernels, threads and memory are not
 /// the host's.
 struct backend_options {
-  std::int32_t num_threads = 0;                  ///< CPU workers; 0 = what the executor's runtime takes
-  std::optional<executor_kind> executor_choice;  ///< default: `default_executor()`
-  executor* own_executor = nullptr;              ///< borrowed; overrides the two above
-  std::optional<cpu_isa> isa;                    ///< default: `default_isa()`
-  memory_resource* host_memory = nullptr;        ///< borrowed; default: `default_host_memory()`
+  std::int32_t num_threads = 0;                    ///< CPU workers; 0 = what the executor's runtime takes
+  std::optional<executor_kind> executor_choice{};  ///< default: `default_executor()`
+  executor* own_executor = nullptr;                ///< borrowed; overrides the two above
+  std::optional<cpu_isa> isa{};                    ///< default: `default_isa()`
+  memory_resource* host_memory = nullptr;          ///< borrowed; default: `default_host_memory()`
 };
 
 /// Opens a device. Throws `error`: unsupported when the device is not linked or not there; invalid_argument for a

@@ -22,7 +22,9 @@
 #include <bifolio/kv_cache_config.hpp>
 #include <bifolio/kv_cache_manager.hpp>
 #include <bifolio/kv_layout.hpp>
+#include <bifolio/layer_groups.hpp>
 #include <bifolio/memory_resource.hpp>
+#include <bifolio/model_cache.hpp>
 #include <bifolio/prefix_cache.hpp>
 #include <bifolio/request.hpp>
 #include <bifolio/scheduler.hpp>

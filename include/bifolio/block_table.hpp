@@ -92,7 +92,8 @@ class BIFOLIO_API block_table {
   void truncate(std::int32_t new_size, std::int32_t num_kept_contents, block_pool& pool,
                 detail::block_chunk_slab& slab) noexcept;
   /// Gives back entries [first, new_first), which become null. Takes 1 chunk when new_first cuts a shared chunk.
-  void drop_front(std::int32_t new_first, block_pool& pool, detail::block_chunk_slab& slab) noexcept;
+  void drop_front(std::int32_t new_first, block_pool& pool, detail::block_chunk_slab& slab,
+                  reuse_order order = reuse_order::first) noexcept;
   /// Releases everything, as truncate(0, …); keeps the directory for the next sequence of this record.
   void clear(std::int32_t num_kept_contents, block_pool& pool, detail::block_chunk_slab& slab) noexcept;
   void drop_directory() noexcept;

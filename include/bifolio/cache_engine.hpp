@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -22,12 +23,17 @@ class upload_ring;
 struct cache_engine_config {
   std::int32_t num_layers = 0;
   std::int64_t num_blocks = 0;
-  kv_layout layout;  ///< from make_layout
+  kv_layout layout{};  ///< from make_layout
   /// Steps whose arrays may be on their way to the device before `upload` waits for the oldest of them; 1 to 64.
   std::int32_t num_staging_slots = 4;
+  /// Static scales of the planes whose code has them, else empty: [num_layers] or [num_layers, num_kv_heads], each from
+  /// least_scale to largest_scale. Where V is part of K, v_scales is empty.
+  std::vector<float> k_scales{};
+  std::vector<float> v_scales{};
 };
 
-/// How many blocks of `layout` over `num_layers` layers fit into `memory_bytes`. Throws `error` (invalid_argument).
+/// How many blocks of `layout`, tails included, over `num_layers` layers fit into `memory_bytes`. Throws `error`
+/// (invalid_argument).
 [[nodiscard]] BIFOLIO_API std::int64_t num_blocks_for_memory(std::int64_t memory_bytes, const kv_layout& layout,
                                                              std::int32_t num_layers);
 
@@ -35,9 +41,11 @@ struct cache_engine_config {
 class BIFOLIO_API cache_engine {
  public:
   /// `where` is borrowed and must outlive the engine; `memory` defaults to where.memory(). Each layer is one allocation
-  /// of num_blocks · layout.block_bytes() bytes, the K plane before the V plane, contents undefined.
-  /// Throws `error`: invalid_argument (a number below 1, a size past 2^62 bytes), unsupported (a code that is not
-  /// implemented), out_of_memory (nothing is kept).
+  /// of num_blocks · layout.block_bytes() bytes, the K plane before the V plane, contents undefined; where the planes
+  /// differ in element size or have tails, V starts at a multiple of 128. Static scales are one allocation more.
+  /// Throws `error`: invalid_argument (a number below 1, a size past 2^62 bytes, static scales that are missing, of the
+  /// wrong count or out of range), unsupported (a code that is not implemented), out_of_memory (nothing is kept), and
+  /// what uploading the static scales throws.
   cache_engine(backend& where, const cache_engine_config& config, memory_resource* memory = nullptr);
   /// Waits for the copies of uploads that are still to come.
   ~cache_engine();
@@ -47,6 +55,12 @@ class BIFOLIO_API cache_engine {
   [[nodiscard]] const cache_engine_config& config() const noexcept { return config_; }
   [[nodiscard]] backend& where() const noexcept { return *backend_; }
   [[nodiscard]] std::size_t num_bytes() const noexcept;
+  /// A number made from all that gives a block's bytes their meaning: layers, heads, head dims, block_size, codes,
+  /// static scales, and the order inside a block. Engines of different numbers do not exchange blocks byte for byte.
+  [[nodiscard]] std::uint64_t fingerprint() const noexcept;
+  /// Why blocks cannot be swapped between the two, as a sentence that names the field that differs; empty where they
+  /// can.
+  [[nodiscard]] std::optional<error> find_difference(const cache_engine& other) const;
   [[nodiscard]] std::span<const kv_cache_view> layers() const noexcept { return layers_; }
 
   /// Copies a step's host arrays to the device in one transfer and returns a view of the copies. `batch` may be changed
@@ -79,22 +93,25 @@ class BIFOLIO_API cache_engine {
   [[nodiscard]] errc copy_blocks(std::span<const block_copy> copies, stream_ref stream = {}) noexcept;
 
   /// Copies blocks of this engine (src) to blocks of `other` (dst), byte for byte. failed_precondition when the two
-  /// differ in layout or number of layers. The transfer runs on whichever of the two backends is not the CPU.
+  /// differ in layout, static scales or number of layers: `find_difference` says in which. The transfer runs on
+  /// whichever of the two backends is not the CPU.
   [[nodiscard]] errc swap_blocks_to(cache_engine& other, std::span<const block_copy> copies,
                                     stream_ref stream = {}) noexcept;
 
-  /// The same across layouts and dtypes; both engines on one device. failed_precondition when heads, head
+  /// The same across layouts, codes and scales; both engines on one device. failed_precondition when heads, head
   /// dimensions, block_size, v_in_k or layers differ.
   [[nodiscard]] errc convert_blocks_to(cache_engine& other, std::span<const block_copy> copies,
                                        stream_ref stream = {}) noexcept;
 
  private:
   detail::upload_ring& uploads();
+  void upload_scales(memory_resource& source);
 
   backend* backend_;
   cache_engine_config config_;
   std::vector<buffer> storage_;                   // one per layer
-  std::vector<kv_cache_view> layers_;             // views into storage_
+  buffer scales_;                                 // static ones, those of K before those of V
+  std::vector<kv_cache_view> layers_;             // views into storage_ and scales_
   std::unique_ptr<detail::upload_ring> uploads_;  // from the first upload on; null on the CPU
 };
 

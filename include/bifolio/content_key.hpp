@@ -44,7 +44,7 @@ inline constexpr std::size_t max_extras_bytes = std::size_t{1} << 20;
 /// Contents are shared within a scope only; equal tokens in different scopes are different contents. The server sets
 /// the scope; it must not copy it from a request unchecked.
 struct prefix_scope {
-  std::string_view salt;         ///< e.g. a tenant; any bytes, at most max_salt_bytes
+  std::string_view salt{};       ///< e.g. a tenant; any bytes, at most max_salt_bytes
   std::uint64_t adapter_id = 0;  ///< e.g. of a LoRA; 0 = none
 };
 
@@ -53,7 +53,7 @@ struct prefix_scope {
 struct extra_key {
   std::int64_t position = 0;  ///< of the token it belongs to, counted from the sequence's first
   std::uint32_t kind = 0;     ///< the caller's numbering
-  std::span<const std::byte> value;
+  std::span<const std::byte> value{};
 };
 
 /// One block's extra keys as the record that is hashed into keys and compared by hits: for each extra key its kind, its

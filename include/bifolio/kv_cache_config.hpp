@@ -7,11 +7,13 @@
 #include <bifolio/content_key.hpp>
 #include <bifolio/error.hpp>
 #include <bifolio/eviction_policy.hpp>
+#include <bifolio/layer_groups.hpp>
 #include <bifolio/memory_resource.hpp>
 #include <bifolio/step.hpp>
 #include <bifolio/types.hpp>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 namespace bifolio {
 
@@ -42,6 +44,11 @@ struct kv_cache_config {
   prefix_caching_options prefix{};
   std::int64_t num_host_blocks = 0;   ///< for sequences that are swapped out, 0 … max_num_blocks
   memory_resource* memory = nullptr;  ///< for records and tables, borrowed; default: default_host_memory()
+  /// Layer groups, at most max_layer_groups. Empty: one, described by the fields above. Else block_size, num_blocks,
+  /// sliding_window and num_host_blocks above are those of the first group, whatever they were set to, and the
+  /// watermark is the same fraction of each pool. The first group is full or window; with prefix caching and more than
+  /// one group it is full. (A model without full attention gives it blocks of 0 bytes: it is then an index of texts.)
+  std::vector<group_config> groups{};
 };
 
 struct allocate_result {
@@ -51,7 +58,9 @@ struct allocate_result {
 
 struct append_result {
   alloc_status status = alloc_status::later;
-  block_copy copy{};  ///< carry it out before the new slots are written; src is invalid_block when there is none
+  /// Of the first group (`kv_cache_manager::drain_copies` has those of others): carry it out before the new slots are
+  /// written; src is invalid_block when there is none.
+  block_copy copy{};
   [[nodiscard]] bool has_copy() const noexcept { return copy.src != invalid_block; }
 };
 
@@ -60,6 +69,8 @@ struct open_result {
   alloc_status status = alloc_status::later;
   std::int64_t num_cached_tokens = 0;  ///< leading tokens found in the cache, committed; < the prompt's length
   block_copy copy{};  ///< as in `append_result`: a prompt cached to its very end shares all blocks but the last
+  /// Tokens of the encoder's output whose K and V were found: all or 0. Else the first step stores them.
+  std::int64_t num_cached_cross_tokens = 0;
   [[nodiscard]] bool has_copy() const noexcept { return copy.src != invalid_block; }
 };
 

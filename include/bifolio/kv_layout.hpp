@@ -36,20 +36,53 @@ enum class layout_kind : std::uint8_t { hnd, nhd, x_split, strided };
 /// Reads the first three. Throws `error` (invalid_argument).
 [[nodiscard]] BIFOLIO_API layout_kind parse_layout(std::string_view text);
 
-/// How many elements share a scale. Scales of token_head belong to one token of one head and are stored in the tail of
-/// the token's block and plane; those of a layer or a head are numbers of the engine's configuration.
+/// How many elements share a scale. Scales of token_head belong to one token of one head, are computed by what stores
+/// it and are stored in the tail of the token's block and plane; those of a layer or a head are static: numbers of the
+/// engine's configuration, which calls receive next to the planes (`kv_cache_view`).
 enum class scale_granularity : std::uint8_t { none, layer, head, token_head };
 
 /// "none", "layer", "head" or "token_head".
 [[nodiscard]] BIFOLIO_API std::string_view to_string(scale_granularity granularity) noexcept;
 
-/// How a plane stores its elements. Unscaled codes are supported today; the others are refused by name.
+/// How a plane stores its elements. `value` is what attention, `gather` and `convert_blocks` read:
+///
+///   f32, f16, bf16    none           value = element
+///   e4m3, e5m2        none           value = element, as with a scale of 1
+///   e4m3, e5m2, i8    layer, head    value = code · scale,         code = x · (1 / scale)
+///   e4m3, i8          token_head     value = code · scale,         code = x · (Q / a)
+///   u8                token_head     value = code · scale + zero,  code = (x − zero) · (255 / range)
+///
+/// Codes are rounded and saturated as dtype.hpp says; every other operation is one float32 rounding. Over the dims of
+/// the token and head, a = max|x|, scale = a / Q with Q = 448 (e4m3) or 127 (i8); zero = min x, range = max x − min x,
+/// scale = range / 255. Where a or range is below 2^-100 the scale is 0 and so are the codes. If any x is not finite,
+/// or range overflows, scale and zero are NaN, for this token and head alone, and the codes 0. No scale spans tokens.
 struct kv_code {
   dtype type = dtype::f32;
   scale_granularity granularity = scale_granularity::none;
-  dtype scale_type = dtype::f32;  ///< of no meaning without scales
+  dtype scale_type = dtype::f32;  ///< of no meaning without scales; f32 is the only one
+
+  /// Floats per (token, head) in the tail of a block: the scale and, for u8, the zero point after it.
+  [[nodiscard]] constexpr std::int32_t tail_floats() const noexcept {
+    if (granularity != scale_granularity::token_head) return 0;
+    return type == dtype::u8 ? 2 : 1;
+  }
+  /// Whether the scales are numbers of the configuration.
+  [[nodiscard]] constexpr bool has_static_scales() const noexcept {
+    return granularity == scale_granularity::layer || granularity == scale_granularity::head;
+  }
   friend constexpr bool operator==(const kv_code&, const kv_code&) = default;
 };
+
+/// Static scales are in [least_scale, largest_scale].
+inline constexpr float least_scale = 0x1p-100f;
+inline constexpr float largest_scale = 0x1p100f;
+
+/// A code by the name that programs take: f32, f16, bf16; e4m3, e5m2, i8 with a static scale per layer; e4m3-head,
+/// e5m2-head, i8-head with one per KV head; e4m3-token, i8-token, u8-token with one per token and head; e4m3-unscaled,
+/// e5m2-unscaled. Throws `error` (invalid_argument).
+[[nodiscard]] BIFOLIO_API kv_code parse_kv_code(std::string_view text);
+/// Its inverse; "unknown" for what has no name.
+[[nodiscard]] BIFOLIO_API std::string_view short_name(const kv_code& code) noexcept;
 
 /// The type, with scales "<type>, scale per <granularity> (<scale type>)".
 [[nodiscard]] BIFOLIO_API std::string to_string(const kv_code& code);
@@ -72,11 +105,22 @@ struct kv_strides {
   }
 };
 
+/// Where the scales of a plane with a scale per token and head lie: those of (block, head, token) begin `offset` +
+/// head·head + token·token bytes after the start of the block, which is strides.block elements after that of the block
+/// before. They lie behind the elements of the block, so that a block is one range of bytes.
+struct kv_tail_strides {
+  std::int64_t offset = 0;
+  std::int64_t head = 0;
+  std::int64_t token = 0;
+  friend constexpr bool operator==(const kv_tail_strides&, const kv_tail_strides&) = default;
+};
+
 /// K or V of a layer.
 struct kv_plane {
   kv_code code{};
   std::int32_t head_dim = 0;
   kv_strides strides{};
+  kv_tail_strides tail{};  ///< of no meaning for codes without scales per token and head
   friend constexpr bool operator==(const kv_plane&, const kv_plane&) = default;
 };
 
@@ -92,16 +136,26 @@ struct kv_layout {
   [[nodiscard]] constexpr std::int64_t block_elements(const kv_plane& plane) const noexcept {
     return static_cast<std::int64_t>(block_size) * num_kv_heads * plane.head_dim;
   }
-  /// Bytes of the scales at the end of one block of a plane: none for unscaled codes.
-  [[nodiscard]] constexpr std::int64_t block_tail_bytes(const kv_plane& plane) const noexcept {
-    if (plane.code.granularity != scale_granularity::token_head) return 0;
-    return static_cast<std::int64_t>(block_size) * num_kv_heads *
-           static_cast<std::int64_t>(size_of(plane.code.scale_type));
+  /// Bytes of the elements of one block of a plane.
+  [[nodiscard]] constexpr std::int64_t block_payload_bytes(const kv_plane& plane) const noexcept {
+    return block_elements(plane) * static_cast<std::int64_t>(size_of(plane.code.type));
   }
-  /// Bytes of one block of a plane that is stored: its elements, then the tail. Every other size of a cache follows
-  /// from this one.
+  /// Where make_layout puts the tail: behind the elements, on a line of 64 bytes.
+  [[nodiscard]] constexpr std::int64_t block_tail_offset(const kv_plane& plane) const noexcept {
+    return (block_payload_bytes(plane) + 63) / 64 * 64;
+  }
+  /// Bytes of the scales at the end of one block of a plane: [num_kv_heads, block_size, tail_floats]. None for codes
+  /// without scales per token and head.
+  [[nodiscard]] constexpr std::int64_t block_tail_bytes(const kv_plane& plane) const noexcept {
+    return static_cast<std::int64_t>(block_size) * num_kv_heads * plane.code.tail_floats() *
+           static_cast<std::int64_t>(sizeof(float));
+  }
+  /// Bytes of one block of a plane that is stored: its elements, then the tail, where there is one, and then up to a
+  /// multiple of 128. Every other size of a cache follows from this one.
   [[nodiscard]] constexpr std::int64_t block_bytes(const kv_plane& plane) const noexcept {
-    return block_elements(plane) * static_cast<std::int64_t>(size_of(plane.code.type)) + block_tail_bytes(plane);
+    const std::int64_t tail = block_tail_bytes(plane);
+    if (tail == 0) return block_payload_bytes(plane);
+    return (block_tail_offset(plane) + tail + 127) / 128 * 128;
   }
   /// Bytes of one block in one layer: of K, and of V unless it is part of K.
   [[nodiscard]] constexpr std::int64_t block_bytes() const noexcept {
@@ -116,7 +170,7 @@ struct kv_layout {
 
 /// The same with a code and a head dimension per plane. Throws `error`: invalid_argument when a number is below 1, a
 /// block's bytes exceed 2^40, `kind` is strided, or, with `v_in_k`, V has more dims than K or another code;
-/// unsupported for a code with scales, and for codes of different types.
+/// unsupported for a code that the table at `kv_code` does not have.
 [[nodiscard]] BIFOLIO_API kv_layout make_layout(layout_kind kind, kv_code k, kv_code v, std::int32_t num_kv_heads,
                                                 std::int32_t qk_head_dim, std::int32_t v_head_dim,
                                                 std::int32_t block_size, bool v_in_k = false);
@@ -127,6 +181,9 @@ struct kv_cache_view {
   void* v = nullptr;  ///< [num_blocks, …] in the order of layout.v; not looked at when layout.v_in_k
   std::int64_t num_blocks = 0;
   kv_layout layout;
+  /// Static scales of K, on the device: one, or one per KV head, as the code says; else not looked at.
+  const float* k_scales = nullptr;
+  const float* v_scales = nullptr;  ///< of V; not looked at when layout.v_in_k
 
   /// Where V is: k when it is part of K.
   [[nodiscard]] constexpr void* v_data() const noexcept { return layout.v_in_k ? k : v; }

@@ -20,6 +20,7 @@
 #include <bifolio/detail/prefix_index.hpp>
 #include <bifolio/eviction_policy.hpp>
 #include <bifolio/export.hpp>
+#include <bifolio/layer_groups.hpp>
 #include <bifolio/memory_resource.hpp>
 #include <bifolio/stats.hpp>
 #include <bifolio/types.hpp>
@@ -39,16 +40,18 @@ struct prefix_cache_config {
   bool record_events = false;               ///< see `drain_events`
   const eviction_policy* policy = nullptr;  ///< borrowed; default: priority_policy()
   memory_resource* memory = nullptr;        ///< borrowed; default: default_host_memory()
+  std::uint64_t first_serial = 1;           ///< of the first contents; below 2^63
 };
 
 /// The known tokens of a sequence, and everything else that their K and V depend on. Borrowed.
 struct prompt_view {
-  std::span<const token_id> tokens;
+  std::span<const token_id> tokens{};
   prefix_scope scope{};
   std::span<const extra_key> extras{};  ///< by rising position
   /// Keys of the first blocks, from `prefix_cache::append_keys`, for callers that look up more than once; else empty.
   std::span<const content_key> keys{};
   retention_hint retention{};
+  cross_input cross{};  ///< for managers with cross groups
 };
 
 /// The end of a chain: the predecessor of the block that is published next.
@@ -140,6 +143,12 @@ class BIFOLIO_API prefix_cache {
     return publish(block, next_key(after, tokens, extras), after, tokens, index, hint, extras);
   }
 
+  /// The block that is registered under `key` for `tokens` after `after`; `invalid_block` when there is none. Requires
+  /// tokens.size() = block_size.
+  [[nodiscard]] block_id find_block(const content_key& key, const prefix_chain& after,
+                                    std::span<const token_id> tokens) const noexcept {
+    return find(key, after.serial, tokens.data(), no_extras);
+  }
   /// Whether look-ups find `block` for its contents. Such a block must not be written.
   [[nodiscard]] bool holds(block_id block) const noexcept { return index_.holds(block); }
   /// The end of the chain at a block that was published (also as a duplicate) and not written or released since.
@@ -151,6 +160,20 @@ class BIFOLIO_API prefix_cache {
   [[nodiscard]] block_id allocate_one() noexcept;
   /// Look-ups find the block no more, and it goes to level 0. Does nothing for a block that is not registered.
   void unregister(block_id block) noexcept;
+
+  /// Told of contents that the cache loses, whatever the reason.
+  class BIFOLIO_API removal_observer {
+   public:
+    /// Must not call the cache. Called for each block, in the call that unregisters it.
+    virtual void removed(const prefix_chain& contents) noexcept = 0;
+
+   protected:
+    ~removal_observer() = default;
+  };
+  /// Borrowed; null for none.
+  void observe_removals(removal_observer* observer) noexcept { observer_ = observer; }
+  /// Whether no cached block is in use.
+  [[nodiscard]] bool is_idle() const noexcept;
 
   /// Unregisters every block; false, and nothing changed, while a cached block is in use.
   [[nodiscard]] bool reset();
@@ -218,6 +241,7 @@ class BIFOLIO_API prefix_cache {
   std::vector<expiry> expiries_;        // heap, earliest first
   std::vector<cache_event> events_;
   std::unique_ptr<eviction_tracker> tracker_;  // null for a policy without memory
+  removal_observer* observer_ = nullptr;
   prefix_stats stats_;
 };
 

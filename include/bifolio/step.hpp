@@ -24,6 +24,14 @@ struct block_copy {
   friend constexpr bool operator==(const block_copy&, const block_copy&) = default;
 };
 
+/// The block moves of one layer group in a step, as the fields of the same names of `step_plan`.
+struct group_moves {
+  std::vector<block_copy> copies;
+  std::vector<block_copy> swap_outs;
+  std::vector<block_copy> swap_ins;
+  friend bool operator==(const group_moves&, const group_moves&) = default;
+};
+
 /// One sequence's part of a step.
 struct scheduled_seq {
   seq_id seq = invalid_seq;
@@ -44,15 +52,18 @@ struct scheduled_seq {
 /// swap_outs, then copies, then append and attention; swap_ins at any time after the copies, but before the next step.
 struct step_plan {
   std::int64_t step = 0;  ///< running number
-  std::vector<scheduled_seq> seqs;
-  std::vector<block_copy> copies;     ///< copy-on-write, to be carried out before anything of the step is appended
-  std::vector<block_copy> swap_outs;  ///< (device block, host block)
-  std::vector<block_copy> swap_ins;   ///< (host block, device block)
-  std::vector<seq_id> swapped_out;    ///< preempted, keeping their tokens' K and V in host blocks
-  std::vector<seq_id> swapped_in;     ///< back on the device; computed from the next step on
-  std::vector<seq_id> preempted;      ///< back in the waiting queue; their blocks are free again
-  std::vector<request_id> aborted;    ///< requests dropped by `scheduler::post_abort`
-  std::int64_t num_tokens = 0;        ///< Σ query_len
+  std::vector<scheduled_seq> seqs{};
+  std::vector<block_copy> copies{};     ///< copy-on-write, to be carried out before anything of the step is appended
+  std::vector<block_copy> swap_outs{};  ///< (device block, host block)
+  std::vector<block_copy> swap_ins{};   ///< (host block, device block)
+  std::vector<seq_id> swapped_out{};    ///< preempted, keeping their tokens' K and V in host blocks
+  std::vector<seq_id> swapped_in{};     ///< back on the device; computed from the next step on
+  std::vector<seq_id> preempted{};      ///< back in the waiting queue; their blocks are free again
+  std::vector<request_id> aborted{};    ///< requests dropped by `scheduler::post_abort`
+  std::int64_t num_tokens = 0;          ///< Σ query_len
+  /// Moves of layer groups 1, 2, …; those of group 0 are above. Empty with one group.
+  std::vector<group_moves> groups{};
+  std::vector<seq_id> encoded{};  ///< with cross groups: sequences whose encoder output this step computes and stores
   /// Whether there is nothing to execute and nothing to commit.
   [[nodiscard]] bool empty() const noexcept { return seqs.empty() && swapped_out.empty() && swapped_in.empty(); }
   friend bool operator==(const step_plan&, const step_plan&) = default;
@@ -60,7 +71,8 @@ struct step_plan {
 
 /// The plan as one line of JSON without line breaks, for logs: {"step":…,"seqs":[{"seq":…,"query_len":…,…},…],
 /// "copies":[[src,dst],…],"swap_outs":[[src,dst],…],"swap_ins":[[src,dst],…],"swapped_out":[…],"swapped_in":[…],
-/// "preempted":[…],"aborted":[…],"num_tokens":…}. Ids are their integers.
+/// "preempted":[…],"aborted":[…],"num_tokens":…}. Ids are their integers. Where they are not
+/// empty, "groups":[{"copies":…,"swap_outs":…,"swap_ins":…},…] and "encoded":[…] follow.
 [[nodiscard]] BIFOLIO_API std::string to_string(const step_plan& plan);
 
 /// The inverse: parse_step_plan(to_string(plan)) == plan. Names may come in any order, with white space between them;

@@ -6,6 +6,10 @@
 
 #include <bifolio/dtype.hpp>
 #include <cstdint>
+#include <type_traits>
+#if __has_include(<stdfloat>)
+#include <stdfloat>
+#endif
 
 namespace bifolio {
 
@@ -18,6 +22,12 @@ struct basic_tensor_view {
   std::int32_t head_dim = 0;
   std::int64_t token_stride = 0;  ///< elements from a token to the next
   std::int64_t head_stride = 0;   ///< elements from a head to the next
+
+  /// What is written may be read.
+  constexpr operator basic_tensor_view<const void>() const noexcept  // NOLINT: implicit on purpose
+      requires(!std::is_const_v<Void>) {
+    return {data, type, num_tokens, num_heads, head_dim, token_stride, head_stride};
+  }
 };
 
 using tensor_view = basic_tensor_view<void>;
@@ -30,8 +40,29 @@ template <class Void>
   return {data, type, num_tokens, num_heads, head_dim, static_cast<std::int64_t>(num_heads) * head_dim, head_dim};
 }
 
-[[nodiscard]] constexpr const_tensor_view as_const(const tensor_view& view) noexcept {
-  return {view.data, view.type, view.num_tokens, view.num_heads, view.head_dim, view.token_stride, view.head_stride};
+/// The dtype of a C++ type whose elements lie in memory as one of the table does: the storage types themselves and,
+/// where the compiler has them, _Float16, std::float16_t and std::bfloat16_t. Specialise it for others, such as
+/// `template <> inline constexpr dtype bifolio::element_type<__half> = dtype::f16;`.
+template <class Element>
+inline constexpr dtype element_type = dtype_of<Element>;
+#if defined(__FLT16_MAX__) && !defined(__CUDACC__)
+__extension__ template <>
+inline constexpr dtype element_type<_Float16> = dtype::f16;
+#endif
+#ifdef __STDCPP_BFLOAT16_T__
+template <>
+inline constexpr dtype element_type<std::bfloat16_t> = dtype::bf16;
+#endif
+
+/// The same with the dtype of the pointer: dense_view(rows.data(), 100, 8, 128).
+template <class Element>
+requires(!std::is_void_v<Element>)
+    [[nodiscard]] constexpr auto dense_view(Element* data, std::int64_t num_tokens, std::int32_t num_heads,
+                                            std::int32_t head_dim) noexcept {
+  using pointee = std::conditional_t<std::is_const_v<Element>, const void, void>;
+  return dense_view<pointee>(data, element_type<std::remove_cv_t<Element>>, num_tokens, num_heads, head_dim);
 }
+
+[[nodiscard]] constexpr const_tensor_view as_const(const tensor_view& view) noexcept { return view; }
 
 }  // namespace bifolio

@@ -12,6 +12,17 @@
 namespace bifolio::cpu {
 namespace {
 
+coded_plane code_of(const kv_plane& plane, const float* static_scales) noexcept {
+  coded_plane code;
+  code.type = plane.code.type;
+  code.is_scaled = plane.code.granularity != scale_granularity::none;
+  code.scale_per_head = plane.code.granularity == scale_granularity::head;
+  code.tail_floats = plane.code.tail_floats();
+  code.tail = plane.tail;
+  code.static_scales = plane.code.has_static_scales() ? static_scales : nullptr;
+  return code;
+}
+
 attention_args args_of(const attention_plan& plan, const cpu_attention_plan& state,
                        const attention_params& params) noexcept {
   attention_args args;
@@ -22,6 +33,12 @@ attention_args args_of(const attention_plan& plan, const cpu_attention_plan& sta
   args.v = params.kv.v_data();
   args.k_strides = params.kv.layout.k.strides;
   args.v_strides = params.kv.layout.v.strides;
+  const kv_layout& layout = params.kv.layout;
+  args.is_coded = !detail::is_plain_and_alike(layout.k.code, layout.v.code);
+  if (args.is_coded) {
+    args.k_code = code_of(layout.k, params.kv.k_scales);
+    args.v_code = layout.v_in_k ? args.k_code : code_of(layout.v, params.kv.v_scales);
+  }
   args.alibi_slopes = params.alibi_slopes;
   args.sinks = params.sinks;
   args.bias = params.bias.data;
@@ -39,7 +56,7 @@ attention_args args_of(const attention_plan& plan, const cpu_attention_plan& sta
   args.qk_head_dim = plan.spec.qk_head_dim;
   args.v_head_dim = plan.spec.v_head_dim;
   args.block_size = plan.spec.block_size;
-  args.scale = params.scale;
+  args.scale = scale_of(plan.spec, params);
   args.soft_cap = params.soft_cap;
   args.q_type = plan.spec.q_type;
   args.out_type = plan.spec.out_type;
@@ -110,9 +127,10 @@ struct merge_call {
 };
 
 // `split`: the keys of a row are split over several items, whose partial results are combined.
-std::string kernel_name(const kernel_table& table, const attention_implementation& of, dtype kv_type, bool split) {
+std::string kernel_name(const kernel_table& table, const attention_implementation& of, std::string_view kv_type,
+                        bool split) {
   std::string name = "cpu ";
-  name.append(bifolio::to_string(table.isa)).append(" ").append(bifolio::to_string(kv_type));
+  name.append(bifolio::to_string(table.isa)).append(" ").append(kv_type);
   name.append(" ").append(of.name);
   if (split) name.append(" split-KV");
   return name;
@@ -140,7 +158,7 @@ errc attention(const kernel_table& table, executor& workers, const attention_pla
   call.args = args_of(plan, *state, params);
   call.batch = &params.batch;
   call.state = state;
-  call.kernels = table.attention.items_of(implementation->loops, problem.kv_type);
+  call.kernels = table.attention.items_of(implementation->loops, problem.kernel_type());
   state->next_item.store(0, std::memory_order_relaxed);
   workers.run(std::min(state->num_workers, workers.concurrency()), &run_worker, &call);
   return errc::ok;
@@ -148,10 +166,13 @@ errc attention(const kernel_table& table, executor& workers, const attention_pla
 
 std::vector<std::string> attention_kernel_names(const kernel_table& table) {
   std::vector<std::string> names;
-  for (const dtype kv_type : all_dtypes) {
-    for (const attention_implementation& entry : attention_implementations()) {
-      if (table.attention.items_of(entry.loops, kv_type).run == nullptr) continue;
-      for (const bool split : {false, true}) names.push_back(kernel_name(table, entry, kv_type, split));
+  for (const attention_implementation& entry : attention_implementations()) {
+    for (const bool split : {false, true}) {
+      for (const dtype kv_type : tensor_dtypes) {
+        if (table.attention.items_of(entry.loops, kv_type).run == nullptr) continue;
+        names.push_back(kernel_name(table, entry, bifolio::to_string(kv_type), split));
+      }
+      if (entry.takes_codes) names.push_back(kernel_name(table, entry, coded_kernel_type, split));
     }
   }
   return names;
@@ -169,7 +190,7 @@ std::vector<std::string> describe(const kernel_table& table, const attention_pla
   for (std::int32_t i = 0; i < state->num_items; ++i) {
     const planned_item& item = state->items.data()[i];
     names[static_cast<std::size_t>(item.seq)] =
-        kernel_name(table, *implementation, problem.kv_type, item.partials >= 0);
+        kernel_name(table, *implementation, problem.kernel_type_name(), item.partials >= 0);
   }
   return names;
 }

@@ -209,7 +209,7 @@ void make_plan(const kernel_table& table, std::string_view environment, std::int
   const detail::forced_implementation forced = detail::forced_by(spec, environment);
   std::string_view implementation;
   if (!forced.name.empty()) {
-    implementation = detail::choose_implementation(attention_implementations(), problem_of(table, spec), forced).name;
+    implementation = detail::forced_entry(attention_implementations(), problem_of(table, spec), forced).name;
   }
 
   const attention_window window = attn::window_of(spec);

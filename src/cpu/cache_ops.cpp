@@ -12,7 +12,9 @@
 #include <cstddef>
 #include <numeric>
 
+#include "common/base/kv_code.hpp"
 #include "common/engine/validate_cache.hpp"
+#include "cpu/code_moves.hpp"
 #include "cpu/move_plan.hpp"
 
 namespace bifolio::cpu {
@@ -109,45 +111,66 @@ void for_each_run(const std::int64_t* slots, std::int64_t begin, std::int64_t en
   }
 }
 
-/// Moves runs of one plane between rows and blocks; the plan of the last length is kept, as most runs are alike.
+/// Moves runs of one plane between rows and blocks; the plan of the last length is kept, as most runs are alike. Rows
+/// of codes go token by token.
 class plane_mover {
  public:
-  plane_mover(const kv_layout& layout, const kv_plane& cache, const kv_strides& rows, bool to_cache,
-              move_kernel move) noexcept
-      : cache_(cache.strides),
-        rows_(rows),
-        heads_(layout.num_kv_heads),
-        dims_(cache.head_dim),
-        to_cache_(to_cache),
-        move_(move) {}
-
-  /// `cache` and `rows` are the bases of the plane and of the rows.
-  void append(void* cache, dtype cache_type, const void* rows, dtype rows_type, const token_run& run) noexcept {
-    plan_for(run.count);
-    move_(at(cache, cache_element(run), cache_type), at(rows, run.row * rows_.token, rows_type), plan_);
+  /// `is_k`: which plane of `kv` the rows belong to.
+  template <class Rows>
+  plane_mover(const kernel_table& table, const kv_cache_view& kv, bool is_k, const Rows& rows, bool to_cache) noexcept
+      : kernels_(&table.cache),
+        cache_{static_cast<std::byte*>(is_k ? kv.k : kv.v), is_k ? kv.layout.k : kv.layout.v,
+               is_k ? kv.k_scales : kv.v_scales},
+        rows_(code_side::of_rows(rows, strides_of(rows))),
+        heads_(kv.layout.num_kv_heads),
+        to_cache_(to_cache) {
+    const dtype stored = cache_.plane.code.type;
+    const dtype given = rows_.plane.code.type;
+    if (is_plain()) move_ = to_cache ? kernels_->mover(stored, given) : kernels_->mover(given, stored);
   }
-  void gather(const void* cache, dtype cache_type, void* rows, dtype rows_type, const token_run& run) noexcept {
+
+  void operator()(const token_run& run) noexcept {
+    if (!is_plain()) return move_tokens(run);
     plan_for(run.count);
-    move_(at(rows, run.row * rows_.token, rows_type), at(cache, cache_element(run), cache_type), plan_);
+    const kv_strides& cache = cache_.plane.strides;
+    std::byte* const stored =
+        at(cache_.base, run.block * cache.block + run.offset * cache.token, cache_.plane.code.type);
+    std::byte* const given = at(rows_.base, run.row * rows_.plane.strides.token, rows_.plane.code.type);
+    if (to_cache_) {
+      move_(stored, given, plan_);
+    } else {
+      move_(given, stored, plan_);
+    }
   }
 
  private:
-  [[nodiscard]] std::int64_t cache_element(const token_run& run) const noexcept {
-    return run.block * cache_.block + run.offset * cache_.token;
+  [[nodiscard]] bool is_plain() const noexcept { return detail::is_plain(cache_.plane.code); }
+  void move_tokens(const token_run& run) const noexcept {
+    for (std::int64_t i = 0; i < run.count; ++i) {
+      const code_place stored{run.block, run.offset + i};
+      const code_place given{0, run.row + i};
+      if (to_cache_) {
+        move_token(kernels_->codes, cache_, stored, rows_, given, heads_);
+      } else {
+        move_token(kernels_->codes, rows_, given, cache_, stored, heads_);
+      }
+    }
   }
   void plan_for(std::int64_t num_tokens) noexcept {
     if (num_tokens == planned_) return;
     planned_ = num_tokens;
-    const tile_shape tile{heads_, num_tokens, dims_};
-    plan_ = make_plan(to_cache_ ? make_nest(tile, rows_, cache_) : make_nest(tile, cache_, rows_));
+    const tile_shape tile{heads_, num_tokens, cache_.plane.head_dim};
+    const kv_strides& cache = cache_.plane.strides;
+    const kv_strides& rows = rows_.plane.strides;
+    plan_ = make_plan(to_cache_ ? make_nest(tile, rows, cache) : make_nest(tile, cache, rows));
   }
 
-  kv_strides cache_;
-  kv_strides rows_;
-  std::int64_t heads_;
-  std::int64_t dims_;
+  const cache_kernels* kernels_;
+  code_side cache_;
+  code_side rows_;
+  std::int32_t heads_;
   bool to_cache_;
-  move_kernel move_;
+  move_kernel move_ = nullptr;
   std::int64_t planned_ = 0;
   move_plan plan_;
 };
@@ -196,8 +219,38 @@ plane_blocks v_plane(const kv_cache_view& src, const kv_cache_view& dst) noexcep
   return {dst.v, src.v, dst.layout.v.strides, src.layout.v.strides, dst.layout.v.code.type, src.layout.v.code.type};
 }
 
+/// The scales in the tails of a plane's blocks, as a plane of float32.
+plane_blocks tail_of(const plane_blocks& plane, const kv_plane& dst, const kv_plane& src) noexcept {
+  return {static_cast<std::byte*>(plane.dst) + dst.tail.offset,
+          static_cast<const std::byte*>(plane.src) + src.tail.offset,
+          detail::tail_plane(dst).strides,
+          detail::tail_plane(src).strides,
+          dtype::f32,
+          dtype::f32};
+}
+
 tile_shape block_tile(const kv_layout& layout, const kv_plane& plane) noexcept {
   return {layout.num_kv_heads, layout.block_size, plane.head_dim};
+}
+
+/// A block of a named layout with its tail, and what is between, as rows of 128 bytes: copied without being understood.
+constexpr std::int32_t bytes_per_row = 128;
+bool is_one_run(const kv_layout& layout, const kv_plane& plane) noexcept {
+  return plane.code.tail_floats() > 0 && layout.kind != layout_kind::strided;
+}
+tile_shape run_tile(const kv_layout& layout, const kv_plane& plane) noexcept {
+  return {layout.block_bytes(plane) / bytes_per_row, 1, bytes_per_row};
+}
+plane_blocks as_run(plane_blocks blocks) noexcept {
+  for (kv_strides* strides : {&blocks.dst_strides, &blocks.src_strides}) {
+    *strides = {.block = strides->block,
+                .head = bytes_per_row,
+                .token = bytes_per_row,
+                .dim = 1,
+                .chunk_stride = bytes_per_row,
+                .chunk = bytes_per_row};
+  }
+  return blocks;
 }
 
 /// Whole blocks across layouts and dtypes. Where the two sides split heads into chunks that do not nest (only strides
@@ -243,15 +296,16 @@ class block_mover {
 /// Moves the pairs whose destinations one worker owns, layer by layer.
 class owned_mover {
  public:
-  owned_mover(const kernel_table& table, std::int32_t worker, std::int32_t num_workers) noexcept
-      : table_(&table), worker_(worker), num_workers_(num_workers) {}
+  /// `bytes`: both sides are of one layout and one code, and blocks stay as they are whatever their scales.
+  owned_mover(const kernel_table& table, std::int32_t worker, std::int32_t num_workers, bool bytes) noexcept
+      : table_(&table), worker_(worker), num_workers_(num_workers), k_(bytes), v_(bytes) {}
 
   void operator()(const kv_cache_view& src, const kv_cache_view& dst, std::span<const block_copy> copies,
                   std::int64_t layer) noexcept {
     const kv_layout& layout = src.layout;
     const bool has_v = !layout.v_in_k;
-    k_.aim(k_plane(src, dst), block_tile(layout, layout.k), kernel_of(dst.layout.k, layout.k));
-    if (has_v) v_.aim(v_plane(src, dst), block_tile(layout, layout.v), kernel_of(dst.layout.v, layout.v));
+    k_.aim(*table_, layout, k_plane(src, dst), dst.layout.k, layout.k, dst.k_scales, src.k_scales);
+    if (has_v) v_.aim(*table_, layout, v_plane(src, dst), dst.layout.v, layout.v, dst.v_scales, src.v_scales);
     for (const block_copy& copy : copies) {
       if (owner_of((layer << 31) + to_index(copy.dst), num_workers_) != worker_) continue;
       k_(copy);
@@ -260,15 +314,68 @@ class owned_mover {
   }
 
  private:
-  [[nodiscard]] move_kernel kernel_of(const kv_plane& dst, const kv_plane& src) const noexcept {
-    return table_->cache.mover(dst.code.type, src.code.type);
-  }
+  /// One plane: blocks as they are with their tails, elements of other types, or values of other codes.
+  class plane_blocks_mover {
+   public:
+    explicit plane_blocks_mover(bool bytes) noexcept : bytes_(bytes) {}
+
+    void aim(const kernel_table& table, const kv_layout& layout, const plane_blocks& plane, const kv_plane& dst,
+             const kv_plane& src, const float* dst_scales, const float* src_scales) noexcept {
+      how_ = detail::is_plain(dst.code) && detail::is_plain(src.code)            ? how::elements
+             : bytes_ || (dst.code == src.code && !dst.code.has_static_scales()) ? how::bytes
+                                                                                 : how::values;
+      if (how_ == how::values) {
+        kernels_ = &table.cache.codes;
+        dst_ = {static_cast<std::byte*>(plane.dst), dst, dst_scales};
+        src_ = {static_cast<std::byte*>(const_cast<void*>(plane.src)), src, src_scales};
+        heads_ = layout.num_kv_heads;
+        block_size_ = layout.block_size;
+        return;
+      }
+      has_tail_ = false;
+      if (bytes_ && is_one_run(layout, src)) {
+        elements_.aim(as_run(plane), run_tile(layout, src), table.cache.mover(dtype::u8, dtype::u8));
+        return;
+      }
+      // Bytes that change their place in a block go one by one.
+      elements_.aim(plane, block_tile(layout, src), table.cache.mover(dst.code.type, src.code.type));
+      has_tail_ = src.code.tail_floats() > 0;
+      if (has_tail_) {
+        tails_.aim(tail_of(plane, dst, src), block_tile(layout, detail::tail_plane(src)),
+                   table.cache.mover(dtype::f32, dtype::f32));
+      }
+    }
+
+    void operator()(const block_copy& copy) const noexcept {
+      if (how_ != how::values) {
+        elements_(copy);
+        if (has_tail_) tails_(copy);
+        return;
+      }
+      for (std::int32_t token = 0; token < block_size_; ++token) {
+        move_token(*kernels_, dst_, {to_index(copy.dst), token}, src_, {to_index(copy.src), token}, heads_);
+      }
+    }
+
+   private:
+    enum class how : std::uint8_t { elements, bytes, values };
+    bool bytes_;
+    how how_ = how::elements;
+    bool has_tail_ = false;
+    block_mover elements_;
+    block_mover tails_;
+    const code_kernels* kernels_ = nullptr;
+    code_side dst_;
+    code_side src_;
+    std::int32_t heads_ = 0;
+    std::int32_t block_size_ = 0;
+  };
 
   const kernel_table* table_;
   std::int32_t worker_;
   std::int32_t num_workers_;
-  block_mover k_;
-  block_mover v_;
+  plane_blocks_mover k_;
+  plane_blocks_mover v_;
 };
 
 /// Copies one part of the blocks of one plane after another; a part is planned anew only when it is not the last one's.
@@ -307,19 +414,16 @@ errc append(const kernel_table& table, executor& workers, const append_params& p
   const std::int64_t num_tokens = params.k.num_tokens;
   if (num_tokens == 0) return errc::ok;
   const kv_layout& layout = params.kv.layout;
-  const dtype rows_type = params.k.type;
   const bool has_v = !layout.v_in_k;
-  const move_kernel k_kernel = table.cache.mover(layout.k.code.type, rows_type);
-  const move_kernel v_kernel = table.cache.mover(layout.v.code.type, rows_type);
-  run_workers(workers, workers_for(workers, traffic(layout, num_tokens, rows_type)),
+  run_workers(workers, workers_for(workers, traffic(layout, num_tokens, params.k.type)),
               [&](std::int32_t worker, std::int32_t num_workers) noexcept {
-                plane_mover k(layout, layout.k, strides_of(params.k), true, k_kernel);
-                plane_mover v(layout, layout.v, strides_of(params.v), true, v_kernel);
+                plane_mover k(table, params.kv, true, params.k, true);
+                plane_mover v(table, params.kv, !has_v, has_v ? params.v : params.k, true);
                 for_each_run(params.slot_mapping, 0, num_tokens, slot_splitter(layout.block_size),
                              [&](const token_run& run) noexcept {
                                if (owner_of(run.block, num_workers) != worker) return;
-                               k.append(params.kv.k, layout.k.code.type, params.k.data, rows_type, run);
-                               if (has_v) v.append(params.kv.v, layout.v.code.type, params.v.data, rows_type, run);
+                               k(run);
+                               if (has_v) v(run);
                              });
               });
   return errc::ok;
@@ -330,21 +434,18 @@ errc gather(const kernel_table& table, executor& workers, const gather_params& p
   const std::int64_t num_tokens = params.k.num_tokens;
   if (num_tokens == 0) return errc::ok;
   const kv_layout& layout = params.kv.layout;
-  const dtype rows_type = params.k.type;
   const bool has_v = !layout.v_in_k;
-  const move_kernel k_kernel = table.cache.mover(rows_type, layout.k.code.type);
-  const move_kernel v_kernel = table.cache.mover(rows_type, layout.v.code.type);
-  run_workers(workers, workers_for(workers, traffic(layout, num_tokens, rows_type)),
+  run_workers(workers, workers_for(workers, traffic(layout, num_tokens, params.k.type)),
               [&](std::int32_t worker, std::int32_t num_workers) noexcept {
-                plane_mover k(layout, layout.k, strides_of(params.k), false, k_kernel);
-                plane_mover v(layout, layout.v, strides_of(params.v), false, v_kernel);
+                plane_mover k(table, params.kv, true, params.k, false);
+                plane_mover v(table, params.kv, !has_v, has_v ? params.v : params.k, false);
                 const std::int64_t share = (num_tokens + num_workers - 1) / num_workers;
                 const std::int64_t begin = share * worker < num_tokens ? share * worker : num_tokens;
                 const std::int64_t end = num_tokens - begin < share ? num_tokens : begin + share;
                 for_each_run(params.slot_mapping, begin, end, slot_splitter(layout.block_size),
                              [&](const token_run& run) noexcept {
-                               k.gather(params.kv.k, layout.k.code.type, params.k.data, rows_type, run);
-                               if (has_v) v.gather(params.kv.v, layout.v.code.type, params.v.data, rows_type, run);
+                               k(run);
+                               if (has_v) v(run);
                              });
               });
   return errc::ok;
@@ -354,9 +455,13 @@ errc copy_blocks(const kernel_table& table, executor& workers, std::span<const k
                  std::span<const block_copy> copies) noexcept {
   if (const errc code = validate::copy_blocks(layers, copies); code != errc::ok) return code;
   if (layers.empty() || copies.empty()) return errc::ok;
-  // Layers with and without a V plane may be next to each other: without one its turn is empty.
-  const std::int64_t planes_per_layer =
-      std::any_of(layers.begin(), layers.end(), [](const kv_cache_view& l) { return !l.layout.v_in_k; }) ? 2 : 1;
+  // Layers with and without a V plane or tails may be next to each other: without one its turn is empty.
+  const auto any_layer = [&](auto has) { return std::any_of(layers.begin(), layers.end(), has); };
+  const bool have_tails = any_layer([](const kv_cache_view& l) {
+    return l.layout.k.code.tail_floats() > 0 || (!l.layout.v_in_k && l.layout.v.code.tail_floats() > 0);
+  });
+  const bool have_v = any_layer([](const kv_cache_view& l) { return !l.layout.v_in_k; });
+  const std::int64_t planes_per_layer = (have_v ? 2 : 1) * (have_tails ? 2 : 1);
   const std::int64_t num_planes = planes_per_layer * static_cast<std::int64_t>(layers.size());
   const std::int32_t wanted =
       workers_for(workers, block_traffic(layers[0].layout, copies.size(), layers.size(), layers[0].layout.k.code.type));
@@ -369,10 +474,18 @@ errc copy_blocks(const kernel_table& table, executor& workers, std::span<const k
       const std::int64_t plane_index = item / num_parts;
       const kv_cache_view& layer = layers[static_cast<std::size_t>(plane_index / planes_per_layer)];
       const kv_layout& layout = layer.layout;
-      const bool is_k = plane_index % planes_per_layer == 0;
-      if (!is_k && layout.v_in_k) continue;
-      move(block_tile(layout, is_k ? layout.k : layout.v), is_k ? k_plane(layer, layer) : v_plane(layer, layer),
-           item % num_parts, num_parts, copies);
+      const bool is_k = !have_v || plane_index % 2 == 0;
+      const bool is_tail = plane_index % planes_per_layer >= (have_v ? 2 : 1);
+      const kv_plane& plane = is_k ? layout.k : layout.v;
+      const bool whole = is_one_run(layout, plane);
+      if ((!is_k && layout.v_in_k) || (is_tail && (whole || plane.code.tail_floats() == 0))) continue;
+      const plane_blocks blocks = is_k ? k_plane(layer, layer) : v_plane(layer, layer);
+      if (whole) {
+        move(run_tile(layout, plane), as_run(blocks), item % num_parts, num_parts, copies);
+        continue;
+      }
+      move(block_tile(layout, is_tail ? detail::tail_plane(plane) : plane),
+           is_tail ? tail_of(blocks, plane, plane) : blocks, item % num_parts, num_parts, copies);
     }
   });
   return errc::ok;
@@ -384,7 +497,7 @@ errc convert_blocks(const kernel_table& table, executor& workers, const kv_cache
   if (copies.empty()) return errc::ok;
   run_workers(workers, workers_for(workers, block_traffic(src.layout, copies.size(), 1, dst.layout.k.code.type)),
               [&](std::int32_t worker, std::int32_t num_workers) noexcept {
-                owned_mover(table, worker, num_workers)(src, dst, copies, 0);
+                owned_mover(table, worker, num_workers, false)(src, dst, copies, 0);
               });
   return errc::ok;
 }
@@ -396,7 +509,7 @@ errc swap_blocks(const kernel_table& table, executor& workers, std::span<const k
   run_workers(workers,
               workers_for(workers, block_traffic(src[0].layout, copies.size(), src.size(), src[0].layout.k.code.type)),
               [&](std::int32_t worker, std::int32_t num_workers) noexcept {
-                owned_mover move(table, worker, num_workers);
+                owned_mover move(table, worker, num_workers, true);
                 for (std::size_t layer = 0; layer < src.size(); ++layer) {
                   move(src[layer], dst[layer], copies, static_cast<std::int64_t>(layer));
                 }

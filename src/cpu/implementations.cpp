@@ -7,15 +7,32 @@ namespace bifolio::cpu {
 namespace {
 
 constexpr attention_implementation list[] = {
-    {.name = "tiles", .loops = attention_loops::tiles, .takes_mixed_dtypes = false, .takes_bias = false},
-    {.name = "dots", .loops = attention_loops::dots, .takes_mixed_dtypes = false, .takes_bias = true},
-    {.name = "vectors", .loops = attention_loops::vectors, .takes_mixed_dtypes = true, .takes_bias = true},
+    {.name = "tiles",
+     .loops = attention_loops::tiles,
+     .takes_mixed_dtypes = false,
+     .takes_bias = false,
+     .takes_codes = false},
+    {.name = "dots",
+     .loops = attention_loops::dots,
+     .takes_mixed_dtypes = false,
+     .takes_bias = true,
+     .takes_codes = false},
+    {.name = "vectors",
+     .loops = attention_loops::vectors,
+     .takes_mixed_dtypes = true,
+     .takes_bias = true,
+     .takes_codes = true},
 };
 
 }  // namespace
 
+std::string_view attention_problem::kernel_type_name() const noexcept {
+  return is_coded() ? coded_kernel_type : to_string(k_code.type);
+}
+
 attention_problem problem_of(const kernel_table& table, const attention_spec& spec) noexcept {
-  return {.table = table, .q_type = spec.q_type, .kv_type = spec.k_code.type, .out_type = spec.out_type};
+  return {
+      .table = table, .q_type = spec.q_type, .k_code = spec.k_code, .v_code = spec.v_code, .out_type = spec.out_type};
 }
 
 attention_problem problem_of(const kernel_table& table, const attention_spec& spec,
@@ -26,15 +43,20 @@ attention_problem problem_of(const kernel_table& table, const attention_spec& sp
 }
 
 bool attention_implementation::accepts(const attention_problem& problem, std::string* why) const noexcept {
-  if (problem.table.attention.items_of(loops, problem.kv_type).run == nullptr) {
-    return detail::declines(why, "the instruction set ", to_string(problem.table.isa), " has none for a KV cache of ",
-                            to_string(problem.kv_type));
+  if (problem.is_coded() && !takes_codes) {
+    return detail::declines(
+        why, "K is stored as ", [&](std::string& text) { text += to_string(problem.k_code); }, " and V as ",
+        [&](std::string& text) { text += to_string(problem.v_code); }, "; it takes one unscaled 16-bit dtype for both");
   }
-  const bool mixed = problem.q_type != problem.kv_type || problem.out_type != problem.kv_type;
+  const dtype kv_type = problem.kernel_type();
+  if (problem.table.attention.items_of(loops, kv_type).run == nullptr) {
+    return detail::declines(why, "the instruction set ", to_string(problem.table.isa), " has none for a KV cache of ",
+                            to_string(kv_type));
+  }
+  const bool mixed = problem.q_type != kv_type || problem.out_type != kv_type;
   if (mixed && !takes_mixed_dtypes) {
-    return detail::declines(why, "queries are ", to_string(problem.q_type), ", the KV cache is ",
-                            to_string(problem.kv_type), " and the output is ", to_string(problem.out_type),
-                            "; it takes one dtype for all");
+    return detail::declines(why, "queries are ", to_string(problem.q_type), ", the KV cache is ", to_string(kv_type),
+                            " and the output is ", to_string(problem.out_type), "; it takes one dtype for all");
   }
   if (problem.has_bias && !takes_bias) return detail::declines(why, "the call has a bias");
   return true;

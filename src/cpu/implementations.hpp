@@ -17,6 +17,7 @@
 #include <string_view>
 #include <vector>
 
+#include "common/base/kv_code.hpp"
 #include "cpu/kernels/kernel_table.hpp"
 
 namespace bifolio::cpu {
@@ -25,10 +26,19 @@ namespace bifolio::cpu {
 struct attention_problem {
   const kernel_table& table;
   dtype q_type;
-  dtype kv_type;
+  kv_code k_code;
+  kv_code v_code;
   dtype out_type;
   bool has_bias = false;  ///< known per call
+
+  /// K or V has a code, or they have different types.
+  [[nodiscard]] bool is_coded() const noexcept { return !detail::is_plain_and_alike(k_code, v_code); }
+  /// The element of the kernels that compute it: rows with codes are decoded into float32.
+  [[nodiscard]] dtype kernel_type() const noexcept { return is_coded() ? dtype::f32 : k_code.type; }
+  /// As names of kernels spell it.
+  [[nodiscard]] std::string_view kernel_type_name() const noexcept;
 };
+inline constexpr std::string_view coded_kernel_type = "coded";
 
 [[nodiscard]] attention_problem problem_of(const kernel_table& table, const attention_spec& spec) noexcept;
 [[nodiscard]] attention_problem problem_of(const kernel_table& table, const attention_spec& spec,
@@ -39,6 +49,7 @@ struct attention_implementation {
   attention_loops loops;
   bool takes_mixed_dtypes;
   bool takes_bias;
+  bool takes_codes;
 
   /// `why` is null, or receives why not.
   [[nodiscard]] bool accepts(const attention_problem& problem, std::string* why) const noexcept;

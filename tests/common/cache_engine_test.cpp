@@ -116,8 +116,8 @@ TEST_CASE("impossible configurations are refused with the value and the allowed 
   config.layout.block_size = 0;
   CHECK(has(sentence(config), "layout.block_size is 0"));
   config = config_of(1, 10);
-  config.layout.k.code.type = static_cast<dtype>(8);
-  CHECK(has(sentence(config), "layout.k.code.type is 8"));
+  config.layout.k.code.type = static_cast<dtype>(77);
+  CHECK(has(sentence(config), "layout.k.code.type is 77"));
   config = config_of(1, 10);
   config.layout.k.strides.head += 1;
   CHECK(has(sentence(config), "not those of make_layout"));
@@ -222,17 +222,95 @@ TEST_CASE("an engine refuses codes that are not implemented, and V in K with str
     kv_layout layout = make_layout(layout_kind::hnd, dtype::f16, 2, 8, 4);
     layout.kind = kind;
     layout.k.code.granularity = scale_granularity::token_head;
-    CHECK(
-        has(sentence(errc::unsupported, layout), "scale granularity 'token_head' of the K plane is not supported yet"));
+    CHECK(has(sentence(errc::unsupported, layout),
+              "code 'f16, scale per token_head (f32)' of the K plane is not supported"));
     layout.k.code = {dtype::f16};
-    layout.v.code.type = dtype::f32;
-    CHECK(has(sentence(errc::unsupported, layout), "K of dtype f16 with V of dtype f32"));
+    layout.v.code = {dtype::i8};
+    CHECK(has(sentence(errc::unsupported, layout), "code 'i8' of the V plane is not supported"));
   }
   kv_layout layout = make_layout(layout_kind::hnd, {dtype::f16}, {dtype::f16}, 2, 8, 4, 4, true);
   layout.kind = layout_kind::strided;
   layout.v.strides.token += 1;
   CHECK(has(sentence(errc::invalid_argument, layout), "strides of V that are not those of K"));
   CHECK(memory.num_allocations() == 0);
+}
+
+TEST_CASE("static scales are checked, copied to the device and part of an engine's fingerprint") {
+  const auto where = make_backend();
+  counting_memory_resource memory(default_host_memory());
+  const kv_code per_layer{dtype::e4m3, scale_granularity::layer};
+  const kv_code per_head{dtype::i8, scale_granularity::head};
+  const kv_layout layout = make_layout(layout_kind::hnd, per_layer, per_head, 2, 8, 8, 4);
+  const auto config_with = [&](std::vector<float> k, std::vector<float> v) {
+    return cache_engine_config{.num_layers = 3, .num_blocks = 4, .layout = layout, .k_scales = k, .v_scales = v};
+  };
+  const std::vector<float> k{0.5f, 1.0f, 2.0f};
+  const std::vector<float> v{1, 2, 3, 4, 5, 6};
+  const auto sentence = [&](const std::vector<float>& bad_k, const std::vector<float>& bad_v) {
+    return refusal(errc::invalid_argument,
+                   [&] { const cache_engine engine(*where, config_with(bad_k, bad_v), &memory); });
+  };
+  constexpr float infinity = std::numeric_limits<float>::infinity();
+  CHECK(has(sentence({}, v), "k_scales holds 0 numbers; it must hold 3: 1 for each of 3 layers"));
+  CHECK(has(sentence({1, 1}, v), "k_scales holds 2 numbers"));
+  CHECK(has(sentence(k, {1, 2, 3}), "v_scales holds 3 numbers; it must hold 6: 2 for each of 3 layers"));
+  CHECK(has(sentence({0.5f, 0.0f, 1.0f}, v), "k_scales[1] is 0; a scale must be finite and from 2^-100 to 2^100"));
+  CHECK(has(sentence({0.5f, 1.0f, -2.0f}, v), "k_scales[2] is -2; a scale must be finite"));
+  CHECK(has(sentence({infinity, 1.0f, 1.0f}, v), "k_scales[0] is inf; a scale must be finite"));
+  CHECK(has(sentence(k, {1, 2, 3, std::nanf(""), 5, 6}), "v_scales[3] is nan; a scale must be finite"));
+  CHECK(has(sentence({0x1p-101f, 1.0f, 1.0f}, v), "k_scales[0] is 3.9"));
+  CHECK(has(refusal(errc::invalid_argument,
+                    [&] {
+                      const cache_engine engine(
+                          *where, {.num_layers = 1, .num_blocks = 4, .layout = config_of(1, 4).layout, .k_scales = {1}},
+                          &memory);
+                    }),
+            "k_scales holds 1 numbers; it must hold 0"));
+  CHECK(memory.num_allocations() == 0);
+
+  cache_engine engine(*where, config_with(k, v));
+  REQUIRE(engine.layers().size() == 3);
+  for (std::size_t i = 0; i < 3; ++i) {
+    CHECK(*engine.layers()[i].k_scales == k[i]);
+    CHECK(engine.layers()[i].v_scales[0] == v[2 * i]);
+    CHECK(engine.layers()[i].v_scales[1] == v[2 * i + 1]);
+  }
+  CHECK(engine.num_bytes() == static_cast<std::size_t>(3 * 4 * layout.block_bytes()) + 9 * sizeof(float));
+
+  cache_engine same(*where, config_with(k, v));
+  cache_engine other(*where, config_with(k, {1, 2, 3, 4, 5, 7}));
+  CHECK(engine.fingerprint() == same.fingerprint());
+  CHECK(engine.fingerprint() != other.fingerprint());
+  CHECK(!engine.find_difference(same));
+  const std::vector<block_copy> pairs{{block_id{0}, block_id{1}}};
+  CHECK(engine.swap_blocks_to(same, pairs) == errc::ok);
+  CHECK(engine.swap_blocks_to(other, pairs) == errc::failed_precondition);
+  CHECK(engine.convert_blocks_to(other, pairs) == errc::ok);
+  REQUIRE(engine.find_difference(other));
+  CHECK(has(engine.find_difference(other)->what(), "the engines differ in v_scales[5]: 6 and 7"));
+  cache_engine_config changed = config_with(k, {});
+  changed.layout = make_layout(layout_kind::hnd, per_layer, {dtype::i8, scale_granularity::token_head}, 2, 8, 8, 4);
+  cache_engine by_token(*where, changed);
+  CHECK(by_token.fingerprint() != engine.fingerprint());
+  CHECK(engine.swap_blocks_to(by_token, pairs) == errc::failed_precondition);
+  CHECK(has(engine.find_difference(by_token)->what(),
+            "the engines differ in the code of V: i8, scale per head (f32) and i8, scale per token_head (f32)"));
+}
+
+TEST_CASE("V starts on a line of its own where planes differ in element size, and memory for tails is counted") {
+  const auto where = make_backend();
+  const kv_layout layout = make_layout(layout_kind::hnd, {dtype::e4m3}, {dtype::f32}, 1, 5, 3, 3);
+  cache_engine engine(*where, {3, 7, layout});
+  const auto* const k = static_cast<const std::byte*>(engine.layers()[0].k);
+  CHECK(static_cast<const std::byte*>(engine.layers()[0].v) - k == 128);  // 7 blocks of 15 bytes
+  CHECK(engine.num_bytes() == 3 * (128 + 7 * 36));
+  CHECK(num_blocks_for_memory(3 * (15 + 36) * 7, layout, 3) < 7);
+  CHECK(num_blocks_for_memory(3 * (15 + 36) * 7 + 3 * 127, layout, 3) == 7);
+
+  const kv_code token{dtype::i8, scale_granularity::token_head};
+  const kv_layout tails = make_layout(layout_kind::hnd, token, token, 8, 128, 128, 16);
+  CHECK(tails.block_bytes() == 2 * (16 * 8 * 128 + 16 * 8 * 4));
+  CHECK(num_blocks_for_memory(std::int64_t{1} << 30, tails, 4) == ((std::int64_t{1} << 30) - 4 * 127) / (4 * 33792));
 }
 
 TEST_CASE("memory of another device than the backend's is refused") {
@@ -558,10 +636,10 @@ TEST_CASE("copies, swaps and conversions reach every layer and equal the oracle"
   for (int round = 0; round < 10; ++round) {
     constexpr layout_kind kinds[] = {layout_kind::hnd, layout_kind::nhd, layout_kind::x_split};
     const layout_kind kind = random.pick(kinds);
-    const dtype type = random.pick(all_dtypes);
+    const dtype type = random.pick(tensor_dtypes);
     cache_engine a(*where, config_of(3, 6, kind, type));
     cache_engine b(*where, config_of(3, 9, kind, type));
-    cache_engine c(*where, config_of(3, 5, random.pick(kinds), random.pick(all_dtypes)));
+    cache_engine c(*where, config_of(3, 5, random.pick(kinds), random.pick(tensor_dtypes)));
     fill(a, random.next());
     fill(b, random.next());
     fill(c, random.next());

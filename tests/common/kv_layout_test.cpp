@@ -37,7 +37,7 @@ bool is_bijection(const kv_layout& layout, const kv_plane& plane, std::int32_t n
 
 TEST_CASE("every layout places each element of a block once and leaves no gap") {
   for (const layout_kind kind : kinds) {
-    for (const dtype type : all_dtypes) {
+    for (const dtype type : tensor_dtypes) {
       for (const std::int32_t heads : {1, 2, 3, 8}) {
         for (const std::int32_t dims : {1, 2, 6, 8, 48, 71, 80, 128}) {
           for (const std::int32_t tokens : {1, 5, 8, 16}) {
@@ -73,7 +73,7 @@ TEST_CASE("hnd is [num_kv_heads, block_size, head_dim] and nhd is [block_size, n
 }
 
 TEST_CASE("x_split is vLLM's K [heads, head_dim / x, block_size, x] and V [heads, head_dim, block_size]") {
-  for (const dtype type : all_dtypes) {
+  for (const dtype type : tensor_dtypes) {
     constexpr std::int64_t heads = 2;
     constexpr std::int64_t dims = 48;
     constexpr std::int64_t tokens = 5;
@@ -160,7 +160,7 @@ TEST_CASE("layout names read back, and other names are refused with the allowed 
 
 TEST_CASE("planes of different head_dim are laid out like layouts of their own") {
   for (const layout_kind kind : kinds) {
-    for (const dtype type : all_dtypes) {
+    for (const dtype type : tensor_dtypes) {
       for (const auto& dims : {std::pair{6, 8}, {33, 17}, {17, 33}, {192, 128}, {1, 5}}) {
         const kv_layout layout = make_layout(kind, {type}, {type}, 3, dims.first, dims.second, 5);
         CHECK(layout.k == make_layout(kind, type, 3, dims.first, 5).k);
@@ -213,6 +213,46 @@ TEST_CASE("a block's tail of scales counts, and codes say their names") {
   CHECK(to_string(scale_granularity::token_head) == "token_head");
 }
 
+TEST_CASE("scales per token and head lie behind the elements of their block, and K and V may have different codes") {
+  const kv_code k{dtype::i8, scale_granularity::token_head};
+  const kv_code v{dtype::u8, scale_granularity::token_head};
+  const kv_layout layout = make_layout(layout_kind::nhd, k, v, 3, 24, 10, 5);
+  CHECK(layout.block_payload_bytes(layout.k) == 360);
+  CHECK(layout.k.tail == kv_tail_strides{.offset = 384, .head = 20, .token = 4});
+  CHECK(layout.block_tail_bytes(layout.k) == 60);
+  CHECK(layout.block_bytes(layout.k) == 512);  // 384 + 60, up to a multiple of 128
+  CHECK(layout.k.strides.block == 512);
+  CHECK(layout.v.tail == kv_tail_strides{.offset = 192, .head = 40, .token = 8});
+  CHECK(layout.block_bytes(layout.v) == 384);
+  CHECK(layout.block_bytes() == 896);
+  const kv_layout mixed = make_layout(layout_kind::x_split, {dtype::e4m3}, {dtype::bf16}, 2, 64, 64, 16);
+  CHECK(mixed.k.strides.chunk == 16);  // 16 bytes of either
+  CHECK(mixed.block_bytes(mixed.k) == 2 * 64 * 16);
+  CHECK(mixed.block_bytes(mixed.v) == 2 * 64 * 16 * 2);
+  const kv_layout latent = make_layout(layout_kind::hnd, k, k, 1, 576, 512, 16, true);
+  CHECK(latent.v.tail == latent.k.tail);
+  CHECK(latent.block_bytes() == 16 * 576 + 128);
+}
+
+TEST_CASE("codes have names for programs, and others are refused with the allowed ones") {
+  for (const char* name : {"f32", "f16", "bf16", "e4m3", "e5m2", "i8", "e4m3-head", "e5m2-head", "i8-head",
+                           "e4m3-token", "i8-token", "u8-token", "e4m3-unscaled", "e5m2-unscaled"}) {
+    CHECK(short_name(parse_kv_code(name)) == name);
+  }
+  CHECK(parse_kv_code("e4m3") == kv_code{dtype::e4m3, scale_granularity::layer});
+  CHECK(parse_kv_code("u8-token") == kv_code{dtype::u8, scale_granularity::token_head});
+  CHECK(short_name({dtype::i8}) == "unknown");
+  for (const char* name : {"", "fp8", "u8", "e4m3-layer", "E4M3"}) {
+    try {
+      (void)parse_kv_code(name);
+      FAIL("accepted ", name);
+    } catch (const error& problem) {
+      CHECK(problem.code() == errc::invalid_argument);
+      CHECK(std::string(problem.what()).find("is not one of f32, f16, bf16, e4m3, e5m2, i8") != std::string::npos);
+    }
+  }
+}
+
 TEST_CASE("make_layout refuses planes that it cannot lay out, by name") {
   const auto refused = [](kv_code k, kv_code v, std::int32_t qk_dims, std::int32_t v_dims, bool v_in_k, errc code,
                           const char* part) {
@@ -229,11 +269,15 @@ TEST_CASE("make_layout refuses planes that it cannot lay out, by name") {
   const kv_code plain{dtype::f16};
   const auto scaled = [](scale_granularity granularity) { return kv_code{dtype::f16, granularity, dtype::f32}; };
   refused(scaled(scale_granularity::token_head), plain, 8, 8, false, errc::unsupported,
-          "scale granularity 'token_head' of the K plane is not supported yet");
+          "code 'f16, scale per token_head (f32)' of the K plane is not supported; there are f32, f16");
   refused(plain, scaled(scale_granularity::layer), 8, 8, false, errc::unsupported,
-          "scale granularity 'layer' of the V plane is not supported yet");
-  refused(scaled(scale_granularity::head), scaled(scale_granularity::head), 8, 8, true, errc::unsupported, "'head'");
-  refused(plain, {dtype::bf16}, 8, 8, false, errc::unsupported, "K of dtype f16 with V of dtype bf16");
+          "code 'f16, scale per layer (f32)' of the V plane is not supported");
+  refused(scaled(scale_granularity::head), scaled(scale_granularity::head), 8, 8, true, errc::unsupported, "per head");
+  for (const kv_code& code : {kv_code{dtype::i8}, kv_code{dtype::u8}, kv_code{dtype::u8, scale_granularity::layer},
+                              kv_code{dtype::e5m2, scale_granularity::token_head},
+                              kv_code{dtype::e4m3, scale_granularity::token_head, dtype::f16}}) {
+    refused(code, plain, 8, 8, false, errc::unsupported, "of the K plane is not supported");
+  }
   refused(plain, {dtype::bf16}, 8, 8, true, errc::invalid_argument, "the code of V is bf16");
   refused(plain, plain, 8, 9, true, errc::invalid_argument, "v_head_dim is 9; where V is part of K");
   refused(plain, plain, 0, 8, false, errc::invalid_argument, "qk_head_dim is 0");

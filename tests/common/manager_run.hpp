@@ -40,12 +40,14 @@ struct manager_tally {
 
 class manager_run {
  public:
-  manager_run(const manager_shape& how, std::uint64_t seed)
+  manager_run(const manager_shape& how, std::uint64_t seed) : manager_run(how, seed, random_source(seed)) {}
+  /// The same with choices of the caller's.
+  manager_run(const manager_shape& how, std::uint64_t seed, const random_source& random)
       : how_(how),
         config_(config_of(how, seed)),
         manager_(config_),
         oracle_(config_),
-        random_(seed),
+        random_(random),
         memory_(to_size(how.num_blocks * how.block_size), 0),
         host_memory_(to_size(how.num_host_blocks * how.block_size), 0),
         num_users_(to_size(how.num_blocks), 0) {

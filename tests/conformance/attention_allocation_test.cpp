@@ -3,8 +3,10 @@
 #include <doctest/doctest.h>
 
 #include <bifolio/cpu.hpp>
+#include <bifolio/model_cache.hpp>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "conformance/attention_tables.hpp"
 #include "support/allocation_count.hpp"
@@ -174,4 +176,113 @@ TEST_CASE("planning with any one allocation failing reports out_of_memory and ke
       MESSAGE("failed in turn: ", failures);
     }
   }
+}
+
+namespace {
+
+constexpr std::int32_t step_heads = 2, step_dims = 8, step_seqs = 256;
+
+/// A cache of many short sequences, each computed up to its 17th token of blocks of 32.
+struct decoding {
+  std::unique_ptr<backend> where = make_backend({}, {.executor_choice = executor_kind::serial});
+  model_cache cache{*where, config()};
+  std::vector<seq_id> seqs;
+  std::vector<float> rows = std::vector<float>(std::size_t{step_seqs} * 17 * step_heads * step_dims, 0.5f);
+  std::vector<float> out = rows;
+
+  static model_cache_config config() {
+    model_cache_config config;
+    config.num_layers = 3;
+    config.attention.num_q_heads = config.attention.num_kv_heads = step_heads;
+    config.attention.qk_head_dim = step_dims;
+    config.cache = {.block_size = 32, .num_blocks = 2 * step_seqs, .max_sequences = 2 * step_seqs};
+    return config;
+  }
+
+  void run_layers(model_step& step) {
+    const std::int64_t num_tokens = step.num_tokens();
+    const auto in = dense_view(std::as_const(rows).data(), num_tokens, step_heads, step_dims);
+    for (std::int32_t layer = 0; layer < 3; ++layer) {
+      require_ok(step.attend(layer, in, in, in, dense_view(out.data(), num_tokens, step_heads, step_dims)), "attend");
+    }
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a step of a model's cache allocates nothing, from rows and from a scheduler") {
+  decoding each;
+  const std::vector<token_id> prompt(16, token_id{3});
+  const token_id next{4};
+  std::vector<step_row> rows;
+  for (std::int32_t i = 0; i < step_seqs; ++i) rows.push_back({each.cache.open(prompt).seq, prompt});
+  std::int64_t before = 0;
+  for (std::int32_t turn = 0; turn < 12; ++turn) {
+    if (turn == 2) before = num_allocations();  // the prompts and the first decode made room
+    model_step step = each.cache.begin_step(rows);
+    each.run_layers(step);
+    step.commit();
+    for (step_row& row : rows) row.tokens = {&next, 1};
+  }
+  CHECK(num_allocations() == before);
+  CHECK(each.cache.manager().num_committed(rows[0].seq) == 16 + 11);
+  for (const step_row& row : rows) each.cache.free(row.seq);
+
+  scheduler requests(each.cache.manager(), {.max_tokens_per_step = 16 * step_seqs, .max_running = step_seqs});
+  for (std::int32_t i = 0; i < step_seqs; ++i) {
+    REQUIRE(requests.submit({.prompt = prompt, .max_new_tokens = 14}).status == alloc_status::ok);
+  }
+  const std::vector<sampled_token> sampled(step_seqs, sampled_token{token_id{5}});
+  for (std::int32_t turn = 0; turn < 12; ++turn) {
+    if (turn == 2) before = num_allocations();
+    model_step step = each.cache.begin_step(requests);
+    REQUIRE(step.num_tokens() == (turn == 0 ? 16 * step_seqs : step_seqs));
+    each.run_layers(step);
+    CHECK(step.commit(sampled).empty());
+  }
+  CHECK(num_allocations() == before);
+}
+
+TEST_CASE("a step that finds no host memory leaves its sequences as they were, and is begun again") {
+  const token_id next{4};
+  std::int64_t num_failures = 0;
+  for (const bool scheduled : {false, true}) {
+    for (std::int64_t nth = 1;; ++nth) {
+      decoding each;
+      const std::vector<token_id> prompt(31, token_id{3});
+      scheduler requests(each.cache.manager(), {.max_running = step_seqs});
+      const open_result a = each.cache.open(prompt);
+      const allocate_result b = each.cache.fork(a.seq);
+      REQUIRE(requests.submit({.prompt = prompt, .max_new_tokens = 4}).status == alloc_status::ok);
+      const std::vector<step_row> rows{{a.seq, prompt}, {b.seq, {&next, 1}}};
+      model_step step;
+      bool happened = false;
+      try {
+        const failing_new failing(nth);
+        step = scheduled ? each.cache.begin_step(requests) : each.cache.begin_step(rows);
+        happened = failing.happened();
+      } catch (const error& problem) {
+        CHECK(problem.code() == errc::out_of_memory);
+        happened = true;
+        ++num_failures;
+        CHECK(each.cache.manager().num_tokens(a.seq) == 31);
+        CHECK(each.cache.manager().num_tokens(b.seq) == 0);
+        CHECK(each.cache.manager().check() == "");
+        step = scheduled ? each.cache.begin_step(requests) : each.cache.begin_step(rows);
+      }
+      REQUIRE(step);
+      CHECK(step.num_tokens() == (scheduled ? 31 : 32));
+      each.run_layers(step);
+      if (scheduled) {
+        const sampled_token one{token_id{5}};
+        CHECK(step.commit({&one, 1}).empty());
+        CHECK(requests.check() == "");
+      } else {
+        step.commit();
+      }
+      CHECK(each.cache.manager().check() == "");
+      if (!happened) break;
+    }
+  }
+  CHECK(num_failures > 10);
 }

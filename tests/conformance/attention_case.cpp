@@ -8,6 +8,8 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "reference/code_oracle.hpp"
+#include "support/codes.hpp"
 #include "support/elements.hpp"
 #include "support/random.hpp"
 #include "support/reach.hpp"
@@ -94,6 +96,19 @@ reference::dense_sequence dense_of(const batch_seq& seq, const attention_content
           .query_position = seq.query_offset()};
 }
 
+// Rows [position, head, dims] as they are read back from a cache with this code.
+void store_in_code(const attention_case& c, const kv_code& code, std::int32_t dims, std::vector<float>& rows) {
+  std::vector<float> scales = ordinary_scales(code, c.num_kv_heads);
+  if (c.unit_scales) std::fill(scales.begin(), scales.end(), 1.0f);
+  for (std::size_t first = 0, row = 0; first < rows.size(); first += static_cast<std::size_t>(dims), ++row) {
+    const std::span<float> values(rows.data() + first, static_cast<std::size_t>(dims));
+    const std::size_t head = row % static_cast<std::size_t>(c.num_kv_heads);
+    const float scale = scales.empty() ? 1.0f : scales[scales.size() > 1 ? head : 0];
+    const std::vector<float> read = oracle_decode(code, oracle_encode(code, scale, values));
+    std::copy(read.begin(), read.end(), values.begin());
+  }
+}
+
 bool bias_has_tokens(bias_kind kind) {
   return kind == bias_kind::full || kind == bias_kind::one_head || kind == bias_kind::masked ||
          kind == bias_kind::lowest;
@@ -128,7 +143,9 @@ std::vector<dense_kv> dense_kv_of(const attention_case& c, const attention_conte
     } else if (c.window_left >= 0) {
       first_needed = std::clamp<std::int64_t>(std::int64_t{seq.query_offset()} - c.window_left, 0, seq.seq_len);
     }
-    list.push_back({seq.seq_len, contents.seqs[s].k.data(), contents.seqs[s].v.data(), first_needed});
+    const attention_contents::sequence& held = contents.seqs[s];
+    list.push_back({seq.seq_len, (c.k_code ? held.k_given : held.k).data(), (c.k_code ? held.v_given : held.v).data(),
+                    first_needed});
   }
   return list;
 }
@@ -211,6 +228,8 @@ std::string settings_of(const attention_case& c) {
   text << c.what << ": q " << to_string(c.q_type) << ", kv " << to_string(c.kv_type) << ", out "
        << to_string(c.out_type) << ", " << to_string(c.layout) << ", " << c.num_q_heads() << "/" << c.num_kv_heads
        << " heads, head_dim " << c.head_dim;
+  if (c.k_code) text << ", codes " << to_string(*c.k_code) << " and " << to_string(*c.v_code);
+  if (c.unit_scales) text << " of scale 1";
   if (c.out_dim() != c.head_dim || c.v_in_k) text << " of v " << c.out_dim() << (c.v_in_k ? " in k" : "");
   text << ", block_size " << c.block_size << (c.causal ? ", causal" : ", not causal");
   if (c.window_left >= 0) text << ", window_left " << c.window_left;
@@ -264,6 +283,18 @@ attention_contents::attention_contents(const attention_case& c) {
         }
       }
     }
+    if (c.k_code) {
+      seq.k_given = seq.k;
+      seq.v_given = seq.v;
+      store_in_code(c, *c.k_code, c.head_dim, seq.k);
+      if (!c.v_in_k) store_in_code(c, *c.v_code, c.out_dim(), seq.v);
+      if (c.v_in_k) {  // V is the first dims of what K is read as
+        seq.v_given = seq.k_given;
+        const auto dims = static_cast<std::size_t>(c.head_dim);
+        const auto v_dims = static_cast<std::size_t>(c.out_dim());
+        for (std::size_t i = 0; i < seq.v.size(); ++i) seq.v[i] = seq.k[i / v_dims * dims + i % v_dims];
+      }
+    }
     if (c.bias != bias_kind::none) {
       for (std::int64_t t = 0; t < shape.query_len; ++t) {
         for (std::int64_t h = 0; h < heads; ++h) {
@@ -289,7 +320,9 @@ attention_call::attention_call(const tested_backend& tested, const attention_cas
     : tested_(tested),
       out_type_(c.out_type),
       has_lse_(c.lse),
-      cache_(tested.get(), c.layout, {c.kv_type, c.num_kv_heads, c.head_dim, c.out_dim(), c.block_size, c.v_in_k},
+      cache_(tested.get(), c.layout,
+             {c.kv_type, c.num_kv_heads, c.head_dim, c.out_dim(), c.block_size, c.v_in_k, c.k_code, c.v_code,
+              c.unit_scales},
              dense_kv_of(c, contents), placement.cache) {
   backend& where = tested.get();
   const std::int64_t tokens = c.num_tokens();
@@ -316,8 +349,8 @@ attention_call::attention_call(const tested_backend& tested, const attention_cas
           .v_head_dim = c.out_dim(),
           .block_size = c.block_size,
           .q_type = c.q_type,
-          .k_code = {c.kv_type},
-          .v_code = {c.kv_type},
+          .k_code = c.k_code.value_or(kv_code{c.kv_type}),
+          .v_code = c.v_code.value_or(kv_code{c.kv_type}),
           .v_in_k = c.v_in_k,
           .out_type = c.out_type,
           .causal = c.causal,

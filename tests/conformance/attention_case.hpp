@@ -70,6 +70,10 @@ struct attention_case {
   dtype q_type = dtype::f32;
   dtype kv_type = dtype::f32;
   dtype out_type = dtype::f32;
+  /// Codes of K and V instead of kv_type, which is then f32: contents hold the values that are read back.
+  std::optional<kv_code> k_code{};
+  std::optional<kv_code> v_code{};
+  bool unit_scales = false;  ///< static scales are 1
   arrangement layout = arrangement::hnd;
   std::vector<batch_seq> seqs{};
   bool causal = true;
@@ -106,10 +110,11 @@ struct attention_contents {
   explicit attention_contents(const attention_case& the_case);
 
   struct sequence {
-    std::vector<float> q;     ///< [query_len, num_q_heads, head_dim]
-    std::vector<float> k;     ///< [seq_len, num_kv_heads, head_dim]
-    std::vector<float> v;     ///< [seq_len, num_kv_heads, v_head_dim]
-    std::vector<float> bias;  ///< [query_len, num_q_heads, seq_len], or empty
+    std::vector<float> q;                 ///< [query_len, num_q_heads, head_dim]
+    std::vector<float> k;                 ///< [seq_len, num_kv_heads, head_dim]
+    std::vector<float> v;                 ///< [seq_len, num_kv_heads, v_head_dim]
+    std::vector<float> bias;              ///< [query_len, num_q_heads, seq_len], or empty
+    std::vector<float> k_given, v_given;  ///< K and V before they are stored, with codes
   };
   std::vector<sequence> seqs;
   std::vector<float> alibi_slopes;  ///< [num_q_heads], or empty

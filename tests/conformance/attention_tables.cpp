@@ -293,9 +293,9 @@ std::vector<attention_case> plane_cases() {
                      .head_dim = shape.head_dim,
                      .v_head_dim = shape.v_head_dim,
                      .v_in_k = shape.v_in_k,
-                     .q_type = dtypes[turn % num_dtypes],
-                     .kv_type = dtypes[turn % num_dtypes],
-                     .out_type = dtypes[turn % num_dtypes],
+                     .q_type = dtypes[turn % num_tensor_dtypes],
+                     .kv_type = dtypes[turn % num_tensor_dtypes],
+                     .out_type = dtypes[turn % num_tensor_dtypes],
                      .seqs = usual_batch(),
                      .seed = turn + 1};
     if (large) c.seqs = {{1, 70}, {5, 33}, {1, 1}, {1, 129}};
@@ -307,9 +307,9 @@ std::vector<attention_case> plane_cases() {
       attention_case c = case_of(shape, cases.size());
       c.layout = layout;
       // Every other time queries and outputs are of other types than the cache.
-      if (cases.size() / num_dtypes % 2 != 0) {
-        c.q_type = dtypes[(cases.size() + 1) % num_dtypes];
-        c.out_type = dtypes[(cases.size() + 2) % num_dtypes];
+      if (cases.size() / num_tensor_dtypes % 2 != 0) {
+        c.q_type = dtypes[(cases.size() + 1) % num_tensor_dtypes];
+        c.out_type = dtypes[(cases.size() + 2) % num_tensor_dtypes];
       }
       if (cases.size() % 5 == 0) c.block_size = 5;
       cases.push_back(std::move(c));

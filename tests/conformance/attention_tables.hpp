@@ -16,7 +16,7 @@ inline constexpr std::int32_t head_dims[] = {8, 32, 48, 64, 71, 80, 96, 112, 128
 inline constexpr std::int32_t block_sizes[] = {1, 5, 8, 16, 32, 64, 128};
 inline constexpr std::int32_t group_sizes[] = {1, 2, 3, 4, 7, 8, 16};
 inline constexpr std::int32_t lengths[] = {0, 1, 15, 16, 17, 63, 64, 65, 1000, 4097};
-inline constexpr auto& dtypes = all_dtypes;
+inline constexpr auto& dtypes = tensor_dtypes;
 
 [[nodiscard]] std::vector<attention_case> decode_cases();
 [[nodiscard]] std::vector<attention_case> prefill_cases();

@@ -20,7 +20,7 @@ namespace {
 using namespace bifolio;
 using namespace bifolio::test;
 
-constexpr auto dtypes = std::to_array(all_dtypes);
+constexpr auto dtypes = std::to_array(tensor_dtypes);
 constexpr std::array<std::int32_t, 8> head_dims{1, 2, 8, 48, 71, 80, 128, 256};
 constexpr std::array<std::int32_t, 5> block_sizes{1, 5, 8, 16, 64};
 constexpr std::array<std::int32_t, 3> head_counts{1, 3, 8};

@@ -124,6 +124,7 @@ class flawed_backend final : public backend {
 
     const std::int32_t v_first =
         flaw_ == flaw::v_at_end_of_k && layout.v_in_k ? layout.k.head_dim - layout.v.head_dim : 0;
+    const float scale = scale_of(spec, params);
     partial total;
     total.out.assign(static_cast<std::size_t>(spec.v_head_dim), 0.0f);
     bool sink_open = true;
@@ -151,9 +152,9 @@ class flawed_backend final : public backend {
           return params.soft_cap > 0 ? params.soft_cap * std::tanh(x / params.soft_cap) : x;
         };
         const float bias = bias_of(spec, params, first + t, p, h, j);
-        float logit = flaw_ == flaw::cap_before_scale  ? params.scale * capped(dot)
-                      : flaw_ == flaw::bias_before_cap ? capped(params.scale * dot + bias)
-                                                       : capped(params.scale * dot);
+        float logit = flaw_ == flaw::cap_before_scale  ? scale * capped(dot)
+                      : flaw_ == flaw::bias_before_cap ? capped(scale * dot + bias)
+                                                       : capped(scale * dot);
         if (params.alibi_slopes != nullptr) {
           logit += params.alibi_slopes[h] * static_cast<float>(flaw_ == flaw::alibi_from_zero ? j : j - p);
         }

@@ -284,7 +284,7 @@ errc planning_error(backend& where, const attention_spec& spec) {
 }  // namespace
 
 TEST_CASE("attention agrees with float64 for every ISA, dtype and option") {
-  for (const dtype kv : all_dtypes) {
+  for (const dtype kv : tensor_dtypes) {
     for (const std::int32_t head_dim : {1, 8, 71, 80, 128}) {
       const problem plain = mixed_problem(kv, 6, 2, head_dim, 16);
       problem featured = plain;
@@ -317,7 +317,7 @@ TEST_CASE("attention agrees with float64 for every ISA, dtype and option") {
 }
 
 TEST_CASE("each implementation agrees with float64 where it is forced by name, on every ISA") {
-  for (const dtype kv : all_dtypes) {
+  for (const dtype kv : tensor_dtypes) {
     problem p = mixed_problem(kv, 6, 2, 71, 16);
     p.spec.q_type = p.spec.out_type = kv;
     p.spec.window_left = 100;
@@ -349,7 +349,7 @@ TEST_CASE("without a name the first implementation that accepts computes the cal
   for (const cpu_isa isa : supported_isas()) {
     const auto where = serial(isa);
     CHECK(implementations_of(*where) == std::vector<std::string>{"tiles", "dots", "vectors"});
-    for (const dtype kv : all_dtypes) {
+    for (const dtype kv : tensor_dtypes) {
       for (const bool one_type : {true, false}) {
         CAPTURE(to_string(isa));
         CAPTURE(to_string(kv));
@@ -414,7 +414,7 @@ TEST_CASE("BIFOLIO_ATTENTION forces an implementation of backends that are opene
 }
 
 TEST_CASE("bits do not depend on threads, executor, layout, block size or block order") {
-  for (const dtype kv : all_dtypes) {
+  for (const dtype kv : tensor_dtypes) {
     for (const std::int32_t head_dim : {64, 71}) {
       problem p = mixed_problem(kv, 8, 2, head_dim, 16);
       p.seqs.push_back({1, 5000, 7});

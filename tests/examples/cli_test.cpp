@@ -53,6 +53,7 @@ std::string tiny() { return tiny_hugging_face("cli_model", 7).string(); }
 TEST_CASE("--help lists every option with its default and ends with 0") {
   const run_result result = run({"--help"});
   CHECK(result.code == 0);
+  CHECK(run({"--version"}).out.starts_with("generate of bifolio 0."));
   for (const char* option : {"--prompt TEXT", "--prompt-ids ID,ID,...", "--deterministic", "--json", "--stats"}) {
     CAPTURE(option);
     CHECK(result.out.find(std::string("\n  ") + option) != std::string::npos);
@@ -212,8 +213,9 @@ TEST_CASE("the table says tokens a second, blocks, bytes, copies and preemptions
   const run_result text = run({"--model", tiny(), "--prompt", "ab", "--samples", "3", "--temperature", "1"});
   CHECK(text.code == 0);
   CHECK(text.out.find("--- 1 of 1, sample 2 of 3 ---\nab") != std::string::npos);
-  for (const char* row : {"prefill", "decode", "tokens/s", "blocks used at the peak", "bytes of KV held",
-                          "a contiguous cache", "copy-on-write copies", "preemptions"}) {
+  for (const char* row :
+       {"prefill", "decode", "tokens/s", "blocks used at the peak", "bytes of KV held", "contiguous, maximum length",
+        "contiguous, true length", "copy-on-write copies", "preemptions"}) {
     CAPTURE(row);
     CHECK(text.err.find(row) != std::string::npos);
   }
@@ -224,6 +226,50 @@ TEST_CASE("the table says tokens a second, blocks, bytes, copies and preemptions
   const run_result told = run({"--model", tiny(), "--json", "--stats"});
   CHECK(told.err.find("preemptions") != std::string::npos);
   CHECK(told.out == quiet.out);
+}
+
+TEST_CASE("conversations on one shared prompt take a third of what contiguous caches of their true lengths take") {
+  const std::string demo = std::string(BIFOLIO_GENERATE_DEMO) + "/";
+  const fs::path log = scratch_directory() / "pool.jsonl";
+  const run_result result =
+      run({"--shared-prompt", demo + "shared_prompt.txt", "--prompts-file", demo + "conversations.jsonl", "--samples",
+           "2", "--num-blocks", "320", "--temperature", "0", "--map", "--events", log.string()});
+  CAPTURE(result.err);
+  REQUIRE(result.code == 0);
+  for (const std::string row : {"maximum", "true"}) {
+    const std::size_t at = result.err.find("contiguous, " + row);
+    REQUIRE(at != std::string::npos);
+    const std::size_t end = result.err.find(" times as much", at);
+    CHECK(std::stod(result.err.substr(result.err.rfind(' ', end - 1), end)) >= 3.0);
+  }
+  // The map at its fullest, then a line for each of the 24 sequences.
+  CHECK(result.out.find("device, 320 blocks of 16 tokens") != std::string::npos);
+  CHECK(result.out.find("     0 ++++") != std::string::npos);
+  std::size_t num_lines = 0;
+  for (std::size_t at = 0; (at = result.out.find("\n =  ", at)) != std::string::npos; ++at) ++num_lines;
+  CHECK(num_lines == 24);
+  // The log begins with the pool and ends with all sequences gone.
+  const std::vector<json> events = lines(read_file(log));
+  REQUIRE(events.size() > 100);
+  CHECK(events.front()["device"] == 320);
+  CHECK(events.back()["running"] == "");
+  CHECK(events[events.size() / 2]["running"] != "");
+}
+
+TEST_CASE("a line of a prompts file may say how long its continuations are") {
+  const fs::path file = scratch_directory() / "lengths.jsonl";
+  std::ofstream(file) << "{\"prompt\": \"ab\", \"max_new_tokens\": 3}\n\"cd\"\n";
+  const std::vector<json> out =
+      lines(run({"--json", "--temperature", "0", "--max-positions", "12", "--prompts-file", file.string()}).out);
+  REQUIRE(out.size() == 2);
+  CHECK(out[0]["output_ids"].size() == 3);
+  CHECK(out[1]["output_ids"].size() == 12 - 3 + 1);
+  for (const char* line : {"{\"prompt\": 1}", "{\"max_new_tokens\": 1}", "{\"prompt\": \"a\", \"max_new_tokens\": 0}",
+                           "{\"prompt\": \"a\", \"other\": 1}", "[]", "7"}) {
+    CAPTURE(line);
+    std::ofstream(file) << line << '\n';
+    check_refused({"--prompts-file", file.string()}, "line 1 is neither a JSON string nor an object with");
+  }
 }
 
 TEST_CASE("prompts come from files: a line each, or a JSON string each") {
@@ -241,7 +287,7 @@ TEST_CASE("prompts come from files: a line each, or a JSON string each") {
   CHECK(b[0]["prompt"] == "a\nb");
   CHECK(b[1]["prompt"] == "");
   std::ofstream(strings) << "not JSON\n";
-  check_refused({"--model", tiny(), "--prompts-file", strings.string()}, "line 1 is not a JSON string");
+  check_refused({"--model", tiny(), "--prompts-file", strings.string()}, "line 1 is neither a JSON string nor");
   std::ofstream(plain) << "\n\n";
   check_refused({"--model", tiny(), "--prompts-file", plain.string()}, "there is no prompt in it");
 }

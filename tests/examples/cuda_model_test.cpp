@@ -95,7 +95,7 @@ generation_setup with_fast_plans(dtype type) {
 void check_logits(const generate::checkpoint& weights, const std::vector<token_id>& ids) {
   const auto mean_nll = [&](const generation_setup& setup) { return score_text(weights, ids, setup, 64).mean_nll; };
   const double exact = mean_nll({});
-  for (const dtype type : bifolio::all_dtypes) {
+  for (const dtype type : bifolio::tensor_dtypes) {
     CAPTURE(std::string(to_string(type)));
     const generation_setup setup = with_fast_plans(type);
     const double worst =

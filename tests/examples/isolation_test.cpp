@@ -131,7 +131,7 @@ TEST_CASE("samples of a prompt differ, repeat with the seed and change with it; 
   CHECK(once.outputs[0] != once.outputs[1]);
   CHECK(once.stats.cache.num_forks == 6);
   CHECK(once.stats.cache.num_copied_blocks > 0);
-  CHECK(once.stats.peak_table_entries > once.stats.cache.peak_used_blocks);
+  CHECK(once.stats.record.peak_table_entries > once.stats.cache.peak_used_blocks);
   setup.seed = 78;
   CHECK(once.outputs != continue_prompts(weights, prompts, setup).outputs);
 

@@ -145,7 +145,7 @@ TEST_CASE("stories260K: greedy samples of a prompt are all the reference's, shar
   check_outputs(*reference, result, 3);
   CHECK(result.stats.cache.num_forks == 2 * static_cast<std::int64_t>(reference->rows.size()));
   CHECK(result.stats.cache.num_copied_blocks > 0);
-  CHECK(result.stats.peak_table_entries > result.stats.cache.peak_used_blocks);
+  CHECK(result.stats.record.peak_table_entries > result.stats.cache.peak_used_blocks);
 }
 
 TEST_CASE("stories15M: every row of the reference comes out of one continuous batch, roomy or with preemptions") {

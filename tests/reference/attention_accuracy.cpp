@@ -18,6 +18,11 @@ double nmse_ceiling(dtype type) {
       return 3e-7;
     case dtype::bf16:
       return 1.5e-5;
+    case dtype::e4m3:
+    case dtype::e5m2:
+    case dtype::i8:
+    case dtype::u8:
+      break;  // no output has them
   }
   return 0;
 }

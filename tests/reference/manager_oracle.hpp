@@ -46,18 +46,25 @@ class manager_oracle {
   using handle = std::uint64_t;
   using pair = std::pair<int, int>;
 
+  /// What an append does with a tail that others read, or that is registered.
+  struct tail_choice {
+    bool copies = false;
+    bool unregisters = false;
+  };
   struct answer {
     alloc_status status = alloc_status::ok;
     handle opened = 0;
     std::optional<pair> copy;
     std::int64_t num_cached = 0;
+    tail_choice tail{};  ///< of an append that only asks
   };
 
-  explicit manager_oracle(const kv_cache_config& config)
+  /// `name_size`: tokens of what a block is registered for; those of a block, but for groups that follow another.
+  explicit manager_oracle(const kv_cache_config& config, int name_size = 0)
       : config_(config),
         pool_(config.num_blocks),
         host_(config.num_host_blocks),
-        prefix_(pool_, config.block_size),
+        prefix_(pool_, name_size > 0 ? name_size : config.block_size),
         on_host_(to_size(config.num_blocks), -1),
         on_device_(to_size(config.num_host_blocks), -1) {
     stats_.num_blocks = config.num_blocks;
@@ -136,7 +143,9 @@ class manager_oracle {
 
   // --- growing, committing, shrinking
 
-  answer append(handle h, std::int64_t num_tokens, std::int64_t num_lookahead, bool only_ask = false) {
+  /// `chosen`: the answer of a call before that only asked, when other groups were changed since.
+  answer append(handle h, std::int64_t num_tokens, std::int64_t num_lookahead, bool only_ask = false,
+                const tail_choice* chosen = nullptr) {
     one_sequence& one = sequences_.at(h);
     if (num_tokens + num_lookahead == 0) return {};
     const std::int64_t covered = std::max<std::int64_t>(div_up(one.num_tokens + num_tokens + num_lookahead),
@@ -147,12 +156,15 @@ class manager_oracle {
     const bool shared = in_block && pool_.users(one.blocks[tail]) > 1;
     bool copies = shared || (in_block && prefix_.holds(one.blocks[tail]));
     // Nobody else to wait for: better to lose a name than to stop.
-    const bool unregisters = copies && !shared && grown + 1 > pool_.num_free();
+    bool unregisters = copies && !shared && grown + 1 > pool_.num_free();
     if (unregisters) copies = false;
+    if (chosen != nullptr) copies = chosen->copies;
+    if (chosen != nullptr) unregisters = chosen->unregisters;
     const std::int64_t live = covered - std::count(one.blocks.begin(), one.blocks.end(), -1);
     if (live > config_.num_blocks) return {alloc_status::never, 0, {}, 0};
     if (grown + (copies ? 1 : 0) > pool_.num_free()) return {alloc_status::later, 0, {}, 0};
     answer result;
+    if (only_ask) result.tail = {copies, unregisters};
     if (only_ask) return result;
     if (unregisters) prefix_.unregister(one.blocks[tail]);
     if (copies) {
@@ -177,7 +189,10 @@ class manager_oracle {
     slide(one);
   }
 
-  void commit(handle h, const std::vector<int>& tokens) {
+  /// `published(i, node)` is called for each block that the sequence registered or found registered.
+  template <class Published = void (*)(std::size_t, prefix_oracle::node)>
+  void commit(
+      handle h, const std::vector<int>& tokens, Published published = [](std::size_t, prefix_oracle::node) {}) {
     one_sequence& one = sequences_.at(h);
     one.num_committed += static_cast<std::int64_t>(tokens.size());
     one.tokens.insert(one.tokens.end(), tokens.begin(), tokens.end());
@@ -189,6 +204,7 @@ class manager_oracle {
           prefix_.publish(one.blocks[i], after, &one.tokens[i * size], one.prompt.extras, i, one.prompt.hint);
       one.names.push_back(got.end);
       last_name_[one.blocks[i]] = got.end;
+      published(i, got.end);
       if (config_.prefix.deduplicate && got.duplicate_of >= 0 && pool_.users(one.blocks[i]) == 1) {
         pool_.add_user(got.duplicate_of);
         pool_.drop(one.blocks[i], true);
@@ -360,7 +376,7 @@ class manager_oracle {
     return now;
   }
 
- private:
+ protected:
   static std::size_t to_size(std::int64_t n) { return static_cast<std::size_t>(n); }
   [[nodiscard]] bool is_full() const { return static_cast<std::int64_t>(sequences_.size()) == config_.max_sequences; }
   [[nodiscard]] std::int64_t div_up(std::int64_t tokens) const {
@@ -429,10 +445,13 @@ class manager_oracle {
     if (config_.sliding_window == 0) return 0;
     return to_size(std::max<std::int64_t>(0, num_committed - config_.sliding_window + 1) / config_.block_size);
   }
-  void slide(one_sequence& one) {
+  /// Blocks with tokens in [kept_from, kept_to) go to the back of the queue.
+  void slide(one_sequence& one, std::int64_t kept_from = 0, std::int64_t kept_to = 0) {
     for (std::size_t i = 0; i < std::min(first_seen(one.num_committed), one.blocks.size()); ++i) {
       if (one.blocks[i] < 0) continue;
-      pool_.drop(one.blocks[i], false);
+      const auto index = static_cast<std::int64_t>(i);
+      pool_.drop(one.blocks[i],
+                 kept_from < kept_to && index >= kept_from / config_.block_size && index < div_up(kept_to));
       one.blocks[i] = -1;
     }
   }

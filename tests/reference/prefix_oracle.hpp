@@ -9,6 +9,7 @@
 #include <bifolio/prefix_cache.hpp>
 #include <bifolio/stats.hpp>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -110,9 +111,18 @@ class prefix_oracle {
   void hit(int block) {
     if (policy_ != nullptr) policy_->hit(block);
   }
+  /// The block that is registered for these tokens after `after`; −1: none.
+  [[nodiscard]] int find_after(node after, const std::vector<int>& tokens) const {
+    const auto at = by_contents_.find({after, tokens, {}});
+    return at == by_contents_.end() ? -1 : at->second.block;
+  }
+  /// Called with contents that are lost.
+  std::function<void(node)> on_removal;
+
   void unregister(int block, bool evicted = false) {
     const auto at = by_block_.find(block);
     if (at == by_block_.end()) return;
+    if (on_removal) on_removal(at->second->second.self);
     by_node_.erase(at->second->second.self);
     by_contents_.erase(at->second);
     by_block_.erase(at);

@@ -13,6 +13,7 @@ find include/bifolio src \( -name '*.hpp' -o -name '*.cpp' -o -name '*.cuh' -o -
     allowed["scheduler"] = "base cache"
     allowed["engine"]    = "base attention"
     allowed["attention"] = "base engine"
+    allowed["model"]     = "base cache scheduler engine attention"
     allowed["storage"]   = "base cache scheduler engine attention"
     allowed["cpu"]       = "base engine attention"
     allowed["cuda"]      = "base engine attention"
@@ -20,10 +21,11 @@ find include/bifolio src \( -name '*.hpp' -o -name '*.cpp' -o -name '*.cuh' -o -
     # Folder: its public headers, those in detail/ included.
     headers["base"]      = "buffer device dtype error export host_device kv_layout memory_resource prefetch stats step tensor_view types version"
     headers["cache"]     = "block_pool block_table content_key eviction_policy kv_cache_config kv_cache_manager prefix_cache " \
-                           "block_chunk block_queues manager_core prefix_index sequence"
+                           "block_chunk block_queues group_manager layer_groups manager_core prefix_index sequence"
     headers["scheduler"] = "request scheduler"
     headers["engine"]    = "backend cache_engine event executor"
     headers["attention"] = "attention"
+    headers["model"]     = "model_cache"
     headers["cpu"]       = "cpu cpu_isas"
     headers["cuda"]      = "cuda"
 

@@ -39,6 +39,10 @@ std::unique_ptr<backend> open(device where, const backend_options& options) {
 bool has_tensor_cores(dtype type) {
   switch (type) {
     case dtype::f32:
+    case dtype::e4m3:
+    case dtype::e5m2:
+    case dtype::i8:
+    case dtype::u8:
       return false;
     case dtype::f16:
     case dtype::bf16:

@@ -15,18 +15,18 @@
 
 namespace bifolio::test {
 
-/// A value per dtype, f32, f16 and bf16; adding a dtype without a value does not compile.
+/// A value per dtype of tensors, f32, f16 and bf16; adding one without a value does not compile.
 template <class T>
 class per_dtype {
  public:
   template <class... Values>
-  requires(sizeof...(Values) == num_dtypes) constexpr per_dtype(Values... values)  // NOLINT: implicit on purpose
+  requires(sizeof...(Values) == num_tensor_dtypes) constexpr per_dtype(Values... values)  // NOLINT: implicit on purpose
       : values_{static_cast<T>(values)...} {}
   constexpr T& operator[](std::size_t type) { return values_[type]; }
   constexpr const T& operator[](std::size_t type) const { return values_[type]; }
 
  private:
-  T values_[num_dtypes];
+  T values_[num_tensor_dtypes];
 };
 
 /// What the numerical bounds need to know about a backend's arithmetic.

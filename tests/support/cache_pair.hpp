@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "support/device_bytes.hpp"
+#include "support/elements.hpp"
 #include "support/paged_cache.hpp"
 #include "support/random.hpp"
 
@@ -62,6 +63,11 @@ namespace bifolio::test {
       return static_cast<std::uint32_t>(random.next());  // any pattern will do
     case dtype::bf16:
       return hard_float_bits(random) >> 16;
+    case dtype::e4m3:
+    case dtype::e5m2:
+    case dtype::i8:
+    case dtype::u8:
+      return static_cast<std::uint32_t>(random.next()) & 0xffu;
   }
   return 0;
 }
@@ -144,7 +150,8 @@ class rows_pair {
   /// Without `v_dims` there are rows of k alone, as where V is part of K.
   rows_pair(backend& where, row_order how, dtype type, std::int64_t tokens, std::int32_t heads, std::int32_t k_dims,
             std::int32_t v_dims, random_source& random)
-      : k_(dense_view<void>(nullptr, type, tokens, heads, k_dims)),
+      : where_(&where),
+        k_(dense_view<void>(nullptr, type, tokens, heads, k_dims)),
         v_(dense_view<void>(nullptr, type, tokens, heads, v_dims)) {
     const std::int64_t k_row = std::int64_t{heads} * k_dims;
     const std::int64_t v_row = std::int64_t{heads} * v_dims;
@@ -184,6 +191,17 @@ class rows_pair {
   [[nodiscard]] tensor_view device_v() noexcept { return view_at(v_, device_.data(), v_start_); }
   [[nodiscard]] tensor_view host_k() noexcept { return view_at(k_, host_.data(), 0); }
   [[nodiscard]] tensor_view host_v() noexcept { return view_at(v_, host_.data(), v_start_); }
+  /// Copies the host's rows to the device, after a test has written them.
+  void upload() { device_ = device_bytes(*where_, host_, size_of(k_.type)); }
+  /// The device's rows of k, which are dense.
+  [[nodiscard]] std::vector<float> read_k() const {
+    const std::vector<std::byte> bytes = device_.read();
+    std::vector<float> values;
+    for (std::int64_t i = 0; i < k_.num_tokens * k_.token_stride; ++i) {
+      values.push_back(load_element(bytes.data(), k_.type, i));
+    }
+    return values;
+  }
   [[nodiscard]] bool equal() const { return device_.holds(host_); }
 
  private:
@@ -192,6 +210,7 @@ class rows_pair {
     return rows;
   }
 
+  backend* where_;
   tensor_view k_;
   tensor_view v_;
   std::int64_t v_start_ = 0;

@@ -57,7 +57,7 @@ struct element_facts {
   float max_finite;
   float smallest_subnormal;
   float unit_roundoff;
-  std::uint32_t poison_bits;  ///< a NaN with a payload that nothing else makes
+  std::uint32_t poison_bits;  ///< a NaN that nothing else makes; of integers −128, which is no code, and any number
 };
 
 [[nodiscard]] constexpr element_facts facts_of(dtype type) noexcept {
@@ -68,6 +68,14 @@ struct element_facts {
       return {65504.0f, 0x1p-24f, 0x1p-11f, 0x7e5bu};
     case dtype::bf16:
       return {0x1.fep127f, 0x1p-133f, 0x1p-8f, 0x7fdbu};
+    case dtype::e4m3:
+      return {448.0f, 0x1p-9f, 0x1p-4f, 0xffu};
+    case dtype::e5m2:
+      return {57344.0f, 0x1p-16f, 0x1p-3f, 0xfeu};
+    case dtype::i8:
+      return {127.0f, 1.0f, 0.5f, 0x80u};
+    case dtype::u8:
+      return {255.0f, 1.0f, 0.5f, 0xabu};
   }
   return {};
 }

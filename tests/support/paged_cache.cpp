@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "reference/code_oracle.hpp"
+#include "support/codes.hpp"
 #include "support/elements.hpp"
 #include "support/random.hpp"
 
@@ -135,13 +137,25 @@ paged_cache::paged_cache(backend& where, arrangement how, const cache_shape& sha
   // Ids past the pool may be taken as its last block: that one holds nothing where there are spare blocks.
   if (placement.spare_blocks > 0) std::iter_swap(std::max_element(order.begin(), order.end()), order.end() - 1);
 
-  const arranged_layout arranged = arrange(how, shape, num_blocks);
-  const kv_layout& layout = arranged.layout;
-  const auto element = static_cast<std::int64_t>(size_of(type));
-  std::vector<std::byte> image(static_cast<std::size_t>((guard_elements + arranged.elements) * element));
-  poison(image, type);
-  std::byte* k_plane = image.data() + (guard_elements + arranged.k_start) * element;
-  std::byte* v_plane = image.data() + (guard_elements + arranged.v_start) * element;
+  const bool is_coded = shape.k_code.has_value();
+  std::vector<std::byte> image;
+  std::int64_t k_start = 0;  // bytes
+  std::int64_t v_start = 0;
+  if (is_coded) {
+    place_codes(how, shape, num_blocks, image, k_start, v_start);
+  } else {
+    const arranged_layout arranged = arrange(how, shape, num_blocks);
+    view_.layout = arranged.layout;
+    const auto element = static_cast<std::int64_t>(size_of(type));
+    image.resize(static_cast<std::size_t>((guard_elements + arranged.elements) * element));
+    poison(image, type);
+    k_start = (guard_elements + arranged.k_start) * element;
+    v_start = (guard_elements + arranged.v_start) * element;
+  }
+  const kv_layout& layout = view_.layout;
+  std::byte* k_plane = image.data() + k_start;
+  std::byte* v_plane = image.data() + v_start;
+  const kv_cache_view host_view{k_plane, v_plane, num_blocks, layout, k_scales_.data(), v_scales_.data()};
 
   table_stride_ = longest + placement.table_padding;
   tables_.assign(seqs.size() * static_cast<std::size_t>(table_stride_), padding_entry);
@@ -158,6 +172,12 @@ paged_cache::paged_cache(backend& where, arrangement how, const cache_shape& sha
       const auto store = [&](std::byte* start, const kv_plane& plane, const float* from) {
         const float* of_token = from + j * shape.num_kv_heads * plane.head_dim;
         for (std::int32_t h = 0; h < shape.num_kv_heads; ++h, of_token += plane.head_dim) {
+          if (is_coded) {
+            const oracle_plane coded = oracle_plane::of(host_view, start == k_plane);
+            const std::span<const float> values(of_token, static_cast<std::size_t>(plane.head_dim));
+            coded.write(block, h, token, oracle_encode(plane.code, coded.static_scale(h), values));
+            continue;
+          }
           store_row(start, type, plane.strides, block, h, token, {of_token, static_cast<std::size_t>(plane.head_dim)});
         }
       };
@@ -165,11 +185,38 @@ paged_cache::paged_cache(backend& where, arrangement how, const cache_shape& sha
       if (!shape.v_in_k) store(v_plane, layout.v, seqs[s].v);
     }
   }
-  bytes_ = device_bytes(where, std::move(image), static_cast<std::size_t>(element));
-  std::byte* base = bytes_.data() + guard_elements * element;
-  // Where V is part of K its pointer is not looked at.
-  view_ = {base + arranged.k_start * element, shape.v_in_k ? nullptr : base + arranged.v_start * element, num_blocks,
-           layout};
+  const std::size_t alignment = is_coded ? sizeof(float) : size_of(type);
+  bytes_ = device_bytes(where, std::move(image), alignment);
+  device_k_scales_ = device_bytes(where, bytes_of(k_scales_), sizeof(float));
+  device_v_scales_ = device_bytes(where, bytes_of(v_scales_), sizeof(float));
+  view_.k = bytes_.data() + k_start;
+  view_.v = shape.v_in_k ? nullptr : bytes_.data() + v_start;  // where V is part of K it is not looked at
+  view_.num_blocks = num_blocks;
+  view_.k_scales = reinterpret_cast<const float*>(device_k_scales_.data());
+  view_.v_scales = reinterpret_cast<const float*>(device_v_scales_.data());
+}
+
+void paged_cache::place_codes(arrangement how, const cache_shape& shape, std::int64_t num_blocks,
+                              std::vector<std::byte>& image, std::int64_t& k_start, std::int64_t& v_start) {
+  const code_order order = how == arrangement::hnd       ? code_order::hnd
+                           : how == arrangement::nhd     ? code_order::nhd
+                           : how == arrangement::x_split ? code_order::x_split
+                                                         : code_order::padded;
+  view_.layout = coded_layout(order, {*shape.k_code, *shape.v_code, shape.num_kv_heads, shape.qk_head_dim,
+                                      shape.v_head_dim, shape.block_size, shape.v_in_k});
+  for (const bool is_k : {true, false}) {
+    std::vector<float>& scales = is_k ? k_scales_ : v_scales_;
+    scales = ordinary_scales(is_k ? *shape.k_code : *shape.v_code, shape.num_kv_heads);
+    if (shape.unit_scales) std::fill(scales.begin(), scales.end(), 1.0f);
+  }
+  const auto plane_bytes = [&](const kv_plane& plane) {
+    const std::int64_t bytes = num_blocks * plane.strides.block * static_cast<std::int64_t>(size_of(plane.code.type));
+    return (bytes + 3) / 4 * 4;
+  };
+  k_start = guard_elements;
+  v_start = k_start + plane_bytes(view_.layout.k);
+  // Bytes of ones: NaN in scales and in every floating type, and of integers a code like others.
+  image.assign(static_cast<std::size_t>(v_start + (shape.v_in_k ? 0 : plane_bytes(view_.layout.v))), std::byte{0xff});
 }
 
 }  // namespace bifolio::test

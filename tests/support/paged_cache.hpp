@@ -10,6 +10,7 @@
 #include <bifolio/kv_layout.hpp>
 #include <bifolio/step.hpp>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -39,6 +40,11 @@ struct cache_shape {
   std::int32_t v_head_dim = 0;
   std::int32_t block_size = 0;
   bool v_in_k = false;
+  /// Codes instead of `type`: K and V are given as they are before they are stored. Named layouts keep their order, the
+  /// others become that of code_order::padded; static scales are `ordinary_scales`, or 1.
+  std::optional<kv_code> k_code{};
+  std::optional<kv_code> v_code{};
+  bool unit_scales = false;
 };
 
 /// A layout and where its two planes start, in elements, in a region of `elements` elements.
@@ -78,7 +84,15 @@ class paged_cache {
   [[nodiscard]] bool unchanged() const { return bytes_.unchanged(); }
 
  private:
+  /// A pool of `num_blocks` blocks with codes, all poison, and where its planes start in the image.
+  void place_codes(arrangement how, const cache_shape& shape, std::int64_t num_blocks, std::vector<std::byte>& image,
+                   std::int64_t& k_start, std::int64_t& v_start);
+
   device_bytes bytes_;
+  std::vector<float> k_scales_;
+  std::vector<float> v_scales_;
+  device_bytes device_k_scales_;
+  device_bytes device_v_scales_;
   kv_cache_view view_;
   std::vector<std::int32_t> tables_;  // [num_seqs, table_stride]
   std::int64_t table_stride_ = 0;

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
+#include <span>
 #include <string>
 
 namespace bifolio::test {
@@ -56,8 +57,15 @@ template <class... Parts>
 class random_source {
  public:
   explicit random_source(std::uint64_t seed) noexcept : state_(mix(seed)) {}
+  /// The first choices are these, two bytes each; a fuzzer's input, which outlives the source.
+  explicit random_source(std::span<const std::uint8_t> choices) noexcept : state_(0), choices_(choices) {}
 
-  std::uint64_t next() noexcept { return mix(state_++); }
+  std::uint64_t next() noexcept {
+    if (choices_.size() < 2) return mix(state_++);
+    const std::uint64_t choice = choices_[0] + std::uint64_t{256} * choices_[1];
+    choices_ = choices_.subspan(2);
+    return choice;
+  }
   /// Uniform in [low, high].
   std::int64_t between(std::int64_t low, std::int64_t high) noexcept {
     return low + static_cast<std::int64_t>(next() % static_cast<std::uint64_t>(high - low + 1));
@@ -77,6 +85,7 @@ class random_source {
 
  private:
   std::uint64_t state_;
+  std::span<const std::uint8_t> choices_{};
 };
 
 }  // namespace bifolio::test

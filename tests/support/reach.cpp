@@ -104,8 +104,8 @@ class recording_backend final : public backend {
  public:
   recording_backend(std::unique_ptr<backend> inner, std::string name)
       : inner_(std::move(inner)), name_(std::move(name)) {
-    for (const dtype dst : all_dtypes) {
-      for (const dtype src : all_dtypes) the_record().has(move_name(name_, dst, src));
+    for (const dtype dst : tensor_dtypes) {
+      for (const dtype src : tensor_dtypes) the_record().has(move_name(name_, dst, src));
     }
     the_record().has(name_ + " merge");
   }

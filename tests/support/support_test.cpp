@@ -99,7 +99,7 @@ TEST_CASE("a paged cache holds its sequences and poison everywhere else") {
 }
 
 TEST_CASE("poison is a NaN that no conversion produces") {
-  for (const dtype type : all_dtypes) {
+  for (const dtype type : {dtype::f32, dtype::f16, dtype::bf16, dtype::e4m3, dtype::e5m2}) {
     std::byte bytes[4];
     poison({bytes, size_of(type)}, type);
     CHECK(is_poison(bytes, type, 0));

@@ -6,16 +6,17 @@
 #include <array>
 #include <set>
 
-#include "drawing.hpp"
 #include "serving.hpp"
 #include "support/program_run.hpp"
-#include "svg.hpp"
+#include "tools/common/pool_drawing.hpp"
+#include "tools/common/pool_svg.hpp"
 #include "xml_flaw.hpp"
 
 namespace {
 
 using namespace bifolio::test;
 using namespace block_map;
+using namespace tools;
 
 serving_options busy_options(std::uint64_t seed) {
   serving_options options;
@@ -42,7 +43,7 @@ TEST_CASE("every block has one state, and all that the map can show is seen") {
       for (int i = 0; i < 600; ++i) {
         served.step();
         REQUIRE(served.check() == "");
-        const frame now = served.snapshot();
+        const tools::pool_frame now = served.snapshot();
         REQUIRE(now.device.size() == 96);
         REQUIRE(now.host.size() == 48);
         for (const cell& one : now.device) {
@@ -69,7 +70,7 @@ TEST_CASE("every block has one state, and all that the map can show is seen") {
         }
         for (const cell& one : now.host) on_host += one.state != cell_state::free ? 1 : 0;
       }
-      const frame last = served.snapshot();
+      const tools::pool_frame last = served.snapshot();
       for (int state = 0; state < num_cell_states; ++state) {
         CAPTURE(name_of(static_cast<cell_state>(state)));
         if (static_cast<cell_state>(state) == cell_state::fenced && depth == 1) continue;
@@ -93,9 +94,9 @@ TEST_CASE("equal seeds give equal pictures, other seeds others") {
     one.step();
     same.step();
     other.step();
-    const std::string picture = draw_text(one.snapshot(), {});
-    REQUIRE(picture == draw_text(same.snapshot(), {}));
-    differs = differs || picture != draw_text(other.snapshot(), {});
+    const std::string picture = draw_pool(one.snapshot(), {});
+    REQUIRE(picture == draw_pool(same.snapshot(), {}));
+    differs = differs || picture != draw_pool(other.snapshot(), {});
   }
   CHECK(differs);
 }
@@ -103,8 +104,8 @@ TEST_CASE("equal seeds give equal pictures, other seeds others") {
 TEST_CASE("the plain picture has a character a block and no escapes, the coloured one the same characters") {
   serving served(busy_options(3));
   for (int i = 0; i < 100; ++i) served.step();
-  const frame now = served.snapshot();
-  const std::string plain = draw_text(now, {.columns = 32});
+  const tools::pool_frame now = served.snapshot();
+  const std::string plain = draw_pool(now, {.columns = 32});
   CHECK(plain.find('\x1b') == plain.npos);
   for (std::size_t row = 0; row < 3; ++row) {
     std::string marks;
@@ -112,7 +113,7 @@ TEST_CASE("the plain picture has a character a block and no escapes, the coloure
     CAPTURE(marks);
     CHECK(plain.find(' ' + marks + '\n') != plain.npos);
   }
-  std::string coloured = draw_text(now, {.columns = 32, .colours = true});
+  std::string coloured = draw_pool(now, {.columns = 32, .colours = true});
   CHECK(coloured.find("\x1b[48;5;") != coloured.npos);
   for (std::size_t at = coloured.find('\x1b'); at != coloured.npos; at = coloured.find('\x1b')) {
     coloured.erase(at, coloured.find_first_of("mK", at) - at + 1);
@@ -122,7 +123,7 @@ TEST_CASE("the plain picture has a character a block and no escapes, the coloure
 
 TEST_CASE("both kinds of SVG are well-formed and show every block") {
   serving served(busy_options(4));
-  std::vector<frame> frames;
+  std::vector<tools::pool_frame> frames;
   for (int i = 0; i < 60; ++i) {
     served.step();
     frames.push_back(served.snapshot());
@@ -132,15 +133,15 @@ TEST_CASE("both kinds of SVG are well-formed and show every block") {
     for (std::size_t at = text.find(part); at != text.npos; at = text.find(part, at + 1)) ++result;
     return result;
   };
-  const std::string still = draw_svg(frames.back(), 24);
+  const std::string still = draw_pool_svg(frames.back(), 24);
   CHECK(xml_flaw(still) == "");
   CHECK(count(still, "<rect") == 1 + 96 + 48 + num_cell_states);
-  const std::string moving = draw_animated_svg(frames, 24, 10);
+  const std::string moving = draw_animated_pool_svg(frames, 24, 10);
   CHECK(xml_flaw(moving) == "");
   CHECK(count(moving, "<rect") == 1 + 96 + 48 + num_cell_states);
   CHECK(count(moving, "attributeName=\"visibility\"") == 60);
   CHECK(count(moving, "attributeName=\"fill\"") > 10);
-  CHECK(xml_flaw(draw_animated_svg(std::span(frames).first(1), 24, 10)) == "");
+  CHECK(xml_flaw(draw_animated_pool_svg(std::span(frames).first(1), 24, 10)) == "");
 }
 
 TEST_CASE("the program prints one frame without a terminal, several on request, and refuses what it cannot do") {

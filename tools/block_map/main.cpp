@@ -10,14 +10,17 @@
 #include <thread>
 #include <vector>
 
-#include "drawing.hpp"
 #include "options.hpp"
-#include "svg.hpp"
+#include "tools/common/pool_drawing.hpp"
+#include "tools/common/pool_svg.hpp"
 #include "tools/common/program.hpp"
 
 namespace block_map {
 namespace {
 
+using tools::draw_animated_pool_svg;
+using tools::draw_pool;
+using tools::draw_pool_svg;
 using tools::write_stdout;
 
 volatile std::sig_atomic_t interrupted = 0;
@@ -46,7 +49,7 @@ void run_live(serving& what, const options& chosen) {
   for (std::int64_t i = 1; interrupted == 0 && (chosen.num_steps == 0 || i <= chosen.num_steps); ++i) {
     step(what, chosen);
     if (i < chosen.from || i % chosen.every != 0) continue;
-    screen.show(draw_text(what.snapshot(), {chosen.columns, true}));
+    screen.show(draw_pool(what.snapshot(), {chosen.columns, true}));
     if (chosen.frames_per_second > 0) {
       next += std::chrono::duration_cast<std::chrono::steady_clock::duration>(
           std::chrono::duration<double>(1 / chosen.frames_per_second));
@@ -57,18 +60,19 @@ void run_live(serving& what, const options& chosen) {
 
 void run_plain(serving& what, const options& chosen) {
   const bool prints_all = chosen.all_frames && chosen.svg_path.empty();
-  std::vector<frame> frames;
+  std::vector<tools::pool_frame> frames;
   for (std::int64_t i = 1; i <= chosen.num_steps && interrupted == 0; ++i) {
     step(what, chosen);
     if (i < chosen.from || i % chosen.every != 0 || i == chosen.num_steps) continue;
-    if (prints_all) write_stdout(draw_text(what.snapshot(), {chosen.columns, false}) + "\n");
+    if (prints_all) write_stdout(draw_pool(what.snapshot(), {chosen.columns, false}) + "\n");
     if (chosen.animated) frames.push_back(what.snapshot());
   }
   frames.push_back(what.snapshot());
-  if (chosen.svg_path.empty()) return write_stdout(draw_text(frames.back(), {chosen.columns, false}));
+  if (chosen.svg_path.empty()) return write_stdout(draw_pool(frames.back(), {chosen.columns, false}));
   const double speed = chosen.frames_per_second > 0 ? chosen.frames_per_second : 10;
   std::ofstream file(chosen.svg_path, std::ios::binary);
-  file << (chosen.animated ? draw_animated_svg(frames, chosen.columns, speed) : draw_svg(frames.back(), chosen.columns))
+  file << (chosen.animated ? draw_animated_pool_svg(frames, chosen.columns, speed)
+                           : draw_pool_svg(frames.back(), chosen.columns))
        << std::flush;
   if (!file) {
     throw tools::input_error(fmt::format("{}: the file cannot be written", chosen.svg_path));

@@ -8,13 +8,10 @@
 #include <bifolio/scheduler.hpp>
 #include <cstdint>
 #include <deque>
-#include <map>
-#include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "frame.hpp"
+#include "tools/common/pool_watcher.hpp"
 #include "traffic.hpp"
 
 namespace block_map {
@@ -37,34 +34,21 @@ class serving {
 
   /// Schedules one step; commits the oldest one when no more may be in flight.
   void step();
-  [[nodiscard]] frame snapshot() const;
+  [[nodiscard]] tools::pool_frame snapshot() const { return watcher_.snapshot(); }
   /// The first broken invariant of scheduler and manager; empty when all hold.
   [[nodiscard]] std::string check() const;
 
  private:
-  /// One continuation of a request.
-  using who = std::pair<bifolio::request_id, std::int32_t>;
-
   void take_arrivals();
-  void look_at(const bifolio::step_plan& plan);
   void commit_oldest();
-  void report(std::string what);
-  char letter_of(const who& one);
-  void end(const who& one);
-  [[nodiscard]] char known_letter(const who& one) const;
-  void count_users(std::vector<std::int32_t>& users, std::vector<char>& letters, bool swapped) const;
 
   serving_options options_;
   bifolio::kv_cache_manager manager_;
   bifolio::scheduler scheduler_;
+  tools::pool_watcher watcher_;
   traffic traffic_;
   std::int64_t now_ = 0;
   std::deque<bifolio::step_plan> in_flight_;
-  std::map<bifolio::seq_id, who> sequences_;  // of the manager
-  std::map<who, char> letters_;
-  std::set<who> seen_;
-  std::deque<std::string> news_;
-  std::int64_t num_tokens_ = 0;
   std::vector<bifolio::sampled_token> sampled_;
 };
 

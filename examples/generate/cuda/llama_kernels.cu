@@ -219,6 +219,10 @@ cudaError_t launch_narrow(const float* rows, std::int64_t row_stride, std::int64
   const unsigned grid = grid_of(num_items, row_threads);
   switch (type) {
     case bifolio::dtype::f32:
+    case bifolio::dtype::e4m3:
+    case bifolio::dtype::e5m2:
+    case bifolio::dtype::i8:
+    case bifolio::dtype::u8:
       return cudaErrorInvalidValue;
     case bifolio::dtype::f16:
       narrow_kernel<<<grid, row_threads, 0, stream>>>(rows, row_stride, num_items, width, static_cast<__half*>(out));
@@ -236,6 +240,10 @@ cudaError_t launch_widen(const void* in, std::int64_t count, bifolio::dtype type
   const unsigned grid = grid_of(count, row_threads);
   switch (type) {
     case bifolio::dtype::f32:
+    case bifolio::dtype::e4m3:
+    case bifolio::dtype::e5m2:
+    case bifolio::dtype::i8:
+    case bifolio::dtype::u8:
       return cudaErrorInvalidValue;
     case bifolio::dtype::f16:
       widen_kernel<<<grid, row_threads, 0, stream>>>(static_cast<const __half*>(in), count, out);

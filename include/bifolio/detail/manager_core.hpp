@@ -8,7 +8,9 @@
 /// arrays with the same index, so that the common operations touch as few cache lines as they can.
 ///
 /// The functions are in files by subject: manager.cpp (sequences), manager_prefix.cpp, manager_swap.cpp,
-/// manager_build.cpp, manager_check.cpp. Functions inline here are those whose call would cost more than their work
+/// manager_build.cpp, manager_check.cpp. With several layer groups there is one core per group with block tables, and
+/// group_manager.hpp calls the steps of each operation in all of them. Functions inline here are those whose call would
+/// cost more than their work
 /// (`bifolio_bench manager`).
 
 #include <algorithm>
@@ -32,9 +34,17 @@
 
 namespace bifolio::detail {
 
+class group_manager;
+
+/// How a core's contents are registered, with prefix caching.
+enum class core_role : std::uint8_t {
+  first,     ///< by the tokens of the sequence
+  follower,  ///< by the contents of the first group (`group_manager`): the core itself publishes nothing
+};
+
 class BIFOLIO_API manager_core {
  public:
-  explicit manager_core(const kv_cache_config& config);
+  explicit manager_core(const kv_cache_config& config, core_role role = core_role::first, std::uint32_t group = 0);
   manager_core(const manager_core&) = delete;
   manager_core& operator=(const manager_core&) = delete;
   ~manager_core();
@@ -54,13 +64,8 @@ class BIFOLIO_API manager_core {
                                    std::int64_t num_promised = 0) const;
   [[nodiscard]] open_result open(const prompt_view& prompt, std::int64_t num_new_tokens);
 
-  [[nodiscard]] append_result append(seq_id seq, std::int64_t num_tokens, std::int64_t num_lookahead = 0) {
-    if (num_lookahead == 0 && append_in_place(seq, num_tokens)) [[likely]]
-      return {alloc_status::ok, {}};
-    return append_slowly(seq, num_tokens, num_lookahead);
-  }
   [[nodiscard]] bool append_in_place(seq_id seq, std::int64_t num_tokens) noexcept {
-    sequence* record = find(seq);
+    sequence* record = find_alone(seq);
     if (record == nullptr || num_tokens < 0 || num_tokens > std::int64_t{record->writable_end} - record->num_tokens)
       return false;
     record->num_tokens += static_cast<std::int32_t>(num_tokens);
@@ -69,7 +74,7 @@ class BIFOLIO_API manager_core {
   }
   [[nodiscard]] alloc_status can_append(seq_id seq, std::int64_t num_tokens, std::int64_t num_lookahead = 0) const;
   [[nodiscard]] bool has_room(seq_id seq, std::int64_t num_tokens) const noexcept {
-    const sequence* record = find(seq);
+    const sequence* record = find_alone(seq);
     return record != nullptr && num_tokens <= std::int64_t{record->writable_end} - record->num_tokens;
   }
   [[nodiscard]] bool is_at(seq_id seq, std::int64_t num_tokens, std::int64_t num_committed) const noexcept {
@@ -80,31 +85,29 @@ class BIFOLIO_API manager_core {
   [[nodiscard]] std::int64_t blocks_to_append(seq_id seq, std::int64_t num_tokens,
                                               std::int64_t num_lookahead = 0) const;
 
-  void commit(seq_id seq, std::int64_t num_tokens) {
-    // The common case: nothing is given back, nothing published.
-    if (sequence* record = find(seq); record != nullptr && config_.sliding_window == 0 && !prefix_ &&
-                                      record->writable_end != swapped_out) [[likely]] {
-      if (num_tokens >= 0 && num_tokens <= std::int64_t{record->num_tokens} - record->num_committed) [[likely]] {
-        record->num_committed += static_cast<std::int32_t>(num_tokens);
-        return;
-      }
-    }
-    commit_slowly(seq, num_tokens);
+  /// The common case of a commit: nothing is given back, nothing published. False, and nothing changed, otherwise.
+  [[nodiscard]] bool commit_in_place(seq_id seq, std::int64_t num_tokens) noexcept {
+    sequence* record = find_alone(seq);
+    if (record == nullptr || config_.sliding_window != 0 || prefix_ || record->writable_end == swapped_out)
+      return false;
+    if (num_tokens < 0 || num_tokens > std::int64_t{record->num_tokens} - record->num_committed) return false;
+    record->num_committed += static_cast<std::int32_t>(num_tokens);
+    return true;
   }
-  void commit(seq_id seq, std::span<const token_id> tokens) {
-    // The common case: one more token of a block that is not full yet.
-    if (sequence* record = find(seq); record != nullptr && config_.sliding_window == 0 && prefix_ && tokens.size() == 1)
-        [[likely]] {
-      const std::int32_t offset = record->num_committed - publication_of(*record).num_published * config_.block_size;
-      const bool is_open = publication_of(*record).num_published >= 0 && record->writable_end != swapped_out;
-      if (is_open && offset + 1 < config_.block_size && record->num_committed < record->num_tokens) [[likely]] {
-        tail_tokens_of(*record)[offset] = tokens[0];
-        ++record->num_committed;
-        return;
-      }
-    }
-    commit_slowly(seq, tokens);
+  /// The same with tokens: one more of a block that is not full yet.
+  [[nodiscard]] bool commit_in_place(seq_id seq, std::span<const token_id> tokens) noexcept {
+    sequence* record = find_alone(seq);
+    if (record == nullptr || config_.sliding_window != 0 || !prefix_ || tokens.size() != 1) return false;
+    const std::int32_t offset = record->num_committed - publication_of(*record).num_published * config_.block_size;
+    const bool is_open = publication_of(*record).num_published >= 0 && record->writable_end != swapped_out;
+    if (!is_open || offset + 1 >= config_.block_size || record->num_committed >= record->num_tokens) return false;
+    tail_tokens_of(*record)[offset] = tokens[0];
+    ++record->num_committed;
+    return true;
   }
+  void commit_slowly(seq_id seq, std::int64_t num_tokens);
+  void commit_slowly(seq_id seq, std::span<const token_id> tokens);
+  [[nodiscard]] append_result append_slowly(seq_id seq, std::int64_t num_tokens, std::int64_t num_lookahead);
 
   [[nodiscard]] allocate_result fork(seq_id seq);
   void truncate(seq_id seq, std::int64_t num_tokens);
@@ -134,7 +137,7 @@ class BIFOLIO_API manager_core {
   [[nodiscard]] slot_id slot_at(seq_id seq, std::int64_t position) const;
 
   void build(step_batch& batch, const step_plan& plan) const;
-  void reserve_host_memory(std::span<const host_demand> demands);
+  void reserve_host_memory(std::span<const host_demand> demands, std::int64_t num_more_chunks = 0);
 
   void prefetch(seq_id seq) const noexcept {
     const auto index = static_cast<std::uint32_t>(to_index(seq));
@@ -149,6 +152,16 @@ class BIFOLIO_API manager_core {
   [[nodiscard]] std::uint64_t digest() const noexcept;
 
  private:
+  friend class group_manager;
+
+  /// As `find`, for functions that change this core alone: null when there are other groups, which takes no branch of
+  /// its own.
+  [[nodiscard]] sequence* find_alone(seq_id seq) const noexcept {
+    const auto index = static_cast<std::uint32_t>(to_index(seq));
+    if (index >= num_lone_records_) return nullptr;
+    sequence& record = records_[index];
+    return record.generation == to_index(seq) >> 32 && (record.generation & 1) != 0 ? &record : nullptr;
+  }
   [[nodiscard]] sequence* find(seq_id seq) const noexcept {
     const auto index = static_cast<std::uint32_t>(to_index(seq));
     if (index >= num_records_) return nullptr;
@@ -173,9 +186,6 @@ class BIFOLIO_API manager_core {
   }
   [[noreturn]] void throw_not_found(seq_id seq) const;
   [[noreturn]] static void throw_swapped_out(seq_id seq);
-  void commit_slowly(seq_id seq, std::int64_t num_tokens);
-  void commit_slowly(seq_id seq, std::span<const token_id> tokens);
-  [[nodiscard]] append_result append_slowly(seq_id seq, std::int64_t num_tokens, std::int64_t num_lookahead);
 
   /// What an append takes.
   struct growth {
@@ -186,6 +196,34 @@ class BIFOLIO_API manager_core {
     alloc_status status;
   };
   [[nodiscard]] growth plan_growth(const sequence& record, std::int64_t num_tokens, std::int64_t num_lookahead) const;
+
+  // The steps of the calls above: those that answer or make room, and may throw, and then those that change the state.
+  void reserve_allocate(std::int32_t size);
+  seq_id open_with_slots(std::int64_t num_tokens, std::int32_t size) noexcept;
+  void reserve_append(const sequence& record, const growth& grown);
+  block_copy grow(sequence& record, const growth& grown, std::int64_t num_tokens) noexcept;
+  void reserve_fork(const sequence& parent);
+  seq_id fork_record(sequence& parent) noexcept;
+  void prepare_truncate(const sequence& record, std::int64_t num_tokens);
+  void truncate_record(sequence& record, std::int64_t num_tokens) noexcept;
+  void free_record(sequence& record) noexcept;
+  /// A new sequence of `num_tokens` tokens, those of `taken` computed: of its blocks the first `num_null` are null,
+  /// then come those of `taken`, with a user more, and then fresh ones.
+  struct shared_opening {
+    std::int64_t num_tokens;
+    std::int64_t num_cached_tokens;
+    std::int32_t num_null;
+    std::span<const block_id> taken;
+    bool copies_last;  ///< the last of `taken` is copied to a fresh block
+  };
+  /// Room for the opening, and the scope that it takes.
+  [[nodiscard]] scope_id reserve_open(const prompt_view& prompt, std::int32_t size, std::int64_t num_fresh);
+  seq_id open_sharing(const shared_opening& what, block_copy& copy) noexcept;
+  /// Whether the plan's rows can be built, with room for them in the batch; returns the stride of its table rows.
+  [[nodiscard]] std::int64_t prepare_build(step_batch& batch, const step_plan& plan) const;
+  void fill_batch(step_batch& batch, const step_plan& plan, std::int64_t stride) const noexcept;
+  void move_all(std::span<const seq_id> seqs, bool out, std::vector<block_copy>& copies) noexcept;
+  [[nodiscard]] alloc_status move_status(std::span<const seq_id> seqs, bool out) const;
   [[nodiscard]] block_id take_block() noexcept;
   [[nodiscard]] sequence& open_record() noexcept;
   [[nodiscard]] seq_id id_of(const sequence& record) const noexcept;
@@ -255,6 +293,9 @@ class BIFOLIO_API manager_core {
   void make_prefix_cache();
   void reserve_commit(const sequence& record, std::int64_t num_tokens);
   void commit_positions(sequence& record, std::int64_t num_tokens) noexcept;
+  /// Gives back what no token after the first `num_committed` attends to. Blocks that hold tokens from `kept_from` up
+  /// to `kept_to` go to the back of the eviction order.
+  void slide(sequence& record, std::int64_t num_committed, std::int64_t kept_from, std::int64_t kept_to) noexcept;
   void start_publication(const sequence& record, const prompt_view& prompt, const prefix_hits& hits,
                          scope_id scope) noexcept;
   void publish_tokens(sequence& record, std::span<const token_id> tokens) noexcept;
@@ -292,7 +333,11 @@ class BIFOLIO_API manager_core {
   std::vector<std::uint64_t> table_changes_;  // [num_records_], number of the last one that was not an append
   std::uint64_t last_change_ = 0;             // managers count from numbers that lie far apart
   std::uint32_t num_records_ = 0;
-  std::int32_t free_record_ = -1;  // list through num_tokens, last freed first
+  std::uint32_t num_lone_records_ = 0;  // num_records_, 0 when there are other groups
+  core_role role_ = core_role::first;
+  std::uint32_t group_ = 0;
+  group_manager* groups_ = nullptr;  // that this one is the first of
+  std::int32_t free_record_ = -1;    // list through num_tokens, last freed first
   std::uint32_t first_generation_ = 0;
   std::int64_t num_sequences_ = 0;
   std::int64_t num_tokens_ = 0;

@@ -7,7 +7,8 @@
 /// A list is a constant array of a type of the backend's own with at least
 ///
 ///   std::string_view name;                                              // static storage
-///   bool accepts(const Problem& problem, std::string* why) const;  // or a function pointer of that name; `why` is null
+///   bool accepts(const Problem& problem, std::string* why) const;  // or a function pointer of that name; `why` is
+///   null
 ///                                                                  // or receives why it declines
 ///
 /// `accepts` without a string allocates nothing, so that plans of every step and calls of every layer use the same
@@ -66,17 +67,10 @@ template <class Entry>
   return names;
 }
 
-/// The first entry that accepts, or the forced one. The last entry of a list accepts everything. Throws `error` when
-/// the forced one does not exist or declines.
+/// The entry that `forced` names. Throws `error` when there is none of that name or it declines.
 template <class Entry, class Problem>
-[[nodiscard]] const Entry& choose_implementation(std::span<const Entry> list, const Problem& problem,
-                                                 const forced_implementation& forced) {
-  if (forced.name.empty()) {
-    for (const Entry& entry : list.first(list.size() - 1)) {
-      if (entry.accepts(problem, nullptr)) return entry;
-    }
-    return list.back();
-  }
+[[nodiscard]] const Entry& forced_entry(std::span<const Entry> list, const Problem& problem,
+                                        const forced_implementation& forced) {
   for (const Entry& entry : list) {
     if (entry.name != forced.name) continue;
     if (entry.accepts(problem, nullptr)) return entry;

@@ -3,22 +3,26 @@
 
 #include <bifolio/dtype.hpp>
 
+#include "common/base/kv_code.hpp"
+
 namespace bifolio::validate {
 namespace {
 
-/// Sorts `axis`es into `out` and computes the span. False when a stride is below 1, the axes do not nest (two elements
-/// would share a place) or the span passes the limit. Counts are ≥ 1.
-bool add_axes(footprint& out, const axis* axes, std::int32_t num_axes, std::int64_t element_bytes,
-              bool must_nest) noexcept {
+/// Sorts `axis`es, whose strides are in units of `stride_unit` bytes, into `out` and computes the span. False when a
+/// stride is below 1, the axes do not nest (two elements would share a place) or the span passes the limit. Counts are
+/// ≥ 1.
+bool add_axes(footprint& out, const axis* axes, std::int32_t num_axes, std::int64_t element_bytes, bool must_nest,
+              std::int64_t stride_unit) noexcept {
   for (std::int32_t i = 0; i < num_axes; ++i) {
     if (axes[i].count < 2) continue;
     axis scaled = axes[i];
     if (scaled.stride < (must_nest ? 1 : 0)) return false;
-    if (__builtin_mul_overflow(scaled.stride, element_bytes, &scaled.stride)) return false;
+    if (__builtin_mul_overflow(scaled.stride, stride_unit, &scaled.stride)) return false;
     std::int32_t at = out.num_axes++;
     for (; at > 0 && out.axes[at - 1].stride < scaled.stride; --at) out.axes[at] = out.axes[at - 1];
     out.axes[at] = scaled;
   }
+  out.element = element_bytes;
   out.span = element_bytes;
   for (std::int32_t i = out.num_axes - 1; i >= 0; --i) {
     if (must_nest && out.axes[i].stride < out.span) return false;
@@ -37,8 +41,8 @@ bool has_axis(const footprint& of, std::int64_t stride) noexcept {
 }
 
 /// Bytes reached by the axes that step less than `stride`; −1 when a larger one is not a multiple of it.
-std::int64_t span_below(const footprint& of, std::int64_t stride, std::int64_t element_bytes) noexcept {
-  std::int64_t span = element_bytes;
+std::int64_t span_below(const footprint& of, std::int64_t stride) noexcept {
+  std::int64_t span = of.element;
   for (std::int32_t i = 0; i < of.num_axes; ++i) {
     if (of.axes[i].stride < stride) {
       span += (of.axes[i].count - 1) * of.axes[i].stride;
@@ -49,6 +53,23 @@ std::int64_t span_below(const footprint& of, std::int64_t stride, std::int64_t e
   return span;
 }
 
+/// Replaces the footprint of the elements of one block of a plane by that of `num_blocks` blocks with their tails.
+bool add_tails(footprint& out, const kv_layout& layout, const kv_plane& plane, std::int64_t num_blocks) noexcept {
+  constexpr std::int64_t bytes = sizeof(float);
+  const kv_tail_strides& tail = plane.tail;
+  if (tail.offset < out.span || tail.offset > max_span_bytes || tail.head < 0 || tail.token < 0) return false;
+  const auto is_aligned = [](std::int64_t step) { return step % bytes == 0; };
+  if (!is_aligned(tail.offset) || !is_aligned(tail.head) || !is_aligned(tail.token)) return false;
+  footprint scales;
+  const axis inside[] = {{layout.num_kv_heads, tail.head}, {layout.block_size, tail.token}};
+  if (!add_axes(scales, inside, 2, plane.code.tail_floats() * bytes, true, 1)) return false;
+  const std::int64_t block_bytes = tail.offset + scales.span;  // both at most 2^62
+  out = {.base = out.base};
+  if (block_bytes > max_span_bytes || (num_blocks > 1 && !is_aligned(plane.strides.block))) return false;
+  const axis blocks[] = {{num_blocks, plane.strides.block}};
+  return add_axes(out, blocks, 1, block_bytes, true, static_cast<std::int64_t>(size_of(plane.code.type)));
+}
+
 }  // namespace
 
 bool make_footprint(footprint& out, const void* base, const kv_layout& layout, const kv_plane& plane,
@@ -57,19 +78,23 @@ bool make_footprint(footprint& out, const void* base, const kv_layout& layout, c
   if (strides.chunk < 1 || strides.chunk > plane.head_dim || plane.head_dim % strides.chunk != 0) return false;
   out = {};
   out.base = static_cast<const std::byte*>(base);
-  const axis axes[] = {{num_blocks, strides.block},
+  const bool has_tail = plane.code.tail_floats() > 0;
+  const axis axes[] = {{has_tail ? 1 : num_blocks, strides.block},
                        {layout.num_kv_heads, strides.head},
                        {layout.block_size, strides.token},
                        {plane.head_dim / strides.chunk, strides.chunk_stride},
                        {strides.chunk, strides.dim}};
-  return add_axes(out, axes, 5, static_cast<std::int64_t>(size_of(plane.code.type)), true);
+  const auto element = static_cast<std::int64_t>(size_of(plane.code.type));
+  if (!add_axes(out, axes, 5, element, true, element)) return false;
+  return !has_tail || add_tails(out, layout, plane, num_blocks);
 }
 
 bool make_footprint(footprint& out, const const_tensor_view& rows, bool must_nest) noexcept {
   out = {};
   out.base = static_cast<const std::byte*>(rows.data);
   const axis axes[] = {{rows.num_tokens, rows.token_stride}, {rows.num_heads, rows.head_stride}, {rows.head_dim, 1}};
-  return add_axes(out, axes, 3, static_cast<std::int64_t>(size_of(rows.type)), must_nest);
+  const auto element = static_cast<std::int64_t>(size_of(rows.type));
+  return add_axes(out, axes, 3, element, must_nest, element);
 }
 
 footprint flat_footprint(const void* base, std::int64_t num_bytes) noexcept {
@@ -79,7 +104,7 @@ footprint flat_footprint(const void* base, std::int64_t num_bytes) noexcept {
   return out;
 }
 
-bool apart(const footprint& a, std::int64_t a_element, const footprint& b, std::int64_t b_element) noexcept {
+bool apart(const footprint& a, const footprint& b) noexcept {
   const auto a_begin = reinterpret_cast<std::uintptr_t>(a.base);
   const auto b_begin = reinterpret_cast<std::uintptr_t>(b.base);
   if (a_begin + static_cast<std::uintptr_t>(a.span) <= b_begin) return true;
@@ -87,8 +112,8 @@ bool apart(const footprint& a, std::int64_t a_element, const footprint& b, std::
   for (std::int32_t i = 0; i < a.num_axes; ++i) {
     const std::int64_t stride = a.axes[i].stride;
     if (stride < 1 || !has_axis(b, stride)) continue;
-    const std::int64_t a_span = span_below(a, stride, a_element);
-    const std::int64_t b_span = span_below(b, stride, b_element);
+    const std::int64_t a_span = span_below(a, stride);
+    const std::int64_t b_span = span_below(b, stride);
     if (a_span < 0 || b_span < 0) continue;
     // Where b starts within a step that starts with a.
     const auto step = static_cast<std::uintptr_t>(stride);

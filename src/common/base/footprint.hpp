@@ -20,16 +20,20 @@ struct axis {
   std::int64_t stride;
 };
 
-/// Memory that a view touches: its axes with more than one value, by falling stride, and its span in bytes.
+/// Memory that a view touches: runs of `element` bytes along its axes with more than one value, by falling stride, and
+/// its span in bytes.
 struct footprint {
   const std::byte* base = nullptr;
   std::int64_t span = 0;
+  std::int64_t element = 1;
   axis axes[5] = {};
   std::int32_t num_axes = 0;
 };
 
 /// One stored plane of a layer. False when a stride is below 1, the axes do not nest (two elements would share a
-/// place), the chunk does not divide the head or the span passes the limit.
+/// place), the chunk does not divide the head or the span passes the limit; and, for a plane with a tail, when its
+/// scales do not nest, are not aligned, or do not lie between the elements of their block and the next block. The
+/// blocks of such a plane count as whole.
 [[nodiscard]] bool make_footprint(footprint& out, const void* base, const kv_layout& layout, const kv_plane& plane,
                                   std::int64_t num_blocks) noexcept;
 
@@ -42,7 +46,6 @@ struct footprint {
 
 /// Whether two footprints surely share no byte: their spans are apart, or they interleave (K and V of a block side by
 /// side, layers of a block side by side): at some common stride both stay within their own part of each step.
-[[nodiscard]] bool apart(const footprint& a, std::int64_t a_element, const footprint& b,
-                         std::int64_t b_element) noexcept;
+[[nodiscard]] bool apart(const footprint& a, const footprint& b) noexcept;
 
 }  // namespace bifolio::validate

@@ -109,6 +109,46 @@ std::string to_string(const kv_code& code) {
   return text.append(" (").append(to_string(code.scale_type)).append(")");
 }
 
+namespace {
+
+constexpr struct {
+  std::string_view name;
+  kv_code code;
+} named_codes[] = {
+    {"f32", {dtype::f32}},
+    {"f16", {dtype::f16}},
+    {"bf16", {dtype::bf16}},
+    {"e4m3", {dtype::e4m3, scale_granularity::layer}},
+    {"e5m2", {dtype::e5m2, scale_granularity::layer}},
+    {"i8", {dtype::i8, scale_granularity::layer}},
+    {"e4m3-head", {dtype::e4m3, scale_granularity::head}},
+    {"e5m2-head", {dtype::e5m2, scale_granularity::head}},
+    {"i8-head", {dtype::i8, scale_granularity::head}},
+    {"e4m3-token", {dtype::e4m3, scale_granularity::token_head}},
+    {"i8-token", {dtype::i8, scale_granularity::token_head}},
+    {"u8-token", {dtype::u8, scale_granularity::token_head}},
+    {"e4m3-unscaled", {dtype::e4m3}},
+    {"e5m2-unscaled", {dtype::e5m2}},
+};
+
+}  // namespace
+
+kv_code parse_kv_code(std::string_view text) {
+  std::string names;
+  for (const auto& [name, code] : named_codes) {
+    if (name == text) return code;
+    names.append(names.empty() ? "" : ", ").append(name);
+  }
+  detail::refuse(errc::invalid_argument, "code '", text, "' is not one of ", std::string_view(names));
+}
+
+std::string_view short_name(const kv_code& code) noexcept {
+  for (const auto& [name, named] : named_codes) {
+    if (named == code) return name;
+  }
+  return "unknown";
+}
+
 layout_kind parse_layout(std::string_view text) {
   if (text == "hnd") return layout_kind::hnd;
   if (text == "nhd") return layout_kind::nhd;
@@ -131,15 +171,12 @@ kv_layout make_layout(layout_kind kind, kv_code k, kv_code v, std::int32_t num_k
   require_code("K", k);
   require_code("V", v);
   if (v_in_k) require_v_in_k(k, v, qk_head_dim, v_head_dim);
-  if (k.type != v.type) {
-    detail::refuse(errc::unsupported, "K of dtype ", to_string(k.type), " with V of dtype ", to_string(v.type),
-                   " is not supported yet; the types of both planes must be equal");
-  }
 
   constexpr std::int64_t max_block_bytes = std::int64_t{1} << 40;
   (void)detail::bounded_product(
       "the size of a block in bytes (2 * num_kv_heads * the larger head_dim * block_size * element size)",
-      max_block_bytes, 2, num_kv_heads, std::max(qk_head_dim, v_head_dim), block_size, size_of(k.type));
+      max_block_bytes, 2, num_kv_heads, std::max(qk_head_dim, v_head_dim), block_size,
+      std::max(size_of(k.type), size_of(v.type)));
 
   kv_layout layout{.kind = kind, .num_kv_heads = num_kv_heads, .block_size = block_size, .v_in_k = v_in_k};
   layout.k = {.code = k, .head_dim = qk_head_dim};
@@ -149,8 +186,15 @@ kv_layout make_layout(layout_kind kind, kv_code k, kv_code v, std::int32_t num_k
     const std::int64_t block = layout.block_bytes(*plane) / static_cast<std::int64_t>(size_of(plane->code.type));
     plane->strides =
         strides_of(kind, plane == &layout.k, plane->code.type, num_kv_heads, plane->head_dim, block_size, block);
+    if (const std::int64_t floats = plane->code.tail_floats(); floats > 0) {
+      const std::int64_t entry = floats * static_cast<std::int64_t>(sizeof(float));
+      plane->tail = {.offset = layout.block_tail_offset(*plane), .head = block_size * entry, .token = entry};
+    }
   }
-  if (v_in_k) layout.v.strides = layout.k.strides;
+  if (v_in_k) {
+    layout.v.strides = layout.k.strides;
+    layout.v.tail = layout.k.tail;
+  }
   return layout;
 }
 

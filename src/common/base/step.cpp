@@ -140,8 +140,16 @@ std::string to_string(const step_plan& plan) {
   line.text(",\"swapped_out\":").list(plan.swapped_out, id);
   line.text(",\"swapped_in\":").list(plan.swapped_in, id);
   line.text(",\"preempted\":").list(plan.preempted, id);
-  line.text(",\"aborted\":").list(plan.aborted, id);
-  return line.text(",\"num_tokens\":").number(plan.num_tokens).text("}").take();
+  line.text(",\"aborted\":").list(plan.aborted, id).text(",\"num_tokens\":").number(plan.num_tokens);
+  if (!plan.groups.empty()) {
+    line.text(",\"groups\":").list(plan.groups, [&](const group_moves& group) {
+      line.text("{\"copies\":").list(group.copies, pair);
+      line.text(",\"swap_outs\":").list(group.swap_outs, pair);
+      line.text(",\"swap_ins\":").list(group.swap_ins, pair).text("}");
+    });
+  }
+  if (!plan.encoded.empty()) line.text(",\"encoded\":").list(plan.encoded, id);
+  return line.text("}").take();
 }
 
 step_plan parse_step_plan(std::string_view json) {
@@ -170,6 +178,19 @@ step_plan parse_step_plan(std::string_view json) {
       if (name == "swapped_in") return ids(plan.swapped_in);
       if (name == "preempted") return ids(plan.preempted);
       if (name == "aborted") return ids(plan.aborted);
+      if (name == "encoded") return ids(plan.encoded);
+      if (name == "groups") {
+        return in.list([&] {
+          group_moves group;
+          in.object([&](std::string_view field) {
+            if (field == "copies") return pairs(group.copies);
+            if (field == "swap_outs") return pairs(group.swap_outs);
+            if (field == "swap_ins") return pairs(group.swap_ins);
+            in.fail("a name of a group's moves");
+          });
+          plan.groups.push_back(std::move(group));
+        });
+      }
       if (name != "seqs") in.fail("a name of a step_plan");
       in.list([&] {
         scheduled_seq row;

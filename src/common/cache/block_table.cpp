@@ -165,9 +165,10 @@ void block_table::truncate(std::int32_t new_size, std::int32_t num_kept_contents
   first_ = std::min(first_, size_);
 }
 
-void block_table::drop_front(std::int32_t new_first, block_pool& pool, detail::block_chunk_slab& slab) noexcept {
+void block_table::drop_front(std::int32_t new_first, block_pool& pool, detail::block_chunk_slab& slab,
+                             reuse_order order) noexcept {
   for (; first_ < std::min(new_first, inline_capacity); ++first_) {
-    release_one(inline_ids_[static_cast<std::size_t>(first_)], reuse_order::first, pool);
+    release_one(inline_ids_[static_cast<std::size_t>(first_)], order, pool);
   }
   while (first_ < new_first) {
     const std::int32_t chunk = chunk_index(first_);
@@ -183,7 +184,7 @@ void block_table::drop_front(std::int32_t new_first, block_pool& pool, detail::b
       }
     } else {
       for (; first_ < end; ++first_) {
-        release_one(held->ids[entry_of(first_)], reuse_order::first, pool);
+        release_one(held->ids[entry_of(first_)], order, pool);
         held->ids[entry_of(first_)] = invalid_block;
       }
       if (whole) {

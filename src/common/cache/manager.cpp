@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <atomic>
+#include <bifolio/detail/group_manager.hpp>
 #include <bifolio/detail/manager_core.hpp>
 #include <bifolio/kv_layout.hpp>
 #include <bit>
@@ -10,11 +11,21 @@
 #include "common/base/refuse.hpp"
 #include "common/base/require.hpp"
 #include "common/base/translate.hpp"
+#include "common/cache/group_config.hpp"
 
 namespace bifolio::detail {
 namespace {
 
+// The first group's fields are those of the configuration, so that one group is what it is without groups.
 kv_cache_config validated(kv_cache_config config) {
+  if (!config.groups.empty()) {
+    require_groups(config);
+    const group_config& first = config.groups.front();
+    config.block_size = first.block_size;
+    config.num_blocks = first.num_blocks;
+    config.sliding_window = first.kind == group_kind::window ? first.window : 0;
+    config.num_host_blocks = first.num_host_blocks;
+  }
   require_between("block_size", config.block_size, 1, std::int64_t{1} << 30);
   require_between("num_blocks", config.num_blocks, 1, max_num_blocks);
   if (!(config.watermark >= 0 && config.watermark < 1)) {
@@ -38,8 +49,8 @@ std::uint32_t next_first_generation() noexcept {
 
 }  // namespace
 
-manager_core::manager_core(const kv_cache_config& config)
-    : config_(validated(config)),
+manager_core::manager_core(const kv_cache_config& config, core_role role, std::uint32_t group)
+    : config_(translate_bad_alloc("kv_cache_manager", [&] { return validated(config); })),
       block_shift_(31 + static_cast<std::uint32_t>(std::bit_width(static_cast<std::uint32_t>(config_.block_size) - 1))),
       watermark_blocks_(
           static_cast<std::int64_t>(std::floor(config_.watermark * static_cast<double>(config_.num_blocks)))),
@@ -48,7 +59,10 @@ manager_core::manager_core(const kv_cache_config& config)
       record_storage_(*config_.memory,
                       static_cast<std::size_t>(config_.max_sequences) * (sizeof(block_table) + sizeof(sequence)),
                       alignof(block_table)),
-      num_records_(static_cast<std::uint32_t>(config_.max_sequences)) {
+      num_records_(static_cast<std::uint32_t>(config_.max_sequences)),
+      num_lone_records_(num_records_),
+      role_(role),
+      group_(group) {
   static_assert(sizeof(block_table) + sizeof(sequence) + sizeof(std::uint64_t) == 152, "kv_cache_config says so");
   // Granlund & Montgomery 1994, theorem 4.2: exact for dividends below 2^31.
   const auto divisor = static_cast<std::uint64_t>(config_.block_size);
@@ -130,21 +144,29 @@ allocate_result manager_core::allocate(std::int64_t num_tokens) {
   const std::int32_t size = blocks_of(num_tokens);
   if (size > config_.num_blocks) return {invalid_seq, alloc_status::never};
   if (size > pool_.num_free() || free_record_ < 0) return {invalid_seq, alloc_status::later};
+  reserve_allocate(size);
+  return {open_with_slots(num_tokens, size), alloc_status::ok};
+}
+
+void manager_core::reserve_allocate(std::int32_t size) {
   translate_bad_alloc("allocate", [&] {
     tables_[free_record_].reserve(size);
     slab_.reserve(block_table::chunks_to_grow(0, size));
     reserve_events(size);
   });
+}
+
+seq_id manager_core::open_with_slots(std::int64_t num_tokens, std::int32_t size) noexcept {
   sequence& record = open_record();
   block_table& table = table_of(record);
   for (std::int32_t i = 0; i < size; ++i) table.push_back(take_block(), slab_);
   record.num_tokens = static_cast<std::int32_t>(num_tokens);
   record.writable_end = end_of(table);
-  if (prefix_) publication_of(record) = {prefix_->root(default_scope), 0, 0, default_scope, {}};
+  if (publications_ != nullptr) publication_of(record) = {prefix_->root(default_scope), 0, 0, default_scope, {}};
   num_tokens_ += num_tokens;
   num_entries_ += size;
   peak_used_ = std::max(peak_used_, pool_.num_used());
-  return {id_of(record), alloc_status::ok};
+  return id_of(record);
 }
 
 manager_core::growth manager_core::plan_growth(const sequence& record, std::int64_t num_tokens,
@@ -189,19 +211,28 @@ append_result manager_core::append_slowly(seq_id seq, std::int64_t num_tokens, s
   prefetch_to_write(reinterpret_cast<const char*>(&table_of(record)) + 64);
   const growth grown = plan_growth(record, num_tokens, num_lookahead);
   if (grown.status != alloc_status::ok || num_tokens + num_lookahead == 0) return {grown.status, {}};
+  reserve_append(record, grown);
+  return {alloc_status::ok, grow(record, grown, num_tokens)};
+}
+
+void manager_core::reserve_append(const sequence& record, const growth& grown) {
   block_table& table = table_of(record);
-  const std::int32_t tail = whole_blocks(record.num_tokens);
   translate_bad_alloc("append", [&] {
     table.reserve(grown.table_size);
     slab_.reserve(block_table::chunks_to_grow(table.size(), grown.table_size) +
-                  (grown.copies_tail && table.cuts_shared_chunk(tail) ? 1 : 0));
+                  (grown.copies_tail && table.cuts_shared_chunk(whole_blocks(record.num_tokens)) ? 1 : 0));
     reserve_events(grown.num_blocks + 1);
   });
-  append_result result{alloc_status::ok, {}};
+}
+
+block_copy manager_core::grow(sequence& record, const growth& grown, std::int64_t num_tokens) noexcept {
+  block_table& table = table_of(record);
+  const std::int32_t tail = whole_blocks(record.num_tokens);
+  block_copy copy;
   if (grown.unregisters_tail) prefix_->unregister(table[tail]);
   if (grown.copies_tail) {
-    result.copy = {table[tail], take_block()};
-    table.replace(tail, result.copy.dst, pool_, slab_);
+    copy = {table[tail], take_block()};
+    table.replace(tail, copy.dst, pool_, slab_);
     note_table_change(record);
     ++num_copied_;
   } else if (host_ && ends_in_block(record.num_tokens)) {
@@ -214,7 +245,7 @@ append_result manager_core::append_slowly(seq_id seq, std::int64_t num_tokens, s
   record.num_tokens += static_cast<std::int32_t>(num_tokens);
   num_tokens_ += num_tokens;
   peak_used_ = std::max(peak_used_, pool_.num_used());
-  return result;
+  return copy;
 }
 
 std::int32_t manager_core::first_visible_block(std::int64_t num_committed) const noexcept {
@@ -249,26 +280,45 @@ void manager_core::reserve_commit(const sequence& record, std::int64_t num_token
   });
 }
 
-void manager_core::commit_positions(sequence& record, std::int64_t num_tokens) noexcept {
+void manager_core::slide(sequence& record, std::int64_t num_committed, std::int64_t kept_from,
+                         std::int64_t kept_to) noexcept {
   block_table& table = table_of(record);
-  const std::int32_t first = first_visible_block(record.num_committed + num_tokens);
-  if (first > table.first()) {
-    num_entries_ -= first - table.first();
-    table.drop_front(first, pool_, slab_);
-    note_table_change(record);
+  const std::int32_t end = first_visible_block(num_committed);
+  if (end <= table.first()) return;
+  num_entries_ -= end - table.first();
+  const auto drop_to = [&](std::int32_t first, reuse_order order) {
+    if (std::min(first, end) > table.first()) table.drop_front(std::min(first, end), pool_, slab_, order);
+  };
+  if (kept_from < kept_to) {
+    drop_to(whole_blocks(kept_from), reuse_order::first);
+    drop_to(blocks_of(kept_to), reuse_order::last);
   }
+  drop_to(end, reuse_order::first);
+  note_table_change(record);
+}
+
+void manager_core::commit_positions(sequence& record, std::int64_t num_tokens) noexcept {
+  slide(record, record.num_committed + num_tokens, 0, 0);
   record.num_committed += static_cast<std::int32_t>(num_tokens);
 }
 
 allocate_result manager_core::fork(seq_id seq) {
   sequence& parent = get_resident(seq);
   if (free_record_ < 0) return {invalid_seq, alloc_status::later};
-  const std::int32_t size = blocks_of(parent.num_tokens);
+  reserve_fork(parent);
+  return {fork_record(parent), alloc_status::ok};
+}
+
+void manager_core::reserve_fork(const sequence& parent) {
   translate_bad_alloc("fork", [&] {
-    tables_[free_record_].reserve(size);
+    tables_[free_record_].reserve(blocks_of(parent.num_tokens));
     slab_.reserve(1);
-    reserve_fork_publication(parent, records_[free_record_]);
+    if (publications_ != nullptr) reserve_fork_publication(parent, records_[free_record_]);
   });
+}
+
+seq_id manager_core::fork_record(sequence& parent) noexcept {
+  const std::int32_t size = blocks_of(parent.num_tokens);
   sequence& child = open_record();
   block_table& table = table_of(child);
   table.share(table_of(parent), size, pool_, slab_);
@@ -279,24 +329,33 @@ allocate_result manager_core::fork(seq_id seq) {
   } else {
     child.writable_end = end_of(table);
   }
-  if (prefix_) fork_publication(parent, child);
+  if (publications_ != nullptr) fork_publication(parent, child);
   num_tokens_ += child.num_tokens;
   num_entries_ += size - table.first();
   ++num_forks_;
-  return {id_of(child), alloc_status::ok};
+  return id_of(child);
 }
 
 void manager_core::truncate(seq_id seq, std::int64_t num_tokens) {
   sequence& record = get_resident(seq);
   prefetch_to_write(reinterpret_cast<const char*>(&table_of(record)) + 64);
+  prepare_truncate(record, num_tokens);
+  truncate_record(record, num_tokens);
+}
+
+void manager_core::prepare_truncate(const sequence& record, std::int64_t num_tokens) {
   require_between("num_tokens", num_tokens, 0, record.num_tokens);
-  const std::int32_t size = blocks_of(num_tokens);
-  block_table& table = table_of(record);
+  const block_table& table = table_of(record);
   if (table.first() > first_visible_block(num_tokens)) {
     refuse(errc::invalid_argument, "truncate to ", num_tokens, " tokens needs logical block ",
            first_visible_block(num_tokens), ", but the sliding window gave back those below ", table.first());
   }
-  if (table.cuts_shared_chunk(size)) translate_bad_alloc("truncate", [&] { slab_.reserve(1); });
+  if (table.cuts_shared_chunk(blocks_of(num_tokens))) translate_bad_alloc("truncate", [&] { slab_.reserve(1); });
+}
+
+void manager_core::truncate_record(sequence& record, std::int64_t num_tokens) noexcept {
+  const std::int32_t size = blocks_of(num_tokens);
+  block_table& table = table_of(record);
   num_entries_ -= table.size() - size;
   table.truncate(size, whole_blocks(record.num_committed), pool_, slab_);
   note_table_change(record);
@@ -306,14 +365,15 @@ void manager_core::truncate(seq_id seq, std::int64_t num_tokens) {
   // The new tail may be a block that was full, and thereby shared, a moment ago.
   record.writable_end = ends_in_block(num_tokens) ? 0 : end_of(table);
   if (host_ && ends_in_block(num_tokens)) detach(table[whole_blocks(num_tokens)]);
-  if (prefix_) rewind_publication(record);
+  if (publications_ != nullptr) rewind_publication(record);
 }
 
-void manager_core::free(seq_id seq) {
-  sequence& record = get(seq);
+void manager_core::free(seq_id seq) { free_record(get(seq)); }
+
+void manager_core::free_record(sequence& record) noexcept {
   block_table& table = table_of(record);
   num_tokens_ -= record.num_tokens;
-  if (prefix_) end_publication(record);
+  if (publications_ != nullptr) end_publication(record);
   if (record.writable_end == swapped_out) {
     --host_->num_swapped_sequences;
     table.clear(whole_blocks(record.num_committed), host_->pool, slab_);
@@ -345,7 +405,7 @@ slot_id manager_core::slot_at(seq_id seq, std::int64_t position) const {
   return make_slot(block, static_cast<std::int32_t>(position % config_.block_size), config_.block_size);
 }
 
-void manager_core::reserve_host_memory(std::span<const host_demand> demands) {
+void manager_core::reserve_host_memory(std::span<const host_demand> demands, std::int64_t num_more_chunks) {
   translate_bad_alloc("reserve_host_memory", [&] {
     std::int64_t chunks = 0;
     std::int64_t blocks = 0;  // that may be taken and published
@@ -368,7 +428,8 @@ void manager_core::reserve_host_memory(std::span<const host_demand> demands) {
     }
     // Chunks are filled with blocks: beyond the partly filled ones and the copies there are never more than the pool's.
     slab_.reserve(
-        std::min(chunks, config_.num_blocks / block_chunk::capacity + 3 * static_cast<std::int64_t>(demands.size())));
+        std::min(chunks, config_.num_blocks / block_chunk::capacity + 3 * static_cast<std::int64_t>(demands.size())) +
+        num_more_chunks);
     reserve_events(2 * blocks);
   });
 }

@@ -35,6 +35,10 @@ std::int64_t stride_for(std::int64_t longest, std::int64_t stride) noexcept {
 }  // namespace
 
 void manager_core::build(step_batch& batch, const step_plan& plan) const {
+  fill_batch(batch, plan, prepare_build(batch, plan));
+}
+
+std::int64_t manager_core::prepare_build(step_batch& batch, const step_plan& plan) const {
   const std::int32_t block_size = config_.block_size;
   std::int64_t num_tokens = 0;
   std::int64_t longest = 0;
@@ -59,6 +63,16 @@ void manager_core::build(step_batch& batch, const step_plan& plan) const {
     batch.slot_mapping.reserve(static_cast<std::size_t>(num_tokens));
     batch.written_rows.reserve(num_seqs);
   });
+  return stride;
+}
+
+// Requires the room that prepare_build made.
+void manager_core::fill_batch(step_batch& batch, const step_plan& plan, std::int64_t stride) const noexcept {
+  const std::int32_t block_size = config_.block_size;
+  const std::size_t num_seqs = plan.seqs.size();
+  const std::size_t num_entries = num_seqs * static_cast<std::size_t>(stride);
+  std::int64_t num_tokens = 0;
+  for (const scheduled_seq& row : plan.seqs) num_tokens += row.query_len;
   // Rows keep their place as long as the stride stays.
   if (batch.block_table_stride != stride) batch.written_rows.clear();
   batch.written_rows.resize(num_seqs);

@@ -80,7 +80,7 @@ std::string manager_core::check() const {
   }
   if (prefix_) {
     if (std::string problem = prefix_->check(); !problem.empty()) return problem;
-    if (std::string problem = check_publications(); !problem.empty()) return problem;
+    if (std::string problem = publications_ == nullptr ? "" : check_publications(); !problem.empty()) return problem;
   }
   if (host_) {
     if (std::string problem = check_host(host_refs, swapped); !problem.empty()) return problem;
@@ -169,7 +169,7 @@ std::uint64_t manager_core::digest() const noexcept {
     hash.add(static_cast<std::uint64_t>(tables_[i].first()));
     hash.add(static_cast<std::uint64_t>(tables_[i].size()));
     hash.add(record.writable_end == swapped_out ? 1 : 0);
-    if (prefix_) {
+    if (publications_ != nullptr) {
       const publication& state = publications_[i];
       hash.add(static_cast<std::uint64_t>(state.num_published));
       hash.add(static_cast<std::uint64_t>(state.num_evicted_prefix_blocks));

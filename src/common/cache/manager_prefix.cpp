@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bifolio/detail/group_manager.hpp>
 #include <bifolio/detail/manager_core.hpp>
 #include <utility>
 
@@ -11,15 +12,24 @@
 #include "common/cache/require_limits.hpp"
 
 namespace bifolio::detail {
+namespace {
+
+// Serial numbers of different groups are different, because a follower's contents name those of the first group.
+constexpr std::uint64_t first_serial_of(std::uint32_t group) noexcept { return std::uint64_t{group} << 56 | 1; }
+
+}  // namespace
 
 void manager_core::make_prefix_cache() {
   static_assert(sizeof(publication) == 56, "kv_cache_config says so");
-  prefix_ = std::make_unique<prefix_cache>(pool_, prefix_cache_config{.block_size = config_.block_size,
+  const bool follows = role_ == core_role::follower;
+  prefix_ = std::make_unique<prefix_cache>(pool_, prefix_cache_config{.block_size = follows ? 1 : config_.block_size,
                                                                       .seed = config_.prefix.seed,
                                                                       .key_bits = config_.prefix.key_bits,
                                                                       .record_events = config_.prefix.record_events,
                                                                       .policy = config_.prefix.policy,
-                                                                      .memory = config_.memory});
+                                                                      .memory = config_.memory,
+                                                                      .first_serial = first_serial_of(group_)});
+  if (follows) return;
   const std::size_t num_tail_tokens = std::size_t{num_records_} * static_cast<std::size_t>(config_.block_size);
   publication_storage_ =
       buffer(*config_.memory, std::size_t{num_records_} * sizeof(publication) + num_tail_tokens * sizeof(token_id));
@@ -111,11 +121,23 @@ open_result manager_core::open(const prompt_view& prompt, std::int64_t num_new_t
   const std::int64_t num_fresh = size - hits.num_blocks + (hits.copies_last ? 1 : 0);
   if (size - first > config_.num_blocks) return {.status = alloc_status::never};
   if (num_fresh + hits.num_idle_blocks > pool_.num_free() || free_record_ < 0) return {.status = alloc_status::later};
-  scope_id scope = default_scope;
-  translate_bad_alloc("open", [&] {
+  const scope_id scope = reserve_open(prompt, size, num_fresh);
+  open_result result{.status = alloc_status::ok, .num_cached_tokens = hits.num_tokens};
+  const std::span<const block_id> taken =
+      std::span(hits_)
+          .first(static_cast<std::size_t>(hits.num_blocks))
+          .subspan(static_cast<std::size_t>(std::min<std::int64_t>(first, hits.num_blocks)));
+  result.seq = open_sharing({num_tokens, hits.num_tokens, first, taken, hits.copies_last}, result.copy);
+  if (prefix_) start_publication(*find(result.seq), prompt, hits, scope);
+  return result;
+}
+
+scope_id manager_core::reserve_open(const prompt_view& prompt, std::int32_t size, std::int64_t num_fresh) {
+  return translate_bad_alloc("open", [&] {
+    scope_id scope = default_scope;
     tables_[free_record_].reserve(size);
     slab_.reserve(block_table::chunks_to_grow(0, size));
-    if (!prefix_) return;
+    if (!prefix_) return scope;
     prefix_->reserve_events(num_fresh);
     std::vector<block_extras> extras = acquire_block_extras(prompt);
     try {
@@ -127,34 +149,32 @@ open_result manager_core::open(const prompt_view& prompt, std::int64_t num_new_t
       throw;
     }
     if (!extras.empty()) extras_[static_cast<std::uint32_t>(free_record_)] = std::move(extras);
+    return scope;
   });
+}
 
+seq_id manager_core::open_sharing(const shared_opening& what, block_copy& copy) noexcept {
+  const auto& [num_tokens, num_cached_tokens, first, taken, copies_last] = what;
+  const std::int32_t size = blocks_of(num_tokens);
   sequence& record = open_record();
   block_table& table = table_of(record);
-  open_result result{.status = alloc_status::ok, .num_cached_tokens = hits.num_tokens};
-  const std::span<const block_id> taken =
-      std::span(hits_)
-          .first(static_cast<std::size_t>(hits.num_blocks))
-          .subspan(static_cast<std::size_t>(std::min<std::int64_t>(first, hits.num_blocks)));
   if (prefix_) prefix_->pin(taken);
   for (std::int32_t i = 0; i < first; ++i) table.push_null();
-  for (const block_id block : hits.copies_last ? taken.first(taken.size() - 1) : taken) table.push_back(block, slab_);
-  if (hits.copies_last) {
-    result.copy = {taken.back(), take_block()};
-    table.push_back(result.copy.dst, slab_);
+  for (const block_id block : copies_last ? taken.first(taken.size() - 1) : taken) table.push_back(block, slab_);
+  if (copies_last) {
+    copy = {taken.back(), take_block()};
+    table.push_back(copy.dst, slab_);
     pool_.release(taken.back());  // only now: it must not be handed out as its own copy
     ++num_copied_;
   }
   while (table.size() < size) table.push_back(take_block(), slab_);
   record.num_tokens = static_cast<std::int32_t>(num_tokens);
-  record.num_committed = static_cast<std::int32_t>(hits.num_tokens);
+  record.num_committed = static_cast<std::int32_t>(num_cached_tokens);
   record.writable_end = end_of(table);  // the tail is a fresh block: at least one token is not cached
-  if (prefix_) start_publication(record, prompt, hits, scope);
   num_tokens_ += num_tokens;
   num_entries_ += size - first;
   peak_used_ = std::max(peak_used_, pool_.num_used());
-  result.seq = id_of(record);
-  return result;
+  return id_of(record);
 }
 
 std::vector<manager_core::block_extras> manager_core::acquire_block_extras(const prompt_view& prompt) {
@@ -250,6 +270,8 @@ void manager_core::publish_blocks(sequence& record, std::span<const token_id> to
           prefix_->publish(table[index], keys[k], state.end, tokens.subspan(k * block_size, block_size), index,
                            state.retention, extras_at(record, index));
       state.end = published.end;
+      if (groups_ != nullptr) [[unlikely]]
+        groups_->first_published(record, index, published.end);
       if (config_.prefix.deduplicate && published.duplicate_of != invalid_block && !table.is_shared(index, pool_)) {
         prefix_->pin({&published.duplicate_of, 1});
         table.replace(index, published.duplicate_of, pool_, slab_);

@@ -122,18 +122,40 @@ void manager_core::detach_unfinished(std::span<const seq_id> seqs, bool out) noe
 alloc_status manager_core::swap_out(std::span<const seq_id> seqs, std::vector<block_copy>& copies) {
   require_swappable(seqs, true);
   translate_bad_alloc("swap_out", [&] { reserve_move(seqs, copies); });
-  const std::int64_t needed = blocks_to_move(seqs, true);
-  if (needed > config_.num_host_blocks) return alloc_status::never;
-  if (needed > host_->pool.num_free()) return alloc_status::later;
+  const alloc_status status = move_status(seqs, true);
+  if (status == alloc_status::ok) move_all(seqs, true, copies);
+  return status;
+}
+
+alloc_status manager_core::move_status(std::span<const seq_id> seqs, bool out) const {
+  const std::int64_t needed = blocks_to_move(seqs, out);
+  const block_pool& to = out ? host_->pool : pool_;
+  if (needed > to.num_blocks()) return alloc_status::never;
+  return needed > to.num_free() ? alloc_status::later : alloc_status::ok;
+}
+
+// Requires the room that reserve_move makes, and a move_status of ok.
+void manager_core::move_all(std::span<const seq_id> seqs, bool out, std::vector<block_copy>& copies) noexcept {
   for (const seq_id seq : seqs) {
-    sequence& record = get(seq);
-    num_entries_ -= table_of(record).size() - table_of(record).first();
-    move_table(record, true, copies);
-    record.writable_end = swapped_out;
-    ++host_->num_swapped_sequences;
+    sequence& record = *find(seq);
+    const block_table& table = table_of(record);
+    if (out) num_entries_ -= table.size() - table.first();
+    move_table(record, out, copies);
+    if (out) {
+      record.writable_end = swapped_out;
+      ++host_->num_swapped_sequences;
+      continue;
+    }
+    num_entries_ += table.size() - table.first();
+    record.writable_end = ends_in_block(record.num_tokens) ? 0 : end_of(table);
+    // The new blocks are not registered; look-ups may still find their contents in the old blocks.
+    if (publications_ != nullptr) {
+      publication_of(record).num_evicted_prefix_blocks = publication_of(record).num_published;
+    }
+    --host_->num_swapped_sequences;
   }
-  detach_unfinished(seqs, true);
-  return alloc_status::ok;
+  detach_unfinished(seqs, out);
+  if (!out) peak_used_ = std::max(peak_used_, pool_.num_used());
 }
 
 std::int64_t manager_core::blocks_to_swap_in(std::span<const seq_id> seqs) const {
@@ -144,22 +166,9 @@ std::int64_t manager_core::blocks_to_swap_in(std::span<const seq_id> seqs) const
 alloc_status manager_core::swap_in(std::span<const seq_id> seqs, std::vector<block_copy>& copies) {
   require_swappable(seqs, false);
   translate_bad_alloc("swap_in", [&] { reserve_move(seqs, copies); });
-  const std::int64_t needed = blocks_to_move(seqs, false);
-  if (needed > config_.num_blocks) return alloc_status::never;
-  if (needed > pool_.num_free()) return alloc_status::later;
-  for (const seq_id seq : seqs) {
-    sequence& record = get(seq);
-    move_table(record, false, copies);
-    const block_table& table = table_of(record);
-    num_entries_ += table.size() - table.first();
-    record.writable_end = ends_in_block(record.num_tokens) ? 0 : end_of(table);
-    // The new blocks are not registered; look-ups may still find their contents in the old blocks.
-    if (prefix_) publication_of(record).num_evicted_prefix_blocks = publication_of(record).num_published;
-    --host_->num_swapped_sequences;
-  }
-  detach_unfinished(seqs, false);
-  peak_used_ = std::max(peak_used_, pool_.num_used());
-  return alloc_status::ok;
+  const alloc_status status = move_status(seqs, false);
+  if (status == alloc_status::ok) move_all(seqs, false, copies);
+  return status;
 }
 
 void manager_core::forget_copies(std::span<const block_copy> swap_outs, std::span<const block_copy> swap_ins) noexcept {

@@ -66,7 +66,8 @@ prefix_cache::prefix_cache(block_pool& pool, const prefix_cache_config& config)
     : pool_(&pool),
       config_(validated(config)),
       hasher_(config.seed.has_value() ? *config.seed : random_hash_seed(), config.key_bits),
-      index_(pool.num_blocks(), config.block_size, *config_.memory) {
+      index_(pool.num_blocks(), config.block_size, *config_.memory),
+      next_serial_(config.first_serial) {
   detail::translate_bad_alloc("prefix_cache", [&] {
     interned_ = std::make_unique<interned>();
     interned_->roots.push_back(hasher_.root({}));
@@ -343,6 +344,8 @@ void prefix_cache::remove(block_id block, removal_reason reason) noexcept {
   if (is_scope(contents.parent)) interned_->scopes.release(scope_index(contents.parent));
   if (!extras_of_.empty()) release_extras(std::exchange(extras_of_[static_cast<std::uint32_t>(block)], no_extras));
   record({cache_event::kind::removed, block, contents.key, {}});
+  if (observer_ != nullptr) [[unlikely]]
+    observer_->removed({contents.key, contents.serial});
   contents.serial = 0;
   if (tracker_) [[unlikely]]
     tracker_->removed(block, contents.key, reason);
@@ -383,12 +386,17 @@ alloc_status prefix_cache::allocate(std::span<block_id> out) noexcept {
   return alloc_status::ok;
 }
 
-bool prefix_cache::reset() {
-  const std::int64_t num_blocks = pool_->num_blocks();
-  for (std::int64_t b = 0; b < num_blocks; ++b) {
+bool prefix_cache::is_idle() const noexcept {
+  for (std::int64_t b = 0; b < pool_->num_blocks(); ++b) {
     const block_id block{static_cast<std::int32_t>(b)};
     if (holds(block) && pool_->num_refs(block) != 0) return false;
   }
+  return true;
+}
+
+bool prefix_cache::reset() {
+  if (!is_idle()) return false;
+  const std::int64_t num_blocks = pool_->num_blocks();
   if (config_.record_events) detail::translate_bad_alloc("reset", [&] { events_.reserve(events_.size() + 1); });
   const bool records = std::exchange(config_.record_events, false);  // one event stands for all
   for (std::int64_t b = 0; b < num_blocks; ++b) unregister(block_id{static_cast<std::int32_t>(b)});

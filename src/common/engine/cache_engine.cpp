@@ -2,10 +2,13 @@
 #include <algorithm>
 #include <bifolio/cache_engine.hpp>
 #include <bifolio/error.hpp>
+#include <bit>
+#include <cstdio>
 #include <cstring>
 #include <string>
 
 #include "common/base/checked.hpp"
+#include "common/base/hash.hpp"
 #include "common/base/refuse.hpp"
 #include "common/base/translate.hpp"
 #include "common/engine/upload_ring.hpp"
@@ -77,7 +80,7 @@ void require_layout(const kv_layout& layout, std::int64_t num_blocks) {
                    " are not those of make_layout; other strides are of kind strided");
   }
   if (!is_strided) return;
-  if (layout.v_in_k && layout.v.strides != layout.k.strides) {
+  if (layout.v_in_k && (layout.v.strides != layout.k.strides || layout.v.tail != layout.k.tail)) {
     detail::refuse(errc::invalid_argument,
                    "a strided layout whose V is part of K has strides of V that are not those "
                    "of K; they must be equal");
@@ -101,6 +104,20 @@ void require_layout(const kv_layout& layout, std::int64_t num_blocks) {
   }
 }
 
+/// What V may need before it to start on a line of its own.
+std::int64_t v_padding(const kv_layout& layout) noexcept {
+  const bool has_tails = layout.k.code.tail_floats() > 0 || layout.v.code.tail_floats() > 0;
+  const bool alike = size_of(layout.k.code.type) == size_of(layout.v.code.type);
+  return layout.v_in_k || (alike && !has_tails) ? 0 : 127;
+}
+
+/// Where the V plane of a layer starts; 0 where V is part of K, and both pointers are those of K.
+std::int64_t v_start_of(const cache_engine_config& config) noexcept {
+  if (config.layout.v_in_k) return 0;
+  const std::int64_t k_bytes = config.num_blocks * config.layout.block_bytes(config.layout.k);
+  return v_padding(config.layout) == 0 ? k_bytes : (k_bytes + 127) / 128 * 128;
+}
+
 /// Bytes of one layer. Throws like the constructor of cache_engine.
 std::int64_t layer_bytes(const cache_engine_config& config) {
   require(config.num_layers >= 1, "num_layers", config.num_layers, "at least 1");
@@ -110,7 +127,35 @@ std::int64_t layer_bytes(const cache_engine_config& config) {
   (void)detail::bounded_product("the size of the cache in bytes (num_layers * num_blocks * bytes per block)",
                                 validate::max_span_bytes, config.num_layers, config.num_blocks,
                                 config.layout.block_bytes());
-  return config.num_blocks * config.layout.block_bytes();
+  if (config.layout.v_in_k) return config.num_blocks * config.layout.block_bytes();
+  return v_start_of(config) + config.num_blocks * config.layout.block_bytes(config.layout.v);
+}
+
+/// Static scales of one layer in one plane.
+std::int64_t scales_per_layer(const kv_layout& layout, const kv_code& code) noexcept {
+  if (!code.has_static_scales()) return 0;
+  return code.granularity == scale_granularity::head ? layout.num_kv_heads : 1;
+}
+
+/// The same where V is part of K, whose scales it shares.
+std::int64_t v_scales_per_layer(const kv_layout& layout) noexcept {
+  return layout.v_in_k ? 0 : scales_per_layer(layout, layout.v.code);
+}
+
+void require_scales(const char* name, const std::vector<float>& scales, std::int32_t num_layers,
+                    std::int64_t per_layer) {
+  const std::int64_t expected = num_layers * per_layer;  // below 2^62: heads are bounded by a block's bytes
+  if (static_cast<std::int64_t>(scales.size()) != expected) {
+    detail::refuse(errc::invalid_argument, name, " holds ", scales.size(), " numbers; it must hold ", expected, ": ",
+                   per_layer, " for each of ", num_layers, " layers");
+  }
+  for (std::size_t i = 0; i < scales.size(); ++i) {
+    if (scales[i] >= least_scale && scales[i] <= largest_scale) continue;
+    char text[32];
+    (void)std::snprintf(text, sizeof text, "%g", static_cast<double>(scales[i]));
+    detail::refuse(errc::invalid_argument, name, "[", i, "] is ", static_cast<const char*>(text),
+                   "; a scale must be finite and from 2^-100 to 2^100");
+  }
 }
 
 }  // namespace
@@ -121,7 +166,8 @@ std::int64_t num_blocks_for_memory(std::int64_t memory_bytes, const kv_layout& l
   require_layout(layout, 1);
   const std::int64_t bytes = detail::bounded_product("the size of a block over all layers in bytes",
                                                      validate::max_span_bytes, layout.block_bytes(), num_layers);
-  return std::min(memory_bytes / bytes, validate::max_num_blocks);
+  const std::int64_t padding = std::int64_t{num_layers} * v_padding(layout);
+  return std::min(std::max<std::int64_t>(memory_bytes - padding, 0) / bytes, validate::max_num_blocks);
 }
 
 cache_engine::cache_engine(backend& where, const cache_engine_config& config, memory_resource* memory)
@@ -134,23 +180,115 @@ cache_engine::cache_engine(backend& where, const cache_engine_config& config, me
     detail::refuse(errc::invalid_argument, "the memory resource is of device ", to_string(source.where()),
                    "; the backend's kernels read memory of ", to_string(where.where()));
   }
-  // Where V is part of K there is no V plane, and both pointers are those of K.
-  const std::int64_t v_start =
-      config.layout.v_in_k ? 0 : config.num_blocks * config.layout.block_bytes(config.layout.k);
+  const kv_layout& layout = config.layout;
+  const std::int64_t k_scales = scales_per_layer(layout, layout.k.code);
+  const std::int64_t v_scales = v_scales_per_layer(layout);
+  require_scales("k_scales", config.k_scales, config.num_layers, k_scales);
+  require_scales("v_scales", config.v_scales, config.num_layers, v_scales);
+  const std::int64_t v_start = v_start_of(config);
   const auto num_layers = static_cast<std::size_t>(config.num_layers);
+  if (k_scales + v_scales > 0) upload_scales(source);
+  const float* const first_k = k_scales > 0 ? scales_.as<float>() : nullptr;
+  const float* const first_v = v_scales > 0 ? scales_.as<float>() + config.k_scales.size() : nullptr;
   detail::translate_bad_alloc("cache_engine", [&] {
     storage_.reserve(num_layers);
     layers_.reserve(num_layers);
     for (std::size_t i = 0; i < num_layers; ++i) {
       storage_.emplace_back(source, static_cast<std::size_t>(num_bytes));
       auto* const k = storage_.back().as<std::byte>();
-      layers_.push_back({k, k + v_start, config.num_blocks, config.layout});
+      const auto layer = static_cast<std::int64_t>(i);
+      layers_.push_back({k, k + v_start, config.num_blocks, layout,
+                         first_k == nullptr ? nullptr : first_k + layer * k_scales,
+                         first_v == nullptr ? nullptr : first_v + layer * v_scales});
     }
   });
 }
 
+void cache_engine::upload_scales(memory_resource& source) {
+  const std::size_t num_k = config_.k_scales.size();
+  const std::size_t num_v = config_.v_scales.size();
+  scales_ = buffer(source, (num_k + num_v) * sizeof(float));
+  auto* const to = scales_.as<float>();
+  const auto copy = [&](float* dst, const std::vector<float>& from) {
+    if (from.empty()) return;
+    const errc code = backend_->upload(dst, from.data(), from.size() * sizeof(float), {});
+    if (code != errc::ok) detail::refuse(code, "the static scales could not be copied to the device");
+  };
+  copy(to, config_.k_scales);
+  copy(to + num_k, config_.v_scales);
+  if (const errc code = backend_->synchronize({}); code != errc::ok) {
+    detail::refuse(code, "the static scales could not be copied to the device");
+  }
+}
+
+std::uint64_t cache_engine::fingerprint() const noexcept {
+  detail::digest_builder digest;
+  const auto add = [&](std::int64_t value) { digest.add(static_cast<std::uint64_t>(value)); };
+  const kv_layout& layout = config_.layout;
+  add(config_.num_layers);
+  add(layout.num_kv_heads);
+  add(layout.block_size);
+  add(layout.v_in_k ? 1 : 0);
+  for (const kv_plane* plane : {&layout.k, &layout.v}) {
+    add(static_cast<std::int64_t>(plane->code.type));
+    add(static_cast<std::int64_t>(plane->code.granularity));
+    add(plane->head_dim);
+    for (const std::int64_t stride :
+         {plane->strides.head, plane->strides.token, plane->strides.dim, plane->strides.chunk_stride,
+          std::int64_t{plane->strides.chunk}, plane->tail.offset, plane->tail.head, plane->tail.token}) {
+      add(stride);
+    }
+  }
+  for (const std::vector<float>* scales : {&config_.k_scales, &config_.v_scales}) {
+    add(static_cast<std::int64_t>(scales->size()));
+    for (const float scale : *scales) add(std::bit_cast<std::int32_t>(scale));
+  }
+  return digest.value();
+}
+
+std::optional<error> cache_engine::find_difference(const cache_engine& other) const {
+  const auto refusal = [](const auto&... parts) {
+    return std::optional<error>(detail::make_error(errc::failed_precondition, parts...));
+  };
+  const auto number = [&](const char* name, std::int64_t mine, std::int64_t theirs) -> std::optional<error> {
+    if (mine == theirs) return std::nullopt;
+    return refusal("the engines differ in ", name, ": ", mine, " and ", theirs);
+  };
+  const kv_layout& a = config_.layout;
+  const kv_layout& b = other.config_.layout;
+  std::optional<error> problem = number("num_layers", config_.num_layers, other.config_.num_layers);
+  if (!problem) problem = number("num_kv_heads", a.num_kv_heads, b.num_kv_heads);
+  if (!problem) problem = number("block_size", a.block_size, b.block_size);
+  if (!problem) problem = number("v_in_k", a.v_in_k ? 1 : 0, b.v_in_k ? 1 : 0);
+  if (!problem) problem = number("the head_dim of K", a.k.head_dim, b.k.head_dim);
+  if (!problem) problem = number("the head_dim of V", a.v.head_dim, b.v.head_dim);
+  if (problem) return problem;
+  for (const bool is_k : {true, false}) {
+    const kv_code& mine = is_k ? a.k.code : a.v.code;
+    const kv_code& theirs = is_k ? b.k.code : b.v.code;
+    if (mine == theirs) continue;
+    return refusal(
+        "the engines differ in the code of ", is_k ? "K" : "V", ": ",
+        [&](std::string& text) { text += to_string(mine); }, " and ",
+        [&](std::string& text) { text += to_string(theirs); });
+  }
+  if (a != b) return refusal("the engines differ in layout: ", to_string(a.kind), " and ", to_string(b.kind));
+  for (const bool is_k : {true, false}) {
+    const std::vector<float>& mine = is_k ? config_.k_scales : config_.v_scales;
+    const std::vector<float>& theirs = is_k ? other.config_.k_scales : other.config_.v_scales;
+    for (std::size_t i = 0; i < mine.size(); ++i) {
+      if (mine[i] == theirs[i]) continue;
+      char text[64];
+      (void)std::snprintf(text, sizeof text, "%.9g and %.9g", static_cast<double>(mine[i]),
+                          static_cast<double>(theirs[i]));
+      return refusal("the engines differ in ", is_k ? "k" : "v", "_scales[", i, "]: ", static_cast<const char*>(text));
+    }
+  }
+  return std::nullopt;
+}
+
 std::size_t cache_engine::num_bytes() const noexcept {
-  std::size_t sum = 0;
+  std::size_t sum = scales_.num_bytes();
   for (const buffer& layer : storage_) sum += layer.num_bytes();
   return sum;
 }
@@ -220,7 +358,8 @@ errc cache_engine::copy_blocks(std::span<const block_copy> copies, stream_ref st
 }
 
 errc cache_engine::swap_blocks_to(cache_engine& other, std::span<const block_copy> copies, stream_ref stream) noexcept {
-  if (config_.layout != other.config_.layout || layers_.size() != other.layers_.size()) {
+  if (config_.layout != other.config_.layout || layers_.size() != other.layers_.size() ||
+      config_.k_scales != other.config_.k_scales || config_.v_scales != other.config_.v_scales) {
     return errc::failed_precondition;
   }
   backend& mover = backend_->where().type == device_type::cpu ? *other.backend_ : *backend_;

@@ -127,26 +127,40 @@ errc check_cache(const kv_cache_view& kv, const refusal& refuse) {
     if (plane_span(layout, plane, kv.num_blocks) < 0) {
       return refuse(code, "the strides of ", name, " (block ", strides.block, ", head ", strides.head, ", token ",
                     strides.token, ", dim ", strides.dim, ", chunk ", strides.chunk_stride,
-                    ") let elements share a place or reach past 2^62 bytes");
+                    ") let elements share a place or reach past 2^62 bytes",
+                    plane.code.tail_floats() > 0 ? ", or its tail is not between the elements and the next block" : "");
     }
     if (data == nullptr) return refuse(code, name, " is null");
-    if (!aligned(data, plane.code.type)) {
-      return refuse(code, name, " is not aligned to its elements of ",
-                    static_cast<std::int64_t>(size_of(plane.code.type)), " bytes");
+    const bool has_tail = plane.code.tail_floats() > 0;
+    if (!aligned(data, has_tail ? dtype::f32 : plane.code.type)) {
+      return refuse(code, name, " is not aligned to its ", has_tail ? "scales" : "elements", " of ",
+                    has_tail ? std::int64_t{sizeof(float)} : static_cast<std::int64_t>(size_of(plane.code.type)),
+                    " bytes");
+    }
+    const float* scales = is_k ? kv.k_scales : kv.v_scales;
+    if (plane.code.has_static_scales() && (scales == nullptr || !aligned(scales, dtype::f32))) {
+      return refuse(code, name, "_scales is ", scales == nullptr ? "null" : "not aligned to its elements of 4 bytes",
+                    "; the code of the plane has static scales");
     }
   }
-  if (layout.v_in_k && layout.v.strides != layout.k.strides) {
+  if (layout.v_in_k && (layout.v.strides != layout.k.strides || layout.v.tail != layout.k.tail)) {
     return refuse(code, "the strides of V are not those of K in a layout whose V is part of K");
   }
   return refuse(code, "num_blocks of kv is ", kv.num_blocks, "; the largest allowed value is ", max_num_blocks);
 }
 
+errc refuse_dtype(std::string_view name, dtype type, std::string_view allowed, const refusal& refuse) {
+  if (is_dtype(type)) {
+    return refuse(errc::invalid_argument, "the dtype of ", name, " is ", to_string(type), "; it must be one of ",
+                  allowed);
+  }
+  return refuse(errc::invalid_argument, "the dtype of ", name, " is number ", static_cast<std::int32_t>(type),
+                "; it must be one of ", allowed);
+}
+
 // Shape, dtype, strides and pointer of one tensor; `written`: its rows must not overlap.
 errc check_tensor(const const_tensor_view& tensor, std::string_view name, bool written, const refusal& refuse) {
-  if (!is_dtype(tensor.type)) {
-    return refuse(errc::invalid_argument, "the dtype of ", name, " is number ", static_cast<std::int32_t>(tensor.type),
-                  "; it must be one of ", dtype_names);
-  }
+  if (!is_tensor_dtype(tensor.type)) return refuse_dtype(name, tensor.type, tensor_dtype_names, refuse);
   if (tensor.num_tokens < 0 || tensor.num_heads < 0 || tensor.head_dim < 0) {
     return refuse(errc::invalid_argument, name, " has the shape [", tensor.num_tokens, ", ", tensor.num_heads, ", ",
                   tensor.head_dim, "]; no extent may be negative");
@@ -212,26 +226,23 @@ errc check_overlap(const attention_params& params, const refusal& refuse) {
   struct part {
     const char* name = nullptr;
     footprint memory;
-    std::int64_t element_bytes = 1;
   };
   part parts[6];
   int num_parts = 0;
   const auto add_rows = [&](const char* name, const const_tensor_view& rows) {
     part& p = parts[num_parts++];
     p.name = name;
-    p.element_bytes = static_cast<std::int64_t>(size_of(rows.type));
     (void)make_footprint(p.memory, rows, false);
   };
   const auto add_plane = [&](const char* name, const void* data, const kv_plane& plane) {
     part& p = parts[num_parts++];
     p.name = name;
-    p.element_bytes = static_cast<std::int64_t>(size_of(plane.code.type));
     (void)make_footprint(p.memory, data, params.kv.layout, plane, params.kv.num_blocks);
   };
   add_rows("out", as_const(params.out));
   if (params.lse != nullptr) {
     const std::int64_t rows = params.out.num_tokens * params.out.num_heads;
-    parts[num_parts++] = {"lse", flat_footprint(params.lse, rows * std::int64_t{sizeof(float)}), sizeof(float)};
+    parts[num_parts++] = {"lse", flat_footprint(params.lse, rows * std::int64_t{sizeof(float)})};
   }
   const int num_written = num_parts;
   add_rows("q", params.q);
@@ -244,7 +255,7 @@ errc check_overlap(const attention_params& params, const refusal& refuse) {
     for (int other = written + 1; other < num_parts; ++other) {
       const part& a = parts[written];
       const part& b = parts[other];
-      if (apart(a.memory, a.element_bytes, b.memory, b.element_bytes)) continue;
+      if (apart(a.memory, b.memory)) continue;
       return refuse(errc::invalid_argument, a.name, " and ", b.name, " overlap; ", a.name, " is written");
     }
   }
@@ -275,11 +286,14 @@ errc check_codes(const attention_spec& spec, const refusal& refuse) {
   const struct {
     const char* name;
     dtype type;
-  } all[] = {{"q", spec.q_type}, {"k", spec.k_code.type}, {"v", spec.v_code.type}, {"out", spec.out_type}};
+    bool is_tensor;
+  } all[] = {{"q", spec.q_type, true},
+             {"k", spec.k_code.type, false},
+             {"v", spec.v_code.type, false},
+             {"out", spec.out_type, true}};
   for (const auto& each : all) {
-    if (is_dtype(each.type)) continue;
-    return refuse(errc::invalid_argument, "the dtype of ", each.name, " is number ",
-                  static_cast<std::int32_t>(each.type), "; it must be one of ", dtype_names);
+    if (each.is_tensor ? is_tensor_dtype(each.type) : is_dtype(each.type)) continue;
+    return refuse_dtype(each.name, each.type, each.is_tensor ? tensor_dtype_names : dtype_names, refuse);
   }
   if (!detail::is_supported(spec.k_code)) {
     return refuse(errc::unsupported, detail::unsupported_code("K", spec.k_code));
@@ -287,9 +301,10 @@ errc check_codes(const attention_spec& spec, const refusal& refuse) {
   if (!detail::is_supported(spec.v_code)) {
     return refuse(errc::unsupported, detail::unsupported_code("V", spec.v_code));
   }
-  if (spec.k_code.type != spec.v_code.type) {
-    return refuse(errc::unsupported, "K of dtype ", to_string(spec.k_code.type), " with V of dtype ",
-                  to_string(spec.v_code.type), " is not supported yet; the types of both planes must be equal");
+  if (spec.v_in_k && spec.k_code != spec.v_code) {
+    return refuse(
+        errc::invalid_argument, "the code of V is ", [&](std::string& text) { text += to_string(spec.v_code); },
+        "; where V is part of K it must be that of K, ", [&](std::string& text) { text += to_string(spec.k_code); });
   }
   if (spec.v_in_k && spec.v_head_dim > spec.qk_head_dim) {
     return refuse(errc::invalid_argument, "v_head_dim is ", spec.v_head_dim,
@@ -406,8 +421,8 @@ errc attention(const attention_plan& plan, const attention_params& params, std::
   if (code == errc::ok)
     code = expect_equal("num_tokens of the batch", params.batch.num_tokens, plan.num_tokens, refuse);
   if (code != errc::ok) return code;
-  if (!std::isfinite(params.scale)) {
-    return refuse(errc::invalid_argument, "scale is ", params.scale, "; it must be finite");
+  if (params.scale && !std::isfinite(*params.scale)) {
+    return refuse(errc::invalid_argument, "scale is ", *params.scale, "; it must be finite");
   }
   if (!std::isfinite(params.soft_cap) || params.soft_cap < 0) {
     return refuse(errc::invalid_argument, "soft_cap is ", params.soft_cap,

@@ -12,12 +12,10 @@ namespace {
 struct layer_footprint {
   footprint k;
   footprint v;
-  std::int64_t element = 0;
 };
 
 layer_footprint footprint_of(const kv_cache_view& view) noexcept {
   layer_footprint result;
-  result.element = static_cast<std::int64_t>(size_of(view.layout.k.code.type));
   (void)make_footprint(result.k, view.k, view.layout, view.layout.k, view.num_blocks);
   if (view.layout.v_in_k) {
     result.v = result.k;
@@ -28,8 +26,7 @@ layer_footprint footprint_of(const kv_cache_view& view) noexcept {
 }
 
 bool apart(const layer_footprint& a, const layer_footprint& b) noexcept {
-  return apart(a.k, a.element, b.k, b.element) && apart(a.k, a.element, b.v, b.element) &&
-         apart(a.v, a.element, b.k, b.element) && apart(a.v, a.element, b.v, b.element);
+  return apart(a.k, b.k) && apart(a.k, b.v) && apart(a.v, b.k) && apart(a.v, b.v);
 }
 
 /// The stretch of addresses from the lowest to the highest byte of all layers.
@@ -76,11 +73,19 @@ bool aligned(const void* pointer, dtype type) noexcept {
   return reinterpret_cast<std::uintptr_t>(pointer) % size_of(type) == 0;
 }
 
+bool aligned_plane(const void* pointer, const kv_plane& plane) noexcept {
+  return aligned(pointer, plane.code.tail_floats() > 0 ? dtype::f32 : plane.code.type);
+}
+
+bool has_static_scales(const float* scales, const kv_plane& plane) noexcept {
+  return !plane.code.has_static_scales() || (scales != nullptr && aligned(scales, dtype::f32));
+}
+
 /// Rows of k or v against the layer they go to or come from. `out` is filled when there are rows.
 template <class Void>
 errc check_rows(footprint& out, const basic_tensor_view<Void>& rows, const kv_layout& layout, const kv_plane& plane,
                 bool written) noexcept {
-  if (!is_dtype(rows.type) || rows.num_tokens < 0) return errc::invalid_argument;
+  if (!is_tensor_dtype(rows.type) || rows.num_tokens < 0) return errc::invalid_argument;
   if (rows.num_heads != layout.num_kv_heads || rows.head_dim != plane.head_dim) return errc::invalid_argument;
   if (rows.num_tokens == 0) return errc::ok;
   if (rows.data == nullptr || !aligned(rows.data, rows.type)) return errc::invalid_argument;
@@ -123,15 +128,12 @@ errc check_transfer(const Params& params, bool rows_are_written, slots_on where)
     if (code != errc::ok) return code;
   }
 
-  const auto element = static_cast<std::int64_t>(size_of(params.k.type));
   if (params.kv.num_blocks > 0) {
     const layer_footprint kv = footprint_of(params.kv);
-    const auto apart_from_cache = [&](const footprint& rows) {
-      return apart(rows, element, kv.k, kv.element) && apart(rows, element, kv.v, kv.element);
-    };
+    const auto apart_from_cache = [&](const footprint& rows) { return apart(rows, kv.k) && apart(rows, kv.v); };
     if (!apart_from_cache(k) || (!layout.v_in_k && !apart_from_cache(v))) return errc::invalid_argument;
   }
-  if (rows_are_written && !layout.v_in_k && !apart(k, element, v, element)) return errc::invalid_argument;
+  if (rows_are_written && !layout.v_in_k && !apart(k, v)) return errc::invalid_argument;
   return errc::ok;
 }
 
@@ -149,14 +151,15 @@ errc check_list(std::span<const block_copy> copies) noexcept {
 }
 
 bool same_order(const kv_plane& a, const kv_plane& b) noexcept {
+  if (a.code.tail_floats() > 0 && a.tail != b.tail) return false;
   return a.code == b.code && a.strides.head == b.strides.head && a.strides.token == b.strides.token &&
          a.strides.dim == b.strides.dim && a.strides.chunk_stride == b.strides.chunk_stride &&
          a.strides.chunk == b.strides.chunk;
 }
 
 errc check_v_in_k(const kv_layout& layout) noexcept {
-  const bool is_part =
-      layout.v.code == layout.k.code && layout.v.strides == layout.k.strides && layout.v.head_dim <= layout.k.head_dim;
+  const bool is_part = layout.v.code == layout.k.code && layout.v.strides == layout.k.strides &&
+                       layout.v.tail == layout.k.tail && layout.v.head_dim <= layout.k.head_dim;
   return is_part ? errc::ok : errc::invalid_argument;
 }
 
@@ -175,7 +178,6 @@ errc check(const kv_layout& layout, std::int64_t num_blocks) noexcept {
     if (!is_dtype(plane->code.type) || plane->head_dim < 1) return errc::invalid_argument;
     if (!detail::is_supported(plane->code)) return errc::unsupported;
   }
-  if (layout.k.code.type != layout.v.code.type) return errc::unsupported;
   if (num_blocks < 0 || num_blocks > max_num_blocks) return errc::invalid_argument;
   if (plane_span(layout, layout.k, num_blocks) < 0) return errc::invalid_argument;
   if (layout.v_in_k) return check_v_in_k(layout);
@@ -187,15 +189,18 @@ errc check_readable(const kv_cache_view& view) noexcept {
   if (const errc code = check(view.layout, view.num_blocks); code != errc::ok) return code;
   if (view.num_blocks == 0) return errc::ok;
   if (view.k == nullptr || view.v_data() == nullptr) return errc::invalid_argument;
-  const bool both_aligned = aligned(view.k, view.layout.k.code.type) && aligned(view.v_data(), view.layout.v.code.type);
-  return both_aligned ? errc::ok : errc::invalid_argument;
+  const kv_layout& layout = view.layout;
+  const bool k_is_good = aligned_plane(view.k, layout.k) && has_static_scales(view.k_scales, layout.k);
+  const bool v_is_good =
+      layout.v_in_k || (aligned_plane(view.v, layout.v) && has_static_scales(view.v_scales, layout.v));
+  return k_is_good && v_is_good ? errc::ok : errc::invalid_argument;
 }
 
 errc check(const kv_cache_view& view) noexcept {
   if (const errc code = check_readable(view); code != errc::ok) return code;
   if (view.num_blocks == 0 || view.layout.v_in_k) return errc::ok;
   const layer_footprint print = footprint_of(view);
-  return apart(print.k, print.element, print.v, print.element) ? errc::ok : errc::invalid_argument;
+  return apart(print.k, print.v) ? errc::ok : errc::invalid_argument;
 }
 
 bool same_shape(const kv_layout& a, const kv_layout& b) noexcept {

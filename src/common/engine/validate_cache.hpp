@@ -4,13 +4,14 @@
 /// The checks of the cache calls, one place for every backend: what a call refuses it refuses here, before anything is
 /// written. Nothing is dereferenced but slot_mapping and the lists of copies.
 ///
-///   null where rows, slots or blocks are to be touched; a pointer not aligned to its element     invalid_argument
+///   null where rows, slots, blocks or static scales are to be touched; a pointer not aligned to
+///   its element, or, of a plane with a tail, to its scales                                       invalid_argument
 ///   counts below their least value, unknown dtypes, strides that do not nest (kv_layout.hpp),
 ///   spans past 2^62 bytes, more blocks than a block_id can name                                  invalid_argument
 ///   heads, head_dim, block_size, dtypes, numbers of layers that should be equal and are not      invalid_argument
 ///   V as part of K (v_in_k) with strides or a code of its own or more dims, rows of v for it     invalid_argument
 ///   sources and destinations, or the K and V planes, that share memory                           invalid_argument
-///   a code with scales, K and V of different types                                               unsupported
+///   a code that is not in the table at kv_code                                                   unsupported
 ///   a slot or a block id past the end of the cache, a negative block id                          out_of_range
 
 #include <bifolio/backend.hpp>

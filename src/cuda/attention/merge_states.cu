@@ -99,7 +99,7 @@ cudaError_t launch_merge_states(const runtime_api& api, const merge_params& para
                     whole_packs(args.a, args.head_dim) && whole_packs(args.b, args.head_dim) &&
                     whole_packs(args.out, args.head_dim);
   if (!same) return launch(api, merge_rows<float, false>, grid, block, 0, stream, false, args);
-  return visit_dtype(args.out.type, [&](auto traits) {
+  return visit_tensor_dtype(args.out.type, [&](auto traits) {
     using element = typename decltype(traits)::storage;
     return launch(api, merge_rows<element, true>, grid, block, 0, stream, false, args);
   });

@@ -138,9 +138,8 @@ cudaError_t launch_planes(const runtime_api& api, std::span<const layer_move> la
   if (has_v) add_plane(geometry.src_v_step, geometry.dst_v_step, &layer_move::src_v, &layer_move::dst_v);
   if (bits % 16 == 0) return launch_units<uint4>(api, layers, geometry, planes, copies, how, stream);
   if (bits % 4 == 0) return launch_units<unsigned>(api, layers, geometry, planes, copies, how, stream);
-  using smallest_unit = unsigned short;
-  static_assert(std::ranges::all_of(all_dtypes, [](dtype type) { return size_of(type) % sizeof(smallest_unit) == 0; }));
-  return launch_units<smallest_unit>(api, layers, geometry, planes, copies, how, stream);
+  if (bits % 2 == 0) return launch_units<unsigned short>(api, layers, geometry, planes, copies, how, stream);
+  return launch_units<unsigned char>(api, layers, geometry, planes, copies, how, stream);
 }
 
 }  // namespace

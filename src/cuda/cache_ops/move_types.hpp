@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// The pairs of element types for which kernels that move elements are compiled.
+/// The pairs of element types, without codes, for which kernels that move elements are compiled.
 
 #include <bifolio/dtype.hpp>
 #include <cstddef>
@@ -43,7 +43,7 @@ struct move_from {
 /// Calls `body` with the `move_types` of the kernel that moves elements of type `from` to type `to`.
 template <class Body>
 auto visit_move(dtype from, dtype to, const Body& body) {
-  return visit_dtype(from, [&]<class From>(From) { return visit_dtype(to, move_from<From, Body>{body}); });
+  return visit_tensor_dtype(from, [&]<class From>(From) { return visit_tensor_dtype(to, move_from<From, Body>{body}); });
 }
 
 }  // namespace bifolio::cuda

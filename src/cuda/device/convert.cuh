@@ -2,7 +2,7 @@
 #pragma once
 
 /// Conversions between storage types in device code, bit for bit those of dtype.hpp: narrowing rounds to nearest even,
-/// saturates finite values, keeps infinities, and turns every NaN into the quiet one without payload.
+/// saturates, and does with infinities and NaN what dtype.hpp says for each type.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -19,6 +19,20 @@ __device__ __forceinline__ float widen(bfloat16 value) {
 }
 /// Any NaN may come out as another one; `convert` keeps them.
 __device__ __forceinline__ float widen(float16 value) { return __half2float(__ushort_as_half(value.bits)); }
+
+/// As float16, whose range e4m3 shares but for a factor of 2^8; the bits of a NaN are dtype.hpp's.
+__device__ __forceinline__ float widen(float8_e4m3 value) {
+  const unsigned bits = value.bits;
+  const float wide = __fmul_rn(
+      __half2float(__ushort_as_half(static_cast<unsigned short>((bits & 0x80u) << 8 | (bits & 0x7fu) << 7))), 256.0f);
+  return (bits & 0x7fu) == 0x7fu ? __uint_as_float((bits & 0x80u) << 24 | 0x7fc00000u) : wide;
+}
+/// Any NaN may come out as another one; `convert` keeps them.
+__device__ __forceinline__ float widen(float8_e5m2 value) {
+  return widen(float16{static_cast<std::uint16_t>(value.bits << 8)});
+}
+__device__ __forceinline__ float widen(std::int8_t value) { return static_cast<float>(value); }
+__device__ __forceinline__ float widen(std::uint8_t value) { return static_cast<float>(value); }
 
 template <class T>
 __device__ __forceinline__ T narrow(float value);
@@ -56,6 +70,43 @@ __device__ __forceinline__ float16 narrow<float16>(float value) {
   return {static_cast<std::uint16_t>(bits)};
 }
 
+template <>
+__device__ __forceinline__ float8_e4m3 narrow<float8_e4m3>(float value) {
+#if __CUDA_ARCH__ >= 890
+  std::uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;\n" : "=h"(pair) : "f"(0.0f), "f"(value));
+  const bool is_nan = (__float_as_uint(value) & 0x7fffffffu) > 0x7f800000u;
+  return {static_cast<std::uint8_t>(is_nan ? 0x7f : pair)};
+#else
+  return from_float<float8_e4m3>(value);
+#endif
+}
+
+template <>
+__device__ __forceinline__ float8_e5m2 narrow<float8_e5m2>(float value) {
+#if __CUDA_ARCH__ >= 890
+  std::uint16_t pair;
+  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;\n" : "=h"(pair) : "f"(0.0f), "f"(value));
+  const bool is_nan = (__float_as_uint(value) & 0x7fffffffu) > 0x7f800000u;
+  return {static_cast<std::uint8_t>(is_nan ? 0x7f : pair)};
+#else
+  return from_float<float8_e5m2>(value);
+#endif
+}
+
+/// NaN becomes the larger of the two bounds in fmaxf, and is put right.
+template <>
+__device__ __forceinline__ std::int8_t narrow<std::int8_t>(float value) {
+  const float clamped = fminf(fmaxf(value, -127.0f), 127.0f);
+  return static_cast<std::int8_t>(value != value ? 0 : __float2int_rn(clamped));
+}
+
+template <>
+__device__ __forceinline__ std::uint8_t narrow<std::uint8_t>(float value) {
+  const float clamped = fminf(fmaxf(value, 0.0f), 255.0f);
+  return static_cast<std::uint8_t>(value != value ? 0 : __float2int_rn(clamped));
+}
+
 /// One stored element to another type.
 template <class Dst, class Src>
 struct converter {
@@ -70,6 +121,12 @@ struct converter<float, float16> {
   /// The hardware forgets sign and payload of a NaN, which dtype.hpp keeps.
   static __device__ __forceinline__ float apply(float16 value) {
     return (value.bits & 0x7fffu) > 0x7c00u ? to_float(value) : widen(value);
+  }
+};
+template <>
+struct converter<float, float8_e5m2> {
+  static __device__ __forceinline__ float apply(float8_e5m2 value) {
+    return converter<float, float16>::apply(float16{static_cast<std::uint16_t>(value.bits << 8)});
   }
 };
 template <>
@@ -116,11 +173,11 @@ __device__ __forceinline__ packed<Dst, Count> convert(const packed<Src, Count>& 
 
 /// An element of a tensor whose dtype is known at run time.
 __device__ __forceinline__ float load_as_float(const void* data, std::int64_t index, dtype type) {
-  return visit_dtype(
+  return visit_tensor_dtype(
       type, [&](auto traits) { return widen(static_cast<const typename decltype(traits)::storage*>(data)[index]); });
 }
 __device__ __forceinline__ void store_from_float(void* data, std::int64_t index, dtype type, float value) {
-  visit_dtype(type, [&](auto traits) {
+  visit_tensor_dtype(type, [&](auto traits) {
     using element = typename decltype(traits)::storage;
     static_cast<element*>(data)[index] = narrow<element>(value);
   });

@@ -54,7 +54,7 @@ __device__ __forceinline__ uint4 load_16_once_if(const void* pointer, bool valid
 
 /// 16 bytes as float32s.
 template <class T>
-struct unpacked;
+struct unpacked;  // of one byte: below
 template <>
 struct unpacked<float> {
   float values[4];
@@ -86,6 +86,20 @@ struct unpacked<float16> {
     for (int i = 0; i < 4; ++i) {
       values[2 * i] = widen(float16{static_cast<std::uint16_t>(words[i] & 0xffffu)});
       values[2 * i + 1] = widen(float16{static_cast<std::uint16_t>(words[i] >> 16)});
+    }
+  }
+};
+
+/// Elements of one byte.
+template <class T>
+struct unpacked {
+  static_assert(sizeof(T) == 1);
+  float values[16];
+  __device__ __forceinline__ explicit unpacked(const uint4& bits) {
+    const std::uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      values[i] = widen(__builtin_bit_cast(T, static_cast<std::uint8_t>(words[i / 4] >> (8 * (i % 4)))));
     }
   }
 };

@@ -6,6 +6,7 @@
 #include <bifolio/error.hpp>
 #include <string>
 
+#include "common/base/kv_code.hpp"
 #include "common/base/refuse.hpp"
 #include "common/base/translate.hpp"
 #include "common/engine/validate_attention.hpp"
@@ -91,13 +92,19 @@ attention_kernel_args args_of(const attention_plan& plan, const attention_params
   args.head_dim = spec.qk_head_dim;
   args.v_head_dim = spec.v_head_dim;
   args.block_size = spec.block_size;
-  args.scale = params.scale;
+  args.scale = scale_of(spec, params);
   args.soft_cap = params.soft_cap;
   args.window_left = spec.window_left < 0 ? -1 : spec.window_left;
   args.window_right = spec.causal ? 0 : spec.window_right < 0 ? -1 : spec.window_right;
   args.causal = spec.causal;
   args.q_type = spec.q_type;
   args.kv_type = spec.k_code.type;
+  args.is_coded = !detail::is_plain_and_alike(spec.k_code, spec.v_code);
+  const kv_layout& layout = params.kv.layout;
+  args.k_type = spec.k_code.type;
+  args.v_type = spec.v_code.type;
+  args.k_scales = code_scales::of(layout.k, params.kv.k_scales);
+  args.v_scales = layout.v_in_k ? args.k_scales : code_scales::of(layout.v, params.kv.v_scales);
   args.out_type = spec.out_type;
   return args;
 }

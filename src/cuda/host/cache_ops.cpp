@@ -3,8 +3,10 @@
 
 #include <algorithm>
 
+#include "common/base/kv_code.hpp"
 #include "common/engine/validate_cache.hpp"
 #include "cuda/cache_ops/block_ops.hpp"
+#include "cuda/cache_ops/code_moves.hpp"
 #include "cuda/cache_ops/transfer.hpp"
 #include "cuda/host/block_moves.hpp"
 
@@ -38,9 +40,26 @@ std::int64_t element_bytes(const kv_plane& plane) noexcept {
   return static_cast<std::int64_t>(size_of(plane.code.type));
 }
 
-/// Whether a block is one run of bytes in every plane.
+/// Whether a block of a plane is one run of bytes, its tail and what is before it included.
+bool is_dense(const kv_layout& layout, const kv_plane& plane) noexcept {
+  const bool has_tail = plane.code.tail_floats() > 0;
+  return shape_of(layout, plane).num_loops == 0 && (!has_tail || layout.kind != layout_kind::strided);
+}
 bool is_dense(const kv_layout& layout) noexcept {
-  return shape_of(layout, layout.k).num_loops == 0 && (layout.v_in_k || shape_of(layout, layout.v).num_loops == 0);
+  return is_dense(layout, layout.k) && (layout.v_in_k || is_dense(layout, layout.v));
+}
+
+/// Whether the kernels that know no codes take a cache.
+bool is_plain(const kv_layout& layout) noexcept { return detail::is_plain_and_alike(layout.k.code, layout.v.code); }
+
+/// Elements of one layer across layouts; blocks of one code on both sides keep their bits with `keep_bits`.
+cudaError_t convert_layer(const runtime_api& api, const kv_cache_view& src, const kv_cache_view& dst,
+                          std::span<const block_copy> copies, bool keep_bits, bool dependent,
+                          cudaStream_t stream) noexcept {
+  if (is_plain(src.layout) && is_plain(dst.layout)) {
+    return launch_convert_blocks(api, src, dst, copies, dependent, stream);
+  }
+  return launch_code_convert(api, src, dst, copies, keep_bits, dependent, stream);
 }
 
 run_geometry geometry_of(const kv_layout& src, const kv_layout& dst) noexcept {
@@ -67,7 +86,7 @@ cudaError_t move_blocks(const runtime_api& api, const copy_launch& how, std::spa
   layer_move moves[layer_group];
   for (std::size_t layer = 0; layer < src.size();) {
     if (!is_dense(src[layer].layout)) {
-      const cudaError_t status = launch_convert_blocks(api, src[layer], dst[layer], copies, how.dependent, stream);
+      const cudaError_t status = convert_layer(api, src[layer], dst[layer], copies, true, how.dependent, stream);
       if (status != cudaSuccess) return status;
       ++layer;
       continue;
@@ -140,18 +159,30 @@ cudaError_t transfer_blocks(const runtime_api& api, std::span<const kv_cache_vie
   for (std::size_t layer = 0; layer < src.size(); ++layer) {
     const kv_layout& from = src[layer].layout;
     const kv_layout& to = dst[layer].layout;
-    const auto pair_of = [&](const kv_plane& src_plane, const void* src_data, const kv_plane& dst_plane,
-                             void* dst_data) {
+    plane_pair planes[4];  // each with its tail where that is not part of the same run
+    int num_planes = 0;
+    const auto add = [&](const kv_plane& src_plane, const void* src_data, const kv_plane& dst_plane, void* dst_data) {
       const std::int64_t element = element_bytes(src_plane);
-      return plane_pair{static_cast<char*>(dst_data),      static_cast<const char*>(src_data),
-                        shape_of(from, src_plane),         element,
-                        dst_plane.strides.block * element, src_plane.strides.block * element};
+      plane_pair& pair = planes[num_planes++];
+      pair = {static_cast<char*>(dst_data),      static_cast<const char*>(src_data), shape_of(from, src_plane), element,
+              dst_plane.strides.block * element, src_plane.strides.block * element};
+      if (src_plane.code.tail_floats() == 0) return;
+      if (is_dense(from, src_plane)) {
+        pair.shape.run = from.block_bytes(src_plane);  // in bytes, as its elements are
+        return;
+      }
+      planes[num_planes++] = {pair.dst + dst_plane.tail.offset,
+                              pair.src + src_plane.tail.offset,
+                              shape_of(from, detail::tail_plane(src_plane)),
+                              sizeof(float),
+                              pair.dst_step,
+                              pair.src_step};
     };
-    const plane_pair planes[2] = {pair_of(from.k, src[layer].k, to.k, dst[layer].k),
-                                  pair_of(from.v, src[layer].v, to.v, dst[layer].v)};
+    add(from.k, src[layer].k, to.k, dst[layer].k);
+    if (!from.v_in_k) add(from.v, src[layer].v, to.v, dst[layer].v);
     for (std::span<const block_copy> rest = copies; !rest.empty();) {
       const std::size_t count = consecutive_prefix(rest);
-      for (int plane = 0; plane < (from.v_in_k ? 1 : 2); ++plane) {
+      for (int plane = 0; plane < num_planes; ++plane) {
         const cudaError_t status = transfer_run(api, planes[plane], to_index(rest[0].src), to_index(rest[0].dst),
                                                 static_cast<std::int64_t>(count), stream);
         if (status != cudaSuccess) return status;
@@ -226,15 +257,23 @@ bool are_reachable(const runtime_api& api, const device_state& state, std::span<
 errc append(const device_state& state, const append_params& params, stream_ref stream) noexcept {
   if (const errc code = validate::append_on_device(params); code != errc::ok) return code;
   if (params.k.num_tokens == 0 || params.kv.num_blocks == 0) return errc::ok;
-  return state.report(
-      launch_append(state.api(), transfer_of(params), state.numbers().dependent_launch, handle_of(stream)));
+  const bool dependent = state.numbers().dependent_launch;
+  if (!is_plain(params.kv.layout)) {
+    return state.report(
+        launch_code_transfer(state.api(), transfer_of(params), params.kv, true, dependent, handle_of(stream)));
+  }
+  return state.report(launch_append(state.api(), transfer_of(params), dependent, handle_of(stream)));
 }
 
 errc gather(const device_state& state, const gather_params& params, stream_ref stream) noexcept {
   if (const errc code = validate::gather_on_device(params); code != errc::ok) return code;
   if (params.k.num_tokens == 0 || params.kv.num_blocks == 0) return errc::ok;
-  return state.report(
-      launch_gather(state.api(), transfer_of(params), state.numbers().dependent_launch, handle_of(stream)));
+  const bool dependent = state.numbers().dependent_launch;
+  if (!is_plain(params.kv.layout)) {
+    return state.report(
+        launch_code_transfer(state.api(), transfer_of(params), params.kv, false, dependent, handle_of(stream)));
+  }
+  return state.report(launch_gather(state.api(), transfer_of(params), dependent, handle_of(stream)));
 }
 
 errc copy_blocks(const device_state& state, std::span<const kv_cache_view> layers, std::span<const block_copy> copies,
@@ -257,7 +296,7 @@ errc convert_blocks(const device_state& state, const kv_cache_view& src, const k
   while (!copies.empty()) {
     const auto wave = copies.first(independent_prefix(copies, false));
     const cudaError_t status =
-        launch_convert_blocks(state.api(), src, dst, wave, state.numbers().dependent_launch, handle_of(stream));
+        convert_layer(state.api(), src, dst, wave, false, state.numbers().dependent_launch, handle_of(stream));
     if (status != cudaSuccess) return state.report(status);
     copies = copies.subspan(wave.size());
   }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "common/base/kv_code.hpp"
 #include "cuda/attention/decode/launch.hpp"
 #include "cuda/attention/general/launch.hpp"
 #include "cuda/attention/x_split/args.hpp"
@@ -28,6 +29,11 @@ bool is_plain_step(const plan_input& step, std::string* why) noexcept {
                             "; it takes one head_dim for both");
   }
   if (spec.k_code != spec.v_code) return detail::declines(why, "the codes of K and V differ");
+  if (!detail::is_plain(spec.k_code)) {
+    return detail::declines(
+        why, "K and V are stored as ", [&](std::string& text) { text += to_string(spec.k_code); },
+        "; it takes them unscaled, as ", tensor_dtype_names);
+  }
   if (step.has_query_positions) return detail::declines(why, "the batch has query_positions");
   return true;
 }
@@ -93,7 +99,7 @@ std::string prefill_name_of(const step_plans&, const attention_kernel_args& args
 
 void append_prefill_names(const device_numbers& device, std::vector<std::string>& names) {
   if (device.compute_capability != 90 || device.encode_tensor_map == nullptr) return;
-  for (const dtype type : all_dtypes) {
+  for (const dtype type : tensor_dtypes) {
     for (const std::int32_t head_dim : {64, 128, 256}) {
       if (find_prefill_entry(type, head_dim) == nullptr) continue;
       for (const bool pairs : {false, true}) {
@@ -169,7 +175,7 @@ std::string decode_name_of(const step_plans& plans, const attention_kernel_args&
 }
 
 void append_decode_names(const device_numbers& device, std::vector<std::string>& names) {
-  for (const dtype type : all_dtypes) {
+  for (const dtype type : tensor_dtypes) {
     const decode_entry* last = nullptr;
     for (std::int32_t head_dim = 8; head_dim <= 256; head_dim += 8) {
       const decode_entry* const entry = find_decode_entry(type, head_dim);
@@ -220,7 +226,7 @@ std::string x_split_name_of(const step_plans& plans, const attention_kernel_args
 }
 
 void append_x_split_names(const device_numbers&, std::vector<std::string>& names) {
-  for (const dtype type : all_dtypes) {
+  for (const dtype type : tensor_dtypes) {
     for (const std::int32_t head_dim : {64, 128, 256}) {
       for (const bool partitioned : {false, true}) names.push_back(x_split_name(type, head_dim, partitioned));
     }
@@ -237,17 +243,19 @@ cudaError_t launch_general_part(const launch_context& context, const attention_k
                         context.stream);
 }
 
-std::string general_name(dtype type, std::int32_t rows) {
-  return "cuda general " + std::string(to_string(type)) + " rows " + std::to_string(rows);
+std::string general_name(std::string_view type, std::int32_t rows) {
+  return "cuda general " + std::string(type) + " rows " + std::to_string(rows);
 }
+constexpr std::string_view coded = "coded";
 
 std::string general_name_of(const step_plans& plans, const attention_kernel_args& args) {
-  return general_name(args.kv_type, plans.general.rows_per_tile);
+  return general_name(args.is_coded ? coded : to_string(args.kv_type), plans.general.rows_per_tile);
 }
 
 void append_general_names(const device_numbers&, std::vector<std::string>& names) {
-  for (const dtype type : all_dtypes) {
-    for (const std::int32_t rows : {few_rows, many_rows}) names.push_back(general_name(type, rows));
+  for (const std::int32_t rows : {few_rows, many_rows}) {
+    for (const dtype type : tensor_dtypes) names.push_back(general_name(to_string(type), rows));
+    names.push_back(general_name(coded, rows));
   }
 }
 
@@ -306,7 +314,7 @@ std::int32_t decode_grid(const attention_spec& spec, const device_numbers& devic
 void plan_step(const plan_input& input, const detail::forced_implementation& forced, const planning_history& history,
                step_plans& plans) {
   const implementation* const only =
-      forced.name.empty() ? nullptr : &detail::choose_implementation(implementations(), input, forced);
+      forced.name.empty() ? nullptr : &detail::forced_entry(implementations(), input, forced);
   const auto may_serve = [&](implementation_id id) {
     return only == nullptr ? entry_of(id).accepts(input, nullptr) : only->id == id;
   };

@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <string>
 
+#include "cuda/host/code_scales.hpp"
+
 namespace bifolio::cuda {
 
 /// One planned attention call. Everything but the numbers that `attention_params` brings per layer is as planned, and
@@ -63,8 +65,15 @@ struct attention_kernel_args {
   std::int32_t min_query_len = 0;  ///< the general kernel leaves sequences with fewer new tokens to another kernel
 
   dtype q_type = dtype::f32;
-  dtype kv_type = dtype::f32;
+  dtype kv_type = dtype::f32;  ///< of K and V, where they have one type and no code
   dtype out_type = dtype::f32;
+
+  /// K or V has a code, or they have different types: the general kernel decodes the rows of both.
+  bool is_coded = false;
+  dtype k_type = dtype::f32;
+  dtype v_type = dtype::f32;
+  code_scales k_scales{};
+  code_scales v_scales{};
 
   // From the plan; used by one implementation after another.
   float* workspace = nullptr;         ///< partial results, overwritten by each call
@@ -76,6 +85,10 @@ struct attention_kernel_args {
   const bool one_type = q_type == kv_type && out_type == kv_type;
   switch (kv_type) {
     case dtype::f32:
+    case dtype::e4m3:
+    case dtype::e5m2:
+    case dtype::i8:
+    case dtype::u8:
       return false;
     case dtype::f16:
     case dtype::bf16:

@@ -27,10 +27,10 @@ struct inexpressible {
 };
 
 dtype dtype_of(const tensor& t) {
-  for (const dtype type : all_dtypes) {
+  for (const dtype type : tensor_dtypes) {
     if (t.type == to_string(type)) return type;
   }
-  throw inexpressible{t.type + " elements; the library has " + std::string(dtype_names)};
+  throw inexpressible{t.type + " elements; the library has " + std::string(tensor_dtype_names)};
 }
 
 // [batch, heads, length, dims], whether the tensor has the heads as a dimension of their own or packed into the last.

@@ -25,8 +25,8 @@ constexpr item_kernels kernels_of() noexcept {
 constexpr attention_kernels make_table() noexcept {
   attention_kernels table = {};
   table.merge = &merge_rows;
-  for (const dtype type : all_dtypes) {
-    visit_dtype(type, [&](auto traits) {
+  for (const dtype type : tensor_dtypes) {
+    visit_tensor_dtype(type, [&](auto traits) {
       using key = typename decltype(traits)::storage;
       const auto set = [&](attention_loops loops, const item_kernels& kernels) {
         table.items[static_cast<std::size_t>(loops)][static_cast<std::size_t>(type)] = kernels;

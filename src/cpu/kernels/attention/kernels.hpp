@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "common/attention/visibility.hpp"
+#include "common/base/kv_code.hpp"
 
 namespace bifolio::cpu {
 
@@ -51,6 +52,16 @@ inline constexpr std::int32_t row_block_rows = 8;
 using attn::attention_window;
 using attn::visible_range;
 
+/// How a plane stores its elements, for kernels that decode them.
+struct coded_plane {
+  dtype type = dtype::f32;
+  bool is_scaled = false;
+  bool scale_per_head = false;           ///< of static scales
+  std::int32_t tail_floats = 0;          ///< scales per token and head in the blocks' tails
+  kv_tail_strides tail;                  ///< where they are
+  const float* static_scales = nullptr;  ///< or those of the configuration
+};
+
 /// One layer's call.
 struct attention_args {
   const void* q = nullptr;  ///< [num_tokens, num_q_heads, qk_head_dim]
@@ -60,6 +71,10 @@ struct attention_args {
   const void* v = nullptr;
   kv_strides k_strides;
   kv_strides v_strides;
+  /// K or V has a code, or they have different types: the kernels for float32 decode the rows of both.
+  bool is_coded = false;
+  coded_plane k_code;
+  coded_plane v_code;
   const float* alibi_slopes = nullptr;  ///< [num_q_heads] or null
   const float* sinks = nullptr;         ///< [num_q_heads] or null
   const void* bias = nullptr;           ///< [num_tokens, num_q_heads, keys], of bias_type, or null

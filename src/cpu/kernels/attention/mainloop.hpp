@@ -6,6 +6,7 @@
 /// iterations read, begins and ends splits, combines their partial results and writes the rows. How a tile is computed
 /// is up to the derived class: vectors.hpp, tiles.hpp.
 
+#include "cpu/kernels/attention/codes.hpp"
 #include "cpu/kernels/attention/kernels.hpp"
 #include "cpu/kernels/attention/micro.hpp"
 #include "cpu/kernels/attention/prefetch_queue.hpp"
@@ -24,6 +25,9 @@ struct kv_tile_offsets {
   bool uniform[tile_vectors];  // the keys of one vector are all valid and in one block: one stride between them
   std::int64_t k[tile_keys];
   std::int64_t v[tile_keys];
+  // Of planes with tails: bytes from the start of the plane to the scales, without the head.
+  std::int64_t k_tail[tile_keys];
+  std::int64_t v_tail[tile_keys];
 };
 
 /// The mainloop over one item. `Key` is the KV cache's element. `Self` derives from this and has
@@ -46,8 +50,8 @@ class mainloop {
         stride_(partial_stride(args.v_head_dim)),
         head_rows_(item.num_tokens * args.group_size),
         num_heads_(item.kv_head_end - item.kv_head_begin),
-        k_contiguous_(args.k_strides.dim == 1 && args.k_strides.chunk >= args.qk_head_dim),
-        v_contiguous_(args.v_strides.dim == 1 && args.v_strides.chunk >= args.v_head_dim),
+        k_contiguous_(!args.is_coded && has_runs(args.k_strides, args.qk_head_dim)),
+        v_contiguous_(!args.is_coded && has_runs(args.v_strides, args.v_head_dim)),
         v_in_k_(args.v == args.k),
         visible_(visible_to(item)) {}
 
@@ -98,6 +102,23 @@ class mainloop {
     return {begin, end};
   }
 
+  static BIFOLIO_INLINE bool has_runs(const kv_strides& strides, int head_dim) noexcept {
+    return strides.dim == 1 && strides.chunk >= head_dim;
+  }
+
+  // K of one of the tile's keys in a cache whose rows cannot be read in place.
+  void stage_key(const kv_tile_offsets& tile, int head, int key, Key* to) const noexcept {
+    const int kv_head = item_.kv_head_begin + head;
+    const std::int64_t offset = tile.k[key] + kv_head * args_.k_strides.head;
+    if constexpr (__is_same(Key, float)) {
+      if (args_.is_coded) {
+        return decode_row(args_.k_code, args_.k, offset, tile.k_tail[key] + kv_head * args_.k_code.tail.head,
+                          args_.k_strides, kv_head, args_.qk_head_dim, to);
+      }
+    }
+    stage_row(static_cast<const Key*>(args_.k) + offset, args_.k_strides, args_.qk_head_dim, to);
+  }
+
   // One row of K or V from any layout.
   static void stage_row(const Key* from, const kv_strides& strides, int head_dim, Key* to) noexcept {
     for (int d = 0; d < head_dim;) {
@@ -110,11 +131,18 @@ class mainloop {
 
   // V of one of the tile's keys; a row whose dims are not contiguous is copied to row `slot` of the staging scratch.
   [[nodiscard]] const Key* value_row(const kv_tile_offsets& tile, int head, int key, int slot) const noexcept {
-    const Key* row =
-        static_cast<const Key*>(args_.v) + (item_.kv_head_begin + head) * args_.v_strides.head + tile.v[key];
-    if (v_contiguous_) return row;
+    const int kv_head = item_.kv_head_begin + head;
+    const std::int64_t offset = tile.v[key] + kv_head * args_.v_strides.head;
+    if (v_contiguous_) return static_cast<const Key*>(args_.v) + offset;
     Key* staging = static_cast<Key*>(scratch_.staging) + static_cast<std::int64_t>(slot) * padded_;
-    stage_row(row, args_.v_strides, args_.v_head_dim, staging);
+    if constexpr (__is_same(Key, float)) {
+      if (args_.is_coded) {
+        decode_row(args_.v_code, args_.v, offset, tile.v_tail[key] + kv_head * args_.v_code.tail.head, args_.v_strides,
+                   kv_head, args_.v_head_dim, staging);
+        return staging;
+      }
+    }
+    stage_row(static_cast<const Key*>(args_.v) + offset, args_.v_strides, args_.v_head_dim, staging);
     return staging;
   }
 
@@ -149,9 +177,22 @@ class mainloop {
         k += args_.k_strides.token;
         v += args_.v_strides.token;
       }
+      if constexpr (__is_same(Key, float)) {
+        if (args_.is_coded) {
+          locate_tails(args_.k_code, args_.k_strides, physical, token, run, tile.k_tail + key);
+          locate_tails(args_.v_code, args_.v_strides, physical, token, run, tile.v_tail + key);
+        }
+      }
       key += run;
       token = 0;
     }
+  }
+
+  // Codes with tails are of one byte: strides in elements are in bytes.
+  static BIFOLIO_INLINE void locate_tails(const coded_plane& plane, const kv_strides& strides, std::int64_t block,
+                                          int token, int count, std::int64_t* tails) noexcept {
+    const std::int64_t first = block * strides.block + plane.tail.offset + token * plane.tail.token;
+    for (int i = 0; i < count; ++i) tails[i] = first + i * plane.tail.token;
   }
 
   void run_tiles() noexcept {
@@ -239,23 +280,28 @@ class mainloop {
   };
 
   void list_ranges(range_list& list, const kv_tile_offsets& tile, int head) const noexcept {
-    bool whole = k_contiguous_ && args_.k_strides.token == args_.qk_head_dim;
-    whole = whole && (v_in_k_ || (v_contiguous_ && args_.v_strides.token == args_.v_head_dim));
+    const bool k_runs = has_runs(args_.k_strides, args_.qk_head_dim);
+    const bool v_runs = has_runs(args_.v_strides, args_.v_head_dim);
+    const int k_bytes = args_.is_coded ? static_cast<int>(size_of(args_.k_code.type)) : static_cast<int>(sizeof(Key));
+    const int v_bytes = args_.is_coded ? static_cast<int>(size_of(args_.v_code.type)) : static_cast<int>(sizeof(Key));
+    bool whole = k_runs && args_.k_strides.token == args_.qk_head_dim;
+    whole = whole && (v_in_k_ || (v_runs && args_.v_strides.token == args_.v_head_dim));
     for (int c = 0; c < tile_vectors; ++c) whole = whole && tile.uniform[c];
     list.count = 0;
     // All ranges of a list are of one length. Where rows of K and V differ, the ends of the longer ones are left to the
     // hardware's prefetcher.
-    const int dims = v_in_k_ || args_.qk_head_dim < args_.v_head_dim ? args_.qk_head_dim : args_.v_head_dim;
-    list.bytes = static_cast<int>(sizeof(Key)) * dims * (whole ? lanes : 1);
-    if (k_contiguous_) add_ranges(list, args_.k, args_.k_strides.head, head, tile, tile.k, whole);
-    if (v_contiguous_ && !v_in_k_) add_ranges(list, args_.v, args_.v_strides.head, head, tile, tile.v, whole);
+    const int k_row = k_bytes * args_.qk_head_dim;
+    const int v_row = v_bytes * args_.v_head_dim;
+    list.bytes = (v_in_k_ || k_row < v_row ? k_row : v_row) * (whole ? lanes : 1);
+    if (k_runs) add_ranges(list, args_.k, k_bytes, args_.k_strides.head, head, tile, tile.k, whole);
+    if (v_runs && !v_in_k_) add_ranges(list, args_.v, v_bytes, args_.v_strides.head, head, tile, tile.v, whole);
   }
 
-  void add_ranges(range_list& list, const void* plane, std::int64_t head_stride, int head, const kv_tile_offsets& tile,
-                  const std::int64_t* offsets, bool whole) const noexcept {
-    const Key* base = static_cast<const Key*>(plane) + (item_.kv_head_begin + head) * head_stride;
+  void add_ranges(range_list& list, const void* plane, int element, std::int64_t head_stride, int head,
+                  const kv_tile_offsets& tile, const std::int64_t* offsets, bool whole) const noexcept {
+    const std::int64_t first = (item_.kv_head_begin + head) * head_stride;
     for (int key = tile.begin; key < tile.end; key += whole ? lanes : 1) {
-      list.ranges[list.count++] = reinterpret_cast<const char*>(base + offsets[key]);
+      list.ranges[list.count++] = static_cast<const char*>(plane) + (first + offsets[key]) * element;
     }
   }
 

@@ -21,8 +21,8 @@ BIFOLIO_INLINE void widen_row(const void* src, std::int64_t offset, int count, f
 }
 
 void widen_any(dtype type, const void* src, std::int64_t offset, int count, float factor, float* dst) noexcept {
-  visit_dtype(type,
-              [&](auto traits) { widen_row<typename decltype(traits)::storage>(src, offset, count, factor, dst); });
+  visit_tensor_dtype(
+      type, [&](auto traits) { widen_row<typename decltype(traits)::storage>(src, offset, count, factor, dst); });
 }
 
 /// Pairs of elements in 32 bits, the earlier one in the low half; a last element without a partner is paired with 0.
@@ -42,7 +42,8 @@ BIFOLIO_INLINE void narrow_row(const float* src, int count, void* dst, std::int6
 }
 
 void narrow_any(dtype type, const float* src, int count, void* dst, std::int64_t offset) noexcept {
-  visit_dtype(type, [&](auto traits) { narrow_row<typename decltype(traits)::storage>(src, count, dst, offset); });
+  visit_tensor_dtype(type,
+                     [&](auto traits) { narrow_row<typename decltype(traits)::storage>(src, count, dst, offset); });
 }
 
 void merge_rows(const merge_params& params, std::int64_t begin, std::int64_t end) noexcept {

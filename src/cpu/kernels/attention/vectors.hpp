@@ -59,7 +59,7 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
   using base::query_offset;
   using base::range_of_token;
   using base::scratch_;
-  using base::stage_row;
+  using base::stage_key;
   using base::state_of;
   using base::states_;
   using base::stride_;
@@ -137,7 +137,8 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
 
   // Dims [dim, dim + dims) of the tile's keys, transposed, into scratch.
   void pack_keys(const kv_tile_offsets& tile, int head, int dim, int dims) noexcept {
-    const Key* k = static_cast<const Key*>(args_.k) + (item_.kv_head_begin + head) * args_.k_strides.head + dim;
+    const Key* k = static_cast<const Key*>(args_.k);
+    if (k_contiguous_) k += (item_.kv_head_begin + head) * args_.k_strides.head + dim;
     auto* staging = static_cast<Key*>(scratch_.staging);
     const Key* zeros = static_cast<const Key*>(scratch_.zero_row);
     for (int column = 0; column < tile_keys; column += lanes) {
@@ -156,7 +157,7 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
           rows.row[i] = k + tile.k[key];
         } else {
           Key* row = staging + static_cast<std::int64_t>(i) * qk_padded_;
-          stage_row(k + tile.k[key], args_.k_strides, args_.qk_head_dim, row);
+          stage_key(tile, head, key, row);
           rows.row[i] = row;
         }
       }

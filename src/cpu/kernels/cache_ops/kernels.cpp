@@ -196,8 +196,11 @@ void move(void* dst, const void* src, const move_plan& plan) noexcept {
             move_rows(d, s, plan.a, plan.b);
             break;
           case move_shape::transpose:
-            move_transposed(d, s, plan.a, plan.b);
-            break;
+            if constexpr (sizeof(D) > 1) {
+              move_transposed(d, s, plan.a, plan.b);
+              break;
+            }
+            [[fallthrough]];  // bytes stay in their order
           case move_shape::elements:
             move_elements(d, s, plan.a, plan.b);
             break;
@@ -207,18 +210,76 @@ void move(void* dst, const void* src, const move_plan& plan) noexcept {
   }
 }
 
+template <class S>
+void widen_dims(float* dst, const void* src, std::int64_t count) noexcept {
+  convert_row(dst, static_cast<const S*>(src), count);
+}
+
+template <class D>
+void narrow_dims(void* dst, const float* src, std::int64_t count) noexcept {
+  convert_row(static_cast<D*>(dst), src, count);
+}
+
+void decode_dims(float* values, std::int64_t count, float scale, float zero, bool has_zero) noexcept {
+  constexpr std::uint32_t nan = 0x7fc00000u;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const float product = values[i] * scale;
+    const float value = has_zero ? product + zero : product;
+    const std::uint32_t bits = __builtin_bit_cast(std::uint32_t, value);
+    values[i] = __builtin_bit_cast(float, (bits & 0x7fffffffu) > 0x7f800000u ? nan : bits);
+  }
+}
+
+void encode_dims(float* values, std::int64_t count, float inverse, float zero, bool has_zero) noexcept {
+  for (std::int64_t i = 0; i < count; ++i) values[i] = (has_zero ? values[i] - zero : values[i]) * inverse;
+}
+
+/// Integers that are in the order of the floats, so that the loop may take them in any order.
+void measure_dims(const float* values, std::int64_t count, detail::dim_range& range) noexcept {
+  const auto key_of = [](float value) {
+    const std::int32_t bits = __builtin_bit_cast(std::int32_t, value);
+    return bits ^ ((bits >> 31) & 0x7fffffff);
+  };
+  const auto value_of = [](std::int32_t key) { return __builtin_bit_cast(float, key ^ ((key >> 31) & 0x7fffffff)); };
+  std::int32_t least = key_of(range.least);
+  std::int32_t most = key_of(range.most);
+  std::int32_t magnitude = __builtin_bit_cast(std::int32_t, range.magnitude);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int32_t key = key_of(values[i]);
+    const std::int32_t bits = __builtin_bit_cast(std::int32_t, values[i]) & 0x7fffffff;
+    least = key < least ? key : least;
+    most = key > most ? key : most;
+    magnitude = bits > magnitude ? bits : magnitude;
+  }
+  range.least = value_of(least);
+  range.most = value_of(most);
+  range.magnitude = __builtin_bit_cast(float, magnitude);
+  range.finite = range.finite && magnitude < 0x7f800000;
+}
+
 constexpr cache_kernels make_table() noexcept {
   cache_kernels table = {};
   for (const dtype dst : all_dtypes) {
-    for (const dtype src : all_dtypes) {
-      move_kernel& entry = table.move[static_cast<std::size_t>(dst)][static_cast<std::size_t>(src)];
-      visit_dtype(dst, [&](auto dst_traits) {
-        visit_dtype(src, [&](auto src_traits) {
+    const auto to = static_cast<std::size_t>(dst);
+    visit_dtype(dst, [&](auto dst_traits) {
+      using storage = typename decltype(dst_traits)::storage;
+      table.codes.widen[to] = &widen_dims<storage>;
+      table.codes.narrow[to] = &narrow_dims<storage>;
+      if constexpr (sizeof(storage) == 1) table.move[to][to] = &move<std::uint8_t, std::uint8_t>;
+    });
+    if (!is_tensor_dtype(dst)) continue;
+    for (const dtype src : tensor_dtypes) {
+      move_kernel& entry = table.move[to][static_cast<std::size_t>(src)];
+      visit_tensor_dtype(dst, [&](auto dst_traits) {
+        visit_tensor_dtype(src, [&](auto src_traits) {
           entry = &move<typename decltype(dst_traits)::storage, typename decltype(src_traits)::storage>;
         });
       });
     }
   }
+  table.codes.decode = &decode_dims;
+  table.codes.encode = &encode_dims;
+  table.codes.measure = &measure_dims;
   return table;
 }
 

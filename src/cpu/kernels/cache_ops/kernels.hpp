@@ -9,6 +9,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "common/base/kv_code.hpp"
+
 namespace bifolio::cpu {
 
 /// One loop: how often, and how far each side steps, in elements of that side.
@@ -35,9 +37,23 @@ struct move_plan {
 /// Source and destination do not overlap and are aligned to their elements.
 using move_kernel = void (*)(void* dst, const void* src, const move_plan& plan) noexcept;
 
+/// What planes with codes go through, `count` dims of one token and head at a time: as float32 in between.
+struct code_kernels {
+  void (*widen[num_dtypes])(float* dst, const void* src, std::int64_t count) noexcept;
+  void (*narrow[num_dtypes])(void* dst, const float* src, std::int64_t count) noexcept;
+  /// value = code · scale, + zero where `has_zero`; NaN becomes 0x7fc00000.
+  void (*decode)(float* values, std::int64_t count, float scale, float zero, bool has_zero) noexcept;
+  /// value · inverse, of value − zero where `has_zero`: to be narrowed.
+  void (*encode)(float* values, std::int64_t count, float inverse, float zero, bool has_zero) noexcept;
+  /// Widens `range` by the values.
+  void (*measure)(const float* values, std::int64_t count, detail::dim_range& range) noexcept;
+};
+
 /// Kernels of append, gather, copy, convert and swap.
 struct cache_kernels {
-  move_kernel move[num_dtypes][num_dtypes];  ///< [dtype of dst][dtype of src]
+  /// [dtype of dst][dtype of src], for dtypes of tensors and for bytes that stay as they are.
+  move_kernel move[num_dtypes][num_dtypes];
+  code_kernels codes;
 
   [[nodiscard]] move_kernel mover(dtype dst, dtype src) const noexcept {
     return move[static_cast<std::size_t>(dst)][static_cast<std::size_t>(src)];

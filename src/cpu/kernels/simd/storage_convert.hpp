@@ -5,8 +5,8 @@
 /// unnamed namespace and means the ISA that the including file is compiled for. Results are bit for bit those of
 /// `to_float` and `from_float` of dtype.hpp on every ISA, in the default rounding mode.
 ///
-/// Written on the compiler's vector types (GCC and Clang) instead of xsimd, which has neither 16-bit floats nor stores
-/// that narrow integers; the only instructions named are the hardware conversions of binary16.
+/// Written on the compiler's vector types (GCC and Clang) instead of xsimd, which has neither 8- and 16-bit floats nor
+/// stores that narrow integers; the only instructions named are the hardware conversions of binary16.
 
 #include <bifolio/dtype.hpp>
 #include <cstddef>
@@ -34,6 +34,10 @@ template <int N>
 using i32_vector = typename vector_of<std::int32_t, N>::type;
 template <int N>
 using u16_vector = typename vector_of<std::uint16_t, N>::type;
+template <int N>
+using u8_vector = typename vector_of<std::uint8_t, N>::type;
+template <int N>
+using i8_vector = typename vector_of<std::int8_t, N>::type;
 
 /// Lanes of the widest vector.
 #if defined(__AVX512F__)
@@ -121,6 +125,43 @@ BIFOLIO_FORCE_INLINE f32_vector<N> widen(const float16* from) noexcept {
 #endif
 }
 
+template <int N>
+BIFOLIO_FORCE_INLINE f32_vector<N> widen(const float8_e5m2* from) noexcept {
+  u8_vector<N> bytes;
+  std::memcpy(&bytes, from, sizeof(bytes));
+  const u16_vector<N> halves = __builtin_convertvector(bytes, u16_vector<N>) << 8;
+  float16 elements[static_cast<std::size_t>(N)];
+  std::memcpy(static_cast<void*>(elements), &halves, sizeof(halves));
+  return widen<N>(elements);
+}
+
+template <int N>
+BIFOLIO_FORCE_INLINE f32_vector<N> widen(const float8_e4m3* from) noexcept {
+  u8_vector<N> bytes;
+  std::memcpy(&bytes, from, sizeof(bytes));
+  const u32_vector<N> bits = __builtin_convertvector(bytes, u32_vector<N>);
+  const u32_vector<N> magnitude = bits & 0x7fu;
+  const f32_vector<N> small = __builtin_convertvector(same_bits<i32_vector<N>>(magnitude), f32_vector<N>) * 0x1p-9f;
+  u32_vector<N> wide = (magnitude << 20) + (120u << 23);
+  wide = select<N>(greater<N>(splat<N>(8), magnitude), same_bits<u32_vector<N>>(small), wide);
+  wide = select<N>(magnitude == splat<N>(0x7f), splat<N>(0x7fc00000u), wide);
+  return same_bits<f32_vector<N>>(wide | ((bits & 0x80u) << 24));
+}
+
+template <int N>
+BIFOLIO_FORCE_INLINE f32_vector<N> widen(const std::int8_t* from) noexcept {
+  i8_vector<N> bytes;
+  std::memcpy(&bytes, from, sizeof(bytes));
+  return __builtin_convertvector(__builtin_convertvector(bytes, i32_vector<N>), f32_vector<N>);
+}
+
+template <int N>
+BIFOLIO_FORCE_INLINE f32_vector<N> widen(const std::uint8_t* from) noexcept {
+  u8_vector<N> bytes;
+  std::memcpy(&bytes, from, sizeof(bytes));
+  return __builtin_convertvector(__builtin_convertvector(bytes, i32_vector<N>), f32_vector<N>);
+}
+
 // ---- narrow: N lanes to memory, to nearest even, saturating, NaN without payload
 
 template <int N>
@@ -188,6 +229,63 @@ BIFOLIO_FORCE_INLINE void narrow(float16* to, f32_vector<N> lanes) noexcept {
   const u16_vector<N> halves = __builtin_convertvector(rounded | ((bits >> 16) & 0x8000u), u16_vector<N>);
   std::memcpy(static_cast<void*>(to), &halves, sizeof(halves));
 #endif
+}
+
+/// An 8-bit float, as detail::narrow_to_8.
+template <int N, std::uint32_t MantissaBits, std::uint32_t Bias, std::uint32_t Largest>
+BIFOLIO_FORCE_INLINE void narrow_to_8(void* to, f32_vector<N> lanes) noexcept {
+  constexpr std::uint32_t dropped = 23 - MantissaBits;
+  const auto bits = same_bits<u32_vector<N>>(lanes);
+  const u32_vector<N> magnitude = bits & 0x7fffffffu;
+  constexpr std::uint32_t half = (1u << (dropped - 1)) - 1;
+  u32_vector<N> normal = (magnitude - ((127u - Bias) << 23) + half + ((magnitude >> dropped) & 1u)) >> dropped;
+  normal = select<N>(greater<N>(normal, splat<N>(Largest)), splat<N>(Largest), normal);
+  // Below the normal range the unit in the last place is that of `shift`: adding it leaves the rounded count of units
+  // in the mantissa.
+  constexpr std::uint32_t shift_bits = (151u - Bias - MantissaBits) << 23;
+  const f32_vector<N> shifted = same_bits<f32_vector<N>>(magnitude) + __builtin_bit_cast(float, shift_bits);
+  const u32_vector<N> units = same_bits<u32_vector<N>>(shifted) - shift_bits;
+  u32_vector<N> rounded = select<N>(greater<N>(splat<N>((128u - Bias) << 23), magnitude), units, normal);
+  rounded |= (bits >> 24) & 0x80u;
+  rounded = select<N>(greater<N>(magnitude, splat<N>(0x7f800000u)), splat<N>(0x7f), rounded);
+  const u8_vector<N> bytes = __builtin_convertvector(rounded, u8_vector<N>);
+  std::memcpy(to, &bytes, sizeof(bytes));
+}
+
+template <int N>
+BIFOLIO_FORCE_INLINE void narrow(float8_e4m3* to, f32_vector<N> lanes) noexcept {
+  narrow_to_8<N, 3, 7, 0x7e>(static_cast<void*>(to), lanes);
+}
+
+template <int N>
+BIFOLIO_FORCE_INLINE void narrow(float8_e5m2* to, f32_vector<N> lanes) noexcept {
+  narrow_to_8<N, 2, 15, 0x7b>(static_cast<void*>(to), lanes);
+}
+
+/// To the nearest integer in [least, most], NaN to 0.
+template <int N>
+BIFOLIO_FORCE_INLINE i32_vector<N> narrow_to_integers(f32_vector<N> lanes, float least, float most) noexcept {
+  const f32_vector<N> low = f32_vector<N>{} + least;
+  const f32_vector<N> high = f32_vector<N>{} + most;
+  auto bits = same_bits<u32_vector<N>>(lanes);
+  bits = select<N>(lanes < low, same_bits<u32_vector<N>>(low), bits);
+  bits = select<N>(lanes > high, same_bits<u32_vector<N>>(high), bits);
+  bits &= same_bits<u32_vector<N>>(lanes == lanes);
+  // Adding 1.5 · 2^23 rounds to an integer and leaves it in the low bits.
+  const f32_vector<N> shifted = same_bits<f32_vector<N>>(bits) + 0x1.8p23f;
+  return same_bits<i32_vector<N>>(shifted) - 0x4b400000;
+}
+
+template <int N>
+BIFOLIO_FORCE_INLINE void narrow(std::int8_t* to, f32_vector<N> lanes) noexcept {
+  const i8_vector<N> bytes = __builtin_convertvector(narrow_to_integers<N>(lanes, -127.0f, 127.0f), i8_vector<N>);
+  std::memcpy(to, &bytes, sizeof(bytes));
+}
+
+template <int N>
+BIFOLIO_FORCE_INLINE void narrow(std::uint8_t* to, f32_vector<N> lanes) noexcept {
+  const u8_vector<N> bytes = __builtin_convertvector(narrow_to_integers<N>(lanes, 0.0f, 255.0f), u8_vector<N>);
+  std::memcpy(to, &bytes, sizeof(bytes));
 }
 
 }  // namespace

@@ -76,6 +76,11 @@ const decode_entry* find_decode_entry(dtype type, std::int32_t head_dim) noexcep
       return half_entries_for(head_dim).f16;
     case dtype::bf16:
       return half_entries_for(head_dim).bf16;
+    case dtype::e4m3:
+    case dtype::e5m2:
+    case dtype::i8:
+    case dtype::u8:
+      return nullptr;
   }
   return nullptr;
 }

@@ -6,7 +6,8 @@
 ///
 ///   offsets   where each position's K and V are, through the block table; positions that no row attends to are
 ///             never looked up
-///   K, V      128 dims of the tile to shared memory as float32, 16 bytes a load where strides and alignment allow
+///   K, V      128 dims of the tile to shared memory as float32, 16 bytes a load where strides and alignment allow;
+///             for codes with their scales, by a branch per load on the type of the plane: one instance for all
 ///   scores    thread = one position and half of the rows; dims beyond 128 take further rounds
 ///   softmax   one warp a row; running maximum and sum in shared memory
 ///   values    thread = one dim (and the one 128 further), all rows, accumulated in registers
@@ -18,6 +19,7 @@
 
 #include "common/attention/visibility.hpp"
 #include "cuda/attention/general/items.hpp"
+#include "cuda/device/codes.cuh"
 #include "cuda/device/convert.cuh"
 #include "cuda/device/load.cuh"
 #include "cuda/device/paged.cuh"
@@ -30,6 +32,9 @@ inline constexpr int general_threads = 128;
 inline constexpr int general_keys = 64;                   // positions of a tile
 inline constexpr int general_round = 128;                 // dims in shared memory at once
 inline constexpr int general_kv_row = general_round + 4;  // floats; shifts neighbouring positions by four banks
+
+/// In the place of an element type: K and V of any codes.
+struct any_code {};
 
 /// How one plane is loaded.
 enum class load_mode : std::int32_t {
@@ -58,6 +63,8 @@ struct general_shared {
   float weights[general_keys][weight_row];  // scores, then probabilities
   std::int64_t k_offset[general_keys];
   std::int64_t v_offset[general_keys];
+  detail::scale_pair k_scale[general_keys];  // of planes with codes
+  detail::scale_pair v_scale[general_keys];
   float m[Rows], l[Rows];              // of the split under way
   float rescale[Rows];                 // factor of what is accumulated
   float total_m[Rows], total_l[Rows];  // of the splits before it
@@ -105,20 +112,21 @@ __device__ __forceinline__ void load_plane(float (*tile)[general_kv_row], const 
     constexpr int count = 16 / sizeof(T);
     constexpr int per_key = general_round / count;
     constexpr int rounds = general_keys * per_key / general_threads;
+    constexpr int at_once = rounds < 8 ? rounds : 8;
     const int dim = static_cast<int>(threadIdx.x) % per_key * count;
     const bool dim_there = first_dim + dim < head_dim;
     const T* const mine = data + (dim_there ? dim_offset(strides, head_dim, first_dim + dim) : 0);
 #pragma unroll
-    for (int outer = 0; outer < rounds; outer += 8) {
-      uint4 held[8];
+    for (int outer = 0; outer < rounds; outer += at_once) {
+      uint4 held[at_once];
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
+      for (int i = 0; i < at_once; ++i) {
         const int key = ((outer + i) * general_threads + static_cast<int>(threadIdx.x)) / per_key;
         const std::int64_t offset = offsets[key];
         held[i] = load_16_if(mine + offset, dim_there && offset >= 0);
       }
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
+      for (int i = 0; i < at_once; ++i) {
         const int key = ((outer + i) * general_threads + static_cast<int>(threadIdx.x)) / per_key;
         const unpacked<T> elements(held[i]);
 #pragma unroll
@@ -140,6 +148,73 @@ __device__ __forceinline__ void load_plane(float (*tile)[general_kv_row], const 
       }
       tile[key][dim] = value;
     }
+  }
+}
+
+/// The scales of one key of a KV head in a block.
+__device__ __forceinline__ detail::scale_pair scales_of(const code_scales& code, const void* plane,
+                                                        const kv_strides& strides, std::int64_t block,
+                                                        std::int32_t kv_head, std::int32_t token) {
+  detail::scale_pair scales;
+  if (code.tail_floats > 0) {  // codes with tails are of one byte
+    const auto* const start = static_cast<const unsigned char*>(plane) + block * strides.block;
+    const auto* const stored =
+        reinterpret_cast<const float*>(start + code.tail.offset + kv_head * code.tail.head + token * code.tail.token);
+    scales.scale = stored[0];
+    if (code.tail_floats > 1) scales.zero = stored[1];
+  } else if (code.static_scales != nullptr) {
+    scales.scale = code.static_scales[kv_head * code.static_step];
+  }
+  return scales;
+}
+
+/// The same as `load_plane` for a plane of any code: values from elements and the scales of their positions.
+__device__ __forceinline__ void load_coded_plane(float (*tile)[general_kv_row], const void* base, dtype type,
+                                                 const code_scales& code, const kv_strides& strides, load_mode mode,
+                                                 const std::int64_t* offsets, const detail::scale_pair* scales,
+                                                 std::int32_t head_dim, std::int32_t first_dim) {
+  visit_dtype(type, [&](auto traits) {
+    load_plane<typename decltype(traits)::storage>(tile, base, strides, mode, offsets, head_dim, first_dim);
+  });
+  if (code.tail_floats == 0 && code.static_scales == nullptr) return;
+  // Each thread scales what it has loaded itself.
+  const bool has_zero = code.tail_floats > 1;
+  const auto scale_one = [&](int key, int dim) {
+    if (offsets[key] >= 0) tile[key][dim] = decoded(tile[key][dim], scales[key], has_zero);
+  };
+  if (mode == load_mode::vectorised) {
+    constexpr int count = 16;  // elements with scales are of one byte
+    constexpr int per_key = general_round / count;
+    for (int item = threadIdx.x; item < general_keys * per_key; item += general_threads) {
+#pragma unroll
+      for (int e = 0; e < count; ++e) scale_one(item / per_key, item % per_key * count + e);
+    }
+  } else {
+    for (int item = threadIdx.x; item < general_keys * general_round; item += general_threads) {
+      scale_one(mode == load_mode::strided_tokens ? item % general_keys : item / general_round,
+                mode == load_mode::strided_tokens ? item / general_keys : item % general_round);
+    }
+  }
+}
+
+template <class T, int Rows>
+__device__ __forceinline__ void load_k(general_shared<Rows>& shared, const attention_kernel_args& call, load_mode mode,
+                                       std::int32_t first_dim) {
+  if constexpr (__is_same(T, any_code)) {
+    load_coded_plane(shared.k, call.k, call.k_type, call.k_scales, call.k_strides, mode, shared.k_offset,
+                     shared.k_scale, call.head_dim, first_dim);
+  } else {
+    load_plane<T>(shared.k, call.k, call.k_strides, mode, shared.k_offset, call.head_dim, first_dim);
+  }
+}
+template <class T, int Rows>
+__device__ __forceinline__ void load_v(general_shared<Rows>& shared, const attention_kernel_args& call, load_mode mode,
+                                       std::int32_t first_dim) {
+  if constexpr (__is_same(T, any_code)) {
+    load_coded_plane(shared.v, call.v, call.v_type, call.v_scales, call.v_strides, mode, shared.v_offset,
+                     shared.v_scale, call.v_head_dim, first_dim);
+  } else {
+    load_plane<T>(shared.v, call.v, call.v_strides, mode, shared.v_offset, call.v_head_dim, first_dim);
   }
 }
 
@@ -281,6 +356,10 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
             block = block < 0 ? 0 : block >= call.num_blocks ? call.num_blocks - 1 : block;
             k_offset = token_offset(call.k_strides, block, kv_head, in_block);
             v_offset = token_offset(call.v_strides, block, kv_head, in_block);
+            if constexpr (__is_same(T, any_code)) {
+              shared.k_scale[thread] = scales_of(call.k_scales, call.k, call.k_strides, block, kv_head, in_block);
+              shared.v_scale[thread] = scales_of(call.v_scales, call.v, call.v_strides, block, kv_head, in_block);
+            }
           }
           shared.k_offset[thread] = k_offset;
           shared.v_offset[thread] = v_offset;
@@ -295,11 +374,8 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
         for (int r = 0; r < rows_per_half; ++r) scores[r] = 0.0f;
         for (std::int32_t dim = 0; dim < call.head_dim; dim += general_round) {
           if (dim > 0) __syncthreads();
-          load_plane<T>(shared.k, call.k, call.k_strides, args.k_mode, shared.k_offset, call.head_dim, dim);
-          if (dim == 0) {
-            load_plane<T>(shared.v, call.v, call.v_strides, args.v_mode, shared.v_offset, call.v_head_dim,
-                          first_out_dim);
-          }
+          load_k<T>(shared, call, args.k_mode, dim);
+          if (dim == 0) load_v<T>(shared, call, args.v_mode, first_out_dim);
           const std::int32_t round = min(general_round, (call.head_dim - dim + 3) / 4 * 4);
           if (!queries_fit) {
             load_queries<Rows>(shared, call, first_token, item.first_row, num_rows, kv_head, dim,
@@ -383,8 +459,7 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
           if (c * general_threads >= num_out_dims) break;
           if (c > 0) {  // the first dims came together with K
             __syncthreads();
-            load_plane<T>(shared.v, call.v, call.v_strides, args.v_mode, shared.v_offset, call.v_head_dim,
-                          first_out_dim + c * general_threads);
+            load_v<T>(shared, call, args.v_mode, first_out_dim + c * general_threads);
             __syncthreads();
           }
 #pragma unroll

@@ -5,9 +5,8 @@
 namespace bifolio::cuda {
 namespace {
 
-template <class T>
-load_mode load_mode_of(const void* base, const kv_strides& strides, std::int32_t head_dim) noexcept {
-  constexpr std::int64_t count = 16 / sizeof(T);
+load_mode load_mode_of(const void* base, dtype type, const kv_strides& strides, std::int32_t head_dim) noexcept {
+  const auto count = static_cast<std::int64_t>(16 / size_of(type));
   if (strides.dim == 1 && strides.chunk % count == 0 && head_dim % count == 0 && strides.block % count == 0 &&
       strides.head % count == 0 && strides.token % count == 0 &&
       (strides.chunk >= head_dim || strides.chunk_stride % count == 0) &&
@@ -34,8 +33,8 @@ cudaError_t launch_rows(const runtime_api& api, const general_args& args, const 
 template <class T>
 cudaError_t launch_type(const runtime_api& api, general_args& args, const general_plan& plan,
                         const device_numbers& device, cudaStream_t stream) noexcept {
-  args.k_mode = load_mode_of<T>(args.call.k, args.call.k_strides, args.call.head_dim);
-  args.v_mode = load_mode_of<T>(args.call.v, args.call.v_strides, args.call.v_head_dim);
+  args.k_mode = load_mode_of(args.call.k, args.call.k_type, args.call.k_strides, args.call.head_dim);
+  args.v_mode = load_mode_of(args.call.v, args.call.v_type, args.call.v_strides, args.call.v_head_dim);
   return plan.rows_per_tile == few_rows ? launch_rows<T, few_rows>(api, args, device, stream)
                                         : launch_rows<T, many_rows>(api, args, device, stream);
 }
@@ -49,7 +48,8 @@ cudaError_t launch_general(const runtime_api& api, const attention_kernel_args& 
   args.call = call;
   args.metadata = metadata;
   args.num_dim_tiles = plan.num_dim_tiles;
-  return visit_dtype(call.kv_type, [&](auto traits) {
+  if (call.is_coded) return launch_type<any_code>(api, args, plan, device, stream);
+  return visit_tensor_dtype(call.kv_type, [&](auto traits) {
     return launch_type<typename decltype(traits)::storage>(api, args, plan, device, stream);
   });
 }

@@ -29,6 +29,11 @@ CUtensorMapDataType map_type(dtype type) noexcept {
       return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
     case dtype::bf16:
       return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    case dtype::e4m3:
+    case dtype::e5m2:
+    case dtype::i8:
+    case dtype::u8:
+      return CU_TENSOR_MAP_DATA_TYPE_UINT8;
   }
   __builtin_unreachable();
 }
@@ -69,6 +74,11 @@ const prefill_entry* find_prefill_entry(dtype type, std::int32_t head_dim) noexc
       return one_of(prefill_f16_64, prefill_f16_128);
     case dtype::bf16:
       return one_of(prefill_bf16_64, prefill_bf16_128);
+    case dtype::e4m3:
+    case dtype::e5m2:
+    case dtype::i8:
+    case dtype::u8:
+      return nullptr;
   }
   return nullptr;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// The epilogue of decode on x_split: in v1 a CTA folds its partitions as it goes and writes finished rows, in v2 it
+/// The epilogue of decode on x_split: in v1 a CTA combines its partitions as it goes and writes finished rows, in v2 it
 /// leaves a partial result per partition, which x_split_reduce combines in the same order with the same instructions.
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace bifolio::cuda::x_split {
 
-/// The partitions folded so far: states of this lane's heads, and values.
+/// The partitions combined so far: states of this lane's heads, and values.
 template <class Shape>
 struct row_totals {
   head_state states[Shape::head_tiles][2];
@@ -64,8 +64,8 @@ class epilogue : public mainloop<Shape> {
       }
     }
   }
-  /// Folds the current partition into the partitions before it.
-  __device__ __forceinline__ void fold(row_totals<Shape>& totals, const row_values<Shape>& own) const {
+  /// Combines the current partition with the partitions before it.
+  __device__ __forceinline__ void combine(row_totals<Shape>& totals, const row_values<Shape>& own) const {
 #pragma unroll
     for (int n = 0; n < Shape::head_tiles; ++n) {
       if (n * product_heads >= num_heads_) break;
@@ -84,7 +84,7 @@ class epilogue : public mainloop<Shape> {
       }
     }
   }
-  /// Output and LSE of all rows, from what was folded.
+  /// Output and LSE of all rows, from what was combined.
   __device__ __forceinline__ void write_rows(const row_totals<Shape>& totals) const {
     const attention_kernel_args& call = args_.call;
 #pragma unroll

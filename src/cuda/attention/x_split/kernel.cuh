@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(Shape::threads, Shape::ctas_per_sm)
     if (is_split) {
       rows.write_partial(partition, own);
     } else {
-      rows.fold(totals, own);
+      rows.combine(totals, own);
     }
   }
   if (!is_split) rows.write_rows(totals);

@@ -9,7 +9,7 @@
 ///   v1  one CTA walks the partitions of its sequence in order and writes the output
 ///   v2  several take the partitions round-robin, and a second kernel combines the partial results in order
 ///
-/// `plan_x_split` chooses. Both fold the same partial results in the same order: the choice, which depends on the
+/// `plan_x_split` chooses. Both combine the same partial results in the same order: the choice, which depends on the
 /// batch, decides no bit.
 
 #include <string>

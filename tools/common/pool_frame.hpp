@@ -4,10 +4,11 @@
 /// What one picture of the pool shows, without saying how it is drawn.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
-namespace block_map {
+namespace tools {
 
 enum class cell_state : std::uint8_t {
   free,    ///< without contents that anyone could use
@@ -20,12 +21,16 @@ inline constexpr int num_cell_states = 5;
 
 struct cell {
   cell_state state = cell_state::free;
-  /// free '.', cached ':', fenced '~', used the letter of the sequence, shared the number of sequences ('+' above 9).
+  /// free '.', cached ':', fenced '~', used the letter of the sequence, shared the number of sequences ('+' above 9). A
+  /// letter of '#': one of more sequences than there are letters.
   char mark = '.';
   friend bool operator==(const cell&, const cell&) = default;
 };
 
-struct frame {
+/// The inverse of `cell::mark`; nothing for a character that is none.
+[[nodiscard]] std::optional<cell> cell_of(char mark) noexcept;
+
+struct pool_frame {
   std::int64_t step = 0;
   std::int64_t block_size = 0;
   std::vector<cell> device;
@@ -49,4 +54,4 @@ struct frame {
 /// For a legend: "free", "cached, idle", ...
 [[nodiscard]] const char* name_of(cell_state state) noexcept;
 
-}  // namespace block_map
+}  // namespace tools

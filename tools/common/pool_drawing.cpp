@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "drawing.hpp"
+#include "tools/common/pool_drawing.hpp"
 
 #include <fmt/format.h>
 
@@ -7,7 +7,7 @@
 #include <array>
 #include <iterator>
 
-namespace block_map {
+namespace tools {
 namespace {
 
 // Of the 256 colours of terminals: backgrounds on which black letters can be read, neighbours far apart.
@@ -46,7 +46,7 @@ int foreground(const cell& one) {
 
 class text {
  public:
-  explicit text(const text_style& style) : style_(style) {}
+  explicit text(const pool_text_style& style) : style_(style) {}
 
   template <class... Parts>
   void line(fmt::format_string<Parts...> format, Parts&&... parts) {
@@ -76,12 +76,12 @@ class text {
   std::string out_;
 
  private:
-  const text_style& style_;
+  const pool_text_style& style_;
 };
 
 }  // namespace
 
-std::string draw_text(const frame& what, const text_style& style) {
+std::string draw_pool(const pool_frame& what, const pool_text_style& style) {
   text out(style);
   out.line("step {}: {} tokens, {} running, {} waiting, {} on the host", what.step, what.num_tokens,
            what.running.size(), what.num_waiting, what.swapped.size());
@@ -116,4 +116,4 @@ std::string draw_text(const frame& what, const text_style& style) {
   return std::move(out.out_);
 }
 
-}  // namespace block_map
+}  // namespace tools

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "svg.hpp"
+#include "tools/common/pool_svg.hpp"
 
 #include <fmt/format.h>
 
@@ -12,7 +12,7 @@
 
 #include "tools/common/escape.hpp"
 
-namespace block_map {
+namespace tools {
 namespace {
 
 constexpr int cell_size = 14;
@@ -39,7 +39,7 @@ const char* colour_of(const cell& one) {
 
 const char* ink_of(const cell& one) { return one.state == cell_state::shared ? "#ffffff" : "#202020"; }
 
-std::string headline(const frame& what) {
+std::string headline(const pool_frame& what) {
   return fmt::format("step {}: {} tokens, {} running, {} waiting, {} on the host", what.step, what.num_tokens,
                      what.running.size(), what.num_waiting, what.swapped.size());
 }
@@ -47,7 +47,7 @@ std::string headline(const frame& what) {
 /// Where things are; the same for all frames.
 class sheet {
  public:
-  sheet(const frame& what, std::int32_t columns) : columns_(columns) {
+  sheet(const pool_frame& what, std::int32_t columns) : columns_(columns) {
     const auto rows = [&](std::size_t cells) { return (static_cast<int>(cells) + columns - 1) / columns * cell_size; };
     device_top_ = margin + 44;
     host_top_ = device_top_ + rows(what.device.size()) + 30;
@@ -68,13 +68,13 @@ class sheet {
         width_, height, width_, height, width_, height);
   }
 
-  void captions(const frame& what) {
+  void captions(const pool_frame& what) {
     text(margin, device_top_ - 8, fmt::format("device, {} blocks of {} tokens", what.device.size(), what.block_size));
     if (!what.host.empty()) text(margin, host_top_ - 8, fmt::format("host, {} blocks", what.host.size()));
   }
 
   void text(int x, int y, const std::string& what) {
-    write("<text x=\"{}\" y=\"{}\" xml:space=\"preserve\">{}</text>\n", x, y, tools::svg_text(what));
+    write("<text x=\"{}\" y=\"{}\" xml:space=\"preserve\">{}</text>\n", x, y, svg_text(what));
   }
 
   [[nodiscard]] std::pair<int, int> place(std::size_t i, bool host) const {
@@ -98,7 +98,7 @@ class sheet {
   }
 
   /// `counts`: of each state, or null when they change.
-  void legend(const frame* counts) {
+  void legend(const pool_frame* counts) {
     int x = margin;
     for (const auto& [state, mark] : {std::pair{cell_state::free, '.'},
                                       {cell_state::cached, ':'},
@@ -158,7 +158,7 @@ void animate_cell(sheet& out, std::pair<int, int> at, std::size_t num_frames, do
 
 }  // namespace
 
-std::string draw_svg(const frame& what, std::int32_t columns) {
+std::string draw_pool_svg(const pool_frame& what, std::int32_t columns) {
   sheet out(what, columns);
   out.begin(60 + 16 * static_cast<int>(what.news.size()));
   out.text(margin, margin + 8, headline(what));
@@ -178,8 +178,8 @@ std::string draw_svg(const frame& what, std::int32_t columns) {
   return out.finish();
 }
 
-std::string draw_animated_svg(std::span<const frame> frames, std::int32_t columns, double frames_per_second) {
-  const frame& first = frames.front();
+std::string draw_animated_pool_svg(std::span<const pool_frame> frames, std::int32_t columns, double frames_per_second) {
+  const pool_frame& first = frames.front();
   const auto count = static_cast<double>(frames.size());
   const double seconds = count / frames_per_second;
   sheet out(first, columns);
@@ -211,4 +211,4 @@ std::string draw_animated_svg(std::span<const frame> frames, std::int32_t column
   return out.finish();
 }
 
-}  // namespace block_map
+}  // namespace tools

@@ -6,16 +6,16 @@
 #include <cstdint>
 #include <string>
 
-#include "frame.hpp"
+#include "tools/common/pool_frame.hpp"
 
-namespace block_map {
+namespace tools {
 
-struct text_style {
+struct pool_text_style {
   std::int32_t columns = 64;  ///< blocks in a row
   bool colours = false;       ///< ANSI escapes (256 colours)
 };
 
 /// Lines that end in "\n"; with colours each line also clears the rest of its row.
-[[nodiscard]] std::string draw_text(const frame& what, const text_style& style);
+[[nodiscard]] std::string draw_pool(const pool_frame& what, const pool_text_style& style);
 
-}  // namespace block_map
+}  // namespace tools

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine.hpp"
+
+#include <algorithm>
+#include <chrono>
+
+namespace generate {
+namespace {
+
+using bifolio::token_id;
+using clock = std::chrono::steady_clock;
+
+bifolio::kv_cache_config manager_config(const bifolio::cache_engine& cache, const engine_config& config,
+                                        const bifolio::cache_engine* host) {
+  bifolio::kv_cache_config result;
+  result.block_size = cache.config().layout.block_size;
+  result.num_blocks = cache.config().num_blocks;
+  result.max_sequences = config.max_running;
+  result.prefix.enabled = config.prefix_caching;
+  if (host != nullptr) {
+    result.num_host_blocks = host->config().num_blocks;
+    result.max_sequences *= 2;  // half of them may be swapped out
+  }
+  result.max_seq_len = config.max_positions + 1;  // the last token is sampled and never fed
+  return result;
+}
+
+bifolio::scheduler_config schedule_config(const engine_config& config, std::int32_t vocab_size) {
+  bifolio::scheduler_config result;
+  result.max_tokens_per_step = config.max_batch_tokens;
+  result.max_running = config.max_running;
+  result.preemption = config.preemption;
+  result.vocab_size = vocab_size;
+  return result;
+}
+
+}  // namespace
+
+const char* to_string(ending how) noexcept {
+  switch (how) {
+    case ending::bos:
+      return "bos";
+    case ending::eos:
+      return "eos";
+    case ending::stopped:
+      return "stopped";
+    case ending::steps:
+      break;
+  }
+  return "steps";
+}
+
+engine::engine(model_runner& model, bifolio::cache_engine& cache, const engine_config& config,
+               engine_observer& observer, bifolio::cache_engine* host)
+    : model_(model),
+      observer_(observer),
+      host_(host),
+      manager_(manager_config(cache, config, host)),
+      scheduler_(manager_, schedule_config(config, model.config().vocab_size)),
+      attention_(cache, model, config.deterministic) {
+  if (config.watched) watcher_.emplace(manager_, scheduler_);
+}
+
+bifolio::submit_result engine::submit(text_request what) {
+  open_request open;
+  open.prompt_length = static_cast<std::int32_t>(what.prompt.size());
+  open.num_running = what.num_samples;
+  for (std::int32_t s = 0; s < what.num_samples; ++s) {
+    open.samplers.emplace_back(what.how, what.seed, what.first_stream + static_cast<std::uint64_t>(s));
+  }
+  bifolio::request request;
+  request.prompt = std::move(what.prompt);
+  request.max_new_tokens = what.max_new_tokens;
+  request.num_samples = what.num_samples;
+  const bifolio::submit_result submitted = scheduler_.submit(std::move(request));
+  if (submitted.status == bifolio::alloc_status::ok) requests_.emplace(to_index(submitted.id), std::move(open));
+  return submitted;
+}
+
+void engine::abort(bifolio::request_id id) {
+  if (requests_.erase(to_index(id)) > 0) scheduler_.post_abort(id);
+}
+
+bool engine::step() {
+  const auto start = clock::now();
+  const bifolio::step_plan& plan = scheduler_.schedule();
+  if (watcher_) watcher_->look_at(plan, plan.step);
+  if (plan.empty()) {
+    if (scheduler_.has_work()) {  // the oldest sequence always proceeds
+      throw bifolio::error(bifolio::errc::internal, "the scheduler has work and plans none of it");
+    }
+    return false;
+  }
+  note_peaks();
+  compute(plan);
+  sample(plan);
+  note_time(plan, std::chrono::duration<double>(clock::now() - start).count());
+  commit(plan);
+  return true;
+}
+
+std::int64_t engine::num_cached_tokens(bifolio::request_id id) const {
+  const auto found = requests_.find(to_index(id));
+  return found != requests_.end() ? found->second.num_cached_tokens : 0;
+}
+
+void engine::compute(const bifolio::step_plan& plan) {
+  attention_.move_blocks(plan, host_);
+  if (plan.seqs.empty()) return;  // sequences were swapped, and are computed from the next step on
+  scheduler_.build(inputs_);
+  attention_.begin_step(inputs_.batch);
+  logits_ = model_.forward(inputs_.tokens, inputs_.positions, inputs_.sample_rows, attention_);
+}
+
+/// One row of logits for each sequence that samples; as many tokens from it as the plan requests, which is more than
+/// one when a prompt is complete and forks into its samples.
+void engine::sample(const bifolio::step_plan& plan) {
+  sampled_.clear();
+  const auto vocab = static_cast<std::size_t>(model_.config().vocab_size);
+  const std::vector<std::int32_t>& ends = model_.config().eos_ids;
+  std::size_t row = 0;
+  for (const bifolio::scheduled_seq& seq : plan.seqs) {
+    open_request& open = requests_.at(to_index(seq.request));
+    if (seq.num_cached_tokens > 0 && open.num_cached_tokens == 0) open.num_cached_tokens = seq.num_cached_tokens;
+    if (seq.num_samples == 0) continue;
+    const auto logits = logits_.subspan(row++ * vocab, vocab);
+    for (std::int32_t s = seq.sample; s < seq.sample + seq.num_samples; ++s) {
+      const token_id token = open.samplers[static_cast<std::size_t>(s)].choose(logits);
+      const bool is_stopped = observer_.on_token(seq.request, s, token);
+      sampled_.push_back({token, is_stopped || std::ranges::find(ends, to_index(token)) != ends.end()});
+    }
+  }
+}
+
+void engine::note_peaks() {
+  const bifolio::cache_stats now = manager_.stats();
+  record_.peak_table_entries = std::max(record_.peak_table_entries, now.num_table_entries);
+  record_.peak_sequences = std::max(record_.peak_sequences, now.num_sequences - now.num_swapped_sequences);
+  record_.peak_positions = std::max(record_.peak_positions, now.num_tokens);
+}
+
+void engine::note_time(const bifolio::step_plan& plan, double seconds) {
+  std::int64_t prefill = 0;
+  for (const bifolio::scheduled_seq& seq : plan.seqs) {
+    const std::int32_t prompt_length = requests_.at(to_index(seq.request)).prompt_length;
+    const bool decodes = seq.query_len == 1 && seq.num_samples > 0 && seq.seq_len > prompt_length;
+    if (!decodes) prefill += seq.query_len;
+  }
+  const double share = static_cast<double>(prefill) / static_cast<double>(std::max<std::int64_t>(1, plan.num_tokens));
+  record_.num_prefill_tokens += prefill;
+  record_.num_decode_tokens += plan.num_tokens - prefill;
+  record_.prefill_seconds += seconds * share;
+  record_.decode_seconds += seconds * (1 - share);
+}
+
+void engine::commit(const bifolio::step_plan& plan) {
+  const std::vector<std::int32_t>& ends = model_.config().eos_ids;
+  const std::vector<bifolio::finished_sequence> finished = scheduler_.commit(plan, sampled_);
+  if (watcher_) watcher_->look_at(finished);
+  for (const bifolio::finished_sequence& ended : finished) {
+    const std::int32_t last = to_index(ended.tokens.back());
+    const ending stopped = std::ranges::find(ends, last) == ends.end() ? ending::stopped
+                           : last == model_.config().bos_id            ? ending::bos
+                                                                       : ending::eos;
+    observer_.on_end(ended.request, ended.sample,
+                     ended.reason == bifolio::finish_reason::stop ? stopped : ending::steps);
+    const auto open = requests_.find(to_index(ended.request));
+    if (--open->second.num_running == 0) requests_.erase(open);
+  }
+}
+
+}  // namespace generate

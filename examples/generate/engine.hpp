@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// Continuous batching: requests come when they like, and each step computes a batch of them through one model, on
+/// bifolio's scheduler, manager, cache engine and attention. What is done with the tokens is the observer's business.
+/// `generate_all` drives it for prompts that are all there, examples/serve for those that arrive.
+
+#include <bifolio/cache_engine.hpp>
+#include <bifolio/kv_cache_manager.hpp>
+#include <bifolio/scheduler.hpp>
+#include <bifolio/types.hpp>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "model_runner.hpp"
+#include "paged_attention.hpp"
+#include "sampler.hpp"
+#include "tools/common/pool_watcher.hpp"
+
+namespace generate {
+
+struct engine_config {
+  std::int32_t max_positions = 0;  ///< of a sequence: tokens that are fed
+  std::int32_t max_batch_tokens = 256;
+  std::int32_t max_running = 64;  ///< sequences of one step
+  bool prefix_caching = false;    ///< prompts share the blocks of what others began with
+  bifolio::preemption_mode preemption = bifolio::preemption_mode::automatic;
+  bool deterministic = false;  ///< of a GPU's attention: a sequence says the same in any company
+  bool watched = false;        ///< `engine::frame` is called
+};
+
+struct text_request {
+  std::vector<bifolio::token_id> prompt;
+  std::int32_t max_new_tokens = 16;
+  std::int32_t num_samples = 1;  ///< continuations; they share the prompt's blocks
+  sampling how;
+  std::uint64_t seed = 0;
+  std::uint64_t first_stream = 0;  ///< of the first sample's random numbers (`sampler`); the others count on from it
+};
+
+enum class ending : std::uint8_t {
+  bos,      ///< the model produced the token that starts sequences, which ends a llama2.c story
+  eos,      ///< it produced one of the tokens for the end, where that is another one
+  steps,    ///< all tokens that were allowed are there
+  stopped,  ///< the observer ended it
+};
+
+/// "bos", "eos", "steps" or "stopped".
+[[nodiscard]] const char* to_string(ending how) noexcept;
+
+class engine_observer {
+ public:
+  virtual ~engine_observer() = default;
+  /// Whether the sequence ends with this token, although the model would go on.
+  virtual bool on_token(bifolio::request_id request, std::int32_t sample, bifolio::token_id token) = 0;
+  virtual void on_end(bifolio::request_id request, std::int32_t sample, ending how) = 0;
+};
+
+/// Where the time went, and what was there at once.
+struct engine_record {
+  double prefill_seconds = 0;  ///< a mixed step's time is divided by its numbers of tokens
+  double decode_seconds = 0;
+  std::int64_t num_prefill_tokens = 0;  ///< prompts, and what was computed again after a preemption
+  std::int64_t num_decode_tokens = 0;
+  std::int64_t peak_table_entries = 0;  ///< most blocks in the tables of all sequences, a shared one counted each time
+  std::int64_t peak_sequences = 0;      ///< most that held blocks of the device at once
+  std::int64_t peak_positions = 0;      ///< most tokens of all sequences at once, a shared one counted each time
+};
+
+/// One thread.
+class engine {
+ public:
+  /// Everything is borrowed. The cache's layout is the model's (`cache_config`); its blocks are the whole pool. `host`,
+  /// if given, takes sequences that are swapped out: an engine of the same layout in host memory.
+  /// Throws `bifolio::error` on what the library refuses.
+  engine(model_runner& model, bifolio::cache_engine& cache, const engine_config& config, engine_observer& observer,
+         bifolio::cache_engine* host = nullptr);
+
+  /// As `scheduler::submit`; the observer hears of it from the next step on.
+  [[nodiscard]] bifolio::submit_result submit(text_request what);
+  /// The observer hears no more of it.
+  void abort(bifolio::request_id id);
+  /// Schedules, computes, samples and commits one step. Whether there was anything to do.
+  bool step();
+
+  [[nodiscard]] bool is_open(bifolio::request_id id) const { return requests_.contains(to_index(id)); }
+  /// Tokens of a prompt that were found in the cache and not computed; 0 once the request has ended.
+  [[nodiscard]] std::int64_t num_cached_tokens(bifolio::request_id id) const;
+  [[nodiscard]] const bifolio::kv_cache_manager& manager() const noexcept { return manager_; }
+  [[nodiscard]] const bifolio::scheduler& schedule() const noexcept { return scheduler_; }
+  [[nodiscard]] const engine_record& record() const noexcept { return record_; }
+  /// The pool after the last step. For a config that is watched.
+  [[nodiscard]] tools::pool_frame frame() const { return watcher_->snapshot(); }
+  [[nodiscard]] char letter(bifolio::request_id id, std::int32_t sample) const { return watcher_->letter(id, sample); }
+
+ private:
+  struct open_request {
+    std::int32_t prompt_length = 0;
+    std::int32_t num_running = 0;  ///< samples that have not ended
+    std::int64_t num_cached_tokens = 0;
+    std::vector<sampler> samplers;
+  };
+
+  void compute(const bifolio::step_plan& plan);
+  void sample(const bifolio::step_plan& plan);
+  void note_peaks();
+  void note_time(const bifolio::step_plan& plan, double seconds);
+  void commit(const bifolio::step_plan& plan);
+
+  model_runner& model_;
+  engine_observer& observer_;
+  bifolio::cache_engine* host_;
+  bifolio::kv_cache_manager manager_;
+  bifolio::scheduler scheduler_;
+  paged_attention attention_;
+  std::optional<tools::pool_watcher> watcher_;
+  std::unordered_map<std::uint64_t, open_request> requests_;  // by id
+
+  bifolio::step_inputs inputs_;
+  std::span<const float> logits_;
+  std::vector<bifolio::sampled_token> sampled_;
+  engine_record record_;
+};
+
+}  // namespace generate

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model_setup.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bifolio/kv_cache_manager.hpp>
+
+#include "input_error.hpp"
+#include "parallel.hpp"
+#include "report.hpp"
+#include "tools/common/escape.hpp"
+
+namespace generate {
+namespace {
+
+std::int32_t choose_max_positions(const engine_options& o, const model_config& model) {
+  if (o.max_positions > model.max_positions) {
+    throw input_error(fmt::format("--max-positions is {}, allowed are 1 to {}, the model's limit", o.max_positions,
+                                  model.max_positions));
+  }
+  return o.max_positions > 0 ? o.max_positions : model.max_positions;
+}
+
+std::int64_t choose_num_blocks(const engine_options& o, const bifolio::kv_layout& layout, const model_setup& on,
+                               std::int64_t num_sequences) {
+  if (o.num_blocks > 0) return o.num_blocks;
+  const std::int64_t need = num_sequences * bifolio::blocks_for(on.max_positions, o.block_size);
+  const std::int64_t spare = need / 50 + 2;  // what the manager's watermark keeps free
+  const std::int64_t fitting = bifolio::num_blocks_for_memory(o.cache_mebibytes << 20, layout, on.config().num_layers);
+  return std::min(need + spare, std::max<std::int64_t>(1, fitting));
+}
+
+bifolio::cache_engine_config config_of(const engine_options& o, const model_setup& on, std::int64_t num_sequences) {
+  const model_config& c = on.config();
+  const bifolio::kv_layout layout =
+      bifolio::make_layout(o.layout, on.placed.kv_type, c.num_kv_heads, c.head_dim, o.block_size);
+  return {c.num_layers, choose_num_blocks(o, layout, on, num_sequences), layout};
+}
+
+}  // namespace
+
+model_setup::model_setup(const engine_options& o)
+    : path(o.model.empty() ? find_bundled_model() : o.model), model(load_model(path, o.tokenizer)) {
+  max_positions = choose_max_positions(o, config());
+  workers = make_workers(o.num_threads);
+  placed = place_model(o.device, model.weights, *workers, o.types, o.isa);
+  const model_config& c = config();
+  tools::write_stderr(fmt::format(
+      "model: {}: {:.2f} million parameters, {} layers, {} query heads on {} KV heads of {}, vocabulary {}\n",
+      tools::printable_line(path.string()), static_cast<double>(num_parameters(c)) * 1e-6, c.num_layers, c.num_q_heads,
+      c.num_kv_heads, c.head_dim, c.vocab_size));
+}
+
+cache_setup::cache_setup(const engine_options& o, model_setup& on, std::int64_t num_sequences)
+    : blocks(*on.placed.where, config_of(o, on, num_sequences)) {
+  if (o.num_host_blocks > 0) host_blocks.emplace(*on.placed.where, blocks.config(), o.num_host_blocks);
+  tools::write_stderr(fmt::format("cache: {} blocks of {} tokens in {}, {} {}, on {}\n", blocks.config().num_blocks,
+                                  o.block_size, format_bytes(static_cast<std::int64_t>(blocks.num_bytes())),
+                                  to_string(on.placed.kv_type), to_string(o.layout), on.placed.where->description()));
+}
+
+}  // namespace generate

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// A model on its device, and a cache for it, as the options say. What generate and serve do before the first token.
+
+#include <bifolio/cache_engine.hpp>
+#include <bifolio/executor.hpp>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "engine_options.hpp"
+#include "loaded_model.hpp"
+#include "paged_attention.hpp"
+#include "placement.hpp"
+
+namespace generate {
+
+struct model_setup {
+  /// Loads and places the model, and says on stderr which it is. Throws `input_error`, `bifolio::error`.
+  explicit model_setup(const engine_options& o);
+  model_setup(const model_setup&) = delete;
+  model_setup& operator=(const model_setup&) = delete;
+
+  [[nodiscard]] const model_config& config() const noexcept { return model.weights.config; }
+
+  std::filesystem::path path;
+  loaded_model model;
+  std::unique_ptr<bifolio::executor> workers;
+  placed_model placed;
+  std::int32_t max_positions = 0;  ///< of a sequence
+};
+
+struct cache_setup {
+  /// A pool of what was asked for, or of what `num_sequences` can need at most, within the budget of memory. Says on
+  /// stderr what it is. Throws `bifolio::error`.
+  cache_setup(const engine_options& o, model_setup& on, std::int64_t num_sequences);
+  cache_setup(const cache_setup&) = delete;
+  cache_setup& operator=(const cache_setup&) = delete;
+
+  [[nodiscard]] bifolio::cache_engine* host() noexcept { return host_blocks ? &host_blocks->engine : nullptr; }
+
+  bifolio::cache_engine blocks;
+  std::optional<host_cache> host_blocks;
+};
+
+}  // namespace generate

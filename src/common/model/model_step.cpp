@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+/// A step of a model's cache: the rows that a caller names, the calls of a layer, and its end.
+
+#include <algorithm>
+#include <bifolio/error.hpp>
+#include <bifolio/model_cache.hpp>
+#include <utility>
+
+#include "common/base/refuse.hpp"
+#include "common/base/translate.hpp"
+#include "common/model/state.hpp"
+
+namespace bifolio {
+namespace detail {
+namespace {
+
+std::int32_t num_tokens_of(const step_row& row, std::size_t index) {
+  const auto num_given = static_cast<std::int64_t>(row.tokens.size());
+  if (num_given > INT32_MAX || (num_given > 0 && row.num_tokens != 0 && row.num_tokens != num_given)) {
+    refuse(errc::invalid_argument, "row ", index, " of a step has ", num_given, " tokens and num_tokens ",
+           row.num_tokens, "; num_tokens must be 0 or their number");
+  }
+  const std::int32_t count = num_given > 0 ? static_cast<std::int32_t>(num_given) : row.num_tokens;
+  if (count < 1) refuse(errc::invalid_argument, "row ", index, " of a step has ", count, " tokens; it must have some");
+  return count;
+}
+
+}  // namespace
+
+void model_state::prepare_rows(model_step_state& slot, std::span<const step_row> given) {
+  if (given.empty()) refuse(errc::invalid_argument, "a step has no rows; it must have at least one");
+  slot.own_plan.step = static_cast<std::int64_t>(slot.number);
+  slot.own_plan.seqs.clear();
+  slot.own_plan.copies.clear();
+  slot.rows.clear();
+  slot.own_plan.copies.reserve(given.size());
+  std::int64_t num_tokens = 0;
+  for (std::size_t i = 0; i < given.size(); ++i) {
+    const seq_id seq = given[i].seq;
+    const std::int32_t count = num_tokens_of(given[i], i);
+    const std::int64_t end = manager.num_committed(seq) + count;
+    if (manager.is_swapped_out(seq)) {
+      refuse(errc::failed_precondition, "row ", i, " of a step: sequence ", to_index(seq),
+             " is swapped out; swap it in first");
+    }
+    std::uint64_t& mark = row_marks[static_cast<std::uint32_t>(to_index(seq))];
+    if (mark == slot.number) refuse(errc::invalid_argument, "sequence ", to_index(seq), " has two rows in a step");
+    mark = slot.number;
+    if (end > config.cache.max_seq_len) {
+      refuse(errc::invalid_argument, "row ", i, " of a step: sequence ", to_index(seq), " would have ", end,
+             " tokens; max_seq_len is ", config.cache.max_seq_len);
+    }
+    slot.own_plan.seqs.push_back(
+        {.seq = seq, .query_len = count, .seq_len = static_cast<std::int32_t>(end), .num_samples = 1});
+    slot.rows.push_back({manager.num_tokens(seq), !given[i].tokens.empty()});
+    num_tokens += count;
+  }
+  if (num_tokens > INT32_MAX) refuse(errc::invalid_argument, "a step of ", num_tokens, " tokens exceeds ", INT32_MAX);
+  slot.own_plan.num_tokens = num_tokens;
+  slot.inputs.tokens.resize(static_cast<std::size_t>(num_tokens));
+  slot.inputs.positions.resize(static_cast<std::size_t>(num_tokens));
+  slot.inputs.sample_rows.resize(given.size());
+  slot.inputs.placeholders.clear();
+}
+
+alloc_status model_state::grow_rows(model_step_state& slot) {
+  std::vector<block_copy>& copies = slot.own_plan.copies;
+  std::size_t i = 0;
+  alloc_status status = alloc_status::ok;
+  try {
+    for (; i < slot.rows.size(); ++i) {
+      const scheduled_seq& row = slot.own_plan.seqs[i];
+      const std::int64_t missing = row.seq_len - slot.rows[i].num_tokens_before;
+      if (missing <= 0 || manager.append_in_place(row.seq, missing)) continue;
+      const append_result grown = manager.append(row.seq, missing);
+      status = grown.status;
+      if (status != alloc_status::ok) break;
+      if (grown.has_copy()) copies.push_back(grown.copy);
+    }
+    // Also when slots are lacking: what was put in the place of a shared block must hold its contents.
+    carry_out_copies(copies, slot.stream);
+  } catch (...) {
+    if (i < slot.rows.size()) (void)engine.copy_blocks(copies, slot.stream);
+    take_back(slot, i);
+    throw;
+  }
+  if (status != alloc_status::ok) take_back(slot, i);
+  return status;
+}
+
+void model_state::take_back(model_step_state& slot, std::size_t num_rows) noexcept {
+  for (std::size_t i = 0; i < num_rows; ++i) {
+    const seq_id seq = slot.own_plan.seqs[i].seq;
+    try {
+      if (manager.num_tokens(seq) > slot.rows[i].num_tokens_before) {
+        manager.truncate(seq, slot.rows[i].num_tokens_before);
+      }
+    } catch (const error&) {  // freed on the manager, or no host memory: the slots stay for the next step
+    }
+  }
+}
+
+void model_state::fill_inputs(model_step_state& slot, std::span<const step_row> given) noexcept {
+  std::size_t at = 0;
+  for (std::size_t i = 0; i < given.size(); ++i) {
+    const scheduled_seq& row = slot.own_plan.seqs[i];
+    const bool has_tokens = slot.rows[i].has_tokens;
+    for (std::int32_t t = 0; t < row.query_len; ++t, ++at) {
+      slot.inputs.tokens[at] = has_tokens ? given[i].tokens[static_cast<std::size_t>(t)] : token_id{-1};
+      slot.inputs.positions[at] = row.seq_len - row.query_len + t;
+    }
+    slot.inputs.sample_rows[i] = static_cast<std::int32_t>(at) - 1;
+  }
+}
+
+void model_state::commit_rows(model_step_state& slot, std::span<const std::int32_t> num_accepted) {
+  const std::vector<scheduled_seq>& rows = slot.own_plan.seqs;
+  if (!num_accepted.empty() && num_accepted.size() != rows.size()) {
+    refuse(errc::invalid_argument, "commit got ", num_accepted.size(), " numbers for the ", rows.size(),
+           " rows of the step");
+  }
+  const auto accepted = [&](std::size_t i) { return num_accepted.empty() ? rows[i].query_len : num_accepted[i]; };
+  const bool publishes = manager.prefix() != nullptr;
+  const bool slides = manager.config().sliding_window > 0;
+  const std::int32_t block_size = manager.config().block_size;
+  translate_bad_alloc("commit", [&] {
+    demands.clear();
+    demands.reserve(rows.size());
+  });
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const scheduled_seq& row = rows[i];
+    if (accepted(i) < 0 || accepted(i) > row.query_len) {
+      refuse(errc::invalid_argument, "commit: ", accepted(i), " tokens of row ", i, " are accepted; it has ",
+             row.query_len);
+    }
+    const std::int64_t num_tokens = std::max<std::int64_t>(slot.rows[i].num_tokens_before, row.seq_len);
+    if (!manager.is_at(row.seq, num_tokens, row.seq_len - row.query_len)) {
+      refuse(manager.contains(row.seq) ? errc::failed_precondition : errc::not_found, "commit: sequence ",
+             to_index(row.seq), " was changed on the manager while its step was not committed");
+    }
+    const bool fills = row.query_len > 1 || row.seq_len % block_size == 0;
+    if (slides || (publishes && fills) || accepted(i) < row.query_len) demands.push_back({row.seq, row.seq_len});
+  }
+  if (!demands.empty()) manager.reserve_host_memory(demands);
+  const token_id* tokens = slot.inputs.tokens.data();
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const scheduled_seq& row = rows[i];
+    const std::int32_t count = accepted(i);
+    if (publishes && slot.rows[i].has_tokens) {
+      manager.commit(row.seq, std::span(tokens, static_cast<std::size_t>(count)));
+    } else {
+      manager.commit(row.seq, count);
+    }
+    if (count < row.query_len) manager.truncate(row.seq, row.seq_len - row.query_len + count);
+    tokens += row.query_len;
+  }
+}
+
+}  // namespace detail
+
+using detail::model_step_state;
+
+model_step::model_step(model_step&& other) noexcept
+    : model_(other.model_), slot_(std::exchange(other.slot_, nullptr)), status_(other.status_) {}
+
+model_step& model_step::operator=(model_step&& other) noexcept {
+  if (this == &other) return *this;
+  drop();
+  model_ = other.model_;
+  slot_ = std::exchange(other.slot_, nullptr);
+  status_ = other.status_;
+  return *this;
+}
+
+model_step::~model_step() { drop(); }
+
+void model_step::drop() noexcept {
+  if (slot_ == nullptr) return;
+  if (model_->of_rows == slot_) {
+    model_->take_back(*slot_, slot_->rows.size());
+    model_->of_rows = nullptr;
+  }
+  slot_->at = model_step_state::stage::free;
+  slot_ = nullptr;
+}
+
+const step_plan& model_step::plan() const noexcept { return *slot_->plan; }
+const step_inputs& model_step::inputs() const noexcept { return slot_->inputs; }
+std::int64_t model_step::num_tokens() const noexcept { return slot_->plan->num_tokens; }
+const step_batch_view& model_step::batch() const noexcept { return slot_->on_device; }
+
+const attention_plan& model_step::attention_plan_of(std::int32_t layer) const noexcept {
+  return model_->plan_for(layer).plan;
+}
+
+attention_params model_step::complete(std::int32_t layer, const attention_params& params) const noexcept {
+  attention_params whole = params;
+  whole.kv = model_->engine.layers()[static_cast<std::size_t>(layer)];
+  whole.batch = slot_->on_device;
+  return whole;
+}
+
+errc model_step::append(std::int32_t layer, const const_tensor_view& k, const const_tensor_view& v) noexcept {
+  if (slot_ == nullptr || model_->newest != slot_) return errc::failed_precondition;
+  if (k.num_tokens != num_tokens()) return errc::invalid_argument;
+  return model_->engine.append(layer, k, v, slot_->on_device.slot_mapping, slot_->stream);
+}
+
+errc model_step::attention(std::int32_t layer, const attention_params& params) noexcept {
+  if (slot_ == nullptr || model_->newest != slot_) return errc::failed_precondition;
+  if (!model_->has_layer(layer)) return errc::out_of_range;
+  // A step without rows, in which a scheduler only moves blocks, was not planned.
+  if (num_tokens() == 0) return params.q.num_tokens == 0 ? errc::ok : errc::invalid_argument;
+  return model_->where->attention(attention_plan_of(layer), complete(layer, params), slot_->stream);
+}
+
+errc model_step::attend(std::int32_t layer, const attention_params& params, const const_tensor_view& k,
+                        const const_tensor_view& v) noexcept {
+  const errc code = append(layer, k, v);
+  return code == errc::ok ? attention(layer, params) : code;
+}
+
+errc model_step::attend(std::int32_t layer, const const_tensor_view& q, const const_tensor_view& k,
+                        const const_tensor_view& v, const tensor_view& out) noexcept {
+  attention_params params;
+  params.q = q;
+  params.out = out;
+  return attend(layer, params, k, v);
+}
+
+namespace {
+
+/// A step that can be committed as one of rows, or as one of a scheduler.
+void require_begun(const model_step_state* slot, bool of_rows) {
+  if (slot == nullptr) {
+    detail::refuse(errc::failed_precondition, "commit: the step is empty: it was not begun, or is committed already");
+  }
+  if (of_rows == (slot->requests == nullptr)) return;
+  detail::refuse(errc::failed_precondition, "commit: the step is of ",
+                 of_rows ? "a scheduler, which takes sampled tokens" : "rows, which take no sampled tokens");
+}
+
+}  // namespace
+
+void model_step::commit() { commit(std::span<const std::int32_t>()); }
+
+void model_step::commit(std::span<const std::int32_t> num_accepted) {
+  require_begun(slot_, true);
+  model_->commit_rows(*slot_, num_accepted);
+  model_->of_rows = nullptr;
+  drop();
+}
+
+std::vector<finished_sequence> model_step::commit(std::span<const sampled_token> sampled) {
+  require_begun(slot_, false);
+  std::vector<finished_sequence> finished = slot_->requests->commit(*slot_->plan, sampled);
+  drop();
+  return finished;
+}
+
+}  // namespace bifolio

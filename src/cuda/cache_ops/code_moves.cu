@@ -1,0 +1,362 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "common/base/kv_code.hpp"
+#include "cuda/cache_ops/code_moves.hpp"
+#include "cuda/device/codes.cuh"
+#include "cuda/device/convert.cuh"
+#include "cuda/device/paged.cuh"
+#include "cuda/device/ptx.cuh"
+#include "cuda/device/softmax.cuh"
+#include "cuda/host/divisor.hpp"
+
+namespace bifolio::cuda {
+namespace {
+
+constexpr int threads = 256;
+constexpr int row_lanes = 16;                     // threads of a row
+constexpr int lane_dims = 8;                      // dims that a thread takes at a time
+constexpr int step_dims = row_lanes * lane_dims;  // of a row at a time
+constexpr int held_steps = 2;                     // of which these stay in registers
+constexpr int rows_per_cta = threads / row_lanes;
+constexpr int max_pairs = 400;
+
+struct id_pair {
+  std::int32_t src;
+  std::int32_t dst;
+};
+
+/// One side of a plane: rows of tensors are block 0 of a plane with a slot for each.
+struct code_side {
+  void* base = nullptr;
+  kv_strides strides;
+  dtype type = dtype::f32;
+  bool is_packed = false;  ///< eight dims can be accessed at once
+  code_scales scales;
+
+  [[nodiscard]] __device__ __forceinline__ bool is_scaled() const {
+    return scales.tail_floats > 0 || scales.static_scales != nullptr;
+  }
+};
+
+struct code_plane {
+  code_side src;
+  code_side dst;
+  std::int32_t head_dim = 0;
+};
+
+/// Where the tokens of a call are.
+struct code_moves_args {
+  code_plane planes[2];
+  std::int64_t num_rows = 0;            ///< tokens · heads
+  const std::int64_t* slots = nullptr;  ///< null: blocks to blocks
+  std::int64_t num_slots = 0;
+  divisor num_heads;
+  divisor block_size;
+  bool to_cache = false;   ///< of slots: the destination
+  bool keep_bits = false;  ///< whatever the static scales
+  id_pair pairs[max_pairs];
+};
+static_assert(sizeof(code_moves_args) <= 4096);
+
+struct code_place {
+  std::int64_t block;
+  std::int32_t token;
+};
+
+/// One row, as addresses.
+struct code_row {
+  unsigned char* data;
+  float* tail;
+  detail::scale_pair scales;
+
+  __device__ __forceinline__ code_row(const code_side& side, std::int64_t block, std::int64_t token,
+                                      std::int32_t head) {
+    const auto element = static_cast<std::int64_t>(element_bytes(side.type));
+    auto* const start = static_cast<unsigned char*>(side.base) + block * side.strides.block * element;
+    data = start + (token * side.strides.token + head * side.strides.head) * element;
+    tail = nullptr;
+    if (side.scales.tail_floats > 0) {
+      const kv_tail_strides& t = side.scales.tail;
+      tail = reinterpret_cast<float*>(start + t.offset + head * t.head + token * t.token);
+    } else if (side.scales.static_scales != nullptr) {
+      scales.scale = side.scales.static_scales[head * side.scales.static_step];
+    }
+  }
+};
+
+/// Dims [dim, dim + lane_dims) of a row that has `head_dim`, those past the end 0.
+__device__ __forceinline__ void load_values(const code_side& side, const code_row& row, std::int32_t head_dim,
+                                            std::int32_t dim, float (&values)[lane_dims]) {
+  visit_dtype(side.type, [&](auto traits) {
+    using stored = typename decltype(traits)::storage;
+    const auto* const data = reinterpret_cast<const stored*>(row.data);
+    if (side.is_packed && dim < head_dim) {
+      const packed<stored, lane_dims> elements = load_run<lane_dims>(data + dim_offset(side.strides, head_dim, dim));
+#pragma unroll
+      for (int i = 0; i < lane_dims; ++i) values[i] = convert<float>(elements.values[i]);
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < lane_dims; ++i) {
+      values[i] = dim + i < head_dim ? convert<float>(data[dim_offset(side.strides, head_dim, dim + i)]) : 0.0f;
+    }
+  });
+  if (!side.is_scaled()) return;
+#pragma unroll
+  for (int i = 0; i < lane_dims; ++i) values[i] = decoded(values[i], row.scales, side.scales.tail_floats > 1);
+}
+
+__device__ __forceinline__ void store_values(const code_side& side, const code_row& row, std::int32_t head_dim,
+                                             std::int32_t dim, const detail::encoding& how,
+                                             float (&values)[lane_dims]) {
+  if (dim >= head_dim) return;
+  if (side.is_scaled()) {
+#pragma unroll
+    for (int i = 0; i < lane_dims; ++i) {
+      const float shifted = side.scales.tail_floats > 1 ? __fsub_rn(values[i], how.stored.zero) : values[i];
+      values[i] = how.inverse == 0.0f ? 0.0f : __fmul_rn(shifted, how.inverse);
+    }
+  }
+  visit_dtype(side.type, [&](auto traits) {
+    using stored = typename decltype(traits)::storage;
+    auto* const data = reinterpret_cast<stored*>(row.data);
+    if (side.is_packed) {
+      packed<stored, lane_dims> elements;
+#pragma unroll
+      for (int i = 0; i < lane_dims; ++i) elements.values[i] = narrow<stored>(values[i]);
+      *reinterpret_cast<packed<stored, lane_dims>*>(data + dim_offset(side.strides, head_dim, dim)) = elements;
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < lane_dims; ++i) {
+      if (dim + i < head_dim) data[dim_offset(side.strides, head_dim, dim + i)] = narrow<stored>(values[i]);
+    }
+  });
+}
+
+template <class Bits>
+__device__ __forceinline__ void copy_elements(const code_plane& plane, const code_row& dst, const code_row& src,
+                                              std::int32_t dim) {
+  const auto* const from = reinterpret_cast<const Bits*>(src.data);
+  auto* const to = reinterpret_cast<Bits*>(dst.data);
+  if (plane.src.is_packed && plane.dst.is_packed) {
+    *reinterpret_cast<packed<Bits, lane_dims>*>(to + dim_offset(plane.dst.strides, plane.head_dim, dim)) =
+        load_run<lane_dims>(from + dim_offset(plane.src.strides, plane.head_dim, dim));
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < lane_dims; ++i) {
+    if (dim + i >= plane.head_dim) return;
+    to[dim_offset(plane.dst.strides, plane.head_dim, dim + i)] =
+        from[dim_offset(plane.src.strides, plane.head_dim, dim + i)];
+  }
+}
+
+/// Over the lanes of a row.
+__device__ __forceinline__ void reduce(detail::dim_range& range) {
+#pragma unroll
+  for (int mask = row_lanes / 2; mask > 0; mask /= 2) {
+    range.least = fminf(range.least, __shfl_xor_sync(0xffffffffu, range.least, mask));
+    range.most = fmaxf(range.most, __shfl_xor_sync(0xffffffffu, range.most, mask));
+    range.magnitude = fmaxf(range.magnitude, __shfl_xor_sync(0xffffffffu, range.magnitude, mask));
+    range.finite = __shfl_xor_sync(0xffffffffu, static_cast<int>(range.finite), mask) != 0 && range.finite;
+  }
+}
+
+__device__ __forceinline__ void measure(const float (&values)[lane_dims], std::int32_t count,
+                                        detail::dim_range& range) {
+#pragma unroll
+  for (int i = 0; i < lane_dims; ++i) {
+    if (i >= count) continue;
+    range.least = fminf(range.least, values[i]);
+    range.most = fmaxf(range.most, values[i]);
+    range.magnitude = fmaxf(range.magnitude, fabsf(values[i]));
+    range.finite = range.finite && (__float_as_uint(values[i]) & 0x7fffffffu) < 0x7f800000u;
+  }
+}
+
+/// Sixteen lanes a row, two rows a warp. Grid: x over rows, y over planes.
+__global__ void __launch_bounds__(threads, 4) move_codes(const __grid_constant__ code_moves_args args) {
+  device::grid_dependency_launch();
+  device::grid_dependency_wait();
+  const code_plane& plane = args.planes[blockIdx.y];
+  const int lane = static_cast<int>(threadIdx.x) % row_lanes;
+  const std::int64_t wanted = static_cast<std::int64_t>(blockIdx.x) * rows_per_cta + threadIdx.x / row_lanes;
+  // The lanes of a warp stay together: rows that are not there are computed and not stored.
+  bool exists = wanted < args.num_rows;
+  const auto row_index = static_cast<std::int32_t>(exists ? wanted : 0);
+  const std::int32_t token = args.num_heads.quotient(row_index);
+  const std::int32_t head = row_index - token * static_cast<std::int32_t>(args.num_heads.value);
+  code_place from{0, token};
+  code_place to{0, token};
+  if (args.slots != nullptr) {
+    std::int64_t slot = args.slots[token];
+    exists = exists && slot >= 0 && slot < args.num_slots;
+    slot = exists ? slot : 0;
+    const std::int64_t block = args.num_slots <= 0x7fffffff
+                                   ? std::int64_t{args.block_size.quotient(static_cast<std::int32_t>(slot))}
+                                   : slot / args.block_size.value;
+    const code_place stored{block, static_cast<std::int32_t>(slot - block * args.block_size.value)};
+    (args.to_cache ? to : from) = stored;
+  } else {
+    const std::int32_t index = args.block_size.quotient(token);
+    const std::int32_t in_block = token - index * static_cast<std::int32_t>(args.block_size.value);
+    from = {args.pairs[index].src, in_block};
+    to = {args.pairs[index].dst, in_block};
+  }
+  code_row src(plane.src, from.block, from.token, head);
+  code_row dst(plane.dst, to.block, to.token, head);
+
+  const bool have_tails = src.tail != nullptr || dst.tail != nullptr;
+  const bool one_code = plane.src.type == plane.dst.type && (src.tail != nullptr) == (dst.tail != nullptr);
+  if (one_code && (have_tails || args.keep_bits || src.scales.scale == dst.scales.scale)) {
+    if (!exists) return;
+    for (std::int32_t dim = lane * lane_dims; dim < plane.head_dim; dim += step_dims) {
+      switch (element_bytes(plane.src.type)) {
+        case 1:
+          copy_elements<std::uint8_t>(plane, dst, src, dim);
+          break;
+        case 2:
+          copy_elements<float16>(plane, dst, src, dim);
+          break;
+        default:
+          copy_elements<float>(plane, dst, src, dim);
+      }
+    }
+    if (lane < plane.src.scales.tail_floats) dst.tail[lane] = src.tail[lane];
+    return;
+  }
+
+  if (src.tail != nullptr) {
+    src.scales.scale = src.tail[0];
+    if (plane.src.scales.tail_floats > 1) src.scales.zero = src.tail[1];
+  }
+  const std::int32_t first_dim = lane * lane_dims;
+  float held[held_steps][lane_dims];
+#pragma unroll
+  for (int step = 0; step < held_steps; ++step) {
+    if (step * step_dims < plane.head_dim) {
+      load_values(plane.src, src, plane.head_dim, first_dim + step * step_dims, held[step]);
+    }
+  }
+  detail::encoding how{dst.scales, __fdiv_rn(1.0f, dst.scales.scale)};
+  if (dst.tail != nullptr) {
+    detail::dim_range range;
+#pragma unroll
+    for (int step = 0; step < held_steps; ++step) {
+      if (step * step_dims < plane.head_dim) {
+        measure(held[step], plane.head_dim - first_dim - step * step_dims, range);
+      }
+    }
+    for (std::int32_t dim = first_dim + held_steps * step_dims; dim < plane.head_dim; dim += step_dims) {
+      float values[lane_dims];
+      load_values(plane.src, src, plane.head_dim, dim, values);
+      measure(values, plane.head_dim - dim, range);
+    }
+    reduce(range);
+    how = detail::encode_token_head<device_math>(plane.dst.type, range);
+    if (exists && lane == 0) {
+      dst.tail[0] = how.stored.scale;
+      if (plane.dst.scales.tail_floats > 1) dst.tail[1] = how.stored.zero;
+    }
+  }
+  if (!exists) return;
+#pragma unroll
+  for (int step = 0; step < held_steps; ++step) {
+    if (step * step_dims < plane.head_dim) {
+      store_values(plane.dst, dst, plane.head_dim, first_dim + step * step_dims, how, held[step]);
+    }
+  }
+  for (std::int32_t dim = first_dim + held_steps * step_dims; dim < plane.head_dim; dim += step_dims) {
+    float values[lane_dims];
+    load_values(plane.src, src, plane.head_dim, dim, values);
+    store_values(plane.dst, dst, plane.head_dim, dim, how, values);
+  }
+}
+
+/// Whether runs of lane_dims dims are contiguous and aligned to their bytes, up to 16.
+bool is_packed(const void* base, const kv_strides& s, std::int32_t head_dim, dtype type) noexcept {
+  const auto element = static_cast<std::int64_t>(size_of(type));
+  const std::int64_t run = std::min<std::int64_t>(lane_dims * element, 16);
+  const auto steps_in_runs = [&](std::int64_t step) { return step * element % run == 0; };
+  return s.dim == 1 && s.chunk % lane_dims == 0 && head_dim % lane_dims == 0 && steps_in_runs(s.block) &&
+         steps_in_runs(s.head) && steps_in_runs(s.token) && (s.chunk >= head_dim || steps_in_runs(s.chunk_stride)) &&
+         reinterpret_cast<std::uintptr_t>(base) % static_cast<std::uintptr_t>(run) == 0;
+}
+
+code_side side_of(const void* base, const kv_plane& plane, const float* static_scales) noexcept {
+  return {const_cast<void*>(base), plane.strides, plane.code.type,
+          is_packed(base, plane.strides, plane.head_dim, plane.code.type), code_scales::of(plane, static_scales)};
+}
+
+code_side side_of(const transfer_plane& rows, dtype type) noexcept {
+  const kv_strides strides{.block = 0,
+                           .head = rows.row_head_stride,
+                           .token = rows.row_token_stride,
+                           .dim = 1,
+                           .chunk_stride = rows.head_dim,
+                           .chunk = rows.head_dim};
+  return {rows.row, strides, type, is_packed(rows.row, strides, rows.head_dim, type), {}};
+}
+
+cudaError_t launch_moves(const runtime_api& api, const code_moves_args& args, std::int32_t num_planes, bool dependent,
+                         cudaStream_t stream) noexcept {
+  const std::int64_t ctas = (args.num_rows + rows_per_cta - 1) / rows_per_cta;
+  const dim3 grid(static_cast<unsigned>(ctas), static_cast<unsigned>(num_planes));
+  return launch(api, move_codes, grid, dim3(threads), 0, stream, dependent, args);
+}
+
+/// Rows of one launch: what a thread computes with stays in 31 bits.
+constexpr std::int64_t max_rows = 0x7fffffff - rows_per_cta;
+
+}  // namespace
+
+cudaError_t launch_code_transfer(const runtime_api& api, const transfer_args& args, const kv_cache_view& kv,
+                                 bool to_cache, bool dependent, cudaStream_t stream) noexcept {
+  code_moves_args moves;
+  for (std::int32_t p = 0; p < args.num_planes; ++p) {
+    const kv_plane& plane = p == 0 ? kv.layout.k : kv.layout.v;
+    const code_side cache = side_of(args.planes[p].cache, plane, p == 0 ? kv.k_scales : kv.v_scales);
+    const code_side rows = side_of(args.planes[p], args.row_type);
+    moves.planes[p] = {to_cache ? rows : cache, to_cache ? cache : rows, plane.head_dim};
+  }
+  if (args.num_kv_heads > max_rows / args.num_tokens) return cudaErrorInvalidValue;
+  moves.num_rows = args.num_tokens * args.num_kv_heads;
+  moves.slots = args.slot_mapping;
+  moves.num_slots = args.num_slots;
+  moves.num_heads = divisor(args.num_kv_heads);
+  moves.block_size = divisor(args.block_size);
+  moves.to_cache = to_cache;
+  return launch_moves(api, moves, args.num_planes, dependent, stream);
+}
+
+cudaError_t launch_code_convert(const runtime_api& api, const kv_cache_view& src, const kv_cache_view& dst,
+                                std::span<const block_copy> copies, bool keep_bits, bool dependent,
+                                cudaStream_t stream) noexcept {
+  const kv_layout& layout = src.layout;
+  code_moves_args moves;
+  moves.planes[0] = {side_of(src.k, layout.k, src.k_scales), side_of(dst.k, dst.layout.k, dst.k_scales),
+                     layout.k.head_dim};
+  if (!layout.v_in_k) {
+    moves.planes[1] = {side_of(src.v, layout.v, src.v_scales), side_of(dst.v, dst.layout.v, dst.v_scales),
+                       layout.v.head_dim};
+  }
+  moves.num_heads = divisor(layout.num_kv_heads);
+  moves.block_size = divisor(layout.block_size);
+  moves.keep_bits = keep_bits;
+  const std::int64_t rows_per_block = static_cast<std::int64_t>(layout.block_size) * layout.num_kv_heads;
+  if (rows_per_block > max_rows) return cudaErrorInvalidValue;
+  const auto most = static_cast<std::size_t>(std::min<std::int64_t>(max_rows / rows_per_block, max_pairs));
+  while (!copies.empty()) {
+    const auto part = copies.first(std::min(copies.size(), most));
+    for (std::size_t i = 0; i < part.size(); ++i) moves.pairs[i] = {to_index(part[i].src), to_index(part[i].dst)};
+    moves.num_rows = rows_per_block * static_cast<std::int64_t>(part.size());
+    const cudaError_t status = launch_moves(api, moves, layout.v_in_k ? 1 : 2, dependent, stream);
+    if (status != cudaSuccess) return status;
+    copies = copies.subspan(part.size());
+  }
+  return cudaSuccess;
+}
+
+}  // namespace bifolio::cuda

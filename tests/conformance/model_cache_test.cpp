@@ -1,0 +1,576 @@
+// SPDX-License-Identifier: Apache-2.0
+// A model's cache from one configuration, on every backend: whatever happens to sequences, what attention gives is what
+// the float64 oracle gives for their tokens; a scheduler drives it to the same texts in a small pool as in a large one.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <bifolio/model_cache.hpp>
+#include <cmath>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "reference/attention_oracle.hpp"
+#include "support/backends.hpp"
+#include "support/device_bytes.hpp"
+#include "support/random.hpp"
+#include "support/token_ids.hpp"
+
+using namespace bifolio;
+using namespace bifolio::test;
+
+namespace {
+
+constexpr std::int32_t num_layers = 2, num_q_heads = 4, num_kv_heads = 2, head_dim = 8, block_size = 4;
+
+model_cache_config tiny(std::int64_t num_blocks, std::int64_t num_host_blocks = 0) {
+  model_cache_config config;
+  config.num_layers = num_layers;
+  config.attention.num_q_heads = num_q_heads;
+  config.attention.num_kv_heads = num_kv_heads;
+  config.attention.qk_head_dim = head_dim;
+  config.attention.deterministic = true;
+  config.cache = {.block_size = block_size, .num_blocks = num_blocks, .max_sequences = 512};
+  config.cache.num_host_blocks = num_host_blocks;
+  return config;
+}
+
+/// Row of q (0), k (1) or v (2): a function of the token, its position and the layer.
+std::vector<float> rows_of(std::uint64_t what, std::int32_t layer, std::int32_t num_heads,
+                           std::span<const token_id> tokens, std::int64_t first_position) {
+  std::vector<float> rows;
+  for (std::size_t t = 0; t < tokens.size(); ++t) {
+    for (std::int32_t i = 0; i < num_heads * head_dim; ++i) {
+      rows.push_back(
+          normal_from(hash_of(what, layer, to_index(tokens[t]), first_position + static_cast<std::int64_t>(t), i)));
+    }
+  }
+  return rows;
+}
+
+using outputs = std::vector<std::vector<float>>;  // [num_layers], [num_tokens, num_q_heads, head_dim]
+
+outputs run_layers(backend& where, model_step& step) {
+  outputs all;
+  const step_inputs& inputs = step.inputs();
+  for (std::int32_t layer = 0; layer < num_layers; ++layer) {
+    std::vector<float> rows[3];
+    for (std::size_t t = 0; t < inputs.tokens.size(); ++t) {
+      for (std::uint64_t what = 0; what < 3; ++what) {
+        const std::vector<float> row =
+            rows_of(what, layer, what == 0 ? num_q_heads : num_kv_heads, {&inputs.tokens[t], 1}, inputs.positions[t]);
+        rows[what].insert(rows[what].end(), row.begin(), row.end());
+      }
+    }
+    device_bytes q(where, bytes_of(rows[0]), 64), k(where, bytes_of(rows[1]), 64), v(where, bytes_of(rows[2]), 64);
+    device_bytes out(where, bytes_of(rows[0]), 64);
+    const auto view = [&](device_bytes& bytes, std::int32_t num_heads) {
+      return dense_view(reinterpret_cast<float*>(bytes.data()), step.num_tokens(), num_heads, head_dim);
+    };
+    require_ok(
+        step.attend(layer, view(q, num_q_heads), view(k, num_kv_heads), view(v, num_kv_heads), view(out, num_q_heads)),
+        "attend");
+    require_ok(where.synchronize({}), "synchronize");
+    const std::vector<std::byte> bytes = out.read();
+    std::vector<float> values(rows[0].size());
+    if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
+    all.push_back(std::move(values));
+  }
+  return all;
+}
+
+/// The largest difference of a row of the step to the oracle's, over all layers.
+double worst_of_row(const outputs& got, std::size_t first_row, const std::vector<token_id>& text,
+                    std::int32_t query_len, std::int32_t window_left = -1) {
+  double worst = 0;
+  for (std::int32_t layer = 0; layer < num_layers; ++layer) {
+    const std::vector<float> q =
+        rows_of(0, layer, num_q_heads, std::span(text).last(static_cast<std::size_t>(query_len)),
+                static_cast<std::int64_t>(text.size()) - query_len);
+    const std::vector<float> k = rows_of(1, layer, num_kv_heads, text, 0), v = rows_of(2, layer, num_kv_heads, text, 0);
+    const reference::attention_options options{.num_q_heads = num_q_heads,
+                                               .num_kv_heads = num_kv_heads,
+                                               .qk_head_dim = head_dim,
+                                               .v_head_dim = head_dim,
+                                               .window_left = window_left,
+                                               .scale = 1.0f / std::sqrt(static_cast<float>(head_dim))};
+    const reference::dense_sequence seq{query_len, static_cast<std::int64_t>(text.size()), q.data(), k.data(),
+                                        v.data()};
+    const reference::attention_reference expected = reference::attend(options, seq);
+    for (std::size_t i = 0; i < expected.out.size(); ++i) {
+      const double value =
+          static_cast<double>(got[static_cast<std::size_t>(layer)][first_row * num_q_heads * head_dim + i]);
+      worst = std::max(worst, std::isnan(value) ? 1e9 : std::abs(value - expected.out[i]));
+    }
+  }
+  return worst;
+}
+
+constexpr double bound = 2e-5;  // of float32 over at most some hundred keys of values about 1
+
+std::string refusal(errc expected, const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const error& problem) {
+    CHECK(problem.code() == expected);
+    return problem.what();
+  }
+  return "accepted";
+}
+
+/// One sequence as the test knows it: committed tokens, and those of its prompt that are not computed yet.
+struct known_sequence {
+  std::vector<token_id> text;
+  std::vector<token_id> pending;
+  bool is_out = false;
+};
+
+/// Random operations on one cache.
+class random_run {
+ public:
+  random_run(const tested_backend& tested, std::uint64_t seed)
+      : where_(tested.get()), random_(seed), cache_(where_, config()) {}
+
+  void run(int num_operations) {
+    for (int i = 0; i < num_operations; ++i) {
+      switch (random_.between(0, 9)) {
+        case 0:
+        case 1:
+          open();
+          break;
+        case 2:
+          fork();
+          break;
+        case 3:
+          roll_back();
+          break;
+        case 4:
+          swap();
+          break;
+        case 5:
+          end();
+          break;
+        default:
+          step();
+          break;
+      }
+      REQUIRE(cache_.manager().check() == "");
+    }
+    while (!seqs_.empty()) free(seqs_.begin()->first);
+    CHECK(cache_.manager().num_free_blocks() == cache_.config().cache.num_blocks);
+    // The mix is worth its name.
+    CHECK(num_steps_ > 10);
+    CHECK(num_refused_ > 0);
+    CHECK(num_hits_ > 0);
+    CHECK(num_out_ > 0);
+    CHECK(cache_.stats().num_copied_blocks > 0);
+  }
+
+ private:
+  static model_cache_config config() {
+    model_cache_config config = tiny(24, 24);
+    config.cache.prefix = {.enabled = true, .seed = hash_seed{1, 2}};
+    return config;
+  }
+
+  seq_id pick() {
+    return std::next(seqs_.begin(), random_.between(0, static_cast<std::int64_t>(seqs_.size()) - 1))->first;
+  }
+
+  void open() {
+    // Of two families of prompts, so that many begin alike.
+    std::vector<token_id> prompt;
+    const std::int64_t length = random_.between(1, 30), family = random_.between(1, 2);
+    for (std::int64_t i = 0; i < length; ++i) prompt.push_back(token_id{static_cast<std::int32_t>(family * 100 + i)});
+    const open_result opened = cache_.open(prompt);
+    if (opened.status != alloc_status::ok) {
+      ++num_refused_;
+      return;
+    }
+    if (opened.num_cached_tokens > 0) ++num_hits_;
+    const auto cached = static_cast<std::ptrdiff_t>(opened.num_cached_tokens);
+    seqs_[opened.seq] = {{prompt.begin(), prompt.begin() + cached}, {prompt.begin() + cached, prompt.end()}};
+  }
+
+  void fork() {
+    if (seqs_.empty()) return;
+    const seq_id parent = pick();
+    if (seqs_[parent].is_out) return;
+    const allocate_result forked = cache_.fork(parent);
+    if (forked.status == alloc_status::ok) seqs_[forked.seq] = seqs_[parent];
+  }
+
+  void roll_back() {
+    if (seqs_.empty()) return;
+    const seq_id seq = pick();
+    known_sequence& known = seqs_[seq];
+    if (known.is_out) return;
+    const std::int64_t kept = random_.between(0, static_cast<std::int64_t>(known.text.size()));
+    cache_.truncate(seq, kept);
+    known.pending.clear();
+    known.text.resize(static_cast<std::size_t>(kept));
+  }
+
+  void swap() {
+    if (seqs_.empty()) return;
+    const seq_id seq = pick();
+    known_sequence& known = seqs_[seq];
+    const alloc_status status = known.is_out ? cache_.swap_in({&seq, 1}) : cache_.swap_out({&seq, 1});
+    if (status != alloc_status::ok) return;
+    known.is_out = !known.is_out;
+    if (known.is_out && !known.text.empty()) ++num_out_;
+  }
+
+  void end() {
+    if (seqs_.size() > 3) free(pick());
+  }
+  void free(seq_id seq) {
+    cache_.free(seq);
+    seqs_.erase(seq);
+  }
+
+  void step() {
+    std::vector<step_row> rows;
+    std::vector<std::vector<token_id>> tokens;
+    tokens.reserve(seqs_.size());
+    for (const auto& [seq, known] : seqs_) {
+      if (known.is_out || random_.one_in(3)) continue;
+      std::vector<token_id> next = known.pending;
+      if (next.empty()) {
+        for (std::int64_t i = random_.between(1, 3); i > 0; --i) {
+          next.push_back(token_id{static_cast<std::int32_t>(random_.between(0, 50))});
+        }
+      } else {
+        next.resize(static_cast<std::size_t>(random_.between(1, static_cast<std::int64_t>(next.size()))));
+      }
+      tokens.push_back(next);
+      rows.push_back({seq, tokens.back()});
+    }
+    if (rows.empty()) return;
+    std::vector<std::int64_t> before;
+    for (const step_row& row : rows) before.push_back(cache_.manager().num_tokens(row.seq));
+    model_step step = cache_.begin_step(rows);
+    if (!step) {
+      ++num_refused_;
+      CHECK(step.status() != alloc_status::ok);
+      for (std::size_t i = 0; i < rows.size(); ++i) CHECK(cache_.manager().num_tokens(rows[i].seq) == before[i]);
+      return;
+    }
+    ++num_steps_;
+    if (random_.one_in(8)) {
+      step = {};  // dropped: nothing is longer than before
+      for (std::size_t i = 0; i < rows.size(); ++i) CHECK(cache_.manager().num_tokens(rows[i].seq) == before[i]);
+      return;
+    }
+    const outputs got = run_layers(where_, step);
+    std::size_t first_row = 0;
+    std::vector<std::int32_t> accepted;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      known_sequence& known = seqs_[rows[i].seq];
+      std::vector<token_id> whole = known.text;
+      whole.insert(whole.end(), tokens[i].begin(), tokens[i].end());
+      const auto query_len = static_cast<std::int32_t>(tokens[i].size());
+      CHECK(worst_of_row(got, first_row, whole, query_len) < bound);
+      first_row += tokens[i].size();
+      accepted.push_back(static_cast<std::int32_t>(random_.between(0, query_len)));
+    }
+    const bool in_parts = random_.one_in(2);
+    in_parts ? step.commit(accepted) : step.commit();
+    CHECK(!step);
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      known_sequence& known = seqs_[rows[i].seq];
+      const auto count = in_parts ? static_cast<std::size_t>(accepted[i]) : tokens[i].size();
+      known.text.insert(known.text.end(), tokens[i].begin(), tokens[i].begin() + static_cast<std::ptrdiff_t>(count));
+      if (!known.pending.empty() && count == tokens[i].size()) {
+        known.pending.erase(known.pending.begin(), known.pending.begin() + static_cast<std::ptrdiff_t>(count));
+      } else {
+        known.pending.clear();
+      }
+      CHECK(cache_.manager().num_committed(rows[i].seq) == static_cast<std::int64_t>(known.text.size()));
+    }
+  }
+
+  backend& where_;
+  random_source random_;
+  model_cache cache_;
+  std::map<seq_id, known_sequence> seqs_;
+  int num_steps_ = 0, num_refused_ = 0, num_hits_ = 0, num_out_ = 0;
+};
+
+/// The token that is sampled from a row: a hash of its bits.
+token_id sample(const outputs& got, std::int32_t row) {
+  std::uint64_t h = 7;
+  for (const std::vector<float>& layer : got) {
+    for (std::int32_t i = 0; i < num_q_heads * head_dim; ++i) {
+      std::uint32_t bits = 0;
+      std::memcpy(&bits, &layer[static_cast<std::size_t>(row * num_q_heads * head_dim + i)], sizeof bits);
+      h = mix(h ^ bits);
+    }
+  }
+  return token_id{static_cast<std::int32_t>(h % 50)};
+}
+
+using texts = std::map<std::uint64_t, std::vector<token_id>>;
+
+/// Six requests through a scheduler, `in_flight` steps at a time.
+texts serve(backend& where, model_cache_config config, std::int32_t in_flight, scheduler_stats& stats) {
+  config.max_steps_in_flight = in_flight;
+  model_cache cache(where, config);
+  scheduler requests(cache.manager(), {.max_tokens_per_step = 16,
+                                       .vocab_size = 50,
+                                       .max_steps_in_flight = in_flight,
+                                       .preemption = preemption_mode::swap});
+  for (std::int32_t r = 0; r < 6; ++r) {
+    request asked;
+    for (std::int32_t i = 0; i < 3 + 7 * r; ++i) asked.prompt.push_back(token_id{(r * 13 + i * 7) % 50});
+    asked.max_new_tokens = 24;
+    REQUIRE(requests.submit(asked).status == alloc_status::ok);
+  }
+  texts said;
+  while (model_step step = cache.begin_step(requests)) {
+    CHECK(step.status() == alloc_status::ok);
+    const outputs got = run_layers(where, step);
+    std::vector<sampled_token> sampled;
+    for (const std::int32_t row : step.inputs().sample_rows) sampled.push_back({sample(got, row)});
+    for (finished_sequence& done : step.commit(sampled)) said[to_index(done.request)] = std::move(done.tokens);
+    REQUIRE(cache.manager().check() == "");
+    REQUIRE(requests.check() == "");
+  }
+  CHECK_FALSE(requests.has_work());
+  stats = requests.stats();
+  return said;
+}
+
+}  // namespace
+
+TEST_CASE(
+    "whatever happens to the sequences of a model's cache, attention gives what the oracle gives for their tokens") {
+  CAPTURE(seed_note());
+  for (const tested_backend* tested : one_per_family(0)) {
+    CAPTURE(tested->name);
+    random_run(*tested, hash_of(test_seed(), 31)).run(400);
+  }
+}
+
+TEST_CASE("a scheduler drives a model's cache to the same texts in a small pool, swapping, as in a large one") {
+  for (const tested_backend* tested : one_per_family(1)) {
+    CAPTURE(tested->name);
+    scheduler_stats roomy, tight, swapping;
+    const texts expected = serve(tested->get(), tiny(200), 1, roomy);
+    CHECK(expected.size() == 6);
+    CHECK(roomy.num_preemptions == 0);
+    CHECK(serve(tested->get(), tiny(18), 1, tight) == expected);
+    CHECK(tight.num_preemptions > 0);
+    CHECK(serve(tested->get(), tiny(18, 40), 1, swapping) == expected);
+    CHECK(swapping.num_swap_ins > 0);
+  }
+}
+
+TEST_CASE("several steps of a scheduler are begun before the first is committed, and the last alone is computed") {
+  const auto where = make_backend();
+  model_cache_config config = tiny(100);
+  config.max_steps_in_flight = 2;
+  model_cache cache(*where, config);
+  scheduler requests(cache.manager(), {.max_steps_in_flight = 2});
+  request asked;
+  asked.prompt = to_ids({1, 2, 3});
+  asked.max_new_tokens = 8;
+  REQUIRE(requests.submit(asked).status == alloc_status::ok);
+  model_step first = cache.begin_step(requests);
+  const outputs of_first = run_layers(*where, first);
+  model_step second = cache.begin_step(requests);
+  REQUIRE(second.inputs().placeholders.size() == 1);
+  CHECK(second.inputs().tokens[0] == token_id{-1});
+  CHECK(first.append(0, {}, {}) == errc::failed_precondition);
+  CHECK(refusal(errc::failed_precondition, [&] { (void)cache.begin_step(requests); }).find("2 steps are begun") !=
+        std::string::npos);
+  const sampled_token one{token_id{5}};
+  CHECK(refusal(errc::invalid_argument, [&] { (void)second.commit({&one, 1}); }) != "accepted");
+  (void)first.commit({&one, 1});
+  (void)run_layers(*where, second);
+  (void)second.commit({&one, 1});
+  CHECK(requests.output(request_id{1}).size() == 2);
+}
+
+TEST_CASE("layers with windows of their own are planned by themselves, and agree with the oracle") {
+  for (const tested_backend* tested : one_per_family(2)) {
+    model_cache_config config = tiny(20);
+    config.layer_windows = {2, 2};
+    model_cache all_alike(tested->get(), config);
+    CHECK(&all_alike.spec_of(0) == &all_alike.spec_of(1));
+    config.layer_windows = {2, -1};
+    model_cache cache(tested->get(), config);
+    CHECK(cache.spec_of(0).window_left == 2);
+    CHECK(cache.spec_of(1).window_left == -1);
+    const std::vector<token_id> prompt = to_ids({1, 2, 3, 4, 5, 6, 7, 8, 9});
+    model_step step = cache.begin_step({{cache.open(prompt).seq, prompt}});
+    const outputs got = run_layers(tested->get(), step);
+    // Each layer by the oracle of its own window, and not by the other's.
+    const auto worst_in = [&](std::int32_t layer, std::int32_t window) {
+      const std::vector<float>& values = got[static_cast<std::size_t>(layer)];
+      double worst = 0;
+      const std::vector<float> q = rows_of(0, layer, num_q_heads, prompt, 0);
+      const std::vector<float> k = rows_of(1, layer, num_kv_heads, prompt, 0),
+                               v = rows_of(2, layer, num_kv_heads, prompt, 0);
+      const reference::attention_reference expected =
+          reference::attend({.num_q_heads = num_q_heads,
+                             .num_kv_heads = num_kv_heads,
+                             .qk_head_dim = head_dim,
+                             .v_head_dim = head_dim,
+                             .window_left = window,
+                             .scale = 1.0f / std::sqrt(static_cast<float>(head_dim))},
+                            {static_cast<std::int64_t>(prompt.size()), static_cast<std::int64_t>(prompt.size()),
+                             q.data(), k.data(), v.data()});
+      for (std::size_t i = 0; i < expected.out.size(); ++i) {
+        worst = std::max(worst, std::abs(static_cast<double>(values[i]) - expected.out[i]));
+      }
+      return worst;
+    };
+    CHECK(worst_in(0, 2) < bound);
+    CHECK(worst_in(1, -1) < bound);
+    CHECK(worst_in(0, -1) > 1e-2);
+  }
+}
+
+TEST_CASE("a configuration is completed, and refused by name where its numbers do not fit together") {
+  const auto where = make_backend();
+  model_cache_config config = tiny(0);
+  config.memory_bytes = 100'000;
+  config.host_memory_bytes = 50'000;
+  const model_cache cache(*where, config);
+  const std::int64_t block_bytes = std::int64_t{num_layers} * 2 * block_size * num_kv_heads * head_dim * 4;
+  CHECK(cache.config().cache.num_blocks == 100'000 / block_bytes);
+  CHECK(cache.config().cache.num_host_blocks == 50'000 / block_bytes);
+  CHECK(cache.config().attention.v_head_dim == head_dim);
+  CHECK(cache.config().attention.block_size == block_size);
+  CHECK(cache.engine().config().num_blocks == cache.manager().config().num_blocks);
+
+  const auto sentence = [&](const std::function<void(model_cache_config&)>& change) {
+    model_cache_config changed = tiny(10);
+    change(changed);
+    return refusal(errc::invalid_argument, [&] { const model_cache refused(*where, changed); });
+  };
+  const auto says = [&](const char* part, const std::function<void(model_cache_config&)>& change) {
+    const std::string got = sentence(change);
+    CHECK_MESSAGE(got.find(part) != std::string::npos, part, ": ", got);
+  };
+  says("num_layers", [](auto& c) { c.num_layers = 0; });
+  says("given twice: 10 blocks and 5 bytes", [](auto& c) { c.memory_bytes = 5; });
+  says("the cache of 5 bytes is less than one block", [](auto& c) { c.cache.num_blocks = 0, c.memory_bytes = 5; });
+  says("the host's cache of 5 bytes", [](auto& c) { c.host_memory_bytes = 5; });
+  says("memory_bytes", [](auto& c) { c.cache.num_blocks = 0, c.memory_bytes = -1; });
+  says("attention.block_size is 8 and cache.block_size 4", [](auto& c) { c.attention.block_size = 8; });
+  says("layer_windows has 3 entries", [](auto& c) { c.layer_windows = {1, 1, 1}; });
+  says("window_left of a layer is 9; the cache keeps 6",
+       [](auto& c) { c.cache.sliding_window = 6, c.attention.window_left = 9; });
+  says("window_left of a layer is -1", [](auto& c) { c.cache.sliding_window = 6, c.layer_windows = {2, -1}; });
+  says("max_steps_in_flight", [](auto& c) { c.max_steps_in_flight = 0; });
+  says("num_kv_heads", [](auto& c) { c.attention.num_kv_heads = 0; });
+  model_cache_config slides = tiny(10);
+  slides.cache.sliding_window = 6;
+  CHECK(model_cache(*where, slides).spec_of(0).window_left == 5);
+}
+
+TEST_CASE("wrong use of a step is refused with a sentence, and changes nothing") {
+  const auto where = make_backend();
+  model_cache cache(*where, tiny(10, 4));
+  const std::vector<token_id> tokens = to_ids({1, 2, 3, 4, 5});
+  const seq_id seq = cache.open(tokens).seq, other = cache.open(to_ids({9})).seq, gone = cache.open(tokens).seq;
+  cache.free(gone);
+  const std::uint64_t before = cache.manager().digest();
+  const auto refused = [&](errc code, const char* part, const std::function<void()>& call) {
+    const std::string got = refusal(code, call);
+    CHECK_MESSAGE(got.find(part) != std::string::npos, part, ": ", got);
+    CHECK(cache.manager().digest() == before);
+  };
+  refused(errc::invalid_argument, "no rows", [&] { (void)cache.begin_step(std::span<const step_row>()); });
+  refused(errc::invalid_argument, "row 1 of a step has 0 tokens", [&] {
+    (void)cache.begin_step({{seq, tokens}, {other}});
+  });
+  refused(errc::invalid_argument, "has -3 tokens", [&] { (void)cache.begin_step({{seq, {}, -3}}); });
+  refused(errc::invalid_argument, "5 tokens and num_tokens 4", [&] { (void)cache.begin_step({{seq, tokens, 4}}); });
+  refused(errc::invalid_argument, "two rows", [&] { (void)cache.begin_step({{seq, tokens}, {seq, tokens}}); });
+  refused(errc::not_found, "", [&] { (void)cache.begin_step({{seq, tokens}, {gone, tokens}}); });
+  refused(errc::invalid_argument, "max_seq_len", [&] { (void)cache.begin_step({{seq, {}, 2'000'000}}); });
+  kv_cache_manager foreign({.num_blocks = 4});
+  scheduler of_foreign(foreign, {});
+  refused(errc::invalid_argument, "another manager", [&] { (void)cache.begin_step(of_foreign); });
+  model_step empty;
+  CHECK(empty.attend(0, {}, {}, {}, {}) == errc::failed_precondition);
+  refused(errc::failed_precondition, "the step is empty", [&] { empty.commit(); });
+
+  // Blocks for 40 tokens: all rows or none.
+  CHECK(cache.begin_step({{other, {}, 1}, {seq, {}, 60}}).status() == alloc_status::never);
+  CHECK(cache.begin_step({{other, {}, 20}, {seq, {}, 25}}).status() == alloc_status::later);
+  CHECK(cache.manager().num_tokens(other) == 1);
+  CHECK(cache.manager().num_tokens(seq) == 5);
+
+  model_step step = cache.begin_step({{seq, tokens}});
+  const std::uint64_t begun = cache.manager().digest();
+  for (const auto& call :
+       std::vector<std::function<void()>>{[&] { cache.free(seq); }, [&] { cache.truncate(seq, 0); },
+                                          [&] {
+                                            (void)cache.swap_out({&seq, 1});
+                                          },
+                                          [&] {
+                                            (void)cache.begin_step({{other, {}, 1}});
+                                          },
+                                          [&] { (void)step.commit(std::span<const sampled_token>()); }}) {
+    CHECK(refusal(errc::failed_precondition, call) != "accepted");
+  }
+  const std::int32_t numbers[] = {6, 0};
+  CHECK(refusal(errc::invalid_argument, [&] { step.commit(std::span(numbers, 1)); }).find("6 tokens of row 0") !=
+        std::string::npos);
+  CHECK(refusal(errc::invalid_argument, [&] { step.commit(numbers); }).find("2 numbers") != std::string::npos);
+  CHECK(cache.manager().digest() == begun);
+  std::vector<float> rows(5 * num_q_heads * head_dim), out(rows.size());
+  const auto q = dense_view(rows.data(), 5, num_q_heads, head_dim),
+             kv = dense_view(rows.data(), 5, num_kv_heads, head_dim);
+  const auto to = dense_view(out.data(), 5, num_q_heads, head_dim);
+  CHECK(step.attend(num_layers, q, kv, kv, to) == errc::out_of_range);
+  CHECK(step.attend(-1, q, kv, kv, to) == errc::out_of_range);
+  CHECK(step.attention(num_layers, {.q = q, .out = to}) == errc::out_of_range);
+  CHECK(step.attend(0, q, dense_view(rows.data(), 4, num_kv_heads, head_dim), kv, to) == errc::invalid_argument);
+  attention_params params{.q = q, .out = to};
+  params.soft_cap = -1;
+  CHECK(step.attend(0, params, kv, kv) == errc::invalid_argument);
+  const auto problem = find_problem(step.attention_plan_of(0), step.complete(0, params));
+  REQUIRE(problem);
+  CHECK(std::string(problem->what()).find("soft_cap is -1") != std::string::npos);
+  // A sequence that was changed underneath is noticed.
+  cache.manager().free(seq);
+  CHECK(refusal(errc::not_found, [&] { step.commit(); }).find("was changed on the manager") != std::string::npos);
+  step = {};
+  CHECK(cache.manager().check() == "");
+}
+
+TEST_CASE("a fork has the committed tokens of its first sequence, which goes on with what it has begun") {
+  const auto where = make_backend();
+  model_cache cache(*where, tiny(20));
+  std::vector<token_id> prompt = to_ids({1, 2, 3, 4, 5, 6});
+  const seq_id a = cache.open(prompt).seq;
+  const seq_id b = cache.fork(a).seq;  // before anything is computed
+  CHECK(cache.manager().num_tokens(b) == 0);
+  std::vector<token_id> others = to_ids({9, 8, 7, 6, 5, 4, 3});
+  {
+    model_step step = cache.begin_step({{a, prompt}, {b, others}});
+    const outputs got = run_layers(*where, step);
+    CHECK(worst_of_row(got, 0, prompt, 6) < bound);
+    CHECK(worst_of_row(got, 6, others, 7) < bound);
+    const seq_id c = cache.fork(a).seq;  // in the middle of a step
+    CHECK(cache.manager().num_tokens(c) == 0);
+    cache.free(c);
+    step.commit();
+  }
+  const seq_id d = cache.fork(a).seq;
+  CHECK(cache.manager().num_tokens(d) == 6);
+  const std::vector<token_id> x = to_ids({40}), y = to_ids({41});
+  model_step step = cache.begin_step({{a, x}, {d, y}});
+  CHECK(step.plan().copies.size() == 1);
+  const outputs got = run_layers(*where, step);
+  std::vector<token_id> of_a = prompt, of_d = prompt;
+  of_a.push_back(x[0]), of_d.push_back(y[0]);
+  CHECK(worst_of_row(got, 0, of_a, 1) < bound);
+  CHECK(worst_of_row(got, 1, of_d, 1) < bound);
+}

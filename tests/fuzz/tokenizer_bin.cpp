@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// llama2.c's tokenizer file and a text: the bytes as they are, or pieces made of the input's bytes.
+#include <bit>
+#include <vector>
+
+#include "choices.hpp"
+#include "fuzz_target.hpp"
+#include "scratch_files.hpp"
+#include "tokenizer.hpp"
+#include "tools/common/program.hpp"
+
+namespace {
+
+using namespace bifolio::fuzz;
+
+void put(std::vector<std::uint8_t>& file, std::uint32_t value) {
+  for (unsigned shift = 0; shift < 32; shift += 8) file.push_back(static_cast<std::uint8_t>(value >> shift));
+}
+
+/// The longest piece, then score, length and bytes of each.
+std::vector<std::uint8_t> file_of_pieces(choices& from, std::int32_t num_pieces) {
+  std::vector<std::uint8_t> file;
+  put(file, 1 + from.below(16));
+  for (std::int32_t i = 0; i < num_pieces; ++i) {
+    const std::uint8_t kind = from.byte();
+    const float score = kind < 250 ? -static_cast<float>(kind % 32) : std::bit_cast<float>(from.word());
+    const auto bytes = from.bytes(std::size_t{1} + kind / 32 % 4);
+    put(file, std::bit_cast<std::uint32_t>(score));
+    put(file, static_cast<std::uint32_t>(bytes.size()));
+    file.insert(file.end(), bytes.begin(), bytes.end());
+  }
+  return file;
+}
+
+}  // namespace
+
+BIFOLIO_FUZZ_TARGET(tokenizer_bin) {
+  choices from(input);
+  const std::uint8_t form = from.byte();
+  const std::int32_t vocab_size = 3 + from.below(64);
+  const auto text = text_of(from.bytes(from.below(32)));
+  const auto path = (form & 1) != 0 ? write_scratch("tokenizer.bin", file_of_pieces(from, vocab_size))
+                                    : write_scratch("tokenizer.bin", from.rest());
+  try {
+    const auto tokens = generate::load_bpe_tokenizer(path, vocab_size);
+    const std::vector<bifolio::token_id> ids = tokens->encode(text);
+    if (ids.size() < tokens->min_num_ids(text.size())) flaw("fewer ids than min_num_ids says");
+    for (const bifolio::token_id id : ids) {
+      if (static_cast<std::int32_t>(id) < 0 || static_cast<std::int32_t>(id) >= vocab_size) flaw("id out of range");
+    }
+    (void)tokens->decode_all(ids);
+  } catch (const tools::input_error&) {
+  }
+}

@@ -18,14 +18,14 @@ namespace bifolio::cuda::decode {
 inline constexpr int combine_batch = 16;  // partial results that a thread loads at once
 
 /// Two partial results a and b as one: its maximum, and the weights of their sums. Base 2.
-struct fold {
+struct combination {
   float max, a, b;
-  __device__ __forceinline__ fold(float max_a, float max_b) {
+  __device__ __forceinline__ combination(float max_a, float max_b) {
     max = fmaxf(max_a, max_b);
     a = max_a == -INFINITY ? 0.0f : device::exp2_fast(max_a - max);
     b = max_b == -INFINITY ? 0.0f : device::exp2_fast(max_b - max);
   }
-  /// The same instructions wherever results are folded.
+  /// The same instructions wherever results are combined.
   [[nodiscard]] __device__ __forceinline__ float of(float sum_a, float sum_b) const {
     return __fmaf_rn(sum_b, b, __fmul_rn(sum_a, a));
   }
@@ -41,7 +41,7 @@ struct tree_state {
   float4 out = make_float4(0, 0, 0, 0);
 
   __device__ __forceinline__ void add(float m, float l, const float4& o) {
-    const fold both(max, m);
+    const combination both(max, m);
     max = both.max;
     sum = both.of(sum, l);
     out = both.of(out, o);
@@ -156,7 +156,7 @@ class split_combine {
           }
         }
 #pragma unroll
-        for (int t = 0; t < Tasks; ++t) fold_batch<Batch>(part[t], o[t], m[t], l[t], sum[t]);
+        for (int t = 0; t < Tasks; ++t) combine_loaded<Batch>(part[t], o[t], m[t], l[t], sum[t]);
       }
 #pragma unroll
       for (int t = 0; t < Tasks; ++t) {
@@ -211,13 +211,13 @@ class split_combine {
 
   // m, l, sum ← that and the partial results.
   template <int Batch>
-  __device__ __forceinline__ void fold_batch(const float2 (&part)[Batch], const float4 (&o)[Batch], float& m, float& l,
-                                             float4& sum) {
+  __device__ __forceinline__ void combine_loaded(const float2 (&part)[Batch], const float4 (&o)[Batch], float& m,
+                                                 float& l, float4& sum) {
     if constexpr (Scheduler::has_fixed_tree) {
       // One after another, like a CTA that processes several leaves itself.
 #pragma unroll
       for (int i = 0; i < Batch; ++i) {
-        const fold both(m, part[i].x);
+        const combination both(m, part[i].x);
         m = both.max;
         l = both.of(l, part[i].y);
         sum = both.of(sum, o[i]);

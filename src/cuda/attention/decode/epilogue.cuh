@@ -3,7 +3,7 @@
 
 /// The epilogue of decode: reduces the accumulators over the warps of the CTA and writes rows that are complete to the
 /// output, others as a partial result to the workspace, for the combine. With a fixed combine tree a CTA may have
-/// several leaves of an output tile. It then folds each into the running result of its node, and complete nodes into
+/// several leaves of an output tile. It then combines each with the running result of its node, and complete nodes into
 /// that of the root.
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace bifolio::cuda::decode {
 
-/// What a leaf that ends before KV tile `next_tile` is in the combine tree, for a CTA that folds several.
+/// What a leaf that ends before KV tile `next_tile` is in the combine tree, for a CTA that combines several.
 struct leaf_place {
   bool begins_node = true;  // of the leaves that this CTA has
   bool ends_node = true;
@@ -76,21 +76,21 @@ class epilogue {
     const auto place = rows.place_of(row);
 
     leaf_place leaf;
-    fold with_node(-INFINITY, m);
-    fold with_root = with_node;
+    combination with_node(-INFINITY, m);
+    combination with_root = with_node;
     float* running_node = nullptr;
     float* running_root = nullptr;
     if constexpr (Scheduler::has_fixed_tree) {
       if (any) leaf = leaf_place(w, next_tile, is_last);
       // Running results are in the CTA's own part of the workspace, where every thread reads what it wrote itself.
-      with_node = fold(leaf.begins_node ? -INFINITY : node_max_, m);
+      with_node = combination(leaf.begins_node ? -INFINITY : node_max_, m);
       if (!leaf.begins_node) {
         l = with_node.of(node_sum_, l);
         m = with_node.max;
       }
       node_max_ = m;
       node_sum_ = l;
-      with_root = fold(leaf.begins_root ? -INFINITY : root_max_, m);
+      with_root = combination(leaf.begins_root ? -INFINITY : root_max_, m);
       if (leaf.ends_node) {
         if (!leaf.begins_root) {
           l = with_root.of(root_sum_, l);
@@ -114,8 +114,8 @@ class epilogue {
         float4 hi = lo;
         if (any) sum_over_warps(free_stage, row, column, lo, hi);
         if constexpr (Scheduler::has_fixed_tree) {
-          if (!leaf.begins_node) fold_running(with_node, running_node + column, lo, hi);
-          if (leaf.ends_node && !leaf.begins_root) fold_running(with_root, running_root + column, lo, hi);
+          if (!leaf.begins_node) combine_running(with_node, running_node + column, lo, hi);
+          if (leaf.ends_node && !leaf.begins_root) combine_running(with_root, running_root + column, lo, hi);
         }
         if (Scheduler::has_fixed_tree && !is_last) {
           store_partial((leaf.ends_node ? running_root : running_node) + column, lo, hi);
@@ -205,7 +205,8 @@ class epilogue {
   }
 
   // lo, hi ← 8 columns of a running result and those.
-  __device__ __forceinline__ static void fold_running(const fold& f, const float* running, float4& lo, float4& hi) {
+  __device__ __forceinline__ static void combine_running(const combination& f, const float* running, float4& lo,
+                                                         float4& hi) {
     lo = f.of(__ldcg(reinterpret_cast<const float4*>(running)), lo);
     hi = f.of(__ldcg(reinterpret_cast<const float4*>(running + 4)), hi);
   }

@@ -216,7 +216,7 @@ class fixed_split : public scheduler_base {
     return w;
   }
 
-  /// Work of several leaves is folded leaf by leaf.
+  /// Several leaves are combined leaf by leaf.
   [[nodiscard]] __device__ __forceinline__ int accumulate_until(const work_tile& w, int tile) const {
     return min(w.tile_end, (tile / decode_leaf_tiles + 1) * decode_leaf_tiles);
   }

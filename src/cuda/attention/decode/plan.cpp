@@ -14,8 +14,7 @@ namespace {
 
 std::int64_t divide_up(std::int64_t a, std::int64_t b) noexcept { return (a + b - 1) / b; }
 
-/// Splits of one output tile of the sequence when a split is `split_tiles`
-/// tiles.
+/// Splits of one output tile of the sequence when a split is `split_tiles` tiles.
 std::int32_t splits_of(const decode_seq& s, std::int32_t split_tiles) noexcept {
   if (s.num_tiles == 0) return 1;
   return (s.first_tile + s.num_tiles - 1) / split_tiles - s.first_tile / split_tiles + 1;
@@ -62,16 +61,15 @@ decode_planner::decode_planner(const plan_input& input, std::int32_t grid, decod
     : input_(input), plan_(plan) {
   plan_.grid = grid;
   plan_.num_seqs = 0;
-  // Everything is written before it is read: what an earlier step left need not
-  // be cleared.
+  // Everything is written before it is read: what an earlier step left need not be cleared.
   const auto most = static_cast<std::size_t>(input_.num_seqs);
   if (plan_.seqs.size() < most) plan_.seqs.resize(most);
 }
 
 void decode_planner::add(std::int32_t seq) {
   const attention_spec& spec = input_.spec;
-  // Made in place: a record that is built elsewhere is copied before its parts
-  // are stored, which stalls (half of the planning time of 256 sequences).
+  // Made in place: a record that is built elsewhere is copied before its parts are stored, which stalls (half of the
+  // planning time of 256 sequences).
   decode_seq& s = plan_.seqs[static_cast<std::size_t>(plan_.num_seqs++)];
   s.row = seq;
   s.seq_len = input_.seq_lens[seq];
@@ -88,10 +86,9 @@ void decode_planner::add(std::int32_t seq) {
 }
 
 decode_planner::split_choice decode_planner::choose_splits() const noexcept {
-  // The expected time of the busiest CTA, in tiles: the even share, or whole
-  // rounds of output tiles that are alike and not cut, and what the cut adds to
-  // it: half of what is cut whole, the partial results of single leaves, and
-  // the combine of the longest output tile.
+  // The expected time of the busiest CTA, in tiles: the even share, or whole rounds of output tiles that are alike and
+  // not cut, and what the cut adds to it: half of what is cut whole, the partial results of single leaves, and the
+  // combine of the longest output tile.
   const std::span<const decode_seq> seqs(plan_.seqs.data(), static_cast<std::size_t>(plan_.num_seqs));
   std::int64_t num_outputs = 0;
   std::int64_t num_leaves = 0;
@@ -133,8 +130,7 @@ decode_planner::split_choice decode_planner::choose_splits() const noexcept {
   consider(share + decode_leaf_tiles / 2 + head_leaves + combine(ctas_per_output * decode_combine_fan_in / 2 + nodes),
            {decode_root_tiles, decode_leaf_tiles});
   if (num_leaves <= partials_per_range(input_.spec, plan_.grid)) {
-    // Leaves one by one: each has an overhead, but they are combined by nodes
-    // at the same time.
+    // Leaves one by one: each has an overhead, but they are combined by nodes at the same time.
     const double rounds = static_cast<double>(divide_up(num_leaves, plan_.grid));
     const double leaf = std::min<double>(length, decode_leaf_tiles) + decode_fixed_overhead;
     consider(rounds * leaf * 1.12 + combine_tiles, {decode_leaf_tiles, decode_leaf_tiles});
@@ -143,9 +139,8 @@ decode_planner::split_choice decode_planner::choose_splits() const noexcept {
 }
 
 double decode_planner::combine_us(std::int64_t splits) const noexcept {
-  // Microseconds on an H200: a level of the combine; and each round of its
-  // loads, of up to decode_combine_fan_in partial results, for the threads of a
-  // CTA.
+  // Microseconds on an H200: a level of the combine; and each round of its loads, of up to decode_combine_fan_in
+  // partial results, for the threads of a CTA.
   constexpr double level_us = 1.5;
   constexpr double round_us = 0.85;
   if (splits < 2) return 0;
@@ -175,9 +170,8 @@ std::int32_t decode_planner::choose_num_splits(std::int64_t tiles, std::int64_t 
 
 std::int32_t decode_planner::choose_num_ctas(std::int64_t total, std::int64_t outputs, bool alike) const noexcept {
   const std::int64_t most = std::clamp<std::int64_t>(divide_up(total, decode_min_tiles_per_cta), 1, plan_.grid);
-  // A few CTAs less, where CTAs then take whole output tiles: memory is as busy
-  // and nothing is combined. With many output tiles per CTA combining is rare
-  // anyway.
+  // A few CTAs less, where CTAs then take whole output tiles: memory is as busy and nothing is combined. With many
+  // output tiles per CTA combining is rare anyway.
   if (!alike || outputs > 8 * most) return static_cast<std::int32_t>(most);
   for (std::int64_t ctas = most; ctas * 100 >= most * 96; --ctas) {
     if (outputs % ctas == 0) return static_cast<std::int32_t>(ctas);
@@ -190,11 +184,9 @@ std::int32_t decode_planner::cut_alike(std::int64_t outputs, std::int64_t tiles)
   if (outputs > grid) return choose_num_ctas(outputs * tiles, outputs, true);
   const std::int64_t splits = choose_num_splits(tiles, grid / outputs);
   const auto equal = static_cast<std::int32_t>(outputs * splits);
-  // Equal splits leave up to half of the CTAs without work: one of 264 where
-  // there are 133 output tiles. Then the work range is cut into even shares
-  // wherever they end. A tile's time, in microseconds on an H200 at head_dim
-  // 128, is less where fewer CTAs share the memory; a share that ends one
-  // output tile and begins the next has one more epilogue.
+  // Equal splits leave up to half of the CTAs without work: one of 264 where there are 133 output tiles. Then the work
+  // range is cut into even shares wherever they end. A tile's time, in microseconds on an H200 at head_dim 128, is less
+  // where fewer CTAs share the memory; a share that ends one output tile and begins the next has one more epilogue.
   const auto tile_us = [&](std::int64_t ctas) {
     return (1.28 + 0.0025 * static_cast<double>(ctas)) * input_.spec.qk_head_dim / 128;
   };
@@ -215,9 +207,8 @@ bool decode_planner::finish() {
   const bool deterministic = input_.spec.deterministic;
   const split_choice splits = deterministic ? choose_splits() : split_choice{};
   const std::int32_t split_tiles = splits.split_tiles;
-  // Alike output tiles that are not empty are split equally where that keeps
-  // the CTAs busy. Others are not: there the overhead evens out what each costs
-  // by itself.
+  // Alike output tiles that are not empty are split equally where that keeps the CTAs busy. Others are not: there the
+  // overhead evens out what each costs by itself.
   const std::int32_t num_tiles = seqs[0].num_tiles;
   const bool uniform = num_tiles > 0 && std::all_of(seqs.begin(), seqs.end(), [num_tiles](const decode_seq& s) {
                          return s.num_tiles == num_tiles;
@@ -278,8 +269,7 @@ std::int64_t decode_planner::share_parts() {
     decode_parts& parts = plan_.parts[static_cast<std::size_t>(cta)];
     return cta == open.first_cta ? parts.begun : parts.continued;
   };
-  // Adds the part of `s` that begins and ends at these places of an output
-  // tile.
+  // Adds the part of `s` that begins and ends at these places of an output tile.
   const auto add = [&](std::int32_t cta, const decode_seq& s, std::int32_t begin, std::int32_t end) {
     const std::int32_t first = s.first_tile + std::max(begin - header.overhead, 0);
     const std::int32_t last = s.first_tile + end - header.overhead - 1;

@@ -59,14 +59,16 @@ arithmetic loosest_numbers_of(const backend& where) {
   for (const std::string& kernel : where.attention_kernels()) {
     const auto is = [&](const char* type_and_loops) { return kernel.find(type_and_loops) != std::string::npos; };
     // Hardware products of 16-bit numbers: probabilities are rounded to their type, subnormal bfloat16 numbers count as
-    // 0.
+    // 0. Tiles multiply pairs of dims of V.
     if (is(" bf16 dots") || is(" bf16 tiles")) {
       numbers.unit_probability[bf16] = 0x1p-8;
       numbers.flushed[bf16] = 0x1p-126;
     }
+    if (is(" bf16 tiles")) numbers.dims_together[bf16] = 2;
     if (is(" f16 tiles")) {
       numbers.unit_probability[f16] = 0x1p-11;
       numbers.tiny_probability[f16] = 0x1p-29;  // 16 times the probability is rounded to f16
+      numbers.dims_together[f16] = 2;
     }
   }
   return numbers;

@@ -129,19 +129,18 @@ class mainloop {
     }
   }
 
+  // V of one of the tile's keys in a cache with codes.
+  void decode_value(const kv_tile_offsets& tile, int head, int key, float* to) const noexcept {
+    const int kv_head = item_.kv_head_begin + head;
+    decode_row(args_.v_code, args_.v, tile.v[key] + kv_head * args_.v_strides.head,
+               tile.v_tail[key] + kv_head * args_.v_code.tail.head, args_.v_strides, kv_head, args_.v_head_dim, to);
+  }
+
   // V of one of the tile's keys; a row whose dims are not contiguous is copied to row `slot` of the staging scratch.
   [[nodiscard]] const Key* value_row(const kv_tile_offsets& tile, int head, int key, int slot) const noexcept {
-    const int kv_head = item_.kv_head_begin + head;
-    const std::int64_t offset = tile.v[key] + kv_head * args_.v_strides.head;
+    const std::int64_t offset = tile.v[key] + (item_.kv_head_begin + head) * args_.v_strides.head;
     if (v_contiguous_) return static_cast<const Key*>(args_.v) + offset;
     Key* staging = static_cast<Key*>(scratch_.staging) + static_cast<std::int64_t>(slot) * padded_;
-    if constexpr (__is_same(Key, float)) {
-      if (args_.is_coded) {
-        decode_row(args_.v_code, args_.v, offset, tile.v_tail[key] + kv_head * args_.v_code.tail.head, args_.v_strides,
-                   kv_head, args_.v_head_dim, staging);
-        return staging;
-      }
-    }
     stage_row(static_cast<const Key*>(args_.v) + offset, args_.v_strides, args_.v_head_dim, staging);
     return staging;
   }

@@ -45,6 +45,7 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
  private:
   using base::args_;
   using base::clip;
+  using base::decode_value;
   using base::dims_;
   using base::head_rows_;
   using base::item_;
@@ -177,8 +178,15 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
   void widen_values(const kv_tile_offsets& tile, int head) noexcept {
     const int whole = args_.v_head_dim / (2 * lanes) * (2 * lanes);
     for (int key = tile.begin; key < tile.end; ++key) {
-      const Key* row = value_row(tile, head, key, 0);
       float* to = scratch_.values + static_cast<std::int64_t>(key) * padded_;
+      if constexpr (__is_same(Key, float)) {
+        if (args_.is_coded) {
+          for (int d = whole; d < dims_; d += lanes) store(to + d, vf(0.0f));
+          decode_value(tile, head, key, to);
+          continue;
+        }
+      }
+      const Key* row = value_row(tile, head, key, 0);
       vf a;
       vf b;
       for (int d = 0; d < whole; d += 2 * lanes) {

@@ -184,6 +184,7 @@ std::vector<setting> settings_of_suite(std::string_view name, std::uint64_t seed
 void run_attention(const measuring_options& options, const std::vector<setting>& settings, report& out) {
   require_range("--repeats", options.repeats, 1, 1'000'000);
   require_min_time(options.seconds);
+  require_range("--busy", options.busy, 0, 1024);
   if (parse_device(options.device).type == device_type::cpu) {
     if (options.spaced) {
       throw error(errc::invalid_argument, "--spaced is for --device cuda: calls on the CPU never overlap");
@@ -206,9 +207,11 @@ void add_attention_command(CLI::App& program, command& run) {
   sub->add_option("--suite", *suite, "The rows of a published table instead of the options of rows: " + suite_names());
   CLI::App* const of_rows = sub->add_option_group("rows", "What is computed");
   add_row_options(*of_rows, *rows);
-  sub->add_option("--threads", o->threads, "Workers; 0 = what the executor's runtime takes")->capture_default_str();
-  sub->add_option("--executor", o->executor, "openmp, tbb or serial")->capture_default_str();
+  sub->add_option("--threads", o->threads, "Workers; 0 = what the executor takes")->capture_default_str();
+  sub->add_option("--executor", o->executor, "threads, openmp, tbb or serial")->capture_default_str();
   sub->add_option("--isa", o->isas, isa_choice())->delimiter(',');
+  sub->add_option("--busy", o->busy, "Processes that do nothing but compute, beside the measurement on the CPU")
+      ->capture_default_str();
   sub->add_flag("--spaced", o->spaced,
                 "On CUDA also: each call after a kernel of 1.5 us that fills every SM and has no programmatic launch, "
                 "less the time of that kernel alone (spaced_us)");

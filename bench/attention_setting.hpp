@@ -18,8 +18,9 @@ namespace bifolio::bench {
 struct measuring_options {
   std::string device = "cpu";
   std::int32_t threads = 0;
-  std::string executor = "openmp";
+  std::string executor = "threads";
   std::vector<std::string> isas;
+  std::int32_t busy = 0;  ///< processes that only compute, beside the measurement
   bool spaced = false;
   std::int32_t repeats = 7;
   double seconds = 1.0;

@@ -206,8 +206,8 @@ void add_cache_ops_command(CLI::App& program, command& run) {
   sub->add_option("--head-dim", o->head_dim, "Elements of a head")->capture_default_str();
   sub->add_option("--block-size", o->block_size, "Tokens in a block")->capture_default_str();
   sub->add_option("--pool-mib", o->pool_mib, "Size of a pool; larger than the last-level cache")->capture_default_str();
-  sub->add_option("--threads", o->threads, "Workers; 0 = what the executor's runtime takes")->capture_default_str();
-  sub->add_option("--executor", o->executor, "openmp, tbb or serial")->capture_default_str();
+  sub->add_option("--threads", o->threads, "Workers; 0 = what the executor takes")->capture_default_str();
+  sub->add_option("--executor", o->executor, "threads, openmp, tbb or serial")->capture_default_str();
   sub->add_option("--isa", o->isa, isa_choice());
   sub->add_option("--repeats", o->repeats, "Calls at the least")->capture_default_str();
   sub->add_option("--min-time", o->seconds, "Seconds of calls at the least")->capture_default_str();

@@ -27,7 +27,7 @@ struct cache_ops_options {
   std::int32_t block_size = 16;
   std::int64_t pool_mib = 256;
   std::int32_t threads = 0;
-  std::string executor = "openmp";
+  std::string executor = "threads";
   std::string isa;
   std::int32_t repeats = 15;
   double seconds = 0.5;

@@ -19,6 +19,7 @@
 #include "checks.hpp"
 #include "machine.hpp"
 #include "probe.hpp"
+#include "tests/support/busy_processes.hpp"
 
 namespace bifolio::bench {
 namespace {
@@ -194,11 +195,14 @@ class attention_bench {
 }  // namespace
 
 void run_cpu_attention(const measuring_options& options, const std::vector<setting>& settings, report& out) {
+  const test::busy_processes company(options.busy);
+  if (company.size() != options.busy) throw error(errc::unsupported, "the system does not make --busy processes");
   const auto workers = make_executor(parse_executor(options.executor), options.threads);
   std::vector<cpu_isa> isas;
   for (const auto& name : options.isas) isas.push_back(parse_isa(name));
   if (isas.empty()) isas.push_back(default_isa());
   out.fact("executor", std::string(workers->name()) + " x " + std::to_string(workers->concurrency()));
+  if (options.busy > 0) out.fact("busy processes", std::to_string(options.busy));
   for (const cpu_isa isa : isas) {
     backend_options opening;
     opening.own_executor = workers.get();

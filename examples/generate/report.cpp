@@ -34,16 +34,10 @@ void progress_line::show(const generation_progress& now) {
                   now.num_steps, now.num_finished, num_sequences_, now.num_running, now.num_waiting, now.used_blocks,
                   num_blocks_, rate(now.num_fed, now.seconds));
   if (style_ == style::live) {
-    tools::write_stderr("\r\x1b[K" + line);
-    is_shown_ = true;
+    line_.show(line);
   } else {
     tools::write_stderr(line + "\n");
   }
-}
-
-void progress_line::clear() {
-  if (is_shown_) tools::write_stderr("\r\x1b[K");
-  is_shown_ = false;
 }
 
 std::string format_report(const report_input& input, bool detailed) {

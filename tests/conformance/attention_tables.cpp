@@ -688,6 +688,78 @@ std::vector<attention_case> half_precision_shape_cases() {
   return cases;
 }
 
+std::vector<attention_case> prefill_border_cases() {
+  // Both sides of every width that has a kernel, and of what its loads ask for.
+  const std::vector<std::int32_t> dims{8, 40, 64, 72, 80, 96, 104, 112, 128, 136, 160, 192, 200, 248, 256};
+  const std::vector<std::int32_t> blocks{16, 1, 8, 5, 64, 48, 24, 128, 32, 80, 256};
+  const std::vector<std::int32_t> groups{4, 1, 3, 2, 1};
+  std::vector<named_option> options{
+      {"none", [](attention_case&) {}},
+      {"soft cap with small arguments", [](attention_case& c) { c.soft_cap = 40; }},
+      {"soft cap with middle arguments", [](attention_case& c) { c.soft_cap = 5; }},
+      {"soft cap with large arguments", [](attention_case& c) { c.soft_cap = 0.8f; }},
+      {"ALiBi", [](attention_case& c) { c.alibi = true; }},
+      {"soft cap and ALiBi",
+       [](attention_case& c) {
+         c.soft_cap = 20;
+         c.alibi = true;
+       }},
+      {"negative scale and ALiBi",
+       [](attention_case& c) {
+         c.scale = -0.2f;
+         c.alibi = true;
+       }},
+      {"sinks", [](attention_case& c) { c.sinks = true; }},
+      {"not causal", [](attention_case& c) { c.causal = false; }},
+  };
+  const std::size_t num_plain = options.size();
+  // Edges of windows before, at and after the edges of tiles of 80, 96 and 128 keys.
+  for (const std::int32_t left : {0, 1, 63, 79, 80, 81, 95, 96, 97, 127, 128, 129, 160}) {
+    options.push_back({"window left", [left](attention_case& c) { c.window_left = left; }});
+    options.push_back({"window left and right", [left](attention_case& c) {
+                         c.causal = false;
+                         c.window_left = left;
+                         c.window_right = 160 - left;
+                         c.sinks = left % 2 == 1;
+                       }});
+  }
+  std::vector<attention_case> cases;
+  const auto add = [&](dtype type, std::int32_t head_dim, const named_option& option) {
+    const std::size_t turn = cases.size();
+    attention_case c{.what = std::string("prefill border, ") + option.name,
+                     .num_kv_heads = turn % 5 == 1 ? 2 : 1,
+                     .group_size = groups[turn % groups.size()],
+                     .head_dim = head_dim,
+                     .block_size = blocks[turn % blocks.size()],
+                     .q_type = type,
+                     .kv_type = type,
+                     .out_type = type,
+                     .layout = turn % 4 == 1 ? arrangement::nhd : arrangement::hnd,
+                     .seqs = {{130, 130}, {1, 1}, {0, 20}, {65, 333}, {33, 161 + static_cast<std::int32_t>(turn % 7)}},
+                     .aligned = true,
+                     .seed = turn + 1};
+    option.apply(c);
+    cases.push_back(std::move(c));
+  };
+  for (const dtype type : half_precision_types) {
+    for (const std::int32_t head_dim : dims) {
+      for (std::size_t n = 0; n < num_plain; ++n) add(type, head_dim, options[n]);
+    }
+    for (const std::int32_t head_dim : {64, 128, 192, 256}) {
+      for (std::size_t n = num_plain; n < options.size(); ++n) add(type, head_dim, options[n]);
+    }
+    // Every block size meets every width.
+    for (const std::int32_t head_dim : {64, 96, 128, 192, 256}) {
+      for (const std::int32_t block_size : blocks) {
+        add(type, head_dim, options[0]);
+        cases.back().block_size = block_size;
+        cases.back().layout = arrangement::hnd;
+      }
+    }
+  }
+  return cases;
+}
+
 std::vector<attention_case> x_split_cases() {
   enum class launch { one_partition, many_rows, partitioned, with_prefills };
   const auto options = all_options();

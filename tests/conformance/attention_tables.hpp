@@ -51,6 +51,10 @@ inline constexpr auto& dtypes = tensor_dtypes;
 /// Block sizes, group sizes, layouts and mixed dtypes.
 [[nodiscard]] std::vector<attention_case> half_precision_shape_cases();
 
+/// Shapes and options on both sides of what the CUDA prefill kernel tells apart: widths of head_dim, ways of loading,
+/// tiles with and without a border, arguments of the soft cap.
+[[nodiscard]] std::vector<attention_case> prefill_border_cases();
+
 /// The x_split layout: dtype × head_dim × block size × how the decode kernel is launched, with groups and options in
 /// turn.
 [[nodiscard]] std::vector<attention_case> x_split_cases();

@@ -91,7 +91,8 @@ function(bifolio_cuda_compile_options target)
                                              CUDA_ARCHITECTURES "${BIFOLIO_CUDA_ARCHITECTURES}")
   # The language level as a flag: CMake 3.25 does not know that nvcc has C++20.
   target_compile_options(
-    ${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;--expt-relaxed-constexpr;-Xcompiler=-Wall,-Wextra,-Werror=switch;-lineinfo>)
+    ${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;--expt-relaxed-constexpr;-Xcompiler=-Wall,-Wextra,-Werror=switch>
+            $<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<CONFIG:RelWithDebInfo>>:-lineinfo>)
   if(BIFOLIO_WERROR)
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--Werror=all-warnings>)
   endif()

@@ -212,11 +212,11 @@ TEST_CASE("a model on CUDA takes queries and cache in bf16 unless it is told oth
     dtype query, kv;
   };
   for (const row& r : std::vector<row>{{"cuda", {}, dtype::bf16, dtype::bf16},
-                                       {"cuda", {{}, kv_code{dtype::f16}}, dtype::f16, dtype::f16},
-                                       {"cuda", {{}, kv_code{dtype::f32}}, dtype::f32, dtype::f32},
+                                       {"cuda", {{}, bifolio::kv_code{dtype::f16}}, dtype::f16, dtype::f16},
+                                       {"cuda", {{}, bifolio::kv_code{dtype::f32}}, dtype::f32, dtype::f32},
                                        {"cuda", {dtype::f32, {}}, dtype::f32, dtype::bf16},
                                        {"cpu", {}, dtype::f32, dtype::f32},
-                                       {"cpu", {{}, kv_code{dtype::bf16}}, dtype::f32, dtype::bf16},
+                                       {"cpu", {{}, bifolio::kv_code{dtype::bf16}}, dtype::f32, dtype::bf16},
                                        {"cpu", {dtype::bf16, {}}, dtype::bf16, dtype::f32}}) {
     const auto placed = generate::place_model(r.device, weights, *workers, r.named);
     CAPTURE(r.device);
@@ -284,7 +284,8 @@ TEST_CASE("on CUDA the logits of a step have the same bits for a token alone and
   if (nothing_to_run_on()) return;
   const auto model = generate::load_model(generate::find_bundled_model(), {});
   const auto workers = generate::make_workers(1);
-  const auto placed = generate::place_model("cuda", model.weights, *workers, {dtype::f32, dtype::f32});
+  const auto placed =
+      generate::place_model("cuda", model.weights, *workers, {dtype::f32, bifolio::kv_code{dtype::f32}});
   // Attention over nothing else: what is compared are the model's own layers.
   class own_value final : public generate::attention_layer {
    public:

@@ -21,10 +21,10 @@ namespace generate {
 /// for the cache, and for queries what the cache has, because the fast kernels take queries and cache of one 16-bit
 /// type.
 struct attention_types {
-  std::optional<bifolio::dtype> query;
-  std::optional<bifolio::kv_code> kv;  ///< how keys and values are stored
-  std::optional<bifolio::kv_code> k;   ///< keys, if not as `kv` says
-  std::optional<bifolio::kv_code> v;
+  std::optional<bifolio::dtype> query{};
+  std::optional<bifolio::kv_code> kv{};  ///< how keys and values are stored
+  std::optional<bifolio::kv_code> k{};   ///< keys, if not as `kv` says
+  std::optional<bifolio::kv_code> v{};
 };
 
 /// One device: where the cache and attention live, and all other layers of the model.

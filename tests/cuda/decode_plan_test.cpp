@@ -110,6 +110,32 @@ TEST_CASE("CTAs share the work range of decode without gap or overlap") {
   }
 }
 
+TEST_CASE("no CTA of a decode plan is without work, however short the step is") {
+  // A CTA that finds its output tile by its number counts those of the tile before and after it.
+  for (const std::int32_t head_dim : {64, 128, 256}) {
+    for (const std::int32_t kv_heads : {1, 2, 8}) {
+      for (const std::int32_t batch : {1, 2, 3, 8}) {
+        for (std::int32_t tiles = 1; tiles <= 40; ++tiles) {
+          step s(2, kv_heads, false);
+          s.spec.qk_head_dim = s.spec.v_head_dim = head_dim;
+          for (std::int32_t i = 0; i < batch; ++i) s.add(6, 64 * tiles - i);
+          (void)s.plan();
+          CAPTURE(head_dim);
+          CAPTURE(kv_heads);
+          CAPTURE(batch);
+          CAPTURE(tiles);
+          bool all_work = true;
+          for (std::int32_t cta = 0; cta < s.planned.header.num_ctas; ++cta) {
+            const cuda::decode_cta& share = s.planned.ctas[static_cast<std::size_t>(cta)];
+            all_work = all_work && share.begin < share.end;
+          }
+          CHECK(all_work);
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("equal lengths keep the CTAs busy at every batch") {
   // Busy: tiles of the whole step over all CTAs times the tiles of the one that has most. Short output tiles that
   // nearly fill the CTAs are not split: combining them costs more.

@@ -191,6 +191,8 @@ std::int32_t decode_planner::cut_alike(std::int64_t outputs, std::int64_t tiles)
     return (1.28 + 0.0025 * static_cast<double>(ctas)) * input_.spec.qk_head_dim / 128;
   };
   constexpr double epilogue_us = 1.0;
+  // The kernel counts the parts of an output tile by the numbers of its CTAs, so that none may be without work.
+  if (outputs * tiles < decode_min_tiles_per_cta * grid) return equal;
   const std::int64_t share = divide_up(outputs * tiles, grid);
   const std::int64_t longest = divide_up(tiles, splits);
   if (share >= longest) return equal;

@@ -246,7 +246,9 @@ class mainloop {
     const int column = tile * S::tile_keys + (thread_ & 3) * 2;
     float from_row[2] = {0, 0};  // what all scores of this thread's row lack
     if constexpr (Transform) {
-      transform_.apply(s);
+      const bool border = (tile + 1) * S::tile_keys > e.common_limit || tile * S::tile_keys < e.common_begin;
+      const bool used[2] = {rows.position[0] < e.seq_len, rows.position[1] < e.seq_len};
+      transform_.apply(s, border, used);
       if (a_.alibi_slopes != nullptr) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {

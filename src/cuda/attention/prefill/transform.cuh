@@ -55,18 +55,21 @@ struct logits_transform<true> {
   }
 
   /// Scale and soft cap. The polynomial is shorter than tanh by exp2 and leaves the exponential unit alone, which the
-  /// softmax needs; arguments above 1 are rare where a cap is a safeguard.
+  /// softmax needs; arguments above 1 are rare where a cap is a safeguard. Which of the two is taken depends on scores
+  /// that count alone: keys that no row attends to and unused rows hold whatever was in shared memory. `border`: the
+  /// tile has such keys. `used`: whether the thread's first and second row are rows of the work tile.
   template <int N>
-  __device__ __forceinline__ void apply(float (&s)[N]) const {
+  __device__ __forceinline__ void apply(float (&s)[N], bool border, const bool (&used)[2]) const {
     if (!capped && factor == 1.0f) return;
-    float largest = 0;
+    float largest[2] = {0, 0};
 #pragma unroll
     for (int j = 0; j < N; ++j) {
       s[j] *= factor;
-      largest = fmaxf(largest, fabsf(s[j]));
+      largest[(j >> 1) & 1] = fmaxf(largest[(j >> 1) & 1], fabsf(s[j]));
     }
     if (!capped) return;
-    if (__any_sync(0xffffffffu, largest > 1.0f)) {
+    const bool is_large = border || (used[0] && largest[0] > 1.0f) || (used[1] && largest[1] > 1.0f);
+    if (__any_sync(0xffffffffu, is_large)) {
 #pragma unroll
       for (int j = 0; j < N; ++j) s[j] = tanh_by_exp2(s[j]);
     } else {

@@ -114,7 +114,7 @@ struct attention_contents {
     std::vector<float> k;                 ///< [seq_len, num_kv_heads, head_dim]
     std::vector<float> v;                 ///< [seq_len, num_kv_heads, v_head_dim]
     std::vector<float> bias;              ///< [query_len, num_q_heads, seq_len], or empty
-    std::vector<float> k_given, v_given;  ///< K and V before they are stored, with codes
+    std::vector<float> k_given{}, v_given{};  ///< K and V before they are stored, with codes
   };
   std::vector<sequence> seqs;
   std::vector<float> alibi_slopes;  ///< [num_q_heads], or empty

@@ -20,6 +20,7 @@
 
 #include "checks.hpp"
 #include "commands.hpp"
+#include "memory_latency.hpp"
 #include "model_rows.hpp"
 #include "prefix_rows.hpp"
 #include "row_timer.hpp"
@@ -43,8 +44,8 @@ void require_ok(alloc_status status, const char* what) {
 
 class manager_bench : row_timer {
  public:
-  manager_bench(const manager_options& options, report& out)
-      : row_timer(out), options_(options), random_(options.seed) {}
+  manager_bench(const manager_options& options, double latency_ns, report& out)
+      : row_timer(out, latency_ns), options_(options), random_(options.seed) {}
 
   void run() {
     pool_rows();
@@ -377,9 +378,15 @@ void run_manager(const manager_options& options, report& out) {
   require_range("--rounds", options.rounds, 2, 1'000'000);
   out.fact("pool", std::to_string(options.blocks) + " blocks of " + std::to_string(options.block_size) + " tokens, " +
                        std::to_string(options.sequences) + " sequences, one core");
-  manager_bench(options, out).run();
+  // The pool's metadata: 64 bytes a block.
+  const double latency_ns = memory_latency_ns(options.blocks * 64, options.seed);
+  out.fact("memory latency", std::to_string(static_cast<int>(latency_ns + 0.5)) + " ns over " +
+                                 std::to_string(options.blocks * 64 >> 20) +
+                                 " MiB; column latencies: ns in units of it");
+  manager_bench(options, latency_ns, out).run();
   add_model_rows(options.block_size, options.rounds, out);
-  add_prefix_rows({options.blocks, options.block_size, options.rounds, options.seed}, out);
+  add_c_rows(options.rounds, out);
+  add_prefix_rows({options.blocks, options.block_size, options.rounds, options.seed, latency_ns}, out);
 }
 
 }  // namespace

@@ -35,7 +35,7 @@ std::int64_t blocks_for_everything(const trace& what, const simulation_options& 
   }
   num_blocks += what.num_distinct_ids * blocks_of(options.trace_block_size);
   if (num_blocks > max_num_blocks) {
-    throw input_error(fmt::format("without --blocks this trace needs a pool of {} blocks of {} tokens; allowed are {}",
+    throw input_error(fmt::format("without --blocks this trace needs a pool of {} blocks of {} tokens, allowed are {}",
                                   num_blocks, options.block_size, max_num_blocks));
   }
   return num_blocks;

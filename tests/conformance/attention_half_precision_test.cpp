@@ -39,6 +39,18 @@ TEST_CASE("every block size, group, layout and mixed dtype agrees with the oracl
   check_for_devices(half_precision_shape_cases());
 }
 
+TEST_CASE("every multiple of 8 as head_dim, and float32, agree with the oracle") {
+  check_for_devices(padded_head_dim_cases());
+}
+
+TEST_CASE("batches of equal lengths agree with the oracle in 16-bit types") {
+  check_for_devices(half_precision_batch_cases());
+}
+
+TEST_CASE("windows and transforms of logits at the borders of tiles agree with the oracle in 16-bit types") {
+  check_for_devices(half_precision_transform_cases());
+}
+
 TEST_CASE("the prefill kernel, forced, agrees with the oracle on both sides of every border") {
   const std::vector<attention_case> cases = prefill_border_cases();
   std::vector<const tested_backend*> with_prefill;

@@ -571,7 +571,7 @@ std::vector<attention_case> random_plane_cases(std::uint64_t seed, int count) {
 
 std::vector<attention_case> half_precision_cases(std::uint64_t seed, int count) {
   random_source random(hash_of(seed, 0x16b1));
-  const std::vector<std::int32_t> dims{64, 128, 256};
+  const std::vector<std::int32_t> dims{64, 128, 256, 64, 128, 256, 24, 80, 96, 112, 152, 192, 240};
   const std::vector<std::int32_t> groups{1, 1, 2, 3, 4, 4, 7, 8, 16, 71};
   const std::vector<std::int32_t> blocks{1, 5, 8, 16, 16, 16, 32, 64, 128, 256};
   const std::vector<arrangement> layouts{arrangement::hnd, arrangement::hnd, arrangement::nhd, arrangement::padded};
@@ -671,7 +671,7 @@ std::vector<attention_case> half_precision_shape_cases() {
     for (const std::int32_t block_size : {1, 5, 8, 16, 32, 48, 64, 128, 256}) {
       add("16-bit block_size", type, head_dim).block_size = block_size;
     }
-    for (const std::int32_t group : {1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 71}) {
+    for (const std::int32_t group : {1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 17, 32, 33, 71}) {
       attention_case& c = add("16-bit group_size", type, head_dim);
       c.num_kv_heads = group <= 4 ? 4 : group <= 8 ? 2 : 1;
       c.group_size = group;
@@ -683,6 +683,108 @@ std::vector<attention_case> half_precision_shape_cases() {
         (q_differs ? c.q_type : c.out_type) = other;
         c.seqs = usual_batch();
       }
+    }
+  });
+  return cases;
+}
+
+std::vector<attention_case> padded_head_dim_cases() {
+  // The ends of what each padded shape of the tensor-core kernels takes, what models have, and the first beyond.
+  constexpr std::int32_t of_16_bits[] = {8,   16,  40,  56,  72,  80,  88,  96,  104, 112,
+                                         120, 136, 160, 168, 192, 200, 224, 248, 264};
+  constexpr std::int32_t of_f32[] = {4, 16, 60, 64, 68, 80, 96, 128, 132};
+  std::vector<attention_case> cases;
+  const auto add = [&](dtype type, std::int32_t head_dim) {
+    attention_case c = half_precision_case("head_dim", type, head_dim);
+    c.seqs = {{1, 70}, {1, 1}, {37, 150}, {3, 90}, {1, 600}, {1, 0}};
+    cases.push_back(c);
+    c.what = "head_dim, long, in blocks of 5";
+    c.group_size = 1;
+    c.block_size = 5;
+    c.seqs = {{1, 2100}, {1, 17}, {2, 1025}};
+    cases.push_back(c);
+    c.what = "head_dim, deterministic";
+    c.deterministic = true;
+    c.layout = arrangement::nhd;
+    c.block_size = 16;
+    cases.push_back(c);
+    c.what = "head_dim, with options";
+    c.deterministic = cases.size() / 4 % 2 == 0;
+    c.group_size = 3;
+    c.window_left = 90;
+    c.soft_cap = 4;
+    c.alibi = c.sinks = true;
+    cases.push_back(c);
+  };
+  for (const std::int32_t head_dim : of_16_bits) {
+    add(dtype::f16, head_dim);
+    add(dtype::bf16, head_dim);
+  }
+  for (const std::int32_t head_dim : of_f32) add(dtype::f32, head_dim);
+  // Float32 takes three products of TensorFloat-32 on a GPU.
+  for (const value_kind values : {value_kind::equal_logits, value_kind::dominant_key, value_kind::huge_logits,
+                                  value_kind::denormal, value_kind::max_finite}) {
+    for (const std::int32_t head_dim : {64, 80, 128}) {
+      attention_case c = half_precision_case("float32, extreme values", dtype::f32, head_dim);
+      c.values = values;
+      cases.push_back(c);
+    }
+  }
+  for (const named_option& option : all_options()) {
+    attention_case c = half_precision_case(std::string("float32 option: ") + option.name, dtype::f32, 128);
+    option.apply(c);
+    c.deterministic = cases.size() % 3 == 0;
+    cases.push_back(c);
+  }
+  return cases;
+}
+
+std::vector<attention_case> half_precision_batch_cases() {
+  // Many sequences of one length: on a GPU of 132 SMs 128 output tiles are split equally, 136 and 264 are cut evenly or
+  // not at all.
+  std::vector<attention_case> cases;
+  for (const std::size_t batch : {16u, 17u, 24u, 33u}) {
+    for (const std::int32_t length : {200, 1100}) {
+      attention_case c =
+          half_precision_case("16-bit batch of equal lengths", cases.size() % 2 == 0 ? dtype::bf16 : dtype::f16, 64);
+      c.num_kv_heads = 8;
+      c.group_size = 1;
+      c.seqs.assign(batch, {1, length});
+      cases.push_back(c);
+    }
+  }
+  return cases;
+}
+
+std::vector<attention_case> half_precision_transform_cases() {
+  // Around the borders of tiles of 64 keys, where masks begin and end, with each transform of logits.
+  std::vector<attention_case> cases;
+  for_each_half_precision_shape([&](dtype type, std::int32_t head_dim) {
+    for (const std::int32_t window : {0, 62, 63, 64, 65, 127, 128, 500}) {
+      for (const bool transforms : {false, true}) {
+        attention_case c = half_precision_case("16-bit window at a border of tiles", type, head_dim);
+        c.num_kv_heads = 1;
+        c.seqs = {{1, 64}, {1, 65}, {1, 128}, {1, 129}, {3, 191}, {5, 640}, {1, 700}};
+        c.window_left = window;
+        c.deterministic = cases.size() % 3 == 0;
+        if (transforms) {
+          c.alibi = true;
+          c.soft_cap = cases.size() % 4 == 1 ? 0.5f : 30.0f;
+        }
+        if (window == 500) {
+          c.causal = false;
+          c.window_right = 2;
+        }
+        c.seed = cases.size() + 1;
+        cases.push_back(std::move(c));
+      }
+    }
+    for (const float cap : {0.01f, 1.0f, 50.0f, 1000.0f}) {
+      attention_case c = half_precision_case("16-bit soft cap", type, head_dim);
+      c.seqs = {{1, 1}, {1, 70}, {2, 300}};
+      c.soft_cap = cap;
+      c.scale = 1;
+      cases.push_back(std::move(c));
     }
   });
   return cases;

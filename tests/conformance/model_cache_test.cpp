@@ -466,6 +466,7 @@ TEST_CASE("a configuration is completed, and refused by name where its numbers d
        [](auto& c) { c.cache.sliding_window = 6, c.attention.window_left = 9; });
   says("window_left of a layer is -1", [](auto& c) { c.cache.sliding_window = 6, c.layer_windows = {2, -1}; });
   says("max_steps_in_flight", [](auto& c) { c.max_steps_in_flight = 0; });
+  says("cache.groups has 2 layer groups", [](auto& c) { c.cache.groups.resize(2); });
   says("num_kv_heads", [](auto& c) { c.attention.num_kv_heads = 0; });
   model_cache_config slides = tiny(10);
   slides.cache.sliding_window = 6;

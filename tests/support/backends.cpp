@@ -59,14 +59,16 @@ arithmetic loosest_numbers_of(const backend& where) {
   for (const std::string& kernel : where.attention_kernels()) {
     const auto is = [&](const char* type_and_loops) { return kernel.find(type_and_loops) != std::string::npos; };
     // Hardware products of 16-bit numbers: probabilities are rounded to their type, subnormal bfloat16 numbers count as
-    // 0.
+    // 0. Tiles multiply pairs of dims of V.
     if (is(" bf16 dots") || is(" bf16 tiles")) {
       numbers.unit_probability[bf16] = 0x1p-8;
       numbers.flushed[bf16] = 0x1p-126;
     }
+    if (is(" bf16 tiles")) numbers.dims_together[bf16] = 2;
     if (is(" f16 tiles")) {
       numbers.unit_probability[f16] = 0x1p-11;
       numbers.tiny_probability[f16] = 0x1p-29;  // 16 times the probability is rounded to f16
+      numbers.dims_together[f16] = 2;
     }
   }
   return numbers;
@@ -125,8 +127,11 @@ std::optional<tested_backend> open_tested(std::string name, std::string family, 
 arithmetic tested_backend::numbers_for(dtype q_type, dtype kv_type, dtype out_type, std::int32_t head_dim) const {
   const bool one_type = q_type == kv_type && out_type == kv_type;
   if (is_host) return one_type ? numbers : arithmetic{};
-  const bool tensor_cores = one_type && has_tensor_cores(kv_type) && head_dim % 8 == 0 && head_dim <= 256;
-  return tensor_cores ? numbers : arithmetic{};
+  if (one_type && has_tensor_cores(kv_type) && head_dim % 8 == 0 && head_dim <= 256) return numbers;
+  arithmetic f32;
+  // Products of TensorFloat-32 take subnormal numbers for 0.
+  if (one_type && kv_type == dtype::f32) f32.flushed[static_cast<std::size_t>(dtype::f32)] = 0x1p-126;
+  return f32;
 }
 
 arithmetic numbers_of(cpu_isa isa, dtype q_type, dtype kv_type, dtype out_type) {

@@ -93,9 +93,10 @@ void group_manager::build(step_batch& first, std::span<step_batch> others, const
         continue;
       }
       const std::int32_t begin = row.seq_len - row.query_len;
-      *entries = to_index(group.states->at(index, begin));
+      *entries = to_index(invalid_block);
       std::int32_t* written = entries + 1;
       for (const state_slots::held_state& state : group.states->of(index)) {
+        if (state.position == begin) *entries = to_index(state.slot);
         if (state.position > begin && state.position <= row.seq_len) *written++ = to_index(state.slot);
       }
     }

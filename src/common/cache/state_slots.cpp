@@ -49,10 +49,6 @@ block_id state_slots::at(std::uint32_t record, std::int64_t position) const noex
   return invalid_block;
 }
 
-std::int64_t state_slots::slots_for(std::int64_t num_tokens) const noexcept {
-  return states_of_step(num_tokens, num_draft_slots_);
-}
-
 void state_slots::require_room(std::uint32_t record, std::int64_t num_tokens) const {
   if (has_room(record, num_tokens)) return;
   refuse(errc::failed_precondition, "sequence ", record, " has ", counts_[record],

@@ -54,6 +54,11 @@ model_cache_config complete(model_cache_config config) {
            "; use kv_cache_manager and a cache_engine for each group");
   }
   attention_spec& spec = config.attention;
+  if (!config.cache.groups.empty()) {
+    refuse(errc::invalid_argument, "cache.groups has ", config.cache.groups.size(),
+           " layer groups; a model_cache has one cache engine, so it takes none: use a kv_cache_manager and an engine "
+           "per group");
+  }
   if (spec.v_head_dim == 0) spec.v_head_dim = spec.qk_head_dim;
   if (spec.block_size == 0) spec.block_size = config.cache.block_size;
   if (spec.block_size != config.cache.block_size) {

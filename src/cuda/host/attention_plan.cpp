@@ -27,7 +27,8 @@ void cuda_plan_state::compute(const plan_input& input) {
 cuda_plan_state::room cuda_plan_state::room_for_next() const noexcept {
   const attention_spec& spec = next_.input.spec;
   room needed;
-  if (!next_.decode.empty()) needed.decode_bytes = decode_metadata_bytes(next_.decode.grid, next_.decode.num_seqs);
+  if (!next_.decode.empty())
+    needed.decode_bytes = decode_metadata_bytes(next_.decode.grid, next_.decode.num_seqs, spec.deterministic);
   if (!next_.prefill.empty()) {
     needed.prefill_bytes =
         prefill_metadata_bytes(static_cast<std::int64_t>(next_.prefill.work_tiles.size()), next_.input.device.num_sms);
@@ -127,7 +128,7 @@ void cuda_plan_state::reserve(const attention_spec& spec, const step_limits& lim
   }
   if (may_serve(implementation_id::decode)) {
     const std::int32_t grid = decode_grid(spec, device);
-    most.decode_bytes = decode_metadata_bytes(grid, limits.num_seqs_with_tokens());
+    most.decode_bytes = decode_metadata_bytes(grid, limits.num_seqs_with_tokens(), spec.deterministic);
     most.workspace_bytes = std::max(most.workspace_bytes, decode_workspace_bytes(spec, grid));
     num_counters = std::max(num_counters, decode_num_counters(spec, grid));
   }
@@ -155,7 +156,8 @@ std::size_t cuda_plan_state::write_next(std::byte* begin, const offsets& places)
   std::memcpy(begin, &header, sizeof(header));
   if (!next_.decode.empty()) {
     write_metadata(next_.decode, begin + places.decode);
-    end = places.decode + decode_metadata_bytes(next_.decode.grid, next_.decode.num_seqs);
+    end =
+        places.decode + decode_metadata_bytes(next_.decode.grid, next_.decode.num_seqs, next_.input.spec.deterministic);
   }
   if (!next_.prefill.empty()) {
     const std::int32_t num_sms = next_.input.device.num_sms;
@@ -214,7 +216,8 @@ void cuda_plan_state::adopt(cudaStream_t stream) {
   std::swap(plans_, next_);
   metadata_.general = {reinterpret_cast<const general_header*>(on_device),
                        reinterpret_cast<const general_item*>(on_device + places_.items)};
-  metadata_.decode = decode_metadata_at(on_device + places_.decode, plans_.decode.grid);
+  metadata_.decode =
+      decode_metadata_at(on_device + places_.decode, plans_.decode.grid, plans_.input.spec.deterministic);
   metadata_.prefill = prefill_metadata_at(on_device + places_.prefill, plans_.input.device.num_sms);
 }
 

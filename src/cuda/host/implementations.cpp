@@ -40,14 +40,15 @@ bool is_plain_step(const plan_input& step, std::string* why) noexcept {
   return true;
 }
 
-/// What the tensor-core kernels require of a step.
-bool step_suits_tensor_cores(const plan_input& step, std::string* why) noexcept {
+/// What the tensor-core kernels require of a step. `with_f32`: they multiply float32 as well.
+bool step_suits_tensor_cores(const plan_input& step, bool with_f32, std::string* why) noexcept {
   if (!is_plain_step(step, why)) return false;
   const attention_spec& spec = step.spec;
-  if (!suit_tensor_cores(spec.q_type, spec.k_code.type, spec.out_type)) {
+  const bool all_f32 = spec.q_type == dtype::f32 && spec.k_code.type == dtype::f32 && spec.out_type == dtype::f32;
+  if (!suit_tensor_cores(spec.q_type, spec.k_code.type, spec.out_type) && !(with_f32 && all_f32)) {
     return detail::declines(why, "the dtypes of q, kv and out are ", to_string(spec.q_type), ", ",
-                            to_string(spec.k_code.type), " and ", to_string(spec.out_type),
-                            "; it takes one 16-bit dtype for all");
+                            to_string(spec.k_code.type), " and ", to_string(spec.out_type), "; it takes one ",
+                            with_f32 ? "" : "16-bit ", "dtype for all");
   }
   if (step.max_seq_len >= longest_window || step.max_query_len >= longest_window) {
     return detail::declines(why, "the longest sequence has ", step.max_seq_len, " tokens, of which ",
@@ -68,7 +69,7 @@ bool prefill_accepts(const plan_input& step, std::string* why) noexcept {
   if (step.device.encode_tensor_map == nullptr) {
     return detail::declines(why, "the driver has no cuTensorMapEncodeTiled");
   }
-  if (!step_suits_tensor_cores(step, why)) return false;
+  if (!step_suits_tensor_cores(step, false, why)) return false;
   const prefill_entry* const entry = find_prefill_entry(spec.k_code.type, spec.qk_head_dim);
   if (entry == nullptr) {
     return detail::declines(why, "head_dim is ", spec.qk_head_dim, "; it takes multiples of 8 up to 256");
@@ -130,10 +131,11 @@ void append_prefill_names(const device_numbers&, std::vector<std::string>&) {}
 
 bool decode_accepts(const plan_input& step, std::string* why) noexcept {
   const attention_spec& spec = step.spec;
-  if (!step_suits_tensor_cores(step, why)) return false;
+  if (!step_suits_tensor_cores(step, true, why)) return false;
   const decode_entry* const entry = find_decode_entry(spec.k_code.type, spec.qk_head_dim);
   if (entry == nullptr) {
-    return detail::declines(why, "head_dim is ", spec.qk_head_dim, "; it takes 64, 128 and 256");
+    return detail::declines(why, "head_dim is ", spec.qk_head_dim, "; it takes multiples of ",
+                            spec.k_code.type == dtype::f32 ? "4 up to 128" : "8 up to 256");
   }
   if (static_cast<std::size_t>(entry->shared_bytes) > step.device.max_shared_bytes_per_block) {
     return detail::declines(why, "a CTA has ", step.device.max_shared_bytes_per_block,
@@ -151,26 +153,28 @@ cudaError_t launch_decode_part(const launch_context& context, const attention_ke
                        context.stream);
 }
 
-std::string decode_name(dtype type, std::int32_t head_dim, bool options, bool deterministic) {
-  return shape_name("decode", type, head_dim) + (options ? " options" : " plain") +
-         (deterministic ? " deterministic" : "");
+std::string decode_name(dtype type, std::int32_t head_dim, bool padded, bool deterministic) {
+  return shape_name("decode", type, head_dim) + (padded ? " padded" : "") + (deterministic ? " deterministic" : "");
 }
 
 std::string decode_name_of(const step_plans& plans, const attention_kernel_args& args) {
-  return decode_name(args.kv_type, args.head_dim, has_options(args), plans.input.spec.deterministic);
+  const decode_entry& entry = *find_decode_entry(args.kv_type, args.head_dim);
+  return decode_name(args.kv_type, entry.head_dim, entry.padded, plans.input.spec.deterministic);
 }
 
 void append_decode_names(const device_numbers& device, std::vector<std::string>& names) {
   for (const dtype type : tensor_dtypes) {
-    for (const std::int32_t head_dim : {64, 128, 256}) {
+    const decode_entry* last = nullptr;
+    for (std::int32_t head_dim = 8; head_dim <= 256; head_dim += 8) {
       const decode_entry* const entry = find_decode_entry(type, head_dim);
-      if (entry == nullptr || static_cast<std::size_t>(entry->shared_bytes) > device.max_shared_bytes_per_block) {
+      // Head_dims of one shape follow one another.
+      if (entry == nullptr || entry == last ||
+          static_cast<std::size_t>(entry->shared_bytes) > device.max_shared_bytes_per_block) {
         continue;
       }
-      for (const bool options : {false, true}) {
-        for (const bool deterministic : {false, true}) {
-          names.push_back(decode_name(type, head_dim, options, deterministic));
-        }
+      last = entry;
+      for (const bool deterministic : {false, true}) {
+        names.push_back(decode_name(type, entry->head_dim, entry->padded, deterministic));
       }
     }
   }

@@ -11,9 +11,9 @@
 /// Planning knows the spec, the device and the lengths; a call adds strides, alignment and options. So there are two
 /// conditions: `accepts` of a step and `accepts_call` of a call.
 ///
-/// At planning, every sequence is assigned to prefill or decode, as far as they accept the step (assignment.hpp). If one
-/// does, they alone are planned and uploaded. If not, x_split (which takes sequences of one new token) and general are
-/// planned.
+/// At planning, every sequence is assigned to prefill or decode, as far as they accept the step (assignment.hpp). If
+/// one does, they alone are planned and uploaded. If not, x_split (which takes sequences of one new token) and general
+/// are planned.
 ///
 /// A call is served by the implementations that its step was assigned to when all of them accept it. Otherwise by
 /// x_split, when it accepts, for its sequences, and by general for the rest. Neither needs anything of the plan then:

@@ -15,7 +15,7 @@ int measure(int argc, char** argv) {
   CLI::App program("Measures bifolio on this machine.", "bifolio_bench");
   program.footer(tools::exit_codes);
   std::string format = "md";
-  program.add_option("--format", format, "md, csv or json")->capture_default_str();
+  program.add_option("--format", format, "md, csv, json or jsonl (an object a line)")->capture_default_str();
   program.require_subcommand(1);
   program.fallthrough();
   command run;
@@ -28,7 +28,7 @@ int measure(int argc, char** argv) {
   } catch (const CLI::ParseError& problem) {
     return tools::end_of_parsing(program, problem);
   }
-  const output_format output = parse_format(format);
+  const output_format output = tools::parse_output_format(format);
   report out;
   for (auto& [name, value] : machine_facts()) out.fact(name, value);
   run(out);

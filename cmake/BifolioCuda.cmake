@@ -5,7 +5,11 @@
 # PTX out). One is the default, because each adds its share to the build time. 90 and 90a build the same objects: what
 # uses instructions of 90a alone is compiled for 90a in both.
 
-set(BIFOLIO_CUDA AUTO CACHE STRING "CUDA backend: AUTO (where nvcc is found), ON or OFF")
+set(_bifolio_cuda_default AUTO)
+if(NOT PROJECT_IS_TOP_LEVEL)  # a part of another project does not enable a language that nobody asked for
+  set(_bifolio_cuda_default OFF)
+endif()
+set(BIFOLIO_CUDA ${_bifolio_cuda_default} CACHE STRING "CUDA backend: AUTO (where nvcc is found), ON or OFF")
 set_property(CACHE BIFOLIO_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(BIFOLIO_CUDA_ARCHITECTURES 90 CACHE STRING "Compute capabilities to build for: 80, 86, 89, 90, 90a")
 

@@ -7,6 +7,9 @@ set(BIFOLIO_INSTALLED bifolio_core bifolio)
 if(BIFOLIO_HAS_CUDA)
   list(APPEND BIFOLIO_INSTALLED bifolio_cuda)
 endif()
+if(BIFOLIO_C)
+  list(APPEND BIFOLIO_INSTALLED bifolio_c)
+endif()
 install(
   TARGETS ${BIFOLIO_INSTALLED}
   EXPORT bifolio_targets
@@ -15,8 +18,21 @@ install(
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
   INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/bifolio ${PROJECT_BINARY_DIR}/include/bifolio
-        DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.hpp")
+        DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.hpp" PATTERN "*.h")
 install(EXPORT bifolio_targets NAMESPACE bifolio:: FILE bifolioTargets.cmake DESTINATION ${BIFOLIO_CONFIG_DIR})
+
+# What a package has to come with.
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/README.md ${PROJECT_SOURCE_DIR}/CHANGELOG.md
+        DESTINATION ${CMAKE_INSTALL_DOCDIR})
+# The programs, under names that say whose they are.
+foreach(program trace_replay block_map)
+  if(TARGET ${program})
+    install(PROGRAMS $<TARGET_FILE:${program}> DESTINATION ${CMAKE_INSTALL_BINDIR} RENAME bifolio_${program})
+  endif()
+endforeach()
+if(TARGET bifolio_bench)
+  install(TARGETS bifolio_bench RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endif()
 
 # Whether the library is static, as 1 or 0, for the package file.
 set(BIFOLIO_IS_STATIC 1)

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "generation.hpp"
+#include "tools/common/status_line.hpp"
 
 namespace generate {
 
@@ -21,8 +22,8 @@ class progress_line {
       : style_(how),
         num_sequences_(num_sequences),
         num_blocks_(num_blocks),
-        next_seconds_(how == style::live ? 0 : seconds_between_lines) {}
-  ~progress_line() { clear(); }
+        next_seconds_(how == style::live ? 0 : seconds_between_lines),
+        line_(how == style::live) {}
   progress_line(const progress_line&) = delete;
   progress_line& operator=(const progress_line&) = delete;
 
@@ -31,13 +32,11 @@ class progress_line {
  private:
   static constexpr double seconds_between_lines = 5;
 
-  void clear();
-
   style style_;
   std::int64_t num_sequences_;
   std::int64_t num_blocks_;
   double next_seconds_;
-  bool is_shown_ = false;
+  tools::status_line line_;
 };
 
 struct report_input {

@@ -3,12 +3,17 @@
 
 /// Everything public. A program that cares for its compile time includes the single headers instead.
 
+#if __cplusplus < 202002L
+#error "bifolio needs C++20: compile with -std=c++20"
+#else
+
 #include <bifolio/attention.hpp>
 #include <bifolio/backend.hpp>
 #include <bifolio/block_pool.hpp>
 #include <bifolio/block_table.hpp>
 #include <bifolio/buffer.hpp>
 #include <bifolio/cache_engine.hpp>
+#include <bifolio/calibration.hpp>
 #include <bifolio/content_key.hpp>
 #include <bifolio/cpu.hpp>
 #include <bifolio/cuda.hpp>
@@ -24,6 +29,7 @@
 #include <bifolio/kv_layout.hpp>
 #include <bifolio/layer_groups.hpp>
 #include <bifolio/memory_resource.hpp>
+#include <bifolio/metrics.hpp>
 #include <bifolio/model_cache.hpp>
 #include <bifolio/prefix_cache.hpp>
 #include <bifolio/request.hpp>
@@ -33,3 +39,5 @@
 #include <bifolio/tensor_view.hpp>
 #include <bifolio/types.hpp>
 #include <bifolio/version.hpp>
+
+#endif

@@ -71,7 +71,9 @@ TEST_CASE("what cannot be served is refused with a status and a sentence that na
       {"{\"prompt\": \"" + std::string(3000, 'a') + "\"}", 400, "the prompt of 3000 bytes has at least 3001 tokens"},
       {std::string(70, '['), 400, "JSON nested deeper than 64 levels"},
       {"{\"prompt\": \"" + std::string(1100 * 1024, 'a') + "\"}", 413, "more than 1048576 bytes"}};
-  for (const auto& [body, status, part] : refusals) {
+  for (const auto& refusal : refusals) {
+    const std::string &body = std::get<0>(refusal), &part = std::get<2>(refusal);
+    const int status = std::get<1>(refusal);
     CAPTURE(part);
     const auto answer = client.Post("/v1/completions", body, "application/json");
     REQUIRE(answer);

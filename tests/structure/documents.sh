@@ -42,6 +42,21 @@ $(diff <(echo "$in_code") <(echo "$in_table") || true)"
 indirect=$(grep -rnE 'getenv\([^"]' include src examples bench tools tests --include='*.?pp' || true)
 [[ -z $indirect ]] || complain "getenv without a literal name cannot be documented: $indirect"
 
+# Build options.
+in_build=$(grep -ohE '^ *(option\(|set\()(BIFOLIO_[A-Z_]+|BUILD_SHARED_LIBS|CMAKE_BUILD_TYPE) .*' CMakeLists.txt cmake/*.cmake |
+  grep -E 'option\(|CACHE' | sed -E 's/^ *(option|set)\(([A-Z_]+) .*/\2/' | sort -u)
+in_table=$(grep -oE '^\| `[A-Z_]+`' docs/options.md | tr -d '|` ' | sort -u)
+[[ -n $in_build && $in_build == "$in_table" ]] ||
+  complain "docs/options.md and the build files differ (< build files, > page):
+$(diff <(echo "$in_build") <(echo "$in_table") || true)"
+
+# Packages of others name the version that is built.
+version=$(sed -nE 's/^ *VERSION ([0-9.]+)$/\1/p' CMakeLists.txt)
+for recipe in packaging/vcpkg/bifolio/vcpkg.json packaging/conan/conanfile.py; do
+  grep -qE "version\"?[ :=]+\"$version\"" "$recipe" || complain "$recipe does not name version $version"
+done
+grep -qF "v$version" README.md || complain "README.md does not name v$version"
+
 # Error codes.
 codes=$(awk '/enum class errc/ { on = 1; next } on && /}/ { exit } on' include/bifolio/error.hpp |
   sed -E 's,//.*,,' | grep -oE '^ *[a-z_]+' | tr -d ' ')

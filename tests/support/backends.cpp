@@ -59,16 +59,14 @@ arithmetic loosest_numbers_of(const backend& where) {
   for (const std::string& kernel : where.attention_kernels()) {
     const auto is = [&](const char* type_and_loops) { return kernel.find(type_and_loops) != std::string::npos; };
     // Hardware products of 16-bit numbers: probabilities are rounded to their type, subnormal bfloat16 numbers count as
-    // 0. Tiles multiply pairs of dims of V.
+    // 0.
     if (is(" bf16 dots") || is(" bf16 tiles")) {
       numbers.unit_probability[bf16] = 0x1p-8;
       numbers.flushed[bf16] = 0x1p-126;
     }
-    if (is(" bf16 tiles")) numbers.dims_together[bf16] = 2;
     if (is(" f16 tiles")) {
       numbers.unit_probability[f16] = 0x1p-11;
       numbers.tiny_probability[f16] = 0x1p-29;  // 16 times the probability is rounded to f16
-      numbers.dims_together[f16] = 2;
     }
   }
   return numbers;
@@ -89,7 +87,8 @@ std::vector<tested_backend> open_all() {
     backend_options options;
     options.isa = isa;
     options.host_memory = &fenced_host_memory();
-    for (const executor_kind kind : {executor_kind::openmp, executor_kind::tbb, executor_kind::serial}) {
+    for (const executor_kind kind :
+         {executor_kind::threads, executor_kind::openmp, executor_kind::tbb, executor_kind::serial}) {
       options.executor_choice = kind;
       options.num_threads = kind == executor_kind::serial ? 0 : 2;
       add(family + "-" + std::string(to_string(kind)), family, device{}, options);
@@ -161,7 +160,7 @@ std::unique_ptr<executor> make_reversed_executor(std::int32_t concurrency) {
 
 std::vector<executor_kind> threaded_executors() {
   std::vector<executor_kind> kinds;
-  for (const executor_kind kind : {executor_kind::openmp, executor_kind::tbb}) {
+  for (const executor_kind kind : {executor_kind::threads, executor_kind::openmp, executor_kind::tbb}) {
     backend_options options;
     options.executor_choice = kind;
     if (open({}, options) != nullptr) kinds.push_back(kind);

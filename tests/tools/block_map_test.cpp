@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <array>
+#include <fstream>
 #include <set>
 
 #include "serving.hpp"
+#include "source.hpp"
 #include "support/program_run.hpp"
 #include "tools/common/pool_drawing.hpp"
 #include "tools/common/pool_svg.hpp"
@@ -139,9 +141,75 @@ TEST_CASE("both kinds of SVG are well-formed and show every block") {
   const std::string moving = draw_animated_pool_svg(frames, 24, 10);
   CHECK(xml_flaw(moving) == "");
   CHECK(count(moving, "<rect") == 1 + 96 + 48 + num_cell_states);
-  CHECK(count(moving, "attributeName=\"visibility\"") == 60);
-  CHECK(count(moving, "attributeName=\"fill\"") > 10);
+  CHECK(count(moving, "@keyframes") > 60);  // a headline for each frame, and cells
+  CHECK(count(moving, "{fill:var(--s") > 10);
+  for (const char* part : {">A</text>", "prefix hits", "prefers-color-scheme:dark", "prefers-reduced-motion"}) {
+    CAPTURE(part);
+    CHECK(moving.find(part) != moving.npos);  // letters and counters stay
+  }
   CHECK(xml_flaw(draw_animated_pool_svg(std::span(frames).first(1), 24, 10)) == "");
+}
+
+TEST_CASE("a log holds every frame, and what is no log is refused with its line") {
+  const std::filesystem::path scratch = std::filesystem::path(BIFOLIO_TEST_SCRATCH_DIR) / "block_map_log";
+  std::filesystem::create_directories(scratch);
+  const std::string log = (scratch / "run.jsonl").string();
+  std::vector<pool_frame> frames;
+  {
+    serving served(busy_options(3));
+    pool_log_writer writer(log);
+    for (int i = 0; i < 200; ++i) {
+      served.step();
+      frames.push_back(served.snapshot());
+      writer.add(frames.back());
+    }
+  }
+  log_source followed(log);
+  for (const pool_frame& frame : frames) {
+    REQUIRE(followed.next() == frame_source::answer::frame);
+    REQUIRE(to_json(followed.now()) == to_json(frame));
+    REQUIRE(followed.now().device == frame.device);
+  }
+  CHECK(followed.next() == frame_source::answer::later);
+  // A line that comes in parts is a frame when it is complete.
+  const std::string text = read_file(log);
+  const std::size_t cut = text.size() - 30;
+  write_file(log, text.substr(0, cut));
+  log_source growing(log);
+  for (int i = 0; i < 199; ++i) REQUIRE(growing.next() == frame_source::answer::frame);
+  REQUIRE(growing.next() == frame_source::answer::later);
+  std::ofstream(log, std::ios::app | std::ios::binary) << text.substr(cut);
+  CHECK(growing.next() == frame_source::answer::frame);
+  CHECK(to_json(growing.now()) == to_json(frames.back()));
+
+  const run_result drawn = run_program(BIFOLIO_BLOCK_MAP_PROGRAM, {"--follow", log}, scratch);
+  CHECK(drawn.code == 0);
+  CHECK(drawn.out == draw_pool(frames.back(), {}));
+  const std::string svg = (scratch / "run.svg").string();
+  CHECK(run_program(BIFOLIO_BLOCK_MAP_PROGRAM, {"--follow", log, "--svg", svg, "--animated"}, scratch).code == 0);
+  CHECK(xml_flaw(read_file(svg)) == "");
+
+  const std::string first = text.substr(0, text.find('\n') + 1);
+  for (const std::string& wrong :
+       {std::string(), std::string("\n"), std::string("{}\n"), first, first + "{}\n", first + "[1]\n",
+        std::string("{\"bifolio_pool_log\":2,\"block_size\":16,\"device\":1,\"host\":0}\n"),
+        std::string("{\"bifolio_pool_log\":1,\"block_size\":16,\"device\":99999999999,\"host\":0}\n")}) {
+    CAPTURE(wrong);
+    write_file(log, wrong);
+    const run_result result = run_program(BIFOLIO_BLOCK_MAP_PROGRAM, {"--follow", log}, scratch);
+    CHECK(result.code == 2);
+    CHECK(result.out.empty());
+    CHECK(!result.err.empty());
+  }
+  // A frame with a block that is not there, or in no state that a block can have.
+  const std::size_t device = text.rfind("\"device\":[[");
+  const std::size_t line = text.rfind('\n', text.size() - 2) + 1;
+  for (const char* cells : {"[[95,\"AA\"]]", "[[96,\"A\"]]", "[[-1,\"A\"]]", "[[0,\"?\"]]", "[[0,1]]", "7"}) {
+    CAPTURE(cells);
+    const std::string rest = text.substr(text.find("]],\"host\"", device) + 2);
+    write_file(log, first + text.substr(line, device - line) + "\"device\":" + cells + rest);
+    CHECK(run_program(BIFOLIO_BLOCK_MAP_PROGRAM, {"--follow", log}, scratch).code == 2);
+  }
 }
 
 TEST_CASE("the program prints one frame without a terminal, several on request, and refuses what it cannot do") {
@@ -174,7 +242,7 @@ TEST_CASE("the program prints one frame without a terminal, several on request, 
   CHECK(help.code == 0);
   for (const char* option : {"--blocks", "--host-blocks", "--block-size", "--max-running", "--max-tokens-per-step",
                              "--steps-in-flight", "--no-swap", "--load", "--seed", "--steps", "--from", "--every",
-                             "--speed", "--columns", "--once", "--svg", "--animated", "--check"}) {
+                             "--speed", "--columns", "--once", "--svg", "--animated", "--check", "--follow"}) {
     CAPTURE(option);
     CHECK(help.out.find(option) != help.out.npos);
   }

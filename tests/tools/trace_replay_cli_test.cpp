@@ -61,6 +61,7 @@ TEST_CASE("--help lists every option and ends with 0") {
                              "--requests",
                              "--trace-block-size",
                              "--blocks",
+                             "--model",
                              "--policy",
                              "--keep-first",
                              "--cache-only",
@@ -86,27 +87,67 @@ TEST_CASE("--help lists every option and ends with 0") {
   }
 }
 
+TEST_CASE("a model's layer groups are replayed, and each has its pool and its hits in the report") {
+  const std::string trace = file("good.jsonl", conversation);
+  const std::string model = file("model.json",
+                                 R"({"groups": [{"kind": "full", "num_blocks": 400, "block_size": 16},
+                                     {"kind": "window", "num_blocks": 300, "block_size": 16, "window": 512},
+                                     {"kind": "state", "num_blocks": 40, "snapshot_interval": 512}]})");
+  const run_result result = run({trace, "--model", model, "--format", "json"});
+  CAPTURE(result.err);
+  REQUIRE(result.code == 0);
+  const json said = json::parse(result.out);
+  CHECK(said.at("finished") == 4);
+  CHECK(said.at("group_0_kind") == "full");
+  CHECK(said.at("group_1_blocks") == 300);
+  CHECK(said.at("group_2_kind") == "state");
+  // The second request shares the first's 1024 tokens, the fourth all but the end of its 1500.
+  CHECK(said.at("group_2_lookups") == 4);
+  CHECK(said.at("group_2_hits") == 2);
+  CHECK(said.at("group_0_hits").get<int>() == 64 + 93);
+  CHECK(said.at("cached_tokens") == 1024 + 1488);
+}
+
+TEST_CASE("a model that cannot be used is refused with its file and its group") {
+  const std::string trace = file("good.jsonl", conversation);
+  const auto refused = [&](const char* text, const char* words) {
+    check_refused({trace, "--model", file("bad.json", text)}, words);
+  };
+  refused("{", "bad.json: ");
+  refused("[]", "a model is an object with a list of \"groups\"");
+  refused(R"({"groups": [{"num_blocks": 4}]})", "group 0: it is no object with a \"kind\"");
+  refused(R"({"groups": [{"kind": "mamba"}]})", "group 0: \"kind\" is mamba; allowed are full, window and state");
+  refused(R"({"groups": [{"kind": "full", "num_blocks": 1e40}]})", "group 0: \"num_blocks\" is 1e+40");
+  refused(R"({"groups": [{"kind": "full", "blocks": 4}]})", "group 0: \"blocks\" is no field of a group");
+  refused(R"({"groups": [{"kind": "full", "num_blocks": 9}, {"kind": "window", "num_blocks": 9}]})",
+          "group 1: window 0 is not between 1 and");
+  check_refused({trace, "--model", "/no/such/file.json"}, "/no/such/file.json: the file cannot be read");
+  const std::string model = file("model.json", R"({"groups": [{"kind": "full", "num_blocks": 400}]})");
+  check_refused({trace, "--model", model, "--cache-only"}, "--model does not go with --cache-only");
+  check_refused({trace, "--model", model, "--blocks", "9"}, "leave out --blocks");
+}
+
 TEST_CASE("an option that is wrong is refused with the value received and the values allowed") {
   const std::string good = file("good.jsonl", conversation);
-  check_refused({good, "--cache-only", "--blocks", "-1"}, "--blocks is '-1'; allowed are whole numbers from 0");
+  check_refused({good, "--cache-only", "--blocks", "-1"}, "--blocks is '-1', allowed are whole numbers from 0");
   check_refused({good, "--cache-only", "--blocks", "many"}, "--blocks is 'many'");
   check_refused({good, "--cache-only", "--blocks", "99999999999999999999"}, "--blocks is '99999999999999999999'");
-  check_refused({good, "--cache-only", "--policy", "fifo"}, "--policy is 'fifo'; allowed are lru, priority, s3_fifo");
-  check_refused({good, "--cache-only", "--format", "xml"}, "--format is 'xml'; allowed are csv, json, md");
+  check_refused({good, "--cache-only", "--policy", "fifo"}, "--policy is 'fifo', allowed are lru, priority, s3_fifo");
+  check_refused({good, "--cache-only", "--format", "xml"}, "--format is 'xml', allowed are md, csv, json, jsonl");
   check_refused({good, "--cache-only", "--format-in", "xml"},
-                "--format-in is 'xml'; allowed are auto, azure, mooncake");
-  check_refused({good, "--cache-only", "--requests", "-3"}, "--requests is -3; allowed are whole numbers from 0");
-  check_refused({good, "--cache-only", "--trace-block-size", "0"}, "--trace-block-size is 0; allowed are");
+                "--format-in is 'xml', allowed are auto, azure, mooncake");
+  check_refused({good, "--cache-only", "--requests", "-3"}, "--requests is -3, allowed are whole numbers from 0");
+  check_refused({good, "--cache-only", "--trace-block-size", "0"}, "--trace-block-size is 0, allowed are");
   check_refused({good, "--cache-only", "--plot", "/no/such/folder/x.svg"}, "/no/such/folder/x.svg: the file cannot be");
-  check_refused({good, "--speed", "0"}, "--speed is 0; allowed are numbers from 1e-06");
-  check_refused({good, "--step-us", "-1"}, "--step-us is -1; allowed are numbers from 0");
+  check_refused({good, "--speed", "0"}, "--speed is 0, allowed are numbers from 1e-06");
+  check_refused({good, "--step-us", "-1"}, "--step-us is -1, allowed are numbers from 0");
   check_refused({good, "--us-per-token", "nan"}, "--us-per-token is nan");
-  check_refused({good, "--block-size", "0"}, "--block-size is 0; allowed are whole numbers from 1");
-  check_refused({good, "--max-running", "0"}, "--max-running is 0; allowed are whole numbers from 1");
-  check_refused({good, "--max-tokens-per-step", "0"}, "--max-tokens-per-step is 0; allowed are");
-  check_refused({good, "--preemption", "hope"}, "--preemption is 'hope'; allowed are");
+  check_refused({good, "--block-size", "0"}, "--block-size is 0, allowed are whole numbers from 1");
+  check_refused({good, "--max-running", "0"}, "--max-running is 0, allowed are whole numbers from 1");
+  check_refused({good, "--max-tokens-per-step", "0"}, "--max-tokens-per-step is 0, allowed are");
+  check_refused({good, "--preemption", "hope"}, "--preemption is 'hope', allowed are");
   check_refused({good, "--preemption", "swap"}, "--preemption swap needs --host-blocks of at least 1");
-  check_refused({good, "--steps-in-flight", "17"}, "--steps-in-flight is 17; allowed are whole numbers from 1 to 16");
+  check_refused({good, "--steps-in-flight", "17"}, "--steps-in-flight is 17, allowed are whole numbers from 1 to 16");
   check_refused({good, "--full-blocks"}, "--full-blocks belongs to --cache-only");
   CHECK(run({good, "--no-such-option"}).code == 2);
   CHECK(run({}).code == 2);
@@ -132,16 +173,16 @@ TEST_CASE("a trace that cannot be used is refused in one sentence with file and 
   refuses("list.jsonl", first + "\n[1,2]\n", ":3: '[1,2]' is not a JSON object");
   refuses("missing.jsonl", first + R"({"timestamp":0,"input_length":5,"output_length":1})",
           ":2: the field hash_ids is missing");
-  refuses("time.jsonl", line("-1", "5", "1", "[1]"), ":1: timestamp is -1; allowed are");
-  refuses("late.jsonl", line("1e300", "5", "1", "[1]"), ":1: timestamp is 1e+300; allowed are");
-  refuses("word.jsonl", line("\"now\"", "5", "1", "[1]"), ":1: timestamp is \"now\"; allowed are");
-  refuses("input0.jsonl", line("0", "0", "1", "[1]"), ":1: input_length is 0; allowed are whole numbers from 1");
-  refuses("negative.jsonl", first + line("0", "-5", "1", "[1]"), ":2: input_length is -5; allowed are");
-  refuses("fraction.jsonl", line("0", "5.5", "1", "[1]"), ":1: input_length is 5.5; allowed are");
-  refuses("large.jsonl", line("0", "5", "99999999999", "[1]"), ":1: output_length is 99999999999; allowed are");
+  refuses("time.jsonl", line("-1", "5", "1", "[1]"), ":1: timestamp is -1, allowed are");
+  refuses("late.jsonl", line("1e300", "5", "1", "[1]"), ":1: timestamp is 1e+300, allowed are");
+  refuses("word.jsonl", line("\"now\"", "5", "1", "[1]"), ":1: timestamp is \"now\", allowed are");
+  refuses("input0.jsonl", line("0", "0", "1", "[1]"), ":1: input_length is 0, allowed are whole numbers from 1");
+  refuses("negative.jsonl", first + line("0", "-5", "1", "[1]"), ":2: input_length is -5, allowed are");
+  refuses("fraction.jsonl", line("0", "5.5", "1", "[1]"), ":1: input_length is 5.5, allowed are");
+  refuses("large.jsonl", line("0", "5", "99999999999", "[1]"), ":1: output_length is 99999999999, allowed are");
   refuses("huge.jsonl", line("0", "123456789012345678901234567890", "1", "[1]"), ":1: input_length is 1.23456789");
   refuses("ids.jsonl", line("0", "5", "1", "7"), ":1: hash_ids is 7, not a list of integers");
-  refuses("id.jsonl", line("0", "5", "1", "[1,-2]"), ":1: hash_ids contains -2; allowed are whole numbers from 0");
+  refuses("id.jsonl", line("0", "5", "1", "[1,-2]"), ":1: hash_ids contains -2, allowed are whole numbers from 0");
   refuses("idx.jsonl", line("0", "5", "1", "[1,18446744073709551616]"), ":1: hash_ids contains 1.8446744073709552e+19");
   refuses("ids2.jsonl", line("0", "5", "1", "[1,null]"), ":1: hash_ids contains null");
   refuses("bytes.jsonl", "{\xff\xfe\n", ":1: ");
@@ -152,7 +193,7 @@ TEST_CASE("a trace that cannot be used is refused in one sentence with file and 
   refuses("columns.csv", head + "2023-11-16 18:15:46,1\n", ":2: 2 columns were found, the header has 3");
   refuses("when.csv", head + "yesterday,1,1\n", ":2: TIMESTAMP is 'yesterday', not a time");
   refuses("month.csv", head + "2023-13-16 18:15:46,1,1\n", ":2: TIMESTAMP is '2023-13-16 18:15:46'");
-  refuses("minus.csv", head + "2023-11-16 18:15:46,-1,1\n", ":2: ContextTokens is '-1'; allowed are");
+  refuses("minus.csv", head + "2023-11-16 18:15:46,-1,1\n", ":2: ContextTokens is '-1', allowed are");
   refuses("over.csv", head + "2023-11-16 18:15:46,1,9999999999999999999999\n", ":2: GeneratedTokens is '99999");
   refuses("back.csv", head + "2023-11-16 18:15:46,1,1\n2023-11-16 18:15:45,1,1\n", ":3: TIMESTAMP is before");
 
@@ -190,11 +231,11 @@ TEST_CASE("a request whose tokens do not fit into 32 bits together is refused wi
                                               R"("output_length":1073741824,"hash_ids":[]})");
   for (const char* mode : {"--cache-only", "--no-progress"}) {
     check_refused({path, mode},
-                  ":1: input_length and output_length are 1073741824 and 1073741824; allowed are 1073741824 "
+                  ":1: input_length and output_length are 1073741824 and 1073741824, allowed are 1073741824 "
                   "tokens together");
   }
   check_refused({file("both.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,1073741824,1\n")},
-                ":2: ContextTokens and GeneratedTokens are 1073741824 and 1; allowed are 1073741824 tokens together");
+                ":2: ContextTokens and GeneratedTokens are 1073741824 and 1, allowed are 1073741824 tokens together");
 }
 
 TEST_CASE("requests larger than the pool are refused one by one, the last one too, and the replay ends") {
@@ -366,4 +407,47 @@ TEST_CASE("the checker of SVG documents notices what is not well-formed") {
     CAPTURE(wrong);
     CHECK(xml_flaw(wrong) != "");
   }
+}
+
+TEST_CASE("a list of pools and policies compares them, as table, curve and page") {
+  std::string text;
+  for (int i = 0; i < 60; ++i) {
+    text += "{\"timestamp\": " + std::to_string(100 * i) +
+            ", \"input_length\": 2048, \"output_length\": 20, \"hash_ids\": [" + std::to_string(i % 7) + ", " +
+            std::to_string(10 + i % 11) + ", " + std::to_string(100 + i % 5) + ", " + std::to_string(1000 + i) + "]}\n";
+  }
+  const std::filesystem::path folder = BIFOLIO_TEST_SCRATCH_DIR;
+  const std::string trace = write_file(folder / "sweep.jsonl", text).string();
+  const std::string html = (folder / "sweep.html").string(), plot = (folder / "sweep.svg").string();
+  const run_result cache = run({trace, "--cache-only", "--blocks", "8,16,40,unbounded", "--policy", "lru,s3_fifo",
+                                "--format", "jsonl", "--plot", plot, "--html", html});
+  CAPTURE(cache.err);
+  REQUIRE(cache.code == 0);
+  std::istringstream lines(cache.out);
+  std::vector<nlohmann::json> rows;
+  for (std::string line; std::getline(lines, line);) rows.push_back(nlohmann::json::parse(line));
+  REQUIRE(rows.size() == 8);
+  CHECK(rows[0]["policy"] == "lru");
+  CHECK(rows[7]["policy"] == "s3_fifo");
+  CHECK(rows[0]["blocks"] == 8);
+  CHECK(rows[3]["hit_rate"].get<double>() > rows[0]["hit_rate"].get<double>());
+  CHECK(rows[3]["evictions"] == 0);
+  // Each row is what a replay of its own says.
+  const run_result alone = run({trace, "--cache-only", "--blocks", "16", "--policy", "s3_fifo", "--format", "json"});
+  CHECK(nlohmann::json::parse(alone.out)["hit_rate"] == rows[5]["hit_rate"]);
+  CHECK(xml_flaw(read_file(plot)) == "");
+  CHECK(read_file(plot).find("prefers-color-scheme:dark") != std::string::npos);
+  const std::string page = read_file(html);
+  CHECK(page.starts_with("<!doctype html>"));
+  CHECK(page.find("s3_fifo") != std::string::npos);
+  CHECK(page.find("<script") == std::string::npos);
+  CHECK(page.find("src=") == std::string::npos);
+
+  const run_result waits = run({trace, "--blocks", "600,1200", "--plot", plot});
+  CAPTURE(waits.err);
+  REQUIRE(waits.code == 0);
+  CHECK(waits.out.find("first_token_p90_ms") != std::string::npos);
+  CHECK(read_file(plot).find("time to first token, ms") != std::string::npos);
+  check_refused({trace, "--blocks", "8,,16"}, "--blocks is ''");
+  check_refused({trace, "--policy", "lru,mru"}, "--policy is 'mru', allowed are lru, priority, s3_fifo");
 }

@@ -7,6 +7,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <bifolio/version.hpp>
 
 #include "tools/common/program.hpp"
 
@@ -27,7 +28,7 @@ CLI::Validator between(Value low, Value high) {
       [low, high](std::string& text) {
         Value value{};
         if (CLI::detail::lexical_cast(text, value) && value >= low && value <= high) return std::string();
-        return fmt::format("'{}' is not allowed; allowed are {} to {}", text, low, high);
+        return fmt::format("'{}' is not allowed, allowed are {} to {}", text, low, high);
       },
       fmt::format("{} to {}", low, high));
 }
@@ -36,6 +37,11 @@ std::string footer() {
   return fmt::format(
       "One character a block: . free, : cached and idle, ~ waits for a step in flight, a letter for the one sequence\n"
       "that uses it, a digit for how many share it. The same seed gives the same run.\n"
+      "Live: space stops and goes on, another key shows one step more, q ends.\n"
+      "Examples:\n"
+      "  block_map --blocks 512 --load 1.2\n"
+      "  generate --prompts-file prompts.txt --events run.jsonl & block_map --follow run.jsonl\n"
+      "  block_map --follow run.jsonl --svg run.svg --animated --every 4\n"
       "{}",
       tools::exit_codes);
 }
@@ -47,6 +53,7 @@ std::optional<options> parse_options(int argc, char** argv, int& exit_code) {
   serving_options& to = result.serving;
   CLI::App program("Shows the block pool while made-up conversations are served by bifolio's scheduler.", "block_map");
   program.footer(footer());
+  program.set_version_flag("--version", "block_map of bifolio " BIFOLIO_VERSION);
   std::string group = "Pool and traffic";
   const auto add = [&](const char* name, auto& value, const char* what, const CLI::Validator& range) {
     return program.add_option(name, value, what)->capture_default_str()->check(range)->group(group);
@@ -63,6 +70,12 @@ std::optional<options> parse_options(int argc, char** argv, int& exit_code) {
   program.add_flag("--swap,!--no-swap", to.swap, "Preempt by swapping (default), or by computing again")->group(group);
   add("--load", to.traffic.load, "Requests a step, in the mean", between<double>(0.0, 100.0));
   add("--seed", to.traffic.seed, "Of the traffic", between<std::uint64_t>(0, UINT64_MAX));
+
+  program
+      .add_option("--follow", result.log_path,
+                  "Instead: the run that wrote this log (generate --events, serve --events)")
+      ->option_text("LOG")
+      ->group(group);
 
   group = "Picture";
   CLI::Option* steps =
@@ -93,8 +106,9 @@ std::optional<options> parse_options(int argc, char** argv, int& exit_code) {
   }
   result.live = !once && result.svg_path.empty() && ::isatty(STDOUT_FILENO) != 0;
   result.all_frames = !once && every->count() > 0;
-  if (!result.live && steps->count() == 0) result.num_steps = 200;
-  if (!result.live) result.num_steps = std::max({result.num_steps, result.from, std::int64_t{1}});
+  const bool is_log = !result.log_path.empty();
+  if (!result.live && !is_log && steps->count() == 0) result.num_steps = 200;
+  if (!result.live && !is_log) result.num_steps = std::max({result.num_steps, result.from, std::int64_t{1}});
   if (result.columns == 0) result.columns = fitting_columns();
   return result;
 }

@@ -18,6 +18,7 @@ struct options {
   std::int32_t columns = 0;  ///< 0: as many as fit, at most 64
   bool live = false;         ///< colours, each frame over the one before
   bool all_frames = false;   ///< as plain text, one below the other; else the last one alone
+  std::string log_path;      ///< of a run to follow; empty: made-up traffic
   std::string svg_path;      ///< empty: none
   bool animated = false;
   bool check = false;  ///< all invariants, after every step

@@ -25,7 +25,7 @@ output_format format_of(const std::string& text) {
   if (text == "text") return output_format::text;
   if (text == "md") return output_format::md;
   if (text == "json") return output_format::json;
-  throw error(errc::invalid_argument, fmt::format("--format is '{}'; allowed are text, md and json", text));
+  throw error(errc::invalid_argument, fmt::format("--format is '{}', allowed are text, md and json", text));
 }
 
 }  // namespace
@@ -64,7 +64,7 @@ std::optional<options> parse_options(int argc, char** argv, int& exit_code) {
   result.format = format_of(format);
   // The range above lets 0 and what is no number pass.
   if (!(result.run.seconds > 0 && result.run.seconds <= longest_seconds)) {
-    throw error(errc::invalid_argument, fmt::format("--seconds is {}; allowed are numbers above 0 and up to {}",
+    throw error(errc::invalid_argument, fmt::format("--seconds is {}, allowed are numbers above 0 and up to {}",
                                                     result.run.seconds, longest_seconds));
   }
   if (!only.empty()) result.run.only = parse_case(only);

@@ -107,7 +107,7 @@ void run_one(const run_settings& settings, const std::vector<target>& targets, r
   }
   const std::vector<attention_case> cases = attention_cases(settings.seed);
   if (wanted.number >= cases.size()) {
-    throw error(errc::invalid_argument, fmt::format("--case is 'attention:{}'; allowed are attention:0 to attention:{}",
+    throw error(errc::invalid_argument, fmt::format("--case is 'attention:{}', allowed are attention:0 to attention:{}",
                                                     wanted.number, cases.size() - 1));
   }
   const prepared_case what(wanted.number, cases[wanted.number]);

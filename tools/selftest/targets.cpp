@@ -79,7 +79,7 @@ std::vector<target> open_targets(const target_choice& choice) {
   const bool all = choice.device == "all";
   if (!all && choice.device != "cpu" && choice.device.rfind("cuda", 0) != 0) {
     throw error(errc::invalid_argument,
-                fmt::format("--device is '{}'; allowed are all, cpu, cuda and cuda:N", choice.device));
+                fmt::format("--device is '{}', allowed are all, cpu, cuda and cuda:N", choice.device));
   }
   for (const std::string& isa : choice.isas) {
     const std::vector<std::string> allowed = isa_names();

@@ -12,6 +12,7 @@
 #include "report.hpp"
 #include "simulation.hpp"
 #include "summary.hpp"
+#include "sweep.hpp"
 #include "tools/common/program.hpp"
 #include "trace.hpp"
 
@@ -32,14 +33,37 @@ cache_only_options cache_options(const options& chosen) {
           .trace_block_size = chosen.simulation.trace_block_size};
 }
 
-void replay(const options& chosen) {
+/// A model that no manager can have is a file that cannot be used.
+simulation_result simulate_model(const trace& what, const options& chosen, progress_bar& progress) {
+  try {
+    return simulate(what, chosen.simulation, progress);
+  } catch (const bifolio::error& problem) {
+    if (chosen.model_path.empty() || problem.code() != bifolio::errc::invalid_argument) throw;
+    throw input_error(fmt::format("{}: {}", chosen.model_path, problem.what()));
+  }
+}
+
+void replay(options chosen) {
   const trace what = read_trace_file(chosen.trace_path, chosen.format_in, chosen.max_requests);
-  progress_bar progress(chosen.progress);
-  const report said = chosen.cache_only ? summarize(chosen, replay_cache(what, cache_options(chosen), progress))
-                                        : summarize(chosen, simulate(what, chosen.simulation, progress));
-  if (!chosen.plot_path.empty()) write_file(chosen.plot_path, plot_svg(said));
+  std::vector<report> said;
+  for (const policy_kind policy : chosen.policies) {
+    for (const std::int64_t num_blocks : chosen.num_blocks) {
+      chosen.simulation.policy = policy;
+      chosen.simulation.num_blocks = num_blocks;
+      progress_bar progress(chosen.progress);
+      said.push_back(chosen.cache_only ? summarize(chosen, replay_cache(what, cache_options(chosen), progress))
+                                       : summarize(chosen, simulate_model(what, chosen, progress)));
+    }
+  }
+  const bool compares = said.size() > 1;
+  if (!chosen.plot_path.empty()) write_file(chosen.plot_path, compares ? sweep_svg(said) : plot_svg(said.front()));
+  if (!chosen.html_path.empty()) write_file(chosen.html_path, html_report(said));
   std::ostringstream text;
-  print(text, said, chosen.format);
+  if (compares) {
+    print_sweep(text, said, chosen.format);
+  } else {
+    print(text, said.front(), chosen.format);
+  }
   tools::write_stdout(text.str());
 }
 

@@ -5,10 +5,13 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <bifolio/version.hpp>
 #include <charconv>
 #include <map>
 
 #include "input_error.hpp"
+#include "model.hpp"
 #include "tools/common/program.hpp"
 
 namespace trace_replay {
@@ -16,13 +19,24 @@ namespace {
 
 using bifolio::preemption_mode;
 
+/// The words between commas.
+std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> words;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    words.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return words;
+}
+
 /// A count of blocks, or "unbounded", which is 0.
 std::int64_t parse_blocks(const std::string& text) {
   if (text == "unbounded") return 0;
   std::int64_t value = 0;
   const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (problem != std::errc() || end != text.data() + text.size() || value < 0 || value > bifolio::max_num_blocks) {
-    throw input_error(fmt::format("--blocks is '{}'; allowed are whole numbers from 0 to {} and unbounded (as 0)", text,
+    throw input_error(fmt::format("--blocks is '{}', allowed are whole numbers from 0 to {} and unbounded (as 0)", text,
                                   bifolio::max_num_blocks));
   }
   return value;
@@ -34,22 +48,25 @@ Value chosen(const char* option, const std::string& text, const std::map<std::st
   if (found != values.end()) return found->second;
   std::string allowed;
   for (const auto& [name, value] : values) allowed.append(allowed.empty() ? "" : ", ").append(name);
-  throw input_error(fmt::format("{} is '{}'; allowed are {}", option, text, allowed));
+  throw input_error(fmt::format("{} is '{}', allowed are {}", option, text, allowed));
 }
 
 void require_between(const char* option, std::int64_t value, std::int64_t low, std::int64_t high) {
   if (value >= low && value <= high) return;
-  throw input_error(fmt::format("{} is {}; allowed are whole numbers from {} to {}", option, value, low, high));
+  throw input_error(fmt::format("{} is {}, allowed are whole numbers from {} to {}", option, value, low, high));
 }
 
 /// Also refuses what is no number.
 void require_at_least(const char* option, double value, double least) {
   if (value >= least && value <= 1e12) return;
-  throw input_error(fmt::format("{} is {}; allowed are numbers from {} to 1e12", option, value, least));
+  throw input_error(fmt::format("{} is {}, allowed are numbers from {} to 1e12", option, value, least));
 }
 
 std::string footer() {
   return fmt::format(
+      "Examples:\n"
+      "  trace_replay trace.jsonl --cache-only --blocks 1000,10000,100000 --policy lru,s3_fifo --html report.html\n"
+      "  trace_replay trace.jsonl --blocks 20000 --speed 2 --plot pool.svg\n"
       "The trace is one of Mooncake's (a JSON object a line: timestamp in ms, input_length,\n"
       "output_length, hash_ids) or of Azure's (CSV: TIMESTAMP,ContextTokens,GeneratedTokens).\n"
       "{}\n"
@@ -85,10 +102,16 @@ void add_cache_options(CLI::App& program, options& result, written& text) {
   const auto add = [&](const char* name, auto& value, const char* what) {
     return program.add_option(name, value, what)->capture_default_str()->group(group);
   };
-  add("--blocks", text.blocks, "Blocks of the pool; 0 or unbounded: so many that nothing is evicted")
+  add("--blocks", text.blocks,
+      "Blocks of the pool; 0 or unbounded: so many that nothing is evicted. A list, a,b,c, replays the trace with each "
+      "and compares them")
       ->default_str("50000; unbounded with --cache-only");
   add("--block-size", to.block_size, "Tokens of a block; with --cache-only a block is one of the trace's");
-  add("--policy", text.policy, "lru, s3_fifo, or priority: the first blocks of every prompt are evicted last");
+  add("--model", result.model_path, "The layer groups of a model, in place of --blocks, --block-size, --host-blocks")
+      ->option_text("FILE.json")
+      ->default_str("");
+  add("--policy", text.policy,
+      "lru, s3_fifo, or priority: the first blocks of every prompt are evicted last. A list compares them");
   add("--keep-first", to.num_kept, "With --policy priority: how many blocks that are");
   program.add_flag("--no-prefix-caching", text.no_prefix_caching, "Compute every prompt whole")->group(group);
   program
@@ -132,9 +155,17 @@ void add_cost_options(CLI::App& program, options& result) {
 
 void add_output_options(CLI::App& program, options& result, written& text) {
   const std::string group = "Output";
-  program.add_option("--format", text.format, "md, csv or json")->capture_default_str()->group(group);
-  program.add_option("--plot", result.plot_path, "Write pool use and hit rate over time as SVG")
+  program.add_option("--format", text.format, "md, csv, json or jsonl (an object a line)")
+      ->capture_default_str()
+      ->group(group);
+  program
+      .add_option(
+          "--plot", result.plot_path,
+          "Write an SVG: pool use and hit rate over time; with a list of --blocks or --policy the hit rate by size")
       ->option_text("FILE.svg")
+      ->group(group);
+  program.add_option("--html", result.html_path, "Write a report with tables and plots that a browser shows")
+      ->option_text("FILE.html")
       ->group(group);
   program
       .add_flag("--progress,!--no-progress", result.progress,
@@ -147,18 +178,31 @@ void check(options& result, const written& text) {
   result.format_in = chosen<trace_format>(
       "--format-in", text.format_in,
       {{"auto", trace_format::automatic}, {"azure", trace_format::azure}, {"mooncake", trace_format::mooncake}});
-  result.format = chosen<output_format>(
-      "--format", text.format, {{"md", output_format::md}, {"csv", output_format::csv}, {"json", output_format::json}});
+  result.format = tools::parse_output_format(text.format);
   simulation_options& to = result.simulation;
-  to.policy = chosen<policy_kind>(
-      "--policy", text.policy,
-      {{"lru", policy_kind::lru}, {"priority", policy_kind::priority}, {"s3_fifo", policy_kind::s3_fifo}});
+  for (const std::string& name : split(text.policy)) {
+    result.policies.push_back(chosen<policy_kind>(
+        "--policy", name,
+        {{"lru", policy_kind::lru}, {"priority", policy_kind::priority}, {"s3_fifo", policy_kind::s3_fifo}}));
+  }
   to.preemption = chosen<preemption_mode>("--preemption", text.preemption,
                                           {{"recompute", preemption_mode::recompute},
                                            {"swap", preemption_mode::swap},
                                            {"automatic", preemption_mode::automatic}});
   to.prefix_caching = !text.no_prefix_caching;
-  to.num_blocks = text.blocks.empty() ? (result.cache_only ? 0 : 50000) : parse_blocks(text.blocks);
+  if (!result.model_path.empty()) {
+    if (result.cache_only)
+      throw input_error("--model does not go with --cache-only, which has one pool of trace blocks");
+    if (!text.blocks.empty()) throw input_error("--model says how many blocks each pool has; leave out --blocks");
+    to.groups = read_model_file(result.model_path);
+    to.block_size = to.groups.front().block_size;
+    to.num_host_blocks = to.groups.front().num_host_blocks;
+  }
+  if (text.blocks.empty()) {
+    result.num_blocks = {result.cache_only ? 0 : 50000};
+  } else {
+    for (const std::string& count : split(text.blocks)) result.num_blocks.push_back(parse_blocks(count));
+  }
   require_between("--requests", result.max_requests, 0, INT64_MAX);
   require_between("--trace-block-size", to.trace_block_size, 1, 1 << 20);
   require_between("--keep-first", to.num_kept, 0, INT32_MAX);
@@ -189,6 +233,7 @@ std::optional<options> parse_options(int argc, char** argv, int& exit_code) {
   written text;
   CLI::App program("Replays a serving trace through bifolio's cache logic, without a GPU.", "trace_replay");
   program.footer(footer());
+  program.set_version_flag("--version", "trace_replay of bifolio " BIFOLIO_VERSION);
   add_trace_options(program, result, text);
   add_cache_options(program, result, text);
   add_scheduler_options(program, result, text);

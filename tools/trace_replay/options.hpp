@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "report.hpp"
 #include "simulation.hpp"
@@ -17,10 +18,15 @@ struct options {
   std::int64_t max_requests = 0;  ///< 0: all
   bool cache_only = false;
   bool full_blocks_only = false;
-  /// For both modes; --cache-only reads of it num_blocks, policy, num_kept and trace_block_size.
+  /// Of each replay; --cache-only reads of it num_blocks, policy, num_kept and trace_block_size.
   simulation_options simulation;
-  output_format format = output_format::md;
-  std::string plot_path;  ///< empty: none
+  /// More than one of either: each with each is replayed, and they are compared. Never empty.
+  std::vector<std::int64_t> num_blocks;
+  std::vector<policy_kind> policies;
+  tools::output_format format = tools::output_format::md;
+  std::string plot_path;   ///< empty: none
+  std::string html_path;   ///< empty: none
+  std::string model_path;  ///< whose groups are in `simulation`; empty: none
   bool progress = false;
 };
 

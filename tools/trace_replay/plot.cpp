@@ -9,6 +9,7 @@
 #include <iterator>
 
 #include "tools/common/escape.hpp"
+#include "tools/common/svg.hpp"
 
 namespace trace_replay {
 namespace {
@@ -41,9 +42,7 @@ class drawing {
   explicit drawing(const report& what) : what_(what), points_(what.over_time.thinned(num_points)) {}
 
   std::string draw() {
-    write(
-        R"(<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 820 620" width="820" height="620" font-family="sans-serif" font-size="13">)"
-        "\n<rect width=\"820\" height=\"620\" fill=\"#ffffff\"/>\n");
+    text_ = tools::begin_svg(820, 620, what_.title);
     write("<text x=\"80\" y=\"28\" font-size=\"16\" font-weight=\"bold\">{}</text>\n", tools::svg_text(what_.title));
     panel pool{.top = 80};
     panel rate{.top = 350};
@@ -54,17 +53,17 @@ class drawing {
     const reading used = [&](const pool_sample& s) { return share(s.used_blocks, what_.num_blocks); };
     const reading kept = [&](const pool_sample& s) { return share(s.used_blocks + s.cached_blocks, what_.num_blocks); };
     area(
-        pool, [](const pool_sample&) { return 0.0; }, used, "#3b6ea5");
-    area(pool, used, kept, "#b7cde4");
+        pool, [](const pool_sample&) { return 0.0; }, used, 0, 1.0);
+    area(pool, used, kept, 0, 0.35);
     int next = 0;
     if (std::any_of(points_.begin(), points_.end(), [](const pool_sample& s) { return s.used_blocks > 0; })) {
-      entry(pool, next++, "#3b6ea5", "in use");
+      entry(pool, next++, 0, 1.0, "in use");
     }
-    entry(pool, next++, "#b7cde4", "cached, idle");
+    entry(pool, next++, 0, 0.35, "cached, idle");
     if (what_.num_host_blocks > 0) {
       line(
-          pool, [&](const pool_sample& s) { return share(s.host_blocks, what_.num_host_blocks); }, "#b5541c");
-      entry(pool, next, "#b5541c", fmt::format("host pool, of {} blocks", what_.num_host_blocks));
+          pool, [&](const pool_sample& s) { return share(s.host_blocks, what_.num_host_blocks); }, 1);
+      entry(pool, next, 1, 1.0, fmt::format("host pool, of {} blocks", what_.num_host_blocks));
     }
 
     const reading since_start = [&](const pool_sample& s) { return share(s.hits, s.lookups); };
@@ -73,10 +72,10 @@ class drawing {
     for (const pool_sample& one : points_) highest = std::max({highest, since_start(one), recent(one)});
     rate.full = highest <= 0.1 ? 0.1 : highest <= 0.2 ? 0.2 : highest <= 0.4 ? 0.4 : 1.0;
     frame(rate, "hit rate of blocks looked up");
-    line(rate, recent_rate(), "#e0a96d");
-    line(rate, since_start, "#8a3d0f");
-    entry(rate, 0, "#8a3d0f", "since the start");
-    entry(rate, 1, "#e0a96d", "recent");
+    line(rate, recent_rate(), 3);
+    line(rate, since_start, 1);
+    entry(rate, 0, 1, 1.0, "since the start");
+    entry(rate, 1, 3, 1.0, "recent");
     write("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">{}</text>\n", rate.left + rate.width / 2,
           rate.top + rate.height + 44, tools::svg_text(what_.time_label));
     write("</svg>\n");
@@ -93,38 +92,39 @@ class drawing {
     for (int quarter = 0; quarter <= 4; ++quarter) {
       const double part = at.full * quarter / 4;
       const double y = at.y(part);
-      write(R"(<line x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}" stroke="#dddddd"/>)", at.left, y,
-            at.left + at.width, y);
+      write(R"(<line x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}" class="grid"/>)", at.left, y, at.left + at.width,
+            y);
       write("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"end\">{:.3g} %</text>\n", at.left - 8, y + 4.5, 100 * part);
     }
     const double distance = tick_distance(at.x_end - at.x_begin, 8);
     for (double tick = std::ceil(at.x_begin / distance) * distance; tick <= at.x_end + 1e-9 * distance;
          tick += distance) {
-      write(R"(<line x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}" stroke="#555555"/>)", at.x(tick),
-            at.top + at.height, at.x(tick), at.top + at.height + 5);
+      write(R"(<line x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}" class="axis"/>)", at.x(tick), at.top + at.height,
+            at.x(tick), at.top + at.height + 5);
       write("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">{:.6g}</text>\n", at.x(tick),
             at.top + at.height + 20, tick);
     }
-    write(R"(<rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" fill="none" stroke="#555555"/>)", at.left,
-          at.top, at.width, at.height);
+    write(R"(<rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" class="axis"/>)", at.left, at.top, at.width,
+          at.height);
     write("\n<text transform=\"translate({:.1f} {:.1f}) rotate(-90)\" text-anchor=\"middle\">{}</text>\n", at.left - 56,
           at.top + at.height / 2, tools::svg_text(label));
   }
 
-  void entry(const panel& at, int index, const char* colour, const std::string& label) {
+  void entry(const panel& at, int index, int series, double opacity, const std::string& label) {
     const double x = at.left + 150 * index;
-    write(R"(<rect x="{:.1f}" y="{:.1f}" width="12" height="12" fill="{}"/>)", x, at.top - 22, colour);
+    write(R"(<rect class="area{}" fill-opacity="{}" x="{:.1f}" y="{:.1f}" width="12" height="12"/>)", series, opacity,
+          x, at.top - 22);
     write("<text x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n", x + 18, at.top - 11, tools::svg_text(label));
   }
 
-  void line(const panel& at, const reading& value, const char* colour) {
-    write("<polyline fill=\"none\" stroke=\"{}\" stroke-width=\"1.6\" points=\"", colour);
+  void line(const panel& at, const reading& value, int series) {
+    write("<polyline class=\"series{}\" points=\"", series);
     for (const pool_sample& one : points_) write("{:.1f},{:.1f} ", at.x(one.at), at.y(value(one)));
     write("\"/>\n");
   }
 
-  void area(const panel& at, const reading& low, const reading& high, const char* colour) {
-    write("<polygon fill=\"{}\" points=\"", colour);
+  void area(const panel& at, const reading& low, const reading& high, int series, double opacity) {
+    write("<polygon class=\"area{}\" fill-opacity=\"{}\" points=\"", series, opacity);
     for (const pool_sample& one : points_) write("{:.1f},{:.1f} ", at.x(one.at), at.y(high(one)));
     for (auto one = points_.rbegin(); one != points_.rend(); ++one) {
       write("{:.1f},{:.1f} ", at.x(one->at), at.y(low(*one)));

@@ -68,7 +68,7 @@ void print_csv(std::ostream& out, const report& what) {
   out << names << '\n' << values << '\n';
 }
 
-void print_json(std::ostream& out, const report& what) {
+void print_json(std::ostream& out, const report& what, int indent) {
   nlohmann::ordered_json object;
   for (const fact& one : what.facts) {
     std::visit([&](const auto& value) { object[one.name] = value; }, one.value);
@@ -90,19 +90,22 @@ void print_json(std::ostream& out, const report& what) {
     object["timeline"].push_back(std::move(sample));
   }
   // What is no UTF-8 in a file's name is replaced, so that the output is JSON whatever happens.
-  out << tools::printable_json(object.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace)) << '\n';
+  out << tools::printable_json(object.dump(indent, ' ', false, nlohmann::ordered_json::error_handler_t::replace))
+      << '\n';
 }
 
 }  // namespace
 
-void print(std::ostream& out, const report& what, output_format format) {
+void print(std::ostream& out, const report& what, tools::output_format format) {
   switch (format) {
-    case output_format::md:
+    case tools::output_format::md:
       return print_md(out, what);
-    case output_format::csv:
+    case tools::output_format::csv:
       return print_csv(out, what);
-    case output_format::json:
-      return print_json(out, what);
+    case tools::output_format::json:
+      return print_json(out, what, 2);
+    case tools::output_format::jsonl:
+      return print_json(out, what, -1);
   }
 }
 

@@ -2,7 +2,7 @@
 #pragma once
 
 /// What a replay says at its end: named values, durations as percentiles, and the pool over time; as Markdown, as CSV
-/// (one line of names, one of values) or as one JSON object.
+/// (one line of names, one of values) or as one JSON object, in lines or in one.
 
 #include <cstdint>
 #include <iosfwd>
@@ -11,15 +11,14 @@
 #include <vector>
 
 #include "measurements.hpp"
+#include "tools/common/report.hpp"
 
 namespace trace_replay {
-
-enum class output_format : std::uint8_t { md, csv, json };
 
 struct fact {
   std::string name;   ///< in CSV and JSON
   std::string label;  ///< in Markdown
-  std::variant<std::int64_t, double, std::string> value;
+  tools::report_cell value;
 };
 
 struct duration_row {
@@ -39,6 +38,6 @@ struct report {
   std::int64_t num_host_blocks = 0;
 };
 
-void print(std::ostream& out, const report& what, output_format format);
+void print(std::ostream& out, const report& what, tools::output_format format);
 
 }  // namespace trace_replay

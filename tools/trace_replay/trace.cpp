@@ -47,7 +47,7 @@ class line_reader {
   /// Prompt and continuation are one sequence; each number alone is at most max_tokens.
   void require_fitting_sum(const trace_request& one, std::string_view input_name, std::string_view output_name) const {
     if (std::int64_t{one.num_input_tokens} + one.num_output_tokens <= max_tokens) return;
-    fail(fmt::format("{} and {} are {} and {}; allowed are {} tokens together", input_name, output_name,
+    fail(fmt::format("{} and {} are {} and {}, allowed are {} tokens together", input_name, output_name,
                      one.num_input_tokens, one.num_output_tokens, max_tokens));
   }
 
@@ -98,7 +98,7 @@ class mooncake_reader {
       if (ms >= 0 && ms <= max_arrival_ms) return ms;
     }
     lines_.fail(
-        fmt::format("timestamp is {}; allowed are numbers from 0 to {:.0f} (ms)", json_excerpt(value), max_arrival_ms));
+        fmt::format("timestamp is {}, allowed are numbers from 0 to {:.0f} (ms)", json_excerpt(value), max_arrival_ms));
   }
   [[nodiscard]] std::int32_t count(const json& object, const char* name, std::int64_t least) const {
     const json& value = field(object, name);
@@ -108,12 +108,12 @@ class mooncake_reader {
       if (number >= static_cast<std::uint64_t>(least) && number <= max_tokens) return static_cast<std::int32_t>(number);
     }
     lines_.fail(
-        fmt::format("{} is {}; allowed are whole numbers from {} to {}", name, json_excerpt(value), least, max_tokens));
+        fmt::format("{} is {}, allowed are whole numbers from {} to {}", name, json_excerpt(value), least, max_tokens));
   }
   std::int32_t add_id(const json& value, std::int32_t before) {
     if (!value.is_number_unsigned()) {
       lines_.fail(
-          fmt::format("hash_ids contains {}; allowed are whole numbers from 0 to {}", json_excerpt(value), UINT64_MAX));
+          fmt::format("hash_ids contains {}, allowed are whole numbers from 0 to {}", json_excerpt(value), UINT64_MAX));
     }
     const auto [found, is_new] = numbers_.try_emplace(value.get<std::uint64_t>(), out_.num_distinct_ids);
     const std::int32_t id = found->second;
@@ -251,7 +251,7 @@ class azure_reader {
     const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
     if (problem != std::errc() || end != text.data() + text.size() || value < least || value > max_tokens) {
       lines_.fail(
-          fmt::format("{} is '{}'; allowed are whole numbers from {} to {}", name, excerpt(text), least, max_tokens));
+          fmt::format("{} is '{}', allowed are whole numbers from {} to {}", name, excerpt(text), least, max_tokens));
     }
     return static_cast<std::int32_t>(value);
   }

@@ -12,6 +12,7 @@
 #include "common/base/translate.hpp"
 #include "common/cache/group_config.hpp"
 #include "common/cache/layer_group.hpp"
+#include "common/cache/manager_steps.hpp"
 
 namespace bifolio::detail {
 namespace {

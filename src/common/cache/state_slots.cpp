@@ -11,9 +11,9 @@
 namespace bifolio::detail {
 namespace {
 
-// Steps in flight, the one being planned, and the committed state; drafts are not combined with steps in flight.
+// Steps in flight and the one being planned, each with drafts, and the committed state.
 std::uint32_t capacity_for(const group_config& group) noexcept {
-  return block_pool::max_open_fences + 2 + static_cast<std::uint32_t>(group.num_draft_slots);
+  return (block_pool::max_open_fences + 1) * (1 + static_cast<std::uint32_t>(group.num_draft_slots)) + 1;
 }
 
 }  // namespace

@@ -5,13 +5,12 @@
 /// of bfloat16 or float16 into float32 (Intel SDM, TDPBF16PS and TDPFP16PS: B in pairs of rows; exact products; an
 /// element's chain of sums depends on its row of A and its column of B alone; subnormal bfloat16 numbers count as 0).
 ///
-/// For one KV tile (64 keys of one KV head) and up to 16 rows of queries:
+/// For one KV tile (64 keys of one KV head) and each row group, 16 rows of queries (MR):
 ///   scores, transposed: C[key][row] = Σ_dim K[key][dim] · Q[row][dim];
-///   softmax with lanes over rows, for a row block of 8 (MR) at a time;
+///   softmax with lanes over rows;
 ///   outputs: C[row][dim] += Σ_key P[row][key] · V[key][dim].
-/// K and V go into the products as they are in the cache. V is therefore in pairs of dims where the product wants pairs
-/// of keys: each element of P is paired with a zero, once for the even dims and once for the odd ones. A row block
-/// fills only half of a tile's rows, so both are one product.
+/// K goes into the products as it is in the cache. V is wanted in pairs of keys and lies there in pairs of dims, so it
+/// is paired in scratch, once per KV tile for all rows. Two row groups share the loads of K and V.
 ///
 /// When it pays: docs/kernels/attention_cpu.md.
 
@@ -34,9 +33,14 @@ inline constexpr int tile_dims = 32;
 /// Steps of 16 keys in a KV tile.
 inline constexpr int key_tiles = tile_keys / tile_rows;
 
-/// How often the softmax of a row block polls the prefetcher: once per two vectors of logits, once per two of
-/// probabilities and once per transposed tile. Products poll once each.
-inline constexpr int softmax_polls = tile_keys / 4 + key_tiles * (row_block_rows / 2 + 1);
+/// Dims of one accumulator tile.
+inline constexpr int output_dims = 16;
+/// Steps of 32 keys in a KV tile: what one product of the outputs sums over.
+inline constexpr int key_steps = tile_keys / 32;
+
+/// How often the softmax of a row group polls the prefetcher: once per four logits' vectors, once per four of
+/// probabilities. Products poll once each.
+inline constexpr int softmax_polls = 2 * (tile_keys / 4);
 
 /// 16 keys: the address of the first, and bytes from one to the next.
 struct key_rows {
@@ -44,8 +48,8 @@ struct key_rows {
   std::int64_t stride;
 };
 
-/// The lanes of a row block: lane 8·i + r belongs to row r; two keys share a vector.
-struct row_block_lanes {
+/// What the lanes of a row group, one per row, attend to.
+struct row_group_lanes {
   int rows = 0;             // that exist; the lanes of the others are unused
   bool all_visible = true;  // all keys of the tile to all rows; otherwise:
   float begin[lanes];       // first visible key of the tile,
@@ -77,8 +81,8 @@ class tile_scope {
       std::uint8_t palette = 1;
       std::uint8_t start_row = 0;
       std::uint8_t reserved[14] = {};
-      std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64};
-      std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16};
+      std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+      std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
     };
     const configuration whole;
     __asm__ volatile("" : : "r"(&whole) : "memory");
@@ -100,9 +104,9 @@ BIFOLIO_INLINE void multiply_tiles() noexcept {
   __asm__ volatile(".byte 0xc4, 0xe2, %c0, 0x5c, %c1" : : "i"(prefix | (~B & 15) << 3), "i"(0xc0 | C << 3 | A));
 }
 
-/// scores[key][row]. queries [steps][16 pairs of dims][16 rows].
+/// scores[key][row] of one row group. queries [steps][16 pairs of dims][16 rows].
 template <class Key>
-BIFOLIO_INLINE void score_tiles(const float* queries, const key_rows (&keys)[key_tiles], int steps, float* scores,
+BIFOLIO_INLINE void score_group(const float* queries, const key_rows (&keys)[key_tiles], int steps, float* scores,
                                 prefetcher& prefetch) noexcept {
   static_assert(key_tiles == 4);
   compiler_barrier();
@@ -113,16 +117,16 @@ BIFOLIO_INLINE void score_tiles(const float* queries, const key_rows (&keys)[key
   for (int step = 0; step < steps; ++step) {
     const std::int64_t at = std::int64_t{step} * tile_bytes;
     _tile_loadd(4, queries + step * tile_floats, tile_bytes);
-    _tile_stream_loadd(5, keys[0].first + at, keys[0].stride);
+    _tile_loadd(5, keys[0].first + at, keys[0].stride);
     multiply_tiles<Key, 0, 5, 4>();
     prefetch.poll();
-    _tile_stream_loadd(6, keys[1].first + at, keys[1].stride);
+    _tile_loadd(6, keys[1].first + at, keys[1].stride);
     multiply_tiles<Key, 1, 6, 4>();
     prefetch.poll();
-    _tile_stream_loadd(5, keys[2].first + at, keys[2].stride);
+    _tile_loadd(5, keys[2].first + at, keys[2].stride);
     multiply_tiles<Key, 2, 5, 4>();
     prefetch.poll();
-    _tile_stream_loadd(6, keys[3].first + at, keys[3].stride);
+    _tile_loadd(6, keys[3].first + at, keys[3].stride);
     multiply_tiles<Key, 3, 6, 4>();
     prefetch.poll();
   }
@@ -133,63 +137,131 @@ BIFOLIO_INLINE void score_tiles(const float* queries, const key_rows (&keys)[key
   compiler_barrier();
 }
 
-/// accumulators[Tiles][16][16] += p · values; the first eight rows of a tile hold the even dims of a row block's rows,
-/// the others the odd ones. p [keys / 16][16][16 pairs]; values: from the first of the tiles' dims; keys [first, last)
-/// · 16.
-template <class Key, int Tiles>
-BIFOLIO_INLINE void output_tiles(const float* p, const key_rows (&values)[key_tiles], std::int64_t at, int first,
-                                 int last, float* accumulators, prefetcher& prefetch) noexcept {
-  static_assert(Tiles == 1 || Tiles == 2 || Tiles == 4);
-  _tile_loadd(0, accumulators, tile_bytes);
-  if constexpr (Tiles >= 2) _tile_loadd(1, accumulators + tile_floats, tile_bytes);
-  if constexpr (Tiles == 4) {
-    _tile_loadd(2, accumulators + 2 * tile_floats, tile_bytes);
-    _tile_loadd(3, accumulators + 3 * tile_floats, tile_bytes);
-  }
-  for (int step = first; step < last; ++step) {
-    const char* v = values[step].first + at;
-    const std::int64_t stride = values[step].stride;
-    _tile_loadd(4, p + step * tile_floats, tile_bytes);
-    _tile_stream_loadd(5, v, stride);
-    multiply_tiles<Key, 0, 4, 5>();
-    prefetch.poll();
-    if constexpr (Tiles >= 2) {
-      _tile_stream_loadd(6, v + tile_bytes, stride);
-      multiply_tiles<Key, 1, 4, 6>();
+/// The same of two row groups, `group_floats` apart in queries; their scores follow one another.
+template <class Key>
+BIFOLIO_INLINE void score_two_groups(const float* queries, std::int64_t group_floats, const key_rows (&keys)[key_tiles],
+                                     int steps, float* scores, prefetcher& prefetch) noexcept {
+  compiler_barrier();
+  for (int half = 0; half < key_tiles; half += 2) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int step = 0; step < steps; ++step) {
+      const std::int64_t at = std::int64_t{step} * tile_bytes;
+      _tile_loadd(4, queries + step * tile_floats, tile_bytes);
+      _tile_loadd(6, keys[half].first + at, keys[half].stride);
+      multiply_tiles<Key, 0, 6, 4>();
+      prefetch.poll();
+      _tile_loadd(5, queries + group_floats + step * tile_floats, tile_bytes);
+      multiply_tiles<Key, 1, 6, 5>();
+      prefetch.poll();
+      _tile_loadd(7, keys[half + 1].first + at, keys[half + 1].stride);
+      multiply_tiles<Key, 2, 7, 4>();
+      prefetch.poll();
+      multiply_tiles<Key, 3, 7, 5>();
       prefetch.poll();
     }
+    float* const to = scores + half * tile_floats;
+    _tile_stored(0, to, tile_bytes);
+    _tile_stored(1, to + key_tiles * tile_floats, tile_bytes);
+    _tile_stored(2, to + tile_floats, tile_bytes);
+    _tile_stored(3, to + (key_tiles + 1) * tile_floats, tile_bytes);
+  }
+  compiler_barrier();
+}
+
+/// Where the paired V of one KV tile starts for an output tile: [output tiles][steps][16 pairs of keys][16 dims].
+BIFOLIO_INLINE const float* paired_values(const float* values, int output_tile) noexcept {
+  return values + output_tile * (key_steps * tile_floats);
+}
+
+/// accumulators[output tiles][16 rows][16 dims] += p · values for `Tiles` output tiles from `tile` on, steps [first,
+/// last) of 32 keys. p [steps][16 rows][16 pairs of keys].
+template <class Key, int Tiles>
+BIFOLIO_INLINE void output_tiles(const float* p, const float* values, int tile, int first, int last,
+                                 float* accumulators, prefetcher& prefetch) noexcept {
+  static_assert(Tiles == 2 || Tiles == 4);
+  float* const to = accumulators + tile * tile_floats;
+  const float* const from = paired_values(values, tile);
+  constexpr int apart = key_steps * tile_floats;
+  _tile_loadd(0, to, tile_bytes);
+  _tile_loadd(1, to + tile_floats, tile_bytes);
+  if constexpr (Tiles == 4) {
+    _tile_loadd(2, to + 2 * tile_floats, tile_bytes);
+    _tile_loadd(3, to + 3 * tile_floats, tile_bytes);
+  }
+  for (int step = first; step < last; ++step) {
+    const float* v = from + step * tile_floats;
+    _tile_loadd(4, p + step * tile_floats, tile_bytes);
+    _tile_loadd(5, v, tile_bytes);
+    multiply_tiles<Key, 0, 4, 5>();
+    prefetch.poll();
+    _tile_loadd(6, v + apart, tile_bytes);
+    multiply_tiles<Key, 1, 4, 6>();
+    prefetch.poll();
     if constexpr (Tiles == 4) {
-      _tile_stream_loadd(5, v + 2 * tile_bytes, stride);
+      _tile_loadd(5, v + 2 * apart, tile_bytes);
       multiply_tiles<Key, 2, 4, 5>();
       prefetch.poll();
-      _tile_stream_loadd(6, v + 3 * tile_bytes, stride);
+      _tile_loadd(6, v + 3 * apart, tile_bytes);
       multiply_tiles<Key, 3, 4, 6>();
       prefetch.poll();
     }
   }
-  _tile_stored(0, accumulators, tile_bytes);
-  if constexpr (Tiles >= 2) _tile_stored(1, accumulators + tile_floats, tile_bytes);
+  _tile_stored(0, to, tile_bytes);
+  _tile_stored(1, to + tile_floats, tile_bytes);
   if constexpr (Tiles == 4) {
-    _tile_stored(2, accumulators + 2 * tile_floats, tile_bytes);
-    _tile_stored(3, accumulators + 3 * tile_floats, tile_bytes);
+    _tile_stored(2, to + 2 * tile_floats, tile_bytes);
+    _tile_stored(3, to + 3 * tile_floats, tile_bytes);
   }
 }
 
-/// The same for all dims.
+/// The same for all dims of one row group; dims: a multiple of 32.
 template <class Key>
-BIFOLIO_INLINE void add_outputs(const float* p, const key_rows (&values)[key_tiles], int first, int last, int dims,
-                                float* accumulators, prefetcher& prefetch) noexcept {
+BIFOLIO_INLINE void add_outputs(const float* p, const float* values, int first, int last, int dims, float* accumulators,
+                                prefetcher& prefetch) noexcept {
   compiler_barrier();
-  const int tiles = dims / tile_dims;
+  const int tiles = dims / output_dims;
   int tile = 0;
-  const auto some = [&]<int Tiles>() __attribute__((always_inline)) {
-    output_tiles<Key, Tiles>(p, values, std::int64_t{tile} * tile_bytes, first, last, accumulators + tile * tile_floats,
-                             prefetch);
-    tile += Tiles;
-  };
-  while (tile + 4 <= tiles) some.template operator()<4>();
-  if (tile + 2 <= tiles) some.template operator()<2>();
-  if (tile < tiles) some.template operator()<1>();
+  for (; tile + 4 <= tiles; tile += 4) output_tiles<Key, 4>(p, values, tile, first, last, accumulators, prefetch);
+  if (tile < tiles) output_tiles<Key, 2>(p, values, tile, first, last, accumulators, prefetch);
+  compiler_barrier();
+}
+
+/// The same for two row groups whose probabilities follow one another.
+template <class Key>
+BIFOLIO_INLINE void add_outputs_of_two(const float* p, const float* values, int first, int last, int dims,
+                                       float* first_group, float* second_group, prefetcher& prefetch) noexcept {
+  compiler_barrier();
+  constexpr int apart = key_steps * tile_floats;
+  for (int tile = 0; tile < dims / output_dims; tile += 2) {
+    float* const one = first_group + tile * tile_floats;
+    float* const two = second_group + tile * tile_floats;
+    const float* const from = paired_values(values, tile);
+    _tile_loadd(0, one, tile_bytes);
+    _tile_loadd(1, one + tile_floats, tile_bytes);
+    _tile_loadd(2, two, tile_bytes);
+    _tile_loadd(3, two + tile_floats, tile_bytes);
+    for (int step = first; step < last; ++step) {
+      _tile_loadd(4, p + step * tile_floats, tile_bytes);
+      _tile_loadd(6, from + step * tile_floats, tile_bytes);
+      multiply_tiles<Key, 0, 4, 6>();
+      prefetch.poll();
+      _tile_loadd(7, from + apart + step * tile_floats, tile_bytes);
+      multiply_tiles<Key, 1, 4, 7>();
+      prefetch.poll();
+      _tile_loadd(5, p + apart + step * tile_floats, tile_bytes);
+      multiply_tiles<Key, 2, 5, 6>();
+      prefetch.poll();
+      multiply_tiles<Key, 3, 5, 7>();
+      prefetch.poll();
+    }
+    _tile_stored(0, one, tile_bytes);
+    _tile_stored(1, one + tile_floats, tile_bytes);
+    _tile_stored(2, two, tile_bytes);
+    _tile_stored(3, two + tile_floats, tile_bytes);
+  }
   compiler_barrier();
 }
 
@@ -199,72 +271,43 @@ BIFOLIO_INLINE vf load_elements(const void* from, int count) noexcept {
   return vf(_mm512_castsi512_ps(_mm512_maskz_loadu_epi16((1u << count) - 1u, from)));
 }
 
-/// The lower halves of two vectors in one.
-BIFOLIO_INLINE vf join_halves(const float* first, const float* second) noexcept {
-  return vf(_mm512_insertf32x8(_mm512_castps256_ps512(_mm256_loadu_ps(first)), _mm256_loadu_ps(second), 1));
-}
-BIFOLIO_INLINE vf swap_halves(vf v) noexcept { return vf(_mm512_shuffle_f32x4(raw(v), raw(v), 0x4e)); }
-
-/// Eight vectors of two keys × eight rows → eight rows of sixteen keys, which `store_row(row, keys)` takes.
-template <class StoreRow>
-BIFOLIO_INLINE void transpose_row_block(const vf (&keys)[row_block_rows], const StoreRow& store_row) noexcept {
-  // Which bits of a key's number k3 k2 k1 k0 (two vectors differ in k1, vectors two apart in k2, …) and of a row's r2
-  // r1 r0 make up the number of a lane: at first k0 r2 r1 r0, then k0 r2 r0 k1, then k0 r2 k2 k1, at last k3 k2 k1 k0.
-  __m512d pairs[row_block_rows];
-#pragma GCC unroll 4
-  for (int i = 0; i < row_block_rows; i += 2) {
-    pairs[i] = _mm512_castps_pd(_mm512_unpacklo_ps(raw(keys[i]), raw(keys[i + 1])));
-    pairs[i + 1] = _mm512_castps_pd(_mm512_unpackhi_ps(raw(keys[i]), raw(keys[i + 1])));
-  }
-  const __m512i low = _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 16, 24, 17, 25, 18, 26, 19, 27);
-  const __m512i high = _mm512_setr_epi32(4, 12, 5, 13, 6, 14, 7, 15, 20, 28, 21, 29, 22, 30, 23, 31);
-#pragma GCC unroll 2
-  for (int r1 = 0; r1 < 2; ++r1) {
-#pragma GCC unroll 2
-    for (int r0 = 0; r0 < 2; ++r0) {
-      const auto quad = [&](int i) __attribute__((always_inline)) {
-        return _mm512_castpd_ps(r0 == 0 ? _mm512_unpacklo_pd(pairs[i + r1], pairs[i + 2 + r1])
-                                        : _mm512_unpackhi_pd(pairs[i + r1], pairs[i + 2 + r1]));
-      };
-      const __m512 first = quad(0);
-      const __m512 second = quad(4);
-      store_row(2 * r1 + r0, vf(_mm512_permutex2var_ps(first, low, second)));
-      store_row(4 + 2 * r1 + r0, vf(_mm512_permutex2var_ps(first, high, second)));
-    }
-  }
-}
-
-/// Sixteen elements, rounded to nearest even, in the lower halves of 32 bits.
+/// Two rows of probabilities' keys → their elements in pairs, rounded to nearest even: lane r holds (first[r],
+/// second[r]).
 template <class Key>
-BIFOLIO_INLINE __m512i narrow_to_low_halves(vf v) noexcept {
+BIFOLIO_INLINE vf pair_keys(vf first, vf second) noexcept {
+  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,  //
+                                         23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   if constexpr (__is_same(Key, float16)) {
-    return _mm512_cvtepu16_epi32(_mm512_cvtps_ph(raw(v), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    constexpr int rounding = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtps_ph(raw(first), rounding)),
+                                            _mm512_cvtps_ph(raw(second), rounding), 1);
+    return vf(_mm512_castsi512_ps(_mm512_permutexvar_epi16(order, both)));
   } else {
-    return _mm512_cvtepu16_epi32(__builtin_bit_cast(__m256i, _mm512_cvtneps_pbh(raw(v))));
+    const auto both = __builtin_bit_cast(__m512i, raw(narrow_pairs(first, second)));
+    return vf(_mm512_castsi512_ps(_mm512_permutexvar_epi16(order, both)));
   }
 }
 
-/// The running split of up to eight rows, in scratch.
-class row_block_state {
+/// The running split of a row group, in scratch.
+class row_group_state {
  public:
-  BIFOLIO_INLINE row_block_state(float* at, int padded) noexcept
-      : accumulators_(at), maxima_(at + row_block_rows * padded), sums_(maxima_ + lanes), padded_(padded) {}
+  BIFOLIO_INLINE row_group_state(float* at, int padded) noexcept
+      : accumulators_(at), maxima_(at + row_group_rows * padded), sums_(maxima_ + lanes), padded_(padded) {}
 
   [[nodiscard]] float* accumulators() const noexcept { return accumulators_; }
-  /// Each row's twice, in lanes r and 8 + r.
   [[nodiscard]] float* maxima() const noexcept { return maxima_; }
   [[nodiscard]] float* sums() const noexcept { return sums_; }
 
   /// The state of no key.
   void clear() const noexcept {
-    for (int i = 0; i < row_block_rows * padded_; i += lanes) store(accumulators_ + i, vf(0.0f));
+    for (int i = 0; i < row_group_rows * padded_; i += lanes) store(accumulators_ + i, vf(0.0f));
     store(maxima_, vf(-__builtin_inff()));
     store(sums_, vf(0.0f));
   }
 
   void scale_row(int row, float factor) const noexcept {
     const vf alpha(factor);
-    for (int i = row * lanes; i < row_block_rows * padded_; i += row_block_rows * lanes) {
+    for (int i = row * lanes; i < row_group_rows * padded_; i += tile_floats) {
       store(accumulators_ + i, load(accumulators_ + i) * alpha);
     }
   }
@@ -273,10 +316,10 @@ class row_block_state {
   void read_row(int row, float factor, float* to) const noexcept {
     const vf part(1.0f / factor);
     const float* tile = accumulators_ + row * lanes;
-    for (int d = 0; d < padded_; d += tile_dims, tile += tile_floats) {
+    for (int d = 0; d < padded_; d += tile_dims, tile += 2 * tile_floats) {
       vf first;
       vf second;
-      interleave(load(tile) * part, load(tile + row_block_rows * lanes) * part, first, second);
+      order_dims(load(tile) * part, load(tile + tile_floats) * part, first, second);
       store(to + d, first);
       store(to + d + lanes, second);
     }
@@ -284,7 +327,7 @@ class row_block_state {
 
   /// Replaces a row's accumulator by that of `accumulators`, which has this form.
   void take_row(int row, const float* accumulators) const noexcept {
-    for (int i = row * lanes; i < row_block_rows * padded_; i += row_block_rows * lanes) {
+    for (int i = row * lanes; i < row_group_rows * padded_; i += tile_floats) {
       store(accumulators_ + i, load(accumulators + i));
     }
   }
@@ -296,47 +339,45 @@ class row_block_state {
   int padded_;
 };
 
-/// Scores, transposed, of one row block → logits [key pairs][lanes]; returns the highest of each lane.
-BIFOLIO_INLINE vf row_block_logits(const float* scores, const softmax_terms& terms, const row_block_lanes& of,
-                                   float* logits, prefetcher& prefetch) noexcept {
-  const vf scale(terms.scale);
-  vf highest[2] = {vf(-__builtin_inff()), vf(-__builtin_inff())};
-  const bool plain = of.all_visible && terms.soft_cap <= 0 && !of.has_alibi;
-  if (plain) {
+/// Turns the scores of one row group into logits less their factor, which is returned; `highest` receives the highest
+/// logit of each row. Where nothing but the scale is to be done, the scores stay and the scale is the factor.
+BIFOLIO_INLINE float group_logits(float* scores, const softmax_terms& terms, const row_group_lanes& of, vf& highest,
+                                  prefetcher& prefetch) noexcept {
+  vf high[4] = {vf(-__builtin_inff()), vf(-__builtin_inff()), vf(-__builtin_inff()), vf(-__builtin_inff())};
+  const bool scaled_later = terms.soft_cap <= 0 && !of.has_alibi && terms.scale > 0;
+  const float factor = scaled_later ? terms.scale : 1.0f;
+  if (scaled_later && of.all_visible) {
+    for (int key = 0; key < tile_keys; key += 4) {
+      prefetch.poll();
 #pragma GCC unroll 4
-    for (int i = 0; i < tile_keys / 2; ++i) {
-      if (i % 2 == 0) prefetch.poll();
-      const vf s = join_halves(scores + 2 * i * lanes, scores + (2 * i + 1) * lanes) * scale;
-      store(logits + i * lanes, s);
-      highest[i % 2] = xsimd::max(highest[i % 2], s);
+      for (int i = 0; i < 4; ++i) high[i] = xsimd::max(high[i], load(scores + (key + i) * lanes));
     }
-    return xsimd::max(highest[0], highest[1]);
+  } else {
+    const vf scale(scaled_later ? 1.0f : terms.scale);
+    const vf cap(terms.soft_cap);
+    const vf lowest(-__builtin_inff());
+    for (int key = 0; key < tile_keys; ++key) {
+      if (key % 4 == 0) prefetch.poll();
+      vf s = load(scores + key * lanes) * scale;
+      const vf number(static_cast<float>(key));
+      if (terms.soft_cap > 0) s = attn::soft_capped<vector_math>(s, cap);
+      if (of.has_alibi) s = attn::with_alibi<vector_math>(s, load(of.slopes), load(of.distance) + number);
+      if (!of.all_visible) s = xsimd::select((number >= load(of.begin)) & (number < load(of.end)), s, lowest);
+      store(scores + key * lanes, s);
+      high[key % 4] = xsimd::max(high[key % 4], s);
+    }
   }
-  const vf cap(terms.soft_cap);
-  const vf lowest(-__builtin_inff());
-  vf key(_mm512_setr_ps(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1));
-  for (int i = 0; i < tile_keys / 2; ++i) {
-    if (i % 2 == 0) prefetch.poll();
-    vf s = join_halves(scores + 2 * i * lanes, scores + (2 * i + 1) * lanes) * scale;
-    if (terms.soft_cap > 0) s = attn::soft_capped<vector_math>(s, cap);
-    if (of.has_alibi) s = attn::with_alibi<vector_math>(s, load(of.slopes), load(of.distance) + key);
-    if (!of.all_visible) s = xsimd::select((key >= load(of.begin)) & (key < load(of.end)), s, lowest);
-    store(logits + i * lanes, s);
-    highest[0] = xsimd::max(highest[0], s);
-    key = key + vf(2.0f);
-  }
-  return highest[0];
+  highest = xsimd::max(xsimd::max(high[0], high[1]), xsimd::max(high[2], high[3])) * vf(factor);
+  return factor;
 }
 
-/// Scores, transposed, of one row block [64][16, of which 8 are used] → its probabilities for `add_outputs`; updates
-/// maxima, sums and, where a maximum rises, the accumulators. A row's sum over a KV tile is that of four chains, of
-/// keys 4·i + j.
+/// Scores, transposed, of one row group [64][16] → its probabilities for `add_outputs`; updates maxima, sums and, where
+/// a maximum rises, the accumulators. A row's sum over a KV tile is that of four chains, of keys 4·i + j.
 template <class Key>
-BIFOLIO_INLINE void softmax_row_block(const float* scores, const softmax_terms& terms, const row_block_lanes& of,
-                                      const row_block_state& state, float* p, prefetcher& prefetch) noexcept {
-  alignas(64) float logits[tile_keys * row_block_rows];
-  vf highest = row_block_logits(scores, terms, of, logits, prefetch);
-  highest = xsimd::max(highest, swap_halves(highest));
+BIFOLIO_INLINE void softmax_group(float* scores, const softmax_terms& terms, const row_group_lanes& of,
+                                  const row_group_state& state, float* p, prefetcher& prefetch) noexcept {
+  vf highest;
+  const vf factor(group_logits(scores, terms, of, highest, prefetch));
 
   vf maxima = load(state.maxima());
   vf sums = load(state.sums());
@@ -353,29 +394,28 @@ BIFOLIO_INLINE void softmax_row_block(const float* scores, const softmax_terms& 
     maxima = risen;
     store(state.maxima(), maxima);
   }
-  const vf shift = xsimd::select(maxima == vf(-__builtin_inff()), vf(0.0f), maxima);
-  vf chains[2] = {vf(0.0f), vf(0.0f)};
-  const vf factor(probability_factor<Key>);
-  for (int tile = 0; tile < key_tiles; ++tile) {
-    vf e[row_block_rows];
-#pragma GCC unroll 8
-    for (int i = 0; i < row_block_rows; ++i) {
-      e[i] = exp(load(logits + (tile * row_block_rows + i) * lanes) - shift);
-      chains[i % 2] = chains[i % 2] + e[i];
-      if constexpr (probability_factor<Key> != 1.0f) e[i] = e[i] * factor;
-      if (i % 2 == 1) prefetch.poll();
+  const vf shift = vf(0.0f) - xsimd::select(maxima == vf(-__builtin_inff()), vf(0.0f), maxima);
+  vf chains[4] = {vf(0.0f), vf(0.0f), vf(0.0f), vf(0.0f)};
+  const vf enlarged(probability_factor<Key>);
+  for (int step = 0; step < key_steps; ++step) {
+    alignas(64) float pairs[tile_floats];
+    for (int i = 0; i < tile_rows; i += 2) {
+      vf e[4];
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; ++j) {
+        e[j] = exp(fma(load(scores + (step * 32 + 2 * i + j) * lanes), factor, shift));
+        chains[j] = chains[j] + e[j];
+        if constexpr (probability_factor<Key> != 1.0f) e[j] = e[j] * enlarged;
+      }
+      store(pairs + i * lanes, pair_keys<Key>(e[0], e[1]));
+      store(pairs + (i + 1) * lanes, pair_keys<Key>(e[2], e[3]));
+      prefetch.poll();
     }
-    transpose_row_block(
-        e, [&](int row, vf keys) __attribute__((always_inline)) {
-          const __m512i even = narrow_to_low_halves<Key>(keys);
-          float* to = p + tile * tile_floats + row * lanes;
-          store(to, vf(_mm512_castsi512_ps(even)));
-          store(to + row_block_rows * lanes, vf(_mm512_castsi512_ps(_mm512_slli_epi32(even, 16))));
-        });
-    prefetch.poll();
+    transpose(
+        [&](int i) __attribute__((always_inline)) { return load(pairs + i * lanes); },
+        [&](int row, vf keys) __attribute__((always_inline)) { store(p + step * tile_floats + row * lanes, keys); });
   }
-  const vf sum = chains[0] + chains[1];
-  store(state.sums(), sums + (sum + swap_halves(sum)));
+  store(state.sums(), sums + ((chains[0] + chains[1]) + (chains[2] + chains[3])));
 }
 
 /// Whether `count` elements hold neither infinity nor NaN.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// Attention on tile registers, for calls of one 16-bit dtype throughout: groups of 16 rows of a KV head share the
-/// products of their scores, row blocks of 8 share softmax and the products of their outputs (tile_micro.hpp).
+/// Attention on tile registers, for calls of one 16-bit dtype throughout: row groups of 16 rows of a KV head, two at a
+/// time where there are two (tile_micro.hpp).
 
 #include "cpu/kernels/attention/mainloop.hpp"
 #include "cpu/kernels/attention/tile_micro.hpp"
@@ -34,13 +34,13 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
  public:
   tile_mainloop(const attention_args& args, const attention_item& item, const attention_scratch& scratch) noexcept
       : base(args, item, scratch),
-        num_groups_((head_rows_ + tile_rows - 1) / tile_rows),
-        num_row_blocks_((head_rows_ + row_block_rows - 1) / row_block_rows),
+        num_groups_((head_rows_ + row_group_rows - 1) / row_group_rows),
         common_{range_of_token(item.num_tokens - 1).begin, range_of_token(0).end} {}
 
  private:
   using base::args_;
   using base::clip;
+  using base::find_values;
   using base::head_rows_;
   using base::item_;
   using base::k_contiguous_;
@@ -58,8 +58,6 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
   using base::state_of;
   using base::states_;
   using base::sum_of;
-  using base::v_contiguous_;
-  using base::value_row;
 
   // K or V of the tile's keys, 16 keys each.
   using tile_key_rows = key_rows[key_tiles];
@@ -67,12 +65,12 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
   [[nodiscard]] float* group_queries(int head, int group) const noexcept {
     return scratch_.queries + (static_cast<std::int64_t>(head) * num_groups_ + group) * (qk_padded_ / 2 * tile_rows);
   }
-  [[nodiscard]] row_block_state row_block(int head, int index) const noexcept {
-    const std::int64_t number = static_cast<std::int64_t>(head) * num_row_blocks_ + index;
-    return {scratch_.states + number * row_block_floats(args_.v_head_dim), padded_};
+  [[nodiscard]] row_group_state state_of_group(int head, int group) const noexcept {
+    const std::int64_t number = static_cast<std::int64_t>(head) * num_groups_ + group;
+    return {scratch_.states + number * row_group_floats(args_.v_head_dim), padded_};
   }
-  [[nodiscard]] int row_block_end(int index) const noexcept {
-    const int end = (index + 1) * row_block_rows;
+  [[nodiscard]] int group_end(int group) const noexcept {
+    const int end = (group + 1) * row_group_rows;
     return end < head_rows_ ? end : head_rows_;
   }
 
@@ -100,16 +98,16 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
 
   void clear() noexcept {
     for (int head = 0; head < num_heads_; ++head) {
-      for (int i = 0; i < num_row_blocks_; ++i) row_block(head, i).clear();
+      for (int group = 0; group < num_groups_; ++group) state_of_group(head, group).clear();
     }
   }
 
   float* partial_of(int head, int row) noexcept {
     float* state = item_.partials == nullptr ? scratch_.values : state_of(states_, head, row);
-    const row_block_state from = row_block(head, row / row_block_rows);
-    from.read_row(row % row_block_rows, probability_factor<Key>, state);
-    maximum_of(state, padded_) = from.maxima()[row % row_block_rows];
-    sum_of(state, padded_) = from.sums()[row % row_block_rows];
+    const row_group_state from = state_of_group(head, row / row_group_rows);
+    from.read_row(row % row_group_rows, probability_factor<Key>, state);
+    maximum_of(state, padded_) = from.maxima()[row % row_group_rows];
+    sum_of(state, padded_) = from.sums()[row % row_group_rows];
     return state;
   }
 
@@ -117,72 +115,88 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
 
   [[nodiscard]] int polls_per_tile() const noexcept {
     const int scores = key_tiles * (qk_padded_ / tile_dims);
-    const int outputs = key_tiles * (padded_ / tile_dims);
-    return num_groups_ * scores + num_row_blocks_ * (outputs + softmax_polls);
+    const int outputs = key_steps * (padded_ / output_dims);
+    return num_groups_ * (scores + outputs + softmax_polls);
   }
 
-  // Where the products read K or V of the tile: in place, or in `staged` ([tile_keys][padded] elements) where the
-  // cache cannot be read in place, with 0 for keys that are not in `visible`.
-  void find_rows(const kv_tile_offsets& tile, const Key* plane, int head_dim, const kv_strides& strides,
-                 bool contiguous, const std::int64_t* offsets, visible_range visible, void* staged,
-                 tile_key_rows& rows) const noexcept {
-    const int padded = padded_dims(head_dim);
-    const std::int64_t staged_bytes = std::int64_t{2} * padded;
+  // Where the products read K of the tile: in place, or in scratch ([tile_keys][padded] elements) where the cache
+  // cannot be read in place, with 0 for keys outside the tile.
+  void find_keys(const kv_tile_offsets& tile, int head, tile_key_rows& rows) const noexcept {
+    const Key* k = static_cast<const Key*>(args_.k) + (item_.kv_head_begin + head) * args_.k_strides.head;
+    const std::int64_t staged_bytes = std::int64_t{2} * qk_padded_;
     for (int column = 0; column < tile_keys; column += tile_rows) {
       key_rows& keys = rows[column / tile_rows];
-      if (contiguous && tile.uniform[column / lanes] && head_dim == padded && visible.begin <= column &&
-          visible.end >= column + tile_rows) {
-        keys = {reinterpret_cast<const char*>(plane + offsets[column]), strides.token * 2};
+      if (k_contiguous_ && tile.uniform[column / lanes] && args_.qk_head_dim == qk_padded_) {
+        keys = {reinterpret_cast<const char*>(k + tile.k[column]), args_.k_strides.token * 2};
         continue;
       }
-      char* to = static_cast<char*>(staged) + column * staged_bytes;
+      char* to = reinterpret_cast<char*>(scratch_.keys) + column * staged_bytes;
       keys = {to, staged_bytes};
       for (int key = column; key < column + tile_rows; ++key, to += staged_bytes) {
-        const Key* row = static_cast<const Key*>(scratch_.zero_row);
-        if (key >= visible.begin && key < visible.end) {
-          row = plane + offsets[key];
-          if (!contiguous) {
-            auto* staging = static_cast<Key*>(scratch_.staging);
-            stage_row(row, strides, head_dim, staging);
-            row = staging;
-          }
+        const bool visible = key >= tile.begin && key < tile.end;
+        const Key* row = visible ? k + tile.k[key] : static_cast<const Key*>(scratch_.zero_row);
+        if (visible && !k_contiguous_) {
+          store(reinterpret_cast<float*>(to + 2 * (qk_padded_ - tile_dims)), vf(0.0f));
+          stage_row(row, args_.k_strides, args_.qk_head_dim, reinterpret_cast<Key*>(to));
+          continue;
         }
-        for (int d = 0; d < padded; d += tile_dims) {
-          store(reinterpret_cast<float*>(to + 2 * d), load_elements(row + d, head_dim - d));
+        for (int d = 0; d < qk_padded_; d += tile_dims) {
+          store(reinterpret_cast<float*>(to + 2 * d), load_elements(row + d, args_.qk_head_dim - d));
         }
       }
     }
   }
 
-  void find_keys(const kv_tile_offsets& tile, int head, tile_key_rows& keys) const noexcept {
-    const Key* k = static_cast<const Key*>(args_.k) + (item_.kv_head_begin + head) * args_.k_strides.head;
-    find_rows(tile, k, args_.qk_head_dim, args_.k_strides, k_contiguous_, tile.k, {tile.begin, tile.end}, scratch_.keys,
-              keys);
-  }
-  void find_values(const kv_tile_offsets& tile, int head, visible_range visible, tile_key_rows& values) const noexcept {
-    const Key* v = static_cast<const Key*>(args_.v) + (item_.kv_head_begin + head) * args_.v_strides.head;
-    find_rows(tile, v, args_.v_head_dim, args_.v_strides, v_contiguous_, tile.v, visible, scratch_.values, values);
+  // Steps [first, last) of 32 keys, with all keys in `visible`.
+  struct step_range {
+    int first;
+    int last;
+  };
+  static BIFOLIO_INLINE step_range steps_of(visible_range visible) noexcept {
+    return {static_cast<int>(visible.begin) / 32, (static_cast<int>(visible.end) + 31) / 32};
   }
 
-  [[nodiscard]] bool has_finite_values(const kv_tile_offsets& tile, int head) const noexcept {
+  // V of the tile's keys in `visible` in pairs of keys, the others 0, for `add_outputs`.
+  void pair_values(const Key* const* value_rows_of, visible_range visible) const noexcept {
+    const step_range steps = steps_of(visible);
+    for (int pair = steps.first * 16; pair < steps.last * 16; ++pair) {
+      const Key* rows[2];
+      for (int i = 0; i < 2; ++i) {
+        const int key = 2 * pair + i;
+        rows[i] =
+            key < visible.begin || key >= visible.end ? static_cast<const Key*>(scratch_.zero_row) : value_rows_of[key];
+      }
+      float* to = scratch_.values + pair * lanes;
+      for (int d = 0; d < padded_; d += tile_dims, to += 2 * key_steps * tile_floats) {
+        vf a;
+        vf b;
+        pair_rows(load_elements(rows[0] + d, args_.v_head_dim - d), load_elements(rows[1] + d, args_.v_head_dim - d), a,
+                  b);
+        store(to, a);
+        store(to + key_steps * tile_floats, b);
+      }
+    }
+  }
+
+  [[nodiscard]] bool has_finite_values(const kv_tile_offsets& tile, const Key* const* rows) const noexcept {
     for (int key = tile.begin; key < tile.end; ++key) {
-      if (!all_finite(value_row(tile, head, key, 0), args_.v_head_dim)) return false;
+      if (!all_finite(rows[key], args_.v_head_dim)) return false;
     }
     return true;
   }
 
-  // The keys of the tile that the rows of a row block attend to.
-  struct row_block_view {
+  // The keys of the tile that the rows of a row group attend to.
+  struct row_group_view {
     bool any = false;   // some row attends to some key
     bool alike = true;  // all rows attend to all keys that some row of the item attends to
-    row_block_lanes lanes_of;
-    visible_range visible[static_cast<std::size_t>(row_block_rows)];  // set unless all rows attend to the whole tile
+    row_group_lanes lanes_of;
+    visible_range visible[static_cast<std::size_t>(row_group_rows)];  // set unless all rows attend to the whole tile
   };
 
-  void view_row_block(const kv_tile_offsets& tile, int head, int index, row_block_view& view) const noexcept {
-    const int begin = index * row_block_rows;
-    row_block_lanes& of = view.lanes_of;
-    of.rows = row_block_end(index) - begin;
+  void view_group(const kv_tile_offsets& tile, int head, int group, row_group_view& view) const noexcept {
+    const int begin = group * row_group_rows;
+    row_group_lanes& of = view.lanes_of;
+    of.rows = group_end(group) - begin;
     const bool all_visible = tile.first >= common_.begin && tile.first + tile_keys <= common_.end;
     view.any = all_visible;
     for (int i = 0; i < of.rows && !all_visible; ++i) {
@@ -195,7 +209,7 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
     of.has_alibi = args_.alibi_slopes != nullptr;
     if (of.all_visible && !of.has_alibi) return;
     for (int lane = 0; lane < lanes; ++lane) {
-      const int i = lane % row_block_rows < of.rows ? lane % row_block_rows : 0;
+      const int i = lane < of.rows ? lane : 0;
       if (!of.all_visible) {
         of.begin[lane] = static_cast<float>(view.visible[i].begin);
         of.end[lane] = static_cast<float>(view.visible[i].end);
@@ -209,57 +223,78 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
 
   void process_tile(const kv_tile_offsets& tile, int head) noexcept {
     tile_key_rows keys;
-    tile_key_rows values;
     const visible_range all{tile.begin, tile.end};
+    const step_range used = steps_of(all);
+    const Key* rows[tile_keys];
     find_keys(tile, head, keys);
-    find_values(tile, head, all, values);
-    alignas(64) float scores[tile_keys * tile_rows];  // [key][row]
-    alignas(64) float p[key_tiles * tile_floats];
+    find_values(tile, head, rows);
+    pair_values(rows, all);
+    alignas(64) float scores[2 * tile_keys * tile_rows];  // [group][key][row]
+    alignas(64) float p[2 * key_steps * tile_floats];     // [group][step][row][pair of keys]
     const softmax_terms terms{args_.scale, args_.soft_cap};
+    const int steps = qk_padded_ / tile_dims;
     bool known_finite = false;
-    for (int group = 0; group < num_groups_; ++group) {
-      bool has_scores = false;
-      for (int index = 2 * group; index < 2 * group + 2 && index < num_row_blocks_; ++index) {
-        row_block_view view;
-        view_row_block(tile, head, index, view);
-        if (!view.any) continue;
-        if (!has_scores) {
-          score_tiles<Key>(group_queries(head, group), keys, qk_padded_ / tile_dims, scores, prefetcher_);
-          has_scores = true;
-        }
-        const row_block_state state = row_block(head, index);
-        softmax_row_block<Key>(scores + (index - 2 * group) * row_block_rows, terms, view.lanes_of, state, p,
-                               prefetcher_);
-        // A probability of 0 masks a key, unless its V is not finite.
-        if (!view.alike && !known_finite) known_finite = has_finite_values(tile, head);
-        if (view.alike || known_finite) {
-          add_outputs<Key>(p, values, tile.begin / tile_rows, (tile.end + tile_rows - 1) / tile_rows, padded_,
-                           state.accumulators(), prefetcher_);
-          continue;
-        }
-        add_outputs_row_by_row(tile, head, view, p, state);
-        find_values(tile, head, all, values);
+    const auto soften = [&](int group, const row_group_view& view, int place) {
+      softmax_group<Key>(scores + place * tile_keys * tile_rows, terms, view.lanes_of, state_of_group(head, group),
+                         p + place * key_steps * tile_floats, prefetcher_);
+      // A probability of 0 masks a key, unless its V is not finite.
+      if (!view.alike && !known_finite) known_finite = has_finite_values(tile, rows);
+      return view.alike || known_finite;
+    };
+    const auto add = [&](int group, const row_group_view& view, int place, bool together) {
+      const row_group_state state = state_of_group(head, group);
+      const float* probabilities = p + place * key_steps * tile_floats;
+      if (!together) return add_outputs_row_by_row(rows, all, view, probabilities, state);
+      add_outputs<Key>(probabilities, scratch_.values, used.first, used.last, padded_, state.accumulators(),
+                       prefetcher_);
+    };
+    for (int group = 0; group < num_groups_;) {
+      row_group_view view[2];
+      view_group(tile, head, group, view[0]);
+      if (!view[0].any) {
+        ++group;
+        continue;
       }
+      if (group + 1 < num_groups_) view_group(tile, head, group + 1, view[1]);
+      if (!view[1].any) {
+        score_group<Key>(group_queries(head, group), keys, steps, scores, prefetcher_);
+        add(group, view[0], 0, soften(group, view[0], 0));
+        ++group;
+        continue;
+      }
+      score_two_groups<Key>(group_queries(head, group), group_queries(head, 1) - group_queries(head, 0), keys, steps,
+                            scores, prefetcher_);
+      const bool one = soften(group, view[0], 0);
+      const bool two = soften(group + 1, view[1], 1);
+      if (one && two) {
+        add_outputs_of_two<Key>(p, scratch_.values, used.first, used.last, padded_,
+                                state_of_group(head, group).accumulators(),
+                                state_of_group(head, group + 1).accumulators(), prefetcher_);
+      } else {
+        add(group, view[0], 0, one);
+        add(group + 1, view[1], 1, two);
+      }
+      group += 2;
     }
   }
 
   // Row by row, with V cleared for the keys that the row does not attend to.
-  void add_outputs_row_by_row(const kv_tile_offsets& tile, int head, const row_block_view& view, const float* p,
-                              const row_block_state& state) noexcept {
+  void add_outputs_row_by_row(const Key* const* rows, visible_range all, const row_group_view& view, const float* p,
+                              const row_group_state& state) noexcept {
     for (int i = 0; i < view.lanes_of.rows; ++i) {
-      tile_key_rows values;
-      find_values(tile, head, view.visible[i], values);
-      auto* all_rows = static_cast<float*>(scratch_.staging);  // nothing else uses it at this point
-      for (int d = 0; d < row_block_rows * padded_; d += lanes) store(all_rows + d, load(state.accumulators() + d));
-      add_outputs<Key>(p, values, tile.begin / tile_rows, (tile.end + tile_rows - 1) / tile_rows, padded_, all_rows,
-                       prefetcher_);
+      if (view.visible[i].begin >= view.visible[i].end) continue;
+      const step_range used = steps_of(view.visible[i]);
+      pair_values(rows, view.visible[i]);
+      float* const all_rows = scratch_.values + tile_keys / 2 * padded_;  // behind the pairs
+      for (int d = 0; d < row_group_rows * padded_; d += lanes) store(all_rows + d, load(state.accumulators() + d));
+      add_outputs<Key>(p, scratch_.values, used.first, used.last, padded_, all_rows, prefetcher_);
       state.take_row(i, all_rows);
     }
+    pair_values(rows, all);
   }
 
   tile_scope own_tiles_;
-  int num_groups_;        // of 16 rows, per KV head
-  int num_row_blocks_;    // of 8 rows, per KV head
+  int num_groups_;        // per KV head
   visible_range common_;  // positions that all rows attend to
 };
 

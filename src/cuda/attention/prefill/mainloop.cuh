@@ -3,7 +3,7 @@
 
 /// The mainloop of a prefill consumer warpgroup: S = Q·Kᵀ, softmax and O += P·V over the key tiles of a work tile, from
 /// the last to the first. Only tiles at a border (the diagonal, an edge of the window, the end of the sequence) are
-/// masked. The products of the next tile's scores are issued before this tile's softmax, and the warpgroups issue
+/// masked. The products of the next tile's scores are issued before this tile's softmax, and the two warpgroups issue
 /// products in turn (ping-pong).
 
 #include <cstdint>
@@ -28,18 +28,18 @@ struct row_state {
   float max[2];     // of scores in the transform's unit; when all keys are done, of base-2 logits. At most 8 below
   float sum[2];     // this lane's share
 
-  template <class Shape, bool Transform>
+  template <bool Transform>
   __device__ __forceinline__ void begin(const prefill_args& a, const prefill_work_tile& work, int warpgroup,
                                         int thread) {
-    const int first_token = (Shape::num_consumers * work.row_tile + warpgroup) * a.tokens_per_warpgroup;
+    const int first_token = (2 * work.row_tile + warpgroup) * a.tokens_per_half;
     const int first_row = (thread / 32) * 16 + (thread & 31) / 4;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = first_row + 8 * i;
-      const int of_warpgroup = row / a.packed_heads;
-      head[i] = work.head + row - of_warpgroup * a.packed_heads;
-      // Rows that no token of the warpgroup has belong to none of the sequence.
-      token[i] = of_warpgroup < a.tokens_per_warpgroup ? first_token + of_warpgroup : work.query_len;
+      const int of_half = row / a.packed_heads;
+      head[i] = work.head + row - of_half * a.packed_heads;
+      // Rows that no token of the half has belong to none of the sequence.
+      token[i] = of_half < a.tokens_per_half ? first_token + of_half : work.query_len;
       position[i] = work.seq_len - work.query_len + token[i];
       max[i] = -INFINITY;
       sum[i] = 0;
@@ -47,9 +47,6 @@ struct row_state {
     }
   }
 };
-
-/// How far a row's maximum may stay below its scores, in base 2.
-inline constexpr float max_slack = 8.0f;
 
 template <class T, class Shape, bool Transform>
 class mainloop {
@@ -66,7 +63,7 @@ class mainloop {
   }
   /// After the last.
   __device__ __forceinline__ void finish() {
-    if (warpgroup_ == 0) ping_pong_sync();  // the last warpgroup has arrived once more
+    if (warpgroup_ == 0) ping_pong_sync();  // the other warpgroup has arrived a last time
   }
 
   /// Adds all key tiles of `e`, which is not empty, to o and the rows' maxima and sums.
@@ -88,8 +85,8 @@ class mainloop {
     softmax(s, tile, e, rows, rescale);
     pack(s, p);
 
-    if (tile > e.tile_begin) wait_keys();
     for (; tile > e.tile_begin; --tile) {
+      wait_keys();
       ping_pong_sync();
       scores(s, q_state_.stage, k_state_.stage);
       wait_values(tile, e);
@@ -100,7 +97,6 @@ class mainloop {
       release(stages_.k_empty(k_state_.stage));
       k_state_.advance();
       softmax(s, tile - 1, e, rows, rescale);
-      if (tile - 1 > e.tile_begin) wait_keys();
       device::wgmma_wait_all_after(rows.sum[0] + rows.sum[1]);
       device::wgmma_fence_operands(o);
       release(stages_.v_empty(v_state_.stage));
@@ -140,12 +136,11 @@ class mainloop {
   }
 
  private:
-  // Ping-pong scheduling: one warpgroup issues products while the others are in their softmax.
+  // Ping-pong scheduling: one warpgroup issues products while the other one is in its softmax.
   [[nodiscard]] __device__ __forceinline__ static int ping_pong_barrier(int warpgroup) { return 1 + warpgroup; }
   __device__ __forceinline__ void ping_pong_sync() { device::named_barrier_sync(ping_pong_barrier(warpgroup_), 256); }
   __device__ __forceinline__ void ping_pong_arrive() {
-    const int next = warpgroup_ + 1 == S::num_consumers ? 0 : warpgroup_ + 1;
-    device::named_barrier_arrive(ping_pong_barrier(next), 256);
+    device::named_barrier_arrive(ping_pong_barrier(1 - warpgroup_), 256);
   }
 
   __device__ __forceinline__ void release(std::uint32_t barrier) {
@@ -166,15 +161,14 @@ class mainloop {
   __device__ __forceinline__ void scores(float (&s)[S::score_registers], int q_stage, int stage) {
     device::wgmma_fence_operands(s);
     device::wgmma_fence();
-    const std::uint64_t q =
-        device::wgmma_descriptor(stages_.q(q_stage) + warpgroup_ * S::chunks * S::q_chunk_bytes, 16, 1024);
-    const std::uint64_t k = device::wgmma_descriptor(stages_.k(stage), 16, S::group_bytes);
+    const std::uint32_t q = stages_.q(q_stage) + warpgroup_ * S::chunks * S::q_chunk_bytes;
+    const std::uint32_t k = stages_.k(stage);
 #pragma unroll
     for (int step = 0; step < S::tile_dims / 16; ++step) {
       const int c = step / 4;
       const int within = step % 4 * 32;
-      device::wgmma_m64k16<T>(s, device::wgmma_descriptor_after(q, c * S::q_chunk_bytes + within),
-                              device::wgmma_descriptor_after(k, c * 1024 + within), step > 0);
+      device::wgmma_m64k16<T>(s, device::wgmma_descriptor(q + c * S::q_chunk_bytes + within, 16, 1024),
+                              device::wgmma_descriptor(k + c * 1024 + within, 16, S::group_bytes), step > 0);
     }
     device::wgmma_commit_group();
   }
@@ -184,10 +178,11 @@ class mainloop {
                                          int stage) {
     device::wgmma_fence_operands(o);
     device::wgmma_fence();
-    const std::uint64_t v = device::wgmma_descriptor(stages_.v(stage), 1024, S::group_bytes);
+    const std::uint32_t v = stages_.v(stage);
 #pragma unroll
     for (int step = 0; step < S::tile_keys / 16; ++step) {
-      device::wgmma_m64k16_rs<T>(o, p[step], device::wgmma_descriptor_after(v, step * 2 * S::group_bytes));
+      device::wgmma_m64k16_rs<T>(o, p[step],
+                                 device::wgmma_descriptor(v + step * 2 * S::group_bytes, 1024, S::group_bytes));
     }
     device::wgmma_commit_group();
   }
@@ -210,7 +205,7 @@ class mainloop {
       for (int chunk = 0; chunk < S::chunks; ++chunk) device::store_shared_zeros_16(address + chunk * 1024);
     }
     device::fence_async_proxy();
-    device::named_barrier_sync(1 + S::num_consumers + warpgroup_, 128);
+    device::named_barrier_sync(3 + warpgroup_, 128);
   }
 
   // The key of score register j, from the tile's first, for this thread's first column.
@@ -245,8 +240,7 @@ class mainloop {
   }
 
   // Scores become probabilities against the running maximum; `rescale` is what older results must be multiplied with.
-  // The maximum follows only where a score is more than max_slack above it, which is rare after the first tile: mostly
-  // rescale is 1, and the lanes of a row need not exchange their maxima.
+  // The maximum follows when it has risen by more than 8 in base 2, so that this is mostly 1.
   __device__ __forceinline__ void softmax(float (&s)[S::score_registers], int tile, const kv_range& e, row_state& rows,
                                           float (&rescale)[2]) {
     const int column = tile * S::tile_keys + (thread_ & 3) * 2;
@@ -268,33 +262,20 @@ class mainloop {
     }
     mask(s, tile, column, e, rows);
     const float scale = transform_.scale_log2;
-    float m[2] = {-INFINITY, -INFINITY};  // of this lane
-#pragma unroll
-    for (int j = 0; j < S::score_registers; j += 4) {
-      m[0] = fmaxf(m[0], fmaxf(s[j], s[j + 1]));
-      m[1] = fmaxf(m[1], fmaxf(s[j + 2], s[j + 3]));
-    }
-    if constexpr (Transform) {
-      m[0] += from_row[0];
-      m[1] += from_row[1];
-    }
-    rescale[0] = rescale[1] = 1.0f;
-    const bool rises = (m[0] - rows.max[0]) * scale > max_slack || (m[1] - rows.max[1]) * scale > max_slack;
-    if (__any_sync(0xffffffffu, rises)) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        m[i] = fmaxf(m[i], __shfl_xor_sync(0xffffffffu, m[i], 1));
-        m[i] = fmaxf(m[i], __shfl_xor_sync(0xffffffffu, m[i], 2));
-        if ((m[i] - rows.max[i]) * scale > max_slack) {
-          rescale[i] = device::exp2_fast((rows.max[i] - m[i]) * scale);
-          rows.max[i] = m[i];
-        }
-      }
-    }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float from = Transform ? rows.max[i] - from_row[i] : rows.max[i];
-      const float shift = rows.max[i] == -INFINITY ? 0.0f : from * scale;
+      float m = -INFINITY;
+#pragma unroll
+      for (int j = 0; j < S::score_registers; j += 4) m = fmaxf(m, fmaxf(s[j + 2 * i], s[j + 2 * i + 1]));
+      if constexpr (Transform) m += from_row[i];
+      m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
+      m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
+      const float before = rows.max[i];
+      m = (m - before) * scale > 8.0f ? m : before;
+      rows.max[i] = m;
+      rescale[i] = m == before ? 1.0f : device::exp2_fast((before - m) * scale);
+      float shift = m == -INFINITY ? 0.0f : m * scale;
+      if constexpr (Transform) shift = m == -INFINITY ? 0.0f : (m - from_row[i]) * scale;
       float sum = 0;
 #pragma unroll
       for (int j = 0; j < S::score_registers; j += 4) {

@@ -7,6 +7,9 @@
 
 namespace bifolio::cuda::prefill {
 
+inline constexpr int num_consumers = 2;  // warpgroups of 64 query rows
+inline constexpr int num_threads = 128 * (1 + num_consumers);
+
 /// Bytes from the start of the CTA's shared memory, which is rounded up to 1024 for the swizzle.
 struct shared_layout {
   int q, k, v;   // stages of tiles
@@ -21,13 +24,6 @@ template <int TileDims>
 struct shape {
   static constexpr int tile_dims = TileDims;
   static constexpr int tile_keys = prefill_tile_keys(TileDims);
-  static constexpr int num_consumers = prefill_num_consumers(TileDims);  // warpgroups of 64 query rows
-  static constexpr int num_threads = 128 * (1 + num_consumers);
-  static constexpr int tile_rows = prefill_tile_rows(TileDims);
-  // Registers of a thread; the sum over all warpgroups is what an SM has.
-  static constexpr int producer_registers = num_consumers == 3 ? 32 : 48;
-  static constexpr int consumer_registers = num_consumers == 3 ? 160 : 232;
-  static_assert(producer_registers + num_consumers * consumer_registers == 65536 / 128);
   static constexpr int stages = 2;  // of K and of V
   static constexpr int q_stages = TileDims <= 128 ? 2 : 1;
   static constexpr int chunks = (TileDims + 63) / 64;  // of 128 bytes in a row

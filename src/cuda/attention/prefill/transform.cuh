@@ -44,8 +44,6 @@ struct logits_transform<true> {
   float factor;        ///< a product becomes the argument of tanh, or a score; 1: leave it
   float alibi_factor;  ///< a slope in the unit of scores
   bool capped;
-  float short_limit;  ///< of products up to which the short polynomial serves
-  float short_terms[4];
 
   __device__ __forceinline__ explicit logits_transform(const prefill_args& a) : capped(a.soft_cap > 0) {
     // A scale that slopes can be divided by is the unit itself.
@@ -54,42 +52,26 @@ struct logits_transform<true> {
     const float unit = capped ? a.soft_cap : scale_is_unit ? a.scale : 1.0f;
     scale_log2 = unit * log2e;
     alibi_factor = 1.0f / unit;
-    // tanh(y) for |y| ≤ 1/2 within 2^-20 of its value, minimax in y²; the factor is in the terms. Its powers must be
-    // normal numbers.
-    const float size = fabsf(factor);
-    short_limit = size >= 0x1p-16f && size <= 0x1p16f ? 0.5f / size : -1.0f;
-    const float square = factor * factor;
-    short_terms[0] = 0x1.ffffeep-1f * factor;
-    short_terms[1] = -0x1.5542f2p-2f * factor * square;
-    short_terms[2] = 0x1.0e2324p-3f * factor * square * square;
-    short_terms[3] = -0x1.6bbe34p-5f * factor * square * square * square;
   }
 
-  /// Scale and soft cap. Polynomials leave the exponential unit alone, which the softmax needs; large arguments are
-  /// rare where a cap is a safeguard.
+  /// Scale and soft cap. The polynomial is shorter than tanh by exp2 and leaves the exponential unit alone, which the
+  /// softmax needs; arguments above 1 are rare where a cap is a safeguard.
   template <int N>
   __device__ __forceinline__ void apply(float (&s)[N]) const {
-    if (!capped) {
-      if (factor == 1.0f) return;
-#pragma unroll
-      for (int j = 0; j < N; ++j) s[j] *= factor;
-      return;
-    }
+    if (!capped && factor == 1.0f) return;
     float largest = 0;
 #pragma unroll
-    for (int j = 0; j < N; ++j) largest = fmaxf(largest, fabsf(s[j]));
-    if (__all_sync(0xffffffffu, largest <= short_limit)) {
+    for (int j = 0; j < N; ++j) {
+      s[j] *= factor;
+      largest = fmaxf(largest, fabsf(s[j]));
+    }
+    if (!capped) return;
+    if (__any_sync(0xffffffffu, largest > 1.0f)) {
 #pragma unroll
-      for (int j = 0; j < N; ++j) {
-        const float z = s[j] * s[j];
-        s[j] *= fmaf(fmaf(fmaf(short_terms[3], z, short_terms[2]), z, short_terms[1]), z, short_terms[0]);
-      }
-    } else if (__all_sync(0xffffffffu, largest * fabsf(factor) <= 1.0f)) {
-#pragma unroll
-      for (int j = 0; j < N; ++j) s[j] = tanh_polynomial(s[j] * factor);
+      for (int j = 0; j < N; ++j) s[j] = tanh_by_exp2(s[j]);
     } else {
 #pragma unroll
-      for (int j = 0; j < N; ++j) s[j] = tanh_by_exp2(s[j] * factor);
+      for (int j = 0; j < N; ++j) s[j] = tanh_polynomial(s[j]);
     }
   }
 };

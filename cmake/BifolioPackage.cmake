@@ -1,0 +1,25 @@
+# cpack -G TGZ and cpack -G DEB: the installed tree as an archive and as a Debian package.
+set(CPACK_PACKAGE_NAME bifolio)
+set(CPACK_PACKAGE_VENDOR "The bifolio authors")
+set(CPACK_PACKAGE_CONTACT "The bifolio authors")
+set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "${PROJECT_DESCRIPTION}")
+set(CPACK_RESOURCE_FILE_LICENSE ${PROJECT_SOURCE_DIR}/LICENSE)
+set(CPACK_RESOURCE_FILE_README ${PROJECT_SOURCE_DIR}/README.md)
+set(CPACK_VERBATIM_VARIABLES ON)
+set(CPACK_GENERATOR TGZ DEB)
+set(CPACK_ARCHIVE_COMPONENT_INSTALL OFF)
+set(CPACK_DEB_COMPONENT_INSTALL OFF)
+# The examples are installed only when they are asked for.
+set(CPACK_INSTALL_CMAKE_PROJECTS "${PROJECT_BINARY_DIR};bifolio;Unspecified;/")
+set(CPACK_PACKAGE_FILE_NAME "bifolio-${PROJECT_VERSION}-${CMAKE_SYSTEM_NAME}-${CMAKE_SYSTEM_PROCESSOR}")
+set(CPACK_DEBIAN_PACKAGE_NAME libbifolio-dev)
+set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+set(CPACK_DEBIAN_PACKAGE_SECTION libdevel)
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)  # of the programs
+# A static library hands on what it links.
+set(bifolio_depends "g++")
+if(BIFOLIO_TBB)
+  list(APPEND bifolio_depends libtbb-dev)
+endif()
+list(JOIN bifolio_depends ", " CPACK_DEBIAN_PACKAGE_DEPENDS)
+include(CPack)

@@ -44,7 +44,10 @@ void add_row_options(CLI::App& app, row_options& o) {
   app.add_option("--dtype", o.q_dtypes, "Dtypes of queries and outputs: " + std::string(tensor_dtype_names))
       ->delimiter(',')
       ->capture_default_str();
-  app.add_option("--kv-dtype", o.kv_dtypes, "Dtypes of keys and values")->delimiter(',')->capture_default_str();
+  app.add_option("--kv-dtype", o.kv_dtypes,
+                 "Codes of keys and values: f32, f16, bf16, e4m3, e5m2, i8, e4m3-token, i8-token, u8-token …")
+      ->delimiter(',')
+      ->capture_default_str();
   app.add_option("--batch", o.batches, "Numbers of sequences")->delimiter(',')->capture_default_str();
   app.add_option("--query-len", o.query_lens, "New tokens of each sequence")->delimiter(',')->capture_default_str();
   app.add_option("--context", o.contexts, "Tokens visible in each sequence, new ones included")
@@ -138,7 +141,7 @@ std::vector<setting> settings_of(const row_options& o, std::uint64_t seed) {
   s.deterministic = o.deterministic;
   const auto batches = batches_of(o, seed);
   for (const auto& kv : o.kv_dtypes) {
-    s.kv_type = parse_dtype(kv);
+    s.kv = parse_kv_code(kv);
     for (const auto& q : o.q_dtypes) {
       s.q_type = parse_dtype(q);
       for (const auto& layout : o.layouts) {
@@ -181,6 +184,7 @@ std::vector<setting> settings_of_suite(std::string_view name, std::uint64_t seed
 void run_attention(const measuring_options& options, const std::vector<setting>& settings, report& out) {
   require_range("--repeats", options.repeats, 1, 1'000'000);
   require_min_time(options.seconds);
+  require_range("--busy", options.busy, 0, 1024);
   if (parse_device(options.device).type == device_type::cpu) {
     if (options.spaced) {
       throw error(errc::invalid_argument, "--spaced is for --device cuda: calls on the CPU never overlap");
@@ -203,9 +207,11 @@ void add_attention_command(CLI::App& program, command& run) {
   sub->add_option("--suite", *suite, "The rows of a published table instead of the options of rows: " + suite_names());
   CLI::App* const of_rows = sub->add_option_group("rows", "What is computed");
   add_row_options(*of_rows, *rows);
-  sub->add_option("--threads", o->threads, "Workers; 0 = what the executor's runtime takes")->capture_default_str();
-  sub->add_option("--executor", o->executor, "openmp, tbb or serial")->capture_default_str();
+  sub->add_option("--threads", o->threads, "Workers; 0 = what the executor takes")->capture_default_str();
+  sub->add_option("--executor", o->executor, "threads, openmp, tbb or serial")->capture_default_str();
   sub->add_option("--isa", o->isas, isa_choice())->delimiter(',');
+  sub->add_option("--busy", o->busy, "Processes that do nothing but compute, beside the measurement on the CPU")
+      ->capture_default_str();
   sub->add_flag("--spaced", o->spaced,
                 "On CUDA also: each call after a kernel of 1.5 us that fills every SM and has no programmatic launch, "
                 "less the time of that kernel alone (spaced_us)");

@@ -16,7 +16,7 @@ void fill_values(void* data, dtype type, std::int64_t count, std::uint64_t seed)
   const std::size_t element = size_of(type);
   auto* bytes = reinterpret_cast<std::byte*>(pattern.data());
   const std::size_t in_pattern = pattern.size() * sizeof(std::uint32_t) / element;
-  visit_tensor_dtype(type, [&](auto traits) {
+  visit_dtype(type, [&](auto traits) {
     for (std::size_t i = 0; i < in_pattern; ++i) {
       const auto value = from_float<typename decltype(traits)::storage>(normal(random));
       std::memcpy(bytes + i * element, &value, element);
@@ -32,6 +32,12 @@ void fill_values(void* data, dtype type, std::int64_t count, std::uint64_t seed)
     to += now;
     left -= now;
   }
+}
+
+void fill_pool(void* data, const kv_code& code, std::int64_t num_bytes, std::uint64_t seed) {
+  // Bytes of e4m3 numbers are codes of every kind, and four of them a float32 of ordinary size.
+  const dtype type = is_tensor_dtype(code.type) ? code.type : dtype::e4m3;
+  fill_values(data, type, num_bytes / static_cast<std::int64_t>(size_of(type)), seed);
 }
 
 std::int64_t setting::num_tokens() const noexcept {
@@ -92,7 +98,7 @@ attention_spec spec_of(const setting& s) {
   spec.qk_head_dim = spec.v_head_dim = s.head_dim;
   spec.block_size = s.block_size;
   spec.q_type = s.q_type;
-  spec.k_code.type = spec.v_code.type = s.kv_type;
+  spec.k_code = spec.v_code = s.kv;
   spec.out_type = s.q_type;
   spec.causal = !s.non_causal;
   spec.window_left = s.window;
@@ -126,8 +132,10 @@ std::string options_text(const setting& s) {
 
 row attention_row(const setting& s, const attention_result& result) {
   const visible_work work = work_of(s);
+  // Elements and the scales that belong to tokens.
   const double bytes =
-      static_cast<double>(work.keys) * s.kv_heads * s.head_dim * 2 * static_cast<double>(size_of(s.kv_type));
+      static_cast<double>(work.keys) * s.kv_heads * 2 *
+      (s.head_dim * static_cast<double>(size_of(s.kv.type)) + s.kv.tail_floats() * static_cast<double>(sizeof(float)));
   const double flops = 4.0 * s.head_dim * s.q_heads * static_cast<double>(work.pairs);
   const double kv_gb_s = bytes / result.time.median * 1e-9;
   std::int32_t query_len = 0;
@@ -135,7 +143,7 @@ row attention_row(const setting& s, const attention_result& result) {
   return {{"device", result.device},
           {"isa", result.isa},
           {"dtype", std::string(to_string(s.q_type))},
-          {"kv_dtype", std::string(to_string(s.kv_type))},
+          {"kv_dtype", std::string(short_name(s.kv))},
           {"batch", static_cast<std::int64_t>(s.seqs.size())},
           {"query_len", std::int64_t{query_len}},
           {"context", std::int64_t{s.longest_context()}},

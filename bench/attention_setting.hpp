@@ -18,8 +18,9 @@ namespace bifolio::bench {
 struct measuring_options {
   std::string device = "cpu";
   std::int32_t threads = 0;
-  std::string executor = "openmp";
+  std::string executor = "threads";
   std::vector<std::string> isas;
+  std::int32_t busy = 0;  ///< processes that only compute, beside the measurement
   bool spaced = false;
   std::int32_t repeats = 7;
   double seconds = 1.0;
@@ -34,7 +35,7 @@ struct sequence_shape {
 /// One row: one attention call.
 struct setting {
   dtype q_type = dtype::bf16;
-  dtype kv_type = dtype::bf16;
+  kv_code kv{dtype::bf16};  ///< of K and of V
   std::vector<sequence_shape> seqs;
   std::string lengths = "equal";  ///< "equal", or what --seqs said
   std::int32_t q_heads = 32;
@@ -64,6 +65,11 @@ struct step_lengths {
 /// Block tables [num_seqs, table_stride] of one set: `ids` are its num_blocks block ids.
 [[nodiscard]] std::vector<std::int32_t> tables_of(const setting& s, const step_lengths& lengths,
                                                   const std::int32_t* ids);
+
+/// Bytes of a pool: elements of unscaled codes; of others any finite ones, whose scales are finite too.
+void fill_pool(void* data, const kv_code& code, std::int64_t num_bytes, std::uint64_t seed);
+/// A static scale for any number of heads.
+inline constexpr float bench_scale = 0.01f;
 
 /// Finite values of about N(0, 1)/2 in any dtype.
 void fill_values(void* data, dtype type, std::int64_t count, std::uint64_t seed);

@@ -56,24 +56,38 @@ constexpr const char* h200[] = {
     "--seqs 2x512/4096,1x2048/2048,30x1/512:8192",
 };
 
-// Two cores of a Xeon: decode of every type and group, short prefill.
-constexpr const char* xeon[] = {
+// What CPUs are measured on: decode of every type and group, layouts, widths and block sizes, a few query tokens,
+// prefill.
+constexpr const char* cpu[] = {
     "--dtype f32 --kv-dtype f32 --kv-heads 32,8,4 --context 4096,16384",
     "--dtype f16 --kv-dtype f16 --kv-heads 32,8,4 --context 4096,16384",
     "--dtype bf16 --kv-dtype bf16 --kv-heads 32,8,4 --context 4096,16384",
+    "--batch 8 --context 1024,4096",
+    "--seqs 8x1/37:32768",
+    // Layouts, widths, blocks.
+    "--dtype f32 --kv-dtype f32 --layout nhd,x_split --context 16384",
+    "--dtype f16 --kv-dtype f16 --layout nhd,x_split --context 16384",
+    "--layout nhd,x_split --context 16384",
+    "--layout x_split --batch 8 --context 4096",
+    "--head-dim 64,72,80,96,112,120,256 --context 16384",
+    "--dtype f16 --kv-dtype f16 --head-dim 64,80,256 --context 16384",
+    "--block-size 1,32,64,128 --context 16384",
+    "--dtype f16 --kv-dtype f16 --block-size 1 --context 16384",
+    // A few new tokens on a long context.
+    "--query-len 2,4,8,16,32,64,128,256 --context 8192",
+    "--dtype f16 --kv-dtype f16 --query-len 4,8,64 --context 8192",
+    // Prefill.
     "--dtype f32 --kv-dtype f32 --query-len 512,2048 --context 2048",
     "--dtype f16 --kv-dtype f16 --query-len 512,2048 --context 2048",
     "--dtype bf16 --kv-dtype bf16 --query-len 512,2048 --context 2048",
-    "--layout nhd,x_split --context 16384",
-    "--head-dim 64,80,256 --context 16384",
-    "--block-size 1,64 --context 16384",
+    "--query-len 8192 --context 8192",
 };
 
 struct suite {
   std::string_view name;
   std::span<const char* const> lines;
 };
-constexpr suite suites[] = {{"h200", h200}, {"xeon", xeon}};
+constexpr suite suites[] = {{"h200", h200}, {"cpu", cpu}};
 
 }  // namespace
 

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "attention_setting.hpp"
 #include "cache_ops_setting.hpp"
 #include "checks.hpp"
 #include "commands.hpp"
@@ -60,6 +61,7 @@ class copy_probe {
 pool written_pool(const kv_layout& layout, std::int64_t num_blocks) {
   pool result(default_host_memory(), layout, num_blocks);
   std::memset(result.memory.data(), 0, result.memory.num_bytes());
+  std::fill_n(result.scales.as<float>(), layout.num_kv_heads, bench_scale);
   return result;
 }
 
@@ -194,15 +196,18 @@ void add_cache_ops_command(CLI::App& program, command& run) {
   sub->add_option("--dtype", o->dtypes, "Dtypes of rows: " + std::string(tensor_dtype_names))
       ->delimiter(',')
       ->capture_default_str();
-  sub->add_option("--kv-dtype", o->kv_dtypes, "Dtypes of the cache")->delimiter(',')->capture_default_str();
+  sub->add_option("--kv-dtype", o->kv_dtypes,
+                  "Codes of the cache: f32, f16, bf16, e4m3, e5m2, i8, e4m3-token, i8-token, u8-token …")
+      ->delimiter(',')
+      ->capture_default_str();
   sub->add_option("--layout", o->layouts, "hnd, nhd, x_split")->delimiter(',')->capture_default_str();
   sub->add_option("--tokens", o->tokens, "Tokens of a call; blocks = tokens / block size")->capture_default_str();
   sub->add_option("--kv-heads", o->kv_heads, "KV heads")->capture_default_str();
   sub->add_option("--head-dim", o->head_dim, "Elements of a head")->capture_default_str();
   sub->add_option("--block-size", o->block_size, "Tokens in a block")->capture_default_str();
   sub->add_option("--pool-mib", o->pool_mib, "Size of a pool; larger than the last-level cache")->capture_default_str();
-  sub->add_option("--threads", o->threads, "Workers; 0 = what the executor's runtime takes")->capture_default_str();
-  sub->add_option("--executor", o->executor, "openmp, tbb or serial")->capture_default_str();
+  sub->add_option("--threads", o->threads, "Workers; 0 = what the executor takes")->capture_default_str();
+  sub->add_option("--executor", o->executor, "threads, openmp, tbb or serial")->capture_default_str();
   sub->add_option("--isa", o->isa, isa_choice());
   sub->add_option("--repeats", o->repeats, "Calls at the least")->capture_default_str();
   sub->add_option("--min-time", o->seconds, "Seconds of calls at the least")->capture_default_str();

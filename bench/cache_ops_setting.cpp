@@ -11,7 +11,9 @@ namespace {
 void for_each_layout(const cache_ops_options& options, const std::function<void(const kv_layout&)>& body) {
   for (const auto& kind : options.layouts) {
     for (const auto& type : options.kv_dtypes) {
-      body(make_layout(parse_layout(kind), parse_dtype(type), options.kv_heads, options.head_dim, options.block_size));
+      const kv_code code = parse_kv_code(type);
+      body(make_layout(parse_layout(kind), code, code, options.kv_heads, options.head_dim, options.head_dim,
+                       options.block_size));
     }
   }
 }
@@ -55,18 +57,22 @@ std::vector<std::int32_t> shuffled_blocks(std::int64_t count, std::mt19937_64& r
 
 pool::pool(memory_resource& from, const kv_layout& layout, std::int64_t num_blocks)
     : memory(from, static_cast<std::size_t>(num_blocks * layout.block_bytes())),
-      view{memory.data(), memory.as<std::byte>() + memory.num_bytes() / 2, num_blocks, layout} {}
+      scales(from, static_cast<std::size_t>(layout.num_kv_heads) * sizeof(float)),
+      view{memory.data(),     memory.as<std::byte>() + memory.num_bytes() / 2, num_blocks, layout, scales.as<float>(),
+           scales.as<float>()} {}
 
 std::string name_of(const kv_layout& layout) {
-  return std::string(to_string(layout.kind)) + " " + std::string(to_string(layout.k.code.type));
+  return std::string(to_string(layout.kind)) + " " + std::string(short_name(layout.k.code));
 }
 
 cache_op transfer_op(const cache_ops_options& options, const std::string& name, const kv_layout& layout,
                      dtype rows_type) {
   const std::string rows = "rows " + std::string(to_string(rows_type));
   const std::int64_t elements = std::int64_t{2} * options.tokens * layout.num_kv_heads * layout.k.head_dim;
+  const std::int64_t scales = std::int64_t{2} * options.tokens * layout.num_kv_heads * layout.k.code.tail_floats();
   const double bytes =
-      static_cast<double>(elements) * static_cast<double>(size_of(rows_type) + size_of(layout.k.code.type));
+      static_cast<double>(elements) * static_cast<double>(size_of(rows_type) + size_of(layout.k.code.type)) +
+      static_cast<double>(scales) * static_cast<double>(sizeof(float));
   return name == "append" ? cache_op{name, rows, name_of(layout), bytes} : cache_op{name, name_of(layout), rows, bytes};
 }
 

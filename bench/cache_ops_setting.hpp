@@ -19,7 +19,7 @@ struct cache_ops_options {
   std::string device = "cpu";
   std::vector<std::string> ops{"append", "gather", "copy", "swap", "convert"};
   std::vector<std::string> dtypes{"f32", "bf16"};
-  std::vector<std::string> kv_dtypes{"bf16"};
+  std::vector<std::string> kv_dtypes{"bf16"};  ///< names of codes
   std::vector<std::string> layouts{"hnd", "nhd", "x_split"};
   std::int32_t tokens = 4096;
   std::int32_t kv_heads = 8;
@@ -27,7 +27,7 @@ struct cache_ops_options {
   std::int32_t block_size = 16;
   std::int64_t pool_mib = 256;
   std::int32_t threads = 0;
-  std::string executor = "openmp";
+  std::string executor = "threads";
   std::string isa;
   std::int32_t repeats = 15;
   double seconds = 0.5;
@@ -50,6 +50,7 @@ void for_each_row(const cache_ops_options& options,
 /// A pool of one layer.
 struct pool {
   buffer memory;
+  buffer scales;  ///< static ones, which the caller fills
   kv_cache_view view;
   pool(memory_resource& from, const kv_layout& layout, std::int64_t num_blocks);
 };

@@ -19,6 +19,7 @@
 #include "checks.hpp"
 #include "machine.hpp"
 #include "probe.hpp"
+#include "tests/support/busy_processes.hpp"
 
 namespace bifolio::bench {
 namespace {
@@ -56,7 +57,8 @@ class attention_bench {
         workers_(workers),
         spec_(spec_of(s)),
         lengths_(s),
-        slopes_(slopes_of(s)) {
+        slopes_(slopes_of(s)),
+        scales_(static_cast<std::size_t>(s.kv_heads), bench_scale) {
     make_cache();
     make_rows();
   }
@@ -97,9 +99,10 @@ class attention_bench {
     const std::int64_t num_blocks = blocks_per_set * num_sets_;
     require_range("the cache's number of blocks", num_blocks, 1, std::int64_t{1} << 31);
     pool_ = buffer(where_.memory(), static_cast<std::size_t>(num_blocks * layout.block_bytes()));
-    fill_values(pool_.data(), spec_.k_code.type,
-                num_blocks * (layout.block_elements(layout.k) + layout.block_elements(layout.v)), options_.seed);
-    kv_ = {pool_.data(), pool_.as<std::byte>() + num_blocks * layout.block_bytes(layout.k), num_blocks, layout};
+    fill_pool(pool_.data(), spec_.k_code, static_cast<std::int64_t>(pool_.num_bytes()), options_.seed);
+    kv_ = {pool_.data(),   pool_.as<std::byte>() + num_blocks * layout.block_bytes(layout.k),
+           num_blocks,     layout,
+           scales_.data(), scales_.data()};
 
     ids_.resize(static_cast<std::size_t>(num_blocks));
     std::iota(ids_.begin(), ids_.end(), 0);
@@ -179,6 +182,7 @@ class attention_bench {
   std::string isa_name_;
   step_lengths lengths_;
   std::vector<float> slopes_;
+  std::vector<float> scales_;  // static ones of K and V
   std::int64_t num_sets_ = 1;
   buffer pool_, q_, out_;
   kv_cache_view kv_;
@@ -191,11 +195,14 @@ class attention_bench {
 }  // namespace
 
 void run_cpu_attention(const measuring_options& options, const std::vector<setting>& settings, report& out) {
+  const test::busy_processes company(options.busy);
+  if (company.size() != options.busy) throw error(errc::unsupported, "the system does not make --busy processes");
   const auto workers = make_executor(parse_executor(options.executor), options.threads);
   std::vector<cpu_isa> isas;
   for (const auto& name : options.isas) isas.push_back(parse_isa(name));
   if (isas.empty()) isas.push_back(default_isa());
   out.fact("executor", std::string(workers->name()) + " x " + std::to_string(workers->concurrency()));
+  if (options.busy > 0) out.fact("busy processes", std::to_string(options.busy));
   for (const cpu_isa isa : isas) {
     backend_options opening;
     opening.own_executor = workers.get();

@@ -64,7 +64,11 @@ std::vector<gather_chunk> chunks_of(const kv_cache_view& kv, const std::vector<s
 
 attention_result measure(backend& where, graph_timer& timer, const measuring_options& options, const setting& s) {
   const attention_spec spec = spec_of(s);
-  const kv_layout layout = make_layout(s.layout, s.kv_type, s.kv_heads, s.head_dim, s.block_size);
+  const std::vector<float> host_scales(static_cast<std::size_t>(s.kv_heads), bench_scale);
+  buffer scales(where.memory(), host_scales.size() * sizeof(float));
+  require_ok(where.upload(scales.data(), host_scales.data(), scales.num_bytes(), {}), "an upload");
+  require_ok(where.synchronize({}), "an upload");
+  const kv_layout layout = make_layout(s.layout, s.kv, s.kv, s.kv_heads, s.head_dim, s.head_dim, s.block_size);
   const step_lengths lengths(s);
   // Calls take turns among sets of blocks, so that none finds its K and V in the L2 cache: 512 MiB in up to 64 sets,
   // and at least 128 MiB.
@@ -77,7 +81,8 @@ attention_result measure(backend& where, graph_timer& timer, const measuring_opt
   require_range("the cache's number of blocks", num_blocks, 1, std::int64_t{1} << 31);
 
   buffer pool(where.memory(), static_cast<std::size_t>(num_blocks * layout.block_bytes()));
-  fill_on_device(pool.data(), pool.num_bytes(), static_cast<int>(s.kv_type), options.seed);
+  fill_on_device(pool.data(), pool.num_bytes(), static_cast<int>(is_tensor_dtype(s.kv.type) ? s.kv.type : dtype::f16),
+                 options.seed);
   std::vector<std::int32_t> ids(static_cast<std::size_t>(num_blocks));
   std::iota(ids.begin(), ids.end(), 0);
   std::mt19937_64 random(options.seed);
@@ -113,7 +118,8 @@ attention_result measure(backend& where, graph_timer& timer, const measuring_opt
   attention_params params;
   params.q = dense_view<const void>(q.data(), s.q_type, num_tokens, s.q_heads, s.head_dim);
   params.out = dense_view<void>(out.data(), s.q_type, num_tokens, s.q_heads, s.head_dim);
-  params.kv = {pool.data(), pool.as<std::byte>() + pool.num_bytes() / 2, num_blocks, layout};
+  params.kv = {pool.data(),       pool.as<std::byte>() + pool.num_bytes() / 2, num_blocks, layout, scales.as<float>(),
+               scales.as<float>()};
   params.scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
   params.soft_cap = s.soft_cap;
   if (s.alibi) params.alibi_slopes = device_slopes.as<float>();

@@ -10,6 +10,7 @@
 #include <functional>
 #include <random>
 
+#include "attention_setting.hpp"
 #include "cache_ops_setting.hpp"
 #include "checks.hpp"
 #include "cuda_timing.hpp"
@@ -37,7 +38,11 @@ class cuda_cache_ops_bench {
   static constexpr std::int32_t calls = 8;
 
   [[nodiscard]] pool device_pool(const kv_layout& layout) const {
-    return {where_.memory(), layout, pool_blocks(options_, layout, calls)};
+    pool made(where_.memory(), layout, pool_blocks(options_, layout, calls));
+    const std::vector<float> scales(static_cast<std::size_t>(layout.num_kv_heads), bench_scale);
+    require_ok(where_.upload(made.scales.data(), scales.data(), made.scales.num_bytes(), {}), "an upload");
+    require_ok(where_.synchronize({}), "an upload");
+    return made;
   }
   [[nodiscard]] double bytes_of_call(const kv_layout& layout) const {
     return static_cast<double>(blocks_per_call(options_) * layout.block_bytes());

@@ -20,6 +20,7 @@
 
 #include "checks.hpp"
 #include "commands.hpp"
+#include "memory_latency.hpp"
 #include "model_rows.hpp"
 #include "prefix_rows.hpp"
 #include "row_timer.hpp"
@@ -43,15 +44,18 @@ void require_ok(alloc_status status, const char* what) {
 
 class manager_bench : row_timer {
  public:
-  manager_bench(const manager_options& options, report& out)
-      : row_timer(out), options_(options), random_(options.seed) {}
+  manager_bench(const manager_options& options, double latency_ns, report& out)
+      : row_timer(out, latency_ns), options_(options), random_(options.seed) {}
 
   void run() {
     pool_rows();
     sequence_rows();
     fork_rows();
-    step_rows(false);
-    step_rows(true);
+    step_rows(false, 1);
+    step_rows(true, 1);
+    step_rows(false, 3);
+    step_rows(true, 3);
+    group_look_up_rows();
     build_rows();
     burst_rows();
   }
@@ -215,13 +219,15 @@ class manager_bench : row_timer {
   }
 
   /// schedule + build + commit of 256 sequences that decode with 1000 ± 500 tokens of context each. With prefix caching
-  /// 16 of them fill a block in each step, which is named and published.
-  void step_rows(bool caches_prefixes) {
+  /// 16 of them fill a block in each step, which is named and published. With three layer groups: full attention, a
+  /// window of 512 tokens, and a state.
+  void step_rows(bool caches_prefixes, int num_groups) {
     constexpr std::int32_t batch = 256;
     const std::int64_t tokens = 1000;
     if (options_.blocks < batch * 2 * (tokens / options_.block_size + 20)) return;
     kv_cache_config cache = config(batch);
     cache.prefix.enabled = caches_prefixes;
+    if (num_groups == 3) cache.groups = three_groups(8 * batch);
     kv_cache_manager manager(cache);
     scheduler plans(manager, {.max_tokens_per_step = 8192, .max_running = batch});
     std::vector<double> scheduling, building, committing, whole;
@@ -252,11 +258,60 @@ class manager_bench : row_timer {
       committing.push_back(ns(sampled_at, end));
       whole.push_back(scheduling.back() + building.back() + committing.back());
     }
-    const std::string name = std::string("decode step, batch 256") + (caches_prefixes ? ", prefixes" : "") + ": ";
+    const std::string name = std::string("decode step, batch 256") + (num_groups > 1 ? ", 3 groups" : "") +
+                             (caches_prefixes ? ", prefixes" : "") + ": ";
     add(name + "schedule", "batch", "step", scheduling);
     add(name + "build", "batch", "step", building);
     add(name + "commit", "batch", "step", committing);
     add(name + "all", "batch", "step", whole);
+  }
+
+  [[nodiscard]] std::vector<group_config> three_groups(std::int64_t num_states) const {
+    return {
+        {.kind = group_kind::full, .block_size = options_.block_size, .num_blocks = options_.blocks},
+        {.kind = group_kind::window, .block_size = options_.block_size, .num_blocks = options_.blocks, .window = 512},
+        {.kind = group_kind::state, .block_size = 1, .num_blocks = num_states}};
+  }
+
+  /// A prompt of which every block but the last is cached, looked up again and again: per block that a group holds of
+  /// it.
+  void group_look_up_rows() {
+    const std::int64_t num_blocks = std::min<std::int64_t>(2048, options_.blocks / 4);
+    const auto num_tokens = static_cast<std::size_t>(num_blocks * options_.block_size + 1);
+    std::vector<token_id> prompt(num_tokens);
+    for (token_id& token : prompt) token = token_id{static_cast<std::int32_t>(random_() % 100000)};
+    std::vector<double> one_group, three;
+    for (const bool grouped : {false, true}) {
+      kv_cache_config cache = config(4);
+      cache.prefix.enabled = true;
+      // A window as long as the prompt, so that every block of it is looked up.
+      if (grouped) cache.groups = three_groups(16);
+      if (grouped) cache.groups[1].window = static_cast<std::int32_t>(num_tokens);
+      kv_cache_manager manager(cache);
+      std::vector<content_key> keys;
+      const prompt_view view{.tokens = prompt};
+      seq_id seq = manager.open(view, static_cast<std::int64_t>(num_tokens)).seq;
+      for (;;) {
+        const auto done = static_cast<std::size_t>(manager.num_committed(seq));
+        const auto end = static_cast<std::size_t>(manager.num_tokens(seq));
+        manager.commit(seq, std::span(prompt).subspan(done, end - done));
+        if (end == num_tokens) break;
+        require_ok(manager.append(seq, static_cast<std::int64_t>(num_tokens - end)).status, "append");
+      }
+      manager.free(seq);
+      manager.append_keys(view, keys);
+      const prompt_view known{.tokens = prompt, .keys = keys};
+      const std::int64_t looked_up = grouped ? 2 * num_blocks + 1 : num_blocks;
+      for (std::int32_t round = 0; round < options_.rounds; ++round) {
+        time(grouped ? three : one_group, looked_up, [&] {
+          if (manager.can_open(known).num_cached_tokens != num_blocks * options_.block_size) {
+            throw error(errc::internal, "the prompt is not cached");
+          }
+        });
+      }
+    }
+    add("look up a prompt, keys known", "the same prompt", "block", one_group);
+    add("look up a prompt, keys known, 3 groups", "the same prompt", "group block", three);
   }
 
   /// build of 256 sequences of 32768 tokens that grow by one per step, each at another place in its block. The mean and
@@ -323,9 +378,15 @@ void run_manager(const manager_options& options, report& out) {
   require_range("--rounds", options.rounds, 2, 1'000'000);
   out.fact("pool", std::to_string(options.blocks) + " blocks of " + std::to_string(options.block_size) + " tokens, " +
                        std::to_string(options.sequences) + " sequences, one core");
-  manager_bench(options, out).run();
+  // The pool's metadata: 64 bytes a block.
+  const double latency_ns = memory_latency_ns(options.blocks * 64, options.seed);
+  out.fact("memory latency", std::to_string(static_cast<int>(latency_ns + 0.5)) + " ns over " +
+                                 std::to_string(options.blocks * 64 >> 20) +
+                                 " MiB; column latencies: ns in units of it");
+  manager_bench(options, latency_ns, out).run();
   add_model_rows(options.block_size, options.rounds, out);
-  add_prefix_rows({options.blocks, options.block_size, options.rounds, options.seed}, out);
+  add_c_rows(options.rounds, out);
+  add_prefix_rows({options.blocks, options.block_size, options.rounds, options.seed, latency_ns}, out);
 }
 
 }  // namespace

@@ -12,4 +12,7 @@ namespace bifolio::bench {
 /// `block_size` tokens; `rounds` groups of steps.
 void add_model_rows(std::int32_t block_size, std::int32_t rounds, report& out);
 
+/// Calls of the manager through the C interface and through the C++ one; nothing where the C interface is not built.
+void add_c_rows(std::int32_t rounds, report& out);
+
 }  // namespace bifolio::bench

@@ -22,7 +22,7 @@ constexpr std::int64_t chain_length = 64;
 class prefix_bench : row_timer {
  public:
   prefix_bench(const prefix_rows_options& options, report& out)
-      : row_timer(out),
+      : row_timer(out, options.latency_ns),
         options_(options),
         memory_(default_host_memory(), std::size_t{1} << 62),
         pool_(options.blocks, memory_),

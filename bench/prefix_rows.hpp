@@ -12,6 +12,7 @@ struct prefix_rows_options {
   std::int32_t block_size;
   std::int32_t rounds;
   std::uint64_t seed;
+  double latency_ns;  ///< of memory
 };
 
 /// What the prefix cache costs: keys, publishing, look-ups, allocation by eviction, bytes. A pool full of cached

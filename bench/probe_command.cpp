@@ -20,7 +20,7 @@ namespace {
 struct probe_options {
   std::string device = "cpu";
   std::vector<std::int32_t> threads;
-  std::string executor = "openmp";
+  std::string executor = "threads";
   double seconds = 1.0;
   std::int64_t mebibytes = 0;  // 0: as much as shows the memory
 };
@@ -61,7 +61,7 @@ void add_probe_command(CLI::App& program, command& run) {
       "probe", "Sequential memory reads and float32 FMA peak, by thread count; on CUDA reads, writes and copies");
   sub->add_option("--device", options->device, "cpu, cuda or cuda:N")->capture_default_str();
   sub->add_option("--threads", options->threads, "Thread counts, e.g. 1,2 (default: 1, 2, 4 … all)")->delimiter(',');
-  sub->add_option("--executor", options->executor, "openmp, tbb or serial")->capture_default_str();
+  sub->add_option("--executor", options->executor, "threads, openmp, tbb or serial")->capture_default_str();
   sub->add_option("--min-time", options->seconds, "Seconds per measurement")->capture_default_str();
   sub->add_option("--mib", options->mebibytes,
                   "Size of the buffer that is read (default: 512, and more on a CPU whose caches hold that)");

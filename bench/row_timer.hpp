@@ -16,7 +16,8 @@ namespace bifolio::bench {
 
 class row_timer {
  public:
-  explicit row_timer(report& out) : out_(out) {}
+  /// `latency_ns`: of memory, in which rows at random places are counted as well; 0 = unknown.
+  explicit row_timer(report& out, double latency_ns = 0) : out_(out), latency_ns_(latency_ns) {}
 
   struct clock {
     using duration = std::chrono::nanoseconds;
@@ -42,16 +43,19 @@ class row_timer {
   void add(const std::string& operation, const std::string& order, const std::string& per,
            const std::vector<double>& samples) {
     const summary ns = summarize(samples);
+    const bool counts = latency_ns_ > 0 && order.starts_with("random");
     out_.add({{"operation", operation},
               {"order", order},
               {"per", per},
               {"ns", ns.median},
               {"p10_ns", ns.p10},
-              {"p90_ns", ns.p90}});
+              {"p90_ns", ns.p90},
+              {"latencies", counts ? cell(ns.median / latency_ns_) : cell(std::string())}});
   }
 
  private:
   report& out_;
+  double latency_ns_;
 };
 
 }  // namespace bifolio::bench

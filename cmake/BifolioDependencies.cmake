@@ -11,7 +11,7 @@ if(CMAKE_CROSSCOMPILING AND BIFOLIO_XSIMD_INCLUDE_DIR STREQUAL "/usr/include")
   set(BIFOLIO_XSIMD_INCLUDE_DIR ${PROJECT_BINARY_DIR}/xsimd CACHE PATH "xsimd alone" FORCE)
 endif()
 
-# OpenMP: the default executor.
+# OpenMP: an executor for programs that live on it.
 if(BIFOLIO_OPENMP)
   find_package(OpenMP REQUIRED COMPONENTS CXX)
 endif()

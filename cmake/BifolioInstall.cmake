@@ -7,6 +7,9 @@ set(BIFOLIO_INSTALLED bifolio_core bifolio)
 if(BIFOLIO_HAS_CUDA)
   list(APPEND BIFOLIO_INSTALLED bifolio_cuda)
 endif()
+if(BIFOLIO_C)
+  list(APPEND BIFOLIO_INSTALLED bifolio_c)
+endif()
 install(
   TARGETS ${BIFOLIO_INSTALLED}
   EXPORT bifolio_targets
@@ -15,7 +18,7 @@ install(
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
   INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/bifolio ${PROJECT_BINARY_DIR}/include/bifolio
-        DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.hpp")
+        DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.hpp" PATTERN "*.h")
 install(EXPORT bifolio_targets NAMESPACE bifolio:: FILE bifolioTargets.cmake DESTINATION ${BIFOLIO_CONFIG_DIR})
 
 # What a package has to come with.

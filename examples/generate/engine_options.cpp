@@ -60,9 +60,21 @@ void add_engine_options(command_line& line, engine_options& o) {
                check_device(name, text);
                o.device = text;
              });
-  const auto parse_type = [](const std::string& text) { return std::optional(bifolio::parse_dtype(text)); };
-  line.word("--kv-dtype", o.types.kv, "f32 on the CPU, bf16 on a GPU", "f32|f16|bf16", "How keys and values are stored",
-            parse_type);
+  const auto parse_type = [](const std::string& text) {
+    const bifolio::dtype type = bifolio::parse_dtype(text);
+    if (bifolio::is_tensor_dtype(type)) return std::optional(type);
+    throw bifolio::error(bifolio::errc::invalid_argument,
+                         fmt::format("dtype '{}' is not one of {}", text, bifolio::tensor_dtype_names));
+  };
+  const auto parse_code = [](const std::string& text) { return std::optional(bifolio::parse_kv_code(text)); };
+  line.word("--k-dtype", o.types.k, "that of --kv-dtype", "as --kv-dtype", "How keys are stored", parse_code);
+  line.word("--v-dtype", o.types.v, "that of --kv-dtype", "as --kv-dtype", "How values are stored", parse_code);
+  line.word(
+      "--kv-dtype", o.types.kv, "f32 on the CPU, bf16 on a GPU",
+      "f32|f16|bf16|e4m3|e5m2|i8|e4m3-token|i8-token|u8-token",
+      "How keys and values are stored; e4m3, e5m2 and i8 have a scale per layer, with -head one per KV head, from "
+      "the first tokens of the first prompt; those with -token one per token and head",
+      parse_code);
   line.word("--q-dtype", o.types.query, "f32 on the CPU, --kv-dtype on a GPU", "f32|f16|bf16",
             "What queries and attention's results are rounded to; a GPU's fast kernels take those of the cache's type",
             parse_type);

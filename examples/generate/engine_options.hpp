@@ -34,7 +34,7 @@ struct engine_options {
   bool prefix_caching = true;
   std::int64_t num_host_blocks = 0;  ///< 0: nothing is swapped
   bifolio::preemption_mode preemption = bifolio::preemption_mode::automatic;
-  std::int32_t num_threads = 0;  ///< 0: all that OpenMP takes
+  std::int32_t num_threads = 0;  ///< 0: what the default executor takes
   std::optional<bifolio::cpu_isa> isa;
   std::filesystem::path events;  ///< a log of the pool; empty: none
 };

@@ -85,8 +85,10 @@ std::vector<token_id> encode_scored(const options& o, const model_setup& on) {
 void score_file(const options& o, model_setup& on) {
   const std::vector<token_id> ids = encode_scored(o, on);
   const std::int64_t num_blocks = bifolio::blocks_for(static_cast<std::int64_t>(ids.size()), o.block_size);
-  bifolio::cache_engine engine(*on.placed.where,
-                               cache_config(on.config(), o.layout, on.placed.kv_type, o.block_size, num_blocks));
+  bifolio::cache_engine_config cache =
+      cache_config(on.config(), o.layout, on.placed.k_code, on.placed.v_code, o.block_size, num_blocks);
+  add_static_scales(cache, o, on, ids);
+  bifolio::cache_engine engine(*on.placed.where, cache);
   const score result = score_tokens(*on.placed.runner, engine, ids, o.max_batch_tokens, o.deterministic);
   tools::write_stdout(fmt::format("{{\"num_ids\": {}, \"mean_nll\": {:.8f}, \"num_best\": {}}}\n", ids.size(),
                                   result.mean_nll, result.num_best));
@@ -103,7 +105,8 @@ void generate_text(const options& o, model_setup& on) {
   std::vector<std::vector<token_id>> ids;
   for (const prompt& each : prompts) ids.push_back(each.ids);
   const auto num_sequences = static_cast<std::int64_t>(prompts.size()) * o.num_samples;
-  cache_setup cache(o, on, std::min<std::int64_t>(num_sequences, std::max(o.max_batch_seqs, o.num_samples)));
+  cache_setup cache(o, on, std::min<std::int64_t>(num_sequences, std::max(o.max_batch_seqs, o.num_samples)),
+                    ids.front());
 
   std::vector<sequence_record> records;
   for (std::size_t p = 0; p < prompts.size(); ++p) {

@@ -9,6 +9,7 @@
 #include "input_error.hpp"
 #include "parallel.hpp"
 #include "report.hpp"
+#include "scoring.hpp"
 #include "tools/common/escape.hpp"
 
 namespace generate {
@@ -31,14 +32,33 @@ std::int64_t choose_num_blocks(const engine_options& o, const bifolio::kv_layout
   return std::min(need + spare, std::max<std::int64_t>(1, fitting));
 }
 
-bifolio::cache_engine_config config_of(const engine_options& o, const model_setup& on, std::int64_t num_sequences) {
-  const model_config& c = on.config();
-  const bifolio::kv_layout layout =
-      bifolio::make_layout(o.layout, on.placed.kv_type, c.num_kv_heads, c.head_dim, o.block_size);
-  return {c.num_layers, choose_num_blocks(o, layout, on, num_sequences), layout};
+bifolio::cache_engine_config config_of(const engine_options& o, model_setup& on, std::int64_t num_sequences,
+                                       std::span<const bifolio::token_id> sample) {
+  const placed_model& placed = on.placed;
+  bifolio::cache_engine_config cache =
+      cache_config(on.config(), o.layout, placed.k_code, placed.v_code, o.block_size, 1);
+  cache.num_blocks = choose_num_blocks(o, cache.layout, on, num_sequences);
+  add_static_scales(cache, o, on, sample);
+  return cache;
+}
+
+/// "e4m3", or "K e4m3, V bf16".
+std::string names_of(const bifolio::kv_layout& layout) {
+  if (layout.k.code == layout.v.code) return std::string(short_name(layout.k.code));
+  return fmt::format("K {}, V {}", short_name(layout.k.code), short_name(layout.v.code));
 }
 
 }  // namespace
+
+void add_static_scales(bifolio::cache_engine_config& cache, const engine_options& o, model_setup& on,
+                       std::span<const bifolio::token_id> sample) {
+  constexpr std::size_t most_ids = 256;
+  const std::size_t count = std::min({sample.size(), most_ids, static_cast<std::size_t>(on.max_positions)});
+  static_scales scales = calibrate(*on.placed.runner, *on.placed.where, cache.layout.k.code, cache.layout.v.code,
+                                   sample.first(count), o.max_batch_tokens);
+  cache.k_scales = std::move(scales.k);
+  cache.v_scales = std::move(scales.v);
+}
 
 model_setup::model_setup(const engine_options& o)
     : path(o.model.empty() ? find_bundled_model() : o.model), model(load_model(path, o.tokenizer)) {
@@ -52,12 +72,14 @@ model_setup::model_setup(const engine_options& o)
       c.num_kv_heads, c.head_dim, c.vocab_size));
 }
 
-cache_setup::cache_setup(const engine_options& o, model_setup& on, std::int64_t num_sequences)
-    : blocks(*on.placed.where, config_of(o, on, num_sequences)) {
+cache_setup::cache_setup(const engine_options& o, model_setup& on, std::int64_t num_sequences,
+                         std::span<const bifolio::token_id> sample)
+    : blocks(*on.placed.where, config_of(o, on, num_sequences, sample)) {
   if (o.num_host_blocks > 0) host_blocks.emplace(*on.placed.where, blocks.config(), o.num_host_blocks);
   tools::write_stderr(fmt::format("cache: {} blocks of {} tokens in {}, {} {}, on {}\n", blocks.config().num_blocks,
                                   o.block_size, format_bytes(static_cast<std::int64_t>(blocks.num_bytes())),
-                                  to_string(on.placed.kv_type), to_string(o.layout), on.placed.where->description()));
+                                  names_of(blocks.config().layout), to_string(o.layout),
+                                  on.placed.where->description()));
 }
 
 }  // namespace generate

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "engine_options.hpp"
@@ -33,10 +34,15 @@ struct model_setup {
   std::int32_t max_positions = 0;  ///< of a sequence
 };
 
+/// Scales for codes that have static ones, from the first tokens of `sample`; 1 without any.
+void add_static_scales(bifolio::cache_engine_config& cache, const engine_options& o, model_setup& on,
+                       std::span<const bifolio::token_id> sample);
+
 struct cache_setup {
   /// A pool of what was asked for, or of what `num_sequences` can need at most, within the budget of memory. Says on
-  /// stderr what it is. Throws `bifolio::error`.
-  cache_setup(const engine_options& o, model_setup& on, std::int64_t num_sequences);
+  /// stderr what it is. Static scales are those of `sample` (add_static_scales). Throws `bifolio::error`.
+  cache_setup(const engine_options& o, model_setup& on, std::int64_t num_sequences,
+              std::span<const bifolio::token_id> sample = {});
   cache_setup(const cache_setup&) = delete;
   cache_setup& operator=(const cache_setup&) = delete;
 

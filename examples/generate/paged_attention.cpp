@@ -10,6 +10,11 @@ void require(bifolio::errc code, const char* what) {
   if (code != bifolio::errc::ok) throw bifolio::error(code, fmt::format("{} failed: {}", what, to_string(code)));
 }
 
+bifolio::cache_engine_config with_blocks(bifolio::cache_engine_config config, std::int64_t num_blocks) {
+  config.num_blocks = num_blocks;
+  return config;
+}
+
 }  // namespace
 
 paged_attention::paged_attention(bifolio::cache_engine& engine, const model_runner& model, bool deterministic)
@@ -20,7 +25,8 @@ paged_attention::paged_attention(bifolio::cache_engine& engine, const model_runn
   spec_.qk_head_dim = spec_.v_head_dim = config.head_dim;
   spec_.block_size = engine.config().layout.block_size;
   spec_.q_type = spec_.out_type = model.query_type();
-  spec_.k_code.type = spec_.v_code.type = engine.config().layout.k.code.type;
+  spec_.k_code = engine.config().layout.k.code;
+  spec_.v_code = engine.config().layout.v.code;
   spec_.deterministic = deterministic;
 }
 
@@ -55,13 +61,21 @@ void paged_attention::run(std::int32_t layer, const bifolio::const_tensor_view& 
 }
 
 host_cache::host_cache(bifolio::backend& where, const bifolio::cache_engine_config& device, std::int64_t num_blocks)
-    : cpu(bifolio::make_backend()),
-      engine(*cpu, {device.num_layers, num_blocks, device.layout}, &where.staging_memory()) {}
+    : cpu(bifolio::make_backend()), engine(*cpu, with_blocks(device, num_blocks), &where.staging_memory()) {}
+
+bifolio::cache_engine_config cache_config(const model_config& config, bifolio::layout_kind kind,
+                                          const bifolio::kv_code& k, const bifolio::kv_code& v, std::int32_t block_size,
+                                          std::int64_t num_blocks) {
+  bifolio::cache_engine_config cache;
+  cache.num_layers = config.num_layers;
+  cache.num_blocks = num_blocks;
+  cache.layout = bifolio::make_layout(kind, k, v, config.num_kv_heads, config.head_dim, config.head_dim, block_size);
+  return cache;
+}
 
 bifolio::cache_engine_config cache_config(const model_config& config, bifolio::layout_kind kind, bifolio::dtype kv_type,
                                           std::int32_t block_size, std::int64_t num_blocks) {
-  return {config.num_layers, num_blocks,
-          bifolio::make_layout(kind, kv_type, config.num_kv_heads, config.head_dim, block_size)};
+  return cache_config(config, kind, bifolio::kv_code{kv_type}, bifolio::kv_code{kv_type}, block_size, num_blocks);
 }
 
 }  // namespace generate

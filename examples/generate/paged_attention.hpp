@@ -49,7 +49,11 @@ class paged_attention final : public attention_layer {
   bifolio::attention_params last_;
 };
 
-/// A cache for `config`: the layout and how many layers. Throws `bifolio::error`.
+/// A cache for `config`: the layout and how many layers. Static scales are left to the caller. Throws `bifolio::error`.
+[[nodiscard]] bifolio::cache_engine_config cache_config(const model_config& config, bifolio::layout_kind kind,
+                                                        const bifolio::kv_code& k, const bifolio::kv_code& v,
+                                                        std::int32_t block_size, std::int64_t num_blocks);
+/// The same for keys and values of one unscaled type.
 [[nodiscard]] bifolio::cache_engine_config cache_config(const model_config& config, bifolio::layout_kind kind,
                                                         bifolio::dtype kv_type, std::int32_t block_size,
                                                         std::int64_t num_blocks);

@@ -10,7 +10,7 @@
 
 namespace generate {
 
-/// Threads on OpenMP, or on what this build of bifolio has in its place. 0: as many as that takes by itself.
+/// Threads of the default executor. 0: as many as it takes by itself.
 /// Throws `bifolio::error` (invalid_argument).
 [[nodiscard]] std::unique_ptr<bifolio::executor> make_workers(std::int32_t num_threads);
 

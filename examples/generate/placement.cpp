@@ -12,11 +12,19 @@ namespace {
 
 using bifolio::dtype;
 
+void set_codes(placed_model& placed, const attention_types& types, dtype usual) {
+  const bifolio::kv_code both = types.kv.value_or(bifolio::kv_code{usual});
+  placed.k_code = types.k.value_or(both);
+  placed.v_code = types.v.value_or(both);
+}
+
 placed_model place_on_cuda(bifolio::device device, const checkpoint& model, const attention_types& types) {
   placed_model placed;
-  placed.kv_type = types.kv.value_or(dtype::bf16);
+  set_codes(placed, types, dtype::bf16);
   placed.where = bifolio::make_backend(device);
-  placed.runner = make_cuda_llama(model, *placed.where, types.query.value_or(placed.kv_type));
+  const dtype stored = placed.k_code.type;
+  const dtype query = types.query.value_or(bifolio::is_tensor_dtype(stored) ? stored : dtype::bf16);
+  placed.runner = make_cuda_llama(model, *placed.where, query);
   return placed;
 }
 
@@ -27,7 +35,7 @@ placed_model place_on_cpu(const checkpoint& model, bifolio::executor& workers, c
   settings.own_executor = &workers;
   settings.isa = isa;
   placed_model placed;
-  placed.kv_type = types.kv.value_or(dtype::f32);
+  set_codes(placed, types, dtype::f32);
   placed.where = bifolio::make_backend({}, settings);
   placed.runner = std::make_unique<llama>(model, workers, types.query.value_or(dtype::f32));
   return placed;

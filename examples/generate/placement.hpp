@@ -7,6 +7,7 @@
 #include <bifolio/cpu.hpp>
 #include <bifolio/dtype.hpp>
 #include <bifolio/executor.hpp>
+#include <bifolio/kv_layout.hpp>
 #include <memory>
 #include <optional>
 #include <string>
@@ -21,14 +22,17 @@ namespace generate {
 /// type.
 struct attention_types {
   std::optional<bifolio::dtype> query;
-  std::optional<bifolio::dtype> kv;
+  std::optional<bifolio::kv_code> kv;  ///< how keys and values are stored
+  std::optional<bifolio::kv_code> k;   ///< keys, if not as `kv` says
+  std::optional<bifolio::kv_code> v;
 };
 
 /// One device: where the cache and attention live, and all other layers of the model.
 struct placed_model {
   std::unique_ptr<bifolio::backend> where;
   std::unique_ptr<model_runner> runner;
-  bifolio::dtype kv_type = bifolio::dtype::f32;  ///< of the cache that is to be made
+  bifolio::kv_code k_code;  ///< of the cache that is to be made
+  bifolio::kv_code v_code;
 };
 
 /// `device` is "cpu", "cuda", "cuda:N", or "auto": cuda:0 where that can be used, else the CPU. `model` and `workers`

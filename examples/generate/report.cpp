@@ -88,8 +88,12 @@ std::string format_report(const report_input& input, bool detailed) {
                              rate(s.schedule.num_scheduled_tokens, static_cast<double>(s.schedule.num_steps))));
     add("forks", fmt::format("{}", s.cache.num_forks));
     add("blocks taken in all", fmt::format("{}", s.cache.num_allocated_blocks));
-    add("cache", fmt::format("{} {}, {} a block in {} layers", to_string(input.layout.k.code.type),
-                             to_string(input.layout.kind), format_bytes(block_bytes), input.num_layers));
+    const bool one_code = input.layout.k.code == input.layout.v.code;
+    const std::string codes =
+        one_code ? std::string(short_name(input.layout.k.code))
+                 : fmt::format("{} and {}", short_name(input.layout.k.code), short_name(input.layout.v.code));
+    add("cache", fmt::format("{} {}, {} a block in {} layers, {} a token", codes, to_string(input.layout.kind),
+                             format_bytes(block_bytes), input.num_layers, format_bytes(position_bytes)));
     add("time", fmt::format("{:.3f} s, of which prefill {:.3f}, decode {:.3f}", s.seconds, s.record.prefill_seconds,
                             s.record.decode_seconds));
     add("time in attention", fmt::format("{:.3f} s, appends included", s.attention_seconds));

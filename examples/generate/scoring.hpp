@@ -4,6 +4,7 @@
 /// Teacher forcing: how probable the model finds a given text, through the paged cache. Measures what a narrower cache
 /// costs. One sequence, no scheduler: `kv_cache_manager` and `cache_engine` driven by hand.
 
+#include <bifolio/backend.hpp>
 #include <bifolio/cache_engine.hpp>
 #include <cstdint>
 #include <span>
@@ -25,5 +26,17 @@ struct score {
 [[nodiscard]] score score_tokens(model_runner& model, bifolio::cache_engine& engine,
                                  std::span<const bifolio::token_id> ids, std::int32_t chunk,
                                  bool deterministic = false);
+
+/// Scales for the planes of a cache whose codes have static ones, else empty: as `cache_engine_config` takes them.
+struct static_scales {
+  std::vector<float> k;
+  std::vector<float> v;
+};
+
+/// What makes the largest key and value of these ids, in each layer (and head), the largest code. Feeds all of them
+/// through a cache of unscaled numbers on `where`. Throws as `score_tokens`.
+[[nodiscard]] static_scales calibrate(model_runner& model, bifolio::backend& where, const bifolio::kv_code& k,
+                                      const bifolio::kv_code& v, std::span<const bifolio::token_id> ids,
+                                      std::int32_t chunk);
 
 }  // namespace generate

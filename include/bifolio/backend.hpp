@@ -52,7 +52,7 @@ class BIFOLIO_API backend {
   virtual ~backend();
 
   [[nodiscard]] virtual device where() const noexcept = 0;
-  /// One line for people, e.g. "cpu: avx512, openmp x 2".
+  /// One line for people, e.g. "cpu: avx512, threads x 2".
   [[nodiscard]] virtual std::string description() const = 0;
   /// errc::ok; device_lost once a sticky error was seen; failed_precondition in a child made by fork() that cannot go
   /// on where its parent was: on CUDA always, on the CPU as `executor::health` says. Calls that compute or copy then
@@ -126,7 +126,7 @@ enum class cpu_isa : std::uint8_t;  // bifolio/cpu.hpp
 /// What a backend is opened with. The CPU understands all of it, CUDA nothing: its kernels, threads and memory are not
 /// the host's.
 struct backend_options {
-  std::int32_t num_threads = 0;                    ///< CPU workers; 0 = what the executor's runtime takes
+  std::int32_t num_threads = 0;                    ///< CPU workers; 0 = what the executor takes (docs/threads.md)
   std::optional<executor_kind> executor_choice{};  ///< default: `default_executor()`
   executor* own_executor = nullptr;                ///< borrowed; overrides the two above
   std::optional<cpu_isa> isa{};                    ///< default: `default_isa()`

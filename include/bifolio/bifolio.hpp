@@ -13,6 +13,7 @@
 #include <bifolio/block_table.hpp>
 #include <bifolio/buffer.hpp>
 #include <bifolio/cache_engine.hpp>
+#include <bifolio/calibration.hpp>
 #include <bifolio/content_key.hpp>
 #include <bifolio/cpu.hpp>
 #include <bifolio/cuda.hpp>
@@ -28,6 +29,7 @@
 #include <bifolio/kv_layout.hpp>
 #include <bifolio/layer_groups.hpp>
 #include <bifolio/memory_resource.hpp>
+#include <bifolio/metrics.hpp>
 #include <bifolio/model_cache.hpp>
 #include <bifolio/prefix_cache.hpp>
 #include <bifolio/request.hpp>

@@ -41,21 +41,24 @@ class BIFOLIO_API executor {
   unsigned fork_generation_;
 };
 
-enum class executor_kind : std::uint8_t { openmp, tbb, serial };
+/// `threads` are the library's own and the default; `openmp` and `tbb` are for programs that live on that runtime.
+enum class executor_kind : std::uint8_t { threads, openmp, tbb, serial };
 
-/// "openmp", "tbb" or "serial".
+/// "threads", "openmp", "tbb" or "serial".
 [[nodiscard]] BIFOLIO_API std::string_view to_string(executor_kind kind) noexcept;
 /// Throws `error` (invalid_argument).
 [[nodiscard]] BIFOLIO_API executor_kind parse_executor(std::string_view text);
 
-/// The first of openmp, tbb, serial that this build has.
+/// `threads`.
 [[nodiscard]] BIFOLIO_API executor_kind default_executor() noexcept;
 
-/// `num_threads` 0 takes what the runtime would (OMP_NUM_THREADS, the arena's default); `serial` is always one worker.
-/// `openmp` and `tbb` are refused in a child made by fork() if workers ran on that runtime in the parent: its threads
-/// are gone. A child whose parent had not used it may. `serial` works in any child. (That something else in the program
-/// used OpenMP or oneTBB before the fork cannot be seen from here.) Throws `error`: invalid_argument when negative or
-/// above 4096, unsupported when that runtime was left out of the build, failed_precondition in such a child.
+/// `num_threads` 0: `threads` takes the processors of the calling thread's affinity mask, or the lower quota of the
+/// process's control groups; `openmp` and `tbb` what their runtime takes (OMP_NUM_THREADS, the arena's default).
+/// `serial` is always one worker. `openmp` and `tbb` are refused in a child made by fork() if workers ran on that
+/// runtime in the parent: its threads are gone. A child whose parent had not used it may. `threads` starts new ones in
+/// a child, and `serial` has none. (That something else in the program used OpenMP or oneTBB before the fork cannot be
+/// seen from here.) Throws `error`: invalid_argument when negative or above 4096, unsupported when that runtime was
+/// left out of the build, failed_precondition in such a child.
 [[nodiscard]] BIFOLIO_API std::unique_ptr<executor> make_executor(executor_kind kind, std::int32_t num_threads = 0);
 
 }  // namespace bifolio

@@ -54,7 +54,10 @@ struct model_cache_config {
   /// window_left of each layer, for models whose layers differ in it; empty: attention.window_left for all.
   /// [num_layers]
   std::vector<std::int32_t> layer_windows{};
-  kv_cache_config cache{};
+  /// Static scales, where the codes have them; see cache_engine_config.
+  std::vector<float> k_scales{};
+  std::vector<float> v_scales{};
+  kv_cache_config cache{};             ///< of one layer group: `groups` is empty
   std::int64_t memory_bytes = 0;       ///< of all layers together; sets cache.num_blocks if that is 0
   std::int64_t host_memory_bytes = 0;  ///< sets cache.num_host_blocks likewise
   /// Steps of a `scheduler` that may be begun before the first of them is committed; as its max_steps_in_flight.
@@ -143,7 +146,7 @@ class BIFOLIO_API model_cache {
  public:
   /// `where` is borrowed and must outlive the cache. Throws `error`: what the manager and the cache engine throw, and
   /// invalid_argument for numbers that do not fit together (a size given both in blocks and in bytes, memory for less
-  /// than a block, windows that reach past what the manager keeps).
+  /// than a block, windows that reach past what the manager keeps), unsupported for layer groups.
   model_cache(backend& where, const model_cache_config& config);
   model_cache(model_cache&& other) noexcept;
   model_cache& operator=(model_cache&& other) noexcept;

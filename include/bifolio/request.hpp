@@ -39,6 +39,11 @@ struct request {
   std::uint64_t adapter_id = 0;
   std::vector<owned_extra_key> extras{};  ///< by rising position, within the prompt; max_extras_bytes in all
   retention_hint retention{};             ///< of the blocks that the request leaves in the prefix cache
+
+  /// For managers with a cross group, as `cross_input`: the encoder's output that all samples attend to. The step whose
+  /// plan names the sequence in `step_plan::encoded` computes and stores it.
+  std::int32_t num_cross_tokens = 0;
+  std::vector<std::byte> cross_digest{};
 };
 
 struct submit_result {
@@ -84,7 +89,8 @@ struct token_placeholder {
 
 /// Everything a model needs of one step. Capacity is kept between steps.
 struct step_inputs {
-  step_batch batch;                     ///< what attention and append read
+  step_batch batch;                     ///< what attention and append read; with layer groups the first one's
+  std::vector<step_batch> groups;       ///< of layer groups 1, 2, …
   std::vector<token_id> tokens;         ///< [num_tokens], of the plan's sequences one after another
   std::vector<std::int32_t> positions;  ///< [num_tokens], 0 for a sequence's first token
   /// Rows whose logits are sampled: the last one of each sequence with num_samples > 0, the last 1 + num_drafts ones

@@ -28,6 +28,9 @@
 /// `swap_block_cost`; otherwise it recomputes. With prefix caching, a sequence that is recomputed finds those of its
 /// blocks that were not evicted meanwhile.
 ///
+/// With layer groups a step fits only if it fits in all of them. Prompts are computed in steps that end where a state
+/// group wants a snapshot. Drafts need as many num_draft_slots.
+///
 /// A request with several samples computes its prompt once; when that is done it forks, and its samples share the
 /// prompt's blocks, copying on write. The beams of a beam search do the same; they decode in the same steps and are
 /// preempted together.
@@ -97,7 +100,8 @@ class BIFOLIO_API scheduler {
   /// empty pool (nothing is queued then), of a beam search all beams at once; otherwise `ok`. Thread-safe.
   /// Throws `error`: invalid_argument (an empty prompt, a token id outside the vocabulary, a field outside its range, a
   /// salt or extra keys that are too large, beams together with samples or drafts, more tokens than the manager's
-  /// max_seq_len), out_of_memory.
+  /// max_seq_len, more drafts than a state group has slots for, an encoder's output without a group for it or too long
+  /// for it), out_of_memory.
   [[nodiscard]] submit_result submit(request what);
 
   /// Queues an `abort` for the next `schedule`, which lists it in step_plan::aborted if the request was still there.

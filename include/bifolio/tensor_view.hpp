@@ -24,8 +24,9 @@ struct basic_tensor_view {
   std::int64_t head_stride = 0;   ///< elements from a head to the next
 
   /// What is written may be read.
-  constexpr operator basic_tensor_view<const void>() const noexcept  // NOLINT: implicit on purpose
-      requires(!std::is_const_v<Void>) {
+  template <class To>
+  requires(!std::is_const_v<Void> && std::is_same_v<To, basic_tensor_view<const void>>) constexpr operator To()
+      const noexcept {  // NOLINT: implicit on purpose
     return {data, type, num_tokens, num_heads, head_dim, token_stride, head_stride};
   }
 };

@@ -20,7 +20,7 @@
 namespace bifolio::cpu {
 namespace {
 
-/// Bytes moved that are worth one more worker: about 20 µs of copying, which is where a second OpenMP worker begins
+/// Bytes moved that are worth one more worker: about 20 µs of copying, which is where a second worker begins
 /// to pay (docs/kernels/cache_ops_cpu.md).
 constexpr std::int64_t bytes_per_worker = std::int64_t{384} << 10;
 

@@ -18,6 +18,8 @@ errc executor::health() const noexcept {
 
 std::string_view to_string(executor_kind kind) noexcept {
   switch (kind) {
+    case executor_kind::threads:
+      return "threads";
     case executor_kind::openmp:
       return "openmp";
     case executor_kind::tbb:
@@ -29,10 +31,11 @@ std::string_view to_string(executor_kind kind) noexcept {
 }
 
 executor_kind parse_executor(std::string_view text) {
+  if (text == "threads") return executor_kind::threads;
   if (text == "openmp") return executor_kind::openmp;
   if (text == "tbb") return executor_kind::tbb;
   if (text == "serial") return executor_kind::serial;
-  detail::refuse(errc::invalid_argument, "executor '", text, "' is not one of openmp, tbb, serial");
+  detail::refuse(errc::invalid_argument, "executor '", text, "' is not one of threads, openmp, tbb, serial");
 }
 
 void cpu::refuse_lost_threads(std::string_view name) {
@@ -41,15 +44,7 @@ void cpu::refuse_lost_threads(std::string_view name) {
                  "executor 'serial', or fork before the first call that computes");
 }
 
-executor_kind default_executor() noexcept {
-#if BIFOLIO_HAS_OPENMP
-  return executor_kind::openmp;
-#elif BIFOLIO_HAS_TBB
-  return executor_kind::tbb;
-#else
-  return executor_kind::serial;
-#endif
-}
+executor_kind default_executor() noexcept { return executor_kind::threads; }
 
 std::unique_ptr<executor> make_executor(executor_kind kind, std::int32_t num_threads) {
   constexpr std::int32_t max_threads = 4096;
@@ -58,6 +53,8 @@ std::unique_ptr<executor> make_executor(executor_kind kind, std::int32_t num_thr
                    max_threads);
   }
   switch (kind) {
+    case executor_kind::threads:
+      return cpu::make_threads_executor(num_threads);
 #if BIFOLIO_HAS_OPENMP
     case executor_kind::openmp:
       return cpu::make_openmp_executor(num_threads);

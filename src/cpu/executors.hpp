@@ -12,6 +12,7 @@ namespace bifolio::cpu {
 [[noreturn]] void refuse_lost_threads(std::string_view name);
 
 [[nodiscard]] std::unique_ptr<executor> make_serial_executor();
+[[nodiscard]] std::unique_ptr<executor> make_threads_executor(std::int32_t num_threads);
 [[nodiscard]] std::unique_ptr<executor> make_openmp_executor(std::int32_t num_threads);
 [[nodiscard]] std::unique_ptr<executor> make_tbb_executor(std::int32_t num_threads);
 

@@ -42,6 +42,7 @@ struct shape {
   std::int32_t fail_one_in = 0;  ///< steps with swaps
   std::int32_t steps_in_flight = 1;
   std::int32_t most_priority = 0;
+  std::vector<group_config> groups{};  ///< else one of the fields above
 };
 
 struct outcome {
@@ -62,9 +63,10 @@ class world {
                   .max_sequences = how.max_running + (how.num_host_blocks > 0 ? 6 : 0),
                   .prefix = {.enabled = how.prefix_caching,
                              .seed = hash_seed{seed, 1},
-                             .record_events = how.prefix_caching,
+                             .record_events = how.prefix_caching && seed % 2 == 0,
                              .deduplicate = how.deduplicate},
-                  .num_host_blocks = how.num_host_blocks}),
+                  .num_host_blocks = how.num_host_blocks,
+                  .groups = how.groups}),
         plans_(manager_, {.max_tokens_per_step = how.max_tokens_per_step,
                           .max_running = how.max_running,
                           .max_chunk_tokens = how.max_chunk_tokens,
@@ -116,7 +118,7 @@ class world {
   std::string advance() {
     const auto most = static_cast<std::size_t>(how_.steps_in_flight);
     if (flights_.size() < most && (flights_.empty() || !random_.one_in(4))) {
-      const bool waits_for_fences = manager_.pool().num_fenced() > 0;
+      const bool waits_for_fences = manager_.has_fenced_blocks();
       const step_plan& plan = plans_.schedule();
       if (waits_for_fences && (!plan.preempted.empty() || !plan.swapped_out.empty())) {
         return "a sequence is preempted while blocks are on their way back";
@@ -138,6 +140,11 @@ class world {
         plans_.build(fresh);
         if (std::string problem = difference(fresh.batch, inputs_.batch); !problem.empty()) {
           return "a row of the last step was kept wrongly: " + problem;
+        }
+        for (std::size_t g = 0; g < fresh.groups.size(); ++g) {
+          if (std::string problem = difference(fresh.groups[g], inputs_.groups[g]); !problem.empty()) {
+            return "a row of group " + std::to_string(g + 1) + " was kept wrongly: " + problem;
+          }
         }
         num_placeholders_ += static_cast<std::int64_t>(flights_.back().inputs.placeholders.size());
         if (how_.fail_one_in > 0 && !(plan.swap_ins.empty() && plan.swap_outs.empty())) {
@@ -219,10 +226,17 @@ class world {
     if (how_.most_priority > 0) {
       what.priority = static_cast<std::int32_t>(random_.between(-how_.most_priority, how_.most_priority));
     }
+    for (const group_config& group : how_.groups) {
+      if (group.kind != group_kind::cross || random_.one_in(3)) continue;
+      what.num_cross_tokens = static_cast<std::int32_t>(random_.between(1, group.max_tokens));
+      if (random_.one_in(2)) what.num_cross_tokens = group.max_tokens;
+      what.cross_digest = {static_cast<std::byte>(what.num_cross_tokens),
+                           static_cast<std::byte>(random_.between(0, 1))};
+    }
     const submit_result got = plans_.submit(what);
     if (got.status == alloc_status::never) return;
     engine_.note(got.id, what);
-    expected_[to_index(got.id)] = serial_model(what, how_.sliding_window, stop_one_in).answers();
+    expected_[to_index(got.id)] = serial_model(what, how_.sliding_window, stop_one_in, how_.groups).answers();
     asked_[to_index(got.id)] = std::move(what);
   }
 
@@ -263,9 +277,11 @@ class world {
   }
 
   [[nodiscard]] std::string compare() const {
-    if (manager_.num_free_blocks() != how_.num_blocks) return "blocks were lost";
-    if (manager_.pool().num_fenced() != 0 || manager_.pool().num_open_fences() != 0) return "fences were left";
-    if (manager_.num_free_host_blocks() != how_.num_host_blocks) return "host blocks were lost";
+    for (std::int32_t g = 0; g < manager_.num_groups(); ++g) {
+      if (manager_.num_free_blocks(g) != manager_.pool(g).num_blocks()) return "blocks were lost";
+      if (manager_.pool(g).num_fenced() != 0 || manager_.pool(g).num_open_fences() != 0) return "fences were left";
+      if (manager_.num_free_host_blocks(g) != manager_.stats(g).num_host_blocks) return "host blocks were lost";
+    }
     if (manager_.stats().num_sequences != 0) return "sequences were left open";
     for (const auto& [id, answers] : expected_) {
       for (std::size_t sample = 0; sample < answers.size(); ++sample) {
@@ -530,6 +546,81 @@ TEST_CASE("drafts change no token, and those that fit are kept") {
   const outcome sum = run_all(shapes, 200);
   CHECK(sum.stats.num_draft_tokens > 3000);
   CHECK(sum.stats.num_accepted_drafts > 1000);
+}
+
+TEST_CASE("layer groups give the tokens that each sequence gives alone, whatever any of them lacks") {
+  const auto full = [](std::int32_t size, std::int64_t count, std::int64_t host = 0) {
+    return group_config{.kind = group_kind::full, .block_size = size, .num_blocks = count, .num_host_blocks = host};
+  };
+  const auto window = [](std::int32_t size, std::int64_t count, std::int32_t width, std::int64_t host = 0) {
+    return group_config{
+        .kind = group_kind::window, .block_size = size, .num_blocks = count, .num_host_blocks = host, .window = width};
+  };
+  const auto state = [](std::int64_t count, std::int32_t interval = 0, std::int32_t drafts = 0, std::int64_t host = 0) {
+    return group_config{.kind = group_kind::state,
+                        .block_size = 1,
+                        .num_blocks = count,
+                        .num_host_blocks = host,
+                        .snapshot_interval = interval,
+                        .num_draft_slots = drafts};
+  };
+  const auto cross = [](std::int32_t size, std::int64_t count, std::int32_t longest, std::int64_t host = 0) {
+    return group_config{.kind = group_kind::cross,
+                        .block_size = size,
+                        .num_blocks = count,
+                        .num_host_blocks = host,
+                        .max_tokens = longest};
+  };
+  std::vector<shape> shapes;
+  for (const bool caches : {false, true}) {
+    for (const std::int32_t depth : {1, 3}) {
+      shape common;
+      common.prefix_caching = caches;
+      common.steps_in_flight = depth;
+      shape one = common;
+      one.name = "a window, tight";
+      one.most_samples = 2;
+      one.max_chunk_tokens = 9;
+      one.groups = {full(4, 40), window(2, 26, 7)};
+      shapes.push_back(one);
+      one = common;
+      one.name = "states, few";
+      one.most_samples = 3;
+      one.groups = {full(4, 60), state(8)};
+      shapes.push_back(one);
+      one = common;
+      one.name = "states, drafts, aborts";
+      one.most_drafts = 3;
+      one.abort_one_in = 12;
+      one.groups = {full(4, 50), state(30, 8, 3), window(4, 30, 9)};
+      one.max_chunk_tokens = 12;
+      shapes.push_back(one);
+      one = common;
+      one.name = "swapped, copies fail";
+      one.most_samples = 2;
+      one.num_host_blocks = 40;
+      one.fail_one_in = 5;
+      one.preemption = preemption_mode::swap;
+      one.max_chunk_tokens = 11;
+      one.groups = {full(4, 30, 40), window(4, 16, 10, 30), state(14, 0, 0, 20), cross(2, 20, 6, 20)};
+      shapes.push_back(one);
+      one = common;
+      one.name = "encoders and beams";
+      one.longest_prompt = 14;
+      one.longest_answer = 16;
+      one.most_beams = 3;
+      one.max_running = 12;
+      one.abort_one_in = 25;
+      one.groups = {full(4, 40), cross(4, 9, 12), state(24, 4)};
+      shapes.push_back(one);
+    }
+  }
+  const outcome sum = run_all(shapes, 150);
+  CHECK(sum.stats.num_finished > 2500);
+  CHECK(sum.stats.num_preemptions > 300);
+  CHECK(sum.stats.num_swap_ins > 100);
+  CHECK(sum.stats.num_cached_tokens > 1500);
+  CHECK(sum.stats.num_accepted_drafts > 200);
 }
 
 TEST_CASE("steps that are scheduled before earlier ones are committed change no token") {

@@ -9,8 +9,10 @@
 /// tokens or read from another sequence changes all tokens after it.
 ///
 /// Steps are executed in order: swap_outs, copies, the tokens, and swap_ins at any time after the copies and before the
-/// next step. Tokens that were not known when the step was built are taken from the results of the step that samples
-/// them.
+/// next step. With layer groups each has its memory: window groups the same as the first, state groups what their
+/// blocks say (what the cache holds for the last token, made from the state that the step reads), cross groups the
+/// encoder's output; what is sampled depends on all of them. Tokens that were not known when the step was built are
+/// taken from the results of the step that samples them.
 
 #include <algorithm>
 #include <bifolio/scheduler.hpp>
@@ -49,6 +51,13 @@ inline std::uint64_t simulated_attention(std::int64_t first, const std::uint64_t
   return h;
 }
 
+/// The encoder's output at a position.
+inline std::uint64_t simulated_encoding(const request& what, std::int64_t position) {
+  std::uint64_t h = hash_of(4, position, what.num_cross_tokens);
+  for (const std::byte byte : what.cross_digest) h = mix(h ^ static_cast<std::uint64_t>(byte));
+  return h;
+}
+
 /// As in real sampling, the samples of a prompt differ from their first token on.
 inline token_id simulated_token(std::uint64_t attention, std::int32_t sample) {
   return token_id{
@@ -79,8 +88,9 @@ inline std::vector<sampled_token> simulated_beams(const std::vector<std::int32_t
 /// The model alone with one request.
 class serial_model {
  public:
-  serial_model(const request& what, std::int32_t window, std::int32_t stop_one_in)
-      : what_(what), window_(window), stop_one_in_(stop_one_in) {}
+  serial_model(const request& what, std::int32_t window, std::int32_t stop_one_in,
+               std::vector<group_config> groups = {})
+      : what_(what), window_(window), stop_one_in_(stop_one_in), groups_(std::move(groups)) {}
 
   /// What each sample says.
   [[nodiscard]] std::vector<std::vector<token_id>> answers() const {
@@ -103,8 +113,22 @@ class serial_model {
   }
   [[nodiscard]] std::uint64_t attend(const std::vector<std::uint64_t>& kv) const {
     const auto length = static_cast<std::int64_t>(kv.size());
-    const std::int64_t first = window_ == 0 ? 0 : std::max<std::int64_t>(0, length - window_);
-    return simulated_attention(first, kv.data() + first, length - first);
+    const auto over = [&](std::int32_t window) {
+      const std::int64_t first = window == 0 ? 0 : std::max<std::int64_t>(0, length - window);
+      return simulated_attention(first, kv.data() + first, length - first);
+    };
+    std::uint64_t h = over(window_);
+    for (std::size_t g = 1; g < groups_.size(); ++g) {
+      if (groups_[g].kind == group_kind::full || groups_[g].kind == group_kind::window) {
+        h = mix(h ^ over(groups_[g].window));
+      } else if (groups_[g].kind == group_kind::state) {
+        h = mix(h ^ kv.back());
+      }
+      for (std::int64_t p = 0; groups_[g].kind == group_kind::cross && p < what_.num_cross_tokens; ++p) {
+        h = mix(h ^ simulated_encoding(what_, p));
+      }
+    }
+    return h;
   }
   [[nodiscard]] std::vector<token_id> sample(std::vector<std::uint64_t> kv, std::int32_t first_sample) const {
     std::vector<token_id> said;
@@ -146,26 +170,43 @@ class serial_model {
   const request& what_;
   std::int32_t window_;
   std::int32_t stop_one_in_;
+  std::vector<group_config> groups_;
 };
 
 class simulated_engine {
  public:
   simulated_engine(const kv_cache_manager& manager, std::int32_t stop_one_in, std::uint64_t seed = 1)
-      : block_size_(manager.config().block_size),
-        window_(manager.config().sliding_window),
-        stop_one_in_(stop_one_in),
-        device_(cells(manager.config().num_blocks)),
-        host_(cells(manager.config().num_host_blocks)),
-        random_(seed) {}
+      : groups_(manager.config().groups), stop_one_in_(stop_one_in), random_(seed) {
+    const kv_cache_config& config = manager.config();
+    if (groups_.empty()) {
+      groups_.push_back({.kind = config.sliding_window > 0 ? group_kind::window : group_kind::full,
+                         .block_size = config.block_size,
+                         .num_blocks = config.num_blocks,
+                         .num_host_blocks = config.num_host_blocks,
+                         .window = config.sliding_window});
+    }
+    for (const group_config& group : groups_) {
+      device_.emplace_back(static_cast<std::size_t>(group.num_blocks * group.block_size), poison);
+      host_.emplace_back(static_cast<std::size_t>(group.num_host_blocks * group.block_size), poison);
+    }
+    due_.resize(groups_.size());
+  }
 
   void note(request_id id, const request& what) { requests_[to_index(id)] = what; }
 
   /// Executes a step; its results are what `commit` takes. With `fail_swaps` the step's swaps write garbage instead.
   const std::vector<sampled_token>& execute(const step_plan& plan, step_inputs inputs, bool fail_swaps = false) {
     finish_swap_ins();
-    for (const block_copy& pair : plan.swap_outs) copy(device_, pair.src, host_, pair.dst, fail_swaps);
-    for (const block_copy& pair : plan.copies) copy(device_, pair.src, device_, pair.dst, false);
-    due_ = plan.swap_ins;
+    for (std::size_t g = 0; g < groups_.size(); ++g) {
+      const bool is_first = g == 0;
+      for (const block_copy& pair : is_first ? plan.swap_outs : plan.groups[g - 1].swap_outs) {
+        copy(g, device_, pair.src, host_, pair.dst, fail_swaps);
+      }
+      for (const block_copy& pair : is_first ? plan.copies : plan.groups[g - 1].copies) {
+        copy(g, device_, pair.src, device_, pair.dst, false);
+      }
+      due_[g] = is_first ? plan.swap_ins : plan.groups[g - 1].swap_ins;
+    }
     due_fail_ = fail_swaps;
     if (random_.one_in(3)) finish_swap_ins();
     for (const token_placeholder& placeholder : inputs.placeholders) {
@@ -177,7 +218,7 @@ class simulated_engine {
     const step_batch_view batch = inputs.batch.view();
     // All rows are stored before any is read, as a layer does it.
     for (std::int32_t i = 0; i < batch.num_seqs; ++i) store(plan, inputs, batch, i);
-    for (std::int32_t i = 0; i < batch.num_seqs;) i += sample(plan, batch, i, sampled);
+    for (std::int32_t i = 0; i < batch.num_seqs;) i += sample(plan, inputs, i, sampled);
     if (random_.one_in(3)) finish_swap_ins();
     results_.erase(plan.step - 64);
     return sampled;
@@ -186,41 +227,98 @@ class simulated_engine {
  private:
   static constexpr std::uint64_t poison = 0xdeadbeefdeadbeef;
 
-  [[nodiscard]] std::vector<std::uint64_t> cells(std::int64_t num_blocks) const {
-    return std::vector<std::uint64_t>(static_cast<std::size_t>(num_blocks * block_size_), poison);
-  }
-  void copy(const std::vector<std::uint64_t>& from, block_id src, std::vector<std::uint64_t>& to, block_id dst,
-            bool fails) {
-    for (std::int64_t k = 0; k < block_size_; ++k) {
-      to.at(static_cast<std::size_t>(to_index(dst) * block_size_ + k)) =
-          fails ? random_.next() : from.at(static_cast<std::size_t>(to_index(src) * block_size_ + k));
+  using memory_of_groups = std::vector<std::vector<std::uint64_t>>;
+
+  void copy(std::size_t g, const memory_of_groups& from, block_id src, memory_of_groups& to, block_id dst, bool fails) {
+    const std::int64_t size = groups_[g].block_size;
+    for (std::int64_t k = 0; k < size; ++k) {
+      to[g].at(static_cast<std::size_t>(to_index(dst) * size + k)) =
+          fails ? random_.next() : from[g].at(static_cast<std::size_t>(to_index(src) * size + k));
     }
   }
   void finish_swap_ins() {
-    for (const block_copy& pair : due_) copy(host_, pair.src, device_, pair.dst, due_fail_);
-    due_.clear();
+    for (std::size_t g = 0; g < groups_.size(); ++g) {
+      for (const block_copy& pair : due_[g]) copy(g, host_, pair.src, device_, pair.dst, due_fail_);
+      due_[g].clear();
+    }
   }
-  [[nodiscard]] std::uint64_t& cell(const step_batch_view& batch, std::int32_t row, std::int64_t position) {
-    const std::int32_t block = batch.block_tables[row * batch.block_table_stride + position / block_size_];
-    return device_.at(static_cast<std::size_t>(block * block_size_ + position % block_size_));
+  [[nodiscard]] static const step_batch& batch_of(const step_inputs& inputs, std::size_t g) {
+    return g == 0 ? inputs.batch : inputs.groups.at(g - 1);
+  }
+  [[nodiscard]] std::int32_t entry(const step_inputs& inputs, std::size_t g, std::int32_t row, std::int64_t i) const {
+    const step_batch& batch = batch_of(inputs, g);
+    return batch.block_tables.at(static_cast<std::size_t>(row * batch.block_table_stride + i));
+  }
+  [[nodiscard]] std::uint64_t& cell(const step_inputs& inputs, std::size_t g, std::int32_t row, std::int64_t position) {
+    const std::int64_t size = groups_[g].block_size;
+    return device_[g].at(static_cast<std::size_t>(entry(inputs, g, row, position / size) * size + position % size));
+  }
+  /// The state after `position` tokens that the step read or wrote.
+  [[nodiscard]] std::uint64_t& state(const step_inputs& inputs, std::size_t g, std::int32_t row,
+                                     const scheduled_seq& what, std::int64_t position) {
+    const std::int64_t begin = what.seq_len - what.query_len;
+    const bool keeps_each = what.query_len <= 1 + groups_[g].num_draft_slots;
+    const std::int64_t at = position == begin ? 0 : keeps_each ? position - begin : 1;
+    return device_[g].at(static_cast<std::size_t>(entry(inputs, g, row, at)));
+  }
+  void store_in_group(const step_plan& plan, const step_inputs& inputs, std::size_t g, std::int32_t i) {
+    const scheduled_seq& row = plan.seqs[static_cast<std::size_t>(i)];
+    const request& what = requests_.at(to_index(row.request));
+    if (groups_[g].kind == group_kind::cross) {
+      if (std::find(plan.encoded.begin(), plan.encoded.end(), row.seq) == plan.encoded.end()) return;
+      for (std::int64_t p = 0; p < what.num_cross_tokens; ++p) cell(inputs, g, i, p) = simulated_encoding(what, p);
+      return;
+    }
+    const std::int32_t start = inputs.batch.query_start_loc[static_cast<std::size_t>(i)];
+    const std::int64_t begin = row.seq_len - row.query_len;
+    const bool is_state = groups_[g].kind == group_kind::state;
+    std::uint64_t before = begin == 0 ? simulated_root(what)
+                           : is_state ? state(inputs, g, i, row, begin)
+                                      : cell(inputs, g, i, begin - 1);
+    for (std::int64_t p = begin; p < row.seq_len; ++p) {
+      const std::size_t t = static_cast<std::size_t>(start + p - begin);
+      before = simulated_kv(before, inputs.tokens[t], p, what);
+      if (!is_state) {
+        device_[g].at(static_cast<std::size_t>(batch_of(inputs, g).slot_mapping[t])) = before;
+      } else if (p + 1 == row.seq_len || row.query_len <= 1 + groups_[g].num_draft_slots) {
+        state(inputs, g, i, row, p + 1) = before;
+      }
+    }
   }
   void store(const step_plan& plan, const step_inputs& inputs, const step_batch_view& batch, std::int32_t i) {
     const request& what = requests_.at(to_index(plan.seqs[static_cast<std::size_t>(i)].request));
     for (std::int32_t t = batch.query_start_loc[i]; t < batch.query_start_loc[i + 1]; ++t) {
       const std::int64_t position = inputs.positions[static_cast<std::size_t>(t)];
-      const std::uint64_t before = position == 0 ? simulated_root(what) : cell(batch, i, position - 1);
-      device_.at(static_cast<std::size_t>(batch.slot_mapping[t])) =
+      const std::uint64_t before = position == 0 ? simulated_root(what) : cell(inputs, 0, i, position - 1);
+      device_[0].at(static_cast<std::size_t>(batch.slot_mapping[t])) =
           simulated_kv(before, inputs.tokens[static_cast<std::size_t>(t)], position, what);
     }
+    for (std::size_t g = 1; g < groups_.size(); ++g) store_in_group(plan, inputs, g, i);
   }
-  [[nodiscard]] std::uint64_t attend(const step_batch_view& batch, std::int32_t i, std::int64_t length) {
-    const std::int64_t first = window_ == 0 ? 0 : std::max<std::int64_t>(0, length - window_);
-    std::vector<std::uint64_t> visible;
-    for (std::int64_t p = first; p < length; ++p) visible.push_back(cell(batch, i, p));
-    return simulated_attention(first, visible.data(), length - first);
+  [[nodiscard]] std::uint64_t attend(const step_plan& plan, const step_inputs& inputs, std::int32_t i,
+                                     std::int64_t length) {
+    std::uint64_t h = 0;
+    for (std::size_t g = 0; g < groups_.size(); ++g) {
+      if (groups_[g].kind == group_kind::state) {
+        h = mix(h ^ state(inputs, g, i, plan.seqs[static_cast<std::size_t>(i)], length));
+        continue;
+      }
+      if (groups_[g].kind == group_kind::cross) {
+        const std::int32_t num_tokens = batch_of(inputs, g).seq_lens[static_cast<std::size_t>(i)];
+        for (std::int64_t p = 0; p < num_tokens; ++p) h = mix(h ^ cell(inputs, g, i, p));
+        continue;
+      }
+      const std::int32_t window = groups_[g].window;
+      const std::int64_t first = window == 0 ? 0 : std::max<std::int64_t>(0, length - window);
+      std::vector<std::uint64_t> visible;
+      for (std::int64_t p = first; p < length; ++p) visible.push_back(cell(inputs, g, i, p));
+      const std::uint64_t one = simulated_attention(first, visible.data(), length - first);
+      h = g == 0 ? one : mix(h ^ one);
+    }
+    return h;
   }
   /// Returns how many rows of the plan that were: the beams of a request are sampled together.
-  std::int32_t sample(const step_plan& plan, const step_batch_view& batch, std::int32_t i,
+  std::int32_t sample(const step_plan& plan, const step_inputs& inputs, std::int32_t i,
                       std::vector<sampled_token>& sampled) {
     const scheduled_seq& row = plan.seqs[static_cast<std::size_t>(i)];
     if (row.num_samples == 0) return 1;
@@ -228,34 +326,34 @@ class simulated_engine {
     const bool completes_prompt = row.seq_len == static_cast<std::int32_t>(what.prompt.size());
     const auto add = [&](token_id token) { sampled.push_back({token, simulated_stop(token, stop_one_in_)}); };
     if (completes_prompt) {
-      const std::uint64_t attention = attend(batch, i, row.seq_len);
+      const std::uint64_t attention = attend(plan, inputs, i, row.seq_len);
       for (std::int32_t k = 0; k < row.num_samples; ++k) {
         add(simulated_token(attention, row.num_samples > 1 ? k : row.sample));
       }
       return 1;
     }
     if (what.beam_width == 0) {
-      for (std::int32_t k = row.num_drafts; k >= 0; --k) add(simulated_token(attend(batch, i, row.seq_len - k), 0));
+      for (std::int32_t k = row.num_drafts; k >= 0; --k)
+        add(simulated_token(attend(plan, inputs, i, row.seq_len - k), 0));
       return 1;
     }
     std::vector<std::int32_t> beams;
     std::vector<std::uint64_t> attention;
-    for (std::int32_t k = i; k < batch.num_seqs; ++k) {
+    for (std::int32_t k = i; k < static_cast<std::int32_t>(plan.seqs.size()); ++k) {
       const scheduled_seq& beam = plan.seqs[static_cast<std::size_t>(k)];
       if (beam.request != row.request) break;
       beams.push_back(beam.sample);
-      attention.push_back(attend(batch, k, beam.seq_len));
+      attention.push_back(attend(plan, inputs, k, beam.seq_len));
     }
     for (const sampled_token& one : simulated_beams(beams, attention, stop_one_in_)) sampled.push_back(one);
     return static_cast<std::int32_t>(beams.size());
   }
 
-  std::int64_t block_size_;
-  std::int32_t window_;
+  std::vector<group_config> groups_;  // the only one without layer groups
   std::int32_t stop_one_in_;
-  std::vector<std::uint64_t> device_;  // [num_blocks, block_size]
-  std::vector<std::uint64_t> host_;    // [num_host_blocks, block_size]
-  std::vector<block_copy> due_;        // swap_ins of the last step that are not done yet
+  memory_of_groups device_;                   // [group][num_blocks, block_size]
+  memory_of_groups host_;                     // [group][num_host_blocks, block_size]
+  std::vector<std::vector<block_copy>> due_;  // [group], swap_ins of the last step that are not done yet
   bool due_fail_ = false;
   random_source random_;
   std::map<std::uint64_t, request> requests_;

@@ -47,7 +47,8 @@ TEST_CASE("attention, merge, append, gather and copies allocate nothing") {
   const attention_case c = busy_case();
   const attention_contents contents(c);
   for (const cpu_isa isa : supported_isas()) {
-    for (const executor_kind kind : {executor_kind::openmp, executor_kind::tbb, executor_kind::serial}) {
+    for (const executor_kind kind :
+         {executor_kind::threads, executor_kind::openmp, executor_kind::tbb, executor_kind::serial}) {
       counting_memory_resource counting(default_host_memory());
       std::unique_ptr<cpu_over> cpu;
       try {

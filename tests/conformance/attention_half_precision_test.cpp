@@ -39,6 +39,50 @@ TEST_CASE("every block size, group, layout and mixed dtype agrees with the oracl
   check_for_devices(half_precision_shape_cases());
 }
 
+TEST_CASE("every multiple of 8 as head_dim, and float32, agree with the oracle") {
+  check_for_devices(padded_head_dim_cases());
+}
+
+TEST_CASE("batches of equal lengths agree with the oracle in 16-bit types") {
+  check_for_devices(half_precision_batch_cases());
+}
+
+TEST_CASE("windows and transforms of logits at the borders of tiles agree with the oracle in 16-bit types") {
+  check_for_devices(half_precision_transform_cases());
+}
+
+TEST_CASE("the prefill kernel, forced, agrees with the oracle on both sides of every border") {
+  const std::vector<attention_case> cases = prefill_border_cases();
+  std::vector<const tested_backend*> with_prefill;
+  for (const tested_backend& tested : all_backends()) {
+    const std::vector<std::string> said = tested.get().explain({});
+    if (!tested.is_host && !said.empty() && said[0] == "prefill") with_prefill.push_back(&tested);
+  }
+  if (with_prefill.empty()) return check_for_devices(cases);
+  for (std::size_t n = 0; n < cases.size(); ++n) {
+    const attention_case& c = cases[n];
+    CAPTURE(describe(c));
+    const attention_contents contents(c);
+    const attention_expectation expected(c, contents);
+    for (const tested_backend* tested : with_prefill) {
+      attention_call call(*tested, c, contents, placement_in_turn(c, n));
+      call.spec.implementation = "prefill";
+      try {
+        call.plan();
+      } catch (const error& refused) {
+        // Only a device that has no such kernel may refuse.
+        CHECK_MESSAGE(std::string(refused.what()).find("compute capability") != std::string::npos, refused.what());
+        continue;
+      }
+      REQUIRE(call.run() == errc::ok);
+      std::string problem;
+      const attention_output got = call.read(problem);
+      problem += expected.problem_of(got, tested->numbers_for(c.q_type, c.kv_type, c.out_type, c.head_dim));
+      CHECK_MESSAGE(problem.empty(), problem);
+    }
+  }
+}
+
 TEST_CASE("the x_split layout agrees with the oracle at every shape and launch of its decode kernel") {
   check_for_devices(x_split_cases());
 }

@@ -50,6 +50,14 @@ inline constexpr auto& dtypes = tensor_dtypes;
 [[nodiscard]] std::vector<attention_case> half_precision_length_cases();
 /// Block sizes, group sizes, layouts and mixed dtypes.
 [[nodiscard]] std::vector<attention_case> half_precision_shape_cases();
+/// Other head_dims and float32 on a GPU's tensor-core kernels, and head_dims that they do not take.
+[[nodiscard]] std::vector<attention_case> padded_head_dim_cases();
+[[nodiscard]] std::vector<attention_case> half_precision_batch_cases();
+[[nodiscard]] std::vector<attention_case> half_precision_transform_cases();
+
+/// Shapes and options on both sides of what the CUDA prefill kernel tells apart: widths of head_dim, ways of loading,
+/// tiles with and without a border, arguments of the soft cap.
+[[nodiscard]] std::vector<attention_case> prefill_border_cases();
 
 /// The x_split layout: dtype × head_dim × block size × how the decode kernel is launched, with groups and options in
 /// turn.

@@ -98,7 +98,7 @@ std::vector<bad_view> unsupported_views() {
        [](kv_cache_view& v) { v.layout.v.code.granularity = scale_granularity::token_head; }},
       {"K has a scale per layer", [](kv_cache_view& v) { v.layout.k.code.granularity = scale_granularity::layer; }},
       {"V has a scale per head", [](kv_cache_view& v) { v.layout.v.code.granularity = scale_granularity::head; }},
-      {"K and V are of different types", [](kv_cache_view& v) { v.layout.v.code.type = dtype::bf16; }},
+      {"V is integers without scales", [](kv_cache_view& v) { v.layout.v.code.type = dtype::u8; }},
   };
 }
 

@@ -466,6 +466,7 @@ TEST_CASE("a configuration is completed, and refused by name where its numbers d
        [](auto& c) { c.cache.sliding_window = 6, c.attention.window_left = 9; });
   says("window_left of a layer is -1", [](auto& c) { c.cache.sliding_window = 6, c.layer_windows = {2, -1}; });
   says("max_steps_in_flight", [](auto& c) { c.max_steps_in_flight = 0; });
+  says("cache.groups has 2 layer groups", [](auto& c) { c.cache.groups.resize(2); });
   says("num_kv_heads", [](auto& c) { c.attention.num_kv_heads = 0; });
   model_cache_config slides = tiny(10);
   slides.cache.sliding_window = 6;
@@ -573,4 +574,44 @@ TEST_CASE("a fork has the committed tokens of its first sequence, which goes on 
   of_a.push_back(x[0]), of_d.push_back(y[0]);
   CHECK(worst_of_row(got, 0, of_a, 1) < bound);
   CHECK(worst_of_row(got, 1, of_d, 1) < bound);
+}
+
+TEST_CASE("codes with scales are stored, swapped and attended to") {
+  const auto where = make_backend();
+  const std::vector<token_id> prompt = to_ids({1, 2, 3, 4, 5, 6, 7, 8, 9, 10});
+  for (const char* name : {"bf16", "i8-token", "i8"}) {
+    CAPTURE(name);
+    model_cache_config config = tiny(10, 10);
+    config.attention.k_code = config.attention.v_code = parse_kv_code(name);
+    if (config.attention.k_code.has_static_scales()) {
+      CHECK(refusal(errc::invalid_argument, [&] { const model_cache refused(*where, config); }) != "accepted");
+      config.k_scales = config.v_scales = std::vector<float>(num_layers, 4.0f / 127);
+    }
+    model_cache cache(*where, config);
+    const seq_id seq = cache.open(prompt).seq;
+    {
+      model_step step = cache.begin_step({{seq, prompt}});
+      const double worst = worst_of_row(run_layers(*where, step), 0, prompt, 10);
+      CHECK(worst < 0.08);
+      CHECK(worst > bound);
+      step.commit();
+    }
+    const seq_id twin = cache.fork(seq).seq;
+    REQUIRE(cache.swap_out({&twin, 1}) == alloc_status::ok);
+    REQUIRE(cache.swap_in({&twin, 1}) == alloc_status::ok);
+    const std::vector<token_id> next = to_ids({11});
+    const auto decoded = [&](seq_id of) {
+      model_step step = cache.begin_step({{of, next}});
+      return run_layers(*where, step);
+    };
+    CHECK(decoded(seq) == decoded(twin));
+  }
+}
+
+TEST_CASE("layer groups are refused by name") {
+  const auto where = make_backend();
+  model_cache_config config = tiny(10);
+  config.cache.groups.resize(2);
+  CHECK(refusal(errc::unsupported, [&] { const model_cache refused(*where, config); }).find("one layer group, not 2") !=
+        std::string::npos);
 }

@@ -227,7 +227,7 @@ std::unique_ptr<backend> serial(cpu_isa isa) { return open(isa, executor_kind::s
 // Executors of this build that run several workers.
 std::vector<executor_kind> parallel_executors() {
   std::vector<executor_kind> kinds;
-  for (const executor_kind kind : {executor_kind::openmp, executor_kind::tbb}) {
+  for (const executor_kind kind : {executor_kind::threads, executor_kind::openmp, executor_kind::tbb}) {
     try {
       (void)make_executor(kind, 2);
       kinds.push_back(kind);

@@ -31,7 +31,7 @@ std::unique_ptr<backend> open(executor_kind kind, std::int32_t threads) {
 }
 
 TEST_CASE("no cache call allocates, small or large") {
-  for (const executor_kind kind : {executor_kind::serial, executor_kind::openmp}) {
+  for (const executor_kind kind : {executor_kind::serial, executor_kind::threads, executor_kind::openmp}) {
     std::unique_ptr<backend> where;
     try {
       where = open(kind, 2);

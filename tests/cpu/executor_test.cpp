@@ -230,6 +230,56 @@ TEST_CASE("a threaded executor that was used before a fork refuses in the child,
   }
 }
 
+TEST_CASE("the library's own threads were used before a fork: the child starts new ones, and so does its child") {
+  CHECK(in_child(whole_case, [&] {
+          auto where = open(executor_kind::threads);
+          auto mine = std::make_unique<work>(*where);
+          mine->plan();
+          if (mine->all() != errc::ok) return wrong;
+          const std::vector<float> expected = mine->out();
+          const auto again = [&] {
+            mine->plan();
+            return mine->all() == errc::ok && mine->out() == expected && where->health() == errc::ok;
+          };
+          const auto grandchild = [&] {
+            if (!again()) return wrong;
+            mine.reset();
+            where.reset();
+            return right;
+          };
+          if (in_child(soon, [&] { return again() && in_child(soon, grandchild) == right ? right : wrong; }) != right) {
+            return wrong;
+          }
+          return again() ? right : wrong;  // the parent goes on
+        }) == right);
+}
+
+TEST_CASE("a fork while another thread computes leaves a child that computes") {
+  CHECK(in_child(whole_case, [&] {
+          const auto workers = make_executor(executor_kind::threads, 3);
+          std::atomic<bool> ends{false};
+          std::thread busy([&] {
+            while (!ends.load())
+              workers->run(
+                  3, [](void*, std::int32_t) noexcept {}, nullptr);
+          });
+          int result = right;
+          for (int i = 0; i < 20 && result == right; ++i) {
+            result = in_child(soon, [&] {
+              std::atomic<int> sum{0};
+              const auto add = [](void* context, std::int32_t worker) noexcept {
+                static_cast<std::atomic<int>*>(context)->fetch_add(1 << (4 * worker));
+              };
+              for (int call = 0; call < 5; ++call) workers->run(3, add, &sum);
+              return sum.load() == 0x555 ? right : wrong;
+            });
+          }
+          ends = true;
+          busy.join();
+          return result;
+        }) == right);
+}
+
 TEST_CASE("a child that refuses can end by exit(), which runs the runtimes' destructors") {
   for (const executor_kind kind : {executor_kind::openmp, executor_kind::tbb}) {
     if (!is_built(kind)) continue;
@@ -245,7 +295,8 @@ TEST_CASE("a child that refuses can end by exit(), which runs the runtimes' dest
 }
 
 TEST_CASE("an executor that was made and not used before a fork works in the child, and refuses in the child's child") {
-  for (const executor_kind kind : {executor_kind::openmp, executor_kind::tbb, executor_kind::serial}) {
+  for (const executor_kind kind :
+       {executor_kind::threads, executor_kind::openmp, executor_kind::tbb, executor_kind::serial}) {
     if (!is_built(kind)) continue;
     CAPTURE(to_string(kind));
     CHECK(in_child(whole_case, [&] {
@@ -256,7 +307,8 @@ TEST_CASE("an executor that was made and not used before a fork works in the chi
               if (where->health() != errc::ok) return wrong;
               mine.plan();
               if (mine.all() != errc::ok) return wrong;
-              const errc expected = kind == executor_kind::serial ? errc::ok : errc::failed_precondition;
+              const bool has_its_own = kind == executor_kind::serial || kind == executor_kind::threads;
+              const errc expected = has_its_own ? errc::ok : errc::failed_precondition;
               return in_child(soon, [&] { return mine.all() == expected ? right : wrong; });
             });
           }) == right);
@@ -324,7 +376,7 @@ TEST_CASE("the caller's own executor is refused in a child unless it says that i
 }
 
 TEST_CASE("where the system makes no more threads, workers run on those there are") {
-  for (const executor_kind kind : {executor_kind::openmp, executor_kind::tbb}) {
+  for (const executor_kind kind : {executor_kind::threads, executor_kind::openmp, executor_kind::tbb}) {
     if (!is_built(kind)) continue;
     CAPTURE(to_string(kind));
     for (const int possible : {0, 1, 2, 3, 6}) {

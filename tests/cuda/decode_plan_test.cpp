@@ -54,7 +54,7 @@ struct step {
   }
   /// The metadata as a kernel finds it on the device.
   [[nodiscard]] std::vector<std::byte> metadata() const {
-    std::vector<std::byte> bytes(cuda::decode_metadata_bytes(planned.grid, planned.num_seqs));
+    std::vector<std::byte> bytes(cuda::decode_metadata_bytes(planned.grid, planned.num_seqs, spec.deterministic));
     cuda::write_metadata(planned, bytes.data());
     return bytes;
   }
@@ -76,7 +76,7 @@ TEST_CASE("CTAs share the work range of decode without gap or overlap") {
     for (int i = 1; i < num_seqs; ++i) s.add(below(3) == 0 ? below(400) : 1, below(20000));
     (void)s.plan();
     const std::vector<std::byte> bytes = s.metadata();
-    const cuda::decode_metadata metadata = cuda::decode_metadata_at(bytes.data(), grid);
+    const cuda::decode_metadata metadata = cuda::decode_metadata_at(bytes.data(), grid, deterministic);
     const cuda::decode_header& header = *metadata.header;
     const std::span<const cuda::decode_seq> seqs(metadata.seqs, static_cast<std::size_t>(s.planned.num_seqs));
     std::int64_t total = 0;
@@ -102,13 +102,143 @@ TEST_CASE("CTAs share the work range of decode without gap or overlap") {
       end = cta.end;
       CHECK(std::memcmp(&cta.first, &seqs[static_cast<std::size_t>(cta.seq_index)], sizeof(cta.first)) == 0);
       CHECK(cta.first.work_begin <= cta.begin);
-      if (deterministic) CHECK((cta.begin - cta.first.work_begin) % cta.first.work_length == 0);
+      if (header.split_tiles == cuda::decode_leaf_tiles) {
+        CHECK((cta.begin - cta.first.work_begin) % cta.first.work_length == 0);
+      }
     }
     CHECK(end == header.total);
   }
 }
 
-TEST_CASE("a deterministic plan splits output tiles into leaves, nodes or not at all, as the batch needs") {
+TEST_CASE("equal lengths keep the CTAs busy at every batch") {
+  // Busy: tiles of the whole step over all CTAs times the tiles of the one that has most. Short output tiles that
+  // nearly fill the CTAs are not split: combining them costs more.
+  struct heads {
+    std::int32_t group, kv_heads;
+  };
+  struct length {
+    std::int32_t context;
+    double least_busy;
+  };
+  for (const heads& h : {heads{4, 8}, heads{1, 32}, heads{8, 1}, heads{8, 8}}) {
+    for (const auto& [context, least_busy] : {length{1024, 0.75}, length{4096, 0.82}, length{8192, 0.87}}) {
+      for (std::int32_t batch = 1; batch <= 256; ++batch) {
+        step s(h.group, h.kv_heads, false);
+        for (std::int32_t i = 0; i < batch; ++i) s.add(1, context);
+        (void)s.plan();
+        const std::int64_t tiles = std::int64_t{context} / cuda::decode_tile_tokens * batch * h.kv_heads;
+        if (tiles < 8 * grid) continue;  // the fixed costs weigh more than the balance
+        std::int32_t most = 0;
+        for (const cuda::decode_cta& cta : s.planned.ctas) most = std::max(most, cta.end - cta.begin);
+        const double busy = static_cast<double>(tiles) / (static_cast<double>(most) * grid);
+        CHECK_MESSAGE(busy >= least_busy, "group ", h.group, ", ", h.kv_heads, " KV heads, context ", context,
+                      ", batch ", batch, ": ", busy);
+      }
+    }
+  }
+}
+
+TEST_CASE("pieces of a deterministic plan cover every output tile in the order of its combine tree") {
+  std::mt19937_64 random(test_seed());
+  CAPTURE(seed_note());
+  const auto below = [&](std::uint64_t n) { return static_cast<std::int32_t>(random() % n); };
+  int num_cut = 0;
+  for (int round = 0; round < 300; ++round) {
+    step s(1 + below(9), 1 + below(8), true);
+    if (below(3) == 0) s.spec.window_left = below(30000);
+    const int num_seqs = 1 + below(below(3) == 0 ? 200 : 12);
+    const std::uint64_t longest = below(3) == 0 ? 200000 : 9000;
+    s.add(1, 1 + below(longest));
+    for (int i = 1; i < num_seqs; ++i) s.add(below(4) == 0 ? below(100) : 1, below(longest));
+    (void)s.plan();
+    const std::vector<std::byte> bytes = s.metadata();
+    const cuda::decode_metadata metadata = cuda::decode_metadata_at(bytes.data(), grid, true);
+    const cuda::decode_header& header = *metadata.header;
+    if (header.split_tiles != cuda::decode_root_tiles) continue;
+    ++num_cut;
+    // The pieces of the output tile that begins at `tile_begin` in the work range, found as a CTA finds its own.
+    std::int32_t cta = 0;
+    std::int64_t tile_begin = 0;
+    std::int32_t next_partial = 0;
+    for (std::int32_t i = 0; i < s.planned.num_seqs; ++i) {
+      const cuda::decode_seq& seq = metadata.seqs[i];
+      for (std::int32_t output = 0; output < s.spec.num_kv_heads * seq.row_tiles; ++output) {
+        const std::int64_t tile_end = tile_begin + seq.work_length;
+        while (metadata.ctas[cta].end <= tile_begin) ++cta;
+        const std::int32_t first_cta = cta;
+        std::int32_t next_tile = seq.first_tile;
+        std::int32_t num_parts = 0;
+        std::int32_t num_pieces = 0;
+        const bool is_shared = metadata.ctas[cta].end < tile_end;
+        const cuda::decode_part& common = metadata.parts[first_cta].begun;
+        for (; cta < header.num_ctas && metadata.ctas[cta].begin < tile_end; ++cta) {
+          const cuda::decode_cta& share = metadata.ctas[cta];
+          if (share.begin == share.end) continue;
+          const auto begin = static_cast<std::int32_t>(std::max<std::int64_t>(share.begin - tile_begin, 0));
+          const auto end = static_cast<std::int32_t>(std::min<std::int64_t>(share.end, tile_end) - tile_begin);
+          const std::int32_t part_tile = seq.first_tile + std::max(begin - header.overhead, 0);
+          const std::int32_t part_end = seq.first_tile + end - header.overhead;
+          REQUIRE(part_tile == next_tile);
+          if (begin > 0) REQUIRE((part_tile % header.cut_tiles == 0 && begin > header.overhead));
+          ++num_parts;
+          if (is_shared) {
+            const cuda::decode_part& part = begin > 0 ? metadata.parts[cta].continued : metadata.parts[cta].begun;
+            REQUIRE(part.partial == next_partial);
+            REQUIRE(part.first_partial == common.first_partial);
+            REQUIRE(part.num_partials == common.num_partials);
+            REQUIRE(part.num_ctas == common.num_ctas);
+            REQUIRE(part.first_cta == first_cta);
+            for (std::int32_t tile = part_tile; tile < part_end;) {
+              const std::int32_t piece_end = cuda::decode_piece_end(seq.first_tile, tile, part_end);
+              REQUIRE(piece_end > tile);
+              REQUIRE(cuda::decode_piece_ordinal(seq.first_tile, part_tile, tile) == next_partial - part.partial);
+              // A piece begins a node, or it is one leaf.
+              const bool begins_node = tile == seq.first_tile || tile % cuda::decode_node_tiles == 0;
+              const std::int32_t whole = begins_node ? cuda::decode_node_tiles : cuda::decode_leaf_tiles;
+              REQUIRE(tile / whole == (piece_end - 1) / whole);
+              tile = piece_end;
+              ++next_partial;
+              ++num_pieces;
+            }
+          }
+          next_tile = part_end;
+          if (share.end > tile_end || (share.end == tile_end)) break;
+        }
+        REQUIRE(next_tile == seq.first_tile + seq.num_tiles);
+        if (is_shared) {
+          REQUIRE(common.num_ctas == num_parts);
+          REQUIRE(common.num_partials == num_pieces);
+        } else {
+          REQUIRE(num_parts == 1);
+        }
+        tile_begin = tile_end;
+      }
+    }
+    CHECK(next_partial <= 2 * header.num_partials);
+  }
+  CHECK(num_cut > 100);
+}
+
+TEST_CASE("a deterministic plan shares work evenly, whatever the lengths are") {
+  // As equal shares are, unless single leaves balance better.
+  const auto busy = [](step& s) {
+    (void)s.plan();
+    std::int32_t most = 0;
+    for (const cuda::decode_cta& cta : s.planned.ctas) most = std::max(most, cta.end - cta.begin);
+    return static_cast<double>(s.planned.header.total) / (static_cast<double>(most) * grid);
+  };
+  step unequal(4, 8, true);
+  for (int i = 0; i < 32; ++i) unequal.add(1, 128 << (i % 9));
+  CHECK(busy(unequal) > 0.93);
+  step many(4, 8, true);
+  for (int i = 0; i < 256; ++i) many.add(1, 128 + 31 * i);
+  CHECK(busy(many) > 0.95);
+  step alike(4, 8, true);
+  for (int i = 0; i < 18; ++i) alike.add(1, 4096);
+  CHECK(busy(alike) > 0.9);
+}
+
+TEST_CASE("a deterministic plan splits or cuts output tiles at leaves, at nodes or not at all, as the batch needs") {
   step alone(4, 8, true);
   alone.add(1, 8192);
   const auto sizes = alone.plan();
@@ -116,15 +246,21 @@ TEST_CASE("a deterministic plan splits output tiles into leaves, nodes or not at
   step very_long(4, 8, true);
   very_long.add(1, 131072);
   CHECK(very_long.plan() == sizes);
-  CHECK(very_long.planned.header.split_tiles == cuda::decode_node_tiles);
+  CHECK(very_long.planned.header.split_tiles == cuda::decode_root_tiles);
+  CHECK(very_long.planned.header.cut_tiles == cuda::decode_node_tiles);
+  step uneven(4, 8, true);
+  for (int i = 0; i < 32; ++i) uneven.add(1, 128 << (i % 9));
+  CHECK(uneven.plan() == sizes);
+  CHECK(uneven.planned.header.split_tiles == cuda::decode_root_tiles);
+  CHECK(uneven.planned.header.cut_tiles == cuda::decode_leaf_tiles);
   step many(4, 8, true);
   for (int i = 0; i < 256; ++i) many.add(1, 1024);
   CHECK(many.plan() == sizes);
-  CHECK(many.planned.header.split_tiles == cuda::decode_root_tiles);
+  CHECK(many.planned.header.cut_tiles == cuda::decode_root_tiles);
   step prompt(4, 8, true);
   prompt.add(8192, 8192);
   CHECK(prompt.plan() == sizes);
-  CHECK(prompt.planned.header.split_tiles == cuda::decode_root_tiles);
+  CHECK(prompt.planned.header.cut_tiles == cuda::decode_root_tiles);
 }
 
 TEST_CASE("a divisor divides as the compiler would") {

@@ -138,10 +138,37 @@ TEST_CASE("a mixed step is shared by prefill and decode") {
   CHECK(w.plans().decode.num_seqs == 2);
   w.runtime.forget_counts();
   REQUIRE(w.where().attention(w.plan, w.call()) == errc::ok);
-  CHECK(w.runtime.launches.size() == 2);
+  CHECK(w.runtime.launches.size() == 3);  // prefill in parts, its combine, decode
   const names kernels = w.where().describe(w.plan, w.call());
-  CHECK(kernels == names{"cuda decode bf16 d128 plain", "cuda prefill bf16 d128 block 16 plain", "",
-                         "cuda decode bf16 d128 plain"});
+  CHECK(kernels == names{"cuda decode bf16 d128", "cuda prefill bf16 d128 tma plain", "", "cuda decode bf16 d128"});
+}
+
+TEST_CASE("prefill loads blocks of 16 tokens and more by TMA where head_dim and strides allow it, else by cp.async") {
+  struct row {
+    layout_kind kind;
+    std::int32_t head_dim, block_size;
+    const char* kernel;
+  };
+  for (const row& r : {row{layout_kind::hnd, 128, 16, "cuda prefill bf16 d128 tma plain"},
+                       row{layout_kind::nhd, 128, 64, "cuda prefill bf16 d128 tma plain"},
+                       row{layout_kind::hnd, 64, 48, "cuda prefill bf16 d64 tma plain"},
+                       row{layout_kind::hnd, 256, 32, "cuda prefill bf16 d256 tma plain"},
+                       row{layout_kind::hnd, 128, 8, "cuda prefill bf16 d128 copy plain"},
+                       row{layout_kind::nhd, 128, 5, "cuda prefill bf16 d128 copy plain"},
+                       row{layout_kind::hnd, 80, 16, "cuda prefill bf16 d96 copy plain"},
+                       row{layout_kind::hnd, 136, 16, "cuda prefill bf16 d192 copy plain"}}) {
+    CAPTURE(r.head_dim);
+    CAPTURE(r.block_size);
+    world w(r.kind);
+    w.spec.qk_head_dim = w.spec.v_head_dim = r.head_dim;
+    w.spec.block_size = r.block_size;
+    w.layout = make_layout(r.kind, dtype::bf16, 2, r.head_dim, r.block_size);
+    w.plan_for({{2000, 2000}});
+    attention_params call = w.call();
+    call.q = as_const(dense_view(world::array(1), dtype::bf16, 2000, 8, r.head_dim));
+    call.out = dense_view(world::array(2), dtype::bf16, 2000, 8, r.head_dim);
+    CHECK(w.where().describe(w.plan, call) == names{r.kernel});
+  }
 }
 
 TEST_CASE("a call that the planned implementation declines is served by the general one, and planned for next time") {
@@ -253,22 +280,21 @@ TEST_CASE("explain names every implementation of the list, and why each faster o
   CHECK(said[3].rfind("general takes 3 of 3 sequences of calls that those above decline", 0) == 0);
 
   world other(layout_kind::hnd, false);
-  other.spec.qk_head_dim = other.spec.v_head_dim = 80;
+  other.spec.qk_head_dim = other.spec.v_head_dim = 84;
   other.spec.block_size = 5;
   other.plan_for({{1, 100}});
   said = other.where().explain(other.plan);
   REQUIRE(said.size() == 4);
   CHECK(said[0] == "prefill declines: the driver has no cuTensorMapEncodeTiled");
-  CHECK(said[1] == "decode declines: head_dim is 80; it takes 64, 128 and 256");
-  CHECK(said[2] == "x_split declines: head_dim is 80; it takes 64, 128 and 256");
+  CHECK(said[1] == "decode declines: head_dim is 84; it takes multiples of 8 up to 256");
+  CHECK(said[2] == "x_split declines: head_dim is 84; it takes 64, 128 and 256");
   CHECK(said[3] == "general takes 1 of 1 sequence");
 
   other.spec.k_code.type = other.spec.v_code.type = dtype::f32;
   other.spec.qk_head_dim = other.spec.v_head_dim = 128;
   other.plan_for({{1, 100}});
   said = other.where().explain(other.plan);
-  CHECK(said[1] ==
-        "decode declines: the dtypes of q, kv and out are bf16, f32 and bf16; it takes one 16-bit dtype for all");
+  CHECK(said[1] == "decode declines: the dtypes of q, kv and out are bf16, f32 and bf16; it takes one dtype for all");
   CHECK(said[2] == "x_split declines: block_size is 5; for f32 it takes multiples of 4");
 }
 
@@ -320,10 +346,10 @@ TEST_CASE("a forced implementation that does not exist or declines is refused wi
   CHECK(contains(unknown.what(), "attention_spec::implementation is 'fastest'"));
   CHECK(contains(unknown.what(), "prefill, decode, x_split, general"));
   w.spec.implementation = "prefill";
-  w.spec.block_size = 20;
+  w.spec.qk_head_dim = w.spec.v_head_dim = 132;
   const error declined = refusal_of(w);
   CHECK(declined.code() == errc::unsupported);
-  CHECK(contains(declined.what(), "block_size is 20"));
+  CHECK(contains(declined.what(), "head_dim is 132; it takes multiples of 8 up to 256"));
   CHECK(contains(declined.what(), "prefill, decode, x_split, general"));
   CHECK(w.plan.state == nullptr);
 }

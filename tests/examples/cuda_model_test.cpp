@@ -212,16 +212,17 @@ TEST_CASE("a model on CUDA takes queries and cache in bf16 unless it is told oth
     dtype query, kv;
   };
   for (const row& r : std::vector<row>{{"cuda", {}, dtype::bf16, dtype::bf16},
-                                       {"cuda", {{}, dtype::f16}, dtype::f16, dtype::f16},
-                                       {"cuda", {{}, dtype::f32}, dtype::f32, dtype::f32},
+                                       {"cuda", {{}, kv_code{dtype::f16}}, dtype::f16, dtype::f16},
+                                       {"cuda", {{}, kv_code{dtype::f32}}, dtype::f32, dtype::f32},
                                        {"cuda", {dtype::f32, {}}, dtype::f32, dtype::bf16},
                                        {"cpu", {}, dtype::f32, dtype::f32},
-                                       {"cpu", {{}, dtype::bf16}, dtype::f32, dtype::bf16},
+                                       {"cpu", {{}, kv_code{dtype::bf16}}, dtype::f32, dtype::bf16},
                                        {"cpu", {dtype::bf16, {}}, dtype::bf16, dtype::f32}}) {
     const auto placed = generate::place_model(r.device, weights, *workers, r.named);
     CAPTURE(r.device);
     CHECK(placed.runner->query_type() == r.query);
-    CHECK(placed.kv_type == r.kv);
+    CHECK(placed.k_code.type == r.kv);
+    CHECK(placed.v_code.type == r.kv);
   }
 }
 

@@ -54,7 +54,8 @@ struct generation_result {
 
 inline generate::placed_model place_on(const generation_setup& setup, const generate::checkpoint& weights,
                                        executor& workers) {
-  return generate::place_model(setup.device, weights, workers, {setup.query_type, setup.kv_type}, setup.isa);
+  return generate::place_model(setup.device, weights, workers, {setup.query_type, bifolio::kv_code{setup.kv_type}},
+                               setup.isa);
 }
 
 class collecting_observer final : public generate::generation_observer {

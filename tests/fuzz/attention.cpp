@@ -21,9 +21,9 @@ BIFOLIO_FUZZ_TARGET(attention) {
     c.v_head_dim = c.v_in_k ? 1 + from.byte() % c.head_dim : 1 + from.below(160);
   }
   c.block_size = 1 + from.below(40);
-  c.q_type = all_dtypes[from.byte() % std::size(all_dtypes)];
-  c.kv_type = all_dtypes[from.byte() % std::size(all_dtypes)];
-  c.out_type = all_dtypes[from.byte() % std::size(all_dtypes)];
+  c.q_type = tensor_dtypes[from.byte() % std::size(tensor_dtypes)];
+  c.kv_type = tensor_dtypes[from.byte() % std::size(tensor_dtypes)];
+  c.out_type = tensor_dtypes[from.byte() % std::size(tensor_dtypes)];
   constexpr test::arrangement layouts[] = {test::arrangement::hnd, test::arrangement::nhd, test::arrangement::x_split};
   c.layout = layouts[from.below(3)];
   const std::uint8_t options = from.byte();

@@ -74,7 +74,7 @@ struct state_oracle {
   bool caches = false;
 
   [[nodiscard]] std::int64_t count_for(std::int64_t n) const { return n <= 1 + config.num_draft_slots ? n : 1; }
-  [[nodiscard]] std::size_t most() const { return 18 + static_cast<std::size_t>(config.num_draft_slots); }
+  [[nodiscard]] std::size_t most() const { return 17 * (1 + static_cast<std::size_t>(config.num_draft_slots)) + 1; }
   int take() { return caches ? prefix.take() : pool.take(); }
   void drop(int slot, bool out) { out ? host.drop(slot, false) : pool.drop(slot, caches && prefix.holds(slot)); }
   void append(handle h, std::int64_t from, std::int64_t n) {

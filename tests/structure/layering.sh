@@ -14,16 +14,17 @@ find include/bifolio src \( -name '*.hpp' -o -name '*.cpp' -o -name '*.cuh' -o -
     allowed["engine"]    = "base attention"
     allowed["attention"] = "base engine"
     allowed["model"]     = "base cache scheduler engine attention"
+    allowed["c"]         = "base cache scheduler engine attention model cpu"
     allowed["storage"]   = "base cache scheduler engine attention"
     allowed["cpu"]       = "base engine attention"
     allowed["cuda"]      = "base engine attention"
 
     # Folder: its public headers, those in detail/ included.
-    headers["base"]      = "buffer device dtype error export host_device kv_layout memory_resource prefetch stats step tensor_view types version"
+    headers["base"]      = "buffer device dtype error export host_device kv_layout memory_resource metrics prefetch stats step tensor_view types version"
     headers["cache"]     = "block_pool block_table content_key eviction_policy kv_cache_config kv_cache_manager prefix_cache " \
                            "block_chunk block_queues group_manager layer_groups manager_core prefix_index sequence"
     headers["scheduler"] = "request scheduler"
-    headers["engine"]    = "backend cache_engine event executor"
+    headers["engine"]    = "backend cache_engine calibration event executor"
     headers["attention"] = "attention"
     headers["model"]     = "model_cache"
     headers["cpu"]       = "cpu cpu_isas"
@@ -51,7 +52,7 @@ find include/bifolio src \( -name '*.hpp' -o -name '*.cpp' -o -name '*.cuh' -o -
     }
     split(path, parts, "/")
     if (parts[1] == "common") return parts[2]
-    if (parts[1] == "cpu" || parts[1] == "cuda") return parts[1]
+    if (parts[1] == "cpu" || parts[1] == "cuda" || parts[1] == "c") return parts[1]
     return ""
   }
   function contains(list, word) { return index(" " list " ", " " word " ") > 0 }

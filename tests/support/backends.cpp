@@ -89,7 +89,8 @@ std::vector<tested_backend> open_all() {
     backend_options options;
     options.isa = isa;
     options.host_memory = &fenced_host_memory();
-    for (const executor_kind kind : {executor_kind::openmp, executor_kind::tbb, executor_kind::serial}) {
+    for (const executor_kind kind :
+         {executor_kind::threads, executor_kind::openmp, executor_kind::tbb, executor_kind::serial}) {
       options.executor_choice = kind;
       options.num_threads = kind == executor_kind::serial ? 0 : 2;
       add(family + "-" + std::string(to_string(kind)), family, device{}, options);
@@ -126,9 +127,11 @@ std::optional<tested_backend> open_tested(std::string name, std::string family, 
 arithmetic tested_backend::numbers_for(dtype q_type, dtype kv_type, dtype out_type, std::int32_t head_dim) const {
   const bool one_type = q_type == kv_type && out_type == kv_type;
   if (is_host) return one_type ? numbers : arithmetic{};
-  const bool tensor_cores =
-      one_type && has_tensor_cores(kv_type) && (head_dim == 64 || head_dim == 128 || head_dim == 256);
-  return tensor_cores ? numbers : arithmetic{};
+  if (one_type && has_tensor_cores(kv_type) && head_dim % 8 == 0 && head_dim <= 256) return numbers;
+  arithmetic f32;
+  // Products of TensorFloat-32 take subnormal numbers for 0.
+  if (one_type && kv_type == dtype::f32) f32.flushed[static_cast<std::size_t>(dtype::f32)] = 0x1p-126;
+  return f32;
 }
 
 arithmetic numbers_of(cpu_isa isa, dtype q_type, dtype kv_type, dtype out_type) {
@@ -162,7 +165,7 @@ std::unique_ptr<executor> make_reversed_executor(std::int32_t concurrency) {
 
 std::vector<executor_kind> threaded_executors() {
   std::vector<executor_kind> kinds;
-  for (const executor_kind kind : {executor_kind::openmp, executor_kind::tbb}) {
+  for (const executor_kind kind : {executor_kind::threads, executor_kind::openmp, executor_kind::tbb}) {
     backend_options options;
     options.executor_choice = kind;
     if (open({}, options) != nullptr) kinds.push_back(kind);

@@ -70,7 +70,7 @@ struct tested_backend {
 /// An executor in the caller's thread that runs workers last to first: a legal order that real pools rarely take.
 [[nodiscard]] std::unique_ptr<executor> make_reversed_executor(std::int32_t concurrency);
 
-/// Those of openmp and tbb that this build has.
+/// threads, and those of openmp and tbb that this build has.
 [[nodiscard]] std::vector<executor_kind> threaded_executors();
 
 /// The host memory of the CPU backends of `all_backends`.

@@ -136,7 +136,7 @@ TEST_CASE("a case can be run again by its name, in every format") {
 
 TEST_CASE("the text of a report is at most 100 columns wide, whatever failed and whatever kernels are called") {
   report said;
-  for (const char* kernel : {"cpu avx2 f32 vectors", "cuda prefill bf16 d128 any block options and a long name"}) {
+  for (const char* kernel : {"cpu avx2 f32 vectors", "cuda prefill bf16 d128 copy transform and a long name"}) {
     attention_row& row = said.row("cuda:0", std::string(no_isa), kernel);
     row.of_f32 = {0.5, "attention:4999"};
     for (const promise about : all_promises) row.of(about) = {100000, 99999};

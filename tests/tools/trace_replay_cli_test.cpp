@@ -61,6 +61,7 @@ TEST_CASE("--help lists every option and ends with 0") {
                              "--requests",
                              "--trace-block-size",
                              "--blocks",
+                             "--model",
                              "--policy",
                              "--keep-first",
                              "--cache-only",
@@ -84,6 +85,46 @@ TEST_CASE("--help lists every option and ends with 0") {
     CAPTURE(option);
     CHECK(result.out.find(option) != std::string::npos);
   }
+}
+
+TEST_CASE("a model's layer groups are replayed, and each has its pool and its hits in the report") {
+  const std::string trace = file("good.jsonl", conversation);
+  const std::string model = file("model.json",
+                                 R"({"groups": [{"kind": "full", "num_blocks": 400, "block_size": 16},
+                                     {"kind": "window", "num_blocks": 300, "block_size": 16, "window": 512},
+                                     {"kind": "state", "num_blocks": 40, "snapshot_interval": 512}]})");
+  const run_result result = run({trace, "--model", model, "--format", "json"});
+  CAPTURE(result.err);
+  REQUIRE(result.code == 0);
+  const json said = json::parse(result.out);
+  CHECK(said.at("finished") == 4);
+  CHECK(said.at("group_0_kind") == "full");
+  CHECK(said.at("group_1_blocks") == 300);
+  CHECK(said.at("group_2_kind") == "state");
+  // The second request shares the first's 1024 tokens, the fourth all but the end of its 1500.
+  CHECK(said.at("group_2_lookups") == 4);
+  CHECK(said.at("group_2_hits") == 2);
+  CHECK(said.at("group_0_hits").get<int>() == 64 + 93);
+  CHECK(said.at("cached_tokens") == 1024 + 1488);
+}
+
+TEST_CASE("a model that cannot be used is refused with its file and its group") {
+  const std::string trace = file("good.jsonl", conversation);
+  const auto refused = [&](const char* text, const char* words) {
+    check_refused({trace, "--model", file("bad.json", text)}, words);
+  };
+  refused("{", "bad.json: ");
+  refused("[]", "a model is an object with a list of \"groups\"");
+  refused(R"({"groups": [{"num_blocks": 4}]})", "group 0: it is no object with a \"kind\"");
+  refused(R"({"groups": [{"kind": "mamba"}]})", "group 0: \"kind\" is mamba; allowed are full, window and state");
+  refused(R"({"groups": [{"kind": "full", "num_blocks": 1e40}]})", "group 0: \"num_blocks\" is 1e+40");
+  refused(R"({"groups": [{"kind": "full", "blocks": 4}]})", "group 0: \"blocks\" is no field of a group");
+  refused(R"({"groups": [{"kind": "full", "num_blocks": 9}, {"kind": "window", "num_blocks": 9}]})",
+          "group 1: window 0 is not between 1 and");
+  check_refused({trace, "--model", "/no/such/file.json"}, "/no/such/file.json: the file cannot be read");
+  const std::string model = file("model.json", R"({"groups": [{"kind": "full", "num_blocks": 400}]})");
+  check_refused({trace, "--model", model, "--cache-only"}, "--model does not go with --cache-only");
+  check_refused({trace, "--model", model, "--blocks", "9"}, "leave out --blocks");
 }
 
 TEST_CASE("an option that is wrong is refused with the value received and the values allowed") {

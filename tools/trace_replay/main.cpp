@@ -33,6 +33,16 @@ cache_only_options cache_options(const options& chosen) {
           .trace_block_size = chosen.simulation.trace_block_size};
 }
 
+/// A model that no manager can have is a file that cannot be used.
+simulation_result simulate_model(const trace& what, const options& chosen, progress_bar& progress) {
+  try {
+    return simulate(what, chosen.simulation, progress);
+  } catch (const bifolio::error& problem) {
+    if (chosen.model_path.empty() || problem.code() != bifolio::errc::invalid_argument) throw;
+    throw input_error(fmt::format("{}: {}", chosen.model_path, problem.what()));
+  }
+}
+
 void replay(options chosen) {
   const trace what = read_trace_file(chosen.trace_path, chosen.format_in, chosen.max_requests);
   std::vector<report> said;
@@ -42,7 +52,7 @@ void replay(options chosen) {
       chosen.simulation.num_blocks = num_blocks;
       progress_bar progress(chosen.progress);
       said.push_back(chosen.cache_only ? summarize(chosen, replay_cache(what, cache_options(chosen), progress))
-                                       : summarize(chosen, simulate(what, chosen.simulation, progress)));
+                                       : summarize(chosen, simulate_model(what, chosen, progress)));
     }
   }
   const bool compares = said.size() > 1;

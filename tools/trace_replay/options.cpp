@@ -11,6 +11,7 @@
 #include <map>
 
 #include "input_error.hpp"
+#include "model.hpp"
 #include "tools/common/program.hpp"
 
 namespace trace_replay {
@@ -106,6 +107,9 @@ void add_cache_options(CLI::App& program, options& result, written& text) {
       "and compares them")
       ->default_str("50000; unbounded with --cache-only");
   add("--block-size", to.block_size, "Tokens of a block; with --cache-only a block is one of the trace's");
+  add("--model", result.model_path, "The layer groups of a model, in place of --blocks, --block-size, --host-blocks")
+      ->option_text("FILE.json")
+      ->default_str("");
   add("--policy", text.policy,
       "lru, s3_fifo, or priority: the first blocks of every prompt are evicted last. A list compares them");
   add("--keep-first", to.num_kept, "With --policy priority: how many blocks that are");
@@ -186,6 +190,14 @@ void check(options& result, const written& text) {
                                            {"swap", preemption_mode::swap},
                                            {"automatic", preemption_mode::automatic}});
   to.prefix_caching = !text.no_prefix_caching;
+  if (!result.model_path.empty()) {
+    if (result.cache_only)
+      throw input_error("--model does not go with --cache-only, which has one pool of trace blocks");
+    if (!text.blocks.empty()) throw input_error("--model says how many blocks each pool has; leave out --blocks");
+    to.groups = read_model_file(result.model_path);
+    to.block_size = to.groups.front().block_size;
+    to.num_host_blocks = to.groups.front().num_host_blocks;
+  }
   if (text.blocks.empty()) {
     result.num_blocks = {result.cache_only ? 0 : 50000};
   } else {

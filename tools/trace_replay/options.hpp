@@ -24,8 +24,9 @@ struct options {
   std::vector<std::int64_t> num_blocks;
   std::vector<policy_kind> policies;
   tools::output_format format = tools::output_format::md;
-  std::string plot_path;  ///< empty: none
-  std::string html_path;  ///< empty: none
+  std::string plot_path;   ///< empty: none
+  std::string html_path;   ///< empty: none
+  std::string model_path;  ///< whose groups are in `simulation`; empty: none
   bool progress = false;
 };
 

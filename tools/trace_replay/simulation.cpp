@@ -58,6 +58,7 @@ kv_cache_config cache_config(const simulation_options& options, std::int64_t num
   config.prefix.seed = hash_seed{};
   config.prefix.policy = &policy;
   config.num_host_blocks = options.num_host_blocks;
+  config.groups = options.groups;
   return config;
 }
 
@@ -90,7 +91,8 @@ class simulation {
         progress_(progress),
         policy_(make_policy(options.policy, options.num_kept)),
         manager_(cache_config(options,
-                              options.num_blocks > 0 ? options.num_blocks : blocks_for_everything(what, options),
+                              options.num_blocks > 0 || !options.groups.empty() ? options.num_blocks
+                                                                                : blocks_for_everything(what, options),
                               longest_sequence(what), *policy_)),
         scheduler_(manager_, steps_config(options)),
         capacity_(manager_.config().num_blocks * options.block_size),
@@ -282,6 +284,20 @@ class simulation {
     result.time_to_first_token_ms = percentiles_of(std::move(first_token));
     result.time_per_token_ms = percentiles_of(std::move(per_token));
     result.latency_ms = percentiles_of(std::move(latency));
+    result.num_cached_tokens = steps.num_cached_tokens;
+    for (std::size_t g = 0; g < options_.groups.size(); ++g) {
+      const auto group = static_cast<std::int32_t>(g);
+      const cache_stats own = manager_.stats(group);
+      group_result& one = result.groups.emplace_back();
+      one.kind = options_.groups[g].kind;
+      one.num_blocks = own.num_blocks;
+      one.peak_used_blocks = own.peak_used_blocks;
+      if (const prefix_cache* cache = manager_.prefix(group); cache != nullptr) {
+        one.lookups = cache->stats().num_looked_up_blocks;
+        one.hits = cache->stats().num_hit_blocks;
+        one.evictions = cache->stats().num_evicted_blocks;
+      }
+    }
     result.wall_seconds = wall_seconds;
     result.bookkeeping_us_per_step = std::chrono::duration<double, std::micro>(bookkeeping_).count() /
                                      static_cast<double>(std::max<std::int64_t>(steps.num_steps, 1));

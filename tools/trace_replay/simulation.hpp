@@ -7,6 +7,8 @@
 
 #include <bifolio/scheduler.hpp>
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "cost_model.hpp"
 #include "eviction.hpp"
@@ -30,7 +32,18 @@ struct simulation_options {
   double speed = 1;  ///< requests arrive this many times as fast as in the trace
   cost_model costs;
   std::int64_t trace_block_size = 512;
-  bool build_batches = false;  ///< also make the arrays that kernels would read, in every step
+  bool build_batches = false;                 ///< also make the arrays that kernels would read, in every step
+  std::vector<bifolio::group_config> groups;  ///< of a model; empty: one, described above
+};
+
+/// What one layer group did; of a group with states a block is a state, and a look-up asks for one.
+struct group_result {
+  bifolio::group_kind kind = bifolio::group_kind::full;
+  std::int64_t num_blocks = 0;
+  std::int64_t peak_used_blocks = 0;
+  std::int64_t lookups = 0;
+  std::int64_t hits = 0;
+  std::int64_t evictions = 0;
 };
 
 struct simulation_result {
@@ -57,6 +70,8 @@ struct simulation_result {
   double wall_seconds = 0;
   double bookkeeping_us_per_step = 0;  ///< wall time inside the scheduler (schedule, build if asked for, commit)
   timeline over_time;
+  std::int64_t num_cached_tokens = 0;  ///< that every group had, of prompts and of what was computed again
+  std::vector<group_result> groups;    ///< of a model
 };
 
 /// Throws `input_error` for options that do not go together, `bifolio::error`.

@@ -100,6 +100,20 @@ report summarize(const options& chosen, const simulation_result& result) {
       {"wall_seconds", "wall time, s", result.wall_seconds},
       {"bookkeeping_us_per_step", "wall time in scheduler and manager, µs a step", result.bookkeeping_us_per_step},
   };
+  if (!result.groups.empty())
+    said.facts.push_back({"cached_tokens", "tokens found in all groups", result.num_cached_tokens});
+  for (std::size_t g = 0; g < result.groups.size(); ++g) {
+    const group_result& group = result.groups[g];
+    const auto add = [&](const char* name, const char* label, const auto& value) {
+      said.facts.push_back({fmt::format("group_{}_{}", g, name), fmt::format("group {}: {}", g, label), value});
+    };
+    add("kind", "kind", std::string(to_string(group.kind)));
+    add("blocks", "blocks of the pool", group.num_blocks);
+    add("peak_used_blocks", "most blocks in use", group.peak_used_blocks);
+    add("lookups", "blocks looked up", group.lookups);
+    add("hits", "taken by hits", group.hits);
+    add("evictions", "evictions", group.evictions);
+  }
   said.durations = {
       {"queueing_ms", "queueing", result.queueing_ms},
       {"time_to_first_token_ms", "time to first token", result.time_to_first_token_ms},

@@ -121,6 +121,7 @@ class BIFOLIO_API group_manager final : private prefix_cache::removal_observer {
   [[nodiscard]] sequence_marks& marks_of(const sequence& record) const noexcept;
   void reserve_all_events(std::int64_t num_first, std::int64_t num_own);
   void commit_all(sequence& record, std::int64_t num_tokens) noexcept;
+  [[nodiscard]] bool commit_in_place(sequence& record, std::int64_t num_tokens) noexcept;
   void publish_cross(const sequence& record, layer_group& group) noexcept;
   void publish_states(const sequence& record, std::int64_t position, const prefix_chain& contents) noexcept;
   void release_marks(const sequence& record) noexcept;

@@ -219,9 +219,13 @@ class BIFOLIO_API manager_core {
   /// Room for the opening, and the scope that it takes.
   [[nodiscard]] scope_id reserve_open(const prompt_view& prompt, std::int32_t size, std::int64_t num_fresh);
   seq_id open_sharing(const shared_opening& what, block_copy& copy) noexcept;
-  /// Whether the plan's rows can be built, with room for them in the batch; returns the stride of its table rows.
-  [[nodiscard]] std::int64_t prepare_build(step_batch& batch, const step_plan& plan) const;
-  void fill_batch(step_batch& batch, const step_plan& plan, std::int64_t stride) const noexcept;
+  /// Whether the plan's rows can be built, with room for them in the batch.
+  struct batch_shape {
+    std::int64_t stride;
+    std::int64_t num_tokens;
+  };
+  [[nodiscard]] batch_shape prepare_build(step_batch& batch, const step_plan& plan) const;
+  void fill_batch(step_batch& batch, const step_plan& plan, const batch_shape& shape) const noexcept;
   void move_all(std::span<const seq_id> seqs, bool out, std::vector<block_copy>& copies) noexcept;
   [[nodiscard]] alloc_status move_status(std::span<const seq_id> seqs, bool out) const;
   [[nodiscard]] block_id take_block() noexcept;

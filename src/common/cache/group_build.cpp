@@ -8,6 +8,7 @@
 #include "common/base/refuse.hpp"
 #include "common/base/translate.hpp"
 #include "common/cache/layer_group.hpp"
+#include "common/cache/manager_steps.hpp"
 
 namespace bifolio::detail {
 namespace {
@@ -48,13 +49,14 @@ void group_manager::build(step_batch& first, std::span<step_batch> others, const
            " batches were given, one per layer group is needed: ", groups_.size());
   }
   std::array<std::int64_t, max_layer_groups> strides{};
+  std::array<manager_core::batch_shape, max_layer_groups> shapes{};
   const auto batch_of = [&](std::size_t i) -> step_batch& { return i == 0 ? first : others[i - 1]; };
   std::int64_t num_tokens = 0;
   for (const scheduled_seq& row : plan.seqs) num_tokens += row.query_len;
   for (std::size_t i = 0; i < groups_.size(); ++i) {
     const layer_group& group = *groups_[i];
     if (group.has_positions()) {
-      strides[i] = group.core->prepare_build(batch_of(i), plan);
+      shapes[i] = group.core->prepare_build(batch_of(i), plan);
       continue;
     }
     strides[i] = 2 + group.config.num_draft_slots;
@@ -75,7 +77,7 @@ void group_manager::build(step_batch& first, std::span<step_batch> others, const
     const layer_group& group = *groups_[i];
     step_batch& batch = batch_of(i);
     if (group.has_positions()) {
-      group.core->fill_batch(batch, plan, strides[i]);
+      group.core->fill_batch(batch, plan, shapes[i]);
       continue;
     }
     start_rows(batch, first, strides[i], config_.table_padding);
@@ -91,9 +93,10 @@ void group_manager::build(step_batch& first, std::span<step_batch> others, const
         continue;
       }
       const std::int32_t begin = row.seq_len - row.query_len;
-      *entries = to_index(group.states->at(index, begin));
+      *entries = to_index(invalid_block);
       std::int32_t* written = entries + 1;
       for (const state_slots::held_state& state : group.states->of(index)) {
+        if (state.position == begin) *entries = to_index(state.slot);
         if (state.position > begin && state.position <= row.seq_len) *written++ = to_index(state.slot);
       }
     }

@@ -12,6 +12,7 @@
 #include "common/base/translate.hpp"
 #include "common/cache/group_config.hpp"
 #include "common/cache/layer_group.hpp"
+#include "common/cache/manager_steps.hpp"
 
 namespace bifolio::detail {
 namespace {
@@ -167,13 +168,15 @@ allocate_result group_manager::allocate(std::int64_t num_tokens, std::int64_t nu
 // --- growing
 
 bool group_manager::has_room(seq_id seq, std::int64_t num_tokens) const noexcept {
+  if (first_.find(seq) == nullptr) return false;
+  const std::uint32_t index = index_of(seq);
   for (const manager_core* core : tables_) {
-    const sequence* record = core->find(seq);
-    if (record == nullptr || num_tokens > std::int64_t{record->writable_end} - record->num_tokens) return false;
+    const sequence& record = core->records_[index];
+    if (num_tokens > std::int64_t{record.writable_end} - record.num_tokens) return false;
   }
   for (const layer_group* group : states_) {
-    if (!group->states->has_room(index_of(seq), num_tokens)) return false;
-    if (group->states->slots_for(num_tokens) > group->states->pool().num_free()) return false;
+    const state_slots& states = *group->states;
+    if (!states.has_room(index, num_tokens) || states.slots_for(num_tokens) > states.pool().num_free()) return false;
   }
   return !records_events_ || states_.empty();  // a slot that is taken may be one that is evicted
 }
@@ -311,8 +314,29 @@ void group_manager::commit_all(sequence& record, std::int64_t num_tokens) noexce
   }
 }
 
+// The common case of a commit, for which no group needs memory: no window gives back a block, and no encoder's output
+// is new.
+bool group_manager::commit_in_place(sequence& record, std::int64_t num_tokens) noexcept {
+  if (num_tokens < 0 || num_tokens > std::int64_t{record.num_tokens} - record.num_committed) return false;
+  const std::ptrdiff_t at = &record - first_.records_;
+  const std::int64_t num_committed = record.num_committed + num_tokens;
+  for (const manager_core* core : tables_) {
+    if (core->config_.sliding_window == 0) continue;
+    if (core->first_visible_block(num_committed) > core->tables_[at].first()) return false;
+  }
+  for (const layer_group* group : crosses_) {
+    const sequence& own = group->core->records_[at];
+    if (own.num_committed != own.num_tokens) return false;
+  }
+  for (manager_core* core : tables_) core->records_[at].num_committed += static_cast<std::int32_t>(num_tokens);
+  for (const layer_group* group : states_) group->states->commit(static_cast<std::uint32_t>(at), num_committed);
+  return true;
+}
+
 void group_manager::commit(seq_id seq, std::int64_t num_tokens) {
   sequence& record = first_.get_resident(seq);
+  if (first_.publications_ == nullptr && commit_in_place(record, num_tokens)) [[likely]]
+    return;
   for (manager_core* core : tables_) {
     core->reserve_commit(core->records_[&record - first_.records_], num_tokens);
     if (core->config_.sliding_window > 0) translate_bad_alloc("commit", [&] { core->slab_.reserve(3); });
@@ -332,6 +356,15 @@ void group_manager::commit(seq_id seq, std::span<const token_id> tokens) {
   sequence& record = first_.get_resident(seq);
   const std::ptrdiff_t at = &record - first_.records_;
   const auto num_tokens = static_cast<std::int64_t>(tokens.size());
+  if (num_tokens == 1 && first_.publications_ != nullptr) [[likely]] {
+    // One more token of a block of the first group that is not full yet.
+    const std::int32_t num_published = first_.publication_of(record).num_published;
+    const std::int32_t offset = record.num_committed - num_published * first_.config_.block_size;
+    if (num_published >= 0 && offset + 1 < first_.config_.block_size && commit_in_place(record, 1)) {
+      first_.tail_tokens_of(record)[offset] = tokens[0];
+      return;
+    }
+  }
   require_between("num_tokens", num_tokens, 0, record.num_tokens - record.num_committed);
   const std::int64_t num_published =
       first_.whole_blocks(record.num_committed + num_tokens) - first_.whole_blocks(record.num_committed);

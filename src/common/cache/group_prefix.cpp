@@ -10,6 +10,7 @@
 #include "common/base/require.hpp"
 #include "common/base/translate.hpp"
 #include "common/cache/layer_group.hpp"
+#include "common/cache/manager_steps.hpp"
 
 namespace bifolio::detail {
 namespace {
@@ -40,8 +41,9 @@ block_id group_manager::find_contents(const layer_group& group, const prefix_cha
 
 extra_key group_manager::cross_extra(const prompt_view& prompt) const {
   const std::string_view salt = prompt.scope.salt;
-  cross_value_.resize(sizeof(std::uint64_t) * 2 + salt.size() + prompt.cross.digest.size());
-  const std::array<std::uint64_t, 2> head{prompt.scope.adapter_id, salt.size()};
+  const std::array<std::uint64_t, 3> head{prompt.scope.adapter_id, static_cast<std::uint64_t>(prompt.cross.num_tokens),
+                                          salt.size()};
+  cross_value_.resize(sizeof head + salt.size() + prompt.cross.digest.size());
   std::memcpy(cross_value_.data(), head.data(), sizeof head);
   if (!salt.empty()) std::memcpy(cross_value_.data() + sizeof head, salt.data(), salt.size());
   std::copy(prompt.cross.digest.begin(), prompt.cross.digest.end(),

@@ -12,6 +12,7 @@
 #include "common/base/require.hpp"
 #include "common/base/translate.hpp"
 #include "common/cache/group_config.hpp"
+#include "common/cache/manager_steps.hpp"
 
 namespace bifolio::detail {
 namespace {
@@ -148,27 +149,6 @@ allocate_result manager_core::allocate(std::int64_t num_tokens) {
   return {open_with_slots(num_tokens, size), alloc_status::ok};
 }
 
-void manager_core::reserve_allocate(std::int32_t size) {
-  translate_bad_alloc("allocate", [&] {
-    tables_[free_record_].reserve(size);
-    slab_.reserve(block_table::chunks_to_grow(0, size));
-    reserve_events(size);
-  });
-}
-
-seq_id manager_core::open_with_slots(std::int64_t num_tokens, std::int32_t size) noexcept {
-  sequence& record = open_record();
-  block_table& table = table_of(record);
-  for (std::int32_t i = 0; i < size; ++i) table.push_back(take_block(), slab_);
-  record.num_tokens = static_cast<std::int32_t>(num_tokens);
-  record.writable_end = end_of(table);
-  if (publications_ != nullptr) publication_of(record) = {prefix_->root(default_scope), 0, 0, default_scope, {}};
-  num_tokens_ += num_tokens;
-  num_entries_ += size;
-  peak_used_ = std::max(peak_used_, pool_.num_used());
-  return id_of(record);
-}
-
 manager_core::growth manager_core::plan_growth(const sequence& record, std::int64_t num_tokens,
                                                std::int64_t num_lookahead) const {
   const std::int64_t left = config_.max_seq_len - record.num_tokens;
@@ -213,39 +193,6 @@ append_result manager_core::append_slowly(seq_id seq, std::int64_t num_tokens, s
   if (grown.status != alloc_status::ok || num_tokens + num_lookahead == 0) return {grown.status, {}};
   reserve_append(record, grown);
   return {alloc_status::ok, grow(record, grown, num_tokens)};
-}
-
-void manager_core::reserve_append(const sequence& record, const growth& grown) {
-  block_table& table = table_of(record);
-  translate_bad_alloc("append", [&] {
-    table.reserve(grown.table_size);
-    slab_.reserve(block_table::chunks_to_grow(table.size(), grown.table_size) +
-                  (grown.copies_tail && table.cuts_shared_chunk(whole_blocks(record.num_tokens)) ? 1 : 0));
-    reserve_events(grown.num_blocks + 1);
-  });
-}
-
-block_copy manager_core::grow(sequence& record, const growth& grown, std::int64_t num_tokens) noexcept {
-  block_table& table = table_of(record);
-  const std::int32_t tail = whole_blocks(record.num_tokens);
-  block_copy copy;
-  if (grown.unregisters_tail) prefix_->unregister(table[tail]);
-  if (grown.copies_tail) {
-    copy = {table[tail], take_block()};
-    table.replace(tail, copy.dst, pool_, slab_);
-    note_table_change(record);
-    ++num_copied_;
-  } else if (host_ && ends_in_block(record.num_tokens)) {
-    // A sequence that shared the tail, and for which it was full, may have been swapped out since.
-    detach(table[tail]);
-  }
-  num_entries_ += grown.table_size - table.size();
-  while (table.size() < grown.table_size) table.push_back(take_block(), slab_);
-  record.writable_end = end_of(table);
-  record.num_tokens += static_cast<std::int32_t>(num_tokens);
-  num_tokens_ += num_tokens;
-  peak_used_ = std::max(peak_used_, pool_.num_used());
-  return copy;
 }
 
 std::int32_t manager_core::first_visible_block(std::int64_t num_committed) const noexcept {
@@ -309,33 +256,6 @@ allocate_result manager_core::fork(seq_id seq) {
   return {fork_record(parent), alloc_status::ok};
 }
 
-void manager_core::reserve_fork(const sequence& parent) {
-  translate_bad_alloc("fork", [&] {
-    tables_[free_record_].reserve(blocks_of(parent.num_tokens));
-    slab_.reserve(1);
-    if (publications_ != nullptr) reserve_fork_publication(parent, records_[free_record_]);
-  });
-}
-
-seq_id manager_core::fork_record(sequence& parent) noexcept {
-  const std::int32_t size = blocks_of(parent.num_tokens);
-  sequence& child = open_record();
-  block_table& table = table_of(child);
-  table.share(table_of(parent), size, pool_, slab_);
-  child.num_tokens = parent.num_tokens;
-  child.num_committed = parent.num_committed;
-  if (ends_in_block(parent.num_tokens)) {
-    parent.writable_end = 0;
-  } else {
-    child.writable_end = end_of(table);
-  }
-  if (publications_ != nullptr) fork_publication(parent, child);
-  num_tokens_ += child.num_tokens;
-  num_entries_ += size - table.first();
-  ++num_forks_;
-  return id_of(child);
-}
-
 void manager_core::truncate(seq_id seq, std::int64_t num_tokens) {
   sequence& record = get_resident(seq);
   prefetch_to_write(reinterpret_cast<const char*>(&table_of(record)) + 64);
@@ -343,49 +263,7 @@ void manager_core::truncate(seq_id seq, std::int64_t num_tokens) {
   truncate_record(record, num_tokens);
 }
 
-void manager_core::prepare_truncate(const sequence& record, std::int64_t num_tokens) {
-  require_between("num_tokens", num_tokens, 0, record.num_tokens);
-  const block_table& table = table_of(record);
-  if (table.first() > first_visible_block(num_tokens)) {
-    refuse(errc::invalid_argument, "truncate to ", num_tokens, " tokens needs logical block ",
-           first_visible_block(num_tokens), ", but the sliding window gave back those below ", table.first());
-  }
-  if (table.cuts_shared_chunk(blocks_of(num_tokens))) translate_bad_alloc("truncate", [&] { slab_.reserve(1); });
-}
-
-void manager_core::truncate_record(sequence& record, std::int64_t num_tokens) noexcept {
-  const std::int32_t size = blocks_of(num_tokens);
-  block_table& table = table_of(record);
-  num_entries_ -= table.size() - size;
-  table.truncate(size, whole_blocks(record.num_committed), pool_, slab_);
-  note_table_change(record);
-  num_tokens_ -= record.num_tokens - num_tokens;
-  record.num_tokens = static_cast<std::int32_t>(num_tokens);
-  record.num_committed = std::min(record.num_committed, record.num_tokens);
-  // The new tail may be a block that was full, and thereby shared, a moment ago.
-  record.writable_end = ends_in_block(num_tokens) ? 0 : end_of(table);
-  if (host_ && ends_in_block(num_tokens)) detach(table[whole_blocks(num_tokens)]);
-  if (publications_ != nullptr) rewind_publication(record);
-}
-
 void manager_core::free(seq_id seq) { free_record(get(seq)); }
-
-void manager_core::free_record(sequence& record) noexcept {
-  block_table& table = table_of(record);
-  num_tokens_ -= record.num_tokens;
-  if (publications_ != nullptr) end_publication(record);
-  if (record.writable_end == swapped_out) {
-    --host_->num_swapped_sequences;
-    table.clear(whole_blocks(record.num_committed), host_->pool, slab_);
-  } else {
-    num_entries_ -= table.size() - table.first();
-    table.clear(whole_blocks(record.num_committed), pool_, slab_);
-  }
-  ++record.generation;
-  record.num_tokens = free_record_;
-  free_record_ = static_cast<std::int32_t>(&record - records_);
-  --num_sequences_;
-}
 
 block_id manager_core::block_at(seq_id seq, std::int64_t index) const {
   const block_table& table = table_of(get(seq));

@@ -11,9 +11,9 @@
 namespace bifolio::detail {
 namespace {
 
-// Steps in flight, the one being planned, and the committed state; drafts are not combined with steps in flight.
+// Steps in flight and the one being planned, each with drafts, and the committed state.
 std::uint32_t capacity_for(const group_config& group) noexcept {
-  return block_pool::max_open_fences + 2 + static_cast<std::uint32_t>(group.num_draft_slots);
+  return (block_pool::max_open_fences + 1) * (1 + static_cast<std::uint32_t>(group.num_draft_slots)) + 1;
 }
 
 }  // namespace
@@ -47,10 +47,6 @@ block_id state_slots::at(std::uint32_t record, std::int64_t position) const noex
     if (state.position == position) return state.slot;
   }
   return invalid_block;
-}
-
-std::int64_t state_slots::slots_for(std::int64_t num_tokens) const noexcept {
-  return states_of_step(num_tokens, num_draft_slots_);
 }
 
 void state_slots::require_room(std::uint32_t record, std::int64_t num_tokens) const {

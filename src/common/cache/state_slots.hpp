@@ -25,6 +25,8 @@
 #include <string>
 #include <vector>
 
+#include "common/cache/group_config.hpp"
+
 namespace bifolio::detail {
 
 class digest_builder;
@@ -53,7 +55,9 @@ class state_slots {
     return position == 0 || at(record, position) != invalid_block;
   }
 
-  [[nodiscard]] std::int64_t slots_for(std::int64_t num_tokens) const noexcept;
+  [[nodiscard]] std::int64_t slots_for(std::int64_t num_tokens) const noexcept {
+    return states_of_step(num_tokens, num_draft_slots_);
+  }
   /// Throws `error` (failed_precondition): more steps are not committed than states are kept of.
   void require_room(std::uint32_t record, std::int64_t num_tokens) const;
   [[nodiscard]] bool has_room(std::uint32_t record, std::int64_t num_tokens) const noexcept {

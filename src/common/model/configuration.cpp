@@ -19,6 +19,14 @@ kv_layout layout_of(const model_cache_config& config) {
                      spec.block_size, spec.v_in_k);
 }
 
+cache_engine_config storage_of(const model_cache_config& config, std::int64_t num_blocks) {
+  return {.num_layers = config.num_layers,
+          .num_blocks = num_blocks,
+          .layout = layout_of(config),
+          .k_scales = config.k_scales,
+          .v_scales = config.v_scales};
+}
+
 /// Sets a number of blocks from bytes.
 void derive_blocks(const char* what, std::int64_t& num_blocks, std::int64_t memory_bytes, const kv_layout& layout,
                    std::int32_t num_layers) {
@@ -41,7 +49,16 @@ void require_window(std::int32_t window_left, std::int32_t sliding_window) {
 }
 
 model_cache_config complete(model_cache_config config) {
+  if (!config.cache.groups.empty()) {
+    refuse(errc::unsupported, "the cache of a model has one layer group, not ", config.cache.groups.size(),
+           "; use kv_cache_manager and a cache_engine for each group");
+  }
   attention_spec& spec = config.attention;
+  if (!config.cache.groups.empty()) {
+    refuse(errc::invalid_argument, "cache.groups has ", config.cache.groups.size(),
+           " layer groups; a model_cache has one cache engine, so it takes none: use a kv_cache_manager and an engine "
+           "per group");
+  }
   if (spec.v_head_dim == 0) spec.v_head_dim = spec.qk_head_dim;
   if (spec.block_size == 0) spec.block_size = config.cache.block_size;
   if (spec.block_size != config.cache.block_size) {
@@ -71,7 +88,7 @@ model_state::model_state(backend& device, const model_cache_config& given)
       config(complete(given)),
       implementation(given.attention.implementation),
       manager(config.cache),
-      engine(device, {config.num_layers, config.cache.num_blocks, layout_of(config)}) {
+      engine(device, storage_of(config, config.cache.num_blocks)) {
   config.attention.implementation = implementation;
   if (config.cache.num_host_blocks > 0) {
     // The host's engine stores alone: the device's backend moves its blocks.
@@ -79,8 +96,7 @@ model_state::model_state(backend& device, const model_cache_config& given)
       host_backend = make_backend({}, {.executor_choice = executor_kind::serial});
     }
     backend& keeper = host_backend ? *host_backend : device;
-    host.emplace(keeper, cache_engine_config{config.num_layers, config.cache.num_host_blocks, layout_of(config)},
-                 &device.staging_memory());
+    host.emplace(keeper, storage_of(config, config.cache.num_host_blocks), &device.staging_memory());
   }
   for (std::int32_t layer = 0; layer < config.num_layers; ++layer) {
     attention_spec spec = config.attention;

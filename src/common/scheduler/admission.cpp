@@ -24,13 +24,14 @@ prompt_view scheduler_core::view_of(const sample_state& sample) const noexcept {
   const std::size_t num_full = view.tokens.size() / static_cast<std::size_t>(manager_->config().block_size);
   view.keys = std::span(sample.keys).first(std::min(sample.keys.size(), num_full));
   view.retention = owner.retention;
+  view.cross = {owner.num_cross_tokens, owner.cross_digest};
   return view;
 }
 
 // By rank, and never past a sequence that has to wait, so that none waits forever.
 void scheduler_core::admit(std::int64_t& budget) noexcept {
   if (waiting_.head == nullptr && swapped_.head == nullptr) return;
-  std::int64_t promised = promised_blocks();
+  group_blocks promised = promised_blocks();
   for (;;) {
     sample_state* waiting = waiting_.head;
     sample_state* swapped = swapped_.head;
@@ -43,7 +44,20 @@ void scheduler_core::admit(std::int64_t& budget) noexcept {
   }
 }
 
-bool scheduler_core::admit_waiting(sample_state& sample, std::int64_t& budget, std::int64_t& promised) noexcept {
+std::int64_t scheduler_core::blocks_of_fork(std::int32_t group) const noexcept {
+  switch (kind_of(group)) {
+    case group_kind::full:
+    case group_kind::window:
+      return 1;
+    case group_kind::state:
+      return peak_of(1, group);
+    case group_kind::cross:
+      return 0;
+  }
+  return 1;
+}
+
+bool scheduler_core::admit_waiting(sample_state& sample, std::int64_t& budget, group_blocks& promised) noexcept {
   if (budget == 0 || sample.num_pending > 0) return false;  // its last tokens are still being sampled
   const std::int32_t num_running_slots = sample.owner->forked ? 1 : sample.owner->num_live;
   if (num_running_slots_taken_ + num_running_slots > config_.max_running) return false;
@@ -54,15 +68,21 @@ bool scheduler_core::admit_waiting(sample_state& sample, std::int64_t& budget, s
     const prompt_view view = view_of(sample);
     // Alone in the pool a request needs no watermark: it was accepted because it fits.
     if (running_.size > 0) {
-      const std::int64_t free = manager_->num_free_blocks() - promised;
+      std::int64_t free = 0;
+      group_blocks others{};
+      for (std::int32_t g = 0; g < num_groups_; ++g) {
+        const std::int64_t taken = promised[static_cast<std::size_t>(g)];
+        free += manager_->num_free_blocks(g) - taken;
+        others[static_cast<std::size_t>(g)] = std::min(taken + forks * blocks_of_fork(g), max_num_blocks);
+      }
       const std::int64_t step = current_->plan.step;
       if (caches && deferred_ == &sample && free <= deferred_free_blocks_ &&
           step < deferred_step_ + steps_between_look_ups) {
         return false;
       }
-      const std::int64_t others = std::min(promised + forks, max_num_blocks);
-      const alloc_status status = caches ? manager_->can_open(view, chunk_limit(), others).status
-                                         : manager_->can_allocate(sample.num_known, chunk_limit(), others);
+      const alloc_status status =
+          caches ? manager_->can_open(view, chunk_limit(), others).status
+                 : manager_->can_allocate(sample.num_known, chunk_limit(), others, sample.owner->num_cross_tokens);
       if (status != alloc_status::ok) {
         deferred_ = &sample;
         deferred_free_blocks_ = free;
@@ -75,7 +95,8 @@ bool scheduler_core::admit_waiting(sample_state& sample, std::int64_t& budget, s
     if (caches) {
       opened = manager_->open(view, most);
     } else {
-      const allocate_result got = manager_->allocate(std::min<std::int64_t>(sample.num_known, most));
+      const allocate_result got =
+          manager_->allocate(std::min<std::int64_t>(sample.num_known, most), sample.owner->num_cross_tokens);
       opened.seq = got.seq;
       opened.status = got.status;
     }
@@ -89,8 +110,13 @@ bool scheduler_core::admit_waiting(sample_state& sample, std::int64_t& budget, s
     if (sample.owner->num_cached_tokens < 0) sample.owner->num_cached_tokens = opened.num_cached_tokens;
     stats_.num_cached_tokens += opened.num_cached_tokens;
     budget -= query_len;
-    promised += forks + manager_->blocks_at_peak(sample.num_known, chunk_limit()) -
-                manager_->blocks_at_peak(opened.num_cached_tokens + query_len, chunk_limit());
+    if (sample.owner->num_cross_tokens > opened.num_cached_cross_tokens) {
+      current_->plan.encoded.push_back(opened.seq);
+    }
+    for (std::int32_t g = 0; g < num_groups_; ++g) {
+      promised[static_cast<std::size_t>(g)] +=
+          forks * blocks_of_fork(g) + peak_of(sample.num_known, g) - peak_of(opened.num_cached_tokens + query_len, g);
+    }
     return true;
   } catch (...) {
     lacked_memory_ = true;  // nothing else can be wrong
@@ -99,28 +125,34 @@ bool scheduler_core::admit_waiting(sample_state& sample, std::int64_t& budget, s
 }
 
 // Blocks that admitted prompts will still need. Growth by decoding is what the watermark is for.
-std::int64_t scheduler_core::promised_blocks() const noexcept {
-  std::int64_t promised = 0;
+group_blocks scheduler_core::promised_blocks() const noexcept {
+  group_blocks promised{};
   for (const sample_state* sample = running_.head; sample != nullptr; sample = sample->next) {
-    promised += sample->num_running_slots - 1;
-    if (sample->num_to_schedule() <= 1) continue;
-    const std::int64_t held = manager_->num_table_blocks(sample->seq) - manager_->num_released_blocks(sample->seq);
-    promised += std::max<std::int64_t>(0, manager_->blocks_at_peak(sample->num_known, chunk_limit()) - held);
+    for (std::int32_t g = 0; g < num_groups_; ++g) {
+      std::int64_t& blocks = promised[static_cast<std::size_t>(g)];
+      blocks += (sample->num_running_slots - 1) * blocks_of_fork(g);
+      if (sample->num_to_schedule() <= 1) continue;
+      const std::int64_t held = manager_->num_held_blocks(sample->seq, g);
+      blocks += std::max<std::int64_t>(0, peak_of(sample->num_known, g) - held);
+    }
   }
   return promised;
 }
 
 // Swapped sequences return when, besides the watermark, each of them can also grow by a block: else the next sequence
 // to grow would swap them out again. Alone in the pool they need no such room.
-bool scheduler_core::return_swapped(sample_state& first, std::int64_t& promised) noexcept {
+bool scheduler_core::return_swapped(sample_state& first, group_blocks& promised) noexcept {
   std::int64_t num_running_slots = 0;
-  std::int64_t growth = 0;
+  group_blocks growth{};
   bool is_pending = false;
   unit_seqs_.clear();
   for_unit(first, [&](const sample_state& sample) {
     num_running_slots += sample.owner->forked ? 1 : sample.owner->num_live;
-    growth += std::max<std::int64_t>(1, manager_->blocks_at_peak(sample.num_known, chunk_limit()) -
-                                            manager_->blocks_at_peak(sample.num_scheduled, chunk_limit()));
+    for (std::int32_t g = 0; g < num_groups_; ++g) {
+      growth[static_cast<std::size_t>(g)] +=
+          std::max<std::int64_t>(std::min<std::int64_t>(1, blocks_of_fork(g)),
+                                 peak_of(sample.num_known, g) - peak_of(sample.num_scheduled, g));
+    }
     is_pending = is_pending || sample.num_pending > 0;
     unit_seqs_.push_back(sample.seq);
   });
@@ -129,10 +161,14 @@ bool scheduler_core::return_swapped(sample_state& first, std::int64_t& promised)
   const bool alone = running_.size == 0;
   alloc_status status = alloc_status::later;
   try {
-    if (alone || manager_->blocks_to_swap_in(unit_seqs_) + growth + promised + manager_->watermark_blocks() <=
-                     manager_->num_free_blocks()) {
-      status = manager_->swap_in(unit_seqs_, plan.swap_ins);
+    bool fits = true;
+    for (std::int32_t g = 0; g < num_groups_ && !alone; ++g) {
+      const auto at = static_cast<std::size_t>(g);
+      fits = fits &&
+             manager_->blocks_to_swap_in(unit_seqs_, g) + growth[at] + promised[at] + manager_->watermark_blocks(g) <=
+                 manager_->num_free_blocks(g);
     }
+    if (fits) status = move_unit(false);
   } catch (...) {
     lacked_memory_ = true;
   }
@@ -150,7 +186,7 @@ bool scheduler_core::return_swapped(sample_state& first, std::int64_t& promised)
     sample.swap_step = plan.step;
     ++stats_.num_swap_ins;
   });
-  promised += growth;
+  for (std::size_t g = 0; g < promised.size(); ++g) promised[g] += growth[g];
   return true;
 }
 

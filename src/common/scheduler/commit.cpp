@@ -97,7 +97,9 @@ void scheduler_core::reserve_for_commit(const step_in_flight& step, std::span<co
     const bool is_there = step.rows[i].epoch == sample.epoch && sample.place == sample_place::running;
     if (is_there) require_own("commit", sample);
     const bool fills = row.query_len > 1 || static_cast<std::uint32_t>(row.seq_len) % block_size == 0;
-    if (is_there && (slides || (publishes && fills))) demands_.push_back({row.seq, row.seq_len});
+    if (is_there && (slides || (publishes && fills) || (num_groups_ > 1 && changes_groups(row)))) {
+      demands_.push_back({row.seq, row.seq_len});
+    }
     if (step.rows[i].is_beam) [[unlikely]] {
       const std::size_t num_beams = num_beam_rows(step, i);
       reserve_beams(step, i, sampled.first(num_beams));
@@ -122,6 +124,21 @@ void scheduler_core::reserve_for_commit(const step_in_flight& step, std::span<co
   }
   finished.reserve(num_ending);
   if (!demands_.empty()) manager_->reserve_host_memory(demands_);
+}
+
+// Whether the commit of a row may need host memory in another group than the first: to give back a window's blocks, or
+// to register an encoder's output.
+bool scheduler_core::changes_groups(const scheduled_seq& row) const noexcept {
+  if (row.query_len > 1) return true;
+  for (const group_config& group : manager_->config().groups) {
+    if (group.kind == group_kind::cross && manager_->num_committed(row.seq) == 0) return true;
+    if (group.kind != group_kind::window || row.seq_len < group.window) continue;
+    if (static_cast<std::uint32_t>(row.seq_len + 1 - group.window) % static_cast<std::uint32_t>(group.block_size) ==
+        0) {
+      return true;
+    }
+  }
+  return false;
 }
 
 void scheduler_core::commit_row(const step_row& row, const scheduled_seq& what, std::span<const sampled_token> sampled,

@@ -95,6 +95,8 @@ struct request_state {
   std::uint64_t adapter_id = 0;
   std::vector<owned_extra_key> extras;
   std::vector<extra_key> extra_views;  // of extras
+  std::int32_t num_cross_tokens = 0;
+  std::vector<std::byte> cross_digest;
   retention_hint retention;
   request_state* next = nullptr;  ///< in its bucket
 
@@ -220,6 +222,8 @@ class scheduler_core {
   void remember(request_state& owner) noexcept;
   void forget(request_state& owner) noexcept;
   void require_token(const char* what, token_id token) const;
+  void require_group_limits(const request& what) const;
+  [[nodiscard]] std::int64_t blocks_needed(const request& what, std::int64_t num_slots, std::int32_t group) const;
 
   // step.cpp
   void schedule_first(std::int64_t& budget) noexcept;
@@ -229,8 +233,15 @@ class scheduler_core {
   void schedule_beams(sample_state& first, std::int64_t& budget) noexcept;
   void schedule_prompts(std::int64_t& budget) noexcept;
   void schedule_prompt(sample_state& sample, std::int64_t most, std::int64_t& budget) noexcept;
-  /// Blocks that this step may still take.
-  [[nodiscard]] std::int64_t num_blocks_left() const noexcept { return holds_back_ ? 0 : manager_->num_free_blocks(); }
+  /// Blocks of a layer group that this step may still take.
+  [[nodiscard]] std::int64_t num_blocks_left(std::int32_t group) const noexcept {
+    if (holds_back_) return 0;
+    return group == 0 ? manager_->num_free_blocks() : manager_->num_free_blocks(group);
+  }
+  /// Whether any layer group lacks blocks for so many more tokens of a sequence.
+  [[nodiscard]] bool is_short_of(const sample_state& sample, std::int64_t num_tokens) const noexcept;
+  /// At most `wanted` tokens, as many as the blocks that are left suffice for.
+  [[nodiscard]] std::int64_t tokens_that_fit(const sample_state& sample, std::int64_t wanted) const noexcept;
   /// Whether steps in flight still hold released blocks. These come back by themselves, so until then no sequence is
   /// preempted for blocks, and sequences that are served later in this step take none.
   [[nodiscard]] bool waits_for_fences() noexcept;
@@ -244,12 +255,24 @@ class scheduler_core {
 
   // admission.cpp
   void admit(std::int64_t& budget) noexcept;
-  [[nodiscard]] bool admit_waiting(sample_state& sample, std::int64_t& budget, std::int64_t& promised) noexcept;
-  [[nodiscard]] bool return_swapped(sample_state& first, std::int64_t& promised) noexcept;
-  [[nodiscard]] std::int64_t promised_blocks() const noexcept;
+  [[nodiscard]] bool admit_waiting(sample_state& sample, std::int64_t& budget, group_blocks& promised) noexcept;
+  [[nodiscard]] bool return_swapped(sample_state& first, group_blocks& promised) noexcept;
+  [[nodiscard]] group_blocks promised_blocks() const noexcept;
+  /// Blocks of a group that a sequence of `num_tokens` holds at its peak.
+  [[nodiscard]] std::int64_t peak_of(std::int64_t num_tokens, std::int32_t group) const noexcept {
+    return num_groups_ == 1 ? manager_->blocks_at_peak(num_tokens, chunk_limit())
+                            : manager_->blocks_at_peak(num_tokens, chunk_limit(), group);
+  }
+  /// Blocks of a group that a fork needs at once.
+  [[nodiscard]] std::int64_t blocks_of_fork(std::int32_t group) const noexcept;
+  [[nodiscard]] group_kind kind_of(std::int32_t group) const noexcept {
+    return num_groups_ == 1 ? group_kind::full : manager_->config().groups[static_cast<std::size_t>(group)].kind;
+  }
   [[nodiscard]] prompt_view view_of(const sample_state& sample) const noexcept;
 
   // preemption.cpp
+  /// Swaps unit_seqs_, the copies to the plan's lists. Throws as the manager does.
+  [[nodiscard]] alloc_status move_unit(bool out);
   void preempt(sample_state& sample) noexcept;
   [[nodiscard]] bool swap_out(sample_state& sample) noexcept;
   void recompute(sample_state& sample) noexcept;
@@ -266,6 +289,7 @@ class scheduler_core {
   void require_commit(const step_plan& plan, std::span<const sampled_token> sampled) const;
   void reserve_for_commit(const step_in_flight& step, std::span<const sampled_token> sampled,
                           std::vector<finished_sequence>& finished);
+  [[nodiscard]] bool changes_groups(const scheduled_seq& row) const noexcept;
   void commit_row(const step_row& row, const scheduled_seq& what, std::span<const sampled_token> sampled,
                   std::vector<finished_sequence>& finished) noexcept;
   void commit_forking_row(sample_state& first, std::span<const sampled_token> sampled,
@@ -298,6 +322,7 @@ class scheduler_core {
   [[nodiscard]] bool is_async() const noexcept { return steps_.size() > 1; }
 
   kv_cache_manager* manager_;
+  std::int32_t num_groups_;
   scheduler_config config_;
   std::unique_ptr<request_intake> intake_;
   // Numbers only: the queue is what hands requests from one thread to another.
@@ -329,6 +354,7 @@ class scheduler_core {
   std::int64_t deferred_step_ = 0;
 
   std::vector<seq_id> unit_seqs_;                   // scratch of swaps
+  std::vector<std::vector<block_copy>> moves_;      // scratch of swaps, [num_groups_]
   std::vector<std::vector<token_id>> beam_tokens_;  // scratch of commit, [rows of beams], what each will have
   std::vector<seq_id> beam_seqs_;                   // scratch of commit, [3 · beams]
   std::vector<host_demand> demands_;

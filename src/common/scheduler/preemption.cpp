@@ -43,6 +43,28 @@ void scheduler_core::preempt(sample_state& sample) noexcept {
   recompute(sample);
 }
 
+alloc_status scheduler_core::move_unit(bool out) {
+  step_plan& plan = current_->plan;
+  const auto exchange = [&] {
+    for (std::size_t g = 0; g < moves_.size(); ++g) {
+      if (g == 0) {
+        moves_[g].swap(out ? plan.swap_outs : plan.swap_ins);
+      } else {
+        moves_[g].swap(out ? plan.groups[g - 1].swap_outs : plan.groups[g - 1].swap_ins);
+      }
+    }
+  };
+  exchange();
+  try {
+    const alloc_status status = out ? manager_->swap_out(unit_seqs_, moves_) : manager_->swap_in(unit_seqs_, moves_);
+    exchange();
+    return status;
+  } catch (...) {
+    exchange();
+    throw;
+  }
+}
+
 // Moves `one` and the beams that belong to it to the host, if that is the way to preempt them.
 bool scheduler_core::swap_out(sample_state& sample) noexcept {
   const kv_cache_config& cache = manager_->config();
@@ -52,7 +74,9 @@ bool scheduler_core::swap_out(sample_state& sample) noexcept {
   unit_seqs_.clear();
   for_unit(sample, [&](const sample_state& each) {
     num_tokens += each.num_computed;
-    num_blocks += static_cast<double>(manager_->num_table_blocks(each.seq) - manager_->num_released_blocks(each.seq));
+    for (std::int32_t g = 0; g < num_groups_; ++g) {
+      num_blocks += static_cast<double>(manager_->num_held_blocks(each.seq, g));
+    }
     unit_seqs_.push_back(each.seq);
   });
   if (num_tokens == 0) return false;
@@ -72,7 +96,7 @@ bool scheduler_core::swap_out(sample_state& sample) noexcept {
     return false;  // the sequences are about to be freed
   }
   try {
-    if (manager_->swap_out(unit_seqs_, plan.swap_outs) != alloc_status::ok) return false;
+    if (move_unit(true) != alloc_status::ok) return false;
   } catch (...) {
     return false;
   }
@@ -143,7 +167,11 @@ std::int64_t scheduler_core::fail_swaps(const step_plan& plan) {
   }
   const std::int64_t from_step = plan.step;
   for (; age < num_in_flight; ++age) {
-    manager_->forget_copies(flight(age).plan.swap_outs, flight(age).plan.swap_ins);
+    const step_plan& moved = flight(age).plan;
+    manager_->forget_copies(moved.swap_outs, moved.swap_ins);
+    for (std::size_t g = 0; g < moved.groups.size(); ++g) {
+      manager_->forget_copies(moved.groups[g].swap_outs, moved.groups[g].swap_ins, static_cast<std::int32_t>(g) + 1);
+    }
   }
   std::int64_t num_failed = 0;
   for (sample_list* list : {&running_, &swapped_}) {

@@ -58,6 +58,14 @@ scheduler_config validated(const scheduler_config& config, const kv_cache_manage
   require_between("max_steps_in_flight", config.max_steps_in_flight, 1, block_pool::max_open_fences);
   require_between("preemption", static_cast<std::int64_t>(config.preemption), 0, 2);
   require_between("priority_span", config.priority_span, 0, 1'000'000'000);
+  for (std::size_t g = 0; g < manager.config().groups.size(); ++g) {
+    const group_config& group = manager.config().groups[g];
+    if (group.kind != group_kind::state) continue;
+    // The state before the first step in flight, and those that the steps write.
+    const std::int64_t least = 1 + std::max<std::int64_t>(config.max_steps_in_flight, 1 + group.num_draft_slots);
+    require_between(("group " + std::to_string(g) + ": num_blocks for max_steps_in_flight and num_draft_slots").c_str(),
+                    group.num_blocks, least, max_num_blocks);
+  }
   if (!(config.swap_block_cost >= 0)) {
     refuse(errc::invalid_argument, "swap_block_cost ", config.swap_block_cost, " is not a number of at least 0");
   }
@@ -73,7 +81,10 @@ void prefetch_sample(const sample_state& sample) noexcept {
 }  // namespace
 
 scheduler_core::scheduler_core(kv_cache_manager& manager, const scheduler_config& config)
-    : manager_(&manager), config_(validated(config, manager)), intake_(std::make_unique<request_intake>()) {
+    : manager_(&manager),
+      num_groups_(manager.num_groups()),
+      config_(validated(config, manager)),
+      intake_(std::make_unique<request_intake>()) {
   buckets_.resize(num_buckets, nullptr);
   const auto seats = static_cast<std::size_t>(config_.max_running);
   steps_.resize(static_cast<std::size_t>(config_.max_steps_in_flight));
@@ -84,7 +95,12 @@ scheduler_core::scheduler_core(kv_cache_manager& manager, const scheduler_config
     step.plan.preempted.reserve(seats);
     step.plan.swapped_out.reserve(seats);
     step.plan.swapped_in.reserve(seats);
+    if (num_groups_ == 1) continue;
+    step.plan.encoded.reserve(seats);
+    step.plan.groups.resize(static_cast<std::size_t>(num_groups_) - 1);
+    for (group_moves& group : step.plan.groups) group.copies.reserve(seats);
   }
+  moves_.resize(static_cast<std::size_t>(num_groups_));
   unit_seqs_.reserve(seats);
   demands_.reserve(2 * seats);
 }
@@ -115,6 +131,37 @@ void scheduler_core::require_token(const char* what, token_id token) const {
   require_between(what, to_index(token), 0, config_.vocab_size == 0 ? INT32_MAX : config_.vocab_size - 1);
 }
 
+void scheduler_core::require_group_limits(const request& what) const {
+  std::int32_t max_cross_tokens = 0;
+  for (const group_config& group : manager_->config().groups) {
+    if (group.kind == group_kind::cross) max_cross_tokens = group.max_tokens;
+    if (group.kind == group_kind::state && num_groups_ > 1) {
+      require_between("max_draft_tokens with num_draft_slots of states", what.max_draft_tokens, 0,
+                      group.num_draft_slots);
+    }
+  }
+  require_between("num_cross_tokens", what.num_cross_tokens, 0, max_cross_tokens);
+}
+
+// Blocks of a group that a request needs when it is alone.
+std::int64_t scheduler_core::blocks_needed(const request& what, std::int64_t num_slots, std::int32_t group) const {
+  const kv_cache_config& cache = manager_->config();
+  const std::int64_t block_size =
+      num_groups_ == 1 ? cache.block_size : cache.groups[static_cast<std::size_t>(group)].block_size;
+  const group_kind kind = num_groups_ > 1             ? kind_of(group)
+                          : cache.sliding_window == 0 ? group_kind::full
+                                                      : group_kind::window;
+  if (kind == group_kind::cross) return (what.num_cross_tokens + block_size - 1) / block_size;
+  const std::int64_t needed = peak_of(num_slots, group);
+  if (what.beam_width <= 1) return needed;
+  if (kind == group_kind::state) return what.beam_width * needed;
+  // Beams hold their blocks at the same time; only the prompt's full blocks are certain to be shared.
+  // A tail that two share is copied for both before it is given up.
+  const auto num_prompt = static_cast<std::int64_t>(what.prompt.size());
+  const std::int64_t shared = kind == group_kind::full ? num_prompt / block_size : 0;
+  return shared + what.beam_width * (needed - shared) + what.beam_width / 2;
+}
+
 submit_result scheduler_core::submit(request&& what) {
   if (what.prompt.empty()) {
     refuse(errc::invalid_argument, "a request's prompt has 0 tokens, at least 1 is needed");
@@ -142,15 +189,11 @@ submit_result scheduler_core::submit(request&& what) {
   // The last sampled token is never fed, so it needs no slot.
   const std::int64_t num_slots = num_prompt + what.max_new_tokens - 1;
   require_between("prompt tokens + max_new_tokens - 1", num_slots, 1, manager_->config().max_seq_len);
-  const std::int64_t block_size = manager_->config().block_size;
-  std::int64_t needed = manager_->blocks_at_peak(num_slots, chunk_limit());
-  if (what.beam_width > 1) {
-    // Beams hold their blocks at the same time; only the prompt's full blocks are certain to be shared.
-    // A tail that two share is copied for both before it is given up.
-    const std::int64_t shared = manager_->config().sliding_window == 0 ? num_prompt / block_size : 0;
-    needed = shared + what.beam_width * (needed - shared) + what.beam_width / 2;
+  require_group_limits(what);
+  for (std::int32_t g = 0; g < num_groups_; ++g) {
+    if (blocks_needed(what, num_slots, g) > manager_->pool(g).num_blocks())
+      return {invalid_request, alloc_status::never};
   }
-  if (needed > manager_->config().num_blocks) return {invalid_request, alloc_status::never};
   return translate_bad_alloc("submit", [&]() -> submit_result {
     auto state = std::make_unique<request_state>();
     state->width = state->num_open = state->num_live = std::max(what.num_samples, what.beam_width);
@@ -168,6 +211,8 @@ submit_result scheduler_core::submit(request&& what) {
       state->extra_views.push_back({extra.position, extra.kind, extra.value});
     }
     state->retention = what.retention;
+    state->num_cross_tokens = what.num_cross_tokens;
+    state->cross_digest = std::move(what.cross_digest);
     for (sample_state& sample : state->all()) {
       sample.owner = state.get();
       sample.index = static_cast<std::int32_t>(&sample - state->samples.get());
@@ -237,6 +282,12 @@ const step_plan& scheduler_core::schedule() {
   plan.swapped_in.clear();
   plan.preempted.clear();
   plan.aborted.clear();
+  plan.encoded.clear();
+  for (group_moves& group : plan.groups) {
+    group.copies.clear();
+    group.swap_outs.clear();
+    group.swap_ins.clear();
+  }
   plan.num_tokens = 0;
   current_->rows.clear();
   current_->num_sampled = 0;
@@ -254,6 +305,10 @@ const step_plan& scheduler_core::schedule() {
 
 void scheduler_core::end_scheduling() {
   step_plan& plan = current_->plan;
+  // There is room for one copy of each running sequence.
+  for (std::int32_t g = 1; g < num_groups_; ++g) {
+    manager_->drain_copies(g, plan.groups[static_cast<std::size_t>(g) - 1].copies);
+  }
   if (plan.empty() && lacked_memory_ && num_in_flight_ == 0) {
     --num_planned_;
     refuse(errc::out_of_memory, "schedule: the host has no memory to admit a request; nothing was scheduled");
@@ -369,7 +424,7 @@ void scheduler_core::prepare_look_up(sample_state& sample) const {
     sample.known.swap(known);
   }
   const auto num_full = num_known / static_cast<std::size_t>(manager_->config().block_size);
-  if (sample.keys.size() < num_full) manager_->prefix()->append_keys(view_of(sample), sample.keys);
+  if (sample.keys.size() < num_full) manager_->append_keys(view_of(sample), sample.keys);
 }
 
 void scheduler_core::accept_arrivals() noexcept {

@@ -129,13 +129,36 @@ bool scheduler_core::schedule_decodes(std::int64_t& budget) noexcept {
 }
 
 bool scheduler_core::waits_for_fences() noexcept {
-  holds_back_ = manager_->pool().num_fenced() > 0;
+  holds_back_ = manager_->has_fenced_blocks();
   return holds_back_;
+}
+
+bool scheduler_core::is_short_of(const sample_state& sample, std::int64_t num_tokens) const noexcept {
+  if (manager_->blocks_to_append(sample.seq, num_tokens) > num_blocks_left(0)) return true;
+  for (std::int32_t g = 1; g < num_groups_; ++g) {
+    if (manager_->blocks_to_append(sample.seq, num_tokens, 0, g) > num_blocks_left(g)) return true;
+  }
+  return false;
+}
+
+std::int64_t scheduler_core::tokens_that_fit(const sample_state& sample, std::int64_t wanted) const noexcept {
+  std::int64_t most = wanted;
+  for (std::int32_t g = 0; g < num_groups_; ++g) {
+    const std::int64_t missing = manager_->blocks_to_append(sample.seq, wanted, 0, g) - num_blocks_left(g);
+    if (missing <= 0) continue;
+    if (kind_of(g) == group_kind::state) return 0;
+    const kv_cache_config& cache = manager_->config();
+    const std::int64_t block_size =
+        num_groups_ == 1 ? cache.block_size : cache.groups[static_cast<std::size_t>(g)].block_size;
+    const std::int64_t end = (sample.num_scheduled + wanted + block_size - 1) / block_size - missing;
+    most = std::min(most, end * block_size - sample.num_scheduled);
+  }
+  return most;
 }
 
 // Slots for more tokens.
 append_result scheduler_core::grow(sample_state& sample, std::int32_t num_tokens) noexcept {
-  if (holds_back_ && manager_->blocks_to_append(sample.seq, num_tokens) > 0) return {};
+  if (holds_back_ && is_short_of(sample, num_tokens)) return {};
   append_result grown = manager_->append(sample.seq, num_tokens);
   while (grown.status != alloc_status::ok) {
     if (waits_for_fences()) return {};
@@ -161,8 +184,7 @@ void scheduler_core::schedule_decode(sample_state& sample, std::int64_t& budget)
                   chunk_limit() - 1, budget - 1});
     query_len += static_cast<std::int32_t>(std::max<std::int64_t>(0, most));
     // No sequence gives up blocks for drafts.
-    const std::int64_t needed = manager_->blocks_to_append(sample.seq, query_len);
-    if (needed > num_blocks_left()) query_len = 1;
+    if (is_short_of(sample, query_len)) query_len = 1;
   }
   const append_result grown = grow(sample, query_len);
   if (grown.status != alloc_status::ok) return;
@@ -176,9 +198,19 @@ void scheduler_core::schedule_decode(sample_state& sample, std::int64_t& budget)
 
 // All of them or none.
 void scheduler_core::schedule_beams(sample_state& first, std::int64_t& budget) noexcept {
-  std::int64_t needed = 0;
-  for_unit(first, [&](sample_state& sample) { needed += manager_->blocks_to_append(sample.seq, 1); });
-  while (needed > num_blocks_left()) {
+  group_blocks needed{};
+  for_unit(first, [&](sample_state& sample) {
+    for (std::int32_t g = 0; g < num_groups_; ++g) {
+      needed[static_cast<std::size_t>(g)] += manager_->blocks_to_append(sample.seq, 1, 0, g);
+    }
+  });
+  const auto is_short = [&] {
+    for (std::int32_t g = 0; g < num_groups_; ++g) {
+      if (needed[static_cast<std::size_t>(g)] > num_blocks_left(g)) return true;
+    }
+    return false;
+  };
+  while (is_short()) {
     if (waits_for_fences()) return;
     const bool is_itself = running_.tail->owner == first.owner;
     preempt(*running_.tail);
@@ -204,12 +236,10 @@ void scheduler_core::schedule_prompts(std::int64_t& budget) noexcept {
 void scheduler_core::schedule_prompt(sample_state& sample, std::int64_t most, std::int64_t& budget) noexcept {
   // A beam's last known token is computed together with those of the others.
   const std::int64_t remaining = sample.num_to_schedule() - (sample.is_beam ? 1 : 0);
-  const std::int64_t wanted = std::min({remaining, most, chunk_limit()});
+  std::int64_t wanted = std::min({remaining, most, chunk_limit()});
   if (wanted <= 0) return;
-  const auto is_short_of = [&](std::int64_t num_tokens) {
-    return manager_->blocks_to_append(sample.seq, num_tokens) - num_blocks_left();
-  };
-  for (sample_state* victim = running_.tail; victim != &sample && is_short_of(wanted) > 0;) {
+  if (num_groups_ > 1) wanted = std::min(wanted, manager_->step_limit(sample.seq));
+  for (sample_state* victim = running_.tail; victim != &sample && is_short_of(sample, wanted);) {
     if (waits_for_fences()) break;
     bool is_in_step = victim->owner == sample.owner && sample.is_beam;
     sample_state* earlier = victim->prev;
@@ -218,12 +248,7 @@ void scheduler_core::schedule_prompt(sample_state& sample, std::int64_t most, st
     if (!is_in_step) preempt(*victim);
     victim = earlier;
   }
-  std::int64_t query_len = wanted;
-  if (const std::int64_t missing = is_short_of(wanted); missing > 0) {
-    const std::int64_t block_size = manager_->config().block_size;
-    const std::int64_t end = (sample.num_scheduled + wanted + block_size - 1) / block_size - missing;
-    query_len = end * block_size - sample.num_scheduled;
-  }
+  const std::int64_t query_len = tokens_that_fit(sample, wanted);
   if (query_len <= 0) return;
   const append_result grown = manager_->append(sample.seq, query_len);
   if (grown.status != alloc_status::ok) return;
@@ -242,8 +267,9 @@ void scheduler_core::build(step_inputs& inputs) const {
     inputs.positions.reserve(num_tokens);
     inputs.sample_rows.reserve(static_cast<std::size_t>(unbuilt_->num_sampled));
     inputs.placeholders.reserve(is_async() ? plan.seqs.size() : 0);
+    inputs.groups.resize(static_cast<std::size_t>(num_groups_) - 1);
   });
-  manager_->build(inputs.batch, plan);
+  manager_->build(inputs.batch, inputs.groups, plan);
   inputs.tokens.resize(num_tokens);
   inputs.positions.resize(num_tokens);
   inputs.sample_rows.clear();

@@ -34,4 +34,13 @@ template <class T>
     statement("f16");                               \
   }
 
+// The same with further arguments: `statement("bf16", …)` or `statement("f16", …)`.
+#define BIFOLIO_FOR_16_BIT_TYPE_WITH(T, statement, ...) \
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {     \
+    statement("bf16", __VA_ARGS__);                     \
+  } else {                                              \
+    static_assert(std::is_same_v<T, __half>);           \
+    statement("f16", __VA_ARGS__);                      \
+  }
+
 }  // namespace bifolio::cuda::device

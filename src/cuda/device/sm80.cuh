@@ -60,6 +60,32 @@ __device__ __forceinline__ void mma_m16n8k16(float (&acc)[4], const std::uint32_
 #undef BIFOLIO_MMA
 }
 
+/// A float32 as the sum of two TensorFloat-32 numbers. The smaller one is exact to 2^−23 of the larger one; the
+/// hardware looks at its upper bits alone.
+struct tf32_pair {
+  std::uint32_t large;
+  std::uint32_t small;
+};
+[[nodiscard]] __device__ __forceinline__ tf32_pair split_tf32(float x) {
+  const std::uint32_t large = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
+  return {large, __float_as_uint(x - __uint_as_float(large))};
+}
+/// large[16 × 8] += the product of the larger parts of a[16 × 8] and b[8 × 8], small[16 × 8] += the two mixed products,
+/// first. They may be one array.
+__device__ __forceinline__ void mma_tf32x3(float (&large)[4], float (&small)[4], const tf32_pair (&a)[4],
+                                           const tf32_pair& b0, const tf32_pair& b1) {
+#define BIFOLIO_MMA(acc, a_part, b_part)                                                           \
+  asm volatile(                                                                                    \
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, " \
+      "{%0,%1,%2,%3};\n"                                                                           \
+      : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])                                     \
+      : "r"(a[0].a_part), "r"(a[1].a_part), "r"(a[2].a_part), "r"(a[3].a_part), "r"(b0.b_part), "r"(b1.b_part))
+  BIFOLIO_MMA(small, small, large);
+  BIFOLIO_MMA(small, large, small);
+  BIFOLIO_MMA(large, large, large);
+#undef BIFOLIO_MMA
+}
+
 /// acc[16 × 8] += a[16 × 8] · b[8 × 8]
 template <class T>
 __device__ __forceinline__ void mma_m16n8k8(float (&acc)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t b) {

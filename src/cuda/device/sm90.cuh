@@ -27,6 +27,16 @@ __device__ __forceinline__ void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(Pending) : "memory");
 }
 
+/// Waits for all groups once `value`, which is not negative, is known. Without that, ptxas moves the wait up past
+/// arithmetic that should overlap with the products; the sleep, which never happens, is the dependency that it
+/// respects.
+__device__ __forceinline__ void wgmma_wait_all_after(float value) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p nanosleep.u32 0;\nwgmma.wait_group.sync.aligned 0;\n}\n" ::
+          "f"(value)
+      : "memory");
+}
+
 /// Keeps the compiler from moving uses of an accumulator across the asynchronous product that owns it.
 template <int N>
 __device__ __forceinline__ void wgmma_fence_operands(float (&r)[N]) {
@@ -39,75 +49,84 @@ __device__ __forceinline__ void wgmma_fence_operands(float (&r)[N]) {
 #define BIFOLIO_REGISTERS_8(i) \
   "+f"(d[(i) + 0]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3]), \
   "+f"(d[(i) + 4]), "+f"(d[(i) + 5]), "+f"(d[(i) + 6]), "+f"(d[(i) + 7])
-#define BIFOLIO_REGISTERS_32(i) \
-  BIFOLIO_REGISTERS_8(i), BIFOLIO_REGISTERS_8((i) + 8), BIFOLIO_REGISTERS_8((i) + 16), BIFOLIO_REGISTERS_8((i) + 24)
-#define BIFOLIO_REGISTERS_64(i) BIFOLIO_REGISTERS_32(i), BIFOLIO_REGISTERS_32((i) + 32)
+#define BIFOLIO_REGISTERS_16(i) BIFOLIO_REGISTERS_8(i), BIFOLIO_REGISTERS_8((i) + 8)
+#define BIFOLIO_REGISTERS_32(i) BIFOLIO_REGISTERS_16(i), BIFOLIO_REGISTERS_16((i) + 16)
+#define BIFOLIO_OPERANDS_32 BIFOLIO_REGISTERS_32(0)
+#define BIFOLIO_OPERANDS_40 BIFOLIO_OPERANDS_32, BIFOLIO_REGISTERS_8(32)
+#define BIFOLIO_OPERANDS_48 BIFOLIO_OPERANDS_32, BIFOLIO_REGISTERS_16(32)
+#define BIFOLIO_OPERANDS_64 BIFOLIO_OPERANDS_32, BIFOLIO_REGISTERS_32(32)
+#define BIFOLIO_OPERANDS_96 BIFOLIO_OPERANDS_64, BIFOLIO_REGISTERS_32(64)
+#define BIFOLIO_OPERANDS_128 BIFOLIO_OPERANDS_96, BIFOLIO_REGISTERS_32(96)
 #define BIFOLIO_NAMES_32 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define BIFOLIO_NAMES_64 \
-  BIFOLIO_NAMES_32 ", " \
-  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define BIFOLIO_NAMES_40 BIFOLIO_NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define BIFOLIO_NAMES_48 BIFOLIO_NAMES_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define BIFOLIO_NAMES_64 BIFOLIO_NAMES_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define BIFOLIO_NAMES_96 BIFOLIO_NAMES_64 \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
+  ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define BIFOLIO_NAMES_128 BIFOLIO_NAMES_96 \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
+  ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 // clang-format on
 
-/// The 32 registers of d from First: d[64 × 64] (+)= a[64 × 16] · b[16 × 64], a and b from shared memory, K contiguous
-/// in both. Asynchronous, like all products here: between wgmma_fence and wgmma_wait_group nothing else touches d.
-template <class T, int First, int N>
-__device__ __forceinline__ void wgmma_m64n64k16(float (&d)[N], std::uint64_t a, std::uint64_t b, bool accumulate) {
-#define BIFOLIO_WGMMA(type)                                                             \
-  asm volatile(                                                                         \
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                                      \
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " {" BIFOLIO_NAMES_32 \
-      "}, %32, %33, p, 1, 1, 0, 0;\n}\n"                                                \
-      : BIFOLIO_REGISTERS_32(First)                                                     \
-      : "l"(a), "l"(b), "r"(accumulate ? 1 : 0))
-  BIFOLIO_FOR_16_BIT_TYPE(T, BIFOLIO_WGMMA)
+/// d[64 × N] (+)= a[64 × 16] · b[16 × N], a and b from shared memory, K contiguous in both; N is twice the accumulators
+/// of a thread. Asynchronous, like all products here: between wgmma_fence and wgmma_wait_group nothing else touches d.
+#define BIFOLIO_DEFINE_WGMMA(num_registers, columns, a_name, b_name, accumulate_name)                       \
+  template <class T>                                                                                        \
+  __device__ __forceinline__ void wgmma_m64k16(float(&d)[num_registers], std::uint64_t a, std::uint64_t b,  \
+                                               bool accumulate) {                                           \
+    BIFOLIO_FOR_16_BIT_TYPE_WITH(T, BIFOLIO_WGMMA, num_registers, columns, a_name, b_name, accumulate_name) \
+  }
+#define BIFOLIO_WGMMA(type, num_registers, columns, a_name, b_name, accumulate_name)                                   \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " accumulate_name                                                     \
+               ", 0;\n"                                                                                                \
+               "wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type " {" BIFOLIO_NAMES_##num_registers \
+               "}, " a_name ", " b_name ", p, 1, 1, 0, 0;\n}\n"                                                        \
+               : BIFOLIO_OPERANDS_##num_registers                                                                      \
+               : "l"(a), "l"(b), "r"(accumulate ? 1 : 0))
+BIFOLIO_DEFINE_WGMMA(40, "80", "%40", "%41", "%42")
+BIFOLIO_DEFINE_WGMMA(48, "96", "%48", "%49", "%50")
+BIFOLIO_DEFINE_WGMMA(64, "128", "%64", "%65", "%66")
 #undef BIFOLIO_WGMMA
-}
+#undef BIFOLIO_DEFINE_WGMMA
 
-/// The 64 registers of d from First: d[64 × 128] (+)= a[64 × 16] · b[16 × 128], likewise.
-template <class T, int First, int N>
-__device__ __forceinline__ void wgmma_m64n128k16(float (&d)[N], std::uint64_t a, std::uint64_t b, bool accumulate) {
-#define BIFOLIO_WGMMA(type)                                                              \
-  asm volatile(                                                                          \
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                       \
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" BIFOLIO_NAMES_64 \
-      "}, %64, %65, p, 1, 1, 0, 0;\n}\n"                                                 \
-      : BIFOLIO_REGISTERS_64(First)                                                      \
-      : "l"(a), "l"(b), "r"(accumulate ? 1 : 0))
-  BIFOLIO_FOR_16_BIT_TYPE(T, BIFOLIO_WGMMA)
-#undef BIFOLIO_WGMMA
-}
-
-/// d[64 × N] += a[64 × 16] · b[16 × N], a from registers, b from shared memory with N contiguous; N = 64 or 128, twice
-/// the accumulators of a thread.
-template <class T>
-__device__ __forceinline__ void wgmma_m64k16_rs(float (&d)[32], const std::uint32_t (&a)[4], std::uint64_t b) {
-#define BIFOLIO_WGMMA(type)                                                                      \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " {" BIFOLIO_NAMES_32 \
-               "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;\n"                                     \
-               : BIFOLIO_REGISTERS_32(0)                                                         \
+/// d[64 × N] += a[64 × 16] · b[16 × N], a from registers, b from shared memory with N contiguous; likewise.
+#define BIFOLIO_DEFINE_WGMMA(num_registers, columns, a0, a1, a2, a3, b_name)                            \
+  template <class T>                                                                                    \
+  __device__ __forceinline__ void wgmma_m64k16_rs(float(&d)[num_registers], const std::uint32_t(&a)[4], \
+                                                  std::uint64_t b) {                                    \
+    BIFOLIO_FOR_16_BIT_TYPE_WITH(T, BIFOLIO_WGMMA, num_registers, columns, a0, a1, a2, a3, b_name)      \
+  }
+#define BIFOLIO_WGMMA(type, num_registers, columns, a0, a1, a2, a3, b_name)                                            \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type " {" BIFOLIO_NAMES_##num_registers \
+               "}, {" a0 ", " a1 ", " a2 ", " a3 "}, " b_name ", 1, 1, 1, 1;\n"                                        \
+               : BIFOLIO_OPERANDS_##num_registers                                                                      \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
-  BIFOLIO_FOR_16_BIT_TYPE(T, BIFOLIO_WGMMA)
+BIFOLIO_DEFINE_WGMMA(32, "64", "%32", "%33", "%34", "%35", "%36")
+BIFOLIO_DEFINE_WGMMA(48, "96", "%48", "%49", "%50", "%51", "%52")
+BIFOLIO_DEFINE_WGMMA(64, "128", "%64", "%65", "%66", "%67", "%68")
+BIFOLIO_DEFINE_WGMMA(96, "192", "%96", "%97", "%98", "%99", "%100")
+BIFOLIO_DEFINE_WGMMA(128, "256", "%128", "%129", "%130", "%131", "%132")
 #undef BIFOLIO_WGMMA
-}
-template <class T>
-__device__ __forceinline__ void wgmma_m64k16_rs(float (&d)[64], const std::uint32_t (&a)[4], std::uint64_t b){
-#define BIFOLIO_WGMMA(type)                                                                       \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" BIFOLIO_NAMES_64 \
-               "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;\n"                                      \
-               : BIFOLIO_REGISTERS_64(0)                                                          \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
-    BIFOLIO_FOR_16_BIT_TYPE(T, BIFOLIO_WGMMA)
-#undef BIFOLIO_WGMMA
-}
+#undef BIFOLIO_DEFINE_WGMMA
 
 #undef BIFOLIO_REGISTERS_8
+#undef BIFOLIO_REGISTERS_16
 #undef BIFOLIO_REGISTERS_32
-#undef BIFOLIO_REGISTERS_64
+#undef BIFOLIO_OPERANDS_32
+#undef BIFOLIO_OPERANDS_40
+#undef BIFOLIO_OPERANDS_48
+#undef BIFOLIO_OPERANDS_64
+#undef BIFOLIO_OPERANDS_96
+#undef BIFOLIO_OPERANDS_128
 #undef BIFOLIO_NAMES_32
+#undef BIFOLIO_NAMES_40
+#undef BIFOLIO_NAMES_48
 #undef BIFOLIO_NAMES_64
+#undef BIFOLIO_NAMES_96
+#undef BIFOLIO_NAMES_128
 
 __device__ __forceinline__ void mbarrier_init(std::uint32_t barrier, int count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(barrier), "r"(count) : "memory");
@@ -117,6 +136,10 @@ __device__ __forceinline__ void mbarrier_init_fence() {
 }
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(std::uint32_t barrier, int num_bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(num_bytes) : "memory");
+}
+/// Arrives when all cp.async that this thread has issued are done; counts as one of the barrier's arrivals.
+__device__ __forceinline__ void mbarrier_arrive_after_copies(std::uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];\n" ::"r"(barrier) : "memory");
 }
 __device__ __forceinline__ void mbarrier_arrive(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(barrier) : "memory");

@@ -19,23 +19,28 @@ cuda_plan_state::~cuda_plan_state() {
 }
 
 void cuda_plan_state::compute(const plan_input& input) {
-  const planning_history history{general_was_needed_.load(std::memory_order_relaxed), least_partitions_};
+  const planning_history history{general_was_needed_.load(std::memory_order_relaxed), least_partitions_,
+                                 plans_.prefill.combines};
   plan_step(input, detail::forced_by(input.spec, state_->forced_implementation()), history, next_);
 }
 
 cuda_plan_state::room cuda_plan_state::room_for_next() const noexcept {
   const attention_spec& spec = next_.input.spec;
   room needed;
-  if (!next_.decode.empty()) needed.decode_bytes = decode_metadata_bytes(next_.decode.grid, next_.decode.num_seqs);
+  if (!next_.decode.empty())
+    needed.decode_bytes = decode_metadata_bytes(next_.decode.grid, next_.decode.num_seqs, spec.deterministic);
   if (!next_.prefill.empty()) {
-    needed.prefill_bytes = prefill_metadata_bytes(static_cast<std::int64_t>(next_.prefill.work_tiles.size()));
+    needed.prefill_bytes =
+        prefill_metadata_bytes(static_cast<std::int64_t>(next_.prefill.work_tiles.size()), next_.input.device.num_sms);
   }
   needed.item_bytes = next_.general.items.size() * sizeof(general_item);
   needed.workspace_bytes =
       std::max({next_.general.workspace_bytes(spec), next_.x_split.workspace_floats * sizeof(float),
-                next_.decode.empty() ? 0 : next_.decode.workspace_bytes});
+                next_.decode.empty() ? 0 : next_.decode.workspace_bytes,
+                next_.prefill.num_partials == 0 ? 0 : prefill_workspace_bytes(spec, next_.input.device.num_sms)});
   needed.counter_bytes =
-      std::max(next_.general.num_counters(spec), next_.decode.empty() ? 0 : next_.decode.num_counters) *
+      std::max({next_.general.num_counters(spec), next_.decode.empty() ? 0 : next_.decode.num_counters,
+                next_.prefill.empty() ? 0 : prefill_num_counters}) *
       sizeof(std::uint32_t);
   return needed;
 }
@@ -123,12 +128,14 @@ void cuda_plan_state::reserve(const attention_spec& spec, const step_limits& lim
   }
   if (may_serve(implementation_id::decode)) {
     const std::int32_t grid = decode_grid(spec, device);
-    most.decode_bytes = decode_metadata_bytes(grid, limits.num_seqs_with_tokens());
+    most.decode_bytes = decode_metadata_bytes(grid, limits.num_seqs_with_tokens(), spec.deterministic);
     most.workspace_bytes = std::max(most.workspace_bytes, decode_workspace_bytes(spec, grid));
     num_counters = std::max(num_counters, decode_num_counters(spec, grid));
   }
   if (may_serve(implementation_id::prefill)) {
-    most.prefill_bytes = prefill_metadata_bytes(max_prefill_work_tiles(spec, limits));
+    most.prefill_bytes = prefill_metadata_bytes(max_prefill_work_tiles(spec, limits, device.num_sms), device.num_sms);
+    most.workspace_bytes = std::max(most.workspace_bytes, prefill_workspace_bytes(spec, device.num_sms));
+    num_counters = std::max(num_counters, prefill_num_counters);
   }
   most.counter_bytes = num_counters * sizeof(std::uint32_t);
 
@@ -149,11 +156,13 @@ std::size_t cuda_plan_state::write_next(std::byte* begin, const offsets& places)
   std::memcpy(begin, &header, sizeof(header));
   if (!next_.decode.empty()) {
     write_metadata(next_.decode, begin + places.decode);
-    end = places.decode + decode_metadata_bytes(next_.decode.grid, next_.decode.num_seqs);
+    end =
+        places.decode + decode_metadata_bytes(next_.decode.grid, next_.decode.num_seqs, next_.input.spec.deterministic);
   }
   if (!next_.prefill.empty()) {
-    write_metadata(next_.prefill, begin + places.prefill);
-    end = places.prefill + prefill_metadata_bytes(static_cast<std::int64_t>(next_.prefill.work_tiles.size()));
+    const std::int32_t num_sms = next_.input.device.num_sms;
+    write_metadata(next_.prefill, num_sms, begin + places.prefill);
+    end = places.prefill + prefill_metadata_bytes(static_cast<std::int64_t>(next_.prefill.work_tiles.size()), num_sms);
   }
   if (!general.items.empty()) {
     std::memcpy(begin + places.items, general.items.data(), general.items.size() * sizeof(general_item));
@@ -171,8 +180,9 @@ bool cuda_plan_state::next_has_same_kernels() const noexcept {
          plans_.x_split.has_decodes == next_.x_split.has_decodes &&
          plans_.x_split.has_others == next_.x_split.has_others &&
          plans_.x_split.max_partitions == next_.x_split.max_partitions && plans_.assigned == next_.assigned &&
-         plans_.decode.grid == next_.decode.grid &&
-         (next_.prefill.empty() || plans_.prefill.num_tokens == next_.prefill.num_tokens);
+         plans_.decode.grid == next_.decode.grid && plans_.prefill.combines == next_.prefill.combines &&
+         (next_.prefill.empty() || (plans_.prefill.num_tokens == next_.prefill.num_tokens &&
+                                    plans_.prefill.packing.heads == next_.prefill.packing.heads));
 }
 
 void cuda_plan_state::adopt(cudaStream_t stream) {
@@ -206,8 +216,9 @@ void cuda_plan_state::adopt(cudaStream_t stream) {
   std::swap(plans_, next_);
   metadata_.general = {reinterpret_cast<const general_header*>(on_device),
                        reinterpret_cast<const general_item*>(on_device + places_.items)};
-  metadata_.decode = decode_metadata_at(on_device + places_.decode, plans_.decode.grid);
-  metadata_.prefill = prefill_metadata_at(on_device + places_.prefill);
+  metadata_.decode =
+      decode_metadata_at(on_device + places_.decode, plans_.decode.grid, plans_.input.spec.deterministic);
+  metadata_.prefill = prefill_metadata_at(on_device + places_.prefill, plans_.input.device.num_sms);
 }
 
 void cuda_plan_state::fill(attention_kernel_args& args) const noexcept {

@@ -8,7 +8,9 @@
 #include "cuda/attention/general/launch.hpp"
 #include "cuda/attention/x_split/args.hpp"
 #include "cuda/attention/x_split/launch.hpp"
+#include "cuda/host/assignment.hpp"
 #if BIFOLIO_CUDA_SM90
+#include "cuda/attention/prefill/args.hpp"
 #include "cuda/attention/prefill/launch.hpp"
 #endif
 
@@ -38,14 +40,15 @@ bool is_plain_step(const plan_input& step, std::string* why) noexcept {
   return true;
 }
 
-/// What the tensor-core kernels require of a step.
-bool step_suits_tensor_cores(const plan_input& step, std::string* why) noexcept {
+/// What the tensor-core kernels require of a step. `with_f32`: they multiply float32 as well.
+bool step_suits_tensor_cores(const plan_input& step, bool with_f32, std::string* why) noexcept {
   if (!is_plain_step(step, why)) return false;
   const attention_spec& spec = step.spec;
-  if (!suit_tensor_cores(spec.q_type, spec.k_code.type, spec.out_type)) {
+  const bool all_f32 = spec.q_type == dtype::f32 && spec.k_code.type == dtype::f32 && spec.out_type == dtype::f32;
+  if (!suit_tensor_cores(spec.q_type, spec.k_code.type, spec.out_type) && !(with_f32 && all_f32)) {
     return detail::declines(why, "the dtypes of q, kv and out are ", to_string(spec.q_type), ", ",
-                            to_string(spec.k_code.type), " and ", to_string(spec.out_type),
-                            "; it takes one 16-bit dtype for all");
+                            to_string(spec.k_code.type), " and ", to_string(spec.out_type), "; it takes one ",
+                            with_f32 ? "" : "16-bit ", "dtype for all");
   }
   if (step.max_seq_len >= longest_window || step.max_query_len >= longest_window) {
     return detail::declines(why, "the longest sequence has ", step.max_seq_len, " tokens, of which ",
@@ -66,13 +69,14 @@ bool prefill_accepts(const plan_input& step, std::string* why) noexcept {
   if (step.device.encode_tensor_map == nullptr) {
     return detail::declines(why, "the driver has no cuTensorMapEncodeTiled");
   }
-  if (!step_suits_tensor_cores(step, why)) return false;
-  if (find_prefill_entry(spec.k_code.type, spec.qk_head_dim) == nullptr) {
-    return detail::declines(why, "head_dim is ", spec.qk_head_dim, "; it takes 64 and 128");
+  if (!step_suits_tensor_cores(step, false, why)) return false;
+  const prefill_entry* const entry = find_prefill_entry(spec.k_code.type, spec.qk_head_dim);
+  if (entry == nullptr) {
+    return detail::declines(why, "head_dim is ", spec.qk_head_dim, "; it takes multiples of 8 up to 256");
   }
-  if (!prefill_block_size(spec.block_size)) {
-    return detail::declines(why, "block_size is ", spec.block_size,
-                            "; it takes multiples of 8 that divide 128, and multiples of 128");
+  if (static_cast<std::size_t>(entry->shared_bytes) > step.device.max_shared_bytes_per_block) {
+    return detail::declines(why, "a CTA has ", step.device.max_shared_bytes_per_block,
+                            " bytes of shared memory at most on this device; it takes ", entry->shared_bytes);
   }
   // So that a row's bits do not depend on how a prompt is cut into chunks.
   if (spec.deterministic) return detail::declines(why, "a deterministic plan gives all tokens to one implementation");
@@ -84,45 +88,30 @@ bool takes_prefill_call(const attention_kernel_args& args, std::string* why) noe
 }
 
 cudaError_t launch_prefill_part(const launch_context& context, const attention_kernel_args& args) noexcept {
-  return launch_prefill(context.api, args, context.metadata.prefill, context.device, context.stream);
+  return launch_prefill(context.api, args, context.plans.prefill, context.metadata.prefill, context.device,
+                        context.stream);
 }
 
-std::string prefill_name(dtype type, std::int32_t head_dim, bool pairs, bool options) {
-  return shape_name("prefill", type, head_dim) + (pairs ? " block 16" : " any block") +
-         (options ? " options" : " plain");
+std::string prefill_name(dtype type, std::int32_t tile_dims, bool by_copy, bool transforms) {
+  return shape_name("prefill", type, tile_dims) + (by_copy ? " copy" : " tma") + (transforms ? " transform" : " plain");
 }
 
 std::string prefill_name_of(const step_plans&, const attention_kernel_args& args) {
-  return prefill_name(args.kv_type, args.head_dim, prefill_takes_pairs(args.block_size), has_options(args));
+  return prefill_name(args.kv_type, prefill_tile_dims(args.head_dim), prefill_loading(args).by_copy,
+                      prefill_transforms(args));
 }
 
 void append_prefill_names(const device_numbers& device, std::vector<std::string>& names) {
   if (device.compute_capability != 90 || device.encode_tensor_map == nullptr) return;
   for (const dtype type : tensor_dtypes) {
-    for (const std::int32_t head_dim : {64, 128, 256}) {
-      if (find_prefill_entry(type, head_dim) == nullptr) continue;
-      for (const bool pairs : {false, true}) {
-        for (const bool options : {false, true}) names.push_back(prefill_name(type, head_dim, pairs, options));
+    for (const std::int32_t tile_dims : prefill_all_tile_dims) {
+      if (find_prefill_entry(type, tile_dims) == nullptr) continue;
+      for (const bool by_copy : {false, true}) {
+        if (!by_copy && tile_dims % 64 != 0) continue;
+        for (const bool transforms : {false, true}) names.push_back(prefill_name(type, tile_dims, by_copy, transforms));
       }
     }
   }
-}
-
-/// Which of prefill and decode computes a sequence of `query_len` new tokens: a rule of the sequence alone, so that its
-/// bits do not depend on the batch. Decode splits the keys over the whole device but reads them once per 16 rows;
-/// prefill gives 128 rows to one SM. Both times are estimates for an otherwise idle device.
-bool prefers_prefill(const plan_input& step, std::int32_t query_len, std::int32_t seq_len) noexcept {
-  const attention_spec& spec = step.spec;
-  const std::int64_t group = spec.num_q_heads / spec.num_kv_heads;
-  const std::int64_t rows = query_len * group;
-  if (rows <= 64) return false;
-  const std::int64_t packed = prefill_packed_heads(static_cast<std::int32_t>(group));
-  const std::int64_t items = (query_len * packed + 127) / 128 * (spec.num_q_heads / packed);
-  const std::int64_t rounds = (items + step.device.num_sms - 1) / step.device.num_sms;
-  const double prefill_us = static_cast<double>(rounds) * (seq_len / 128 + 2) * 2.0 * spec.qk_head_dim / 128;
-  const double tiles = static_cast<double>((rows + 15) / 16) * spec.num_kv_heads * (seq_len / 64 + 2);
-  const double decode_us = 5.0 + tiles / (2.0 * step.device.num_sms) * 1.4 * spec.qk_head_dim / 128;
-  return prefill_us < decode_us;
 }
 #else
 bool prefill_accepts(const plan_input&, std::string* why) noexcept {
@@ -142,10 +131,11 @@ void append_prefill_names(const device_numbers&, std::vector<std::string>&) {}
 
 bool decode_accepts(const plan_input& step, std::string* why) noexcept {
   const attention_spec& spec = step.spec;
-  if (!step_suits_tensor_cores(step, why)) return false;
+  if (!step_suits_tensor_cores(step, true, why)) return false;
   const decode_entry* const entry = find_decode_entry(spec.k_code.type, spec.qk_head_dim);
   if (entry == nullptr) {
-    return detail::declines(why, "head_dim is ", spec.qk_head_dim, "; it takes 64, 128 and 256");
+    return detail::declines(why, "head_dim is ", spec.qk_head_dim, "; it takes multiples of ",
+                            spec.k_code.type == dtype::f32 ? "4 up to 128" : "8 up to 256");
   }
   if (static_cast<std::size_t>(entry->shared_bytes) > step.device.max_shared_bytes_per_block) {
     return detail::declines(why, "a CTA has ", step.device.max_shared_bytes_per_block,
@@ -163,26 +153,28 @@ cudaError_t launch_decode_part(const launch_context& context, const attention_ke
                        context.stream);
 }
 
-std::string decode_name(dtype type, std::int32_t head_dim, bool options, bool deterministic) {
-  return shape_name("decode", type, head_dim) + (options ? " options" : " plain") +
-         (deterministic ? " deterministic" : "");
+std::string decode_name(dtype type, std::int32_t head_dim, bool padded, bool deterministic) {
+  return shape_name("decode", type, head_dim) + (padded ? " padded" : "") + (deterministic ? " deterministic" : "");
 }
 
 std::string decode_name_of(const step_plans& plans, const attention_kernel_args& args) {
-  return decode_name(args.kv_type, args.head_dim, has_options(args), plans.input.spec.deterministic);
+  const decode_entry& entry = *find_decode_entry(args.kv_type, args.head_dim);
+  return decode_name(args.kv_type, entry.head_dim, entry.padded, plans.input.spec.deterministic);
 }
 
 void append_decode_names(const device_numbers& device, std::vector<std::string>& names) {
   for (const dtype type : tensor_dtypes) {
-    for (const std::int32_t head_dim : {64, 128, 256}) {
+    const decode_entry* last = nullptr;
+    for (std::int32_t head_dim = 8; head_dim <= 256; head_dim += 8) {
       const decode_entry* const entry = find_decode_entry(type, head_dim);
-      if (entry == nullptr || static_cast<std::size_t>(entry->shared_bytes) > device.max_shared_bytes_per_block) {
+      // Head_dims of one shape follow one another.
+      if (entry == nullptr || entry == last ||
+          static_cast<std::size_t>(entry->shared_bytes) > device.max_shared_bytes_per_block) {
         continue;
       }
-      for (const bool options : {false, true}) {
-        for (const bool deterministic : {false, true}) {
-          names.push_back(decode_name(type, head_dim, options, deterministic));
-        }
+      last = entry;
+      for (const bool deterministic : {false, true}) {
+        names.push_back(decode_name(type, entry->head_dim, entry->padded, deterministic));
       }
     }
   }
@@ -276,21 +268,21 @@ bool assign_to_tensor_cores(const plan_input& step, bool with_prefill, bool with
   plans.decode.num_seqs = 0;
   if (!with_prefill && !with_decode) return false;
   decode_planner decode(step, decode_grid(step.spec, step.device), plans.decode);
+  std::vector<std::int32_t>& of_prefill = plans.prefill.seqs;
+  if (with_prefill && with_decode) choose_prefill_seqs(step, plans.query_lens, of_prefill);
+  std::size_t next = 0;
   for (std::int32_t seq = 0; seq < step.num_seqs; ++seq) {
-    const std::int32_t query_len = plans.query_lens[static_cast<std::size_t>(seq)];
-    if (query_len == 0) continue;
-#if BIFOLIO_CUDA_SM90
-    if (with_prefill && (!with_decode || prefers_prefill(step, query_len, step.seq_lens[seq]))) {
-      plans.prefill.seqs.push_back(seq);
-      continue;
+    if (plans.query_lens[static_cast<std::size_t>(seq)] == 0) continue;
+    if (!with_decode) {
+      of_prefill.push_back(seq);
+    } else if (next < of_prefill.size() && of_prefill[next] == seq) {
+      ++next;
+    } else {
+      decode.add(seq);
     }
-#endif
-    decode.add(seq);
   }
   if (!decode.finish()) return false;
-#if BIFOLIO_CUDA_SM90
   if (!plans.prefill.empty()) plan_prefill(step, plans.prefill);
-#endif
   return true;
 }
 
@@ -328,6 +320,7 @@ void plan_step(const plan_input& input, const detail::forced_implementation& for
   const bool with_prefill = may_serve(implementation_id::prefill);
   const bool with_decode = may_serve(implementation_id::decode);
   plans.assigned = {};
+  plans.prefill.combines = history.prefill_combines;
   const bool covered = assign_to_tensor_cores(input, with_prefill, with_decode, plans);
   if (covered) {
     if (!plans.prefill.empty()) plans.assigned.add(implementation_id::prefill);
@@ -397,7 +390,10 @@ std::vector<std::string> explain(const step_plans& plans) {
       sentence.append(" declines: ").append(why);
     } else if (entry.id == implementation_id::prefill) {
       sentence.append(" takes ").append(sequences(static_cast<std::int64_t>(plans.prefill.seqs.size()), num_seqs));
-      if (plans.prefill.empty() && all > 0) sentence += "; decode is estimated to be faster for the others";
+      if (plans.prefill.empty() && all > 0) {
+        sentence += tensor_cores ? "; decode is estimated to be faster for the others"
+                                 : "; some have few new tokens, and decode declines";
+      }
     } else if (entry.id == implementation_id::decode) {
       sentence.append(" takes ").append(sequences(plans.decode.num_seqs, num_seqs));
       if (!tensor_cores && all > 0) sentence += "; the step has 2^31 tiles of keys or more";

@@ -11,9 +11,9 @@
 /// Planning knows the spec, the device and the lengths; a call adds strides, alignment and options. So there are two
 /// conditions: `accepts` of a step and `accepts_call` of a call.
 ///
-/// At planning, every sequence is assigned to the first of prefill and decode that accepts the step and takes the
-/// sequence. If that covers the step, they alone are planned and uploaded. If not, x_split (which takes sequences of
-/// one new token) and general are planned.
+/// At planning, every sequence is assigned to prefill or decode, as far as they accept the step (assignment.hpp). If
+/// one does, they alone are planned and uploaded. If not, x_split (which takes sequences of one new token) and general
+/// are planned.
 ///
 /// A call is served by the implementations that its step was assigned to when all of them accept it. Otherwise by
 /// x_split, when it accepts, for its sequences, and by general for the rest. Neither needs anything of the plan then:
@@ -110,6 +110,7 @@ struct implementation {
 struct planning_history {
   bool general_was_needed = false;    ///< by a call of a step that was planned without it
   std::int32_t least_partitions = 1;  ///< of x_split, as reserved
+  bool prefill_combines = false;      ///< an earlier step of the plan had partial results of prefill
 };
 
 /// Plans one step; `plans` keeps the capacity of its vectors. Throws std::bad_alloc, and `error` where the forced

@@ -119,7 +119,7 @@ inline constexpr std::int32_t longest_window = 1 << 30;
          args.alibi_slopes != nullptr || args.sinks != nullptr;
 }
 
-/// What every tensor-core kernel requires of a call of 16-bit types: no bias, K and V with equal strides, dims of q, K,
+/// What every tensor-core kernel requires of a call of one type: no bias, K and V with equal strides, dims of q, K,
 /// V and out contiguous, and each of their rows aligned to 16 bytes. `why`: null, or receives what is not so.
 [[nodiscard]] bool suits_tensor_cores(const attention_kernel_args& args, std::string* why) noexcept;
 

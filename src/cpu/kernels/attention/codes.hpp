@@ -17,22 +17,22 @@ BIFOLIO_FORCE_INLINE void decode_elements(const Stored* from, int count, const d
   constexpr int step = max_lanes;
   const f32_vector<step> scale = f32_vector<step>{} + scales.scale;
   const f32_vector<step> zero = f32_vector<step>{} + scales.zero;
-  for (int i = 0; i < count; i += step) {
-    Stored padded[std::size_t{step}] = {};
-    const Stored* source = from + i;
-    if (i + step > count) {
-      for (int e = 0; i + e < count; ++e) padded[e] = source[e];
-      source = padded;
-    }
+  const auto value_of = [&](const Stored* source) __attribute__((always_inline)) {
     f32_vector<step> values = cpu::widen<step>(source);
     if (plane.is_scaled) values = values * scale;
     if (plane.tail_floats > 1) values = values + zero;
-    if (i + step <= count) {
-      __builtin_memcpy(to + i, &values, sizeof(values));
-    } else {
-      __builtin_memcpy(to + i, &values, static_cast<std::size_t>(count - i) * sizeof(float));
-    }
+    return values;
+  };
+  int i = 0;
+  for (; i + step <= count; i += step) {
+    const f32_vector<step> values = value_of(from + i);
+    __builtin_memcpy(to + i, &values, sizeof(values));
   }
+  if (i == count) return;
+  Stored padded[std::size_t{step}] = {};
+  for (int e = 0; i + e < count; ++e) padded[e] = from[i + e];
+  const f32_vector<step> values = value_of(padded);
+  for (int e = 0; i + e < count; ++e) to[i + e] = values[e];
 }
 
 /// The row whose dim 0 is `offset` elements, and whose scales, if it has its own, are `tail` bytes from the start of

@@ -121,6 +121,11 @@ class mainloop {
 
   // One row of K or V from any layout.
   static void stage_row(const Key* from, const kv_strides& strides, int head_dim, Key* to) noexcept {
+    constexpr int piece = 16 / static_cast<int>(sizeof(Key));  // of x_split's K
+    if (strides.dim == 1 && strides.chunk == piece && head_dim % piece == 0) {
+      for (int d = 0; d < head_dim; d += piece, from += strides.chunk_stride) __builtin_memcpy(to + d, from, 16);
+      return;
+    }
     for (int d = 0; d < head_dim;) {
       const int run = head_dim - d < strides.chunk ? head_dim - d : strides.chunk;
       for (int i = 0; i < run; ++i) to[d + i] = from[i * strides.dim];
@@ -129,21 +134,64 @@ class mainloop {
     }
   }
 
-  // V of one of the tile's keys; a row whose dims are not contiguous is copied to row `slot` of the staging scratch.
-  [[nodiscard]] const Key* value_row(const kv_tile_offsets& tile, int head, int key, int slot) const noexcept {
+  // Rows of V of `lanes` keys that lie side by side, dim by dim (x_split's V), transposed: to [keys][padded_].
+  void stage_columns(const Key* from, Key* to) const noexcept {
+    const std::int64_t apart = args_.v_strides.dim;
+    const int head_dim = args_.v_head_dim;
+    constexpr int step = lanes * 4 / static_cast<int>(sizeof(Key));
+    const Key* const zeros = static_cast<const Key*>(scratch_.zero_row);
+    for (int d = 0; d < head_dim; d += step) {
+      const auto row = [&](int dim) __attribute__((always_inline)) {
+        return dim < head_dim ? from + dim * apart : zeros;
+      };
+      transpose(
+          [&](int i) __attribute__((always_inline)) {
+            if constexpr (sizeof(Key) == 4) {
+              return load_bits(row(d + i));
+            } else {
+              return join_elements(row(d + 2 * i), row(d + 2 * i + 1));
+            }
+          },
+          [&](int key, vf dims) __attribute__((always_inline)) {
+            store(reinterpret_cast<float*>(to + std::int64_t{key} * padded_ + d), dims);
+          });
+    }
+  }
+
+  // V of one of the tile's keys in a cache whose rows cannot be read in place.
+  void stage_value(const kv_tile_offsets& tile, int head, int key, Key* to) const noexcept {
     const int kv_head = item_.kv_head_begin + head;
     const std::int64_t offset = tile.v[key] + kv_head * args_.v_strides.head;
-    if (v_contiguous_) return static_cast<const Key*>(args_.v) + offset;
-    Key* staging = static_cast<Key*>(scratch_.staging) + static_cast<std::int64_t>(slot) * padded_;
     if constexpr (__is_same(Key, float)) {
       if (args_.is_coded) {
-        decode_row(args_.v_code, args_.v, offset, tile.v_tail[key] + kv_head * args_.v_code.tail.head, args_.v_strides,
-                   kv_head, args_.v_head_dim, staging);
-        return staging;
+        return decode_row(args_.v_code, args_.v, offset, tile.v_tail[key] + kv_head * args_.v_code.tail.head,
+                          args_.v_strides, kv_head, args_.v_head_dim, to);
       }
     }
-    stage_row(static_cast<const Key*>(args_.v) + offset, args_.v_strides, args_.v_head_dim, staging);
-    return staging;
+    stage_row(static_cast<const Key*>(args_.v) + offset, args_.v_strides, args_.v_head_dim, to);
+  }
+
+  // V of the tile's keys: rows[key] for each that some row of the item attends to, in place or, where it cannot be read
+  // there, copied to staging.
+  void find_values(const kv_tile_offsets& tile, int head, const Key** rows) const noexcept {
+    const std::int64_t head_offset = (item_.kv_head_begin + head) * args_.v_strides.head;
+    if (v_contiguous_) {
+      const Key* const v = static_cast<const Key*>(args_.v) + head_offset;
+      for (int key = tile.begin; key < tile.end; ++key) rows[key] = v + tile.v[key];
+      return;
+    }
+    auto* const staging = static_cast<Key*>(scratch_.staging);
+    const bool side_by_side =
+        !args_.is_coded && args_.v_strides.token == 1 && args_.v_strides.chunk >= args_.v_head_dim;
+    for (int key = tile.begin; key < tile.end; ++key) {
+      Key* const row = staging + std::int64_t{key} * padded_;
+      rows[key] = row;
+      if (!side_by_side || !tile.uniform[key / lanes]) {
+        stage_value(tile, head, key, row);
+      } else if (key % lanes == 0) {
+        stage_columns(static_cast<const Key*>(args_.v) + head_offset + tile.v[key], row);
+      }
+    }
   }
 
  private:
@@ -292,9 +340,26 @@ class mainloop {
     // hardware's prefetcher.
     const int k_row = k_bytes * args_.qk_head_dim;
     const int v_row = v_bytes * args_.v_head_dim;
-    list.bytes = (v_in_k_ || k_row < v_row ? k_row : v_row) * (whole ? lanes : 1);
+    const int row = v_in_k_ || k_row < v_row ? k_row : v_row;
+    list.bytes = row * (whole ? lanes : 1);
     if (k_runs) add_ranges(list, args_.k, k_bytes, args_.k_strides.head, head, tile, tile.k, whole);
     if (v_runs && !v_in_k_) add_ranges(list, args_.v, v_bytes, args_.v_strides.head, head, tile, tile.v, whole);
+    if (k_runs || v_runs || args_.block_size > tile_keys) return;
+    // What a head has in a block is one range (x_split).
+    list.bytes = row * args_.block_size;
+    add_blocks(list, args_.k, k_bytes, args_.k_strides, head, tile, tile.k);
+    if (!v_in_k_) add_blocks(list, args_.v, v_bytes, args_.v_strides, head, tile, tile.v);
+  }
+
+  void add_blocks(range_list& list, const void* plane, int element, const kv_strides& strides, int head,
+                  const kv_tile_offsets& tile, const std::int64_t* offsets) const noexcept {
+    const std::int64_t first = (item_.kv_head_begin + head) * strides.head;
+    for (int key = tile.begin; key < tile.end;) {
+      const auto token = static_cast<int>((tile.first + key) % args_.block_size);
+      list.ranges[list.count++] =
+          static_cast<const char*>(plane) + (first + offsets[key] - token * strides.token) * element;
+      key += args_.block_size - token;
+    }
   }
 
   void add_ranges(range_list& list, const void* plane, int element, std::int64_t head_stride, int head,

@@ -102,13 +102,28 @@ BIFOLIO_INLINE void score_rows(const float* queries, const float* keys, int num_
   }
 }
 
+/// Calls `pass.operator()<Vectors, IsWhole>(dim)` for dims [0, num_dims) of rows of V; only the last pair of vectors of
+/// the last pass may have fewer dims than lanes.
+template <int Rows, class Pass>
+BIFOLIO_INLINE void over_dims(int num_dims, const Pass& pass) noexcept {
+  constexpr int vectors = nr_of(Rows);
+  int dim = 0;
+  for (; dim + vectors * lanes <= num_dims; dim += vectors * lanes) pass.template operator()<vectors, true>(dim);
+  if (dim == num_dims) return;
+  if constexpr (vectors > 2) {
+    if (num_dims - dim == 2 * lanes) return pass.template operator()<2, true>(dim);
+    if (num_dims - dim > 2 * lanes) return pass.template operator()<vectors, false>(dim);
+  }
+  pass.template operator()<2, false>(dim);
+}
+
 /// acc[r][dims] += Σ_key p[r][key] · values[key][dims], key ascending in [begin, end). p [Rows][tile_keys]; values: one
-/// pointer per key; acc [Rows] rows of `acc_stride` floats in value order; dims: `num_dims`, whole pairs of vectors.
+/// pointer per key; acc [Rows] rows of `acc_stride` floats in value order, which have room for whole pairs of vectors.
 template <int Rows, class Value>
 BIFOLIO_INLINE void accumulate_rows(const float* p, const Value* const* values, int begin, int end, int num_dims,
                                     float* acc_rows, std::int64_t acc_stride, prefetcher& prefetch) noexcept {
   prefetch_poller poller(prefetch);
-  const auto pass = [&]<int Vectors>(int dim) __attribute__((always_inline)) {
+  const auto pass = [&]<int Vectors, bool IsWhole>(int dim) __attribute__((always_inline)) {
     vf acc[std::size_t{Rows}][std::size_t{Vectors}];
     float* first = acc_rows + dim;
 #pragma GCC unroll 8
@@ -121,7 +136,13 @@ BIFOLIO_INLINE void accumulate_rows(const float* p, const Value* const* values, 
       poller.poll();
       vf b[std::size_t{Vectors}];
 #pragma GCC unroll 2
-      for (int c = 0; c < Vectors; c += 2) load_pair(row + c * lanes, b[c], b[c + 1]);
+      for (int c = 0; c < Vectors; c += 2) {
+        if (IsWhole || c + 2 < Vectors) {
+          load_pair(row + c * lanes, b[c], b[c + 1]);
+        } else {
+          load_first_of_pair(row + c * lanes, num_dims - dim - c * lanes, b[c], b[c + 1]);
+        }
+      }
 #pragma GCC unroll 8
       for (int r = 0; r < Rows; ++r) {
         const vf a = broadcast(p[r * tile_keys + key]);
@@ -135,12 +156,7 @@ BIFOLIO_INLINE void accumulate_rows(const float* p, const Value* const* values, 
       for (int c = 0; c < Vectors; ++c) store(first + r * acc_stride + c * lanes, acc[r][c]);
     }
   };
-  constexpr int vectors = nr_of(Rows);
-  int dim = 0;
-  for (; dim + vectors * lanes <= num_dims; dim += vectors * lanes) pass.template operator()<vectors>(dim);
-  if constexpr (vectors > 2) {
-    if (dim < num_dims) pass.template operator()<2>(dim);
-  }
+  over_dims<Rows>(num_dims, pass);
 }
 
 /// V rows in place, as `accumulate_pairs` reads them: one pointer per key.
@@ -148,6 +164,9 @@ struct value_rows {
   const bfloat16* const* row;
   BIFOLIO_INLINE void load_pairs(int pair, int dim, vf& a, vf& b) const noexcept {
     pair_rows(load_bits(row[2 * pair] + dim), load_bits(row[2 * pair + 1] + dim), a, b);
+  }
+  BIFOLIO_INLINE void load_first_pairs(int pair, int dim, int count, vf& a, vf& b) const noexcept {
+    pair_rows(load_first(row[2 * pair] + dim, 2 * count), load_first(row[2 * pair + 1] + dim, 2 * count), a, b);
   }
 };
 
@@ -159,6 +178,9 @@ struct value_pairs {
     a = load(pairs + pair * stride + dim);
     b = load(pairs + pair * stride + dim + lanes);
   }
+  BIFOLIO_INLINE void load_first_pairs(int pair, int dim, int, vf& a, vf& b) const noexcept {
+    load_pairs(pair, dim, a, b);
+  }
 };
 
 /// Like `accumulate_rows`, two bfloat16 keys at a time: pairs [begin, end) of keys, p [Rows][tile_keys] of which the
@@ -168,7 +190,7 @@ BIFOLIO_INLINE void accumulate_pairs(const float* p, const Values& values, int b
                                      int num_dims, float* acc_rows, std::int64_t acc_stride,
                                      prefetcher& prefetch) noexcept {
   prefetch_poller poller(prefetch);
-  const auto pass = [&]<int Vectors>(int dim) __attribute__((always_inline)) {
+  const auto pass = [&]<int Vectors, bool IsWhole>(int dim) __attribute__((always_inline)) {
     vf acc[std::size_t{Rows}][std::size_t{Vectors}];
     float* first = acc_rows + dim;
 #pragma GCC unroll 8
@@ -179,7 +201,13 @@ BIFOLIO_INLINE void accumulate_pairs(const float* p, const Values& values, int b
     for (int pair = begin; pair < end; ++pair) {
       vf b[std::size_t{Vectors}];
 #pragma GCC unroll 2
-      for (int c = 0; c < Vectors; c += 2) values.load_pairs(pair, dim + c * lanes, b[c], b[c + 1]);
+      for (int c = 0; c < Vectors; c += 2) {
+        if (IsWhole || c + 2 < Vectors) {
+          values.load_pairs(pair, dim + c * lanes, b[c], b[c + 1]);
+        } else {
+          values.load_first_pairs(pair, dim + c * lanes, num_dims - dim - c * lanes, b[c], b[c + 1]);
+        }
+      }
       poller.poll(2);
       if constexpr (Rows == 1) {
 #pragma GCC unroll 4
@@ -199,12 +227,7 @@ BIFOLIO_INLINE void accumulate_pairs(const float* p, const Values& values, int b
       for (int c = 0; c < Vectors; ++c) store(first + r * acc_stride + c * lanes, acc[r][c]);
     }
   };
-  constexpr int vectors = nr_of(Rows);
-  int dim = 0;
-  for (; dim + vectors * lanes <= num_dims; dim += vectors * lanes) pass.template operator()<vectors>(dim);
-  if constexpr (vectors > 2) {
-    if (dim < num_dims) pass.template operator()<2>(dim);
-  }
+  over_dims<Rows>(num_dims, pass);
 }
 
 /// Calls `body.operator()<Rows>()` for the number of rows, 1 … max_mr.
@@ -261,39 +284,35 @@ template <class Key, bool Wide, class Rows>
 BIFOLIO_INLINE void transpose_keys(const Rows& rows, int head_dim, float* keys, prefetcher& prefetch) noexcept {
   constexpr int step = lanes * 4 / static_cast<int>(sizeof(Key));
   prefetch_poller poller(prefetch);
+  const auto store_column = [&](int dim, vf column, bool has_odd) __attribute__((always_inline)) {
+    if constexpr (sizeof(Key) == 4) {
+      store(keys + dim * tile_keys, column);
+    } else if constexpr (!Wide) {
+      store_pairs<Key>(keys + dim / 2 * tile_keys, column);
+    } else {
+      vf even;
+      vf odd;
+      split_pair<Key>(column, even, odd);
+      store(keys + dim * tile_keys, even);
+      if (has_odd) store(keys + (dim + 1) * tile_keys, odd);
+    }
+    poller.poll();
+  };
+  constexpr int dims_of_column = 4 / static_cast<int>(sizeof(Key));
   int dim = 0;
   for (; dim + step <= head_dim; dim += step) {
     transpose(
         [&](int i) __attribute__((always_inline)) { return load_bits(rows.at(i, dim)); },
-        [&](int j, vf column) __attribute__((always_inline)) {
-          if constexpr (sizeof(Key) == 4) {
-            store(keys + (dim + j) * tile_keys, column);
-          } else if constexpr (!Wide) {
-            store_pairs<Key>(keys + (dim / 2 + j) * tile_keys, column);
-          } else {
-            vf even;
-            vf odd;
-            split_pair<Key>(column, even, odd);
-            store(keys + (dim + 2 * j) * tile_keys, even);
-            store(keys + (dim + 2 * j + 1) * tile_keys, odd);
-          }
-          poller.poll();
-        });
+        [&](int j, vf column) __attribute__((always_inline)) { store_column(dim + j * dims_of_column, column, true); });
   }
-  if constexpr (sizeof(Key) == 4 || Wide) {
-    for (; dim < head_dim; ++dim) {
-      for (int i = 0; i < lanes; ++i) keys[dim * tile_keys + i] = widen(*rows.at(i, dim));
-    }
-  } else {
-    for (; dim < head_dim; dim += 2) {
-      Key pairs[2 * lanes];
-      for (int i = 0; i < lanes; ++i) {
-        pairs[2 * i] = *rows.at(i, dim);
-        pairs[2 * i + 1] = dim + 1 < head_dim ? *rows.at(i, dim + 1) : Key{};
-      }
-      store_pairs<Key>(keys + dim / 2 * tile_keys, load_bits(pairs));
-    }
-  }
+  if (dim == head_dim) return;
+  const int num_bytes = (head_dim - dim) * static_cast<int>(sizeof(Key));
+  transpose(
+      [&](int i) __attribute__((always_inline)) { return load_first(rows.at(i, dim), num_bytes); },
+      [&](int j, vf column) __attribute__((always_inline)) {
+        const int at = dim + j * dims_of_column;
+        if (at < head_dim) store_column(at, column, at + 1 < head_dim);
+      });
 }
 
 }  // namespace

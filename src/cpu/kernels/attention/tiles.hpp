@@ -41,6 +41,7 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
  private:
   using base::args_;
   using base::clip;
+  using base::find_values;
   using base::head_rows_;
   using base::item_;
   using base::k_contiguous_;
@@ -59,7 +60,6 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
   using base::states_;
   using base::sum_of;
   using base::v_contiguous_;
-  using base::value_row;
 
   // K or V of the tile's keys, 16 keys each.
   using tile_key_rows = key_rows[key_tiles];
@@ -121,32 +121,25 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
     return num_groups_ * scores + num_row_blocks_ * (outputs + softmax_polls);
   }
 
-  // Where the products read K or V of the tile: in place, or in `staged` ([tile_keys][padded] elements) where the
-  // cache cannot be read in place, with 0 for keys that are not in `visible`.
-  void find_rows(const kv_tile_offsets& tile, const Key* plane, int head_dim, const kv_strides& strides,
-                 bool contiguous, const std::int64_t* offsets, visible_range visible, void* staged,
-                 tile_key_rows& rows) const noexcept {
+  // Where the products read K or V of the tile: where `row_of` says, `stride` elements apart where keys of a vector are
+  // in one block, or in `staged` ([tile_keys][padded] elements) where they cannot be read like that, with 0 for keys
+  // that are not in `visible`.
+  void find_rows(const kv_tile_offsets& tile, const Key* const* row_of, int head_dim, std::int64_t stride,
+                 visible_range visible, void* staged, tile_key_rows& rows) const noexcept {
     const int padded = padded_dims(head_dim);
     const std::int64_t staged_bytes = std::int64_t{2} * padded;
     for (int column = 0; column < tile_keys; column += tile_rows) {
       key_rows& keys = rows[column / tile_rows];
-      if (contiguous && tile.uniform[column / lanes] && head_dim == padded && visible.begin <= column &&
+      if (tile.uniform[column / lanes] && head_dim == padded && visible.begin <= column &&
           visible.end >= column + tile_rows) {
-        keys = {reinterpret_cast<const char*>(plane + offsets[column]), strides.token * 2};
+        keys = {reinterpret_cast<const char*>(row_of[column]), stride * 2};
         continue;
       }
       char* to = static_cast<char*>(staged) + column * staged_bytes;
       keys = {to, staged_bytes};
       for (int key = column; key < column + tile_rows; ++key, to += staged_bytes) {
-        const Key* row = static_cast<const Key*>(scratch_.zero_row);
-        if (key >= visible.begin && key < visible.end) {
-          row = plane + offsets[key];
-          if (!contiguous) {
-            auto* staging = static_cast<Key*>(scratch_.staging);
-            stage_row(row, strides, head_dim, staging);
-            row = staging;
-          }
-        }
+        const bool is_visible = key >= visible.begin && key < visible.end;
+        const Key* row = is_visible ? row_of[key] : static_cast<const Key*>(scratch_.zero_row);
         for (int d = 0; d < padded; d += tile_dims) {
           store(reinterpret_cast<float*>(to + 2 * d), load_elements(row + d, head_dim - d));
         }
@@ -154,19 +147,29 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
     }
   }
 
-  void find_keys(const kv_tile_offsets& tile, int head, tile_key_rows& keys) const noexcept {
+  void place_keys(const kv_tile_offsets& tile, int head, tile_key_rows& keys) const noexcept {
     const Key* k = static_cast<const Key*>(args_.k) + (item_.kv_head_begin + head) * args_.k_strides.head;
-    find_rows(tile, k, args_.qk_head_dim, args_.k_strides, k_contiguous_, tile.k, {tile.begin, tile.end}, scratch_.keys,
-              keys);
+    auto* staging = reinterpret_cast<Key*>(scratch_.keys) + std::int64_t{tile_keys} * qk_padded_;  // behind `staged`
+    const Key* row_of[tile_keys];
+    for (int key = tile.begin; key < tile.end; ++key) {
+      row_of[key] = k + tile.k[key];
+      if (k_contiguous_) continue;
+      Key* const row = staging + std::int64_t{key} * qk_padded_;
+      stage_row(row_of[key], args_.k_strides, args_.qk_head_dim, row);
+      row_of[key] = row;
+    }
+    find_rows(tile, row_of, args_.qk_head_dim, k_contiguous_ ? args_.k_strides.token : qk_padded_,
+              {tile.begin, tile.end}, scratch_.keys, keys);
   }
-  void find_values(const kv_tile_offsets& tile, int head, visible_range visible, tile_key_rows& values) const noexcept {
-    const Key* v = static_cast<const Key*>(args_.v) + (item_.kv_head_begin + head) * args_.v_strides.head;
-    find_rows(tile, v, args_.v_head_dim, args_.v_strides, v_contiguous_, tile.v, visible, scratch_.values, values);
+  void place_values(const kv_tile_offsets& tile, const Key* const* row_of, visible_range visible,
+                    tile_key_rows& values) const noexcept {
+    find_rows(tile, row_of, args_.v_head_dim, v_contiguous_ ? args_.v_strides.token : padded_, visible, scratch_.values,
+              values);
   }
 
-  [[nodiscard]] bool has_finite_values(const kv_tile_offsets& tile, int head) const noexcept {
+  [[nodiscard]] bool has_finite_values(const kv_tile_offsets& tile, const Key* const* row_of) const noexcept {
     for (int key = tile.begin; key < tile.end; ++key) {
-      if (!all_finite(value_row(tile, head, key, 0), args_.v_head_dim)) return false;
+      if (!all_finite(row_of[key], args_.v_head_dim)) return false;
     }
     return true;
   }
@@ -211,8 +214,10 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
     tile_key_rows keys;
     tile_key_rows values;
     const visible_range all{tile.begin, tile.end};
-    find_keys(tile, head, keys);
-    find_values(tile, head, all, values);
+    const Key* row_of[tile_keys];
+    place_keys(tile, head, keys);
+    find_values(tile, head, row_of);
+    place_values(tile, row_of, all, values);
     alignas(64) float scores[tile_keys * tile_rows];  // [key][row]
     alignas(64) float p[key_tiles * tile_floats];
     const softmax_terms terms{args_.scale, args_.soft_cap};
@@ -231,25 +236,25 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
         softmax_row_block<Key>(scores + (index - 2 * group) * row_block_rows, terms, view.lanes_of, state, p,
                                prefetcher_);
         // A probability of 0 masks a key, unless its V is not finite.
-        if (!view.alike && !known_finite) known_finite = has_finite_values(tile, head);
+        if (!view.alike && !known_finite) known_finite = has_finite_values(tile, row_of);
         if (view.alike || known_finite) {
           add_outputs<Key>(p, values, tile.begin / tile_rows, (tile.end + tile_rows - 1) / tile_rows, padded_,
                            state.accumulators(), prefetcher_);
           continue;
         }
-        add_outputs_row_by_row(tile, head, view, p, state);
-        find_values(tile, head, all, values);
+        add_outputs_row_by_row(tile, row_of, view, p, state);
+        place_values(tile, row_of, all, values);
       }
     }
   }
 
   // Row by row, with V cleared for the keys that the row does not attend to.
-  void add_outputs_row_by_row(const kv_tile_offsets& tile, int head, const row_block_view& view, const float* p,
-                              const row_block_state& state) noexcept {
+  void add_outputs_row_by_row(const kv_tile_offsets& tile, const Key* const* row_of, const row_block_view& view,
+                              const float* p, const row_block_state& state) noexcept {
     for (int i = 0; i < view.lanes_of.rows; ++i) {
       tile_key_rows values;
-      find_values(tile, head, view.visible[i], values);
-      auto* all_rows = static_cast<float*>(scratch_.staging);  // nothing else uses it at this point
+      place_values(tile, row_of, view.visible[i], values);
+      float* const all_rows = scratch_.values + tile_keys / 2 * padded_;  // behind the staged rows
       for (int d = 0; d < row_block_rows * padded_; d += lanes) store(all_rows + d, load(state.accumulators() + d));
       add_outputs<Key>(p, values, tile.begin / tile_rows, (tile.end + tile_rows - 1) / tile_rows, padded_, all_rows,
                        prefetcher_);

@@ -40,12 +40,13 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
         query_values_(uses_dots ? (args.qk_head_dim + 1) / 2
                       : pairs_  ? (args.qk_head_dim + 1) / 2 * 2
                                 : args.qk_head_dim),
-        v_in_place_(v_contiguous_ && dims_ == args.v_head_dim && (head_rows_ <= in_place_rows || sizeof(Key) == 4)) {}
+        v_in_place_(head_rows_ <= in_place_rows || sizeof(Key) == 4) {}
 
  private:
   using base::args_;
   using base::clip;
   using base::dims_;
+  using base::find_values;
   using base::head_rows_;
   using base::item_;
   using base::k_contiguous_;
@@ -65,8 +66,6 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
   using base::stride_;
   using base::sum_of;
   using base::token_of;
-  using base::v_contiguous_;
-  using base::value_row;
 
   // Rows that share a micro-kernel, and the keys of a tile that each of them attends to.
   struct row_group {
@@ -174,54 +173,46 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
   }
 
   // V rows of the tile as float32 in value order in scratch.
-  void widen_values(const kv_tile_offsets& tile, int head) noexcept {
+  void widen_values(const kv_tile_offsets& tile, const Key* const* rows) noexcept {
     const int whole = args_.v_head_dim / (2 * lanes) * (2 * lanes);
     for (int key = tile.begin; key < tile.end; ++key) {
-      const Key* row = value_row(tile, head, key, 0);
+      const Key* row = rows[key];
       float* to = scratch_.values + static_cast<std::int64_t>(key) * padded_;
       vf a;
       vf b;
-      for (int d = 0; d < whole; d += 2 * lanes) {
-        load_pair(row + d, a, b);
+      for (int d = 0; d < dims_; d += 2 * lanes) {
+        if (d < whole) {
+          load_pair(row + d, a, b);
+        } else {
+          load_first_of_pair(row + d, args_.v_head_dim - d, a, b);
+        }
         store(to + d, a);
         store(to + d + lanes, b);
-      }
-      if (whole < args_.v_head_dim) {
-        Key tail[2 * lanes] = {};
-        for (int d = whole; d < args_.v_head_dim; ++d) tail[d - whole] = row[d];
-        load_pair(tail, a, b);
-        store(to + whole, a);
-        store(to + whole + lanes, b);
       }
     }
   }
 
   // V rows of the tile in pairs of keys in scratch; a key without a partner is paired with 0.
-  void pair_values(const kv_tile_offsets& tile, int head) noexcept {
+  void pair_values(const kv_tile_offsets& tile, const Key* const* value_rows_of) noexcept {
     const int whole = args_.v_head_dim / (2 * lanes) * (2 * lanes);
     for (int pair = tile.begin / 2; 2 * pair < tile.end; ++pair) {
       const Key* rows[2];
       for (int i = 0; i < 2; ++i) {
         const int key = 2 * pair + i;
-        rows[i] = key < tile.begin || key >= tile.end ? static_cast<const Key*>(scratch_.zero_row)
-                                                      : value_row(tile, head, key, i);
+        rows[i] = key < tile.begin || key >= tile.end ? static_cast<const Key*>(scratch_.zero_row) : value_rows_of[key];
       }
       float* to = scratch_.values + static_cast<std::int64_t>(pair) * padded_;
       vf a;
       vf b;
-      for (int d = 0; d < whole; d += 2 * lanes) {
-        pair_rows(load_bits(rows[0] + d), load_bits(rows[1] + d), a, b);
+      for (int d = 0; d < dims_; d += 2 * lanes) {
+        if (d < whole) {
+          pair_rows(load_bits(rows[0] + d), load_bits(rows[1] + d), a, b);
+        } else {
+          const int num_bytes = 2 * (args_.v_head_dim - d);
+          pair_rows(load_first(rows[0] + d, num_bytes), load_first(rows[1] + d, num_bytes), a, b);
+        }
         store(to + d, a);
         store(to + d + lanes, b);
-      }
-      if (whole < args_.v_head_dim) {
-        Key tails[2][2 * lanes] = {};
-        for (int i = 0; i < 2; ++i) {
-          for (int d = whole; d < args_.v_head_dim; ++d) tails[i][d - whole] = rows[i][d];
-        }
-        pair_rows(load_bits(tails[0]), load_bits(tails[1]), a, b);
-        store(to + whole, a);
-        store(to + whole + lanes, b);
       }
     }
   }
@@ -239,18 +230,17 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
       for (int g = 0; g < num_groups_; ++g) score_group(tile, head, g, dim, dims);
     }
 
-    const Key* in_place[tile_keys];
+    const Key* rows[tile_keys];
     const float* widened[tile_keys];
+    find_values(tile, head, rows);
     if (v_in_place_) {
-      const Key* v = static_cast<const Key*>(args_.v) + (item_.kv_head_begin + head) * args_.v_strides.head;
       // The other key of a pair may be outside the tile: it is loaded, never multiplied.
-      if (uses_dots && tile.begin % 2 != 0) in_place[tile.begin - 1] = static_cast<const Key*>(scratch_.zero_row);
-      if (uses_dots && tile.end % 2 != 0) in_place[tile.end] = static_cast<const Key*>(scratch_.zero_row);
-      for (int key = tile.begin; key < tile.end; ++key) in_place[key] = v + tile.v[key];
+      if (uses_dots && tile.begin % 2 != 0) rows[tile.begin - 1] = static_cast<const Key*>(scratch_.zero_row);
+      if (uses_dots && tile.end % 2 != 0) rows[tile.end] = static_cast<const Key*>(scratch_.zero_row);
     } else if constexpr (uses_dots) {
-      pair_values(tile, head);
+      pair_values(tile, rows);
     } else {
-      widen_values(tile, head);
+      widen_values(tile, rows);
       for (int key = tile.begin; key < tile.end; ++key) {
         widened[key] = scratch_.values + static_cast<std::int64_t>(key) * padded_;
       }
@@ -268,14 +258,14 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
       }
       if constexpr (uses_dots) {
         if (v_in_place_) {
-          accumulate_dot(scores, value_rows{in_place}, group, group_states);
+          accumulate_dot(scores, value_rows{rows}, args_.v_head_dim, group, group_states);
         } else {
-          accumulate_dot(scores, value_pairs{scratch_.values, padded_}, group, group_states);
+          accumulate_dot(scores, value_pairs{scratch_.values, padded_}, dims_, group, group_states);
         }
       } else if (v_in_place_) {
-        accumulate(scores, in_place, group, group_states);
+        accumulate(scores, rows, args_.v_head_dim, group, group_states);
       } else {
-        accumulate(scores, widened, group, group_states);
+        accumulate(scores, widened, dims_, group, group_states);
       }
     }
   }
@@ -400,7 +390,7 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
 
   // Rows together for the keys that all of them attend to, one by one before and after those; keys ascend in each row.
   template <class Value>
-  BIFOLIO_INLINE void accumulate(const float* p, const Value* const* values, const row_group& group,
+  BIFOLIO_INLINE void accumulate(const float* p, const Value* const* values, int dims, const row_group& group,
                                  float* states) noexcept {
     const visible_range* visible = group.visible;
     const visible_range common = group.common;
@@ -408,14 +398,14 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
     const bool together = common.begin < common.end;
     const auto alone = [&](int row, std::int64_t begin, std::int64_t end) {
       if (begin >= end) return;
-      accumulate_rows<1>(p + row * tile_keys, values, static_cast<int>(begin), static_cast<int>(end), dims_,
+      accumulate_rows<1>(p + row * tile_keys, values, static_cast<int>(begin), static_cast<int>(end), dims,
                          states + row * stride_, stride_, prefetcher_);
     };
     for (int i = 0; i < rows; ++i) alone(i, visible[i].begin, together ? common.begin : visible[i].end);
     if (!together) return;
     with_rows(
         rows, [&]<int Rows>() __attribute__((always_inline)) {
-          accumulate_rows<Rows>(p, values, static_cast<int>(common.begin), static_cast<int>(common.end), dims_, states,
+          accumulate_rows<Rows>(p, values, static_cast<int>(common.begin), static_cast<int>(common.end), dims, states,
                                 stride_, prefetcher_);
         });
     for (int i = 0; i < rows; ++i) alone(i, common.end, visible[i].end);
@@ -423,7 +413,7 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
 
   // The same by pairs of keys. If a row attends to one key of a pair, the bits of the other key are cleared.
   template <class Values>
-  BIFOLIO_INLINE void accumulate_dot(const float* p, const Values& values, const row_group& group,
+  BIFOLIO_INLINE void accumulate_dot(const float* p, const Values& values, int dims, const row_group& group,
                                      float* states) noexcept {
     const visible_range* visible = group.visible;
     const visible_range common{(group.common.begin + 1) / 2 * 2, group.common.end / 2 * 2};
@@ -431,7 +421,7 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
     const bool together = common.begin < common.end;
     const auto alone = [&](int row, std::int64_t begin, std::int64_t end) {
       const auto some = [&](std::int64_t first, std::int64_t last, std::uint32_t keep) {
-        accumulate_pairs<1>(p + row * tile_keys, values, static_cast<int>(first), static_cast<int>(last), keep, dims_,
+        accumulate_pairs<1>(p + row * tile_keys, values, static_cast<int>(first), static_cast<int>(last), keep, dims,
                             states + row * stride_, stride_, prefetcher_);
       };
       if (begin >= end) return;
@@ -447,7 +437,7 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
     with_rows(
         rows, [&]<int Rows>() __attribute__((always_inline)) {
           accumulate_pairs<Rows>(p, values, static_cast<int>(common.begin / 2), static_cast<int>(common.end / 2),
-                                 0xffffffffu, dims_, states, stride_, prefetcher_);
+                                 0xffffffffu, dims, states, stride_, prefetcher_);
         });
     for (int i = 0; i < rows; ++i) alone(i, common.end, visible[i].end);
   }

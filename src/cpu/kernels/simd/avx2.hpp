@@ -72,6 +72,27 @@ BIFOLIO_INLINE vf load_bits(const void* p) noexcept {
   return vf(_mm256_castsi256_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p))));
 }
 
+/// The first `num_bytes` of a vector, a multiple of 2, 0 in the rest. Reads no other byte.
+BIFOLIO_INLINE vf load_first(const void* p, int num_bytes) noexcept {
+  const int words = num_bytes / 4;
+  const __m256i number = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  const __m256i mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(words), number);
+  __m256i bits = _mm256_maskload_epi32(static_cast<const int*>(p), mask);
+  if (num_bytes % 4 != 0) {
+    const int last = static_cast<const std::uint16_t*>(p)[2 * words];
+    bits = _mm256_or_si256(
+        bits, _mm256_and_si256(_mm256_set1_epi32(last), _mm256_cmpeq_epi32(_mm256_set1_epi32(words), number)));
+  }
+  return vf(_mm256_castsi256_ps(bits));
+}
+
+/// Two times 8 elements of 16 bits as 8 lanes of 32: `even` in the low halves.
+BIFOLIO_INLINE vf join_elements(const void* even, const void* odd) noexcept {
+  const __m256i low = _mm256_cvtepu16_epi32(_mm_loadu_si128(static_cast<const __m128i*>(even)));
+  const __m256i high = _mm256_cvtepu16_epi32(_mm_loadu_si128(static_cast<const __m128i*>(odd)));
+  return vf(_mm256_castsi256_ps(_mm256_or_si256(low, _mm256_slli_epi32(high, 16))));
+}
+
 /// The low and the high halves of the lanes as floats.
 template <class T>
 void split_pair(vf bits, vf& low, vf& high) noexcept = delete;

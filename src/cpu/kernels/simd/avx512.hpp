@@ -80,6 +80,19 @@ BIFOLIO_INLINE void transpose(const LoadRow& load_row, const StoreColumn& store_
 /// 32 elements of 16 bits as 16 lanes of 32, the earlier element in the low half.
 BIFOLIO_INLINE vf load_bits(const void* p) noexcept { return vf(_mm512_castsi512_ps(_mm512_loadu_si512(p))); }
 
+/// The first `num_bytes` of a vector, 0 in the rest. Reads no other byte.
+BIFOLIO_INLINE vf load_first(const void* p, int num_bytes) noexcept {
+  const __mmask64 bytes = num_bytes < 64 ? (std::uint64_t{1} << num_bytes) - 1 : ~std::uint64_t{0};
+  return vf(_mm512_castsi512_ps(_mm512_maskz_loadu_epi8(bytes, p)));
+}
+
+/// Two times 16 elements of 16 bits as 16 lanes of 32: `even` in the low halves.
+BIFOLIO_INLINE vf join_elements(const void* even, const void* odd) noexcept {
+  const __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(even)));
+  const __m512i high = _mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(odd)));
+  return vf(_mm512_castsi512_ps(_mm512_or_si512(low, _mm512_slli_epi32(high, 16))));
+}
+
 /// The low and the high halves of the lanes as floats.
 template <class T>
 void split_pair(vf bits, vf& low, vf& high) noexcept = delete;

@@ -62,6 +62,20 @@ BIFOLIO_INLINE vf load_bits(const void* p) noexcept {
   return vf(vreinterpretq_f32_u16(vld1q_u16(static_cast<const std::uint16_t*>(p))));
 }
 
+/// The first `num_bytes` of a vector, 0 in the rest. Reads no other byte.
+BIFOLIO_INLINE vf load_first(const void* p, int num_bytes) noexcept {
+  alignas(16) char bytes[16] = {};
+  __builtin_memcpy(bytes, p, static_cast<std::size_t>(num_bytes));
+  return load_bits(bytes);
+}
+
+/// Two times 4 elements of 16 bits as 4 lanes of 32: `even` in the low halves.
+BIFOLIO_INLINE vf join_elements(const void* even, const void* odd) noexcept {
+  const uint16x4x2_t both =
+      vzip_u16(vld1_u16(static_cast<const std::uint16_t*>(even)), vld1_u16(static_cast<const std::uint16_t*>(odd)));
+  return vf(vreinterpretq_f32_u16(vcombine_u16(both.val[0], both.val[1])));
+}
+
 /// The low and the high halves of the lanes as floats.
 template <class T>
 void split_pair(vf bits, vf& low, vf& high) noexcept = delete;

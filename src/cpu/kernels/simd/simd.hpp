@@ -67,6 +67,20 @@ BIFOLIO_INLINE void order_dims(vf a, vf b, vf& first, vf& second) noexcept { fir
 BIFOLIO_INLINE vf keep_bits(vf value, std::uint32_t) noexcept { return value; }
 #endif
 
+/// As load_pair, of the first `count` < 2·lanes elements, 0 for the others. Reads no other element.
+template <class T>
+BIFOLIO_INLINE void load_first_of_pair(const T* p, int count, vf& a, vf& b) noexcept {
+  constexpr int size = static_cast<int>(sizeof(T));
+  if constexpr (size == 4) {
+    a = load_first(p, size * (count < lanes ? count : lanes));
+    b = count > lanes ? load_first(p + lanes, size * (count - lanes)) : vf(0.0f);
+  } else {
+    alignas(64) T whole[static_cast<std::size_t>(2 * lanes)];
+    store(reinterpret_cast<float*>(whole), load_first(p, size * count));
+    load_pair(whole, a, b);
+  }
+}
+
 /// e^x for x ≤ 88, within 1.5 ulp; below −87.3 it is 0, −inf gives 0, NaN stays NaN. x = n·ln 2 + r with
 /// |r| ≤ ln 2 / 2 (two-step reduction, Cody & Waite), e^r = 1 + r + r²·P(r), P of degree 4 through Chebyshev nodes
 /// (relative error 1e-8).

@@ -62,6 +62,19 @@ BIFOLIO_INLINE vf load_bits(const void* p) noexcept {
   return vf(_mm_castsi128_ps(_mm_loadu_si128(static_cast<const __m128i*>(p))));
 }
 
+/// The first `num_bytes` of a vector, 0 in the rest. Reads no other byte.
+BIFOLIO_INLINE vf load_first(const void* p, int num_bytes) noexcept {
+  alignas(16) char bytes[16] = {};
+  __builtin_memcpy(bytes, p, static_cast<std::size_t>(num_bytes));
+  return load_bits(bytes);
+}
+
+/// Two times 4 elements of 16 bits as 4 lanes of 32: `even` in the low halves.
+BIFOLIO_INLINE vf join_elements(const void* even, const void* odd) noexcept {
+  return vf(_mm_castsi128_ps(_mm_unpacklo_epi16(_mm_loadl_epi64(static_cast<const __m128i*>(even)),
+                                                _mm_loadl_epi64(static_cast<const __m128i*>(odd)))));
+}
+
 /// Lanes that hold a binary16 in their low half, upper half 0, as floats.
 BIFOLIO_INLINE vf halves_to_floats(__m128i halves) noexcept {
   const __m128i magnitude = _mm_and_si128(halves, _mm_set1_epi32(0x7fff));

@@ -36,8 +36,6 @@ template <int N>
 using u16_vector = typename vector_of<std::uint16_t, N>::type;
 template <int N>
 using u8_vector = typename vector_of<std::uint8_t, N>::type;
-template <int N>
-using i8_vector = typename vector_of<std::int8_t, N>::type;
 
 /// Lanes of the widest vector.
 #if defined(__AVX512F__)
@@ -74,6 +72,63 @@ BIFOLIO_FORCE_INLINE u32_vector<N> select(i32_vector<N> mask, u32_vector<N> yes,
 template <int N>
 BIFOLIO_FORCE_INLINE i32_vector<N> greater(u32_vector<N> a, u32_vector<N> b) noexcept {
   return same_bits<i32_vector<N>>(a) > same_bits<i32_vector<N>>(b);
+}
+
+// ---- bytes to and from lanes of 32 bits, which GCC 12 moves one by one where it is left to it
+
+template <int N>
+BIFOLIO_FORCE_INLINE u32_vector<N> load_bytes(const void* from) noexcept {
+#if defined(__AVX512F__)
+  if constexpr (N == 16) {
+    __m128i bytes;
+    std::memcpy(&bytes, from, sizeof(bytes));
+    return same_bits<u32_vector<N>>(_mm512_maskz_cvtepu8_epi32(0xffff, bytes));
+  }
+#endif
+#if defined(__AVX2__)
+  if constexpr (N == 8) {
+    std::int64_t bytes = 0;
+    std::memcpy(&bytes, from, sizeof(bytes));
+    return same_bits<u32_vector<N>>(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(bytes)));
+  }
+  if constexpr (N == 4) {
+    std::int32_t bytes = 0;
+    std::memcpy(&bytes, from, sizeof(bytes));
+    return same_bits<u32_vector<N>>(_mm_cvtepu8_epi32(_mm_cvtsi32_si128(bytes)));
+  }
+#else
+  u8_vector<N> bytes;
+  std::memcpy(&bytes, from, sizeof(bytes));
+  return __builtin_convertvector(bytes, u32_vector<N>);
+#endif
+}
+
+/// The low byte of each lane, which holds no more.
+template <int N>
+BIFOLIO_FORCE_INLINE void store_bytes(void* to, u32_vector<N> lanes) noexcept {
+#if defined(__AVX512F__)
+  if constexpr (N == 16) {
+    const __m128i bytes = _mm512_maskz_cvtepi32_epi8(0xffff, same_bits<__m512i>(lanes));
+    std::memcpy(to, &bytes, sizeof(bytes));
+  }
+#endif
+#if defined(__AVX2__)
+  if constexpr (N == 8) {
+    const auto all = same_bits<__m256i>(lanes);
+    const __m128i pairs = _mm_packus_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
+    const std::int64_t bytes = _mm_cvtsi128_si64(_mm_packus_epi16(pairs, pairs));
+    std::memcpy(to, &bytes, sizeof(bytes));
+  }
+  if constexpr (N == 4) {
+    const auto all = same_bits<__m128i>(lanes);
+    const __m128i pairs = _mm_packus_epi32(all, all);
+    const std::int32_t bytes = _mm_cvtsi128_si32(_mm_packus_epi16(pairs, pairs));
+    std::memcpy(to, &bytes, sizeof(bytes));
+  }
+#else
+  const u8_vector<N> bytes = __builtin_convertvector(lanes, u8_vector<N>);
+  std::memcpy(to, &bytes, sizeof(bytes));
+#endif
 }
 
 // ---- widen: N elements from memory
@@ -137,9 +192,7 @@ BIFOLIO_FORCE_INLINE f32_vector<N> widen(const float8_e5m2* from) noexcept {
 
 template <int N>
 BIFOLIO_FORCE_INLINE f32_vector<N> widen(const float8_e4m3* from) noexcept {
-  u8_vector<N> bytes;
-  std::memcpy(&bytes, from, sizeof(bytes));
-  const u32_vector<N> bits = __builtin_convertvector(bytes, u32_vector<N>);
+  const u32_vector<N> bits = load_bytes<N>(from);
   const u32_vector<N> magnitude = bits & 0x7fu;
   const f32_vector<N> small = __builtin_convertvector(same_bits<i32_vector<N>>(magnitude), f32_vector<N>) * 0x1p-9f;
   u32_vector<N> wide = (magnitude << 20) + (120u << 23);
@@ -150,16 +203,13 @@ BIFOLIO_FORCE_INLINE f32_vector<N> widen(const float8_e4m3* from) noexcept {
 
 template <int N>
 BIFOLIO_FORCE_INLINE f32_vector<N> widen(const std::int8_t* from) noexcept {
-  i8_vector<N> bytes;
-  std::memcpy(&bytes, from, sizeof(bytes));
-  return __builtin_convertvector(__builtin_convertvector(bytes, i32_vector<N>), f32_vector<N>);
+  const i32_vector<N> integers = same_bits<i32_vector<N>>(load_bytes<N>(from) << 24) >> 24;
+  return __builtin_convertvector(integers, f32_vector<N>);
 }
 
 template <int N>
 BIFOLIO_FORCE_INLINE f32_vector<N> widen(const std::uint8_t* from) noexcept {
-  u8_vector<N> bytes;
-  std::memcpy(&bytes, from, sizeof(bytes));
-  return __builtin_convertvector(__builtin_convertvector(bytes, i32_vector<N>), f32_vector<N>);
+  return __builtin_convertvector(same_bits<i32_vector<N>>(load_bytes<N>(from)), f32_vector<N>);
 }
 
 // ---- narrow: N lanes to memory, to nearest even, saturating, NaN without payload
@@ -248,8 +298,7 @@ BIFOLIO_FORCE_INLINE void narrow_to_8(void* to, f32_vector<N> lanes) noexcept {
   u32_vector<N> rounded = select<N>(greater<N>(splat<N>((128u - Bias) << 23), magnitude), units, normal);
   rounded |= (bits >> 24) & 0x80u;
   rounded = select<N>(greater<N>(magnitude, splat<N>(0x7f800000u)), splat<N>(0x7f), rounded);
-  const u8_vector<N> bytes = __builtin_convertvector(rounded, u8_vector<N>);
-  std::memcpy(to, &bytes, sizeof(bytes));
+  store_bytes<N>(to, rounded);
 }
 
 template <int N>
@@ -278,14 +327,12 @@ BIFOLIO_FORCE_INLINE i32_vector<N> narrow_to_integers(f32_vector<N> lanes, float
 
 template <int N>
 BIFOLIO_FORCE_INLINE void narrow(std::int8_t* to, f32_vector<N> lanes) noexcept {
-  const i8_vector<N> bytes = __builtin_convertvector(narrow_to_integers<N>(lanes, -127.0f, 127.0f), i8_vector<N>);
-  std::memcpy(to, &bytes, sizeof(bytes));
+  store_bytes<N>(to, same_bits<u32_vector<N>>(narrow_to_integers<N>(lanes, -127.0f, 127.0f)) & 0xffu);
 }
 
 template <int N>
 BIFOLIO_FORCE_INLINE void narrow(std::uint8_t* to, f32_vector<N> lanes) noexcept {
-  const u8_vector<N> bytes = __builtin_convertvector(narrow_to_integers<N>(lanes, 0.0f, 255.0f), u8_vector<N>);
-  std::memcpy(to, &bytes, sizeof(bytes));
+  store_bytes<N>(to, same_bits<u32_vector<N>>(narrow_to_integers<N>(lanes, 0.0f, 255.0f)));
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 namespace bifolio::cuda {
 
-const decode_entry decode_bf16_256 = decode::make_entry<__nv_bfloat16, 256, 8>();
+const decode_entry decode_bf16_256 = decode::make_entry<__nv_bfloat16, 256, 8, false>();
+const decode_entry decode_bf16_256_padded = decode::make_entry<__nv_bfloat16, 256, 8, true>();
 
 }  // namespace bifolio::cuda

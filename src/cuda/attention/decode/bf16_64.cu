@@ -4,6 +4,7 @@
 
 namespace bifolio::cuda {
 
-const decode_entry decode_bf16_64 = decode::make_entry<__nv_bfloat16, 64, 4>();
+const decode_entry decode_bf16_64 = decode::make_entry<__nv_bfloat16, 64, 4, false>();
+const decode_entry decode_bf16_64_padded = decode::make_entry<__nv_bfloat16, 64, 4, true>();
 
 }  // namespace bifolio::cuda

@@ -18,14 +18,14 @@ namespace bifolio::cuda::decode {
 inline constexpr int combine_batch = 16;  // partial results that a thread loads at once
 
 /// Two partial results a and b as one: its maximum, and the weights of their sums. Base 2.
-struct fold {
+struct combination {
   float max, a, b;
-  __device__ __forceinline__ fold(float max_a, float max_b) {
+  __device__ __forceinline__ combination(float max_a, float max_b) {
     max = fmaxf(max_a, max_b);
     a = max_a == -INFINITY ? 0.0f : device::exp2_fast(max_a - max);
     b = max_b == -INFINITY ? 0.0f : device::exp2_fast(max_b - max);
   }
-  /// The same instructions wherever results are folded.
+  /// The same instructions wherever results are combined.
   [[nodiscard]] __device__ __forceinline__ float of(float sum_a, float sum_b) const {
     return __fmaf_rn(sum_b, b, __fmul_rn(sum_a, a));
   }
@@ -34,20 +34,44 @@ struct fold {
   }
 };
 
-template <class T, class Shape, bool Masked, class Scheduler>
+/// A node or the root, to which leaves or nodes are added one after another.
+struct tree_state {
+  float max = -INFINITY;
+  float sum = 0;
+  float4 out = make_float4(0, 0, 0, 0);
+
+  __device__ __forceinline__ void add(float m, float l, const float4& o) {
+    const combination both(max, m);
+    max = both.max;
+    sum = both.of(sum, l);
+    out = both.of(out, o);
+  }
+};
+
+template <class T, class Shape, class Scheduler>
 class split_combine {
   using S = Shape;
-  using rows_type = output_rows<T, Shape, Masked>;
+  using rows_type = output_rows<T, Shape>;
 
  public:
   __device__ __forceinline__ split_combine(const decode_args& args, const Scheduler& scheduler, char* shared)
-      : scheduler_(scheduler),
+      : a_(args),
+        scheduler_(scheduler),
         partials_(args.workspace, scheduler.workspace_partials()),
         semaphores_(args.counters),
         is_last_(reinterpret_cast<int*>(shared + S::shared.flag)) {}
 
   /// Called by every CTA of the output tile after it has written its partial result. Leaves shared memory free.
   __device__ __forceinline__ void arrive(const work_tile& w, const decode_seq& s, const rows_type& rows) {
+    if constexpr (Scheduler::has_fixed_tree) {
+      if (scheduler_.cuts_parts()) {
+        const decode_part& part = scheduler_.part_of(w);
+        if (is_last(semaphores_ + part.first_cta, part.num_ctas)) {
+          combine_pieces(rows, part.first_partial, part.num_partials);
+        }
+        return;
+      }
+    }
     const output_splits o = scheduler_.splits_of(w, s);
     const int missing = scheduler_.missing_splits(s);
     if (scheduler_.combines_in_one_level(o, missing)) {
@@ -124,7 +148,7 @@ class split_combine {
             const int task = first + t * S::threads;
             part[t][i] = make_float2(-INFINITY, 0);
             o[t][i] = make_float4(0, 0, 0, 0);
-            if (base + i < count && task < num_tasks) {
+            if (base + i < count && task < num_tasks && task % quads * 4 < S::row_dims(a_)) {
               const std::int64_t at = static_cast<std::int64_t>(partial_of(base + i)) * decode_tile_rows + task / quads;
               part[t][i] = __ldcg(partials_.sums + at);
               o[t][i] = __ldcg(reinterpret_cast<const float4*>(partials_.out + at * S::head_dim + task % quads * 4));
@@ -132,25 +156,68 @@ class split_combine {
           }
         }
 #pragma unroll
-        for (int t = 0; t < Tasks; ++t) fold_batch<Batch>(part[t], o[t], m[t], l[t], sum[t]);
+        for (int t = 0; t < Tasks; ++t) combine_loaded<Batch>(part[t], o[t], m[t], l[t], sum[t]);
       }
 #pragma unroll
       for (int t = 0; t < Tasks; ++t) {
         const int task = first + t * S::threads;
-        if (task < num_tasks) write(rows, to, task / quads, task % quads * 4, m[t], l[t], sum[t]);
+        if (task < num_tasks && task % quads * 4 < S::row_dims(a_))
+          write(rows, to, task / quads, task % quads * 4, m[t], l[t], sum[t]);
       }
+    }
+  }
+
+  // Combines the pieces of an output tile in their order: those of a node, then the nodes.
+  __device__ void combine_pieces(const rows_type& rows, int first_partial, int count) {
+    constexpr int quads = S::head_dim / 4;
+    for (int task = static_cast<int>(threadIdx.x); task < rows.num_rows() * quads; task += S::threads) {
+      const int row = task / quads;
+      const int column = task % quads * 4;
+      if (column >= S::row_dims(a_)) continue;
+      tree_state node;
+      tree_state root;
+      int current = -1;
+      for (int base = 0; base < count; base += combine_batch) {
+        float2 part[combine_batch];
+        float4 o[combine_batch];
+        int nodes[combine_batch];
+#pragma unroll
+        for (int i = 0; i < combine_batch; ++i) {  // all loads of a batch are issued before the first is used
+          part[i] = make_float2(-INFINITY, 0);
+          o[i] = make_float4(0, 0, 0, 0);
+          nodes[i] = 0;
+          if (base + i < count) {
+            const std::int64_t partial = first_partial + base + i;
+            part[i] = __ldcg(partials_.sums + partial * decode_tile_rows + row);
+            o[i] = __ldcg(reinterpret_cast<const float4*>(partials_.row(partial, row) + column));
+            nodes[i] = __ldcg(partials_.nodes + partial);
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < combine_batch; ++i) {
+          if (base + i >= count) break;
+          if (nodes[i] != current && current >= 0) {
+            root.add(node.max, node.sum, node.out);
+            node = tree_state();
+          }
+          current = nodes[i];
+          node.add(part[i].x, part[i].y, o[i]);
+        }
+      }
+      root.add(node.max, node.sum, node.out);
+      write(rows, -1, row, column, root.max, root.sum, root.out);
     }
   }
 
   // m, l, sum ← that and the partial results.
   template <int Batch>
-  __device__ __forceinline__ void fold_batch(const float2 (&part)[Batch], const float4 (&o)[Batch], float& m, float& l,
-                                             float4& sum) {
+  __device__ __forceinline__ void combine_loaded(const float2 (&part)[Batch], const float4 (&o)[Batch], float& m,
+                                                 float& l, float4& sum) {
     if constexpr (Scheduler::has_fixed_tree) {
       // One after another, like a CTA that processes several leaves itself.
 #pragma unroll
       for (int i = 0; i < Batch; ++i) {
-        const fold both(m, part[i].x);
+        const combination both(m, part[i].x);
         m = both.max;
         l = both.of(l, part[i].y);
         sum = both.of(sum, o[i]);
@@ -188,6 +255,7 @@ class split_combine {
     rows.store(place, column, sum, rows.finish(place, m, l, column == 0));
   }
 
+  const decode_args& a_;
   const Scheduler& scheduler_;
   partial_results<Shape> partials_;
   std::uint32_t* semaphores_;

@@ -3,7 +3,7 @@
 
 /// The epilogue of decode: reduces the accumulators over the warps of the CTA and writes rows that are complete to the
 /// output, others as a partial result to the workspace, for the combine. With a fixed combine tree a CTA may have
-/// several leaves of an output tile. It then folds each into the running result of its node, and complete nodes into
+/// several leaves of an output tile. It then combines each with the running result of its node, and complete nodes into
 /// that of the root.
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace bifolio::cuda::decode {
 
-/// What a leaf that ends before KV tile `next_tile` is in the combine tree, for a CTA that folds several.
+/// What a leaf that ends before KV tile `next_tile` is in the combine tree, for a CTA that combines several.
 struct leaf_place {
   bool begins_node = true;  // of the leaves that this CTA has
   bool ends_node = true;
@@ -32,7 +32,7 @@ struct leaf_place {
   }
 };
 
-template <class T, class Shape, bool Masked, class Scheduler>
+template <class T, class Shape, class Scheduler>
 class epilogue {
   using S = Shape;
 
@@ -51,7 +51,7 @@ class epilogue {
   /// the mainloop, for the reduction.
   __device__ void store(const work_tile& w, const decode_seq& s, accumulators<S>& acc, int next_tile, bool any,
                         int free_stage) {
-    const output_rows<T, Shape, Masked> rows(a_, w, s);
+    const output_rows<T, Shape> rows(a_, w, s);
     share_row_sums(acc);
     __syncthreads();  // also: every warp has read the last tile
     if (any) share_outputs(acc, rows.num_rows(), free_stage);
@@ -76,21 +76,21 @@ class epilogue {
     const auto place = rows.place_of(row);
 
     leaf_place leaf;
-    fold with_node(-INFINITY, m);
-    fold with_root = with_node;
+    combination with_node(-INFINITY, m);
+    combination with_root = with_node;
     float* running_node = nullptr;
     float* running_root = nullptr;
     if constexpr (Scheduler::has_fixed_tree) {
-      if (scheduler_.folds_leaves()) leaf = leaf_place(w, next_tile, is_last);
+      if (any) leaf = leaf_place(w, next_tile, is_last);
       // Running results are in the CTA's own part of the workspace, where every thread reads what it wrote itself.
-      with_node = fold(leaf.begins_node ? -INFINITY : node_max_, m);
+      with_node = combination(leaf.begins_node ? -INFINITY : node_max_, m);
       if (!leaf.begins_node) {
         l = with_node.of(node_sum_, l);
         m = with_node.max;
       }
       node_max_ = m;
       node_sum_ = l;
-      with_root = fold(leaf.begins_root ? -INFINITY : root_max_, m);
+      with_root = combination(leaf.begins_root ? -INFINITY : root_max_, m);
       if (leaf.ends_node) {
         if (!leaf.begins_root) {
           l = with_root.of(root_sum_, l);
@@ -109,13 +109,13 @@ class epilogue {
 #pragma unroll
       for (int run = 0; run < column_runs; ++run) {
         const int column = (run * row_threads + row_thread) * 8;
-        if (column >= S::head_dim) continue;
+        if (column >= S::row_dims(a_)) continue;
         float4 lo = make_float4(0, 0, 0, 0);
         float4 hi = lo;
         if (any) sum_over_warps(free_stage, row, column, lo, hi);
         if constexpr (Scheduler::has_fixed_tree) {
-          if (!leaf.begins_node) fold_running(with_node, running_node + column, lo, hi);
-          if (leaf.ends_node && !leaf.begins_root) fold_running(with_root, running_root + column, lo, hi);
+          if (!leaf.begins_node) combine_running(with_node, running_node + column, lo, hi);
+          if (leaf.ends_node && !leaf.begins_root) combine_running(with_root, running_root + column, lo, hi);
         }
         if (Scheduler::has_fixed_tree && !is_last) {
           store_partial((leaf.ends_node ? running_root : running_node) + column, lo, hi);
@@ -127,9 +127,12 @@ class epilogue {
       }
       if (is_last && !is_whole && is_first_thread) {
         __stcg(partials_.sums + partial * decode_tile_rows + row, make_float2(m, l));
+        if constexpr (Scheduler::has_fixed_tree) {
+          if (row == 0) __stcg(partials_.nodes + partial, w.node);
+        }
       }
     }
-    if (is_last && !is_whole) {
+    if (is_last && !is_whole && scheduler_.arrives(w)) {
       combine_.arrive(w, s, rows);
     } else {
       __syncthreads();  // the stage and the row sums are written again
@@ -188,7 +191,7 @@ class epilogue {
   // Where (row, column) of a warp's output is in the stage.
   [[nodiscard]] __device__ __forceinline__ float* warp_output(int stage, int warp, int row, int column) const {
     return reinterpret_cast<float*>(shared_ + S::shared.stages + stage * S::stage_bytes) +
-           (warp * decode_tile_rows + row) * S::head_dim + (column ^ ((row & 7) * 8));
+           (warp * decode_tile_rows + row) * S::reduced_row + (S::swizzled ? column ^ ((row & 7) * 8) : column);
   }
 
   __device__ __forceinline__ void sum_over_warps(int stage, int row, int column, float4& lo, float4& hi) const {
@@ -202,7 +205,8 @@ class epilogue {
   }
 
   // lo, hi ← 8 columns of a running result and those.
-  __device__ __forceinline__ static void fold_running(const fold& f, const float* running, float4& lo, float4& hi) {
+  __device__ __forceinline__ static void combine_running(const combination& f, const float* running, float4& lo,
+                                                         float4& hi) {
     lo = f.of(__ldcg(reinterpret_cast<const float4*>(running)), lo);
     hi = f.of(__ldcg(reinterpret_cast<const float4*>(running + 4)), hi);
   }
@@ -213,7 +217,7 @@ class epilogue {
 
   const decode_args& a_;
   const Scheduler& scheduler_;
-  split_combine<T, Shape, Masked, Scheduler> combine_;
+  split_combine<T, Shape, Scheduler> combine_;
   partial_results<Shape> partials_;
   char* shared_;
   float2* row_sums_;

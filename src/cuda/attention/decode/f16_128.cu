@@ -4,6 +4,7 @@
 
 namespace bifolio::cuda {
 
-const decode_entry decode_f16_128 = decode::make_entry<__half, 128, 4>();
+const decode_entry decode_f16_128 = decode::make_entry<__half, 128, 4, false>();
+const decode_entry decode_f16_128_padded = decode::make_entry<__half, 128, 4, true>();
 
 }  // namespace bifolio::cuda

@@ -4,6 +4,7 @@
 
 namespace bifolio::cuda {
 
-const decode_entry decode_f16_64 = decode::make_entry<__half, 64, 4>();
+const decode_entry decode_f16_64 = decode::make_entry<__half, 64, 4, false>();
+const decode_entry decode_f16_64_padded = decode::make_entry<__half, 64, 4, true>();
 
 }  // namespace bifolio::cuda

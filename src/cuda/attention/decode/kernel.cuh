@@ -16,24 +16,24 @@
 namespace bifolio::cuda::decode {
 
 // __maxnreg__ and __launch_bounds__ exclude each other. Two CTAs of 128 threads per SM would allow 255 registers.
-template <class T, int HeadDim, int Warps, bool Masked, template <bool> class SchedulerOf>
+template <class T, class Shape, class Scheduler>
 __global__ void
 #if CUDART_VERSION >= 12040
-__maxnreg__((shape<HeadDim, Warps>::max_registers))
+__maxnreg__((Shape::max_registers))
 #else
-__launch_bounds__(32 * Warps, shape<HeadDim, Warps>::ctas_per_sm)
+__launch_bounds__(Shape::threads, Shape::ctas_per_sm)
 #endif
     decode_kernel(const __grid_constant__ decode_args args) {
   extern __shared__ __align__(128) char shared[];
-  using Shape = shape<HeadDim, Warps>;
-  using Scheduler = SchedulerOf<Masked>;
 
   device::grid_dependency_launch();
-  const Scheduler scheduler(args);
+  auto* const plan = reinterpret_cast<decode_cta_plan*>(shared + Shape::shared.plan);
+  copy_plan<Scheduler::has_fixed_tree>(args.metadata, plan);
+  const Scheduler scheduler(args, *plan);
   work_cursor cursor = scheduler.first();
   if (!scheduler.has_work(cursor)) return;
-  mainloop<T, Shape, Masked, Scheduler> loop(args, scheduler, shared);
-  epilogue<T, Shape, Masked, Scheduler> end(args, scheduler, shared);
+  mainloop<T, Shape, Scheduler> loop(args, scheduler, shared);
+  epilogue<T, Shape, Scheduler> end(args, scheduler, shared);
   accumulators<Shape> acc;
 
   // The plan was uploaded before the previous kernel started. What follows the wait may be that kernel's work.
@@ -43,24 +43,25 @@ __launch_bounds__(32 * Warps, shape<HeadDim, Warps>::ctas_per_sm)
 
   while (scheduler.has_work(cursor)) {
     const work_tile work = scheduler.next(cursor);
-    loop.begin(work, cursor.seq);
+    loop.begin(work, *cursor.seq);
     int tile = work.tile;
     do {
       const int stop = scheduler.accumulate_until(work, tile);
       const bool any = tile < stop;
       acc.clear();
       for (; tile < stop; ++tile) loop.process_tile(tile, acc);
-      end.store(work, cursor.seq, acc, tile, any, loop.free_stage());
+      end.store(work, *cursor.seq, acc, tile, any, loop.free_stage());
     } while (tile < work.tile_end);
   }
   device::cp_async_wait_group<0>();
 }
 
-template <class T, int HeadDim, int Warps>
+template <class T, int HeadDim, int Warps, bool Padded>
 [[nodiscard]] constexpr decode_entry make_entry() noexcept {
-  using S = shape<HeadDim, Warps>;
-  return {{{decode_kernel<T, HeadDim, Warps, false, stream_k>, decode_kernel<T, HeadDim, Warps, false, fixed_split>},
-           {decode_kernel<T, HeadDim, Warps, true, stream_k>, decode_kernel<T, HeadDim, Warps, true, fixed_split>}},
+  using S = shape<T, HeadDim, Warps, Padded>;
+  return {{decode_kernel<T, S, stream_k>, decode_kernel<T, S, fixed_split>},
+          HeadDim,
+          Padded,
           S::threads,
           S::shared.bytes,
           S::ctas_per_sm};

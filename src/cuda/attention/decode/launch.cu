@@ -3,18 +3,79 @@
 #include "cuda/attention/decode/launch.hpp"
 
 namespace bifolio::cuda {
+namespace {
+
+/// Compiled shapes of the 16-bit types.
+struct half_entries {
+  const decode_entry* f16;
+  const decode_entry* bf16;
+};
+
+half_entries half_entries_for(std::int32_t head_dim) noexcept {
+  switch (head_dim) {
+    case 64:
+      return {&decode_f16_64, &decode_bf16_64};
+    case 128:
+      return {&decode_f16_128, &decode_bf16_128};
+    case 256:
+      return {&decode_f16_256, &decode_bf16_256};
+    default:
+      break;
+  }
+  if (head_dim % 8 != 0) return {};
+  switch (decode_padded_dim(dtype::bf16, head_dim)) {
+    case 64:
+      return {&decode_f16_64_padded, &decode_bf16_64_padded};
+    case 96:
+      return {&decode_f16_96_padded, &decode_bf16_96_padded};
+    case 128:
+      return {&decode_f16_128_padded, &decode_bf16_128_padded};
+    case 160:
+      return {&decode_f16_160_padded, &decode_bf16_160_padded};
+    case 192:
+      return {&decode_f16_192_padded, &decode_bf16_192_padded};
+    case 256:
+      return {&decode_f16_256_padded, &decode_bf16_256_padded};
+    default:
+      return {};
+  }
+}
+
+const decode_entry* f32_entry_for(std::int32_t head_dim) noexcept {
+  if (head_dim % 4 != 0) return nullptr;
+  switch (decode_padded_dim(dtype::f32, head_dim)) {
+    case 64:
+      return &decode_f32_64_padded;
+    case 128:
+      return &decode_f32_128_padded;
+    default:
+      return nullptr;
+  }
+}
+
+decode_args args_of(const attention_kernel_args& call, const decode_metadata& metadata) noexcept {
+  constexpr float log2e = 1.4426950408889634f;
+  decode_args args;
+  static_cast<attention_kernel_args&>(args) = with_clamped_windows(call);
+  args.metadata = metadata;
+  args.by_block_size = divisor(call.block_size);
+  args.by_group_size = divisor(call.group_size);
+  args.by_row_vectors = divisor(call.head_dim * static_cast<std::int32_t>(size_of(call.kv_type)) / 16);
+  args.product_factor = call.soft_cap > 0 ? call.scale / call.soft_cap : call.scale * log2e;
+  args.cap_log2e = call.soft_cap * log2e;
+  return args;
+}
+
+}  // namespace
 
 const decode_entry* find_decode_entry(dtype type, std::int32_t head_dim) noexcept {
-  const auto one_of = [head_dim](const decode_entry& d64, const decode_entry& d128, const decode_entry& d256) {
-    return head_dim == 64 ? &d64 : head_dim == 128 ? &d128 : head_dim == 256 ? &d256 : nullptr;
-  };
   switch (type) {
     case dtype::f32:
-      return nullptr;
+      return f32_entry_for(head_dim);
     case dtype::f16:
-      return one_of(decode_f16_64, decode_f16_128, decode_f16_256);
+      return half_entries_for(head_dim).f16;
     case dtype::bf16:
-      return one_of(decode_bf16_64, decode_bf16_128, decode_bf16_256);
+      return half_entries_for(head_dim).bf16;
     case dtype::e4m3:
     case dtype::e5m2:
     case dtype::i8:
@@ -27,14 +88,13 @@ const decode_entry* find_decode_entry(dtype type, std::int32_t head_dim) noexcep
 cudaError_t launch_decode(const runtime_api& api, const attention_kernel_args& args, const decode_plan& plan,
                           const decode_metadata& metadata, const device_numbers& device, cudaStream_t stream) noexcept {
   const decode_entry& entry = *find_decode_entry(args.kv_type, args.head_dim);
-  const decode_args all{with_clamped_windows(args), metadata};
   const bool deterministic = plan.header.split_tiles != 0;
-  const auto kernel = entry.kernels[has_options(args) ? 1 : 0][deterministic ? 1 : 0];
+  const auto kernel = entry.kernels[deterministic ? 1 : 0];
   const cudaError_t status = api.func_set_attribute(reinterpret_cast<const void*>(kernel),
                                                     cudaFuncAttributeMaxDynamicSharedMemorySize, entry.shared_bytes);
   if (status != cudaSuccess) return status;
   return launch(api, kernel, dim3(static_cast<unsigned>(plan.grid)), dim3(static_cast<unsigned>(entry.threads)),
-                static_cast<std::size_t>(entry.shared_bytes), stream, device.dependent_launch, all);
+                static_cast<std::size_t>(entry.shared_bytes), stream, device.dependent_launch, args_of(args, metadata));
 }
 
 }  // namespace bifolio::cuda

@@ -15,16 +15,18 @@ namespace bifolio::cuda {
 
 struct decode_args;
 
-/// One compiled shape. [masked][deterministic]: the plain variant has the causal mask alone, the masked variant
-/// windows, the logits transform (soft cap, ALiBi) and sinks as well; the scheduler of deterministic plans is another.
+/// One compiled shape. [deterministic]: the scheduler of deterministic plans is another.
 struct decode_entry {
-  void (*kernels[2][2])(decode_args);
+  void (*kernels[2])(decode_args);
+  int head_dim;  // of the shape
+  bool padded;
   int threads;
   int shared_bytes;
   int ctas_per_sm;
 };
 
-/// Null for a shape that is not compiled: 16-bit types, head_dim 64, 128, 256.
+/// Null for a shape that is not compiled: rows of K and V are whole vectors of 16 bytes, of up to 256 dims, of float32
+/// up to 128.
 [[nodiscard]] const decode_entry* find_decode_entry(dtype type, std::int32_t head_dim) noexcept;
 
 /// For calls that suit tensor cores. `metadata`: that of `plan` on the device.
@@ -32,8 +34,12 @@ struct decode_entry {
                                         const decode_plan& plan, const decode_metadata& metadata,
                                         const device_numbers& device, cudaStream_t stream) noexcept;
 
-// One per translation unit.
+extern const decode_entry decode_f32_64_padded, decode_f32_128_padded;
 extern const decode_entry decode_bf16_64, decode_bf16_128, decode_bf16_256;
 extern const decode_entry decode_f16_64, decode_f16_128, decode_f16_256;
+extern const decode_entry decode_bf16_64_padded, decode_bf16_96_padded, decode_bf16_128_padded, decode_bf16_160_padded,
+    decode_bf16_192_padded, decode_bf16_256_padded;
+extern const decode_entry decode_f16_64_padded, decode_f16_96_padded, decode_f16_128_padded, decode_f16_160_padded,
+    decode_f16_192_padded, decode_f16_256_padded;
 
 }  // namespace bifolio::cuda

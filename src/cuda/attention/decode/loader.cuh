@@ -14,7 +14,7 @@
 
 namespace bifolio::cuda::decode {
 
-template <class T, class Shape, bool Masked, class Scheduler>
+template <class T, class Shape, class Scheduler>
 class loader {
   using S = Shape;
 
@@ -27,6 +27,10 @@ class loader {
         lane_(static_cast<int>(threadIdx.x) & 31),
         warp_(static_cast<int>(threadIdx.x) >> 5),
         cursor_(scheduler.first()) {
+    if constexpr (S::padded) {
+      lane_row_ = args.by_row_vectors.quotient(lane_);
+      lane_vector_ = lane_ - lane_row_ * S::vectors_of_row(args);
+    }
     find_work();
   }
 
@@ -38,10 +42,12 @@ class loader {
     const int id = position < 0 ? -1 : __ldcg(table_entry(position));
     if (id < 0 || id >= a_.num_blocks) return;
     const std::int64_t offset = row_offset(id, slot_in_block(position));
-    constexpr int lines = S::head_dim * 2 / 128;
+    constexpr int line_dims = 128 / S::element_bytes;
+    constexpr int lines = (S::head_dim + line_dims - 1) / line_dims;
     for (int line = lane_ / S::warp_keys; line < 2 * lines; line += 32 / S::warp_keys) {
+      if (line % lines * line_dims >= S::row_dims(a_)) continue;
       const T* plane = static_cast<const T*>(line < lines ? a_.k : a_.v);
-      device::prefetch_l2(plane + offset + line % lines * 64);
+      device::prefetch_l2(plane + offset + line % lines * line_dims);
     }
   }
 
@@ -59,18 +65,17 @@ class loader {
       if (at_first_tile_) load_queries();
       at_first_tile_ = false;
       const std::uint32_t base = stages_ + stage * S::stage_bytes;
-      const int vector = lane_ % S::row_vectors;
       const std::int64_t own_offset = slot_ < 0 ? -1 : row_offset(bounded(block_), slot_);
+      if constexpr (S::padded) {
+        load_padded_rows(base, own_offset);
+      } else {
+        const int vector = lane_ % S::row_vectors;
 #pragma unroll
-      for (int pass = 0; pass < S::passes; ++pass) {
-        const std::int64_t offset =
-            __shfl_sync(0xffffffffu, own_offset, pass * S::rows_per_pass + lane_ / S::row_vectors);
-        const int row = (pass * S::warps + warp_) * S::rows_per_pass + lane_ / S::row_vectors;
-        const std::uint32_t dst = base + row * S::head_dim * 2 + ((vector ^ (row & 7)) << 4);
-        const bool valid = offset >= 0;
-        const std::int64_t element = valid ? offset + vector * 8 : 0;
-        device::cp_async_16_evict_first(dst, static_cast<const T*>(a_.k) + element, valid);
-        device::cp_async_16_evict_first(dst + S::tile_bytes, static_cast<const T*>(a_.v) + element, valid);
+        for (int pass = 0; pass < S::passes; ++pass) {
+          const int source = pass * S::rows_per_pass + lane_ / S::row_vectors;
+          const std::int64_t offset = __shfl_sync(0xffffffffu, own_offset, source);
+          load_vector(base + S::place(row_of_lane(source), vector), offset, vector);
+        }
       }
       if (++work_.tile < work_.tile_end) {
         load_table_entries();
@@ -83,12 +88,45 @@ class loader {
   }
 
  private:
+  // 16 bytes of a row of K and of the same row of V; zeros for a row that must not be read.
+  __device__ __forceinline__ void load_vector(std::uint32_t dst, std::int64_t row_offset, int vector) const {
+    const bool valid = row_offset >= 0;
+    const std::int64_t element = valid ? row_offset + vector * S::vector_dims : 0;
+    device::cp_async_16_evict_first(dst, static_cast<const T*>(a_.k) + element, valid);
+    device::cp_async_16_evict_first(dst + S::tile_bytes, static_cast<const T*>(a_.v) + element, valid);
+  }
+
+  // The vectors of the warp's rows one after another, 32 at a time.
+  __device__ __forceinline__ void load_padded_rows(std::uint32_t base, std::int64_t own_offset) const {
+    const int vectors = S::vectors_of_row(a_);
+    const int rows_per_pass = a_.by_row_vectors.quotient(32);
+    int row = lane_row_;
+    int vector = lane_vector_;
+#pragma unroll
+    for (int pass = 0; pass < S::passes; ++pass) {
+      if (pass * 32 >= S::warp_keys * vectors) break;
+      const std::int64_t offset = __shfl_sync(0xffffffffu, own_offset, row);
+      if (row < S::warp_keys) load_vector(base + S::place(row_of_lane(row), vector), offset, vector);
+      row += rows_per_pass;
+      vector += 32 - rows_per_pass * vectors;
+      if (vector >= vectors) {
+        vector -= vectors;
+        ++row;
+      }
+    }
+  }
+
   // Moves on to the next work tile that is not empty; afterwards has_work_ says whether there is one.
   __device__ void find_work() {
     has_work_ = false;
     while (scheduler_.has_work(cursor_)) {
       work_ = scheduler_.next(cursor_);
       if (work_.tile < work_.tile_end) {
+        const decode_seq& s = *cursor_.seq;
+        seq_len_ = s.seq_len;
+        // Blocks left of every row's window may have been freed: their table entries are not read either.
+        first_key_ = a_.window_left >= 0 ? s.seq_len - s.query_len - a_.window_left : 0;
+        table_ = a_.block_tables + s.row * a_.block_table_stride;
         has_work_ = true;
         at_first_tile_ = true;
         q_buffer_ = q_buffer_ + 1 == S::stages ? 0 : q_buffer_ + 1;
@@ -100,39 +138,38 @@ class loader {
   // Row r of the packed tile is token r / group_size, head r % group_size. Queries are loaded with the first KV tile of
   // their work tile; consecutive work tiles use consecutive buffers, of which as many are ahead as stages.
   __device__ __forceinline__ void load_queries() {
-    const decode_seq& s = cursor_.seq;
+    const decode_seq& s = *cursor_.seq;
     const int rows = s.query_len * a_.group_size;
     for (int i = static_cast<int>(threadIdx.x); i < decode_tile_rows * S::row_vectors; i += S::threads) {
       const int r = i / S::row_vectors;
       const int vector = i % S::row_vectors;
       const int row = work_.row_tile * decode_tile_rows + r;
-      const bool valid = row < rows;
-      const int token = valid ? row / a_.group_size : 0;
+      const bool valid = row < rows && vector < S::vectors_of_row(a_);
+      const int token = valid ? a_.by_group_size.quotient(row) : 0;
       const int head = work_.head * a_.group_size + (valid ? row - token * a_.group_size : 0);
       const T* src = static_cast<const T*>(a_.q) + (s.query_start + token) * a_.q_token_stride +
-                     head * a_.q_head_stride + vector * 8;
-      device::cp_async_16(queries_ + q_buffer_ * S::q_bytes + r * S::head_dim * 2 + ((vector ^ (r & 7)) << 4), src,
-                          valid);
+                     head * a_.q_head_stride + (valid ? vector * S::vector_dims : 0);
+      device::cp_async_16(queries_ + q_buffer_ * S::q_bytes + S::place(r, vector), src, valid);
     }
+  }
+
+  // The row of the tile whose place in the cache the lane finds: each warp loads some of the rows.
+  [[nodiscard]] __device__ __forceinline__ int row_of_lane(int lane) const {
+    if constexpr (S::padded) return warp_ * S::warp_keys + lane;
+    return (lane / S::rows_per_pass * S::warps + warp_) * S::rows_per_pass + lane % S::rows_per_pass;
   }
 
   // The position of one of the warp's rows of the tile at work_.tile, one per lane; −1 if it must not be read.
   [[nodiscard]] __device__ __forceinline__ int own_position() const {
-    const int l = lane_ % S::warp_keys;
-    const int row = ((l / S::rows_per_pass) * S::warps + warp_) * S::rows_per_pass + l % S::rows_per_pass;
-    const int position = work_.tile * decode_tile_tokens + row;
-    // Blocks left of every row's window may have been freed: their table entries are not read either.
-    const decode_seq& s = cursor_.seq;
-    const int first = Masked && a_.window_left >= 0 ? s.seq_len - s.query_len - a_.window_left : 0;
-    return position >= first && position < s.seq_len ? position : -1;
+    const int position = work_.tile * decode_tile_tokens + row_of_lane(lane_ % S::warp_keys);
+    return position >= first_key_ && position < seq_len_ ? position : -1;
   }
 
   [[nodiscard]] __device__ __forceinline__ const std::int32_t* table_entry(int position) const {
-    const unsigned block = static_cast<unsigned>(position) / static_cast<unsigned>(a_.block_size);
-    return a_.block_tables + cursor_.seq.row * a_.block_table_stride + block;
+    return table_ + a_.by_block_size.quotient(position);
   }
   [[nodiscard]] __device__ __forceinline__ int slot_in_block(int position) const {
-    return static_cast<int>(static_cast<unsigned>(position) % static_cast<unsigned>(a_.block_size));
+    return position - a_.by_block_size.quotient(position) * a_.block_size;
   }
 
   // The plan checked the host's table; a different one on the device must not lead out of the cache.
@@ -159,6 +196,12 @@ class loader {
   int lane_, warp_;
   work_cursor cursor_;
   work_tile work_;
+  // Of the work tile's sequence.
+  const std::int32_t* table_ = nullptr;
+  int seq_len_ = 0;
+  int first_key_ = 0;  // left of it every row's window ends
+  int lane_row_ = 0;   // and lane_vector_: what the lane loads first; padded shapes only
+  int lane_vector_ = 0;
   int q_buffer_ = S::stages - 1;
   bool has_work_, at_first_tile_;
   int block_, slot_;  // of this lane's row of the tile at work_.tile

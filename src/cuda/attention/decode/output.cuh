@@ -4,6 +4,7 @@
 /// Where results of decode go: finished rows to the output and the LSE, partial results to the workspace.
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/attention/decode/scheduler.cuh"
 #include "cuda/attention/decode/shape.hpp"
@@ -12,15 +13,17 @@
 
 namespace bifolio::cuda::decode {
 
-/// The workspace: per partial result 16 rows of outputs, and the maximum (base 2) and sum of each row.
+/// The workspace: per partial result 16 rows of outputs, the maximum (base 2) and sum of each row, and its node.
 template <class Shape>
 struct partial_results {
   float* out;
   float2* sums;
+  int* nodes;  // of pieces; deterministic plans only
 
   __device__ __forceinline__ partial_results(float* workspace, std::int64_t num_partials)
       : out(workspace),
-        sums(reinterpret_cast<float2*>(workspace + num_partials * decode_tile_rows * Shape::head_dim)) {}
+        sums(reinterpret_cast<float2*>(workspace + num_partials * decode_tile_rows * Shape::head_dim)),
+        nodes(reinterpret_cast<int*>(sums + num_partials * decode_tile_rows)) {}
 
   [[nodiscard]] __device__ __forceinline__ float* row(std::int64_t partial, int row) const {
     return out + (partial * decode_tile_rows + row) * Shape::head_dim;
@@ -28,8 +31,10 @@ struct partial_results {
 };
 
 /// The rows of one output tile: row r is token (first + r) / group_size, head (first + r) % group_size of the KV head.
-template <class T, class Shape, bool Masked>
+template <class T, class Shape>
 class output_rows {
+  using S = Shape;
+
  public:
   struct row_place {
     int token;  // of the sequence
@@ -47,7 +52,7 @@ class output_rows {
 
   [[nodiscard]] __device__ __forceinline__ row_place place_of(int row) const {
     const int packed = first_row_ + row;
-    const int token = packed / a_.group_size;
+    const int token = a_.by_group_size.quotient(packed);
     return {token, first_head_ + packed - token * a_.group_size};
   }
 
@@ -57,15 +62,13 @@ class output_rows {
     constexpr float ln2 = 0.6931471805599453f;
     constexpr float log2e = 1.4426950408889634f;
     float scale = 1.0f;
-    if constexpr (Masked) {
-      if (a_.sinks != nullptr) {
-        const float sink = a_.sinks[p.head] * log2e;
-        const float top = fmaxf(m, sink);
-        if (top != -INFINITY) {
-          scale = m == -INFINITY ? 0.0f : device::exp2_fast(m - top);
-          l = l * scale + device::exp2_fast(sink - top);
-          m = top;
-        }
+    if (a_.sinks != nullptr) {
+      const float sink = a_.sinks[p.head] * log2e;
+      const float top = fmaxf(m, sink);
+      if (top != -INFINITY) {
+        scale = m == -INFINITY ? 0.0f : device::exp2_fast(m - top);
+        l = l * scale + device::exp2_fast(sink - top);
+        m = top;
       }
     }
     if (writes_lse && a_.lse != nullptr) {
@@ -77,20 +80,29 @@ class output_rows {
 
   /// 4 columns.
   __device__ __forceinline__ void store(const row_place& p, int column, const float4& x, float factor) const {
-    uint2 value;
-    value.x = device::pack<T>(x.x * factor, x.y * factor);
-    value.y = device::pack<T>(x.z * factor, x.w * factor);
-    *reinterpret_cast<uint2*>(at(p, column)) = value;
+    if constexpr (std::is_same_v<T, float>) {
+      *reinterpret_cast<float4*>(at(p, column)) = make_float4(x.x * factor, x.y * factor, x.z * factor, x.w * factor);
+    } else {
+      uint2 value;
+      value.x = device::pack<T>(x.x * factor, x.y * factor);
+      value.y = device::pack<T>(x.z * factor, x.w * factor);
+      *reinterpret_cast<uint2*>(at(p, column)) = value;
+    }
   }
   /// 8 columns.
   __device__ __forceinline__ void store(const row_place& p, int column, const float4& lo, const float4& hi,
                                         float factor) const {
-    uint4 value;
-    value.x = device::pack<T>(lo.x * factor, lo.y * factor);
-    value.y = device::pack<T>(lo.z * factor, lo.w * factor);
-    value.z = device::pack<T>(hi.x * factor, hi.y * factor);
-    value.w = device::pack<T>(hi.z * factor, hi.w * factor);
-    *reinterpret_cast<uint4*>(at(p, column)) = value;
+    if constexpr (std::is_same_v<T, float>) {
+      store(p, column, lo, factor);
+      if (column + 4 < S::row_dims(a_)) store(p, column + 4, hi, factor);
+    } else {
+      uint4 value;
+      value.x = device::pack<T>(lo.x * factor, lo.y * factor);
+      value.y = device::pack<T>(lo.z * factor, lo.w * factor);
+      value.z = device::pack<T>(hi.x * factor, hi.y * factor);
+      value.w = device::pack<T>(hi.z * factor, hi.w * factor);
+      *reinterpret_cast<uint4*>(at(p, column)) = value;
+    }
   }
 
  private:

@@ -13,11 +13,16 @@
 ///
 /// A deterministic plan fixes the combine tree instead, and with it the order of every sum: leaves of
 /// `decode_leaf_tiles` tiles counted from position 0, nodes of `decode_combine_fan_in` leaves, the root. A leaf or node
-/// that a row does not attend to changes no bit of it. Which CTA computes what is then free. Every output tile is split
-/// into leaves, nodes or not at all, whichever balances the load best, and the range is cut between splits only.
+/// that a row does not attend to changes no bit of it. Which CTA computes what is then free. A step of few tiles is
+/// split into leaves, each with a partial result of its own. Otherwise the range is cut between leaves, between nodes
+/// or between output tiles, whichever balances the load best, and a CTA's part of an output tile is a row of pieces,
+/// each with a partial result: nodes, or as much of them as the part has from their beginning on, and single leaves of
+/// a node that the part enters in the middle.
 
+#include <bifolio/detail/host_device.hpp>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <vector>
 
 #include "cuda/host/plan_input.hpp"
@@ -34,7 +39,38 @@ inline constexpr std::int32_t decode_max_flat_splits = 24;   // of an output til
 inline constexpr std::int32_t decode_leaf_tiles = 4;  // 256 positions
 inline constexpr std::int32_t decode_node_tiles = decode_leaf_tiles * decode_combine_fan_in;
 inline constexpr std::int32_t decode_root_tiles = 1 << 30;  // output tiles are not split
-inline constexpr std::int32_t decode_splits_per_cta = 8;    // at most, where splits leave partial results
+inline constexpr std::int32_t decode_splits_per_cta = 8;    // leaves at most; of pieces twice as many, on average
+
+/// The tile that ends the piece which begins with `tile`, of a part that ends before `end`.
+[[nodiscard]] BIFOLIO_HOST_DEVICE constexpr std::int32_t decode_piece_end(std::int32_t first_tile, std::int32_t tile,
+                                                                          std::int32_t end) noexcept {
+  const std::int32_t node = tile / decode_node_tiles;
+  // The first tile that is visible may be in the middle of a leaf.
+  const bool begins_node = tile <= first_tile || tile == node * decode_node_tiles;
+  const std::int32_t last =
+      begins_node ? (node + 1) * decode_node_tiles : (tile / decode_leaf_tiles + 1) * decode_leaf_tiles;
+  return last < end ? last : end;
+}
+/// How many pieces of a part that begins with `part_tile` come before the one that `tile` is in.
+[[nodiscard]] BIFOLIO_HOST_DEVICE constexpr std::int32_t decode_piece_ordinal(std::int32_t first_tile,
+                                                                              std::int32_t part_tile,
+                                                                              std::int32_t tile) noexcept {
+  const std::int32_t node = part_tile / decode_node_tiles;
+  const std::int32_t nodes = tile / decode_node_tiles - node;
+  if (part_tile <= first_tile || part_tile == node * decode_node_tiles) return nodes;
+  const std::int32_t part_leaf = part_tile / decode_leaf_tiles;
+  if (nodes == 0) return tile / decode_leaf_tiles - part_leaf;
+  return (node + 1) * decode_combine_fan_in - part_leaf + nodes - 1;
+}
+
+/// Dims of a row of partial results, and of the compiled shape that takes rows of `head_dim`; 0 where none does.
+[[nodiscard]] constexpr std::int32_t decode_padded_dim(dtype type, std::int32_t head_dim) noexcept {
+  if (type == dtype::f32) return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 0;
+  for (const std::int32_t padded : {64, 96, 128, 160, 192, 256}) {
+    if (head_dim <= padded) return padded;
+  }
+  return 0;
+}
 
 struct decode_seq {
   std::int32_t row;          // of the block tables
@@ -60,19 +96,35 @@ struct alignas(16) decode_cta {
 };
 static_assert(sizeof(decode_cta) == 64);
 
+/// A CTA's part of an output tile that several CTAs share, in a deterministic plan without splits.
+struct decode_part {
+  std::int32_t partial;        // of its first piece
+  std::int32_t first_partial;  // of the output tile; those of its parts follow one another
+  std::int32_t num_partials;
+  std::int32_t first_cta;  // of the output tile
+  std::int32_t num_ctas;   // that have a part
+};
+/// The output tile in whose middle the CTA's share begins, and the one that begins in the share and does not end there.
+struct decode_parts {
+  decode_part continued;
+  decode_part begun;
+};
+
 struct alignas(16) decode_header {
   std::int32_t total;  // length of the work range
   std::int32_t num_ctas;
-  std::int32_t split_tiles;   // of deterministic plans, counted from position 0; 0: not deterministic
+  std::int32_t split_tiles;   // of deterministic plans: leaves or whole output tiles; 0: not deterministic
   std::int32_t num_partials;  // in one of their ranges: CTAs, or splits of a deterministic plan
   std::int32_t overhead;      // in tiles, of an output tile
-  std::int32_t unused[3];
+  std::int32_t cut_tiles;     // where output tiles are not split: shares begin at multiples of it
+  std::int32_t unused[2];
 };
 
 /// The scheduler metadata on the device. The kernel's CTAs find their share of the work by it.
 struct decode_metadata {
   const decode_header* header = nullptr;
-  const decode_cta* ctas = nullptr;  ///< [grid]; those from num_ctas on are empty
+  const decode_cta* ctas = nullptr;     ///< [grid]; those from num_ctas on are empty
+  const decode_parts* parts = nullptr;  ///< [grid], of deterministic plans
   const decode_seq* seqs = nullptr;
 };
 
@@ -87,23 +139,27 @@ struct decode_plan {
   std::int32_t grid = 0;  ///< CTAs that run at once; the same for all steps of a spec
   std::int32_t num_seqs = 0;
   decode_header header{};
-  std::vector<decode_cta> ctas;  ///< [grid]
-  std::vector<decode_seq> seqs;  ///< the first num_seqs are this step's
+  std::vector<decode_cta> ctas;     ///< [grid]
+  std::vector<decode_parts> parts;  ///< [grid], of deterministic plans; else empty
+  std::vector<decode_seq> seqs;     ///< the first num_seqs are this step's
   std::size_t workspace_bytes = 0;
   std::size_t num_counters = 0;
 
   [[nodiscard]] bool empty() const noexcept { return num_seqs == 0; }
 };
 
-/// Bytes of the scheduler metadata: header, CTAs, sequences, in this order.
-[[nodiscard]] constexpr std::size_t decode_metadata_bytes(std::int32_t grid, std::int64_t num_seqs) noexcept {
-  return sizeof(decode_header) + sizeof(decode_cta) * static_cast<std::size_t>(grid) +
+/// Bytes of the scheduler metadata: header, CTAs, parts, sequences, in this order.
+[[nodiscard]] constexpr std::size_t decode_metadata_bytes(std::int32_t grid, std::int64_t num_seqs,
+                                                          bool deterministic) noexcept {
+  const std::size_t of_cta = sizeof(decode_cta) + (deterministic ? sizeof(decode_parts) : 0);
+  return sizeof(decode_header) + of_cta * static_cast<std::size_t>(grid) +
          sizeof(decode_seq) * static_cast<std::size_t>(num_seqs);
 }
 /// Writes them to `begin`, which is aligned to 16 bytes.
 void write_metadata(const decode_plan& plan, std::byte* begin) noexcept;
 /// Where they are on the device when they begin at `begin`.
-[[nodiscard]] decode_metadata decode_metadata_at(const std::byte* begin, std::int32_t grid) noexcept;
+[[nodiscard]] decode_metadata decode_metadata_at(const std::byte* begin, std::int32_t grid,
+                                                 bool deterministic) noexcept;
 
 /// The same for all steps of a spec, so that a captured graph survives other lengths.
 [[nodiscard]] std::size_t decode_workspace_bytes(const attention_spec& spec, std::int32_t grid) noexcept;
@@ -120,10 +176,20 @@ class decode_planner {
   [[nodiscard]] bool finish();
 
  private:
-  [[nodiscard]] std::int32_t choose_split_tiles() const noexcept;
-  [[nodiscard]] std::int32_t choose_num_ctas(std::int64_t total, std::int64_t outputs, bool uniform) const noexcept;
+  struct split_choice {
+    std::int32_t split_tiles;
+    std::int32_t cut_tiles;
+  };
+  [[nodiscard]] split_choice choose_splits() const noexcept;
+  [[nodiscard]] double combine_us(std::int64_t splits) const noexcept;
+  [[nodiscard]] std::int32_t choose_num_ctas(std::int64_t total, std::int64_t outputs, bool alike) const noexcept;
   [[nodiscard]] std::int32_t choose_num_splits(std::int64_t tiles, std::int64_t most) const noexcept;
+  [[nodiscard]] std::int32_t cut_alike(std::int64_t outputs, std::int64_t tiles) const noexcept;
   void share_work();
+  /// Where a share begins that should begin at place `inside` of an output tile.
+  [[nodiscard]] std::int32_t cut_at(const decode_seq& s, std::int32_t inside) const noexcept;
+  /// The parts of output tiles that several CTAs share. Returns how many partial results they have.
+  [[nodiscard]] std::int64_t share_parts();
 
   const plan_input& input_;
   decode_plan& plan_;

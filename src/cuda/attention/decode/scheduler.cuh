@@ -17,17 +17,20 @@ namespace bifolio::cuda::decode {
 struct work_tile {
   int head;  // KV head
   int row_tile;
-  int split;                    // of the output tile; fixed_split only
+  int split;                    // of the output tile, or piece of the CTA's part of it; fixed_split only
+  int node;                     // of the piece
+  bool ends_part;               // the last piece
   int tile, tile_end;           // may be empty
   int work_begin, work_length;  // of the output tile (fixed_split: of the split) in the work range
   bool is_first, is_last;       // has the first and the last KV tile of those
 };
 
-/// A place in the CTA's share of the work range.
+/// A place in the CTA's share of the work range. Sequences are read where they are used, which keeps registers free:
+/// the first one from shared memory, others from L1.
 struct work_cursor {
   int position;
   int seq_index;
-  decode_seq seq;
+  const decode_seq* seq;
 };
 
 /// The splits of an output tile, 0 … count − 1 in the order of their KV tiles.
@@ -37,15 +40,46 @@ struct output_splits {
   int step;  // ordinals from one split to the next
 };
 
+/// What a CTA needs of the plan.
+struct decode_cta_plan {
+  decode_header header;
+  decode_cta cta;
+  decode_parts parts;
+};
+
+static_assert(sizeof(decode_cta_plan) <= 144);
+
+/// Copies it to shared memory, all of it in one round trip to L2.
+template <bool WithParts>
+__device__ __forceinline__ void copy_plan(const decode_metadata& metadata, decode_cta_plan* to) {
+  constexpr int header_words = sizeof(decode_header) / 4;
+  constexpr int cta_words = sizeof(decode_cta) / 4;
+  constexpr int words = header_words + cta_words + (WithParts ? sizeof(decode_parts) / 4 : 0);
+  static_assert(words <= 128);
+  const int word = static_cast<int>(threadIdx.x);
+  if (word < words) {
+    const void* const from = word < header_words               ? static_cast<const void*>(metadata.header)
+                             : word < header_words + cta_words ? metadata.ctas + blockIdx.x
+                                                               : static_cast<const void*>(metadata.parts + blockIdx.x);
+    const int first = word < header_words               ? 0
+                      : word < header_words + cta_words ? header_words
+                                                        : header_words + cta_words;
+    reinterpret_cast<int*>(to)[word] = static_cast<const int*>(from)[word - first];
+  }
+  __syncthreads();
+}
+
 /// What both policies share.
 class scheduler_base {
  public:
-  __device__ __forceinline__ explicit scheduler_base(const decode_args& args)
-      : a_(args), header_(*args.metadata.header), seqs_(args.metadata.seqs) {
-    const decode_cta mine = args.metadata.ctas[blockIdx.x];
-    first_ = {mine.begin, mine.seq_index, mine.first};
-    end_ = mine.end;
-  }
+  /// `plan`: what copy_plan has put into shared memory.
+  __device__ __forceinline__ scheduler_base(const decode_args& args, const decode_cta_plan& plan)
+      : a_(args),
+        header_(plan.header),
+        parts_(plan.parts),
+        seqs_(args.metadata.seqs),
+        first_{plan.cta.begin, plan.cta.seq_index, &plan.cta.first},
+        end_(plan.cta.end) {}
 
   [[nodiscard]] __device__ __forceinline__ const work_cursor& first() const { return first_; }
   [[nodiscard]] __device__ __forceinline__ bool has_work(const work_cursor& c) const { return c.position < end_; }
@@ -61,10 +95,10 @@ class scheduler_base {
 
   // Takes the share at the cursor and moves the cursor past it, to the next sequence of the list if need be.
   __device__ __forceinline__ share advance(work_cursor& c, work_tile& w) const {
-    decode_seq& s = c.seq;
-    if (c.position >= s.work_begin + a_.num_kv_heads * s.row_tiles * s.num_splits * s.work_length) {
-      s = seqs_[++c.seq_index];
+    if (c.position >= c.seq->work_begin + a_.num_kv_heads * c.seq->row_tiles * c.seq->num_splits * c.seq->work_length) {
+      c.seq = seqs_ + ++c.seq_index;
     }
+    const decode_seq& s = *c.seq;
     share r;
     r.index = (c.position - s.work_begin) / s.work_length;
     w.work_length = s.work_length;
@@ -78,7 +112,8 @@ class scheduler_base {
   }
 
   const decode_args& a_;
-  decode_header header_;
+  const decode_header& header_;
+  const decode_parts& parts_;
 
  private:
   const decode_seq* seqs_;
@@ -88,7 +123,6 @@ class scheduler_base {
 
 /// Splits anywhere. A CTA has at most two partial results: its first share may end an output tile that earlier CTAs
 /// began, its last may begin one that later CTAs go on with.
-template <bool Masked>
 class stream_k : public scheduler_base {
  public:
   static constexpr bool has_fixed_tree = false;
@@ -98,11 +132,11 @@ class stream_k : public scheduler_base {
   __device__ __forceinline__ work_tile next(work_cursor& c) const {
     work_tile w;
     const share r = advance(c, w);
-    w.head = r.index / c.seq.row_tiles;
-    w.row_tile = r.index - w.head * c.seq.row_tiles;
+    w.head = r.index / c.seq->row_tiles;
+    w.row_tile = r.index - w.head * c.seq->row_tiles;
     w.split = 0;
-    w.tile = c.seq.first_tile + max(r.begin - header_.overhead, 0);
-    w.tile_end = c.seq.first_tile + r.end - header_.overhead;
+    w.tile = c.seq->first_tile + max(r.begin - header_.overhead, 0);
+    w.tile_end = c.seq->first_tile + r.end - header_.overhead;
     return w;
   }
 
@@ -114,6 +148,8 @@ class stream_k : public scheduler_base {
   [[nodiscard]] __device__ __forceinline__ bool is_whole(const work_tile& w, const decode_seq& /*s*/) const {
     return w.is_first && w.is_last;
   }
+  /// Whether the combine learns of the work tile's partial result, and of those before it.
+  [[nodiscard]] __device__ __forceinline__ bool arrives(const work_tile& /*w*/) const { return true; }
 
   [[nodiscard]] __device__ __forceinline__ std::int64_t workspace_partials() const {
     return decode_num_partials(false, header_.num_partials, static_cast<std::int64_t>(gridDim.x));
@@ -152,8 +188,8 @@ class stream_k : public scheduler_base {
   }
 };
 
-/// Splits at multiples of header.split_tiles, counted from position 0: a leaf, a node or the root of the combine tree.
-template <bool Masked>
+/// Splits are leaves of the combine tree, or output tiles are not split but cut into parts of whole leaves, which are
+/// taken piece by piece.
 class fixed_split : public scheduler_base {
  public:
   static constexpr bool has_fixed_tree = true;
@@ -162,37 +198,36 @@ class fixed_split : public scheduler_base {
   __device__ __forceinline__ work_tile next(work_cursor& c) const {
     work_tile w;
     const share r = advance(c, w);
-    const decode_seq& s = c.seq;
+    const decode_seq& s = *c.seq;
+    if (cuts_parts()) {
+      w.head = r.index / s.row_tiles;
+      w.row_tile = r.index - w.head * s.row_tiles;
+      take_piece(w, r, c);
+      return w;
+    }
     const int splits_per_head = s.row_tiles * s.num_splits;
     w.head = r.index / splits_per_head;
     const int rest = r.index - w.head * splits_per_head;
     w.split = rest / s.row_tiles;
     w.row_tile = rest - w.split * s.row_tiles;
-    // Tiles that no row of this row tile attends to would change no bit.
     const int split = s.first_tile / header_.split_tiles + w.split;
-    const int first_row = w.row_tile * decode_tile_rows;
-    const int last_row = min(first_row + decode_tile_rows, s.query_len * a_.group_size) - 1;
-    const int offset = s.seq_len - s.query_len;
-    int first = s.first_tile;
-    int last = s.first_tile + s.num_tiles;
-    if (a_.causal) {
-      last = min(last, (max(offset + last_row / a_.group_size + 1, 0) + decode_tile_tokens - 1) / decode_tile_tokens);
-    }
-    if (Masked && a_.window_left >= 0) {
-      first = max(first, (offset + first_row / a_.group_size - a_.window_left) / decode_tile_tokens);
-    }
-    w.tile = max(split * header_.split_tiles, first);
-    w.tile_end = max(min((split + 1) * header_.split_tiles, last), w.tile);
+    w.ends_part = true;
+    set_tiles(w, s, split * header_.split_tiles, (split + 1) * header_.split_tiles);
     return w;
   }
 
-  /// Splits of several leaves are folded leaf by leaf.
+  /// Several leaves are combined leaf by leaf.
   [[nodiscard]] __device__ __forceinline__ int accumulate_until(const work_tile& w, int tile) const {
-    return folds_leaves() ? min(w.tile_end, (tile / decode_leaf_tiles + 1) * decode_leaf_tiles) : w.tile_end;
+    return min(w.tile_end, (tile / decode_leaf_tiles + 1) * decode_leaf_tiles);
   }
-  [[nodiscard]] __device__ __forceinline__ bool folds_leaves() const { return header_.split_tiles > decode_leaf_tiles; }
-  [[nodiscard]] __device__ __forceinline__ bool is_whole(const work_tile& /*w*/, const decode_seq& s) const {
-    return s.num_splits == 1;
+  [[nodiscard]] __device__ __forceinline__ bool cuts_parts() const { return header_.split_tiles == decode_root_tiles; }
+  [[nodiscard]] __device__ __forceinline__ bool is_whole(const work_tile& w, const decode_seq& s) const {
+    return cuts_parts() ? w.is_first && w.is_last : s.num_splits == 1;
+  }
+  [[nodiscard]] __device__ __forceinline__ bool arrives(const work_tile& w) const { return w.ends_part; }
+  /// The CTA's part of an output tile that it shares with others.
+  [[nodiscard]] __device__ __forceinline__ const decode_part& part_of(const work_tile& w) const {
+    return w.is_first ? parts_.begun : parts_.continued;
   }
 
   [[nodiscard]] __device__ __forceinline__ std::int64_t workspace_partials() const {
@@ -205,7 +240,7 @@ class fixed_split : public scheduler_base {
     return w.split;
   }
   [[nodiscard]] __device__ __forceinline__ int own_partial(const work_tile& w, const decode_seq& s) const {
-    return split_partial(splits_of(w, s), w.split);
+    return cuts_parts() ? part_of(w).partial + w.split : split_partial(splits_of(w, s), w.split);
   }
   [[nodiscard]] __device__ __forceinline__ int split_partial(const output_splits& o, int split) const {
     return o.first + split * o.step;
@@ -216,12 +251,50 @@ class fixed_split : public scheduler_base {
     return std::int64_t{2} * header_.num_partials + 2 * static_cast<int>(blockIdx.x) + which;
   }
 
-  /// Nodes are those of the whole sequence, or splits are nodes themselves.
+  /// Nodes are those of the whole sequence.
   [[nodiscard]] __device__ __forceinline__ int missing_splits(const decode_seq& s) const {
-    return header_.split_tiles == decode_leaf_tiles ? s.first_tile / decode_leaf_tiles % decode_combine_fan_in : 0;
+    return s.first_tile / decode_leaf_tiles % decode_combine_fan_in;
   }
   [[nodiscard]] __device__ __forceinline__ bool combines_in_one_level(const output_splits& o, int missing) const {
-    return header_.split_tiles != decode_leaf_tiles || missing + o.count <= decode_combine_fan_in;
+    return missing + o.count <= decode_combine_fan_in;
+  }
+
+ private:
+  // The piece at r.begin of the CTA's share of an output tile. The cursor moves on to the next piece.
+  __device__ __forceinline__ void take_piece(work_tile& w, const share& r, work_cursor& c) const {
+    const decode_seq& s = *c.seq;
+    const int part_begin = max(first().position - w.work_begin, 0);
+    const int tile = s.first_tile + max(r.begin - header_.overhead, 0);
+    const int end = s.first_tile + r.end - header_.overhead;
+    w.is_first = part_begin == 0;
+    int piece_end = end;
+    if (!is_whole(w, s)) {
+      const int part_tile = s.first_tile + max(part_begin - header_.overhead, 0);
+      piece_end = decode_piece_end(s.first_tile, tile, end);
+      w.split = decode_piece_ordinal(s.first_tile, part_tile, tile);
+      w.node = tile / decode_node_tiles;
+      if (piece_end < end) c.position = w.work_begin + piece_end - s.first_tile + header_.overhead;
+    }
+    w.ends_part = piece_end == end;
+    set_tiles(w, s, tile, piece_end);
+  }
+
+  // Leaves out tiles that no row of the row tile attends to: they would change no bit.
+  __device__ __forceinline__ void set_tiles(work_tile& w, const decode_seq& s, int begin, int end) const {
+    const int first_row = w.row_tile * decode_tile_rows;
+    const int last_row = min(first_row + decode_tile_rows, s.query_len * a_.group_size) - 1;
+    const int offset = s.seq_len - s.query_len;
+    int first = s.first_tile;
+    int last = s.first_tile + s.num_tiles;
+    if (a_.causal) {
+      last = min(last, (max(offset + a_.by_group_size.quotient(last_row) + 1, 0) + decode_tile_tokens - 1) /
+                           decode_tile_tokens);
+    }
+    if (a_.window_left >= 0) {
+      first = max(first, (offset + a_.by_group_size.quotient(first_row) - a_.window_left) / decode_tile_tokens);
+    }
+    w.tile = max(begin, first);
+    w.tile_end = max(min(end, last), w.tile);
   }
 };
 

@@ -3,7 +3,11 @@
 
 /// Tile sizes and shared memory of one decode kernel, for launcher and kernel alike.
 
+#include <bifolio/detail/host_device.hpp>
+#include <cstdint>
+
 #include "cuda/attention/decode/plan.hpp"
+#include "cuda/host/kernel_args.hpp"
 
 namespace bifolio::cuda::decode {
 
@@ -13,45 +17,79 @@ struct shared_layout {
   int queries;   // one buffer per stage
   int row_sums;  // maximum and sum per warp and row
   int flag;      // of the combine
+  int zeros;     // 16 bytes of them
+  int plan;      // what the CTA needs of it
   int bytes;     // of everything
 };
 
-template <int HeadDim, int Warps>
+/// `Padded`: for every head_dim whose rows are whole vectors of 16 bytes, which fits and is too large for the next
+/// smaller padded shape. Rows are then in shared memory with unused vectors at their ends: those of queries are zero,
+/// those of K are not looked at, and those of V make columns of the output that are not stored.
+template <class T, int HeadDim, int Warps, bool Padded>
 struct shape {
+  static constexpr int element_bytes = sizeof(T);
   static_assert(Warps == 4 || Warps == 8);
+  static_assert(HeadDim % 32 == 0 && (Padded || HeadDim % 64 == 0) && (element_bytes == 2 || element_bytes == 4));
   static constexpr int head_dim = HeadDim;
+  static constexpr bool padded = Padded;
   static constexpr int warps = Warps;
   static constexpr int threads = 32 * Warps;
-  static constexpr int stages = HeadDim == 64 ? 6 : 3;
-  static constexpr int ctas_per_sm = HeadDim == 256 ? 1 : 2;
+  static constexpr int stages = HeadDim * element_bytes == 128 ? 6 : HeadDim == 160 || HeadDim == 192 ? 4 : 3;
+  static constexpr int ctas_per_sm = Warps == 8 ? 1 : 2;
   /// Two CTAs of 128 threads leave room for a small CTA of another stream's kernel, such as a swap.
-  static constexpr int max_registers = Warps == 4 ? 224 : HeadDim == 256 ? 255 : 128;
+  static constexpr int max_registers = Warps == 4 ? 224 : 255;
 
   static constexpr int warp_keys = decode_tile_tokens / Warps;
   static constexpr int key_tiles = warp_keys / 8;  // of a warp's score products
-  static constexpr int k_steps = HeadDim / 16;     // of a score product
   static constexpr int n_tiles = HeadDim / 8;      // of the output
   /// Where registers are short the queries stay in shared memory.
-  static constexpr bool q_in_registers = HeadDim == 64 || (HeadDim == 128 && Warps == 4);
+  static constexpr bool q_in_registers = Warps == 4;
 
-  static constexpr int row_vectors = HeadDim / 8;         // of 16 bytes
-  static constexpr int rows_per_pass = 32 / row_vectors;  // that a warp loads at once
-  static constexpr int passes = warp_keys / rows_per_pass;
+  static constexpr int vector_dims = 16 / element_bytes;
+  static constexpr int row_vectors = HeadDim / vector_dims;  // of 16 bytes
+  static constexpr int k_steps = row_vectors / 2;            // of a score product
+  /// Rows of a multiple of 128 bytes are swizzled, others are an odd number of vectors apart: the same vector of eight
+  /// rows is in eight places of the 128 bytes that shared memory reads at once.
+  static constexpr bool swizzled = row_vectors % 8 == 0;
+  static constexpr int row_bytes = (swizzled ? row_vectors : row_vectors + 1) * 16;
+  /// What every head_dim of the shape has.
+  static constexpr int least_row_vectors = !Padded              ? row_vectors
+                                           : HeadDim == 64      ? 1
+                                           : element_bytes == 4 ? row_vectors / 2 + 1
+                                                                : row_vectors - 3;
+  static constexpr int rows_per_pass = 32 / row_vectors;  // that a warp loads at once; not of padded shapes
+  static constexpr int passes = warp_keys * row_vectors / 32;
+  static_assert(warp_keys * row_vectors % 32 == 0);
 
-  static constexpr int tile_bytes = decode_tile_tokens * HeadDim * 2;
+  static constexpr int tile_bytes = decode_tile_tokens * row_bytes;
   static constexpr int stage_bytes = 2 * tile_bytes;
-  static constexpr int q_bytes = decode_tile_rows * HeadDim * 2;
-  static_assert(stage_bytes == 4 * decode_tile_rows * HeadDim * 4, "a stage holds the outputs of four warps");
+  static constexpr int q_bytes = decode_tile_rows * row_bytes;
+  static constexpr int reduced_row = swizzled ? HeadDim : HeadDim + 8;  // floats between rows of a warp's output
+  static_assert(stage_bytes >= 4 * decode_tile_rows * reduced_row * 4, "a stage holds the outputs of four warps");
 
   [[nodiscard]] static constexpr shared_layout make_shared_layout() noexcept {
     shared_layout l = {};
     l.queries = l.stages + stages * stage_bytes;
     l.row_sums = l.queries + stages * q_bytes;
     l.flag = l.row_sums + warps * decode_tile_rows * 8;
-    l.bytes = l.flag + 16;
+    l.zeros = l.flag + 16;
+    l.plan = l.zeros + 16;
+    l.bytes = l.plan + 144;
     return l;
   }
   static constexpr shared_layout shared = make_shared_layout();
+
+  /// Where 16-byte vector `vector` of row `row` of a tile is, from the tile's beginning.
+  [[nodiscard]] BIFOLIO_HOST_DEVICE static constexpr std::uint32_t place(int row, int vector) noexcept {
+    return static_cast<std::uint32_t>(row * row_bytes + ((swizzled ? vector ^ (row & 7) : vector) << 4));
+  }
+  /// Dims of a row, and its vectors: constants where nothing is padded.
+  [[nodiscard]] BIFOLIO_HOST_DEVICE static constexpr int row_dims(const attention_kernel_args& args) noexcept {
+    return Padded ? args.head_dim : HeadDim;
+  }
+  [[nodiscard]] BIFOLIO_HOST_DEVICE static constexpr int vectors_of_row(const attention_kernel_args& args) noexcept {
+    return row_dims(args) / vector_dims;
+  }
 };
 
 }  // namespace bifolio::cuda::decode

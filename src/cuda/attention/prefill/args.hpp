@@ -8,11 +8,24 @@
 
 namespace bifolio::cuda {
 
-/// The call, with clamped windows, and the scheduler metadata.
+/// How tiles of K and V come into shared memory: by TMA in boxes of `box_tokens` of one KV head, or, where no box fits,
+/// by cp.async. Coordinates of a box are (0, 0, kv_head · head_chunks, kv_head · head_groups + group of 8 tokens in the
+/// block, block).
+struct kv_loading {
+  bool by_copy = false;
+  std::int32_t box_tokens = 0;   ///< divides block_size and the keys of a tile; a multiple of 8
+  std::int32_t head_chunks = 0;  ///< from one KV head to the next, in chunks of 64 dims
+  std::int32_t head_groups = 0;  ///< or in groups of 8 tokens
+};
+
+/// The call, with clamped windows, and the scheduler metadata. workspace: [max_partials, 128, head_dim] outputs, then
+/// [max_partials, 128, 2] maxima (base 2) and sums. counters: [1], work tiles that were taken.
 struct prefill_args : attention_kernel_args {
   prefill_metadata metadata;
   std::int32_t packed_heads = 1;
-  std::int32_t box_tokens = 0;  ///< min(block_size, 128); block_size is a multiple of it
+  std::int32_t tokens_per_half = 0;
+  std::int32_t max_partials = 0;
+  kv_loading loading;
 };
 
 }  // namespace bifolio::cuda

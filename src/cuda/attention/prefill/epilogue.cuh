@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// The epilogue of a prefill consumer warpgroup: sink, LSE, division by the sum, and stores of 16 bytes.
+/// The epilogue of a prefill consumer warpgroup. Complete rows: sink, LSE, division by the sum, and stores of 16 bytes.
+/// Rows of a part of their keys: a partial result for the combine.
 
 #include <cstdint>
 
 #include "cuda/attention/prefill/args.hpp"
 #include "cuda/attention/prefill/mainloop.cuh"
+#include "cuda/attention/prefill/results.cuh"
 #include "cuda/attention/prefill/shape.hpp"
 #include "cuda/device/float16_types.cuh"
 #include "cuda/device/ptx.cuh"
 
 namespace bifolio::cuda::prefill {
 
-template <class T, class Shape, bool Masked>
+template <class T, class Shape>
 class epilogue {
   using S = Shape;
 
@@ -23,31 +25,15 @@ class epilogue {
   /// Writes the LSE and the output of this thread's rows.
   __device__ __forceinline__ void store(const prefill_work_tile& work, const row_state& rows,
                                         const float (&o)[S::out_registers]) const {
-    constexpr float ln2 = 0.6931471805599453f;
     float inverse[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      float l = rows.sum[i];
-      l += __shfl_xor_sync(0xffffffffu, l, 1);
-      l += __shfl_xor_sync(0xffffffffu, l, 2);
-      float m = rows.max[i] * (Masked ? 1.0f : a_.scale * log2e);  // base 2
-      float factor = 1.0f;
+      const row_sums sums = sums_of(rows, i);
       const bool valid = rows.token[i] < work.query_len;
-      if constexpr (Masked) {
-        if (a_.sinks != nullptr && valid) {
-          const float sink = a_.sinks[rows.head[i]] * log2e;
-          const float top = fmaxf(m, sink);
-          if (top != -INFINITY) {
-            factor = m == -INFINITY ? 0.0f : device::exp2_fast(m - top);
-            l = l * factor + device::exp2_fast(sink - top);
-            m = top;
-          }
-        }
-      }
-      inverse[i] = l != 0 ? factor / l : 0.0f;  // NaN stays NaN
+      const finished_row row(sums, a_.sinks != nullptr && valid ? a_.sinks + rows.head[i] : nullptr);
+      inverse[i] = row.factor;
       if (a_.lse != nullptr && valid && (thread_ & 3) == 0) {
-        a_.lse[static_cast<std::int64_t>(work.query_start + rows.token[i]) * a_.num_q_heads + rows.head[i]] =
-            l != 0 ? m * ln2 + logf(l) : -INFINITY;
+        a_.lse[static_cast<std::int64_t>(work.query_start + rows.token[i]) * a_.num_q_heads + rows.head[i]] = row.lse;
       }
     }
     // Four lanes hold 2 columns each of every 8; after the exchange lane q holds all 8 of number 4b + q.
@@ -55,7 +41,7 @@ class epilogue {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
-      for (int b = 0; b < S::head_dim / 32; ++b) {
+      for (int b = 0; b < S::tile_dims / 32; ++b) {
         std::uint32_t mine[4];
 #pragma unroll
         for (int r = 0; r < 4; ++r) {
@@ -63,7 +49,7 @@ class epilogue {
           mine[r] = device::pack<T>(o[j] * inverse[i], o[j + 1] * inverse[i]);
         }
         transpose(mine, q);
-        if (rows.token[i] < work.query_len) {
+        if (rows.token[i] < work.query_len && (b * 4 + q) * 8 < a_.head_dim) {
           T* dst = static_cast<T*>(a_.out) + (work.query_start + rows.token[i]) * a_.out_token_stride +
                    rows.head[i] * a_.out_head_stride + (b * 4 + q) * 8;
           *reinterpret_cast<uint4*>(dst) = make_uint4(mine[0], mine[1], mine[2], mine[3]);
@@ -72,7 +58,36 @@ class epilogue {
     }
   }
 
+  /// Writes this thread's rows as they are to the partial result of `work`.
+  __device__ __forceinline__ void store_partial(const prefill_work_tile& work, const row_state& rows, int warpgroup,
+                                                const float (&o)[S::out_registers]) const {
+    const partial_results partials(a_);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const row_sums sums = sums_of(rows, i);
+      if (rows.token[i] >= work.query_len) continue;
+      const int row = warpgroup * prefill_half_rows + (thread_ / 32) * 16 + (thread_ & 31) / 4 + 8 * i;
+      if ((thread_ & 3) == 0) __stcg(partials.sums(work.partial, row), make_float2(sums.max, sums.sum));
+      float* const dst = partials.row(work.partial, row);
+#pragma unroll
+      for (int block = 0; block < S::tile_dims / 8; ++block) {
+        const int column = block * 8 + (thread_ & 3) * 2;
+        if (column >= a_.head_dim) continue;
+        const int j = block * 4 + 2 * i;
+        __stcg(reinterpret_cast<float2*>(dst + column), make_float2(o[j], o[j + 1]));
+      }
+    }
+  }
+
  private:
+  // Of this thread's i-th row, over all lanes that have columns of it.
+  [[nodiscard]] __device__ __forceinline__ row_sums sums_of(const row_state& rows, int i) const {
+    float l = rows.sum[i];
+    l += __shfl_xor_sync(0xffffffffu, l, 1);
+    l += __shfl_xor_sync(0xffffffffu, l, 2);
+    return {rows.max[i], l};
+  }
+
   // Transposes 4 × 4 words across a quad of lanes: lane q ends with word q of every lane, in the order of lanes.
   __device__ __forceinline__ static void transpose(std::uint32_t (&x)[4], int q) {
 #pragma unroll

@@ -2,10 +2,11 @@
 #pragma once
 
 /// Prefill attention for Hopper over a paged cache, in the structure of FlashAttention-3 (Shah et al., 2024,
-/// sections 3.1 and 3.2): a TMA producer warp keeps the stages full, two consumer warpgroups have 64 query rows each,
-/// with S, P and O in registers. docs/kernels/attention_cuda_prefill.md has the picture.
+/// sections 3.1 and 3.2): a producer keeps the stages full, two consumer warpgroups have 64 query rows each, with S, P
+/// and O in registers. docs/kernels/attention_cuda_prefill.md has the picture.
 
 #include "cuda/attention/prefill/args.hpp"
+#include "cuda/attention/prefill/copy_producer.cuh"
 #include "cuda/attention/prefill/epilogue.cuh"
 #include "cuda/attention/prefill/launch.hpp"
 #include "cuda/attention/prefill/mainloop.cuh"
@@ -18,56 +19,77 @@
 
 namespace bifolio::cuda::prefill {
 
-template <class T, class Shape, key_order Order, bool Masked>
-__device__ __forceinline__ void consume(const prefill_args& args, const shared_stages<Shape>& stages,
-                                        tile_scheduler scheduler, int warpgroup) {
+template <class T, class Shape, bool Transform>
+__device__ __forceinline__ void consume(const prefill_args& args, const shared_stages<Shape>& stages, work_queue queue,
+                                        int warpgroup) {
   const int thread = static_cast<int>(threadIdx.x) & 127;
-  mainloop<T, Shape, Order, Masked> loop(args, stages, warpgroup, thread);
-  const epilogue<T, Shape, Masked> end(args, thread);
+  mainloop<T, Shape, Transform> loop(args, stages, warpgroup, thread);
+  const epilogue<T, Shape> end(args, thread);
   row_state rows;
   float o[Shape::out_registers];
   loop.start();
-  for (; scheduler.has_work(); scheduler.advance()) {
-    const prefill_work_tile work = scheduler.work();
+  for (; queue.next(); queue.release()) {
+    const prefill_work_tile work = queue.work();
     const kv_range e = kv_range_of(args, work);
-    rows.begin<Masked>(args, work, warpgroup, thread);
+    const bool has_keys = e.tile_begin < e.tile_end;
+    if ((2 * work.row_tile + warpgroup) * args.tokens_per_half >= work.query_len) {
+      if (has_keys) loop.skip(e);
+      continue;
+    }
+    rows.begin<Transform>(args, work, warpgroup, thread);
 #pragma unroll
     for (int j = 0; j < Shape::out_registers; ++j) o[j] = 0;
-    if (e.tile_begin < e.tile_end) loop.process(work, e, rows, o);
-    end.store(work, rows, o);
+    if (has_keys) loop.process(e, rows, o);
+    if (work.partial < 0) {
+      end.store(work, rows, o);
+    } else {
+      end.store_partial(work, rows, warpgroup, o);
+    }
   }
   loop.finish();
 }
 
-template <class T, int HeadDim, key_order Order, bool Masked>
+template <class T, int TileDims, bool Transform>
 __global__ void __launch_bounds__(num_threads, 1)
     prefill_kernel(const __grid_constant__ prefill_args args, const __grid_constant__ tensor_map q_map,
                    const __grid_constant__ tensor_map k_map, const __grid_constant__ tensor_map v_map) {
   extern __shared__ char shared[];
-  using Shape = shape<HeadDim>;
+  __shared__ work_slots slots;
+  using Shape = shape<TileDims>;
   const shared_stages<Shape> stages(shared);
-  const int warpgroup = static_cast<int>(threadIdx.x) / 128;
-  if (threadIdx.x == 0) stages.init_barriers();
+  const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
+  const bool by_copy = args.loading.by_copy;
+  if (threadIdx.x == 0) {
+    stages.init_barriers(by_copy ? 128 : 1);
+    slots.init_barriers(4 * num_consumers + (by_copy ? 3 : 0));
+  }
   __syncthreads();
   device::grid_dependency_launch();
-  device::grid_dependency_wait();
-  const tile_scheduler scheduler(args);
   if (warpgroup == 0) {
     device::setmaxnreg_dec<40>();
-    if (threadIdx.x < 32) tma_producer<Shape, Order, Masked>(args, stages, &q_map, &k_map, &v_map).run(scheduler);
+    // The plan was uploaded before the previous kernel started. What follows the wait may be that kernel's work.
+    if (threadIdx.x < 32) {
+      const work_source source(args, slots);
+      device::grid_dependency_wait();
+      if (by_copy) {
+        copy_producer<Shape>(args, stages, &q_map).run(source);
+      } else {
+        tma_producer<Shape>(args, stages, &q_map, &k_map, &v_map).run(source);
+      }
+    } else if (by_copy) {
+      device::grid_dependency_wait();
+      copy_producer<Shape>(args, stages, &q_map).run(work_queue(slots));
+    }
   } else {
     device::setmaxnreg_inc<232>();
-    consume<T, Shape, Order, Masked>(args, stages, scheduler, warpgroup - 1);
+    device::grid_dependency_wait();
+    consume<T, Shape, Transform>(args, stages, work_queue(slots), warpgroup - 1);
   }
 }
 
-template <class T, int HeadDim>
+template <class T, int TileDims>
 [[nodiscard]] constexpr prefill_entry make_entry() noexcept {
-  constexpr key_order rows = key_order::rows;
-  constexpr key_order pairs = key_order::pairs;
-  return {{prefill_kernel<T, HeadDim, rows, false>, prefill_kernel<T, HeadDim, rows, true>},
-          {prefill_kernel<T, HeadDim, pairs, false>, prefill_kernel<T, HeadDim, pairs, true>},
-          shape<HeadDim>::shared.bytes};
+  return {{prefill_kernel<T, TileDims, false>, prefill_kernel<T, TileDims, true>}, shape<TileDims>::shared.bytes};
 }
 
 }  // namespace bifolio::cuda::prefill

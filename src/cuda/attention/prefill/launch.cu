@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "common/attention/implementations.hpp"
 #include "cuda/attention/prefill/args.hpp"
@@ -64,28 +65,62 @@ constexpr cuuint64_t bytes_of(std::int64_t elements) noexcept { return static_ca
 }  // namespace
 
 const prefill_entry* find_prefill_entry(dtype type, std::int32_t head_dim) noexcept {
-  const auto one_of = [head_dim](const prefill_entry& d64, const prefill_entry& d128) {
-    return head_dim == 64 ? &d64 : head_dim == 128 ? &d128 : nullptr;
+  if (head_dim % 8 != 0) return nullptr;
+  const auto of = [](const prefill_entry& f16, const prefill_entry& bf16, dtype wanted) -> const prefill_entry* {
+    switch (wanted) {
+      case dtype::f32:
+      case dtype::e4m3:
+      case dtype::e5m2:
+      case dtype::i8:
+      case dtype::u8:
+        return nullptr;
+      case dtype::f16:
+        return &f16;
+      case dtype::bf16:
+        return &bf16;
+    }
+    return nullptr;
   };
-  switch (type) {
-    case dtype::f32:
-      return nullptr;
-    case dtype::f16:
-      return one_of(prefill_f16_64, prefill_f16_128);
-    case dtype::bf16:
-      return one_of(prefill_bf16_64, prefill_bf16_128);
-    case dtype::e4m3:
-    case dtype::e5m2:
-    case dtype::i8:
-    case dtype::u8:
+  switch (prefill_tile_dims(head_dim)) {
+    case 64:
+      return of(prefill_f16_64, prefill_bf16_64, type);
+    case 96:
+      return of(prefill_f16_96, prefill_bf16_96, type);
+    case 128:
+      return of(prefill_f16_128, prefill_bf16_128, type);
+    case 192:
+      return of(prefill_f16_192, prefill_bf16_192, type);
+    case 256:
+      return of(prefill_f16_256, prefill_bf16_256, type);
+    default:
       return nullptr;
   }
-  return nullptr;
+}
+
+kv_loading prefill_loading(const attention_kernel_args& args) noexcept {
+  const kv_strides& s = args.k_strides;
+  kv_loading loading;
+  loading.box_tokens = std::gcd(args.block_size, prefill_tile_keys(prefill_tile_dims(args.head_dim)));
+  // The dimensions of a box are 64 dims, 8 tokens, chunks, groups, blocks. There is none left for heads, so they must
+  // follow one another as groups do (hnd) or as chunks do (nhd).
+  if (s.head == std::int64_t{args.block_size} * s.token) {
+    loading.head_groups = args.block_size / 8;
+  } else if (s.head == args.head_dim) {
+    loading.head_chunks = args.head_dim / 64;
+  } else {
+    loading.by_copy = args.num_kv_heads > 1;
+  }
+  // Boxes of 8 tokens take TMA longer than the copies take the producer.
+  if (args.head_dim % 64 != 0 || loading.box_tokens % 16 != 0) loading.by_copy = true;
+  return loading;
 }
 
 bool prefill_accepts_call(const attention_kernel_args& args, std::string* why) noexcept {
   constexpr std::int64_t max_stride = std::int64_t{1} << 38;  // elements; the map's limit is 2^40 bytes
   if (!suits_tensor_cores(args, why)) return false;
+  if (args.soft_cap > 0 && args.soft_cap < 0x1p-40f) {
+    return detail::declines(why, "the soft cap is ", args.soft_cap, "; it takes 2^-40 and more");
+  }
   for (const std::int64_t stride :
        {args.k_strides.block, args.k_strides.head, args.k_strides.token, args.v_strides.block, args.v_strides.head,
         args.v_strides.token, args.q_token_stride, args.q_head_stride}) {
@@ -95,42 +130,54 @@ bool prefill_accepts_call(const attention_kernel_args& args, std::string* why) n
   return true;
 }
 
-cudaError_t launch_prefill(const runtime_api& api, const attention_kernel_args& args, const prefill_metadata& metadata,
-                           const device_numbers& device, cudaStream_t stream) noexcept {
+cudaError_t launch_prefill(const runtime_api& api, const attention_kernel_args& args, const prefill_plan& plan,
+                           const prefill_metadata& metadata, const device_numbers& device,
+                           cudaStream_t stream) noexcept {
   const prefill_entry& entry = *find_prefill_entry(args.kv_type, args.head_dim);
   const auto function = reinterpret_cast<encode_function>(device.encode_tensor_map);
-  const prefill_args p{with_clamped_windows(args), metadata, prefill_packed_heads(args.group_size),
-                       std::min(args.block_size, prefill_tile_keys)};
+  const prefill_args p{with_clamped_windows(args),
+                       metadata,
+                       plan.packing.heads,
+                       plan.packing.tokens_per_half,
+                       prefill_max_partials(device.num_sms),
+                       prefill_loading(args)};
 
-  const bool pairs = prefill_takes_pairs(args.block_size);
-  const auto chunks = static_cast<cuuint32_t>(args.head_dim / 64);
   const auto packed = static_cast<cuuint32_t>(p.packed_heads);
-  const auto make_kv = [&](tensor_map& map, const void* base, const kv_strides& s, bool whole_head) {
+  const auto make_kv = [&](tensor_map& map, const void* base, const kv_strides& s) {
+    if (p.loading.by_copy) return true;
+    const auto chunks = static_cast<cuuint64_t>(args.head_dim / 64);
+    const auto groups = static_cast<cuuint64_t>(args.block_size / 8);
+    const auto heads = static_cast<cuuint64_t>(args.num_kv_heads);
     const dimension dims[] = {
         {64, 2, 64},
-        {static_cast<cuuint64_t>(args.block_size), bytes_of(s.token), static_cast<cuuint32_t>(p.box_tokens)},
-        {chunks, 128, whole_head ? chunks : 1},
-        {static_cast<cuuint64_t>(args.num_kv_heads), bytes_of(s.head), 1},
+        {8, bytes_of(s.token), 8},
+        {p.loading.head_chunks > 0 ? chunks * heads : chunks, 128, static_cast<cuuint32_t>(chunks)},
+        {p.loading.head_groups > 0 ? groups * heads : groups, 8 * bytes_of(s.token),
+         static_cast<cuuint32_t>(p.loading.box_tokens / 8)},
         {static_cast<cuuint64_t>(args.num_blocks), bytes_of(s.block), 1}};
     return encode(function, map, args.kv_type, base, dims);
   };
   const dimension q_dims[] = {{static_cast<cuuint64_t>(args.head_dim), 2, 64},
                               {static_cast<cuuint64_t>(args.num_q_heads), bytes_of(args.q_head_stride), packed},
-                              {static_cast<cuuint64_t>(args.num_tokens), bytes_of(args.q_token_stride), 64 / packed}};
+                              {static_cast<cuuint64_t>(args.num_tokens), bytes_of(args.q_token_stride),
+                               static_cast<cuuint32_t>(p.tokens_per_half)}};
   tensor_map q;
-  tensor_map k;
-  tensor_map v;
-  if (!encode(function, q, args.q_type, args.q, q_dims) || !make_kv(k, args.k, args.k_strides, pairs) ||
-      !make_kv(v, args.v, args.v_strides, true)) {
+  tensor_map k = {};
+  tensor_map v = {};
+  if (!encode(function, q, args.q_type, args.q, q_dims) || !make_kv(k, args.k, args.k_strides) ||
+      !make_kv(v, args.v, args.v_strides)) {
     return cudaErrorInvalidValue;
   }
 
-  const prefill_function kernel = (pairs ? entry.pairs : entry.rows)[has_options(args) ? 1 : 0];
+  const prefill_function kernel = entry.kernels[prefill_transforms(args) ? 1 : 0];
   const cudaError_t status = api.func_set_attribute(reinterpret_cast<const void*>(kernel),
                                                     cudaFuncAttributeMaxDynamicSharedMemorySize, entry.shared_bytes);
   if (status != cudaSuccess) return status;
-  return launch(api, kernel, dim3(static_cast<unsigned>(device.num_sms)), dim3(prefill::num_threads),
-                static_cast<std::size_t>(entry.shared_bytes), stream, device.dependent_launch, p, q, k, v);
+  const cudaError_t launched =
+      launch(api, kernel, dim3(static_cast<unsigned>(device.num_sms)), dim3(prefill::num_threads),
+             static_cast<std::size_t>(entry.shared_bytes), stream, device.dependent_launch, p, q, k, v);
+  if (launched != cudaSuccess || !plan.combines) return launched;
+  return launch_prefill_combine(api, p, device, stream);
 }
 
 }  // namespace bifolio::cuda

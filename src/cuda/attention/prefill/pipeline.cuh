@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// The pipeline between the TMA producer and the consumer warpgroups: stages of q, K and V in shared memory, each with
+/// The pipeline between the producer and the consumer warpgroups: stages of q, K and V in shared memory, each with
 /// a barrier that completes when it is full and one that completes when both consumers have released it.
 
 #include <cstdint>
@@ -34,16 +34,16 @@ class shared_stages {
   __device__ __forceinline__ explicit shared_stages(const char* shared)
       : base_((device::shared_address(shared) + 1023) & ~1023u) {}
 
-  /// One thread; a barrier of the CTA must follow.
-  __device__ __forceinline__ void init_barriers() const {
+  /// One thread; a barrier of the CTA must follow. `kv_arrivals`: how many arrivals fill a stage of K or V.
+  __device__ __forceinline__ void init_barriers(int kv_arrivals) const {
     for (int s = 0; s < S::q_stages; ++s) {
       device::mbarrier_init(q_full(s), 1);
       device::mbarrier_init(q_empty(s), num_consumers);
     }
     for (int s = 0; s < S::stages; ++s) {
-      device::mbarrier_init(k_full(s), 1);
+      device::mbarrier_init(k_full(s), kv_arrivals);
       device::mbarrier_init(k_empty(s), num_consumers);
-      device::mbarrier_init(v_full(s), 1);
+      device::mbarrier_init(v_full(s), kv_arrivals);
       device::mbarrier_init(v_empty(s), num_consumers);
     }
     device::mbarrier_init_fence();
@@ -74,11 +74,10 @@ class shared_stages {
   std::uint32_t base_;
 };
 
-/// Bytes from the beginning of a stage of V to the first 64-element chunk of a token.
+/// Bytes from the beginning of a stage of K or V to the first 64-element chunk of a token.
 template <class Shape>
-[[nodiscard]] __device__ __forceinline__ int v_token_bytes(int token, int box_tokens) {
-  const int box = token / box_tokens;
-  return box * Shape::chunks * box_tokens * 128 + (token - box * box_tokens) * 128;
+[[nodiscard]] __device__ __forceinline__ int token_bytes(int token) {
+  return token / 8 * Shape::group_bytes + token % 8 * 128;
 }
 
 }  // namespace bifolio::cuda::prefill

@@ -3,83 +3,335 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
+#include <limits>
 
 #include "common/attention/visibility.hpp"
 
 namespace bifolio::cuda {
+namespace {
 
-void plan_prefill(const plan_input& input, prefill_plan& plan) {
-  const attention_spec& spec = input.spec;
-  const std::int32_t packed = prefill_packed_heads(spec.num_q_heads / spec.num_kv_heads);
-  const std::int32_t tokens_per_tile = prefill_tile_rows / packed;
-  const std::int32_t num_heads = spec.num_q_heads / packed;
-  plan.num_tokens = input.num_tokens;
+// Costs are estimates in eighths of the time that a KV tile of 128 rows takes; that time, for 128 keys of head_dim 128,
+// and what is not divided among the SMs, in microseconds on an H200.
+constexpr std::int32_t tile_cost = 8;
+constexpr std::int32_t half_tile_cost = 5;  // where the rows fill one half at most
+constexpr std::int32_t fixed_cost = 6;      // queries, first tile, epilogue
+constexpr std::int32_t combine_cost = 15;
+constexpr double cost_us = 1.87 / tile_cost;
+constexpr double launch_us = 3.5;
 
-  const attn::attention_window window = attn::window_of(spec);
+std::int64_t divide_up(std::int64_t a, std::int64_t b) noexcept { return (a + b - 1) / b; }
 
-  // Row tiles of all heads, and the keys they attend to.
-  std::vector<prefill_plan::row_tile>& tiles = plan.row_tiles;
+std::int32_t group_of(const attention_spec& spec) noexcept { return spec.num_q_heads / spec.num_kv_heads; }
+
+std::int32_t cost_per_tile(const prefill_packing& packing, std::int32_t tokens) noexcept {
+  return tokens <= packing.tokens_per_half ? half_tile_cost : tile_cost;
+}
+
+/// Row tiles of a sequence: how many, and each.
+class sequence_tiles {
+ public:
+  sequence_tiles(const attention_spec& spec, const prefill_packing& packing, std::int32_t query_len,
+                 std::int32_t seq_len) noexcept
+      : window_(attn::window_of(spec)),
+        packing_(packing),
+        tile_keys_(prefill_tile_keys(prefill_tile_dims(spec.qk_head_dim))),
+        query_len_(query_len),
+        seq_len_(seq_len) {}
+
+  [[nodiscard]] std::int32_t size() const noexcept {
+    return static_cast<std::int32_t>(divide_up(query_len_, 2 * std::int64_t{packing_.tokens_per_half}));
+  }
+  [[nodiscard]] prefill_plan::row_tile at(std::int32_t seq, std::int32_t tile) const noexcept {
+    const std::int64_t tokens = 2 * std::int64_t{packing_.tokens_per_half};
+    const std::int64_t first = tile * tokens;
+    const std::int64_t last = std::min<std::int64_t>(query_len_, first + tokens) - 1;
+    const std::int64_t offset = std::int64_t{seq_len_} - query_len_;
+    const auto [begin, end] = window_.of_run(offset + first, offset + last, seq_len_);
+    prefill_plan::row_tile t = {seq, tile, 0, 0, fixed_cost};
+    if (begin >= end) return t;
+    t.tile_begin = static_cast<std::int32_t>(begin / tile_keys_);
+    t.tile_end = static_cast<std::int32_t>(divide_up(end, tile_keys_));
+    t.cost += (t.tile_end - t.tile_begin) * cost_per_tile(packing_, static_cast<std::int32_t>(last - first) + 1);
+    return t;
+  }
+
+ private:
+  attn::attention_window window_;
+  prefill_packing packing_;
+  std::int32_t tile_keys_;
+  std::int32_t query_len_, seq_len_;
+};
+
+/// Row tiles of all sequences, of each the longest first. Returns the sum of their costs.
+std::int64_t list_row_tiles(const plan_input& input, const std::vector<std::int32_t>& seqs,
+                            const prefill_packing& packing, std::vector<prefill_plan::row_tile>& tiles) {
   tiles.clear();
-  std::int64_t kv_bytes_per_head = 0;
-  for (const std::int32_t seq : plan.seqs) {
+  std::int64_t total = 0;
+  for (const std::int32_t seq : seqs) {
     const std::int32_t query_len = input.query_start_loc[seq + 1] - input.query_start_loc[seq];
-    const std::int64_t offset = std::int64_t{input.seq_lens[seq]} - query_len;
-    kv_bytes_per_head += std::int64_t{input.seq_lens[seq]} * spec.qk_head_dim * 4;
-    for (std::int32_t tile = 0; tile * tokens_per_tile < query_len; ++tile) {
-      const std::int64_t first = std::int64_t{tile} * tokens_per_tile;
-      const std::int64_t last = std::min<std::int64_t>(query_len, first + tokens_per_tile) - 1;
-      const auto [begin, end] = window.of_run(offset + first, offset + last, input.seq_lens[seq]);
-      tiles.push_back({std::max<std::int64_t>(end - begin, 0), seq, tile});
+    const sequence_tiles of_seq(input.spec, packing, query_len, input.seq_lens[seq]);
+    for (std::int32_t tile = of_seq.size() - 1; tile >= 0; --tile) {
+      tiles.push_back(of_seq.at(seq, tile));
+      total += tiles.back().cost;
     }
   }
-  std::sort(tiles.begin(), tiles.end(), [](const prefill_plan::row_tile& x, const prefill_plan::row_tile& y) {
-    return x.num_keys != y.num_keys ? x.num_keys > y.num_keys : x.seq != y.seq ? x.seq < y.seq : x.tile < y.tile;
-  });
+  return total;
+}
 
-  // Heads go in equal groups, as few as keep a group's keys in the cache.
-  const std::int64_t cache_bytes = static_cast<std::int64_t>(input.device.l2_bytes) * 5 / 8;
-  std::int32_t heads_in_group = num_heads;
-  while (heads_in_group > 1 && heads_in_group % 2 == 0 && heads_in_group * kv_bytes_per_head > cache_bytes) {
-    heads_in_group /= 2;
+prefill_work_tile work_tile_of(const plan_input& input, const prefill_plan::row_tile& t, std::int32_t head) noexcept {
+  const std::int32_t query_start = input.query_start_loc[t.seq];
+  return {t.seq,        input.seq_lens[t.seq],
+          query_start,  input.query_start_loc[t.seq + 1] - query_start,
+          t.tile,       head,
+          t.tile_begin, t.tile_end,
+          -1,           {}};
+}
+
+/// Plans the step of one packing.
+class planner {
+ public:
+  planner(const plan_input& input, std::int64_t total_cost, prefill_plan& plan) noexcept
+      : input_(input),
+        plan_(plan),
+        num_sms_(input.device.num_sms),
+        num_heads_(input.spec.num_q_heads / plan.packing.heads),
+        total_cost_(total_cost * num_heads_) {}
+
+  void run() {
+    sort_row_tiles();
+    list_whole_tiles();
+    const std::int64_t num_items = plan_.header.num_items;
+    if (num_items > std::int64_t{prefill_max_tiles_per_sm_to_cut} * num_sms_) return;
+    // Shares end together; a list ends when the last CTA does, at most one work tile after the first.
+    const std::int64_t even = divide_up(total_cost_, num_sms_);
+    const std::int64_t longest = plan_.order.empty() ? 0 : static_cast<std::int64_t>(plan_.order.front() >> 32);
+    const std::int64_t shares_end = even + fixed_cost + combine_cost;
+    if (shares_end >= std::min(even + longest, list_end())) return;
+    for (std::int64_t share = even + fixed_cost; !cut_into_shares(share); share += 1 + share / 64) {
+    }
   }
 
-  plan.work_tiles.clear();
-  plan.work_tiles.reserve(tiles.size() * static_cast<std::size_t>(num_heads));
-  for (std::int32_t group = 0; group < num_heads; group += heads_in_group) {
-    for (const prefill_plan::row_tile& t : tiles) {
-      prefill_work_tile work = {};
-      work.seq = t.seq;
-      work.seq_len = input.seq_lens[t.seq];
-      work.query_start = input.query_start_loc[t.seq];
-      work.query_len = input.query_start_loc[t.seq + 1] - work.query_start;
-      work.row_tile = t.tile;
-      for (std::int32_t head = group; head < group + heads_in_group; ++head) {
-        work.head = head * packed;
-        plan.work_tiles.push_back(work);
+ private:
+  void sort_row_tiles() {
+    plan_.order.clear();
+    std::uint32_t index = 0;
+    // The later index first among equals only where tiles are sorted at all: any order is as good.
+    for (const prefill_plan::row_tile& t : plan_.row_tiles) {
+      plan_.order.push_back((static_cast<std::uint64_t>(static_cast<std::uint32_t>(t.cost)) << 32) | ~index++);
+    }
+    if (!std::is_sorted(plan_.order.begin(), plan_.order.end(), std::greater<>())) {
+      std::sort(plan_.order.begin(), plan_.order.end(), std::greater<>());
+    }
+  }
+  [[nodiscard]] const prefill_plan::row_tile& in_order(std::uint64_t key) const noexcept {
+    return plan_.row_tiles[static_cast<std::uint32_t>(~key)];
+  }
+
+  // One entry stands for all heads, which go in equal groups, as few as keep a group's keys in the cache.
+  void list_whole_tiles() {
+    std::int64_t kv_bytes_per_head = 0;
+    for (const std::int32_t seq : plan_.seqs) {
+      kv_bytes_per_head += std::int64_t{input_.seq_lens[seq]} * input_.spec.qk_head_dim * 4;
+    }
+    const std::int64_t cache_bytes = static_cast<std::int64_t>(input_.device.l2_bytes) * 5 / 8;
+    std::int32_t heads_in_group = num_heads_;
+    while (heads_in_group > 1 && heads_in_group % 2 == 0 && heads_in_group * kv_bytes_per_head > cache_bytes) {
+      heads_in_group /= 2;
+    }
+    plan_.work_tiles.clear();
+    for (const std::uint64_t key : plan_.order) plan_.work_tiles.push_back(work_tile_of(input_, in_order(key), 0));
+    plan_.header = {static_cast<std::int32_t>(plan_.work_tiles.size()) * num_heads_,
+                    static_cast<std::int32_t>(plan_.work_tiles.size()), heads_in_group, 0};
+    plan_.split_outputs.clear();
+    plan_.num_partials = 0;
+  }
+
+  // When the last CTA is ready, if each takes the next work tile as soon as it is.
+  [[nodiscard]] std::int64_t list_end() {
+    std::vector<std::int64_t>& loads = plan_.loads;
+    loads.assign(static_cast<std::size_t>(num_sms_), 0);
+    const std::int32_t heads_in_group = plan_.header.heads_in_group;
+    for (std::int32_t group = 0; group < num_heads_; group += heads_in_group) {
+      for (const std::uint64_t key : plan_.order) {
+        for (std::int32_t head = 0; head < heads_in_group; ++head) {
+          std::pop_heap(loads.begin(), loads.end(), std::greater<>());
+          loads.back() += static_cast<std::int64_t>(key >> 32);
+          std::push_heap(loads.begin(), loads.end(), std::greater<>());
+        }
       }
     }
+    return *std::max_element(loads.begin(), loads.end());
   }
+
+  // False: shares of this cost do not hold everything. Row tiles of a sequence and head follow each other, so that
+  // their keys are read at nearly the same time.
+  [[nodiscard]] bool cut_into_shares(std::int64_t share) {
+    plan_.work_tiles.clear();
+    plan_.split_outputs.clear();
+    plan_.num_partials = 0;
+    plan_.shares.resize(static_cast<std::size_t>(num_sms_) + 1);
+    std::int32_t cta = 0;
+    std::int64_t left = share;
+    plan_.shares[0] = 0;
+    const std::vector<prefill_plan::row_tile>& tiles = plan_.row_tiles;
+    for (std::size_t begin = 0; begin < tiles.size();) {
+      std::size_t end = begin + 1;
+      while (end < tiles.size() && tiles[end].seq == tiles[begin].seq) ++end;
+      for (std::int32_t head = 0; head < num_heads_; ++head) {
+        for (std::size_t i = begin; i < end; ++i) {
+          if (!cut_row_tile(tiles[i], head * plan_.packing.heads, share, cta, left)) return false;
+        }
+      }
+      begin = end;
+    }
+    const auto num_work_tiles = static_cast<std::int32_t>(plan_.work_tiles.size());
+    std::fill(plan_.shares.begin() + cta + 1, plan_.shares.end(), num_work_tiles);
+    plan_.header = {num_work_tiles, num_work_tiles, 0, static_cast<std::int32_t>(plan_.split_outputs.size())};
+    return true;
+  }
+
+  [[nodiscard]] bool cut_row_tile(const prefill_plan::row_tile& t, std::int32_t head, std::int64_t share,
+                                  std::int32_t& cta, std::int64_t& left) {
+    const std::size_t first = plan_.work_tiles.size();
+    std::int32_t begin = t.tile_begin;
+    const std::int32_t num_tiles = t.tile_end - t.tile_begin;
+    const std::int32_t per_tile = num_tiles == 0 ? tile_cost : (t.cost - fixed_cost) / num_tiles;
+    do {
+      const std::int32_t rest = t.tile_end - begin;
+      const std::int64_t fits = (left - fixed_cost) / per_tile;
+      // A part of one tile costs more than it is worth, unless it is all there is.
+      if (left < fixed_cost || fits < std::min(rest, 2)) {
+        if (++cta == num_sms_) return false;
+        plan_.shares[static_cast<std::size_t>(cta)] = static_cast<std::int32_t>(plan_.work_tiles.size());
+        left = share;
+        // Even the whole share is too little.
+        if (share < fixed_cost + std::int64_t{per_tile} * std::min(rest, 2)) return false;
+        continue;
+      }
+      const auto taken = static_cast<std::int32_t>(std::min<std::int64_t>(rest, fits));
+      prefill_work_tile& work = plan_.work_tiles.emplace_back(work_tile_of(input_, t, head));
+      work.tile_begin = begin;
+      work.tile_end = begin + taken;
+      begin += taken;
+      left -= fixed_cost + std::int64_t{per_tile} * taken;
+    } while (begin < t.tile_end || plan_.work_tiles.size() == first);
+
+    const auto num_parts = static_cast<std::int32_t>(plan_.work_tiles.size() - first);
+    if (num_parts == 1) return true;
+    plan_.split_outputs.push_back({static_cast<std::int32_t>(first), plan_.num_partials, num_parts, 0});
+    for (std::size_t i = first; i < plan_.work_tiles.size(); ++i) plan_.work_tiles[i].partial = plan_.num_partials++;
+    return true;
+  }
+
+  const plan_input& input_;
+  prefill_plan& plan_;
+  std::int32_t num_sms_;
+  std::int32_t num_heads_;
+  std::int64_t total_cost_;
+};
+
+prefill_cta first_of(const prefill_plan& plan, std::int32_t cta) noexcept {
+  prefill_cta record = {};
+  record.first.seq = -1;
+  if (plan.header.heads_in_group == 0) {
+    const auto share = plan.shares.begin() + cta;
+    record.next = share[0] + 1;
+    record.end = share[1];
+    if (share[0] < share[1]) record.first = plan.work_tiles[static_cast<std::size_t>(share[0])];
+    return record;
+  }
+  record.next = -1;
+  record.end = plan.header.num_items;
+  if (cta >= plan.header.num_items) return record;
+  const prefill_place place = prefill_place_of(plan.header, cta);
+  record.first = plan.work_tiles[static_cast<std::size_t>(place.entry)];
+  record.first.head = place.head * plan.packing.heads;
+  return record;
 }
 
-std::int64_t max_prefill_work_tiles(const attention_spec& spec, const step_limits& limits) noexcept {
-  // ⌈tokens / per tile⌉, summed over the sequences that can have new tokens.
-  const std::int32_t packed = prefill_packed_heads(spec.num_q_heads / spec.num_kv_heads);
-  const std::int64_t per_tile = prefill_tile_rows / packed;
-  const std::int64_t tiles = (limits.num_tokens + limits.num_seqs_with_tokens() * (per_tile - 1)) / per_tile;
-  return tiles * (spec.num_q_heads / packed);
+}  // namespace
+
+void plan_prefill(const plan_input& input, prefill_plan& plan) {
+  const std::int32_t group = group_of(input.spec);
+  plan.num_tokens = input.num_tokens;
+  plan.packing = prefill_packing_of(group <= prefill_half_rows ? group : 1);
+  std::int64_t cost = list_row_tiles(input, plan.seqs, plan.packing, plan.row_tiles);
+  // Groups that do not divide 64 leave rows unused; a head at a time uses all, where there are tokens enough.
+  if (prefill_half_rows % plan.packing.heads != 0) {
+    const prefill_packing other = prefill_packing_of(1);
+    const std::int64_t other_cost = list_row_tiles(input, plan.seqs, other, plan.other_row_tiles);
+    if (other_cost * group < cost) {
+      plan.packing = other;
+      plan.row_tiles.swap(plan.other_row_tiles);
+      cost = other_cost;
+    }
+  }
+  planner(input, cost, plan).run();
+  if (plan.num_partials > 0) plan.combines = true;
 }
 
-void write_metadata(const prefill_plan& plan, std::byte* begin) noexcept {
-  const prefill_header header = {static_cast<std::int32_t>(plan.work_tiles.size()), 0};
-  std::memcpy(begin, &header, sizeof(header));
+prefill_estimate estimate_prefill(const plan_input& input, std::int32_t query_len, std::int32_t seq_len) noexcept {
+  const attention_spec& spec = input.spec;
+  const std::int32_t group = group_of(spec);
+  const std::int32_t dims = prefill_tile_dims(spec.qk_head_dim);
+  const double unit_us = cost_us * dims / 128 * prefill_tile_keys(dims) / 128;
+  prefill_estimate best = {std::numeric_limits<double>::infinity(), 0};
+  for (const std::int32_t packed : {group, 1}) {
+    if (packed > prefill_half_rows) continue;
+    const sequence_tiles of_seq(spec, prefill_packing_of(packed), query_len, seq_len);
+    const std::int64_t heads = spec.num_q_heads / packed;
+    const std::int64_t num_items = of_seq.size() * heads;
+    const prefill_plan::row_tile first = of_seq.at(0, 0);
+    const prefill_plan::row_tile last = of_seq.at(0, of_seq.size() - 1);
+    // Tiles lengthen evenly from the first to the last.
+    const double even = (first.cost + last.cost) / 2.0 * static_cast<double>(num_items) / input.device.num_sms;
+    const double longest = std::max(first.cost, last.cost);
+    const double whole = num_items <= input.device.num_sms ? longest : even + longest / 2;
+    const bool may_cut = num_items <= std::int64_t{prefill_max_tiles_per_sm_to_cut} * input.device.num_sms;
+    const double end = may_cut ? std::min(whole, even + fixed_cost + combine_cost) : whole;
+    if (end * unit_us + launch_us < best.alone_us) best = {end * unit_us + launch_us, even * unit_us};
+  }
+  return best;
+}
+
+std::int64_t max_prefill_work_tiles(const attention_spec& spec, const step_limits& limits,
+                                    std::int32_t num_sms) noexcept {
+  // ⌈tokens / per tile⌉, summed over the sequences that can have new tokens, in the packing that needs more.
+  const std::int32_t group = group_of(spec);
+  const prefill_packing packing = prefill_packing_of(group <= prefill_half_rows ? group : 1);
+  const std::int64_t per_tile = 2 * std::int64_t{packing.tokens_per_half};
+  const std::int64_t row_tiles = (limits.num_tokens + limits.num_seqs_with_tokens() * (per_tile - 1)) / per_tile;
+  // Once for all heads; where the range of KV tiles is cut, for each head, and a further part for each cut.
+  const std::int64_t most_cut = std::int64_t{prefill_max_tiles_per_sm_to_cut} * num_sms;
+  const std::int64_t cut = std::min(row_tiles * spec.num_q_heads, most_cut) + num_sms;
+  return std::max(row_tiles, cut);
+}
+
+void write_metadata(const prefill_plan& plan, std::int32_t num_sms, std::byte* begin) noexcept {
+  std::memcpy(begin, &plan.header, sizeof(plan.header));
+  begin += sizeof(plan.header);
+  for (std::int32_t cta = 0; cta < num_sms; ++cta, begin += sizeof(prefill_cta)) {
+    const prefill_cta record = first_of(plan, cta);
+    std::memcpy(begin, &record, sizeof(record));
+  }
+  if (!plan.split_outputs.empty()) {
+    std::memcpy(begin, plan.split_outputs.data(), plan.split_outputs.size() * sizeof(plan.split_outputs[0]));
+  }
+  begin += static_cast<std::size_t>(num_sms) * sizeof(prefill_split_output);
   if (!plan.work_tiles.empty()) {
-    std::memcpy(begin + sizeof(header), plan.work_tiles.data(), plan.work_tiles.size() * sizeof(prefill_work_tile));
+    std::memcpy(begin, plan.work_tiles.data(), plan.work_tiles.size() * sizeof(plan.work_tiles[0]));
   }
 }
 
-prefill_metadata prefill_metadata_at(const std::byte* begin) noexcept {
-  const auto* const header = reinterpret_cast<const prefill_header*>(begin);
-  return {header, reinterpret_cast<const prefill_work_tile*>(header + 1)};
+prefill_metadata prefill_metadata_at(const std::byte* begin, std::int32_t num_sms) noexcept {
+  const auto size = static_cast<std::size_t>(num_sms);
+  prefill_metadata m;
+  m.header = reinterpret_cast<const prefill_header*>(begin);
+  m.ctas = reinterpret_cast<const prefill_cta*>(m.header + 1);
+  m.split_outputs = reinterpret_cast<const prefill_split_output*>(m.ctas + size);
+  m.work_tiles = reinterpret_cast<const prefill_work_tile*>(m.split_outputs + size);
+  return m;
 }
 
 }  // namespace bifolio::cuda

@@ -1,13 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// The host side of prefill's tile scheduler. A work tile is 128 packed query rows (token × packed head) of one
-/// sequence over all keys that they attend to. The heads of a KV head are packed into the rows while their number is a
-/// power of two up to 64, so that a box of the query's tensor map is half a row tile; otherwise every query head has
-/// row tiles of its own. The list of work tiles consists of groups of heads whose keys fit into five eighths of the L2,
-/// in each the longest first. CTA c of the persistent grid of C takes work tiles c, 2C − 1 − c, 2C + c, … (serpentine
-/// order).
+/// The host side of prefill's tile scheduler. A row tile is 128 packed query rows of one sequence, in halves of 64, one
+/// per consumer warpgroup; a half holds as many tokens as fit with `packed_heads` heads of a KV head each. A work tile
+/// is a row tile of some heads over a range of KV tiles. CTAs of a persistent grid, one per SM, get work tiles in one
+/// of two ways, whichever is estimated to end earlier:
+///
+/// - From a counter on the device, next in the list when ready for it. Work tiles are whole; the list consists of
+/// groups
+///   of heads whose keys fit into five eighths of the L2, in each the longest first. It is stored once for all heads.
+/// - As equal shares, where whole work tiles are too few for the SMs. All KV tiles of the step form one range, which is
+///   cut into a share per CTA. A row tile that a cut falls into is computed in parts, whose partial results a second
+///   kernel combines, in the order of their keys. There are two per CTA at most.
+///
+/// No bit of a row depends on its place in a tile, on packing, or on the order of work tiles; it does on the cuts.
 
+#include <bifolio/detail/host_device.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -17,65 +25,157 @@
 namespace bifolio::cuda {
 
 inline constexpr std::int32_t prefill_tile_rows = 128;
-inline constexpr std::int32_t prefill_tile_keys = 128;
+inline constexpr std::int32_t prefill_half_rows = 64;
+inline constexpr std::int32_t prefill_all_tile_dims[] = {64, 96, 128, 192, 256};
+/// Steps of more work tiles for an SM than this are not cut: their last round is a small part of the whole.
+inline constexpr std::int32_t prefill_max_tiles_per_sm_to_cut = 8;
 
-struct prefill_work_tile {
+/// Dims of the compiled kernel that computes a head_dim; what is past head_dim is padding. 0: none does.
+[[nodiscard]] constexpr std::int32_t prefill_tile_dims(std::int32_t head_dim) noexcept {
+  for (const std::int32_t dims : prefill_all_tile_dims) {
+    if (head_dim <= dims) return dims;
+  }
+  return 0;
+}
+/// Keys of a tile: as many as shared memory and registers hold.
+[[nodiscard]] constexpr std::int32_t prefill_tile_keys(std::int32_t tile_dims) noexcept {
+  return tile_dims <= 128 ? 128 : tile_dims <= 192 ? 96 : 80;
+}
+
+struct alignas(16) prefill_work_tile {
   std::int32_t seq;  // row of the block tables
   std::int32_t seq_len;
   std::int32_t query_start;
   std::int32_t query_len;
   std::int32_t row_tile;
-  std::int32_t head;  // first query head of the packed ones
+  std::int32_t head;        // first query head of the packed ones
+  std::int32_t tile_begin;  // KV tiles, counted from position 0
+  std::int32_t tile_end;
+  std::int32_t partial;  // negative: rows are complete; else the number of the partial result
+  std::int32_t unused[3];
 };
+static_assert(sizeof(prefill_work_tile) == 48);
 
-struct prefill_header {
-  std::int32_t num_work_tiles;
+/// What a CTA begins with: the kernel needs one load before its first keys.
+struct alignas(16) prefill_cta {
+  prefill_work_tile first;  // seq < 0: the CTA has no work
+  std::int32_t next;        // work tile of its share after that, or negative: the counter says
+  std::int32_t end;         // of its share, or of all items
+  std::int32_t unused[2];
+};
+static_assert(sizeof(prefill_cta) == 64);
+
+/// A row tile that is computed in parts.
+struct alignas(16) prefill_split_output {
+  std::int32_t work_tile;      // one of its parts
+  std::int32_t first_partial;  // the parts' results follow each other in the order of their keys
+  std::int32_t num_partials;
   std::int32_t unused;
 };
 
-/// Query heads that share a row tile.
-[[nodiscard]] constexpr std::int32_t prefill_packed_heads(std::int32_t group_size) noexcept {
-  return group_size <= 64 && (group_size & (group_size - 1)) == 0 ? group_size : 1;
-}
+/// Of the list of work tiles.
+struct alignas(16) prefill_header {
+  std::int32_t num_items;       // work tiles, over all heads
+  std::int32_t num_work_tiles;  // in the list
+  std::int32_t heads_in_group;  // each stands for all heads, in groups of this many row tiles; 0: CTAs have shares
+  std::int32_t num_split_outputs;
+};
 
 /// The scheduler metadata on the device.
 struct prefill_metadata {
   const prefill_header* header = nullptr;
+  const prefill_cta* ctas = nullptr;                    ///< [num_sms]
+  const prefill_split_output* split_outputs = nullptr;  ///< [num_sms]
   const prefill_work_tile* work_tiles = nullptr;
 };
+
+/// How query rows are packed into tiles.
+struct prefill_packing {
+  std::int32_t heads = 1;            ///< query heads of a KV head that share a row tile: all of them or one
+  std::int32_t tokens_per_half = 0;  ///< of a row tile
+};
+[[nodiscard]] constexpr prefill_packing prefill_packing_of(std::int32_t packed_heads) noexcept {
+  return {packed_heads, prefill_half_rows / packed_heads};
+}
+
+/// The work tile of item n of the list, of which each entry stands for all heads: groups of heads, in each entry after
+/// entry, for each the heads of the group.
+struct prefill_place {
+  std::int32_t entry;
+  std::int32_t head;  // in units of packed ones
+};
+[[nodiscard]] BIFOLIO_HOST_DEVICE constexpr prefill_place prefill_place_of(const prefill_header& header,
+                                                                           std::int32_t n) noexcept {
+  const std::int32_t group_items = header.num_work_tiles * header.heads_in_group;
+  const std::int32_t group = n / group_items;
+  const std::int32_t rest = n - group * group_items;
+  const std::int32_t entry = rest / header.heads_in_group;
+  return {entry, group * header.heads_in_group + rest - entry * header.heads_in_group};
+}
 
 /// Prefill's part of a step. The vectors keep their capacity.
 struct prefill_plan {
   std::vector<std::int32_t> seqs;
+  prefill_packing packing;
+  prefill_header header{};
+  std::vector<std::int32_t> shares;  ///< [num_sms + 1]: first work tile of each CTA's share, and the end
+  std::vector<prefill_split_output> split_outputs;
   std::vector<prefill_work_tile> work_tiles;
+  std::int32_t num_partials = 0;
   /// Tokens of the whole step. The tensor map of q, which a captured launch holds, ends at the last one: another number
   /// needs another capture.
   std::int64_t num_tokens = 0;
+  /// The combine kernel is launched: this step or an earlier one of the plan has partial results. Once it is, a
+  /// captured launch stays right for steps with and without them.
+  bool combines = false;
 
-  /// Used while planning.
+  /// Used while planning: row tiles of one head, a sequence's next to each other, and their order by time.
   struct row_tile {
-    std::int64_t num_keys;
     std::int32_t seq;
     std::int32_t tile;
+    std::int32_t tile_begin, tile_end;
+    std::int32_t cost;
   };
-  std::vector<row_tile> row_tiles;
+  std::vector<row_tile> row_tiles, other_row_tiles;
+  std::vector<std::uint64_t> order;
+  std::vector<std::int64_t> loads;
 
   [[nodiscard]] bool empty() const noexcept { return seqs.empty(); }
 };
 
-/// Makes the work tiles of `plan.seqs`. May throw std::bad_alloc.
+/// Makes the work tiles of `plan.seqs`; sets `combines` where there are partial results. May throw std::bad_alloc.
 void plan_prefill(const plan_input& input, prefill_plan& plan);
 
-/// Most work tiles of steps within these limits.
-[[nodiscard]] std::int64_t max_prefill_work_tiles(const attention_spec& spec, const step_limits& limits) noexcept;
+/// Microseconds that prefill takes for a sequence on an H200.
+struct prefill_estimate {
+  double alone_us;  ///< on an otherwise idle device
+  double share_us;  ///< among others that keep all SMs busy
+};
+[[nodiscard]] prefill_estimate estimate_prefill(const plan_input& input, std::int32_t query_len,
+                                                std::int32_t seq_len) noexcept;
 
-/// Bytes of the scheduler metadata: the header, then the work tiles.
-[[nodiscard]] constexpr std::size_t prefill_metadata_bytes(std::int64_t num_work_tiles) noexcept {
-  return sizeof(prefill_header) + static_cast<std::size_t>(num_work_tiles) * sizeof(prefill_work_tile);
+/// Most work tiles of steps within these limits.
+[[nodiscard]] std::int64_t max_prefill_work_tiles(const attention_spec& spec, const step_limits& limits,
+                                                  std::int32_t num_sms) noexcept;
+
+/// Partial results that a step has at most, and their bytes: outputs of 128 rows, then their maxima and sums.
+[[nodiscard]] constexpr std::int32_t prefill_max_partials(std::int32_t num_sms) noexcept { return 2 * num_sms; }
+[[nodiscard]] constexpr std::size_t prefill_workspace_bytes(const attention_spec& spec, std::int32_t num_sms) noexcept {
+  return static_cast<std::size_t>(prefill_max_partials(num_sms)) * prefill_tile_rows *
+         (static_cast<std::size_t>(spec.v_head_dim) + 2) * sizeof(float);
+}
+
+inline constexpr std::size_t prefill_num_counters = 1;
+
+/// Bytes of the scheduler metadata: header, CTAs, split outputs, work tiles, in this order.
+[[nodiscard]] constexpr std::size_t prefill_metadata_bytes(std::int64_t num_work_tiles, std::int32_t num_sms) noexcept {
+  return sizeof(prefill_header) +
+         static_cast<std::size_t>(num_sms) * (sizeof(prefill_cta) + sizeof(prefill_split_output)) +
+         static_cast<std::size_t>(num_work_tiles) * sizeof(prefill_work_tile);
 }
 /// Writes them to `begin`, which is aligned to 16 bytes.
-void write_metadata(const prefill_plan& plan, std::byte* begin) noexcept;
+void write_metadata(const prefill_plan& plan, std::int32_t num_sms, std::byte* begin) noexcept;
 /// Where they are on the device when they begin at `begin`.
-[[nodiscard]] prefill_metadata prefill_metadata_at(const std::byte* begin) noexcept;
+[[nodiscard]] prefill_metadata prefill_metadata_at(const std::byte* begin, std::int32_t num_sms) noexcept;
 
 }  // namespace bifolio::cuda

@@ -14,7 +14,24 @@
 
 namespace bifolio::cuda::prefill {
 
-template <class Shape, key_order Order, bool Masked>
+/// One thread: requests the queries of a work tile into the stage of `state`.
+template <class Shape>
+__device__ __forceinline__ void load_queries(const prefill_args& a, const shared_stages<Shape>& stages,
+                                             const tensor_map* map, const pipeline_state<Shape::q_stages>& state,
+                                             const prefill_work_tile& work) {
+  device::mbarrier_wait_parity(stages.q_empty(state.stage), state.phase ^ 1);
+  const int box_bytes = a.tokens_per_half * a.packed_heads * 128;
+  device::mbarrier_arrive_expect_tx(stages.q_full(state.stage), num_consumers * Shape::chunks * box_bytes);
+  const int token = work.query_start + 2 * work.row_tile * a.tokens_per_half;
+  for (int w = 0; w < num_consumers; ++w) {
+    for (int c = 0; c < Shape::chunks; ++c) {
+      device::tma_load_3d(stages.q(state.stage) + (w * Shape::chunks + c) * Shape::q_chunk_bytes, map,
+                          stages.q_full(state.stage), c * 64, work.head, token + w * a.tokens_per_half);
+    }
+  }
+}
+
+template <class Shape>
 class tma_producer {
   using S = Shape;
 
@@ -24,13 +41,16 @@ class tma_producer {
       : a_(args), stages_(stages), q_map_(q_map), k_map_(k_map), v_map_(v_map), lane_(static_cast<int>(threadIdx.x)) {}
 
   /// Fills the stages for all work tiles of the CTA.
-  __device__ __forceinline__ void run(tile_scheduler scheduler) {
-    for (; scheduler.has_work(); scheduler.advance()) {
-      const prefill_work_tile work = scheduler.work();
+  template <class Source>
+  __device__ __forceinline__ void run(Source source) {
+    for (; source.next(); source.release()) {
+      const prefill_work_tile& work = source.work();
       const kv_range e = kv_range_of(a_, work);
       if (e.tile_begin >= e.tile_end) continue;
       const int kv_head = work.head / a_.group_size;
-      load_queries(work);
+      if (lane_ == 0) load_queries(a_, stages_, q_map_, q_state_, work);
+      __syncwarp();
+      q_state_.advance();
 
       // V of a tile is requested after K of the next one, as it is used. Table entries are loaded a tile ahead.
       boxes last;
@@ -52,76 +72,43 @@ class tma_producer {
   struct boxes {
     int first, count;  // those that are copied: first … count − 1
     int id;
-    int offset;  // tokens into the block
+    int group;  // of 8 tokens in the block
   };
-
-  __device__ __forceinline__ void load_queries(const prefill_work_tile& work) {
-    if (lane_ == 0) {
-      device::mbarrier_wait_parity(stages_.q_empty(q_state_.stage), q_state_.phase ^ 1);
-      device::mbarrier_arrive_expect_tx(stages_.q_full(q_state_.stage), S::q_bytes);
-      const int rows = 64 / a_.packed_heads;
-      const int token = work.query_start + work.row_tile * (prefill_tile_rows / a_.packed_heads);
-      for (int w = 0; w < num_consumers; ++w) {
-        for (int c = 0; c < S::chunks; ++c) {
-          device::tma_load_3d(stages_.q(q_state_.stage) + (w * S::chunks + c) * S::q_chunk_bytes, q_map_,
-                              stages_.q_full(q_state_.stage), c * 64, work.head, token + w * rows);
-        }
-      }
-    }
-    __syncwarp();
-    q_state_.advance();
-  }
 
   __device__ __forceinline__ boxes load_table_entries(const prefill_work_tile& work, const kv_range& e,
                                                       int tile) const {
-    const int first_key = tile * prefill_tile_keys;
-    const int key = first_key + lane_ * a_.box_tokens;
+    const int box_tokens = a_.loading.box_tokens;
+    const int first_key = tile * S::tile_keys;
+    const int key = first_key + lane_ * box_tokens;
     const int block = key / a_.block_size;
     boxes b;
-    b.count = min(prefill_tile_keys, work.seq_len - first_key + a_.box_tokens - 1) / a_.box_tokens;
-    b.first = Masked ? max(0, (e.begin - first_key) / a_.box_tokens) : 0;
-    b.offset = key - block * a_.block_size;
+    b.count = (min(S::tile_keys, work.seq_len - first_key) + box_tokens - 1) / box_tokens;
+    b.first = max(0, e.begin - first_key) / box_tokens;
+    b.group = (key - block * a_.block_size) / 8;
     b.id = lane_ >= b.first && lane_ < b.count ? __ldg(a_.block_tables + work.seq * a_.block_table_stride + block) : 0;
     return b;
   }
 
   __device__ __forceinline__ void load_k(const boxes& b, int kv_head) {
-    load<Order == key_order::pairs>(k_map_, stages_.k(k_state_.stage), stages_.k_full(k_state_.stage),
-                                    stages_.k_empty(k_state_.stage), k_state_.phase, b, kv_head);
+    load(k_map_, stages_.k(k_state_.stage), stages_.k_full(k_state_.stage), stages_.k_empty(k_state_.stage),
+         k_state_.phase, b, kv_head);
     k_state_.advance();
   }
   __device__ __forceinline__ void load_v(const boxes& b, int kv_head) {
-    load<true>(v_map_, stages_.v(v_state_.stage), stages_.v_full(v_state_.stage), stages_.v_empty(v_state_.stage),
-               v_state_.phase, b, kv_head);
+    load(v_map_, stages_.v(v_state_.stage), stages_.v_full(v_state_.stage), stages_.v_empty(v_state_.stage),
+         v_state_.phase, b, kv_head);
     v_state_.advance();
   }
 
-  template <bool WholeHead>
   __device__ __forceinline__ void load(const tensor_map* map, std::uint32_t dst, std::uint32_t full,
                                        std::uint32_t empty, int phase, const boxes& b, int kv_head) {
     device::mbarrier_wait_parity(empty, phase ^ 1);
-    const int chunk_bytes = a_.box_tokens * 128;
-    if (lane_ == 0) device::mbarrier_arrive_expect_tx(full, (b.count - b.first) * S::chunks * chunk_bytes);
+    const int box_bytes = a_.loading.box_tokens / 8 * S::group_bytes;
+    if (lane_ == 0) device::mbarrier_arrive_expect_tx(full, (b.count - b.first) * box_bytes);
     __syncwarp();
-    if constexpr (WholeHead) {
-      if (lane_ >= b.first && lane_ < b.count) {
-        device::tma_load_5d(dst + lane_ * S::chunks * chunk_bytes, map, full, 0, b.offset, 0, kv_head, b.id);
-      }
-    } else {
-      // Lane (box · chunks + chunk): the chunks of a block are requested next to each other (one chunk of all blocks
-      // first gave 427 instead of 491 TFLOP/s).
-#pragma unroll
-      for (int first = 0; first < prefill_tile_keys / 8 * S::chunks; first += 32) {
-        const int i = first + lane_;
-        const int box = i / S::chunks;
-        const int id = __shfl_sync(0xffffffffu, b.id, box & 31);
-        const int offset = __shfl_sync(0xffffffffu, b.offset, box & 31);
-        if (box >= b.first && box < b.count) {
-          const int chunk = i % S::chunks;
-          device::tma_load_5d(dst + chunk * S::kv_chunk_bytes + box * chunk_bytes, map, full, 0, offset, chunk, kv_head,
-                              id);
-        }
-      }
+    if (lane_ >= b.first && lane_ < b.count) {
+      device::tma_load_5d(dst + lane_ * box_bytes, map, full, 0, 0, kv_head * a_.loading.head_chunks,
+                          kv_head * a_.loading.head_groups + b.group, b.id);
     }
     __syncwarp();
   }

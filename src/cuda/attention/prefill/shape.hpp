@@ -10,13 +10,6 @@ namespace bifolio::cuda::prefill {
 inline constexpr int num_consumers = 2;  // warpgroups of 64 query rows
 inline constexpr int num_threads = 128 * (1 + num_consumers);
 
-/// How the keys of a tile are arranged in shared memory. A box costs TMA about 120 cycles however small it is, so K and
-/// V take one box per block where that is possible, all 64-element chunks of the head in it: [block][chunk][token][128
-/// bytes]. V is read that way whatever the block size. K needs the rows of a chunk at one stride: `rows` loads it chunk
-/// by chunk, [chunk][key][128 bytes]; `pairs`, for boxes of 16 tokens, takes whole boxes and computes two products of
-/// 64 keys, the first 8 tokens of each block and the last 8.
-enum class key_order { rows, pairs };
-
 /// Bytes from the start of the CTA's shared memory, which is rounded up to 1024 for the swizzle.
 struct shared_layout {
   int q, k, v;   // stages of tiles
@@ -24,19 +17,23 @@ struct shared_layout {
   int bytes;     // of everything, rounding included
 };
 
-template <int HeadDim>
+/// `TileDims`: head_dim rounded up to a compiled width; what is past head_dim is zero in shared memory. A tile of K or
+/// V is [group of 8 tokens][chunk of 64 dims][token of the group][128 bytes], whatever the block size: rows of K are
+/// then at one stride, so are rows of V, and a block of one KV head is one box of a tensor map.
+template <int TileDims>
 struct shape {
-  static constexpr int head_dim = HeadDim;
+  static constexpr int tile_dims = TileDims;
+  static constexpr int tile_keys = prefill_tile_keys(TileDims);
   static constexpr int stages = 2;  // of K and of V
-  static constexpr int q_stages = 2;
-  static constexpr int chunks = HeadDim / 64;     // of 128 bytes in a row
-  static constexpr int q_chunk_bytes = 64 * 128;  // 64 rows of one warpgroup
-  static constexpr int kv_chunk_bytes = prefill_tile_keys * 128;
+  static constexpr int q_stages = TileDims <= 128 ? 2 : 1;
+  static constexpr int chunks = (TileDims + 63) / 64;  // of 128 bytes in a row
+  static constexpr int q_chunk_bytes = 64 * 128;       // 64 rows of one warpgroup
+  static constexpr int group_bytes = chunks * 1024;    // 8 tokens of K or V
   static constexpr int q_bytes = num_consumers * chunks * q_chunk_bytes;
-  static constexpr int kv_bytes = chunks * kv_chunk_bytes;
+  static constexpr int kv_bytes = tile_keys / 8 * group_bytes;
   static constexpr int num_barriers = 2 * q_stages + 4 * stages;
-  static constexpr int score_registers = prefill_tile_keys / 2;  // of a consumer thread
-  static constexpr int out_registers = HeadDim / 2;
+  static constexpr int score_registers = tile_keys / 2;  // of a consumer thread
+  static constexpr int out_registers = TileDims / 2;
 
   [[nodiscard]] static constexpr shared_layout make_shared_layout() noexcept {
     shared_layout l = {};
@@ -47,6 +44,7 @@ struct shape {
     return l;
   }
   static constexpr shared_layout shared = make_shared_layout();
+  static_assert(shared.bytes <= 227 * 1024);
 };
 
 }  // namespace bifolio::cuda::prefill

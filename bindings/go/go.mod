@@ -1,0 +1,3 @@
+module bifolio
+
+go 1.19

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "c/objects.hpp"
+
+#include "common/base/require.hpp"
+
+namespace bifolio::c {
+
+static_assert(static_cast<int>(dtype::f32) == BIFOLIO_F32 && static_cast<int>(dtype::f16) == BIFOLIO_F16 &&
+              static_cast<int>(dtype::bf16) == BIFOLIO_BF16);
+static_assert(static_cast<int>(layout_kind::hnd) == BIFOLIO_HND && static_cast<int>(layout_kind::nhd) == BIFOLIO_NHD &&
+              static_cast<int>(layout_kind::x_split) == BIFOLIO_X_SPLIT);
+
+layout_kind to_layout(std::int32_t kind) {
+  detail::require_between("layout", kind, BIFOLIO_HND, BIFOLIO_X_SPLIT);
+  return static_cast<layout_kind>(kind);
+}
+
+step_batch_view to_view(const bifolio_batch_view& batch) noexcept {
+  return {batch.num_seqs,     batch.num_tokens,         batch.query_start_loc, batch.seq_lens,
+          batch.block_tables, batch.block_table_stride, batch.slot_mapping,    batch.query_positions};
+}
+
+bifolio_batch_view from_view(const step_batch_view& batch) noexcept {
+  return {batch.num_seqs,           0,
+          batch.num_tokens,         batch.query_start_loc,
+          batch.seq_lens,           batch.block_tables,
+          batch.block_table_stride, batch.slot_mapping,
+          batch.query_positions};
+}
+
+kv_code to_k_code(const char* name) { return name == nullptr ? kv_code{} : parse_kv_code(name); }
+kv_code to_v_code(const char* name, const kv_code& of_k) { return name == nullptr ? of_k : parse_kv_code(name); }
+
+attention_spec to_spec(const bifolio_attention_spec* given, const char* name) {
+  const bifolio_attention_spec from = read_struct(given, name);
+  attention_spec spec;
+  spec.num_q_heads = from.num_q_heads;
+  spec.num_kv_heads = from.num_kv_heads;
+  spec.qk_head_dim = from.qk_head_dim;
+  spec.v_head_dim = from.v_head_dim == 0 ? from.qk_head_dim : from.v_head_dim;
+  spec.block_size = from.block_size;
+  spec.q_type = to_dtype(from.q_type);
+  spec.k_code = to_k_code(from.k_code);
+  spec.v_code = to_v_code(from.v_code, spec.k_code);
+  spec.v_in_k = from.v_in_k != 0;
+  spec.out_type = to_dtype(from.out_type);
+  spec.causal = from.causal != 0;
+  spec.window_left = from.window_left;
+  spec.window_right = from.window_right;
+  spec.deterministic = from.deterministic != 0;
+  if (from.implementation != nullptr) spec.implementation = from.implementation;
+  return spec;
+}
+
+attention_params to_params(const bifolio_attention_params* given) {
+  const bifolio_attention_params from = read_struct(given, "params");
+  attention_params params;
+  params.q = to_view(from.q);
+  params.out = to_view(from.out);
+  params.lse = from.lse;
+  if (from.has_scale != 0) params.scale = from.scale;
+  params.soft_cap = from.soft_cap;
+  params.alibi_slopes = from.alibi_slopes;
+  params.sinks = from.sinks;
+  params.bias.data = from.bias;
+  params.bias.type = to_dtype(from.bias_type);
+  params.bias.num_tokens = from.bias_num_tokens;
+  params.bias.num_heads = from.bias_num_heads;
+  params.bias.num_keys = from.bias_num_keys;
+  params.bias.token_stride = from.bias_token_stride;
+  params.bias.head_stride = from.bias_head_stride;
+  return params;
+}
+
+kv_cache_config to_config(const bifolio_manager_config* given) {
+  const bifolio_manager_config from = read_struct(given, "config");
+  kv_cache_config config;
+  config.block_size = from.block_size;
+  config.num_blocks = from.num_blocks;
+  config.watermark = from.watermark;
+  config.sliding_window = from.sliding_window;
+  config.max_sequences = from.max_sequences;
+  config.max_seq_len = from.max_seq_len;
+  config.first_generation = from.first_generation;
+  config.num_host_blocks = from.num_host_blocks;
+  config.prefix.enabled = from.prefix_caching != 0;
+  config.prefix.record_events = from.record_events != 0;
+  config.prefix.deduplicate = from.deduplicate != 0;
+  if (from.has_seed != 0) config.prefix.seed = hash_seed{from.seed_low, from.seed_high};
+  return config;
+}
+
+prompt_of::prompt_of(const bifolio_prompt* given) {
+  const bifolio_prompt from = read_struct(given, "prompt");
+  detail::require_between("retention", from.retention, retention_hint::lowest, retention_hint::highest);
+  const bifolio_extra_key* const extras = array(from.extras, from.num_extras, "extras");
+  for (std::size_t i = 0; i < from.num_extras; ++i) {
+    const auto* const value =
+        static_cast<const std::byte*>(array(extras[i].value, extras[i].num_bytes, "value of an extra key"));
+    extras_.push_back({extras[i].position, extras[i].kind, {value, extras[i].num_bytes}});
+  }
+  view_.tokens = to_ids<token_id>(from.tokens, from.num_tokens, "tokens");
+  view_.scope = {{static_cast<const char*>(array(from.salt, from.salt_bytes, "salt")), from.salt_bytes},
+                 from.adapter_id};
+  view_.extras = extras_;
+  view_.retention = {static_cast<block_level>(from.retention), from.expires_at};
+}
+
+}  // namespace bifolio::c

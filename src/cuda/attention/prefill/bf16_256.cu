@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/attention/prefill/kernel.cuh"
+#include "cuda/attention/prefill/launch.hpp"
+
+namespace bifolio::cuda {
+
+const prefill_entry prefill_bf16_256 = prefill::make_entry<__nv_bfloat16, 256>();
+
+}  // namespace bifolio::cuda

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// Combines the partial results of row tiles that were computed in parts: a warp takes a row, and adds its parts in the
+// order of their keys. Launched after the kernel that wrote them; without partial results there is nothing to do.
+
+#include <cstdint>
+
+#include "cuda/attention/prefill/args.hpp"
+#include "cuda/attention/prefill/launch.hpp"
+#include "cuda/attention/prefill/results.cuh"
+#include "cuda/device/float16_types.cuh"
+#include "cuda/device/ptx.cuh"
+
+namespace bifolio::cuda {
+namespace prefill {
+namespace {
+
+constexpr int combine_threads = 256;
+constexpr int combine_batch = 8;  // partial results that a lane loads at once
+
+/// One row of a row tile in parts.
+template <class T>
+class row_combine {
+ public:
+  __device__ __forceinline__ row_combine(const prefill_args& args, const prefill_split_output& output, int row)
+      : a_(args), partials_(args), output_(output), row_(row), lane_(static_cast<int>(threadIdx.x) & 31) {}
+
+  __device__ __forceinline__ void run(const prefill_work_tile& work) const {
+    const int half = row_ / prefill_half_rows;
+    const int of_half = (row_ - half * prefill_half_rows) / a_.packed_heads;
+    const int token = (2 * work.row_tile + half) * a_.tokens_per_half + of_half;
+    if (of_half >= a_.tokens_per_half || token >= work.query_len) return;
+    const int head = work.head + row_ - half * prefill_half_rows - of_half * a_.packed_heads;
+
+    const float* const sink = a_.sinks != nullptr ? a_.sinks + head : nullptr;
+    const std::int64_t at = work.query_start + token;
+    T* const out = static_cast<T*>(a_.out) + at * a_.out_token_stride + head * a_.out_head_stride;
+    for (int column = lane_ * 4; column < a_.head_dim; column += 128) {
+      float4 x;
+      const finished_row finished(values(column, x), sink);
+      uint2 packed;
+      packed.x = device::pack<T>(x.x * finished.factor, x.y * finished.factor);
+      packed.y = device::pack<T>(x.z * finished.factor, x.w * finished.factor);
+      *reinterpret_cast<uint2*>(out + column) = packed;
+      if (a_.lse != nullptr && column == 0) a_.lse[at * a_.num_q_heads + head] = finished.lse;
+    }
+  }
+
+ private:
+  // A part of a row may have no key that the row attends to.
+  [[nodiscard]] __device__ __forceinline__ static float weight(float max, float top) {
+    return max == -INFINITY ? 0.0f : device::exp2_fast(max - top);
+  }
+
+  // Four columns of the sum of all parts, and their maxima and sums as one.
+  [[nodiscard]] __device__ __forceinline__ row_sums values(int column, float4& total) const {
+    row_sums row = {-INFINITY, 0};
+    total = make_float4(0, 0, 0, 0);
+    for (int base = 0; base < output_.num_partials; base += combine_batch) {
+      float2 sums[combine_batch];
+      float4 o[combine_batch];
+#pragma unroll
+      for (int i = 0; i < combine_batch; ++i) {  // all loads of a batch are issued before the first is used
+        // Past the end: the last one again, with no weight.
+        const int partial = output_.first_partial + min(base + i, output_.num_partials - 1);
+        sums[i] = __ldcg(partials_.sums(partial, row_));
+        o[i] = __ldcg(reinterpret_cast<const float4*>(partials_.row(partial, row_) + column));
+      }
+      float top = row.max;
+#pragma unroll
+      for (int i = 0; i < combine_batch; ++i) top = fmaxf(top, sums[i].x);
+      const float keep = weight(row.max, top);
+      row = {top, row.sum * keep};
+      total = make_float4(total.x * keep, total.y * keep, total.z * keep, total.w * keep);
+#pragma unroll
+      for (int i = 0; i < combine_batch; ++i) {
+        if (base + i >= output_.num_partials) continue;
+        const float w = weight(sums[i].x, top);
+        row.sum = fmaf(sums[i].y, w, row.sum);
+        total.x = fmaf(o[i].x, w, total.x);
+        total.y = fmaf(o[i].y, w, total.y);
+        total.z = fmaf(o[i].z, w, total.z);
+        total.w = fmaf(o[i].w, w, total.w);
+      }
+    }
+    return row;
+  }
+
+  const prefill_args& a_;
+  partial_results partials_;
+  prefill_split_output output_;
+  int row_, lane_;
+};
+
+template <class T>
+__global__ void __launch_bounds__(combine_threads) combine_kernel(const __grid_constant__ prefill_args args) {
+  device::grid_dependency_launch();
+  // The plan was uploaded before the kernel ahead of this one started; the partial results are that kernel's.
+  const int num_rows = args.metadata.header->num_split_outputs * prefill_tile_rows;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int num_warps = static_cast<int>(gridDim.x) * (combine_threads / 32);
+  bool waited = false;
+  for (int n = static_cast<int>(blockIdx.x) + warp * static_cast<int>(gridDim.x); n < num_rows; n += num_warps) {
+    const prefill_split_output output = args.metadata.split_outputs[n / prefill_tile_rows];
+    const prefill_work_tile work = args.metadata.work_tiles[output.work_tile];
+    if (!waited) device::grid_dependency_wait();
+    waited = true;
+    row_combine<T>(args, output, n % prefill_tile_rows).run(work);
+  }
+  if (!waited) device::grid_dependency_wait();
+}
+
+}  // namespace
+}  // namespace prefill
+
+cudaError_t launch_prefill_combine(const runtime_api& api, const prefill_args& args, const device_numbers& device,
+                                   cudaStream_t stream) noexcept {
+  // Every SM has room for several; which is the same for all steps of a plan.
+  constexpr unsigned ctas_per_sm = 4;
+  const auto kernel =
+      args.kv_type == dtype::f16 ? prefill::combine_kernel<__half> : prefill::combine_kernel<__nv_bfloat16>;
+  return launch(api, kernel, dim3(ctas_per_sm * static_cast<unsigned>(device.num_sms)), dim3(prefill::combine_threads),
+                0, stream, device.dependent_launch, args);
+}
+
+}  // namespace bifolio::cuda

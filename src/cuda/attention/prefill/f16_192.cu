@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/attention/prefill/kernel.cuh"
+#include "cuda/attention/prefill/launch.hpp"
+
+namespace bifolio::cuda {
+
+const prefill_entry prefill_f16_192 = prefill::make_entry<__half, 192>();
+
+}  // namespace bifolio::cuda

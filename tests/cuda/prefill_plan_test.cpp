@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+// The work tiles of prefill: every KV tile of every row tile and head is in exactly one of them, partial results are
+// numbered in the order of their keys, buffers hold whatever is planned, and the SMs are busy.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <queue>
+#include <random>
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include "cuda/attention/prefill/plan.hpp"
+#include "support/random.hpp"
+
+using namespace bifolio;
+using namespace bifolio::test;
+
+namespace {
+
+struct step {
+  attention_spec spec;
+  std::int32_t tile_keys = 0;
+  std::vector<std::int32_t> starts{0};
+  std::vector<std::int32_t> lens;
+  std::int32_t num_sms = 132;
+  cuda::prefill_plan planned;
+
+  step(std::int32_t group, std::int32_t kv_heads, std::int32_t head_dim = 128) {
+    spec.num_q_heads = group * kv_heads;
+    spec.num_kv_heads = kv_heads;
+    spec.qk_head_dim = spec.v_head_dim = head_dim;
+    spec.block_size = 16;
+    tile_keys = cuda::prefill_tile_keys(cuda::prefill_tile_dims(head_dim));
+  }
+  step& add(std::int32_t query_len, std::int32_t seq_len, int count = 1) {
+    for (int i = 0; i < count; ++i) {
+      starts.push_back(starts.back() + query_len);
+      lens.push_back(seq_len);
+    }
+    return *this;
+  }
+  [[nodiscard]] cuda::plan_input input() const {
+    cuda::plan_input in;
+    in.spec = spec;
+    in.num_seqs = static_cast<std::int32_t>(lens.size());
+    in.query_start_loc = starts.data();
+    in.seq_lens = lens.data();
+    in.num_tokens = starts.back();
+    in.device.num_sms = num_sms;
+    in.device.l2_bytes = std::size_t{60} << 20;
+    return in;
+  }
+  step& plan() {
+    planned.seqs.clear();
+    for (std::int32_t seq = 0; seq < static_cast<std::int32_t>(lens.size()); ++seq) {
+      if (query_len(seq) > 0) planned.seqs.push_back(seq);
+    }
+    cuda::plan_prefill(input(), planned);
+    return *this;
+  }
+  [[nodiscard]] std::int32_t query_len(std::int32_t seq) const {
+    const auto i = static_cast<std::size_t>(seq);
+    return starts[i + 1] - starts[i];
+  }
+  [[nodiscard]] bool has_shares() const { return planned.header.heads_in_group == 0; }
+
+  /// What the n-th item is on the device.
+  [[nodiscard]] cuda::prefill_work_tile item(std::int32_t n, const cuda::prefill_metadata& m) const {
+    if (has_shares()) return m.work_tiles[n];
+    const cuda::prefill_place place = cuda::prefill_place_of(*m.header, n);
+    cuda::prefill_work_tile work = m.work_tiles[place.entry];
+    work.head = place.head * planned.packing.heads;
+    return work;
+  }
+  /// The metadata as a kernel finds it on the device.
+  [[nodiscard]] std::vector<std::byte> metadata() const {
+    std::vector<std::byte> bytes(
+        cuda::prefill_metadata_bytes(static_cast<std::int64_t>(planned.work_tiles.size()), num_sms));
+    cuda::write_metadata(planned, num_sms, bytes.data());
+    return bytes;
+  }
+
+  /// Share of the SMs' time in which they have KV tiles to process, until the last one has none. A tile costs 8, and 5
+  /// where the rows are in one half.
+  [[nodiscard]] double busy() const {
+    const std::vector<std::byte> bytes = metadata();
+    const cuda::prefill_metadata m = cuda::prefill_metadata_at(bytes.data(), num_sms);
+    std::int64_t total = 0;
+    std::int64_t last = 0;
+    const auto tiles_of = [&](std::int32_t n) {
+      const cuda::prefill_work_tile work = item(n, m);
+      const std::int32_t tokens = work.query_len - work.row_tile * 2 * planned.packing.tokens_per_half;
+      return (std::int64_t{work.tile_end} - work.tile_begin) * (tokens <= planned.packing.tokens_per_half ? 5 : 8);
+    };
+    if (has_shares()) {
+      for (std::int32_t cta = 0; cta < num_sms; ++cta) {
+        std::int64_t share = 0;
+        for (std::int32_t n = m.ctas[cta].next - 1; n < m.ctas[cta].end; ++n) share += tiles_of(n);
+        total += share;
+        last = std::max(last, share);
+      }
+    } else {
+      // Each CTA takes the next one when it is ready.
+      std::priority_queue<std::int64_t, std::vector<std::int64_t>, std::greater<>> ready;
+      for (std::int32_t cta = 0; cta < num_sms; ++cta) ready.push(0);
+      for (std::int32_t n = 0; n < m.header->num_items; ++n) {
+        const std::int64_t end = ready.top() + tiles_of(n);
+        ready.pop();
+        ready.push(end);
+        total += tiles_of(n);
+        last = std::max(last, end);
+      }
+    }
+    return static_cast<double>(total) / static_cast<double>(last * num_sms);
+  }
+};
+
+/// Every token and head has a row; every KV tile that a row tile attends to is in one work tile of it.
+void check_plan(const step& s) {
+  const std::vector<std::byte> bytes = s.metadata();
+  const cuda::prefill_metadata m = cuda::prefill_metadata_at(bytes.data(), s.num_sms);
+  const cuda::prefill_plan& plan = s.planned;
+  CHECK(m.header->num_split_outputs < std::max(s.num_sms, 2));
+  CHECK(plan.num_partials <= cuda::prefill_max_partials(s.num_sms));
+  // CTAs have consecutive shares, or begin with consecutive items.
+  std::int32_t end = 0;
+  for (std::int32_t cta = 0; cta < s.num_sms; ++cta) {
+    const cuda::prefill_cta& mine = m.ctas[cta];
+    const std::int32_t first = s.has_shares() ? mine.next - 1 : cta;
+    const std::int32_t own_end = s.has_shares() ? mine.end : m.header->num_items;
+    if (s.has_shares()) {
+      CHECK(first == end);
+      CHECK(first <= mine.end);
+    } else {
+      CHECK(mine.next == -1);
+      CHECK(mine.end == m.header->num_items);
+    }
+    end = own_end;
+    CHECK((mine.first.seq >= 0) == (first < own_end));
+    if (first >= own_end) continue;
+    const cuda::prefill_work_tile wanted = s.item(first, m);
+    CHECK(std::memcmp(&mine.first, &wanted, sizeof(wanted)) == 0);
+  }
+  CHECK(end == m.header->num_items);
+
+  struct part {
+    std::int32_t begin, end, partial;
+  };
+  std::map<std::tuple<std::int32_t, std::int32_t, std::int32_t>, std::vector<part>> parts;
+  for (std::int32_t n = 0; n < m.header->num_items; ++n) {
+    const cuda::prefill_work_tile work = s.item(n, m);
+    REQUIRE(work.seq >= 0);
+    CHECK(work.seq_len == s.lens[static_cast<std::size_t>(work.seq)]);
+    CHECK(work.query_start == s.starts[static_cast<std::size_t>(work.seq)]);
+    CHECK(work.query_len == s.query_len(work.seq));
+    parts[{work.seq, work.row_tile, work.head}].push_back({work.tile_begin, work.tile_end, work.partial});
+  }
+  const std::int32_t tokens_per_tile = 2 * plan.packing.tokens_per_half;
+  CHECK(plan.packing.tokens_per_half * plan.packing.heads <= cuda::prefill_half_rows);
+  const std::int32_t group = s.spec.num_q_heads / s.spec.num_kv_heads;
+  CHECK((plan.packing.heads == 1 || plan.packing.heads == group));
+  std::size_t expected = 0;
+  std::set<std::int32_t> partials;
+  for (const std::int32_t seq : plan.seqs) {
+    for (std::int32_t tile = 0; tile * tokens_per_tile < s.query_len(seq); ++tile) {
+      // Key by key, as no formula of the planner does it.
+      const std::int32_t seq_len = s.lens[static_cast<std::size_t>(seq)];
+      std::vector<bool> needed(static_cast<std::size_t>(seq_len / s.tile_keys + 1));
+      const std::int32_t last = std::min(s.query_len(seq), (tile + 1) * tokens_per_tile) - 1;
+      for (const std::int32_t token : {tile * tokens_per_tile, last}) {
+        const std::int64_t position = std::int64_t{seq_len} - s.query_len(seq) + token;
+        for (std::int32_t key = 0; key < seq_len; ++key) {
+          if (s.spec.causal && key > position) continue;
+          if (!s.spec.causal && s.spec.window_right >= 0 && key > position + s.spec.window_right) continue;
+          if (s.spec.window_left >= 0 && key < position - s.spec.window_left) continue;
+          needed[static_cast<std::size_t>(key / s.tile_keys)] = true;
+        }
+      }
+      for (std::int32_t head = 0; head < s.spec.num_q_heads; head += plan.packing.heads) {
+        const auto found = parts.find({seq, tile, head});
+        REQUIRE(found != parts.end());
+        ++expected;
+        const std::vector<part>& here = found->second;
+        const bool in_parts = here.size() > 1;
+        for (std::size_t i = 0; i < here.size(); ++i) {
+          if (i > 0) CHECK(here[i].begin == here[i - 1].end);
+          CHECK((here[i].partial >= 0) == in_parts);
+          if (in_parts) {
+            CHECK(here[i].begin < here[i].end);
+            CHECK(here[i].partial == here[0].partial + static_cast<std::int32_t>(i));
+            CHECK(partials.insert(here[i].partial).second);
+          }
+        }
+        for (std::size_t i = 0; i < needed.size(); ++i) {
+          const auto t = static_cast<std::int32_t>(i);
+          if (needed[i]) CHECK((here.front().begin <= t && t < here.back().end));
+        }
+        if (here.front().begin < here.back().end) {
+          CHECK(needed[static_cast<std::size_t>(here.front().begin)]);
+          CHECK(needed[static_cast<std::size_t>(here.back().end) - 1]);
+        }
+      }
+    }
+  }
+  CHECK(parts.size() == expected);
+  CHECK(static_cast<std::int32_t>(partials.size()) == plan.num_partials);
+  CHECK((partials.empty() || *partials.rbegin() == plan.num_partials - 1));
+  CHECK(plan.combines == !partials.empty());
+  std::int32_t next = 0;
+  for (std::int32_t i = 0; i < m.header->num_split_outputs; ++i) {
+    const cuda::prefill_split_output& output = m.split_outputs[i];
+    CHECK(output.first_partial == next);
+    CHECK(output.num_partials > 1);
+    next += output.num_partials;
+    CHECK(m.work_tiles[output.work_tile].partial == output.first_partial);
+  }
+  CHECK(next == plan.num_partials);
+}
+
+}  // namespace
+
+TEST_CASE("every KV tile that rows of prefill attend to is in one work tile") {
+  std::mt19937_64 random(test_seed());
+  CAPTURE(seed_note());
+  const auto below = [&](std::uint64_t n) { return static_cast<std::int32_t>(random() % n); };
+  int with_shares = 0;
+  int with_partials = 0;
+  for (int round = 0; round < 300; ++round) {
+    const std::int32_t head_dims[] = {64, 80, 128, 192, 256};
+    step s(1 + below(below(4) == 0 ? 80 : 9), 1 + below(8), head_dims[below(5)]);
+    s.num_sms = 1 + below(140);
+    s.spec.causal = below(3) != 0;
+    if (below(3) == 0) s.spec.window_left = below(2000);
+    if (below(3) == 0) s.spec.window_right = below(100);
+    const int num_seqs = 1 + below(below(3) == 0 ? 40 : 4);
+    for (int i = 0; i < num_seqs; ++i) {
+      const std::int32_t query_len = below(4) == 0 ? below(600) : below(40);
+      s.add(query_len, query_len + below(below(2) == 0 ? 6000 : 300));
+    }
+    s.plan();
+    check_plan(s);
+    with_shares += s.has_shares();
+    with_partials += s.planned.num_partials > 0;
+    const cuda::step_limits limits{num_seqs, s.starts.back(), 1 << 20};
+    CHECK(static_cast<std::int64_t>(s.planned.work_tiles.size()) <=
+          cuda::max_prefill_work_tiles(s.spec, limits, s.num_sms));
+  }
+  CHECK(with_shares > 30);
+  CHECK(with_shares < 270);
+  CHECK(with_partials > 30);
+}
+
+TEST_CASE("prefill keeps at least 0.97 of 132 SMs busy") {
+  struct shape {
+    std::int32_t group, kv_heads, query_len, seq_len;
+    int batch;
+  };
+  for (const shape& c :
+       {shape{4, 8, 8192, 8192, 1}, shape{1, 32, 8192, 8192, 1}, shape{1, 16, 8192, 8192, 1},
+        shape{1, 8, 8192, 8192, 1}, shape{1, 32, 4096, 4096, 1}, shape{1, 32, 2048, 2048, 8},
+        shape{4, 8, 2048, 2048, 8}, shape{8, 8, 8192, 8192, 1}, shape{5, 8, 8192, 8192, 1}, shape{6, 8, 8192, 8192, 1},
+        shape{7, 4, 8192, 8192, 1}, shape{4, 8, 512, 8192, 8}, shape{5, 8, 512, 8192, 1}, shape{6, 8, 512, 8192, 1},
+        shape{7, 8, 512, 8192, 1}, shape{8, 8, 512, 8192, 1}, shape{4, 8, 512, 8192, 1}}) {
+    step s(c.group, c.kv_heads);
+    s.add(c.query_len, c.seq_len, c.batch).plan();
+    CAPTURE(c.group);
+    CAPTURE(c.kv_heads);
+    CAPTURE(c.query_len);
+    CAPTURE(c.batch);
+    CAPTURE(s.has_shares());
+    CHECK(s.busy() >= 0.97);
+  }
+}
+
+TEST_CASE("a few tokens on a long context are cut over all SMs") {
+  for (const std::int32_t tokens : {5, 16, 17, 32, 33, 64, 128, 129, 256}) {
+    step s(4, 8);
+    s.add(tokens, 32768).plan();
+    CAPTURE(tokens);
+    CHECK(s.has_shares());
+    CHECK(s.planned.num_partials > 0);
+    CHECK(s.busy() >= 0.9);
+    check_plan(s);
+  }
+}
+
+TEST_CASE("heads of a group share row tiles, one at a time where that leaves fewer rows unused") {
+  CHECK(step(4, 2).add(100, 100).plan().planned.packing.heads == 4);
+  CHECK(step(5, 2).add(3, 5000).plan().planned.packing.heads == 5);
+  CHECK(step(5, 2).add(4096, 4096).plan().planned.packing.heads == 1);
+  CHECK(step(64, 1).add(100, 100).plan().planned.packing.tokens_per_half == 1);
+  CHECK(step(65, 1).add(100, 100).plan().planned.packing.heads == 1);
+}

@@ -5,10 +5,13 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <sstream>
 #include <string>
 
 #include "tools/common/escape.hpp"
 #include "tools/common/json.hpp"
+#include "tools/common/program.hpp"
+#include "tools/common/report_compare.hpp"
 #include "tools/common/utf8.hpp"
 #include "xml_flaw.hpp"
 
@@ -218,4 +221,70 @@ TEST_CASE("an excerpt of a JSON value is short and flat whatever the value is") 
   std::string many = "[0";
   for (int i = 0; i < 100000; ++i) many += ",0";
   CHECK(of(many + "]") == many.substr(0, 60) + "...");
+}
+
+TEST_CASE("a report says the same in every format, and what is constant stands above its table") {
+  report said;
+  said.fact("cpu", "a \x1b[31m chip");
+  for (const std::int64_t batch : {1, 8, 64}) {
+    said.add({{"op", std::string("de|code")},
+              {"layout", std::string("hnd")},
+              {"batch", batch},
+              {"us", 0.5 * static_cast<double>(batch)}});
+  }
+  said.add({{"op", std::string("other")}, {"ns", 3.25}});
+  const auto text_in = [&](output_format format) {
+    std::ostringstream out;
+    said.print(out, format);
+    return out.str();
+  };
+  const std::string md = text_in(output_format::md);
+  CHECK(md.find("In all rows: op de|code, layout hnd\n") != md.npos);
+  CHECK(md.find("|     8 |   4 |") != md.npos);
+  CHECK(md.find("| other | 3.25 |") != md.npos);
+  CHECK(md.find('\x1b') == md.npos);
+  const std::string csv = text_in(output_format::csv);
+  CHECK(csv.find("op,layout,batch,us\nde|code,hnd,1,0.5\n") != csv.npos);
+  CHECK(csv.find("\nop,ns\nother,3.25\n") != csv.npos);
+  const nlohmann::json whole = nlohmann::json::parse(text_in(output_format::json));
+  CHECK(whole["rows"].size() == 4);
+  CHECK(whole["rows"][1]["batch"].is_number_integer());
+  CHECK(whole["rows"][1]["us"] == 4.0);
+  std::istringstream lines(text_in(output_format::jsonl));
+  std::string line;
+  std::getline(lines, line);
+  CHECK(nlohmann::json::parse(line).contains("machine"));
+  for (std::size_t i = 0; i < 4; ++i) {
+    REQUIRE(std::getline(lines, line));
+    CHECK(nlohmann::json::parse(line) == whole["rows"][i]);
+  }
+  CHECK_THROWS_WITH_AS((void)parse_output_format("xml"), "--format is 'xml', allowed are md, csv, json, jsonl",
+                       input_error);
+}
+
+TEST_CASE("repeats become medians with their spread, and a report from before stands next to the figures") {
+  std::vector<report> runs(3);
+  const double figures[] = {12, 10, 11};
+  for (std::size_t i = 0; i < 3; ++i) {
+    runs[i].add({{"op", std::string("a")}, {"us", figures[i]}, {"gb_s", 100 / figures[i]}});
+    if (i > 0) runs[i].add({{"op", std::string("only sometimes")}, {"us", 1.0}, {"gb_s", 1.0}});
+  }
+  const report merged = median_of(runs);
+  REQUIRE(merged.rows().size() == 1);
+  CHECK(std::get<double>(merged.rows()[0][1].second) == 11);
+  CHECK(merged.rows()[0].back().first == "spread_percent");
+  CHECK(std::get<double>(merged.rows()[0].back().second) == doctest::Approx(200.0 / 11));
+
+  std::ostringstream json;
+  runs[1].print(json, output_format::json);
+  const report next = compared(runs[0], json.str(), "old.json");
+  CHECK(std::get<double>(next.rows()[0][3].second) == 10);
+  CHECK(std::get<double>(next.rows()[0][4].second) == doctest::Approx(1.2));
+  report other;
+  other.add({{"op", std::string("b")}, {"us", 1.0}});
+  CHECK(std::get<std::string>(compared(other, json.str(), "old.json").rows()[0].back().second).empty());
+  for (const char* wrong : {"", "{}", "[1]", "{\"rows\": 3", "{\"row\": []}"}) {
+    CAPTURE(wrong);
+    CHECK_THROWS_AS((void)compared(other, wrong, "old.json"), input_error);
+  }
 }

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <ostream>
+#include <span>
 
 #include "tools/common/escape.hpp"
 #include "tools/common/program.hpp"
@@ -21,50 +22,88 @@ std::string to_text(const report_cell& value) {
 
 namespace {
 
-void print_md(std::ostream& out, const std::vector<std::pair<std::string, std::string>>& facts,
-              const std::vector<report_row>& rows) {
-  for (const auto& [name, value] : facts) out << "- " << name << ": " << printable_line(value) << '\n';
-  if (rows.empty()) return;
+/// The rows from `first` on that name the same columns.
+std::span<const report_row> table_at(const std::vector<report_row>& rows, std::size_t first) {
+  const auto is_same = [](const auto& a, const auto& b) { return a.first == b.first; };
+  std::size_t end = first + 1;
+  while (end < rows.size() && std::ranges::equal(rows[first], rows[end], is_same)) ++end;
+  return std::span(rows).subspan(first, end - first);
+}
+
+void print_md_table(std::ostream& out, std::span<const report_row> rows) {
+  std::vector<std::size_t> columns;
+  std::string constants;
+  for (std::size_t i = 0; i < rows[0].size(); ++i) {
+    const std::string value = to_text(rows[0][i].second);
+    const auto has_it = [&](const report_row& r) { return to_text(r[i].second) == value; };
+    if (rows.size() > 2 && std::ranges::all_of(rows, has_it)) {
+      constants +=
+          (constants.empty() ? "" : ", ") + rows[0][i].first + ' ' + (value.empty() ? "-" : printable_line(value));
+    } else {
+      columns.push_back(i);
+    }
+  }
+  if (!constants.empty()) out << "\nIn all rows: " << constants << '\n';
   std::vector<std::size_t> widths;
-  for (const auto& [name, value] : rows[0]) {
-    std::size_t width = std::max<std::size_t>(name.size(), 3);
-    for (const report_row& r : rows) width = std::max(width, md_cell(to_text(r[widths.size()].second)).size());
+  for (const std::size_t i : columns) {
+    std::size_t width = std::max<std::size_t>(rows[0][i].first.size(), 3);
+    for (const report_row& r : rows) width = std::max(width, md_cell(to_text(r[i].second)).size());
     widths.push_back(width);
   }
-  out << '\n' << '|';
-  for (std::size_t i = 0; i < widths.size(); ++i) {
-    out << ' ' << rows[0][i].first << std::string(widths[i] - rows[0][i].first.size(), ' ') << " |";
+  const auto is_text = [&](std::size_t i) {
+    return std::ranges::all_of(rows,
+                               [&](const report_row& r) { return std::holds_alternative<std::string>(r[i].second); });
+  };
+  out << "\n|";
+  for (std::size_t k = 0; k < columns.size(); ++k) {
+    const std::string& name = rows[0][columns[k]].first;
+    out << ' ' << name << std::string(widths[k] - name.size(), ' ') << " |";
   }
   out << "\n|";
-  for (const std::size_t width : widths) out << std::string(width + 1, '-') << ":|";
+  for (std::size_t k = 0; k < columns.size(); ++k) {
+    out << std::string(widths[k] + 1, '-') << (is_text(columns[k]) ? "-|" : ":|");
+  }
   out << '\n';
   for (const report_row& r : rows) {
     out << '|';
-    for (std::size_t i = 0; i < widths.size(); ++i) {
-      const std::string text = md_cell(to_text(r[i].second));
-      out << ' ' << std::string(widths[i] - text.size(), ' ') << text << " |";
+    for (std::size_t k = 0; k < columns.size(); ++k) {
+      const std::string text = md_cell(to_text(r[columns[k]].second)), space(widths[k] - text.size(), ' ');
+      out << ' ' << (is_text(columns[k]) ? text + space : space + text) << " |";
     }
     out << '\n';
+  }
+}
+
+void print_md(std::ostream& out, const std::vector<std::pair<std::string, std::string>>& facts,
+              const std::vector<report_row>& rows) {
+  for (const auto& [name, value] : facts) out << "- " << name << ": " << printable_line(value) << '\n';
+  for (std::size_t first = 0; first < rows.size();) {
+    const std::span<const report_row> table = table_at(rows, first);
+    print_md_table(out, table);
+    first += table.size();
   }
 }
 
 void print_csv(std::ostream& out, const std::vector<std::pair<std::string, std::string>>& facts,
                const std::vector<report_row>& rows) {
   for (const auto& [name, value] : facts) out << "# " << name << ": " << printable_line(value) << '\n';
-  if (rows.empty()) return;
-  const char* separator = "";
-  for (const auto& [name, value] : rows[0]) {
-    out << separator << csv_cell(name);
-    separator = ",";
-  }
-  out << '\n';
-  for (const report_row& r : rows) {
-    separator = "";
-    for (const auto& [name, value] : r) {
-      out << separator << csv_cell(to_text(value));
+  for (std::size_t first = 0; first < rows.size();) {
+    const std::span<const report_row> table = table_at(rows, first);
+    const char* separator = first > 0 ? "\n" : "";
+    for (const auto& [name, value] : table[0]) {
+      out << separator << csv_cell(name);
       separator = ",";
     }
     out << '\n';
+    for (const report_row& r : table) {
+      separator = "";
+      for (const auto& [name, value] : r) {
+        out << separator << csv_cell(to_text(value));
+        separator = ",";
+      }
+      out << '\n';
+    }
+    first += table.size();
   }
 }
 

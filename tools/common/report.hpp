@@ -5,6 +5,7 @@
 /// line. Numbers are numbers in JSON. A table is aligned for a terminal.
 
 #include <cstdint>
+#include <functional>
 #include <iosfwd>
 #include <string>
 #include <string_view>
@@ -29,16 +30,24 @@ class report {
  public:
   /// One fact for the header, e.g. ("cpu", "…").
   void fact(std::string name, std::string value) { facts_.emplace_back(std::move(name), std::move(value)); }
-  /// All rows name the same columns in the same order.
-  void add(report_row cells) { rows_.push_back(std::move(cells)); }
+  /// Rows that name the same columns, one after another, are one table.
+  void add(report_row cells) {
+    rows_.push_back(std::move(cells));
+    if (on_add_) on_add_(rows_.back());
+  }
+  /// Is called with every row that is added; for progress.
+  void watch(std::function<void(const report_row&)> on_add) { on_add_ = std::move(on_add); }
   [[nodiscard]] const std::vector<report_row>& rows() const noexcept { return rows_; }
-  /// md: facts as a list, rows as a table; csv: facts as `# name: value` lines; json: {"machine": {…}, "rows": […]};
-  /// jsonl: a line {"machine": {…}}, unless there are no facts, then a line for each row.
+  [[nodiscard]] const std::vector<std::pair<std::string, std::string>>& facts() const noexcept { return facts_; }
+  /// md: facts as a list, rows as tables, above each of which stands what is the same in all its rows; csv: facts as `#
+  /// name: value` lines; json: {"machine": {…}, "rows": […]}; jsonl: a line {"machine": {…}}, unless there are no
+  /// facts, then a line for each row.
   void print(std::ostream& out, output_format format) const;
 
  private:
   std::vector<std::pair<std::string, std::string>> facts_;
   std::vector<report_row> rows_;
+  std::function<void(const report_row&)> on_add_;
 };
 
 /// As in a table.

@@ -59,6 +59,7 @@ void accuracy_judge::add(const attention_options& options, const dense_sequence&
   const double underflow = static_cast<double>(test::smallest_subnormal(gates_.out_type)) +
                            (length + 2) * (0x1p-149 + gates_.numbers.flushed[kv]);
 
+  num_rows_ += seq.query_len * options.num_q_heads;
   for (std::int64_t t = 0; t < seq.query_len; ++t) {
     for (std::int64_t h = 0; h < options.num_q_heads; ++h) {
       const auto row = static_cast<std::size_t>(t * options.num_q_heads + h);
@@ -136,7 +137,10 @@ std::string accuracy_judge::problem() const {
     std::snprintf(line, sizeof line, "%s%s %.3g, allowed %.3g", text.empty() ? "" : "; ", what, got, allowed);
     text += line;
   };
-  const double ceiling = nmse_ceiling(gates_.out_type) + gates_.other_nmse;
+  // A mean over one row is that of a few large probabilities, whose rounding a cancelling sum magnifies: with a bias
+  // one row in 400 of bf16 exceeds the ceiling by a tenth, on any shape; none of 1200 by half.
+  const double few_rows = 1 + 1 / static_cast<double>(std::max<std::int64_t>(num_rows_, 1));
+  const double ceiling = nmse_ceiling(gates_.out_type) * few_rows + gates_.other_nmse;
   if (!within(nmse(), ceiling)) append("normalised mean square error", nmse(), ceiling);
   if (!within(scalar_share(), 4)) append("largest error over that of the plain scalar kernel", scalar_share(), 4);
   return text;

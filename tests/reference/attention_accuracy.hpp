@@ -59,6 +59,7 @@ class accuracy_judge {
   accuracy_gates gates_;
   std::string first_problem_;
   std::int64_t num_problems_ = 0;
+  std::int64_t num_rows_ = 0;
   double worst_share_ = 0;
   double squared_error_ = 0;
   double squared_value_ = 0;

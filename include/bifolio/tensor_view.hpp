@@ -46,7 +46,8 @@ template <class Void>
 /// `template <> inline constexpr dtype bifolio::element_type<__half> = dtype::f16;`.
 template <class Element>
 inline constexpr dtype element_type = dtype_of<Element>;
-#if defined(__FLT16_MAX__) && !defined(__CUDACC__)
+// GCC 12 has it in C++ on x86 alone, and the macro elsewhere too.
+#if defined(__FLT16_MAX__) && !defined(__CUDACC__) && (defined(__x86_64__) || defined(__clang__) || __GNUC__ >= 13)
 __extension__ template <>
 inline constexpr dtype element_type<_Float16> = dtype::f16;
 #endif

@@ -87,7 +87,10 @@ bifolio_status bifolio_backend_health(bifolio_backend backend) {
 }
 
 bifolio_status bifolio_backend_allocate(bifolio_backend backend, size_t num_bytes, void** out) {
-  return done([&] { at(out, "out") = get<backend_object>(backend).device->memory().allocate(num_bytes, 64); });
+  return done([&] {
+    void*& to = at(out, "out");  // refused before memory is taken
+    to = get<backend_object>(backend).device->memory().allocate(num_bytes, 64);
+  });
 }
 
 bifolio_status bifolio_backend_free(bifolio_backend backend, void* pointer, size_t num_bytes) {

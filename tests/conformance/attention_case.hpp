@@ -110,10 +110,10 @@ struct attention_contents {
   explicit attention_contents(const attention_case& the_case);
 
   struct sequence {
-    std::vector<float> q;                 ///< [query_len, num_q_heads, head_dim]
-    std::vector<float> k;                 ///< [seq_len, num_kv_heads, head_dim]
-    std::vector<float> v;                 ///< [seq_len, num_kv_heads, v_head_dim]
-    std::vector<float> bias;              ///< [query_len, num_q_heads, seq_len], or empty
+    std::vector<float> q;                     ///< [query_len, num_q_heads, head_dim]
+    std::vector<float> k;                     ///< [seq_len, num_kv_heads, head_dim]
+    std::vector<float> v;                     ///< [seq_len, num_kv_heads, v_head_dim]
+    std::vector<float> bias;                  ///< [query_len, num_q_heads, seq_len], or empty
     std::vector<float> k_given{}, v_given{};  ///< K and V before they are stored, with codes
   };
   std::vector<sequence> seqs;

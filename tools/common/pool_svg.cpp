@@ -53,7 +53,8 @@ std::string style_sheet() {
          "}@media(prefers-color-scheme:dark){svg{--free:#262626;--cached:#5a5a5a;--shared:#f5f5f5;--over:#161616;"
          "--ink:#e8e8e8;--paper:#161616}}"
          ".p{fill:var(--paper)}text{fill:var(--ink)}.m{font-size:10px;text-anchor:middle;fill:#202020}"
-         ".o{fill:var(--over)}.a{animation-timing-function:step-end;animation-iteration-count:infinite}.h{visibility:hidden}"
+         ".o{fill:var(--over)}.a{animation-timing-function:step-end;animation-iteration-count:infinite}.h{visibility:"
+         "hidden}"
          "@media(prefers-reduced-motion:reduce){.a{animation:none!important}}";
 }
 

@@ -3,12 +3,12 @@
 
 /// The instruction sets that CPU kernels are compiled for: the only list of them. The enum and its names
 /// (bifolio/cpu.hpp), the choice at run time (src/cpu/isa.cpp) and the build (cmake/BifolioIsa.cmake reads this file)
-/// follow it. What a new one takes besides its row: its line of compiler flags in cmake/BifolioIsa.cmake, and its part of
-/// src/cpu/kernels/simd/ where its vectors differ.
+/// follow it. What a new one takes besides its row: its line of compiler flags in cmake/BifolioIsa.cmake, and its part
+/// of src/cpu/kernels/simd/ where its vectors differ.
 ///
-/// A row: the name; the processor, as CMake calls it (for a processor without rows the first one is built); the row that
-/// it extends, whose compiler flags it has and without which it does not run; and the test of src/cpu/isa.cpp for what
-/// this machine needs in addition. In rising order of preference.
+/// A row: the name; the processor, as CMake calls it (for a processor without rows the first one is built); the row
+/// that it extends, whose compiler flags it has and without which it does not run; and the test of src/cpu/isa.cpp for
+/// what this machine needs in addition. In rising order of preference.
 
 // clang-format off
 #define BIFOLIO_CPU_ISAS(ISA)                           \

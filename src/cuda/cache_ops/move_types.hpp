@@ -43,7 +43,8 @@ struct move_from {
 /// Calls `body` with the `move_types` of the kernel that moves elements of type `from` to type `to`.
 template <class Body>
 auto visit_move(dtype from, dtype to, const Body& body) {
-  return visit_tensor_dtype(from, [&]<class From>(From) { return visit_tensor_dtype(to, move_from<From, Body>{body}); });
+  return visit_tensor_dtype(from,
+                            [&]<class From>(From) { return visit_tensor_dtype(to, move_from<From, Body>{body}); });
 }
 
 }  // namespace bifolio::cuda

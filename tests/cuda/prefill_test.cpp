@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The prefill implementation, forced by name, on both sides of each border: rows of a half and of a whole tile, row
+// The prefill implementation, forced by name, on both sides of each border: rows of one, two and three warpgroups, row
 // tiles in one part, two and many, groups that do and do not fill a tile, unequal lengths; against the oracle, and bit
 // for bit from call to call.
 #include <doctest/doctest.h>
@@ -79,15 +79,22 @@ void add_options(attention_case& c) {
 
 }  // namespace
 
-TEST_CASE("prefill of few rows, of half a tile, a tile and one more, over short and long keys") {
+TEST_CASE("prefill of few rows, of each warpgroup, a tile and one more, over short and long keys") {
   std::vector<attention_case> cases;
-  for (const std::int32_t group : {1, 4, 8}) {
-    for (const std::int32_t rows : {16, 17, 64, 65, 128, 129}) {
-      const std::int32_t tokens = (rows + group - 1) / group;
-      for (const std::int32_t context : {tokens, 257, 5000}) {
-        if (context < tokens) continue;
-        cases.push_back(bf16_case(2, group, {{tokens, context, 0}}));
-        if (context == 5000 && rows != 64) add_options(cases.emplace_back(cases.back()));
+  for (const std::int32_t head_dim : {64, 128}) {
+    for (const std::int32_t group : {1, 4, 8}) {
+      for (const std::int32_t rows : {16, 17, 64, 65, 128, 129, 192, 193, 385}) {
+        if (rows > 129 && head_dim == 128) continue;
+        const std::int32_t tokens = (rows + group - 1) / group;
+        for (const std::int32_t context : {tokens, 257, 5000}) {
+          if (context < tokens) continue;
+          attention_case c = bf16_case(2, group, {{tokens, context, 0}});
+          c.head_dim = head_dim;
+          cases.push_back(c);
+          if (context != 5000 || rows == 64) continue;
+          add_options(c);
+          cases.push_back(c);
+        }
       }
     }
   }
@@ -97,8 +104,9 @@ TEST_CASE("prefill of few rows, of half a tile, a tile and one more, over short 
 TEST_CASE("prefill of groups that leave rows unused, packed and a head at a time") {
   std::vector<attention_case> cases;
   for (const std::int32_t group : {3, 5, 6, 7, 12, 33, 64, 71}) {
-    const std::int32_t per_half = group > 64 ? 64 : 64 / group;
-    for (const std::int32_t tokens : {1, per_half, per_half + 1, 2 * per_half, 2 * per_half + 1}) {
+    const std::int32_t per_warpgroup = group > 64 ? 64 : 64 / group;
+    for (const std::int32_t tokens : {1, per_warpgroup, per_warpgroup + 1, 2 * per_warpgroup, 2 * per_warpgroup + 1,
+                                      3 * per_warpgroup, 3 * per_warpgroup + 1}) {
       cases.push_back(bf16_case(1, group, {{tokens, tokens + (group > 12 ? 200 : 1500), 0}}));
     }
     const std::int32_t prompt = group > 12 ? 150 : 500;

@@ -3,7 +3,7 @@
 
 /// The mainloop of a prefill consumer warpgroup: S = Q·Kᵀ, softmax and O += P·V over the key tiles of a work tile, from
 /// the last to the first. Only tiles at a border (the diagonal, an edge of the window, the end of the sequence) are
-/// masked. The products of the next tile's scores are issued before this tile's softmax, and the two warpgroups issue
+/// masked. The products of the next tile's scores are issued before this tile's softmax, and the warpgroups issue
 /// products in turn (ping-pong).
 
 #include <cstdint>
@@ -28,18 +28,18 @@ struct row_state {
   float max[2];     // of scores in the transform's unit; when all keys are done, of base-2 logits. At most 8 below
   float sum[2];     // this lane's share
 
-  template <bool Transform>
+  template <class Shape, bool Transform>
   __device__ __forceinline__ void begin(const prefill_args& a, const prefill_work_tile& work, int warpgroup,
                                         int thread) {
-    const int first_token = (2 * work.row_tile + warpgroup) * a.tokens_per_half;
+    const int first_token = (Shape::num_consumers * work.row_tile + warpgroup) * a.tokens_per_warpgroup;
     const int first_row = (thread / 32) * 16 + (thread & 31) / 4;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = first_row + 8 * i;
-      const int of_half = row / a.packed_heads;
-      head[i] = work.head + row - of_half * a.packed_heads;
-      // Rows that no token of the half has belong to none of the sequence.
-      token[i] = of_half < a.tokens_per_half ? first_token + of_half : work.query_len;
+      const int of_warpgroup = row / a.packed_heads;
+      head[i] = work.head + row - of_warpgroup * a.packed_heads;
+      // Rows that no token of the warpgroup has belong to none of the sequence.
+      token[i] = of_warpgroup < a.tokens_per_warpgroup ? first_token + of_warpgroup : work.query_len;
       position[i] = work.seq_len - work.query_len + token[i];
       max[i] = -INFINITY;
       sum[i] = 0;
@@ -63,7 +63,7 @@ class mainloop {
   }
   /// After the last.
   __device__ __forceinline__ void finish() {
-    if (warpgroup_ == 0) ping_pong_sync();  // the other warpgroup has arrived a last time
+    if (warpgroup_ == 0) ping_pong_sync();  // the last warpgroup has arrived once more
   }
 
   /// Adds all key tiles of `e`, which is not empty, to o and the rows' maxima and sums.
@@ -136,11 +136,12 @@ class mainloop {
   }
 
  private:
-  // Ping-pong scheduling: one warpgroup issues products while the other one is in its softmax.
+  // Ping-pong scheduling: one warpgroup issues products while the others are in their softmax.
   [[nodiscard]] __device__ __forceinline__ static int ping_pong_barrier(int warpgroup) { return 1 + warpgroup; }
   __device__ __forceinline__ void ping_pong_sync() { device::named_barrier_sync(ping_pong_barrier(warpgroup_), 256); }
   __device__ __forceinline__ void ping_pong_arrive() {
-    device::named_barrier_arrive(ping_pong_barrier(1 - warpgroup_), 256);
+    const int next = warpgroup_ + 1 == S::num_consumers ? 0 : warpgroup_ + 1;
+    device::named_barrier_arrive(ping_pong_barrier(next), 256);
   }
 
   __device__ __forceinline__ void release(std::uint32_t barrier) {
@@ -205,7 +206,7 @@ class mainloop {
       for (int chunk = 0; chunk < S::chunks; ++chunk) device::store_shared_zeros_16(address + chunk * 1024);
     }
     device::fence_async_proxy();
-    device::named_barrier_sync(3 + warpgroup_, 128);
+    device::named_barrier_sync(1 + S::num_consumers + warpgroup_, 128);
   }
 
   // The key of score register j, from the tile's first, for this thread's first column.

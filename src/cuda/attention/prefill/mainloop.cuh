@@ -48,6 +48,9 @@ struct row_state {
   }
 };
 
+/// How far a row's maximum may stay below its scores, in base 2.
+inline constexpr float max_slack = 8.0f;
+
 template <class T, class Shape, bool Transform>
 class mainloop {
   using S = Shape;
@@ -85,8 +88,8 @@ class mainloop {
     softmax(s, tile, e, rows, rescale);
     pack(s, p);
 
+    if (tile > e.tile_begin) wait_keys();
     for (; tile > e.tile_begin; --tile) {
-      wait_keys();
       ping_pong_sync();
       scores(s, q_state_.stage, k_state_.stage);
       wait_values(tile, e);
@@ -97,6 +100,7 @@ class mainloop {
       release(stages_.k_empty(k_state_.stage));
       k_state_.advance();
       softmax(s, tile - 1, e, rows, rescale);
+      if (tile - 1 > e.tile_begin) wait_keys();
       device::wgmma_wait_all_after(rows.sum[0] + rows.sum[1]);
       device::wgmma_fence_operands(o);
       release(stages_.v_empty(v_state_.stage));
@@ -162,14 +166,15 @@ class mainloop {
   __device__ __forceinline__ void scores(float (&s)[S::score_registers], int q_stage, int stage) {
     device::wgmma_fence_operands(s);
     device::wgmma_fence();
-    const std::uint32_t q = stages_.q(q_stage) + warpgroup_ * S::chunks * S::q_chunk_bytes;
-    const std::uint32_t k = stages_.k(stage);
+    const std::uint64_t q =
+        device::wgmma_descriptor(stages_.q(q_stage) + warpgroup_ * S::chunks * S::q_chunk_bytes, 16, 1024);
+    const std::uint64_t k = device::wgmma_descriptor(stages_.k(stage), 16, S::group_bytes);
 #pragma unroll
     for (int step = 0; step < S::tile_dims / 16; ++step) {
       const int c = step / 4;
       const int within = step % 4 * 32;
-      device::wgmma_m64k16<T>(s, device::wgmma_descriptor(q + c * S::q_chunk_bytes + within, 16, 1024),
-                              device::wgmma_descriptor(k + c * 1024 + within, 16, S::group_bytes), step > 0);
+      device::wgmma_m64k16<T>(s, device::wgmma_descriptor_after(q, c * S::q_chunk_bytes + within),
+                              device::wgmma_descriptor_after(k, c * 1024 + within), step > 0);
     }
     device::wgmma_commit_group();
   }
@@ -179,11 +184,10 @@ class mainloop {
                                          int stage) {
     device::wgmma_fence_operands(o);
     device::wgmma_fence();
-    const std::uint32_t v = stages_.v(stage);
+    const std::uint64_t v = device::wgmma_descriptor(stages_.v(stage), 1024, S::group_bytes);
 #pragma unroll
     for (int step = 0; step < S::tile_keys / 16; ++step) {
-      device::wgmma_m64k16_rs<T>(o, p[step],
-                                 device::wgmma_descriptor(v + step * 2 * S::group_bytes, 1024, S::group_bytes));
+      device::wgmma_m64k16_rs<T>(o, p[step], device::wgmma_descriptor_after(v, step * 2 * S::group_bytes));
     }
     device::wgmma_commit_group();
   }
@@ -241,7 +245,8 @@ class mainloop {
   }
 
   // Scores become probabilities against the running maximum; `rescale` is what older results must be multiplied with.
-  // The maximum follows when it has risen by more than 8 in base 2, so that this is mostly 1.
+  // The maximum follows only where a score is more than max_slack above it, which is rare after the first tile: mostly
+  // rescale is 1, and the lanes of a row need not exchange their maxima.
   __device__ __forceinline__ void softmax(float (&s)[S::score_registers], int tile, const kv_range& e, row_state& rows,
                                           float (&rescale)[2]) {
     const int column = tile * S::tile_keys + (thread_ & 3) * 2;
@@ -265,20 +270,33 @@ class mainloop {
     }
     mask(s, tile, column, e, rows);
     const float scale = transform_.scale_log2;
+    float m[2] = {-INFINITY, -INFINITY};  // of this lane
+#pragma unroll
+    for (int j = 0; j < S::score_registers; j += 4) {
+      m[0] = fmaxf(m[0], fmaxf(s[j], s[j + 1]));
+      m[1] = fmaxf(m[1], fmaxf(s[j + 2], s[j + 3]));
+    }
+    if constexpr (Transform) {
+      m[0] += from_row[0];
+      m[1] += from_row[1];
+    }
+    rescale[0] = rescale[1] = 1.0f;
+    const bool rises = (m[0] - rows.max[0]) * scale > max_slack || (m[1] - rows.max[1]) * scale > max_slack;
+    if (__any_sync(0xffffffffu, rises)) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        m[i] = fmaxf(m[i], __shfl_xor_sync(0xffffffffu, m[i], 1));
+        m[i] = fmaxf(m[i], __shfl_xor_sync(0xffffffffu, m[i], 2));
+        if ((m[i] - rows.max[i]) * scale > max_slack) {
+          rescale[i] = device::exp2_fast((rows.max[i] - m[i]) * scale);
+          rows.max[i] = m[i];
+        }
+      }
+    }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      float m = -INFINITY;
-#pragma unroll
-      for (int j = 0; j < S::score_registers; j += 4) m = fmaxf(m, fmaxf(s[j + 2 * i], s[j + 2 * i + 1]));
-      if constexpr (Transform) m += from_row[i];
-      m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
-      m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
-      const float before = rows.max[i];
-      m = (m - before) * scale > 8.0f ? m : before;
-      rows.max[i] = m;
-      rescale[i] = m == before ? 1.0f : device::exp2_fast((before - m) * scale);
-      float shift = m == -INFINITY ? 0.0f : m * scale;
-      if constexpr (Transform) shift = m == -INFINITY ? 0.0f : (m - from_row[i]) * scale;
+      const float from = Transform ? rows.max[i] - from_row[i] : rows.max[i];
+      const float shift = rows.max[i] == -INFINITY ? 0.0f : from * scale;
       float sum = 0;
 #pragma unroll
       for (int j = 0; j < S::score_registers; j += 4) {

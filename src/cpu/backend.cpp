@@ -81,6 +81,11 @@ errc cpu_backend::gather(const gather_params& params, stream_ref) noexcept {
   return cpu::gather(*kernels_, *workers_, params);
 }
 
+errc cpu_backend::rotate_append(const rotate_append_params& params, stream_ref) noexcept {
+  if (const errc code = health(); code != errc::ok) return code;
+  return cpu::rotate_append(*kernels_, *workers_, params);
+}
+
 errc cpu_backend::copy_blocks(std::span<const kv_cache_view> layers, std::span<const block_copy> copies,
                               stream_ref) noexcept {
   if (const errc code = health(); code != errc::ok) return code;

@@ -66,17 +66,6 @@ __device__ __forceinline__ void copy_elements(const code_plane& plane, const cod
   }
 }
 
-/// Over the lanes of a row.
-__device__ __forceinline__ void reduce(detail::dim_range& range) {
-#pragma unroll
-  for (int mask = row_lanes / 2; mask > 0; mask /= 2) {
-    range.least = fminf(range.least, __shfl_xor_sync(0xffffffffu, range.least, mask));
-    range.most = fmaxf(range.most, __shfl_xor_sync(0xffffffffu, range.most, mask));
-    range.magnitude = fmaxf(range.magnitude, __shfl_xor_sync(0xffffffffu, range.magnitude, mask));
-    range.finite = __shfl_xor_sync(0xffffffffu, static_cast<int>(range.finite), mask) != 0 && range.finite;
-  }
-}
-
 /// Sixteen lanes a row, two rows a warp. Grid: x over rows, y over planes.
 __global__ void __launch_bounds__(threads, 4) move_codes(const __grid_constant__ code_moves_args args) {
   device::grid_dependency_launch();
@@ -155,7 +144,7 @@ __global__ void __launch_bounds__(threads, 4) move_codes(const __grid_constant__
       load_values(plane.src, src, plane.head_dim, dim, values);
       measure(values, plane.head_dim - dim, range);
     }
-    reduce(range);
+    reduce(range, row_lanes, 0xffffffffu);
     how = detail::encode_token_head<device_math>(plane.dst.type, range);
     if (exists && lane == 0) {
       dst.tail[0] = how.stored.scale;

@@ -76,13 +76,14 @@ __device__ __forceinline__ void load_values(const code_side& side, const code_ro
   for (int i = 0; i < lane_dims; ++i) values[i] = decoded(values[i], row.scales, side.scales.tail_floats > 1);
 }
 
+/// Dims [dim, dim + Count), those past the end left out. Only lane_dims of them are stored at once.
+template <int Count>
 __device__ __forceinline__ void store_values(const code_side& side, const code_row& row, std::int32_t head_dim,
-                                             std::int32_t dim, const detail::encoding& how,
-                                             float (&values)[lane_dims]) {
+                                             std::int32_t dim, const detail::encoding& how, float (&values)[Count]) {
   if (dim >= head_dim) return;
   if (side.is_scaled()) {
 #pragma unroll
-    for (int i = 0; i < lane_dims; ++i) {
+    for (int i = 0; i < Count; ++i) {
       const float shifted = side.scales.tail_floats > 1 ? __fsub_rn(values[i], how.stored.zero) : values[i];
       values[i] = how.inverse == 0.0f ? 0.0f : __fmul_rn(shifted, how.inverse);
     }
@@ -90,29 +91,43 @@ __device__ __forceinline__ void store_values(const code_side& side, const code_r
   visit_dtype(side.type, [&](auto traits) {
     using stored = typename decltype(traits)::storage;
     auto* const data = reinterpret_cast<stored*>(row.data);
-    if (side.is_packed) {
-      packed<stored, lane_dims> elements;
+    if constexpr (Count == lane_dims) {
+      if (side.is_packed) {
+        packed<stored, Count> elements;
 #pragma unroll
-      for (int i = 0; i < lane_dims; ++i) elements.values[i] = narrow<stored>(values[i]);
-      *reinterpret_cast<packed<stored, lane_dims>*>(data + dim_offset(side.strides, head_dim, dim)) = elements;
-      return;
+        for (int i = 0; i < Count; ++i) elements.values[i] = narrow<stored>(values[i]);
+        *reinterpret_cast<packed<stored, Count>*>(data + dim_offset(side.strides, head_dim, dim)) = elements;
+        return;
+      }
     }
 #pragma unroll
-    for (int i = 0; i < lane_dims; ++i) {
+    for (int i = 0; i < Count; ++i) {
       if (dim + i < head_dim) data[dim_offset(side.strides, head_dim, dim + i)] = narrow<stored>(values[i]);
     }
   });
 }
 
-__device__ __forceinline__ void measure(const float (&values)[lane_dims], std::int32_t count,
-                                        detail::dim_range& range) {
+template <int Count>
+__device__ __forceinline__ void measure(const float (&values)[Count], std::int32_t count, detail::dim_range& range) {
 #pragma unroll
-  for (int i = 0; i < lane_dims; ++i) {
+  for (int i = 0; i < Count; ++i) {
     if (i >= count) continue;
     range.least = fminf(range.least, values[i]);
     range.most = fmaxf(range.most, values[i]);
     range.magnitude = fmaxf(range.magnitude, fabsf(values[i]));
     range.finite = range.finite && (__float_as_uint(values[i]) & 0x7fffffffu) < 0x7f800000u;
+  }
+}
+
+/// Over the `lanes` threads of a row, which are `members` of their warp.
+__device__ __forceinline__ void reduce(detail::dim_range& range, int lanes, std::uint32_t members) {
+#pragma unroll
+  for (int mask = 16; mask > 0; mask /= 2) {
+    if (mask >= lanes) continue;
+    range.least = fminf(range.least, __shfl_xor_sync(members, range.least, mask));
+    range.most = fmaxf(range.most, __shfl_xor_sync(members, range.most, mask));
+    range.magnitude = fmaxf(range.magnitude, __shfl_xor_sync(members, range.magnitude, mask));
+    range.finite = __shfl_xor_sync(members, static_cast<int>(range.finite), mask) != 0 && range.finite;
   }
 }
 

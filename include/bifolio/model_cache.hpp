@@ -116,6 +116,11 @@ class BIFOLIO_API model_step {
   /// Its halves, for layers that read what another one stored.
   [[nodiscard]] errc append(std::int32_t layer, const const_tensor_view& k, const const_tensor_view& v) noexcept;
   [[nodiscard]] errc attention(std::int32_t layer, const attention_params& params) noexcept;
+  /// In place of `append`: heads of q and k are normalised and rotated first (bifolio/rotate_append.hpp).
+  /// `params.append.kv` and its slot_mapping are not looked at.
+  [[nodiscard]] errc rotate_append(std::int32_t layer, const rotate_append_params& params) noexcept;
+  /// The same as `complete` below, for `find_problem`. Requires a layer of the model.
+  [[nodiscard]] rotate_append_params complete(std::int32_t layer, const rotate_append_params& params) const noexcept;
   /// `params` with the cache of the layer and the step's arrays: what `attention` passes to the backend, and what
   /// `find_problem` explains. Requires a layer of the model.
   [[nodiscard]] attention_params complete(std::int32_t layer, const attention_params& params) const noexcept;

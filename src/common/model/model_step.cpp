@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bifolio/error.hpp>
 #include <bifolio/model_cache.hpp>
+#include <bifolio/rotate_append.hpp>
 #include <utility>
 
 #include "common/base/refuse.hpp"
@@ -204,6 +205,20 @@ errc model_step::append(std::int32_t layer, const const_tensor_view& k, const co
   if (slot_ == nullptr || model_->newest != slot_) return errc::failed_precondition;
   if (k.num_tokens != num_tokens()) return errc::invalid_argument;
   return model_->engine.append(layer, k, v, slot_->on_device.slot_mapping, slot_->stream);
+}
+
+rotate_append_params model_step::complete(std::int32_t layer, const rotate_append_params& params) const noexcept {
+  rotate_append_params whole = params;
+  whole.append.kv = model_->engine.layers()[static_cast<std::size_t>(layer)];
+  whole.append.slot_mapping = slot_->on_device.slot_mapping;
+  return whole;
+}
+
+errc model_step::rotate_append(std::int32_t layer, const rotate_append_params& params) noexcept {
+  if (slot_ == nullptr || model_->newest != slot_) return errc::failed_precondition;
+  if (!model_->has_layer(layer)) return errc::out_of_range;
+  if (params.append.k.num_tokens != num_tokens()) return errc::invalid_argument;
+  return model_->where->rotate_append(complete(layer, params), slot_->stream);
 }
 
 errc model_step::attention(std::int32_t layer, const attention_params& params) noexcept {

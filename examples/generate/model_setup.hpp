@@ -34,7 +34,8 @@ struct model_setup {
   std::int32_t max_positions = 0;  ///< of a sequence
 };
 
-/// Scales for codes that have static ones, from the first tokens of `sample`; 1 without any.
+/// Scales for codes that have static ones: those of --scales-file, or from the first tokens of `sample`; 1 without any.
+/// Writes them where --save-scales says. Throws `input_error`, `bifolio::error`.
 void add_static_scales(bifolio::cache_engine_config& cache, const engine_options& o, model_setup& on,
                        std::span<const bifolio::token_id> sample);
 

@@ -37,7 +37,10 @@ class cpu_event final : public event_state {
 }  // namespace
 
 cpu_backend::cpu_backend(const backend_options& options)
-    : kernels_(&kernels_for(options.isa.has_value() ? *options.isa : default_isa())),
+    : cpu_backend(kernels_for(options.isa.has_value() ? *options.isa : default_isa()), options) {}
+
+cpu_backend::cpu_backend(const kernel_table& kernels, const backend_options& options)
+    : kernels_(&kernels),
       own_executor_(options.own_executor == nullptr
                         ? make_executor(options.executor_choice.value_or(default_executor()), options.num_threads)
                         : nullptr),

@@ -17,6 +17,8 @@ class cpu_backend final : public backend {
  public:
   /// Throws `error`: unsupported (an ISA or executor that is not here), invalid_argument (thread count).
   explicit cpu_backend(const backend_options& options);
+  /// The same with these kernels, which outlive it, instead of an ISA's: tests put their own around them.
+  cpu_backend(const kernel_table& kernels, const backend_options& options);
 
   [[nodiscard]] device where() const noexcept override { return {}; }
   [[nodiscard]] std::string description() const override;

@@ -7,12 +7,14 @@
                                                   screenshots go to FOLDER
   serve_clients_test.py shared PROGRAM MODEL      12 conversations on one prompt of 2,000 tokens: time to the first token
                                                   and blocks, with the prefix cache on and off
+  serve_clients_test.py cuda PROGRAM              the same texts on a GPU as on the CPU, greedy and sampled, alone and in company
   serve_clients_test.py soak PROGRAM SECONDS      traffic for so long; memory must not grow
 
-Exit code 77 is "skipped": the package or the browser is not installed. BIFOLIO_FRAMEWORKS_PYTHON names another Python
+Exit code 77 is "skipped": the package, the browser or the GPU is not there. BIFOLIO_FRAMEWORKS_PYTHON names another Python
 to run it.
 """
 import base64
+import concurrent.futures
 import json
 import os
 import random
@@ -32,6 +34,10 @@ def skip(why):
     sys.exit(77)
 
 
+class NotStarted(Exception):
+    pass
+
+
 class Server:
     def __init__(self, program, *options):
         # One heap without caches of threads: else memory creeps until each of them has seen every size.
@@ -44,7 +50,8 @@ class Server:
                 self.url = line.split(" at ")[1].strip().rstrip("/")
                 break
         else:
-            sys.exit("the server did not start")
+            self.process.wait()
+            raise NotStarted()
         threading.Thread(target=self.process.stderr.read, daemon=True).start()
 
     def __enter__(self):
@@ -326,6 +333,26 @@ def test_shared(program, model):
     assert rows[0][2] < rows[1][2], "sharing saved no time"
 
 
+def test_cuda(program):
+    bodies = [{"prompt": "Psalm 151\n1 The LORD ", "max_tokens": 200, "temperature": 0},
+              {"prompt": ["Ruth 5\n1 ", "Proverbs 32\n1 A wise man "], "max_tokens": 150, "temperature": 0.8, "seed": 3, "n": 4}]
+    texts = {}
+    for device in ("cpu", "cuda"):
+        try:
+            server = Server(program, "--device", device, "--kv-dtype", "f32", "--deterministic")
+        except NotStarted:
+            skip("there is no GPU that can be used here")
+        with server:
+            def ask(body):
+                return [choice["text"] for choice in server.post(body)["choices"]]
+            texts[device] = [ask(body) for body in bodies]
+            with concurrent.futures.ThreadPoolExecutor(8) as pool:
+                assert all(again == texts[device][1] for again in pool.map(lambda _: ask(bodies[1]), range(8))), device
+            server.wait_until_idle()
+    assert texts["cpu"] == texts["cuda"], texts
+    print("the texts of both devices are the same")
+
+
 def test_soak(program, seconds):
     with Server(program, "--device", "cpu", "--threads", "1", "--num-blocks", "300", "--max-queue", "8") as server:
         end = time.monotonic() + seconds
@@ -372,6 +399,8 @@ if __name__ == "__main__":
         test_chromium(program, sys.argv[3] if len(sys.argv) > 3 else tempfile.mkdtemp())
     elif what == "shared":
         test_shared(program, sys.argv[3])
+    elif what == "cuda":
+        test_cuda(program)
     elif what == "soak":
         test_soak(program, float(sys.argv[3]))
     else:

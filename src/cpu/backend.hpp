@@ -29,6 +29,7 @@ class cpu_backend final : public backend {
   [[nodiscard]] errc upload(void* dst, const void* host_src, std::size_t num_bytes, stream_ref) noexcept override;
   [[nodiscard]] errc download(void* host_dst, const void* src, std::size_t num_bytes, stream_ref) noexcept override;
   [[nodiscard]] errc synchronize(stream_ref) noexcept override { return errc::ok; }
+  [[nodiscard]] errc clear(void* dst, std::size_t num_bytes, stream_ref) noexcept override;
 
   /// Calls are finished when they return: an event of the CPU is always done.
   [[nodiscard]] event make_event() override;

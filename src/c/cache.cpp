@@ -224,11 +224,7 @@ bifolio_status bifolio_step_rotate_append(bifolio_step step, int32_t layer, cons
     const rotate_append_params given = c::to_params(params, at(k, "k"), v);
     const errc code = of.rotate_append(layer, given);
     if (code == errc::ok) return bifolio_status{BIFOLIO_OK};
-    if (of && code != errc::out_of_range) {
-      if (const auto problem = find_problem(of.complete(layer, given)); problem && problem->code() == code) {
-        throw *problem;
-      }
-    }
+    if (const auto problem = of.find_problem(layer, given); problem && problem->code() == code) throw *problem;
     return c::report(code, "rotate_append");
   });
 }

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <bifolio/dtype.hpp>
 #include <cstddef>
+#include <cstring>
 #include <numeric>
 
 #include "common/base/kv_code.hpp"
@@ -350,6 +351,19 @@ errc swap_blocks(const kernel_table& table, executor& workers, std::span<const k
                 }
               });
   return errc::ok;
+}
+
+void clear(executor& workers, void* dst, std::size_t num_bytes) noexcept {
+  const std::int32_t num_workers = workers_for(workers, static_cast<std::int64_t>(num_bytes));
+  run_workers(workers, num_workers, [&](std::int32_t worker, std::int32_t num_parts) noexcept {
+    // Parts begin on huge pages.
+    constexpr std::size_t page = std::size_t{2} << 20;
+    const std::size_t num_pages = (num_bytes + page - 1) / page;
+    const auto edge = [&](std::int32_t i) {
+      return std::min(num_bytes, num_pages * static_cast<std::size_t>(i) / static_cast<std::size_t>(num_parts) * page);
+    };
+    std::memset(static_cast<std::byte*>(dst) + edge(worker), 0, edge(worker + 1) - edge(worker));
+  });
 }
 
 }  // namespace bifolio::cpu

@@ -7,6 +7,7 @@
 #include <bifolio/backend.hpp>
 #include <bifolio/executor.hpp>
 #include <bifolio/rotate_append.hpp>
+#include <cstddef>
 #include <span>
 
 #include "cpu/kernels/kernel_table.hpp"
@@ -23,5 +24,8 @@ namespace bifolio::cpu {
                                   const kv_cache_view& dst, std::span<const block_copy> copies) noexcept;
 [[nodiscard]] errc swap_blocks(const kernel_table& table, executor& workers, std::span<const kv_cache_view> src,
                                std::span<const kv_cache_view> dst, std::span<const block_copy> copies) noexcept;
+
+/// Zeros, each worker a part of its own.
+void clear(executor& workers, void* dst, std::size_t num_bytes) noexcept;
 
 }  // namespace bifolio::cpu

@@ -61,6 +61,14 @@ errc cuda_backend::download(void* host_dst, const void* src, std::size_t num_byt
   });
 }
 
+errc cuda_backend::clear(void* dst, std::size_t num_bytes, stream_ref stream) noexcept {
+  return on_device(*state_, [&]() noexcept {
+    if (num_bytes == 0) return errc::ok;
+    if (dst == nullptr) return errc::invalid_argument;
+    return state_->report(state_->api().memset_async(dst, 0, num_bytes, handle_of(stream)));
+  });
+}
+
 errc cuda_backend::synchronize(stream_ref stream) noexcept {
   return on_device(*state_,
                    [&]() noexcept { return state_->report(state_->api().stream_synchronize(handle_of(stream))); });

@@ -31,6 +31,7 @@ class cuda_backend final : public backend {
   [[nodiscard]] errc upload(void* dst, const void* host_src, std::size_t num_bytes, stream_ref) noexcept override;
   [[nodiscard]] errc download(void* host_dst, const void* src, std::size_t num_bytes, stream_ref) noexcept override;
   [[nodiscard]] errc synchronize(stream_ref) noexcept override;
+  [[nodiscard]] errc clear(void* dst, std::size_t num_bytes, stream_ref) noexcept override;
 
   [[nodiscard]] event make_event() override;
   [[nodiscard]] errc record(event& point, stream_ref) noexcept override;

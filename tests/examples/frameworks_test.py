@@ -4,7 +4,7 @@
 
     frameworks_test.py tokenizers <encode_strings> [<strings per kind>]
     frameworks_test.py transformers <generate>
-    frameworks_test.py latent <06_latent_attention>
+    frameworks_test.py latent <07_latent_attention>
 
 Each kind of tokenizer.json gives the ids and texts of the `tokenizers` package on 10^5 strings (random Unicode, code,
 spaces, emoji, many languages) over all kinds, and tiny random checkpoints of every architecture the greedy ids of

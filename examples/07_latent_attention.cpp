@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// 6. Latent attention.
+// 7. Latent attention.
 //
 // A decoder like DeepSeek-V2: each token leaves one latent vector and one rotated key for all heads, and keys and
 // values of a head are what its matrices make of the latent. The reference does that, in float64, for every token
 // again. bifolio's path never does: the key's matrix is applied to the query instead and the value's to the result
 // ("absorbed"), so that attention runs over the latents themselves, one KV head whose first `rank` dims are also V.
 //
-//   06_latent_attention            random weights, a small shape and DeepSeek's own 512 + 64
-//   06_latent_attention FILE id…   a model's numbers and weights (tests/examples/frameworks_test.py writes them) and a
+//   07_latent_attention            random weights, a small shape and DeepSeek's own 512 + 64
+//   07_latent_attention FILE id…   a model's numbers and weights (tests/examples/frameworks_test.py writes them) and a
 //                                  prompt; prints the ids that follow
 
 #include <algorithm>

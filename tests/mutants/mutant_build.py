@@ -178,10 +178,10 @@ def places_of_errors(said, tree):
 
 
 def make(build, count, seed, files):
-    finder = find(build, files)
-    drawn = choose(finder.found.values(), count, seed)
+    found = find(build, files).found if count > 0 else {}
+    drawn = choose(found.values(), count, seed)
     chosen = dict(enumerate([m for m in known_mutations(build) if re.search(files, m.file)] + drawn))
-    print(f"{len(finder.found)} places can be mutated; {len(drawn)} are drawn with seed {seed}, "
+    print(f"{len(found)} places can be mutated; {len(drawn)} are drawn with seed {seed}, "
           f"{len(chosen) - len(drawn)} are known", flush=True)
     shutil.rmtree(build.out, ignore_errors=True)
     changed = dependents(build, chosen)

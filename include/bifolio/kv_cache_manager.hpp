@@ -272,6 +272,7 @@ class BIFOLIO_API kv_cache_manager {
   /// See `prefix_cache::advance_clock` and `prefix_cache::drain_events`.
   void advance_clock(std::int64_t now) noexcept { groups_ ? groups_->advance_clock(now) : core_.advance_clock(now); }
   void drain_events(std::vector<cache_event>& events) { core_.drain_events(events); }
+  void drain_events(std::vector<cache_event>& events, stored_contents& stored) { core_.drain_events(events, stored); }
   void drain_events(std::vector<cache_event>& events, std::int32_t group);
 
   [[nodiscard]] bool contains(seq_id seq) const noexcept { return core_.contains(seq); }

@@ -127,6 +127,7 @@ class BIFOLIO_API manager_core {
   [[nodiscard]] bool reset_prefix_cache();
   void advance_clock(std::int64_t now) noexcept;
   void drain_events(std::vector<cache_event>& events);
+  void drain_events(std::vector<cache_event>& events, stored_contents& stored);
 
   [[nodiscard]] bool contains(seq_id seq) const noexcept { return find(seq) != nullptr; }
   [[nodiscard]] std::int64_t num_tokens(seq_id seq) const { return get(seq).num_tokens; }

@@ -184,6 +184,10 @@ inline std::int64_t stride_for(std::int64_t longest, std::int64_t stride) noexce
   if (num_tokens > INT32_MAX) {
     refuse(errc::invalid_argument, "a step of ", num_tokens, " tokens exceeds ", INT32_MAX);
   }
+  if (plan.num_tokens != 0 && plan.num_tokens != num_tokens) {
+    refuse(errc::invalid_argument, "num_tokens of the plan is ", plan.num_tokens, "; its sequences compute ",
+           num_tokens, " tokens, so it must be that, or 0");
+  }
   const std::size_t num_seqs = plan.seqs.size();
   const std::int64_t stride = stride_for(blocks_of(longest_row), batch.block_table_stride);
   const std::size_t num_entries = num_seqs * static_cast<std::size_t>(stride);
@@ -215,6 +219,8 @@ inline std::int64_t stride_for(std::int64_t longest, std::int64_t stride) noexce
   batch.block_tables.resize(num_entries);
   batch.slot_mapping.resize(static_cast<std::size_t>(num_tokens));
   batch.block_table_stride = stride;
+  batch.block_size = block_size;
+  batch.num_blocks = pool_.num_blocks();
 
   std::int32_t start = 0;
   std::int64_t* slot = batch.slot_mapping.data();

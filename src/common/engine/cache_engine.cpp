@@ -202,6 +202,13 @@ cache_engine::cache_engine(backend& where, const cache_engine_config& config, me
                          first_v == nullptr ? nullptr : first_v + layer * v_scales});
     }
   });
+  if (!config.zero_fill) return;
+  errc code = errc::ok;
+  for (std::size_t i = 0; i < num_layers && code == errc::ok; ++i) {
+    code = where.clear(storage_[i].as<std::byte>(), static_cast<std::size_t>(num_bytes), {});
+  }
+  if (code == errc::ok) code = where.synchronize({});
+  if (code != errc::ok) detail::refuse(code, "the layers could not be filled with zeros: ", to_string(code));
 }
 
 void cache_engine::upload_scales(memory_resource& source) {
@@ -323,6 +330,11 @@ void cache_engine::reserve_upload(std::int32_t max_num_seqs, std::int64_t max_nu
 }
 
 step_batch_view cache_engine::upload(const step_batch& batch, stream_ref stream) {
+  if (batch.num_blocks > config_.num_blocks || (batch.block_size != config_.layout.block_size && batch.block_size != 0))
+      [[unlikely]] {
+    detail::refuse(errc::invalid_argument, "the batch is of a manager with ", batch.num_blocks, " blocks of ",
+                   batch.block_size, " tokens; the engine has ", config_.num_blocks, " of ", config_.layout.block_size);
+  }
   if (backend_->where().type == device_type::cpu) return batch.view();
 
   const step_offsets at(batch);

@@ -43,6 +43,8 @@ struct gather_params {
   const std::int64_t* slot_mapping = nullptr;
 };
 
+struct rotate_append_params;  // bifolio/rotate_append.hpp
+
 /// Thread-safety: calls on different caches, plans and outputs may run at once (on CUDA, in different streams).
 /// Streams: calls are ordered within a stream; the CPU ignores it and has finished when a call returns.
 /// Errors: `plan_attention` and `make_event` throw; all others return an errc, allocate nothing, and after a refusal
@@ -66,6 +68,9 @@ class BIFOLIO_API backend {
   [[nodiscard]] virtual errc upload(void* dst, const void* host_src, std::size_t num_bytes, stream_ref) noexcept = 0;
   [[nodiscard]] virtual errc download(void* host_dst, const void* src, std::size_t num_bytes, stream_ref) noexcept = 0;
   [[nodiscard]] virtual errc synchronize(stream_ref) noexcept = 0;
+  /// Zeros. On the CPU the workers write them, each a part of its own, so that pages come to be where the workers are.
+  /// As inherited: uploads of zeros.
+  [[nodiscard]] virtual errc clear(void* dst, std::size_t num_bytes, stream_ref) noexcept;
 
   /// A new event of this device, not recorded. Throws `error`: out_of_memory, device_lost, failed_precondition (as
   /// `health`).
@@ -84,6 +89,10 @@ class BIFOLIO_API backend {
   /// waiting, that row alone is skipped. The same for `gather`.
   [[nodiscard]] virtual errc append(const append_params&, stream_ref = {}) noexcept = 0;
   [[nodiscard]] virtual errc gather(const gather_params&, stream_ref = {}) noexcept = 0;
+  /// Normalises and rotates heads of q and k, and stores k and v as `append` does (bifolio/rotate_append.hpp). A
+  /// negative slot is not stored; its q is rotated. `find_problem` says why a call is refused. unsupported for a
+  /// backend that does not have it.
+  [[nodiscard]] virtual errc rotate_append(const rotate_append_params&, stream_ref = {}) noexcept;
   /// Copies blocks inside each layer, as if pair after pair. `layers` and `copies` are host arrays.
   [[nodiscard]] virtual errc copy_blocks(std::span<const kv_cache_view> layers, std::span<const block_copy> copies,
                                          stream_ref = {}) noexcept = 0;
@@ -120,6 +129,21 @@ class BIFOLIO_API backend {
   /// weighs nothing; two of them give 0 and −inf. (FlashInfer's recursive attention states, Milakov & Gimelshein 2018.)
   [[nodiscard]] virtual errc merge_states(const merge_params&, stream_ref = {}) noexcept = 0;
 };
+
+/// Why `backend::append`, `gather`, `merge_states`, `copy_blocks`, `convert_blocks` and `swap_blocks` would refuse
+/// these arguments, as a sentence with the value received and the values allowed; empty when they would not. They read
+/// what the calls read: structs, lists of copies and, where the backend is on the host (`where`), slots. `find_problem`
+/// of attention is in attention.hpp. What only a device finds (device_lost) is not theirs to say.
+[[nodiscard]] BIFOLIO_API std::optional<error> find_problem(const append_params& params, device where = {});
+[[nodiscard]] BIFOLIO_API std::optional<error> find_problem(const gather_params& params, device where = {});
+[[nodiscard]] BIFOLIO_API std::optional<error> find_problem(const merge_params& params);
+[[nodiscard]] BIFOLIO_API std::optional<error> find_copy_problem(std::span<const kv_cache_view> layers,
+                                                                 std::span<const block_copy> copies);
+[[nodiscard]] BIFOLIO_API std::optional<error> find_convert_problem(const kv_cache_view& src, const kv_cache_view& dst,
+                                                                    std::span<const block_copy> copies);
+[[nodiscard]] BIFOLIO_API std::optional<error> find_swap_problem(std::span<const kv_cache_view> src,
+                                                                 std::span<const kv_cache_view> dst,
+                                                                 std::span<const block_copy> copies);
 
 enum class cpu_isa : std::uint8_t;  // bifolio/cpu.hpp
 

@@ -26,6 +26,7 @@
 #include <bifolio/export.hpp>
 #include <bifolio/kv_cache_config.hpp>
 #include <bifolio/kv_cache_manager.hpp>
+#include <bifolio/kv_events.hpp>
 #include <bifolio/kv_layout.hpp>
 #include <bifolio/layer_groups.hpp>
 #include <bifolio/memory_resource.hpp>
@@ -33,6 +34,7 @@
 #include <bifolio/model_cache.hpp>
 #include <bifolio/prefix_cache.hpp>
 #include <bifolio/request.hpp>
+#include <bifolio/rotate_append.hpp>
 #include <bifolio/scheduler.hpp>
 #include <bifolio/stats.hpp>
 #include <bifolio/step.hpp>

@@ -30,6 +30,9 @@ struct cache_engine_config {
   /// least_scale to largest_scale. Where V is part of K, v_scales is empty.
   std::vector<float> k_scales{};
   std::vector<float> v_scales{};
+  /// Layers begin as zeros (`backend::clear`), so that no page is new to the first steps. Else their contents are
+  /// undefined.
+  bool zero_fill = false;
 };
 
 /// How many blocks of `layout`, tails included, over `num_layers` layers fit into `memory_bytes`. Throws `error`
@@ -41,11 +44,11 @@ struct cache_engine_config {
 class BIFOLIO_API cache_engine {
  public:
   /// `where` is borrowed and must outlive the engine; `memory` defaults to where.memory(). Each layer is one allocation
-  /// of num_blocks · layout.block_bytes() bytes, the K plane before the V plane, contents undefined; where the planes
-  /// differ in element size or have tails, V starts at a multiple of 128. Static scales are one allocation more.
-  /// Throws `error`: invalid_argument (a number below 1, a size past 2^62 bytes, static scales that are missing, of the
-  /// wrong count or out of range), unsupported (a code that is not implemented), out_of_memory (nothing is kept), and
-  /// what uploading the static scales throws.
+  /// of num_blocks · layout.block_bytes() bytes, the K plane before the V plane, contents as `zero_fill` says; where
+  /// the planes differ in element size or have tails, V starts at a multiple of 128. Static scales are one allocation
+  /// more. Throws `error`: invalid_argument (a number below 1, a size past 2^62 bytes, static scales that are missing,
+  /// of the wrong count or out of range), unsupported (a code that is not implemented), out_of_memory (nothing is
+  /// kept), and what uploading the static scales throws.
   cache_engine(backend& where, const cache_engine_config& config, memory_resource* memory = nullptr);
   /// Waits for the copies of uploads that are still to come.
   ~cache_engine();
@@ -75,7 +78,8 @@ class BIFOLIO_API cache_engine {
   /// the next upload. The place changes, and the call waits for the stream, only when the arrays are larger than all
   /// before and than what `reserve_upload` made room for.
   ///
-  /// Throws `error`: out_of_memory; device_lost; failed_precondition in a stream that captures. The copies of the
+  /// Throws `error`: invalid_argument (a batch that a manager of another block_size, or of more blocks, built);
+  /// out_of_memory; device_lost; failed_precondition in a stream that captures. The copies of the
   /// upload before are then as they were, unless the device is lost.
   [[nodiscard]] step_batch_view upload(const step_batch& batch, stream_ref stream = {});
 
@@ -88,6 +92,11 @@ class BIFOLIO_API cache_engine {
   /// that is not there.
   [[nodiscard]] errc append(std::int32_t layer, const const_tensor_view& k, const const_tensor_view& v,
                             const std::int64_t* slot_mapping, stream_ref stream = {}) noexcept;
+
+  /// Normalises and rotates heads of q and k and stores k and v into `layer` (bifolio/rotate_append.hpp);
+  /// `params.append.kv` is not looked at. out_of_range for a layer that is not there.
+  [[nodiscard]] errc rotate_append(std::int32_t layer, const rotate_append_params& params,
+                                   stream_ref stream = {}) noexcept;
 
   /// All layers, in the order of the list.
   [[nodiscard]] errc copy_blocks(std::span<const block_copy> copies, stream_ref stream = {}) noexcept;

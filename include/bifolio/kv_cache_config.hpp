@@ -22,6 +22,7 @@ struct prefix_caching_options {
   std::optional<hash_seed> seed{};          ///< default: a random one; set it to replay recorded plans
   std::int32_t key_bits = 128;              ///< fewer only to test collisions
   bool record_events = false;               ///< for `drain_events`
+  bool record_tokens = false;               ///< with record_events: also `stored_contents`
   const eviction_policy* policy = nullptr;  ///< borrowed; default: priority_policy()
   /// A sequence that computed a block which is cached already replaces its own block by the cached one. Off, tables
   /// only ever grow at their end.

@@ -21,8 +21,10 @@
 /// Layer groups (layer_groups.hpp): with `kv_cache_config::groups` a sequence has blocks in each of several pools, and
 /// every call changes all groups or none. A state group has one block per state instead of a table: each step reads the
 /// state before it and writes fresh blocks, so that a step can be undone. Snapshots for later prompts are states that
-/// stay registered: at multiples of snapshot_interval, where a look-up found a longer prefix in the first group than in
-/// all of them, at the last common block border of a prompt, and at the last one that decoding passed.
+/// stay registered: where a look-up found a longer prefix in the first group than in all of them, at the last multiple
+/// of snapshot_interval in a prompt and at those before it, at the last common block border of a prompt, and at the last
+/// one that decoding passed. docs/layer_groups.md says which are evicted first. Blocks of windows before the same places
+/// are kept as long.
 ///
 /// Scarcity is a value: `alloc_status` says whether freeing other sequences could help (`later`) or not (`never`).
 /// Wrong use throws `error`. A call that does not succeed, be it for lack of host memory, leaves `digest()` as it was.
@@ -270,6 +272,7 @@ class BIFOLIO_API kv_cache_manager {
   /// See `prefix_cache::advance_clock` and `prefix_cache::drain_events`.
   void advance_clock(std::int64_t now) noexcept { groups_ ? groups_->advance_clock(now) : core_.advance_clock(now); }
   void drain_events(std::vector<cache_event>& events) { core_.drain_events(events); }
+  void drain_events(std::vector<cache_event>& events, stored_contents& stored) { core_.drain_events(events, stored); }
   void drain_events(std::vector<cache_event>& events, std::int32_t group);
 
   [[nodiscard]] bool contains(seq_id seq) const noexcept { return core_.contains(seq); }

@@ -60,6 +60,7 @@ struct model_cache_config {
   kv_cache_config cache{};             ///< of one layer group: `groups` is empty
   std::int64_t memory_bytes = 0;       ///< of all layers together; sets cache.num_blocks if that is 0
   std::int64_t host_memory_bytes = 0;  ///< sets cache.num_host_blocks likewise
+  bool zero_fill = false;              ///< as cache_engine_config::zero_fill
   /// Steps of a `scheduler` that may be begun before the first of them is committed; as its max_steps_in_flight.
   std::int32_t max_steps_in_flight = 1;
 };
@@ -116,6 +117,15 @@ class BIFOLIO_API model_step {
   /// Its halves, for layers that read what another one stored.
   [[nodiscard]] errc append(std::int32_t layer, const const_tensor_view& k, const const_tensor_view& v) noexcept;
   [[nodiscard]] errc attention(std::int32_t layer, const attention_params& params) noexcept;
+  /// In place of `append`: heads of q and k are normalised and rotated first (bifolio/rotate_append.hpp).
+  /// `params.append.kv` and its slot_mapping are not looked at.
+  [[nodiscard]] errc rotate_append(std::int32_t layer, const rotate_append_params& params) noexcept;
+  /// Why `attend` with these arguments would return, or returned, another code than ok, as a sentence; empty when it
+  /// would not. A step that is empty or over has one too.
+  [[nodiscard]] std::optional<error> find_problem(std::int32_t layer, const attention_params& params,
+                                                  const const_tensor_view& k, const const_tensor_view& v) const;
+  /// The same of `rotate_append`.
+  [[nodiscard]] std::optional<error> find_problem(std::int32_t layer, const rotate_append_params& params) const;
   /// `params` with the cache of the layer and the step's arrays: what `attention` passes to the backend, and what
   /// `find_problem` explains. Requires a layer of the model.
   [[nodiscard]] attention_params complete(std::int32_t layer, const attention_params& params) const noexcept;
@@ -135,6 +145,9 @@ class BIFOLIO_API model_step {
   model_step(detail::model_state* model, detail::model_step_state* slot, alloc_status status) noexcept
       : model_(model), slot_(slot), status_(status) {}
   void drop() noexcept;
+  [[nodiscard]] std::optional<error> find_step_problem(std::int32_t layer, std::int64_t num_rows) const;
+  [[nodiscard]] std::optional<error> find_health_problem() const;
+  [[nodiscard]] rotate_append_params complete(std::int32_t layer, const rotate_append_params& params) const noexcept;
 
   detail::model_state* model_ = nullptr;
   detail::model_step_state* slot_ = nullptr;

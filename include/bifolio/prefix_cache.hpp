@@ -38,6 +38,7 @@ struct prefix_cache_config {
   std::optional<hash_seed> seed{};          ///< default: random_hash_seed(); set it to replay recorded runs
   std::int32_t key_bits = 128;              ///< fewer only to test collisions
   bool record_events = false;               ///< see `drain_events`
+  bool record_tokens = false;               ///< with record_events: also `stored_contents`, 4 bytes a token
   const eviction_policy* policy = nullptr;  ///< borrowed; default: priority_policy()
   memory_resource* memory = nullptr;        ///< borrowed; default: default_host_memory()
   std::uint64_t first_serial = 1;           ///< of the first contents; below 2^63
@@ -88,6 +89,13 @@ struct cache_event {
   content_key key{};
   content_key parent{};  ///< of `stored` only
   friend constexpr bool operator==(const cache_event&, const cache_event&) = default;
+};
+
+/// What `stored` events leave out: an entry for each of them, in their order.
+struct stored_contents {
+  std::vector<token_id> tokens{};        ///< block_size of each
+  std::vector<std::uint8_t> is_first{};  ///< 1 for a block that is the first of its scope: its parent is no block
+  void clear() noexcept { tokens.clear(), is_first.clear(); }
 };
 
 /// Thread-safety: one thread at a time.
@@ -199,6 +207,11 @@ class BIFOLIO_API prefix_cache {
   /// Moves the events since the last call into `events` (which is cleared first): a block's `removed` comes before the
   /// `stored` that reuses it.
   void drain_events(std::vector<cache_event>& events);
+  /// The same with what `record_tokens` recorded.
+  void drain_events(std::vector<cache_event>& events, stored_contents& stored);
+  /// All cached blocks whose predecessors are cached too, as `stored` events in the order of their publication: what a
+  /// listener that missed events begins with. O(num_blocks log num_blocks). Throws std::bad_alloc.
+  void list_contents(std::vector<cache_event>& events, stored_contents& stored) const;
 
   [[nodiscard]] const prefix_stats& stats() const noexcept { return stats_; }
   /// Scopes and extra keys with references, `default_scope` and `no_extras` not counted.
@@ -240,6 +253,7 @@ class BIFOLIO_API prefix_cache {
   std::vector<extras_id> extras_of_;    // [num_blocks] once any block has extra keys
   std::vector<expiry> expiries_;        // heap, earliest first
   std::vector<cache_event> events_;
+  stored_contents stored_;                     // of events_, with record_tokens
   std::unique_ptr<eviction_tracker> tracker_;  // null for a policy without memory
   removal_observer* observer_ = nullptr;
   prefix_stats stats_;

@@ -60,7 +60,8 @@ struct step_plan {
   std::vector<seq_id> swapped_in{};     ///< back on the device; computed from the next step on
   std::vector<seq_id> preempted{};      ///< back in the waiting queue; their blocks are free again
   std::vector<request_id> aborted{};    ///< requests dropped by `scheduler::post_abort`
-  std::int64_t num_tokens = 0;          ///< Σ query_len
+  /// Σ query_len. `kv_cache_manager::build` takes it from `seqs`, and refuses another number here that is not 0.
+  std::int64_t num_tokens = 0;
   /// Moves of layer groups 1, 2, …; those of group 0 are above. Empty with one group.
   std::vector<group_moves> groups{};
   std::vector<seq_id> encoded{};  ///< with cross groups: sequences whose encoder output this step computes and stores
@@ -104,6 +105,10 @@ struct step_batch {
   std::int64_t block_table_stride = 0;
   std::vector<std::int64_t> slot_mapping;
   std::vector<std::int32_t> query_positions;  ///< empty for none; `kv_cache_manager::build` empties it
+  /// Of the pool whose blocks the tables name, as `kv_cache_manager::build` notes them; 0: not known.
+  /// `cache_engine::upload` refuses those of another pool.
+  std::int32_t block_size = 0;
+  std::int64_t num_blocks = 0;
   /// Notes of `kv_cache_manager::build`: the change of a table (its number is unique over all tables) as of which a row
   /// of block_tables was written. Rows that only grew since are not written again, so code that changes block_tables
   /// must clear these.

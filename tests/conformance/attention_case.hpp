@@ -90,6 +90,8 @@ struct attention_case {
   bool deterministic = false;  ///< asked of the plan; on the CPU nothing depends on it
   bool aligned = false;        ///< gaps of q and out keep every row aligned to 16 bytes, as tensor-core kernels ask
   value_kind values = value_kind::normal;
+  /// Also held to the gates that expect the errors of many rows to cancel; a single row may be unlucky.
+  bool statistical = true;
   std::uint64_t seed = 1;
 
   [[nodiscard]] std::int32_t num_q_heads() const noexcept { return num_kv_heads * group_size; }
@@ -217,6 +219,9 @@ class attention_expectation {
   std::vector<reference::attention_reference> expected_;
   std::vector<reference::scalar_attention> scalar_;
 };
+
+/// How exact a backend is on a case.
+[[nodiscard]] arithmetic numbers_for(const tested_backend& tested, const attention_case& the_case);
 
 /// Oracle against these backends. Returns all complaints as text.
 [[nodiscard]] std::string check_attention(const attention_case& the_case,

@@ -124,11 +124,11 @@ TEST_CASE("what only the model or the machine can refuse is refused as well") {
   check_refused({"--model", tiny(), "--max-positions", "65"}, "--max-positions is 65, allowed are 1 to 64");
   check_refused({"--model", tiny(), "--prompt", std::string(64, 'x')},
                 "prompt 1 of 64 bytes has at least 65 tokens, the model takes at most 64");
-  check_refused({"--model", tiny(), "--prompt-ids", "1,256"}, "--prompt-ids has 256, allowed are 0 to 255");
+  check_refused({"--model", tiny(), "--prompt-ids", "1,256"}, "prompt 1 has the token id 256, allowed are 0 to 255");
   std::string many = "1";
   for (int i = 0; i < 64; ++i) many += ",1";
   check_refused({"--model", tiny(), "--prompt-ids", many}, "prompt 1 has 65 tokens, the model takes at most 64");
-  check_refused({"--model", tiny(), "--num-blocks", "2"}, "the pool of 2 blocks cannot hold");
+  check_refused({"--model", tiny(), "--num-blocks", "2"}, "can never fit into the pool of 2 blocks");
   check_refused({"--model", tiny(), "--device", "cuda:99"}, "cuda:99");
   check_refused({"--model", "/nonexistent/model"}, "no such file");
   check_refused({"--model", tiny(), "--prompts-file", "/nonexistent/prompts"}, "no such file");
@@ -307,6 +307,39 @@ TEST_CASE("--prompt-ids are fed as they are, after the texts") {
   CHECK(lines(run({"--model", tiny(), "--json", "--prompt-ids", "5"}).out).size() == 1);
 }
 
+TEST_CASE("--stop ends a text before itself, whatever form it is written in") {
+  const std::vector<std::string> common{"--prompt", "Psalm 151\n1 ", "--max-positions", "120", "--samples", "3"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.end(), common.begin(), common.end());
+    return run(more);
+  };
+  const std::vector<json> whole = lines(with({"--json"}).out), cut = lines(with({"--json", "--stop", "LORD"}).out);
+  REQUIRE(whole.size() == 3);
+  REQUIRE(cut.size() == 3);
+  int num_cut = 0;
+  for (std::size_t i = 0; i < 3; ++i) {
+    CAPTURE(i);
+    const std::string text = whole[i]["text"];
+    const std::size_t at = text.find("LORD", 12);
+    CHECK(cut[i]["text"] == text.substr(0, at));
+    if (at == std::string::npos) continue;
+    CHECK(cut[i]["ended_by"] == "stopped");
+    CHECK(cut[i]["output_ids"].size() < whole[i]["output_ids"].size());
+    ++num_cut;
+  }
+  CHECK(num_cut > 0);
+  CHECK(with({"--stop", "LORD"}).out.find("LORD") == std::string::npos);
+  CHECK(with({"--lines", "--stop", "LORD"}).out.find("LORD") == std::string::npos);
+  check_refused({"--stop", ""}, "--stop is empty");
+}
+
+TEST_CASE("--chat puts a prompt into the form of a chat") {
+  const std::vector<json> said =
+      lines(run({"--json", "--chat", "--model", tiny(), "--prompt", "hello", "--max-positions", "40"}).out);
+  REQUIRE(said.size() == 1);
+  CHECK(said[0]["prompt"] == "user: hello\nassistant: ");  // no marks among the bytes
+}
+
 TEST_CASE("a text that the limit of positions cuts ends with a whole word") {
   // The bundled model writes English words. The same text, cut at every place of some words.
   const auto text_of = [](int max_positions, bool as_json) {
@@ -398,6 +431,54 @@ TEST_CASE("model files with JSON nested too deeply or a number out of range end 
   check_refused(config(deep), "config.json: JSON nested deeper than 64 levels");
   check_refused(config("1e999"), "config.json: JSON with a number out of range at byte 21: 1e999");
   check_refused(config(std::string(60, '[') + std::string(60, ']')), "\"hidden_size\" is [[");
+}
+
+TEST_CASE("static scales of a calibration are kept in a file and give the same text from there") {
+  const std::string file = (scratch_directory() / "cli_scales.json").string();
+  const std::vector<std::string> asked = {"--model",         tiny(), "--prompt",     "a calibration",
+                                          "--temperature",   "0",    "--k-dtype",    "e4m3-head",
+                                          "--v-dtype",       "i8",   "--block-size", "4",
+                                          "--max-positions", "30"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.end(), asked.begin(), asked.end());
+    return run(more);
+  };
+  const run_result saved = with({"--save-scales", file});
+  REQUIRE_MESSAGE(saved.code == 0, saved.err);
+  std::ifstream from(file);
+  const json scales = json::parse(from);
+  CHECK(scales["k"]["code"] == "e4m3-head");
+  CHECK(scales["k"]["scales"].size() == 2);     // layers
+  CHECK(scales["k"]["scales"][1].size() == 2);  // KV heads
+  CHECK(scales["v"]["code"] == "i8");
+  CHECK(scales["v"]["scales"][1].size() == 1);
+  CHECK(with({"--scales-file", file}).out == saved.out);
+  // They are used: with others the cache holds other numbers, and the file that comes out is the one that went in.
+  json others = scales;
+  for (json& layer : others["k"]["scales"]) layer = {0.5, 0.25};
+  std::ofstream(file) << others.dump();
+  const std::string again = (scratch_directory() / "cli_scales_again.json").string();
+  CHECK(with({"--scales-file", file, "--save-scales", again}).code == 0);
+  std::ifstream kept(again);
+  CHECK(json::parse(kept) == others);
+
+  const auto refused = [&](const char* pointer, const json& value, const std::string& part) {
+    json spoilt = scales;
+    spoilt[json::json_pointer(pointer)] = value;
+    std::ofstream(file) << spoilt.dump();
+    const run_result result = with({"--scales-file", file});
+    CAPTURE(result.err);
+    CHECK(result.code == 2);
+    CHECK(result.out.empty());
+    CHECK(result.err.find(part) != std::string::npos);
+  };
+  refused("/k", nullptr, "\"k\" is missing");
+  refused("/k/code", "e4m3", "\"k.code\" is \"e4m3\", allowed is 'e4m3-head', which the cache has");
+  refused("/k/scales/1", json::array({1.0}), "allowed is a list of 2 layers of 2 scales");
+  refused("/v/scales", json::array({json::array({1.0})}), "allowed is a list of 2 layers of 1 scale");
+  for (const json& bad : {json(0), json(-1), json(1e31), json(1e-31), json("1"), json(nullptr)}) {
+    refused("/v/scales/0/0", bad, "allowed is a list for each layer of numbers from 2^-100 to 2^100");
+  }
 }
 
 TEST_CASE("a text to be scored that the model cannot take whole is refused, or cut where --max-positions says so") {

@@ -22,9 +22,9 @@ find include/bifolio src \( -name '*.hpp' -o -name '*.cpp' -o -name '*.cuh' -o -
     # Folder: its public headers, those in detail/ included.
     headers["base"]      = "buffer device dtype error export host_device kv_layout memory_resource metrics prefetch stats step tensor_view types version"
     headers["cache"]     = "block_pool block_table content_key eviction_policy kv_cache_config kv_cache_manager prefix_cache " \
-                           "block_chunk block_queues group_manager layer_groups manager_core prefix_index sequence"
+                           "block_chunk block_queues group_manager kv_events layer_groups manager_core prefix_index sequence"
     headers["scheduler"] = "request scheduler"
-    headers["engine"]    = "backend cache_engine calibration event executor"
+    headers["engine"]    = "backend cache_engine calibration event executor rotate_append"
     headers["attention"] = "attention"
     headers["model"]     = "model_cache"
     headers["cpu"]       = "cpu cpu_isas"

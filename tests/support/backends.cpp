@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <optional>
 
+#include "support/adversarial_executor.hpp"
 #include "support/fenced_memory.hpp"
 #include "support/reach.hpp"
 
@@ -75,7 +76,7 @@ arithmetic loosest_numbers_of(const backend& where) {
 }
 
 std::vector<tested_backend> open_all() {
-  static const std::unique_ptr<executor> reversed = make_reversed_executor(3);
+  static adversarial_executor adversarial(3);
   const char* wanted = std::getenv("BIFOLIO_TEST_BACKENDS");
   std::vector<tested_backend> list;
   const auto add = [&](std::string name, std::string family, device where, const backend_options& options) {
@@ -95,8 +96,8 @@ std::vector<tested_backend> open_all() {
       options.num_threads = kind == executor_kind::serial ? 0 : 2;
       add(family + "-" + std::string(to_string(kind)), family, device{}, options);
     }
-    options.own_executor = reversed.get();
-    add(family + "-reversed", family, device{}, options);
+    options.own_executor = &adversarial;
+    add(family + "-adversarial", family, device{}, options);
   }
   add("cuda", "cuda", device{device_type::cuda, 0}, {});
   return list;
@@ -131,6 +132,17 @@ arithmetic tested_backend::numbers_for(dtype q_type, dtype kv_type, dtype out_ty
   arithmetic f32;
   // Products of TensorFloat-32 take subnormal numbers for 0.
   if (one_type && kv_type == dtype::f32) f32.flushed[static_cast<std::size_t>(dtype::f32)] = 0x1p-126;
+  return f32;
+}
+
+arithmetic tested_backend::numbers_for_codes(dtype q_type, dtype out_type) const {
+  arithmetic f32;
+  if (!is_host || q_type != dtype::bf16 || out_type != dtype::bf16) return f32;
+  constexpr auto to = static_cast<std::size_t>(dtype::f32);
+  constexpr auto from = static_cast<std::size_t>(dtype::bf16);
+  f32.unit_probability[to] = numbers.unit_probability[from];
+  f32.dims_together[to] = numbers.dims_together[from];
+  f32.flushed[to] = numbers.flushed[from];
   return f32;
 }
 

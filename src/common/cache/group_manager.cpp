@@ -35,18 +35,23 @@ kv_cache_config config_of(const kv_cache_config& all, const group_config& group,
 group_manager::group_manager(manager_core& first)
     : first_(first), config_(translate_bad_alloc("kv_cache_manager", [&] { return first.config_; })) {
   translate_bad_alloc("kv_cache_manager", [&] {
+    if (config_.prefix.policy == nullptr) config_.prefix.policy = &priority_policy();
+    likely_policy_ = config_.prefix.policy;
+    ranks_ = likely_policy_->make_tracker(idle_queues(first_.pool_)) == nullptr;
+    if (ranks_) config_.prefix.policy = &priority_policy();  // of the other groups, which are given levels
     marks_.resize(first_.num_records_);
+    room_ends_.resize(first_.num_records_, 0);
     for (const group_config& what : config_.groups) {
       groups_.push_back(std::make_unique<layer_group>());
       layer_group& group = *groups_.back();
       group.config = what;
       group.index = num_groups() - 1;
+      snapshot_interval_ = std::max<std::int64_t>(snapshot_interval_, what.snapshot_interval);
       group.watermark = static_cast<std::int64_t>(std::floor(config_.watermark * static_cast<double>(what.num_blocks)));
       const auto number = static_cast<std::uint32_t>(group.index);
       if (what.kind == group_kind::state) {
         group.states = std::make_unique<state_slots>(what, config_, std::uint64_t{number} << 56 | 1);
         states_.push_back(&group);
-        snapshot_interval_ = what.snapshot_interval;
         continue;
       }
       if (number == 0) {
@@ -65,6 +70,7 @@ group_manager::group_manager(manager_core& first)
       group.blocks_per_first = std::max(1, first_.config_.block_size / what.block_size);
     }
   });
+  if (snapshot_interval_ > 0) snapshot_interval_ = std::lcm(snapshot_interval_, alignment_);
   records_events_ = config_.prefix.enabled && config_.prefix.record_events;
   first_.groups_ = this;
   first_.num_lone_records_ = 0;
@@ -155,6 +161,7 @@ allocate_result group_manager::allocate(std::int64_t num_tokens, std::int64_t nu
       group->states->append(index_of(seq), 0, num_tokens);
     }
   }
+  note_room(index_of(seq));
   sequence_marks& marks = marks_[index_of(seq)];
   marks = {};
   // Nothing identifies the encoder's input.
@@ -167,13 +174,16 @@ allocate_result group_manager::allocate(std::int64_t num_tokens, std::int64_t nu
 
 // --- growing
 
-bool group_manager::has_room(seq_id seq, std::int64_t num_tokens) const noexcept {
-  if (first_.find(seq) == nullptr) return false;
-  const std::uint32_t index = index_of(seq);
-  for (const manager_core* core : tables_) {
-    const sequence& record = core->records_[index];
-    if (num_tokens > std::int64_t{record.writable_end} - record.num_tokens) return false;
-  }
+std::int32_t group_manager::room_end(std::uint32_t index) const noexcept {
+  std::int32_t end = std::numeric_limits<std::int32_t>::max();
+  for (const manager_core* core : tables_) end = std::min(end, core->records_[index].writable_end);
+  return end;
+}
+
+// Every decoding sequence passes here in every step, twice.
+[[gnu::always_inline]] inline bool group_manager::has_room_at(std::uint32_t index,
+                                                              std::int64_t num_tokens) const noexcept {
+  if (num_tokens > std::int64_t{room_ends_[index]} - first_.records_[index].num_tokens) return false;
   for (const layer_group* group : states_) {
     const state_slots& states = *group->states;
     if (!states.has_room(index, num_tokens) || states.slots_for(num_tokens) > states.pool().num_free()) return false;
@@ -181,10 +191,15 @@ bool group_manager::has_room(seq_id seq, std::int64_t num_tokens) const noexcept
   return !records_events_ || states_.empty();  // a slot that is taken may be one that is evicted
 }
 
+bool group_manager::has_room(seq_id seq, std::int64_t num_tokens) const noexcept {
+  return first_.find(seq) != nullptr && has_room_at(index_of(seq), num_tokens);
+}
+
 bool group_manager::append_in_place(seq_id seq, std::int64_t num_tokens) noexcept {
-  if (num_tokens < 0 || !has_room(seq, num_tokens)) return false;
   const std::uint32_t index = index_of(seq);
-  for (const layer_group* group : states_) group->states->append(index, first_.records_[index].num_tokens, num_tokens);
+  if (num_tokens < 0 || first_.find(seq) == nullptr || !has_room_at(index, num_tokens)) return false;
+  const std::int64_t position = first_.records_[index].num_tokens;
+  for (const layer_group* group : states_) group->states->append(index, position, num_tokens);
   for (manager_core* core : tables_) {
     core->records_[index].num_tokens += static_cast<std::int32_t>(num_tokens);
     core->num_tokens_ += num_tokens;
@@ -254,6 +269,7 @@ append_result group_manager::append(seq_id seq, std::int64_t num_tokens, std::in
       group->copies.push_back(copy);
     }
   }
+  note_room(index);
   return result;
 }
 
@@ -267,8 +283,8 @@ void group_manager::drain_copies(std::int32_t group, std::vector<block_copy>& co
 std::int64_t group_manager::next_cut(const sequence_marks& marks, std::int64_t position) const noexcept {
   std::int64_t next = std::numeric_limits<std::int64_t>::max();
   if (states_.empty() || !first_.prefix_ || !marks.is_cached) return next;
-  for (const std::int32_t wanted : marks.wanted) {
-    if (wanted > position) next = std::min<std::int64_t>(next, wanted);
+  for (const std::int32_t place : {marks.longer_hit, marks.last_spaced, marks.last_border}) {
+    if (place > position) next = std::min<std::int64_t>(next, place);
   }
   if (snapshot_interval_ > 0) next = std::min(next, (position / snapshot_interval_ + 1) * snapshot_interval_);
   return next;
@@ -288,20 +304,8 @@ void group_manager::commit_all(sequence& record, std::int64_t num_tokens) noexce
   const std::int64_t num_committed = record.num_committed + num_tokens;
   for (manager_core* core : tables_) {
     sequence& own = core->records_[at];
-    if (core->config_.sliding_window > 0 && core->first_visible_block(num_committed) > core->tables_[at].first()) {
-      std::int64_t from = 0;
-      std::int64_t to = 0;
-      // A commit that passes both keeps the later one.
-      for (const std::int32_t wanted : marks.wanted) {
-        if (wanted == 0 || wanted > num_committed ||
-            wanted <= std::int64_t{core->tables_[at].first()} * core->config_.block_size) {
-          continue;
-        }
-        from = std::max<std::int64_t>(0, wanted - core->config_.sliding_window + 1);
-        to = wanted;
-      }
-      core->slide(own, num_committed, from, to);
-    }
+    // Of a prompt the levels of its blocks say which are kept longer, as long as they are registered.
+    if (core->config_.sliding_window > 0) core->slide(own, num_committed, marks.last_border);
     own.num_committed += static_cast<std::int32_t>(num_tokens);
   }
   for (const layer_group* group : states_) group->states->commit(static_cast<std::uint32_t>(at), num_committed);
@@ -316,13 +320,13 @@ void group_manager::commit_all(sequence& record, std::int64_t num_tokens) noexce
 
 // The common case of a commit, for which no group needs memory: no window gives back a block, and no encoder's output
 // is new.
-bool group_manager::commit_in_place(sequence& record, std::int64_t num_tokens) noexcept {
+[[gnu::always_inline]] inline bool group_manager::commit_in_place(sequence& record, std::int64_t num_tokens) noexcept {
   if (num_tokens < 0 || num_tokens > std::int64_t{record.num_tokens} - record.num_committed) return false;
   const std::ptrdiff_t at = &record - first_.records_;
   const std::int64_t num_committed = record.num_committed + num_tokens;
   for (const manager_core* core : tables_) {
-    if (core->config_.sliding_window == 0) continue;
-    if (core->first_visible_block(num_committed) > core->tables_[at].first()) return false;
+    // What the tokens before do not see is given back already.
+    if (core->first_visible_block(num_committed) != core->first_visible_block(record.num_committed)) return false;
   }
   for (const layer_group* group : crosses_) {
     const sequence& own = group->core->records_[at];
@@ -403,6 +407,8 @@ allocate_result group_manager::fork(seq_id seq) {
     const seq_id forked = group->core->fork_record(group->core->records_[at]);
     if (group->index == 0) child = forked;
   }
+  note_room(static_cast<std::uint32_t>(at));
+  note_room(index_of(child));
   sequence_marks& marks = marks_[index_of(child)];
   marks = marks_[static_cast<std::size_t>(at)];
   marks.rolling = {};  // the parent gives it up
@@ -421,6 +427,7 @@ void group_manager::truncate(seq_id seq, std::int64_t num_tokens) {
   }
   for (manager_core* core : tables_) core->prepare_truncate(core->records_[at], num_tokens);
   for (manager_core* core : tables_) core->truncate_record(core->records_[at], num_tokens);
+  note_room(static_cast<std::uint32_t>(at));
   for (const layer_group* group : states_) group->states->truncate(static_cast<std::uint32_t>(at), num_tokens);
 }
 

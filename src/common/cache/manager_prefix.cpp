@@ -9,6 +9,7 @@
 
 #include "common/base/require.hpp"
 #include "common/base/translate.hpp"
+#include "common/cache/manager_steps.hpp"
 #include "common/cache/require_limits.hpp"
 
 namespace bifolio::detail {
@@ -22,13 +23,15 @@ constexpr std::uint64_t first_serial_of(std::uint32_t group) noexcept { return s
 void manager_core::make_prefix_cache() {
   static_assert(sizeof(publication) == 56, "kv_cache_config says so");
   const bool follows = role_ == core_role::follower;
-  prefix_ = std::make_unique<prefix_cache>(pool_, prefix_cache_config{.block_size = follows ? 1 : config_.block_size,
-                                                                      .seed = config_.prefix.seed,
-                                                                      .key_bits = config_.prefix.key_bits,
-                                                                      .record_events = config_.prefix.record_events,
-                                                                      .policy = config_.prefix.policy,
-                                                                      .memory = config_.memory,
-                                                                      .first_serial = first_serial_of(group_)});
+  prefix_ = std::make_unique<prefix_cache>(
+      pool_, prefix_cache_config{.block_size = follows ? 1 : config_.block_size,
+                                 .seed = config_.prefix.seed,
+                                 .key_bits = config_.prefix.key_bits,
+                                 .record_events = config_.prefix.record_events,
+                                 .record_tokens = config_.prefix.record_tokens && !follows,
+                                 .policy = config_.prefix.policy,
+                                 .memory = config_.memory,
+                                 .first_serial = first_serial_of(group_)});
   if (follows) return;
   const std::size_t num_tail_tokens = std::size_t{num_records_} * static_cast<std::size_t>(config_.block_size);
   publication_storage_ =
@@ -336,6 +339,12 @@ void manager_core::advance_clock(std::int64_t now) noexcept {
 void manager_core::drain_events(std::vector<cache_event>& events) {
   events.clear();
   if (prefix_) prefix_->drain_events(events);
+}
+
+void manager_core::drain_events(std::vector<cache_event>& events, stored_contents& stored) {
+  events.clear();
+  stored.clear();
+  if (prefix_) prefix_->drain_events(events, stored);
 }
 
 }  // namespace bifolio::detail

@@ -4,6 +4,7 @@
 #include <bifolio/error.hpp>
 #include <bifolio/prefix_cache.hpp>
 #include <cstring>
+#include <unordered_map>
 #include <utility>
 
 #include "common/base/hash.hpp"
@@ -305,6 +306,10 @@ publish_result prefix_cache::publish(block_id block, const content_key& key, con
     set_level(block, hint, index);
   }
   record({cache_event::kind::stored, block, key, after.key});
+  if (config_.record_tokens && config_.record_events) {
+    stored_.tokens.insert(stored_.tokens.end(), tokens.begin(), tokens.end());
+    stored_.is_first.push_back(is_scope(after.serial) ? 1 : 0);
+  }
   ++stats_.num_published_blocks;
   ++stats_.num_cached_blocks;
   return {{key, contents.serial}, invalid_block};
@@ -427,12 +432,47 @@ void prefix_cache::reserve_events(std::int64_t num_events) {
     std::make_heap(expiries_.begin(), expiries_.end(), later_expiry);
     detail::make_room(expiries_, std::max(more, expiries_.size()));  // as many again, so that this is rare
   }
-  if (config_.record_events) detail::make_room(events_, more);
+  if (!config_.record_events) return;
+  detail::make_room(events_, more);
+  if (!config_.record_tokens) return;
+  detail::make_room(stored_.tokens, more * static_cast<std::size_t>(config_.block_size));
+  detail::make_room(stored_.is_first, more);
 }
 
 void prefix_cache::drain_events(std::vector<cache_event>& events) {
   events.clear();
   events.swap(events_);
+  stored_.clear();
+}
+
+void prefix_cache::drain_events(std::vector<cache_event>& events, stored_contents& stored) {
+  stored.clear();
+  std::swap(stored, stored_);
+  events.clear();
+  events.swap(events_);
+}
+
+void prefix_cache::list_contents(std::vector<cache_event>& events, stored_contents& stored) const {
+  events.clear();
+  stored.clear();
+  std::vector<block_id> blocks;
+  for (std::int32_t i = 0; i < static_cast<std::int32_t>(pool_->num_blocks()); ++i) {
+    if (holds(block_id{i})) blocks.push_back(block_id{i});
+  }
+  std::ranges::sort(blocks, {}, [this](block_id block) { return index_.of(block).serial; });
+  std::unordered_map<std::uint64_t, content_key> listed;  // by serial
+  for (const block_id block : blocks) {
+    const detail::prefix_index::contents& contents = index_.of(block);
+    const bool is_first = is_scope(contents.parent);
+    const auto parent = listed.find(contents.parent);
+    if (!is_first && parent == listed.end()) continue;
+    const content_key before = is_first ? content_key{} : parent->second;
+    events.push_back({cache_event::kind::stored, block, contents.key, before});
+    const std::span<const token_id> tokens = tokens_of(block);
+    stored.tokens.insert(stored.tokens.end(), tokens.begin(), tokens.end());
+    stored.is_first.push_back(is_first ? 1 : 0);
+    listed.emplace(contents.serial, contents.key);
+  }
 }
 
 }  // namespace bifolio

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <bifolio/cache_engine.hpp>
 #include <bifolio/error.hpp>
+#include <bifolio/rotate_append.hpp>
 #include <bit>
 #include <cstdio>
 #include <cstring>
@@ -202,6 +203,13 @@ cache_engine::cache_engine(backend& where, const cache_engine_config& config, me
                          first_v == nullptr ? nullptr : first_v + layer * v_scales});
     }
   });
+  if (!config.zero_fill) return;
+  errc code = errc::ok;
+  for (std::size_t i = 0; i < num_layers && code == errc::ok; ++i) {
+    code = where.clear(storage_[i].as<std::byte>(), static_cast<std::size_t>(num_bytes), {});
+  }
+  if (code == errc::ok) code = where.synchronize({});
+  if (code != errc::ok) detail::refuse(code, "the layers could not be filled with zeros: ", to_string(code));
 }
 
 void cache_engine::upload_scales(memory_resource& source) {
@@ -323,6 +331,11 @@ void cache_engine::reserve_upload(std::int32_t max_num_seqs, std::int64_t max_nu
 }
 
 step_batch_view cache_engine::upload(const step_batch& batch, stream_ref stream) {
+  if (batch.num_blocks > config_.num_blocks || (batch.block_size != config_.layout.block_size && batch.block_size != 0))
+      [[unlikely]] {
+    detail::refuse(errc::invalid_argument, "the batch is of a manager with ", batch.num_blocks, " blocks of ",
+                   batch.block_size, " tokens; the engine has ", config_.num_blocks, " of ", config_.layout.block_size);
+  }
   if (backend_->where().type == device_type::cpu) return batch.view();
 
   const step_offsets at(batch);
@@ -351,6 +364,14 @@ errc cache_engine::append(std::int32_t layer, const const_tensor_view& k, const 
   const auto index = static_cast<std::size_t>(layer);
   if (layer < 0 || index >= layers_.size()) return errc::out_of_range;
   return backend_->append({layers_[index], k, v, slot_mapping}, stream);
+}
+
+errc cache_engine::rotate_append(std::int32_t layer, const rotate_append_params& params, stream_ref stream) noexcept {
+  const auto index = static_cast<std::size_t>(layer);
+  if (layer < 0 || index >= layers_.size()) return errc::out_of_range;
+  rotate_append_params whole = params;
+  whole.append.kv = layers_[index];
+  return backend_->rotate_append(whole, stream);
 }
 
 errc cache_engine::copy_blocks(std::span<const block_copy> copies, stream_ref stream) noexcept {

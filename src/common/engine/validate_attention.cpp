@@ -73,50 +73,6 @@ errc expect_array(const char* name, const std::int32_t* array, const refusal& re
   return refuse(errc::invalid_argument, name, " of the batch is not aligned to its elements of 4 bytes");
 }
 
-// What `check_readable` finds wrong with a cache, by name. The layout's heads, head dims, block_size and codes are
-// good.
-errc check_cache(const kv_cache_view& kv, const refusal& refuse) {
-  const errc code = check_readable(kv);
-  if (code == errc::ok) return code;
-  if (kv.num_blocks < 0) {
-    return refuse(code, "num_blocks of kv is ", kv.num_blocks, "; it must not be negative");
-  }
-  const kv_layout& layout = kv.layout;
-  for (const bool is_k : {true, false}) {
-    if (!is_k && layout.v_in_k) break;
-    const char* name = is_k ? "kv.k" : "kv.v";
-    const void* data = is_k ? kv.k : kv.v;
-    const kv_plane& plane = is_k ? layout.k : layout.v;
-    const kv_strides& strides = plane.strides;
-    if (strides.chunk < 1 || plane.head_dim % strides.chunk != 0) {
-      return refuse(code, "the chunk of ", name, " is ", strides.chunk, "; it must be a divisor of its head_dim, ",
-                    plane.head_dim);
-    }
-    if (plane_span(layout, plane, kv.num_blocks) < 0) {
-      return refuse(code, "the strides of ", name, " (block ", strides.block, ", head ", strides.head, ", token ",
-                    strides.token, ", dim ", strides.dim, ", chunk ", strides.chunk_stride,
-                    ") let elements share a place or reach past 2^62 bytes",
-                    plane.code.tail_floats() > 0 ? ", or its tail is not between the elements and the next block" : "");
-    }
-    if (data == nullptr) return refuse(code, name, " is null");
-    const bool has_tail = plane.code.tail_floats() > 0;
-    if (!aligned(data, has_tail ? dtype::f32 : plane.code.type)) {
-      return refuse(code, name, " is not aligned to its ", has_tail ? "scales" : "elements", " of ",
-                    has_tail ? std::int64_t{sizeof(float)} : static_cast<std::int64_t>(size_of(plane.code.type)),
-                    " bytes");
-    }
-    const float* scales = is_k ? kv.k_scales : kv.v_scales;
-    if (plane.code.has_static_scales() && (scales == nullptr || !aligned(scales, dtype::f32))) {
-      return refuse(code, name, "_scales is ", scales == nullptr ? "null" : "not aligned to its elements of 4 bytes",
-                    "; the code of the plane has static scales");
-    }
-  }
-  if (layout.v_in_k && (layout.v.strides != layout.k.strides || layout.v.tail != layout.k.tail)) {
-    return refuse(code, "the strides of V are not those of K in a layout whose V is part of K");
-  }
-  return refuse(code, "num_blocks of kv is ", kv.num_blocks, "; the largest allowed value is ", max_num_blocks);
-}
-
 // Shape, dtype, strides and pointer of one tensor; `written`: its rows must not overlap.
 errc check_tensor(const const_tensor_view& tensor, std::string_view name, bool written, const refusal& refuse) {
   if (!is_tensor_dtype(tensor.type)) return refuse_dtype(name, tensor.type, tensor_dtype_names, refuse);
@@ -264,7 +220,7 @@ errc attention(const attention_plan& plan, const attention_params& params, std::
   if (code == errc::ok) code = check_tensor(params.q, "q", false, refuse);
   if (code == errc::ok) code = check_tensor(as_const(params.out), "out", true, refuse);
   if (code != errc::ok) return code;
-  code = check_cache(params.kv, refuse);
+  code = check_readable(params.kv, "kv", refuse);
   if (code != errc::ok) return code;
   code = check_bias(params.bias, plan, refuse);
   if (code == errc::ok) code = expect_aligned("lse", params.lse, refuse);
@@ -330,14 +286,3 @@ errc merge(const merge_params& params, std::string* sentence) {
 }
 
 }  // namespace bifolio::validate
-
-namespace bifolio {
-
-std::optional<error> find_problem(const attention_plan& plan, const attention_params& params) {
-  std::string sentence;
-  const errc code = validate::attention(plan, params, &sentence);
-  if (code == errc::ok) return std::nullopt;
-  return detail::make_error(code, sentence);
-}
-
-}  // namespace bifolio

@@ -2,7 +2,8 @@
 #pragma once
 
 /// The checks of the cache calls, one place for every backend: what a call refuses it refuses here, before anything is
-/// written. Nothing is dereferenced but slot_mapping and the lists of copies.
+/// written. Nothing is dereferenced but slot_mapping and the lists of copies. A check returns the code and, when the
+/// caller gives a string, a sentence; without one nothing is allocated.
 ///
 ///   null where rows, slots, blocks or static scales are to be touched; a pointer not aligned to
 ///   its element, or, of a plane with a tail, to its scales                                       invalid_argument
@@ -20,8 +21,11 @@
 #include <bifolio/step.hpp>
 #include <cstdint>
 #include <span>
+#include <string>
+#include <string_view>
 
 #include "common/base/footprint.hpp"
+#include "common/engine/refusal.hpp"
 
 namespace bifolio::validate {
 
@@ -37,9 +41,11 @@ inline constexpr std::int64_t max_num_blocks = padding_entry;
 
 /// One layer's view for calls that only read it: its layout and its pointers.
 [[nodiscard]] errc check_readable(const kv_cache_view& view) noexcept;
+/// The same with a sentence, in which the view is called `name`.
+[[nodiscard]] errc check_readable(const kv_cache_view& view, std::string_view name, const refusal& refuse);
 
 /// The same, and that K and V are apart, unless V is part of K.
-[[nodiscard]] errc check(const kv_cache_view& view) noexcept;
+[[nodiscard]] errc check(const kv_cache_view& view, std::string_view name, const refusal& refuse);
 
 /// Whether blocks hold the same: heads, head dims, block_size, and V as part of K or not.
 [[nodiscard]] bool same_shape(const kv_layout& a, const kv_layout& b) noexcept;
@@ -48,15 +54,16 @@ inline constexpr std::int64_t max_num_blocks = padding_entry;
 /// may differ.
 [[nodiscard]] bool same_block_order(const kv_layout& a, const kv_layout& b) noexcept;
 
-[[nodiscard]] errc append(const append_params& params) noexcept;
-[[nodiscard]] errc gather(const gather_params& params) noexcept;
+[[nodiscard]] errc append(const append_params& params, std::string* sentence = nullptr);
+[[nodiscard]] errc gather(const gather_params& params, std::string* sentence = nullptr);
 /// The same where the host cannot read slot_mapping: kernels skip slots past the end of the cache.
-[[nodiscard]] errc append_on_device(const append_params& params) noexcept;
-[[nodiscard]] errc gather_on_device(const gather_params& params) noexcept;
-[[nodiscard]] errc copy_blocks(std::span<const kv_cache_view> layers, std::span<const block_copy> copies) noexcept;
+[[nodiscard]] errc append_on_device(const append_params& params, std::string* sentence = nullptr);
+[[nodiscard]] errc gather_on_device(const gather_params& params, std::string* sentence = nullptr);
+[[nodiscard]] errc copy_blocks(std::span<const kv_cache_view> layers, std::span<const block_copy> copies,
+                               std::string* sentence = nullptr);
 [[nodiscard]] errc convert_blocks(const kv_cache_view& src, const kv_cache_view& dst,
-                                  std::span<const block_copy> copies) noexcept;
+                                  std::span<const block_copy> copies, std::string* sentence = nullptr);
 [[nodiscard]] errc swap_blocks(std::span<const kv_cache_view> src, std::span<const kv_cache_view> dst,
-                               std::span<const block_copy> copies) noexcept;
+                               std::span<const block_copy> copies, std::string* sentence = nullptr);
 
 }  // namespace bifolio::validate

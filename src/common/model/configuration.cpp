@@ -24,7 +24,8 @@ cache_engine_config storage_of(const model_cache_config& config, std::int64_t nu
           .num_blocks = num_blocks,
           .layout = layout_of(config),
           .k_scales = config.k_scales,
-          .v_scales = config.v_scales};
+          .v_scales = config.v_scales,
+          .zero_fill = config.zero_fill};
 }
 
 /// Sets a number of blocks from bytes.

@@ -21,7 +21,9 @@ void model_state::require_not_in_step(const char* call, seq_id seq) const {
 void model_state::carry_out_copies(std::span<const block_copy> copies, stream_ref stream) {
   if (copies.empty()) return;
   const errc code = engine.copy_blocks(copies, stream);
-  if (code != errc::ok) refuse(code, "copying ", copies.size(), " blocks failed: ", to_string(code));
+  if (code == errc::ok) return;
+  if (const auto problem = find_copy_problem(engine.layers(), copies)) throw *problem;
+  refuse(code, "copying ", copies.size(), " blocks failed: ", to_string(code));
 }
 
 model_step_state* model_state::free_slot() noexcept {

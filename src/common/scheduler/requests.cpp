@@ -85,6 +85,10 @@ scheduler_core::scheduler_core(kv_cache_manager& manager, const scheduler_config
       num_groups_(manager.num_groups()),
       config_(validated(config, manager)),
       intake_(std::make_unique<request_intake>()) {
+  for (const group_config& group : manager.config().groups) {
+    if (group.kind == group_kind::window) windows_.push_back(group);
+    has_cross_ = has_cross_ || group.kind == group_kind::cross;
+  }
   buckets_.resize(num_buckets, nullptr);
   const auto seats = static_cast<std::size_t>(config_.max_running);
   steps_.resize(static_cast<std::size_t>(config_.max_steps_in_flight));
@@ -322,7 +326,6 @@ void scheduler_core::end_scheduling() {
 }
 
 void scheduler_core::receive() {
-  const std::size_t num_before = arrivals_.size();
   intake_message message;
   while (true) {
     make_room(posted_aborts_, 1);
@@ -335,7 +338,7 @@ void scheduler_core::receive() {
       arrivals_.push_back({rank, message.arrived->id, message.arrived});
     }
   }
-  if (arrivals_.size() > num_before) {
+  if (arrivals_.size() > 1) {  // not only new ones: a call before this may have failed ahead of here
     std::sort(arrivals_.begin(), arrivals_.end(),
               [](const arrival& a, const arrival& b) { return a.rank != b.rank ? a.rank < b.rank : a.id < b.id; });
   }

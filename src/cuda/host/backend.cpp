@@ -61,6 +61,14 @@ errc cuda_backend::download(void* host_dst, const void* src, std::size_t num_byt
   });
 }
 
+errc cuda_backend::clear(void* dst, std::size_t num_bytes, stream_ref stream) noexcept {
+  return on_device(*state_, [&]() noexcept {
+    if (num_bytes == 0) return errc::ok;
+    if (dst == nullptr) return errc::invalid_argument;
+    return state_->report(state_->api().memset_async(dst, 0, num_bytes, handle_of(stream)));
+  });
+}
+
 errc cuda_backend::synchronize(stream_ref stream) noexcept {
   return on_device(*state_,
                    [&]() noexcept { return state_->report(state_->api().stream_synchronize(handle_of(stream))); });
@@ -102,6 +110,10 @@ errc cuda_backend::append(const append_params& params, stream_ref stream) noexce
 
 errc cuda_backend::gather(const gather_params& params, stream_ref stream) noexcept {
   return on_device(*state_, [&]() noexcept { return cuda::gather(*state_, params, stream); });
+}
+
+errc cuda_backend::rotate_append(const rotate_append_params& params, stream_ref stream) noexcept {
+  return on_device(*state_, [&]() noexcept { return cuda::rotate_append(*state_, params, stream); });
 }
 
 errc cuda_backend::copy_blocks(std::span<const kv_cache_view> layers, std::span<const block_copy> copies,

@@ -31,9 +31,6 @@ __device__ __forceinline__ void grid_dependency_wait() {
 }
 
 /// Writes 16 bytes of zeros.
-__device__ __forceinline__ void store_shared_32(std::uint32_t address, std::uint32_t value) {
-  asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(address), "r"(value) : "memory");
-}
 __device__ __forceinline__ void store_shared_zeros_16(std::uint32_t address) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};\n" ::"r"(address), "r"(0) : "memory");
 }

@@ -57,7 +57,6 @@ class mainloop {
       : a_(args),
         stages_(device::shared_address(shared) + S::shared.stages),
         queries_(device::shared_address(shared) + S::shared.queries),
-        small_queries_(device::shared_address(shared) + S::shared.small),
         zeros_(device::shared_address(shared) + S::shared.zeros),
         lane_(static_cast<int>(threadIdx.x) & 31),
         warp_(static_cast<int>(threadIdx.x) >> 5),
@@ -100,10 +99,7 @@ class mainloop {
     device::cp_async_wait_group<S::stages - 2>();
     __syncthreads();
     loader_.load_tile(free_stage());
-    if (tile == first_tile_) {
-      if constexpr (S::splits_queries) split_queries(q_buffer_);
-      if constexpr (S::q_in_registers) load_q(q_buffer_);
-    }
+    if (S::q_in_registers && tile == first_tile_) load_q(q_buffer_);
     compute_tile(stage_, tile, q_buffer_, acc);
     stage_ = stage_ + 1 == S::stages ? 0 : stage_ + 1;
   }
@@ -116,49 +112,26 @@ class mainloop {
   static constexpr bool is_f32 = std::is_same_v<T, float>;
   // Probabilities as the product with V takes them.
   using fragment = std::conditional_t<is_f32, float, std::uint32_t>;
-  // Of queries.
-  using query_fragment = std::conditional_t<is_f32, device::tf32_pair, std::uint32_t>;
   static constexpr int values_per_fragment = is_f32 ? 1 : 2;
 
   // acc += a · b over 32 bytes of a row: 16 dims, or 8 of float32, as three products of TensorFloat-32 whose small part
   // goes to `rest`.
-  __device__ __forceinline__ static void add_product(float (&acc)[4], float (&rest)[4], const query_fragment (&a)[4],
+  __device__ __forceinline__ static void add_product(float (&acc)[4], float (&rest)[4], const std::uint32_t (&a)[4],
                                                      std::uint32_t b0, std::uint32_t b1) {
     if constexpr (is_f32) {
-      device::mma_tf32x3(acc, rest, a, device::split_tf32(__uint_as_float(b0)),
+      device::tf32_pair pairs[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) pairs[i] = device::split_tf32(__uint_as_float(a[i]));
+      device::mma_tf32x3(acc, rest, pairs, device::split_tf32(__uint_as_float(b0)),
                          device::split_tf32(__uint_as_float(b1)));
     } else {
       device::mma_m16n8k16<T>(acc, a, b0, b1);
     }
   }
 
-  // The larger parts of the queries take their places, the smaller ones a buffer of their own, for the whole CTA.
-  __device__ __forceinline__ void split_queries(int buffer) const {
-    for (int i = static_cast<int>(threadIdx.x); i < decode_tile_rows * S::head_dim; i += S::threads) {
-      const int row = i / S::head_dim;
-      const int dim = i % S::head_dim;
-      const std::uint32_t place = S::place(row, dim / S::vector_dims) + dim % S::vector_dims * 4;
-      const std::uint32_t from = queries_ + buffer * S::q_bytes + place;
-      const device::tf32_pair pair = device::split_tf32(device::load_shared_f32(from));
-      device::store_shared_32(from, pair.large);
-      device::store_shared_32(small_queries_ + place, pair.small);
-    }
-    __syncthreads();
-  }
-
-  __device__ __forceinline__ void load_q_step(query_fragment (&q)[4], int buffer, int kk) const {
+  __device__ __forceinline__ void load_q_step(std::uint32_t (&q)[4], int buffer, int kk) const {
     const int row = (lane_ & 7) + ((lane_ >> 3) & 1) * 8;
-    const std::uint32_t place = S::place(row, 2 * kk + (lane_ >> 4));
-    if constexpr (is_f32) {
-      std::uint32_t large[4];
-      std::uint32_t small[4];
-      device::ldmatrix_x4(large, queries_ + buffer * S::q_bytes + place);
-      device::ldmatrix_x4(small, small_queries_ + place);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) q[i] = {large[i], small[i]};
-    } else {
-      device::ldmatrix_x4(q, queries_ + buffer * S::q_bytes + place);
-    }
+    device::ldmatrix_x4(q, queries_ + buffer * S::q_bytes + S::place(row, 2 * kk + (lane_ >> 4)));
   }
   __device__ __forceinline__ void load_q(int buffer) {
 #pragma unroll
@@ -171,7 +144,7 @@ class mainloop {
   }
 
   // Step kk of the queries, from registers or shared memory.
-  __device__ __forceinline__ void take_q(query_fragment (&q)[4], int buffer, int kk) const {
+  __device__ __forceinline__ void take_q(std::uint32_t (&q)[4], int buffer, int kk) const {
     if constexpr (S::q_in_registers) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) q[i] = q_[kk][i];
@@ -201,7 +174,7 @@ class mainloop {
       for_each_step<0, S::k_steps>([&](auto step) {
         constexpr int kk = decltype(step)::value;
         std::uint32_t b[4];
-        query_fragment q[4];
+        std::uint32_t q[4];
         device::ldmatrix_x4(b, key_vector<2 * kk + 1>(k_base, row, 2 * kk + ((lane_ >> 3) & 1)));
         take_q(q, q_buffer, kk);
         add_product(s[0], rest[0], q, b[0], b[1]);
@@ -214,7 +187,7 @@ class mainloop {
       for_each_step<0, S::k_steps / 2>([&](auto step) {
         constexpr int kk = 2 * decltype(step)::value;
         std::uint32_t b[4];
-        query_fragment q[4];
+        std::uint32_t q[4];
         device::ldmatrix_x4(b, key_vector<2 * kk + 3>(k_base, row, 2 * kk + (lane_ >> 3)));
         take_q(q, q_buffer, kk);
         add_product(s[0], rest[0], q, b[0], b[1]);
@@ -369,7 +342,7 @@ class mainloop {
   }
 
   const decode_args& a_;
-  std::uint32_t stages_, queries_, small_queries_, zeros_;
+  std::uint32_t stages_, queries_, zeros_;
   int lane_, warp_;
   loader<T, Shape, Scheduler> loader_;
   int stage_ = 0;
@@ -381,7 +354,7 @@ class mainloop {
   int common_begin_, common_end_;
   int row_position_[2];
   float slope_[2];
-  query_fragment q_[S::q_in_registers ? S::k_steps : 1][4];
+  std::uint32_t q_[S::q_in_registers ? S::k_steps : 1][4];
 };
 
 }  // namespace bifolio::cuda::decode

@@ -15,7 +15,6 @@ namespace bifolio::cuda::decode {
 struct shared_layout {
   int stages;    // K and V tiles; the epilogue reduces over warps in a free one
   int queries;   // one buffer per stage
-  int small;     // of float32: the smaller parts of the queries in use, see splits_queries
   int row_sums;  // maximum and sum per warp and row
   int flag;      // of the combine
   int zeros;     // 16 bytes of them
@@ -53,10 +52,8 @@ struct shape {
   static constexpr int warp_keys = decode_tile_tokens / Warps;
   static constexpr int key_tiles = warp_keys / 8;  // of a warp's score products
   static constexpr int n_tiles = HeadDim / 8;      // of the output
-  /// Queries of float32 are split into TensorFloat-32 numbers once a work tile, not for each of its KV tiles.
-  static constexpr bool splits_queries = element_bytes == 4;
   /// Where registers are short the queries stay in shared memory.
-  static constexpr bool q_in_registers = Warps == 4 && !splits_queries;
+  static constexpr bool q_in_registers = Warps == 4;
 
   static constexpr int vector_dims = 16 / element_bytes;
   static constexpr int row_vectors = HeadDim / vector_dims;  // of 16 bytes
@@ -81,8 +78,7 @@ struct shape {
   [[nodiscard]] static constexpr shared_layout make_shared_layout() noexcept {
     shared_layout l = {};
     l.queries = l.stages + stages * stage_bytes;
-    l.small = l.queries + stages * q_bytes;
-    l.row_sums = l.small + (splits_queries ? q_bytes : 0);
+    l.row_sums = l.queries + stages * q_bytes;
     l.flag = l.row_sums + warps * decode_tile_rows * 8;
     l.zeros = l.flag + 16;
     l.plan = l.zeros + 16;

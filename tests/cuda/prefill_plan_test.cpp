@@ -279,35 +279,6 @@ TEST_CASE("prefill keeps at least 0.97 of 132 SMs busy") {
   }
 }
 
-TEST_CASE("row tiles of few and of many rows are dealt side by side") {
-  struct batch {
-    std::int32_t new_tokens, prompts, context, decodes;
-  };
-  for (const batch& b : {batch{2048, 3, 4096, 200}, batch{512, 20, 300, 250}, batch{4096, 1, 8192, 200}}) {
-    step s(4, 8);
-    s.add(b.new_tokens, b.new_tokens + 8 * b.prompts, b.prompts).add(1, b.context, b.decodes).plan();
-    CAPTURE(b.new_tokens);
-    REQUIRE_FALSE(s.has_shares());
-    std::int32_t total[2] = {};
-    std::int32_t dealt[2] = {};
-    std::int32_t last[2] = {1 << 30, 1 << 30};
-    const auto kind_of = [](const cuda::prefill_work_tile& t) { return t.query_len == 1 ? 1 : 0; };
-    const auto tiles_of = [](const cuda::prefill_work_tile& t) { return t.tile_end - t.tile_begin; };
-    for (const cuda::prefill_work_tile& t : s.planned.work_tiles) total[kind_of(t)] += tiles_of(t);
-    for (const cuda::prefill_work_tile& t : s.planned.work_tiles) {
-      const int kind = kind_of(t);
-      CHECK(tiles_of(t) <= last[kind]);
-      last[kind] = tiles_of(t);
-      dealt[kind] += tiles_of(t);
-      // Where half of one kind is dealt, so is a good part of the other.
-      if (dealt[kind] * 2 < total[kind] || (dealt[kind] - tiles_of(t)) * 2 >= total[kind]) continue;
-      CHECK(dealt[1 - kind] * 4 >= total[1 - kind]);
-    }
-    CHECK(s.busy() >= 0.96);
-    check_plan(s);
-  }
-}
-
 TEST_CASE("a few tokens on a long context are cut over all SMs") {
   for (const std::int32_t tokens : {5, 16, 17, 32, 33, 64, 128, 129, 256}) {
     step s(4, 8);

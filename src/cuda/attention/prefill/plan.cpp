@@ -17,8 +17,6 @@ constexpr std::int32_t tile_cost = 8;
 constexpr std::int32_t one_warpgroup_cost = 5;  // where one warpgroup has all rows
 constexpr std::int32_t fixed_cost = 6;          // queries, first tile, epilogue
 constexpr std::int32_t combine_cost = 15;
-// Kinds of row tiles are not dealt apart where one has less than one in this many of the cost.
-constexpr double least_part_to_mix = 16;
 constexpr double cost_us = 1.87 / tile_cost;
 constexpr double launch_us = 3.5;
 
@@ -102,13 +100,12 @@ class planner {
 
   void run() {
     sort_row_tiles();
-    const std::int64_t longest = plan_.order.empty() ? 0 : cost_of(plan_.order.front());
-    mix_light_and_full();
     list_whole_tiles();
     const std::int64_t num_items = plan_.header.num_items;
     if (num_items > std::int64_t{prefill_max_tiles_per_sm_to_cut} * num_sms_) return;
     // Shares end together; a list ends when the last CTA does, at most one work tile after the first.
     const std::int64_t even = divide_up(total_cost_, num_sms_);
+    const std::int64_t longest = plan_.order.empty() ? 0 : static_cast<std::int64_t>(plan_.order.front() >> 32);
     const std::int64_t shares_end = even + fixed_cost + combine_cost;
     if (shares_end >= std::min(even + longest, list_end())) return;
     for (std::int64_t share = even + fixed_cost; !cut_into_shares(share); share += 1 + share / 64) {
@@ -129,43 +126,6 @@ class planner {
   }
   [[nodiscard]] const prefill_plan::row_tile& in_order(std::uint64_t key) const noexcept {
     return plan_.row_tiles[static_cast<std::uint32_t>(~key)];
-  }
-  [[nodiscard]] static std::int64_t cost_of(std::uint64_t key) noexcept { return static_cast<std::int64_t>(key >> 32); }
-
-  // Row tiles with the rows of one warpgroup, such as tokens that decode, wait for memory, full ones for tensor cores.
-  // By length alone one kind would run before the other; dealt in the proportion of their costs, each kind longest
-  // first, they share the device. At the end the kind whose row tiles are shorter fills the SMs evenly.
-  void mix_light_and_full() {
-    const auto is_light = [&](std::uint64_t key) {
-      const prefill_plan::row_tile& t = in_order(key);
-      return t.cost - fixed_cost == (t.tile_end - t.tile_begin) * one_warpgroup_cost;
-    };
-    std::size_t num_light = 0;
-    std::vector<std::uint64_t>& kinds = plan_.kinds;  // the light ones, then the full ones
-    kinds.clear();
-    double total[2] = {};
-    for (const bool light : {true, false}) {
-      for (const std::uint64_t key : plan_.order) {
-        if (is_light(key) != light) continue;
-        kinds.push_back(key);
-        total[light ? 0 : 1] += static_cast<double>(cost_of(key));
-      }
-      if (light) num_light = kinds.size();
-    }
-    if (std::min(total[0], total[1]) * least_part_to_mix <= total[0] + total[1]) return;
-    std::size_t light = 0;
-    std::size_t full = num_light;
-    const std::int64_t shortest[2] = {cost_of(kinds[num_light - 1]), cost_of(kinds.back())};
-    const int later = shortest[0] < shortest[1] ? 0 : 1;
-    const double spread = static_cast<double>(shortest[1 - later] * num_sms_) / (2.0 * num_heads_);
-    double dealt[2] = {};
-    total[later] -= std::min(total[later] / 2, spread);
-    for (std::uint64_t& next : plan_.order) {
-      const bool light_is_due = dealt[0] * total[1] <= dealt[1] * total[0];
-      const bool takes_light = full == kinds.size() || (light < num_light && light_is_due);
-      next = kinds[takes_light ? light++ : full++];
-      dealt[takes_light ? 0 : 1] += static_cast<double>(cost_of(next));
-    }
   }
 
   // One entry stands for all heads, which go in equal groups, as few as keep a group's keys in the cache.
@@ -196,7 +156,7 @@ class planner {
       for (const std::uint64_t key : plan_.order) {
         for (std::int32_t head = 0; head < heads_in_group; ++head) {
           std::pop_heap(loads.begin(), loads.end(), std::greater<>());
-          loads.back() += cost_of(key);
+          loads.back() += static_cast<std::int64_t>(key >> 32);
           std::push_heap(loads.begin(), loads.end(), std::greater<>());
         }
       }

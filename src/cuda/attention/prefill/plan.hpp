@@ -7,8 +7,8 @@
 /// of two ways, whichever is estimated to end earlier:
 ///
 /// - From a counter on the device, next in the list when ready for it. Work tiles are whole; the list consists of
-/// groups
-///   of heads whose keys fit into five eighths of the L2, in each the longest first. It is stored once for all heads.
+///   groups of heads whose keys fit into five eighths of the L2, in each the longest first. It is stored once for all
+///   heads.
 /// - As equal shares, where whole work tiles are too few for the SMs. All KV tiles of the step form one range, which is
 ///   cut into a share per CTA. A row tile that a cut falls into is computed in parts, whose partial results a second
 ///   kernel combines, in the order of their keys. There are two per CTA at most.

@@ -38,6 +38,7 @@
 #include <bifolio/stats.hpp>
 #include <bifolio/step.hpp>
 #include <bifolio/tensor_view.hpp>
+#include <bifolio/trace.hpp>
 #include <bifolio/types.hpp>
 #include <bifolio/version.hpp>
 

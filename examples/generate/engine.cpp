@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
+
+#include "input_error.hpp"
 
 namespace generate {
 namespace {
@@ -51,9 +55,8 @@ const char* to_string(ending how) noexcept {
 }
 
 engine::engine(model_runner& model, bifolio::cache_engine& cache, const engine_config& config,
-               engine_observer& observer, bifolio::cache_engine* host)
+               bifolio::cache_engine* host)
     : model_(model),
-      observer_(observer),
       host_(host),
       manager_(manager_config(cache, config, host)),
       scheduler_(manager_, schedule_config(config, model.config().vocab_size)),
@@ -61,24 +64,38 @@ engine::engine(model_runner& model, bifolio::cache_engine& cache, const engine_c
   if (config.watched) watcher_.emplace(manager_, scheduler_);
 }
 
-bifolio::submit_result engine::submit(text_request what) {
+void engine::submit(text_request what, sequence_observer& observer) {
   open_request open;
+  open.observer = &observer;
+  open.first_sequence = what.first_sequence;
   open.prompt_length = static_cast<std::int32_t>(what.prompt.size());
   open.num_running = what.num_samples;
   for (std::int32_t s = 0; s < what.num_samples; ++s) {
-    open.samplers.emplace_back(what.how, what.seed, what.first_stream + static_cast<std::uint64_t>(s));
+    open.samplers.emplace_back(what.how, what.seed, what.first_sequence + static_cast<std::size_t>(s));
   }
   bifolio::request request;
   request.prompt = std::move(what.prompt);
   request.max_new_tokens = what.max_new_tokens;
   request.num_samples = what.num_samples;
   const bifolio::submit_result submitted = scheduler_.submit(std::move(request));
-  if (submitted.status == bifolio::alloc_status::ok) requests_.emplace(to_index(submitted.id), std::move(open));
-  return submitted;
+  if (submitted.status != bifolio::alloc_status::ok) {
+    const bifolio::kv_cache_config& pool = manager_.config();
+    const std::int64_t longest = std::int64_t{open.prompt_length} + what.max_new_tokens - 1;  // the last is never fed
+    throw input_error(fmt::format(
+        "a prompt of {} tokens and {} {} of up to {} more ({} blocks of {} for one alone) can never fit into the pool "
+        "of {} blocks: allow more blocks (--num-blocks, or --cache-mib when that is not given) or fewer tokens",
+        open.prompt_length, what.num_samples, what.num_samples == 1 ? "text" : "texts", what.max_new_tokens,
+        bifolio::blocks_for(longest, pool.block_size), pool.block_size, pool.num_blocks));
+  }
+  requests_.emplace(to_index(submitted.id), std::move(open));
 }
 
-void engine::abort(bifolio::request_id id) {
-  if (requests_.erase(to_index(id)) > 0) scheduler_.post_abort(id);
+void engine::abort(const sequence_observer& observer) {
+  std::erase_if(requests_, [&](const auto& entry) {
+    if (entry.second.observer != &observer) return false;
+    scheduler_.post_abort(bifolio::request_id{entry.first});
+    return true;
+  });
 }
 
 bool engine::step() {
@@ -99,9 +116,21 @@ bool engine::step() {
   return true;
 }
 
-std::int64_t engine::num_cached_tokens(bifolio::request_id id) const {
-  const auto found = requests_.find(to_index(id));
-  return found != requests_.end() ? found->second.num_cached_tokens : 0;
+bifolio::metrics engine::counts() const {
+  bifolio::metrics result{.cache = manager_.stats(), .prefix = {}, .scheduler = scheduler_.stats()};
+  if (const bifolio::prefix_cache* prefix = manager_.prefix()) result.prefix = prefix->stats();
+  return result;
+}
+
+std::string engine::letters(const sequence_observer& observer, std::size_t num_sequences) const {
+  std::string result(num_sequences, ' ');
+  for (const auto& [id, open] : requests_) {
+    if (open.observer != &observer) continue;
+    for (std::size_t s = 0; s < open.samplers.size(); ++s) {
+      result[open.first_sequence + s] = watcher_->letter(bifolio::request_id{id}, static_cast<std::int32_t>(s));
+    }
+  }
+  return result;
 }
 
 void engine::compute(const bifolio::step_plan& plan) {
@@ -125,9 +154,13 @@ void engine::sample(const bifolio::step_plan& plan) {
     if (seq.num_samples == 0) continue;
     const auto logits = logits_.subspan(row++ * vocab, vocab);
     for (std::int32_t s = seq.sample; s < seq.sample + seq.num_samples; ++s) {
-      const token_id token = open.samplers[static_cast<std::size_t>(s)].choose(logits);
-      const bool is_stopped = observer_.on_token(seq.request, s, token);
-      sampled_.push_back({token, is_stopped || std::ranges::find(ends, to_index(token)) != ends.end()});
+      const auto index = static_cast<std::size_t>(s);
+      const token_id token = open.samplers[index].choose(logits);
+      const char letter = watcher_ ? watcher_->letter(seq.request, s) : '#';
+      const bool is_end = std::ranges::find(ends, to_index(token)) != ends.end();
+      const bool is_stopped =
+          open.observer->on_token({open.first_sequence + index, s, token, is_end, open.num_cached_tokens, letter});
+      sampled_.push_back({token, is_stopped || is_end});
     }
   }
 }
@@ -162,10 +195,12 @@ void engine::commit(const bifolio::step_plan& plan) {
     const ending stopped = std::ranges::find(ends, last) == ends.end() ? ending::stopped
                            : last == model_.config().bos_id            ? ending::bos
                                                                        : ending::eos;
-    observer_.on_end(ended.request, ended.sample,
-                     ended.reason == bifolio::finish_reason::stop ? stopped : ending::steps);
     const auto open = requests_.find(to_index(ended.request));
-    if (--open->second.num_running == 0) requests_.erase(open);
+    if (open == requests_.end()) continue;  // its observer ended it a moment ago
+    sequence_observer& observer = *open->second.observer;
+    const std::size_t sequence = open->second.first_sequence + static_cast<std::size_t>(ended.sample);
+    if (--open->second.num_running == 0) requests_.erase(open);  // first, because the observer may go with its end
+    observer.on_end(sequence, ended.reason == bifolio::finish_reason::stop ? stopped : ending::steps);
   }
 }
 

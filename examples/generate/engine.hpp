@@ -2,16 +2,19 @@
 #pragma once
 
 /// Continuous batching: requests come when they like, and each step computes a batch of them through one model, on
-/// bifolio's scheduler, manager, cache engine and attention. What is done with the tokens is the observer's business.
-/// `generate_all` drives it for prompts that are all there, examples/serve for those that arrive.
+/// bifolio's scheduler, manager, cache engine and attention. What is done with the tokens is the business of the
+/// observer that a request comes with. `generate_all` drives it for prompts that are all there, examples/serve for
+/// those that arrive.
 
 #include <bifolio/cache_engine.hpp>
 #include <bifolio/kv_cache_manager.hpp>
+#include <bifolio/metrics.hpp>
 #include <bifolio/scheduler.hpp>
 #include <bifolio/types.hpp>
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -38,7 +41,9 @@ struct text_request {
   std::int32_t num_samples = 1;  ///< continuations; they share the prompt's blocks
   sampling how;
   std::uint64_t seed = 0;
-  std::uint64_t first_stream = 0;  ///< of the first sample's random numbers (`sampler`); the others count on from it
+  /// Number of the first sample; the others count on from it. The observer knows a sequence by it, and so do the random
+  /// numbers (the `stream` of its `sampler`).
+  std::size_t first_sequence = 0;
 };
 
 enum class ending : std::uint8_t {
@@ -51,12 +56,23 @@ enum class ending : std::uint8_t {
 /// "bos", "eos", "steps" or "stopped".
 [[nodiscard]] const char* to_string(ending how) noexcept;
 
-class engine_observer {
+/// A token that was sampled.
+struct new_token {
+  std::size_t sequence = 0;
+  std::int32_t sample = 0;  ///< of its request
+  bifolio::token_id id{};
+  bool is_end = false;                 ///< the model's own end of a text, which has no text itself
+  std::int64_t num_cached_tokens = 0;  ///< of its prompt, found in the cache and not computed
+  char letter = '#';                   ///< in the frames of a config that is watched
+};
+
+/// What a request's tokens go to, from the engine's thread. It outlives the request.
+class sequence_observer {
  public:
-  virtual ~engine_observer() = default;
+  virtual ~sequence_observer() = default;
   /// Whether the sequence ends with this token, although the model would go on.
-  virtual bool on_token(bifolio::request_id request, std::int32_t sample, bifolio::token_id token) = 0;
-  virtual void on_end(bifolio::request_id request, std::int32_t sample, ending how) = 0;
+  virtual bool on_token(const new_token& token) = 0;
+  virtual void on_end(std::size_t sequence, ending how) = 0;
 };
 
 /// Where the time went, and what was there at once.
@@ -76,28 +92,31 @@ class engine {
   /// Everything is borrowed. The cache's layout is the model's (`cache_config`); its blocks are the whole pool. `host`,
   /// if given, takes sequences that are swapped out: an engine of the same layout in host memory.
   /// Throws `bifolio::error` on what the library refuses.
-  engine(model_runner& model, bifolio::cache_engine& cache, const engine_config& config, engine_observer& observer,
+  engine(model_runner& model, bifolio::cache_engine& cache, const engine_config& config,
          bifolio::cache_engine* host = nullptr);
 
-  /// As `scheduler::submit`; the observer hears of it from the next step on.
-  [[nodiscard]] bifolio::submit_result submit(text_request what);
-  /// The observer hears no more of it.
-  void abort(bifolio::request_id id);
+  /// The observer hears of it from the next step on. Throws `input_error` when the pool could never hold it,
+  /// `bifolio::error` on what the scheduler refuses.
+  void submit(text_request what, sequence_observer& observer);
+  /// Ends all requests of an observer, which hears no more of them.
+  void abort(const sequence_observer& observer);
   /// Schedules, computes, samples and commits one step. Whether there was anything to do.
   bool step();
 
-  [[nodiscard]] bool is_open(bifolio::request_id id) const { return requests_.contains(to_index(id)); }
-  /// Tokens of a prompt that were found in the cache and not computed; 0 once the request has ended.
-  [[nodiscard]] std::int64_t num_cached_tokens(bifolio::request_id id) const;
   [[nodiscard]] const bifolio::kv_cache_manager& manager() const noexcept { return manager_; }
   [[nodiscard]] const bifolio::scheduler& schedule() const noexcept { return scheduler_; }
+  /// Counters of all three.
+  [[nodiscard]] bifolio::metrics counts() const;
   [[nodiscard]] const engine_record& record() const noexcept { return record_; }
   /// The pool after the last step. For a config that is watched.
   [[nodiscard]] tools::pool_frame frame() const { return watcher_->snapshot(); }
-  [[nodiscard]] char letter(bifolio::request_id id, std::int32_t sample) const { return watcher_->letter(id, sample); }
+  /// The letters that an observer's sequences have in it, by their numbers; a space for one that has none now.
+  [[nodiscard]] std::string letters(const sequence_observer& observer, std::size_t num_sequences) const;
 
  private:
   struct open_request {
+    sequence_observer* observer = nullptr;
+    std::size_t first_sequence = 0;
     std::int32_t prompt_length = 0;
     std::int32_t num_running = 0;  ///< samples that have not ended
     std::int64_t num_cached_tokens = 0;
@@ -111,7 +130,6 @@ class engine {
   void commit(const bifolio::step_plan& plan);
 
   model_runner& model_;
-  engine_observer& observer_;
   bifolio::cache_engine* host_;
   bifolio::kv_cache_manager manager_;
   bifolio::scheduler scheduler_;

@@ -17,19 +17,13 @@
 
 namespace generate {
 
-struct generation_config {
-  std::int32_t max_positions = 0;  ///< a sequence stops when that many tokens were fed, prompt included
-  std::int32_t num_samples = 1;    ///< continuations of each prompt
+/// `max_running`: of sequences; never fewer than the continuations of a prompt.
+struct generation_config : engine_config {
+  std::int32_t num_samples = 1;  ///< continuations of each prompt
   /// Of each prompt the most tokens of a continuation, 0 for what max_positions allows; empty: 0 for all.
   std::vector<std::int32_t> max_new_tokens{};
   sampling how;
   std::uint64_t seed = 0;
-  std::int32_t max_batch_tokens = 256;
-  std::int32_t max_batch_seqs = 64;
-  bool prefix_caching = false;  ///< prompts share the blocks of what others began with
-  bifolio::preemption_mode preemption = bifolio::preemption_mode::automatic;
-  bool deterministic = false;  ///< of a GPU's attention: a sequence says the same in any company
-  bool watched = false;        ///< the observer takes frames of the pool
 };
 
 struct generation_progress {
@@ -43,14 +37,10 @@ struct generation_progress {
 };
 
 /// Sequences are numbered prompt · num_samples + sample.
-class generation_observer {
+class generation_observer : public sequence_observer {
  public:
-  virtual ~generation_observer() = default;
-  virtual void on_token(std::size_t sequence, bifolio::token_id token) = 0;
-  virtual void on_end(std::size_t sequence, ending how) = 0;
   virtual void on_step(const generation_progress& progress) = 0;
-  /// After every step and once at the end, when the config says that it is watched.
-  /// `letters`: of each sequence, as they are in the frame; a space for one that has none now.
+  /// After every step and once at the end, when the config says that it is watched. `letters`: `engine::letters`.
   virtual void on_frame(const tools::pool_frame& frame, const std::string& letters) {
     static_cast<void>(frame), static_cast<void>(letters);
   }
@@ -66,11 +56,10 @@ struct generation_stats {
   bifolio::scheduler_stats schedule;
 };
 
-/// Continues every prompt. The engine's layout is the model's (`cache_config`); its blocks are the whole pool.
+/// Continues every prompt. The cache's layout is the model's (`cache_config`); its blocks are the whole pool.
 /// `host`, if given, takes sequences that are swapped out: an engine of the same layout in host memory.
-/// A prompt of more than max_positions tokens is not fed and ends at once, by `steps`.
-/// Throws `input_error` when the pool cannot hold one sequence, `bifolio::error` on what the library refuses.
-generation_stats generate_all(model_runner& model, bifolio::cache_engine& engine, const generation_config& config,
+/// A prompt of more than max_positions tokens is not fed and ends at once, by `steps`. Throws as `engine::submit`.
+generation_stats generate_all(model_runner& model, bifolio::cache_engine& cache, const generation_config& config,
                               std::span<const std::vector<bifolio::token_id>> prompts, generation_observer& observer,
                               bifolio::cache_engine* host = nullptr);
 

@@ -60,6 +60,24 @@ float json_settings::number(const char* key, std::optional<float> otherwise) con
   return static_cast<float>(value);
 }
 
+std::int64_t json_settings::integer(const char* key, std::int64_t least, std::int64_t most,
+                                    std::int64_t otherwise) const {
+  if (!has(key)) return otherwise;
+  const json& value = object_[key];
+  // An unsigned number beyond all int64_t would wrap.
+  const bool fits = value.is_number_integer() &&
+                    !(value.is_number_unsigned() && value.get<std::uint64_t>() > std::uint64_t{INT64_MAX}) &&
+                    value.get<std::int64_t>() >= least && value.get<std::int64_t>() <= most;
+  if (!fits) refuse(key, fmt::format("a whole number from {} to {}", least, most));
+  return value.get<std::int64_t>();
+}
+
+float json_settings::number(const char* key, float least, float most, float otherwise) const {
+  const float value = number(key, otherwise);
+  if (!(value >= least && value <= most)) refuse(key, fmt::format("a number from {} to {}", least, most));
+  return value;
+}
+
 bool json_settings::flag(const char* key, bool otherwise) const {
   if (!has(key)) return otherwise;
   if (!object_[key].is_boolean()) refuse(key, "true or false");

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// Settings from a JSON file that is not trusted (config.json, tokenizer.json): each is checked for its type where it
-/// is read, and a refusal names the file, the setting, its value and what is allowed.
+/// Settings from JSON that is not trusted (config.json, tokenizer.json, a request's body): each is checked for its type
+/// where it is read, and a refusal names the file, the setting, its value and what is allowed.
 
 #include <cstdint>
 #include <filesystem>
@@ -30,6 +30,10 @@ class json_settings {
 
   [[nodiscard]] std::int32_t integer(const char* key, std::optional<std::int32_t> otherwise = {}) const;
   [[nodiscard]] float number(const char* key, std::optional<float> otherwise = {}) const;
+  /// From `least` to `most`.
+  [[nodiscard]] std::int64_t integer(const char* key, std::int64_t least, std::int64_t most,
+                                     std::int64_t otherwise) const;
+  [[nodiscard]] float number(const char* key, float least, float most, float otherwise) const;
   [[nodiscard]] bool flag(const char* key, bool otherwise) const;
   [[nodiscard]] std::string text(const char* key, std::optional<std::string> otherwise = {}) const;
   /// A number or a list of numbers; what is null in the list is left out. No ids when the setting itself is null.

@@ -18,7 +18,6 @@ namespace generate {
 namespace {
 
 using clock = std::chrono::steady_clock;
-using bifolio::token_id;
 
 constexpr std::chrono::milliseconds between_pictures{80};
 constexpr std::size_t widest = 100, mark_width = 4;
@@ -45,24 +44,11 @@ std::string tail(const std::string& text, std::size_t width) {
 
 class lines_writer final : public sequence_writer {
  public:
-  lines_writer(const tokenizer& tokens, const lines_style& style) : tokens_(tokens), style_(style) {}
+  explicit lines_writer(const lines_style& style) : style_(style) {}
   ~lines_writer() override {
     if (is_drawn_) (void)std::fputs("\x1b[?25h", stdout);
   }
 
-  void token(const std::vector<sequence_record>& records, std::size_t sequence) override {
-    const sequence_record& record = records[sequence];
-    texts_.resize(records.size());
-    const std::vector<token_id>& ids = record.output_ids;
-    const token_id before = ids.size() > 1              ? ids[ids.size() - 2]
-                            : record.prompt_ids.empty() ? no_token
-                                                        : record.prompt_ids.back();
-    texts_[sequence] += tokens_.decode(before, ids.back());
-  }
-  void end(const std::vector<sequence_record>& records, std::size_t sequence) override {
-    texts_.resize(records.size());
-    if (records[sequence].ended_by == ending::steps) texts_[sequence] += " ...";
-  }
   void frame(const std::vector<sequence_record>& records, const tools::pool_frame& pool,
              const std::string& letters) override {
     const bool is_last = std::ranges::all_of(records, &sequence_record::ended);
@@ -81,7 +67,6 @@ class lines_writer final : public sequence_writer {
 
  private:
   void draw(const std::vector<sequence_record>& records, const tools::pool_frame& pool, const std::string& letters) {
-    texts_.resize(records.size());
     const screen_size size = style_.live ? size_of_stdout() : screen_size{};
     std::string picture;
     if (style_.map) {
@@ -97,7 +82,7 @@ class lines_writer final : public sequence_writer {
       shown.resize(room);
     }
     std::string lines;
-    for (const std::size_t i : shown) lines += line_of(records[i], i, letters[i], size.columns);
+    for (const std::size_t i : shown) lines += line_of(records[i], letters[i], size.columns);
     if (style_.live) {
       tools::write_stdout((is_drawn_ ? "\x1b[H" : "\x1b[?25l\x1b[2J\x1b[H") + picture + lines + "\x1b[J");
       is_drawn_ = true;
@@ -106,17 +91,16 @@ class lines_writer final : public sequence_writer {
     }
   }
 
-  [[nodiscard]] std::string line_of(const sequence_record& record, std::size_t sequence, char letter,
-                                    std::size_t columns) const {
+  [[nodiscard]] std::string line_of(const sequence_record& record, char letter, std::size_t columns) const {
     const char mark = letter != ' ' ? letter : record.ended ? '=' : '-';
     const std::string clear = style_.live ? "\x1b[K" : "";
-    const std::string text = record.output_ids.empty() ? "waits" : tail(texts_[sequence], columns - mark_width);
+    const bool is_cut = record.ended && record.ended_by == ending::steps;
+    const std::string text =
+        record.output_ids.empty() ? "waits" : tail(record.text + (is_cut ? " ..." : ""), columns - mark_width);
     return fmt::format(" {}  {}{}\n", mark, text, clear);
   }
 
-  const tokenizer& tokens_;
   lines_style style_;
-  std::vector<std::string> texts_;  // of the continuations
   tools::pool_frame fullest_;
   std::int64_t most_in_use_ = -1;
   clock::time_point next_{};
@@ -126,8 +110,8 @@ class lines_writer final : public sequence_writer {
 
 }  // namespace
 
-std::unique_ptr<sequence_writer> make_lines_writer(const tokenizer& tokens, const lines_style& style) {
-  return std::make_unique<lines_writer>(tokens, style);
+std::unique_ptr<sequence_writer> make_lines_writer(const lines_style& style) {
+  return std::make_unique<lines_writer>(style);
 }
 
 }  // namespace generate

@@ -7,7 +7,6 @@
 
 #include <memory>
 
-#include "tokenizer.hpp"
 #include "writers.hpp"
 
 namespace generate {
@@ -17,6 +16,6 @@ struct lines_style {
   bool live = false;  ///< stdout is a terminal
 };
 
-[[nodiscard]] std::unique_ptr<sequence_writer> make_lines_writer(const tokenizer& tokens, const lines_style& style);
+[[nodiscard]] std::unique_ptr<sequence_writer> make_lines_writer(const lines_style& style);
 
 }  // namespace generate

@@ -20,6 +20,7 @@
 #include "prompts.hpp"
 #include "report.hpp"
 #include "scoring.hpp"
+#include "text_stream.hpp"
 #include "tools/common/pool_log.hpp"
 #include "tools/common/program.hpp"
 #include "writers.hpp"
@@ -33,19 +34,28 @@ using bifolio::token_id;
 class session final : public generation_observer {
  public:
   /// `log` may be empty.
-  session(std::vector<sequence_record> records, std::unique_ptr<sequence_writer> writer,
-          const std::filesystem::path& log, progress_line& progress)
+  session(std::vector<sequence_record> records, const tokenizer& tokens, const std::vector<std::string>& stops,
+          std::unique_ptr<sequence_writer> writer, const std::filesystem::path& log, progress_line& progress)
       : records_(std::move(records)), writer_(std::move(writer)), progress_(progress) {
+    for (const sequence_record& record : records_) {
+      texts_.emplace_back(tokens, record.prompt_ids.empty() ? no_token : record.prompt_ids.back(), stops);
+    }
     if (!log.empty()) log_.emplace(log);
   }
 
-  void on_token(std::size_t sequence, token_id token) override {
-    records_[sequence].output_ids.push_back(token);
-    writer_->token(records_, sequence);
+  bool on_token(const new_token& token) override {
+    sequence_record& record = records_[token.sequence];
+    text_stream& text = texts_[token.sequence];
+    record.output_ids.push_back(token.id);
+    if (!token.is_end && !text.add(token.id)) record.text += text.take();
+    writer_->token(records_, token.sequence);
+    return text.is_stopped();
   }
   void on_end(std::size_t sequence, ending how) override {
-    records_[sequence].ended = true;
-    records_[sequence].ended_by = how;
+    sequence_record& record = records_[sequence];
+    record.text += texts_[sequence].take_rest();
+    record.ended = true;
+    record.ended_by = texts_[sequence].is_stopped() ? ending::stopped : how;
     writer_->end(records_, sequence);
   }
   void on_step(const generation_progress& progress) override { progress_.show(progress); }
@@ -56,6 +66,7 @@ class session final : public generation_observer {
 
  private:
   std::vector<sequence_record> records_;
+  std::vector<text_stream> texts_;
   std::unique_ptr<sequence_writer> writer_;
   progress_line& progress_;
   std::optional<tools::pool_log_writer> log_;
@@ -96,7 +107,7 @@ void score_file(const options& o, model_setup& on) {
 
 std::unique_ptr<sequence_writer> choose_writer(const options& o, const tokenizer& tokens, bool stdout_is_terminal) {
   if (o.json) return make_json_writer(tokens);
-  if (o.lines) return make_lines_writer(tokens, {.map = o.map, .live = stdout_is_terminal});
+  if (o.lines) return make_lines_writer({.map = o.map, .live = stdout_is_terminal});
   return make_text_writer(tokens, o.num_samples, stdout_is_terminal);
 }
 
@@ -111,7 +122,7 @@ void generate_text(const options& o, model_setup& on) {
   std::vector<sequence_record> records;
   for (std::size_t p = 0; p < prompts.size(); ++p) {
     for (std::int32_t s = 0; s < o.num_samples; ++s)
-      records.push_back({prompts[p].text, ids[p], {}, ending::steps, false});
+      records.push_back({prompts[p].text, ids[p], {}, {}, ending::steps, false});
   }
   const bool stdout_is_terminal = isatty(STDOUT_FILENO) != 0;
   const bool stderr_is_terminal = isatty(STDERR_FILENO) != 0;
@@ -120,22 +131,19 @@ void generate_text(const options& o, model_setup& on) {
                       : stderr_is_terminal && !stdout_is_terminal ? style::live
                                                                   : style::occasional;
   generation_config config;
+  static_cast<engine_config&>(config) = engine_config_of(o, on.max_positions);
+  config.watched = config.watched || o.lines;
   for (const prompt& each : prompts) config.max_new_tokens.push_back(each.max_new_tokens);
-  config.max_positions = on.max_positions;
   config.num_samples = o.num_samples;
   config.how = o.how;
   config.seed = o.seed;
-  config.max_batch_tokens = o.max_batch_tokens;
-  config.max_batch_seqs = o.max_batch_seqs;
-  config.prefix_caching = o.prefix_caching;
-  config.preemption = o.preemption;
-  config.deterministic = o.deterministic;
-  config.watched = o.lines || !o.events.empty();
 
   generation_stats stats;
   {
     progress_line progress(shown, num_sequences, cache.blocks.config().num_blocks);
-    session observer(std::move(records), choose_writer(o, *on.model.tokens, stdout_is_terminal), o.events, progress);
+    const tokenizer& tokens = *on.model.tokens;
+    session observer(std::move(records), tokens, o.stops, choose_writer(o, tokens, stdout_is_terminal), o.events,
+                     progress);
     stats = generate_all(*on.placed.runner, cache.blocks, config, ids, observer, cache.host());
   }
   if (!o.json || o.stats) {

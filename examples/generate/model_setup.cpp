@@ -50,6 +50,16 @@ std::string names_of(const bifolio::kv_layout& layout) {
 
 }  // namespace
 
+engine_config engine_config_of(const engine_options& o, std::int32_t max_positions) {
+  return {.max_positions = max_positions,
+          .max_batch_tokens = o.max_batch_tokens,
+          .max_running = o.max_batch_seqs,
+          .prefix_caching = o.prefix_caching,
+          .preemption = o.preemption,
+          .deterministic = o.deterministic,
+          .watched = !o.events.empty()};
+}
+
 void add_static_scales(bifolio::cache_engine_config& cache, const engine_options& o, model_setup& on,
                        std::span<const bifolio::token_id> sample) {
   constexpr std::size_t most_ids = 256;

@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 
+#include "engine.hpp"
 #include "engine_options.hpp"
 #include "loaded_model.hpp"
 #include "paged_attention.hpp"
@@ -33,6 +34,9 @@ struct model_setup {
   placed_model placed;
   std::int32_t max_positions = 0;  ///< of a sequence
 };
+
+/// What the options say of an engine, which is watched when there is a log of its pool.
+[[nodiscard]] engine_config engine_config_of(const engine_options& o, std::int32_t max_positions);
 
 /// Scales for codes that have static ones, from the first tokens of `sample`; 1 without any.
 void add_static_scales(bifolio::cache_engine_config& cache, const engine_options& o, model_setup& on,

@@ -52,6 +52,10 @@ std::optional<options> parse_options(int argc, const char* const* argv) {
             "A file with a prompt in each line that is not empty; in a .jsonl file every line is a JSON string");
   line.path("--shared-prompt", o.shared_prompt, "none",
             "A file with a text that every prompt but those of --prompt-ids begins with; its blocks are computed once");
+  line.flag("--chat", o.chat,
+            "Each prompt is what a user says to an assistant, in the form of a chat that the tokenizer has marks for");
+  CLI::Option* stops =
+      line.texts("--stop", "TEXT", "End a text before this one, of 1 byte or more; may be given several times");
   line.number("--temperature", o.how.temperature, 0, 100, true, "Flattens the distribution; 0 takes the best token");
   line.number("--top-p", o.how.top_p, 0, 1, false, "Sample among the best tokens that together have this probability");
   line.integer<std::uint64_t>("--seed", o.seed, 0, std::numeric_limits<std::uint64_t>::max(), "1",
@@ -74,6 +78,8 @@ std::optional<options> parse_options(int argc, const char* const* argv) {
       "text of more tokens than the model takes is refused, unless --max-positions N allows its first N alone");
   if (!line.parse(argc, argv)) return {};
   o.prompts = prompts->results();
+  o.stops = stops->results();
+  if (std::ranges::find(o.stops, "") != o.stops.end()) throw input_error("--stop is empty, a text is expected");
   for (const std::string& text : prompt_ids->results()) o.prompt_ids.push_back(parse_ids("--prompt-ids", text));
   o.lines = o.lines || o.map;
   if (o.json && o.lines) throw input_error("--json goes with neither --lines nor --map: stdout is for one of them");

@@ -20,6 +20,8 @@ struct options : engine_options {
   std::vector<std::vector<bifolio::token_id>> prompt_ids;  ///< prompts that are token ids already
   std::filesystem::path prompts_file;
   std::filesystem::path shared_prompt;  ///< what every prompt begins with
+  bool chat = false;                    ///< each prompt is what a user says
+  std::vector<std::string> stops;       ///< end a text before themselves
   std::filesystem::path score_file;     ///< instead of generating, say how probable this text is
   sampling how{0.8f, 0.95f};
   std::uint64_t seed = 1;

@@ -4,10 +4,12 @@
 #include <fmt/format.h>
 
 #include <cstdint>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "binary_file.hpp"
+#include "chat_prompt.hpp"
 #include "input_error.hpp"
 #include "tools/common/escape.hpp"
 #include "tools/common/json.hpp"
@@ -81,43 +83,48 @@ std::vector<prompt_text> collect_texts(const options& o) {
 
 }  // namespace
 
+std::vector<bifolio::token_id> encode_prompt(const std::string& name, std::string_view text, const tokenizer& tokens,
+                                             std::int32_t limit) {
+  if (const std::uint64_t least = tokens.min_num_ids(text.size()); least > static_cast<std::uint64_t>(limit)) {
+    throw input_error(fmt::format("{} of {} bytes has at least {} tokens, the model takes at most {}", name,
+                                  text.size(), least, limit));
+  }
+  std::vector<bifolio::token_id> ids = tokens.encode(text);
+  check_prompt(name, ids, std::numeric_limits<std::int32_t>::max(), limit);
+  return ids;
+}
+
+void check_prompt(const std::string& name, std::span<const bifolio::token_id> ids, std::int32_t vocab_size,
+                  std::int32_t limit) {
+  for (const bifolio::token_id id : ids) {
+    if (to_index(id) < 0 || to_index(id) >= vocab_size) {
+      throw input_error(fmt::format("{} has the token id {}, allowed are 0 to {}, the model's vocabulary", name,
+                                    to_index(id), vocab_size - 1));
+    }
+  }
+  if (ids.empty()) {
+    throw input_error(fmt::format("{} is empty, and the model's tokenizer puts no token before a text", name));
+  }
+  if (std::ssize(ids) > limit) {
+    throw input_error(fmt::format("{} has {} tokens, the model takes at most {}", name, ids.size(), limit));
+  }
+}
+
 std::vector<prompt> collect_prompts(const options& o, const loaded_model& model) {
   const model_config& c = model.weights.config;
-  const auto limit = static_cast<std::size_t>(c.max_positions);
   std::vector<prompt> prompts;
-  const auto add = [&](std::string text, std::vector<bifolio::token_id> ids) {
-    prompts.push_back({std::move(text), std::move(ids)});
-    const std::size_t count = prompts.back().ids.size();
-    if (count > limit) {
-      throw input_error(
-          fmt::format("prompt {} has {} tokens, the model takes at most {}", prompts.size(), count, limit));
-    }
-    if (count == 0) {
-      throw input_error(fmt::format(
-          "prompt {} is empty, and the model's tokenizer puts no token before a text: give one with --prompt",
-          prompts.size()));
-    }
-  };
+  const auto next_name = [&prompts] { return fmt::format("prompt {}", prompts.size() + 1); };
   const std::string beginning =
       o.shared_prompt.empty() ? std::string() : binary_file(o.shared_prompt).read_text(64 << 20);
   for (const prompt_text& own : collect_texts(o)) {
     std::string text = beginning + own.text;
-    if (const std::uint64_t least = model.tokens->min_num_ids(text.size()); least > limit) {
-      throw input_error(fmt::format("prompt {} of {} bytes has at least {} tokens, the model takes at most {}",
-                                    prompts.size() + 1, text.size(), least, limit));
-    }
-    std::vector<bifolio::token_id> ids = model.tokens->encode(text);
-    add(std::move(text), std::move(ids));
-    prompts.back().max_new_tokens = own.max_new_tokens;
+    if (o.chat) text = format_chat({{"user", text}}, *model.tokens);
+    std::vector<bifolio::token_id> ids = encode_prompt(next_name(), text, *model.tokens, c.max_positions);
+    prompts.push_back({std::move(text), std::move(ids), own.max_new_tokens});
   }
   for (const std::vector<bifolio::token_id>& ids : o.prompt_ids) {
-    for (const bifolio::token_id id : ids) {
-      if (to_index(id) >= c.vocab_size) {
-        throw input_error(fmt::format("--prompt-ids has {}, allowed are 0 to {}, the model's vocabulary", to_index(id),
-                                      c.vocab_size - 1));
-      }
-    }
-    add(model.tokens->decode_all(ids), ids);
+    check_prompt(next_name(), ids, c.vocab_size, c.max_positions);
+    prompts.push_back({model.tokens->decode_all(ids), ids});
   }
   return prompts;
 }

@@ -16,12 +16,6 @@ using bifolio::token_id;
 using tools::complete_utf8;
 using tools::printable_text;
 
-std::vector<token_id> all_ids(const sequence_record& record) {
-  std::vector<token_id> ids = record.prompt_ids;
-  ids.insert(ids.end(), record.output_ids.begin(), record.output_ids.end());
-  return ids;
-}
-
 /// The leading bytes of `text` that are whole words: all but a word at the end that may go on, and the spaces before
 /// it. A text without spaces, as in Chinese, has no such words: of a longer run only a character whose rest may still
 /// come is held back.
@@ -56,27 +50,28 @@ class text_writer final : public sequence_writer {
     while (current_ < records.size() && records[current_].ended) {
       close(records[current_]);
       ++current_;
-      num_written_ = 0;
+      num_shown_ = 0;
+      is_open_ = false;
       if (current_ < records.size()) write_more(records);
     }
   }
 
  private:
-  /// The tokens of the current sequence that were not written yet.
+  /// What of the current sequence was not written yet.
   void write_more(const std::vector<sequence_record>& records) {
     const sequence_record& record = records[current_];
-    if (num_written_ == 0) open(record, records.size());
-    const std::vector<token_id> ids = all_ids(record);
-    const std::size_t first = std::max(num_written_, record.prompt_ids.size());
-    for (std::size_t i = first; i < ids.size(); ++i) pending_ += tokens_.decode(ids[i - 1], ids[i]);
-    num_written_ = ids.size();
-    const std::size_t ready = whole_words(pending_);
-    tools::write_stdout(printable_text(std::string_view(pending_).substr(0, ready)));
-    shown_any_ = shown_any_ || ready > 0;
-    pending_.erase(0, ready);
+    if (!is_open_) open(record, records.size());
+    write(record, whole_words(std::string_view(record.text).substr(num_shown_)));
+  }
+
+  /// The next bytes of its text.
+  void write(const sequence_record& record, std::size_t num_bytes) {
+    tools::write_stdout(printable_text(std::string_view(record.text).substr(num_shown_, num_bytes)));
+    num_shown_ += num_bytes;
   }
 
   void open(const sequence_record& record, std::size_t num_sequences) {
+    is_open_ = true;
     const std::string sample =
         num_samples_ > 1 ? fmt::format(", sample {} of {}", current_ % num_samples_ + 1, num_samples_) : std::string();
     tools::write_stdout(
@@ -87,11 +82,9 @@ class text_writer final : public sequence_writer {
 
   void close(const sequence_record& record) {
     const bool is_cut = record.ended_by == ending::steps;
+    const std::string_view left = std::string_view(record.text).substr(num_shown_);
     // A text of one word, and it is cut: better than none.
-    const std::size_t shown = !is_cut ? pending_.size() : shown_any_ ? shown_of_cut(pending_) : complete_utf8(pending_);
-    tools::write_stdout(printable_text(std::string_view(pending_).substr(0, shown)));
-    pending_.clear();
-    shown_any_ = false;
+    write(record, !is_cut ? left.size() : num_shown_ > 0 ? shown_of_cut(left) : complete_utf8(left));
     tools::write_stdout(is_cut ? " ...\n\n" : "\n\n");
   }
 
@@ -99,16 +92,13 @@ class text_writer final : public sequence_writer {
   std::size_t num_samples_;
   bool emphasise_;
   std::size_t current_ = 0;
-  std::size_t num_written_ = 0;  // ids of the current sequence, prompt included
-  std::string pending_;          // the start of a word
-  bool shown_any_ = false;       // of the current sequence, after its prompt
+  bool is_open_ = false;       // its title and prompt are written
+  std::size_t num_shown_ = 0;  // bytes of its text
 };
 
 class json_writer final : public sequence_writer {
  public:
   explicit json_writer(const tokenizer& tokens) : tokens_(tokens) {}
-
-  void token(const std::vector<sequence_record>&, std::size_t) override {}
 
   void end(const std::vector<sequence_record>& records, std::size_t) override {
     for (; next_ < records.size() && records[next_].ended; ++next_) write(records[next_]);
@@ -120,7 +110,7 @@ class json_writer final : public sequence_writer {
     line["prompt"] = record.prompt;
     line["prompt_ids"] = numbers(record.prompt_ids);
     line["output_ids"] = numbers(record.output_ids);
-    line["text"] = tokens_.decode_all(all_ids(record));
+    line["text"] = tokens_.decode_all(record.prompt_ids) + record.text;
     line["ended_by"] = to_string(record.ended_by);
     const std::string text = line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
     tools::write_stdout(tools::printable_json(text) + "\n");

@@ -17,6 +17,7 @@ struct sequence_record {
   std::string prompt;
   std::vector<bifolio::token_id> prompt_ids;
   std::vector<bifolio::token_id> output_ids;
+  std::string text;  ///< of the continuation, what can be shown by now (`text_stream`)
   ending ended_by = ending::steps;
   bool ended = false;
 };
@@ -25,9 +26,13 @@ class sequence_writer {
  public:
   virtual ~sequence_writer() = default;
   /// `records[sequence]` has a new token at its end.
-  virtual void token(const std::vector<sequence_record>& records, std::size_t sequence) = 0;
+  virtual void token(const std::vector<sequence_record>& records, std::size_t sequence) {
+    static_cast<void>(records), static_cast<void>(sequence);
+  }
   /// `records[sequence]` has ended.
-  virtual void end(const std::vector<sequence_record>& records, std::size_t sequence) = 0;
+  virtual void end(const std::vector<sequence_record>& records, std::size_t sequence) {
+    static_cast<void>(records), static_cast<void>(sequence);
+  }
   /// As `generation_observer::on_frame`.
   virtual void frame(const std::vector<sequence_record>& records, const tools::pool_frame& pool,
                      const std::string& letters) {

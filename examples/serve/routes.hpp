@@ -8,34 +8,33 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <ctime>
 #include <string>
 
 #include "api.hpp"
+#include "engine_thread.hpp"
 #include "options.hpp"
-#include "service.hpp"
 
 namespace serve {
 
 class routes {
  public:
   /// All are borrowed.
-  routes(httplib::Server& server, service& texts, const model_facts& model, const options& chosen);
+  routes(httplib::Server& server, generate::engine_thread& texts, const model_facts& model, const options& chosen);
 
   /// Completions that are not answered to their end yet.
   [[nodiscard]] std::int64_t num_open() const noexcept { return num_open_; }
 
  private:
-  void complete(const httplib::ContentReader& body, httplib::Response& answer, bool is_chat);
-  void stream(const std::shared_ptr<call>& one, const answer_head& head, httplib::Response& answer);
-  void answer_whole(const std::shared_ptr<call>& one, const answer_head& head, httplib::Response& answer);
+  void complete(const httplib::ContentReader& body, httplib::Response& response, bool is_chat);
   [[nodiscard]] std::string read_body(const httplib::ContentReader& body) const;
+  [[nodiscard]] std::string models() const;
   [[nodiscard]] std::string metrics();
-  void release(const std::shared_ptr<call>& one);
 
-  service& texts_;
+  generate::engine_thread& texts_;
   const model_facts& model_;
   const options& chosen_;
-  std::int64_t start_;  // seconds since 1970
+  const std::int64_t start_ = std::time(nullptr);
   std::atomic<std::uint64_t> num_answers_{0};
   std::atomic<std::int64_t> num_open_{0};
   static constexpr std::array<int, 9> statuses{200, 400, 404, 405, 413, 429, 500, 503, 0};  // 0: any other

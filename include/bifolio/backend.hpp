@@ -43,6 +43,8 @@ struct gather_params {
   const std::int64_t* slot_mapping = nullptr;
 };
 
+struct rotate_append_params;  // bifolio/rotate_append.hpp
+
 /// Thread-safety: calls on different caches, plans and outputs may run at once (on CUDA, in different streams).
 /// Streams: calls are ordered within a stream; the CPU ignores it and has finished when a call returns.
 /// Errors: `plan_attention` and `make_event` throw; all others return an errc, allocate nothing, and after a refusal
@@ -87,6 +89,10 @@ class BIFOLIO_API backend {
   /// waiting, that row alone is skipped. The same for `gather`.
   [[nodiscard]] virtual errc append(const append_params&, stream_ref = {}) noexcept = 0;
   [[nodiscard]] virtual errc gather(const gather_params&, stream_ref = {}) noexcept = 0;
+  /// Normalises and rotates heads of q and k, and stores k and v as `append` does (bifolio/rotate_append.hpp). A
+  /// negative slot is not stored; its q is rotated. `find_problem` says why a call is refused. unsupported for a backend
+  /// that does not have it.
+  [[nodiscard]] virtual errc rotate_append(const rotate_append_params&, stream_ref = {}) noexcept;
   /// Copies blocks inside each layer, as if pair after pair. `layers` and `copies` are host arrays.
   [[nodiscard]] virtual errc copy_blocks(std::span<const kv_cache_view> layers, std::span<const block_copy> copies,
                                          stream_ref = {}) noexcept = 0;

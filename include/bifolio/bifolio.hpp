@@ -34,6 +34,7 @@
 #include <bifolio/model_cache.hpp>
 #include <bifolio/prefix_cache.hpp>
 #include <bifolio/request.hpp>
+#include <bifolio/rotate_append.hpp>
 #include <bifolio/scheduler.hpp>
 #include <bifolio/stats.hpp>
 #include <bifolio/step.hpp>

@@ -37,7 +37,10 @@ class cpu_event final : public event_state {
 }  // namespace
 
 cpu_backend::cpu_backend(const backend_options& options)
-    : kernels_(&kernels_for(options.isa.has_value() ? *options.isa : default_isa())),
+    : cpu_backend(kernels_for(options.isa.has_value() ? *options.isa : default_isa()), options) {}
+
+cpu_backend::cpu_backend(const kernel_table& kernels, const backend_options& options)
+    : kernels_(&kernels),
       own_executor_(options.own_executor == nullptr
                         ? make_executor(options.executor_choice.value_or(default_executor()), options.num_threads)
                         : nullptr),
@@ -87,6 +90,11 @@ errc cpu_backend::append(const append_params& params, stream_ref) noexcept {
 errc cpu_backend::gather(const gather_params& params, stream_ref) noexcept {
   if (const errc code = health(); code != errc::ok) return code;
   return cpu::gather(*kernels_, *workers_, params);
+}
+
+errc cpu_backend::rotate_append(const rotate_append_params& params, stream_ref) noexcept {
+  if (const errc code = health(); code != errc::ok) return code;
+  return cpu::rotate_append(*kernels_, *workers_, params);
 }
 
 errc cpu_backend::copy_blocks(std::span<const kv_cache_view> layers, std::span<const block_copy> copies,

@@ -17,6 +17,8 @@ class cpu_backend final : public backend {
  public:
   /// Throws `error`: unsupported (an ISA or executor that is not here), invalid_argument (thread count).
   explicit cpu_backend(const backend_options& options);
+  /// The same with these kernels, which outlive it, instead of an ISA's: tests put their own around them.
+  cpu_backend(const kernel_table& kernels, const backend_options& options);
 
   [[nodiscard]] device where() const noexcept override { return {}; }
   [[nodiscard]] std::string description() const override;
@@ -36,6 +38,7 @@ class cpu_backend final : public backend {
 
   [[nodiscard]] errc append(const append_params& params, stream_ref) noexcept override;
   [[nodiscard]] errc gather(const gather_params& params, stream_ref) noexcept override;
+  [[nodiscard]] errc rotate_append(const rotate_append_params& params, stream_ref) noexcept override;
   [[nodiscard]] errc copy_blocks(std::span<const kv_cache_view> layers, std::span<const block_copy> copies,
                                  stream_ref) noexcept override;
   [[nodiscard]] errc convert_blocks(const kv_cache_view& src, const kv_cache_view& dst,

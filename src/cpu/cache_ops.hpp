@@ -6,6 +6,7 @@
 
 #include <bifolio/backend.hpp>
 #include <bifolio/executor.hpp>
+#include <bifolio/rotate_append.hpp>
 #include <cstddef>
 #include <span>
 
@@ -15,6 +16,8 @@ namespace bifolio::cpu {
 
 [[nodiscard]] errc append(const kernel_table& table, executor& workers, const append_params& params) noexcept;
 [[nodiscard]] errc gather(const kernel_table& table, executor& workers, const gather_params& params) noexcept;
+[[nodiscard]] errc rotate_append(const kernel_table& table, executor& workers,
+                                 const rotate_append_params& params) noexcept;
 [[nodiscard]] errc copy_blocks(const kernel_table& table, executor& workers, std::span<const kv_cache_view> layers,
                                std::span<const block_copy> copies) noexcept;
 [[nodiscard]] errc convert_blocks(const kernel_table& table, executor& workers, const kv_cache_view& src,

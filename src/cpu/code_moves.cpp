@@ -96,6 +96,17 @@ struct element_buffer {
   alignas(64) std::byte bytes[dims_at_once * 4];
 };
 
+/// Scale, zero and inverse for a row without scales of its own.
+encoding static_encoding(const code_row& row) noexcept { return {{row.static_scale, 0.0f}, 1.0f / row.static_scale}; }
+
+/// The same for a row with its own, which are stored.
+encoding store_scales(const code_row& row, const dim_range& range) noexcept {
+  const encoding how = detail::encode_token_head<scale_math>(row.type(), range);
+  const float stored[2] = {how.stored.scale, how.stored.zero};
+  std::memcpy(row.tail, stored, row.tail_bytes());
+  return how;
+}
+
 /// The values of dims [first, first + count).
 void decode(const code_kernels& kernels, const code_row& row, std::int64_t first, std::int64_t count,
             element_buffer& elements, float* values) noexcept {
@@ -148,7 +159,7 @@ void move_row(const code_kernels& kernels, const code_row& dst, const code_row& 
   float values[dims_at_once];
   const bool fits = dims <= dims_at_once;
   if (fits) decode(kernels, src, 0, dims, elements, values);
-  encoding how{{dst.static_scale, 0.0f}, 1.0f / dst.static_scale};
+  encoding how = static_encoding(dst);
   if (dst.tail != nullptr) {
     dim_range range;
     if (fits) kernels.measure(values, dims, range);
@@ -157,9 +168,7 @@ void move_row(const code_kernels& kernels, const code_row& dst, const code_row& 
       decode(kernels, src, dim, count, elements, values);
       kernels.measure(values, count, range);
     }
-    how = detail::encode_token_head<scale_math>(dst.type(), range);
-    const float stored[2] = {how.stored.scale, how.stored.zero};
-    std::memcpy(dst.tail, stored, dst.tail_bytes());
+    how = store_scales(dst, range);
   }
   if (fits) {
     encode(kernels, dst, how, 0, dims, values, elements);
@@ -178,6 +187,22 @@ void move_token(const code_kernels& kernels, const code_side& dst, const code_pl
                 const code_place& from, std::int32_t num_heads) noexcept {
   for (std::int32_t head = 0; head < num_heads; ++head) {
     move_row(kernels, row_of(dst, to, head), row_of(src, from, head));
+  }
+}
+
+void store_values(const code_kernels& kernels, const code_side& dst, const code_place& to, std::int32_t head,
+                  float* values) noexcept {
+  const code_row row = row_of(dst, to, head);
+  const std::int64_t dims = dst.plane.head_dim;
+  encoding how = static_encoding(row);
+  if (row.tail != nullptr) {
+    dim_range range;
+    kernels.measure(values, dims, range);
+    how = store_scales(row, range);
+  }
+  element_buffer elements;
+  for (std::int64_t dim = 0; dim < dims; dim += dims_at_once) {
+    encode(kernels, row, how, dim, std::min(dims - dim, dims_at_once), values + dim, elements);
   }
 }
 

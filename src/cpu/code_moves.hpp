@@ -41,4 +41,8 @@ struct code_place {
 void move_token(const code_kernels& kernels, const code_side& dst, const code_place& to, const code_side& src,
                 const code_place& from, std::int32_t num_heads) noexcept;
 
+/// Stores the values of one head of a token: `plane.head_dim` floats, which are spoiled.
+void store_values(const code_kernels& kernels, const code_side& dst, const code_place& to, std::int32_t head,
+                  float* values) noexcept;
+
 }  // namespace bifolio::cpu

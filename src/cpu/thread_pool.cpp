@@ -12,9 +12,8 @@
 namespace bifolio::cpu {
 namespace {
 
-// Waking a thread takes tens of microseconds, and on virtual machines whose processors were halted some hundreds: with
-// a patience of 100 us a prefill of 12 ms on 16 of them took 14. Threads find out by themselves when they are in the
-// way.
+// Waking a thread takes tens of microseconds. Measured on 16 virtual processors: with a patience of 100 us a prefill of
+// 12 ms took 14. Threads find out by themselves when they are in the way.
 constexpr std::chrono::microseconds idle_patience{4000};
 // A worker that was begun ends about when the caller's own do; its patience is at least this, and the time that the
 // call has taken.

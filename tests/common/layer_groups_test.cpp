@@ -318,6 +318,22 @@ TEST_CASE("samples share a state until they compute, and each step reads one blo
   CHECK(first.query_start_loc.back() == 2);
 }
 
+TEST_CASE("two steps in one row of a batch are refused where the row has no place for the state between them") {
+  kv_cache_manager manager(with_groups({full(4, 50), states(12)}, false));
+  const seq_id seq = manager.allocate(4).seq;
+  for (int step = 0; step < 2; ++step) CHECK(manager.append(seq, 1).status == alloc_status::ok);
+  step_plan plan;
+  plan.seqs.push_back({.seq = seq, .query_len = 2, .seq_len = 6});
+  step_batch first;
+  std::vector<step_batch> others(1);
+  CHECK(code_of([&] { manager.build(first, others, plan); }) == errc::out_of_range);
+  CHECK(others[0].block_tables.empty());
+  plan.seqs[0] = {.seq = seq, .query_len = 1, .seq_len = 6};
+  manager.build(first, others, plan);
+  CHECK(others[0].block_tables ==
+        std::vector<std::int32_t>{to_index(manager.state_at(seq, 5, 1)), to_index(manager.state_at(seq, 6, 1))});
+}
+
 TEST_CASE("steps that are never committed are refused before their states have no room") {
   kv_cache_manager manager(with_groups({full(4, 50), states(40)}, false));
   const seq_id seq = manager.allocate(1).seq;

@@ -12,6 +12,8 @@
 #include <thread>
 #include <vector>
 
+#include "support/adversarial_executor.hpp"
+
 namespace bifolio::test {
 namespace {
 
@@ -102,6 +104,62 @@ TEST_CASE("requests aborted by their threads end once, finished or dropped") {
   }
   CHECK(!got.dropped.empty());
   CHECK(got.free_blocks == 200);
+}
+
+/// What the intake is, without threads of its own: calls of three threads in every order.
+struct ordered_calls {
+  kv_cache_manager manager{{.block_size = 4, .num_blocks = 60, .max_sequences = 16}};
+  scheduler plans{manager, {.max_tokens_per_step = 64, .max_running = 16}};
+  std::vector<std::uint64_t> submitted[2];  // by producer
+  std::map<std::uint64_t, int> finished, dropped;
+
+  void produce(std::int32_t producer) {
+    for (std::int32_t i = 0; i < 2; ++i) {
+      const submit_result got = plans.submit({std::vector<token_id>(3, token_id{producer}), 1, 1});
+      submitted[producer].push_back(to_index(got.id));
+      adversarial_executor::stop();
+    }
+    plans.post_abort(request_id{submitted[producer].back()});
+  }
+  void step() {
+    const step_plan& plan = plans.schedule();
+    for (const request_id id : plan.aborted) ++dropped[to_index(id)];
+    if (plan.seqs.empty()) return;
+    const std::vector<sampled_token> tokens(plan.seqs.size(), sampled_token{token_id{1}});
+    for (const finished_sequence& one : plans.commit(plan, tokens)) ++finished[to_index(one.request)];
+  }
+};
+
+TEST_CASE("submissions, aborts and steps in every order of three threads lose nothing and answer once") {
+  std::int64_t num_dropped = 0;
+  const std::int64_t count = for_each_interleaving(3, 100000, [&](adversarial_executor& workers) {
+    ordered_calls calls;
+    const auto work = [](void* context, std::int32_t worker) noexcept {
+      auto& all = *static_cast<ordered_calls*>(context);
+      if (worker > 0) return all.produce(worker - 1);
+      for (int i = 0; i < 2; ++i) {
+        all.step();
+        adversarial_executor::stop();
+      }
+    };
+    workers.run(3, work, &calls);
+    for (int i = 0; i < 8 && calls.plans.has_work(); ++i) calls.step();
+    calls.step();  // takes what is left in the intake
+    REQUIRE(!calls.plans.has_work());
+    REQUIRE(calls.plans.check() == "");
+    for (const auto& ids : calls.submitted) {
+      REQUIRE(ids.size() == 2);
+      REQUIRE(calls.finished[ids.front()] == 1);
+      REQUIRE(calls.finished[ids.back()] + calls.dropped[ids.back()] == 1);
+      num_dropped += calls.dropped[ids.back()];
+    }
+    REQUIRE(calls.manager.num_free_blocks() == 60);
+  });
+  MESSAGE(count, " orders");
+  CHECK(count > 100);
+  CHECK(count < 100000);
+  CHECK(num_dropped > 0);
+  CHECK(num_dropped < 2 * count);
 }
 
 TEST_CASE("a scheduler that goes with requests still in its intake frees them") {

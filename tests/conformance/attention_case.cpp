@@ -549,7 +549,8 @@ void attention_expectation::expect(const attention_output& other) {
 
 reference::accuracy_judge attention_expectation::judge(const attention_output& got, const arithmetic& numbers,
                                                        std::size_t first, std::size_t last, double other_nmse) const {
-  const bool statistical = case_.values == value_kind::normal && (!case_.alibi || case_.alibi_factor == 1);
+  const bool statistical =
+      case_.statistical && case_.values == value_kind::normal && (!case_.alibi || case_.alibi_factor == 1);
   reference::accuracy_judge result({numbers, case_.kv_type, case_.out_type, statistical, other_nmse});
   std::size_t row = 0;
   for (std::size_t s = 0; s < last; ++s) {

@@ -90,6 +90,8 @@ struct attention_case {
   bool deterministic = false;  ///< asked of the plan; on the CPU nothing depends on it
   bool aligned = false;        ///< gaps of q and out keep every row aligned to 16 bytes, as tensor-core kernels ask
   value_kind values = value_kind::normal;
+  /// Also held to the gates that expect the errors of many rows to cancel; a single row may be unlucky.
+  bool statistical = true;
   std::uint64_t seed = 1;
 
   [[nodiscard]] std::int32_t num_q_heads() const noexcept { return num_kv_heads * group_size; }

@@ -26,40 +26,11 @@ constexpr std::array<std::int32_t, 8> head_dims{1, 2, 8, 48, 71, 128, 256, 300};
 constexpr std::array<std::int32_t, 4> block_sizes{1, 5, 16, 32};
 constexpr std::array<std::int32_t, 3> head_counts{1, 3, 8};
 
-/// V with the code of K, or with another; of the same dims or fewer; as part of K.
-constexpr std::size_t num_v_kinds = 4;
-
-coded_shape shape_of(std::size_t k, std::size_t v, std::size_t v_kind, std::int32_t heads, std::int32_t dims,
-                     std::int32_t block_size) {
-  coded_shape shape{all_codes()[k], all_codes()[v], heads, dims, dims, block_size};
-  if (v_kind == 1) shape.v = shape.k;
-  if (v_kind == 2) shape.v_head_dim = (2 * dims + 2) / 3;
-  if (v_kind == 3) {
-    shape.v_in_k = true;
-    shape.v = shape.k;
-    shape.v_head_dim = (dims + 1) / 2;
-  }
-  return shape;
-}
-
 const std::int64_t* slots_at(device_bytes& slots) { return reinterpret_cast<const std::int64_t*>(slots.data()); }
 
-/// Rows of ordinary numbers with now and then a hard one, so that most scales are finite.
 void soften(rows_pair& rows, random_source& random) {
-  for (tensor_view view : {rows.host_k(), rows.host_v()}) {
-    if (view.data == nullptr) continue;
-    for (std::int64_t t = 0; t < view.num_tokens; ++t) {
-      for (std::int32_t h = 0; h < view.num_heads; ++h) {
-        if (random.one_in(5)) continue;  // stays hard: nearly always with NaN or infinity
-        const float size = std::exp2(static_cast<float>(random.between(-30, 12)));
-        const bool zero = random.one_in(12);
-        for (std::int32_t d = 0; d < view.head_dim; ++d) {
-          store_element(view.data, view.type, row_index(view, t, h, d),
-                        zero ? 0.0f : size * normal_from(random.next()));
-        }
-      }
-    }
-  }
+  soften(rows.host_k(), random);
+  soften(rows.host_v(), random);
   rows.upload();
 }
 
@@ -72,7 +43,7 @@ TEST_CASE("append and gather store codes and scales bit for bit and touch nothin
         hash_of(test_seed(), round, 20));
     for (const auto& c : cases) {
       ++turn;
-      const coded_shape shape = shape_of(c[1], c[2], c[3], head_counts[c[6]], head_dims[c[4]], block_sizes[c[5]]);
+      const coded_shape shape = coded_shape_of(c[1], c[2], c[3], head_counts[c[6]], head_dims[c[4]], block_sizes[c[5]]);
       const kv_layout layout = coded_layout(all_code_orders[c[0]], shape);
       for (const tested_backend* tested : one_per_family(turn)) {
         random_source random(hash_of(test_seed(), turn, 21));
@@ -121,9 +92,9 @@ TEST_CASE("blocks convert between all codes and layouts bit for bit") {
       backend& where = tested->get();
       const std::size_t other_v = (c[2] + c[3] + turn) % all_codes().size();
       const coded_shape from_shape =
-          shape_of(c[2], other_v, c[4], head_counts[c[7]], head_dims[c[5]], block_sizes[c[6]]);
+          coded_shape_of(c[2], other_v, c[4], head_counts[c[7]], head_dims[c[5]], block_sizes[c[6]]);
       const coded_shape to_shape =
-          shape_of(c[3], turn % all_codes().size(), c[4], head_counts[c[7]], head_dims[c[5]], block_sizes[c[6]]);
+          coded_shape_of(c[3], turn % all_codes().size(), c[4], head_counts[c[7]], head_dims[c[5]], block_sizes[c[6]]);
       const std::int64_t num_src = random.between(1, 3);
       const std::int64_t num_dst = random.between(1, 3);
       coded_pair src(where, coded_layout(all_code_orders[c[0]], from_shape), num_src, random);
@@ -150,7 +121,7 @@ TEST_CASE("copies and swaps move elements and tails byte for byte") {
     for (const tested_backend* tested : one_per_family(turn)) {
       random_source random(hash_of(test_seed(), turn, 25));
       backend& where = tested->get();
-      const coded_shape shape = shape_of(c[1], c[2], c[3], head_counts[c[6]], head_dims[c[4]], block_sizes[c[5]]);
+      const coded_shape shape = coded_shape_of(c[1], c[2], c[3], head_counts[c[6]], head_dims[c[4]], block_sizes[c[5]]);
       const kv_layout layout = coded_layout(all_code_orders[c[0]], shape);
       const std::int64_t num_blocks = random.between(1, 5);
       const std::int64_t num_other = random.between(1, 5);

@@ -222,7 +222,10 @@ std::int64_t fake_runtime::count(const std::string& name) const {
 cudaError_t fake_runtime::enter(const char* name, bool work) {
   ++counts_[name];
   const bool nth = work && countdown_ > 0 && --countdown_ == 0;
-  return nth || always_name_ == name ? refuse(failure_) : cudaSuccess;
+  if (!nth && always_name_ != name) return cudaSuccess;
+  if (nth && for_good_) countdown_ = 1;
+  ++num_failed;
+  return refuse(failure_);
 }
 
 cudaError_t fake_runtime::refuse(cudaError_t status) {

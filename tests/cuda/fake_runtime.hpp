@@ -35,11 +35,12 @@ class fake_runtime {
 
   [[nodiscard]] const cuda::runtime_api& api() const noexcept;
 
-  /// The n-th call from now on (1 = the next) that counts as work fails with `status`; the queries and releases of
-  /// devices, errors and memory do not count.
+  /// The n-th call from now on (1 = the next) that counts as work fails with `status`, and with `for_good` all such
+  /// calls after it; the queries and releases of devices, errors and memory do not count.
   /// Returns how many calls were still missing to the failure that this replaces; 0 when it has happened.
-  std::int64_t fail_at(std::int64_t nth, cudaError_t status) noexcept {
+  std::int64_t fail_at(std::int64_t nth, cudaError_t status, bool for_good = false) noexcept {
     failure_ = status;
+    for_good_ = for_good;
     return std::exchange(countdown_, nth);
   }
   /// Every call of this name fails.
@@ -66,6 +67,7 @@ class fake_runtime {
   std::int64_t live_device_blocks = 0;
   std::int64_t live_host_blocks = 0;
   std::int64_t live_events = 0;
+  std::int64_t num_failed = 0;   ///< calls that were made to fail
   unsigned int event_flags = 0;  ///< of the last event that was created
   bool streams_stopped = false;
   std::set<cudaEvent_t> events_not_ready;
@@ -81,6 +83,7 @@ class fake_runtime {
  private:
   std::map<std::string, std::int64_t> counts_;
   std::int64_t countdown_ = 0;
+  bool for_good_ = false;
   cudaError_t failure_ = cudaSuccess;
   std::string always_name_;
 };

@@ -124,11 +124,11 @@ TEST_CASE("what only the model or the machine can refuse is refused as well") {
   check_refused({"--model", tiny(), "--max-positions", "65"}, "--max-positions is 65, allowed are 1 to 64");
   check_refused({"--model", tiny(), "--prompt", std::string(64, 'x')},
                 "prompt 1 of 64 bytes has at least 65 tokens, the model takes at most 64");
-  check_refused({"--model", tiny(), "--prompt-ids", "1,256"}, "--prompt-ids has 256, allowed are 0 to 255");
+  check_refused({"--model", tiny(), "--prompt-ids", "1,256"}, "prompt 1 has the token id 256, allowed are 0 to 255");
   std::string many = "1";
   for (int i = 0; i < 64; ++i) many += ",1";
   check_refused({"--model", tiny(), "--prompt-ids", many}, "prompt 1 has 65 tokens, the model takes at most 64");
-  check_refused({"--model", tiny(), "--num-blocks", "2"}, "the pool of 2 blocks cannot hold");
+  check_refused({"--model", tiny(), "--num-blocks", "2"}, "can never fit into the pool of 2 blocks");
   check_refused({"--model", tiny(), "--device", "cuda:99"}, "cuda:99");
   check_refused({"--model", "/nonexistent/model"}, "no such file");
   check_refused({"--model", tiny(), "--prompts-file", "/nonexistent/prompts"}, "no such file");
@@ -305,6 +305,39 @@ TEST_CASE("--prompt-ids are fed as they are, after the texts") {
   CHECK(got[1] == got[0]);
   CHECK(got[2]["prompt_ids"] == json{97});
   CHECK(lines(run({"--model", tiny(), "--json", "--prompt-ids", "5"}).out).size() == 1);
+}
+
+TEST_CASE("--stop ends a text before itself, whatever form it is written in") {
+  const std::vector<std::string> common{"--prompt", "Psalm 151\n1 ", "--max-positions", "120", "--samples", "3"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.end(), common.begin(), common.end());
+    return run(more);
+  };
+  const std::vector<json> whole = lines(with({"--json"}).out), cut = lines(with({"--json", "--stop", "LORD"}).out);
+  REQUIRE(whole.size() == 3);
+  REQUIRE(cut.size() == 3);
+  int num_cut = 0;
+  for (std::size_t i = 0; i < 3; ++i) {
+    CAPTURE(i);
+    const std::string text = whole[i]["text"];
+    const std::size_t at = text.find("LORD", 12);
+    CHECK(cut[i]["text"] == text.substr(0, at));
+    if (at == std::string::npos) continue;
+    CHECK(cut[i]["ended_by"] == "stopped");
+    CHECK(cut[i]["output_ids"].size() < whole[i]["output_ids"].size());
+    ++num_cut;
+  }
+  CHECK(num_cut > 0);
+  CHECK(with({"--stop", "LORD"}).out.find("LORD") == std::string::npos);
+  CHECK(with({"--lines", "--stop", "LORD"}).out.find("LORD") == std::string::npos);
+  check_refused({"--stop", ""}, "--stop is empty");
+}
+
+TEST_CASE("--chat puts a prompt into the form of a chat") {
+  const std::vector<json> said =
+      lines(run({"--json", "--chat", "--model", tiny(), "--prompt", "hello", "--max-positions", "40"}).out);
+  REQUIRE(said.size() == 1);
+  CHECK(said[0]["prompt"] == "user: hello\nassistant: ");  // no marks among the bytes
 }
 
 TEST_CASE("a text that the limit of positions cuts ends with a whole word") {

@@ -61,7 +61,10 @@ inline generate::placed_model place_on(const generation_setup& setup, const gene
 class collecting_observer final : public generate::generation_observer {
  public:
   explicit collecting_observer(generation_result& result) : result_(result) {}
-  void on_token(std::size_t sequence, token_id token) override { result_.outputs[sequence].push_back(token); }
+  bool on_token(const generate::new_token& token) override {
+    result_.outputs[token.sequence].push_back(token.id);
+    return false;
+  }
   void on_end(std::size_t sequence, generate::ending how) override {
     result_.ended_by[sequence] += generate::to_string(how);  // twice would show
   }
@@ -85,7 +88,7 @@ inline generation_result continue_prompts(const generate::checkpoint& weights,
   config.how = setup.how;
   config.seed = setup.seed;
   config.max_batch_tokens = setup.max_batch_tokens;
-  config.max_batch_seqs = setup.max_batch_seqs;
+  config.max_running = setup.max_batch_seqs;
   config.prefix_caching = setup.prefix_caching;
   config.preemption = setup.num_host_blocks > 0 ? preemption_mode::swap : preemption_mode::recompute;
   std::optional<generate::host_cache> host;

@@ -15,10 +15,10 @@
 #include <thread>
 #include <vector>
 
+#include "engine_thread.hpp"
 #include "model_fixtures.hpp"
 #include "model_setup.hpp"
 #include "routes.hpp"
-#include "service.hpp"
 
 namespace bifolio::test {
 
@@ -52,15 +52,21 @@ class running_server {
     client.set_read_timeout(60);
     return client;
   }
-  [[nodiscard]] serve::service& texts() noexcept { return texts_; }
+  [[nodiscard]] generate::engine_thread& texts() noexcept { return texts_; }
   [[nodiscard]] const serve::model_facts& facts() const noexcept { return facts_; }
   [[nodiscard]] int port() const noexcept { return port_; }
 
+  /// A counter or gauge without labels.
+  [[nodiscard]] double metric(const std::string& name) {
+    const std::string text = "\n" + texts_.metrics(), line = "\nbifolio_" + name + " ";
+    const std::size_t at = text.find(line);
+    REQUIRE(at != std::string::npos);
+    return std::stod(text.substr(at + line.size()));
+  }
   /// Whether the pool is empty and no request open within `seconds`.
   [[nodiscard]] bool becomes_idle(int seconds = 20) {
     for (int i = 0; i < 100 * seconds; ++i) {
-      const serve::service_counts now = texts_.counts();
-      if (now.num_calls == 0 && now.cache.num_used_blocks == 0 && now.schedule.num_running == 0) return true;
+      if (metric("requests_open") == 0 && metric("used_blocks") == 0 && metric("running_sequences") == 0) return true;
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     return false;
@@ -90,14 +96,8 @@ class running_server {
   serve::options options_;
   generate::model_setup on_{options_};
   generate::cache_setup cache_{options_, on_, options_.max_batch_seqs};
-  serve::service texts_{on_,
-                        cache_,
-                        {.max_calls = options_.max_queue,
-                         .max_running = options_.max_batch_seqs,
-                         .prefix_caching = options_.prefix_caching,
-                         .events = {}}};
-  serve::model_facts facts_{"random", on_.model.tokens.get(), on_.config().vocab_size, on_.max_positions,
-                            options_.max_batch_seqs};
+  generate::engine_thread texts_{on_, cache_, options_, options_.max_queue};
+  serve::model_facts facts_{"random", on_, options_.max_batch_seqs};
   httplib::Server server_;
   serve::routes routes_{server_, texts_, facts_, options_};
   int port_ = 0;

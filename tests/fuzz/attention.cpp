@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One small attention call against the float64 oracle, within the published bounds, on every instruction set of this
-// machine; those of one family give the same bits in any placement.
+// One small attention call against the float64 oracle, within the published bounds of each element, on every
+// instruction set of this machine; those of one family give the same bits in any placement.
 #include <string>
 
 #include "choices.hpp"
@@ -12,6 +12,7 @@ BIFOLIO_FUZZ_TARGET(attention) {
   fuzz::choices from(input);
   test::attention_case c{};
   c.what = "fuzz";
+  c.statistical = false;  // a case may be one row, and a search finds the unlucky ones
   c.num_kv_heads = 1 + from.below(2);
   c.group_size = 1 + from.below(5);
   c.head_dim = 1 + from.below(160);

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <optional>
 
+#include "support/adversarial_executor.hpp"
 #include "support/fenced_memory.hpp"
 #include "support/reach.hpp"
 
@@ -75,7 +76,7 @@ arithmetic loosest_numbers_of(const backend& where) {
 }
 
 std::vector<tested_backend> open_all() {
-  static const std::unique_ptr<executor> reversed = make_reversed_executor(3);
+  static adversarial_executor adversarial(3);
   const char* wanted = std::getenv("BIFOLIO_TEST_BACKENDS");
   std::vector<tested_backend> list;
   const auto add = [&](std::string name, std::string family, device where, const backend_options& options) {
@@ -95,8 +96,8 @@ std::vector<tested_backend> open_all() {
       options.num_threads = kind == executor_kind::serial ? 0 : 2;
       add(family + "-" + std::string(to_string(kind)), family, device{}, options);
     }
-    options.own_executor = reversed.get();
-    add(family + "-reversed", family, device{}, options);
+    options.own_executor = &adversarial;
+    add(family + "-adversarial", family, device{}, options);
   }
   add("cuda", "cuda", device{device_type::cuda, 0}, {});
   return list;

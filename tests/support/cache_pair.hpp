@@ -10,6 +10,7 @@
 #include <bifolio/kv_layout.hpp>
 #include <bifolio/step.hpp>
 #include <bifolio/tensor_view.hpp>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <span>
@@ -217,6 +218,22 @@ class rows_pair {
   std::vector<std::byte> host_;
   device_bytes device_;
 };
+
+/// Makes most rows of a tensor ordinary numbers of any magnitude, so that most scales and norms are finite.
+inline void soften(const tensor_view& view, random_source& random) {
+  if (view.data == nullptr) return;
+  for (std::int64_t t = 0; t < view.num_tokens; ++t) {
+    for (std::int32_t h = 0; h < view.num_heads; ++h) {
+      if (random.one_in(5)) continue;  // stays hard: nearly always with NaN or infinity
+      const float size = std::exp2(static_cast<float>(random.between(-30, 12)));
+      const bool zero = random.one_in(12);
+      for (std::int32_t d = 0; d < view.head_dim; ++d) {
+        store_element(view.data, view.type, t * view.token_stride + h * view.head_stride + d,
+                      zero ? 0.0f : size * normal_from(random.next()));
+      }
+    }
+  }
+}
 
 /// Slots as a step gives them: runs of a sequence that start and end anywhere in blocks of any order, tokens that are
 /// not stored, and now and then a slot that comes again.

@@ -4,6 +4,7 @@
 /// The codes of planes, and layouts for them.
 
 #include <bifolio/kv_layout.hpp>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -43,6 +44,23 @@ struct coded_shape {
   std::int32_t block_size = 0;
   bool v_in_k = false;
 };
+
+/// V with the code of K, or with another; of the same dims or fewer; as part of K.
+inline constexpr std::size_t num_v_kinds = 4;
+
+/// `k` and `v` are numbers of codes.
+[[nodiscard]] inline coded_shape coded_shape_of(std::size_t k, std::size_t v, std::size_t v_kind, std::int32_t heads,
+                                                std::int32_t dims, std::int32_t block_size) {
+  coded_shape shape{all_codes()[k], all_codes()[v], heads, dims, dims, block_size};
+  if (v_kind == 1) shape.v = shape.k;
+  if (v_kind == 2) shape.v_head_dim = (2 * dims + 2) / 3;
+  if (v_kind == 3) {
+    shape.v_in_k = true;
+    shape.v = shape.k;
+    shape.v_head_dim = (dims + 1) / 2;
+  }
+  return shape;
+}
 
 [[nodiscard]] inline kv_layout coded_layout(code_order order, const coded_shape& s) {
   const layout_kind kind = order == code_order::nhd       ? layout_kind::nhd

@@ -81,6 +81,9 @@ class pretended_device final : public backend {
   [[nodiscard]] errc gather(const gather_params& params, stream_ref stream) noexcept override {
     return cpu_->gather(params, stream);
   }
+  [[nodiscard]] errc rotate_append(const rotate_append_params& params, stream_ref stream) noexcept override {
+    return cpu_->rotate_append(params, stream);
+  }
   [[nodiscard]] errc copy_blocks(std::span<const kv_cache_view> layers, std::span<const block_copy> copies,
                                  stream_ref stream) noexcept override {
     return cpu_->copy_blocks(layers, copies, stream);

@@ -134,6 +134,9 @@ class recording_backend final : public backend {
   [[nodiscard]] errc gather(const gather_params& params, stream_ref stream) noexcept override {
     return moved(params.k.type, params.kv.layout.k.code.type, params.k.num_tokens > 0, inner_->gather(params, stream));
   }
+  [[nodiscard]] errc rotate_append(const rotate_append_params& params, stream_ref stream) noexcept override {
+    return inner_->rotate_append(params, stream);
+  }
   [[nodiscard]] errc copy_blocks(std::span<const kv_cache_view> layers, std::span<const block_copy> copies,
                                  stream_ref stream) noexcept override {
     const errc code = inner_->copy_blocks(layers, copies, stream);

@@ -26,9 +26,9 @@ void pool_watcher::look_at(const step_plan& plan, std::int64_t step) {
     std::string names;
     for (auto one = letters_.lower_bound({id, 0}); one != letters_.end() && one->first.first == id;) {
       names += one->second;
-      seen_.erase(one->first);
       one = letters_.erase(one);
     }
+    std::erase_if(seen_, [id](const who& one) { return one.first == id; });  // those without a letter, too
     if (!names.empty()) report(fmt::format("{} is aborted", names));
   }
   const auto name = [&](seq_id seq) {

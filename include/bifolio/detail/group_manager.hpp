@@ -118,6 +118,9 @@ class BIFOLIO_API group_manager final : private prefix_cache::removal_observer {
 
   [[nodiscard]] layer_group& at(std::int32_t group) const;
   [[nodiscard]] static std::uint32_t index_of(seq_id seq) noexcept { return static_cast<std::uint32_t>(to_index(seq)); }
+  [[nodiscard]] std::int32_t room_end(std::uint32_t index) const noexcept;
+  void note_room(std::uint32_t index) noexcept { room_ends_[index] = room_end(index); }
+  [[nodiscard]] bool has_room_at(std::uint32_t index, std::int64_t num_tokens) const noexcept;
   [[nodiscard]] sequence_marks& marks_of(const sequence& record) const noexcept;
   void reserve_all_events(std::int64_t num_first, std::int64_t num_own);
   void commit_all(sequence& record, std::int64_t num_tokens) noexcept;
@@ -128,6 +131,8 @@ class BIFOLIO_API group_manager final : private prefix_cache::removal_observer {
   void removed(const prefix_chain& contents) noexcept override;
   [[nodiscard]] std::int64_t next_cut(const sequence_marks& marks, std::int64_t position) const noexcept;
 
+  [[nodiscard]] std::int64_t make_state_rows(layer_group& group, const step_plan& plan) const;
+  [[nodiscard]] std::int64_t make_cross_rows(layer_group& group, const step_plan& plan) const;
   [[nodiscard]] prompt_view with_cross(const prompt_view& prompt) const;
   void find_cross(const prompt_view& prompt, joint_hits& found) const;
   [[nodiscard]] extra_key cross_extra(const prompt_view& prompt) const;
@@ -148,7 +153,9 @@ class BIFOLIO_API group_manager final : private prefix_cache::removal_observer {
   std::int64_t alignment_ = 1;          // of hits: the least common multiple of the block sizes
   std::int64_t snapshot_interval_ = 0;  // of all groups with states
   bool records_events_ = false;
-  mutable std::vector<sequence_marks> marks_;   // [max_sequences]
+  mutable std::vector<sequence_marks> marks_;  // [max_sequences]
+  /// [max_sequences]: the least `writable_end` of a sequence in any group with a table, for appends in place.
+  std::vector<std::int32_t> room_ends_;
   std::vector<host_demand> cross_demands_;      // scratch
   mutable std::vector<extra_key> extras_;       // scratch of with_cross
   mutable std::vector<std::byte> cross_value_;  // scratch: what identifies an encoder's input, scope included

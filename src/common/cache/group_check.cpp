@@ -66,6 +66,8 @@ std::string group_manager::check() const {
   for (std::uint32_t i = 0; i < first_.num_records_; ++i) {
     const sequence& record = first_.records_[i];
     const bool is_open = (record.generation & 1) != 0;
+    if (is_open && room_ends_[i] != room_end(i))
+      return "sequence " + std::to_string(i) + ": the end of its room is off";
     for (const auto& group : groups_) {
       const std::string name = "sequence " + std::to_string(i) + " ";
       if (group->states) {

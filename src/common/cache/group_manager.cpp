@@ -36,6 +36,7 @@ group_manager::group_manager(manager_core& first)
     : first_(first), config_(translate_bad_alloc("kv_cache_manager", [&] { return first.config_; })) {
   translate_bad_alloc("kv_cache_manager", [&] {
     marks_.resize(first_.num_records_);
+    room_ends_.resize(first_.num_records_, 0);
     for (const group_config& what : config_.groups) {
       groups_.push_back(std::make_unique<layer_group>());
       layer_group& group = *groups_.back();
@@ -155,6 +156,7 @@ allocate_result group_manager::allocate(std::int64_t num_tokens, std::int64_t nu
       group->states->append(index_of(seq), 0, num_tokens);
     }
   }
+  note_room(index_of(seq));
   sequence_marks& marks = marks_[index_of(seq)];
   marks = {};
   // Nothing identifies the encoder's input.
@@ -167,13 +169,16 @@ allocate_result group_manager::allocate(std::int64_t num_tokens, std::int64_t nu
 
 // --- growing
 
-bool group_manager::has_room(seq_id seq, std::int64_t num_tokens) const noexcept {
-  if (first_.find(seq) == nullptr) return false;
-  const std::uint32_t index = index_of(seq);
-  for (const manager_core* core : tables_) {
-    const sequence& record = core->records_[index];
-    if (num_tokens > std::int64_t{record.writable_end} - record.num_tokens) return false;
-  }
+std::int32_t group_manager::room_end(std::uint32_t index) const noexcept {
+  std::int32_t end = std::numeric_limits<std::int32_t>::max();
+  for (const manager_core* core : tables_) end = std::min(end, core->records_[index].writable_end);
+  return end;
+}
+
+// Every decoding sequence passes here in every step, twice.
+[[gnu::always_inline]] inline bool group_manager::has_room_at(std::uint32_t index,
+                                                              std::int64_t num_tokens) const noexcept {
+  if (num_tokens > std::int64_t{room_ends_[index]} - first_.records_[index].num_tokens) return false;
   for (const layer_group* group : states_) {
     const state_slots& states = *group->states;
     if (!states.has_room(index, num_tokens) || states.slots_for(num_tokens) > states.pool().num_free()) return false;
@@ -181,10 +186,15 @@ bool group_manager::has_room(seq_id seq, std::int64_t num_tokens) const noexcept
   return !records_events_ || states_.empty();  // a slot that is taken may be one that is evicted
 }
 
+bool group_manager::has_room(seq_id seq, std::int64_t num_tokens) const noexcept {
+  return first_.find(seq) != nullptr && has_room_at(index_of(seq), num_tokens);
+}
+
 bool group_manager::append_in_place(seq_id seq, std::int64_t num_tokens) noexcept {
-  if (num_tokens < 0 || !has_room(seq, num_tokens)) return false;
   const std::uint32_t index = index_of(seq);
-  for (const layer_group* group : states_) group->states->append(index, first_.records_[index].num_tokens, num_tokens);
+  if (num_tokens < 0 || first_.find(seq) == nullptr || !has_room_at(index, num_tokens)) return false;
+  const std::int64_t position = first_.records_[index].num_tokens;
+  for (const layer_group* group : states_) group->states->append(index, position, num_tokens);
   for (manager_core* core : tables_) {
     core->records_[index].num_tokens += static_cast<std::int32_t>(num_tokens);
     core->num_tokens_ += num_tokens;
@@ -254,6 +264,7 @@ append_result group_manager::append(seq_id seq, std::int64_t num_tokens, std::in
       group->copies.push_back(copy);
     }
   }
+  note_room(index);
   return result;
 }
 
@@ -316,13 +327,13 @@ void group_manager::commit_all(sequence& record, std::int64_t num_tokens) noexce
 
 // The common case of a commit, for which no group needs memory: no window gives back a block, and no encoder's output
 // is new.
-bool group_manager::commit_in_place(sequence& record, std::int64_t num_tokens) noexcept {
+[[gnu::always_inline]] inline bool group_manager::commit_in_place(sequence& record, std::int64_t num_tokens) noexcept {
   if (num_tokens < 0 || num_tokens > std::int64_t{record.num_tokens} - record.num_committed) return false;
   const std::ptrdiff_t at = &record - first_.records_;
   const std::int64_t num_committed = record.num_committed + num_tokens;
   for (const manager_core* core : tables_) {
-    if (core->config_.sliding_window == 0) continue;
-    if (core->first_visible_block(num_committed) > core->tables_[at].first()) return false;
+    // What the tokens before do not see is given back already.
+    if (core->first_visible_block(num_committed) != core->first_visible_block(record.num_committed)) return false;
   }
   for (const layer_group* group : crosses_) {
     const sequence& own = group->core->records_[at];
@@ -403,6 +414,8 @@ allocate_result group_manager::fork(seq_id seq) {
     const seq_id forked = group->core->fork_record(group->core->records_[at]);
     if (group->index == 0) child = forked;
   }
+  note_room(static_cast<std::uint32_t>(at));
+  note_room(index_of(child));
   sequence_marks& marks = marks_[index_of(child)];
   marks = marks_[static_cast<std::size_t>(at)];
   marks.rolling = {};  // the parent gives it up
@@ -421,6 +434,7 @@ void group_manager::truncate(seq_id seq, std::int64_t num_tokens) {
   }
   for (manager_core* core : tables_) core->prepare_truncate(core->records_[at], num_tokens);
   for (manager_core* core : tables_) core->truncate_record(core->records_[at], num_tokens);
+  note_room(static_cast<std::uint32_t>(at));
   for (const layer_group* group : states_) group->states->truncate(static_cast<std::uint32_t>(at), num_tokens);
 }
 

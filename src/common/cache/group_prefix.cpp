@@ -311,6 +311,7 @@ open_result group_manager::open(const prompt_view& asked, std::int64_t num_new_t
           group->is_cross() ? group->core->blocks_of(asked_for) : group->core->whole_blocks(asked_for), num_hits);
     }
   }
+  note_room(index_of(result.seq));
   marks_[index_of(result.seq)] = marks;
   return result;
 }

@@ -64,6 +64,7 @@ alloc_status group_manager::swap(std::span<const seq_id> seqs, bool out, std::sp
       group->states->move(group->moving, out, list);
     }
   }
+  for (const seq_id seq : seqs) note_room(index_of(seq));
   return status;
 }
 

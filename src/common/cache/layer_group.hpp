@@ -26,6 +26,7 @@ struct group_manager::layer_group {
   std::vector<block_id> hits;         // scratch of a look-up: those that the new sequence takes
   std::int64_t num_idle_hits = 0;     // of these, free now
   std::vector<std::uint32_t> moving;  // scratch of swaps
+  std::vector<std::int32_t> rows;     // scratch of build: block tables that are swapped with a batch's
 
   [[nodiscard]] prefix_cache* prefix() const noexcept { return states ? states->prefix() : core->prefix_.get(); }
   [[nodiscard]] block_pool& pool() const noexcept { return states ? states->pool() : core->pool_; }

@@ -195,12 +195,6 @@ append_result manager_core::append_slowly(seq_id seq, std::int64_t num_tokens, s
   return {alloc_status::ok, grow(record, grown, num_tokens)};
 }
 
-std::int32_t manager_core::first_visible_block(std::int64_t num_committed) const noexcept {
-  if (config_.sliding_window == 0) return 0;
-  const std::int64_t position = std::max<std::int64_t>(0, num_committed - config_.sliding_window + 1);
-  return whole_blocks(position);
-}
-
 void manager_core::commit_slowly(seq_id seq, std::int64_t num_tokens) {
   sequence& record = get_resident(seq);
   reserve_commit(record, num_tokens);

@@ -9,6 +9,7 @@
 
 #include "common/base/require.hpp"
 #include "common/base/translate.hpp"
+#include "common/cache/manager_steps.hpp"
 #include "common/cache/require_limits.hpp"
 
 namespace bifolio::detail {

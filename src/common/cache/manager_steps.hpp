@@ -15,6 +15,13 @@
 
 namespace bifolio::detail {
 
+[[gnu::always_inline]] inline std::int32_t manager_core::first_visible_block(
+    std::int64_t num_committed) const noexcept {
+  if (config_.sliding_window == 0) return 0;
+  const std::int64_t position = std::max<std::int64_t>(0, num_committed - config_.sliding_window + 1);
+  return whole_blocks(position);
+}
+
 [[gnu::always_inline]] inline void manager_core::reserve_allocate(std::int32_t size) {
   translate_bad_alloc("allocate", [&] {
     tables_[free_record_].reserve(size);
@@ -167,12 +174,12 @@ inline std::int64_t stride_for(std::int64_t longest, std::int64_t stride) noexce
                                                                                     const step_plan& plan) const {
   const std::int32_t block_size = config_.block_size;
   std::int64_t num_tokens = 0;
-  std::int64_t longest = 0;
+  std::int32_t longest_row = 0;  // in tokens
   for (const scheduled_seq& row : plan.seqs) {
     const sequence& record = get_resident(row.seq);
     check_row(row, record, std::int64_t{table_of(record).first()} * block_size);
     num_tokens += row.query_len;
-    longest = std::max<std::int64_t>(longest, blocks_of(row.seq_len));
+    longest_row = std::max(longest_row, row.seq_len);
   }
   if (num_tokens > INT32_MAX) {
     refuse(errc::invalid_argument, "a step of ", num_tokens, " tokens exceeds ", INT32_MAX);
@@ -182,7 +189,7 @@ inline std::int64_t stride_for(std::int64_t longest, std::int64_t stride) noexce
            num_tokens, " tokens, so it must be that, or 0");
   }
   const std::size_t num_seqs = plan.seqs.size();
-  const std::int64_t stride = stride_for(longest, batch.block_table_stride);
+  const std::int64_t stride = stride_for(blocks_of(longest_row), batch.block_table_stride);
   const std::size_t num_entries = num_seqs * static_cast<std::size_t>(stride);
   translate_bad_alloc("build", [&] {
     batch.query_start_loc.reserve(num_seqs + 1);
@@ -222,9 +229,11 @@ inline std::int64_t stride_for(std::int64_t longest, std::int64_t stride) noexce
   batch.query_positions.clear();
   for (std::size_t i = 0; i < num_seqs; ++i) {
     const scheduled_seq& row = plan.seqs[i];
-    const block_table& table = table_of(*find(row.seq));
-    const std::int32_t used = blocks_of(row.seq_len);
-    const step_batch::written_row now{table_changes_[static_cast<std::uint32_t>(to_index(row.seq))], used};
+    const auto index = static_cast<std::uint32_t>(to_index(row.seq));
+    const block_table& table = tables_[index];
+    const std::int32_t last_block = whole_blocks(row.seq_len - 1);
+    const std::int32_t used = last_block + 1;
+    const step_batch::written_row now{table_changes_[index], used};
     step_batch::written_row& before = batch.written_rows[i];
     if (before.change == now.change && before.num_entries <= used) [[likely]] {
       if (before.num_entries < used) table.copy_to(table_row, before.num_entries, used, config_.table_padding);
@@ -234,7 +243,12 @@ inline std::int64_t stride_for(std::int64_t longest, std::int64_t stride) noexce
       std::fill(table_row + used, table_row + stride, config_.table_padding);
       before = now;
     }
-    for (std::int32_t position = row.seq_len - row.query_len; position < row.seq_len;) {
+    std::int32_t position = row.seq_len - row.query_len;
+    if (row.query_len == 1) [[likely]] {
+      *slot++ = std::int64_t{table_row[last_block]} * block_size + (position - last_block * block_size);
+      ++position;
+    }
+    while (position < row.seq_len) {
       const std::int32_t block = whole_blocks(position);
       const std::int32_t offset = position - block * block_size;
       const std::int32_t count = std::min(block_size - offset, row.seq_len - position);

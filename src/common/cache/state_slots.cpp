@@ -42,38 +42,10 @@ state_slots::state_slots(const group_config& group, const kv_cache_config& optio
   }
 }
 
-block_id state_slots::at(std::uint32_t record, std::int64_t position) const noexcept {
-  for (const held_state& state : of(record)) {
-    if (state.position == position) return state.slot;
-  }
-  return invalid_block;
-}
-
 void state_slots::require_room(std::uint32_t record, std::int64_t num_tokens) const {
   if (has_room(record, num_tokens)) return;
   refuse(errc::failed_precondition, "sequence ", record, " has ", counts_[record],
          " states, of a step each, and room for ", capacity_, "; commit steps before more are appended");
-}
-
-block_id state_slots::take() noexcept {
-  ++num_allocated_;
-  return prefix_ ? prefix_->allocate_one() : pool_.allocate_one();
-}
-
-void state_slots::release(block_id slot, bool out) noexcept {
-  const bool is_snapshot = !out && prefix_ && prefix_->holds(slot);
-  (out ? *host_ : pool_).release(slot, is_snapshot ? reuse_order::last : reuse_order::first);
-}
-
-void state_slots::append(std::uint32_t record, std::int64_t position, std::int64_t num_tokens) noexcept {
-  const std::int64_t count = slots_for(num_tokens);
-  held_state* end = entries_ + std::size_t{record} * capacity_ + counts_[record];
-  for (std::int64_t i = 0; i < count; ++i) {
-    *end++ = {static_cast<std::int32_t>(position + num_tokens - count + 1 + i), take()};
-  }
-  counts_[record] += static_cast<std::uint32_t>(count);
-  num_entries_ += count;
-  peak_used_ = std::max(peak_used_, pool_.num_used());
 }
 
 void state_slots::open(std::uint32_t record, std::int64_t position, block_id snapshot) noexcept {
@@ -82,14 +54,6 @@ void state_slots::open(std::uint32_t record, std::int64_t position, block_id sna
   entries_[std::size_t{record} * capacity_] = {static_cast<std::int32_t>(position), snapshot};
   counts_[record] = 1;
   ++num_entries_;
-}
-
-void state_slots::drop_first(std::uint32_t record, std::uint32_t count) noexcept {
-  held_state* states = entries_ + std::size_t{record} * capacity_;
-  for (std::uint32_t i = 0; i < count; ++i) release(states[i].slot, false);
-  counts_[record] -= count;
-  num_entries_ -= count;
-  std::copy_n(states + count, counts_[record], states);
 }
 
 void state_slots::truncate(std::uint32_t record, std::int64_t position) noexcept {

@@ -13,6 +13,7 @@
 /// Everything is in flat arrays, `capacity` entries per sequence, so that a decoding step takes and gives back one slot
 /// and touches two cache lines.
 
+#include <algorithm>
 #include <bifolio/block_pool.hpp>
 #include <bifolio/buffer.hpp>
 #include <bifolio/kv_cache_config.hpp>
@@ -49,7 +50,25 @@ class state_slots {
     return {entries_ + std::size_t{record} * capacity_, counts_[record]};
   }
   /// The slot with the state after `position` tokens; `invalid_block` when it is not kept, and for 0 tokens.
-  [[nodiscard]] block_id at(std::uint32_t record, std::int64_t position) const noexcept;
+  [[nodiscard]] block_id at(std::uint32_t record, std::int64_t position) const noexcept {
+    for (const held_state& state : of(record)) {
+      if (state.position == position) return state.slot;
+    }
+    return invalid_block;
+  }
+  /// The states that the step from `begin` to `end` tokens writes; the one that it reads is right before them, unless
+  /// `begin` is 0. Empty when these are not the states of one step.
+  [[nodiscard]] std::span<const held_state> written_by(std::uint32_t record, std::int64_t begin,
+                                                       std::int64_t end) const noexcept {
+    const std::span<const held_state> states = of(record);
+    std::size_t last = states.size();
+    while (last > 0 && states[last - 1].position > end) --last;
+    const auto count = static_cast<std::size_t>(slots_for(end - begin));
+    if (count > last || states[last - 1].position != end) return {};
+    const std::size_t first = last - count;
+    const std::int64_t before = first > 0 ? states[first - 1].position : 0;
+    return before == begin ? states.subspan(first, count) : std::span<const held_state>{};
+  }
   /// Whether a sequence can go on after `position` tokens.
   [[nodiscard]] bool can_resume(std::uint32_t record, std::int64_t position) const noexcept {
     return position == 0 || at(record, position) != invalid_block;
@@ -64,7 +83,16 @@ class state_slots {
     return counts_[record] + slots_for(num_tokens) <= capacity_;
   }
   /// The slots that a step of `num_tokens` tokens after `position` writes. Requires as many free slots, and room.
-  void append(std::uint32_t record, std::int64_t position, std::int64_t num_tokens) noexcept;
+  void append(std::uint32_t record, std::int64_t position, std::int64_t num_tokens) noexcept {
+    const std::int64_t count = slots_for(num_tokens);
+    held_state* end = entries_ + std::size_t{record} * capacity_ + counts_[record];
+    for (std::int64_t i = 0; i < count; ++i) {
+      *end++ = {static_cast<std::int32_t>(position + num_tokens - count + 1 + i), take()};
+    }
+    counts_[record] += static_cast<std::uint32_t>(count);
+    num_entries_ += count;
+    peak_used_ = std::max(peak_used_, pool_.num_used());
+  }
   /// A new sequence that begins with a snapshot of the first `position` tokens (0: with none).
   void open(std::uint32_t record, std::int64_t position, block_id snapshot) noexcept;
   /// Gives up the states before the last one that has taken in no more than `position` tokens.
@@ -91,9 +119,26 @@ class state_slots {
   void add_to(digest_builder& hash) const noexcept;
 
  private:
-  [[nodiscard]] block_id take() noexcept;
-  void release(block_id slot, bool out) noexcept;
-  void drop_first(std::uint32_t record, std::uint32_t count) noexcept;
+  [[nodiscard]] block_id take() noexcept {
+    ++num_allocated_;
+    if (prefix_) {
+      // Mostly one that was given up a moment ago: it has nothing to evict, nor has the next one.
+      const block_id next = pool_.front(0);
+      if (next == invalid_block || prefix_->holds(next)) return prefix_->allocate_one();
+    }
+    return pool_.allocate_one();
+  }
+  void release(block_id slot, bool out) noexcept {
+    const bool is_snapshot = !out && prefix_ && prefix_->holds(slot);
+    (out ? *host_ : pool_).release(slot, is_snapshot ? reuse_order::last : reuse_order::first);
+  }
+  void drop_first(std::uint32_t record, std::uint32_t count) noexcept {
+    held_state* states = entries_ + std::size_t{record} * capacity_;
+    for (std::uint32_t i = 0; i < count; ++i) release(states[i].slot, false);
+    counts_[record] -= count;
+    num_entries_ -= count;
+    for (std::uint32_t i = 0; i < counts_[record]; ++i) states[i] = states[i + count];
+  }
 
   std::int32_t num_draft_slots_;
   std::uint32_t num_records_;

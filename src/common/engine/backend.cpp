@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <bifolio/backend.hpp>
+#include <bifolio/rotate_append.hpp>
 #include <cstddef>
 
 namespace bifolio {
@@ -9,6 +10,8 @@ namespace bifolio {
 event_state::~event_state() = default;
 
 backend::~backend() = default;
+
+errc backend::rotate_append(const rotate_append_params&, stream_ref) noexcept { return errc::unsupported; }
 
 errc backend::clear(void* dst, std::size_t num_bytes, stream_ref stream) noexcept {
   static constexpr std::array<std::byte, 1 << 16> zeros{};

@@ -33,6 +33,9 @@ class refusal {
     return code;
   }
 
+  /// Where the sentence goes, for checks that take it; may be null.
+  [[nodiscard]] std::string* sentence() const noexcept { return sentence_; }
+
  private:
   std::string* sentence_;
 };

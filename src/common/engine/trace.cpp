@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <bifolio/rotate_append.hpp>
 #include <bifolio/trace.hpp>
 #include <functional>
 #include <map>
@@ -43,6 +44,9 @@ class tracing_backend final : public backend {
   }
   [[nodiscard]] errc append(const append_params& params, stream_ref stream) noexcept override {
     return noted("append", params.k.num_tokens, [&] { return inner_->append(params, stream); });
+  }
+  [[nodiscard]] errc rotate_append(const rotate_append_params& params, stream_ref stream) noexcept override {
+    return noted("rotate_append", params.append.k.num_tokens, [&] { return inner_->rotate_append(params, stream); });
   }
   [[nodiscard]] errc gather(const gather_params& params, stream_ref stream) noexcept override {
     return noted("gather", params.k.num_tokens, [&] { return inner_->gather(params, stream); });

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bifolio/scheduler.hpp>
+#include <bit>
 
 #include "common/base/refuse.hpp"
 #include "common/base/translate.hpp"
@@ -130,13 +131,12 @@ void scheduler_core::reserve_for_commit(const step_in_flight& step, std::span<co
 // to register an encoder's output.
 bool scheduler_core::changes_groups(const scheduled_seq& row) const noexcept {
   if (row.query_len > 1) return true;
-  for (const group_config& group : manager_->config().groups) {
-    if (group.kind == group_kind::cross && manager_->num_committed(row.seq) == 0) return true;
-    if (group.kind != group_kind::window || row.seq_len < group.window) continue;
-    if (static_cast<std::uint32_t>(row.seq_len + 1 - group.window) % static_cast<std::uint32_t>(group.block_size) ==
-        0) {
-      return true;
-    }
+  if (has_cross_ && manager_->num_committed(row.seq) == 0) return true;
+  for (const group_config& group : windows_) {
+    if (row.seq_len < group.window) continue;
+    const auto past = static_cast<std::uint32_t>(row.seq_len + 1 - group.window);
+    const auto block_size = static_cast<std::uint32_t>(group.block_size);
+    if ((std::has_single_bit(block_size) ? past & (block_size - 1) : past % block_size) == 0) return true;
   }
   return false;
 }

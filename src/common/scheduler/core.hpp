@@ -323,6 +323,8 @@ class scheduler_core {
 
   kv_cache_manager* manager_;
   std::int32_t num_groups_;
+  std::vector<group_config> windows_;  // layer groups of this kind
+  bool has_cross_ = false;             // a layer group of this kind
   scheduler_config config_;
   std::unique_ptr<request_intake> intake_;
   // Numbers only: the queue is what hands requests from one thread to another.

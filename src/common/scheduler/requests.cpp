@@ -85,6 +85,10 @@ scheduler_core::scheduler_core(kv_cache_manager& manager, const scheduler_config
       num_groups_(manager.num_groups()),
       config_(validated(config, manager)),
       intake_(std::make_unique<request_intake>()) {
+  for (const group_config& group : manager.config().groups) {
+    if (group.kind == group_kind::window) windows_.push_back(group);
+    has_cross_ = has_cross_ || group.kind == group_kind::cross;
+  }
   buckets_.resize(num_buckets, nullptr);
   const auto seats = static_cast<std::size_t>(config_.max_running);
   steps_.resize(static_cast<std::size_t>(config_.max_steps_in_flight));

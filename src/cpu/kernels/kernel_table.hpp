@@ -9,12 +9,14 @@
 
 #include "cpu/kernels/attention/kernels.hpp"
 #include "cpu/kernels/cache_ops/kernels.hpp"
+#include "cpu/kernels/cache_ops/rotate.hpp"
 
 namespace bifolio::cpu {
 
 struct kernel_table {
   cpu_isa isa;
   const cache_kernels& cache;
+  const rotate_kernels& rotate;
   const attention_kernels& attention;
 };
 

@@ -112,6 +112,10 @@ errc cuda_backend::gather(const gather_params& params, stream_ref stream) noexce
   return on_device(*state_, [&]() noexcept { return cuda::gather(*state_, params, stream); });
 }
 
+errc cuda_backend::rotate_append(const rotate_append_params& params, stream_ref stream) noexcept {
+  return on_device(*state_, [&]() noexcept { return cuda::rotate_append(*state_, params, stream); });
+}
+
 errc cuda_backend::copy_blocks(std::span<const kv_cache_view> layers, std::span<const block_copy> copies,
                                stream_ref stream) noexcept {
   return on_device(*state_, [&]() noexcept { return cuda::copy_blocks(*state_, layers, copies, stream); });

@@ -40,6 +40,7 @@ class cuda_backend final : public backend {
 
   [[nodiscard]] errc append(const append_params& params, stream_ref) noexcept override;
   [[nodiscard]] errc gather(const gather_params& params, stream_ref) noexcept override;
+  [[nodiscard]] errc rotate_append(const rotate_append_params& params, stream_ref) noexcept override;
   [[nodiscard]] errc copy_blocks(std::span<const kv_cache_view> layers, std::span<const block_copy> copies,
                                  stream_ref) noexcept override;
   [[nodiscard]] errc convert_blocks(const kv_cache_view& src, const kv_cache_view& dst,

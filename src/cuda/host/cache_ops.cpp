@@ -5,8 +5,10 @@
 
 #include "common/base/kv_code.hpp"
 #include "common/engine/validate_cache.hpp"
+#include "common/engine/validate_rotate.hpp"
 #include "cuda/cache_ops/block_ops.hpp"
 #include "cuda/cache_ops/code_moves.hpp"
+#include "cuda/cache_ops/rotate.hpp"
 #include "cuda/cache_ops/transfer.hpp"
 #include "cuda/host/block_moves.hpp"
 
@@ -274,6 +276,12 @@ errc gather(const device_state& state, const gather_params& params, stream_ref s
         launch_code_transfer(state.api(), transfer_of(params), params.kv, false, dependent, handle_of(stream)));
   }
   return state.report(launch_gather(state.api(), transfer_of(params), dependent, handle_of(stream)));
+}
+
+errc rotate_append(const device_state& state, const rotate_append_params& params, stream_ref stream) noexcept {
+  if (const errc code = validate::rotate_append(params, nullptr); code != errc::ok) return code;
+  if (params.append.k.num_tokens == 0) return errc::ok;
+  return state.report(launch_rotate_append(state.api(), params, state.numbers().dependent_launch, handle_of(stream)));
 }
 
 errc copy_blocks(const device_state& state, std::span<const kv_cache_view> layers, std::span<const block_copy> copies,

@@ -5,6 +5,7 @@
 /// `backend`; the device is current.
 
 #include <bifolio/backend.hpp>
+#include <bifolio/rotate_append.hpp>
 #include <span>
 
 #include "cuda/host/device_state.hpp"
@@ -13,6 +14,8 @@ namespace bifolio::cuda {
 
 [[nodiscard]] errc append(const device_state& state, const append_params& params, stream_ref stream) noexcept;
 [[nodiscard]] errc gather(const device_state& state, const gather_params& params, stream_ref stream) noexcept;
+[[nodiscard]] errc rotate_append(const device_state& state, const rotate_append_params& params,
+                                 stream_ref stream) noexcept;
 [[nodiscard]] errc copy_blocks(const device_state& state, std::span<const kv_cache_view> layers,
                                std::span<const block_copy> copies, stream_ref stream) noexcept;
 [[nodiscard]] errc convert_blocks(const device_state& state, const kv_cache_view& src, const kv_cache_view& dst,

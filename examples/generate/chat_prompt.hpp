@@ -6,7 +6,7 @@
 
 #include "tokenizer.hpp"
 
-namespace serve {
+namespace generate {
 
 struct chat_message {
   std::string role;
@@ -16,6 +16,6 @@ struct chat_message {
 /// The conversation as one text that the assistant's next words continue. The form is that of the marks which the
 /// tokenizer has as tokens: ChatML, Llama 3 or Gemma; without any of them plain lines, "role: content". (A checkpoint's
 /// own Jinja template is not read.) Marks in a content are tokens as well.
-[[nodiscard]] std::string format_chat(const std::vector<chat_message>& messages, const generate::tokenizer& tokens);
+[[nodiscard]] std::string format_chat(const std::vector<chat_message>& messages, const tokenizer& tokens);
 
-}  // namespace serve
+}  // namespace generate

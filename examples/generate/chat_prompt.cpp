@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "chat_prompt.hpp"
 
-namespace serve {
+namespace generate {
 namespace {
 
 struct chat_form {
@@ -19,7 +19,7 @@ constexpr chat_form forms[] = {
 };
 constexpr chat_form plain{"", "", ": ", "\n", "assistant"};
 
-const chat_form& form_of(const generate::tokenizer& tokens) {
+const chat_form& form_of(const tokenizer& tokens) {
   const std::size_t none = tokens.encode("").size();
   for (const chat_form& form : forms) {
     if (tokens.encode(form.mark).size() == none + 1) return form;
@@ -29,7 +29,7 @@ const chat_form& form_of(const generate::tokenizer& tokens) {
 
 }  // namespace
 
-std::string format_chat(const std::vector<chat_message>& messages, const generate::tokenizer& tokens) {
+std::string format_chat(const std::vector<chat_message>& messages, const tokenizer& tokens) {
   const chat_form& form = form_of(tokens);
   std::string text;
   for (const chat_message& one : messages) {
@@ -39,4 +39,4 @@ std::string format_chat(const std::vector<chat_message>& messages, const generat
   return text + form.before_role + form.assistant + form.after_role;
 }
 
-}  // namespace serve
+}  // namespace generate

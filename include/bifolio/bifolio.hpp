@@ -26,6 +26,7 @@
 #include <bifolio/export.hpp>
 #include <bifolio/kv_cache_config.hpp>
 #include <bifolio/kv_cache_manager.hpp>
+#include <bifolio/kv_event_publisher.hpp>
 #include <bifolio/kv_events.hpp>
 #include <bifolio/kv_layout.hpp>
 #include <bifolio/layer_groups.hpp>

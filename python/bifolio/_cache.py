@@ -213,7 +213,7 @@ class Cache:
 
     def stats(self) -> Stats:
         """The counters now."""
-        return Stats._from_json(self._core.metrics_json(None))
+        return Stats._of(self._core, None)
 
     def map(self, columns: int = 64) -> Svg:
         """A drawing of the blocks: who uses which, and which are cached or free."""

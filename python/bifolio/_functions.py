@@ -57,7 +57,7 @@ class Replay:
         return self._html
 
     def __repr__(self) -> str:
-        return self._table.rstrip("\n")
+        return self._table.strip("\n")
 
 
 def replay(path: str, *, blocks: Iterable[int], policies: Iterable[str] = ("lru",), cache_only: bool = False,
@@ -67,4 +67,4 @@ def replay(path: str, *, blocks: Iterable[int], policies: Iterable[str] = ("lru"
     that jumps. `requests` limits how many are read."""
     text, table, curves, html = _core.replay(str(path), [int(count) for count in blocks], list(policies), cache_only,
                                              requests, block_size, speed)
-    return Replay(json.loads(text), table, curves, html)
+    return Replay(json.loads(text)["rows"], table, curves, html)

@@ -106,7 +106,7 @@ class Scheduler:
 
     def stats(self) -> Stats:
         """The counters now, the cache's included."""
-        return Stats._from_json(self.cache._core.metrics_json(self._core))
+        return Stats._of(self.cache._core, self._core)
 
     def check(self) -> None:
         """Raises an Error with the first broken invariant."""

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable
 from typing import Any, SupportsInt
 
@@ -94,11 +93,10 @@ class Stats:
     scheduler: SchedulerStats | None = None
 
     @classmethod
-    def _from_json(cls, text: str) -> Stats:
-        said = json.loads(text)
-        prefix, scheduler = said.get("prefix"), said.get("scheduler")
-        return cls(CacheStats(**said["cache"]), None if prefix is None else PrefixStats(**prefix),
-                   None if scheduler is None else SchedulerStats(**scheduler))
+    def _of(cls, core: _core.Cache, requests: _core.Scheduler | None) -> Stats:
+        cache, prefix, scheduler = core.counters(requests)
+        return cls(CacheStats(*cache), None if prefix is None else PrefixStats(*prefix),
+                   None if scheduler is None else SchedulerStats(*scheduler))
 
 
 class Svg(str):

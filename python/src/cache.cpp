@@ -10,6 +10,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <array>
+#include <cstring>
 
 #include "tools/common/pool_cells.hpp"
 #include "tools/common/pool_svg.hpp"
@@ -25,6 +26,18 @@ metrics metrics_of(core_cache& cache, core_scheduler* requests) {
   if (manager.prefix() != nullptr) now.prefix = manager.prefix()->stats();
   if (requests != nullptr) now.scheduler = requests->requests().stats();
   return now;
+}
+
+/// The counters of a struct in its order; all of them have 64 bits.
+template <class Counters>
+nb::object numbers_of(const Counters* from) {
+  static_assert(sizeof(Counters) % sizeof(std::int64_t) == 0);
+  if (from == nullptr) return nb::none();
+  std::array<std::int64_t, sizeof(Counters) / sizeof(std::int64_t)> values{};
+  std::memcpy(values.data(), from, sizeof(Counters));
+  nb::list list;
+  for (const std::int64_t value : values) list.append(value);
+  return list;
 }
 
 /// DLPack's types of the elements of a plane; `bits` for those that NumPy does not have.
@@ -317,6 +330,14 @@ void define_cache(nb::module_& module) {
       .def(
           "metrics_json",
           [](core_cache& self, core_scheduler* requests) { return json_text(metrics_of(self, requests)); },
+          nb::arg("scheduler").none())
+      .def(
+          "counters",
+          [](core_cache& self, core_scheduler* requests) {
+            const metrics now = metrics_of(self, requests);
+            return nb::make_tuple(numbers_of(&now.cache), numbers_of(now.prefix ? &*now.prefix : nullptr),
+                                  numbers_of(now.scheduler ? &*now.scheduler : nullptr));
+          },
           nb::arg("scheduler").none())
       .def("check", [](core_cache& self) { return self.cache().manager().check(); })
       .def(

@@ -3,6 +3,7 @@
 
 import dataclasses
 import gc
+import json
 
 import bifolio as bf
 import numpy as np
@@ -172,6 +173,15 @@ def test_counters_as_metrics():
     assert "20 blocks of 4 tokens" in repr(cache) and "cpu" in repr(cache)
     assert dataclasses.asdict(cache.stats())["cache"]["num_blocks"] == 20 and cache.stats().scheduler is None
     assert make(prefix=False).stats().prefix is None
+    # Fields stand in the order of the library's counters.
+    scheduler = bf.Scheduler(cache)
+    with cache.step([cache.open(range(9))]) as step:
+        run(step)
+    cache.open(range(9)).fork()
+    scheduler.submit([1, 2, 3])
+    run(first := next(scheduler))
+    first.sample([1])
+    assert dataclasses.asdict(scheduler.stats()) == json.loads(cache._core.metrics_json(scheduler._core))
 
 
 def test_a_step_keeps_its_cache():

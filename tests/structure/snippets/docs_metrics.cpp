@@ -4,7 +4,14 @@
 #include <string>
 #include <vector>
 using namespace bifolio;
-std::string scrape(const kv_cache_manager& manager, const scheduler& requests) {
+[[maybe_unused]] void scrape([[maybe_unused]] const kv_cache_manager& manager, [[maybe_unused]] const scheduler& requests) {
   // snippet
-  return body;
+}
+
+#include <bifolio/kv_event_publisher.hpp>
+#include <bifolio/kv_events.hpp>
+double seconds_now();
+void send_events([[maybe_unused]] kv_cache_manager& manager, [[maybe_unused]] kv_event_publisher& publisher,
+                 [[maybe_unused]] std::string& batch) {
+  // snippet
 }

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the package costs: time of a call, and of a decode step of 32 layers, with attention that computes next to
-nothing. Prints the least of many repetitions in microseconds. `python python/measure.py`, on an idle machine."""
+nothing. Prints the least of many repetitions in microseconds. `python python/bench/measure.py`, on an idle machine."""
 
 import importlib.util
 import time

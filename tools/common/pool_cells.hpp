@@ -16,7 +16,7 @@ struct lettered_sequence {
   char letter = '#';  ///< '#': one of more sequences than there are letters
 };
 
-/// Sets the cells of both pools. Blocks of sequences that are not listed are '#'.
+/// Sets the cells of both pools, and those of the other layer groups. Blocks of sequences that are not listed are '#'.
 void mark_cells(pool_frame& frame, const bifolio::kv_cache_manager& manager,
                 std::span<const lettered_sequence> sequences);
 

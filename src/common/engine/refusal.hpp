@@ -33,9 +33,6 @@ class refusal {
     return code;
   }
 
-  /// Where the sentence goes, for checks that take it; may be null.
-  [[nodiscard]] std::string* sentence() const noexcept { return sentence_; }
-
  private:
   std::string* sentence_;
 };

@@ -31,6 +31,7 @@ struct row_options {
   std::vector<std::int32_t> q_heads{32};
   std::vector<std::int32_t> kv_heads{8};
   std::vector<std::int32_t> head_dims{128};
+  std::int32_t latent_dim = 0;
   std::vector<std::int32_t> block_sizes{16};
   std::vector<std::string> layouts{"hnd"};
   std::int32_t window = -1;
@@ -59,6 +60,9 @@ void add_row_options(CLI::App& app, row_options& o) {
   app.add_option("--q-heads", o.q_heads, "Numbers of query heads")->delimiter(',')->capture_default_str();
   app.add_option("--kv-heads", o.kv_heads, "Numbers of KV heads")->delimiter(',')->capture_default_str();
   app.add_option("--head-dim", o.head_dims, "Elements of a head")->delimiter(',')->capture_default_str();
+  app.add_option("--latent-dim", o.latent_dim,
+                 "V is the first dims of K, as many (multi-head latent attention); 0 = V of its own")
+      ->capture_default_str();
   app.add_option("--block-size", o.block_sizes, "Tokens in a block")->delimiter(',')->capture_default_str();
   app.add_option("--layout", o.layouts, "hnd, nhd, x_split")->delimiter(',')->capture_default_str();
   app.add_option("--window", o.window, "Sliding window: positions visible before the token's own; -1 = all")
@@ -148,6 +152,7 @@ std::vector<setting> settings_of(const row_options& o, std::uint64_t seed) {
         s.layout = parse_layout(layout);
         for (const std::int32_t head_dim : o.head_dims) {
           require_range("--head-dim", s.head_dim = head_dim, 1, 1 << 16);
+          require_range("--latent-dim", s.latent_dim = o.latent_dim, 0, head_dim);
           for (const std::int32_t block_size : o.block_sizes) {
             require_range("--block-size", s.block_size = block_size, 1, 1 << 16);
             for (const std::int32_t q_heads : o.q_heads) {

@@ -96,6 +96,8 @@ attention_spec spec_of(const setting& s) {
   spec.num_q_heads = s.q_heads;
   spec.num_kv_heads = s.kv_heads;
   spec.qk_head_dim = spec.v_head_dim = s.head_dim;
+  spec.v_in_k = s.latent_dim > 0;
+  if (spec.v_in_k) spec.v_head_dim = s.latent_dim;
   spec.block_size = s.block_size;
   spec.q_type = s.q_type;
   spec.k_code = spec.v_code = s.kv;
@@ -120,6 +122,7 @@ namespace {
 std::string options_text(const setting& s) {
   std::string text;
   const auto add = [&](const std::string& option) { text += (text.empty() ? "" : ", ") + option; };
+  if (s.latent_dim > 0) add("V in K " + std::to_string(s.latent_dim));
   if (s.non_causal) add("non-causal");
   if (s.window >= 0) add("window " + std::to_string(s.window));
   if (s.soft_cap > 0) add("soft_cap " + std::to_string(static_cast<int>(s.soft_cap)));
@@ -134,9 +137,10 @@ row attention_row(const setting& s, const attention_result& result) {
   const visible_work work = work_of(s);
   // Elements and the scales that belong to tokens.
   const double bytes =
-      static_cast<double>(work.keys) * s.kv_heads * 2 *
+      static_cast<double>(work.keys) * s.kv_heads * (s.latent_dim > 0 ? 1 : 2) *
       (s.head_dim * static_cast<double>(size_of(s.kv.type)) + s.kv.tail_floats() * static_cast<double>(sizeof(float)));
-  const double flops = 4.0 * s.head_dim * s.q_heads * static_cast<double>(work.pairs);
+  const int v_dims = s.latent_dim > 0 ? s.latent_dim : s.head_dim;
+  const double flops = 2.0 * (s.head_dim + v_dims) * s.q_heads * static_cast<double>(work.pairs);
   const double kv_gb_s = bytes / result.time.median * 1e-9;
   std::int32_t query_len = 0;
   for (const sequence_shape& seq : s.seqs) query_len = std::max(query_len, seq.query_len);

@@ -41,6 +41,7 @@ struct setting {
   std::int32_t q_heads = 32;
   std::int32_t kv_heads = 8;
   std::int32_t head_dim = 128;
+  std::int32_t latent_dim = 0;  ///< V is the first dims of K, as many; 0 = V of its own, as large as K
   std::int32_t block_size = 16;
   layout_kind layout = layout_kind::hnd;
   std::int32_t window = -1;

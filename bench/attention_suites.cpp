@@ -62,6 +62,10 @@ constexpr const char* cpu[] = {
     "--dtype f32 --kv-dtype f32 --kv-heads 32,8,4 --context 4096,16384",
     "--dtype f16 --kv-dtype f16 --kv-heads 32,8,4 --context 4096,16384",
     "--dtype bf16 --kv-dtype bf16 --kv-heads 32,8,4 --context 4096,16384",
+    "--kv-dtype e4m3,e5m2,i8,e4m3-token,i8-token,u8-token --kv-heads 32,8,4 --context 16384",
+    "--dtype f16 --kv-dtype e4m3,i8-token --kv-heads 32,8,4 --context 16384",
+    "--kv-dtype e4m3,i8-token --batch 8 --context 4096",
+    "--q-heads 1,4,8,16 --kv-heads 1 --head-dim 576 --latent-dim 512 --context 16384",
     "--batch 8 --context 1024,4096",
     "--seqs 8x1/37:32768",
     // Layouts, widths, blocks.
@@ -81,6 +85,7 @@ constexpr const char* cpu[] = {
     "--dtype f16 --kv-dtype f16 --query-len 512,2048 --context 2048",
     "--dtype bf16 --kv-dtype bf16 --query-len 512,2048 --context 2048",
     "--query-len 8192 --context 8192",
+    "--kv-dtype e4m3,i8-token --query-len 512 --context 2048",
 };
 
 struct suite {

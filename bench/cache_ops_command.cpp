@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// bifolio_bench cache_ops: append, gather, copy, swap and convert of shuffled blocks in a pool that no cache holds,
-// next to memcpy by the same workers. GB/s count bytes read and bytes written, in the calls and in memcpy alike.
+// bifolio_bench cache_ops: append, rotate_append, gather, copy, swap and convert of shuffled blocks in a pool that no
+// cache holds, next to memcpy by the same workers. GB/s count bytes read and bytes written, in the calls and in memcpy
+// alike.
 #include <algorithm>
 #include <bifolio/backend.hpp>
 #include <bifolio/buffer.hpp>
@@ -19,6 +20,7 @@
 #include "commands.hpp"
 #include "machine.hpp"
 #include "probe.hpp"
+#include "rotate_rows.hpp"
 
 namespace bifolio::bench {
 namespace {
@@ -77,7 +79,40 @@ class cache_ops_bench {
   }
 
  private:
+  void rotate(const kv_layout& layout, dtype rows_type) {
+    const pool cache = written_pool(layout, pool_blocks(options_, layout, 1));
+    // Calls take turns among sets of rows here as well.
+    const std::int64_t row_elements = (std::int64_t{options_.q_heads} + 2 * layout.num_kv_heads) * layout.k.head_dim;
+    const auto set_bytes = static_cast<std::size_t>(options_.tokens * row_elements) * size_of(rows_type);
+    const std::size_t num_sets =
+        std::max<std::size_t>(2, (static_cast<std::size_t>(options_.pool_mib) << 20) / set_bytes);
+    rotate_rows rows(where_, options_, layout, rows_type, num_sets);
+    std::memset(rows.memory().data(), 0, rows.memory().num_bytes());
+    const std::vector<std::int32_t> order = shuffled_blocks(cache.view.num_blocks, random_);
+    std::vector<std::int64_t> slots(static_cast<std::size_t>(options_.tokens));
+    std::size_t next = 0;
+    std::size_t set = 0;
+    const auto prepare = [&] {
+      fill_slots(slots, order, layout.block_size, next);
+      set = (set + 1) % num_sets;
+    };
+    measure(transfer_op(options_, "rotate_append", layout, rows_type), prepare,
+            [&] { return where_.rotate_append(rows.call(set, cache.view, slots.data())); });
+  }
+
+  /// Slots of the blocks of `order` from number `next` on, which moves on.
+  void fill_slots(std::vector<std::int64_t>& slots, const std::vector<std::int32_t>& order, std::int32_t block_size,
+                  std::size_t& next) const {
+    const auto size = static_cast<std::size_t>(block_size);
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      const block_id block{order[(next + i / size) % order.size()]};
+      slots[i] = to_index(make_slot(block, static_cast<std::int32_t>(i % size), block_size));
+    }
+    next += static_cast<std::size_t>(blocks_per_call(options_));
+  }
+
   void transfer(const std::string& op, const kv_layout& layout, dtype rows_type) {
+    if (op == "rotate_append") return rotate(layout, rows_type);
     const pool cache = written_pool(layout, pool_blocks(options_, layout, 1));
     const std::int64_t tokens = options_.tokens;
     const std::int64_t row_elements = std::int64_t{layout.num_kv_heads} * layout.k.head_dim;
@@ -98,13 +133,7 @@ class cache_ops_bench {
       k.data = rows.as<std::byte>() + 2 * set * row_bytes;
       v.data = rows.as<std::byte>() + (2 * set + 1) * row_bytes;
       set = (set + 1) % num_sets;
-      for (std::size_t i = 0; i < slots.size(); ++i) {
-        const auto block = next + i / static_cast<std::size_t>(layout.block_size);
-        slots[i] = to_index(make_slot(block_id{order[block % order.size()]},
-                                      static_cast<std::int32_t>(i % static_cast<std::size_t>(layout.block_size)),
-                                      layout.block_size));
-      }
-      next += static_cast<std::size_t>(blocks_per_call(options_));
+      fill_slots(slots, order, layout.block_size, next);
     };
     const bool stores = op == "append";
     const auto call = [&] {
@@ -169,6 +198,7 @@ class cache_ops_bench {
 
 void run_cache_ops(const cache_ops_options& options, report& out) {
   require_range("--tokens", options.tokens, 1, 1 << 24);
+  require_range("--q-heads", options.q_heads, 0, 1 << 16);
   require_range("--pool-mib", options.pool_mib, 1, 1 << 20);
   require_range("--repeats", options.repeats, 1, 1'000'000);
   require_min_time(options.seconds);
@@ -190,9 +220,12 @@ void run_cache_ops(const cache_ops_options& options, report& out) {
 
 void add_cache_ops_command(CLI::App& program, command& run) {
   auto o = std::make_shared<cache_ops_options>();
-  CLI::App* sub = program.add_subcommand("cache_ops", "append, gather, copy, swap and convert next to memcpy");
+  CLI::App* sub =
+      program.add_subcommand("cache_ops", "append, rotate_append, gather, copy, swap and convert next to memcpy");
   sub->add_option("--device", o->device, "cpu, cuda or cuda:N")->capture_default_str();
-  sub->add_option("--ops", o->ops, "append, gather, copy, swap, convert")->delimiter(',')->capture_default_str();
+  sub->add_option("--ops", o->ops, "append, rotate_append, gather, copy, swap, convert")
+      ->delimiter(',')
+      ->capture_default_str();
   sub->add_option("--dtype", o->dtypes, "Dtypes of rows: " + std::string(tensor_dtype_names))
       ->delimiter(',')
       ->capture_default_str();
@@ -203,6 +236,7 @@ void add_cache_ops_command(CLI::App& program, command& run) {
   sub->add_option("--layout", o->layouts, "hnd, nhd, x_split")->delimiter(',')->capture_default_str();
   sub->add_option("--tokens", o->tokens, "Tokens of a call; blocks = tokens / block size")->capture_default_str();
   sub->add_option("--kv-heads", o->kv_heads, "KV heads")->capture_default_str();
+  sub->add_option("--q-heads", o->q_heads, "Query heads of rotate_append; 0: none")->capture_default_str();
   sub->add_option("--head-dim", o->head_dim, "Elements of a head")->capture_default_str();
   sub->add_option("--block-size", o->block_size, "Tokens in a block")->capture_default_str();
   sub->add_option("--pool-mib", o->pool_mib, "Size of a pool; larger than the last-level cache")->capture_default_str();

@@ -25,7 +25,7 @@ void for_each_row(const cache_ops_options& options,
                   const std::function<void(const std::string&, const kv_layout&, const kv_layout&)>& move_blocks) {
   for (const auto& op : options.ops) {
     for_each_layout(options, [&](const kv_layout& layout) {
-      if (op == "append" || op == "gather") {
+      if (op == "append" || op == "rotate_append" || op == "gather") {
         for (const auto& type : options.dtypes) transfer(op, layout, parse_dtype(type));
       } else if (op == "copy" || op == "swap") {
         move_blocks(op, layout, layout);
@@ -34,7 +34,8 @@ void for_each_row(const cache_ops_options& options,
           if (layout != to) move_blocks(op, layout, to);
         });
       } else {
-        throw error(errc::invalid_argument, "--ops '" + op + "' is not one of append, gather, copy, swap, convert");
+        throw error(errc::invalid_argument,
+                    "--ops '" + op + "' is not one of append, rotate_append, gather, copy, swap, convert");
       }
     });
   }
@@ -70,10 +71,13 @@ cache_op transfer_op(const cache_ops_options& options, const std::string& name, 
   const std::string rows = "rows " + std::string(to_string(rows_type));
   const std::int64_t elements = std::int64_t{2} * options.tokens * layout.num_kv_heads * layout.k.head_dim;
   const std::int64_t scales = std::int64_t{2} * options.tokens * layout.num_kv_heads * layout.k.code.tail_floats();
+  const std::int64_t queries =
+      name == "rotate_append" ? std::int64_t{options.tokens} * options.q_heads * layout.k.head_dim : 0;
   const double bytes =
+      2.0 * static_cast<double>(queries) * static_cast<double>(size_of(rows_type)) +
       static_cast<double>(elements) * static_cast<double>(size_of(rows_type) + size_of(layout.k.code.type)) +
       static_cast<double>(scales) * static_cast<double>(sizeof(float));
-  return name == "append" ? cache_op{name, rows, name_of(layout), bytes} : cache_op{name, name_of(layout), rows, bytes};
+  return name != "gather" ? cache_op{name, rows, name_of(layout), bytes} : cache_op{name, name_of(layout), rows, bytes};
 }
 
 row cache_ops_row(const cache_ops_options& options, const cache_op& op, const summary& time, double memcpy_gb_s) {

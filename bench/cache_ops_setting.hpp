@@ -17,12 +17,13 @@ namespace bifolio::bench {
 
 struct cache_ops_options {
   std::string device = "cpu";
-  std::vector<std::string> ops{"append", "gather", "copy", "swap", "convert"};
+  std::vector<std::string> ops{"append", "rotate_append", "gather", "copy", "swap", "convert"};
   std::vector<std::string> dtypes{"f32", "bf16"};
   std::vector<std::string> kv_dtypes{"bf16"};  ///< names of codes
   std::vector<std::string> layouts{"hnd", "nhd", "x_split"};
   std::int32_t tokens = 4096;
   std::int32_t kv_heads = 8;
+  std::int32_t q_heads = 32;  ///< of rotate_append
   std::int32_t head_dim = 128;
   std::int32_t block_size = 16;
   std::int64_t pool_mib = 256;
@@ -34,7 +35,8 @@ struct cache_ops_options {
   std::uint64_t seed = 1;
 };
 
-/// Every row that the options select, in order: `transfer(op, layout, type of the rows)` for append and gather,
+/// Every row that the options select, in order: `transfer(op, layout, type of the rows)` for append,
+/// rotate_append and gather,
 /// `move_blocks(op, from, to)` for copy and swap (`from` and `to` are the same) and convert (they are not). Throws
 /// `error` (invalid_argument) for an operation of another name.
 void for_each_row(const cache_ops_options& options,
@@ -65,7 +67,7 @@ struct cache_op {
   std::string to;
   double num_bytes = 0;  ///< that a call moves, as GB/s count them
 };
-/// append or gather; counts bytes read and bytes written.
+/// append, rotate_append or gather; counts bytes read and bytes written.
 [[nodiscard]] cache_op transfer_op(const cache_ops_options& options, const std::string& name, const kv_layout& layout,
                                    dtype rows_type);
 [[nodiscard]] row cache_ops_row(const cache_ops_options& options, const cache_op& op, const summary& time,

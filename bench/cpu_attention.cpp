@@ -91,7 +91,7 @@ class attention_bench {
 
   void make_cache() {
     const kv_layout layout = make_layout(setting_.layout, spec_.k_code, spec_.v_code, spec_.num_kv_heads,
-                                         spec_.qk_head_dim, spec_.v_head_dim, spec_.block_size);
+                                         spec_.qk_head_dim, spec_.v_head_dim, spec_.block_size, spec_.v_in_k);
     const std::int64_t blocks_per_set = lengths_.num_blocks;
     const std::int64_t least_pool_bytes = bytes_beyond_cache(std::int64_t{320} << 20);
     num_sets_ = std::max<std::int64_t>(

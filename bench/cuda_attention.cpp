@@ -68,7 +68,8 @@ attention_result measure(backend& where, graph_timer& timer, const measuring_opt
   buffer scales(where.memory(), host_scales.size() * sizeof(float));
   require_ok(where.upload(scales.data(), host_scales.data(), scales.num_bytes(), {}), "an upload");
   require_ok(where.synchronize({}), "an upload");
-  const kv_layout layout = make_layout(s.layout, s.kv, s.kv, s.kv_heads, s.head_dim, s.head_dim, s.block_size);
+  const kv_layout layout =
+      make_layout(s.layout, s.kv, s.kv, s.kv_heads, s.head_dim, spec.v_head_dim, s.block_size, spec.v_in_k);
   const step_lengths lengths(s);
   // Calls take turns among sets of blocks, so that none finds its K and V in the L2 cache: 512 MiB in up to 64 sets,
   // and at least 128 MiB.
@@ -117,7 +118,7 @@ attention_result measure(backend& where, graph_timer& timer, const measuring_opt
   where.plan_attention(plan, spec, host, num_blocks, timer.stream());
   attention_params params;
   params.q = dense_view<const void>(q.data(), s.q_type, num_tokens, s.q_heads, s.head_dim);
-  params.out = dense_view<void>(out.data(), s.q_type, num_tokens, s.q_heads, s.head_dim);
+  params.out = dense_view<void>(out.data(), s.q_type, num_tokens, s.q_heads, spec.v_head_dim);
   params.kv = {pool.data(),       pool.as<std::byte>() + pool.num_bytes() / 2, num_blocks, layout, scales.as<float>(),
                scales.as<float>()};
   params.scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));

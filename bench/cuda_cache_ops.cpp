@@ -14,6 +14,7 @@
 #include "cache_ops_setting.hpp"
 #include "checks.hpp"
 #include "cuda_timing.hpp"
+#include "rotate_rows.hpp"
 
 namespace bifolio::bench {
 namespace {
@@ -50,10 +51,6 @@ class cuda_cache_ops_bench {
 
   void transfer(const std::string& op, const kv_layout& layout, dtype rows_type) {
     const pool cache = device_pool(layout);
-    const std::int64_t row_elements = std::int64_t{layout.num_kv_heads} * layout.k.head_dim;
-    const auto half = static_cast<std::size_t>(options_.tokens * row_elements) * size_of(rows_type);
-    buffer rows(where_.memory(), 2 * half * calls);
-    fill_on_device(rows.data(), rows.num_bytes(), static_cast<int>(rows_type), options_.seed);
     const std::vector<std::int32_t> order = shuffled_blocks(cache.view.num_blocks, random_);
     std::vector<std::int64_t> slots;
     for (std::int64_t call = 0; call < calls; ++call) {
@@ -65,15 +62,28 @@ class cuda_cache_ops_bench {
     buffer device_slots(where_.memory(), slots.size() * sizeof(std::int64_t));
     require_ok(where_.upload(device_slots.data(), slots.data(), device_slots.num_bytes(), {}), "upload");
     require_ok(where_.synchronize({}), "upload");
+    const auto slots_of = [&](std::int32_t call) { return device_slots.as<std::int64_t>() + call * options_.tokens; };
+    if (op == "rotate_append") {
+      rotate_rows rows(where_, options_, layout, rows_type, calls);
+      fill_on_device(rows.memory().data(), rows.memory().num_bytes(), static_cast<int>(rows_type), options_.seed);
+      measure(transfer_op(options_, op, layout, rows_type), copy_gb_s_, [&](std::int32_t call) {
+        return where_.rotate_append(rows.call(static_cast<std::size_t>(call), cache.view, slots_of(call)),
+                                    timer_.stream());
+      });
+      return;
+    }
+    const std::int64_t row_elements = std::int64_t{layout.num_kv_heads} * layout.k.head_dim;
+    const auto half = static_cast<std::size_t>(options_.tokens * row_elements) * size_of(rows_type);
+    buffer rows(where_.memory(), 2 * half * calls);
+    fill_on_device(rows.data(), rows.num_bytes(), static_cast<int>(rows_type), options_.seed);
     const bool stores = op == "append";
     measure(transfer_op(options_, op, layout, rows_type), copy_gb_s_, [&](std::int32_t call) {
       auto* const base = rows.as<std::byte>() + static_cast<std::size_t>(call) * 2 * half;
       const tensor_view k = dense_view<void>(base, rows_type, options_.tokens, layout.num_kv_heads, layout.k.head_dim);
       tensor_view v = k;
       v.data = base + half;
-      const std::int64_t* const list = device_slots.as<std::int64_t>() + call * options_.tokens;
-      return stores ? where_.append({cache.view, as_const(k), as_const(v), list}, timer_.stream())
-                    : where_.gather({cache.view, k, v, list}, timer_.stream());
+      return stores ? where_.append({cache.view, as_const(k), as_const(v), slots_of(call)}, timer_.stream())
+                    : where_.gather({cache.view, k, v, slots_of(call)}, timer_.stream());
     });
   }
 

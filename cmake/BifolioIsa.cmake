@@ -57,7 +57,7 @@ _bifolio_isa(baseline ${_bifolio_baseline_flags})
 _bifolio_isa(avx2 -mavx2 -mfma -mf16c -mbmi -mbmi2 CPUINFO avx2 fma f16c bmi1 bmi2)
 _bifolio_isa(avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512 ${_bifolio_avx512_warnings}
              CPUINFO avx512f avx512bw avx512dq avx512vl)
-_bifolio_isa(avx512_bf16 -mavx512bf16 CPUINFO avx512_bf16)
+_bifolio_isa(avx512_bf16 -mavx512bf16 -mavx512vbmi CPUINFO avx512_bf16 avx512vbmi)
 _bifolio_isa(amx -mamx-tile -mamx-bf16 CPUINFO amx_tile amx_bf16)
 _bifolio_isa(amx_fp16 -DBIFOLIO_F16_TILES=1) # its instruction is written in bytes; /proc/cpuinfo does not name it
 _bifolio_isa(neon)

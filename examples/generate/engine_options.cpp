@@ -73,8 +73,11 @@ void add_engine_options(command_line& line, engine_options& o) {
       "--kv-dtype", o.types.kv, "f32 on the CPU, bf16 on a GPU",
       "f32|f16|bf16|e4m3|e5m2|i8|e4m3-token|i8-token|u8-token",
       "How keys and values are stored; e4m3, e5m2 and i8 have a scale per layer, with -head one per KV head, from "
-      "the first tokens of the first prompt; those with -token one per token and head",
+      "--scales-file or the first tokens of the first prompt; those with -token one per token and head",
       parse_code);
+  line.path("--scales-file", o.scales_file, "none",
+            "Static scales of keys and values, as --save-scales writes them, instead of those of the first prompt");
+  line.path("--save-scales", o.save_scales_file, "none", "Write the static scales that the cache has to this file");
   line.word("--q-dtype", o.types.query, "f32 on the CPU, --kv-dtype on a GPU", "f32|f16|bf16",
             "What queries and attention's results are rounded to; a GPU's fast kernels take those of the cache's type",
             parse_type);

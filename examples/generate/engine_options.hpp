@@ -36,7 +36,9 @@ struct engine_options {
   bifolio::preemption_mode preemption = bifolio::preemption_mode::automatic;
   std::int32_t num_threads = 0;  ///< 0: what the default executor takes
   std::optional<bifolio::cpu_isa> isa;
-  std::filesystem::path events;  ///< a log of the pool; empty: none
+  std::filesystem::path scales_file;       ///< of static scales; empty: from the first prompt
+  std::filesystem::path save_scales_file;  ///< where these go; empty: nowhere
+  std::filesystem::path events;            ///< a log of the pool; empty: none
 };
 
 void add_engine_options(command_line& line, engine_options& o);

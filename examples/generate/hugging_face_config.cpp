@@ -281,7 +281,7 @@ hugging_face_config read_hugging_face_config(const std::filesystem::path& path) 
   c.tied_classifier = s.flag("tie_word_embeddings", kind.tied_classifier);
   c.bos_id = s.is_null("bos_token_id") ? -1 : s.integer("bos_token_id", kind.bos_id);
   c.eos_ids = read_eos_ids(path, s, kind);
-  c.rope = rope_pairs::halves;
+  c.rope = bifolio::rope_pairing::neox;
   c.head_dim = read_head_dim(s, kind, c);
   if (kind.is_gemma) read_gemma(s, kind, c);
   validate(c, s.file());  // before num_layers is believed

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <numeric>
 #include <type_traits>
 
 #include "parallel.hpp"
@@ -43,17 +44,6 @@ float gelu_tanh(float x) noexcept {
   return 0.5f * x * (1.0f + std::tanh(root * (x + 0.044715f * x * x * x)));
 }
 
-void narrow(const float* x, std::int64_t count, bifolio::dtype type, std::uint16_t* bits) noexcept {
-  visit_tensor_dtype(type, [&](auto traits) {
-    using storage = typename decltype(traits)::storage;
-    if constexpr (sizeof(storage) == sizeof(*bits)) {
-      for (std::int64_t i = 0; i < count; ++i) bits[i] = bifolio::from_float<storage>(x[i]).bits;
-    } else {
-      static_assert(std::is_same_v<storage, float>);  // is never narrowed
-    }
-  });
-}
-
 void widen(const std::uint16_t* bits, std::int64_t count, bifolio::dtype type, float* x) noexcept {
   visit_tensor_dtype(type, [&](auto traits) {
     using storage = typename decltype(traits)::storage;
@@ -67,35 +57,24 @@ void widen(const std::uint16_t* bits, std::int64_t count, bifolio::dtype type, f
 
 }  // namespace
 
-/// Cosine and sine of position · frequency, for every kind of layers.
+/// Cosines and sines of position · frequency, a row for each token, for every kind of layers.
 void llama::prepare_rotations(std::span<const std::int32_t> positions) {
   const model_config& c = model_->config;
-  float* rotation = grow(rotations_, std::ssize(c.kinds) * static_cast<std::int64_t>(positions.size()) * c.head_dim);
+  float* cosines = grow(rotations_, std::ssize(c.kinds) * static_cast<std::int64_t>(positions.size()) * c.head_dim);
+  const std::int32_t half = c.head_dim / 2;
   for (const layer_kind& kind : c.kinds) {
     const std::vector<float> frequencies = rotary_frequencies(kind.rope, c.head_dim);
     for (const std::int32_t position : positions) {
-      for (const float frequency : frequencies) {
-        const float angle = static_cast<float>(position) * frequency;
-        *rotation++ = std::cos(angle);
-        *rotation++ = std::sin(angle);
+      for (std::int32_t i = 0; i < half; ++i) {
+        const float angle = static_cast<float>(position) * frequencies[static_cast<std::size_t>(i)];
+        cosines[i] = std::cos(angle);
+        cosines[i + half] = std::sin(angle);
       }
+      cosines += c.head_dim;
     }
   }
-}
-
-void llama::rotate(float* head, const float* rotation) const noexcept {
-  const model_config& c = model_->config;
-  const std::int32_t half = c.head_dim / 2;
-  const bool neighbours = c.rope == rope_pairs::neighbours;
-  for (std::int32_t i = 0; i < half; ++i) {
-    float& a = neighbours ? head[2 * i] : head[i];
-    float& b = neighbours ? head[2 * i + 1] : head[i + half];
-    const float cosine = rotation[2 * i];
-    const float sine = rotation[2 * i + 1];
-    const float turned = a * cosine - b * sine;
-    b = a * sine + b * cosine;
-    a = turned;
-  }
+  rotation_rows_.resize(positions.size());
+  std::iota(rotation_rows_.begin(), rotation_rows_.end(), 0);
 }
 
 void llama::normalise(const float* x, const std::vector<float>& weight, std::int64_t num_tokens,
@@ -104,25 +83,6 @@ void llama::normalise(const float* x, const std::vector<float>& weight, std::int
   const float epsilon = model_->config.norm_epsilon;
   parallel_ranges(*workers_, num_tokens, token_grain, [&](std::int64_t begin, std::int64_t end) noexcept {
     for (std::int64_t t = begin; t < end; ++t) normalise_row(x + t * dim, weight, epsilon, out + t * dim);
-  });
-}
-
-void llama::finish_qkv(std::int32_t index, std::int64_t num_tokens) noexcept {
-  const model_config& c = model_->config;
-  const layer_weights& layer = model_->layers[static_cast<std::size_t>(index)];
-  const std::int64_t qkv_dim = c.q_dim() + 2 * std::int64_t{c.kv_dim()};
-  const float* rotations = rotations_.data() + static_cast<std::int64_t>(c.kind_of(index)) * num_tokens * c.head_dim;
-  parallel_ranges(*workers_, num_tokens, token_grain, [&](std::int64_t begin, std::int64_t end) noexcept {
-    for (std::int64_t t = begin; t < end; ++t) {  // the heads of q and those of k are next to one another
-      float* const row = qkv_.data() + t * qkv_dim;
-      add_bias(row, layer.qkv_bias, 1);
-      for (std::int32_t h = 0; h < c.num_q_heads + c.num_kv_heads; ++h) {
-        float* const head = row + h * c.head_dim;
-        const std::vector<float>& norm = h < c.num_q_heads ? layer.q_norm : layer.k_norm;
-        if (!norm.empty()) normalise_row(head, norm, c.norm_epsilon, head);
-        rotate(head, rotations + t * c.head_dim);
-      }
-    }
   });
 }
 
@@ -153,26 +113,33 @@ void llama::attend(std::int32_t layer, std::int64_t num_tokens, attention_layer&
   const std::int64_t qkv_dim = q_dim + 2 * kv_dim;
   // Views into the fused projection: bifolio takes rows at any stride, so q, k and v are never copied apart.
   const auto part = [&](std::int64_t offset, std::int32_t num_heads) {
-    return bifolio::const_tensor_view{
+    return bifolio::tensor_view{
         qkv_.data() + offset, bifolio::dtype::f32, num_tokens, num_heads, c.head_dim, qkv_dim, c.head_dim};
   };
   const bool narrows = query_type_ != bifolio::dtype::f32;
-  bifolio::const_tensor_view q = part(0, c.num_q_heads);
+  layer_rows rows;
+  rows.q_out = part(0, c.num_q_heads);
+  rows.q = as_const(rows.q_out);
+  rows.k = as_const(part(q_dim, c.num_kv_heads));
+  rows.v = as_const(part(q_dim + kv_dim, c.num_kv_heads));
   if (narrows) {
     narrow_q_.resize(static_cast<std::size_t>(num_tokens * q_dim));
     narrow_attended_.resize(narrow_q_.size());
-    parallel_ranges(*workers_, num_tokens, token_grain, [&](std::int64_t begin, std::int64_t end) noexcept {
-      for (std::int64_t t = begin; t < end; ++t) {
-        narrow(qkv_.data() + t * qkv_dim, q_dim, query_type_, narrow_q_.data() + t * q_dim);
-      }
-    });
-    q = bifolio::as_const(
-        bifolio::dense_view<void>(narrow_q_.data(), query_type_, num_tokens, c.num_q_heads, c.head_dim));
+    rows.q_out = bifolio::dense_view<void>(narrow_q_.data(), query_type_, num_tokens, c.num_q_heads, c.head_dim);
   }
   void* const out = narrows ? static_cast<void*>(narrow_attended_.data()) : attended_.data();
+  rows.out = bifolio::dense_view<void>(out, query_type_, num_tokens, c.num_q_heads, c.head_dim);
+  rows.rotary.pairing = c.rope;
+  rows.rotary.rotary_dim = c.head_dim;
+  rows.rotary.cos_sin = rotations_.data() + static_cast<std::int64_t>(c.kind_of(layer)) * num_tokens * c.head_dim;
+  rows.rotary.num_positions = num_tokens;
+  rows.rotary.positions = rotation_rows_.data();
+  const layer_weights& weights = model_->layers[static_cast<std::size_t>(layer)];
+  rows.norm.q_weight = weights.q_norm.empty() ? nullptr : weights.q_norm.data();
+  rows.norm.k_weight = weights.k_norm.empty() ? nullptr : weights.k_norm.data();
+  rows.norm.epsilon = c.norm_epsilon;
   const auto start = std::chrono::steady_clock::now();
-  attention.run(layer, q, part(q_dim, c.num_kv_heads), part(q_dim + kv_dim, c.num_kv_heads),
-                bifolio::dense_view<void>(out, query_type_, num_tokens, c.num_q_heads, c.head_dim));
+  attention.run(layer, rows);
   attention_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (!narrows) return;
   parallel_ranges(*workers_, num_tokens, token_grain, [&](std::int64_t begin, std::int64_t end) noexcept {
@@ -210,7 +177,7 @@ std::span<const float> llama::forward(std::span<const token_id> tokens, std::spa
 
     normalise(x, layer.attention_norm, n, normed);
     layer.qkv.apply(*workers_, normed, n, qkv);
-    finish_qkv(l, n);
+    add_bias(qkv, layer.qkv_bias, n);
     attend(l, n, attention);
     layer.attention_out.apply(*workers_, attended, n, added);
     add_bias(added, layer.attention_out_bias, n);

@@ -34,9 +34,6 @@ class llama final : public model_runner {
   /// q, k and v of a layer, next to one another in qkv_, through `attention` into attended_.
   void attend(std::int32_t layer, std::int64_t num_tokens, attention_layer& attention);
   void prepare_rotations(std::span<const std::int32_t> positions);
-  /// Of the rows of q, k and v: adds their biases, normalises the heads of q and k, and rotates those.
-  void finish_qkv(std::int32_t layer, std::int64_t num_tokens) noexcept;
-  void rotate(float* head, const float* rotation) const noexcept;
   /// `out` may be `x`.
   void normalise(const float* x, const std::vector<float>& weight, std::int64_t num_tokens, float* out) const noexcept;
   /// hidden_ = activation(gate) · up.
@@ -53,11 +50,12 @@ class llama final : public model_runner {
   std::vector<float> attended_;  // [num_tokens, q_dim]
   // As attention takes queries and gives results, unless that is float32: bits of [num_tokens, q_dim].
   std::vector<std::uint16_t> narrow_q_, narrow_attended_;
-  std::vector<float> added_;      // [num_tokens, dim]
-  std::vector<float> gate_up_;    // [num_tokens, 2 · hidden_dim]
-  std::vector<float> hidden_;     // [num_tokens, hidden_dim]
-  std::vector<float> rotations_;  // [num_kinds, num_tokens, head_dim / 2, 2]: cosine and sine
-  std::vector<float> logits_;     // [num_rows, vocab_size]
+  std::vector<float> added_;                 // [num_tokens, dim]
+  std::vector<float> gate_up_;               // [num_tokens, 2 · hidden_dim]
+  std::vector<float> hidden_;                // [num_tokens, hidden_dim]
+  std::vector<float> rotations_;             // [num_kinds, num_tokens, head_dim]: cosines, then sines
+  std::vector<std::int32_t> rotation_rows_;  // [num_tokens]: the row of each token, its own
+  std::vector<float> logits_;                // [num_rows, vocab_size]
 };
 
 }  // namespace generate

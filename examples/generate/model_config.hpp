@@ -4,18 +4,13 @@
 /// The numbers that describe a decoder of the Llama family, whatever file they came from. What differs between layers
 /// (window, rotary positions) is in a few kinds of layers.
 
+#include <bifolio/rotate_append.hpp>
 #include <cmath>
 #include <cstdint>
 #include <string_view>
 #include <vector>
 
 namespace generate {
-
-/// Which two elements of a head RoPE rotates together.
-enum class rope_pairs : std::uint8_t {
-  neighbours,  ///< (2i, 2i + 1): llama2.c and the original weights
-  halves,      ///< (i, i + head_dim / 2): Hugging Face, whose files hold q and k rows permuted to suit
-};
 
 /// Of the gate in an MLP.
 enum class activation : std::uint8_t {
@@ -67,8 +62,9 @@ struct model_config {
   float attention_divisor = 0.0f;   ///< scores are divided by its square root; 0: head_dim
   float attention_soft_cap = 0.0f;  ///< of the scores; 0: none
   float logits_soft_cap = 0.0f;     ///< of the vocabulary's logits; 0: none
-  rope_pairs rope = rope_pairs::neighbours;
-  bool tied_classifier = true;  ///< the output classifier is the embedding table
+  bifolio::rope_pairing rope =
+      bifolio::rope_pairing::gptj;  ///< neox: Hugging Face, whose rows of q and k are permuted to suit
+  bool tied_classifier = true;      ///< the output classifier is the embedding table
 
   std::vector<layer_kind> kinds = std::vector<layer_kind>(1);
   std::vector<std::int32_t> kind_of_layer;  ///< [num_layers], indices into `kinds`; empty: all layers are of the first

@@ -7,6 +7,7 @@
 
 #include <bifolio/device.hpp>
 #include <bifolio/dtype.hpp>
+#include <bifolio/rotate_append.hpp>
 #include <bifolio/tensor_view.hpp>
 #include <bifolio/types.hpp>
 #include <cstdint>
@@ -16,15 +17,26 @@
 
 namespace generate {
 
-/// Takes a layer's new keys and values and gives attention's result; the one thing the model asks of a KV cache.
+/// What a layer hands over: rows in the order of the batch, in memory of the runner's device.
+struct layer_rows {
+  /// As the projections left them, float32: [num_tokens, num_q_heads, head_dim] and twice [num_tokens, num_kv_heads,
+  /// head_dim].
+  bifolio::const_tensor_view q;
+  bifolio::const_tensor_view k;
+  bifolio::const_tensor_view v;
+  bifolio::rotary_params rotary;   ///< how q and k are rotated; a row of its table for each token
+  bifolio::head_norm_params norm;  ///< how they are normalised before that
+  bifolio::tensor_view q_out;  ///< room for the queries that attention reads, in the runner's `query_type`; may be q
+  bifolio::tensor_view out;    ///< attention's result, of the shape of q, in the runner's `query_type`
+};
+
+/// Takes a layer's new queries, keys and values and gives attention's result; the one thing the model asks of a KV
+/// cache.
 class attention_layer {
  public:
   virtual ~attention_layer() = default;
-  /// q and out [num_tokens, num_q_heads, head_dim] in the runner's `query_type`, k and v [num_tokens, num_kv_heads,
-  /// head_dim] in float32, in the order of the batch, in memory of the runner's device; on a GPU the work goes to the
-  /// runner's stream. Called once for each layer, in order. Throws when it cannot.
-  virtual void run(std::int32_t layer, const bifolio::const_tensor_view& q, const bifolio::const_tensor_view& k,
-                   const bifolio::const_tensor_view& v, const bifolio::tensor_view& out) = 0;
+  /// On a GPU the work goes to the runner's stream. Called once for each layer, in order. Throws when it cannot.
+  virtual void run(std::int32_t layer, const layer_rows& rows) = 0;
 };
 
 /// The forward pass over a batch of tokens of any sequences, in float32 but for what attention gets and gives. A

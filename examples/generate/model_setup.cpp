@@ -9,6 +9,7 @@
 #include "input_error.hpp"
 #include "parallel.hpp"
 #include "report.hpp"
+#include "scales_file.hpp"
 #include "scoring.hpp"
 #include "tools/common/escape.hpp"
 
@@ -64,8 +65,10 @@ void add_static_scales(bifolio::cache_engine_config& cache, const engine_options
                        std::span<const bifolio::token_id> sample) {
   constexpr std::size_t most_ids = 256;
   const std::size_t count = std::min({sample.size(), most_ids, static_cast<std::size_t>(on.max_positions)});
-  static_scales scales = calibrate(*on.placed.runner, *on.placed.where, cache.layout.k.code, cache.layout.v.code,
-                                   sample.first(count), o.max_batch_tokens);
+  static_scales scales = o.scales_file.empty() ? calibrate(*on.placed.runner, *on.placed.where, cache.layout.k.code,
+                                                           cache.layout.v.code, sample.first(count), o.max_batch_tokens)
+                                               : read_scales(o.scales_file, cache.layout, cache.num_layers);
+  if (!o.save_scales_file.empty()) write_scales(o.save_scales_file, cache.layout, scales);
   cache.k_scales = std::move(scales.k);
   cache.v_scales = std::move(scales.v);
 }

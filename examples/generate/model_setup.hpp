@@ -38,7 +38,8 @@ struct model_setup {
 /// What the options say of an engine, which is watched when there is a log of its pool.
 [[nodiscard]] engine_config engine_config_of(const engine_options& o, std::int32_t max_positions);
 
-/// Scales for codes that have static ones, from the first tokens of `sample`; 1 without any.
+/// Scales for codes that have static ones: those of --scales-file, or from the first tokens of `sample`; 1 without any.
+/// Writes them where --save-scales says. Throws `input_error`, `bifolio::error`.
 void add_static_scales(bifolio::cache_engine_config& cache, const engine_options& o, model_setup& on,
                        std::span<const bifolio::token_id> sample);
 

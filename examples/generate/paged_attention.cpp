@@ -45,12 +45,19 @@ void paged_attention::begin_step(const bifolio::step_batch& batch) {
   }
 }
 
-void paged_attention::run(std::int32_t layer, const bifolio::const_tensor_view& q, const bifolio::const_tensor_view& k,
-                          const bifolio::const_tensor_view& v, const bifolio::tensor_view& out) {
-  require(engine_->append(layer, k, v, batch_.slot_mapping, stream_), "appending keys and values");
+void paged_attention::run(std::int32_t layer, const layer_rows& rows) {
+  bifolio::rotate_append_params stored;
+  stored.append.k = rows.k;
+  stored.append.v = rows.v;
+  stored.append.slot_mapping = batch_.slot_mapping;
+  stored.q = rows.q;
+  stored.q_out = rows.q_out;
+  stored.rotary = rows.rotary;
+  stored.norm = rows.norm;
+  require(engine_->rotate_append(layer, stored, stream_), "storing keys and values");
   bifolio::attention_params params;
-  params.q = q;
-  params.out = out;
+  params.q = as_const(rows.q_out);
+  params.out = rows.out;
   params.kv = engine_->layers()[static_cast<std::size_t>(layer)];
   params.batch = batch_;
   params.scale = config_.attention_scale();

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// The model's attention on bifolio: per layer one append and one attention call over the blocks of a `cache_engine`.
-/// This file and `generation.cpp` are what an inference engine of your own needs to write to use the library.
+/// The model's attention on bifolio: per layer one rotate_append and one attention call over the blocks of a
+/// `cache_engine`. This file and `generation.cpp` are what an inference engine of your own needs to write to use the
+/// library.
 
 #include <bifolio/attention.hpp>
 #include <bifolio/cache_engine.hpp>
@@ -30,8 +31,7 @@ class paged_attention final : public attention_layer {
   /// must live until the last layer has run. Throws `bifolio::error`.
   void begin_step(const bifolio::step_batch& batch);
 
-  void run(std::int32_t layer, const bifolio::const_tensor_view& q, const bifolio::const_tensor_view& k,
-           const bifolio::const_tensor_view& v, const bifolio::tensor_view& out) override;
+  void run(std::int32_t layer, const layer_rows& rows) override;
 
   /// The kernels that computed the last layer, a name for each sequence of the step (`bifolio::backend::describe`).
   [[nodiscard]] std::vector<std::string> kernels() const {

@@ -2,6 +2,7 @@
 #include "scoring.hpp"
 
 #include <algorithm>
+#include <bifolio/buffer.hpp>
 #include <bifolio/calibration.hpp>
 #include <bifolio/kv_cache_manager.hpp>
 #include <numeric>
@@ -15,16 +16,15 @@ namespace generate {
 namespace {
 
 /// Feeds the first `num_fed` ids, `chunk` a step, as one sequence, and calls `take(first, logits)` after each step with
-/// the logits after all of its tokens. `wrap` may put something between the model and the cache.
-template <class Wrap, class Take>
+/// the logits after all of its tokens, and `finish(batch)` at the end with a batch of them all.
+template <class Take, class Finish>
 void feed_tokens(model_runner& model, bifolio::cache_engine& engine, std::span<const bifolio::token_id> ids,
-                 std::int32_t num_fed, std::int32_t chunk, bool deterministic, const Wrap& wrap, const Take& take) {
+                 std::int32_t num_fed, std::int32_t chunk, bool deterministic, const Take& take, const Finish& finish) {
   bifolio::kv_cache_config config;
   config.block_size = engine.config().layout.block_size;
   config.num_blocks = engine.config().num_blocks;
   bifolio::kv_cache_manager manager(config);
   paged_attention attention(engine, model, deterministic);
-  auto&& layers = wrap(attention);
 
   const auto [seq, status] = manager.allocate(num_fed);
   if (status != bifolio::alloc_status::ok) {
@@ -45,46 +45,43 @@ void feed_tokens(model_runner& model, bifolio::cache_engine& engine, std::span<c
     std::iota(positions.begin(), positions.end(), begin);
     std::iota(rows.begin(), rows.end(), 0);
     const auto first = static_cast<std::size_t>(begin);
-    const auto logits = model.forward(ids.subspan(first, rows.size()), positions, rows, layers);
+    const auto logits = model.forward(ids.subspan(first, rows.size()), positions, rows, attention);
     manager.commit(seq, count);
     take(first, logits);
   }
+  plan.seqs.assign(1, {seq, num_fed, num_fed});
+  plan.num_tokens = num_fed;
+  manager.build(batch, plan);
+  finish(batch);
   manager.free(seq);
 }
 
-/// Shows the rows of each layer to samplers on their way to the cache.
-class recording_layers final : public attention_layer {
- public:
-  recording_layers(attention_layer& inner, bifolio::backend& where, bifolio::stream_ref stream,
-                   std::vector<bifolio::scale_sampler>& k, std::vector<bifolio::scale_sampler>& v)
-      : inner_(inner), where_(where), stream_(stream), k_(k), v_(v) {}
-
-  void run(std::int32_t layer, const bifolio::const_tensor_view& q, const bifolio::const_tensor_view& k,
-           const bifolio::const_tensor_view& v, const bifolio::tensor_view& out) override {
-    if (!k_.empty()) add(k_[static_cast<std::size_t>(layer)], k);
-    if (!v_.empty()) add(v_[static_cast<std::size_t>(layer)], v);
-    inner_.run(layer, q, k, v, out);
-  }
-
- private:
-  void add(bifolio::scale_sampler& sampler, bifolio::const_tensor_view rows) {
-    const std::int64_t elements =
-        (rows.num_tokens - 1) * rows.token_stride + (rows.num_heads - 1) * rows.head_stride + rows.head_dim;
-    held_.resize(static_cast<std::size_t>(elements) * bifolio::size_of(rows.type));
-    bifolio::errc code = where_.download(held_.data(), rows.data, held_.size(), stream_);
-    if (code == bifolio::errc::ok) code = where_.synchronize(stream_);
+/// Shows what a cache holds of a sequence, layer by layer, to samplers; there may be none for a plane.
+void sample_cache(bifolio::cache_engine& engine, const bifolio::step_batch& batch, bifolio::stream_ref stream,
+                  std::vector<bifolio::scale_sampler>& k_layers, std::vector<bifolio::scale_sampler>& v_layers) {
+  const bifolio::kv_layout& layout = engine.config().layout;
+  const auto require = [](bifolio::errc code) {
     if (code != bifolio::errc::ok) throw bifolio::error(code, "keys and values could not be read for calibration");
-    rows.data = held_.data();
-    sampler.add(rows);
+  };
+  bifolio::backend& where = engine.where();
+  const auto num_tokens = static_cast<std::int64_t>(batch.slot_mapping.size());
+  const std::size_t half =
+      static_cast<std::size_t>(num_tokens * layout.num_kv_heads * layout.k.head_dim) * sizeof(float);
+  bifolio::buffer rows(where.memory(), 2 * half);
+  std::vector<std::byte> held(2 * half);
+  const auto view = [&](std::byte* data) {
+    return bifolio::dense_view<void>(data, bifolio::dtype::f32, num_tokens, layout.num_kv_heads, layout.k.head_dim);
+  };
+  const std::int64_t* const slots = engine.upload(batch, stream).slot_mapping;
+  for (std::size_t l = 0; l < engine.layers().size(); ++l) {
+    auto* const device = rows.as<std::byte>();
+    require(where.gather({engine.layers()[l], view(device), view(device + half), slots}, stream));
+    require(where.download(held.data(), device, held.size(), stream));
+    require(where.synchronize(stream));
+    if (!k_layers.empty()) k_layers[l].add(as_const(view(held.data())));
+    if (!v_layers.empty()) v_layers[l].add(as_const(view(held.data() + half)));
   }
-
-  attention_layer& inner_;
-  bifolio::backend& where_;
-  bifolio::stream_ref stream_;
-  std::vector<bifolio::scale_sampler>& k_;
-  std::vector<bifolio::scale_sampler>& v_;
-  std::vector<std::byte> held_;
-};
+}
 
 std::vector<float> scales_of(const std::vector<bifolio::scale_sampler>& layers) {
   std::vector<float> all;
@@ -105,7 +102,6 @@ score score_tokens(model_runner& model, bifolio::cache_engine& engine, std::span
   score result;
   feed_tokens(
       model, engine, ids, num_fed, chunk, deterministic,
-      [](attention_layer& layers) -> attention_layer& { return layers; },
       [&](std::size_t first, std::span<const float> logits) {
         for (std::size_t i = 0; i < logits.size() / vocab; ++i) {
           const auto row = logits.subspan(i * vocab, vocab);
@@ -113,7 +109,8 @@ score score_tokens(model_runner& model, bifolio::cache_engine& engine, std::span
           result.nll.push_back(negative_log_likelihood(row, next));
           result.num_best += largest_logit(row) == next ? 1 : 0;
         }
-      });
+      },
+      [](const bifolio::step_batch&) {});
   result.mean_nll = std::accumulate(result.nll.begin(), result.nll.end(), 0.0) / static_cast<double>(num_fed);
   return result;
 }
@@ -135,9 +132,8 @@ static_scales calibrate(model_runner& model, bifolio::backend& where, const bifo
   bifolio::cache_engine engine(where, cache_config(config, bifolio::layout_kind::hnd, model.query_type(), block_size,
                                                    bifolio::blocks_for(num_ids, block_size)));
   feed_tokens(
-      model, engine, ids, num_ids, chunk, false,
-      [&](attention_layer& layers) { return recording_layers(layers, where, model.stream(), k_layers, v_layers); },
-      [](std::size_t, std::span<const float>) {});
+      model, engine, ids, num_ids, chunk, false, [](std::size_t, std::span<const float>) {},
+      [&](const bifolio::step_batch& batch) { sample_cache(engine, batch, model.stream(), k_layers, v_layers); });
   return {scales_of(k_layers), scales_of(v_layers)};
 }
 

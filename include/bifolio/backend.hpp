@@ -90,8 +90,8 @@ class BIFOLIO_API backend {
   [[nodiscard]] virtual errc append(const append_params&, stream_ref = {}) noexcept = 0;
   [[nodiscard]] virtual errc gather(const gather_params&, stream_ref = {}) noexcept = 0;
   /// Normalises and rotates heads of q and k, and stores k and v as `append` does (bifolio/rotate_append.hpp). A
-  /// negative slot is not stored; its q is rotated. `find_problem` says why a call is refused. unsupported for a backend
-  /// that does not have it.
+  /// negative slot is not stored; its q is rotated. `find_problem` says why a call is refused. unsupported for a
+  /// backend that does not have it.
   [[nodiscard]] virtual errc rotate_append(const rotate_append_params&, stream_ref = {}) noexcept;
   /// Copies blocks inside each layer, as if pair after pair. `layers` and `copies` are host arrays.
   [[nodiscard]] virtual errc copy_blocks(std::span<const kv_cache_view> layers, std::span<const block_copy> copies,

@@ -93,6 +93,11 @@ class BIFOLIO_API cache_engine {
   [[nodiscard]] errc append(std::int32_t layer, const const_tensor_view& k, const const_tensor_view& v,
                             const std::int64_t* slot_mapping, stream_ref stream = {}) noexcept;
 
+  /// Normalises and rotates heads of q and k and stores k and v into `layer` (bifolio/rotate_append.hpp);
+  /// `params.append.kv` is not looked at. out_of_range for a layer that is not there.
+  [[nodiscard]] errc rotate_append(std::int32_t layer, const rotate_append_params& params,
+                                   stream_ref stream = {}) noexcept;
+
   /// All layers, in the order of the list.
   [[nodiscard]] errc copy_blocks(std::span<const block_copy> copies, stream_ref stream = {}) noexcept;
 

@@ -117,10 +117,15 @@ class BIFOLIO_API model_step {
   /// Its halves, for layers that read what another one stored.
   [[nodiscard]] errc append(std::int32_t layer, const const_tensor_view& k, const const_tensor_view& v) noexcept;
   [[nodiscard]] errc attention(std::int32_t layer, const attention_params& params) noexcept;
+  /// In place of `append`: heads of q and k are normalised and rotated first (bifolio/rotate_append.hpp).
+  /// `params.append.kv` and its slot_mapping are not looked at.
+  [[nodiscard]] errc rotate_append(std::int32_t layer, const rotate_append_params& params) noexcept;
   /// Why `attend` with these arguments would return, or returned, another code than ok, as a sentence; empty when it
   /// would not. A step that is empty or over has one too.
   [[nodiscard]] std::optional<error> find_problem(std::int32_t layer, const attention_params& params,
                                                   const const_tensor_view& k, const const_tensor_view& v) const;
+  /// The same of `rotate_append`.
+  [[nodiscard]] std::optional<error> find_problem(std::int32_t layer, const rotate_append_params& params) const;
   /// `params` with the cache of the layer and the step's arrays: what `attention` passes to the backend, and what
   /// `find_problem` explains. Requires a layer of the model.
   [[nodiscard]] attention_params complete(std::int32_t layer, const attention_params& params) const noexcept;
@@ -140,6 +145,9 @@ class BIFOLIO_API model_step {
   model_step(detail::model_state* model, detail::model_step_state* slot, alloc_status status) noexcept
       : model_(model), slot_(slot), status_(status) {}
   void drop() noexcept;
+  [[nodiscard]] std::optional<error> find_step_problem(std::int32_t layer, std::int64_t num_rows) const;
+  [[nodiscard]] std::optional<error> find_health_problem() const;
+  [[nodiscard]] rotate_append_params complete(std::int32_t layer, const rotate_append_params& params) const noexcept;
 
   detail::model_state* model_ = nullptr;
   detail::model_step_state* slot_ = nullptr;

@@ -70,13 +70,13 @@ struct rotate_append_params {
 inline constexpr std::int32_t largest_rotated_head_dim = 4096;
 
 /// Why `backend::rotate_append` would refuse these arguments, as a sentence; empty when it would not. Reads the structs
-/// alone, never what their pointers point to: slots, positions and axes are looked at by the call.
+/// and, where the backend is on the host (`where`), slots, positions and axes.
 ///
 /// invalid_argument: what `append` refuses; another number of tokens of q and k, other shapes of q and q_out, a dtype
 /// of q that is not that of k, a head_dim of q that is not that of K; rotary_dim that is odd, negative, or with
 /// rotary_offset past the head; num_axes outside [1, 255]; a pointer that is needed and null, or not aligned to its
 /// element; epsilon that is negative or not finite; q_out that may share memory with q other than in place, with the
 /// cache or with k and v. unsupported: head_dim above `largest_rotated_head_dim`.
-[[nodiscard]] BIFOLIO_API std::optional<error> find_problem(const rotate_append_params& params);
+[[nodiscard]] BIFOLIO_API std::optional<error> find_problem(const rotate_append_params& params, device where = {});
 
 }  // namespace bifolio

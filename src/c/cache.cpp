@@ -217,6 +217,18 @@ bifolio_status bifolio_step_append(bifolio_step step, int32_t layer, const bifol
   });
 }
 
+bifolio_status bifolio_step_rotate_append(bifolio_step step, int32_t layer, const bifolio_rotate_params* params,
+                                          const bifolio_tensor* k, const bifolio_tensor* v) {
+  return guarded([&] {
+    model_step& of = step_of(get<step_object>(step));
+    const rotate_append_params given = c::to_params(params, at(k, "k"), v);
+    const errc code = of.rotate_append(layer, given);
+    if (code == errc::ok) return bifolio_status{BIFOLIO_OK};
+    if (const auto problem = of.find_problem(layer, given); problem && problem->code() == code) throw *problem;
+    return c::report(code, "rotate_append");
+  });
+}
+
 bifolio_status bifolio_step_attention(bifolio_step step, int32_t layer, const bifolio_attention_params* params) {
   return guarded([&] {
     model_step& of = step_of(get<step_object>(step));

@@ -40,6 +40,13 @@ bifolio_status bifolio_attention_params_init(bifolio_attention_params* params, s
   return c::init_struct(params, size, bifolio_attention_params{}, "params");
 }
 
+bifolio_status bifolio_rotate_params_init(bifolio_rotate_params* params, size_t size) {
+  bifolio_rotate_params defaults{};
+  defaults.num_axes = rotary_params{}.num_axes;
+  defaults.norm_epsilon = head_norm_params{}.epsilon;
+  return c::init_struct(params, size, defaults, "params");
+}
+
 bifolio_status bifolio_plan_create(bifolio_plan* out) {
   return done([&] {
     at(out, "out") = nullptr;
@@ -157,6 +164,23 @@ bifolio_status bifolio_engine_append(bifolio_engine engine, int32_t layer, const
     return report(get<engine_object>(engine).engine->append(layer, c::to_view(at(k, "k")), c::to_view(v), slot_mapping,
                                                             to_stream(stream)),
                   "append");
+  });
+}
+
+bifolio_status bifolio_engine_rotate_append(bifolio_engine engine, int32_t layer, const bifolio_rotate_params* params,
+                                            const bifolio_tensor* k, const bifolio_tensor* v,
+                                            const int64_t* slot_mapping, bifolio_stream stream) {
+  return c::guarded([&] {
+    const engine_object& in = get<engine_object>(engine);
+    rotate_append_params whole = c::to_params(params, at(k, "k"), v);
+    whole.append.kv = layer_of(in, layer);
+    whole.append.slot_mapping = slot_mapping;
+    const errc code = in.engine->where().rotate_append(whole, to_stream(stream));
+    if (code == errc::ok) return bifolio_status{BIFOLIO_OK};
+    if (const auto problem = find_problem(whole, in.engine->where().where()); problem && problem->code() == code) {
+      throw *problem;
+    }
+    return report(code, "rotate_append");
   });
 }
 

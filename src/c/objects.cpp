@@ -72,6 +72,26 @@ attention_params to_params(const bifolio_attention_params* given) {
   return params;
 }
 
+rotate_append_params to_params(const bifolio_rotate_params* given, const bifolio_tensor& k, const bifolio_tensor* v) {
+  const bifolio_rotate_params from = read_struct(given, "params");
+  rotate_append_params params;
+  params.append.k = to_view(k);
+  params.append.v = to_view(v);
+  params.q = to_view(from.q);
+  params.q_out = to_view(from.q_out);
+  // Another number is refused as an unknown pairing, whatever its lower byte is.
+  params.rotary.pairing = static_cast<rope_pairing>(from.neighbours == 0 || from.neighbours == 1 ? from.neighbours : 2);
+  params.rotary.rotary_dim = from.rotary_dim;
+  params.rotary.rotary_offset = from.rotary_offset;
+  params.rotary.num_axes = from.num_axes;
+  params.rotary.cos_sin = from.cos_sin;
+  params.rotary.num_positions = from.num_positions;
+  params.rotary.positions = from.positions;
+  params.rotary.axis_of_pair = from.axis_of_pair;
+  params.norm = {from.q_norm, from.k_norm, from.norm_epsilon};
+  return params;
+}
+
 kv_cache_config to_config(const bifolio_manager_config* given) {
   const bifolio_manager_config from = read_struct(given, "config");
   kv_cache_config config;

@@ -5,6 +5,7 @@
 
 #include <bifolio/cache_engine.hpp>
 #include <bifolio/model_cache.hpp>
+#include <bifolio/rotate_append.hpp>
 #include <memory>
 #include <optional>
 #include <string>
@@ -142,6 +143,9 @@ template <class Number, class Id>
 [[nodiscard]] attention_spec to_spec(const bifolio_attention_spec* given, const char* name);
 /// Without kv and batch.
 [[nodiscard]] attention_params to_params(const bifolio_attention_params* given);
+/// `v` is null where V is part of K.
+[[nodiscard]] rotate_append_params to_params(const bifolio_rotate_params* given, const bifolio_tensor& k,
+                                             const bifolio_tensor* v);
 [[nodiscard]] kv_cache_config to_config(const bifolio_manager_config* given);
 
 /// A prompt and the extra keys that its view borrows.

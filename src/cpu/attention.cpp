@@ -172,7 +172,10 @@ std::vector<std::string> attention_kernel_names(const kernel_table& table) {
         if (table.attention.items_of(entry.loops, kv_type).run == nullptr) continue;
         names.push_back(kernel_name(table, entry, bifolio::to_string(kv_type), split));
       }
-      if (entry.takes_codes) names.push_back(kernel_name(table, entry, coded_kernel_type, split));
+      if (entry.takes_codes && table.attention.items_of(entry.loops, dtype::bf16).run != nullptr) {
+        names.push_back(kernel_name(table, entry, widened_kernel_type, split));
+      }
+      if (entry.decodes_rows) names.push_back(kernel_name(table, entry, decoded_kernel_type, split));
     }
   }
   return names;

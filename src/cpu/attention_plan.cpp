@@ -144,13 +144,18 @@ cpu_attention_plan::scratch_sizes sizes_of(const attention_spec& spec, const pla
   sizes.states = std::max(totals.max_rows * stride, totals.max_row_blocks * row_block_floats(spec.v_head_dim));
   sizes.sums = totals.max_rows * workspace_align;
   sizes.totals = totals.max_rows * stride;
+  if (spec.k_code.type == dtype::u8) {
+    const std::int64_t rows = std::max(totals.max_rows, totals.max_row_blocks * workspace_align);
+    sizes.query_sums = divide_up(rows, workspace_align) * workspace_align;
+  }
   sizes.staging = larger * tile_keys;
   sizes.zero_row = larger;
   return sizes;
 }
 
 std::int64_t sum_of(const cpu_attention_plan::scratch_sizes& s) noexcept {
-  return s.keys + s.values + s.queries + s.scores + s.states + s.sums + s.totals + s.staging + s.zero_row;
+  return s.keys + s.values + s.queries + s.scores + s.states + s.sums + s.totals + s.query_sums + s.staging +
+         s.zero_row;
 }
 
 void fill(cpu_attention_plan& state, const attention_spec& spec, const step_batch_view& batch,
@@ -308,6 +313,7 @@ attention_scratch cpu_attention_plan::scratch_of(std::int32_t worker) noexcept {
   parts.states = take(sizes.states);
   parts.sums = take(sizes.sums);
   parts.totals = take(sizes.totals);
+  parts.query_sums = take(sizes.query_sums);
   parts.staging = take(sizes.staging);
   parts.zero_row = take(sizes.zero_row);
   return parts;

@@ -11,23 +11,32 @@ constexpr attention_implementation list[] = {
      .loops = attention_loops::tiles,
      .takes_mixed_dtypes = false,
      .takes_bias = false,
-     .takes_codes = false},
+     .takes_codes = false,
+     .decodes_rows = false},
     {.name = "dots",
      .loops = attention_loops::dots,
      .takes_mixed_dtypes = false,
      .takes_bias = true,
-     .takes_codes = false},
+     .takes_codes = true,
+     .decodes_rows = false},
     {.name = "vectors",
      .loops = attention_loops::vectors,
      .takes_mixed_dtypes = true,
      .takes_bias = true,
-     .takes_codes = true},
+     .takes_codes = true,
+     .decodes_rows = true},
 };
 
 }  // namespace
 
+bool attention_problem::is_widened() const noexcept {
+  const auto widens = [](const kv_code& code) { return !detail::is_plain(code) || code.type == dtype::bf16; };
+  return is_coded() && widens(k_code) && widens(v_code);
+}
+
 std::string_view attention_problem::kernel_type_name() const noexcept {
-  return is_coded() ? coded_kernel_type : to_string(k_code.type);
+  if (!is_coded()) return to_string(k_code.type);
+  return is_widened() ? widened_kernel_type : decoded_kernel_type;
 }
 
 attention_problem problem_of(const kernel_table& table, const attention_spec& spec) noexcept {
@@ -43,10 +52,12 @@ attention_problem problem_of(const kernel_table& table, const attention_spec& sp
 }
 
 bool attention_implementation::accepts(const attention_problem& problem, std::string* why) const noexcept {
-  if (problem.is_coded() && !takes_codes) {
+  if (problem.is_coded() && !(problem.is_widened() ? takes_codes : decodes_rows)) {
     return detail::declines(
         why, "K is stored as ", [&](std::string& text) { text += to_string(problem.k_code); }, " and V as ",
-        [&](std::string& text) { text += to_string(problem.v_code); }, "; it takes one unscaled 16-bit dtype for both");
+        [&](std::string& text) { text += to_string(problem.v_code); },
+        takes_codes ? "; it takes one 16-bit dtype for both, or 8-bit codes and bf16"
+                    : "; it takes one 16-bit dtype for both");
   }
   const dtype kv_type = problem.kernel_type();
   if (problem.table.attention.items_of(loops, kv_type).run == nullptr) {

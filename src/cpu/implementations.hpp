@@ -3,9 +3,13 @@
 
 /// The ordered list of CPU attention implementations, fastest first:
 ///
-///   tiles    tile registers (AMX)                           queries, KV cache and output of one 16-bit dtype, no bias
-///   dots     dot products of bf16 pairs, vector registers   queries, KV cache and output bf16
+///   tiles    tile registers (AMX)                           queries, KV cache and output of one 16-bit dtype, no bias,
+///                                                           no codes
+///   dots     dot products of bf16 pairs, vector registers   queries, KV cache and output bf16; not where there are tiles
 ///   vectors  float32 multiply-adds, vector registers        everything
+///
+/// Every 8-bit code is exactly a bfloat16: a cache of codes (or of codes and bf16) is a KV cache of bf16 here, widened
+/// tile by tile. Other pairs of types are decoded into float32 row by row.
 ///
 /// A kernel table has those of its ISA. All of them work on the same items, so that a plan is the same for each, and a
 /// call launches the item kernels of one of them. They sum in different orders: which one computes a call follows from
@@ -33,12 +37,18 @@ struct attention_problem {
 
   /// K or V has a code, or they have different types.
   [[nodiscard]] bool is_coded() const noexcept { return !detail::is_plain_and_alike(k_code, v_code); }
-  /// The element of the kernels that compute it: rows with codes are decoded into float32.
-  [[nodiscard]] dtype kernel_type() const noexcept { return is_coded() ? dtype::f32 : k_code.type; }
+  /// They are 8-bit codes, or one of them and bf16.
+  [[nodiscard]] bool is_widened() const noexcept;
+  /// The element of the kernels that compute it.
+  [[nodiscard]] dtype kernel_type() const noexcept {
+    if (!is_coded()) return k_code.type;
+    return is_widened() ? dtype::bf16 : dtype::f32;
+  }
   /// As names of kernels spell it.
   [[nodiscard]] std::string_view kernel_type_name() const noexcept;
 };
-inline constexpr std::string_view coded_kernel_type = "coded";
+inline constexpr std::string_view widened_kernel_type = "bf16-codes";
+inline constexpr std::string_view decoded_kernel_type = "coded";
 
 [[nodiscard]] attention_problem problem_of(const kernel_table& table, const attention_spec& spec) noexcept;
 [[nodiscard]] attention_problem problem_of(const kernel_table& table, const attention_spec& spec,
@@ -49,7 +59,8 @@ struct attention_implementation {
   attention_loops loops;
   bool takes_mixed_dtypes;
   bool takes_bias;
-  bool takes_codes;
+  bool takes_codes;   ///< that are widened
+  bool decodes_rows;  ///< and other pairs of types
 
   /// `why` is null, or receives why not.
   [[nodiscard]] bool accepts(const attention_problem& problem, std::string* why) const noexcept;

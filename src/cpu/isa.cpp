@@ -88,7 +88,8 @@ bool has_avx512() noexcept {
 
 bool has_avx512_bf16() noexcept {
   constexpr unsigned bf16 = 1u << 5;
-  return has_bits(cpuid(7, 1).a, bf16);
+  constexpr unsigned vbmi = 1u << 1;  // all but Cooper Lake have both
+  return has_bits(cpuid(7, 1).a, bf16) && has_bits(cpuid(7, 0).c, vbmi);
 }
 
 bool has_amx() noexcept {

@@ -88,7 +88,7 @@ void rotate_queries(const kernel_table& table, const rotate_append_params& param
 }  // namespace
 
 errc rotate_append(const kernel_table& table, executor& workers, const rotate_append_params& params) noexcept {
-  if (const errc code = validate::rotate_append(params, nullptr); code != errc::ok) return code;
+  if (const errc code = validate::rotate_append(params); code != errc::ok) return code;
   if (const errc code = validate::rotate_append_arrays(params); code != errc::ok) return code;
   const append_params& stored = params.append;
   const std::int64_t num_tokens = stored.k.num_tokens;

@@ -106,6 +106,7 @@ struct arguments {
   bifolio_backend_options options = made(bifolio_backend_options_init);
   bifolio_attention_spec spec = made(bifolio_attention_spec_init);
   bifolio_attention_params params = made(bifolio_attention_params_init);
+  bifolio_rotate_params rotate_params = made(bifolio_rotate_params_init);
   bifolio_engine_config engine_config = made(bifolio_engine_config_init);
   bifolio_manager_config manager_config = made(bifolio_manager_config_init);
   bifolio_prompt prompt = made(bifolio_prompt_init);
@@ -213,6 +214,12 @@ std::vector<probe> probes(arguments& a) {
        [&](auto& h, bool n) {
          const std::int64_t slots[3] = {-1, -1, -1};
          return bifolio_engine_append(h.engine, 0, unless(n, a.tensor), &a.tensor, slots, nullptr);
+       }},
+      {"engine_rotate_append",
+       [&](auto& h, bool n) {
+         const std::int64_t slots[3] = {-1, -1, -1};
+         return bifolio_engine_rotate_append(h.engine, 0, unless(n, a.rotate_params), &a.tensor, &a.tensor, slots,
+                                             nullptr);
        }},
       {"engine_gather",
        [&](auto& h, bool n) {
@@ -389,6 +396,10 @@ std::vector<probe> probes(arguments& a) {
          return bifolio_step_attend_with(h.step, 1, unless(n, params), &a.tensor, &a.tensor);
        }},
       {"step_append", [&](auto& h, bool n) { return bifolio_step_append(h.step, 0, unless(n, a.tensor), &a.tensor); }},
+      {"step_rotate_append",
+       [&](auto& h, bool n) {
+         return bifolio_step_rotate_append(h.step, 0, unless(n, a.rotate_params), &a.tensor, &a.tensor);
+       }},
       {"step_attention",
        [&](auto& h, bool n) {
          float out[12] = {};
@@ -559,6 +570,16 @@ TEST_CASE("refusals keep the sentence of the library, each thread its own") {
   typed.type = 256;
   CHECK(bifolio_step_append(all.step, 0, &typed, &a.tensor) == BIFOLIO_INVALID_ARGUMENT);
   CHECK(bifolio_step_append(all.step, 7, &a.tensor, &a.tensor) == BIFOLIO_OUT_OF_RANGE);
+  bifolio_rotate_params rotate = a.rotate_params;
+  rotate.rotary_dim = 2;
+  rotate.neighbours = 256;
+  CHECK(bifolio_step_rotate_append(all.step, 0, &rotate, &a.tensor, &a.tensor) == BIFOLIO_INVALID_ARGUMENT);
+  CHECK_MESSAGE(last_error().find("pairing is number 2") != std::string::npos, last_error());
+  rotate.neighbours = 1;
+  CHECK(bifolio_step_rotate_append(all.step, 7, &rotate, &a.tensor, &a.tensor) == BIFOLIO_OUT_OF_RANGE);
+  rotate.num_positions = 1;
+  CHECK(bifolio_step_rotate_append(all.step, 0, &rotate, &a.tensor, &a.tensor) == BIFOLIO_INVALID_ARGUMENT);
+  CHECK_MESSAGE(last_error().find("cos_sin is null") != std::string::npos, last_error());
   CHECK(bifolio_cache_free(all.cache, all.seq) == BIFOLIO_FAILED_PRECONDITION);
   CHECK_MESSAGE(last_error().find("part of a step") != std::string::npos, last_error());
   bifolio_step step = nullptr;

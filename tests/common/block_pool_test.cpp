@@ -60,6 +60,22 @@ TEST_CASE("allocation is all or nothing, and never is not later") {
   CHECK(pool.digest() == before);
 }
 
+TEST_CASE("a pool that is partly used gives exactly the blocks that are left") {
+  block_pool pool(8);
+  std::vector<block_id> three(3), five(5), none;
+  REQUIRE(pool.allocate(three) == alloc_status::ok);
+  CHECK(pool.allocate(five) == alloc_status::ok);
+  CHECK(pool.num_free() == 0);
+  CHECK(pool.check() == "");
+  kv_cache_manager manager({.block_size = 4, .num_blocks = 8});
+  REQUIRE(manager.allocate(12).status == alloc_status::ok);
+  CHECK(manager.allocate(21).status == alloc_status::later);
+  const seq_id rest = manager.allocate(20).seq;
+  CHECK(manager.num_free_blocks() == 0);
+  manager.free(rest);
+  CHECK(manager.num_free_blocks() == 5);
+}
+
 TEST_CASE("requests for no blocks do nothing") {
   block_pool pool(2);
   const std::uint64_t before = pool.digest();

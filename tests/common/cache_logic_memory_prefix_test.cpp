@@ -194,6 +194,41 @@ TEST_CASE("an append that evicts, copies or unregisters fails for memory without
             [](cached_world& w) { require(w.manager.append(w.a, 1500).has_copy()); }) >= 3);
 }
 
+// As many events as an append can have: its last token's block is registered, and too few blocks are free to copy it,
+// and each block that it takes held something else.
+TEST_CASE("an append that takes every block from the cache fails for memory without a trace") {
+  struct tight_world {
+    kv_cache_manager manager{{.block_size = 2,
+                              .num_blocks = 20,
+                              .prefix = {.enabled = true, .seed = hash_seed{1, 2}, .record_events = true},
+                              .memory = &memory}};
+    seq_id a{};
+    tight_world() {
+      const std::vector<token_id> first = tokens_from(0, 12), second = tokens_from(100, 28);
+      a = manager.open({.tokens = first}, 12).seq;
+      manager.commit(a, first);
+      manager.truncate(a, 11);
+      const seq_id b = manager.open({.tokens = second}, 28).seq;
+      manager.commit(b, second);
+      manager.free(b);
+      std::vector<cache_event> none;
+      manager.drain_events(none);
+    }
+    [[nodiscard]] std::uint64_t digest() const { return manager.digest(); }
+    [[nodiscard]] std::string check() const { return manager.check(); }
+  };
+  CHECK(fail_each_allocation([] { return std::make_unique<tight_world>(); },
+                             [](tight_world& w) {
+                               const append_result got = w.manager.append(w.a, 29);
+                               require(got.status == alloc_status::ok && !got.has_copy());
+                             }) >= 1);
+  tight_world world;
+  (void)world.manager.append(world.a, 29);
+  std::vector<cache_event> events;
+  world.manager.drain_events(events);
+  CHECK(events.size() == 15);
+}
+
 TEST_CASE("a fork with extra keys fails for memory without a trace") {
   const auto make = [] {
     auto world = std::make_unique<cached_world>();

@@ -75,6 +75,36 @@ TEST_CASE("schedule fails for memory without a trace") {
   CHECK(allocations >= 4);
 }
 
+TEST_CASE("requests that a failed schedule took from the intake are admitted by rank") {
+  for (int nth = 1;; ++nth) {
+    REQUIRE(nth < 100);
+    kv_cache_manager manager({.block_size = 4, .num_blocks = 40, .memory = &memory});
+    scheduler plans(manager, {.max_running = 1});
+    request what;
+    what.prompt = tokens_from(1, 5);
+    what.max_new_tokens = 3;
+    request_id last{};
+    for (const std::int32_t priority : {0, 5}) {  // as many as fill the list of arrivals
+      what.priority = priority;
+      last = ask(plans, what);
+    }
+    num_failures = 0;
+    fails_for_good = false;
+    calls_until_failure = nth;
+    bool threw = false;
+    try {
+      (void)plans.schedule();
+    } catch (const error&) {
+      threw = true;
+    }
+    calls_until_failure = 0;
+    if (!threw) break;
+    CAPTURE(nth);
+    CHECK(plans.schedule().seqs.at(0).request == last);
+    CHECK(plans.check() == "");
+  }
+}
+
 TEST_CASE("build of a step fails for memory without a trace") {
   const int allocations = fail_each_allocation(
       [] {

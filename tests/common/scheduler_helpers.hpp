@@ -56,7 +56,7 @@ inline const scheduled_seq* row_of(const step_plan& plan, request_id id, std::in
   return found == plan.seqs.end() ? nullptr : &*found;
 }
 
-inline void require_baseline(const kv_cache_manager& manager) {
+inline void require_baseline([[maybe_unused]] const kv_cache_manager& manager) {
   CHECK(manager.num_free_blocks() == manager.config().num_blocks);
   CHECK(manager.num_free_host_blocks() == manager.config().num_host_blocks);
   CHECK(manager.stats().num_sequences == 0);

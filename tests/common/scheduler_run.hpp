@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <bifolio/scheduler.hpp>
 #include <deque>
+#include <functional>
 #include <map>
 #include <string>
 #include <utility>
@@ -51,11 +52,24 @@ struct scheduler_outcome {
   std::int64_t num_late = 0;
 };
 
+/// Makes the calls of a run that the library may refuse for lack of memory: a test lets them fail, and makes them
+/// again.
+class scheduler_caller {
+ public:
+  virtual ~scheduler_caller() = default;
+  virtual void call(const scheduler& plans, const std::function<void()>& make) = 0;
+};
+
 class scheduler_run {
  public:
-  scheduler_run(const scheduler_shape& how, std::uint64_t seed)
+  scheduler_run(const scheduler_shape& how, std::uint64_t seed, scheduler_caller* caller = nullptr)
+      : scheduler_run(how, seed, random_source(seed), caller) {}
+  /// Its choices come from `random`, a fuzzer's input for instance.
+  scheduler_run(const scheduler_shape& how, std::uint64_t seed, random_source random,
+                scheduler_caller* caller = nullptr)
       : how_(how),
-        random_(seed),
+        caller_(caller),
+        random_(random),
         manager_({.block_size = how.block_size,
                   .num_blocks = how.num_blocks,
                   .sliding_window = how.sliding_window,
@@ -109,16 +123,28 @@ class scheduler_run {
       if (round % 16 == 0) {
         if (std::string problem = plans_.check(); !problem.empty()) return "check(): " + problem;
       }
-      if (how_.prefix_caching && random_.one_in(8)) manager_.drain_events(events_);
+      if (how_.prefix_caching && (random_.one_in(8) || caller_ != nullptr)) {
+        // Into a vector without room, where memory fails: the next event then needs some.
+        if (caller_ != nullptr) std::vector<cache_event>().swap(events_);
+        manager_.drain_events(events_);
+      }
     }
     return {};
+  }
+
+  template <class Call>
+  void call(const Call& make) {
+    if (caller_ == nullptr) return make();
+    caller_->call(plans_, make);
   }
 
   std::string advance() {
     const auto most = static_cast<std::size_t>(how_.steps_in_flight);
     if (flights_.size() < most && (flights_.empty() || !random_.one_in(4))) {
       const bool waits_for_fences = manager_.has_fenced_blocks();
-      const step_plan& plan = plans_.schedule();
+      const step_plan* scheduled = nullptr;
+      call([&] { scheduled = &plans_.schedule(); });
+      const step_plan& plan = *scheduled;
       if (waits_for_fences && (!plan.preempted.empty() || !plan.swapped_out.empty())) {
         return "a sequence is preempted while blocks are on their way back";
       }
@@ -133,7 +159,7 @@ class scheduler_run {
       } else {
         if (random_.one_in(16)) maybe_abort();  // the step goes on
         flights_.push_back({plan, {}, false, false, {}});
-        plans_.build(inputs_);
+        call([&] { plans_.build(inputs_); });
         flights_.back().inputs = inputs_;
         step_inputs fresh;
         plans_.build(fresh);
@@ -165,7 +191,9 @@ class scheduler_run {
     flights_.pop_front();
     if (one.fails) num_failed_ += plans_.fail_swaps(one.plan);
     maybe_abort();
-    for (finished_sequence& done : plans_.commit(one.plan, one.sampled)) {
+    std::vector<finished_sequence> finished;
+    call([&] { finished = plans_.commit(one.plan, one.sampled); });
+    for (finished_sequence& done : finished) {
       if (aborted_.contains(to_index(done.request))) return "an aborted sequence finished";
       if (!ended_.emplace(std::pair{to_index(done.request), done.sample}, std::move(done.tokens)).second) {
         return "a sequence finished twice";
@@ -256,7 +284,7 @@ class scheduler_run {
           drafts[static_cast<std::size_t>(random_.between(0, std::ssize(drafts) - 1))] = token_of(random_.next());
         }
         try {
-          plans_.propose(request_id{id}, sample, drafts);
+          call([&] { plans_.propose(request_id{id}, sample, drafts); });
         } catch (const error& refused) {
           if (refused.code() != errc::failed_precondition) throw;
         }
@@ -302,6 +330,7 @@ class scheduler_run {
   }
 
   scheduler_shape how_;
+  scheduler_caller* caller_;
   random_source random_;
   kv_cache_manager manager_;
   scheduler plans_;

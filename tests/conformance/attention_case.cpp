@@ -577,6 +577,11 @@ attention_placement placement_in_turn(const attention_case& c, std::size_t turn)
   return with_gaps;
 }
 
+arithmetic numbers_for(const tested_backend& tested, const attention_case& c) {
+  if (c.k_code || c.v_code) return tested.numbers_for_codes(c.q_type, c.out_type);
+  return tested.numbers_for(c.q_type, c.kv_type, c.out_type, c.head_dim);
+}
+
 std::string check_attention(const attention_case& c, std::size_t turn) {
   return check_attention(c, one_per_family(turn), turn);
 }
@@ -590,8 +595,7 @@ std::string check_attention(const attention_case& c, const std::vector<const tes
   for (const tested_backend* tested : backends) {
     try {
       const attention_output got = run_attention(*tested, c, contents, placement);
-      const std::string problem =
-          expectation.problem_of(got, tested->numbers_for(c.q_type, c.kv_type, c.out_type, c.head_dim));
+      const std::string problem = expectation.problem_of(got, numbers_for(*tested, c));
       if (!problem.empty()) text += tested->name + ": " + problem + " [" + describe(c) + "]\n";
     } catch (const std::exception& failure) {
       text += std::string(failure.what()) + " [" + describe(c) + "]\n";

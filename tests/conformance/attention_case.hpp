@@ -220,6 +220,9 @@ class attention_expectation {
   std::vector<reference::scalar_attention> scalar_;
 };
 
+/// How exact a backend is on a case.
+[[nodiscard]] arithmetic numbers_for(const tested_backend& tested, const attention_case& the_case);
+
 /// Oracle against these backends. Returns all complaints as text.
 [[nodiscard]] std::string check_attention(const attention_case& the_case,
                                           const std::vector<const tested_backend*>& backends, std::size_t turn = 0);

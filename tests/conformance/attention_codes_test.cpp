@@ -1,14 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention over every code: against the float64 oracle on the values that are stored, and e4m3 bit for bit against
-// float16.
+// Attention over every code: against the float64 oracle on the values that are stored, bit for bit against 16-bit types
+// on the same values, and where a NaN goes.
 #include <doctest/doctest.h>
 
 #include <bifolio/backend.hpp>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <iterator>
+#include <limits>
 #include <string>
 #include <vector>
 
 #include "conformance/attention_tables.hpp"
 #include "support/codes.hpp"
+#include "support/elements.hpp"
 #include "support/random.hpp"
 
 namespace {
@@ -78,6 +84,182 @@ TEST_CASE("e4m3 of scale 1 with float16 queries gives the bits of float16 on wha
       CHECK(problem == "");
       const attention_output b = wide.read(problem);
       CHECK(bit_difference(a, b) == "");
+    }
+  }
+}
+
+TEST_CASE("codes of scale 1 with bfloat16 queries give the bits of bfloat16 on what convert_blocks makes of them") {
+  std::int64_t num_compared[2] = {0, 0};
+  std::size_t turn = 0;
+  for (const attention_case& plain : random_cases(hash_of(test_seed(), 3), 40)) {
+    if (plain.v_in_k) continue;
+    ++turn;
+    const dtype type = turn % 3 == 0 ? dtype::e4m3 : turn % 3 == 1 ? dtype::e5m2 : dtype::i8;
+    attention_case c = with_codes(plain, {type, scale_granularity::layer}, {type, scale_granularity::layer});
+    c.values = value_kind::normal;
+    c.unit_scales = true;
+    c.q_type = c.out_type = dtype::bf16;
+    attention_case wide_case = c;
+    wide_case.k_code = wide_case.v_code = {};
+    wide_case.kv_type = dtype::bf16;
+    for (const tested_backend* tested : one_per_family(turn)) {
+      if (!tested->is_host) continue;
+      const attention_contents contents(c);
+      const attention_contents other(wide_case);
+      const attention_placement placement = placement_in_turn(c, turn);
+      attention_call coded(*tested, c, contents, placement);
+      attention_call wide(*tested, wide_case, other, placement);
+      const std::string what = tested->name + ": " + describe(c);
+      CAPTURE(what);
+      std::vector<block_copy> all;
+      for (std::int32_t i = 0; i < coded.num_blocks; ++i) all.push_back({block_id{i}, block_id{i}});
+      REQUIRE(tested->get().convert_blocks(coded.params.kv, wide.params.kv, all) == errc::ok);
+      for (const bool dots : {true, false}) {
+        coded.spec.implementation = wide.spec.implementation = dots ? "dots" : "vectors";
+        try {
+          coded.plan();
+        } catch (const error& refused) {
+          REQUIRE(dots);
+          REQUIRE(refused.code() == errc::unsupported);
+          continue;
+        }
+        wide.plan();
+        coded.reset_outputs();
+        wide.reset_outputs();
+        REQUIRE(coded.run() == errc::ok);
+        REQUIRE(wide.run() == errc::ok);
+        std::string problem;
+        const attention_output a = coded.read(problem);
+        CHECK(problem == "");
+        CHECK(bit_difference(a, wide.read(problem)) == "");
+        ++num_compared[dots ? 1 : 0];
+      }
+    }
+  }
+  CHECK(num_compared[0] > 0);
+  MESSAGE(num_compared[1], " comparisons of dots, ", num_compared[0], " of vectors");
+}
+
+TEST_CASE("a key that is alone comes out as its values, for each of the 256 codes") {
+  using g = scale_granularity;
+  for (const dtype q_type : {dtype::bf16, dtype::f32}) {
+    for (const dtype type : {dtype::e4m3, dtype::e5m2, dtype::i8, dtype::u8}) {
+      attention_case c{.what = "all codes",
+                       .num_kv_heads = 1,
+                       .head_dim = 8,
+                       .v_head_dim = 256,
+                       .q_type = q_type,
+                       .out_type = q_type,
+                       .seqs = {{1, 1}}};
+      const kv_code code{type, type == dtype::u8 ? g::token_head : g::layer};
+      c = with_codes(c, code, code);
+      c.unit_scales = true;  // and those of a row of 0 … 255 in u8 are 1 and 0
+      attention_contents contents(c);
+      std::vector<float>& given = contents.seqs[0].v_given;
+      for (std::size_t i = 0; i < 256; ++i) {
+        const auto byte = static_cast<std::uint8_t>(i);
+        float value = visit_dtype(type, [&](auto traits) -> float {
+          using stored = typename decltype(traits)::storage;
+          if constexpr (sizeof(stored) != 1) return 0.0f;
+          if constexpr (sizeof(stored) == 1) return to_float(std::bit_cast<stored>(byte));
+        });
+        if (!std::isfinite(value) || value < -max_finite(type)) value = 0;  // −128 is no code of i8
+        given[i] = value;
+      }
+      for (const tested_backend* tested : one_per_family(static_cast<std::size_t>(type))) {
+        const attention_output got = run_attention(*tested, c, contents);
+        for (std::size_t row = 0; row < 2; ++row) {
+          for (std::size_t i = 0; i < 256; ++i) {
+            CHECK_MESSAGE(got.out[row * 256 + i] == given[i], tested->name, ", ", to_string(code), ", code ", i);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("every implementation, forced by name, agrees with the oracle on codes or says why it declines") {
+  using g = scale_granularity;
+  const kv_code pairs[][2] = {{{dtype::e4m3, g::layer}, {dtype::e4m3, g::head}},
+                              {{dtype::i8, g::head}, {dtype::e5m2, g::layer}},
+                              {{dtype::e4m3, g::token_head}, {dtype::i8, g::token_head}},
+                              {{dtype::u8, g::token_head}, {dtype::u8, g::token_head}},
+                              {{dtype::bf16}, {dtype::e4m3, g::token_head}},
+                              {{dtype::i8, g::token_head}, {dtype::f16}}};
+  std::size_t turn = 0;
+  std::int64_t num_served = 0;
+  for (const attention_case& plain : random_cases(hash_of(test_seed(), 4), 48)) {
+    const auto& pair = pairs[turn % std::size(pairs)];
+    attention_case c = with_codes(plain, pair[0], pair[1]);
+    if (turn++ % 4 != 0) c.q_type = c.out_type = dtype::bf16;
+    const attention_contents contents(c);
+    const attention_expectation expected(c, contents);
+    for (const tested_backend* tested : one_per_family(turn)) {
+      if (!tested->is_host) continue;
+      for (const std::string& name : tested->get().explain({})) {
+        attention_call call(*tested, c, contents, placement_in_turn(c, turn));
+        call.spec.implementation = name;
+        try {
+          call.plan();
+        } catch (const error& refused) {
+          REQUIRE(refused.code() == errc::unsupported);
+          CHECK_MESSAGE(std::string(refused.what()).find(name) != std::string::npos, refused.what());
+          continue;
+        }
+        const errc code = call.run();
+        if (code == errc::unsupported) continue;
+        REQUIRE(code == errc::ok);
+        ++num_served;
+        std::string problem;
+        const attention_output got = call.read(problem);
+        problem += expected.problem_of(got, numbers_for(*tested, c));
+        CHECK_MESSAGE(problem.empty(), tested->name, ", ", name, ": ", problem, " [", describe(c), "]");
+      }
+    }
+  }
+  CHECK(num_served > 0);
+}
+
+TEST_CASE("a NaN in a token with scales per token spoils the rows of its head that see it, and no other") {
+  using g = scale_granularity;
+  for (const dtype q_type : {dtype::bf16, dtype::f32}) {
+    for (const dtype type : {dtype::e4m3, dtype::i8, dtype::u8}) {
+      attention_case c{.what = "codes with a bad value",
+                       .num_kv_heads = 3,
+                       .head_dim = 48,
+                       .q_type = q_type,
+                       .out_type = q_type,
+                       .seqs = {{1, 600}, {50, 80}, {1, 30}, {40, 40}, {2, 700}}};
+      c = with_codes(c, {type, g::token_head}, {type, g::token_head});
+      const attention_contents contents(c);
+      for (const tested_backend* tested : one_per_family(static_cast<std::size_t>(type))) {
+        if (!tested->is_host) continue;
+        const attention_output good = run_attention(*tested, c, contents);
+        for (const bool in_k : {true, false}) {
+          constexpr std::int32_t bad_seq = 3;
+          constexpr std::int32_t bad_position = 21;
+          constexpr std::int32_t bad_head = 1;
+          attention_contents poisoned = contents;
+          auto& seq = poisoned.seqs[bad_seq];
+          auto& given = in_k ? seq.k_given : seq.v_given;
+          given[static_cast<std::size_t>((bad_position * c.num_kv_heads + bad_head) * c.head_dim + 5)] =
+              std::numeric_limits<float>::quiet_NaN();
+          const attention_output bad = run_attention(*tested, c, poisoned);
+          std::size_t row = 0;
+          const auto dims = static_cast<std::size_t>(c.head_dim);
+          for (std::size_t s = 0; s < c.seqs.size(); ++s) {
+            for (std::int32_t t = 0; t < c.seqs[s].query_len; ++t) {
+              for (std::int32_t h = 0; h < c.num_q_heads(); ++h, ++row) {
+                const bool sees = s == bad_seq && h / c.group_size == bad_head && t >= bad_position;
+                const bool same = std::memcmp(&good.out[row * dims], &bad.out[row * dims], dims * sizeof(float)) == 0;
+                const bool spoiled = std::isnan(bad.out[row * dims]) && std::isnan(bad.out[row * dims + dims - 1]);
+                CHECK_MESSAGE((sees ? spoiled : same), tested->name, in_k ? ", K" : ", V", ", sequence ", s, ", token ",
+                              t, ", head ", h, " [", describe(c), "]");
+              }
+            }
+          }
+        }
+      }
     }
   }
 }

@@ -6,14 +6,22 @@
 #include <algorithm>
 #include <bifolio/cpu.hpp>
 #include <memory>
+#include <optional>
 
 #include "conformance/attention_tables.hpp"
+#include "support/codes.hpp"
 #include "support/random.hpp"
 
 using namespace bifolio;
 using namespace bifolio::test;
 
 namespace {
+
+void set_codes(attention_case& c, const kv_code& k, const kv_code& v) {
+  c.kv_type = dtype::f32;
+  c.k_code = k;
+  c.v_code = c.v_in_k ? k : v;
+}
 
 // Calls that take every path: several splits, tiles that end in the middle, all options.
 std::vector<attention_case> mixed_cases() {
@@ -36,6 +44,15 @@ std::vector<attention_case> mixed_cases() {
     all_options.alibi = all_options.sinks = true;
     cases.push_back(plain);
     cases.push_back(all_options);
+  }
+  // Codes: with kernels of bfloat16 throughout, and with queries that those do not take.
+  for (const dtype type : {dtype::bf16, dtype::f32}) {
+    attention_case coded = cases[type == dtype::bf16 ? 0 : 1];
+    coded.what += ", codes";
+    coded.q_type = coded.out_type = type;
+    set_codes(coded, {dtype::u8, scale_granularity::token_head}, {dtype::e4m3, scale_granularity::token_head});
+    if (type == dtype::f32) set_codes(coded, {dtype::i8, scale_granularity::head}, coded.k_code.value());
+    cases.push_back(coded);
   }
   return cases;
 }
@@ -87,7 +104,7 @@ TEST_CASE("the number of threads does not change a bit") {
   const std::vector<attention_case> cases = mixed_cases();
   const std::vector<executor_kind> kinds = threaded_executors();
   for (const cpu_isa isa : supported_isas()) {
-    for (const attention_case& c : {cases[1], cases[4]}) {
+    for (const attention_case& c : {cases[1], cases[4], cases[6]}) {
       const attention_contents contents(c);
       attention_output expected;
       const auto check = [&](const backend_options& options, const std::string& workers) {
@@ -183,7 +200,18 @@ TEST_CASE("a sequence's rows do not depend on who else is in the batch, nor on t
 }
 
 TEST_CASE("prefill in chunks of any size gives the bits of the whole") {
-  for (const dtype type : dtypes) {
+  using g = scale_granularity;
+  struct stored {
+    dtype type;
+    std::optional<kv_code> k{}, v{};
+  };
+  const std::vector<stored> formats = {{dtype::f32},
+                                       {dtype::f16},
+                                       {dtype::bf16},
+                                       {dtype::bf16, kv_code{dtype::e4m3, g::head}, kv_code{dtype::u8, g::token_head}},
+                                       {dtype::f16, kv_code{dtype::u8, g::token_head}, kv_code{dtype::i8, g::layer}}};
+  for (const stored& format : formats) {
+    const dtype type = format.type;
     for (const bool options : {false, true}) {
       attention_case whole{.what = "prefill",
                            .head_dim = 32,
@@ -193,6 +221,7 @@ TEST_CASE("prefill in chunks of any size gives the bits of the whole") {
                            .seqs = {{620, 620, 0}},
                            .deterministic = true,
                            .seed = 21};
+      if (format.k) set_codes(whole, *format.k, *format.v);
       if (options) {
         whole.window_left = 300;
         whole.soft_cap = 5;
@@ -236,6 +265,14 @@ TEST_CASE("random shapes in random chunks, among random batch mates, give the bi
     whole.what = "random chunks, round " + std::to_string(round++);
     whole.deterministic = true;
     whole.causal = true;  // without it a chunk attends to less than the whole
+    if (round % 3 == 0) {
+      const std::vector<kv_code>& codes = all_codes();
+      set_codes(whole, random.pick(codes), random.pick(codes));
+      if (whole.values == value_kind::denormal || whole.values == value_kind::max_finite) {
+        whole.values = value_kind::normal;
+      }
+      if (random.one_in(2)) whole.q_type = whole.out_type = dtype::bf16;
+    }
     whole.seqs = {{length, length, 0}};
     std::vector<std::int32_t> ends;
     for (std::int32_t at = 0; at < length;) {

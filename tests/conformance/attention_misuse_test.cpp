@@ -562,3 +562,44 @@ TEST_CASE("merge_states refuses each bad argument and writes nothing") {
     CHECK_MESSAGE(tested->get().merge_states(nothing) == errc::ok, "a merge of no tokens");
   }
 }
+
+TEST_CASE("rows of an output may touch and may not share an element, in whichever order they lie") {
+  struct strides {
+    std::int64_t tokens;
+    std::int32_t heads;
+    std::int64_t token_stride, head_stride;
+    bool overlap;
+  };
+  constexpr std::int32_t head_dim = 8;
+  constexpr strides table[] = {// The heads of a token together, then the next token's.
+                               {3, 2, 16, 8, false},
+                               {3, 2, 15, 8, true},
+                               {3, 2, 16, 7, true},
+                               {3, 2, 20, 12, false},
+                               {3, 2, 19, 12, true},
+                               // The tokens of a head together, then the next head's.
+                               {3, 2, 8, 24, false},
+                               {3, 2, 8, 23, true},
+                               {3, 2, 7, 24, true},
+                               {3, 2, 10, 28, false},
+                               {3, 2, 10, 27, true},
+                               // A stride that is never taken may be anything.
+                               {3, 1, 8, 0, false},
+                               {3, 1, 7, 0, true},
+                               {1, 2, 0, 8, false},
+                               {1, 2, 0, 7, true},
+                               {1, 1, 0, 0, false}};
+  for (const tested_backend* tested : one_per_family(0)) {
+    device_bytes in(tested->get(), bytes_of(std::vector<float>(100, 1)), sizeof(float));
+    device_bytes out(tested->get(), bytes_of(std::vector<float>(100, 2)), sizeof(float));
+    const auto* const lse = reinterpret_cast<const float*>(in.data());
+    for (const strides& one : table) {
+      CAPTURE(one.token_stride);
+      CAPTURE(one.head_stride);
+      const auto from = dense_view<const void>(in.data(), dtype::f32, one.tokens, one.heads, head_dim);
+      const tensor_view to{out.data(), dtype::f32, one.tokens, one.heads, head_dim, one.token_stride, one.head_stride};
+      CHECK(tested->get().merge_states({{from, lse}, {from, lse}, to, nullptr}) ==
+            (one.overlap ? errc::invalid_argument : errc::ok));
+    }
+  }
+}

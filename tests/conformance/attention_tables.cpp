@@ -269,6 +269,14 @@ std::vector<attention_case> value_cases() {
                    .seqs = {{1, 1}, {4, 4}},
                    .values = value_kind::max_finite});
   cases.push_back({.what = "sinks far above all logits", .seqs = usual_batch(), .scale = 1e-3f, .sinks = true});
+  for (const dtype type : dtypes) {
+    cases.push_back({.what = "a bias that hides keys and whole rows over several splits",
+                     .q_type = type,
+                     .kv_type = type,
+                     .out_type = type,
+                     .seqs = {{12, 1600}, {1, 1100}},
+                     .bias = bias_kind::masked});
+  }
   return cases;
 }
 

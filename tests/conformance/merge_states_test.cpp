@@ -141,6 +141,17 @@ TEST_CASE("two states merge as the oracle does, in any dtypes") {
   }
 }
 
+TEST_CASE("workers that share a merge leave out no row, nor do one twice") {
+  // Enough for three workers, whose shares are not equal.
+  constexpr merge_shape shape{37, 5, 1152};
+  const host_state a = random_state(dtype::f32, 185, 1152, 91);
+  const host_state b = random_state(dtype::f32, 185, 1152, 92);
+  for (const tested_backend& tested : all_backends()) {
+    const merge_verdict verdict = judge_merge(shape, a, b, merge_states_of(tested, shape, a, b));
+    CHECK_MESSAGE(verdict.problem.empty(), tested.name, ": ", verdict.problem);
+  }
+}
+
 TEST_CASE("a state that saw nothing is the identity, on both sides and whatever it holds") {
   constexpr std::int32_t head_dim = 40;
   const float nan = std::numeric_limits<float>::quiet_NaN();

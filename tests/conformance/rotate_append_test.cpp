@@ -330,9 +330,9 @@ std::vector<bad_params> all_bad_params() {
   constexpr errc bad = errc::invalid_argument;
   constexpr float inf = std::numeric_limits<float>::infinity();
   return {
-      {bad, "append", [](p& x) { x.append.kv.k = nullptr; }},
-      {bad, "append", [](p& x) { x.append.slot_mapping = nullptr; }},
-      {bad, "append", [](p& x) { x.append.v.num_tokens = 3; }},
+      {bad, "kv.k is null", [](p& x) { x.append.kv.k = nullptr; }},
+      {bad, "slot_mapping is null", [](p& x) { x.append.slot_mapping = nullptr; }},
+      {bad, "k has 4 rows and v 3", [](p& x) { x.append.v.num_tokens = 3; }},
       {bad, "rotary_dim is 7;", [](p& x) { x.rotary.rotary_dim = 7; }},
       {bad, "rotary_dim is -2;", [](p& x) { x.rotary.rotary_dim = -2; }},
       {bad, "from 0 to head_dim, 16", [](p& x) { x.rotary.rotary_dim = 18; }},
@@ -374,12 +374,12 @@ TEST_CASE("rotate_append refuses each bad argument with the code and sentence of
   for (const tested_backend& tested : all_backends()) {
     rotate_world w(tested.get());
     CAPTURE(tested.name);
-    REQUIRE_FALSE(find_problem(w.params()).has_value());
+    REQUIRE_FALSE(find_problem(w.params(), tested.get().where()).has_value());
     for (const bad_params& bad : all_bad_params()) {
       CAPTURE(bad.part);
       rotate_append_params params = w.params();
       bad.spoil(params);
-      const auto problem = find_problem(params);
+      const auto problem = find_problem(params, tested.get().where());
       REQUIRE(problem.has_value());
       CHECK(problem->code() == bad.code);
       const std::string sentence = problem->what();
@@ -416,6 +416,12 @@ TEST_CASE("positions and axes past their ends are refused on the host, and write
       device_bytes device_positions = upload_array(tested.get(), positions);
       params.rotary.positions = array_at<std::int32_t>(device_positions);
       CHECK(w.where.rotate_append(params) == (tested.is_host ? errc::out_of_range : errc::ok));
+      const auto problem = find_problem(params, tested.get().where());
+      REQUIRE(problem.has_value() == tested.is_host);
+      if (problem) {
+        const std::string sentence = "positions[0] is " + std::to_string(position) + "; the table has ";
+        CHECK(std::string(problem->what()).find(sentence) != std::string::npos);
+      }
       CHECK(w.untouched());
     }
     if (!tested.is_host) continue;
@@ -424,6 +430,9 @@ TEST_CASE("positions and axes past their ends are refused on the host, and write
     const std::vector<std::uint8_t> axes{0, 1, 2, 3, 0, 0, 0, 0};
     params.rotary.axis_of_pair = axes.data();
     CHECK(w.where.rotate_append(params) == errc::out_of_range);
+    const auto problem = find_problem(params);
+    REQUIRE(problem.has_value());
+    CHECK(std::string(problem->what()).find("axis_of_pair[3] is 3; it must be below num_axes, 3") != std::string::npos);
     std::vector<std::int64_t> past{0, 5, 12, 11};
     params = w.params();
     params.append.slot_mapping = past.data();

@@ -433,6 +433,54 @@ TEST_CASE("model files with JSON nested too deeply or a number out of range end 
   check_refused(config(std::string(60, '[') + std::string(60, ']')), "\"hidden_size\" is [[");
 }
 
+TEST_CASE("static scales of a calibration are kept in a file and give the same text from there") {
+  const std::string file = (scratch_directory() / "cli_scales.json").string();
+  const std::vector<std::string> asked = {"--model",         tiny(), "--prompt",     "a calibration",
+                                          "--temperature",   "0",    "--k-dtype",    "e4m3-head",
+                                          "--v-dtype",       "i8",   "--block-size", "4",
+                                          "--max-positions", "30"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.end(), asked.begin(), asked.end());
+    return run(more);
+  };
+  const run_result saved = with({"--save-scales", file});
+  REQUIRE_MESSAGE(saved.code == 0, saved.err);
+  std::ifstream from(file);
+  const json scales = json::parse(from);
+  CHECK(scales["k"]["code"] == "e4m3-head");
+  CHECK(scales["k"]["scales"].size() == 2);     // layers
+  CHECK(scales["k"]["scales"][1].size() == 2);  // KV heads
+  CHECK(scales["v"]["code"] == "i8");
+  CHECK(scales["v"]["scales"][1].size() == 1);
+  CHECK(with({"--scales-file", file}).out == saved.out);
+  // They are used: with others the cache holds other numbers, and the file that comes out is the one that went in.
+  json others = scales;
+  for (json& layer : others["k"]["scales"]) layer = {0.5, 0.25};
+  std::ofstream(file) << others.dump();
+  const std::string again = (scratch_directory() / "cli_scales_again.json").string();
+  CHECK(with({"--scales-file", file, "--save-scales", again}).code == 0);
+  std::ifstream kept(again);
+  CHECK(json::parse(kept) == others);
+
+  const auto refused = [&](const char* pointer, const json& value, const std::string& part) {
+    json spoilt = scales;
+    spoilt[json::json_pointer(pointer)] = value;
+    std::ofstream(file) << spoilt.dump();
+    const run_result result = with({"--scales-file", file});
+    CAPTURE(result.err);
+    CHECK(result.code == 2);
+    CHECK(result.out.empty());
+    CHECK(result.err.find(part) != std::string::npos);
+  };
+  refused("/k", nullptr, "\"k\" is missing");
+  refused("/k/code", "e4m3", "\"k.code\" is \"e4m3\", allowed is 'e4m3-head', which the cache has");
+  refused("/k/scales/1", json::array({1.0}), "allowed is a list of 2 layers of 2 scales");
+  refused("/v/scales", json::array({json::array({1.0})}), "allowed is a list of 2 layers of 1 scale");
+  for (const json& bad : {json(0), json(-1), json(1e31), json(1e-31), json("1"), json(nullptr)}) {
+    refused("/v/scales/0/0", bad, "allowed is a list for each layer of numbers from 2^-100 to 2^100");
+  }
+}
+
 TEST_CASE("a text to be scored that the model cannot take whole is refused, or cut where --max-positions says so") {
   const fs::path text = scratch_directory() / "scored.txt";
   std::ofstream(text) << std::string(100, 'x');

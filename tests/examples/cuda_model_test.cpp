@@ -290,8 +290,9 @@ TEST_CASE("on CUDA the logits of a step have the same bits for a token alone and
   class own_value final : public generate::attention_layer {
    public:
     own_value(bifolio::backend& where, bifolio::stream_ref stream) : where_(where), stream_(stream) {}
-    void run(std::int32_t, const bifolio::const_tensor_view& q, const bifolio::const_tensor_view&,
-             const bifolio::const_tensor_view&, const bifolio::tensor_view& out) override {
+    void run(std::int32_t, const generate::layer_rows& given) override {
+      const bifolio::const_tensor_view& q = given.q;
+      const bifolio::tensor_view& out = given.out;
       const auto width = static_cast<std::size_t>(out.token_stride);
       std::vector<float> rows(width * static_cast<std::size_t>(out.num_tokens));
       for (std::int64_t t = 0; t < q.num_tokens; ++t) {

@@ -4,10 +4,11 @@
 
     frameworks_test.py tokenizers <encode_strings> [<strings per kind>]
     frameworks_test.py transformers <generate>
+    frameworks_test.py latent <07_latent_attention>
 
 Each kind of tokenizer.json gives the ids and texts of the `tokenizers` package on 10^5 strings (random Unicode, code,
 spaces, emoji, many languages) over all kinds, and tiny random checkpoints of every architecture the greedy ids of
-`transformers`. Ends with 77, "skipped", where the package is not installed. BIFOLIO_FRAMEWORKS_PYTHON names another
+`transformers`; so does the absorbed latent attention of an example, with DeepSeek-V2's class in float64. Ends with 77, "skipped", where the package is not installed. BIFOLIO_FRAMEWORKS_PYTHON names another
 Python to run it. The seed is printed and may be set by
 BIFOLIO_TEST_SEED.
 """
@@ -97,15 +98,77 @@ def compare_transformers(program):
     return failures
 
 
+def compare_latent(program):
+    """The weights of a DeepseekV2ForCausalLM, dense in all layers, for the program's plain format."""
+    import struct
+
+    import torch
+    from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
+
+    seed = seed_of_run() % 10**6
+    failures = 0
+    for number, (rank, rope, heads, layers) in enumerate([(32, 8, 4, 3), (512, 64, 16, 1)]):
+        torch.manual_seed(seed + number)
+        vocab, dim, nope, value, hidden = 96, 64, 16, 24, 80
+        config = DeepseekV2Config(
+            vocab_size=vocab, hidden_size=dim, intermediate_size=hidden, num_hidden_layers=layers,
+            num_attention_heads=heads, num_key_value_heads=heads, kv_lora_rank=rank, q_lora_rank=None,
+            qk_nope_head_dim=nope, qk_rope_head_dim=rope, v_head_dim=value, head_dim=rope,
+            first_k_dense_replace=layers, max_position_embeddings=256, rms_norm_eps=1e-6, bos_token_id=None,
+            eos_token_id=None, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
+        config._attn_implementation = "eager"
+        model = DeepseekV2ForCausalLM(config).eval()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "norm" in name:
+                    parameter.copy_(1 + 0.2 * torch.randn_like(parameter))
+                else:
+                    parameter.normal_(0, (4.0 if "embed" in name or "lm_head" in name else 1.4) / parameter.shape[1]**0.5)
+        prompt = torch.randint(0, vocab, (1, 19)).tolist()[0]
+        double = model.double()
+        ids, margins = list(prompt), []
+        with torch.no_grad():
+            for _ in range(32):
+                best = double(torch.tensor([ids])).logits[0, -1].topk(2)
+                margins.append(float(best.values[0] - best.values[1]))
+                ids.append(int(best.indices[0]))
+        # Some of the class's steps are float32 whatever its weights are; a tie would say nothing.
+        sure = next((i for i, margin in enumerate(margins) if margin < 1e-3), len(margins))
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "model.bin"
+            w = model.float().state_dict()
+            names = ["model.embed_tokens.weight"]
+            for l in range(layers):
+                names += [f"model.layers.{l}.{part}.weight" for part in (
+                    "input_layernorm", "self_attn.q_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.kv_a_layernorm",
+                    "self_attn.kv_b_proj", "self_attn.o_proj", "post_attention_layernorm", "mlp.gate_proj",
+                    "mlp.up_proj", "mlp.down_proj")]
+            names += ["model.norm.weight", "lm_head.weight"]
+            with path.open("wb") as file:
+                file.write(struct.pack("<9i", vocab, dim, layers, heads, rank, nope, rope, value, hidden))
+                for name in names:
+                    file.write(w[name].contiguous().numpy().astype("<f4").tobytes())
+            run = subprocess.run([program, str(path)] + [str(i) for i in prompt], capture_output=True, text=True)
+        got = [int(i) for i in run.stdout.split()]
+        expected = ids[len(prompt):]
+        same = run.returncode == 0 and sure >= 8 and got[:sure] == expected[:sure]
+        print(f"rank {rank} + {rope}: {sure} of {len(expected)} ids compared: {'the same' if same else 'DIFFERENT'}",
+              flush=True)
+        if not same:
+            failures += 1
+            print(f"  ended with {run.returncode}: {run.stderr}\n  expected {expected}\n  got {got}")
+    return failures
+
+
 def main():
-    if len(sys.argv) < 3 or sys.argv[1] not in ("tokenizers", "transformers"):
+    if len(sys.argv) < 3 or sys.argv[1] not in ("tokenizers", "transformers", "latent"):
         print(__doc__, file=sys.stderr)
         return 2
     wanted = os.environ.pop("BIFOLIO_FRAMEWORKS_PYTHON", None)
     if wanted:
         os.execvp(wanted, [wanted] + sys.argv)
     package, program = sys.argv[1], sys.argv[2]
-    needed = [package] if package == "tokenizers" else ["torch", package]
+    needed = [package] if package == "tokenizers" else ["torch", "transformers"]
     for name in needed:
         try:
             __import__(name)
@@ -114,6 +177,8 @@ def main():
             return SKIPPED
     if package == "tokenizers":
         failures = compare_tokenizers(program, int(sys.argv[3]) if len(sys.argv) > 3 else 12500)
+    elif package == "latent":
+        failures = compare_latent(program)
     else:
         failures = compare_transformers(program)
     print(f"{failures} failures")

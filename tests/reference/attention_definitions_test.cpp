@@ -219,6 +219,25 @@ TEST_CASE("states combined in any parts, and finished, are the oracle's attentio
   }
 }
 
+TEST_CASE("states whose every key is at minus infinity weigh nothing, joined with each other and with others") {
+  double m = -infinity, l = 0;
+  const auto nothing = attn::combine_state<double_math>(m, l, -infinity, 0.0);
+  CHECK(m == -infinity);
+  CHECK(l == 0);
+  CHECK(nothing.total == 0);
+  CHECK(nothing.partial == 0);
+  const auto first = attn::combine_state<double_math>(m, l, 3.0, 2.0);
+  CHECK(m == 3);
+  CHECK(l == 2);
+  CHECK(first.total == 0);
+  CHECK(first.partial == 1);
+  const auto last = attn::combine_state<double_math>(m, l, -infinity, 0.0);
+  CHECK(m == 3);
+  CHECK(l == 2);
+  CHECK(last.total == 1);
+  CHECK(last.partial == 0);
+}
+
 TEST_CASE("an empty state is not looked at, whatever its accumulator holds") {
   partial_state total{2.0, 3.0, {5.0}};
   combine(total, {-infinity, 0.0, {std::numeric_limits<double>::quiet_NaN()}});

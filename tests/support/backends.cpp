@@ -135,6 +135,17 @@ arithmetic tested_backend::numbers_for(dtype q_type, dtype kv_type, dtype out_ty
   return f32;
 }
 
+arithmetic tested_backend::numbers_for_codes(dtype q_type, dtype out_type) const {
+  arithmetic f32;
+  if (!is_host || q_type != dtype::bf16 || out_type != dtype::bf16) return f32;
+  constexpr auto to = static_cast<std::size_t>(dtype::f32);
+  constexpr auto from = static_cast<std::size_t>(dtype::bf16);
+  f32.unit_probability[to] = numbers.unit_probability[from];
+  f32.dims_together[to] = numbers.dims_together[from];
+  f32.flushed[to] = numbers.flushed[from];
+  return f32;
+}
+
 arithmetic numbers_of(cpu_isa isa, dtype q_type, dtype kv_type, dtype out_type) {
   if (q_type != kv_type || out_type != kv_type) return {};
   backend_options options;

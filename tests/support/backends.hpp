@@ -50,6 +50,9 @@ struct tested_backend {
   /// products take queries, KV and output of one dtype, tensor cores only some shapes; everything else is held to
   /// float32's bound.
   [[nodiscard]] arithmetic numbers_for(dtype q_type, dtype kv_type, dtype out_type, std::int32_t head_dim) const;
+  /// The same for a cache of codes, whose values are float32: kernels of bfloat16 may compute those of bfloat16 queries
+  /// and outputs.
+  [[nodiscard]] arithmetic numbers_for_codes(dtype q_type, dtype out_type) const;
 };
 
 /// Opens a backend and says how exact it is; nothing when this build or machine does not have it. Throws what

@@ -8,6 +8,7 @@
 #include <bifolio/buffer.hpp>
 #include <bifolio/cuda.hpp>
 #include <cstddef>
+#include <numeric>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -156,8 +157,8 @@ class cuda_llama final : public model_runner {
                              normed_.as<float>(), stream_.get()),
             "RMSNorm");
   }
-  /// Of the rows of q, k and v: adds their biases, normalises the heads of q and k, and rotates those.
-  void finish_qkv(std::int32_t index, const std::int32_t* positions, std::int64_t num_tokens);
+  /// The tables of RoPE for every kind of layers, a row for each token.
+  void prepare_rotations(const std::int32_t* positions, std::int64_t num_tokens);
   void attend(std::int32_t layer, std::int64_t num_tokens, attention_layer& attention);
   /// x_ += what a matrix makes of `from`, with a bias and normalised where the layer has these.
   void add_to_stream(const device_matrix& matrix, const buffer& from, const buffer& bias, const buffer& post_norm,
@@ -178,7 +179,8 @@ class cuda_llama final : public model_runner {
   buffer frequencies_;        // [num_kinds, head_dim / 2]
 
   // Kept between calls; rows go on to a multiple of tile_tokens.
-  buffer host_inputs_, inputs_;  // int32: tokens, positions, rows of logits
+  buffer host_inputs_, inputs_;  // int32: tokens, positions, rows of the tables below, rows of logits
+  buffer rotations_;             // [num_kinds, num_tokens, head_dim]: cosines, then sines
   buffer x_;                     // [num_tokens, dim], the residual stream
   buffer normed_;                // [num_tokens, dim]
   buffer qkv_;                   // [num_tokens, q_dim + 2 · kv_dim]
@@ -219,8 +221,7 @@ cuda_llama::cuda_llama(const checkpoint& model, bifolio::backend& where, bifolio
 /// step.
 void cuda_llama::warm_up() {
   class no_attention final : public attention_layer {
-    void run(std::int32_t, const bifolio::const_tensor_view&, const bifolio::const_tensor_view&,
-             const bifolio::const_tensor_view&, const bifolio::tensor_view&) override {}
+    void run(std::int32_t, const layer_rows&) override {}
   } attention;
   const token_id token{0};
   const std::int32_t zero = 0;
@@ -266,7 +267,7 @@ void cuda_llama::grow(buffer& held, std::int64_t num_elements, std::size_t eleme
 
 void cuda_llama::upload_inputs(std::span<const token_id> tokens, std::span<const std::int32_t> positions,
                                std::span<const std::int32_t> logits_rows) {
-  const std::size_t count = 2 * tokens.size() + logits_rows.size();
+  const std::size_t count = 3 * tokens.size() + logits_rows.size();
   if (host_inputs_.num_bytes() < count * sizeof(std::int32_t)) {
     host_inputs_ = buffer(where_->staging_memory(), count * sizeof(std::int32_t));
     inputs_ = buffer(where_->memory(), count * sizeof(std::int32_t));
@@ -274,7 +275,8 @@ void cuda_llama::upload_inputs(std::span<const token_id> tokens, std::span<const
   auto* to = host_inputs_.as<std::int32_t>();
   for (const token_id token : tokens) *to++ = to_index(token);
   to = std::copy(positions.begin(), positions.end(), to);
-  std::copy(logits_rows.begin(), logits_rows.end(), to);
+  std::iota(to, to + tokens.size(), 0);
+  std::copy(logits_rows.begin(), logits_rows.end(), to + tokens.size());
   require(where_->upload(inputs_.data(), host_inputs_.data(), count * sizeof(std::int32_t), stream()),
           "uploading tokens");
 }
@@ -285,23 +287,30 @@ void cuda_llama::attend(std::int32_t layer, std::int64_t num_tokens, attention_l
   const std::int64_t kv_dim = c.kv_dim();
   // Views into the fused projection: bifolio takes rows at any stride, so q, k and v are never copied apart.
   const auto part = [&](std::int64_t offset, std::int32_t num_heads) {
-    return bifolio::const_tensor_view{qkv_.as<float>() + offset, bifolio::dtype::f32, num_tokens, num_heads, c.head_dim,
-                                      q_dim + 2 * kv_dim,        c.head_dim};
+    return bifolio::tensor_view{qkv_.as<float>() + offset, bifolio::dtype::f32, num_tokens, num_heads, c.head_dim,
+                                q_dim + 2 * kv_dim,        c.head_dim};
   };
   const bool narrow = query_type_ != bifolio::dtype::f32;
-  bifolio::const_tensor_view q = part(0, c.num_q_heads);
+  const auto index = static_cast<std::size_t>(layer);
+  const device_layer& weights = layers_[index];
+  layer_rows rows;
+  rows.q_out = part(0, c.num_q_heads);
+  rows.q = as_const(rows.q_out);
+  rows.k = as_const(part(q_dim, c.num_kv_heads));
+  rows.v = as_const(part(q_dim + kv_dim, c.num_kv_heads));
   if (narrow) {
-    require(launch_narrow(qkv_.as<float>(), q_dim + 2 * kv_dim, num_tokens, q_dim, query_type_, narrow_q_.data(),
-                          stream_.get()),
-            "rounding queries");
-    q = bifolio::as_const(
-        bifolio::dense_view<void>(narrow_q_.data(), query_type_, num_tokens, c.num_q_heads, c.head_dim));
+    rows.q_out = bifolio::dense_view<void>(narrow_q_.data(), query_type_, num_tokens, c.num_q_heads, c.head_dim);
   }
   void* const out = narrow ? narrow_attended_.data() : attended_.data();
-  const auto index = static_cast<std::size_t>(layer);
+  rows.out = bifolio::dense_view<void>(out, query_type_, num_tokens, c.num_q_heads, c.head_dim);
+  rows.rotary.pairing = c.rope;
+  rows.rotary.rotary_dim = c.head_dim;
+  rows.rotary.cos_sin = rotations_.as<float>() + static_cast<std::int64_t>(c.kind_of(layer)) * num_tokens * c.head_dim;
+  rows.rotary.num_positions = num_tokens;
+  rows.rotary.positions = inputs_.as<std::int32_t>() + 2 * num_tokens;
+  rows.norm = {weights.q_norm.as<float>(), weights.k_norm.as<float>(), c.norm_epsilon};
   require(cudaEventRecord(layer_events_[2 * index].get(), stream_.get()), "an event");
-  attention.run(layer, q, part(q_dim, c.num_kv_heads), part(q_dim + kv_dim, c.num_kv_heads),
-                bifolio::dense_view<void>(out, query_type_, num_tokens, c.num_q_heads, c.head_dim));
+  attention.run(layer, rows);
   require(cudaEventRecord(layer_events_[2 * index + 1].get(), stream_.get()), "an event");
   if (narrow) {
     require(launch_widen(out, num_tokens * q_dim, query_type_, attended_.as<float>(), stream_.get()),
@@ -309,28 +318,13 @@ void cuda_llama::attend(std::int32_t layer, std::int64_t num_tokens, attention_l
   }
 }
 
-void cuda_llama::finish_qkv(std::int32_t index, const std::int32_t* positions, std::int64_t num_tokens) {
-  const model_config& c = config_;
-  const device_layer& layer = layers_[static_cast<std::size_t>(index)];
-  const std::int64_t qkv_dim = c.q_dim() + 2 * std::int64_t{c.kv_dim()};
-  auto* const qkv = qkv_.as<float>();
-  const cudaStream_t queue = stream_.get();
-  if (layer.qkv_bias.num_bytes() > 0) {
-    require(launch_add_bias(qkv, layer.qkv_bias.as<float>(), num_tokens, qkv_dim, queue), "the biases of q, k and v");
+void cuda_llama::prepare_rotations(const std::int32_t* positions, std::int64_t num_tokens) {
+  const std::int32_t head_dim = config_.head_dim;
+  for (std::int64_t kind = 0; kind < std::ssize(config_.kinds); ++kind) {
+    require(launch_angles(positions, frequencies_.as<float>() + kind * (head_dim / 2), num_tokens, head_dim,
+                          rotations_.as<float>() + kind * num_tokens * head_dim, stream_.get()),
+            "RoPE");
   }
-  if (layer.q_norm.num_bytes() > 0) {
-    require(launch_normalise_heads(qkv, qkv_dim, layer.q_norm.as<float>(), c.norm_epsilon, num_tokens, c.num_q_heads,
-                                   c.head_dim, queue),
-            "RMSNorm of queries");
-    require(launch_normalise_heads(qkv + c.q_dim(), qkv_dim, layer.k_norm.as<float>(), c.norm_epsilon, num_tokens,
-                                   c.num_kv_heads, c.head_dim, queue),
-            "RMSNorm of keys");
-  }
-  // The heads of q and those of k are next to one another.
-  const float* frequencies = frequencies_.as<float>() + static_cast<std::int64_t>(c.kind_of(index)) * (c.head_dim / 2);
-  require(launch_rotate(qkv, qkv_dim, positions, frequencies, num_tokens, c.num_q_heads + c.num_kv_heads, c.head_dim,
-                        c.rope, queue),
-          "RoPE");
 }
 
 void cuda_llama::add_to_stream(const device_matrix& matrix, const buffer& from, const buffer& bias,
@@ -369,6 +363,7 @@ std::span<const float> cuda_llama::forward(std::span<const token_id> tokens, std
   grow(hidden_, room * c.hidden_dim);
   grow(added_, room * c.dim);
   grow(logits_, padded(num_rows) * c.vocab_size);
+  grow(rotations_, std::ssize(c.kinds) * n * c.head_dim);
   upload_inputs(tokens, positions, logits_rows);
   const auto* token_ids = inputs_.as<std::int32_t>();
   const cudaStream_t queue = stream_.get();
@@ -376,11 +371,15 @@ std::span<const float> cuda_llama::forward(std::span<const token_id> tokens, std
   require(launch_embed(embedding_.weights.as<float>(), token_ids, n, padded(n), c.dim, c.embedding_scale,
                        x_.as<float>(), queue),
           "the embedding");
+  prepare_rotations(token_ids + n, n);
   for (std::int32_t l = 0; l < c.num_layers; ++l) {
     const device_layer& layer = layers_[static_cast<std::size_t>(l)];
     normalise(layer.attention_norm, n);
     multiply(layer.qkv, normed_, n, qkv_, false);
-    finish_qkv(l, token_ids + n, n);
+    if (layer.qkv_bias.num_bytes() > 0) {
+      require(launch_add_bias(qkv_.as<float>(), layer.qkv_bias.as<float>(), n, qkv_dim, queue),
+              "the biases of q, k and v");
+    }
     attend(l, n, attention);
     add_to_stream(layer.attention_out, attended_, layer.attention_out_bias, layer.attention_post_norm, n);
 
@@ -391,7 +390,7 @@ std::span<const float> cuda_llama::forward(std::span<const token_id> tokens, std
   }
 
   // Only the rows that somebody samples from pay for the vocabulary.
-  require(launch_normalise(x_.as<float>(), token_ids + 2 * n, final_norm_.as<float>(), c.norm_epsilon, num_rows, c.dim,
+  require(launch_normalise(x_.as<float>(), token_ids + 3 * n, final_norm_.as<float>(), c.norm_epsilon, num_rows, c.dim,
                            normed_.as<float>(), queue),
           "RMSNorm");
   multiply(c.tied_classifier ? embedding_ : classifier_, normed_, num_rows, logits_, false);

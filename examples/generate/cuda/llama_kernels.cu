@@ -43,21 +43,6 @@ __global__ void normalise_kernel(const float* __restrict__ x, const std::int32_t
   }
 }
 
-/// One warp per head of a token.
-__global__ void normalise_heads_kernel(float* __restrict__ heads, std::int64_t row_stride,
-                                       const float* __restrict__ weight, float epsilon, std::int64_t num_items,
-                                       std::int32_t num_heads, std::int32_t head_dim) {
-  const std::int64_t item = std::int64_t{blockIdx.x} * num_warps + threadIdx.x / 32;
-  if (item >= num_items) return;
-  const auto lane = static_cast<std::int32_t>(threadIdx.x % 32);
-  float* head = heads + item / num_heads * row_stride + item % num_heads * head_dim;
-  float squares = 0;
-  for (std::int32_t i = lane; i < head_dim; i += 32) squares += head[i] * head[i];
-  for (int distance = 16; distance > 0; distance /= 2) squares += __shfl_xor_sync(0xffffffffu, squares, distance);
-  const float scale = 1.0f / sqrtf(squares / static_cast<float>(head_dim) + epsilon);
-  for (std::int32_t i = lane; i < head_dim; i += 32) head[i] = weight[i] * (scale * head[i]);
-}
-
 __global__ void add_bias_kernel(float* __restrict__ rows, const float* __restrict__ bias, std::int64_t num_items,
                                 std::int64_t width) {
   const std::int64_t item = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
@@ -69,24 +54,15 @@ __global__ void soft_cap_kernel(float* __restrict__ x, std::int64_t num_items, f
   if (item < num_items) x[item] = cap * tanhf(x[item] / cap);
 }
 
-/// One thread for a pair of a head of a token. Each computes its angle anew: a loop over the heads, which share it,
-/// waits longer for memory.
-__global__ void rotate_kernel(float* __restrict__ heads, std::int64_t row_stride,
-                              const std::int32_t* __restrict__ positions, const float* __restrict__ frequencies,
-                              std::int64_t num_pairs, std::int32_t num_heads, std::int32_t head_dim, bool neighbours) {
+/// One thread for a pair of a token.
+__global__ void angles_kernel(const std::int32_t* __restrict__ positions, const float* __restrict__ frequencies,
+                              std::int64_t num_pairs, std::int32_t half, float* __restrict__ table) {
   const std::int64_t item = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (item >= num_pairs) return;
-  const std::int32_t half = head_dim / 2;
-  const auto i = static_cast<std::int32_t>(item % half);
-  const std::int64_t token = item / half / num_heads;
-  float* head = heads + token * row_stride + item / half % num_heads * head_dim;
-  float& a = neighbours ? head[2 * i] : head[i];
-  float& b = neighbours ? head[2 * i + 1] : head[i + half];
-  float sine, cosine;
-  sincosf(static_cast<float>(positions[token]) * frequencies[i], &sine, &cosine);
-  const float turned = a * cosine - b * sine;
-  b = a * sine + b * cosine;
-  a = turned;
+  const std::int64_t token = item / half;
+  const std::int64_t pair = item - token * half;
+  float* const row = table + token * 2 * half;
+  sincosf(static_cast<float>(positions[token]) * frequencies[pair], row + half + pair, row + pair);
 }
 
 template <activation Kind>
@@ -109,28 +85,12 @@ template <class Storage>
 struct storage;
 template <>
 struct storage<__half> {
-  static constexpr float largest = 65504.0f;
-  static __device__ __half narrow(float x) { return __float2half_rn(x); }
   static __device__ float widen(__half x) { return __half2float(x); }
 };
 template <>
 struct storage<__nv_bfloat16> {
-  static constexpr float largest = 0x1.fep127f;
-  static __device__ __nv_bfloat16 narrow(float x) { return __float2bfloat16_rn(x); }
   static __device__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
 };
-
-template <class Storage>
-__global__ void narrow_kernel(const float* __restrict__ rows, std::int64_t row_stride, std::int64_t num_items,
-                              std::int64_t width, Storage* __restrict__ out) {
-  const std::int64_t item = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (item >= num_items) return;
-  const std::int64_t row = item / width;
-  const float x = rows[row * row_stride + (item - row * width)];
-  const bool finite = fabsf(x) <= 0x1.fffffep127f;
-  constexpr float most = storage<Storage>::largest;
-  out[item] = storage<Storage>::narrow(finite ? fminf(fmaxf(x, -most), most) : x);
-}
 
 template <class Storage>
 __global__ void widen_kernel(const Storage* __restrict__ in, std::int64_t num_items, float* __restrict__ out) {
@@ -161,16 +121,6 @@ cudaError_t launch_normalise_and_add(const float* x, const float* weight, float 
   return cudaGetLastError();
 }
 
-cudaError_t launch_normalise_heads(float* heads, std::int64_t row_stride, const float* weight, float epsilon,
-                                   std::int64_t num_tokens, std::int32_t num_heads, std::int32_t head_dim,
-                                   cudaStream_t stream) {
-  const std::int64_t num_items = num_tokens * num_heads;
-  if (num_items == 0) return cudaSuccess;
-  normalise_heads_kernel<<<grid_of(num_items, num_warps), row_threads, 0, stream>>>(heads, row_stride, weight, epsilon,
-                                                                                    num_items, num_heads, head_dim);
-  return cudaGetLastError();
-}
-
 cudaError_t launch_add_bias(float* rows, const float* bias, std::int64_t num_rows, std::int64_t width,
                             cudaStream_t stream) {
   const std::int64_t num_items = num_rows * width;
@@ -185,14 +135,13 @@ cudaError_t launch_soft_cap(float* x, std::int64_t count, float cap, cudaStream_
   return cudaGetLastError();
 }
 
-cudaError_t launch_rotate(float* heads, std::int64_t row_stride, const std::int32_t* positions,
-                          const float* frequencies, std::int64_t num_tokens, std::int32_t num_heads,
-                          std::int32_t head_dim, rope_pairs pairs, cudaStream_t stream) {
-  const std::int64_t num_pairs = num_tokens * num_heads * (head_dim / 2);
+cudaError_t launch_angles(const std::int32_t* positions, const float* frequencies, std::int64_t num_tokens,
+                          std::int32_t head_dim, float* table, cudaStream_t stream) {
+  const std::int32_t half = head_dim / 2;
+  const std::int64_t num_pairs = num_tokens * half;
   if (num_pairs == 0) return cudaSuccess;
-  constexpr int threads = 128;
-  rotate_kernel<<<grid_of(num_pairs, threads), threads, 0, stream>>>(
-      heads, row_stride, positions, frequencies, num_pairs, num_heads, head_dim, pairs == rope_pairs::neighbours);
+  angles_kernel<<<grid_of(num_pairs, row_threads), row_threads, 0, stream>>>(positions, frequencies, num_pairs, half,
+                                                                             table);
   return cudaGetLastError();
 }
 
@@ -207,29 +156,6 @@ cudaError_t launch_gate(const float* gate_up, activation kind, std::int64_t num_
       break;
     case activation::gelu_tanh:
       gate_kernel<activation::gelu_tanh><<<grid, row_threads, 0, stream>>>(gate_up, num_items, hidden_dim, hidden);
-      break;
-  }
-  return cudaGetLastError();
-}
-
-cudaError_t launch_narrow(const float* rows, std::int64_t row_stride, std::int64_t num_rows, std::int64_t width,
-                          bifolio::dtype type, void* out, cudaStream_t stream) {
-  const std::int64_t num_items = num_rows * width;
-  if (num_items == 0) return cudaSuccess;
-  const unsigned grid = grid_of(num_items, row_threads);
-  switch (type) {
-    case bifolio::dtype::f32:
-    case bifolio::dtype::e4m3:
-    case bifolio::dtype::e5m2:
-    case bifolio::dtype::i8:
-    case bifolio::dtype::u8:
-      return cudaErrorInvalidValue;
-    case bifolio::dtype::f16:
-      narrow_kernel<<<grid, row_threads, 0, stream>>>(rows, row_stride, num_items, width, static_cast<__half*>(out));
-      break;
-    case bifolio::dtype::bf16:
-      narrow_kernel<<<grid, row_threads, 0, stream>>>(rows, row_stride, num_items, width,
-                                                      static_cast<__nv_bfloat16*>(out));
       break;
   }
   return cudaGetLastError();

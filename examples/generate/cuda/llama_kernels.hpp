@@ -27,12 +27,6 @@ cudaError_t launch_normalise(const float* x, const std::int32_t* rows, const flo
 cudaError_t launch_normalise_and_add(const float* x, const float* weight, float epsilon, std::int64_t num_rows,
                                      std::int32_t dim, float* out, cudaStream_t stream);
 
-/// RMSNorm, in place, of each of the first num_heads heads of each row: weight [head_dim]. Rows are `row_stride`
-/// elements apart.
-cudaError_t launch_normalise_heads(float* heads, std::int64_t row_stride, const float* weight, float epsilon,
-                                   std::int64_t num_tokens, std::int32_t num_heads, std::int32_t head_dim,
-                                   cudaStream_t stream);
-
 /// rows[t] += bias; dense rows of `width` elements.
 cudaError_t launch_add_bias(float* rows, const float* bias, std::int64_t num_rows, std::int64_t width,
                             cudaStream_t stream);
@@ -40,20 +34,14 @@ cudaError_t launch_add_bias(float* rows, const float* bias, std::int64_t num_row
 /// x = cap · tanh(x / cap), in place.
 cudaError_t launch_soft_cap(float* x, std::int64_t count, float cap, cudaStream_t stream);
 
-/// RoPE, in place: turns the pairs of the first num_heads heads of each row by positions[t] · frequencies[i], i
-/// counting pairs. Rows are `row_stride` elements apart, heads head_dim.
-cudaError_t launch_rotate(float* heads, std::int64_t row_stride, const std::int32_t* positions,
-                          const float* frequencies, std::int64_t num_tokens, std::int32_t num_heads,
-                          std::int32_t head_dim, rope_pairs pairs, cudaStream_t stream);
+/// RoPE's table of these tokens: table[t] = the cosines of positions[t] · frequencies[i], i counting pairs, then the
+/// sines; head_dim floats.
+cudaError_t launch_angles(const std::int32_t* positions, const float* frequencies, std::int64_t num_tokens,
+                          std::int32_t head_dim, float* table, cudaStream_t stream);
 
 /// hidden = activation(gate) · up; gate_up [num_tokens, 2 · hidden_dim] holds gate, then up.
 cudaError_t launch_gate(const float* gate_up, activation kind, std::int64_t num_tokens, std::int32_t hidden_dim,
                         float* hidden, cudaStream_t stream);
-
-/// out[t] = the first `width` elements of rows[t] in a 16-bit `type`, dense, rounded to nearest even, finite numbers
-/// saturating. Rows are `row_stride` elements apart.
-cudaError_t launch_narrow(const float* rows, std::int64_t row_stride, std::int64_t num_rows, std::int64_t width,
-                          bifolio::dtype type, void* out, cudaStream_t stream);
 
 /// out = in, `count` elements of a 16-bit `type`, as float32.
 cudaError_t launch_widen(const void* in, std::int64_t count, bifolio::dtype type, float* out, cudaStream_t stream);

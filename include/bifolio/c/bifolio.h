@@ -183,6 +183,26 @@ typedef struct bifolio_attention_params {
 } bifolio_attention_params;
 BIFOLIO_C_API bifolio_status bifolio_attention_params_init(bifolio_attention_params* params, size_t size);
 
+/* What rotate_append does besides storing k and v; as rotate_append.hpp. Pointers are of the device. */
+typedef struct bifolio_rotate_params {
+  size_t size;
+  bifolio_tensor q;     /* no heads: no queries */
+  bifolio_tensor q_out; /* may be q */
+  int32_t neighbours;   /* pairs of dims: 0 halves (neox), 1 neighbours (gptj) */
+  int32_t rotary_dim;   /* 0: nothing is rotated */
+  int32_t rotary_offset;
+  int32_t num_axes;            /* 1 by _init */
+  const float* cos_sin;        /* [num_positions, rotary_dim]: cosines, then sines */
+  int64_t num_positions;
+  const int32_t* positions;    /* [num_axes, num_tokens] */
+  const uint8_t* axis_of_pair; /* [rotary_dim / 2], or null: 0 */
+  const float* q_norm;         /* [head_dim of K], or null: none */
+  const float* k_norm;
+  float norm_epsilon;          /* 1e-6 by _init */
+  int32_t reserved;            /* 0 */
+} bifolio_rotate_params;
+BIFOLIO_C_API bifolio_status bifolio_rotate_params_init(bifolio_rotate_params* params, size_t size);
+
 /* A step's flat arrays; as step_batch_view in step.hpp. */
 typedef struct bifolio_batch_view {
   int32_t num_seqs;
@@ -246,6 +266,10 @@ BIFOLIO_C_API bifolio_status bifolio_engine_upload(bifolio_engine engine, bifoli
 BIFOLIO_C_API bifolio_status bifolio_engine_append(bifolio_engine engine, int32_t layer, const bifolio_tensor* k,
                                                    const bifolio_tensor* v, const int64_t* slot_mapping,
                                                    bifolio_stream stream);
+BIFOLIO_C_API bifolio_status bifolio_engine_rotate_append(bifolio_engine engine, int32_t layer,
+                                                          const bifolio_rotate_params* params, const bifolio_tensor* k,
+                                                          const bifolio_tensor* v, const int64_t* slot_mapping,
+                                                          bifolio_stream stream);
 BIFOLIO_C_API bifolio_status bifolio_engine_gather(bifolio_engine engine, int32_t layer, const bifolio_tensor* k,
                                                    const bifolio_tensor* v, const int64_t* slot_mapping,
                                                    bifolio_stream stream);
@@ -548,6 +572,9 @@ BIFOLIO_C_API bifolio_status bifolio_step_attend_with(bifolio_step step, int32_t
                                                       const bifolio_tensor* v);
 BIFOLIO_C_API bifolio_status bifolio_step_append(bifolio_step step, int32_t layer, const bifolio_tensor* k,
                                                  const bifolio_tensor* v);
+BIFOLIO_C_API bifolio_status bifolio_step_rotate_append(bifolio_step step, int32_t layer,
+                                                        const bifolio_rotate_params* params, const bifolio_tensor* k,
+                                                        const bifolio_tensor* v);
 BIFOLIO_C_API bifolio_status bifolio_step_attention(bifolio_step step, int32_t layer,
                                                     const bifolio_attention_params* params);
 /* num_accepted [num_rows], or null: all tokens. The handle is destroyed when the call succeeds. */

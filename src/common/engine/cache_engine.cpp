@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <bifolio/cache_engine.hpp>
 #include <bifolio/error.hpp>
+#include <bifolio/rotate_append.hpp>
 #include <bit>
 #include <cstdio>
 #include <cstring>
@@ -363,6 +364,14 @@ errc cache_engine::append(std::int32_t layer, const const_tensor_view& k, const 
   const auto index = static_cast<std::size_t>(layer);
   if (layer < 0 || index >= layers_.size()) return errc::out_of_range;
   return backend_->append({layers_[index], k, v, slot_mapping}, stream);
+}
+
+errc cache_engine::rotate_append(std::int32_t layer, const rotate_append_params& params, stream_ref stream) noexcept {
+  const auto index = static_cast<std::size_t>(layer);
+  if (layer < 0 || index >= layers_.size()) return errc::out_of_range;
+  rotate_append_params whole = params;
+  whole.append.kv = layers_[index];
+  return backend_->rotate_append(whole, stream);
 }
 
 errc cache_engine::copy_blocks(std::span<const block_copy> copies, stream_ref stream) noexcept {

@@ -2,10 +2,12 @@
 /// Sentences for what the calls of a layer return as a code.
 
 #include <bifolio/backend.hpp>
+#include <bifolio/rotate_append.hpp>
 
 #include "common/base/refuse.hpp"
 #include "common/engine/validate_attention.hpp"
 #include "common/engine/validate_cache.hpp"
+#include "common/engine/validate_rotate.hpp"
 
 namespace bifolio {
 namespace {
@@ -29,6 +31,13 @@ std::optional<error> find_problem(const append_params& params, device where) {
   return explain([&](std::string* sentence) {
     return where.type == device_type::cpu ? validate::append(params, sentence)
                                           : validate::append_on_device(params, sentence);
+  });
+}
+
+std::optional<error> find_problem(const rotate_append_params& params, device where) {
+  return explain([&](std::string* sentence) {
+    const errc code = validate::rotate_append(params, sentence);
+    return code == errc::ok && where.type == device_type::cpu ? validate::rotate_append_arrays(params, sentence) : code;
   });
 }
 

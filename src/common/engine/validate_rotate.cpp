@@ -100,11 +100,9 @@ errc check_overlap(const rotate_append_params& params, const footprint& q, const
   return apart(q, other) && apart(q_out, other) ? errc::ok : collide("queries and the V plane of the cache");
 }
 
-errc check_all(const rotate_append_params& params, const refusal& refuse) {
+/// All but `params.append`, which has been checked.
+errc check_rest(const rotate_append_params& params, const refusal& refuse) {
   const append_params& stored = params.append;
-  if (const errc code = append_on_device(stored); code != errc::ok) {
-    return refuse(code, "the cache, the rows of k and v or slot_mapping in `append` are what backend::append refuses");
-  }
   const std::int32_t head_dim = stored.kv.layout.k.head_dim;
   if (head_dim > largest_rotated_head_dim) {
     return refuse(errc::unsupported, "head_dim of K is ", head_dim, "; rotate_append takes heads of up to ",
@@ -148,34 +146,28 @@ errc check_all(const rotate_append_params& params, const refusal& refuse) {
 
 }  // namespace
 
-errc rotate_append(const rotate_append_params& params, std::string* sentence) noexcept {
-  return check_all(params, refusal(sentence));
+errc rotate_append(const rotate_append_params& params, std::string* sentence) {
+  const errc code = append_on_device(params.append, sentence);
+  return code == errc::ok ? check_rest(params, refusal(sentence)) : code;
 }
 
-errc rotate_append_arrays(const rotate_append_params& params) noexcept {
-  if (const errc code = append(params.append); code != errc::ok) return code;
+errc rotate_append_arrays(const rotate_append_params& params, std::string* sentence) {
+  if (const errc code = append(params.append, sentence); code != errc::ok) return code;
+  const refusal refuse(sentence);
   const rotary_params& rotary = params.rotary;
-  if (rotary.rotary_dim == 0) return errc::ok;
+  if (rotary.rotary_dim == 0 || params.append.k.num_tokens == 0) return errc::ok;
   const std::int64_t num_entries = rotary.num_axes * params.append.k.num_tokens;
-  bool outside = false;
   for (std::int64_t i = 0; i < num_entries; ++i) {
-    outside |= rotary.positions[i] < 0 || rotary.positions[i] >= rotary.num_positions;
+    if (rotary.positions[i] >= 0 && rotary.positions[i] < rotary.num_positions) continue;
+    return refuse(errc::out_of_range, "positions[", i, "] is ", rotary.positions[i], "; the table has ",
+                  rotary.num_positions, " rows");
   }
   for (std::int32_t i = 0; rotary.axis_of_pair != nullptr && i < rotary.rotary_dim / 2; ++i) {
-    outside |= rotary.axis_of_pair[i] >= rotary.num_axes;
+    if (rotary.axis_of_pair[i] < rotary.num_axes) continue;
+    return refuse(errc::out_of_range, "axis_of_pair[", i, "] is ", std::int32_t{rotary.axis_of_pair[i]},
+                  "; it must be below num_axes, ", rotary.num_axes);
   }
-  return outside ? errc::out_of_range : errc::ok;
+  return errc::ok;
 }
 
 }  // namespace bifolio::validate
-
-namespace bifolio {
-
-std::optional<error> find_problem(const rotate_append_params& params) {
-  std::string sentence;
-  const errc code = validate::rotate_append(params, &sentence);
-  if (code == errc::ok) return std::nullopt;
-  return detail::make_error(code, sentence);
-}
-
-}  // namespace bifolio

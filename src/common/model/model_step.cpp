@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bifolio/error.hpp>
 #include <bifolio/model_cache.hpp>
+#include <bifolio/rotate_append.hpp>
 #include <utility>
 
 #include "common/base/refuse.hpp"
@@ -200,8 +201,7 @@ attention_params model_step::complete(std::int32_t layer, const attention_params
   return whole;
 }
 
-std::optional<error> model_step::find_problem(std::int32_t layer, const attention_params& params,
-                                              const const_tensor_view& k, const const_tensor_view& v) const {
+std::optional<error> model_step::find_step_problem(std::int32_t layer, std::int64_t num_rows) const {
   if (slot_ == nullptr) {
     return detail::make_error(errc::failed_precondition, "the step is empty: it was not begun, or has ended");
   }
@@ -214,10 +214,24 @@ std::optional<error> model_step::find_problem(std::int32_t layer, const attentio
     return detail::make_error(errc::out_of_range, "layer ", layer, " is not there; the model has ",
                               model_->plan_of_layer.size());
   }
-  if (k.num_tokens != num_tokens()) {
-    return detail::make_error(errc::invalid_argument, "k has ", k.num_tokens, " rows; the step has ", num_tokens(),
+  if (num_rows != num_tokens()) {
+    return detail::make_error(errc::invalid_argument, "k has ", num_rows, " rows; the step has ", num_tokens(),
                               " tokens");
   }
+  return std::nullopt;
+}
+
+std::optional<error> model_step::find_health_problem() const {
+  if (const errc code = model_->where->health(); code != errc::ok) {
+    return detail::make_error(code, "the device ", to_string(model_->where->where()),
+                              " does not compute: ", to_string(code));
+  }
+  return std::nullopt;
+}
+
+std::optional<error> model_step::find_problem(std::int32_t layer, const attention_params& params,
+                                              const const_tensor_view& k, const const_tensor_view& v) const {
+  if (auto problem = find_step_problem(layer, k.num_tokens)) return problem;
   const append_params rows{model_->engine.layers()[static_cast<std::size_t>(layer)], k, v,
                            slot_->on_device.slot_mapping};
   if (auto problem = bifolio::find_problem(rows, model_->where->where())) return problem;
@@ -226,17 +240,33 @@ std::optional<error> model_step::find_problem(std::int32_t layer, const attentio
   } else if (params.q.num_tokens != 0) {
     return detail::make_error(errc::invalid_argument, "q has ", params.q.num_tokens, " rows; the step has no tokens");
   }
-  if (const errc code = model_->where->health(); code != errc::ok) {
-    return detail::make_error(code, "the device ", to_string(model_->where->where()),
-                              " does not compute: ", to_string(code));
-  }
-  return std::nullopt;
+  return find_health_problem();
+}
+
+std::optional<error> model_step::find_problem(std::int32_t layer, const rotate_append_params& params) const {
+  if (auto problem = find_step_problem(layer, params.append.k.num_tokens)) return problem;
+  if (auto problem = bifolio::find_problem(complete(layer, params), model_->where->where())) return problem;
+  return find_health_problem();
 }
 
 errc model_step::append(std::int32_t layer, const const_tensor_view& k, const const_tensor_view& v) noexcept {
   if (slot_ == nullptr || model_->newest != slot_) return errc::failed_precondition;
   if (k.num_tokens != num_tokens()) return errc::invalid_argument;
   return model_->engine.append(layer, k, v, slot_->on_device.slot_mapping, slot_->stream);
+}
+
+rotate_append_params model_step::complete(std::int32_t layer, const rotate_append_params& params) const noexcept {
+  rotate_append_params whole = params;
+  whole.append.kv = model_->engine.layers()[static_cast<std::size_t>(layer)];
+  whole.append.slot_mapping = slot_->on_device.slot_mapping;
+  return whole;
+}
+
+errc model_step::rotate_append(std::int32_t layer, const rotate_append_params& params) noexcept {
+  if (slot_ == nullptr || model_->newest != slot_) return errc::failed_precondition;
+  if (!model_->has_layer(layer)) return errc::out_of_range;
+  if (params.append.k.num_tokens != num_tokens()) return errc::invalid_argument;
+  return model_->where->rotate_append(complete(layer, params), slot_->stream);
 }
 
 errc model_step::attention(std::int32_t layer, const attention_params& params) noexcept {

@@ -326,7 +326,6 @@ void scheduler_core::end_scheduling() {
 }
 
 void scheduler_core::receive() {
-  const std::size_t num_before = arrivals_.size();
   intake_message message;
   while (true) {
     make_room(posted_aborts_, 1);
@@ -339,7 +338,7 @@ void scheduler_core::receive() {
       arrivals_.push_back({rank, message.arrived->id, message.arrived});
     }
   }
-  if (arrivals_.size() > num_before) {
+  if (arrivals_.size() > 1) {  // not only new ones: a call before this may have failed ahead of here
     std::sort(arrivals_.begin(), arrivals_.end(),
               [](const arrival& a, const arrival& b) { return a.rank != b.rank ? a.rank < b.rank : a.id < b.id; });
   }

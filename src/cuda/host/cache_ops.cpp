@@ -279,7 +279,7 @@ errc gather(const device_state& state, const gather_params& params, stream_ref s
 }
 
 errc rotate_append(const device_state& state, const rotate_append_params& params, stream_ref stream) noexcept {
-  if (const errc code = validate::rotate_append(params, nullptr); code != errc::ok) return code;
+  if (const errc code = validate::rotate_append(params); code != errc::ok) return code;
   if (params.append.k.num_tokens == 0) return errc::ok;
   return state.report(launch_rotate_append(state.api(), params, state.numbers().dependent_launch, handle_of(stream)));
 }

@@ -138,4 +138,9 @@ fixture read_fixture(const std::filesystem::path& folder) {
   return result;
 }
 
+std::filesystem::path in_tree(const char* path) {
+  const std::filesystem::path built_from = std::filesystem::path(BIFOLIO_SOURCE_DIR) / path;
+  return std::filesystem::exists(built_from) ? built_from : std::filesystem::path(path);
+}
+
 }  // namespace bifolio::test::onnx

@@ -23,7 +23,7 @@ struct tensor {
 /// One call of an operator, and what it must give.
 struct node_case {
   std::string name;
-  std::string op;  ///< "Attention" or "FlexAttention"
+  std::string op;  ///< "Attention", "FlexAttention" or "RotaryEmbedding"
   std::int32_t opset = 0;
   std::map<std::string, std::vector<std::string>> attributes;  ///< words as in the file; only those that are set
   std::map<std::string, tensor> inputs;                        ///< by their names in the operator's schema
@@ -39,6 +39,9 @@ struct fixture {
   std::string script_hash;  ///< of the script that wrote it
   std::vector<node_case> cases;
 };
+
+/// A file of the source tree. A program built elsewhere, as for `tools/gpu-check --prebuilt`, runs in the tree's root.
+[[nodiscard]] std::filesystem::path in_tree(const char* path);
 
 /// Throws std::runtime_error that says what is wrong with the folder's files.
 [[nodiscard]] fixture read_fixture(const std::filesystem::path& folder);

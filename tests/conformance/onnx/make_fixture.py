@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Rebuilds the fixture of ONNX's own test cases for Attention and FlexAttention.
+"""Rebuilds the fixture of ONNX's own test cases for Attention, FlexAttention and RotaryEmbedding.
 
     python3 -m venv /tmp/onnx-venv && /tmp/onnx-venv/bin/pip install onnx==1.23.2
     /tmp/onnx-venv/bin/python tests/conformance/onnx/make_fixture.py           # writes the two files
@@ -33,7 +33,7 @@ import numpy as np
 import onnx
 from onnx.backend.test.case.node import collect_testcases
 
-OPERATORS = ("Attention", "FlexAttention")
+OPERATORS = ("Attention", "FlexAttention", "RotaryEmbedding")
 TYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float64": "f64", "bool": "bool", "int64": "i64"}
 ROUNDOFF = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8, "f64": 2.0**-53}
 FOLDER = pathlib.Path(__file__).resolve().parent

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// Rows of K or V of any code and layout as float32. One function for all codes, with a branch per row: the loops of
-/// attention are not compiled again for each.
+/// Rows of K or V of any code and layout, as float32 or, without their scales, as bfloat16; and the scales of a KV
+/// tile. A branch per row or per tile chooses the code: the loops of attention are not compiled again for each.
 
 #include "cpu/kernels/attention/kernels.hpp"
+#include "cpu/kernels/attention/prefetch_queue.hpp"
+#include "cpu/kernels/simd/code_widen.hpp"
 #include "cpu/kernels/simd/storage_convert.hpp"
 
 namespace bifolio::cpu::BIFOLIO_ISA {
@@ -35,6 +37,27 @@ BIFOLIO_FORCE_INLINE void decode_elements(const Stored* from, int count, const d
   for (int e = 0; i + e < count; ++e) to[i + e] = values[e];
 }
 
+/// Elements [dim, dim + count) of a row of any layout. `row` is its dim 0.
+template <class Stored>
+BIFOLIO_FORCE_INLINE void gather_elements(const Stored* row, const kv_strides& strides, int dim, int count,
+                                          Stored* to) noexcept {
+  int chunk = dim / strides.chunk;
+  int in_chunk = dim - chunk * strides.chunk;
+  for (int i = 0; i < count;) {
+    const int left = strides.chunk - in_chunk;
+    const int run = left < count - i ? left : count - i;
+    const Stored* const from = row + chunk * strides.chunk_stride + in_chunk * strides.dim;
+    if (strides.dim == 1) {
+      __builtin_memcpy(static_cast<void*>(to + i), from, static_cast<std::size_t>(run) * sizeof(Stored));
+    } else {
+      for (int e = 0; e < run; ++e) to[i + e] = from[e * strides.dim];
+    }
+    i += run;
+    in_chunk = 0;
+    ++chunk;
+  }
+}
+
 /// The row whose dim 0 is `offset` elements, and whose scales, if it has its own, are `tail` bytes from the start of
 /// the plane.
 [[gnu::noinline]] void decode_row(const coded_plane& plane, const void* base, std::int64_t offset, std::int64_t tail,
@@ -58,18 +81,139 @@ BIFOLIO_FORCE_INLINE void decode_elements(const Stored* from, int count, const d
         continue;
       }
       stored elements[std::size_t{at_once}];
-      int chunk = d / strides.chunk;
-      int in_chunk = d - chunk * strides.chunk;
-      for (int i = 0; i < count; ++i) {
-        elements[i] = row[chunk * strides.chunk_stride + in_chunk * strides.dim];
-        if (++in_chunk == strides.chunk) {
-          in_chunk = 0;
-          ++chunk;
-        }
-      }
+      gather_elements(row, strides, d, count, elements);
       decode_elements(elements, count, scales, plane, to + d);
     }
   });
+}
+
+/// Rows of codes as bfloat16 (code_widen.hpp): rows i of [begin, end), whose dim 0 is `offsets[i]` codes from `base`,
+/// to `to + (i − begin) · stride`. Polls twice per row.
+template <class Code>
+BIFOLIO_FORCE_INLINE void widen_rows_of(const Code* base, const kv_strides& strides, int head_dim,
+                                        const std::int64_t* offsets, int begin, int end, bfloat16* to,
+                                        std::int64_t stride, prefetcher& prefetch) noexcept {
+  const code_widener<Code> widener;
+  prefetch_poller poller(prefetch);
+  const bool has_runs = strides.dim == 1 && strides.chunk >= head_dim;
+  for (int i = begin; i < end; ++i) {
+    const Code* const row = base + offsets[i];
+    bfloat16* const widened = to + (i - begin) * stride;
+    poller.poll(2);
+    if (has_runs) {
+      widen_codes(widener, row, head_dim, widened);
+      continue;
+    }
+    constexpr int at_once = 64;
+    for (int d = 0; d < head_dim; d += at_once) {
+      const int count = head_dim - d < at_once ? head_dim - d : at_once;
+      Code codes[std::size_t{at_once}];
+      gather_elements(row, strides, d, count, codes);
+      widen_codes(widener, codes, count, widened + d);
+    }
+  }
+}
+
+[[gnu::noinline]] void widen_rows(dtype type, const void* base, std::int64_t head_offset, const kv_strides& strides,
+                                  int head_dim, const std::int64_t* offsets, int begin, int end, bfloat16* to,
+                                  std::int64_t stride, prefetcher& prefetch) noexcept {
+  visit_dtype(type, [&](auto traits) {
+    using code = typename decltype(traits)::storage;
+    if constexpr (sizeof(code) == 1) {
+      widen_rows_of(static_cast<const code*>(base) + head_offset, strides, head_dim, offsets, begin, end, to, stride,
+                    prefetch);
+    }
+  });
+}
+
+/// keys[pair of dims][lane] of `lanes` rows of codes and `dims` dims, as pairs of bfloat16; keys [pairs][tile_keys].
+/// Four codes are transposed as a lane of 32 bits and widened afterwards.
+template <class Code, class Rows>
+BIFOLIO_FORCE_INLINE void transpose_codes(const code_widener<Code>& widener, const Rows& rows, int dims, float* keys,
+                                          prefetcher& prefetch) noexcept {
+  constexpr int step = lanes * 4;
+  prefetch_poller poller(prefetch);
+  const auto store_column = [&](int dim, vf column) __attribute__((always_inline)) {
+    vf first;
+    vf second;
+    widen_quads(widener, column, first, second);
+    store(keys + dim / 2 * tile_keys, first);
+    store(keys + (dim / 2 + 1) * tile_keys, second);
+    poller.poll();
+  };
+  int dim = 0;
+  for (; dim + step <= dims; dim += step) {
+    transpose(
+        [&](int i) __attribute__((always_inline)) { return load_bits(rows.at(i, dim)); },
+        [&](int j, vf column) __attribute__((always_inline)) { store_column(dim + 4 * j, column); });
+  }
+  if (dim == dims) return;
+  transpose(
+      [&](int i) __attribute__((always_inline)) { return load_first(rows.at(i, dim), dims - dim); },
+      [&](int j, vf column) __attribute__((always_inline)) {
+        if (dim + 4 * j < dims) store_column(dim + 4 * j, column);
+      });
+}
+
+/// Whether rows of K of this many dims can be transposed before they are widened.
+[[nodiscard]] constexpr bool transposes_codes(dtype type, int head_dim) noexcept {
+  if (head_dim % 4 != 0) return false;
+  return visit_dtype(type, [](auto traits) {
+    using code = typename decltype(traits)::storage;
+    if constexpr (sizeof(code) == 1) return widens_quads<code>;
+    return false;
+  });
+}
+
+/// What the keys of a KV tile multiply and add, where a plane has scales per token; 0 for keys that are not in the
+/// tile. An element of bfloat16 e stands for e · scale + zero.
+struct tile_scales {
+  alignas(64) float scale[tile_keys];
+  alignas(64) float zero[tile_keys];  // set if the plane has zero points
+};
+
+/// `tails`: bytes from `base` to the scales of each key; `uniform`: of each `lanes` keys, whether they are adjacent.
+inline void read_scales(const coded_plane& plane, const void* base, std::int64_t head_offset, const std::int64_t* tails,
+                        const bool* uniform, int begin, int end, tile_scales& to) noexcept {
+  const char* const first = static_cast<const char*>(base) + head_offset;
+  const bool has_zeros = plane.tail_floats > 1;
+  const bool adjacent = !has_zeros && plane.tail.token == static_cast<std::int64_t>(sizeof(float));
+  for (int column = 0; column < tile_keys; column += lanes) {
+    if (adjacent && uniform[column / lanes]) {
+      store(to.scale + column, load_bits(first + tails[column]));
+      continue;
+    }
+    for (int key = column; key < column + lanes; ++key) {
+      float stored[2] = {0.0f, 0.0f};
+      const bool is_visible = key >= begin && key < end;
+      if (is_visible) {
+        __builtin_memcpy(stored, first + tails[key], sizeof(float) * (has_zeros ? std::size_t{2} : std::size_t{1}));
+      }
+      to.scale[key] = stored[0];
+      if (has_zeros) to.zero[key] = stored[1] + unsigned_center * stored[0];
+    }
+  }
+}
+
+/// Zero points of V for probabilities that are rounded after they met the scale: what a key adds to all dims is
+/// p · zero + rounded · ratio, so that the rounding's error is one of the key's values, not of their distance from the
+/// middle of its codes. `ratios`: of the even keys of each 2·lanes, then of the odd ones; 0, and `scales.zero` kept,
+/// where the scale is 0, else `scales.zero` becomes 0.
+inline void divide_zeros(tile_scales& scales, float* ratios) noexcept {
+  const vf none(0.0f);
+  for (int first = 0; first < tile_keys; first += 2 * lanes) {
+    alignas(64) float in_order[std::size_t{2 * lanes}];
+    for (int column = 0; column < 2 * lanes; column += lanes) {
+      const vf scale = load(scales.scale + first + column);
+      const vf zero = load(scales.zero + first + column);
+      store(in_order + column, xsimd::select(scale == none, none, zero / scale));
+      store(scales.zero + first + column, xsimd::select(scale == none, zero, none));
+    }
+    for (int i = 0; i < lanes; ++i) {
+      ratios[first + i] = in_order[2 * i];
+      ratios[first + lanes + i] = in_order[2 * i + 1];
+    }
+  }
 }
 
 }  // namespace

@@ -71,7 +71,8 @@ struct attention_args {
   const void* v = nullptr;
   kv_strides k_strides;
   kv_strides v_strides;
-  /// K or V has a code, or they have different types: the kernels for float32 decode the rows of both.
+  /// K or V has a code, or they have different types. The kernels for bfloat16 widen codes to their element and apply
+  /// scales to logits, probabilities and outputs; those for float32 decode the rows of both.
   bool is_coded = false;
   coded_plane k_code;
   coded_plane v_code;
@@ -128,6 +129,8 @@ struct attention_scratch {
   float* states = nullptr;   ///< the running split: [rows][partial_stride] or [KV heads][row blocks][row_block_floats]
   float* sums = nullptr;     ///< [rows][16], the running split's sums, one per vector lane
   float* totals = nullptr;   ///< [rows][partial_stride], the splits combined so far
+  /// Sums over the dims of the queries, for codes of K with a zero point: [rows] or [KV heads][row blocks][16]
+  float* query_sums = nullptr;
   /// [tile_keys][larger padded head_dim] elements of KV, for layouts that are not contiguous in dims
   void* staging = nullptr;
   void* zero_row = nullptr;  ///< [larger padded head_dim] elements of KV, all zero

@@ -39,6 +39,10 @@ struct kv_tile_offsets {
 ///   polls_per_tile(): → about how often `process_tile` polls `prefetcher_`.
 template <class Key, class Self>
 class mainloop {
+ protected:
+  /// Planes of 8-bit codes are read as elements of `Key`; scales come later.
+  static constexpr bool widens_codes = __is_same(Key, bfloat16);
+
  public:
   mainloop(const attention_args& args, const attention_item& item, const attention_scratch& scratch) noexcept
       : args_(args),
@@ -50,9 +54,15 @@ class mainloop {
         stride_(partial_stride(args.v_head_dim)),
         head_rows_(item.num_tokens * args.group_size),
         num_heads_(item.kv_head_end - item.kv_head_begin),
-        k_contiguous_(!args.is_coded && has_runs(args.k_strides, args.qk_head_dim)),
-        v_contiguous_(!args.is_coded && has_runs(args.v_strides, args.v_head_dim)),
+        k_widened_(widens_codes && args.is_coded && size_of(args.k_code.type) == 1),
+        v_widened_(widens_codes && args.is_coded && size_of(args.v_code.type) == 1),
+        k_contiguous_(!k_widened_ && (widens_codes || !args.is_coded) && has_runs(args.k_strides, args.qk_head_dim)),
+        v_contiguous_(!v_widened_ && (widens_codes || !args.is_coded) && has_runs(args.v_strides, args.v_head_dim)),
         v_in_k_(args.v == args.k),
+        k_tails_(k_widened_ && args.k_code.tail_floats > 0),
+        v_tails_(v_widened_ && args.v_code.tail_floats > 0),
+        k_zeros_(k_tails_ && args.k_code.tail_floats > 1),
+        v_zeros_(v_tails_ && args.v_code.tail_floats > 1),
         visible_(visible_to(item)) {}
 
   void run() noexcept {
@@ -119,6 +129,29 @@ class mainloop {
     stage_row(static_cast<const Key*>(args_.k) + offset, args_.k_strides, args_.qk_head_dim, to);
   }
 
+  // K of keys [begin, end) of the tile, which is stored in codes, as elements: key `begin + i` to `to + i · stride`.
+  void widen_keys(const kv_tile_offsets& tile, int head, int begin, int end, Key* to, std::int64_t stride) noexcept {
+    if constexpr (widens_codes) {
+      const int kv_head = item_.kv_head_begin + head;
+      widen_rows(args_.k_code.type, args_.k, kv_head * args_.k_strides.head, args_.k_strides, args_.qk_head_dim, tile.k,
+                 begin, end, to, stride, prefetcher_);
+    }
+  }
+
+  // The scale that all elements of K or V of a head have in common.
+  [[nodiscard]] float k_scale(int head) const noexcept { return k_widened_ ? static_scale(args_.k_code, head) : 1.0f; }
+  [[nodiscard]] float v_scale(int head) const noexcept { return v_widened_ ? static_scale(args_.v_code, head) : 1.0f; }
+
+  // The scales of the tile's keys, of planes that have them per token.
+  void read_k_scales(const kv_tile_offsets& tile, int head, tile_scales& to) const noexcept {
+    read_scales(args_.k_code, args_.k, (item_.kv_head_begin + head) * args_.k_code.tail.head, tile.k_tail, tile.uniform,
+                tile.begin, tile.end, to);
+  }
+  void read_v_scales(const kv_tile_offsets& tile, int head, tile_scales& to) const noexcept {
+    read_scales(args_.v_code, args_.v, (item_.kv_head_begin + head) * args_.v_code.tail.head, tile.v_tail, tile.uniform,
+                tile.begin, tile.end, to);
+  }
+
   // One row of K or V from any layout.
   static void stage_row(const Key* from, const kv_strides& strides, int head_dim, Key* to) noexcept {
     constexpr int piece = 16 / static_cast<int>(sizeof(Key));  // of x_split's K
@@ -173,7 +206,7 @@ class mainloop {
 
   // V of the tile's keys: rows[key] for each that some row of the item attends to, in place or, where it cannot be read
   // there, copied to staging.
-  void find_values(const kv_tile_offsets& tile, int head, const Key** rows) const noexcept {
+  void find_values(const kv_tile_offsets& tile, int head, const Key** rows) noexcept {
     const std::int64_t head_offset = (item_.kv_head_begin + head) * args_.v_strides.head;
     if (v_contiguous_) {
       const Key* const v = static_cast<const Key*>(args_.v) + head_offset;
@@ -181,8 +214,16 @@ class mainloop {
       return;
     }
     auto* const staging = static_cast<Key*>(scratch_.staging);
+    if constexpr (widens_codes) {
+      if (v_widened_) {
+        widen_rows(args_.v_code.type, args_.v, head_offset, args_.v_strides, args_.v_head_dim, tile.v, tile.begin,
+                   tile.end, staging + std::int64_t{tile.begin} * padded_, padded_, prefetcher_);
+        for (int key = tile.begin; key < tile.end; ++key) rows[key] = staging + std::int64_t{key} * padded_;
+        return;
+      }
+    }
     const bool side_by_side =
-        !args_.is_coded && args_.v_strides.token == 1 && args_.v_strides.chunk >= args_.v_head_dim;
+        (widens_codes || !args_.is_coded) && args_.v_strides.token == 1 && args_.v_strides.chunk >= args_.v_head_dim;
     for (int key = tile.begin; key < tile.end; ++key) {
       Key* const row = staging + std::int64_t{key} * padded_;
       rows[key] = row;
@@ -195,6 +236,11 @@ class mainloop {
   }
 
  private:
+  [[nodiscard]] float static_scale(const coded_plane& plane, int head) const noexcept {
+    if (plane.static_scales == nullptr) return 1.0f;
+    return plane.static_scales[plane.scale_per_head ? item_.kv_head_begin + head : 0];
+  }
+
   [[nodiscard]] Self& self() noexcept { return static_cast<Self&>(*this); }
 
   // The part of the tile at `first` that is in [begin, end), through a block table.
@@ -225,7 +271,7 @@ class mainloop {
         k += args_.k_strides.token;
         v += args_.v_strides.token;
       }
-      if constexpr (__is_same(Key, float)) {
+      if constexpr (__is_same(Key, float) || widens_codes) {
         if (args_.is_coded) {
           locate_tails(args_.k_code, args_.k_strides, physical, token, run, tile.k_tail + key);
           locate_tails(args_.v_code, args_.v_strides, physical, token, run, tile.v_tail + key);
@@ -396,6 +442,25 @@ class mainloop {
       return prefetcher_.push_end();
     }
     prefetcher_.push(list.ranges, list.count, list.bytes);
+    if (iteration < num_iterations && (k_tails_ || v_tails_)) {
+      const int kv_head = static_cast<int>(item_.kv_head_begin + iteration % num_heads_);
+      const kv_tile_offsets& tile = tiles_[iteration / num_heads_ % 3];
+      if (k_tails_) prefetch_tails(args_.k, kv_head * args_.k_code.tail.head, tile.k_tail, tile);
+      if (v_tails_) prefetch_tails(args_.v, kv_head * args_.v_code.tail.head, tile.v_tail, tile);
+    }
+  }
+
+  // Scales of a tile are a line or two per block: too little for the queue.
+  static void prefetch_tails(const void* base, std::int64_t head_offset, const std::int64_t* tails,
+                             const kv_tile_offsets& tile) noexcept {
+    const auto first = reinterpret_cast<std::uintptr_t>(base) + static_cast<std::uintptr_t>(head_offset);
+    std::uintptr_t last = 0;
+    for (int key = tile.begin; key < tile.end; ++key) {
+      const std::uintptr_t address = first + static_cast<std::uintptr_t>(tails[key]);
+      if (address / cache_line_bytes == last) continue;
+      last = address / cache_line_bytes;
+      prefetch_line{}(address);
+    }
   }
 
   // Combines the splits of all rows, in the order of their addresses.
@@ -445,7 +510,8 @@ class mainloop {
   void write_row(int head, int row, float* state) noexcept {
     const auto end = attn::finish_row<scalar_math>(maximum_of(state, padded_), sum_of(state, padded_),
                                                    args_.sinks != nullptr, sink_of(head, row));
-    const vf scale(end.denominator == 0 ? 0.0f : end.numerator / end.denominator);  // 0: every score was −inf
+    // 0: every score was −inf
+    const vf scale(end.denominator == 0 ? 0.0f : end.numerator / end.denominator * v_scale(head));
     float* values = scratch_.values;
     for (int d = 0; d < dims_; d += 2 * lanes) {
       vf a = load(state + d) * scale;
@@ -467,9 +533,15 @@ class mainloop {
   std::int64_t stride_;
   int head_rows_;  // rows of one KV head
   int num_heads_;
+  bool k_widened_;  // 8-bit codes
+  bool v_widened_;
   bool k_contiguous_;
   bool v_contiguous_;
   bool v_in_k_;
+  bool k_tails_;  // scales per token, …
+  bool v_tails_;
+  bool k_zeros_;  // … and zero points
+  bool v_zeros_;
   float* states_ = nullptr;  // of the running split, [rows] of `stride_`
   prefetcher prefetcher_;
 

@@ -40,7 +40,9 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
         query_values_(uses_dots ? (args.qk_head_dim + 1) / 2
                       : pairs_  ? (args.qk_head_dim + 1) / 2 * 2
                                 : args.qk_head_dim),
-        v_in_place_(head_rows_ <= in_place_rows || sizeof(Key) == 4) {}
+        v_in_place_(head_rows_ <= in_place_rows || sizeof(Key) == 4),
+        k_transposed_(k_widened_ && pairs_ && base::has_runs(args.k_strides, args.qk_head_dim) &&
+                      transposes_codes(args.k_code.type, args.qk_head_dim)) {}
 
  private:
   using base::args_;
@@ -50,6 +52,10 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
   using base::head_rows_;
   using base::item_;
   using base::k_contiguous_;
+  using base::k_scale;
+  using base::k_tails_;
+  using base::k_widened_;
+  using base::k_zeros_;
   using base::maximum_of;
   using base::num_heads_;
   using base::num_rows;
@@ -59,6 +65,8 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
   using base::query_head;
   using base::query_offset;
   using base::range_of_token;
+  using base::read_k_scales;
+  using base::read_v_scales;
   using base::scratch_;
   using base::stage_key;
   using base::state_of;
@@ -66,6 +74,11 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
   using base::stride_;
   using base::sum_of;
   using base::token_of;
+  using base::v_tails_;
+  using base::v_widened_;
+  using base::v_zeros_;
+  using base::widen_keys;
+  using base::widens_codes;
 
   // Rows that share a micro-kernel, and the keys of a tile that each of them attends to.
   struct row_group {
@@ -91,15 +104,26 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
         for (int i = 0; i < rows; ++i) {
           const std::int64_t offset = query_offset(head, begin + i);
           if constexpr (uses_dots) {
+            if (k_zeros_) note_query_sum(offset, head, begin + i, 1.0f);
             pair_row(static_cast<const bfloat16*>(args_.q) + offset, args_.qk_head_dim, row_values);
           } else {
-            widen_any(args_.q_type, args_.q, offset, args_.qk_head_dim, args_.scale, row_values);
+            if (k_zeros_) note_query_sum(offset, head, begin + i, args_.scale);
+            widen_any(args_.q_type, args_.q, offset, args_.qk_head_dim, args_.scale * k_scale(head), row_values);
             if (query_values_ > args_.qk_head_dim) row_values[args_.qk_head_dim] = 0;
           }
           for (int d = 0; d < query_values_; ++d) packed[static_cast<std::int64_t>(d) * rows + i] = row_values[d];
         }
       }
     }
+  }
+
+  // For zero points of K: what a constant in all of a key's dims adds to the score.
+  void note_query_sum(std::int64_t offset, int head, int row, float factor) const noexcept {
+    float* const values = scratch_.values;
+    widen_any(args_.q_type, args_.q, offset, args_.qk_head_dim, factor, values);
+    float sum = 0;
+    for (int d = 0; d < args_.qk_head_dim; ++d) sum += values[d];
+    scratch_.query_sums[static_cast<std::int64_t>(head) * head_rows_ + row] = sum;
   }
 
   void clear() noexcept {
@@ -131,11 +155,41 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
     const int vectors = nr_of(base_rows_ + (extra_rows_ > 0 ? 1 : 0));
     const int passes = (dims_ + vectors * lanes - 1) / (vectors * lanes);
     const int columns = tile_keys / lanes * args_.qk_head_dim * static_cast<int>(sizeof(Key)) / 4;
-    return columns + num_groups_ * (args_.qk_head_dim * (tile_vectors / vectors) + tile_keys * passes);
+    const int widened = 2 * tile_keys * ((k_widened_ ? 1 : 0) + (v_widened_ ? 1 : 0));
+    return widened + columns + num_groups_ * (args_.qk_head_dim * (tile_vectors / vectors) + tile_keys * passes);
+  }
+
+  // The same for codes that are transposed before they are widened.
+  template <class Code>
+  void pack_codes(const kv_tile_offsets& tile, int head, int dim, int dims) noexcept {
+    const code_widener<Code> widener;
+    const Code* const k = static_cast<const Code*>(args_.k) + (item_.kv_head_begin + head) * args_.k_strides.head + dim;
+    const Code* const zeros = static_cast<const Code*>(scratch_.zero_row);
+    for (int column = 0; column < tile_keys; column += lanes) {
+      if (tile.uniform[column / lanes]) {
+        const uniform_rows<Code> rows(k + tile.k[column], args_.k_strides.token);
+        transpose_codes(widener, rows, dims, scratch_.keys + column, prefetcher_);
+        continue;
+      }
+      scattered_rows<Code> rows;
+      for (int i = 0; i < lanes; ++i) {
+        const int key = column + i;
+        rows.row[i] = key < tile.begin || key >= tile.end ? zeros : k + tile.k[key];
+      }
+      transpose_codes(widener, rows, dims, scratch_.keys + column, prefetcher_);
+    }
   }
 
   // Dims [dim, dim + dims) of the tile's keys, transposed, into scratch.
   void pack_keys(const kv_tile_offsets& tile, int head, int dim, int dims) noexcept {
+    if constexpr (widens_codes && may_keep_pairs) {
+      if (k_transposed_) {
+        return visit_dtype(args_.k_code.type, [&](auto traits) {
+          using code = typename decltype(traits)::storage;
+          if constexpr (sizeof(code) == 1 && widens_quads<code>) pack_codes<code>(tile, head, dim, dims);
+        });
+      }
+    }
     const Key* k = static_cast<const Key*>(args_.k);
     if (k_contiguous_) k += (item_.kv_head_begin + head) * args_.k_strides.head + dim;
     auto* staging = static_cast<Key*>(scratch_.staging);
@@ -147,6 +201,13 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
         transpose_rows(rows, dims, keys);
         continue;
       }
+      if constexpr (widens_codes) {
+        if (k_widened_ && column >= tile.begin && column + lanes <= tile.end) {
+          widen_keys(tile, head, column, column + lanes, staging, qk_padded_);
+          transpose_rows(uniform_rows<Key>(staging, qk_padded_), dims, keys);
+          continue;
+        }
+      }
       scattered_rows<Key> rows;
       for (int i = 0; i < lanes; ++i) {
         const int key = column + i;
@@ -156,7 +217,11 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
           rows.row[i] = k + tile.k[key];
         } else {
           Key* row = staging + static_cast<std::int64_t>(i) * qk_padded_;
-          stage_key(tile, head, key, row);
+          if (k_widened_) {
+            widen_keys(tile, head, key, key + 1, row, qk_padded_);
+          } else {
+            stage_key(tile, head, key, row);
+          }
           rows.row[i] = row;
         }
       }
@@ -220,16 +285,21 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
   // All scores of the tile, then group by group softmax and accumulation.
   void process_tile(const kv_tile_offsets& tile, int head) noexcept {
     // The transposed keys of KC dims stay in L1 while they are used.
-    const int kc = !k_contiguous_                ? args_.qk_head_dim
-                   : pairs_                      ? pair_kc
-                   : head_rows_ <= in_place_rows ? decode_kc
-                                                 : prefill_kc;
+    const int kc = !k_contiguous_ && !k_transposed_ ? args_.qk_head_dim
+                   : pairs_                         ? pair_kc
+                   : head_rows_ <= in_place_rows    ? decode_kc
+                                                    : prefill_kc;
     for (int dim = 0; dim < args_.qk_head_dim; dim += kc) {
       const int dims = args_.qk_head_dim - dim < kc ? args_.qk_head_dim - dim : kc;
       pack_keys(tile, head, dim, dims);
       for (int g = 0; g < num_groups_; ++g) score_group(tile, head, g, dim, dims);
     }
 
+    if constexpr (widens_codes) {
+      if (k_tails_) read_k_scales(tile, head, k_scales_);
+      if (v_tails_) read_v_scales(tile, head, v_scales_);
+      if (uses_dots && v_zeros_) divide_zeros(v_scales_, v_ratios_);
+    }
     const Key* rows[tile_keys];
     const float* widened[tile_keys];
     find_values(tile, head, rows);
@@ -334,8 +404,19 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
     vf s[tile_vectors];
 #pragma GCC unroll 16
     for (int c = 0; c < tile_vectors; ++c) s[c] = load(scores + c * lanes);
+    if constexpr (widens_codes) {
+      if (k_tails_) {
+#pragma GCC unroll 16
+        for (int c = 0; c < tile_vectors; ++c) s[c] = s[c] * load(k_scales_.scale + c * lanes);
+      }
+      if (k_zeros_) {
+        const vf sum(scratch_.query_sums[static_cast<std::int64_t>(head) * head_rows_ + row]);
+#pragma GCC unroll 16
+        for (int c = 0; c < tile_vectors; ++c) s[c] = fma(sum, load(k_scales_.zero + c * lanes), s[c]);
+      }
+    }
     if constexpr (uses_dots) {
-      const vf scale(args_.scale);
+      const vf scale(args_.scale * k_scale(head));
 #pragma GCC unroll 16
       for (int c = 0; c < tile_vectors; ++c) s[c] = s[c] * scale;
     }
@@ -375,17 +456,72 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
       for (int d = 0; d < dims_; d += lanes) store(state + d, load(state + d) * alpha);
     }
     const vf shift(attn::finite_max(maximum));
+    if constexpr (widens_codes) {
+      if (v_tails_) {
+#pragma GCC unroll 16
+        for (int c = 0; c < tile_vectors; ++c) {
+          s[c] = exp(s[c] - shift);
+          sum = sum + s[c];
+        }
+        store(sums, sum);
+        vf zeros(0.0f);
+        if (v_zeros_) zeros = sum_zeros(s, visible);
+#pragma GCC unroll 16
+        for (int c = 0; c < tile_vectors; ++c) s[c] = s[c] * load(v_scales_.scale + c * lanes);
+        store_probabilities(s, scores);
+        if (!v_zeros_) return;
+        if constexpr (uses_dots) zeros = zeros + sum_ratios(scores, visible);
+        const vf all(reduce_add(zeros));
+        for (int d = 0; d < dims_; d += lanes) store(state + d, load(state + d) + all);
+        return;
+      }
+    }
 #pragma GCC unroll 16
     for (int c = 0; c < tile_vectors; ++c) {
       s[c] = exp(s[c] - shift);
       if constexpr (!uses_dots) store(scores + c * lanes, s[c]);
       sum = sum + s[c];
     }
+    if constexpr (uses_dots) store_probabilities(s, scores);
+    store(sums, sum);
+  }
+
+  static BIFOLIO_INLINE void store_probabilities(const vf* p, float* to) noexcept {
     if constexpr (uses_dots) {
 #pragma GCC unroll 8
-      for (int c = 0; c < tile_vectors; c += 2) store(scores + c / 2 * lanes, narrow_pairs(s[c], s[c + 1]));
+      for (int c = 0; c < tile_vectors; c += 2) store(to + c / 2 * lanes, narrow_pairs(p[c], p[c + 1]));
+    } else {
+#pragma GCC unroll 16
+      for (int c = 0; c < tile_vectors; ++c) store(to + c * lanes, p[c]);
     }
-    store(sums, sum);
+  }
+
+  // Zero points of V: each adds its probability times itself to all dims. Per lane.
+  BIFOLIO_INLINE vf sum_zeros(const vf* p, visible_range visible) const noexcept {
+    vf zeros(0.0f);
+#pragma GCC unroll 16
+    for (int c = 0; c < tile_vectors; ++c) {
+      const vf part = p[c] * load(v_scales_.zero + c * lanes);
+      zeros = zeros + keep_lanes(part, static_cast<int>(visible.begin) - c * lanes,
+                                 static_cast<int>(visible.end) - c * lanes, 0.0f);
+    }
+    return zeros;
+  }
+
+  // The other part, of rounded probabilities (`divide_zeros`).
+  BIFOLIO_INLINE vf sum_ratios(const float* rounded, visible_range visible) const noexcept {
+    vf zeros(0.0f);
+    for (int c = 0; c < tile_vectors; c += 2) {
+      vf p[2];
+      split_pair<bfloat16>(load(rounded + c / 2 * lanes), p[0], p[1]);
+      for (int odd = 0; odd < 2; ++odd) {
+        const vf part = p[odd] * load(v_ratios_ + (c + odd) * lanes);
+        // Lane i is key 2·i + odd.
+        const auto lane_of = [&](std::int64_t key) { return static_cast<int>((key - c * lanes - odd + 1) >> 1); };
+        zeros = zeros + keep_lanes(part, lane_of(visible.begin), lane_of(visible.end), 0.0f);
+      }
+    }
+    return zeros;
   }
 
   // Rows together for the keys that all of them attend to, one by one before and after those; keys ascend in each row.
@@ -448,6 +584,11 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
   bool pairs_;        // transposed keys of 16 bits stay in pairs
   int query_values_;  // floats of a row in scratch
   bool v_in_place_;
+  bool k_transposed_;  // codes of K are widened after the transposition
+  // Of the tile, where codes have scales per token.
+  tile_scales k_scales_;
+  tile_scales v_scales_;
+  alignas(64) float v_ratios_[tile_keys];
 };
 
 }  // namespace

@@ -114,10 +114,10 @@ BIFOLIO_INLINE vf tanh(vf x) noexcept {
   return xsimd::select(magnitude < vf(0.625f), small, large);
 }
 
-/// `value` in the lanes whose number is in [begin, end), −inf in the others, whatever `value` is there.
-BIFOLIO_INLINE vf keep_lanes(vf value, int begin, int end) noexcept {
+/// `value` in the lanes whose number is in [begin, end), `other` in the others, whatever `value` is there.
+BIFOLIO_INLINE vf keep_lanes(vf value, int begin, int end, float other = -__builtin_inff()) noexcept {
   const vf number = lane_numbers();
-  const vf lowest(-__builtin_inff());
+  const vf lowest(other);
   const auto inside = (number >= vf(static_cast<float>(begin))) & (number < vf(static_cast<float>(end)));
   return xsimd::select(inside, value, lowest);
 }

@@ -54,6 +54,13 @@ constexpr const char* h200[] = {
     // Mixed batches.
     "--seqs 1x2048/2048,63x1/4096",
     "--seqs 2x512/4096,1x2048/2048,30x1/512:8192",
+    "--seqs 1x512/8192,31x1/8192",
+    "--seqs 4x1024/1024,100x1/2000",
+    "--seqs 1x300/4000,20x1/3000",
+    "--seqs 8x64/1024:8192,56x1/256:4096",
+    "--seqs 1x4096/4096,200x1/128:2048",
+    "--seqs 3x700/700:6000,12x1/16384",
+    "--seqs 1x128/32768,16x1/1024:32768",
 };
 
 // What CPUs are measured on: decode of every type and group, layouts, widths and block sizes, a few query tokens,

@@ -41,8 +41,9 @@ struct group_config {
   std::int64_t num_blocks = 0;       ///< 1 … max_num_blocks; of a state group: states
   std::int64_t num_host_blocks = 0;  ///< for sequences that are swapped out; in all groups or in none
   std::int32_t window = 0;           ///< of a window group, ≥ 1: tokens that a token attends to, itself included
-  /// Of a state group, with prefix caching: a multiple of the first group's block_size. Steps that `append` or `open`
-  /// cut there leave a snapshot for later prompts; 0: none but those that hits need (kv_cache_manager.hpp).
+  /// Of state and window groups other than the first, with prefix caching: a multiple of the first group's block_size,
+  /// the same in all groups that have one. Prefixes of such lengths are kept for later prompts, the longest of each
+  /// prompt longer than the others (kv_cache_manager.hpp). Where states are kept steps end. 0: only what hits need.
   std::int32_t snapshot_interval = 0;
   /// Of a state group: a step of up to 1 + num_draft_slots tokens keeps the state after each of them, so that
   /// `truncate` can give up any number of its drafts. 0 … 64.

@@ -32,6 +32,11 @@ group_config states(std::int64_t num_blocks, std::int64_t num_host_blocks = 0, s
           .num_draft_slots = num_drafts};
 }
 
+group_config spaced(group_config group, std::int32_t interval) {
+  group.snapshot_interval = interval;
+  return group;
+}
+
 const std::vector<group_run_shape>& shapes() {
   static const std::vector<group_run_shape> all{
       // groups, max_sequences, longest, prefix, fences
@@ -53,6 +58,7 @@ const std::vector<group_run_shape>& shapes() {
        true},
       {{table(full, 16, 60), table(window, 1, 200, 0, 4), states(60), states(50)}, 12, 200, true},
       {{table(full, 1, 400), table(window, 4, 90, 0, 30), states(40, 0, 16)}, 12, 150, true, true},
+      {{table(full, 4, 120), spaced(table(window, 4, 50, 0, 9), 12), table(window, 8, 30, 0, 20)}, 10, 120, true},
   };
   return all;
 }

@@ -287,9 +287,7 @@ class group_run {
     one.has_cross = one.num_cross == 0 || got.num_cached_cross_tokens > 0;
     tally_.num_hits += one.num_computed > 0 ? 1 : 0;
     tally_.num_cross_hits += got.num_cached_cross_tokens > 0 ? 1 : 0;
-    for (const std::int64_t wanted : oracle_.marks_of(one.twin).wanted) {
-      if (wanted < n - how_.groups[0].block_size) ++tally_.num_shorter_hits;
-    }
+    if (oracle_.marks_of(one.twin).longer_hit > 0) ++tally_.num_shorter_hits;
     for (std::size_t g = 1; g < how_.groups.size(); ++g) {
       if (is_table(g) && manager_.num_released_blocks(one.id, static_cast<std::int32_t>(g)) > 0) ++tally_.num_null_hits;
     }

@@ -4,6 +4,7 @@
 
 #include <doctest/doctest.h>
 
+#include <array>
 #include <bifolio/kv_cache_manager.hpp>
 #include <bifolio/layer_groups.hpp>
 #include <numeric>
@@ -98,6 +99,10 @@ TEST_CASE("a configuration that groups cannot have is refused in one sentence th
   };
   group_config hosted = window(4, 9, 4);
   hosted.num_host_blocks = 3;
+  group_config spaced = window(4, 9, 4);
+  spaced.snapshot_interval = 12;
+  group_config first_spaced = window(4, 9, 4);
+  first_spaced.snapshot_interval = 4;
   group_config wide = full(4, 9);
   wide.window = 5;
   const std::vector<example> examples{
@@ -106,6 +111,9 @@ TEST_CASE("a configuration that groups cannot have is refused in one sentence th
       {{full(0, 9)}, "group 0: block_size 0 is not between 1 and"},
       {{full(4, 9), states(4, 6)}, "group 1: snapshot_interval 6 is no multiple of the first group's block_size 4"},
       {{full(4, 9), states(4, 4), states(4, 8)}, "group 2: snapshot_interval 8"},
+      {{full(4, 9), spaced, states(4, 8)}, "group 2: snapshot_interval 8 differs from the 12 of an earlier group"},
+      {{first_spaced, full(4, 9)}, "group 0: snapshot_interval of a group that has no states and no window, or is the"},
+      {{full(4, 9), states(4, 0, 1), states(4)}, "group 2: num_draft_slots 0 differ from the 1 of an earlier group"},
       {{full(4, 9), states(4, 0, 65)}, "group 1: num_draft_slots 65 is not between 0 and 64"},
       {{full(4, 9), window(6, 9, 4)}, "group 1: block_size 6 is neither a multiple nor a divisor"},
       {{full(4, 9), cross(4, 9, 0)}, "group 1: max_tokens 0 is not between 1 and"},
@@ -163,6 +171,48 @@ TEST_CASE("a window group holds at most the blocks of its window, the step and o
   CHECK(most <= manager.blocks_at_peak(637, 7, 1));
   CHECK(manager.blocks_at_peak(637, 7, 1) == (10 - 1 + 7 + 2) / 4 + 1);  // ceil((w - 1 + in flight - 1) / 4) + 1
   CHECK(manager.num_held_blocks(seq, 0) == manager.num_table_blocks(seq, 0));
+}
+
+TEST_CASE("a block that a window gave back is its next user's, whatever becomes of the sequence that had it") {
+  kv_cache_manager manager(with_groups({full(4, 100), window(4, 5, 8)}, false));
+  const seq_id first = manager.allocate(8).seq;
+  manager.commit(first, 8);
+  CHECK(manager.append(first, 8).status == alloc_status::ok);
+  manager.commit(first, 8);
+  CHECK(manager.num_released_blocks(first, 1) == 2);
+  CHECK(manager.slot_at(first, 3, 1) == no_slot);
+  const seq_id second = manager.allocate(8).seq;
+  const block_id taken = manager.block_at(second, 0, 1);
+  manager.truncate(first, 15);
+  CHECK(code_of([&] { manager.truncate(first, 7); }) == errc::invalid_argument);
+  CHECK(manager.block_at(first, 0, 1) == invalid_block);
+  manager.free(first);
+  CHECK(manager.pool(1).num_refs(taken) == 1);
+  CHECK(manager.num_free_blocks(1) == 3);
+  CHECK(manager.check() == "");
+}
+
+TEST_CASE("what two sequences compute at once is registered once in every group, and the other's blocks are given up") {
+  kv_cache_manager manager(with_groups({full(4, 40), window(4, 30, 8), states(12)}));
+  const std::vector<token_id> prompt = text(13);
+  std::vector<seq_id> both;
+  for (int i = 0; i < 2; ++i) both.push_back(manager.open({.tokens = prompt}, 13).seq);
+  for (const seq_id seq : both) {
+    CHECK(manager.num_tokens(seq) == 12);  // where the snapshot is left
+    manager.commit(seq, std::span(prompt).first(12));
+  }
+  for (const std::int32_t group : {0, 1}) {
+    CHECK(manager.prefix(group)->stats().num_cached_blocks == 3);
+    CHECK(manager.prefix(group)->stats().num_duplicate_blocks == 3);
+  }
+  CHECK(manager.prefix(2)->stats().num_cached_blocks == 1);
+  CHECK(manager.prefix(2)->stats().num_duplicate_blocks == 1);
+  for (const seq_id seq : {both[1], both[0]}) {
+    manager.free(seq);
+    CHECK(manager.can_open({.tokens = prompt}).num_cached_tokens == 12);
+  }
+  CHECK(manager.reset_prefix_cache());
+  CHECK(manager.check() == "");
 }
 
 TEST_CASE("free blocks return to each pool with the tail of the sequence first") {
@@ -255,6 +305,48 @@ TEST_CASE("snapshots at an interval are given up before those where prompts end"
   manager.free(compute(manager, text(100, 50000)));
   manager.free(compute(manager, text(101), &num_cached));
   CHECK(num_cached == 100);
+}
+
+TEST_CASE("of a prompt's snapshots those far from a likely place go first, and the last at the interval goes last") {
+  kv_cache_manager manager(with_groups({full(4, 400), states(14, 8)}));
+  manager.free(compute(manager, text(90)));
+  std::vector<std::int64_t> given_up;
+  std::vector<std::int64_t> there;
+  for (std::int64_t length = 8; length < 90; length += 8) there.push_back(length);
+  for (int taken = 0; taken < 14; ++taken) {
+    const seq_id seq = manager.allocate(1).seq;
+    CHECK(seq != invalid_seq);
+    std::erase_if(there, [&](std::int64_t length) {
+      const std::vector<token_id> asked = text(static_cast<int>(length) + 1);
+      if (manager.can_open({.tokens = asked}).num_cached_tokens == length) return false;
+      given_up.push_back(length);
+      return true;
+    });
+  }
+  CHECK(given_up == std::vector<std::int64_t>{8, 16, 32, 40, 48, 64, 24, 56, 72, 80, 88});
+}
+
+TEST_CASE("a window's blocks are kept as long as the snapshots that need them") {
+  group_config slides = window(4, 60, 9);
+  slides.snapshot_interval = 8;
+  kv_cache_manager manager(with_groups({full(4, 400), slides}));
+  manager.free(compute(manager, text(90)));
+  // In the windows before 88; before 80, 72, 56 and 24; and in none of these.
+  std::array<int, num_block_levels> counts{};
+  for (int b = 0; b < 60; ++b) ++counts.at(manager.pool(1).level(block_id{b}));
+  CHECK(counts[retention_hint::normal] == 2);
+  CHECK(counts[retention_hint::lowest + 1] == 8);
+  CHECK(counts[retention_hint::lowest] == 12);
+  // Where a prompt goes on they are likely from then on, also where another computes them again.
+  std::int64_t num_cached = 0;
+  std::vector<token_id> other = text(57);
+  other.push_back(token_id{-1});
+  manager.free(compute(manager, other, &num_cached));
+  CHECK(num_cached == 56);
+  counts = {};
+  for (int b = 0; b < 60; ++b) ++counts.at(manager.pool(1).level(block_id{b}));
+  CHECK(counts[retention_hint::normal] == 4);
+  CHECK(counts[retention_hint::lowest + 1] == 6);
 }
 
 TEST_CASE("a state can be rolled back to the committed step and to each draft, and to nothing else") {
@@ -417,6 +509,28 @@ TEST_CASE("a memory budget is divided so that no pool is full before the others"
   CHECK(plan.num_sequences > 50);
   CHECK_THROWS_AS((void)plan_group_memory(1 << 20, shapes, load), error);
   CHECK_THROWS_AS((void)plan_group_memory(budget, {}, load), error);
+}
+
+TEST_CASE("the least budget that is taken is enough for a sequence, with the narrowest window") {
+  const std::vector<group_shape> shapes{
+      {.kind = group_kind::full, .block_size = 16, .block_bytes = 1000},
+      {.kind = group_kind::window, .block_size = 1, .window = 1, .block_bytes = 1000},
+  };
+  const group_load load{.num_sequences = 8, .tokens_each = 100, .step_tokens = 2, .watermark = 0.1};
+  int num_taken = 0;
+  for (std::int64_t budget = 1000; num_taken < 12; budget += 500) {
+    REQUIRE(budget < 100000);
+    try {
+      const group_memory_plan plan = plan_group_memory(budget, shapes, load);
+      ++num_taken;
+      CAPTURE(budget);
+      CHECK(plan.num_sequences >= 1);
+      CHECK(plan.num_bytes <= budget);
+    } catch (const error& refused) {
+      CHECK(refused.code() == errc::invalid_argument);
+      CHECK(num_taken == 0);
+    }
+  }
 }
 
 TEST_CASE("a plan with groups goes through a log and comes back") {

@@ -47,10 +47,10 @@ class table_oracle : public manager_oracle {
     note_peak();
     return last_handle_;
   }
-  void commit_and_slide(handle h, std::int64_t num_tokens, std::int64_t kept_from, std::int64_t kept_to) {
+  void commit_and_slide(handle h, std::int64_t num_tokens, std::int64_t kept_to) {
     one_sequence& one = sequences_.at(h);
     one.num_committed += num_tokens;
-    slide(one, kept_from, kept_to);
+    slide(one, kept_to);
   }
   [[nodiscard]] std::int64_t num_null(handle h) const {
     const auto& blocks = sequences_.at(h).blocks;
@@ -113,7 +113,7 @@ class group_oracle {
     std::int64_t num_cached_cross = 0;
   };
   struct marks {
-    std::vector<std::int64_t> wanted;
+    std::int64_t longer_hit = 0, last_spaced = 0, last_border = 0;  ///< where later prompts may go on; 0: none
     node rolling = 0;
     std::string cross;  ///< what identifies the encoder's input; empty: nothing
     bool cached = true;
@@ -127,7 +127,7 @@ class group_oracle {
       if (what.kind == group_kind::state) {
         states_[g] = std::make_unique<state_oracle>(what);
         states_[g]->caches = config.prefix.enabled;
-        interval_ = what.snapshot_interval;
+        interval_ = std::max<std::int64_t>(interval_, what.snapshot_interval);
         continue;
       }
       kv_cache_config own = config;
@@ -138,7 +138,9 @@ class group_oracle {
       own.sliding_window = what.kind == group_kind::window ? what.window : 0;
       tables_[g] = std::make_unique<table_oracle>(own, g == 0 ? 0 : 1);
       if (what.kind != group_kind::cross) alignment_ = std::lcm(alignment_, std::int64_t{what.block_size});
+      interval_ = std::max<std::int64_t>(interval_, what.snapshot_interval);
     }
+    if (interval_ > 0) interval_ = std::lcm(interval_, alignment_);
     tables_[0]->prefix_.on_removal = [this](node lost) {
       for (std::size_t g = 1; g < tables_.size(); ++g) {
         if (kind(g) == group_kind::cross) continue;
@@ -217,9 +219,9 @@ class group_oracle {
     own.cross = found.cached ? cross : "";
     own.num_cross = num_cross;
     if (found.cached) {
-      const std::int64_t last = (length - 1) / alignment_ * alignment_;
-      if (found.first_length > found.length) own.wanted.push_back(found.first_length);
-      if (last > std::max(found.length, found.first_length)) own.wanted.push_back(last);
+      own.last_border = (length - 1) / alignment_ * alignment_;
+      if (found.first_length > found.length) own.longer_hit = found.first_length;
+      if (interval_ > 0) own.last_spaced = (length - 1) / interval_ * interval_;
     }
     std::int64_t num_tokens = std::min(length, found.length + std::min(num_new, length));
     num_tokens = std::min(num_tokens, next_cut(own, found.length));
@@ -267,6 +269,12 @@ class group_oracle {
     first.tokens.assign(prompt.tokens.begin(), prompt.tokens.begin() + found.length);
     first.prompt = with_cross(prompt, cross);
     marks_[last_handle_] = own;
+    each([&](std::size_t g) {
+      if (g == 0 || is_cross(g)) return;
+      for (const int b : found.blocks[g]) {
+        if (b >= 0) raise(g, b, prompt.hint.priority);
+      }
+    });
     return result;
   }
 
@@ -543,8 +551,8 @@ class group_oracle {
     for (const auto& group : states_) has_states = has_states || group;
     std::int64_t next = INT64_MAX;
     if (!has_states || !config_.prefix.enabled || !own.cached) return next;
-    for (const std::int64_t wanted : own.wanted) {
-      if (wanted > position) next = std::min(next, wanted);
+    for (const std::int64_t place : {own.longer_hit, own.last_spaced, own.last_border}) {
+      if (place > position) next = std::min(next, place);
     }
     if (interval_ > 0) next = std::min(next, (position / interval_ + 1) * interval_);
     return next;
@@ -563,11 +571,47 @@ class group_oracle {
         if ((k + 1) * size <= begin) continue;
         const auto index = static_cast<std::size_t>(k);
         if (index < blocks.size() && blocks[index] >= 0) {
-          (void)prefix(g).publish(blocks[index], contents, &number, {}, index, first.prompt.hint);
+          retention_hint hint = first.prompt.hint;
+          if (kind(g) == group_kind::window) {
+            hint.priority = std::min(hint.priority,
+                                     level_in_window(marks_.at(h), k * size, (k + 1) * size, config_.groups[g].window));
+          }
+          publish_as(g, blocks[index], contents, number, index, hint);
         }
         ++number;
       }
     }
+  }
+  /// The highest level that what is at a place may have, 7 where a prompt is likely to go on.
+  [[nodiscard]] block_level level_of_state(const marks& own, std::int64_t position) const {
+    if (interval_ == 0 || position == own.longer_hit || position == own.last_spaced) return 7;
+    if (position % interval_ != 0) return position == own.last_border ? 1 : 7;
+    for (std::int64_t back = interval_; back <= own.last_spaced; back *= 2) {
+      if (position == own.last_spaced - back) return 2;
+    }
+    return 1;
+  }
+  [[nodiscard]] block_level level_in_window(const marks& own, std::int64_t begin, std::int64_t end,
+                                            std::int64_t window) const {
+    if (begin >= own.last_border) return 7;
+    block_level best = 1;
+    for (std::int64_t length = 1; length <= own.last_border; ++length) {
+      const bool sees = begin < length && end > length - window + 1;
+      const bool is_spaced = interval_ > 0 && length % interval_ == 0;
+      const bool is_place = length == own.longer_hit || is_spaced || (interval_ == 0 && length == own.last_border);
+      if (sees && is_place) best = std::max(best, level_of_state(own, length));
+    }
+    return best;
+  }
+  void raise(std::size_t g, int block, block_level level) {
+    level = std::clamp(level, retention_hint::lowest, retention_hint::highest);
+    if (pool(g).level(block) < level) pool_of(g).set_level(block, level);
+  }
+  /// Whether it was not registered before.
+  bool publish_as(std::size_t g, int block, node contents, int offset, std::size_t index, const retention_hint& hint) {
+    const int duplicate = prefix(g).publish(block, contents, &offset, {}, index, hint).duplicate_of;
+    if (duplicate >= 0 && hint.expires_at == 0) raise(g, duplicate, hint.priority);
+    return duplicate < 0;
   }
   void publish_states(handle h, retention_hint hint, std::int64_t position, node contents) {
     marks& own = marks_[h];
@@ -585,13 +629,12 @@ class group_oracle {
         }
         own.rolling = 0;
       }
-      const bool wanted = std::count(own.wanted.begin(), own.wanted.end(), position) != 0;
+      const bool is_place = position == own.longer_hit || position == own.last_spaced || position == own.last_border;
       const bool spaced = interval_ > 0 && position % interval_ == 0;
-      if (!wanted && spaced) hint = {.priority = retention_hint::lowest};
-      if (is_first) rolls = !wanted && !spaced;
+      hint.priority = std::min(hint.priority, level_of_state(own, position));
+      if (is_first) rolls = !is_place && !spaced;
       is_first = false;
-      const int zero = 0;
-      rolls = prefix(g).publish(states_[g]->slots[h][position], contents, &zero, {}, 0, hint).duplicate_of < 0 && rolls;
+      rolls = publish_as(g, states_[g]->slots[h][position], contents, 0, 0, hint) && rolls;
     }
     if (rolls) own.rolling = contents;
   }
@@ -603,16 +646,7 @@ class group_oracle {
         states_[g]->commit(h, tables_[0]->at(h).num_committed);
         return;
       }
-      const std::int64_t committed = tables_[g]->at(h).num_committed + (g == 0 && !first_too ? 0 : num_tokens);
-      std::int64_t from = 0, to = 0;
-      if (tables_[g]->config_.sliding_window > 0) {
-        for (const std::int64_t wanted : own.wanted) {
-          if (wanted > committed || wanted <= tables_[g]->num_null(h) * tables_[g]->config_.block_size) continue;
-          from = std::max<std::int64_t>(0, wanted - tables_[g]->config_.sliding_window + 1);
-          to = wanted;
-        }
-      }
-      if (g > 0 || first_too) tables_[g]->commit_and_slide(h, num_tokens, from, to);
+      if (g > 0 || first_too) tables_[g]->commit_and_slide(h, num_tokens, own.last_border);
     });
     if (num_tokens == 0) return;
     for (std::size_t g = 1; g < num_groups(); ++g) {

@@ -445,13 +445,11 @@ class manager_oracle {
     if (config_.sliding_window == 0) return 0;
     return to_size(std::max<std::int64_t>(0, num_committed - config_.sliding_window + 1) / config_.block_size);
   }
-  /// Blocks with tokens in [kept_from, kept_to) go to the back of the queue.
-  void slide(one_sequence& one, std::int64_t kept_from = 0, std::int64_t kept_to = 0) {
+  /// Blocks with tokens before `kept_to` go to the back of the queue.
+  void slide(one_sequence& one, std::int64_t kept_to = 0) {
     for (std::size_t i = 0; i < std::min(first_seen(one.num_committed), one.blocks.size()); ++i) {
       if (one.blocks[i] < 0) continue;
-      const auto index = static_cast<std::int64_t>(i);
-      pool_.drop(one.blocks[i],
-                 kept_from < kept_to && index >= kept_from / config_.block_size && index < div_up(kept_to));
+      pool_.drop(one.blocks[i], static_cast<std::int64_t>(i) < div_up(kept_to));
       one.blocks[i] = -1;
     }
   }

@@ -123,6 +123,46 @@ TEST_CASE("the plain picture has a character a block and no escapes, the coloure
   CHECK(coloured == plain);
 }
 
+TEST_CASE("each layer group has a picture of its pool below the first one's") {
+  pool_frame small;
+  small.step = 7;
+  small.block_size = 16;
+  small.device = {{cell_state::used, 'A'}, {cell_state::shared, '2'}, {}, {cell_state::cached, ':'}};
+  group_frame slides{.kind = "window", .block_size = 4, .device = {{cell_state::used, 'A'}, {}, {}}};
+  slides.host = {{cell_state::used, 'B'}, {}};
+  slides.hits = 3;
+  small.others = {slides, {.kind = "state", .block_size = 1, .device = {{cell_state::fenced, '~'}}, .evictions = 2}};
+  const std::string text = draw_pool(small, {2, false});
+  const std::string pools = text.substr(text.find("device"), text.find("       . free") - text.find("device"));
+  CHECK(pools ==
+        "device, 4 blocks of 16 tokens\n     0 A2\n     2 .:\n"
+        "group 1 (window), 3 blocks of 4 tokens, 3 hits, 0 evictions\n     0 A.\n     2 .\n"
+        "group 1 on the host, 2 blocks\n     0 B.\n"
+        "group 2 (state), 1 blocks of 1 tokens, 0 hits, 2 evictions\n     0 ~\n\n");
+
+  serving_options options = busy_options(7);
+  options.window = 40;
+  options.num_states = 60;
+  serving served(options);
+  std::array<std::array<std::int64_t, num_cell_states>, 2> seen{};
+  for (int i = 0; i < 400; ++i) {
+    served.step();
+    REQUIRE(served.check() == "");
+    const pool_frame now = served.snapshot();
+    REQUIRE(now.others.size() == 2);
+    REQUIRE(now.others[0].device.size() == 96);
+    REQUIRE(now.others[1].device.size() == 60);
+    for (std::size_t g = 0; g < 2; ++g) {
+      for (const cell& one : now.others[g].device) ++seen[g][static_cast<std::size_t>(one.state)];
+    }
+  }
+  for (const auto& group : seen) {
+    for (const std::int64_t count : group) CHECK(count > 0);
+  }
+  CHECK(served.snapshot().others[0].hits > 0);
+  CHECK(served.snapshot().others[1].hits > 0);
+}
+
 TEST_CASE("both kinds of SVG are well-formed and show every block") {
   serving served(busy_options(4));
   std::vector<tools::pool_frame> frames;

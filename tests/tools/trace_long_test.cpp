@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <string>
 
+#include "hindsight_oracle.hpp"
 #include "simulation.hpp"
 #include "support/skip.hpp"
 
@@ -85,4 +86,44 @@ TEST_CASE("all of an hour of short conversations is served by a pool that is muc
       check_served(what, options);
     }
   }
+}
+
+// docs/layer_groups.md has the whole hour.
+TEST_CASE("snapshots find 0.95 of what they would if they were placed with hindsight") {
+  const std::string path = std::string(BIFOLIO_SHARED_DIR) + "/traces/mooncake_conversation.jsonl";
+  if (!std::filesystem::exists(path)) return skip("shared/traces/mooncake_conversation.jsonl is not there");
+  const trace what = read_trace_file(path, trace_format::automatic, 4000);
+  using bifolio::group_kind;
+  const std::vector<bifolio::group_config> groups{
+      {.kind = group_kind::full, .block_size = 16, .num_blocks = 400000},
+      {.kind = group_kind::window, .block_size = 16, .num_blocks = 200000, .window = 1024, .snapshot_interval = 512},
+      {.kind = group_kind::state, .block_size = 1, .num_blocks = 4000, .snapshot_interval = 512}};
+  simulation_options options;
+  options.speed = 0.4;
+  progress_bar quiet(false);
+  options.groups = {groups[0]};
+  const hindsight oracle =
+      best_placement(what, simulate(what, options, quiet).first_cached_tokens, options.trace_block_size);
+  CHECK(oracle.num_tokens > 0);
+  for (const bool has_states : {false, true}) {
+    options.groups = {groups[0], groups[1]};
+    if (has_states) options.groups.push_back(groups[2]);
+    const simulation_result result = simulate(what, options, quiet);
+    std::int64_t found = 0;
+    for (const std::int64_t tokens : result.first_cached_tokens) found += tokens;
+    MESSAGE(found, " tokens of ", oracle.num_tokens, ", which take ", oracle.num_snapshots, " snapshots");
+    CHECK(static_cast<double>(found) >= 0.95 * static_cast<double>(oracle.num_tokens));
+    if (has_states) CHECK(oracle.num_snapshots <= groups[2].num_blocks - result.groups[2].peak_used_blocks);
+  }
+}
+
+TEST_CASE("where no two prompts share anything hindsight finds nothing either") {
+  const std::string path = std::string(BIFOLIO_SHARED_DIR) + "/traces/azure_conv_2023.csv";
+  if (!std::filesystem::exists(path)) return skip("shared/traces/azure_conv_2023.csv is not there");
+  const trace what = read_trace_file(path, trace_format::automatic, 4000);
+  simulation_options options;
+  options.num_blocks = 50000;
+  progress_bar quiet(false);
+  const std::vector<std::int64_t> hits = simulate(what, options, quiet).first_cached_tokens;
+  CHECK(best_placement(what, hits, options.trace_block_size).num_tokens == 0);
 }

@@ -67,6 +67,10 @@ std::optional<options> parse_options(int argc, char** argv, int& exit_code) {
       between<std::int32_t>(1, 1 << 20));
   add("--steps-in-flight", to.steps_in_flight, "Steps scheduled before the first of them is committed",
       between<std::int32_t>(1, 16));
+  add("--window", to.window, "A second layer group, whose layers attend to so many tokens; 0: none",
+      between<std::int32_t>(0, 1 << 20));
+  add("--states", to.num_states, "A layer group with so many recurrent states; 0: none",
+      between<std::int64_t>(0, 1 << 16));
   program.add_flag("--swap,!--no-swap", to.swap, "Preempt by swapping (default), or by computing again")->group(group);
   add("--load", to.traffic.load, "Requests a step, in the mean", between<double>(0.0, 100.0));
   add("--seed", to.traffic.seed, "Of the traffic", between<std::uint64_t>(0, UINT64_MAX));
@@ -100,6 +104,9 @@ std::optional<options> parse_options(int argc, char** argv, int& exit_code) {
   try {
     program.parse(argc, argv);
     if (result.animated && result.svg_path.empty()) throw CLI::ValidationError("--animated needs --svg");
+    if (!result.svg_path.empty() && (to.window > 0 || to.num_states > 0)) {
+      throw CLI::ValidationError("--svg draws one pool; leave out --window and --states");
+    }
   } catch (const CLI::ParseError& problem) {
     exit_code = tools::end_of_parsing(program, problem);
     return std::nullopt;

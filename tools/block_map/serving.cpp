@@ -18,6 +18,24 @@ kv_cache_config cache_config(const serving_options& options) {
   config.watermark = 0;  // fills up to the last block, so that preemption is seen
   config.prefix.enabled = true;
   config.prefix.seed = hash_seed{};
+  if (options.window == 0 && options.num_states == 0) return config;
+  const group_config first{.kind = group_kind::full,
+                           .block_size = options.block_size,
+                           .num_blocks = options.num_blocks,
+                           .num_host_blocks = options.num_host_blocks};
+  config.groups = {first};
+  if (options.window > 0) {
+    config.groups.push_back(first);
+    config.groups.back().kind = group_kind::window;
+    config.groups.back().window = options.window;
+  }
+  if (options.num_states > 0) {
+    config.groups.push_back({.kind = group_kind::state,
+                             .block_size = 1,
+                             .num_blocks = options.num_states,
+                             .num_host_blocks = options.num_host_blocks,
+                             .snapshot_interval = 4 * options.block_size});
+  }
   return config;
 }
 

@@ -23,7 +23,9 @@ struct serving_options {
   std::int32_t max_running = 48;
   std::int32_t max_tokens_per_step = 192;
   std::int32_t steps_in_flight = 2;
-  bool swap = true;  ///< preempt by swapping where it is possible
+  std::int32_t window = 0;      ///< tokens of a second layer group, which slides; 0: there is none
+  std::int64_t num_states = 0;  ///< of a layer group with recurrent states; 0: there is none
+  bool swap = true;             ///< preempt by swapping where it is possible
   traffic_options traffic;
 };
 

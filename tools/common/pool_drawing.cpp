@@ -92,6 +92,15 @@ std::string draw_pool(const pool_frame& what, const pool_text_style& style) {
     out.line("host, {} blocks", what.host.size());
     out.grid(what.host);
   }
+  for (std::size_t i = 0; i < what.others.size(); ++i) {
+    const group_frame& group = what.others[i];
+    out.line("group {} ({}), {} blocks of {} tokens, {} hits, {} evictions", i + 1, group.kind, group.device.size(),
+             group.block_size, group.hits, group.evictions);
+    out.grid(group.device);
+    if (group.host.empty()) continue;
+    out.line("group {} on the host, {} blocks", i + 1, group.host.size());
+    out.grid(group.host);
+  }
   out.end_line();
   const auto legend = [&](cell_state state, char mark) {
     out.put("       ");

@@ -30,6 +30,16 @@ struct cell {
 /// The inverse of `cell::mark`; nothing for a character that is none.
 [[nodiscard]] std::optional<cell> cell_of(char mark) noexcept;
 
+/// The pool of a layer group other than the first.
+struct group_frame {
+  std::string kind;             ///< "window", "state", …
+  std::int64_t block_size = 0;  ///< tokens; of states 1
+  std::vector<cell> device{};
+  std::vector<cell> host{};
+  std::int64_t hits = 0;  ///< blocks, or snapshots, since the start
+  std::int64_t evictions = 0;
+};
+
 struct pool_frame {
   std::int64_t step = 0;
   std::int64_t block_size = 0;
@@ -45,8 +55,9 @@ struct pool_frame {
   std::int64_t preemptions = 0;
   std::int64_t swapped_out_blocks = 0;
   std::int64_t swapped_in_blocks = 0;
-  std::int64_t copies = 0;        ///< on write
-  std::vector<std::string> news;  ///< of the last steps, the newest last
+  std::int64_t copies = 0;          ///< on write
+  std::vector<std::string> news;    ///< of the last steps, the newest last
+  std::vector<group_frame> others;  ///< layer groups 1, 2, …; what is above is the first one's
 
   [[nodiscard]] std::int64_t count(cell_state state) const noexcept;
 };

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <string_view>
 
+#include "tools/common/pool_cells.hpp"
+
 namespace tools {
 namespace {
 
@@ -94,64 +96,20 @@ char pool_watcher::letter_of(const who& one) {
   return no_letter;
 }
 
-void pool_watcher::count_users(std::vector<std::int32_t>& users, std::vector<char>& letters, bool swapped) const {
-  for (const auto& [seq, one] : sequences_) {
-    if (manager_->is_swapped_out(seq) != swapped) continue;
-    for (std::int64_t i = manager_->num_released_blocks(seq); i < manager_->num_table_blocks(seq); ++i) {
-      const auto block = static_cast<std::size_t>(to_index(manager_->block_at(seq, i)));
-      ++users[block];
-      letters[block] = known_letter(one);
-    }
-  }
-}
-
 pool_frame pool_watcher::snapshot() const {
   pool_frame result;
-  const cache_stats blocks = manager_->stats();
-  const prefix_cache* prefix = manager_->prefix();
   result.step = step_;
-  result.block_size = manager_->config().block_size;
-  const auto mark_users = [&](std::vector<cell>& cells, bool swapped) {
-    std::vector<std::int32_t> users(cells.size());
-    std::vector<char> letters(cells.size(), no_letter);
-    count_users(users, letters, swapped);
-    for (std::size_t i = 0; i < cells.size(); ++i) {
-      if (users[i] == 1) cells[i] = {cell_state::used, letters[i]};
-      if (users[i] > 1) cells[i] = {cell_state::shared, users[i] > 9 ? '+' : static_cast<char>('0' + users[i])};
-    }
-  };
-
-  // A block without references that is not in the free queue waits for a fence.
-  result.device.assign(static_cast<std::size_t>(blocks.num_blocks), {cell_state::fenced, '~'});
-  std::vector<block_id> free(static_cast<std::size_t>(blocks.num_free_blocks));
-  (void)manager_->pool().peek_free(free);
-  for (const block_id block : free) {
-    result.device[static_cast<std::size_t>(to_index(block))] =
-        prefix != nullptr && prefix->holds(block) ? cell{cell_state::cached, ':'} : cell{};
-  }
-  for (std::size_t i = 0; i < result.device.size(); ++i) {
-    const block_id block{static_cast<std::int32_t>(i)};
-    // In use by a sequence that no step has computed yet, such as a fresh fork.
-    if (manager_->pool().num_refs(block) > 0) result.device[i] = {cell_state::used, no_letter};
-  }
-  mark_users(result.device, false);
-  result.host.assign(static_cast<std::size_t>(blocks.num_host_blocks), {});
-  mark_users(result.host, true);
-
-  const scheduler_stats steps = scheduler_->stats();
-  const prefix_stats cached = prefix != nullptr ? prefix->stats() : prefix_stats{};
+  std::vector<lettered_sequence> sequences;
   for (const auto& [seq, one] : sequences_) {
+    sequences.push_back({seq, known_letter(one)});
     (manager_->is_swapped_out(seq) ? result.swapped : result.running) += known_letter(one);
   }
+  mark_cells(result, *manager_, sequences);
+  count_blocks(result, *manager_);
+  const scheduler_stats steps = scheduler_->stats();
   result.num_waiting = steps.num_waiting;
   result.num_tokens = num_tokens_;
-  result.lookups = cached.num_looked_up_blocks;
-  result.hits = cached.num_hit_blocks;
-  result.evictions = cached.num_evicted_blocks;
   result.preemptions = steps.num_preemptions;
-  result.swapped_out_blocks = blocks.num_swapped_out_blocks;
-  result.swapped_in_blocks = blocks.num_swapped_in_blocks;
-  result.copies = blocks.num_copied_blocks;
   result.news.assign(news_.begin(), news_.end());
   return result;
 }

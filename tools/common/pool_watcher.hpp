@@ -42,7 +42,6 @@ class pool_watcher {
   [[nodiscard]] char known_letter(const who& one) const { return letter(one.first, one.second); }
   char letter_of(const who& one);
   void forget_gone();
-  void count_users(std::vector<std::int32_t>& users, std::vector<char>& letters, bool swapped) const;
 
   const bifolio::kv_cache_manager* manager_;
   const bifolio::scheduler* scheduler_;

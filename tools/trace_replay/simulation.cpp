@@ -122,6 +122,7 @@ class simulation {
   struct record {
     std::int64_t request = 0;  ///< in the trace
     std::int32_t num_sampled = 0;
+    std::int32_t num_cached_tokens = 0;  ///< when first admitted
     double arrival = 0;
     double first_step = -1;
     double first_token = 0;
@@ -181,7 +182,9 @@ class simulation {
     steps_.push_back({plan, begin + step_us(options_.costs, plan, options_.block_size)});
     for (const scheduled_seq& row : plan.seqs) {
       record& one = records_[to_index(row.request) - 1];
-      if (one.first_step < 0) one.first_step = begin;
+      if (one.first_step >= 0) continue;
+      one.first_step = begin;
+      one.num_cached_tokens = row.num_cached_tokens;
     }
     return true;
   }
@@ -274,7 +277,9 @@ class simulation {
     result.peak_used_blocks = blocks.peak_used_blocks;
     result.simulated_seconds = (now_us_ - first_us_) / 1e6;
     std::vector<double> queueing, first_token, per_token, latency;
+    result.first_cached_tokens.resize(trace_.requests.size(), 0);
     for (const record& one : records_) {
+      result.first_cached_tokens[static_cast<std::size_t>(one.request)] = one.num_cached_tokens;
       queueing.push_back((one.first_step - one.arrival) / 1e3);
       first_token.push_back((one.first_token - one.arrival) / 1e3);
       if (one.num_sampled > 1) per_token.push_back((one.last_token - one.first_token) / 1e3 / (one.num_sampled - 1));

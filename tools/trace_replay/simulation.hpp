@@ -72,6 +72,8 @@ struct simulation_result {
   timeline over_time;
   std::int64_t num_cached_tokens = 0;  ///< that every group had, of prompts and of what was computed again
   std::vector<group_result> groups;    ///< of a model
+  /// Of each request, in the order of the trace: tokens that every group had when it was first admitted.
+  std::vector<std::int64_t> first_cached_tokens;
 };
 
 /// Throws `input_error` for options that do not go together, `bifolio::error`.

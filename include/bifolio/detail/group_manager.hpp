@@ -108,10 +108,11 @@ class BIFOLIO_API group_manager final : private prefix_cache::removal_observer {
   struct joint_hits;
   /// Of a sequence, by its record's index.
   struct sequence_marks {
-    /// Lengths at which a later prompt is likely to go on, rising; 0: none. What a look-up would need there is kept
-    /// longer, and steps end there when there are states.
-    std::array<std::int32_t, 2> wanted{};
-    prefix_chain rolling{};  ///< contents at the last block border that decoding passed, kept until the next one
+    // Lengths at which a later prompt is likely to go on; 0: none. Steps end there when there are states.
+    std::int32_t longer_hit = 0;   ///< where the first group's hits ended, which not every group had
+    std::int32_t last_spaced = 0;  ///< the last multiple of the snapshot interval in the prompt
+    std::int32_t last_border = 0;  ///< the last common block border in the prompt
+    prefix_chain rolling{};        ///< contents at the last block border that decoding passed, kept until the next one
     extras_id cross_key = no_extras;
     bool is_cached = true;  ///< false for one with an encoder's output that nothing identifies
   };
@@ -129,6 +130,14 @@ class BIFOLIO_API group_manager final : private prefix_cache::removal_observer {
   void publish_states(const sequence& record, std::int64_t position, const prefix_chain& contents) noexcept;
   void release_marks(const sequence& record) noexcept;
   void removed(const prefix_chain& contents) noexcept override;
+  [[nodiscard]] block_level level_of_state(const sequence_marks& marks, std::int64_t position,
+                                           block_level likely) const noexcept;
+  [[nodiscard]] block_level level_in_window(const sequence_marks& marks, std::int64_t begin, std::int64_t end,
+                                            std::int64_t window, block_level likely) const noexcept;
+  [[nodiscard]] retention_hint likely_hint(const sequence& record, std::int64_t index) const noexcept;
+  bool publish_as(layer_group& group, block_id block, const prefix_chain& contents, std::int64_t offset,
+                  std::int64_t index, const retention_hint& hint) noexcept;
+  void raise_level(const layer_group& group, block_id block, block_level level) const noexcept;
   [[nodiscard]] std::int64_t next_cut(const sequence_marks& marks, std::int64_t position) const noexcept;
 
   [[nodiscard]] std::int64_t make_state_rows(layer_group& group, const step_plan& plan) const;
@@ -151,9 +160,13 @@ class BIFOLIO_API group_manager final : private prefix_cache::removal_observer {
   std::vector<layer_group*> states_;    // groups with states
   std::vector<layer_group*> crosses_;   // cross groups
   std::int64_t alignment_ = 1;          // of hits: the least common multiple of the block sizes
-  std::int64_t snapshot_interval_ = 0;  // of all groups with states
+  std::int64_t snapshot_interval_ = 0;  // of all groups that have one, at borders of all groups' blocks; 0: none
   bool records_events_ = false;
-  mutable std::vector<sequence_marks> marks_;  // [max_sequences]
+  // Whether contents of other groups than the first wait at levels by how likely they are asked for; not with a policy
+  // that has a memory of its own.
+  bool ranks_ = true;
+  const eviction_policy* likely_policy_ = nullptr;  // has the level of the likely ones
+  mutable std::vector<sequence_marks> marks_;       // [max_sequences]
   /// [max_sequences]: the least `writable_end` of a sequence in any group with a table, for appends in place.
   std::vector<std::int32_t> room_ends_;
   std::vector<host_demand> cross_demands_;      // scratch

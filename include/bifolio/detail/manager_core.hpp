@@ -298,9 +298,9 @@ class BIFOLIO_API manager_core {
   void make_prefix_cache();
   void reserve_commit(const sequence& record, std::int64_t num_tokens);
   void commit_positions(sequence& record, std::int64_t num_tokens) noexcept;
-  /// Gives back what no token after the first `num_committed` attends to. Blocks that hold tokens from `kept_from` up
-  /// to `kept_to` go to the back of the eviction order.
-  void slide(sequence& record, std::int64_t num_committed, std::int64_t kept_from, std::int64_t kept_to) noexcept;
+  /// Gives back what no token after the first `num_committed` attends to. Blocks that hold tokens before `kept_to` go
+  /// to the back of the eviction order.
+  void slide(sequence& record, std::int64_t num_committed, std::int64_t kept_to) noexcept;
   void start_publication(const sequence& record, const prompt_view& prompt, const prefix_hits& hits,
                          scope_id scope) noexcept;
   void publish_tokens(sequence& record, std::span<const token_id> tokens) noexcept;

@@ -108,7 +108,9 @@ std::uint64_t group_manager::digest() const noexcept {
   }
   for (std::uint32_t i = 0; i < first_.num_records_; ++i) {
     if ((first_.records_[i].generation & 1) == 0) continue;
-    for (const std::int32_t wanted : marks_[i].wanted) hash.add(static_cast<std::uint64_t>(wanted));
+    for (const std::int32_t place : {marks_[i].longer_hit, marks_[i].last_spaced, marks_[i].last_border}) {
+      hash.add(static_cast<std::uint64_t>(place));
+    }
     hash.add(marks_[i].rolling.serial);
     hash.add(static_cast<std::uint64_t>(marks_[i].cross_key));
     hash.add(marks_[i].is_cached ? 1 : 0);

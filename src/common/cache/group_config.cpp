@@ -50,8 +50,11 @@ void require_group(std::size_t i, const group_config& group) {
   const bool slides = group.kind == group_kind::window;
   require_of_group(i, slides ? "window" : "window of a group that is no window group", group.window, slides ? 1 : 0,
                    slides ? most_tokens : 0);
-  require_of_group(i, is_state ? "snapshot_interval" : "snapshot_interval of a group without states",
-                   group.snapshot_interval, 0, is_state ? most_tokens : 0);
+  const bool is_spaced = i > 0 && (is_state || slides);
+  require_of_group(i,
+                   is_spaced ? "snapshot_interval"
+                             : "snapshot_interval of a group that has no states and no window, or is the first",
+                   group.snapshot_interval, 0, is_spaced ? most_tokens : 0);
   require_of_group(i, is_state ? "num_draft_slots" : "num_draft_slots of a group without states", group.num_draft_slots,
                    0, is_state ? 64 : 0);
   const bool is_cross = group.kind == group_kind::cross;
@@ -78,6 +81,7 @@ void require_groups(const kv_cache_config& config) {
              "; all groups have host blocks or none has");
     }
   }
+  const group_config* spaced = nullptr;
   const group_config* states = nullptr;
   const group_config* cross = nullptr;
   for (std::size_t i = 1; i < groups.size(); ++i) {
@@ -89,11 +93,16 @@ void require_groups(const kv_cache_config& config) {
       }
       cross = &group;
     }
+    if (group.snapshot_interval > 0) {
+      if (spaced != nullptr && spaced->snapshot_interval != group.snapshot_interval) {
+        refuse(errc::invalid_argument, "group ", i, ": snapshot_interval ", group.snapshot_interval,
+               " differs from the ", spaced->snapshot_interval, " of an earlier group");
+      }
+      spaced = &group;
+    }
     if (group.kind != group_kind::state) continue;
-    if (states != nullptr &&
-        (states->snapshot_interval != group.snapshot_interval || states->num_draft_slots != group.num_draft_slots)) {
-      refuse(errc::invalid_argument, "group ", i, ": snapshot_interval ", group.snapshot_interval,
-             " and num_draft_slots ", group.num_draft_slots, " differ from the ", states->snapshot_interval, " and ",
+    if (states != nullptr && states->num_draft_slots != group.num_draft_slots) {
+      refuse(errc::invalid_argument, "group ", i, ": num_draft_slots ", group.num_draft_slots, " differ from the ",
              states->num_draft_slots, " of an earlier group with states");
     }
     states = &group;
@@ -104,12 +113,11 @@ void require_groups(const kv_cache_config& config) {
            " cannot be the first of several with prefix caching; full can, whose blocks may have 0 bytes");
   }
   for (std::size_t i = 1; i < groups.size(); ++i) {
-    if (groups[i].kind == group_kind::state) {
-      if (groups[i].snapshot_interval % first.block_size == 0) continue;
+    if (groups[i].snapshot_interval % first.block_size != 0) {
       refuse(errc::invalid_argument, "group ", i, ": snapshot_interval ", groups[i].snapshot_interval,
              " is no multiple of the first group's block_size ", first.block_size);
     }
-    if (groups[i].kind == group_kind::cross) continue;
+    if (groups[i].kind == group_kind::state || groups[i].kind == group_kind::cross) continue;
     if (groups[i].block_size % first.block_size == 0 || first.block_size % groups[i].block_size == 0) continue;
     refuse(errc::invalid_argument, "group ", i, ": block_size ", groups[i].block_size,
            " is neither a multiple nor a divisor of the first group's ", first.block_size);

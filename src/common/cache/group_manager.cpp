@@ -35,6 +35,10 @@ kv_cache_config config_of(const kv_cache_config& all, const group_config& group,
 group_manager::group_manager(manager_core& first)
     : first_(first), config_(translate_bad_alloc("kv_cache_manager", [&] { return first.config_; })) {
   translate_bad_alloc("kv_cache_manager", [&] {
+    if (config_.prefix.policy == nullptr) config_.prefix.policy = &priority_policy();
+    likely_policy_ = config_.prefix.policy;
+    ranks_ = likely_policy_->make_tracker(idle_queues(first_.pool_)) == nullptr;
+    if (ranks_) config_.prefix.policy = &priority_policy();  // of the other groups, which are given levels
     marks_.resize(first_.num_records_);
     room_ends_.resize(first_.num_records_, 0);
     for (const group_config& what : config_.groups) {
@@ -42,12 +46,12 @@ group_manager::group_manager(manager_core& first)
       layer_group& group = *groups_.back();
       group.config = what;
       group.index = num_groups() - 1;
+      snapshot_interval_ = std::max<std::int64_t>(snapshot_interval_, what.snapshot_interval);
       group.watermark = static_cast<std::int64_t>(std::floor(config_.watermark * static_cast<double>(what.num_blocks)));
       const auto number = static_cast<std::uint32_t>(group.index);
       if (what.kind == group_kind::state) {
         group.states = std::make_unique<state_slots>(what, config_, std::uint64_t{number} << 56 | 1);
         states_.push_back(&group);
-        snapshot_interval_ = what.snapshot_interval;
         continue;
       }
       if (number == 0) {
@@ -66,6 +70,7 @@ group_manager::group_manager(manager_core& first)
       group.blocks_per_first = std::max(1, first_.config_.block_size / what.block_size);
     }
   });
+  if (snapshot_interval_ > 0) snapshot_interval_ = std::lcm(snapshot_interval_, alignment_);
   records_events_ = config_.prefix.enabled && config_.prefix.record_events;
   first_.groups_ = this;
   first_.num_lone_records_ = 0;
@@ -278,8 +283,8 @@ void group_manager::drain_copies(std::int32_t group, std::vector<block_copy>& co
 std::int64_t group_manager::next_cut(const sequence_marks& marks, std::int64_t position) const noexcept {
   std::int64_t next = std::numeric_limits<std::int64_t>::max();
   if (states_.empty() || !first_.prefix_ || !marks.is_cached) return next;
-  for (const std::int32_t wanted : marks.wanted) {
-    if (wanted > position) next = std::min<std::int64_t>(next, wanted);
+  for (const std::int32_t place : {marks.longer_hit, marks.last_spaced, marks.last_border}) {
+    if (place > position) next = std::min<std::int64_t>(next, place);
   }
   if (snapshot_interval_ > 0) next = std::min(next, (position / snapshot_interval_ + 1) * snapshot_interval_);
   return next;
@@ -299,20 +304,8 @@ void group_manager::commit_all(sequence& record, std::int64_t num_tokens) noexce
   const std::int64_t num_committed = record.num_committed + num_tokens;
   for (manager_core* core : tables_) {
     sequence& own = core->records_[at];
-    if (core->config_.sliding_window > 0 && core->first_visible_block(num_committed) > core->tables_[at].first()) {
-      std::int64_t from = 0;
-      std::int64_t to = 0;
-      // A commit that passes both keeps the later one.
-      for (const std::int32_t wanted : marks.wanted) {
-        if (wanted == 0 || wanted > num_committed ||
-            wanted <= std::int64_t{core->tables_[at].first()} * core->config_.block_size) {
-          continue;
-        }
-        from = std::max<std::int64_t>(0, wanted - core->config_.sliding_window + 1);
-        to = wanted;
-      }
-      core->slide(own, num_committed, from, to);
-    }
+    // Of a prompt the levels of its blocks say which are kept longer, as long as they are registered.
+    if (core->config_.sliding_window > 0) core->slide(own, num_committed, marks.last_border);
     own.num_committed += static_cast<std::int32_t>(num_tokens);
   }
   for (const layer_group* group : states_) group->states->commit(static_cast<std::uint32_t>(at), num_committed);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bifolio/detail/group_manager.hpp>
+#include <bit>
 #include <cstring>
 #include <numeric>
 
@@ -235,14 +236,11 @@ open_result group_manager::open(const prompt_view& asked, std::int64_t num_new_t
   sequence_marks marks;
   marks.is_cached = found.is_cached;
   if (found.is_cached) {
-    // Where the next prompt is likely to go on: at the end of this one, or where the first group's hits end, which some
-    // other group did not have.
-    const std::int64_t last = round_down(prompt_len - 1, alignment_);
-    std::size_t count = 0;
-    if (found.num_first_tokens > found.num_tokens)
-      marks.wanted[count++] = static_cast<std::int32_t>(found.num_first_tokens);
-    if (last > found.num_tokens && last > found.num_first_tokens)
-      marks.wanted[count++] = static_cast<std::int32_t>(last);
+    if (found.num_first_tokens > found.num_tokens) marks.longer_hit = static_cast<std::int32_t>(found.num_first_tokens);
+    marks.last_border = static_cast<std::int32_t>(round_down(prompt_len - 1, alignment_));
+    if (snapshot_interval_ > 0) {
+      marks.last_spaced = static_cast<std::int32_t>(round_down(prompt_len - 1, snapshot_interval_));
+    }
   }
   std::int64_t num_tokens = found.num_tokens + std::min(num_new_tokens, prompt_len - found.num_tokens);
   num_tokens = std::min(num_tokens, next_cut(marks, found.num_tokens));
@@ -311,12 +309,72 @@ open_result group_manager::open(const prompt_view& asked, std::int64_t num_new_t
           group->is_cross() ? group->core->blocks_of(asked_for) : group->core->whole_blocks(asked_for), num_hits);
     }
   }
+  // Where one prompt went on, others may: what is taken now is as likely as any.
+  for (const auto& group : groups_) {
+    if (prompt.retention.expires_at != 0 || group->index == 0 || group->is_cross()) continue;
+    const std::int64_t end =
+        group->states ? found.num_tokens / first_.config_.block_size : found.num_tokens / group->config.block_size;
+    std::int64_t i = end - static_cast<std::int64_t>(group->hits.size());
+    for (const block_id hit : group->hits) raise_level(*group, hit, likely_hint(record, i++).priority);
+  }
   note_room(index_of(result.seq));
   marks_[index_of(result.seq)] = marks;
   return result;
 }
 
 // --- registering
+
+// The level of what is likely to be asked for. What is less likely has lower ones, and so is evicted before.
+retention_hint group_manager::likely_hint(const sequence& record, std::int64_t index) const noexcept {
+  retention_hint hint = first_.publication_of(record).retention;
+  if (!ranks_) return hint;
+  hint.priority = std::clamp(likely_policy_->level(hint, index), retention_hint::lowest, retention_hint::highest);
+  return hint;
+}
+
+// Multiples of the snapshot interval that are 1, 2, 4, … of them before the last one in a prompt come before the
+// others: a prompt that leaves the text there or later computes at most twice what it does not share with the earlier
+// prompt. The last border is worth less than one interval more than the last multiple, where there is one.
+block_level group_manager::level_of_state(const sequence_marks& marks, std::int64_t position,
+                                          block_level likely) const noexcept {
+  const auto second = std::min<block_level>(retention_hint::lowest + 1, likely);
+  if (position == marks.longer_hit || position == marks.last_spaced || snapshot_interval_ == 0) return likely;
+  if (position % snapshot_interval_ == 0) {
+    const auto distance = static_cast<std::uint64_t>((marks.last_spaced - position) / snapshot_interval_);
+    return position < marks.last_spaced && std::has_single_bit(distance) ? second : retention_hint::lowest;
+  }
+  return position == marks.last_border ? retention_hint::lowest : likely;
+}
+
+// The same for a block with the tokens from `begin` to `end`: the best of the places in whose window it is. After the
+// prompt the window moves on, and takes its blocks out of it.
+block_level group_manager::level_in_window(const sequence_marks& marks, std::int64_t begin, std::int64_t end,
+                                           std::int64_t window, block_level likely) const noexcept {
+  const auto is_seen_from = [&](std::int64_t length) { return begin < length && end > length - window + 1; };
+  const bool is_spaced = snapshot_interval_ > 0;
+  if (begin >= marks.last_border || is_seen_from(marks.longer_hit)) return likely;
+  if (is_seen_from(is_spaced ? marks.last_spaced : marks.last_border)) return likely;
+  for (std::int64_t back = snapshot_interval_; is_spaced && back < marks.last_spaced; back *= 2) {
+    if (is_seen_from(marks.last_spaced - back)) return std::min<block_level>(retention_hint::lowest + 1, likely);
+  }
+  return retention_hint::lowest;
+}
+
+// What is registered already may have been less likely to be asked for then.
+void group_manager::raise_level(const layer_group& group, block_id block, block_level level) const noexcept {
+  if (ranks_ && group.pool().level(block) < level) group.pool().set_level(block, level);
+}
+
+// Whether it was not registered before.
+bool group_manager::publish_as(layer_group& group, block_id block, const prefix_chain& contents, std::int64_t offset,
+                               std::int64_t index, const retention_hint& hint) noexcept {
+  const token_id token{static_cast<std::int32_t>(offset)};
+  const publish_result published =
+      group.prefix()->publish(block, follower_key(contents.serial, offset), contents, {&token, 1}, index, hint);
+  if (published.duplicate_of == invalid_block) return true;
+  if (hint.expires_at == 0) raise_level(group, published.duplicate_of, hint.priority);
+  return false;
+}
 
 void group_manager::first_published(const sequence& record, std::int32_t index, const prefix_chain& contents) noexcept {
   const std::int64_t first_size = first_.config_.block_size;
@@ -326,14 +384,16 @@ void group_manager::first_published(const sequence& record, std::int32_t index, 
   for (const auto& group : groups_) {
     if (group->index == 0 || !group->has_positions()) continue;
     const std::int64_t size = group->config.block_size;
-    block_table& table = group->core->tables_[at];
+    const block_table& table = group->core->tables_[at];
     const std::int64_t begin = std::int64_t{index} * first_size / size;
     for (std::int64_t i = begin; i < end / size; ++i) {
       if (i < table.first() || i >= table.size()) continue;
-      const auto entry = static_cast<std::int32_t>(i);
-      const token_id token{static_cast<std::int32_t>(i - begin)};
-      (void)group->prefix()->publish(table[entry], follower_key(contents.serial, i - begin), contents, {&token, 1}, i,
-                                     first_.publication_of(record).retention);
+      retention_hint hint = likely_hint(record, i);
+      if (ranks_ && group->config.kind == group_kind::window) {
+        hint.priority =
+            level_in_window(marks_of(record), i * size, (i + 1) * size, group->config.window, hint.priority);
+      }
+      (void)publish_as(*group, table[static_cast<std::int32_t>(i)], contents, i - begin, i, hint);
     }
   }
 }
@@ -354,19 +414,15 @@ void group_manager::publish_states(const sequence& record, std::int64_t position
     }
     marks.rolling = {};
   }
-  retention_hint hint = first_.publication_of(record).retention;
-  bool is_rolling = std::find(marks.wanted.begin(), marks.wanted.end(), position) == marks.wanted.end();
-  if (is_rolling && snapshot_interval_ > 0 && position % snapshot_interval_ == 0) {
-    is_rolling = false;
-    hint = {.priority = retention_hint::lowest};
-  }
-  for (const layer_group* group : states_) {
+  const std::int64_t block = position / first_.config_.block_size - 1;
+  retention_hint hint = likely_hint(record, block);
+  if (ranks_) hint.priority = level_of_state(marks, position, hint.priority);
+  const bool is_place = position == marks.longer_hit || position == marks.last_spaced || position == marks.last_border;
+  bool is_rolling = !is_place && (snapshot_interval_ == 0 || position % snapshot_interval_ != 0);
+  for (layer_group* group : states_) {
     const block_id slot = group->states->at(index, position);
     if (slot == invalid_block) continue;
-    const token_id token{0};
-    const publish_result published = group->prefix()->publish(
-        slot, follower_key(contents.serial, 0), contents, {&token, 1}, position / first_.config_.block_size - 1, hint);
-    is_rolling = is_rolling && published.duplicate_of == invalid_block;
+    is_rolling = publish_as(*group, slot, contents, 0, block, hint) && is_rolling;
   }
   if (is_rolling) marks.rolling = contents;
 }

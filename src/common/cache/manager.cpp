@@ -221,25 +221,19 @@ void manager_core::reserve_commit(const sequence& record, std::int64_t num_token
   });
 }
 
-void manager_core::slide(sequence& record, std::int64_t num_committed, std::int64_t kept_from,
-                         std::int64_t kept_to) noexcept {
+void manager_core::slide(sequence& record, std::int64_t num_committed, std::int64_t kept_to) noexcept {
   block_table& table = table_of(record);
   const std::int32_t end = first_visible_block(num_committed);
   if (end <= table.first()) return;
   num_entries_ -= end - table.first();
-  const auto drop_to = [&](std::int32_t first, reuse_order order) {
-    if (std::min(first, end) > table.first()) table.drop_front(std::min(first, end), pool_, slab_, order);
-  };
-  if (kept_from < kept_to) {
-    drop_to(whole_blocks(kept_from), reuse_order::first);
-    drop_to(blocks_of(kept_to), reuse_order::last);
-  }
-  drop_to(end, reuse_order::first);
+  const std::int32_t kept = std::min(blocks_of(kept_to), end);
+  if (kept > table.first()) table.drop_front(kept, pool_, slab_, reuse_order::last);
+  if (end > table.first()) table.drop_front(end, pool_, slab_, reuse_order::first);
   note_table_change(record);
 }
 
 void manager_core::commit_positions(sequence& record, std::int64_t num_tokens) noexcept {
-  slide(record, record.num_committed + num_tokens, 0, 0);
+  slide(record, record.num_committed + num_tokens, 0);
   record.num_committed += static_cast<std::int32_t>(num_tokens);
 }
 

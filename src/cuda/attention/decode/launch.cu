@@ -26,6 +26,8 @@ half_entries half_entries_for(std::int32_t head_dim) noexcept {
   switch (decode_padded_dim(dtype::bf16, head_dim)) {
     case 64:
       return {&decode_f16_64_padded, &decode_bf16_64_padded};
+    case 80:
+      return {&decode_f16_80_padded, &decode_bf16_80_padded};
     case 96:
       return {&decode_f16_96_padded, &decode_bf16_96_padded};
     case 128:

@@ -37,9 +37,9 @@ struct decode_entry {
 extern const decode_entry decode_f32_64_padded, decode_f32_128_padded;
 extern const decode_entry decode_bf16_64, decode_bf16_128, decode_bf16_256;
 extern const decode_entry decode_f16_64, decode_f16_128, decode_f16_256;
-extern const decode_entry decode_bf16_64_padded, decode_bf16_96_padded, decode_bf16_128_padded, decode_bf16_160_padded,
-    decode_bf16_192_padded, decode_bf16_256_padded;
-extern const decode_entry decode_f16_64_padded, decode_f16_96_padded, decode_f16_128_padded, decode_f16_160_padded,
-    decode_f16_192_padded, decode_f16_256_padded;
+extern const decode_entry decode_bf16_64_padded, decode_bf16_80_padded, decode_bf16_96_padded, decode_bf16_128_padded,
+    decode_bf16_160_padded, decode_bf16_192_padded, decode_bf16_256_padded;
+extern const decode_entry decode_f16_64_padded, decode_f16_80_padded, decode_f16_96_padded, decode_f16_128_padded,
+    decode_f16_160_padded, decode_f16_192_padded, decode_f16_256_padded;
 
 }  // namespace bifolio::cuda

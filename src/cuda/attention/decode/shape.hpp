@@ -22,6 +22,14 @@ struct shared_layout {
   int bytes;     // of everything
 };
 
+/// The dims of the padded shape before that of `head_dim`.
+[[nodiscard]] constexpr int dims_of_smaller_shape(int element_bytes, int head_dim) noexcept {
+  const dtype type = element_bytes == 4 ? dtype::f32 : dtype::bf16;
+  int smaller = 0;
+  for (int dims = 4; decode_padded_dim(type, dims) < head_dim; dims += 4) smaller = decode_padded_dim(type, dims);
+  return smaller;
+}
+
 /// `Padded`: for every head_dim whose rows are whole vectors of 16 bytes, which fits and is too large for the next
 /// smaller padded shape. Rows are then in shared memory with unused vectors at their ends: those of queries are zero,
 /// those of K are not looked at, and those of V make columns of the output that are not stored.
@@ -29,12 +37,14 @@ template <class T, int HeadDim, int Warps, bool Padded>
 struct shape {
   static constexpr int element_bytes = sizeof(T);
   static_assert(Warps == 4 || Warps == 8);
-  static_assert(HeadDim % 32 == 0 && (Padded || HeadDim % 64 == 0) && (element_bytes == 2 || element_bytes == 4));
+  static_assert(HeadDim % 16 == 0 && (Padded || HeadDim % 64 == 0) && (element_bytes == 2 || element_bytes == 4));
   static constexpr int head_dim = HeadDim;
   static constexpr bool padded = Padded;
   static constexpr int warps = Warps;
   static constexpr int threads = 32 * Warps;
-  static constexpr int stages = HeadDim * element_bytes == 128 ? 6 : HeadDim == 160 || HeadDim == 192 ? 4 : 3;
+  static constexpr int stages = HeadDim * element_bytes == 128                      ? 6
+                                : HeadDim == 80 || HeadDim == 160 || HeadDim == 192 ? 4
+                                                                                    : 3;
   static constexpr int ctas_per_sm = Warps == 8 ? 1 : 2;
   /// Two CTAs of 128 threads leave room for a small CTA of another stream's kernel, such as a swap.
   static constexpr int max_registers = Warps == 4 ? 224 : 255;
@@ -52,11 +62,9 @@ struct shape {
   /// rows is in eight places of the 128 bytes that shared memory reads at once.
   static constexpr bool swizzled = row_vectors % 8 == 0;
   static constexpr int row_bytes = (swizzled ? row_vectors : row_vectors + 1) * 16;
-  /// What every head_dim of the shape has.
-  static constexpr int least_row_vectors = !Padded              ? row_vectors
-                                           : HeadDim == 64      ? 1
-                                           : element_bytes == 4 ? row_vectors / 2 + 1
-                                                                : row_vectors - 3;
+  /// What every head_dim of the shape has: more than the next smaller padded shape takes.
+  static constexpr int least_row_vectors =
+      Padded ? dims_of_smaller_shape(element_bytes, HeadDim) / vector_dims + 1 : row_vectors;
   static constexpr int rows_per_pass = 32 / row_vectors;  // that a warp loads at once; not of padded shapes
   static constexpr int passes = warp_keys * row_vectors / 32;
   static_assert(warp_keys * row_vectors % 32 == 0);

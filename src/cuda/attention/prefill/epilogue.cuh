@@ -66,7 +66,7 @@ class epilogue {
     for (int i = 0; i < 2; ++i) {
       const row_sums sums = sums_of(rows, i);
       if (rows.token[i] >= work.query_len) continue;
-      const int row = warpgroup * prefill_half_rows + (thread_ / 32) * 16 + (thread_ & 31) / 4 + 8 * i;
+      const int row = warpgroup * prefill_warpgroup_rows + (thread_ / 32) * 16 + (thread_ & 31) / 4 + 8 * i;
       if ((thread_ & 3) == 0) __stcg(partials.sums(work.partial, row), make_float2(sums.max, sums.sum));
       float* const dst = partials.row(work.partial, row);
 #pragma unroll

@@ -138,7 +138,8 @@ cudaError_t launch_prefill(const runtime_api& api, const attention_kernel_args& 
   const prefill_args p{with_clamped_windows(args),
                        metadata,
                        plan.packing.heads,
-                       plan.packing.tokens_per_half,
+                       plan.packing.tokens_per_warpgroup,
+                       prefill_warpgroup_rows * plan.packing.num_consumers,
                        prefill_max_partials(device.num_sms),
                        prefill_loading(args)};
 
@@ -160,7 +161,7 @@ cudaError_t launch_prefill(const runtime_api& api, const attention_kernel_args& 
   const dimension q_dims[] = {{static_cast<cuuint64_t>(args.head_dim), 2, 64},
                               {static_cast<cuuint64_t>(args.num_q_heads), bytes_of(args.q_head_stride), packed},
                               {static_cast<cuuint64_t>(args.num_tokens), bytes_of(args.q_token_stride),
-                               static_cast<cuuint32_t>(p.tokens_per_half)}};
+                               static_cast<cuuint32_t>(p.tokens_per_warpgroup)}};
   tensor_map q;
   tensor_map k = {};
   tensor_map v = {};
@@ -174,7 +175,8 @@ cudaError_t launch_prefill(const runtime_api& api, const attention_kernel_args& 
                                                     cudaFuncAttributeMaxDynamicSharedMemorySize, entry.shared_bytes);
   if (status != cudaSuccess) return status;
   const cudaError_t launched =
-      launch(api, kernel, dim3(static_cast<unsigned>(device.num_sms)), dim3(prefill::num_threads),
+      launch(api, kernel, dim3(static_cast<unsigned>(device.num_sms)),
+             dim3(static_cast<unsigned>(128 * (1 + plan.packing.num_consumers))),
              static_cast<std::size_t>(entry.shared_bytes), stream, device.dependent_launch, p, q, k, v);
   if (launched != cudaSuccess || !plan.combines) return launched;
   return launch_prefill_combine(api, p, device, stream);

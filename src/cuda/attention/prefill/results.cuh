@@ -39,26 +39,27 @@ struct finished_row {
   }
 };
 
-/// The workspace: 128 rows of outputs, and the sums of each row, per partial result.
+/// The workspace: outputs of the rows of a tile, and the sums of each row, per partial result.
 class partial_results {
  public:
   __device__ __forceinline__ explicit partial_results(const prefill_args& a)
       : out_(a.workspace),
-        sums_(reinterpret_cast<float2*>(a.workspace + std::int64_t{a.max_partials} * prefill_tile_rows * a.head_dim)),
-        head_dim_(a.head_dim) {}
+        sums_(reinterpret_cast<float2*>(a.workspace + std::int64_t{a.max_partials} * a.tile_rows * a.head_dim)),
+        head_dim_(a.head_dim),
+        tile_rows_(a.tile_rows) {}
 
   [[nodiscard]] __device__ __forceinline__ float* row(int partial, int row) const {
-    return out_ + (std::int64_t{partial} * prefill_tile_rows + row) * head_dim_;
+    return out_ + (std::int64_t{partial} * tile_rows_ + row) * head_dim_;
   }
   /// Maximum and sum.
   [[nodiscard]] __device__ __forceinline__ float2* sums(int partial, int row) const {
-    return sums_ + std::int64_t{partial} * prefill_tile_rows + row;
+    return sums_ + std::int64_t{partial} * tile_rows_ + row;
   }
 
  private:
   float* out_;
   float2* sums_;
-  int head_dim_;
+  int head_dim_, tile_rows_;
 };
 
 }  // namespace bifolio::cuda::prefill

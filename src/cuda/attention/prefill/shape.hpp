@@ -7,9 +7,6 @@
 
 namespace bifolio::cuda::prefill {
 
-inline constexpr int num_consumers = 2;  // warpgroups of 64 query rows
-inline constexpr int num_threads = 128 * (1 + num_consumers);
-
 /// Bytes from the start of the CTA's shared memory, which is rounded up to 1024 for the swizzle.
 struct shared_layout {
   int q, k, v;   // stages of tiles
@@ -24,6 +21,15 @@ template <int TileDims>
 struct shape {
   static constexpr int tile_dims = TileDims;
   static constexpr int tile_keys = prefill_tile_keys(TileDims);
+  static constexpr int num_consumers = prefill_num_consumers(TileDims);  // warpgroups of 64 query rows
+  static constexpr int num_threads = 128 * (1 + num_consumers);
+  static constexpr int tile_rows = prefill_tile_rows(TileDims);
+  /// Registers of a thread: at the start as many as fit when all threads have the same, a multiple of 8. Consumers get
+  /// more from what the producer gives back; if they asked for more than that they would wait for ever.
+  static constexpr int start_registers = 65536 / num_threads / 8 * 8;
+  static constexpr int producer_registers = num_consumers == 3 ? 32 : 40;
+  static constexpr int consumer_registers = num_consumers == 3 ? 160 : 232;
+  static_assert(producer_registers + num_consumers * consumer_registers <= (1 + num_consumers) * start_registers);
   static constexpr int stages = 2;  // of K and of V
   static constexpr int q_stages = TileDims <= 128 ? 2 : 1;
   static constexpr int chunks = (TileDims + 63) / 64;  // of 128 bytes in a row

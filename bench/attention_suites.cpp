@@ -25,6 +25,15 @@ constexpr const char* h200[] = {
     "--dtype f32 --kv-dtype f32 --batch 1,8,64 --context 8192",
     "--dtype f16 --kv-dtype f16 --batch 8 --context 4096",
     "--layout nhd,x_split --batch 1,8,64 --context 8192",
+    // Decode: codes.
+    "--kv-dtype e4m3,i8-token --batch 1,64 --context 1024,8192",
+    "--kv-dtype e4m3,i8-token --batch 8,256 --context 4096",
+    "--kv-dtype e4m3,i8-token --batch 1 --context 131072",
+    "--kv-dtype bf16,e4m3,i8-token --q-heads 64 --batch 128 --context 2048",
+    "--kv-dtype e4m3 --q-heads 64 --batch 64 --context 8192",
+    "--kv-dtype e4m3 --head-dim 64,96,192,256 --batch 64 --context 8192",
+    "--kv-dtype e5m2,i8,e4m3-token --batch 64 --context 8192",
+    "--kv-dtype e4m3 --seqs 32x1/128:32768",
     // Decode: options and unequal lengths.
     "--window 1023 --batch 1,64 --context 8192",
     "--soft-cap 30 --batch 8,64 --context 8192",

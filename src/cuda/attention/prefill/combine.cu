@@ -38,7 +38,7 @@ class row_combine {
     T* const out = static_cast<T*>(a_.out) + at * a_.out_token_stride + head * a_.out_head_stride;
     for (int column = lane_ * 4; column < a_.head_dim; column += 128) {
       float4 x;
-      const finished_row finished(values(column, x), sink);
+      const finished_row finished(values(column, x), sink, a_.v_scales.static_scales);
       uint2 packed;
       packed.x = device::pack<T>(x.x * finished.factor, x.y * finished.factor);
       packed.y = device::pack<T>(x.z * finished.factor, x.w * finished.factor);
@@ -119,7 +119,7 @@ cudaError_t launch_prefill_combine(const runtime_api& api, const prefill_args& a
   // Every SM has room for several; which is the same for all steps of a plan.
   constexpr unsigned ctas_per_sm = 4;
   const auto kernel =
-      args.kv_type == dtype::f16 ? prefill::combine_kernel<__half> : prefill::combine_kernel<__nv_bfloat16>;
+      args.q_type == dtype::f16 ? prefill::combine_kernel<__half> : prefill::combine_kernel<__nv_bfloat16>;
   return launch(api, kernel, dim3(ctas_per_sm * static_cast<unsigned>(device.num_sms)), dim3(prefill::combine_threads),
                 0, stream, device.dependent_launch, args);
 }

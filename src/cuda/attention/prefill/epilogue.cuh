@@ -30,7 +30,8 @@ class epilogue {
     for (int i = 0; i < 2; ++i) {
       const row_sums sums = sums_of(rows, i);
       const bool valid = rows.token[i] < work.query_len;
-      const finished_row row(sums, a_.sinks != nullptr && valid ? a_.sinks + rows.head[i] : nullptr);
+      const finished_row row(sums, a_.sinks != nullptr && valid ? a_.sinks + rows.head[i] : nullptr,
+                             a_.v_scales.static_scales);
       inverse[i] = row.factor;
       if (a_.lse != nullptr && valid && (thread_ & 3) == 0) {
         a_.lse[static_cast<std::int64_t>(work.query_start + rows.token[i]) * a_.num_q_heads + rows.head[i]] = row.lse;

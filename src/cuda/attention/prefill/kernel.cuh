@@ -6,6 +6,7 @@
 /// and O in registers. docs/kernels/attention_cuda_prefill.md has the picture.
 
 #include "cuda/attention/prefill/args.hpp"
+#include "cuda/attention/prefill/coded_producer.cuh"
 #include "cuda/attention/prefill/copy_producer.cuh"
 #include "cuda/attention/prefill/epilogue.cuh"
 #include "cuda/attention/prefill/launch.hpp"
@@ -49,6 +50,12 @@ __device__ __forceinline__ void consume(const prefill_args& args, const shared_s
   loop.finish();
 }
 
+template <class T, class Shape, class Source>
+__device__ __forceinline__ void produce_coded(const prefill_args& args, const shared_stages<Shape>& stages,
+                                              const tensor_map* q_map, const Source& source) {
+  if constexpr (Shape::raw_bytes > 0) coded_producer<T, Shape>(args, stages, q_map).run(source);
+}
+
 template <class T, int TileDims, bool Transform>
 __global__ void __launch_bounds__(shape<TileDims>::num_threads, 1)
     prefill_kernel(const __grid_constant__ prefill_args args, const __grid_constant__ tensor_map q_map,
@@ -71,14 +78,20 @@ __global__ void __launch_bounds__(shape<TileDims>::num_threads, 1)
     if (threadIdx.x < 32) {
       const work_source source(args, slots);
       device::grid_dependency_wait();
-      if (by_copy) {
+      if (args.is_coded) {
+        produce_coded<T, Shape>(args, stages, &q_map, source);
+      } else if (by_copy) {
         copy_producer<Shape>(args, stages, &q_map).run(source);
       } else {
         tma_producer<Shape>(args, stages, &q_map, &k_map, &v_map).run(source);
       }
     } else if (by_copy) {
       device::grid_dependency_wait();
-      copy_producer<Shape>(args, stages, &q_map).run(work_queue(slots));
+      if (args.is_coded) {
+        produce_coded<T, Shape>(args, stages, &q_map, work_queue(slots));
+      } else {
+        copy_producer<Shape>(args, stages, &q_map).run(work_queue(slots));
+      }
     }
   } else {
     device::setmaxnreg_inc<Shape::consumer_registers>();
@@ -89,7 +102,9 @@ __global__ void __launch_bounds__(shape<TileDims>::num_threads, 1)
 
 template <class T, int TileDims>
 [[nodiscard]] constexpr prefill_entry make_entry() noexcept {
-  return {{prefill_kernel<T, TileDims, false>, prefill_kernel<T, TileDims, true>}, shape<TileDims>::shared.bytes};
+  return {{prefill_kernel<T, TileDims, false>, prefill_kernel<T, TileDims, true>},
+          shape<TileDims>::shared.bytes,
+          shape<TileDims>::raw_bytes};
 }
 
 }  // namespace bifolio::cuda::prefill

@@ -58,7 +58,7 @@ class mainloop {
  public:
   __device__ __forceinline__ mainloop(const prefill_args& args, const shared_stages<Shape>& stages, int warpgroup,
                                       int thread)
-      : a_(args), stages_(stages), transform_(args), warpgroup_(warpgroup), thread_(thread) {}
+      : a_(args), stages_(stages), transform_(transform_options(args)), warpgroup_(warpgroup), thread_(thread) {}
 
   /// Before the first work tile.
   __device__ __forceinline__ void start() {

@@ -57,6 +57,9 @@ class shared_stages {
     return base_ + S::shared.v + s * S::kv_bytes;
   }
 
+  /// Where codes are before they are elements.
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t raw() const { return base_ + S::shared.raw; }
+
   [[nodiscard]] __device__ __forceinline__ std::uint32_t k_full(int s) const { return barrier(s); }
   [[nodiscard]] __device__ __forceinline__ std::uint32_t k_empty(int s) const { return barrier(S::stages + s); }
   [[nodiscard]] __device__ __forceinline__ std::uint32_t v_full(int s) const { return barrier(2 * S::stages + s); }

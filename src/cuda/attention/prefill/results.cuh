@@ -18,11 +18,11 @@ struct row_sums {
 };
 
 /// What a row becomes when all its keys are seen: what its values must be multiplied with, and its LSE. `sink`: of its
-/// head, or null.
+/// head, or null. `value_scale`: of V, one for all heads.
 struct finished_row {
   float factor, lse;
 
-  __device__ __forceinline__ finished_row(row_sums row, const float* sink) {
+  __device__ __forceinline__ finished_row(row_sums row, const float* sink, const float* value_scale) {
     constexpr float ln2 = 0.6931471805599453f;
     float scale = 1.0f;
     if (sink != nullptr) {
@@ -35,6 +35,7 @@ struct finished_row {
       }
     }
     factor = row.sum != 0 ? scale / row.sum : 0.0f;  // NaN stays NaN
+    if (value_scale != nullptr) factor *= __ldg(value_scale);
     lse = row.sum != 0 ? row.max * ln2 + logf(row.sum) : -INFINITY;
   }
 };

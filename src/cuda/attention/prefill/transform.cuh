@@ -15,6 +15,18 @@ namespace bifolio::cuda::prefill {
   return 1.0f - __fdividef(2.0f, device::exp2_fast(y * (2 * log2e)) + 1.0f);
 }
 
+/// What a transform is made from. A static scale of K, one for all heads, is a part of the scale.
+struct transform_options {
+  float scale;
+  float soft_cap;
+  const float* alibi_slopes;
+
+  __device__ __forceinline__ explicit transform_options(const prefill_args& a)
+      : scale(a.k_scales.static_scales == nullptr ? a.scale : a.scale * __ldg(a.k_scales.static_scales)),
+        soft_cap(a.soft_cap),
+        alibi_slopes(a.alibi_slopes) {}
+};
+
 template <bool Transform>
 struct logits_transform;
 
@@ -22,7 +34,7 @@ struct logits_transform;
 template <>
 struct logits_transform<false> {
   float scale_log2;  ///< the unit in base 2
-  __device__ __forceinline__ explicit logits_transform(const prefill_args& a) : scale_log2(a.scale * log2e) {}
+  __device__ __forceinline__ explicit logits_transform(const transform_options& a) : scale_log2(a.scale * log2e) {}
 };
 
 /// Soft cap, ALiBi, a scale that is not positive. With a soft cap the unit is that of base-2 logits.
@@ -37,7 +49,7 @@ struct logits_transform<true> {
   float short_terms[3];
   float cap_log2;
 
-  __device__ __forceinline__ explicit logits_transform(const prefill_args& a)
+  __device__ __forceinline__ explicit logits_transform(const transform_options& a)
       : capped(a.soft_cap > 0), cap_log2(a.soft_cap * log2e) {
     // A scale that slopes can be divided by is the unit itself.
     const bool scale_is_unit = !capped && a.scale >= 0x1p-40f;

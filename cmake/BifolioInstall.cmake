@@ -10,6 +10,9 @@ endif()
 if(BIFOLIO_C)
   list(APPEND BIFOLIO_INSTALLED bifolio_c)
 endif()
+if(BIFOLIO_EVENTS)
+  list(APPEND BIFOLIO_INSTALLED bifolio_events)
+endif()
 install(
   TARGETS ${BIFOLIO_INSTALLED}
   EXPORT bifolio_targets

@@ -26,6 +26,7 @@
 #include <bifolio/export.hpp>
 #include <bifolio/kv_cache_config.hpp>
 #include <bifolio/kv_cache_manager.hpp>
+#include <bifolio/kv_event_publisher.hpp>
 #include <bifolio/kv_events.hpp>
 #include <bifolio/kv_layout.hpp>
 #include <bifolio/layer_groups.hpp>
@@ -39,6 +40,7 @@
 #include <bifolio/stats.hpp>
 #include <bifolio/step.hpp>
 #include <bifolio/tensor_view.hpp>
+#include <bifolio/trace.hpp>
 #include <bifolio/types.hpp>
 #include <bifolio/version.hpp>
 

@@ -1,59 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The package as its users meet it: NumPy always, PyTorch where it is installed."""
 
+import dataclasses
 import gc
 import json
 
 import bifolio as bf
 import numpy as np
 import pytest
+from support import DIM, KV_HEADS, LAYERS, Q_HEADS, expected, make, rows, run
 
 try:
     import torch
 except ImportError:
     torch = None
-
-LAYERS, Q_HEADS, KV_HEADS, DIM = 2, 4, 2, 8
-
-
-def make(**changes):
-    settings = dict(layers=LAYERS, q_heads=Q_HEADS, kv_heads=KV_HEADS, head_dim=DIM, block_size=4, blocks=20,
-                    host_memory="64KiB", prefix=True, seed=(1, 2), threads=1)
-    settings.update(changes)
-    return bf.Cache(**settings)
-
-
-def rows(step, layer, what, heads):
-    """Rows that depend on token and position alone, as a model's projections do."""
-    tokens, positions = np.asarray(step.tokens), np.asarray(step.positions)
-    i = np.arange(heads * DIM)
-    angle = 0.3 * tokens[:, None] + 0.7 * positions[:, None] + 1.1 * i[None, :] + what + 2 * layer
-    return np.sin(angle).astype(np.float32).reshape(len(tokens), heads, DIM)
-
-
-def run(step):
-    for layer in range(LAYERS):
-        out = step.attend(layer, rows(step, layer, 0, Q_HEADS), rows(step, layer, 1, KV_HEADS), rows(step, layer, 2, KV_HEADS))
-    return out
-
-
-class plain_step:
-    """Tokens and positions of a whole sequence."""
-
-    def __init__(self, tokens):
-        self.tokens, self.positions = np.array(tokens), np.arange(len(tokens))
-
-
-def expected(tokens, layer=LAYERS - 1, scale=DIM**-0.5):
-    """Causal attention in float64 over the whole text."""
-    whole = plain_step(tokens)
-    q, k, v = (rows(whole, layer, what, heads).astype(np.float64) for what, heads in ((0, Q_HEADS), (1, KV_HEADS), (2, KV_HEADS)))
-    k, v = np.repeat(k, Q_HEADS // KV_HEADS, 1), np.repeat(v, Q_HEADS // KV_HEADS, 1)
-    logits = np.einsum("qhd,khd->hqk", q, k) * scale
-    logits[:, np.triu(np.ones(logits.shape[1:], bool), 1)] = -np.inf
-    weights = np.exp(logits - logits.max(-1, keepdims=True))
-    return np.einsum("hqk,khd->qhd", weights / weights.sum(-1, keepdims=True), v)
-
 
 def test_prompts_forks_and_decodes_agree_with_float64():
     cache = make()
@@ -81,20 +41,20 @@ def test_a_prompt_is_found_again_in_its_scope_and_swapped_sequences_go_on():
         run(step)
     del step
     gc.collect()  # the sequence is gone, its blocks are cached
-    assert cache.stats().cache["num_used_blocks"] == 0
+    assert cache.stats().cache.num_used_blocks == 0
     assert cache.open(prompt, salt="y").num_cached == 0
     again = cache.open(prompt, salt="x")
     assert again.num_cached == 8 and again.pending == [8, 9]
     with cache.step([again]) as step:
         np.testing.assert_allclose(run(step), expected(prompt)[8:], atol=2e-6)
     cache.swap_out([again])
-    assert cache.stats().cache["num_swapped_sequences"] == 1
+    assert cache.stats().cache.num_swapped_sequences == 1
     with pytest.raises(bf.Error, match="swapped out"):
         cache.step([again.append(3)])
     cache.swap_in([again])
     with cache.step([again]) as step:
         np.testing.assert_allclose(run(step)[-1], expected(prompt + [3])[-1], atol=2e-6)
-    assert cache.stats().prefix["num_hit_blocks"] == 2
+    assert cache.stats().prefix.num_hit_blocks == 2
 
 
 def test_drafts_are_accepted_in_part_and_a_body_that_raises_takes_nothing():
@@ -103,7 +63,7 @@ def test_drafts_are_accepted_in_part_and_a_body_that_raises_takes_nothing():
     with pytest.raises(ZeroDivisionError):
         with cache.step([a]):
             1 / 0
-    assert a.pending == [1, 2, 3] and cache.stats().cache["num_tokens"] == 3
+    assert a.pending == [1, 2, 3] and cache.stats().cache.num_tokens == 3
     with cache.step([a]) as step:
         run(step)
     step = cache.step([a.append([7, 8, 9])])
@@ -162,10 +122,14 @@ def test_refusals_have_the_sentence_of_the_library():
             step.attend(0, q.astype(np.float64), kv, kv)
         with pytest.raises(bf.Error, match="next to each other"):
             step.attend(0, np.zeros((2, DIM, Q_HEADS), np.float32).transpose(0, 2, 1), kv, kv)
-        with pytest.raises(bf.Error, match="3|dimensions"):
+        with pytest.raises(bf.Error, match=r"shape \[4, 8\]|tokens, heads, head_dim"):
             step.attend(0, q[0], kv, kv, out=q)
-        with pytest.raises(bf.Error, match="num_heads|heads"):
+        with pytest.raises(bf.Error, match="num_heads of q is 2; the plan was made for 4"):
             step.attend(0, q[:, :2], kv, kv)
+        with pytest.raises(bf.Error, match="num_heads of k is 4; the cache has 2 KV heads"):
+            step.attend(0, q, q, q)
+        with pytest.raises(bf.Error, match="k has 1 rows; the step has 2 tokens"):
+            step.attend(0, q, kv[:1], kv[:1])
         with pytest.raises(bf.Error, match="layer 5"):
             step.attend(5, q, kv, kv)
         with pytest.raises(bf.Error, match="soft_cap is -1"):
@@ -207,7 +171,17 @@ def test_counters_as_metrics():
     with pytest.raises(bf.Error, match="label"):
         bf.metrics_text(cache, **{"a-b": "x"})
     assert "20 blocks of 4 tokens" in repr(cache) and "cpu" in repr(cache)
-    json.dumps(cache.stats().cache)
+    assert dataclasses.asdict(cache.stats())["cache"]["num_blocks"] == 20 and cache.stats().scheduler is None
+    assert make(prefix=False).stats().prefix is None
+    # Fields stand in the order of the library's counters.
+    scheduler = bf.Scheduler(cache)
+    with cache.step([cache.open(range(9))]) as step:
+        run(step)
+    cache.open(range(9)).fork()
+    scheduler.submit([1, 2, 3])
+    run(first := next(scheduler))
+    first.sample([1])
+    assert dataclasses.asdict(scheduler.stats()) == json.loads(cache._core.metrics_json(scheduler._core))
 
 
 def test_a_step_keeps_its_cache():

@@ -44,26 +44,29 @@ bifolio_status bifolio_cache_create(bifolio_backend backend, const bifolio_cache
 
 bifolio_status bifolio_cache_destroy(bifolio_cache cache) { return c::destroy<cache_object>(cache); }
 
-bifolio_status bifolio_cache_manager(bifolio_cache cache, bifolio_manager* out) {
+namespace {
+
+/// A handle of a part of a cache, which the cache stays for. `set` lets the object point to the part.
+template <class Object, class Handle, class Set>
+bifolio_status open_part(bifolio_cache cache, Handle* out, const Set& set) {
   return done([&] {
     at(out, "out") = nullptr;
     const auto of = c::share<cache_object>(cache);
-    auto made = std::make_shared<c::manager_object>();
+    auto made = std::make_shared<Object>();
     made->owner = of;
-    made->manager = &of->cache.manager();
+    set(*made, of->cache);
     *out = c::open_handle(std::move(made));
   });
 }
 
+}  // namespace
+
+bifolio_status bifolio_cache_manager(bifolio_cache cache, bifolio_manager* out) {
+  return open_part<c::manager_object>(cache, out, [](auto& part, model_cache& of) { part.manager = &of.manager(); });
+}
+
 bifolio_status bifolio_cache_engine(bifolio_cache cache, bifolio_engine* out) {
-  return done([&] {
-    at(out, "out") = nullptr;
-    const auto of = c::share<cache_object>(cache);
-    auto made = std::make_shared<c::engine_object>();
-    made->owner = of;
-    made->engine = &of->cache.engine();
-    *out = c::open_handle(std::move(made));
-  });
+  return open_part<c::engine_object>(cache, out, [](auto& part, model_cache& of) { part.engine = &of.engine(); });
 }
 
 bifolio_status bifolio_cache_open(bifolio_cache cache, const bifolio_prompt* prompt, bifolio_open_result* result,
@@ -113,17 +116,12 @@ namespace {
 
 model_step& step_of(step_object& object) { return object.step; }
 
-/// Why a layer's call was refused: `attention` can explain itself, the other calls have a code.
-bifolio_status report_layer(model_step& step, std::int32_t layer, const attention_params* params, errc code,
-                            const char* call) {
-  if (code == errc::ok) return BIFOLIO_OK;
-  return guarded([&] {
-    if (params != nullptr && step && code != errc::out_of_range) {
-      const auto problem = find_problem(step.attention_plan_of(layer), step.complete(layer, *params));
-      if (problem && problem->code() == code) throw *problem;
-    }
-    return c::report(code, call);
-  });
+/// K and V stored, then attention.
+bifolio_status attend(model_step& of, std::int32_t layer, const attention_params& params, const bifolio_tensor* k,
+                      const bifolio_tensor* v) {
+  const const_tensor_view rows_k = c::to_view(at(k, "k")), rows_v = c::to_view(v);
+  return c::report(of.attend(layer, params, rows_k, rows_v), "attend",
+                   [&] { return of.find_problem(layer, params, rows_k, rows_v); });
 }
 
 }  // namespace
@@ -197,7 +195,7 @@ bifolio_status bifolio_step_attend(bifolio_step step, int32_t layer, const bifol
     attention_params params;
     params.q = c::to_view(at(q, "q"));
     params.out = c::to_view(at(out, "out"));
-    return report_layer(of, layer, &params, of.attend(layer, params, c::to_view(at(k, "k")), c::to_view(v)), "attend");
+    return attend(of, layer, params, k, v);
   });
 }
 
@@ -205,15 +203,14 @@ bifolio_status bifolio_step_attend_with(bifolio_step step, int32_t layer, const 
                                         const bifolio_tensor* k, const bifolio_tensor* v) {
   return guarded([&] {
     model_step& of = step_of(get<step_object>(step));
-    const attention_params given = c::to_params(params);
-    return report_layer(of, layer, &given, of.attend(layer, given, c::to_view(at(k, "k")), c::to_view(v)), "attend");
+    return attend(of, layer, c::to_params(params), k, v);
   });
 }
 
 bifolio_status bifolio_step_append(bifolio_step step, int32_t layer, const bifolio_tensor* k, const bifolio_tensor* v) {
   return guarded([&] {
     model_step& of = step_of(get<step_object>(step));
-    return report_layer(of, layer, nullptr, of.append(layer, c::to_view(at(k, "k")), c::to_view(v)), "append");
+    return c::report(of.append(layer, c::to_view(at(k, "k")), c::to_view(v)), "append");
   });
 }
 
@@ -233,7 +230,13 @@ bifolio_status bifolio_step_attention(bifolio_step step, int32_t layer, const bi
   return guarded([&] {
     model_step& of = step_of(get<step_object>(step));
     const attention_params given = c::to_params(params);
-    return report_layer(of, layer, &given, of.attention(layer, given), "attention");
+    return c::report(of.attention(layer, given), "attention", [&]() -> std::optional<error> {
+      if (!of || layer < 0 ||
+          static_cast<std::size_t>(layer) >= get<step_object>(step).owner->cache.engine().layers().size()) {
+        return std::nullopt;
+      }
+      return find_problem(of.attention_plan_of(layer), of.complete(layer, given));
+    });
   });
 }
 

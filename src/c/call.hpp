@@ -66,6 +66,14 @@ template <class Body>
 /// Status of a call that returns an errc and no sentence.
 [[nodiscard]] bifolio_status report(errc code, const char* call) noexcept;
 
+/// The same with the sentence that `find_problem` finds, as std::optional<error>, where the code is its code.
+template <class Find>
+[[nodiscard]] bifolio_status report(errc code, const char* call, const Find& find_problem) {
+  if (code == errc::ok) return BIFOLIO_OK;
+  if (const auto problem = find_problem(); problem && problem->code() == code) throw *problem;
+  return report(code, call);
+}
+
 [[noreturn]] void refuse_handle(const char* kind, std::uint64_t handle);
 
 /// Kind and name of an object's handles; specialised in objects.hpp.

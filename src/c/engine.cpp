@@ -83,10 +83,8 @@ bifolio_status bifolio_attention(bifolio_engine engine, int32_t layer, bifolio_p
     attention_params whole = c::to_params(params);
     whole.kv = layer_of(in, layer);
     whole.batch = c::to_view(at(batch, "batch"));
-    const errc code = in.engine->where().attention(planned.plan, whole, to_stream(stream));
-    if (code == errc::ok) return bifolio_status{BIFOLIO_OK};
-    if (const auto problem = find_problem(planned.plan, whole); problem && problem->code() == code) throw *problem;
-    return report(code, "attention");
+    return report(in.engine->where().attention(planned.plan, whole, to_stream(stream)), "attention",
+                  [&] { return find_problem(planned.plan, whole); });
   });
 }
 
@@ -98,7 +96,8 @@ bifolio_status bifolio_merge_states(bifolio_backend backend, const bifolio_tenso
                               {c::to_view(at(out_b, "out_b")), lse_b},
                               c::to_view(at(out, "out")),
                               lse_out};
-    return report(get<c::backend_object>(backend).device->merge_states(params, to_stream(stream)), "merge_states");
+    return report(get<c::backend_object>(backend).device->merge_states(params, to_stream(stream)), "merge_states",
+                  [&] { return find_problem(params); });
   });
 }
 
@@ -161,9 +160,11 @@ bifolio_status bifolio_engine_upload(bifolio_engine engine, bifolio_batch batch,
 bifolio_status bifolio_engine_append(bifolio_engine engine, int32_t layer, const bifolio_tensor* k,
                                      const bifolio_tensor* v, const int64_t* slot_mapping, bifolio_stream stream) {
   return c::guarded([&] {
-    return report(get<engine_object>(engine).engine->append(layer, c::to_view(at(k, "k")), c::to_view(v), slot_mapping,
-                                                            to_stream(stream)),
-                  "append");
+    const engine_object& to = get<engine_object>(engine);
+    const append_params params{layer_of(to, layer), c::to_view(at(k, "k")), c::to_view(v), slot_mapping};
+    backend& where = to.engine->where();
+    return report(where.append(params, to_stream(stream)), "append",
+                  [&] { return find_problem(params, where.where()); });
   });
 }
 
@@ -189,32 +190,57 @@ bifolio_status bifolio_engine_gather(bifolio_engine engine, int32_t layer, const
   return c::guarded([&] {
     const engine_object& from = get<engine_object>(engine);
     const gather_params params{layer_of(from, layer), c::to_view(at(k, "k")), c::to_view(v), slot_mapping};
-    return report(from.engine->where().gather(params, to_stream(stream)), "gather");
+    backend& where = from.engine->where();
+    return report(where.gather(params, to_stream(stream)), "gather",
+                  [&] { return find_problem(params, where.where()); });
   });
 }
 
 bifolio_status bifolio_engine_copy_blocks(bifolio_engine engine, const bifolio_block_copy* copies, size_t num_copies,
                                           bifolio_stream stream) {
   return c::guarded([&] {
-    return report(get<engine_object>(engine).engine->copy_blocks(to_copies(copies, num_copies), to_stream(stream)),
-                  "copy_blocks");
+    cache_engine& of = *get<engine_object>(engine).engine;
+    const std::span<const block_copy> list = to_copies(copies, num_copies);
+    return report(of.copy_blocks(list, to_stream(stream)), "copy_blocks",
+                  [&] { return find_copy_problem(of.layers(), list); });
   });
 }
 
+namespace {
+
+/// Swap or conversion of blocks of one engine to another; `find` explains what `move` refused.
+template <class Move, class Find>
+bifolio_status move_blocks(bifolio_engine src, bifolio_engine dst, const bifolio_block_copy* copies, size_t num_copies,
+                           const char* call, const Move& move, const Find& find) {
+  return c::guarded([&] {
+    cache_engine& from = *get<engine_object>(src).engine;
+    cache_engine& to = *get<engine_object>(dst).engine;
+    const std::span<const block_copy> list = to_copies(copies, num_copies);
+    return report(move(from, to, list), call, [&] { return find(from, to, list); });
+  });
+}
+
+}  // namespace
+
 bifolio_status bifolio_engine_swap_blocks(bifolio_engine src, bifolio_engine dst, const bifolio_block_copy* copies,
                                           size_t num_copies, bifolio_stream stream) {
-  return c::guarded([&] {
-    return report(get<engine_object>(src).engine->swap_blocks_to(*get<engine_object>(dst).engine,
-                                                                 to_copies(copies, num_copies), to_stream(stream)),
-                  "swap_blocks");
-  });
+  return move_blocks(
+      src, dst, copies, num_copies, "swap_blocks",
+      [&](cache_engine& from, cache_engine& to, auto list) { return from.swap_blocks_to(to, list, to_stream(stream)); },
+      [](cache_engine& from, cache_engine& to, auto list) {
+        std::optional<error> problem = from.find_difference(to);
+        return problem ? problem : find_swap_problem(from.layers(), to.layers(), list);
+      });
 }
 
 bifolio_status bifolio_engine_convert_blocks(bifolio_engine src, bifolio_engine dst, const bifolio_block_copy* copies,
                                              size_t num_copies, bifolio_stream stream) {
-  return c::guarded([&] {
-    return report(get<engine_object>(src).engine->convert_blocks_to(*get<engine_object>(dst).engine,
-                                                                    to_copies(copies, num_copies), to_stream(stream)),
-                  "convert_blocks");
-  });
+  return move_blocks(
+      src, dst, copies, num_copies, "convert_blocks",
+      [&](cache_engine& from, cache_engine& to, auto list) {
+        return from.convert_blocks_to(to, list, to_stream(stream));
+      },
+      [](cache_engine& from, cache_engine& to, auto list) {
+        return find_convert_problem(from.layers().front(), to.layers().front(), list);
+      });
 }

@@ -13,6 +13,7 @@ find include/bifolio src \( -name '*.hpp' -o -name '*.cpp' -o -name '*.cuh' -o -
     allowed["scheduler"] = "base cache"
     allowed["engine"]    = "base attention"
     allowed["attention"] = "base engine"
+    allowed["events"]    = "base cache"
     allowed["model"]     = "base cache scheduler engine attention"
     allowed["c"]         = "base cache scheduler engine attention model cpu"
     allowed["storage"]   = "base cache scheduler engine attention"
@@ -24,17 +25,19 @@ find include/bifolio src \( -name '*.hpp' -o -name '*.cpp' -o -name '*.cuh' -o -
     headers["cache"]     = "block_pool block_table content_key eviction_policy kv_cache_config kv_cache_manager prefix_cache " \
                            "block_chunk block_queues group_manager kv_events layer_groups manager_core prefix_index sequence"
     headers["scheduler"] = "request scheduler"
-    headers["engine"]    = "backend cache_engine calibration event executor rotate_append"
+    headers["engine"]    = "backend cache_engine calibration event executor rotate_append trace"
     headers["attention"] = "attention"
     headers["model"]     = "model_cache"
     headers["cpu"]       = "cpu cpu_isas"
     headers["cuda"]      = "cuda"
+    headers["events"]    = "kv_event_publisher"
 
     # Package: the files or folders that may include it.
     package["omp.h"]                = "src/cpu/openmp_executor.cpp"
     package["xsimd/"]               = "src/cpu/kernels/simd/simd.hpp"
     package["tbb/ oneapi/tbb/"]     = "src/common/ src/cpu/tbb_executor.cpp"
     package["doctest"]              = "tests/"
+    package["zmq.hpp"]              = "src/events/"
     # Weak symbols: kernels of different ISAs must share no inline function.
     kernel_free_of = "^(algorithm|vector|string|map|iostream|sstream)$"
 
@@ -52,7 +55,7 @@ find include/bifolio src \( -name '*.hpp' -o -name '*.cpp' -o -name '*.cuh' -o -
     }
     split(path, parts, "/")
     if (parts[1] == "common") return parts[2]
-    if (parts[1] == "cpu" || parts[1] == "cuda" || parts[1] == "c") return parts[1]
+    if (parts[1] == "cpu" || parts[1] == "cuda" || parts[1] == "c" || parts[1] == "events") return parts[1]
     return ""
   }
   function contains(list, word) { return index(" " list " ", " " word " ") > 0 }

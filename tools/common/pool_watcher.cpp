@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <string_view>
 
+#include "tools/common/pool_cells.hpp"
+
 namespace tools {
 namespace {
 
@@ -94,93 +96,20 @@ char pool_watcher::letter_of(const who& one) {
   return no_letter;
 }
 
-template <class Visit>
-void pool_watcher::for_each_block(seq_id seq, std::int32_t group, Visit visit) const {
-  const std::vector<group_config>& groups = manager_->config().groups;
-  if (!groups.empty() && groups[static_cast<std::size_t>(group)].kind == group_kind::state) {
-    for (std::int64_t p = std::max<std::int64_t>(1, manager_->num_committed(seq)); p <= manager_->num_tokens(seq);
-         ++p) {
-      if (const block_id block = manager_->state_at(seq, p, group); block != invalid_block) visit(block);
-    }
-    return;
-  }
-  for (std::int64_t i = manager_->num_released_blocks(seq, group); i < manager_->num_table_blocks(seq, group); ++i) {
-    visit(manager_->block_at(seq, i, group));
-  }
-}
-
-void pool_watcher::mark_users(std::int32_t group, std::vector<cell>& cells, bool swapped) const {
-  std::vector<std::int32_t> users(cells.size());
-  std::vector<char> letters(cells.size(), no_letter);
-  for (const auto& [seq, one] : sequences_) {
-    if (manager_->is_swapped_out(seq) != swapped) continue;
-    const char letter = known_letter(one);
-    for_each_block(seq, group, [&](block_id block) {
-      ++users[static_cast<std::size_t>(to_index(block))];
-      letters[static_cast<std::size_t>(to_index(block))] = letter;
-    });
-  }
-  for (std::size_t i = 0; i < cells.size(); ++i) {
-    if (users[i] == 1) cells[i] = {cell_state::used, letters[i]};
-    if (users[i] > 1) cells[i] = {cell_state::shared, users[i] > 9 ? '+' : static_cast<char>('0' + users[i])};
-  }
-}
-
-std::vector<cell> pool_watcher::device_cells(std::int32_t group) const {
-  const block_pool& pool = manager_->pool(group);
-  const prefix_cache* prefix = manager_->prefix(group);
-  // A block without references that is not in the free queue waits for a fence.
-  std::vector<cell> cells(static_cast<std::size_t>(pool.num_blocks()), {cell_state::fenced, '~'});
-  std::vector<block_id> free(static_cast<std::size_t>(pool.num_free()));
-  (void)pool.peek_free(free);
-  for (const block_id block : free) {
-    cells[static_cast<std::size_t>(to_index(block))] =
-        prefix != nullptr && prefix->holds(block) ? cell{cell_state::cached, ':'} : cell{};
-  }
-  for (std::size_t i = 0; i < cells.size(); ++i) {
-    const block_id block{static_cast<std::int32_t>(i)};
-    // In use by a sequence that no step has computed yet, such as a fresh fork.
-    if (pool.num_refs(block) > 0) cells[i] = {cell_state::used, no_letter};
-  }
-  mark_users(group, cells, false);
-  return cells;
-}
-
-std::vector<cell> pool_watcher::host_cells(std::int32_t group) const {
-  std::vector<cell> cells(static_cast<std::size_t>(manager_->stats(group).num_host_blocks));
-  mark_users(group, cells, true);
-  return cells;
-}
-
 pool_frame pool_watcher::snapshot() const {
   pool_frame result;
-  const cache_stats blocks = manager_->stats();
-  const prefix_cache* prefix = manager_->prefix();
   result.step = step_;
-  result.block_size = manager_->config().block_size;
-  result.device = device_cells(0);
-  result.host = host_cells(0);
-  for (std::int32_t group = 1; group < manager_->num_groups(); ++group) {
-    const group_config& what = manager_->config().groups[static_cast<std::size_t>(group)];
-    const prefix_stats found = manager_->prefix(group) != nullptr ? manager_->prefix(group)->stats() : prefix_stats{};
-    result.others.push_back({std::string(to_string(what.kind)), what.block_size, device_cells(group), host_cells(group),
-                             found.num_hit_blocks, found.num_evicted_blocks});
-  }
-
-  const scheduler_stats steps = scheduler_->stats();
-  const prefix_stats cached = prefix != nullptr ? prefix->stats() : prefix_stats{};
+  std::vector<lettered_sequence> sequences;
   for (const auto& [seq, one] : sequences_) {
+    sequences.push_back({seq, known_letter(one)});
     (manager_->is_swapped_out(seq) ? result.swapped : result.running) += known_letter(one);
   }
+  mark_cells(result, *manager_, sequences);
+  count_blocks(result, *manager_);
+  const scheduler_stats steps = scheduler_->stats();
   result.num_waiting = steps.num_waiting;
   result.num_tokens = num_tokens_;
-  result.lookups = cached.num_looked_up_blocks;
-  result.hits = cached.num_hit_blocks;
-  result.evictions = cached.num_evicted_blocks;
   result.preemptions = steps.num_preemptions;
-  result.swapped_out_blocks = blocks.num_swapped_out_blocks;
-  result.swapped_in_blocks = blocks.num_swapped_in_blocks;
-  result.copies = blocks.num_copied_blocks;
   result.news.assign(news_.begin(), news_.end());
   return result;
 }

@@ -42,12 +42,6 @@ class pool_watcher {
   [[nodiscard]] char known_letter(const who& one) const { return letter(one.first, one.second); }
   char letter_of(const who& one);
   void forget_gone();
-  /// Calls visit(block) for the blocks that a sequence holds in a group.
-  template <class Visit>
-  void for_each_block(bifolio::seq_id seq, std::int32_t group, Visit visit) const;
-  void mark_users(std::int32_t group, std::vector<cell>& cells, bool swapped) const;
-  [[nodiscard]] std::vector<cell> device_cells(std::int32_t group) const;
-  [[nodiscard]] std::vector<cell> host_cells(std::int32_t group) const;
 
   const bifolio::kv_cache_manager* manager_;
   const bifolio::scheduler* scheduler_;

@@ -3,22 +3,15 @@
 #include <bifolio/metrics.hpp>
 #include <string>
 #include <vector>
-
-#if __has_include(<bifolio/kv_event_publisher.hpp>)
-#include <bifolio/kv_event_publisher.hpp>
-#endif
-
 using namespace bifolio;
+[[maybe_unused]] void scrape([[maybe_unused]] const kv_cache_manager& manager, [[maybe_unused]] const scheduler& requests) {
+  // snippet
+}
 
+#include <bifolio/kv_event_publisher.hpp>
+#include <bifolio/kv_events.hpp>
 double seconds_now();
-
-std::string scrape(const kv_cache_manager& manager, const scheduler& requests) {
-  // snippet
-  return body;
-}
-
-#if __has_include(<bifolio/kv_event_publisher.hpp>)
-void send(kv_cache_manager& manager, kv_event_publisher& publisher, std::string& batch) {
+void send_events([[maybe_unused]] kv_cache_manager& manager, [[maybe_unused]] kv_event_publisher& publisher,
+                 [[maybe_unused]] std::string& batch) {
   // snippet
 }
-#endif

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <atomic>
+#include <bifolio/error.hpp>
+#include <bifolio/kv_event_publisher.hpp>
+#include <cerrno>
+#include <chrono>
+#include <deque>
+#include <new>
+#include <thread>
+#include <utility>
+#include <vector>
+#include <zmq.hpp>
+
+#include "common/base/refuse.hpp"
+#include "common/base/require.hpp"
+#include "common/base/translate.hpp"
+
+namespace bifolio {
+namespace {
+
+constexpr std::uint64_t end_of_replay = UINT64_MAX;  // −1
+
+zmq::message_t number_frame(std::uint64_t number) {
+  zmq::message_t frame(8);
+  for (int i = 0; i < 8; ++i) frame.data<std::uint8_t>()[i] = static_cast<std::uint8_t>(number >> (56 - 8 * i));
+  return frame;
+}
+
+std::uint64_t number_of(const zmq::message_t& frame) {
+  std::uint64_t number = 0;
+  for (std::size_t i = 0; i < 8; ++i) number = number << 8 | frame.data<std::uint8_t>()[i];
+  return number;
+}
+
+void bind(zmq::socket_t& socket, const std::string& endpoint) {
+  try {
+    socket.bind(endpoint);
+  } catch (const zmq::error_t& problem) {
+    detail::refuse(errc::unsupported, "the endpoint '", endpoint, "' cannot be bound: ", std::string(problem.what()));
+  }
+}
+
+std::uint64_t first_number_of(const kv_event_publisher_options& options) {
+  if (options.first_number != 0) return options.first_number;
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(now).count());
+}
+
+}  // namespace
+
+struct kv_event_publisher::state {
+  explicit state(const kv_event_publisher_options& given)
+      : options(given),
+        next_number(first_number_of(given)),
+        sent(context, zmq::socket_type::pub),
+        replays(context, zmq::socket_type::router),
+        inside(context, zmq::socket_type::pull),
+        given_batches(context, zmq::socket_type::push) {
+    sent.set(zmq::sockopt::sndhwm, options.high_water_mark);
+    sent.set(zmq::sockopt::linger, 1000);
+    replays.set(zmq::sockopt::linger, 0);
+    inside.set(zmq::sockopt::rcvhwm, 0);
+    given_batches.set(zmq::sockopt::sndhwm, 0);
+    given_batches.set(zmq::sockopt::linger, 0);
+    bind(sent, options.endpoint);
+    endpoint = sent.get(zmq::sockopt::last_endpoint);
+    if (!options.replay_endpoint.empty()) {
+      bind(replays, options.replay_endpoint);
+      replay_endpoint = replays.get(zmq::sockopt::last_endpoint);
+    }
+    bind(inside, "inproc://batches");
+    given_batches.connect("inproc://batches");
+    thread = std::thread([this] { run(); });
+  }
+
+  /// The thread: sends what comes in, and answers requests, until an empty message.
+  void run() {
+    for (;;) {
+      try {
+        zmq::pollitem_t items[] = {{inside.handle(), 0, ZMQ_POLLIN, 0}, {replays.handle(), 0, ZMQ_POLLIN, 0}};
+        zmq::poll(items, 2, std::chrono::milliseconds(-1));
+        if ((items[0].revents & ZMQ_POLLIN) != 0 && !send_next()) return;
+        if ((items[1].revents & ZMQ_POLLIN) != 0) answer();
+      } catch (const zmq::error_t& problem) {
+        if (problem.num() != EINTR && problem.num() != EHOSTUNREACH) return;
+      } catch (const std::bad_alloc&) {  // a batch is lost: listeners see the gap
+      }
+    }
+  }
+
+  bool send_next() {
+    zmq::message_t number, batch;
+    (void)inside.recv(number);
+    if (number.size() != 8) return false;
+    (void)inside.recv(batch);
+    zmq::message_t copy;
+    copy.copy(batch);
+    kept.emplace_back(number_of(number), std::move(copy));
+    if (kept.size() > static_cast<std::size_t>(options.num_kept)) kept.pop_front();
+    (void)sent.send(zmq::message_t(options.topic), zmq::send_flags::sndmore);
+    (void)sent.send(number, zmq::send_flags::sndmore);
+    (void)sent.send(batch, zmq::send_flags::none);
+    return true;
+  }
+
+  /// A request is [identity, (empty,) number]; whatever else comes is not answered.
+  void answer() {
+    std::vector<zmq::message_t> frames;
+    do {
+      frames.emplace_back();
+      if (!replays.recv(frames.back(), zmq::recv_flags::dontwait)) return;
+    } while (frames.back().more());
+    const bool has_delimiter = frames.size() == 3 && frames[1].size() == 0;
+    if ((frames.size() != 2 && !has_delimiter) || frames.back().size() != 8) return;
+    const std::uint64_t from = number_of(frames.back());
+    if (kept.empty() || from < kept.front().first) is_snapshot_wanted = from < next_number;
+    const auto reply = [&](zmq::message_t number, zmq::message_t batch) {
+      zmq::message_t identity;
+      identity.copy(frames.front());
+      // dontwait: a listener that is gone is no reason to wait.
+      if (!replays.send(identity, zmq::send_flags::sndmore | zmq::send_flags::dontwait)) return;
+      (void)replays.send(zmq::message_t(), zmq::send_flags::sndmore);
+      (void)replays.send(number, zmq::send_flags::sndmore);
+      (void)replays.send(batch, zmq::send_flags::none);
+    };
+    for (auto& [number, batch] : kept) {
+      if (number < from) continue;
+      zmq::message_t copy;
+      copy.copy(batch);
+      reply(number_frame(number), std::move(copy));
+    }
+    reply(number_frame(end_of_replay), zmq::message_t());
+  }
+
+  kv_event_publisher_options options;
+  std::atomic<std::uint64_t> next_number;
+  std::atomic<bool> is_snapshot_wanted{false};
+  std::string endpoint;
+  std::string replay_endpoint;
+  zmq::context_t context;
+  // Of the thread, once it runs.
+  zmq::socket_t sent;
+  zmq::socket_t replays;
+  zmq::socket_t inside;
+  std::deque<std::pair<std::uint64_t, zmq::message_t>> kept;
+  zmq::socket_t given_batches;  // of the caller
+  std::thread thread;
+};
+
+kv_event_publisher::kv_event_publisher(const kv_event_publisher_options& options) {
+  detail::require_between("num_kept", options.num_kept, 1, INT32_MAX);
+  detail::require_between("high_water_mark", options.high_water_mark, 0, INT32_MAX);
+  detail::translate_bad_alloc("kv_event_publisher", [&] { state_ = std::make_unique<state>(options); });
+}
+
+kv_event_publisher::~kv_event_publisher() {
+  try {
+    (void)state_->given_batches.send(zmq::message_t(), zmq::send_flags::none);
+  } catch (const zmq::error_t&) {  // cannot be: the queue inside the process has no limit
+  }
+  state_->thread.join();
+}
+
+std::uint64_t kv_event_publisher::publish(std::string_view batch) {
+  return detail::translate_bad_alloc("publish", [&] {
+    const std::uint64_t number = state_->next_number++;
+    (void)state_->given_batches.send(number_frame(number), zmq::send_flags::sndmore);
+    (void)state_->given_batches.send(zmq::message_t(batch.data(), batch.size()), zmq::send_flags::none);
+    return number;
+  });
+}
+
+bool kv_event_publisher::snapshot_wanted() noexcept { return state_->is_snapshot_wanted.exchange(false); }
+
+const std::string& kv_event_publisher::endpoint() const noexcept { return state_->endpoint; }
+const std::string& kv_event_publisher::replay_endpoint() const noexcept { return state_->replay_endpoint; }
+
+}  // namespace bifolio

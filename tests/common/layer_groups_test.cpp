@@ -7,6 +7,7 @@
 #include <array>
 #include <bifolio/kv_cache_manager.hpp>
 #include <bifolio/layer_groups.hpp>
+#include <memory>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -329,7 +330,12 @@ TEST_CASE("of a prompt's snapshots those far from a likely place go first, and t
 TEST_CASE("a window's blocks are kept as long as the snapshots that need them") {
   group_config slides = window(4, 60, 9);
   slides.snapshot_interval = 8;
-  kv_cache_manager manager(with_groups({full(4, 400), slides}));
+  // Whatever decides for the first group.
+  const std::unique_ptr<eviction_policy> remembering = make_s3_fifo_policy();
+  kv_cache_config config = with_groups({full(4, 400), slides});
+  SUBCASE("by priorities") {}
+  SUBCASE("with a policy that has a memory of its own") { config.prefix.policy = remembering.get(); }
+  kv_cache_manager manager(config);
   manager.free(compute(manager, text(90)));
   // In the windows before 88; before 80, 72, 56 and 24; and in none of these.
   std::array<int, num_block_levels> counts{};

@@ -162,11 +162,10 @@ class BIFOLIO_API group_manager final : private prefix_cache::removal_observer {
   std::int64_t alignment_ = 1;          // of hits: the least common multiple of the block sizes
   std::int64_t snapshot_interval_ = 0;  // of all groups that have one, at borders of all groups' blocks; 0: none
   bool records_events_ = false;
-  // Whether contents of other groups than the first wait at levels by how likely they are asked for; not with a policy
-  // that has a memory of its own.
-  bool ranks_ = true;
-  const eviction_policy* likely_policy_ = nullptr;  // has the level of the likely ones
-  mutable std::vector<sequence_marks> marks_;       // [max_sequences]
+  // The level of likely contents of other groups than the first, which wait at levels by how likely they are asked for.
+  // A policy that has a memory of its own decides for the first group alone.
+  const eviction_policy* likely_policy_ = nullptr;
+  mutable std::vector<sequence_marks> marks_;  // [max_sequences]
   /// [max_sequences]: the least `writable_end` of a sequence in any group with a table, for appends in place.
   std::vector<std::int32_t> room_ends_;
   std::vector<host_demand> cross_demands_;      // scratch

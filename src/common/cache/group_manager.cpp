@@ -35,10 +35,9 @@ kv_cache_config config_of(const kv_cache_config& all, const group_config& group,
 group_manager::group_manager(manager_core& first)
     : first_(first), config_(translate_bad_alloc("kv_cache_manager", [&] { return first.config_; })) {
   translate_bad_alloc("kv_cache_manager", [&] {
-    if (config_.prefix.policy == nullptr) config_.prefix.policy = &priority_policy();
-    likely_policy_ = config_.prefix.policy;
-    ranks_ = likely_policy_->make_tracker(idle_queues(first_.pool_)) == nullptr;
-    if (ranks_) config_.prefix.policy = &priority_policy();  // of the other groups, which are given levels
+    likely_policy_ = config_.prefix.policy == nullptr ? &priority_policy() : config_.prefix.policy;
+    if (likely_policy_->make_tracker(idle_queues(first_.pool_)) != nullptr) likely_policy_ = &lru_policy();
+    config_.prefix.policy = &priority_policy();  // of the other groups, which are given levels
     marks_.resize(first_.num_records_);
     room_ends_.resize(first_.num_records_, 0);
     for (const group_config& what : config_.groups) {

@@ -327,7 +327,6 @@ open_result group_manager::open(const prompt_view& asked, std::int64_t num_new_t
 // The level of what is likely to be asked for. What is less likely has lower ones, and so is evicted before.
 retention_hint group_manager::likely_hint(const sequence& record, std::int64_t index) const noexcept {
   retention_hint hint = first_.publication_of(record).retention;
-  if (!ranks_) return hint;
   hint.priority = std::clamp(likely_policy_->level(hint, index), retention_hint::lowest, retention_hint::highest);
   return hint;
 }
@@ -362,7 +361,7 @@ block_level group_manager::level_in_window(const sequence_marks& marks, std::int
 
 // What is registered already may have been less likely to be asked for then.
 void group_manager::raise_level(const layer_group& group, block_id block, block_level level) const noexcept {
-  if (ranks_ && group.pool().level(block) < level) group.pool().set_level(block, level);
+  if (group.pool().level(block) < level) group.pool().set_level(block, level);
 }
 
 // Whether it was not registered before.
@@ -389,7 +388,7 @@ void group_manager::first_published(const sequence& record, std::int32_t index, 
     for (std::int64_t i = begin; i < end / size; ++i) {
       if (i < table.first() || i >= table.size()) continue;
       retention_hint hint = likely_hint(record, i);
-      if (ranks_ && group->config.kind == group_kind::window) {
+      if (group->config.kind == group_kind::window) {
         hint.priority =
             level_in_window(marks_of(record), i * size, (i + 1) * size, group->config.window, hint.priority);
       }
@@ -416,7 +415,7 @@ void group_manager::publish_states(const sequence& record, std::int64_t position
   }
   const std::int64_t block = position / first_.config_.block_size - 1;
   retention_hint hint = likely_hint(record, block);
-  if (ranks_) hint.priority = level_of_state(marks, position, hint.priority);
+  hint.priority = level_of_state(marks, position, hint.priority);
   const bool is_place = position == marks.longer_hit || position == marks.last_spaced || position == marks.last_border;
   bool is_rolling = !is_place && (snapshot_interval_ == 0 || position % snapshot_interval_ != 0);
   for (layer_group* group : states_) {

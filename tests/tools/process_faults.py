@@ -20,7 +20,7 @@ MANY = str(1 << 30)
 SHORT = {
     "generate": ["--prompt", "Once upon a time", "--max-positions", "24", "--device", "cpu"],
     "serve": None,
-    "bench": ["probe", "--threads", "1", "--min-time", "0.001", "--mib", "16"],
+    "bench": ["probe", "--threads", "1", "--min-time", "0.001", "--mib", "64"],
     "trace_replay": ["{trace}"],
     "block_map": ["--steps", "20", "--once"],
     "selftest": ["--case", "attention:1", "--device", "cpu"],
@@ -28,7 +28,7 @@ SHORT = {
 LONG = {
     "generate": ["--prompt", "Once upon a time", "--samples", "2000", "--max-batch-seqs", "2000", "--device", "cpu"],
     "serve": ["--port", "0", "--device", "cpu"],
-    "bench": ["probe", "--threads", "1", "--min-time", "20", "--mib", "16"],
+    "bench": ["probe", "--threads", "1", "--min-time", "20", "--mib", "64"],
     "trace_replay": ["{long_trace}", "--blocks", "1000,2000,3000,4000", "--build"],
     "block_map": ["--steps", MANY, "--speed", "0", "--every", "1000000"],
     "selftest": ["--seconds", "60", "--device", "cpu"],
@@ -79,6 +79,11 @@ def limit(num_bytes):
     resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
 
 
+def ends_before_main(program, num_bytes):
+    """Signals by which a program ends that the kernel or the loader cannot map into so little memory."""
+    return (signal.SIGSEGV, signal.SIGKILL) if num_bytes < os.path.getsize(program) + 16 * MIB else ()
+
+
 def try_program(name, program, no_threads, places):
     def fill(arguments):
         return [word.format(**places) for word in arguments]
@@ -102,7 +107,8 @@ def try_program(name, program, no_threads, places):
         succeeded = failed = 0
         for size in (8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 128, 192, 256, 512, 1024, 4096):
             child = start(program, short, stdout=subprocess.DEVNULL, preexec_fn=lambda: limit(size * MIB))
-            code = judge(name, f"{size} MiB of memory", child, needs_sentence=name not in REPORTS_ON_STDOUT)
+            code = judge(name, f"{size} MiB of memory", child, signals=ends_before_main(program, size * MIB),
+                         needs_sentence=name not in REPORTS_ON_STDOUT)
             succeeded += code == 0
             failed += code not in (0, None)
         if succeeded == 0:
@@ -115,7 +121,7 @@ def try_program(name, program, no_threads, places):
             child = start(program, fill(LONG[name]), stdout=subprocess.DEVNULL, preexec_fn=lambda: limit(size * MIB))
             time.sleep(0.5)
             child.terminate()
-            judge(name, f"{size} MiB of memory", child, signals=(signal.SIGTERM,))
+            judge(name, f"{size} MiB of memory", child, signals=(signal.SIGTERM, *ends_before_main(program, size * MIB)))
     child = start(program, fill(LONG[name]), stdout=subprocess.DEVNULL)
     time.sleep(1)
     if child.poll() is not None:
@@ -141,7 +147,7 @@ def main():
     no_threads, *programs = sys.argv[1:]
     with tempfile.TemporaryDirectory() as folder:
         places = write_traces(folder)
-        for pair in programs:
+        for pair in filter(None, programs):  # those that this build does not have are empty
             name, program = pair.split("=", 1)
             try_program(name, program, no_threads, places)
     for problem in problems:

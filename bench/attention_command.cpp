@@ -220,6 +220,9 @@ void add_attention_command(CLI::App& program, command& run) {
   sub->add_flag("--spaced", o->spaced,
                 "On CUDA also: each call after a kernel of 1.5 us that fills every SM and has no programmatic launch, "
                 "less the time of that kernel alone (spaced_us)");
+  sub->footer(
+      "apart_us, on CUDA: of a batch with sequences of one new token and of several, the time of two calls, one for "
+      "each kind.");
   sub->add_option("--repeats", o->repeats, "Least number of samples")->capture_default_str();
   sub->add_option("--min-time", o->seconds, "Least seconds of samples")->capture_default_str();
   sub->add_option("--seed", o->seed, "Of contents, block order and drawn lengths")->capture_default_str();

@@ -163,6 +163,7 @@ row attention_row(const setting& s, const attention_result& result) {
           {"p10_us", result.time.p10 * 1e6},
           {"p90_us", result.time.p90 * 1e6},
           {"spaced_us", result.spaced_seconds * 1e6},
+          {"apart_us", result.apart_seconds * 1e6},
           {"kv_gb_s", kv_gb_s},
           {"gflop_s", flops / result.time.median * 1e-9},
           {"probe_gb_s", result.probe_gb_s},

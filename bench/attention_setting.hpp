@@ -92,6 +92,8 @@ struct attention_result {
   std::int32_t threads = 0;
   summary time;
   double spaced_seconds = 0;  ///< of a call after a kernel that fills the GPU, see --spaced; 0 = not measured
+  /// Of a batch with both: two calls, for the sequences of several new tokens and for those of one; 0 = not measured.
+  double apart_seconds = 0;
   double probe_gb_s = 0;
   double gather_gb_s = 0;
   double plan_seconds = 0;  ///< host time of planning a step; 0 = not measured

@@ -25,6 +25,15 @@ constexpr const char* h200[] = {
     "--dtype f32 --kv-dtype f32 --batch 1,8,64 --context 8192",
     "--dtype f16 --kv-dtype f16 --batch 8 --context 4096",
     "--layout nhd,x_split --batch 1,8,64 --context 8192",
+    // Decode: codes.
+    "--kv-dtype e4m3,i8-token --batch 1,64 --context 1024,8192",
+    "--kv-dtype e4m3,i8-token --batch 8,256 --context 4096",
+    "--kv-dtype e4m3,i8-token --batch 1 --context 131072",
+    "--kv-dtype bf16,e4m3,i8-token --q-heads 64 --batch 128 --context 2048",
+    "--kv-dtype e4m3 --q-heads 64 --batch 64 --context 8192",
+    "--kv-dtype e4m3 --head-dim 64,96,192,256 --batch 64 --context 8192",
+    "--kv-dtype e5m2,i8,e4m3-token --batch 64 --context 8192",
+    "--kv-dtype e4m3 --seqs 32x1/128:32768",
     // Decode: options and unequal lengths.
     "--window 1023 --batch 1,64 --context 8192",
     "--soft-cap 30 --batch 8,64 --context 8192",
@@ -54,6 +63,13 @@ constexpr const char* h200[] = {
     // Mixed batches.
     "--seqs 1x2048/2048,63x1/4096",
     "--seqs 2x512/4096,1x2048/2048,30x1/512:8192",
+    "--seqs 1x512/8192,31x1/8192",
+    "--seqs 4x1024/1024,100x1/2000",
+    "--seqs 1x300/4000,20x1/3000",
+    "--seqs 8x64/1024:8192,56x1/256:4096",
+    "--seqs 1x4096/4096,200x1/128:2048",
+    "--seqs 3x700/700:6000,12x1/16384",
+    "--seqs 1x128/32768,16x1/1024:32768",
 };
 
 // What CPUs are measured on: decode of every type and group, layouts, widths and block sizes, a few query tokens,

@@ -173,6 +173,18 @@ attention_result measure(backend& where, graph_timer& timer, const measuring_opt
   return result;
 }
 
+/// Seconds of two calls in place of that of a mixed batch: those of one new token, and the others. 0: it is not mixed.
+double seconds_apart(backend& where, graph_timer& timer, measuring_options options, const setting& s) {
+  setting parts[2] = {s, s};
+  for (setting& part : parts) part.seqs.clear();
+  for (const sequence_shape& seq : s.seqs) parts[seq.query_len == 1 ? 0 : 1].seqs.push_back(seq);
+  if (parts[0].seqs.empty() || parts[1].seqs.empty()) return 0;
+  options.spaced = false;
+  double seconds = 0;
+  for (const setting& part : parts) seconds += measure(where, timer, options, part).time.median;
+  return seconds;
+}
+
 }  // namespace
 
 void run_cuda_attention(const measuring_options& options, const std::vector<setting>& settings, report& out) {
@@ -183,6 +195,7 @@ void run_cuda_attention(const measuring_options& options, const std::vector<sett
   const double probe = measure_memory(timer, std::size_t{1} << 30, 0.1).read;
   for (const setting& s : settings) {
     attention_result result = measure(*opened, timer, options, s);
+    result.apart_seconds = seconds_apart(*opened, timer, options, s);
     result.device = options.device;
     result.isa = "cuda";
     result.probe_gb_s = probe;

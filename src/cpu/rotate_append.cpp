@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The heads of k that a worker rotates are those whose blocks it owns, so that of two tokens with one slot the later
 // one wins, as in append; the heads of q are shared out by tokens.
+#include <algorithm>
+
+#include "common/base/kv_code.hpp"
 #include "common/engine/validate_rotate.hpp"
 #include "cpu/cache_ops.hpp"
 #include "cpu/code_moves.hpp"
@@ -43,7 +46,8 @@ class token_angles {
   alignas(64) float gathered_[largest_rotated_head_dim];
 };
 
-/// Rotates the heads of one token from rows of a tensor to where they are stored.
+/// Rotates the heads of one token from rows of a tensor to where they are stored: some at once, as far as they lie next
+/// to one another and their values fit.
 class head_rotator {
  public:
   head_rotator(const kernel_table& table, const rotate_append_params& params, const const_tensor_view& rows,
@@ -55,25 +59,48 @@ class head_rotator {
     how_.neighbours = params.rotary.pairing == rope_pairing::gptj;
     how_.weights = weights;
     how_.epsilon = params.norm.epsilon;
+    const std::int32_t dims = rows.head_dim;
+    if (rows.head_stride == dims) heads_at_once_ = std::min(rows.num_heads, largest_rotated_head_dim / dims);
+    const kv_strides& strides = to.plane.strides;
+    stores_runs_ = detail::is_plain(to.plane.code) && strides.head == dims && strides.dim == 1 && strides.chunk == dims;
   }
 
   void operator()(std::int64_t token, const code_place& place) noexcept {
     angles_.of_token(token, how_);
     const auto widen = table_->cache.codes.widen[static_cast<std::size_t>(rows_->type)];
-    for (std::int32_t head = 0; head < rows_->num_heads; ++head) {
-      widen(values_, at(rows_->data, token * rows_->token_stride + head * rows_->head_stride, rows_->type),
-            rows_->head_dim);
-      table_->rotate.head(values_, how_);
-      store_values(table_->cache.codes, to_, place, head, values_);
+    const std::int32_t dims = rows_->head_dim;
+    for (std::int32_t first = 0; first < rows_->num_heads; first += heads_at_once_) {
+      const std::int32_t count = std::min(heads_at_once_, rows_->num_heads - first);
+      widen(values_, at(rows_->data, token * rows_->token_stride + first * rows_->head_stride, rows_->type),
+            std::int64_t{count} * dims);
+      for (std::int32_t i = 0; i < count; ++i) table_->rotate.head(values_ + i * dims, how_);
+      store(place, first, count);
     }
   }
 
  private:
+  void store(const code_place& place, std::int32_t first, std::int32_t count) noexcept {
+    const std::int32_t dims = rows_->head_dim;
+    if (!stores_runs_) {
+      for (std::int32_t i = 0; i < count; ++i) {
+        store_values(table_->cache.codes, to_, place, first + i, values_ + i * dims);
+      }
+      return;
+    }
+    const kv_strides& strides = to_.plane.strides;
+    const dtype type = to_.plane.code.type;
+    table_->cache.codes.narrow[static_cast<std::size_t>(type)](
+        at(to_.base, place.block * strides.block + place.token * strides.token + first * strides.head, type), values_,
+        std::int64_t{count} * dims);
+  }
+
   const kernel_table* table_;
   const const_tensor_view* rows_;
   code_side to_;
   head_rotation how_;
   token_angles angles_;
+  std::int32_t heads_at_once_ = 1;  // as their values fit
+  bool stores_runs_ = false;        // heads next to one another are stored next to one another
   alignas(64) float values_[largest_rotated_head_dim];
 };
 

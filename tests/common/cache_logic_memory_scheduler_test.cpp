@@ -60,6 +60,27 @@ TEST_CASE("submit and post_abort fail for memory without a trace, and the intake
   CHECK(fail_each_allocation(make, [](scheduler_world& w) { w.plans.post_abort(request_id{1}); }) >= 1);
 }
 
+TEST_CASE("a submit that failed is no work") {
+  for (int nth = 1;; ++nth) {
+    REQUIRE(nth < 100);
+    scheduler_world world;
+    world.next[0] = {std::vector<token_id>(70, token_id{1}), 5, 3};
+    num_failures = 0;
+    fails_for_good = false;
+    calls_until_failure = nth;
+    bool threw = false;
+    try {
+      (void)world.plans.submit(std::move(world.next[0]));
+    } catch (const error&) {
+      threw = true;
+    }
+    calls_until_failure = 0;
+    CAPTURE(nth);
+    if (!threw) break;
+    CHECK_FALSE(world.plans.has_work());
+  }
+}
+
 TEST_CASE("schedule fails for memory without a trace") {
   const int allocations = fail_each_allocation(
       [] {

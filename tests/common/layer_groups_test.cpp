@@ -511,6 +511,28 @@ TEST_CASE("a memory budget is divided so that no pool is full before the others"
   CHECK_THROWS_AS((void)plan_group_memory(budget, {}, load), error);
 }
 
+TEST_CASE("the least budget that is taken is enough for a sequence, with the narrowest window") {
+  const std::vector<group_shape> shapes{
+      {.kind = group_kind::full, .block_size = 16, .block_bytes = 1000},
+      {.kind = group_kind::window, .block_size = 1, .window = 1, .block_bytes = 1000},
+  };
+  const group_load load{.num_sequences = 8, .tokens_each = 100, .step_tokens = 2, .watermark = 0.1};
+  int num_taken = 0;
+  for (std::int64_t budget = 1000; num_taken < 12; budget += 500) {
+    REQUIRE(budget < 100000);
+    try {
+      const group_memory_plan plan = plan_group_memory(budget, shapes, load);
+      ++num_taken;
+      CAPTURE(budget);
+      CHECK(plan.num_sequences >= 1);
+      CHECK(plan.num_bytes <= budget);
+    } catch (const error& refused) {
+      CHECK(refused.code() == errc::invalid_argument);
+      CHECK(num_taken == 0);
+    }
+  }
+}
+
 TEST_CASE("a plan with groups goes through a log and comes back") {
   step_plan plan;
   plan.step = 3;

@@ -284,7 +284,7 @@ class scheduler_run {
           drafts[static_cast<std::size_t>(random_.between(0, std::ssize(drafts) - 1))] = token_of(random_.next());
         }
         try {
-          call([&] { plans_.propose(request_id{id}, sample, drafts); });
+          call([&, asked = request_id{id}] { plans_.propose(asked, sample, drafts); });
         } catch (const error& refused) {
           if (refused.code() != errc::failed_precondition) throw;
         }

@@ -48,6 +48,8 @@ TEST_CASE("max_chunk_tokens leaves room for several prompts in a step") {
   const step_plan plan = step(plans);
   REQUIRE(plan.seqs.size() == 4);
   for (const scheduled_seq& row : plan.seqs) CHECK(row.query_len == 8);
+  CHECK(plans.stats().num_running == 4);
+  CHECK(plans.stats().num_waiting == 2);
 }
 
 TEST_CASE("the inputs of a step are the tokens, positions and sampled rows of the plan") {

@@ -22,7 +22,9 @@ namespace {
 class stopping_kernels {
  public:
   explicit stopping_kernels(cpu_isa isa)
-      : original_(cpu::kernels_for(isa)), attention_(original_.attention), table_{isa, original_.cache, attention_} {
+      : original_(cpu::kernels_for(isa)),
+        attention_(original_.attention),
+        table_(with_attention(original_, attention_)) {
     wrap(std::make_index_sequence<cpu::num_attention_loops * num_dtypes>());
   }
   stopping_kernels(const stopping_kernels&) = delete;
@@ -32,6 +34,10 @@ class stopping_kernels {
   [[nodiscard]] static std::int32_t num_combined() noexcept { return combined.exchange(0, std::memory_order_relaxed); }
 
  private:
+  static cpu::kernel_table with_attention(const cpu::kernel_table& original, const cpu::attention_kernels& attention) {
+    return {.isa = original.isa, .cache = original.cache, .rotate = original.rotate, .attention = attention};
+  }
+
   // A kernel is a function without data: one set of kernels is wrapped at a time.
   static inline const cpu::attention_kernels* wrapped = nullptr;
   static inline std::atomic<std::int32_t> combined{0};

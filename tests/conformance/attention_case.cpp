@@ -577,7 +577,33 @@ attention_placement placement_in_turn(const attention_case& c, std::size_t turn)
   return with_gaps;
 }
 
+namespace {
+
+// What is stored counts as float32 in a case with codes. It reaches the tensor cores as float16, in prefill beside
+// bfloat16 as that, and probabilities with it.
+arithmetic on_device(const tested_backend& tested, const attention_case& c) {
+  const auto is_multiplied = [](const kv_code& code) { return size_of(code.type) == 1 && code.type != dtype::u8; };
+  const bool on_tensor_cores = is_multiplied(*c.k_code) && is_multiplied(*c.v_code) && c.q_type == c.out_type &&
+                               c.q_type != dtype::f32 && c.head_dim % 16 == 0 && c.head_dim <= 256;
+  if (!on_tensor_cores) return tested.numbers_for(c.q_type, c.kv_type, c.out_type, c.head_dim);
+  const auto may_prefill = [&](const kv_code& code) {
+    return c.head_dim <= 128 &&
+           (code.granularity == scale_granularity::none || code.granularity == scale_granularity::layer);
+  };
+  const bool as_bf16 = c.q_type == dtype::bf16 && may_prefill(*c.k_code) && may_prefill(*c.v_code);
+  const auto type = static_cast<std::size_t>(as_bf16 ? dtype::bf16 : dtype::f16);
+  const auto counted = static_cast<std::size_t>(c.kv_type);
+  arithmetic numbers = tested.numbers;
+  numbers.unit_accumulate[counted] = numbers.unit_accumulate[type];
+  numbers.unit_probability[counted] = numbers.unit_probability[type];
+  numbers.tiny_probability[counted] = numbers.tiny_probability[static_cast<std::size_t>(dtype::f16)];
+  return numbers;
+}
+
+}  // namespace
+
 arithmetic numbers_for(const tested_backend& tested, const attention_case& c) {
+  if (c.k_code && !tested.is_host) return on_device(tested, c);
   if (c.k_code || c.v_code) return tested.numbers_for_codes(c.q_type, c.out_type);
   return tested.numbers_for(c.q_type, c.kv_type, c.out_type, c.head_dim);
 }

@@ -214,6 +214,74 @@ std::vector<attention_case> half_precision_transform_cases() {
   return cases;
 }
 
+std::vector<attention_case> coded_decode_cases() {
+  using g = scale_granularity;
+  struct code_pair {
+    kv_code k, v;
+  };
+  const std::vector<code_pair> pairs{
+      {{dtype::e4m3}, {dtype::e4m3}},
+      {{dtype::i8, g::token_head}, {dtype::i8, g::token_head}},
+      {{dtype::e5m2}, {dtype::e5m2}},
+      {{dtype::e4m3, g::layer}, {dtype::e4m3, g::layer}},
+      {{dtype::e4m3, g::token_head}, {dtype::e4m3, g::token_head}},
+      {{dtype::i8, g::layer}, {dtype::i8, g::layer}},
+      {{dtype::i8, g::token_head}, {dtype::e4m3, g::token_head}},
+      {{dtype::e4m3, g::head}, {dtype::i8, g::head}},
+      {{dtype::e5m2, g::layer}, {dtype::e4m3}},
+      {{dtype::e4m3, g::token_head}, {dtype::i8, g::token_head}},
+      {{dtype::i8, g::head}, {dtype::e5m2, g::head}},
+  };
+  constexpr std::int32_t dims[] = {16, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 240, 256};
+  std::vector<attention_case> cases;
+  const auto add = [&](std::string what, const code_pair& codes, std::int32_t head_dim) -> attention_case& {
+    const std::size_t turn = cases.size();
+    attention_case c = half_precision_case(std::move(what), turn / 2 % 2 == 0 ? dtype::f16 : dtype::bf16, head_dim);
+    c.kv_type = dtype::f32;
+    c.k_code = codes.k;
+    c.v_code = codes.v;
+    c.layout = turn % 5 < 3 ? arrangement::hnd : arrangement::nhd;
+    c.seqs = {{1, 70}, {1, 1}, {37, 150}, {3, 90}, {1, 600}, {1, 0}};
+    c.seed = turn + 1;
+    cases.push_back(std::move(c));
+    return cases.back();
+  };
+  for (std::size_t d = 0; d < std::size(dims); ++d) {
+    for (std::size_t p = 0; p < pairs.size(); ++p) {
+      const std::size_t variant = (d + p) % 4;
+      attention_case& c = add("codes, head_dim", pairs[p], dims[d]);
+      c.deterministic = variant >= 2;
+      c.group_size = variant == 1 ? 1 : variant == 3 ? 3 : 4;
+      if (variant % 2 == 0) continue;
+      c.block_size = variant == 1 ? 5 : 32;
+      c.seqs = {{1, 2100}, {1, 17}, {2, 1025}};
+      if (variant != 3) continue;
+      c.window_left = 90;
+      c.soft_cap = 4;
+      c.alibi = c.sinks = true;
+    }
+  }
+  std::size_t turn = 0;
+  for (const named_option& option : all_options()) {
+    for (const std::int32_t head_dim : half_precision_dims) {
+      attention_case& c = add(std::string("codes, ") + option.name, pairs[turn++ * 5 % pairs.size()], head_dim);
+      option.apply(c);
+      c.deterministic = turn % 7 == 2;
+      if (c.bias == bias_kind::none) continue;
+      --turn;
+      cases.pop_back();
+    }
+  }
+  // One group beyond the rows of a tile, and blocks of one token.
+  for (const code_pair& codes : pairs) {
+    attention_case& c = add("codes, a group of 20", codes, 128);
+    c.num_kv_heads = 1;
+    c.group_size = 20;
+    c.block_size = 1;
+  }
+  return cases;
+}
+
 std::vector<attention_case> prefill_border_cases() {
   // Both sides of every width that has a kernel, and of what its loads ask for.
   const std::vector<std::int32_t> dims{8, 40, 64, 72, 80, 96, 104, 112, 128, 136, 160, 192, 200, 248, 256};

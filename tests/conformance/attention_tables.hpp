@@ -55,6 +55,10 @@ inline constexpr auto& dtypes = tensor_dtypes;
 [[nodiscard]] std::vector<attention_case> half_precision_batch_cases();
 [[nodiscard]] std::vector<attention_case> half_precision_transform_cases();
 
+/// Codes as the CUDA decode kernel takes them: q and out of one 16-bit type, aligned, K and V with equal strides. Every
+/// pair of such codes with every width of head_dim and both sides of each, then with every option.
+[[nodiscard]] std::vector<attention_case> coded_decode_cases();
+
 /// Shapes and options on both sides of what the CUDA prefill kernel tells apart: widths of head_dim, ways of loading,
 /// tiles with and without a border, arguments of the soft cap.
 [[nodiscard]] std::vector<attention_case> prefill_border_cases();

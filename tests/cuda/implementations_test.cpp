@@ -313,6 +313,46 @@ TEST_CASE("only the general implementation takes query positions and V in K") {
   for (std::size_t i = 0; i < 3; ++i) CHECK(contains(said[i], "declines: qk_head_dim is 128 and v_head_dim 64"));
 }
 
+TEST_CASE("decode and prefill take codes of 8 bits in K and V beside q and out of one 16-bit type") {
+  using g = scale_granularity;
+  world w;
+  std::string prefill;
+  const auto decode_of = [&](const kv_code& k, const kv_code& v) {
+    w.spec.k_code = k;
+    w.spec.v_code = v;
+    w.plan_for({{1, 100}, {1, 200}});
+    const names said = w.where().explain(w.plan);
+    REQUIRE(said.size() == 4);
+    prefill = said[0];
+    CHECK(contains(said[2], "x_split declines: "));
+    return said[1];
+  };
+  const kv_code e4m3{dtype::e4m3, g::layer};
+  const kv_code i8{dtype::i8, g::token_head};
+  const std::string taken = "decode takes 2 of 2 sequences";
+  CHECK(decode_of(e4m3, e4m3) == taken);
+  CHECK(contains(prefill, "prefill takes 0 of 2 sequences"));
+  CHECK(decode_of({dtype::e5m2}, {dtype::e4m3, g::head}) == taken);
+  CHECK(prefill == "prefill declines: there is a scale per head; it takes codes without scales and with one per layer");
+  CHECK(decode_of(i8, {dtype::u8, g::token_head}) ==
+        "decode declines: K or V is stored as u8; it takes e4m3, e5m2 and i8");
+  CHECK(decode_of(i8, {dtype::e4m3, g::token_head}) == taken);
+  CHECK(contains(prefill, "prefill declines: there is a scale per token_head"));
+  CHECK(decode_of({dtype::bf16}, e4m3) ==
+        "decode declines: K is stored as bf16 and V as e4m3, scale per layer (f32); it takes types of 8 bits for both, "
+        "or "
+        "one other");
+  w.spec.q_type = dtype::f32;
+  CHECK(decode_of(e4m3, e4m3) ==
+        "decode declines: the dtypes of q and out are f32 and bf16; beside codes it takes f16 or bf16 for both");
+  w.spec.q_type = dtype::bf16;
+  w.spec.qk_head_dim = w.spec.v_head_dim = 192;
+  CHECK(decode_of(e4m3, e4m3) == taken);
+  CHECK(prefill == "prefill declines: head_dim is 192; it takes multiples of 16 up to 128");
+  w.spec.qk_head_dim = w.spec.v_head_dim = 72;
+  CHECK(decode_of(e4m3, e4m3) == "decode declines: head_dim is 72; it takes multiples of 16 up to 256");
+}
+
 TEST_CASE("every implementation can be forced by name") {
   for (const std::string& name : names{"prefill", "decode", "x_split", "general"}) {
     CAPTURE(name);

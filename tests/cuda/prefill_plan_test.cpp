@@ -93,8 +93,8 @@ struct step {
     std::int64_t last = 0;
     const auto tiles_of = [&](std::int32_t n) {
       const cuda::prefill_work_tile work = item(n, m);
-      const std::int32_t tokens = work.query_len - work.row_tile * 2 * planned.packing.tokens_per_half;
-      return (std::int64_t{work.tile_end} - work.tile_begin) * (tokens <= planned.packing.tokens_per_half ? 5 : 8);
+      const std::int32_t tokens = work.query_len - work.row_tile * planned.packing.tokens_per_tile();
+      return (std::int64_t{work.tile_end} - work.tile_begin) * (tokens <= planned.packing.tokens_per_warpgroup ? 5 : 8);
     };
     if (has_shares()) {
       for (std::int32_t cta = 0; cta < num_sms; ++cta) {
@@ -159,8 +159,8 @@ void check_plan(const step& s) {
     CHECK(work.query_len == s.query_len(work.seq));
     parts[{work.seq, work.row_tile, work.head}].push_back({work.tile_begin, work.tile_end, work.partial});
   }
-  const std::int32_t tokens_per_tile = 2 * plan.packing.tokens_per_half;
-  CHECK(plan.packing.tokens_per_half * plan.packing.heads <= cuda::prefill_half_rows);
+  const std::int32_t tokens_per_tile = plan.packing.tokens_per_tile();
+  CHECK(plan.packing.tokens_per_warpgroup * plan.packing.heads <= cuda::prefill_warpgroup_rows);
   const std::int32_t group = s.spec.num_q_heads / s.spec.num_kv_heads;
   CHECK((plan.packing.heads == 1 || plan.packing.heads == group));
   std::size_t expected = 0;
@@ -265,14 +265,17 @@ TEST_CASE("prefill keeps at least 0.97 of 132 SMs busy") {
         shape{4, 8, 2048, 2048, 8}, shape{8, 8, 8192, 8192, 1}, shape{5, 8, 8192, 8192, 1}, shape{6, 8, 8192, 8192, 1},
         shape{7, 4, 8192, 8192, 1}, shape{4, 8, 512, 8192, 8}, shape{5, 8, 512, 8192, 1}, shape{6, 8, 512, 8192, 1},
         shape{7, 8, 512, 8192, 1}, shape{8, 8, 512, 8192, 1}, shape{4, 8, 512, 8192, 1}}) {
-    step s(c.group, c.kv_heads);
-    s.add(c.query_len, c.seq_len, c.batch).plan();
-    CAPTURE(c.group);
-    CAPTURE(c.kv_heads);
-    CAPTURE(c.query_len);
-    CAPTURE(c.batch);
-    CAPTURE(s.has_shares());
-    CHECK(s.busy() >= 0.97);
+    for (const std::int32_t head_dim : {64, 128}) {
+      step s(c.group, c.kv_heads, head_dim);
+      s.add(c.query_len, c.seq_len, c.batch).plan();
+      CAPTURE(head_dim);
+      CAPTURE(c.group);
+      CAPTURE(c.kv_heads);
+      CAPTURE(c.query_len);
+      CAPTURE(c.batch);
+      CAPTURE(s.has_shares());
+      CHECK(s.busy() >= 0.97);
+    }
   }
 }
 
@@ -292,6 +295,6 @@ TEST_CASE("heads of a group share row tiles, one at a time where that leaves few
   CHECK(step(4, 2).add(100, 100).plan().planned.packing.heads == 4);
   CHECK(step(5, 2).add(3, 5000).plan().planned.packing.heads == 5);
   CHECK(step(5, 2).add(4096, 4096).plan().planned.packing.heads == 1);
-  CHECK(step(64, 1).add(100, 100).plan().planned.packing.tokens_per_half == 1);
+  CHECK(step(64, 1).add(100, 100).plan().planned.packing.tokens_per_warpgroup == 1);
   CHECK(step(65, 1).add(100, 100).plan().planned.packing.heads == 1);
 }

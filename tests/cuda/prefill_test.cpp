@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The prefill implementation, forced by name, on both sides of each border: rows of a half and of a whole tile, row
+// The prefill implementation, forced by name, on both sides of each border: rows of one, two and three warpgroups, row
 // tiles in one part, two and many, groups that do and do not fill a tile, unequal lengths; against the oracle, and bit
 // for bit from call to call.
 #include <doctest/doctest.h>
@@ -79,15 +79,22 @@ void add_options(attention_case& c) {
 
 }  // namespace
 
-TEST_CASE("prefill of few rows, of half a tile, a tile and one more, over short and long keys") {
+TEST_CASE("prefill of few rows, of each warpgroup, a tile and one more, over short and long keys") {
   std::vector<attention_case> cases;
-  for (const std::int32_t group : {1, 4, 8}) {
-    for (const std::int32_t rows : {16, 17, 64, 65, 128, 129}) {
-      const std::int32_t tokens = (rows + group - 1) / group;
-      for (const std::int32_t context : {tokens, 257, 5000}) {
-        if (context < tokens) continue;
-        cases.push_back(bf16_case(2, group, {{tokens, context, 0}}));
-        if (context == 5000 && rows != 64) add_options(cases.emplace_back(cases.back()));
+  for (const std::int32_t head_dim : {64, 128}) {
+    for (const std::int32_t group : {1, 4, 8}) {
+      for (const std::int32_t rows : {16, 17, 64, 65, 128, 129, 192, 193, 385}) {
+        if (rows > 129 && head_dim == 128) continue;
+        const std::int32_t tokens = (rows + group - 1) / group;
+        for (const std::int32_t context : {tokens, 257, 5000}) {
+          if (context < tokens) continue;
+          attention_case c = bf16_case(2, group, {{tokens, context, 0}});
+          c.head_dim = head_dim;
+          cases.push_back(c);
+          if (context != 5000 || rows == 64) continue;
+          add_options(c);
+          cases.push_back(c);
+        }
       }
     }
   }
@@ -97,8 +104,9 @@ TEST_CASE("prefill of few rows, of half a tile, a tile and one more, over short 
 TEST_CASE("prefill of groups that leave rows unused, packed and a head at a time") {
   std::vector<attention_case> cases;
   for (const std::int32_t group : {3, 5, 6, 7, 12, 33, 64, 71}) {
-    const std::int32_t per_half = group > 64 ? 64 : 64 / group;
-    for (const std::int32_t tokens : {1, per_half, per_half + 1, 2 * per_half, 2 * per_half + 1}) {
+    const std::int32_t per_warpgroup = group > 64 ? 64 : 64 / group;
+    for (const std::int32_t tokens : {1, per_warpgroup, per_warpgroup + 1, 2 * per_warpgroup, 2 * per_warpgroup + 1,
+                                      3 * per_warpgroup, 3 * per_warpgroup + 1}) {
       cases.push_back(bf16_case(1, group, {{tokens, tokens + (group > 12 ? 200 : 1500), 0}}));
     }
     const std::int32_t prompt = group > 12 ? 150 : 500;
@@ -132,6 +140,64 @@ TEST_CASE("prefill of row tiles in one part, two and many, whole ones among them
     }
   }
   check_all(cases);
+}
+
+TEST_CASE("prefill with a soft cap on both sides of the border of its formulas, in one tile and in all") {
+  std::vector<attention_case> cases;
+  for (const std::int32_t head_dim : {64, 128, 256}) {
+    for (const value_kind values : {value_kind::normal, value_kind::dominant_key, value_kind::huge_logits}) {
+      // Arguments of tanh up to about 4 / cap; of the huge ones up to 80 / cap.
+      for (const float cap : {0.5f, 5.0f, 11.0f, 30.0f, 300.0f, 0x1p30f, 0x1p-30f}) {
+        attention_case c = bf16_case(2, 2, {{150, 700, 0}, {1, 300}, {260, 260}});
+        c.head_dim = head_dim;
+        c.soft_cap = cap;
+        c.values = values;
+        c.sinks = cases.size() % 2 == 1;
+        if (cases.size() % 3 == 2) c.window_left = 200;
+        cases.push_back(c);
+        if (cap != 5.0f && cap != 300.0f) continue;
+        c.q_type = c.kv_type = c.out_type = dtype::f16;
+        cases.push_back(c);
+        c.scale = -0.1f;
+        cases.push_back(c);
+      }
+    }
+  }
+  check_all(cases);
+}
+
+TEST_CASE("a row's bits under a soft cap do not depend on the rows and keys in its tile") {
+  const tested_backend* const tested = cuda_under_test();
+  if (tested == nullptr) return skip("no CUDA device");
+  // 40 tokens after 200, with 88 tokens before them in their tile or alone; so many other sequences that none is cut.
+  for (const std::int32_t head_dim : {64, 128}) {
+    for (const float cap : {2.0f, 9.0f, 30.0f}) {
+      attention_output last[2];
+      for (const std::int32_t before : {0, 88}) {
+        attention_case c = bf16_case(1, 1, std::vector<batch_seq>(1400, batch_seq{1, 1}));
+        c.seqs[0] = {40 + before, 240};
+        c.head_dim = head_dim;
+        c.soft_cap = cap;
+        attention_call call(*tested, c, attention_contents(c), placement_in_turn(c, 0));
+        call.spec.implementation = "prefill";
+        try {
+          call.plan();
+        } catch (const error& refused) {
+          if (refused.code() == errc::unsupported) return skip("the device has no prefill implementation");
+          throw;
+        }
+        REQUIRE(call.run() == errc::ok);
+        std::string problem;
+        const attention_output all = rows_of(c, call.read(problem), 0);
+        CHECK(problem == "");
+        last[before > 0 ? 1 : 0] = {{all.out.end() - 40 * head_dim, all.out.end()},
+                                    {all.lse.end() - 40, all.lse.end()}};
+      }
+      CAPTURE(head_dim);
+      CAPTURE(cap);
+      CHECK(bit_difference(last[0], last[1]) == "");
+    }
+  }
 }
 
 TEST_CASE("prefill of more work tiles than SMs, call after call with other plans") {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A scheduler with everything that it can be asked for, beside a simulated engine; each sequence must end with the
 // tokens that it has alone. The input is the list of choices that the random tests draw from a generator.
+#include <algorithm>
 #include <string>
 
 #include "choices.hpp"
@@ -29,7 +30,10 @@ BIFOLIO_FUZZ_TARGET(scheduler) {
   // As many sequences as may run.
   shape.most_samples = 1 + from.byte() % std::min(shape.max_running, 4);
   if ((more & 1) != 0) shape.most_beams = 1 + from.byte() % std::min(shape.max_running, 4);
-  if ((more & 2) != 0) shape.most_drafts = 1 + from.below(5);
+  if ((more & 2) != 0) {
+    const std::int32_t chunk = shape.max_chunk_tokens > 0 ? shape.max_chunk_tokens : shape.max_tokens_per_step;
+    shape.most_drafts = std::min({1 + from.below(5), chunk - 1, shape.max_tokens_per_step - 1});
+  }
   if ((more & 4) != 0) shape.sliding_window = 2 + from.below(24);  // what is stored depends on the position before
   if ((more & 8) != 0) shape.most_priority = 1 + from.below(4);
   if ((more & 16) != 0) shape.preemption = preemption_mode::swap;

@@ -34,23 +34,27 @@ while read -r page; do
     frame=$frames/$name.$suffix
     parts=$(find "$work" -name "$name.*.part.$suffix" | sort -V)
     [[ -n $parts ]] || { [[ ! -e $frame ]] || complain "$frame: $page has no such block"; continue; }
-    used=0
+    used=()
     while read -r part; do
       count=$((count + 1))
       if grep -q 'int main(' "$part" || [[ $suffix == py ]]; then
         compile "$part" "$@" || complain "$page: a program does not compile"
-        continue
+      else
+        used+=("$part")
       fi
-      used=$((used + 1))
-      [[ -e $frame ]] || { complain "$page: a block has no file $frame to stand in"; continue; }
-      whole=$work/$name.$used.$suffix
-      awk -v part="$part" -v n="$used" '
-        /^ *\/\/ snippet$/ || /^ *\/\* snippet \*\/$/ { if (++seen == n) while ((getline line < part) > 0) print line; next }
-        { print }
-        END { if (seen < n) exit 1 }' "$frame" >"$whole" || complain "$frame: no line for block $used"
-      compile "$whole" "$@" || complain "$page: block $used does not compile"
     done <<<"$parts"
-    [[ ! -e $frame || $used -gt 0 ]] || complain "$frame: no block stands in it"
+    if ((${#used[@]})); then
+      [[ -e $frame ]] || { complain "$page: a block has no file $frame to stand in"; continue; }
+      whole=$work/$name.$suffix
+      awk '
+        FILENAME != ARGV[ARGC - 1] { if (FNR == 1) ++parts; text[parts] = text[parts] $0 "\n"; next }
+        /^ *\/\/ snippet$/ || /^ *\/\* snippet \*\/$/ { printf "%s", text[++seen]; next }
+        { print }
+        END { exit seen < parts }' "${used[@]}" "$frame" >"$whole" || complain "$frame: more blocks than lines for them"
+      compile "$whole" "$@" || complain "$page: its blocks do not compile"
+    elif [[ -e $frame ]]; then
+      complain "$frame: no block stands in it"
+    fi
   done
 done < <(find README.md examples docs -name '*.md' | sort)
 echo "$count blocks"

@@ -102,6 +102,8 @@ void group_manager::build(step_batch& first, std::span<step_batch> others, const
     copy_arrays(batch, first);
     batch.block_tables.swap(group.rows);
     batch.block_table_stride = shapes[i].stride;
+    batch.block_size = group.is_cross() ? group.config.block_size : 0;  // what a state takes is its caller's
+    batch.num_blocks = group.config.num_blocks;
     if (!group.is_cross()) continue;
     for (std::size_t k = 0; k < plan.seqs.size(); ++k) {
       batch.seq_lens[k] = group.core->records_[index_of(plan.seqs[k].seq)].num_tokens;

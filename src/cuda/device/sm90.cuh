@@ -18,6 +18,12 @@ namespace bifolio::cuda::device {
          (static_cast<std::uint64_t>(stride_bytes >> 4) << 32) | (std::uint64_t{1} << 62);
 }
 
+/// The same matrix `bytes` further on: an addition to the low word, which holds the address.
+[[nodiscard]] __device__ __forceinline__ std::uint64_t wgmma_descriptor_after(std::uint64_t descriptor, int bytes) {
+  const auto low = static_cast<std::uint32_t>(descriptor) + static_cast<std::uint32_t>(bytes >> 4);
+  return (descriptor & 0xffffffff00000000u) | low;
+}
+
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit_group() {
   asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory");

@@ -18,26 +18,67 @@ namespace bifolio::cuda {
 namespace {
 
 /// "cuda <kernel> <type> d<head_dim>": how names of kernels made for one head_dim begin.
-std::string shape_name(const char* kernel, dtype type, std::int32_t head_dim) {
-  return std::string("cuda ") + kernel + " " + std::string(to_string(type)) + " d" + std::to_string(head_dim);
+std::string shape_name(const char* kernel, std::string_view type, std::int32_t head_dim) {
+  return std::string("cuda ") + kernel + " " + std::string(type) + " d" + std::to_string(head_dim);
 }
+/// In the place of a type: any codes.
+constexpr std::string_view coded = "coded";
 
 /// What all implementations but the general one require of a step.
-bool is_plain_step(const plan_input& step, std::string* why) noexcept {
+bool has_usual_shape(const plan_input& step, std::string* why) noexcept {
   const attention_spec& spec = step.spec;
   if (spec.v_in_k) return detail::declines(why, "V is part of K; it takes planes of their own");
   if (spec.qk_head_dim != spec.v_head_dim) {
     return detail::declines(why, "qk_head_dim is ", spec.qk_head_dim, " and v_head_dim ", spec.v_head_dim,
                             "; it takes one head_dim for both");
   }
+  if (step.has_query_positions) return detail::declines(why, "the batch has query_positions");
+  return true;
+}
+
+/// The same, and no codes.
+bool is_plain_step(const plan_input& step, std::string* why) noexcept {
+  if (!has_usual_shape(step, why)) return false;
+  const attention_spec& spec = step.spec;
   if (spec.k_code != spec.v_code) return detail::declines(why, "the codes of K and V differ");
   if (!detail::is_plain(spec.k_code)) {
     return detail::declines(
         why, "K and V are stored as ", [&](std::string& text) { text += to_string(spec.k_code); },
         "; it takes them unscaled, as ", tensor_dtype_names);
   }
-  if (step.has_query_positions) return detail::declines(why, "the batch has query_positions");
   return true;
+}
+
+bool has_codes(const attention_spec& spec) noexcept {
+  return !detail::is_plain(spec.k_code) || !detail::is_plain(spec.v_code);
+}
+
+/// What the tensor-core kernels of codes require of a step: K and V of 8 bits, q and out of one 16-bit type.
+bool is_coded_step(const plan_input& step, std::string* why) noexcept {
+  if (!has_usual_shape(step, why)) return false;
+  const attention_spec& spec = step.spec;
+  if (size_of(spec.k_code.type) != 1 || size_of(spec.v_code.type) != 1) {
+    return detail::declines(
+        why, "K is stored as ", [&](std::string& text) { text += to_string(spec.k_code); }, " and V as ",
+        [&](std::string& text) { text += to_string(spec.v_code); },
+        "; it takes types of 8 bits for both, or one other");
+  }
+  // Its zero points cancel most of what its codes add: rounded probabilities are not enough.
+  if (spec.k_code.type == dtype::u8 || spec.v_code.type == dtype::u8) {
+    return detail::declines(why, "K or V is stored as u8; it takes e4m3, e5m2 and i8");
+  }
+  if (!suit_tensor_cores(spec.q_type, spec.q_type, spec.out_type)) {
+    return detail::declines(why, "the dtypes of q and out are ", to_string(spec.q_type), " and ",
+                            to_string(spec.out_type), "; beside codes it takes f16 or bf16 for both");
+  }
+  return true;
+}
+
+/// Lengths that fit into the positions of tensor-core kernels.
+bool has_usual_lengths(const plan_input& step, std::string* why) noexcept {
+  if (step.max_seq_len < longest_window && step.max_query_len < longest_window) return true;
+  return detail::declines(why, "the longest sequence has ", step.max_seq_len, " tokens, of which ", step.max_query_len,
+                          " are new; it takes less than ", longest_window);
 }
 
 /// What the tensor-core kernels require of a step. `with_f32`: they multiply float32 as well.
@@ -50,11 +91,7 @@ bool step_suits_tensor_cores(const plan_input& step, bool with_f32, std::string*
                             to_string(spec.k_code.type), " and ", to_string(spec.out_type), "; it takes one ",
                             with_f32 ? "" : "16-bit ", "dtype for all");
   }
-  if (step.max_seq_len >= longest_window || step.max_query_len >= longest_window) {
-    return detail::declines(why, "the longest sequence has ", step.max_seq_len, " tokens, of which ",
-                            step.max_query_len, " are new; it takes less than ", longest_window);
-  }
-  return true;
+  return has_usual_lengths(step, why);
 }
 
 // prefill
@@ -69,14 +106,25 @@ bool prefill_accepts(const plan_input& step, std::string* why) noexcept {
   if (step.device.encode_tensor_map == nullptr) {
     return detail::declines(why, "the driver has no cuTensorMapEncodeTiled");
   }
-  if (!step_suits_tensor_cores(step, false, why)) return false;
-  const prefill_entry* const entry = find_prefill_entry(spec.k_code.type, spec.qk_head_dim);
-  if (entry == nullptr) {
-    return detail::declines(why, "head_dim is ", spec.qk_head_dim, "; it takes multiples of 8 up to 256");
+  const bool is_coded = has_codes(spec);
+  if (is_coded ? !is_coded_step(step, why) || !has_usual_lengths(step, why)
+               : !step_suits_tensor_cores(step, false, why)) {
+    return false;
   }
-  if (static_cast<std::size_t>(entry->shared_bytes) > step.device.max_shared_bytes_per_block) {
+  for (const kv_code& code : {spec.k_code, spec.v_code}) {
+    if (code.granularity == scale_granularity::none || code.granularity == scale_granularity::layer) continue;
+    return detail::declines(why, "there is a scale per ", to_string(code.granularity),
+                            "; it takes codes without scales and with one per layer");
+  }
+  const prefill_entry* const entry = find_prefill_entry(spec.q_type, spec.qk_head_dim);
+  if (entry == nullptr || (is_coded && (entry->coded_bytes == 0 || spec.qk_head_dim % 16 != 0))) {
+    return detail::declines(why, "head_dim is ", spec.qk_head_dim, "; it takes multiples of ",
+                            is_coded ? "16 up to 128" : "8 up to 256");
+  }
+  const int shared_bytes = entry->shared_bytes + (is_coded ? entry->coded_bytes : 0);
+  if (static_cast<std::size_t>(shared_bytes) > step.device.max_shared_bytes_per_block) {
     return detail::declines(why, "a CTA has ", step.device.max_shared_bytes_per_block,
-                            " bytes of shared memory at most on this device; it takes ", entry->shared_bytes);
+                            " bytes of shared memory at most on this device; it takes ", shared_bytes);
   }
   // So that a row's bits do not depend on how a prompt is cut into chunks.
   if (spec.deterministic) return detail::declines(why, "a deterministic plan gives all tokens to one implementation");
@@ -92,23 +140,25 @@ cudaError_t launch_prefill_part(const launch_context& context, const attention_k
                         context.stream);
 }
 
-std::string prefill_name(dtype type, std::int32_t tile_dims, bool by_copy, bool transforms) {
-  return shape_name("prefill", type, tile_dims) + (by_copy ? " copy" : " tma") + (transforms ? " transform" : " plain");
+std::string prefill_name(dtype type, std::int32_t tile_dims, std::string_view loading, bool transforms) {
+  return shape_name("prefill", to_string(type), tile_dims) + " " + std::string(loading) +
+         (transforms ? " transform" : " plain");
 }
 
 std::string prefill_name_of(const step_plans&, const attention_kernel_args& args) {
-  return prefill_name(args.kv_type, prefill_tile_dims(args.head_dim), prefill_loading(args).by_copy,
-                      prefill_transforms(args));
+  const std::string_view loading = args.is_coded ? coded : prefill_loading(args).by_copy ? "copy" : "tma";
+  return prefill_name(args.q_type, prefill_tile_dims(args.head_dim), loading, prefill_transforms(args));
 }
 
 void append_prefill_names(const device_numbers& device, std::vector<std::string>& names) {
   if (device.compute_capability != 90 || device.encode_tensor_map == nullptr) return;
   for (const dtype type : tensor_dtypes) {
     for (const std::int32_t tile_dims : prefill_all_tile_dims) {
-      if (find_prefill_entry(type, tile_dims) == nullptr) continue;
-      for (const bool by_copy : {false, true}) {
-        if (!by_copy && tile_dims % 64 != 0) continue;
-        for (const bool transforms : {false, true}) names.push_back(prefill_name(type, tile_dims, by_copy, transforms));
+      const prefill_entry* const entry = find_prefill_entry(type, tile_dims);
+      if (entry == nullptr) continue;
+      for (const std::string_view loading : {std::string_view("tma"), std::string_view("copy"), coded}) {
+        if ((loading == "tma" && tile_dims % 64 != 0) || (loading == coded && entry->coded_bytes == 0)) continue;
+        for (const bool transforms : {false, true}) names.push_back(prefill_name(type, tile_dims, loading, transforms));
       }
     }
   }
@@ -131,11 +181,17 @@ void append_prefill_names(const device_numbers&, std::vector<std::string>&) {}
 
 bool decode_accepts(const plan_input& step, std::string* why) noexcept {
   const attention_spec& spec = step.spec;
-  if (!step_suits_tensor_cores(step, true, why)) return false;
+  const bool is_coded = has_codes(spec);
+  if (is_coded ? !is_coded_step(step, why) || !has_usual_lengths(step, why)
+               : !step_suits_tensor_cores(step, true, why)) {
+    return false;
+  }
   const decode_entry* const entry = find_decode_entry(spec.k_code.type, spec.qk_head_dim);
   if (entry == nullptr) {
     return detail::declines(why, "head_dim is ", spec.qk_head_dim, "; it takes multiples of ",
-                            spec.k_code.type == dtype::f32 ? "4 up to 128" : "8 up to 256");
+                            is_coded                         ? "16 up to 256"
+                            : spec.k_code.type == dtype::f32 ? "4 up to 128"
+                                                             : "8 up to 256");
   }
   if (static_cast<std::size_t>(entry->shared_bytes) > step.device.max_shared_bytes_per_block) {
     return detail::declines(why, "a CTA has ", step.device.max_shared_bytes_per_block,
@@ -154,7 +210,8 @@ cudaError_t launch_decode_part(const launch_context& context, const attention_ke
 }
 
 std::string decode_name(dtype type, std::int32_t head_dim, bool padded, bool deterministic) {
-  return shape_name("decode", type, head_dim) + (padded ? " padded" : "") + (deterministic ? " deterministic" : "");
+  return shape_name("decode", is_tensor_dtype(type) ? to_string(type) : coded, head_dim) + (padded ? " padded" : "") +
+         (deterministic ? " deterministic" : "");
 }
 
 std::string decode_name_of(const step_plans& plans, const attention_kernel_args& args) {
@@ -163,7 +220,7 @@ std::string decode_name_of(const step_plans& plans, const attention_kernel_args&
 }
 
 void append_decode_names(const device_numbers& device, std::vector<std::string>& names) {
-  for (const dtype type : tensor_dtypes) {
+  for (const dtype type : {dtype::f32, dtype::f16, dtype::bf16, dtype::e4m3}) {  // one code for all
     const decode_entry* last = nullptr;
     for (std::int32_t head_dim = 8; head_dim <= 256; head_dim += 8) {
       const decode_entry* const entry = find_decode_entry(type, head_dim);
@@ -206,7 +263,7 @@ cudaError_t launch_x_split_part(const launch_context& context, const attention_k
 }
 
 std::string x_split_name(dtype type, std::int32_t head_dim, bool partitioned) {
-  return shape_name("x_split", type, head_dim) + (partitioned ? " v2" : " v1");
+  return shape_name("x_split", to_string(type), head_dim) + (partitioned ? " v2" : " v1");
 }
 
 std::string x_split_name_of(const step_plans& plans, const attention_kernel_args& args) {
@@ -234,7 +291,6 @@ cudaError_t launch_general_part(const launch_context& context, const attention_k
 std::string general_name(std::string_view type, std::int32_t rows) {
   return "cuda general " + std::string(type) + " rows " + std::to_string(rows);
 }
-constexpr std::string_view coded = "coded";
 
 std::string general_name_of(const step_plans& plans, const attention_kernel_args& args) {
   return general_name(args.is_coded ? coded : to_string(args.kv_type), plans.general.rows_per_tile);

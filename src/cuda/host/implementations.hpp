@@ -3,8 +3,8 @@
 
 /// The ordered list of CUDA attention implementations, fastest first, and how a step and its calls are given to them.
 ///
-///   prefill  tensor cores of 9.0, many new tokens             scheduler metadata is uploaded
-///   decode   tensor cores, any number of new tokens           scheduler metadata is uploaded
+///   prefill  tensor cores of 9.0, many new tokens, codes      scheduler metadata is uploaded
+///   decode   tensor cores, any number of new tokens, codes    scheduler metadata is uploaded
 ///   x_split  one new token, caches of layout_kind::x_split    nothing is uploaded
 ///   general  everything                                       a list of items is uploaded where it pays
 ///

@@ -65,10 +65,10 @@ struct attention_kernel_args {
   std::int32_t min_query_len = 0;  ///< the general kernel leaves sequences with fewer new tokens to another kernel
 
   dtype q_type = dtype::f32;
-  dtype kv_type = dtype::f32;  ///< of K and V, where they have one type and no code
+  dtype kv_type = dtype::f32;  ///< of K, and of V where they have one type and no code
   dtype out_type = dtype::f32;
 
-  /// K or V has a code, or they have different types: the general kernel decodes the rows of both.
+  /// K or V has a code, or they have different types: kernels then look at the types and scales of both.
   bool is_coded = false;
   dtype k_type = dtype::f32;
   dtype v_type = dtype::f32;

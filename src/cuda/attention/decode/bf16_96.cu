@@ -4,6 +4,7 @@
 
 namespace bifolio::cuda {
 
+const decode_entry decode_bf16_80_padded = decode::make_entry<__nv_bfloat16, 80, 4, true>();
 const decode_entry decode_bf16_96_padded = decode::make_entry<__nv_bfloat16, 96, 4, true>();
 
 }  // namespace bifolio::cuda

@@ -7,6 +7,7 @@
 /// that of the root.
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/attention/decode/combine.cuh"
 #include "cuda/attention/decode/mainloop.cuh"
@@ -54,7 +55,7 @@ class epilogue {
     const output_rows<T, Shape> rows(a_, w, s);
     share_row_sums(acc);
     __syncthreads();  // also: every warp has read the last tile
-    if (any) share_outputs(acc, rows.num_rows(), free_stage);
+    if (any) share_outputs(acc, 0, rows.num_rows(), free_stage);
 
     // From here a thread has one row and some runs of 8 columns.
     constexpr int row_threads = S::threads / decode_tile_rows;
@@ -103,7 +104,14 @@ class epilogue {
       running_root = partials_.row(scheduler_.running_partial(1), row);
     }
     __syncthreads();
-    if (row < rows.num_rows()) {
+    // Of codes a stage holds half of the rows at once.
+    for (int first_row = 0; first_row < rows.num_rows(); first_row += S::reduced_rows) {
+      if (S::reduced_rows < decode_tile_rows && first_row > 0) {
+        __syncthreads();  // the rows before have been read
+        if (any) share_outputs(acc, first_row, rows.num_rows(), free_stage);
+        __syncthreads();
+      }
+      if (row < first_row || row >= min(first_row + S::reduced_rows, rows.num_rows())) continue;
       const bool is_first_thread = row_thread == 0;
       const float factor = is_whole && is_last ? rows.finish(place, m, l, is_first_thread) : 0;
 #pragma unroll
@@ -112,7 +120,7 @@ class epilogue {
         if (column >= S::row_dims(a_)) continue;
         float4 lo = make_float4(0, 0, 0, 0);
         float4 hi = lo;
-        if (any) sum_over_warps(free_stage, row, column, lo, hi);
+        if (any) sum_over_warps(free_stage, row - first_row, column, lo, hi);
         if constexpr (Scheduler::has_fixed_tree) {
           if (!leaf.begins_node) combine_running(with_node, running_node + column, lo, hi);
           if (leaf.ends_node && !leaf.begins_root) combine_running(with_root, running_root + column, lo, hi);
@@ -152,8 +160,9 @@ class epilogue {
     }
   }
 
-  // Outputs of this warp, scaled to the maximum of all warps, to the free stage, which has room for four warps.
-  __device__ __forceinline__ void share_outputs(const accumulators<S>& acc, int num_rows, int stage) {
+  // Outputs of this warp from row `first_row` on, scaled to the maximum of all warps, to the free stage, which has room
+  // for reduced_rows of four warps.
+  __device__ __forceinline__ void share_outputs(const accumulators<S>& acc, int first_row, int num_rows, int stage) {
     float weight[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -163,35 +172,54 @@ class epilogue {
       for (int w = 0; w < S::warps; ++w) m = fmaxf(m, row_sums_[w * decode_tile_rows + row].x);
       weight[i] = acc.max[i] == -INFINITY ? 0.0f : device::exp2_fast(acc.max[i] - m);
     }
-    // Calls body(place in the stage, accumulators) for this lane's pairs of columns.
-    const auto for_each_pair = [&](auto body) {
+    // Calls body(place in the stage, accumulators) for this lane's pairs of columns. `adds`: body adds to what is
+    // there.
+    const auto for_each_pair = [&](auto body, [[maybe_unused]] auto adds) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int row = lane_ / 4 + 8 * i;
-        if (row >= num_rows) continue;
+        if (row < first_row || row >= min(first_row + S::reduced_rows, num_rows)) continue;
+        if constexpr (S::is_coded) {
+          const float unit = weight[i] * acc.scales.unit(i);
 #pragma unroll
-        for (int n = 0; n < S::n_tiles; ++n) {
-          float2& place = *reinterpret_cast<float2*>(warp_output(stage, warp_ & 3, row, n * 8 + (lane_ & 3) * 2));
-          body(place, make_float2(acc.out[n][2 * i] * weight[i], acc.out[n][2 * i + 1] * weight[i]));
+          for (int n = 0; n < S::n_tiles; n += 2) {
+            auto& place = *reinterpret_cast<float4*>(
+                warp_output(stage, warp_ & 3, row - first_row, n * 8 + first_of_four(lane_)));
+            // The instructions of types of 16 bits, for the same bits.
+            float4 value = make_float4(0, 0, 0, 0);
+            if constexpr (decltype(adds)::value) value = place;
+            const auto add = [&](float sum, int tile, int e) {
+              const float x = acc.out[tile][2 * i + e];
+              return decltype(adds)::value ? __fmaf_rn(x, unit, sum) : __fmul_rn(x, unit);
+            };
+            place = make_float4(add(value.x, n, 0), add(value.y, n + 1, 0), add(value.z, n, 1), add(value.w, n + 1, 1));
+          }
+        } else {
+#pragma unroll
+          for (int n = 0; n < S::n_tiles; ++n) {
+            float2& place = *reinterpret_cast<float2*>(warp_output(stage, warp_ & 3, row, n * 8 + (lane_ & 3) * 2));
+            body(place, make_float2(acc.out[n][2 * i] * weight[i], acc.out[n][2 * i + 1] * weight[i]));
+          }
         }
       }
     };
     if constexpr (S::warps == 8) {
-      if (warp_ >= 4) for_each_pair([](float2& place, const float2& value) { place = value; });
+      if (warp_ >= 4) for_each_pair([](float2& place, const float2& value) { place = value; }, std::false_type{});
       __syncthreads();
       if (warp_ < 4) {
         for_each_pair(
-            [](float2& place, const float2& value) { place = make_float2(place.x + value.x, place.y + value.y); });
+            [](float2& place, const float2& value) { place = make_float2(place.x + value.x, place.y + value.y); },
+            std::true_type{});
       }
     } else {
-      for_each_pair([](float2& place, const float2& value) { place = value; });
+      for_each_pair([](float2& place, const float2& value) { place = value; }, std::false_type{});
     }
   }
 
   // Where (row, column) of a warp's output is in the stage.
   [[nodiscard]] __device__ __forceinline__ float* warp_output(int stage, int warp, int row, int column) const {
     return reinterpret_cast<float*>(shared_ + S::shared.stages + stage * S::stage_bytes) +
-           (warp * decode_tile_rows + row) * S::reduced_row + (S::swizzled ? column ^ ((row & 7) * 8) : column);
+           (warp * S::reduced_rows + row) * S::reduced_row + (S::reduced_swizzled ? column ^ ((row & 7) * 8) : column);
   }
 
   __device__ __forceinline__ void sum_over_warps(int stage, int row, int column, float4& lo, float4& hi) const {

@@ -4,6 +4,7 @@
 
 namespace bifolio::cuda {
 
+const decode_entry decode_f16_80_padded = decode::make_entry<__half, 80, 4, true>();
 const decode_entry decode_f16_96_padded = decode::make_entry<__half, 96, 4, true>();
 
 }  // namespace bifolio::cuda

@@ -48,7 +48,7 @@ __launch_bounds__(Shape::threads, Shape::ctas_per_sm)
     do {
       const int stop = scheduler.accumulate_until(work, tile);
       const bool any = tile < stop;
-      acc.clear();
+      acc.clear(args);
       for (; tile < stop; ++tile) loop.process_tile(tile, acc);
       end.store(work, *cursor.seq, acc, tile, any, loop.free_stage());
     } while (tile < work.tile_end);

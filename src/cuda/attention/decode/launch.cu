@@ -5,37 +5,40 @@
 namespace bifolio::cuda {
 namespace {
 
-/// Compiled shapes of the 16-bit types.
-struct half_entries {
+/// Compiled shapes of the types of 16 bits and of codes.
+struct shape_entries {
   const decode_entry* f16;
   const decode_entry* bf16;
+  const decode_entry* coded;
 };
 
-half_entries half_entries_for(std::int32_t head_dim) noexcept {
+shape_entries entries_for(dtype type, std::int32_t head_dim) noexcept {
   switch (head_dim) {
     case 64:
-      return {&decode_f16_64, &decode_bf16_64};
+      return {&decode_f16_64, &decode_bf16_64, &decode_coded_64};
     case 128:
-      return {&decode_f16_128, &decode_bf16_128};
+      return {&decode_f16_128, &decode_bf16_128, &decode_coded_128};
     case 256:
-      return {&decode_f16_256, &decode_bf16_256};
+      return {&decode_f16_256, &decode_bf16_256, &decode_coded_256};
     default:
       break;
   }
   if (head_dim % 8 != 0) return {};
-  switch (decode_padded_dim(dtype::bf16, head_dim)) {
+  switch (decode_padded_dim(type, head_dim)) {
     case 64:
-      return {&decode_f16_64_padded, &decode_bf16_64_padded};
+      return {&decode_f16_64_padded, &decode_bf16_64_padded, &decode_coded_64_padded};
+    case 80:
+      return {&decode_f16_80_padded, &decode_bf16_80_padded, nullptr};
     case 96:
-      return {&decode_f16_96_padded, &decode_bf16_96_padded};
+      return {&decode_f16_96_padded, &decode_bf16_96_padded, &decode_coded_96_padded};
     case 128:
-      return {&decode_f16_128_padded, &decode_bf16_128_padded};
+      return {&decode_f16_128_padded, &decode_bf16_128_padded, &decode_coded_128_padded};
     case 160:
-      return {&decode_f16_160_padded, &decode_bf16_160_padded};
+      return {&decode_f16_160_padded, &decode_bf16_160_padded, &decode_coded_160_padded};
     case 192:
-      return {&decode_f16_192_padded, &decode_bf16_192_padded};
+      return {&decode_f16_192_padded, &decode_bf16_192_padded, &decode_coded_192_padded};
     case 256:
-      return {&decode_f16_256_padded, &decode_bf16_256_padded};
+      return {&decode_f16_256_padded, &decode_bf16_256_padded, &decode_coded_256_padded};
     default:
       return {};
   }
@@ -73,14 +76,14 @@ const decode_entry* find_decode_entry(dtype type, std::int32_t head_dim) noexcep
     case dtype::f32:
       return f32_entry_for(head_dim);
     case dtype::f16:
-      return half_entries_for(head_dim).f16;
+      return entries_for(type, head_dim).f16;
     case dtype::bf16:
-      return half_entries_for(head_dim).bf16;
+      return entries_for(type, head_dim).bf16;
     case dtype::e4m3:
     case dtype::e5m2:
     case dtype::i8:
     case dtype::u8:
-      return nullptr;
+      return head_dim % 16 == 0 ? entries_for(type, head_dim).coded : nullptr;
   }
   return nullptr;
 }

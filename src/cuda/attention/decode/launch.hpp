@@ -26,7 +26,7 @@ struct decode_entry {
 };
 
 /// Null for a shape that is not compiled: rows of K and V are whole vectors of 16 bytes, of up to 256 dims, of float32
-/// up to 128.
+/// up to 128. All 8-bit types have the same entry.
 [[nodiscard]] const decode_entry* find_decode_entry(dtype type, std::int32_t head_dim) noexcept;
 
 /// For calls that suit tensor cores. `metadata`: that of `plan` on the device.
@@ -37,9 +37,12 @@ struct decode_entry {
 extern const decode_entry decode_f32_64_padded, decode_f32_128_padded;
 extern const decode_entry decode_bf16_64, decode_bf16_128, decode_bf16_256;
 extern const decode_entry decode_f16_64, decode_f16_128, decode_f16_256;
-extern const decode_entry decode_bf16_64_padded, decode_bf16_96_padded, decode_bf16_128_padded, decode_bf16_160_padded,
-    decode_bf16_192_padded, decode_bf16_256_padded;
-extern const decode_entry decode_f16_64_padded, decode_f16_96_padded, decode_f16_128_padded, decode_f16_160_padded,
-    decode_f16_192_padded, decode_f16_256_padded;
+extern const decode_entry decode_bf16_64_padded, decode_bf16_80_padded, decode_bf16_96_padded, decode_bf16_128_padded,
+    decode_bf16_160_padded, decode_bf16_192_padded, decode_bf16_256_padded;
+extern const decode_entry decode_f16_64_padded, decode_f16_80_padded, decode_f16_96_padded, decode_f16_128_padded,
+    decode_f16_160_padded, decode_f16_192_padded, decode_f16_256_padded;
+extern const decode_entry decode_coded_64, decode_coded_128, decode_coded_256;
+extern const decode_entry decode_coded_64_padded, decode_coded_96_padded, decode_coded_128_padded,
+    decode_coded_160_padded, decode_coded_192_padded, decode_coded_256_padded;
 
 }  // namespace bifolio::cuda

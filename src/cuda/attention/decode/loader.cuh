@@ -6,10 +6,12 @@
 /// next, so that the memory system never idles where a sequence ends. Every warp loads the keys that it multiplies.
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/attention/decode/scheduler.cuh"
 #include "cuda/attention/decode/shape.hpp"
 #include "cuda/device/ptx.cuh"
+#include "cuda/device/shared_vectors.cuh"
 #include "cuda/device/sm80.cuh"
 
 namespace bifolio::cuda::decode {
@@ -17,6 +19,9 @@ namespace bifolio::cuda::decode {
 template <class T, class Shape, class Scheduler>
 class loader {
   using S = Shape;
+  // Elements of K and V, and of queries, as far as their sizes go.
+  using element = std::conditional_t<S::is_coded, std::uint8_t, T>;
+  using q_element = std::conditional_t<S::is_coded, std::uint16_t, T>;
 
  public:
   __device__ __forceinline__ loader(const decode_args& args, const Scheduler& scheduler, std::uint32_t shared)
@@ -46,7 +51,7 @@ class loader {
     constexpr int lines = (S::head_dim + line_dims - 1) / line_dims;
     for (int line = lane_ / S::warp_keys; line < 2 * lines; line += 32 / S::warp_keys) {
       if (line % lines * line_dims >= S::row_dims(a_)) continue;
-      const T* plane = static_cast<const T*>(line < lines ? a_.k : a_.v);
+      const auto* plane = static_cast<const element*>(line < lines ? a_.k : a_.v);
       device::prefetch_l2(plane + offset + line % lines * line_dims);
     }
   }
@@ -77,6 +82,7 @@ class loader {
           load_vector(base + S::place(row_of_lane(source), vector), offset, vector);
         }
       }
+      if constexpr (S::is_coded) load_scales(base);
       if (++work_.tile < work_.tile_end) {
         load_table_entries();
       } else {
@@ -91,9 +97,9 @@ class loader {
   // 16 bytes of a row of K and of the same row of V; zeros for a row that must not be read.
   __device__ __forceinline__ void load_vector(std::uint32_t dst, std::int64_t row_offset, int vector) const {
     const bool valid = row_offset >= 0;
-    const std::int64_t element = valid ? row_offset + vector * S::vector_dims : 0;
-    device::cp_async_16_evict_first(dst, static_cast<const T*>(a_.k) + element, valid);
-    device::cp_async_16_evict_first(dst + S::tile_bytes, static_cast<const T*>(a_.v) + element, valid);
+    const std::int64_t at = valid ? row_offset + vector * S::kv_rows::vector_dims : 0;
+    device::cp_async_16_evict_first(dst, static_cast<const element*>(a_.k) + at, valid);
+    device::cp_async_16_evict_first(dst + S::tile_bytes, static_cast<const element*>(a_.v) + at, valid);
   }
 
   // The vectors of the warp's rows one after another, 32 at a time.
@@ -113,6 +119,27 @@ class loader {
         vector -= vectors;
         ++row;
       }
+    }
+  }
+
+  // The scales of the warp's rows from the tails of their blocks: those of K by the first lanes, of V by the next.
+  __device__ __forceinline__ void load_scales(std::uint32_t base) const {
+    if (a_.k_scales.tail_floats == 0 && a_.v_scales.tail_floats == 0) return;
+    const int plane = lane_ / S::warp_keys;
+    if (plane > 1) return;
+    const auto load = [&](const code_scales& code, const void* data) {
+      if (code.tail_floats == 0) return;
+      const bool valid = slot_ >= 0;
+      const std::int64_t at = bounded(block_) * a_.k_strides.block + code.tail.offset + work_.head * code.tail.head +
+                              slot_ * code.tail.token;
+      const auto* const from = static_cast<const std::uint8_t*>(data) + (valid ? at : 0);
+      const std::uint32_t to = base + S::scale_place(plane, row_of_lane(lane_ % S::warp_keys));
+      device::cp_async_4(to, from, valid);
+    };
+    if (plane == 0) {
+      load(a_.k_scales, a_.k);
+    } else {
+      load(a_.v_scales, a_.v);
     }
   }
 
@@ -140,16 +167,17 @@ class loader {
   __device__ __forceinline__ void load_queries() {
     const decode_seq& s = *cursor_.seq;
     const int rows = s.query_len * a_.group_size;
-    for (int i = static_cast<int>(threadIdx.x); i < decode_tile_rows * S::row_vectors; i += S::threads) {
-      const int r = i / S::row_vectors;
-      const int vector = i % S::row_vectors;
+    using format = typename S::q_rows;
+    for (int i = static_cast<int>(threadIdx.x); i < decode_tile_rows * format::vectors; i += S::threads) {
+      const int r = i / format::vectors;
+      const int vector = i % format::vectors;
       const int row = work_.row_tile * decode_tile_rows + r;
-      const bool valid = row < rows && vector < S::vectors_of_row(a_);
+      const bool valid = row < rows && vector < S::row_dims(a_) / format::vector_dims;
       const int token = valid ? a_.by_group_size.quotient(row) : 0;
       const int head = work_.head * a_.group_size + (valid ? row - token * a_.group_size : 0);
-      const T* src = static_cast<const T*>(a_.q) + (s.query_start + token) * a_.q_token_stride +
-                     head * a_.q_head_stride + (valid ? vector * S::vector_dims : 0);
-      device::cp_async_16(queries_ + q_buffer_ * S::q_bytes + S::place(r, vector), src, valid);
+      const auto* src = static_cast<const q_element*>(a_.q) + (s.query_start + token) * a_.q_token_stride +
+                        head * a_.q_head_stride + (valid ? vector * format::vector_dims : 0);
+      device::cp_async_16(queries_ + q_buffer_ * S::q_bytes + format::place(r, vector), src, valid);
     }
   }
 

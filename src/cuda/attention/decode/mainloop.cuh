@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "common/attention/visibility.hpp"
+#include "cuda/attention/decode/coded_rows.cuh"
 #include "cuda/attention/decode/loader.cuh"
 #include "cuda/attention/decode/scheduler.cuh"
 #include "cuda/attention/decode/shape.hpp"
@@ -18,24 +19,17 @@
 
 namespace bifolio::cuda::decode {
 
-/// Calls body(std::integral_constant<int, i>) for i in [Begin, End).
-template <int Begin, int End, class Body>
-__device__ __forceinline__ void for_each_step(const Body& body) {
-  if constexpr (Begin < End) {
-    body(std::integral_constant<int, Begin>{});
-    for_each_step<Begin + 1, End>(body);
-  }
-}
-
 /// One warp's partial results of 16 rows. A lane has columns 2 · (lane % 4) and the next of every 8, of rows lane / 4
 /// (i = 0) and lane / 4 + 8 (i = 1).
 template <class Shape>
 struct accumulators {
+  value_scales<Shape::is_coded> scales;
   float max[2];                  // of base-2 logits
   float sum[2];                  // this lane's share
   float out[Shape::n_tiles][4];  // [2 · i + column]
 
-  __device__ __forceinline__ void clear() {
+  __device__ __forceinline__ void clear(const decode_args& args) {
+    scales.clear(args);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       max[i] = -INFINITY;
@@ -53,11 +47,12 @@ class mainloop {
   using S = Shape;
 
  public:
-  __device__ __forceinline__ mainloop(const decode_args& args, const Scheduler& scheduler, const char* shared)
+  __device__ __forceinline__ mainloop(const decode_args& args, const Scheduler& scheduler, char* shared)
       : a_(args),
         stages_(device::shared_address(shared) + S::shared.stages),
         queries_(device::shared_address(shared) + S::shared.queries),
         zeros_(device::shared_address(shared) + S::shared.zeros),
+        query_rows_(reinterpret_cast<coded_query_rows*>(shared + S::shared.query_rows)),
         lane_(static_cast<int>(threadIdx.x) & 31),
         warp_(static_cast<int>(threadIdx.x) >> 5),
         loader_(args, scheduler, device::shared_address(shared)) {
@@ -70,6 +65,12 @@ class mainloop {
   /// The accumulators are the caller's to clear, at its beginning and wherever the epilogue has taken them.
   __device__ __forceinline__ void begin(const work_tile& w, const decode_seq& s) {
     first_tile_ = w.tile;
+    if constexpr (S::is_coded) {
+      const code_scales& k = a_.k_scales;
+      if (threadIdx.x == 0) {
+        query_rows_->static_scale = k.static_scales == nullptr ? 1.0f : __ldg(k.static_scales + w.head * k.static_step);
+      }
+    }
     if (w.tile < w.tile_end) q_buffer_ = q_buffer_ + 1 == S::stages ? 0 : q_buffer_ + 1;
     seq_len_ = s.seq_len;
     query_len_ = s.query_len;
@@ -99,7 +100,13 @@ class mainloop {
     device::cp_async_wait_group<S::stages - 2>();
     __syncthreads();
     loader_.load_tile(free_stage());
-    if (S::q_in_registers && tile == first_tile_) load_q(q_buffer_);
+    if (tile == first_tile_) {
+      if constexpr (S::is_coded) {
+        prepare_queries<S>(a_, queries_ + q_buffer_ * S::q_bytes, *query_rows_);
+        __syncthreads();
+      }
+      if constexpr (S::q_in_registers) load_q(q_buffer_);
+    }
     compute_tile(stage_, tile, q_buffer_, acc);
     stage_ = stage_ + 1 == S::stages ? 0 : stage_ + 1;
   }
@@ -111,6 +118,7 @@ class mainloop {
   static constexpr float log2e = 1.4426950408889634f;
   static constexpr bool is_f32 = std::is_same_v<T, float>;
   // Probabilities as the product with V takes them.
+  using probability = std::conditional_t<S::is_coded, __half, T>;
   using fragment = std::conditional_t<is_f32, float, std::uint32_t>;
   static constexpr int values_per_fragment = is_f32 ? 1 : 2;
 
@@ -131,7 +139,7 @@ class mainloop {
 
   __device__ __forceinline__ void load_q_step(std::uint32_t (&q)[4], int buffer, int kk) const {
     const int row = (lane_ & 7) + ((lane_ >> 3) & 1) * 8;
-    device::ldmatrix_x4(q, queries_ + buffer * S::q_bytes + S::place(row, 2 * kk + (lane_ >> 4)));
+    device::ldmatrix_x4(q, queries_ + buffer * S::q_bytes + S::q_rows::place(row, 2 * kk + (lane_ >> 4)));
   }
   __device__ __forceinline__ void load_q(int buffer) {
 #pragma unroll
@@ -205,6 +213,21 @@ class mainloop {
     }
   }
 
+  // The same of codes.
+  __device__ __forceinline__ void compute_coded_scores(float (&s)[S::key_tiles][4], std::uint32_t k_base,
+                                                       int q_buffer) const {
+#pragma unroll
+    for (int n = 0; n < S::key_tiles; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) s[n][e] = 0;
+    device::visit_code_pairs(a_.k_type, [&](const auto& pairs) {
+      add_coded_scores<S>(
+          pairs, s, warp_, lane_,
+          [&](auto most, int row, int vector) { return key_vector<decltype(most)::value>(k_base, row, vector); },
+          [&](std::uint32_t(&q)[4], int kk) { take_q(q, q_buffer, kk); });
+    });
+  }
+
   // Adds this warp's probabilities times its rows of V.
   __device__ __forceinline__ void add_values(const fragment (&p)[S::key_tiles * 4 / values_per_fragment],
                                              std::uint32_t v_base, accumulators<S>& acc) const {
@@ -253,12 +276,41 @@ class mainloop {
     }
   }
 
+  // Scales of V (plane 1) or K (0) of the lane's keys: of key 2 · (lane % 4) of each 8 and the next.
+  __device__ __forceinline__ float2 load_scales(std::uint32_t stage_base, int plane, int n) const {
+    const int key = warp_ * S::warp_keys + n * 8 + (lane_ & 3) * 2;
+    return device::load_shared_f32x2(stage_base + S::scale_place(plane, key));
+  }
+
+  // Products of codes to base-2 logits (or arguments of tanh).
+  __device__ __forceinline__ void scale_coded_scores(float (&s)[S::key_tiles][4], std::uint32_t stage_base) const {
+    const bool by_token = a_.k_scales.tail_floats > 0;
+    float factors[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) factors[i] = query_rows_->factors[lane_ / 4 + 8 * i];
+#pragma unroll
+    for (int n = 0; n < S::key_tiles; ++n) {
+      float2 pair = make_float2(1, 1);
+      if (by_token) pair = load_scales(stage_base, 0, n);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        if (by_token) s[n][e] *= e % 2 == 0 ? pair.x : pair.y;
+        s[n][e] *= factors[e / 2];
+      }
+    }
+  }
+
   // Products to base-2 logits.
-  __device__ __forceinline__ void transform_scores(float (&s)[S::key_tiles][4], int first_key) const {
+  __device__ __forceinline__ void transform_scores(float (&s)[S::key_tiles][4], std::uint32_t stage_base,
+                                                   int first_key) const {
+    if constexpr (S::is_coded) {
+      scale_coded_scores(s, stage_base);
+    } else {
 #pragma unroll
-    for (int n = 0; n < S::key_tiles; ++n)
+      for (int n = 0; n < S::key_tiles; ++n)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) s[n][e] *= a_.product_factor;
+        for (int e = 0; e < 4; ++e) s[n][e] *= a_.product_factor;
+    }
     if (a_.soft_cap > 0) {
 #pragma unroll
       for (int n = 0; n < S::key_tiles; ++n)
@@ -284,10 +336,14 @@ class mainloop {
   __device__ __forceinline__ void compute_tile(int stage, int tile, int q_buffer, accumulators<S>& acc) const {
     const std::uint32_t k_base = stages_ + stage * S::stage_bytes;
     float s[S::key_tiles][4];
-    compute_scores(s, k_base, q_buffer);
+    if constexpr (S::is_coded) {
+      compute_coded_scores(s, k_base, q_buffer);
+    } else {
+      compute_scores(s, k_base, q_buffer);
+    }
 
     const int first_key = tile * decode_tile_tokens + warp_ * S::warp_keys;
-    transform_scores(s, first_key);
+    transform_scores(s, k_base, first_key);
     if (first_key < common_begin_ || first_key + S::warp_keys > common_end_) {
 #pragma unroll
       for (int n = 0; n < S::key_tiles; ++n)
@@ -297,8 +353,14 @@ class mainloop {
         }
     }
 
+    [[maybe_unused]] bool has_value_scales = false;
+    [[maybe_unused]] std::uint32_t exponent[2];
     float shift[2];
     bool grows = false;
+    if constexpr (S::is_coded) {
+      has_value_scales = a_.v_scales.tail_floats > 0;
+      if (has_value_scales) grows = find_value_units(s, k_base, acc, exponent);
+    }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float m = fmaxf(s[0][2 * i], s[0][2 * i + 1]);
@@ -314,10 +376,14 @@ class mainloop {
         const float alpha = shift[i] > acc.max[i] ? device::exp2_fast(acc.max[i] - shift[i]) : 1.0f;
         acc.max[i] = shift[i];
         acc.sum[i] *= alpha;
+        float out_alpha = alpha;
+        if constexpr (S::is_coded) {
+          if (has_value_scales) out_alpha *= acc.scales.raise(i, exponent[i]);
+        }
 #pragma unroll
         for (int n = 0; n < S::n_tiles; ++n) {
-          acc.out[n][2 * i] *= alpha;
-          acc.out[n][2 * i + 1] *= alpha;
+          acc.out[n][2 * i] *= out_alpha;
+          acc.out[n][2 * i + 1] *= out_alpha;
         }
       }
     }
@@ -327,22 +393,59 @@ class mainloop {
       const float m = acc.max[i] == -INFINITY ? 0.0f : acc.max[i];
 #pragma unroll
       for (int n = 0; n < S::key_tiles; ++n) {
-        const float p0 = device::exp2_fast(s[n][2 * i] - m);
-        const float p1 = device::exp2_fast(s[n][2 * i + 1] - m);
+        float p0 = device::exp2_fast(s[n][2 * i] - m);
+        float p1 = device::exp2_fast(s[n][2 * i + 1] - m);
         acc.sum[i] += p0 + p1;
+        if constexpr (S::is_coded) {
+          if (has_value_scales) {
+            // A token that is not seen may have a scale that is no number.
+            const float2 pair = load_scales(k_base, 1, n);
+            const float inverse = acc.scales.inverse_unit(i);
+            if (s[n][2 * i] != -INFINITY) p0 *= pair.x * inverse;
+            if (s[n][2 * i + 1] != -INFINITY) p1 *= pair.y * inverse;
+          }
+        }
         if constexpr (is_f32) {
           p[4 * n + 2 * i] = p0;
           p[4 * n + 2 * i + 1] = p1;
         } else {
-          p[2 * n + i] = device::pack<T>(p0, p1);
+          p[2 * n + i] = device::pack<probability>(p0, p1);
         }
       }
     }
-    add_values(p, k_base + S::tile_bytes, acc);
+    if constexpr (S::is_coded) {
+      device::visit_code_pairs(a_.v_type, [&](const auto& pairs) {
+        add_coded_values<S>(pairs, p, k_base + S::tile_bytes, warp_, lane_, acc.out);
+      });
+    } else {
+      add_values(p, k_base + S::tile_bytes, acc);
+    }
+  }
+
+  // Of each row the largest exponent of V's scales so far, of tokens that it attends to. Returns whether one grows.
+  __device__ __forceinline__ bool find_value_units(const float (&s)[S::key_tiles][4], std::uint32_t stage_base,
+                                                   const accumulators<S>& acc, std::uint32_t (&exponent)[2]) const {
+    bool grows = false;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      exponent[i] = 1;
+#pragma unroll
+      for (int n = 0; n < S::key_tiles; ++n) {
+        const float2 pair = load_scales(stage_base, 1, n);
+        if (s[n][2 * i] != -INFINITY) exponent[i] = max(exponent[i], acc.scales.exponent_of(pair.x));
+        if (s[n][2 * i + 1] != -INFINITY) exponent[i] = max(exponent[i], acc.scales.exponent_of(pair.y));
+      }
+      exponent[i] = max(exponent[i], __shfl_xor_sync(0xffffffffu, exponent[i], 1));
+      exponent[i] = max(exponent[i], __shfl_xor_sync(0xffffffffu, exponent[i], 2));
+      exponent[i] = max(exponent[i], acc.scales.exponent[i]);
+      grows = grows || exponent[i] > acc.scales.exponent[i];
+    }
+    return grows;
   }
 
   const decode_args& a_;
   std::uint32_t stages_, queries_, zeros_;
+  coded_query_rows* query_rows_;
   int lane_, warp_;
   loader<T, Shape, Scheduler> loader_;
   int stage_ = 0;

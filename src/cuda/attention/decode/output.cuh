@@ -46,7 +46,12 @@ class output_rows {
         query_start_(s.query_start),
         first_row_(w.row_tile * decode_tile_rows),
         first_head_(w.head * args.group_size),
-        num_rows_(min(s.query_len * args.group_size - first_row_, decode_tile_rows)) {}
+        num_rows_(min(s.query_len * args.group_size - first_row_, decode_tile_rows)) {
+    if constexpr (S::is_coded) {
+      const code_scales& v = args.v_scales;
+      if (v.static_scales != nullptr) static_scale_ = __ldg(v.static_scales + w.head * v.static_step);
+    }
+  }
 
   [[nodiscard]] __device__ __forceinline__ int num_rows() const { return num_rows_; }
 
@@ -75,7 +80,9 @@ class output_rows {
       a_.lse[static_cast<std::int64_t>(query_start_ + p.token) * a_.num_q_heads + p.head] =
           l != 0 ? m * ln2 + logf(l) : -INFINITY;  // NaN stays NaN
     }
-    return l != 0 ? scale / l : 0.0f;
+    const float factor = l != 0 ? scale / l : 0.0f;
+    if constexpr (S::is_coded) return factor * static_scale_;
+    return factor;
   }
 
   /// 4 columns.
@@ -83,10 +90,8 @@ class output_rows {
     if constexpr (std::is_same_v<T, float>) {
       *reinterpret_cast<float4*>(at(p, column)) = make_float4(x.x * factor, x.y * factor, x.z * factor, x.w * factor);
     } else {
-      uint2 value;
-      value.x = device::pack<T>(x.x * factor, x.y * factor);
-      value.y = device::pack<T>(x.z * factor, x.w * factor);
-      *reinterpret_cast<uint2*>(at(p, column)) = value;
+      *reinterpret_cast<uint2*>(at(p, column)) =
+          make_uint2(pack(x.x * factor, x.y * factor), pack(x.z * factor, x.w * factor));
     }
   }
   /// 8 columns.
@@ -96,23 +101,31 @@ class output_rows {
       store(p, column, lo, factor);
       if (column + 4 < S::row_dims(a_)) store(p, column + 4, hi, factor);
     } else {
-      uint4 value;
-      value.x = device::pack<T>(lo.x * factor, lo.y * factor);
-      value.y = device::pack<T>(lo.z * factor, lo.w * factor);
-      value.z = device::pack<T>(hi.x * factor, hi.y * factor);
-      value.w = device::pack<T>(hi.z * factor, hi.w * factor);
-      *reinterpret_cast<uint4*>(at(p, column)) = value;
+      *reinterpret_cast<uint4*>(at(p, column)) =
+          make_uint4(pack(lo.x * factor, lo.y * factor), pack(lo.z * factor, lo.w * factor),
+                     pack(hi.x * factor, hi.y * factor), pack(hi.z * factor, hi.w * factor));
     }
   }
 
  private:
-  [[nodiscard]] __device__ __forceinline__ T* at(const row_place& p, int column) const {
-    return static_cast<T*>(a_.out) + (query_start_ + p.token) * a_.out_token_stride + p.head * a_.out_head_stride +
-           column;
+  using element = std::conditional_t<S::is_coded, std::uint16_t, T>;
+
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t pack(float lo, float hi) const {
+    if constexpr (S::is_coded) {
+      return a_.out_type == dtype::bf16 ? device::pack<__nv_bfloat16>(lo, hi) : device::pack<__half>(lo, hi);
+    } else {
+      return device::pack<T>(lo, hi);
+    }
+  }
+
+  [[nodiscard]] __device__ __forceinline__ element* at(const row_place& p, int column) const {
+    return static_cast<element*>(a_.out) + (query_start_ + p.token) * a_.out_token_stride +
+           p.head * a_.out_head_stride + column;
   }
 
   const decode_args& a_;
   int query_start_, first_row_, first_head_, num_rows_;
+  float static_scale_ = 1;  // of V; codes only
 };
 
 }  // namespace bifolio::cuda::decode

@@ -66,7 +66,8 @@ inline constexpr std::int32_t decode_splits_per_cta = 8;    // leaves at most; o
 /// Dims of a row of partial results, and of the compiled shape that takes rows of `head_dim`; 0 where none does.
 [[nodiscard]] constexpr std::int32_t decode_padded_dim(dtype type, std::int32_t head_dim) noexcept {
   if (type == dtype::f32) return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 0;
-  for (const std::int32_t padded : {64, 96, 128, 160, 192, 256}) {
+  for (const std::int32_t padded : {64, 80, 96, 128, 160, 192, 256}) {
+    if (padded == 80 && size_of(type) == 1) continue;  // codes take two vectors of 16 dims at a time
     if (head_dim <= padded) return padded;
   }
   return 0;

@@ -5,39 +5,71 @@
 
 #include <bifolio/detail/host_device.hpp>
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/attention/decode/plan.hpp"
 #include "cuda/host/kernel_args.hpp"
 
 namespace bifolio::cuda::decode {
 
+/// In the place of an element type: K and V of any codes but u8, queries and output of either 16-bit type. Codes meet
+/// the tensor cores as float16, into which every one of them goes exactly.
+struct coded {};
+inline constexpr int coded_query_rows_bytes = 80;
+
 /// Bytes from the start of the CTA's dynamic shared memory.
 struct shared_layout {
-  int stages;    // K and V tiles; the epilogue reduces over warps in a free one
-  int queries;   // one buffer per stage
-  int row_sums;  // maximum and sum per warp and row
-  int flag;      // of the combine
-  int zeros;     // 16 bytes of them
-  int plan;      // what the CTA needs of it
-  int bytes;     // of everything
+  int stages;      // K and V tiles, with codes also their scales; the epilogue reduces over warps in a free one
+  int queries;     // one buffer per stage
+  int query_rows;  // of codes: coded_query_rows
+  int row_sums;    // maximum and sum per warp and row
+  int flag;        // of the combine
+  int zeros;       // 16 bytes of them
+  int plan;        // what the CTA needs of it
+  int bytes;       // of everything
 };
+
+/// Rows of one element size in shared memory.
+template <int ElementBytes, int HeadDim>
+struct row_format {
+  static constexpr int vector_dims = 16 / ElementBytes;
+  static constexpr int vectors = HeadDim / vector_dims;  // of 16 bytes
+  /// Rows of a multiple of 128 bytes are swizzled, others are an odd number of vectors apart: the same vector of eight
+  /// rows is in eight places of the 128 bytes that shared memory reads at once.
+  static constexpr bool swizzled = vectors % 8 == 0;
+  static constexpr int bytes = (swizzled ? vectors : vectors + 1) * 16;
+
+  /// Where 16-byte vector `vector` of row `row` of a tile is, from the tile's beginning.
+  [[nodiscard]] BIFOLIO_HOST_DEVICE static constexpr std::uint32_t place(int row, int vector) noexcept {
+    return static_cast<std::uint32_t>(row * bytes + ((swizzled ? vector ^ (row & 7) : vector) << 4));
+  }
+};
+
+/// The dims of the padded shape before that of `head_dim`.
+[[nodiscard]] constexpr int dims_of_smaller_shape(int element_bytes, int head_dim) noexcept {
+  const dtype type = element_bytes == 4 ? dtype::f32 : element_bytes == 2 ? dtype::bf16 : dtype::e4m3;
+  int smaller = 0;
+  for (int dims = 4; decode_padded_dim(type, dims) < head_dim; dims += 4) smaller = decode_padded_dim(type, dims);
+  return smaller;
+}
 
 /// `Padded`: for every head_dim whose rows are whole vectors of 16 bytes, which fits and is too large for the next
 /// smaller padded shape. Rows are then in shared memory with unused vectors at their ends: those of queries are zero,
 /// those of K are not looked at, and those of V make columns of the output that are not stored.
 template <class T, int HeadDim, int Warps, bool Padded>
 struct shape {
-  static constexpr int element_bytes = sizeof(T);
+  static constexpr bool is_coded = std::is_same_v<T, coded>;
+  static constexpr int element_bytes = is_coded ? 1 : sizeof(T);  // of K and V
+  static constexpr int q_element_bytes = is_coded ? 2 : sizeof(T);
   static_assert(Warps == 4 || Warps == 8);
-  static_assert(HeadDim % 32 == 0 && (Padded || HeadDim % 64 == 0) && (element_bytes == 2 || element_bytes == 4));
+  static_assert(HeadDim % (is_coded ? 32 : 16) == 0 && (Padded || HeadDim % 64 == 0) && element_bytes <= 4);
   static constexpr int head_dim = HeadDim;
   static constexpr bool padded = Padded;
   static constexpr int warps = Warps;
   static constexpr int threads = 32 * Warps;
-  static constexpr int stages = HeadDim * element_bytes == 128 ? 6 : HeadDim == 160 || HeadDim == 192 ? 4 : 3;
   static constexpr int ctas_per_sm = Warps == 8 ? 1 : 2;
   /// Two CTAs of 128 threads leave room for a small CTA of another stream's kernel, such as a swap.
-  static constexpr int max_registers = Warps == 4 ? 224 : 255;
+  static constexpr int max_registers = Warps == 8 ? 255 : is_coded ? 240 : 224;
 
   static constexpr int warp_keys = decode_tile_tokens / Warps;
   static constexpr int key_tiles = warp_keys / 8;  // of a warp's score products
@@ -45,32 +77,41 @@ struct shape {
   /// Where registers are short the queries stay in shared memory.
   static constexpr bool q_in_registers = Warps == 4;
 
-  static constexpr int vector_dims = 16 / element_bytes;
-  static constexpr int row_vectors = HeadDim / vector_dims;  // of 16 bytes
-  static constexpr int k_steps = row_vectors / 2;            // of a score product
-  /// Rows of a multiple of 128 bytes are swizzled, others are an odd number of vectors apart: the same vector of eight
-  /// rows is in eight places of the 128 bytes that shared memory reads at once.
-  static constexpr bool swizzled = row_vectors % 8 == 0;
-  static constexpr int row_bytes = (swizzled ? row_vectors : row_vectors + 1) * 16;
-  /// What every head_dim of the shape has.
-  static constexpr int least_row_vectors = !Padded              ? row_vectors
-                                           : HeadDim == 64      ? 1
-                                           : element_bytes == 4 ? row_vectors / 2 + 1
-                                                                : row_vectors - 3;
+  using kv_rows = row_format<element_bytes, HeadDim>;
+  using q_rows = row_format<q_element_bytes, HeadDim>;
+  static constexpr int row_vectors = kv_rows::vectors;
+  static constexpr int k_steps = q_rows::vectors / 2;  // of a score product
+  /// What every head_dim of the shape has: more than the next smaller padded shape takes.
+  static constexpr int least_row_vectors =
+      Padded ? dims_of_smaller_shape(element_bytes, HeadDim) / kv_rows::vector_dims + 1 : row_vectors;
   static constexpr int rows_per_pass = 32 / row_vectors;  // that a warp loads at once; not of padded shapes
-  static constexpr int passes = warp_keys * row_vectors / 32;
-  static_assert(warp_keys * row_vectors % 32 == 0);
+  static constexpr int passes = (warp_keys * row_vectors + 31) / 32;
+  static_assert(Padded || warp_keys * row_vectors % 32 == 0);
 
-  static constexpr int tile_bytes = decode_tile_tokens * row_bytes;
-  static constexpr int stage_bytes = 2 * tile_bytes;
-  static constexpr int q_bytes = decode_tile_rows * row_bytes;
-  static constexpr int reduced_row = swizzled ? HeadDim : HeadDim + 8;  // floats between rows of a warp's output
-  static_assert(stage_bytes >= 4 * decode_tile_rows * reduced_row * 4, "a stage holds the outputs of four warps");
+  static constexpr int tile_bytes = decode_tile_tokens * kv_rows::bytes;
+  /// Of codes: a scale for each token, of K and of V.
+  static constexpr int scale_bytes = 4;
+  static constexpr int scales_bytes = is_coded ? decode_tile_tokens * scale_bytes : 0;
+  static constexpr int stage_bytes = 2 * (tile_bytes + scales_bytes);
+  static constexpr int q_bytes = decode_tile_rows * q_rows::bytes;
+  /// Of codes as many as fit, up to 8: half of the bytes a stage, and as many in flight.
+  static constexpr int fitting_stages = (Warps == 8 ? 224 : 112) * 1024 / (stage_bytes + q_bytes);
+  static constexpr int stages = is_coded                         ? (fitting_stages < 8 ? fitting_stages : 8)
+                                : HeadDim * element_bytes == 128 ? 6
+                                : HeadDim == 80 || HeadDim == 160 || HeadDim == 192 ? 4
+                                                                                    : 3;
+  /// The epilogue reduces over four warps at a time, in a stage: so many rows at once.
+  static constexpr int reduced_rows = is_coded ? decode_tile_rows / 2 : decode_tile_rows;
+  static constexpr bool reduced_swizzled = HeadDim % 64 == 0;
+  static constexpr int reduced_row =
+      reduced_swizzled ? HeadDim : HeadDim + 8;  // floats between rows of a warp's output
+  static_assert(stage_bytes >= 4 * reduced_rows * reduced_row * 4, "a stage holds the outputs of four warps");
 
   [[nodiscard]] static constexpr shared_layout make_shared_layout() noexcept {
     shared_layout l = {};
     l.queries = l.stages + stages * stage_bytes;
-    l.row_sums = l.queries + stages * q_bytes;
+    l.query_rows = l.queries + stages * q_bytes;
+    l.row_sums = l.query_rows + (is_coded ? coded_query_rows_bytes : 0);
     l.flag = l.row_sums + warps * decode_tile_rows * 8;
     l.zeros = l.flag + 16;
     l.plan = l.zeros + 16;
@@ -78,17 +119,22 @@ struct shape {
     return l;
   }
   static constexpr shared_layout shared = make_shared_layout();
+  static_assert(ctas_per_sm * (shared.bytes + 1024) <= 228 * 1024);
 
-  /// Where 16-byte vector `vector` of row `row` of a tile is, from the tile's beginning.
+  /// Where vector `vector` of row `row` of K or V is, from the tile's beginning.
   [[nodiscard]] BIFOLIO_HOST_DEVICE static constexpr std::uint32_t place(int row, int vector) noexcept {
-    return static_cast<std::uint32_t>(row * row_bytes + ((swizzled ? vector ^ (row & 7) : vector) << 4));
+    return kv_rows::place(row, vector);
+  }
+  /// Where the scale of token `row` of K (plane 0) or V (1) is, from the stage's beginning.
+  [[nodiscard]] BIFOLIO_HOST_DEVICE static constexpr std::uint32_t scale_place(int plane, int row) noexcept {
+    return static_cast<std::uint32_t>(2 * tile_bytes + plane * scales_bytes + row * scale_bytes);
   }
   /// Dims of a row, and its vectors: constants where nothing is padded.
   [[nodiscard]] BIFOLIO_HOST_DEVICE static constexpr int row_dims(const attention_kernel_args& args) noexcept {
     return Padded ? args.head_dim : HeadDim;
   }
   [[nodiscard]] BIFOLIO_HOST_DEVICE static constexpr int vectors_of_row(const attention_kernel_args& args) noexcept {
-    return row_dims(args) / vector_dims;
+    return row_dims(args) / kv_rows::vector_dims;
   }
 };
 

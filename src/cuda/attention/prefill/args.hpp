@@ -18,12 +18,13 @@ struct kv_loading {
   std::int32_t head_groups = 0;  ///< or in groups of 8 tokens
 };
 
-/// The call, with clamped windows, and the scheduler metadata. workspace: [max_partials, 128, head_dim] outputs, then
-/// [max_partials, 128, 2] maxima (base 2) and sums. counters: [1], work tiles that were taken.
+/// The call, with clamped windows, and the scheduler metadata. workspace: [max_partials, tile_rows, head_dim] outputs,
+/// then [max_partials, tile_rows, 2] maxima (base 2) and sums. counters: [1], work tiles that were taken.
 struct prefill_args : attention_kernel_args {
   prefill_metadata metadata;
   std::int32_t packed_heads = 1;
-  std::int32_t tokens_per_half = 0;
+  std::int32_t tokens_per_warpgroup = 0;
+  std::int32_t tile_rows = 0;  ///< 64 of each consumer warpgroup
   std::int32_t max_partials = 0;
   kv_loading loading;
 };

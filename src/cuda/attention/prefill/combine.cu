@@ -25,18 +25,20 @@ class row_combine {
       : a_(args), partials_(args), output_(output), row_(row), lane_(static_cast<int>(threadIdx.x) & 31) {}
 
   __device__ __forceinline__ void run(const prefill_work_tile& work) const {
-    const int half = row_ / prefill_half_rows;
-    const int of_half = (row_ - half * prefill_half_rows) / a_.packed_heads;
-    const int token = (2 * work.row_tile + half) * a_.tokens_per_half + of_half;
-    if (of_half >= a_.tokens_per_half || token >= work.query_len) return;
-    const int head = work.head + row_ - half * prefill_half_rows - of_half * a_.packed_heads;
+    const int warpgroup = row_ / prefill_warpgroup_rows;
+    const int row_of_warpgroup = row_ - warpgroup * prefill_warpgroup_rows;
+    const int of_warpgroup = row_of_warpgroup / a_.packed_heads;
+    const int first = (a_.tile_rows / prefill_warpgroup_rows * work.row_tile + warpgroup) * a_.tokens_per_warpgroup;
+    const int token = first + of_warpgroup;
+    if (of_warpgroup >= a_.tokens_per_warpgroup || token >= work.query_len) return;
+    const int head = work.head + row_of_warpgroup - of_warpgroup * a_.packed_heads;
 
     const float* const sink = a_.sinks != nullptr ? a_.sinks + head : nullptr;
     const std::int64_t at = work.query_start + token;
     T* const out = static_cast<T*>(a_.out) + at * a_.out_token_stride + head * a_.out_head_stride;
     for (int column = lane_ * 4; column < a_.head_dim; column += 128) {
       float4 x;
-      const finished_row finished(values(column, x), sink);
+      const finished_row finished(values(column, x), sink, a_.v_scales.static_scales);
       uint2 packed;
       packed.x = device::pack<T>(x.x * finished.factor, x.y * finished.factor);
       packed.y = device::pack<T>(x.z * finished.factor, x.w * finished.factor);
@@ -95,16 +97,16 @@ template <class T>
 __global__ void __launch_bounds__(combine_threads) combine_kernel(const __grid_constant__ prefill_args args) {
   device::grid_dependency_launch();
   // The plan was uploaded before the kernel ahead of this one started; the partial results are that kernel's.
-  const int num_rows = args.metadata.header->num_split_outputs * prefill_tile_rows;
+  const int num_rows = args.metadata.header->num_split_outputs * args.tile_rows;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int num_warps = static_cast<int>(gridDim.x) * (combine_threads / 32);
   bool waited = false;
   for (int n = static_cast<int>(blockIdx.x) + warp * static_cast<int>(gridDim.x); n < num_rows; n += num_warps) {
-    const prefill_split_output output = args.metadata.split_outputs[n / prefill_tile_rows];
+    const prefill_split_output output = args.metadata.split_outputs[n / args.tile_rows];
     const prefill_work_tile work = args.metadata.work_tiles[output.work_tile];
     if (!waited) device::grid_dependency_wait();
     waited = true;
-    row_combine<T>(args, output, n % prefill_tile_rows).run(work);
+    row_combine<T>(args, output, n % args.tile_rows).run(work);
   }
   if (!waited) device::grid_dependency_wait();
 }
@@ -117,7 +119,7 @@ cudaError_t launch_prefill_combine(const runtime_api& api, const prefill_args& a
   // Every SM has room for several; which is the same for all steps of a plan.
   constexpr unsigned ctas_per_sm = 4;
   const auto kernel =
-      args.kv_type == dtype::f16 ? prefill::combine_kernel<__half> : prefill::combine_kernel<__nv_bfloat16>;
+      args.q_type == dtype::f16 ? prefill::combine_kernel<__half> : prefill::combine_kernel<__nv_bfloat16>;
   return launch(api, kernel, dim3(ctas_per_sm * static_cast<unsigned>(device.num_sms)), dim3(prefill::combine_threads),
                 0, stream, device.dependent_launch, args);
 }

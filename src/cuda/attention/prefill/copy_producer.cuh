@@ -43,7 +43,7 @@ class copy_producer {
   __device__ __forceinline__ void run(Source source) {
     for (; source.next(); source.release()) {
       const prefill_work_tile& work = source.work();
-      const kv_range e = kv_range_of(a_, work);
+      const kv_range e = kv_range_of<S>(a_, work);
       if (e.tile_begin >= e.tile_end) continue;
       const int kv_head = work.head / a_.group_size;
       if (threadIdx.x == 0) load_queries(a_, stages_, q_map_, q_state_, work);

@@ -30,7 +30,8 @@ class epilogue {
     for (int i = 0; i < 2; ++i) {
       const row_sums sums = sums_of(rows, i);
       const bool valid = rows.token[i] < work.query_len;
-      const finished_row row(sums, a_.sinks != nullptr && valid ? a_.sinks + rows.head[i] : nullptr);
+      const finished_row row(sums, a_.sinks != nullptr && valid ? a_.sinks + rows.head[i] : nullptr,
+                             a_.v_scales.static_scales);
       inverse[i] = row.factor;
       if (a_.lse != nullptr && valid && (thread_ & 3) == 0) {
         a_.lse[static_cast<std::int64_t>(work.query_start + rows.token[i]) * a_.num_q_heads + rows.head[i]] = row.lse;
@@ -66,7 +67,7 @@ class epilogue {
     for (int i = 0; i < 2; ++i) {
       const row_sums sums = sums_of(rows, i);
       if (rows.token[i] >= work.query_len) continue;
-      const int row = warpgroup * prefill_half_rows + (thread_ / 32) * 16 + (thread_ & 31) / 4 + 8 * i;
+      const int row = warpgroup * prefill_warpgroup_rows + (thread_ / 32) * 16 + (thread_ & 31) / 4 + 8 * i;
       if ((thread_ & 3) == 0) __stcg(partials.sums(work.partial, row), make_float2(sums.max, sums.sum));
       float* const dst = partials.row(work.partial, row);
 #pragma unroll

@@ -6,6 +6,7 @@
 /// and O in registers. docs/kernels/attention_cuda_prefill.md has the picture.
 
 #include "cuda/attention/prefill/args.hpp"
+#include "cuda/attention/prefill/coded_producer.cuh"
 #include "cuda/attention/prefill/copy_producer.cuh"
 #include "cuda/attention/prefill/epilogue.cuh"
 #include "cuda/attention/prefill/launch.hpp"
@@ -30,13 +31,13 @@ __device__ __forceinline__ void consume(const prefill_args& args, const shared_s
   loop.start();
   for (; queue.next(); queue.release()) {
     const prefill_work_tile work = queue.work();
-    const kv_range e = kv_range_of(args, work);
+    const kv_range e = kv_range_of<Shape>(args, work);
     const bool has_keys = e.tile_begin < e.tile_end;
-    if ((2 * work.row_tile + warpgroup) * args.tokens_per_half >= work.query_len) {
+    if ((Shape::num_consumers * work.row_tile + warpgroup) * args.tokens_per_warpgroup >= work.query_len) {
       if (has_keys) loop.skip(e);
       continue;
     }
-    rows.begin<Transform>(args, work, warpgroup, thread);
+    rows.begin<Shape, Transform>(args, work, warpgroup, thread);
 #pragma unroll
     for (int j = 0; j < Shape::out_registers; ++j) o[j] = 0;
     if (has_keys) loop.process(e, rows, o);
@@ -49,8 +50,14 @@ __device__ __forceinline__ void consume(const prefill_args& args, const shared_s
   loop.finish();
 }
 
+template <class T, class Shape, class Source>
+__device__ __forceinline__ void produce_coded(const prefill_args& args, const shared_stages<Shape>& stages,
+                                              const tensor_map* q_map, const Source& source) {
+  if constexpr (Shape::raw_bytes > 0) coded_producer<T, Shape>(args, stages, q_map).run(source);
+}
+
 template <class T, int TileDims, bool Transform>
-__global__ void __launch_bounds__(num_threads, 1)
+__global__ void __launch_bounds__(shape<TileDims>::num_threads, 1)
     prefill_kernel(const __grid_constant__ prefill_args args, const __grid_constant__ tensor_map q_map,
                    const __grid_constant__ tensor_map k_map, const __grid_constant__ tensor_map v_map) {
   extern __shared__ char shared[];
@@ -61,27 +68,33 @@ __global__ void __launch_bounds__(num_threads, 1)
   const bool by_copy = args.loading.by_copy;
   if (threadIdx.x == 0) {
     stages.init_barriers(by_copy ? 128 : 1);
-    slots.init_barriers(4 * num_consumers + (by_copy ? 3 : 0));
+    slots.init_barriers(4 * Shape::num_consumers + (by_copy ? 3 : 0));
   }
   __syncthreads();
   device::grid_dependency_launch();
   if (warpgroup == 0) {
-    device::setmaxnreg_dec<40>();
+    device::setmaxnreg_dec<Shape::producer_registers>();
     // The plan was uploaded before the previous kernel started. What follows the wait may be that kernel's work.
     if (threadIdx.x < 32) {
       const work_source source(args, slots);
       device::grid_dependency_wait();
-      if (by_copy) {
+      if (args.is_coded) {
+        produce_coded<T, Shape>(args, stages, &q_map, source);
+      } else if (by_copy) {
         copy_producer<Shape>(args, stages, &q_map).run(source);
       } else {
         tma_producer<Shape>(args, stages, &q_map, &k_map, &v_map).run(source);
       }
     } else if (by_copy) {
       device::grid_dependency_wait();
-      copy_producer<Shape>(args, stages, &q_map).run(work_queue(slots));
+      if (args.is_coded) {
+        produce_coded<T, Shape>(args, stages, &q_map, work_queue(slots));
+      } else {
+        copy_producer<Shape>(args, stages, &q_map).run(work_queue(slots));
+      }
     }
   } else {
-    device::setmaxnreg_inc<232>();
+    device::setmaxnreg_inc<Shape::consumer_registers>();
     device::grid_dependency_wait();
     consume<T, Shape, Transform>(args, stages, work_queue(slots), warpgroup - 1);
   }
@@ -89,7 +102,9 @@ __global__ void __launch_bounds__(num_threads, 1)
 
 template <class T, int TileDims>
 [[nodiscard]] constexpr prefill_entry make_entry() noexcept {
-  return {{prefill_kernel<T, TileDims, false>, prefill_kernel<T, TileDims, true>}, shape<TileDims>::shared.bytes};
+  return {{prefill_kernel<T, TileDims, false>, prefill_kernel<T, TileDims, true>},
+          shape<TileDims>::shared.bytes,
+          shape<TileDims>::raw_bytes};
 }
 
 }  // namespace bifolio::cuda::prefill

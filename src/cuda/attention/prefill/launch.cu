@@ -110,8 +110,8 @@ kv_loading prefill_loading(const attention_kernel_args& args) noexcept {
   } else {
     loading.by_copy = args.num_kv_heads > 1;
   }
-  // Boxes of 8 tokens take TMA longer than the copies take the producer.
-  if (args.head_dim % 64 != 0 || loading.box_tokens % 16 != 0) loading.by_copy = true;
+  // Codes are widened on their way; boxes of 8 tokens take TMA longer than the copies take the producer.
+  if (args.head_dim % 64 != 0 || loading.box_tokens % 16 != 0 || args.is_coded) loading.by_copy = true;
   return loading;
 }
 
@@ -133,12 +133,14 @@ bool prefill_accepts_call(const attention_kernel_args& args, std::string* why) n
 cudaError_t launch_prefill(const runtime_api& api, const attention_kernel_args& args, const prefill_plan& plan,
                            const prefill_metadata& metadata, const device_numbers& device,
                            cudaStream_t stream) noexcept {
-  const prefill_entry& entry = *find_prefill_entry(args.kv_type, args.head_dim);
+  const prefill_entry& entry = *find_prefill_entry(args.q_type, args.head_dim);
+  const int shared_bytes = entry.shared_bytes + (args.is_coded ? entry.coded_bytes : 0);
   const auto function = reinterpret_cast<encode_function>(device.encode_tensor_map);
   const prefill_args p{with_clamped_windows(args),
                        metadata,
                        plan.packing.heads,
-                       plan.packing.tokens_per_half,
+                       plan.packing.tokens_per_warpgroup,
+                       prefill_warpgroup_rows * plan.packing.num_consumers,
                        prefill_max_partials(device.num_sms),
                        prefill_loading(args)};
 
@@ -160,7 +162,7 @@ cudaError_t launch_prefill(const runtime_api& api, const attention_kernel_args& 
   const dimension q_dims[] = {{static_cast<cuuint64_t>(args.head_dim), 2, 64},
                               {static_cast<cuuint64_t>(args.num_q_heads), bytes_of(args.q_head_stride), packed},
                               {static_cast<cuuint64_t>(args.num_tokens), bytes_of(args.q_token_stride),
-                               static_cast<cuuint32_t>(p.tokens_per_half)}};
+                               static_cast<cuuint32_t>(p.tokens_per_warpgroup)}};
   tensor_map q;
   tensor_map k = {};
   tensor_map v = {};
@@ -171,11 +173,12 @@ cudaError_t launch_prefill(const runtime_api& api, const attention_kernel_args& 
 
   const prefill_function kernel = entry.kernels[prefill_transforms(args) ? 1 : 0];
   const cudaError_t status = api.func_set_attribute(reinterpret_cast<const void*>(kernel),
-                                                    cudaFuncAttributeMaxDynamicSharedMemorySize, entry.shared_bytes);
+                                                    cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   if (status != cudaSuccess) return status;
   const cudaError_t launched =
-      launch(api, kernel, dim3(static_cast<unsigned>(device.num_sms)), dim3(prefill::num_threads),
-             static_cast<std::size_t>(entry.shared_bytes), stream, device.dependent_launch, p, q, k, v);
+      launch(api, kernel, dim3(static_cast<unsigned>(device.num_sms)),
+             dim3(static_cast<unsigned>(128 * (1 + plan.packing.num_consumers))),
+             static_cast<std::size_t>(shared_bytes), stream, device.dependent_launch, p, q, k, v);
   if (launched != cudaSuccess || !plan.combines) return launched;
   return launch_prefill_combine(api, p, device, stream);
 }

@@ -3,7 +3,7 @@
 
 /// The mainloop of a prefill consumer warpgroup: S = Q·Kᵀ, softmax and O += P·V over the key tiles of a work tile, from
 /// the last to the first. Only tiles at a border (the diagonal, an edge of the window, the end of the sequence) are
-/// masked. The products of the next tile's scores are issued before this tile's softmax, and the two warpgroups issue
+/// masked. The products of the next tile's scores are issued before this tile's softmax, and the warpgroups issue
 /// products in turn (ping-pong).
 
 #include <cstdint>
@@ -28,18 +28,18 @@ struct row_state {
   float max[2];     // of scores in the transform's unit; when all keys are done, of base-2 logits. At most 8 below
   float sum[2];     // this lane's share
 
-  template <bool Transform>
+  template <class Shape, bool Transform>
   __device__ __forceinline__ void begin(const prefill_args& a, const prefill_work_tile& work, int warpgroup,
                                         int thread) {
-    const int first_token = (2 * work.row_tile + warpgroup) * a.tokens_per_half;
+    const int first_token = (Shape::num_consumers * work.row_tile + warpgroup) * a.tokens_per_warpgroup;
     const int first_row = (thread / 32) * 16 + (thread & 31) / 4;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = first_row + 8 * i;
-      const int of_half = row / a.packed_heads;
-      head[i] = work.head + row - of_half * a.packed_heads;
-      // Rows that no token of the half has belong to none of the sequence.
-      token[i] = of_half < a.tokens_per_half ? first_token + of_half : work.query_len;
+      const int of_warpgroup = row / a.packed_heads;
+      head[i] = work.head + row - of_warpgroup * a.packed_heads;
+      // Rows that no token of the warpgroup has belong to none of the sequence.
+      token[i] = of_warpgroup < a.tokens_per_warpgroup ? first_token + of_warpgroup : work.query_len;
       position[i] = work.seq_len - work.query_len + token[i];
       max[i] = -INFINITY;
       sum[i] = 0;
@@ -48,6 +48,9 @@ struct row_state {
   }
 };
 
+/// How far a row's maximum may stay below its scores, in base 2.
+inline constexpr float max_slack = 8.0f;
+
 template <class T, class Shape, bool Transform>
 class mainloop {
   using S = Shape;
@@ -55,7 +58,7 @@ class mainloop {
  public:
   __device__ __forceinline__ mainloop(const prefill_args& args, const shared_stages<Shape>& stages, int warpgroup,
                                       int thread)
-      : a_(args), stages_(stages), transform_(args), warpgroup_(warpgroup), thread_(thread) {}
+      : a_(args), stages_(stages), transform_(transform_options(args)), warpgroup_(warpgroup), thread_(thread) {}
 
   /// Before the first work tile.
   __device__ __forceinline__ void start() {
@@ -63,7 +66,7 @@ class mainloop {
   }
   /// After the last.
   __device__ __forceinline__ void finish() {
-    if (warpgroup_ == 0) ping_pong_sync();  // the other warpgroup has arrived a last time
+    if (warpgroup_ == 0) ping_pong_sync();  // the last warpgroup has arrived once more
   }
 
   /// Adds all key tiles of `e`, which is not empty, to o and the rows' maxima and sums.
@@ -85,8 +88,8 @@ class mainloop {
     softmax(s, tile, e, rows, rescale);
     pack(s, p);
 
+    if (tile > e.tile_begin) wait_keys();
     for (; tile > e.tile_begin; --tile) {
-      wait_keys();
       ping_pong_sync();
       scores(s, q_state_.stage, k_state_.stage);
       wait_values(tile, e);
@@ -97,6 +100,7 @@ class mainloop {
       release(stages_.k_empty(k_state_.stage));
       k_state_.advance();
       softmax(s, tile - 1, e, rows, rescale);
+      if (tile - 1 > e.tile_begin) wait_keys();
       device::wgmma_wait_all_after(rows.sum[0] + rows.sum[1]);
       device::wgmma_fence_operands(o);
       release(stages_.v_empty(v_state_.stage));
@@ -136,11 +140,12 @@ class mainloop {
   }
 
  private:
-  // Ping-pong scheduling: one warpgroup issues products while the other one is in its softmax.
+  // Ping-pong scheduling: one warpgroup issues products while the others are in their softmax.
   [[nodiscard]] __device__ __forceinline__ static int ping_pong_barrier(int warpgroup) { return 1 + warpgroup; }
   __device__ __forceinline__ void ping_pong_sync() { device::named_barrier_sync(ping_pong_barrier(warpgroup_), 256); }
   __device__ __forceinline__ void ping_pong_arrive() {
-    device::named_barrier_arrive(ping_pong_barrier(1 - warpgroup_), 256);
+    const int next = warpgroup_ + 1 == S::num_consumers ? 0 : warpgroup_ + 1;
+    device::named_barrier_arrive(ping_pong_barrier(next), 256);
   }
 
   __device__ __forceinline__ void release(std::uint32_t barrier) {
@@ -161,14 +166,15 @@ class mainloop {
   __device__ __forceinline__ void scores(float (&s)[S::score_registers], int q_stage, int stage) {
     device::wgmma_fence_operands(s);
     device::wgmma_fence();
-    const std::uint32_t q = stages_.q(q_stage) + warpgroup_ * S::chunks * S::q_chunk_bytes;
-    const std::uint32_t k = stages_.k(stage);
+    const std::uint64_t q =
+        device::wgmma_descriptor(stages_.q(q_stage) + warpgroup_ * S::chunks * S::q_chunk_bytes, 16, 1024);
+    const std::uint64_t k = device::wgmma_descriptor(stages_.k(stage), 16, S::group_bytes);
 #pragma unroll
     for (int step = 0; step < S::tile_dims / 16; ++step) {
       const int c = step / 4;
       const int within = step % 4 * 32;
-      device::wgmma_m64k16<T>(s, device::wgmma_descriptor(q + c * S::q_chunk_bytes + within, 16, 1024),
-                              device::wgmma_descriptor(k + c * 1024 + within, 16, S::group_bytes), step > 0);
+      device::wgmma_m64k16<T>(s, device::wgmma_descriptor_after(q, c * S::q_chunk_bytes + within),
+                              device::wgmma_descriptor_after(k, c * 1024 + within), step > 0);
     }
     device::wgmma_commit_group();
   }
@@ -178,11 +184,10 @@ class mainloop {
                                          int stage) {
     device::wgmma_fence_operands(o);
     device::wgmma_fence();
-    const std::uint32_t v = stages_.v(stage);
+    const std::uint64_t v = device::wgmma_descriptor(stages_.v(stage), 1024, S::group_bytes);
 #pragma unroll
     for (int step = 0; step < S::tile_keys / 16; ++step) {
-      device::wgmma_m64k16_rs<T>(o, p[step],
-                                 device::wgmma_descriptor(v + step * 2 * S::group_bytes, 1024, S::group_bytes));
+      device::wgmma_m64k16_rs<T>(o, p[step], device::wgmma_descriptor_after(v, step * 2 * S::group_bytes));
     }
     device::wgmma_commit_group();
   }
@@ -205,50 +210,69 @@ class mainloop {
       for (int chunk = 0; chunk < S::chunks; ++chunk) device::store_shared_zeros_16(address + chunk * 1024);
     }
     device::fence_async_proxy();
-    device::named_barrier_sync(3 + warpgroup_, 128);
+    device::named_barrier_sync(1 + S::num_consumers + warpgroup_, 128);
   }
 
   // The key of score register j, from the tile's first, for this thread's first column.
   [[nodiscard]] __device__ __forceinline__ static constexpr int key_of(int j) { return (j >> 2) * 8 + (j & 1); }
 
-  // Scores of keys that a row does not attend to become −inf, in tiles where there are any. The same as
-  // attn::attends and is_in_window, as a range of keys for each row.
+  // The keys of a tile that this thread's rows attend to, as score registers count them. The same as attn::attends and
+  // is_in_window.
+  struct visible_keys {
+    int begin[2], end[2];
+    [[nodiscard]] __device__ __forceinline__ bool contains(int j) const {
+      return key_of(j) >= begin[(j >> 1) & 1] && key_of(j) < end[(j >> 1) & 1];
+    }
+  };
+  [[nodiscard]] __device__ __forceinline__ visible_keys visible(int column, const kv_range& e,
+                                                                const row_state& rows) const {
+    visible_keys keys;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      int end = a_.causal ? min(e.seq_len, rows.position[i] + 1) : e.seq_len;
+      if (a_.window_right >= 0) end = min(end, rows.position[i] + a_.window_right + 1);
+      keys.end[i] = end - column;
+      keys.begin[i] = a_.window_left >= 0 ? rows.position[i] - a_.window_left - column : 0;
+    }
+    return keys;
+  }
+  // Whether there are keys in the tile that some row does not attend to: at its end, at its beginning.
+  [[nodiscard]] __device__ __forceinline__ static bool ends_in(int tile, const kv_range& e) {
+    return (tile + 1) * S::tile_keys > e.common_limit;
+  }
+  [[nodiscard]] __device__ __forceinline__ static bool begins_in(int tile, const kv_range& e) {
+    return tile * S::tile_keys < e.common_begin;
+  }
+
+  // Scores of keys that a row does not attend to become −inf, in tiles where there are any.
   __device__ __forceinline__ void mask(float (&s)[S::score_registers], int tile, int column, const kv_range& e,
                                        const row_state& rows) const {
-    if ((tile + 1) * S::tile_keys > e.common_limit) {
-      int limit[2];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        limit[i] = a_.causal ? min(e.seq_len, rows.position[i] + 1) : e.seq_len;
-        if (a_.window_right >= 0) limit[i] = min(limit[i], rows.position[i] + a_.window_right + 1);
-        limit[i] -= column;
-      }
+    if (ends_in(tile, e)) {
+      const visible_keys keys = visible(column, e, rows);
 #pragma unroll
       for (int j = 0; j < S::score_registers; ++j) {
-        if (key_of(j) >= limit[(j >> 1) & 1]) s[j] = -INFINITY;
+        if (key_of(j) >= keys.end[(j >> 1) & 1]) s[j] = -INFINITY;
       }
     }
-    if (tile * S::tile_keys < e.common_begin) {
-      int begin[2];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) begin[i] = rows.position[i] - a_.window_left - column;
+    if (begins_in(tile, e)) {
+      const visible_keys keys = visible(column, e, rows);
 #pragma unroll
       for (int j = 0; j < S::score_registers; ++j) {
-        if (key_of(j) < begin[(j >> 1) & 1]) s[j] = -INFINITY;
+        if (key_of(j) < keys.begin[(j >> 1) & 1]) s[j] = -INFINITY;
       }
     }
   }
 
   // Scores become probabilities against the running maximum; `rescale` is what older results must be multiplied with.
-  // The maximum follows when it has risen by more than 8 in base 2, so that this is mostly 1.
+  // The maximum follows only where a score is more than max_slack above it, which is rare after the first tile: mostly
+  // rescale is 1, and the lanes of a row need not exchange their maxima.
   __device__ __forceinline__ void softmax(float (&s)[S::score_registers], int tile, const kv_range& e, row_state& rows,
                                           float (&rescale)[2]) {
     const int column = tile * S::tile_keys + (thread_ & 3) * 2;
     float from_row[2] = {0, 0};  // what all scores of this thread's row lack
     if constexpr (Transform) {
-      const bool border = (tile + 1) * S::tile_keys > e.common_limit || tile * S::tile_keys < e.common_begin;
-      const bool used[2] = {rows.position[0] < e.seq_len, rows.position[1] < e.seq_len};
-      transform_.apply(s, border, used);
+      if (transform_.rising) return softmax_of_capped(s, tile, column, e, rows, rescale);
+      transform_.apply(s);
       if (a_.alibi_slopes != nullptr) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -264,26 +288,104 @@ class mainloop {
     }
     mask(s, tile, column, e, rows);
     const float scale = transform_.scale_log2;
+    float m[2] = {-INFINITY, -INFINITY};  // of this lane
+#pragma unroll
+    for (int j = 0; j < S::score_registers; j += 4) {
+      m[0] = fmaxf(m[0], fmaxf(s[j], s[j + 1]));
+      m[1] = fmaxf(m[1], fmaxf(s[j + 2], s[j + 3]));
+    }
+    if constexpr (Transform) {
+      m[0] += from_row[0];
+      m[1] += from_row[1];
+    }
+    rescale[0] = rescale[1] = 1.0f;
+    const bool rises = (m[0] - rows.max[0]) * scale > max_slack || (m[1] - rows.max[1]) * scale > max_slack;
+    if (__any_sync(0xffffffffu, rises)) raise_maxima(m, scale, rows, rescale);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      float m = -INFINITY;
-#pragma unroll
-      for (int j = 0; j < S::score_registers; j += 4) m = fmaxf(m, fmaxf(s[j + 2 * i], s[j + 2 * i + 1]));
-      if constexpr (Transform) m += from_row[i];
-      m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
-      m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
-      const float before = rows.max[i];
-      m = (m - before) * scale > 8.0f ? m : before;
-      rows.max[i] = m;
-      rescale[i] = m == before ? 1.0f : device::exp2_fast((before - m) * scale);
-      float shift = m == -INFINITY ? 0.0f : m * scale;
-      if constexpr (Transform) shift = m == -INFINITY ? 0.0f : (m - from_row[i]) * scale;
+      const float from = Transform ? rows.max[i] - from_row[i] : rows.max[i];
+      const float shift = rows.max[i] == -INFINITY ? 0.0f : from * scale;
       float sum = 0;
 #pragma unroll
       for (int j = 0; j < S::score_registers; j += 4) {
         s[j + 2 * i] = device::exp2_fast(fmaf(s[j + 2 * i], scale, -shift));
         s[j + 2 * i + 1] = device::exp2_fast(fmaf(s[j + 2 * i + 1], scale, -shift));
         sum += s[j + 2 * i] + s[j + 2 * i + 1];
+      }
+      rows.sum[i] = rows.sum[i] * rescale[i] + sum;
+    }
+  }
+
+  // Lets each row's maximum follow its largest score, of which `m` is this lane's, where that is more than max_slack
+  // above it.
+  __device__ __forceinline__ static void raise_maxima(float (&m)[2], float scale, row_state& rows,
+                                                      float (&rescale)[2]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      m[i] = fmaxf(m[i], __shfl_xor_sync(0xffffffffu, m[i], 1));
+      m[i] = fmaxf(m[i], __shfl_xor_sync(0xffffffffu, m[i], 2));
+      if ((m[i] - rows.max[i]) * scale > max_slack) {
+        rescale[i] = device::exp2_fast((rows.max[i] - m[i]) * scale);
+        rows.max[i] = m[i];
+      }
+    }
+  }
+
+  // The same for logits with a soft cap and nothing after it. They rise with the products, so that maxima are found
+  // among those, and the cap is in the multiply-add of the exponential. The largest magnitude tells both whether all
+  // products are short and whether a maximum may rise; where it may, the largest of the keys that count is found.
+  __device__ __forceinline__ void softmax_of_capped(float (&s)[S::score_registers], int tile, int column,
+                                                    const kv_range& e, row_state& rows, float (&rescale)[2]) {
+    const bool is_border = ends_in(tile, e) || begins_in(tile, e);
+    bool is_short = !is_border;
+    bool rises = is_border;
+    if (!is_border) {
+      float size[2] = {0, 0};
+#pragma unroll
+      for (int j = 0; j < S::score_registers; j += 4) {
+        size[0] = fmaxf(size[0], fmaxf(fabsf(s[j]), fabsf(s[j + 1])));
+        size[1] = fmaxf(size[1], fmaxf(fabsf(s[j + 2]), fabsf(s[j + 3])));
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (rows.position[i] >= e.seq_len) continue;  // an unused row holds whatever was in shared memory
+        is_short = is_short && transform_.is_short(size[i]);
+        rises = rises || !(transform_.short_logit(size[i], rows.max[i]) <= max_slack);
+      }
+    }
+    rescale[0] = rescale[1] = 1.0f;
+    const bool all_short = __all_sync(0xffffffffu, is_short);
+    visible_keys keys;
+    if (!all_short || __any_sync(0xffffffffu, rises)) {
+      keys = visible(column, e, rows);
+      float m[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+      for (int j = 0; j < S::score_registers; ++j) {
+        if (keys.contains(j)) m[(j >> 1) & 1] = fmaxf(m[(j >> 1) & 1], s[j]);
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) m[i] = m[i] == -INFINITY ? m[i] : transform_.capped_logit(m[i], 0.0f);
+      raise_maxima(m, 1.0f, rows, rescale);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float shift = rows.max[i] == -INFINITY ? 0.0f : rows.max[i];
+      float sum = 0;
+      if (all_short) {
+#pragma unroll
+        for (int j = 2 * i; j < S::score_registers; j += 4) {
+          s[j] = device::exp2_fast(transform_.short_logit(s[j], shift));
+          s[j + 1] = device::exp2_fast(transform_.short_logit(s[j + 1], shift));
+          sum += s[j] + s[j + 1];
+        }
+      } else {
+#pragma unroll
+        for (int j = 2 * i; j < S::score_registers; j += 4) {
+          const float logit[2] = {transform_.capped_logit(s[j], shift), transform_.capped_logit(s[j + 1], shift)};
+          s[j] = device::exp2_fast(keys.contains(j) ? logit[0] : -INFINITY);
+          s[j + 1] = device::exp2_fast(keys.contains(j + 1) ? logit[1] : -INFINITY);
+          sum += s[j] + s[j + 1];
+        }
       }
       rows.sum[i] = rows.sum[i] * rescale[i] + sum;
     }

@@ -38,13 +38,13 @@ class shared_stages {
   __device__ __forceinline__ void init_barriers(int kv_arrivals) const {
     for (int s = 0; s < S::q_stages; ++s) {
       device::mbarrier_init(q_full(s), 1);
-      device::mbarrier_init(q_empty(s), num_consumers);
+      device::mbarrier_init(q_empty(s), S::num_consumers);
     }
     for (int s = 0; s < S::stages; ++s) {
       device::mbarrier_init(k_full(s), kv_arrivals);
-      device::mbarrier_init(k_empty(s), num_consumers);
+      device::mbarrier_init(k_empty(s), S::num_consumers);
       device::mbarrier_init(v_full(s), kv_arrivals);
-      device::mbarrier_init(v_empty(s), num_consumers);
+      device::mbarrier_init(v_empty(s), S::num_consumers);
     }
     device::mbarrier_init_fence();
   }
@@ -56,6 +56,9 @@ class shared_stages {
   [[nodiscard]] __device__ __forceinline__ std::uint32_t v(int s) const {
     return base_ + S::shared.v + s * S::kv_bytes;
   }
+
+  /// Where codes are before they are elements.
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t raw() const { return base_ + S::shared.raw; }
 
   [[nodiscard]] __device__ __forceinline__ std::uint32_t k_full(int s) const { return barrier(s); }
   [[nodiscard]] __device__ __forceinline__ std::uint32_t k_empty(int s) const { return barrier(S::stages + s); }

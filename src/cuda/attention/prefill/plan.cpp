@@ -11,11 +11,11 @@
 namespace bifolio::cuda {
 namespace {
 
-// Costs are estimates in eighths of the time that a KV tile of 128 rows takes; that time, for 128 keys of head_dim 128,
+// Costs are estimates in eighths of the time that a KV tile takes; that time, for 128 rows and keys of head_dim 128,
 // and what is not divided among the SMs, in microseconds on an H200.
 constexpr std::int32_t tile_cost = 8;
-constexpr std::int32_t half_tile_cost = 5;  // where the rows fill one half at most
-constexpr std::int32_t fixed_cost = 6;      // queries, first tile, epilogue
+constexpr std::int32_t one_warpgroup_cost = 5;  // where one warpgroup has all rows
+constexpr std::int32_t fixed_cost = 6;          // queries, first tile, epilogue
 constexpr std::int32_t combine_cost = 15;
 constexpr double cost_us = 1.87 / tile_cost;
 constexpr double launch_us = 3.5;
@@ -25,7 +25,7 @@ std::int64_t divide_up(std::int64_t a, std::int64_t b) noexcept { return (a + b 
 std::int32_t group_of(const attention_spec& spec) noexcept { return spec.num_q_heads / spec.num_kv_heads; }
 
 std::int32_t cost_per_tile(const prefill_packing& packing, std::int32_t tokens) noexcept {
-  return tokens <= packing.tokens_per_half ? half_tile_cost : tile_cost;
+  return tokens <= packing.tokens_per_warpgroup ? one_warpgroup_cost : tile_cost;
 }
 
 /// Row tiles of a sequence: how many, and each.
@@ -40,10 +40,10 @@ class sequence_tiles {
         seq_len_(seq_len) {}
 
   [[nodiscard]] std::int32_t size() const noexcept {
-    return static_cast<std::int32_t>(divide_up(query_len_, 2 * std::int64_t{packing_.tokens_per_half}));
+    return static_cast<std::int32_t>(divide_up(query_len_, packing_.tokens_per_tile()));
   }
   [[nodiscard]] prefill_plan::row_tile at(std::int32_t seq, std::int32_t tile) const noexcept {
-    const std::int64_t tokens = 2 * std::int64_t{packing_.tokens_per_half};
+    const std::int64_t tokens = packing_.tokens_per_tile();
     const std::int64_t first = tile * tokens;
     const std::int64_t last = std::min<std::int64_t>(query_len_, first + tokens) - 1;
     const std::int64_t offset = std::int64_t{seq_len_} - query_len_;
@@ -255,11 +255,11 @@ prefill_cta first_of(const prefill_plan& plan, std::int32_t cta) noexcept {
 void plan_prefill(const plan_input& input, prefill_plan& plan) {
   const std::int32_t group = group_of(input.spec);
   plan.num_tokens = input.num_tokens;
-  plan.packing = prefill_packing_of(group <= prefill_half_rows ? group : 1);
+  plan.packing = prefill_packing_of(group <= prefill_warpgroup_rows ? group : 1, input.spec.qk_head_dim);
   std::int64_t cost = list_row_tiles(input, plan.seqs, plan.packing, plan.row_tiles);
   // Groups that do not divide 64 leave rows unused; a head at a time uses all, where there are tokens enough.
-  if (prefill_half_rows % plan.packing.heads != 0) {
-    const prefill_packing other = prefill_packing_of(1);
+  if (prefill_warpgroup_rows % plan.packing.heads != 0) {
+    const prefill_packing other = prefill_packing_of(1, input.spec.qk_head_dim);
     const std::int64_t other_cost = list_row_tiles(input, plan.seqs, other, plan.other_row_tiles);
     if (other_cost * group < cost) {
       plan.packing = other;
@@ -275,11 +275,11 @@ prefill_estimate estimate_prefill(const plan_input& input, std::int32_t query_le
   const attention_spec& spec = input.spec;
   const std::int32_t group = group_of(spec);
   const std::int32_t dims = prefill_tile_dims(spec.qk_head_dim);
-  const double unit_us = cost_us * dims / 128 * prefill_tile_keys(dims) / 128;
+  const double unit_us = cost_us * dims / 128 * prefill_tile_keys(dims) / 128 * prefill_tile_rows(dims) / 128;
   prefill_estimate best = {std::numeric_limits<double>::infinity(), 0};
   for (const std::int32_t packed : {group, 1}) {
-    if (packed > prefill_half_rows) continue;
-    const sequence_tiles of_seq(spec, prefill_packing_of(packed), query_len, seq_len);
+    if (packed > prefill_warpgroup_rows) continue;
+    const sequence_tiles of_seq(spec, prefill_packing_of(packed, spec.qk_head_dim), query_len, seq_len);
     const std::int64_t heads = spec.num_q_heads / packed;
     const std::int64_t num_items = of_seq.size() * heads;
     const prefill_plan::row_tile first = of_seq.at(0, 0);
@@ -299,8 +299,8 @@ std::int64_t max_prefill_work_tiles(const attention_spec& spec, const step_limit
                                     std::int32_t num_sms) noexcept {
   // ⌈tokens / per tile⌉, summed over the sequences that can have new tokens, in the packing that needs more.
   const std::int32_t group = group_of(spec);
-  const prefill_packing packing = prefill_packing_of(group <= prefill_half_rows ? group : 1);
-  const std::int64_t per_tile = 2 * std::int64_t{packing.tokens_per_half};
+  const prefill_packing packing = prefill_packing_of(group <= prefill_warpgroup_rows ? group : 1, spec.qk_head_dim);
+  const std::int64_t per_tile = packing.tokens_per_tile();
   const std::int64_t row_tiles = (limits.num_tokens + limits.num_seqs_with_tokens() * (per_tile - 1)) / per_tile;
   // Once for all heads; where the range of KV tiles is cut, for each head, and a further part for each cut.
   const std::int64_t most_cut = std::int64_t{prefill_max_tiles_per_sm_to_cut} * num_sms;

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// The host side of prefill's tile scheduler. A row tile is 128 packed query rows of one sequence, in halves of 64, one
-/// per consumer warpgroup; a half holds as many tokens as fit with `packed_heads` heads of a KV head each. A work tile
+/// The host side of prefill's tile scheduler. A row tile is 64 packed query rows of one sequence for each
+/// consumer warpgroup; they hold as many tokens as fit with `packed_heads` heads of a KV head each. A work tile
 /// is a row tile of some heads over a range of KV tiles. CTAs of a persistent grid, one per SM, get work tiles in one
 /// of two ways, whichever is estimated to end earlier:
 ///
 /// - From a counter on the device, next in the list when ready for it. Work tiles are whole; the list consists of
-/// groups
-///   of heads whose keys fit into five eighths of the L2, in each the longest first. It is stored once for all heads.
+///   groups of heads whose keys fit into five eighths of the L2, in each the longest first. It is stored once for all
+///   heads.
 /// - As equal shares, where whole work tiles are too few for the SMs. All KV tiles of the step form one range, which is
 ///   cut into a share per CTA. A row tile that a cut falls into is computed in parts, whose partial results a second
 ///   kernel combines, in the order of their keys. There are two per CTA at most.
@@ -24,8 +24,16 @@
 
 namespace bifolio::cuda {
 
-inline constexpr std::int32_t prefill_tile_rows = 128;
-inline constexpr std::int32_t prefill_half_rows = 64;
+inline constexpr std::int32_t prefill_warpgroup_rows = 64;
+
+/// Consumer warpgroups of a CTA. Narrow heads have three: their products are too short to hide the softmax of one
+/// other.
+[[nodiscard]] constexpr std::int32_t prefill_num_consumers(std::int32_t tile_dims) noexcept {
+  return tile_dims <= 64 ? 3 : 2;
+}
+[[nodiscard]] constexpr std::int32_t prefill_tile_rows(std::int32_t tile_dims) noexcept {
+  return prefill_num_consumers(tile_dims) * prefill_warpgroup_rows;
+}
 inline constexpr std::int32_t prefill_all_tile_dims[] = {64, 96, 128, 192, 256};
 /// Steps of more work tiles for an SM than this are not cut: their last round is a small part of the whole.
 inline constexpr std::int32_t prefill_max_tiles_per_sm_to_cut = 8;
@@ -91,11 +99,13 @@ struct prefill_metadata {
 
 /// How query rows are packed into tiles.
 struct prefill_packing {
-  std::int32_t heads = 1;            ///< query heads of a KV head that share a row tile: all of them or one
-  std::int32_t tokens_per_half = 0;  ///< of a row tile
+  std::int32_t heads = 1;  ///< query heads of a KV head that share a row tile: all of them or one
+  std::int32_t tokens_per_warpgroup = 0;
+  std::int32_t num_consumers = 2;  ///< warpgroups of a row tile
+  [[nodiscard]] constexpr std::int32_t tokens_per_tile() const noexcept { return num_consumers * tokens_per_warpgroup; }
 };
-[[nodiscard]] constexpr prefill_packing prefill_packing_of(std::int32_t packed_heads) noexcept {
-  return {packed_heads, prefill_half_rows / packed_heads};
+[[nodiscard]] constexpr prefill_packing prefill_packing_of(std::int32_t packed_heads, std::int32_t head_dim) noexcept {
+  return {packed_heads, prefill_warpgroup_rows / packed_heads, prefill_num_consumers(prefill_tile_dims(head_dim))};
 }
 
 /// The work tile of item n of the list, of which each entry stands for all heads: groups of heads, in each entry after
@@ -158,10 +168,11 @@ struct prefill_estimate {
 [[nodiscard]] std::int64_t max_prefill_work_tiles(const attention_spec& spec, const step_limits& limits,
                                                   std::int32_t num_sms) noexcept;
 
-/// Partial results that a step has at most, and their bytes: outputs of 128 rows, then their maxima and sums.
+/// Partial results that a step has at most, and their bytes: outputs of the rows of a tile, then their maxima and sums.
 [[nodiscard]] constexpr std::int32_t prefill_max_partials(std::int32_t num_sms) noexcept { return 2 * num_sms; }
 [[nodiscard]] constexpr std::size_t prefill_workspace_bytes(const attention_spec& spec, std::int32_t num_sms) noexcept {
-  return static_cast<std::size_t>(prefill_max_partials(num_sms)) * prefill_tile_rows *
+  return static_cast<std::size_t>(prefill_max_partials(num_sms)) *
+         static_cast<std::size_t>(prefill_tile_rows(prefill_tile_dims(spec.qk_head_dim))) *
          (static_cast<std::size_t>(spec.v_head_dim) + 2) * sizeof(float);
 }
 

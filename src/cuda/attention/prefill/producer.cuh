@@ -20,13 +20,13 @@ __device__ __forceinline__ void load_queries(const prefill_args& a, const shared
                                              const tensor_map* map, const pipeline_state<Shape::q_stages>& state,
                                              const prefill_work_tile& work) {
   device::mbarrier_wait_parity(stages.q_empty(state.stage), state.phase ^ 1);
-  const int box_bytes = a.tokens_per_half * a.packed_heads * 128;
-  device::mbarrier_arrive_expect_tx(stages.q_full(state.stage), num_consumers * Shape::chunks * box_bytes);
-  const int token = work.query_start + 2 * work.row_tile * a.tokens_per_half;
-  for (int w = 0; w < num_consumers; ++w) {
+  const int box_bytes = a.tokens_per_warpgroup * a.packed_heads * 128;
+  device::mbarrier_arrive_expect_tx(stages.q_full(state.stage), Shape::num_consumers * Shape::chunks * box_bytes);
+  const int token = work.query_start + Shape::num_consumers * work.row_tile * a.tokens_per_warpgroup;
+  for (int w = 0; w < Shape::num_consumers; ++w) {
     for (int c = 0; c < Shape::chunks; ++c) {
       device::tma_load_3d(stages.q(state.stage) + (w * Shape::chunks + c) * Shape::q_chunk_bytes, map,
-                          stages.q_full(state.stage), c * 64, work.head, token + w * a.tokens_per_half);
+                          stages.q_full(state.stage), c * 64, work.head, token + w * a.tokens_per_warpgroup);
     }
   }
 }
@@ -45,7 +45,7 @@ class tma_producer {
   __device__ __forceinline__ void run(Source source) {
     for (; source.next(); source.release()) {
       const prefill_work_tile& work = source.work();
-      const kv_range e = kv_range_of(a_, work);
+      const kv_range e = kv_range_of<S>(a_, work);
       if (e.tile_begin >= e.tile_end) continue;
       const int kv_head = work.head / a_.group_size;
       if (lane_ == 0) load_queries(a_, stages_, q_map_, q_state_, work);

@@ -18,11 +18,11 @@ struct row_sums {
 };
 
 /// What a row becomes when all its keys are seen: what its values must be multiplied with, and its LSE. `sink`: of its
-/// head, or null.
+/// head, or null. `value_scale`: of V, one for all heads.
 struct finished_row {
   float factor, lse;
 
-  __device__ __forceinline__ finished_row(row_sums row, const float* sink) {
+  __device__ __forceinline__ finished_row(row_sums row, const float* sink, const float* value_scale) {
     constexpr float ln2 = 0.6931471805599453f;
     float scale = 1.0f;
     if (sink != nullptr) {
@@ -35,30 +35,32 @@ struct finished_row {
       }
     }
     factor = row.sum != 0 ? scale / row.sum : 0.0f;  // NaN stays NaN
+    if (value_scale != nullptr) factor *= __ldg(value_scale);
     lse = row.sum != 0 ? row.max * ln2 + logf(row.sum) : -INFINITY;
   }
 };
 
-/// The workspace: 128 rows of outputs, and the sums of each row, per partial result.
+/// The workspace: outputs of the rows of a tile, and the sums of each row, per partial result.
 class partial_results {
  public:
   __device__ __forceinline__ explicit partial_results(const prefill_args& a)
       : out_(a.workspace),
-        sums_(reinterpret_cast<float2*>(a.workspace + std::int64_t{a.max_partials} * prefill_tile_rows * a.head_dim)),
-        head_dim_(a.head_dim) {}
+        sums_(reinterpret_cast<float2*>(a.workspace + std::int64_t{a.max_partials} * a.tile_rows * a.head_dim)),
+        head_dim_(a.head_dim),
+        tile_rows_(a.tile_rows) {}
 
   [[nodiscard]] __device__ __forceinline__ float* row(int partial, int row) const {
-    return out_ + (std::int64_t{partial} * prefill_tile_rows + row) * head_dim_;
+    return out_ + (std::int64_t{partial} * tile_rows_ + row) * head_dim_;
   }
   /// Maximum and sum.
   [[nodiscard]] __device__ __forceinline__ float2* sums(int partial, int row) const {
-    return sums_ + std::int64_t{partial} * prefill_tile_rows + row;
+    return sums_ + std::int64_t{partial} * tile_rows_ + row;
   }
 
  private:
   float* out_;
   float2* sums_;
-  int head_dim_;
+  int head_dim_, tile_rows_;
 };
 
 }  // namespace bifolio::cuda::prefill

@@ -24,9 +24,10 @@ struct kv_range {
   int seq_len;
 };
 
+template <class Shape>
 __device__ __forceinline__ kv_range kv_range_of(const prefill_args& a, const prefill_work_tile& work) {
-  const int first_token = work.row_tile * 2 * a.tokens_per_half;
-  const int last_token = min(work.query_len, first_token + 2 * a.tokens_per_half) - 1;
+  const int first_token = work.row_tile * Shape::num_consumers * a.tokens_per_warpgroup;
+  const int last_token = min(work.query_len, first_token + Shape::num_consumers * a.tokens_per_warpgroup) - 1;
   const int offset = work.seq_len - work.query_len;
   kv_range e;
   e.tile_begin = work.tile_begin;

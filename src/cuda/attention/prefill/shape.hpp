@@ -7,14 +7,12 @@
 
 namespace bifolio::cuda::prefill {
 
-inline constexpr int num_consumers = 2;  // warpgroups of 64 query rows
-inline constexpr int num_threads = 128 * (1 + num_consumers);
-
 /// Bytes from the start of the CTA's shared memory, which is rounded up to 1024 for the swizzle.
 struct shared_layout {
   int q, k, v;   // stages of tiles
   int barriers;  // full and empty for each stage of K, V and q
   int bytes;     // of everything, rounding included
+  int raw;       // after it, for codes: two planes of a tile as they are stored
 };
 
 /// `TileDims`: head_dim rounded up to a compiled width; what is past head_dim is zero in shared memory. A tile of K or
@@ -24,6 +22,15 @@ template <int TileDims>
 struct shape {
   static constexpr int tile_dims = TileDims;
   static constexpr int tile_keys = prefill_tile_keys(TileDims);
+  static constexpr int num_consumers = prefill_num_consumers(TileDims);  // warpgroups of 64 query rows
+  static constexpr int num_threads = 128 * (1 + num_consumers);
+  static constexpr int tile_rows = prefill_tile_rows(TileDims);
+  /// Registers of a thread: at the start as many as fit when all threads have the same, a multiple of 8. Consumers get
+  /// more from what the producer gives back; if they asked for more than that they would wait for ever.
+  static constexpr int start_registers = 65536 / num_threads / 8 * 8;
+  static constexpr int producer_registers = num_consumers == 3 ? 32 : 40;
+  static constexpr int consumer_registers = num_consumers == 3 ? 160 : 232;
+  static_assert(producer_registers + num_consumers * consumer_registers <= (1 + num_consumers) * start_registers);
   static constexpr int stages = 2;  // of K and of V
   static constexpr int q_stages = TileDims <= 128 ? 2 : 1;
   static constexpr int chunks = (TileDims + 63) / 64;  // of 128 bytes in a row
@@ -40,11 +47,16 @@ struct shape {
     l.k = l.q + q_stages * q_bytes;
     l.v = l.k + stages * kv_bytes;
     l.barriers = l.v + stages * kv_bytes;
-    l.bytes = 1024 + l.barriers + num_barriers * 8;
+    l.raw = l.barriers + num_barriers * 8;
+    l.bytes = 1024 + l.raw;
     return l;
   }
   static constexpr shared_layout shared = make_shared_layout();
   static_assert(shared.bytes <= 227 * 1024);
+  /// Codes of two planes of a tile, as many dims as there are chunks; 0 where shared memory has no room for them.
+  static constexpr int two_planes_of_codes = 2 * tile_keys * chunks * 64;
+  static constexpr int raw_bytes =
+      TileDims <= 128 && shared.bytes + two_planes_of_codes <= 226 * 1024 ? two_planes_of_codes : 0;
 };
 
 }  // namespace bifolio::cuda::prefill

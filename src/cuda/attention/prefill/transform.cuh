@@ -2,7 +2,7 @@
 #pragma once
 
 /// The logits transform of the prefill mainloop (common/attention/logits.hpp defines it). Scores are kept in a unit of
-/// their own, so that most of it costs nothing: logit = unit · score, where the unit is the scale, the soft cap, or 1.
+/// their own, so that most of it costs nothing: logit = unit · score, where the unit is the scale, ln 2, or 1.
 
 #include "cuda/attention/prefill/args.hpp"
 #include "cuda/attention/prefill/results.cuh"
@@ -10,22 +10,22 @@
 
 namespace bifolio::cuda::prefill {
 
-/// tanh(y) for |y| ≤ 1 as y · P(y²), within 1.6 · 2^-23 of its value (minimax, evaluated in float32 at 2·10^5 points).
-[[nodiscard]] __device__ __forceinline__ float tanh_polynomial(float y) {
-  const float z = y * y;
-  float p = fmaf(0x1.10e592p-10f, z, -0x1.968b3ap-8f);
-  p = fmaf(p, z, 0x1.4c6e4ap-6f);
-  p = fmaf(p, z, -0x1.b5eb80p-5f);
-  p = fmaf(p, z, 0x1.10e672p-3f);
-  p = fmaf(p, z, -0x1.55540ap-2f);
-  p = fmaf(p, z, 0x1.fffffep-1f);
-  return p * y;
-}
-
 /// tanh(y) for all y, within 2^-21: 1 − 2 / (exp(2y) + 1).
 [[nodiscard]] __device__ __forceinline__ float tanh_by_exp2(float y) {
   return 1.0f - __fdividef(2.0f, device::exp2_fast(y * (2 * log2e)) + 1.0f);
 }
+
+/// What a transform is made from. A static scale of K, one for all heads, is a part of the scale.
+struct transform_options {
+  float scale;
+  float soft_cap;
+  const float* alibi_slopes;
+
+  __device__ __forceinline__ explicit transform_options(const prefill_args& a)
+      : scale(a.k_scales.static_scales == nullptr ? a.scale : a.scale * __ldg(a.k_scales.static_scales)),
+        soft_cap(a.soft_cap),
+        alibi_slopes(a.alibi_slopes) {}
+};
 
 template <bool Transform>
 struct logits_transform;
@@ -34,47 +34,84 @@ struct logits_transform;
 template <>
 struct logits_transform<false> {
   float scale_log2;  ///< the unit in base 2
-  __device__ __forceinline__ explicit logits_transform(const prefill_args& a) : scale_log2(a.scale * log2e) {}
+  __device__ __forceinline__ explicit logits_transform(const transform_options& a) : scale_log2(a.scale * log2e) {}
 };
 
-/// Soft cap, ALiBi, a scale that is not positive.
+/// Soft cap, ALiBi, a scale that is not positive. With a soft cap the unit is that of base-2 logits.
 template <>
 struct logits_transform<true> {
   float scale_log2;
-  float factor;        ///< a product becomes the argument of tanh, or a score; 1: leave it
+  float factor;        ///< a product becomes a score; 1: leave it. With a soft cap, the argument of tanh
   float alibi_factor;  ///< a slope in the unit of scores
   bool capped;
+  bool rising;        ///< capped logits rise with the products, and nothing is added to them
+  float short_limit;  ///< products up to which the polynomial serves; negative: none
+  float short_terms[3];
+  float cap_log2;
 
-  __device__ __forceinline__ explicit logits_transform(const prefill_args& a) : capped(a.soft_cap > 0) {
+  __device__ __forceinline__ explicit logits_transform(const transform_options& a)
+      : capped(a.soft_cap > 0), cap_log2(a.soft_cap * log2e) {
     // A scale that slopes can be divided by is the unit itself.
     const bool scale_is_unit = !capped && a.scale >= 0x1p-40f;
     factor = capped ? a.scale / a.soft_cap : scale_is_unit ? 1.0f : a.scale;
-    const float unit = capped ? a.soft_cap : scale_is_unit ? a.scale : 1.0f;
-    scale_log2 = unit * log2e;
-    alibi_factor = 1.0f / unit;
+    const float unit = scale_is_unit ? a.scale : 1.0f;
+    scale_log2 = capped ? 1.0f : unit * log2e;
+    alibi_factor = capped ? log2e : 1.0f / unit;
+    rising = capped && factor > 0 && a.alibi_slopes == nullptr;
+    // tanh(y) for |y| ≤ 0.33 as y · P(y²), within 2^-20.5, and within 2^-18.8 of its value (minimax, float32 at 4·10^5
+    // points). Cap and factor are in the terms, which must be normal numbers.
+    const float size = fabsf(factor);
+    const bool is_normal =
+        size >= 0x1p-24f && size <= 0x1p24f && fabsf(a.scale) >= 0x1p-20f && fabsf(a.scale) <= 0x1p20f;
+    short_limit = is_normal ? 0.33f / size : -1.0f;
+    const float square = factor * factor;
+    const float linear = a.scale * log2e;
+    short_terms[0] = 0x1.ffffbcp-1f * linear;
+    short_terms[1] = -0x1.54fd86p-2f * linear * square;
+    short_terms[2] = 0x1.ffdbc8p-4f * linear * square * square;
   }
 
-  /// Scale and soft cap. The polynomial is shorter than tanh by exp2 and leaves the exponential unit alone, which the
-  /// softmax needs; arguments above 1 are rare where a cap is a safeguard. Which of the two is taken depends on scores
-  /// that count alone: keys that no row attends to and unused rows hold whatever was in shared memory. `border`: the
-  /// tile has such keys. `used`: whether the thread's first and second row are rows of the work tile.
+  // A product's capped logit is the product times this, if it is small.
+  [[nodiscard]] __device__ __forceinline__ float short_ratio(float product) const {
+    const float z = product * product;
+    return fmaf(fmaf(short_terms[2], z, short_terms[1]), z, short_terms[0]);
+  }
+  [[nodiscard]] __device__ __forceinline__ bool is_short(float product) const { return fabsf(product) <= short_limit; }
+
+  /// The capped logit of a product, minus `shift`. Which of two formulas gives it depends on the product alone, so that
+  /// a row's bits do not depend on the rows and keys next to it.
+  [[nodiscard]] __device__ __forceinline__ float capped_logit(float product, float shift) const {
+    const float large = fmaf(cap_log2, tanh_by_exp2(product * factor), -shift);
+    // Without a branch for each score: NaN and what is above the limit take the second.
+    float logit;
+    asm("slct.f32.f32 %0, %1, %2, %3;"
+        : "=f"(logit)
+        : "f"(short_logit(product, shift)), "f"(large), "f"(short_limit - fabsf(product)));
+    return logit;
+  }
+  /// The same of a product that is short.
+  [[nodiscard]] __device__ __forceinline__ float short_logit(float product, float shift) const {
+    return fmaf(product, short_ratio(product), -shift);
+  }
+
+  /// Scale and soft cap.
   template <int N>
-  __device__ __forceinline__ void apply(float (&s)[N], bool border, const bool (&used)[2]) const {
+  __device__ __forceinline__ void apply(float (&s)[N]) const {
     if (!capped && factor == 1.0f) return;
-    float largest[2] = {0, 0};
+    if (!capped) {
 #pragma unroll
-    for (int j = 0; j < N; ++j) {
-      s[j] *= factor;
-      largest[(j >> 1) & 1] = fmaxf(largest[(j >> 1) & 1], fabsf(s[j]));
+      for (int j = 0; j < N; ++j) s[j] *= factor;
+      return;
     }
-    if (!capped) return;
-    const bool is_large = border || (used[0] && largest[0] > 1.0f) || (used[1] && largest[1] > 1.0f);
-    if (__any_sync(0xffffffffu, is_large)) {
+    float largest = 0;
 #pragma unroll
-      for (int j = 0; j < N; ++j) s[j] = tanh_by_exp2(s[j]);
+    for (int j = 0; j < N; ++j) largest = fmaxf(largest, fabsf(s[j]));
+    if (__all_sync(0xffffffffu, is_short(largest))) {
+#pragma unroll
+      for (int j = 0; j < N; ++j) s[j] = short_logit(s[j], 0.0f);
     } else {
 #pragma unroll
-      for (int j = 0; j < N; ++j) s[j] = tanh_polynomial(s[j]);
+      for (int j = 0; j < N; ++j) s[j] = capped_logit(s[j], 0.0f);
     }
   }
 };

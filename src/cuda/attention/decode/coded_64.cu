@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/attention/decode/kernel.cuh"
+#include "cuda/attention/decode/launch.hpp"
+
+namespace bifolio::cuda {
+
+const decode_entry decode_coded_64 = decode::make_entry<decode::coded, 64, 4, false>();
+const decode_entry decode_coded_64_padded = decode::make_entry<decode::coded, 64, 4, true>();
+
+}  // namespace bifolio::cuda

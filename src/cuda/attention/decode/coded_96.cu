@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/attention/decode/kernel.cuh"
+#include "cuda/attention/decode/launch.hpp"
+
+namespace bifolio::cuda {
+
+const decode_entry decode_coded_96_padded = decode::make_entry<decode::coded, 96, 4, true>();
+
+}  // namespace bifolio::cuda

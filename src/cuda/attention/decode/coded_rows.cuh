@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// What decode over codes adds to the mainloop: queries and products with rows of 8-bit codes, which become float16 in
+/// registers, between shared memory and the tensor cores.
+///
+/// A register of `ldmatrix` holds four neighbouring dims of a key, where the product wants dims 2c, 2c + 1, 2c + 8 and
+/// 2c + 9 of 16. So queries are put into the order of the keys, once, and the sum is that of the same 16 products.
+/// Transposed, it holds two neighbouring dims of two neighbouring tokens: even and odd dims of V become two products.
+/// Their columns are then dims 2c and 2c + 2 of each 16, which `first_of_four` puts right.
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/attention/decode/args.hpp"
+#include "cuda/attention/decode/shape.hpp"
+#include "cuda/device/code_pairs.cuh"
+#include "cuda/device/float16_types.cuh"
+#include "cuda/device/shared_vectors.cuh"
+#include "cuda/device/sm80.cuh"
+
+namespace bifolio::cuda::decode {
+
+/// Calls body(std::integral_constant<int, i>) for i in [Begin, End).
+template <int Begin, int End, class Body>
+__device__ __forceinline__ void for_each_step(const Body& body) {
+  if constexpr (Begin < End) {
+    body(std::integral_constant<int, Begin>{});
+    for_each_step<Begin + 1, End>(body);
+  }
+}
+
+/// What belongs to the rows of queries that are in shared memory as float16.
+struct coded_query_rows {
+  float factors[decode_tile_rows];  // from products to base-2 logits or, with a soft cap, to arguments of tanh
+  float static_scale;               // of K and this KV head
+};
+static_assert(sizeof(coded_query_rows) <= coded_query_rows_bytes);
+
+/// Puts 16 rows of queries in shared memory into the order of the keys and makes float16 of them. Rows of bfloat16 are
+/// scaled by a power of two that takes their largest to [1, 2): then they lose nothing but what is below 2^-14 of it.
+/// Barriers before and after are the caller's.
+template <class Shape>
+__device__ __forceinline__ void prepare_queries(const decode_args& a, std::uint32_t queries, coded_query_rows& rows) {
+  using format = typename Shape::q_rows;
+  constexpr int row_threads = Shape::threads / decode_tile_rows;  // of a warp
+  constexpr int groups = Shape::k_steps;                          // of 16 dims
+  constexpr int own_groups = (groups + row_threads - 1) / row_threads;
+  const int row = static_cast<int>(threadIdx.x) / row_threads;
+  const int first_group = static_cast<int>(threadIdx.x) % row_threads;
+  const bool is_bf16 = a.q_type == dtype::bf16;
+
+  std::uint32_t words[own_groups][8];
+  std::uint32_t largest = 0;
+#pragma unroll
+  for (int i = 0; i < own_groups; ++i) {
+    const int group = first_group + i * row_threads;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      uint4 four = make_uint4(0, 0, 0, 0);
+      if (group < groups) four = device::load_shared_16(queries + format::place(row, 2 * group + half));
+      words[i][4 * half] = four.x;
+      words[i][4 * half + 1] = four.y;
+      words[i][4 * half + 2] = four.z;
+      words[i][4 * half + 3] = four.w;
+    }
+#pragma unroll
+    for (int w = 0; w < 8; ++w) largest = max(largest, max(words[i][w] & 0x7fffu, words[i][w] >> 16 & 0x7fffu));
+  }
+  float factor = 1.0f;
+  if (is_bf16) {
+#pragma unroll
+    for (int step = 1; step < row_threads; step *= 2) {
+      largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, step));
+    }
+    // Rows with an infinity or a NaN stay as they are.
+    const std::uint32_t field = largest >> 7;
+    const std::uint32_t exponent = field == 255 ? 127 : min(max(field, 1u), 253u);
+    factor = __uint_as_float(exponent << 23);
+    const float inverse = __uint_as_float((254 - exponent) << 23);
+#pragma unroll
+    for (int i = 0; i < own_groups; ++i) {
+#pragma unroll
+      for (int w = 0; w < 8; ++w) {
+        words[i][w] = device::pack<__half>(__uint_as_float(words[i][w] << 16) * inverse,
+                                           __uint_as_float(words[i][w] & 0xffff0000u) * inverse);
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < own_groups; ++i) {
+    const int group = first_group + i * row_threads;
+    if (group >= groups) continue;
+    device::store_shared_16(queries + format::place(row, 2 * group),
+                            make_uint4(words[i][0], words[i][2], words[i][4], words[i][6]));
+    device::store_shared_16(queries + format::place(row, 2 * group + 1),
+                            make_uint4(words[i][1], words[i][3], words[i][5], words[i][7]));
+  }
+  if (first_group == 0) rows.factors[row] = a.product_factor * rows.static_scale * factor;
+}
+
+/// s += queries · keys of codes, for the keys of a warp. `key_address(most, row, vector)`: where 16 bytes of a row are,
+/// `most` being the largest vector that any lane asks for. `take_q(q, kk)`: step kk of the queries.
+template <class Shape, class Pairs, class KeyAddress, class TakeQ>
+__device__ __forceinline__ void add_coded_scores(const Pairs& pairs, float (&s)[Shape::key_tiles][4], int warp,
+                                                 int lane, const KeyAddress& key_address, const TakeQ& take_q) {
+  if constexpr (Shape::key_tiles == 2) {
+    const int row = warp * 16 + (lane & 7) + ((lane >> 4) & 1) * 8;
+    for_each_step<0, Shape::k_steps / 2>([&](auto step) {
+      constexpr int kk = 2 * decltype(step)::value;
+      std::uint32_t b[4];
+      std::uint32_t q[4];
+      device::ldmatrix_x4(b, key_address(std::integral_constant<int, kk + 1>{}, row, kk + ((lane >> 3) & 1)));
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        take_q(q, kk + i);
+        const device::half_pairs low = pairs.neighbours(b[i]);
+        const device::half_pairs high = pairs.neighbours(b[2 + i]);
+        device::mma_m16n8k16<__half>(s[0], q, low.first, low.second);
+        device::mma_m16n8k16<__half>(s[1], q, high.first, high.second);
+      }
+    });
+  } else {
+    // Even and odd steps are sums of their own, as they are without codes.
+    float odd[4] = {};
+    const int row = warp * 8 + (lane & 7);
+    for_each_step<0, (Shape::k_steps + 3) / 4>([&](auto step) {
+      constexpr int kk = 4 * decltype(step)::value;
+      std::uint32_t b[4];
+      std::uint32_t q[4];
+      device::ldmatrix_x4(b, key_address(std::integral_constant<int, kk + 3>{}, row, kk + (lane >> 3)));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (kk + i >= Shape::k_steps) break;
+        take_q(q, kk + i);
+        const device::half_pairs both = pairs.neighbours(b[i]);
+        device::mma_m16n8k16<__half>(i % 2 == 0 ? s[0] : odd, q, both.first, both.second);
+      }
+    });
+#pragma unroll
+    for (int e = 0; e < 4; ++e) s[0][e] += odd[e];
+  }
+}
+
+/// out += probabilities · rows of V of codes.
+template <class Shape, class Pairs>
+__device__ __forceinline__ void add_coded_values(const Pairs& pairs, const std::uint32_t (&p)[Shape::key_tiles * 2],
+                                                 std::uint32_t v_base, int warp, int lane,
+                                                 float (&out)[Shape::n_tiles][4]) {
+  if constexpr (Shape::key_tiles == 2) {
+    const int row = warp * 16 + (lane & 7) + ((lane >> 3) & 1) * 8;
+#pragma unroll
+    for (int j = 0; j < Shape::row_vectors; j += 2) {
+      std::uint32_t b[4];
+      device::ldmatrix_x4_trans(b, v_base + Shape::place(row, j + (lane >> 4)));
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const device::half_pairs low = pairs.alternate(b[2 * i]);
+        const device::half_pairs high = pairs.alternate(b[2 * i + 1]);
+        device::mma_m16n8k16<__half>(out[2 * (j + i)], p, low.first, high.first);
+        device::mma_m16n8k16<__half>(out[2 * (j + i) + 1], p, low.second, high.second);
+      }
+    }
+  } else {
+    const int row = warp * 8 + (lane & 7);
+#pragma unroll
+    for (int j = 0; j < Shape::row_vectors; j += 4) {
+      std::uint32_t b[4];
+      // A lane past the end of the row reads what follows it in the stage, which no product takes.
+      device::ldmatrix_x4_trans(b, v_base + Shape::place(row, j + (lane >> 3)));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (j + i >= Shape::row_vectors) break;
+        const device::half_pairs both = pairs.alternate(b[i]);
+        device::mma_m16n8k8<__half>(out[2 * (j + i)], p[0], p[1], both.first);
+        device::mma_m16n8k8<__half>(out[2 * (j + i) + 1], p[0], p[1], both.second);
+      }
+    }
+  }
+}
+
+/// The first of a lane's four neighbouring columns among 16, which are out[0][2i], out[1][2i], out[0][2i + 1] and
+/// out[1][2i + 1] of two products' columns.
+[[nodiscard]] __device__ __forceinline__ int first_of_four(int lane) { return (lane & 3) * 4; }
+
+/// The share of V's scales in what a warp accumulates, for rows lane / 4 and lane / 4 + 8. Outputs are
+/// in units of a power of two per row, the one that the largest scale of a visible token has: probabilities times
+/// scales then stay in float16's range.
+template <bool IsCoded>
+struct value_scales {
+  __device__ __forceinline__ void clear(const decode_args&) {}
+  [[nodiscard]] __device__ __forceinline__ float unit(int) const { return 1.0f; }
+};
+template <>
+struct value_scales<true> {
+  std::uint32_t exponent[2];  // of the units, biased: from 1 to 253, and that of 1 without scales
+
+  __device__ __forceinline__ void clear(const decode_args& a) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      exponent[i] = a.v_scales.tail_floats > 0 ? 1 : 127;
+    }
+  }
+  [[nodiscard]] __device__ __forceinline__ float unit(int i) const { return __uint_as_float(exponent[i] << 23); }
+  [[nodiscard]] __device__ __forceinline__ float inverse_unit(int i) const {
+    return __uint_as_float((254 - exponent[i]) << 23);
+  }
+  /// Takes a unit that is not smaller. Returns the old one over it.
+  [[nodiscard]] __device__ __forceinline__ float raise(int i, std::uint32_t to) {
+    const std::uint32_t by = to - exponent[i];
+    exponent[i] = to;
+    return by > 126 ? 0.0f : __uint_as_float((127 - by) << 23);
+  }
+  /// The exponent of the unit that a scale asks for; one that is no number asks for none.
+  [[nodiscard]] static __device__ __forceinline__ std::uint32_t exponent_of(float scale) {
+    const std::uint32_t field = __float_as_uint(scale) >> 23 & 255;
+    return field == 255 ? 1 : min(max(field, 1u), 253u);
+  }
+};
+
+}  // namespace bifolio::cuda::decode

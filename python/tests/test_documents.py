@@ -120,6 +120,6 @@ def test_drawings_and_replays(tmp_path):
     cache = bf.Cache(layers=1, q_heads=1, kv_heads=1, head_dim=8, blocks=6, block_size=4, host_memory="1KiB")
     a = cache.open(range(7))
     before = cache.map()
-    assert before.startswith("<svg") and ">A<" in before
+    assert before.startswith("<svg")
     a.free()
-    assert cache.map() != before and ">A<" not in cache.map()
+    assert before.count(">A<") == cache.map().count(">A<") + 2  # its two blocks; the legend has one more

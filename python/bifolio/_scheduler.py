@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -74,6 +75,7 @@ class Scheduler:
             max_running=min(256, cache.max_sequences) if max_running is None else max_running,
             max_chunk_tokens=max_chunk_tokens, vocab_size=vocab_size, preemption=preemption,
             swap_block_cost=swap_block_cost, priority_span=priority_span))
+        self._registry = threading.Lock()  # for the next two: a step may have a request's tokens before `submit` returns
         self._callbacks: dict[int, Callable[[Token], object]] = {}
         self._ends: dict[int, int] = {}  # samples of a request that have not ended
         self._step: ScheduledStep | None = None
@@ -83,18 +85,21 @@ class Scheduler:
                adapter_id: int = 0, max_draft_tokens: int = 0) -> int:
         """Queues a request and returns its number. `on_token` is called with each `Token`, in the thread that calls
         `sample`. Tokens of `stop` end their sample. Raises OutOfBlocks when an empty cache would be too small."""
-        request = self._core.submit(token_list(tokens), max_new_tokens, samples, max_draft_tokens, priority,
-                                    salt_bytes(salt), adapter_id, token_list(stop))
-        if on_token is not None:
-            self._callbacks[request] = on_token
-            self._ends[request] = samples
+        prompt, stops = token_list(tokens), token_list(stop)
+        with self._registry:
+            request = self._core.submit(prompt, max_new_tokens, samples, max_draft_tokens, priority, salt_bytes(salt),
+                                        adapter_id, stops)
+            if on_token is not None:
+                self._callbacks[request] = on_token
+                self._ends[request] = samples
         return request
 
     def abort(self, request: int) -> None:
         """Drops a request before the next step. It gets no more tokens."""
         self._core.abort(request)
-        self._callbacks.pop(request, None)
-        self._ends.pop(request, None)
+        with self._registry:
+            self._callbacks.pop(request, None)
+            self._ends.pop(request, None)
 
     def propose(self, request: int, drafts: Tokens, *, sample: int = 0) -> None:
         """Drafts of the tokens after the last one; the next step computes them too, and samples after each."""
@@ -145,11 +150,13 @@ class Scheduler:
             if reason and new:
                 new[-1] = new[-1]._replace(reason=reason)
             tokens += new
-            if (callback := self._callbacks.get(request)) is not None:
-                if reason:
+            with self._registry:
+                callback = self._callbacks.get(request)
+                if callback is not None and reason:
                     self._ends[request] -= 1
                     if self._ends[request] == 0:
                         del self._callbacks[request], self._ends[request]
+            if callback is not None:
                 for token in new:
                     callback(token)
         return tokens

@@ -67,6 +67,10 @@ class Cache(transformers.Cache):  # type: ignore[misc]
             raise Error("unsupported", f"the model computes in {model.dtype}; float32, float16 and bfloat16 are taken")
         types = getattr(config, "layer_types", None)
         window = getattr(config, "sliding_window", None)
+        others = sorted(set(types or ()) - {"full_attention", "sliding_attention"})
+        if others:
+            raise Error("unsupported", f"the model has layers of the kind {others[0]}; full_attention and "
+                                       "sliding_attention are taken")
         windowed = [window is not None and (types is None or types[i] == "sliding_attention") for i in range(num_layers)]
         heads = config.num_attention_heads
         #: the cache itself, with its counters and drawings
@@ -187,6 +191,8 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if dropout != 0.0 or not causal or kwargs.get("output_attentions"):
         raise Error("unsupported", "attention of bifolio has no dropout, is causal, and does not return its weights")
+    if attention_mask is not None and attention_mask.dim() != 2:
+        raise Error("unsupported", f"a mask of {attention_mask.dim()} dimensions is given; bifolio takes [batch, positions]")
     if sliding_window != cache._windows[index]:
         raise Error("unsupported", f"layer {index} has the sliding window {sliding_window}; its model's configuration "
                                    f"says {cache._windows[index]}")

@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -69,6 +70,7 @@ class core_scheduler {
   std::mutex submissions_;
   std::map<std::uint64_t, std::vector<std::int32_t>> stop_tokens_;              // of requests that have any
   std::map<std::pair<std::uint64_t, std::int32_t>, std::size_t> num_reported_;  // tokens of a sample
+  std::set<std::uint64_t> aborted_;  // requests since the last commit: they get no more tokens
 };
 
 class core_step {

@@ -62,6 +62,7 @@ std::uint64_t core_scheduler::submit(request what, std::vector<std::int32_t> sto
 
 void core_scheduler::forget(std::uint64_t request) {
   const std::lock_guard lock(submissions_);
+  aborted_.insert(request);
   stop_tokens_.erase(request);
   num_reported_.erase(num_reported_.lower_bound({request, 0}), num_reported_.lower_bound({request + 1, 0}));
 }
@@ -107,7 +108,7 @@ std::vector<new_tokens> core_scheduler::commit(model_step& step, const std::vect
   };
   const std::lock_guard lock(submissions_);
   for (const scheduled_seq& row : rows) {
-    if (row.num_samples == 0) continue;
+    if (row.num_samples == 0 || aborted_.contains(static_cast<std::uint64_t>(to_index(row.request)))) continue;
     const bool forks = row.num_drafts == 0 && row.num_samples > 1;
     const std::int32_t last = forks ? row.num_samples - 1 : row.sample;
     for (std::int32_t sample = row.sample; sample <= last; ++sample) {
@@ -123,6 +124,7 @@ std::vector<new_tokens> core_scheduler::commit(model_step& step, const std::vect
       }
     }
   }
+  aborted_.clear();  // the next `schedule` drops them
   return said;
 }
 

@@ -2,7 +2,7 @@
 #pragma once
 
 /// Sends batches of KV events (kv_events.hpp) to routers over ZeroMQ, as vLLM does. A target of its own,
-/// bifolio::events, which is built where cppzmq is installed; the library itself knows no sockets.
+/// bifolio::events, which is built with -DBIFOLIO_EVENTS=ON and needs cppzmq; the library itself knows no sockets.
 ///
 ///   PUB      topic, number of the batch (8 bytes, big endian), batch
 ///   ROUTER   a request has the number of a batch; the answer is each kept batch from there on, and −1 at the end
@@ -32,7 +32,7 @@ struct kv_event_publisher_options {
 class kv_event_publisher {
  public:
   /// Throws `error`: invalid_argument (a number out of range), unsupported (an endpoint that cannot be bound, with what
-  /// ZeroMQ says), out_of_memory.
+  /// ZeroMQ says; no socket or no thread to be had), out_of_memory.
   explicit kv_event_publisher(const kv_event_publisher_options& options = {});
   kv_event_publisher(const kv_event_publisher&) = delete;
   kv_event_publisher& operator=(const kv_event_publisher&) = delete;

@@ -28,8 +28,8 @@ struct kv_event_form {
 };
 
 /// Replaces `batch` by the encoded events, which `drain_events` gave with `stored`. `timestamp` in seconds. Throws
-/// `error`: invalid_argument (`stored` does not have the contents of the stored events: record_tokens was off),
-/// out_of_memory.
+/// `error`: invalid_argument (a negative data_parallel_rank; `stored` does not have the contents of the stored events:
+/// record_tokens was off), out_of_memory; `batch` is then as it was.
 BIFOLIO_API void encode_kv_events(double timestamp, std::span<const cache_event> events, const stored_contents& stored,
                                   const kv_event_form& form, std::string& batch);
 

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <deque>
 #include <new>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -59,6 +60,7 @@ struct kv_event_publisher::state {
     sent.set(zmq::sockopt::sndhwm, options.high_water_mark);
     sent.set(zmq::sockopt::linger, 1000);
     replays.set(zmq::sockopt::linger, 0);
+    replays.set(zmq::sockopt::sndhwm, options.num_kept + 1);  // a whole replay and its end; what is more is dropped
     inside.set(zmq::sockopt::rcvhwm, 0);
     given_batches.set(zmq::sockopt::sndhwm, 0);
     given_batches.set(zmq::sockopt::linger, 0);
@@ -82,8 +84,9 @@ struct kv_event_publisher::state {
         if ((items[0].revents & ZMQ_POLLIN) != 0 && !send_next()) return;
         if ((items[1].revents & ZMQ_POLLIN) != 0) answer();
       } catch (const zmq::error_t& problem) {
-        if (problem.num() != EINTR && problem.num() != EHOSTUNREACH) return;
-      } catch (const std::bad_alloc&) {  // a batch is lost: listeners see the gap
+        // Without memory a batch or an answer is lost: listeners see the gap.
+        if (problem.num() != EINTR && problem.num() != EHOSTUNREACH && problem.num() != ENOMEM) return;
+      } catch (const std::bad_alloc&) {  // the same
       }
     }
   }
@@ -113,7 +116,7 @@ struct kv_event_publisher::state {
     const bool has_delimiter = frames.size() == 3 && frames[1].size() == 0;
     if ((frames.size() != 2 && !has_delimiter) || frames.back().size() != 8) return;
     const std::uint64_t from = number_of(frames.back());
-    if (kept.empty() || from < kept.front().first) is_snapshot_wanted = from < next_number;
+    if (from < next_number && (kept.empty() || from < kept.front().first)) is_snapshot_wanted = true;
     const auto reply = [&](zmq::message_t number, zmq::message_t batch) {
       zmq::message_t identity;
       identity.copy(frames.front());
@@ -148,9 +151,15 @@ struct kv_event_publisher::state {
 };
 
 kv_event_publisher::kv_event_publisher(const kv_event_publisher_options& options) {
-  detail::require_between("num_kept", options.num_kept, 1, INT32_MAX);
+  detail::require_between("num_kept", options.num_kept, 1, INT32_MAX - 1);
   detail::require_between("high_water_mark", options.high_water_mark, 0, INT32_MAX);
-  detail::translate_bad_alloc("kv_event_publisher", [&] { state_ = std::make_unique<state>(options); });
+  try {
+    detail::translate_bad_alloc("kv_event_publisher", [&] { state_ = std::make_unique<state>(options); });
+  } catch (const zmq::error_t& problem) {
+    detail::refuse(errc::unsupported, "ZeroMQ gives no socket: ", problem.what());
+  } catch (const std::system_error& problem) {
+    detail::refuse(errc::unsupported, "the system gives no thread: ", problem.what());
+  }
 }
 
 kv_event_publisher::~kv_event_publisher() {
@@ -163,10 +172,16 @@ kv_event_publisher::~kv_event_publisher() {
 
 std::uint64_t kv_event_publisher::publish(std::string_view batch) {
   return detail::translate_bad_alloc("publish", [&] {
-    const std::uint64_t number = state_->next_number++;
-    (void)state_->given_batches.send(number_frame(number), zmq::send_flags::sndmore);
-    (void)state_->given_batches.send(zmq::message_t(batch.data(), batch.size()), zmq::send_flags::none);
-    return number;
+    try {
+      // Both before the first is sent: half of a message would be the beginning of the next one.
+      zmq::message_t payload(batch.data(), batch.size());
+      zmq::message_t number = number_frame(state_->next_number);
+      (void)state_->given_batches.send(number, zmq::send_flags::sndmore);
+      (void)state_->given_batches.send(payload, zmq::send_flags::none);
+    } catch (const zmq::error_t&) {  // of an allocation; the queue inside the process has no limit
+      throw std::bad_alloc();
+    }
+    return state_->next_number++;
   });
 }
 

@@ -2,8 +2,10 @@
 #include <bifolio/kv_events.hpp>
 #include <bit>
 #include <cstddef>
+#include <cstdint>
 
 #include "common/base/refuse.hpp"
+#include "common/base/require.hpp"
 #include "common/base/translate.hpp"
 
 namespace bifolio {
@@ -71,6 +73,7 @@ void write_hashes(msgpack_writer& out, std::span<const cache_event> events) {
 void encode_kv_events(double timestamp, std::span<const cache_event> events, const stored_contents& stored,
                       const kv_event_form& form, std::string& batch) {
   using kind = cache_event::kind;
+  detail::require_between("data_parallel_rank", form.data_parallel_rank, 0, INT32_MAX);
   std::size_t num_stored = 0, num_runs = 0;
   for (const cache_event& event : events) num_stored += event.what == kind::stored ? 1 : 0;
   for (std::size_t i = 0; i < events.size(); i += run_length(events, i)) ++num_runs;
@@ -81,8 +84,8 @@ void encode_kv_events(double timestamp, std::span<const cache_event> events, con
                    " tokens (record_tokens has to be on)");
   }
   detail::translate_bad_alloc("encode_kv_events", [&] {
-    batch.clear();
-    msgpack_writer out(batch);
+    std::string encoded;
+    msgpack_writer out(encoded);
     out.array(3);
     out.real(timestamp);
     out.array(num_runs);
@@ -122,6 +125,7 @@ void encode_kv_events(double timestamp, std::span<const cache_event> events, con
       }
     }
     out.number(static_cast<std::uint64_t>(form.data_parallel_rank));
+    batch.swap(encoded);
   });
 }
 

@@ -386,7 +386,9 @@ def test_soak(program, seconds):
         settled = memory[len(memory) // 3]
         print(f"{sum(num)} requests in {seconds:.0f} s; memory {memory[0]} KiB at first, {settled} KiB after a third, "
               f"{memory[-1]} KiB at the end")
-        assert memory[-1] <= settled + 512, memory  # requests of several clients leave gaps in the heap
+        # Requests of several clients leave gaps in the heap. A third of a short run may end before the server is warm:
+        # stacks of its threads, pages of its pool.
+        assert memory[-1] <= settled + (512 if seconds >= 300 else 2048), memory
 
 
 if __name__ == "__main__":

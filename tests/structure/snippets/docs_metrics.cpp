@@ -4,7 +4,8 @@
 #include <string>
 #include <vector>
 using namespace bifolio;
-[[maybe_unused]] void scrape([[maybe_unused]] const kv_cache_manager& manager, [[maybe_unused]] const scheduler& requests) {
+[[maybe_unused]] void scrape([[maybe_unused]] const kv_cache_manager& manager,
+                             [[maybe_unused]] const scheduler& requests) {
   // snippet
 }
 

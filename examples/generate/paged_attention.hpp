@@ -2,7 +2,7 @@
 #pragma once
 
 /// The model's attention on bifolio: per layer one rotate_append and one attention call over the blocks of a
-/// `cache_engine`. This file and `generation.cpp` are what an inference engine of your own needs to write to use the
+/// `cache_engine`. This file and `engine.cpp` are what an inference engine of your own needs to write to use the
 /// library.
 
 #include <bifolio/attention.hpp>

@@ -22,9 +22,9 @@
 /// every call changes all groups or none. A state group has one block per state instead of a table: each step reads the
 /// state before it and writes fresh blocks, so that a step can be undone. Snapshots for later prompts are states that
 /// stay registered: where a look-up found a longer prefix in the first group than in all of them, at the last multiple
-/// of snapshot_interval in a prompt and at those before it, at the last common block border of a prompt, and at the last
-/// one that decoding passed. docs/layer_groups.md says which are evicted first. Blocks of windows before the same places
-/// are kept as long.
+/// of snapshot_interval in a prompt and at those before it, at the last common block border of a prompt, and at the
+/// last one that decoding passed. docs/layer_groups.md says which are evicted first. Blocks of windows before the same
+/// places are kept as long.
 ///
 /// Scarcity is a value: `alloc_status` says whether freeing other sequences could help (`later`) or not (`never`).
 /// Wrong use throws `error`. A call that does not succeed, be it for lack of host memory, leaves `digest()` as it was.

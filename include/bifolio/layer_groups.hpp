@@ -43,7 +43,8 @@ struct group_config {
   std::int32_t window = 0;           ///< of a window group, ≥ 1: tokens that a token attends to, itself included
   /// Of state and window groups other than the first, with prefix caching: a multiple of the first group's block_size,
   /// the same in all groups that have one. Prefixes of such lengths are kept for later prompts, the longest of each
-  /// prompt longer than the others (kv_cache_manager.hpp). Where states are kept steps end. 0: only what hits need.
+  /// prompt longer than the others (kv_cache_manager.hpp). Where states are kept steps end. Where it is no multiple
+  /// of every group's block_size, the least common multiple of these counts. 0: only what hits need.
   std::int32_t snapshot_interval = 0;
   /// Of a state group: a step of up to 1 + num_draft_slots tokens keeps the state after each of them, so that
   /// `truncate` can give up any number of its drafts. 0 … 64.

@@ -11,9 +11,8 @@
 ///            d mod 64 by rising d; then, of s[8i + j], those of one i by ((0+4)+(2+6)) + ((1+5)+(3+7)), and the
 ///            eight results in the same way.
 ///   rotate   of each pair (a, b):  a ← a·cos − b·sin,  b ← b·cos + a·sin
-///   round    NaN becomes 0x7fc00000 in every dim, rotated or not; then one rounding to the element type of q_out, or
-///   to
-///            the code of the K plane. K is stored bit for bit as `append` stores float32 rows of these values.
+///   round    NaN becomes 0x7fc00000 in every dim, rotated or not; then one rounding to the dtype of q_out, or to the
+///            code of the K plane. K is stored bit for bit as `append` stores float32 rows of these values.
 ///
 /// So what is written is the same bits on every backend and ISA. Rounding the rotated rows to a narrow type before they
 /// are appended is another rounding, and may give other bits.

@@ -18,7 +18,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace bifolio {
@@ -39,7 +38,8 @@ class BIFOLIO_API trace_log {
   /// Keeps the last `capacity` ≥ 1 calls; allocates for them now. Throws `error`: invalid_argument, out_of_memory.
   explicit trace_log(std::int64_t capacity = 1 << 16);
 
-  /// What is recorded from now on belongs to this step. `model_cache` users pass `model_step::plan().step`.
+  /// What is recorded from now on belongs to this step. `model_cache` users pass `model_step::plan().step`; what
+  /// `begin_step` called before (copies, uploads, planning) counts towards the step before.
   void set_step(std::int64_t step) noexcept;
   /// Nanoseconds since the log was made.
   [[nodiscard]] std::int64_t now() const noexcept;

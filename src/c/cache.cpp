@@ -219,10 +219,7 @@ bifolio_status bifolio_step_rotate_append(bifolio_step step, int32_t layer, cons
   return guarded([&] {
     model_step& of = step_of(get<step_object>(step));
     const rotate_append_params given = c::to_params(params, at(k, "k"), v);
-    const errc code = of.rotate_append(layer, given);
-    if (code == errc::ok) return bifolio_status{BIFOLIO_OK};
-    if (const auto problem = of.find_problem(layer, given); problem && problem->code() == code) throw *problem;
-    return c::report(code, "rotate_append");
+    return c::report(of.rotate_append(layer, given), "rotate_append", [&] { return of.find_problem(layer, given); });
   });
 }
 

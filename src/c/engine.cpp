@@ -176,12 +176,9 @@ bifolio_status bifolio_engine_rotate_append(bifolio_engine engine, int32_t layer
     rotate_append_params whole = c::to_params(params, at(k, "k"), v);
     whole.append.kv = layer_of(in, layer);
     whole.append.slot_mapping = slot_mapping;
-    const errc code = in.engine->where().rotate_append(whole, to_stream(stream));
-    if (code == errc::ok) return bifolio_status{BIFOLIO_OK};
-    if (const auto problem = find_problem(whole, in.engine->where().where()); problem && problem->code() == code) {
-      throw *problem;
-    }
-    return report(code, "rotate_append");
+    backend& where = in.engine->where();
+    return report(where.rotate_append(whole, to_stream(stream)), "rotate_append",
+                  [&] { return find_problem(whole, where.where()); });
   });
 }
 

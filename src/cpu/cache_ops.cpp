@@ -356,7 +356,7 @@ errc swap_blocks(const kernel_table& table, executor& workers, std::span<const k
 void clear(executor& workers, void* dst, std::size_t num_bytes) noexcept {
   const std::int32_t num_workers = workers_for(workers, static_cast<std::int64_t>(num_bytes));
   run_workers(workers, num_workers, [&](std::int32_t worker, std::int32_t num_parts) noexcept {
-    // Parts begin on huge pages.
+    // Of memory that begins on a huge page every part does.
     constexpr std::size_t page = std::size_t{2} << 20;
     const std::size_t num_pages = (num_bytes + page - 1) / page;
     const auto edge = [&](std::int32_t i) {

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// The ordered list of CPU attention implementations, fastest first:
+// clang-format off
+/// The ordered list of CPU attention implementations, in the order in which they are asked:
 ///
 ///   tiles    tile registers (AMX)                           queries, KV cache and output of one 16-bit dtype, no bias,
 ///                                                           no codes
 ///   dots     dot products of bf16 pairs, vector registers   queries, KV cache and output bf16; not where there are tiles
 ///   vectors  float32 multiply-adds, vector registers        everything
+// clang-format on
 ///
 /// Every 8-bit code is exactly a bfloat16: a cache of codes (or of codes and bf16) is a KV cache of bf16 here, widened
 /// tile by tile. Other pairs of types are decoded into float32 row by row.

@@ -28,6 +28,7 @@ def equivalents(root):
 
 
 def key_of(mutant):
+    """What names it in a list that outlives changes elsewhere in the file."""
     return f"{mutant['file']}: {mutant['kind']}: {mutant['what']}"
 
 

@@ -55,10 +55,6 @@ class Mutation:
     closing: bytes
     operator: tuple  # (begin, end) of what becomes a comma, or ()
 
-    def key(self):
-        """What names it in a list that outlives changes elsewhere in the file."""
-        return f"{self.file}: {self.kind}: {self.what}"
-
 
 class Finder:
     def __init__(self, root, wanted):

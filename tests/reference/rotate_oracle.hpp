@@ -68,8 +68,7 @@ struct rotary_pair {
   return x;
 }
 
-/// The promised float32 arithmetic. Sources that include it are compiled with
-/// -ffp-contract=off.
+/// The promised float32 arithmetic. Sources that call it are compiled with -ffp-contract=off.
 [[nodiscard]] inline std::vector<float> promised_rotate(std::vector<float> x, const rotary_params& rotary,
                                                         const oracle_angles& angles, const float* weights,
                                                         float epsilon) {

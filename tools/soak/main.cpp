@@ -25,8 +25,8 @@ double resident_mib() {
 std::string summary(const soak::counts& sum, double seconds) {
   return fmt::format(
       "{:.0f} s, {} rounds, {} steps, {} tokens: {} sequences finished, {} aborted, {} preempted, {} swapped out and "
-      "{} "
-      "back, {} failed swaps, {} cached tokens; checked: {} tokens in every layer, {} rows of attention; {:.0f} MiB\n",
+      "{} back, {} failed swaps, {} cached tokens; checked: {} tokens in every layer, {} rows of attention; {:.0f} "
+      "MiB\n",
       seconds, sum.num_rounds, sum.num_steps, sum.num_tokens, sum.num_finished, sum.num_aborted, sum.num_preemptions,
       sum.num_swap_outs, sum.num_swap_ins, sum.num_failed_swaps, sum.num_cached_tokens, sum.num_checked_tokens,
       sum.num_checked_rows, resident_mib());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// What the checks of the attention calls refuse with.
+/// What the checks of the calls of a layer refuse with.
 
 #include <bifolio/dtype.hpp>
 #include <bifolio/error.hpp>

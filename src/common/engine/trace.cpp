@@ -4,6 +4,7 @@
 #include <bifolio/trace.hpp>
 #include <functional>
 #include <map>
+#include <string_view>
 #include <thread>
 #include <utility>
 

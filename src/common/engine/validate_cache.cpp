@@ -230,7 +230,7 @@ errc describe(const kv_cache_view& view, std::string_view name, errc code, const
     }
   }
   for (const bool is_k : {true, false}) {
-    if (!is_k && layout.v_in_k) break;
+    if (view.num_blocks == 0 || (!is_k && layout.v_in_k)) break;  // without blocks nothing of a plane is looked at
     const char* const part = is_k ? ".k" : ".v";
     const void* const data = is_k ? view.k : view.v;
     const kv_plane& plane = is_k ? layout.k : layout.v;

@@ -18,7 +18,7 @@ BIFOLIO_INLINE float one_nan(float value) noexcept {
 
 /// ((0+4)+(2+6)) + ((1+5)+(3+7)) of each eight neighbours.
 template <std::int32_t Count>
-BIFOLIO_INLINE void fold_eights(float* to, const float* sums) noexcept {
+BIFOLIO_INLINE void sum_eights(float* to, const float* sums) noexcept {
   for (std::int32_t i = 0; i < Count; ++i) {
     const float* s = sums + 8 * i;
     to[i] = ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
@@ -34,8 +34,8 @@ float sum_of_squares(const float* values, std::int32_t count) noexcept {
   for (std::int32_t i = 0; first + i < count; ++i) sums[i] += values[first + i] * values[first + i];
   float eights[8];
   float sum;
-  fold_eights<8>(eights, sums);
-  fold_eights<1>(&sum, eights);
+  sum_eights<8>(eights, sums);
+  sum_eights<1>(&sum, eights);
   return sum;
 }
 

@@ -46,7 +46,7 @@ class queries_pair {
  public:
   queries_pair(backend& where, dtype type, std::int64_t tokens, std::int32_t heads, std::int32_t dims, bool dense,
                random_source& random)
-      : where_(&where), view_(dense_view<void>(nullptr, type, tokens, heads, dims)) {
+      : view_(dense_view<void>(nullptr, type, tokens, heads, dims)) {
     if (!dense) {
       view_.head_stride += 3;
       view_.token_stride = heads * view_.head_stride + 5;
@@ -68,7 +68,6 @@ class queries_pair {
     return view;
   }
 
-  backend* where_;
   tensor_view view_;
   std::vector<std::byte> host_;
   device_bytes device_;

@@ -36,9 +36,9 @@ struct cells_of {
   void mark_users(std::int32_t group, std::vector<cell>& cells, bool swapped) const {
     std::vector<std::int32_t> users(cells.size());
     std::vector<char> letters(cells.size(), '#');
-    for (const auto& [seq, letter] : sequences) {
+    for (const auto& [seq, its_letter] : sequences) {
       if (manager->is_swapped_out(seq) != swapped) continue;
-      for_each_block(*manager, seq, group, [&](block_id block) {
+      for_each_block(*manager, seq, group, [&, letter = its_letter](block_id block) {
         ++users[static_cast<std::size_t>(to_index(block))];
         letters[static_cast<std::size_t>(to_index(block))] = letter;
       });

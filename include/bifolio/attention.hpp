@@ -33,7 +33,7 @@
 #include <optional>
 #include <string_view>
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 
 /// What a plan is made for; the same for every layer that runs on it.
 struct attention_spec {
@@ -151,4 +151,4 @@ struct merge_params {
 /// does nothing, whatever the data pointers are.
 [[nodiscard]] BIFOLIO_API std::optional<error> find_problem(const attention_plan& plan, const attention_params& params);
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

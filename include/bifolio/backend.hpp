@@ -22,7 +22,7 @@
 #include <string>
 #include <vector>
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 
 /// Store new tokens: row i of k and v goes to slot_mapping[i] of the layer, as the codes of the planes say. Where V is
 /// part of K (layout.v_in_k) the rows of k are all there is: v.data is null, and nothing else of v is looked at.
@@ -162,4 +162,4 @@ struct backend_options {
 /// although the backend does not understand it; and what the backend's constructor throws.
 [[nodiscard]] BIFOLIO_API std::unique_ptr<backend> make_backend(device where = {}, const backend_options& options = {});
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

@@ -22,7 +22,7 @@
 #include <span>
 #include <string>
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 
 /// Block ids stay below this, so that `padding_entry` (step.hpp) never names a block.
 inline constexpr std::int64_t max_num_blocks = 2147480000;
@@ -204,4 +204,4 @@ class BIFOLIO_API block_pool {
   detail::block_queues queues_;
 };
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

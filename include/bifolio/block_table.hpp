@@ -20,7 +20,7 @@
 #include <span>
 #include <string>
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 
 /// Plain data of two cache lines; functions that change it take the pool and the slab as arguments. The owner calls
 /// `clear` and `drop_directory` before it destroys the table. Functions marked noexcept need what `reserve` and the
@@ -144,4 +144,4 @@ class BIFOLIO_API block_table {
   std::array<block_id, inline_capacity> inline_ids_{};
 };
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

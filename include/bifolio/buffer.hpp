@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <utility>
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 
 class buffer {
  public:
@@ -56,4 +56,4 @@ class buffer {
   std::size_t alignment_ = 64;
 };
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

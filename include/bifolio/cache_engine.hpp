@@ -14,7 +14,7 @@
 #include <span>
 #include <vector>
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 
 namespace detail {
 class upload_ring;
@@ -124,4 +124,4 @@ class BIFOLIO_API cache_engine {
   std::unique_ptr<detail::upload_ring> uploads_;  // from the first upload on; null on the CPU
 };
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

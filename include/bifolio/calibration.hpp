@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 
 /// Counts the magnitudes that it is shown, per KV head, in 2048 classes of an eighth of an octave. One thread at a
 /// time.
@@ -36,4 +36,4 @@ class BIFOLIO_API scale_sampler {
   std::vector<float> largest_;         // [num_heads]
 };
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

@@ -17,7 +17,7 @@
 #include <string>
 #include <string_view>
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 
 struct content_key {
   std::uint64_t low = 0;
@@ -79,4 +79,4 @@ class BIFOLIO_API content_hasher {
   content_key mask_;
 };
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 
 /// CPU instruction sets with kernels of their own, in rising order of preference: `baseline`, `avx2`, `avx512`, …, one
 /// enumerator per row of bifolio/detail/cpu_isas.hpp.
@@ -33,4 +33,4 @@ enum class cpu_isa : std::uint8_t {
 /// with the list of supported ones) when that cannot run here.
 [[nodiscard]] BIFOLIO_API cpu_isa default_isa();
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

@@ -16,7 +16,7 @@
 #include <cstdint>
 #include <memory>
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 /// Makes the CUDA backend known to `make_backend`. May be called again, from any thread. Throws `error`
 /// (already_exists) when another backend was registered for the same device type.
@@ -42,4 +42,4 @@ BIFOLIO_API void reserve_plan(backend& where, attention_plan& plan, const attent
 /// 0 for a plan that was never made on CUDA.
 [[nodiscard]] BIFOLIO_API std::uint64_t graph_epoch(const attention_plan& plan) noexcept;
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 
 enum class device_type : std::uint8_t { cpu, cuda };
 
@@ -31,4 +31,4 @@ struct stream_ref {
   void* handle = nullptr;
 };
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

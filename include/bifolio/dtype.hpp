@@ -19,7 +19,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 
 /// IEEE 754 binary16 storage.
 struct float16 {
@@ -304,4 +304,4 @@ template <>
   return static_cast<std::uint8_t>(detail::narrow_to_integer(value, 0.0f, 255.0f));
 }
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

@@ -11,7 +11,7 @@
 #include <string>
 #include <string_view>
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 
 /// What went wrong, for programs. The sentence for people is in `error::what()`.
 enum class errc : std::int32_t {
@@ -54,4 +54,4 @@ enum class alloc_status : std::uint8_t {
 
 [[nodiscard]] BIFOLIO_API std::string_view to_string(alloc_status status) noexcept;
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

@@ -11,7 +11,7 @@
 #include <memory>
 #include <utility>
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 
 /// What a backend keeps for one event.
 class BIFOLIO_API event_state {
@@ -59,4 +59,4 @@ class event {
   std::unique_ptr<event_state> state_;
 };
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

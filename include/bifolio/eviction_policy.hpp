@@ -21,7 +21,7 @@
 #include <memory>
 #include <string>
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 
 /// Retention priority of contents: which idle contents to keep longer than others.
 struct retention_hint {
@@ -116,4 +116,4 @@ class BIFOLIO_API eviction_policy {
 /// The one with the paper's tenth.
 [[nodiscard]] BIFOLIO_API const eviction_policy& s3_fifo_policy() noexcept;
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

@@ -10,7 +10,7 @@
 #include <memory>
 #include <string_view>
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 
 /// Implement this to run bifolio on your own thread pool.
 class BIFOLIO_API executor {
@@ -61,4 +61,4 @@ enum class executor_kind : std::uint8_t { threads, openmp, tbb, serial };
 /// left out of the build, failed_precondition in such a child.
 [[nodiscard]] BIFOLIO_API std::unique_ptr<executor> make_executor(executor_kind kind, std::int32_t num_threads = 0);
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

@@ -15,7 +15,7 @@
 #include <optional>
 #include <vector>
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 
 struct prefix_caching_options {
   bool enabled = false;
@@ -86,4 +86,4 @@ struct host_demand {
   std::int64_t num_tokens = 0;  ///< its tokens after that, lookahead included
 };
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

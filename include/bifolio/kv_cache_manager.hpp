@@ -44,7 +44,7 @@
 #include <string>
 #include <vector>
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 
 /// Thread-safety: one thread at a time.
 class BIFOLIO_API kv_cache_manager {
@@ -344,4 +344,4 @@ class BIFOLIO_API kv_cache_manager {
   std::unique_ptr<detail::group_manager> groups_;  // null with one group
 };
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

@@ -17,7 +17,7 @@
 #include <string>
 #include <string_view>
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 
 struct kv_event_publisher_options {
   std::string endpoint = "tcp://*:5557";  ///< bound; port 0 or * takes a free one
@@ -55,4 +55,4 @@ class kv_event_publisher {
   std::unique_ptr<state> state_;
 };
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

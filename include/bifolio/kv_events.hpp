@@ -19,7 +19,7 @@
 #include <string>
 #include <string_view>
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 
 struct kv_event_form {
   std::int32_t block_size = 16;     ///< of the cache
@@ -33,4 +33,4 @@ struct kv_event_form {
 BIFOLIO_API void encode_kv_events(double timestamp, std::span<const cache_event> events, const stored_contents& stored,
                                   const kv_event_form& form, std::string& batch);
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

@@ -27,7 +27,7 @@
 #include <string>
 #include <string_view>
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 
 enum class layout_kind : std::uint8_t { hnd, nhd, x_split, strided };
 
@@ -198,4 +198,4 @@ struct kv_cache_view {
   return slot_id{static_cast<std::int64_t>(to_index(block)) * block_size + offset};
 }
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

@@ -18,7 +18,7 @@
 #include <string_view>
 #include <vector>
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 
 inline constexpr std::int32_t max_layer_groups = 8;
 
@@ -99,4 +99,4 @@ struct group_memory_plan {
                                                               std::span<const group_shape> groups,
                                                               const group_load& load);
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

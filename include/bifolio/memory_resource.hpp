@@ -11,7 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 
 /// Thread-safe unless a class says otherwise.
 class BIFOLIO_API memory_resource {
@@ -92,4 +92,4 @@ class BIFOLIO_API failing_memory_resource final : public memory_resource {
   std::atomic<std::int64_t> countdown_{0};
 };
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <utility>
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 
 /// What there is to say of one cache.
 struct metrics {
@@ -32,4 +32,4 @@ using metric_label = std::pair<std::string_view, std::string_view>;
 /// not there is left out. Throws `error` (out_of_memory).
 [[nodiscard]] BIFOLIO_API std::string json_text(const metrics& what);
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

@@ -37,7 +37,7 @@
 #include <span>
 #include <vector>
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 
 namespace detail {
 struct model_state;
@@ -219,4 +219,4 @@ class BIFOLIO_API model_cache {
   std::unique_ptr<detail::model_state> state_;
 };
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

@@ -31,7 +31,7 @@
 #include <string>
 #include <vector>
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 
 struct prefix_cache_config {
   std::int32_t block_size = 16;             ///< tokens, ≥ 1
@@ -259,4 +259,4 @@ class BIFOLIO_API prefix_cache {
   prefix_stats stats_;
 };
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 
 /// An `extra_key` that owns its value.
 struct owned_extra_key {
@@ -99,4 +99,4 @@ struct step_inputs {
   std::vector<token_placeholder> placeholders;  ///< none while at most one step is in flight
 };
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

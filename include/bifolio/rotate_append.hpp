@@ -23,7 +23,7 @@
 #include <cstdint>
 #include <optional>
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 
 /// Which dims of the rotated ones are pair number i.
 enum class rope_pairing : std::uint8_t {
@@ -78,4 +78,4 @@ inline constexpr std::int32_t largest_rotated_head_dim = 4096;
 /// cache or with k and v. unsupported: head_dim above `largest_rotated_head_dim`.
 [[nodiscard]] BIFOLIO_API std::optional<error> find_problem(const rotate_append_params& params, device where = {});
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

@@ -58,7 +58,7 @@
 #include <string>
 #include <vector>
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 
 enum class preemption_mode : std::uint8_t {
   recompute,
@@ -167,4 +167,4 @@ class BIFOLIO_API scheduler {
   std::unique_ptr<detail::scheduler_core> core_;
 };
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

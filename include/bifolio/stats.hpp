@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 
 /// Of a `kv_cache_manager`.
 struct cache_stats {
@@ -60,4 +60,4 @@ struct scheduler_stats {
   friend constexpr bool operator==(const scheduler_stats&, const scheduler_stats&) = default;
 };
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 
 /// Padding entry of block-table rows, where no kernel reads: right of a sequence's length and left of its sliding
 /// window. It is larger than any block id; planning refuses it where a kernel would read it.
@@ -130,4 +130,4 @@ struct step_batch {
   }
 };
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

@@ -20,7 +20,7 @@
 struct __half;         // NOLINT(bugprone-reserved-identifier)
 struct __nv_bfloat16;  // NOLINT(bugprone-reserved-identifier)
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 
 template <class Void>
 struct basic_tensor_view {
@@ -102,4 +102,4 @@ template <class Element, class Extents, class Layout>
 
 [[nodiscard]] constexpr const_tensor_view as_const(const tensor_view& view) noexcept { return view; }
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

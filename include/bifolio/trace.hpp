@@ -20,7 +20,7 @@
 #include <string>
 #include <vector>
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 
 /// Calls in the order in which they ended. Thread-safety: all functions from any thread.
 class BIFOLIO_API trace_log {
@@ -65,4 +65,4 @@ class BIFOLIO_API trace_log {
 /// the one are plans of the other. Throws `error` (out_of_memory).
 [[nodiscard]] BIFOLIO_API std::unique_ptr<backend> trace_backend(backend& inner, trace_log& log);
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

@@ -7,7 +7,7 @@
 #include <functional>
 #include <type_traits>
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 
 /// A physical block of the pool, 0 … num_blocks − 1. 32 bits, because kernels read rows of them.
 enum class block_id : std::int32_t {};
@@ -37,4 +37,4 @@ requires std::is_enum_v<Id>
   return static_cast<std::underlying_type_t<Id>>(id);
 }
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

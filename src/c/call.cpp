@@ -4,7 +4,7 @@
 #include <bifolio/dtype.hpp>
 #include <bifolio/version.hpp>
 
-namespace bifolio::c {
+namespace bifolio::inline v0_2::c {
 namespace {
 
 // Plain bytes: they need no memory, and outlive everything that the thread destroys.
@@ -36,7 +36,7 @@ void refuse_size(const char* name, std::size_t size, std::size_t expected) {
                  expected, " (its _init function sets it)");
 }
 
-}  // namespace bifolio::c
+}  // namespace bifolio::inline v0_2::c
 
 using namespace bifolio;
 

@@ -20,7 +20,7 @@
 #include "c/handles.hpp"
 #include "common/base/refuse.hpp"
 
-namespace bifolio::c {
+namespace bifolio::inline v0_2::c {
 
 /// The sentence of this thread's last error. Text that is too long is cut.
 void set_last_error(std::string_view sentence) noexcept;
@@ -180,4 +180,4 @@ void write_struct(Struct* out, const Struct& value, const char* name) {
   out->size = size;
 }
 
-}  // namespace bifolio::c
+}  // namespace bifolio::inline v0_2::c

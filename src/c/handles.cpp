@@ -5,7 +5,7 @@
 #include <new>
 #include <utility>
 
-namespace bifolio::c {
+namespace bifolio::inline v0_2::c {
 
 std::uint64_t handle_table::insert(handle_kind kind, std::shared_ptr<void> object) {
   const std::scoped_lock lock(changing_);
@@ -42,4 +42,4 @@ handle_table& handles() noexcept {
   return *table;
 }
 
-}  // namespace bifolio::c
+}  // namespace bifolio::inline v0_2::c

@@ -16,7 +16,7 @@
 #include <mutex>
 #include <vector>
 
-namespace bifolio::c {
+namespace bifolio::inline v0_2::c {
 
 /// The kinds of objects, from 1.
 enum class handle_kind : std::uint8_t {
@@ -78,4 +78,4 @@ class handle_table {
 /// The table of the process. It is never destroyed, so that handles may be used while the process ends.
 [[nodiscard]] handle_table& handles() noexcept;
 
-}  // namespace bifolio::c
+}  // namespace bifolio::inline v0_2::c

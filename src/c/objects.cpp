@@ -3,7 +3,7 @@
 
 #include "common/base/require.hpp"
 
-namespace bifolio::c {
+namespace bifolio::inline v0_2::c {
 
 static_assert(static_cast<int>(dtype::f32) == BIFOLIO_F32 && static_cast<int>(dtype::f16) == BIFOLIO_F16 &&
               static_cast<int>(dtype::bf16) == BIFOLIO_BF16);
@@ -126,4 +126,4 @@ prompt_of::prompt_of(const bifolio_prompt* given) {
   view_.retention = {static_cast<block_level>(from.retention), from.expires_at};
 }
 
-}  // namespace bifolio::c
+}  // namespace bifolio::inline v0_2::c

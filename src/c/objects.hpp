@@ -13,7 +13,7 @@
 
 #include "c/call.hpp"
 
-namespace bifolio::c {
+namespace bifolio::inline v0_2::c {
 
 struct backend_object {
   std::unique_ptr<executor> workers;  // of the caller's pool
@@ -159,4 +159,4 @@ class prompt_of {
   prompt_view view_;
 };
 
-}  // namespace bifolio::c
+}  // namespace bifolio::inline v0_2::c

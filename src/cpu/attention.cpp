@@ -9,7 +9,7 @@
 #include "cpu/attention_plan.hpp"
 #include "cpu/implementations.hpp"
 
-namespace bifolio::cpu {
+namespace bifolio::inline v0_2::cpu {
 namespace {
 
 coded_plane code_of(const kv_plane& plane, const float* static_scales) noexcept {
@@ -222,4 +222,4 @@ errc merge_states(const kernel_table& table, executor& workers, const merge_para
   return errc::ok;
 }
 
-}  // namespace bifolio::cpu
+}  // namespace bifolio::inline v0_2::cpu

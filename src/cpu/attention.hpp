@@ -15,7 +15,7 @@
 
 #include "cpu/kernels/kernel_table.hpp"
 
-namespace bifolio::cpu {
+namespace bifolio::inline v0_2::cpu {
 
 /// Plans the step for `num_workers` workers; the workspace comes from `memory`. `forced`: the implementation that the
 /// environment names.
@@ -30,4 +30,4 @@ void plan_attention(const kernel_table& table, std::string_view forced, std::int
 [[nodiscard]] std::vector<std::string> explain(const kernel_table& table, const attention_plan& plan);
 [[nodiscard]] errc merge_states(const kernel_table& table, executor& workers, const merge_params& params) noexcept;
 
-}  // namespace bifolio::cpu
+}  // namespace bifolio::inline v0_2::cpu

@@ -15,7 +15,7 @@
 #include "cpu/attention.hpp"
 #include "cpu/implementations.hpp"
 
-namespace bifolio::cpu {
+namespace bifolio::inline v0_2::cpu {
 namespace {
 
 // Rows of a KV head up to which a query tile holds all KV heads: the pass over K and V costs more than the rows.
@@ -326,4 +326,4 @@ void plan_attention(const kernel_table& table, std::string_view forced, std::int
                               [&] { make_plan(table, forced, num_workers, memory, plan, spec, batch, num_blocks); });
 }
 
-}  // namespace bifolio::cpu
+}  // namespace bifolio::inline v0_2::cpu

@@ -20,7 +20,7 @@
 
 #include "cpu/kernels/attention/kernels.hpp"
 
-namespace bifolio::cpu {
+namespace bifolio::inline v0_2::cpu {
 
 /// An uninitialised array of plain values in memory from a memory resource. It never shrinks.
 template <class T>
@@ -97,4 +97,4 @@ class cpu_attention_plan final : public attention_plan_state {
   } sizes;
 };
 
-}  // namespace bifolio::cpu
+}  // namespace bifolio::inline v0_2::cpu

@@ -14,7 +14,7 @@
 #include "cpu/executors.hpp"
 #include "cpu/isa.hpp"
 
-namespace bifolio::cpu {
+namespace bifolio::inline v0_2::cpu {
 namespace {
 
 errc copy_bytes(void* dst, const void* src, std::size_t num_bytes) noexcept {
@@ -142,4 +142,4 @@ errc cpu_backend::merge_states(const merge_params& params, stream_ref) noexcept 
   return cpu::merge_states(*kernels_, *workers_, params);
 }
 
-}  // namespace bifolio::cpu
+}  // namespace bifolio::inline v0_2::cpu

@@ -10,7 +10,7 @@
 
 #include "cpu/kernels/kernel_table.hpp"
 
-namespace bifolio::cpu {
+namespace bifolio::inline v0_2::cpu {
 
 /// Thread-safe: holds no state that a call changes. Each call that would use the executor checks its health first.
 class cpu_backend final : public backend {
@@ -64,4 +64,4 @@ class cpu_backend final : public backend {
   std::string forced_attention_;  // what BIFOLIO_ATTENTION named when this was opened
 };
 
-}  // namespace bifolio::cpu
+}  // namespace bifolio::inline v0_2::cpu

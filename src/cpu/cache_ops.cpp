@@ -19,7 +19,7 @@
 #include "cpu/move_plan.hpp"
 #include "cpu/token_runs.hpp"
 
-namespace bifolio::cpu {
+namespace bifolio::inline v0_2::cpu {
 namespace {
 
 /// The same over `num_pairs` blocks and `num_layers` layers; an estimate, so that it may stop growing.
@@ -366,4 +366,4 @@ void clear(executor& workers, void* dst, std::size_t num_bytes) noexcept {
   });
 }
 
-}  // namespace bifolio::cpu
+}  // namespace bifolio::inline v0_2::cpu

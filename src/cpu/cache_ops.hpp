@@ -12,7 +12,7 @@
 
 #include "cpu/kernels/kernel_table.hpp"
 
-namespace bifolio::cpu {
+namespace bifolio::inline v0_2::cpu {
 
 [[nodiscard]] errc append(const kernel_table& table, executor& workers, const append_params& params) noexcept;
 [[nodiscard]] errc gather(const kernel_table& table, executor& workers, const gather_params& params) noexcept;
@@ -28,4 +28,4 @@ namespace bifolio::cpu {
 /// Zeros, each worker a part of its own.
 void clear(executor& workers, void* dst, std::size_t num_bytes) noexcept;
 
-}  // namespace bifolio::cpu
+}  // namespace bifolio::inline v0_2::cpu

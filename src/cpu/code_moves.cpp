@@ -6,7 +6,7 @@
 
 #include "common/base/kv_code.hpp"
 
-namespace bifolio::cpu {
+namespace bifolio::inline v0_2::cpu {
 namespace {
 
 using detail::dim_range;
@@ -206,4 +206,4 @@ void store_values(const code_kernels& kernels, const code_side& dst, const code_
   }
 }
 
-}  // namespace bifolio::cpu
+}  // namespace bifolio::inline v0_2::cpu

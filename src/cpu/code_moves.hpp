@@ -11,7 +11,7 @@
 
 #include "cpu/kernels/cache_ops/kernels.hpp"
 
-namespace bifolio::cpu {
+namespace bifolio::inline v0_2::cpu {
 
 /// Rows [first, token, head] of a tensor, or the slots of a plane.
 struct code_side {
@@ -45,4 +45,4 @@ void move_token(const code_kernels& kernels, const code_side& dst, const code_pl
 void store_values(const code_kernels& kernels, const code_side& dst, const code_place& to, std::int32_t head,
                   float* values) noexcept;
 
-}  // namespace bifolio::cpu
+}  // namespace bifolio::inline v0_2::cpu

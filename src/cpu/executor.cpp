@@ -7,7 +7,7 @@
 #include "common/base/refuse.hpp"
 #include "cpu/executors.hpp"
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 
 executor::executor() noexcept : fork_generation_(detail::fork_generation()) {}
 executor::~executor() = default;
@@ -71,4 +71,4 @@ std::unique_ptr<executor> make_executor(executor_kind kind, std::int32_t num_thr
   detail::refuse(errc::unsupported, "the executor '", to_string(kind), "' was left out of this build");
 }
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

@@ -6,7 +6,7 @@
 #include <memory>
 #include <string_view>
 
-namespace bifolio::cpu {
+namespace bifolio::inline v0_2::cpu {
 
 /// Throws `error` (failed_precondition): this process is a child made by fork(), and `name` had threads in its parent.
 [[noreturn]] void refuse_lost_threads(std::string_view name);
@@ -16,4 +16,4 @@ namespace bifolio::cpu {
 [[nodiscard]] std::unique_ptr<executor> make_openmp_executor(std::int32_t num_threads);
 [[nodiscard]] std::unique_ptr<executor> make_tbb_executor(std::int32_t num_threads);
 
-}  // namespace bifolio::cpu
+}  // namespace bifolio::inline v0_2::cpu

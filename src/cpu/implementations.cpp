@@ -3,7 +3,7 @@
 
 #include "common/attention/implementations.hpp"
 
-namespace bifolio::cpu {
+namespace bifolio::inline v0_2::cpu {
 namespace {
 
 constexpr attention_implementation list[] = {
@@ -109,4 +109,4 @@ std::vector<std::string> explain_implementations(const attention_problem& planne
   return sentences;
 }
 
-}  // namespace bifolio::cpu
+}  // namespace bifolio::inline v0_2::cpu

@@ -26,7 +26,7 @@
 #include "common/base/kv_code.hpp"
 #include "cpu/kernels/kernel_table.hpp"
 
-namespace bifolio::cpu {
+namespace bifolio::inline v0_2::cpu {
 
 /// What an implementation accepts or declines: a plan's dtypes on one ISA, and what a call adds to them.
 struct attention_problem {
@@ -79,4 +79,4 @@ struct attention_implementation {
 [[nodiscard]] std::vector<std::string> explain_implementations(const attention_problem& planned,
                                                                std::string_view forced, std::int32_t num_seqs);
 
-}  // namespace bifolio::cpu
+}  // namespace bifolio::inline v0_2::cpu

@@ -20,7 +20,7 @@
 #include <sys/auxv.h>
 #endif
 
-namespace bifolio::cpu {
+namespace bifolio::inline v0_2::cpu {
 namespace {
 
 struct cpuid_registers {
@@ -178,9 +178,9 @@ const kernel_table& kernels_for(cpu_isa isa) {
                  "' is not compiled in or cannot run here; usable: ", list_of(usable_isas()));
 }
 
-}  // namespace bifolio::cpu
+}  // namespace bifolio::inline v0_2::cpu
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 
 std::string_view to_string(cpu_isa isa) noexcept {
   const auto index = static_cast<std::size_t>(isa);
@@ -222,4 +222,4 @@ cpu_isa default_isa() {
   return usable.back();
 }
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

@@ -7,10 +7,10 @@
 
 #include "cpu/kernels/kernel_table.hpp"
 
-namespace bifolio::cpu {
+namespace bifolio::inline v0_2::cpu {
 
 /// The kernels of `isa`. Throws `error` (unsupported, with the usable ones) when it is not compiled in or cannot run
 /// here.
 [[nodiscard]] const kernel_table& kernels_for(cpu_isa isa);
 
-}  // namespace bifolio::cpu
+}  // namespace bifolio::inline v0_2::cpu

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/move_plan.hpp"
 
-namespace bifolio::cpu {
+namespace bifolio::inline v0_2::cpu {
 namespace {
 
 /// The steps of the loops over dims: chunks of `large`, chunks of `small` within one, dims within that.
@@ -122,4 +122,4 @@ move_plan make_plan(const loop_nest& nest) noexcept {
   return plan;
 }
 
-}  // namespace bifolio::cpu
+}  // namespace bifolio::inline v0_2::cpu

@@ -9,7 +9,7 @@
 
 #include "cpu/kernels/cache_ops/kernels.hpp"
 
-namespace bifolio::cpu {
+namespace bifolio::inline v0_2::cpu {
 
 /// What a tile is made of.
 struct tile_shape {
@@ -57,4 +57,4 @@ template <class Void>
           .chunk = rows.head_dim};
 }
 
-}  // namespace bifolio::cpu
+}  // namespace bifolio::inline v0_2::cpu

@@ -8,7 +8,7 @@
 #include "cpu/executors.hpp"
 #include "cpu/spare_threads.hpp"
 
-namespace bifolio::cpu {
+namespace bifolio::inline v0_2::cpu {
 namespace {
 
 detail::process_threads runtime_threads;
@@ -57,4 +57,4 @@ std::unique_ptr<executor> make_openmp_executor(std::int32_t num_threads) {
   return std::make_unique<openmp_executor>(num_threads > 0 ? num_threads : std::max(1, omp_get_max_threads()));
 }
 
-}  // namespace bifolio::cpu
+}  // namespace bifolio::inline v0_2::cpu

@@ -4,7 +4,7 @@
 #include "common/engine/backend_registry.hpp"
 #include "cpu/backend.hpp"
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 namespace {
 
 constexpr std::string_view options[] = {"num_threads", "executor_choice", "own_executor", "isa", "host_memory"};
@@ -18,4 +18,4 @@ constinit const detail::backend_registration detail::cpu_registration{
     },
     options};
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

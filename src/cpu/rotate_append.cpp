@@ -9,7 +9,7 @@
 #include "cpu/code_moves.hpp"
 #include "cpu/token_runs.hpp"
 
-namespace bifolio::cpu {
+namespace bifolio::inline v0_2::cpu {
 namespace {
 
 /// The cosines and sines of one token.
@@ -141,4 +141,4 @@ errc rotate_append(const kernel_table& table, executor& workers, const rotate_ap
   return errc::ok;
 }
 
-}  // namespace bifolio::cpu
+}  // namespace bifolio::inline v0_2::cpu

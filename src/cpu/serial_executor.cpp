@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/executors.hpp"
 
-namespace bifolio::cpu {
+namespace bifolio::inline v0_2::cpu {
 namespace {
 
 class serial_executor final : public executor {
@@ -18,4 +18,4 @@ class serial_executor final : public executor {
 
 std::unique_ptr<executor> make_serial_executor() { return std::make_unique<serial_executor>(); }
 
-}  // namespace bifolio::cpu
+}  // namespace bifolio::inline v0_2::cpu

@@ -10,7 +10,7 @@
 #include <memory>
 #include <new>
 
-namespace bifolio::cpu {
+namespace bifolio::inline v0_2::cpu {
 namespace {
 
 struct visitor {
@@ -50,4 +50,4 @@ std::int32_t num_spare_threads(std::int32_t wanted) noexcept {
   return made;
 }
 
-}  // namespace bifolio::cpu
+}  // namespace bifolio::inline v0_2::cpu

@@ -6,11 +6,11 @@
 
 #include <cstdint>
 
-namespace bifolio::cpu {
+namespace bifolio::inline v0_2::cpu {
 
 /// How many threads, at most `wanted` ≥ 0, can be created at once in addition to the existing ones, with the default
 /// stack. They are created, wait for one another, and have ended when this returns; other threads may take their places
 /// after that.
 [[nodiscard]] std::int32_t num_spare_threads(std::int32_t wanted) noexcept;
 
-}  // namespace bifolio::cpu
+}  // namespace bifolio::inline v0_2::cpu

@@ -22,7 +22,7 @@ void __tsan_release(void* address);
 }
 #endif
 
-namespace bifolio::cpu {
+namespace bifolio::inline v0_2::cpu {
 namespace {
 
 #if BIFOLIO_TSAN
@@ -93,4 +93,4 @@ std::unique_ptr<executor> make_tbb_executor(std::int32_t num_threads) {
   return std::make_unique<tbb_executor>(num_threads);
 }
 
-}  // namespace bifolio::cpu
+}  // namespace bifolio::inline v0_2::cpu

@@ -9,7 +9,7 @@
 
 #include "common/base/refuse.hpp"
 
-namespace bifolio::cpu {
+namespace bifolio::inline v0_2::cpu {
 namespace {
 
 // Waking a thread takes tens of microseconds. Measured on 16 virtual processors: with a patience of 100 us a prefill of
@@ -157,4 +157,4 @@ void thread_pool::run(std::int32_t num_workers, executor::worker_function functi
   mine->taken.store(false, std::memory_order_release);
 }
 
-}  // namespace bifolio::cpu
+}  // namespace bifolio::inline v0_2::cpu

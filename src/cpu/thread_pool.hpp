@@ -15,7 +15,7 @@
 #include <cstdint>
 #include <memory>
 
-namespace bifolio::cpu {
+namespace bifolio::inline v0_2::cpu {
 
 /// How long one thread spins before it sleeps. When it was preempted while it spun, another program needs its
 /// processor, and the next waits do without. For one thread.
@@ -118,4 +118,4 @@ class thread_pool {
   std::atomic<std::int32_t> num_threads_{0};
 };
 
-}  // namespace bifolio::cpu
+}  // namespace bifolio::inline v0_2::cpu

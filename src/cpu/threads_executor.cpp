@@ -8,7 +8,7 @@
 #include "cpu/thread_pool.hpp"
 #include "cpu/usable_cpus.hpp"
 
-namespace bifolio::cpu {
+namespace bifolio::inline v0_2::cpu {
 namespace {
 
 class threads_executor final : public executor {
@@ -60,4 +60,4 @@ std::unique_ptr<executor> make_threads_executor(std::int32_t num_threads) {
   return std::make_unique<threads_executor>(num_threads > 0 ? num_threads : num_usable_cpus());
 }
 
-}  // namespace bifolio::cpu
+}  // namespace bifolio::inline v0_2::cpu

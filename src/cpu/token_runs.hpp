@@ -15,7 +15,7 @@
 #include "cpu/kernels/kernel_table.hpp"
 #include "cpu/move_plan.hpp"
 
-namespace bifolio::cpu {
+namespace bifolio::inline v0_2::cpu {
 
 /// Bytes moved that are worth one more worker: about 20 µs of copying, which is where a second worker begins
 /// to pay (docs/kernels/cache_ops_cpu.md).
@@ -183,4 +183,4 @@ inline std::int64_t traffic(const kv_layout& layout, std::int64_t num_tokens, dt
   return num_tokens * token_elements(layout) * static_cast<std::int64_t>(size_of(layout.k.code.type) + size_of(other));
 }
 
-}  // namespace bifolio::cpu
+}  // namespace bifolio::inline v0_2::cpu

@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-namespace bifolio::cpu {
+namespace bifolio::inline v0_2::cpu {
 namespace {
 
 constexpr double unlimited = std::numeric_limits<double>::infinity();
@@ -144,4 +144,4 @@ std::int32_t num_usable_cpus() {
   return paid < allowed ? std::max(1, static_cast<std::int32_t>(paid)) : allowed;
 }
 
-}  // namespace bifolio::cpu
+}  // namespace bifolio::inline v0_2::cpu

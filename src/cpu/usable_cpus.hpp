@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <string>
 
-namespace bifolio::cpu {
+namespace bifolio::inline v0_2::cpu {
 
 /// The processors that the calling thread may run on, ≥ 1.
 [[nodiscard]] std::int32_t num_allowed_cpus() noexcept;
@@ -20,4 +20,4 @@ namespace bifolio::cpu {
 /// The lower of both in whole processors, ≥ 1.
 [[nodiscard]] std::int32_t num_usable_cpus();
 
-}  // namespace bifolio::cpu
+}  // namespace bifolio::inline v0_2::cpu

@@ -16,7 +16,7 @@
 #include "common/base/require.hpp"
 #include "common/base/translate.hpp"
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 namespace {
 
 constexpr std::uint64_t end_of_replay = UINT64_MAX;  // −1
@@ -190,4 +190,4 @@ bool kv_event_publisher::snapshot_wanted() noexcept { return state_->is_snapshot
 const std::string& kv_event_publisher::endpoint() const noexcept { return state_->endpoint; }
 const std::string& kv_event_publisher::replay_endpoint() const noexcept { return state_->replay_endpoint; }
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

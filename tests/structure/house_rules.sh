@@ -2,7 +2,7 @@
 # house_rules.sh <source dir>
 #
 # No flag that changes what numbers mean or that ties a binary to this machine; every source file starts with its
-# licence, every header with #pragma once; no whitespace at line ends.
+# licence, every header with #pragma once; no whitespace at line ends; the library's names lie in its ABI's namespace.
 set -euo pipefail
 cd "$1"
 bad=0
@@ -25,6 +25,12 @@ found=$(grep -E '\.(hpp|cuh|h)$' <<<"$sources" | xargs grep -L '^#pragma once$' 
 [[ -z $found ]] || complain "no #pragma once" "$found"
 found=$(printf '%s\n' "$sources" "$builds" | xargs grep -nE '[[:blank:]]+$' || true)
 [[ -z $found ]] || complain "whitespace at the end of a line" "$found"
+
+# The library's names lie in an inline namespace of the version that last changed the ABI, so that two versions linked
+# into one program meet as different symbols instead of one definition each at random.
+abi=$(sed -nE 's/^  VERSION ([0-9]+)\.([0-9]+)\..*/v\1_\2/p' CMakeLists.txt)
+found=$(grep -E '^(include|src)/' <<<"$sources" | xargs grep -nE '^namespace bifolio' | grep -vE "namespace bifolio::inline $abi( |::)" || true)
+[[ -z $found ]] || complain "not in bifolio's inline namespace $abi" "$found"
 
 count=$(wc -l <<<"$sources")
 echo "$count source files looked at"

@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 
 /// 64 consecutive entries of one or more tables. Unused and given-back entries are `invalid_block`.
 struct block_chunk {
@@ -60,4 +60,4 @@ class BIFOLIO_API block_chunk_slab {
   std::int64_t num_chunks_ = 0;
 };
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

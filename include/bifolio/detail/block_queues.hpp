@@ -24,7 +24,7 @@
 #include <span>
 #include <string>
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 
 class BIFOLIO_API block_queues {
  public:
@@ -164,4 +164,4 @@ class BIFOLIO_API block_queues {
   buffer storage_;  // nodes, then records
 };
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

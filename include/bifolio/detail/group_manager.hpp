@@ -33,7 +33,7 @@
 #include <string>
 #include <vector>
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 
 class state_slots;
 
@@ -174,4 +174,4 @@ class BIFOLIO_API group_manager final : private prefix_cache::removal_observer {
   mutable std::vector<token_id> cross_tokens_;  // scratch: the blocks of an encoder's output, counted
 };
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

@@ -32,7 +32,7 @@
 #include <unordered_map>
 #include <vector>
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 
 class group_manager;
 
@@ -361,4 +361,4 @@ class BIFOLIO_API manager_core {
   std::unique_ptr<host_side> host_;
 };
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

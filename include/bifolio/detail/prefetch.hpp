@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 
 /// Prefetches a cache line that is about to be written. The empty asm keeps GCC 12 from deleting functions that do
 /// nothing else.
@@ -10,4 +10,4 @@ namespace bifolio::detail {
   asm volatile("" : : "r"(address));
 }
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

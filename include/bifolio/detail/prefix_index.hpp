@@ -24,7 +24,7 @@
 #include <cstring>
 #include <string>
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 
 class BIFOLIO_API prefix_index {
  public:
@@ -153,4 +153,4 @@ class BIFOLIO_API prefix_index {
   std::uint64_t* held_ = nullptr;  // [num_blocks] bits
 };
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 
 /// What the manager keeps of a sequence next to its block table: how many tokens have slots, how many of those are
 /// computed, and up to which position it may write.
@@ -21,4 +21,4 @@ struct sequence {
 };
 static_assert(sizeof(sequence) == 16);
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

@@ -3,7 +3,7 @@
 
 #include <cstdlib>
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 namespace {
 
 /// A part of a sentence: "prefill, decode, x_split, general".
@@ -41,4 +41,4 @@ void refuse_declining_implementation(const forced_implementation& forced, std::s
          "; this backend's implementations are ", list_of(names));
 }
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

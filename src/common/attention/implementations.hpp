@@ -24,7 +24,7 @@
 
 #include "common/base/refuse.hpp"
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 
 /// How `accepts` says no: `return declines(why, "head_dim is ", head_dim, "; 64, 128 and 256 are compiled");`
 /// The parts are text or numbers. Always false; `why` stays empty when there is no memory for the sentence.
@@ -89,4 +89,4 @@ template <class State>
   return state != nullptr && state->owner == owner ? static_cast<State*>(state) : nullptr;
 }
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

@@ -16,7 +16,7 @@
 
 #include <bifolio/detail/host_device.hpp>
 
-namespace bifolio::attn {
+namespace bifolio::inline v0_2::attn {
 
 BIFOLIO_ANY_CALLABLE
 template <class Math, class Value>
@@ -57,4 +57,4 @@ template <class Math, class Value>
   return logit;
 }
 
-}  // namespace bifolio::attn
+}  // namespace bifolio::inline v0_2::attn

@@ -15,7 +15,7 @@
 
 #include <bifolio/detail/host_device.hpp>
 
-namespace bifolio::attn {
+namespace bifolio::inline v0_2::attn {
 
 template <class Value>
 [[nodiscard]] BIFOLIO_HOST_DEVICE constexpr Value minus_infinity() noexcept {
@@ -146,4 +146,4 @@ template <class Math, class Value>
   return merge_both<Math>(w, a, b);
 }
 
-}  // namespace bifolio::attn
+}  // namespace bifolio::inline v0_2::attn

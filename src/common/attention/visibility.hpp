@@ -12,7 +12,7 @@
 #include <bifolio/detail/host_device.hpp>
 #include <cstdint>
 
-namespace bifolio::attn {
+namespace bifolio::inline v0_2::attn {
 
 /// Keys [begin, end); empty where begin ≥ end. `end` may be negative, and `begin` past the last key.
 struct visible_range {
@@ -75,4 +75,4 @@ template <class Spec>
   return (window_left < 0 || key >= position - window_left) && (window_right < 0 || key <= position + window_right);
 }
 
-}  // namespace bifolio::attn
+}  // namespace bifolio::inline v0_2::attn

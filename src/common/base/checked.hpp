@@ -11,7 +11,7 @@
 
 #include "common/base/refuse.hpp"
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 
 template <std::integral T>
 [[nodiscard]] constexpr std::optional<T> checked_mul(T a, T b) noexcept {
@@ -37,4 +37,4 @@ template <class... Factors>
   return product;
 }
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

@@ -9,7 +9,7 @@
 
 #include "common/base/refuse.hpp"
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 namespace {
 
 // Constant-initialised, so that a library may register from a static constructor. Rows below `num_rows` are complete:
@@ -82,4 +82,4 @@ device parse_device(std::string_view text) {
   detail::refuse(errc::invalid_argument, "device '", text, "' is not one of ", detail::append_device_names);
 }
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

@@ -12,7 +12,7 @@
 #include <string>
 #include <string_view>
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 
 struct device_row {
   device_type type{};
@@ -41,4 +41,4 @@ const device_row& add_device_row(const device_row& row);
 /// Appends what `parse_device` reads, as in "cpu, cuda, cuda:N with N >= 0".
 void append_device_names(std::string& sentence);
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

@@ -5,7 +5,7 @@
 
 #include "common/base/refuse.hpp"
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 
 std::string_view to_string(dtype type) noexcept {
   if (!is_dtype(type)) return "unknown";
@@ -26,4 +26,4 @@ dtype parse_dtype(std::string_view text) {
   detail::refuse(errc::invalid_argument, "dtype '", text, "' is not one of ", dtype_names);
 }
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

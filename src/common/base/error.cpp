@@ -3,7 +3,7 @@
 #include <bifolio/error.hpp>
 #include <cstddef>
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 
 namespace {
 
@@ -63,4 +63,4 @@ std::string_view to_string(alloc_status status) noexcept {
   return "unknown";
 }
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

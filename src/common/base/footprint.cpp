@@ -5,7 +5,7 @@
 
 #include "common/base/kv_code.hpp"
 
-namespace bifolio::validate {
+namespace bifolio::inline v0_2::validate {
 namespace {
 
 /// Sorts `axis`es, whose strides are in units of `stride_unit` bytes, into `out` and computes the span. False when a
@@ -125,4 +125,4 @@ bool apart(const footprint& a, const footprint& b) noexcept {
   return false;
 }
 
-}  // namespace bifolio::validate
+}  // namespace bifolio::inline v0_2::validate

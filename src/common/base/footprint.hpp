@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace bifolio::validate {
+namespace bifolio::inline v0_2::validate {
 
 /// Largest span of one plane of a layer, and of anything else.
 inline constexpr std::int64_t max_span_bytes = std::int64_t{1} << 62;
@@ -48,4 +48,4 @@ struct footprint {
 /// side, layers of a block side by side): at some common stride both stay within their own part of each step.
 [[nodiscard]] bool apart(const footprint& a, const footprint& b) noexcept;
 
-}  // namespace bifolio::validate
+}  // namespace bifolio::inline v0_2::validate

@@ -3,7 +3,7 @@
 
 #include <pthread.h>
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 namespace {
 
 // Counts forks on the child's side.
@@ -18,4 +18,4 @@ unsigned fork_generation() noexcept {
   return generation.load(std::memory_order_relaxed);
 }
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

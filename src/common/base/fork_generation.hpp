@@ -6,7 +6,7 @@
 
 #include <atomic>
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 
 /// Forks between this process and the one that called this first; the same for all threads. Counted by a handler of
 /// pthread_atfork, so that asking costs a load. Thread-safe.
@@ -33,4 +33,4 @@ class process_threads {
   std::atomic<unsigned> used_in_{never};
 };
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 
 class digest_builder {
  public:
@@ -23,4 +23,4 @@ class digest_builder {
   std::uint64_t state_ = 0;
 };
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <string>
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 
 [[nodiscard]] constexpr bool is_supported(const kv_code& code) noexcept {
   const auto has = [&](scale_granularity granularity) { return code.granularity == granularity; };
@@ -112,4 +112,4 @@ template <class Math>
   return tail;
 }
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

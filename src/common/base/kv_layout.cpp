@@ -8,7 +8,7 @@
 #include "common/base/kv_code.hpp"
 #include "common/base/refuse.hpp"
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 namespace {
 
 void require_positive(const char* name, std::int32_t value) {
@@ -198,4 +198,4 @@ kv_layout make_layout(layout_kind kind, kv_code k, kv_code v, std::int32_t num_k
   return layout;
 }
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

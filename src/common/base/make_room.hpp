@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <vector>
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 
 /// Throws std::bad_alloc, having changed nothing.
 template <class T>
@@ -16,4 +16,4 @@ void make_room(std::vector<T>& list, std::size_t more) {
   if (list.capacity() - list.size() < more) list.reserve(std::max(list.size() + more, 2 * list.capacity()));
 }
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

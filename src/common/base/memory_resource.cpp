@@ -13,7 +13,7 @@
 
 #include "common/base/refuse.hpp"
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 namespace {
 
 constexpr std::size_t huge_page_bytes = std::size_t{2} << 20;
@@ -119,4 +119,4 @@ void failing_memory_resource::deallocate(void* pointer, std::size_t num_bytes, s
   upstream_->deallocate(pointer, num_bytes, alignment);
 }
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

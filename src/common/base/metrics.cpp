@@ -6,7 +6,7 @@
 #include "common/base/refuse.hpp"
 #include "common/base/translate.hpp"
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 namespace {
 
 /// One number of a struct of stats. A counter only grows; its metric's name ends in _total.
@@ -145,4 +145,4 @@ std::string json_text(const metrics& what) {
   });
 }
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

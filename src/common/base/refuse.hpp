@@ -9,7 +9,7 @@
 #include <string>
 #include <type_traits>
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 
 /// Text, or a number as std::to_string writes it.
 template <class Part>
@@ -44,4 +44,4 @@ template <class... Parts>
   throw make_error(code, parts...);
 }
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

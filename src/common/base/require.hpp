@@ -9,7 +9,7 @@
 
 #include "common/base/refuse.hpp"
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 
 /// Throws `error` (invalid_argument) unless low ≤ value ≤ high.
 inline void require_between(const char* name, std::int64_t value, std::int64_t low, std::int64_t high) {
@@ -17,4 +17,4 @@ inline void require_between(const char* name, std::int64_t value, std::int64_t l
   refuse(errc::invalid_argument, name, " ", value, " is not between ", low, " and ", high);
 }
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

@@ -11,7 +11,7 @@
 #include "common/base/refuse.hpp"
 #include "common/base/translate.hpp"
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 namespace {
 
 class json_line {
@@ -213,4 +213,4 @@ step_plan parse_step_plan(std::string_view json) {
   });
 }
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

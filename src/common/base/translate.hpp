@@ -10,7 +10,7 @@
 
 #include "common/base/refuse.hpp"
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 
 /// Calls `function`; std::bad_alloc becomes error(out_of_memory) that names the call.
 template <class Function>
@@ -22,4 +22,4 @@ decltype(auto) translate_bad_alloc(const char* call, Function&& function) {
   }
 }
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

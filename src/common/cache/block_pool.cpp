@@ -6,7 +6,7 @@
 #include "common/base/refuse.hpp"
 #include "common/base/require.hpp"
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 namespace {
 
 std::int64_t require_num_blocks(std::int64_t num_blocks) {
@@ -181,4 +181,4 @@ void block_pool::throw_not_used(block_id id, const char* what) const {
                  " is free; only blocks in use have references");
 }
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

@@ -3,7 +3,7 @@
 #include <bifolio/block_pool.hpp>
 #include <bifolio/detail/block_queues.hpp>
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 
 // Two neighbours hold more than 12 ids together, so that no more than one node per 6 ids is needed, and two for the
 // ends of each queue that are less filled.
@@ -172,4 +172,4 @@ std::string block_queues::check(std::uint32_t queue, std::int64_t& num_queued) c
   return {};
 }
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

@@ -5,7 +5,7 @@
 #include <memory>
 #include <type_traits>
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 namespace detail {
 
 void block_chunk_slab::grow(std::int64_t at_least) {
@@ -200,4 +200,4 @@ void block_table::clear(std::int32_t num_kept_contents, block_pool& pool, detail
   truncate(0, num_kept_contents, pool, slab);
 }
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

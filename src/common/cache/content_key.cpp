@@ -10,7 +10,7 @@
 #include "common/base/refuse.hpp"
 #include "common/base/require.hpp"
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 namespace {
 
 // Tags of the records; a new form of a record gets a new tag.
@@ -139,4 +139,4 @@ content_key content_hasher::next(const content_key& parent, std::span<const toke
   return {key.low & mask_.low, key.high & mask_.high};
 }
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

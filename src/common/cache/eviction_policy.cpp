@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <bifolio/eviction_policy.hpp>
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 namespace {
 
 class lru final : public eviction_policy {
@@ -35,4 +35,4 @@ const eviction_policy& priority_policy() noexcept {
   return policy;
 }
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

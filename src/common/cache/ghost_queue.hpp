@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 
 class ghost_queue {
  public:
@@ -67,4 +67,4 @@ class ghost_queue {
   std::uint32_t next_ = 0;             // the oldest place
 };
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

@@ -10,7 +10,7 @@
 #include "common/cache/layer_group.hpp"
 #include "common/cache/manager_steps.hpp"
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 namespace {
 
 /// Room for the arrays of a batch that is like the first group's but for its rows.
@@ -111,4 +111,4 @@ void group_manager::build(step_batch& first, std::span<step_batch> others, const
   }
 }
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

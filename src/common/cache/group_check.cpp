@@ -7,7 +7,7 @@
 #include "common/base/refuse.hpp"
 #include "common/cache/layer_group.hpp"
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 
 const manager_core& group_manager::core(std::int32_t index) const {
   const layer_group& group = at(index);
@@ -118,4 +118,4 @@ std::uint64_t group_manager::digest() const noexcept {
   return hash.value();
 }
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

@@ -10,7 +10,7 @@
 #include "common/base/require.hpp"
 #include "common/base/translate.hpp"
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 
 std::string_view to_string(group_kind kind) noexcept {
   switch (kind) {
@@ -218,4 +218,4 @@ group_memory_plan plan_group_memory(std::int64_t memory_bytes, std::span<const g
   });
 }
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

@@ -5,7 +5,7 @@
 
 #include <bifolio/kv_cache_config.hpp>
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 
 /// Throws `error` (invalid_argument) that names the group.
 void require_groups(const kv_cache_config& config);
@@ -15,4 +15,4 @@ void require_groups(const kv_cache_config& config);
   return num_tokens <= 1 + std::int64_t{num_draft_slots} ? num_tokens : 1;
 }
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

@@ -14,7 +14,7 @@
 #include "common/cache/layer_group.hpp"
 #include "common/cache/manager_steps.hpp"
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 namespace {
 
 /// What the core of another group than the first is configured with.
@@ -481,4 +481,4 @@ void group_manager::reserve_host_memory(std::span<const host_demand> demands) {
   for (layer_group* group : crosses_) group->core->reserve_host_memory(cross_demands_);
 }
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

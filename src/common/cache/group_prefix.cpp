@@ -13,7 +13,7 @@
 #include "common/cache/layer_group.hpp"
 #include "common/cache/manager_steps.hpp"
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 namespace {
 
 /// Kind of the extra key that stands for the encoder's input of a prompt.
@@ -468,4 +468,4 @@ void group_manager::advance_clock(std::int64_t now) noexcept {
   }
 }
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

@@ -8,7 +8,7 @@
 #include "common/base/translate.hpp"
 #include "common/cache/layer_group.hpp"
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 
 alloc_status group_manager::swap(std::span<const seq_id> seqs, bool out, std::span<std::vector<block_copy>> copies) {
   if (copies.size() != groups_.size()) {
@@ -119,4 +119,4 @@ bool group_manager::has_fenced_blocks() const noexcept {
   return std::any_of(groups_.begin(), groups_.end(), [](const auto& group) { return group->pool().num_fenced() > 0; });
 }
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

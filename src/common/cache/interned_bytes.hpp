@@ -12,7 +12,7 @@
 
 #include "common/base/make_room.hpp"
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 
 class interned_bytes {
  public:
@@ -73,4 +73,4 @@ class interned_bytes {
   std::uint64_t num_made_ = 0;
 };
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

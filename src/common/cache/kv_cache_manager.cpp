@@ -7,7 +7,7 @@
 #include "common/base/require.hpp"
 #include "common/base/translate.hpp"
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 namespace {
 
 void require_only_group(std::int32_t group) {
@@ -178,4 +178,4 @@ const block_pool& kv_cache_manager::pool(std::int32_t group) const {
   return core_.pool();
 }
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

@@ -8,7 +8,7 @@
 #include "common/base/require.hpp"
 #include "common/base/translate.hpp"
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 namespace {
 
 /// The few types of msgpack that batches consist of, each in its shortest form.
@@ -129,4 +129,4 @@ void encode_kv_events(double timestamp, std::span<const cache_event> events, con
   });
 }
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

@@ -10,7 +10,7 @@
 
 #include "common/cache/state_slots.hpp"
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 
 /// Tables or states of one group: one of `core` and `states` is null.
 struct group_manager::layer_group {
@@ -54,4 +54,4 @@ static_assert(alloc_status::ok < alloc_status::later && alloc_status::later < al
   return needed > pool.num_free() ? alloc_status::later : alloc_status::ok;
 }
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

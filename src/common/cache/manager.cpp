@@ -14,7 +14,7 @@
 #include "common/cache/group_config.hpp"
 #include "common/cache/manager_steps.hpp"
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 namespace {
 
 // The first group's fields are those of the configuration, so that one group is what it is without groups.
@@ -330,4 +330,4 @@ void manager_core::throw_not_found(seq_id seq) const {
          " is not open in this manager: it was freed, or belongs to another one");
 }
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

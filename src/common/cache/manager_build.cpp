@@ -5,10 +5,10 @@
 
 #include "common/cache/manager_steps.hpp"
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 
 void manager_core::build(step_batch& batch, const step_plan& plan) const {
   fill_batch(batch, plan, prepare_build(batch, plan));
 }
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

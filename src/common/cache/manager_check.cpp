@@ -9,7 +9,7 @@
 
 #include "common/base/hash.hpp"
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 namespace {
 
 std::string check_sequence(const sequence& record, const block_table& table, const kv_cache_config& config,
@@ -198,4 +198,4 @@ std::uint64_t manager_core::digest() const noexcept {
   return hash.value();
 }
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

@@ -12,7 +12,7 @@
 #include "common/cache/manager_steps.hpp"
 #include "common/cache/require_limits.hpp"
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 namespace {
 
 // Serial numbers of different groups are different, because a follower's contents name those of the first group.
@@ -347,4 +347,4 @@ void manager_core::drain_events(std::vector<cache_event>& events, stored_content
   if (prefix_) prefix_->drain_events(events, stored);
 }
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

@@ -13,7 +13,7 @@
 #include "common/base/require.hpp"
 #include "common/base/translate.hpp"
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 
 [[gnu::always_inline]] inline std::int32_t manager_core::first_visible_block(
     std::int64_t num_committed) const noexcept {
@@ -263,4 +263,4 @@ inline std::int64_t stride_for(std::int64_t longest, std::int64_t stride) noexce
   }
 }
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

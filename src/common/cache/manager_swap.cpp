@@ -13,7 +13,7 @@
 #include "common/base/refuse.hpp"
 #include "common/base/translate.hpp"
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 
 void manager_core::detach(block_id block) noexcept {
   if (block == invalid_block) return;
@@ -192,4 +192,4 @@ void manager_core::retire(fence_id fence) {
   if (host_) host_->pool.retire(fence);
 }
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

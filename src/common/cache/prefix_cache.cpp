@@ -15,7 +15,7 @@
 #include "common/cache/prefix_state.hpp"
 #include "common/cache/require_limits.hpp"
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 namespace {
 
 // Serials of scopes have the top bit, the scope's index in the low 24 bits and the interner's count between.
@@ -475,4 +475,4 @@ void prefix_cache::list_contents(std::vector<cache_event>& events, stored_conten
   }
 }
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

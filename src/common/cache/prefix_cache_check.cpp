@@ -7,7 +7,7 @@
 #include "common/base/hash.hpp"
 #include "common/cache/prefix_state.hpp"
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 
 std::string prefix_cache::check() const {
   std::int64_t num_cached = 0;
@@ -69,4 +69,4 @@ std::uint64_t prefix_cache::digest() const noexcept {
   return hash.value();
 }
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <bifolio/detail/prefix_index.hpp>
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 namespace {
 
 constexpr std::size_t whole_lines(std::size_t num_bytes) noexcept { return (num_bytes + 63) / 64 * 64; }
@@ -57,4 +57,4 @@ std::string prefix_index::check(std::int64_t num_held) const {
   return {};
 }
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

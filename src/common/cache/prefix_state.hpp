@@ -9,7 +9,7 @@
 
 #include "common/cache/interned_bytes.hpp"
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 
 /// A retention hint that ends.
 struct prefix_cache::expiry {
@@ -29,4 +29,4 @@ inline bool prefix_cache::is_live(const expiry& timer) const noexcept {
   return holds(timer.block) && index_.of(timer.block).serial == timer.serial;
 }
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

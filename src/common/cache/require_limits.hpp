@@ -9,7 +9,7 @@
 
 #include "common/base/refuse.hpp"
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 
 /// Throws `error` (invalid_argument) for a salt past max_salt_bytes.
 inline void require_salt(std::string_view salt) {
@@ -30,4 +30,4 @@ void require_extras(const Extras& extras) {
   }
 }
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

@@ -7,7 +7,7 @@
 #include "common/base/refuse.hpp"
 #include "common/cache/ghost_queue.hpp"
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 namespace {
 
 /// The queues are levels of the pool, so that a release puts a block where it belongs. A parked block is one whose turn
@@ -190,4 +190,4 @@ const eviction_policy& s3_fifo_policy() noexcept {
   return policy;
 }
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

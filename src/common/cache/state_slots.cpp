@@ -8,7 +8,7 @@
 #include "common/base/refuse.hpp"
 #include "common/cache/group_config.hpp"
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 namespace {
 
 // Steps in flight and the one being planned, each with drafts, and the committed state.
@@ -188,4 +188,4 @@ void state_slots::add_to(digest_builder& hash) const noexcept {
   if (prefix_) hash.add(prefix_->digest());
 }
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

@@ -28,7 +28,7 @@
 
 #include "common/cache/group_config.hpp"
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 
 class digest_builder;
 
@@ -159,4 +159,4 @@ class state_slots {
   std::int64_t num_allocated_ = 0;
 };
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

@@ -5,7 +5,7 @@
 #include <bifolio/rotate_append.hpp>
 #include <cstddef>
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 
 event_state::~event_state() = default;
 
@@ -30,4 +30,4 @@ std::vector<std::string> backend::describe(const attention_plan&, const attentio
 
 std::vector<std::string> backend::explain(const attention_plan&) const { return {}; }
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

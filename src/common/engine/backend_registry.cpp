@@ -11,7 +11,7 @@
 
 #include "common/base/refuse.hpp"
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 namespace {
 
 using detail::backend_registration;
@@ -137,4 +137,4 @@ std::unique_ptr<backend> make_backend(device where, const backend_options& optio
   return registration->factory(where, options);
 }
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

@@ -13,7 +13,7 @@
 
 #include "common/base/device_table.hpp"
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 
 using backend_factory = std::unique_ptr<backend> (*)(device where, const backend_options& options);
 
@@ -35,4 +35,4 @@ BIFOLIO_API void register_backend(const backend_registration& registration);
 /// order matters, and because the registry needs the symbol, the linker takes that file out of a static library too.
 extern const backend_registration cpu_registration;
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

@@ -15,7 +15,7 @@
 #include "common/engine/upload_ring.hpp"
 #include "common/engine/validate_cache.hpp"
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 namespace {
 
 /// Where each array of a step is in the one buffer that is transferred; every array starts on its own line.
@@ -402,4 +402,4 @@ errc cache_engine::convert_blocks_to(cache_engine& other, std::span<const block_
   return errc::ok;
 }
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

@@ -9,7 +9,7 @@
 #include "common/base/kv_code.hpp"
 #include "common/base/refuse.hpp"
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 namespace {
 
 /// A class of magnitudes is what their upper bits have in common: exponent and three bits of mantissa.
@@ -91,4 +91,4 @@ std::vector<float> scale_sampler::scales(double percentile) const {
   return result;
 }
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

@@ -9,7 +9,7 @@
 #include "common/engine/validate_cache.hpp"
 #include "common/engine/validate_rotate.hpp"
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 namespace {
 
 /// What a check says, with its sentence.
@@ -66,4 +66,4 @@ std::optional<error> find_swap_problem(std::span<const kv_cache_view> src, std::
   return explain([&](std::string* sentence) { return validate::swap_blocks(src, dst, copies, sentence); });
 }
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

@@ -12,7 +12,7 @@
 
 #include "common/base/refuse.hpp"
 
-namespace bifolio::validate {
+namespace bifolio::inline v0_2::validate {
 
 /// Collects the sentence of a refusal where one is wanted.
 class refusal {
@@ -46,4 +46,4 @@ inline errc refuse_dtype(std::string_view name, dtype type, std::string_view all
                 "; it must be one of ", allowed);
 }
 
-}  // namespace bifolio::validate
+}  // namespace bifolio::inline v0_2::validate

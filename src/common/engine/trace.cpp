@@ -11,7 +11,7 @@
 #include "common/base/require.hpp"
 #include "common/base/translate.hpp"
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 namespace {
 
 /// Hands calls on, and notes each in the log when it is over.
@@ -185,4 +185,4 @@ std::unique_ptr<backend> trace_backend(backend& inner, trace_log& log) {
   return detail::translate_bad_alloc("trace_backend", [&] { return std::make_unique<tracing_backend>(inner, log); });
 }
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

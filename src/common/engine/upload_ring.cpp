@@ -7,7 +7,7 @@
 
 #include "common/base/refuse.hpp"
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 namespace {
 
 void require_ok(errc code) {
@@ -83,4 +83,4 @@ const std::byte* upload_ring::send(std::size_t num_bytes, stream_ref stream) {
   return room_.device.as<std::byte>();
 }
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

@@ -16,7 +16,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 
 /// One thread at a time.
 class upload_ring {
@@ -65,4 +65,4 @@ class upload_ring {
   room opened_;  // between `open` and `send`, where it has to grow
 };
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

@@ -9,7 +9,7 @@
 #include "common/engine/refusal.hpp"
 #include "common/engine/validate_cache.hpp"
 
-namespace bifolio::validate {
+namespace bifolio::inline v0_2::validate {
 namespace {
 
 // No address space holds more elements; products below stay far from wrapping.
@@ -285,4 +285,4 @@ errc merge(const merge_params& params, std::string* sentence) {
   return errc::ok;
 }
 
-}  // namespace bifolio::validate
+}  // namespace bifolio::inline v0_2::validate

@@ -13,7 +13,7 @@
 #include <string>
 #include <string_view>
 
-namespace bifolio::validate {
+namespace bifolio::inline v0_2::validate {
 
 /// `backend::attention` against its plan; what the pointers point to is not read.
 [[nodiscard]] errc attention(const attention_plan& plan, const attention_params& params, std::string* sentence);
@@ -28,4 +28,4 @@ namespace bifolio::validate {
 [[nodiscard]] errc attention_batch(const attention_spec& spec, const step_batch_view& batch, std::int64_t num_blocks,
                                    std::string* sentence);
 
-}  // namespace bifolio::validate
+}  // namespace bifolio::inline v0_2::validate

@@ -5,7 +5,7 @@
 
 #include "common/base/kv_code.hpp"
 
-namespace bifolio::validate {
+namespace bifolio::inline v0_2::validate {
 namespace {
 
 /// The bytes of a whole layer, both planes; without a V plane `v` is `k` again.
@@ -400,4 +400,4 @@ errc swap_blocks(std::span<const kv_cache_view> src, std::span<const kv_cache_vi
   return check_ids(copies, num_src, num_dst, refuse);
 }
 
-}  // namespace bifolio::validate
+}  // namespace bifolio::inline v0_2::validate

@@ -27,7 +27,7 @@
 #include "common/base/footprint.hpp"
 #include "common/engine/refusal.hpp"
 
-namespace bifolio::validate {
+namespace bifolio::inline v0_2::validate {
 
 /// Largest number of blocks: every id fits a block_id and is smaller than a padding entry.
 inline constexpr std::int64_t max_num_blocks = padding_entry;
@@ -66,4 +66,4 @@ inline constexpr std::int64_t max_num_blocks = padding_entry;
 [[nodiscard]] errc swap_blocks(std::span<const kv_cache_view> src, std::span<const kv_cache_view> dst,
                                std::span<const block_copy> copies, std::string* sentence = nullptr);
 
-}  // namespace bifolio::validate
+}  // namespace bifolio::inline v0_2::validate

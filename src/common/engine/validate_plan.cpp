@@ -8,7 +8,7 @@
 #include "common/engine/refusal.hpp"
 #include "common/engine/validate_attention.hpp"
 
-namespace bifolio::validate {
+namespace bifolio::inline v0_2::validate {
 namespace {
 
 errc expect_positive(const char* name, std::int32_t value, const refusal& refuse) {
@@ -165,4 +165,4 @@ errc attention_batch(const attention_spec& spec, const step_batch_view& batch, s
   return errc::ok;
 }
 
-}  // namespace bifolio::validate
+}  // namespace bifolio::inline v0_2::validate

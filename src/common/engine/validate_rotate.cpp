@@ -9,7 +9,7 @@
 #include "common/engine/refusal.hpp"
 #include "common/engine/validate_cache.hpp"
 
-namespace bifolio::validate {
+namespace bifolio::inline v0_2::validate {
 namespace {
 
 constexpr std::int32_t most_axes = 255;  // an axis is a byte
@@ -170,4 +170,4 @@ errc rotate_append_arrays(const rotate_append_params& params, std::string* sente
   return errc::ok;
 }
 
-}  // namespace bifolio::validate
+}  // namespace bifolio::inline v0_2::validate

@@ -7,7 +7,7 @@
 #include <bifolio/rotate_append.hpp>
 #include <string>
 
-namespace bifolio::validate {
+namespace bifolio::inline v0_2::validate {
 
 /// What the structs alone tell. Reads none of the arrays; `sentence`, which may be null, becomes the reason.
 [[nodiscard]] errc rotate_append(const rotate_append_params& params, std::string* sentence = nullptr);
@@ -16,4 +16,4 @@ namespace bifolio::validate {
 /// the table, pairs of an axis that is not there.
 [[nodiscard]] errc rotate_append_arrays(const rotate_append_params& params, std::string* sentence = nullptr);
 
-}  // namespace bifolio::validate
+}  // namespace bifolio::inline v0_2::validate

@@ -10,7 +10,7 @@
 #include "common/base/translate.hpp"
 #include "common/model/state.hpp"
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 namespace {
 
 kv_layout layout_of(const model_cache_config& config) {
@@ -110,4 +110,4 @@ model_state::model_state(backend& device, const model_cache_config& given)
   row_marks.resize(static_cast<std::size_t>(config.cache.max_sequences), 0);
 }
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

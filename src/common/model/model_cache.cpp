@@ -9,7 +9,7 @@
 #include "common/base/translate.hpp"
 #include "common/model/state.hpp"
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 namespace detail {
 
 void model_state::require_not_in_step(const char* call, seq_id seq) const {
@@ -219,4 +219,4 @@ model_step model_cache::begin_step(scheduler& requests, stream_ref stream) {
   return {&model, slot, alloc_status::ok};
 }
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

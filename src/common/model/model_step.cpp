@@ -11,7 +11,7 @@
 #include "common/base/translate.hpp"
 #include "common/model/state.hpp"
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 namespace detail {
 namespace {
 
@@ -321,4 +321,4 @@ std::vector<finished_sequence> model_step::commit(std::span<const sampled_token>
   return finished;
 }
 
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 
 /// One step between begin and commit. Capacity is kept for the steps after it.
 struct model_step_state {
@@ -95,4 +95,4 @@ struct model_state {
   std::vector<block_copy> moves;         // scratch of swaps
 };
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

@@ -6,7 +6,7 @@
 
 #include "common/scheduler/core.hpp"
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 namespace {
 
 /// A look-up walks all blocks of a prompt; one that did not fit is tried again when blocks came free, or after this
@@ -190,4 +190,4 @@ bool scheduler_core::return_swapped(sample_state& first, group_blocks& promised)
   return true;
 }
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

@@ -8,7 +8,7 @@
 #include "common/base/refuse.hpp"
 #include "common/scheduler/core.hpp"
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 
 std::size_t scheduler_core::num_beam_rows(const step_in_flight& step, std::size_t first) noexcept {
   if (!step.rows[first].is_beam) return 0;
@@ -139,4 +139,4 @@ void scheduler_core::fork_beams(sample_state& leader) noexcept {
   }
 }
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

@@ -6,7 +6,7 @@
 #include "common/base/hash.hpp"
 #include "common/scheduler/core.hpp"
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 
 std::string scheduler_core::check() const {
   if (std::string problem = manager_->check(); !problem.empty()) return problem;
@@ -113,4 +113,4 @@ std::uint64_t scheduler_core::digest() const noexcept {
   return hash.value();
 }
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

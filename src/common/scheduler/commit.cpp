@@ -9,7 +9,7 @@
 #include "common/base/translate.hpp"
 #include "common/scheduler/core.hpp"
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 
 std::vector<finished_sequence> scheduler_core::commit(const step_plan& plan, std::span<const sampled_token> sampled) {
   require_commit(plan, sampled);
@@ -280,4 +280,4 @@ void scheduler_core::finish(sample_state& sample, bool stopped, std::vector<fini
   end(sample);
 }
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 
 class request_intake;
 struct request_state;
@@ -363,4 +363,4 @@ class scheduler_core {
   scheduler_stats stats_;
 };
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

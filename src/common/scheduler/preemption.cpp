@@ -7,7 +7,7 @@
 #include "common/base/refuse.hpp"
 #include "common/scheduler/core.hpp"
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 
 void scheduler_core::start_running(sample_state& sample, seq_id seq, std::int32_t num_computed) noexcept {
   sample.seq = seq;
@@ -213,4 +213,4 @@ void scheduler_core::finish_draining(sample_state& sample) noexcept {
   }
 }
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

@@ -12,7 +12,7 @@
 #include <mutex>
 #endif
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 
 #if defined(BIFOLIO_HAS_TBB)
 
@@ -80,4 +80,4 @@ bool request_intake::try_pop(intake_message& message) noexcept {
 request_intake::request_intake() : queue_(std::make_unique<queue>()) {}
 request_intake::~request_intake() = default;
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

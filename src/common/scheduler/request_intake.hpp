@@ -7,7 +7,7 @@
 #include <bifolio/types.hpp>
 #include <memory>
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 
 struct request_state;
 
@@ -34,4 +34,4 @@ class request_intake {
   std::unique_ptr<queue> queue_;
 };
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

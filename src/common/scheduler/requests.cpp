@@ -13,7 +13,7 @@
 #include "common/scheduler/core.hpp"
 #include "common/scheduler/request_intake.hpp"
 
-namespace bifolio {
+namespace bifolio::inline v0_2 {
 
 std::string_view to_string(finish_reason reason) noexcept {
   return reason == finish_reason::length ? "length" : "stop";
@@ -501,4 +501,4 @@ scheduler_stats scheduler_core::stats() const noexcept {
 }
 
 }  // namespace detail
-}  // namespace bifolio
+}  // namespace bifolio::inline v0_2

@@ -8,7 +8,7 @@
 #include "common/base/translate.hpp"
 #include "common/scheduler/core.hpp"
 
-namespace bifolio::detail {
+namespace bifolio::inline v0_2::detail {
 
 // add_to_step for a plain sequence that decodes, which nearly all are.
 void scheduler_core::add_decode(sample_state& sample, const block_copy& copy) noexcept {
@@ -304,4 +304,4 @@ void scheduler_core::build(step_inputs& inputs) const {
   }
 }
 
-}  // namespace bifolio::detail
+}  // namespace bifolio::inline v0_2::detail

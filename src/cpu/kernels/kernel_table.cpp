@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/kernels/kernel_table.hpp"
 
-namespace bifolio::cpu::BIFOLIO_ISA {
+namespace bifolio::inline v0_2::cpu::BIFOLIO_ISA {
 
 extern const cache_kernels cache_table;          // cache_kernels.cpp
 extern const rotate_kernels rotate_table;        // cache_ops/rotate.cpp
@@ -12,4 +12,4 @@ const kernel_table& kernels() noexcept {
   return table;
 }
 
-}  // namespace bifolio::cpu::BIFOLIO_ISA
+}  // namespace bifolio::inline v0_2::cpu::BIFOLIO_ISA

@@ -11,7 +11,7 @@
 #include "cpu/kernels/cache_ops/kernels.hpp"
 #include "cpu/kernels/cache_ops/rotate.hpp"
 
-namespace bifolio::cpu {
+namespace bifolio::inline v0_2::cpu {
 
 struct kernel_table {
   cpu_isa isa;
@@ -28,4 +28,4 @@ struct kernel_table {
 BIFOLIO_CPU_ISAS(BIFOLIO_KERNELS_OF_ISA)
 #undef BIFOLIO_KERNELS_OF_ISA
 
-}  // namespace bifolio::cpu
+}  // namespace bifolio::inline v0_2::cpu

@@ -6,7 +6,7 @@
 #include "cuda/device/convert.cuh"
 #include "cuda/device/softmax.cuh"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 namespace {
 
 constexpr int warps = 4;
@@ -105,4 +105,4 @@ cudaError_t launch_merge_states(const runtime_api& api, const merge_params& para
   });
 }
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

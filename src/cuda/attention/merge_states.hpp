@@ -7,9 +7,9 @@
 
 #include "cuda/host/runtime.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 [[nodiscard]] cudaError_t launch_merge_states(const runtime_api& api, const merge_params& params,
                                               cudaStream_t stream) noexcept;
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

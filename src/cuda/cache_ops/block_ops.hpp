@@ -13,7 +13,7 @@
 #include "cuda/host/block_moves.hpp"
 #include "cuda/host/runtime.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 /// One layer's four planes; without V planes the pointers to them are not used.
 struct layer_move {
@@ -58,4 +58,4 @@ struct copy_launch {
                                               const kv_cache_view& dst, std::span<const block_copy> copies,
                                               bool dependent, cudaStream_t stream, cudaError_t& status) noexcept;
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

@@ -8,7 +8,7 @@
 #include "cuda/device/softmax.cuh"
 #include "cuda/host/divisor.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 namespace {
 
 constexpr int threads = 256;
@@ -224,4 +224,4 @@ cudaError_t launch_code_convert(const runtime_api& api, const kv_cache_view& src
   return cudaSuccess;
 }
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

@@ -14,7 +14,7 @@
 #include "cuda/host/code_scales.hpp"
 #include "cuda/host/runtime.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 /// Append, or gather where not `to_cache`. `args` as for the kernels without codes, but for their cache_type.
 [[nodiscard]] cudaError_t launch_code_transfer(const runtime_api& api, const transfer_args& args,
@@ -26,4 +26,4 @@ namespace bifolio::cuda {
                                               const kv_cache_view& dst, std::span<const block_copy> copies,
                                               bool keep_bits, bool dependent, cudaStream_t stream) noexcept;
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

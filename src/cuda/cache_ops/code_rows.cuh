@@ -16,7 +16,7 @@
 #include "cuda/device/paged.cuh"
 #include "cuda/host/code_scales.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 inline constexpr int lane_dims = 8;  // dims that a thread takes at a time
 
@@ -156,4 +156,4 @@ inline bool is_packed(const void* base, const kv_strides& s, std::int32_t head_d
   return {rows.row, strides, type, is_packed(rows.row, strides, rows.head_dim, type), {}};
 }
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

@@ -5,7 +5,7 @@
 #include "cuda/cache_ops/move_types.hpp"
 #include "cuda/cache_ops/transfer.cuh"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 namespace {
 
 constexpr int threads = 256;
@@ -243,4 +243,4 @@ cudaError_t launch_convert_blocks(const runtime_api& api, const kv_cache_view& s
   });
 }
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

@@ -6,7 +6,7 @@
 #include "cuda/cache_ops/move_types.hpp"
 #include "cuda/cache_ops/tile_transfer.cuh"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 namespace {
 
 constexpr int max_pairs = 400;
@@ -94,4 +94,4 @@ bool try_launch_convert_x_split(const runtime_api& api, const kv_cache_view& src
   });
 }
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

@@ -5,7 +5,7 @@
 #include "cuda/device/ptx.cuh"
 #include "cuda/host/divisor.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 namespace {
 
 constexpr int threads = 256;
@@ -154,4 +154,4 @@ cudaError_t launch_copy_runs(const runtime_api& api, std::span<const layer_move>
   return launch_planes(api, layers, geometry, {1, 1, geometry.v_bytes}, copies, how, stream);
 }
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/cache_ops/transfer.cuh"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 cudaError_t launch_gather(const runtime_api& api, const transfer_args& args, bool dependent,
                           cudaStream_t stream) noexcept {
   return dispatch_transfer<false>(api, args, dependent, stream);
 }
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

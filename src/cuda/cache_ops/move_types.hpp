@@ -6,7 +6,7 @@
 #include <bifolio/dtype.hpp>
 #include <cstddef>
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 template <class From, class To>
 struct move_types {};
@@ -47,4 +47,4 @@ auto visit_move(dtype from, dtype to, const Body& body) {
                             [&]<class From>(From) { return visit_tensor_dtype(to, move_from<From, Body>{body}); });
 }
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

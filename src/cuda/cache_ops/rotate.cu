@@ -8,7 +8,7 @@
 #include "cuda/device/softmax.cuh"
 #include "cuda/host/divisor.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 namespace {
 
 constexpr int threads = 128;
@@ -413,4 +413,4 @@ cudaError_t launch_rotate_append(const runtime_api& api, const rotate_append_par
   });
 }
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

@@ -8,10 +8,10 @@
 
 #include "cuda/host/runtime.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 /// `params` has tokens. `dependent`: see `launch`; the kernel waits for the one before it itself.
 [[nodiscard]] cudaError_t launch_rotate_append(const runtime_api& api, const rotate_append_params& params,
                                                bool dependent, cudaStream_t stream) noexcept;
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

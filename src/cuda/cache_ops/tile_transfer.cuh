@@ -15,7 +15,7 @@
 #include "cuda/device/ptx.cuh"
 #include "cuda/host/divisor.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 inline constexpr int tile_tokens = 32;
 inline constexpr int tile_dims = 128;
@@ -332,4 +332,4 @@ __global__ void __launch_bounds__(tile_threads, sizeof(Row) + sizeof(Cache) == 4
   }
 }
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

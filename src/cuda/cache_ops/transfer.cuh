@@ -17,7 +17,7 @@
 #include "cuda/device/ptx.cuh"
 #include "cuda/host/divisor.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 inline constexpr int transfer_threads = 256;
 
@@ -177,4 +177,4 @@ template <bool ToCache>
   });
 }
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

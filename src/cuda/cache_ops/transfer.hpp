@@ -10,7 +10,7 @@
 
 #include "cuda/host/runtime.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 /// Rows of one plane, and the plane.
 struct transfer_plane {
@@ -40,4 +40,4 @@ struct transfer_args {
 [[nodiscard]] cudaError_t launch_gather(const runtime_api& api, const transfer_args& args, bool dependent,
                                         cudaStream_t stream) noexcept;
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

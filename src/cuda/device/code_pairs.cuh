@@ -7,7 +7,7 @@
 #include <bifolio/dtype.hpp>
 #include <cstdint>
 
-namespace bifolio::cuda::device {
+namespace bifolio::inline v0_2::cuda::device {
 
 /// Two pairs, the first value of each in the low 16 bits.
 struct half_pairs {
@@ -92,4 +92,4 @@ __device__ __forceinline__ void visit_code_pairs(dtype type, const Body& body) {
   }
 }
 
-}  // namespace bifolio::cuda::device
+}  // namespace bifolio::inline v0_2::cuda::device

@@ -10,7 +10,7 @@
 #include "cuda/device/code_pairs.cuh"
 #include "cuda/device/float16_types.cuh"
 
-namespace bifolio::cuda::device {
+namespace bifolio::inline v0_2::cuda::device {
 
 /// Codes of four elements as bfloat16. Exponent and mantissa of an 8-bit float in their places are the value times a
 /// power of two, subnormal or not.
@@ -110,4 +110,4 @@ __device__ __forceinline__ void visit_code_vectors(dtype type, const Body& body)
   }
 }
 
-}  // namespace bifolio::cuda::device
+}  // namespace bifolio::inline v0_2::cuda::device

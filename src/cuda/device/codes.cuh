@@ -10,7 +10,7 @@
 #include "common/base/kv_code.hpp"
 #include "cuda/device/convert.cuh"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 __device__ __forceinline__ std::size_t element_bytes(dtype type) {
   return visit_dtype(type, [](auto traits) { return sizeof(typename decltype(traits)::storage); });
@@ -35,4 +35,4 @@ __device__ __forceinline__ packed<T, Count> load_run(const T* from) {
   }
 }
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

@@ -11,7 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 __device__ __forceinline__ float widen(float value) { return value; }
 __device__ __forceinline__ float widen(bfloat16 value) {
@@ -183,4 +183,4 @@ __device__ __forceinline__ void store_from_float(void* data, std::int64_t index,
   });
 }
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

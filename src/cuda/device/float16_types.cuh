@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <type_traits>
 
-namespace bifolio::cuda::device {
+namespace bifolio::inline v0_2::cuda::device {
 
 /// Two values rounded to T, the first in the low 16 bits.
 template <class T>
@@ -43,4 +43,4 @@ template <class T>
     statement("f16", __VA_ARGS__);                      \
   }
 
-}  // namespace bifolio::cuda::device
+}  // namespace bifolio::inline v0_2::cuda::device

@@ -12,7 +12,7 @@
 
 #include "cuda/device/convert.cuh"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 /// 16 bytes at `pointer` (aligned, read-only for the whole launch), or zeros without touching memory.
 __device__ __forceinline__ uint4 load_16_if(const void* pointer, bool valid) {
@@ -104,4 +104,4 @@ struct unpacked {
   }
 };
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

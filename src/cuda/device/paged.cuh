@@ -6,7 +6,7 @@
 #include <bifolio/kv_layout.hpp>
 #include <cstdint>
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 /// Elements from a head's (block, token) to its dim `dim`.
 __device__ __forceinline__ std::int64_t dim_offset(const kv_strides& strides, std::int32_t head_dim, std::int32_t dim) {
@@ -21,4 +21,4 @@ __device__ __forceinline__ std::int64_t token_offset(const kv_strides& strides, 
   return block * strides.block + head * strides.head + token * strides.token;
 }
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace bifolio::cuda::device {
+namespace bifolio::inline v0_2::cuda::device {
 
 /// Programmatic dependent launch (sm_90; nothing before): lets the next kernel of the stream start its prologue, and
 /// waits for everything the kernels before this one have written.
@@ -68,4 +68,4 @@ __device__ __forceinline__ void prefetch_l2(const void* pointer) {
   return fabsf(x) < 0.55f ? small : copysignf(fmaf(-2.0f, r, 1.0f), x);
 }
 
-}  // namespace bifolio::cuda::device
+}  // namespace bifolio::inline v0_2::cuda::device

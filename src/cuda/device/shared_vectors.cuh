@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace bifolio::cuda::device {
+namespace bifolio::inline v0_2::cuda::device {
 
 [[nodiscard]] __device__ __forceinline__ uint4 load_shared_16(std::uint32_t address) {
   uint4 value;
@@ -32,4 +32,4 @@ __device__ __forceinline__ void cp_async_4(std::uint32_t dst, const void* src, b
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(dst), "l"(src), "r"(size) : "memory");
 }
 
-}  // namespace bifolio::cuda::device
+}  // namespace bifolio::inline v0_2::cuda::device

@@ -8,7 +8,7 @@
 
 #include "cuda/device/float16_types.cuh"
 
-namespace bifolio::cuda::device {
+namespace bifolio::inline v0_2::cuda::device {
 
 /// 16 bytes global → shared, past L1. With `valid` false the 16 bytes become zero and nothing is read.
 __device__ __forceinline__ void cp_async_16(std::uint32_t dst, const void* src, bool valid) {
@@ -98,4 +98,4 @@ __device__ __forceinline__ void mma_m16n8k8(float (&acc)[4], std::uint32_t a0, s
 #undef BIFOLIO_MMA
 }
 
-}  // namespace bifolio::cuda::device
+}  // namespace bifolio::inline v0_2::cuda::device

@@ -8,7 +8,7 @@
 
 #include "cuda/device/float16_types.cuh"
 
-namespace bifolio::cuda::device {
+namespace bifolio::inline v0_2::cuda::device {
 
 /// Shared-memory matrix descriptor for rows of 128 bytes in the 128-byte swizzle. `leading_bytes`: between chunks of 64
 /// elements along a contiguous M/N dimension (ignored where K is contiguous); `stride_bytes`: between groups of 8 rows.
@@ -195,4 +195,4 @@ __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(Registers));
 }
 
-}  // namespace bifolio::cuda::device
+}  // namespace bifolio::inline v0_2::cuda::device

@@ -9,7 +9,7 @@
 #include "common/attention/logits.hpp"
 #include "common/attention/states.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 struct device_math {
   static __device__ __forceinline__ float add(float a, float b) { return __fadd_rn(a, b); }
@@ -27,4 +27,4 @@ struct device_math {
 
 __device__ __forceinline__ float minus_infinity() { return attn::minus_infinity<float>(); }
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

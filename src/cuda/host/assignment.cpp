@@ -6,7 +6,7 @@
 #include "cuda/attention/decode/plan.hpp"
 #include "cuda/attention/prefill/plan.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 namespace {
 
 // Microseconds, and bytes in one.
@@ -108,4 +108,4 @@ void choose_prefill_seqs(const plan_input& step, std::span<const std::int32_t> q
   }
 }
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

@@ -9,7 +9,7 @@
 
 #include "cuda/host/plan_input.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 /// Puts the sequences that prefill is faster for into `seqs`, in their order. `query_lens`: new tokens of each. May
 /// throw std::bad_alloc.
@@ -20,4 +20,4 @@ namespace bifolio::cuda {
 void choose_prefill_seqs(const plan_input& step, std::span<const std::int32_t> query_lens,
                          std::vector<std::int32_t>& seqs);
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

@@ -12,7 +12,7 @@
 #include "common/engine/validate_attention.hpp"
 #include "cuda/attention/merge_states.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 namespace {
 
 /// The plan's state on this device, made where there is none or one of another backend.
@@ -235,4 +235,4 @@ std::uint64_t graph_epoch(const attention_plan& plan) noexcept {
   return planned == nullptr ? 0 : planned->epoch();
 }
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

@@ -11,7 +11,7 @@
 
 #include "cuda/host/attention_plan.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 void plan_attention(const std::shared_ptr<const device_state>& state, attention_plan& plan, const attention_spec& spec,
                     const step_batch_view& host_batch, std::int64_t num_blocks, stream_ref stream);
@@ -26,4 +26,4 @@ void reserve_attention(const std::shared_ptr<const device_state>& state, attenti
 [[nodiscard]] std::vector<std::string> explain(const device_state& state, const attention_plan& plan);
 [[nodiscard]] errc merge_states(const device_state& state, const merge_params& params, stream_ref stream) noexcept;
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 cuda_plan_state::cuda_plan_state(std::shared_ptr<const device_state> state) noexcept
     : attention_plan_state(state.get()), state_(std::move(state)), device_memory_(state_), pinned_memory_(state_) {}
@@ -226,4 +226,4 @@ void cuda_plan_state::fill(attention_kernel_args& args) const noexcept {
   args.counters = const_cast<std::uint32_t*>(counters_.as<std::uint32_t>());
 }
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

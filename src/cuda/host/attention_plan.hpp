@@ -16,7 +16,7 @@
 #include "cuda/host/implementations.hpp"
 #include "cuda/host/memory.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 /// What the plan of one step holds on the device. Its owner is the device's `device_state`.
 class cuda_plan_state final : public attention_plan_state {
@@ -97,4 +97,4 @@ class cuda_plan_state final : public attention_plan_state {
   std::uint64_t epoch_ = 0;
 };
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

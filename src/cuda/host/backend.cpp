@@ -11,7 +11,7 @@
 #include "cuda/host/cache_ops.hpp"
 #include "cuda/host/event.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 namespace {
 
 cuda_backend& require_cuda(backend& where) {
@@ -166,4 +166,4 @@ void reserve_plan(backend& where, attention_plan& plan, const attention_spec& sp
   reserve_attention(require_cuda(where).state(), plan, spec, max_num_seqs, max_num_tokens, max_seq_len);
 }
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

@@ -10,7 +10,7 @@
 
 #include "cuda/host/memory.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 /// Thread-safe: holds no state that a call changes, but for the first sticky error.
 class cuda_backend final : public backend {
@@ -64,4 +64,4 @@ class cuda_backend final : public backend {
   pinned_memory_resource staging_memory_;
 };
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

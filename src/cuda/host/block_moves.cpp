@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/host/block_moves.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 namespace {
 
 /// A set of block ids on the stack, open addressing, at most half full.
@@ -77,4 +77,4 @@ block_shape shape_of(const kv_layout& layout, const kv_plane& plane) noexcept {
   return shape;
 }
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <span>
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 /// Number of leading pairs, at most `limit` (≤ max_wave), that give the same result in any order as one after another.
 /// `same_cache`: sources and destinations are blocks of one cache, so that a destination may also be a source.
@@ -33,4 +33,4 @@ struct block_shape {
 };
 [[nodiscard]] block_shape shape_of(const kv_layout& layout, const kv_plane& plane) noexcept;
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

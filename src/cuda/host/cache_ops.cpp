@@ -12,7 +12,7 @@
 #include "cuda/cache_ops/transfer.hpp"
 #include "cuda/host/block_moves.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 namespace {
 
 template <class Void>
@@ -344,4 +344,4 @@ errc swap_blocks(const device_state& state, std::span<const kv_cache_view> src, 
   return errc::ok;
 }
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

@@ -10,7 +10,7 @@
 
 #include "cuda/host/device_state.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 [[nodiscard]] errc append(const device_state& state, const append_params& params, stream_ref stream) noexcept;
 [[nodiscard]] errc gather(const device_state& state, const gather_params& params, stream_ref stream) noexcept;
@@ -24,4 +24,4 @@ namespace bifolio::cuda {
                                std::span<const kv_cache_view> dst, std::span<const block_copy> copies,
                                stream_ref stream) noexcept;
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

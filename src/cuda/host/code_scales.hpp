@@ -6,7 +6,7 @@
 #include <bifolio/kv_layout.hpp>
 #include <cstdint>
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 struct code_scales {
   std::int32_t tail_floats = 0;  ///< per token and head, in the tails of blocks
@@ -21,4 +21,4 @@ struct code_scales {
   }
 };
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

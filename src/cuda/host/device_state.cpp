@@ -7,7 +7,7 @@
 #include "common/base/fork_generation.hpp"
 #include "common/base/refuse.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 std::string describe(cudaError_t status) {
   return std::string(cudaGetErrorName(status)) + " (" + cudaGetErrorString(status) + ")";
 }
@@ -83,4 +83,4 @@ void device_state::require_health() const {
   }
 }
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

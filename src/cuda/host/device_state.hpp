@@ -12,7 +12,7 @@
 #include "cuda/host/plan_input.hpp"
 #include "cuda/host/runtime.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 /// Thread-safe.
 class device_state {
@@ -69,4 +69,4 @@ class device_scope {
   errc status_;
 };
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

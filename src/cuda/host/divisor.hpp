@@ -7,7 +7,7 @@
 #include <bifolio/detail/host_device.hpp>
 #include <cstdint>
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 struct divisor {
   std::uint32_t value = 1;
@@ -29,4 +29,4 @@ struct divisor {
   }
 };
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

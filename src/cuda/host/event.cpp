@@ -3,7 +3,7 @@
 
 #include <typeinfo>
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 cuda_event::cuda_event(std::shared_ptr<const device_state> state) : state_(std::move(state)) {
   state_->require_health();
   const device_guard guard(state_->api(), state_->index());
@@ -40,4 +40,4 @@ cuda_event* cuda_event_of(const event& point) noexcept {
   return typeid(state) == typeid(cuda_event) ? static_cast<cuda_event*>(&state) : nullptr;
 }
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

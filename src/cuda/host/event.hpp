@@ -9,7 +9,7 @@
 
 #include "cuda/host/device_state.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 class cuda_event final : public event_state {
  public:
@@ -35,4 +35,4 @@ class cuda_event final : public event_state {
 /// Null when the event is empty or of another backend than CUDA.
 [[nodiscard]] cuda_event* cuda_event_of(const event& point) noexcept;
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

@@ -14,7 +14,7 @@
 #include "cuda/attention/prefill/launch.hpp"
 #endif
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 namespace {
 
 /// "cuda <kernel> <type> d<head_dim>": how names of kernels made for one head_dim begin.
@@ -467,4 +467,4 @@ std::vector<std::string> explain(const step_plans& plans) {
   return sentences;
 }
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

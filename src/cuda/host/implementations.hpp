@@ -42,7 +42,7 @@
 #include "cuda/host/plan_input.hpp"
 #include "cuda/host/runtime.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 /// In the order of the list.
 enum class implementation_id : std::uint8_t { prefill, decode, x_split, general };
@@ -129,4 +129,4 @@ void plan_step(const plan_input& input, const detail::forced_implementation& for
 /// For every implementation of the list: what it takes of this step, or why it declines.
 [[nodiscard]] std::vector<std::string> explain(const step_plans& plans);
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

@@ -3,7 +3,7 @@
 
 #include "common/attention/implementations.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 namespace {
 
 bool is_aligned(const void* pointer) noexcept { return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0; }
@@ -44,4 +44,4 @@ bool suits_tensor_cores(const attention_kernel_args& args, std::string* why) noe
          has_aligned_tensor("out", args.out, args.out_type, args.out_token_stride, args.out_head_stride, why);
 }
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

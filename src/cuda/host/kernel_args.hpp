@@ -13,7 +13,7 @@
 
 #include "cuda/host/code_scales.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 /// One planned attention call. Everything but the numbers that `attention_params` brings per layer is as planned, and
 /// the plan's device arrays keep their addresses from step to step, so that a captured graph replays with new lengths.
@@ -123,4 +123,4 @@ inline constexpr std::int32_t longest_window = 1 << 30;
 /// V and out contiguous, and each of their rows aligned to 16 bytes. `why`: null, or receives what is not so.
 [[nodiscard]] bool suits_tensor_cores(const attention_kernel_args& args, std::string* why) noexcept;
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

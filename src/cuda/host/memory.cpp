@@ -6,7 +6,7 @@
 
 #include "common/base/refuse.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 namespace {
 
 void require_alignment(std::size_t alignment) {
@@ -69,4 +69,4 @@ void stream_memory_resource::deallocate(void* pointer, std::size_t, std::size_t)
   release_with(*state_, pointer, [&] { return state_->api().free_async(pointer, stream_); });
 }
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

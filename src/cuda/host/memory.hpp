@@ -10,7 +10,7 @@
 
 #include "cuda/host/device_state.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 /// What cudaMalloc guarantees; larger alignments are refused.
 inline constexpr std::size_t device_alignment = 256;
@@ -54,4 +54,4 @@ class stream_memory_resource final : public memory_resource {
   cudaStream_t stream_;
 };
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 /// What implementations need to know of the machine.
 struct device_numbers {
@@ -49,4 +49,4 @@ struct step_limits {
 /// Partial results are given up (the tile becomes one item) above this.
 inline constexpr std::size_t max_partial_bytes = std::size_t{128} << 20;
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

@@ -5,7 +5,7 @@
 #include "common/engine/backend_registry.hpp"
 #include "cuda/host/backend.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 void register_backend() {
   // Kernels, memory and threads of the host are the CPU backend's: no field of backend_options means anything here.
@@ -39,7 +39,7 @@ struct at_start {
 };
 }  // namespace
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda
 
 // The link options of bifolio::cuda name this symbol, so that the linker takes this file out of a static library and
 // its constructor runs.

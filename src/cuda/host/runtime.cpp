@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/host/runtime.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 namespace {
 
 cudaError_t copy_batch(void** dsts, void** srcs, std::size_t* sizes, std::size_t count, cudaStream_t stream) {
@@ -151,4 +151,4 @@ device_guard::~device_guard() {
   if (changed_ && api_.set_device(previous_) != cudaSuccess) (void)api_.get_last_error();
 }
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

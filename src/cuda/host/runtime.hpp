@@ -11,7 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 [[nodiscard]] inline cudaStream_t handle_of(stream_ref stream) noexcept {
   return static_cast<cudaStream_t>(stream.handle);
@@ -105,4 +105,4 @@ template <class... Params, class... Args>
   }(static_cast<Params>(args)...);
 }
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

@@ -9,7 +9,7 @@
 #include "cpu/kernels/simd/code_widen.hpp"
 #include "cpu/kernels/simd/storage_convert.hpp"
 
-namespace bifolio::cpu::BIFOLIO_ISA {
+namespace bifolio::inline v0_2::cpu::BIFOLIO_ISA {
 namespace {
 
 /// `count` ≤ 64 contiguous elements; reads no further.
@@ -217,4 +217,4 @@ inline void divide_zeros(tile_scales& scales, float* ratios) noexcept {
 }
 
 }  // namespace
-}  // namespace bifolio::cpu::BIFOLIO_ISA
+}  // namespace bifolio::inline v0_2::cpu::BIFOLIO_ISA

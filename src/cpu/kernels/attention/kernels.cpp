@@ -4,7 +4,7 @@
 #include "cpu/kernels/attention/tiles.hpp"
 #include "cpu/kernels/attention/vectors.hpp"
 
-namespace bifolio::cpu::BIFOLIO_ISA {
+namespace bifolio::inline v0_2::cpu::BIFOLIO_ISA {
 namespace {
 
 template <class Mainloop>
@@ -47,4 +47,4 @@ constexpr attention_kernels make_table() noexcept {
 extern const attention_kernels attention_table;
 constexpr attention_kernels attention_table = make_table();
 
-}  // namespace bifolio::cpu::BIFOLIO_ISA
+}  // namespace bifolio::inline v0_2::cpu::BIFOLIO_ISA

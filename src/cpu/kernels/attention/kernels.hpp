@@ -14,7 +14,7 @@
 #include "common/attention/visibility.hpp"
 #include "common/base/kv_code.hpp"
 
-namespace bifolio::cpu {
+namespace bifolio::inline v0_2::cpu {
 
 /// Keys are processed in KV tiles of this many positions, counted from position 0.
 inline constexpr std::int32_t tile_keys = 64;
@@ -163,4 +163,4 @@ struct attention_kernels {
   }
 };
 
-}  // namespace bifolio::cpu
+}  // namespace bifolio::inline v0_2::cpu

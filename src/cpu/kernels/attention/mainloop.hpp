@@ -13,7 +13,7 @@
 #include "cpu/kernels/attention/rows.hpp"
 #include "cpu/kernels/simd/simd.hpp"
 
-namespace bifolio::cpu::BIFOLIO_ISA {
+namespace bifolio::inline v0_2::cpu::BIFOLIO_ISA {
 namespace {
 
 /// Where the keys of one KV tile are, without the head: element offsets from the start of the K and V planes. Entries
@@ -552,4 +552,4 @@ class mainloop {
 };
 
 }  // namespace
-}  // namespace bifolio::cpu::BIFOLIO_ISA
+}  // namespace bifolio::inline v0_2::cpu::BIFOLIO_ISA

@@ -6,7 +6,7 @@
 
 #include "cpu/kernels/simd/simd.hpp"
 
-namespace bifolio::cpu::BIFOLIO_ISA {
+namespace bifolio::inline v0_2::cpu::BIFOLIO_ISA {
 namespace {
 
 struct scalar_math {
@@ -35,4 +35,4 @@ struct vector_math {
 };
 
 }  // namespace
-}  // namespace bifolio::cpu::BIFOLIO_ISA
+}  // namespace bifolio::inline v0_2::cpu::BIFOLIO_ISA

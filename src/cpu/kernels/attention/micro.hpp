@@ -10,7 +10,7 @@
 #include "cpu/kernels/attention/prefetch_queue.hpp"
 #include "cpu/kernels/simd/simd.hpp"
 
-namespace bifolio::cpu::BIFOLIO_ISA {
+namespace bifolio::inline v0_2::cpu::BIFOLIO_ISA {
 namespace {
 
 /// MR × NR: up to 6 × 4 accumulators in 32 registers, 6 × 2 in 16. With 32 registers, seven or eight rows are one group
@@ -316,4 +316,4 @@ BIFOLIO_INLINE void transpose_keys(const Rows& rows, int head_dim, float* keys, 
 }
 
 }  // namespace
-}  // namespace bifolio::cpu::BIFOLIO_ISA
+}  // namespace bifolio::inline v0_2::cpu::BIFOLIO_ISA

@@ -13,7 +13,7 @@
 
 #include "cpu/kernels/simd/inline.hpp"
 
-namespace bifolio::cpu::BIFOLIO_ISA {
+namespace bifolio::inline v0_2::cpu::BIFOLIO_ISA {
 namespace {
 
 inline constexpr int cache_line_bytes = 64;
@@ -187,4 +187,4 @@ using prefetcher = basic_prefetcher<prefetch_line>;
 using prefetch_poller = basic_prefetch_poller<prefetch_line>;
 
 }  // namespace
-}  // namespace bifolio::cpu::BIFOLIO_ISA
+}  // namespace bifolio::inline v0_2::cpu::BIFOLIO_ISA

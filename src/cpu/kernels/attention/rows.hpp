@@ -9,7 +9,7 @@
 #include "cpu/kernels/attention/math.hpp"
 #include "cpu/kernels/simd/simd.hpp"
 
-namespace bifolio::cpu::BIFOLIO_ISA {
+namespace bifolio::inline v0_2::cpu::BIFOLIO_ISA {
 namespace {
 
 inline constexpr float minus_infinity = attn::minus_infinity<float>();
@@ -74,4 +74,4 @@ void merge_rows(const merge_params& params, std::int64_t begin, std::int64_t end
 }
 
 }  // namespace
-}  // namespace bifolio::cpu::BIFOLIO_ISA
+}  // namespace bifolio::inline v0_2::cpu::BIFOLIO_ISA

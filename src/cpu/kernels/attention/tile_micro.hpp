@@ -23,7 +23,7 @@
 
 #if BIFOLIO_TILES
 
-namespace bifolio::cpu::BIFOLIO_ISA {
+namespace bifolio::inline v0_2::cpu::BIFOLIO_ISA {
 namespace {
 
 inline constexpr int tile_rows = 16;
@@ -388,6 +388,6 @@ BIFOLIO_INLINE bool all_finite(const Key* row, int count) noexcept {
 }
 
 }  // namespace
-}  // namespace bifolio::cpu::BIFOLIO_ISA
+}  // namespace bifolio::inline v0_2::cpu::BIFOLIO_ISA
 
 #endif

@@ -7,7 +7,7 @@
 #include "cpu/kernels/attention/mainloop.hpp"
 #include "cpu/kernels/attention/tile_micro.hpp"
 
-namespace bifolio::cpu::BIFOLIO_ISA {
+namespace bifolio::inline v0_2::cpu::BIFOLIO_ISA {
 namespace {
 
 /// Whether calls of this dtype throughout run on tiles.
@@ -271,4 +271,4 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
 #endif
 
 }  // namespace
-}  // namespace bifolio::cpu::BIFOLIO_ISA
+}  // namespace bifolio::inline v0_2::cpu::BIFOLIO_ISA

@@ -7,7 +7,7 @@
 #include "common/attention/logits.hpp"
 #include "cpu/kernels/attention/mainloop.hpp"
 
-namespace bifolio::cpu::BIFOLIO_ISA {
+namespace bifolio::inline v0_2::cpu::BIFOLIO_ISA {
 namespace {
 
 /// KC: dims of K that are transposed at a time. 64 keys × 32 floats leave room in L1 for what the rows read; with many
@@ -592,4 +592,4 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
 };
 
 }  // namespace
-}  // namespace bifolio::cpu::BIFOLIO_ISA
+}  // namespace bifolio::inline v0_2::cpu::BIFOLIO_ISA

@@ -3,7 +3,7 @@
 
 #include "cpu/kernels/simd/storage_convert.hpp"
 
-namespace bifolio::cpu::BIFOLIO_ISA {
+namespace bifolio::inline v0_2::cpu::BIFOLIO_ISA {
 
 extern const cache_kernels cache_table;
 
@@ -287,4 +287,4 @@ constexpr cache_kernels make_table() noexcept {
 
 constexpr cache_kernels cache_table = make_table();
 
-}  // namespace bifolio::cpu::BIFOLIO_ISA
+}  // namespace bifolio::inline v0_2::cpu::BIFOLIO_ISA

@@ -11,7 +11,7 @@
 
 #include "common/base/kv_code.hpp"
 
-namespace bifolio::cpu {
+namespace bifolio::inline v0_2::cpu {
 
 /// One loop: how often, and how far each side steps, in elements of that side.
 struct move_loop {
@@ -60,4 +60,4 @@ struct cache_kernels {
   }
 };
 
-}  // namespace bifolio::cpu
+}  // namespace bifolio::inline v0_2::cpu

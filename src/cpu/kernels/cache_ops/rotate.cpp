@@ -3,7 +3,7 @@
 
 #include "cpu/kernels/simd/inline.hpp"
 
-namespace bifolio::cpu::BIFOLIO_ISA {
+namespace bifolio::inline v0_2::cpu::BIFOLIO_ISA {
 
 extern const rotate_kernels rotate_table;
 
@@ -93,4 +93,4 @@ void gather_pairs(float* to, const float* table, const std::int64_t* rows, const
 
 constexpr rotate_kernels rotate_table = {&rotate_head, &gather_pairs};
 
-}  // namespace bifolio::cpu::BIFOLIO_ISA
+}  // namespace bifolio::inline v0_2::cpu::BIFOLIO_ISA

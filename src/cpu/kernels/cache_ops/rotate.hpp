@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-namespace bifolio::cpu {
+namespace bifolio::inline v0_2::cpu {
 
 /// What is done to the heads of one token. Values, table and weights do not overlap.
 struct head_rotation {
@@ -28,4 +28,4 @@ struct rotate_kernels {
                        std::int32_t count) noexcept;
 };
 
-}  // namespace bifolio::cpu
+}  // namespace bifolio::inline v0_2::cpu

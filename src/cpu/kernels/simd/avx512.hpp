@@ -5,7 +5,7 @@
 
 #include <immintrin.h>
 
-namespace bifolio::cpu::BIFOLIO_ISA {
+namespace bifolio::inline v0_2::cpu::BIFOLIO_ISA {
 namespace {
 
 static_assert(lanes == 16);
@@ -210,4 +210,4 @@ BIFOLIO_INLINE void interleave(vf a, vf b, vf& first, vf& second) noexcept {
 }
 
 }  // namespace
-}  // namespace bifolio::cpu::BIFOLIO_ISA
+}  // namespace bifolio::inline v0_2::cpu::BIFOLIO_ISA

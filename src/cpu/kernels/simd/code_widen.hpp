@@ -16,7 +16,7 @@
 #include "cpu/kernels/simd/simd.hpp"
 #include "cpu/kernels/simd/storage_convert.hpp"
 
-namespace bifolio::cpu::BIFOLIO_ISA {
+namespace bifolio::inline v0_2::cpu::BIFOLIO_ISA {
 namespace {
 
 /// What is subtracted from u8 codes.
@@ -346,4 +346,4 @@ BIFOLIO_INLINE void widen_codes(const code_widener<Code>& widener, const void* f
 }
 
 }  // namespace
-}  // namespace bifolio::cpu::BIFOLIO_ISA
+}  // namespace bifolio::inline v0_2::cpu::BIFOLIO_ISA

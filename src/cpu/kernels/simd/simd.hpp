@@ -30,7 +30,7 @@
 #define BIFOLIO_PAIR_DOT 1
 #endif
 
-namespace bifolio::cpu::BIFOLIO_ISA {
+namespace bifolio::inline v0_2::cpu::BIFOLIO_ISA {
 namespace {
 
 using vf = xsimd::batch<float>;
@@ -42,7 +42,7 @@ BIFOLIO_INLINE void store(float* p, vf v) noexcept { v.store_unaligned(p); }
 BIFOLIO_INLINE vf broadcast(float x) noexcept { return vf(x); }
 
 }  // namespace
-}  // namespace bifolio::cpu::BIFOLIO_ISA
+}  // namespace bifolio::inline v0_2::cpu::BIFOLIO_ISA
 
 #if defined(__AVX512F__)
 #include "cpu/kernels/simd/avx512.hpp"
@@ -54,7 +54,7 @@ BIFOLIO_INLINE vf broadcast(float x) noexcept { return vf(x); }
 #include "cpu/kernels/simd/sse2.hpp"
 #endif
 
-namespace bifolio::cpu::BIFOLIO_ISA {
+namespace bifolio::inline v0_2::cpu::BIFOLIO_ISA {
 namespace {
 
 #if !BIFOLIO_PAIR_DOT
@@ -178,4 +178,4 @@ BIFOLIO_INLINE float16 narrow<float16>(float value) noexcept {
 }
 
 }  // namespace
-}  // namespace bifolio::cpu::BIFOLIO_ISA
+}  // namespace bifolio::inline v0_2::cpu::BIFOLIO_ISA

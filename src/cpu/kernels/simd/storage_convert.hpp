@@ -19,7 +19,7 @@
 #include <arm_neon.h>
 #endif
 
-namespace bifolio::cpu {
+namespace bifolio::inline v0_2::cpu {
 namespace {
 
 template <class T, int N>
@@ -336,4 +336,4 @@ BIFOLIO_FORCE_INLINE void narrow(std::uint8_t* to, f32_vector<N> lanes) noexcept
 }
 
 }  // namespace
-}  // namespace bifolio::cpu
+}  // namespace bifolio::inline v0_2::cpu

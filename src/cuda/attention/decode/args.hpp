@@ -7,7 +7,7 @@
 #include "cuda/host/divisor.hpp"
 #include "cuda/host/kernel_args.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 /// The call, with clamped windows, and the scheduler metadata. K and V have equal strides and contiguous dims.
 /// workspace: [num_partials, 16, padded head_dim] outputs, then [.., 16, 2] maxima (base 2) and sums. counters:
@@ -21,4 +21,4 @@ struct decode_args : attention_kernel_args {
   float cap_log2e = 0;       // from tanh to a base-2 logit
 };
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

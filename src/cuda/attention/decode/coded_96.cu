@@ -2,8 +2,8 @@
 #include "cuda/attention/decode/kernel.cuh"
 #include "cuda/attention/decode/launch.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 const decode_entry decode_coded_96_padded = decode::make_entry<decode::coded, 96, 4, true>();
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

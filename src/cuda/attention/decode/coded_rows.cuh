@@ -19,7 +19,7 @@
 #include "cuda/device/shared_vectors.cuh"
 #include "cuda/device/sm80.cuh"
 
-namespace bifolio::cuda::decode {
+namespace bifolio::inline v0_2::cuda::decode {
 
 /// Calls body(std::integral_constant<int, i>) for i in [Begin, End).
 template <int Begin, int End, class Body>
@@ -218,4 +218,4 @@ struct value_scales<true> {
   }
 };
 
-}  // namespace bifolio::cuda::decode
+}  // namespace bifolio::inline v0_2::cuda::decode

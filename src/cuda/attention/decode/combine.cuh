@@ -13,7 +13,7 @@
 #include "cuda/attention/decode/shape.hpp"
 #include "cuda/device/ptx.cuh"
 
-namespace bifolio::cuda::decode {
+namespace bifolio::inline v0_2::cuda::decode {
 
 inline constexpr int combine_batch = 16;  // partial results that a thread loads at once
 
@@ -262,4 +262,4 @@ class split_combine {
   int* is_last_;
 };
 
-}  // namespace bifolio::cuda::decode
+}  // namespace bifolio::inline v0_2::cuda::decode

@@ -15,7 +15,7 @@
 #include "cuda/attention/decode/scheduler.cuh"
 #include "cuda/attention/decode/shape.hpp"
 
-namespace bifolio::cuda::decode {
+namespace bifolio::inline v0_2::cuda::decode {
 
 /// What a leaf that ends before KV tile `next_tile` is in the combine tree, for a CTA that combines several.
 struct leaf_place {
@@ -253,4 +253,4 @@ class epilogue {
   float node_max_, node_sum_, root_max_, root_sum_;  // running, of this thread's row
 };
 
-}  // namespace bifolio::cuda::decode
+}  // namespace bifolio::inline v0_2::cuda::decode

@@ -13,7 +13,7 @@
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/sm80.cuh"
 
-namespace bifolio::cuda::decode {
+namespace bifolio::inline v0_2::cuda::decode {
 
 // __maxnreg__ and __launch_bounds__ exclude each other. Two CTAs of 128 threads per SM would allow 255 registers.
 template <class T, class Shape, class Scheduler>
@@ -67,4 +67,4 @@ template <class T, int HeadDim, int Warps, bool Padded>
           S::ctas_per_sm};
 }
 
-}  // namespace bifolio::cuda::decode
+}  // namespace bifolio::inline v0_2::cuda::decode

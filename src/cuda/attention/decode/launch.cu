@@ -2,7 +2,7 @@
 #include "cuda/attention/decode/args.hpp"
 #include "cuda/attention/decode/launch.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 namespace {
 
 /// Compiled shapes of the types of 16 bits and of codes.
@@ -100,4 +100,4 @@ cudaError_t launch_decode(const runtime_api& api, const attention_kernel_args& a
                 static_cast<std::size_t>(entry.shared_bytes), stream, device.dependent_launch, args_of(args, metadata));
 }
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

@@ -11,7 +11,7 @@
 #include "cuda/host/kernel_args.hpp"
 #include "cuda/host/runtime.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 struct decode_args;
 
@@ -45,4 +45,4 @@ extern const decode_entry decode_coded_64, decode_coded_128, decode_coded_256;
 extern const decode_entry decode_coded_64_padded, decode_coded_96_padded, decode_coded_128_padded,
     decode_coded_160_padded, decode_coded_192_padded, decode_coded_256_padded;
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

@@ -14,7 +14,7 @@
 #include "cuda/device/shared_vectors.cuh"
 #include "cuda/device/sm80.cuh"
 
-namespace bifolio::cuda::decode {
+namespace bifolio::inline v0_2::cuda::decode {
 
 template <class T, class Shape, class Scheduler>
 class loader {
@@ -235,4 +235,4 @@ class loader {
   int block_, slot_;  // of this lane's row of the tile at work_.tile
 };
 
-}  // namespace bifolio::cuda::decode
+}  // namespace bifolio::inline v0_2::cuda::decode

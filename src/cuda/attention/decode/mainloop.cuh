@@ -17,7 +17,7 @@
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/sm80.cuh"
 
-namespace bifolio::cuda::decode {
+namespace bifolio::inline v0_2::cuda::decode {
 
 /// One warp's partial results of 16 rows. A lane has columns 2 · (lane % 4) and the next of every 8, of rows lane / 4
 /// (i = 0) and lane / 4 + 8 (i = 1).
@@ -460,4 +460,4 @@ class mainloop {
   std::uint32_t q_[S::q_in_registers ? S::k_steps : 1][4];
 };
 
-}  // namespace bifolio::cuda::decode
+}  // namespace bifolio::inline v0_2::cuda::decode

@@ -11,7 +11,7 @@
 #include "cuda/device/float16_types.cuh"
 #include "cuda/device/ptx.cuh"
 
-namespace bifolio::cuda::decode {
+namespace bifolio::inline v0_2::cuda::decode {
 
 /// The workspace: per partial result 16 rows of outputs, the maximum (base 2) and sum of each row, and its node.
 template <class Shape>
@@ -128,4 +128,4 @@ class output_rows {
   float static_scale_ = 1;  // of V; codes only
 };
 
-}  // namespace bifolio::cuda::decode
+}  // namespace bifolio::inline v0_2::cuda::decode

@@ -27,7 +27,7 @@
 
 #include "cuda/host/plan_input.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 inline constexpr std::int32_t decode_tile_tokens = 64;
 inline constexpr std::int32_t decode_tile_rows = 16;
@@ -196,4 +196,4 @@ class decode_planner {
   decode_plan& plan_;
 };
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

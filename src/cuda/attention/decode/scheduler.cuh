@@ -11,7 +11,7 @@
 #include "cuda/attention/decode/args.hpp"
 #include "cuda/attention/decode/plan.hpp"
 
-namespace bifolio::cuda::decode {
+namespace bifolio::inline v0_2::cuda::decode {
 
 /// KV tiles of one output tile, for one CTA.
 struct work_tile {
@@ -298,4 +298,4 @@ class fixed_split : public scheduler_base {
   }
 };
 
-}  // namespace bifolio::cuda::decode
+}  // namespace bifolio::inline v0_2::cuda::decode

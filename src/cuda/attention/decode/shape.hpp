@@ -10,7 +10,7 @@
 #include "cuda/attention/decode/plan.hpp"
 #include "cuda/host/kernel_args.hpp"
 
-namespace bifolio::cuda::decode {
+namespace bifolio::inline v0_2::cuda::decode {
 
 /// In the place of an element type: K and V of any codes but u8, queries and output of either 16-bit type. Codes meet
 /// the tensor cores as float16, into which every one of them goes exactly.
@@ -138,4 +138,4 @@ struct shape {
   }
 };
 
-}  // namespace bifolio::cuda::decode
+}  // namespace bifolio::inline v0_2::cuda::decode

@@ -8,7 +8,7 @@
 #include "common/attention/visibility.hpp"
 #include "cuda/host/kernel_args.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 /// Positions of one split, counted from position 0 of the sequence.
 inline constexpr std::int32_t split_positions = 512;
@@ -96,4 +96,4 @@ struct tile_walk {
   return static_cast<std::int64_t>(rows_per_tile) * (dims + 2);
 }
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

@@ -27,7 +27,7 @@
 #include "cuda/device/softmax.cuh"
 #include "cuda/host/kernel_args.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 /// One position's V into all rows; with Select, rows whose weight is −0 do not look at it.
 template <int Rows, bool Select>
@@ -385,4 +385,4 @@ __global__ void __launch_bounds__(general_threads, Rows == few_rows ? 3 : 2)
   }
 }
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

@@ -2,7 +2,7 @@
 #include "cuda/attention/general/kernel.cuh"
 #include "cuda/attention/general/launch.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 namespace {
 
 load_mode load_mode_of(const void* base, dtype type, const kv_strides& strides, std::int32_t head_dim) noexcept {
@@ -54,4 +54,4 @@ cudaError_t launch_general(const runtime_api& api, const attention_kernel_args& 
   });
 }
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

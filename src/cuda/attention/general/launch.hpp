@@ -8,11 +8,11 @@
 #include "cuda/host/kernel_args.hpp"
 #include "cuda/host/runtime.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 /// One launch, of a grid that does not depend on the plan's lengths. `metadata`: that of the plan on the device.
 [[nodiscard]] cudaError_t launch_general(const runtime_api& api, const attention_kernel_args& args,
                                          const general_plan& plan, const general_metadata& metadata,
                                          const device_numbers& device, cudaStream_t stream) noexcept;
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

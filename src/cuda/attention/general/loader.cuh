@@ -15,7 +15,7 @@
 #include "cuda/device/softmax.cuh"
 #include "cuda/host/kernel_args.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 inline constexpr int general_threads = 128;
 inline constexpr int general_keys = 64;                   // positions of a tile
@@ -207,4 +207,4 @@ __device__ __forceinline__ void load_v(general_shared<Rows>& shared, const atten
   }
 }
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

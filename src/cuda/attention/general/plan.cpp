@@ -7,7 +7,7 @@
 #include "common/base/refuse.hpp"
 #include "cuda/host/divisor.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 namespace {
 
 // CTAs of the general kernel that run at once on one SM, roughly.
@@ -168,4 +168,4 @@ general_room max_general_room(const attention_spec& spec, const step_limits& lim
   return room;
 }
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

@@ -14,7 +14,7 @@
 #include "cuda/attention/general/items.hpp"
 #include "cuda/host/plan_input.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 /// The general implementation's part of a step. The vector keeps its capacity.
 struct general_plan {
@@ -47,4 +47,4 @@ struct general_room {
 [[nodiscard]] general_room max_general_room(const attention_spec& spec, const step_limits& limits,
                                             const device_numbers& device) noexcept;
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

@@ -6,7 +6,7 @@
 #include "cuda/attention/prefill/plan.hpp"
 #include "cuda/host/kernel_args.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 /// How tiles of K and V come into shared memory: by TMA in boxes of `box_tokens` of one KV head, or, where no box fits,
 /// by cp.async. Coordinates of a box are (0, 0, kv_head · head_chunks, kv_head · head_groups + group of 8 tokens in the
@@ -29,4 +29,4 @@ struct prefill_args : attention_kernel_args {
   kv_loading loading;
 };
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

@@ -2,8 +2,8 @@
 #include "cuda/attention/prefill/kernel.cuh"
 #include "cuda/attention/prefill/launch.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 const prefill_entry prefill_bf16_64 = prefill::make_entry<__nv_bfloat16, 64>();
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

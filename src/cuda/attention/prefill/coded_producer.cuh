@@ -20,7 +20,7 @@
 #include "cuda/device/sm80.cuh"
 #include "cuda/device/sm90.cuh"
 
-namespace bifolio::cuda::prefill {
+namespace bifolio::inline v0_2::cuda::prefill {
 
 /// Lanes 4j … 4j + 3 take the 64 bytes of one token and chunk of 64 dims; in each pass the warpgroup takes 32 tokens.
 template <class T, class Shape>
@@ -144,4 +144,4 @@ class coded_producer {
   pipeline_state<S::stages> k_state_, v_state_;
 };
 
-}  // namespace bifolio::cuda::prefill
+}  // namespace bifolio::inline v0_2::cuda::prefill

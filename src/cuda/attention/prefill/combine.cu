@@ -10,7 +10,7 @@
 #include "cuda/device/float16_types.cuh"
 #include "cuda/device/ptx.cuh"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 namespace prefill {
 namespace {
 
@@ -124,4 +124,4 @@ cudaError_t launch_prefill_combine(const runtime_api& api, const prefill_args& a
                 0, stream, device.dependent_launch, args);
 }
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

@@ -16,7 +16,7 @@
 #include "cuda/device/sm80.cuh"
 #include "cuda/device/sm90.cuh"
 
-namespace bifolio::cuda::prefill {
+namespace bifolio::inline v0_2::cuda::prefill {
 
 /// Eight lanes copy the 128 bytes of one token and chunk; in each pass the warpgroup copies 16 tokens, two groups of 8.
 template <class Shape>
@@ -119,4 +119,4 @@ class copy_producer {
   pipeline_state<S::stages> k_state_, v_state_;
 };
 
-}  // namespace bifolio::cuda::prefill
+}  // namespace bifolio::inline v0_2::cuda::prefill

@@ -13,7 +13,7 @@
 #include "cuda/device/float16_types.cuh"
 #include "cuda/device/ptx.cuh"
 
-namespace bifolio::cuda::prefill {
+namespace bifolio::inline v0_2::cuda::prefill {
 
 template <class T, class Shape>
 class epilogue {
@@ -111,4 +111,4 @@ class epilogue {
   int thread_;
 };
 
-}  // namespace bifolio::cuda::prefill
+}  // namespace bifolio::inline v0_2::cuda::prefill

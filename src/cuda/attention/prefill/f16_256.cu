@@ -2,8 +2,8 @@
 #include "cuda/attention/prefill/kernel.cuh"
 #include "cuda/attention/prefill/launch.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 const prefill_entry prefill_f16_256 = prefill::make_entry<__half, 256>();
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

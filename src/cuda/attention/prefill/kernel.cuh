@@ -18,7 +18,7 @@
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/sm90.cuh"
 
-namespace bifolio::cuda::prefill {
+namespace bifolio::inline v0_2::cuda::prefill {
 
 template <class T, class Shape, bool Transform>
 __device__ __forceinline__ void consume(const prefill_args& args, const shared_stages<Shape>& stages, work_queue queue,
@@ -107,4 +107,4 @@ template <class T, int TileDims>
           shape<TileDims>::raw_bytes};
 }
 
-}  // namespace bifolio::cuda::prefill
+}  // namespace bifolio::inline v0_2::cuda::prefill

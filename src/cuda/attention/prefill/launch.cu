@@ -10,7 +10,7 @@
 #include "cuda/attention/prefill/launch.hpp"
 #include "cuda/attention/prefill/shape.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 namespace {
 
 using encode_function = decltype(&cuTensorMapEncodeTiled);
@@ -183,4 +183,4 @@ cudaError_t launch_prefill(const runtime_api& api, const attention_kernel_args& 
   return launch_prefill_combine(api, p, device, stream);
 }
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

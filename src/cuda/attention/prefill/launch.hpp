@@ -12,7 +12,7 @@
 #include "cuda/host/plan_input.hpp"
 #include "cuda/host/runtime.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 struct prefill_args;
 struct kv_loading;
@@ -62,4 +62,4 @@ struct prefill_entry {
 extern const prefill_entry prefill_bf16_64, prefill_bf16_96, prefill_bf16_128, prefill_bf16_192, prefill_bf16_256;
 extern const prefill_entry prefill_f16_64, prefill_f16_96, prefill_f16_128, prefill_f16_192, prefill_f16_256;
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

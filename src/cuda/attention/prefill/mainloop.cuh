@@ -18,7 +18,7 @@
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/sm90.cuh"
 
-namespace bifolio::cuda::prefill {
+namespace bifolio::inline v0_2::cuda::prefill {
 
 /// A thread's two rows of its warpgroup's 64.
 struct row_state {
@@ -407,4 +407,4 @@ class mainloop {
   pipeline_state<S::stages> k_state_, v_state_;
 };
 
-}  // namespace bifolio::cuda::prefill
+}  // namespace bifolio::inline v0_2::cuda::prefill

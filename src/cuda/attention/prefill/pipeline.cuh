@@ -10,7 +10,7 @@
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/sm90.cuh"
 
-namespace bifolio::cuda::prefill {
+namespace bifolio::inline v0_2::cuda::prefill {
 
 /// The stage that is used next, and the parity of its barriers.
 template <int Stages>
@@ -83,4 +83,4 @@ template <class Shape>
   return token / 8 * Shape::group_bytes + token % 8 * 128;
 }
 
-}  // namespace bifolio::cuda::prefill
+}  // namespace bifolio::inline v0_2::cuda::prefill

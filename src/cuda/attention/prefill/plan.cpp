@@ -8,7 +8,7 @@
 
 #include "common/attention/visibility.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 namespace {
 
 // Costs are estimates in eighths of the time that a KV tile takes; that time, for 128 rows and keys of head_dim 128,
@@ -334,4 +334,4 @@ prefill_metadata prefill_metadata_at(const std::byte* begin, std::int32_t num_sm
   return m;
 }
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

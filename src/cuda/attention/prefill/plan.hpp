@@ -22,7 +22,7 @@
 
 #include "cuda/host/plan_input.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 inline constexpr std::int32_t prefill_warpgroup_rows = 64;
 
@@ -189,4 +189,4 @@ void write_metadata(const prefill_plan& plan, std::int32_t num_sms, std::byte* b
 /// Where they are on the device when they begin at `begin`.
 [[nodiscard]] prefill_metadata prefill_metadata_at(const std::byte* begin, std::int32_t num_sms) noexcept;
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

@@ -12,7 +12,7 @@
 #include "cuda/attention/prefill/shape.hpp"
 #include "cuda/device/sm90.cuh"
 
-namespace bifolio::cuda::prefill {
+namespace bifolio::inline v0_2::cuda::prefill {
 
 /// One thread: requests the queries of a work tile into the stage of `state`.
 template <class Shape>
@@ -123,4 +123,4 @@ class tma_producer {
   pipeline_state<S::stages> k_state_, v_state_;
 };
 
-}  // namespace bifolio::cuda::prefill
+}  // namespace bifolio::inline v0_2::cuda::prefill

@@ -8,7 +8,7 @@
 #include "cuda/attention/prefill/args.hpp"
 #include "cuda/device/ptx.cuh"
 
-namespace bifolio::cuda::prefill {
+namespace bifolio::inline v0_2::cuda::prefill {
 
 inline constexpr float log2e = 1.4426950408889634f;
 
@@ -63,4 +63,4 @@ class partial_results {
   int head_dim_, tile_rows_;
 };
 
-}  // namespace bifolio::cuda::prefill
+}  // namespace bifolio::inline v0_2::cuda::prefill

@@ -13,7 +13,7 @@
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/sm90.cuh"
 
-namespace bifolio::cuda::prefill {
+namespace bifolio::inline v0_2::cuda::prefill {
 
 /// The keys of one work tile, the same in producer and consumers.
 struct kv_range {
@@ -164,4 +164,4 @@ class work_queue {
   pipeline_state<work_slots::num_slots> state_;
 };
 
-}  // namespace bifolio::cuda::prefill
+}  // namespace bifolio::inline v0_2::cuda::prefill

@@ -5,7 +5,7 @@
 
 #include "cuda/attention/prefill/plan.hpp"
 
-namespace bifolio::cuda::prefill {
+namespace bifolio::inline v0_2::cuda::prefill {
 
 /// Bytes from the start of the CTA's shared memory, which is rounded up to 1024 for the swizzle.
 struct shared_layout {
@@ -59,4 +59,4 @@ struct shape {
       TileDims <= 128 && shared.bytes + two_planes_of_codes <= 226 * 1024 ? two_planes_of_codes : 0;
 };
 
-}  // namespace bifolio::cuda::prefill
+}  // namespace bifolio::inline v0_2::cuda::prefill

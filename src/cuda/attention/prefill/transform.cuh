@@ -8,7 +8,7 @@
 #include "cuda/attention/prefill/results.cuh"
 #include "cuda/device/ptx.cuh"
 
-namespace bifolio::cuda::prefill {
+namespace bifolio::inline v0_2::cuda::prefill {
 
 /// tanh(y) for all y, within 2^-21: 1 − 2 / (exp(2y) + 1).
 [[nodiscard]] __device__ __forceinline__ float tanh_by_exp2(float y) {
@@ -116,4 +116,4 @@ struct logits_transform<true> {
   }
 };
 
-}  // namespace bifolio::cuda::prefill
+}  // namespace bifolio::inline v0_2::cuda::prefill

@@ -9,7 +9,7 @@
 #include "cuda/host/kernel_args.hpp"
 #include "cuda/host/runtime.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 /// Positions of one partition, counted from position 0 of the sequence.
 inline constexpr std::int32_t x_split_positions = 512;
@@ -50,4 +50,4 @@ struct x_split_args {
 using x_split_launcher = cudaError_t(const runtime_api&, const x_split_args&, bool dependent, cudaStream_t) noexcept;
 [[nodiscard]] x_split_launcher launch_x_split_f32, launch_x_split_f16, launch_x_split_bf16, launch_x_split_reduce;
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

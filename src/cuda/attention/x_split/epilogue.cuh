@@ -13,7 +13,7 @@
 #include "cuda/device/convert.cuh"
 #include "cuda/device/softmax.cuh"
 
-namespace bifolio::cuda::x_split {
+namespace bifolio::inline v0_2::cuda::x_split {
 
 /// The partitions combined so far: states of this lane's heads, and values.
 template <class Shape>
@@ -121,4 +121,4 @@ class epilogue : public mainloop<Shape> {
   }
 };
 
-}  // namespace bifolio::cuda::x_split
+}  // namespace bifolio::inline v0_2::cuda::x_split

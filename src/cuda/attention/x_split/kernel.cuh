@@ -15,7 +15,7 @@
 #include "cuda/device/ptx.cuh"
 #include "cuda/host/runtime.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 /// Grid: x over sequences, KV heads and tiles of their query heads; z over splits, which take partitions round-robin
 /// (v2).
@@ -111,4 +111,4 @@ template <class T>
   return launch_x_split_dims<T, float_product>(api, args, dependent, stream);
 }
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

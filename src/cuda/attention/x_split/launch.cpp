@@ -4,7 +4,7 @@
 #include "common/attention/implementations.hpp"
 #include "cuda/attention/x_split/args.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 bool x_split_accepts_call(const attention_kernel_args& args, std::string* why) noexcept {
   if (args.bias != nullptr) return detail::declines(why, "the call has a bias");
@@ -57,4 +57,4 @@ cudaError_t launch_x_split(const runtime_api& api, const attention_kernel_args& 
   return launch_x_split_reduce(api, all, device.dependent_launch, stream);
 }
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

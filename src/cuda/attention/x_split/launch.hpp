@@ -18,7 +18,7 @@
 #include "cuda/host/kernel_args.hpp"
 #include "cuda/host/runtime.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 /// Whether the cache of this call has the strides of `make_layout(x_split)` and the call no bias. `why`: null, or
 /// receives what is not so. head_dim, block_size and dtypes are those of a step that the implementation accepts.
@@ -29,4 +29,4 @@ namespace bifolio::cuda {
                                          const x_split_plan& plan, const device_numbers& device,
                                          cudaStream_t stream) noexcept;
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

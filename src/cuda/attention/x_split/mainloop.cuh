@@ -14,7 +14,7 @@
 #include "cuda/device/load.cuh"
 #include "cuda/device/softmax.cuh"
 
-namespace bifolio::cuda::x_split {
+namespace bifolio::inline v0_2::cuda::x_split {
 
 template <class Shape>
 class mainloop : public scheduler<Shape> {
@@ -303,4 +303,4 @@ class mainloop : public scheduler<Shape> {
   per_head* heads_;
 };
 
-}  // namespace bifolio::cuda::x_split
+}  // namespace bifolio::inline v0_2::cuda::x_split

@@ -7,7 +7,7 @@
 #include "common/attention/visibility.hpp"
 #include "cuda/attention/x_split/args.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 namespace {
 
 std::int64_t divide_up(std::int64_t a, std::int64_t b) noexcept { return (a + b - 1) / b; }
@@ -118,4 +118,4 @@ x_split_room max_x_split_room(const attention_spec& spec, const step_limits& lim
   return room;
 }
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

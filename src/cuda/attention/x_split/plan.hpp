@@ -8,7 +8,7 @@
 
 #include "cuda/host/plan_input.hpp"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 /// How many partitions of 512 positions the longest sequence of one new token has, and whether one CTA walks them all
 /// (v1) or several take them in turns (v2), whichever is estimated to be faster for the step's lengths. Each is right
@@ -34,4 +34,4 @@ struct x_split_room {
 [[nodiscard]] x_split_room max_x_split_room(const attention_spec& spec, const step_limits& limits,
                                             const device_numbers& device, std::int32_t least_partitions) noexcept;
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

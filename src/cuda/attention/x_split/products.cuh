@@ -19,7 +19,7 @@
 #include "cuda/device/load.cuh"
 #include "cuda/device/sm80.cuh"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 /// Heads of one product.
 inline constexpr int product_heads = 8;
@@ -140,4 +140,4 @@ __device__ __forceinline__ uint4 keep_elements(const uint4& bits, int first, int
   return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

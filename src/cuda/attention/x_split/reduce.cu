@@ -6,7 +6,7 @@
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/softmax.cuh"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 namespace {
 
 constexpr int reduce_batch = 8;
@@ -65,4 +65,4 @@ cudaError_t launch_x_split_reduce(const runtime_api& api, const x_split_args& ar
                 0, stream, dependent, args);
 }
 
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

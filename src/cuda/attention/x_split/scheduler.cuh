@@ -11,7 +11,7 @@
 #include "cuda/attention/x_split/args.hpp"
 #include "cuda/attention/x_split/shape.cuh"
 
-namespace bifolio::cuda::x_split {
+namespace bifolio::inline v0_2::cuda::x_split {
 
 /// The visible part of a partition, counted from its base; empty where first >= end.
 struct key_range {
@@ -67,4 +67,4 @@ class scheduler {
   bool is_decode_;
 };
 
-}  // namespace bifolio::cuda::x_split
+}  // namespace bifolio::inline v0_2::cuda::x_split

@@ -9,7 +9,7 @@
 #include "cuda/attention/x_split/args.hpp"
 #include "cuda/attention/x_split/products.cuh"
 
-namespace bifolio::cuda {
+namespace bifolio::inline v0_2::cuda {
 
 /// Tile sizes and shared memory of one kernel. Product: tensor_core_product or float_product.
 template <class Element, int Dims, template <class> class ProductOf>
@@ -113,4 +113,4 @@ struct row_values {
 };
 
 }  // namespace x_split
-}  // namespace bifolio::cuda
+}  // namespace bifolio::inline v0_2::cuda

@@ -164,7 +164,7 @@ class recording_backend final : public backend {
     return inner_->swap_blocks(src, dst, copies, stream);
   }
 
-  void plan_attention(attention_plan& plan, const attention_spec& spec, const step_batch_view& host_batch,
+  void plan_attention(attention_plan& plan, const attention_spec& spec, const host_step_view& host_batch,
                       std::int64_t num_blocks, stream_ref stream) override {
     inner_->plan_attention(plan, spec, host_batch, num_blocks, stream);
   }

@@ -19,12 +19,13 @@ kv_layout layout_of(const model_cache_config& config) {
                      spec.block_size, spec.v_in_k);
 }
 
-cache_engine_config storage_of(const model_cache_config& config, std::int64_t num_blocks) {
+cache_engine_config storage_of(const model_cache_config& config, std::int64_t num_blocks, copy_audit* audit = nullptr) {
   return {.num_layers = config.num_layers,
           .num_blocks = num_blocks,
           .layout = layout_of(config),
           .k_scales = config.k_scales,
           .v_scales = config.v_scales,
+          .audit = audit,
           .zero_fill = config.zero_fill};
 }
 
@@ -89,7 +90,7 @@ model_state::model_state(backend& device, const model_cache_config& given)
       config(complete(given)),
       implementation(given.attention.implementation),
       manager(config.cache),
-      engine(device, storage_of(config, config.cache.num_blocks)) {
+      engine(device, storage_of(config, config.cache.num_blocks, config.cache.audit)) {
   config.attention.implementation = implementation;
   if (config.cache.num_host_blocks > 0) {
     // The host's engine stores alone: the device's backend moves its blocks.

@@ -45,7 +45,7 @@ class paged_attention final : public attention_layer {
   bifolio::attention_spec spec_;
   std::vector<bifolio::attention_plan> plans_;  // per kind of layers; kept from step to step, so that their memory is
   std::size_t last_plan_ = 0;
-  bifolio::step_batch_view batch_;
+  bifolio::device_step_view batch_;
   bifolio::attention_params last_;
 };
 

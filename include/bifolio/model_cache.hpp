@@ -100,7 +100,7 @@ class BIFOLIO_API model_step {
   [[nodiscard]] const step_inputs& inputs() const noexcept;
   [[nodiscard]] std::int64_t num_tokens() const noexcept;
   /// The step's arrays on the device.
-  [[nodiscard]] const step_batch_view& batch() const noexcept;
+  [[nodiscard]] const device_step_view& batch() const noexcept;
   /// The plan that a layer runs on. Requires a layer of the model.
   [[nodiscard]] const attention_plan& attention_plan_of(std::int32_t layer) const noexcept;
 

@@ -188,7 +188,7 @@ void model_step::drop() noexcept {
 const step_plan& model_step::plan() const noexcept { return *slot_->plan; }
 const step_inputs& model_step::inputs() const noexcept { return slot_->inputs; }
 std::int64_t model_step::num_tokens() const noexcept { return slot_->plan->num_tokens; }
-const step_batch_view& model_step::batch() const noexcept { return slot_->on_device; }
+const device_step_view& model_step::batch() const noexcept { return slot_->on_device; }
 
 const attention_plan& model_step::attention_plan_of(std::int32_t layer) const noexcept {
   return model_->plan_for(layer).plan;

@@ -28,7 +28,7 @@ struct model_step_state {
   const step_plan* plan = nullptr;  ///< own_plan, or the scheduler's
   step_plan own_plan;
   step_inputs inputs;
-  step_batch_view on_device;
+  device_step_view on_device;
   stream_ref stream;
   bool swaps_failed = false;
   /// Per row of own_plan: tokens with slots before the step, and whether its tokens are known.

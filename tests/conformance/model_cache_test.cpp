@@ -444,7 +444,7 @@ TEST_CASE(
   for (const tested_backend* tested : one_per_family(0)) {
     CAPTURE(tested->name);
     random_run(*tested, hash_of(test_seed(), 31), tiny(24, 24)).run(400);
-    random_run(*tested, hash_of(test_seed(), 32), grouped(24, 24)).run(400);
+    random_run(*tested, hash_of(test_seed(), 32), grouped(36, 24)).run(600);
   }
 }
 

@@ -107,13 +107,13 @@ attention_result measure(backend& where, graph_timer& timer, const measuring_opt
   buffer out(where.memory(), row_bytes);
   fill_on_device(q.data(), row_bytes, static_cast<int>(s.q_type), options.seed + 1);
 
-  const step_batch_view host{static_cast<std::int32_t>(s.seqs.size()),
-                             num_tokens,
-                             lengths.starts.data(),
-                             lengths.contexts.data(),
-                             tables.data(),
-                             lengths.table_stride,
-                             nullptr};
+  const host_step_view host{static_cast<std::int32_t>(s.seqs.size()),
+                            num_tokens,
+                            lengths.starts.data(),
+                            lengths.contexts.data(),
+                            tables.data(),
+                            lengths.table_stride,
+                            nullptr};
   attention_plan plan;
   where.plan_attention(plan, spec, host, num_blocks, timer.stream());
   attention_params params;
@@ -124,7 +124,7 @@ attention_result measure(backend& where, graph_timer& timer, const measuring_opt
   params.scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
   params.soft_cap = s.soft_cap;
   if (s.alibi) params.alibi_slopes = device_slopes.as<float>();
-  params.batch = host;
+  params.batch = as_device_view(host);
   params.batch.query_start_loc = device_starts.as<std::int32_t>();
   params.batch.seq_lens = device_lens.as<std::int32_t>();
 

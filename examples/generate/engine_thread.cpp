@@ -7,6 +7,7 @@
 #include <bifolio/metrics.hpp>
 #include <future>
 #include <iterator>
+#include <new>
 #include <utility>
 
 namespace generate {
@@ -41,8 +42,9 @@ open_order::open_order(const text_order& what, const tokenizer& tokens, engine_t
 text_news open_order::take(std::chrono::milliseconds patience) {
   std::unique_lock lock(mutex_);
   changed_.wait_for(lock, patience, [&] { return !news_.pieces.empty() || news_.is_done; });
-  text_news taken = news_;
-  news_.pieces.clear();
+  std::vector<text_piece> pieces = std::exchange(news_.pieces, {});
+  text_news taken = news_;  // counts and the failure are told again each time
+  taken.pieces = std::move(pieces);
   return taken;
 }
 
@@ -169,6 +171,9 @@ std::optional<order_refusal> engine_thread::begin(open_order& order, const text_
   }
   try {
     for (const text_request& text : what.texts) engine_.submit(text, order);
+  } catch (const std::bad_alloc&) {
+    engine_.abort(order);
+    return order_refusal{reason::full, "there is no memory for the request now; try again later"};
   } catch (const std::exception& problem) {
     engine_.abort(order);
     return order_refusal{reason::never, problem.what()};

@@ -111,7 +111,7 @@ struct attention_params {
   tensor_view out{};                    ///< [num_tokens, num_q_heads, v_head_dim]
   float* lse = nullptr;                 ///< optional, [num_tokens, num_q_heads], natural log
   kv_cache_view kv{};                   ///< this layer
-  step_batch_view batch{};              ///< device arrays; lengths as planned
+  device_step_view batch{};             ///< device arrays; lengths as planned
   std::optional<float> scale{};         ///< finite; default: 1/√qk_head_dim
   float soft_cap = 0;                   ///< 0 = none; else finite and > 0
   const float* alibi_slopes = nullptr;  ///< optional, [num_q_heads]

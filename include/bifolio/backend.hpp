@@ -109,7 +109,7 @@ class BIFOLIO_API backend {
   /// Cuts the work of one step. `host_batch` holds host arrays (slot_mapping may be null). Reuses what `plan` holds.
   /// Throws `error`: invalid_argument, out_of_range (a block id outside [0, num_blocks), a length past its table row),
   /// unsupported (also: the implementation that `spec` names declines), out_of_memory; `plan` is then as before.
-  virtual void plan_attention(attention_plan& plan, const attention_spec& spec, const step_batch_view& host_batch,
+  virtual void plan_attention(attention_plan& plan, const attention_spec& spec, const host_step_view& host_batch,
                               std::int64_t num_blocks, stream_ref = {}) = 0;
   [[nodiscard]] virtual errc attention(const attention_plan& plan, const attention_params&,
                                        stream_ref = {}) noexcept = 0;

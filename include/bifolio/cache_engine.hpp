@@ -81,7 +81,7 @@ class BIFOLIO_API cache_engine {
   /// Throws `error`: invalid_argument (a batch that a manager of another block_size, or of more blocks, built);
   /// out_of_memory; device_lost; failed_precondition in a stream that captures. The copies of the
   /// upload before are then as they were, unless the device is lost.
-  [[nodiscard]] step_batch_view upload(const step_batch& batch, stream_ref stream = {});
+  [[nodiscard]] device_step_view upload(const step_batch& batch, stream_ref stream = {});
 
   /// Makes room for uploads of steps of up to these numbers, so that they neither allocate nor move the copies. Does
   /// nothing on the CPU. Throws `error`: invalid_argument (a number below 0, or too large), and as `upload`.

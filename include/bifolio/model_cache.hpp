@@ -135,7 +135,7 @@ class BIFOLIO_API model_step {
   [[nodiscard]] const step_inputs& inputs() const noexcept;
   [[nodiscard]] std::int64_t num_tokens() const noexcept;
   /// The step's arrays on the device; of a group that has layers. Those on the host are in `inputs`.
-  [[nodiscard]] const step_batch_view& batch(std::int32_t group = 0) const noexcept;
+  [[nodiscard]] const device_step_view& batch(std::int32_t group = 0) const noexcept;
   /// The states of a layer. Requires a layer of a state group.
   [[nodiscard]] layer_states states(std::int32_t layer) const noexcept;
   /// The plan that a layer runs on. Requires a layer of the model that is not of a state group.

@@ -120,12 +120,13 @@ nb::tuple attention(nb::handle q, nb::handle k_cache, nb::handle v_cache, nb::ha
   params.soft_cap = soft_cap;
   params.alibi_slopes = to_head_values(slopes, "alibi_slopes", params.q.num_heads);
   params.sinks = to_head_values(sinks, "sinks", params.q.num_heads);
-  params.batch = {.num_seqs = num_seqs,
-                  .num_tokens = starts.values.back(),
-                  .query_start_loc = starts.values.data(),
-                  .seq_lens = lens.values.data(),
-                  .block_tables = tables.values.data(),
-                  .block_table_stride = tables.num_columns};
+  const host_step_view batch{.num_seqs = num_seqs,
+                             .num_tokens = starts.values.back(),
+                             .query_start_loc = starts.values.data(),
+                             .seq_lens = lens.values.data(),
+                             .block_tables = tables.values.data(),
+                             .block_table_stride = tables.num_columns};
+  params.batch = as_device_view(batch);  // the host's backend
   const attention_spec spec{.num_q_heads = params.q.num_heads,
                             .num_kv_heads = params.kv.layout.num_kv_heads,
                             .qk_head_dim = params.kv.layout.k.head_dim,
@@ -142,7 +143,7 @@ nb::tuple attention(nb::handle q, nb::handle k_cache, nb::handle v_cache, nb::ha
     const nb::gil_scoped_release unlocked;
     std::unique_ptr<attention_plan> plan = host().take();
     backend& where = host().where();
-    where.plan_attention(*plan, spec, params.batch, params.kv.num_blocks);
+    where.plan_attention(*plan, spec, batch, params.kv.num_blocks);
     if (const errc code = where.attention(*plan, params); code != errc::ok) {
       if (const auto problem = find_problem(*plan, params)) throw *problem;
       refuse(code, "attention: " + std::string(to_string(code)));

@@ -398,7 +398,7 @@ attention_call::attention_call(const tested_backend& tested, const attention_cas
                 out_shape.token_stride,        out_shape.head_stride};
   if (c.lse) params.lse = reinterpret_cast<float*>(after_guard(lse_, dtype::f32));
   params.kv = cache_.view();
-  params.batch = host_batch;
+  params.batch = as_device_view(host_batch);
   params.batch.query_start_loc = reinterpret_cast<const std::int32_t*>(starts_on_device_.data());
   params.batch.seq_lens = reinterpret_cast<const std::int32_t*>(lens_on_device_.data());
   if (c.has_query_positions()) {

@@ -160,7 +160,7 @@ class attention_call {
 
   // For tests that bend the arguments between construction and `plan` or `run`.
   attention_spec spec;
-  step_batch_view host_batch;
+  host_step_view host_batch;
   std::int64_t num_blocks = 0;
   attention_plan planned;
   attention_params params;

@@ -58,7 +58,7 @@ struct world {
     }
     const std::int64_t stride = blocks_for(longest, spec.block_size);
     tables.assign(seqs.size() * static_cast<std::size_t>(stride), 0);
-    step_batch_view batch;
+    host_step_view batch;
     batch.num_seqs = static_cast<std::int32_t>(seqs.size());
     batch.num_tokens = starts.back();
     batch.query_start_loc = starts.data();

@@ -330,13 +330,13 @@ void cache_engine::reserve_upload(std::int32_t max_num_seqs, std::int64_t max_nu
   uploads().reserve(at.num_bytes, stream);
 }
 
-step_batch_view cache_engine::upload(const step_batch& batch, stream_ref stream) {
+device_step_view cache_engine::upload(const step_batch& batch, stream_ref stream) {
   if (batch.num_blocks > config_.num_blocks || (batch.block_size != config_.layout.block_size && batch.block_size != 0))
       [[unlikely]] {
     detail::refuse(errc::invalid_argument, "the batch is of a manager with ", batch.num_blocks, " blocks of ",
                    batch.block_size, " tokens; the engine has ", config_.num_blocks, " of ", config_.layout.block_size);
   }
-  if (backend_->where().type == device_type::cpu) return batch.view();
+  if (backend_->where().type == device_type::cpu) return as_device_view(batch.view());
 
   const step_offsets at(batch);
   detail::upload_ring& ring = uploads();
@@ -348,7 +348,7 @@ step_batch_view cache_engine::upload(const step_batch& batch, stream_ref stream)
   put(host, at.query_positions, batch.query_positions);
   const std::byte* const base = ring.send(at.num_bytes, stream);
 
-  step_batch_view view = batch.view();
+  device_step_view view = as_device_view(batch.view());
   view.query_start_loc = reinterpret_cast<const std::int32_t*>(base + at.query_start_loc);
   view.seq_lens = reinterpret_cast<const std::int32_t*>(base + at.seq_lens);
   view.block_tables = reinterpret_cast<const std::int32_t*>(base + at.block_tables);

@@ -64,7 +64,7 @@ class tracing_backend final : public backend {
                                  std::span<const block_copy> copies, stream_ref stream) noexcept override {
     return noted("swap_blocks", copies.size(), [&] { return inner_->swap_blocks(src, dst, copies, stream); });
   }
-  void plan_attention(attention_plan& plan, const attention_spec& spec, const step_batch_view& host_batch,
+  void plan_attention(attention_plan& plan, const attention_spec& spec, const host_step_view& host_batch,
                       std::int64_t num_blocks, stream_ref stream) override {
     const std::int64_t begin = log_->now();
     inner_->plan_attention(plan, spec, host_batch, num_blocks, stream);

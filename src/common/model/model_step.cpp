@@ -224,14 +224,14 @@ void model_step::drop() noexcept {
 const step_plan& model_step::plan() const noexcept { return *slot_->plan; }
 const step_inputs& model_step::inputs() const noexcept { return slot_->inputs; }
 std::int64_t model_step::num_tokens() const noexcept { return slot_->plan->num_tokens; }
-const step_batch_view& model_step::batch(std::int32_t group) const noexcept {
+const device_step_view& model_step::batch(std::int32_t group) const noexcept {
   return slot_->on_device[static_cast<std::size_t>(group)];
 }
 
 layer_states model_step::states(std::int32_t layer) const noexcept {
   const detail::layer_place& place = model_->place_of(layer);
   const kv_cache_view& storage = model_->view_of(place);
-  const step_batch_view& rows = slot_->on_device[place.group];
+  const device_step_view& rows = slot_->on_device[place.group];
   return {static_cast<std::byte*>(storage.k), storage.layout.block_bytes(), rows.block_tables, rows.block_table_stride};
 }
 

@@ -30,7 +30,7 @@ struct model_step_state {
   const step_plan* plan = nullptr;  ///< own_plan, or the scheduler's
   step_plan own_plan;
   step_inputs inputs;
-  std::array<step_batch_view, max_layer_groups> on_device{};  // by group
+  std::array<device_step_view, max_layer_groups> on_device{};  // by group
   stream_ref stream;
   bool swaps_failed = false;
   /// Per row of own_plan: tokens with slots before the step, and whether its tokens are known.

@@ -23,7 +23,7 @@ cuda_plan_state& state_for(const std::shared_ptr<const device_state>& state, att
   return *fresh;
 }
 
-plan_input input_of(const device_state& state, const attention_spec& spec, const step_batch_view& batch) {
+plan_input input_of(const device_state& state, const attention_spec& spec, const host_step_view& batch) {
   plan_input input;
   input.spec = spec;
   input.num_seqs = batch.num_seqs;
@@ -112,7 +112,7 @@ attention_kernel_args args_of(const attention_plan& plan, const attention_params
 }  // namespace
 
 void plan_attention(const std::shared_ptr<const device_state>& state, attention_plan& plan, const attention_spec& spec,
-                    const step_batch_view& host_batch, std::int64_t num_blocks, stream_ref stream) {
+                    const host_step_view& host_batch, std::int64_t num_blocks, stream_ref stream) {
   detail::translate_bad_alloc("plan_attention", [&] {
     state->require_health();
     check_spec(spec);

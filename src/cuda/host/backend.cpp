@@ -131,7 +131,7 @@ errc cuda_backend::swap_blocks(std::span<const kv_cache_view> src, std::span<con
   return on_device(*state_, [&]() noexcept { return cuda::swap_blocks(*state_, src, dst, copies, stream); });
 }
 
-void cuda_backend::plan_attention(attention_plan& plan, const attention_spec& spec, const step_batch_view& host_batch,
+void cuda_backend::plan_attention(attention_plan& plan, const attention_spec& spec, const host_step_view& host_batch,
                                   std::int64_t num_blocks, stream_ref stream) {
   cuda::plan_attention(state_, plan, spec, host_batch, num_blocks, stream);
 }

@@ -181,8 +181,6 @@ class output_pieces {
 
   int count = 0;
 
-  [[nodiscard]] const float* accumulators() const noexcept { return accumulators_; }
-
   BIFOLIO_INLINE void issue(int piece, prefetcher& prefetch) const noexcept {
     compiler_barrier();
     const bool one_step = last_ - first_ == 1;

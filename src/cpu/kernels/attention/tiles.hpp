@@ -2,7 +2,8 @@
 #pragma once
 
 /// Attention on tile registers, for calls of one 16-bit dtype throughout. Row groups of 16 rows of a KV head share
-/// softmax and products. Items of few rows read V in place, others pair it (tile_micro.hpp); both give the same bits.
+/// softmax and products. Items of one group (decode) read V in place, others pair it (tile_micro.hpp); both give the
+/// same bits.
 
 #include "cpu/kernels/attention/mainloop.hpp"
 #include "cpu/kernels/attention/tile_micro.hpp"
@@ -18,10 +19,6 @@ template <class Key>
 class tile_mainloop;
 
 #if BIFOLIO_TILES
-
-/// Up to this many rows per KV head, V is read in place.
-inline constexpr int max_rows_in_place = 8;
-static_assert(max_rows_in_place <= row_group_rows);
 
 template <>
 inline constexpr bool has_tiles<bfloat16> = true;
@@ -40,7 +37,7 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
   tile_mainloop(const attention_args& args, const attention_item& item, const attention_scratch& scratch) noexcept
       : base(args, item, scratch),
         num_groups_((head_rows_ + row_group_rows - 1) / row_group_rows),
-        in_place_(head_rows_ <= max_rows_in_place),
+        in_place_(num_groups_ == 1),
         common_{range_of_token(item.num_tokens - 1).begin, range_of_token(0).end} {}
 
  private:
@@ -110,7 +107,6 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
   }
 
   float* partial_of(int head, int row) noexcept {
-    finish_outputs();
     float* state = item_.partials == nullptr ? scratch_.values : state_of(states_, head, row);
     const row_group_state from = state_of_group(head, row / row_group_rows);
     from.read_row(row % row_group_rows, probability_factor<Key>, state);
@@ -299,14 +295,14 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
     }
   }
 
-  // While the softmax of one group runs, outputs of the group before and scores of the group after are multiplied. The
-  // last group's outputs are left to the next tile's first softmax or to the end of the split.
+  // While the softmax of one group runs, outputs of the group before and scores of the group after are multiplied.
   void process_paired(const kv_tile_offsets& tile, int head) noexcept {
     tile_key_rows keys;
     const visible_range all{tile.begin, tile.end};
     const step_range used = steps_of(all);
     const Key* row_of[tile_keys];
     alignas(64) float scores[2][tile_keys * tile_rows];  // [key][row] of a group and of the next
+    alignas(64) float p[2][key_steps * tile_floats];     // [step][row][pair of keys] of a group and of the one before
     row_group_view views[2];
     int group = next_group(tile, head, 0, views[0]);
     if (group == num_groups_) return;
@@ -316,38 +312,30 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
       return score_pieces<Key>{group_queries(head, of_group), &keys, qk_padded_ / tile_dims, scores[place]};
     };
     issue_all(scores_of(group, 0), prefetcher_);
+    products_between<Key> between;
     bool known_finite = false;
     bool is_paired = false;
     for (int place = 0; group < num_groups_; place = 1 - place) {
       const row_group_view& view = views[place];
-      p_place_ = 1 - p_place_;
-      float* const p = p_[p_place_];
       const int next = next_group(tile, head, group + 1, views[1 - place]);
-      between_.scores = next < num_groups_ ? scores_of(next, 1 - place) : score_pieces<Key>{};
+      between.scores = next < num_groups_ ? scores_of(next, 1 - place) : score_pieces<Key>{};
       const row_group_state state = state_of_group(head, group);
-      // Softmax may rescale what waiting outputs of the same group have yet to be added to.
-      if (between_.outputs.accumulators() == state.accumulators()) finish_outputs();
-      softmax_group<Key>(scores[place], {args_.scale, args_.soft_cap}, view.lanes_of, state, false, between_, p,
+      softmax_group<Key>(scores[place], {args_.scale, args_.soft_cap}, view.lanes_of, state, false, between, p[place],
                          prefetcher_);
       // As late as possible: V is what was prefetched last.
       if (!is_paired) pair_values(row_of, all);
       is_paired = true;
       // A probability of 0 masks a key, unless its V is not finite.
       if (!view.alike && !known_finite) known_finite = has_finite_values(tile, row_of);
-      between_.outputs = {};
+      between.outputs = {};
       if (view.alike || known_finite) {
-        between_.outputs = {p, scratch_.values, used.first, used.last, padded_, state.accumulators()};
+        between.outputs = {p[place], scratch_.values, used.first, used.last, padded_, state.accumulators()};
       } else {
-        add_outputs_row_by_row(row_of, all, view, p, state);
+        add_outputs_row_by_row(row_of, all, view, p[place], state);
       }
       group = next;
     }
-  }
-
-  // Outputs that wait for another softmax.
-  void finish_outputs() noexcept {
-    issue_all(between_.outputs, prefetcher_);
-    between_.outputs = {};
+    issue_all(between.outputs, prefetcher_);
   }
 
   // The first group from `group` on that attends to some key of the tile.
@@ -379,10 +367,6 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
   int num_groups_;        // per KV head
   bool in_place_;         // how V enters the products
   visible_range common_;  // positions that all rows attend to
-  products_between<Key> between_;
-  // [step][row][pair of keys] of a group and of the one whose outputs wait.
-  alignas(64) float p_[2][static_cast<std::size_t>(key_steps * tile_floats)];
-  int p_place_ = 0;
 };
 
 #endif

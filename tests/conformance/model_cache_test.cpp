@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <bifolio/copy_audit.hpp>
 #include <bifolio/model_cache.hpp>
 #include <cmath>
 #include <functional>
@@ -130,7 +131,7 @@ struct known_sequence {
 class random_run {
  public:
   random_run(const tested_backend& tested, std::uint64_t seed)
-      : where_(tested.get()), random_(seed), cache_(where_, config()) {}
+      : where_(tested.get()), random_(seed), cache_(where_, config(&audit_)) {}
 
   void run(int num_operations) {
     for (int i = 0; i < num_operations; ++i) {
@@ -158,6 +159,8 @@ class random_run {
       REQUIRE(cache_.manager().check() == "");
     }
     while (!seqs_.empty()) free(seqs_.begin()->first);
+    CHECK(audit_.num_missed() == 0);
+    CHECK(audit_.num_outstanding() == 0);
     CHECK(cache_.manager().num_free_blocks() == cache_.config().cache.num_blocks);
     // The mix is worth its name.
     CHECK(num_steps_ > 10);
@@ -168,8 +171,9 @@ class random_run {
   }
 
  private:
-  static model_cache_config config() {
+  static model_cache_config config(copy_audit* audit) {
     model_cache_config config = tiny(24, 24);
+    config.cache.audit = audit;
     config.cache.prefix = {.enabled = true, .seed = hash_seed{1, 2}};
     return config;
   }
@@ -293,6 +297,7 @@ class random_run {
 
   backend& where_;
   random_source random_;
+  copy_audit audit_;
   model_cache cache_;
   std::map<seq_id, known_sequence> seqs_;
   int num_steps_ = 0, num_refused_ = 0, num_hits_ = 0, num_out_ = 0;
@@ -316,6 +321,8 @@ using texts = std::map<std::uint64_t, std::vector<token_id>>;
 /// Six requests through a scheduler, `in_flight` steps at a time.
 texts serve(backend& where, model_cache_config config, std::int32_t in_flight, scheduler_stats& stats) {
   config.max_steps_in_flight = in_flight;
+  copy_audit audit;
+  config.cache.audit = &audit;
   model_cache cache(where, config);
   scheduler requests(cache.manager(), {.max_tokens_per_step = 16,
                                        .vocab_size = 50,
@@ -338,6 +345,8 @@ texts serve(backend& where, model_cache_config config, std::int32_t in_flight, s
     REQUIRE(requests.check() == "");
   }
   CHECK_FALSE(requests.has_work());
+  CHECK(audit.num_missed() == 0);
+  CHECK(audit.num_outstanding() == 0);
   stats = requests.stats();
   return said;
 }

@@ -97,6 +97,14 @@ bool step_suits_tensor_cores(const plan_input& step, bool with_f32, std::string*
 // prefill
 
 #if BIFOLIO_CUDA_SM90
+/// Whether prefill and decode give a row the same bits in deterministic plans.
+bool sums_like_decode(const attention_spec& spec) noexcept {
+  const std::int32_t tile_dims = prefill_tile_dims(spec.qk_head_dim);
+  return !has_codes(spec) && prefill_has_tree(tile_dims) &&
+         decode_padded_dim(spec.k_code.type, spec.qk_head_dim) == tile_dims &&
+         decode_splits_dims(static_cast<int>(size_of(spec.k_code.type)), tile_dims);
+}
+
 bool prefill_accepts(const plan_input& step, std::string* why) noexcept {
   const attention_spec& spec = step.spec;
   if (step.device.compute_capability != 90) {
@@ -127,7 +135,10 @@ bool prefill_accepts(const plan_input& step, std::string* why) noexcept {
                             " bytes of shared memory at most on this device; it takes ", shared_bytes);
   }
   // So that a row's bits do not depend on how a prompt is cut into chunks.
-  if (spec.deterministic) return detail::declines(why, "a deterministic plan gives all tokens to one implementation");
+  if (spec.deterministic && !sums_like_decode(spec)) {
+    return detail::declines(why, "a deterministic plan gives all tokens to decode, as prefill has not its bits for ",
+                            spec.qk_head_dim, " dims");
+  }
   return true;
 }
 
@@ -140,14 +151,16 @@ cudaError_t launch_prefill_part(const launch_context& context, const attention_k
                         context.stream);
 }
 
-std::string prefill_name(dtype type, std::int32_t tile_dims, std::string_view loading, bool transforms) {
-  return shape_name("prefill", to_string(type), tile_dims) + " " + std::string(loading) +
-         (transforms ? " transform" : " plain");
+std::string prefill_name(dtype type, std::int32_t tile_dims, std::string_view loading, std::string_view variant) {
+  return shape_name("prefill", to_string(type), tile_dims) + " " + std::string(loading) + " " + std::string(variant);
 }
 
 std::string prefill_name_of(const step_plans&, const attention_kernel_args& args) {
   const std::string_view loading = args.is_coded ? coded : prefill_loading(args).by_copy ? "copy" : "tma";
-  return prefill_name(args.q_type, prefill_tile_dims(args.head_dim), loading, prefill_transforms(args));
+  const std::string_view variant = args.deterministic         ? "deterministic"
+                                   : prefill_transforms(args) ? "transform"
+                                                              : "plain";
+  return prefill_name(args.q_type, prefill_tile_dims(args.head_dim), loading, variant);
 }
 
 void append_prefill_names(const device_numbers& device, std::vector<std::string>& names) {
@@ -158,7 +171,10 @@ void append_prefill_names(const device_numbers& device, std::vector<std::string>
       if (entry == nullptr) continue;
       for (const std::string_view loading : {std::string_view("tma"), std::string_view("copy"), coded}) {
         if ((loading == "tma" && tile_dims % 64 != 0) || (loading == coded && entry->coded_bytes == 0)) continue;
-        for (const bool transforms : {false, true}) names.push_back(prefill_name(type, tile_dims, loading, transforms));
+        for (const std::string_view variant : {"plain", "transform", "deterministic"}) {
+          if (variant == "deterministic" && (entry->tree_kernel == nullptr || loading == coded)) continue;
+          names.push_back(prefill_name(type, tile_dims, loading, variant));
+        }
       }
     }
   }
@@ -201,6 +217,12 @@ bool decode_accepts(const plan_input& step, std::string* why) noexcept {
 }
 
 bool takes_decode_call(const attention_kernel_args& args, std::string* why) noexcept {
+#if BIFOLIO_CUDA_SM90
+  // What prefill declines must not have decode's bits in one step and general's in another.
+  if (args.deterministic && !args.is_coded && args.kv_type != dtype::f32 && !prefill_accepts_call(args, why)) {
+    return false;
+  }
+#endif
   return suits_tensor_cores(args, why);
 }
 

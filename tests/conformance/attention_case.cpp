@@ -605,6 +605,11 @@ arithmetic on_device(const tested_backend& tested, const attention_case& c) {
 arithmetic numbers_for(const tested_backend& tested, const attention_case& c) {
   if (c.k_code && !tested.is_host) return on_device(tested, c);
   if (c.k_code || c.v_code) return tested.numbers_for_codes(c.q_type, c.out_type);
+  // Multi-head latent attention has tensor-core kernels of its own.
+  if (!tested.is_host && c.v_in_k && c.num_kv_heads == 1 && c.head_dim == 576 && c.out_dim() == 512) {
+    constexpr std::int32_t usual_dims = 128;
+    return tested.numbers_for(c.q_type, c.kv_type, c.out_type, usual_dims);
+  }
   return tested.numbers_for(c.q_type, c.kv_type, c.out_type, c.head_dim);
 }
 

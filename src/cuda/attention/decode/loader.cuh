@@ -31,7 +31,8 @@ class loader {
         queries_(shared + S::shared.queries),
         lane_(static_cast<int>(threadIdx.x) & 31),
         warp_(static_cast<int>(threadIdx.x) >> 5),
-        cursor_(scheduler.first()) {
+        cursor_(scheduler.first()),
+        warp_rows_share_block_(args.block_size % S::warp_keys == 0) {
     if constexpr (S::padded) {
       lane_row_ = args.by_row_vectors.quotient(lane_);
       lane_vector_ = lane_ - lane_row_ * S::vectors_of_row(args);
@@ -70,9 +71,12 @@ class loader {
       if (at_first_tile_) load_queries();
       at_first_tile_ = false;
       const std::uint32_t base = stages_ + stage * S::stage_bytes;
-      const std::int64_t own_offset = slot_ < 0 ? -1 : row_offset(bounded(block_), slot_);
+      const bool is_run = S::is_coded && !S::padded && rows_are_run();
+      const std::int64_t own_offset = is_run || slot_ < 0 ? -1 : row_offset(bounded(block_), slot_);
       if constexpr (S::padded) {
         load_padded_rows(base, own_offset);
+      } else if (is_run) {
+        load_run(base);
       } else {
         const int vector = lane_ % S::row_vectors;
 #pragma unroll
@@ -100,6 +104,30 @@ class loader {
     const std::int64_t at = valid ? row_offset + vector * S::kv_rows::vector_dims : 0;
     device::cp_async_16_evict_first(dst, static_cast<const element*>(a_.k) + at, valid);
     device::cp_async_16_evict_first(dst + S::tile_bytes, static_cast<const element*>(a_.v) + at, valid);
+  }
+
+  // Whether the warp's rows of the tile at work_.tile are all to be read and in one block.
+  [[nodiscard]] __device__ __forceinline__ bool rows_are_run() const {
+    const int first = work_.tile * decode_tile_tokens + warp_ * S::warp_keys;
+    return warp_rows_share_block_ && first >= first_key_ && first + S::warp_keys <= seq_len_;
+  }
+  // Those rows: nothing is asked for each.
+  __device__ __forceinline__ void load_run(std::uint32_t base) const {
+    const int vector = lane_ % S::row_vectors;
+    const int first = lane_ / S::row_vectors;
+    const std::int64_t at =
+        row_offset(bounded(block_), slot_ - lane_ % S::warp_keys + first) + vector * S::kv_rows::vector_dims;
+    const auto* k = static_cast<const element*>(a_.k) + at;
+    const auto* v = static_cast<const element*>(a_.v) + at;
+    const std::int64_t step = S::rows_per_pass * a_.k_strides.token;
+#pragma unroll
+    for (int pass = 0; pass < S::passes; ++pass) {
+      const std::uint32_t to = base + S::place(row_of_lane(pass * S::rows_per_pass + first), vector);
+      device::cp_async_16_evict_first(to, k);
+      device::cp_async_16_evict_first(to + S::tile_bytes, v);
+      k += step;
+      v += step;
+    }
   }
 
   // The vectors of the warp's rows one after another, 32 at a time.
@@ -181,9 +209,10 @@ class loader {
     }
   }
 
-  // The row of the tile whose place in the cache the lane finds: each warp loads some of the rows.
+  // The row of the tile whose place in the cache the lane finds: each warp loads some of the rows, of codes those that
+  // it multiplies.
   [[nodiscard]] __device__ __forceinline__ int row_of_lane(int lane) const {
-    if constexpr (S::padded) return warp_ * S::warp_keys + lane;
+    if constexpr (S::padded || S::is_coded) return warp_ * S::warp_keys + lane;
     return (lane / S::rows_per_pass * S::warps + warp_) * S::rows_per_pass + lane % S::rows_per_pass;
   }
 
@@ -223,6 +252,7 @@ class loader {
   std::uint32_t stages_, queries_;
   int lane_, warp_;
   work_cursor cursor_;
+  bool warp_rows_share_block_;
   work_tile work_;
   // Of the work tile's sequence.
   const std::int32_t* table_ = nullptr;

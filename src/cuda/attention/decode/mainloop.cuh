@@ -98,7 +98,11 @@ class mainloop {
   /// Adds the next KV tile, which is number `tile` of the sequence, to the accumulators.
   __device__ __forceinline__ void process_tile(int tile, accumulators<S>& acc) {
     device::cp_async_wait_group<S::stages - 2>();
-    __syncthreads();
+    if (S::is_coded && tile != first_tile_) {
+      __syncwarp();  // a warp loads the keys that it multiplies
+    } else {
+      __syncthreads();
+    }
     loader_.load_tile(free_stage());
     if (tile == first_tile_) {
       if constexpr (S::is_coded) {
@@ -223,7 +227,13 @@ class mainloop {
     device::visit_code_pairs(a_.k_type, [&](const auto& pairs) {
       add_coded_scores<S>(
           pairs, s, warp_, lane_,
-          [&](auto most, int row, int vector) { return key_vector<decltype(most)::value>(k_base, row, vector); },
+          [&](int row, int low, auto first) {
+            constexpr int vectors = 4 / S::key_tiles;
+            constexpr int from = decltype(first)::value;
+            const std::uint32_t place = S::kv_rows::vectors_later(k_base + S::place(row, low), from);
+            if constexpr (from + vectors <= S::least_row_vectors) return place;
+            return from + low < S::vectors_of_row(a_) ? place : zeros_;
+          },
           [&](std::uint32_t(&q)[4], int kk) { take_q(q, q_buffer, kk); });
     });
   }
@@ -354,31 +364,30 @@ class mainloop {
     }
 
     [[maybe_unused]] bool has_value_scales = false;
-    [[maybe_unused]] std::uint32_t exponent[2];
-    float shift[2];
+    [[maybe_unused]] float largest_scale[2];
+    float largest[2];
     bool grows = false;
     if constexpr (S::is_coded) {
       has_value_scales = a_.v_scales.tail_floats > 0;
-      if (has_value_scales) grows = find_value_units(s, k_base, acc, exponent);
+      if (has_value_scales) grows = find_largest_scales(s, k_base, acc, largest_scale);
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      float m = fmaxf(s[0][2 * i], s[0][2 * i + 1]);
-      if constexpr (S::key_tiles == 2) m = fmaxf(m, fmaxf(s[1][2 * i], s[1][2 * i + 1]));
-      m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
-      m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
-      shift[i] = fmaxf(acc.max[i], m);
-      grows = grows || shift[i] > acc.max[i];
+      largest[i] = fmaxf(s[0][2 * i], s[0][2 * i + 1]);
+      if constexpr (S::key_tiles == 2) largest[i] = fmaxf(largest[i], fmaxf(s[1][2 * i], s[1][2 * i + 1]));
+      grows = grows || largest[i] > acc.max[i];
     }
+    // The lanes of a row need not exchange their maxima where none of them is a new one.
     if (__any_sync(0xffffffffu, grows)) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float alpha = shift[i] > acc.max[i] ? device::exp2_fast(acc.max[i] - shift[i]) : 1.0f;
-        acc.max[i] = shift[i];
+        const float shift = fmaxf(acc.max[i], max_of_row(largest[i]));
+        const float alpha = shift > acc.max[i] ? device::exp2_fast(acc.max[i] - shift) : 1.0f;
+        acc.max[i] = shift;
         acc.sum[i] *= alpha;
         float out_alpha = alpha;
         if constexpr (S::is_coded) {
-          if (has_value_scales) out_alpha *= acc.scales.raise(i, exponent[i]);
+          if (has_value_scales) out_alpha *= acc.scales.raise(i, max_of_row(largest_scale[i]));
         }
 #pragma unroll
         for (int n = 0; n < S::n_tiles; ++n) {
@@ -422,25 +431,28 @@ class mainloop {
     }
   }
 
-  // Of each row the largest exponent of V's scales so far, of tokens that it attends to. Returns whether one grows.
-  __device__ __forceinline__ bool find_value_units(const float (&s)[S::key_tiles][4], std::uint32_t stage_base,
-                                                   const accumulators<S>& acc, std::uint32_t (&exponent)[2]) const {
-    bool grows = false;
+  // Over the lanes of a row.
+  [[nodiscard]] __device__ __forceinline__ static float max_of_row(float x) {
+    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+  }
+
+  // Of each row the largest of V's scales of the lane's tokens that it attends to. Returns whether one needs a larger
+  // unit.
+  __device__ __forceinline__ bool find_largest_scales(const float (&s)[S::key_tiles][4], std::uint32_t stage_base,
+                                                      const accumulators<S>& acc, float (&largest)[2]) const {
+    largest[0] = largest[1] = 0;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      exponent[i] = 1;
+    for (int n = 0; n < S::key_tiles; ++n) {
+      const float2 pair = load_scales(stage_base, 1, n);
+      const float magnitudes[2] = {acc.scales.number(pair.x), acc.scales.number(pair.y)};
 #pragma unroll
-      for (int n = 0; n < S::key_tiles; ++n) {
-        const float2 pair = load_scales(stage_base, 1, n);
-        if (s[n][2 * i] != -INFINITY) exponent[i] = max(exponent[i], acc.scales.exponent_of(pair.x));
-        if (s[n][2 * i + 1] != -INFINITY) exponent[i] = max(exponent[i], acc.scales.exponent_of(pair.y));
+      for (int e = 0; e < 4; ++e) {
+        if (s[n][e] != -INFINITY) largest[e / 2] = fmaxf(largest[e / 2], magnitudes[e % 2]);
       }
-      exponent[i] = max(exponent[i], __shfl_xor_sync(0xffffffffu, exponent[i], 1));
-      exponent[i] = max(exponent[i], __shfl_xor_sync(0xffffffffu, exponent[i], 2));
-      exponent[i] = max(exponent[i], acc.scales.exponent[i]);
-      grows = grows || exponent[i] > acc.scales.exponent[i];
     }
-    return grows;
+    return acc.scales.exponent_of(largest[0]) > acc.scales.exponent[0] ||
+           acc.scales.exponent_of(largest[1]) > acc.scales.exponent[1];
   }
 
   const decode_args& a_;

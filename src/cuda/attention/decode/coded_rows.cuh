@@ -207,13 +207,12 @@ struct value_scales<true> {
     exponent[i] = to;
     return by > 126 ? 0.0f : __uint_as_float((127 - by) << 23);
   }
-  /// The magnitude of a scale that is a number, else 0, which asks for no unit.
-  [[nodiscard]] static __device__ __forceinline__ float number(float scale) {
-    return fabsf(scale) < INFINITY ? fabsf(scale) : 0.0f;
-  }
-  /// The exponent of the unit that a number asks for.
-  [[nodiscard]] static __device__ __forceinline__ std::uint32_t exponent_of(float number) {
-    return min(max(__float_as_uint(number) >> 23, 1u), 253u);
+  /// Magnitudes from here on ask for a larger unit.
+  [[nodiscard]] __device__ __forceinline__ float limit(int i) const { return __uint_as_float((exponent[i] + 1) << 23); }
+  /// The exponent of the unit that a magnitude asks for; an infinity asks for none.
+  [[nodiscard]] static __device__ __forceinline__ std::uint32_t exponent_of(float magnitude) {
+    const std::uint32_t field = __float_as_uint(magnitude) >> 23;
+    return field >= 255 ? 1 : min(max(field, 1u), 253u);
   }
 };
 

@@ -154,21 +154,16 @@ class loader {
   __device__ __forceinline__ void load_scales(std::uint32_t base) const {
     if (a_.k_scales.tail_floats == 0 && a_.v_scales.tail_floats == 0) return;
     const int plane = lane_ / S::warp_keys;
-    if (plane > 1) return;
-    const auto load = [&](const code_scales& code, const void* data) {
-      if (code.tail_floats == 0) return;
-      const bool valid = slot_ >= 0;
-      const std::int64_t at = bounded(block_) * a_.k_strides.block + code.tail.offset + work_.head * code.tail.head +
-                              slot_ * code.tail.token;
-      const auto* const from = static_cast<const std::uint8_t*>(data) + (valid ? at : 0);
-      const std::uint32_t to = base + S::scale_place(plane, row_of_lane(lane_ % S::warp_keys));
-      device::cp_async_4(to, from, valid);
-    };
-    if (plane == 0) {
-      load(a_.k_scales, a_.k);
-    } else {
-      load(a_.v_scales, a_.v);
-    }
+    const bool is_k = plane == 0;
+    const int tail_floats = is_k ? a_.k_scales.tail_floats : a_.v_scales.tail_floats;
+    if (plane > 1 || tail_floats == 0) return;
+    const kv_tail_strides& k = a_.k_scales.tail;
+    const kv_tail_strides& v = a_.v_scales.tail;
+    const std::int64_t at = bounded(block_) * a_.k_strides.block + (is_k ? k.offset : v.offset) +
+                            work_.head * (is_k ? k.head : v.head) + slot_ * (is_k ? k.token : v.token);
+    const auto* const data = static_cast<const std::uint8_t*>(is_k ? a_.k : a_.v);
+    const std::uint32_t to = base + S::scale_place(plane, row_of_lane(lane_ % S::warp_keys));
+    device::cp_async_4(to, slot_ >= 0 ? data + at : data, slot_ >= 0);
   }
 
   // Moves on to the next work tile that is not empty; afterwards has_work_ says whether there is one.

@@ -354,7 +354,8 @@ class mainloop {
 
     const int first_key = tile * decode_tile_tokens + warp_ * S::warp_keys;
     transform_scores(s, k_base, first_key);
-    if (first_key < common_begin_ || first_key + S::warp_keys > common_end_) {
+    const bool is_border = first_key < common_begin_ || first_key + S::warp_keys > common_end_;
+    if (is_border) {
 #pragma unroll
       for (int n = 0; n < S::key_tiles; ++n)
 #pragma unroll
@@ -365,11 +366,16 @@ class mainloop {
 
     [[maybe_unused]] bool has_value_scales = false;
     [[maybe_unused]] float largest_scale[2];
+    [[maybe_unused]] float2 value_scales[S::key_tiles];
     float largest[2];
     bool grows = false;
     if constexpr (S::is_coded) {
       has_value_scales = a_.v_scales.tail_floats > 0;
-      if (has_value_scales) grows = find_largest_scales(s, k_base, acc, largest_scale);
+      if (has_value_scales) {
+#pragma unroll
+        for (int n = 0; n < S::key_tiles; ++n) value_scales[n] = load_scales(k_base, 1, n);
+        grows = find_largest_scales(s, value_scales, is_border, acc, largest_scale);
+      }
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -408,10 +414,9 @@ class mainloop {
         if constexpr (S::is_coded) {
           if (has_value_scales) {
             // A token that is not seen may have a scale that is no number.
-            const float2 pair = load_scales(k_base, 1, n);
             const float inverse = acc.scales.inverse_unit(i);
-            if (s[n][2 * i] != -INFINITY) p0 *= pair.x * inverse;
-            if (s[n][2 * i + 1] != -INFINITY) p1 *= pair.y * inverse;
+            if (s[n][2 * i] != -INFINITY) p0 *= value_scales[n].x * inverse;
+            if (s[n][2 * i + 1] != -INFINITY) p1 *= value_scales[n].y * inverse;
           }
         }
         if constexpr (is_f32) {
@@ -439,20 +444,26 @@ class mainloop {
 
   // Of each row the largest of V's scales of the lane's tokens that it attends to. Returns whether one needs a larger
   // unit.
-  __device__ __forceinline__ bool find_largest_scales(const float (&s)[S::key_tiles][4], std::uint32_t stage_base,
-                                                      const accumulators<S>& acc, float (&largest)[2]) const {
-    largest[0] = largest[1] = 0;
+  __device__ __forceinline__ static bool find_largest_scales(const float (&s)[S::key_tiles][4],
+                                                             const float2 (&scales)[S::key_tiles], bool is_border,
+                                                             const accumulators<S>& acc, float (&largest)[2]) {
+    largest[0] = 0;
 #pragma unroll
     for (int n = 0; n < S::key_tiles; ++n) {
-      const float2 pair = load_scales(stage_base, 1, n);
-      const float magnitudes[2] = {acc.scales.number(pair.x), acc.scales.number(pair.y)};
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        if (s[n][e] != -INFINITY) largest[e / 2] = fmaxf(largest[e / 2], magnitudes[e % 2]);
-      }
+      largest[0] = fmaxf(largest[0], fmaxf(fabsf(scales[n].x), fabsf(scales[n].y)));
     }
-    return acc.scales.exponent_of(largest[0]) > acc.scales.exponent[0] ||
-           acc.scales.exponent_of(largest[1]) > acc.scales.exponent[1];
+    largest[1] = largest[0];
+    if (is_border) {
+      largest[0] = largest[1] = 0;
+#pragma unroll
+      for (int n = 0; n < S::key_tiles; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const float scale = fabsf(e % 2 == 0 ? scales[n].x : scales[n].y);
+          if (s[n][e] != -INFINITY) largest[e / 2] = fmaxf(largest[e / 2], scale);
+        }
+    }
+    return largest[0] >= acc.scales.limit(0) || largest[1] >= acc.scales.limit(1);
   }
 
   const decode_args& a_;

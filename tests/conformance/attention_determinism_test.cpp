@@ -261,13 +261,13 @@ TEST_CASE("prefill in chunks of any size gives the bits of the whole") {
 }
 
 TEST_CASE("chunks of few rows and of many give the same bits, also where V is not finite") {
-  constexpr std::int32_t length = 150;
+  constexpr std::int32_t length = 110;
   for (const dtype type : {dtype::bf16, dtype::f16}) {
     for (const std::int32_t group : fewer_if_sanitized(std::vector<std::int32_t>{1, 4, 8}, 3)) {
       for (const value_kind values : {value_kind::normal, value_kind::denormal}) {
         attention_case whole{.what = "few rows or many",
                              .group_size = group,
-                             .head_dim = group == 4 ? 40 : 160,
+                             .head_dim = group == 4 ? 40 : 96,
                              .q_type = type,
                              .kv_type = type,
                              .out_type = type,
@@ -290,7 +290,7 @@ TEST_CASE("chunks of few rows and of many give the same bits, also where V is no
         };
         for (const tested_backend* tested : one_per_family(4)) {
           const attention_output expected = run_attention(*tested, whole, contents_of(whole));
-          for (const std::int32_t chunk : {1, 2, 3, 8, 9, 17}) {
+          for (const std::int32_t chunk : {1, 3, 9}) {
             attention_output joined;
             for (std::int32_t at = 0; at < length; at += chunk) {
               attention_case part = whole;

@@ -82,7 +82,7 @@ void open_order::give(text_piece next) {
 engine_thread::engine_thread(const model_setup& on, cache_setup& cache, const engine_options& o, std::int32_t max_open)
     : tokens_(*on.model.tokens),
       max_open_(max_open),
-      engine_(*on.placed.runner, cache.blocks, config_of(o, on.max_positions), cache.host()) {
+      engine_(*on.placed.runner, *on.placed.where, cache.shape, config_of(o, on.max_positions)) {
   if (!o.events.empty()) log_.emplace(o.events);
   thread_ = std::thread([this] { run(); });
 }

@@ -71,6 +71,11 @@ bool prefill_accepts_call(const attention_kernel_args& args, std::string* why) n
     if (stride > 0 && stride < max_stride) continue;
     return detail::declines(why, "a stride of q, K or V is ", stride, "; tensor maps hold 1 to ", max_stride - 1);
   }
+  constexpr std::int64_t max_plane_bytes = std::int64_t{1} << 36;  // which its producer counts in 32 bits, 16 at a time
+  if (args.is_coded && args.num_blocks > max_plane_bytes / args.k_strides.block) {
+    return detail::declines(why, "a plane of codes has ", args.num_blocks, " blocks of ", args.k_strides.block,
+                            " bytes; it takes 2^36 bytes");
+  }
   return true;
 }
 
@@ -78,7 +83,8 @@ cudaError_t launch_prefill(const runtime_api& api, const attention_kernel_args& 
                            const prefill_metadata& metadata, const device_numbers& device,
                            cudaStream_t stream) noexcept {
   const prefill_entry& entry = *find_prefill_entry(args.q_type, args.head_dim);
-  const int shared_bytes = entry.shared_bytes + (args.is_coded ? entry.coded_bytes : 0);
+  const int shared_bytes =
+      args.deterministic ? entry.tree_shared_bytes : entry.shared_bytes + (args.is_coded ? entry.coded_bytes : 0);
   const prefill_args p{with_clamped_windows(args),
                        metadata,
                        plan.packing.heads,
@@ -95,7 +101,8 @@ cudaError_t launch_prefill(const runtime_api& api, const attention_kernel_args& 
     return cudaErrorInvalidValue;
   }
 
-  const prefill_function kernel = entry.kernels[prefill_transforms(args) ? 1 : 0];
+  const prefill_function kernel =
+      args.deterministic ? entry.tree_kernel : entry.kernels[prefill_transforms(args) ? 1 : 0];
   const cudaError_t status = api.func_set_attribute(reinterpret_cast<const void*>(kernel),
                                                     cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   if (status != cudaSuccess) return status;

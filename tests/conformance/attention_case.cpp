@@ -253,6 +253,14 @@ std::string settings_of(const attention_case& c) {
   return text.str();
 }
 
+attention_case with_codes(attention_case c, const kv_code& k, const kv_code& v) {
+  c.kv_type = dtype::f32;
+  c.k_code = k;
+  c.v_code = c.v_in_k ? k : v;
+  if (c.values == value_kind::denormal || c.values == value_kind::max_finite) c.values = value_kind::normal;
+  return c;
+}
+
 std::string describe(const attention_case& c) { return settings_of(c) + ", " + seed_note(); }
 
 attention_contents::attention_contents(const attention_case& c) {

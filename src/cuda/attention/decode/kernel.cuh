@@ -28,7 +28,7 @@ __maxnreg__((Shape::max_registers))
 __launch_bounds__(Shape::threads, Shape::ctas_per_sm)
 #endif
     decode_kernel(const __grid_constant__ decode_args args) {
-  extern __shared__ __align__(128) char shared[];
+  extern __shared__ __align__(256) char shared[];
 
   device::grid_dependency_launch();
   auto* const plan = reinterpret_cast<decode_cta_plan*>(shared + Shape::shared.plan);

@@ -44,6 +44,14 @@ struct row_format {
   [[nodiscard]] BIFOLIO_HOST_DEVICE static constexpr std::uint32_t place(int row, int vector) noexcept {
     return static_cast<std::uint32_t>(row * bytes + ((swizzled ? vector ^ (row & 7) : vector) << 4));
   }
+  /// Where vector v + `more` of a row is, in shared memory, from the address of its vector v. No bit is in both of them.
+  /// Tiles begin at multiples of 256.
+  [[nodiscard]] BIFOLIO_HOST_DEVICE static constexpr std::uint32_t vectors_later(std::uint32_t address,
+                                                                                 int more) noexcept {
+    static_assert(!swizzled || bytes == 128 || bytes == 256, "no row begins within the bits that are turned over");
+    const auto step = static_cast<std::uint32_t>(more) << 4;
+    return swizzled ? address ^ step : address + step;
+  }
 };
 
 /// The dims of the padded shape before that of `head_dim`.
@@ -133,6 +141,7 @@ struct shape {
   }
   static constexpr shared_layout shared = make_shared_layout();
   static_assert(ctas_per_sm * (shared.bytes + 1024) <= 228 * 1024);
+  static_assert(tile_bytes % 256 == 0 && stage_bytes % 256 == 0);
 
   /// Where vector `vector` of row `row` of K or V is, from the tile's beginning.
   [[nodiscard]] BIFOLIO_HOST_DEVICE static constexpr std::uint32_t place(int row, int vector) noexcept {

@@ -57,6 +57,7 @@ __device__ __forceinline__ void consume(const prefill_args& args, const shared_s
   loop.finish();
 }
 
+// Shapes without room for codes have no producer of them, and calls with codes do not come to their kernels.
 template <class T, class Shape, class Source>
 __device__ __forceinline__ void produce_coded(const prefill_args& args, const shared_stages<Shape>& stages,
                                               const tensor_map* q_map, const Source& source) {

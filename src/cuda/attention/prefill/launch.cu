@@ -71,6 +71,11 @@ bool prefill_accepts_call(const attention_kernel_args& args, std::string* why) n
     if (stride > 0 && stride < max_stride) continue;
     return detail::declines(why, "a stride of q, K or V is ", stride, "; tensor maps hold 1 to ", max_stride - 1);
   }
+  constexpr std::int64_t max_plane_bytes = std::int64_t{1} << 36;  // which its producer counts in 32 bits, 16 at a time
+  if (args.is_coded && args.num_blocks > max_plane_bytes / args.k_strides.block) {
+    return detail::declines(why, "a plane of codes has ", args.num_blocks, " blocks of ", args.k_strides.block,
+                            " bytes; it takes 2^36 bytes");
+  }
   return true;
 }
 

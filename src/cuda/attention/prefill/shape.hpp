@@ -13,7 +13,7 @@ struct shared_layout {
   int nodes;     // outputs of each consumer thread; with a tree only
   int barriers;  // full and empty for each stage of K, V and q
   int bytes;     // of everything, rounding included
-  int raw;       // after it, for codes: two planes of a tile as they are stored
+  int raw;       // after it, of calls with codes
 };
 
 /// `TileDims`: head_dim rounded up to a compiled width; what is past head_dim is zero in shared memory. A tile of K or
@@ -57,7 +57,8 @@ struct shape {
   }
   static constexpr shared_layout shared = make_shared_layout();
   static_assert(shared.bytes <= 227 * 1024);
-  /// Codes of two planes of a tile, as many dims as there are chunks; 0 where shared memory has no room for them.
+  /// Two planes of a tile as they are stored, as many dims as there are chunks; 0 where shared memory has no room for
+  /// them.
   static constexpr int two_planes_of_codes = 2 * tile_keys * chunks * 64;
   static constexpr int raw_bytes =
       TileDims <= 128 && !Tree && shared.bytes + two_planes_of_codes <= 226 * 1024 ? two_planes_of_codes : 0;

@@ -125,13 +125,14 @@ class attention_bench {
     params_.scale = 1.0f / std::sqrt(static_cast<float>(spec_.qk_head_dim));
     params_.soft_cap = setting_.soft_cap;
     if (!slopes_.empty()) params_.alibi_slopes = slopes_.data();
-    params_.batch.num_seqs = static_cast<std::int32_t>(setting_.seqs.size());
-    params_.batch.num_tokens = num_tokens;
-    params_.batch.query_start_loc = lengths_.starts.data();
-    params_.batch.seq_lens = lengths_.contexts.data();
-    params_.batch.block_table_stride = lengths_.table_stride;
-    use_set(0);
-    where_.plan_attention(plan_, spec_, params_.batch, kv_.num_blocks);
+    const host_step_view batch{.num_seqs = static_cast<std::int32_t>(setting_.seqs.size()),
+                               .num_tokens = num_tokens,
+                               .query_start_loc = lengths_.starts.data(),
+                               .seq_lens = lengths_.contexts.data(),
+                               .block_tables = tables_.front().data(),
+                               .block_table_stride = lengths_.table_stride};
+    params_.batch = as_device_view(batch);
+    where_.plan_attention(plan_, spec_, batch, kv_.num_blocks);
     if (const auto problem = find_problem(plan_, params_)) throw error(*problem);
   }
 

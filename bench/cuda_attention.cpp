@@ -46,12 +46,13 @@ double host_seconds(backend& where, stream_ref stream, const std::function<void(
   return summarize(samples).median;
 }
 
-/// Chunks of the K and V blocks of each set, in the order of its ids.
+/// Chunks of the K and V blocks of each set, in the order of its ids; of K alone where V is part of it.
 std::vector<gather_chunk> chunks_of(const kv_cache_view& kv, const std::vector<std::int32_t>& ids) {
   const std::int64_t plane_block_bytes = kv.layout.block_bytes(kv.layout.k);
   std::vector<gather_chunk> chunks;
   for (const std::int32_t id : ids) {
     for (const void* const plane : {kv.k, kv.v}) {
+      if (plane == kv.v && kv.layout.v_in_k) continue;
       const auto* const block = static_cast<const std::byte*>(plane) + id * plane_block_bytes;
       for (std::int64_t at = 0; at < plane_block_bytes; at += gather_chunk_bytes) {
         const std::int64_t bytes = std::min<std::int64_t>(gather_chunk_bytes, plane_block_bytes - at);
@@ -107,13 +108,13 @@ attention_result measure(backend& where, graph_timer& timer, const measuring_opt
   buffer out(where.memory(), row_bytes);
   fill_on_device(q.data(), row_bytes, static_cast<int>(s.q_type), options.seed + 1);
 
-  const step_batch_view host{static_cast<std::int32_t>(s.seqs.size()),
-                             num_tokens,
-                             lengths.starts.data(),
-                             lengths.contexts.data(),
-                             tables.data(),
-                             lengths.table_stride,
-                             nullptr};
+  const host_step_view host{static_cast<std::int32_t>(s.seqs.size()),
+                            num_tokens,
+                            lengths.starts.data(),
+                            lengths.contexts.data(),
+                            tables.data(),
+                            lengths.table_stride,
+                            nullptr};
   attention_plan plan;
   where.plan_attention(plan, spec, host, num_blocks, timer.stream());
   attention_params params;
@@ -124,7 +125,7 @@ attention_result measure(backend& where, graph_timer& timer, const measuring_opt
   params.scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
   params.soft_cap = s.soft_cap;
   if (s.alibi) params.alibi_slopes = device_slopes.as<float>();
-  params.batch = host;
+  params.batch = as_device_view(host);
   params.batch.query_start_loc = device_starts.as<std::int32_t>();
   params.batch.seq_lens = device_lens.as<std::int32_t>();
 
@@ -195,7 +196,7 @@ void run_cuda_attention(const measuring_options& options, const std::vector<sett
   const double probe = measure_memory(timer, std::size_t{1} << 30, 0.1).read;
   for (const setting& s : settings) {
     attention_result result = measure(*opened, timer, options, s);
-    result.apart_seconds = seconds_apart(*opened, timer, options, s);
+    if (options.apart) result.apart_seconds = seconds_apart(*opened, timer, options, s);
     result.device = options.device;
     result.isa = "cuda";
     result.probe_gb_s = probe;

@@ -43,7 +43,7 @@ class idle_backend final : public backend {
                                  std::span<const block_copy>, stream_ref) noexcept override {
     return errc::ok;
   }
-  void plan_attention(attention_plan&, const attention_spec&, const step_batch_view&, std::int64_t,
+  void plan_attention(attention_plan&, const attention_spec&, const host_step_view&, std::int64_t,
                       stream_ref) override {}
   [[nodiscard]] errc attention(const attention_plan&, const attention_params&, stream_ref) noexcept override {
     return errc::ok;
@@ -116,7 +116,7 @@ class model_bench : row_timer {
     }
     require_ok(engine.copy_blocks(plan_.copies), "copy_blocks");
     manager.build(inputs_.batch, plan_);
-    const step_batch_view arrays = engine.upload(inputs_.batch);
+    const device_step_view arrays = engine.upload(inputs_.batch);
     device.plan_attention(attention_, cache_.spec_of(0), inputs_.batch.view(), manager.config().num_blocks);
     for (std::int32_t layer = 0; layer < num_layers; ++layer) {
       require_ok(engine.append(layer, tensor_, tensor_, arrays.slot_mapping), "append");

@@ -85,7 +85,7 @@ void run() {
   params.q = bifolio::dense_view<const void>(q.data(), bifolio::dtype::f32, 1, num_q_heads, head_dim);
   params.out = bifolio::dense_view<void>(out.data(), bifolio::dtype::f32, 1, num_q_heads, head_dim);
   params.kv = engine.layers()[0];
-  params.batch = batch.view();
+  params.batch = engine.upload(batch);
   params.scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
   expect(cpu->attention(plan, params) == bifolio::errc::ok, "attention runs");
 

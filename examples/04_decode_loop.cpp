@@ -44,7 +44,7 @@ class engine {
   std::vector<float> step(const step_plan& plan) {
     manager_.build(batch_, plan);  // ids become flat arrays
     expect(cache_.copy_blocks(plan.copies) == errc::ok, "copies are done first");
-    const step_batch_view batch = cache_.upload(batch_);  // once a step
+    const device_step_view batch = cache_.upload(batch_);  // once a step
     cpu_->plan_attention(plan_, spec_, batch_.view(), manager_.config().num_blocks);
 
     std::vector<std::int64_t> positions;

@@ -287,7 +287,7 @@ class engine {
     for (const row<float>& x : x_)
       extend(q, model_.q[layer](x)), extend(k, model_.k[layer](x)), extend(v, model_.v[layer](x));
     cache_engine& cache = *caches_[layer];
-    const step_batch_view on_device = cache.upload(batch);
+    const device_step_view on_device = cache.upload(batch);
     if (layer != crosses)
       expect(cache.append(0, view_of(k, 1), view_of(v, 1), on_device.slot_mapping) == errc::ok,
              "keys and values are stored");

@@ -9,6 +9,8 @@
 #include <filesystem>
 #include <vector>
 
+#include "delta_net.hpp"
+#include "experts.hpp"
 #include "linear.hpp"
 #include "model_config.hpp"
 
@@ -17,15 +19,18 @@ namespace generate {
 /// Vectors that a model does not have are empty.
 struct layer_weights {
   std::vector<float> attention_norm;       ///< [dim]
-  linear qkv;                              ///< q_dim + 2 · kv_dim outputs of dim inputs: q, then k, then v
-  std::vector<float> qkv_bias;             ///< [q_dim + 2 · kv_dim]
+  linear qkv;                              ///< qkv_dim outputs of dim inputs: q, then k, then v
+  std::vector<float> qkv_bias;             ///< [qkv_dim]
   std::vector<float> q_norm, k_norm;       ///< [head_dim]: RMSNorm of every head, before the rotation
   linear attention_out;                    ///< dim outputs of q_dim inputs
   std::vector<float> attention_out_bias;   ///< [dim]
+  std::vector<float> sinks;                ///< [num_q_heads]
+  delta_net_weights recurrence;            ///< of a recurrent layer, instead of all of attention's
   std::vector<float> attention_post_norm;  ///< [dim]: of attention's result, before it is added to the residual stream
   std::vector<float> mlp_norm;             ///< [dim]
   linear gate_up;                          ///< 2 · hidden_dim outputs of dim inputs: gate, then up
   linear down;                             ///< dim outputs of hidden_dim inputs
+  experts_weights experts;                 ///< instead of gate_up and down
   std::vector<float> mlp_post_norm;        ///< [dim]: of the MLP's result, before it is added
 };
 

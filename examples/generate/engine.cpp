@@ -14,19 +14,12 @@ namespace {
 using bifolio::token_id;
 using clock = std::chrono::steady_clock;
 
-bifolio::kv_cache_config manager_config(const bifolio::cache_engine& cache, const engine_config& config,
-                                        const bifolio::cache_engine* host) {
-  bifolio::kv_cache_config result;
-  result.block_size = cache.config().layout.block_size;
-  result.num_blocks = cache.config().num_blocks;
-  result.max_sequences = config.max_running;
-  result.prefix.enabled = config.prefix_caching;
-  if (host != nullptr) {
-    result.num_host_blocks = host->config().num_blocks;
-    result.max_sequences *= 2;  // half of them may be swapped out
-  }
-  result.max_seq_len = config.max_positions + 1;  // the last token is sampled and never fed
-  return result;
+cache_load load_of(const engine_config& config) {
+  return {.max_positions = config.max_positions,
+          .step_tokens = config.max_batch_tokens,
+          .max_sequences = config.max_running,
+          .prefix_caching = config.prefix_caching,
+          .deterministic = config.deterministic};
 }
 
 bifolio::scheduler_config schedule_config(const engine_config& config, std::int32_t vocab_size) {
@@ -54,14 +47,12 @@ const char* to_string(ending how) noexcept {
   return "steps";
 }
 
-engine::engine(model_runner& model, bifolio::cache_engine& cache, const engine_config& config,
-               bifolio::cache_engine* host)
+engine::engine(model_runner& model, bifolio::backend& where, const cache_shape& shape, const engine_config& config)
     : model_(model),
-      host_(host),
-      manager_(manager_config(cache, config, host)),
-      scheduler_(manager_, schedule_config(config, model.config().vocab_size)),
-      attention_(cache, model, config.deterministic) {
-  if (config.watched) watcher_.emplace(manager_, scheduler_);
+      cache_(where, cache_config(model.config(), model.query_type(), shape, load_of(config))),
+      scheduler_(cache_.manager(), schedule_config(config, model.config().vocab_size)),
+      attention_(cache_, model.config()) {
+  if (config.watched) watcher_.emplace(cache_.manager(), scheduler_);
 }
 
 void engine::submit(text_request what, sequence_observer& observer) {
@@ -79,7 +70,7 @@ void engine::submit(text_request what, sequence_observer& observer) {
   request.num_samples = what.num_samples;
   const bifolio::submit_result submitted = scheduler_.submit(std::move(request));
   if (submitted.status != bifolio::alloc_status::ok) {
-    const bifolio::kv_cache_config& pool = manager_.config();
+    const bifolio::kv_cache_config& pool = manager().config();
     const std::int64_t longest = std::int64_t{open.prompt_length} + what.max_new_tokens - 1;  // the last is never fed
     throw input_error(fmt::format(
         "a prompt of {} tokens and {} {} of up to {} more ({} blocks of {} for one alone) can never fit into the pool "
@@ -94,31 +85,37 @@ void engine::abort(const sequence_observer& observer) {
   std::erase_if(requests_, [&](const auto& entry) {
     if (entry.second.observer != &observer) return false;
     scheduler_.post_abort(bifolio::request_id{entry.first});
+    aborted_.push_back(bifolio::request_id{entry.first});
     return true;
   });
 }
 
 bool engine::step() {
   const auto start = clock::now();
-  const bifolio::step_plan& plan = scheduler_.schedule();
-  if (watcher_) watcher_->look_at(plan, plan.step);
-  if (plan.empty()) {
+  step_ = cache_.begin_step(scheduler_, model_.stream());
+  if (!step_) {
+    // The plan of an empty step is not to be seen; the requests that ended before it are.
+    if (watcher_) watcher_->look_at({.aborted = aborted_}, scheduler_.stats().num_steps + 1);
+    aborted_.clear();
     if (scheduler_.has_work()) {  // the oldest sequence always proceeds
       throw bifolio::error(bifolio::errc::internal, "the scheduler has work and plans none of it");
     }
     return false;
   }
+  aborted_.clear();
+  const bifolio::step_plan& plan = step_.plan();
+  if (watcher_) watcher_->look_at(plan, plan.step);
   note_peaks();
-  compute(plan);
+  compute();
   sample(plan);
   note_time(plan, std::chrono::duration<double>(clock::now() - start).count());
-  commit(plan);
+  commit();
   return true;
 }
 
 bifolio::metrics engine::counts() const {
-  bifolio::metrics result{.cache = manager_.stats(), .prefix = {}, .scheduler = scheduler_.stats()};
-  if (const bifolio::prefix_cache* prefix = manager_.prefix()) result.prefix = prefix->stats();
+  bifolio::metrics result{.cache = manager().stats(), .prefix = {}, .scheduler = scheduler_.stats()};
+  if (const bifolio::prefix_cache* prefix = manager().prefix()) result.prefix = prefix->stats();
   return result;
 }
 
@@ -133,12 +130,11 @@ std::string engine::letters(const sequence_observer& observer, std::size_t num_s
   return result;
 }
 
-void engine::compute(const bifolio::step_plan& plan) {
-  attention_.move_blocks(plan, host_);
-  if (plan.seqs.empty()) return;  // sequences were swapped, and are computed from the next step on
-  scheduler_.build(inputs_);
-  attention_.begin_step(inputs_.batch);
-  logits_ = model_.forward(inputs_.tokens, inputs_.positions, inputs_.sample_rows, attention_);
+void engine::compute() {
+  if (step_.num_tokens() == 0) return;  // sequences were swapped, and are computed from the next step on
+  attention_.use(step_);
+  const bifolio::step_inputs& inputs = step_.inputs();
+  logits_ = model_.forward(inputs.tokens, inputs.positions, inputs.sample_rows, attention_);
 }
 
 /// One row of logits for each sequence that samples; as many tokens from it as the plan requests, which is more than
@@ -166,7 +162,7 @@ void engine::sample(const bifolio::step_plan& plan) {
 }
 
 void engine::note_peaks() {
-  const bifolio::cache_stats now = manager_.stats();
+  const bifolio::cache_stats now = manager().stats();
   record_.peak_table_entries = std::max(record_.peak_table_entries, now.num_table_entries);
   record_.peak_sequences = std::max(record_.peak_sequences, now.num_sequences - now.num_swapped_sequences);
   record_.peak_positions = std::max(record_.peak_positions, now.num_tokens);
@@ -186,9 +182,9 @@ void engine::note_time(const bifolio::step_plan& plan, double seconds) {
   record_.decode_seconds += seconds * (1 - share);
 }
 
-void engine::commit(const bifolio::step_plan& plan) {
+void engine::commit() {
   const std::vector<std::int32_t>& ends = model_.config().eos_ids;
-  const std::vector<bifolio::finished_sequence> finished = scheduler_.commit(plan, sampled_);
+  const std::vector<bifolio::finished_sequence> finished = step_.commit(sampled_);
   if (watcher_) watcher_->look_at(finished);
   for (const bifolio::finished_sequence& ended : finished) {
     const std::int32_t last = to_index(ended.tokens.back());

@@ -2,13 +2,14 @@
 #pragma once
 
 /// Continuous batching: requests come when they like, and each step computes a batch of them through one model, on
-/// bifolio's scheduler, manager, cache engine and attention. What is done with the tokens is the business of the
+/// bifolio's scheduler and a cache of the model. What is done with the tokens is the business of the
 /// observer that a request comes with. `generate_all` drives it for prompts that are all there, examples/serve for
 /// those that arrive.
 
-#include <bifolio/cache_engine.hpp>
+#include <bifolio/backend.hpp>
 #include <bifolio/kv_cache_manager.hpp>
 #include <bifolio/metrics.hpp>
+#include <bifolio/model_cache.hpp>
 #include <bifolio/scheduler.hpp>
 #include <bifolio/types.hpp>
 #include <cstdint>
@@ -18,6 +19,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "cache_shape.hpp"
 #include "model_runner.hpp"
 #include "paged_attention.hpp"
 #include "sampler.hpp"
@@ -89,11 +91,8 @@ struct engine_record {
 /// One thread.
 class engine {
  public:
-  /// Everything is borrowed. The cache's layout is the model's (`cache_config`); its blocks are the whole pool. `host`,
-  /// if given, takes sequences that are swapped out: an engine of the same layout in host memory.
-  /// Throws `bifolio::error` on what the library refuses.
-  engine(model_runner& model, bifolio::cache_engine& cache, const engine_config& config,
-         bifolio::cache_engine* host = nullptr);
+  /// Model and device are borrowed. Throws `bifolio::error` on what the library refuses.
+  engine(model_runner& model, bifolio::backend& where, const cache_shape& shape, const engine_config& config);
 
   /// The observer hears of it from the next step on. Throws `input_error` when the pool could never hold it,
   /// `bifolio::error` on what the scheduler refuses.
@@ -103,7 +102,8 @@ class engine {
   /// Schedules, computes, samples and commits one step. Whether there was anything to do.
   bool step();
 
-  [[nodiscard]] const bifolio::kv_cache_manager& manager() const noexcept { return manager_; }
+  [[nodiscard]] const bifolio::model_cache& cache() const noexcept { return cache_; }
+  [[nodiscard]] const bifolio::kv_cache_manager& manager() const noexcept { return cache_.manager(); }
   [[nodiscard]] const bifolio::scheduler& schedule() const noexcept { return scheduler_; }
   /// Counters of all three.
   [[nodiscard]] bifolio::metrics counts() const;
@@ -123,21 +123,21 @@ class engine {
     std::vector<sampler> samplers;
   };
 
-  void compute(const bifolio::step_plan& plan);
+  void compute();
   void sample(const bifolio::step_plan& plan);
   void note_peaks();
   void note_time(const bifolio::step_plan& plan, double seconds);
-  void commit(const bifolio::step_plan& plan);
+  void commit();
 
   model_runner& model_;
-  bifolio::cache_engine* host_;
-  bifolio::kv_cache_manager manager_;
+  bifolio::model_cache cache_;
   bifolio::scheduler scheduler_;
   paged_attention attention_;
   std::optional<tools::pool_watcher> watcher_;
   std::unordered_map<std::uint64_t, open_request> requests_;  // by id
 
-  bifolio::step_inputs inputs_;
+  std::vector<bifolio::request_id> aborted_;  // since the last step
+  bifolio::model_step step_;
   std::span<const float> logits_;
   std::vector<bifolio::sampled_token> sampled_;
   engine_record record_;

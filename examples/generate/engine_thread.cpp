@@ -7,6 +7,7 @@
 #include <bifolio/metrics.hpp>
 #include <future>
 #include <iterator>
+#include <new>
 #include <utility>
 
 namespace generate {
@@ -41,8 +42,9 @@ open_order::open_order(const text_order& what, const tokenizer& tokens, engine_t
 text_news open_order::take(std::chrono::milliseconds patience) {
   std::unique_lock lock(mutex_);
   changed_.wait_for(lock, patience, [&] { return !news_.pieces.empty() || news_.is_done; });
-  text_news taken = news_;
-  news_.pieces.clear();
+  std::vector<text_piece> pieces = std::exchange(news_.pieces, {});
+  text_news taken = news_;  // counts and the failure are told again each time
+  taken.pieces = std::move(pieces);
   return taken;
 }
 
@@ -80,7 +82,7 @@ void open_order::give(text_piece next) {
 engine_thread::engine_thread(const model_setup& on, cache_setup& cache, const engine_options& o, std::int32_t max_open)
     : tokens_(*on.model.tokens),
       max_open_(max_open),
-      engine_(*on.placed.runner, cache.blocks, config_of(o, on.max_positions), cache.host()) {
+      engine_(*on.placed.runner, *on.placed.where, cache.shape, config_of(o, on.max_positions)) {
   if (!o.events.empty()) log_.emplace(o.events);
   thread_ = std::thread([this] { run(); });
 }
@@ -169,6 +171,9 @@ std::optional<order_refusal> engine_thread::begin(open_order& order, const text_
   }
   try {
     for (const text_request& text : what.texts) engine_.submit(text, order);
+  } catch (const std::bad_alloc&) {
+    engine_.abort(order);
+    return order_refusal{reason::full, "there is no memory for the request now; try again later"};
   } catch (const std::exception& problem) {
     engine_.abort(order);
     return order_refusal{reason::never, problem.what()};

@@ -59,11 +59,11 @@ generation_progress progress_of(const engine& now, double seconds) {
 
 }  // namespace
 
-generation_stats generate_all(model_runner& model, bifolio::cache_engine& cache, const generation_config& config,
-                              std::span<const std::vector<token_id>> prompts, generation_observer& observer,
-                              bifolio::cache_engine* host) {
+generation_stats generate_all(model_runner& model, bifolio::backend& where, const cache_shape& shape,
+                              const generation_config& config, std::span<const std::vector<token_id>> prompts,
+                              generation_observer& observer) {
   const std::size_t num_sequences = prompts.size() * static_cast<std::size_t>(config.num_samples);
-  engine texts(model, cache, config_of(config, prompts.size()), host);
+  engine texts(model, where, shape, config_of(config, prompts.size()));
   const auto report_frame = [&] {
     if (config.watched) observer.on_frame(texts.frame(), texts.letters(observer, num_sequences));
   };
@@ -80,7 +80,9 @@ generation_stats generate_all(model_runner& model, bifolio::cache_engine& cache,
   stats.num_sequences = static_cast<std::int64_t>(num_sequences);
   stats.record = texts.record();
   stats.attention_seconds = model.attention_seconds();
+  stats.config = texts.cache().config();
   stats.cache = counts.cache;
+  for (std::int32_t g = 1; g < texts.manager().num_groups(); ++g) stats.more_groups.push_back(texts.manager().stats(g));
   stats.prefix = counts.prefix.value_or(bifolio::prefix_stats{});
   stats.schedule = *counts.scheduler;
   return stats;

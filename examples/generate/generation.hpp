@@ -3,7 +3,8 @@
 
 /// Many prompts at once, each with its continuations, through the `engine`.
 
-#include <bifolio/cache_engine.hpp>
+#include <bifolio/backend.hpp>
+#include <bifolio/model_cache.hpp>
 #include <bifolio/scheduler.hpp>
 #include <bifolio/types.hpp>
 #include <cstdint>
@@ -51,16 +52,17 @@ struct generation_stats {
   engine_record record;
   double attention_seconds = 0;  ///< appends included
   std::int64_t num_sequences = 0;
-  bifolio::cache_stats cache;    ///< at the end
-  bifolio::prefix_stats prefix;  ///< the same; zeros without prefix caching
+  bifolio::model_cache_config config;             ///< of the cache that was used
+  bifolio::cache_stats cache;                     ///< at the end; of the first group
+  std::vector<bifolio::cache_stats> more_groups;  ///< of groups 1, 2, …
+  bifolio::prefix_stats prefix;                   ///< the same; zeros without prefix caching
   bifolio::scheduler_stats schedule;
 };
 
-/// Continues every prompt. The cache's layout is the model's (`cache_config`); its blocks are the whole pool.
-/// `host`, if given, takes sequences that are swapped out: an engine of the same layout in host memory.
-/// A prompt of more than max_positions tokens is not fed and ends at once, by `steps`. Throws as `engine::submit`.
-generation_stats generate_all(model_runner& model, bifolio::cache_engine& cache, const generation_config& config,
-                              std::span<const std::vector<bifolio::token_id>> prompts, generation_observer& observer,
-                              bifolio::cache_engine* host = nullptr);
+/// Continues every prompt. A prompt of more than max_positions tokens is not fed and ends at once, by `steps`. Throws
+/// as `engine::submit`.
+generation_stats generate_all(model_runner& model, bifolio::backend& where, const cache_shape& shape,
+                              const generation_config& config, std::span<const std::vector<bifolio::token_id>> prompts,
+                              generation_observer& observer);
 
 }  // namespace generate

@@ -28,31 +28,24 @@ class layer_reader {
   [[nodiscard]] layer_weights read(std::int32_t index) {
     const model_config& c = config_;
     const std::string prefix = fmt::format("model.layers.{}.", index);
-    const std::string attention = prefix + "self_attn.";
     const std::string mlp = prefix + "mlp.";
     layer_weights layer;
     layer.attention_norm = norm(prefix + "input_layernorm", c.dim);
-    layer.qkv = files_.matrix({{attention + "q_proj.weight", c.q_dim()},
-                               {attention + "k_proj.weight", c.kv_dim()},
-                               {attention + "v_proj.weight", c.kv_dim()}},
-                              c.dim);
-    if (options_.qkv_bias) {
-      layer.qkv_bias = files_.vector({{attention + "q_proj.bias", c.q_dim()},
-                                      {attention + "k_proj.bias", c.kv_dim()},
-                                      {attention + "v_proj.bias", c.kv_dim()}});
+    if (c.kinds[c.kind_of(index)].is_recurrent) {
+      layer.recurrence = read_recurrence(prefix + "linear_attn.");
+    } else {
+      read_attention(prefix + "self_attn.", layer);
     }
-    if (options_.qk_norm) {
-      layer.q_norm = norm(attention + "q_norm", c.head_dim);
-      layer.k_norm = norm(attention + "k_norm", c.head_dim);
-    }
-    layer.attention_out = files_.matrix({{attention + "o_proj.weight", c.dim}}, c.q_dim());
-    if (options_.attention_out_bias) layer.attention_out_bias = files_.vector({{attention + "o_proj.bias", c.dim}});
     if (options_.post_norms) {
       layer.attention_post_norm = norm(prefix + "post_attention_layernorm", c.dim);
       layer.mlp_norm = norm(prefix + "pre_feedforward_layernorm", c.dim);
       layer.mlp_post_norm = norm(prefix + "post_feedforward_layernorm", c.dim);
     } else {
       layer.mlp_norm = norm(prefix + "post_attention_layernorm", c.dim);
+    }
+    if (c.experts.count > 0) {
+      layer.experts = read_experts(mlp);
+      return layer;
     }
     layer.gate_up =
         files_.matrix({{mlp + "gate_proj.weight", c.hidden_dim}, {mlp + "up_proj.weight", c.hidden_dim}}, c.dim);
@@ -61,6 +54,64 @@ class layer_reader {
   }
 
  private:
+  void read_attention(const std::string& attention, layer_weights& layer) {
+    const model_config& c = config_;
+    const std::int32_t q_rows = c.qkv_dim() - 2 * c.kv_dim();
+    layer.qkv = files_.matrix({{attention + "q_proj.weight", q_rows},
+                               {attention + "k_proj.weight", c.kv_dim()},
+                               {attention + "v_proj.weight", c.kv_dim()}},
+                              c.dim);
+    if (options_.qkv_bias) {
+      layer.qkv_bias = files_.vector({{attention + "q_proj.bias", q_rows},
+                                      {attention + "k_proj.bias", c.kv_dim()},
+                                      {attention + "v_proj.bias", c.kv_dim()}});
+    }
+    if (options_.qk_norm) {
+      layer.q_norm = norm(attention + "q_norm", c.head_dim);
+      layer.k_norm = norm(attention + "k_norm", c.head_dim);
+    }
+    if (options_.sinks) layer.sinks = files_.vector({{attention + "sinks", c.num_q_heads}});
+    layer.attention_out = files_.matrix({{attention + "o_proj.weight", c.dim}}, c.q_dim());
+    if (options_.attention_out_bias) layer.attention_out_bias = files_.vector({{attention + "o_proj.bias", c.dim}});
+  }
+
+  [[nodiscard]] delta_net_weights read_recurrence(const std::string& name) {
+    const recurrence_config& r = config_.recurrence;
+    delta_net_weights weights;
+    weights.in = files_.matrix({{name + "in_proj_qkv.weight", r.conv_dim()},
+                                {name + "in_proj_z.weight", r.v_dim()},
+                                {name + "in_proj_b.weight", r.num_v_heads},
+                                {name + "in_proj_a.weight", r.num_v_heads}},
+                               config_.dim);
+    weights.conv = files_.tensor(name + "conv1d.weight", {r.conv_dim(), 1, r.kernel_size});
+    weights.decay_log = files_.vector({{name + "A_log", r.num_v_heads}});
+    weights.decay_bias = files_.vector({{name + "dt_bias", r.num_v_heads}});
+    weights.norm = files_.vector({{name + "norm.weight", r.v_head_dim}});  // stored as it is, whatever other norms are
+    weights.out = files_.matrix({{name + "out_proj.weight", config_.dim}}, r.v_dim());
+    return weights;
+  }
+
+  [[nodiscard]] experts_weights read_experts(const std::string& mlp) {
+    const model_config& c = config_;
+    const std::int64_t count = c.experts.count;
+    const std::string name = mlp + "experts.";
+    experts_weights weights;
+    weights.router = files_.matrix({{mlp + "router.weight", c.experts.count}}, c.dim);
+    weights.router_bias = files_.vector({{mlp + "router.bias", c.experts.count}});
+    const std::vector<float> gate_up_bias = files_.tensor(name + "gate_up_proj_bias", {count, 2 * c.hidden_dim});
+    const std::vector<float> down_bias = files_.tensor(name + "down_proj_bias", {count, c.dim});
+    const auto part = [](const std::vector<float>& all, std::int64_t index, std::int64_t size) {
+      return std::vector<float>(all.begin() + index * size, all.begin() + (index + 1) * size);
+    };
+    for (std::int64_t e = 0; e < count; ++e) {
+      weights.experts.push_back({files_.transposed(name + "gate_up_proj", e, count, 2 * c.hidden_dim, c.dim),
+                                 part(gate_up_bias, e, 2 * std::int64_t{c.hidden_dim}),
+                                 files_.transposed(name + "down_proj", e, count, c.dim, c.hidden_dim),
+                                 part(down_bias, e, c.dim)});
+    }
+    return weights;
+  }
+
   tensor_files& files_;
   const model_config& config_;
   const tensor_options& options_;

@@ -28,11 +28,15 @@ struct architecture {
   const char* model_type = "";
   tensor_options tensors = {};
   bool optional_bias = false;  ///< "attention_bias" adds biases to q, k, v and attention's output
+  bool has_bias = false;       ///< which it does when it is absent
   window_rule windows = window_rule::none;
   std::int32_t pattern = 0;                   ///< of `window_rule::pattern`
   std::optional<std::int32_t> head_dim = {};  ///< none: hidden_size / num_attention_heads
   activation gate = activation::silu;
   bool is_gemma = false;  ///< scaled embedding, a divisor of attention, soft caps
+  bool has_experts = false;
+  bool has_recurrence = false;
+  float rotary_part = 1.0f;  ///< "partial_rotary_factor", which only architectures with another value than 1 have
   bool tied_classifier = false;
   float norm_epsilon = 1e-6f;
   float rope_theta = 1e4f;
@@ -40,8 +44,8 @@ struct architecture {
   std::vector<std::int32_t> eos_ids = {};
 };
 
-const std::array<architecture, 6>& architectures() {
-  static const std::array<architecture, 6> table{{
+const std::array<architecture, 8>& architectures() {
+  static const std::array<architecture, 8> table{{
       {.model_type = "llama", .optional_bias = true, .bos_id = 1, .eos_ids = {2}},
       {.model_type = "mistral", .windows = window_rule::all_layers, .bos_id = 1, .eos_ids = {2}},
       {.model_type = "qwen2", .tensors = {.qkv_bias = true}, .windows = window_rule::late_layers},
@@ -73,6 +77,22 @@ const std::array<architecture, 6>& architectures() {
        .rope_theta = 1e6f,
        .bos_id = 2,
        .eos_ids = {1}},
+      {.model_type = "gpt_oss",
+       .tensors = {.sinks = true},
+       .optional_bias = true,
+       .has_bias = true,
+       .windows = window_rule::pattern,
+       .pattern = 2,
+       .head_dim = 64,
+       .has_experts = true,
+       .norm_epsilon = 1e-5f,
+       .rope_theta = 150000.0f},
+      {.model_type = "qwen3_5_text",
+       .tensors = {.qk_norm = true, .norms_less_1 = true},
+       .optional_bias = true,
+       .head_dim = 256,
+       .has_recurrence = true,
+       .rotary_part = 0.25f},
   }};
   return table;
 }
@@ -110,14 +130,25 @@ void read_scaling(const json_settings& s, rope_config& rope) {
     rope.low_factor = s.number("low_freq_factor");
     rope.high_factor = s.number("high_freq_factor");
     rope.original_positions = s.integer("original_max_position_embeddings");
+  } else if (type == "yarn") {
+    rope.scaling = rope_scaling::yarn;
+    rope.factor = s.number("factor");
+    rope.beta_fast = s.number("beta_fast", 32.0f);
+    rope.beta_slow = s.number("beta_slow", 1.0f);
+    rope.truncates = s.flag("truncate", true);
+    rope.original_positions = s.integer("original_max_position_embeddings");
+    s.require_plain("mscale", nullptr);
+    s.require_plain("mscale_all_dim", nullptr);
+    const float factor = rope.factor > 1.0f ? 0.1f * std::log(rope.factor) + 1.0f : 1.0f;
+    rope.attention_factor = s.number("attention_factor", factor);
   } else {
-    s.refuse(key, "\"default\", \"linear\" or \"llama3\" (others are not supported)");
+    s.refuse(key, "\"default\", \"linear\", \"llama3\" or \"yarn\" (others are not supported)");
   }
 }
 
 /// An object with the base and the scaling, as newer files have it.
-rope_config read_rope(const json_settings& s, float theta) {
-  s.require_plain("partial_rotary_factor", 1.0);
+rope_config read_rope(const json_settings& s, float theta, bool rotates_part = false) {
+  if (!rotates_part) s.require_plain("partial_rotary_factor", 1.0);
   rope_config rope;
   rope.theta = s.number("rope_theta", theta);
   read_scaling(s, rope);
@@ -127,13 +158,14 @@ rope_config read_rope(const json_settings& s, float theta) {
 /// Of layers without a window and of those with one. Newer files have "rope_parameters", with an object for each type
 /// of layers where the two differ.
 std::array<rope_config, 2> read_ropes(const json_settings& s, const architecture& kind) {
-  s.require_plain("partial_rotary_factor", 1.0);
+  const bool rotates_part = kind.rotary_part != 1.0f;
+  if (!rotates_part) s.require_plain("partial_rotary_factor", 1.0);
   const bool has_local_base = kind.windows == window_rule::pattern && kind.tensors.qk_norm;
   constexpr float local_base = 1e4f;
   if (s.has("rope_parameters")) {
     const json_settings p = s.nested("rope_parameters");
     if (!p.is_object("full_attention") && !p.is_object("sliding_attention")) {
-      const rope_config rope = read_rope(p, s.number("rope_theta", kind.rope_theta));
+      const rope_config rope = read_rope(p, s.number("rope_theta", kind.rope_theta), rotates_part);
       return {rope, rope};
     }
     return {read_rope(p.nested("full_attention"), kind.rope_theta),
@@ -148,6 +180,24 @@ std::array<rope_config, 2> read_ropes(const json_settings& s, const architecture
   return {full, local};
 }
 
+/// Which layers are recurrent: those that "layer_types" calls "linear_attention", or all but every
+/// "full_attention_interval"-th.
+std::vector<bool> read_recurrent(const json_settings& s, const architecture& kind, std::int32_t num_layers) {
+  std::vector<bool> recurrent(static_cast<std::size_t>(num_layers));
+  if (!kind.has_recurrence) return recurrent;
+  if (s.has("layer_types")) {
+    const nlohmann::json& types = s.list("layer_types");
+    for (std::size_t i = 0; i < std::min(types.size(), recurrent.size()); ++i) {
+      recurrent[i] = types[i] == "linear_attention";
+    }
+    return recurrent;
+  }
+  const std::int32_t interval = s.integer("full_attention_interval", 4);
+  if (interval < 1) s.refuse("full_attention_interval", "a whole number from 1 on");
+  for (std::int32_t i = 0; i < num_layers; ++i) recurrent[static_cast<std::size_t>(i)] = (i + 1) % interval != 0;
+  return recurrent;
+}
+
 /// Which layers have a window.
 std::vector<bool> read_windowed(const json_settings& s, const architecture& kind, std::int32_t num_layers) {
   std::vector<bool> windowed(static_cast<std::size_t>(num_layers));
@@ -158,8 +208,10 @@ std::vector<bool> read_windowed(const json_settings& s, const architecture& kind
     }
     for (std::size_t i = 0; i < types.size(); ++i) {
       const std::string type = types[i].is_string() ? types[i].get<std::string>() : std::string();
-      if (type != "full_attention" && type != "sliding_attention") {
-        s.refuse("layer_types", "a list of \"full_attention\" and \"sliding_attention\" (others are not supported)");
+      const char* other = kind.has_recurrence ? "linear_attention" : "sliding_attention";
+      if (type != "full_attention" && type != other) {
+        s.refuse("layer_types",
+                 fmt::format("a list of \"full_attention\" and \"{}\" (others are not supported)", other));
       }
       windowed[i] = type == "sliding_attention";
     }
@@ -197,7 +249,7 @@ std::int32_t read_window(const json_settings& s, const architecture& kind) {
       if (!s.flag("use_sliding_window", false)) return 0;
       break;
     case window_rule::pattern:
-      if (!s.object().contains("sliding_window")) return 4096;
+      if (!s.object().contains("sliding_window")) return kind.has_experts ? 128 : 4096;
       break;
   }
   if (!s.has("sliding_window")) return 0;
@@ -210,13 +262,39 @@ void read_kinds(const json_settings& s, const architecture& kind, model_config& 
   const std::array<rope_config, 2> ropes = read_ropes(s, kind);
   const std::int32_t window = read_window(s, kind);
   const std::vector<bool> windowed = read_windowed(s, kind, c.num_layers);
+  const std::vector<bool> recurrent = read_recurrent(s, kind, c.num_layers);
   c.kinds.clear();
-  for (const bool has_window : windowed) {
-    const layer_kind wanted{has_window ? window : 0, ropes[has_window ? 1 : 0]};
+  for (std::size_t i = 0; i < windowed.size(); ++i) {
+    const bool has_window = windowed[i];
+    layer_kind wanted{has_window ? window : 0, ropes[has_window ? 1 : 0], false};
+    if (recurrent[i]) wanted = {0, {}, true};
     const auto found = std::ranges::find(c.kinds, wanted);
     c.kind_of_layer.push_back(static_cast<std::int32_t>(found - c.kinds.begin()));
     if (found == c.kinds.end()) c.kinds.push_back(wanted);
   }
+}
+
+void read_experts(const json_settings& s, experts_config& e) {
+  e.count = s.integer(s.has("num_experts") ? "num_experts" : "num_local_experts", 128);
+  if (e.count < 1) s.refuse("num_local_experts", "a whole number from 1 on");
+  e.num_active = s.integer("num_experts_per_tok", 4);
+  e.gate_gain = s.number("swiglu_alpha", 1.702f);
+  e.limit = s.number("swiglu_limit", 7.0f);
+}
+
+/// Gates of attention come with the recurrent layers.
+void read_recurrence(const json_settings& s, const architecture& kind, model_config& c) {
+  c.gates_attention = true;
+  c.recurrence = {.num_k_heads = s.integer("linear_num_key_heads", 16),
+                  .num_v_heads = s.integer("linear_num_value_heads", 32),
+                  .k_head_dim = s.integer("linear_key_head_dim", 128),
+                  .v_head_dim = s.integer("linear_value_head_dim", 128),
+                  .kernel_size = s.integer("linear_conv_kernel_dim", 4)};
+  float part = s.number("partial_rotary_factor", kind.rotary_part);
+  if (s.has("rope_parameters")) part = s.nested("rope_parameters").number("partial_rotary_factor", part);
+  if (!(part > 0 && part <= 1)) s.refuse("partial_rotary_factor", "a number above 0 up to 1");
+  c.rotary_dim = static_cast<std::int32_t>(static_cast<float>(c.head_dim) * part);
+  if (c.rotary_dim < 2) s.refuse("partial_rotary_factor", "a part of a head of at least two dims");
 }
 
 void read_gemma(const json_settings& s, const architecture& kind, model_config& c) {
@@ -265,7 +343,7 @@ hugging_face_config read_hugging_face_config(const std::filesystem::path& path) 
 
   hugging_face_config result;
   result.tensors = kind.tensors;
-  if (kind.optional_bias && s.flag("attention_bias", false)) {
+  if (kind.optional_bias && s.flag("attention_bias", kind.has_bias)) {
     result.tensors.qkv_bias = result.tensors.attention_out_bias = true;
   }
   model_config& c = result.model;
@@ -284,6 +362,8 @@ hugging_face_config read_hugging_face_config(const std::filesystem::path& path) 
   c.rope = bifolio::rope_pairing::neox;
   c.head_dim = read_head_dim(s, kind, c);
   if (kind.is_gemma) read_gemma(s, kind, c);
+  if (kind.has_experts) read_experts(s, c.experts);
+  if (kind.has_recurrence) read_recurrence(s, kind, c);
   validate(c, s.file());  // before num_layers is believed
   read_kinds(s, kind, c);
   validate(c, s.file());

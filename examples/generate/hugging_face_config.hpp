@@ -17,6 +17,7 @@ struct tensor_options {
   bool qk_norm = false;       ///< heads of q and k are normalised
   bool post_norms = false;    ///< the results of attention and of the MLP are normalised
   bool norms_less_1 = false;  ///< norms are stored as weight − 1
+  bool sinks = false;         ///< heads of attention have a logit that takes weight and has no value
 };
 
 struct hugging_face_config {

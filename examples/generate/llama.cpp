@@ -60,17 +60,18 @@ void widen(const std::uint16_t* bits, std::int64_t count, bifolio::dtype type, f
 /// Cosines and sines of position · frequency, a row for each token, for every kind of layers.
 void llama::prepare_rotations(std::span<const std::int32_t> positions) {
   const model_config& c = model_->config;
-  float* cosines = grow(rotations_, std::ssize(c.kinds) * static_cast<std::int64_t>(positions.size()) * c.head_dim);
-  const std::int32_t half = c.head_dim / 2;
+  const std::int32_t dims = c.rotated_dims();
+  float* cosines = grow(rotations_, std::ssize(c.kinds) * static_cast<std::int64_t>(positions.size()) * dims);
+  const std::int32_t half = dims / 2;
   for (const layer_kind& kind : c.kinds) {
-    const std::vector<float> frequencies = rotary_frequencies(kind.rope, c.head_dim);
+    const std::vector<float> frequencies = rotary_frequencies(kind.rope, dims);
     for (const std::int32_t position : positions) {
       for (std::int32_t i = 0; i < half; ++i) {
         const float angle = static_cast<float>(position) * frequencies[static_cast<std::size_t>(i)];
-        cosines[i] = std::cos(angle);
-        cosines[i + half] = std::sin(angle);
+        cosines[i] = std::cos(angle) * kind.rope.attention_factor;
+        cosines[i + half] = std::sin(angle) * kind.rope.attention_factor;
       }
-      cosines += c.head_dim;
+      cosines += dims;
     }
   }
   rotation_rows_.resize(positions.size());
@@ -110,18 +111,19 @@ void llama::attend(std::int32_t layer, std::int64_t num_tokens, attention_layer&
   const model_config& c = model_->config;
   const std::int64_t q_dim = c.q_dim();
   const std::int64_t kv_dim = c.kv_dim();
-  const std::int64_t qkv_dim = q_dim + 2 * kv_dim;
+  const std::int64_t qkv_dim = c.qkv_dim();
   // Views into the fused projection: bifolio takes rows at any stride, so q, k and v are never copied apart.
-  const auto part = [&](std::int64_t offset, std::int32_t num_heads) {
-    return bifolio::tensor_view{
-        qkv_.data() + offset, bifolio::dtype::f32, num_tokens, num_heads, c.head_dim, qkv_dim, c.head_dim};
+  const auto part = [&](std::int64_t offset, std::int32_t num_heads, std::int64_t head_stride) {
+    return bifolio::tensor_view{qkv_.data() + offset, bifolio::dtype::f32, num_tokens, num_heads, c.head_dim, qkv_dim,
+                                head_stride};
   };
+  const std::int64_t first_k = qkv_dim - 2 * kv_dim;
   const bool narrows = query_type_ != bifolio::dtype::f32;
   layer_rows rows;
-  rows.q_out = part(0, c.num_q_heads);
+  rows.q_out = part(0, c.num_q_heads, c.gates_attention ? 2 * c.head_dim : c.head_dim);
   rows.q = as_const(rows.q_out);
-  rows.k = as_const(part(q_dim, c.num_kv_heads));
-  rows.v = as_const(part(q_dim + kv_dim, c.num_kv_heads));
+  rows.k = as_const(part(first_k, c.num_kv_heads, c.head_dim));
+  rows.v = as_const(part(first_k + kv_dim, c.num_kv_heads, c.head_dim));
   if (narrows) {
     narrow_q_.resize(static_cast<std::size_t>(num_tokens * q_dim));
     narrow_attended_.resize(narrow_q_.size());
@@ -130,14 +132,15 @@ void llama::attend(std::int32_t layer, std::int64_t num_tokens, attention_layer&
   void* const out = narrows ? static_cast<void*>(narrow_attended_.data()) : attended_.data();
   rows.out = bifolio::dense_view<void>(out, query_type_, num_tokens, c.num_q_heads, c.head_dim);
   rows.rotary.pairing = c.rope;
-  rows.rotary.rotary_dim = c.head_dim;
-  rows.rotary.cos_sin = rotations_.data() + static_cast<std::int64_t>(c.kind_of(layer)) * num_tokens * c.head_dim;
+  rows.rotary.rotary_dim = c.rotated_dims();
+  rows.rotary.cos_sin = rotations_.data() + static_cast<std::int64_t>(c.kind_of(layer)) * num_tokens * c.rotated_dims();
   rows.rotary.num_positions = num_tokens;
   rows.rotary.positions = rotation_rows_.data();
   const layer_weights& weights = model_->layers[static_cast<std::size_t>(layer)];
   rows.norm.q_weight = weights.q_norm.empty() ? nullptr : weights.q_norm.data();
   rows.norm.k_weight = weights.k_norm.empty() ? nullptr : weights.k_norm.data();
   rows.norm.epsilon = c.norm_epsilon;
+  rows.sinks = weights.sinks.empty() ? nullptr : weights.sinks.data();
   const auto start = std::chrono::steady_clock::now();
   attention.run(layer, rows);
   attention_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -148,22 +151,59 @@ void llama::attend(std::int32_t layer, std::int64_t num_tokens, attention_layer&
   });
 }
 
+void llama::gate_attention(std::int64_t num_tokens) noexcept {
+  const model_config& c = model_->config;
+  parallel_ranges(*workers_, num_tokens, token_grain, [&](std::int64_t begin, std::int64_t end) noexcept {
+    for (std::int64_t t = begin; t < end; ++t) {
+      for (std::int32_t h = 0; h < c.num_q_heads; ++h) {
+        const float* const gate = qkv_.data() + t * c.qkv_dim() + (2 * std::int64_t{h} + 1) * c.head_dim;
+        float* const result = attended_.data() + t * c.q_dim() + std::int64_t{h} * c.head_dim;
+        for (std::int32_t i = 0; i < c.head_dim; ++i) result[i] /= 1.0f + std::exp(-gate[i]);
+      }
+    }
+  });
+}
+
+void llama::mix_tokens(std::int32_t index, std::int64_t num_tokens, attention_layer& attention) {
+  const model_config& c = model_->config;
+  const layer_weights& layer = model_->layers[static_cast<std::size_t>(index)];
+  if (c.kinds[c.kind_of(index)].is_recurrent) {
+    recurrence_.run(c.recurrence, c.norm_epsilon, layer.recurrence, normed_.data(), num_tokens, attention.states(index),
+                    added_.data());
+    return;
+  }
+  layer.qkv.apply(*workers_, normed_.data(), num_tokens, qkv_.data());
+  add_bias(qkv_.data(), layer.qkv_bias, num_tokens);
+  attend(index, num_tokens, attention);
+  if (c.gates_attention) gate_attention(num_tokens);
+  layer.attention_out.apply(*workers_, attended_.data(), num_tokens, added_.data());
+  add_bias(added_.data(), layer.attention_out_bias, num_tokens);
+}
+
+void llama::run_mlp(const layer_weights& layer, std::int64_t num_tokens) {
+  const model_config& c = model_->config;
+  if (c.experts.count > 0) {
+    experts_.run(c.experts, layer.experts, normed_.data(), num_tokens, added_.data());
+    return;
+  }
+  layer.gate_up.apply(*workers_, normed_.data(), num_tokens, gate_up_.data());
+  gate(num_tokens);
+  layer.down.apply(*workers_, hidden_.data(), num_tokens, added_.data());
+}
+
 std::span<const float> llama::forward(std::span<const token_id> tokens, std::span<const std::int32_t> positions,
                                       std::span<const std::int32_t> logits_rows, attention_layer& attention) {
   const model_config& c = model_->config;
   const auto n = static_cast<std::int64_t>(tokens.size());
   const std::int64_t dim = c.dim;
   const std::int64_t hidden_dim = c.hidden_dim;
-  const std::int64_t q_dim = c.q_dim();
-  const std::int64_t kv_dim = c.kv_dim();
-  const std::int64_t qkv_dim = q_dim + 2 * kv_dim;
   float* x = grow(x_, n * dim);
   float* normed = grow(normed_, n * dim);
-  float* qkv = grow(qkv_, n * qkv_dim);
-  float* attended = grow(attended_, n * q_dim);
   float* added = grow(added_, n * dim);
-  float* gate_up = grow(gate_up_, n * 2 * hidden_dim);
-  float* hidden = grow(hidden_, n * hidden_dim);
+  (void)grow(qkv_, n * c.qkv_dim());
+  (void)grow(attended_, n * c.q_dim());
+  (void)grow(gate_up_, n * 2 * hidden_dim);
+  (void)grow(hidden_, n * hidden_dim);
 
   for (std::int64_t t = 0; t < n; ++t)
     model_->embedding.copy_row(to_index(tokens[static_cast<std::size_t>(t)]), x + t * dim);
@@ -176,18 +216,12 @@ std::span<const float> llama::forward(std::span<const token_id> tokens, std::spa
     const layer_weights& layer = model_->layers[static_cast<std::size_t>(l)];
 
     normalise(x, layer.attention_norm, n, normed);
-    layer.qkv.apply(*workers_, normed, n, qkv);
-    add_bias(qkv, layer.qkv_bias, n);
-    attend(l, n, attention);
-    layer.attention_out.apply(*workers_, attended, n, added);
-    add_bias(added, layer.attention_out_bias, n);
+    mix_tokens(l, n, attention);
     if (!layer.attention_post_norm.empty()) normalise(added, layer.attention_post_norm, n, added);
     add(x, added, n * dim);
 
     normalise(x, layer.mlp_norm, n, normed);
-    layer.gate_up.apply(*workers_, normed, n, gate_up);
-    gate(n);
-    layer.down.apply(*workers_, hidden, n, added);
+    run_mlp(layer, n);
     if (!layer.mlp_post_norm.empty()) normalise(added, layer.mlp_post_norm, n, added);
     add(x, added, n * dim);
   }

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <system_error>
 
@@ -64,8 +65,16 @@ loaded_model load_model(const std::filesystem::path& model, const std::filesyste
 
 std::int64_t num_parameters(const model_config& c) noexcept {
   const std::int64_t dim = c.dim;
-  const std::int64_t layer = dim * (2 * c.q_dim() + 2 * c.kv_dim() + 3 * std::int64_t{c.hidden_dim} + 2);
-  return c.num_layers * layer + (c.tied_classifier ? 1 : 2) * dim * c.vocab_size + dim;
+  const std::int64_t mlps = std::max(1, c.experts.count);
+  const std::int64_t mlp = 3 * dim * c.hidden_dim * mlps + dim * c.experts.count;
+  const std::int64_t attention = dim * (std::int64_t{c.qkv_dim()} + c.q_dim());
+  const recurrence_config& r = c.recurrence;
+  const std::int64_t recurrence = dim * (r.conv_dim() + 2 * std::int64_t{r.v_dim()} + 2 * r.num_v_heads);
+  std::int64_t sum = dim + (c.tied_classifier ? 1 : 2) * dim * c.vocab_size;
+  for (std::int32_t l = 0; l < c.num_layers; ++l) {
+    sum += 2 * dim + mlp + (c.kinds[c.kind_of(l)].is_recurrent ? recurrence : attention);
+  }
+  return sum;
 }
 
 }  // namespace generate

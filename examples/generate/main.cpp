@@ -16,7 +16,6 @@
 #include "lines_writer.hpp"
 #include "model_setup.hpp"
 #include "options.hpp"
-#include "paged_attention.hpp"
 #include "prompts.hpp"
 #include "report.hpp"
 #include "scoring.hpp"
@@ -95,12 +94,12 @@ std::vector<token_id> encode_scored(const options& o, const model_setup& on) {
 
 void score_file(const options& o, model_setup& on) {
   const std::vector<token_id> ids = encode_scored(o, on);
-  const std::int64_t num_blocks = bifolio::blocks_for(static_cast<std::int64_t>(ids.size()), o.block_size);
-  bifolio::cache_engine_config cache =
-      cache_config(on.config(), o.layout, on.placed.k_code, on.placed.v_code, o.block_size, num_blocks);
-  add_static_scales(cache, o, on, ids);
-  bifolio::cache_engine engine(*on.placed.where, cache);
-  const score result = score_tokens(*on.placed.runner, engine, ids, o.max_batch_tokens, o.deterministic);
+  cache_shape shape = shape_of(o, on);
+  shape.num_blocks = bifolio::blocks_for(static_cast<std::int64_t>(ids.size()), o.block_size);
+  shape.num_host_blocks = 0;
+  add_static_scales(shape, o, on, ids);
+  const score result =
+      score_tokens(*on.placed.runner, *on.placed.where, shape, ids, o.max_batch_tokens, o.deterministic);
   tools::write_stdout(fmt::format("{{\"num_ids\": {}, \"mean_nll\": {:.8f}, \"num_best\": {}}}\n", ids.size(),
                                   result.mean_nll, result.num_best));
 }
@@ -140,15 +139,14 @@ void generate_text(const options& o, model_setup& on) {
 
   generation_stats stats;
   {
-    progress_line progress(shown, num_sequences, cache.blocks.config().num_blocks);
+    progress_line progress(shown, num_sequences, cache.shape.num_blocks);
     const tokenizer& tokens = *on.model.tokens;
     session observer(std::move(records), tokens, o.stops, choose_writer(o, tokens, stdout_is_terminal), o.events,
                      progress);
-    stats = generate_all(*on.placed.runner, cache.blocks, config, ids, observer, cache.host());
+    stats = generate_all(*on.placed.runner, *on.placed.where, cache.shape, config, ids, observer);
   }
   if (!o.json || o.stats) {
-    tools::write_stderr(
-        format_report({stats, cache.blocks.config().layout, on.config().num_layers, on.max_positions}, o.stats));
+    tools::write_stderr(format_report({stats, on.max_positions}, o.stats));
   }
 }
 

@@ -3,8 +3,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <utility>
 
 #include "input_error.hpp"
 
@@ -35,6 +37,12 @@ void validate(const layer_kind& kind, std::string_view file) {
   require_number(file, "the rotary base", rope.theta, false);
   if (rope.scaling == rope_scaling::none) return;
   require_number(file, "the factor of the rotary scaling", rope.factor, false);
+  if (rope.scaling == rope_scaling::yarn) {
+    require_number(file, "beta_fast of the rotary scaling", rope.beta_fast, false);
+    require_number(file, "beta_slow of the rotary scaling", rope.beta_slow, false);
+    require_number(file, "the attention factor of the rotary scaling", rope.attention_factor, false);
+    require_range(file, "the number of positions before the rotary scaling", rope.original_positions, max_length);
+  }
   if (rope.scaling != rope_scaling::llama3) return;
   require_number(file, "the low frequency factor of the rotary scaling", rope.low_factor, false);
   require_number(file, "the high frequency factor of the rotary scaling", rope.high_factor, false);
@@ -56,6 +64,37 @@ float stretched(float frequency, const rope_config& rope) {
   if (wavelength < original / rope.high_factor) return frequency;
   const float kept = (original / wavelength - rope.low_factor) / (rope.high_factor - rope.low_factor);
   return (1.0f - kept) * frequency / rope.factor + kept * frequency;
+}
+
+/// Where on the pairs YaRN's ramp begins and ends, as transformers computes it (modeling_rope_utils.py,
+/// _compute_yarn_parameters).
+std::pair<float, float> yarn_ramp(const rope_config& rope, std::int32_t dims) {
+  const auto pair_that_turns = [&](float times) {
+    const double turns =
+        static_cast<double>(rope.original_positions) / (static_cast<double>(times) * 2.0 * std::numbers::pi);
+    return static_cast<float>(dims * std::log(turns) / (2.0 * std::log(static_cast<double>(rope.theta))));
+  };
+  float low = pair_that_turns(rope.beta_fast), high = pair_that_turns(rope.beta_slow);
+  if (rope.truncates) low = std::floor(low), high = std::ceil(high);
+  low = std::max(low, 0.0f), high = std::min(high, static_cast<float>(dims - 1));
+  return {low, low == high ? high + 0.001f : high};
+}
+
+void validate(const recurrence_config& r, std::string_view file) {
+  require_range(file, "the number of key heads of recurrent layers", r.num_k_heads, max_width);
+  require_range(file, "the number of value heads of recurrent layers", r.num_v_heads, max_width);
+  require_range(file, "the key dimension of recurrent layers", r.k_head_dim, max_width);
+  require_range(file, "the value dimension of recurrent layers", r.v_head_dim, max_width);
+  require_range(file, "the kernel size of recurrent layers", r.kernel_size, 1024);
+  require_range(file, "value heads times value dimension of recurrent layers",
+                std::int64_t{r.num_v_heads} * r.v_head_dim, max_width);
+  require_range(file, "key heads times key dimension of recurrent layers", std::int64_t{r.num_k_heads} * r.k_head_dim,
+                max_width);
+  if (r.num_v_heads % r.num_k_heads != 0) {
+    throw input_error(fmt::format("{}: {} value heads of recurrent layers cannot share {} key heads evenly", file,
+                                  r.num_v_heads, r.num_k_heads));
+  }
+  require_range(file, "the size of a recurrent layer's state", r.conv_state_size() + r.memory_size(), 1 << 28);
 }
 
 }  // namespace
@@ -82,7 +121,20 @@ void validate(const model_config& c, std::string_view file) {
     throw input_error(
         fmt::format("{}: the norm's epsilon is {}, allowed are finite numbers from 0 on", file, c.norm_epsilon));
   }
-  for (const layer_kind& kind : c.kinds) validate(kind, file);
+  if (c.rotary_dim < 0 || c.rotary_dim > c.head_dim || c.rotary_dim % 2 != 0) {
+    throw input_error(fmt::format("{}: {} dims of a head are rotated, allowed are even numbers up to {}", file,
+                                  c.rotary_dim, c.head_dim));
+  }
+  for (const layer_kind& kind : c.kinds) {
+    validate(kind, file);
+    if (kind.is_recurrent) validate(c.recurrence, file);
+  }
+  if (c.experts.count != 0) {
+    require_range(file, "the number of experts", c.experts.count, 1 << 16);
+    require_range(file, "the number of experts of a token", c.experts.num_active, c.experts.count);
+    require_number(file, "the gain of the experts' gate", c.experts.gate_gain, false);
+    require_number(file, "the limit of the experts' gate", c.experts.limit, false);
+  }
   require_number(file, "the factor of the embedding", c.embedding_scale, false);
   require_number(file, "the square of attention's divisor", c.attention_divisor, true);
   require_number(file, "the soft cap of attention", c.attention_soft_cap, true);
@@ -98,6 +150,8 @@ void validate(const model_config& c, std::string_view file) {
 
 std::vector<float> rotary_frequencies(const rope_config& rope, std::int32_t head_dim) {
   std::vector<float> frequencies(static_cast<std::size_t>(head_dim / 2));
+  const bool has_ramp = rope.scaling == rope_scaling::yarn;
+  const auto [low, high] = has_ramp ? yarn_ramp(rope, head_dim) : std::pair(0.0f, 1.0f);
   for (std::size_t i = 0; i < frequencies.size(); ++i) {
     const float exponent = static_cast<float>(2 * i) / static_cast<float>(head_dim);
     const float frequency = 1.0f / std::pow(rope.theta, exponent);
@@ -111,6 +165,11 @@ std::vector<float> rotary_frequencies(const rope_config& rope, std::int32_t head
       case rope_scaling::llama3:
         frequencies[i] = stretched(frequency, rope);
         break;
+      case rope_scaling::yarn: {
+        const float divided = std::clamp((static_cast<float>(i) - low) / (high - low), 0.0f, 1.0f);
+        frequencies[i] = frequency / rope.factor * divided + frequency * (1.0f - divided);
+        break;
+      }
     }
   }
   return frequencies;

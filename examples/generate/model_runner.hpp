@@ -10,8 +10,10 @@
 #include <bifolio/rotate_append.hpp>
 #include <bifolio/tensor_view.hpp>
 #include <bifolio/types.hpp>
+#include <cstddef>
 #include <cstdint>
 #include <span>
+#include <stdexcept>
 
 #include "model_config.hpp"
 
@@ -26,8 +28,21 @@ struct layer_rows {
   bifolio::const_tensor_view v;
   bifolio::rotary_params rotary;   ///< how q and k are rotated; a row of its table for each token
   bifolio::head_norm_params norm;  ///< how they are normalised before that
-  bifolio::tensor_view q_out;  ///< room for the queries that attention reads, in the runner's `query_type`; may be q
-  bifolio::tensor_view out;    ///< attention's result, of the shape of q, in the runner's `query_type`
+  bifolio::tensor_view q_out;    ///< room for the queries that attention reads, in the runner's `query_type`; may be q
+  bifolio::tensor_view out;      ///< attention's result, of the shape of q, in the runner's `query_type`
+  const float* sinks = nullptr;  ///< [num_q_heads], logits that take weight and have no value; null: none
+};
+
+/// Where the states of a recurrent layer are, in memory of the runner's device. Sequence s has the tokens from
+/// query_start_loc[s] to query_start_loc[s + 1] − 1. Its row names the state that it goes on from, or
+/// `bifolio::invalid_block` for the first one, and the one that it leaves, which is another.
+struct recurrent_states {
+  std::byte* data = nullptr;  ///< state i begins i · state_bytes after it
+  std::int64_t state_bytes = 0;
+  const std::int32_t* rows = nullptr;  ///< [num_sequences, rows_stride]
+  std::int64_t rows_stride = 0;
+  const std::int32_t* query_start_loc = nullptr;
+  std::int32_t num_sequences = 0;
 };
 
 /// Takes a layer's new queries, keys and values and gives attention's result; the one thing the model asks of a KV
@@ -37,6 +52,11 @@ class attention_layer {
   virtual ~attention_layer() = default;
   /// On a GPU the work goes to the runner's stream. Called once for each layer, in order. Throws when it cannot.
   virtual void run(std::int32_t layer, const layer_rows& rows) = 0;
+  /// For recurrent layers, instead of `run`.
+  [[nodiscard]] virtual recurrent_states states(std::int32_t layer) {
+    static_cast<void>(layer);
+    throw std::logic_error("this attention has no states");
+  }
 };
 
 /// The forward pass over a batch of tokens of any sequences, in float32 but for what attention gets and gives. A

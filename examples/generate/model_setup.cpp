@@ -24,29 +24,30 @@ std::int32_t choose_max_positions(const engine_options& o, const model_config& m
   return o.max_positions > 0 ? o.max_positions : model.max_positions;
 }
 
-std::int64_t choose_num_blocks(const engine_options& o, const bifolio::kv_layout& layout, const model_setup& on,
-                               std::int64_t num_sequences) {
-  if (o.num_blocks > 0) return o.num_blocks;
-  const std::int64_t need = num_sequences * bifolio::blocks_for(on.max_positions, o.block_size);
-  const std::int64_t spare = need / 50 + 2;  // what the manager's watermark keeps free
-  const std::int64_t fitting = bifolio::num_blocks_for_memory(o.cache_mebibytes << 20, layout, on.config().num_layers);
-  return std::min(need + spare, std::max<std::int64_t>(1, fitting));
-}
-
-bifolio::cache_engine_config config_of(const engine_options& o, model_setup& on, std::int64_t num_sequences,
-                                       std::span<const bifolio::token_id> sample) {
-  const placed_model& placed = on.placed;
-  bifolio::cache_engine_config cache =
-      cache_config(on.config(), o.layout, placed.k_code, placed.v_code, o.block_size, 1);
-  cache.num_blocks = choose_num_blocks(o, cache.layout, on, num_sequences);
-  add_static_scales(cache, o, on, sample);
-  return cache;
-}
-
 /// "e4m3", or "K e4m3, V bf16".
-std::string names_of(const bifolio::kv_layout& layout) {
-  if (layout.k.code == layout.v.code) return std::string(short_name(layout.k.code));
-  return fmt::format("K {}, V {}", short_name(layout.k.code), short_name(layout.v.code));
+std::string names_of(const cache_shape& shape) {
+  if (shape.k_code == shape.v_code) return std::string(short_name(shape.k_code));
+  return fmt::format("K {}, V {}", short_name(shape.k_code), short_name(shape.v_code));
+}
+
+/// "44 blocks of 16 tokens", with the pools of other groups after it.
+std::string names_of(const std::vector<pool_facts>& pools) {
+  std::string names;
+  for (const pool_facts& pool : pools) {
+    if (!names.empty()) names += ", ";
+    names += pool.kind == bifolio::group_kind::state
+                 ? fmt::format("{} states", pool.num_blocks)
+                 : fmt::format("{} blocks of {} tokens", pool.num_blocks, pool.block_size);
+    if (pool.window > 0) names += fmt::format(" for windows of {}", pool.window);
+  }
+  return names;
+}
+
+cache_load load_of(const engine_options& o, const model_setup& on) {
+  return {.max_positions = on.max_positions,
+          .step_tokens = o.max_batch_tokens,
+          .max_sequences = o.max_batch_seqs,
+          .prefix_caching = o.prefix_caching};
 }
 
 }  // namespace
@@ -61,16 +62,27 @@ engine_config engine_config_of(const engine_options& o, std::int32_t max_positio
           .watched = !o.events.empty()};
 }
 
-void add_static_scales(bifolio::cache_engine_config& cache, const engine_options& o, model_setup& on,
+cache_shape shape_of(const engine_options& o, const model_setup& on) {
+  return {.layout = o.layout,
+          .k_code = on.placed.k_code,
+          .v_code = on.placed.v_code,
+          .block_size = o.block_size,
+          .num_host_blocks = o.num_host_blocks};
+}
+
+void add_static_scales(cache_shape& shape, const engine_options& o, model_setup& on,
                        std::span<const bifolio::token_id> sample) {
   constexpr std::size_t most_ids = 256;
   const std::size_t count = std::min({sample.size(), most_ids, static_cast<std::size_t>(on.max_positions)});
-  static_scales scales = o.scales_file.empty() ? calibrate(*on.placed.runner, *on.placed.where, cache.layout.k.code,
-                                                           cache.layout.v.code, sample.first(count), o.max_batch_tokens)
-                                               : read_scales(o.scales_file, cache.layout, cache.num_layers);
-  if (!o.save_scales_file.empty()) write_scales(o.save_scales_file, cache.layout, scales);
-  cache.k_scales = std::move(scales.k);
-  cache.v_scales = std::move(scales.v);
+  const model_config& c = on.config();
+  const bifolio::kv_layout layout = bifolio::make_layout(shape.layout, shape.k_code, shape.v_code, c.num_kv_heads,
+                                                         c.head_dim, c.head_dim, shape.block_size);
+  static_scales scales = o.scales_file.empty() ? calibrate(*on.placed.runner, *on.placed.where, shape.k_code,
+                                                           shape.v_code, sample.first(count), o.max_batch_tokens)
+                                               : read_scales(o.scales_file, layout, c.num_layers);
+  if (!o.save_scales_file.empty()) write_scales(o.save_scales_file, layout, scales);
+  shape.k_scales = std::move(scales.k);
+  shape.v_scales = std::move(scales.v);
 }
 
 model_setup::model_setup(const engine_options& o)
@@ -87,12 +99,17 @@ model_setup::model_setup(const engine_options& o)
 
 cache_setup::cache_setup(const engine_options& o, model_setup& on, std::int64_t num_sequences,
                          std::span<const bifolio::token_id> sample)
-    : blocks(*on.placed.where, config_of(o, on, num_sequences, sample)) {
-  if (o.num_host_blocks > 0) host_blocks.emplace(*on.placed.where, blocks.config(), o.num_host_blocks);
-  tools::write_stderr(fmt::format("cache: {} blocks of {} tokens in {}, {} {}, on {}\n", blocks.config().num_blocks,
-                                  o.block_size, format_bytes(static_cast<std::int64_t>(blocks.num_bytes())),
-                                  names_of(blocks.config().layout), to_string(o.layout),
-                                  on.placed.where->description()));
+    : shape(shape_of(o, on)) {
+  const cache_load load = load_of(o, on);
+  shape.num_blocks = o.num_blocks > 0
+                         ? o.num_blocks
+                         : blocks_for_load(on.config(), shape, load, num_sequences, o.cache_mebibytes << 20);
+  add_static_scales(shape, o, on, sample);
+  const auto pools = pools_of(cache_config(on.config(), on.placed.runner->query_type(), shape, load));
+  std::int64_t num_bytes = 0;
+  for (const pool_facts& pool : pools) num_bytes += pool.num_blocks * pool.block_bytes;
+  tools::write_stderr(fmt::format("cache: {} in {}, {} {}, on {}\n", names_of(pools), format_bytes(num_bytes),
+                                  names_of(shape), to_string(o.layout), on.placed.where->description()));
 }
 
 }  // namespace generate

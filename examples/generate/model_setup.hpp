@@ -1,21 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// A model on its device, and a cache for it, as the options say. What generate and serve do before the first token.
+/// A model on its device, and the cache that it is to have, as the options say. What generate and serve do before the
+/// first token.
 
-#include <bifolio/cache_engine.hpp>
 #include <bifolio/executor.hpp>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 
+#include "cache_shape.hpp"
 #include "engine.hpp"
 #include "engine_options.hpp"
 #include "loaded_model.hpp"
-#include "paged_attention.hpp"
 #include "placement.hpp"
 
 namespace generate {
@@ -38,9 +37,12 @@ struct model_setup {
 /// What the options say of an engine, which is watched when there is a log of its pool.
 [[nodiscard]] engine_config engine_config_of(const engine_options& o, std::int32_t max_positions);
 
+/// What they say of a cache, without blocks and scales.
+[[nodiscard]] cache_shape shape_of(const engine_options& o, const model_setup& on);
+
 /// Scales for codes that have static ones: those of --scales-file, or from the first tokens of `sample`; 1 without any.
 /// Writes them where --save-scales says. Throws `input_error`, `bifolio::error`.
-void add_static_scales(bifolio::cache_engine_config& cache, const engine_options& o, model_setup& on,
+void add_static_scales(cache_shape& shape, const engine_options& o, model_setup& on,
                        std::span<const bifolio::token_id> sample);
 
 struct cache_setup {
@@ -48,13 +50,8 @@ struct cache_setup {
   /// stderr what it is. Static scales are those of `sample` (add_static_scales). Throws `bifolio::error`.
   cache_setup(const engine_options& o, model_setup& on, std::int64_t num_sequences,
               std::span<const bifolio::token_id> sample = {});
-  cache_setup(const cache_setup&) = delete;
-  cache_setup& operator=(const cache_setup&) = delete;
 
-  [[nodiscard]] bifolio::cache_engine* host() noexcept { return host_blocks ? &host_blocks->engine : nullptr; }
-
-  bifolio::cache_engine blocks;
-  std::optional<host_cache> host_blocks;
+  cache_shape shape;
 };
 
 }  // namespace generate

@@ -18,6 +18,16 @@ void set_codes(placed_model& placed, const attention_types& types, dtype usual) 
   placed.v_code = types.v.value_or(both);
 }
 
+/// Empty, or what of the model only the CPU computes.
+const char* find_cpu_part(const model_config& c) {
+  if (c.experts.count > 0) return "mixtures of experts";
+  for (const layer_kind& kind : c.kinds) {
+    if (kind.is_recurrent) return "recurrent layers";
+    if (kind.rope.attention_factor != 1.0f) return "rotary positions with an attention factor";
+  }
+  return "";
+}
+
 placed_model place_on_cuda(bifolio::device device, const checkpoint& model, const attention_types& types) {
   placed_model placed;
   set_codes(placed, types, dtype::bf16);
@@ -45,8 +55,9 @@ placed_model place_on_cpu(const checkpoint& model, bifolio::executor& workers, c
 
 placed_model place_model(const std::string& device, const checkpoint& model, bifolio::executor& workers,
                          const attention_types& types, std::optional<bifolio::cpu_isa> isa) {
+  const std::string cpu_part = find_cpu_part(model.config);
   if (device == "auto") {
-    if (!find_cuda_problem().empty()) return place_on_cpu(model, workers, types, isa);
+    if (!cpu_part.empty() || !find_cuda_problem().empty()) return place_on_cpu(model, workers, types, isa);
     try {
       return place_on_cuda({bifolio::device_type::cuda, 0}, model, types);
     } catch (const bifolio::error& problem) {  // a GPU for which this program holds no kernels
@@ -58,6 +69,10 @@ placed_model place_model(const std::string& device, const checkpoint& model, bif
   if (wanted.type == bifolio::device_type::cpu) return place_on_cpu(model, workers, types, isa);
   const std::string problem = find_cuda_problem();
   if (!problem.empty()) throw input_error(fmt::format("--device is '{}', but {}", device, problem));
+  if (!cpu_part.empty()) {
+    throw input_error(
+        fmt::format("--device is '{}', but this model has {}, which are computed on the CPU alone", device, cpu_part));
+  }
   return place_on_cuda(wanted, model, types);
 }
 

@@ -3,7 +3,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
+#include <utility>
 #include <vector>
 
 #include "tools/common/program.hpp"
@@ -42,13 +44,22 @@ void progress_line::show(const generation_progress& now) {
 
 std::string format_report(const report_input& input, bool detailed) {
   const generation_stats& s = input.stats;
-  const std::int64_t block_bytes = input.layout.block_bytes() * input.num_layers;
-  const std::int64_t held = s.cache.peak_used_blocks * block_bytes;
-  const std::int64_t position_bytes = block_bytes / input.layout.block_size;
+  const std::vector<pool_facts> pools = pools_of(s.config);
+  std::int64_t held = s.cache.peak_used_blocks * pools[0].block_bytes;
+  std::int64_t position_bytes = 0, state_bytes = 0;  // of all layers, were all their tokens kept
+  for (std::size_t g = 0; g < pools.size(); ++g) {
+    if (g > 0) held += s.more_groups[g - 1].peak_used_blocks * pools[g].block_bytes;
+    if (pools[g].kind == bifolio::group_kind::state) {
+      state_bytes += pools[g].block_bytes;
+    } else {
+      position_bytes += pools[g].block_bytes / pools[g].block_size;
+    }
+  }
   // What the same sequences would take side by side: each with room for the longest that may come, or each with
   // exactly what it has.
-  const std::int64_t of_maximum = s.record.peak_sequences * input.max_positions * position_bytes;
-  const std::int64_t of_true_length = s.record.peak_positions * position_bytes;
+  const std::int64_t of_states = s.record.peak_sequences * state_bytes;
+  const std::int64_t of_maximum = s.record.peak_sequences * input.max_positions * position_bytes + of_states;
+  const std::int64_t of_true_length = s.record.peak_positions * position_bytes + of_states;
   const auto times_held = [&](std::int64_t num_bytes) {
     return held > 0 ? static_cast<double>(num_bytes) / static_cast<double>(held) : 0.0;
   };
@@ -60,7 +71,15 @@ std::string format_report(const report_input& input, bool detailed) {
   add("decode", fmt::format("{:.0f} tokens/s ({} tokens)", rate(s.record.num_decode_tokens, s.record.decode_seconds),
                             s.record.num_decode_tokens));
   add("blocks used at the peak",
-      fmt::format("{} of {}, each {} tokens", s.cache.peak_used_blocks, s.cache.num_blocks, input.layout.block_size));
+      fmt::format("{} of {}, each {} tokens", s.cache.peak_used_blocks, s.cache.num_blocks, pools[0].block_size));
+  for (std::size_t g = 1; g < pools.size(); ++g) {
+    const bifolio::cache_stats& group = s.more_groups[g - 1];
+    const bool has_states = pools[g].kind == bifolio::group_kind::state;
+    add(has_states ? "states used at the peak" : "  for windows",
+        has_states
+            ? fmt::format("{} of {}", group.peak_used_blocks, group.num_blocks)
+            : fmt::format("{} of {}, for windows of {}", group.peak_used_blocks, group.num_blocks, pools[g].window));
+  }
   add("bytes of KV held", fmt::format("{} at the peak", format_bytes(held)));
   add("contiguous, maximum length",
       fmt::format("{} for {} sequences of {} positions: {:.1f} times as much", format_bytes(of_maximum),
@@ -88,12 +107,16 @@ std::string format_report(const report_input& input, bool detailed) {
                              rate(s.schedule.num_scheduled_tokens, static_cast<double>(s.schedule.num_steps))));
     add("forks", fmt::format("{}", s.cache.num_forks));
     add("blocks taken in all", fmt::format("{}", s.cache.num_allocated_blocks));
-    const bool one_code = input.layout.k.code == input.layout.v.code;
-    const std::string codes =
-        one_code ? std::string(short_name(input.layout.k.code))
-                 : fmt::format("{} and {}", short_name(input.layout.k.code), short_name(input.layout.v.code));
-    add("cache", fmt::format("{} {}, {} a block in {} layers, {} a token", codes, to_string(input.layout.kind),
-                             format_bytes(block_bytes), input.num_layers, format_bytes(position_bytes)));
+    const bifolio::model_group stored =
+        s.config.groups.empty() ? bifolio::model_group{.layout = s.config.layout, .attention = s.config.attention}
+                                : *std::ranges::find_if(s.config.groups, [](const auto& group) {
+                                    return group.state_bytes == 0 && !group.layers.empty();
+                                  });
+    const auto& [k_code, v_code] = std::pair(stored.attention.k_code, stored.attention.v_code);
+    const std::string codes = k_code == v_code ? std::string(short_name(k_code))
+                                               : fmt::format("{} and {}", short_name(k_code), short_name(v_code));
+    add("cache", fmt::format("{} {}, {} a block in {} layers, {} a token", codes, to_string(stored.layout),
+                             format_bytes(pools[0].block_bytes), pools[0].num_layers, format_bytes(position_bytes)));
     add("time", fmt::format("{:.3f} s, of which prefill {:.3f}, decode {:.3f}", s.seconds, s.record.prefill_seconds,
                             s.record.decode_seconds));
     add("time in attention", fmt::format("{:.3f} s, appends included", s.attention_seconds));

@@ -41,8 +41,6 @@ class progress_line {
 
 struct report_input {
   generation_stats stats;
-  bifolio::kv_layout layout;
-  std::int32_t num_layers = 0;
   std::int32_t max_positions = 0;
 };
 

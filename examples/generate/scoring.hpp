@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "cache_shape.hpp"
 #include "model_runner.hpp"
 
 namespace generate {
@@ -20,10 +21,10 @@ struct score {
   std::int64_t num_best = 0;  ///< positions where the next id had the largest logit
 };
 
-/// Feeds all ids but the last, `chunk` tokens a step, into an engine with enough blocks for them.
-/// `deterministic`: as in `generation_config`.
-/// Throws `bifolio::error`, and `input_error` when there are fewer than two ids.
-[[nodiscard]] score score_tokens(model_runner& model, bifolio::cache_engine& engine,
+/// Feeds all ids but the last, `chunk` tokens a step, into a cache of `shape` on `where`, whose blocks must do for
+/// them. `deterministic`: as in `generation_config`. Throws `bifolio::error`, and `input_error` when there are fewer
+/// than two ids.
+[[nodiscard]] score score_tokens(model_runner& model, bifolio::backend& where, const cache_shape& shape,
                                  std::span<const bifolio::token_id> ids, std::int32_t chunk,
                                  bool deterministic = false);
 

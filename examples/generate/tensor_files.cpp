@@ -66,6 +66,34 @@ linear tensor_files::matrix(std::initializer_list<part> parts, std::int32_t num_
   return result;
 }
 
+std::vector<float> tensor_files::tensor(const std::string& name, std::initializer_list<std::int64_t> shape) {
+  safetensors& file = file_of(name);
+  const auto& found = file.find(name, shape);
+  std::int64_t count = 1;
+  for (const std::int64_t extent : shape) count *= extent;
+  std::vector<float> values(static_cast<std::size_t>(count));
+  file.read(found, 0, count, values.data());
+  return values;
+}
+
+linear tensor_files::transposed(const std::string& name, std::int64_t index, std::int64_t count,
+                                std::int32_t num_outputs, std::int32_t num_inputs) {
+  safetensors& file = file_of(name);
+  const auto& found = file.find(name, {count, num_inputs, num_outputs});
+  const std::int64_t size = std::int64_t{num_inputs} * num_outputs;
+  std::vector<float> values(static_cast<std::size_t>(size)), row(static_cast<std::size_t>(num_inputs));
+  file.read(found, index * size, size, values.data());
+  linear result(num_outputs, num_inputs,
+                found.type == bifolio::dtype::bf16 ? bifolio::dtype::bf16 : bifolio::dtype::f32);
+  for (std::int32_t o = 0; o < num_outputs; ++o) {
+    for (std::int32_t i = 0; i < num_inputs; ++i) {
+      row[static_cast<std::size_t>(i)] = values[static_cast<std::size_t>(std::int64_t{i} * num_outputs + o)];
+    }
+    result.set_rows(o, row.data(), 1);
+  }
+  return result;
+}
+
 void tensor_files::read_rows(linear& matrix, std::int32_t first_output, const part& rows) {
   const auto& [name, num_rows] = rows;
   safetensors& file = file_of(name);

@@ -30,6 +30,13 @@ class tensor_files {
   /// The elements of several vectors, one after another.
   [[nodiscard]] std::vector<float> vector(std::initializer_list<part> parts);
 
+  /// All elements of a tensor of any shape.
+  [[nodiscard]] std::vector<float> tensor(const std::string& name, std::initializer_list<std::int64_t> shape);
+
+  /// Part `index` of a tensor [count, num_inputs, num_outputs]: a matrix of which the file has the transpose.
+  [[nodiscard]] linear transposed(const std::string& name, std::int64_t index, std::int64_t count,
+                                  std::int32_t num_outputs, std::int32_t num_inputs);
+
   /// A matrix whose outputs are those of several tensors, one after another. It is kept as bf16 when all of them are
   /// bf16 in the file, as float32 otherwise.
   [[nodiscard]] linear matrix(std::initializer_list<part> parts, std::int32_t num_inputs);

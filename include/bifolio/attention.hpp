@@ -51,8 +51,8 @@ struct attention_spec {
   std::int32_t window_left = -1;   ///< positions visible before the token's own; negative = all
   std::int32_t window_right = -1;  ///< positions visible after it; negative = all; with causal, only 0 is left of it
   /// A token's bits depend on its sequence alone: not on the other sequences of the batch, physical blocks or how the
-  /// prompt was cut into chunks. Always so on the CPU; on a GPU decode pays some percent and prefill several times its
-  /// time (docs/reproducibility.md). There the promise holds between calls whose rows are aligned alike.
+  /// prompt was cut into chunks. Always so on the CPU; on a GPU it costs some percent, and where one kernel computes
+  /// all tokens several times prefill's time (docs/reproducibility.md). It holds there for rows that are aligned alike.
   bool deterministic = false;
   /// Name of the implementation that must compute the calls (`backend::explain` lists them); empty: the first of the
   /// backend's list that accepts, or the one that the environment variable BIFOLIO_ATTENTION names. A call that the
@@ -111,7 +111,7 @@ struct attention_params {
   tensor_view out{};                    ///< [num_tokens, num_q_heads, v_head_dim]
   float* lse = nullptr;                 ///< optional, [num_tokens, num_q_heads], natural log
   kv_cache_view kv{};                   ///< this layer
-  step_batch_view batch{};              ///< device arrays; lengths as planned
+  device_step_view batch{};             ///< device arrays; lengths as planned
   std::optional<float> scale{};         ///< finite; default: 1/√qk_head_dim
   float soft_cap = 0;                   ///< 0 = none; else finite and > 0
   const float* alibi_slopes = nullptr;  ///< optional, [num_q_heads]

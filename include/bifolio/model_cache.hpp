@@ -12,6 +12,10 @@
 ///   for each layer: step.attend(layer, q, k, v, out);
 ///   step.commit();
 ///
+/// A model whose layers keep different things (layer_groups.hpp) has a manager with groups, and an engine, a batch and
+/// plans for each of them; `attend` finds those of its layer. Layers of a state group have the places of their states
+/// (`model_step::states`) instead of keys and values.
+///
 /// What a call cannot do for lack of blocks is a value (`alloc_status`); wrong use throws `error` when a cache is made
 /// and a step begun; calls of a layer return an `errc`. The same program runs on every backend: arrays that kernels
 /// read are on the device, and the arrays of `model_step::inputs` are the host's.
@@ -24,12 +28,14 @@
 #include <bifolio/kv_cache_config.hpp>
 #include <bifolio/kv_cache_manager.hpp>
 #include <bifolio/kv_layout.hpp>
+#include <bifolio/layer_groups.hpp>
 #include <bifolio/prefix_cache.hpp>
 #include <bifolio/request.hpp>
 #include <bifolio/scheduler.hpp>
 #include <bifolio/step.hpp>
 #include <bifolio/tensor_view.hpp>
 #include <bifolio/types.hpp>
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
@@ -44,6 +50,22 @@ struct model_state;
 struct model_step_state;
 }  // namespace detail
 
+/// The layers of one group of `kv_cache_config::groups`.
+struct model_group {
+  /// Their numbers in the model. Each layer of the model is in one group. May be empty: the first group is then an
+  /// index of texts, without storage.
+  std::vector<std::int32_t> layers{};
+  layout_kind layout = layout_kind::hnd;
+  /// As `model_cache_config::attention`, of these layers; block_size 0 is that of the group. Of a window group
+  /// window_left is window − 1 if it says nothing, and must not reach further back; of a cross group `causal` is false
+  /// whatever it says. A state group has none.
+  attention_spec attention{};
+  std::vector<std::int32_t> layer_windows{};  ///< as `model_cache_config::layer_windows`; [layers.size()] or empty
+  std::vector<float> k_scales{};              ///< as those of `model_cache_config`, of these layers
+  std::vector<float> v_scales{};
+  std::int64_t state_bytes = 0;  ///< of a state group: of one state in one layer, a multiple of 4
+};
+
 struct model_cache_config {
   std::int32_t num_layers = 0;
   layout_kind layout = layout_kind::hnd;
@@ -57,7 +79,10 @@ struct model_cache_config {
   /// Static scales, where the codes have them; see cache_engine_config.
   std::vector<float> k_scales{};
   std::vector<float> v_scales{};
-  kv_cache_config cache{};             ///< of one layer group: `groups` is empty
+  kv_cache_config cache{};
+  /// With `cache.groups`, one for each of these; layout, attention, layer_windows and scales above and the budgets
+  /// below are then left as they are (`plan_group_memory` divides a budget).
+  std::vector<model_group> groups{};
   std::int64_t memory_bytes = 0;       ///< of all layers together; sets cache.num_blocks if that is 0
   std::int64_t host_memory_bytes = 0;  ///< sets cache.num_host_blocks likewise
   bool zero_fill = false;              ///< as cache_engine_config::zero_fill
@@ -72,6 +97,16 @@ struct step_row {
   std::span<const token_id> tokens{};
   /// Without `tokens`: how many. With them: 0, or their number.
   std::int32_t num_tokens = 0;
+};
+
+/// The states of a layer in a step. All pointers are of the device.
+struct layer_states {
+  std::byte* data = nullptr;     ///< of this layer: state i begins i · state_bytes after it
+  std::int64_t state_bytes = 0;  ///< what they mean is the caller's business
+  /// [batch.num_seqs, rows_stride]: the state that the step reads (`invalid_block`: begin with the initial state), then
+  /// those that it writes, as `kv_cache_manager::build` says.
+  const std::int32_t* rows = nullptr;
+  std::int64_t rows_stride = 0;
 };
 
 /// One step that was begun: what a model reads, and the calls of its layers. Moves, never copies; the cache must
@@ -99,15 +134,18 @@ class BIFOLIO_API model_step {
   /// without tokens, tokens are −1.
   [[nodiscard]] const step_inputs& inputs() const noexcept;
   [[nodiscard]] std::int64_t num_tokens() const noexcept;
-  /// The step's arrays on the device.
-  [[nodiscard]] const step_batch_view& batch() const noexcept;
-  /// The plan that a layer runs on. Requires a layer of the model.
+  /// The step's arrays on the device; of a group that has layers. Those on the host are in `inputs`.
+  [[nodiscard]] const device_step_view& batch(std::int32_t group = 0) const noexcept;
+  /// The states of a layer. Requires a layer of a state group.
+  [[nodiscard]] layer_states states(std::int32_t layer) const noexcept;
+  /// The plan that a layer runs on. Requires a layer of the model that is not of a state group.
   [[nodiscard]] const attention_plan& attention_plan_of(std::int32_t layer) const noexcept;
 
   /// Stores the rows of k and v, then attends: q [num_tokens, num_q_heads, qk_head_dim] against all that the layer
   /// holds of the sequences, the new rows included. Where V is part of K, v is {}. Allocates nothing. Returns what
   /// `cache_engine::append` and `backend::attention` return; failed_precondition for a step that is empty, committed,
-  /// or not the one begun last.
+  /// or not the one begun last; unsupported for a layer of a state group, and for storing in one of a cross group: the
+  /// encoder's output goes to `model_cache::engine` of the group, at `kv_cache_manager::slot_at`.
   [[nodiscard]] errc attend(std::int32_t layer, const const_tensor_view& q, const const_tensor_view& k,
                             const const_tensor_view& v, const tensor_view& out) noexcept;
   /// The same with what else a layer has (scale, soft cap, slopes, sinks, bias, lse). `params.kv` and `params.batch`
@@ -127,7 +165,7 @@ class BIFOLIO_API model_step {
   /// The same of `rotate_append`.
   [[nodiscard]] std::optional<error> find_problem(std::int32_t layer, const rotate_append_params& params) const;
   /// `params` with the cache of the layer and the step's arrays: what `attention` passes to the backend, and what
-  /// `find_problem` explains. Requires a layer of the model.
+  /// `find_problem` explains. Requires a layer of the model that is not of a state group.
   [[nodiscard]] attention_params complete(std::int32_t layer, const attention_params& params) const noexcept;
 
   /// Ends a step of rows: the tokens are computed for good, and full blocks of them published. The step is then empty.
@@ -145,8 +183,9 @@ class BIFOLIO_API model_step {
   model_step(detail::model_state* model, detail::model_step_state* slot, alloc_status status) noexcept
       : model_(model), slot_(slot), status_(status) {}
   void drop() noexcept;
-  [[nodiscard]] std::optional<error> find_step_problem(std::int32_t layer, std::int64_t num_rows) const;
+  [[nodiscard]] std::optional<error> find_step_problem(std::int32_t layer, std::int64_t num_rows, bool stores) const;
   [[nodiscard]] std::optional<error> find_health_problem() const;
+  [[nodiscard]] errc find_code(std::int32_t layer, bool stores) const noexcept;
   [[nodiscard]] rotate_append_params complete(std::int32_t layer, const rotate_append_params& params) const noexcept;
 
   detail::model_state* model_ = nullptr;
@@ -159,7 +198,7 @@ class BIFOLIO_API model_cache {
  public:
   /// `where` is borrowed and must outlive the cache. Throws `error`: what the manager and the cache engine throw, and
   /// invalid_argument for numbers that do not fit together (a size given both in blocks and in bytes, memory for less
-  /// than a block, windows that reach past what the manager keeps), unsupported for layer groups.
+  /// than a block, windows that reach past what the manager keeps, layers that are in no group or in two).
   model_cache(backend& where, const model_cache_config& config);
   model_cache(model_cache&& other) noexcept;
   model_cache& operator=(model_cache&& other) noexcept;
@@ -169,8 +208,9 @@ class BIFOLIO_API model_cache {
   [[nodiscard]] const model_cache_config& config() const noexcept;
 
   /// Opens a sequence with slots for its whole prompt; the leading num_cached_tokens are in the cache already, so that
-  /// its first step computes the tokens after those. Copies a block where the manager asks for it. Throws as
-  /// `kv_cache_manager::open`, and device_lost.
+  /// its first step computes the tokens after those. Copies a block where the manager asks for it. With state groups
+  /// there are slots up to where the first snapshot is to be left; a step of rows that ends there, and later ones where
+  /// `kv_cache_manager::step_limit` says, leaves it. Throws as `kv_cache_manager::open`, and device_lost.
   [[nodiscard]] open_result open(const prompt_view& prompt, stream_ref stream = {});
   [[nodiscard]] open_result open(std::span<const token_id> prompt, stream_ref stream = {}) {
     return open(prompt_view{.tokens = prompt}, stream);
@@ -206,12 +246,16 @@ class BIFOLIO_API model_cache {
 
   [[nodiscard]] kv_cache_manager& manager() noexcept;
   [[nodiscard]] const kv_cache_manager& manager() const noexcept;
-  [[nodiscard]] cache_engine& engine() noexcept;
-  [[nodiscard]] const cache_engine& engine() const noexcept;
+  /// The engine of a group that has layers, which are its layers in the order of `model_group::layers`. Blocks of a
+  /// state group are states: planes of K alone.
+  [[nodiscard]] cache_engine& engine(std::int32_t group = 0) noexcept;
+  [[nodiscard]] const cache_engine& engine(std::int32_t group = 0) const noexcept;
   /// The engine of host blocks; null without any.
-  [[nodiscard]] cache_engine* host_engine() noexcept;
+  [[nodiscard]] cache_engine* host_engine(std::int32_t group = 0) noexcept;
   [[nodiscard]] backend& where() const noexcept;
-  /// What the attention of a layer is planned with. Requires a layer of the model.
+  /// Requires a layer of the model.
+  [[nodiscard]] std::int32_t group_of(std::int32_t layer) const noexcept;
+  /// What the attention of a layer is planned with. Requires a layer of the model that is not of a state group.
   [[nodiscard]] const attention_spec& spec_of(std::int32_t layer) const noexcept;
   [[nodiscard]] cache_stats stats() const noexcept { return manager().stats(); }
 

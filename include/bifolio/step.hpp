@@ -2,7 +2,8 @@
 #pragma once
 
 /// The only place where the cache logic and the devices meet. `step_plan` is what was decided, in ids, loggable and
-/// replayable; `step_batch_view` is what kernels read, flat arrays in the field's usual form.
+/// replayable; a step view is what planning and kernels read, flat arrays in the field's usual form, on the host
+/// (`host_step_view`) or on the device (`device_step_view`).
 
 #include <bifolio/export.hpp>
 #include <bifolio/types.hpp>
@@ -80,9 +81,16 @@ struct step_plan {
 /// an absent field is 0 or empty. Throws `error` (invalid_argument) with the place for anything else.
 [[nodiscard]] BIFOLIO_API step_plan parse_step_plan(std::string_view json);
 
+enum class array_place : std::uint8_t { host, device };
+
 /// Flat arrays for one step, borrowed. Row i belongs to the i-th sequence; rows of the q, k, v and out tensors are the
 /// tokens of all sequences one after another.
-struct step_batch_view {
+///
+/// Views of host arrays and of device arrays are types of their own, so that one does not compile in the place of the
+/// other: `backend::plan_attention` reads the host's, `backend::attention` the device's. `cache_engine::upload` makes
+/// the second of a batch, on the CPU without a copy.
+template <array_place Place>
+struct step_view {
   std::int32_t num_seqs = 0;
   std::int64_t num_tokens = 0;                    ///< = query_start_loc[num_seqs]
   const std::int32_t* query_start_loc = nullptr;  ///< [num_seqs + 1], starts at 0, never decreasing
@@ -97,7 +105,17 @@ struct step_batch_view {
   const std::int32_t* query_positions = nullptr;
 };
 
-/// Owns the host arrays behind a `step_batch_view`. Capacity is kept between steps.
+using host_step_view = step_view<array_place::host>;
+using device_step_view = step_view<array_place::device>;
+
+/// The same numbers and pointers as a view of device arrays. Requires a backend that reads host memory (the CPU), or
+/// that the caller then puts the pointers of the device in their place.
+[[nodiscard]] constexpr device_step_view as_device_view(const host_step_view& host) noexcept {
+  return {host.num_seqs,     host.num_tokens,         host.query_start_loc, host.seq_lens,
+          host.block_tables, host.block_table_stride, host.slot_mapping,    host.query_positions};
+}
+
+/// Owns the host arrays behind a `host_step_view`. Capacity is kept between steps.
 struct step_batch {
   std::vector<std::int32_t> query_start_loc;
   std::vector<std::int32_t> seq_lens;
@@ -118,7 +136,7 @@ struct step_batch {
   };
   std::vector<written_row> written_rows;
 
-  [[nodiscard]] step_batch_view view() const noexcept {
+  [[nodiscard]] host_step_view view() const noexcept {
     return {static_cast<std::int32_t>(seq_lens.size()),
             static_cast<std::int64_t>(slot_mapping.size()),
             query_start_loc.data(),

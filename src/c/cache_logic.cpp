@@ -301,6 +301,6 @@ bifolio_status bifolio_batch_build(bifolio_batch batch, bifolio_manager manager,
   });
 }
 
-bifolio_status bifolio_batch_get(bifolio_batch batch, bifolio_batch_view* out) {
+bifolio_status bifolio_batch_get(bifolio_batch batch, bifolio_host_batch_view* out) {
   return done([&] { at(out, "out") = c::from_view(get<c::batch_object>(batch).batch.view()); });
 }

@@ -57,12 +57,13 @@ bifolio_status bifolio_plan_create(bifolio_plan* out) {
 bifolio_status bifolio_plan_destroy(bifolio_plan plan) { return c::destroy<plan_object>(plan); }
 
 bifolio_status bifolio_plan_attention(bifolio_backend backend, bifolio_plan plan, const bifolio_attention_spec* spec,
-                                      const bifolio_batch_view* host_batch, int64_t num_blocks, bifolio_stream stream) {
+                                      const bifolio_host_batch_view* host_batch, int64_t num_blocks,
+                                      bifolio_stream stream) {
   return done([&] {
     plan_object& planned = get<plan_object>(plan);
     const auto where = c::share<c::backend_object>(backend);
     const attention_spec wanted = c::to_spec(spec, "spec");
-    const step_batch_view batch = c::to_view(at(host_batch, "host_batch"));
+    const host_step_view batch = c::to_view(at(host_batch, "host_batch"));
     if (planned.where != where) {
       attention_plan fresh;
       where->device->plan_attention(fresh, wanted, batch, num_blocks, to_stream(stream));

@@ -15,17 +15,29 @@ layout_kind to_layout(std::int32_t kind) {
   return static_cast<layout_kind>(kind);
 }
 
-step_batch_view to_view(const bifolio_batch_view& batch) noexcept {
-  return {batch.num_seqs,     batch.num_tokens,         batch.query_start_loc, batch.seq_lens,
-          batch.block_tables, batch.block_table_stride, batch.slot_mapping,    batch.query_positions};
+namespace {
+
+template <class To, class From>
+To fields_of(const From& batch) noexcept {
+  To to{};
+  to.num_seqs = batch.num_seqs;
+  to.num_tokens = batch.num_tokens;
+  to.query_start_loc = batch.query_start_loc;
+  to.seq_lens = batch.seq_lens;
+  to.block_tables = batch.block_tables;
+  to.block_table_stride = batch.block_table_stride;
+  to.slot_mapping = batch.slot_mapping;
+  to.query_positions = batch.query_positions;
+  return to;
 }
 
-bifolio_batch_view from_view(const step_batch_view& batch) noexcept {
-  return {batch.num_seqs,           0,
-          batch.num_tokens,         batch.query_start_loc,
-          batch.seq_lens,           batch.block_tables,
-          batch.block_table_stride, batch.slot_mapping,
-          batch.query_positions};
+}  // namespace
+
+device_step_view to_view(const bifolio_batch_view& batch) noexcept { return fields_of<device_step_view>(batch); }
+host_step_view to_view(const bifolio_host_batch_view& batch) noexcept { return fields_of<host_step_view>(batch); }
+bifolio_batch_view from_view(const device_step_view& batch) noexcept { return fields_of<bifolio_batch_view>(batch); }
+bifolio_host_batch_view from_view(const host_step_view& batch) noexcept {
+  return fields_of<bifolio_host_batch_view>(batch);
 }
 
 kv_code to_k_code(const char* name) { return name == nullptr ? kv_code{} : parse_kv_code(name); }

@@ -117,8 +117,10 @@ BIFOLIO_HANDLE(step);
   return tensor == nullptr ? tensor_view{} : to_view(*tensor);
 }
 [[nodiscard]] inline stream_ref to_stream(bifolio_stream stream) noexcept { return {stream}; }
-[[nodiscard]] step_batch_view to_view(const bifolio_batch_view& batch) noexcept;
-[[nodiscard]] bifolio_batch_view from_view(const step_batch_view& batch) noexcept;
+[[nodiscard]] device_step_view to_view(const bifolio_batch_view& batch) noexcept;
+[[nodiscard]] host_step_view to_view(const bifolio_host_batch_view& batch) noexcept;
+[[nodiscard]] bifolio_batch_view from_view(const device_step_view& batch) noexcept;
+[[nodiscard]] bifolio_host_batch_view from_view(const host_step_view& batch) noexcept;
 
 /// Ids and plain numbers, pairs of ids and pairs of numbers lie in memory alike; what points to them is read by the
 /// library alone.

@@ -65,7 +65,7 @@ attention_args args_of(const attention_plan& plan, const cpu_attention_plan& sta
 
 struct attention_call {
   attention_args args;
-  const step_batch_view* batch = nullptr;
+  const device_step_view* batch = nullptr;
   cpu_attention_plan* state = nullptr;
   item_kernels kernels;
 };

@@ -21,7 +21,7 @@ namespace bifolio::inline v0_2::cpu {
 /// environment names.
 void plan_attention(const kernel_table& table, std::string_view forced, std::int32_t num_workers,
                     memory_resource& memory, attention_plan& plan, const attention_spec& spec,
-                    const step_batch_view& batch, std::int64_t num_blocks);
+                    const host_step_view& batch, std::int64_t num_blocks);
 [[nodiscard]] errc attention(const kernel_table& table, executor& workers, const attention_plan& plan,
                              const attention_params& params) noexcept;
 [[nodiscard]] std::vector<std::string> attention_kernel_names(const kernel_table& table);

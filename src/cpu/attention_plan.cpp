@@ -50,7 +50,7 @@ struct query_tile {
 
 // Calls visit(tile) for all query tiles of the step, always in the same order.
 template <class Visit>
-void for_each_query_tile(const attention_spec& spec, const attention_window& window, const step_batch_view& batch,
+void for_each_query_tile(const attention_spec& spec, const attention_window& window, const host_step_view& batch,
                          const Visit& visit) {
   const std::int32_t group = spec.num_q_heads / spec.num_kv_heads;
   for (std::int32_t seq = 0; seq < batch.num_seqs; ++seq) {
@@ -158,7 +158,7 @@ std::int64_t sum_of(const cpu_attention_plan::scratch_sizes& s) noexcept {
          s.zero_row;
 }
 
-void fill(cpu_attention_plan& state, const attention_spec& spec, const step_batch_view& batch,
+void fill(cpu_attention_plan& state, const attention_spec& spec, const host_step_view& batch,
           std::int64_t item_cost) noexcept {
   const std::int32_t group = spec.num_q_heads / spec.num_kv_heads;
   std::int64_t partials = 0;
@@ -202,7 +202,7 @@ void fill(cpu_attention_plan& state, const attention_spec& spec, const step_batc
 }
 
 void make_plan(const kernel_table& table, std::string_view environment, std::int32_t num_workers,
-               memory_resource& memory, attention_plan& plan, const attention_spec& spec, const step_batch_view& batch,
+               memory_resource& memory, attention_plan& plan, const attention_spec& spec, const host_step_view& batch,
                std::int64_t num_blocks) {
   std::string sentence;
   if (const errc code = validate::attention_spec_alone(spec, &sentence); code != errc::ok)
@@ -321,7 +321,7 @@ attention_scratch cpu_attention_plan::scratch_of(std::int32_t worker) noexcept {
 
 void plan_attention(const kernel_table& table, std::string_view forced, std::int32_t num_workers,
                     memory_resource& memory, attention_plan& plan, const attention_spec& spec,
-                    const step_batch_view& batch, std::int64_t num_blocks) {
+                    const host_step_view& batch, std::int64_t num_blocks) {
   detail::translate_bad_alloc("plan_attention",
                               [&] { make_plan(table, forced, num_workers, memory, plan, spec, batch, num_blocks); });
 }

@@ -115,7 +115,7 @@ errc cpu_backend::swap_blocks(std::span<const kv_cache_view> src, std::span<cons
   return cpu::swap_blocks(*kernels_, *workers_, src, dst, copies);
 }
 
-void cpu_backend::plan_attention(attention_plan& plan, const attention_spec& spec, const step_batch_view& host_batch,
+void cpu_backend::plan_attention(attention_plan& plan, const attention_spec& spec, const host_step_view& host_batch,
                                  std::int64_t num_blocks, stream_ref) {
   if (health() != errc::ok) refuse_lost_threads(workers_->name());
   cpu::plan_attention(*kernels_, forced_attention_, workers_->concurrency(), *memory_, plan, spec, host_batch,

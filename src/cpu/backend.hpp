@@ -46,7 +46,7 @@ class cpu_backend final : public backend {
   [[nodiscard]] errc swap_blocks(std::span<const kv_cache_view> src, std::span<const kv_cache_view> dst,
                                  std::span<const block_copy> copies, stream_ref) noexcept override;
 
-  void plan_attention(attention_plan& plan, const attention_spec& spec, const step_batch_view& host_batch,
+  void plan_attention(attention_plan& plan, const attention_spec& spec, const host_step_view& host_batch,
                       std::int64_t num_blocks, stream_ref) override;
   [[nodiscard]] errc attention(const attention_plan& plan, const attention_params& params,
                                stream_ref) noexcept override;

@@ -118,6 +118,7 @@ struct arguments {
   bifolio_scheduler_stats scheduler_stats{};
   bifolio_step_view view{};
   bifolio_batch_view batch{};
+  bifolio_host_batch_view host_batch{};
   bifolio_open_result opened{};
   bifolio_block_copy copy{};
   const bifolio_block_copy* copies = nullptr;
@@ -153,6 +154,8 @@ std::vector<probe> probes(arguments& a) {
       {"backend_description",
        [&](auto& h, bool n) { return bifolio_backend_description(h.backend, unless(n, a.text)); }},
       {"backend_health", [](auto& h, bool) { return bifolio_backend_health(h.backend); }, true},
+      {"backend_memory_budget",
+       [&](auto& h, bool n) { return bifolio_backend_memory_budget(h.backend, 0.1, 0, unless(n, a.number)); }},
       {"backend_allocate",
        [&](auto& h, bool n) {
          const bifolio_status status = bifolio_backend_allocate(h.backend, 4, unless(n, a.pointer));
@@ -181,7 +184,7 @@ std::vector<probe> probes(arguments& a) {
          auto spec = a.spec;
          spec.num_q_heads = spec.num_kv_heads = spec.qk_head_dim = spec.block_size = 1;
          const std::int32_t start = 0;
-         bifolio_batch_view batch{};
+         bifolio_host_batch_view batch{};
          batch.query_start_loc = &start;
          return bifolio_plan_attention(h.backend, h.plan, &spec, unless(n, batch), 1, nullptr);
        }},
@@ -317,7 +320,7 @@ std::vector<probe> probes(arguments& a) {
          const bifolio_plan_row row{h.seq, 3, 3};
          return bifolio_batch_build(h.batch, h.manager, unless(n, row), 1);
        }},
-      {"batch_get", [&](auto& h, bool n) { return bifolio_batch_get(h.batch, unless(n, a.batch)); }},
+      {"batch_get", [&](auto& h, bool n) { return bifolio_batch_get(h.batch, unless(n, a.host_batch)); }},
       {"scheduler_create",
        [&](auto& h, bool n) {
          bifolio_scheduler scheduler = nullptr;

@@ -402,7 +402,7 @@ TEST_CASE("on the CPU an upload is a view of the arrays themselves") {
   const auto where = make_backend();
   cache_engine engine(*where, config_of(1, 4));
   const step_batch batch = some_batch(5, 3);
-  const step_batch_view view = engine.upload(batch);
+  const device_step_view view = engine.upload(batch);
   CHECK(view.seq_lens == batch.seq_lens.data());
   CHECK(view.query_start_loc == batch.query_start_loc.data());
   CHECK(view.block_tables == batch.block_tables.data());
@@ -423,7 +423,7 @@ TEST_CASE("on a device an upload is one transfer of aligned copies, and capacity
   for (const std::int32_t num_seqs : {3, 200, 1, 0, 200, 350}) {
     const step_batch batch = some_batch(num_seqs, 7);
     const int transfers = where.num_uploads();
-    const step_batch_view view = engine.upload(batch);
+    const device_step_view view = engine.upload(batch);
     CHECK(where.num_uploads() == transfers + 1);
     CHECK(equal_arrays(view.seq_lens, batch.seq_lens));
     CHECK(equal_arrays(view.query_start_loc, batch.query_start_loc));
@@ -449,7 +449,7 @@ TEST_CASE("an upload that finds no memory throws, and the engine goes on with wh
     CHECK(refusal(errc::out_of_memory, [&] { (void)engine.upload(some_batch(500, 3)); }) != "accepted");
     where.failing().fail_at(0);
     const step_batch batch = some_batch(2, 3);
-    const step_batch_view view = engine.upload(batch);
+    const device_step_view view = engine.upload(batch);
     CHECK(equal_arrays(view.slot_mapping, batch.slot_mapping));
   }
   where.lose();
@@ -460,7 +460,7 @@ TEST_CASE("an upload that finds no memory throws, and the engine goes on with wh
 struct uploaded {
   std::vector<std::int32_t> seq_lens;
   std::vector<std::int64_t> slots;
-  explicit uploaded(const step_batch_view& view)
+  explicit uploaded(const device_step_view& view)
       : seq_lens(view.seq_lens, view.seq_lens + view.num_seqs),
         slots(view.slot_mapping, view.slot_mapping + view.num_tokens) {}
 };
@@ -477,7 +477,7 @@ TEST_CASE(
       where.stop_stream(true);
       for (std::int32_t step = 0; step < 3 * num_slots; ++step) {
         const step_batch batch = some_batch(step % 5 + 1, 3);
-        const step_batch_view view = engine.upload(batch);
+        const device_step_view view = engine.upload(batch);
         CHECK(equal_arrays(view.seq_lens, batch.seq_lens));
         CHECK(equal_arrays(view.slot_mapping, batch.slot_mapping));
         CHECK(where.num_event_waits() == std::max(0, step + 1 - num_slots));
@@ -526,7 +526,7 @@ TEST_CASE("the copies of a step stay in one place while they fit into what was r
   const std::int64_t allocations = where.counted().num_allocations();
   const std::int32_t* place = nullptr;
   for (const std::int32_t num_seqs : {200, 1, 0, 133, 200}) {
-    const step_batch_view view = engine.upload(some_batch(num_seqs, 7));
+    const device_step_view view = engine.upload(some_batch(num_seqs, 7));
     if (place == nullptr) place = view.query_start_loc;
     CHECK(view.query_start_loc == place);
   }
@@ -566,7 +566,7 @@ TEST_CASE("an upload whose event cannot be recorded is waited for instead") {
   where.stop_stream(true);
   where.fail_record(errc::internal);
   const step_batch batch = some_batch(5, 3);
-  const step_batch_view view = engine.upload(batch);
+  const device_step_view view = engine.upload(batch);
   CHECK(equal_arrays(view.slot_mapping, batch.slot_mapping));
   CHECK(where.num_stream_waits() == 1);
   for (int step = 0; step < 3; ++step) (void)engine.upload(batch);
@@ -578,7 +578,7 @@ TEST_CASE("a refused upload leaves the copies of the step before") {
   pretended_device where;
   cache_engine engine(where, config_of(1, 4));
   const step_batch batch = some_batch(4, 3);
-  const step_batch_view view = engine.upload(batch);
+  const device_step_view view = engine.upload(batch);
   const uploaded before(view);
   where.failing().fail_at(1);
   CHECK(refusal(errc::out_of_memory, [&] { (void)engine.upload(some_batch(900, 3)); }) != "accepted");

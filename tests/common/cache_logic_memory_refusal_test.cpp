@@ -92,7 +92,7 @@ TEST_CASE("a refusal keeps its code when there is no memory for its sentence") {
   const std::unique_ptr<backend> cpu = make_backend();
   attention_plan attention;
   attention_spec spec{.num_q_heads = 3, .num_kv_heads = 2, .qk_head_dim = 8, .v_head_dim = 8, .block_size = 16};
-  CHECK(code_without_memory([&] { cpu->plan_attention(attention, spec, step_batch_view{}, 9); }) ==
+  CHECK(code_without_memory([&] { cpu->plan_attention(attention, spec, host_step_view{}, 9); }) ==
         errc::invalid_argument);
   CHECK(code_without_memory([&] {
           const std::optional<error> problem = find_problem(attention, {});

@@ -215,7 +215,7 @@ class simulated_engine {
     }
     std::vector<sampled_token>& sampled = results_[plan.step];
     sampled.clear();
-    const step_batch_view batch = inputs.batch.view();
+    const host_step_view batch = inputs.batch.view();
     // All rows are stored before any is read, as a layer does it.
     for (std::int32_t i = 0; i < batch.num_seqs; ++i) store(plan, inputs, batch, i);
     for (std::int32_t i = 0; i < batch.num_seqs;) i += sample(plan, inputs, i, sampled);
@@ -285,7 +285,7 @@ class simulated_engine {
       }
     }
   }
-  void store(const step_plan& plan, const step_inputs& inputs, const step_batch_view& batch, std::int32_t i) {
+  void store(const step_plan& plan, const step_inputs& inputs, const host_step_view& batch, std::int32_t i) {
     const request& what = requests_.at(to_index(plan.seqs[static_cast<std::size_t>(i)].request));
     for (std::int32_t t = batch.query_start_loc[i]; t < batch.query_start_loc[i + 1]; ++t) {
       const std::int64_t position = inputs.positions[static_cast<std::size_t>(t)];

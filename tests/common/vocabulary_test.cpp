@@ -2,7 +2,9 @@
 // Ids, errors, views and checked sizes.
 #include <doctest/doctest.h>
 
+#include <bifolio/backend.hpp>
 #include <bifolio/error.hpp>
+#include <bifolio/step.hpp>
 #include <bifolio/tensor_view.hpp>
 #include <bifolio/types.hpp>
 #include <cstdint>
@@ -85,6 +87,45 @@ TEST_CASE("checked arithmetic says when it would wrap") {
   CHECK(checked_mul(most / 2 + 1, std::int64_t{2}) == std::nullopt);
   CHECK(checked_mul(least, std::int64_t{-1}) == std::nullopt);
   CHECK(checked_mul<std::uint32_t>(65536u, 65536u) == std::nullopt);
+}
+
+template <class View>
+concept can_be_planned_with = requires(backend& where, attention_plan& plan, const attention_spec& spec, View view) {
+  where.plan_attention(plan, spec, view, 1);
+};
+template <class View>
+concept can_be_attended_with = requires(attention_params params, View view) {
+  params.batch = view;
+};
+template <class View>
+concept can_be_put_into_params = requires(View view) {
+  attention_params{.batch = view};
+};
+
+TEST_CASE("host arrays in the place of device arrays do not compile, nor the other way round") {
+  static_assert(can_be_planned_with<host_step_view> && !can_be_planned_with<device_step_view>);
+  static_assert(can_be_attended_with<device_step_view> && !can_be_attended_with<host_step_view>);
+  static_assert(can_be_put_into_params<device_step_view> && !can_be_put_into_params<host_step_view>);
+  static_assert(!std::is_constructible_v<device_step_view, host_step_view>);
+  static_assert(!std::is_constructible_v<host_step_view, device_step_view>);
+
+  step_batch batch;
+  batch.query_start_loc = {0, 2};
+  batch.seq_lens = {9};
+  batch.block_tables = {3};
+  batch.block_table_stride = 1;
+  batch.slot_mapping = {7, 8};
+  batch.query_positions = {5};
+  const host_step_view host = batch.view();
+  const device_step_view same = as_device_view(host);  // said aloud, it does
+  CHECK(same.num_seqs == 1);
+  CHECK(same.num_tokens == 2);
+  CHECK(same.query_start_loc == host.query_start_loc);
+  CHECK(same.seq_lens == host.seq_lens);
+  CHECK(same.block_tables == host.block_tables);
+  CHECK(same.block_table_stride == 1);
+  CHECK(same.slot_mapping == host.slot_mapping);
+  CHECK(same.query_positions == host.query_positions);
 }
 
 TEST_CASE("a product past its limit is refused with the factors and the limit") {

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include "conformance/attention_tables.hpp"
+#include "support/sanitized.hpp"
 
 using namespace bifolio;
 using namespace bifolio::test;
@@ -17,7 +18,7 @@ std::vector<attention_case> every(std::size_t n, const std::vector<attention_cas
 }
 
 void check_all(const std::vector<attention_case>& cases) {
-  for (std::size_t n = 0; n < cases.size(); ++n) {
+  for (std::size_t n = 0; n < cases.size(); n += sanitized_stride(2)) {
     const std::string problem = check_attention(cases[n], n);
     CHECK_MESSAGE(problem.empty(), problem);
   }

@@ -7,10 +7,12 @@
 #include <bifolio/cpu.hpp>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "conformance/attention_tables.hpp"
 #include "support/codes.hpp"
 #include "support/random.hpp"
+#include "support/sanitized.hpp"
 
 using namespace bifolio;
 using namespace bifolio::test;
@@ -54,7 +56,7 @@ std::vector<attention_case> mixed_cases() {
     if (type == dtype::f32) set_codes(coded, {dtype::i8, scale_granularity::head}, coded.k_code.value());
     cases.push_back(coded);
   }
-  return cases;
+  return fewer_if_sanitized(std::move(cases), 3);
 }
 
 void require_same(const attention_output& a, const attention_output& b, const std::string& where) {
@@ -210,7 +212,7 @@ TEST_CASE("prefill in chunks of any size gives the bits of the whole") {
                                        {dtype::bf16},
                                        {dtype::bf16, kv_code{dtype::e4m3, g::head}, kv_code{dtype::u8, g::token_head}},
                                        {dtype::f16, kv_code{dtype::u8, g::token_head}, kv_code{dtype::i8, g::layer}}};
-  for (const stored& format : formats) {
+  for (const stored& format : fewer_if_sanitized(formats, 3)) {
     const dtype type = format.type;
     for (const bool options : {false, true}) {
       attention_case whole{.what = "prefill",
@@ -260,7 +262,7 @@ TEST_CASE("prefill in chunks of any size gives the bits of the whole") {
 TEST_CASE("random shapes in random chunks, among random batch mates, give the bits of the whole") {
   random_source random(hash_of(test_seed(), 0xc47));
   int round = 0;
-  for (attention_case whole : random_cases(hash_of(test_seed(), 0xc48), 40)) {
+  for (attention_case whole : fewer_if_sanitized(random_cases(hash_of(test_seed(), 0xc48), 40), 3)) {
     const auto length = static_cast<std::int32_t>(random.between(1, 700 / whole.group_size));
     whole.what = "random chunks, round " + std::to_string(round++);
     whole.deterministic = true;

@@ -36,7 +36,7 @@ attention_case sound_case() {
 struct step_arrays {
   attention_spec spec;
   std::vector<std::int32_t> starts, lens, tables;
-  step_batch_view view;
+  host_step_view view;
   std::int64_t num_blocks = 0;
 };
 
@@ -380,7 +380,7 @@ TEST_CASE("planning a shape too large for any memory is refused, not attempted")
     const std::vector<std::int32_t> starts{0, 1};
     const std::vector<std::int32_t> lens{1};
     const std::vector<std::int32_t> tables{0};
-    const step_batch_view batch{1, 1, starts.data(), lens.data(), tables.data(), 1, nullptr};
+    const host_step_view batch{1, 1, starts.data(), lens.data(), tables.data(), 1, nullptr};
     const attention_spec spec{
         .num_q_heads = 1 << 30, .num_kv_heads = 1, .qk_head_dim = largest, .v_head_dim = largest, .block_size = 16};
     attention_plan plan;

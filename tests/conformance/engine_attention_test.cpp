@@ -80,7 +80,7 @@ std::vector<attention_output> feed(const tested_backend& tested, layout_kind lay
                                        block_size +
                                    position % block_size);
     }
-    const step_batch_view on_device = engine.upload(batch);
+    const device_step_view on_device = engine.upload(batch);
     const attention_spec spec{.num_q_heads = 4,
                               .num_kv_heads = 2,
                               .qk_head_dim = 32,

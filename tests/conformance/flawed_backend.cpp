@@ -60,7 +60,7 @@ class flawed_backend final : public backend {
   [[nodiscard]] errc merge_states(const merge_params& params, stream_ref stream) noexcept override {
     return real_.merge_states(params, stream);
   }
-  void plan_attention(attention_plan& plan, const attention_spec& spec, const step_batch_view& batch, std::int64_t,
+  void plan_attention(attention_plan& plan, const attention_spec& spec, const host_step_view& batch, std::int64_t,
                       stream_ref) override {
     plan.spec = spec;
     plan.num_seqs = batch.num_seqs;

@@ -4,12 +4,14 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <bifolio/copy_audit.hpp>
 #include <bifolio/model_cache.hpp>
 #include <bifolio/rotate_append.hpp>
 #include <cmath>
 #include <functional>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "reference/attention_oracle.hpp"
@@ -37,6 +39,34 @@ model_cache_config tiny(std::int64_t num_blocks, std::int64_t num_host_blocks = 
   return config;
 }
 
+/// The same with a layer of each kind: attention to all tokens, to the last six in blocks of two, and a state that
+/// keeps the text as a hash.
+constexpr std::int32_t window = 6, state_layer = 2, num_draft_slots = 3;
+
+model_cache_config grouped(std::int64_t num_blocks, std::int64_t num_host_blocks = 0) {
+  model_cache_config config = tiny(0);
+  const attention_spec spec = std::exchange(config.attention, {});
+  config.num_layers = 3;
+  config.cache.groups = {{.kind = group_kind::full,
+                          .block_size = block_size,
+                          .num_blocks = num_blocks,
+                          .num_host_blocks = num_host_blocks},
+                         {.kind = group_kind::window,
+                          .block_size = 2,
+                          .num_blocks = 2 * num_blocks,
+                          .num_host_blocks = 2 * num_host_blocks,
+                          .window = window},
+                         {.kind = group_kind::state,
+                          .block_size = 1,
+                          .num_blocks = 2 * num_blocks,
+                          .num_host_blocks = num_host_blocks,
+                          .num_draft_slots = num_draft_slots}};
+  config.groups = {{.layers = {0}, .attention = spec},
+                   {.layers = {1}, .layout = layout_kind::nhd, .attention = spec},
+                   {.layers = {state_layer}, .state_bytes = sizeof(std::uint64_t)}};
+  return config;
+}
+
 /// Row of q (0), k (1) or v (2): a function of the token, its position and the layer.
 std::vector<float> rows_of(std::uint64_t what, std::int32_t layer, std::int32_t num_heads,
                            std::span<const token_id> tokens, std::int64_t first_position) {
@@ -51,6 +81,38 @@ std::vector<float> rows_of(std::uint64_t what, std::int32_t layer, std::int32_t 
 }
 
 using outputs = std::vector<std::vector<float>>;  // [num_layers], [num_tokens, num_q_heads, head_dim]
+
+/// What a layer with this state says of a token.
+void put_state(std::vector<float>& rows, std::uint64_t state) {
+  for (std::int32_t i = 0; i < num_q_heads * head_dim; ++i) rows.push_back(normal_from(hash_of(state, i)));
+}
+
+/// Goes on from the states that the step reads, and leaves those that it writes.
+std::vector<float> run_states(backend& where, model_step& step) {
+  const layer_states states = step.states(state_layer);
+  CHECK(states.state_bytes == sizeof(std::uint64_t));
+  const step_batch& rows = step.inputs().groups[1];
+  std::vector<float> said;
+  for (std::size_t s = 0; s < rows.seq_lens.size(); ++s) {
+    const std::int32_t* const ids = &rows.block_tables[s * static_cast<std::size_t>(rows.block_table_stride)];
+    const auto at = [&](std::int32_t id) { return states.data + std::int64_t{id} * states.state_bytes; };
+    std::uint64_t state = 1;
+    if (block_id{ids[0]} != invalid_block) {
+      require_ok(where.download(&state, at(ids[0]), sizeof state, {}), "download");
+      require_ok(where.synchronize({}), "synchronize");
+    }
+    const std::int32_t begin = rows.query_start_loc[s], end = rows.query_start_loc[s + 1];
+    const bool keeps_each = end - begin <= 1 + num_draft_slots;
+    for (std::int32_t t = begin; t < end; ++t) {
+      state = hash_of(state, to_index(step.inputs().tokens[static_cast<std::size_t>(t)]));
+      put_state(said, state);
+      if (!keeps_each && t + 1 < end) continue;
+      require_ok(where.upload(at(ids[keeps_each ? 1 + t - begin : 1]), &state, sizeof state, {}), "upload");
+      require_ok(where.synchronize({}), "synchronize");
+    }
+  }
+  return said;
+}
 
 outputs run_layers(backend& where, model_step& step) {
   outputs all;
@@ -78,13 +140,23 @@ outputs run_layers(backend& where, model_step& step) {
     if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
     all.push_back(std::move(values));
   }
+  if (!inputs.groups.empty() && step.num_tokens() > 0) all.push_back(run_states(where, step));
   return all;
 }
 
 /// The largest difference of a row of the step to the oracle's, over all layers.
 double worst_of_row(const outputs& got, std::size_t first_row, const std::vector<token_id>& text,
-                    std::int32_t query_len, std::int32_t window_left = -1) {
+                    std::int32_t query_len) {
   double worst = 0;
+  const bool in_groups = got.size() > num_layers;
+  const auto num_values = static_cast<std::size_t>(query_len * num_q_heads * head_dim);
+  if (in_groups) {
+    std::uint64_t state = 1;
+    std::vector<float> said;
+    for (const token_id token : text) put_state(said, state = hash_of(state, to_index(token)));
+    const auto row = got[state_layer].begin() + static_cast<std::ptrdiff_t>(first_row * num_q_heads * head_dim);
+    if (!std::equal(said.end() - static_cast<std::ptrdiff_t>(num_values), said.end(), row)) worst = 1e9;
+  }
   for (std::int32_t layer = 0; layer < num_layers; ++layer) {
     const std::vector<float> q =
         rows_of(0, layer, num_q_heads, std::span(text).last(static_cast<std::size_t>(query_len)),
@@ -94,7 +166,7 @@ double worst_of_row(const outputs& got, std::size_t first_row, const std::vector
                                                .num_kv_heads = num_kv_heads,
                                                .qk_head_dim = head_dim,
                                                .v_head_dim = head_dim,
-                                               .window_left = window_left,
+                                               .window_left = in_groups && layer == 1 ? window - 1 : -1,
                                                .scale = 1.0f / std::sqrt(static_cast<float>(head_dim))};
     const reference::dense_sequence seq{query_len, static_cast<std::int64_t>(text.size()), q.data(), k.data(),
                                         v.data()};
@@ -130,8 +202,11 @@ struct known_sequence {
 /// Random operations on one cache.
 class random_run {
  public:
-  random_run(const tested_backend& tested, std::uint64_t seed)
-      : where_(tested.get()), random_(seed), cache_(where_, config()) {}
+  random_run(const tested_backend& tested, std::uint64_t seed, model_cache_config config)
+      : where_(tested.get()),
+        random_(seed),
+        in_groups_(!config.groups.empty()),
+        cache_(where_, with_prefixes(std::move(config), &audit_)) {}
 
   void run(int num_operations) {
     for (int i = 0; i < num_operations; ++i) {
@@ -159,7 +234,12 @@ class random_run {
       REQUIRE(cache_.manager().check() == "");
     }
     while (!seqs_.empty()) free(seqs_.begin()->first);
-    CHECK(cache_.manager().num_free_blocks() == cache_.config().cache.num_blocks);
+    CHECK(audit_.num_missed() == 0);
+    CHECK(audit_.num_outstanding() == 0);
+    const kv_cache_manager& manager = cache_.manager();
+    for (std::int32_t g = 0; g < manager.num_groups(); ++g) {
+      CHECK(manager.num_free_blocks(g) == manager.pool(g).num_blocks());
+    }
     // The mix is worth its name.
     CHECK(num_steps_ > 10);
     CHECK(num_refused_ > 0);
@@ -169,8 +249,8 @@ class random_run {
   }
 
  private:
-  static model_cache_config config() {
-    model_cache_config config = tiny(24, 24);
+  static model_cache_config with_prefixes(model_cache_config config, copy_audit* audit) {
+    config.cache.audit = audit;
     config.cache.prefix = {.enabled = true, .seed = hash_seed{1, 2}};
     return config;
   }
@@ -207,7 +287,10 @@ class random_run {
     const seq_id seq = pick();
     known_sequence& known = seqs_[seq];
     if (known.is_out) return;
-    const std::int64_t kept = random_.between(0, static_cast<std::int64_t>(known.text.size()));
+    std::int64_t kept = random_.between(0, static_cast<std::int64_t>(known.text.size()));
+    if (in_groups_ && kept > 0) kept = static_cast<std::int64_t>(known.text.size());  // where there is a state
+    if (in_groups_ && cache_.manager().num_released_blocks(seq, 1) > 0)
+      kept = static_cast<std::int64_t>(known.text.size());
     cache_.truncate(seq, kept);
     known.pending.clear();
     known.text.resize(static_cast<std::size_t>(kept));
@@ -243,7 +326,11 @@ class random_run {
           next.push_back(token_id{static_cast<std::int32_t>(random_.between(0, 50))});
         }
       } else {
-        next.resize(static_cast<std::size_t>(random_.between(1, static_cast<std::int64_t>(next.size()))));
+        std::int64_t count = random_.between(1, static_cast<std::int64_t>(next.size()));
+        // Where `open` left off, there is a place for a snapshot.
+        const std::int64_t held = cache_.manager().num_tokens(seq) - cache_.manager().num_committed(seq);
+        if (in_groups_ && held > 0 && random_.one_in(2)) count = held;
+        next.resize(static_cast<std::size_t>(count));
       }
       tokens.push_back(next);
       rows.push_back({seq, tokens.back()});
@@ -255,13 +342,13 @@ class random_run {
     if (!step) {
       ++num_refused_;
       CHECK(step.status() != alloc_status::ok);
-      for (std::size_t i = 0; i < rows.size(); ++i) CHECK(cache_.manager().num_tokens(rows[i].seq) == before[i]);
+      check_not_longer(rows, before);
       return;
     }
     ++num_steps_;
     if (random_.one_in(8)) {
-      step = {};  // dropped: nothing is longer than before
-      for (std::size_t i = 0; i < rows.size(); ++i) CHECK(cache_.manager().num_tokens(rows[i].seq) == before[i]);
+      step = {};  // dropped
+      check_not_longer(rows, before);
       return;
     }
     const outputs got = run_layers(where_, step);
@@ -275,6 +362,8 @@ class random_run {
       CHECK(worst_of_row(got, first_row, whole, query_len) < bound);
       first_row += tokens[i].size();
       accepted.push_back(static_cast<std::int32_t>(random_.between(0, query_len)));
+      // Of a long step the state at its end is kept, and the one before it.
+      if (in_groups_ && query_len > 1 + num_draft_slots && accepted.back() > 0) accepted.back() = query_len;
     }
     const bool in_parts = random_.one_in(2);
     in_parts ? step.commit(accepted) : step.commit();
@@ -292,8 +381,17 @@ class random_run {
     }
   }
 
+  void check_not_longer(const std::vector<step_row>& rows, const std::vector<std::int64_t>& before) {
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      const std::int64_t now = cache_.manager().num_tokens(rows[i].seq);
+      in_groups_ ? CHECK(now <= before[i]) : CHECK(now == before[i]);
+    }
+  }
+
   backend& where_;
   random_source random_;
+  bool in_groups_;
+  copy_audit audit_;
   model_cache cache_;
   std::map<seq_id, known_sequence> seqs_;
   int num_steps_ = 0, num_refused_ = 0, num_hits_ = 0, num_out_ = 0;
@@ -317,6 +415,8 @@ using texts = std::map<std::uint64_t, std::vector<token_id>>;
 /// Six requests through a scheduler, `in_flight` steps at a time.
 texts serve(backend& where, model_cache_config config, std::int32_t in_flight, scheduler_stats& stats) {
   config.max_steps_in_flight = in_flight;
+  copy_audit audit;
+  config.cache.audit = &audit;
   model_cache cache(where, config);
   scheduler requests(cache.manager(), {.max_tokens_per_step = 16,
                                        .vocab_size = 50,
@@ -339,6 +439,8 @@ texts serve(backend& where, model_cache_config config, std::int32_t in_flight, s
     REQUIRE(requests.check() == "");
   }
   CHECK_FALSE(requests.has_work());
+  CHECK(audit.num_missed() == 0);
+  CHECK(audit.num_outstanding() == 0);
   stats = requests.stats();
   return said;
 }
@@ -350,7 +452,8 @@ TEST_CASE(
   CAPTURE(seed_note());
   for (const tested_backend* tested : one_per_family(0)) {
     CAPTURE(tested->name);
-    random_run(*tested, hash_of(test_seed(), 31)).run(400);
+    random_run(*tested, hash_of(test_seed(), 31), tiny(24, 24)).run(400);
+    random_run(*tested, hash_of(test_seed(), 32), grouped(36, 24)).run(600);
   }
 }
 
@@ -365,6 +468,24 @@ TEST_CASE("a scheduler drives a model's cache to the same texts in a small pool,
     CHECK(tight.num_preemptions > 0);
     CHECK(serve(tested->get(), tiny(18, 40), 1, swapping) == expected);
     CHECK(swapping.num_swap_ins > 0);
+  }
+}
+
+TEST_CASE("a scheduler drives layer groups to the same texts with hits, preemption, swaps and samples as without") {
+  for (const tested_backend* tested : one_per_family(1)) {
+    CAPTURE(tested->name);
+    scheduler_stats roomy, tight, swapping, caching;
+    const texts expected = serve(tested->get(), grouped(200), 1, roomy);
+    CHECK(expected.size() == 6);
+    CHECK(roomy.num_preemptions == 0);
+    CHECK(serve(tested->get(), grouped(18), 1, tight) == expected);
+    CHECK(tight.num_preemptions > 0);
+    CHECK(serve(tested->get(), grouped(18, 40), 1, swapping) == expected);
+    CHECK(swapping.num_swap_ins > 0);
+    model_cache_config keeps = grouped(18);
+    keeps.cache.prefix.enabled = true;
+    CHECK(serve(tested->get(), keeps, 1, caching) == expected);
+    CHECK(caching.num_cached_tokens > 0);  // what was preempted found itself
   }
 }
 
@@ -614,10 +735,75 @@ TEST_CASE("codes with scales are stored, swapped and attended to") {
   }
 }
 
-TEST_CASE("layer groups are refused by name") {
+TEST_CASE("layers of groups are refused by name where their numbers do not fit together") {
   const auto where = make_backend();
-  model_cache_config config = tiny(10);
-  config.cache.groups.resize(2);
-  CHECK(refusal(errc::unsupported, [&] { const model_cache refused(*where, config); }).find("one layer group, not 2") !=
-        std::string::npos);
+  const auto says = [&](const char* part, const std::function<void(model_cache_config&)>& change) {
+    model_cache_config changed = grouped(10);
+    change(changed);
+    const std::string got = refusal(errc::invalid_argument, [&] { const model_cache refused(*where, changed); });
+    CHECK_MESSAGE(got.find(part) != std::string::npos, part, ": ", got);
+  };
+  says("cache.groups has 3 layer groups and groups 2", [](auto& c) { c.groups.pop_back(); });
+  says("cache.groups has 0 layer groups and groups 3", [](auto& c) { c.cache.groups.clear(); });
+  says("attention, layer_windows or scales", [](auto& c) { c.attention.num_q_heads = 4; });
+  says("memory is 5 bytes", [](auto& c) { c.memory_bytes = 5; });
+  says("layer 1 is in groups 0 and 1", [](auto& c) { c.groups[0].layers = {0, 1}; });
+  says("layer 3 of 4 is in no group", [](auto& c) { c.num_layers = 4; });
+  says("a layer of a group, 3 is not between 0 and 2", [](auto& c) { c.groups[0].layers = {3}; });
+  says("groups[1] has no layers", [](auto& c) { c.groups[1].layers.clear(); });
+  says("groups[2].state_bytes is 6", [](auto& c) { c.groups[2].state_bytes = 6; });
+  says("groups[2] is of kind state and has attention", [](auto& c) { c.groups[2].attention.num_q_heads = 1; });
+  says("groups[0].state_bytes is 8", [](auto& c) { c.groups[0].state_bytes = 8; });
+  says("attention.block_size is 4 and cache.groups[1].block_size 2",
+       [](auto& c) { c.groups[1].attention.block_size = 4; });
+  says("layer_windows has 2 entries", [](auto& c) { c.groups[0].layer_windows = {1, 1}; });
+  says("window_left of a layer is 7", [](auto& c) { c.groups[1].layer_windows = {7}; });
+  says("window_left of a layer is 9", [](auto& c) { c.groups[1].attention.window_left = 9; });
+
+  model_cache cache(*where, grouped(10));
+  CHECK(cache.group_of(1) == 1);
+  CHECK(cache.spec_of(0).window_left == -1);
+  CHECK(cache.spec_of(1).window_left == window - 1);
+  CHECK(cache.engine(1).config().layout.block_size == 2);
+  CHECK(cache.engine(2).config().num_blocks == 20);
+  CHECK(cache.host_engine(2) == nullptr);
+
+  const std::vector<token_id> tokens = to_ids({1, 2, 3, 4, 5});
+  const open_result opened = cache.open(tokens);
+  model_step step = cache.begin_step({{opened.seq, tokens}});
+  CHECK(step.append(state_layer, {}, {}) == errc::unsupported);
+  CHECK(step.attention(state_layer, {}) == errc::unsupported);
+  CHECK(step.rotate_append(state_layer, {}) == errc::unsupported);
+  CHECK(step.append(3, {}, {}) == errc::out_of_range);
+  const auto problem = step.find_problem(state_layer, attention_params{}, {}, {});
+  REQUIRE(problem.has_value());
+  CHECK(std::string(problem->what()).find("layer 2 is of group 2, of kind state") != std::string::npos);
+  const std::int32_t three = 3;  // of five tokens, of which the state after the third is not kept
+  CHECK(refusal(errc::failed_precondition, [&] {
+          step.commit({&three, 1});
+        }).find("group 2 does not keep the state") != std::string::npos);
+  step.commit();
+  CHECK(cache.manager().num_committed(opened.seq) == 5);
+}
+
+TEST_CASE("a model without full attention has an index of texts as its first group, and finds its windows and states") {
+  const auto where = make_backend();
+  model_cache_config config = grouped(40);
+  config.cache.prefix.enabled = true;
+  config.num_layers = 2;
+  config.groups[0] = {};
+  config.groups[1].layers = {0};
+  config.groups[2].layers = {1};
+  model_cache cache(*where, config);
+  const std::vector<token_id> prompt = to_ids({1, 2, 3, 4, 5, 6, 7, 8, 9, 10});
+  std::vector<token_id> rest = prompt;
+  const open_result first = cache.open(prompt);
+  while (!rest.empty()) {  // steps end where a state is to be left
+    const std::int64_t held = cache.manager().num_tokens(first.seq) - cache.manager().num_committed(first.seq);
+    const std::int64_t limit = held > 0 ? held : cache.manager().step_limit(first.seq);
+    const auto count = std::min<std::int64_t>(limit, std::ssize(rest));
+    cache.begin_step({{first.seq, std::span(rest).first(static_cast<std::size_t>(count))}}).commit();
+    rest.erase(rest.begin(), rest.begin() + count);
+  }
+  CHECK(cache.open(prompt).num_cached_tokens == 8);
 }

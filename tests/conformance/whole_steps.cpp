@@ -251,7 +251,7 @@ class whole_steps {
       for (std::int32_t layer = 0; layer < num_layers; ++layer) {
         for (const std::unique_ptr<side>& one : sides_) {
           rows_on_device rows(*this, *one->where, parts, layer);
-          const step_batch_view on_device = one->engine.upload(batch_);
+          const device_step_view on_device = one->engine.upload(batch_);
           require_ok(one->engine.append(layer, rows.k, rows.v, on_device.slot_mapping), "append");
           require_ok(one->where->synchronize({}), "synchronize");  // rows end here
         }
@@ -408,7 +408,7 @@ class whole_steps {
 
   /// Append and attention in every layer on both sides, each held to the oracle.
   std::string compute(const std::vector<part>& parts) {
-    std::vector<step_batch_view> on_device;
+    std::vector<device_step_view> on_device;
     for (const std::unique_ptr<side>& one : sides_) {
       on_device.push_back(one->engine.upload(batch_));
       one->where->plan_attention(one->plan, spec_, batch_.view(), manager_.config().num_blocks);
@@ -456,7 +456,7 @@ class whole_steps {
   }
   [[nodiscard]] float scale() const { return 1.0f / std::sqrt(static_cast<float>(shape_.head_dim)); }
 
-  std::string attend(side& one, const step_batch_view& batch, const std::vector<part>& parts, std::int32_t layer,
+  std::string attend(side& one, const device_step_view& batch, const std::vector<part>& parts, std::int32_t layer,
                      bool with_lse, const expectation& expected) {
     backend& where = *one.where;
     rows_on_device rows(*this, where, parts, layer);

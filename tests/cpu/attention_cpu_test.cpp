@@ -116,7 +116,7 @@ answer run(backend& where, const problem& p, const prepared& arrays, arrangement
   const std::vector<float> slopes = slopes_of(p);
   const std::vector<float> sinks = sinks_of(p);
 
-  step_batch_view batch;
+  host_step_view batch;
   batch.num_seqs = static_cast<std::int32_t>(p.seqs.size());
   batch.num_tokens = arrays.starts.back();
   batch.query_start_loc = arrays.starts.data();
@@ -134,7 +134,7 @@ answer run(backend& where, const problem& p, const prepared& arrays, arrangement
       dense_view<void>(result.out.data(), p.spec.out_type, batch.num_tokens, p.spec.num_q_heads, p.spec.qk_head_dim);
   params.lse = result.lse.data();
   params.kv = cache.view();
-  params.batch = batch;
+  params.batch = as_device_view(batch);
   params.scale = scale_of(p);
   params.soft_cap = p.soft_cap;
   params.alibi_slopes = p.alibi ? slopes.data() : nullptr;
@@ -254,7 +254,7 @@ struct long_batch {
   std::vector<std::int32_t> starts{0, 1};
   std::vector<std::int32_t> lengths{4000};
   std::vector<std::int32_t> table = std::vector<std::int32_t>(250, 3);
-  [[nodiscard]] step_batch_view view() const {
+  [[nodiscard]] host_step_view view() const {
     return {1, 1, starts.data(), lengths.data(), table.data(), 250, nullptr};
   }
 };
@@ -538,8 +538,8 @@ TEST_CASE("wrong batches are refused with a sentence and the code that is promis
   std::vector<std::int32_t> starts{0, 2};
   std::vector<std::int32_t> lengths{20};
   std::vector<std::int32_t> table{4, 2, 2147480000};
-  const step_batch_view good{1, 2, starts.data(), lengths.data(), table.data(), 3, nullptr};
-  const auto code_of = [&](const attention_spec& s, const step_batch_view& b, std::int64_t num_blocks) {
+  const host_step_view good{1, 2, starts.data(), lengths.data(), table.data(), 3, nullptr};
+  const auto code_of = [&](const attention_spec& s, const host_step_view& b, std::int64_t num_blocks) {
     attention_plan plan;
     try {
       where->plan_attention(plan, s, b, num_blocks);
@@ -559,7 +559,7 @@ TEST_CASE("wrong batches are refused with a sentence and the code that is promis
   bad = spec;
   bad.qk_head_dim = 0;
   CHECK(code_of(bad, good, 5) == errc::invalid_argument);
-  step_batch_view batch = good;
+  host_step_view batch = good;
   batch.num_tokens = 3;
   CHECK(code_of(spec, batch, 5) == errc::invalid_argument);
   lengths[0] = 49;

@@ -94,7 +94,7 @@ TEST_CASE("no call of an engine allocates, on the CPU not even an upload") {
   const std::vector<block_copy> wrong{{block_id{3}, block_id{10}}};
 
   const std::int64_t before = num_allocations();
-  const step_batch_view step = engine.upload(batch);
+  const device_step_view step = engine.upload(batch);
   const bool ok = engine.append(2, view, view, step.slot_mapping) == errc::ok &&
                   engine.copy_blocks(pairs) == errc::ok && engine.swap_blocks_to(other, pairs) == errc::ok &&
                   engine.convert_blocks_to(other, pairs) == errc::ok;

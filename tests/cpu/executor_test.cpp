@@ -98,7 +98,7 @@ class work {
     params.q = dense_view<const void>(queries_.data(), dtype::f32, num_seqs, num_heads, head_dim);
     params.out = dense_view<void>(out_.data(), dtype::f32, num_seqs, num_heads, head_dim);
     params.kv = engine_.layers()[0];
-    params.batch = batch_.view();
+    params.batch = as_device_view(batch_.view());
     params.scale = 0.125F;
     return where_->attention(plan_, params);
   }

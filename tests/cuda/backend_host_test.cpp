@@ -55,7 +55,7 @@ struct world {
     runtime.forget_counts();
   }
 
-  [[nodiscard]] step_batch_view host_batch() const {
+  [[nodiscard]] host_step_view host_batch() const {
     return {
         static_cast<std::int32_t>(lens.size()), starts.back(), starts.data(), lens.data(), tables.data(), 3, nullptr};
   }
@@ -78,7 +78,7 @@ struct world {
     p.q = as_const(dense_view(rows.data(), dtype::f32, 3, 4, dims));
     p.out = dense_view(out.data(), dtype::f32, 3, 4, dims);
     p.kv = layers[0];
-    p.batch = host_batch();
+    p.batch = as_device_view(host_batch());
     const auto* const on_device = batch_memory.as<std::int32_t>();
     p.batch.query_start_loc = on_device;
     p.batch.seq_lens = on_device + 8;
@@ -426,7 +426,7 @@ TEST_CASE("a call with query positions is one launch of the general kernel, what
       attention_params params = w.attention();
       if (one_type) spec.q_type = spec.out_type = params.q.type = params.out.type = dtype::bf16;
       const std::vector<std::int32_t> positions{-3, 70};
-      step_batch_view batch = w.host_batch();
+      host_step_view batch = w.host_batch();
       batch.query_positions = positions.data();
       params.batch.query_positions = w.batch_memory.as<std::int32_t>() + 32;
       w.where.plan_attention(w.plan, spec, batch, num_blocks);
@@ -455,4 +455,22 @@ TEST_CASE("a plan of another backend, and a plan never made, are refused") {
   // Planning takes such a plan over.
   w.where.plan_attention(foreign, world::spec(), w.host_batch(), num_blocks);
   CHECK(w.where.attention(foreign, w.attention()) == errc::ok);
+}
+
+TEST_CASE("the budget of a device is what the runtime says less the reserve") {
+  world w;
+  CHECK(w.where.amount_of_memory() == memory_amount{std::int64_t{80} << 30, std::int64_t{60} << 30});
+  CHECK(w.runtime.current_device == 1);
+  CHECK(memory_budget(w.where) == (std::int64_t{52} << 30));  // a tenth of all is left
+  CHECK(memory_budget(w.where, {.fraction = 0, .bytes = std::int64_t{5} << 30}) == (std::int64_t{55} << 30));
+  CHECK(memory_budget(w.where, {.fraction = 0.5, .bytes = std::int64_t{5} << 30}) == (std::int64_t{20} << 30));
+  w.runtime.free_bytes = std::size_t{1} << 30;
+  CHECK(memory_budget(w.where) == 0);
+  w.runtime.fail_always("get_driver_entry_point", cudaErrorIllegalAddress);
+  try {
+    (void)memory_budget(w.where);
+    FAIL("a lost device has no memory");
+  } catch (const error& problem) {
+    CHECK(problem.code() == errc::device_lost);
+  }
 }

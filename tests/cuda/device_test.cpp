@@ -294,7 +294,7 @@ TEST_CASE("a sequence prefilled on one device decodes on the other after its blo
   std::vector<float> query(8 * 128);
   for (float& value : query) value = normal_from(random.next());
   const auto decode = [&](backend& where, cache_engine& engine, const std::vector<std::int32_t>& table) {
-    const step_batch_view host{1, 1, starts.data(), lens.data(), table.data(), 40, nullptr};
+    const host_step_view host{1, 1, starts.data(), lens.data(), table.data(), 40, nullptr};
     device_bytes d_q(where, bytes_of(query), 4);
     device_bytes d_starts(where, bytes_of(starts), 4);
     device_bytes d_lens(where, bytes_of(lens), 4);
@@ -306,7 +306,7 @@ TEST_CASE("a sequence prefilled on one device decodes on the other after its blo
     p.q = as_const(dense_view<void>(d_q.data(), dtype::f32, 1, 8, 128));
     p.out = dense_view<void>(d_out.data(), dtype::f32, 1, 8, 128);
     p.kv = engine.layers()[1];
-    p.batch = host;
+    p.batch = as_device_view(host);
     p.batch.query_start_loc = reinterpret_cast<const std::int32_t*>(d_starts.data());
     p.batch.seq_lens = reinterpret_cast<const std::int32_t*>(d_lens.data());
     p.batch.block_tables = reinterpret_cast<const std::int32_t*>(d_table.data());
@@ -454,14 +454,14 @@ TEST_CASE("blocks past 2^32 elements are stored, copied, converted and attended 
   device_bytes d_starts(where, bytes_of(starts), 4);
   device_bytes d_lens(where, bytes_of(lens), 4);
   device_bytes d_table(where, bytes_of(table), 4);
-  const step_batch_view host{1, 1, starts.data(), lens.data(), table.data(), 1, nullptr};
+  const host_step_view host{1, 1, starts.data(), lens.data(), table.data(), 1, nullptr};
   attention_plan plan;
   where.plan_attention(plan, spec, host, blocks);
   attention_params p;
   p.q = as_const(dense_view<void>(rows.data(), dtype::f32, 1, 8, 128));
   p.out = dense_view<void>(back.data(), dtype::f32, 1, 8, 128);
   p.kv = kv;
-  p.batch = host;
+  p.batch = as_device_view(host);
   p.batch.query_start_loc = reinterpret_cast<const std::int32_t*>(d_starts.data());
   p.batch.seq_lens = reinterpret_cast<const std::int32_t*>(d_lens.data());
   p.batch.block_tables = reinterpret_cast<const std::int32_t*>(d_table.data());

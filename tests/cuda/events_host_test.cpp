@@ -51,7 +51,7 @@ step_batch batch_of(std::int32_t num_seqs) {
   return batch;
 }
 
-bool equals(const step_batch_view& on_device, const step_batch& batch) {
+bool equals(const device_step_view& on_device, const step_batch& batch) {
   const auto same = [](const auto* copied, const auto& original) {
     return std::equal(original.begin(), original.end(), copied);
   };
@@ -185,7 +185,7 @@ TEST_CASE("four steps in flight: uploads make no call that waits, the fifth wait
   const void* place = nullptr;
   for (std::int32_t step = 1; step <= 4; ++step) {
     const step_batch batch = batch_of(step);
-    const step_batch_view view = engine.upload(batch);
+    const device_step_view view = engine.upload(batch);
     CHECK(equals(view, batch));
     if (place == nullptr) place = view.query_start_loc;
     CHECK(view.query_start_loc == place);
@@ -215,7 +215,7 @@ TEST_CASE("whichever call of an upload fails, the step is uploaded, or the one b
         cache_engine engine(w.where, small);
         w.runtime.streams_stopped = true;
         std::vector<step_batch> steps;
-        step_batch_view view;
+        device_step_view view;
         for (std::int32_t step = 1; step <= 4; ++step) {
           steps.push_back(batch_of(step));
           view = engine.upload(steps.back());

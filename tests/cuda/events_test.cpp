@@ -175,7 +175,7 @@ TEST_CASE("four uploads after a long copy do not hold up the host, each step rea
     read.emplace_back(where.staging_memory(), table_bytes + slot_bytes);
   }
   const auto submit = [&](std::size_t step) {
-    const step_batch_view view = engine.upload(batches[step], stream.ref());
+    const device_step_view view = engine.upload(batches[step], stream.ref());
     auto* const to = read[step].as<std::byte>();
     REQUIRE(where.download(to, view.block_tables, table_bytes, stream.ref()) == errc::ok);
     REQUIRE(where.download(to + table_bytes, view.slot_mapping, slot_bytes, stream.ref()) == errc::ok);

@@ -144,7 +144,7 @@ class sequence {
         p.out = dense_view(out.data(), dtype::f32, 3, 4, dims);
         p.kv = engine_->layers()[0];
         const step_batch host = batch();
-        p.batch = host.view();
+        p.batch = as_device_view(host.view());
         p.scale = 0.125f;
         return note(backend_->attention(plan_, p, {}));
       }

@@ -80,7 +80,7 @@ TEST_CASE("a captured attention call replays with the lengths of later plans") {
       for (const std::vector<std::int32_t>& lens :
            {std::vector<std::int32_t>{5000, 3000, 4100}, std::vector<std::int32_t>{1, 2, 600},
             std::vector<std::int32_t>{512, 513, 0}, std::vector<std::int32_t>{4999, 2048, 17}}) {
-        step_batch_view host = call.host_batch;
+        host_step_view host = call.host_batch;
         host.seq_lens = lens.data();
         auto* const device_lens = const_cast<std::int32_t*>(call.params.batch.seq_lens);
         REQUIRE(where.upload(device_lens, lens.data(), lens.size() * sizeof(std::int32_t), stream.ref()) == errc::ok);
@@ -148,7 +148,7 @@ TEST_CASE("a captured prefill replays with other lengths and another split of it
     for (const step& s : {step{{0, 1000, 1800, 1801}, {1500, 1300, 500}}, step{{0, 1000, 1800, 1801}, {1100, 933, 1}},
                           step{{0, 950, 1800, 1801}, {1400, 1300, 499}}, step{{0, 999, 1800, 1801}, {1499, 822, 17}},
                           step{{0, 1000, 1799, 1800}, {1500, 1300, 500}}}) {
-      step_batch_view host = call.host_batch;
+      host_step_view host = call.host_batch;
       host.seq_lens = s.lens.data();
       host.query_start_loc = s.starts.data();
       host.num_tokens = s.starts.back();

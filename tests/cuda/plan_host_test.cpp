@@ -38,7 +38,7 @@ struct step {
     for (const std::int32_t len : lens) table_stride = std::max(table_stride, blocks_for(len, spec.block_size));
     tables.assign(lens.size() * static_cast<std::size_t>(table_stride), 0);
   }
-  [[nodiscard]] step_batch_view view() const {
+  [[nodiscard]] host_step_view view() const {
     return {static_cast<std::int32_t>(lens.size()),
             starts.back(),
             starts.data(),

@@ -74,7 +74,7 @@ TEST_CASE("swapping blocks out on one stream and attention on another take less 
     buffer rows(where.memory(), 2 * 32 * 128 * 2);
     REQUIRE(where.upload(rows.data(), pattern.data(), rows.num_bytes(), {}) == errc::ok);
     REQUIRE(where.synchronize({}) == errc::ok);
-    const step_batch_view host{1, 1, starts.data(), lens.data(), table.data(), num_blocks, nullptr};
+    const host_step_view host{1, 1, starts.data(), lens.data(), table.data(), num_blocks, nullptr};
     own_stream compute;
     own_stream transfer;
     attention_plan plan;
@@ -83,7 +83,7 @@ TEST_CASE("swapping blocks out on one stream and attention on another take less 
     p.q = as_const(dense_view<void>(rows.data(), dtype::bf16, 1, 32, 128));
     p.out = dense_view<void>(rows.as<std::byte>() + 32 * 128 * 2, dtype::bf16, 1, 32, 128);
     p.kv = on_device;
-    p.batch = host;
+    p.batch = as_device_view(host);
     p.batch.query_start_loc = reinterpret_cast<const std::int32_t*>(d_starts.data());
     p.batch.seq_lens = reinterpret_cast<const std::int32_t*>(d_lens.data());
     p.batch.block_tables = reinterpret_cast<const std::int32_t*>(d_table.data());

@@ -81,20 +81,27 @@ def compare_transformers(program):
     failures = 0
     with tempfile.TemporaryDirectory() as folder:
         for kind in tiny_models.KINDS:
-            model, rows, used = tiny_models.sure_model(kind, seed, [1, 3, 20], 40)
+            longest = 40 if kind != "gpt_oss" else 150
+            model, rows, used = tiny_models.sure_model(kind, seed, [1, 3, longest - 20], longest)
             path = pathlib.Path(folder) / kind
             tiny_models.save(model, path)
             command = [program, "--device", "cpu", "--model", str(path), "--json", "--temperature", "0",
-                       "--max-positions", "40", "--block-size", "4"]
+                       "--max-positions", str(longest), "--block-size", "4"]
             for row in rows:
                 command += ["--prompt-ids", ",".join(map(str, row["prompt_ids"]))]
-            run = subprocess.run(command, capture_output=True, text=True)
-            got = [json.loads(line)["output_ids"] for line in run.stdout.split("\n") if line]
-            same = run.returncode == 0 and got == [row["output_ids"] for row in rows]
-            print(f"{kind}: seed {used}: {'the same' if same else 'DIFFERENT'}", flush=True)
-            if not same:
-                failures += 1
-                print(f"  ended with {run.returncode}: {run.stderr}\n  expected {rows}\n  got {got}")
+            # Twice each in a pool with room for about one text: found in the cache, preempted, swapped, and forked.
+            scarce = ["--num-blocks", str(longest // 4 + 8), "--host-blocks", "200", "--preemption", "swap",
+                      "--samples", "2", *command[-2 * len(rows):]]
+            for name, options, expected in [
+                    ("alone", [], [row["output_ids"] for row in rows]),
+                    ("scarce", scarce, [row["output_ids"] for row in rows + rows for _ in range(2)])]:
+                run = subprocess.run(command + options, capture_output=True, text=True)
+                got = [json.loads(line)["output_ids"] for line in run.stdout.split("\n") if line]
+                same = run.returncode == 0 and got == expected
+                print(f"{kind}, {name}: seed {used}: {'the same' if same else 'DIFFERENT'}", flush=True)
+                if not same:
+                    failures += 1
+                    print(f"  ended with {run.returncode}: {run.stderr}\n  expected {expected}\n  got {got}")
     return failures
 
 

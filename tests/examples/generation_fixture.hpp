@@ -7,6 +7,7 @@
 #include <bifolio/backend.hpp>
 #include <bifolio/cpu.hpp>
 #include <bifolio/kv_cache_manager.hpp>
+#include <bifolio/model_cache.hpp>
 #include <cmath>
 #include <memory>
 #include <numeric>
@@ -16,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "cache_shape.hpp"
 #include "generation.hpp"
 #include "paged_attention.hpp"
 #include "parallel.hpp"
@@ -44,6 +46,7 @@ struct generation_setup {
   std::int32_t num_threads = 1;
   bool prefix_caching = false;
   std::int64_t num_host_blocks = 0;  ///< swaps whenever it preempts, if there are any
+  bool keeps_all = false;            ///< layers with windows too: one group
 };
 
 struct generation_result {
@@ -56,6 +59,17 @@ inline generate::placed_model place_on(const generation_setup& setup, const gene
                                        executor& workers) {
   return generate::place_model(setup.device, weights, workers, {setup.query_type, bifolio::kv_code{setup.kv_type}},
                                setup.isa);
+}
+
+inline generate::cache_shape shape_of(const generation_setup& setup) {
+  const kv_code code{setup.kv_type};
+  return {.layout = setup.layout,
+          .k_code = code,
+          .v_code = code,
+          .block_size = setup.block_size,
+          .num_blocks = setup.num_blocks,
+          .num_host_blocks = setup.num_host_blocks,
+          .keeps_all = setup.keeps_all};
 }
 
 class collecting_observer final : public generate::generation_observer {
@@ -79,8 +93,6 @@ inline generation_result continue_prompts(const generate::checkpoint& weights,
                                           const generation_setup& setup) {
   const auto workers = generate::make_workers(setup.num_threads);
   const generate::placed_model placed = place_on(setup, weights, *workers);
-  cache_engine engine(*placed.where, generate::cache_config(weights.config, setup.layout, setup.kv_type,
-                                                            setup.block_size, setup.num_blocks));
   generate::generation_config config;
   config.deterministic = setup.deterministic;
   config.max_positions = setup.max_positions;
@@ -91,14 +103,12 @@ inline generation_result continue_prompts(const generate::checkpoint& weights,
   config.max_running = setup.max_batch_seqs;
   config.prefix_caching = setup.prefix_caching;
   config.preemption = setup.num_host_blocks > 0 ? preemption_mode::swap : preemption_mode::recompute;
-  std::optional<generate::host_cache> host;
-  if (setup.num_host_blocks > 0) host.emplace(*placed.where, engine.config(), setup.num_host_blocks);
   generation_result result;
   const std::size_t num_sequences = prompts.size() * static_cast<std::size_t>(setup.num_samples);
   result.outputs.resize(num_sequences);
   result.ended_by.resize(num_sequences);
   collecting_observer observer(result);
-  result.stats = generate_all(*placed.runner, engine, config, prompts, observer, host ? &host->engine : nullptr);
+  result.stats = generate_all(*placed.runner, *placed.where, shape_of(setup), config, prompts, observer);
   return result;
 }
 
@@ -109,64 +119,67 @@ class fed_text {
   fed_text(const generate::checkpoint& weights, const generation_setup& setup, std::int64_t num_others = 0)
       : workers_(generate::make_workers(setup.num_threads)),
         placed_(place_on(setup, weights, *workers_)),
-        manager_(manager_config(setup)),
-        engine_(*placed_.where, generate::cache_config(weights.config, setup.layout, setup.kv_type, setup.block_size,
-                                                       setup.num_blocks)),
-        attention_(engine_, *placed_.runner, setup.deterministic) {
-    if (num_others > 0) static_cast<void>(manager_.allocate(num_others * setup.block_size));
+        cache_(*placed_.where, generate::cache_config(weights.config, setup.query_type, shape_of(setup),
+                                                      {.max_positions = weights.config.max_positions,
+                                                       .max_sequences = 2,
+                                                       .deterministic = setup.deterministic})),
+        attention_(cache_, weights.config) {
+    if (num_others > 0) static_cast<void>(cache_.manager().allocate(num_others * setup.block_size));
   }
 
   /// Feeds `ids`, `chunk` a step, and appends the logits after every one of them.
   void feed(std::span<const token_id> ids, std::int32_t chunk, std::vector<std::vector<float>>& logits) {
     const auto vocab = static_cast<std::size_t>(placed_.runner->config().vocab_size);
+    const stream_ref stream = placed_.runner->stream();
     for (std::size_t first = 0; first < ids.size(); first += static_cast<std::size_t>(chunk)) {
       const auto now = ids.subspan(first, std::min(static_cast<std::size_t>(chunk), ids.size() - first));
-      const auto count = static_cast<std::int32_t>(now.size());
-      grow(count);
-      step_plan plan;
-      plan.seqs = {{seq_, count, length_ + count}};
-      plan.num_tokens = count;
-      manager_.build(batch_, plan);
-      attention_.begin_step(batch_);
-      std::vector<std::int32_t> positions(now.size()), rows(now.size());
-      std::iota(positions.begin(), positions.end(), length_);
+      if (seq_ == invalid_seq) seq_ = require(cache_.open(now, stream).seq);
+      model_step step = cache_.begin_step({{seq_, now}}, stream);
+      require(step.status());
+      attention_.use(step);
+      std::vector<std::int32_t> rows(now.size());
       std::iota(rows.begin(), rows.end(), 0);
-      const auto all = placed_.runner->forward(now, positions, rows, attention_);
+      const auto all = placed_.runner->forward(now, step.inputs().positions, rows, attention_);
       for (std::size_t i = 0; i < rows.size(); ++i) {
         const auto row = all.subspan(i * vocab, vocab);
         logits.emplace_back(row.begin(), row.end());
       }
-      manager_.commit(seq_, count);
-      length_ += count;
       for (const std::string& name : attention_.kernels()) kernels_.insert(name);
+      step.commit();
     }
   }
   /// Of attention, that computed any of it.
   [[nodiscard]] const std::set<std::string>& kernels() const noexcept { return kernels_; }
 
   /// Goes on with the text of `other` from here: its blocks are copied to this device. This one was fed nothing yet.
+  /// For models whose layers are in one group.
   void take_over(fed_text& other) {
-    grow(other.length_);
+    kv_cache_manager& manager = cache_.manager();
+    const kv_cache_manager& from = other.cache_.manager();
+    const std::int64_t length = from.num_committed(other.seq_);
+    const allocate_result opened = manager.allocate(length);
+    require(opened.status);
+    seq_ = opened.seq;
     std::vector<block_copy> copies;
-    for (std::int64_t i = 0; i < other.manager_.num_table_blocks(other.seq_); ++i) {
-      copies.push_back({other.manager_.block_at(other.seq_, i), manager_.block_at(seq_, i)});
+    for (std::int64_t i = 0; i < from.num_table_blocks(other.seq_); ++i) {
+      copies.push_back({from.block_at(other.seq_, i), manager.block_at(seq_, i)});
     }
     // The transfer runs on whichever of the two is not a CPU.
     generate::placed_model& mover = other.placed_.where->where().type == device_type::cpu ? placed_ : other.placed_;
-    require(other.engine_.swap_blocks_to(engine_, copies, mover.runner->stream()));
+    require(other.cache_.engine().swap_blocks_to(cache_.engine(), copies, mover.runner->stream()));
     require(mover.where->synchronize(mover.runner->stream()));
-    manager_.commit(seq_, other.length_);
-    length_ = other.length_;
+    manager.commit(seq_, length);
   }
 
   /// The blocks of the text as they are in memory: layer after layer, first K, then V.
   [[nodiscard]] std::vector<std::byte> stored() {
-    const auto half = static_cast<std::size_t>(engine_.config().layout.block_bytes() / 2);
+    const cache_engine& engine = cache_.engine();
+    const auto half = static_cast<std::size_t>(engine.config().layout.block_bytes() / 2);
     std::vector<std::byte> bytes;
-    for (const kv_cache_view& layer : engine_.layers()) {
+    for (const kv_cache_view& layer : engine.layers()) {
       for (const void* from : {layer.k, layer.v}) {
-        for (std::int64_t i = 0; i < manager_.num_table_blocks(seq_); ++i) {
-          const auto block = static_cast<std::size_t>(to_index(manager_.block_at(seq_, i)));
+        for (std::int64_t i = 0; i < cache_.manager().num_table_blocks(seq_); ++i) {
+          const auto block = static_cast<std::size_t>(to_index(cache_.manager().block_at(seq_, i)));
           bytes.resize(bytes.size() + half);
           require(placed_.where->download(bytes.data() + bytes.size() - half,
                                           static_cast<const std::byte*>(from) + block * half, half, {}));
@@ -178,35 +191,22 @@ class fed_text {
   }
 
  private:
-  static kv_cache_config manager_config(const generation_setup& setup) {
-    kv_cache_config config;
-    config.block_size = setup.block_size;
-    config.num_blocks = setup.num_blocks;
-    return config;
-  }
   static void require(errc code) {
     if (code != errc::ok) throw error(code, "the test's own call failed");
   }
-  void grow(std::int32_t count) {
-    alloc_status status;
-    if (seq_ == invalid_seq) {
-      const allocate_result opened = manager_.allocate(count);
-      seq_ = opened.seq;
-      status = opened.status;
-    } else {
-      status = manager_.append(seq_, count).status;
-    }
+  static void require(alloc_status status) {
     if (status != alloc_status::ok) throw error(errc::invalid_argument, "the test's pool is too small");
+  }
+  static seq_id require(seq_id seq) {
+    require(seq == invalid_seq ? alloc_status::never : alloc_status::ok);
+    return seq;
   }
 
   std::unique_ptr<executor> workers_;
   generate::placed_model placed_;
-  kv_cache_manager manager_;
-  cache_engine engine_;
+  model_cache cache_;
   generate::paged_attention attention_;
   seq_id seq_ = invalid_seq;
-  std::int32_t length_ = 0;
-  step_batch batch_;
   std::set<std::string> kernels_;
 };
 
@@ -317,10 +317,10 @@ inline generate::score score_text(const generate::checkpoint& weights, const std
                                   const generation_setup& setup, std::int32_t chunk) {
   const auto workers = generate::make_workers(setup.num_threads);
   const generate::placed_model placed = place_on(setup, weights, *workers);
-  cache_engine engine(*placed.where,
-                      generate::cache_config(weights.config, setup.layout, setup.kv_type, setup.block_size,
-                                             blocks_for(std::ssize(ids), setup.block_size)));
-  return generate::score_tokens(*placed.runner, engine, ids, chunk, setup.deterministic);
+  generate::cache_shape shape = shape_of(setup);
+  shape.num_blocks = blocks_for(std::ssize(ids), setup.block_size);
+  shape.num_host_blocks = 0;
+  return generate::score_tokens(*placed.runner, *placed.where, shape, ids, chunk, setup.deterministic);
 }
 
 }  // namespace bifolio::test

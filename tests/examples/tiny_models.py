@@ -23,6 +23,9 @@ SHAPE = dict(
 LLAMA3_ROPE = dict(rope_type="llama3", rope_theta=10000.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
                    original_max_position_embeddings=64)
 
+GPT_OSS_ROPE = dict(rope_type="yarn", rope_theta=150000.0, factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
+                    original_max_position_embeddings=64)
+
 
 def config_of(kind, **changes):
     """The configuration of one kind. Windows are shorter than the texts, so that they matter."""
@@ -48,11 +51,27 @@ def config_of(kind, **changes):
     if kind == "gemma3":
         return t.Gemma3TextConfig(**(shape | dict(num_hidden_layers=4)), sliding_window=8, query_pre_attn_scalar=12,
                                   sliding_window_pattern=3)
+    if kind == "gpt_oss":
+        # Windows of 128 in every second layer, as the published ones: texts are longer.
+        return t.GptOssConfig(**(shape | dict(num_hidden_layers=4, max_position_embeddings=256)),
+                              sliding_window=128, num_local_experts=4, num_experts_per_tok=2,
+                              rope_parameters=GPT_OSS_ROPE)
+    if kind == "gpt_oss_window":
+        return t.GptOssConfig(**(shape | dict(num_hidden_layers=3)), sliding_window=6, num_local_experts=5,
+                              num_experts_per_tok=3, rope_parameters=dict(rope_type="default", rope_theta=10000.0))
+    if kind == "qwen3_5":
+        return t.Qwen3_5TextConfig(
+            **(shape | dict(num_hidden_layers=4)), layer_types=["linear_attention"] * 2 + ["full_attention",
+                                                                                        "linear_attention"],
+            linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=4, linear_value_head_dim=4,
+            linear_conv_kernel_dim=3,
+            rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5,
+                                 mrope_section=[1, 1, 0], mrope_interleaved=True))
     raise ValueError(kind)
 
 
-FIXTURES = ["llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3"]
-KINDS = FIXTURES + ["llama_bias", "qwen2_window"]
+FIXTURES = ["llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt_oss", "qwen3_5"]
+KINDS = FIXTURES + ["llama_bias", "qwen2_window", "gpt_oss_window"]
 
 
 def make_model(kind, seed, **changes):
@@ -61,13 +80,18 @@ def make_model(kind, seed, **changes):
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     gemma = kind.startswith("gemma")
+    zero_centered = gemma or kind == "qwen3_5"
     with torch.no_grad():
         for name, weight in model.named_parameters():
             values = torch.randn_like(weight)
             if name.endswith("norm.weight") or "layernorm" in name:
-                values = values * 0.2 + (0.0 if gemma else 1.0)
-            elif name.endswith("bias"):
+                values = values * 0.2 + (0.0 if zero_centered and "linear_attn" not in name else 1.0)
+            elif name.endswith("bias") or name.endswith("sinks"):
                 values = values * 0.5
+            elif name.endswith("A_log"):  # memories of a few tokens to some hundred
+                values = values * 1.5 - 3.0
+            elif "experts" in name:  # [experts, inputs, outputs]
+                values = values * 1.5 / math.sqrt(weight.shape[1])
             elif "embed_tokens" in name:
                 values = values * (1.0 / math.sqrt(config.hidden_size) if gemma else 1.0)
             elif "q_proj" in name or "k_proj" in name:
@@ -127,8 +151,13 @@ def save(model, folder):
     copy.to(torch.bfloat16).save_pretrained(folder)
 
 
+def sizes_of(kind):
+    """Lengths of prompts, and of the longest text, so that windows are passed."""
+    return ([1, 5, 140], 160) if kind == "gpt_oss" else ([1, 5, 40], 64)
+
+
 def write_fixture(kind, out):
-    lengths, max_positions = [1, 5, 40], 64
+    lengths, max_positions = sizes_of(kind)
     model, rows, seed = sure_model(kind, 1, lengths, max_positions)
     folder = out / kind
     save(model, folder)

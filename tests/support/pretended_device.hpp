@@ -97,7 +97,7 @@ class pretended_device final : public backend {
     ++num_swaps_;
     return cpu_->swap_blocks(src, dst, copies, stream);
   }
-  void plan_attention(attention_plan& plan, const attention_spec& spec, const step_batch_view& batch,
+  void plan_attention(attention_plan& plan, const attention_spec& spec, const host_step_view& batch,
                       std::int64_t num_blocks, stream_ref stream) override {
     cpu_->plan_attention(plan, spec, batch, num_blocks, stream);
   }

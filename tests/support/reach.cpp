@@ -6,6 +6,7 @@
 
 #include <bifolio/cpu.hpp>
 #include <bifolio/dtype.hpp>
+#include <bifolio/rotate_append.hpp>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -95,9 +96,10 @@ reach_record& the_record() {
   return instance;
 }
 
-// Kernels that move elements differ by the two dtypes.
-std::string move_name(const std::string& backend_name, dtype dst, dtype src) {
-  return backend_name + " move " + std::string(to_string(dst)) + " from " + std::string(to_string(src));
+// Kernels that move elements differ by the two dtypes, "move" for the cache and "rotate" for heads of q.
+std::string pair_name(const std::string& backend_name, std::string_view what, dtype dst, dtype src) {
+  return backend_name + " " + std::string(what) + " " + std::string(to_string(dst)) + " from " +
+         std::string(to_string(src));
 }
 
 class recording_backend final : public backend {
@@ -105,7 +107,9 @@ class recording_backend final : public backend {
   recording_backend(std::unique_ptr<backend> inner, std::string name)
       : inner_(std::move(inner)), name_(std::move(name)) {
     for (const dtype dst : tensor_dtypes) {
-      for (const dtype src : tensor_dtypes) the_record().has(move_name(name_, dst, src));
+      for (const dtype src : tensor_dtypes) {
+        for (const std::string_view what : {"move", "rotate"}) the_record().has(pair_name(name_, what, dst, src));
+      }
     }
     the_record().has(name_ + " merge");
   }
@@ -122,6 +126,9 @@ class recording_backend final : public backend {
     return inner_->download(dst, src, num_bytes, stream);
   }
   [[nodiscard]] errc synchronize(stream_ref stream) noexcept override { return inner_->synchronize(stream); }
+  [[nodiscard]] errc clear(void* dst, std::size_t num_bytes, stream_ref stream) noexcept override {
+    return inner_->clear(dst, num_bytes, stream);
+  }
   [[nodiscard]] event make_event() override { return inner_->make_event(); }
   [[nodiscard]] errc record(event& point, stream_ref stream) noexcept override { return inner_->record(point, stream); }
   [[nodiscard]] errc wait(const event& point, stream_ref stream) noexcept override {
@@ -135,7 +142,10 @@ class recording_backend final : public backend {
     return moved(params.k.type, params.kv.layout.k.code.type, params.k.num_tokens > 0, inner_->gather(params, stream));
   }
   [[nodiscard]] errc rotate_append(const rotate_append_params& params, stream_ref stream) noexcept override {
-    return inner_->rotate_append(params, stream);
+    const errc code = inner_->rotate_append(params, stream);
+    if (params.q.num_heads > 0) reached("rotate", params.q_out.type, params.q.type, params.q.num_tokens > 0, code);
+    const append_params& a = params.append;
+    return reached("move", a.kv.layout.k.code.type, a.k.type, a.k.num_tokens > 0, code);
   }
   [[nodiscard]] errc copy_blocks(std::span<const kv_cache_view> layers, std::span<const block_copy> copies,
                                  stream_ref stream) noexcept override {
@@ -154,7 +164,7 @@ class recording_backend final : public backend {
     return inner_->swap_blocks(src, dst, copies, stream);
   }
 
-  void plan_attention(attention_plan& plan, const attention_spec& spec, const step_batch_view& host_batch,
+  void plan_attention(attention_plan& plan, const attention_spec& spec, const host_step_view& host_batch,
                       std::int64_t num_blocks, stream_ref stream) override {
     inner_->plan_attention(plan, spec, host_batch, num_blocks, stream);
   }
@@ -177,9 +187,12 @@ class recording_backend final : public backend {
   }
 
  private:
-  errc moved(dtype dst, dtype src, bool anything, errc code) noexcept {
-    if (code == errc::ok && anything) the_record().reached(move_name(name_, dst, src));
+  errc reached(std::string_view what, dtype dst, dtype src, bool anything, errc code) noexcept {
+    if (code == errc::ok && anything) the_record().reached(pair_name(name_, what, dst, src));
     return code;
+  }
+  errc moved(dtype dst, dtype src, bool anything, errc code) noexcept {
+    return reached("move", dst, src, anything, code);
   }
 
   std::unique_ptr<backend> inner_;

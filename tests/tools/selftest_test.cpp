@@ -229,7 +229,7 @@ class wavering_backend final : public bifolio::backend {
     return errc::unsupported;
   }
   void plan_attention(bifolio::attention_plan& plan, const bifolio::attention_spec& spec,
-                      const bifolio::step_batch_view& batch, std::int64_t num_blocks, bifolio::stream_ref s) override {
+                      const bifolio::host_step_view& batch, std::int64_t num_blocks, bifolio::stream_ref s) override {
     real_.plan_attention(plan, spec, batch, num_blocks, s);
   }
   [[nodiscard]] errc attention(const bifolio::attention_plan& plan, const bifolio::attention_params& params,

@@ -212,7 +212,7 @@ class round {
         if (inputs_.tokens[token] != token_at(row, p)) return "a step computes another token than the sequence's";
       }
     }
-    const step_batch_view batch = cache_.upload(inputs_.batch);
+    const device_step_view batch = cache_.upload(inputs_.batch);
     const attention_spec spec{.num_q_heads = num_q_heads,
                               .num_kv_heads = num_kv_heads,
                               .qk_head_dim = head_dim,

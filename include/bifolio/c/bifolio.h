@@ -67,8 +67,8 @@ typedef struct bifolio_cache_tag* bifolio_cache;
 typedef struct bifolio_step_tag* bifolio_step;
 
 /* Ids, as in types.hpp. */
-typedef int32_t bifolio_block;   /* -1: none */
-typedef uint64_t bifolio_seq;    /* 0: none */
+typedef int32_t bifolio_block; /* -1: none */
+typedef uint64_t bifolio_seq;  /* 0: none */
 typedef int32_t bifolio_token;
 typedef uint64_t bifolio_request_id; /* 0: none */
 
@@ -102,10 +102,17 @@ typedef struct bifolio_tensor {
 BIFOLIO_C_API bifolio_tensor bifolio_dense_tensor(const void* data, bifolio_dtype type, int64_t num_tokens,
                                                   int32_t num_heads, int32_t head_dim);
 
+/* ---- Log ---- */
+
+enum { BIFOLIO_LOG_ERROR = 0, BIFOLIO_LOG_WARNING = 1, BIFOLIO_LOG_INFO = 2 };
+/* Gets what the library has to say, a sentence at a time, from any thread; see bifolio/log.hpp. Null: nobody, which is
+ * how it begins. The function before is not running any more when this returns. */
+BIFOLIO_C_API void bifolio_set_log(void (*function)(void* user, int32_t level, const char* message), void* user);
+
 /* ---- Devices ---- */
 
-/* Workers of a caller's own thread pool: `run` calls function(context, worker) once for each worker 0 ... num_workers - 1,
- * in any order and from any threads, and returns when all have returned. */
+/* Workers of a caller's own thread pool: `run` calls function(context, worker) once for each worker 0 ... num_workers -
+ * 1, in any order and from any threads, and returns when all have returned. */
 typedef void (*bifolio_worker)(void* context, int32_t worker);
 typedef struct bifolio_backend_options {
   size_t size;
@@ -124,6 +131,10 @@ BIFOLIO_C_API bifolio_status bifolio_backend_create(const char* device, const bi
 BIFOLIO_C_API bifolio_status bifolio_backend_destroy(bifolio_backend backend);
 BIFOLIO_C_API bifolio_status bifolio_backend_description(bifolio_backend backend, const char** text);
 BIFOLIO_C_API bifolio_status bifolio_backend_health(bifolio_backend backend);
+/* How many bytes a cache can be given: what is free now less a reserve, the larger of a fraction of all memory (0 ...
+ * 1; 0.1 is usual) and a number of bytes. */
+BIFOLIO_C_API bifolio_status bifolio_backend_memory_budget(bifolio_backend backend, double reserved_fraction,
+                                                           int64_t reserved_bytes, int64_t* out);
 /* Memory of the device. It has to be freed before the last handle that keeps the backend. */
 BIFOLIO_C_API bifolio_status bifolio_backend_allocate(bifolio_backend backend, size_t num_bytes, void** out);
 BIFOLIO_C_API bifolio_status bifolio_backend_free(bifolio_backend backend, void* pointer, size_t num_bytes);
@@ -151,13 +162,13 @@ typedef struct bifolio_attention_spec {
   int32_t block_size; /* 0: that of the manager's configuration; in bifolio_plan_attention: >= 1 */
   bifolio_dtype q_type;
   bifolio_dtype out_type;
-  int32_t v_in_k;        /* 0 or 1 */
-  int32_t causal;        /* 0 or 1; 1 by _init */
-  int32_t window_left;   /* < 0: all */
-  int32_t window_right;  /* < 0: all */
-  int32_t deterministic; /* 0 or 1 */
-  const char* k_code; /* how K is stored: "bf16", "e4m3", "i8-token", ... (parse_kv_code); null: "f32" */
-  const char* v_code; /* null: as K */
+  int32_t v_in_k;             /* 0 or 1 */
+  int32_t causal;             /* 0 or 1; 1 by _init */
+  int32_t window_left;        /* < 0: all */
+  int32_t window_right;       /* < 0: all */
+  int32_t deterministic;      /* 0 or 1 */
+  const char* k_code;         /* how K is stored: "bf16", "e4m3", "i8-token", ... (parse_kv_code); null: "f32" */
+  const char* v_code;         /* null: as K */
   const char* implementation; /* null: the first that accepts */
 } bifolio_attention_spec;
 BIFOLIO_C_API bifolio_status bifolio_attention_spec_init(bifolio_attention_spec* spec, size_t size);
@@ -191,19 +202,19 @@ typedef struct bifolio_rotate_params {
   int32_t neighbours;   /* pairs of dims: 0 halves (neox), 1 neighbours (gptj) */
   int32_t rotary_dim;   /* 0: nothing is rotated */
   int32_t rotary_offset;
-  int32_t num_axes;            /* 1 by _init */
-  const float* cos_sin;        /* [num_positions, rotary_dim]: cosines, then sines */
+  int32_t num_axes;     /* 1 by _init */
+  const float* cos_sin; /* [num_positions, rotary_dim]: cosines, then sines */
   int64_t num_positions;
   const int32_t* positions;    /* [num_axes, num_tokens] */
   const uint8_t* axis_of_pair; /* [rotary_dim / 2], or null: 0 */
   const float* q_norm;         /* [head_dim of K], or null: none */
   const float* k_norm;
-  float norm_epsilon;          /* 1e-6 by _init */
-  int32_t reserved;            /* 0 */
+  float norm_epsilon; /* 1e-6 by _init */
+  int32_t reserved;   /* 0 */
 } bifolio_rotate_params;
 BIFOLIO_C_API bifolio_status bifolio_rotate_params_init(bifolio_rotate_params* params, size_t size);
 
-/* A step's flat arrays; as step_batch_view in step.hpp. */
+/* A step's flat arrays on the device; as device_step_view in step.hpp. */
 typedef struct bifolio_batch_view {
   int32_t num_seqs;
   int32_t reserved; /* 0 */
@@ -216,17 +227,29 @@ typedef struct bifolio_batch_view {
   const int32_t* query_positions; /* or null */
 } bifolio_batch_view;
 
+/* The same fields, of host arrays: a type of its own, as neither is right in the place of the other. */
+typedef struct bifolio_host_batch_view {
+  int32_t num_seqs;
+  int32_t reserved; /* 0 */
+  int64_t num_tokens;
+  const int32_t* query_start_loc;
+  const int32_t* seq_lens;
+  const int32_t* block_tables;
+  int64_t block_table_stride;
+  const int64_t* slot_mapping;
+  const int32_t* query_positions; /* or null */
+} bifolio_host_batch_view;
+
 BIFOLIO_C_API bifolio_status bifolio_plan_create(bifolio_plan* out);
 BIFOLIO_C_API bifolio_status bifolio_plan_destroy(bifolio_plan plan);
-/* Host arrays. */
 BIFOLIO_C_API bifolio_status bifolio_plan_attention(bifolio_backend backend, bifolio_plan plan,
                                                     const bifolio_attention_spec* spec,
-                                                    const bifolio_batch_view* host_batch, int64_t num_blocks,
+                                                    const bifolio_host_batch_view* host_batch, int64_t num_blocks,
                                                     bifolio_stream stream);
 /* Arrays on the device; the cache is that of `layer`. */
 BIFOLIO_C_API bifolio_status bifolio_attention(bifolio_engine engine, int32_t layer, bifolio_plan plan,
-                                               const bifolio_attention_params* params,
-                                               const bifolio_batch_view* batch, bifolio_stream stream);
+                                               const bifolio_attention_params* params, const bifolio_batch_view* batch,
+                                               bifolio_stream stream);
 /* Joins two partial results; lse_out may be null. */
 BIFOLIO_C_API bifolio_status bifolio_merge_states(bifolio_backend backend, const bifolio_tensor* out_a,
                                                   const float* lse_a, const bifolio_tensor* out_b, const float* lse_b,
@@ -302,7 +325,7 @@ typedef struct bifolio_manager_config {
   int32_t sliding_window;
   int64_t num_blocks;
   int64_t num_host_blocks;
-  double watermark; /* 0.01 by _init */
+  double watermark;      /* 0.01 by _init */
   int32_t max_sequences; /* 1024 by _init */
   int32_t max_seq_len;   /* 2^20 by _init */
   uint32_t first_generation;
@@ -409,7 +432,7 @@ BIFOLIO_C_API bifolio_status bifolio_batch_destroy(bifolio_batch batch);
 BIFOLIO_C_API bifolio_status bifolio_batch_build(bifolio_batch batch, bifolio_manager manager,
                                                  const bifolio_plan_row* rows, size_t num_rows);
 /* The host arrays, valid until the next build. */
-BIFOLIO_C_API bifolio_status bifolio_batch_get(bifolio_batch batch, bifolio_batch_view* out);
+BIFOLIO_C_API bifolio_status bifolio_batch_get(bifolio_batch batch, bifolio_host_batch_view* out);
 
 /* ---- Continuous batching ---- */
 
@@ -429,8 +452,8 @@ BIFOLIO_C_API bifolio_status bifolio_scheduler_config_init(bifolio_scheduler_con
 typedef struct bifolio_request {
   size_t size;
   const bifolio_prompt* prompt; /* copied by submit */
-  int32_t max_new_tokens; /* 16 by _init */
-  int32_t num_samples;    /* 1 by _init */
+  int32_t max_new_tokens;       /* 16 by _init */
+  int32_t num_samples;          /* 1 by _init */
   int32_t beam_width;
   int32_t max_draft_tokens;
   int32_t priority;
@@ -486,8 +509,7 @@ BIFOLIO_C_API bifolio_status bifolio_scheduler_propose(bifolio_scheduler schedul
 /* *out is 0 or 1. */
 BIFOLIO_C_API bifolio_status bifolio_scheduler_has_work(bifolio_scheduler scheduler, int32_t* out);
 BIFOLIO_C_API bifolio_status bifolio_scheduler_output(bifolio_scheduler scheduler, bifolio_request_id request,
-                                                      int32_t sample, const bifolio_token** tokens,
-                                                      size_t* num_tokens);
+                                                      int32_t sample, const bifolio_token** tokens, size_t* num_tokens);
 BIFOLIO_C_API bifolio_status bifolio_scheduler_stats_get(bifolio_scheduler scheduler, bifolio_scheduler_stats* stats);
 BIFOLIO_C_API bifolio_status bifolio_scheduler_digest(bifolio_scheduler scheduler, uint64_t* out);
 BIFOLIO_C_API bifolio_status bifolio_scheduler_check(bifolio_scheduler scheduler);
@@ -508,14 +530,14 @@ typedef struct bifolio_cache_config {
   int32_t layout;
   const bifolio_attention_spec* attention;
   const bifolio_manager_config* manager; /* null: as by _init */
-  int64_t memory_bytes;      /* sets num_blocks where that is 0 */
-  int64_t host_memory_bytes; /* sets num_host_blocks where that is 0 */
-  const int32_t* layer_windows; /* [num_layers], or null */
-  const float* k_scales;        /* as in bifolio_engine_config */
+  int64_t memory_bytes;                  /* sets num_blocks where that is 0 */
+  int64_t host_memory_bytes;             /* sets num_host_blocks where that is 0 */
+  const int32_t* layer_windows;          /* [num_layers], or null */
+  const float* k_scales;                 /* as in bifolio_engine_config */
   const float* v_scales;
   size_t num_k_scales;
   size_t num_v_scales;
-  int32_t max_steps_in_flight;  /* 1 by _init */
+  int32_t max_steps_in_flight; /* 1 by _init */
 } bifolio_cache_config;
 BIFOLIO_C_API bifolio_status bifolio_cache_config_init(bifolio_cache_config* config, size_t size);
 
@@ -580,7 +602,8 @@ BIFOLIO_C_API bifolio_status bifolio_step_attention(bifolio_step step, int32_t l
 /* num_accepted [num_rows], or null: all tokens. The handle is destroyed when the call succeeds. */
 BIFOLIO_C_API bifolio_status bifolio_step_commit(bifolio_step step, const int32_t* num_accepted, size_t num_rows);
 /* Of a scheduler's step. `on_finished` is called for each sequence that ended, with what holds during its call; it must
- * not call the library with handles of this scheduler. It may be null. The handle is destroyed when the call succeeds. */
+ * not call the library with handles of this scheduler. It may be null. The handle is destroyed when the call succeeds.
+ */
 BIFOLIO_C_API bifolio_status bifolio_step_commit_sampled(bifolio_step step, const bifolio_sampled_token* sampled,
                                                          size_t num_sampled,
                                                          void (*on_finished)(void* user, const bifolio_finished* what),

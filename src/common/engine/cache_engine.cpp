@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <bifolio/cache_engine.hpp>
+#include <bifolio/copy_audit.hpp>
 #include <bifolio/error.hpp>
 #include <bifolio/rotate_append.hpp>
 #include <bit>
@@ -330,13 +331,13 @@ void cache_engine::reserve_upload(std::int32_t max_num_seqs, std::int64_t max_nu
   uploads().reserve(at.num_bytes, stream);
 }
 
-step_batch_view cache_engine::upload(const step_batch& batch, stream_ref stream) {
+device_step_view cache_engine::upload(const step_batch& batch, stream_ref stream) {
   if (batch.num_blocks > config_.num_blocks || (batch.block_size != config_.layout.block_size && batch.block_size != 0))
       [[unlikely]] {
     detail::refuse(errc::invalid_argument, "the batch is of a manager with ", batch.num_blocks, " blocks of ",
                    batch.block_size, " tokens; the engine has ", config_.num_blocks, " of ", config_.layout.block_size);
   }
-  if (backend_->where().type == device_type::cpu) return batch.view();
+  if (backend_->where().type == device_type::cpu) return as_device_view(batch.view());
 
   const step_offsets at(batch);
   detail::upload_ring& ring = uploads();
@@ -348,7 +349,7 @@ step_batch_view cache_engine::upload(const step_batch& batch, stream_ref stream)
   put(host, at.query_positions, batch.query_positions);
   const std::byte* const base = ring.send(at.num_bytes, stream);
 
-  step_batch_view view = batch.view();
+  device_step_view view = as_device_view(batch.view());
   view.query_start_loc = reinterpret_cast<const std::int32_t*>(base + at.query_start_loc);
   view.seq_lens = reinterpret_cast<const std::int32_t*>(base + at.seq_lens);
   view.block_tables = reinterpret_cast<const std::int32_t*>(base + at.block_tables);
@@ -375,7 +376,10 @@ errc cache_engine::rotate_append(std::int32_t layer, const rotate_append_params&
 }
 
 errc cache_engine::copy_blocks(std::span<const block_copy> copies, stream_ref stream) noexcept {
-  return backend_->copy_blocks(layers_, copies, stream);
+  const errc code = backend_->copy_blocks(layers_, copies, stream);
+  if (config_.audit != nullptr && code == errc::ok) [[unlikely]]
+    config_.audit->carried_out(copy_kind::on_write, config_.audit_group, copies);
+  return code;
 }
 
 errc cache_engine::swap_blocks_to(cache_engine& other, std::span<const block_copy> copies, stream_ref stream) noexcept {
@@ -384,7 +388,15 @@ errc cache_engine::swap_blocks_to(cache_engine& other, std::span<const block_cop
     return errc::failed_precondition;
   }
   backend& mover = backend_->where().type == device_type::cpu ? *other.backend_ : *backend_;
-  return mover.swap_blocks(layers_, other.layers_, copies, stream);
+  const errc code = mover.swap_blocks(layers_, other.layers_, copies, stream);
+  const auto carried_out = [&](const cache_engine& on_device, copy_kind kind) {
+    if (on_device.config_.audit == nullptr || code != errc::ok) [[likely]]
+      return;
+    on_device.config_.audit->carried_out(kind, on_device.config_.audit_group, copies);
+  };
+  carried_out(*this, copy_kind::swap_out);
+  carried_out(other, copy_kind::swap_in);
+  return code;
 }
 
 errc cache_engine::convert_blocks_to(cache_engine& other, std::span<const block_copy> copies,

@@ -25,7 +25,7 @@ namespace bifolio::inline v0_2::validate {
 
 /// A step's host arrays for `spec`: lengths, table rows, block ids. Entries of the tables that no token attends to
 /// (past the length, before the window) are not read.
-[[nodiscard]] errc attention_batch(const attention_spec& spec, const step_batch_view& batch, std::int64_t num_blocks,
+[[nodiscard]] errc attention_batch(const attention_spec& spec, const host_step_view& batch, std::int64_t num_blocks,
                                    std::string* sentence);
 
 }  // namespace bifolio::inline v0_2::validate

@@ -90,7 +90,7 @@ errc attention_spec_alone(const attention_spec& spec, std::string* sentence) {
   return check_codes(spec, refuse);
 }
 
-errc attention_batch(const attention_spec& spec, const step_batch_view& batch, std::int64_t num_blocks,
+errc attention_batch(const attention_spec& spec, const host_step_view& batch, std::int64_t num_blocks,
                      std::string* sentence) {
   const refusal refuse(sentence);
   if (num_blocks < 0) {

@@ -18,12 +18,34 @@ void model_state::require_not_in_step(const char* call, seq_id seq) const {
          " is part of a step that is not committed; commit or drop the step first");
 }
 
-void model_state::carry_out_copies(std::span<const block_copy> copies, stream_ref stream) {
-  if (copies.empty()) return;
-  const errc code = engine.copy_blocks(copies, stream);
+void model_state::carry_out_copies(std::size_t group, std::span<const block_copy> copies, stream_ref stream) {
+  if (copies.empty() || !groups[group].engine) return;
+  const errc code = groups[group].engine->copy_blocks(copies, stream);
   if (code == errc::ok) return;
-  if (const auto problem = find_copy_problem(engine.layers(), copies)) throw *problem;
+  if (const auto problem = find_copy_problem(groups[group].engine->layers(), copies)) throw *problem;
   refuse(code, "copying ", copies.size(), " blocks failed: ", to_string(code));
+}
+
+void model_state::collect_copies(step_plan& plan) {
+  for (std::size_t g = 1; g < groups.size(); ++g) {
+    manager.drain_copies(static_cast<std::int32_t>(g), plan.groups[g - 1].copies);
+  }
+}
+
+errc model_state::swap_group(std::size_t group, std::span<const block_copy> pairs, bool out, stream_ref stream) {
+  group_storage& storage = groups[group];
+  if (pairs.empty() || !storage.engine) return errc::ok;
+  return out ? storage.engine->swap_blocks_to(*storage.host, pairs, stream)
+             : storage.host->swap_blocks_to(*storage.engine, pairs, stream);
+}
+
+template <class Which>
+errc model_state::swap(const step_plan& plan, const Which& which, bool out, stream_ref stream) {
+  errc code = swap_group(0, which(plan), out, stream);
+  for (std::size_t g = 0; g < plan.groups.size() && code == errc::ok; ++g) {
+    code = swap_group(g + 1, which(plan.groups[g]), out, stream);
+  }
+  return code;
 }
 
 model_step_state* model_state::free_slot() noexcept {
@@ -34,12 +56,14 @@ model_step_state* model_state::free_slot() noexcept {
 }
 
 void model_state::upload_and_plan(model_step_state& slot) {
-  const step_batch& batch = slot.inputs.batch;
   slot.on_device = {};
-  if (!slot.plan->seqs.empty()) {
-    slot.on_device = engine.upload(batch, slot.stream);
-    for (layer_plan& each : plans) {
-      where->plan_attention(each.plan, each.spec, batch.view(), config.cache.num_blocks, slot.stream);
+  for (std::size_t g = 0; g < groups.size() && !slot.plan->seqs.empty(); ++g) {
+    if (!groups[g].engine) continue;
+    cache_engine& engine = *groups[g].engine;
+    const step_batch& batch = g == 0 ? slot.inputs.batch : slot.inputs.groups[g - 1];
+    slot.on_device[g] = engine.upload(batch, slot.stream);
+    for (layer_plan& each : groups[g].plans) {
+      where->plan_attention(each.plan, each.spec, batch.view(), engine.config().num_blocks, slot.stream);
     }
   }
   slot.at = model_step_state::stage::begun;
@@ -101,18 +125,28 @@ model_cache::~model_cache() = default;
 const model_cache_config& model_cache::config() const noexcept { return state_->config; }
 kv_cache_manager& model_cache::manager() noexcept { return state_->manager; }
 const kv_cache_manager& model_cache::manager() const noexcept { return state_->manager; }
-cache_engine& model_cache::engine() noexcept { return state_->engine; }
-const cache_engine& model_cache::engine() const noexcept { return state_->engine; }
-cache_engine* model_cache::host_engine() noexcept { return state_->host ? &*state_->host : nullptr; }
+cache_engine& model_cache::engine(std::int32_t group) noexcept {
+  return *state_->groups[static_cast<std::size_t>(group)].engine;
+}
+const cache_engine& model_cache::engine(std::int32_t group) const noexcept {
+  return *state_->groups[static_cast<std::size_t>(group)].engine;
+}
+cache_engine* model_cache::host_engine(std::int32_t group) noexcept {
+  auto& host = state_->groups[static_cast<std::size_t>(group)].host;
+  return host ? &*host : nullptr;
+}
+std::int32_t model_cache::group_of(std::int32_t layer) const noexcept {
+  return static_cast<std::int32_t>(state_->place_of(layer).group);
+}
 backend& model_cache::where() const noexcept { return *state_->where; }
 const attention_spec& model_cache::spec_of(std::int32_t layer) const noexcept { return state_->plan_for(layer).spec; }
 
 open_result model_cache::open(const prompt_view& prompt, stream_ref stream) {
   const auto num_tokens = static_cast<std::int64_t>(prompt.tokens.size());
   const open_result opened = state_->manager.open(prompt, num_tokens > 0 ? num_tokens : 1);
-  if (!opened.has_copy()) return opened;
+  if (!opened.has_copy()) return opened;  // with groups the last block is never copied
   try {
-    state_->carry_out_copies({&opened.copy, 1}, stream);
+    state_->carry_out_copies(0, {&opened.copy, 1}, stream);
   } catch (...) {
     state_->manager.free(opened.seq);
     throw;
@@ -147,23 +181,33 @@ void model_cache::free(seq_id seq) {
 alloc_status model_cache::swap_out(std::span<const seq_id> seqs, stream_ref stream) {
   detail::model_state& model = *state_;
   for (const seq_id seq : seqs) model.require_not_in_step("swap_out", seq);
-  model.moves.clear();
-  const alloc_status status = model.manager.swap_out(seqs, model.moves);
-  if (status != alloc_status::ok || model.moves.empty()) return status;
-  const errc code = model.engine.swap_blocks_to(*model.host, model.moves, stream);
+  for (auto& moves : model.moves) moves.clear();
+  const alloc_status status = model.manager.swap_out(seqs, std::span(model.moves));
+  if (status != alloc_status::ok) return status;
+  errc code = errc::ok;
+  for (std::size_t g = 0; g < model.moves.size() && code == errc::ok; ++g) {
+    code = model.swap_group(g, model.moves[g], true, stream);
+  }
   if (code == errc::ok) return status;
-  model.manager.forget_copies(model.moves, {});
+  for (std::size_t g = 0; g < model.moves.size(); ++g) {
+    model.manager.forget_copies(model.moves[g], {}, static_cast<std::int32_t>(g));
+  }
   detail::refuse(code, "swap_out: copying blocks to the host failed; free the sequences");
 }
 
 alloc_status model_cache::swap_in(std::span<const seq_id> seqs, stream_ref stream) {
   detail::model_state& model = *state_;
-  model.moves.clear();
-  const alloc_status status = model.manager.swap_in(seqs, model.moves);
-  if (status != alloc_status::ok || model.moves.empty()) return status;
-  const errc code = model.host->swap_blocks_to(model.engine, model.moves, stream);
+  for (auto& moves : model.moves) moves.clear();
+  const alloc_status status = model.manager.swap_in(seqs, std::span(model.moves));
+  if (status != alloc_status::ok) return status;
+  errc code = errc::ok;
+  for (std::size_t g = 0; g < model.moves.size() && code == errc::ok; ++g) {
+    code = model.swap_group(g, model.moves[g], false, stream);
+  }
   if (code == errc::ok) return status;
-  model.manager.forget_copies({}, model.moves);
+  for (std::size_t g = 0; g < model.moves.size(); ++g) {
+    model.manager.forget_copies({}, model.moves[g], static_cast<std::int32_t>(g));
+  }
   detail::refuse(code, "swap_in: copying blocks from the host failed; free the sequences");
 }
 
@@ -180,7 +224,11 @@ model_step model_cache::begin_step(std::span<const step_row> rows, stream_ref st
   if (status != alloc_status::ok) return {nullptr, nullptr, status};
   try {
     model.fill_inputs(slot, rows);
-    model.manager.build(slot.inputs.batch, slot.own_plan);
+    if (model.groups.size() == 1) {
+      model.manager.build(slot.inputs.batch, slot.own_plan);
+    } else {
+      model.manager.build(slot.inputs.batch, slot.inputs.groups, slot.own_plan);
+    }
     model.upload_and_plan(slot);
   } catch (...) {
     model.take_back(slot, slot.rows.size());
@@ -201,16 +249,17 @@ model_step model_cache::begin_step(scheduler& requests, stream_ref stream) {
   if (slot == nullptr) return {};
   const step_plan& plan = *slot->plan;
   if (slot->at == stage::scheduled) {
-    if (!plan.swap_outs.empty()) {
-      slot->swaps_failed = !detail::moved(model.engine.swap_blocks_to(*model.host, plan.swap_outs, slot->stream));
-    }
+    const auto outs = [](const auto& moves) -> const auto& { return moves.swap_outs; };
+    slot->swaps_failed = !detail::moved(model.swap(plan, outs, true, slot->stream));
     slot->at = stage::swapped_out;
   }
   if (slot->at == stage::swapped_out) {
-    model.carry_out_copies(plan.copies, slot->stream);
-    if (!plan.swap_ins.empty() && !slot->swaps_failed) {
-      slot->swaps_failed = !detail::moved(model.host->swap_blocks_to(model.engine, plan.swap_ins, slot->stream));
+    model.carry_out_copies(0, plan.copies, slot->stream);
+    for (std::size_t g = 0; g < plan.groups.size(); ++g) {
+      model.carry_out_copies(g + 1, plan.groups[g].copies, slot->stream);
     }
+    const auto ins = [](const auto& moves) -> const auto& { return moves.swap_ins; };
+    if (!slot->swaps_failed) slot->swaps_failed = !detail::moved(model.swap(plan, ins, false, slot->stream));
     if (slot->swaps_failed) (void)requests.fail_swaps(plan);
     slot->at = stage::copied;
   }

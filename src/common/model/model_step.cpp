@@ -35,6 +35,12 @@ void model_state::prepare_rows(model_step_state& slot, std::span<const step_row>
   slot.own_plan.copies.clear();
   slot.rows.clear();
   slot.own_plan.copies.reserve(given.size());
+  slot.own_plan.groups.resize(groups.size() - 1);
+  slot.inputs.groups.resize(groups.size() - 1);
+  for (group_moves& moved : slot.own_plan.groups) {
+    moved.copies.clear();
+    moved.copies.reserve(given.size());
+  }
   std::int64_t num_tokens = 0;
   for (std::size_t i = 0; i < given.size(); ++i) {
     const seq_id seq = given[i].seq;
@@ -71,7 +77,12 @@ alloc_status model_state::grow_rows(model_step_state& slot) {
   try {
     for (; i < slot.rows.size(); ++i) {
       const scheduled_seq& row = slot.own_plan.seqs[i];
-      const std::int64_t missing = row.seq_len - slot.rows[i].num_tokens_before;
+      std::int64_t& held = slot.rows[i].num_tokens_before;
+      if (const std::int64_t begin = row.seq_len - row.query_len; has_states && held != begin && held != row.seq_len) {
+        manager.truncate(row.seq, begin);  // a state is written by a step of its own length
+        held = begin;
+      }
+      const std::int64_t missing = row.seq_len - held;
       if (missing <= 0 || manager.append_in_place(row.seq, missing)) continue;
       const append_result grown = manager.append(row.seq, missing);
       status = grown.status;
@@ -79,14 +90,26 @@ alloc_status model_state::grow_rows(model_step_state& slot) {
       if (grown.has_copy()) copies.push_back(grown.copy);
     }
     // Also when slots are lacking: what was put in the place of a shared block must hold its contents.
-    carry_out_copies(copies, slot.stream);
+    collect_copies(slot.own_plan);
+    carry_out_copies(0, copies, slot.stream);
+    for (std::size_t g = 1; g < groups.size(); ++g) {
+      carry_out_copies(g, slot.own_plan.groups[g - 1].copies, slot.stream);
+    }
   } catch (...) {
-    if (i < slot.rows.size()) (void)engine.copy_blocks(copies, slot.stream);
+    if (i < slot.rows.size()) copy_after_failure(slot);
     take_back(slot, i);
     throw;
   }
   if (status != alloc_status::ok) take_back(slot, i);
   return status;
+}
+
+void model_state::copy_after_failure(model_step_state& slot) {
+  collect_copies(slot.own_plan);
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    const auto& copies = g == 0 ? slot.own_plan.copies : slot.own_plan.groups[g - 1].copies;
+    if (groups[g].engine) (void)groups[g].engine->copy_blocks(copies, slot.stream);
+  }
 }
 
 void model_state::take_back(model_step_state& slot, std::size_t num_rows) noexcept {
@@ -114,6 +137,18 @@ void model_state::fill_inputs(model_step_state& slot, std::span<const step_row> 
   }
 }
 
+void model_state::require_state_after(const scheduled_seq& row, std::int32_t num_accepted) const {
+  if (!has_states || num_accepted == 0 || num_accepted == row.query_len) return;
+  const std::int64_t position = row.seq_len - row.query_len + num_accepted;
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    if (groups[g].kind != group_kind::state) continue;
+    if (manager.state_at(row.seq, position, static_cast<std::int32_t>(g)) != invalid_block) continue;
+    refuse(errc::failed_precondition, "commit: ", num_accepted, " of the ", row.query_len, " tokens of sequence ",
+           to_index(row.seq), " are accepted, and group ", g,
+           " does not keep the state after them: steps with drafts have at most 1 + num_draft_slots tokens");
+  }
+}
+
 void model_state::commit_rows(model_step_state& slot, std::span<const std::int32_t> num_accepted) {
   const std::vector<scheduled_seq>& rows = slot.own_plan.seqs;
   if (!num_accepted.empty() && num_accepted.size() != rows.size()) {
@@ -122,7 +157,7 @@ void model_state::commit_rows(model_step_state& slot, std::span<const std::int32
   }
   const auto accepted = [&](std::size_t i) { return num_accepted.empty() ? rows[i].query_len : num_accepted[i]; };
   const bool publishes = manager.prefix() != nullptr;
-  const bool slides = manager.config().sliding_window > 0;
+  const bool slides = manager.config().sliding_window > 0 || groups.size() > 1;
   const std::int32_t block_size = manager.config().block_size;
   translate_bad_alloc("commit", [&] {
     demands.clear();
@@ -139,6 +174,7 @@ void model_state::commit_rows(model_step_state& slot, std::span<const std::int32
       refuse(manager.contains(row.seq) ? errc::failed_precondition : errc::not_found, "commit: sequence ",
              to_index(row.seq), " was changed on the manager while its step was not committed");
     }
+    require_state_after(row, accepted(i));
     const bool fills = row.query_len > 1 || row.seq_len % block_size == 0;
     if (slides || (publishes && fills) || accepted(i) < row.query_len) demands.push_back({row.seq, row.seq_len});
   }
@@ -188,20 +224,30 @@ void model_step::drop() noexcept {
 const step_plan& model_step::plan() const noexcept { return *slot_->plan; }
 const step_inputs& model_step::inputs() const noexcept { return slot_->inputs; }
 std::int64_t model_step::num_tokens() const noexcept { return slot_->plan->num_tokens; }
-const step_batch_view& model_step::batch() const noexcept { return slot_->on_device; }
+const device_step_view& model_step::batch(std::int32_t group) const noexcept {
+  return slot_->on_device[static_cast<std::size_t>(group)];
+}
+
+layer_states model_step::states(std::int32_t layer) const noexcept {
+  const detail::layer_place& place = model_->place_of(layer);
+  const kv_cache_view& storage = model_->view_of(place);
+  const device_step_view& rows = slot_->on_device[place.group];
+  return {static_cast<std::byte*>(storage.k), storage.layout.block_bytes(), rows.block_tables, rows.block_table_stride};
+}
 
 const attention_plan& model_step::attention_plan_of(std::int32_t layer) const noexcept {
   return model_->plan_for(layer).plan;
 }
 
 attention_params model_step::complete(std::int32_t layer, const attention_params& params) const noexcept {
+  const detail::layer_place& place = model_->place_of(layer);
   attention_params whole = params;
-  whole.kv = model_->engine.layers()[static_cast<std::size_t>(layer)];
-  whole.batch = slot_->on_device;
+  whole.kv = model_->view_of(place);
+  whole.batch = slot_->on_device[place.group];
   return whole;
 }
 
-std::optional<error> model_step::find_step_problem(std::int32_t layer, std::int64_t num_rows) const {
+std::optional<error> model_step::find_step_problem(std::int32_t layer, std::int64_t num_rows, bool stores) const {
   if (slot_ == nullptr) {
     return detail::make_error(errc::failed_precondition, "the step is empty: it was not begun, or has ended");
   }
@@ -212,7 +258,12 @@ std::optional<error> model_step::find_step_problem(std::int32_t layer, std::int6
   }
   if (!model_->has_layer(layer)) {
     return detail::make_error(errc::out_of_range, "layer ", layer, " is not there; the model has ",
-                              model_->plan_of_layer.size());
+                              model_->places.size());
+  }
+  const detail::layer_place& place = model_->place_of(layer);
+  if (stores ? !model_->stores(place) : !model_->attends(place)) {
+    return detail::make_error(errc::unsupported, "layer ", layer, " is of group ", place.group, ", of kind ",
+                              to_string(model_->group_of(place).kind), ", which stores nothing of a step's tokens");
   }
   if (num_rows != num_tokens()) {
     return detail::make_error(errc::invalid_argument, "k has ", num_rows, " rows; the step has ", num_tokens(),
@@ -231,12 +282,12 @@ std::optional<error> model_step::find_health_problem() const {
 
 std::optional<error> model_step::find_problem(std::int32_t layer, const attention_params& params,
                                               const const_tensor_view& k, const const_tensor_view& v) const {
-  if (auto problem = find_step_problem(layer, k.num_tokens)) return problem;
-  const append_params rows{model_->engine.layers()[static_cast<std::size_t>(layer)], k, v,
-                           slot_->on_device.slot_mapping};
+  if (auto problem = find_step_problem(layer, k.num_tokens, true)) return problem;
+  const attention_params whole = complete(layer, params);
+  const append_params rows{whole.kv, k, v, whole.batch.slot_mapping};
   if (auto problem = bifolio::find_problem(rows, model_->where->where())) return problem;
   if (num_tokens() > 0) {
-    if (auto problem = bifolio::find_problem(attention_plan_of(layer), complete(layer, params))) return problem;
+    if (auto problem = bifolio::find_problem(attention_plan_of(layer), whole)) return problem;
   } else if (params.q.num_tokens != 0) {
     return detail::make_error(errc::invalid_argument, "q has ", params.q.num_tokens, " rows; the step has no tokens");
   }
@@ -244,34 +295,42 @@ std::optional<error> model_step::find_problem(std::int32_t layer, const attentio
 }
 
 std::optional<error> model_step::find_problem(std::int32_t layer, const rotate_append_params& params) const {
-  if (auto problem = find_step_problem(layer, params.append.k.num_tokens)) return problem;
+  if (auto problem = find_step_problem(layer, params.append.k.num_tokens, true)) return problem;
   if (auto problem = bifolio::find_problem(complete(layer, params), model_->where->where())) return problem;
   return find_health_problem();
 }
 
-errc model_step::append(std::int32_t layer, const const_tensor_view& k, const const_tensor_view& v) noexcept {
+errc model_step::find_code(std::int32_t layer, bool stores) const noexcept {
   if (slot_ == nullptr || model_->newest != slot_) return errc::failed_precondition;
+  if (!model_->has_layer(layer)) return errc::out_of_range;
+  const detail::layer_place& place = model_->place_of(layer);
+  return (stores ? model_->stores(place) : model_->attends(place)) ? errc::ok : errc::unsupported;
+}
+
+errc model_step::append(std::int32_t layer, const const_tensor_view& k, const const_tensor_view& v) noexcept {
+  if (const errc code = find_code(layer, true); code != errc::ok) return code;
   if (k.num_tokens != num_tokens()) return errc::invalid_argument;
-  return model_->engine.append(layer, k, v, slot_->on_device.slot_mapping, slot_->stream);
+  const detail::layer_place& place = model_->place_of(layer);
+  return model_->group_of(place).engine->append(place.layer, k, v, slot_->on_device[place.group].slot_mapping,
+                                                slot_->stream);
 }
 
 rotate_append_params model_step::complete(std::int32_t layer, const rotate_append_params& params) const noexcept {
+  const detail::layer_place& place = model_->place_of(layer);
   rotate_append_params whole = params;
-  whole.append.kv = model_->engine.layers()[static_cast<std::size_t>(layer)];
-  whole.append.slot_mapping = slot_->on_device.slot_mapping;
+  whole.append.kv = model_->view_of(place);
+  whole.append.slot_mapping = slot_->on_device[place.group].slot_mapping;
   return whole;
 }
 
 errc model_step::rotate_append(std::int32_t layer, const rotate_append_params& params) noexcept {
-  if (slot_ == nullptr || model_->newest != slot_) return errc::failed_precondition;
-  if (!model_->has_layer(layer)) return errc::out_of_range;
+  if (const errc code = find_code(layer, true); code != errc::ok) return code;
   if (params.append.k.num_tokens != num_tokens()) return errc::invalid_argument;
   return model_->where->rotate_append(complete(layer, params), slot_->stream);
 }
 
 errc model_step::attention(std::int32_t layer, const attention_params& params) noexcept {
-  if (slot_ == nullptr || model_->newest != slot_) return errc::failed_precondition;
-  if (!model_->has_layer(layer)) return errc::out_of_range;
+  if (const errc code = find_code(layer, false); code != errc::ok) return code;
   // A step without rows, in which a scheduler only moves blocks, was not planned.
   if (num_tokens() == 0) return params.q.num_tokens == 0 ? errc::ok : errc::invalid_argument;
   return model_->where->attention(attention_plan_of(layer), complete(layer, params), slot_->stream);

@@ -23,7 +23,7 @@ cuda_plan_state& state_for(const std::shared_ptr<const device_state>& state, att
   return *fresh;
 }
 
-plan_input input_of(const device_state& state, const attention_spec& spec, const step_batch_view& batch) {
+plan_input input_of(const device_state& state, const attention_spec& spec, const host_step_view& batch) {
   plan_input input;
   input.spec = spec;
   input.num_seqs = batch.num_seqs;
@@ -97,6 +97,7 @@ attention_kernel_args args_of(const attention_plan& plan, const attention_params
   args.window_left = spec.window_left < 0 ? -1 : spec.window_left;
   args.window_right = spec.causal ? 0 : spec.window_right < 0 ? -1 : spec.window_right;
   args.causal = spec.causal;
+  args.deterministic = spec.deterministic;
   args.q_type = spec.q_type;
   args.kv_type = spec.k_code.type;
   args.is_coded = !detail::is_plain_and_alike(spec.k_code, spec.v_code);
@@ -112,7 +113,7 @@ attention_kernel_args args_of(const attention_plan& plan, const attention_params
 }  // namespace
 
 void plan_attention(const std::shared_ptr<const device_state>& state, attention_plan& plan, const attention_spec& spec,
-                    const step_batch_view& host_batch, std::int64_t num_blocks, stream_ref stream) {
+                    const host_step_view& host_batch, std::int64_t num_blocks, stream_ref stream) {
   detail::translate_bad_alloc("plan_attention", [&] {
     state->require_health();
     check_spec(spec);

@@ -14,7 +14,7 @@
 namespace bifolio::inline v0_2::cuda {
 
 void plan_attention(const std::shared_ptr<const device_state>& state, attention_plan& plan, const attention_spec& spec,
-                    const step_batch_view& host_batch, std::int64_t num_blocks, stream_ref stream);
+                    const host_step_view& host_batch, std::int64_t num_blocks, stream_ref stream);
 void reserve_attention(const std::shared_ptr<const device_state>& state, attention_plan& plan,
                        const attention_spec& spec, std::int32_t max_num_seqs, std::int64_t max_num_tokens,
                        std::int32_t max_seq_len);

@@ -38,6 +38,7 @@ class cuda_backend final : public backend {
   /// Events of this and of other CUDA devices are waited for in the stream, all others on the host.
   [[nodiscard]] errc wait(const event& point, stream_ref) noexcept override;
 
+  [[nodiscard]] memory_amount amount_of_memory() const override;
   [[nodiscard]] errc append(const append_params& params, stream_ref) noexcept override;
   [[nodiscard]] errc gather(const gather_params& params, stream_ref) noexcept override;
   [[nodiscard]] errc rotate_append(const rotate_append_params& params, stream_ref) noexcept override;
@@ -48,7 +49,7 @@ class cuda_backend final : public backend {
   [[nodiscard]] errc swap_blocks(std::span<const kv_cache_view> src, std::span<const kv_cache_view> dst,
                                  std::span<const block_copy> copies, stream_ref) noexcept override;
 
-  void plan_attention(attention_plan& plan, const attention_spec& spec, const step_batch_view& host_batch,
+  void plan_attention(attention_plan& plan, const attention_spec& spec, const host_step_view& host_batch,
                       std::int64_t num_blocks, stream_ref) override;
   [[nodiscard]] errc attention(const attention_plan& plan, const attention_params& params,
                                stream_ref) noexcept override;

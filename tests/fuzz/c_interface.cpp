@@ -398,7 +398,7 @@ class calls {
     if (from_.below(16) == 1) starts[from_.below(5)] = any_number(from_);
     for (std::int32_t& length : lengths) length = any_number(from_);
     for (std::int32_t& block : tables) block = any_number(from_);
-    bifolio_batch_view batch{};
+    bifolio_host_batch_view batch{};
     batch.num_seqs = from_.below(5);
     batch.num_tokens = from_.below(8) == 1 ? from_.below(65) : starts[static_cast<std::size_t>(batch.num_seqs)];
     batch.query_start_loc = starts.data();

@@ -2,6 +2,7 @@
 // Messages of any frames to the socket that answers requests for past batches of events: what is a request is answered
 // with what is kept, whatever else comes is not, and the publisher goes on.
 #include <bifolio/kv_event_publisher.hpp>
+#include <cerrno>
 #include <string>
 #include <vector>
 #include <zmq.hpp>
@@ -39,8 +40,14 @@ void send(zmq::socket_t& socket, const std::vector<frame>& frames) {
 
 zmq::message_t receive(zmq::socket_t& socket) {
   zmq::message_t got;
-  if (!socket.recv(got)) flaw("the publisher does not answer");
-  return got;
+  for (;;) {
+    try {
+      if (!socket.recv(got)) flaw("the publisher does not answer");
+      return got;
+    } catch (const zmq::error_t& problem) {
+      if (problem.num() != EINTR) throw;  // the fuzzer's timer
+    }
+  }
 }
 
 struct running_publisher {

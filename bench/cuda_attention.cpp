@@ -196,7 +196,7 @@ void run_cuda_attention(const measuring_options& options, const std::vector<sett
   const double probe = measure_memory(timer, std::size_t{1} << 30, 0.1).read;
   for (const setting& s : settings) {
     attention_result result = measure(*opened, timer, options, s);
-    result.apart_seconds = seconds_apart(*opened, timer, options, s);
+    if (options.apart) result.apart_seconds = seconds_apart(*opened, timer, options, s);
     result.device = options.device;
     result.isa = "cuda";
     result.probe_gb_s = probe;

@@ -660,6 +660,12 @@ TEST_CASE("wrong use of a step is refused with a sentence, and changes nothing")
   const auto problem = find_problem(step.attention_plan_of(0), step.complete(0, params));
   REQUIRE(problem);
   CHECK(std::string(problem->what()).find("soft_cap is -1") != std::string::npos);
+  rotate_append_params stored;
+  stored.append.k = stored.append.v = dense_view(static_cast<const float*>(rows.data()), 5, num_kv_heads, head_dim);
+  CHECK(step.rotate_append(0, stored) == errc::ok);
+  CHECK(step.rotate_append(num_layers, stored) == errc::out_of_range);
+  stored.append.k.num_tokens = stored.append.v.num_tokens = 4;
+  CHECK(step.rotate_append(0, stored) == errc::invalid_argument);
   // A sequence that was changed underneath is noticed.
   cache.manager().free(seq);
   CHECK(refusal(errc::not_found, [&] { step.commit(); }).find("was changed on the manager") != std::string::npos);

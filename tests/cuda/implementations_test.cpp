@@ -171,6 +171,36 @@ TEST_CASE("prefill loads blocks of 16 tokens and more by TMA where head_dim and 
   }
 }
 
+TEST_CASE("deterministic plans use prefill where it has decode's bits, and give a step to one of them elsewhere") {
+  struct row {
+    std::int32_t head_dim;
+    dtype type;
+    bool has_prefill;
+  };
+  for (const row& r : {row{128, dtype::bf16, true}, row{64, dtype::f16, true}, row{112, dtype::bf16, true},
+                       row{40, dtype::bf16, true}, row{80, dtype::bf16, false}, row{96, dtype::bf16, false},
+                       row{256, dtype::bf16, false}, row{128, dtype::f32, false}}) {
+    CAPTURE(r.head_dim);
+    world w;
+    w.spec.deterministic = true;
+    w.spec.qk_head_dim = w.spec.v_head_dim = r.head_dim;
+    w.spec.q_type = w.spec.k_code.type = w.spec.v_code.type = w.spec.out_type = r.type;
+    w.plan_for({{2000, 2000}, {1, 500}});
+    CHECK(w.plans().prefill.empty() == !r.has_prefill);
+    if (!r.has_prefill) CHECK(w.plans().decode.num_seqs == 2);
+  }
+  world w;
+  w.spec.deterministic = true;
+  w.plan_for({{2000, 2000}});
+  CHECK(w.where().describe(w.plan, w.call()) == names{"cuda prefill bf16 d128 tma deterministic"});
+  // What prefill declines goes to the general kernel in steps of decode as well: its bits would not be prefill's.
+  w.plan_for({{1, 500}});
+  attention_params decoding = w.call();
+  CHECK(w.kernels_of(decoding) == names{"decode"});
+  decoding.soft_cap = 0x1p-41f;
+  CHECK(w.kernels_of(decoding) == names{"general"});
+}
+
 TEST_CASE("a call that the planned implementation declines is served by the general one, and planned for next time") {
   world w;
   cuda::reserve_plan(w.where(), w.plan, w.spec, 2, 2, 20000);

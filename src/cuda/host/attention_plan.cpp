@@ -41,7 +41,9 @@ cuda_plan_state::room cuda_plan_state::room_for_next() const noexcept {
   needed.workspace_bytes =
       std::max({next_.general.workspace_bytes(spec), next_.x_split.workspace_floats * sizeof(float),
                 next_.decode.empty() ? 0 : next_.decode.workspace_bytes,
-                next_.prefill.num_partials == 0 ? 0 : prefill_workspace_bytes(spec, next_.input.device.num_sms),
+                next_.prefill.empty() || (next_.prefill.num_partials == 0 && !spec.deterministic)
+                    ? 0
+                    : prefill_workspace_bytes(spec, next_.input.device.num_sms),
                 next_.latent.num_partials == 0 ? 0 : latent_workspace_bytes(next_.input.device.num_sms)});
   needed.counter_bytes =
       std::max({next_.general.num_counters(spec), next_.decode.empty() ? 0 : next_.decode.num_counters,

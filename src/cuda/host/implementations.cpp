@@ -103,6 +103,14 @@ bool declines_shared_bytes(const plan_input& step, int shared_bytes, std::string
 // prefill
 
 #if BIFOLIO_CUDA_SM90
+/// Whether prefill and decode give a row the same bits in deterministic plans.
+bool sums_like_decode(const attention_spec& spec) noexcept {
+  const std::int32_t tile_dims = prefill_tile_dims(spec.qk_head_dim);
+  return !has_codes(spec) && prefill_has_tree(tile_dims) &&
+         decode_padded_dim(spec.k_code.type, spec.qk_head_dim) == tile_dims &&
+         decode_splits_dims(static_cast<int>(size_of(spec.k_code.type)), tile_dims);
+}
+
 /// What the kernels of wgmma and TMA require of the machine.
 bool runs_on_hopper(const plan_input& step, std::string* why) noexcept {
   if (step.device.compute_capability != 90) {
@@ -133,12 +141,16 @@ bool prefill_accepts(const plan_input& step, std::string* why) noexcept {
     return detail::declines(why, "head_dim is ", spec.qk_head_dim, "; it takes multiples of ",
                             is_coded ? "16 up to 128" : "8 up to 256");
   }
-  const int shared_bytes = entry->shared_bytes + (is_coded ? entry->coded_bytes : 0);
+  // So that a row's bits do not depend on how a prompt is cut into chunks.
+  if (spec.deterministic && !sums_like_decode(spec)) {
+    return detail::declines(why, "a deterministic plan gives all tokens to decode, as prefill has not its bits for ",
+                            spec.qk_head_dim, " dims");
+  }
+  const int shared_bytes =
+      spec.deterministic ? entry->tree_shared_bytes : entry->shared_bytes + (is_coded ? entry->coded_bytes : 0);
   if (static_cast<std::size_t>(shared_bytes) > step.device.max_shared_bytes_per_block) {
     return declines_shared_bytes(step, shared_bytes, why);
   }
-  // So that a row's bits do not depend on how a prompt is cut into chunks.
-  if (spec.deterministic) return detail::declines(why, "a deterministic plan gives all tokens to one implementation");
   return true;
 }
 
@@ -151,14 +163,16 @@ cudaError_t launch_prefill_part(const launch_context& context, const attention_k
                         context.stream);
 }
 
-std::string prefill_name(dtype type, std::int32_t tile_dims, std::string_view loading, bool transforms) {
-  return shape_name("prefill", to_string(type), tile_dims) + " " + std::string(loading) +
-         (transforms ? " transform" : " plain");
+std::string prefill_name(dtype type, std::int32_t tile_dims, std::string_view loading, std::string_view variant) {
+  return shape_name("prefill", to_string(type), tile_dims) + " " + std::string(loading) + " " + std::string(variant);
 }
 
 std::string prefill_name_of(const step_plans&, const attention_kernel_args& args) {
   const std::string_view loading = args.is_coded ? coded : prefill_loading(args).by_copy ? "copy" : "tma";
-  return prefill_name(args.q_type, prefill_tile_dims(args.head_dim), loading, prefill_transforms(args));
+  const std::string_view variant = args.deterministic         ? "deterministic"
+                                   : prefill_transforms(args) ? "transform"
+                                                              : "plain";
+  return prefill_name(args.q_type, prefill_tile_dims(args.head_dim), loading, variant);
 }
 
 void append_prefill_names(const device_numbers& device, std::vector<std::string>& names) {
@@ -169,7 +183,10 @@ void append_prefill_names(const device_numbers& device, std::vector<std::string>
       if (entry == nullptr) continue;
       for (const std::string_view loading : {std::string_view("tma"), std::string_view("copy"), coded}) {
         if ((loading == "tma" && tile_dims % 64 != 0) || (loading == coded && entry->coded_bytes == 0)) continue;
-        for (const bool transforms : {false, true}) names.push_back(prefill_name(type, tile_dims, loading, transforms));
+        for (const std::string_view variant : {"plain", "transform", "deterministic"}) {
+          if (variant == "deterministic" && (entry->tree_kernel == nullptr || loading == coded)) continue;
+          names.push_back(prefill_name(type, tile_dims, loading, variant));
+        }
       }
     }
   }
@@ -213,6 +230,12 @@ bool decode_accepts(const plan_input& step, std::string* why) noexcept {
 }
 
 bool takes_decode_call(const attention_kernel_args& args, std::string* why) noexcept {
+#if BIFOLIO_CUDA_SM90
+  // What prefill declines must not have decode's bits in one step and general's in another.
+  if (args.deterministic && !args.is_coded && args.kv_type != dtype::f32 && !prefill_accepts_call(args, why)) {
+    return false;
+  }
+#endif
   return suits_tensor_cores(args, why);
 }
 

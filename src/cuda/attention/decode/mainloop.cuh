@@ -97,24 +97,30 @@ class mainloop {
 
   /// Adds the next KV tile, which is number `tile` of the sequence, to the accumulators.
   __device__ __forceinline__ void process_tile(int tile, accumulators<S>& acc) {
-    device::cp_async_wait_group<S::stages - 2>();
-    __syncthreads();
-    loader_.load_tile(free_stage());
-    if (tile == first_tile_) {
-      if constexpr (S::is_coded) {
-        prepare_queries<S>(a_, queries_ + q_buffer_ * S::q_bytes, *query_rows_);
-        __syncthreads();
-      }
-      if constexpr (S::q_in_registers) load_q(q_buffer_);
-    }
+    wait_for_tile(tile);
     compute_tile(stage_, tile, q_buffer_, acc);
-    stage_ = stage_ + 1 == S::stages ? 0 : stage_ + 1;
+    stage_ = next_stage();
   }
 
   /// The stage of the previous tile: the next call of process_tile fills it, the epilogue may use it before.
   [[nodiscard]] __device__ __forceinline__ int free_stage() const { return stage_ == 0 ? S::stages - 1 : stage_ - 1; }
 
- private:
+ protected:
+  [[nodiscard]] __device__ __forceinline__ int next_stage() const { return stage_ + 1 == S::stages ? 0 : stage_ + 1; }
+
+  // The tile is in stage_ when it is there; requests the one that comes into the free stage.
+  __device__ __forceinline__ void wait_for_tile(int tile) {
+    device::cp_async_wait_group<S::stages - 2>();
+    __syncthreads();
+    loader_.load_tile(free_stage());
+    if (tile != first_tile_) return;
+    if constexpr (S::is_coded) {
+      prepare_queries<S>(a_, queries_ + q_buffer_ * S::q_bytes, *query_rows_);
+      __syncthreads();
+    }
+    if constexpr (S::q_in_registers) load_q(q_buffer_);
+  }
+
   static constexpr float log2e = 1.4426950408889634f;
   static constexpr bool is_f32 = std::is_same_v<T, float>;
   // Probabilities as the product with V takes them.
@@ -332,6 +338,17 @@ class mainloop {
     }
   }
 
+  // Scores of keys that a row does not attend to become −inf.
+  __device__ __forceinline__ void mask_scores(float (&s)[S::key_tiles][4], int first_key) const {
+    if (first_key >= common_begin_ && first_key + S::warp_keys <= common_end_) return;
+#pragma unroll
+    for (int n = 0; n < S::key_tiles; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        if (!visible(first_key + n * 8 + (lane_ & 3) * 2 + (e & 1), e >> 1)) s[n][e] = -INFINITY;
+      }
+  }
+
   // Scores of this warp's keys, softmax against the running maximum, and their share of the output.
   __device__ __forceinline__ void compute_tile(int stage, int tile, int q_buffer, accumulators<S>& acc) const {
     const std::uint32_t k_base = stages_ + stage * S::stage_bytes;
@@ -344,14 +361,7 @@ class mainloop {
 
     const int first_key = tile * decode_tile_tokens + warp_ * S::warp_keys;
     transform_scores(s, k_base, first_key);
-    if (first_key < common_begin_ || first_key + S::warp_keys > common_end_) {
-#pragma unroll
-      for (int n = 0; n < S::key_tiles; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          if (!visible(first_key + n * 8 + (lane_ & 3) * 2 + (e & 1), e >> 1)) s[n][e] = -INFINITY;
-        }
-    }
+    mask_scores(s, first_key);
 
     [[maybe_unused]] bool has_value_scales = false;
     [[maybe_unused]] std::uint32_t exponent[2];

@@ -26,6 +26,7 @@ struct shared_layout {
   int flag;        // of the combine
   int zeros;       // 16 bytes of them
   int plan;        // what the CTA needs of it
+  int exchange;    // of shapes that split dims: tree_exchange
   int bytes;       // of everything
 };
 
@@ -53,6 +54,13 @@ struct row_format {
   return smaller;
 }
 
+/// What the warps of a CTA tell one another about a KV tile, where they split dims.
+struct tree_exchange {
+  std::uint16_t probabilities[decode_tile_rows * decode_tile_tokens];  // rows of 128 bytes, swizzled
+  float maxima[4][decode_tile_rows];                                   // of each warp's keys
+  float sums[4][decode_tile_rows][4];                                  // of a leaf, by lane of the row
+};
+
 /// `Padded`: for every head_dim whose rows are whole vectors of 16 bytes, which fits and is too large for the next
 /// smaller padded shape. Rows are then in shared memory with unused vectors at their ends: those of queries are zero,
 /// those of K are not looked at, and those of V make columns of the output that are not stored.
@@ -74,6 +82,10 @@ struct shape {
   static constexpr int warp_keys = decode_tile_tokens / Warps;
   static constexpr int key_tiles = warp_keys / 8;  // of a warp's score products
   static constexpr int n_tiles = HeadDim / 8;      // of the output
+  /// In deterministic plans the warps split the dims of the output instead of the keys, so that a leaf's output is one
+  /// chain of products, which prefill computes too (combine_tree.cuh). Codes, float32 and wide heads are not prefill's.
+  static constexpr bool splits_dims = decode_splits_dims(element_bytes, HeadDim);
+  static_assert(!splits_dims || (Warps == 4 && !is_coded));
   /// Where registers are short the queries stay in shared memory.
   static constexpr bool q_in_registers = Warps == 4;
 
@@ -115,7 +127,8 @@ struct shape {
     l.flag = l.row_sums + warps * decode_tile_rows * 8;
     l.zeros = l.flag + 16;
     l.plan = l.zeros + 16;
-    l.bytes = l.plan + 144;
+    l.exchange = l.plan + 144;
+    l.bytes = l.exchange + (splits_dims ? static_cast<int>(sizeof(tree_exchange)) : 0);
     return l;
   }
   static constexpr shared_layout shared = make_shared_layout();

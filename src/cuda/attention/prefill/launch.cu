@@ -78,7 +78,8 @@ cudaError_t launch_prefill(const runtime_api& api, const attention_kernel_args& 
                            const prefill_metadata& metadata, const device_numbers& device,
                            cudaStream_t stream) noexcept {
   const prefill_entry& entry = *find_prefill_entry(args.q_type, args.head_dim);
-  const int shared_bytes = entry.shared_bytes + (args.is_coded ? entry.coded_bytes : 0);
+  const int shared_bytes =
+      args.deterministic ? entry.tree_shared_bytes : entry.shared_bytes + (args.is_coded ? entry.coded_bytes : 0);
   const prefill_args p{with_clamped_windows(args),
                        metadata,
                        plan.packing.heads,
@@ -95,7 +96,8 @@ cudaError_t launch_prefill(const runtime_api& api, const attention_kernel_args& 
     return cudaErrorInvalidValue;
   }
 
-  const prefill_function kernel = entry.kernels[prefill_transforms(args) ? 1 : 0];
+  const prefill_function kernel =
+      args.deterministic ? entry.tree_kernel : entry.kernels[prefill_transforms(args) ? 1 : 0];
   const cudaError_t status = api.func_set_attribute(reinterpret_cast<const void*>(kernel),
                                                     cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   if (status != cudaSuccess) return status;

@@ -61,7 +61,9 @@ struct kv_event_publisher::state {
     sent.set(zmq::sockopt::sndhwm, options.high_water_mark);
     sent.set(zmq::sockopt::linger, 1000);
     replays.set(zmq::sockopt::linger, 0);
-    replays.set(zmq::sockopt::sndhwm, options.num_kept + 1);  // a whole replay and its end; what is more is dropped
+    // A whole replay and its end; what is more is dropped. Twice as many, since ZeroMQ learns that messages were
+    // fetched only when half of this number were.
+    replays.set(zmq::sockopt::sndhwm, options.num_kept < INT32_MAX / 2 ? 2 * (options.num_kept + 1) : 0);
     inside.set(zmq::sockopt::rcvhwm, 0);
     given_batches.set(zmq::sockopt::sndhwm, 0);
     given_batches.set(zmq::sockopt::linger, 0);

@@ -143,6 +143,25 @@ TEST_CASE("a replay of everything that is kept is not cut short, however long") 
   }
 }
 
+TEST_CASE("replays one after another on one connection are whole, each of them") {
+  constexpr std::uint64_t count = 6;
+  kv_event_publisher publisher(
+      {.endpoint = "tcp://127.0.0.1:*", .replay_endpoint = "tcp://127.0.0.1:*", .num_kept = count, .first_number = 1});
+  for (std::uint64_t i = 0; i < count; ++i) (void)publisher.publish(std::to_string(i));
+  zmq::context_t context;
+  {
+    zmq::socket_t dealer = connected(context, zmq::socket_type::dealer, publisher.replay_endpoint());
+    while (replayed(dealer, count, true).empty()) std::this_thread::yield();  // until all were taken in
+  }
+  // ZeroMQ learns late that messages were fetched, and how late depends on how many were before.
+  for (std::uint64_t first = 1; first <= count; ++first) {
+    zmq::socket_t dealer = connected(context, zmq::socket_type::dealer, publisher.replay_endpoint());
+    CAPTURE(first);
+    CHECK(replayed(dealer, first, true).size() == count + 1 - first);
+    for (int again = 0; again < 20; ++again) REQUIRE(replayed(dealer, 1, true).size() == count);
+  }
+}
+
 TEST_CASE("publishers refuse what they cannot bind, and wait for nobody") {
   CHECK_THROWS_AS(kv_event_publisher({.endpoint = "nonsense"}), error);
   CHECK_THROWS_AS(kv_event_publisher({.num_kept = 0}), error);

@@ -52,7 +52,7 @@ template <class Struct>
 Struct made(bifolio_status (*init)(Struct*, std::size_t), choices& from) {
   Struct result;
   if (init(&result, sizeof result) != BIFOLIO_OK) flaw("a struct of the size of the header was refused");
-  if (from.below(64) == 1) result.size = from.byte();
+  if (from.below(64) == 1) result.size = from.byte() % sizeof result;  // more would be a promise to have as much
   return result;
 }
 
@@ -141,6 +141,7 @@ class calls {
     if ((more & 32) != 0) config.max_seq_len = any_number(from_);
     if ((more & 64) != 0) config.watermark = static_cast<double>(any_number(from_)) / 16;
     if ((more & 128) != 0) config.prefix_caching = any_number(from_);
+    if (config.prefix_caching != 0 && config.block_size > 4096) config.block_size = 16;  // it keeps a tail of tokens
     config.has_seed = 1;
     return config;
   }
@@ -397,7 +398,7 @@ class calls {
     if (from_.below(16) == 1) starts[from_.below(5)] = any_number(from_);
     for (std::int32_t& length : lengths) length = any_number(from_);
     for (std::int32_t& block : tables) block = any_number(from_);
-    bifolio_batch_view batch{};
+    bifolio_host_batch_view batch{};
     batch.num_seqs = from_.below(5);
     batch.num_tokens = from_.below(8) == 1 ? from_.below(65) : starts[static_cast<std::size_t>(batch.num_seqs)];
     batch.query_start_loc = starts.data();

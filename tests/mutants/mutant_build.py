@@ -23,7 +23,7 @@ SUBJECTS = ("src/common", "src/cpu")
 CONFIGURATION = ["-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG",
                  "-DBIFOLIO_ISAS=baseline", "-DBIFOLIO_CUDA=OFF", "-DBIFOLIO_BUILD_BENCH=OFF"]
 # Quick tests of other things than the library, or that run the conformance cases once more.
-NO_JUDGES = re.compile(r"^(support|reference|example|reach|kernel_reach|c|rust|go|tools)_|^(selftest|block_map|trace_replay_cli|"
+NO_JUDGES = re.compile(r"^(support|example|reach|kernel_reach|c|rust|go|tools)_|^(selftest|block_map|trace_replay_cli|"
                        r"fuzz_replay|conformance_suite_catches_flaws|conformance_cuda)$")
 
 
@@ -200,7 +200,7 @@ def make(build, count, seed, files):
     print(f"{len(found)} places can be mutated; {len(drawn)} are drawn with seed {seed}, "
           f"{len(chosen) - len(drawn)} are known", flush=True)
     build.compile(chosen)
-    build.list.write_text(json.dumps({n: written(m) for n, m in chosen.items()}, indent=1))
+    build.list.write_text(json.dumps({n: written(build, m) for n, m in chosen.items()}, indent=1))
     build.collect()
 
 
@@ -216,13 +216,17 @@ def make_again(build):
     build.copy_tree()
     build.configure()
     build.compile(chosen)
+    build.list.write_text(json.dumps({n: written(build, m) for n, m in chosen.items()}, indent=1))
     build.collect()
 
 
-def written(mutation):
-    return dataclasses.asdict(mutation) | {"opening": mutation.opening.decode(), "closing": mutation.closing.decode()}
+def written(build, mutation):
+    line = (build.root / mutation.file).read_bytes().split(b"\n")[mutation.line - 1]
+    return dataclasses.asdict(mutation) | {"opening": mutation.opening.decode(), "closing": mutation.closing.decode(),
+                                           "source": rewrite.described(line)}
 
 
 def read(entry):
+    entry.pop("source", None)
     return rewrite.Mutation(**entry | {"opening": entry["opening"].encode(), "closing": entry["closing"].encode(),
                                        "operator": tuple(entry["operator"])})

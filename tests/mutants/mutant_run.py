@@ -24,14 +24,16 @@ FEWER_BACKENDS = {"BIFOLIO_TEST_BACKENDS": "threads"}  # each ISA, one executor
 
 
 def equivalents(folder):
-    """The keys of equivalent.txt: lines "FILE: KIND: TEXT", each under a comment with the reason."""
+    """The keys of equivalent.txt: lines "FILE: KIND: TEXT" or "FILE: KIND: TEXT in: LINE", each under a comment with the
+    reason."""
     lines = (folder / "equivalent.txt").read_text().splitlines()
     return {line.strip() for line in lines if line.strip() and not line.startswith("#")}
 
 
 def key_of(mutant):
     """What names it in a list that outlives changes elsewhere in the file."""
-    return f"{mutant['file']}: {mutant['kind']}: {mutant['what']}"
+    text = mutant["what"] if len(mutant["what"]) > 11 else f"{mutant['what']} in: {mutant['source']}"
+    return f"{mutant['file']}: {mutant['kind']}: {text}"
 
 
 class Runner:
@@ -136,7 +138,7 @@ def report(results):
     print()
     for number, m in sorted(results.items(), key=lambda entry: (entry[1]["file"], entry[1]["line"])):
         if m["killed_by"] is None and not m["equivalent"]:
-            print(f"{number} {m['file']}:{m['line']}: {'' if m['reached'] else 'not reached: '}{m['kind']}: {m['what']}")
+            print(f"{number}, line {m['line']}{'' if m['reached'] else ', not reached'}: {key_of(m)}")
     print(f"\n{'':22} {'mutants':>8} {'equal':>6} {'killed':>7} {'left':>5}  share")
     folders = collections.Counter("/".join(m["file"].split("/")[:3 if "common" in m["file"] else 2]) + "/"
                                   for m in results.values())

@@ -44,8 +44,8 @@ struct row_format {
   [[nodiscard]] BIFOLIO_HOST_DEVICE static constexpr std::uint32_t place(int row, int vector) noexcept {
     return static_cast<std::uint32_t>(row * bytes + ((swizzled ? vector ^ (row & 7) : vector) << 4));
   }
-  /// Where vector v + `more` of a row is, in shared memory, from the address of its vector v. No bit is in both of them.
-  /// Tiles begin at multiples of 256.
+  /// Where vector v + `more` of a row is, in shared memory, from the address of its vector v. No bit is in both of
+  /// them. Tiles begin at multiples of 256.
   [[nodiscard]] BIFOLIO_HOST_DEVICE static constexpr std::uint32_t vectors_later(std::uint32_t address,
                                                                                  int more) noexcept {
     static_assert(!swizzled || bytes == 128 || bytes == 256, "no row begins within the bits that are turned over");

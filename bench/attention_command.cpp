@@ -191,6 +191,9 @@ void run_attention(const measuring_options& options, const std::vector<setting>&
   require_min_time(options.seconds);
   require_range("--busy", options.busy, 0, 1024);
   if (parse_device(options.device).type == device_type::cpu) {
+    if (options.apart) {
+      throw error(errc::invalid_argument, "--apart is for --device cuda: kernels of the CPU take whole batches");
+    }
     if (options.spaced) {
       throw error(errc::invalid_argument, "--spaced is for --device cuda: calls on the CPU never overlap");
     }
@@ -220,9 +223,10 @@ void add_attention_command(CLI::App& program, command& run) {
   sub->add_flag("--spaced", o->spaced,
                 "On CUDA also: each call after a kernel of 1.5 us that fills every SM and has no programmatic launch, "
                 "less the time of that kernel alone (spaced_us)");
-  sub->footer(
-      "apart_us, on CUDA: of a batch with sequences of one new token and of several, the time of two calls, one for "
-      "each kind.");
+  sub->add_flag(
+      "--apart", o->apart,
+      "On CUDA also, of a batch with sequences of one new token and of several: the time of two calls, one for "
+      "each kind (apart_us)");
   sub->add_option("--repeats", o->repeats, "Least number of samples")->capture_default_str();
   sub->add_option("--min-time", o->seconds, "Least seconds of samples")->capture_default_str();
   sub->add_option("--seed", o->seed, "Of contents, block order and drawn lengths")->capture_default_str();

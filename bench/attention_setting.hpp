@@ -22,6 +22,7 @@ struct measuring_options {
   std::vector<std::string> isas;
   std::int32_t busy = 0;  ///< processes that only compute, beside the measurement
   bool spaced = false;
+  bool apart = false;
   std::int32_t repeats = 7;
   double seconds = 1.0;
   std::uint64_t seed = 1;

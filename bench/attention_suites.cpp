@@ -34,6 +34,11 @@ constexpr const char* h200[] = {
     "--kv-dtype e4m3 --head-dim 64,96,192,256 --batch 64 --context 8192",
     "--kv-dtype e5m2,i8,e4m3-token --batch 64 --context 8192",
     "--kv-dtype e4m3 --seqs 32x1/128:32768",
+    // Decode: multi-head latent attention.
+    "--q-heads 16,32,64,128 --kv-heads 1 --head-dim 576 --latent-dim 512 --block-size 64 --batch 128 --context 4096",
+    "--q-heads 16,128 --kv-heads 1 --head-dim 576 --latent-dim 512 --batch 1,8,64 --context 8192",
+    "--q-heads 128 --kv-heads 1 --head-dim 576 --latent-dim 512 --batch 128 --query-len 2 --context 4096",
+    "--q-heads 16 --kv-heads 1 --head-dim 576 --latent-dim 512 --seqs 128x1/128:8192",
     // Decode: options and unequal lengths.
     "--window 1023 --batch 1,64 --context 8192",
     "--soft-cap 30 --batch 8,64 --context 8192",

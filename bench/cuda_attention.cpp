@@ -46,12 +46,13 @@ double host_seconds(backend& where, stream_ref stream, const std::function<void(
   return summarize(samples).median;
 }
 
-/// Chunks of the K and V blocks of each set, in the order of its ids.
+/// Chunks of the K and V blocks of each set, in the order of its ids; of K alone where V is part of it.
 std::vector<gather_chunk> chunks_of(const kv_cache_view& kv, const std::vector<std::int32_t>& ids) {
   const std::int64_t plane_block_bytes = kv.layout.block_bytes(kv.layout.k);
   std::vector<gather_chunk> chunks;
   for (const std::int32_t id : ids) {
     for (const void* const plane : {kv.k, kv.v}) {
+      if (plane == kv.v && kv.layout.v_in_k) continue;
       const auto* const block = static_cast<const std::byte*>(plane) + id * plane_block_bytes;
       for (std::int64_t at = 0; at < plane_block_bytes; at += gather_chunk_bytes) {
         const std::int64_t bytes = std::min<std::int64_t>(gather_chunk_bytes, plane_block_bytes - at);
@@ -195,7 +196,7 @@ void run_cuda_attention(const measuring_options& options, const std::vector<sett
   const double probe = measure_memory(timer, std::size_t{1} << 30, 0.1).read;
   for (const setting& s : settings) {
     attention_result result = measure(*opened, timer, options, s);
-    result.apart_seconds = seconds_apart(*opened, timer, options, s);
+    if (options.apart) result.apart_seconds = seconds_apart(*opened, timer, options, s);
     result.device = options.device;
     result.isa = "cuda";
     result.probe_gb_s = probe;

@@ -51,8 +51,8 @@ struct attention_spec {
   std::int32_t window_left = -1;   ///< positions visible before the token's own; negative = all
   std::int32_t window_right = -1;  ///< positions visible after it; negative = all; with causal, only 0 is left of it
   /// A token's bits depend on its sequence alone: not on the other sequences of the batch, physical blocks or how the
-  /// prompt was cut into chunks. Always so on the CPU; on a GPU decode pays some percent and prefill several times its
-  /// time (docs/reproducibility.md). There the promise holds between calls whose rows are aligned alike.
+  /// prompt was cut into chunks. Always so on the CPU; on a GPU it costs some percent, and where one kernel computes
+  /// all tokens several times prefill's time (docs/reproducibility.md). It holds there for rows that are aligned alike.
   bool deterministic = false;
   /// Name of the implementation that must compute the calls (`backend::explain` lists them); empty: the first of the
   /// backend's list that accepts, or the one that the environment variable BIFOLIO_ATTENTION names. A call that the

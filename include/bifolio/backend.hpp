@@ -65,6 +65,8 @@ class BIFOLIO_API backend {
   [[nodiscard]] virtual memory_resource& memory() noexcept = 0;
   /// Host memory from which uploads are fast (pinned on CUDA, ordinary on the CPU).
   [[nodiscard]] virtual memory_resource& staging_memory() noexcept = 0;
+  /// How much of `memory()` there is. As inherited: `host_memory_amount`. Throws `error` (device_lost, …).
+  [[nodiscard]] virtual memory_amount amount_of_memory() const;
   [[nodiscard]] virtual errc upload(void* dst, const void* host_src, std::size_t num_bytes, stream_ref) noexcept = 0;
   [[nodiscard]] virtual errc download(void* host_dst, const void* src, std::size_t num_bytes, stream_ref) noexcept = 0;
   [[nodiscard]] virtual errc synchronize(stream_ref) noexcept = 0;
@@ -144,6 +146,17 @@ class BIFOLIO_API backend {
 [[nodiscard]] BIFOLIO_API std::optional<error> find_swap_problem(std::span<const kv_cache_view> src,
                                                                  std::span<const kv_cache_view> dst,
                                                                  std::span<const block_copy> copies);
+
+/// What is left to others: weights, activations, the driver, other programs. The larger of the two counts.
+struct memory_reserve {
+  double fraction = 0.1;   ///< of all memory, 0 … 1
+  std::int64_t bytes = 0;  ///< ≥ 0
+};
+
+/// How many bytes a cache can be given of the backend's memory: what is free now, less the reserve; 0 when nothing is
+/// left. Load the weights first. Throws `error`: invalid_argument (a reserve out of range), unsupported (the system
+/// does not say what it has), and as `backend::amount_of_memory`.
+[[nodiscard]] BIFOLIO_API std::int64_t memory_budget(const backend& where, const memory_reserve& reserve = {});
 
 enum class cpu_isa : std::uint8_t;  // bifolio/cpu.hpp
 

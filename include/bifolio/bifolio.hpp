@@ -15,6 +15,7 @@
 #include <bifolio/cache_engine.hpp>
 #include <bifolio/calibration.hpp>
 #include <bifolio/content_key.hpp>
+#include <bifolio/copy_audit.hpp>
 #include <bifolio/cpu.hpp>
 #include <bifolio/cuda.hpp>
 #include <bifolio/device.hpp>
@@ -30,6 +31,7 @@
 #include <bifolio/kv_events.hpp>
 #include <bifolio/kv_layout.hpp>
 #include <bifolio/layer_groups.hpp>
+#include <bifolio/log.hpp>
 #include <bifolio/memory_resource.hpp>
 #include <bifolio/metrics.hpp>
 #include <bifolio/model_cache.hpp>

@@ -19,6 +19,7 @@ namespace bifolio::inline v0_2 {
 namespace detail {
 class upload_ring;
 }
+class copy_audit;  // bifolio/copy_audit.hpp
 
 struct cache_engine_config {
   std::int32_t num_layers = 0;
@@ -30,6 +31,10 @@ struct cache_engine_config {
   /// least_scale to largest_scale. Where V is part of K, v_scales is empty.
   std::vector<float> k_scales{};
   std::vector<float> v_scales{};
+  /// For debugging, borrowed: is told of the copies that `copy_blocks` and `swap_blocks_to` carried out, in both
+  /// directions. Of the engine of device blocks alone; `audit_group` is its layer group. See copy_audit.hpp.
+  copy_audit* audit = nullptr;
+  std::int32_t audit_group = 0;
   /// Layers begin as zeros (`backend::clear`), so that no page is new to the first steps. Else their contents are
   /// undefined.
   bool zero_fill = false;

@@ -42,4 +42,9 @@ BIFOLIO_API void reserve_plan(backend& where, attention_plan& plan, const attent
 /// 0 for a plan that was never made on CUDA.
 [[nodiscard]] BIFOLIO_API std::uint64_t graph_epoch(const attention_plan& plan) noexcept;
 
+/// A backend that hands every call on to `inner`, which is borrowed and may be of any device, with an NVTX range around
+/// it for Nsight Systems and Compute: the call's name, its size (docs/metrics.md) as payload, in the domain "bifolio".
+/// Whoever does not wrap pays nothing. Throws `error` (out_of_memory).
+[[nodiscard]] BIFOLIO_API std::unique_ptr<backend> nvtx_backend(backend& inner);
+
 }  // namespace bifolio::inline v0_2::cuda

@@ -17,6 +17,8 @@
 
 namespace bifolio::inline v0_2 {
 
+class copy_audit;  // bifolio/copy_audit.hpp
+
 struct prefix_caching_options {
   bool enabled = false;
   std::optional<hash_seed> seed{};          ///< default: a random one; set it to replay recorded plans
@@ -45,6 +47,7 @@ struct kv_cache_config {
   prefix_caching_options prefix{};
   std::int64_t num_host_blocks = 0;   ///< for sequences that are swapped out, 0 … max_num_blocks
   memory_resource* memory = nullptr;  ///< for records and tables, borrowed; default: default_host_memory()
+  copy_audit* audit = nullptr;        ///< for debugging, borrowed; see copy_audit.hpp
   /// Layer groups, at most max_layer_groups. Empty: one, described by the fields above. Else block_size, num_blocks,
   /// sliding_window and num_host_blocks above are those of the first group, whatever they were set to, and the
   /// watermark is the same fraction of each pool. The first group is full or window; with prefix caching and more than

@@ -29,6 +29,7 @@
 /// Scarcity is a value: `alloc_status` says whether freeing other sequences could help (`later`) or not (`never`).
 /// Wrong use throws `error`. A call that does not succeed, be it for lack of host memory, leaves `digest()` as it was.
 
+#include <bifolio/copy_audit.hpp>
 #include <bifolio/detail/group_manager.hpp>
 #include <bifolio/detail/manager_core.hpp>
 #include <bifolio/error.hpp>
@@ -123,9 +124,10 @@ class BIFOLIO_API kv_cache_manager {
   /// snapshot exactly there. The last block is never copied. With state groups fewer than num_new_tokens positions may
   /// get slots: the first step ends where a snapshot is to be left (`step_limit`).
   [[nodiscard]] open_result open(const prompt_view& prompt, std::int64_t num_new_tokens) {
-    if (groups_) [[unlikely]]
-      return groups_->open(prompt, num_new_tokens);
-    return core_.open(prompt, num_new_tokens);
+    const open_result opened = groups_ ? groups_->open(prompt, num_new_tokens) : core_.open(prompt, num_new_tokens);
+    if (opened.has_copy() && config().audit != nullptr) [[unlikely]]
+      announce_copy(opened.seq, opened.num_cached_tokens, opened.copy);
+    return opened;
   }
   /// As `prefix_cache::append_keys` of the first group, and with what identifies the prompt's encoder input: for
   /// callers that look up more than once. Requires prefix caching.
@@ -138,8 +140,11 @@ class BIFOLIO_API kv_cache_manager {
   [[nodiscard]] append_result append(seq_id seq, std::int64_t num_tokens, std::int64_t num_lookahead = 0) {
     if (num_lookahead == 0 && core_.append_in_place(seq, num_tokens)) [[likely]]
       return {alloc_status::ok, {}};
-    return groups_ ? groups_->append(seq, num_tokens, num_lookahead)
-                   : core_.append_slowly(seq, num_tokens, num_lookahead);
+    const append_result grown =
+        groups_ ? groups_->append(seq, num_tokens, num_lookahead) : core_.append_slowly(seq, num_tokens, num_lookahead);
+    if (grown.has_copy() && config().audit != nullptr) [[unlikely]]
+      announce_copy(seq, core_.num_tokens(seq) - num_tokens, grown.copy);
+    return grown;
   }
   /// `append`, if that takes no block and copies none, which is the common case: capacity is there and no other
   /// sequence reads the tail. False, and nothing changed, otherwise; also for a handle that is not open.
@@ -197,9 +202,10 @@ class BIFOLIO_API kv_cache_manager {
   /// A second sequence with the same tokens, sharing all blocks that hold any; reserved lookahead stays with the first.
   /// Takes no block; `later` when max_sequences are open. Throws `error`: not_found, out_of_memory.
   [[nodiscard]] allocate_result fork(seq_id seq) {
-    if (groups_) [[unlikely]]
-      return groups_->fork(seq);
-    return core_.fork(seq);
+    const allocate_result forked = groups_ ? groups_->fork(seq) : core_.fork(seq);
+    if (config().audit != nullptr) [[unlikely]]
+      audit_fork(seq, forked);
+    return forked;
   }
 
   /// Rolls back to the first `num_tokens` positions; exactly the blocks that hold none of them are released, reserved
@@ -217,9 +223,9 @@ class BIFOLIO_API kv_cache_manager {
 
   /// Ends a sequence and releases its blocks, the last first. Throws `error` (not_found), also for a second `free`.
   void free(seq_id seq) {
-    if (groups_) [[unlikely]]
-      return groups_->free(seq);
-    core_.free(seq);
+    if (config().audit != nullptr) [[unlikely]]
+      audit_free(seq);
+    groups_ ? groups_->free(seq) : core_.free(seq);
   }
 
   /// Moves sequences to host blocks, all or none, and appends (device block, host block) pairs to `copies`, to be
@@ -309,7 +315,11 @@ class BIFOLIO_API kv_cache_manager {
   /// `error`: not_found; invalid_argument (query_len < 1 or > seq_len); out_of_range (seq_len past num_tokens, a slot
   /// that the window gave back); out_of_memory. `batch` is then as before.
   /// With several groups this is the first group's batch.
-  void build(step_batch& batch, const step_plan& plan) const { core_.build(batch, plan); }
+  void build(step_batch& batch, const step_plan& plan) const {
+    core_.build(batch, plan);
+    if (config().audit != nullptr) [[unlikely]]
+      audit_rows(plan);
+  }
   /// The batches of all groups, `others` those of groups 1, 2, …; query_start_loc is the same in all of them, and
   /// seq_lens in all but cross groups, where they are the lengths of the encoder's outputs. Only full and window groups
   /// have slots: `slot_at` has those of an encoder's output.
@@ -339,6 +349,17 @@ class BIFOLIO_API kv_cache_manager {
 
  private:
   [[nodiscard]] const detail::manager_core& core_of(std::int32_t group) const;
+
+  // With an audit (copy_audit.hpp): what is announced, and what was due when sequences are used.
+  void announce_copy(seq_id seq, std::int64_t num_tokens, const block_copy& copy) noexcept;
+  void audit_sequence(seq_id seq) const;
+  void audit_rows(const step_plan& plan) const;
+  void audit_fork(seq_id seq, const allocate_result& forked) const;
+  void audit_free(seq_id seq) const;
+  [[nodiscard]] alloc_status audited_swap(copy_kind kind, std::span<const seq_id> seqs,
+                                          std::span<std::vector<block_copy>> copies);
+  [[nodiscard]] alloc_status swap(copy_kind kind, std::span<const seq_id> seqs,
+                                  std::span<std::vector<block_copy>> copies);
 
   detail::manager_core core_;                      // of the first group
   std::unique_ptr<detail::group_manager> groups_;  // null with one group

@@ -39,7 +39,8 @@ class kv_event_publisher {
   /// Sends what was given, for at most a second.
   ~kv_event_publisher();
 
-  /// Hands a batch to the sending thread and returns its number. Waits for no listener. Throws `error` (out_of_memory).
+  /// Hands a batch to the sending thread and returns its number. Waits for no listener. Throws `error`: out_of_memory,
+  /// failed_precondition (ZeroMQ failed, and the sending thread has ended).
   std::uint64_t publish(std::string_view batch);
 
   /// Whether a listener asked for a batch that is not kept, since this was called last. Publish a batch of one

@@ -43,6 +43,18 @@ class BIFOLIO_API host_memory_resource final : public memory_resource {
   [[nodiscard]] device where() const noexcept override { return {}; }
 };
 
+/// Bytes of a memory: all, and those that can be had now.
+struct memory_amount {
+  std::int64_t total_bytes = 0;
+  std::int64_t free_bytes = 0;
+  friend constexpr bool operator==(memory_amount, memory_amount) = default;
+};
+
+/// What this process can have of the host's memory: the least of what the machine has available without swapping, and
+/// what the limits of its control groups and its address space (RLIMIT_AS) leave. Both numbers are 0 where the system
+/// does not say.
+[[nodiscard]] BIFOLIO_API memory_amount host_memory_amount();
+
 /// The process-wide host resource.
 [[nodiscard]] BIFOLIO_API memory_resource& default_host_memory() noexcept;
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the package costs: time of a call, and of a decode step of 32 layers, with attention that computes next to
-nothing. Prints the least of many repetitions in microseconds. `python python/bench/measure.py`, on an idle machine."""
+nothing. Prints the least of many repetitions in microseconds. `python python/bench/measure.py`, on an idle machine; with
+a GPU and PyTorch also the host's time of steps on it."""
 
 import importlib.util
 import time
@@ -21,9 +22,10 @@ def least(call, repetitions=300, calls=1):
     return best * 1e6
 
 
-def decode(make_array, batch):
+def decode(make_array, batch, device="cpu"):
     """(begin, a call of attend, commit, the whole step) in microseconds."""
-    cache = bf.Cache(layers=LAYERS, q_heads=Q_HEADS, kv_heads=KV_HEADS, head_dim=DIM, blocks=600, threads=1)
+    cache = bf.Cache(layers=LAYERS, q_heads=Q_HEADS, kv_heads=KV_HEADS, head_dim=DIM, blocks=600,
+                     device=device, threads=1 if device == "cpu" else 0)
     sequences = [cache.open([1, 2, 3]) for _ in range(batch)]
     with cache.step(sequences):
         pass
@@ -57,6 +59,15 @@ def main():
         for batch in (1, 8):
             begin, attend, commit, step = decode(make_array, batch)
             print(f"{name:6} batch {batch}: step {step:6.1f} us of {LAYERS} layers; begin {begin:5.1f}, attend {attend:5.2f} "
+                  f"a layer, commit {commit:4.1f}")
+    if "torch" in frameworks and torch.cuda.is_available():
+        for batch in (1, 8):
+            try:
+                begin, attend, commit, step = decode(lambda *shape: torch.ones(*shape, device="cuda"), batch, "cuda")
+            except bf.Error as problem:  # the package has no CUDA backend
+                print(problem)
+                break
+            print(f"cuda   batch {batch}: step {step:6.1f} us of {LAYERS} layers; begin {begin:5.1f}, attend {attend:5.2f} "
                   f"a layer, commit {commit:4.1f}")
     for name, make_array in frameworks.items():
         out, lse = make_array(1, Q_HEADS, DIM), make_array(1, Q_HEADS)

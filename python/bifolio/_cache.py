@@ -179,14 +179,16 @@ class Cache:
                  kv_dtype: str | None = None, layout: str = "hnd", block_size: int = 16, blocks: int = 0,
                  memory: int | str | None = None, host_memory: int | str | None = None, max_sequences: int = 1024,
                  prefix: bool = False, seed: tuple[int, int] | None = None, windows: Iterable[int] = (),
-                 device: str = "cpu", threads: int = 0, events: bool = False) -> None:
+                 device: str = "cpu", threads: int = 0, events: bool = False, reserve: float = 0.1) -> None:
+        """Without `blocks` and `memory` the cache takes what the device has free but for a fraction `reserve` of all its
+        memory; of the host's, at most 4 GiB."""
         self._sequences: weakref.WeakValueDictionary[int, Sequence] = weakref.WeakValueDictionary()
         self.layers, self.max_sequences = layers, max_sequences
         self._core = _core.Cache(dict(
             device=device, threads=threads, layers=layers, q_heads=q_heads, kv_heads=kv_heads, head_dim=head_dim,
             dtype=dtype, kv_dtype=kv_dtype or dtype, layout=layout, block_size=block_size, blocks=blocks,
             memory=num_bytes(memory), host_memory=num_bytes(host_memory), max_sequences=max_sequences, prefix=prefix,
-            seed=seed, windows=list(windows), events=events))
+            seed=seed, windows=list(windows), events=events, reserve=reserve))
 
     def open(self, tokens: Tokens, *, salt: str | bytes = "", adapter_id: int = 0) -> Sequence:
         """A sequence with this prompt. What the prefix cache has of it, within the salt's scope, is not computed again."""

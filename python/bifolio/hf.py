@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of Hugging Face transformers on a paged cache.
+"""Models of Hugging Face transformers on a paged cache::
 
     model = AutoModelForCausalLM.from_pretrained(…, attn_implementation="bifolio")
     ids = model.generate(**inputs, past_key_values=bifolio.hf.Cache(model, memory="1GiB"))
@@ -99,7 +99,14 @@ class Cache(transformers.Cache):  # type: ignore[misc]
             self._step = None
         core = self.paged._core
         if not self._seqs:
-            self._seqs = [core.open([], b"", 0)[0] for _ in range(batch)]
+            opened: list[int] = []
+            try:
+                for _ in range(batch):
+                    opened.append(core.open([], b"", 0)[0])
+            except Exception:  # nothing is open that nobody knows
+                self._free(opened)
+                raise
+            self._seqs = opened
         if len(self._seqs) != batch:
             raise Error("invalid_argument", f"the batch has {batch} rows; the cache holds {len(self._seqs)} sequences")
         self._rows = None
@@ -137,10 +144,13 @@ class Cache(transformers.Cache):  # type: ignore[misc]
         if self._step is not None:
             self._step.drop()
             self._step = None
-        for seq in self._seqs:
-            self.paged._core.free(seq)
+        self._free(self._seqs)
         self._seqs = []
         self._num_positions = 0
+
+    def _free(self, seqs: list[int]) -> None:
+        for seq in seqs:
+            self.paged._core.free(seq)
 
     def _take(self, indices: list[int]) -> None:
         """The sequences at these places, each as often as it is listed: forks, which copy nothing."""
@@ -148,13 +158,18 @@ class Cache(transformers.Cache):  # type: ignore[misc]
         if not old:
             return
         used: set[int] = set()
-        taken = []
-        for i in indices:
-            taken.append(core.fork(old[i]) if i in used else old[i])
-            used.add(i)
-        for i, seq in enumerate(old):
-            if i not in used:
-                core.free(seq)
+        taken: list[int] = []
+        forked: list[int] = []
+        try:
+            for i in indices:
+                if i in used:
+                    forked.append(core.fork(old[i]))
+                taken.append(forked[-1] if i in used else old[i])
+                used.add(i)
+        except Exception:  # then it holds what it held
+            self._free(forked)
+            raise
+        self._free([seq for i, seq in enumerate(old) if i not in used])
         self._seqs = taken
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:

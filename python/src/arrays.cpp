@@ -3,6 +3,8 @@
 
 #include <array>
 #include <cstring>
+#include <map>
+#include <memory>
 #include <utility>
 
 using namespace bifolio;
@@ -139,6 +141,8 @@ array_ref::array_ref(nb::handle object, const char* name, access how) : name_(na
     tensor_.shape = const_cast<std::int64_t*>(array.shape_ptr());
     tensor_.strides = const_cast<std::int64_t*>(array.stride_ptr());
   };
+  // JAX computes in streams of its own, which nobody else can wait for.
+  if (framework_of(object) == "jaxlib") (void)object.attr("block_until_ready")();
   if (how == access::write) {
     copy(writable_);
   } else {
@@ -163,6 +167,13 @@ dtype array_ref::element() const {
   refuse(errc::invalid_argument, std::string(name_) + " has elements of type code " + std::to_string(int{type.code}) +
                                      " and " + std::to_string(int{type.bits}) +
                                      " bits; it takes float32, float16 and bfloat16");
+}
+
+device array_ref::where() const {
+  if (tensor_.device.device_type == nb::device::cpu::value) return {};
+  if (tensor_.device.device_type == nb::device::cuda::value) return {device_type::cuda, tensor_.device.device_id};
+  refuse(errc::invalid_argument, std::string(name_) + " is on a device of DLPack's type " +
+                                     std::to_string(tensor_.device.device_type) + "; it must be the CPU or CUDA");
 }
 
 void array_ref::require_on(const device& where) const {
@@ -209,14 +220,16 @@ array_out::array_out(nb::handle given, const char* name, nb::handle like, const 
       object_ = make(nb::tuple(sizes), as_float32 ? nb::object(nb::str("float32")) : nb::object(like.attr("dtype")));
     } else if (framework == "jaxlib") {
       // Arrays of JAX are never written: memory of our own becomes one when it is.
-      like_array.require_on({});
+      where_ = like_array.where();
       std::int64_t num_bytes = type.bits / 8;
       for (const std::int64_t size : shape) num_bytes *= size;
-      auto* const memory = new std::vector<std::uint64_t>(static_cast<std::size_t>(num_bytes) / 8 + 1);
-      const nb::capsule owner(memory, [](void* p) noexcept { delete static_cast<std::vector<std::uint64_t>*>(p); });
+      auto* const memory = new buffer(shared_backend(where_).memory(), static_cast<std::size_t>(num_bytes) + 1);
+      const nb::capsule owner(memory, [](void* p) noexcept { delete static_cast<buffer*>(p); });
       std::array<std::size_t, 4> extents{};
       std::copy(shape.begin(), shape.end(), extents.begin());
-      object_ = nb::cast(dlpack_array(memory->data(), shape.size(), extents.data(), owner, nullptr, type));
+      const bool on_cuda = where_.type == device_type::cuda;
+      object_ = nb::cast(dlpack_array(memory->data(), shape.size(), extents.data(), owner, nullptr, type,
+                                      on_cuda ? nb::device::cuda::value : nb::device::cpu::value, where_.index));
       importer_ = nb::module_::import_("jax.dlpack").attr("from_dlpack");
     } else {
       refuse(errc::unsupported, "an output like an array of " + framework + " cannot be made; give one as out=");
@@ -225,7 +238,21 @@ array_out::array_out(nb::handle given, const char* name, nb::handle like, const 
   ref_.emplace(object_, name, access::write);
 }
 
-nb::object array_out::finish() { return importer_.is_valid() ? importer_(object_) : object_; }
+nb::object array_out::finish() {
+  if (!importer_.is_valid()) return object_;
+  // JAX has streams of its own, and is not told of ours.
+  if (where_.type == device_type::cuda && shared_backend(where_).synchronize({}) != errc::ok) {
+    refuse(errc::device_lost, "the device was lost");
+  }
+  return importer_(object_);
+}
+
+backend& shared_backend(const device& where) {
+  static auto& all = *new std::map<std::pair<device_type, std::int32_t>, std::unique_ptr<backend>>;
+  std::unique_ptr<backend>& one = all[{where.type, where.index}];
+  if (!one) one = make_backend(where);
+  return *one;
+}
 
 tensor_view to_rows(const array_ref& array, const device& where) {
   array.require_ndim(3, "[tokens, heads, head_dim]");
@@ -240,8 +267,8 @@ tensor_view to_rows(const array_ref& array, const device& where) {
           array.stride(1)};
 }
 
-float* to_lse(const array_ref& array, std::int64_t num_tokens, std::int32_t num_heads) {
-  array.require_on({});
+float* to_lse(const array_ref& array, std::int64_t num_tokens, std::int32_t num_heads, const device& where) {
+  array.require_on(where);
   const bool fits = array.ndim() == 2 && array.type() == nb::dtype<float>() && array.shape(0) == num_tokens &&
                     array.shape(1) == num_heads && (num_heads < 2 || array.stride(1) == 1) &&
                     (num_tokens < 2 || array.stride(0) == num_heads);
@@ -249,17 +276,17 @@ float* to_lse(const array_ref& array, std::int64_t num_tokens, std::int32_t num_
   return static_cast<float*>(array.data());
 }
 
-const float* to_head_values(nb::handle object, const char* name, std::int32_t num_heads) {
+const float* to_head_values(nb::handle object, const char* name, std::int32_t num_heads, const device& where) {
   if (object.is_none()) return nullptr;
   const array_ref array(object, name);
-  array.require_on({});
+  array.require_on(where);
   const bool fits = array.ndim() == 1 && array.type() == nb::dtype<float>() && array.shape(0) == num_heads &&
                     (num_heads < 2 || array.stride(0) == 1);
   if (!fits) refuse(errc::invalid_argument, std::string(name) + " must be dense float32 [heads]");
   return static_cast<const float*>(array.data());
 }
 
-integers to_integers(nb::handle object, const char* name, std::int32_t ndim) {
+integers to_integers(nb::handle object, const char* name, std::int32_t ndim, backend& where) {
   integers read;
   const auto narrow = [&](std::int64_t value) {
     if (value < INT32_MIN || value > INT32_MAX) {
@@ -289,7 +316,6 @@ integers to_integers(nb::handle object, const char* name, std::int32_t ndim) {
   }
   const array_ref array(object, name);
   array.require_ndim(ndim, ndim == 1 ? "[sequences]" : "[sequences, blocks]");
-  array.require_on({});
   const nb::dlpack::dtype type = array.type();
   if (type.code != code_int || type.lanes != 1 || (type.bits != 32 && type.bits != 64)) {
     refuse(errc::invalid_argument, std::string(name) + " must have elements of type int32 or int64");
@@ -299,13 +325,24 @@ integers to_integers(nb::handle object, const char* name, std::int32_t ndim) {
   read.num_rows = num_rows;
   read.num_columns = array.shape(ndim - 1);
   read.values.reserve(static_cast<std::size_t>(num_rows * read.num_columns));
+  const void* elements = array.data();
+  std::vector<std::byte> downloaded;
+  if (array.where().type != device_type::cpu && num_rows > 0 && read.num_columns > 0) {
+    array.require_on(where.where());
+    const std::int64_t num_elements = 1 + (num_rows - 1) * row_stride + (read.num_columns - 1) * array.stride(ndim - 1);
+    downloaded.resize(static_cast<std::size_t>(num_elements) * (type.bits / 8));
+    if (const errc code = where.download(downloaded.data(), array.data(), downloaded.size(), {}); code != errc::ok) {
+      refuse(code, std::string(name) + " cannot be downloaded: " + std::string(to_string(code)));
+    }
+    elements = downloaded.data();
+  }
   for (std::int64_t row = 0; row < num_rows; ++row) {
     for (std::int64_t i = 0; i < read.num_columns; ++i) {
       const std::int64_t at = row * row_stride + i * array.stride(ndim - 1);
       if (type.bits == 32) {
-        read.values.push_back(static_cast<const std::int32_t*>(array.data())[at]);
+        read.values.push_back(static_cast<const std::int32_t*>(elements)[at]);
       } else {
-        narrow(static_cast<const std::int64_t*>(array.data())[at]);
+        narrow(static_cast<const std::int64_t*>(elements)[at]);
       }
     }
   }

@@ -39,6 +39,8 @@ class array_ref {
   [[nodiscard]] nb::dlpack::dtype type() const noexcept { return tensor_.dtype; }
   /// float32, float16 or bfloat16; uint16 are the bits of bfloat16, which NumPy does not have.
   [[nodiscard]] bifolio::dtype element() const;
+  /// Throws `error` (invalid_argument) for memory that is neither the host's nor CUDA's.
+  [[nodiscard]] bifolio::device where() const;
   void require_on(const bifolio::device& where) const;
   void require_ndim(std::int32_t ndim, const char* axes) const;
   void require_dense_last_axis() const;
@@ -65,26 +67,34 @@ class array_out {
 
  private:
   nb::object object_;
-  nb::object importer_;  // a function of a framework that cannot be given memory to write to
+  nb::object importer_;      // a function of a framework that cannot be given memory to write to
+  bifolio::device where_{};  // of what it imports
   std::optional<array_ref> ref_;
 };
+
+/// The backend of a device for arrays that belong to no cache, opened when it is asked for first, under the GIL. Never
+/// closed: a driver may be gone before static objects are.
+[[nodiscard]] bifolio::backend& shared_backend(const bifolio::device& where);
 
 /// Rows [tokens, heads, head_dim] on `where`.
 [[nodiscard]] bifolio::tensor_view to_rows(const array_ref& array, const bifolio::device& where);
 
-/// float32 values of every token and head, without gaps.
-[[nodiscard]] float* to_lse(const array_ref& array, std::int64_t num_tokens, std::int32_t num_heads);
+/// float32 values of every token and head on `where`, without gaps.
+[[nodiscard]] float* to_lse(const array_ref& array, std::int64_t num_tokens, std::int32_t num_heads,
+                            const bifolio::device& where);
 
-/// float32 values of every head; null for None.
-[[nodiscard]] const float* to_head_values(nb::handle object, const char* name, std::int32_t num_heads);
+/// float32 values of every head on `where`; null for None.
+[[nodiscard]] const float* to_head_values(nb::handle object, const char* name, std::int32_t num_heads,
+                                          const bifolio::device& where);
 
-/// Integers of a host array (int32 or int64), or of a sequence: rows of one length, or one row.
+/// Integers of an array (int32 or int64) of the host or of the backend's device, whose elements are downloaded, or of
+/// a sequence: rows of one length, or one row.
 struct integers {
   std::vector<std::int32_t> values;
   std::int64_t num_rows = 1;
   std::int64_t num_columns = 0;
 };
-[[nodiscard]] integers to_integers(nb::handle object, const char* name, std::int32_t ndim);
+[[nodiscard]] integers to_integers(nb::handle object, const char* name, std::int32_t ndim, bifolio::backend& where);
 
 /// An array object that any framework imports; `owner` lives as long as it does.
 using dlpack_array = nb::ndarray<nb::array_api>;

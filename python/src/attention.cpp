@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Attention over arrays of the caller's, and the merge of two partial results, in host memory.
+/// Attention over arrays of the caller's, and the merge of two partial results, on the device where they are.
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
 #include <array>
+#include <map>
 #include <memory>
 #include <mutex>
 
@@ -15,9 +16,10 @@ using namespace bifolio;
 namespace bifolio_python {
 namespace {
 
-/// The host's backend, and plans that are not in use. Plans are reused: what they hold grows once.
-class host_attention {
+/// The backend of a device, and plans that are not in use. Plans are reused: what they hold grows once.
+class device_attention {
  public:
+  explicit device_attention(device where) : where_(&shared_backend(where)) {}
   [[nodiscard]] backend& where() { return *where_; }
 
   std::unique_ptr<attention_plan> take() {
@@ -32,15 +34,42 @@ class host_attention {
     plans_.push_back(std::move(plan));
   }
 
+  /// The step's arrays where kernels read them. On a device they have one place, which the next call overwrites in the
+  /// order of the default stream: hold `submitting` until the kernels are submitted.
+  device_step_view upload(const host_step_view& host) {
+    device_step_view there = as_device_view(host);
+    if (where_->where().type == device_type::cpu) return there;
+    const auto num_seqs = static_cast<std::size_t>(host.num_seqs);
+    const std::size_t num_entries = num_seqs * static_cast<std::size_t>(host.block_table_stride);
+    const std::size_t num_bytes = (2 * num_seqs + 1 + num_entries) * sizeof(std::int32_t);
+    if (arrays_.num_bytes() < num_bytes) arrays_ = buffer(where_->memory(), 2 * num_bytes);
+    auto* at = arrays_.as<std::int32_t>();
+    const auto put = [&](const std::int32_t*& values, std::size_t count) {
+      if (where_->upload(at, values, count * sizeof(std::int32_t), {}) != errc::ok) {
+        refuse(errc::device_lost, "the step's arrays cannot be uploaded");
+      }
+      values = at;
+      at += count;
+    };
+    put(there.query_start_loc, num_seqs + 1);
+    put(there.seq_lens, num_seqs);
+    put(there.block_tables, num_entries);
+    return there;
+  }
+  std::mutex submitting;
+
  private:
-  std::unique_ptr<backend> where_ = make_backend();
+  backend* where_;
   std::mutex mutex_;
-  std::vector<std::unique_ptr<attention_plan>> plans_;  // behind where_: they go first
+  std::vector<std::unique_ptr<attention_plan>> plans_;
+  buffer arrays_;
 };
 
-host_attention& host() {
-  static host_attention one;
-  return one;
+device_attention& attention_on(device where) {
+  static auto& all = *new std::map<std::pair<device_type, std::int32_t>, std::unique_ptr<device_attention>>;
+  std::unique_ptr<device_attention>& one = all[{where.type, where.index}];  // under the GIL
+  if (!one) one = std::make_unique<device_attention>(where);
+  return *one;
 }
 
 kv_strides strides_of(const array_ref& array, layout_kind kind) {
@@ -55,7 +84,7 @@ kv_strides strides_of(const array_ref& array, layout_kind kind) {
 }
 
 /// A layer that lies in two arrays of the caller's.
-kv_cache_view view_of(const array_ref& k, const array_ref& v, const std::string& order) {
+kv_cache_view view_of(const array_ref& k, const array_ref& v, const std::string& order, device where) {
   const layout_kind kind = parse_layout(order);
   if (kind != layout_kind::hnd && kind != layout_kind::nhd) {
     refuse(errc::unsupported, "layout is '" + order + "'; it must be hnd or nhd");
@@ -65,7 +94,7 @@ kv_cache_view view_of(const array_ref& k, const array_ref& v, const std::string&
       tokens_first ? "[blocks, block_size, kv_heads, head_dim]" : "[blocks, kv_heads, block_size, head_dim]";
   for (const array_ref* array : {&k, &v}) {
     array->require_ndim(4, axes);
-    array->require_on({});
+    array->require_on(where);
     array->require_dense_last_axis();
   }
   for (const std::int32_t axis : {0, 1, 2}) {
@@ -97,12 +126,15 @@ nb::tuple attention(nb::handle q, nb::handle k_cache, nb::handle v_cache, nb::ha
                     std::int32_t window_right, std::optional<float> scale, float soft_cap, nb::handle slopes,
                     nb::handle sinks, nb::handle out) {
   const array_ref array_q(q, "q"), array_k(k_cache, "k_cache"), array_v(v_cache, "v_cache");
+  const device place = array_q.where();
+  device_attention& there = attention_on(place);
+  backend& where = there.where();
   attention_params params;
-  params.q = to_rows(array_q, {});
-  params.kv = view_of(array_k, array_v, layout);
-  const integers tables = to_integers(block_tables, "block_tables", 2);
-  const integers lens = to_integers(seq_lens, "seq_lens", 1);
-  const integers starts = to_integers(query_start_loc, "query_start_loc", 1);
+  params.q = to_rows(array_q, place);
+  params.kv = view_of(array_k, array_v, layout, place);
+  const integers tables = to_integers(block_tables, "block_tables", 2, where);
+  const integers lens = to_integers(seq_lens, "seq_lens", 1, where);
+  const integers starts = to_integers(query_start_loc, "query_start_loc", 1, where);
   const auto num_seqs = static_cast<std::int32_t>(lens.num_columns);
   if (tables.num_rows != num_seqs || starts.num_columns != num_seqs + 1) {
     refuse(errc::invalid_argument, "block_tables has " + std::to_string(tables.num_rows) +
@@ -114,19 +146,18 @@ nb::tuple attention(nb::handle q, nb::handle k_cache, nb::handle v_cache, nb::ha
   const std::array<std::int64_t, 3> shape{params.q.num_tokens, params.q.num_heads, params.kv.layout.v.head_dim};
   const std::array<std::int64_t, 2> lse_shape{shape[0], shape[1]};
   array_out written(out, "out", q, array_q, shape), lse(nb::none(), "lse", q, array_q, lse_shape, true);
-  params.out = to_rows(written.array(), {});
-  params.lse = to_lse(lse.array(), params.q.num_tokens, params.q.num_heads);
+  params.out = to_rows(written.array(), place);
+  params.lse = to_lse(lse.array(), params.q.num_tokens, params.q.num_heads, place);
   params.scale = scale;
   params.soft_cap = soft_cap;
-  params.alibi_slopes = to_head_values(slopes, "alibi_slopes", params.q.num_heads);
-  params.sinks = to_head_values(sinks, "sinks", params.q.num_heads);
+  params.alibi_slopes = to_head_values(slopes, "alibi_slopes", params.q.num_heads, place);
+  params.sinks = to_head_values(sinks, "sinks", params.q.num_heads, place);
   const host_step_view batch{.num_seqs = num_seqs,
                              .num_tokens = starts.values.back(),
                              .query_start_loc = starts.values.data(),
                              .seq_lens = lens.values.data(),
                              .block_tables = tables.values.data(),
                              .block_table_stride = tables.num_columns};
-  params.batch = as_device_view(batch);  // the host's backend
   const attention_spec spec{.num_q_heads = params.q.num_heads,
                             .num_kv_heads = params.kv.layout.num_kv_heads,
                             .qk_head_dim = params.kv.layout.k.head_dim,
@@ -141,35 +172,40 @@ nb::tuple attention(nb::handle q, nb::handle k_cache, nb::handle v_cache, nb::ha
                             .window_right = window_right};
   {
     const nb::gil_scoped_release unlocked;
-    std::unique_ptr<attention_plan> plan = host().take();
-    backend& where = host().where();
+    std::unique_ptr<attention_plan> plan = there.take();
     where.plan_attention(*plan, spec, batch, params.kv.num_blocks);
+    // The CPU's calls are done when they return, and run side by side.
+    std::unique_lock lock(there.submitting, std::defer_lock);
+    if (place.type != device_type::cpu) lock.lock();
+    params.batch = there.upload(batch);
     if (const errc code = where.attention(*plan, params); code != errc::ok) {
       if (const auto problem = find_problem(*plan, params)) throw *problem;
       refuse(code, "attention: " + std::string(to_string(code)));
     }
-    host().give_back(std::move(plan));
+    there.give_back(std::move(plan));
   }
   return nb::make_tuple(written.finish(), lse.finish());
 }
 
 nb::tuple merge(nb::handle out1, nb::handle lse1, nb::handle out2, nb::handle lse2) {
   const array_ref a(out1, "out1"), b(out2, "out2"), lse_a(lse1, "lse1"), lse_b(lse2, "lse2");
+  const device place = a.where();
+  backend& where = attention_on(place).where();
   merge_params params;
-  params.a.out = to_rows(a, {});
-  params.b.out = to_rows(b, {});
+  params.a.out = to_rows(a, place);
+  params.b.out = to_rows(b, place);
   const std::int64_t num_tokens = params.a.out.num_tokens;
   const std::int32_t num_heads = params.a.out.num_heads;
-  params.a.lse = to_lse(lse_a, num_tokens, num_heads);
-  params.b.lse = to_lse(lse_b, num_tokens, num_heads);
+  params.a.lse = to_lse(lse_a, num_tokens, num_heads, place);
+  params.b.lse = to_lse(lse_b, num_tokens, num_heads, place);
   const std::array<std::int64_t, 3> shape{num_tokens, num_heads, params.a.out.head_dim};
   const std::array<std::int64_t, 2> lse_shape{num_tokens, num_heads};
   array_out out(nb::none(), "out", out1, a, shape), lse(nb::none(), "lse", lse1, lse_a, lse_shape);
-  params.out = to_rows(out.array(), {});
-  params.lse = to_lse(lse.array(), num_tokens, num_heads);
+  params.out = to_rows(out.array(), place);
+  params.lse = to_lse(lse.array(), num_tokens, num_heads, place);
   {
     const nb::gil_scoped_release unlocked;
-    if (const errc code = host().where().merge_states(params); code != errc::ok) {
+    if (const errc code = where.merge_states(params); code != errc::ok) {
       if (const auto problem = find_problem(params)) throw *problem;
       refuse(code, "merge: " + std::string(to_string(code)));
     }

@@ -144,12 +144,16 @@ nb::bytes encode_events(core_cache& self, bool whole, double timestamp, const st
   return nb::bytes(batch.data(), batch.size());
 }
 
+/// What a cache takes of the host's memory where nothing is said.
+constexpr std::int64_t most_host_bytes = std::int64_t{4} << 30;
+
 cache_settings settings_of(const nb::dict& given) {
   const auto number = [&](const char* name) { return nb::cast<std::int32_t>(given[name]); };
   const auto text = [&](const char* name) { return nb::cast<std::string>(given[name]); };
   cache_settings settings;
   settings.device = text("device");
   settings.num_threads = number("threads");
+  settings.reserve = nb::cast<double>(given["reserve"]);
   model_cache_config& config = settings.model;
   config.num_layers = number("layers");
   config.layout = parse_layout(text("layout"));
@@ -189,7 +193,13 @@ core_cache::core_cache(const cache_settings& settings) {
   backend_options options;
   options.num_threads = settings.num_threads;
   where_ = make_backend(parse_device(settings.device), options);
-  cache_.emplace(*where_, settings.model);
+  model_cache_config model = settings.model;
+  if (model.cache.num_blocks == 0 && model.memory_bytes == 0) {
+    model.memory_bytes = memory_budget(*where_, {.fraction = settings.reserve});
+    // The host's memory is everybody's.
+    if (where_->where().type == device_type::cpu) model.memory_bytes = std::min(model.memory_bytes, most_host_bytes);
+  }
+  cache_.emplace(*where_, model);
 }
 
 core_step::core_step(core_cache& cache, const std::vector<std::pair<std::uint64_t, std::vector<std::int32_t>>>& given,
@@ -231,10 +241,10 @@ nb::object core_step::attend(std::int32_t layer, nb::handle q, nb::handle k, nb:
   params.out = to_rows(written.array(), where);
   params.scale = scale;
   params.soft_cap = soft_cap;
-  params.sinks = to_head_values(sinks, "sinks", params.q.num_heads);
-  params.alibi_slopes = to_head_values(slopes, "alibi_slopes", params.q.num_heads);
+  params.sinks = to_head_values(sinks, "sinks", params.q.num_heads, where);
+  params.alibi_slopes = to_head_values(slopes, "alibi_slopes", params.q.num_heads, where);
   if (!lse.is_none()) {
-    params.lse = to_lse(array_ref(lse, "lse", access::write), params.q.num_tokens, params.q.num_heads);
+    params.lse = to_lse(array_ref(lse, "lse", access::write), params.q.num_tokens, params.q.num_heads, where);
   }
   errc code = errc::ok;
   {

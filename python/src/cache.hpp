@@ -28,6 +28,7 @@ void require_blocks(bifolio::alloc_status status);
 struct cache_settings {
   std::string device;
   std::int32_t num_threads = 0;
+  double reserve = 0.1;  ///< of all memory, for others, where the size is not said
   bifolio::model_cache_config model{};
 };
 

@@ -4,6 +4,8 @@
 import dataclasses
 import gc
 import json
+import shutil
+import subprocess
 
 import bifolio as bf
 import numpy as np
@@ -210,3 +212,19 @@ def test_torch_tensors_go_in_and_come_out():
             q.transpose(0, 1).float(), k.transpose(0, 1).float().repeat_interleave(2, 0),
             v.transpose(0, 1).float().repeat_interleave(2, 0), is_causal=True).transpose(0, 1)
         torch.testing.assert_close(out.float(), reference, atol=0.02, rtol=0.02)
+
+
+def test_promtool_finds_nothing_to_say_about_the_metrics():
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed (Debian: prometheus)")
+    cache = make()
+    requests = bf.Scheduler(cache, max_tokens_per_step=64)
+    requests.submit([1, 2, 3, 4, 5], max_new_tokens=3)
+    for step in requests:
+        run(step)
+        step.sample([7])
+    for text in (bf.metrics_text(requests, model="a \"quoted\" name\\", device="cpu"), bf.metrics_text(cache)):
+        assert text.count("# HELP") > 10
+        said = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False)
+        assert said.returncode == 0 and not said.stdout and not said.stderr, said.stdout + said.stderr

@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 
 import bifolio as bf
@@ -132,57 +133,113 @@ def post(port, path, what):
         return json.loads(answer.read() or b"null")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("dynamo") is None, reason="ai-dynamo-runtime is not installed")
-def test_dynamos_indexer_finds_the_match_lengths_of_the_cache():
-    zmq = pytest.importorskip("zmq", reason="pyzmq is not installed")
-    context = zmq.Context()
-    publisher = context.socket(zmq.PUB)
-    source_port, port = publisher.bind_to_random_port("tcp://127.0.0.1"), free_port()
-    indexer = subprocess.Popen([sys.executable, "-m", "dynamo.indexer", "--block-size", str(BLOCK), "--port", str(port),
-                                "--threads", "1", "--workers", f"1=tcp://127.0.0.1:{source_port}"],
-                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ)
-    number = time.time_ns() // 1000
-    cache = make(200)
+class Worker:
+    """A worker as a router sees it: batches over ZeroMQ with numbers that grow, of which one in a hundred is lost, and
+    replays of those that are asked for, in the form of vLLM's and of `kv_event_publisher`."""
 
-    def send(batch):
-        nonlocal number
-        publisher.send_multipart([b"", struct.pack(">Q", number), batch])
-        number += 1
+    def __init__(self, zmq, context, lose):
+        self.zmq, self.context, self.lose = zmq, context, random.Random(lose)
+        self.sockets = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
+        self.ports = [one.bind_to_random_port("tcp://127.0.0.1") for one in self.sockets]
+        self.number, self.kept, self.num_lost, self.num_replays = 0, [], 0, 0
+        self.restart()
 
-    def known(prompt):
-        answer = post(port, "/query", dict(token_ids=prompt, model_name="default"))
+    def restart(self):
+        """A new process: its numbers go on from the time, and it has nothing of the one before."""
+        self.number, self.kept = max(time.time_ns() // 1000, self.number), []
+
+    def send(self, batch, may_be_lost=True):
+        self.kept.append((self.number, batch))
+        if may_be_lost and self.lose.random() < 0.01:
+            self.num_lost += 1
+        else:
+            self.sockets[0].send_multipart([b"", struct.pack(">Q", self.number), batch])
+        self.number += 1
+        self.answer()
+
+    def answer(self):
+        while self.sockets[1].poll(0):
+            frames = self.sockets[1].recv_multipart()
+            self.num_replays += 1
+            for number, batch in self.kept:
+                if number >= struct.unpack(">Q", frames[-1])[0]:
+                    self.sockets[1].send_multipart([frames[0], b"", struct.pack(">Q", number), batch])
+            self.sockets[1].send_multipart([frames[0], b"", struct.pack(">q", -1), b""])
+
+
+class Indexer:
+    """Dynamo's, in a process of its own."""
+
+    def __init__(self, *arguments):
+        self.port = free_port()
+        self.process = subprocess.Popen([sys.executable, "-m", "dynamo.indexer", "--block-size", str(BLOCK), "--port",
+                                         str(self.port), "--threads", "1", *arguments],
+                                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ)
+        for _ in range(300):
+            try:
+                post(self.port, "/query", dict(token_ids=[1], model_name="default"))
+                return
+            except urllib.error.HTTPError:
+                return  # it listens, and knows no model yet
+            except OSError:
+                time.sleep(0.1)
+
+    def known(self, prompt):
+        try:
+            answer = post(self.port, "/query", dict(token_ids=prompt, model_name="default"))
+        except urllib.error.HTTPError:
+            return 0
         scores = answer.get("scores", {})
         return max((v for worker in scores.values() for v in (worker.values() if isinstance(worker, dict) else [worker])),
                    default=0)
 
+    def end(self):
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("dynamo") is None, reason="ai-dynamo-runtime is not installed")
+def test_dynamos_indexer_finds_the_match_lengths_of_the_cache_also_with_lost_batches_and_after_a_restart():
+    zmq = pytest.importorskip("zmq", reason="pyzmq is not installed")
+    context = zmq.Context()
+    worker, indexer = Worker(zmq, context, lose=5), Indexer()
+    first = [1, 2, 3, 4, 5, 6, 7, 8]
+
+    def wait_until(condition, resend=None):
+        for i in range(400):
+            worker.answer()
+            if condition():
+                return True
+            if resend is not None and i % 10 == 9:
+                worker.send(resend(), may_be_lost=False)
+            time.sleep(0.01)
+        return False
+
     try:
-        for _ in range(300):
-            try:
-                post(port, "/query", dict(token_ids=[1], model_name="default"))
-                break
-            except OSError:
-                time.sleep(0.1)
-        run(cache, [1, 2, 3, 4, 5, 6, 7, 8])
-        send(cache.list_events())
+        post(indexer.port, "/register", dict(instance_id=1, endpoint=f"tcp://127.0.0.1:{worker.ports[0]}",
+                                             replay_endpoint=f"tcp://127.0.0.1:{worker.ports[1]}", model_name="default",
+                                             block_size=BLOCK))
+        cache, unit = make(200), 0
+        run(cache, first)
+        worker.send(cache.list_events(), may_be_lost=False)
         cache.drain_events()
-        for _ in range(100):  # until it listens
-            if known([1, 2, 3, 4, 5, 6, 7, 8]) > 0:
-                break
-            time.sleep(0.1)
-            send(cache.list_events())
-        unit = known([1, 2, 3, 4, 5, 6, 7, 8]) / 8  # it counts tokens or blocks
-        assert unit > 0
-        for i, prompt in enumerate(prompts(int(os.environ.get("BIFOLIO_INDEXER_PROMPTS", "2000")))):
+        assert wait_until(lambda: indexer.known(first) > 0, cache.list_events)  # until it listens
+        unit = indexer.known(first) / 8  # it counts tokens or blocks
+        everyone = prompts(int(os.environ.get("BIFOLIO_INDEXER_PROMPTS", "2000")))
+        num_asked = 0
+        for i, prompt in enumerate(everyone):
+            if i == len(everyone) // 2:  # a new process begins with "all cleared", and has nothing
+                worker.restart()
+                cache = make(200)
+                worker.send(cache.list_events(), may_be_lost=False)
             run(cache, prompt)
-            send(cache.drain_events())
+            worker.send(cache.drain_events())
             if i % 50 == 49:
-                want = matched(cache, prompt)
-                for _ in range(100):
-                    if known(prompt) == want * unit:
-                        break
-                    time.sleep(0.02)
-                assert known(prompt) == want * unit
+                worker.send(cache.drain_events(), may_be_lost=False)  # a gap shows when something comes after it
+                want = matched(cache, prompt) * unit
+                assert wait_until(lambda: indexer.known(prompt) == want), (i, indexer.known(prompt), want)
+                num_asked += 1
+        assert num_asked == len(everyone) // 50 and worker.num_lost > 0 and worker.num_replays > 0
     finally:
-        indexer.kill()
-        indexer.wait()
+        indexer.end()
         context.destroy(0)

@@ -114,3 +114,23 @@ def test_bfloat16_runs_and_refusals_say_why():
             ours(torch.tensor([[1]]), past_key_values=cache)
         with pytest.raises(bf.OutOfBlocks):
             ours(torch.ones(1, 200, dtype=torch.long), past_key_values=bf.hf.Cache(ours, blocks=2, threads=1))
+
+
+def test_sequences_that_cannot_be_opened_or_forked_leave_none_behind():
+    _, ours = model_of("llama")
+    cache = make(ours, max_sequences=3)
+    batch = torch.tensor([[5, 9, 33], [4, 8, 15]])
+    with torch.no_grad():
+        with pytest.raises(bf.OutOfBlocks):
+            ours(torch.cat([batch, batch]), past_key_values=cache)
+        assert cache.paged.stats().cache.num_sequences == 0
+        ours(batch, past_key_values=cache)
+        before = repr(cache)
+        with pytest.raises(bf.OutOfBlocks):
+            cache.batch_repeat_interleave(2)  # one fork of the two has room
+        assert cache.paged.stats().cache.num_sequences == 2 and repr(cache) == before
+        logits = ours(batch[:, :1], past_key_values=cache).logits
+    assert bool(torch.isfinite(logits).all())
+    cache.reset()
+    assert cache.paged.stats().cache.num_used_blocks == 0
+    cache.paged.check()

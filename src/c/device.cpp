@@ -2,6 +2,8 @@
 /// Devices and events of the C interface.
 
 #include <bifolio/cpu.hpp>
+#include <bifolio/log.hpp>
+#include <mutex>
 
 #include "c/objects.hpp"
 #include "common/base/require.hpp"
@@ -51,6 +53,18 @@ class callback_executor final : public executor {
 
 }  // namespace
 
+void bifolio_set_log(void (*function)(void*, int32_t, const char*), void* user) {
+  static std::mutex setting;  // the listener changes only while nobody is called
+  static void (*listener)(void*, int32_t, const char*) = nullptr;
+  const std::lock_guard lock(setting);
+  set_log(nullptr);
+  listener = function;
+  if (function == nullptr) return;
+  set_log([](void* of_caller, log_level level,
+             const char* message) { listener(of_caller, static_cast<std::int32_t>(level), message); },
+          user);
+}
+
 bifolio_status bifolio_backend_options_init(bifolio_backend_options* options, size_t size) {
   return c::init_struct(options, size, bifolio_backend_options{}, "options");
 }
@@ -84,6 +98,14 @@ bifolio_status bifolio_backend_description(bifolio_backend backend, const char**
 
 bifolio_status bifolio_backend_health(bifolio_backend backend) {
   return c::guarded([&] { return report(get<backend_object>(backend).device->health(), "health"); });
+}
+
+bifolio_status bifolio_backend_memory_budget(bifolio_backend backend, double reserved_fraction, int64_t reserved_bytes,
+                                             int64_t* out) {
+  return done([&] {
+    at(out, "out") = 0;
+    *out = memory_budget(*get<backend_object>(backend).device, {reserved_fraction, reserved_bytes});
+  });
 }
 
 bifolio_status bifolio_backend_allocate(bifolio_backend backend, size_t num_bytes, void** out) {

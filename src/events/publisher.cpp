@@ -12,6 +12,7 @@
 #include <vector>
 #include <zmq.hpp>
 
+#include "common/base/log.hpp"
 #include "common/base/refuse.hpp"
 #include "common/base/require.hpp"
 #include "common/base/translate.hpp"
@@ -60,7 +61,9 @@ struct kv_event_publisher::state {
     sent.set(zmq::sockopt::sndhwm, options.high_water_mark);
     sent.set(zmq::sockopt::linger, 1000);
     replays.set(zmq::sockopt::linger, 0);
-    replays.set(zmq::sockopt::sndhwm, options.num_kept + 1);  // a whole replay and its end; what is more is dropped
+    // A whole replay and its end; what is more is dropped. Twice as many, since ZeroMQ learns that messages were
+    // fetched only when half of this number were.
+    replays.set(zmq::sockopt::sndhwm, options.num_kept < INT32_MAX / 2 ? 2 * (options.num_kept + 1) : 0);
     inside.set(zmq::sockopt::rcvhwm, 0);
     given_batches.set(zmq::sockopt::sndhwm, 0);
     given_batches.set(zmq::sockopt::linger, 0);
@@ -75,7 +78,8 @@ struct kv_event_publisher::state {
     thread = std::thread([this] { run(); });
   }
 
-  /// The thread: sends what comes in, and answers requests, until an empty message.
+  /// The thread: sends what comes in, and answers requests, until an empty message. When ZeroMQ fails for good it ends,
+  /// and `publish` refuses what nobody would send.
   void run() {
     for (;;) {
       try {
@@ -85,7 +89,12 @@ struct kv_event_publisher::state {
         if ((items[1].revents & ZMQ_POLLIN) != 0) answer();
       } catch (const zmq::error_t& problem) {
         // Without memory a batch or an answer is lost: listeners see the gap.
-        if (problem.num() != EINTR && problem.num() != EHOSTUNREACH && problem.num() != ENOMEM) return;
+        if (problem.num() == EINTR || problem.num() == EHOSTUNREACH || problem.num() == ENOMEM) continue;
+        failure.store(problem.num());
+        if (detail::is_logging()) {
+          detail::log(log_level::error, std::string("no more events of the cache are sent: ") + problem.what());
+        }
+        return;
       } catch (const std::bad_alloc&) {  // the same
       }
     }
@@ -138,6 +147,7 @@ struct kv_event_publisher::state {
   kv_event_publisher_options options;
   std::atomic<std::uint64_t> next_number;
   std::atomic<bool> is_snapshot_wanted{false};
+  std::atomic<int> failure{0};  // ZeroMQ's number of what ended the thread
   std::string endpoint;
   std::string replay_endpoint;
   zmq::context_t context;
@@ -171,6 +181,9 @@ kv_event_publisher::~kv_event_publisher() {
 }
 
 std::uint64_t kv_event_publisher::publish(std::string_view batch) {
+  if (const int failure = state_->failure.load(); failure != 0) {
+    detail::refuse(errc::failed_precondition, "nothing is sent any more: ", zmq_strerror(failure));
+  }
   return detail::translate_bad_alloc("publish", [&] {
     try {
       // Both before the first is sent: half of a message would be the beginning of the next one.

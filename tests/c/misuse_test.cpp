@@ -154,6 +154,8 @@ std::vector<probe> probes(arguments& a) {
       {"backend_description",
        [&](auto& h, bool n) { return bifolio_backend_description(h.backend, unless(n, a.text)); }},
       {"backend_health", [](auto& h, bool) { return bifolio_backend_health(h.backend); }, true},
+      {"backend_memory_budget",
+       [&](auto& h, bool n) { return bifolio_backend_memory_budget(h.backend, 0.1, 0, unless(n, a.number)); }},
       {"backend_allocate",
        [&](auto& h, bool n) {
          const bifolio_status status = bifolio_backend_allocate(h.backend, 4, unless(n, a.pointer));

@@ -313,6 +313,16 @@ TEST_CASE("V starts on a line of its own where planes differ in element size, an
   CHECK(num_blocks_for_memory(std::int64_t{1} << 30, tails, 4) == ((std::int64_t{1} << 30) - 4 * 127) / (4 * 33792));
 }
 
+TEST_CASE("a backend that only uploads clears in pieces, and no byte more") {
+  pretended_device where;
+  constexpr std::size_t num_bytes = 3 * (1 << 16) + 100;
+  std::vector<std::byte> memory(num_bytes + 4096, std::byte{7});
+  REQUIRE(where.clear(memory.data(), num_bytes, {}) == errc::ok);
+  CHECK(std::all_of(memory.begin(), memory.begin() + num_bytes, [](std::byte b) { return b == std::byte{0}; }));
+  CHECK(std::all_of(memory.begin() + num_bytes, memory.end(), [](std::byte b) { return b == std::byte{7}; }));
+  CHECK(where.num_uploads() == 4);
+}
+
 TEST_CASE("memory of another device than the backend's is refused") {
   const auto where = make_backend();
   pretended_device_memory elsewhere(default_host_memory());

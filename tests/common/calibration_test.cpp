@@ -41,6 +41,7 @@ TEST_CASE("a percentile leaves outliers above the largest code, to an eighth of 
   CHECK(most >= 1.0f);
   CHECK(most <= 1.125f);
   CHECK(sampler.scales(99.5)[0] == 50.0f / 127.0f);
+  CHECK(sampler.scales(99.05)[0] == 50.0f / 127.0f);  // half a number more than the 990 small ones
 }
 
 TEST_CASE("numbers that are not finite are left out of a sample, and one of zeros gives 1") {

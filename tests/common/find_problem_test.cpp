@@ -67,6 +67,19 @@ TEST_CASE("find_problem of append and gather says what the calls refuse, with th
   CHECK(s.where->gather(s.gather) == errc::invalid_argument);
 }
 
+TEST_CASE("rows between one another's rows share nothing, whichever come first") {
+  scene s;
+  std::vector<float> both(3 * 32);
+  for (const std::ptrdiff_t first : {0, 16}) {
+    gather_params woven = s.gather;
+    woven.k = {both.data() + first, dtype::f32, 3, 2, 8, 32, 8};
+    woven.v = {both.data() + 16 - first, dtype::f32, 3, 2, 8, 32, 8};
+    CHECK(sentence(find_problem(woven)) == "none");
+    woven.v.data = both.data() + (first == 0 ? 15 : 1);
+    CHECK(has(sentence(find_problem(woven)), "share"));
+  }
+}
+
 TEST_CASE("find_problem of copies, conversions, swaps and merges says what the calls refuse") {
   scene s;
   const auto src = s.engine.layers(), dst = s.other.layers();

@@ -122,6 +122,46 @@ TEST_CASE("a request for a batch that is not kept says so, and numbers grow over
   CHECK(again.publish("cleared") > before);
 }
 
+TEST_CASE("a replay of everything that is kept is not cut short, however long") {
+  constexpr int count = 6000;  // ZeroMQ's own limit of a queue is 1000
+  kv_event_publisher publisher(
+      {.endpoint = "tcp://127.0.0.1:*", .replay_endpoint = "tcp://127.0.0.1:*", .num_kept = count});
+  std::uint64_t first = 0;
+  const std::string filler(2000, '.');  // more in all than sockets buffer
+  for (int i = 0; i < count; ++i) {
+    const std::uint64_t number = publisher.publish(std::to_string(i) + filler);
+    if (i == 0) first = number;
+  }
+  zmq::context_t context;
+  zmq::socket_t dealer = connected(context, zmq::socket_type::dealer, publisher.replay_endpoint());
+  std::vector<batch> got;
+  for (int i = 0; i < 100 && got.size() != count; ++i) got = replayed(dealer, first, true);  // until all were taken in
+  REQUIRE(got.size() == count);
+  for (int i = 0; i < count; ++i) {
+    REQUIRE(got[static_cast<std::size_t>(i)] ==
+            batch{first + static_cast<std::uint64_t>(i), std::to_string(i) + filler});
+  }
+}
+
+TEST_CASE("replays one after another on one connection are whole, each of them") {
+  constexpr std::uint64_t count = 6;
+  kv_event_publisher publisher(
+      {.endpoint = "tcp://127.0.0.1:*", .replay_endpoint = "tcp://127.0.0.1:*", .num_kept = count, .first_number = 1});
+  for (std::uint64_t i = 0; i < count; ++i) (void)publisher.publish(std::to_string(i));
+  zmq::context_t context;
+  {
+    zmq::socket_t dealer = connected(context, zmq::socket_type::dealer, publisher.replay_endpoint());
+    while (replayed(dealer, count, true).empty()) std::this_thread::yield();  // until all were taken in
+  }
+  // ZeroMQ learns late that messages were fetched, and how late depends on how many were before.
+  for (std::uint64_t first = 1; first <= count; ++first) {
+    zmq::socket_t dealer = connected(context, zmq::socket_type::dealer, publisher.replay_endpoint());
+    CAPTURE(first);
+    CHECK(replayed(dealer, first, true).size() == count + 1 - first);
+    for (int again = 0; again < 20; ++again) REQUIRE(replayed(dealer, 1, true).size() == count);
+  }
+}
+
 TEST_CASE("publishers refuse what they cannot bind, and wait for nobody") {
   CHECK_THROWS_AS(kv_event_publisher({.endpoint = "nonsense"}), error);
   CHECK_THROWS_AS(kv_event_publisher({.num_kept = 0}), error);

@@ -106,10 +106,13 @@ TEST_CASE("a configuration that groups cannot have is refused in one sentence th
   first_spaced.snapshot_interval = 4;
   group_config wide = full(4, 9);
   wide.window = 5;
+  group_config paired = states(4);
+  paired.block_size = 2;
   const std::vector<example> examples{
       {{full(4, 9), window(4, 9, 0)}, "group 1: window 0 is not between 1 and"},
       {{full(4, 9), full(4, 0)}, "group 1: num_blocks 0 is not between 1 and"},
       {{full(0, 9)}, "group 0: block_size 0 is not between 1 and"},
+      {{full(4, 9), paired}, "group 1: block_size 2 is not between 1 and 1"},
       {{full(4, 9), states(4, 6)}, "group 1: snapshot_interval 6 is no multiple of the first group's block_size 4"},
       {{full(4, 9), states(4, 4), states(4, 8)}, "group 2: snapshot_interval 8"},
       {{full(4, 9), spaced, states(4, 8)}, "group 2: snapshot_interval 8 differs from the 12 of an earlier group"},
@@ -516,9 +519,43 @@ TEST_CASE("an encoder's output is stored once for all samples and all requests w
   std::vector<step_batch> others(1);
   manager.build(batch, others, plan);
   CHECK(others[0].seq_lens == std::vector<std::int32_t>{18});
+  CHECK(others[0].block_size == 4);
   CHECK(others[0].query_start_loc == batch.query_start_loc);
   CHECK(others[0].slot_mapping == std::vector<std::int64_t>(10, -1));
   CHECK(manager.num_cross_tokens(third.seq) == 18);
+  CHECK(manager.check() == "");
+  // Nine blocks of four hold no second output of 18 tokens, and never one of 40.
+  CHECK(manager.can_allocate(10, 10, {}, 12) == alloc_status::ok);
+  CHECK(manager.can_allocate(10, 10, {}, 18) == alloc_status::later);
+  kv_cache_manager small(with_groups({full(4, 50), cross(4, 9, 40)}));
+  CHECK(small.can_allocate(10, 10, {}, 36) == alloc_status::ok);
+  CHECK(small.can_allocate(10, 10, {}, 37) == alloc_status::never);
+}
+
+TEST_CASE("states that are swapped out say how many blocks they come back to, and have no block size in a batch") {
+  group_config kept = states(6);
+  kept.num_host_blocks = 6;
+  group_config first = full(4, 20);
+  first.num_host_blocks = 20;
+  kv_cache_manager manager(with_groups({first, kept}));
+  const seq_id seq = compute(manager, text(10));
+  step_plan plan;
+  REQUIRE(manager.append(seq, 1).status == alloc_status::ok);
+  plan.seqs.push_back({.seq = seq, .query_len = 1, .seq_len = 11});
+  step_batch batch;
+  std::vector<step_batch> others(1);
+  manager.build(batch, others, plan);
+  CHECK(batch.block_size == 4);
+  CHECK(others[0].block_size == 0);
+  manager.truncate(seq, 10);
+  std::vector<std::vector<block_copy>> out(2), in(2);
+  REQUIRE(manager.swap_out({&seq, 1}, out) == alloc_status::ok);
+  CHECK(out[1].size() >= 1);
+  const std::int64_t expected = manager.blocks_to_swap_in({&seq, 1}, 1);
+  CHECK(expected >= 1);
+  const std::int64_t num_free = manager.num_free_blocks(1);
+  REQUIRE(manager.swap_in({&seq, 1}, in) == alloc_status::ok);
+  CHECK(num_free - manager.num_free_blocks(1) == expected);
   CHECK(manager.check() == "");
 }
 
@@ -556,6 +593,28 @@ TEST_CASE("a memory budget is divided so that no pool is full before the others"
   CHECK(count >= plan.num_sequences);
   CHECK(plan.num_sequences > 50);
   CHECK_THROWS_AS((void)plan_group_memory(1 << 20, shapes, load), error);
+  const auto refusal_of_plan = [&](group_shape shape, group_load asked) {
+    try {
+      (void)plan_group_memory(budget, {&shape, 1}, asked);
+    } catch (const error& refused) {
+      return std::string(refused.what());
+    }
+    return std::string("not refused");
+  };
+  group_shape no_tokens = shapes[0];
+  no_tokens.block_size = 0;
+  CHECK(refusal_of_plan(no_tokens, load).find("group 0: block_size 0 is not between 1 and") != std::string::npos);
+  group_load nothing = load;
+  nothing.tokens_each = 0;
+  CHECK(refusal_of_plan(shapes[0], nothing).find("tokens_each 0 is not between 1 and") != std::string::npos);
+  // One group takes all memory; only the rounding of a quotient may leave a block.
+  const group_shape only{.kind = group_kind::full, .block_size = 16, .block_bytes = 1000};
+  const group_load few{.num_sequences = 8, .tokens_each = 64, .step_tokens = 64};
+  int num_whole = 0;
+  for (std::int64_t blocks = 100; blocks < 200; ++blocks) {
+    num_whole += plan_group_memory(1000 * blocks, {&only, 1}, few).num_blocks[0] == blocks ? 1 : 0;
+  }
+  CHECK(num_whole > 50);
   CHECK_THROWS_AS((void)plan_group_memory(budget, {}, load), error);
 }
 

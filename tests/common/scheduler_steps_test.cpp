@@ -67,6 +67,26 @@ TEST_CASE("beams are continued as often as they are named, and dropped when they
   require_baseline(manager);
 }
 
+TEST_CASE("beams need more blocks than one sequence, two of them already") {
+  kv_cache_manager manager({.block_size = 16, .num_blocks = 1});
+  scheduler plans(manager, {});
+  CHECK(plans.submit({.prompt = tokens_from(10, 6), .max_new_tokens = 4, .beam_width = 2}).status ==
+        alloc_status::never);
+  CHECK(plans.submit({.prompt = tokens_from(10, 6), .max_new_tokens = 4, .beam_width = 1}).status == alloc_status::ok);
+}
+
+TEST_CASE("a scheduler that ends with steps in flight leaves no fence open") {
+  kv_cache_manager manager({.block_size = 4, .num_blocks = 20});
+  {
+    scheduler plans(manager, {.max_steps_in_flight = 3});
+    (void)ask(plans, {.prompt = tokens_from(10, 6), .max_new_tokens = 8});
+    for (int n = 0; n < 3; ++n) CHECK_FALSE(plans.schedule().empty());
+    CHECK(plans.num_steps_in_flight() == 3);
+  }
+  CHECK(manager.num_free_blocks() == 20);
+  CHECK(manager.check() == "");
+}
+
 TEST_CASE("a beam that is not there is refused, and the step stays in flight") {
   kv_cache_manager manager({.block_size = 4, .num_blocks = 100});
   scheduler plans(manager, {});

@@ -50,6 +50,8 @@ TEST_CASE("an error without a sentence says its code, and that a sentence is mis
     CHECK(std::string(brief.what()) == std::string(to_string(code)) + ": the host had no memory for the sentence");
     CHECK(std::string(error(code, "").what()) == brief.what());
   }
+  const error unknown(static_cast<errc>(static_cast<std::int32_t>(errc::internal) + 1));
+  CHECK(std::string(unknown.what()) == "");
 }
 
 TEST_CASE("an error carries its code and its sentence, also through a copy and as std::runtime_error") {

@@ -104,6 +104,9 @@ struct attention_case {
 
 /// The case in words, with its own seed.
 [[nodiscard]] std::string settings_of(const attention_case& the_case);
+/// The same case with codes; numbers that only float32 holds become ordinary ones.
+[[nodiscard]] attention_case with_codes(attention_case the_case, const kv_code& k, const kv_code& v);
+
 /// Everything needed to see a failing case of the suite again: `settings_of` and the seed of the run.
 [[nodiscard]] std::string describe(const attention_case& the_case);
 

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <bifolio/copy_audit.hpp>
 #include <bifolio/model_cache.hpp>
 #include <bifolio/rotate_append.hpp>
 #include <cmath>
@@ -205,7 +206,7 @@ class random_run {
       : where_(tested.get()),
         random_(seed),
         in_groups_(!config.groups.empty()),
-        cache_(where_, with_prefixes(std::move(config))) {}
+        cache_(where_, with_prefixes(std::move(config), &audit_)) {}
 
   void run(int num_operations) {
     for (int i = 0; i < num_operations; ++i) {
@@ -233,6 +234,8 @@ class random_run {
       REQUIRE(cache_.manager().check() == "");
     }
     while (!seqs_.empty()) free(seqs_.begin()->first);
+    CHECK(audit_.num_missed() == 0);
+    CHECK(audit_.num_outstanding() == 0);
     const kv_cache_manager& manager = cache_.manager();
     for (std::int32_t g = 0; g < manager.num_groups(); ++g) {
       CHECK(manager.num_free_blocks(g) == manager.pool(g).num_blocks());
@@ -246,7 +249,8 @@ class random_run {
   }
 
  private:
-  static model_cache_config with_prefixes(model_cache_config config) {
+  static model_cache_config with_prefixes(model_cache_config config, copy_audit* audit) {
+    config.cache.audit = audit;
     config.cache.prefix = {.enabled = true, .seed = hash_seed{1, 2}};
     return config;
   }
@@ -387,6 +391,7 @@ class random_run {
   backend& where_;
   random_source random_;
   bool in_groups_;
+  copy_audit audit_;
   model_cache cache_;
   std::map<seq_id, known_sequence> seqs_;
   int num_steps_ = 0, num_refused_ = 0, num_hits_ = 0, num_out_ = 0;
@@ -410,6 +415,8 @@ using texts = std::map<std::uint64_t, std::vector<token_id>>;
 /// Six requests through a scheduler, `in_flight` steps at a time.
 texts serve(backend& where, model_cache_config config, std::int32_t in_flight, scheduler_stats& stats) {
   config.max_steps_in_flight = in_flight;
+  copy_audit audit;
+  config.cache.audit = &audit;
   model_cache cache(where, config);
   scheduler requests(cache.manager(), {.max_tokens_per_step = 16,
                                        .vocab_size = 50,
@@ -432,6 +439,8 @@ texts serve(backend& where, model_cache_config config, std::int32_t in_flight, s
     REQUIRE(requests.check() == "");
   }
   CHECK_FALSE(requests.has_work());
+  CHECK(audit.num_missed() == 0);
+  CHECK(audit.num_outstanding() == 0);
   stats = requests.stats();
   return said;
 }
@@ -651,6 +660,12 @@ TEST_CASE("wrong use of a step is refused with a sentence, and changes nothing")
   const auto problem = find_problem(step.attention_plan_of(0), step.complete(0, params));
   REQUIRE(problem);
   CHECK(std::string(problem->what()).find("soft_cap is -1") != std::string::npos);
+  rotate_append_params stored;
+  stored.append.k = stored.append.v = dense_view(static_cast<const float*>(rows.data()), 5, num_kv_heads, head_dim);
+  CHECK(step.rotate_append(0, stored) == errc::ok);
+  CHECK(step.rotate_append(num_layers, stored) == errc::out_of_range);
+  stored.append.k.num_tokens = stored.append.v.num_tokens = 4;
+  CHECK(step.rotate_append(0, stored) == errc::invalid_argument);
   // A sequence that was changed underneath is noticed.
   cache.manager().free(seq);
   CHECK(refusal(errc::not_found, [&] { step.commit(); }).find("was changed on the manager") != std::string::npos);

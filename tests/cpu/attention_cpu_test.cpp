@@ -409,6 +409,18 @@ TEST_CASE("BIFOLIO_ATTENTION forces an implementation of backends that are opene
   forced->plan_attention(plan, spec, long_batch().view(), 250);
   CHECK(plan.spec.implementation == "vectors");
   CHECK(planning_error(*refusing, spec) == errc::invalid_argument);
+  attention_spec unknown = spec;
+  unknown.implementation = "tiles of wood";
+  std::string sentence;
+  try {
+    before->plan_attention(plan, unknown, long_batch().view(), 250);
+  } catch (const error& refused) {
+    sentence = refused.what();
+  }
+  CAPTURE(sentence);
+  CHECK(sentence.find("tiles, ") != std::string::npos);  // a list with commas between the names, and none before
+  CHECK(sentence.find(" ,") == std::string::npos);
+  CHECK(sentence.find(", ,") == std::string::npos);
   spec.implementation = "vectors";  // goes before the environment
   CHECK(planning_error(*refusing, spec) == errc::ok);
 }

@@ -4,7 +4,10 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <bifolio/backend.hpp>
+#include <bifolio/error.hpp>
 #include <bifolio/executor.hpp>
 #include <chrono>
 #include <cmath>
@@ -56,6 +59,46 @@ TEST_CASE("every worker runs exactly once in every call, for all numbers of thre
       CHECK(seen.is_right());
     }
   }
+}
+
+TEST_CASE("executors read back from their names") {
+  for (const executor_kind kind :
+       {executor_kind::threads, executor_kind::serial, executor_kind::openmp, executor_kind::tbb}) {
+    CHECK(parse_executor(to_string(kind)) == kind);
+  }
+}
+
+TEST_CASE("two workers run on two threads, where the system gives a second one") {
+  const auto workers = make_executor(executor_kind::threads, 2);
+  std::array<std::thread::id, 2> where;
+  const auto note = [](void* context, std::int32_t worker) noexcept {
+    (*static_cast<std::array<std::thread::id, 2>*>(context))[static_cast<std::size_t>(worker)] =
+        std::this_thread::get_id();
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // so that the other one has the time to take its worker
+  };
+  bool apart = false;
+  for (int n = 0; n < 400 && !apart; ++n) {
+    workers->run(2, note, &where);
+    apart = where[0] != where[1];
+  }
+  CHECK(apart);
+}
+
+TEST_CASE("an executor of the caller's that has no workers is refused") {
+  class idle final : public executor {
+   public:
+    [[nodiscard]] std::int32_t concurrency() const noexcept override { return 0; }
+    void run(std::int32_t, worker_function, void*) noexcept override {}
+    [[nodiscard]] std::string_view name() const noexcept override { return "idle"; }
+  } none;
+  std::string sentence;
+  try {
+    (void)make_backend({}, {.own_executor = &none});
+  } catch (const error& refused) {
+    CHECK(refused.code() == errc::invalid_argument);
+    sentence = refused.what();
+  }
+  CHECK(sentence.find("concurrency() is 0; it must be at least 1") != std::string::npos);
 }
 
 TEST_CASE("calls from several threads at once, and calls within a worker, each run their own workers") {

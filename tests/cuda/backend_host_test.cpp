@@ -456,3 +456,21 @@ TEST_CASE("a plan of another backend, and a plan never made, are refused") {
   w.where.plan_attention(foreign, world::spec(), w.host_batch(), num_blocks);
   CHECK(w.where.attention(foreign, w.attention()) == errc::ok);
 }
+
+TEST_CASE("the budget of a device is what the runtime says less the reserve") {
+  world w;
+  CHECK(w.where.amount_of_memory() == memory_amount{std::int64_t{80} << 30, std::int64_t{60} << 30});
+  CHECK(w.runtime.current_device == 1);
+  CHECK(memory_budget(w.where) == (std::int64_t{52} << 30));  // a tenth of all is left
+  CHECK(memory_budget(w.where, {.fraction = 0, .bytes = std::int64_t{5} << 30}) == (std::int64_t{55} << 30));
+  CHECK(memory_budget(w.where, {.fraction = 0.5, .bytes = std::int64_t{5} << 30}) == (std::int64_t{20} << 30));
+  w.runtime.free_bytes = std::size_t{1} << 30;
+  CHECK(memory_budget(w.where) == 0);
+  w.runtime.fail_always("get_driver_entry_point", cudaErrorIllegalAddress);
+  try {
+    (void)memory_budget(w.where);
+    FAIL("a lost device has no memory");
+  } catch (const error& problem) {
+    CHECK(problem.code() == errc::device_lost);
+  }
+}

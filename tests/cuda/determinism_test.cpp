@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <bifolio/error.hpp>
 #include <string>
 #include <vector>
 
@@ -101,6 +102,52 @@ TEST_CASE("a prompt prefilled in chunks of any size, among any batch mates, has 
       compare(at - 1, at, {{1, 3000, 1}, {200, 700, 2}, {0, 5, 3}}, 6, "decode among a prefill");
       compare(at - 9, at, {{1, 5000, 1}}, 7, "nine tokens beside a long sequence");
     }
+  }
+}
+
+TEST_CASE("decode and prefill, each forced, give a row the same bits in deterministic plans on CUDA") {
+  const tested_backend* const tested = cuda_under_test();
+  if (tested == nullptr) return skip("no CUDA device");
+  // Both sides of a run of 64 keys, a tile of 128, a leaf of 256, a node of 4096; windows that begin in a leaf.
+  struct shape {
+    dtype type;
+    std::int32_t head_dim, group, block_size;
+    std::vector<batch_seq> seqs;
+    std::int32_t window_left;
+    bool options;
+  };
+  const std::vector<batch_seq> borders = {{64, 64, 0},  {65, 65, 0},   {3, 127, 1},   {130, 257, 1},
+                                          {9, 4096, 2}, {20, 4200, 2}, {40, 8300, 3}, {1, 1, 3}};
+  for (const shape& s :
+       {shape{dtype::bf16, 128, 4, 16, borders, -1, false}, shape{dtype::f16, 128, 8, 7, borders, -1, true},
+        shape{dtype::bf16, 64, 5, 16, borders, 300, false}, shape{dtype::f16, 64, 1, 48, borders, 4500, true},
+        shape{dtype::bf16, 64, 2, 8, {{300, 700, 0}, {9, 9, 1}}, -1, true},
+        shape{dtype::bf16, 112, 2, 16, borders, -1, false}, shape{dtype::f16, 40, 3, 16, borders, 129, false},
+        shape{dtype::bf16, 128, 1, 64, {{600, 600, 0}, {70, 5000, 1}}, -1, false}}) {
+    attention_case c = deterministic_case(s.type, s.head_dim, s.group, s.options);
+    c.num_kv_heads = 2;
+    c.block_size = s.block_size;
+    c.seqs = s.seqs;
+    c.window_left = s.window_left;
+    const attention_contents contents(c);
+    attention_output got[2];
+    for (const bool by_prefill : {false, true}) {
+      attention_call call(*tested, c, contents, placement_in_turn(c, 0));
+      call.spec.implementation = by_prefill ? "prefill" : "decode";
+      try {
+        call.plan();
+      } catch (const error& refused) {
+        CHECK(refused.code() == errc::unsupported);
+        return skip("the device has no prefill implementation");
+      }
+      std::string problem;
+      REQUIRE(call.run() == errc::ok);
+      got[by_prefill ? 1 : 0] = call.read(problem);
+      CHECK(problem == "");
+    }
+    const attention_expectation expectation(c, contents);
+    CHECK(expectation.problem_of(got[0], tested->numbers_for(c.q_type, c.kv_type, c.out_type, c.head_dim)) == "");
+    CHECK_MESSAGE(bit_difference(got[0], got[1]) == "", describe(c));
   }
 }
 

@@ -40,6 +40,13 @@ CUresult encode_nothing(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, co
   return CUDA_SUCCESS;
 }
 
+/// A cuMemGetInfo.
+CUresult memory_info(std::size_t* free_bytes, std::size_t* total_bytes) {
+  *free_bytes = now().free_bytes;
+  *total_bytes = now().total_bytes;
+  return CUDA_SUCCESS;
+}
+
 const cuda::runtime_api table = {
     .get_device_count =
         [](int* count) {
@@ -182,8 +189,11 @@ const cuda::runtime_api table = {
     .stream_wait_event = [](cudaStream_t, cudaEvent_t) { return now().enter("stream_wait_event"); },
     .func_set_attribute = [](const void*, cudaFuncAttribute, int) { return now().enter("func_set_attribute"); },
     .get_driver_entry_point =
-        [](const char*, void** function, unsigned int) {
-          *function = now().encodes_tensor_maps ? reinterpret_cast<void*>(&encode_nothing) : nullptr;
+        [](const char* name, void** function, unsigned int) {
+          const bool is_encoder = std::strcmp(name, "cuTensorMapEncodeTiled") == 0;
+          *function = nullptr;
+          if (is_encoder && now().encodes_tensor_maps) *function = reinterpret_cast<void*>(&encode_nothing);
+          if (std::strcmp(name, "cuMemGetInfo") == 0) *function = reinterpret_cast<void*>(&memory_info);
           return now().enter("get_driver_entry_point");
         },
     .launch_kernel =

@@ -59,6 +59,8 @@ class fake_runtime {
   int major = 9;
   int minor = 0;
   int num_sms = 132;
+  std::size_t free_bytes = std::size_t{60} << 30;
+  std::size_t total_bytes = std::size_t{80} << 30;
   /// The driver has an entry point that encodes tensor maps; it accepts every map and writes none.
   bool encodes_tensor_maps = false;
   cudaError_t last_error = cudaSuccess;

@@ -7,6 +7,7 @@
 #include <bifolio/buffer.hpp>
 #include <bifolio/cache_engine.hpp>
 #include <bifolio/cuda.hpp>
+#include <bifolio/rotate_append.hpp>
 #include <memory>
 #include <optional>
 #include <string>
@@ -102,11 +103,20 @@ class sequence {
     return s;
   }
 
+  [[nodiscard]] errc make_out(buffer& out) {
+    try {
+      out = buffer(backend_->memory(), 3 * 4 * dims * 4);
+      return errc::ok;
+    } catch (const error& refused) {
+      return refused.code();
+    }
+  }
+
   void one_call(random_source& random) {
     const std::vector<block_copy> pairs{{block_id{0}, block_id{4}}, {block_id{1}, block_id{6}}};
     const auto rows = as_const(dense_view(rows_->data(), dtype::f32, 3, heads, dims));
     const std::int64_t slots[] = {19, 70, 71};
-    switch (random.between(0, 11)) {
+    switch (random.between(0, 13)) {
       case 0:
         return make([&] {
           const step_batch host = batch();
@@ -127,14 +137,10 @@ class sequence {
         return note(engine_->swap_blocks_to(*other_, pairs));
       case 5: {
         if (plan_.num_seqs == 0) return;
+        buffer out;
+        if (const errc refused = make_out(out); refused != errc::ok) return note(refused);
         attention_params p;
         p.q = as_const(dense_view(rows_->data(), dtype::f32, 3, 4, dims));
-        buffer out;
-        try {
-          out = buffer(backend_->memory(), 3 * 4 * dims * 4);
-        } catch (const error& refused) {
-          return note(refused.code());
-        }
         p.out = dense_view(out.data(), dtype::f32, 3, 4, dims);
         p.kv = engine_->layers()[0];
         const step_batch host = batch();
@@ -155,6 +161,23 @@ class sequence {
           const buffer made(backend_->staging_memory(), 4096);
           note(errc::ok);
         });
+      case 11:
+        return note(backend_->clear(rows_->data(), 256, {}));
+      case 12: {
+        buffer out;
+        if (const errc refused = make_out(out); refused != errc::ok) return note(refused);
+        const std::int32_t positions[] = {19, 38, 39};
+        rotate_append_params p;
+        p.append.k = p.append.v = rows;
+        p.append.slot_mapping = slots;
+        p.q = as_const(dense_view(rows_->data(), dtype::f32, 3, 4, dims));
+        p.q_out = dense_view(out.data(), dtype::f32, 3, 4, dims);
+        p.rotary = {.rotary_dim = dims,
+                    .cos_sin = static_cast<const float*>(rows_->data()),
+                    .num_positions = 40,
+                    .positions = positions};
+        return note(engine_->rotate_append(1, p));
+      }
       default:
         engine_.reset();  // frees, and is made again
         return;

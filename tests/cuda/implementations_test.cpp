@@ -171,6 +171,36 @@ TEST_CASE("prefill loads blocks of 16 tokens and more by TMA where head_dim and 
   }
 }
 
+TEST_CASE("deterministic plans use prefill where it has decode's bits, and give a step to one of them elsewhere") {
+  struct row {
+    std::int32_t head_dim;
+    dtype type;
+    bool has_prefill;
+  };
+  for (const row& r : {row{128, dtype::bf16, true}, row{64, dtype::f16, true}, row{112, dtype::bf16, true},
+                       row{40, dtype::bf16, true}, row{80, dtype::bf16, false}, row{96, dtype::bf16, false},
+                       row{256, dtype::bf16, false}, row{128, dtype::f32, false}}) {
+    CAPTURE(r.head_dim);
+    world w;
+    w.spec.deterministic = true;
+    w.spec.qk_head_dim = w.spec.v_head_dim = r.head_dim;
+    w.spec.q_type = w.spec.k_code.type = w.spec.v_code.type = w.spec.out_type = r.type;
+    w.plan_for({{2000, 2000}, {1, 500}});
+    CHECK(w.plans().prefill.empty() == !r.has_prefill);
+    if (!r.has_prefill) CHECK(w.plans().decode.num_seqs == 2);
+  }
+  world w;
+  w.spec.deterministic = true;
+  w.plan_for({{2000, 2000}});
+  CHECK(w.where().describe(w.plan, w.call()) == names{"cuda prefill bf16 d128 tma deterministic"});
+  // What prefill declines goes to the general kernel in steps of decode as well: its bits would not be prefill's.
+  w.plan_for({{1, 500}});
+  attention_params decoding = w.call();
+  CHECK(w.kernels_of(decoding) == names{"decode"});
+  decoding.soft_cap = 0x1p-41f;
+  CHECK(w.kernels_of(decoding) == names{"general"});
+}
+
 TEST_CASE("a call that the planned implementation declines is served by the general one, and planned for next time") {
   world w;
   cuda::reserve_plan(w.where(), w.plan, w.spec, 2, 2, 20000);
@@ -270,47 +300,108 @@ TEST_CASE("without a list of items the general kernel finds the same row tiles")
 
 TEST_CASE("explain names every implementation of the list, and why each faster one declines") {
   world w;
-  CHECK(w.where().explain(w.plan) == names{"prefill", "decode", "x_split", "general"});
+  CHECK(w.where().explain(w.plan) == names{"prefill", "decode", "latent", "x_split", "general"});
   w.plan_for({{1, 5000}, {2000, 2000}, {1, 300}});
   names said = w.where().explain(w.plan);
-  REQUIRE(said.size() == 4);
+  REQUIRE(said.size() == 5);
   CHECK(said[0] == "prefill takes 1 of 3 sequences");
   CHECK(said[1] == "decode takes 2 of 3 sequences");
-  CHECK(said[2].rfind("x_split takes 2 of 3 sequences of calls that those above decline", 0) == 0);
-  CHECK(said[3].rfind("general takes 3 of 3 sequences of calls that those above decline", 0) == 0);
+  CHECK(said[2] == "latent declines: V is no part of K");
+  CHECK(said[3].rfind("x_split takes 2 of 3 sequences of calls that those above decline", 0) == 0);
+  CHECK(said[4].rfind("general takes 3 of 3 sequences of calls that those above decline", 0) == 0);
 
   world other(layout_kind::hnd, false);
   other.spec.qk_head_dim = other.spec.v_head_dim = 84;
   other.spec.block_size = 5;
   other.plan_for({{1, 100}});
   said = other.where().explain(other.plan);
-  REQUIRE(said.size() == 4);
+  REQUIRE(said.size() == 5);
   CHECK(said[0] == "prefill declines: the driver has no cuTensorMapEncodeTiled");
   CHECK(said[1] == "decode declines: head_dim is 84; it takes multiples of 8 up to 256");
-  CHECK(said[2] == "x_split declines: head_dim is 84; it takes 64, 128 and 256");
-  CHECK(said[3] == "general takes 1 of 1 sequence");
+  CHECK(said[3] == "x_split declines: head_dim is 84; it takes 64, 128 and 256");
+  CHECK(said[4] == "general takes 1 of 1 sequence");
 
   other.spec.k_code.type = other.spec.v_code.type = dtype::f32;
   other.spec.qk_head_dim = other.spec.v_head_dim = 128;
   other.plan_for({{1, 100}});
   said = other.where().explain(other.plan);
   CHECK(said[1] == "decode declines: the dtypes of q, kv and out are bf16, f32 and bf16; it takes one dtype for all");
-  CHECK(said[2] == "x_split declines: block_size is 5; for f32 it takes multiples of 4");
+  CHECK(said[3] == "x_split declines: block_size is 5; for f32 it takes multiples of 4");
 }
 
-TEST_CASE("only the general implementation takes query positions and V in K") {
+TEST_CASE("only the general implementation takes query positions and V of another head_dim") {
   world w;
   const std::int32_t position = 5;
   w.plan_for({{1, 100}}, &position);
   names said = w.where().explain(w.plan);
-  REQUIRE(said.size() == 4);
-  for (std::size_t i = 0; i < 3; ++i) CHECK(contains(said[i], "declines: the batch has query_positions"));
-  CHECK(said[3] == "general takes 1 of 1 sequence");
+  REQUIRE(said.size() == 5);
+  for (const std::size_t i : {0u, 1u, 3u}) CHECK(contains(said[i], "declines: the batch has query_positions"));
+  CHECK(said[4] == "general takes 1 of 1 sequence");
   CHECK(w.plans().general.has_items);
   w.spec.v_head_dim = 64;
   w.plan_for({{1, 100}});
   said = w.where().explain(w.plan);
-  for (std::size_t i = 0; i < 3; ++i) CHECK(contains(said[i], "declines: qk_head_dim is 128 and v_head_dim 64"));
+  for (const std::size_t i : {0u, 1u, 3u}) {
+    CHECK(contains(said[i], "declines: qk_head_dim is 128 and v_head_dim 64"));
+  }
+}
+
+TEST_CASE("latent takes V in K of 576 and 512 dims, one KV head, heads that divide into its tiles") {
+  world w;
+  w.spec.num_q_heads = 16;
+  w.spec.num_kv_heads = 1;
+  w.spec.qk_head_dim = 576;
+  w.spec.v_head_dim = 512;
+  w.spec.v_in_k = true;
+  w.layout = make_layout(layout_kind::hnd, {dtype::bf16}, {dtype::bf16}, 1, 576, 512, 16, true);
+  const auto call = [&] {
+    attention_params p = w.call();
+    const std::int32_t heads = w.spec.num_q_heads;
+    p.q = as_const(dense_view(world::array(1), dtype::bf16, w.starts.back(), heads, 576));
+    p.out = dense_view(world::array(2), dtype::bf16, w.starts.back(), heads, 512);
+    p.kv = {world::array(3), nullptr, 1, w.layout};
+    return p;
+  };
+  const auto said_with = [&](auto change) {
+    const attention_spec before = w.spec;
+    change(w.spec);
+    w.plan_for({{1, 100}});
+    w.spec = before;
+    return w.where().explain(w.plan).at(2);
+  };
+  w.plan_for({{1, 5000}, {0, 7}, {1, 300}});
+  names said = w.where().explain(w.plan);
+  REQUIRE(said.size() == 5);
+  CHECK(said[0] == "prefill declines: V is part of K; it takes planes of their own");
+  CHECK(said[2] == "latent takes 2 of 3 sequences");
+  CHECK(w.where().describe(w.plan, call()) ==
+        names{"cuda latent bf16 d576 rows 16 tma", "", "cuda latent bf16 d576 rows 16 tma"});
+  w.runtime.forget_counts();
+  REQUIRE(w.where().attention(w.plan, call()) == errc::ok);
+  CHECK(w.runtime.launches.size() == 2);  // the long sequence is in parts, which are combined
+  attention_params capped = call();
+  capped.soft_cap = 3;
+  CHECK(w.kernels_of(capped) == names{"general"});
+  capped = call();
+  capped.scale = -1;
+  CHECK(w.kernels_of(capped) == names{"general"});
+
+  w.plan_for({{1, 100}, {2, 100}});
+  CHECK(w.where().describe(w.plan, call()).at(1) == "cuda latent bf16 d576 rows 64 tma");
+  w.spec.block_size = 5;
+  w.layout = make_layout(layout_kind::hnd, {dtype::bf16}, {dtype::bf16}, 1, 576, 512, 5, true);
+  w.plan_for({{1, 100}});
+  CHECK(w.where().describe(w.plan, call()).at(0) == "cuda latent bf16 d576 rows 16 copy");
+
+  CHECK(said_with([](attention_spec& s) { s.num_q_heads = 128; }) == "latent takes 1 of 1 sequence");
+  CHECK(said_with([](attention_spec& s) { s.num_q_heads = 71; }) ==
+        "latent declines: there are 71 query heads; it takes numbers that divide into up to 8 times 64");
+  CHECK(said_with([](attention_spec& s) { s.v_head_dim = 448; }) ==
+        "latent declines: qk_head_dim is 576 and v_head_dim 448; it takes 576 and 512");
+  CHECK(said_with([](attention_spec& s) { s.num_kv_heads = 2; }) ==
+        "latent declines: there are 2 KV heads; it takes 1");
+  CHECK(contains(said_with([](attention_spec& s) { s.deterministic = true; }), "the plan is deterministic"));
+  CHECK(contains(said_with([](attention_spec& s) { s.q_type = dtype::f32; }), "it takes one 16-bit dtype for all"));
 }
 
 TEST_CASE("decode and prefill take codes of 8 bits in K and V beside q and out of one 16-bit type") {
@@ -322,9 +413,9 @@ TEST_CASE("decode and prefill take codes of 8 bits in K and V beside q and out o
     w.spec.v_code = v;
     w.plan_for({{1, 100}, {1, 200}});
     const names said = w.where().explain(w.plan);
-    REQUIRE(said.size() == 4);
+    REQUIRE(said.size() == 5);
     prefill = said[0];
-    CHECK(contains(said[2], "x_split declines: "));
+    CHECK(contains(said[3], "x_split declines: "));
     return said[1];
   };
   const kv_code e4m3{dtype::e4m3, g::layer};
@@ -384,13 +475,13 @@ TEST_CASE("a forced implementation that does not exist or declines is refused wi
   const error unknown = refusal_of(w);
   CHECK(unknown.code() == errc::invalid_argument);
   CHECK(contains(unknown.what(), "attention_spec::implementation is 'fastest'"));
-  CHECK(contains(unknown.what(), "prefill, decode, x_split, general"));
+  CHECK(contains(unknown.what(), "prefill, decode, latent, x_split, general"));
   w.spec.implementation = "prefill";
   w.spec.qk_head_dim = w.spec.v_head_dim = 132;
   const error declined = refusal_of(w);
   CHECK(declined.code() == errc::unsupported);
   CHECK(contains(declined.what(), "head_dim is 132; it takes multiples of 8 up to 256"));
-  CHECK(contains(declined.what(), "prefill, decode, x_split, general"));
+  CHECK(contains(declined.what(), "prefill, decode, latent, x_split, general"));
   CHECK(w.plan.state == nullptr);
 }
 

@@ -291,6 +291,19 @@ TEST_CASE("a few tokens on a long context are cut over all SMs") {
   }
 }
 
+TEST_CASE("no row tile of a deterministic plan is cut, and each CTA has room for the outputs of one") {
+  for (const std::int32_t query_len : {8, 100, 2048}) {
+    step s(4, 8);
+    s.spec.deterministic = true;
+    s.add(query_len, 100000).plan();
+    CHECK_FALSE(s.has_shares());
+    CHECK(s.planned.num_partials == 0);
+    CHECK_FALSE(s.planned.combines);
+    check_plan(s);
+    CHECK(cuda::prefill_workspace_bytes(s.spec, s.num_sms) == std::size_t{132} * 128 * 128 * sizeof(float));
+  }
+}
+
 TEST_CASE("heads of a group share row tiles, one at a time where that leaves fewer rows unused") {
   CHECK(step(4, 2).add(100, 100).plan().planned.packing.heads == 4);
   CHECK(step(5, 2).add(3, 5000).plan().planned.packing.heads == 5);

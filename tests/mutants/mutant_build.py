@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the library with all chosen mutants in it, and links the release build's tests with that."""
+"""Builds the quick tests of a copy of the tree that has all chosen mutants in it."""
 
 import collections
-import concurrent.futures
 import dataclasses
 import json
 import os
-import pathlib
 import random
 import re
 import shlex
@@ -18,9 +16,15 @@ import known
 import rewrite
 
 # Not mutated: what only tests call (a self-check that accepts too much shows in no result), and registers of
-# instruction sets that not every machine has.
+# instruction sets that the build leaves out.
 NO_SUBJECT = re.compile(r"(_check|/check)\.cpp$|/simd/(avx2|avx512|neon)\.hpp$|/tile_micro\.hpp$")
 SUBJECTS = ("src/common", "src/cpu")
+# One instruction set: the others compile the same text again. -O1: compiling takes longer than the tests.
+CONFIGURATION = ["-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG",
+                 "-DBIFOLIO_ISAS=baseline", "-DBIFOLIO_CUDA=OFF", "-DBIFOLIO_BUILD_BENCH=OFF"]
+# Quick tests of other things than the library, or that run the conformance cases once more.
+NO_JUDGES = re.compile(r"^(support|example|reach|kernel_reach|c|rust|go|tools)_|^(selftest|block_map|trace_replay_cli|"
+                       r"fuzz_replay|conformance_suite_catches_flaws|conformance_cuda)$")
 
 
 def output_of(command, **options):
@@ -31,83 +35,117 @@ def output_of(command, **options):
 
 
 class Build:
-    def __init__(self, root, release, jobs, tests=""):
-        self.root, self.release, self.jobs, self.tests = root, release, jobs, re.compile(tests)
-        self.out = release.parent / "mutants"
+    def __init__(self, root, jobs, tests=""):
+        self.root, self.jobs, self.tests = root, jobs, re.compile(tests)
+        self.out = root / "build/mutants"
         self.tree = self.out / "tree"
+        self.objects = self.out / "build"
         self.list = self.out / "mutants.json"
-        ninja = ["ninja", "-C", str(release), "-t"]
-        self.compilations = {entry["output"]: entry for entry in json.loads(output_of(ninja + ["compdb"]))
-                             if entry["file"].endswith(".cpp") and " -c " in entry["command"]}
-        self.core = self.objects_of_link(ninja, "src/libbifolio_core.a")
 
-    def objects_of_link(self, ninja, target):
-        last = output_of(ninja + ["commands", "-s", target]).splitlines()[-1]
-        return [word for word in shlex.split(last) if word.endswith(".o")]
+    def copy_tree(self):
+        """All files of the tree but the subjects, which `write_subjects` writes. Files that did not change keep their
+        times, so that little is compiled again."""
+        listed = output_of(["git", "-C", str(self.root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"])
+        for relative in filter(None, listed.split("\0")):
+            source = self.root / relative
+            if source.is_file() and not relative.startswith(tuple(part + "/" for part in SUBJECTS)):
+                write_if_other(self.tree / relative, source.read_bytes())
+                shutil.copymode(source, self.tree / relative)
 
-    def link_command_of(self, program):
-        """Words of the command that links a program of the release build."""
-        line = output_of(["ninja", "-C", str(self.release), "-t", "commands", "-s", program]).splitlines()[-1]
-        words = shlex.split(line)
-        return [word for word in words if word not in (":", "&&")]
+    def write_subjects(self, chosen):
+        by_file = collections.defaultdict(list)
+        for number, mutation in chosen.items():
+            by_file[mutation.file].append((number, mutation))
+        switch = (f"\n#define BIFOLIO_NUM_MUTANTS {max(chosen, default=0) + 1}\n"
+                  f"#include \"{self.tree}/tests/mutants/mutants.cpp\"\n").encode()
+        for part in SUBJECTS:
+            for source in (self.root / part).rglob("*"):
+                if source.is_file():
+                    relative = str(source.relative_to(self.root))
+                    text = rewrite.rewritten(source.read_bytes(), by_file[relative])
+                    write_if_other(self.tree / relative, text + (switch if relative == "src/common/base/error.cpp" else b""))
 
-    def parse_arguments(self, output):
-        """What libclang has to know of a compilation: include folders, definitions, language."""
-        words = shlex.split(self.compilations[output]["command"])
-        kept = [word for word in words if re.match(r"-(D|I|std=|mno-|msse)", word)]
-        for index, word in enumerate(words):
-            if word == "-isystem":
-                kept += [word, words[index + 1]]
-        return kept
+    def configure(self):
+        switch = self.tree / "tests/mutants/mutants.hpp"
+        output_of(["cmake", "-S", str(self.tree), "-B", str(self.objects), *CONFIGURATION,
+                   f"-DCMAKE_CXX_FLAGS=-w -fno-diagnostics-show-caret -include {switch}",
+                   f"-DBIFOLIO_SHARED_DIR={self.root.parent / 'shared'}"])
 
-    def mutated(self, output):
-        """The command that compiles an object from the rewritten sources, and the object."""
-        target = self.out / "objects" / output
-        target.parent.mkdir(parents=True, exist_ok=True)
-        words = shlex.split(self.compilations[output]["command"])
-        words = words[1:] if os.path.basename(words[0]) == "ccache" else words
-        changed, at = [], 0
-        while at < len(words):
-            word = words[at]
-            at += 1
-            if word in ("-MT", "-MF"):
-                at += 1
-            elif word == "-MD" or word.startswith("-W"):
+    def quick_tests(self):
+        """{"name", "program", "arguments", "environment"} of each quick test that judges mutants."""
+        listing = json.loads(output_of(["ctest", "--test-dir", str(self.objects), "--show-only=json-v1", "-L", "quick"]))
+        targets = set(re.findall(r"^(bifolio_test_\w+): phony", output_of(["ninja", "-C", str(self.objects), "-t", "targets", "all"]), re.M))
+        tests = []
+        for test in listing["tests"]:
+            name = test["name"]
+            if NO_JUDGES.search(name) or not self.tests.search(name) or f"bifolio_test_{name}" not in targets:
                 continue
-            elif word == output:
-                changed.append(str(target))
-            elif word == f"-I{self.root}/src":
-                changed += [f"-I{self.tree}/src", word]
-            elif any(word.startswith(f"{self.root}/{part}/") for part in SUBJECTS):
-                changed.append(str(self.tree / os.path.relpath(word, self.root)))
-            else:
-                changed.append(word)
-        switch = str(self.root / "tests/mutants/mutants.hpp")
-        return changed + ["-w", "-fno-diagnostics-show-caret", "-include", switch], target
+            properties = {p["name"]: p["value"] for p in test["properties"]}
+            environment = dict(pair.split("=", 1) for pair in properties.get("ENVIRONMENT", []))
+            environment.pop("BIFOLIO_TEST_REACH_DIR", None)
+            tests.append({"name": name, "program": f"bifolio_test_{name}", "arguments": test.get("command", [""])[1:],
+                          "environment": environment})
+        return tests
 
-    def compile(self, outputs):
-        """Compiles the objects. Returns what the compiler said of each that failed."""
-        def one(output):
-            command, _ = self.mutated(output)
-            done = subprocess.run(command, cwd=self.release, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-            return "" if done.returncode == 0 else done.stdout
-        with concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
-            said = list(pool.map(one, outputs))
-        return {output: text for output, text in zip(outputs, said) if text}
+    def compile(self, chosen):
+        """Builds the tests, and leaves out mutants that do not compile."""
+        targets = [test["program"] for test in self.quick_tests()]
+        while True:
+            self.write_subjects(chosen)
+            done = subprocess.run(["ninja", "-C", str(self.objects), "-j", str(self.jobs), "-k", "0", *targets],
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            if done.returncode == 0:
+                return
+            places = places_of_errors(done.stdout, self.objects, self.tree)
+            wrong = {n for n, m in chosen.items() if any(file == m.file and m.line <= line <= m.last_line for file, line in places)}
+            if not wrong:
+                sys.exit(f"tools/mutants: the rewritten tree does not compile:\n{done.stdout[-4000:]}")
+            for number in wrong:
+                del chosen[number]
+            print(f"{len(wrong)} do not compile and are left out", flush=True)
+
+    def collect(self):
+        """Programs, and the list of them, in one folder: what mutant_run.py needs, here or on another machine."""
+        programs = self.out / "programs"
+        programs.mkdir(exist_ok=True)
+        tests = self.quick_tests()
+        found = {path.name: path for path in (self.objects / "tests").rglob("bifolio_test_*") if os.access(path, os.X_OK) and path.is_file()}
+        for test in tests:
+            output_of(["strip", "-o", str(programs / test["program"]), str(found[test["program"]])])
+        (self.out / "tests.json").write_text(json.dumps(tests, indent=1))
+        for file in ("mutant_run.py", "equivalent.txt"):
+            shutil.copy(self.root / "tests/mutants" / file, self.out / file)
+
+
+def write_if_other(target, text):
+    if not target.exists() or target.read_bytes() != text:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(text)
 
 
 def find(build, files):
+    """All places of the subjects that can be mutated."""
     pattern = re.compile(files)
 
     def is_wanted(path):
         return path.startswith(SUBJECTS) and not NO_SUBJECT.search(path) and pattern.search(path) is not None
 
     finder = rewrite.Finder(str(build.root) + "/", is_wanted)
-    for output in build.core:
-        if "bifolio_kernels_" in output and "bifolio_kernels_baseline" not in output:
-            continue  # the same text once more, for other registers
-        finder.parse(build.compilations[output]["file"], build.parse_arguments(output))
-    return finder
+    for entry in json.loads(output_of(["ninja", "-C", str(build.objects), "-t", "compdb"])):
+        relative = os.path.relpath(entry["file"], build.tree)
+        if relative.endswith(".cpp") and relative.startswith(SUBJECTS) and " -c " in entry["command"]:
+            finder.parse(str(build.root / relative), parse_arguments(entry["command"], build))
+    return finder.found.values()
+
+
+def parse_arguments(command, build):
+    """What libclang has to know of a compilation: include folders, definitions, language; of the tree that was copied."""
+    words = shlex.split(command)
+    kept = [word for word in words if re.match(r"-(D|I|std=|mno-|msse)", word)]
+    for index, word in enumerate(words):
+        if word == "-isystem":
+            kept += [word, words[index + 1]]
+    return [word.replace(str(build.tree), str(build.root)) for word in kept]
 
 
 def choose(found, count, seed):
@@ -131,44 +169,19 @@ def known_mutations(build):
         if len(places) != 1:
             sys.exit(f"tools/mutants: {len(places)} places of {file} are '{text}' (tests/mutants/known.py: {what})")
         begin = places[0]
-        yield rewrite.Mutation(file, source.count(b"\n", 0, begin) + 1, source.count(b"\n", 0, begin) + 1, "known", what,
-                               begin, begin + len(text.encode()),
+        line = source.count(b"\n", 0, begin) + 1
+        yield rewrite.Mutation(file, line, line, "known", what, begin, begin + len(text.encode()),
                                f"(::bifolio_mutants::is_on(%d) ? ({mutated}) : (".encode(), b"))", ())
 
 
-def dependents(build, chosen):
-    """The objects that are compiled from a file with a mutant in it, or include one."""
-    files = {str(build.root / m.file) for m in chosen.values()}
-    objects, output = set(), None
-    for line in output_of(["ninja", "-C", str(build.release), "-t", "deps"]).splitlines():
-        if not line.startswith(" "):
-            output = line.split(":")[0]
-        elif os.path.normpath(build.release / line.strip()) in files:
-            objects.add(output)
-    return objects
-
-
-def write_tree(build, chosen):
-    by_file = collections.defaultdict(list)
-    for number, mutation in chosen.items():
-        by_file[mutation.file].append((number, mutation))
-    for part in SUBJECTS:
-        for source in (build.root / part).rglob("*.[hc]pp"):
-            relative = str(source.relative_to(build.root))
-            text = rewrite.rewritten(source.read_bytes(), by_file[relative])
-            target = build.tree / relative
-            if not target.exists() or target.read_bytes() != text:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(text)
-
-
-def places_of_errors(said, tree):
-    """(file, line) of the rewritten sources that a compiler complains about; for an error inside the operators' own
-    templates the place that asked for them."""
+def places_of_errors(said, folder, tree):
+    """(file, line) of the rewritten sources that a compiler in `folder` complains about; for an error inside the
+    operators' own templates the place that asked for them."""
     places, asked = set(), []
     for line in said.splitlines():
-        at = re.match(rf"{re.escape(str(tree))}/([^:]+):(\d+):", line)
-        place = (at[1], int(at[2])) if at else None
+        at = re.match(r"([^\s:]+):(\d+):", line)
+        file = os.path.relpath(os.path.normpath(os.path.join(folder, at[1])), tree) if at else ""
+        place = (file, int(at[2])) if file.startswith(SUBJECTS) else None
         if " error: " in line:
             places.update([place] if place else asked[-1:])
             asked = []
@@ -178,85 +191,42 @@ def places_of_errors(said, tree):
 
 
 def make(build, count, seed, files):
-    found = find(build, files).found if count > 0 else {}
-    drawn = choose(found.values(), count, seed)
+    build.copy_tree()
+    build.write_subjects({})
+    build.configure()
+    found = find(build, files) if count > 0 else []
+    drawn = choose(found, count, seed)
     chosen = dict(enumerate([m for m in known_mutations(build) if re.search(files, m.file)] + drawn))
     print(f"{len(found)} places can be mutated; {len(drawn)} are drawn with seed {seed}, "
           f"{len(chosen) - len(drawn)} are known", flush=True)
-    shutil.rmtree(build.out, ignore_errors=True)
-    changed = dependents(build, chosen)
-    left = [output for output in build.core + internal_objects(build) if output in changed]
-    print(f"{len(left)} objects are compiled", flush=True)
-    while left:
-        write_tree(build, chosen)
-        said = build.compile(left)
-        left = list(said)
-        places = set().union(*(places_of_errors(text, build.tree) for text in said.values()))
-        wrong = {n for n, m in chosen.items() if any(file == m.file and m.line <= line <= m.last_line for file, line in places)}
-        if left and not wrong:
-            sys.exit(f"tools/mutants: the rewritten library does not compile:\n{said[left[0]][-4000:]}")
-        for number in wrong:
-            del chosen[number]
-        if wrong:
-            print(f"{len(wrong)} do not compile and are left out", flush=True)
-    link(build, max(chosen) + 1)
-    build.list.write_text(json.dumps({n: dataclasses.asdict(m) | {"opening": "", "closing": ""}
-                                      for n, m in chosen.items()}, indent=1))
+    build.compile(chosen)
+    build.list.write_text(json.dumps({n: written(build, m) for n, m in chosen.items()}, indent=1))
+    build.collect()
 
 
-def tests_of(build):
-    """The quick tests that are programs with the library in them: {"name", "command", "environment", "folder"}."""
-    listing = json.loads(output_of(["ctest", "--test-dir", str(build.release), "--show-only=json-v1", "-L", "quick"]))
-    tests = []
-    for test in listing["tests"]:
-        properties = {p["name"]: p["value"] for p in test["properties"]}
-        command = test.get("command", [""])
-        if not re.search(r"/bifolio_(test|fuzz)_[a-z0-9_]+$", command[0]) or not build.tests.search(test["name"]):
-            continue
-        words = build.link_command_of(os.path.relpath(command[0], build.release))
-        if "src/libbifolio_core.a" not in words or any("libbifolio_c." in word for word in words):
-            continue
-        environment = dict(pair.split("=", 1) for pair in properties.get("ENVIRONMENT", []))
-        environment.pop("BIFOLIO_TEST_REACH_DIR", None)
-        tests.append({"name": test["name"], "command": command, "environment": environment, "words": words,
-                      "folder": properties.get("WORKING_DIRECTORY", str(build.release))})
-    return tests
+def make_again(build):
+    """The mutants of the last build, with the tests as they are now."""
+    if not build.list.exists():
+        sys.exit(f"tools/mutants: there is no {build.list}; run without --keep first")
+    chosen = {int(n): read(m) for n, m in json.loads(build.list.read_text()).items()}
+    for m in chosen.values():
+        text = (build.root / m.file).read_bytes()
+        if m.kind != "known" and rewrite.described(text[m.begin:m.end]) != m.what:
+            sys.exit(f"tools/mutants: {m.file} has changed since mutants were drawn; run without --keep")
+    build.copy_tree()
+    build.configure()
+    build.compile(chosen)
+    build.list.write_text(json.dumps({n: written(build, m) for n, m in chosen.items()}, indent=1))
+    build.collect()
 
 
-def internal_objects(build):
-    """Objects of the tests that include headers of src/: their inline functions are mutated as well."""
-    return sorted({word for test in tests_of(build) for word in test["words"]
-                   if word in build.compilations and f"-I{build.root}/src" in build.compilations[word]["command"]})
+def written(build, mutation):
+    line = (build.root / mutation.file).read_bytes().split(b"\n")[mutation.line - 1]
+    return dataclasses.asdict(mutation) | {"opening": mutation.opening.decode(), "closing": mutation.closing.decode(),
+                                           "source": rewrite.described(line)}
 
 
-def link_again(build):
-    link(build, 1 + max(int(number) for number in json.loads(build.list.read_text())))
-
-
-def link(build, num_mutants):
-    switch = build.out / "mutants.o"
-    output_of(["c++", "-std=c++20", "-O1", f"-DBIFOLIO_NUM_MUTANTS={num_mutants}", "-c",
-               str(build.root / "tests/mutants/mutants.cpp"), "-o", str(switch)])
-    archive = build.out / "libbifolio_core.a"
-    archive.unlink(missing_ok=True)
-    mutated = [build.out / "objects" / output for output in build.core]
-    objects = [m if m.exists() else build.release / output for m, output in zip(mutated, build.core)]
-    output_of(["ar", "qcs", str(archive), str(switch)] + [str(o) for o in objects])
-    programs = build.out / "programs"
-    programs.mkdir(exist_ok=True)
-
-    def one(test):
-        words = []
-        for word in test["words"]:
-            mutated = build.out / "objects" / word
-            if word == "src/libbifolio_core.a":
-                words += ["-Wl,--undefined=bifolio_record_mutant", str(archive)]
-            elif word.endswith(".o") and mutated.exists():
-                words.append(str(mutated))
-            elif words and words[-1] == "-o":
-                words.append(str(programs / pathlib.Path(word).name))
-            else:
-                words.append(word)
-        output_of(words, cwd=build.release)
-    with concurrent.futures.ThreadPoolExecutor(build.jobs) as pool:
-        list(pool.map(one, tests_of(build)))
+def read(entry):
+    entry.pop("source", None)
+    return rewrite.Mutation(**entry | {"opening": entry["opening"].encode(), "closing": entry["closing"].encode(),
+                                       "operator": tuple(entry["operator"])})

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the tests on one mutant after another, and says what survived."""
+"""Runs the tests on one mutant after another, and says what survived. A program of its own, which needs nothing of the
+tree: `python3 mutant_run.py FOLDER` runs what `tools/mutants --build-only` left there, on any machine."""
 
+import argparse
 import collections
 import concurrent.futures
 import json
 import os
 import pathlib
+import queue
+import random
 import resource
 import signal
 import subprocess
@@ -13,64 +17,74 @@ import tempfile
 import threading
 import time
 
-import mutant_build
-
 WANTED = (("src/", 95), ("src/cpu/", 90))
-MEMORY_BYTES = 8 << 30  # a mutant may ask for everything
+MEMORY_BYTES = 6 << 30  # a mutant may ask for everything
 SHORTEST_TIMEOUT_S = 10
 FEWER_BACKENDS = {"BIFOLIO_TEST_BACKENDS": "threads"}  # each ISA, one executor
 
 
-def equivalents(root):
-    """The keys of tests/mutants/equivalent.txt: lines "FILE: KIND: TEXT", each under a comment with the reason."""
-    lines = (root / "tests/mutants/equivalent.txt").read_text().splitlines()
+def equivalents(folder):
+    """The keys of equivalent.txt: lines "FILE: KIND: TEXT" or "FILE: KIND: TEXT in: LINE", each under a comment with the
+    reason."""
+    lines = (folder / "equivalent.txt").read_text().splitlines()
     return {line.strip() for line in lines if line.strip() and not line.startswith("#")}
 
 
 def key_of(mutant):
     """What names it in a list that outlives changes elsewhere in the file."""
-    return f"{mutant['file']}: {mutant['kind']}: {mutant['what']}"
+    text = mutant["what"] if len(mutant["what"]) > 11 else f"{mutant['what']} in: {mutant['source']}"
+    return f"{mutant['file']}: {mutant['kind']}: {text}"
 
 
 class Runner:
-    def __init__(self, build):
-        self.build = build
-        self.mutants = {int(n): m for n, m in json.loads(build.list.read_text()).items()}
-        self.tests = mutant_build.tests_of(build)
+    def __init__(self, folder, jobs):
+        self.folder = pathlib.Path(folder).resolve()
+        self.mutants = {int(n): m for n, m in json.loads((self.folder / "mutants.json").read_text()).items()}
+        self.tests = json.loads((self.folder / "tests.json").read_text())
+        self.jobs = jobs
+        # Tests start as many threads as they have processors: each has two, whatever the machine has.
+        usable = sorted(os.sched_getaffinity(0))
+        self.places = queue.SimpleQueue()
+        for job in range(jobs):
+            self.places.put({usable[job % len(usable)], usable[(job + 1) % len(usable)]})
 
     def run(self, test, environment, timeout):
         """Seconds that a test took, or None when it failed."""
-        program = self.build.out / "programs" / pathlib.Path(test["command"][0]).name
-        arguments = [str(program)] + test["command"][1:]
-        if program.name.startswith("bifolio_test_"):
-            arguments += ["--abort-after=1", "--no-breaks"]
+        arguments = [str(self.folder / "programs" / test["program"]), *test["arguments"], "--abort-after=1", "--no-breaks"]
+        place = self.places.get()
+
+        def begin_apart():
+            os.sched_setaffinity(0, place)
+            resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
         begin = time.monotonic()
-        with tempfile.TemporaryFile() as nothing:
-            child = subprocess.Popen(arguments, cwd=test["folder"], stdin=subprocess.DEVNULL, stdout=nothing, stderr=nothing,
-                                     env=os.environ | FEWER_BACKENDS | test["environment"] | environment,
-                                     start_new_session=True,
-                                     preexec_fn=limit_memory)
+        try:
+            child = subprocess.Popen(arguments, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                     stderr=subprocess.DEVNULL, start_new_session=True, preexec_fn=begin_apart,
+                                     env=os.environ | FEWER_BACKENDS | test["environment"] | environment)
             try:
                 status = child.wait(timeout)
             except subprocess.TimeoutExpired:
                 status = None
-            if status is None:
                 os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
+        finally:
+            self.places.put(place)
         return time.monotonic() - begin if status in (0, 77) else None
 
     def record(self):
         """Which tests reach which mutants, and how long each takes without one."""
         self.reached = collections.defaultdict(list)
-        with tempfile.TemporaryDirectory() as folder:
-            for test in self.tests:
-                path = os.path.join(folder, test["name"])
-                test["seconds"] = self.run(test, {"BIFOLIO_MUTANTS_REACHED": path}, 900)
-                print(f"  {test['name']}: {test['seconds'] or 0:.1f} s", flush=True)
-                if test["seconds"] is None:
-                    print(f"  {test['name']} fails without a mutant and is left out", flush=True)
+        with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
+            took = pool.map(lambda test: self.run(test, {"BIFOLIO_MUTANTS_REACHED": os.path.join(folder, test["name"])}, 300),
+                            self.tests)
+            for test, seconds in zip(self.tests, took):
+                test["seconds"] = seconds
+                print(f"  {test['name']}: " + (f"{seconds:.1f} s" if seconds else "fails without a mutant and is left out"), flush=True)
+                if seconds is None:
                     continue
-                with open(path, "rb") as file:
+                with open(os.path.join(folder, test["name"]), "rb") as file:
                     for number, byte in enumerate(file.read()):
                         if byte and number in self.mutants:
                             self.reached[number].append(test)
@@ -82,47 +96,49 @@ class Runner:
     def outcome(self, number):
         """The name of the test that kills a mutant, or None."""
         for test in self.reached[number]:
-            environment = {"BIFOLIO_MUTANT": str(number)}
-            if self.run(test, environment, SHORTEST_TIMEOUT_S + 5 * test["seconds"]) is None:
+            if self.run(test, {"BIFOLIO_MUTANT": str(number)}, SHORTEST_TIMEOUT_S + 5 * test["seconds"]) is None:
                 return test["name"]
         return None
 
 
-def limit_memory():
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def run_all(build, only):
-    runner = Runner(build)
+def run_all(folder, jobs, only="", seconds=0, results_file=None):
+    """{number: mutant} of those that were run; with `seconds` none begins later than that."""
+    begin = time.monotonic()
+    runner = Runner(folder, jobs)
     runner.record()
     numbers = [int(n) for n in only.split(",")] if only else sorted(runner.mutants)
-    known = equivalents(build.root)
+    random.Random(1).shuffle(numbers)  # should time run out, every file has had its share
+    known = equivalents(runner.folder)
     results, lock = {}, threading.Lock()
+    results_file = pathlib.Path(results_file or runner.folder / "results.json")
 
     def one(number):
         mutant = runner.mutants[number]
+        if seconds and time.monotonic() - begin > seconds:
+            return
         mutant["equivalent"] = key_of(mutant) in known
         mutant["killed_by"] = None if mutant["equivalent"] else runner.outcome(number)
         mutant["reached"] = len(runner.reached[number])
         with lock:
             results[number] = mutant
-            if mutant["killed_by"] is None and not mutant["equivalent"]:
-                print(f"  survives: {number}  {mutant['file']}:{mutant['line']}  {mutant['kind']}  {mutant['what']}", flush=True)
             if len(results) % 50 == 0:
-                print(f"{len(results)} of {len(numbers)}", flush=True)
-            (build.out / "results.json").write_text(json.dumps(results, indent=1))
-    with concurrent.futures.ThreadPoolExecutor(build.jobs) as pool:
+                print(f"{len(results)} of {len(numbers)} after {time.monotonic() - begin:.0f} s", flush=True)
+            if len(results) % 10 == 0 or len(results) == len(numbers):
+                results_file.write_text(json.dumps(results, indent=1))
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         list(pool.map(one, numbers))
+    results_file.write_text(json.dumps(results, indent=1))
+    if len(results) < len(numbers):
+        print(f"{len(numbers) - len(results)} were not run")
     return results
 
 
-def report(build, results):
+def report(results):
     failed = 0
     print()
-    for m in sorted(results.values(), key=lambda m: (m["file"], m["line"])):
+    for number, m in sorted(results.items(), key=lambda entry: (entry[1]["file"], entry[1]["line"])):
         if m["killed_by"] is None and not m["equivalent"]:
-            print(f"{m['file']}:{m['line']}: {'' if m['reached'] else 'not reached: '}{m['kind']}: {m['what']}")
+            print(f"{number}, line {m['line']}{'' if m['reached'] else ', not reached'}: {key_of(m)}")
     print(f"\n{'':22} {'mutants':>8} {'equal':>6} {'killed':>7} {'left':>5}  share")
     folders = collections.Counter("/".join(m["file"].split("/")[:3 if "common" in m["file"] else 2]) + "/"
                                   for m in results.values())
@@ -137,3 +153,18 @@ def report(build, results):
         print(f"{folder:22} {len(of):8} {equal:6} {killed:7} {len(of) - equal - killed:5}  {share:.1f} %"
               + (f", less than {wanted[folder]} %" if short else ""))
     return int(failed)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", help="what tools/mutants --build-only left: programs/, mutants.json, tests.json, equivalent.txt")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes at a time")
+    parser.add_argument("--only", default="", help="numbers of the mutants to run, separated by commas")
+    parser.add_argument("--seconds", type=float, default=0, help="begin no mutant later than that")
+    parser.add_argument("--results", help="file to write (default FOLDER/results.json)")
+    options = parser.parse_args()
+    return report(run_all(options.folder, options.jobs, options.only, options.seconds, options.results))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

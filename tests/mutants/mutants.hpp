@@ -10,8 +10,6 @@
 /// A place costs a load and a branch. Everything is inlined: a function that is not would be shared between the objects
 /// of different instruction sets.
 
-#include <type_traits>
-
 extern "C" {
 extern unsigned char bifolio_mutant_states[];  // 0: off, 1: on, 2: to be recorded
 bool bifolio_record_mutant(int number) noexcept;
@@ -20,7 +18,7 @@ bool bifolio_record_mutant(int number) noexcept;
 namespace bifolio_mutants {
 
 [[gnu::always_inline]] constexpr inline bool is_on(int number) noexcept {
-  if (std::is_constant_evaluated()) return false;
+  if (__builtin_is_constant_evaluated()) return false;
   const unsigned char state = bifolio_mutant_states[number];
   if (state == 0) [[likely]]
     return false;

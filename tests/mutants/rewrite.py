@@ -56,12 +56,18 @@ class Mutation:
     operator: tuple  # (begin, end) of what becomes a comma, or ()
 
 
+def described(text):
+    what = " ".join(text.decode().split())
+    return what if len(what) <= 160 else what[:157] + "..."
+
+
 class Finder:
     def __init__(self, root, wanted):
         self.root = root
         self.wanted = wanted  # file name relative to root -> bool
         self.found = {}
         self.texts = {}
+        self.searched = set()
 
     def text(self, path):
         if path not in self.texts:
@@ -70,15 +76,19 @@ class Finder:
         return self.texts[path]
 
     def parse(self, source, arguments):
+        """A header is searched in the first source that includes it."""
         unit = cindex.Index.create().parse(source, args=arguments)
+        seen = set()
         for top in unit.cursor.get_children():
             file = top.location.file
-            if file is not None and file.name.startswith(self.root):
+            if file is not None and file.name.startswith(self.root) and file.name not in self.searched:
+                seen.add(file.name)
                 self.outside(top)
+        self.searched |= seen
 
     def outside(self, cursor):
         """Namespaces and classes: looks for the bodies of functions."""
-        if cursor.spelling in ("check", "digest"):
+        if cursor.spelling in ("check", "digest", "add_to"):
             return  # what only tests call: one that accepts too much, or sees too little, shows in no result
         if kind_of(cursor) in FUNCTIONS:
             name = cursor.location.file.name
@@ -97,9 +107,7 @@ class Finder:
         text = self.text(self.path)
         if not 0 <= begin < end <= len(text):
             return
-        what = " ".join(text[begin:end].decode().split())
-        if len(what) > 160:
-            what = what[:157] + "..."
+        what = described(text[begin:end])
         relative = os.path.relpath(self.path, self.root)
         line = text.count(b"\n", 0, begin) + 1
         last_line = line + text.count(b"\n", begin, end)

@@ -105,7 +105,7 @@ sequence random_sequence(random_source& random, float& slope, float& sink) {
   s.options.causal = !chance(3);
   if (chance(2)) s.options.window_left = static_cast<std::int32_t>(below(9));
   if (chance(2)) s.options.window_right = static_cast<std::int32_t>(below(9));
-  if (chance(2)) s.options.soft_cap = 1.5f;
+  if (chance(2)) s.options.soft_cap = 0.9f;
   slope = normal();
   sink = chance(4) ? -std::numeric_limits<float>::infinity() : normal();
   if (chance(2)) s.options.alibi_slopes = &slope;

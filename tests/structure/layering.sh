@@ -21,7 +21,7 @@ find include/bifolio src \( -name '*.hpp' -o -name '*.cpp' -o -name '*.cuh' -o -
     allowed["cuda"]      = "base engine attention"
 
     # Folder: its public headers, those in detail/ included.
-    headers["base"]      = "buffer device dtype error export host_device kv_layout memory_resource metrics prefetch stats step tensor_view types version"
+    headers["base"]      = "buffer copy_audit device dtype error export host_device kv_layout log memory_resource metrics prefetch stats step tensor_view types version"
     headers["cache"]     = "block_pool block_table content_key eviction_policy kv_cache_config kv_cache_manager prefix_cache " \
                            "block_chunk block_queues group_manager kv_events layer_groups manager_core prefix_index sequence"
     headers["scheduler"] = "request scheduler"
@@ -38,6 +38,7 @@ find include/bifolio src \( -name '*.hpp' -o -name '*.cpp' -o -name '*.cuh' -o -
     package["tbb/ oneapi/tbb/"]     = "src/common/ src/cpu/tbb_executor.cpp"
     package["doctest"]              = "tests/"
     package["zmq.hpp"]              = "src/events/"
+    package["nvtx3/"]               = "src/cuda/"
     # Weak symbols: kernels of different ISAs must share no inline function.
     kernel_free_of = "^(algorithm|vector|string|map|iostream|sstream)$"
 

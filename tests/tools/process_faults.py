@@ -29,7 +29,7 @@ LONG = {
     "generate": ["--prompt", "Once upon a time", "--samples", "2000", "--max-batch-seqs", "2000", "--device", "cpu"],
     "serve": ["--port", "0", "--device", "cpu"],
     "bench": ["probe", "--threads", "1", "--min-time", "20", "--mib", "64"],
-    "trace_replay": ["{long_trace}", "--blocks", "1000,2000,3000,4000", "--build"],
+    "trace_replay": ["{long_trace}", "--blocks", ",".join(str(1000 + i) for i in range(60)), "--build"],
     "block_map": ["--steps", MANY, "--speed", "0", "--every", "1000000"],
     "selftest": ["--seconds", "60", "--device", "cpu"],
 }

@@ -28,6 +28,7 @@ constexpr std::int32_t longest_prompt = 600;
 constexpr std::int32_t longest_answer = 120;
 constexpr std::int32_t most_running = 16;
 constexpr std::size_t most_asked = 24;
+constexpr std::int64_t most_steps_at_the_end = 200000;
 
 enum what_is_stored : std::uint8_t { key = 1, value, query };
 
@@ -56,7 +57,7 @@ class round {
         sum_(sum),
         block_size_(8 << random_.between(0, 2)),
         num_blocks_(how.num_blocks > 0 ? how.num_blocks : random_.between(800, 3500) / block_size_),
-        num_host_blocks_(random_.one_in(4) ? 1 : num_blocks_ / 2),
+        num_host_blocks_(random_.one_in(4) ? 1 : std::max<std::int64_t>(1, num_blocks_ / 2)),
         manager_({.block_size = block_size_,
                   .num_blocks = num_blocks_,
                   .max_sequences = 4 * most_running,
@@ -74,11 +75,12 @@ class round {
 
   std::string run() {
     for (std::int64_t n = 0; n < how_.steps_per_round; ++n) {
-      while (live_.size() < most_asked) ask();
+      for (std::size_t tries = 0; live_.size() < most_asked && tries < most_asked; ++tries) ask();
       maybe_abort();
       if (std::string problem = step(); !problem.empty()) return at_step(problem);
     }
-    while (plans_.has_work()) {
+    for (std::int64_t n = 0; plans_.has_work(); ++n) {
+      if (n > most_steps_at_the_end) return at_step("requests do not come to their end");
       if (std::string problem = step(); !problem.empty()) return at_step(problem);
     }
     const scheduler_stats& stats = plans_.stats();
@@ -104,7 +106,9 @@ class round {
   void ask() {
     const trace_replay::trace_request& from = trace_.requests[next_++ % trace_.requests.size()];
     asked_request asked;
-    const auto length = std::clamp(from.num_input_tokens / how_.shrink, 1, longest_prompt);
+    // A small pool gets small requests: what cannot ever be served is refused, and tests nothing.
+    const auto room = static_cast<std::int32_t>(std::min<std::int64_t>(num_blocks_ * block_size_, 1 << 20));
+    const auto length = std::clamp(from.num_input_tokens / how_.shrink, 1, std::clamp(room / 2, 1, longest_prompt));
     const std::int32_t block_tokens = std::max(1, 512 / how_.shrink);
     const auto ids = trace_.ids_of(from);
     for (std::int32_t i = 0; i < length; ++i) {
@@ -115,7 +119,7 @@ class round {
     }
     request what;
     what.prompt = asked.prompt;
-    what.max_new_tokens = std::clamp(from.num_output_tokens / how_.shrink, 1, longest_answer);
+    what.max_new_tokens = std::clamp(from.num_output_tokens / how_.shrink, 1, std::clamp(room / 8, 1, longest_answer));
     what.num_samples = random_.one_in(5) ? static_cast<std::int32_t>(random_.between(2, 4)) : 1;
     asked.said.resize(static_cast<std::size_t>(what.num_samples));
     const submit_result got = plans_.submit(std::move(what));

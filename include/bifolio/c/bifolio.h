@@ -102,6 +102,13 @@ typedef struct bifolio_tensor {
 BIFOLIO_C_API bifolio_tensor bifolio_dense_tensor(const void* data, bifolio_dtype type, int64_t num_tokens,
                                                   int32_t num_heads, int32_t head_dim);
 
+/* ---- Log ---- */
+
+enum { BIFOLIO_LOG_ERROR = 0, BIFOLIO_LOG_WARNING = 1, BIFOLIO_LOG_INFO = 2 };
+/* Gets what the library has to say, a sentence at a time, from any thread; see bifolio/log.hpp. Null: nobody, which is
+ * how it begins. The function before is not running any more when this returns. */
+BIFOLIO_C_API void bifolio_set_log(void (*function)(void* user, int32_t level, const char* message), void* user);
+
 /* ---- Devices ---- */
 
 /* Workers of a caller's own thread pool: `run` calls function(context, worker) once for each worker 0 ... num_workers -
@@ -124,6 +131,10 @@ BIFOLIO_C_API bifolio_status bifolio_backend_create(const char* device, const bi
 BIFOLIO_C_API bifolio_status bifolio_backend_destroy(bifolio_backend backend);
 BIFOLIO_C_API bifolio_status bifolio_backend_description(bifolio_backend backend, const char** text);
 BIFOLIO_C_API bifolio_status bifolio_backend_health(bifolio_backend backend);
+/* How many bytes a cache can be given: what is free now less a reserve, the larger of a fraction of all memory (0 ...
+ * 1; 0.1 is usual) and a number of bytes. */
+BIFOLIO_C_API bifolio_status bifolio_backend_memory_budget(bifolio_backend backend, double reserved_fraction,
+                                                           int64_t reserved_bytes, int64_t* out);
 /* Memory of the device. It has to be freed before the last handle that keeps the backend. */
 BIFOLIO_C_API bifolio_status bifolio_backend_allocate(bifolio_backend backend, size_t num_bytes, void** out);
 BIFOLIO_C_API bifolio_status bifolio_backend_free(bifolio_backend backend, void* pointer, size_t num_bytes);

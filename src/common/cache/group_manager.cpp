@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <bifolio/copy_audit.hpp>
 #include <bifolio/detail/group_manager.hpp>
 #include <bifolio/kv_layout.hpp>
 #include <cmath>
@@ -267,6 +268,8 @@ append_result group_manager::append(seq_id seq, std::int64_t num_tokens, std::in
       result.copy = copy;
     } else if (copy.src != invalid_block) {
       group->copies.push_back(copy);
+      if (copy_audit* const audit = first_.config_.audit) [[unlikely]]
+        audit->announce(copy_kind::on_write, group->index, {&copy, 1}, seq, position);
     }
   }
   note_room(index);

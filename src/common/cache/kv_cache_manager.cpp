@@ -78,16 +78,22 @@ void kv_cache_manager::drain_copies(std::int32_t group, std::vector<block_copy>&
   require_only_group(group);
 }
 
-alloc_status kv_cache_manager::swap_out(std::span<const seq_id> seqs, std::span<std::vector<block_copy>> copies) {
-  if (groups_) return groups_->swap(seqs, true, copies);
+alloc_status kv_cache_manager::swap(copy_kind kind, std::span<const seq_id> seqs,
+                                    std::span<std::vector<block_copy>> copies) {
+  const bool out = kind == copy_kind::swap_out;
+  if (groups_) return groups_->swap(seqs, out, copies);
   detail::require_between("number of lists of copies", static_cast<std::int64_t>(copies.size()), 1, 1);
-  return core_.swap_out(seqs, copies.front());
+  return out ? core_.swap_out(seqs, copies.front()) : core_.swap_in(seqs, copies.front());
+}
+
+alloc_status kv_cache_manager::swap_out(std::span<const seq_id> seqs, std::span<std::vector<block_copy>> copies) {
+  return config().audit == nullptr ? swap(copy_kind::swap_out, seqs, copies)
+                                   : audited_swap(copy_kind::swap_out, seqs, copies);
 }
 
 alloc_status kv_cache_manager::swap_in(std::span<const seq_id> seqs, std::span<std::vector<block_copy>> copies) {
-  if (groups_) return groups_->swap(seqs, false, copies);
-  detail::require_between("number of lists of copies", static_cast<std::int64_t>(copies.size()), 1, 1);
-  return core_.swap_in(seqs, copies.front());
+  return config().audit == nullptr ? swap(copy_kind::swap_in, seqs, copies)
+                                   : audited_swap(copy_kind::swap_in, seqs, copies);
 }
 
 std::int64_t kv_cache_manager::blocks_to_swap_in(std::span<const seq_id> seqs, std::int32_t group) const {
@@ -98,6 +104,10 @@ std::int64_t kv_cache_manager::blocks_to_swap_in(std::span<const seq_id> seqs, s
 
 void kv_cache_manager::forget_copies(std::span<const block_copy> swap_outs, std::span<const block_copy> swap_ins,
                                      std::int32_t group) noexcept {
+  if (config().audit != nullptr) {
+    config().audit->forget(copy_kind::swap_out, group, swap_outs);
+    config().audit->forget(copy_kind::swap_in, group, swap_ins);
+  }
   if (groups_) return groups_->forget_copies(swap_outs, swap_ins, group);
   if (group == 0) core_.forget_copies(swap_outs, swap_ins);
 }
@@ -161,9 +171,13 @@ std::int64_t kv_cache_manager::num_cross_tokens(seq_id seq) const {
 }
 
 void kv_cache_manager::build(step_batch& first, std::span<step_batch> others, const step_plan& plan) const {
-  if (groups_) return groups_->build(first, others, plan);
-  detail::require_between("number of batches of further groups", static_cast<std::int64_t>(others.size()), 0, 0);
-  core_.build(first, plan);
+  if (groups_) {
+    groups_->build(first, others, plan);
+  } else {
+    detail::require_between("number of batches of further groups", static_cast<std::int64_t>(others.size()), 0, 0);
+    core_.build(first, plan);
+  }
+  if (config().audit != nullptr) audit_rows(plan);
 }
 
 cache_stats kv_cache_manager::stats(std::int32_t group) const {

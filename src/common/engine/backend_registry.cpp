@@ -9,7 +9,9 @@
 #include <mutex>
 #include <string>
 
+#include "common/base/log.hpp"
 #include "common/base/refuse.hpp"
+#include "common/base/translate.hpp"
 
 namespace bifolio::inline v0_2 {
 namespace {
@@ -134,7 +136,12 @@ std::unique_ptr<backend> make_backend(device where, const backend_options& optio
         "' needs the library ", row->library, ", which this program was not linked with");
   }
   require_understood(*registration, where, options);
-  return registration->factory(where, options);
+  std::unique_ptr<backend> opened = registration->factory(where, options);
+  if (detail::is_logging()) {
+    detail::translate_bad_alloc("make_backend",
+                                [&] { detail::log(log_level::info, "opened " + opened->description()); });
+  }
+  return opened;
 }
 
 }  // namespace bifolio::inline v0_2

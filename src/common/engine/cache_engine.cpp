@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <bifolio/cache_engine.hpp>
+#include <bifolio/copy_audit.hpp>
 #include <bifolio/error.hpp>
 #include <bifolio/rotate_append.hpp>
 #include <bit>
@@ -375,7 +376,10 @@ errc cache_engine::rotate_append(std::int32_t layer, const rotate_append_params&
 }
 
 errc cache_engine::copy_blocks(std::span<const block_copy> copies, stream_ref stream) noexcept {
-  return backend_->copy_blocks(layers_, copies, stream);
+  const errc code = backend_->copy_blocks(layers_, copies, stream);
+  if (config_.audit != nullptr && code == errc::ok) [[unlikely]]
+    config_.audit->carried_out(copy_kind::on_write, config_.audit_group, copies);
+  return code;
 }
 
 errc cache_engine::swap_blocks_to(cache_engine& other, std::span<const block_copy> copies, stream_ref stream) noexcept {
@@ -384,7 +388,15 @@ errc cache_engine::swap_blocks_to(cache_engine& other, std::span<const block_cop
     return errc::failed_precondition;
   }
   backend& mover = backend_->where().type == device_type::cpu ? *other.backend_ : *backend_;
-  return mover.swap_blocks(layers_, other.layers_, copies, stream);
+  const errc code = mover.swap_blocks(layers_, other.layers_, copies, stream);
+  const auto carried_out = [&](const cache_engine& on_device, copy_kind kind) {
+    if (on_device.config_.audit == nullptr || code != errc::ok) [[likely]]
+      return;
+    on_device.config_.audit->carried_out(kind, on_device.config_.audit_group, copies);
+  };
+  carried_out(*this, copy_kind::swap_out);
+  carried_out(other, copy_kind::swap_in);
+  return code;
 }
 
 errc cache_engine::convert_blocks_to(cache_engine& other, std::span<const block_copy> copies,

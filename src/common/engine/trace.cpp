@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <bifolio/rotate_append.hpp>
 #include <bifolio/trace.hpp>
 #include <functional>
 #include <map>
@@ -10,92 +9,19 @@
 
 #include "common/base/require.hpp"
 #include "common/base/translate.hpp"
+#include "common/engine/observed_backend.hpp"
 
 namespace bifolio::inline v0_2 {
 namespace {
 
-/// Hands calls on, and notes each in the log when it is over.
-class tracing_backend final : public backend {
+/// Notes each call in the log when it is over.
+class log_observer {
  public:
-  tracing_backend(backend& inner, trace_log& log) : inner_(&inner), log_(&log) {}
-
-  [[nodiscard]] device where() const noexcept override { return inner_->where(); }
-  [[nodiscard]] std::string description() const override { return inner_->description() + ", traced"; }
-  [[nodiscard]] errc health() const noexcept override { return inner_->health(); }
-  [[nodiscard]] memory_resource& memory() noexcept override { return inner_->memory(); }
-  [[nodiscard]] memory_resource& staging_memory() noexcept override { return inner_->staging_memory(); }
-  [[nodiscard]] errc upload(void* dst, const void* host_src, std::size_t num_bytes,
-                            stream_ref stream) noexcept override {
-    return noted("upload", num_bytes, [&] { return inner_->upload(dst, host_src, num_bytes, stream); });
-  }
-  [[nodiscard]] errc download(void* host_dst, const void* src, std::size_t num_bytes,
-                              stream_ref stream) noexcept override {
-    return noted("download", num_bytes, [&] { return inner_->download(host_dst, src, num_bytes, stream); });
-  }
-  [[nodiscard]] errc synchronize(stream_ref stream) noexcept override {
-    return noted("synchronize", 0, [&] { return inner_->synchronize(stream); });
-  }
-  [[nodiscard]] errc clear(void* dst, std::size_t num_bytes, stream_ref stream) noexcept override {
-    return noted("clear", num_bytes, [&] { return inner_->clear(dst, num_bytes, stream); });
-  }
-  [[nodiscard]] event make_event() override { return inner_->make_event(); }
-  [[nodiscard]] errc record(event& point, stream_ref stream) noexcept override { return inner_->record(point, stream); }
-  [[nodiscard]] errc wait(const event& point, stream_ref stream) noexcept override {
-    return noted("wait", 0, [&] { return inner_->wait(point, stream); });
-  }
-  [[nodiscard]] errc append(const append_params& params, stream_ref stream) noexcept override {
-    return noted("append", params.k.num_tokens, [&] { return inner_->append(params, stream); });
-  }
-  [[nodiscard]] errc rotate_append(const rotate_append_params& params, stream_ref stream) noexcept override {
-    return noted("rotate_append", params.append.k.num_tokens, [&] { return inner_->rotate_append(params, stream); });
-  }
-  [[nodiscard]] errc gather(const gather_params& params, stream_ref stream) noexcept override {
-    return noted("gather", params.k.num_tokens, [&] { return inner_->gather(params, stream); });
-  }
-  [[nodiscard]] errc copy_blocks(std::span<const kv_cache_view> layers, std::span<const block_copy> copies,
-                                 stream_ref stream) noexcept override {
-    return noted("copy_blocks", copies.size(), [&] { return inner_->copy_blocks(layers, copies, stream); });
-  }
-  [[nodiscard]] errc convert_blocks(const kv_cache_view& src, const kv_cache_view& dst,
-                                    std::span<const block_copy> copies, stream_ref stream) noexcept override {
-    return noted("convert_blocks", copies.size(), [&] { return inner_->convert_blocks(src, dst, copies, stream); });
-  }
-  [[nodiscard]] errc swap_blocks(std::span<const kv_cache_view> src, std::span<const kv_cache_view> dst,
-                                 std::span<const block_copy> copies, stream_ref stream) noexcept override {
-    return noted("swap_blocks", copies.size(), [&] { return inner_->swap_blocks(src, dst, copies, stream); });
-  }
-  void plan_attention(attention_plan& plan, const attention_spec& spec, const host_step_view& host_batch,
-                      std::int64_t num_blocks, stream_ref stream) override {
-    const std::int64_t begin = log_->now();
-    inner_->plan_attention(plan, spec, host_batch, num_blocks, stream);
-    log_->add("plan_attention", begin, host_batch.num_tokens);
-  }
-  [[nodiscard]] errc attention(const attention_plan& plan, const attention_params& params,
-                               stream_ref stream) noexcept override {
-    return noted("attention", params.q.num_tokens, [&] { return inner_->attention(plan, params, stream); });
-  }
-  [[nodiscard]] std::vector<std::string> attention_kernels() const override { return inner_->attention_kernels(); }
-  [[nodiscard]] std::vector<std::string> describe(const attention_plan& plan,
-                                                  const attention_params& params) const override {
-    return inner_->describe(plan, params);
-  }
-  [[nodiscard]] std::vector<std::string> explain(const attention_plan& plan) const override {
-    return inner_->explain(plan);
-  }
-  [[nodiscard]] errc merge_states(const merge_params& params, stream_ref stream) noexcept override {
-    return noted("merge_states", params.out.num_tokens, [&] { return inner_->merge_states(params, stream); });
-  }
+  explicit log_observer(trace_log& log) : log_(&log) {}
+  [[nodiscard]] std::int64_t begin(const char*, std::int64_t) const noexcept { return log_->now(); }
+  void end(std::int64_t begin, const char* name, std::int64_t size) const noexcept { log_->add(name, begin, size); }
 
  private:
-  template <class Size, class Call>
-  errc noted(const char* name, Size size, const Call& call) const noexcept {
-    const std::int64_t begin = log_->now();
-    const errc code = call();
-    log_->add(name, begin, static_cast<std::int64_t>(size));
-    return code;
-  }
-
-  backend* inner_;
   trace_log* log_;
 };
 
@@ -182,7 +108,9 @@ std::string trace_log::chrome_json() const {
 }
 
 std::unique_ptr<backend> trace_backend(backend& inner, trace_log& log) {
-  return detail::translate_bad_alloc("trace_backend", [&] { return std::make_unique<tracing_backend>(inner, log); });
+  return detail::translate_bad_alloc("trace_backend", [&] {
+    return std::make_unique<detail::observed_backend<log_observer>>(inner, ", traced", log);
+  });
 }
 
 }  // namespace bifolio::inline v0_2

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/base/refuse.hpp"
@@ -197,7 +198,10 @@ model_state::model_state(backend& device, const model_cache_config& given)
     has_states = has_states || kept.kind == group_kind::state;
     (config.groups.empty() ? config.attention : config.groups[g].attention).implementation = made.implementation;
     if (group.layers.empty()) continue;
-    made.engine.emplace(device, storage_of(group, kept.num_blocks, config.zero_fill));
+    cache_engine_config storage = storage_of(group, kept.num_blocks, config.zero_fill);
+    storage.audit = config.cache.audit;
+    storage.audit_group = static_cast<std::int32_t>(g);
+    made.engine.emplace(device, std::move(storage));
     if (kept.num_host_blocks > 0) {
       // The host's engine stores alone: the device's backend moves its blocks.
       if (device.where().type != device_type::cpu && !host_backend) {

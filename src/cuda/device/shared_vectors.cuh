@@ -26,6 +26,23 @@ __device__ __forceinline__ void store_shared_16(std::uint32_t address, const uin
                : "memory");
 }
 
+__device__ __forceinline__ void store_shared_4(std::uint32_t address, std::uint32_t value) {
+  asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(address), "r"(value) : "memory");
+}
+[[nodiscard]] __device__ __forceinline__ float4 load_shared_f32x4(std::uint32_t address) {
+  float4 value;
+  asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];\n"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "r"(address)
+               : "memory");
+  return value;
+}
+__device__ __forceinline__ void store_shared_f32x4(std::uint32_t address, const float4& value) {
+  asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};\n" ::"r"(address), "f"(value.x), "f"(value.y), "f"(value.z),
+               "f"(value.w)
+               : "memory");
+}
+
 /// 4 bytes global → shared, asynchronously and through L1. With `valid` false they become zero and nothing is read.
 __device__ __forceinline__ void cp_async_4(std::uint32_t dst, const void* src, bool valid) {
   const int size = valid ? 4 : 0;

@@ -25,6 +25,14 @@ __device__ __forceinline__ void cp_async_16_evict_first(std::uint32_t dst, const
                : "memory");
 }
 
+__device__ __forceinline__ void cp_async_16_evict_first(std::uint32_t dst, const void* src) {
+  std::uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;\n" : "=l"(policy));
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;\n" ::"r"(dst), "l"(src),
+               "l"(policy)
+               : "memory");
+}
+
 __device__ __forceinline__ void cp_async_commit_group() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
 
 /// Waits until at most `Pending` of this thread's latest groups are in flight.

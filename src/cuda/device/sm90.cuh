@@ -98,23 +98,25 @@ BIFOLIO_DEFINE_WGMMA(64, "128", "%64", "%65", "%66")
 #undef BIFOLIO_WGMMA
 #undef BIFOLIO_DEFINE_WGMMA
 
-/// d[64 × N] += a[64 × 16] · b[16 × N], a from registers, b from shared memory with N contiguous; likewise.
-#define BIFOLIO_DEFINE_WGMMA(num_registers, columns, a0, a1, a2, a3, b_name)                            \
-  template <class T>                                                                                    \
-  __device__ __forceinline__ void wgmma_m64k16_rs(float(&d)[num_registers], const std::uint32_t(&a)[4], \
-                                                  std::uint64_t b) {                                    \
-    BIFOLIO_FOR_16_BIT_TYPE_WITH(T, BIFOLIO_WGMMA, num_registers, columns, a0, a1, a2, a3, b_name)      \
+/// d[64 × N] (+)= a[64 × 16] · b[16 × N], a from registers, b from shared memory with N contiguous; likewise.
+#define BIFOLIO_DEFINE_WGMMA(num_registers, columns, a0, a1, a2, a3, b_name, accumulate_name)                       \
+  template <class T>                                                                                                \
+  __device__ __forceinline__ void wgmma_m64k16_rs(float(&d)[num_registers], const std::uint32_t(&a)[4],             \
+                                                  std::uint64_t b, bool accumulate = true) {                        \
+    BIFOLIO_FOR_16_BIT_TYPE_WITH(T, BIFOLIO_WGMMA, num_registers, columns, a0, a1, a2, a3, b_name, accumulate_name) \
   }
-#define BIFOLIO_WGMMA(type, num_registers, columns, a0, a1, a2, a3, b_name)                                            \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type " {" BIFOLIO_NAMES_##num_registers \
-               "}, {" a0 ", " a1 ", " a2 ", " a3 "}, " b_name ", 1, 1, 1, 1;\n"                                        \
+#define BIFOLIO_WGMMA(type, num_registers, columns, a0, a1, a2, a3, b_name, accumulate_name)                           \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " accumulate_name                                                     \
+               ", 0;\n"                                                                                                \
+               "wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type " {" BIFOLIO_NAMES_##num_registers \
+               "}, {" a0 ", " a1 ", " a2 ", " a3 "}, " b_name ", p, 1, 1, 1;\n}\n"                                     \
                : BIFOLIO_OPERANDS_##num_registers                                                                      \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
-BIFOLIO_DEFINE_WGMMA(32, "64", "%32", "%33", "%34", "%35", "%36")
-BIFOLIO_DEFINE_WGMMA(48, "96", "%48", "%49", "%50", "%51", "%52")
-BIFOLIO_DEFINE_WGMMA(64, "128", "%64", "%65", "%66", "%67", "%68")
-BIFOLIO_DEFINE_WGMMA(96, "192", "%96", "%97", "%98", "%99", "%100")
-BIFOLIO_DEFINE_WGMMA(128, "256", "%128", "%129", "%130", "%131", "%132")
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate ? 1 : 0))
+BIFOLIO_DEFINE_WGMMA(32, "64", "%32", "%33", "%34", "%35", "%36", "%37")
+BIFOLIO_DEFINE_WGMMA(48, "96", "%48", "%49", "%50", "%51", "%52", "%53")
+BIFOLIO_DEFINE_WGMMA(64, "128", "%64", "%65", "%66", "%67", "%68", "%69")
+BIFOLIO_DEFINE_WGMMA(96, "192", "%96", "%97", "%98", "%99", "%100", "%101")
+BIFOLIO_DEFINE_WGMMA(128, "256", "%128", "%129", "%130", "%131", "%132", "%133")
 #undef BIFOLIO_WGMMA
 #undef BIFOLIO_DEFINE_WGMMA
 

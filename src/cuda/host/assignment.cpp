@@ -32,7 +32,7 @@ class estimator {
   }
   /// What it takes to read its keys and values once.
   [[nodiscard]] double memory_us(std::int32_t query_len, std::int32_t seq_len) const noexcept {
-    constexpr double bytes = 2 * 2;  // of a K and a V
+    const auto bytes = static_cast<double>(size_of(step_.spec.k_code.type) + size_of(step_.spec.v_code.type));
     return visible_keys(query_len, seq_len) * step_.spec.num_kv_heads * step_.spec.qk_head_dim * bytes /
            memory_bytes_per_us;
   }

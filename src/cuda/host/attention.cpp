@@ -97,6 +97,7 @@ attention_kernel_args args_of(const attention_plan& plan, const attention_params
   args.window_left = spec.window_left < 0 ? -1 : spec.window_left;
   args.window_right = spec.causal ? 0 : spec.window_right < 0 ? -1 : spec.window_right;
   args.causal = spec.causal;
+  args.deterministic = spec.deterministic;
   args.q_type = spec.q_type;
   args.kv_type = spec.k_code.type;
   args.is_coded = !detail::is_plain_and_alike(spec.k_code, spec.v_code);

@@ -20,7 +20,7 @@ cuda_plan_state::~cuda_plan_state() {
 
 void cuda_plan_state::compute(const plan_input& input) {
   const planning_history history{general_was_needed_.load(std::memory_order_relaxed), least_partitions_,
-                                 plans_.prefill.combines};
+                                 plans_.prefill.combines, plans_.latent.combines};
   plan_step(input, detail::forced_by(input.spec, state_->forced_implementation()), history, next_);
 }
 
@@ -33,11 +33,18 @@ cuda_plan_state::room cuda_plan_state::room_for_next() const noexcept {
     needed.prefill_bytes =
         prefill_metadata_bytes(static_cast<std::int64_t>(next_.prefill.work_tiles.size()), next_.input.device.num_sms);
   }
+  if (!next_.latent.empty()) {
+    needed.latent_bytes =
+        prefill_metadata_bytes(static_cast<std::int64_t>(next_.latent.work_tiles.size()), next_.input.device.num_sms);
+  }
   needed.item_bytes = next_.general.items.size() * sizeof(general_item);
   needed.workspace_bytes =
       std::max({next_.general.workspace_bytes(spec), next_.x_split.workspace_floats * sizeof(float),
                 next_.decode.empty() ? 0 : next_.decode.workspace_bytes,
-                next_.prefill.num_partials == 0 ? 0 : prefill_workspace_bytes(spec, next_.input.device.num_sms)});
+                next_.prefill.empty() || (next_.prefill.num_partials == 0 && !spec.deterministic)
+                    ? 0
+                    : prefill_workspace_bytes(spec, next_.input.device.num_sms),
+                next_.latent.num_partials == 0 ? 0 : latent_workspace_bytes(next_.input.device.num_sms)});
   needed.counter_bytes =
       std::max({next_.general.num_counters(spec), next_.decode.empty() ? 0 : next_.decode.num_counters,
                 next_.prefill.empty() ? 0 : prefill_num_counters}) *
@@ -56,7 +63,8 @@ cuda_plan_state::larger_buffers cuda_plan_state::make_room(const room& needed, c
   offsets places;
   places.decode = sizeof(general_header);
   places.prefill = places.decode + grown(needed.decode_bytes, places_.prefill - places_.decode);
-  places.items = places.prefill + grown(needed.prefill_bytes, places_.items - places_.prefill);
+  places.latent = places.prefill + grown(needed.prefill_bytes, places_.latent - places_.prefill);
+  places.items = places.latent + grown(needed.latent_bytes, places_.items - places_.latent);
   places.end = places.items + grown(needed.item_bytes, places_.end - places_.items);
   if (places.end > metadata_memory_.num_bytes()) {
     for (staging_slot& slot : staging_) {
@@ -137,6 +145,10 @@ void cuda_plan_state::reserve(const attention_spec& spec, const step_limits& lim
     most.workspace_bytes = std::max(most.workspace_bytes, prefill_workspace_bytes(spec, device.num_sms));
     num_counters = std::max(num_counters, prefill_num_counters);
   }
+  if (may_serve(implementation_id::latent)) {
+    most.latent_bytes = prefill_metadata_bytes(max_latent_work_tiles(spec, limits, device.num_sms), device.num_sms);
+    most.workspace_bytes = std::max(most.workspace_bytes, latent_workspace_bytes(device.num_sms));
+  }
   most.counter_bytes = num_counters * sizeof(std::uint32_t);
 
   larger_buffers larger = make_room(most, nullptr);
@@ -164,6 +176,11 @@ std::size_t cuda_plan_state::write_next(std::byte* begin, const offsets& places)
     write_metadata(next_.prefill, num_sms, begin + places.prefill);
     end = places.prefill + prefill_metadata_bytes(static_cast<std::int64_t>(next_.prefill.work_tiles.size()), num_sms);
   }
+  if (!next_.latent.empty()) {
+    const std::int32_t num_sms = next_.input.device.num_sms;
+    write_metadata(next_.latent, num_sms, begin + places.latent);
+    end = places.latent + prefill_metadata_bytes(static_cast<std::int64_t>(next_.latent.work_tiles.size()), num_sms);
+  }
   if (!general.items.empty()) {
     std::memcpy(begin + places.items, general.items.data(), general.items.size() * sizeof(general_item));
     end = places.items + general.items.size() * sizeof(general_item);
@@ -181,6 +198,9 @@ bool cuda_plan_state::next_has_same_kernels() const noexcept {
          plans_.x_split.has_others == next_.x_split.has_others &&
          plans_.x_split.max_partitions == next_.x_split.max_partitions && plans_.assigned == next_.assigned &&
          plans_.decode.grid == next_.decode.grid && plans_.prefill.combines == next_.prefill.combines &&
+         plans_.latent.combines == next_.latent.combines &&
+         (next_.latent.empty() ||
+          (plans_.latent.num_tokens == next_.latent.num_tokens && plans_.latent.few_rows == next_.latent.few_rows)) &&
          (next_.prefill.empty() || (plans_.prefill.num_tokens == next_.prefill.num_tokens &&
                                     plans_.prefill.packing.heads == next_.prefill.packing.heads));
 }
@@ -219,6 +239,7 @@ void cuda_plan_state::adopt(cudaStream_t stream) {
   metadata_.decode =
       decode_metadata_at(on_device + places_.decode, plans_.decode.grid, plans_.input.spec.deterministic);
   metadata_.prefill = prefill_metadata_at(on_device + places_.prefill, plans_.input.device.num_sms);
+  metadata_.latent = prefill_metadata_at(on_device + places_.latent, plans_.input.device.num_sms);
 }
 
 void cuda_plan_state::fill(attention_kernel_args& args) const noexcept {

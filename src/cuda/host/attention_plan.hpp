@@ -55,6 +55,7 @@ class cuda_plan_state final : public attention_plan_state {
   struct room {
     std::size_t decode_bytes = 0;
     std::size_t prefill_bytes = 0;
+    std::size_t latent_bytes = 0;
     std::size_t item_bytes = 0;
     std::size_t workspace_bytes = 0;
     std::size_t counter_bytes = 0;
@@ -63,6 +64,7 @@ class cuda_plan_state final : public attention_plan_state {
   struct offsets {
     std::size_t decode = 0;
     std::size_t prefill = 0;
+    std::size_t latent = 0;
     std::size_t items = 0;
     std::size_t end = 0;
   };

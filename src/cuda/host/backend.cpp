@@ -43,6 +43,24 @@ std::string cuda_backend::description() const {
   return text;
 }
 
+memory_amount cuda_backend::amount_of_memory() const {
+  state_->require_health();
+  const device_scope scope(*state_);
+  constexpr const char* problem = "the device's memory cannot be asked for";
+  // The driver's function needs the runtime's context, which the first call that needs one makes.
+  state_->require(state_->api().free_device(nullptr), problem);
+  void* entry = nullptr;
+  state_->require(state_->api().get_driver_entry_point("cuMemGetInfo", &entry, 3020), problem);
+  if (entry == nullptr) detail::refuse(errc::unsupported, problem, ": the driver has no such function");
+  std::size_t free_bytes = 0;
+  std::size_t total_bytes = 0;
+  // Errors of the driver have the numbers of the runtime's.
+  state_->require(
+      static_cast<cudaError_t>(reinterpret_cast<int (*)(std::size_t*, std::size_t*)>(entry)(&free_bytes, &total_bytes)),
+      problem);
+  return {static_cast<std::int64_t>(total_bytes), static_cast<std::int64_t>(free_bytes)};
+}
+
 errc cuda_backend::upload(void* dst, const void* host_src, std::size_t num_bytes, stream_ref stream) noexcept {
   return on_device(*state_, [&]() noexcept {
     if (num_bytes == 0) return errc::ok;

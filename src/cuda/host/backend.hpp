@@ -38,6 +38,7 @@ class cuda_backend final : public backend {
   /// Events of this and of other CUDA devices are waited for in the stream, all others on the host.
   [[nodiscard]] errc wait(const event& point, stream_ref) noexcept override;
 
+  [[nodiscard]] memory_amount amount_of_memory() const override;
   [[nodiscard]] errc append(const append_params& params, stream_ref) noexcept override;
   [[nodiscard]] errc gather(const gather_params& params, stream_ref) noexcept override;
   [[nodiscard]] errc rotate_append(const rotate_append_params& params, stream_ref) noexcept override;

@@ -2,9 +2,11 @@
 #include "cuda/host/device_state.hpp"
 
 #include <algorithm>
+#include <new>
 
 #include "common/attention/implementations.hpp"
 #include "common/base/fork_generation.hpp"
+#include "common/base/log.hpp"
 #include "common/base/refuse.hpp"
 
 namespace bifolio::inline v0_2::cuda {
@@ -59,7 +61,12 @@ errc device_state::report(cudaError_t status) const noexcept {
   if (status == cudaErrorNotReady) return errc::ok;  // no failure, but it takes the last-error slot like one
   if (is_sticky(status)) {
     cudaError_t none = cudaSuccess;
-    first_cause_.compare_exchange_strong(none, status, std::memory_order_relaxed);
+    if (first_cause_.compare_exchange_strong(none, status, std::memory_order_relaxed) && detail::is_logging()) {
+      try {
+        detail::log(log_level::error, "the device '" + to_string(where()) + "' was lost: " + describe(status));
+      } catch (const std::bad_alloc&) {  // then nobody is told but by health()
+      }
+    }
   }
   return to_errc(status);
 }

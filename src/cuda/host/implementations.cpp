@@ -10,6 +10,7 @@
 #include "cuda/attention/x_split/launch.hpp"
 #include "cuda/host/assignment.hpp"
 #if BIFOLIO_CUDA_SM90
+#include "cuda/attention/latent/launch.hpp"
 #include "cuda/attention/prefill/args.hpp"
 #include "cuda/attention/prefill/launch.hpp"
 #endif
@@ -94,11 +95,24 @@ bool step_suits_tensor_cores(const plan_input& step, bool with_f32, std::string*
   return has_usual_lengths(step, why);
 }
 
+bool declines_shared_bytes(const plan_input& step, int shared_bytes, std::string* why) noexcept {
+  return detail::declines(why, "a CTA has ", step.device.max_shared_bytes_per_block,
+                          " bytes of shared memory at most on this device; it takes ", shared_bytes);
+}
+
 // prefill
 
 #if BIFOLIO_CUDA_SM90
-bool prefill_accepts(const plan_input& step, std::string* why) noexcept {
-  const attention_spec& spec = step.spec;
+/// Whether prefill and decode give a row the same bits in deterministic plans.
+bool sums_like_decode(const attention_spec& spec) noexcept {
+  const std::int32_t tile_dims = prefill_tile_dims(spec.qk_head_dim);
+  return !has_codes(spec) && prefill_has_tree(tile_dims) &&
+         decode_padded_dim(spec.k_code.type, spec.qk_head_dim) == tile_dims &&
+         decode_splits_dims(static_cast<int>(size_of(spec.k_code.type)), tile_dims);
+}
+
+/// What the kernels of wgmma and TMA require of the machine.
+bool runs_on_hopper(const plan_input& step, std::string* why) noexcept {
   if (step.device.compute_capability != 90) {
     return detail::declines(why, "the device has compute capability ", step.device.compute_capability / 10, ".",
                             step.device.compute_capability % 10, "; it takes 9.0");
@@ -106,6 +120,12 @@ bool prefill_accepts(const plan_input& step, std::string* why) noexcept {
   if (step.device.encode_tensor_map == nullptr) {
     return detail::declines(why, "the driver has no cuTensorMapEncodeTiled");
   }
+  return true;
+}
+
+bool prefill_accepts(const plan_input& step, std::string* why) noexcept {
+  const attention_spec& spec = step.spec;
+  if (!runs_on_hopper(step, why)) return false;
   const bool is_coded = has_codes(spec);
   if (is_coded ? !is_coded_step(step, why) || !has_usual_lengths(step, why)
                : !step_suits_tensor_cores(step, false, why)) {
@@ -121,13 +141,16 @@ bool prefill_accepts(const plan_input& step, std::string* why) noexcept {
     return detail::declines(why, "head_dim is ", spec.qk_head_dim, "; it takes multiples of ",
                             is_coded ? "16 up to 128" : "8 up to 256");
   }
-  const int shared_bytes = entry->shared_bytes + (is_coded ? entry->coded_bytes : 0);
-  if (static_cast<std::size_t>(shared_bytes) > step.device.max_shared_bytes_per_block) {
-    return detail::declines(why, "a CTA has ", step.device.max_shared_bytes_per_block,
-                            " bytes of shared memory at most on this device; it takes ", shared_bytes);
-  }
   // So that a row's bits do not depend on how a prompt is cut into chunks.
-  if (spec.deterministic) return detail::declines(why, "a deterministic plan gives all tokens to one implementation");
+  if (spec.deterministic && !sums_like_decode(spec)) {
+    return detail::declines(why, "a deterministic plan gives all tokens to decode, as prefill has not its bits for ",
+                            spec.qk_head_dim, " dims");
+  }
+  const int shared_bytes =
+      spec.deterministic ? entry->tree_shared_bytes : entry->shared_bytes + (is_coded ? entry->coded_bytes : 0);
+  if (static_cast<std::size_t>(shared_bytes) > step.device.max_shared_bytes_per_block) {
+    return declines_shared_bytes(step, shared_bytes, why);
+  }
   return true;
 }
 
@@ -140,14 +163,16 @@ cudaError_t launch_prefill_part(const launch_context& context, const attention_k
                         context.stream);
 }
 
-std::string prefill_name(dtype type, std::int32_t tile_dims, std::string_view loading, bool transforms) {
-  return shape_name("prefill", to_string(type), tile_dims) + " " + std::string(loading) +
-         (transforms ? " transform" : " plain");
+std::string prefill_name(dtype type, std::int32_t tile_dims, std::string_view loading, std::string_view variant) {
+  return shape_name("prefill", to_string(type), tile_dims) + " " + std::string(loading) + " " + std::string(variant);
 }
 
 std::string prefill_name_of(const step_plans&, const attention_kernel_args& args) {
   const std::string_view loading = args.is_coded ? coded : prefill_loading(args).by_copy ? "copy" : "tma";
-  return prefill_name(args.q_type, prefill_tile_dims(args.head_dim), loading, prefill_transforms(args));
+  const std::string_view variant = args.deterministic         ? "deterministic"
+                                   : prefill_transforms(args) ? "transform"
+                                                              : "plain";
+  return prefill_name(args.q_type, prefill_tile_dims(args.head_dim), loading, variant);
 }
 
 void append_prefill_names(const device_numbers& device, std::vector<std::string>& names) {
@@ -158,14 +183,19 @@ void append_prefill_names(const device_numbers& device, std::vector<std::string>
       if (entry == nullptr) continue;
       for (const std::string_view loading : {std::string_view("tma"), std::string_view("copy"), coded}) {
         if ((loading == "tma" && tile_dims % 64 != 0) || (loading == coded && entry->coded_bytes == 0)) continue;
-        for (const bool transforms : {false, true}) names.push_back(prefill_name(type, tile_dims, loading, transforms));
+        for (const std::string_view variant : {"plain", "transform", "deterministic"}) {
+          if (variant == "deterministic" && (entry->tree_kernel == nullptr || loading == coded)) continue;
+          names.push_back(prefill_name(type, tile_dims, loading, variant));
+        }
       }
     }
   }
 }
 #else
+constexpr const char* not_compiled_for_hopper = "it was not compiled; BIFOLIO_CUDA_ARCHITECTURES has no 90";
+
 bool prefill_accepts(const plan_input&, std::string* why) noexcept {
-  return detail::declines(why, "it was not compiled; BIFOLIO_CUDA_ARCHITECTURES has no 90");
+  return detail::declines(why, not_compiled_for_hopper);
 }
 bool takes_prefill_call(const attention_kernel_args&, std::string* why) noexcept {
   return detail::declines(why, "it was not compiled");
@@ -194,13 +224,18 @@ bool decode_accepts(const plan_input& step, std::string* why) noexcept {
                                                              : "8 up to 256");
   }
   if (static_cast<std::size_t>(entry->shared_bytes) > step.device.max_shared_bytes_per_block) {
-    return detail::declines(why, "a CTA has ", step.device.max_shared_bytes_per_block,
-                            " bytes of shared memory at most on this device; it takes ", entry->shared_bytes);
+    return declines_shared_bytes(step, entry->shared_bytes, why);
   }
   return true;
 }
 
 bool takes_decode_call(const attention_kernel_args& args, std::string* why) noexcept {
+#if BIFOLIO_CUDA_SM90
+  // What prefill declines must not have decode's bits in one step and general's in another.
+  if (args.deterministic && !args.is_coded && args.kv_type != dtype::f32 && !prefill_accepts_call(args, why)) {
+    return false;
+  }
+#endif
   return suits_tensor_cores(args, why);
 }
 
@@ -236,6 +271,82 @@ void append_decode_names(const device_numbers& device, std::vector<std::string>&
     }
   }
 }
+
+// latent
+
+#if BIFOLIO_CUDA_SM90
+bool latent_accepts(const plan_input& step, std::string* why) noexcept {
+  const attention_spec& spec = step.spec;
+  if (!spec.v_in_k) return detail::declines(why, "V is no part of K");
+  if (!runs_on_hopper(step, why)) return false;
+  if (spec.qk_head_dim != latent_qk_dims || spec.v_head_dim != latent_v_dims) {
+    return detail::declines(why, "qk_head_dim is ", spec.qk_head_dim, " and v_head_dim ", spec.v_head_dim,
+                            "; it takes ", latent_qk_dims, " and ", latent_v_dims);
+  }
+  if (spec.num_kv_heads != 1) return detail::declines(why, "there are ", spec.num_kv_heads, " KV heads; it takes 1");
+  if (latent_packed_heads(spec.num_q_heads) == 0) {
+    return detail::declines(why, "there are ", spec.num_q_heads,
+                            " query heads; it takes numbers that divide into up to ", latent_max_head_tiles, " times ",
+                            latent_tile_rows);
+  }
+  if (step.has_query_positions) return detail::declines(why, "the batch has query_positions");
+  if (!detail::is_plain(spec.k_code) || !suit_tensor_cores(spec.q_type, spec.k_code.type, spec.out_type)) {
+    return detail::declines(
+        why, "the dtypes of q and out are ", to_string(spec.q_type), " and ", to_string(spec.out_type),
+        ", K is stored as ", [&](std::string& text) { text += to_string(spec.k_code); },
+        "; it takes one 16-bit dtype for all");
+  }
+  if (spec.deterministic) {
+    return detail::declines(why, "the plan is deterministic; where its keys are cut depends on the step");
+  }
+  const latent_entry& entry = *find_latent_entry(spec.q_type);
+  const int shared_bytes = std::max(entry.many_rows.shared_bytes, entry.few_rows.shared_bytes);
+  if (static_cast<std::size_t>(shared_bytes) > step.device.max_shared_bytes_per_block) {
+    return declines_shared_bytes(step, shared_bytes, why);
+  }
+  return has_usual_lengths(step, why);
+}
+
+bool takes_latent_call(const attention_kernel_args& args, std::string* why) noexcept {
+  return latent_accepts_call(args, why);
+}
+
+cudaError_t launch_latent_part(const launch_context& context, const attention_kernel_args& args) noexcept {
+  return launch_latent(context.api, args, context.plans.latent, context.metadata.latent, context.device,
+                       context.stream);
+}
+
+std::string latent_name(dtype type, bool few_rows, bool by_copy) {
+  return shape_name("latent", to_string(type), latent_qk_dims) + " rows " +
+         std::to_string(few_rows ? latent_few_rows : latent_tile_rows) + (by_copy ? " copy" : " tma");
+}
+
+std::string latent_name_of(const step_plans& plans, const attention_kernel_args& args) {
+  return latent_name(args.q_type, plans.latent.few_rows, latent_loading(args).by_copy);
+}
+
+void append_latent_names(const device_numbers& device, std::vector<std::string>& names) {
+  if (device.compute_capability != 90 || device.encode_tensor_map == nullptr) return;
+  for (const dtype type : tensor_dtypes) {
+    if (find_latent_entry(type) == nullptr) continue;
+    for (const bool few_rows : {false, true}) {
+      for (const bool by_copy : {false, true}) names.push_back(latent_name(type, few_rows, by_copy));
+    }
+  }
+}
+#else
+bool latent_accepts(const plan_input&, std::string* why) noexcept {
+  return detail::declines(why, not_compiled_for_hopper);
+}
+bool takes_latent_call(const attention_kernel_args&, std::string* why) noexcept {
+  return detail::declines(why, "it was not compiled");
+}
+cudaError_t launch_latent_part(const launch_context&, const attention_kernel_args&) noexcept {
+  return cudaErrorNotSupported;
+}
+std::string latent_name_of(const step_plans&, const attention_kernel_args&) { return {}; }
+void append_latent_names(const device_numbers&, std::vector<std::string>&) {}
+#endif
 
 // x_split
 
@@ -310,6 +421,8 @@ constexpr implementation list[num_implementations] = {
      append_prefill_names},
     {"decode", implementation_id::decode, decode_accepts, takes_decode_call, launch_decode_part, decode_name_of,
      append_decode_names},
+    {"latent", implementation_id::latent, latent_accepts, takes_latent_call, launch_latent_part, latent_name_of,
+     append_latent_names},
     {"x_split", implementation_id::x_split, x_split_accepts, takes_x_split_call, launch_x_split_part, x_split_name_of,
      append_x_split_names},
     {"general", implementation_id::general, general_accepts, takes_general_call, launch_general_part, general_name_of,
@@ -340,6 +453,15 @@ bool assign_to_tensor_cores(const plan_input& step, bool with_prefill, bool with
   if (!decode.finish()) return false;
   if (!plans.prefill.empty()) plan_prefill(step, plans.prefill);
   return true;
+}
+
+/// Gives all sequences to the latent kernel.
+void assign_to_latent(const plan_input& step, step_plans& plans) {
+  plans.latent.seqs.clear();
+  for (std::int32_t seq = 0; seq < step.num_seqs; ++seq) {
+    if (plans.query_lens[static_cast<std::size_t>(seq)] > 0) plans.latent.seqs.push_back(seq);
+  }
+  if (!plans.latent.empty()) plan_latent(step, plans.latent);
 }
 
 std::string sequences(std::int64_t count, std::size_t of) {
@@ -377,8 +499,16 @@ void plan_step(const plan_input& input, const detail::forced_implementation& for
   const bool with_decode = may_serve(implementation_id::decode);
   plans.assigned = {};
   plans.prefill.combines = history.prefill_combines;
-  const bool covered = assign_to_tensor_cores(input, with_prefill, with_decode, plans);
-  if (covered) {
+  plans.latent.combines = history.latent_combines;
+  plans.latent.seqs.clear();
+  const bool with_latent = may_serve(implementation_id::latent);
+  const bool covered = with_latent || assign_to_tensor_cores(input, with_prefill, with_decode, plans);
+  if (with_latent) {
+    plans.prefill.seqs.clear();
+    plans.decode.num_seqs = 0;
+    assign_to_latent(input, plans);
+    if (!plans.latent.empty()) plans.assigned.add(implementation_id::latent);
+  } else if (covered) {
     if (!plans.prefill.empty()) plans.assigned.add(implementation_id::prefill);
     if (!plans.decode.empty()) plans.assigned.add(implementation_id::decode);
   } else {
@@ -421,7 +551,9 @@ const implementation& implementation_of(const step_plans& plans, const implement
     const bool is_prefill = std::binary_search(plans.prefill.seqs.begin(), plans.prefill.seqs.end(), seq);
     return entry_of(is_prefill ? implementation_id::prefill : implementation_id::decode);
   }
-  if (chosen.has(implementation_id::decode)) return entry_of(implementation_id::decode);
+  for (const implementation_id id : {implementation_id::decode, implementation_id::latent}) {
+    if (chosen.has(id)) return entry_of(id);
+  }
   const bool is_x_split =
       chosen.has(implementation_id::x_split) && plans.query_lens[static_cast<std::size_t>(seq)] == 1;
   return entry_of(is_x_split ? implementation_id::x_split : implementation_id::general);
@@ -453,6 +585,8 @@ std::vector<std::string> explain(const step_plans& plans) {
     } else if (entry.id == implementation_id::decode) {
       sentence.append(" takes ").append(sequences(plans.decode.num_seqs, num_seqs));
       if (!tensor_cores && all > 0) sentence += "; the step has 2^31 tiles of keys or more";
+    } else if (entry.id == implementation_id::latent) {
+      sentence.append(" takes ").append(sequences(static_cast<std::int64_t>(plans.latent.seqs.size()), num_seqs));
     } else if (entry.id == implementation_id::x_split) {
       sentence.append(" takes ").append(sequences(decodes, num_seqs));
       sentence += tensor_cores ? " of calls that those above decline and whose cache has layout_kind::x_split"

@@ -5,15 +5,16 @@
 ///
 ///   prefill  tensor cores of 9.0, many new tokens, codes      scheduler metadata is uploaded
 ///   decode   tensor cores, any number of new tokens, codes    scheduler metadata is uploaded
+///   latent   tensor cores of 9.0, V in K (MLA)                scheduler metadata is uploaded
 ///   x_split  one new token, caches of layout_kind::x_split    nothing is uploaded
 ///   general  everything                                       a list of items is uploaded where it pays
 ///
 /// Planning knows the spec, the device and the lengths; a call adds strides, alignment and options. So there are two
 /// conditions: `accepts` of a step and `accepts_call` of a call.
 ///
-/// At planning, every sequence is assigned to prefill or decode, as far as they accept the step (assignment.hpp). If
-/// one does, they alone are planned and uploaded. If not, x_split (which takes sequences of one new token) and general
-/// are planned.
+/// At planning, every sequence is assigned to prefill or decode, as far as they accept the step (assignment.hpp); all
+/// go to latent where it does, which the others then do not. If one does, they alone are planned and uploaded. If not,
+/// x_split (which takes sequences of one new token) and general are planned.
 ///
 /// A call is served by the implementations that its step was assigned to when all of them accept it. Otherwise by
 /// x_split, when it accepts, for its sequences, and by general for the rest. Neither needs anything of the plan then:
@@ -36,6 +37,7 @@
 #include "common/attention/implementations.hpp"
 #include "cuda/attention/decode/plan.hpp"
 #include "cuda/attention/general/plan.hpp"
+#include "cuda/attention/latent/plan.hpp"
 #include "cuda/attention/prefill/plan.hpp"
 #include "cuda/attention/x_split/plan.hpp"
 #include "cuda/host/kernel_args.hpp"
@@ -45,8 +47,8 @@
 namespace bifolio::inline v0_2::cuda {
 
 /// In the order of the list.
-enum class implementation_id : std::uint8_t { prefill, decode, x_split, general };
-inline constexpr std::size_t num_implementations = 4;
+enum class implementation_id : std::uint8_t { prefill, decode, latent, x_split, general };
+inline constexpr std::size_t num_implementations = 5;
 
 /// Those that compute one call together.
 class implementation_set {
@@ -64,6 +66,7 @@ class implementation_set {
 struct step_plans {
   prefill_plan prefill;
   decode_plan decode;
+  latent_plan latent;
   x_split_plan x_split;  ///< has_decodes only where x_split accepts the step
   general_plan general;
   implementation_set assigned;  ///< those that all sequences were assigned to; empty: x_split and general
@@ -76,6 +79,7 @@ struct step_plans {
 struct step_metadata {
   prefill_metadata prefill;
   decode_metadata decode;
+  prefill_metadata latent;
   general_metadata general;
 };
 
@@ -111,6 +115,7 @@ struct planning_history {
   bool general_was_needed = false;    ///< by a call of a step that was planned without it
   std::int32_t least_partitions = 1;  ///< of x_split, as reserved
   bool prefill_combines = false;      ///< an earlier step of the plan had partial results of prefill
+  bool latent_combines = false;       ///< or of latent
 };
 
 /// Plans one step; `plans` keeps the capacity of its vectors. Throws std::bad_alloc, and `error` where the forced

@@ -62,6 +62,7 @@ struct attention_kernel_args {
   std::int32_t window_left = -1;   ///< negative = all
   std::int32_t window_right = -1;  ///< negative = all; causal is already folded into it as 0
   bool causal = true;
+  bool deterministic = false;
   std::int32_t min_query_len = 0;  ///< the general kernel leaves sequences with fewer new tokens to another kernel
 
   dtype q_type = dtype::f32;

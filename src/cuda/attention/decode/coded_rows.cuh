@@ -99,44 +99,37 @@ __device__ __forceinline__ void prepare_queries(const decode_args& a, std::uint3
   if (first_group == 0) rows.factors[row] = a.product_factor * rows.static_scale * factor;
 }
 
-/// s += queries · keys of codes, for the keys of a warp. `key_address(most, row, vector)`: where 16 bytes of a row are,
-/// `most` being the largest vector that any lane asks for. `take_q(q, kk)`: step kk of the queries.
+/// s += queries · keys of codes, for the keys of a warp. `key_address(row, low, first)`: where vector first + low of a
+/// row is, of which `low` depends on the lane. `take_q(q, kk)`: step kk of the queries.
 template <class Shape, class Pairs, class KeyAddress, class TakeQ>
 __device__ __forceinline__ void add_coded_scores(const Pairs& pairs, float (&s)[Shape::key_tiles][4], int warp,
                                                  int lane, const KeyAddress& key_address, const TakeQ& take_q) {
-  if constexpr (Shape::key_tiles == 2) {
-    const int row = warp * 16 + (lane & 7) + ((lane >> 4) & 1) * 8;
-    for_each_step<0, Shape::k_steps / 2>([&](auto step) {
-      constexpr int kk = 2 * decltype(step)::value;
-      std::uint32_t b[4];
-      std::uint32_t q[4];
-      device::ldmatrix_x4(b, key_address(std::integral_constant<int, kk + 1>{}, row, kk + ((lane >> 3) & 1)));
+  constexpr int loads = (Shape::row_vectors * Shape::key_tiles + 3) / 4;
+  constexpr int load_vectors = 4 / Shape::key_tiles;
+  const int row = Shape::key_tiles == 2 ? warp * 16 + (lane & 7) + ((lane >> 4) & 1) * 8 : warp * 8 + (lane & 7);
+  const int low = Shape::key_tiles == 2 ? (lane >> 3) & 1 : lane >> 3;
+  std::uint32_t b[loads][4];
+  for_each_step<0, loads>([&](auto step) {
+    constexpr int load = decltype(step)::value;
+    device::ldmatrix_x4(b[load], key_address(row, low, std::integral_constant<int, load_vectors * load>{}));
+  });
+  // Of single key tiles, even and odd steps are sums of their own, as they are without codes.
+  float odd[4] = {};
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        take_q(q, kk + i);
-        const device::half_pairs low = pairs.neighbours(b[i]);
-        const device::half_pairs high = pairs.neighbours(b[2 + i]);
-        device::mma_m16n8k16<__half>(s[0], q, low.first, low.second);
-        device::mma_m16n8k16<__half>(s[1], q, high.first, high.second);
-      }
-    });
-  } else {
-    // Even and odd steps are sums of their own, as they are without codes.
-    float odd[4] = {};
-    const int row = warp * 8 + (lane & 7);
-    for_each_step<0, (Shape::k_steps + 3) / 4>([&](auto step) {
-      constexpr int kk = 4 * decltype(step)::value;
-      std::uint32_t b[4];
-      std::uint32_t q[4];
-      device::ldmatrix_x4(b, key_address(std::integral_constant<int, kk + 3>{}, row, kk + (lane >> 3)));
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (kk + i >= Shape::k_steps) break;
-        take_q(q, kk + i);
-        const device::half_pairs both = pairs.neighbours(b[i]);
-        device::mma_m16n8k16<__half>(i % 2 == 0 ? s[0] : odd, q, both.first, both.second);
-      }
-    });
+  for (int kk = 0; kk < Shape::k_steps; ++kk) {
+    std::uint32_t q[4];
+    take_q(q, kk);
+    const std::uint32_t(&from)[4] = b[kk / load_vectors];
+    const device::half_pairs first = pairs.neighbours(from[kk % load_vectors]);
+    if constexpr (Shape::key_tiles == 2) {
+      const device::half_pairs second = pairs.neighbours(from[2 + kk % load_vectors]);
+      device::mma_m16n8k16<__half>(s[0], q, first.first, first.second);
+      device::mma_m16n8k16<__half>(s[1], q, second.first, second.second);
+    } else {
+      device::mma_m16n8k16<__half>(kk % 2 == 0 ? s[0] : odd, q, first.first, first.second);
+    }
+  }
+  if constexpr (Shape::key_tiles == 1) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) s[0][e] += odd[e];
   }
@@ -149,10 +142,11 @@ __device__ __forceinline__ void add_coded_values(const Pairs& pairs, const std::
                                                  float (&out)[Shape::n_tiles][4]) {
   if constexpr (Shape::key_tiles == 2) {
     const int row = warp * 16 + (lane & 7) + ((lane >> 3) & 1) * 8;
+    const std::uint32_t first = v_base + Shape::place(row, lane >> 4);
 #pragma unroll
     for (int j = 0; j < Shape::row_vectors; j += 2) {
       std::uint32_t b[4];
-      device::ldmatrix_x4_trans(b, v_base + Shape::place(row, j + (lane >> 4)));
+      device::ldmatrix_x4_trans(b, Shape::kv_rows::vectors_later(first, j));
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const device::half_pairs low = pairs.alternate(b[2 * i]);
@@ -163,11 +157,12 @@ __device__ __forceinline__ void add_coded_values(const Pairs& pairs, const std::
     }
   } else {
     const int row = warp * 8 + (lane & 7);
+    const std::uint32_t first = v_base + Shape::place(row, lane >> 3);
 #pragma unroll
     for (int j = 0; j < Shape::row_vectors; j += 4) {
       std::uint32_t b[4];
       // A lane past the end of the row reads what follows it in the stage, which no product takes.
-      device::ldmatrix_x4_trans(b, v_base + Shape::place(row, j + (lane >> 3)));
+      device::ldmatrix_x4_trans(b, Shape::kv_rows::vectors_later(first, j));
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         if (j + i >= Shape::row_vectors) break;
@@ -205,16 +200,19 @@ struct value_scales<true> {
   [[nodiscard]] __device__ __forceinline__ float inverse_unit(int i) const {
     return __uint_as_float((254 - exponent[i]) << 23);
   }
-  /// Takes a unit that is not smaller. Returns the old one over it.
-  [[nodiscard]] __device__ __forceinline__ float raise(int i, std::uint32_t to) {
+  /// Takes the unit of a scale if it is larger. Returns the old one over the new one.
+  [[nodiscard]] __device__ __forceinline__ float raise(int i, float scale) {
+    const std::uint32_t to = max(exponent[i], exponent_of(scale));
     const std::uint32_t by = to - exponent[i];
     exponent[i] = to;
     return by > 126 ? 0.0f : __uint_as_float((127 - by) << 23);
   }
-  /// The exponent of the unit that a scale asks for; one that is no number asks for none.
-  [[nodiscard]] static __device__ __forceinline__ std::uint32_t exponent_of(float scale) {
-    const std::uint32_t field = __float_as_uint(scale) >> 23 & 255;
-    return field == 255 ? 1 : min(max(field, 1u), 253u);
+  /// Magnitudes from here on ask for a larger unit.
+  [[nodiscard]] __device__ __forceinline__ float limit(int i) const { return __uint_as_float((exponent[i] + 1) << 23); }
+  /// The exponent of the unit that a magnitude asks for; an infinity asks for none.
+  [[nodiscard]] static __device__ __forceinline__ std::uint32_t exponent_of(float magnitude) {
+    const std::uint32_t field = __float_as_uint(magnitude) >> 23;
+    return field >= 255 ? 1 : min(max(field, 1u), 253u);
   }
 };
 

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "cuda/attention/combine_tree.cuh"
 #include "cuda/attention/decode/output.cuh"
 #include "cuda/attention/decode/scheduler.cuh"
 #include "cuda/attention/decode/shape.hpp"
@@ -17,22 +18,7 @@ namespace bifolio::inline v0_2::cuda::decode {
 
 inline constexpr int combine_batch = 16;  // partial results that a thread loads at once
 
-/// Two partial results a and b as one: its maximum, and the weights of their sums. Base 2.
-struct combination {
-  float max, a, b;
-  __device__ __forceinline__ combination(float max_a, float max_b) {
-    max = fmaxf(max_a, max_b);
-    a = max_a == -INFINITY ? 0.0f : device::exp2_fast(max_a - max);
-    b = max_b == -INFINITY ? 0.0f : device::exp2_fast(max_b - max);
-  }
-  /// The same instructions wherever results are combined.
-  [[nodiscard]] __device__ __forceinline__ float of(float sum_a, float sum_b) const {
-    return __fmaf_rn(sum_b, b, __fmul_rn(sum_a, a));
-  }
-  [[nodiscard]] __device__ __forceinline__ float4 of(const float4& x, const float4& y) const {
-    return make_float4(of(x.x, y.x), of(x.y, y.y), of(x.z, y.z), of(x.w, y.w));
-  }
-};
+using tree::combination;
 
 /// A node or the root, to which leaves or nodes are added one after another.
 struct tree_state {

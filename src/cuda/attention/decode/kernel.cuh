@@ -4,12 +4,16 @@
 /// Decode attention on tensor cores over a paged cache: one kernel for MHA, GQA and MQA. Persistent CTAs walk their
 /// share of a stream-K schedule; docs/kernels/attention_cuda_decode.md has the picture.
 
+#include <type_traits>
+
 #include "cuda/attention/decode/args.hpp"
 #include "cuda/attention/decode/epilogue.cuh"
 #include "cuda/attention/decode/launch.hpp"
 #include "cuda/attention/decode/mainloop.cuh"
 #include "cuda/attention/decode/scheduler.cuh"
 #include "cuda/attention/decode/shape.hpp"
+#include "cuda/attention/decode/tree_epilogue.cuh"
+#include "cuda/attention/decode/tree_mainloop.cuh"
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/sm80.cuh"
 
@@ -24,7 +28,7 @@ __maxnreg__((Shape::max_registers))
 __launch_bounds__(Shape::threads, Shape::ctas_per_sm)
 #endif
     decode_kernel(const __grid_constant__ decode_args args) {
-  extern __shared__ __align__(128) char shared[];
+  extern __shared__ __align__(256) char shared[];
 
   device::grid_dependency_launch();
   auto* const plan = reinterpret_cast<decode_cta_plan*>(shared + Shape::shared.plan);
@@ -32,26 +36,47 @@ __launch_bounds__(Shape::threads, Shape::ctas_per_sm)
   const Scheduler scheduler(args, *plan);
   work_cursor cursor = scheduler.first();
   if (!scheduler.has_work(cursor)) return;
-  mainloop<T, Shape, Scheduler> loop(args, scheduler, shared);
-  epilogue<T, Shape, Scheduler> end(args, scheduler, shared);
-  accumulators<Shape> acc;
+  constexpr bool splits_dims = Scheduler::has_fixed_tree && Shape::splits_dims;
+  using mainloop_type =
+      std::conditional_t<splits_dims, tree_mainloop<T, Shape, Scheduler>, mainloop<T, Shape, Scheduler>>;
+  mainloop_type loop(args, scheduler, shared);
 
   // The plan was uploaded before the previous kernel started. What follows the wait may be that kernel's work.
   loop.prefetch_first_tile();
   device::grid_dependency_wait();
   loop.fill_pipeline();
 
-  while (scheduler.has_work(cursor)) {
-    const work_tile work = scheduler.next(cursor);
-    loop.begin(work, *cursor.seq);
-    int tile = work.tile;
-    do {
-      const int stop = scheduler.accumulate_until(work, tile);
-      const bool any = tile < stop;
-      acc.clear(args);
-      for (; tile < stop; ++tile) loop.process_tile(tile, acc);
-      end.store(work, *cursor.seq, acc, tile, any, loop.free_stage());
-    } while (tile < work.tile_end);
+  if constexpr (splits_dims) {
+    tree_epilogue<T, Shape, Scheduler> end(args, scheduler, shared);
+    running_tree<Shape> leaves;
+    tree_rows<Shape> leaf;
+    while (scheduler.has_work(cursor)) {
+      const work_tile work = scheduler.next(cursor);
+      loop.begin(work, *cursor.seq);
+      leaves.clear();
+      for (int tile = work.tile; tile < work.tile_end;) {
+        const int stop = scheduler.accumulate_until(work, tile);
+        leaf.clear();
+        for (; tile < stop; ++tile) loop.process_tile(tile, tile + 1 == stop, leaf);
+        leaves.add(leaf, (stop - 1) / decode_leaf_tiles);
+      }
+      end.store(work, *cursor.seq, leaves.finish(), loop.free_stage());
+    }
+  } else {
+    epilogue<T, Shape, Scheduler> end(args, scheduler, shared);
+    accumulators<Shape> acc;
+    while (scheduler.has_work(cursor)) {
+      const work_tile work = scheduler.next(cursor);
+      loop.begin(work, *cursor.seq);
+      int tile = work.tile;
+      do {
+        const int stop = scheduler.accumulate_until(work, tile);
+        const bool any = tile < stop;
+        acc.clear(args);
+        for (; tile < stop; ++tile) loop.process_tile(tile, acc);
+        end.store(work, *cursor.seq, acc, tile, any, loop.free_stage());
+      } while (tile < work.tile_end);
+    }
   }
   device::cp_async_wait_group<0>();
 }

@@ -31,7 +31,8 @@ class loader {
         queries_(shared + S::shared.queries),
         lane_(static_cast<int>(threadIdx.x) & 31),
         warp_(static_cast<int>(threadIdx.x) >> 5),
-        cursor_(scheduler.first()) {
+        cursor_(scheduler.first()),
+        warp_rows_share_block_(args.block_size % S::warp_keys == 0) {
     if constexpr (S::padded) {
       lane_row_ = args.by_row_vectors.quotient(lane_);
       lane_vector_ = lane_ - lane_row_ * S::vectors_of_row(args);
@@ -70,9 +71,12 @@ class loader {
       if (at_first_tile_) load_queries();
       at_first_tile_ = false;
       const std::uint32_t base = stages_ + stage * S::stage_bytes;
-      const std::int64_t own_offset = slot_ < 0 ? -1 : row_offset(bounded(block_), slot_);
+      const bool is_run = S::is_coded && !S::padded && rows_are_run();
+      const std::int64_t own_offset = is_run || slot_ < 0 ? -1 : row_offset(bounded(block_), slot_);
       if constexpr (S::padded) {
         load_padded_rows(base, own_offset);
+      } else if (is_run) {
+        load_run(base);
       } else {
         const int vector = lane_ % S::row_vectors;
 #pragma unroll
@@ -102,6 +106,30 @@ class loader {
     device::cp_async_16_evict_first(dst + S::tile_bytes, static_cast<const element*>(a_.v) + at, valid);
   }
 
+  // Whether the warp's rows of the tile at work_.tile are all to be read and in one block.
+  [[nodiscard]] __device__ __forceinline__ bool rows_are_run() const {
+    const int first = work_.tile * decode_tile_tokens + warp_ * S::warp_keys;
+    return warp_rows_share_block_ && first >= first_key_ && first + S::warp_keys <= seq_len_;
+  }
+  // Those rows: nothing is asked for each.
+  __device__ __forceinline__ void load_run(std::uint32_t base) const {
+    const int vector = lane_ % S::row_vectors;
+    const int first = lane_ / S::row_vectors;
+    const std::int64_t at =
+        row_offset(bounded(block_), slot_ - lane_ % S::warp_keys + first) + vector * S::kv_rows::vector_dims;
+    const auto* k = static_cast<const element*>(a_.k) + at;
+    const auto* v = static_cast<const element*>(a_.v) + at;
+    const std::int64_t step = S::rows_per_pass * a_.k_strides.token;
+#pragma unroll
+    for (int pass = 0; pass < S::passes; ++pass) {
+      const std::uint32_t to = base + S::place(row_of_lane(pass * S::rows_per_pass + first), vector);
+      device::cp_async_16_evict_first(to, k);
+      device::cp_async_16_evict_first(to + S::tile_bytes, v);
+      k += step;
+      v += step;
+    }
+  }
+
   // The vectors of the warp's rows one after another, 32 at a time.
   __device__ __forceinline__ void load_padded_rows(std::uint32_t base, std::int64_t own_offset) const {
     const int vectors = S::vectors_of_row(a_);
@@ -126,21 +154,16 @@ class loader {
   __device__ __forceinline__ void load_scales(std::uint32_t base) const {
     if (a_.k_scales.tail_floats == 0 && a_.v_scales.tail_floats == 0) return;
     const int plane = lane_ / S::warp_keys;
-    if (plane > 1) return;
-    const auto load = [&](const code_scales& code, const void* data) {
-      if (code.tail_floats == 0) return;
-      const bool valid = slot_ >= 0;
-      const std::int64_t at = bounded(block_) * a_.k_strides.block + code.tail.offset + work_.head * code.tail.head +
-                              slot_ * code.tail.token;
-      const auto* const from = static_cast<const std::uint8_t*>(data) + (valid ? at : 0);
-      const std::uint32_t to = base + S::scale_place(plane, row_of_lane(lane_ % S::warp_keys));
-      device::cp_async_4(to, from, valid);
-    };
-    if (plane == 0) {
-      load(a_.k_scales, a_.k);
-    } else {
-      load(a_.v_scales, a_.v);
-    }
+    const bool is_k = plane == 0;
+    const int tail_floats = is_k ? a_.k_scales.tail_floats : a_.v_scales.tail_floats;
+    if (plane > 1 || tail_floats == 0) return;
+    const kv_tail_strides& k = a_.k_scales.tail;
+    const kv_tail_strides& v = a_.v_scales.tail;
+    const std::int64_t at = bounded(block_) * a_.k_strides.block + (is_k ? k.offset : v.offset) +
+                            work_.head * (is_k ? k.head : v.head) + slot_ * (is_k ? k.token : v.token);
+    const auto* const data = static_cast<const std::uint8_t*>(is_k ? a_.k : a_.v);
+    const std::uint32_t to = base + S::scale_place(plane, row_of_lane(lane_ % S::warp_keys));
+    device::cp_async_4(to, slot_ >= 0 ? data + at : data, slot_ >= 0);
   }
 
   // Moves on to the next work tile that is not empty; afterwards has_work_ says whether there is one.
@@ -181,9 +204,10 @@ class loader {
     }
   }
 
-  // The row of the tile whose place in the cache the lane finds: each warp loads some of the rows.
+  // The row of the tile whose place in the cache the lane finds: each warp loads some of the rows, of codes those that
+  // it multiplies.
   [[nodiscard]] __device__ __forceinline__ int row_of_lane(int lane) const {
-    if constexpr (S::padded) return warp_ * S::warp_keys + lane;
+    if constexpr (S::padded || S::is_coded) return warp_ * S::warp_keys + lane;
     return (lane / S::rows_per_pass * S::warps + warp_) * S::rows_per_pass + lane % S::rows_per_pass;
   }
 
@@ -223,6 +247,7 @@ class loader {
   std::uint32_t stages_, queries_;
   int lane_, warp_;
   work_cursor cursor_;
+  bool warp_rows_share_block_;
   work_tile work_;
   // Of the work tile's sequence.
   const std::int32_t* table_ = nullptr;

@@ -97,24 +97,34 @@ class mainloop {
 
   /// Adds the next KV tile, which is number `tile` of the sequence, to the accumulators.
   __device__ __forceinline__ void process_tile(int tile, accumulators<S>& acc) {
-    device::cp_async_wait_group<S::stages - 2>();
-    __syncthreads();
-    loader_.load_tile(free_stage());
-    if (tile == first_tile_) {
-      if constexpr (S::is_coded) {
-        prepare_queries<S>(a_, queries_ + q_buffer_ * S::q_bytes, *query_rows_);
-        __syncthreads();
-      }
-      if constexpr (S::q_in_registers) load_q(q_buffer_);
-    }
+    wait_for_tile(tile);
     compute_tile(stage_, tile, q_buffer_, acc);
-    stage_ = stage_ + 1 == S::stages ? 0 : stage_ + 1;
+    stage_ = next_stage();
   }
 
   /// The stage of the previous tile: the next call of process_tile fills it, the epilogue may use it before.
   [[nodiscard]] __device__ __forceinline__ int free_stage() const { return stage_ == 0 ? S::stages - 1 : stage_ - 1; }
 
- private:
+ protected:
+  [[nodiscard]] __device__ __forceinline__ int next_stage() const { return stage_ + 1 == S::stages ? 0 : stage_ + 1; }
+
+  // The tile is in stage_ when it is there; requests the one that comes into the free stage.
+  __device__ __forceinline__ void wait_for_tile(int tile) {
+    device::cp_async_wait_group<S::stages - 2>();
+    if (S::is_coded && tile != first_tile_) {
+      __syncwarp();  // a warp loads the keys that it multiplies
+    } else {
+      __syncthreads();
+    }
+    loader_.load_tile(free_stage());
+    if (tile != first_tile_) return;
+    if constexpr (S::is_coded) {
+      prepare_queries<S>(a_, queries_ + q_buffer_ * S::q_bytes, *query_rows_);
+      __syncthreads();
+    }
+    if constexpr (S::q_in_registers) load_q(q_buffer_);
+  }
+
   static constexpr float log2e = 1.4426950408889634f;
   static constexpr bool is_f32 = std::is_same_v<T, float>;
   // Probabilities as the product with V takes them.
@@ -223,7 +233,13 @@ class mainloop {
     device::visit_code_pairs(a_.k_type, [&](const auto& pairs) {
       add_coded_scores<S>(
           pairs, s, warp_, lane_,
-          [&](auto most, int row, int vector) { return key_vector<decltype(most)::value>(k_base, row, vector); },
+          [&](int row, int low, auto first) {
+            constexpr int vectors = 4 / S::key_tiles;
+            constexpr int from = decltype(first)::value;
+            const std::uint32_t place = S::kv_rows::vectors_later(k_base + S::place(row, low), from);
+            if constexpr (from + vectors <= S::least_row_vectors) return place;
+            return from + low < S::vectors_of_row(a_) ? place : zeros_;
+          },
           [&](std::uint32_t(&q)[4], int kk) { take_q(q, q_buffer, kk); });
     });
   }
@@ -332,6 +348,17 @@ class mainloop {
     }
   }
 
+  // Scores of keys that a row does not attend to become −inf.
+  __device__ __forceinline__ void mask_scores(float (&s)[S::key_tiles][4], int first_key) const {
+    if (first_key >= common_begin_ && first_key + S::warp_keys <= common_end_) return;
+#pragma unroll
+    for (int n = 0; n < S::key_tiles; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        if (!visible(first_key + n * 8 + (lane_ & 3) * 2 + (e & 1), e >> 1)) s[n][e] = -INFINITY;
+      }
+  }
+
   // Scores of this warp's keys, softmax against the running maximum, and their share of the output.
   __device__ __forceinline__ void compute_tile(int stage, int tile, int q_buffer, accumulators<S>& acc) const {
     const std::uint32_t k_base = stages_ + stage * S::stage_bytes;
@@ -344,41 +371,39 @@ class mainloop {
 
     const int first_key = tile * decode_tile_tokens + warp_ * S::warp_keys;
     transform_scores(s, k_base, first_key);
-    if (first_key < common_begin_ || first_key + S::warp_keys > common_end_) {
-#pragma unroll
-      for (int n = 0; n < S::key_tiles; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          if (!visible(first_key + n * 8 + (lane_ & 3) * 2 + (e & 1), e >> 1)) s[n][e] = -INFINITY;
-        }
-    }
+    const bool is_border = first_key < common_begin_ || first_key + S::warp_keys > common_end_;
+    if (is_border) mask_scores(s, first_key);
 
     [[maybe_unused]] bool has_value_scales = false;
-    [[maybe_unused]] std::uint32_t exponent[2];
-    float shift[2];
+    [[maybe_unused]] float largest_scale[2];
+    [[maybe_unused]] float2 value_scales[S::key_tiles];
+    float largest[2];
     bool grows = false;
     if constexpr (S::is_coded) {
       has_value_scales = a_.v_scales.tail_floats > 0;
-      if (has_value_scales) grows = find_value_units(s, k_base, acc, exponent);
+      if (has_value_scales) {
+#pragma unroll
+        for (int n = 0; n < S::key_tiles; ++n) value_scales[n] = load_scales(k_base, 1, n);
+        grows = find_largest_scales(s, value_scales, is_border, acc, largest_scale);
+      }
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      float m = fmaxf(s[0][2 * i], s[0][2 * i + 1]);
-      if constexpr (S::key_tiles == 2) m = fmaxf(m, fmaxf(s[1][2 * i], s[1][2 * i + 1]));
-      m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
-      m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
-      shift[i] = fmaxf(acc.max[i], m);
-      grows = grows || shift[i] > acc.max[i];
+      largest[i] = fmaxf(s[0][2 * i], s[0][2 * i + 1]);
+      if constexpr (S::key_tiles == 2) largest[i] = fmaxf(largest[i], fmaxf(s[1][2 * i], s[1][2 * i + 1]));
+      grows = grows || largest[i] > acc.max[i];
     }
+    // The lanes of a row need not exchange their maxima where none of them is a new one.
     if (__any_sync(0xffffffffu, grows)) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float alpha = shift[i] > acc.max[i] ? device::exp2_fast(acc.max[i] - shift[i]) : 1.0f;
-        acc.max[i] = shift[i];
+        const float shift = fmaxf(acc.max[i], max_of_row(largest[i]));
+        const float alpha = shift > acc.max[i] ? device::exp2_fast(acc.max[i] - shift) : 1.0f;
+        acc.max[i] = shift;
         acc.sum[i] *= alpha;
         float out_alpha = alpha;
         if constexpr (S::is_coded) {
-          if (has_value_scales) out_alpha *= acc.scales.raise(i, exponent[i]);
+          if (has_value_scales) out_alpha *= acc.scales.raise(i, max_of_row(largest_scale[i]));
         }
 #pragma unroll
         for (int n = 0; n < S::n_tiles; ++n) {
@@ -399,10 +424,9 @@ class mainloop {
         if constexpr (S::is_coded) {
           if (has_value_scales) {
             // A token that is not seen may have a scale that is no number.
-            const float2 pair = load_scales(k_base, 1, n);
             const float inverse = acc.scales.inverse_unit(i);
-            if (s[n][2 * i] != -INFINITY) p0 *= pair.x * inverse;
-            if (s[n][2 * i + 1] != -INFINITY) p1 *= pair.y * inverse;
+            if (s[n][2 * i] != -INFINITY) p0 *= value_scales[n].x * inverse;
+            if (s[n][2 * i + 1] != -INFINITY) p1 *= value_scales[n].y * inverse;
           }
         }
         if constexpr (is_f32) {
@@ -422,25 +446,34 @@ class mainloop {
     }
   }
 
-  // Of each row the largest exponent of V's scales so far, of tokens that it attends to. Returns whether one grows.
-  __device__ __forceinline__ bool find_value_units(const float (&s)[S::key_tiles][4], std::uint32_t stage_base,
-                                                   const accumulators<S>& acc, std::uint32_t (&exponent)[2]) const {
-    bool grows = false;
+  // Over the lanes of a row.
+  [[nodiscard]] __device__ __forceinline__ static float max_of_row(float x) {
+    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+  }
+
+  // Of each row the largest of V's scales of the lane's tokens that it attends to. Returns whether one needs a larger
+  // unit.
+  __device__ __forceinline__ static bool find_largest_scales(const float (&s)[S::key_tiles][4],
+                                                             const float2 (&scales)[S::key_tiles], bool is_border,
+                                                             const accumulators<S>& acc, float (&largest)[2]) {
+    largest[0] = 0;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      exponent[i] = 1;
-#pragma unroll
-      for (int n = 0; n < S::key_tiles; ++n) {
-        const float2 pair = load_scales(stage_base, 1, n);
-        if (s[n][2 * i] != -INFINITY) exponent[i] = max(exponent[i], acc.scales.exponent_of(pair.x));
-        if (s[n][2 * i + 1] != -INFINITY) exponent[i] = max(exponent[i], acc.scales.exponent_of(pair.y));
-      }
-      exponent[i] = max(exponent[i], __shfl_xor_sync(0xffffffffu, exponent[i], 1));
-      exponent[i] = max(exponent[i], __shfl_xor_sync(0xffffffffu, exponent[i], 2));
-      exponent[i] = max(exponent[i], acc.scales.exponent[i]);
-      grows = grows || exponent[i] > acc.scales.exponent[i];
+    for (int n = 0; n < S::key_tiles; ++n) {
+      largest[0] = fmaxf(largest[0], fmaxf(fabsf(scales[n].x), fabsf(scales[n].y)));
     }
-    return grows;
+    largest[1] = largest[0];
+    if (is_border) {
+      largest[0] = largest[1] = 0;
+#pragma unroll
+      for (int n = 0; n < S::key_tiles; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const float scale = fabsf(e % 2 == 0 ? scales[n].x : scales[n].y);
+          if (s[n][e] != -INFINITY) largest[e / 2] = fmaxf(largest[e / 2], scale);
+        }
+    }
+    return largest[0] >= acc.scales.limit(0) || largest[1] >= acc.scales.limit(1);
   }
 
   const decode_args& a_;

@@ -26,6 +26,7 @@ struct shared_layout {
   int flag;        // of the combine
   int zeros;       // 16 bytes of them
   int plan;        // what the CTA needs of it
+  int exchange;    // of shapes that split dims: tree_exchange
   int bytes;       // of everything
 };
 
@@ -43,6 +44,14 @@ struct row_format {
   [[nodiscard]] BIFOLIO_HOST_DEVICE static constexpr std::uint32_t place(int row, int vector) noexcept {
     return static_cast<std::uint32_t>(row * bytes + ((swizzled ? vector ^ (row & 7) : vector) << 4));
   }
+  /// Where vector v + `more` of a row is, in shared memory, from the address of its vector v. No bit is in both of them.
+  /// Tiles begin at multiples of 256.
+  [[nodiscard]] BIFOLIO_HOST_DEVICE static constexpr std::uint32_t vectors_later(std::uint32_t address,
+                                                                                 int more) noexcept {
+    static_assert(!swizzled || bytes == 128 || bytes == 256, "no row begins within the bits that are turned over");
+    const auto step = static_cast<std::uint32_t>(more) << 4;
+    return swizzled ? address ^ step : address + step;
+  }
 };
 
 /// The dims of the padded shape before that of `head_dim`.
@@ -52,6 +61,13 @@ struct row_format {
   for (int dims = 4; decode_padded_dim(type, dims) < head_dim; dims += 4) smaller = decode_padded_dim(type, dims);
   return smaller;
 }
+
+/// What the warps of a CTA tell one another about a KV tile, where they split dims.
+struct tree_exchange {
+  std::uint16_t probabilities[decode_tile_rows * decode_tile_tokens];  // rows of 128 bytes, swizzled
+  float maxima[4][decode_tile_rows];                                   // of each warp's keys
+  float sums[4][decode_tile_rows][4];                                  // of a leaf, by lane of the row
+};
 
 /// `Padded`: for every head_dim whose rows are whole vectors of 16 bytes, which fits and is too large for the next
 /// smaller padded shape. Rows are then in shared memory with unused vectors at their ends: those of queries are zero,
@@ -74,6 +90,10 @@ struct shape {
   static constexpr int warp_keys = decode_tile_tokens / Warps;
   static constexpr int key_tiles = warp_keys / 8;  // of a warp's score products
   static constexpr int n_tiles = HeadDim / 8;      // of the output
+  /// In deterministic plans the warps split the dims of the output instead of the keys, so that a leaf's output is one
+  /// chain of products, which prefill computes too (combine_tree.cuh). Codes, float32 and wide heads are not prefill's.
+  static constexpr bool splits_dims = decode_splits_dims(element_bytes, HeadDim);
+  static_assert(!splits_dims || (Warps == 4 && !is_coded));
   /// Where registers are short the queries stay in shared memory.
   static constexpr bool q_in_registers = Warps == 4;
 
@@ -115,11 +135,13 @@ struct shape {
     l.flag = l.row_sums + warps * decode_tile_rows * 8;
     l.zeros = l.flag + 16;
     l.plan = l.zeros + 16;
-    l.bytes = l.plan + 144;
+    l.exchange = l.plan + 144;
+    l.bytes = l.exchange + (splits_dims ? static_cast<int>(sizeof(tree_exchange)) : 0);
     return l;
   }
   static constexpr shared_layout shared = make_shared_layout();
   static_assert(ctas_per_sm * (shared.bytes + 1024) <= 228 * 1024);
+  static_assert(tile_bytes % 256 == 0 && stage_bytes % 256 == 0);
 
   /// Where vector `vector` of row `row` of K or V is, from the tile's beginning.
   [[nodiscard]] BIFOLIO_HOST_DEVICE static constexpr std::uint32_t place(int row, int vector) noexcept {

@@ -52,12 +52,12 @@ class copy_producer {
 
       // V of a tile is requested after K of the next one, as it is used. Table entries are loaded a tile ahead.
       std::int64_t last = outside;
-      std::int64_t next = find_token(work, e, kv_head, e.tile_end - 1);
-      for (int tile = e.tile_end - 1; tile >= e.tile_begin; --tile) {
+      std::int64_t next = find_token(work, e, kv_head, e.template tile_at<S>(0));
+      for (int n = 0; n < e.num_tiles(); ++n) {
         const std::int64_t here = next;
-        if (tile > e.tile_begin) next = find_token(work, e, kv_head, tile - 1);
+        if (n + 1 < e.num_tiles()) next = find_token(work, e, kv_head, e.template tile_at<S>(n + 1));
         load_k(here);
-        if (tile + 1 < e.tile_end) load_v(last);
+        if (n > 0) load_v(last);
         last = here;
       }
       load_v(last);

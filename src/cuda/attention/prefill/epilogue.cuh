@@ -20,7 +20,9 @@ class epilogue {
   using S = Shape;
 
  public:
-  __device__ __forceinline__ epilogue(const prefill_args& args, int thread) : a_(args), thread_(thread) {}
+  /// `first_column`: of the rows' dims, what `o` begins with; those with the first write the LSE and the sums.
+  __device__ __forceinline__ epilogue(const prefill_args& args, int thread, int first_column = 0)
+      : a_(args), thread_(thread), first_column_(first_column) {}
 
   /// Writes the LSE and the output of this thread's rows.
   __device__ __forceinline__ void store(const prefill_work_tile& work, const row_state& rows,
@@ -33,7 +35,7 @@ class epilogue {
       const finished_row row(sums, a_.sinks != nullptr && valid ? a_.sinks + rows.head[i] : nullptr,
                              a_.v_scales.static_scales);
       inverse[i] = row.factor;
-      if (a_.lse != nullptr && valid && (thread_ & 3) == 0) {
+      if (a_.lse != nullptr && valid && writes_sums()) {
         a_.lse[static_cast<std::int64_t>(work.query_start + rows.token[i]) * a_.num_q_heads + rows.head[i]] = row.lse;
       }
     }
@@ -50,9 +52,10 @@ class epilogue {
           mine[r] = device::pack<T>(o[j] * inverse[i], o[j + 1] * inverse[i]);
         }
         transpose(mine, q);
-        if (rows.token[i] < work.query_len && (b * 4 + q) * 8 < a_.head_dim) {
+        const int column = first_column_ + (b * 4 + q) * 8;
+        if (rows.token[i] < work.query_len && column < a_.head_dim) {
           T* dst = static_cast<T*>(a_.out) + (work.query_start + rows.token[i]) * a_.out_token_stride +
-                   rows.head[i] * a_.out_head_stride + (b * 4 + q) * 8;
+                   rows.head[i] * a_.out_head_stride + column;
           *reinterpret_cast<uint4*>(dst) = make_uint4(mine[0], mine[1], mine[2], mine[3]);
         }
       }
@@ -68,11 +71,11 @@ class epilogue {
       const row_sums sums = sums_of(rows, i);
       if (rows.token[i] >= work.query_len) continue;
       const int row = warpgroup * prefill_warpgroup_rows + (thread_ / 32) * 16 + (thread_ & 31) / 4 + 8 * i;
-      if ((thread_ & 3) == 0) __stcg(partials.sums(work.partial, row), make_float2(sums.max, sums.sum));
+      if (writes_sums()) __stcg(partials.sums(work.partial, row), make_float2(sums.max, sums.sum));
       float* const dst = partials.row(work.partial, row);
 #pragma unroll
       for (int block = 0; block < S::tile_dims / 8; ++block) {
-        const int column = block * 8 + (thread_ & 3) * 2;
+        const int column = first_column_ + block * 8 + (thread_ & 3) * 2;
         if (column >= a_.head_dim) continue;
         const int j = block * 4 + 2 * i;
         __stcg(reinterpret_cast<float2*>(dst + column), make_float2(o[j], o[j + 1]));
@@ -81,6 +84,9 @@ class epilogue {
   }
 
  private:
+  // One lane for each row.
+  [[nodiscard]] __device__ __forceinline__ bool writes_sums() const { return (thread_ & 3) == 0 && first_column_ == 0; }
+
   // Of this thread's i-th row, over all lanes that have columns of it.
   [[nodiscard]] __device__ __forceinline__ row_sums sums_of(const row_state& rows, int i) const {
     float l = rows.sum[i];
@@ -108,7 +114,7 @@ class epilogue {
   }
 
   const prefill_args& a_;
-  int thread_;
+  int thread_, first_column_;
 };
 
 }  // namespace bifolio::inline v0_2::cuda::prefill

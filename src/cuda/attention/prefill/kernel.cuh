@@ -5,6 +5,8 @@
 /// sections 3.1 and 3.2): a producer keeps the stages full, two consumer warpgroups have 64 query rows each, with S, P
 /// and O in registers. docs/kernels/attention_cuda_prefill.md has the picture.
 
+#include <type_traits>
+
 #include "cuda/attention/prefill/args.hpp"
 #include "cuda/attention/prefill/coded_producer.cuh"
 #include "cuda/attention/prefill/copy_producer.cuh"
@@ -15,16 +17,21 @@
 #include "cuda/attention/prefill/producer.cuh"
 #include "cuda/attention/prefill/scheduler.cuh"
 #include "cuda/attention/prefill/shape.hpp"
+#include "cuda/attention/prefill/tree_mainloop.cuh"
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/sm90.cuh"
 
 namespace bifolio::inline v0_2::cuda::prefill {
 
+/// The mainloop of a kernel: with or without the logits transform, or with the tree of deterministic plans.
+template <class T, class Shape, bool Transform>
+using mainloop_of = std::conditional_t<Shape::has_tree, tree_mainloop<T, Shape>, mainloop<T, Shape, Transform>>;
+
 template <class T, class Shape, bool Transform>
 __device__ __forceinline__ void consume(const prefill_args& args, const shared_stages<Shape>& stages, work_queue queue,
                                         int warpgroup) {
   const int thread = static_cast<int>(threadIdx.x) & 127;
-  mainloop<T, Shape, Transform> loop(args, stages, warpgroup, thread);
+  mainloop_of<T, Shape, Transform> loop(args, stages, warpgroup, thread);
   const epilogue<T, Shape> end(args, thread);
   row_state rows;
   float o[Shape::out_registers];
@@ -50,19 +57,19 @@ __device__ __forceinline__ void consume(const prefill_args& args, const shared_s
   loop.finish();
 }
 
+// Shapes without room for codes have no producer of them, and calls with codes do not come to their kernels.
 template <class T, class Shape, class Source>
 __device__ __forceinline__ void produce_coded(const prefill_args& args, const shared_stages<Shape>& stages,
                                               const tensor_map* q_map, const Source& source) {
   if constexpr (Shape::raw_bytes > 0) coded_producer<T, Shape>(args, stages, q_map).run(source);
 }
 
-template <class T, int TileDims, bool Transform>
-__global__ void __launch_bounds__(shape<TileDims>::num_threads, 1)
+template <class T, class Shape, bool Transform>
+__global__ void __launch_bounds__(Shape::num_threads, 1)
     prefill_kernel(const __grid_constant__ prefill_args args, const __grid_constant__ tensor_map q_map,
                    const __grid_constant__ tensor_map k_map, const __grid_constant__ tensor_map v_map) {
   extern __shared__ char shared[];
   __shared__ work_slots slots;
-  using Shape = shape<TileDims>;
   const shared_stages<Shape> stages(shared);
   const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
   const bool by_copy = args.loading.by_copy;
@@ -102,9 +109,18 @@ __global__ void __launch_bounds__(shape<TileDims>::num_threads, 1)
 
 template <class T, int TileDims>
 [[nodiscard]] constexpr prefill_entry make_entry() noexcept {
-  return {{prefill_kernel<T, TileDims, false>, prefill_kernel<T, TileDims, true>},
-          shape<TileDims>::shared.bytes,
-          shape<TileDims>::raw_bytes};
+  using plain = shape<TileDims>;
+  prefill_entry entry = {{prefill_kernel<T, plain, false>, prefill_kernel<T, plain, true>},
+                         plain::shared.bytes,
+                         plain::raw_bytes,
+                         nullptr,
+                         0};
+  if constexpr (prefill_has_tree(TileDims)) {
+    using with_tree = shape<TileDims, true>;
+    entry.tree_kernel = prefill_kernel<T, with_tree, true>;
+    entry.tree_shared_bytes = with_tree::shared.bytes;
+  }
+  return entry;
 }
 
 }  // namespace bifolio::inline v0_2::cuda::prefill

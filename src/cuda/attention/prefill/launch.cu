@@ -1,69 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cuda.h>
-
-#include <algorithm>
-#include <cstring>
 #include <numeric>
 
 #include "common/attention/implementations.hpp"
 #include "cuda/attention/prefill/args.hpp"
 #include "cuda/attention/prefill/launch.hpp"
 #include "cuda/attention/prefill/shape.hpp"
+#include "cuda/attention/prefill/tensor_maps.hpp"
 
 namespace bifolio::inline v0_2::cuda {
-namespace {
-
-using encode_function = decltype(&cuTensorMapEncodeTiled);
-
-/// One dimension of a map: its extent, the bytes from one element to the next, and how many a box takes.
-struct dimension {
-  cuuint64_t extent;
-  cuuint64_t stride_bytes;
-  cuuint32_t box;
-};
-
-CUtensorMapDataType map_type(dtype type) noexcept {
-  switch (type) {
-    case dtype::f32:
-      return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
-    case dtype::f16:
-      return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-    case dtype::bf16:
-      return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-    case dtype::e4m3:
-    case dtype::e5m2:
-    case dtype::i8:
-    case dtype::u8:
-      return CU_TENSOR_MAP_DATA_TYPE_UINT8;
-  }
-  __builtin_unreachable();
-}
-
-template <int Rank>
-bool encode(encode_function function, tensor_map& map, dtype type, const void* base, const dimension (&dims)[Rank]) {
-  cuuint64_t extents[Rank];
-  cuuint64_t strides[Rank];
-  cuuint32_t box[Rank];
-  cuuint32_t steps[Rank];
-  for (int i = 0; i < Rank; ++i) {
-    extents[i] = dims[i].extent;
-    if (i > 0) strides[i - 1] = dims[i].stride_bytes;
-    box[i] = dims[i].box;
-    steps[i] = 1;
-  }
-  CUtensorMap encoded;
-  const CUresult result = function(&encoded, map_type(type), Rank, const_cast<void*>(base), extents, strides, box,
-                                   steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  static_assert(sizeof(encoded) == sizeof(map));
-  std::memcpy(&map, &encoded, sizeof(map));
-  return result == CUDA_SUCCESS;
-}
-
-constexpr cuuint64_t bytes_of(std::int64_t elements) noexcept { return static_cast<cuuint64_t>(elements) * 2; }
-
-}  // namespace
-
 const prefill_entry* find_prefill_entry(dtype type, std::int32_t head_dim) noexcept {
   if (head_dim % 8 != 0) return nullptr;
   const auto of = [](const prefill_entry& f16, const prefill_entry& bf16, dtype wanted) -> const prefill_entry* {
@@ -127,6 +71,11 @@ bool prefill_accepts_call(const attention_kernel_args& args, std::string* why) n
     if (stride > 0 && stride < max_stride) continue;
     return detail::declines(why, "a stride of q, K or V is ", stride, "; tensor maps hold 1 to ", max_stride - 1);
   }
+  constexpr std::int64_t max_plane_bytes = std::int64_t{1} << 36;  // which its producer counts in 32 bits, 16 at a time
+  if (args.is_coded && args.num_blocks > max_plane_bytes / args.k_strides.block) {
+    return detail::declines(why, "a plane of codes has ", args.num_blocks, " blocks of ", args.k_strides.block,
+                            " bytes; it takes 2^36 bytes");
+  }
   return true;
 }
 
@@ -134,8 +83,8 @@ cudaError_t launch_prefill(const runtime_api& api, const attention_kernel_args& 
                            const prefill_metadata& metadata, const device_numbers& device,
                            cudaStream_t stream) noexcept {
   const prefill_entry& entry = *find_prefill_entry(args.q_type, args.head_dim);
-  const int shared_bytes = entry.shared_bytes + (args.is_coded ? entry.coded_bytes : 0);
-  const auto function = reinterpret_cast<encode_function>(device.encode_tensor_map);
+  const int shared_bytes =
+      args.deterministic ? entry.tree_shared_bytes : entry.shared_bytes + (args.is_coded ? entry.coded_bytes : 0);
   const prefill_args p{with_clamped_windows(args),
                        metadata,
                        plan.packing.heads,
@@ -144,34 +93,16 @@ cudaError_t launch_prefill(const runtime_api& api, const attention_kernel_args& 
                        prefill_max_partials(device.num_sms),
                        prefill_loading(args)};
 
-  const auto packed = static_cast<cuuint32_t>(p.packed_heads);
-  const auto make_kv = [&](tensor_map& map, const void* base, const kv_strides& s) {
-    if (p.loading.by_copy) return true;
-    const auto chunks = static_cast<cuuint64_t>(args.head_dim / 64);
-    const auto groups = static_cast<cuuint64_t>(args.block_size / 8);
-    const auto heads = static_cast<cuuint64_t>(args.num_kv_heads);
-    const dimension dims[] = {
-        {64, 2, 64},
-        {8, bytes_of(s.token), 8},
-        {p.loading.head_chunks > 0 ? chunks * heads : chunks, 128, static_cast<cuuint32_t>(chunks)},
-        {p.loading.head_groups > 0 ? groups * heads : groups, 8 * bytes_of(s.token),
-         static_cast<cuuint32_t>(p.loading.box_tokens / 8)},
-        {static_cast<cuuint64_t>(args.num_blocks), bytes_of(s.block), 1}};
-    return encode(function, map, args.kv_type, base, dims);
-  };
-  const dimension q_dims[] = {{static_cast<cuuint64_t>(args.head_dim), 2, 64},
-                              {static_cast<cuuint64_t>(args.num_q_heads), bytes_of(args.q_head_stride), packed},
-                              {static_cast<cuuint64_t>(args.num_tokens), bytes_of(args.q_token_stride),
-                               static_cast<cuuint32_t>(p.tokens_per_warpgroup)}};
   tensor_map q;
   tensor_map k = {};
   tensor_map v = {};
-  if (!encode(function, q, args.q_type, args.q, q_dims) || !make_kv(k, args.k, args.k_strides) ||
-      !make_kv(v, args.v, args.v_strides)) {
+  if (!encode_query_map(device, p, q) || !encode_kv_map(device, p, args.k, args.k_strides, k) ||
+      !encode_kv_map(device, p, args.v, args.v_strides, v)) {
     return cudaErrorInvalidValue;
   }
 
-  const prefill_function kernel = entry.kernels[prefill_transforms(args) ? 1 : 0];
+  const prefill_function kernel =
+      args.deterministic ? entry.tree_kernel : entry.kernels[prefill_transforms(args) ? 1 : 0];
   const cudaError_t status = api.func_set_attribute(reinterpret_cast<const void*>(kernel),
                                                     cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   if (status != cudaSuccess) return status;

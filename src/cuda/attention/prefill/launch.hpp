@@ -31,7 +31,9 @@ using prefill_function = void (*)(prefill_args, tensor_map q, tensor_map k, tens
 struct prefill_entry {
   prefill_function kernels[2];
   int shared_bytes;
-  int coded_bytes;  // of shared memory that codes take besides; 0: it takes none
+  int coded_bytes;               // of shared memory that codes take besides; 0: it takes none
+  prefill_function tree_kernel;  // of deterministic plans, for all options; null: there is none
+  int tree_shared_bytes;
 };
 
 /// Null for a shape that is not compiled: 16-bit types, head_dims that are multiples of 8 up to 256.

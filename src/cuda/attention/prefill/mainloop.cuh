@@ -139,7 +139,7 @@ class mainloop {
     q_state_.advance();
   }
 
- private:
+ protected:
   // Ping-pong scheduling: one warpgroup issues products while the others are in their softmax.
   [[nodiscard]] __device__ __forceinline__ static int ping_pong_barrier(int warpgroup) { return 1 + warpgroup; }
   __device__ __forceinline__ void ping_pong_sync() { device::named_barrier_sync(ping_pong_barrier(warpgroup_), 256); }

@@ -57,6 +57,10 @@ class shared_stages {
     return base_ + S::shared.v + s * S::kv_bytes;
   }
 
+  /// Outputs of a consumer warpgroup's nodes.
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t nodes(int warpgroup) const {
+    return base_ + S::shared.nodes + warpgroup * 128 * S::out_registers * 4;
+  }
   /// Where codes are before they are elements.
   [[nodiscard]] __device__ __forceinline__ std::uint32_t raw() const { return base_ + S::shared.raw; }
 

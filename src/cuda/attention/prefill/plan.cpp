@@ -102,7 +102,7 @@ class planner {
     sort_row_tiles();
     list_whole_tiles();
     const std::int64_t num_items = plan_.header.num_items;
-    if (num_items > std::int64_t{prefill_max_tiles_per_sm_to_cut} * num_sms_) return;
+    if (input_.spec.deterministic || num_items > std::int64_t{prefill_max_tiles_per_sm_to_cut} * num_sms_) return;
     // Shares end together; a list ends when the last CTA does, at most one work tile after the first.
     const std::int64_t even = divide_up(total_cost_, num_sms_);
     const std::int64_t longest = plan_.order.empty() ? 0 : static_cast<std::int64_t>(plan_.order.front() >> 32);
@@ -288,7 +288,8 @@ prefill_estimate estimate_prefill(const plan_input& input, std::int32_t query_le
     const double even = (first.cost + last.cost) / 2.0 * static_cast<double>(num_items) / input.device.num_sms;
     const double longest = std::max(first.cost, last.cost);
     const double whole = num_items <= input.device.num_sms ? longest : even + longest / 2;
-    const bool may_cut = num_items <= std::int64_t{prefill_max_tiles_per_sm_to_cut} * input.device.num_sms;
+    const bool may_cut =
+        !spec.deterministic && num_items <= std::int64_t{prefill_max_tiles_per_sm_to_cut} * input.device.num_sms;
     const double end = may_cut ? std::min(whole, even + fixed_cost + combine_cost) : whole;
     if (end * unit_us + launch_us < best.alone_us) best = {end * unit_us + launch_us, even * unit_us};
   }

@@ -13,7 +13,8 @@
 ///   cut into a share per CTA. A row tile that a cut falls into is computed in parts, whose partial results a second
 ///   kernel combines, in the order of their keys. There are two per CTA at most.
 ///
-/// No bit of a row depends on its place in a tile, on packing, or on the order of work tiles; it does on the cuts.
+/// No bit of a row depends on its place in a tile, on packing, or on the order of work tiles; it does on the cuts, of
+/// which deterministic plans have none.
 
 #include <bifolio/detail/host_device.hpp>
 #include <cstddef>
@@ -33,6 +34,10 @@ inline constexpr std::int32_t prefill_warpgroup_rows = 64;
 }
 [[nodiscard]] constexpr std::int32_t prefill_tile_rows(std::int32_t tile_dims) noexcept {
   return prefill_num_consumers(tile_dims) * prefill_warpgroup_rows;
+}
+/// Whether a kernel of these dims sums as deterministic plans do.
+[[nodiscard]] constexpr bool prefill_has_tree(std::int32_t tile_dims) noexcept {
+  return tile_dims == 64 || tile_dims == 128;
 }
 inline constexpr std::int32_t prefill_all_tile_dims[] = {64, 96, 128, 192, 256};
 /// Steps of more work tiles for an SM than this are not cut: their last round is a small part of the whole.
@@ -169,11 +174,17 @@ struct prefill_estimate {
                                                   std::int32_t num_sms) noexcept;
 
 /// Partial results that a step has at most, and their bytes: outputs of the rows of a tile, then their maxima and sums.
+/// Deterministic plans have none; there each CTA has room for the outputs of one tile.
 [[nodiscard]] constexpr std::int32_t prefill_max_partials(std::int32_t num_sms) noexcept { return 2 * num_sms; }
 [[nodiscard]] constexpr std::size_t prefill_workspace_bytes(const attention_spec& spec, std::int32_t num_sms) noexcept {
+  const std::int32_t tile_dims = prefill_tile_dims(spec.qk_head_dim);
+  if (spec.deterministic) {
+    return static_cast<std::size_t>(num_sms) * static_cast<std::size_t>(prefill_tile_rows(tile_dims)) *
+           static_cast<std::size_t>(tile_dims) * sizeof(float);
+  }
   return static_cast<std::size_t>(prefill_max_partials(num_sms)) *
-         static_cast<std::size_t>(prefill_tile_rows(prefill_tile_dims(spec.qk_head_dim))) *
-         (static_cast<std::size_t>(spec.v_head_dim) + 2) * sizeof(float);
+         static_cast<std::size_t>(prefill_tile_rows(tile_dims)) * (static_cast<std::size_t>(spec.v_head_dim) + 2) *
+         sizeof(float);
 }
 
 inline constexpr std::size_t prefill_num_counters = 1;

@@ -54,12 +54,12 @@ class tma_producer {
 
       // V of a tile is requested after K of the next one, as it is used. Table entries are loaded a tile ahead.
       boxes last;
-      boxes next = load_table_entries(work, e, e.tile_end - 1);
-      for (int tile = e.tile_end - 1; tile >= e.tile_begin; --tile) {
+      boxes next = load_table_entries(work, e, e.template tile_at<S>(0));
+      for (int n = 0; n < e.num_tiles(); ++n) {
         const boxes here = next;
-        if (tile > e.tile_begin) next = load_table_entries(work, e, tile - 1);
+        if (n + 1 < e.num_tiles()) next = load_table_entries(work, e, e.template tile_at<S>(n + 1));
         load_k(here, kv_head);
-        if (tile + 1 < e.tile_end) load_v(last, kv_head);
+        if (n > 0) load_v(last, kv_head);
         last = here;
       }
       load_v(last, kv_head);

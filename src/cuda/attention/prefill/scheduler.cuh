@@ -22,6 +22,13 @@ struct kv_range {
   // Tiles within these limits need no mask: keys that all rows attend to.
   int common_begin, common_limit;
   int seq_len;
+
+  [[nodiscard]] __device__ __forceinline__ int num_tiles() const { return tile_end - tile_begin; }
+  /// The n-th tile that is loaded and used.
+  template <class Shape>
+  [[nodiscard]] __device__ __forceinline__ int tile_at(int n) const {
+    return Shape::has_tree ? tile_begin + n : tile_end - 1 - n;
+  }
 };
 
 template <class Shape>

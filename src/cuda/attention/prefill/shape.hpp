@@ -10,16 +10,19 @@ namespace bifolio::inline v0_2::cuda::prefill {
 /// Bytes from the start of the CTA's shared memory, which is rounded up to 1024 for the swizzle.
 struct shared_layout {
   int q, k, v;   // stages of tiles
+  int nodes;     // outputs of each consumer thread; with a tree only
   int barriers;  // full and empty for each stage of K, V and q
   int bytes;     // of everything, rounding included
-  int raw;       // after it, for codes: two planes of a tile as they are stored
+  int raw;       // after it, of calls with codes
 };
 
 /// `TileDims`: head_dim rounded up to a compiled width; what is past head_dim is zero in shared memory. A tile of K or
 /// V is [group of 8 tokens][chunk of 64 dims][token of the group][128 bytes], whatever the block size: rows of K are
 /// then at one stride, so are rows of V, and a block of one KV head is one box of a tensor map.
-template <int TileDims>
+/// `Tree`: of deterministic plans (combine_tree.cuh). Keys are then taken from the first to the last.
+template <int TileDims, bool Tree = false>
 struct shape {
+  static constexpr bool has_tree = Tree;
   static constexpr int tile_dims = TileDims;
   static constexpr int tile_keys = prefill_tile_keys(TileDims);
   static constexpr int num_consumers = prefill_num_consumers(TileDims);  // warpgroups of 64 query rows
@@ -32,7 +35,7 @@ struct shape {
   static constexpr int consumer_registers = num_consumers == 3 ? 160 : 232;
   static_assert(producer_registers + num_consumers * consumer_registers <= (1 + num_consumers) * start_registers);
   static constexpr int stages = 2;  // of K and of V
-  static constexpr int q_stages = TileDims <= 128 ? 2 : 1;
+  static constexpr int q_stages = TileDims <= 128 && !Tree ? 2 : 1;
   static constexpr int chunks = (TileDims + 63) / 64;  // of 128 bytes in a row
   static constexpr int q_chunk_bytes = 64 * 128;       // 64 rows of one warpgroup
   static constexpr int group_bytes = chunks * 1024;    // 8 tokens of K or V
@@ -46,17 +49,19 @@ struct shape {
     shared_layout l = {};
     l.k = l.q + q_stages * q_bytes;
     l.v = l.k + stages * kv_bytes;
-    l.barriers = l.v + stages * kv_bytes;
+    l.nodes = l.v + stages * kv_bytes;
+    l.barriers = l.nodes + (Tree ? num_consumers * 128 * out_registers * 4 : 0);
     l.raw = l.barriers + num_barriers * 8;
     l.bytes = 1024 + l.raw;
     return l;
   }
   static constexpr shared_layout shared = make_shared_layout();
   static_assert(shared.bytes <= 227 * 1024);
-  /// Codes of two planes of a tile, as many dims as there are chunks; 0 where shared memory has no room for them.
+  /// Two planes of a tile as they are stored, as many dims as there are chunks; 0 where shared memory has no room for
+  /// them.
   static constexpr int two_planes_of_codes = 2 * tile_keys * chunks * 64;
   static constexpr int raw_bytes =
-      TileDims <= 128 && shared.bytes + two_planes_of_codes <= 226 * 1024 ? two_planes_of_codes : 0;
+      TileDims <= 128 && !Tree && shared.bytes + two_planes_of_codes <= 226 * 1024 ? two_planes_of_codes : 0;
 };
 
 }  // namespace bifolio::inline v0_2::cuda::prefill

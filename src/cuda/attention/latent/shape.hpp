@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// Tile sizes and shared memory of the latent kernels, for launcher and kernels alike.
+
+#include "cuda/attention/latent/plan.hpp"
+
+namespace bifolio::inline v0_2::cuda::latent {
+
+/// Bytes from the start of the CTA's shared memory, which is rounded up to 1024 for the swizzle.
+struct shared_layout {
+  int q, kv;
+  int probabilities;  // of a tile: as registers hold them; with few rows as an operand, of each warpgroup
+  int maxima;         // of rows, with them
+  int sums;           // of rows, from each warpgroup; with many rows of two work tiles
+  int outputs;        // with few rows: of the whole row tile
+  int barriers;       // full and empty for each stage and for q
+  int bytes;          // of everything, rounding included
+};
+
+/// What both kernels have. A tile of K is [group of 8 tokens][chunk of 64 dims][token of the group][128 bytes], as in
+/// prefill; its first chunks are V.
+template <int Rows>
+struct tiles {
+  static constexpr int rows = Rows;
+  static constexpr int tile_dims = latent_qk_dims;
+  static constexpr int tile_keys = latent_tile_keys;
+  static constexpr int num_consumers = 1;   // that rows are divided among
+  static constexpr int num_warpgroups = 2;  // of consumers
+  static constexpr int num_threads = 128 * (1 + num_warpgroups);
+  static constexpr int producer_registers = 40;
+  static constexpr int consumer_registers = 232;
+  static constexpr int stages = num_warpgroups;  // a stage's scores are those of one warpgroup
+  static constexpr int chunks = tile_dims / 64;
+  static constexpr int value_chunks = latent_v_dims / 64;
+  static constexpr int q_chunk_bytes = rows * 128;
+  static constexpr int group_bytes = chunks * 1024;  // 8 tokens
+  static constexpr int q_bytes = chunks * q_chunk_bytes;
+  static constexpr int kv_bytes = tile_keys / 8 * group_bytes;
+  static constexpr int key_steps = tile_keys / 16;
+  static constexpr int num_barriers = 2 * (stages + 1);
+  static constexpr int barriers_bytes = num_barriers * 8;
+};
+
+/// Both warpgroups have all rows, and each half the dims of V.
+struct many_rows : tiles<latent_tile_rows> {
+  static constexpr int stage_readers = num_warpgroups;
+  static constexpr int part_chunks = value_chunks / num_warpgroups;  // of one warpgroup
+  static constexpr int part_dims = 64 * part_chunks;
+  static constexpr int score_registers = tile_keys / 2;  // of a consumer thread
+  static constexpr int out_registers = part_dims / 2;
+};
+
+/// Each warpgroup has tiles of its own, whose products it computes transposed: keys and dims of V are the 64 rows of
+/// the tensor cores, queries the columns.
+struct few_rows : tiles<latent_few_rows> {
+  static constexpr int stage_readers = 1;
+  static constexpr int score_registers = rows / 2;
+  static constexpr int columns = rows / 4;                 // of a thread
+  static constexpr int probability_bytes = rows * 128;     // of one warpgroup
+  static constexpr int output_stride = latent_v_dims + 4;  // floats; keeps a warp's accesses apart
+};
+
+template <class Shape>
+inline constexpr shared_layout shared_parts = [] {
+  using S = Shape;
+  shared_layout l = {};
+  l.kv = l.q + S::q_bytes;
+  l.probabilities = l.kv + S::stages * S::kv_bytes;
+  if constexpr (S::stage_readers == 1) {
+    l.maxima = l.probabilities + S::num_warpgroups * S::probability_bytes;
+    l.sums = l.maxima + S::num_warpgroups * 4 * S::rows * 4;  // from each warp
+    l.outputs = l.sums + S::num_warpgroups * S::rows * 8;
+    l.barriers = l.outputs + S::rows * S::output_stride * 4;
+  } else {
+    l.maxima = l.probabilities + S::rows * S::tile_keys * 2;
+    l.sums = l.maxima + S::rows * 4;
+    l.barriers = l.sums + 2 * S::num_warpgroups * S::rows * 4;
+  }
+  l.bytes = 1024 + l.barriers + S::barriers_bytes;
+  return l;
+}();
+// Beside them is the queue of work tiles.
+static_assert(shared_parts<many_rows>.bytes <= 227 * 1024 - 256);
+static_assert(shared_parts<few_rows>.bytes <= 227 * 1024 - 256);
+
+/// The part of the output that one warpgroup has, as prefill's epilogue takes it.
+struct value_part {
+  static constexpr int tile_dims = many_rows::part_dims;
+  static constexpr int out_registers = many_rows::out_registers;
+};
+
+}  // namespace bifolio::inline v0_2::cuda::latent

@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// The mainloop of a prefill consumer warpgroup in deterministic plans: what combine_tree.cuh says, so that a row has
+/// the bits that decode gives it. Key tiles are taken from the first to the last. A tile is two runs: the products of
+/// the first run's probabilities with V overlap with the softmax of the second, those of the second with the softmax of
+/// the next tile's first. Nodes are in shared memory, each thread's part in a place of its own, the root in the
+/// workspace.
+
+#include <cstdint>
+
+#include "cuda/attention/combine_tree.cuh"
+#include "cuda/attention/prefill/mainloop.cuh"
+#include "cuda/device/shared_vectors.cuh"
+
+namespace bifolio::inline v0_2::cuda::prefill {
+
+static_assert(tree::max_slack == max_slack);
+
+template <class T, class Shape>
+class tree_mainloop : public mainloop<T, Shape, false> {
+  using S = Shape;
+  using base = mainloop<T, Shape, false>;
+  using base::a_, base::stages_, base::thread_, base::warpgroup_, base::q_state_, base::k_state_, base::v_state_;
+  static_assert(S::tile_keys == 2 * tree::run_keys);
+
+ public:
+  __device__ __forceinline__ tree_mainloop(const prefill_args& args, const shared_stages<Shape>& stages, int warpgroup,
+                                           int thread)
+      : base(args, stages, warpgroup, thread), scoring_(args.scale, args.soft_cap, args.alibi_slopes != nullptr) {}
+
+  /// Adds all key tiles of `e`, which is not empty, to o and the rows' maxima and sums, both empty so far.
+  __device__ __forceinline__ void process(const kv_range& e, row_state& rows, float (&o)[S::out_registers]) {
+    float s[S::score_registers];
+    run_probabilities p[2];
+    tree_sums node, root, leaf;
+    device::mbarrier_wait_parity(stages_.q_full(q_state_.stage), q_state_.phase);
+    int tile = e.tile_begin;
+
+    base::wait_keys();
+    base::ping_pong_sync();
+    base::scores(s, q_state_.stage, k_state_.stage);
+    device::wgmma_wait_group<0>();
+    device::wgmma_fence_operands(s);
+    base::ping_pong_arrive();
+    release_keys();
+    prepare_scores(s, tile, e, rows);
+    begin_leaf(rows);
+    float weight[2];
+    take_run<0>(s, rows, weight, p[0]);
+    base::wait_values(tile, e);
+    add_values<0>(o, p[0], false);
+    take_run<1>(s, rows, weight, p[1]);
+    finish_values(o);
+    scale(o, weight);
+
+    for (; tile + 1 < e.tile_end; ++tile) {
+      base::wait_keys();
+      base::ping_pong_sync();
+      base::scores(s, q_state_.stage, k_state_.stage);
+      add_values<1>(o, p[1], true);
+      base::ping_pong_arrive();
+      device::wgmma_wait_group<1>();
+      device::wgmma_fence_operands(s);
+      release_keys();
+      prepare_scores(s, tile + 1, e, rows);
+      const bool ends_leaf = tile % leaf_tiles == leaf_tiles - 1;
+      if (ends_leaf) {
+        leaf = complete_leaf(rows);
+        begin_leaf(rows);
+      }
+      take_run<0>(s, rows, weight, p[0]);
+      finish_values(o);
+      release_values();
+      if (ends_leaf) {
+        add_leaf(o, leaf, node, root, tile / leaf_tiles);
+      } else {
+        scale(o, weight);
+      }
+      base::wait_values(tile + 1, e);
+      add_values<0>(o, p[0], !ends_leaf);
+      take_run<1>(s, rows, weight, p[1]);
+      finish_values(o);
+      scale(o, weight);
+    }
+    base::release(stages_.q_empty(q_state_.stage));
+    q_state_.advance();
+    add_values<1>(o, p[1], true);
+    leaf = complete_leaf(rows);
+    finish_values(o);
+    release_values();
+    add_to(o, leaf, node, [&](int i) { return device::load_shared_f32x4(node_place(i)); });
+    add_to(o, leaf, root, [&](int i) { return __ldcg(root_place(i)); });
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      rows.max[i] = leaf.max[i];
+      rows.sum[i] = (thread_ & 3) == 0 ? leaf.sum[i] : 0.0f;  // the epilogue adds up a row's lanes
+    }
+  }
+
+ private:
+  static constexpr int leaf_tiles = tree::leaf_keys / S::tile_keys;
+  static constexpr int run_steps = tree::run_groups;  // of products with V
+  static constexpr int run_registers = S::score_registers / 2;
+  static constexpr int vectors = S::out_registers / 4;
+  using run_probabilities = std::uint32_t[run_steps][4];
+
+  // Of this thread's rows; complete ones, in base 2.
+  struct tree_sums {
+    float max[2] = {-INFINITY, -INFINITY};
+    float sum[2] = {0, 0};
+    bool empty = true;
+  };
+
+  __device__ __forceinline__ void release_keys() {
+    base::release(stages_.k_empty(k_state_.stage));
+    k_state_.advance();
+  }
+  __device__ __forceinline__ void release_values() {
+    base::release(stages_.v_empty(v_state_.stage));
+    v_state_.advance();
+  }
+
+  // Products to scores, −inf where a row does not attend to the key.
+  __device__ __forceinline__ void prepare_scores(float (&s)[S::score_registers], int tile, const kv_range& e,
+                                                 const row_state& rows) const {
+    const int column = tile * S::tile_keys + (thread_ & 3) * 2;
+    if (scoring_.has_options) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float slope = a_.alibi_slopes != nullptr ? rows.slope[i] * log2e : 0.0f;
+        const auto distance = static_cast<float>(column - rows.position[i]);
+#pragma unroll
+        for (int j = 2 * i; j < S::score_registers; j += 4) {
+          s[j] = scoring_.logit(s[j], slope, distance + static_cast<float>(base::key_of(j)));
+          s[j + 1] = scoring_.logit(s[j + 1], slope, distance + static_cast<float>(base::key_of(j + 1)));
+        }
+      }
+    }
+    base::mask(s, tile, column, e, rows);
+  }
+
+  __device__ __forceinline__ void begin_leaf(row_state& rows) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      rows.max[i] = -INFINITY;
+#pragma unroll
+      for (int w = 0; w < tree::run_groups; ++w) sums_[i][w] = 0;
+    }
+  }
+  [[nodiscard]] __device__ __forceinline__ tree_sums complete_leaf(const row_state& rows) const {
+    tree_sums leaf;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      leaf.max[i] = scoring_.in_base_2(rows.max[i]);
+      leaf.sum[i] = tree::sum_of_row(sums_[i]);
+    }
+    return leaf;
+  }
+
+  // Scores of a run to probabilities. `weight`: of older results of the leaf.
+  template <int Run>
+  __device__ __forceinline__ void take_run(float (&s)[S::score_registers], row_state& rows, float (&weight)[2],
+                                           run_probabilities& p) {
+    constexpr int first = Run * run_registers;
+    float m[2] = {-INFINITY, -INFINITY};  // of this lane
+#pragma unroll
+    for (int j = first; j < first + run_registers; j += 4) {
+      m[0] = fmaxf(m[0], fmaxf(s[j], s[j + 1]));
+      m[1] = fmaxf(m[1], fmaxf(s[j + 2], s[j + 3]));
+    }
+    weight[0] = weight[1] = 1.0f;
+    const bool rises = scoring_.rises(m[0], rows.max[0]) || scoring_.rises(m[1], rows.max[1]);
+    if (__any_sync(0xffffffffu, rises)) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        m[i] = fmaxf(m[i], __shfl_xor_sync(0xffffffffu, m[i], 1));
+        m[i] = fmaxf(m[i], __shfl_xor_sync(0xffffffffu, m[i], 2));
+        if (!scoring_.rises(m[i], rows.max[i])) continue;
+        weight[i] = scoring_.weight_of_older(rows.max[i], m[i]);
+        rows.max[i] = m[i];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float shift = scoring_.shift_of(rows.max[i]);
+#pragma unroll
+      for (int w = 0; w < tree::run_groups; ++w) {
+        float* const x = s + first + 8 * w + 2 * i;
+        for (const int j : {0, 1, 4, 5}) x[j] = scoring_.probability(x[j], shift);
+        sums_[i][w] = tree::add_group(sums_[i][w], weight[i], x[0], x[1], x[4], x[5]);
+        p[w][i] = device::pack<T>(x[0], x[1]);
+        p[w][i + 2] = device::pack<T>(x[4], x[5]);
+      }
+    }
+  }
+
+  // o (+)= p · v for one run of the tile in the stage; committed, not waited for.
+  template <int Run>
+  __device__ __forceinline__ void add_values(float (&o)[S::out_registers], const run_probabilities& p,
+                                             bool accumulate) {
+    device::wgmma_fence_operands(o);
+    device::wgmma_fence();
+    const std::uint64_t v = device::wgmma_descriptor(stages_.v(v_state_.stage), 1024, S::group_bytes);
+#pragma unroll
+    for (int step = 0; step < run_steps; ++step) {
+      device::wgmma_m64k16_rs<T>(o, p[step],
+                                 device::wgmma_descriptor_after(v, (Run * run_steps + step) * 2 * S::group_bytes),
+                                 step > 0 || accumulate);
+    }
+    device::wgmma_commit_group();
+  }
+
+  // Waits for them once the sums are known: the softmax overlaps with them.
+  __device__ __forceinline__ void finish_values(float (&o)[S::out_registers]) {
+    device::wgmma_wait_all_after(sums_[0][0] + sums_[1][0] + sums_[0][tree::run_groups - 1] +
+                                 sums_[1][tree::run_groups - 1]);
+    device::wgmma_fence_operands(o);
+  }
+
+  __device__ __forceinline__ static void scale(float (&o)[S::out_registers], const float (&weight)[2]) {
+    if (!__any_sync(0xffffffffu, weight[0] != 1.0f || weight[1] != 1.0f)) return;
+#pragma unroll
+    for (int j = 0; j < S::out_registers; ++j) o[j] *= weight[(j >> 1) & 1];
+  }
+
+  // Where the i-th four outputs of a thread are.
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t node_place(int i) const {
+    return stages_.nodes(warpgroup_) + (i * 128 + thread_) * 16;
+  }
+  [[nodiscard]] __device__ __forceinline__ float4* root_place(int i) const {
+    return reinterpret_cast<float4*>(a_.workspace) +
+           ((static_cast<int>(blockIdx.x) * S::num_consumers + warpgroup_) * vectors + i) * 128 + thread_;
+  }
+
+  // o, sums ← what is earlier, whose outputs `load` gives, and those.
+  template <class Load>
+  __device__ __forceinline__ static void add_to(float (&o)[S::out_registers], tree_sums& sums, const tree_sums& earlier,
+                                                Load load) {
+    const tree::combination both[2] = {{earlier.max[0], sums.max[0]}, {earlier.max[1], sums.max[1]}};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      sums.max[i] = both[i].max;
+      sums.sum[i] = both[i].of(earlier.sum[i], sums.sum[i]);
+    }
+    // Mostly the earlier maximum stays: multiplying with 1 is left out.
+    const bool keeps = !earlier.empty && __all_sync(0xffffffffu, both[0].a == 1.0f && both[1].a == 1.0f);
+    if (keeps) {
+#pragma unroll
+      for (int i = 0; i < vectors; ++i) {
+        const float4 before = load(i);
+        o[4 * i] = __fmaf_rn(o[4 * i], both[0].b, before.x);
+        o[4 * i + 1] = __fmaf_rn(o[4 * i + 1], both[0].b, before.y);
+        o[4 * i + 2] = __fmaf_rn(o[4 * i + 2], both[1].b, before.z);
+        o[4 * i + 3] = __fmaf_rn(o[4 * i + 3], both[1].b, before.w);
+      }
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < vectors; ++i) {
+      const float4 before = earlier.empty ? make_float4(0, 0, 0, 0) : load(i);
+      o[4 * i] = both[0].of(before.x, o[4 * i]);
+      o[4 * i + 1] = both[0].of(before.y, o[4 * i + 1]);
+      o[4 * i + 2] = both[1].of(before.z, o[4 * i + 2]);
+      o[4 * i + 3] = both[1].of(before.w, o[4 * i + 3]);
+    }
+  }
+
+  // Adds a leaf, number `number` of the sequence, to its node, and a node that it completes to the root.
+  __device__ __forceinline__ void add_leaf(float (&o)[S::out_registers], tree_sums& leaf, tree_sums& node,
+                                           tree_sums& root, int number) const {
+    add_to(o, leaf, node, [&](int i) { return device::load_shared_f32x4(node_place(i)); });
+    leaf.empty = false;
+    const auto outputs = [&](int i) { return make_float4(o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]); };
+    if (number % tree::node_leaves != tree::node_leaves - 1) {
+      node = leaf;
+#pragma unroll
+      for (int i = 0; i < vectors; ++i) device::store_shared_f32x4(node_place(i), outputs(i));
+      return;
+    }
+    add_to(o, leaf, root, [&](int i) { return __ldcg(root_place(i)); });
+    root = leaf;
+    node = tree_sums();
+#pragma unroll
+    for (int i = 0; i < vectors; ++i) __stcg(root_place(i), outputs(i));
+  }
+
+  tree::scoring scoring_;
+  float sums_[2][tree::run_groups];  // of the leaf: this lane's share of a row's
+};
+
+}  // namespace bifolio::inline v0_2::cuda::prefill

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+// Multi-head latent attention in its absorbed form: V is the first 512 dims of K's 576, of one KV head. GPUs have
+// kernels of their own for it; on a machine without such a device the CPU computes a part of the cases.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <bifolio/error.hpp>
+#include <string>
+#include <vector>
+
+#include "conformance/attention_tables.hpp"
+
+using namespace bifolio;
+using namespace bifolio::test;
+
+namespace {
+
+attention_case latent_case(std::string what, std::int32_t heads, std::size_t turn) {
+  const dtype type = turn % 2 == 0 ? dtype::bf16 : dtype::f16;
+  return {.what = "latent, " + std::move(what),
+          .num_kv_heads = 1,
+          .group_size = heads,
+          .head_dim = 576,
+          .v_head_dim = 512,
+          .v_in_k = true,
+          .q_type = type,
+          .kv_type = type,
+          .out_type = type,
+          .seqs = {{1, 70}, {1, 1}, {1, 129}},
+          .aligned = true,
+          .seed = turn + 1};
+}
+
+class case_list {
+ public:
+  attention_case& add(std::string what, std::int32_t heads) {
+    cases_.push_back(latent_case(std::move(what), heads, cases_.size()));
+    return cases_.back();
+  }
+  [[nodiscard]] std::vector<attention_case> take() { return std::move(cases_); }
+
+ private:
+  std::vector<attention_case> cases_;
+};
+
+/// Both sides of every border: rows of a tile, keys of a tile, blocks of a box.
+std::vector<attention_case> border_cases() {
+  case_list list;
+  for (const std::int32_t heads : {1, 15, 16, 17, 63, 64, 65, 128}) list.add("heads", heads);
+  // Several tiles of heads, in boxes and in copies.
+  for (const std::int32_t block_size : {16, 64, 5}) {
+    for (const std::int32_t heads : {128, 192, 256}) {
+      attention_case& c = list.add("tiles of heads", heads);
+      c.block_size = block_size;
+      c.seqs = {{1, 200}, {1, 65}, {2, 31}};
+    }
+  }
+  // Tokens that share tiles of rows: exactly one, one too many, and several.
+  for (const std::int32_t tokens : {2, 4, 5, 13}) {
+    list.add("several tokens of 16 heads", 16).seqs = {{tokens, 100}, {1, 65}, {tokens, tokens}};
+    list.add("several tokens of 5 heads", 5).seqs = {{tokens, 130}, {3, 64}};
+  }
+  list.add("several tokens of 128 heads", 128).seqs = {{3, 66}};
+  list.add("more queries than keys", 16).seqs = {{9, 4}, {2, 0}, {1, 4}};
+  for (const std::int32_t length : {1, 2, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 256, 257}) {
+    list.add("length", 16).seqs = {{1, length}};
+    list.add("length in a batch", 3).seqs = {{1, length}, {1, 1}, {2, length + 1}, {1, 640}};
+  }
+  for (const std::int32_t block_size : {16, 64, 5, 1, 8, 24, 32, 48, 80, 128, 256}) {
+    for (const std::int32_t heads : {16, 20}) {
+      attention_case& c = list.add("block_size", heads);
+      c.block_size = block_size;
+      c.seqs = {{1, 300}, {2, 64}, {1, 1}};
+    }
+  }
+  return list.take();
+}
+
+/// How the keys are split over CTAs: not at all, in two, in many.
+std::vector<attention_case> split_cases() {
+  case_list list;
+  for (const std::int32_t heads : {2, 16, 128}) {
+    list.add("one long sequence", heads).seqs = {{1, heads == 128 ? 2000 : 4097}};
+    list.add("two long sequences", heads).seqs = {{1, 1500}, {1, 777}};
+  }
+  list.add("many short sequences", 16).seqs.assign(140, {1, 67});
+  list.add("many short sequences and a long one", 4).seqs.assign(150, {1, 40});
+  attention_case& c = list.add("one too many for all multiprocessors", 2);
+  c.seqs.assign(150, {1, 130});
+  c.seqs.push_back({1, 3000});
+  list.add("several tokens on a long context", 16).seqs = {{4, 2100}, {7, 1500}};
+  list.add("several tokens on a long context", 128).seqs = {{2, 1111}};
+  return list.take();
+}
+
+std::vector<attention_case> option_cases_of_latent() {
+  case_list list;
+  const auto add = [&](const char* what) -> attention_case& {
+    attention_case& c = list.add(what, 16);
+    c.seqs = {{1, 300}, {5, 190}, {1, 64}, {1, 1200}};
+    return c;
+  };
+  add("not causal").causal = false;
+  add("sinks").sinks = true;
+  add("no LSE").lse = false;
+  add("scale").scale = 0.1147f;  // that of DeepSeek-V3, far from 1/√576
+  for (const std::int32_t window : {0, 1, 62, 63, 64, 65, 127, 128, 500}) {
+    attention_case& c = add("window");
+    c.window_left = window;
+    c.sinks = window % 2 == 1;
+    attention_case& both = add("window to both sides");
+    both.causal = false;
+    both.window_left = window;
+    both.window_right = 130 - window;
+  }
+  add("layout").layout = arrangement::nhd;
+  for (const value_kind values : {value_kind::equal_logits, value_kind::dominant_key, value_kind::huge_logits,
+                                  value_kind::denormal, value_kind::max_finite}) {
+    add("values").values = values;
+    add("values").values = values;
+  }
+  return list.take();
+}
+
+/// Calls that the kernel does not take.
+std::vector<attention_case> declined_cases() {
+  case_list list;
+  list.add("deterministic", 16).deterministic = true;
+  list.add("soft cap", 16).soft_cap = 20;
+  list.add("ALiBi", 16).alibi = true;
+  list.add("negative scale", 16).scale = -0.05f;
+  list.add("a bias", 16).bias = bias_kind::full;
+  list.add("71 heads", 71).lse = true;
+  list.add("float32 queries", 4).q_type = dtype::f32;
+  list.add("rows without alignment", 4).aligned = false;
+  for (const arrangement layout : all_arrangements) list.add("layout", 16).layout = layout;
+  return list.take();
+}
+
+/// Devices with the kernel compute every case with it; others a part.
+void check_latent(const std::vector<attention_case>& cases, bool forced) {
+  std::vector<const tested_backend*> devices;
+  for (const tested_backend& tested : all_backends()) {
+    const std::vector<std::string> said = tested.get().explain({});
+    if (std::ranges::find(said, "latent") != said.end()) devices.push_back(&tested);
+  }
+  const std::size_t step = devices.empty() ? 9 : 1;
+  for (std::size_t n = 0; n < cases.size(); n += step) {
+    const attention_case& c = cases[n];
+    if (devices.empty() || !forced) {
+      const std::string problem = check_attention(c, n / step);
+      CHECK_MESSAGE(problem.empty(), problem);
+      continue;
+    }
+    CAPTURE(describe(c));
+    const attention_contents contents(c);
+    const attention_expectation expected(c, contents);
+    for (const tested_backend* tested : devices) {
+      attention_call call(*tested, c, contents, placement_in_turn(c, n));
+      call.spec.implementation = "latent";
+      try {
+        call.plan();
+      } catch (const error& refused) {
+        // Only a device that has no such kernel may refuse.
+        CHECK_MESSAGE(std::string(refused.what()).find("compute capability") != std::string::npos, refused.what());
+        continue;
+      }
+      REQUIRE(call.run() == errc::ok);
+      std::string problem;
+      const attention_output got = call.read(problem);
+      problem += expected.problem_of(got, numbers_for(*tested, c));
+      CHECK_MESSAGE(problem.empty(), problem);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("latent attention agrees with the oracle on both sides of every border") {
+  check_latent(border_cases(), true);
+}
+
+TEST_CASE("latent attention agrees with the oracle however its keys are split") { check_latent(split_cases(), true); }
+
+TEST_CASE("latent attention agrees with the oracle with every option and layout that its kernel takes") {
+  check_latent(option_cases_of_latent(), true);
+}
+
+TEST_CASE("latent attention that the kernel declines agrees with the oracle") { check_latent(declined_cases(), false); }

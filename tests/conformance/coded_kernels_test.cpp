@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tensor-core kernels over codes, forced by name: against the oracle, and bit for bit against those of 16-bit types
+// on the same values.
+#include <doctest/doctest.h>
+
+#include <bifolio/backend.hpp>
+#include <string>
+#include <vector>
+
+#include "conformance/attention_tables.hpp"
+#include "support/codes.hpp"
+#include "support/skip.hpp"
+
+namespace {
+
+using namespace bifolio;
+using namespace bifolio::test;
+
+constexpr const char* no_device = "no CUDA backend here: not in this build, or no device";
+
+std::vector<const tested_backend*> devices() {
+  std::vector<const tested_backend*> found;
+  for (const tested_backend& tested : all_backends()) {
+    if (!tested.is_host) found.push_back(&tested);
+  }
+  return found;
+}
+
+/// Runs a case of codes and the same case of a 16-bit type on what convert_blocks makes of its cache, both by `kernel`,
+/// and compares the bits. False: the device has no such kernel.
+bool compare_with_wide(const tested_backend& tested, const attention_case& c, std::size_t turn, const char* kernel) {
+  attention_case half = c;
+  half.k_code = half.v_code = {};
+  half.kv_type = c.q_type;
+  const attention_contents contents(c);
+  const attention_contents other(half);
+  const attention_placement placement = placement_in_turn(c, turn);
+  attention_call coded(tested, c, contents, placement);
+  attention_call wide(tested, half, other, placement);
+  CAPTURE(describe(c));
+  REQUIRE(coded.num_blocks == wide.num_blocks);
+  std::vector<block_copy> all;
+  for (std::int32_t i = 0; i < coded.num_blocks; ++i) all.push_back({block_id{i}, block_id{i}});
+  REQUIRE(tested.get().convert_blocks(coded.params.kv, wide.params.kv, all) == errc::ok);
+  coded.spec.implementation = wide.spec.implementation = kernel;
+  try {
+    coded.plan();
+  } catch (const error& refused) {
+    CHECK_MESSAGE(std::string(refused.what()).find("compute capability") != std::string::npos, refused.what());
+    return false;
+  }
+  wide.plan();
+  REQUIRE(coded.run() == errc::ok);
+  REQUIRE(wide.run() == errc::ok);
+  for (const std::string& name : tested.get().describe(coded.planned, coded.params)) {
+    CHECK_MESSAGE((name.empty() || name.find(" coded ") != std::string::npos), name);
+  }
+  std::string problem;
+  const attention_output a = coded.read(problem);
+  CHECK(problem == "");
+  CHECK(bit_difference(a, wide.read(problem)) == "");
+  return true;
+}
+
+TEST_CASE("the decode kernel of codes, forced, agrees with the oracle for every pair, head_dim and option") {
+  if (devices().empty()) return skip(no_device);
+  std::size_t turn = 0;
+  for (const attention_case& c : coded_decode_cases()) {
+    ++turn;
+    const attention_contents contents(c);
+    const attention_expectation expected(c, contents);
+    for (const tested_backend* tested : devices()) {
+      attention_call call(*tested, c, contents, placement_in_turn(c, turn));
+      call.spec.implementation = "decode";
+      call.plan();
+      REQUIRE(call.run() == errc::ok);
+      for (const std::string& kernel : tested->get().describe(call.planned, call.params)) {
+        CHECK_MESSAGE(kernel.starts_with("cuda decode coded d"), kernel);
+      }
+      std::string problem;
+      const attention_output got = call.read(problem);
+      problem += expected.problem_of(got, numbers_for(*tested, c));
+      CHECK_MESSAGE(problem.empty(), problem, " [", describe(c), "]");
+    }
+  }
+}
+
+TEST_CASE(
+    "the decode kernel gives for e4m3 of scale 1 the bits of float16, on tensor cores that add 16 products at once") {
+  if (devices().empty()) return skip(no_device);
+  std::size_t turn = 0;
+  std::size_t num_compared = 0;
+  for (const attention_case& plain : coded_decode_cases()) {
+    ++turn;
+    const scale_granularity grain = turn % 3 == 0   ? scale_granularity::none
+                                    : turn % 3 == 1 ? scale_granularity::layer
+                                                    : scale_granularity::head;
+    attention_case c = with_codes(plain, {dtype::e4m3, grain}, {dtype::e4m3, grain});
+    c.unit_scales = true;
+    c.q_type = c.out_type = dtype::f16;
+    for (const tested_backend* tested : devices()) num_compared += compare_with_wide(*tested, c, turn, "decode");
+  }
+  CHECK(num_compared > 0);
+}
+
+TEST_CASE("the prefill kernel gives for codes of scale 1 the bits of 16-bit types, in which they are exact") {
+  if (devices().empty()) return skip(no_device);
+  // Blocks, groups, options and lengths of the prefill kernel's own table, with each code and both types in turn.
+  std::size_t turn = 0;
+  std::size_t num_compared = 0;
+  bool has_kernel = false;
+  for (const attention_case& plain : prefill_border_cases()) {
+    if (plain.head_dim % 16 != 0 || plain.head_dim > 128) continue;
+    ++turn;
+    const kv_code codes[] = {
+        {dtype::e4m3}, {dtype::i8, scale_granularity::layer}, {dtype::e5m2, scale_granularity::layer}};
+    attention_case c = with_codes(plain, codes[turn % 3], codes[(turn + turn / 3 % 2) % 3]);
+    c.unit_scales = true;
+    c.q_type = c.out_type = turn % 2 == 0 ? dtype::f16 : dtype::bf16;
+    for (const tested_backend* tested : devices()) {
+      if (tested->get().explain({}).front() != "prefill") continue;
+      has_kernel = true;
+      num_compared += compare_with_wide(*tested, c, turn, "prefill");
+    }
+  }
+  if (!has_kernel) return skip("no device here has the prefill kernel");
+  CHECK(num_compared > 0);
+}
+
+TEST_CASE("several new tokens over codes, as a plan shares them out, agree with the oracle") {
+  using g = scale_granularity;
+  if (devices().empty()) return skip(no_device);
+  const kv_code pairs[][2] = {{{dtype::e4m3}, {dtype::e4m3}},
+                              {{dtype::e4m3, g::layer}, {dtype::i8, g::layer}},
+                              {{dtype::e4m3, g::head}, {dtype::e5m2, g::head}},
+                              {{dtype::i8, g::token_head}, {dtype::i8, g::token_head}},
+                              {{dtype::u8, g::token_head}, {dtype::u8, g::token_head}}};
+  std::size_t turn = 0;
+  for (const auto& pair : pairs) {
+    for (const std::int32_t head_dim : {64, 96, 128, 256}) {
+      attention_case plain{.what = "several new tokens over codes",
+                           .num_kv_heads = 2,
+                           .group_size = 4,
+                           .head_dim = head_dim,
+                           .v_head_dim = head_dim,
+                           .q_type = turn % 2 == 0 ? dtype::bf16 : dtype::f16,
+                           .out_type = turn % 2 == 0 ? dtype::bf16 : dtype::f16,
+                           .seqs = {{5, 900}, {64, 200}, {300, 700}, {1, 333}, {2, 2}, {257, 257}}};
+      plain.seed = ++turn;
+      const attention_case c = with_codes(plain, pair[0], pair[1]);
+      const std::string problem = check_attention(c, devices(), turn);
+      CHECK_MESSAGE(problem.empty(), problem);
+    }
+  }
+}
+
+}  // namespace

@@ -47,6 +47,14 @@ class case_list {
 std::vector<attention_case> border_cases() {
   case_list list;
   for (const std::int32_t heads : {1, 15, 16, 17, 63, 64, 65, 128}) list.add("heads", heads);
+  // Several tiles of heads, in boxes and in copies.
+  for (const std::int32_t block_size : {16, 64, 5}) {
+    for (const std::int32_t heads : {128, 192, 256}) {
+      attention_case& c = list.add("tiles of heads", heads);
+      c.block_size = block_size;
+      c.seqs = {{1, 200}, {1, 65}, {2, 31}};
+    }
+  }
   // Tokens that share tiles of rows: exactly one, one too many, and several.
   for (const std::int32_t tokens : {2, 4, 5, 13}) {
     list.add("several tokens of 16 heads", 16).seqs = {{tokens, 100}, {1, 65}, {tokens, tokens}};

@@ -116,14 +116,14 @@ TEST_CASE("decode and prefill, each forced, give a row the same bits in determin
     std::int32_t window_left;
     bool options;
   };
-  const std::vector<batch_seq> borders = {{64, 64, 0},   {65, 65, 0},    {3, 127, 1},    {130, 257, 1},
-                                          {40, 4096, 2}, {100, 4200, 2}, {200, 8300, 3}, {1, 1, 3}};
+  const std::vector<batch_seq> borders = {{64, 64, 0},  {65, 65, 0},   {3, 127, 1},   {130, 257, 1},
+                                          {9, 4096, 2}, {20, 4200, 2}, {40, 8300, 3}, {1, 1, 3}};
   for (const shape& s :
        {shape{dtype::bf16, 128, 4, 16, borders, -1, false}, shape{dtype::f16, 128, 8, 7, borders, -1, true},
         shape{dtype::bf16, 64, 5, 16, borders, 300, false}, shape{dtype::f16, 64, 1, 48, borders, 4500, true},
         shape{dtype::bf16, 64, 2, 8, {{300, 700, 0}, {9, 9, 1}}, -1, true},
         shape{dtype::bf16, 112, 2, 16, borders, -1, false}, shape{dtype::f16, 40, 3, 16, borders, 129, false},
-        shape{dtype::bf16, 128, 1, 64, {{2000, 2000, 0}, {700, 5000, 1}}, -1, false}}) {
+        shape{dtype::bf16, 128, 1, 64, {{600, 600, 0}, {70, 5000, 1}}, -1, false}}) {
     attention_case c = deterministic_case(s.type, s.head_dim, s.group, s.options);
     c.num_kv_heads = 2;
     c.block_size = s.block_size;
@@ -144,10 +144,9 @@ TEST_CASE("decode and prefill, each forced, give a row the same bits in determin
       REQUIRE(call.run() == errc::ok);
       got[by_prefill ? 1 : 0] = call.read(problem);
       CHECK(problem == "");
-      const attention_expectation expectation(c, contents);
-      CHECK(expectation.problem_of(got[by_prefill ? 1 : 0],
-                                   tested->numbers_for(c.q_type, c.kv_type, c.out_type, c.head_dim)) == "");
     }
+    const attention_expectation expectation(c, contents);
+    CHECK(expectation.problem_of(got[0], tested->numbers_for(c.q_type, c.kv_type, c.out_type, c.head_dim)) == "");
     CHECK_MESSAGE(bit_difference(got[0], got[1]) == "", describe(c));
   }
 }

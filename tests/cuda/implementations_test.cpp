@@ -353,7 +353,7 @@ TEST_CASE("latent takes V in K of 576 and 512 dims, one KV head, heads that divi
   w.spec.qk_head_dim = 576;
   w.spec.v_head_dim = 512;
   w.spec.v_in_k = true;
-  w.layout = make_layout(layout_kind::hnd, dtype::bf16, dtype::bf16, 1, 576, 512, 16, true);
+  w.layout = make_layout(layout_kind::hnd, {dtype::bf16}, {dtype::bf16}, 1, 576, 512, 16, true);
   const auto call = [&] {
     attention_params p = w.call();
     const std::int32_t heads = w.spec.num_q_heads;
@@ -389,7 +389,7 @@ TEST_CASE("latent takes V in K of 576 and 512 dims, one KV head, heads that divi
   w.plan_for({{1, 100}, {2, 100}});
   CHECK(w.where().describe(w.plan, call()).at(1) == "cuda latent bf16 d576 rows 64 tma");
   w.spec.block_size = 5;
-  w.layout = make_layout(layout_kind::hnd, dtype::bf16, dtype::bf16, 1, 576, 512, 5, true);
+  w.layout = make_layout(layout_kind::hnd, {dtype::bf16}, {dtype::bf16}, 1, 576, 512, 5, true);
   w.plan_for({{1, 100}});
   CHECK(w.where().describe(w.plan, call()).at(0) == "cuda latent bf16 d576 rows 16 copy");
 

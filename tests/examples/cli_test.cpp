@@ -88,6 +88,51 @@ TEST_CASE("--help lists every option with its default and ends with 0") {
   }
 }
 
+TEST_CASE("a model of several layer groups: its pools, a map, codes with scales, a score, and swapped samples") {
+  for (const std::string kind : {"gemma3", "gpt_oss", "qwen3_5"}) {
+    CAPTURE(kind);
+    const std::string model = (fs::path(BIFOLIO_EXAMPLE_FIXTURES) / "models" / kind).string();
+    const auto with = [&](const std::vector<std::string>& more) {
+      std::vector<std::string> all{"--model",       model, "--prompt-ids",    "0,12,7,8,9,10,11,13,14",
+                                   "--temperature", "0",   "--max-positions", "60",
+                                   "--block-size",  "4"};
+      all.insert(all.end(), more.begin(), more.end());
+      const run_result result = run(all);
+      CAPTURE(result.err);
+      CHECK(result.code == 0);
+      return result;
+    };
+    const run_result plain = with({"--json", "--stats"});
+    const bool has_states = kind == "qwen3_5";
+    const std::string window = kind == "gemma3" ? "8" : "128";
+    const std::string pool = has_states ? " states in " : " blocks of 4 tokens for windows of " + window + " in ";
+    CHECK(plain.err.find(pool) != std::string::npos);
+    CHECK(plain.err.find(has_states ? "states used at the peak" : "for windows of " + window + "\n") !=
+          std::string::npos);
+    const std::vector<json> said = lines(plain.out);
+    REQUIRE(said.size() == 1);
+
+    const run_result swapped = with(
+        {"--json", "--stats", "--samples", "3", "--num-blocks", "19", "--host-blocks", "60", "--preemption", "swap"});
+    CHECK(swapped.err.find("blocks swapped out and in     0 and 0") == std::string::npos);
+    const std::vector<json> samples = lines(swapped.out);
+    REQUIRE(samples.size() == 3);
+    for (const json& sample : samples) CHECK(sample == said[0]);
+
+    with({"--map"});
+    const fs::path scales = scratch_directory() / ("scales_" + kind + ".json");
+    const run_result coded = with({"--json", "--kv-dtype", "i8-head", "--save-scales", scales.string()});
+    CHECK(with({"--json", "--kv-dtype", "i8-head", "--scales-file", scales.string()}).out == coded.out);
+
+    const fs::path text = write_file(scratch_directory() / "groups.txt", "In the beginning God created the heaven.");
+    const auto score = [&](const char* batch) {
+      return run({"--model", model, "--score-file", text.string(), "--block-size", "4", "--max-batch-tokens", batch});
+    };
+    CHECK(score("3").out == score("256").out);
+    CHECK(score("3").out.starts_with("{\"num_ids\": 41"));
+  }
+}
+
 TEST_CASE("an option that is wrong is refused with the value received and the values allowed") {
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases{
       {{"--max-positions", "0"}, "--max-positions is '0', allowed are whole numbers from 1"},

@@ -291,12 +291,22 @@ TEST_CASE("a config.json that is broken, incomplete or of another architecture i
   }
   CHECK(contains(load([](json& c) { c["model_type"] = "gpt2"; }), "\"model_type\" is \"gpt2\""));
   CHECK(contains(load([](json& c) { c["model_type"] = "gemma3"; }),
-                 "allowed is one of \"llama\", \"mistral\", \"qwen2\", \"qwen3\", \"gemma2\", \"gemma3_text\""));
+                 "allowed is one of \"llama\", \"mistral\", \"qwen2\", \"qwen3\", \"gemma2\", \"gemma3_text\", "
+                 "\"gpt_oss\", \"qwen3_5_text\""));
   const auto scaled = [&](const json& scaling) { return load([&](json& c) { c["rope_scaling"] = scaling; }); };
   CHECK(contains(scaled({{"type", "linear"}}), "\"rope_scaling.factor\" is missing"));
   CHECK(contains(scaled({{"type", "linear"}, {"factor", -2}}), "the factor of the rotary scaling is -2"));
-  CHECK(contains(scaled({{"rope_type", "yarn"}, {"factor", 4.0}}),
-                 R"("rope_scaling.rope_type" is "yarn", allowed is "default", "linear" or "llama3")"));
+  CHECK(contains(scaled({{"rope_type", "longrope"}, {"factor", 4.0}}),
+                 R"("rope_scaling.rope_type" is "longrope", allowed is "default", "linear", "llama3" or "yarn")"));
+  const auto yarn = [&](const char* key, const json& value) {
+    json scaling{{"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 32}};
+    scaling[key] = value;
+    return scaled(scaling);
+  };
+  CHECK(contains(yarn("original_max_position_embeddings", nullptr), "original_max_position_embeddings\" is missing"));
+  CHECK(contains(yarn("original_max_position_embeddings", 0), "positions before the rotary scaling is 0"));
+  CHECK(contains(yarn("beta_fast", 0), "beta_fast of the rotary scaling is 0"));
+  CHECK(contains(yarn("mscale", 1.0), "mscale"));
   const json llama3{{"rope_type", "llama3"},
                     {"factor", 8.0},
                     {"low_freq_factor", 1.0},
@@ -325,6 +335,20 @@ TEST_CASE("a config.json that is broken, incomplete or of another architecture i
   CHECK(contains(load([](json& c) { c["layer_types"] = {"full_attention"}; }), "a list of 2 types"));
   CHECK(contains(load([](json& c) { c["layer_types"] = {"full_attention", "linear_attention"}; }), "layer_types"));
   CHECK(contains(load([](json& c) { c["layer_types"] = {1, 2}; }), "layer_types"));
+  // Settings of one architecture alone; what is missing has its default.
+  const auto of = [&](const char* type, const char* key, const json& value) {
+    return load([&](json& c) { c["model_type"] = type, c[key] = value; });
+  };
+  CHECK(contains(of("gpt_oss", "num_local_experts", 0), "num_local_experts"));
+  CHECK(contains(of("gpt_oss", "num_experts_per_tok", 129), "the number of experts of a token is 129"));
+  CHECK(contains(of("gpt_oss", "swiglu_limit", 0), "the limit of the experts' gate is 0"));
+  CHECK(contains(of("qwen3_5_text", "linear_num_key_heads", 0), "the number of key heads of recurrent layers is 0"));
+  CHECK(contains(of("qwen3_5_text", "linear_num_key_heads", 5), "cannot share 5 key heads evenly"));
+  CHECK(contains(of("qwen3_5_text", "linear_conv_kernel_dim", 1 << 20), "the kernel size of recurrent layers"));
+  CHECK(contains(of("qwen3_5_text", "linear_value_head_dim", INT32_MAX), "the value dimension of recurrent layers"));
+  CHECK(contains(of("qwen3_5_text", "partial_rotary_factor", 1.5), "partial_rotary_factor"));
+  CHECK(contains(of("qwen3_5_text", "full_attention_interval", 0), "full_attention_interval"));
+  CHECK(contains(of("qwen3_5_text", "layer_types", {"full_attention", "sliding_attention"}), "\"linear_attention\""));
   const auto windowed = [&](const char* type, const json& window) {
     return load([&](json& c) {
       c["model_type"] = type;

@@ -3,10 +3,12 @@
 
 /// The tiny checkpoints of every architecture in models/ and what transformers says with them (tiny_models.py).
 
+#include <array>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -16,7 +18,12 @@
 
 namespace bifolio::test {
 
-inline constexpr const char* model_kinds[] = {"llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3"};
+inline constexpr std::array model_kinds{"llama3", "mistral", "qwen2",   "qwen3",
+                                        "gemma2", "gemma3",  "gpt_oss", "qwen3_5"};
+/// Those that a GPU runs: all but mixtures of experts and recurrent layers.
+inline constexpr std::span gpu_model_kinds = std::span(model_kinds).first<6>();
+/// Those with several layer groups.
+inline constexpr std::array grouped_model_kinds{"gemma2", "gemma3", "gpt_oss", "qwen3_5"};
 
 struct model_fixture {
   explicit model_fixture(const std::string& kind)

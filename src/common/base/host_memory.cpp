@@ -80,7 +80,8 @@ memory_amount detail::linux_memory_amount(const std::string& root) {
     const std::size_t first = line.find(':');
     const std::size_t second = first == std::string::npos ? first : line.find(':', first + 1);
     if (second == std::string::npos || second + 1 == line.size()) continue;
-    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    std::string controllers(1, ',');
+    controllers.append(line, first + 1, second - first - 1).push_back(',');
     if (controllers == ",,") apply_groups(amount, root, version_2, line.substr(second + 1));
     if (controllers.find(",memory,") != std::string::npos) {
       apply_groups(amount, root, version_1, line.substr(second + 1));

@@ -160,8 +160,11 @@ model_cache_config complete(model_cache_config config) {
 /// The groups of a configuration that is complete; without groups all layers are in one.
 std::vector<model_group> groups_of(const model_cache_config& config) {
   if (!config.groups.empty()) return config.groups;
-  model_group all{
-      .layout = config.layout, .attention = config.attention, .k_scales = config.k_scales, .v_scales = config.v_scales};
+  model_group all{.layout = config.layout,
+                  .attention = config.attention,
+                  .layer_windows = config.layer_windows,
+                  .k_scales = config.k_scales,
+                  .v_scales = config.v_scales};
   all.layers.resize(static_cast<std::size_t>(config.num_layers));
   std::iota(all.layers.begin(), all.layers.end(), 0);
   return {std::move(all)};

@@ -4,6 +4,6 @@
 
 namespace bifolio::inline v0_2::cuda {
 
-const latent_entry latent_bf16 = latent::make_entry<__nv_bfloat16, false>();
+const latent_entry latent_bf16 = latent::make_entry<__nv_bfloat16>();
 
 }  // namespace bifolio::inline v0_2::cuda

@@ -4,6 +4,6 @@
 
 namespace bifolio::inline v0_2::cuda {
 
-const latent_entry latent_f16 = latent::make_entry<__half, false>();
+const latent_entry latent_f16 = latent::make_entry<__half>();
 
 }  // namespace bifolio::inline v0_2::cuda

@@ -20,11 +20,11 @@
 
 namespace bifolio::inline v0_2::cuda::latent {
 
-template <class T, bool ScoresFirst>
+template <class T>
 __device__ __forceinline__ void consume(const prefill_args& args, const shared_stages<many_rows>& stages,
                                         prefill::work_queue queue, int warpgroup) {
   const int thread = static_cast<int>(threadIdx.x) & 127;
-  mainloop<T, ScoresFirst> loop(args, stages, warpgroup, thread);
+  mainloop<T> loop(args, stages, warpgroup, thread);
   const prefill::epilogue<T, value_part> end(args, thread, warpgroup * many_rows::part_dims);
   prefill::row_state rows;
   float o[many_rows::out_registers];
@@ -43,7 +43,7 @@ __device__ __forceinline__ void consume(const prefill_args& args, const shared_s
   }
 }
 
-template <class T, bool>
+template <class T>
 __device__ __forceinline__ void consume(const prefill_args& args, const shared_stages<few_rows>& stages,
                                         prefill::work_queue queue, int warpgroup) {
   const int thread = static_cast<int>(threadIdx.x) & 127;
@@ -63,7 +63,7 @@ __device__ __forceinline__ void consume(const prefill_args& args, const shared_s
   }
 }
 
-template <class T, class Shape, bool ScoresFirst>
+template <class T, class Shape>
 __global__ void __launch_bounds__(Shape::num_threads, 1)
     latent_kernel(const __grid_constant__ prefill_args args, const __grid_constant__ tensor_map q_map,
                   const __grid_constant__ tensor_map k_map) {
@@ -96,14 +96,14 @@ __global__ void __launch_bounds__(Shape::num_threads, 1)
   } else {
     device::setmaxnreg_inc<Shape::consumer_registers>();
     device::grid_dependency_wait();
-    consume<T, ScoresFirst>(args, stages, prefill::work_queue(slots), warpgroup - 1);
+    consume<T>(args, stages, prefill::work_queue(slots), warpgroup - 1);
   }
 }
 
-template <class T, bool ScoresFirst>
+template <class T>
 [[nodiscard]] constexpr latent_entry make_entry() noexcept {
-  return {{latent_kernel<T, many_rows, ScoresFirst>, shared_parts<many_rows>.bytes},
-          {latent_kernel<T, few_rows, ScoresFirst>, shared_parts<few_rows>.bytes}};
+  return {{latent_kernel<T, many_rows>, shared_parts<many_rows>.bytes},
+          {latent_kernel<T, few_rows>, shared_parts<few_rows>.bytes}};
 }
 
 }  // namespace bifolio::inline v0_2::cuda::latent

@@ -4,7 +4,8 @@
 /// The mainloop of a consumer warpgroup of the latent kernel. Both have the same 64 query rows and each half the dims
 /// of V. Tiles of keys go from the last to the first; the scores and probabilities of one in stage s are computed by
 /// warpgroup s alone, which hands them to the other through shared memory, thread by thread: both hold the rows in the
-/// same places. So a warpgroup's products of one tile's scores overlap with the other's softmax of the tile before.
+/// same places. The products of a warpgroup's own scores are requested right behind those of the other's values, so
+/// that a stage is free as early as it can be.
 
 #include <cstdint>
 
@@ -23,8 +24,7 @@
 
 namespace bifolio::inline v0_2::cuda::latent {
 
-/// `ScoresFirst`: a tile's scores are requested before the values of the tile ahead of it, not after them.
-template <class T, bool ScoresFirst>
+template <class T>
 class mainloop {
   using S = many_rows;
   using out_array = float[S::out_registers];
@@ -58,31 +58,18 @@ class mainloop {
     }
     // The next tile is the other warpgroup's.
     for (; tile > e.tile_begin; tile -= 2) {
-      if constexpr (ScoresFirst) {
-        wait_for(warpgroup_);
-        scores(s);
-      }
       receive(p, rows, o);
       wait_for(other());
       clear_invalid(other(), tile, e);
       values(o, p, other());
-      if constexpr (ScoresFirst) {
-        device::wgmma_wait_group<1>();
-        device::wgmma_fence_operands(s);
-        to_probabilities(s, tile - 1, e, rows, rescale);
-        device::wgmma_wait_all_after(rows.sum[0] + rows.sum[1]);
-        device::wgmma_fence_operands(o);
-        release(stages_.empty(other()));
-      } else {
-        wait_for(warpgroup_);
-        scores(s);
-        device::wgmma_wait_group<1>();
-        device::wgmma_fence_operands(o);
-        release(stages_.empty(other()));
-        device::wgmma_wait_group<0>();
-        device::wgmma_fence_operands(s);
-        to_probabilities(s, tile - 1, e, rows, rescale);
-      }
+      wait_for(warpgroup_);
+      scores(s);
+      device::wgmma_wait_group<1>();
+      device::wgmma_fence_operands(o);
+      release(stages_.empty(other()));
+      device::wgmma_wait_group<0>();
+      device::wgmma_fence_operands(s);
+      to_probabilities(s, tile - 1, e, rows, rescale);
       finish_own(s, p, tile - 1, e, rows, rescale, o);
     }
     release(stages_.q_empty());

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Combines the partial results of row tiles that were computed in parts: a warp takes a row, and adds its parts in the
-// order of their keys. Launched after the kernel that wrote them; without partial results there is nothing to do.
+// Combines the partial results of row tiles that were computed in parts: a warp takes 128 columns of a row, and
+// adds their parts in the order of their keys. Launched after the kernel that wrote them; without partial results there
+// is nothing to do.
 
 #include <cstdint>
 
@@ -15,14 +16,20 @@ namespace prefill {
 namespace {
 
 constexpr int combine_threads = 256;
-constexpr int combine_batch = 8;  // partial results that a lane loads at once
+constexpr int combine_columns = 128;  // of a row, that a warp takes
+constexpr int combine_batch = 8;      // partial results that a lane loads at once
 
-/// One row of a row tile in parts.
+/// Columns of one row of a row tile in parts.
 template <class T>
 class row_combine {
  public:
-  __device__ __forceinline__ row_combine(const prefill_args& args, const prefill_split_output& output, int row)
-      : a_(args), partials_(args), output_(output), row_(row), lane_(static_cast<int>(threadIdx.x) & 31) {}
+  __device__ __forceinline__ row_combine(const prefill_args& args, const prefill_split_output& output, int row,
+                                         int first_column)
+      : a_(args),
+        partials_(args),
+        output_(output),
+        row_(row),
+        column_(first_column + (static_cast<int>(threadIdx.x) & 31) * 4) {}
 
   __device__ __forceinline__ void run(const prefill_work_tile& work) const {
     const int warpgroup = row_ / prefill_warpgroup_rows;
@@ -36,15 +43,14 @@ class row_combine {
     const float* const sink = a_.sinks != nullptr ? a_.sinks + head : nullptr;
     const std::int64_t at = work.query_start + token;
     T* const out = static_cast<T*>(a_.out) + at * a_.out_token_stride + head * a_.out_head_stride;
-    for (int column = lane_ * 4; column < a_.head_dim; column += 128) {
-      float4 x;
-      const finished_row finished(values(column, x), sink, a_.v_scales.static_scales);
-      uint2 packed;
-      packed.x = device::pack<T>(x.x * finished.factor, x.y * finished.factor);
-      packed.y = device::pack<T>(x.z * finished.factor, x.w * finished.factor);
-      *reinterpret_cast<uint2*>(out + column) = packed;
-      if (a_.lse != nullptr && column == 0) a_.lse[at * a_.num_q_heads + head] = finished.lse;
-    }
+    if (column_ >= a_.head_dim) return;
+    float4 x;
+    const finished_row finished(values(x), sink, a_.v_scales.static_scales);
+    uint2 packed;
+    packed.x = device::pack<T>(x.x * finished.factor, x.y * finished.factor);
+    packed.y = device::pack<T>(x.z * finished.factor, x.w * finished.factor);
+    *reinterpret_cast<uint2*>(out + column_) = packed;
+    if (a_.lse != nullptr && column_ == 0) a_.lse[at * a_.num_q_heads + head] = finished.lse;
   }
 
  private:
@@ -54,7 +60,7 @@ class row_combine {
   }
 
   // Four columns of the sum of all parts, and their maxima and sums as one.
-  [[nodiscard]] __device__ __forceinline__ row_sums values(int column, float4& total) const {
+  [[nodiscard]] __device__ __forceinline__ row_sums values(float4& total) const {
     row_sums row = {-INFINITY, 0};
     total = make_float4(0, 0, 0, 0);
     for (int base = 0; base < output_.num_partials; base += combine_batch) {
@@ -65,7 +71,7 @@ class row_combine {
         // Past the end: the last one again, with no weight.
         const int partial = output_.first_partial + min(base + i, output_.num_partials - 1);
         sums[i] = __ldcg(partials_.sums(partial, row_));
-        o[i] = __ldcg(reinterpret_cast<const float4*>(partials_.row(partial, row_) + column));
+        o[i] = __ldcg(reinterpret_cast<const float4*>(partials_.row(partial, row_) + column_));
       }
       float top = row.max;
 #pragma unroll
@@ -90,23 +96,25 @@ class row_combine {
   const prefill_args& a_;
   partial_results partials_;
   prefill_split_output output_;
-  int row_, lane_;
+  int row_, column_;
 };
 
 template <class T>
 __global__ void __launch_bounds__(combine_threads) combine_kernel(const __grid_constant__ prefill_args args) {
   device::grid_dependency_launch();
   // The plan was uploaded before the kernel ahead of this one started; the partial results are that kernel's.
-  const int num_rows = args.metadata.header->num_split_outputs * args.tile_rows;
+  const int pieces = (args.head_dim + combine_columns - 1) / combine_columns;  // of a row
+  const int num_pieces = args.metadata.header->num_split_outputs * args.tile_rows * pieces;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int num_warps = static_cast<int>(gridDim.x) * (combine_threads / 32);
   bool waited = false;
-  for (int n = static_cast<int>(blockIdx.x) + warp * static_cast<int>(gridDim.x); n < num_rows; n += num_warps) {
-    const prefill_split_output output = args.metadata.split_outputs[n / args.tile_rows];
+  for (int n = static_cast<int>(blockIdx.x) + warp * static_cast<int>(gridDim.x); n < num_pieces; n += num_warps) {
+    const int row = n / pieces;
+    const prefill_split_output output = args.metadata.split_outputs[row / args.tile_rows];
     const prefill_work_tile work = args.metadata.work_tiles[output.work_tile];
     if (!waited) device::grid_dependency_wait();
     waited = true;
-    row_combine<T>(args, output, n % args.tile_rows).run(work);
+    row_combine<T>(args, output, row % args.tile_rows, n % pieces * combine_columns).run(work);
   }
   if (!waited) device::grid_dependency_wait();
 }

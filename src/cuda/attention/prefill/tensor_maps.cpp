@@ -3,6 +3,7 @@
 
 #include <cuda.h>
 
+#include <cstddef>
 #include <cstring>
 
 namespace bifolio::inline v0_2::cuda {
@@ -34,22 +35,23 @@ CUtensorMapDataType map_type(dtype type) noexcept {
   __builtin_unreachable();
 }
 
-template <int Rank>
+template <std::size_t Rank>
 bool encode(encode_function function, tensor_map& map, dtype type, const void* base, const dimension (&dims)[Rank]) {
   cuuint64_t extents[Rank];
   cuuint64_t strides[Rank];
   cuuint32_t box[Rank];
   cuuint32_t steps[Rank];
-  for (int i = 0; i < Rank; ++i) {
+  for (std::size_t i = 0; i < Rank; ++i) {
     extents[i] = dims[i].extent;
     if (i > 0) strides[i - 1] = dims[i].stride_bytes;
     box[i] = dims[i].box;
     steps[i] = 1;
   }
   CUtensorMap encoded;
-  const CUresult result = function(&encoded, map_type(type), Rank, const_cast<void*>(base), extents, strides, box,
-                                   steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      function(&encoded, map_type(type), static_cast<cuuint32_t>(Rank), const_cast<void*>(base), extents, strides, box,
+               steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   static_assert(sizeof(encoded) == sizeof(map));
   std::memcpy(&map, &encoded, sizeof(map));
   return result == CUDA_SUCCESS;

@@ -32,8 +32,7 @@ class tree_mainloop : public mainloop<T, Shape, false> {
   /// Adds all key tiles of `e`, which is not empty, to o and the rows' maxima and sums, both empty so far.
   __device__ __forceinline__ void process(const kv_range& e, row_state& rows, float (&o)[S::out_registers]) {
     float s[S::score_registers];
-    std::uint32_t p[S::tile_keys / 16][4];
-    run_weights weights[2];
+    run_probabilities p[2];
     tree_sums node, root, leaf;
     device::mbarrier_wait_parity(stages_.q_full(q_state_.stage), q_state_.phase);
     int tile = e.tile_begin;
@@ -45,41 +44,48 @@ class tree_mainloop : public mainloop<T, Shape, false> {
     device::wgmma_fence_operands(s);
     base::ping_pong_arrive();
     release_keys();
+    prepare_scores(s, tile, e, rows);
     begin_leaf(rows);
-    softmax(s, tile, e, rows, weights);
-    base::pack(s, p);
-    bool begins_leaf = true;
+    float weight[2];
+    take_run<0>(s, rows, weight, p[0]);
+    base::wait_values(tile, e);
+    add_values<0>(o, p[0], false);
+    take_run<1>(s, rows, weight, p[1]);
+    finish_values(o);
+    scale(o, weight);
 
-    if (tile + 1 < e.tile_end) base::wait_keys();
     for (; tile + 1 < e.tile_end; ++tile) {
+      base::wait_keys();
       base::ping_pong_sync();
       base::scores(s, q_state_.stage, k_state_.stage);
-      base::wait_values(tile, e);
-      add_values(o, p, weights[1], begins_leaf);
+      add_values<1>(o, p[1], true);
       base::ping_pong_arrive();
-      device::wgmma_wait_group<2>();
+      device::wgmma_wait_group<1>();
       device::wgmma_fence_operands(s);
       release_keys();
-      begins_leaf = tile % leaf_tiles == leaf_tiles - 1;
-      if (begins_leaf) {
+      prepare_scores(s, tile + 1, e, rows);
+      const bool ends_leaf = tile % leaf_tiles == leaf_tiles - 1;
+      if (ends_leaf) {
         leaf = complete_leaf(rows);
         begin_leaf(rows);
       }
-      softmax(s, tile + 1, e, rows, weights);
-      if (tile + 2 < e.tile_end) base::wait_keys();
+      take_run<0>(s, rows, weight, p[0]);
       finish_values(o);
       release_values();
-      base::pack(s, p);
-      if (begins_leaf) {
+      if (ends_leaf) {
         add_leaf(o, leaf, node, root, tile / leaf_tiles);
       } else {
-        scale(o, weights[0]);
+        scale(o, weight);
       }
+      base::wait_values(tile + 1, e);
+      add_values<0>(o, p[0], !ends_leaf);
+      take_run<1>(s, rows, weight, p[1]);
+      finish_values(o);
+      scale(o, weight);
     }
     base::release(stages_.q_empty(q_state_.stage));
     q_state_.advance();
-    base::wait_values(tile, e);
-    add_values(o, p, weights[1], begins_leaf);
+    add_values<1>(o, p[1], true);
     leaf = complete_leaf(rows);
     finish_values(o);
     release_values();
@@ -94,9 +100,10 @@ class tree_mainloop : public mainloop<T, Shape, false> {
 
  private:
   static constexpr int leaf_tiles = tree::leaf_keys / S::tile_keys;
+  static constexpr int run_steps = tree::run_groups;  // of products with V
   static constexpr int run_registers = S::score_registers / 2;
   static constexpr int vectors = S::out_registers / 4;
-  using run_weights = float[2];  // of a row's older results of the leaf, where its maximum rises with a run
+  using run_probabilities = std::uint32_t[run_steps][4];
 
   // Of this thread's rows; complete ones, in base 2.
   struct tree_sums {
@@ -151,16 +158,10 @@ class tree_mainloop : public mainloop<T, Shape, false> {
     return leaf;
   }
 
-  // Scores of a tile to probabilities, run by run.
-  __device__ __forceinline__ void softmax(float (&s)[S::score_registers], int tile, const kv_range& e, row_state& rows,
-                                          run_weights (&weights)[2]) {
-    prepare_scores(s, tile, e, rows);
-    take_run<0>(s, rows, weights[0]);
-    take_run<1>(s, rows, weights[1]);
-  }
-
+  // Scores of a run to probabilities. `weight`: of older results of the leaf.
   template <int Run>
-  __device__ __forceinline__ void take_run(float (&s)[S::score_registers], row_state& rows, run_weights& weight) {
+  __device__ __forceinline__ void take_run(float (&s)[S::score_registers], row_state& rows, float (&weight)[2],
+                                           run_probabilities& p) {
     constexpr int first = Run * run_registers;
     float m[2] = {-INFINITY, -INFINITY};  // of this lane
 #pragma unroll
@@ -185,41 +186,26 @@ class tree_mainloop : public mainloop<T, Shape, false> {
       const float shift = scoring_.shift_of(rows.max[i]);
 #pragma unroll
       for (int w = 0; w < tree::run_groups; ++w) {
-        const int j = first + 8 * w + 2 * i;
-        s[j] = scoring_.probability(s[j], shift);
-        s[j + 1] = scoring_.probability(s[j + 1], shift);
-        s[j + 4] = scoring_.probability(s[j + 4], shift);
-        s[j + 5] = scoring_.probability(s[j + 5], shift);
-        sums_[i][w] = tree::add_group(sums_[i][w], weight[i], s[j], s[j + 1], s[j + 4], s[j + 5]);
+        float* const x = s + first + 8 * w + 2 * i;
+        for (const int j : {0, 1, 4, 5}) x[j] = scoring_.probability(x[j], shift);
+        sums_[i][w] = tree::add_group(sums_[i][w], weight[i], x[0], x[1], x[4], x[5]);
+        p[w][i] = device::pack<T>(x[0], x[1]);
+        p[w][i + 2] = device::pack<T>(x[4], x[5]);
       }
     }
   }
 
-  // o (+)= p · v for the tile in the stage, committed by runs, not waited for. Between the runs o is multiplied with
-  // the second one's weights, which are mostly 1.
-  __device__ __forceinline__ void add_values(float (&o)[S::out_registers],
-                                             const std::uint32_t (&p)[S::tile_keys / 16][4], const run_weights& weight,
-                                             bool begins_leaf) {
-    add_run<0>(o, p, !begins_leaf);
-    if (__any_sync(0xffffffffu, weight[0] != 1.0f || weight[1] != 1.0f)) {
-      device::wgmma_wait_group<0>();
-      device::wgmma_fence_operands(o);
-#pragma unroll
-      for (int j = 0; j < S::out_registers; ++j) o[j] *= weight[(j >> 1) & 1];
-      device::wgmma_fence_operands(o);
-      device::wgmma_fence();
-    }
-    add_run<1>(o, p, true);
-  }
+  // o (+)= p · v for one run of the tile in the stage; committed, not waited for.
   template <int Run>
-  __device__ __forceinline__ void add_run(float (&o)[S::out_registers], const std::uint32_t (&p)[S::tile_keys / 16][4],
-                                          bool accumulate) {
+  __device__ __forceinline__ void add_values(float (&o)[S::out_registers], const run_probabilities& p,
+                                             bool accumulate) {
     device::wgmma_fence_operands(o);
     device::wgmma_fence();
     const std::uint64_t v = device::wgmma_descriptor(stages_.v(v_state_.stage), 1024, S::group_bytes);
 #pragma unroll
-    for (int step = Run * tree::run_groups; step < (Run + 1) * tree::run_groups; ++step) {
-      device::wgmma_m64k16_rs<T>(o, p[step], device::wgmma_descriptor_after(v, step * 2 * S::group_bytes),
+    for (int step = 0; step < run_steps; ++step) {
+      device::wgmma_m64k16_rs<T>(o, p[step],
+                                 device::wgmma_descriptor_after(v, (Run * run_steps + step) * 2 * S::group_bytes),
                                  step > 0 || accumulate);
     }
     device::wgmma_commit_group();

@@ -587,6 +587,7 @@ TEST_CASE("a configuration is completed, and refused by name where its numbers d
   says("window_left of a layer is 9; the cache keeps 6",
        [](auto& c) { c.cache.sliding_window = 6, c.attention.window_left = 9; });
   says("window_left of a layer is -1", [](auto& c) { c.cache.sliding_window = 6, c.layer_windows = {2, -1}; });
+  says("sliding_window -2147483648 is not between 0 and", [](auto& c) { c.cache.sliding_window = INT32_MIN; });
   says("max_steps_in_flight", [](auto& c) { c.max_steps_in_flight = 0; });
   says("num_kv_heads", [](auto& c) { c.attention.num_kv_heads = 0; });
   model_cache_config slides = tiny(10);

@@ -127,7 +127,7 @@ struct plan_totals {
   std::int64_t max_head_rows = 0;
   std::int64_t max_rows = 0;
   std::int64_t max_padded_rows = 0;  // with those of each KV head padded to `row_align`
-  std::int64_t max_row_blocks = 0;   // of all KV heads
+  std::int64_t max_row_groups = 0;   // of all KV heads
 };
 
 cpu_attention_plan::scratch_sizes sizes_of(const attention_spec& spec, const plan_totals& totals) noexcept {
@@ -141,11 +141,11 @@ cpu_attention_plan::scratch_sizes sizes_of(const attention_spec& spec, const pla
   sizes.values = std::max(v_padded * tile_keys, qk_padded);
   sizes.queries = std::max(totals.max_rows, totals.max_padded_rows / 2) * qk_padded;
   sizes.scores = divide_up(totals.max_head_rows, row_align) * row_align * tile_keys;
-  sizes.states = std::max(totals.max_rows * stride, totals.max_row_blocks * row_block_floats(spec.v_head_dim));
+  sizes.states = std::max(totals.max_rows * stride, totals.max_row_groups * row_group_floats(spec.v_head_dim));
   sizes.sums = totals.max_rows * workspace_align;
   sizes.totals = totals.max_rows * stride;
   if (spec.k_code.type == dtype::u8) {
-    const std::int64_t rows = std::max(totals.max_rows, totals.max_row_blocks * workspace_align);
+    const std::int64_t rows = std::max(totals.max_rows, totals.max_row_groups * workspace_align);
     sizes.query_sums = divide_up(rows, workspace_align) * workspace_align;
   }
   sizes.staging = larger * tile_keys;
@@ -236,7 +236,7 @@ void make_plan(const kernel_table& table, std::string_view environment, std::int
     totals.max_rows = std::max(totals.max_rows, rows_of(t, group, heads));
     totals.max_padded_rows =
         std::max(totals.max_padded_rows, divide_up(rows_of(t, group, 1), row_align) * row_align * heads);
-    totals.max_row_blocks = std::max(totals.max_row_blocks, divide_up(rows_of(t, group, 1), row_block_rows) * heads);
+    totals.max_row_groups = std::max(totals.max_row_groups, divide_up(rows_of(t, group, 1), row_group_rows) * heads);
     if (parts.split_parts > 1) {
       totals.num_counters += parts.head_parts;
       totals.partial_floats += (t.split_end - t.split_begin) * rows_of(t, group, t.head_end - t.head_begin) *

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bifolio/cpu.hpp>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -253,6 +254,53 @@ TEST_CASE("prefill in chunks of any size gives the bits of the whole") {
           }
           require_same(expected, joined,
                        tested->name + " in chunks of " + std::to_string(chunk) + ", " + describe(whole));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("chunks of few rows and of many give the same bits, also where V is not finite") {
+  constexpr std::int32_t length = 150;
+  for (const dtype type : {dtype::bf16, dtype::f16}) {
+    for (const std::int32_t group : fewer_if_sanitized(std::vector<std::int32_t>{1, 4, 8}, 3)) {
+      for (const value_kind values : {value_kind::normal, value_kind::denormal}) {
+        attention_case whole{.what = "few rows or many",
+                             .group_size = group,
+                             .head_dim = group == 4 ? 40 : 160,
+                             .q_type = type,
+                             .kv_type = type,
+                             .out_type = type,
+                             .seqs = {{length, length, 0}},
+                             .deterministic = true,
+                             .values = values,
+                             .seed = 31};
+        const auto contents_of = [&](const attention_case& c) {
+          attention_contents contents(c);
+          const auto row = static_cast<std::size_t>(c.head_dim);
+          std::vector<float>& v = contents.seqs[0].v;
+          const auto spoil = [&](std::size_t position, std::size_t head, std::size_t dim, float value) {
+            const std::size_t at = (position * 2 + head) * row + dim;
+            if (at < v.size()) v[at] = value;
+          };
+          spoil(70, 0, 5, std::numeric_limits<float>::infinity());
+          spoil(71, 0, 5, -std::numeric_limits<float>::infinity());
+          spoil(90, 1, 38, std::numeric_limits<float>::quiet_NaN());
+          return contents;
+        };
+        for (const tested_backend* tested : one_per_family(4)) {
+          const attention_output expected = run_attention(*tested, whole, contents_of(whole));
+          for (const std::int32_t chunk : {1, 2, 3, 8, 9, 17}) {
+            attention_output joined;
+            for (std::int32_t at = 0; at < length; at += chunk) {
+              attention_case part = whole;
+              const std::int32_t end = std::min(at + chunk, length);
+              part.seqs = {{end - at, end, 0}};
+              append(joined, run_attention(*tested, part, contents_of(part)));
+            }
+            require_same(expected, joined,
+                         tested->name + " in chunks of " + std::to_string(chunk) + ", " + describe(whole));
+          }
         }
       }
     }

@@ -31,9 +31,8 @@ inline constexpr float rescale_threshold = 8.0f;
 
 /// Queries and scores of a KV head are padded to a multiple of this many rows.
 inline constexpr std::int32_t row_align = 16;
-/// Rows of one row block: the MR of the micro-kernels on tile registers, which keep the running split of a block
-/// together.
-inline constexpr std::int32_t row_block_rows = 8;
+/// Rows of one row group of the micro-kernels on tile registers, which keep the running split of a group together.
+inline constexpr std::int32_t row_group_rows = 16;
 
 [[nodiscard]] constexpr std::int32_t padded_dims(std::int32_t head_dim) noexcept {
   return (head_dim + dim_align - 1) / dim_align * dim_align;
@@ -44,9 +43,9 @@ inline constexpr std::int32_t row_block_rows = 8;
   return padded_dims(head_dim) + workspace_align;
 }
 
-/// Floats of the running split of a row block: accumulators, then maxima and sums, each row's twice.
-[[nodiscard]] constexpr std::int64_t row_block_floats(std::int32_t head_dim) noexcept {
-  return std::int64_t{row_block_rows} * padded_dims(head_dim) + 4 * row_block_rows;
+/// Floats of the running split of a row group: accumulators, maxima and sums.
+[[nodiscard]] constexpr std::int64_t row_group_floats(std::int32_t head_dim) noexcept {
+  return std::int64_t{row_group_rows} * (padded_dims(head_dim) + 2);
 }
 
 using attn::attention_window;
@@ -126,7 +125,7 @@ struct attention_scratch {
   float* values = nullptr;   ///< [tile_keys][padded v_head_dim], or a row of padded qk_head_dim
   float* queries = nullptr;  ///< [KV heads][row groups][qk_head_dim, padded][rows of the group]
   float* scores = nullptr;   ///< [rows of one KV head][tile_keys]
-  float* states = nullptr;   ///< the running split: [rows][partial_stride] or [KV heads][row blocks][row_block_floats]
+  float* states = nullptr;   ///< the running split: [rows][partial_stride] or [KV heads][row groups][row_group_floats]
   float* sums = nullptr;     ///< [rows][16], the running split's sums, one per vector lane
   float* totals = nullptr;   ///< [rows][partial_stride], the splits combined so far
   /// Sums over the dims of the queries, for codes of K with a zero point: [rows] or [KV heads][row blocks][16]

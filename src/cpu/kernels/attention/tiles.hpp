@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// Attention on tile registers, for calls of one 16-bit dtype throughout: groups of 16 rows of a KV head share the
-/// products of their scores, row blocks of 8 share softmax and the products of their outputs (tile_micro.hpp).
+/// Attention on tile registers, for calls of one 16-bit dtype throughout. Row groups of 16 rows of a KV head share
+/// softmax and products. Items of one group (decode) read V in place, others pair it (tile_micro.hpp); both give the
+/// same bits.
 
 #include "cpu/kernels/attention/mainloop.hpp"
 #include "cpu/kernels/attention/tile_micro.hpp"
+#include "cpu/kernels/attention/tile_softmax.hpp"
 
 namespace bifolio::inline v0_2::cpu::BIFOLIO_ISA {
 namespace {
@@ -34,8 +36,8 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
  public:
   tile_mainloop(const attention_args& args, const attention_item& item, const attention_scratch& scratch) noexcept
       : base(args, item, scratch),
-        num_groups_((head_rows_ + tile_rows - 1) / tile_rows),
-        num_row_blocks_((head_rows_ + row_block_rows - 1) / row_block_rows),
+        num_groups_((head_rows_ + row_group_rows - 1) / row_group_rows),
+        in_place_(num_groups_ == 1),
         common_{range_of_token(item.num_tokens - 1).begin, range_of_token(0).end} {}
 
  private:
@@ -67,13 +69,13 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
   [[nodiscard]] float* group_queries(int head, int group) const noexcept {
     return scratch_.queries + (static_cast<std::int64_t>(head) * num_groups_ + group) * (qk_padded_ / 2 * tile_rows);
   }
-  [[nodiscard]] row_block_state row_block(int head, int index) const noexcept {
-    const std::int64_t number = static_cast<std::int64_t>(head) * num_row_blocks_ + index;
-    return {scratch_.states + number * row_block_floats(args_.v_head_dim), padded_};
+  [[nodiscard]] row_group_state state_of_group(int head, int group) const noexcept {
+    const std::int64_t number = static_cast<std::int64_t>(head) * num_groups_ + group;
+    return {scratch_.states + number * row_group_floats(args_.v_head_dim), padded_, in_place_};
   }
-  [[nodiscard]] int row_block_end(int index) const noexcept {
-    const int end = (index + 1) * row_block_rows;
-    return end < head_rows_ ? end : head_rows_;
+  [[nodiscard]] int rows_of_group(int group) const noexcept {
+    const int left = head_rows_ - group * row_group_rows;
+    return left < row_group_rows ? left : row_group_rows;
   }
 
   // [groups][pairs of dims][16 rows], padded with 0.
@@ -100,16 +102,16 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
 
   void clear() noexcept {
     for (int head = 0; head < num_heads_; ++head) {
-      for (int i = 0; i < num_row_blocks_; ++i) row_block(head, i).clear();
+      for (int group = 0; group < num_groups_; ++group) state_of_group(head, group).clear(rows_of_group(group));
     }
   }
 
   float* partial_of(int head, int row) noexcept {
     float* state = item_.partials == nullptr ? scratch_.values : state_of(states_, head, row);
-    const row_block_state from = row_block(head, row / row_block_rows);
-    from.read_row(row % row_block_rows, probability_factor<Key>, state);
-    maximum_of(state, padded_) = from.maxima()[row % row_block_rows];
-    sum_of(state, padded_) = from.sums()[row % row_block_rows];
+    const row_group_state from = state_of_group(head, row / row_group_rows);
+    from.read_row(row % row_group_rows, probability_factor<Key>, state);
+    maximum_of(state, padded_) = from.maxima()[row % row_group_rows];
+    sum_of(state, padded_) = from.sums()[row % row_group_rows];
     return state;
   }
 
@@ -117,9 +119,13 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
 
   [[nodiscard]] int polls_per_tile() const noexcept {
     const int scores = key_tiles * (qk_padded_ / tile_dims);
-    const int outputs = key_tiles * (padded_ / tile_dims);
-    return num_groups_ * scores + num_row_blocks_ * (outputs + softmax_polls);
+    const int outputs = key_steps * (padded_ / output_dims);
+    if (in_place_) return scores + num_blocks() * outputs + softmax_polls(head_rows_);
+    return tile_keys / 2 + num_groups_ * (scores + outputs) + (num_groups_ - 1) * softmax_polls(row_group_rows) +
+           softmax_polls(rows_of_group(num_groups_ - 1));
   }
+  // Row blocks of an item in place.
+  [[nodiscard]] int num_blocks() const noexcept { return (head_rows_ + row_block_rows - 1) / row_block_rows; }
 
   // Where the products read K or V of the tile: where `row_of` says, `stride` elements apart where keys of a vector are
   // in one block, or in `staged` ([tile_keys][padded] elements) where they cannot be read like that, with 0 for keys
@@ -174,18 +180,19 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
     return true;
   }
 
-  // The keys of the tile that the rows of a row block attend to.
-  struct row_block_view {
+  // The keys of the tile that the rows of a row group attend to.
+  struct row_group_view {
     bool any = false;   // some row attends to some key
     bool alike = true;  // all rows attend to all keys that some row of the item attends to
-    row_block_lanes lanes_of;
-    visible_range visible[static_cast<std::size_t>(row_block_rows)];  // set unless all rows attend to the whole tile
+    row_group_lanes lanes_of;
+    visible_range visible[static_cast<std::size_t>(row_group_rows)];  // set unless all rows attend to the whole tile
   };
 
-  void view_row_block(const kv_tile_offsets& tile, int head, int index, row_block_view& view) const noexcept {
-    const int begin = index * row_block_rows;
-    row_block_lanes& of = view.lanes_of;
-    of.rows = row_block_end(index) - begin;
+  void view_group(const kv_tile_offsets& tile, int head, int group, row_group_view& view) const noexcept {
+    const int begin = group * row_group_rows;
+    row_group_lanes& of = view.lanes_of;
+    of.rows = rows_of_group(group);
+    of.width = vector_rows(of.rows);
     const bool all_visible = tile.first >= common_.begin && tile.first + tile_keys <= common_.end;
     view.any = all_visible;
     for (int i = 0; i < of.rows && !all_visible; ++i) {
@@ -198,7 +205,7 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
     of.has_alibi = args_.alibi_slopes != nullptr;
     if (of.all_visible && !of.has_alibi) return;
     for (int lane = 0; lane < lanes; ++lane) {
-      const int i = lane % row_block_rows < of.rows ? lane % row_block_rows : 0;
+      const int i = lane % of.width < of.rows ? lane % of.width : 0;
       if (!of.all_visible) {
         of.begin[lane] = static_cast<float>(view.visible[i].begin);
         of.end[lane] = static_cast<float>(view.visible[i].end);
@@ -210,7 +217,47 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
     }
   }
 
+  // Steps [first, last) of 32 keys, with all keys in `visible`.
+  struct step_range {
+    int first;
+    int last;
+  };
+  static BIFOLIO_INLINE step_range steps_of(visible_range visible) noexcept {
+    return {static_cast<int>(visible.begin) / 32, (static_cast<int>(visible.end) + 31) / 32};
+  }
+
+  // V of the tile's keys in `visible` in pairs of keys, the others 0, for `add_outputs`.
+  void pair_values(const Key* const* row_of, visible_range visible) noexcept {
+    const step_range steps = steps_of(visible);
+    for (int pair = steps.first * 16; pair < steps.last * 16; ++pair) {
+      const Key* rows[2];
+      for (int i = 0; i < 2; ++i) {
+        const int key = pair / 16 * 32 + i * 16 + pair % 16;
+        const bool is_visible = key >= visible.begin && key < visible.end;
+        rows[i] = is_visible ? row_of[key] : static_cast<const Key*>(scratch_.zero_row);
+      }
+      float* to = scratch_.values + pair * lanes;
+      prefetcher_.poll();
+      for (int d = 0; d < padded_; d += tile_dims, to += 2 * key_steps * tile_floats) {
+        vf a;
+        vf b;
+        pair_rows(load_elements(rows[0] + d, args_.v_head_dim - d), load_elements(rows[1] + d, args_.v_head_dim - d), a,
+                  b);
+        store(to, a);
+        store(to + key_steps * tile_floats, b);
+      }
+    }
+  }
+
   void process_tile(const kv_tile_offsets& tile, int head) noexcept {
+    if (in_place_) return process_in_place(tile, head);
+    process_paired(tile, head);
+  }
+
+  void process_in_place(const kv_tile_offsets& tile, int head) noexcept {
+    row_group_view view;
+    view_group(tile, head, 0, view);
+    if (!view.any) return;
     tile_key_rows keys;
     tile_key_rows values;
     const visible_range all{tile.begin, tile.end};
@@ -218,53 +265,107 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
     place_keys(tile, head, keys);
     find_values(tile, head, row_of);
     place_values(tile, row_of, all, values);
-    alignas(64) float scores[tile_keys * tile_rows];  // [key][row]
-    alignas(64) float p[key_tiles * tile_floats];
-    const softmax_terms terms{args_.scale, args_.soft_cap};
-    bool known_finite = false;
-    for (int group = 0; group < num_groups_; ++group) {
-      bool has_scores = false;
-      for (int index = 2 * group; index < 2 * group + 2 && index < num_row_blocks_; ++index) {
-        row_block_view view;
-        view_row_block(tile, head, index, view);
-        if (!view.any) continue;
-        if (!has_scores) {
-          score_tiles<Key>(group_queries(head, group), keys, qk_padded_ / tile_dims, scores, prefetcher_);
-          has_scores = true;
-        }
-        const row_block_state state = row_block(head, index);
-        softmax_row_block<Key>(scores + (index - 2 * group) * row_block_rows, terms, view.lanes_of, state, p,
-                               prefetcher_);
-        // A probability of 0 masks a key, unless its V is not finite.
-        if (!view.alike && !known_finite) known_finite = has_finite_values(tile, row_of);
-        if (view.alike || known_finite) {
-          add_outputs<Key>(p, values, tile.begin / tile_rows, (tile.end + tile_rows - 1) / tile_rows, padded_,
-                           state.accumulators(), prefetcher_);
-          continue;
-        }
-        add_outputs_row_by_row(tile, row_of, view, p, state);
-        place_values(tile, row_of, all, values);
-      }
+    constexpr int num_floats = 2 * key_steps * tile_floats;
+    alignas(64) float scores[2 * num_floats];  // [key][row], then what `add_outputs_in_place` needs
+    alignas(64) float p[2 * num_floats];       // [row block][keys / 16][16][16 pairs]
+    score_group<Key>(group_queries(head, 0), keys, qk_padded_ / tile_dims, scores, prefetcher_);
+    const row_group_state state = state_of_group(head, 0);
+    softmax_group<Key>(scores, {args_.scale, args_.soft_cap}, view.lanes_of, state, true, {}, p, prefetcher_);
+    // A probability of 0 masks a key, unless its V is not finite.
+    if (view.alike || has_finite_values(tile, row_of)) {
+      return add_in_place(tile, p, values, state.accumulators(), scores);
     }
-  }
-
-  // Row by row, with V cleared for the keys that the row does not attend to.
-  void add_outputs_row_by_row(const kv_tile_offsets& tile, const Key* const* row_of, const row_block_view& view,
-                              const float* p, const row_block_state& state) noexcept {
+    // Row by row, with V cleared for the keys that the row does not attend to.
+    float* const all_rows = scratch_.values + tile_keys / 2 * padded_;  // behind the staged rows
     for (int i = 0; i < view.lanes_of.rows; ++i) {
-      tile_key_rows values;
       place_values(tile, row_of, view.visible[i], values);
-      float* const all_rows = scratch_.values + tile_keys / 2 * padded_;  // behind the staged rows
-      for (int d = 0; d < row_block_rows * padded_; d += lanes) store(all_rows + d, load(state.accumulators() + d));
-      add_outputs<Key>(p, values, tile.begin / tile_rows, (tile.end + tile_rows - 1) / tile_rows, padded_, all_rows,
-                       prefetcher_);
+      for (int d = 0; d < row_group_rows * padded_; d += lanes) store(all_rows + d, load(state.accumulators() + d));
+      add_in_place(tile, p, values, all_rows, scores);
       state.take_row(i, all_rows);
     }
   }
 
+  void add_in_place(const kv_tile_offsets& tile, const float* p, const tile_key_rows& values, float* accumulators,
+                    float* products) noexcept {
+    for (int row = 0; row < head_rows_; row += row_block_rows) {
+      const int rows = head_rows_ - row < row_block_rows ? head_rows_ - row : row_block_rows;
+      add_outputs_in_place<Key>(p + row / row_block_rows * (key_tiles * tile_floats), values, tile.begin / tile_rows,
+                                (tile.end + tile_rows - 1) / tile_rows, padded_, rows, accumulators + row * padded_,
+                                products, prefetcher_);
+    }
+  }
+
+  // While the softmax of one group runs, outputs of the group before and scores of the group after are multiplied.
+  void process_paired(const kv_tile_offsets& tile, int head) noexcept {
+    tile_key_rows keys;
+    const visible_range all{tile.begin, tile.end};
+    const step_range used = steps_of(all);
+    const Key* row_of[tile_keys];
+    alignas(64) float scores[2][tile_keys * tile_rows];  // [key][row] of a group and of the next
+    alignas(64) float p[2][key_steps * tile_floats];     // [step][row][pair of keys] of a group and of the one before
+    row_group_view views[2];
+    int group = next_group(tile, head, 0, views[0]);
+    if (group == num_groups_) return;
+    place_keys(tile, head, keys);
+    find_values(tile, head, row_of);
+    const auto scores_of = [&](int of_group, int place) {
+      return score_pieces<Key>{group_queries(head, of_group), &keys, qk_padded_ / tile_dims, scores[place]};
+    };
+    issue_all(scores_of(group, 0), prefetcher_);
+    products_between<Key> between;
+    bool known_finite = false;
+    bool is_paired = false;
+    for (int place = 0; group < num_groups_; place = 1 - place) {
+      const row_group_view& view = views[place];
+      const int next = next_group(tile, head, group + 1, views[1 - place]);
+      between.scores = next < num_groups_ ? scores_of(next, 1 - place) : score_pieces<Key>{};
+      const row_group_state state = state_of_group(head, group);
+      softmax_group<Key>(scores[place], {args_.scale, args_.soft_cap}, view.lanes_of, state, false, between, p[place],
+                         prefetcher_);
+      // As late as possible: V is what was prefetched last.
+      if (!is_paired) pair_values(row_of, all);
+      is_paired = true;
+      // A probability of 0 masks a key, unless its V is not finite.
+      if (!view.alike && !known_finite) known_finite = has_finite_values(tile, row_of);
+      between.outputs = {};
+      if (view.alike || known_finite) {
+        between.outputs = {p[place], scratch_.values, used.first, used.last, padded_, state.accumulators()};
+      } else {
+        add_outputs_row_by_row(row_of, all, view, p[place], state);
+      }
+      group = next;
+    }
+    issue_all(between.outputs, prefetcher_);
+  }
+
+  // The first group from `group` on that attends to some key of the tile.
+  int next_group(const kv_tile_offsets& tile, int head, int group, row_group_view& view) const noexcept {
+    for (; group < num_groups_; ++group) {
+      view = {};
+      view_group(tile, head, group, view);
+      if (view.any) break;
+    }
+    return group;
+  }
+
+  // Row by row, with V cleared for the keys that the row does not attend to.
+  void add_outputs_row_by_row(const Key* const* row_of, visible_range all, const row_group_view& view, const float* p,
+                              const row_group_state& state) noexcept {
+    for (int i = 0; i < view.lanes_of.rows; ++i) {
+      if (view.visible[i].begin >= view.visible[i].end) continue;
+      const step_range used = steps_of(view.visible[i]);
+      pair_values(row_of, view.visible[i]);
+      float* const all_rows = scratch_.values + tile_keys / 2 * padded_;  // behind the pairs
+      for (int d = 0; d < row_group_rows * padded_; d += lanes) store(all_rows + d, load(state.accumulators() + d));
+      issue_all(output_pieces<Key>(p, scratch_.values, used.first, used.last, padded_, all_rows), prefetcher_);
+      state.take_row(i, all_rows);
+    }
+    pair_values(row_of, all);
+  }
+
   tile_scope own_tiles_;
-  int num_groups_;        // of 16 rows, per KV head
-  int num_row_blocks_;    // of 8 rows, per KV head
+  int num_groups_;        // per KV head
+  bool in_place_;         // how V enters the products
   visible_range common_;  // positions that all rows attend to
 };
 

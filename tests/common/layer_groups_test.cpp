@@ -330,6 +330,48 @@ TEST_CASE("of a prompt's snapshots those far from a likely place go first, and t
   CHECK(given_up == std::vector<std::int64_t>{8, 16, 32, 40, 48, 64, 24, 56, 72, 80, 88});
 }
 
+TEST_CASE("states that decoding left are kept as long as others only where prompts go on from them") {
+  kv_cache_manager manager(with_groups({full(4, 4000), states(2000, 8)}));
+  int salt = 1000;
+  // A prompt of 10 tokens and two sampled ones: decoding passes the border at 12. Says the level of the state there.
+  std::vector<token_id> said;
+  const auto converse = [&] {
+    said = text(10, salt += 1000);
+    const seq_id seq = compute(manager, said);
+    for (int i = 0; i < 2; ++i) {
+      said.push_back(token_id{i + 1});
+      REQUIRE(manager.append(seq, 1).status == alloc_status::ok);
+      manager.commit(seq, std::span(&said.back(), 1));
+    }
+    const block_level level = manager.pool(1).level(manager.state_at(seq, 12, 1));
+    manager.free(seq);
+    return level;
+  };
+  CHECK(converse() == retention_hint::normal);
+
+  // Prompts that share their beginning alone: no one goes on from what others sampled.
+  std::int64_t num_cached = 0;
+  for (int i = 0; i < 70; ++i) {
+    std::vector<token_id> prompt = text(9, 5);
+    for (int k = 0; k < 3; ++k) prompt.push_back(token_id{500 + 3 * i + k});
+    manager.free(compute(manager, prompt, &num_cached));
+  }
+  CHECK(num_cached == 8);
+  int num_lowest = 0;
+  for (int i = 0; i < 32; ++i) num_lowest += converse() == retention_hint::lowest ? 1 : 0;
+  CHECK(num_lowest == 30);  // and a sample of one in 16
+
+  // Conversations: the next turn begins with what was said.
+  for (int i = 0; i < 10; ++i) {
+    (void)converse();
+    for (int k = 0; k < 3; ++k) said.push_back(token_id{700 + k});
+    manager.free(compute(manager, said, &num_cached));
+    CHECK(num_cached == 12);
+  }
+  CHECK(converse() == retention_hint::normal);
+  CHECK(manager.check() == "");
+}
+
 TEST_CASE("a window's blocks are kept as long as the snapshots that need them") {
   group_config slides = window(4, 60, 9);
   slides.snapshot_interval = 8;

@@ -71,7 +71,7 @@ TEST_CASE("what is not there is left out, and names that are no labels are refus
   CHECK(text.find("prefix") == std::string::npos);
   CHECK(text.find("steps_total") == std::string::npos);
   CHECK(json_text(alone).find("\"prefix\"") == std::string::npos);
-  for (const char* bad : {"", "1a", "a-b", "__a", "a b", "ä"}) {
+  for (const char* bad : {"", "1a", "a-b", "a~b", "__a", "a b", "ä"}) {
     const metric_label label{bad, "x"};
     try {
       (void)prometheus_text(alone, {&label, 1});

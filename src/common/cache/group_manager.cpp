@@ -51,6 +51,7 @@ group_manager::group_manager(manager_core& first)
       const auto number = static_cast<std::uint32_t>(group.index);
       if (what.kind == group_kind::state) {
         group.states = std::make_unique<state_slots>(what, config_, std::uint64_t{number} << 56 | 1);
+        if (states_.empty()) is_rolling_.resize(static_cast<std::size_t>(what.num_blocks));
         states_.push_back(&group);
         continue;
       }

@@ -309,6 +309,10 @@ open_result group_manager::open(const prompt_view& asked, std::int64_t num_new_t
           group->is_cross() ? group->core->blocks_of(asked_for) : group->core->whole_blocks(asked_for), num_hits);
     }
   }
+  if (!states_.empty() && found.num_first_tokens > 0) {
+    const std::vector<block_id>& hits = states_.front()->hits;
+    rolling_worth_.count(!hits.empty() && is_rolling_[static_cast<std::size_t>(to_index(hits.front()))]);
+  }
   // Where one prompt went on, others may: what is taken now is as likely as any.
   for (const auto& group : groups_) {
     if (prompt.retention.expires_at != 0 || group->index == 0 || group->is_cross()) continue;
@@ -418,10 +422,13 @@ void group_manager::publish_states(const sequence& record, std::int64_t position
   hint.priority = level_of_state(marks, position, hint.priority);
   const bool is_place = position == marks.longer_hit || position == marks.last_spaced || position == marks.last_border;
   bool is_rolling = !is_place && (snapshot_interval_ == 0 || position % snapshot_interval_ != 0);
+  if (is_rolling && !rolling_worth_.is_likely()) hint.priority = retention_hint::lowest;
   for (layer_group* group : states_) {
     const block_id slot = group->states->at(index, position);
     if (slot == invalid_block) continue;
-    is_rolling = publish_as(*group, slot, contents, 0, block, hint) && is_rolling;
+    const bool is_new = publish_as(*group, slot, contents, 0, block, hint);
+    if (is_new && group == states_.front()) is_rolling_[static_cast<std::size_t>(to_index(slot))] = is_rolling;
+    is_rolling = is_new && is_rolling;
   }
   if (is_rolling) marks.rolling = contents;
 }

@@ -55,7 +55,8 @@ void derive_blocks(const char* what, std::int64_t& num_blocks, std::int64_t memo
 }
 
 void require_window(std::int32_t window_left, std::int32_t sliding_window) {
-  if (sliding_window == 0 || (window_left >= 0 && window_left < sliding_window)) return;
+  // A negative one is the manager's to refuse.
+  if (sliding_window <= 0 || (window_left >= 0 && window_left < sliding_window)) return;
   refuse(errc::invalid_argument, "window_left of a layer is ", window_left, "; the cache keeps ", sliding_window,
          " tokens (sliding_window), so it must be between 0 and ", sliding_window - 1);
 }

@@ -98,6 +98,7 @@ TEST_CASE(
     attention_case c = with_codes(plain, {dtype::e4m3, grain}, {dtype::e4m3, grain});
     c.unit_scales = true;
     c.q_type = c.out_type = dtype::f16;
+    c.deterministic = false;  // such plans sum codes and 16-bit types in different orders
     for (const tested_backend* tested : devices()) num_compared += compare_with_wide(*tested, c, turn, "decode");
   }
   CHECK(num_compared > 0);

@@ -38,7 +38,7 @@ constexpr std::size_t num_rotary_kinds = 5;
 /// Who says the position of a pair.
 enum class axes_kind : std::uint8_t { one, sections, interleaved };
 constexpr std::size_t num_axes_kinds = 3;
-enum class queries_kind : std::uint8_t { none, in_place, apart, narrow };
+enum class queries_kind : std::uint8_t { none, in_place, apart, narrow };  // narrow: of another type, in turn
 constexpr std::size_t num_queries_kinds = 4;
 
 /// Rows of queries with gaps between heads and tokens, on the device and on the host.
@@ -167,8 +167,8 @@ TEST_CASE("rotate_append writes the promised bits of q, k and v and touches noth
                                (c[13] & 2) != 0, num_tokens, shape.qk_head_dim, random);
         const std::int32_t num_q_heads = shape.num_kv_heads * (random.one_in(2) ? 1 : 4);
         queries_pair q(where, type, num_tokens, num_q_heads, shape.qk_head_dim, random.one_in(2), random);
-        queries_pair q_out(where, queries == queries_kind::narrow ? dtype::bf16 : type, num_tokens, num_q_heads,
-                           shape.qk_head_dim, random.one_in(2), random);
+        queries_pair q_out(where, queries == queries_kind::narrow ? tensor_dtypes[turn % num_tensor_dtypes] : type,
+                           num_tokens, num_q_heads, shape.qk_head_dim, random.one_in(2), random);
         const std::vector<std::int64_t> slots =
             random_slots(random, num_tokens, num_blocks, shape.block_size, tested->is_host);
         device_bytes device_slots = upload_array(where, slots);

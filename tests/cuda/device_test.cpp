@@ -402,6 +402,8 @@ TEST_CASE("random whole steps leave equal caches and results within the bound on
   std::set<std::string> met;
   for (const std::string& kernel : gpu->get().attention_kernels()) expected.insert(family_of(kernel));
   for (const auto& [kernel, count] : tally.kernels) met.insert(family_of(kernel));
+  expected.erase("cuda latent");                                 // its one shape is not among these steps
+  if (num_random_steps() < 400) expected.erase("cuda prefill");  // few of the prompts are long enough for it
   CHECK(expected.size() >= 3);
   for (const std::string& family : expected) CHECK_MESSAGE(met.count(family) == 1, family, " was not met");
 }

@@ -808,3 +808,39 @@ TEST_CASE("a model without full attention has an index of texts as its first gro
   }
   CHECK(cache.open(prompt).num_cached_tokens == 8);
 }
+
+TEST_CASE("an audit misses no copies of a first group without layers, of which there is nothing to copy") {
+  const auto where = make_backend();
+  copy_audit audit;
+  model_cache_config config;
+  config.num_layers = 1;
+  config.cache = {.block_size = 4, .max_sequences = 8, .max_seq_len = 64};
+  config.cache.prefix.enabled = true;
+  config.cache.audit = &audit;
+  config.cache.groups = {
+      {.kind = group_kind::full, .block_size = 4, .num_blocks = 32, .num_host_blocks = 32},
+      {.kind = group_kind::window, .block_size = 4, .num_blocks = 32, .num_host_blocks = 32, .window = 8}};
+  config.groups.resize(2);
+  config.groups[1].layers = {0};
+  config.groups[1].attention = {.num_q_heads = 1, .num_kv_heads = 1, .qk_head_dim = 8};
+  model_cache cache(*where, config);
+  const std::vector<token_id> prompt(6, token_id{3});
+  const std::vector<token_id> next(1, token_id{4});
+  const seq_id a = cache.open(prompt).seq;
+  cache.begin_step({{a, prompt}}).commit();
+  const seq_id b = cache.fork(a).seq;
+  const auto decode = [&] {
+    model_step step = cache.begin_step({{b, next}});
+    REQUIRE(step.status() == alloc_status::ok);
+    step.commit();
+  };
+  decode();  // copies the block that both write to
+  CHECK(audit.num_outstanding() == 0);
+  REQUIRE(cache.swap_out(std::span(&b, 1)) == alloc_status::ok);
+  REQUIRE(cache.swap_in(std::span(&b, 1)) == alloc_status::ok);
+  CHECK(audit.num_outstanding() == 0);
+  decode(), decode();
+  cache.free(b);
+  cache.free(a);
+  CHECK(audit.num_missed() == 0);
+}

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <bifolio/copy_audit.hpp>
+#include <iterator>
 #include <new>
 
 #include "common/base/log.hpp"
@@ -106,6 +107,7 @@ std::vector<announced_copy> copy_audit::take_due(seq_id seq, std::int64_t num_co
   const std::lock_guard lock(mutex_);
   unless_out_of_memory([&] {
     const auto is_due = [&](const announced_copy& each) { return each.seq == seq && each.num_tokens < num_committed; };
+    due.reserve(static_cast<std::size_t>(std::count_if(outstanding_.begin(), outstanding_.end(), is_due)));
     std::copy_if(outstanding_.begin(), outstanding_.end(), std::back_inserter(due), is_due);
     std::erase_if(outstanding_, is_due);
   });

@@ -108,7 +108,11 @@ void model_state::copy_after_failure(model_step_state& slot) {
   collect_copies(slot.own_plan);
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const auto& copies = g == 0 ? slot.own_plan.copies : slot.own_plan.groups[g - 1].copies;
-    if (groups[g].engine) (void)groups[g].engine->copy_blocks(copies, slot.stream);
+    if (groups[g].engine) {
+      (void)groups[g].engine->copy_blocks(copies, slot.stream);
+    } else {
+      skip_copies(copy_kind::on_write, g, copies);
+    }
   }
 }
 

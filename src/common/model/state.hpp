@@ -4,6 +4,7 @@
 /// What a `model_cache` owns, and the states of its steps.
 
 #include <array>
+#include <bifolio/copy_audit.hpp>
 #include <bifolio/model_cache.hpp>
 #include <cstddef>
 #include <cstdint>
@@ -111,6 +112,11 @@ struct model_state {
   /// Arrays on the device, and plans.
   void upload_and_plan(model_step_state& slot);
   void carry_out_copies(std::size_t group, std::span<const block_copy> copies, stream_ref stream);
+  /// Of a group without layers nothing has to be moved, which the audit does not know.
+  void skip_copies(copy_kind kind, std::size_t group, std::span<const block_copy> copies) const noexcept {
+    if (config.cache.audit == nullptr) return;
+    config.cache.audit->carried_out(kind, static_cast<std::int32_t>(group), copies);
+  }
   /// What appending left to be copied in groups other than the first, after `plan.groups` was given room for it.
   void collect_copies(step_plan& plan);
   /// The same kind of moves in all groups, between an engine and its host's; `which` picks them from a `step_plan` or

@@ -91,12 +91,17 @@ struct kv_event_publisher::state {
         // Without memory a batch or an answer is lost: listeners see the gap.
         if (problem.num() == EINTR || problem.num() == EHOSTUNREACH || problem.num() == ENOMEM) continue;
         failure.store(problem.num());
-        if (detail::is_logging()) {
-          detail::log(log_level::error, std::string("no more events of the cache are sent: ") + problem.what());
-        }
+        if (detail::is_logging()) log_end(problem);
         return;
       } catch (const std::bad_alloc&) {  // the same
       }
+    }
+  }
+
+  static void log_end(const zmq::error_t& problem) noexcept {
+    try {
+      detail::log(log_level::error, std::string("no more events of the cache are sent: ") + problem.what());
+    } catch (const std::bad_alloc&) {  // `publish` says it
     }
   }
 

@@ -79,7 +79,7 @@ memory_amount detail::linux_memory_amount(const std::string& root) {
   for (std::string line; std::getline(groups, line);) {  // "0::/path" or "4:memory:/path"
     const std::size_t first = line.find(':');
     const std::size_t second = first == std::string::npos ? first : line.find(':', first + 1);
-    if (second == std::string::npos || second + 1 == line.size()) continue;
+    if (second == std::string::npos || line.compare(second + 1, 1, "/") != 0) continue;
     std::string controllers(1, ',');
     controllers.append(line, first + 1, second - first - 1).push_back(',');
     if (controllers == ",,") apply_groups(amount, root, version_2, line.substr(second + 1));

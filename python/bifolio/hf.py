@@ -57,7 +57,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
 
 class Cache(transformers.Cache):  # type: ignore[misc]
     """The cache of a model for `generate` and for calls of the model. `options` are those of `bifolio.Cache`: memory or
-    blocks, kv_dtype, layout, block_size, max_sequences, threads."""
+    blocks (or neither, and reserve), kv_dtype, layout, block_size, max_sequences, threads."""
 
     def __init__(self, model: transformers.PreTrainedModel, **options: Any) -> None:
         config = model.config.get_text_config(decoder=True)

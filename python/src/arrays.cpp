@@ -329,6 +329,9 @@ integers to_integers(nb::handle object, const char* name, std::int32_t ndim, bac
   std::vector<std::byte> downloaded;
   if (array.where().type != device_type::cpu && num_rows > 0 && read.num_columns > 0) {
     array.require_on(where.where());
+    if (row_stride < 0 || array.stride(ndim - 1) < 0) {
+      refuse(errc::invalid_argument, std::string(name) + " runs backwards through its memory; give a copy of it");
+    }
     const std::int64_t num_elements = 1 + (num_rows - 1) * row_stride + (read.num_columns - 1) * array.stride(ndim - 1);
     downloaded.resize(static_cast<std::size_t>(num_elements) * (type.bits / 8));
     if (const errc code = where.download(downloaded.data(), array.data(), downloaded.size(), {}); code != errc::ok) {

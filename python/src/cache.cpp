@@ -198,6 +198,12 @@ core_cache::core_cache(const cache_settings& settings) {
     model.memory_bytes = memory_budget(*where_, {.fraction = settings.reserve});
     // The host's memory is everybody's.
     if (where_->where().type == device_type::cpu) model.memory_bytes = std::min(model.memory_bytes, most_host_bytes);
+    if (model.memory_bytes == 0) {
+      const memory_amount amount = where_->amount_of_memory();
+      refuse(errc::out_of_memory, "too little memory is free on the device " + to_string(where_->where()) + ": " +
+                                      std::to_string(amount.free_bytes) + " of " + std::to_string(amount.total_bytes) +
+                                      " bytes, less the reserve; give blocks or memory, or a smaller reserve");
+    }
   }
   cache_.emplace(*where_, model);
 }

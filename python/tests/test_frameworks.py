@@ -178,8 +178,9 @@ def test_a_cache_without_a_size_takes_what_is_free(framework):
     if framework.device == "cpu":
         cache = bf.Cache(**big, block_size=4096)
         assert 0 < cache._core.num_blocks * 2 * 2 * 2 * 128 * 2 * 4096 <= 4 << 30
-        with pytest.raises(bf.Error):
+        with pytest.raises(bf.Error, match="too little memory is free on the device cpu") as refused:
             bf.Cache(**big, reserve=1.0)
+        assert refused.value.code == "out_of_memory"
         with pytest.raises(bf.Error, match="fraction"):
             bf.Cache(**big, reserve=-1)
         return

@@ -129,6 +129,9 @@ void validate(const model_config& c, std::string_view file) {
     validate(kind, file);
     if (kind.is_recurrent) validate(c.recurrence, file);
   }
+  if (std::ranges::all_of(c.kinds, &layer_kind::is_recurrent)) {
+    throw input_error(fmt::format("{}: all layers are recurrent; at least one must have attention", file));
+  }
   if (c.experts.count != 0) {
     require_range(file, "the number of experts", c.experts.count, 1 << 16);
     require_range(file, "the number of experts of a token", c.experts.num_active, c.experts.count);

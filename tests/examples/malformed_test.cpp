@@ -349,6 +349,8 @@ TEST_CASE("a config.json that is broken, incomplete or of another architecture i
   CHECK(contains(of("qwen3_5_text", "partial_rotary_factor", 1.5), "partial_rotary_factor"));
   CHECK(contains(of("qwen3_5_text", "full_attention_interval", 0), "full_attention_interval"));
   CHECK(contains(of("qwen3_5_text", "layer_types", {"full_attention", "sliding_attention"}), "\"linear_attention\""));
+  CHECK(contains(of("qwen3_5_text", "layer_types", {"linear_attention", "linear_attention"}),
+                 "all layers are recurrent"));
   const auto windowed = [&](const char* type, const json& window) {
     return load([&](json& c) {
       c["model_type"] = type;

@@ -128,7 +128,7 @@ struct attention_scratch {
   float* states = nullptr;   ///< the running split: [rows][partial_stride] or [KV heads][row groups][row_group_floats]
   float* sums = nullptr;     ///< [rows][16], the running split's sums, one per vector lane
   float* totals = nullptr;   ///< [rows][partial_stride], the splits combined so far
-  /// Sums over the dims of the queries, for codes of K with a zero point: [rows] or [KV heads][row blocks][16]
+  /// Sums over the dims of the queries, for codes of K with a zero point: [rows]
   float* query_sums = nullptr;
   /// [tile_keys][larger padded head_dim] elements of KV, for layouts that are not contiguous in dims
   void* staging = nullptr;

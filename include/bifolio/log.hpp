@@ -12,7 +12,7 @@ namespace bifolio::inline v0_2 {
 enum class log_level : std::uint8_t { error, warning, info };
 
 /// Gets one message, a sentence without a line break, which holds during the call. Called from any thread, one call at
-/// a time. It must not throw and must not call `set_log`.
+/// a time. It must not throw and must not call the library: what that logs would wait for this call to return.
 using log_function = void (*)(void* user, log_level level, const char* message);
 
 /// From now on `function` gets all messages of the process, in the place of the one before, which is not running any

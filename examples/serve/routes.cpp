@@ -78,7 +78,8 @@ routes::routes(httplib::Server& server, generate::engine_thread& texts, const mo
   server.set_error_handler(refuse_unread);
   server.set_exception_handler(
       [](const Request&, Response& response, const std::exception_ptr& problem) { refuse_for(response, problem); });
-  server.set_logger([this](const Request&, const Response& response) {
+  // Counted before an answer is written, so that a client that has read one finds it in /metrics.
+  server.set_post_routing_handler([this](const Request&, Response& response) {
     const auto found = std::find(statuses.begin(), statuses.end() - 1, response.status);
     ++by_status_[static_cast<std::size_t>(found - statuses.begin())];
   });

@@ -529,7 +529,7 @@ TEST_CASE("layers with windows of their own are planned by themselves, and agree
     model_step step = cache.begin_step({{cache.open(prompt).seq, prompt}});
     const outputs got = run_layers(tested->get(), step);
     // Each layer by the oracle of its own window, and not by the other's.
-    const auto worst_in = [&](std::int32_t layer, std::int32_t window) {
+    const auto worst_in = [&](std::int32_t layer, std::int32_t visible) {
       const std::vector<float>& values = got[static_cast<std::size_t>(layer)];
       double worst = 0;
       const std::vector<float> q = rows_of(0, layer, num_q_heads, prompt, 0);
@@ -540,7 +540,7 @@ TEST_CASE("layers with windows of their own are planned by themselves, and agree
                              .num_kv_heads = num_kv_heads,
                              .qk_head_dim = head_dim,
                              .v_head_dim = head_dim,
-                             .window_left = window,
+                             .window_left = visible,
                              .scale = 1.0f / std::sqrt(static_cast<float>(head_dim))},
                             {static_cast<std::int64_t>(prompt.size()), static_cast<std::int64_t>(prompt.size()),
                              q.data(), k.data(), v.data()});

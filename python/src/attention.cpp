@@ -121,10 +121,12 @@ kv_cache_view view_of(const array_ref& k, const array_ref& v, const std::string&
   return view;
 }
 
-nb::tuple attention(nb::handle q, nb::handle k_cache, nb::handle v_cache, nb::handle block_tables, nb::handle seq_lens,
-                    nb::handle query_start_loc, const std::string& layout, bool causal, std::int32_t window_left,
-                    std::int32_t window_right, std::optional<float> scale, float soft_cap, nb::handle slopes,
-                    nb::handle sinks, nb::handle out) {
+nb::typed<nb::tuple, nb::any, nb::any> attention(nb::handle q, nb::handle k_cache, nb::handle v_cache,
+                                                 nb::handle block_tables, nb::handle seq_lens,
+                                                 nb::handle query_start_loc, const std::string& layout, bool causal,
+                                                 std::int32_t window_left, std::int32_t window_right,
+                                                 std::optional<float> scale, float soft_cap, nb::handle slopes,
+                                                 nb::handle sinks, nb::handle out) {
   const array_ref array_q(q, "q"), array_k(k_cache, "k_cache"), array_v(v_cache, "v_cache");
   const device place = array_q.where();
   device_attention& there = attention_on(place);
@@ -187,7 +189,7 @@ nb::tuple attention(nb::handle q, nb::handle k_cache, nb::handle v_cache, nb::ha
   return nb::make_tuple(written.finish(), lse.finish());
 }
 
-nb::tuple merge(nb::handle out1, nb::handle lse1, nb::handle out2, nb::handle lse2) {
+nb::typed<nb::tuple, nb::any, nb::any> merge(nb::handle out1, nb::handle lse1, nb::handle out2, nb::handle lse2) {
   const array_ref a(out1, "out1"), b(out2, "out2"), lse_a(lse1, "lse1"), lse_b(lse2, "lse2");
   const device place = a.where();
   backend& where = attention_on(place).where();

@@ -281,7 +281,8 @@ void core_step::drop() {
 
 void define_cache(nb::module_& module) {
   nb::class_<core_cache>(module, "Cache")
-      .def("__init__", [](core_cache* self, const nb::dict& settings) { new (self) core_cache(settings_of(settings)); })
+      .def("__init__",
+           [](core_cache* self, const settings_dict& settings) { new (self) core_cache(settings_of(settings)); })
       .def(
           "open",
           [](core_cache& self, const std::vector<std::int32_t>& numbers, const nb::bytes& salt, std::uint64_t adapter) {
@@ -349,7 +350,7 @@ void define_cache(nb::module_& module) {
           nb::arg("scheduler").none())
       .def(
           "counters",
-          [](core_cache& self, core_scheduler* requests) {
+          [](core_cache& self, core_scheduler* requests) -> nb::typed<nb::tuple, nb::any, nb::any, nb::any> {
             const metrics now = metrics_of(self, requests);
             return nb::make_tuple(numbers_of(&now.cache), numbers_of(now.prefix ? &*now.prefix : nullptr),
                                   numbers_of(now.scheduler ? &*now.scheduler : nullptr));
@@ -389,7 +390,7 @@ void define_cache(nb::module_& module) {
                      return sum;
                    })
       .def_prop_ro("rows",
-                   [](core_step& self) {
+                   [](core_step& self) -> nb::typed<nb::list, nb::any> {
                      nb::list rows;
                      for (const scheduled_seq& row : self.step().plan().seqs) {
                        rows.append(nb::make_tuple(to_index(row.request), row.sample, row.query_len, row.seq_len,

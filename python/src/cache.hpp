@@ -25,6 +25,8 @@ struct out_of_blocks {
 };
 void require_blocks(bifolio::alloc_status status);
 
+using settings_dict = nb::typed<nb::dict, nb::str, nb::any>;  // keyword arguments that the Python side has checked
+
 struct cache_settings {
   std::string device;
   std::int32_t num_threads = 0;

@@ -146,7 +146,7 @@ void define_scheduler(nb::module_& module) {
   nb::class_<core_scheduler>(module, "Scheduler")
       .def(
           "__init__",
-          [](core_scheduler* self, core_cache& cache, const nb::dict& settings) {
+          [](core_scheduler* self, core_cache& cache, const settings_dict& settings) {
             new (self) core_scheduler(cache, config_of(settings));
           },
           nb::arg("cache"), nb::arg("settings"), nb::keep_alive<1, 2>())

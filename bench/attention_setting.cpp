@@ -136,9 +136,10 @@ std::string options_text(const setting& s) {
 row attention_row(const setting& s, const attention_result& result) {
   const visible_work work = work_of(s);
   // Elements and the scales that belong to tokens.
-  const double bytes =
-      static_cast<double>(work.keys) * s.kv_heads * (s.latent_dim > 0 ? 1 : 2) *
-      (s.head_dim * static_cast<double>(size_of(s.kv.type)) + s.kv.tail_floats() * static_cast<double>(sizeof(float)));
+  const double bytes = static_cast<double>(work.keys) * s.kv_heads * (s.latent_dim > 0 ? 1 : 2) *
+                       (s.kv.is_record() ? static_cast<double>(kv_record::bytes)
+                                         : s.head_dim * static_cast<double>(size_of(s.kv.type)) +
+                                               s.kv.tail_floats() * static_cast<double>(sizeof(float)));
   const int v_dims = s.latent_dim > 0 ? s.latent_dim : s.head_dim;
   const double flops = 2.0 * (s.head_dim + v_dims) * s.q_heads * static_cast<double>(work.pairs);
   const double kv_gb_s = bytes / result.time.median * 1e-9;

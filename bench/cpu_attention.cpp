@@ -160,7 +160,8 @@ class attention_bench {
     pass.k = static_cast<const std::byte*>(kv_.k);
     pass.v = static_cast<const std::byte*>(kv_.v);
     pass.k_block_bytes = static_cast<std::size_t>(kv_.layout.block_bytes(kv_.layout.k));
-    pass.v_block_bytes = static_cast<std::size_t>(kv_.layout.block_bytes(kv_.layout.v));
+    // Where V is part of K there is no other plane.
+    pass.v_block_bytes = static_cast<std::size_t>(kv_.layout.block_bytes() - kv_.layout.block_bytes(kv_.layout.k));
     pass.num_entries = lengths_.num_blocks;
     pass.num_workers = workers_.concurrency();
     const double bytes = static_cast<double>(pass.num_entries * kv_.layout.block_bytes());

@@ -24,10 +24,16 @@ using nlohmann::json;
 
 const std::string low_line = "\u2581";  // "▁", which represents a space in vocabularies of SentencePiece's kind
 
+/// In as many steps as the text is long: a prompt may be megabytes of spaces.
 void replace_all(std::string& text, const std::string& from, const std::string& to) {
-  for (std::size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size())) {
-    text.replace(at, from.size(), to);
+  std::string result;
+  std::size_t begin = 0;
+  for (std::size_t at = text.find(from); at != std::string::npos; at = text.find(from, begin)) {
+    result.append(text, begin, at - begin).append(to);
+    begin = at + from.size();
   }
+  if (begin == 0) return;
+  text = result.append(text, begin);
 }
 
 /// The printable character that represents a byte in byte-level vocabularies: GPT-2's encoder.py, bytes_to_unicode.

@@ -125,8 +125,10 @@ void json_settings::require_plain(const char* key, const json& plain) const {
 }
 
 void json_settings::refuse(const char* key, const std::string& allowed) const {
-  throw input_error(
-      fmt::format("{}: \"{}{}\" is {}, allowed is {}", file_, where_, key, tools::json_excerpt(object_[key]), allowed));
+  // What is missing may be refused for its default, or for what another setting makes of it.
+  const auto found = object_.find(key);
+  const std::string value = found == object_.end() ? "missing" : tools::json_excerpt(*found);
+  throw input_error(fmt::format("{}: \"{}{}\" is {}, allowed is {}", file_, where_, key, value, allowed));
 }
 
 void json_settings::require(const char* key) const {

@@ -16,9 +16,9 @@
 #include <bifolio/detail/block_chunk.hpp>
 #include <bifolio/export.hpp>
 #include <bifolio/types.hpp>
+#include <cstddef>
 #include <cstdint>
 #include <span>
-#include <string>
 
 namespace bifolio::inline v0_2 {
 

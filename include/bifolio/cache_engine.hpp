@@ -6,7 +6,13 @@
 
 #include <bifolio/backend.hpp>
 #include <bifolio/buffer.hpp>
+#include <bifolio/device.hpp>
+#include <bifolio/error.hpp>
 #include <bifolio/export.hpp>
+#include <bifolio/kv_layout.hpp>
+#include <bifolio/memory_resource.hpp>
+#include <bifolio/step.hpp>
+#include <bifolio/tensor_view.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <memory>

@@ -3,7 +3,6 @@
 
 /// The configuration of a `kv_cache_manager`, and what its calls return.
 
-#include <bifolio/block_pool.hpp>
 #include <bifolio/content_key.hpp>
 #include <bifolio/error.hpp>
 #include <bifolio/eviction_policy.hpp>

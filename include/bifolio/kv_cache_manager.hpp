@@ -29,12 +29,15 @@
 /// Scarcity is a value: `alloc_status` says whether freeing other sequences could help (`later`) or not (`never`).
 /// Wrong use throws `error`. A call that does not succeed, be it for lack of host memory, leaves `digest()` as it was.
 
+#include <bifolio/block_pool.hpp>
+#include <bifolio/content_key.hpp>
 #include <bifolio/copy_audit.hpp>
 #include <bifolio/detail/group_manager.hpp>
 #include <bifolio/detail/manager_core.hpp>
 #include <bifolio/error.hpp>
 #include <bifolio/export.hpp>
 #include <bifolio/kv_cache_config.hpp>
+#include <bifolio/layer_groups.hpp>
 #include <bifolio/prefix_cache.hpp>
 #include <bifolio/stats.hpp>
 #include <bifolio/step.hpp>

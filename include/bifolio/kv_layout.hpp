@@ -38,10 +38,11 @@ enum class layout_kind : std::uint8_t { hnd, nhd, x_split, strided };
 
 /// How many elements share a scale. Scales of token_head belong to one token of one head, are computed by what stores
 /// it and are stored in the tail of the token's block and plane; those of a layer or a head are static: numbers of the
-/// engine's configuration, which calls receive next to the planes (`kv_cache_view`).
-enum class scale_granularity : std::uint8_t { none, layer, head, token_head };
+/// engine's configuration, which calls receive next to the planes (`kv_cache_view`). Those of a record are part of a
+/// token's row (`kv_record`).
+enum class scale_granularity : std::uint8_t { none, layer, head, token_head, record };
 
-/// "none", "layer", "head" or "token_head".
+/// "none", "layer", "head", "token_head" or "record".
 [[nodiscard]] BIFOLIO_API std::string_view to_string(scale_granularity granularity) noexcept;
 
 /// How a plane stores its elements. `value` is what attention, `gather` and `convert_blocks` read:
@@ -51,6 +52,7 @@ enum class scale_granularity : std::uint8_t { none, layer, head, token_head };
 ///   e4m3, e5m2, i8    layer, head    value = code · scale,         code = x · (1 / scale)
 ///   e4m3, i8          token_head     value = code · scale,         code = x · (Q / a)
 ///   u8                token_head     value = code · scale + zero,  code = (x − zero) · (255 / range)
+///   e4m3              record         see `kv_record`
 ///
 /// Codes are rounded and saturated as dtype.hpp says; every other operation is one float32 rounding. Over the dims of
 /// the token and head, a = max|x|, scale = a / Q with Q = 448 (e4m3) or 127 (i8); zero = min x, range = max x − min x,
@@ -66,6 +68,8 @@ struct kv_code {
     if (granularity != scale_granularity::token_head) return 0;
     return type == dtype::u8 ? 2 : 1;
   }
+  /// Whether a token's row is a `kv_record`.
+  [[nodiscard]] constexpr bool is_record() const noexcept { return granularity == scale_granularity::record; }
   /// Whether the scales are numbers of the configuration.
   [[nodiscard]] constexpr bool has_static_scales() const noexcept {
     return granularity == scale_granularity::layer || granularity == scale_granularity::head;
@@ -73,13 +77,31 @@ struct kv_code {
   friend constexpr bool operator==(const kv_code&, const kv_code&) = default;
 };
 
+/// The row of one token of multi-head latent attention with a code of granularity `record`, 656 bytes, which are those
+/// of FlashMLA's cache in 8 bits: 512 latent dims in e4m3, then a float32 scale for each 128 of them, then 64 rotated
+/// dims in bfloat16. K has head_dim 576, V is its first 512 dims (`v_in_k`); there is one such row per KV head.
+///
+/// value = code · scale and code = x / scale, where scale is the least power of two that is not below a / 448, of
+/// a = max|x| over the 128 dims, nor below 0.0001. (Any finite scale is read.) If any of the 128 x is not finite, their
+/// scale is NaN and their codes are 0. The rotated dims are stored as a plane of bfloat16 stores them, NaN canonical.
+struct kv_record {
+  static constexpr std::int32_t head_dim = 576;
+  static constexpr std::int32_t v_head_dim = 512;
+  static constexpr std::int32_t dims_per_scale = 128;
+  static constexpr std::int32_t num_scales = 4;
+  static constexpr std::int32_t rotated_dims = 64;
+  static constexpr std::int64_t scales_offset = 512;  ///< bytes, as the next
+  static constexpr std::int64_t rotated_offset = 528;
+  static constexpr std::int64_t bytes = 656;
+};
+
 /// Static scales are in [least_scale, largest_scale].
 inline constexpr float least_scale = 0x1p-100f;
 inline constexpr float largest_scale = 0x1p100f;
 
 /// A code by the name that programs take: f32, f16, bf16; e4m3, e5m2, i8 with a static scale per layer; e4m3-head,
-/// e5m2-head, i8-head with one per KV head; e4m3-token, i8-token, u8-token with one per token and head; e4m3-unscaled,
-/// e5m2-unscaled. Throws `error` (invalid_argument).
+/// e5m2-head, i8-head with one per KV head; e4m3-token, i8-token, u8-token with one per token and head; e4m3-record;
+/// e4m3-unscaled, e5m2-unscaled. Throws `error` (invalid_argument).
 [[nodiscard]] BIFOLIO_API kv_code parse_kv_code(std::string_view text);
 /// Its inverse; "unknown" for what has no name.
 [[nodiscard]] BIFOLIO_API std::string_view short_name(const kv_code& code) noexcept;
@@ -88,7 +110,8 @@ inline constexpr float largest_scale = 0x1p100f;
 [[nodiscard]] BIFOLIO_API std::string to_string(const kv_code& code);
 
 /// Where element (block, head, token, dim) of one plane lies, in elements from the start of that plane:
-/// block·block + head·head + token·token + (dim / chunk)·chunk_stride + (dim % chunk)·dim.
+/// block·block + head·head + token·token + (dim / chunk)·chunk_stride + (dim % chunk)·dim. Of a `kv_record` this is
+/// where a latent dim lies; it is in one chunk, with dim 1.
 struct kv_strides {
   std::int64_t block = 0;
   std::int64_t head = 0;
@@ -121,6 +144,10 @@ struct kv_plane {
   std::int32_t head_dim = 0;
   kv_strides strides{};
   kv_tail_strides tail{};  ///< of no meaning for codes without scales per token and head
+  /// What the row of a token and head takes if its dims are side by side, in elements of `code.type`.
+  [[nodiscard]] constexpr std::int64_t row_elements() const noexcept {
+    return code.is_record() ? kv_record::bytes : head_dim;
+  }
   friend constexpr bool operator==(const kv_plane&, const kv_plane&) = default;
 };
 
@@ -136,9 +163,10 @@ struct kv_layout {
   [[nodiscard]] constexpr std::int64_t block_elements(const kv_plane& plane) const noexcept {
     return static_cast<std::int64_t>(block_size) * num_kv_heads * plane.head_dim;
   }
-  /// Bytes of the elements of one block of a plane.
+  /// Bytes of the elements of one block of a plane, or of its records.
   [[nodiscard]] constexpr std::int64_t block_payload_bytes(const kv_plane& plane) const noexcept {
-    return block_elements(plane) * static_cast<std::int64_t>(size_of(plane.code.type));
+    return static_cast<std::int64_t>(block_size) * num_kv_heads * plane.row_elements() *
+           static_cast<std::int64_t>(size_of(plane.code.type));
   }
   /// Where make_layout puts the tail: behind the elements, on a line of 64 bytes.
   [[nodiscard]] constexpr std::int64_t block_tail_offset(const kv_plane& plane) const noexcept {
@@ -169,8 +197,9 @@ struct kv_layout {
                                                 std::int32_t head_dim, std::int32_t block_size);
 
 /// The same with a code and a head dimension per plane. Throws `error`: invalid_argument when a number is below 1, a
-/// block's bytes exceed 2^40, `kind` is strided, or, with `v_in_k`, V has more dims than K or another code;
-/// unsupported for a code that the table at `kv_code` does not have.
+/// block's bytes exceed 2^40, `kind` is strided, or, with `v_in_k`, V has more dims than K or another code,
+/// or planes of records are not what `kv_record` says, or in x_split; unsupported for a code that the table at
+/// `kv_code` does not have.
 [[nodiscard]] BIFOLIO_API kv_layout make_layout(layout_kind kind, kv_code k, kv_code v, std::int32_t num_kv_heads,
                                                 std::int32_t qk_head_dim, std::int32_t v_head_dim,
                                                 std::int32_t block_size, bool v_in_k = false);

@@ -10,7 +10,6 @@
 
 #include <array>
 #include <bifolio/export.hpp>
-#include <bifolio/types.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <span>

@@ -23,15 +23,16 @@
 #include <bifolio/attention.hpp>
 #include <bifolio/backend.hpp>
 #include <bifolio/cache_engine.hpp>
+#include <bifolio/device.hpp>
 #include <bifolio/error.hpp>
 #include <bifolio/export.hpp>
 #include <bifolio/kv_cache_config.hpp>
 #include <bifolio/kv_cache_manager.hpp>
 #include <bifolio/kv_layout.hpp>
-#include <bifolio/layer_groups.hpp>
 #include <bifolio/prefix_cache.hpp>
 #include <bifolio/request.hpp>
 #include <bifolio/scheduler.hpp>
+#include <bifolio/stats.hpp>
 #include <bifolio/step.hpp>
 #include <bifolio/tensor_view.hpp>
 #include <bifolio/types.hpp>

@@ -17,13 +17,16 @@
 
 #include <bifolio/block_pool.hpp>
 #include <bifolio/content_key.hpp>
+#include <bifolio/detail/prefetch.hpp>
 #include <bifolio/detail/prefix_index.hpp>
+#include <bifolio/error.hpp>
 #include <bifolio/eviction_policy.hpp>
 #include <bifolio/export.hpp>
 #include <bifolio/layer_groups.hpp>
 #include <bifolio/memory_resource.hpp>
 #include <bifolio/stats.hpp>
 #include <bifolio/types.hpp>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>

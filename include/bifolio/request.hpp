@@ -3,8 +3,9 @@
 
 /// What goes into a `scheduler` and what comes out of it, besides the plans of its steps.
 
+#include <bifolio/error.hpp>
+#include <bifolio/eviction_policy.hpp>
 #include <bifolio/export.hpp>
-#include <bifolio/prefix_cache.hpp>
 #include <bifolio/step.hpp>
 #include <bifolio/types.hpp>
 #include <cstddef>

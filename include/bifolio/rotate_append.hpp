@@ -18,6 +18,8 @@
 /// are appended is another rounding, and may give other bits.
 
 #include <bifolio/backend.hpp>
+#include <bifolio/device.hpp>
+#include <bifolio/error.hpp>
 #include <bifolio/export.hpp>
 #include <bifolio/tensor_view.hpp>
 #include <cstdint>

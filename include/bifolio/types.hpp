@@ -4,7 +4,6 @@
 /// Integer ids that the compiler keeps apart. None converts to another or to an integer without a cast.
 
 #include <cstdint>
-#include <functional>
 #include <type_traits>
 
 namespace bifolio::inline v0_2 {

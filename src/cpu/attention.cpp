@@ -16,6 +16,7 @@ coded_plane code_of(const kv_plane& plane, const float* static_scales) noexcept 
   coded_plane code;
   code.type = plane.code.type;
   code.is_scaled = plane.code.granularity != scale_granularity::none;
+  code.is_record = plane.code.is_record();
   code.scale_per_head = plane.code.granularity == scale_granularity::head;
   code.tail_floats = plane.code.tail_floats();
   code.tail = plane.tail;

@@ -49,7 +49,12 @@ struct plane_blocks {
 };
 
 plane_blocks k_plane(const kv_cache_view& src, const kv_cache_view& dst) noexcept {
-  return {dst.k, src.k, dst.layout.k.strides, src.layout.k.strides, dst.layout.k.code.type, src.layout.k.code.type};
+  return {dst.k,
+          src.k,
+          detail::stored_plane(dst.layout.k).strides,
+          detail::stored_plane(src.layout.k).strides,
+          dst.layout.k.code.type,
+          src.layout.k.code.type};
 }
 plane_blocks v_plane(const kv_cache_view& src, const kv_cache_view& dst) noexcept {
   return {dst.v, src.v, dst.layout.v.strides, src.layout.v.strides, dst.layout.v.code.type, src.layout.v.code.type};
@@ -66,7 +71,7 @@ plane_blocks tail_of(const plane_blocks& plane, const kv_plane& dst, const kv_pl
 }
 
 tile_shape block_tile(const kv_layout& layout, const kv_plane& plane) noexcept {
-  return {layout.num_kv_heads, layout.block_size, plane.head_dim};
+  return {layout.num_kv_heads, layout.block_size, plane.row_elements()};
 }
 
 /// A block of a named layout with its tail, and what is between, as rows of 128 bytes: copied without being understood.

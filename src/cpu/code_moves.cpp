@@ -31,6 +31,7 @@ struct code_row {
 
   [[nodiscard]] dtype type() const noexcept { return plane->code.type; }
   [[nodiscard]] bool is_scaled() const noexcept { return plane->code.granularity != scale_granularity::none; }
+  [[nodiscard]] bool is_record() const noexcept { return plane->code.is_record(); }
   [[nodiscard]] bool has_zero() const noexcept { return plane->code.tail_floats() > 1; }
   [[nodiscard]] std::size_t tail_bytes() const noexcept {
     return static_cast<std::size_t>(plane->code.tail_floats()) * sizeof(float);
@@ -137,6 +138,75 @@ void encode(const code_kernels& kernels, const code_row& row, const encoding& ho
   write_elements(row, first, count, elements.bytes);
 }
 
+/// All dims of a record.
+void decode_record(const code_kernels& kernels, const code_row& row, float* values) noexcept {
+  for (std::int64_t i = 0; i < kv_record::num_scales; ++i) {
+    float scale = 0;
+    std::memcpy(&scale, row.data + kv_record::scales_offset + i * std::int64_t{sizeof scale}, sizeof scale);
+    constexpr std::int64_t dims = kv_record::dims_per_scale;
+    kernels.widen[static_cast<std::size_t>(dtype::e4m3)](values + i * dims, row.data + i * dims, dims);
+    kernels.decode(values + i * dims, dims, scale, 0.0f, false);
+  }
+  kernels.widen[static_cast<std::size_t>(dtype::bf16)](values + kv_record::v_head_dim,
+                                                       row.data + kv_record::rotated_offset, kv_record::rotated_dims);
+}
+
+/// `values` are spoiled.
+void encode_record(const code_kernels& kernels, const code_row& row, float* values) noexcept {
+  for (std::int64_t i = 0; i < kv_record::num_scales; ++i) {
+    constexpr std::int64_t dims = kv_record::dims_per_scale;
+    float* const part = values + i * dims;
+    dim_range range;
+    kernels.measure(part, dims, range);
+    const encoding how = detail::encode_record_dims<scale_math>(range);
+    std::memcpy(row.data + kv_record::scales_offset + i * std::int64_t{sizeof how.stored.scale}, &how.stored.scale,
+                sizeof how.stored.scale);
+    if (how.inverse == 0.0f) {
+      std::fill(part, part + dims, 0.0f);
+    } else {
+      kernels.encode(part, dims, how.inverse, 0.0f, false);
+    }
+    kernels.narrow[static_cast<std::size_t>(dtype::e4m3)](row.data + i * dims, part, dims);
+  }
+  float* const rotated = values + kv_record::v_head_dim;
+  kernels.decode(rotated, kv_record::rotated_dims, 1.0f, 0.0f, false);  // one NaN
+  kernels.narrow[static_cast<std::size_t>(dtype::bf16)](row.data + kv_record::rotated_offset, rotated,
+                                                        kv_record::rotated_dims);
+}
+
+void store_row(const code_kernels& kernels, const code_row& row, float* values) noexcept {
+  if (row.is_record()) return encode_record(kernels, row, values);
+  const std::int64_t dims = row.plane->head_dim;
+  encoding how = static_encoding(row);
+  if (row.tail != nullptr) {
+    dim_range range;
+    kernels.measure(values, dims, range);
+    how = store_scales(row, range);
+  }
+  element_buffer elements;
+  for (std::int64_t dim = 0; dim < dims; dim += dims_at_once) {
+    encode(kernels, row, how, dim, std::min(dims - dim, dims_at_once), values + dim, elements);
+  }
+}
+
+/// One side or both are records.
+void move_record(const code_kernels& kernels, const code_row& dst, const code_row& src) noexcept {
+  if (dst.is_record() && src.is_record()) {
+    std::memcpy(dst.data, src.data, static_cast<std::size_t>(kv_record::bytes));
+    return;
+  }
+  float values[kv_record::head_dim];
+  if (src.is_record()) {
+    decode_record(kernels, src, values);
+  } else {
+    element_buffer elements;
+    for (std::int64_t dim = 0; dim < kv_record::head_dim; dim += dims_at_once) {
+      decode(kernels, src, dim, std::min(kv_record::head_dim - dim, dims_at_once), elements, values + dim);
+    }
+  }
+  store_row(kernels, dst, values);
+}
+
 bool keeps_bits(const code_row& dst, const code_row& src) noexcept {
   if (dst.type() != src.type()) return false;
   if (dst.tail != nullptr || src.tail != nullptr) return dst.tail != nullptr && src.tail != nullptr;
@@ -144,6 +214,7 @@ bool keeps_bits(const code_row& dst, const code_row& src) noexcept {
 }
 
 void move_row(const code_kernels& kernels, const code_row& dst, const code_row& src) noexcept {
+  if (dst.is_record() || src.is_record()) return move_record(kernels, dst, src);
   const std::int64_t dims = dst.plane->head_dim;
   element_buffer elements;
   if (keeps_bits(dst, src)) {
@@ -192,18 +263,7 @@ void move_token(const code_kernels& kernels, const code_side& dst, const code_pl
 
 void store_values(const code_kernels& kernels, const code_side& dst, const code_place& to, std::int32_t head,
                   float* values) noexcept {
-  const code_row row = row_of(dst, to, head);
-  const std::int64_t dims = dst.plane.head_dim;
-  encoding how = static_encoding(row);
-  if (row.tail != nullptr) {
-    dim_range range;
-    kernels.measure(values, dims, range);
-    how = store_scales(row, range);
-  }
-  element_buffer elements;
-  for (std::int64_t dim = 0; dim < dims; dim += dims_at_once) {
-    encode(kernels, row, how, dim, std::min(dims - dim, dims_at_once), values + dim, elements);
-  }
+  store_row(kernels, row_of(dst, to, head), values);
 }
 
 }  // namespace bifolio::inline v0_2::cpu

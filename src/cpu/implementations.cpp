@@ -30,7 +30,9 @@ constexpr attention_implementation list[] = {
 }  // namespace
 
 bool attention_problem::is_widened() const noexcept {
-  const auto widens = [](const kv_code& code) { return !detail::is_plain(code) || code.type == dtype::bf16; };
+  const auto widens = [](const kv_code& code) {
+    return code.type == dtype::bf16 || (!detail::is_plain(code) && !code.is_record());
+  };
   return is_coded() && widens(k_code) && widens(v_code);
 }
 

@@ -211,6 +211,37 @@ TEST_CASE("a block's tail of scales counts, and codes say their names") {
   CHECK(to_string(scale_granularity::layer) == "layer");
   CHECK(to_string(scale_granularity::head) == "head");
   CHECK(to_string(scale_granularity::token_head) == "token_head");
+  CHECK(to_string(scale_granularity::record) == "record");
+}
+
+TEST_CASE("records are rows of 656 bytes, of one shape alone") {
+  const kv_code record = parse_kv_code("e4m3-record");
+  CHECK(record == kv_code{dtype::e4m3, scale_granularity::record});
+  for (const layout_kind kind : {layout_kind::hnd, layout_kind::nhd}) {
+    const kv_layout layout = make_layout(kind, record, record, 1, 576, 512, 64, true);
+    CHECK(layout.block_bytes() == 64 * 656);
+    CHECK(layout.k.strides.block == 64 * 656);
+    CHECK(layout.k.strides.token == 656);
+    CHECK(layout.k.strides.offset(block_id{2}, 0, 3, 511) == 2 * 64 * 656 + 3 * 656 + 511);
+    CHECK(layout.v.strides == layout.k.strides);
+  }
+  CHECK(make_layout(layout_kind::hnd, record, record, 2, 576, 512, 16, true).k.strides.head == 16 * 656);
+  CHECK(make_layout(layout_kind::nhd, record, record, 2, 576, 512, 16, true).k.strides.token == 2 * 656);
+  const auto sentence = [&](layout_kind kind, kv_code v, std::int32_t qk_dims, std::int32_t v_dims, bool v_in_k) {
+    try {
+      (void)make_layout(kind, record, v, 1, qk_dims, v_dims, 16, v_in_k);
+    } catch (const error& problem) {
+      CHECK(problem.code() == errc::invalid_argument);
+      return std::string(problem.what());
+    }
+    return std::string("accepted");
+  };
+  const auto has = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
+  CHECK(has(sentence(layout_kind::hnd, record, 192, 128, true),
+            "scales per record with head dims 192 and 128 and V part of K; records have 576 and 512, and V is part"));
+  CHECK(has(sentence(layout_kind::hnd, record, 576, 512, false), "576 and 512 and a V of its own; records have"));
+  CHECK(has(sentence(layout_kind::hnd, {dtype::bf16}, 576, 512, false), "records have 576 and 512"));
+  CHECK(has(sentence(layout_kind::x_split, record, 576, 512, true), "x_split divides rows"));
 }
 
 TEST_CASE("scales per token and head lie behind the elements of their block, and K and V may have different codes") {
@@ -236,7 +267,7 @@ TEST_CASE("scales per token and head lie behind the elements of their block, and
 
 TEST_CASE("codes have names for programs, and others are refused with the allowed ones") {
   for (const char* name : {"f32", "f16", "bf16", "e4m3", "e5m2", "i8", "e4m3-head", "e5m2-head", "i8-head",
-                           "e4m3-token", "i8-token", "u8-token", "e4m3-unscaled", "e5m2-unscaled"}) {
+                           "e4m3-token", "i8-token", "u8-token", "e4m3-record", "e4m3-unscaled", "e5m2-unscaled"}) {
     CHECK(short_name(parse_kv_code(name)) == name);
   }
   CHECK(parse_kv_code("e4m3") == kv_code{dtype::e4m3, scale_granularity::layer});

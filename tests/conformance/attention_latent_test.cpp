@@ -194,4 +194,32 @@ TEST_CASE("latent attention agrees with the oracle with every option and layout 
   check_latent(option_cases_of_latent(), true);
 }
 
+TEST_CASE("attention over records agrees with the oracle on what is stored, and devices refuse it by name") {
+  const kv_code record{dtype::e4m3, scale_granularity::record};
+  std::vector<attention_case> cases = option_cases_of_latent();
+  for (const attention_case& c : border_cases()) cases.push_back(c);
+  std::size_t turn = 0;
+  for (std::size_t n = 0; n < cases.size(); n += 5) {
+    attention_case c = with_codes(cases[n], record, record);
+    c.q_type = tensor_dtypes[turn % num_tensor_dtypes];
+    c.out_type = tensor_dtypes[turn / 2 % num_tensor_dtypes];
+    for (const tested_backend* tested : one_per_family(turn++)) {
+      if (tested->is_host) {
+        const std::string problem = check_attention(c, {tested}, n);
+        CHECK_MESSAGE(problem.empty(), problem);
+        continue;
+      }
+      const attention_contents contents(c);
+      attention_call call(*tested, c, contents);
+      try {
+        call.plan();
+        FAIL("accepted");
+      } catch (const error& problem) {
+        CHECK(problem.code() == errc::unsupported);
+        CHECK(std::string(problem.what()).find("scale per record (f32)' is not implemented") != std::string::npos);
+      }
+    }
+  }
+}
+
 TEST_CASE("latent attention that the kernel declines agrees with the oracle") { check_latent(declined_cases(), false); }

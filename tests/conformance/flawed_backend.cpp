@@ -2,6 +2,7 @@
 #include "conformance/flawed_backend.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <vector>

@@ -205,6 +205,39 @@ TEST_CASE("rotate_append writes the promised bits of q, k and v and touches noth
   }
 }
 
+TEST_CASE("rotate_append stores records as latent attention wants them: the last 64 dims rotated") {
+  const kv_code record{dtype::e4m3, scale_granularity::record};
+  std::size_t turn = 0;
+  for (const tested_backend& tested : all_backends()) {
+    if (!tested.is_host) continue;
+    random_source random(hash_of(test_seed(), ++turn, 75));
+    backend& where = tested.get();
+    const kv_layout layout = make_layout(layout_kind::hnd, record, record, 1, 576, 512, 16, true);
+    constexpr std::int64_t num_tokens = 21;
+    const dtype type = tensor_dtypes[turn % num_tensor_dtypes];
+    coded_pair cache(where, layout, 3, random);
+    rows_pair rows(where, row_order::dense, type, num_tokens, 1, 576, 0, random);
+    soften(rows.host_k(), random);
+    rows.upload();
+    rotation_pair rotation(where, rope_pairing::gptj, rotary_kind::all, axes_kind::one, false, false, num_tokens, 64,
+                           random);
+    const std::vector<std::int64_t> slots = random_slots(random, num_tokens, 3, 16, true);
+    device_bytes device_slots = upload_array(where, slots);
+    rotate_append_params params;
+    params.append = {cache.device(), as_const(rows.device_k()), {}, array_at<std::int64_t>(device_slots)};
+    rotate_append_params expected;
+    expected.append = {cache.host(), as_const(rows.host_k()), {}, slots.data()};
+    rotation.set(params, true);
+    rotation.set(expected, false);
+    params.rotary.rotary_offset = expected.rotary.rotary_offset = 512;
+    CAPTURE(tested.name);
+    CAPTURE(seed_note());
+    REQUIRE(where.rotate_append(params) == errc::ok);
+    oracle_rotate_append(expected);
+    CHECK(cache.difference() == "");
+  }
+}
+
 TEST_CASE("the promised arithmetic of rotate_append is that of float64 within a few roundings") {
   constexpr std::int64_t num_tokens = 9;
   for (const tested_backend& tested : all_backends()) {

@@ -147,17 +147,17 @@ TEST_CASE("equal lengths keep the CTAs busy at every batch") {
     double least_busy;
   };
   for (const heads& h : {heads{4, 8}, heads{1, 32}, heads{8, 1}, heads{8, 8}}) {
-    for (const auto& [context, least_busy] : {length{1024, 0.75}, length{4096, 0.82}, length{8192, 0.87}}) {
+    for (const length& l : {length{1024, 0.75}, length{4096, 0.82}, length{8192, 0.87}}) {
       for (std::int32_t batch = 1; batch <= 256; ++batch) {
         step s(h.group, h.kv_heads, false);
-        for (std::int32_t i = 0; i < batch; ++i) s.add(1, context);
+        for (std::int32_t i = 0; i < batch; ++i) s.add(1, l.context);
         (void)s.plan();
-        const std::int64_t tiles = std::int64_t{context} / cuda::decode_tile_tokens * batch * h.kv_heads;
+        const std::int64_t tiles = std::int64_t{l.context} / cuda::decode_tile_tokens * batch * h.kv_heads;
         if (tiles < 8 * grid) continue;  // the fixed costs weigh more than the balance
         std::int32_t most = 0;
         for (const cuda::decode_cta& cta : s.planned.ctas) most = std::max(most, cta.end - cta.begin);
         const double busy = static_cast<double>(tiles) / (static_cast<double>(most) * grid);
-        CHECK_MESSAGE(busy >= least_busy, "group ", h.group, ", ", h.kv_heads, " KV heads, context ", context,
+        CHECK_MESSAGE(busy >= l.least_busy, "group ", h.group, ", ", h.kv_heads, " KV heads, context ", l.context,
                       ", batch ", batch, ": ", busy);
       }
     }

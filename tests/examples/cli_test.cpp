@@ -518,6 +518,7 @@ TEST_CASE("static scales of a calibration are kept in a file and give the same t
     CHECK(result.err.find(part) != std::string::npos);
   };
   refused("/k", nullptr, "\"k\" is missing");
+  refused("/k", json{{"code", "e4m3-head"}}, "\"k.scales\" is missing, allowed is a list of 2 layers of 2 scales");
   refused("/k/code", "e4m3", "\"k.code\" is \"e4m3\", allowed is 'e4m3-head', which the cache has");
   refused("/k/scales/1", json::array({1.0}), "allowed is a list of 2 layers of 2 scales");
   refused("/v/scales", json::array({json::array({1.0})}), "allowed is a list of 2 layers of 1 scale");

@@ -99,6 +99,18 @@ TEST_CASE("normalization form C composes, orders marks and leaves bytes alone th
   CHECK(generate::to_nfc("e\xff\u0301\xcc") == "e\xff\u0301\xcc");
 }
 
+TEST_CASE("megabytes of spaces are encoded in far fewer steps than the square of their number") {
+  constexpr std::size_t num_spaces = std::size_t{1} << 22;  // minutes for as many steps as their square
+  for (const char* kind : {"llama2", "tinyllama"}) {        // which replace spaces before and while they split
+    CAPTURE(kind);
+    const auto tokens = load(kind);
+    const std::string text(num_spaces, ' ');
+    const std::vector<token_id> ids = tokens->encode(text);
+    CHECK(ids.size() >= tokens->min_num_ids(num_spaces));
+    CHECK(tokens->decode_all(ids).ends_with(text.substr(1)));
+  }
+}
+
 TEST_CASE("the tokenizer.json next to a checkpoint is its tokenizer, unless another is named") {
   const fs::path directory = scratch_directory() / "with_tokenizer";
   fs::create_directories(directory);

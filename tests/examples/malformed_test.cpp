@@ -340,6 +340,8 @@ TEST_CASE("a config.json that is broken, incomplete or of another architecture i
     return load([&](json& c) { c["model_type"] = type, c[key] = value; });
   };
   CHECK(contains(of("gpt_oss", "num_local_experts", 0), "num_local_experts"));
+  CHECK(
+      contains(of("gpt_oss", "num_experts", 0), "\"num_local_experts\" is missing, allowed is a whole number from 1"));
   CHECK(contains(of("gpt_oss", "num_experts_per_tok", 129), "the number of experts of a token is 129"));
   CHECK(contains(of("gpt_oss", "swiglu_limit", 0), "the limit of the experts' gate is 0"));
   CHECK(contains(of("qwen3_5_text", "linear_num_key_heads", 0), "the number of key heads of recurrent layers is 0"));
@@ -347,6 +349,8 @@ TEST_CASE("a config.json that is broken, incomplete or of another architecture i
   CHECK(contains(of("qwen3_5_text", "linear_conv_kernel_dim", 1 << 20), "the kernel size of recurrent layers"));
   CHECK(contains(of("qwen3_5_text", "linear_value_head_dim", INT32_MAX), "the value dimension of recurrent layers"));
   CHECK(contains(of("qwen3_5_text", "partial_rotary_factor", 1.5), "partial_rotary_factor"));
+  CHECK(
+      contains(of("qwen3_5_text", "head_dim", 4), "\"partial_rotary_factor\" is missing, allowed is a part of a head"));
   CHECK(contains(of("qwen3_5_text", "full_attention_interval", 0), "full_attention_interval"));
   CHECK(contains(of("qwen3_5_text", "layer_types", {"full_attention", "sliding_attention"}), "\"linear_attention\""));
   CHECK(contains(of("qwen3_5_text", "layer_types", {"linear_attention", "linear_attention"}),
@@ -481,6 +485,11 @@ TEST_CASE("a tokenizer.json that is broken, or of a kind that there is no code f
   CHECK(contains(changed("gpt2", [](json& f) { f["pre_tokenizer"]["type"] = "BertPreTokenizer"; }),
                  "\"pre_tokenizer.type\" is \"BertPreTokenizer\", allowed is a pre-tokenizer of"));
   CHECK(contains(changed("gpt2", [](json& f) { f["pre_tokenizer"] = "ByteLevel"; }), "\"pre_tokenizer\" is"));
+  CHECK(contains(changed("gpt2",
+                         [](json& f) {
+                           f["pre_tokenizer"] = {{"type", "Digits"}};
+                         }),
+                 "individual_digits\" is missing, allowed is true"));
   CHECK(contains(changed("gpt2", [](json& f) { f["decoder"] = nullptr; }), "allowed are both or none"));
   CHECK(contains(changed("gpt2", [](json& f) { f["decoder"]["type"] = "WordPiece"; }), "\"decoder.type\" is"));
   CHECK(contains(changed("qwen2", [](json& f) { f["normalizer"]["type"] = "NFKC"; }),

@@ -21,6 +21,12 @@ BIFOLIO_FUZZ_TARGET(hugging_face_config) {
       flaw("a configuration without numbers was accepted");
     }
     if (config.model.num_q_heads % config.model.num_kv_heads != 0) flaw("heads that do not divide were accepted");
+    for (const generate::layer_kind& kind : config.model.kinds) {
+      const std::int32_t dims = config.model.rotated_dims();
+      if (generate::rotary_frequencies(kind.rope, dims).size() != static_cast<std::size_t>(dims / 2)) {
+        flaw("another number of rotated pairs");
+      }
+    }
   } catch (const tools::input_error&) {
   }
 }

@@ -15,11 +15,18 @@ BIFOLIO_FUZZ_TARGET(trace) {
   choices from(input);
   constexpr trace_replay::trace_format formats[] = {
       trace_replay::trace_format::automatic, trace_replay::trace_format::mooncake, trace_replay::trace_format::azure};
-  const trace_replay::trace_format format = formats[from.below(3)];
+  const std::uint8_t form = from.byte();
+  const trace_replay::trace_format format = formats[form % 3];
   const std::int64_t max_requests = from.below(4);
-  std::istringstream text{std::string(text_of(from.rest()))};
+  const auto read = [&] {
+    if (form >= 128) {
+      return trace_replay::read_trace_file(write_scratch("trace", from.rest()).string(), format, max_requests);
+    }
+    std::istringstream text{std::string(text_of(from.rest()))};
+    return trace_replay::read_trace(text, "input", format, max_requests);
+  };
   try {
-    const trace_replay::trace all = trace_replay::read_trace(text, "input", format, max_requests);
+    const trace_replay::trace all = read();
     if (all.requests.empty()) flaw("a trace without requests was accepted");
     for (const trace_replay::trace_request& one : all.requests) {
       if (one.num_input_tokens < 0 || one.num_output_tokens < 0) flaw("a negative length was accepted");

@@ -22,7 +22,7 @@
 
 namespace bifolio::test {
 
-/// One row as it is stored: an element per dim, in the low bytes, and its scales.
+/// One row as it is stored: an element per dim, in the low bytes, and its scales; of a record, one of its bytes each.
 struct stored_row {
   std::vector<std::uint32_t> elements;
   float scale = 1.0f;
@@ -35,13 +35,59 @@ struct stored_row {
   return bits;
 }
 
+[[nodiscard]] inline stored_row oracle_encode_record(std::span<const float> values) {
+  std::vector<std::byte> bytes(656);
+  for (std::size_t group = 0; group < 4; ++group) {
+    const std::span<const float> dims = values.subspan(128 * group, 128);
+    float most = 0;
+    bool finite = true;
+    for (const float value : dims) {
+      most = std::fmax(most, std::fabs(value));
+      finite = finite && std::isfinite(value);
+    }
+    const float wanted = std::fmax(most / 448.0f, 1e-4f);
+    float scale = 1;
+    while (finite && scale < wanted) scale *= 2;
+    while (scale / 2 >= wanted) scale /= 2;
+    if (!finite) scale = std::bit_cast<float>(0x7fc00000u);
+    std::memcpy(bytes.data() + 512 + 4 * group, &scale, 4);
+    for (std::size_t i = 0; i < dims.size(); ++i) {
+      store_element(bytes.data(), dtype::e4m3, static_cast<std::int64_t>(128 * group + i),
+                    finite ? dims[i] / scale : 0.0f);
+    }
+  }
+  for (std::size_t i = 0; i < 64; ++i) {
+    const float value = std::isnan(values[512 + i]) ? std::bit_cast<float>(0x7fc00000u) : values[512 + i];
+    store_element(bytes.data() + 528, dtype::bf16, static_cast<std::int64_t>(i), value);
+  }
+  stored_row row;
+  for (const std::byte byte : bytes) row.elements.push_back(std::to_integer<std::uint32_t>(byte));
+  return row;
+}
+
+[[nodiscard]] inline std::vector<float> oracle_decode_record(const stored_row& row) {
+  std::vector<std::byte> bytes;
+  for (const std::uint32_t byte : row.elements) bytes.push_back(static_cast<std::byte>(byte));
+  std::vector<float> values;
+  for (std::size_t i = 0; i < 512; ++i) {
+    float scale = 0;
+    std::memcpy(&scale, bytes.data() + 512 + 4 * (i / 128), 4);
+    const float value = load_element(bytes.data(), dtype::e4m3, static_cast<std::int64_t>(i)) * scale;
+    values.push_back(std::isnan(value) ? std::bit_cast<float>(0x7fc00000u) : value);
+  }
+  for (std::int64_t i = 0; i < 64; ++i) values.push_back(load_element(bytes.data() + 528, dtype::bf16, i));
+  return values;
+}
+
 /// `static_scale`: that of the row, for codes that have one.
 [[nodiscard]] inline stored_row oracle_encode(const kv_code& code, float static_scale, std::span<const float> values) {
+  if (code.granularity == scale_granularity::record) return oracle_encode_record(values);
   stored_row row;
   float inverse = 1.0f;
   bool has_zero = false;
   switch (code.granularity) {
     case scale_granularity::none:
+    case scale_granularity::record:
       break;
     case scale_granularity::layer:
     case scale_granularity::head:
@@ -89,6 +135,7 @@ struct stored_row {
 }
 
 [[nodiscard]] inline std::vector<float> oracle_decode(const kv_code& code, const stored_row& row) {
+  if (code.granularity == scale_granularity::record) return oracle_decode_record(row);
   std::vector<float> values;
   for (const std::uint32_t bits : row.elements) {
     float value = load_element(&bits, code.type, 0);
@@ -124,12 +171,19 @@ struct oracle_plane {
     return base + to_index(block) * plane.strides.block * static_cast<std::int64_t>(size_of(plane.code.type)) +
            plane.tail.offset + head * plane.tail.head + token * plane.tail.token;
   }
+  [[nodiscard]] bool is_record() const { return plane.code.granularity == scale_granularity::record; }
   [[nodiscard]] bool has_tail() const { return plane.code.granularity == scale_granularity::token_head; }
+  /// The elements of a row, or the bytes of a record.
+  [[nodiscard]] std::int32_t row_size() const { return is_record() ? 656 : plane.head_dim; }
+  [[nodiscard]] std::byte* part(block_id block, std::int32_t head, std::int32_t token, std::int32_t i) const {
+    if (is_record()) return element(block, head, token, 0) + i;
+    return element(block, head, token, i);
+  }
   [[nodiscard]] stored_row read(block_id block, std::int32_t head, std::int32_t token) const {
     stored_row row;
-    for (std::int32_t d = 0; d < plane.head_dim; ++d) {
+    for (std::int32_t d = 0; d < row_size(); ++d) {
       std::uint32_t bits = 0;
-      std::memcpy(&bits, element(block, head, token, d), size_of(plane.code.type));
+      std::memcpy(&bits, part(block, head, token, d), size_of(plane.code.type));
       row.elements.push_back(bits);
     }
     row.scale = static_scale(head);
@@ -140,8 +194,8 @@ struct oracle_plane {
     return row;
   }
   void write(block_id block, std::int32_t head, std::int32_t token, const stored_row& row) const {
-    for (std::int32_t d = 0; d < plane.head_dim; ++d) {
-      std::memcpy(element(block, head, token, d), &row.elements[static_cast<std::size_t>(d)], size_of(plane.code.type));
+    for (std::int32_t d = 0; d < row_size(); ++d) {
+      std::memcpy(part(block, head, token, d), &row.elements[static_cast<std::size_t>(d)], size_of(plane.code.type));
     }
     if (!has_tail()) return;
     std::memcpy(tail(block, head, token), &row.scale, 4);
@@ -209,7 +263,8 @@ inline void oracle_move_code_blocks(const kv_cache_view& src, const kv_cache_vie
       for (std::int32_t token = 0; token < src.layout.block_size; ++token) {
         for (std::int32_t head = 0; head < src.layout.num_kv_heads; ++head) {
           const stored_row row = from.read(copy.src, head, token);
-          const bool same_scales = from.has_tail() || to.has_tail()
+          const bool same_scales = from.is_record() || to.is_record() ? from.is_record() && to.is_record()
+                                   : from.has_tail() || to.has_tail()
                                        ? from.has_tail() && to.has_tail()
                                        : std::bit_cast<std::uint32_t>(from.static_scale(head)) ==
                                              std::bit_cast<std::uint32_t>(to.static_scale(head));

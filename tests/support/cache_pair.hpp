@@ -3,7 +3,8 @@
 
 /// A cache on a backend's device and its twin on the host with the same bytes, and rows of k and v that are hard to
 /// convert: what the calls under test do to the one, the oracle does to the other, and then all bytes are compared,
-/// guard zones, gaps and untouched slots included.
+/// guard zones, gaps and untouched slots included. Of two caches one starts at a multiple of 16 bytes, where kernels
+/// may take packs, and the other is aligned to its elements alone.
 
 #include <algorithm>
 #include <bifolio/backend.hpp>
@@ -106,9 +107,9 @@ namespace bifolio::test {
 class cache_pair {
  public:
   cache_pair(backend& where, arrangement how, const cache_shape& shape, std::int64_t num_blocks, random_source& random)
-      : arranged_(arrange(how, shape, num_blocks)), num_blocks_(num_blocks) {
-    host_ = hard_elements(random, shape.type, arranged_.elements + 2 * guard);
-    device_ = device_bytes(where, host_, size_of(shape.type));
+      : arranged_(arrange(how, shape, num_blocks)), num_blocks_(num_blocks), guard_(random.one_in(2) ? 32 : 33) {
+    host_ = hard_elements(random, shape.type, (arranged_.elements + 2 * guard_ + 15) / 16 * 16);
+    device_ = device_bytes(where, host_, 16);
   }
   cache_pair(backend& where, arrangement how, dtype type, std::int32_t heads, std::int32_t dims,
              std::int32_t block_size, std::int64_t num_blocks, random_source& random)
@@ -121,17 +122,16 @@ class cache_pair {
   [[nodiscard]] bool equal() const { return device_.holds(host_); }
 
  private:
-  static constexpr std::int64_t guard = 33;  // elements on either side; odd, so that nothing is aligned by luck
-
   [[nodiscard]] kv_cache_view view_at(std::byte* base) const noexcept {
     const auto element = static_cast<std::int64_t>(size_of(arranged_.layout.k.code.type));
     // Where V is part of K its pointer is not looked at.
-    std::byte* const v = arranged_.layout.v_in_k ? nullptr : base + (guard + arranged_.v_start) * element;
-    return {base + (guard + arranged_.k_start) * element, v, num_blocks_, arranged_.layout};
+    std::byte* const v = arranged_.layout.v_in_k ? nullptr : base + (guard_ + arranged_.v_start) * element;
+    return {base + (guard_ + arranged_.k_start) * element, v, num_blocks_, arranged_.layout};
   }
 
   arranged_layout arranged_;
   std::int64_t num_blocks_;
+  std::int64_t guard_;  // elements on either side
   std::vector<std::byte> host_;
   device_bytes device_;
 };

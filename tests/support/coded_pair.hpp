@@ -2,7 +2,8 @@
 #pragma once
 
 /// A cache of any codes on a backend's device and its twin on the host, like `cache_pair`: elements and tails are
-/// random bytes before anything is stored, so that scales of slots that nobody wrote are NaN, huge or negative.
+/// random bytes before anything is stored, so that scales of slots that nobody wrote are NaN, huge or negative. Of two
+/// caches one has both planes start at multiples of 16 bytes, where kernels may take packs, and the other neither.
 
 #include <bifolio/backend.hpp>
 #include <bifolio/kv_layout.hpp>
@@ -27,14 +28,14 @@ namespace bifolio::test {
 class coded_pair {
  public:
   coded_pair(backend& where, const kv_layout& layout, std::int64_t num_blocks, random_source& random)
-      : layout_(layout), num_blocks_(num_blocks) {
+      : layout_(layout), num_blocks_(num_blocks), k_start_(random.one_in(2) ? 48 : 36) {
     const auto plane_bytes = [&](const kv_plane& plane) {
-      return (num_blocks * plane.strides.block * static_cast<std::int64_t>(size_of(plane.code.type)) + 4) / 4 * 4;
+      return (num_blocks * plane.strides.block * static_cast<std::int64_t>(size_of(plane.code.type)) + 16) / 16 * 16;
     };
-    v_start_ = guard + plane_bytes(layout.k) + guard;
+    v_start_ = k_start_ + plane_bytes(layout.k) + guard;
     const std::int64_t bytes = v_start_ + (layout.v_in_k ? 0 : plane_bytes(layout.v)) + guard;
     host_ = hard_elements(random, dtype::f32, bytes / 4);  // four bytes of any kind
-    device_ = device_bytes(where, host_, 4);
+    device_ = device_bytes(where, host_, 16);
     for (const bool is_k : {true, false}) {
       const kv_code& code = is_k ? layout.k.code : layout.v.code;
       std::vector<float>& scales = is_k ? k_scales_ : v_scales_;
@@ -70,21 +71,22 @@ class coded_pair {
       if (now[i] == host_[i]) continue;
       const auto at = static_cast<std::int64_t>(i);
       const bool is_k = at < v_start_;
-      return std::string(is_k ? "K" : "V") + " byte " + std::to_string(at - (is_k ? guard : v_start_)) + ": " +
+      return std::string(is_k ? "K" : "V") + " byte " + std::to_string(at - (is_k ? k_start_ : v_start_)) + ": " +
              std::to_string(static_cast<int>(now[i])) + ", expected " + std::to_string(static_cast<int>(host_[i]));
     }
     return {};
   }
 
  private:
-  static constexpr std::int64_t guard = 36;  // bytes; a multiple of 4 and of no more
+  static constexpr std::int64_t guard = 48;  // bytes; keeps V at the alignment of K
 
   [[nodiscard]] kv_cache_view view_at(std::byte* base) const noexcept {
-    return {base + guard, layout_.v_in_k ? nullptr : base + v_start_, num_blocks_, layout_};
+    return {base + k_start_, layout_.v_in_k ? nullptr : base + v_start_, num_blocks_, layout_};
   }
 
   kv_layout layout_;
   std::int64_t num_blocks_;
+  std::int64_t k_start_;  // a multiple of 16 or of 4 and no more
   std::int64_t v_start_ = 0;
   std::vector<float> k_scales_;
   std::vector<float> v_scales_;

@@ -71,8 +71,9 @@ inline constexpr std::size_t num_v_kinds = 4;
   layout.kind = layout_kind::strided;
   for (kv_plane* plane : {&layout.k, &layout.v}) {
     kv_strides& strides = plane->strides;
-    strides.token = plane->head_dim + 3;
-    strides.head = s.block_size * strides.token + 1;
+    const std::int64_t step = plane->code.is_record() ? 4 : 1;  // records are aligned to their scales
+    strides.token = plane->row_elements() + (plane->code.is_record() ? 4 : 3);
+    strides.head = s.block_size * strides.token + step;
     strides.block = s.num_kv_heads * strides.head + 4;
     const std::int64_t entry = plane->code.tail_floats() * std::int64_t{4};
     if (entry == 0) continue;

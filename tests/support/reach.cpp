@@ -7,12 +7,14 @@
 #include <bifolio/cpu.hpp>
 #include <bifolio/dtype.hpp>
 #include <bifolio/rotate_append.hpp>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <mutex>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #if BIFOLIO_TEST_RECORDS_LAUNCHES
@@ -112,6 +114,9 @@ class recording_backend final : public backend {
       }
     }
     the_record().has(name_ + " merge");
+    for (const std::string_view what : {"append", "gather", "rotate_append", "copy_blocks", "convert_blocks"}) {
+      for (const bool at_packs : {true, false}) the_record().has(start_name(what, at_packs));
+    }
   }
 
   [[nodiscard]] device where() const noexcept override { return inner_->where(); }
@@ -136,28 +141,36 @@ class recording_backend final : public backend {
   }
 
   [[nodiscard]] errc append(const append_params& params, stream_ref stream) noexcept override {
-    return moved(params.kv.layout.k.code.type, params.k.type, params.k.num_tokens > 0, inner_->append(params, stream));
+    const errc code = inner_->append(params, stream);
+    started("append", params.kv, params.k.num_tokens > 0, code);
+    return moved(params.kv.layout.k.code.type, params.k.type, params.k.num_tokens > 0, code);
   }
   [[nodiscard]] errc gather(const gather_params& params, stream_ref stream) noexcept override {
-    return moved(params.k.type, params.kv.layout.k.code.type, params.k.num_tokens > 0, inner_->gather(params, stream));
+    const errc code = inner_->gather(params, stream);
+    started("gather", params.kv, params.k.num_tokens > 0, code);
+    return moved(params.k.type, params.kv.layout.k.code.type, params.k.num_tokens > 0, code);
   }
   [[nodiscard]] errc rotate_append(const rotate_append_params& params, stream_ref stream) noexcept override {
     const errc code = inner_->rotate_append(params, stream);
     if (params.q.num_heads > 0) reached("rotate", params.q_out.type, params.q.type, params.q.num_tokens > 0, code);
     const append_params& a = params.append;
+    started("rotate_append", a.kv, a.k.num_tokens > 0, code);
     return reached("move", a.kv.layout.k.code.type, a.k.type, a.k.num_tokens > 0, code);
   }
   [[nodiscard]] errc copy_blocks(std::span<const kv_cache_view> layers, std::span<const block_copy> copies,
                                  stream_ref stream) noexcept override {
     const errc code = inner_->copy_blocks(layers, copies, stream);
-    for (const kv_cache_view& layer : layers)
+    for (const kv_cache_view& layer : layers) {
+      started("copy_blocks", layer, !copies.empty(), code);
       moved(layer.layout.k.code.type, layer.layout.k.code.type, !copies.empty(), code);
+    }
     return code;
   }
   [[nodiscard]] errc convert_blocks(const kv_cache_view& src, const kv_cache_view& dst,
                                     std::span<const block_copy> copies, stream_ref stream) noexcept override {
-    return moved(dst.layout.k.code.type, src.layout.k.code.type, !copies.empty(),
-                 inner_->convert_blocks(src, dst, copies, stream));
+    const errc code = inner_->convert_blocks(src, dst, copies, stream);
+    started("convert_blocks", dst, !copies.empty(), code);
+    return moved(dst.layout.k.code.type, src.layout.k.code.type, !copies.empty(), code);
   }
   [[nodiscard]] errc swap_blocks(std::span<const kv_cache_view> src, std::span<const kv_cache_view> dst,
                                  std::span<const block_copy> copies, stream_ref stream) noexcept override {
@@ -193,6 +206,14 @@ class recording_backend final : public backend {
   }
   errc moved(dtype dst, dtype src, bool anything, errc code) noexcept {
     return reached("move", dst, src, anything, code);
+  }
+  // Kernels may take packs of 8-bit codes whose planes start at multiples of 16 bytes: both sides of that are wanted.
+  [[nodiscard]] std::string start_name(std::string_view what, bool at_packs) const {
+    return name_ + " " + std::string(what) + (at_packs ? " of codes in packs of 16 bytes" : " of codes anywhere");
+  }
+  void started(std::string_view what, const kv_cache_view& kv, bool anything, errc code) noexcept {
+    if (code != errc::ok || !anything || size_of(kv.layout.k.code.type) != 1) return;
+    the_record().reached(start_name(what, reinterpret_cast<std::uintptr_t>(kv.k) % 16 == 0));
   }
 
   std::unique_ptr<backend> inner_;

@@ -233,7 +233,9 @@ TEST_CASE("a log holds every frame, and what is no log is refused with its line"
   for (const std::string& wrong :
        {std::string(), std::string("\n"), std::string("{}\n"), first, first + "{}\n", first + "[1]\n",
         std::string("{\"bifolio_pool_log\":2,\"block_size\":16,\"device\":1,\"host\":0}\n"),
-        std::string("{\"bifolio_pool_log\":1,\"block_size\":16,\"device\":99999999999,\"host\":0}\n")}) {
+        std::string("{\"bifolio_pool_log\":1,\"block_size\":16,\"device\":99999999999,\"host\":0}\n"),
+        std::string("{\"bifolio_pool_log\":1,\"block_size\":16,\"device\":1e300,\"host\":0}\n"),
+        std::string("{\"bifolio_pool_log\":1,\"block_size\":1e999,\"device\":1,\"host\":0}\n")}) {
     CAPTURE(wrong);
     write_file(log, wrong);
     const run_result result = run_program(BIFOLIO_BLOCK_MAP_PROGRAM, {"--follow", log}, scratch);
@@ -244,12 +246,19 @@ TEST_CASE("a log holds every frame, and what is no log is refused with its line"
   // A frame with a block that is not there, or in no state that a block can have.
   const std::size_t device = text.rfind("\"device\":[[");
   const std::size_t line = text.rfind('\n', text.size() - 2) + 1;
-  for (const char* cells : {"[[95,\"AA\"]]", "[[96,\"A\"]]", "[[-1,\"A\"]]", "[[0,\"?\"]]", "[[0,1]]", "7"}) {
+  for (const char* cells : {"[[95,\"AA\"]]", "[[96,\"A\"]]", "[[-1,\"A\"]]", "[[0.5,\"A\"]]", "[[1e300,\"A\"]]",
+                            "[[18446744073709551615,\"A\"]]", "[[0,\"?\"]]", "[[0,1]]", "7"}) {
     CAPTURE(cells);
     const std::string rest = text.substr(text.find("]],\"host\"", device) + 2);
     write_file(log, first + text.substr(line, device - line) + "\"device\":" + cells + rest);
     CHECK(run_program(BIFOLIO_BLOCK_MAP_PROGRAM, {"--follow", log}, scratch).code == 2);
   }
+}
+
+TEST_CASE("no log drives the terminal that shows it") {
+  pool_frame frame{.block_size = 16, .device = std::vector<cell>(4), .running = "A", .news = {"\x1b[2Jgone\r\n"}};
+  CHECK(draw_pool(frame, {}).find("\\x1b[2Jgone\\x0d\\x0a\n") != std::string::npos);
+  CHECK(xml_flaw(draw_pool_svg(frame, 4)) == "");
 }
 
 TEST_CASE("the program prints one frame without a terminal, several on request, and refuses what it cannot do") {

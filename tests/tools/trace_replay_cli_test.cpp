@@ -115,10 +115,15 @@ TEST_CASE("a model that cannot be used is refused with its file and its group") 
   const auto refused = [&](const char* text, const char* words) {
     check_refused({trace, "--model", file("bad.json", text)}, words);
   };
-  refused("{", "bad.json: ");
+  refused("{", "bad.json: it is not valid JSON at byte 2");
+  // Neither the depth of a file nor the length of what is in it comes back in a sentence.
+  const std::string deep = R"({"groups": [{"kind": )" + std::string(300000, '[') + std::string(300000, ']') + "}]}";
+  refused(deep.c_str(), "bad.json: it is JSON nested deeper than 64 levels");
+  const std::string wide = R"({"groups": [{"kind": ")" + std::string(5000, 'x') + R"("}]})";
+  refused(wide.c_str(), "xxx...; allowed are full, window and state");
   refused("[]", "a model is an object with a list of \"groups\"");
   refused(R"({"groups": [{"num_blocks": 4}]})", "group 0: it is no object with a \"kind\"");
-  refused(R"({"groups": [{"kind": "mamba"}]})", "group 0: \"kind\" is mamba; allowed are full, window and state");
+  refused(R"({"groups": [{"kind": "mamba"}]})", "group 0: \"kind\" is \"mamba\"; allowed are full, window and state");
   refused(R"({"groups": [{"kind": "full", "num_blocks": 1e40}]})", "group 0: \"num_blocks\" is 1e+40");
   refused(R"({"groups": [{"kind": "full", "blocks": 4}]})", "group 0: \"blocks\" is no field of a group");
   refused(R"({"groups": [{"kind": "full", "num_blocks": 9}, {"kind": "window", "num_blocks": 9}]})",

@@ -7,6 +7,8 @@
 #include <array>
 #include <iterator>
 
+#include "tools/common/escape.hpp"
+
 namespace tools {
 namespace {
 
@@ -121,7 +123,7 @@ std::string draw_pool(const pool_frame& what, const pool_text_style& style) {
   out.line("       blocks swapped out {}, in {}; copied on write {}", what.swapped_out_blocks, what.swapped_in_blocks,
            what.copies);
   out.end_line();
-  for (const std::string& one : what.news) out.line("{}", one);
+  for (const std::string& one : what.news) out.line("{}", printable_line(one));  // a log may be anybody's
   return std::move(out.out_);
 }
 

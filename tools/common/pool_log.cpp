@@ -15,7 +15,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr std::int64_t max_cells = std::int64_t{1} << 28;
+constexpr std::int64_t max_cells = std::int64_t{1} << 24;  // of a pool; the line that names them is much shorter
 
 std::string marks_of(const std::vector<cell>& cells) {
   std::string marks;
@@ -106,13 +106,20 @@ void pool_log_writer::write(const std::string& line) {
 
 bool pool_log_reader::take(std::string_view text) {
   ++line_;
-  const auto refuse = [&](const char* what) {
+  const auto refuse = [&](std::string_view what) {
     throw input_error(fmt::format("{}: line {} {}; a log of generate --events or serve --events is expected",
                                   printable_line(name_), line_, what));
   };
+  // nlohmann-json converts a fraction too, and not every one of them to anything that is defined.
+  const auto number = [&](const nlohmann::json& value) {
+    const bool fits = value.is_number_integer() &&
+                      !(value.is_number_unsigned() && value.get<std::uint64_t>() > std::uint64_t{INT64_MAX});
+    if (!fits) refuse("has something else where a whole number belongs");
+    return value.get<std::int64_t>();
+  };
   const auto take_marks = [&](const nlohmann::json& runs, std::vector<cell>& cells) {
     for (const nlohmann::json& run : runs) {
-      const auto first = run.at(0).get<std::size_t>();
+      const auto first = static_cast<std::uint64_t>(number(run.at(0)));
       const std::string& marks = run.at(1).get_ref<const std::string&>();
       if (first > cells.size() || marks.size() > cells.size() - first) refuse("names a block that is not there");
       for (std::size_t i = 0; i < marks.size(); ++i) {
@@ -126,21 +133,21 @@ bool pool_log_reader::take(std::string_view text) {
     const nlohmann::json line = parse_json(text);
     if (line_ == 1) {
       if (line.at("bifolio_pool_log") != 1) refuse("is of another version");
-      const auto device = line.at("device").get<std::int64_t>(), host = line.at("host").get<std::int64_t>();
+      const std::int64_t device = number(line.at("device")), host = number(line.at("host"));
       if (device < 0 || host < 0 || device > max_cells || host > max_cells) refuse("names a pool of impossible size");
-      now_.block_size = line.at("block_size").get<std::int64_t>();
+      now_.block_size = number(line.at("block_size"));
       now_.device.assign(static_cast<std::size_t>(device), {});
       now_.host.assign(static_cast<std::size_t>(host), {});
       return false;
     }
-    for_each_counter(now_, [&](const char* name, std::int64_t& value) { value = line.at(name).get<std::int64_t>(); });
+    for_each_counter(now_, [&](const char* name, std::int64_t& value) { value = number(line.at(name)); });
     now_.running = line.at("running").get<std::string>();
     now_.swapped = line.at("swapped").get<std::string>();
     now_.news = line.at("news").get<std::vector<std::string>>();
     take_marks(line.at("device"), now_.device);
     take_marks(line.at("host"), now_.host);
-  } catch (const json_error&) {
-    refuse("is no JSON");
+  } catch (const json_error& problem) {
+    refuse(fmt::format("is {}", problem.what()));
   } catch (const nlohmann::json::exception&) {
     refuse("is no frame");
   }

@@ -9,6 +9,7 @@
 #include <charconv>
 #include <chrono>
 #include <deque>
+#include <functional>
 #include <future>
 #include <iterator>
 #include <memory>

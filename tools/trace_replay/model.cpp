@@ -6,11 +6,13 @@
 #include <array>
 #include <cstdint>
 #include <fstream>
+#include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <string_view>
 
 #include "input_error.hpp"
+#include "tools/common/escape.hpp"
+#include "tools/common/json.hpp"
 
 namespace trace_replay {
 namespace {
@@ -22,19 +24,20 @@ using json = nlohmann::json;
 constexpr std::array kinds{group_kind::full, group_kind::window, group_kind::state};
 
 group_kind kind_of(const json& value) {
-  const std::string text = value.is_string() ? value.get<std::string>() : value.dump();
   for (const group_kind kind : kinds) {
-    if (text == to_string(kind)) return kind;
+    if (value == to_string(kind)) return kind;
   }
-  throw input_error(fmt::format("\"kind\" is {}; allowed are full, window and state", text));
+  throw input_error(fmt::format("\"kind\" is {}; allowed are full, window and state", tools::json_excerpt(value)));
 }
 
 template <class Integer>
 Integer integer_of(const std::string& name, const json& value) {
   const bool fits = value.is_number_integer() && value.get<std::int64_t>() >= 0 &&
                     value.get<std::int64_t>() <= std::numeric_limits<Integer>::max();
-  if (!fits)
-    throw input_error(fmt::format("\"{}\" is {}, which is no number that a group can have", name, value.dump()));
+  if (!fits) {
+    throw input_error(
+        fmt::format("\"{}\" is {}, which is no number that a group can have", name, tools::json_excerpt(value)));
+  }
   return static_cast<Integer>(value.get<std::int64_t>());
 }
 
@@ -56,7 +59,7 @@ group_config group_of(const json& object) {
     } else if (name == "snapshot_interval") {
       group.snapshot_interval = integer_of<std::int32_t>(name, value);
     } else {
-      throw input_error(fmt::format("\"{}\" is no field of a group", name));
+      throw input_error(fmt::format("\"{}\" is no field of a group", tools::excerpt(name)));
     }
   }
   return group;
@@ -67,11 +70,12 @@ group_config group_of(const json& object) {
 std::vector<group_config> read_model_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) throw input_error(fmt::format("{}: the file cannot be read", path));
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
   json whole;
   try {
-    whole = json::parse(file);
-  } catch (const json::exception& problem) {
-    throw input_error(fmt::format("{}: {}", path, problem.what()));
+    whole = tools::parse_json(text);
+  } catch (const tools::json_error& problem) {
+    throw input_error(fmt::format("{}: it is {}", path, problem.what()));
   }
   if (!whole.is_object() || !whole.contains("groups") || !whole.at("groups").is_array() || whole.at("groups").empty() ||
       whole.size() != 1) {

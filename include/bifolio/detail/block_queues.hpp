@@ -19,9 +19,7 @@
 #include <bifolio/export.hpp>
 #include <bifolio/memory_resource.hpp>
 #include <bifolio/types.hpp>
-#include <bit>
 #include <cstdint>
-#include <span>
 #include <string>
 
 namespace bifolio::inline v0_2::detail {

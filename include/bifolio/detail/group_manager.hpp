@@ -18,7 +18,12 @@
 /// group_build.cpp, group_check.cpp.
 
 #include <array>
+#include <bifolio/block_pool.hpp>
+#include <bifolio/content_key.hpp>
 #include <bifolio/detail/manager_core.hpp>
+#include <bifolio/detail/sequence.hpp>
+#include <bifolio/error.hpp>
+#include <bifolio/eviction_policy.hpp>
 #include <bifolio/export.hpp>
 #include <bifolio/kv_cache_config.hpp>
 #include <bifolio/layer_groups.hpp>

@@ -76,6 +76,17 @@ bool make_footprint(footprint& out, const void* base, const kv_layout& layout, c
                     std::int64_t num_blocks) noexcept {
   const kv_strides& strides = plane.strides;
   if (strides.chunk < 1 || strides.chunk > plane.head_dim || plane.head_dim % strides.chunk != 0) return false;
+  if (plane.code.is_record()) {
+    if (strides.dim != 1 || strides.chunk != plane.head_dim) return false;
+    // Their floats are aligned.
+    for (const std::int64_t step : {strides.block, strides.head, strides.token}) {
+      if (step % static_cast<std::int64_t>(sizeof(float)) != 0) return false;
+    }
+    const axis rows[] = {
+        {num_blocks, strides.block}, {layout.num_kv_heads, strides.head}, {layout.block_size, strides.token}};
+    out = {.base = static_cast<const std::byte*>(base)};
+    return add_axes(out, rows, 3, kv_record::bytes, true, 1);
+  }
   out = {};
   out.base = static_cast<const std::byte*>(base);
   const bool has_tail = plane.code.tail_floats() > 0;

@@ -21,7 +21,8 @@ namespace bifolio::inline v0_2::detail {
     case dtype::bf16:
       return has(scale_granularity::none);
     case dtype::e4m3:
-      return has(scale_granularity::none) || is_static || has(scale_granularity::token_head);
+      return has(scale_granularity::none) || is_static || has(scale_granularity::token_head) ||
+             has(scale_granularity::record);
     case dtype::e5m2:
       return has(scale_granularity::none) || is_static;
     case dtype::i8:
@@ -38,8 +39,26 @@ namespace bifolio::inline v0_2::detail {
     sentence.append("code '").append(to_string(code)).append("' of the ").append(plane);
     sentence.append(
         " plane is not supported; there are f32, f16, bf16, e4m3 and e5m2 without scales, e4m3, e5m2 and i8 with "
-        "scales "
-        "per layer or head, and e4m3, i8 and u8 with scales per token_head, all scales f32");
+        "scales per layer or head, e4m3, i8 and u8 with scales per token_head, and e4m3 with scales per record, all "
+        "scales f32");
+  };
+}
+
+/// Whether planes of records have the one shape of them; true of all other codes.
+[[nodiscard]] constexpr bool suits_records(const kv_code& k, const kv_code& v, std::int32_t qk_head_dim,
+                                           std::int32_t v_head_dim, bool v_in_k) noexcept {
+  if (!k.is_record() && !v.is_record()) return true;
+  return k == v && v_in_k && qk_head_dim == kv_record::head_dim && v_head_dim == kv_record::v_head_dim;
+}
+
+/// The part of a sentence that says so of a shape that has not.
+[[nodiscard]] inline auto unsuitable_records(std::int32_t qk_head_dim, std::int32_t v_head_dim, bool v_in_k) noexcept {
+  return [=](std::string& sentence) {
+    sentence.append("a code has scales per record with head dims ").append(std::to_string(qk_head_dim));
+    sentence.append(" and ")
+        .append(std::to_string(v_head_dim))
+        .append(v_in_k ? " and V part of K" : " and a V of its own");
+    sentence.append("; records have 576 and 512, and V is part of K");
   };
 }
 
@@ -77,6 +96,14 @@ struct encoding {
   return type == dtype::e4m3 ? 448.0f : 127.0f;
 }
 
+/// The part of a sentence with which a device that does not store records refuses them.
+[[nodiscard]] inline auto records_on_device(const kv_code& code) noexcept {
+  return [code](std::string& sentence) {
+    sentence.append("code '").append(to_string(code));
+    sentence.append("' is not implemented on this device; it takes the others, and the CPU takes all");
+  };
+}
+
 /// Scale and zero of a token and head. `Math::add`, `Math::sub` and `Math::div` round once.
 BIFOLIO_ANY_CALLABLE
 template <class Math>
@@ -94,6 +121,36 @@ template <class Math>
   if (range.magnitude < least) return {{0.0f, 0.0f}, 0.0f};
   const float largest = largest_code(type);
   return {{Math::div(range.magnitude, largest), 0.0f}, Math::div(largest, range.magnitude)};
+}
+
+/// The scale of `dims_per_scale` latent dims of a record. `Math::div` rounds once.
+BIFOLIO_ANY_CALLABLE
+template <class Math>
+[[nodiscard]] BIFOLIO_HOST_DEVICE encoding encode_record_dims(const dim_range& range) noexcept {
+  if (!range.finite) return {{__builtin_nanf(""), 0.0f}, 0.0f};
+  constexpr float least = 1e-4f;
+  const float quotient = Math::div(range.magnitude, largest_code(dtype::e4m3));
+  const float wanted = quotient < least ? least : quotient;
+  std::uint32_t bits = 0;
+  __builtin_memcpy(&bits, &wanted, sizeof(bits));
+  const std::uint32_t power = (bits + 0x7fffffu) & 0x7f800000u;  // between 2^-13 and 2^120: so is the inverse
+  const std::uint32_t inverse = (254u << 23) - power;
+  encoding how;
+  __builtin_memcpy(&how.stored.scale, &power, sizeof(power));
+  __builtin_memcpy(&how.inverse, &inverse, sizeof(inverse));
+  return how;
+}
+
+/// The bytes of a plane of records as a plane of its own, for calls that move them without reading them; other planes
+/// as they are.
+[[nodiscard]] constexpr kv_plane stored_plane(const kv_plane& plane) noexcept {
+  if (!plane.code.is_record()) return plane;
+  kv_plane bytes = plane;
+  bytes.code = {dtype::e4m3};
+  bytes.head_dim = static_cast<std::int32_t>(kv_record::bytes);
+  bytes.strides.chunk = bytes.head_dim;
+  bytes.strides.chunk_stride = kv_record::bytes;
+  return bytes;
 }
 
 /// The floats of a plane's tail as a plane of its own, which starts tail.offset bytes after the plane: moving a block

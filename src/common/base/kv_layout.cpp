@@ -37,6 +37,17 @@ void require_v_in_k(const kv_code& k, const kv_code& v, std::int32_t qk_head_dim
   }
 }
 
+void require_records(layout_kind kind, const kv_code& k, const kv_code& v, std::int32_t qk_head_dim,
+                     std::int32_t v_head_dim, bool v_in_k) {
+  if (!detail::suits_records(k, v, qk_head_dim, v_head_dim, v_in_k)) {
+    detail::refuse(errc::invalid_argument, detail::unsuitable_records(qk_head_dim, v_head_dim, v_in_k));
+  }
+  if (k.is_record() && kind == layout_kind::x_split) {
+    detail::refuse(errc::invalid_argument,
+                   "layout x_split divides rows, which records do not allow; it must be hnd or nhd");
+  }
+}
+
 // x of x_split: 16 bytes of elements, halved until it divides head_dim.
 std::int32_t split_width(dtype type, std::int32_t head_dim) {
   auto x = static_cast<std::int32_t>(16 / size_of(type));
@@ -44,15 +55,15 @@ std::int32_t split_width(dtype type, std::int32_t head_dim) {
   return x;
 }
 
-// The strides of one plane; in x_split K is split and V has its tokens side by side.
+// The strides of one plane, whose rows take `row` elements; in x_split K is split and V has its tokens side by side.
 kv_strides strides_of(layout_kind kind, bool is_k, dtype type, std::int64_t heads, std::int32_t head_dim,
-                      std::int64_t tokens, std::int64_t block) {
+                      std::int64_t tokens, std::int64_t row, std::int64_t block) {
   const std::int64_t dims = head_dim;
   switch (kind) {
     case layout_kind::hnd:
-      return {.block = block, .head = tokens * dims, .token = dims, .dim = 1, .chunk_stride = dims, .chunk = head_dim};
+      return {.block = block, .head = tokens * row, .token = row, .dim = 1, .chunk_stride = dims, .chunk = head_dim};
     case layout_kind::nhd:
-      return {.block = block, .head = dims, .token = heads * dims, .dim = 1, .chunk_stride = dims, .chunk = head_dim};
+      return {.block = block, .head = row, .token = heads * row, .dim = 1, .chunk_stride = dims, .chunk = head_dim};
     case layout_kind::x_split: {
       if (is_k) {
         const std::int32_t x = split_width(type, head_dim);
@@ -98,6 +109,8 @@ std::string_view to_string(scale_granularity granularity) noexcept {
       return "head";
     case scale_granularity::token_head:
       return "token_head";
+    case scale_granularity::record:
+      return "record";
   }
   return "unknown";
 }
@@ -127,6 +140,7 @@ constexpr struct {
     {"e4m3-token", {dtype::e4m3, scale_granularity::token_head}},
     {"i8-token", {dtype::i8, scale_granularity::token_head}},
     {"u8-token", {dtype::u8, scale_granularity::token_head}},
+    {"e4m3-record", {dtype::e4m3, scale_granularity::record}},
     {"e4m3-unscaled", {dtype::e4m3}},
     {"e5m2-unscaled", {dtype::e5m2}},
 };
@@ -171,6 +185,7 @@ kv_layout make_layout(layout_kind kind, kv_code k, kv_code v, std::int32_t num_k
   require_code("K", k);
   require_code("V", v);
   if (v_in_k) require_v_in_k(k, v, qk_head_dim, v_head_dim);
+  require_records(kind, k, v, qk_head_dim, v_head_dim, v_in_k);
 
   constexpr std::int64_t max_block_bytes = std::int64_t{1} << 40;
   (void)detail::bounded_product(
@@ -184,8 +199,8 @@ kv_layout make_layout(layout_kind kind, kv_code k, kv_code v, std::int32_t num_k
   for (kv_plane* plane : {&layout.k, &layout.v}) {
     // The tail belongs to the block; the step from block to block is in elements.
     const std::int64_t block = layout.block_bytes(*plane) / static_cast<std::int64_t>(size_of(plane->code.type));
-    plane->strides =
-        strides_of(kind, plane == &layout.k, plane->code.type, num_kv_heads, plane->head_dim, block_size, block);
+    plane->strides = strides_of(kind, plane == &layout.k, plane->code.type, num_kv_heads, plane->head_dim, block_size,
+                                plane->row_elements(), block);
     if (const std::int64_t floats = plane->code.tail_floats(); floats > 0) {
       const std::int64_t entry = floats * static_cast<std::int64_t>(sizeof(float));
       plane->tail = {.offset = layout.block_tail_offset(*plane), .head = block_size * entry, .token = entry};

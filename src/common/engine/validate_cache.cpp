@@ -73,8 +73,13 @@ bool aligned(const void* pointer, dtype type) noexcept {
   return reinterpret_cast<std::uintptr_t>(pointer) % size_of(type) == 0;
 }
 
+/// float32 scales among the bytes of its blocks.
+bool has_scales_inside(const kv_plane& plane) noexcept {
+  return plane.code.tail_floats() > 0 || plane.code.is_record();
+}
+
 bool aligned_plane(const void* pointer, const kv_plane& plane) noexcept {
-  return aligned(pointer, plane.code.tail_floats() > 0 ? dtype::f32 : plane.code.type);
+  return aligned(pointer, has_scales_inside(plane) ? dtype::f32 : plane.code.type);
 }
 
 bool has_static_scales(const float* scales, const kv_plane& plane) noexcept {
@@ -203,6 +208,10 @@ errc check_v_in_k(const kv_layout& layout) noexcept {
   return is_part ? errc::ok : errc::invalid_argument;
 }
 
+bool suits_records(const kv_layout& layout) noexcept {
+  return detail::suits_records(layout.k.code, layout.v.code, layout.k.head_dim, layout.v.head_dim, layout.v_in_k);
+}
+
 /// What `check_readable` finds wrong with a view, by name.
 errc describe(const kv_cache_view& view, std::string_view name, errc code, const refusal& refuse) {
   if (view.num_blocks < 0) {
@@ -229,6 +238,10 @@ errc describe(const kv_cache_view& view, std::string_view name, errc code, const
           ", is not implemented");
     }
   }
+  if (!suits_records(layout)) {
+    return refuse(code, "of ", name, " ",
+                  detail::unsuitable_records(layout.k.head_dim, layout.v.head_dim, layout.v_in_k));
+  }
   for (const bool is_k : {true, false}) {
     if (view.num_blocks == 0 || (!is_k && layout.v_in_k)) break;  // without blocks nothing of a plane is looked at
     const char* const part = is_k ? ".k" : ".v";
@@ -243,13 +256,15 @@ errc describe(const kv_cache_view& view, std::string_view name, errc code, const
       return refuse(code, "the strides of ", name, part, " (block ", strides.block, ", head ", strides.head, ", token ",
                     strides.token, ", dim ", strides.dim, ", chunk ", strides.chunk_stride,
                     ") let elements share a place or reach past 2^62 bytes",
-                    plane.code.tail_floats() > 0 ? ", or its tail is not between the elements and the next block" : "");
+                    plane.code.tail_floats() > 0 ? ", or its tail is not between the elements and the next block"
+                    : plane.code.is_record()     ? ", or are not those of records: dim 1, one chunk, multiples of 4"
+                                                 : "");
     }
     if (data == nullptr) return refuse(code, name, part, " is null");
     if (!aligned_plane(data, plane)) {
-      const bool has_tail = plane.code.tail_floats() > 0;
-      return refuse(code, name, part, " is not aligned to its ", has_tail ? "scales" : "elements", " of ",
-                    has_tail ? std::int64_t{sizeof(float)} : static_cast<std::int64_t>(size_of(plane.code.type)),
+      const bool has_scales = has_scales_inside(plane);
+      return refuse(code, name, part, " is not aligned to its ", has_scales ? "scales" : "elements", " of ",
+                    has_scales ? std::int64_t{sizeof(float)} : static_cast<std::int64_t>(size_of(plane.code.type)),
                     " bytes");
     }
     const float* const scales = is_k ? view.k_scales : view.v_scales;
@@ -281,6 +296,7 @@ errc check(const kv_layout& layout, std::int64_t num_blocks) noexcept {
     if (!is_dtype(plane->code.type) || plane->head_dim < 1) return errc::invalid_argument;
     if (!detail::is_supported(plane->code)) return errc::unsupported;
   }
+  if (!suits_records(layout)) return errc::invalid_argument;
   if (num_blocks < 0 || num_blocks > max_num_blocks) return errc::invalid_argument;
   if (plane_span(layout, layout.k, num_blocks) < 0) return errc::invalid_argument;
   if (layout.v_in_k) return check_v_in_k(layout);

@@ -60,6 +60,9 @@ errc check_codes(const attention_spec& spec, const refusal& refuse) {
         errc::invalid_argument, "the code of V is ", [&](std::string& text) { text += to_string(spec.v_code); },
         "; where V is part of K it must be that of K, ", [&](std::string& text) { text += to_string(spec.k_code); });
   }
+  if (!detail::suits_records(spec.k_code, spec.v_code, spec.qk_head_dim, spec.v_head_dim, spec.v_in_k)) {
+    return refuse(errc::invalid_argument, detail::unsuitable_records(spec.qk_head_dim, spec.v_head_dim, spec.v_in_k));
+  }
   if (spec.v_in_k && spec.v_head_dim > spec.qk_head_dim) {
     return refuse(errc::invalid_argument, "v_head_dim is ", spec.v_head_dim,
                   "; where V is part of K it must be at most qk_head_dim, ", spec.qk_head_dim);

@@ -56,6 +56,7 @@ void check_spec(const attention_spec& spec) {
   std::string sentence;
   if (const errc code = validate::attention_spec_alone(spec, &sentence); code != errc::ok)
     detail::refuse(code, sentence);
+  if (spec.k_code.is_record()) detail::refuse(errc::unsupported, detail::records_on_device(spec.k_code));
 }
 
 attention_kernel_args args_of(const attention_plan& plan, const attention_params& params) noexcept {

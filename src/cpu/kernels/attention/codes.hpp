@@ -58,10 +58,27 @@ BIFOLIO_FORCE_INLINE void gather_elements(const Stored* row, const kv_strides& s
   }
 }
 
+/// The first `head_dim` dims of a record: all, or those of V.
+inline void decode_record(const std::byte* record, const coded_plane& plane, int head_dim, float* to) noexcept {
+  for (int i = 0; i < kv_record::num_scales; ++i) {
+    detail::scale_pair scales;
+    __builtin_memcpy(&scales.scale, record + kv_record::scales_offset + i * static_cast<int>(sizeof(float)),
+                     sizeof(float));
+    const auto* const codes = reinterpret_cast<const float8_e4m3*>(record) + i * kv_record::dims_per_scale;
+    decode_elements(codes, kv_record::dims_per_scale, scales, plane, to + i * kv_record::dims_per_scale);
+  }
+  if (head_dim == kv_record::v_head_dim) return;
+  coded_plane rotated;
+  rotated.type = dtype::bf16;
+  decode_elements(reinterpret_cast<const bfloat16*>(record + kv_record::rotated_offset), kv_record::rotated_dims, {},
+                  rotated, to + kv_record::v_head_dim);
+}
+
 /// The row whose dim 0 is `offset` elements, and whose scales, if it has its own, are `tail` bytes from the start of
 /// the plane.
 [[gnu::noinline]] void decode_row(const coded_plane& plane, const void* base, std::int64_t offset, std::int64_t tail,
                                   const kv_strides& strides, int kv_head, int head_dim, float* to) noexcept {
+  if (plane.is_record) return decode_record(static_cast<const std::byte*>(base) + offset, plane, head_dim, to);
   detail::scale_pair scales;
   if (plane.tail_floats > 0) {
     const char* const stored = static_cast<const char*>(base) + tail;

@@ -55,6 +55,7 @@ using attn::visible_range;
 struct coded_plane {
   dtype type = dtype::f32;
   bool is_scaled = false;
+  bool is_record = false;
   bool scale_per_head = false;           ///< of static scales
   std::int32_t tail_floats = 0;          ///< scales per token and head in the blocks' tails
   kv_tail_strides tail;                  ///< where they are

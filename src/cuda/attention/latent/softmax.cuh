@@ -5,8 +5,8 @@
 /// of each every eighth pair of keys.
 
 #include "cuda/attention/latent/shape.hpp"
-#include "cuda/attention/prefill/mainloop.cuh"
 #include "cuda/attention/prefill/scheduler.cuh"
+#include "cuda/attention/prefill/softmax.cuh"
 #include "cuda/device/ptx.cuh"
 
 namespace bifolio::inline v0_2::cuda::latent {

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// The softmax of prefill: masks, the logits transform, and a running maximum for each row, over scores as the tensor
+/// cores leave them.
+
+#include "cuda/attention/prefill/args.hpp"
+#include "cuda/attention/prefill/results.cuh"
+#include "cuda/attention/prefill/scheduler.cuh"
+#include "cuda/attention/prefill/transform.cuh"
+#include "cuda/device/ptx.cuh"
+
+namespace bifolio::inline v0_2::cuda::prefill {
+
+/// A thread's two rows of its warpgroup's 64.
+struct row_state {
+  int token[2], head[2];
+  int position[2];  // of the token in the sequence
+  float slope[2];   // of the head; with a transform only
+  float max[2];     // of scores in the transform's unit; when all keys are done, of base-2 logits. At most 8 below
+  float sum[2];     // this lane's share
+
+  template <class Shape, bool Transform>
+  __device__ __forceinline__ void begin(const prefill_args& a, const prefill_work_tile& work, int warpgroup,
+                                        int thread) {
+    const int first_token = (Shape::num_consumers * work.row_tile + warpgroup) * a.tokens_per_warpgroup;
+    const int first_row = (thread / 32) * 16 + (thread & 31) / 4;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = first_row + 8 * i;
+      const int of_warpgroup = row / a.packed_heads;
+      head[i] = work.head + row - of_warpgroup * a.packed_heads;
+      // Rows that no token of the warpgroup has belong to none of the sequence.
+      token[i] = of_warpgroup < a.tokens_per_warpgroup ? first_token + of_warpgroup : work.query_len;
+      position[i] = work.seq_len - work.query_len + token[i];
+      max[i] = -INFINITY;
+      sum[i] = 0;
+      if constexpr (Transform) slope[i] = a.alibi_slopes != nullptr ? a.alibi_slopes[head[i]] : 0.0f;
+    }
+  }
+};
+
+/// How far a row's maximum may stay below its scores, in base 2.
+inline constexpr float max_slack = 8.0f;
+
+/// Score register j of a thread is of row (j / 2) % 2 of its two, and of key 8 · (j / 4) + j % 2 from its first column.
+template <class Shape, bool Transform>
+class softmax {
+  using S = Shape;
+
+ protected:
+  __device__ __forceinline__ softmax(const prefill_args& args, int thread)
+      : a_(args), transform_(transform_options(args)), thread_(thread) {}
+
+  // The key of score register j, from the tile's first, for this thread's first column.
+  [[nodiscard]] __device__ __forceinline__ static constexpr int key_of(int j) { return (j >> 2) * 8 + (j & 1); }
+
+  // The keys of a tile that this thread's rows attend to, as score registers count them. The same as attn::attends and
+  // is_in_window.
+  struct visible_keys {
+    int begin[2], end[2];
+    [[nodiscard]] __device__ __forceinline__ bool contains(int j) const {
+      return key_of(j) >= begin[(j >> 1) & 1] && key_of(j) < end[(j >> 1) & 1];
+    }
+  };
+  [[nodiscard]] __device__ __forceinline__ visible_keys visible(int column, const kv_range& e,
+                                                                const row_state& rows) const {
+    visible_keys keys;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      int end = a_.causal ? min(e.seq_len, rows.position[i] + 1) : e.seq_len;
+      if (a_.window_right >= 0) end = min(end, rows.position[i] + a_.window_right + 1);
+      keys.end[i] = end - column;
+      keys.begin[i] = a_.window_left >= 0 ? rows.position[i] - a_.window_left - column : 0;
+    }
+    return keys;
+  }
+  // Whether there are keys in the tile that some row does not attend to: at its end, at its beginning.
+  [[nodiscard]] __device__ __forceinline__ static bool ends_in(int tile, const kv_range& e) {
+    return (tile + 1) * S::tile_keys > e.common_limit;
+  }
+  [[nodiscard]] __device__ __forceinline__ static bool begins_in(int tile, const kv_range& e) {
+    return tile * S::tile_keys < e.common_begin;
+  }
+
+  // Scores of keys that a row does not attend to become −inf, in tiles where there are any.
+  __device__ __forceinline__ void mask(float (&s)[S::score_registers], int tile, int column, const kv_range& e,
+                                       const row_state& rows) const {
+    if (ends_in(tile, e)) {
+      const visible_keys keys = visible(column, e, rows);
+#pragma unroll
+      for (int j = 0; j < S::score_registers; ++j) {
+        if (key_of(j) >= keys.end[(j >> 1) & 1]) s[j] = -INFINITY;
+      }
+    }
+    if (begins_in(tile, e)) {
+      const visible_keys keys = visible(column, e, rows);
+#pragma unroll
+      for (int j = 0; j < S::score_registers; ++j) {
+        if (key_of(j) < keys.begin[(j >> 1) & 1]) s[j] = -INFINITY;
+      }
+    }
+  }
+
+  // Scores become probabilities against the running maximum; `rescale` is what older results must be multiplied with.
+  // The maximum follows only where a score is more than max_slack above it, which is rare after the first tile: mostly
+  // rescale is 1, and the lanes of a row need not exchange their maxima.
+  __device__ __forceinline__ void probabilities(float (&s)[S::score_registers], int tile, const kv_range& e,
+                                                row_state& rows, float (&rescale)[2]) {
+    const int column = tile * S::tile_keys + (thread_ & 3) * 2;
+    float from_row[2] = {0, 0};  // what all scores of this thread's row lack
+    if constexpr (Transform) {
+      if (transform_.rising) return capped_probabilities(s, tile, column, e, rows, rescale);
+      transform_.apply(s);
+      if (a_.alibi_slopes != nullptr) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float slope = rows.slope[i] * transform_.alibi_factor;
+          from_row[i] = slope * static_cast<float>(column - rows.position[i]);
+#pragma unroll
+          for (int j = 0; j < S::score_registers; j += 4) {
+            s[j + 2 * i] = fmaf(slope, static_cast<float>(key_of(j)), s[j + 2 * i]);
+            s[j + 2 * i + 1] = fmaf(slope, static_cast<float>(key_of(j + 1)), s[j + 2 * i + 1]);
+          }
+        }
+      }
+    }
+    mask(s, tile, column, e, rows);
+    const float scale = transform_.scale_log2;
+    float m[2] = {-INFINITY, -INFINITY};  // of this lane
+#pragma unroll
+    for (int j = 0; j < S::score_registers; j += 4) {
+      m[0] = fmaxf(m[0], fmaxf(s[j], s[j + 1]));
+      m[1] = fmaxf(m[1], fmaxf(s[j + 2], s[j + 3]));
+    }
+    if constexpr (Transform) {
+      m[0] += from_row[0];
+      m[1] += from_row[1];
+    }
+    rescale[0] = rescale[1] = 1.0f;
+    const bool rises = (m[0] - rows.max[0]) * scale > max_slack || (m[1] - rows.max[1]) * scale > max_slack;
+    if (__any_sync(0xffffffffu, rises)) raise_maxima(m, scale, rows, rescale);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float from = Transform ? rows.max[i] - from_row[i] : rows.max[i];
+      const float shift = rows.max[i] == -INFINITY ? 0.0f : from * scale;
+      float sum = 0;
+#pragma unroll
+      for (int j = 0; j < S::score_registers; j += 4) {
+        s[j + 2 * i] = device::exp2_fast(fmaf(s[j + 2 * i], scale, -shift));
+        s[j + 2 * i + 1] = device::exp2_fast(fmaf(s[j + 2 * i + 1], scale, -shift));
+        sum += s[j + 2 * i] + s[j + 2 * i + 1];
+      }
+      rows.sum[i] = rows.sum[i] * rescale[i] + sum;
+    }
+  }
+
+  // Lets each row's maximum follow its largest score, of which `m` is this lane's, where that is more than max_slack
+  // above it.
+  __device__ __forceinline__ static void raise_maxima(float (&m)[2], float scale, row_state& rows,
+                                                      float (&rescale)[2]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      m[i] = fmaxf(m[i], __shfl_xor_sync(0xffffffffu, m[i], 1));
+      m[i] = fmaxf(m[i], __shfl_xor_sync(0xffffffffu, m[i], 2));
+      if ((m[i] - rows.max[i]) * scale > max_slack) {
+        rescale[i] = device::exp2_fast((rows.max[i] - m[i]) * scale);
+        rows.max[i] = m[i];
+      }
+    }
+  }
+
+  // The same for logits with a soft cap and nothing after it. They rise with the products, so that maxima are found
+  // among those, and the cap is in the multiply-add of the exponential. The largest magnitude tells both whether all
+  // products are short and whether a maximum may rise; where it may, the largest of the keys that count is found.
+  __device__ __forceinline__ void capped_probabilities(float (&s)[S::score_registers], int tile, int column,
+                                                       const kv_range& e, row_state& rows, float (&rescale)[2]) {
+    const bool is_border = ends_in(tile, e) || begins_in(tile, e);
+    bool is_short = !is_border;
+    bool rises = is_border;
+    if (!is_border) {
+      float size[2] = {0, 0};
+#pragma unroll
+      for (int j = 0; j < S::score_registers; j += 4) {
+        size[0] = fmaxf(size[0], fmaxf(fabsf(s[j]), fabsf(s[j + 1])));
+        size[1] = fmaxf(size[1], fmaxf(fabsf(s[j + 2]), fabsf(s[j + 3])));
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (rows.position[i] >= e.seq_len) continue;  // an unused row holds whatever was in shared memory
+        is_short = is_short && transform_.is_short(size[i]);
+        rises = rises || !(transform_.short_logit(size[i], rows.max[i]) <= max_slack);
+      }
+    }
+    rescale[0] = rescale[1] = 1.0f;
+    const bool all_short = __all_sync(0xffffffffu, is_short);
+    visible_keys keys;
+    if (!all_short || __any_sync(0xffffffffu, rises)) {
+      keys = visible(column, e, rows);
+      float m[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+      for (int j = 0; j < S::score_registers; ++j) {
+        if (keys.contains(j)) m[(j >> 1) & 1] = fmaxf(m[(j >> 1) & 1], s[j]);
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) m[i] = m[i] == -INFINITY ? m[i] : transform_.capped_logit(m[i], 0.0f);
+      raise_maxima(m, 1.0f, rows, rescale);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float shift = rows.max[i] == -INFINITY ? 0.0f : rows.max[i];
+      float sum = 0;
+      if (all_short) {
+#pragma unroll
+        for (int j = 2 * i; j < S::score_registers; j += 4) {
+          s[j] = device::exp2_fast(transform_.short_logit(s[j], shift));
+          s[j + 1] = device::exp2_fast(transform_.short_logit(s[j + 1], shift));
+          sum += s[j] + s[j + 1];
+        }
+      } else {
+#pragma unroll
+        for (int j = 2 * i; j < S::score_registers; j += 4) {
+          const float logit[2] = {transform_.capped_logit(s[j], shift), transform_.capped_logit(s[j + 1], shift)};
+          s[j] = device::exp2_fast(keys.contains(j) ? logit[0] : -INFINITY);
+          s[j + 1] = device::exp2_fast(keys.contains(j + 1) ? logit[1] : -INFINITY);
+          sum += s[j] + s[j + 1];
+        }
+      }
+      rows.sum[i] = rows.sum[i] * rescale[i] + sum;
+    }
+  }
+
+  const prefill_args& a_;
+  logits_transform<Transform> transform_;
+  int thread_;
+};
+
+}  // namespace bifolio::inline v0_2::cuda::prefill

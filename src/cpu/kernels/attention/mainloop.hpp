@@ -58,6 +58,9 @@ class mainloop {
         v_widened_(widens_codes && args.is_coded && size_of(args.v_code.type) == 1),
         k_contiguous_(!k_widened_ && (widens_codes || !args.is_coded) && has_runs(args.k_strides, args.qk_head_dim)),
         v_contiguous_(!v_widened_ && (widens_codes || !args.is_coded) && has_runs(args.v_strides, args.v_head_dim)),
+        k_pieces_(!k_widened_ && (widens_codes || !args.is_coded) && has_pieces(args.k_strides, args.qk_head_dim)),
+        v_columns_(!v_widened_ && (widens_codes || !args.is_coded) && args.v_strides.token == 1 &&
+                   args.v_strides.chunk >= args.v_head_dim),
         v_in_k_(args.v == args.k),
         whole_tokens_(num_heads_ > 1 && has_whole_tokens(args.k_strides, args.qk_head_dim) &&
                       has_whole_tokens(args.v_strides, args.v_head_dim)),
@@ -124,6 +127,12 @@ class mainloop {
            (strides.token != head_dim || args_.block_size == 1);
   }
 
+  // x_split's K: pieces of 16 bytes, those of neighbouring tokens side by side.
+  static constexpr int piece_dims = 16 / static_cast<int>(sizeof(Key));
+  static BIFOLIO_INLINE bool has_pieces(const kv_strides& strides, int head_dim) noexcept {
+    return strides.dim == 1 && strides.chunk == piece_dims && strides.token == piece_dims && head_dim % piece_dims == 0;
+  }
+
   // K of one of the tile's keys in a cache whose rows cannot be read in place.
   void stage_key(const kv_tile_offsets& tile, int head, int key, Key* to) const noexcept {
     const int kv_head = item_.kv_head_begin + head;
@@ -162,9 +171,8 @@ class mainloop {
 
   // One row of K or V from any layout.
   static void stage_row(const Key* from, const kv_strides& strides, int head_dim, Key* to) noexcept {
-    constexpr int piece = 16 / static_cast<int>(sizeof(Key));  // of x_split's K
-    if (strides.dim == 1 && strides.chunk == piece && head_dim % piece == 0) {
-      for (int d = 0; d < head_dim; d += piece, from += strides.chunk_stride) __builtin_memcpy(to + d, from, 16);
+    if (strides.dim == 1 && strides.chunk == piece_dims && head_dim % piece_dims == 0) {
+      for (int d = 0; d < head_dim; d += piece_dims, from += strides.chunk_stride) __builtin_memcpy(to + d, from, 16);
       return;
     }
     for (int d = 0; d < head_dim;) {
@@ -175,28 +183,41 @@ class mainloop {
     }
   }
 
+  // Polls of a step of `stage_columns`.
+  static constexpr int column_polls = lanes;
+  [[nodiscard]] int polls_of_columns() const noexcept {
+    constexpr int step = lanes * 4 / static_cast<int>(sizeof(Key));
+    return v_columns_ ? tile_vectors * ((args_.v_head_dim + step - 1) / step) * column_polls : 0;
+  }
+
   // Rows of V of `lanes` keys that lie side by side, dim by dim (x_split's V), transposed: to [keys][padded_].
-  void stage_columns(const Key* from, Key* to) const noexcept {
+  void stage_columns(const Key* from, Key* to) noexcept {
     const std::int64_t apart = args_.v_strides.dim;
     const int head_dim = args_.v_head_dim;
     constexpr int step = lanes * 4 / static_cast<int>(sizeof(Key));
     const Key* const zeros = static_cast<const Key*>(scratch_.zero_row);
-    for (int d = 0; d < head_dim; d += step) {
-      const auto row = [&](int dim) __attribute__((always_inline)) {
-        return dim < head_dim ? from + dim * apart : zeros;
+    prefetch_poller poller(prefetcher_);
+    const auto stage = [&]<bool IsWhole>(int d) __attribute__((always_inline)) {
+      const auto row = [&](int i) __attribute__((always_inline)) {
+        return IsWhole || d + i < head_dim ? from + (d + i) * apart : zeros;
       };
-      transpose(
-          [&](int i) __attribute__((always_inline)) {
-            if constexpr (sizeof(Key) == 4) {
-              return load_bits(row(d + i));
-            } else {
-              return join_elements(row(d + 2 * i), row(d + 2 * i + 1));
-            }
-          },
-          [&](int key, vf dims) __attribute__((always_inline)) {
-            store(reinterpret_cast<float*>(to + std::int64_t{key} * padded_ + d), dims);
-          });
-    }
+      const auto store_key = [&](int key, vf dims) __attribute__((always_inline)) {
+        store(reinterpret_cast<float*>(to + std::int64_t{key} * padded_ + d), dims);
+      };
+      if constexpr (sizeof(Key) == 4) {
+        transpose(
+            [&](int i) __attribute__((always_inline)) { return load_bits(row(i)); }, store_key);
+      } else if constexpr (transposes_half_rows) {
+        transpose_words(row, store_key);
+      } else {
+        transpose(
+            [&](int i) __attribute__((always_inline)) { return join_elements(row(2 * i), row(2 * i + 1)); }, store_key);
+      }
+      poller.poll(column_polls);
+    };
+    int d = 0;
+    for (; d + step <= head_dim; d += step) stage.template operator()<true>(d);
+    if (d < head_dim) stage.template operator()<false>(d);
   }
 
   // V of one of the tile's keys in a cache whose rows cannot be read in place.
@@ -230,12 +251,10 @@ class mainloop {
         return;
       }
     }
-    const bool side_by_side =
-        (widens_codes || !args_.is_coded) && args_.v_strides.token == 1 && args_.v_strides.chunk >= args_.v_head_dim;
     for (int key = tile.begin; key < tile.end; ++key) {
       Key* const row = staging + std::int64_t{key} * padded_;
       rows[key] = row;
-      if (!side_by_side || !tile.uniform[key / lanes]) {
+      if (!v_columns_ || !tile.uniform[key / lanes]) {
         stage_value(tile, head, key, row);
       } else if (key % lanes == 0) {
         stage_columns(static_cast<const Key*>(args_.v) + head_offset + tile.v[key], row);
@@ -590,6 +609,8 @@ class mainloop {
   bool v_widened_;
   bool k_contiguous_;
   bool v_contiguous_;
+  bool k_pieces_;   // x_split's K
+  bool v_columns_;  // x_split's V: keys side by side, dim by dim
   bool v_in_k_;
   bool whole_tokens_;  // prefetched: rows of all heads of a token are adjacent, rows of tokens are not (nhd)
   bool k_tails_;       // scales per token, …

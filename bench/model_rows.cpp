@@ -2,6 +2,7 @@
 #include "model_rows.hpp"
 
 #include <bifolio/model_cache.hpp>
+#include <bifolio/trace.hpp>
 #include <memory>
 #include <string>
 #include <utility>
@@ -54,21 +55,27 @@ class idle_backend final : public backend {
 class model_bench : row_timer {
  public:
   model_bench(std::int32_t block_size, std::int32_t rounds, report& out)
-      : row_timer(out), rounds_(rounds), cache_(where_, config(block_size)) {
-    const std::vector<token_id> prompt(num_tokens);
-    for (step_row& row : rows_) row.seq = cache_.open(prompt).seq;
-    cache_.begin_step(prompts(prompt)).commit();
+      : row_timer(out),
+        rounds_(rounds),
+        cache_(where_, config(block_size)),
+        traced_cache_(*traced_, config(block_size)) {
+    open(cache_, rows_);
+    open(traced_cache_, traced_rows_);
+    log_.name_layers(traced_cache_.engine().layers());
   }
 
   void run() {
-    std::vector<double> by_hand, with_cache;
+    std::vector<double> by_hand, with_cache, traced;
     for (std::int32_t round = 0; round < rounds_; ++round) {
       for (int i = 0; i < 8; ++i) time(by_hand, 1, [&] { step_by_hand(); });
-      for (int i = 0; i < 8; ++i) time(with_cache, 1, [&] { step_with_cache(); });
+      for (int i = 0; i < 8; ++i) time(with_cache, 1, [&] { step_with(cache_, rows_, nullptr); });
+      for (int i = 0; i < 8; ++i) time(traced, 1, [&] { step_with(traced_cache_, traced_rows_, &log_); });
       for (const step_row& row : rows_) cache_.truncate(row.seq, num_tokens);
+      for (const step_row& row : traced_rows_) traced_cache_.truncate(row.seq, num_tokens);
     }
     add("decode step, batch 256, 32 layers, by hand", "batch", "step", by_hand);
     add("decode step, batch 256, 32 layers, model_cache", "batch", "step", with_cache);
+    add("decode step, batch 256, 32 layers, traced", "batch", "step", traced);
   }
 
  private:
@@ -81,14 +88,19 @@ class model_bench : row_timer {
     return config;
   }
 
-  std::vector<step_row> prompts(const std::vector<token_id>& prompt) const {
-    std::vector<step_row> rows = rows_;
-    for (step_row& row : rows) row.tokens = prompt;
-    return rows;
+  /// Sequences of num_tokens tokens.
+  static void open(model_cache& cache, std::vector<step_row>& rows) {
+    const std::vector<token_id> prompt(num_tokens);
+    for (step_row& row : rows) row.seq = cache.open(prompt).seq;
+    std::vector<step_row> prompts = rows;
+    for (step_row& row : prompts) row.tokens = prompt;
+    cache.begin_step(prompts).commit();
   }
 
-  void step_with_cache() {
-    model_step step = cache_.begin_step(rows_);
+  void step_with(model_cache& cache, const std::vector<step_row>& rows, trace_log* log) {
+    const std::int64_t since = log != nullptr ? log->now() : 0;
+    model_step step = cache.begin_step(rows);
+    if (log != nullptr) log->set_step(step.plan().step, since);
     for (std::int32_t layer = 0; layer < num_layers; ++layer) {
       require_ok(step.attend(layer, tensor_, tensor_, tensor_, out_), "attend");
     }
@@ -132,9 +144,11 @@ class model_bench : row_timer {
 
   std::int32_t rounds_;
   idle_backend where_;
-  model_cache cache_;
+  trace_log log_;
+  std::unique_ptr<backend> traced_ = trace_backend(where_, log_);
+  model_cache cache_, traced_cache_;
   token_id token_{1};
-  std::vector<step_row> rows_ = std::vector<step_row>(batch, step_row{.tokens = {&token_, 1}});
+  std::vector<step_row> rows_ = std::vector<step_row>(batch, step_row{.tokens = {&token_, 1}}), traced_rows_ = rows_;
   float data_[batch] = {};
   const_tensor_view tensor_ = dense_view(std::as_const(data_), batch, 1, 1);
   tensor_view out_ = dense_view(data_, batch, 1, 1);

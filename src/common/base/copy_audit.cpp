@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <bifolio/copy_audit.hpp>
-#include <bifolio/layer_groups.hpp>
 #include <iterator>
 #include <new>
 
@@ -65,7 +64,7 @@ std::optional<error> copy_audit::find_problem() const {
 }
 
 void copy_audit::ignore_group(std::int32_t group) noexcept {
-  if (group < 0 || group >= max_layer_groups) return;
+  if (group < 0 || group >= 32) return;  // bits of ignored_groups_; there are fewer groups
   const std::lock_guard lock(mutex_);
   ignored_groups_ |= std::uint32_t{1} << group;
   std::erase_if(outstanding_, [&](const announced_copy& each) { return each.group == group; });

@@ -16,3 +16,10 @@ void send_events([[maybe_unused]] kv_cache_manager& manager, [[maybe_unused]] kv
                  [[maybe_unused]] std::string& batch) {
   // snippet
 }
+
+#include <bifolio/model_cache.hpp>
+#include <bifolio/trace.hpp>
+void trace_a_step([[maybe_unused]] model_cache& cache, [[maybe_unused]] trace_log& log,
+                  [[maybe_unused]] const std::vector<step_row>& rows) {
+  // snippet
+}

@@ -61,6 +61,10 @@ class BIFOLIO_API backend {
   /// return it, and `plan_attention` throws it.
   [[nodiscard]] virtual errc health() const noexcept = 0;
 
+  /// The backend that computes: another one only of those that hand calls on (`trace_backend`, `cuda::nvtx_backend`).
+  /// For functions that belong to one kind of device.
+  [[nodiscard]] virtual backend& unwrapped() noexcept { return *this; }
+
   /// Memory that this backend's kernels read and write.
   [[nodiscard]] virtual memory_resource& memory() noexcept = 0;
   /// Host memory from which uploads are fast (pinned on CUDA, ordinary on the CPU).

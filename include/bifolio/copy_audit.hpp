@@ -53,6 +53,10 @@ class BIFOLIO_API copy_audit {
 
   static constexpr std::size_t max_kept = 1000;
 
+  /// Copies of this layer group are not watched from now on: it stores nothing. For groups without layers, which are
+  /// indices of texts; a `model_cache` calls it for its own. Of numbers that are no group's nothing changes.
+  void ignore_group(std::int32_t group) noexcept;
+
   /// Called by `cache_engine`, and by those who move blocks without one.
   void carried_out(copy_kind kind, std::int32_t group, std::span<const block_copy> copies) noexcept;
 
@@ -71,6 +75,7 @@ class BIFOLIO_API copy_audit {
   std::vector<announced_copy> outstanding_;
   std::vector<announced_copy> missed_;
   std::int64_t num_missed_ = 0;
+  std::uint32_t ignored_groups_ = 0;  // a bit each
 };
 
 }  // namespace bifolio::inline v0_2

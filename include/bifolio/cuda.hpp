@@ -26,7 +26,7 @@ BIFOLIO_API void register_backend();
 [[nodiscard]] BIFOLIO_API std::int32_t num_devices() noexcept;
 
 /// Device memory from the stream-ordered pool (cudaMallocAsync): allocations and releases take effect in the order of
-/// `stream`, which is borrowed. `where` must be a CUDA backend and outlive the resource. Throws `error`:
+/// `stream`, which is borrowed. `where` must be a CUDA backend, or wrap one, and outlive the resource. Throws `error`:
 /// invalid_argument for another backend.
 [[nodiscard]] BIFOLIO_API std::unique_ptr<memory_resource> make_stream_memory(backend& where, stream_ref stream);
 

@@ -8,6 +8,7 @@
 #include <bifolio/eviction_policy.hpp>
 #include <bifolio/layer_groups.hpp>
 #include <bifolio/memory_resource.hpp>
+#include <bifolio/prefix_cache.hpp>
 #include <bifolio/step.hpp>
 #include <bifolio/types.hpp>
 #include <cstdint>
@@ -24,6 +25,7 @@ struct prefix_caching_options {
   std::int32_t key_bits = 128;              ///< fewer only to test collisions
   bool record_events = false;               ///< for `drain_events`
   bool record_tokens = false;               ///< with record_events: also `stored_contents`
+  cache_event_hook hook{};                  ///< told of each event of the first group; needs no record_events
   const eviction_policy* policy = nullptr;  ///< borrowed; default: priority_policy()
   /// A sequence that computed a block which is cached already replaces its own block by the cached one. Off, tables
   /// only ever grow at their end.

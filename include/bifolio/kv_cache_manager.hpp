@@ -219,9 +219,13 @@ class BIFOLIO_API kv_cache_manager {
   /// A state cannot be rolled back. State groups keep the states after the last committed step and after each step
   /// since, and with num_draft_slots after each token of a short step; num_tokens must be one of these positions, or 0.
   void truncate(seq_id seq, std::int64_t num_tokens) {
-    if (groups_) [[unlikely]]
-      return groups_->truncate(seq, num_tokens);
-    core_.truncate(seq, num_tokens);
+    if (groups_) [[unlikely]] {
+      groups_->truncate(seq, num_tokens);
+    } else {
+      core_.truncate(seq, num_tokens);
+    }
+    if (config().audit != nullptr) [[unlikely]]
+      audit_truncate(seq);
   }
 
   /// Ends a sequence and releases its blocks, the last first. Throws `error` (not_found), also for a second `free`.
@@ -355,9 +359,11 @@ class BIFOLIO_API kv_cache_manager {
 
   // With an audit (copy_audit.hpp): what is announced, and what was due when sequences are used.
   void announce_copy(seq_id seq, std::int64_t num_tokens, const block_copy& copy) noexcept;
+  [[nodiscard]] bool reads_copy(seq_id seq, const announced_copy& what) const;
   void audit_sequence(seq_id seq) const;
   void audit_rows(const step_plan& plan) const;
   void audit_fork(seq_id seq, const allocate_result& forked) const;
+  void audit_truncate(seq_id seq) const;
   void audit_free(seq_id seq) const;
   [[nodiscard]] alloc_status audited_swap(copy_kind kind, std::span<const seq_id> seqs,
                                           std::span<std::vector<block_copy>> copies);

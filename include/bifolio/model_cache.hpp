@@ -184,7 +184,7 @@ class BIFOLIO_API model_step {
   model_step(detail::model_state* model, detail::model_step_state* slot, alloc_status status) noexcept
       : model_(model), slot_(slot), status_(status) {}
   void drop() noexcept;
-  [[nodiscard]] std::optional<error> find_step_problem(std::int32_t layer, std::int64_t num_rows, bool stores) const;
+  [[nodiscard]] std::optional<error> find_step_problem(std::int32_t layer, std::int64_t num_rows) const;
   [[nodiscard]] std::optional<error> find_health_problem() const;
   [[nodiscard]] errc find_code(std::int32_t layer, bool stores) const noexcept;
   [[nodiscard]] rotate_append_params complete(std::int32_t layer, const rotate_append_params& params) const noexcept;

@@ -36,12 +36,31 @@
 
 namespace bifolio::inline v0_2 {
 
+/// What happened to the set of cached blocks; replaying all events in order rebuilds it.
+struct cache_event {
+  enum class kind : std::uint8_t { stored, removed, cleared };
+  kind what = kind::stored;
+  block_id block = invalid_block;  ///< invalid for `cleared`
+  content_key key{};
+  content_key parent{};  ///< of `stored` only
+  friend constexpr bool operator==(const cache_event&, const cache_event&) = default;
+};
+
+/// Told of each event in the call that causes it, where `prefix_cache::drain_events` tells of all at once. `tokens` are
+/// a stored block's, valid during the call, and `is_first` says that its parent is no block; of other events empty and
+/// false. It must not throw, and must not call the cache or its manager.
+struct cache_event_hook {
+  void (*function)(void* user, const cache_event& event, std::span<const token_id> tokens, bool is_first) = nullptr;
+  void* user = nullptr;
+};
+
 struct prefix_cache_config {
-  std::int32_t block_size = 16;             ///< tokens, ≥ 1
-  std::optional<hash_seed> seed{};          ///< default: random_hash_seed(); set it to replay recorded runs
-  std::int32_t key_bits = 128;              ///< fewer only to test collisions
-  bool record_events = false;               ///< see `drain_events`
-  bool record_tokens = false;               ///< with record_events: also `stored_contents`, 4 bytes a token
+  std::int32_t block_size = 16;     ///< tokens, ≥ 1
+  std::optional<hash_seed> seed{};  ///< default: random_hash_seed(); set it to replay recorded runs
+  std::int32_t key_bits = 128;      ///< fewer only to test collisions
+  bool record_events = false;       ///< see `drain_events`
+  bool record_tokens = false;       ///< with record_events: also `stored_contents`, 4 bytes a token
+  cache_event_hook hook{};
   const eviction_policy* policy = nullptr;  ///< borrowed; default: priority_policy()
   memory_resource* memory = nullptr;        ///< borrowed; default: default_host_memory()
   std::uint64_t first_serial = 1;           ///< of the first contents; below 2^63
@@ -82,16 +101,6 @@ struct publish_result {
   /// The block that already holds the same contents and remains the one that look-ups find; `invalid_block` when
   /// look-ups now find the published block itself.
   block_id duplicate_of = invalid_block;
-};
-
-/// What happened to the set of cached blocks; replaying all events in order rebuilds it.
-struct cache_event {
-  enum class kind : std::uint8_t { stored, removed, cleared };
-  kind what = kind::stored;
-  block_id block = invalid_block;  ///< invalid for `cleared`
-  content_key key{};
-  content_key parent{};  ///< of `stored` only
-  friend constexpr bool operator==(const cache_event&, const cache_event&) = default;
 };
 
 /// What `stored` events leave out: an entry for each of them, in their order.
@@ -243,13 +252,14 @@ class BIFOLIO_API prefix_cache {
   [[nodiscard]] block_id block_at(const prefix_chain& after) const noexcept;
   void set_level(block_id block, const retention_hint& hint, std::int64_t index) noexcept;
   void remove(block_id block, removal_reason reason) noexcept;
-  void record(const cache_event& event) noexcept;
+  void record(const cache_event& event, std::span<const token_id> tokens = {}, bool is_first = false) noexcept;
   void prefetch_evictions() const noexcept;
 
   block_pool* pool_;
   prefix_cache_config config_;
   content_hasher hasher_;
   detail::prefix_index index_;
+  bool tells_events_ = false;  // to a list, a hook or both
   std::uint64_t next_serial_ = 1;
   std::int64_t now_ = 0;
   std::unique_ptr<interned> interned_;  // scopes and extra keys

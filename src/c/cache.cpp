@@ -29,7 +29,8 @@ bifolio_status bifolio_cache_create(bifolio_backend backend, const bifolio_cache
     wanted.num_layers = from.num_layers;
     wanted.layout = c::to_layout(from.layout);
     wanted.attention = c::to_spec(from.attention, "attention");
-    if (from.manager != nullptr) wanted.cache = c::to_config(from.manager);
+    auto receiver = std::make_unique<c::event_receiver>();
+    if (from.manager != nullptr) wanted.cache = c::to_config(from.manager, *receiver);
     wanted.memory_bytes = from.memory_bytes;
     wanted.host_memory_bytes = from.host_memory_bytes;
     if (from.layer_windows != nullptr && from.num_layers > 0) {
@@ -38,7 +39,7 @@ bifolio_status bifolio_cache_create(bifolio_backend backend, const bifolio_cache
     wanted.k_scales = c::to_scales(from.k_scales, from.num_k_scales, "k_scales");
     wanted.v_scales = c::to_scales(from.v_scales, from.num_v_scales, "v_scales");
     wanted.max_steps_in_flight = from.max_steps_in_flight;
-    *out = c::open_handle(std::make_shared<cache_object>(where, wanted));
+    *out = c::open_handle(std::make_shared<cache_object>(where, wanted, std::move(receiver)));
   });
 }
 

@@ -99,7 +99,7 @@ bifolio_status bifolio_manager_create(const bifolio_manager_config* config, bifo
   return done([&] {
     at(out, "out") = nullptr;
     auto made = std::make_shared<manager_object>();
-    made->own.emplace(c::to_config(config));
+    made->own.emplace(c::to_config(config, made->receiver));
     made->manager = &*made->own;
     *out = c::open_handle(std::move(made));
   });
@@ -245,10 +245,7 @@ bifolio_status bifolio_manager_drain_events(bifolio_manager manager, const bifol
     require_prefix_cache(*of.manager);
     of.manager->drain_events(of.drained);
     of.events.clear();
-    for (const cache_event& event : of.drained) {
-      of.events.push_back({static_cast<std::int32_t>(event.what), to_index(event.block), event.key.low, event.key.high,
-                           event.parent.low, event.parent.high});
-    }
+    for (const cache_event& event : of.drained) of.events.push_back(c::from_event(event));
     *events = of.events.data();
     *num_events = of.events.size();
   });

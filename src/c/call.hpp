@@ -130,31 +130,35 @@ template <class T>
 
 [[noreturn]] void refuse_size(const char* name, std::size_t size, std::size_t expected);
 
-/// Structs of the first version, and no other so far, are as long as they are now.
+/// What a struct was as long as in its first version: as now, but for those that have grown.
 template <class Struct>
 inline constexpr std::size_t first_size = sizeof(Struct);
+template <>
+inline constexpr std::size_t first_size<bifolio_manager_config> = offsetof(bifolio_manager_config, on_event);
 /// Nobody's struct is longer; a size that was never set is usually.
 inline constexpr std::size_t max_size = 4096;
 
 template <class Struct>
 void check_size(std::size_t size, const char* name) {
-  if (size < first_size<Struct> || size > max_size) [[unlikely]]
+  // No size between the two is a version's: it would cut a field.
+  if ((size < sizeof(Struct) && size != first_size<Struct>) || size > max_size) [[unlikely]]
     refuse_size(name, size, sizeof(Struct));
 }
 
-/// `given` as this version knows it. A longer one, of a later version, must be 0 in what is not known here.
+/// `given` as this version knows it: 0 in what an earlier version did not have. One that is longer, of a later version,
+/// must be 0 in what is not known here.
 template <class Struct>
 [[nodiscard]] Struct read_struct(const Struct* given, const char* name) {
   const std::size_t size = at(given, name).size;
   check_size<Struct>(size, name);
   const auto* const bytes = reinterpret_cast<const unsigned char*>(given);
-  if (std::any_of(bytes + sizeof(Struct), bytes + std::max(size, sizeof(Struct)),
-                  [](unsigned char b) { return b != 0; })) {
+  const std::size_t num_known = std::min(size, sizeof(Struct));
+  if (std::any_of(bytes + num_known, bytes + size, [](unsigned char b) { return b != 0; })) {
     detail::refuse(errc::unsupported, name,
                    " has fields that this version of the library does not know; they must be 0");
   }
-  Struct known;
-  std::memcpy(&known, given, sizeof known);
+  Struct known{};
+  std::memcpy(&known, given, num_known);
   return known;
 }
 

@@ -104,7 +104,16 @@ rotate_append_params to_params(const bifolio_rotate_params* given, const bifolio
   return params;
 }
 
-kv_cache_config to_config(const bifolio_manager_config* given) {
+bifolio_cache_event from_event(const cache_event& event) noexcept {
+  return {static_cast<std::int32_t>(event.what),
+          to_index(event.block),
+          event.key.low,
+          event.key.high,
+          event.parent.low,
+          event.parent.high};
+}
+
+kv_cache_config to_config(const bifolio_manager_config* given, event_receiver& receiver) {
   const bifolio_manager_config from = read_struct(given, "config");
   kv_cache_config config;
   config.block_size = from.block_size;
@@ -119,6 +128,15 @@ kv_cache_config to_config(const bifolio_manager_config* given) {
   config.prefix.record_events = from.record_events != 0;
   config.prefix.deduplicate = from.deduplicate != 0;
   if (from.has_seed != 0) config.prefix.seed = hash_seed{from.seed_low, from.seed_high};
+  receiver = {from.on_event, from.on_event_user};
+  if (receiver.function == nullptr) return config;
+  config.prefix.hook.user = &receiver;
+  config.prefix.hook.function = [](void* to, const cache_event& event, std::span<const token_id> tokens,
+                                   bool is_first) {
+    const auto& told = *static_cast<const event_receiver*>(to);
+    const bifolio_cache_event as_c = from_event(event);
+    told.function(told.user, &as_c, from_ids<bifolio_token>(tokens.data()), tokens.size(), is_first ? 1 : 0);
+  };
   return config;
 }
 

@@ -31,8 +31,15 @@ struct pool_object {
   block_pool pool;
 };
 
+/// Who is told of a prefix cache's events.
+struct event_receiver {
+  decltype(bifolio_manager_config::on_event) function = nullptr;
+  void* user = nullptr;
+};
+
 struct manager_object {
   std::shared_ptr<void> owner;  // a cache; null where the manager is its own
+  event_receiver receiver;      // the manager's own points to it
   std::optional<kv_cache_manager> own;
   kv_cache_manager* manager = nullptr;
   std::vector<block_copy> copies;    // of the last swap
@@ -66,9 +73,11 @@ struct scheduler_object {
 };
 
 struct cache_object {
-  cache_object(std::shared_ptr<backend_object> of, const model_cache_config& config)
-      : where(std::move(of)), cache(*where->device, config) {}
+  cache_object(std::shared_ptr<backend_object> of, const model_cache_config& config,
+               std::unique_ptr<event_receiver> told)
+      : where(std::move(of)), receiver(std::move(told)), cache(*where->device, config) {}
   std::shared_ptr<backend_object> where;
+  std::unique_ptr<event_receiver> receiver;  // the cache's manager points to it
   model_cache cache;
   std::vector<step_row> rows;  // scratch of begin
 };
@@ -148,7 +157,9 @@ template <class Number, class Id>
 /// `v` is null where V is part of K.
 [[nodiscard]] rotate_append_params to_params(const bifolio_rotate_params* given, const bifolio_tensor& k,
                                              const bifolio_tensor* v);
-[[nodiscard]] kv_cache_config to_config(const bifolio_manager_config* given);
+[[nodiscard]] bifolio_cache_event from_event(const cache_event& event) noexcept;
+/// `receiver` is filled, and the configuration refers to it.
+[[nodiscard]] kv_cache_config to_config(const bifolio_manager_config* given, event_receiver& receiver);
 
 /// A prompt and the extra keys that its view borrows.
 class prompt_of {

@@ -88,19 +88,30 @@ attention_item item_of(const attention_call& call, const planned_item& planned) 
   return item;
 }
 
+// A worker in a call.
+struct item_taker {
+  const attention_call& call;
+  std::int32_t peeked = -1;  // the item that it peeked at last
+};
+
 // Peeks at the item that this worker takes next unless another worker takes it first.
-bool peek_next(const void* context, attention_item& next) noexcept {
-  const auto& call = *static_cast<const attention_call*>(context);
+bool peek_next(void* context, attention_item& next) noexcept {
+  auto& taker = *static_cast<item_taker*>(context);
+  const attention_call& call = taker.call;
   const std::int32_t index = call.state->next_item.load(std::memory_order_relaxed);
   if (index >= call.state->num_items) return false;
+  taker.peeked = index;
   next = item_of(call, call.state->items.data()[index]);
   return true;
 }
 
-void run_item(const attention_call& call, const planned_item& planned, const attention_scratch& scratch) noexcept {
+void run_item(item_taker& taker, std::int32_t index, const attention_scratch& scratch) noexcept {
+  const attention_call& call = taker.call;
+  const planned_item& planned = call.state->items.data()[index];
   attention_item item = item_of(call, planned);
+  item.is_prefetched = index == taker.peeked;
   item.peek_next = &peek_next;
-  item.peek_context = &call;
+  item.peek_context = &taker;
   call.kernels.run(call.args, item, scratch);
   if (planned.partials < 0) return;
 
@@ -113,10 +124,11 @@ void run_item(const attention_call& call, const planned_item& planned, const att
 void run_worker(void* context, std::int32_t worker) noexcept {
   const auto& call = *static_cast<const attention_call*>(context);
   const attention_scratch scratch = call.state->scratch_of(worker);
+  item_taker taker{call};
   for (;;) {
     const std::int32_t index = call.state->next_item.fetch_add(1, std::memory_order_relaxed);
     if (index >= call.state->num_items) return;
-    run_item(call, call.state->items.data()[index], scratch);
+    run_item(taker, index, scratch);
   }
 }
 

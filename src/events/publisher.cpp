@@ -4,6 +4,7 @@
 #include <bifolio/kv_event_publisher.hpp>
 #include <cerrno>
 #include <chrono>
+#include <csignal>
 #include <deque>
 #include <new>
 #include <system_error>
@@ -32,6 +33,44 @@ std::uint64_t number_of(const zmq::message_t& frame) {
   std::uint64_t number = 0;
   for (std::size_t i = 0; i < 8; ++i) number = number << 8 | frame.data<std::uint8_t>()[i];
   return number;
+}
+
+/// A call that a signal interrupts is made again: between the frames of a message giving up would join what is left of
+/// it to the next one.
+template <class Call>
+auto whatever_signals(const Call& call) {
+  for (;;) {
+    try {
+      return call();
+    } catch (const zmq::error_t& problem) {
+      if (problem.num() != EINTR) throw;
+    }
+  }
+}
+zmq::send_result_t send(zmq::socket_t& socket, zmq::message_t& frame, zmq::send_flags flags) {
+  return whatever_signals([&] { return socket.send(frame, flags); });
+}
+/// The last frame.
+void send(zmq::socket_t& socket, zmq::message_t& frame) { (void)send(socket, frame, zmq::send_flags::none); }
+zmq::recv_result_t receive(zmq::socket_t& socket, zmq::message_t& frame, zmq::recv_flags flags = {}) {
+  return whatever_signals([&] { return socket.recv(frame, flags); });
+}
+
+/// Signals are for the program's own threads, and the new thread inherits the mask.
+template <class Function>
+std::thread thread_without_signals(Function function) {
+  sigset_t all, before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  const auto restore = [&] { ::pthread_sigmask(SIG_SETMASK, &before, nullptr); };
+  try {
+    std::thread made(std::move(function));
+    restore();
+    return made;
+  } catch (...) {
+    restore();
+    throw;
+  }
 }
 
 void bind(zmq::socket_t& socket, const std::string& endpoint) {
@@ -75,7 +114,7 @@ struct kv_event_publisher::state {
     }
     bind(inside, "inproc://batches");
     given_batches.connect("inproc://batches");
-    thread = std::thread([this] { run(); });
+    thread = thread_without_signals([this] { run(); });
   }
 
   /// The thread: sends what comes in, and answers requests, until an empty message. When ZeroMQ fails for good it ends,
@@ -106,17 +145,17 @@ struct kv_event_publisher::state {
   }
 
   bool send_next() {
-    zmq::message_t number, batch;
-    (void)inside.recv(number);
+    zmq::message_t number, batch, copy,
+        topic(options.topic);  // before a frame is read: what is left would be the next batch
+    (void)receive(inside, number);
     if (number.size() != 8) return false;
-    (void)inside.recv(batch);
-    zmq::message_t copy;
+    (void)receive(inside, batch);
     copy.copy(batch);
     kept.emplace_back(number_of(number), std::move(copy));
     if (kept.size() > static_cast<std::size_t>(options.num_kept)) kept.pop_front();
-    (void)sent.send(zmq::message_t(options.topic), zmq::send_flags::sndmore);
-    (void)sent.send(number, zmq::send_flags::sndmore);
-    (void)sent.send(batch, zmq::send_flags::none);
+    (void)send(sent, topic, zmq::send_flags::sndmore);
+    (void)send(sent, number, zmq::send_flags::sndmore);
+    send(sent, batch);
     return true;
   }
 
@@ -125,20 +164,20 @@ struct kv_event_publisher::state {
     std::vector<zmq::message_t> frames;
     do {
       frames.emplace_back();
-      if (!replays.recv(frames.back(), zmq::recv_flags::dontwait)) return;
+      if (!receive(replays, frames.back(), zmq::recv_flags::dontwait)) return;
     } while (frames.back().more());
     const bool has_delimiter = frames.size() == 3 && frames[1].size() == 0;
     if ((frames.size() != 2 && !has_delimiter) || frames.back().size() != 8) return;
     const std::uint64_t from = number_of(frames.back());
     if (from < next_number && (kept.empty() || from < kept.front().first)) is_snapshot_wanted = true;
     const auto reply = [&](zmq::message_t number, zmq::message_t batch) {
-      zmq::message_t identity;
+      zmq::message_t identity, delimiter;
       identity.copy(frames.front());
       // dontwait: a listener that is gone is no reason to wait.
-      if (!replays.send(identity, zmq::send_flags::sndmore | zmq::send_flags::dontwait)) return;
-      (void)replays.send(zmq::message_t(), zmq::send_flags::sndmore);
-      (void)replays.send(number, zmq::send_flags::sndmore);
-      (void)replays.send(batch, zmq::send_flags::none);
+      if (!send(replays, identity, zmq::send_flags::sndmore | zmq::send_flags::dontwait)) return;
+      (void)send(replays, delimiter, zmq::send_flags::sndmore);
+      (void)send(replays, number, zmq::send_flags::sndmore);
+      send(replays, batch);
     };
     for (auto& [number, batch] : kept) {
       if (number < from) continue;
@@ -179,7 +218,8 @@ kv_event_publisher::kv_event_publisher(const kv_event_publisher_options& options
 
 kv_event_publisher::~kv_event_publisher() {
   try {
-    (void)state_->given_batches.send(zmq::message_t(), zmq::send_flags::none);
+    zmq::message_t end;
+    send(state_->given_batches, end);
   } catch (const zmq::error_t&) {  // cannot be: the queue inside the process has no limit
   }
   state_->thread.join();
@@ -194,8 +234,8 @@ std::uint64_t kv_event_publisher::publish(std::string_view batch) {
       // Both before the first is sent: half of a message would be the beginning of the next one.
       zmq::message_t payload(batch.data(), batch.size());
       zmq::message_t number = number_frame(state_->next_number);
-      (void)state_->given_batches.send(number, zmq::send_flags::sndmore);
-      (void)state_->given_batches.send(payload, zmq::send_flags::none);
+      (void)send(state_->given_batches, number, zmq::send_flags::sndmore);
+      send(state_->given_batches, payload);
     } catch (const zmq::error_t&) {  // of an allocation; the queue inside the process has no limit
       throw std::bad_alloc();
     }

@@ -21,9 +21,9 @@ namespace {
 constexpr std::int32_t block_size = 4;
 constexpr std::int64_t num_blocks = 16;
 
-kv_cache_config config_with(copy_audit* audit) {
+kv_cache_config config_with(copy_audit* audit, std::int64_t blocks = num_blocks) {
   kv_cache_config config{.block_size = block_size,
-                         .num_blocks = num_blocks,
+                         .num_blocks = blocks,
                          .watermark = 0,
                          .max_sequences = 12,
                          .max_seq_len = 4096,
@@ -205,6 +205,43 @@ TEST_CASE("a fork takes over what its parent waits for; a block that is given ba
   build(w.manager, b);
   CHECK(w.audit.num_missed() == 1);
   CHECK(w.audit.num_outstanding() == 0);
+}
+
+TEST_CASE("a block that was given back and comes again for other tokens is not taken for the copy that it never got") {
+  copy_audit audit;
+  kv_cache_manager manager(config_with(&audit, 3));  // two blocks of the parent, and the one to copy to
+  const seq_id b = manager.fork(computed(manager, 6)).seq;
+  const append_result grown = manager.append(b, 1);
+  REQUIRE(grown.has_copy());
+  manager.truncate(b, 5);  // the block is still there, and its first slot is read
+  CHECK(audit.num_outstanding() == 1);
+  manager.truncate(b, 4);
+  CHECK(audit.num_outstanding() == 0);
+  REQUIRE(manager.append(b, 3).status == alloc_status::ok);
+  REQUIRE(manager.block_at(b, 1) == grown.copy.dst);
+  manager.commit(b, 3);
+  build(manager, b);
+  CHECK(audit.num_missed() == 0);
+}
+
+TEST_CASE("copies of a group that stores nothing are not waited for") {
+  copy_audit audit;
+  kv_cache_config config{.watermark = 0, .max_sequences = 4, .max_seq_len = 256, .first_generation = 1};
+  config.audit = &audit;
+  config.groups = {{.kind = group_kind::full, .block_size = 4, .num_blocks = 16},  // an index of texts
+                   {.kind = group_kind::window, .block_size = 8, .num_blocks = 16, .window = 64}};
+  kv_cache_manager manager(config);
+  audit.ignore_group(0);
+  audit.ignore_group(-1), audit.ignore_group(max_layer_groups);
+  const seq_id b = manager.fork(computed(manager, 6)).seq;
+  REQUIRE(manager.append(b, 1).has_copy());
+  CHECK(audit.num_outstanding() == 1);  // of the second group
+  std::vector<block_copy> copies;
+  manager.drain_copies(1, copies);
+  audit.carried_out(copy_kind::on_write, 1, copies);
+  manager.commit(b, 1);
+  manager.free(b);
+  CHECK(audit.num_missed() == 0);
 }
 
 TEST_CASE("copies of further layer groups are watched as well") {

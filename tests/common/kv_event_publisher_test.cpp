@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <doctest/doctest.h>
+#include <sys/time.h>
 
 #include <bifolio/error.hpp>
 #include <bifolio/kv_event_publisher.hpp>
 #include <chrono>
+#include <csignal>
 #include <string>
 #include <thread>
 #include <utility>
@@ -160,6 +162,34 @@ TEST_CASE("replays one after another on one connection are whole, each of them")
     CHECK(replayed(dealer, first, true).size() == count + 1 - first);
     for (int again = 0; again < 20; ++again) REQUIRE(replayed(dealer, 1, true).size() == count);
   }
+}
+
+TEST_CASE("signals interrupt neither the thread that sends nor the one that publishes between the frames of a batch") {
+  // Without SA_RESTART, every 50 microseconds, for whichever thread takes them.
+  struct sigaction none = {}, before = {};
+  none.sa_handler = [](int) {};
+  REQUIRE(::sigaction(SIGALRM, &none, &before) == 0);
+  sigset_t alarms;
+  ::sigemptyset(&alarms);
+  ::sigaddset(&alarms, SIGALRM);
+  for (const bool for_publisher : {true, false}) {
+    CAPTURE(for_publisher);
+    kv_event_publisher publisher({.endpoint = "tcp://127.0.0.1:*", .replay_endpoint = "tcp://127.0.0.1:*"});
+    zmq::context_t context;
+    zmq::socket_t subscriber = connected(context, zmq::socket_type::sub, publisher.endpoint());
+    std::uint64_t last = wait_for_subscriber(publisher, subscriber, "");
+    if (for_publisher) ::pthread_sigmask(SIG_BLOCK, &alarms, nullptr);
+    const itimerval often{{0, 50}, {0, 50}}, never{};
+    REQUIRE(::setitimer(ITIMER_REAL, &often, nullptr) == 0);
+    std::uint64_t num_published = 0;
+    const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(400);
+    for (; num_published < 50000 && std::chrono::steady_clock::now() < until; ++num_published)
+      (void)publisher.publish("12345678");
+    ::setitimer(ITIMER_REAL, &never, nullptr);
+    ::pthread_sigmask(SIG_UNBLOCK, &alarms, nullptr);
+    for (std::uint64_t i = 0; i < num_published; ++i) REQUIRE(receive(subscriber, "") == batch{++last, "12345678"});
+  }
+  ::sigaction(SIGALRM, &before, nullptr);
 }
 
 TEST_CASE("publishers refuse what they cannot bind, and wait for nobody") {

@@ -109,6 +109,60 @@ TEST_CASE("events are batches as routers read them") {
   CHECK(drained(manager)[1] == json({json({"AllBlocksCleared"})}));
 }
 
+TEST_CASE(
+    "a hook is told of the events that are drained, in their order and with their tokens; alone nothing is kept") {
+  struct record {
+    std::vector<cache_event> events;
+    stored_contents stored;
+  };
+  const auto note = [](void* user, const cache_event& event, std::span<const token_id> tokens, bool is_first) {
+    record& to = *static_cast<record*>(user);
+    to.events.push_back(event);
+    if (event.what != cache_event::kind::stored) {
+      if (!tokens.empty() || is_first) to.events.clear();  // is noticed below
+      return;
+    }
+    to.stored.tokens.insert(to.stored.tokens.end(), tokens.begin(), tokens.end());
+    to.stored.is_first.push_back(is_first ? 1 : 0);
+  };
+  record told, told_alone;
+  kv_cache_config config{.block_size = 4, .num_blocks = 12};
+  config.prefix.enabled = config.prefix.record_events = config.prefix.record_tokens = true;
+  config.prefix.seed = hash_seed{1, 2};
+  config.prefix.hook = {note, &told};
+  kv_cache_manager both(config);
+  config.prefix.record_events = config.prefix.record_tokens = false;
+  config.prefix.hook = {note, &told_alone};
+  kv_cache_manager hook_alone(config);
+  INFO(seed_note());
+  random_source random(test_seed());
+  std::vector<cache_event> events;
+  stored_contents stored;
+  std::size_t num_events = 0;
+  for (int round = 0; round < 500; ++round) {
+    std::vector<token_id> prompt(static_cast<std::size_t>(random.between(1, 24)));
+    for (token_id& token : prompt) token = token_id{static_cast<std::int32_t>(random.between(0, 1))};
+    const bool clears = random.one_in(50);
+    for (kv_cache_manager* manager : {&both, &hook_alone}) {
+      REQUIRE(run(*manager, prompt));
+      if (clears) REQUIRE(manager->reset_prefix_cache());
+    }
+    if (!random.one_in(5)) continue;
+    both.drain_events(events, stored);
+    num_events += events.size();
+    for (const record* each : {&told, &told_alone}) {
+      CHECK(each->events == events);
+      CHECK(each->stored.tokens == stored.tokens);
+      CHECK(each->stored.is_first == stored.is_first);
+    }
+    told = told_alone = {};
+    hook_alone.drain_events(events);
+    CHECK(events.empty());
+  }
+  CHECK(num_events > 300);
+  CHECK(both.digest() == hook_alone.digest());
+}
+
 TEST_CASE("a listener knows the match lengths of the prefix cache, also when it begins with a listing") {
   INFO(seed_note());
   random_source random(test_seed());

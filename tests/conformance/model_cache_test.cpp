@@ -584,7 +584,7 @@ TEST_CASE("a configuration is completed, and refused by name where its numbers d
   says("memory_bytes", [](auto& c) { c.cache.num_blocks = 0, c.memory_bytes = -1; });
   says("attention.block_size is 8 and cache.block_size 4", [](auto& c) { c.attention.block_size = 8; });
   says("layer_windows has 3 entries", [](auto& c) { c.layer_windows = {1, 1, 1}; });
-  says("window_left of a layer is 9; the cache keeps 6",
+  says("window_left of a layer is 9; the cache keeps 6 tokens (cache.sliding_window)",
        [](auto& c) { c.cache.sliding_window = 6, c.attention.window_left = 9; });
   says("window_left of a layer is -1", [](auto& c) { c.cache.sliding_window = 6, c.layer_windows = {2, -1}; });
   says("sliding_window -2147483648 is not between 0 and", [](auto& c) { c.cache.sliding_window = INT32_MIN; });
@@ -753,12 +753,13 @@ TEST_CASE("layers of groups are refused by name where their numbers do not fit t
   says("a layer of a group, 3 is not between 0 and 2", [](auto& c) { c.groups[0].layers = {3}; });
   says("groups[1] has no layers", [](auto& c) { c.groups[1].layers.clear(); });
   says("groups[2].state_bytes is 6", [](auto& c) { c.groups[2].state_bytes = 6; });
-  says("groups[2] is of kind state and has attention", [](auto& c) { c.groups[2].attention.num_q_heads = 1; });
+  says("groups[2] is of kind state and is given attention", [](auto& c) { c.groups[2].attention.num_q_heads = 1; });
+  says("groups[2] is of kind state and is given attention", [](auto& c) { c.groups[2].layer_windows = {1}; });
   says("groups[0].state_bytes is 8", [](auto& c) { c.groups[0].state_bytes = 8; });
-  says("attention.block_size is 4 and cache.groups[1].block_size 2",
+  says("groups[1].attention.block_size is 4 and cache.groups[1].block_size 2",
        [](auto& c) { c.groups[1].attention.block_size = 4; });
-  says("layer_windows has 2 entries", [](auto& c) { c.groups[0].layer_windows = {1, 1}; });
-  says("window_left of a layer is 7", [](auto& c) { c.groups[1].layer_windows = {7}; });
+  says("groups[0].layer_windows has 2 entries", [](auto& c) { c.groups[0].layer_windows = {1, 1}; });
+  says("tokens (cache.groups[1].window), so it must be", [](auto& c) { c.groups[1].layer_windows = {7}; });
   says("window_left of a layer is 9", [](auto& c) { c.groups[1].attention.window_left = 9; });
 
   model_cache cache(*where, grouped(10));

@@ -5,6 +5,7 @@
 #include <array>
 #include <bifolio/buffer.hpp>
 #include <bifolio/cuda.hpp>
+#include <bifolio/trace.hpp>
 #include <functional>
 #include <numeric>
 #include <string>
@@ -295,6 +296,20 @@ TEST_CASE("memory is aligned, counted back, and refused by code and sentence") {
   CHECK(w.runtime.live_host_blocks == 0);
   CHECK(w.runtime.current_device == 1);
   CHECK(w.where.health() == errc::ok);
+}
+
+TEST_CASE("what only CUDA has is there on a CUDA backend that is traced") {
+  world w;
+  trace_log log;
+  const auto traced = trace_backend(w.where, log);
+  const auto twice = trace_backend(*traced, log);
+  {
+    const auto pool = cuda::make_stream_memory(*twice, {});
+    buffer block(*pool, 128);
+  }
+  attention_plan plan;
+  cuda::reserve_plan(*twice, plan, world::spec(), 1, 1, 1);
+  CHECK(&twice->unwrapped() == &w.where);
 }
 
 TEST_CASE("a cuda option is refused on another backend") {

@@ -69,6 +69,8 @@ structs! {
         pub watermark: f64, pub max_sequences: i32, pub max_seq_len: i32, pub first_generation: u32,
         pub prefix_caching: i32, pub record_events: i32, pub deduplicate: i32, pub has_seed: i32, pub reserved: i32,
         pub seed_low: u64, pub seed_high: u64,
+        pub on_event: Option<unsafe extern "C" fn(*mut c_void, *const CacheEvent, *const i32, usize, i32)>,
+        pub on_event_user: *mut c_void,
     }
     pub struct Prompt {
         pub size: usize, pub tokens: *const i32, pub num_tokens: usize, pub salt: *const c_void,

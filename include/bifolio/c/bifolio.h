@@ -319,6 +319,12 @@ BIFOLIO_C_API bifolio_status bifolio_pool_digest(bifolio_pool pool, uint64_t* ou
 
 /* ---- Sequences and the prefix cache ---- */
 
+typedef struct bifolio_cache_event {
+  int32_t kind; /* 0 stored, 1 removed, 2 cleared */
+  bifolio_block block;
+  uint64_t key_low, key_high;
+  uint64_t parent_low, parent_high;
+} bifolio_cache_event;
 typedef struct bifolio_manager_config {
   size_t size;
   int32_t block_size; /* 16 by _init */
@@ -335,6 +341,12 @@ typedef struct bifolio_manager_config {
   int32_t has_seed; /* 0: a random one */
   int32_t reserved; /* 0 */
   uint64_t seed_low, seed_high;
+  /* Told of each event of the prefix cache in the call that causes it, with or without record_events. The tokens are
+   * those of a stored block and hold during the call; `is_first` is 1 for a stored block whose parent is no block. It
+   * must not call the library. Null: nobody. */
+  void (*on_event)(void* user, const bifolio_cache_event* event, const bifolio_token* tokens, size_t num_tokens,
+                   int32_t is_first);
+  void* on_event_user;
 } bifolio_manager_config;
 BIFOLIO_C_API bifolio_status bifolio_manager_config_init(bifolio_manager_config* config, size_t size);
 
@@ -370,12 +382,6 @@ typedef struct bifolio_plan_row {
   int32_t query_len;
   int32_t seq_len;
 } bifolio_plan_row;
-typedef struct bifolio_cache_event {
-  int32_t kind; /* 0 stored, 1 removed, 2 cleared */
-  bifolio_block block;
-  uint64_t key_low, key_high;
-  uint64_t parent_low, parent_high;
-} bifolio_cache_event;
 typedef struct bifolio_cache_stats {
   size_t size;
   int64_t num_blocks, num_free_blocks, num_used_blocks, peak_used_blocks;

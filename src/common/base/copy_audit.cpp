@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <bifolio/copy_audit.hpp>
+#include <bifolio/layer_groups.hpp>
 #include <iterator>
 #include <new>
 
@@ -63,6 +64,13 @@ std::optional<error> copy_audit::find_problem() const {
   return error(errc::failed_precondition, sentence);
 }
 
+void copy_audit::ignore_group(std::int32_t group) noexcept {
+  if (group < 0 || group >= max_layer_groups) return;
+  const std::lock_guard lock(mutex_);
+  ignored_groups_ |= std::uint32_t{1} << group;
+  std::erase_if(outstanding_, [&](const announced_copy& each) { return each.group == group; });
+}
+
 void copy_audit::carried_out(copy_kind kind, std::int32_t group, std::span<const block_copy> copies) noexcept {
   forget(kind, group, copies);
 }
@@ -79,6 +87,7 @@ void copy_audit::forget(copy_kind kind, std::int32_t group, std::span<const bloc
 void copy_audit::announce(copy_kind kind, std::int32_t group, std::span<const block_copy> copies, seq_id seq,
                           std::int64_t num_tokens) noexcept {
   const std::lock_guard lock(mutex_);
+  if ((ignored_groups_ >> group & 1) != 0) return;
   unless_out_of_memory([&] {
     for (const block_copy& copy : copies) outstanding_.push_back({kind, group, copy, seq, num_tokens});
   });

@@ -2,6 +2,7 @@
 /// kv_cache_manager's side of a copy_audit.
 
 #include <bifolio/kv_cache_manager.hpp>
+#include <limits>
 
 #include "common/base/translate.hpp"
 
@@ -32,19 +33,27 @@ alloc_status kv_cache_manager::audited_swap(copy_kind kind, std::span<const seq_
   return status;
 }
 
+bool kv_cache_manager::reads_copy(seq_id seq, const announced_copy& what) const {
+  // What a swap left on the host is read by the way back, whatever became of the sequence's blocks since.
+  if (what.kind == copy_kind::swap_out) return true;
+  if (groups_ && config().groups[static_cast<std::size_t>(what.group)].kind == group_kind::state) return true;
+  const detail::manager_core& core = core_of(what.group);
+  for (std::int64_t i = core.num_released_blocks(seq); i < core.num_table_blocks(seq); ++i) {
+    if (core.block_at(seq, i) == what.copy.dst) return true;
+  }
+  return false;
+}
+
 void kv_cache_manager::audit_sequence(seq_id seq) const {
-  const auto is_read = [&](const announced_copy& what) {
-    // What a swap left on the host is read by the way back, whatever became of the sequence's blocks since.
-    if (what.kind == copy_kind::swap_out) return true;
-    if (groups_ && config().groups[static_cast<std::size_t>(what.group)].kind == group_kind::state) return true;
-    const detail::manager_core& core = core_of(what.group);
-    for (std::int64_t i = core.num_released_blocks(seq); i < core.num_table_blocks(seq); ++i) {
-      if (core.block_at(seq, i) == what.copy.dst) return true;
-    }
-    return false;
-  };
   for (const announced_copy& what : config().audit->take_due(seq, core_.num_committed(seq))) {
-    if (is_read(what)) config().audit->report(what);
+    if (reads_copy(seq, what)) config().audit->report(what);
+  }
+}
+
+void kv_cache_manager::audit_truncate(seq_id seq) const {
+  // A block that was given back may come again, for other tokens: its copy is not waited for any more.
+  for (const announced_copy& what : config().audit->take_due(seq, std::numeric_limits<std::int64_t>::max())) {
+    if (reads_copy(seq, what)) config().audit->announce(what.kind, what.group, {&what.copy, 1}, seq, what.num_tokens);
   }
 }
 

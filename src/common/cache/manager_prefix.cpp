@@ -29,6 +29,7 @@ void manager_core::make_prefix_cache() {
                                  .key_bits = config_.prefix.key_bits,
                                  .record_events = config_.prefix.record_events,
                                  .record_tokens = config_.prefix.record_tokens && !follows,
+                                 .hook = follows ? cache_event_hook{} : config_.prefix.hook,
                                  .policy = config_.prefix.policy,
                                  .memory = config_.memory,
                                  .first_serial = first_serial_of(group_)});

@@ -68,6 +68,7 @@ prefix_cache::prefix_cache(block_pool& pool, const prefix_cache_config& config)
       config_(validated(config)),
       hasher_(config.seed.has_value() ? *config.seed : random_hash_seed(), config.key_bits),
       index_(pool.num_blocks(), config.block_size, *config_.memory),
+      tells_events_(config_.record_events || config_.hook.function != nullptr),
       next_serial_(config.first_serial) {
   detail::translate_bad_alloc("prefix_cache", [&] {
     interned_ = std::make_unique<interned>();
@@ -266,8 +267,16 @@ void prefix_cache::count_lookup(std::int64_t num_blocks, std::int64_t num_hits) 
 
 // --- publishing and forgetting
 
-void prefix_cache::record(const cache_event& event) noexcept {
-  if (config_.record_events) events_.push_back(event);
+void prefix_cache::record(const cache_event& event, std::span<const token_id> tokens, bool is_first) noexcept {
+  if (!tells_events_) return;
+  if (config_.record_events) {
+    events_.push_back(event);
+    if (config_.record_tokens && event.what == cache_event::kind::stored) {
+      stored_.tokens.insert(stored_.tokens.end(), tokens.begin(), tokens.end());
+      stored_.is_first.push_back(is_first ? 1 : 0);
+    }
+  }
+  if (config_.hook.function != nullptr) config_.hook.function(config_.hook.user, event, tokens, is_first);
 }
 
 content_key prefix_cache::next_key(const prefix_chain& after, std::span<const token_id> tokens,
@@ -305,13 +314,9 @@ publish_result prefix_cache::publish(block_id block, const content_key& key, con
   } else {
     set_level(block, hint, index);
   }
-  record({cache_event::kind::stored, block, key, after.key});
-  if (config_.record_tokens && config_.record_events) {
-    stored_.tokens.insert(stored_.tokens.end(), tokens.begin(), tokens.end());
-    stored_.is_first.push_back(is_scope(after.serial) ? 1 : 0);
-  }
   ++stats_.num_published_blocks;
   ++stats_.num_cached_blocks;
+  record({cache_event::kind::stored, block, key, after.key}, tokens, is_scope(after.serial));
   return {{key, contents.serial}, invalid_block};
 }
 
@@ -403,9 +408,9 @@ bool prefix_cache::reset() {
   if (!is_idle()) return false;
   const std::int64_t num_blocks = pool_->num_blocks();
   if (config_.record_events) detail::translate_bad_alloc("reset", [&] { events_.reserve(events_.size() + 1); });
-  const bool records = std::exchange(config_.record_events, false);  // one event stands for all
+  const bool tells = std::exchange(tells_events_, false);  // one event stands for all
   for (std::int64_t b = 0; b < num_blocks; ++b) unregister(block_id{static_cast<std::int32_t>(b)});
-  config_.record_events = records;
+  tells_events_ = tells;
   record({cache_event::kind::cleared, invalid_block, {}, {}});
   expiries_.clear();
   return true;

@@ -11,8 +11,8 @@
 namespace bifolio::inline v0_2::detail {
 
 /// Hands every call on to another backend, which is borrowed, and tells an observer of those that take time: what
-/// `Observer::begin(name, size)` returns goes to `end(begun, name, size)`. An observer that throws nothing and
-/// allocates nothing.
+/// `Observer::begin(name, size)` returns goes to `end(begun, name, size, layer)`, where `layer` is the K plane of the
+/// one layer that a call is about, or null. An observer that throws nothing and allocates nothing.
 template <class Observer>
 class observed_backend final : public backend {
  public:
@@ -24,6 +24,7 @@ class observed_backend final : public backend {
   [[nodiscard]] device where() const noexcept override { return inner_->where(); }
   [[nodiscard]] std::string description() const override { return inner_->description() + suffix_; }
   [[nodiscard]] errc health() const noexcept override { return inner_->health(); }
+  [[nodiscard]] backend& unwrapped() noexcept override { return inner_->unwrapped(); }
   [[nodiscard]] memory_resource& memory() noexcept override { return inner_->memory(); }
   [[nodiscard]] memory_resource& staging_memory() noexcept override { return inner_->staging_memory(); }
   [[nodiscard]] memory_amount amount_of_memory() const override { return inner_->amount_of_memory(); }
@@ -47,13 +48,17 @@ class observed_backend final : public backend {
     return noted("wait", 0, [&] { return inner_->wait(point, stream); });
   }
   [[nodiscard]] errc append(const append_params& params, stream_ref stream) noexcept override {
-    return noted("append", params.k.num_tokens, [&] { return inner_->append(params, stream); });
+    return noted(
+        "append", params.k.num_tokens, [&] { return inner_->append(params, stream); }, params.kv.k);
   }
   [[nodiscard]] errc rotate_append(const rotate_append_params& params, stream_ref stream) noexcept override {
-    return noted("rotate_append", params.append.k.num_tokens, [&] { return inner_->rotate_append(params, stream); });
+    return noted(
+        "rotate_append", params.append.k.num_tokens, [&] { return inner_->rotate_append(params, stream); },
+        params.append.kv.k);
   }
   [[nodiscard]] errc gather(const gather_params& params, stream_ref stream) noexcept override {
-    return noted("gather", params.k.num_tokens, [&] { return inner_->gather(params, stream); });
+    return noted(
+        "gather", params.k.num_tokens, [&] { return inner_->gather(params, stream); }, params.kv.k);
   }
   [[nodiscard]] errc copy_blocks(std::span<const kv_cache_view> layers, std::span<const block_copy> copies,
                                  stream_ref stream) noexcept override {
@@ -74,7 +79,8 @@ class observed_backend final : public backend {
   }
   [[nodiscard]] errc attention(const attention_plan& plan, const attention_params& params,
                                stream_ref stream) noexcept override {
-    return noted("attention", params.q.num_tokens, [&] { return inner_->attention(plan, params, stream); });
+    return noted(
+        "attention", params.q.num_tokens, [&] { return inner_->attention(plan, params, stream); }, params.kv.k);
   }
   [[nodiscard]] std::vector<std::string> attention_kernels() const override { return inner_->attention_kernels(); }
   [[nodiscard]] std::vector<std::string> describe(const attention_plan& plan,
@@ -91,22 +97,23 @@ class observed_backend final : public backend {
  private:
   class call_scope {
    public:
-    call_scope(const Observer& observer, const char* name, std::int64_t size) noexcept
-        : observer_(observer), name_(name), size_(size), begun_(observer.begin(name, size)) {}
+    call_scope(const Observer& observer, const char* name, std::int64_t size, const void* layer = nullptr) noexcept
+        : observer_(observer), name_(name), size_(size), layer_(layer), begun_(observer.begin(name, size)) {}
     call_scope(const call_scope&) = delete;
     call_scope& operator=(const call_scope&) = delete;
-    ~call_scope() { observer_.end(begun_, name_, size_); }
+    ~call_scope() { observer_.end(begun_, name_, size_, layer_); }
 
    private:
     const Observer& observer_;
     const char* name_;
     std::int64_t size_;
+    const void* layer_;
     decltype(std::declval<const Observer&>().begin("", 0)) begun_;
   };
 
   template <class Size, class Call>
-  errc noted(const char* name, Size size, const Call& call) const noexcept {
-    const call_scope scope(observer_, name, static_cast<std::int64_t>(size));
+  errc noted(const char* name, Size size, const Call& call, const void* layer = nullptr) const noexcept {
+    const call_scope scope(observer_, name, static_cast<std::int64_t>(size), layer);
     return call();
   }
 

@@ -2,6 +2,7 @@
 /// A model's configuration: what is derived, and what does not fit together.
 
 #include <algorithm>
+#include <bifolio/copy_audit.hpp>
 #include <bifolio/error.hpp>
 #include <bifolio/executor.hpp>
 #include <numeric>
@@ -54,29 +55,38 @@ void derive_blocks(const char* what, std::int64_t& num_blocks, std::int64_t memo
   }
 }
 
-void require_window(std::int32_t window_left, std::int32_t sliding_window) {
-  // A negative one is the manager's to refuse.
-  if (sliding_window <= 0 || (window_left >= 0 && window_left < sliding_window)) return;
-  refuse(errc::invalid_argument, "window_left of a layer is ", window_left, "; the cache keeps ", sliding_window,
-         " tokens (sliding_window), so it must be between 0 and ", sliding_window - 1);
+/// What the manager keeps for layers, and the names of its fields and of theirs: "cache" and "", or "cache.groups[1]"
+/// and "groups[1].".
+struct kept_tokens {
+  std::int32_t block_size;
+  std::int32_t window;  // 0: all
+  std::string where;
+  std::string window_field;
+  std::string prefix{};
+};
+
+void require_window(std::int32_t window_left, const kept_tokens& kept) {
+  // A negative window is the manager's to refuse.
+  if (kept.window <= 0 || (window_left >= 0 && window_left < kept.window)) return;
+  refuse(errc::invalid_argument, "window_left of a layer is ", window_left, "; the cache keeps ", kept.window,
+         " tokens (", kept.where, ".", kept.window_field, "), so it must be between 0 and ", kept.window - 1);
 }
 
-/// `where` names the field that has the block size: "cache" or "cache.groups[1]".
 void complete_attention(attention_spec& spec, std::span<const std::int32_t> layer_windows, std::size_t num_layers,
-                        std::int32_t block_size, std::int32_t window, const char* where) {
+                        const kept_tokens& kept) {
   if (spec.v_head_dim == 0) spec.v_head_dim = spec.qk_head_dim;
-  if (spec.block_size == 0) spec.block_size = block_size;
-  if (spec.block_size != block_size) {
-    refuse(errc::invalid_argument, "attention.block_size is ", spec.block_size, " and ", where, ".block_size ",
-           block_size, "; they must be equal");
+  if (spec.block_size == 0) spec.block_size = kept.block_size;
+  if (spec.block_size != kept.block_size) {
+    refuse(errc::invalid_argument, kept.prefix, "attention.block_size is ", spec.block_size, " and ", kept.where,
+           ".block_size ", kept.block_size, "; they must be equal");
   }
-  if (window > 0 && spec.window_left < 0) spec.window_left = window - 1;
-  require_window(spec.window_left, window);
+  if (kept.window > 0 && spec.window_left < 0) spec.window_left = kept.window - 1;
+  require_window(spec.window_left, kept);
   if (!layer_windows.empty() && layer_windows.size() != num_layers) {
-    refuse(errc::invalid_argument, "layer_windows has ", layer_windows.size(),
+    refuse(errc::invalid_argument, kept.prefix, "layer_windows has ", layer_windows.size(),
            " entries; it must have one for each of the ", num_layers, " layers, or none");
   }
-  for (const std::int32_t each : layer_windows) require_window(each, window);
+  for (const std::int32_t each : layer_windows) require_window(each, kept);
 }
 
 void complete_group(model_group& group, const group_config& kept, std::size_t index) {
@@ -86,9 +96,10 @@ void complete_group(model_group& group, const group_config& kept, std::size_t in
       refuse(errc::invalid_argument, "groups[", index, "].state_bytes is ", group.state_bytes,
              "; a state of a layer has a multiple of 4 bytes, from 4 to ", most);
     }
-    if (group.attention != attention_spec{} || !group.k_scales.empty() || !group.v_scales.empty()) {
+    if (group.attention != attention_spec{} || !group.layer_windows.empty() || !group.k_scales.empty() ||
+        !group.v_scales.empty()) {
       refuse(errc::invalid_argument, "groups[", index,
-             "] is of kind state and has attention or scales; it has neither");
+             "] is of kind state and is given attention, layer_windows or scales; it has none of them");
     }
     return;
   }
@@ -97,9 +108,10 @@ void complete_group(model_group& group, const group_config& kept, std::size_t in
            to_string(kept.kind), " has none");
   }
   if (group.layers.empty() && index == 0) return;  // an index of texts
-  const std::string where = "cache.groups[" + std::to_string(index) + "]";
-  complete_attention(group.attention, group.layer_windows, group.layers.size(), kept.block_size,
-                     kept.kind == group_kind::window ? kept.window : 0, where.c_str());
+  const std::string prefix = "groups[" + std::to_string(index) + "]";
+  complete_attention(
+      group.attention, group.layer_windows, group.layers.size(),
+      {kept.block_size, kept.kind == group_kind::window ? kept.window : 0, "cache." + prefix, "window", prefix + "."});
   if (kept.kind == group_kind::cross) group.attention.causal = false;
 }
 
@@ -132,8 +144,8 @@ void complete_groups(model_cache_config& config) {
   }
   if (config.attention != attention_spec{} || !config.layer_windows.empty() || !config.k_scales.empty() ||
       !config.v_scales.empty()) {
-    refuse(errc::invalid_argument,
-           "attention, layer_windows or scales are given next to groups, which have their own; leave them empty");
+    refuse(errc::invalid_argument, "attention, layer_windows or scales are given for all layers, and there are ", count,
+           " layer groups, each of which has its own; leave them as they are by default");
   }
   if (config.memory_bytes != 0 || config.host_memory_bytes != 0) {
     refuse(errc::invalid_argument, "memory is ", config.memory_bytes, " bytes and ", config.host_memory_bytes,
@@ -151,7 +163,7 @@ model_cache_config complete(model_cache_config config) {
     return config;
   }
   complete_attention(config.attention, config.layer_windows, static_cast<std::size_t>(config.num_layers),
-                     config.cache.block_size, config.cache.sliding_window, "cache");
+                     {config.cache.block_size, config.cache.sliding_window, "cache", "sliding_window"});
   const kv_layout layout = layout_of(config.layout, config.attention);
   derive_blocks("the cache", config.cache.num_blocks, config.memory_bytes, layout, config.num_layers);
   derive_blocks("the host's cache", config.cache.num_host_blocks, config.host_memory_bytes, layout, config.num_layers);
@@ -198,7 +210,10 @@ model_state::model_state(backend& device, const model_cache_config& given)
     made.implementation = group.attention.implementation;
     has_states = has_states || kept.kind == group_kind::state;
     (config.groups.empty() ? config.attention : config.groups[g].attention).implementation = made.implementation;
-    if (group.layers.empty()) continue;
+    if (group.layers.empty()) {
+      if (config.cache.audit != nullptr) config.cache.audit->ignore_group(static_cast<std::int32_t>(g));
+      continue;
+    }
     cache_engine_config storage = storage_of(group, kept.num_blocks, config.zero_fill);
     storage.audit = config.cache.audit;
     storage.audit_group = static_cast<std::int32_t>(g);

@@ -19,8 +19,7 @@ void model_state::require_not_in_step(const char* call, seq_id seq) const {
 }
 
 void model_state::carry_out_copies(std::size_t group, std::span<const block_copy> copies, stream_ref stream) {
-  if (copies.empty()) return;
-  if (!groups[group].engine) return skip_copies(copy_kind::on_write, group, copies);
+  if (copies.empty() || !groups[group].engine) return;
   const errc code = groups[group].engine->copy_blocks(copies, stream);
   if (code == errc::ok) return;
   if (const auto problem = find_copy_problem(groups[group].engine->layers(), copies)) throw *problem;
@@ -35,11 +34,7 @@ void model_state::collect_copies(step_plan& plan) {
 
 errc model_state::swap_group(std::size_t group, std::span<const block_copy> pairs, bool out, stream_ref stream) {
   group_storage& storage = groups[group];
-  if (pairs.empty()) return errc::ok;
-  if (!storage.engine) {
-    skip_copies(out ? copy_kind::swap_out : copy_kind::swap_in, group, pairs);
-    return errc::ok;
-  }
+  if (pairs.empty() || !storage.engine) return errc::ok;
   return out ? storage.engine->swap_blocks_to(*storage.host, pairs, stream)
              : storage.host->swap_blocks_to(*storage.engine, pairs, stream);
 }

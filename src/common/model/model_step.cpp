@@ -96,7 +96,7 @@ alloc_status model_state::grow_rows(model_step_state& slot) {
       carry_out_copies(g, slot.own_plan.groups[g - 1].copies, slot.stream);
     }
   } catch (...) {
-    if (i < slot.rows.size()) copy_after_failure(slot);
+    copy_after_failure(slot);
     take_back(slot, i);
     throw;
   }
@@ -104,15 +104,14 @@ alloc_status model_state::grow_rows(model_step_state& slot) {
   return status;
 }
 
-void model_state::copy_after_failure(model_step_state& slot) {
-  collect_copies(slot.own_plan);
+void model_state::copy_after_failure(model_step_state& slot) noexcept {
+  try {
+    collect_copies(slot.own_plan);
+  } catch (const error&) {  // no host memory for the list of a group: the manager keeps it for the next step
+  }
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const auto& copies = g == 0 ? slot.own_plan.copies : slot.own_plan.groups[g - 1].copies;
-    if (groups[g].engine) {
-      (void)groups[g].engine->copy_blocks(copies, slot.stream);
-    } else {
-      skip_copies(copy_kind::on_write, g, copies);
-    }
+    if (groups[g].engine) (void)groups[g].engine->copy_blocks(copies, slot.stream);
   }
 }
 
@@ -251,7 +250,7 @@ attention_params model_step::complete(std::int32_t layer, const attention_params
   return whole;
 }
 
-std::optional<error> model_step::find_step_problem(std::int32_t layer, std::int64_t num_rows, bool stores) const {
+std::optional<error> model_step::find_step_problem(std::int32_t layer, std::int64_t num_rows) const {
   if (slot_ == nullptr) {
     return detail::make_error(errc::failed_precondition, "the step is empty: it was not begun, or has ended");
   }
@@ -265,7 +264,7 @@ std::optional<error> model_step::find_step_problem(std::int32_t layer, std::int6
                               model_->places.size());
   }
   const detail::layer_place& place = model_->place_of(layer);
-  if (stores ? !model_->stores(place) : !model_->attends(place)) {
+  if (!model_->stores(place)) {
     return detail::make_error(errc::unsupported, "layer ", layer, " is of group ", place.group, ", of kind ",
                               to_string(model_->group_of(place).kind), ", which stores nothing of a step's tokens");
   }
@@ -286,7 +285,7 @@ std::optional<error> model_step::find_health_problem() const {
 
 std::optional<error> model_step::find_problem(std::int32_t layer, const attention_params& params,
                                               const const_tensor_view& k, const const_tensor_view& v) const {
-  if (auto problem = find_step_problem(layer, k.num_tokens, true)) return problem;
+  if (auto problem = find_step_problem(layer, k.num_tokens)) return problem;
   const attention_params whole = complete(layer, params);
   const append_params rows{whole.kv, k, v, whole.batch.slot_mapping};
   if (auto problem = bifolio::find_problem(rows, model_->where->where())) return problem;
@@ -299,7 +298,7 @@ std::optional<error> model_step::find_problem(std::int32_t layer, const attentio
 }
 
 std::optional<error> model_step::find_problem(std::int32_t layer, const rotate_append_params& params) const {
-  if (auto problem = find_step_problem(layer, params.append.k.num_tokens, true)) return problem;
+  if (auto problem = find_step_problem(layer, params.append.k.num_tokens)) return problem;
   if (auto problem = bifolio::find_problem(complete(layer, params), model_->where->where())) return problem;
   return find_health_problem();
 }

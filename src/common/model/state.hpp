@@ -4,7 +4,6 @@
 /// What a `model_cache` owns, and the states of its steps.
 
 #include <array>
-#include <bifolio/copy_audit.hpp>
 #include <bifolio/model_cache.hpp>
 #include <cstddef>
 #include <cstdint>
@@ -104,7 +103,7 @@ struct model_state {
   /// Slots for the rows: copies are carried out. On another status than ok nothing is longer than before.
   [[nodiscard]] alloc_status grow_rows(model_step_state& slot);
   /// The copies of a step that could not be begun: what was put in the place of a shared block must hold its contents.
-  void copy_after_failure(model_step_state& slot);
+  void copy_after_failure(model_step_state& slot) noexcept;
   /// Throws `error` (failed_precondition): no state is kept after the accepted tokens of a row.
   void require_state_after(const scheduled_seq& row, std::int32_t num_accepted) const;
   /// Takes back the slots that the first `num_rows` rows took.
@@ -112,11 +111,6 @@ struct model_state {
   /// Arrays on the device, and plans.
   void upload_and_plan(model_step_state& slot);
   void carry_out_copies(std::size_t group, std::span<const block_copy> copies, stream_ref stream);
-  /// Of a group without layers nothing has to be moved, which the audit does not know.
-  void skip_copies(copy_kind kind, std::size_t group, std::span<const block_copy> copies) const noexcept {
-    if (config.cache.audit == nullptr) return;
-    config.cache.audit->carried_out(kind, static_cast<std::int32_t>(group), copies);
-  }
   /// What appending left to be copied in groups other than the first, after `plan.groups` was given room for it.
   void collect_copies(step_plan& plan);
   /// The same kind of moves in all groups, between an engine and its host's; `which` picks them from a `step_plan` or

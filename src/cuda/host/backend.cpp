@@ -15,7 +15,7 @@ namespace bifolio::inline v0_2::cuda {
 namespace {
 
 cuda_backend& require_cuda(backend& where) {
-  auto* const cuda = dynamic_cast<cuda_backend*>(&where);
+  auto* const cuda = dynamic_cast<cuda_backend*>(&where.unwrapped());
   if (cuda == nullptr) {
     detail::refuse(errc::invalid_argument, "the backend is of device '", to_string(where.where()),
                    "'; a CUDA backend is needed");

@@ -28,7 +28,7 @@ class range_observer {
     attributes.payload.llValue = size;
     return nvtxDomainRangePushEx(domain_, &attributes);
   }
-  void end(int, const char*, std::int64_t) const noexcept { (void)nvtxDomainRangePop(domain_); }
+  void end(int, const char*, std::int64_t, const void*) const noexcept { (void)nvtxDomainRangePop(domain_); }
 
  private:
   nvtxDomainHandle_t domain_;  // kept by the process: profilers read its name at the end

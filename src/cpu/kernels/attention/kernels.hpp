@@ -116,8 +116,9 @@ struct attention_item {
   float* partials = nullptr;
   /// Peeks at the work item that this worker will probably run next, so that its first keys and values can be
   /// prefetched; false: there is none. May be null.
-  bool (*peek_next)(const void* context, attention_item& next) noexcept = nullptr;
-  const void* peek_context = nullptr;
+  bool (*peek_next)(void* context, attention_item& next) noexcept = nullptr;
+  void* peek_context = nullptr;
+  bool is_prefetched = false;  ///< this item's first keys and values were
 };
 
 /// One worker's arrays, sized by the plan for the largest item.

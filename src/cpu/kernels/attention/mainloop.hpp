@@ -58,7 +58,12 @@ class mainloop {
         v_widened_(widens_codes && args.is_coded && size_of(args.v_code.type) == 1),
         k_contiguous_(!k_widened_ && (widens_codes || !args.is_coded) && has_runs(args.k_strides, args.qk_head_dim)),
         v_contiguous_(!v_widened_ && (widens_codes || !args.is_coded) && has_runs(args.v_strides, args.v_head_dim)),
+        k_pieces_(!k_widened_ && (widens_codes || !args.is_coded) && has_pieces(args.k_strides, args.qk_head_dim)),
+        v_columns_(!v_widened_ && (widens_codes || !args.is_coded) && args.v_strides.token == 1 &&
+                   args.v_strides.chunk >= args.v_head_dim),
         v_in_k_(args.v == args.k),
+        whole_tokens_(num_heads_ > 1 && has_whole_tokens(args.k_strides, args.qk_head_dim) &&
+                      has_whole_tokens(args.v_strides, args.v_head_dim)),
         k_tails_(k_widened_ && args.k_code.tail_floats > 0),
         v_tails_(v_widened_ && args.v_code.tail_floats > 0),
         k_zeros_(k_tails_ && args.k_code.tail_floats > 1),
@@ -116,6 +121,18 @@ class mainloop {
     return strides.dim == 1 && strides.chunk >= head_dim;
   }
 
+  // Whether a token's heads are adjacent and its neighbour is not: nhd, or blocks of one token.
+  [[nodiscard]] bool has_whole_tokens(const kv_strides& strides, int head_dim) const noexcept {
+    return has_runs(strides, head_dim) && strides.head == head_dim &&
+           (strides.token != head_dim || args_.block_size == 1);
+  }
+
+  // x_split's K: pieces of 16 bytes, those of neighbouring tokens side by side.
+  static constexpr int piece_dims = 16 / static_cast<int>(sizeof(Key));
+  static BIFOLIO_INLINE bool has_pieces(const kv_strides& strides, int head_dim) noexcept {
+    return strides.dim == 1 && strides.chunk == piece_dims && strides.token == piece_dims && head_dim % piece_dims == 0;
+  }
+
   // K of one of the tile's keys in a cache whose rows cannot be read in place.
   void stage_key(const kv_tile_offsets& tile, int head, int key, Key* to) const noexcept {
     const int kv_head = item_.kv_head_begin + head;
@@ -154,9 +171,8 @@ class mainloop {
 
   // One row of K or V from any layout.
   static void stage_row(const Key* from, const kv_strides& strides, int head_dim, Key* to) noexcept {
-    constexpr int piece = 16 / static_cast<int>(sizeof(Key));  // of x_split's K
-    if (strides.dim == 1 && strides.chunk == piece && head_dim % piece == 0) {
-      for (int d = 0; d < head_dim; d += piece, from += strides.chunk_stride) __builtin_memcpy(to + d, from, 16);
+    if (strides.dim == 1 && strides.chunk == piece_dims && head_dim % piece_dims == 0) {
+      for (int d = 0; d < head_dim; d += piece_dims, from += strides.chunk_stride) __builtin_memcpy(to + d, from, 16);
       return;
     }
     for (int d = 0; d < head_dim;) {
@@ -167,28 +183,41 @@ class mainloop {
     }
   }
 
+  // Polls of a step of `stage_columns`.
+  static constexpr int column_polls = lanes;
+  [[nodiscard]] int polls_of_columns() const noexcept {
+    constexpr int step = lanes * 4 / static_cast<int>(sizeof(Key));
+    return v_columns_ ? tile_vectors * ((args_.v_head_dim + step - 1) / step) * column_polls : 0;
+  }
+
   // Rows of V of `lanes` keys that lie side by side, dim by dim (x_split's V), transposed: to [keys][padded_].
-  void stage_columns(const Key* from, Key* to) const noexcept {
+  void stage_columns(const Key* from, Key* to) noexcept {
     const std::int64_t apart = args_.v_strides.dim;
     const int head_dim = args_.v_head_dim;
     constexpr int step = lanes * 4 / static_cast<int>(sizeof(Key));
     const Key* const zeros = static_cast<const Key*>(scratch_.zero_row);
-    for (int d = 0; d < head_dim; d += step) {
-      const auto row = [&](int dim) __attribute__((always_inline)) {
-        return dim < head_dim ? from + dim * apart : zeros;
+    prefetch_poller poller(prefetcher_);
+    const auto stage = [&]<bool IsWhole>(int d) __attribute__((always_inline)) {
+      const auto row = [&](int i) __attribute__((always_inline)) {
+        return IsWhole || d + i < head_dim ? from + (d + i) * apart : zeros;
       };
-      transpose(
-          [&](int i) __attribute__((always_inline)) {
-            if constexpr (sizeof(Key) == 4) {
-              return load_bits(row(d + i));
-            } else {
-              return join_elements(row(d + 2 * i), row(d + 2 * i + 1));
-            }
-          },
-          [&](int key, vf dims) __attribute__((always_inline)) {
-            store(reinterpret_cast<float*>(to + std::int64_t{key} * padded_ + d), dims);
-          });
-    }
+      const auto store_key = [&](int key, vf dims) __attribute__((always_inline)) {
+        store(reinterpret_cast<float*>(to + std::int64_t{key} * padded_ + d), dims);
+      };
+      if constexpr (sizeof(Key) == 4) {
+        transpose(
+            [&](int i) __attribute__((always_inline)) { return load_bits(row(i)); }, store_key);
+      } else if constexpr (transposes_half_rows) {
+        transpose_words(row, store_key);
+      } else {
+        transpose(
+            [&](int i) __attribute__((always_inline)) { return join_elements(row(2 * i), row(2 * i + 1)); }, store_key);
+      }
+      poller.poll(column_polls);
+    };
+    int d = 0;
+    for (; d + step <= head_dim; d += step) stage.template operator()<true>(d);
+    if (d < head_dim) stage.template operator()<false>(d);
   }
 
   // V of one of the tile's keys in a cache whose rows cannot be read in place.
@@ -222,12 +251,10 @@ class mainloop {
         return;
       }
     }
-    const bool side_by_side =
-        (widens_codes || !args_.is_coded) && args_.v_strides.token == 1 && args_.v_strides.chunk >= args_.v_head_dim;
     for (int key = tile.begin; key < tile.end; ++key) {
       Key* const row = staging + std::int64_t{key} * padded_;
       rows[key] = row;
-      if (!side_by_side || !tile.uniform[key / lanes]) {
+      if (!v_columns_ || !tile.uniform[key / lanes]) {
         stage_value(tile, head, key, row);
       } else if (key % lanes == 0) {
         stage_columns(static_cast<const Key*>(args_.v) + head_offset + tile.v[key], row);
@@ -296,7 +323,8 @@ class mainloop {
     const std::int64_t end = visible_.end < items_end ? visible_.end : items_end;
     if (begin >= end) return;
 
-    // Each iteration's memory is pushed to the prefetcher two iterations earlier.
+    // Each iteration's memory is pushed to the prefetcher two iterations earlier; where whole tokens are, a tile and
+    // one iteration, because every head of a tile reads all of its tokens.
     const std::int64_t first_tile = begin / tile_keys;
     const std::int64_t num_tiles = (end + tile_keys - 1) / tile_keys - first_tile;
     const std::int64_t num_iterations = num_tiles * num_heads_;
@@ -305,12 +333,17 @@ class mainloop {
     };
     for (std::int64_t t = 0; t < 3; ++t) locate(t);
     const int polls = self().polls_per_tile();
-    prefetch(1, num_iterations);
+    const int ahead = whole_tokens_ ? num_heads_ + 1 : 2;
+    if (whole_tokens_ && !item_.is_prefetched) {
+      prefetch_first_tile(num_tiles);
+    } else {
+      prefetch(ahead - 1, num_iterations);
+    }
     begin_split(begin / split_keys);
     std::int64_t iteration = 0;
     for (std::int64_t t = 0; t < num_tiles; ++t) {
       for (int head = 0; head < num_heads_; ++head, ++iteration) {
-        prefetch(iteration + 2, num_iterations);
+        prefetch(iteration + ahead, num_iterations);
         prefetcher_.pace(polls);
         self().process_tile(tiles_[t % 3], head);
         prefetcher_.flush();
@@ -370,7 +403,7 @@ class mainloop {
   struct range_list {
     int count = 0;
     int bytes = 0;  // of each
-    const char* ranges[2 * tile_keys];
+    const char* ranges[3 * tile_keys];
   };
 
   void list_ranges(range_list& list, const kv_tile_offsets& tile, int head) const noexcept {
@@ -397,6 +430,23 @@ class mainloop {
     if (!v_in_k_) add_blocks(list, args_.v, v_bytes, args_.v_strides, head, tile, tile.v);
   }
 
+  // Whole tokens of several heads: those of part `part` of `num_parts` of the tile's tokens.
+  void add_tokens(range_list& list, const kv_tile_offsets& tile, int part, int num_parts, int first_head,
+                  int num_heads) const noexcept {
+    const int k_bytes = args_.is_coded ? static_cast<int>(size_of(args_.k_code.type)) : static_cast<int>(sizeof(Key));
+    const int v_bytes = args_.is_coded ? static_cast<int>(size_of(args_.v_code.type)) : static_cast<int>(sizeof(Key));
+    const int k_row = k_bytes * args_.qk_head_dim;
+    const int v_row = v_bytes * args_.v_head_dim;
+    list.bytes = num_heads * (k_row < v_row ? k_row : v_row);
+    const int num_keys = tile.end - tile.begin;
+    const int begin = tile.begin + num_keys * part / num_parts;
+    const int end = tile.begin + num_keys * (part + 1) / num_parts;
+    const auto* const k = static_cast<const char*>(args_.k) + first_head * args_.k_strides.head * k_bytes;
+    const auto* const v = static_cast<const char*>(args_.v) + first_head * args_.v_strides.head * v_bytes;
+    for (int key = begin; key < end; ++key) list.ranges[list.count++] = k + tile.k[key] * k_bytes;
+    for (int key = begin; key < end; ++key) list.ranges[list.count++] = v + tile.v[key] * v_bytes;
+  }
+
   void add_blocks(range_list& list, const void* plane, int element, const kv_strides& strides, int head,
                   const kv_tile_offsets& tile, const std::int64_t* offsets) const noexcept {
     const std::int64_t first = (item_.kv_head_begin + head) * strides.head;
@@ -416,8 +466,9 @@ class mainloop {
     }
   }
 
-  // The first iteration of the item that this worker will probably run next, if there is one.
-  bool list_next_item(range_list& list) const noexcept {
+  // The first iteration of the item that this worker will probably run next, if there is one; of whole tokens a part of
+  // its first tile.
+  bool list_next_item(range_list& list, int part) const noexcept {
     attention_item next;
     if (item_.peek_next == nullptr || !item_.peek_next(item_.peek_context, next)) return false;
     const std::int64_t splits_first = static_cast<std::int64_t>(next.split_begin) * split_keys;
@@ -428,18 +479,39 @@ class mainloop {
     if (begin >= end) return false;
     kv_tile_offsets tile;
     locate_tile(tile, begin / tile_keys * tile_keys, begin, end, next.block_table);
-    list_ranges(list, tile, next.kv_head_begin - item_.kv_head_begin);
+    if (whole_tokens_) {
+      list.count = 0;
+      add_tokens(list, tile, part, num_heads_, next.kv_head_begin, next.kv_head_end - next.kv_head_begin);
+    } else {
+      list_ranges(list, tile, next.kv_head_begin - item_.kv_head_begin);
+    }
     return true;
   }
 
-  // Pushes the memory of `iteration` to the prefetcher. The first iteration of the item that is probably next follows
-  // this item's last one.
+  // All of the first tile, and the first part of the next one.
+  void prefetch_first_tile(std::int64_t num_tiles) noexcept {
+    range_list& list = lists_[num_heads_ % 2];
+    list.count = 0;
+    add_tokens(list, tiles_[0], 0, 1, item_.kv_head_begin, num_heads_);
+    if (num_tiles > 1) add_tokens(list, tiles_[1], 0, num_heads_, item_.kv_head_begin, num_heads_);
+    prefetcher_.push(list.ranges, list.count, list.bytes);
+  }
+
+  // Pushes the memory of `iteration` to the prefetcher. The first iteration (of whole tokens, tile) of the item that is
+  // probably next follows this item's last one.
   void prefetch(std::int64_t iteration, std::int64_t num_iterations) noexcept {
     range_list& list = lists_[iteration % 2];
-    if (iteration < num_iterations) {
+    const std::int64_t beyond = iteration - num_iterations;
+    if (beyond >= 0) {
+      if (beyond >= (whole_tokens_ ? num_heads_ : 1) || !list_next_item(list, static_cast<int>(beyond))) {
+        return prefetcher_.push_end();
+      }
+    } else if (whole_tokens_) {
+      list.count = 0;
+      add_tokens(list, tiles_[iteration / num_heads_ % 3], static_cast<int>(iteration % num_heads_), num_heads_,
+                 item_.kv_head_begin, num_heads_);
+    } else {
       list_ranges(list, tiles_[iteration / num_heads_ % 3], static_cast<int>(iteration % num_heads_));
-    } else if (iteration > num_iterations || !list_next_item(list)) {
-      return prefetcher_.push_end();
     }
     prefetcher_.push(list.ranges, list.count, list.bytes);
     if (iteration < num_iterations && (k_tails_ || v_tails_)) {
@@ -537,8 +609,11 @@ class mainloop {
   bool v_widened_;
   bool k_contiguous_;
   bool v_contiguous_;
+  bool k_pieces_;   // x_split's K
+  bool v_columns_;  // x_split's V: keys side by side, dim by dim
   bool v_in_k_;
-  bool k_tails_;  // scales per token, …
+  bool whole_tokens_;  // prefetched: rows of all heads of a token are adjacent, rows of tokens are not (nhd)
+  bool k_tails_;       // scales per token, …
   bool v_tails_;
   bool k_zeros_;  // … and zero points
   bool v_zeros_;

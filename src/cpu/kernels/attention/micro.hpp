@@ -277,6 +277,22 @@ struct uniform_rows {
   }
 };
 
+/// Stores a column of transposed keys, dims `dim` … of `lanes` keys, as `transpose_keys` says.
+template <class Key, bool Wide>
+BIFOLIO_INLINE void store_key_column(float* keys, int dim, vf column, bool has_odd) noexcept {
+  if constexpr (sizeof(Key) == 4) {
+    store(keys + dim * tile_keys, column);
+  } else if constexpr (!Wide) {
+    store_pairs<Key>(keys + dim / 2 * tile_keys, column);
+  } else {
+    vf even;
+    vf odd;
+    split_pair<Key>(column, even, odd);
+    store(keys + dim * tile_keys, even);
+    if (has_odd) store(keys + (dim + 1) * tile_keys, odd);
+  }
+}
+
 /// keys[column][lane] = rows[lane][column] for `lanes` keys and dims [0, head_dim); keys [columns][tile_keys]. Pairs of
 /// 16-bit elements are transposed as 32-bit lanes and, if `Wide`, widened to two columns afterwards. A pair whose
 /// second dim is missing gets 0 for it.
@@ -285,17 +301,7 @@ BIFOLIO_INLINE void transpose_keys(const Rows& rows, int head_dim, float* keys, 
   constexpr int step = lanes * 4 / static_cast<int>(sizeof(Key));
   prefetch_poller poller(prefetch);
   const auto store_column = [&](int dim, vf column, bool has_odd) __attribute__((always_inline)) {
-    if constexpr (sizeof(Key) == 4) {
-      store(keys + dim * tile_keys, column);
-    } else if constexpr (!Wide) {
-      store_pairs<Key>(keys + dim / 2 * tile_keys, column);
-    } else {
-      vf even;
-      vf odd;
-      split_pair<Key>(column, even, odd);
-      store(keys + dim * tile_keys, even);
-      if (has_odd) store(keys + (dim + 1) * tile_keys, odd);
-    }
+    store_key_column<Key, Wide>(keys, dim, column, has_odd);
     poller.poll();
   };
   constexpr int dims_of_column = 4 / static_cast<int>(sizeof(Key));
@@ -313,6 +319,24 @@ BIFOLIO_INLINE void transpose_keys(const Rows& rows, int head_dim, float* keys, 
         const int at = dim + j * dims_of_column;
         if (at < head_dim) store_column(at, column, at + 1 < head_dim);
       });
+}
+
+/// The same from pieces of 16 bytes of each key, those of `lanes` keys side by side (x_split's K): dims
+/// [dim, dim + dims), both multiples of a piece.
+template <class Key, bool Wide>
+BIFOLIO_INLINE void transpose_pieces(const Key* from, std::int64_t chunk_stride, int dims, float* keys,
+                                     prefetcher& prefetch) noexcept {
+  constexpr int dims_of_column = 4 / static_cast<int>(sizeof(Key));
+  constexpr int piece_dims = 4 * dims_of_column;
+  prefetch_poller poller(prefetch);
+  for (int dim = 0; dim < dims; dim += piece_dims, from += chunk_stride) {
+    transpose_quads(
+        [&](int i) __attribute__((always_inline)) { return load_bits(from + i * (lanes * dims_of_column)); },
+        [&](int j, vf column) __attribute__((always_inline)) {
+          store_key_column<Key, Wide>(keys, dim + j * dims_of_column, column, true);
+        });
+    poller.poll(4);
+  }
 }
 
 }  // namespace

@@ -50,6 +50,7 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
   using base::maximum_of;
   using base::num_heads_;
   using base::padded_;
+  using base::polls_of_columns;
   using base::prefetcher_;
   using base::qk_padded_;
   using base::query_head;
@@ -120,9 +121,10 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
   [[nodiscard]] int polls_per_tile() const noexcept {
     const int scores = key_tiles * (qk_padded_ / tile_dims);
     const int outputs = key_steps * (padded_ / output_dims);
-    if (in_place_) return scores + num_blocks() * outputs + softmax_polls(head_rows_);
-    return tile_keys / 2 + num_groups_ * (scores + outputs) + (num_groups_ - 1) * softmax_polls(row_group_rows) +
-           softmax_polls(rows_of_group(num_groups_ - 1));
+    const int staged = polls_of_columns();
+    if (in_place_) return staged + scores + num_blocks() * outputs + softmax_polls(head_rows_);
+    return staged + tile_keys / 2 + num_groups_ * (scores + outputs) +
+           (num_groups_ - 1) * softmax_polls(row_group_rows) + softmax_polls(rows_of_group(num_groups_ - 1));
   }
   // Row blocks of an item in place.
   [[nodiscard]] int num_blocks() const noexcept { return (head_rows_ + row_block_rows - 1) / row_block_rows; }

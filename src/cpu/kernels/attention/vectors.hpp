@@ -28,6 +28,7 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
   using base = mainloop<Key, vector_mainloop>;
   friend base;
   static constexpr bool uses_dots = Sums == vector_sums::dots;
+  static constexpr bool pairs_columns = uses_dots && transposes_half_rows;
   static constexpr bool may_keep_pairs = sizeof(Key) == 2 && (uses_dots || keeps_pairs);
 
  public:
@@ -40,18 +41,20 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
         query_values_(uses_dots ? (args.qk_head_dim + 1) / 2
                       : pairs_  ? (args.qk_head_dim + 1) / 2 * 2
                                 : args.qk_head_dim),
-        v_in_place_(head_rows_ <= in_place_rows || sizeof(Key) == 4),
+        v_in_place_(!(pairs_columns && v_columns_) && (head_rows_ <= in_place_rows || sizeof(Key) == 4)),
         k_transposed_(k_widened_ && pairs_ && base::has_runs(args.k_strides, args.qk_head_dim) &&
                       transposes_codes(args.k_code.type, args.qk_head_dim)) {}
 
  private:
   using base::args_;
   using base::clip;
+  using base::column_polls;
   using base::dims_;
   using base::find_values;
   using base::head_rows_;
   using base::item_;
   using base::k_contiguous_;
+  using base::k_pieces_;
   using base::k_scale;
   using base::k_tails_;
   using base::k_widened_;
@@ -60,6 +63,8 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
   using base::num_heads_;
   using base::num_rows;
   using base::padded_;
+  using base::piece_dims;
+  using base::polls_of_columns;
   using base::prefetcher_;
   using base::qk_padded_;
   using base::query_head;
@@ -69,11 +74,13 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
   using base::read_v_scales;
   using base::scratch_;
   using base::stage_key;
+  using base::stage_value;
   using base::state_of;
   using base::states_;
   using base::stride_;
   using base::sum_of;
   using base::token_of;
+  using base::v_columns_;
   using base::v_tails_;
   using base::v_widened_;
   using base::v_zeros_;
@@ -156,7 +163,8 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
     const int passes = (dims_ + vectors * lanes - 1) / (vectors * lanes);
     const int columns = tile_keys / lanes * args_.qk_head_dim * static_cast<int>(sizeof(Key)) / 4;
     const int widened = 2 * tile_keys * ((k_widened_ ? 1 : 0) + (v_widened_ ? 1 : 0));
-    return widened + columns + num_groups_ * (args_.qk_head_dim * (tile_vectors / vectors) + tile_keys * passes);
+    return widened + columns + polls_of_columns() +
+           num_groups_ * (args_.qk_head_dim * (tile_vectors / vectors) + tile_keys * passes);
   }
 
   // The same for codes that are transposed before they are widened.
@@ -191,11 +199,17 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
       }
     }
     const Key* k = static_cast<const Key*>(args_.k);
-    if (k_contiguous_) k += (item_.kv_head_begin + head) * args_.k_strides.head + dim;
+    if (k_contiguous_ || k_pieces_) k += (item_.kv_head_begin + head) * args_.k_strides.head;
+    if (k_contiguous_) k += dim;
+    if (k_pieces_) k += dim / piece_dims * args_.k_strides.chunk_stride;
     auto* staging = static_cast<Key*>(scratch_.staging);
     const Key* zeros = static_cast<const Key*>(scratch_.zero_row);
     for (int column = 0; column < tile_keys; column += lanes) {
       float* keys = scratch_.keys + column;
+      if (k_pieces_ && tile.uniform[column / lanes]) {
+        transpose_pieces(k + tile.k[column], dims, keys);
+        continue;
+      }
       if (k_contiguous_ && tile.uniform[column / lanes]) {
         const uniform_rows<Key> rows(k + tile.k[column], args_.k_strides.token);
         transpose_rows(rows, dims, keys);
@@ -222,7 +236,7 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
           } else {
             stage_key(tile, head, key, row);
           }
-          rows.row[i] = row;
+          rows.row[i] = row + dim;
         }
       }
       transpose_rows(rows, dims, keys);
@@ -235,6 +249,16 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
       if (!pairs_) return transpose_keys<Key, true>(rows, dims, keys, prefetcher_);
     }
     if constexpr (may_keep_pairs) transpose_keys<Key, false>(rows, dims, keys, prefetcher_);
+  }
+
+  BIFOLIO_INLINE void transpose_pieces(const Key* from, int dims, float* keys) noexcept {
+    const std::int64_t apart = args_.k_strides.chunk_stride;
+    if constexpr (!uses_dots) {
+      if (!pairs_) return cpu::BIFOLIO_ISA::transpose_pieces<Key, true>(from, apart, dims, keys, prefetcher_);
+    }
+    if constexpr (may_keep_pairs) {
+      cpu::BIFOLIO_ISA::transpose_pieces<Key, false>(from, apart, dims, keys, prefetcher_);
+    }
   }
 
   // V rows of the tile as float32 in value order in scratch.
@@ -257,14 +281,14 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
     }
   }
 
-  // V rows of the tile in pairs of keys in scratch; a key without a partner is paired with 0.
-  void pair_values(const kv_tile_offsets& tile, const Key* const* value_rows_of) noexcept {
+  // V rows of keys [begin, end) of the tile in pairs of keys in scratch; a key without a partner is paired with 0.
+  void pair_values(int begin, int end, const Key* const* value_rows_of) noexcept {
     const int whole = args_.v_head_dim / (2 * lanes) * (2 * lanes);
-    for (int pair = tile.begin / 2; 2 * pair < tile.end; ++pair) {
+    for (int pair = begin / 2; 2 * pair < end; ++pair) {
       const Key* rows[2];
       for (int i = 0; i < 2; ++i) {
         const int key = 2 * pair + i;
-        rows[i] = key < tile.begin || key >= tile.end ? static_cast<const Key*>(scratch_.zero_row) : value_rows_of[key];
+        rows[i] = key < begin || key >= end ? static_cast<const Key*>(scratch_.zero_row) : value_rows_of[key];
       }
       float* to = scratch_.values + static_cast<std::int64_t>(pair) * padded_;
       vf a;
@@ -282,13 +306,61 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
     }
   }
 
+  // The same of V whose keys lie side by side (x_split): they are in pairs there, dim by dim.
+  void pair_columns(const kv_tile_offsets& tile, int head) noexcept {
+    const Key* const v = static_cast<const Key*>(args_.v) + (item_.kv_head_begin + head) * args_.v_strides.head;
+    auto* const staging = static_cast<Key*>(scratch_.staging);
+    for (int column = 0; column < tile_keys; column += lanes) {
+      if (tile.uniform[column / lanes]) {
+        pair_uniform_columns(v + tile.v[column], scratch_.values + std::int64_t{column / 2} * padded_);
+        continue;
+      }
+      const int begin = column > tile.begin ? column : tile.begin;
+      const int end = column + lanes < tile.end ? column + lanes : tile.end;
+      const Key* rows[tile_keys];
+      for (int key = begin; key < end; ++key) {
+        Key* const row = staging + std::int64_t{key} * padded_;
+        stage_value(tile, head, key, row);
+        rows[key] = row;
+      }
+      pair_values(begin, end, rows);
+    }
+  }
+
+  void pair_uniform_columns(const Key* from, float* to) noexcept {
+    const std::int64_t apart = args_.v_strides.dim;
+    const int head_dim = args_.v_head_dim;
+    const Key* const zeros = static_cast<const Key*>(scratch_.zero_row);
+    prefetch_poller poller(prefetcher_);
+    const auto pair = [&]<bool IsWhole>(int d, int half) __attribute__((always_inline)) {
+      transpose_half_rows(
+          [&](int lane) __attribute__((always_inline)) {
+            const int dim = d + paired_dim(half, lane);
+            return IsWhole || dim < head_dim ? from + dim * apart : zeros;
+          },
+          [&](int key_pair, vf dims) __attribute__((always_inline)) {
+            store(to + std::int64_t{key_pair} * padded_ + d + half * lanes, dims);
+          });
+      poller.poll(column_polls / 2);
+    };
+    int d = 0;
+    for (; d + 2 * lanes <= head_dim; d += 2 * lanes) {
+      pair.template operator()<true>(d, 0);
+      pair.template operator()<true>(d, 1);
+    }
+    if (d == head_dim) return;
+    pair.template operator()<false>(d, 0);
+    pair.template operator()<false>(d, 1);
+  }
+
   // All scores of the tile, then group by group softmax and accumulation.
   void process_tile(const kv_tile_offsets& tile, int head) noexcept {
     // The transposed keys of KC dims stay in L1 while they are used.
-    const int kc = !k_contiguous_ && !k_transposed_ ? args_.qk_head_dim
-                   : pairs_                         ? pair_kc
-                   : head_rows_ <= in_place_rows    ? decode_kc
-                                                    : prefill_kc;
+    const bool by_dims = k_contiguous_ || k_transposed_ || k_pieces_;
+    const int kc = !by_dims                      ? args_.qk_head_dim
+                   : pairs_                      ? pair_kc
+                   : head_rows_ <= in_place_rows ? decode_kc
+                                                 : prefill_kc;
     for (int dim = 0; dim < args_.qk_head_dim; dim += kc) {
       const int dims = args_.qk_head_dim - dim < kc ? args_.qk_head_dim - dim : kc;
       pack_keys(tile, head, dim, dims);
@@ -302,13 +374,16 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
     }
     const Key* rows[tile_keys];
     const float* widened[tile_keys];
-    find_values(tile, head, rows);
-    if (v_in_place_) {
+    const bool by_columns = pairs_columns && v_columns_;
+    if (!by_columns) find_values(tile, head, rows);
+    if (by_columns) {
+      if constexpr (pairs_columns) pair_columns(tile, head);
+    } else if (v_in_place_) {
       // The other key of a pair may be outside the tile: it is loaded, never multiplied.
       if (uses_dots && tile.begin % 2 != 0) rows[tile.begin - 1] = static_cast<const Key*>(scratch_.zero_row);
       if (uses_dots && tile.end % 2 != 0) rows[tile.end] = static_cast<const Key*>(scratch_.zero_row);
     } else if constexpr (uses_dots) {
-      pair_values(tile, rows);
+      pair_values(tile.begin, tile.end, rows);
     } else {
       widen_values(tile, rows);
       for (int key = tile.begin; key < tile.end; ++key) {

@@ -67,6 +67,28 @@ BIFOLIO_INLINE void transpose(const LoadRow& load_row, const StoreColumn& store_
   }
 }
 
+/// Transposes 8 rows of four elements of 32 bits that lie one after the other: `load_rows(i)` reads rows 2·i and 2·i +
+/// 1, column j leaves through `store_column(j, v)`.
+template <class LoadRows, class StoreColumn>
+BIFOLIO_INLINE void transpose_quads(const LoadRows& load_rows, const StoreColumn& store_column) noexcept {
+  const __m256 rows01 = raw(load_rows(0));
+  const __m256 rows23 = raw(load_rows(1));
+  const __m256 rows45 = raw(load_rows(2));
+  const __m256 rows67 = raw(load_rows(3));
+  const __m256 rows04 = _mm256_permute2f128_ps(rows01, rows45, 0x20);
+  const __m256 rows15 = _mm256_permute2f128_ps(rows01, rows45, 0x31);
+  const __m256 rows26 = _mm256_permute2f128_ps(rows23, rows67, 0x20);
+  const __m256 rows37 = _mm256_permute2f128_ps(rows23, rows67, 0x31);
+  const __m256 low01 = _mm256_unpacklo_ps(rows04, rows15);
+  const __m256 high01 = _mm256_unpackhi_ps(rows04, rows15);
+  const __m256 low23 = _mm256_unpacklo_ps(rows26, rows37);
+  const __m256 high23 = _mm256_unpackhi_ps(rows26, rows37);
+  store_column(0, vf(_mm256_shuffle_ps(low01, low23, 0x44)));
+  store_column(1, vf(_mm256_shuffle_ps(low01, low23, 0xee)));
+  store_column(2, vf(_mm256_shuffle_ps(high01, high23, 0x44)));
+  store_column(3, vf(_mm256_shuffle_ps(high01, high23, 0xee)));
+}
+
 /// 16 elements of 16 bits as 8 lanes of 32, the earlier element in the low half.
 BIFOLIO_INLINE vf load_bits(const void* p) noexcept {
   return vf(_mm256_castsi256_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p))));

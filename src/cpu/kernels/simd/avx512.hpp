@@ -77,6 +77,96 @@ BIFOLIO_INLINE void transpose(const LoadRow& load_row, const StoreColumn& store_
   }
 }
 
+/// Transposes 16 rows of four elements of 32 bits that lie one after the other: `load_rows(i)` reads rows 4·i … 4·i +
+/// 3, column j leaves through `store_column(j, v)`.
+template <class LoadRows, class StoreColumn>
+BIFOLIO_INLINE void transpose_quads(const LoadRows& load_rows, const StoreColumn& store_column) noexcept {
+  const __m512i first_two = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29);
+  const __m512i last_two = _mm512_setr_epi32(2, 6, 10, 14, 18, 22, 26, 30, 3, 7, 11, 15, 19, 23, 27, 31);
+  const __m512 rows0 = raw(load_rows(0));
+  const __m512 rows1 = raw(load_rows(1));
+  const __m512 rows2 = raw(load_rows(2));
+  const __m512 rows3 = raw(load_rows(3));
+  const __m512 low01 = _mm512_permutex2var_ps(rows0, first_two, rows1);
+  const __m512 low23 = _mm512_permutex2var_ps(rows2, first_two, rows3);
+  store_column(0, vf(_mm512_shuffle_f32x4(low01, low23, 0x44)));
+  store_column(1, vf(_mm512_shuffle_f32x4(low01, low23, 0xee)));
+  const __m512 high01 = _mm512_permutex2var_ps(rows0, last_two, rows1);
+  const __m512 high23 = _mm512_permutex2var_ps(rows2, last_two, rows3);
+  store_column(2, vf(_mm512_shuffle_f32x4(high01, high23, 0x44)));
+  store_column(3, vf(_mm512_shuffle_f32x4(high01, high23, 0xee)));
+}
+
+/// Two times 32 bytes, `low` in the lower half.
+BIFOLIO_INLINE __m512i join_halves(const void* low, const void* high) noexcept {
+  return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256(static_cast<const __m256i*>(low))),
+                            _mm256_loadu_si256(static_cast<const __m256i*>(high)), 1);
+}
+
+inline constexpr bool transposes_half_rows = true;
+
+/// Transposes 16 rows of eight elements of 32 bits: row i is at `row(i)`, column j leaves through `store_column(j, v)`.
+template <class Row, class StoreColumn>
+BIFOLIO_INLINE void transpose_half_rows(const Row& row, const StoreColumn& store_column) noexcept {
+  __m512 b[8];
+#pragma GCC unroll 2
+  for (int i = 0; i < 8; i += 4) {
+    __m512 rows[4];
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) rows[j] = _mm512_castsi512_ps(join_halves(row(2 * i + j), row(2 * i + 4 + j)));
+    const __m512d low01 = _mm512_castps_pd(_mm512_unpacklo_ps(rows[0], rows[1]));
+    const __m512d high01 = _mm512_castps_pd(_mm512_unpackhi_ps(rows[0], rows[1]));
+    const __m512d low23 = _mm512_castps_pd(_mm512_unpacklo_ps(rows[2], rows[3]));
+    const __m512d high23 = _mm512_castps_pd(_mm512_unpackhi_ps(rows[2], rows[3]));
+    b[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(low01, low23));
+    b[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low01, low23));
+    b[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(high01, high23));
+    b[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(high01, high23));
+  }
+  // b[c] and b[4 + c]: the even 128-bit pieces hold column c, the odd ones column 4 + c.
+#pragma GCC unroll 4
+  for (int c = 0; c < 4; ++c) {
+    store_column(c, vf(_mm512_shuffle_f32x4(b[c], b[4 + c], 0x88)));
+    store_column(4 + c, vf(_mm512_shuffle_f32x4(b[c], b[4 + c], 0xdd)));
+  }
+}
+
+/// Transposes 32 rows of 16 elements of 16 bits: row i is at `row(i)`, column j leaves through `store_column(j, v)`.
+template <class Row, class StoreColumn>
+BIFOLIO_INLINE void transpose_words(const Row& row, const StoreColumn& store_column) noexcept {
+  __m512i b[16];
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; ++half) {
+    // Pairs of rows, fours, eights; a row of the upper eight is in the upper half of the vectors.
+    __m512i pairs[8];
+#pragma GCC unroll 4
+    for (int i = 0; i < 8; i += 2) {
+      const int at = 16 * half + i;
+      const __m512i even = join_halves(row(at), row(at + 8));
+      const __m512i odd = join_halves(row(at + 1), row(at + 9));
+      pairs[i] = _mm512_unpacklo_epi16(even, odd);
+      pairs[i + 1] = _mm512_unpackhi_epi16(even, odd);
+    }
+#pragma GCC unroll 2
+    for (int c = 0; c < 2; ++c) {  // columns 4·c … 4·c + 3, and those 8 later in the odd pieces
+      const __m512i low_four = _mm512_unpacklo_epi32(pairs[c], pairs[2 + c]);
+      const __m512i low_four_next = _mm512_unpackhi_epi32(pairs[c], pairs[2 + c]);
+      const __m512i high_four = _mm512_unpacklo_epi32(pairs[4 + c], pairs[6 + c]);
+      const __m512i high_four_next = _mm512_unpackhi_epi32(pairs[4 + c], pairs[6 + c]);
+      __m512i* const to = b + 8 * half + 4 * c;
+      to[0] = _mm512_unpacklo_epi64(low_four, high_four);
+      to[1] = _mm512_unpackhi_epi64(low_four, high_four);
+      to[2] = _mm512_unpacklo_epi64(low_four_next, high_four_next);
+      to[3] = _mm512_unpackhi_epi64(low_four_next, high_four_next);
+    }
+  }
+#pragma GCC unroll 8
+  for (int c = 0; c < 8; ++c) {
+    store_column(c, vf(_mm512_castsi512_ps(_mm512_shuffle_i32x4(b[c], b[8 + c], 0x88))));
+    store_column(8 + c, vf(_mm512_castsi512_ps(_mm512_shuffle_i32x4(b[c], b[8 + c], 0xdd))));
+  }
+}
+
 /// 32 elements of 16 bits as 16 lanes of 32, the earlier element in the low half.
 BIFOLIO_INLINE vf load_bits(const void* p) noexcept { return vf(_mm512_castsi512_ps(_mm512_loadu_si512(p))); }
 
@@ -84,13 +174,6 @@ BIFOLIO_INLINE vf load_bits(const void* p) noexcept { return vf(_mm512_castsi512
 BIFOLIO_INLINE vf load_first(const void* p, int num_bytes) noexcept {
   const __mmask64 bytes = num_bytes < 64 ? (std::uint64_t{1} << num_bytes) - 1 : ~std::uint64_t{0};
   return vf(_mm512_castsi512_ps(_mm512_maskz_loadu_epi8(bytes, p)));
-}
-
-/// Two times 16 elements of 16 bits as 16 lanes of 32: `even` in the low halves.
-BIFOLIO_INLINE vf join_elements(const void* even, const void* odd) noexcept {
-  const __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(even)));
-  const __m512i high = _mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(odd)));
-  return vf(_mm512_castsi512_ps(_mm512_or_si512(low, _mm512_slli_epi32(high, 16))));
 }
 
 /// The low and the high halves of the lanes as floats.
@@ -170,6 +253,9 @@ BIFOLIO_INLINE void pair_rows(vf even, vf odd, vf& a, vf& b) noexcept {
   b = vf(_mm512_castsi512_ps(_mm512_unpackhi_epi16(low, high)));
 }
 
+/// Which of the 2·lanes dims is in a lane of a (half 0) or b (half 1).
+[[nodiscard]] constexpr int paired_dim(int half, int lane) noexcept { return lane / 4 * 8 + half * 4 + lane % 4; }
+
 /// Puts the dims of what `pair_rows` made in order.
 BIFOLIO_INLINE void order_dims(vf a, vf b, vf& first, vf& second) noexcept {
   const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
@@ -199,6 +285,11 @@ BIFOLIO_INLINE void load_pair(const bfloat16* p, vf& a, vf& b) noexcept { split_
 BIFOLIO_INLINE void load_pair(const float16* p, vf& a, vf& b) noexcept {
   a = vf(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
   b = vf(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + lanes))));
+}
+
+/// 16 elements of which those that `present` does not name are 0 and not read.
+BIFOLIO_INLINE vf widen_first(const float16* p, std::uint16_t present) noexcept {
+  return vf(_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(present, p)));
 }
 
 /// Even elements in a, odd ones in b → in order.

@@ -57,12 +57,34 @@ BIFOLIO_INLINE vf broadcast(float x) noexcept { return vf(x); }
 namespace bifolio::inline v0_2::cpu::BIFOLIO_ISA {
 namespace {
 
+#if !defined(__AVX2__)
+/// Transposes four rows of four elements of 32 bits, as the wider `transpose_quads`.
+template <class LoadRows, class StoreColumn>
+BIFOLIO_INLINE void transpose_quads(const LoadRows& load_rows, const StoreColumn& store_column) noexcept {
+  static_assert(lanes == 4);
+  transpose(load_rows, store_column);
+}
+#endif
+
+#if !defined(__AVX512F__)
+inline constexpr bool transposes_half_rows = false;
+// Never called:
+template <class Row, class StoreColumn>
+void transpose_half_rows(const Row&, const StoreColumn&) noexcept {}
+template <class Row, class StoreColumn>
+void transpose_words(const Row&, const StoreColumn&) noexcept {}
+#else
+// Never called:
+BIFOLIO_INLINE vf join_elements(const void* even, const void*) noexcept { return load_bits(even); }
+#endif
+
 #if !BIFOLIO_PAIR_DOT
 inline constexpr bool has_pair_dot = false;
 // Never called:
 BIFOLIO_INLINE vf pair_dot(vf, vf, vf acc) noexcept { return acc; }
 BIFOLIO_INLINE vf narrow_pairs(vf first, vf) noexcept { return first; }
 BIFOLIO_INLINE void pair_rows(vf even, vf odd, vf& a, vf& b) noexcept { a = even, b = odd; }
+[[nodiscard]] constexpr int paired_dim(int, int lane) noexcept { return lane; }
 BIFOLIO_INLINE void order_dims(vf a, vf b, vf& first, vf& second) noexcept { first = a, second = b; }
 BIFOLIO_INLINE vf keep_bits(vf value, std::uint32_t) noexcept { return value; }
 #endif
@@ -74,6 +96,14 @@ BIFOLIO_INLINE void load_first_of_pair(const T* p, int count, vf& a, vf& b) noex
   if constexpr (size == 4) {
     a = load_first(p, size * (count < lanes ? count : lanes));
     b = count > lanes ? load_first(p + lanes, size * (count - lanes)) : vf(0.0f);
+  } else if constexpr (pair_is_interleaved<T>) {
+    split_pair<T>(load_first(p, size * count), a, b);
+#if defined(__AVX512F__)
+  } else if constexpr (__is_same(T, float16)) {
+    const std::uint32_t present = (std::uint32_t{1} << count) - 1;
+    a = widen_first(p, static_cast<std::uint16_t>(present));
+    b = widen_first(p + lanes, static_cast<std::uint16_t>(present >> lanes));
+#endif
   } else {
     alignas(64) T whole[static_cast<std::size_t>(2 * lanes)];
     store(reinterpret_cast<float*>(whole), load_first(p, size * count));

@@ -160,6 +160,7 @@ TEST_CASE(
     CHECK(events.empty());
   }
   CHECK(num_events > 300);
+  both.drain_events(events);  // a digest counts those that wait
   CHECK(both.digest() == hook_alone.digest());
 }
 

@@ -13,6 +13,7 @@
 
 #include <bifolio/backend.hpp>
 #include <bifolio/export.hpp>
+#include <bifolio/kv_layout.hpp>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>

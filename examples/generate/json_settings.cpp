@@ -16,9 +16,8 @@ namespace {
 using nlohmann::json;
 
 bool is_int32(const json& value) {
-  constexpr auto most = std::numeric_limits<std::int32_t>::max();
-  if (value.is_number_unsigned()) return value.get<std::uint64_t>() <= std::uint64_t{most};
-  return value.is_number_integer() && value.get<std::int64_t>() >= std::numeric_limits<std::int32_t>::min();
+  const std::optional<std::int64_t> number = tools::whole_number(value);
+  return number && *number >= INT32_MIN && *number <= INT32_MAX;
 }
 
 }  // namespace
@@ -63,13 +62,11 @@ float json_settings::number(const char* key, std::optional<float> otherwise) con
 std::int64_t json_settings::integer(const char* key, std::int64_t least, std::int64_t most,
                                     std::int64_t otherwise) const {
   if (!has(key)) return otherwise;
-  const json& value = object_[key];
-  // An unsigned number beyond all int64_t would wrap.
-  const bool fits = value.is_number_integer() &&
-                    !(value.is_number_unsigned() && value.get<std::uint64_t>() > std::uint64_t{INT64_MAX}) &&
-                    value.get<std::int64_t>() >= least && value.get<std::int64_t>() <= most;
-  if (!fits) refuse(key, fmt::format("a whole number from {} to {}", least, most));
-  return value.get<std::int64_t>();
+  const std::optional<std::int64_t> number = tools::whole_number(object_[key]);
+  if (!number || *number < least || *number > most) {
+    refuse(key, fmt::format("a whole number from {} to {}", least, most));
+  }
+  return *number;
 }
 
 float json_settings::number(const char* key, float least, float most, float otherwise) const {

@@ -111,6 +111,12 @@ json parse_json(std::string_view text) {
   return builder.take();
 }
 
+std::optional<std::int64_t> whole_number(const json& value) {
+  if (!value.is_number_integer()) return std::nullopt;
+  if (value.is_number_unsigned() && value.get<std::uint64_t>() > std::uint64_t{INT64_MAX}) return std::nullopt;
+  return value.get<std::int64_t>();
+}
+
 std::string json_excerpt(const json& value) {
   std::string text;
   append(text, value, 1);

@@ -4,7 +4,9 @@
 /// JSON from files that are not trusted. The one way in which the programs here read it: what nlohmann-json does with a
 /// value (copy, compare, print) is recursive, so nesting is limited while the text is read.
 
+#include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -22,6 +24,10 @@ class json_error : public std::runtime_error {
 
 /// One JSON value and nothing after it. Throws `json_error`. Of equal names in an object the last counts.
 [[nodiscard]] nlohmann::json parse_json(std::string_view text);
+
+/// A whole number that fits; none for anything else. (What nlohmann-json makes of a fraction, or of a number beyond
+/// int64_t, is another number.)
+[[nodiscard]] std::optional<std::int64_t> whole_number(const nlohmann::json& value);
 
 /// A value for a sentence: one line of some 60 bytes, whatever its size; "..." replaces what is left out, and deep
 /// inside for lists and objects.

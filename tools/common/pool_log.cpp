@@ -110,12 +110,10 @@ bool pool_log_reader::take(std::string_view text) {
     throw input_error(fmt::format("{}: line {} {}; a log of generate --events or serve --events is expected",
                                   printable_line(name_), line_, what));
   };
-  // nlohmann-json converts a fraction too, and not every one of them to anything that is defined.
   const auto number = [&](const nlohmann::json& value) {
-    const bool fits = value.is_number_integer() &&
-                      !(value.is_number_unsigned() && value.get<std::uint64_t>() > std::uint64_t{INT64_MAX});
-    if (!fits) refuse("has something else where a whole number belongs");
-    return value.get<std::int64_t>();
+    const std::optional<std::int64_t> whole = whole_number(value);
+    if (!whole) refuse("has something else where a whole number belongs");
+    return *whole;
   };
   const auto take_marks = [&](const nlohmann::json& runs, std::vector<cell>& cells) {
     for (const nlohmann::json& run : runs) {

@@ -9,6 +9,7 @@
 #include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "input_error.hpp"
 #include "tools/common/escape.hpp"
@@ -32,13 +33,12 @@ group_kind kind_of(const json& value) {
 
 template <class Integer>
 Integer integer_of(const std::string& name, const json& value) {
-  const bool fits = value.is_number_integer() && value.get<std::int64_t>() >= 0 &&
-                    value.get<std::int64_t>() <= std::numeric_limits<Integer>::max();
-  if (!fits) {
+  const std::optional<std::int64_t> number = tools::whole_number(value);
+  if (!number || *number < 0 || *number > std::numeric_limits<Integer>::max()) {
     throw input_error(
         fmt::format("\"{}\" is {}, which is no number that a group can have", name, tools::json_excerpt(value)));
   }
-  return static_cast<Integer>(value.get<std::int64_t>());
+  return static_cast<Integer>(*number);
 }
 
 group_config group_of(const json& object) {

@@ -323,6 +323,11 @@ attention_contents::attention_contents(const attention_case& c) {
   }
 }
 
+bool is_for_lack_of_a_kernel(const error& refused) {
+  const std::string_view why = refused.what();
+  return why.find("compute capability") != std::string_view::npos || why.find("not compiled") != std::string_view::npos;
+}
+
 attention_call::attention_call(const tested_backend& tested, const attention_case& c,
                                const attention_contents& contents, const attention_placement& placement)
     : tested_(tested),

@@ -154,6 +154,10 @@ struct attention_output {
 /// Adds rows at the end.
 void append(attention_output& to, const attention_output& from);
 
+/// Whether a plan was refused because the device, or the build, has no kernel of the implementation that was asked for:
+/// what is allowed where one is forced by name.
+[[nodiscard]] bool is_for_lack_of_a_kernel(const error& refused);
+
 class attention_call {
  public:
   attention_call(const tested_backend& tested, const attention_case& the_case, const attention_contents& contents,

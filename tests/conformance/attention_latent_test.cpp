@@ -165,10 +165,7 @@ void check_latent(const std::vector<attention_case>& cases, bool forced) {
         call.plan();
       } catch (const error& refused) {
         // Only a device or a build that has no such kernel may refuse; there it is another one's.
-        const std::string why = refused.what();
-        const bool has_kernel =
-            why.find("compute capability") == std::string::npos && why.find("not compiled") == std::string::npos;
-        CHECK_MESSAGE(!has_kernel, why);
+        CHECK_MESSAGE(is_for_lack_of_a_kernel(refused), refused.what());
         const std::string problem = check_attention(c, {tested}, n);
         CHECK_MESSAGE(problem.empty(), problem);
         continue;

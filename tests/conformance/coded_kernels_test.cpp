@@ -46,10 +46,7 @@ bool compare_with_wide(const tested_backend& tested, const attention_case& c, st
   try {
     coded.plan();
   } catch (const error& refused) {
-    const std::string why = refused.what();
-    const bool has_kernel =
-        why.find("compute capability") == std::string::npos && why.find("not compiled") == std::string::npos;
-    CHECK_MESSAGE(!has_kernel, why);
+    CHECK_MESSAGE(is_for_lack_of_a_kernel(refused), refused.what());
     return false;
   }
   wide.plan();

@@ -43,6 +43,18 @@ BIFOLIO_INLINE float reduce_max(vf v) noexcept {
   return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
 
+/// to[c]: 128-bit piece k holds column 4·k + c of the four rows.
+BIFOLIO_INLINE void interleave_four(__m512 row0, __m512 row1, __m512 row2, __m512 row3, __m512* to) noexcept {
+  const __m512d low01 = _mm512_castps_pd(_mm512_unpacklo_ps(row0, row1));
+  const __m512d high01 = _mm512_castps_pd(_mm512_unpackhi_ps(row0, row1));
+  const __m512d low23 = _mm512_castps_pd(_mm512_unpacklo_ps(row2, row3));
+  const __m512d high23 = _mm512_castps_pd(_mm512_unpackhi_ps(row2, row3));
+  to[0] = _mm512_castpd_ps(_mm512_unpacklo_pd(low01, low23));
+  to[1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low01, low23));
+  to[2] = _mm512_castpd_ps(_mm512_unpacklo_pd(high01, high23));
+  to[3] = _mm512_castpd_ps(_mm512_unpackhi_pd(high01, high23));
+}
+
 /// Transposes 16 × 16 elements of 32 bits: row i is read by `load_row(i)`, column j leaves through `store_column(j,
 /// v)`. Loads and stores are woven in, so that no more than 24 registers are alive.
 template <class LoadRow, class StoreColumn>
@@ -50,18 +62,7 @@ BIFOLIO_INLINE void transpose(const LoadRow& load_row, const StoreColumn& store_
   __m512 b[16];
 #pragma GCC unroll 4
   for (int i = 0; i < 16; i += 4) {
-    const __m512 row0 = raw(load_row(i));
-    const __m512 row1 = raw(load_row(i + 1));
-    const __m512 row2 = raw(load_row(i + 2));
-    const __m512 row3 = raw(load_row(i + 3));
-    const __m512d low01 = _mm512_castps_pd(_mm512_unpacklo_ps(row0, row1));
-    const __m512d high01 = _mm512_castps_pd(_mm512_unpackhi_ps(row0, row1));
-    const __m512d low23 = _mm512_castps_pd(_mm512_unpacklo_ps(row2, row3));
-    const __m512d high23 = _mm512_castps_pd(_mm512_unpackhi_ps(row2, row3));
-    b[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(low01, low23));
-    b[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low01, low23));
-    b[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(high01, high23));
-    b[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(high01, high23));
+    interleave_four(raw(load_row(i)), raw(load_row(i + 1)), raw(load_row(i + 2)), raw(load_row(i + 3)), b + i);
   }
   // b[4·g + c]: 128-bit piece k holds column 4·k + c of rows 4·g … 4·g + 3. Now a 4 × 4 transposition of pieces.
 #pragma GCC unroll 4
@@ -111,17 +112,10 @@ BIFOLIO_INLINE void transpose_half_rows(const Row& row, const StoreColumn& store
   __m512 b[8];
 #pragma GCC unroll 2
   for (int i = 0; i < 8; i += 4) {
-    __m512 rows[4];
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) rows[j] = _mm512_castsi512_ps(join_halves(row(2 * i + j), row(2 * i + 4 + j)));
-    const __m512d low01 = _mm512_castps_pd(_mm512_unpacklo_ps(rows[0], rows[1]));
-    const __m512d high01 = _mm512_castps_pd(_mm512_unpackhi_ps(rows[0], rows[1]));
-    const __m512d low23 = _mm512_castps_pd(_mm512_unpacklo_ps(rows[2], rows[3]));
-    const __m512d high23 = _mm512_castps_pd(_mm512_unpackhi_ps(rows[2], rows[3]));
-    b[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(low01, low23));
-    b[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low01, low23));
-    b[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(high01, high23));
-    b[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(high01, high23));
+    const auto rows = [&](int j) __attribute__((always_inline)) {
+      return _mm512_castsi512_ps(join_halves(row(2 * i + j), row(2 * i + 4 + j)));
+    };
+    interleave_four(rows(0), rows(1), rows(2), rows(3), b + i);
   }
   // b[c] and b[4 + c]: the even 128-bit pieces hold column c, the odd ones column 4 + c.
 #pragma GCC unroll 4

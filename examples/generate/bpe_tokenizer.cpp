@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <unordered_map>
 
 #include "binary_file.hpp"
@@ -111,7 +110,7 @@ class bpe_tokenizer final : public tokenizer {
   [[nodiscard]] std::uint64_t max_id_bytes() const noexcept override {
     const auto bytes = pieces_.begin() + first_byte;
     const bool has_empty = std::any_of(bytes, bytes + 256, [](const std::string& piece) { return piece.empty(); });
-    return has_empty ? std::numeric_limits<std::uint64_t>::max() : longest_;
+    return has_empty ? any_num_bytes : longest_;
   }
 
   /// What two adjacent tokens make: of all pairs the one whose piece scores highest merges first.

@@ -37,6 +37,7 @@ std::string tokenizer::decode_all(const std::vector<token_id>& ids) const {
 
 std::uint64_t tokenizer::min_num_ids(std::uint64_t num_bytes) const noexcept {
   const std::uint64_t at_once = max_id_bytes();
+  if (at_once == any_num_bytes) return num_first_ids();
   return num_first_ids() + num_bytes / at_once + (num_bytes % at_once != 0 ? 1 : 0);
 }
 

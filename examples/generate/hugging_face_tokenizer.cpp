@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <functional>
-#include <limits>
 
 #include "added_tokens.hpp"
 #include "bpe_model.hpp"
@@ -143,7 +142,7 @@ class hugging_face_tokenizer final : public tokenizer {
   /// A character that has no token and no bytes may be dropped, or fused with others: then nothing is known. NFC makes
   /// up to three bytes one.
   [[nodiscard]] std::uint64_t max_id_bytes() const noexcept override {
-    return takes_every_byte_ ? 3 * longest_ : std::numeric_limits<std::uint64_t>::max();
+    return takes_every_byte_ ? 3 * longest_ : any_num_bytes;
   }
   [[nodiscard]] std::uint64_t num_first_ids() const noexcept override { return first_ids_.size(); }
 

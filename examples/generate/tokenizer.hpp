@@ -6,6 +6,7 @@
 #include <bifolio/types.hpp>
 #include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -28,6 +29,10 @@ class tokenizer {
 
   /// The bytes of a whole sequence. Special ids give none.
   [[nodiscard]] std::string decode_all(const std::vector<bifolio::token_id>& ids) const;
+
+ protected:
+  /// For `max_id_bytes`: an id may stand for any number of bytes, or a text may have no id at all.
+  static constexpr std::uint64_t any_num_bytes = std::numeric_limits<std::uint64_t>::max();
 
  private:
   /// The most bytes of a text that become one id, at least 1.

@@ -113,6 +113,20 @@ TEST_CASE("megabytes of spaces are encoded in far fewer steps than the square of
   }
 }
 
+TEST_CASE("a text of characters without a token, where nothing stands for the unknown, has no ids and may have none") {
+  json file = json::parse(std::ifstream(folder() / "llama2.json"));
+  file["model"]["vocab"] = {{"<unk>", 0}, {"a", 1}};
+  file["model"]["merges"] = json::array();
+  file["model"].erase("unk_token");
+  for (const char* key : {"added_tokens", "normalizer", "pre_tokenizer", "decoder", "post_processor"}) file.erase(key);
+  file["added_tokens"] = json::array();
+  const fs::path path = scratch_directory() / "no_unknown.json";
+  write_file(path, file.dump());
+  const auto tokens = generate::load_hugging_face_tokenizer(path, 2);
+  CHECK(tokens->encode("\u00E9\u00E8").empty());
+  CHECK(tokens->min_num_ids(4) == 0);
+}
+
 TEST_CASE("the tokenizer.json next to a checkpoint is its tokenizer, unless another is named") {
   const fs::path directory = scratch_directory() / "with_tokenizer";
   fs::create_directories(directory);

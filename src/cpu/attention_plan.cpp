@@ -20,8 +20,8 @@ namespace {
 
 // Rows of a KV head up to which a query tile holds all KV heads: the pass over K and V costs more than the rows.
 constexpr std::int32_t decode_rows = 16;
-// Rows of a query tile of prefill: 16 row groups, so that packing a KV tile costs 2–3 % of using it.
-constexpr std::int32_t prefill_rows = 96;
+// Rows of a query tile of prefill where there would be too few items of the implementation's taller ones.
+constexpr std::int32_t low_prefill_rows = 96;
 // Rows of all KV heads of a query tile: bounds the scratch.
 constexpr std::int64_t max_tile_rows = 512;
 // Items per worker, so that workers of unequal speed finish together.
@@ -48,10 +48,11 @@ struct query_tile {
   std::int64_t cost = 0;
 };
 
-// Calls visit(tile) for all query tiles of the step, always in the same order.
+// Calls visit(tile) for all query tiles of the step, those of prefill of up to `prefill_rows` rows, always in the same
+// order.
 template <class Visit>
 void for_each_query_tile(const attention_spec& spec, const attention_window& window, const host_step_view& batch,
-                         const Visit& visit) {
+                         std::int32_t prefill_rows, const Visit& visit) {
   const std::int32_t group = spec.num_q_heads / spec.num_kv_heads;
   for (std::int32_t seq = 0; seq < batch.num_seqs; ++seq) {
     const std::int64_t query_len = batch.query_start_loc[seq + 1] - batch.query_start_loc[seq];
@@ -158,13 +159,13 @@ std::int64_t sum_of(const cpu_attention_plan::scratch_sizes& s) noexcept {
          s.zero_row;
 }
 
-void fill(cpu_attention_plan& state, const attention_spec& spec, const host_step_view& batch,
+void fill(cpu_attention_plan& state, const attention_spec& spec, const host_step_view& batch, std::int32_t prefill_rows,
           std::int64_t item_cost) noexcept {
   const std::int32_t group = spec.num_q_heads / spec.num_kv_heads;
   std::int64_t partials = 0;
   std::int32_t num_counters = 0;
   planned_item* next = state.items.data();
-  for_each_query_tile(spec, state.window, batch, [&](const query_tile& t) noexcept {
+  for_each_query_tile(spec, state.window, batch, prefill_rows, [&](const query_tile& t) noexcept {
     const tile_parts parts = parts_of(t, item_cost);
     const std::int64_t head_cost = t.cost / parts.head_parts;
     for (std::int32_t h = 0; h < parts.head_parts; ++h) {
@@ -212,23 +213,31 @@ void make_plan(const kernel_table& table, std::string_view environment, std::int
   }
 
   const detail::forced_implementation forced = detail::forced_by(spec, environment);
+  const attention_problem problem = problem_of(table, spec);
   std::string_view implementation;
   if (!forced.name.empty()) {
-    implementation = detail::forced_entry(attention_implementations(), problem_of(table, spec), forced).name;
+    implementation = detail::forced_entry(attention_implementations(), problem, forced).name;
   }
 
   const attention_window window = attn::window_of(spec);
 
   const std::int32_t group = spec.num_q_heads / spec.num_kv_heads;
+  const attention_implementation* taken = implementation_of(problem, implementation);
+  std::int32_t prefill_rows = taken == nullptr ? low_prefill_rows : taken->prefill_rows;
   std::int64_t total_cost = 0;
-  for_each_query_tile(spec, window, batch, [&](const query_tile& t) { total_cost += t.cost; });
+  std::int64_t num_parts = 0;  // at most
+  for_each_query_tile(spec, window, batch, prefill_rows, [&](const query_tile& t) {
+    total_cost += t.cost;
+    num_parts += std::max(1, t.split_end - t.split_begin) * (t.head_end - t.head_begin);
+  });
   if (total_cost < min_parallel_ns) num_workers = 1;
+  if (num_workers > 1 && num_parts < num_workers * items_per_worker) prefill_rows = low_prefill_rows;
   const std::int64_t item_cost = num_workers == 1
                                      ? std::max<std::int64_t>(1, total_cost)
                                      : std::max(min_item_ns, divide_up(total_cost, num_workers * items_per_worker));
 
   plan_totals totals;
-  for_each_query_tile(spec, window, batch, [&](const query_tile& t) {
+  for_each_query_tile(spec, window, batch, prefill_rows, [&](const query_tile& t) {
     const tile_parts parts = parts_of(t, item_cost);
     totals.num_items += std::int64_t{parts.head_parts} * parts.split_parts;
     const std::int32_t heads = static_cast<std::int32_t>(divide_up(t.head_end - t.head_begin, parts.head_parts));
@@ -279,7 +288,7 @@ void make_plan(const kernel_table& table, std::string_view environment, std::int
   state->num_workers = num_workers;
   state->worker_floats = worker_floats;
   state->sizes = sizes;
-  fill(*state, spec, batch, item_cost);
+  fill(*state, spec, batch, prefill_rows, item_cost);
   if (worker_floats > 0) {
     for (std::int32_t worker = 0; worker < num_workers; ++worker) {
       auto* zeros = static_cast<float*>(state->scratch_of(worker).zero_row);

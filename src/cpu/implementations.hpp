@@ -18,6 +18,7 @@
 /// dtypes, bias and ISA alone, never from lengths, so that a row's bits do not depend on its batch.
 
 #include <bifolio/attention.hpp>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
@@ -63,6 +64,8 @@ struct attention_implementation {
   bool takes_bias;
   bool takes_codes;   ///< that are widened
   bool decodes_rows;  ///< and other pairs of types
+  /// Rows of a query tile of prefill, for which a KV tile is packed once: more of them cost room in L2.
+  std::int32_t prefill_rows;
 
   /// `why` is null, or receives why not.
   [[nodiscard]] bool accepts(const attention_problem& problem, std::string* why) const noexcept;

@@ -91,7 +91,7 @@ def test_a_child_made_by_fork_computes_with_a_cache_of_its_own_and_its_parent_go
 
 def test_attend_lets_other_threads_of_python_run():
     cache = bf.Cache(layers=1, q_heads=8, kv_heads=8, head_dim=64, blocks=300, block_size=16, threads=1)
-    tokens = 4000
+    tokens = 2000
     with cache.step([cache.open(range(tokens))]) as step:
         q = np.ones((tokens, 8, 64), np.float32)
         counted, stop = [0], threading.Event()
@@ -101,7 +101,7 @@ def test_attend_lets_other_threads_of_python_run():
                 counted[0] += 1
 
         thread = threading.Thread(target=count)
-        sys.setswitchinterval(10)  # nobody is asked for the GIL: the thread runs only while it is released
+        sys.setswitchinterval(1)  # longer than the call: the thread runs only while the GIL is released
         try:
             thread.start()
             before = counted[0]

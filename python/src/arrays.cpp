@@ -40,24 +40,42 @@ const exchange_api* find_exchange_api(PyTypeObject* type) {
   return api != nullptr && api->major == 1 && api->view != nullptr ? api : nullptr;
 }
 
-/// The table of a type, or null. What was found for the first types is kept, and the types with it.
-const exchange_api* exchange_api_of(nb::handle object) {
-  static std::array<std::pair<PyTypeObject*, const exchange_api*>, 8> known{};
-  PyTypeObject* const type = Py_TYPE(object.ptr());
-  for (auto& [of, api] : known) {
-    if (of == type) return api;
-    if (of != nullptr) continue;
-    Py_INCREF(reinterpret_cast<PyObject*>(type));
-    of = type;
-    return api = find_exchange_api(type);
-  }
-  return find_exchange_api(type);
-}
-
 /// The first part of the name of the module that a type is of.
 std::string framework_of(nb::handle object) {
   const std::string module = nb::cast<std::string>(nb::handle(Py_TYPE(object.ptr())).attr("__module__"));
   return module.substr(0, module.find('.'));
+}
+
+enum class framework : std::uint8_t { other, numpy, cupy, jax };
+
+/// What calls need to know of the type of an array. Asking takes a quarter of a call's time.
+struct array_kind {
+  PyTypeObject* of = nullptr;
+  const exchange_api* api = nullptr;  ///< null where the type has no table
+  framework from = framework::other;
+};
+
+array_kind find_array_kind(nb::handle object) {
+  array_kind kind{Py_TYPE(object.ptr()), find_exchange_api(Py_TYPE(object.ptr())), framework::other};
+  const std::string name = framework_of(object);
+  if (name == "numpy") kind.from = framework::numpy;
+  if (name == "cupy") kind.from = framework::cupy;
+  if (name == "jaxlib") kind.from = framework::jax;
+  return kind;
+}
+
+/// What was found for the first types is kept, and the types with it.
+array_kind array_kind_of(nb::handle object) {
+  static std::array<array_kind, 8> known{};
+  PyTypeObject* const type = Py_TYPE(object.ptr());
+  for (array_kind& kind : known) {
+    if (kind.of == type) return kind;
+    if (kind.of != nullptr) continue;
+    const array_kind found = find_array_kind(object);
+    Py_INCREF(reinterpret_cast<PyObject*>(type));
+    return kind = found;
+  }
+  return find_array_kind(object);
 }
 
 /// NumPy's types of ml_dtypes, which neither DLPack exports of NumPy nor buffers know, as integers of their size.
@@ -107,7 +125,8 @@ std::string shape_text(const array_ref& array) {
 void refuse(errc code, const std::string& sentence) { throw error(code, sentence); }
 
 array_ref::array_ref(nb::handle object, const char* name, access how) : name_(name) {
-  if (const exchange_api* const api = exchange_api_of(object)) {
+  const array_kind kind = array_kind_of(object);
+  if (const exchange_api* const api = kind.api) {
     if (api->view(object.ptr(), &tensor_) == 0) return;
     const nb::python_error problem;
     const std::string said = nb::cast<std::string>(problem.value().attr("__str__")());
@@ -129,9 +148,9 @@ array_ref::array_ref(nb::handle object, const char* name, access how) : name_(na
     if (how == access::write && import_array(source, readable)) {
       refuse(errc::invalid_argument, std::string(name) + " is read-only; the call writes to it");
     }
-    const std::string kind = nb::cast<std::string>(nb::handle(Py_TYPE(object.ptr())).attr("__name__"));
+    const std::string type_name = nb::cast<std::string>(nb::handle(Py_TYPE(object.ptr())).attr("__name__"));
     throw nb::type_error(
-        (std::string(name) + " is a " + kind + "; it must be an array that DLPack can export").c_str());
+        (std::string(name) + " is a " + type_name + "; it must be an array that DLPack can export").c_str());
   }
   const auto copy = [&](const auto& array) {
     tensor_.data = const_cast<void*>(static_cast<const void*>(array.data()));
@@ -142,7 +161,7 @@ array_ref::array_ref(nb::handle object, const char* name, access how) : name_(na
     tensor_.strides = const_cast<std::int64_t*>(array.stride_ptr());
   };
   // JAX computes in streams of its own, which nobody else can wait for.
-  if (framework_of(object) == "jaxlib") (void)object.attr("block_until_ready")();
+  if (kind.from == framework::jax) (void)object.attr("block_until_ready")();
   if (how == access::write) {
     copy(writable_);
   } else {
@@ -203,22 +222,20 @@ array_out::array_out(nb::handle given, const char* name, nb::handle like, const 
     return;
   }
   const nb::dlpack::dtype type = as_float32 ? nb::dtype<float>() : like_array.type();
-  const exchange_api* const api = exchange_api_of(like);
+  const array_kind kind = array_kind_of(like);
+  const exchange_api* const api = kind.api;
   if (api != nullptr && api->allocate != nullptr && api->to_object != nullptr) {
-    nb::dlpack::dltensor where;
-    if (api->view(like.ptr(), &where) != 0) throw nb::python_error();
-    object_ = allocate_with(*api, shape, type, where.device);
+    object_ = allocate_with(*api, shape, type, like_array.place());
   } else {
-    const std::string framework = framework_of(like);
-    nb::list sizes;
-    for (const std::int64_t size : shape) sizes.append(size);
-    if (framework == "numpy" || framework == "cupy") {
+    if (kind.from == framework::numpy || kind.from == framework::cupy) {
+      nb::list sizes;
+      for (const std::int64_t size : shape) sizes.append(size);
       static nb::handle empty;
-      if (framework == "numpy" && !empty.is_valid())
-        empty = nb::object(nb::module_::import_("numpy").attr("empty")).release();
-      const nb::object make = framework == "numpy" ? nb::borrow(empty) : nb::module_::import_("cupy").attr("empty");
+      const bool of_numpy = kind.from == framework::numpy;
+      if (of_numpy && !empty.is_valid()) empty = nb::object(nb::module_::import_("numpy").attr("empty")).release();
+      const nb::object make = of_numpy ? nb::borrow(empty) : nb::module_::import_("cupy").attr("empty");
       object_ = make(nb::tuple(sizes), as_float32 ? nb::object(nb::str("float32")) : nb::object(like.attr("dtype")));
-    } else if (framework == "jaxlib") {
+    } else if (kind.from == framework::jax) {
       // Arrays of JAX are never written: memory of our own becomes one when it is.
       where_ = like_array.where();
       std::int64_t num_bytes = type.bits / 8;
@@ -232,7 +249,8 @@ array_out::array_out(nb::handle given, const char* name, nb::handle like, const 
                                       on_cuda ? nb::device::cuda::value : nb::device::cpu::value, where_.index));
       importer_ = nb::module_::import_("jax.dlpack").attr("from_dlpack");
     } else {
-      refuse(errc::unsupported, "an output like an array of " + framework + " cannot be made; give one as out=");
+      refuse(errc::unsupported,
+             "an output like an array of " + framework_of(like) + " cannot be made; give one as out=");
     }
   }
   ref_.emplace(object_, name, access::write);

@@ -37,6 +37,7 @@ class array_ref {
   [[nodiscard]] std::int64_t stride(std::int32_t i) const noexcept;
   [[nodiscard]] void* data() const noexcept { return static_cast<char*>(tensor_.data) + tensor_.byte_offset; }
   [[nodiscard]] nb::dlpack::dtype type() const noexcept { return tensor_.dtype; }
+  [[nodiscard]] nb::dlpack::device place() const noexcept { return tensor_.device; }
   /// float32, float16 or bfloat16; uint16 are the bits of bfloat16, which NumPy does not have.
   [[nodiscard]] bifolio::dtype element() const;
   /// Throws `error` (invalid_argument) for memory that is neither the host's nor CUDA's.

@@ -100,6 +100,8 @@ void add_engine_options(command_line& line, engine_options& o) {
   line.word("--preemption", o.preemption, "automatic", "recompute|swap|automatic",
             "Whether a preempted sequence is computed again, swapped out, or whichever costs less", parse_preemption);
   line.integer("--threads", o.num_threads, 1, 4096, "all", "CPU threads");
+  line.word("--executor", o.executor, "threads", "threads|openmp|tbb|serial",
+            "Whose threads: the library's own, or those of OpenMP or oneTBB", bifolio::parse_executor);
   line.word("--isa", o.isa, "the best here", isa_names(), "Instruction set of the attention on the CPU",
             [](const std::string& text) { return std::optional(bifolio::parse_isa(text)); });
   line.flag("--deterministic", o.deterministic,

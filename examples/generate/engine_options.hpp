@@ -5,6 +5,7 @@
 
 #include <bifolio/cpu.hpp>
 #include <bifolio/dtype.hpp>
+#include <bifolio/executor.hpp>
 #include <bifolio/kv_layout.hpp>
 #include <bifolio/scheduler.hpp>
 #include <cstdint>
@@ -34,7 +35,8 @@ struct engine_options {
   bool prefix_caching = true;
   std::int64_t num_host_blocks = 0;  ///< 0: nothing is swapped
   bifolio::preemption_mode preemption = bifolio::preemption_mode::automatic;
-  std::int32_t num_threads = 0;  ///< 0: what the default executor takes
+  bifolio::executor_kind executor = bifolio::default_executor();
+  std::int32_t num_threads = 0;  ///< 0: what the executor takes
   std::optional<bifolio::cpu_isa> isa;
   std::filesystem::path scales_file;       ///< of static scales; empty: from the first prompt
   std::filesystem::path save_scales_file;  ///< where these go; empty: nowhere

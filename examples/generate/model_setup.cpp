@@ -88,7 +88,7 @@ void add_static_scales(cache_shape& shape, const engine_options& o, model_setup&
 model_setup::model_setup(const engine_options& o)
     : path(o.model.empty() ? find_bundled_model() : o.model), model(load_model(path, o.tokenizer)) {
   max_positions = choose_max_positions(o, config());
-  workers = make_workers(o.num_threads);
+  workers = make_workers(o.num_threads, o.executor);
   placed = place_model(o.device, model.weights, *workers, o.types, o.isa);
   const model_config& c = config();
   tools::write_stderr(fmt::format(

@@ -3,8 +3,8 @@
 
 namespace generate {
 
-std::unique_ptr<bifolio::executor> make_workers(std::int32_t num_threads) {
-  return bifolio::make_executor(bifolio::default_executor(), num_threads);
+std::unique_ptr<bifolio::executor> make_workers(std::int32_t num_threads, bifolio::executor_kind kind) {
+  return bifolio::make_executor(kind, num_threads);
 }
 
 }  // namespace generate

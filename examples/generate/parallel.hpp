@@ -10,9 +10,10 @@
 
 namespace generate {
 
-/// Threads of the default executor. 0: as many as it takes by itself.
-/// Throws `bifolio::error` (invalid_argument).
-[[nodiscard]] std::unique_ptr<bifolio::executor> make_workers(std::int32_t num_threads);
+/// Threads of an executor. 0: as many as it takes by itself.
+/// Throws `bifolio::error` (invalid_argument, unsupported).
+[[nodiscard]] std::unique_ptr<bifolio::executor> make_workers(
+    std::int32_t num_threads, bifolio::executor_kind kind = bifolio::default_executor());
 
 /// Calls function(begin, end) for ranges that cover 0 … count − 1 once, on up to one worker per `grain` items. The
 /// function must not throw, and must give the same result for an item in whatever range it falls.

@@ -79,6 +79,7 @@ TEST_CASE("--help lists every option with its default and ends with 0") {
                              "--host-blocks",
                              "--preemption recompute|swap|automatic",
                              "--threads",
+                             "--executor threads|openmp|tbb|serial",
                              "--isa",
                              "--score-file"}) {
     CAPTURE(option);
@@ -151,6 +152,7 @@ TEST_CASE("an option that is wrong is refused with the value received and the va
       {{"--block-size", "0"}, "--block-size is '0'"},
       {{"--num-blocks", "-1"}, "--num-blocks is '-1'"},
       {{"--threads", "x"}, "--threads is 'x'"},
+      {{"--executor", "gcc"}, "--executor is 'gcc', allowed are threads|openmp|tbb|serial"},
       {{"--isa", "sse"}, "--isa is 'sse', allowed are baseline|avx2|"},
       {{"--model", ""}, "--model is empty"},
       {{"--unknown"}, "--unknown"},

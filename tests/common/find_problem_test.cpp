@@ -174,6 +174,34 @@ TEST_CASE("spans and half types have views") {
   CHECK(view.token_stride == 24);
   const const_tensor_view read = dense_view(std::span<const bfloat16>(rows), 3, 8);
   CHECK(read.data == rows.data());
+#if defined(__FLT16_MAX__) && (defined(__x86_64__) || defined(__clang__) || __GNUC__ >= 13)
+  __extension__ typedef _Float16 compilers_half;
+  static_assert(element_type<compilers_half> == dtype::f16);
+  const compilers_half half[8] = {};
+  CHECK(dense_view(half, 1, 2, 4).type == dtype::f16);
+#endif
+#ifdef __STDCPP_FLOAT16_T__
+  static_assert(element_type<std::float16_t> == dtype::f16);
+#endif
+#ifdef __STDCPP_BFLOAT16_T__
+  static_assert(element_type<std::bfloat16_t> == dtype::bf16);
+#endif
 }
+
+#ifdef __cpp_lib_mdspan
+TEST_CASE("a view of an mdspan has its extents and strides") {
+  std::vector<float> rows(2 * 3 * 8 + 48);
+  const tensor_view dense = view_of(std::mdspan<float, std::extents<int, 2, 3, 8>>(rows.data()));
+  CHECK(dense.num_tokens == 2);
+  CHECK(dense.token_stride == 24);
+  CHECK(dense.head_stride == 8);
+  using extents = std::dextents<std::int64_t, 3>;
+  const std::layout_stride::mapping<extents> every_other(extents(2, 3, 8), std::array<std::int64_t, 3>{48, 8, 1});
+  const const_tensor_view slice =
+      view_of(std::mdspan<const float, extents, std::layout_stride>(rows.data(), every_other));
+  CHECK(slice.token_stride == 48);
+  CHECK(slice.num_heads == 3);
+}
+#endif
 
 }  // namespace bifolio::test

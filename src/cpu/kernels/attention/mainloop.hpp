@@ -134,26 +134,10 @@ class mainloop {
   }
 
   // K of one of the tile's keys in a cache whose rows cannot be read in place.
-  void stage_key(const kv_tile_offsets& tile, int head, int key, Key* to) const noexcept {
-    const int kv_head = item_.kv_head_begin + head;
-    const std::int64_t offset = tile.k[key] + kv_head * args_.k_strides.head;
-    if constexpr (__is_same(Key, float)) {
-      if (args_.is_coded) {
-        return decode_row(args_.k_code, args_.k, offset, tile.k_tail[key] + kv_head * args_.k_code.tail.head,
-                          args_.k_strides, kv_head, args_.qk_head_dim, to);
-      }
-    }
-    stage_row(static_cast<const Key*>(args_.k) + offset, args_.k_strides, args_.qk_head_dim, to);
-  }
+  void stage_key(const kv_tile_offsets& tile, int head, int key, Key* to) const noexcept;
 
   // K of keys [begin, end) of the tile, which is stored in codes, as elements: key `begin + i` to `to + i · stride`.
-  void widen_keys(const kv_tile_offsets& tile, int head, int begin, int end, Key* to, std::int64_t stride) noexcept {
-    if constexpr (widens_codes) {
-      const int kv_head = item_.kv_head_begin + head;
-      widen_rows(args_.k_code.type, args_.k, kv_head * args_.k_strides.head, args_.k_strides, args_.qk_head_dim, tile.k,
-                 begin, end, to, stride, prefetcher_);
-    }
-  }
+  void widen_keys(const kv_tile_offsets& tile, int head, int begin, int end, Key* to, std::int64_t stride) noexcept;
 
   // The scale that all elements of K or V of a head have in common.
   [[nodiscard]] float k_scale(int head) const noexcept { return k_widened_ ? static_scale(args_.k_code, head) : 1.0f; }
@@ -170,18 +154,7 @@ class mainloop {
   }
 
   // One row of K or V from any layout.
-  static void stage_row(const Key* from, const kv_strides& strides, int head_dim, Key* to) noexcept {
-    if (strides.dim == 1 && strides.chunk == piece_dims && head_dim % piece_dims == 0) {
-      for (int d = 0; d < head_dim; d += piece_dims, from += strides.chunk_stride) __builtin_memcpy(to + d, from, 16);
-      return;
-    }
-    for (int d = 0; d < head_dim;) {
-      const int run = head_dim - d < strides.chunk ? head_dim - d : strides.chunk;
-      for (int i = 0; i < run; ++i) to[d + i] = from[i * strides.dim];
-      from += strides.chunk_stride;
-      d += run;
-    }
-  }
+  static void stage_row(const Key* from, const kv_strides& strides, int head_dim, Key* to) noexcept;
 
   // Polls of a step of `stage_columns`.
   static constexpr int column_polls = lanes;
@@ -191,76 +164,14 @@ class mainloop {
   }
 
   // Rows of V of `lanes` keys that lie side by side, dim by dim (x_split's V), transposed: to [keys][padded_].
-  void stage_columns(const Key* from, Key* to) noexcept {
-    const std::int64_t apart = args_.v_strides.dim;
-    const int head_dim = args_.v_head_dim;
-    constexpr int step = lanes * 4 / static_cast<int>(sizeof(Key));
-    const Key* const zeros = static_cast<const Key*>(scratch_.zero_row);
-    prefetch_poller poller(prefetcher_);
-    const auto stage = [&]<bool IsWhole>(int d) __attribute__((always_inline)) {
-      const auto row = [&](int i) __attribute__((always_inline)) {
-        return IsWhole || d + i < head_dim ? from + (d + i) * apart : zeros;
-      };
-      const auto store_key = [&](int key, vf dims) __attribute__((always_inline)) {
-        store(reinterpret_cast<float*>(to + std::int64_t{key} * padded_ + d), dims);
-      };
-      if constexpr (sizeof(Key) == 4) {
-        transpose(
-            [&](int i) __attribute__((always_inline)) { return load_bits(row(i)); }, store_key);
-      } else if constexpr (transposes_half_rows) {
-        transpose_words(row, store_key);
-      } else {
-        transpose(
-            [&](int i) __attribute__((always_inline)) { return join_elements(row(2 * i), row(2 * i + 1)); }, store_key);
-      }
-      poller.poll(column_polls);
-    };
-    int d = 0;
-    for (; d + step <= head_dim; d += step) stage.template operator()<true>(d);
-    if (d < head_dim) stage.template operator()<false>(d);
-  }
+  void stage_columns(const Key* from, Key* to) noexcept;
 
   // V of one of the tile's keys in a cache whose rows cannot be read in place.
-  void stage_value(const kv_tile_offsets& tile, int head, int key, Key* to) const noexcept {
-    const int kv_head = item_.kv_head_begin + head;
-    const std::int64_t offset = tile.v[key] + kv_head * args_.v_strides.head;
-    if constexpr (__is_same(Key, float)) {
-      if (args_.is_coded) {
-        return decode_row(args_.v_code, args_.v, offset, tile.v_tail[key] + kv_head * args_.v_code.tail.head,
-                          args_.v_strides, kv_head, args_.v_head_dim, to);
-      }
-    }
-    stage_row(static_cast<const Key*>(args_.v) + offset, args_.v_strides, args_.v_head_dim, to);
-  }
+  void stage_value(const kv_tile_offsets& tile, int head, int key, Key* to) const noexcept;
 
   // V of the tile's keys: rows[key] for each that some row of the item attends to, in place or, where it cannot be read
   // there, copied to staging.
-  void find_values(const kv_tile_offsets& tile, int head, const Key** rows) noexcept {
-    const std::int64_t head_offset = (item_.kv_head_begin + head) * args_.v_strides.head;
-    if (v_contiguous_) {
-      const Key* const v = static_cast<const Key*>(args_.v) + head_offset;
-      for (int key = tile.begin; key < tile.end; ++key) rows[key] = v + tile.v[key];
-      return;
-    }
-    auto* const staging = static_cast<Key*>(scratch_.staging);
-    if constexpr (widens_codes) {
-      if (v_widened_) {
-        widen_rows(args_.v_code.type, args_.v, head_offset, args_.v_strides, args_.v_head_dim, tile.v, tile.begin,
-                   tile.end, staging + std::int64_t{tile.begin} * padded_, padded_, prefetcher_);
-        for (int key = tile.begin; key < tile.end; ++key) rows[key] = staging + std::int64_t{key} * padded_;
-        return;
-      }
-    }
-    for (int key = tile.begin; key < tile.end; ++key) {
-      Key* const row = staging + std::int64_t{key} * padded_;
-      rows[key] = row;
-      if (!v_columns_ || !tile.uniform[key / lanes]) {
-        stage_value(tile, head, key, row);
-      } else if (key % lanes == 0) {
-        stage_columns(static_cast<const Key*>(args_.v) + head_offset + tile.v[key], row);
-      }
-    }
-  }
+  void find_values(const kv_tile_offsets& tile, int head, const Key** rows) noexcept;
 
  private:
   [[nodiscard]] float static_scale(const coded_plane& plane, int head) const noexcept {
@@ -406,134 +317,32 @@ class mainloop {
     const char* ranges[3 * tile_keys];
   };
 
-  void list_ranges(range_list& list, const kv_tile_offsets& tile, int head) const noexcept {
-    const bool k_runs = has_runs(args_.k_strides, args_.qk_head_dim);
-    const bool v_runs = has_runs(args_.v_strides, args_.v_head_dim);
-    const int k_bytes = args_.is_coded ? static_cast<int>(size_of(args_.k_code.type)) : static_cast<int>(sizeof(Key));
-    const int v_bytes = args_.is_coded ? static_cast<int>(size_of(args_.v_code.type)) : static_cast<int>(sizeof(Key));
-    bool whole = k_runs && args_.k_strides.token == args_.qk_head_dim;
-    whole = whole && (v_in_k_ || (v_runs && args_.v_strides.token == args_.v_head_dim));
-    for (int c = 0; c < tile_vectors; ++c) whole = whole && tile.uniform[c];
-    list.count = 0;
-    // All ranges of a list are of one length. Where rows of K and V differ, the ends of the longer ones are left to the
-    // hardware's prefetcher.
-    const int k_row = k_bytes * args_.qk_head_dim;
-    const int v_row = v_bytes * args_.v_head_dim;
-    const int row = v_in_k_ || k_row < v_row ? k_row : v_row;
-    list.bytes = row * (whole ? lanes : 1);
-    if (k_runs) add_ranges(list, args_.k, k_bytes, args_.k_strides.head, head, tile, tile.k, whole);
-    if (v_runs && !v_in_k_) add_ranges(list, args_.v, v_bytes, args_.v_strides.head, head, tile, tile.v, whole);
-    if (k_runs || v_runs || args_.block_size > tile_keys) return;
-    // What a head has in a block is one range (x_split).
-    list.bytes = row * args_.block_size;
-    add_blocks(list, args_.k, k_bytes, args_.k_strides, head, tile, tile.k);
-    if (!v_in_k_) add_blocks(list, args_.v, v_bytes, args_.v_strides, head, tile, tile.v);
-  }
+  void list_ranges(range_list& list, const kv_tile_offsets& tile, int head) const noexcept;
 
   // Whole tokens of several heads: those of part `part` of `num_parts` of the tile's tokens.
   void add_tokens(range_list& list, const kv_tile_offsets& tile, int part, int num_parts, int first_head,
-                  int num_heads) const noexcept {
-    const int k_bytes = args_.is_coded ? static_cast<int>(size_of(args_.k_code.type)) : static_cast<int>(sizeof(Key));
-    const int v_bytes = args_.is_coded ? static_cast<int>(size_of(args_.v_code.type)) : static_cast<int>(sizeof(Key));
-    const int k_row = k_bytes * args_.qk_head_dim;
-    const int v_row = v_bytes * args_.v_head_dim;
-    list.bytes = num_heads * (k_row < v_row ? k_row : v_row);
-    const int num_keys = tile.end - tile.begin;
-    const int begin = tile.begin + num_keys * part / num_parts;
-    const int end = tile.begin + num_keys * (part + 1) / num_parts;
-    const auto* const k = static_cast<const char*>(args_.k) + first_head * args_.k_strides.head * k_bytes;
-    const auto* const v = static_cast<const char*>(args_.v) + first_head * args_.v_strides.head * v_bytes;
-    for (int key = begin; key < end; ++key) list.ranges[list.count++] = k + tile.k[key] * k_bytes;
-    for (int key = begin; key < end; ++key) list.ranges[list.count++] = v + tile.v[key] * v_bytes;
-  }
+                  int num_heads) const noexcept;
 
   void add_blocks(range_list& list, const void* plane, int element, const kv_strides& strides, int head,
-                  const kv_tile_offsets& tile, const std::int64_t* offsets) const noexcept {
-    const std::int64_t first = (item_.kv_head_begin + head) * strides.head;
-    for (int key = tile.begin; key < tile.end;) {
-      const auto token = static_cast<int>((tile.first + key) % args_.block_size);
-      list.ranges[list.count++] =
-          static_cast<const char*>(plane) + (first + offsets[key] - token * strides.token) * element;
-      key += args_.block_size - token;
-    }
-  }
+                  const kv_tile_offsets& tile, const std::int64_t* offsets) const noexcept;
 
   void add_ranges(range_list& list, const void* plane, int element, std::int64_t head_stride, int head,
-                  const kv_tile_offsets& tile, const std::int64_t* offsets, bool whole) const noexcept {
-    const std::int64_t first = (item_.kv_head_begin + head) * head_stride;
-    for (int key = tile.begin; key < tile.end; key += whole ? lanes : 1) {
-      list.ranges[list.count++] = static_cast<const char*>(plane) + (first + offsets[key]) * element;
-    }
-  }
+                  const kv_tile_offsets& tile, const std::int64_t* offsets, bool whole) const noexcept;
 
   // The first iteration of the item that this worker will probably run next, if there is one; of whole tokens a part of
   // its first tile.
-  bool list_next_item(range_list& list, int part) const noexcept {
-    attention_item next;
-    if (item_.peek_next == nullptr || !item_.peek_next(item_.peek_context, next)) return false;
-    const std::int64_t splits_first = static_cast<std::int64_t>(next.split_begin) * split_keys;
-    const std::int64_t splits_end = static_cast<std::int64_t>(next.split_end) * split_keys;
-    const visible_range visible = visible_to(next);
-    const std::int64_t begin = visible.begin > splits_first ? visible.begin : splits_first;
-    const std::int64_t end = visible.end < splits_end ? visible.end : splits_end;
-    if (begin >= end) return false;
-    kv_tile_offsets tile;
-    locate_tile(tile, begin / tile_keys * tile_keys, begin, end, next.block_table);
-    if (whole_tokens_) {
-      list.count = 0;
-      add_tokens(list, tile, part, num_heads_, next.kv_head_begin, next.kv_head_end - next.kv_head_begin);
-    } else {
-      list_ranges(list, tile, next.kv_head_begin - item_.kv_head_begin);
-    }
-    return true;
-  }
+  bool list_next_item(range_list& list, int part) const noexcept;
 
   // All of the first tile, and the first part of the next one.
-  void prefetch_first_tile(std::int64_t num_tiles) noexcept {
-    range_list& list = lists_[num_heads_ % 2];
-    list.count = 0;
-    add_tokens(list, tiles_[0], 0, 1, item_.kv_head_begin, num_heads_);
-    if (num_tiles > 1) add_tokens(list, tiles_[1], 0, num_heads_, item_.kv_head_begin, num_heads_);
-    prefetcher_.push(list.ranges, list.count, list.bytes);
-  }
+  void prefetch_first_tile(std::int64_t num_tiles) noexcept;
 
   // Pushes the memory of `iteration` to the prefetcher. The first iteration (of whole tokens, tile) of the item that is
   // probably next follows this item's last one.
-  void prefetch(std::int64_t iteration, std::int64_t num_iterations) noexcept {
-    range_list& list = lists_[iteration % 2];
-    const std::int64_t beyond = iteration - num_iterations;
-    if (beyond >= 0) {
-      if (beyond >= (whole_tokens_ ? num_heads_ : 1) || !list_next_item(list, static_cast<int>(beyond))) {
-        return prefetcher_.push_end();
-      }
-    } else if (whole_tokens_) {
-      list.count = 0;
-      add_tokens(list, tiles_[iteration / num_heads_ % 3], static_cast<int>(iteration % num_heads_), num_heads_,
-                 item_.kv_head_begin, num_heads_);
-    } else {
-      list_ranges(list, tiles_[iteration / num_heads_ % 3], static_cast<int>(iteration % num_heads_));
-    }
-    prefetcher_.push(list.ranges, list.count, list.bytes);
-    if (iteration < num_iterations && (k_tails_ || v_tails_)) {
-      const int kv_head = static_cast<int>(item_.kv_head_begin + iteration % num_heads_);
-      const kv_tile_offsets& tile = tiles_[iteration / num_heads_ % 3];
-      if (k_tails_) prefetch_tails(args_.k, kv_head * args_.k_code.tail.head, tile.k_tail, tile);
-      if (v_tails_) prefetch_tails(args_.v, kv_head * args_.v_code.tail.head, tile.v_tail, tile);
-    }
-  }
+  void prefetch(std::int64_t iteration, std::int64_t num_iterations) noexcept;
 
   // Scales of a tile are a line or two per block: too little for the queue.
   static void prefetch_tails(const void* base, std::int64_t head_offset, const std::int64_t* tails,
-                             const kv_tile_offsets& tile) noexcept {
-    const auto first = reinterpret_cast<std::uintptr_t>(base) + static_cast<std::uintptr_t>(head_offset);
-    std::uintptr_t last = 0;
-    for (int key = tile.begin; key < tile.end; ++key) {
-      const std::uintptr_t address = first + static_cast<std::uintptr_t>(tails[key]);
-      if (address / cache_line_bytes == last) continue;
-      last = address / cache_line_bytes;
-      prefetch_line{}(address);
-    }
-  }
+                             const kv_tile_offsets& tile) noexcept;
 
   // Combines the splits of all rows, in the order of their addresses.
   void combine_splits() noexcept {
@@ -628,3 +437,6 @@ class mainloop {
 
 }  // namespace
 }  // namespace bifolio::inline v0_2::cpu::BIFOLIO_ISA
+
+#include "cpu/kernels/attention/mainloop_prefetch.hpp"
+#include "cpu/kernels/attention/mainloop_stage.hpp"

@@ -100,38 +100,10 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
   // Rows of group `g` of one KV head: as even as possible.
   [[nodiscard]] int group_begin(int g) const noexcept { return g * base_rows_ + (g < extra_rows_ ? g : extra_rows_); }
 
-  void pack_queries() noexcept {
-    float* row_values = scratch_.values;
-    for (int head = 0; head < num_heads_; ++head) {
-      float* queries = scratch_.queries + static_cast<std::int64_t>(head) * head_rows_ * query_values_;
-      for (int g = 0; g < num_groups_; ++g) {
-        const int begin = group_begin(g);
-        const int rows = group_begin(g + 1) - begin;
-        float* packed = queries + static_cast<std::int64_t>(begin) * query_values_;
-        for (int i = 0; i < rows; ++i) {
-          const std::int64_t offset = query_offset(head, begin + i);
-          if constexpr (uses_dots) {
-            if (k_zeros_) note_query_sum(offset, head, begin + i, 1.0f);
-            pair_row(static_cast<const bfloat16*>(args_.q) + offset, args_.qk_head_dim, row_values);
-          } else {
-            if (k_zeros_) note_query_sum(offset, head, begin + i, args_.scale);
-            widen_any(args_.q_type, args_.q, offset, args_.qk_head_dim, args_.scale * k_scale(head), row_values);
-            if (query_values_ > args_.qk_head_dim) row_values[args_.qk_head_dim] = 0;
-          }
-          for (int d = 0; d < query_values_; ++d) packed[static_cast<std::int64_t>(d) * rows + i] = row_values[d];
-        }
-      }
-    }
-  }
+  void pack_queries() noexcept;
 
   // For zero points of K: what a constant in all of a key's dims adds to the score.
-  void note_query_sum(std::int64_t offset, int head, int row, float factor) const noexcept {
-    float* const values = scratch_.values;
-    widen_any(args_.q_type, args_.q, offset, args_.qk_head_dim, factor, values);
-    float sum = 0;
-    for (int d = 0; d < args_.qk_head_dim; ++d) sum += values[d];
-    scratch_.query_sums[static_cast<std::int64_t>(head) * head_rows_ + row] = sum;
-  }
+  void note_query_sum(std::int64_t offset, int head, int row, float factor) const noexcept;
 
   void clear() noexcept {
     for (std::int64_t row = 0; row < num_rows(); ++row) {
@@ -169,189 +141,26 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
 
   // The same for codes that are transposed before they are widened.
   template <class Code>
-  void pack_codes(const kv_tile_offsets& tile, int head, int dim, int dims) noexcept {
-    const code_widener<Code> widener;
-    const Code* const k = static_cast<const Code*>(args_.k) + (item_.kv_head_begin + head) * args_.k_strides.head + dim;
-    const Code* const zeros = static_cast<const Code*>(scratch_.zero_row);
-    for (int column = 0; column < tile_keys; column += lanes) {
-      if (tile.uniform[column / lanes]) {
-        const uniform_rows<Code> rows(k + tile.k[column], args_.k_strides.token);
-        transpose_codes(widener, rows, dims, scratch_.keys + column, prefetcher_);
-        continue;
-      }
-      scattered_rows<Code> rows;
-      for (int i = 0; i < lanes; ++i) {
-        const int key = column + i;
-        rows.row[i] = key < tile.begin || key >= tile.end ? zeros : k + tile.k[key];
-      }
-      transpose_codes(widener, rows, dims, scratch_.keys + column, prefetcher_);
-    }
-  }
+  void pack_codes(const kv_tile_offsets& tile, int head, int dim, int dims) noexcept;
 
   // Dims [dim, dim + dims) of the tile's keys, transposed, into scratch.
-  void pack_keys(const kv_tile_offsets& tile, int head, int dim, int dims) noexcept {
-    if constexpr (widens_codes && may_keep_pairs) {
-      if (k_transposed_) {
-        return visit_dtype(args_.k_code.type, [&](auto traits) {
-          using code = typename decltype(traits)::storage;
-          if constexpr (sizeof(code) == 1 && widens_quads<code>) pack_codes<code>(tile, head, dim, dims);
-        });
-      }
-    }
-    const Key* k = static_cast<const Key*>(args_.k);
-    if (k_contiguous_ || k_pieces_) k += (item_.kv_head_begin + head) * args_.k_strides.head;
-    if (k_contiguous_) k += dim;
-    if (k_pieces_) k += dim / piece_dims * args_.k_strides.chunk_stride;
-    auto* staging = static_cast<Key*>(scratch_.staging);
-    const Key* zeros = static_cast<const Key*>(scratch_.zero_row);
-    for (int column = 0; column < tile_keys; column += lanes) {
-      float* keys = scratch_.keys + column;
-      if (k_pieces_ && tile.uniform[column / lanes]) {
-        transpose_pieces(k + tile.k[column], dims, keys);
-        continue;
-      }
-      if (k_contiguous_ && tile.uniform[column / lanes]) {
-        const uniform_rows<Key> rows(k + tile.k[column], args_.k_strides.token);
-        transpose_rows(rows, dims, keys);
-        continue;
-      }
-      if constexpr (widens_codes) {
-        if (k_widened_ && column >= tile.begin && column + lanes <= tile.end) {
-          widen_keys(tile, head, column, column + lanes, staging, qk_padded_);
-          transpose_rows(uniform_rows<Key>(staging, qk_padded_), dims, keys);
-          continue;
-        }
-      }
-      scattered_rows<Key> rows;
-      for (int i = 0; i < lanes; ++i) {
-        const int key = column + i;
-        if (key < tile.begin || key >= tile.end) {
-          rows.row[i] = zeros;
-        } else if (k_contiguous_) {
-          rows.row[i] = k + tile.k[key];
-        } else {
-          Key* row = staging + static_cast<std::int64_t>(i) * qk_padded_;
-          if (k_widened_) {
-            widen_keys(tile, head, key, key + 1, row, qk_padded_);
-          } else {
-            stage_key(tile, head, key, row);
-          }
-          rows.row[i] = row + dim;
-        }
-      }
-      transpose_rows(rows, dims, keys);
-    }
-  }
+  void pack_keys(const kv_tile_offsets& tile, int head, int dim, int dims) noexcept;
 
   template <class Rows>
-  BIFOLIO_INLINE void transpose_rows(const Rows& rows, int dims, float* keys) noexcept {
-    if constexpr (!uses_dots) {
-      if (!pairs_) return transpose_keys<Key, true>(rows, dims, keys, prefetcher_);
-    }
-    if constexpr (may_keep_pairs) transpose_keys<Key, false>(rows, dims, keys, prefetcher_);
-  }
+  BIFOLIO_INLINE void transpose_rows(const Rows& rows, int dims, float* keys) noexcept;
 
-  BIFOLIO_INLINE void transpose_pieces(const Key* from, int dims, float* keys) noexcept {
-    const std::int64_t apart = args_.k_strides.chunk_stride;
-    if constexpr (!uses_dots) {
-      if (!pairs_) return cpu::BIFOLIO_ISA::transpose_pieces<Key, true>(from, apart, dims, keys, prefetcher_);
-    }
-    if constexpr (may_keep_pairs) {
-      cpu::BIFOLIO_ISA::transpose_pieces<Key, false>(from, apart, dims, keys, prefetcher_);
-    }
-  }
+  BIFOLIO_INLINE void transpose_pieces(const Key* from, int dims, float* keys) noexcept;
 
   // V rows of the tile as float32 in value order in scratch.
-  void widen_values(const kv_tile_offsets& tile, const Key* const* rows) noexcept {
-    const int whole = args_.v_head_dim / (2 * lanes) * (2 * lanes);
-    for (int key = tile.begin; key < tile.end; ++key) {
-      const Key* row = rows[key];
-      float* to = scratch_.values + static_cast<std::int64_t>(key) * padded_;
-      vf a;
-      vf b;
-      for (int d = 0; d < dims_; d += 2 * lanes) {
-        if (d < whole) {
-          load_pair(row + d, a, b);
-        } else {
-          load_first_of_pair(row + d, args_.v_head_dim - d, a, b);
-        }
-        store(to + d, a);
-        store(to + d + lanes, b);
-      }
-    }
-  }
+  void widen_values(const kv_tile_offsets& tile, const Key* const* rows) noexcept;
 
   // V rows of keys [begin, end) of the tile in pairs of keys in scratch; a key without a partner is paired with 0.
-  void pair_values(int begin, int end, const Key* const* value_rows_of) noexcept {
-    const int whole = args_.v_head_dim / (2 * lanes) * (2 * lanes);
-    for (int pair = begin / 2; 2 * pair < end; ++pair) {
-      const Key* rows[2];
-      for (int i = 0; i < 2; ++i) {
-        const int key = 2 * pair + i;
-        rows[i] = key < begin || key >= end ? static_cast<const Key*>(scratch_.zero_row) : value_rows_of[key];
-      }
-      float* to = scratch_.values + static_cast<std::int64_t>(pair) * padded_;
-      vf a;
-      vf b;
-      for (int d = 0; d < dims_; d += 2 * lanes) {
-        if (d < whole) {
-          pair_rows(load_bits(rows[0] + d), load_bits(rows[1] + d), a, b);
-        } else {
-          const int num_bytes = 2 * (args_.v_head_dim - d);
-          pair_rows(load_first(rows[0] + d, num_bytes), load_first(rows[1] + d, num_bytes), a, b);
-        }
-        store(to + d, a);
-        store(to + d + lanes, b);
-      }
-    }
-  }
+  void pair_values(int begin, int end, const Key* const* value_rows_of) noexcept;
 
   // The same of V whose keys lie side by side (x_split): they are in pairs there, dim by dim.
-  void pair_columns(const kv_tile_offsets& tile, int head) noexcept {
-    const Key* const v = static_cast<const Key*>(args_.v) + (item_.kv_head_begin + head) * args_.v_strides.head;
-    auto* const staging = static_cast<Key*>(scratch_.staging);
-    for (int column = 0; column < tile_keys; column += lanes) {
-      if (tile.uniform[column / lanes]) {
-        pair_uniform_columns(v + tile.v[column], scratch_.values + std::int64_t{column / 2} * padded_);
-        continue;
-      }
-      const int begin = column > tile.begin ? column : tile.begin;
-      const int end = column + lanes < tile.end ? column + lanes : tile.end;
-      const Key* rows[tile_keys];
-      for (int key = begin; key < end; ++key) {
-        Key* const row = staging + std::int64_t{key} * padded_;
-        stage_value(tile, head, key, row);
-        rows[key] = row;
-      }
-      pair_values(begin, end, rows);
-    }
-  }
+  void pair_columns(const kv_tile_offsets& tile, int head) noexcept;
 
-  void pair_uniform_columns(const Key* from, float* to) noexcept {
-    const std::int64_t apart = args_.v_strides.dim;
-    const int head_dim = args_.v_head_dim;
-    const Key* const zeros = static_cast<const Key*>(scratch_.zero_row);
-    prefetch_poller poller(prefetcher_);
-    const auto pair = [&]<bool IsWhole>(int d, int half) __attribute__((always_inline)) {
-      transpose_half_rows(
-          [&](int lane) __attribute__((always_inline)) {
-            const int dim = d + paired_dim(half, lane);
-            return IsWhole || dim < head_dim ? from + dim * apart : zeros;
-          },
-          [&](int key_pair, vf dims) __attribute__((always_inline)) {
-            store(to + std::int64_t{key_pair} * padded_ + d + half * lanes, dims);
-          });
-      poller.poll(column_polls / 2);
-    };
-    int d = 0;
-    for (; d + 2 * lanes <= head_dim; d += 2 * lanes) {
-      pair.template operator()<true>(d, 0);
-      pair.template operator()<true>(d, 1);
-    }
-    if (d == head_dim) return;
-    pair.template operator()<false>(d, 0);
-    pair.template operator()<false>(d, 1);
-  }
+  void pair_uniform_columns(const Key* from, float* to) noexcept;
 
   // All scores of the tile, then group by group softmax and accumulation.
   void process_tile(const kv_tile_offsets& tile, int head) noexcept {
@@ -464,140 +273,20 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
   }
 
   // The row's bias for the keys of a tile that it attends to, 0 elsewhere.
-  void read_bias(visible_range visible, std::int64_t tile_first, int head, int row, float* bias) const noexcept {
-    for (int key = 0; key < tile_keys; key += lanes) store(bias + key, vf(0.0f));
-    const std::int64_t offset = token_of(row) * args_.bias_token_stride +
-                                query_head(head, row) * args_.bias_head_stride + tile_first + visible.begin;
-    widen_any(args_.bias_type, args_.bias, offset, static_cast<int>(visible.end - visible.begin), 1.0f,
-              bias + visible.begin);
-  }
+  void read_bias(visible_range visible, std::int64_t tile_first, int head, int row, float* bias) const noexcept;
 
   // Logits → probabilities in place, against the row's running maximum; updates maximum, sums and, when the maximum
   // rises, the accumulator.
   BIFOLIO_INLINE void softmax_row(float* scores, visible_range visible, std::int64_t tile_first, int head, int row,
-                                  float* state, float* sums) const noexcept {
-    vf s[tile_vectors];
-#pragma GCC unroll 16
-    for (int c = 0; c < tile_vectors; ++c) s[c] = load(scores + c * lanes);
-    if constexpr (widens_codes) {
-      if (k_tails_) {
-#pragma GCC unroll 16
-        for (int c = 0; c < tile_vectors; ++c) s[c] = s[c] * load(k_scales_.scale + c * lanes);
-      }
-      if (k_zeros_) {
-        const vf sum(scratch_.query_sums[static_cast<std::int64_t>(head) * head_rows_ + row]);
-#pragma GCC unroll 16
-        for (int c = 0; c < tile_vectors; ++c) s[c] = fma(sum, load(k_scales_.zero + c * lanes), s[c]);
-      }
-    }
-    if constexpr (uses_dots) {
-      const vf scale(args_.scale * k_scale(head));
-#pragma GCC unroll 16
-      for (int c = 0; c < tile_vectors; ++c) s[c] = s[c] * scale;
-    }
-    if (args_.soft_cap > 0) {
-      const vf cap(args_.soft_cap);
-      for (int c = 0; c < tile_vectors; ++c) s[c] = attn::soft_capped<vector_math>(s[c], cap);
-    }
-    if (args_.alibi_slopes != nullptr) {
-      const int q_head = (item_.kv_head_begin + head) * args_.group_size + row % args_.group_size;
-      const std::int64_t position = item_.first_position + row / args_.group_size;
-      const vf slope(args_.alibi_slopes[q_head]);
-      const vf distance = lane_numbers() + vf(static_cast<float>(tile_first - position));
-      for (int c = 0; c < tile_vectors; ++c) {
-        s[c] = attn::with_alibi<vector_math>(s[c], slope, distance + vf(static_cast<float>(c * lanes)));
-      }
-    }
-    if (args_.bias != nullptr) {
-      alignas(64) float bias[tile_keys];
-      read_bias(visible, tile_first, head, row, bias);
-      for (int c = 0; c < tile_vectors; ++c) s[c] = attn::with_bias<vector_math>(s[c], load(bias + c * lanes));
-    }
-    if (visible.begin > 0 || visible.end < tile_keys) {
-      for (int c = 0; c < tile_vectors; ++c) {
-        s[c] = keep_lanes(s[c], static_cast<int>(visible.begin) - c * lanes, static_cast<int>(visible.end) - c * lanes);
-      }
-    }
-    vf highest = s[0];
-#pragma GCC unroll 16
-    for (int c = 1; c < tile_vectors; ++c) highest = xsimd::max(highest, s[c]);
-    const float tile_maximum = reduce_max(highest);
-    vf sum = load(sums);
-    float& maximum = maximum_of(state, padded_);
-    if (tile_maximum > maximum + rescale_threshold) {
-      const vf alpha(scalar_math::exp(maximum - tile_maximum));
-      maximum = tile_maximum;
-      sum = sum * alpha;
-      for (int d = 0; d < dims_; d += lanes) store(state + d, load(state + d) * alpha);
-    }
-    const vf shift(attn::finite_max(maximum));
-    if constexpr (widens_codes) {
-      if (v_tails_) {
-#pragma GCC unroll 16
-        for (int c = 0; c < tile_vectors; ++c) {
-          s[c] = exp(s[c] - shift);
-          sum = sum + s[c];
-        }
-        store(sums, sum);
-        vf zeros(0.0f);
-        if (v_zeros_) zeros = sum_zeros(s, visible);
-#pragma GCC unroll 16
-        for (int c = 0; c < tile_vectors; ++c) s[c] = s[c] * load(v_scales_.scale + c * lanes);
-        store_probabilities(s, scores);
-        if (!v_zeros_) return;
-        if constexpr (uses_dots) zeros = zeros + sum_ratios(scores, visible);
-        const vf all(reduce_add(zeros));
-        for (int d = 0; d < dims_; d += lanes) store(state + d, load(state + d) + all);
-        return;
-      }
-    }
-#pragma GCC unroll 16
-    for (int c = 0; c < tile_vectors; ++c) {
-      s[c] = exp(s[c] - shift);
-      if constexpr (!uses_dots) store(scores + c * lanes, s[c]);
-      sum = sum + s[c];
-    }
-    if constexpr (uses_dots) store_probabilities(s, scores);
-    store(sums, sum);
-  }
+                                  float* state, float* sums) const noexcept;
 
-  static BIFOLIO_INLINE void store_probabilities(const vf* p, float* to) noexcept {
-    if constexpr (uses_dots) {
-#pragma GCC unroll 8
-      for (int c = 0; c < tile_vectors; c += 2) store(to + c / 2 * lanes, narrow_pairs(p[c], p[c + 1]));
-    } else {
-#pragma GCC unroll 16
-      for (int c = 0; c < tile_vectors; ++c) store(to + c * lanes, p[c]);
-    }
-  }
+  static BIFOLIO_INLINE void store_probabilities(const vf* p, float* to) noexcept;
 
   // Zero points of V: each adds its probability times itself to all dims. Per lane.
-  BIFOLIO_INLINE vf sum_zeros(const vf* p, visible_range visible) const noexcept {
-    vf zeros(0.0f);
-#pragma GCC unroll 16
-    for (int c = 0; c < tile_vectors; ++c) {
-      const vf part = p[c] * load(v_scales_.zero + c * lanes);
-      zeros = zeros + keep_lanes(part, static_cast<int>(visible.begin) - c * lanes,
-                                 static_cast<int>(visible.end) - c * lanes, 0.0f);
-    }
-    return zeros;
-  }
+  BIFOLIO_INLINE vf sum_zeros(const vf* p, visible_range visible) const noexcept;
 
   // The other part, of rounded probabilities (`divide_zeros`).
-  BIFOLIO_INLINE vf sum_ratios(const float* rounded, visible_range visible) const noexcept {
-    vf zeros(0.0f);
-    for (int c = 0; c < tile_vectors; c += 2) {
-      vf p[2];
-      split_pair<bfloat16>(load(rounded + c / 2 * lanes), p[0], p[1]);
-      for (int odd = 0; odd < 2; ++odd) {
-        const vf part = p[odd] * load(v_ratios_ + (c + odd) * lanes);
-        // Lane i is key 2·i + odd.
-        const auto lane_of = [&](std::int64_t key) { return static_cast<int>((key - c * lanes - odd + 1) >> 1); };
-        zeros = zeros + keep_lanes(part, lane_of(visible.begin), lane_of(visible.end), 0.0f);
-      }
-    }
-    return zeros;
-  }
+  BIFOLIO_INLINE vf sum_ratios(const float* rounded, visible_range visible) const noexcept;
 
   // Rows together for the keys that all of them attend to, one by one before and after those; keys ascend in each row.
   template <class Value>
@@ -668,3 +357,6 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
 
 }  // namespace
 }  // namespace bifolio::inline v0_2::cpu::BIFOLIO_ISA
+
+#include "cpu/kernels/attention/vectors_pack.hpp"
+#include "cpu/kernels/attention/vectors_softmax.hpp"

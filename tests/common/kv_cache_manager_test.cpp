@@ -325,8 +325,9 @@ TEST_CASE("rows get wider in steps, and narrower when the long ones have gone") 
     CHECK(kept.block_table_stride <= length + 16 + length / 8);
     num_strides += kept.block_table_stride != last ? 1 : 0;
     last = kept.block_table_stride;
+    if (length == 19) CHECK(num_strides <= 2);  // rows of a few entries do not go to and fro
   }
-  CHECK(num_strides <= 50);
+  CHECK(num_strides <= 40);
   // A row that comes and goes does not move the others; rows much narrower than the stride do.
   build({{.seq = brief, .query_len = 1, .seq_len = 3}, {.seq = lengthy, .query_len = 1, .seq_len = longest / 2 + 1}});
   CHECK(kept.block_table_stride >= longest / 2 + 1);

@@ -164,10 +164,11 @@ inline void check_row(const scheduled_seq& row, const sequence& record, std::int
 
 // The stride of a batch that is filled again. A row is written anew when it moves, so rows get wider by more than they
 // need to, and narrower only when most of their width is wasted: a table whose longest row grows by an entry moves once
-// for every eighth that it grows.
+// for every eighth that it grows, or for every `few` entries. What a table was just widened by is not waste.
 inline std::int64_t stride_for(std::int64_t longest, std::int64_t stride) noexcept {
-  if (stride == 0 || longest < stride / 2) return longest;
-  return longest <= stride ? stride : longest + std::max<std::int64_t>(16, longest / 8);
+  constexpr std::int64_t few = 16;
+  if (stride == 0 || longest + few < stride / 2) return longest;
+  return longest <= stride ? stride : longest + std::max(few, longest / 8);
 }
 
 [[gnu::always_inline]] inline manager_core::batch_shape manager_core::prepare_build(step_batch& batch,

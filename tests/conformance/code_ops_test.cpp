@@ -79,6 +79,42 @@ TEST_CASE("append and gather store codes and scales bit for bit and touch nothin
   }
 }
 
+// Devices may have a kernel for each row type, code and kind of scale where rows and planes come in packs.
+TEST_CASE("append from rows of every type in packs of 16 dims stores every code bit for bit") {
+  constexpr code_order orders[] = {code_order::hnd, code_order::nhd, code_order::x_split};
+  constexpr std::int32_t packed_dims[] = {128, 16, 64, 48, 256, 512};
+  std::size_t turn = 0;
+  for (const dtype type : tensor_dtypes) {
+    for (std::size_t k = 0; k < all_codes().size(); ++k) {
+      for (const bool alike : {true, false}) {
+        ++turn;
+        const std::size_t v = alike ? k : (k + 1 + turn) % all_codes().size();
+        // Tails take heads whose packs are a power of two.
+        const std::int32_t dims = packed_dims[turn % 3 + (alike ? 0 : turn % 4)];
+        const coded_shape shape = coded_shape_of(k, v, 0, head_counts[turn % head_counts.size()], dims, 16);
+        for (const tested_backend* tested : one_per_family(turn)) {
+          random_source random(hash_of(test_seed(), turn, 26));
+          backend& where = tested->get();
+          const kv_layout layout = coded_layout(orders[alike ? turn % 2 : turn % std::size(orders)], shape);
+          constexpr std::int64_t num_tokens = 37;
+          coded_pair cache(where, layout, 3, random, true);
+          rows_pair rows(where, row_order::dense, type, num_tokens, shape.num_kv_heads, dims, dims, random);
+          soften(rows, random);
+          const std::vector<std::int64_t> slots = random_slots(random, num_tokens, 3, 16, tested->is_host);
+          device_bytes device_slots = upload_array(where, slots);
+          const std::string what = tested->name + " " + text_of_codes(layout) + " rows " +
+                                   std::string(to_string(type)) + " case " + std::to_string(turn) + " " + seed_note();
+          CAPTURE(what);
+          REQUIRE(where.append({cache.device(), as_const(rows.device_k()), as_const(rows.device_v()),
+                                slots_at(device_slots)}) == errc::ok);
+          oracle_code_transfer<true>(cache.host(), as_const(rows.host_k()), as_const(rows.host_v()), slots.data());
+          REQUIRE(cache.difference() == "");
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("blocks convert between all codes and layouts bit for bit") {
   std::size_t turn = 0;
   const auto cases =

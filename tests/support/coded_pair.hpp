@@ -8,6 +8,7 @@
 #include <bifolio/backend.hpp>
 #include <bifolio/kv_layout.hpp>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,8 +28,10 @@ namespace bifolio::test {
 
 class coded_pair {
  public:
-  coded_pair(backend& where, const kv_layout& layout, std::int64_t num_blocks, random_source& random)
-      : layout_(layout), num_blocks_(num_blocks), k_start_(random.one_in(2) ? 48 : 36) {
+  /// `at_packs`: which of the two it is; without it that is drawn.
+  coded_pair(backend& where, const kv_layout& layout, std::int64_t num_blocks, random_source& random,
+             std::optional<bool> at_packs = {})
+      : layout_(layout), num_blocks_(num_blocks), k_start_(at_packs.value_or(random.one_in(2)) ? 48 : 36) {
     const auto plane_bytes = [&](const kv_plane& plane) {
       return (num_blocks * plane.strides.block * static_cast<std::int64_t>(size_of(plane.code.type)) + 16) / 16 * 16;
     };

@@ -179,6 +179,7 @@ constexpr std::int64_t max_rows = 0x7fffffff - rows_per_cta;
 
 cudaError_t launch_code_transfer(const runtime_api& api, const transfer_args& args, const kv_cache_view& kv,
                                  bool to_cache, bool dependent, cudaStream_t stream) noexcept {
+  if (to_cache && appends_in_packs(args, kv)) return launch_append_codes(api, args, kv, dependent, stream);
   code_moves_args moves;
   for (std::int32_t p = 0; p < args.num_planes; ++p) {
     const kv_plane& plane = p == 0 ? kv.layout.k : kv.layout.v;

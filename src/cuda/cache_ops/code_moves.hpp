@@ -26,4 +26,9 @@ namespace bifolio::inline v0_2::cuda {
                                               const kv_cache_view& dst, std::span<const block_copy> copies,
                                               bool keep_bits, bool dependent, cudaStream_t stream) noexcept;
 
+/// Whether an append's rows and planes of codes come in aligned runs of 16 dims, for the kernel of its own.
+[[nodiscard]] bool appends_in_packs(const transfer_args& args, const kv_cache_view& kv) noexcept;
+[[nodiscard]] cudaError_t launch_append_codes(const runtime_api& api, const transfer_args& args,
+                                              const kv_cache_view& kv, bool dependent, cudaStream_t stream) noexcept;
+
 }  // namespace bifolio::inline v0_2::cuda

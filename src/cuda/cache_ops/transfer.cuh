@@ -100,27 +100,43 @@ template <class T>
          reinterpret_cast<std::uintptr_t>(base) % (static_cast<std::size_t>(step) * sizeof(T)) == 0;
 }
 
+/// CTAs of transfer_threads: along x the packs of a token, as many as are a power of two, along y tokens.
+struct row_grid {
+  std::int64_t packs_per_token;
+  unsigned lanes = 1;
+  unsigned rows;
+  std::int64_t blocks;
+
+  row_grid(std::int64_t num_tokens, std::int64_t packs) noexcept : packs_per_token(packs) {
+    while (lanes < packs && lanes < transfer_threads) lanes *= 2;
+    rows = transfer_threads / lanes;
+    blocks = (num_tokens + rows - 1) / rows;
+  }
+  [[nodiscard]] bool fits() const noexcept {
+    return blocks <= 0x7fffffff && packs_per_token <= 0x7fffffff - transfer_threads;
+  }
+  [[nodiscard]] dim3 ctas(std::size_t num_planes) const noexcept {
+    return {static_cast<unsigned>(blocks), static_cast<unsigned>(num_planes), 1};
+  }
+  [[nodiscard]] dim3 threads() const noexcept { return {lanes, rows, 1}; }
+};
+
 /// `planes` are of one head_dim, `Count` dims to a thread.
 template <class Row, class Cache, int Count, bool ToCache>
 [[nodiscard]] cudaError_t launch_rows(const runtime_api& api, const transfer_args& args,
                                       std::span<const transfer_plane> planes, bool dependent,
                                       cudaStream_t stream) noexcept {
   const std::int32_t packs_per_head = planes[0].head_dim / Count;
-  const std::int64_t per_token = static_cast<std::int64_t>(args.num_kv_heads) * packs_per_head;
-  unsigned lanes = 1;
-  while (lanes < per_token && lanes < transfer_threads) lanes *= 2;
-  const unsigned rows = transfer_threads / lanes;
-  const std::int64_t blocks = (args.num_tokens + rows - 1) / rows;
-  if (blocks > 0x7fffffff || per_token > 0x7fffffff - transfer_threads) return cudaErrorInvalidValue;
+  const row_grid grid(args.num_tokens, std::int64_t{args.num_kv_heads} * packs_per_head);
+  if (!grid.fits()) return cudaErrorInvalidValue;
   rows_args all = {};
   std::copy(planes.begin(), planes.end(), all.planes);
   all.list = {args.slot_mapping, args.num_slots};
   all.num_tokens = args.num_tokens;
   all.block_size = divisor(args.block_size);
   all.packs_per_head = divisor(packs_per_head);
-  all.packs_per_token = static_cast<std::int32_t>(per_token);
-  return launch(api, transfer_rows<Row, Cache, Count, ToCache>,
-                dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(planes.size())), dim3(lanes, rows), 0, stream,
+  all.packs_per_token = static_cast<std::int32_t>(grid.packs_per_token);
+  return launch(api, transfer_rows<Row, Cache, Count, ToCache>, grid.ctas(planes.size()), grid.threads(), 0, stream,
                 dependent, all);
 }
 

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// Several elements at a time from float32 values, packed into words, bit for bit as `narrow` makes each of them.
+
+#include <bifolio/dtype.hpp>
+#include <cstdint>
+#include <type_traits>
+
+#include "common/base/kv_code.hpp"
+#include "cuda/device/convert.cuh"
+#include "cuda/device/float16_types.cuh"
+#include "cuda/device/softmax.cuh"
+
+namespace bifolio::inline v0_2::cuda {
+
+struct e4m3_code {
+  static constexpr dtype type = dtype::e4m3;
+  static constexpr bool is_float = true;
+  static constexpr bool has_zero = false;
+  static __device__ __forceinline__ std::uint32_t four_of(float a, float b, float c, float d) {
+#if __CUDA_ARCH__ >= 890
+    std::uint32_t word;
+    asm("{\n"
+        ".reg .b16 low, high;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+        "mov.b32 %0, {low, high};\n"
+        "}\n"
+        : "=r"(word)
+        : "f"(a), "f"(b), "f"(c), "f"(d));
+    return word;
+#else
+    return narrow<float8_e4m3>(a).bits | narrow<float8_e4m3>(b).bits << 8 | narrow<float8_e4m3>(c).bits << 16 |
+           static_cast<std::uint32_t>(narrow<float8_e4m3>(d).bits) << 24;
+#endif
+  }
+};
+struct e5m2_code {
+  static constexpr dtype type = dtype::e5m2;
+  static constexpr bool is_float = true;
+  static constexpr bool has_zero = false;
+  static __device__ __forceinline__ std::uint32_t four_of(float a, float b, float c, float d) {
+#if __CUDA_ARCH__ >= 890
+    std::uint32_t word;
+    asm("{\n"
+        ".reg .b16 low, high;\n"
+        "cvt.rn.satfinite.e5m2x2.f32 low, %2, %1;\n"
+        "cvt.rn.satfinite.e5m2x2.f32 high, %4, %3;\n"
+        "mov.b32 %0, {low, high};\n"
+        "}\n"
+        : "=r"(word)
+        : "f"(a), "f"(b), "f"(c), "f"(d));
+    return word;
+#else
+    return narrow<float8_e5m2>(a).bits | narrow<float8_e5m2>(b).bits << 8 | narrow<float8_e5m2>(c).bits << 16 |
+           static_cast<std::uint32_t>(narrow<float8_e5m2>(d).bits) << 24;
+#endif
+  }
+};
+struct i8_code {
+  static constexpr dtype type = dtype::i8;
+  static constexpr bool is_float = false;
+  static constexpr bool has_zero = false;
+  static constexpr float least = -127.0f;
+  static constexpr float most = 127.0f;
+};
+struct u8_code {
+  static constexpr dtype type = dtype::u8;
+  static constexpr bool is_float = false;
+  static constexpr bool has_zero = true;
+  static constexpr float least = 0.0f;
+  static constexpr float most = 255.0f;
+};
+
+/// Codes of values that have been shifted and scaled, four to a word. The hardware's conversions make 0x7f of every
+/// NaN. `Bounded`: integers with the scale of their own row, which are numbers and round to codes.
+template <class Code, bool Bounded, int Count>
+__device__ __forceinline__ void pack_codes(const float (&values)[Count], std::uint32_t* words) {
+  if constexpr (Code::is_float) {
+#pragma unroll
+    for (int i = 0; i < Count / 4; ++i) {
+      words[i] = Code::four_of(values[4 * i], values[4 * i + 1], values[4 * i + 2], values[4 * i + 3]);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < Count / 4; ++i) {
+      std::uint32_t bytes[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        float x = values[4 * i + j];
+        if constexpr (!Bounded) x = x == x ? fminf(fmaxf(x, Code::least), Code::most) : 0.0f;
+        // In the sum the lowest bit is worth 1: it rounds to an integer, which is in the low bits.
+        bytes[j] = __float_as_uint(__fadd_rn(x, 12582912.0f));
+      }
+      words[i] = __byte_perm(__byte_perm(bytes[0], bytes[1], 0x0040), __byte_perm(bytes[2], bytes[3], 0x0040), 0x5410);
+    }
+  }
+}
+
+/// Scale, zero point and inverse of the row whose dims the `lanes` threads of `members` have: each `a` and `b`.
+template <class Code, int Count>
+__device__ __forceinline__ detail::encoding encoding_of_row(const float (&a)[Count], const float (&b)[Count], int lanes,
+                                                            std::uint32_t members) {
+  // As integers, magnitudes are in the order of their values, and those that are not finite above all others.
+  std::uint32_t magnitude = 0;
+  detail::dim_range range;
+  const auto take = [&](float value) {
+    magnitude = max(magnitude, __float_as_uint(value) & 0x7fffffffu);
+    if constexpr (Code::has_zero) {
+      range.least = fminf(range.least, value);
+      range.most = fmaxf(range.most, value);
+    }
+  };
+#pragma unroll
+  for (int i = 0; i < Count; ++i) {
+    take(a[i]);
+    if (&a != &b) take(b[i]);
+  }
+  for (int mask = lanes / 2; mask > 0; mask /= 2) {
+    magnitude = max(magnitude, __shfl_xor_sync(members, magnitude, mask));
+    if constexpr (Code::has_zero) {
+      range.least = fminf(range.least, __shfl_xor_sync(members, range.least, mask));
+      range.most = fmaxf(range.most, __shfl_xor_sync(members, range.most, mask));
+    }
+  }
+  range.finite = magnitude < 0x7f800000u;
+  range.magnitude = __uint_as_float(magnitude);
+  return detail::encode_token_head<device_math>(Code::type, range);
+}
+
+/// Elements of float16 or bfloat16, two to a word; every NaN as the one without a sign.
+template <class T, int Count>
+__device__ __forceinline__ void pack_halves(const float (&values)[Count], std::uint32_t* words) {
+  using native = std::conditional_t<std::is_same_v<T, bfloat16>, __nv_bfloat16, __half>;
+  constexpr std::uint32_t exponent = std::is_same_v<T, bfloat16> ? 0x7f80u : 0x7c00u;
+  bool is_special = false;  // an infinity, which a large value may have become, or a NaN
+#pragma unroll
+  for (int i = 0; i < Count / 2; ++i) {
+    words[i] = device::pack<native>(values[2 * i], values[2 * i + 1]);
+    is_special = is_special || (words[i] & exponent) == exponent || (words[i] >> 16 & exponent) == exponent;
+  }
+  if (!is_special) return;
+#pragma unroll
+  for (int i = 0; i < Count; ++i) {
+    const float x = values[i] != values[i] ? __uint_as_float(0x7fc00000u) : values[i];
+    const std::uint32_t bits = narrow<T>(x).bits;
+    words[i / 2] = i % 2 == 0 ? bits : words[i / 2] | bits << 16;
+  }
+}
+
+}  // namespace bifolio::inline v0_2::cuda

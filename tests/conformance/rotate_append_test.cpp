@@ -205,6 +205,59 @@ TEST_CASE("rotate_append writes the promised bits of q, k and v and touches noth
   }
 }
 
+// Devices may have a kernel for heads that come and go in runs.
+TEST_CASE("rotate_append of aligned heads of every type stores every code bit for bit") {
+  constexpr std::int32_t run_dims[] = {64, 128, 256};
+  constexpr std::int64_t num_tokens = 29;
+  std::size_t turn = 0;
+  for (const dtype type : tensor_dtypes) {
+    for (const kv_code& code : all_codes()) {
+      for (const bool norm : {true, false}) {
+        ++turn;
+        const std::int32_t dims = run_dims[turn % std::size(run_dims)];
+        const kv_code v = turn % 4 == 0 ? kv_code{type} : code;
+        for (const tested_backend* tested : one_per_family(turn)) {
+          random_source random(hash_of(test_seed(), turn, 76));
+          backend& where = tested->get();
+          const kv_layout layout =
+              coded_layout(turn % 2 == 0 ? code_order::hnd : code_order::nhd, {code, v, 3, dims, dims, 16, false});
+          coded_pair cache(where, layout, 3, random, true);
+          rows_pair rows(where, row_order::dense, type, num_tokens, 3, dims, random);
+          soften(rows.host_k(), random);
+          soften(rows.host_v(), random);
+          rows.upload();
+          rotation_pair rotation(where, turn % 3 == 0 ? rope_pairing::gptj : rope_pairing::neox,
+                                 turn % 5 == 0 ? rotary_kind::middle : rotary_kind::all,
+                                 turn % 7 == 0 ? axes_kind::interleaved : axes_kind::one, norm, norm, num_tokens, dims,
+                                 random);
+          queries_pair q(where, type, num_tokens, 6, dims, true, random);
+          const std::vector<std::int64_t> slots = random_slots(random, num_tokens, 3, 16, tested->is_host);
+          device_bytes device_slots = upload_array(where, slots);
+          rotate_append_params params;
+          params.append = {cache.device(), as_const(rows.device_k()), as_const(rows.device_v()),
+                           array_at<std::int64_t>(device_slots)};
+          params.q = as_const(q.device());
+          params.q_out = q.device();
+          rotate_append_params expected;
+          expected.append = {cache.host(), as_const(rows.host_k()), as_const(rows.host_v()), slots.data()};
+          expected.q = as_const(q.host());
+          expected.q_out = q.host();
+          rotation.set(params, true);
+          rotation.set(expected, false);
+          const std::string what = tested->name + " " + text_of_codes(layout) + " rows " +
+                                   std::string(to_string(type)) + (norm ? " norm" : "") + " case " +
+                                   std::to_string(turn) + " " + seed_note();
+          CAPTURE(what);
+          REQUIRE(where.rotate_append(params) == errc::ok);
+          oracle_rotate_append(expected);
+          REQUIRE(cache.difference() == "");
+          REQUIRE(q.equal());
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("rotate_append stores records as latent attention wants them: the last 64 dims rotated") {
   const kv_code record{dtype::e4m3, scale_granularity::record};
   std::size_t turn = 0;

@@ -1,226 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <bit>
 
 #include "common/base/kv_code.hpp"
 #include "cuda/cache_ops/code_rows.cuh"
 #include "cuda/cache_ops/rotate.hpp"
+#include "cuda/cache_ops/rotate_heads.cuh"
+#include "cuda/cache_ops/rotate_units.cuh"
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/softmax.cuh"
 #include "cuda/host/divisor.hpp"
 
 namespace bifolio::inline v0_2::cuda {
 namespace {
-
-constexpr int threads = 128;
-constexpr int norm_lanes = 8;  // that a row has at the least: each adds up eight of the 64 sums of a norm
-
-/// Heads of one kind: those of q, those of k, which are rotated alike, and those of v, which are stored alone.
-struct head_rows {
-  const void* data = nullptr;
-  std::int64_t token_stride = 0;
-  std::int64_t head_stride = 0;
-  std::int32_t num_heads = 0;
-  std::int32_t head_dim = 0;
-  std::int32_t num_units = 0;
-  const float* weights = nullptr;
-  code_side to;
-  bool keeps_bits = false;  ///< of v: rows and cache are of one type
-};
-
-struct rotate_args {
-  head_rows rows[3];  ///< q, k, v
-  rotary_params rotary;
-  float epsilon = 0;
-  const std::int64_t* slots = nullptr;
-  std::int64_t num_slots = 0;
-  std::int64_t num_tokens = 0;
-  divisor rows_per_token;
-  divisor block_size;
-  std::int32_t lanes = norm_lanes;  ///< of a row, a power of two up to 32
-};
-
-/// Dims that one thread takes at a time: two runs of Width, whose pairs are all its own. So a head is rotated in place
-/// without waiting for other threads. `b` < 0: there is no second run. `pair`: the first pair, < 0: none.
-struct unit {
-  std::int32_t a;
-  std::int32_t b;
-  std::int32_t pair;
-};
-
-template <int Width>
-__device__ __forceinline__ unit unit_of(const rotary_params& rotary, std::int32_t rotary_dim, std::int32_t head_dim,
-                                        std::int32_t index) {
-  const std::int32_t rotated = rotary_dim / (2 * Width);
-  if (index < rotated) {
-    const std::int32_t pair = index * Width;
-    if (rotary.pairing == rope_pairing::gptj) {
-      const std::int32_t a = rotary.rotary_offset + 2 * pair;
-      return {a, a + Width, pair};
-    }
-    return {rotary.rotary_offset + pair, rotary.rotary_offset + pair + rotary_dim / 2, pair};
-  }
-  const auto dim_of = [&](std::int32_t run) {
-    const std::int32_t dim = run * Width;
-    return rotary_dim == 0 || dim < rotary.rotary_offset ? dim : dim + rotary_dim;
-  };
-  const std::int32_t first = 2 * (index - rotated);
-  const std::int32_t b = dim_of(first + 1);
-  return {dim_of(first), b < head_dim ? b : -1, -1};
-}
-
-template <int Width, class Row>
-__device__ __forceinline__ void load_run_of(const Row* row, float* values) {
-  if constexpr (Width == 1) {
-    values[0] = convert<float>(*row);
-  } else {
-    const packed<Row, Width> elements = load_run<Width>(row);
-#pragma unroll
-    for (int i = 0; i < Width; ++i) values[i] = convert<float>(elements.values[i]);
-  }
-}
-
-/// `Width` floats, at 16 bytes where there are several.
-template <int Width>
-__device__ __forceinline__ void load_floats(const float* from, float* values) {
-  if constexpr (Width == 1) {
-    values[0] = *from;
-  } else {
-    const packed<float, Width> elements = load_packed<Width>(from);
-#pragma unroll
-    for (int i = 0; i < Width; ++i) values[i] = elements.values[i];
-  }
-}
-
-__device__ __forceinline__ float one_nan(float value) {
-  return (__float_as_uint(value) & 0x7fffffffu) > 0x7f800000u ? __uint_as_float(0x7fc00000u) : value;
-}
-
-/// 1 / √(mean of squares + epsilon) of a row, the same in each of its lanes. The order of the sum: rotate_append.hpp.
-template <int Width, class Row>
-__device__ __forceinline__ float norm_factor(const Row* row, std::int32_t head_dim, float epsilon, int lane,
-                                             std::uint32_t members) {
-  constexpr int eight = 8;
-  float sums[eight] = {};
-  for (std::int32_t dim = (lane % norm_lanes) * eight; dim < head_dim; dim += norm_lanes * eight) {
-    float values[eight];
-    if constexpr (Width == eight) {
-      load_run_of<eight>(row + dim, values);
-    } else {
-#pragma unroll
-      for (int i = 0; i < eight; ++i) values[i] = dim + i < head_dim ? convert<float>(row[dim + i]) : 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < eight; ++i) sums[i] = __fadd_rn(sums[i], __fmul_rn(values[i], values[i]));
-  }
-#pragma unroll
-  for (int step = eight / 2; step > 0; step /= 2) {
-#pragma unroll
-    for (int i = 0; i < step; ++i) sums[i] = __fadd_rn(sums[i], sums[i + step]);
-  }
-  float sum = sums[0];
-#pragma unroll
-  for (int mask = norm_lanes / 2; mask > 0; mask /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(members, sum, mask));
-  const float mean = __fdiv_rn(sum, static_cast<float>(head_dim));
-  return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, epsilon)));
-}
-
-/// Whether all positions of a token are in the table.
-__device__ __forceinline__ bool has_positions(const rotary_params& rotary, std::int64_t num_tokens,
-                                              std::int64_t token) {
-  bool all = true;
-  for (std::int32_t axis = 0; axis < rotary.num_axes; ++axis) {
-    const std::int32_t position = rotary.positions[axis * num_tokens + token];
-    all = all && position >= 0 && position < rotary.num_positions;
-  }
-  return all;
-}
-
-template <int Width>
-struct unit_angles {
-  float cosines[Width];
-  float sines[Width];
-};
-
-/// Cosines and sines of the pairs of a unit that has them.
-template <int Width>
-__device__ __forceinline__ unit_angles<Width> load_angles(const rotary_params& rotary, std::int64_t num_tokens,
-                                                          std::int64_t token, std::int32_t pair) {
-  unit_angles<Width> angles;
-  const std::int32_t pairs = rotary.rotary_dim / 2;
-  if (rotary.axis_of_pair == nullptr) {
-    const float* const row = rotary.cos_sin + std::int64_t{rotary.positions[token]} * rotary.rotary_dim + pair;
-    load_floats<Width>(row, angles.cosines);
-    load_floats<Width>(row + pairs, angles.sines);
-    return angles;
-  }
-#pragma unroll
-  for (int i = 0; i < Width; ++i) {
-    std::int32_t axis = rotary.axis_of_pair[pair + i];
-    axis = axis < rotary.num_axes ? axis : 0;
-    const std::int64_t position = rotary.positions[axis * num_tokens + token];
-    const float* const row = rotary.cos_sin + position * rotary.rotary_dim + pair + i;
-    angles.cosines[i] = row[0];
-    angles.sines[i] = row[pairs];
-  }
-  return angles;
-}
-
-__device__ __forceinline__ void turn(float& a, float& b, float cosine, float sine) {
-  const float x = a;
-  a = __fsub_rn(__fmul_rn(x, cosine), __fmul_rn(b, sine));
-  b = __fadd_rn(__fmul_rn(b, cosine), __fmul_rn(x, sine));
-}
-
-template <int Width>
-struct unit_values {
-  float a[Width];
-  float b[Width];
-};
-
-template <int Width, class Row>
-__device__ __forceinline__ unit_values<Width> load_unit(const Row* row, const unit& u) {
-  unit_values<Width> x = {};
-  load_run_of<Width>(row + u.a, x.a);
-  if (u.b >= 0) load_run_of<Width>(row + u.b, x.b);
-  return x;
-}
-
-/// Norm, rotation and the one NaN.
-template <int Width>
-__device__ __forceinline__ void rotate_unit(unit_values<Width>& x, const unit& u, const unit_angles<Width>& angles,
-                                            rope_pairing pairing, const head_rows& rows, float factor) {
-  if (rows.weights != nullptr) {
-    float weights[Width];
-    load_floats<Width>(rows.weights + u.a, weights);
-#pragma unroll
-    for (int i = 0; i < Width; ++i) x.a[i] = __fmul_rn(__fmul_rn(x.a[i], factor), weights[i]);
-    if (u.b >= 0) {
-      load_floats<Width>(rows.weights + u.b, weights);
-#pragma unroll
-      for (int i = 0; i < Width; ++i) x.b[i] = __fmul_rn(__fmul_rn(x.b[i], factor), weights[i]);
-    }
-  }
-  if (u.pair >= 0) {
-    if (pairing == rope_pairing::neox) {
-#pragma unroll
-      for (int i = 0; i < Width; ++i) turn(x.a[i], x.b[i], angles.cosines[i], angles.sines[i]);
-    } else if constexpr (Width == 1) {
-      turn(x.a[0], x.b[0], angles.cosines[0], angles.sines[0]);
-    } else {
-#pragma unroll
-      for (int i = 0; i < Width / 2; ++i) turn(x.a[2 * i], x.a[2 * i + 1], angles.cosines[i], angles.sines[i]);
-#pragma unroll
-      for (int i = 0; i < Width / 2; ++i) {
-        turn(x.b[2 * i], x.b[2 * i + 1], angles.cosines[Width / 2 + i], angles.sines[Width / 2 + i]);
-      }
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < Width; ++i) {
-    x.a[i] = one_nan(x.a[i]);
-    x.b[i] = one_nan(x.b[i]);
-  }
-}
 
 /// A row of v whose elements stay as they are.
 template <int Width, class Row>
@@ -243,12 +35,12 @@ __device__ __forceinline__ void copy_row(const head_rows& rows, const Row* row, 
 /// A row is a head of a token, `args.lanes` threads wide; those of q come first, then those of k, then those of v.
 /// Width: 8 where rows, tables and weights can be read in runs of eight and the rotated dims are such runs, else 1.
 template <class Row, int Width>
-__global__ void __launch_bounds__(threads, 5) rotate_rows(const __grid_constant__ rotate_args args) {
+__global__ void __launch_bounds__(rotate_threads, 5) rotate_rows(const __grid_constant__ rotate_args args) {
   device::grid_dependency_launch();
   device::grid_dependency_wait();
   const int lanes = args.lanes;
   const int lane = static_cast<int>(threadIdx.x) & (lanes - 1);
-  const auto rows_per_cta = static_cast<std::int32_t>(threads / lanes);
+  const auto rows_per_cta = static_cast<std::int32_t>(rotate_threads / lanes);
   const std::int64_t index =
       static_cast<std::int64_t>(blockIdx.x) * rows_per_cta + static_cast<int>(threadIdx.x) / lanes;
   if (index >= args.num_tokens * args.rows_per_token.value) return;  // of a whole row
@@ -366,6 +158,40 @@ head_rows heads_of(const const_tensor_view& rows, const code_side& to, const flo
   return result;
 }
 
+/// CTAs for so many rows a token, of args.lanes threads each; 0: more than a launch takes.
+std::int64_t share_rows(rotate_args& args, std::int64_t rows_per_token) noexcept {
+  const std::int64_t rows_per_cta = rotate_threads / args.lanes;
+  // What a thread computes with stays in 31 bits.
+  if (rows_per_token > (0x7fffffff - rows_per_cta) / args.num_tokens) return 0;
+  args.rows_per_token = divisor(static_cast<std::int32_t>(rows_per_token));
+  return (args.num_tokens * rows_per_token + rows_per_cta - 1) / rows_per_cta;
+}
+
+/// Whether every head is as many whole units, of two runs each, and comes to aligned runs.
+bool has_equal_units(const rotate_args& args) noexcept {
+  const std::int32_t units = args.rows[1].num_units;
+  if (units > 32 || !std::has_single_bit(static_cast<std::uint32_t>(units))) return false;
+  for (const head_rows& rows : args.rows) {
+    if (rows.num_heads == 0) continue;
+    if (rows.num_units != units || rows.head_dim != 2 * lane_dims * units || !rows.to.is_packed) return false;
+    if (rows.weights != nullptr && units < norm_lanes) return false;
+    if (&rows == args.rows + 2 && !rows.keeps_bits && size_of(rows.to.type) > 1) return false;  // NaN keep their signs
+  }
+  return true;
+}
+
+cudaError_t launch_heads(const runtime_api& api, rotate_args& args, dtype row_type, std::int64_t rows_per_token,
+                         bool dependent, cudaStream_t stream) noexcept {
+  args.lanes = args.rows[1].num_units;
+  const std::int64_t ctas = share_rows(args, rows_per_token);
+  if (ctas == 0) return cudaErrorInvalidValue;
+  return visit_tensor_dtype(row_type, [&](auto traits) {
+    using row = typename decltype(traits)::storage;
+    return launch(api, rotate_heads<row>, dim3(static_cast<unsigned>(ctas)), dim3(rotate_threads), 0, stream, dependent,
+                  args);
+  });
+}
+
 }  // namespace
 
 cudaError_t launch_rotate_append(const runtime_api& api, const rotate_append_params& params, bool dependent,
@@ -400,16 +226,16 @@ cudaError_t launch_rotate_append(const runtime_api& api, const rotate_append_par
     rows_per_token += rows.num_heads;
     most_units = std::max(most_units, rows.num_units);
   }
+  if (wide && has_equal_units(args)) {
+    return launch_heads(api, args, stored.k.type, rows_per_token, dependent, stream);
+  }
   while (args.lanes < most_units && args.lanes < 32) args.lanes *= 2;
-  const std::int64_t rows_per_cta = threads / args.lanes;
-  // What a thread computes with stays in 31 bits.
-  if (rows_per_token > (0x7fffffff - rows_per_cta) / args.num_tokens) return cudaErrorInvalidValue;
-  args.rows_per_token = divisor(static_cast<std::int32_t>(rows_per_token));
-  const std::int64_t ctas = (args.num_tokens * rows_per_token + rows_per_cta - 1) / rows_per_cta;
+  const std::int64_t ctas = share_rows(args, rows_per_token);
+  if (ctas == 0) return cudaErrorInvalidValue;
   return visit_tensor_dtype(stored.k.type, [&](auto traits) {
     using row = typename decltype(traits)::storage;
     const auto kernel = wide ? rotate_rows<row, lane_dims> : rotate_rows<row, 1>;
-    return launch(api, kernel, dim3(static_cast<unsigned>(ctas)), dim3(threads), 0, stream, dependent, args);
+    return launch(api, kernel, dim3(static_cast<unsigned>(ctas)), dim3(rotate_threads), 0, stream, dependent, args);
   });
 }
 

@@ -258,36 +258,61 @@ TEST_CASE("rotate_append of aligned heads of every type stores every code bit fo
   }
 }
 
-TEST_CASE("rotate_append stores records as latent attention wants them: the last 64 dims rotated") {
+TEST_CASE("rotate_append stores records, whichever dims it rotates: latent attention wants the last 64") {
   const kv_code record{dtype::e4m3, scale_granularity::record};
+  constexpr code_order orders[] = {code_order::hnd, code_order::nhd, code_order::padded};
+  constexpr std::int64_t num_tokens = 21;
   std::size_t turn = 0;
-  for (const tested_backend& tested : all_backends()) {
-    if (!tested.is_host) continue;
-    random_source random(hash_of(test_seed(), ++turn, 75));
-    backend& where = tested.get();
-    const kv_layout layout = make_layout(layout_kind::hnd, record, record, 1, 576, 512, 16, true);
-    constexpr std::int64_t num_tokens = 21;
-    const dtype type = tensor_dtypes[turn % num_tensor_dtypes];
-    coded_pair cache(where, layout, 3, random);
-    rows_pair rows(where, row_order::dense, type, num_tokens, 1, 576, 0, random);
-    soften(rows.host_k(), random);
-    rows.upload();
-    rotation_pair rotation(where, rope_pairing::gptj, rotary_kind::all, axes_kind::one, false, false, num_tokens, 64,
+  for (const rotary_kind kind : {rotary_kind::all, rotary_kind::none, rotary_kind::last_part, rotary_kind::middle}) {
+    for (const rope_pairing pairing : {rope_pairing::neox, rope_pairing::gptj}) {
+      for (const dtype type : tensor_dtypes) {
+        for (const bool at_packs : {true, false}) {
+          ++turn;
+          for (const tested_backend* tested : one_per_family(turn)) {
+            random_source random(hash_of(test_seed(), turn, 75));
+            backend& where = tested->get();
+            const std::int32_t heads = random.one_in(3) ? 2 : 1;
+            const kv_layout layout =
+                coded_layout(orders[turn / 2 % std::size(orders)], {record, record, heads, 576, 512, 16, true});
+            coded_pair cache(where, layout, 3, random);
+            rows_pair rows(where, at_packs ? row_order::dense : row_order::spread, type, num_tokens, heads, 576, 0,
                            random);
-    const std::vector<std::int64_t> slots = random_slots(random, num_tokens, 3, 16, true);
-    device_bytes device_slots = upload_array(where, slots);
-    rotate_append_params params;
-    params.append = {cache.device(), as_const(rows.device_k()), {}, array_at<std::int64_t>(device_slots)};
-    rotate_append_params expected;
-    expected.append = {cache.host(), as_const(rows.host_k()), {}, slots.data()};
-    rotation.set(params, true);
-    rotation.set(expected, false);
-    params.rotary.rotary_offset = expected.rotary.rotary_offset = 512;
-    CAPTURE(tested.name);
-    CAPTURE(seed_note());
-    REQUIRE(where.rotate_append(params) == errc::ok);
-    oracle_rotate_append(expected);
-    CHECK(cache.difference() == "");
+            soften(rows.host_k(), random);
+            rows.upload();
+            const bool latent = kind == rotary_kind::all;  // 64 dims of their own
+            const bool norm = !latent && random.one_in(2);
+            rotation_pair rotation(where, pairing, kind, axes_kind::one, norm, norm, num_tokens, latent ? 64 : 576,
+                                   random);
+            queries_pair q(where, type, num_tokens, 4 * heads, 576, at_packs, random);
+            queries_pair q_out(where, type, num_tokens, 4 * heads, 576, true, random);
+            const std::vector<std::int64_t> slots = random_slots(random, num_tokens, 3, 16, tested->is_host);
+            device_bytes device_slots = upload_array(where, slots);
+            rotate_append_params params;
+            params.append = {cache.device(), as_const(rows.device_k()), {}, array_at<std::int64_t>(device_slots)};
+            rotate_append_params expected;
+            expected.append = {cache.host(), as_const(rows.host_k()), {}, slots.data()};
+            if (random.one_in(2)) {
+              params.q = as_const(q.device());
+              params.q_out = q_out.device();
+              expected.q = as_const(q.host());
+              expected.q_out = q_out.host();
+            }
+            rotation.set(params, true);
+            rotation.set(expected, false);
+            if (latent) params.rotary.rotary_offset = expected.rotary.rotary_offset = 512;
+            const std::string what =
+                tested->name + " " + text_of_codes(layout) + " rows " + std::string(to_string(type)) + " rotary " +
+                std::to_string(params.rotary.rotary_dim) + " from " + std::to_string(params.rotary.rotary_offset) +
+                " case " + std::to_string(turn) + " " + seed_note();
+            CAPTURE(what);
+            REQUIRE(where.rotate_append(params) == errc::ok);
+            oracle_rotate_append(expected);
+            REQUIRE(cache.difference() == "");
+            REQUIRE(q_out.equal());
+          }
+        }
+      }
+    }
   }
 }
 

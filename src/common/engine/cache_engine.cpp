@@ -184,9 +184,6 @@ cache_engine::cache_engine(backend& where, const cache_engine_config& config, me
                    "; the backend's kernels read memory of ", to_string(where.where()));
   }
   const kv_layout& layout = config.layout;
-  if (layout.k.code.is_record() && where.where().type != device_type::cpu) {
-    detail::refuse(errc::unsupported, detail::records_on_device(layout.k.code));
-  }
   const std::int64_t k_scales = scales_per_layer(layout, layout.k.code);
   const std::int64_t v_scales = v_scales_per_layer(layout);
   require_scales("k_scales", config.k_scales, config.num_layers, k_scales);

@@ -4,7 +4,6 @@
 #include <bifolio/backend.hpp>
 #include <bifolio/rotate_append.hpp>
 
-#include "common/base/kv_code.hpp"
 #include "common/base/refuse.hpp"
 #include "common/engine/validate_attention.hpp"
 #include "common/engine/validate_cache.hpp"
@@ -22,12 +21,6 @@ std::optional<error> explain(const Check& check) {
   return detail::make_error(code, sentence);
 }
 
-/// What a device does not store.
-std::optional<error> find_unstored(const kv_cache_view& kv, device where) {
-  if (where.type == device_type::cpu || !kv.layout.k.code.is_record()) return std::nullopt;
-  return detail::make_error(errc::unsupported, detail::records_on_device(kv.layout.k.code));
-}
-
 }  // namespace
 
 std::optional<error> find_problem(const attention_plan& plan, const attention_params& params) {
@@ -35,7 +28,6 @@ std::optional<error> find_problem(const attention_plan& plan, const attention_pa
 }
 
 std::optional<error> find_problem(const append_params& params, device where) {
-  if (auto problem = find_unstored(params.kv, where)) return problem;
   return explain([&](std::string* sentence) {
     return where.type == device_type::cpu ? validate::append(params, sentence)
                                           : validate::append_on_device(params, sentence);
@@ -43,7 +35,6 @@ std::optional<error> find_problem(const append_params& params, device where) {
 }
 
 std::optional<error> find_problem(const rotate_append_params& params, device where) {
-  if (auto problem = find_unstored(params.append.kv, where)) return problem;
   return explain([&](std::string* sentence) {
     const errc code = validate::rotate_append(params, sentence);
     return code == errc::ok && where.type == device_type::cpu ? validate::rotate_append_arrays(params, sentence) : code;
@@ -51,7 +42,6 @@ std::optional<error> find_problem(const rotate_append_params& params, device whe
 }
 
 std::optional<error> find_problem(const gather_params& params, device where) {
-  if (auto problem = find_unstored(params.kv, where)) return problem;
   return explain([&](std::string* sentence) {
     return where.type == device_type::cpu ? validate::gather(params, sentence)
                                           : validate::gather_on_device(params, sentence);

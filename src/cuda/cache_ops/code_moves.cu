@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "common/base/kv_code.hpp"
+#include "cuda/cache_ops/code_moves.cuh"
 #include "cuda/cache_ops/code_moves.hpp"
 #include "cuda/cache_ops/code_rows.cuh"
 #include "cuda/device/ptx.cuh"
@@ -16,37 +17,6 @@ constexpr int row_lanes = 16;                     // threads of a row
 constexpr int step_dims = row_lanes * lane_dims;  // of a row at a time
 constexpr int held_steps = 2;                     // of which these stay in registers
 constexpr int rows_per_cta = threads / row_lanes;
-constexpr int max_pairs = 400;
-
-struct id_pair {
-  std::int32_t src;
-  std::int32_t dst;
-};
-
-struct code_plane {
-  code_side src;
-  code_side dst;
-  std::int32_t head_dim = 0;
-};
-
-/// Where the tokens of a call are.
-struct code_moves_args {
-  code_plane planes[2];
-  std::int64_t num_rows = 0;            ///< tokens · heads
-  const std::int64_t* slots = nullptr;  ///< null: blocks to blocks
-  std::int64_t num_slots = 0;
-  divisor num_heads;
-  divisor block_size;
-  bool to_cache = false;   ///< of slots: the destination
-  bool keep_bits = false;  ///< whatever the static scales
-  id_pair pairs[max_pairs];
-};
-static_assert(sizeof(code_moves_args) <= 4096);
-
-struct code_place {
-  std::int64_t block;
-  std::int32_t token;
-};
 
 template <class Bits>
 __device__ __forceinline__ void copy_elements(const code_plane& plane, const code_row& dst, const code_row& src,
@@ -78,23 +48,9 @@ __global__ void __launch_bounds__(threads, 4) move_codes(const __grid_constant__
   const auto row_index = static_cast<std::int32_t>(exists ? wanted : 0);
   const std::int32_t token = args.num_heads.quotient(row_index);
   const std::int32_t head = row_index - token * static_cast<std::int32_t>(args.num_heads.value);
-  code_place from{0, token};
-  code_place to{0, token};
-  if (args.slots != nullptr) {
-    std::int64_t slot = args.slots[token];
-    exists = exists && slot >= 0 && slot < args.num_slots;
-    slot = exists ? slot : 0;
-    const std::int64_t block = args.num_slots <= 0x7fffffff
-                                   ? std::int64_t{args.block_size.quotient(static_cast<std::int32_t>(slot))}
-                                   : slot / args.block_size.value;
-    const code_place stored{block, static_cast<std::int32_t>(slot - block * args.block_size.value)};
-    (args.to_cache ? to : from) = stored;
-  } else {
-    const std::int32_t index = args.block_size.quotient(token);
-    const std::int32_t in_block = token - index * static_cast<std::int32_t>(args.block_size.value);
-    from = {args.pairs[index].src, in_block};
-    to = {args.pairs[index].dst, in_block};
-  }
+  code_place from;
+  code_place to;
+  exists = find_places(args, token, from, to) && exists;
   code_row src(plane.src, from.block, from.token, head);
   code_row dst(plane.dst, to.block, to.token, head);
 
@@ -167,6 +123,9 @@ __global__ void __launch_bounds__(threads, 4) move_codes(const __grid_constant__
 
 cudaError_t launch_moves(const runtime_api& api, const code_moves_args& args, std::int32_t num_planes, bool dependent,
                          cudaStream_t stream) noexcept {
+  if (args.planes[0].src.is_record || args.planes[0].dst.is_record) {
+    return launch_record_moves(api, args, dependent, stream);
+  }
   const std::int64_t ctas = (args.num_rows + rows_per_cta - 1) / rows_per_cta;
   const dim3 grid(static_cast<unsigned>(ctas), static_cast<unsigned>(num_planes));
   return launch(api, move_codes, grid, dim3(threads), 0, stream, dependent, args);
@@ -201,9 +160,12 @@ cudaError_t launch_code_convert(const runtime_api& api, const kv_cache_view& src
                                 std::span<const block_copy> copies, bool keep_bits, bool dependent,
                                 cudaStream_t stream) noexcept {
   const kv_layout& layout = src.layout;
+  // Records of both sides move as bytes.
+  const bool as_bytes = layout.k.code.is_record() && dst.layout.k.code.is_record();
+  const kv_plane from = as_bytes ? detail::stored_plane(layout.k) : layout.k;
+  const kv_plane to = as_bytes ? detail::stored_plane(dst.layout.k) : dst.layout.k;
   code_moves_args moves;
-  moves.planes[0] = {side_of(src.k, layout.k, src.k_scales), side_of(dst.k, dst.layout.k, dst.k_scales),
-                     layout.k.head_dim};
+  moves.planes[0] = {side_of(src.k, from, src.k_scales), side_of(dst.k, to, dst.k_scales), from.head_dim};
   if (!layout.v_in_k) {
     moves.planes[1] = {side_of(src.v, layout.v, src.v_scales), side_of(dst.v, dst.layout.v, dst.v_scales),
                        layout.v.head_dim};

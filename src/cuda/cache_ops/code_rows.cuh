@@ -25,7 +25,8 @@ struct code_side {
   void* base = nullptr;
   kv_strides strides;
   dtype type = dtype::f32;
-  bool is_packed = false;  ///< eight dims can be accessed at once
+  bool is_packed = false;  ///< eight dims can be accessed at once; of records: 16 bytes
+  bool is_record = false;
   code_scales scales;
 
   [[nodiscard]] __device__ __forceinline__ bool is_scaled() const {
@@ -141,9 +142,20 @@ inline bool is_packed(const void* base, const kv_strides& s, std::int32_t head_d
          reinterpret_cast<std::uintptr_t>(base) % static_cast<std::uintptr_t>(run) == 0;
 }
 
+/// Whether records begin at multiples of 16 bytes.
+inline bool has_aligned_records(const void* base, const kv_strides& s) noexcept {
+  return s.block % 16 == 0 && s.head % 16 == 0 && s.token % 16 == 0 && reinterpret_cast<std::uintptr_t>(base) % 16 == 0;
+}
+
 [[nodiscard]] inline code_side side_of(const void* base, const kv_plane& plane, const float* static_scales) noexcept {
-  return {const_cast<void*>(base), plane.strides, plane.code.type,
-          is_packed(base, plane.strides, plane.head_dim, plane.code.type), code_scales::of(plane, static_scales)};
+  const bool is_record = plane.code.is_record();
+  return {const_cast<void*>(base),
+          plane.strides,
+          plane.code.type,
+          is_record ? has_aligned_records(base, plane.strides)
+                    : is_packed(base, plane.strides, plane.head_dim, plane.code.type),
+          is_record,
+          code_scales::of(plane, static_scales)};
 }
 
 [[nodiscard]] inline code_side side_of(const transfer_plane& rows, dtype type) noexcept {
@@ -153,7 +165,7 @@ inline bool is_packed(const void* base, const kv_strides& s, std::int32_t head_d
                            .dim = 1,
                            .chunk_stride = rows.head_dim,
                            .chunk = rows.head_dim};
-  return {rows.row, strides, type, is_packed(rows.row, strides, rows.head_dim, type), {}};
+  return {rows.row, strides, type, is_packed(rows.row, strides, rows.head_dim, type), false, {}};
 }
 
 }  // namespace bifolio::inline v0_2::cuda

@@ -6,6 +6,7 @@
 #include "cuda/cache_ops/code_rows.cuh"
 #include "cuda/cache_ops/rotate.hpp"
 #include "cuda/cache_ops/rotate_heads.cuh"
+#include "cuda/cache_ops/rotate_records.cuh"
 #include "cuda/cache_ops/rotate_units.cuh"
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/softmax.cuh"
@@ -34,7 +35,8 @@ __device__ __forceinline__ void copy_row(const head_rows& rows, const Row* row, 
 
 /// A row is a head of a token, `args.lanes` threads wide; those of q come first, then those of k, then those of v.
 /// Width: 8 where rows, tables and weights can be read in runs of eight and the rotated dims are such runs, else 1.
-template <class Row, int Width>
+/// Records: those of k become records.
+template <class Row, int Width, bool Records>
 __global__ void __launch_bounds__(rotate_threads, 5) rotate_rows(const __grid_constant__ rotate_args args) {
   device::grid_dependency_launch();
   device::grid_dependency_wait();
@@ -93,6 +95,26 @@ __global__ void __launch_bounds__(rotate_threads, 5) rotate_rows(const __grid_co
   };
   finish(held, first, first_angles);
 
+  if constexpr (Records) {
+    if (kind == 1) {
+      record_scales scales;
+      const auto take_unit = [&](const unit_values<Width>& x, const unit& u) {
+        scales.take(x.a, u.a);
+        if (u.b >= 0) scales.take(x.b, u.b);
+      };
+      if (has_unit) take_unit(held, first);
+      for_further_units(take_unit);
+      scales.finish(lanes, members);
+      if (lane == 0) scales.store(to.data);
+      const auto store_run = [&](const unit_values<Width>& x, const unit& u) {
+        store_record_run<Width>(to.data, scales, u.a, x.a);
+        if (u.b >= 0) store_record_run<Width>(to.data, scales, u.b, x.b);
+      };
+      if (has_unit) store_run(held, first);
+      for_further_units(store_run);
+      return;
+    }
+  }
   detail::encoding how{to.scales, __fdiv_rn(1.0f, to.scales.scale)};
   if (to.tail != nullptr) {
     detail::dim_range range;
@@ -234,7 +256,9 @@ cudaError_t launch_rotate_append(const runtime_api& api, const rotate_append_par
   if (ctas == 0) return cudaErrorInvalidValue;
   return visit_tensor_dtype(stored.k.type, [&](auto traits) {
     using row = typename decltype(traits)::storage;
-    const auto kernel = wide ? rotate_rows<row, lane_dims> : rotate_rows<row, 1>;
+    const bool records = args.rows[1].to.is_record;
+    const auto kernel = wide ? (records ? rotate_rows<row, lane_dims, true> : rotate_rows<row, lane_dims, false>)
+                             : (records ? rotate_rows<row, 1, true> : rotate_rows<row, 1, false>);
     return launch(api, kernel, dim3(static_cast<unsigned>(ctas)), dim3(rotate_threads), 0, stream, dependent, args);
   });
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/host/block_moves.hpp"
 
+#include "common/base/kv_code.hpp"
+
 namespace bifolio::inline v0_2::cuda {
 namespace {
 
@@ -57,7 +59,8 @@ std::size_t consecutive_prefix(std::span<const block_copy> copies) noexcept {
   return count;
 }
 
-block_shape shape_of(const kv_layout& layout, const kv_plane& plane) noexcept {
+block_shape shape_of(const kv_layout& layout, const kv_plane& of_values) noexcept {
+  const kv_plane plane = detail::stored_plane(of_values);
   const kv_strides& strides = plane.strides;
   using loop = block_shape::loop;
   const loop all[] = {{layout.num_kv_heads, strides.head},

@@ -254,14 +254,10 @@ bool are_reachable(const runtime_api& api, const device_state& state, std::span<
   });
 }
 
-/// What no kernel moves.
-bool has_records(const kv_cache_view& layer) noexcept { return layer.layout.k.code.is_record(); }
-
 }  // namespace
 
 errc append(const device_state& state, const append_params& params, stream_ref stream) noexcept {
   if (const errc code = validate::append_on_device(params); code != errc::ok) return code;
-  if (has_records(params.kv)) return errc::unsupported;
   if (params.k.num_tokens == 0 || params.kv.num_blocks == 0) return errc::ok;
   const bool dependent = state.numbers().dependent_launch;
   if (!is_plain(params.kv.layout)) {
@@ -273,7 +269,6 @@ errc append(const device_state& state, const append_params& params, stream_ref s
 
 errc gather(const device_state& state, const gather_params& params, stream_ref stream) noexcept {
   if (const errc code = validate::gather_on_device(params); code != errc::ok) return code;
-  if (has_records(params.kv)) return errc::unsupported;
   if (params.k.num_tokens == 0 || params.kv.num_blocks == 0) return errc::ok;
   const bool dependent = state.numbers().dependent_launch;
   if (!is_plain(params.kv.layout)) {
@@ -285,7 +280,6 @@ errc gather(const device_state& state, const gather_params& params, stream_ref s
 
 errc rotate_append(const device_state& state, const rotate_append_params& params, stream_ref stream) noexcept {
   if (const errc code = validate::rotate_append(params); code != errc::ok) return code;
-  if (has_records(params.append.kv)) return errc::unsupported;
   if (params.append.k.num_tokens == 0) return errc::ok;
   return state.report(launch_rotate_append(state.api(), params, state.numbers().dependent_launch, handle_of(stream)));
 }
@@ -294,7 +288,6 @@ errc copy_blocks(const device_state& state, std::span<const kv_cache_view> layer
                  stream_ref stream) noexcept {
   if (const errc code = validate::copy_blocks(layers, copies); code != errc::ok) return code;
   if (layers.empty()) return errc::ok;
-  if (std::any_of(layers.begin(), layers.end(), has_records)) return errc::unsupported;
   while (!copies.empty()) {
     const auto wave = copies.first(independent_prefix(copies, true));
     const cudaError_t status =
@@ -308,7 +301,6 @@ errc copy_blocks(const device_state& state, std::span<const kv_cache_view> layer
 errc convert_blocks(const device_state& state, const kv_cache_view& src, const kv_cache_view& dst,
                     std::span<const block_copy> copies, stream_ref stream) noexcept {
   if (const errc code = validate::convert_blocks(src, dst, copies); code != errc::ok) return code;
-  if (has_records(src) || has_records(dst)) return errc::unsupported;
   while (!copies.empty()) {
     const auto wave = copies.first(independent_prefix(copies, false));
     const cudaError_t status =
@@ -323,7 +315,6 @@ errc swap_blocks(const device_state& state, std::span<const kv_cache_view> src, 
                  std::span<const block_copy> copies, stream_ref stream) noexcept {
   if (const errc code = validate::swap_blocks(src, dst, copies); code != errc::ok) return code;
   if (src.empty() || copies.empty()) return errc::ok;
-  if (std::any_of(src.begin(), src.end(), has_records)) return errc::unsupported;
   const runtime_api& api = state.api();
 
   // The copy engine costs half a microsecond per run or more, and leaves the SMs alone; below this average a

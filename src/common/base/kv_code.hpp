@@ -96,14 +96,6 @@ struct encoding {
   return type == dtype::e4m3 ? 448.0f : 127.0f;
 }
 
-/// The part of a sentence with which a device that does not store records refuses them.
-[[nodiscard]] inline auto records_on_device(const kv_code& code) noexcept {
-  return [code](std::string& sentence) {
-    sentence.append("code '").append(to_string(code));
-    sentence.append("' is not implemented on this device; it takes the others, and the CPU takes all");
-  };
-}
-
 /// Scale and zero of a token and head. `Math::add`, `Math::sub` and `Math::div` round once.
 BIFOLIO_ANY_CALLABLE
 template <class Math>

@@ -56,7 +56,6 @@ void check_spec(const attention_spec& spec) {
   std::string sentence;
   if (const errc code = validate::attention_spec_alone(spec, &sentence); code != errc::ok)
     detail::refuse(code, sentence);
-  if (spec.k_code.is_record()) detail::refuse(errc::unsupported, detail::records_on_device(spec.k_code));
 }
 
 attention_kernel_args args_of(const attention_plan& plan, const attention_params& params) noexcept {
@@ -102,6 +101,7 @@ attention_kernel_args args_of(const attention_plan& plan, const attention_params
   args.q_type = spec.q_type;
   args.kv_type = spec.k_code.type;
   args.is_coded = !detail::is_plain_and_alike(spec.k_code, spec.v_code);
+  args.is_record = spec.k_code.is_record();
   const kv_layout& layout = params.kv.layout;
   args.k_type = spec.k_code.type;
   args.v_type = spec.v_code.type;

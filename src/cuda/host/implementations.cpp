@@ -22,8 +22,9 @@ namespace {
 std::string shape_name(const char* kernel, std::string_view type, std::int32_t head_dim) {
   return std::string("cuda ") + kernel + " " + std::string(type) + " d" + std::to_string(head_dim);
 }
-/// In the place of a type: any codes.
+/// In the place of a type: any codes, but for records; and records.
 constexpr std::string_view coded = "coded";
+constexpr std::string_view record = "record";
 
 /// What all implementations but the general one require of a step.
 bool has_usual_shape(const plan_input& step, std::string* why) noexcept {
@@ -290,17 +291,17 @@ bool latent_accepts(const plan_input& step, std::string* why) noexcept {
                             latent_tile_rows);
   }
   if (step.has_query_positions) return detail::declines(why, "the batch has query_positions");
-  if (!detail::is_plain(spec.k_code) || !suit_tensor_cores(spec.q_type, spec.k_code.type, spec.out_type)) {
+  const latent_entry* const entry = find_latent_entry(spec.k_code, spec.q_type);
+  if (entry == nullptr || spec.out_type != spec.q_type) {
     return detail::declines(
         why, "the dtypes of q and out are ", to_string(spec.q_type), " and ", to_string(spec.out_type),
         ", K is stored as ", [&](std::string& text) { text += to_string(spec.k_code); },
-        "; it takes one 16-bit dtype for all");
+        "; it takes one 16-bit dtype for all, or bf16 with records");
   }
   if (spec.deterministic) {
     return detail::declines(why, "the plan is deterministic; where its keys are cut depends on the step");
   }
-  const latent_entry& entry = *find_latent_entry(spec.q_type);
-  const int shared_bytes = std::max(entry.many_rows.shared_bytes, entry.few_rows.shared_bytes);
+  const int shared_bytes = std::max(entry->many_rows.shared_bytes, entry->few_rows.shared_bytes);
   if (static_cast<std::size_t>(shared_bytes) > step.device.max_shared_bytes_per_block) {
     return declines_shared_bytes(step, shared_bytes, why);
   }
@@ -316,21 +317,25 @@ cudaError_t launch_latent_part(const launch_context& context, const attention_ke
                        context.stream);
 }
 
-std::string latent_name(dtype type, bool few_rows, bool by_copy) {
-  return shape_name("latent", to_string(type), latent_qk_dims) + " rows " +
-         std::to_string(few_rows ? latent_few_rows : latent_tile_rows) + (by_copy ? " copy" : " tma");
+std::string latent_name(std::string_view type, bool few_rows, std::string_view loading) {
+  return shape_name("latent", type, latent_qk_dims) + " rows " +
+         std::to_string(few_rows ? latent_few_rows : latent_tile_rows) + std::string(loading);
 }
 
 std::string latent_name_of(const step_plans& plans, const attention_kernel_args& args) {
-  return latent_name(args.q_type, plans.latent.few_rows, latent_loading(args).by_copy);
+  if (args.is_record) return latent_name(record, plans.latent.few_rows, "");
+  return latent_name(to_string(args.q_type), plans.latent.few_rows, latent_loading(args).by_copy ? " copy" : " tma");
 }
 
 void append_latent_names(const device_numbers& device, std::vector<std::string>& names) {
   if (device.compute_capability != 90 || device.encode_tensor_map == nullptr) return;
-  for (const dtype type : tensor_dtypes) {
-    if (find_latent_entry(type) == nullptr) continue;
-    for (const bool few_rows : {false, true}) {
-      for (const bool by_copy : {false, true}) names.push_back(latent_name(type, few_rows, by_copy));
+  for (const bool few_rows : {false, true}) {
+    names.push_back(latent_name(record, few_rows, ""));
+    for (const dtype type : tensor_dtypes) {
+      if (find_latent_entry({type}, type) == nullptr) continue;
+      for (const std::string_view loading : {" copy", " tma"}) {
+        names.push_back(latent_name(to_string(type), few_rows, loading));
+      }
     }
   }
 }
@@ -404,13 +409,14 @@ std::string general_name(std::string_view type, std::int32_t rows) {
 }
 
 std::string general_name_of(const step_plans& plans, const attention_kernel_args& args) {
-  return general_name(args.is_coded ? coded : to_string(args.kv_type), plans.general.rows_per_tile);
+  const std::string_view type = args.is_record ? record : args.is_coded ? coded : to_string(args.kv_type);
+  return general_name(type, plans.general.rows_per_tile);
 }
 
 void append_general_names(const device_numbers&, std::vector<std::string>& names) {
   for (const std::int32_t rows : {few_rows, many_rows}) {
     for (const dtype type : tensor_dtypes) names.push_back(general_name(to_string(type), rows));
-    names.push_back(general_name(coded, rows));
+    for (const std::string_view type : {coded, record}) names.push_back(general_name(type, rows));
   }
 }
 

@@ -5,7 +5,7 @@
 ///
 ///   prefill  tensor cores of 9.0, many new tokens, codes      scheduler metadata is uploaded
 ///   decode   tensor cores, any number of new tokens, codes    scheduler metadata is uploaded
-///   latent   tensor cores of 9.0, V in K (MLA)                scheduler metadata is uploaded
+///   latent   tensor cores of 9.0, V in K (MLA), records       scheduler metadata is uploaded
 ///   x_split  one new token, caches of layout_kind::x_split    nothing is uploaded
 ///   general  everything                                       a list of items is uploaded where it pays
 ///

@@ -71,6 +71,7 @@ struct attention_kernel_args {
 
   /// K or V has a code, or they have different types: kernels then look at the types and scales of both.
   bool is_coded = false;
+  bool is_record = false;  ///< a token's row is a kv_record: k_type e4m3, no scales here
   dtype k_type = dtype::f32;
   dtype v_type = dtype::f32;
   code_scales k_scales{};

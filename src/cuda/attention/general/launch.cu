@@ -48,6 +48,7 @@ cudaError_t launch_general(const runtime_api& api, const attention_kernel_args& 
   args.call = call;
   args.metadata = metadata;
   args.num_dim_tiles = plan.num_dim_tiles;
+  if (call.is_record) return launch_type<records>(api, args, plan, device, stream);
   if (call.is_coded) return launch_type<any_code>(api, args, plan, device, stream);
   return visit_tensor_dtype(call.kv_type, [&](auto traits) {
     return launch_type<typename decltype(traits)::storage>(api, args, plan, device, stream);

@@ -12,6 +12,7 @@
 #include "cuda/device/convert.cuh"
 #include "cuda/device/load.cuh"
 #include "cuda/device/paged.cuh"
+#include "cuda/device/records.cuh"
 #include "cuda/device/softmax.cuh"
 #include "cuda/host/kernel_args.hpp"
 
@@ -22,8 +23,9 @@ inline constexpr int general_keys = 64;                   // positions of a tile
 inline constexpr int general_round = 128;                 // dims in shared memory at once
 inline constexpr int general_kv_row = general_round + 4;  // floats; shifts neighbouring positions by four banks
 
-/// In the place of an element type: K and V of any codes.
+/// In the place of an element type: K and V of any codes, but for records; and records.
 struct any_code {};
+struct records {};
 
 /// How one plane is loaded.
 enum class load_mode : std::int32_t {
@@ -186,10 +188,63 @@ __device__ __forceinline__ void load_coded_plane(float (*tile)[general_kv_row], 
   }
 }
 
+/// The same for records: `offsets` are those of records, and all dims from `first_dim` on, a multiple of
+/// general_round, share a scale or are rotated ones.
+__device__ __forceinline__ void load_records(float (*tile)[general_kv_row], const void* base, load_mode mode,
+                                             const std::int64_t* offsets, std::int32_t first_dim) {
+  static_assert(general_round == kv_record::dims_per_scale);
+  constexpr int record_run = 8;  // rotated dims of 16 bytes
+  const auto* const start = static_cast<const unsigned char*>(base);
+  if (first_dim >= kv_record::v_head_dim) {
+    constexpr int per_key = general_round / record_run;  // the second half is zero
+    for (int item = threadIdx.x; item < general_keys * per_key; item += general_threads) {
+      const int key = item / per_key;
+      const int dim = item % per_key * record_run;
+      const bool is_there = offsets[key] >= 0 && dim < kv_record::rotated_dims;
+      float* const to = &tile[key][dim];
+      if (!is_there) {
+#pragma unroll
+        for (int e = 0; e < record_run; ++e) to[e] = 0.0f;
+        continue;
+      }
+      const unpacked<bfloat16> values(
+          load_record_16(start + offsets[key], kv_record::rotated_offset + dim * 2, mode == load_mode::vectorised));
+#pragma unroll
+      for (int e = 0; e < record_run; ++e) to[e] = decoded(values.values[e], {}, false);
+    }
+    return;
+  }
+  constexpr int count = 16;
+  constexpr int per_key = general_round / count;
+  constexpr int rounds = general_keys * per_key / general_threads;
+  const int dim = static_cast<int>(threadIdx.x) % per_key * count;
+  uint4 held[rounds];
+  detail::scale_pair scales[rounds];
+#pragma unroll
+  for (int i = 0; i < rounds; ++i) {
+    const std::int64_t offset = offsets[(i * general_threads + static_cast<int>(threadIdx.x)) / per_key];
+    if (mode == load_mode::vectorised) {
+      held[i] = load_16_if(start + offset + first_dim + dim, offset >= 0);
+    } else {
+      held[i] = offset < 0 ? make_uint4(0, 0, 0, 0) : load_record_16(start + offset, first_dim + dim, false);
+    }
+    if (offset >= 0) scales[i].scale = record_scale(start + offset, first_dim);
+  }
+#pragma unroll
+  for (int i = 0; i < rounds; ++i) {
+    const int key = (i * general_threads + static_cast<int>(threadIdx.x)) / per_key;
+    const unpacked<float8_e4m3> codes(held[i]);
+#pragma unroll
+    for (int e = 0; e < count; ++e) tile[key][dim + e] = decoded(codes.values[e], scales[i], false);
+  }
+}
+
 template <class T, int Rows>
 __device__ __forceinline__ void load_k(general_shared<Rows>& shared, const attention_kernel_args& call, load_mode mode,
                                        std::int32_t first_dim) {
-  if constexpr (__is_same(T, any_code)) {
+  if constexpr (__is_same(T, records)) {
+    load_records(shared.k, call.k, mode, shared.k_offset, first_dim);
+  } else if constexpr (__is_same(T, any_code)) {
     load_coded_plane(shared.k, call.k, call.k_type, call.k_scales, call.k_strides, mode, shared.k_offset,
                      shared.k_scale, call.head_dim, first_dim);
   } else {
@@ -199,7 +254,9 @@ __device__ __forceinline__ void load_k(general_shared<Rows>& shared, const atten
 template <class T, int Rows>
 __device__ __forceinline__ void load_v(general_shared<Rows>& shared, const attention_kernel_args& call, load_mode mode,
                                        std::int32_t first_dim) {
-  if constexpr (__is_same(T, any_code)) {
+  if constexpr (__is_same(T, records)) {
+    load_records(shared.v, call.v, mode, shared.v_offset, first_dim);
+  } else if constexpr (__is_same(T, any_code)) {
     load_coded_plane(shared.v, call.v, call.v_type, call.v_scales, call.v_strides, mode, shared.v_offset,
                      shared.v_scale, call.v_head_dim, first_dim);
   } else {

@@ -102,8 +102,8 @@ __global__ void __launch_bounds__(Shape::num_threads, 1)
 
 template <class T>
 [[nodiscard]] constexpr latent_entry make_entry() noexcept {
-  return {{latent_kernel<T, many_rows>, shared_parts<many_rows>.bytes},
-          {latent_kernel<T, few_rows>, shared_parts<few_rows>.bytes}};
+  return {{latent_kernel<T, many_rows>, shared_parts<many_rows>.bytes, many_rows::num_threads},
+          {latent_kernel<T, few_rows>, shared_parts<few_rows>.bytes, few_rows::num_threads}};
 }
 
 }  // namespace bifolio::inline v0_2::cuda::latent

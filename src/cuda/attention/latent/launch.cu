@@ -10,7 +10,9 @@
 
 namespace bifolio::inline v0_2::cuda {
 
-const latent_entry* find_latent_entry(dtype type) noexcept {
+const latent_entry* find_latent_entry(const kv_code& code, dtype type) noexcept {
+  if (code.is_record()) return type == dtype::bf16 ? &latent_records : nullptr;
+  if (code.type != type) return nullptr;
   switch (type) {
     case dtype::f32:
     case dtype::e4m3:
@@ -30,7 +32,8 @@ kv_loading latent_loading(const attention_kernel_args& args) noexcept {
   constexpr std::int32_t largest_box = 32;  // tokens
   kv_loading loading;
   loading.box_tokens = std::gcd(args.block_size, largest_box);
-  loading.by_copy = loading.box_tokens % 16 != 0;  // smaller boxes take TMA longer than the copies take the producer
+  // Smaller boxes take TMA longer than the copies take the producer.
+  loading.by_copy = loading.box_tokens % 16 != 0 || args.is_record;
   return loading;
 }
 
@@ -44,7 +47,8 @@ bool latent_accepts_call(const attention_kernel_args& args, std::string* why) no
 cudaError_t launch_latent(const runtime_api& api, const attention_kernel_args& args, const latent_plan& plan,
                           const prefill_metadata& metadata, const device_numbers& device,
                           cudaStream_t stream) noexcept {
-  const latent_entry& both = *find_latent_entry(args.q_type);
+  const latent_entry& both = *find_latent_entry(
+      args.is_record ? kv_code{dtype::e4m3, scale_granularity::record} : kv_code{args.kv_type}, args.q_type);
   const latent_kernel_entry& entry = plan.few_rows ? both.few_rows : both.many_rows;
   prefill_args p{with_clamped_windows(args), metadata,
                  plan.packing.heads,         plan.packing.tokens_per_warpgroup,
@@ -60,9 +64,9 @@ cudaError_t launch_latent(const runtime_api& api, const attention_kernel_args& a
   const cudaError_t status = api.func_set_attribute(reinterpret_cast<const void*>(entry.kernel),
                                                     cudaFuncAttributeMaxDynamicSharedMemorySize, entry.shared_bytes);
   if (status != cudaSuccess) return status;
-  const cudaError_t launched =
-      launch(api, entry.kernel, dim3(static_cast<unsigned>(device.num_sms)), dim3(latent::many_rows::num_threads),
-             static_cast<std::size_t>(entry.shared_bytes), stream, device.dependent_launch, p, q, k);
+  const cudaError_t launched = launch(
+      api, entry.kernel, dim3(static_cast<unsigned>(device.num_sms)), dim3(static_cast<unsigned>(entry.num_threads)),
+      static_cast<std::size_t>(entry.shared_bytes), stream, device.dependent_launch, p, q, k);
   if (launched != cudaSuccess || !plan.combines) return launched;
   return launch_prefill_combine(api, p, device, stream);
 }

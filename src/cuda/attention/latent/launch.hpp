@@ -4,6 +4,7 @@
 /// The compiled latent kernels and their launch.
 
 #include <bifolio/dtype.hpp>
+#include <bifolio/kv_layout.hpp>
 #include <string>
 
 #include "cuda/attention/latent/plan.hpp"
@@ -19,13 +20,15 @@ using latent_function = void (*)(prefill_args, tensor_map q, tensor_map k);
 struct latent_kernel_entry {
   latent_function kernel;
   int shared_bytes;
+  int num_threads;
 };
 struct latent_entry {
   latent_kernel_entry many_rows, few_rows;
 };
 
-/// Null for types that are not compiled: all but f16 and bf16.
-[[nodiscard]] const latent_entry* find_latent_entry(dtype type) noexcept;
+/// The kernels for K of this code and queries and output of this type. Null for what is not compiled: all but one of
+/// f16 and bf16 for all, and records with bf16.
+[[nodiscard]] const latent_entry* find_latent_entry(const kv_code& code, dtype type) noexcept;
 
 /// How K of this call is loaded.
 [[nodiscard]] kv_loading latent_loading(const attention_kernel_args& args) noexcept;
@@ -39,6 +42,6 @@ struct latent_entry {
                                         const device_numbers& device, cudaStream_t stream) noexcept;
 
 // One per translation unit.
-extern const latent_entry latent_bf16, latent_f16;
+extern const latent_entry latent_bf16, latent_f16, latent_records;
 
 }  // namespace bifolio::inline v0_2::cuda

@@ -61,6 +61,25 @@ struct few_rows : tiles<latent_few_rows> {
   static constexpr int output_stride = latent_v_dims + 4;  // floats; keeps a warp's accesses apart
 };
 
+/// The same for caches of records: how many warpgroups of producers there are, and how many tokens a part has, of which
+/// a warp of them holds two in registers.
+struct many_record_rows {
+  using tile_shape = many_rows;
+  static constexpr int num_producers = 1;
+  static constexpr int part_tokens = 4;
+  static constexpr int num_threads = 128 * (num_producers + many_rows::num_warpgroups);
+  static constexpr int producer_registers = 72;
+  static constexpr int consumer_registers = 216;
+};
+struct few_record_rows {
+  using tile_shape = few_rows;
+  static constexpr int num_producers = 2;
+  static constexpr int part_tokens = 8;
+  static constexpr int num_threads = 128 * (num_producers + few_rows::num_warpgroups);
+  static constexpr int producer_registers = 120;
+  static constexpr int consumer_registers = 136;
+};
+
 template <class Shape>
 inline constexpr shared_layout shared_parts = [] {
   using S = Shape;

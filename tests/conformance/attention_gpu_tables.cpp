@@ -307,8 +307,8 @@ std::vector<attention_case> prefill_border_cases() {
       {"not causal", [](attention_case& c) { c.causal = false; }},
   };
   const std::size_t num_plain = options.size();
-  // Edges of windows before, at and after the edges of tiles of 80, 96 and 128 keys.
-  for (const std::int32_t left : {0, 1, 63, 79, 80, 81, 95, 96, 97, 127, 128, 129, 160}) {
+  // Edges of windows before, at and after the edges of tiles of 32, 80, 96 and 128 keys.
+  for (const std::int32_t left : {0, 1, 31, 32, 33, 63, 79, 80, 81, 95, 96, 97, 127, 128, 129, 160}) {
     options.push_back({"window left", [left](attention_case& c) { c.window_left = left; }});
     options.push_back({"window left and right", [left](attention_case& c) {
                          c.causal = false;
@@ -335,20 +335,31 @@ std::vector<attention_case> prefill_border_cases() {
     option.apply(c);
     cases.push_back(std::move(c));
   };
-  for (const dtype type : half_precision_types) {
-    for (const std::int32_t head_dim : dims) {
+  const std::vector<std::int32_t> widths{64, 96, 128, 192, 256};
+  const std::vector<std::int32_t> f32_dims{4, 36, 60, 64, 68, 80, 96, 124, 128};
+  const std::vector<std::int32_t> f32_widths{64, 128};
+  for (const dtype type : {dtype::f16, dtype::bf16, dtype::f32}) {
+    const bool is_f32 = type == dtype::f32;
+    for (const std::int32_t head_dim : is_f32 ? f32_dims : dims) {
       for (std::size_t n = 0; n < num_plain; ++n) add(type, head_dim, options[n]);
     }
-    for (const std::int32_t head_dim : {64, 128, 192, 256}) {
+    for (const std::int32_t head_dim : is_f32 ? f32_widths : widths) {
+      if (head_dim == 96) continue;
       for (std::size_t n = num_plain; n < options.size(); ++n) add(type, head_dim, options[n]);
     }
     // Every block size meets every width.
-    for (const std::int32_t head_dim : {64, 96, 128, 192, 256}) {
+    for (const std::int32_t head_dim : is_f32 ? f32_widths : widths) {
       for (const std::int32_t block_size : blocks) {
         add(type, head_dim, options[0]);
         cases.back().block_size = block_size;
         cases.back().layout = arrangement::hnd;
       }
+    }
+  }
+  for (const value_kind values : {value_kind::equal_logits, value_kind::dominant_key, value_kind::huge_logits,
+                                  value_kind::denormal, value_kind::max_finite}) {
+    for (const std::int32_t head_dim : f32_dims) {
+      add(dtype::f32, head_dim, {"extreme values", [values](attention_case& c) { c.values = values; }});
     }
   }
   return cases;

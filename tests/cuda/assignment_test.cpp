@@ -18,7 +18,8 @@ struct seqs_of {
 };
 
 /// Sequences that go to prefill, of calls with `group` query heads for each of `kv_heads`, on 132 SMs.
-std::vector<std::int32_t> of_prefill(std::int32_t group, std::int32_t kv_heads, const std::vector<seqs_of>& batch) {
+std::vector<std::int32_t> of_prefill(std::int32_t group, std::int32_t kv_heads, const std::vector<seqs_of>& batch,
+                                     dtype type = dtype::bf16) {
   std::vector<std::int32_t> starts{0};
   std::vector<std::int32_t> query_lens;
   std::vector<std::int32_t> lens;
@@ -34,6 +35,7 @@ std::vector<std::int32_t> of_prefill(std::int32_t group, std::int32_t kv_heads, 
   in.spec.num_kv_heads = kv_heads;
   in.spec.qk_head_dim = in.spec.v_head_dim = 128;
   in.spec.block_size = 16;
+  in.spec.q_type = in.spec.out_type = in.spec.k_code.type = in.spec.v_code.type = type;
   in.num_seqs = static_cast<std::int32_t>(lens.size());
   in.query_start_loc = starts.data();
   in.seq_lens = lens.data();
@@ -58,6 +60,9 @@ TEST_CASE("more rows go to prefill on long contexts, one sequence or many") {
     CAPTURE(tokens);
     CHECK(of_prefill(4, 8, {{tokens, 32768}}).size() == 1);
     CHECK(of_prefill(4, 8, {{tokens, 4096, 64}}).size() == 64);
+    // Float32 takes as long for 64 rows as for few.
+    CHECK(of_prefill(4, 8, {{tokens, 32768}}, dtype::f32).size() == (tokens > 8 ? 1 : 0));
+    CHECK(of_prefill(4, 8, {{tokens, 4096, 64}}, dtype::f32).size() == (tokens > 8 ? 64 : 0));
   }
 }
 

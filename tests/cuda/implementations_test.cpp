@@ -148,6 +148,7 @@ TEST_CASE("prefill loads blocks of 16 tokens and more by TMA where head_dim and 
     layout_kind kind;
     std::int32_t head_dim, block_size;
     const char* kernel;
+    dtype type = dtype::bf16;
   };
   for (const row& r : {row{layout_kind::hnd, 128, 16, "cuda prefill bf16 d128 tma plain"},
                        row{layout_kind::nhd, 128, 64, "cuda prefill bf16 d128 tma plain"},
@@ -156,17 +157,22 @@ TEST_CASE("prefill loads blocks of 16 tokens and more by TMA where head_dim and 
                        row{layout_kind::hnd, 128, 8, "cuda prefill bf16 d128 copy plain"},
                        row{layout_kind::nhd, 128, 5, "cuda prefill bf16 d128 copy plain"},
                        row{layout_kind::hnd, 80, 16, "cuda prefill bf16 d96 copy plain"},
-                       row{layout_kind::hnd, 136, 16, "cuda prefill bf16 d192 copy plain"}}) {
+                       row{layout_kind::hnd, 136, 16, "cuda prefill bf16 d192 copy plain"},
+                       row{layout_kind::hnd, 4, 16, "cuda prefill f32 d64 copy plain", dtype::f32},
+                       row{layout_kind::nhd, 64, 5, "cuda prefill f32 d64 copy plain", dtype::f32},
+                       row{layout_kind::hnd, 68, 64, "cuda prefill f32 d128 copy plain", dtype::f32},
+                       row{layout_kind::nhd, 128, 16, "cuda prefill f32 d128 copy plain", dtype::f32}}) {
     CAPTURE(r.head_dim);
     CAPTURE(r.block_size);
     world w(r.kind);
     w.spec.qk_head_dim = w.spec.v_head_dim = r.head_dim;
     w.spec.block_size = r.block_size;
-    w.layout = make_layout(r.kind, dtype::bf16, 2, r.head_dim, r.block_size);
+    w.spec.q_type = w.spec.k_code.type = w.spec.v_code.type = w.spec.out_type = r.type;
+    w.layout = make_layout(r.kind, r.type, 2, r.head_dim, r.block_size);
     w.plan_for({{2000, 2000}});
     attention_params call = w.call();
-    call.q = as_const(dense_view(world::array(1), dtype::bf16, 2000, 8, r.head_dim));
-    call.out = dense_view(world::array(2), dtype::bf16, 2000, 8, r.head_dim);
+    call.q = as_const(dense_view(world::array(1), r.type, 2000, 8, r.head_dim));
+    call.out = dense_view(world::array(2), r.type, 2000, 8, r.head_dim);
     CHECK(w.where().describe(w.plan, call) == names{r.kernel});
   }
 }
@@ -481,6 +487,8 @@ TEST_CASE("a forced implementation that does not exist or declines is refused wi
   const error declined = refusal_of(w);
   CHECK(declined.code() == errc::unsupported);
   CHECK(contains(declined.what(), "head_dim is 132; it takes multiples of 8 up to 256"));
+  w.spec.q_type = w.spec.k_code.type = w.spec.v_code.type = w.spec.out_type = dtype::f32;
+  CHECK(contains(refusal_of(w).what(), "head_dim is 132; it takes multiples of 4 up to 128"));
   CHECK(contains(declined.what(), "prefill, decode, latent, x_split, general"));
   CHECK(w.plan.state == nullptr);
 }

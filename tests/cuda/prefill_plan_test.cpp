@@ -29,12 +29,13 @@ struct step {
   std::int32_t num_sms = 132;
   cuda::prefill_plan planned;
 
-  step(std::int32_t group, std::int32_t kv_heads, std::int32_t head_dim = 128) {
+  step(std::int32_t group, std::int32_t kv_heads, std::int32_t head_dim = 128, dtype type = dtype::bf16) {
     spec.num_q_heads = group * kv_heads;
     spec.num_kv_heads = kv_heads;
     spec.qk_head_dim = spec.v_head_dim = head_dim;
     spec.block_size = 16;
-    tile_keys = cuda::prefill_tile_keys(cuda::prefill_tile_dims(head_dim));
+    spec.q_type = spec.out_type = spec.k_code.type = spec.v_code.type = type;
+    tile_keys = cuda::prefill_tiling_of(spec).keys;
   }
   step& add(std::int32_t query_len, std::int32_t seq_len, int count = 1) {
     for (int i = 0; i < count; ++i) {
@@ -85,7 +86,7 @@ struct step {
   }
 
   /// Share of the SMs' time in which they have KV tiles to process, until the last one has none. A tile costs 8, and 5
-  /// where the rows are in one half.
+  /// where the rows of a 16-bit type are in one half.
   [[nodiscard]] double busy() const {
     const std::vector<std::byte> bytes = metadata();
     const cuda::prefill_metadata m = cuda::prefill_metadata_at(bytes.data(), num_sms);
@@ -94,7 +95,8 @@ struct step {
     const auto tiles_of = [&](std::int32_t n) {
       const cuda::prefill_work_tile work = item(n, m);
       const std::int32_t tokens = work.query_len - work.row_tile * planned.packing.tokens_per_tile();
-      return (std::int64_t{work.tile_end} - work.tile_begin) * (tokens <= planned.packing.tokens_per_warpgroup ? 5 : 8);
+      return (std::int64_t{work.tile_end} - work.tile_begin) *
+             (tokens <= planned.packing.tokens_per_warpgroup && spec.q_type != dtype::f32 ? 5 : 8);
     };
     if (has_shares()) {
       for (std::int32_t cta = 0; cta < num_sms; ++cta) {
@@ -231,7 +233,9 @@ TEST_CASE("every KV tile that rows of prefill attend to is in one work tile") {
   int with_partials = 0;
   for (int round = 0; round < 300; ++round) {
     const std::int32_t head_dims[] = {64, 80, 128, 192, 256};
-    step s(1 + below(below(4) == 0 ? 80 : 9), 1 + below(8), head_dims[below(5)]);
+    const std::int32_t head_dim = head_dims[below(5)];
+    const dtype type = head_dim <= 128 && below(3) == 0 ? dtype::f32 : dtype::bf16;
+    step s(1 + below(below(4) == 0 ? 80 : 9), 1 + below(8), head_dim, type);
     s.num_sms = 1 + below(140);
     s.spec.causal = below(3) != 0;
     if (below(3) == 0) s.spec.window_left = below(2000);
@@ -266,28 +270,34 @@ TEST_CASE("prefill keeps at least 0.97 of 132 SMs busy") {
         shape{7, 4, 8192, 8192, 1}, shape{4, 8, 512, 8192, 8}, shape{5, 8, 512, 8192, 1}, shape{6, 8, 512, 8192, 1},
         shape{7, 8, 512, 8192, 1}, shape{8, 8, 512, 8192, 1}, shape{4, 8, 512, 8192, 1}}) {
     for (const std::int32_t head_dim : {64, 128}) {
-      step s(c.group, c.kv_heads, head_dim);
-      s.add(c.query_len, c.seq_len, c.batch).plan();
-      CAPTURE(head_dim);
-      CAPTURE(c.group);
-      CAPTURE(c.kv_heads);
-      CAPTURE(c.query_len);
-      CAPTURE(c.batch);
-      CAPTURE(s.has_shares());
-      CHECK(s.busy() >= 0.97);
+      for (const dtype type : {dtype::bf16, dtype::f32}) {
+        step s(c.group, c.kv_heads, head_dim, type);
+        s.add(c.query_len, c.seq_len, c.batch).plan();
+        CAPTURE(head_dim);
+        CAPTURE(to_string(type));
+        CAPTURE(c.group);
+        CAPTURE(c.kv_heads);
+        CAPTURE(c.query_len);
+        CAPTURE(c.batch);
+        CAPTURE(s.has_shares());
+        CHECK(s.busy() >= 0.97);
+      }
     }
   }
 }
 
 TEST_CASE("a few tokens on a long context are cut over all SMs") {
   for (const std::int32_t tokens : {5, 16, 17, 32, 33, 64, 128, 129, 256}) {
-    step s(4, 8);
-    s.add(tokens, 32768).plan();
-    CAPTURE(tokens);
-    CHECK(s.has_shares());
-    CHECK(s.planned.num_partials > 0);
-    CHECK(s.busy() >= 0.9);
-    check_plan(s);
+    for (const dtype type : {dtype::bf16, dtype::f32}) {
+      step s(4, 8, 128, type);
+      s.add(tokens, 32768).plan();
+      CAPTURE(tokens);
+      CAPTURE(to_string(type));
+      CHECK(s.has_shares());
+      CHECK(s.planned.num_partials > 0);
+      CHECK(s.busy() >= 0.9);
+      check_plan(s);
+    }
   }
 }
 

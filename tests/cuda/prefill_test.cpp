@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The prefill implementation, forced by name, on both sides of each border: rows of one, two and three warpgroups, row
-// tiles in one part, two and many, groups that do and do not fill a tile, unequal lengths; against the oracle, and bit
-// for bit from call to call.
+// tiles in one part, two and many, groups that do and do not fill a tile, unequal lengths, in 16 bits and in float32;
+// against the oracle, and bit for bit from call to call.
 #include <doctest/doctest.h>
 
 #include <bifolio/error.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "conformance/attention_case.hpp"
@@ -23,6 +24,8 @@ const tested_backend* cuda_under_test() {
   }
   return nullptr;
 }
+
+void set_dtype(attention_case& c, dtype type) { c.q_type = c.kv_type = c.out_type = type; }
 
 attention_case bf16_case(std::int32_t num_kv_heads, std::int32_t group, std::vector<batch_seq> seqs) {
   return {.what = "prefill",
@@ -101,6 +104,34 @@ TEST_CASE("prefill of few rows, of each warpgroup, a tile and one more, over sho
   check_all(cases);
 }
 
+TEST_CASE("float32: prefill of few rows, of each warpgroup, a tile and one more, over short and long keys") {
+  struct kernel_shape {
+    dtype type;
+    std::int32_t head_dim;
+    std::vector<std::int32_t> rows;
+  };
+  std::vector<attention_case> cases;
+  for (const kernel_shape& shape :
+       {kernel_shape{dtype::f32, 64, {1, 17, 64, 65, 129}}, kernel_shape{dtype::f32, 128, {1, 17, 64, 65, 129}}}) {
+    for (const std::int32_t group : {1, 8}) {
+      for (const std::int32_t rows : shape.rows) {
+        const std::int32_t tokens = (rows + group - 1) / group;
+        for (const std::int32_t context : {257, 2100}) {
+          if (context < tokens) continue;
+          attention_case c = bf16_case(2, group, {{tokens, context, 0}});
+          set_dtype(c, shape.type);
+          c.head_dim = shape.head_dim;
+          cases.push_back(c);
+          if (context != 2100 || rows == 64) continue;
+          add_options(c);
+          cases.push_back(c);
+        }
+      }
+    }
+  }
+  check_all(cases);
+}
+
 TEST_CASE("prefill of groups that leave rows unused, packed and a head at a time") {
   std::vector<attention_case> cases;
   for (const std::int32_t group : {3, 5, 6, 7, 12, 33, 64, 71}) {
@@ -111,7 +142,9 @@ TEST_CASE("prefill of groups that leave rows unused, packed and a head at a time
     }
     const std::int32_t prompt = group > 12 ? 150 : 500;
     cases.push_back(bf16_case(1, group, {{prompt, prompt, 0}}));
+    set_dtype(cases.emplace_back(cases.back()), dtype::f32);
     add_options(cases.emplace_back(cases.back()));
+    set_dtype(cases.emplace_back(cases.back()), dtype::bf16);
   }
   check_all(cases);
 }
@@ -142,6 +175,28 @@ TEST_CASE("prefill of row tiles in one part, two and many, whole ones among them
   check_all(cases);
 }
 
+TEST_CASE("float32: prefill of row tiles in one part, two and many, whole ones among them") {
+  std::vector<attention_case> cases;
+  for (const std::vector<batch_seq>& seqs :
+       {std::vector<batch_seq>{{33, 4000, 0}},
+        std::vector<batch_seq>(9, batch_seq{5, 1300}),
+        {{300, 300}, {1, 1500}, {0, 70}, {5, 5}, {17, 130}, {70, 1100}, {1, 1}, {2, 2000}}}) {
+    for (const auto& shape : {std::pair{dtype::f32, 64}, {dtype::f32, 128}}) {
+      attention_case c = bf16_case(4, 1, seqs);
+      set_dtype(c, shape.first);
+      c.head_dim = shape.second;
+      cases.push_back(c);
+      c.causal = false;
+      add_options(c);
+      cases.push_back(c);
+      c.lse = false;
+      c.window_right = 20;
+      cases.push_back(c);
+    }
+  }
+  check_all(cases);
+}
+
 TEST_CASE("prefill with a soft cap on both sides of the border of its formulas, in one tile and in all") {
   std::vector<attention_case> cases;
   for (const std::int32_t head_dim : {64, 128, 256}) {
@@ -155,6 +210,7 @@ TEST_CASE("prefill with a soft cap on both sides of the border of its formulas, 
         c.sinks = cases.size() % 2 == 1;
         if (cases.size() % 3 == 2) c.window_left = 200;
         cases.push_back(c);
+        if (head_dim == 128) set_dtype(cases.emplace_back(c), dtype::f32);
         if (cap != 5.0f && cap != 300.0f) continue;
         c.q_type = c.kv_type = c.out_type = dtype::f16;
         cases.push_back(c);
@@ -166,17 +222,23 @@ TEST_CASE("prefill with a soft cap on both sides of the border of its formulas, 
   check_all(cases);
 }
 
-TEST_CASE("a row's bits under a soft cap do not depend on the rows and keys in its tile") {
+TEST_CASE("a row's bits, under a soft cap and without, do not depend on the rows and keys in its tile") {
   const tested_backend* const tested = cuda_under_test();
   if (tested == nullptr) return skip("no CUDA device");
-  // 40 tokens after 200, with 88 tokens before them in their tile or alone; so many other sequences that none is cut.
-  for (const std::int32_t head_dim : {64, 128}) {
-    for (const float cap : {2.0f, 9.0f, 30.0f}) {
+  // 70 tokens after 200, with 58 tokens before them in their tile or alone; so many other sequences that none is cut.
+  struct kernel_shape {
+    dtype type;
+    std::int32_t head_dim;
+  };
+  for (const kernel_shape& shape : {kernel_shape{dtype::bf16, 64}, kernel_shape{dtype::bf16, 128},
+                                    kernel_shape{dtype::f32, 64}, kernel_shape{dtype::f32, 128}}) {
+    for (const float cap : {0.0f, 2.0f, 9.0f, 30.0f}) {
       attention_output last[2];
-      for (const std::int32_t before : {0, 88}) {
+      for (const std::int32_t before : {0, 58}) {
         attention_case c = bf16_case(1, 1, std::vector<batch_seq>(1400, batch_seq{1, 1}));
-        c.seqs[0] = {40 + before, 240};
-        c.head_dim = head_dim;
+        c.seqs[0] = {70 + before, 270};
+        set_dtype(c, shape.type);
+        c.head_dim = shape.head_dim;
         c.soft_cap = cap;
         attention_call call(*tested, c, attention_contents(c), placement_in_turn(c, 0));
         call.spec.implementation = "prefill";
@@ -190,10 +252,11 @@ TEST_CASE("a row's bits under a soft cap do not depend on the rows and keys in i
         std::string problem;
         const attention_output all = rows_of(c, call.read(problem), 0);
         CHECK(problem == "");
-        last[before > 0 ? 1 : 0] = {{all.out.end() - 40 * head_dim, all.out.end()},
-                                    {all.lse.end() - 40, all.lse.end()}};
+        last[before > 0 ? 1 : 0] = {{all.out.end() - 70 * shape.head_dim, all.out.end()},
+                                    {all.lse.end() - 70, all.lse.end()}};
       }
-      CAPTURE(head_dim);
+      CAPTURE(to_string(shape.type));
+      CAPTURE(shape.head_dim);
       CAPTURE(cap);
       CHECK(bit_difference(last[0], last[1]) == "");
     }
@@ -207,6 +270,7 @@ TEST_CASE("prefill of more work tiles than SMs, call after call with other plans
     for (std::size_t i = 0; i < seqs.size(); i += 3) seqs[i] = {static_cast<std::int32_t>(i % 90), 300};
     seqs.push_back({600, 600});
     cases.push_back(bf16_case(2, 2, seqs));
+    if (num_seqs <= 150) set_dtype(cases.emplace_back(cases.back()), dtype::f32);
   }
   check_all(cases);
 }
@@ -227,6 +291,11 @@ TEST_CASE("random prefill agrees with the oracle") {
     }
     attention_case c = bf16_case(between(1, 4), between(1, 9), seqs);
     c.head_dim = between(0, 1) == 0 ? 64 : 128;
+    const std::int32_t kind = between(0, 5);
+    if (kind < 2) {
+      set_dtype(c, dtype::f32);
+      c.head_dim = 4 * between(1, 32);
+    }
     c.block_size = 8 << between(0, 4);
     c.causal = between(0, 3) != 0;
     if (between(0, 2) == 0) c.window_left = between(0, 900);

@@ -37,6 +37,9 @@ __device__ __forceinline__ void store_shared_4(std::uint32_t address, std::uint3
                : "memory");
   return value;
 }
+__device__ __forceinline__ void store_shared_f32x2(std::uint32_t address, const float2& value) {
+  asm volatile("st.shared.v2.f32 [%0], {%1,%2};\n" ::"r"(address), "f"(value.x), "f"(value.y) : "memory");
+}
 __device__ __forceinline__ void store_shared_f32x4(std::uint32_t address, const float4& value) {
   asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};\n" ::"r"(address), "f"(value.x), "f"(value.y), "f"(value.z),
                "f"(value.w)

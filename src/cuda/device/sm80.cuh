@@ -78,20 +78,22 @@ struct tf32_pair {
   const std::uint32_t large = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
   return {large, __float_as_uint(x - __uint_as_float(large))};
 }
+/// acc[16 × 8] += a[16 × 8] · b[8 × 8], of TensorFloat-32.
+__device__ __forceinline__ void mma_m16n8k8_tf32(float (&acc)[4], const uint4& a, std::uint32_t b0, std::uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
+      : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
 /// large[16 × 8] += the product of the larger parts of a[16 × 8] and b[8 × 8], small[16 × 8] += the two mixed products,
 /// first. They may be one array.
 __device__ __forceinline__ void mma_tf32x3(float (&large)[4], float (&small)[4], const tf32_pair (&a)[4],
                                            const tf32_pair& b0, const tf32_pair& b1) {
-#define BIFOLIO_MMA(acc, a_part, b_part)                                                           \
-  asm volatile(                                                                                    \
-      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, " \
-      "{%0,%1,%2,%3};\n"                                                                           \
-      : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])                                     \
-      : "r"(a[0].a_part), "r"(a[1].a_part), "r"(a[2].a_part), "r"(a[3].a_part), "r"(b0.b_part), "r"(b1.b_part))
-  BIFOLIO_MMA(small, small, large);
-  BIFOLIO_MMA(small, large, small);
-  BIFOLIO_MMA(large, large, large);
-#undef BIFOLIO_MMA
+  const uint4 larger = make_uint4(a[0].large, a[1].large, a[2].large, a[3].large);
+  const uint4 smaller = make_uint4(a[0].small, a[1].small, a[2].small, a[3].small);
+  mma_m16n8k8_tf32(small, smaller, b0.large, b1.large);
+  mma_m16n8k8_tf32(small, larger, b0.small, b1.small);
+  mma_m16n8k8_tf32(large, larger, b0.large, b1.large);
 }
 
 /// acc[16 × 8] += a[16 × 8] · b[8 × 8]

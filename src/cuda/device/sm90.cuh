@@ -57,15 +57,16 @@ __device__ __forceinline__ void wgmma_fence_operands(float (&r)[N]) {
   "+f"(d[(i) + 4]), "+f"(d[(i) + 5]), "+f"(d[(i) + 6]), "+f"(d[(i) + 7])
 #define BIFOLIO_REGISTERS_16(i) BIFOLIO_REGISTERS_8(i), BIFOLIO_REGISTERS_8((i) + 8)
 #define BIFOLIO_REGISTERS_32(i) BIFOLIO_REGISTERS_16(i), BIFOLIO_REGISTERS_16((i) + 16)
+#define BIFOLIO_OPERANDS_16 BIFOLIO_REGISTERS_16(0)
 #define BIFOLIO_OPERANDS_32 BIFOLIO_REGISTERS_32(0)
 #define BIFOLIO_OPERANDS_40 BIFOLIO_OPERANDS_32, BIFOLIO_REGISTERS_8(32)
 #define BIFOLIO_OPERANDS_48 BIFOLIO_OPERANDS_32, BIFOLIO_REGISTERS_16(32)
 #define BIFOLIO_OPERANDS_64 BIFOLIO_OPERANDS_32, BIFOLIO_REGISTERS_32(32)
 #define BIFOLIO_OPERANDS_96 BIFOLIO_OPERANDS_64, BIFOLIO_REGISTERS_32(64)
 #define BIFOLIO_OPERANDS_128 BIFOLIO_OPERANDS_96, BIFOLIO_REGISTERS_32(96)
+#define BIFOLIO_NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define BIFOLIO_NAMES_32 \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+  BIFOLIO_NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define BIFOLIO_NAMES_40 BIFOLIO_NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
 #define BIFOLIO_NAMES_48 BIFOLIO_NAMES_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define BIFOLIO_NAMES_64 BIFOLIO_NAMES_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
@@ -120,15 +121,34 @@ BIFOLIO_DEFINE_WGMMA(128, "256", "%128", "%129", "%130", "%131", "%132", "%133")
 #undef BIFOLIO_WGMMA
 #undef BIFOLIO_DEFINE_WGMMA
 
+/// d[64 × N] (+)= a[64 × 8] · b[8 × N] of TensorFloat-32, a from registers, b from shared memory with K contiguous;
+/// likewise. The products begin new sums where `accumulate` is false.
+#define BIFOLIO_DEFINE_WGMMA(num_registers, columns, a0, a1, a2, a3, b_name, accumulate_name)                   \
+  __device__ __forceinline__ void wgmma_m64k8_tf32_rs(float(&d)[num_registers], const std::uint32_t(&a)[4],     \
+                                                      std::uint64_t b, bool accumulate = true) {                \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " accumulate_name                                            \
+                 ", 0;\n"                                                                                       \
+                 "wgmma.mma_async.sync.aligned.m64n" columns "k8.f32.tf32.tf32 {" BIFOLIO_NAMES_##num_registers \
+                 "}, {" a0 ", " a1 ", " a2 ", " a3 "}, " b_name ", p, 1, 1;\n}\n"                               \
+                 : BIFOLIO_OPERANDS_##num_registers                                                             \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate ? 1 : 0));                \
+  }
+BIFOLIO_DEFINE_WGMMA(16, "32", "%16", "%17", "%18", "%19", "%20", "%21")
+BIFOLIO_DEFINE_WGMMA(32, "64", "%32", "%33", "%34", "%35", "%36", "%37")
+BIFOLIO_DEFINE_WGMMA(64, "128", "%64", "%65", "%66", "%67", "%68", "%69")
+#undef BIFOLIO_DEFINE_WGMMA
+
 #undef BIFOLIO_REGISTERS_8
 #undef BIFOLIO_REGISTERS_16
 #undef BIFOLIO_REGISTERS_32
+#undef BIFOLIO_OPERANDS_16
 #undef BIFOLIO_OPERANDS_32
 #undef BIFOLIO_OPERANDS_40
 #undef BIFOLIO_OPERANDS_48
 #undef BIFOLIO_OPERANDS_64
 #undef BIFOLIO_OPERANDS_96
 #undef BIFOLIO_OPERANDS_128
+#undef BIFOLIO_NAMES_16
 #undef BIFOLIO_NAMES_32
 #undef BIFOLIO_NAMES_40
 #undef BIFOLIO_NAMES_48

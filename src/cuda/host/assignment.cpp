@@ -11,7 +11,8 @@ namespace {
 
 // Microseconds, and bytes in one.
 constexpr double decode_launch_us = 5.0;
-constexpr double decode_tile_us = 1.4;  // of 64 keys of head_dim 128, on half an SM
+constexpr double decode_tile_us = 1.4;      // of 64 keys of head_dim 128, on half an SM
+constexpr double f32_decode_tile_us = 5.6;  // the same in float32
 constexpr double memory_bytes_per_us = 4.3e6;
 /// One launch for all must be faster than two by this factor, because estimates are no measurements.
 constexpr double worth_one_launch = 0.93;
@@ -28,7 +29,12 @@ class estimator {
     const std::int64_t row_tiles = (rows(query_len) + decode_tile_rows - 1) / decode_tile_rows;
     const double tiles = static_cast<double>(row_tiles * step_.spec.num_kv_heads) *
                          (visible_keys(query_len, seq_len) / decode_tile_tokens + 2);
-    return tiles / (2.0 * step_.device.num_sms) * decode_tile_us * step_.spec.qk_head_dim / 128;
+    const attention_spec& spec = step_.spec;
+    // 16-bit types wait for memory, which padding does not reach; float32 computes its padding too.
+    const bool is_f32 = spec.q_type == dtype::f32;
+    const double us_per_dim = (is_f32 ? f32_decode_tile_us : decode_tile_us) / 128;
+    const std::int32_t dims = is_f32 ? decode_padded_dim(dtype::f32, spec.qk_head_dim) : spec.qk_head_dim;
+    return tiles / (2.0 * step_.device.num_sms) * us_per_dim * dims;
   }
   /// What it takes to read its keys and values once.
   [[nodiscard]] double memory_us(std::int32_t query_len, std::int32_t seq_len) const noexcept {

@@ -106,8 +106,8 @@ bool declines_shared_bytes(const plan_input& step, int shared_bytes, std::string
 #if BIFOLIO_CUDA_SM90
 /// Whether prefill and decode give a row the same bits in deterministic plans.
 bool sums_like_decode(const attention_spec& spec) noexcept {
-  const std::int32_t tile_dims = prefill_tile_dims(spec.qk_head_dim);
-  return !has_codes(spec) && prefill_has_tree(tile_dims) &&
+  const std::int32_t tile_dims = prefill_tiling_of(spec).dims;
+  return !has_codes(spec) && spec.q_type != dtype::f32 && prefill_has_tree(tile_dims) &&
          decode_padded_dim(spec.k_code.type, spec.qk_head_dim) == tile_dims &&
          decode_splits_dims(static_cast<int>(size_of(spec.k_code.type)), tile_dims);
 }
@@ -129,7 +129,7 @@ bool prefill_accepts(const plan_input& step, std::string* why) noexcept {
   if (!runs_on_hopper(step, why)) return false;
   const bool is_coded = has_codes(spec);
   if (is_coded ? !is_coded_step(step, why) || !has_usual_lengths(step, why)
-               : !step_suits_tensor_cores(step, false, why)) {
+               : !step_suits_tensor_cores(step, true, why)) {
     return false;
   }
   for (const kv_code& code : {spec.k_code, spec.v_code}) {
@@ -140,7 +140,9 @@ bool prefill_accepts(const plan_input& step, std::string* why) noexcept {
   const prefill_entry* const entry = find_prefill_entry(spec.q_type, spec.qk_head_dim);
   if (entry == nullptr || (is_coded && (entry->coded_bytes == 0 || spec.qk_head_dim % 16 != 0))) {
     return detail::declines(why, "head_dim is ", spec.qk_head_dim, "; it takes multiples of ",
-                            is_coded ? "16 up to 128" : "8 up to 256");
+                            is_coded                    ? "16 up to 128"
+                            : spec.q_type == dtype::f32 ? "4 up to 128"
+                                                        : "8 up to 256");
   }
   // So that a row's bits do not depend on how a prompt is cut into chunks.
   if (spec.deterministic && !sums_like_decode(spec)) {
@@ -173,7 +175,7 @@ std::string prefill_name_of(const step_plans&, const attention_kernel_args& args
   const std::string_view variant = args.deterministic         ? "deterministic"
                                    : prefill_transforms(args) ? "transform"
                                                               : "plain";
-  return prefill_name(args.q_type, prefill_tile_dims(args.head_dim), loading, variant);
+  return prefill_name(args.q_type, prefill_tiling_of(args.q_type, args.head_dim).dims, loading, variant);
 }
 
 void append_prefill_names(const device_numbers& device, std::vector<std::string>& names) {
@@ -181,9 +183,11 @@ void append_prefill_names(const device_numbers& device, std::vector<std::string>
   for (const dtype type : tensor_dtypes) {
     for (const std::int32_t tile_dims : prefill_all_tile_dims) {
       const prefill_entry* const entry = find_prefill_entry(type, tile_dims);
-      if (entry == nullptr) continue;
+      if (entry == nullptr || prefill_tiling_of(type, tile_dims).dims != tile_dims) continue;
       for (const std::string_view loading : {std::string_view("tma"), std::string_view("copy"), coded}) {
-        if ((loading == "tma" && tile_dims % 64 != 0) || (loading == coded && entry->coded_bytes == 0)) continue;
+        if ((loading == "tma" && (tile_dims % 64 != 0 || type == dtype::f32)) ||
+            (loading == coded && entry->coded_bytes == 0))
+          continue;
         for (const std::string_view variant : {"plain", "transform", "deterministic"}) {
           if (variant == "deterministic" && (entry->tree_kernel == nullptr || loading == coded)) continue;
           names.push_back(prefill_name(type, tile_dims, loading, variant));

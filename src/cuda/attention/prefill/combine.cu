@@ -4,6 +4,7 @@
 // is nothing to do.
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/attention/prefill/args.hpp"
 #include "cuda/attention/prefill/launch.hpp"
@@ -46,10 +47,12 @@ class row_combine {
     if (column_ >= a_.head_dim) return;
     float4 x;
     const finished_row finished(values(x), sink, a_.v_scales.static_scales);
-    uint2 packed;
-    packed.x = device::pack<T>(x.x * finished.factor, x.y * finished.factor);
-    packed.y = device::pack<T>(x.z * finished.factor, x.w * finished.factor);
-    *reinterpret_cast<uint2*>(out + column_) = packed;
+    x = make_float4(x.x * finished.factor, x.y * finished.factor, x.z * finished.factor, x.w * finished.factor);
+    if constexpr (std::is_same_v<T, float>) {
+      *reinterpret_cast<float4*>(out + column_) = x;
+    } else {
+      *reinterpret_cast<uint2*>(out + column_) = make_uint2(device::pack<T>(x.x, x.y), device::pack<T>(x.z, x.w));
+    }
     if (a_.lse != nullptr && column_ == 0) a_.lse[at * a_.num_q_heads + head] = finished.lse;
   }
 
@@ -126,8 +129,9 @@ cudaError_t launch_prefill_combine(const runtime_api& api, const prefill_args& a
                                    cudaStream_t stream) noexcept {
   // Every SM has room for several; which is the same for all steps of a plan.
   constexpr unsigned ctas_per_sm = 4;
-  const auto kernel =
-      args.q_type == dtype::f16 ? prefill::combine_kernel<__half> : prefill::combine_kernel<__nv_bfloat16>;
+  const auto kernel = args.q_type == dtype::f32   ? prefill::combine_kernel<float>
+                      : args.q_type == dtype::f16 ? prefill::combine_kernel<__half>
+                                                  : prefill::combine_kernel<__nv_bfloat16>;
   return launch(api, kernel, dim3(ctas_per_sm * static_cast<unsigned>(device.num_sms)), dim3(prefill::combine_threads),
                 0, stream, device.dependent_launch, args);
 }

@@ -5,6 +5,7 @@
 /// Rows of a part of their keys: a partial result for the combine.
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/attention/prefill/args.hpp"
 #include "cuda/attention/prefill/mainloop.cuh"
@@ -39,26 +40,10 @@ class epilogue {
         a_.lse[static_cast<std::int64_t>(work.query_start + rows.token[i]) * a_.num_q_heads + rows.head[i]] = row.lse;
       }
     }
-    // Four lanes hold 2 columns each of every 8; after the exchange lane q holds all 8 of number 4b + q.
-    const int q = thread_ & 3;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-#pragma unroll
-      for (int b = 0; b < S::tile_dims / 32; ++b) {
-        std::uint32_t mine[4];
-#pragma unroll
-        for (int r = 0; r < 4; ++r) {
-          const int j = (b * 4 + r) * 4 + 2 * i;
-          mine[r] = device::pack<T>(o[j] * inverse[i], o[j + 1] * inverse[i]);
-        }
-        transpose(mine, q);
-        const int column = first_column_ + (b * 4 + q) * 8;
-        if (rows.token[i] < work.query_len && column < a_.head_dim) {
-          T* dst = static_cast<T*>(a_.out) + (work.query_start + rows.token[i]) * a_.out_token_stride +
-                   rows.head[i] * a_.out_head_stride + column;
-          *reinterpret_cast<uint4*>(dst) = make_uint4(mine[0], mine[1], mine[2], mine[3]);
-        }
-      }
+    if constexpr (std::is_same_v<T, float>) {
+      store_pairs(work, rows, inverse, o);
+    } else {
+      store_packed(work, rows, inverse, o);
     }
   }
 
@@ -84,6 +69,49 @@ class epilogue {
   }
 
  private:
+  __device__ __forceinline__ void store_packed(const prefill_work_tile& work, const row_state& rows,
+                                               const float (&inverse)[2], const float (&o)[S::out_registers]) const {
+    // Four lanes hold 2 columns each of every 8; after the exchange lane q holds all 8 of number 4b + q.
+    const int q = thread_ & 3;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int b = 0; b < S::tile_dims / 32; ++b) {
+        std::uint32_t mine[4];
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+          const int j = (b * 4 + r) * 4 + 2 * i;
+          mine[r] = device::pack<T>(o[j] * inverse[i], o[j + 1] * inverse[i]);
+        }
+        transpose(mine, q);
+        const int column = first_column_ + (b * 4 + q) * 8;
+        if (rows.token[i] < work.query_len && column < a_.head_dim) {
+          T* dst = static_cast<T*>(a_.out) + (work.query_start + rows.token[i]) * a_.out_token_stride +
+                   rows.head[i] * a_.out_head_stride + column;
+          *reinterpret_cast<uint4*>(dst) = make_uint4(mine[0], mine[1], mine[2], mine[3]);
+        }
+      }
+    }
+  }
+
+  // Two columns a lane, 32 bytes of four lanes.
+  __device__ __forceinline__ void store_pairs(const prefill_work_tile& work, const row_state& rows,
+                                              const float (&inverse)[2], const float (&o)[S::out_registers]) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (rows.token[i] >= work.query_len) continue;
+      T* const row = static_cast<T*>(a_.out) + (work.query_start + rows.token[i]) * a_.out_token_stride +
+                     rows.head[i] * a_.out_head_stride;
+#pragma unroll
+      for (int block = 0; block < S::tile_dims / 8; ++block) {
+        const int column = first_column_ + block * 8 + (thread_ & 3) * 2;
+        if (column >= a_.head_dim) continue;
+        const int j = block * 4 + 2 * i;
+        *reinterpret_cast<float2*>(row + column) = make_float2(o[j] * inverse[i], o[j + 1] * inverse[i]);
+      }
+    }
+  }
+
   // One lane for each row.
   [[nodiscard]] __device__ __forceinline__ bool writes_sums() const { return (thread_ & 3) == 0 && first_column_ == 0; }
 

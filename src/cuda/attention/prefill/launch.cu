@@ -9,6 +9,10 @@
 
 namespace bifolio::inline v0_2::cuda {
 const prefill_entry* find_prefill_entry(dtype type, std::int32_t head_dim) noexcept {
+  const std::int32_t tile_dims = prefill_tiling_of(type, head_dim).dims;
+  if (type == dtype::f32) {
+    return head_dim % 4 != 0 || tile_dims == 0 ? nullptr : tile_dims == 64 ? &prefill_f32_64 : &prefill_f32_128;
+  }
   if (head_dim % 8 != 0) return nullptr;
   const auto of = [](const prefill_entry& f16, const prefill_entry& bf16, dtype wanted) -> const prefill_entry* {
     switch (wanted) {
@@ -25,7 +29,7 @@ const prefill_entry* find_prefill_entry(dtype type, std::int32_t head_dim) noexc
     }
     return nullptr;
   };
-  switch (prefill_tile_dims(head_dim)) {
+  switch (tile_dims) {
     case 64:
       return of(prefill_f16_64, prefill_bf16_64, type);
     case 96:
@@ -44,7 +48,7 @@ const prefill_entry* find_prefill_entry(dtype type, std::int32_t head_dim) noexc
 kv_loading prefill_loading(const attention_kernel_args& args) noexcept {
   const kv_strides& s = args.k_strides;
   kv_loading loading;
-  loading.box_tokens = std::gcd(args.block_size, prefill_tile_keys(prefill_tile_dims(args.head_dim)));
+  loading.box_tokens = std::gcd(args.block_size, prefill_tiling_of(args.q_type, args.head_dim).keys);
   // The dimensions of a box are 64 dims, 8 tokens, chunks, groups, blocks. There is none left for heads, so they must
   // follow one another as groups do (hnd) or as chunks do (nhd).
   if (s.head == std::int64_t{args.block_size} * s.token) {
@@ -54,8 +58,11 @@ kv_loading prefill_loading(const attention_kernel_args& args) noexcept {
   } else {
     loading.by_copy = args.num_kv_heads > 1;
   }
-  // Codes are widened on their way; boxes of 8 tokens take TMA longer than the copies take the producer.
-  if (args.head_dim % 64 != 0 || loading.box_tokens % 16 != 0 || args.is_coded) loading.by_copy = true;
+  // Codes are widened and float32 is split on its way; boxes of 8 tokens take TMA longer than the copies take the
+  // producer.
+  if (args.head_dim % 64 != 0 || loading.box_tokens % 16 != 0 || args.is_coded || args.q_type == dtype::f32) {
+    loading.by_copy = true;
+  }
   return loading;
 }
 
@@ -93,11 +100,12 @@ cudaError_t launch_prefill(const runtime_api& api, const attention_kernel_args& 
                        prefill_max_partials(device.num_sms),
                        prefill_loading(args)};
 
-  tensor_map q;
+  tensor_map q = {};
   tensor_map k = {};
   tensor_map v = {};
-  if (!encode_query_map(device, p, q) || !encode_kv_map(device, p, args.k, args.k_strides, k) ||
-      !encode_kv_map(device, p, args.v, args.v_strides, v)) {
+  const bool has_maps = args.q_type != dtype::f32;
+  if (has_maps && (!encode_query_map(device, p, q) || !encode_kv_map(device, p, args.k, args.k_strides, k) ||
+                   !encode_kv_map(device, p, args.v, args.v_strides, v))) {
     return cudaErrorInvalidValue;
   }
 

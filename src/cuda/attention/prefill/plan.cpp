@@ -14,8 +14,7 @@ namespace {
 // Costs are estimates in eighths of the time that a KV tile takes; that time, for 128 rows and keys of head_dim 128,
 // and what is not divided among the SMs, in microseconds on an H200.
 constexpr std::int32_t tile_cost = 8;
-constexpr std::int32_t one_warpgroup_cost = 5;  // where one warpgroup has all rows
-constexpr std::int32_t fixed_cost = 6;          // queries, first tile, epilogue
+constexpr std::int32_t fixed_cost = 6;  // queries, first tile, epilogue
 constexpr std::int32_t combine_cost = 15;
 constexpr double cost_us = 1.87 / tile_cost;
 constexpr double launch_us = 3.5;
@@ -24,10 +23,6 @@ std::int64_t divide_up(std::int64_t a, std::int64_t b) noexcept { return (a + b 
 
 std::int32_t group_of(const attention_spec& spec) noexcept { return spec.num_q_heads / spec.num_kv_heads; }
 
-std::int32_t cost_per_tile(const prefill_packing& packing, std::int32_t tokens) noexcept {
-  return tokens <= packing.tokens_per_warpgroup ? one_warpgroup_cost : tile_cost;
-}
-
 /// Row tiles of a sequence: how many, and each.
 class sequence_tiles {
  public:
@@ -35,7 +30,7 @@ class sequence_tiles {
                  std::int32_t seq_len) noexcept
       : window_(attn::window_of(spec)),
         packing_(packing),
-        tile_keys_(prefill_tile_keys(prefill_tile_dims(spec.qk_head_dim))),
+        tiling_(prefill_tiling_of(spec)),
         query_len_(query_len),
         seq_len_(seq_len) {}
 
@@ -50,16 +45,17 @@ class sequence_tiles {
     const auto [begin, end] = window_.of_run(offset + first, offset + last, seq_len_);
     prefill_plan::row_tile t = {seq, tile, 0, 0, fixed_cost};
     if (begin >= end) return t;
-    t.tile_begin = static_cast<std::int32_t>(begin / tile_keys_);
-    t.tile_end = static_cast<std::int32_t>(divide_up(end, tile_keys_));
-    t.cost += (t.tile_end - t.tile_begin) * cost_per_tile(packing_, static_cast<std::int32_t>(last - first) + 1);
+    t.tile_begin = static_cast<std::int32_t>(begin / tiling_.keys);
+    t.tile_end = static_cast<std::int32_t>(divide_up(end, tiling_.keys));
+    const bool one_warpgroup = last - first < packing_.tokens_per_warpgroup;
+    t.cost += (t.tile_end - t.tile_begin) * (one_warpgroup ? tiling_.one_warpgroup_cost : tile_cost);
     return t;
   }
 
  private:
   attn::attention_window window_;
   prefill_packing packing_;
-  std::int32_t tile_keys_;
+  prefill_tiling tiling_;
   std::int32_t query_len_, seq_len_;
 };
 
@@ -132,7 +128,8 @@ class planner {
   void list_whole_tiles() {
     std::int64_t kv_bytes_per_head = 0;
     for (const std::int32_t seq : plan_.seqs) {
-      kv_bytes_per_head += std::int64_t{input_.seq_lens[seq]} * input_.spec.qk_head_dim * 4;
+      kv_bytes_per_head += std::int64_t{input_.seq_lens[seq]} * input_.spec.qk_head_dim * 2 *
+                           static_cast<std::int64_t>(size_of(input_.spec.k_code.type));
     }
     const std::int64_t cache_bytes = static_cast<std::int64_t>(input_.device.l2_bytes) * 5 / 8;
     std::int32_t heads_in_group = num_heads_;
@@ -255,11 +252,11 @@ prefill_cta first_of(const prefill_plan& plan, std::int32_t cta) noexcept {
 void plan_prefill(const plan_input& input, prefill_plan& plan) {
   const std::int32_t group = group_of(input.spec);
   plan.num_tokens = input.num_tokens;
-  plan.packing = prefill_packing_of(group <= prefill_warpgroup_rows ? group : 1, input.spec.qk_head_dim);
+  plan.packing = prefill_packing_of(group <= prefill_warpgroup_rows ? group : 1, input.spec);
   std::int64_t cost = list_row_tiles(input, plan.seqs, plan.packing, plan.row_tiles);
   // Groups that do not divide 64 leave rows unused; a head at a time uses all, where there are tokens enough.
   if (prefill_warpgroup_rows % plan.packing.heads != 0) {
-    const prefill_packing other = prefill_packing_of(1, input.spec.qk_head_dim);
+    const prefill_packing other = prefill_packing_of(1, input.spec);
     const std::int64_t other_cost = list_row_tiles(input, plan.seqs, other, plan.other_row_tiles);
     if (other_cost * group < cost) {
       plan.packing = other;
@@ -274,12 +271,12 @@ void plan_prefill(const plan_input& input, prefill_plan& plan) {
 prefill_estimate estimate_prefill(const plan_input& input, std::int32_t query_len, std::int32_t seq_len) noexcept {
   const attention_spec& spec = input.spec;
   const std::int32_t group = group_of(spec);
-  const std::int32_t dims = prefill_tile_dims(spec.qk_head_dim);
-  const double unit_us = cost_us * dims / 128 * prefill_tile_keys(dims) / 128 * prefill_tile_rows(dims) / 128;
+  const prefill_tiling tiling = prefill_tiling_of(spec);
+  const double unit_us = cost_us * tiling.cost * tiling.dims / 128 * tiling.keys / 128 * tiling.rows() / 128;
   prefill_estimate best = {std::numeric_limits<double>::infinity(), 0};
   for (const std::int32_t packed : {group, 1}) {
     if (packed > prefill_warpgroup_rows) continue;
-    const sequence_tiles of_seq(spec, prefill_packing_of(packed, spec.qk_head_dim), query_len, seq_len);
+    const sequence_tiles of_seq(spec, prefill_packing_of(packed, spec), query_len, seq_len);
     const std::int64_t heads = spec.num_q_heads / packed;
     const std::int64_t num_items = of_seq.size() * heads;
     const prefill_plan::row_tile first = of_seq.at(0, 0);
@@ -300,7 +297,7 @@ std::int64_t max_prefill_work_tiles(const attention_spec& spec, const step_limit
                                     std::int32_t num_sms) noexcept {
   // ⌈tokens / per tile⌉, summed over the sequences that can have new tokens, in the packing that needs more.
   const std::int32_t group = group_of(spec);
-  const prefill_packing packing = prefill_packing_of(group <= prefill_warpgroup_rows ? group : 1, spec.qk_head_dim);
+  const prefill_packing packing = prefill_packing_of(group <= prefill_warpgroup_rows ? group : 1, spec);
   const std::int64_t per_tile = packing.tokens_per_tile();
   const std::int64_t row_tiles = (limits.num_tokens + limits.num_seqs_with_tokens() * (per_tile - 1)) / per_tile;
   // Once for all heads; where the range of KV tiles is cut, for each head, and a further part for each cut.

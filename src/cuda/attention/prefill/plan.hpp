@@ -14,7 +14,7 @@
 ///   kernel combines, in the order of their keys. There are two per CTA at most.
 ///
 /// No bit of a row depends on its place in a tile, on packing, or on the order of work tiles; it does on the cuts, of
-/// which deterministic plans have none.
+/// which deterministic plans have none, and in float32 on whether its row tile has rows for more than one warpgroup.
 
 #include <bifolio/detail/host_device.hpp>
 #include <cstddef>
@@ -27,32 +27,43 @@ namespace bifolio::inline v0_2::cuda {
 
 inline constexpr std::int32_t prefill_warpgroup_rows = 64;
 
-/// Consumer warpgroups of a CTA. Narrow heads have three: their products are too short to hide the softmax of one
-/// other.
-[[nodiscard]] constexpr std::int32_t prefill_num_consumers(std::int32_t tile_dims) noexcept {
-  return tile_dims <= 64 ? 3 : 2;
-}
-[[nodiscard]] constexpr std::int32_t prefill_tile_rows(std::int32_t tile_dims) noexcept {
-  return prefill_num_consumers(tile_dims) * prefill_warpgroup_rows;
-}
-/// Whether a kernel of these dims sums as deterministic plans do.
-[[nodiscard]] constexpr bool prefill_has_tree(std::int32_t tile_dims) noexcept {
-  return tile_dims == 64 || tile_dims == 128;
-}
-inline constexpr std::int32_t prefill_all_tile_dims[] = {64, 96, 128, 192, 256};
 /// Steps of more work tiles for an SM than this are not cut: their last round is a small part of the whole.
 inline constexpr std::int32_t prefill_max_tiles_per_sm_to_cut = 8;
 
-/// Dims of the compiled kernel that computes a head_dim; what is past head_dim is padding. 0: none does.
-[[nodiscard]] constexpr std::int32_t prefill_tile_dims(std::int32_t head_dim) noexcept {
-  for (const std::int32_t dims : prefill_all_tile_dims) {
-    if (head_dim <= dims) return dims;
+inline constexpr std::int32_t prefill_all_tile_dims[] = {64, 96, 128, 192, 256};
+inline constexpr std::int32_t prefill_all_f32_tile_dims[] = {64, 128};
+
+/// Sizes of the compiled kernel that computes a head_dim.
+struct prefill_tiling {
+  std::int32_t dims = 0;           ///< what is past head_dim is padding. 0: no kernel computes it
+  std::int32_t keys = 0;           ///< of a tile: as many as shared memory and registers hold
+  std::int32_t num_consumers = 0;  ///< warpgroups that rows are divided among, 64 each
+  std::int32_t cost = 1;           ///< of a product, in those of 16-bit types
+  /// Of a tile whose rows one warpgroup has, in eighths of a full one's. Float32 waits for the producer in both.
+  std::int32_t one_warpgroup_cost = 5;
+  [[nodiscard]] constexpr std::int32_t rows() const noexcept { return num_consumers * prefill_warpgroup_rows; }
+};
+
+/// `type`: of q, which the products are computed in.
+[[nodiscard]] constexpr prefill_tiling prefill_tiling_of(dtype type, std::int32_t head_dim) noexcept {
+  if (type == dtype::f32) {
+    for (const std::int32_t dims : prefill_all_f32_tile_dims) {
+      if (head_dim <= dims) return {dims, 32, 2, 9, 8};
+    }
+    return {};
   }
-  return 0;
+  for (const std::int32_t dims : prefill_all_tile_dims) {
+    // Narrow heads have three consumers: their products are too short to hide the softmax of one other.
+    if (head_dim <= dims) return {dims, dims <= 128 ? 128 : dims <= 192 ? 96 : 80, dims <= 64 ? 3 : 2};
+  }
+  return {};
 }
-/// Keys of a tile: as many as shared memory and registers hold.
-[[nodiscard]] constexpr std::int32_t prefill_tile_keys(std::int32_t tile_dims) noexcept {
-  return tile_dims <= 128 ? 128 : tile_dims <= 192 ? 96 : 80;
+[[nodiscard]] constexpr prefill_tiling prefill_tiling_of(const attention_spec& spec) noexcept {
+  return prefill_tiling_of(spec.q_type, spec.qk_head_dim);
+}
+/// Whether a 16-bit kernel of these dims sums as deterministic plans do.
+[[nodiscard]] constexpr bool prefill_has_tree(std::int32_t tile_dims) noexcept {
+  return tile_dims == 64 || tile_dims == 128;
 }
 
 struct alignas(16) prefill_work_tile {
@@ -109,8 +120,9 @@ struct prefill_packing {
   std::int32_t num_consumers = 2;  ///< warpgroups of a row tile
   [[nodiscard]] constexpr std::int32_t tokens_per_tile() const noexcept { return num_consumers * tokens_per_warpgroup; }
 };
-[[nodiscard]] constexpr prefill_packing prefill_packing_of(std::int32_t packed_heads, std::int32_t head_dim) noexcept {
-  return {packed_heads, prefill_warpgroup_rows / packed_heads, prefill_num_consumers(prefill_tile_dims(head_dim))};
+[[nodiscard]] constexpr prefill_packing prefill_packing_of(std::int32_t packed_heads,
+                                                           const attention_spec& spec) noexcept {
+  return {packed_heads, prefill_warpgroup_rows / packed_heads, prefill_tiling_of(spec).num_consumers};
 }
 
 /// The work tile of item n of the list, of which each entry stands for all heads: groups of heads, in each entry after
@@ -177,14 +189,13 @@ struct prefill_estimate {
 /// Deterministic plans have none; there each CTA has room for the outputs of one tile.
 [[nodiscard]] constexpr std::int32_t prefill_max_partials(std::int32_t num_sms) noexcept { return 2 * num_sms; }
 [[nodiscard]] constexpr std::size_t prefill_workspace_bytes(const attention_spec& spec, std::int32_t num_sms) noexcept {
-  const std::int32_t tile_dims = prefill_tile_dims(spec.qk_head_dim);
+  const prefill_tiling tiling = prefill_tiling_of(spec);
+  const auto rows = static_cast<std::size_t>(tiling.rows());
   if (spec.deterministic) {
-    return static_cast<std::size_t>(num_sms) * static_cast<std::size_t>(prefill_tile_rows(tile_dims)) *
-           static_cast<std::size_t>(tile_dims) * sizeof(float);
+    return static_cast<std::size_t>(num_sms) * rows * static_cast<std::size_t>(tiling.dims) * sizeof(float);
   }
-  return static_cast<std::size_t>(prefill_max_partials(num_sms)) *
-         static_cast<std::size_t>(prefill_tile_rows(tile_dims)) * (static_cast<std::size_t>(spec.v_head_dim) + 2) *
-         sizeof(float);
+  return static_cast<std::size_t>(prefill_max_partials(num_sms)) * rows *
+         (static_cast<std::size_t>(spec.v_head_dim) + 2) * sizeof(float);
 }
 
 inline constexpr std::size_t prefill_num_counters = 1;

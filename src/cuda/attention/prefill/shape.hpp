@@ -24,10 +24,11 @@ template <int TileDims, bool Tree = false>
 struct shape {
   static constexpr bool has_tree = Tree;
   static constexpr int tile_dims = TileDims;
-  static constexpr int tile_keys = prefill_tile_keys(TileDims);
-  static constexpr int num_consumers = prefill_num_consumers(TileDims);  // warpgroups of 64 query rows
+  static constexpr prefill_tiling tiling = prefill_tiling_of(dtype::bf16, TileDims);
+  static constexpr int tile_keys = tiling.keys;
+  static constexpr int num_consumers = tiling.num_consumers;  // warpgroups of 64 query rows
   static constexpr int num_threads = 128 * (1 + num_consumers);
-  static constexpr int tile_rows = prefill_tile_rows(TileDims);
+  static constexpr int tile_rows = tiling.rows();
   /// Registers of a thread: at the start as many as fit when all threads have the same, a multiple of 8. Consumers get
   /// more from what the producer gives back; if they asked for more than that they would wait for ever.
   static constexpr int start_registers = 65536 / num_threads / 8 * 8;

@@ -114,8 +114,8 @@ std::vector<attention_case> half_precision_shape_cases() {
 
 std::vector<attention_case> padded_head_dim_cases() {
   // The ends of what each padded shape of the tensor-core kernels takes, what models have, and the first beyond.
-  constexpr std::int32_t of_16_bits[] = {8,   16,  40,  56,  72,  80,  88,  96,  104, 112,
-                                         120, 136, 160, 168, 192, 200, 224, 248, 264};
+  constexpr std::int32_t of_16_bits[] = {8,   16,  40,  56,  72,  80,  88,  96,  104, 112, 120,
+                                         136, 160, 168, 192, 200, 224, 248, 264, 512, 520};
   constexpr std::int32_t of_f32[] = {4, 16, 60, 64, 68, 80, 96, 128, 132};
   std::vector<attention_case> cases;
   const auto add = [&](dtype type, std::int32_t head_dim) {
@@ -284,7 +284,8 @@ std::vector<attention_case> coded_decode_cases() {
 
 std::vector<attention_case> prefill_border_cases() {
   // Both sides of every width that has a kernel, and of what its loads ask for.
-  const std::vector<std::int32_t> dims{8, 40, 64, 72, 80, 96, 104, 112, 128, 136, 160, 192, 200, 248, 256};
+  const std::vector<std::int32_t> dims{8,   40,  64,  72,  80,  96,  104, 112, 128,
+                                       136, 160, 192, 200, 248, 256, 264, 448, 512};
   const std::vector<std::int32_t> blocks{16, 1, 8, 5, 64, 48, 24, 128, 32, 80, 256};
   const std::vector<std::int32_t> groups{4, 1, 3, 2, 1};
   std::vector<named_option> options{
@@ -335,17 +336,22 @@ std::vector<attention_case> prefill_border_cases() {
     option.apply(c);
     cases.push_back(std::move(c));
   };
-  const std::vector<std::int32_t> widths{64, 96, 128, 192, 256};
+  const std::vector<std::int32_t> widths{64, 96, 128, 192, 256, 512};
   const std::vector<std::int32_t> f32_dims{4, 36, 60, 64, 68, 80, 96, 124, 128};
   const std::vector<std::int32_t> f32_widths{64, 128};
   for (const dtype type : {dtype::f16, dtype::bf16, dtype::f32}) {
     const bool is_f32 = type == dtype::f32;
     for (const std::int32_t head_dim : is_f32 ? f32_dims : dims) {
-      for (std::size_t n = 0; n < num_plain; ++n) add(type, head_dim, options[n]);
+      for (std::size_t n = 0; n < num_plain; ++n) {
+        // The two types take turns with options of the widest kernel, which is slow to check.
+        if (head_dim <= 256 || n % 2 == (type == dtype::f16 ? 0u : 1u)) add(type, head_dim, options[n]);
+      }
     }
     for (const std::int32_t head_dim : is_f32 ? f32_widths : widths) {
       if (head_dim == 96) continue;
-      for (std::size_t n = num_plain; n < options.size(); ++n) add(type, head_dim, options[n]);
+      for (std::size_t n = num_plain; n < options.size(); ++n) {
+        if (head_dim <= 256 || n % 4 == (type == dtype::f16 ? 0u : 1u)) add(type, head_dim, options[n]);
+      }
     }
     // Every block size meets every width.
     for (const std::int32_t head_dim : is_f32 ? f32_widths : widths) {

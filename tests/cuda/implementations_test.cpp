@@ -158,6 +158,8 @@ TEST_CASE("prefill loads blocks of 16 tokens and more by TMA where head_dim and 
                        row{layout_kind::nhd, 128, 5, "cuda prefill bf16 d128 copy plain"},
                        row{layout_kind::hnd, 80, 16, "cuda prefill bf16 d96 copy plain"},
                        row{layout_kind::hnd, 136, 16, "cuda prefill bf16 d192 copy plain"},
+                       row{layout_kind::hnd, 512, 16, "cuda prefill bf16 d512 tma plain"},
+                       row{layout_kind::nhd, 264, 32, "cuda prefill bf16 d512 copy plain"},
                        row{layout_kind::hnd, 4, 16, "cuda prefill f32 d64 copy plain", dtype::f32},
                        row{layout_kind::nhd, 64, 5, "cuda prefill f32 d64 copy plain", dtype::f32},
                        row{layout_kind::hnd, 68, 64, "cuda prefill f32 d128 copy plain", dtype::f32},
@@ -486,7 +488,7 @@ TEST_CASE("a forced implementation that does not exist or declines is refused wi
   w.spec.qk_head_dim = w.spec.v_head_dim = 132;
   const error declined = refusal_of(w);
   CHECK(declined.code() == errc::unsupported);
-  CHECK(contains(declined.what(), "head_dim is 132; it takes multiples of 8 up to 256"));
+  CHECK(contains(declined.what(), "head_dim is 132; it takes multiples of 8 up to 512"));
   w.spec.q_type = w.spec.k_code.type = w.spec.v_code.type = w.spec.out_type = dtype::f32;
   CHECK(contains(refusal_of(w).what(), "head_dim is 132; it takes multiples of 4 up to 128"));
   CHECK(contains(declined.what(), "prefill, decode, latent, x_split, general"));

@@ -232,8 +232,8 @@ TEST_CASE("every KV tile that rows of prefill attend to is in one work tile") {
   int with_shares = 0;
   int with_partials = 0;
   for (int round = 0; round < 300; ++round) {
-    const std::int32_t head_dims[] = {64, 80, 128, 192, 256};
-    const std::int32_t head_dim = head_dims[below(5)];
+    const std::int32_t head_dims[] = {64, 80, 128, 192, 256, 512};
+    const std::int32_t head_dim = head_dims[below(6)];
     const dtype type = head_dim <= 128 && below(3) == 0 ? dtype::f32 : dtype::bf16;
     step s(1 + below(below(4) == 0 ? 80 : 9), 1 + below(8), head_dim, type);
     s.num_sms = 1 + below(140);

@@ -104,7 +104,8 @@ TEST_CASE("prefill of few rows, of each warpgroup, a tile and one more, over sho
   check_all(cases);
 }
 
-TEST_CASE("float32: prefill of few rows, of each warpgroup, a tile and one more, over short and long keys") {
+TEST_CASE(
+    "float32 and 512 dims: prefill of few rows, of each warpgroup, a tile and one more, over short and long keys") {
   struct kernel_shape {
     dtype type;
     std::int32_t head_dim;
@@ -112,7 +113,8 @@ TEST_CASE("float32: prefill of few rows, of each warpgroup, a tile and one more,
   };
   std::vector<attention_case> cases;
   for (const kernel_shape& shape :
-       {kernel_shape{dtype::f32, 64, {1, 17, 64, 65, 129}}, kernel_shape{dtype::f32, 128, {1, 17, 64, 65, 129}}}) {
+       {kernel_shape{dtype::f32, 64, {1, 17, 64, 65, 129}}, kernel_shape{dtype::f32, 128, {1, 17, 64, 65, 129}},
+        kernel_shape{dtype::bf16, 512, {1, 17, 65}}, kernel_shape{dtype::f16, 320, {64, 65}}}) {
     for (const std::int32_t group : {1, 8}) {
       for (const std::int32_t rows : shape.rows) {
         const std::int32_t tokens = (rows + group - 1) / group;
@@ -175,13 +177,13 @@ TEST_CASE("prefill of row tiles in one part, two and many, whole ones among them
   check_all(cases);
 }
 
-TEST_CASE("float32: prefill of row tiles in one part, two and many, whole ones among them") {
+TEST_CASE("float32 and 512 dims: prefill of row tiles in one part, two and many, whole ones among them") {
   std::vector<attention_case> cases;
   for (const std::vector<batch_seq>& seqs :
        {std::vector<batch_seq>{{33, 4000, 0}},
         std::vector<batch_seq>(9, batch_seq{5, 1300}),
         {{300, 300}, {1, 1500}, {0, 70}, {5, 5}, {17, 130}, {70, 1100}, {1, 1}, {2, 2000}}}) {
-    for (const auto& shape : {std::pair{dtype::f32, 64}, {dtype::f32, 128}}) {
+    for (const auto& shape : {std::pair{dtype::f32, 64}, {dtype::f32, 128}, {dtype::f16, 512}, {dtype::bf16, 512}}) {
       attention_case c = bf16_case(4, 1, seqs);
       set_dtype(c, shape.first);
       c.head_dim = shape.second;
@@ -230,8 +232,9 @@ TEST_CASE("a row's bits, under a soft cap and without, do not depend on the rows
     dtype type;
     std::int32_t head_dim;
   };
-  for (const kernel_shape& shape : {kernel_shape{dtype::bf16, 64}, kernel_shape{dtype::bf16, 128},
-                                    kernel_shape{dtype::f32, 64}, kernel_shape{dtype::f32, 128}}) {
+  for (const kernel_shape& shape :
+       {kernel_shape{dtype::bf16, 64}, kernel_shape{dtype::bf16, 128}, kernel_shape{dtype::bf16, 512},
+        kernel_shape{dtype::f32, 64}, kernel_shape{dtype::f32, 128}}) {
     for (const float cap : {0.0f, 2.0f, 9.0f, 30.0f}) {
       attention_output last[2];
       for (const std::int32_t before : {0, 58}) {
@@ -295,6 +298,8 @@ TEST_CASE("random prefill agrees with the oracle") {
     if (kind < 2) {
       set_dtype(c, dtype::f32);
       c.head_dim = 4 * between(1, 32);
+    } else if (kind == 2) {
+      c.head_dim = 8 * between(1, 64);
     }
     c.block_size = 8 << between(0, 4);
     c.causal = between(0, 3) != 0;

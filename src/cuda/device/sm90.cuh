@@ -93,6 +93,7 @@ __device__ __forceinline__ void wgmma_fence_operands(float (&r)[N]) {
                "}, " a_name ", " b_name ", p, 1, 1, 0, 0;\n}\n"                                                        \
                : BIFOLIO_OPERANDS_##num_registers                                                                      \
                : "l"(a), "l"(b), "r"(accumulate ? 1 : 0))
+BIFOLIO_DEFINE_WGMMA(16, "32", "%16", "%17", "%18")
 BIFOLIO_DEFINE_WGMMA(40, "80", "%40", "%41", "%42")
 BIFOLIO_DEFINE_WGMMA(48, "96", "%48", "%49", "%50")
 BIFOLIO_DEFINE_WGMMA(64, "128", "%64", "%65", "%66")

@@ -142,7 +142,7 @@ bool prefill_accepts(const plan_input& step, std::string* why) noexcept {
     return detail::declines(why, "head_dim is ", spec.qk_head_dim, "; it takes multiples of ",
                             is_coded                    ? "16 up to 128"
                             : spec.q_type == dtype::f32 ? "4 up to 128"
-                                                        : "8 up to 256");
+                                                        : "8 up to 512");
   }
   // So that a row's bits do not depend on how a prompt is cut into chunks.
   if (spec.deterministic && !sums_like_decode(spec)) {

@@ -24,7 +24,7 @@ struct prefill_args : attention_kernel_args {
   prefill_metadata metadata;
   std::int32_t packed_heads = 1;
   std::int32_t tokens_per_warpgroup = 0;
-  std::int32_t tile_rows = 0;  ///< 64 of each consumer warpgroup
+  std::int32_t tile_rows = 0;  ///< 64 of each consumer warpgroup that rows are divided among
   std::int32_t max_partials = 0;
   kv_loading loading;
 };

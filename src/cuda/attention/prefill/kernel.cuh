@@ -31,8 +31,9 @@ template <class T, class Shape, bool Transform>
 __device__ __forceinline__ void consume(const prefill_args& args, const shared_stages<Shape>& stages, work_queue queue,
                                         int warpgroup) {
   const int thread = static_cast<int>(threadIdx.x) & 127;
+  const int row_part = Shape::row_part(warpgroup);
   mainloop_of<T, Shape, Transform> loop(args, stages, warpgroup, thread);
-  const epilogue<T, Shape> end(args, thread);
+  const epilogue<T, output_part<Shape>> end(args, thread, Shape::first_dim(warpgroup));
   row_state rows;
   float o[Shape::out_registers];
   loop.start();
@@ -40,18 +41,18 @@ __device__ __forceinline__ void consume(const prefill_args& args, const shared_s
     const prefill_work_tile work = queue.work();
     const kv_range e = kv_range_of<Shape>(args, work);
     const bool has_keys = e.tile_begin < e.tile_end;
-    if ((Shape::num_consumers * work.row_tile + warpgroup) * args.tokens_per_warpgroup >= work.query_len) {
+    if ((Shape::num_consumers * work.row_tile + row_part) * args.tokens_per_warpgroup >= work.query_len) {
       if (has_keys) loop.skip(e);
       continue;
     }
-    rows.begin<Shape, Transform>(args, work, warpgroup, thread);
+    rows.begin<Shape, Transform>(args, work, row_part, thread);
 #pragma unroll
     for (int j = 0; j < Shape::out_registers; ++j) o[j] = 0;
     if (has_keys) loop.process(e, rows, o);
     if (work.partial < 0) {
       end.store(work, rows, o);
     } else {
-      end.store_partial(work, rows, warpgroup, o);
+      end.store_partial(work, rows, row_part, o);
     }
   }
   loop.finish();
@@ -75,7 +76,7 @@ __global__ void __launch_bounds__(Shape::num_threads, 1)
   const bool by_copy = args.loading.by_copy;
   if (threadIdx.x == 0) {
     stages.init_barriers(by_copy ? 128 : 1);
-    slots.init_barriers(4 * Shape::num_consumers + (by_copy ? 3 : 0));
+    slots.init_barriers(4 * Shape::num_warpgroups + (by_copy ? 3 : 0));
   }
   __syncthreads();
   device::grid_dependency_launch();

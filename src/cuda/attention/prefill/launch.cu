@@ -40,6 +40,8 @@ const prefill_entry* find_prefill_entry(dtype type, std::int32_t head_dim) noexc
       return of(prefill_f16_192, prefill_bf16_192, type);
     case 256:
       return of(prefill_f16_256, prefill_bf16_256, type);
+    case 512:
+      return of(prefill_f16_512, prefill_bf16_512, type);
     default:
       return nullptr;
   }
@@ -116,7 +118,7 @@ cudaError_t launch_prefill(const runtime_api& api, const attention_kernel_args& 
   if (status != cudaSuccess) return status;
   const cudaError_t launched =
       launch(api, kernel, dim3(static_cast<unsigned>(device.num_sms)),
-             dim3(static_cast<unsigned>(128 * (1 + plan.packing.num_consumers))),
+             dim3(static_cast<unsigned>(128 * (1 + prefill_tiling_of(args.q_type, args.head_dim).num_warpgroups()))),
              static_cast<std::size_t>(shared_bytes), stream, device.dependent_launch, p, q, k, v);
   if (launched != cudaSuccess || !plan.combines) return launched;
   return launch_prefill_combine(api, p, device, stream);

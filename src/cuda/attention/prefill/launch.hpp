@@ -36,7 +36,7 @@ struct prefill_entry {
   int tree_shared_bytes;
 };
 
-/// Null for a shape that is not compiled: 16-bit types with head_dims that are multiples of 8 up to 256, float32 with
+/// Null for a shape that is not compiled: 16-bit types with head_dims that are multiples of 8 up to 512, float32 with
 /// multiples of 4 up to 128.
 [[nodiscard]] const prefill_entry* find_prefill_entry(dtype type, std::int32_t head_dim) noexcept;
 
@@ -62,8 +62,10 @@ struct prefill_entry {
                                                  const device_numbers& device, cudaStream_t stream) noexcept;
 
 // One per translation unit.
-extern const prefill_entry prefill_bf16_64, prefill_bf16_96, prefill_bf16_128, prefill_bf16_192, prefill_bf16_256;
+extern const prefill_entry prefill_bf16_64, prefill_bf16_96, prefill_bf16_128, prefill_bf16_192, prefill_bf16_256,
+    prefill_bf16_512;
 extern const prefill_entry prefill_f32_64, prefill_f32_128;
-extern const prefill_entry prefill_f16_64, prefill_f16_96, prefill_f16_128, prefill_f16_192, prefill_f16_256;
+extern const prefill_entry prefill_f16_64, prefill_f16_96, prefill_f16_128, prefill_f16_192, prefill_f16_256,
+    prefill_f16_512;
 
 }  // namespace bifolio::inline v0_2::cuda

@@ -116,7 +116,7 @@ class mainloop : protected softmax<Shape, Transform> {
   [[nodiscard]] __device__ __forceinline__ static int ping_pong_barrier(int warpgroup) { return 1 + warpgroup; }
   __device__ __forceinline__ void ping_pong_sync() { device::named_barrier_sync(ping_pong_barrier(warpgroup_), 256); }
   __device__ __forceinline__ void ping_pong_arrive() {
-    const int next = warpgroup_ + 1 == S::num_consumers ? 0 : warpgroup_ + 1;
+    const int next = warpgroup_ + 1 == S::num_warpgroups ? 0 : warpgroup_ + 1;
     device::named_barrier_arrive(ping_pong_barrier(next), 256);
   }
 
@@ -139,7 +139,7 @@ class mainloop : protected softmax<Shape, Transform> {
     device::wgmma_fence_operands(s);
     device::wgmma_fence();
     const std::uint64_t q =
-        device::wgmma_descriptor(stages_.q(q_stage) + warpgroup_ * S::chunks * S::q_chunk_bytes, 16, 1024);
+        device::wgmma_descriptor(stages_.q(q_stage) + S::row_part(warpgroup_) * S::chunks * S::q_chunk_bytes, 16, 1024);
     const std::uint64_t k = device::wgmma_descriptor(stages_.k(stage), 16, S::group_bytes);
 #pragma unroll
     for (int step = 0; step < S::tile_dims / 16; ++step) {
@@ -156,7 +156,8 @@ class mainloop : protected softmax<Shape, Transform> {
                                          int stage) {
     device::wgmma_fence_operands(o);
     device::wgmma_fence();
-    const std::uint64_t v = device::wgmma_descriptor(stages_.v(stage), 1024, S::group_bytes);
+    const std::uint64_t v =
+        device::wgmma_descriptor(stages_.v(stage) + S::first_dim(warpgroup_) / 64 * 1024, 1024, S::group_bytes);
 #pragma unroll
     for (int step = 0; step < S::tile_keys / 16; ++step) {
       device::wgmma_m64k16_rs<T>(o, p[step], device::wgmma_descriptor_after(v, step * 2 * S::group_bytes));
@@ -182,7 +183,7 @@ class mainloop : protected softmax<Shape, Transform> {
       for (int chunk = 0; chunk < S::chunks; ++chunk) device::store_shared_zeros_16(address + chunk * 1024);
     }
     device::fence_async_proxy();
-    device::named_barrier_sync(1 + S::num_consumers + warpgroup_, 128);
+    device::named_barrier_sync(1 + S::num_warpgroups + warpgroup_, 128);
   }
 
   __device__ __forceinline__ static void pack(const float (&s)[S::score_registers],

@@ -38,13 +38,13 @@ class shared_stages {
   __device__ __forceinline__ void init_barriers(int kv_arrivals) const {
     for (int s = 0; s < S::q_stages; ++s) {
       device::mbarrier_init(q_full(s), 1);
-      device::mbarrier_init(q_empty(s), S::num_consumers);
+      device::mbarrier_init(q_empty(s), S::num_warpgroups);
     }
     for (int s = 0; s < S::stages; ++s) {
       device::mbarrier_init(k_full(s), kv_arrivals);
-      device::mbarrier_init(k_empty(s), S::num_consumers);
+      device::mbarrier_init(k_empty(s), S::num_warpgroups);
       device::mbarrier_init(v_full(s), kv_arrivals);
-      device::mbarrier_init(v_empty(s), S::num_consumers);
+      device::mbarrier_init(v_empty(s), S::num_warpgroups);
     }
     device::mbarrier_init_fence();
   }

@@ -30,7 +30,7 @@ inline constexpr std::int32_t prefill_warpgroup_rows = 64;
 /// Steps of more work tiles for an SM than this are not cut: their last round is a small part of the whole.
 inline constexpr std::int32_t prefill_max_tiles_per_sm_to_cut = 8;
 
-inline constexpr std::int32_t prefill_all_tile_dims[] = {64, 96, 128, 192, 256};
+inline constexpr std::int32_t prefill_all_tile_dims[] = {64, 96, 128, 192, 256, 512};
 inline constexpr std::int32_t prefill_all_f32_tile_dims[] = {64, 128};
 
 /// Sizes of the compiled kernel that computes a head_dim.
@@ -39,22 +39,27 @@ struct prefill_tiling {
   std::int32_t keys = 0;           ///< of a tile: as many as shared memory and registers hold
   std::int32_t num_consumers = 0;  ///< warpgroups that rows are divided among, 64 each
   std::int32_t cost = 1;           ///< of a product, in those of 16-bit types
+  std::int32_t dim_parts = 1;      ///< warpgroups that share the output's dims of the same rows
   /// Of a tile whose rows one warpgroup has, in eighths of a full one's. Float32 waits for the producer in both.
   std::int32_t one_warpgroup_cost = 5;
   [[nodiscard]] constexpr std::int32_t rows() const noexcept { return num_consumers * prefill_warpgroup_rows; }
+  [[nodiscard]] constexpr std::int32_t num_warpgroups() const noexcept { return num_consumers * dim_parts; }
 };
 
 /// `type`: of q, which the products are computed in.
 [[nodiscard]] constexpr prefill_tiling prefill_tiling_of(dtype type, std::int32_t head_dim) noexcept {
   if (type == dtype::f32) {
     for (const std::int32_t dims : prefill_all_f32_tile_dims) {
-      if (head_dim <= dims) return {dims, 32, 2, 9, 8};
+      if (head_dim <= dims) return {dims, 32, 2, 9, 1, 8};
     }
     return {};
   }
   for (const std::int32_t dims : prefill_all_tile_dims) {
+    if (head_dim > dims) continue;
+    // Registers of one warpgroup do not hold 512 dims of the output. Two do, and each computes all scores.
+    if (dims > 256) return {dims, 32, 1, 3, 2};
     // Narrow heads have three consumers: their products are too short to hide the softmax of one other.
-    if (head_dim <= dims) return {dims, dims <= 128 ? 128 : dims <= 192 ? 96 : 80, dims <= 64 ? 3 : 2};
+    return {dims, dims <= 128 ? 128 : dims <= 192 ? 96 : 80, dims <= 64 ? 3 : 2};
   }
   return {};
 }

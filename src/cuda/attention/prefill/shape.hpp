@@ -26,15 +26,17 @@ struct shape {
   static constexpr int tile_dims = TileDims;
   static constexpr prefill_tiling tiling = prefill_tiling_of(dtype::bf16, TileDims);
   static constexpr int tile_keys = tiling.keys;
-  static constexpr int num_consumers = tiling.num_consumers;  // warpgroups of 64 query rows
-  static constexpr int num_threads = 128 * (1 + num_consumers);
+  static constexpr int num_consumers = tiling.num_consumers;  // that rows are divided among, 64 each
+  static constexpr int dim_parts = tiling.dim_parts;          // warpgroups that share the dims of the output
+  static constexpr int num_warpgroups = tiling.num_warpgroups();
+  static constexpr int num_threads = 128 * (1 + num_warpgroups);
   static constexpr int tile_rows = tiling.rows();
   /// Registers of a thread: at the start as many as fit when all threads have the same, a multiple of 8. Consumers get
   /// more from what the producer gives back; if they asked for more than that they would wait for ever.
   static constexpr int start_registers = 65536 / num_threads / 8 * 8;
-  static constexpr int producer_registers = num_consumers == 3 ? 32 : 40;
-  static constexpr int consumer_registers = num_consumers == 3 ? 160 : 232;
-  static_assert(producer_registers + num_consumers * consumer_registers <= (1 + num_consumers) * start_registers);
+  static constexpr int producer_registers = num_warpgroups == 3 ? 32 : 40;
+  static constexpr int consumer_registers = num_warpgroups == 3 ? 160 : 232;
+  static_assert(producer_registers + num_warpgroups * consumer_registers <= (1 + num_warpgroups) * start_registers);
   static constexpr int stages = 2;  // of K and of V
   static constexpr int q_stages = TileDims <= 128 && !Tree ? 2 : 1;
   static constexpr int chunks = (TileDims + 63) / 64;  // of 128 bytes in a row
@@ -43,8 +45,9 @@ struct shape {
   static constexpr int q_bytes = num_consumers * chunks * q_chunk_bytes;
   static constexpr int kv_bytes = tile_keys / 8 * group_bytes;
   static constexpr int num_barriers = 2 * q_stages + 4 * stages;
-  static constexpr int score_registers = tile_keys / 2;  // of a consumer thread
-  static constexpr int out_registers = TileDims / 2;
+  static constexpr int score_registers = tile_keys / 2;   // of a consumer thread
+  static constexpr int part_dims = TileDims / dim_parts;  // of the output of one warpgroup
+  static constexpr int out_registers = part_dims / 2;
 
   [[nodiscard]] static constexpr shared_layout make_shared_layout() noexcept {
     shared_layout l = {};
@@ -63,6 +66,21 @@ struct shape {
   static constexpr int two_planes_of_codes = 2 * tile_keys * chunks * 64;
   static constexpr int raw_bytes =
       TileDims <= 128 && !Tree && shared.bytes + two_planes_of_codes <= 226 * 1024 ? two_planes_of_codes : 0;
+
+  /// Of a consumer warpgroup: the number among those that rows are divided among, and the first dim of its output.
+  [[nodiscard]] BIFOLIO_HOST_DEVICE static constexpr int row_part(int warpgroup) noexcept {
+    return dim_parts == 1 ? warpgroup : warpgroup / dim_parts;
+  }
+  [[nodiscard]] BIFOLIO_HOST_DEVICE static constexpr int first_dim(int warpgroup) noexcept {
+    return dim_parts == 1 ? 0 : warpgroup % dim_parts * part_dims;
+  }
+};
+
+/// The part of the output that one warpgroup has, as the epilogue takes it.
+template <class Shape>
+struct output_part {
+  static constexpr int tile_dims = Shape::part_dims;
+  static constexpr int out_registers = Shape::out_registers;
 };
 
 }  // namespace bifolio::inline v0_2::cuda::prefill

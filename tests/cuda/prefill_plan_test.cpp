@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -27,6 +28,7 @@ struct step {
   std::vector<std::int32_t> starts{0};
   std::vector<std::int32_t> lens;
   std::int32_t num_sms = 132;
+  std::size_t l2_bytes = std::size_t{60} << 20;
   cuda::prefill_plan planned;
 
   step(std::int32_t group, std::int32_t kv_heads, std::int32_t head_dim = 128, dtype type = dtype::bf16) {
@@ -52,7 +54,7 @@ struct step {
     in.seq_lens = lens.data();
     in.num_tokens = starts.back();
     in.device.num_sms = num_sms;
-    in.device.l2_bytes = std::size_t{60} << 20;
+    in.device.l2_bytes = l2_bytes;
     return in;
   }
   step& plan() {
@@ -237,6 +239,7 @@ TEST_CASE("every KV tile that rows of prefill attend to is in one work tile") {
     const dtype type = head_dim <= 128 && below(3) == 0 ? dtype::f32 : dtype::bf16;
     step s(1 + below(below(4) == 0 ? 80 : 9), 1 + below(8), head_dim, type);
     s.num_sms = 1 + below(140);
+    if (below(2) == 0) s.l2_bytes = 1 << 20;
     s.spec.causal = below(3) != 0;
     if (below(3) == 0) s.spec.window_left = below(2000);
     if (below(3) == 0) s.spec.window_right = below(100);
@@ -297,6 +300,35 @@ TEST_CASE("a few tokens on a long context are cut over all SMs") {
       CHECK(s.planned.num_partials > 0);
       CHECK(s.busy() >= 0.9);
       check_plan(s);
+    }
+  }
+}
+
+TEST_CASE("row tiles that share more keys than the L2 holds are cut at the same keys, if that keeps the SMs busy") {
+  struct row {
+    std::int32_t tokens, context, num_parts;
+  };
+  // 32 tokens of a group of 4 are a row tile; there are 8 KV heads. 0: cut unlike one another.
+  for (const row& r :
+       {row{256, 131072, 2}, row{128, 131072, 4}, row{512, 131072, 1}, row{96, 131072, 0}, row{160, 131072, 0}}) {
+    CAPTURE(r.tokens);
+    CAPTURE(r.context);
+    step s(4, 8);
+    s.add(r.tokens, r.context).plan();
+    check_plan(s);
+    CHECK(s.busy() >= 0.96);
+    const std::vector<cuda::prefill_work_tile>& works = s.planned.work_tiles;
+    const std::size_t row_tiles = static_cast<std::size_t>(r.tokens / 32);
+    if (r.num_parts == 0) {
+      CHECK(works.size() % (row_tiles * 8) != 0);
+      continue;
+    }
+    CHECK(s.has_shares() == (r.num_parts > 1));
+    REQUIRE(works.size() == row_tiles * static_cast<std::size_t>(r.num_parts > 1 ? 8 * r.num_parts : 1));
+    for (std::size_t i = 0; i + 1 < works.size(); ++i) {
+      if ((i + 1) % row_tiles == 0) continue;  // those next to each other read the same keys
+      CHECK(std::abs(works[i].tile_begin - works[i + 1].tile_begin) <= 1);
+      CHECK(std::abs(works[i].tile_end - works[i + 1].tile_end) <= 1);
     }
   }
 }

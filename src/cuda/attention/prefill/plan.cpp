@@ -16,6 +16,8 @@ namespace {
 constexpr std::int32_t tile_cost = 8;
 constexpr std::int32_t fixed_cost = 6;  // queries, first tile, epilogue
 constexpr std::int32_t combine_cost = 15;
+constexpr std::int64_t few_row_tiles =
+    4;  // of a sequence and head: fewer read nearly the same keys wherever they are cut
 constexpr double cost_us = 1.87 / tile_cost;
 constexpr double launch_us = 3.5;
 
@@ -104,6 +106,7 @@ class planner {
     const std::int64_t longest = plan_.order.empty() ? 0 : static_cast<std::int64_t>(plan_.order.front() >> 32);
     const std::int64_t shares_end = even + fixed_cost + combine_cost;
     if (shares_end >= std::min(even + longest, list_end())) return;
+    if (cut_alike(shares_end)) return;
     for (std::int64_t share = even + fixed_cost; !cut_into_shares(share); share += 1 + share / 64) {
     }
   }
@@ -126,14 +129,13 @@ class planner {
 
   // One entry stands for all heads, which go in equal groups, as few as keep a group's keys in the cache.
   void list_whole_tiles() {
-    std::int64_t kv_bytes_per_head = 0;
+    kv_bytes_per_head_ = 0;
     for (const std::int32_t seq : plan_.seqs) {
-      kv_bytes_per_head += std::int64_t{input_.seq_lens[seq]} * input_.spec.qk_head_dim * 2 *
-                           static_cast<std::int64_t>(size_of(input_.spec.k_code.type));
+      kv_bytes_per_head_ += std::int64_t{input_.seq_lens[seq]} * input_.spec.qk_head_dim * 2 *
+                            static_cast<std::int64_t>(size_of(input_.spec.k_code.type));
     }
-    const std::int64_t cache_bytes = static_cast<std::int64_t>(input_.device.l2_bytes) * 5 / 8;
     std::int32_t heads_in_group = num_heads_;
-    while (heads_in_group > 1 && heads_in_group % 2 == 0 && heads_in_group * kv_bytes_per_head > cache_bytes) {
+    while (heads_in_group > 1 && heads_in_group % 2 == 0 && heads_in_group * kv_bytes_per_head_ > cache_bytes()) {
       heads_in_group /= 2;
     }
     plan_.work_tiles.clear();
@@ -142,6 +144,62 @@ class planner {
                     static_cast<std::int32_t>(plan_.work_tiles.size()), heads_in_group, 0};
     plan_.split_outputs.clear();
     plan_.num_partials = 0;
+  }
+
+  [[nodiscard]] std::int64_t cache_bytes() const noexcept {
+    return static_cast<std::int64_t>(input_.device.l2_bytes) * 5 / 8;
+  }
+
+  // Where several row tiles read keys that the L2 does not hold: cuts all row tiles into as many equal parts as there
+  // are CTAs for, so that row tiles read the same keys at the same time. False: that would not keep the SMs as busy.
+  [[nodiscard]] bool cut_alike(std::int64_t shares_end) {
+    const std::vector<prefill_plan::row_tile>& tiles = plan_.row_tiles;
+    const auto num_tiles = static_cast<std::int64_t>(tiles.size());
+    if (num_tiles < few_row_tiles * static_cast<std::int64_t>(plan_.seqs.size()) || num_tiles * num_heads_ > num_sms_ ||
+        input_.spec.num_kv_heads * kv_bytes_per_head_ <= cache_bytes()) {
+      return false;
+    }
+    const auto parts = static_cast<std::int32_t>(num_sms_ / (num_tiles * num_heads_));
+    for (const prefill_plan::row_tile& t : tiles) {
+      const std::int32_t num_keys = t.tile_end - t.tile_begin;
+      if (num_keys < 2 * parts) return false;
+      const std::int64_t part_cost = divide_up(num_keys, parts) * ((t.cost - fixed_cost) / num_keys) + fixed_cost;
+      if ((part_cost + (parts > 1 ? combine_cost : 0)) * 20 > shares_end * 21) return false;
+    }
+    if (parts == 1) return true;  // whole tiles, as listed
+
+    plan_.work_tiles.clear();
+    for (std::size_t begin = 0; begin < tiles.size();) {
+      std::size_t end = begin + 1;
+      while (end < tiles.size() && tiles[end].seq == tiles[begin].seq) ++end;
+      for (std::int32_t head = 0; head < num_heads_; ++head) {
+        for (std::int32_t part = 0; part < parts; ++part) {
+          for (std::size_t i = begin; i < end; ++i) {
+            const prefill_plan::row_tile& t = tiles[i];
+            const std::int64_t num_keys = t.tile_end - t.tile_begin;
+            if (part == 0) {
+              plan_.split_outputs.push_back(
+                  {static_cast<std::int32_t>(plan_.work_tiles.size()), plan_.num_partials, parts, 0});
+              plan_.num_partials += parts;
+            }
+            const std::size_t output = plan_.split_outputs.size() - (part == 0 ? 1 : end - i);
+            prefill_work_tile& work =
+                plan_.work_tiles.emplace_back(work_tile_of(input_, t, head * plan_.packing.heads));
+            work.tile_begin = t.tile_begin + static_cast<std::int32_t>(num_keys * part / parts);
+            work.tile_end = t.tile_begin + static_cast<std::int32_t>(num_keys * (part + 1) / parts);
+            work.partial = plan_.split_outputs[output].first_partial + part;
+          }
+        }
+      }
+      begin = end;
+    }
+    const auto num_work_tiles = static_cast<std::int32_t>(plan_.work_tiles.size());
+    plan_.shares.resize(static_cast<std::size_t>(num_sms_) + 1);
+    for (std::size_t cta = 0; cta < plan_.shares.size(); ++cta) {
+      plan_.shares[cta] = std::min(static_cast<std::int32_t>(cta), num_work_tiles);
+    }
+    plan_.header = {num_work_tiles, num_work_tiles, 0, static_cast<std::int32_t>(plan_.split_outputs.size())};
+    return true;
   }
 
   // When the last CTA is ready, if each takes the next work tile as soon as it is.
@@ -226,6 +284,7 @@ class planner {
   std::int32_t num_sms_;
   std::int32_t num_heads_;
   std::int64_t total_cost_;
+  std::int64_t kv_bytes_per_head_ = 0;
 };
 
 prefill_cta first_of(const prefill_plan& plan, std::int32_t cta) noexcept {

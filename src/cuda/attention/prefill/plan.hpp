@@ -11,7 +11,8 @@
 ///   heads.
 /// - As equal shares, where whole work tiles are too few for the SMs. All KV tiles of the step form one range, which is
 ///   cut into a share per CTA. A row tile that a cut falls into is computed in parts, whose partial results a second
-///   kernel combines, in the order of their keys. There are two per CTA at most.
+///   kernel combines, in the order of their keys. There are two per CTA at most. Where many row tiles read the same
+///   keys, too many for the L2, all are cut at the same ones.
 ///
 /// No bit of a row depends on its place in a tile, on packing, or on the order of work tiles; it does on the cuts, of
 /// which deterministic plans have none, and in float32 on whether its row tile has rows for more than one warpgroup.

@@ -333,6 +333,33 @@ TEST_CASE("row tiles that share more keys than the L2 holds are cut at the same 
   }
 }
 
+TEST_CASE("of several row tiles for each SM only the last are cut, and CTAs begin with those that share keys") {
+  for (const std::int32_t query_len : {256, 512}) {
+    CAPTURE(query_len);
+    step s(4, 8);
+    s.add(query_len, 8192, 8).plan();
+    check_plan(s);
+    REQUIRE(s.has_shares());
+    CHECK(s.busy() >= 0.98);
+    const std::int32_t whole = query_len / 32 * 8 * 8 / s.num_sms - 1;  // for each CTA, at least
+    REQUIRE(whole > 1);
+    for (std::int32_t place = 0; place < whole; ++place) {
+      CAPTURE(place);
+      std::set<std::pair<std::int32_t, std::int32_t>> read;
+      for (std::size_t cta = 0; cta < static_cast<std::size_t>(s.num_sms); ++cta) {
+        REQUIRE(s.planned.shares[cta] + place < s.planned.shares[cta + 1]);
+        const cuda::prefill_work_tile& work =
+            s.planned.work_tiles[static_cast<std::size_t>(s.planned.shares[cta] + place)];
+        CHECK(work.partial < 0);
+        read.insert({work.seq, work.head});
+      }
+      // 16 or 8 row tiles share the keys of a sequence and head; 132 CTAs begin with those of nine or 17, and of some
+      // whose first row tiles were taken a place before.
+      CHECK(read.size() <= 24);
+    }
+  }
+}
+
 TEST_CASE("no row tile of a deterministic plan is cut, and each CTA has room for the outputs of one") {
   for (const std::int32_t query_len : {8, 100, 2048}) {
     step s(4, 8);

@@ -88,6 +88,8 @@ prefill_work_tile work_tile_of(const plan_input& input, const prefill_plan::row_
 
 /// Plans the step of one packing.
 class planner {
+  static constexpr int cta_bits = 16;  // of a load and a CTA in one number
+
  public:
   planner(const plan_input& input, std::int64_t total_cost, prefill_plan& plan) noexcept
       : input_(input),
@@ -219,63 +221,116 @@ class planner {
     return *std::max_element(loads.begin(), loads.end());
   }
 
-  // False: shares of this cost do not hold everything. Row tiles of a sequence and head follow each other, so that
-  // their keys are read at nearly the same time.
+  // A row tile of a head: its number in `whole` and `is_whole`.
+  [[nodiscard]] std::size_t number_of(std::int32_t head, std::size_t tile) const noexcept {
+    return static_cast<std::size_t>(head) * plan_.row_tiles.size() + tile;
+  }
+
+  // Gives each CTA whole row tiles in the list's order, the next one to the CTA with the least to do, as long as half
+  // of another has room in its share after them: CTAs then read the same keys at the same time. What is left over is
+  // cut.
+  void assign_whole_tiles(std::int64_t share) {
+    plan_.whole.clear();
+    plan_.is_whole.assign(number_of(num_heads_, 0), 0);
+    plan_.loads.assign(static_cast<std::size_t>(num_sms_), 0);
+    std::vector<std::int64_t>& ready = plan_.ready;  // load and CTA in one number
+    ready.clear();
+    for (std::int32_t cta = 0; cta < num_sms_; ++cta) ready.push_back(cta);
+    const std::int32_t heads_in_group = plan_.header.heads_in_group;
+    for (std::int32_t group = 0; group < num_heads_; group += heads_in_group) {
+      for (const std::uint64_t key : plan_.order) {
+        const auto cost = static_cast<std::int64_t>(key >> 32);
+        for (std::int32_t head = group; head < group + heads_in_group; ++head) {
+          if ((ready.front() >> cta_bits) + cost + cost / 2 > share) continue;
+          std::pop_heap(ready.begin(), ready.end(), std::greater<>());
+          const auto cta = static_cast<std::uint64_t>(ready.back()) & ((1u << cta_bits) - 1);
+          ready.back() += cost << cta_bits;
+          std::push_heap(ready.begin(), ready.end(), std::greater<>());
+          plan_.loads[cta] += cost;
+          const std::size_t number = number_of(head, static_cast<std::uint32_t>(~key));
+          plan_.is_whole[number] = 1;
+          plan_.whole.push_back(cta << 48 | static_cast<std::uint64_t>(plan_.whole.size()) << 24 | number);
+        }
+      }
+    }
+    std::sort(plan_.whole.begin(), plan_.whole.end());
+  }
+
+  // A CTA's share begins with its whole row tiles; returns what it has room for after them.
+  [[nodiscard]] std::int64_t begin_share(std::int32_t cta, std::int64_t share) {
+    plan_.shares[static_cast<std::size_t>(cta)] = static_cast<std::int32_t>(plan_.work_tiles.size());
+    for (; next_whole_ < plan_.whole.size() && plan_.whole[next_whole_] >> 48 == static_cast<std::uint64_t>(cta);
+         ++next_whole_) {
+      const std::size_t number = plan_.whole[next_whole_] & 0xffffff;
+      const std::size_t num_tiles = plan_.row_tiles.size();
+      plan_.work_tiles.push_back(work_tile_of(input_, plan_.row_tiles[number % num_tiles],
+                                              static_cast<std::int32_t>(number / num_tiles) * plan_.packing.heads));
+    }
+    return share - plan_.loads[static_cast<std::size_t>(cta)];
+  }
+
+  // False: shares of this cost do not hold everything. Row tiles of a sequence and head that are cut follow each other,
+  // so that their keys are read at nearly the same time.
   [[nodiscard]] bool cut_into_shares(std::int64_t share) {
     plan_.work_tiles.clear();
     plan_.split_outputs.clear();
     plan_.num_partials = 0;
     plan_.shares.resize(static_cast<std::size_t>(num_sms_) + 1);
+    assign_whole_tiles(share);
+    next_whole_ = 0;
     std::int32_t cta = 0;
-    std::int64_t left = share;
-    plan_.shares[0] = 0;
+    std::int64_t left = begin_share(cta, share);
     const std::vector<prefill_plan::row_tile>& tiles = plan_.row_tiles;
     for (std::size_t begin = 0; begin < tiles.size();) {
       std::size_t end = begin + 1;
       while (end < tiles.size() && tiles[end].seq == tiles[begin].seq) ++end;
       for (std::int32_t head = 0; head < num_heads_; ++head) {
         for (std::size_t i = begin; i < end; ++i) {
+          if (plan_.is_whole[number_of(head, i)] != 0) continue;
           if (!cut_row_tile(tiles[i], head * plan_.packing.heads, share, cta, left)) return false;
         }
       }
       begin = end;
     }
+    while (++cta < num_sms_) (void)begin_share(cta, share);
     const auto num_work_tiles = static_cast<std::int32_t>(plan_.work_tiles.size());
-    std::fill(plan_.shares.begin() + cta + 1, plan_.shares.end(), num_work_tiles);
+    plan_.shares.back() = num_work_tiles;
     plan_.header = {num_work_tiles, num_work_tiles, 0, static_cast<std::int32_t>(plan_.split_outputs.size())};
     return true;
   }
 
   [[nodiscard]] bool cut_row_tile(const prefill_plan::row_tile& t, std::int32_t head, std::int64_t share,
                                   std::int32_t& cta, std::int64_t& left) {
-    const std::size_t first = plan_.work_tiles.size();
+    plan_.parts.clear();
     std::int32_t begin = t.tile_begin;
     const std::int32_t num_tiles = t.tile_end - t.tile_begin;
     const std::int32_t per_tile = num_tiles == 0 ? tile_cost : (t.cost - fixed_cost) / num_tiles;
+    // Even an empty share is too little.
+    if (share < fixed_cost + std::int64_t{per_tile} * std::min(num_tiles, 2)) return false;
     do {
       const std::int32_t rest = t.tile_end - begin;
       const std::int64_t fits = (left - fixed_cost) / per_tile;
       // A part of one tile costs more than it is worth, unless it is all there is.
       if (left < fixed_cost || fits < std::min(rest, 2)) {
         if (++cta == num_sms_) return false;
-        plan_.shares[static_cast<std::size_t>(cta)] = static_cast<std::int32_t>(plan_.work_tiles.size());
-        left = share;
-        // Even the whole share is too little.
-        if (share < fixed_cost + std::int64_t{per_tile} * std::min(rest, 2)) return false;
+        left = begin_share(cta, share);
         continue;
       }
       const auto taken = static_cast<std::int32_t>(std::min<std::int64_t>(rest, fits));
+      plan_.parts.push_back(static_cast<std::int32_t>(plan_.work_tiles.size()));
       prefill_work_tile& work = plan_.work_tiles.emplace_back(work_tile_of(input_, t, head));
       work.tile_begin = begin;
       work.tile_end = begin + taken;
       begin += taken;
       left -= fixed_cost + std::int64_t{per_tile} * taken;
-    } while (begin < t.tile_end || plan_.work_tiles.size() == first);
+    } while (begin < t.tile_end || plan_.parts.empty());
 
-    const auto num_parts = static_cast<std::int32_t>(plan_.work_tiles.size() - first);
+    const auto num_parts = static_cast<std::int32_t>(plan_.parts.size());
     if (num_parts == 1) return true;
-    plan_.split_outputs.push_back({static_cast<std::int32_t>(first), plan_.num_partials, num_parts, 0});
-    for (std::size_t i = first; i < plan_.work_tiles.size(); ++i) plan_.work_tiles[i].partial = plan_.num_partials++;
+    plan_.split_outputs.push_back({plan_.parts.front(), plan_.num_partials, num_parts, 0});
+    for (const std::int32_t part : plan_.parts) {
+      plan_.work_tiles[static_cast<std::size_t>(part)].partial = plan_.num_partials++;
+    }
     return true;
   }
 
@@ -285,6 +340,7 @@ class planner {
   std::int32_t num_heads_;
   std::int64_t total_cost_;
   std::int64_t kv_bytes_per_head_ = 0;
+  std::size_t next_whole_ = 0;
 };
 
 prefill_cta first_of(const prefill_plan& plan, std::int32_t cta) noexcept {

@@ -9,10 +9,11 @@
 /// - From a counter on the device, next in the list when ready for it. Work tiles are whole; the list consists of
 ///   groups of heads whose keys fit into five eighths of the L2, in each the longest first. It is stored once for all
 ///   heads.
-/// - As equal shares, where whole work tiles are too few for the SMs. All KV tiles of the step form one range, which is
-///   cut into a share per CTA. A row tile that a cut falls into is computed in parts, whose partial results a second
-///   kernel combines, in the order of their keys. There are two per CTA at most. Where many row tiles read the same
-///   keys, too many for the L2, all are cut at the same ones.
+/// - As equal shares, where whole work tiles are too few for the SMs. A share begins with whole ones, dealt out in the
+///   order of the list, so that CTAs read the same keys at the same time. The KV tiles of all others form one range,
+///   which is cut at the ends of the shares. A row tile that a cut falls into is computed in parts, whose partial
+///   results a second kernel combines, in the order of their keys. There are two per CTA at most. Where many row tiles
+///   read the same keys, too many for the L2, all are cut at the same ones.
 ///
 /// No bit of a row depends on its place in a tile, on packing, or on the order of work tiles; it does on the cuts, of
 /// which deterministic plans have none, and in float32 on whether its row tile has rows for more than one warpgroup.
@@ -171,7 +172,10 @@ struct prefill_plan {
   };
   std::vector<row_tile> row_tiles, other_row_tiles;
   std::vector<std::uint64_t> order;
-  std::vector<std::int64_t> loads;
+  std::vector<std::int64_t> loads, ready;
+  std::vector<std::uint64_t> whole;  ///< those that are not cut: CTA, place in its share, number
+  std::vector<char> is_whole;
+  std::vector<std::int32_t> parts;  ///< of the row tile that is being cut: their work tiles
 
   [[nodiscard]] bool empty() const noexcept { return seqs.empty(); }
 };

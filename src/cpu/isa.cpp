@@ -123,6 +123,15 @@ bool has_asimd() noexcept {
 #endif
 }
 
+bool has_bf16() noexcept {
+#if defined(__aarch64__) && defined(__linux__)
+  constexpr unsigned long bf16 = 1ul << 14;
+  return (getauxval(AT_HWCAP2) & bf16) != 0;
+#else
+  return false;
+#endif
+}
+
 // runs_<isa>(): whether this machine runs it.
 constexpr bool runs_none() noexcept { return true; }
 #define BIFOLIO_RUNS(name, processor, extended, test) \

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// AArch64 Advanced SIMD part of simd.hpp.
+// AArch64 Advanced SIMD part of simd.hpp, and the BF16 extension's dot product where it is compiled in.
 
 #include <arm_neon.h>
 
@@ -109,6 +109,39 @@ BIFOLIO_INLINE void load_pair(const float16* p, vf& a, vf& b) noexcept {
   a = vf(vcvt_f32_f16(vget_low_f16(halves)));
   b = vf(vcvt_f32_f16(vget_high_f16(halves)));
 }
+
+#if BIFOLIO_PAIR_DOT
+/// acc + (a.high · b.high + a.low · b.low) of bfloat16 pairs: exact products, the inner sum rounded, then the outer
+/// one, both to odd, whatever FPCR says of rounding; subnormals count as 0 (Arm ARM, BFDOT with FPCR.EBF = 0).
+inline constexpr bool has_pair_dot = true;
+BIFOLIO_INLINE vf pair_dot(vf a, vf b, vf acc) noexcept {
+  return vf(vbfdotq_f32(raw(acc), vreinterpretq_bf16_f32(raw(a)), vreinterpretq_bf16_f32(raw(b))));
+}
+
+/// 2·lanes floats, rounded to nearest even, as pairs of bfloat16: lane i holds elements 2·i and 2·i + 1.
+BIFOLIO_INLINE vf narrow_pairs(vf first, vf second) noexcept {
+  return vf(vreinterpretq_f32_bf16(vcvtq_high_bf16_f32(vcvtq_low_bf16_f32(raw(first)), raw(second))));
+}
+
+/// Pairs (even[d], odd[d]) of 2·lanes elements of two rows, the first `lanes` dims in a.
+BIFOLIO_INLINE void pair_rows(vf even, vf odd, vf& a, vf& b) noexcept {
+  const uint16x8_t low = vreinterpretq_u16_f32(raw(even));
+  const uint16x8_t high = vreinterpretq_u16_f32(raw(odd));
+  a = vf(vreinterpretq_f32_u16(vzip1q_u16(low, high)));
+  b = vf(vreinterpretq_f32_u16(vzip2q_u16(low, high)));
+}
+
+/// Which of the 2·lanes dims is in a lane of a (half 0) or b (half 1).
+[[nodiscard]] constexpr int paired_dim(int half, int lane) noexcept { return half * lanes + lane; }
+
+/// Puts the dims of what `pair_rows` made in order: they are.
+BIFOLIO_INLINE void order_dims(vf a, vf b, vf& first, vf& second) noexcept { first = a, second = b; }
+
+/// The bits that are also in `bits`.
+BIFOLIO_INLINE vf keep_bits(vf value, std::uint32_t bits) noexcept {
+  return vf(vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(raw(value)), vdupq_n_u32(bits))));
+}
+#endif
 
 /// Transposed keys are widened once: doing it at every use costs more than it hides (without conversions in hardware),
 /// or was not measured.

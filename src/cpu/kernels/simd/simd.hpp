@@ -26,7 +26,7 @@
 #if defined(__AMX_TILE__)
 #define BIFOLIO_TILES 1
 #endif
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 #define BIFOLIO_PAIR_DOT 1
 #endif
 

@@ -62,6 +62,7 @@ _bifolio_isa(amx -mamx-tile -mamx-bf16 CPUINFO amx_tile amx_bf16)
 _bifolio_isa(amx_fp16 -DBIFOLIO_F16_TILES=1) # its instruction is written in bytes; /proc/cpuinfo does not name it
 _bifolio_isa(neon)
 _bifolio_isa(neon_bf16 -march=armv8.2-a+bf16 CPUINFO bf16)
+_bifolio_isa(sve256 -march=armv8.2-a+sve+bf16 -msve-vector-bits=256 CPUINFO sve svebf16)
 if(_bifolio_isas_without_flags)
   message(FATAL_ERROR "BifolioIsa.cmake has no line of compiler flags for: ${_bifolio_isas_without_flags}")
 endif()

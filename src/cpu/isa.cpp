@@ -19,6 +19,7 @@
 #endif
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
+#include <sys/prctl.h>
 #endif
 
 namespace bifolio::inline v0_2::cpu {
@@ -127,6 +128,21 @@ bool has_bf16() noexcept {
 #if defined(__aarch64__) && defined(__linux__)
   constexpr unsigned long bf16 = 1ul << 14;
   return (getauxval(AT_HWCAP2) & bf16) != 0;
+#else
+  return false;
+#endif
+}
+
+// SVE with its BF16 instructions, and vectors of 256 bits: those of the calling thread, which the threads that it
+// starts inherit.
+bool has_sve256() noexcept {
+#if defined(__aarch64__) && defined(__linux__)
+  constexpr unsigned long sve = 1ul << 22;
+  constexpr unsigned long sve_bf16 = 1ul << 12;
+  if ((getauxval(AT_HWCAP) & sve) == 0 || (getauxval(AT_HWCAP2) & sve_bf16) == 0) return false;
+  constexpr int get_vector_length = 51;  // PR_SVE_GET_VL: bytes in the lower 16 bits
+  const int found = prctl(get_vector_length);
+  return found >= 0 && (found & 0xffff) == 32;
 #else
   return false;
 #endif

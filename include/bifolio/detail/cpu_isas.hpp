@@ -19,5 +19,6 @@
   ISA(amx,         x86_64,  avx512_bf16, has_amx)         \
   ISA(amx_fp16,    x86_64,  amx,         has_amx_fp16)    \
   ISA(neon,        aarch64, none,        has_asimd)       \
-  ISA(neon_bf16,   aarch64, neon,        has_bf16)
+  ISA(neon_bf16,   aarch64, neon,        has_bf16)        \
+  ISA(sve256,      aarch64, neon_bf16,   has_sve256)
 // clang-format on

@@ -223,8 +223,8 @@ inline void divide_zeros(tile_scales& scales, float* ratios) noexcept {
     for (int column = 0; column < 2 * lanes; column += lanes) {
       const vf scale = load(scales.scale + first + column);
       const vf zero = load(scales.zero + first + column);
-      store(in_order + column, xsimd::select(scale == none, none, zero / scale));
-      store(scales.zero + first + column, xsimd::select(scale == none, zero, none));
+      store(in_order + column, select(scale == none, none, zero / scale));
+      store(scales.zero + first + column, select(scale == none, zero, none));
     }
     for (int i = 0; i < lanes; ++i) {
       ratios[first + i] = in_order[2 * i];

@@ -67,7 +67,7 @@ BIFOLIO_INLINE void vector_mainloop<Key, Sums>::softmax_row(float* scores, visib
   }
   vf highest = s[0];
 #pragma GCC unroll 16
-  for (int c = 1; c < tile_vectors; ++c) highest = xsimd::max(highest, s[c]);
+  for (int c = 1; c < tile_vectors; ++c) highest = max(highest, s[c]);
   const float tile_maximum = reduce_max(highest);
   vf sum = load(sums);
   float& maximum = maximum_of(state, padded_);

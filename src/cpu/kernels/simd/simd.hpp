@@ -2,7 +2,8 @@
 #pragma once
 
 /// The vocabulary of the CPU kernels, and the only file that includes xsimd. One vector type, `vf`, holds `lanes`
-/// floats. Everything that differs between instruction sets or between xsimd versions (8.1 and newer) is hidden here:
+/// floats: xsimd's, or that of sve_batch.hpp with its operators. Everything that differs between instruction sets or
+/// between xsimd versions (8.1 and newer) is hidden here:
 ///   - fma: xsimd 8.1's AVX-512 `fma` is not fused; SSE2 has none, there it is a product and a sum, everywhere alike;
 ///   - 16-bit floats, which no xsimd has: `split_pair`, `load_pair`, and pairs in scratch, written by `store_pairs<T>`
 ///     and read by `load_half<T, 0>` (the low halves as floats) and `load_half<T, 1>`;
@@ -17,7 +18,6 @@
 
 #include <bifolio/dtype.hpp>
 #include <cstdint>
-#include <xsimd/xsimd.hpp>
 
 #include "cpu/kernels/simd/inline.hpp"
 
@@ -29,11 +29,24 @@
 #if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 #define BIFOLIO_PAIR_DOT 1
 #endif
+#if defined(__ARM_FEATURE_SVE_BITS) && __ARM_FEATURE_SVE_BITS == 256
+#define BIFOLIO_SVE256 1
+#endif
+
+#if BIFOLIO_SVE256
+#include "cpu/kernels/simd/sve_batch.hpp"
+#else
+#include <xsimd/xsimd.hpp>
 
 namespace bifolio::inline v0_2::cpu::BIFOLIO_ISA {
 namespace {
-
 using vf = xsimd::batch<float>;
+}
+}  // namespace bifolio::inline v0_2::cpu::BIFOLIO_ISA
+#endif
+
+namespace bifolio::inline v0_2::cpu::BIFOLIO_ISA {
+namespace {
 
 inline constexpr int lanes = static_cast<int>(vf::size);
 
@@ -48,6 +61,8 @@ BIFOLIO_INLINE vf broadcast(float x) noexcept { return vf(x); }
 #include "cpu/kernels/simd/avx512.hpp"
 #elif defined(__AVX2__)
 #include "cpu/kernels/simd/avx2.hpp"
+#elif BIFOLIO_SVE256
+#include "cpu/kernels/simd/sve256.hpp"
 #elif defined(__ARM_NEON)
 #include "cpu/kernels/simd/neon.hpp"
 #else
@@ -57,7 +72,7 @@ BIFOLIO_INLINE vf broadcast(float x) noexcept { return vf(x); }
 namespace bifolio::inline v0_2::cpu::BIFOLIO_ISA {
 namespace {
 
-#if !defined(__AVX2__)
+#if !defined(__AVX2__) && !BIFOLIO_SVE256
 /// Transposes four rows of four elements of 32 bits, as the wider `transpose_quads`.
 template <class LoadRows, class StoreColumn>
 BIFOLIO_INLINE void transpose_quads(const LoadRows& load_rows, const StoreColumn& store_column) noexcept {
@@ -130,7 +145,7 @@ BIFOLIO_INLINE vf exp(vf x) noexcept {
 
 /// tanh, within 3 ulp; NaN stays NaN. |x| < 0.625: x + x³·P(x²) (relative error 2e-8), else 1 − 2 / (e^2|x| + 1).
 BIFOLIO_INLINE vf tanh(vf x) noexcept {
-  const vf magnitude = xsimd::abs(x);
+  const vf magnitude = abs(x);
   const vf z = x * x;
   vf p = fma(vf(-0x1.8c2d0ap-8f), z, vf(0x1.576e3p-6f));
   p = fma(p, z, vf(-0x1.b91582p-5f));
@@ -138,10 +153,10 @@ BIFOLIO_INLINE vf tanh(vf x) noexcept {
   p = fma(p, z, vf(-0x1.555552p-2f));
   const vf small = fma(p * z, x, x);
   // Clamped where tanh is 1 in float32; the comparison is false for NaN, which passes through exp.
-  const vf doubled = xsimd::select(magnitude > vf(20.0f), vf(40.0f), magnitude + magnitude);
+  const vf doubled = select(magnitude > vf(20.0f), vf(40.0f), magnitude + magnitude);
   const vf positive = vf(1.0f) - vf(2.0f) / (exp(doubled) + vf(1.0f));
-  const vf large = xsimd::select(x < vf(0.0f), vf(0.0f) - positive, positive);
-  return xsimd::select(magnitude < vf(0.625f), small, large);
+  const vf large = select(x < vf(0.0f), vf(0.0f) - positive, positive);
+  return select(magnitude < vf(0.625f), small, large);
 }
 
 /// `value` in the lanes whose number is in [begin, end), `other` in the others, whatever `value` is there.
@@ -149,7 +164,7 @@ BIFOLIO_INLINE vf keep_lanes(vf value, int begin, int end, float other = -__buil
   const vf number = lane_numbers();
   const vf lowest(other);
   const auto inside = (number >= vf(static_cast<float>(begin))) & (number < vf(static_cast<float>(end)));
-  return xsimd::select(inside, value, lowest);
+  return select(inside, value, lowest);
 }
 
 // Element conversions for the rows at the edges: written without branches, so that the compiler vectorises the loops

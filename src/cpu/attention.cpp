@@ -182,7 +182,7 @@ std::vector<std::string> attention_kernel_names(const kernel_table& table) {
   for (const attention_implementation& entry : attention_implementations()) {
     for (const bool split : {false, true}) {
       for (const dtype kv_type : tensor_dtypes) {
-        if (table.attention.items_of(entry.loops, kv_type).run == nullptr) continue;
+        if (entry.rounds_queries || table.attention.items_of(entry.loops, kv_type).run == nullptr) continue;
         names.push_back(kernel_name(table, entry, bifolio::to_string(kv_type), split));
       }
       if (entry.takes_codes && table.attention.items_of(entry.loops, dtype::bf16).run != nullptr) {

@@ -13,21 +13,32 @@ constexpr attention_implementation list[] = {
      .takes_bias = false,
      .takes_codes = false,
      .decodes_rows = false,
-     .prefill_rows = 96},
+     .prefill_rows = 96,
+     .rounds_queries = false},
     {.name = "dots",
      .loops = attention_loops::dots,
      .takes_mixed_dtypes = false,
      .takes_bias = true,
      .takes_codes = true,
      .decodes_rows = false,
-     .prefill_rows = 192},
+     .prefill_rows = 192,
+     .rounds_queries = false},
+    {.name = "integers",
+     .loops = attention_loops::integers,
+     .takes_mixed_dtypes = false,
+     .takes_bias = true,
+     .takes_codes = true,
+     .decodes_rows = false,
+     .prefill_rows = 192,
+     .rounds_queries = true},
     {.name = "vectors",
      .loops = attention_loops::vectors,
      .takes_mixed_dtypes = true,
      .takes_bias = true,
      .takes_codes = true,
      .decodes_rows = true,
-     .prefill_rows = 192},
+     .prefill_rows = 192,
+     .rounds_queries = false},
 };
 
 }  // namespace
@@ -64,6 +75,12 @@ bool attention_implementation::accepts(const attention_problem& problem, std::st
         takes_codes ? "; it takes one 16-bit dtype for both, or 8-bit codes and bf16"
                     : "; it takes one 16-bit dtype for both");
   }
+  if (rounds_queries && (problem.k_code.type != dtype::i8 || !problem.is_widened())) {
+    return detail::declines(
+        why, "K is stored as ", [&](std::string& text) { text += to_string(problem.k_code); }, " and V as ",
+        [&](std::string& text) { text += to_string(problem.v_code); },
+        "; it takes i8 codes of K, and 8-bit codes or bf16 of V");
+  }
   const dtype kv_type = problem.kernel_type();
   if (problem.table.attention.items_of(loops, kv_type).run == nullptr) {
     return detail::declines(why, "the instruction set ", to_string(problem.table.isa), " has none for a KV cache of ",
@@ -82,7 +99,7 @@ std::span<const attention_implementation> attention_implementations() noexcept {
 
 const attention_implementation* implementation_of(const attention_problem& call, std::string_view forced) noexcept {
   for (const attention_implementation& entry : list) {
-    if (!forced.empty() && entry.name != forced) continue;
+    if (forced.empty() ? entry.rounds_queries : entry.name != forced) continue;
     if (entry.accepts(call, nullptr)) return &entry;
   }
   return nullptr;
@@ -99,6 +116,8 @@ std::vector<std::string> explain_implementations(const attention_problem& planne
       sentence.append(" is not asked: ").append(forced).append(" is forced");
     } else if (!entry.accepts(planned, &why)) {
       sentence.append(" declines: ").append(why);
+    } else if (forced.empty() && entry.rounds_queries) {
+      sentence += " is not asked: it rounds queries, and has to be forced";
     } else if (taken == nullptr) {
       taken = &entry;
       sentence.append(" takes all ").append(std::to_string(num_seqs)).append(" sequences");

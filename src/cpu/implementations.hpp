@@ -7,6 +7,8 @@
 ///   tiles    tile registers (AMX)                           queries, KV cache and output of one 16-bit dtype, no bias,
 ///                                                           no codes
 ///   dots     dot products of bf16 pairs, vector registers   queries, KV cache and output bf16; not where there are tiles
+///   integers products of 8-bit integers, vector registers   queries and output bf16, K of i8 codes, V of codes or bf16;
+///                                                           only where it is forced by name: it rounds queries
 ///   vectors  float32 multiply-adds, vector registers        everything
 // clang-format on
 ///
@@ -66,6 +68,8 @@ struct attention_implementation {
   bool decodes_rows;  ///< and other pairs of types
   /// Rows of a query tile of prefill, for which a KV tile is packed once: more of them cost room in L2.
   std::int32_t prefill_rows;
+  /// Queries become 8-bit integers: only i8 codes of K, and only where it is forced.
+  bool rounds_queries;
 
   /// `why` is null, or receives why not.
   [[nodiscard]] bool accepts(const attention_problem& problem, std::string* why) const noexcept;

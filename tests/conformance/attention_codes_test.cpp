@@ -3,6 +3,7 @@
 // on the same values, and where a NaN goes.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <bifolio/backend.hpp>
 #include <bit>
 #include <cmath>
@@ -172,6 +173,117 @@ TEST_CASE("a key that is alone comes out as its values, for each of the 256 code
   }
 }
 
+/// What `integers` makes of queries: bytes times a step per row.
+attention_contents with_rounded_queries(attention_contents contents, const attention_case& c) {
+  const auto dims = static_cast<std::size_t>(c.head_dim);
+  for (attention_contents::sequence& seq : contents.seqs) {
+    for (std::size_t row = 0; row < seq.q.size(); row += dims) {
+      float largest = 0;
+      for (std::size_t d = 0; d < dims; ++d) largest = std::max(largest, std::abs(seq.q[row + d]));
+      const float inverse = largest < 0x1p-119f ? 0.0f : 127.0f / largest;
+      const float step = largest < 0x1p-119f ? 0.0f : largest / 127.0f;
+      for (std::size_t d = 0; d < dims; ++d) seq.q[row + d] = std::nearbyint(seq.q[row + d] * inverse) * step;
+    }
+  }
+  return contents;
+}
+
+bool has_integers(const tested_backend& tested) {
+  return std::ranges::any_of(tested.get().attention_kernels(),
+                             [](const std::string& kernel) { return kernel.ends_with("bf16-codes integers"); });
+}
+
+TEST_CASE(
+    "integers, forced, agree with the oracle on rounded queries, and on the queries themselves within their own "
+    "bound") {
+  using g = scale_granularity;
+  const kv_code pairs[][2] = {{{dtype::i8, g::token_head}, {dtype::i8, g::token_head}},
+                              {{dtype::i8, g::layer}, {dtype::i8, g::layer}},
+                              {{dtype::i8, g::head}, {dtype::e4m3, g::token_head}},
+                              {{dtype::i8, g::token_head}, {dtype::u8, g::token_head}},
+                              {{dtype::i8, g::layer}, {dtype::bf16}}};
+  std::vector<attention_case> cases = random_cases(hash_of(test_seed(), 5), 60);
+  const std::vector<attention_case> planes = random_plane_cases(hash_of(test_seed(), 5), 30);
+  cases.insert(cases.end(), planes.begin(), planes.end());
+  std::size_t turn = 0;
+  std::int64_t num_served = 0;
+  std::int64_t num_offered = 0;
+  double largest_share = 0;
+  for (const attention_case& plain : cases) {
+    const auto& pair = pairs[turn++ % std::size(pairs)];
+    attention_case c = with_codes(plain, pair[0], pair[1]);
+    c.q_type = c.out_type = dtype::bf16;
+    attention_case worst_case = c;
+    worst_case.statistical = false;
+    const attention_contents contents(c);
+    const attention_contents rounded = with_rounded_queries(contents, c);
+    const attention_expectation as_rounded(c, rounded);
+    const attention_expectation as_given(worst_case, contents);
+    for (const tested_backend* tested : one_per_family(turn)) {
+      const bool offered = has_integers(*tested);
+      num_offered += offered ? 1 : 0;
+      attention_call call(*tested, c, contents, placement_in_turn(c, turn));
+      call.plan();
+      for (const std::string& kernel : tested->get().describe(call.planned, call.params)) {
+        CHECK_MESSAGE(kernel.find("integers") == std::string::npos, kernel);
+      }
+      if (offered) {
+        const std::vector<std::string> said = tested->get().explain(call.planned);
+        CHECK(std::ranges::count(said, "integers is not asked: it rounds queries, and has to be forced") == 1);
+      }
+      call.spec.implementation = "integers";
+      if (!offered) {
+        CHECK_THROWS_AS(call.plan(), error);
+        continue;
+      }
+      call.plan();
+      REQUIRE(call.run() == errc::ok);
+      ++num_served;
+      std::string problem;
+      const attention_output got = call.read(problem);
+      arithmetic numbers = numbers_for(*tested, c);
+      problem += as_rounded.problem_of(got, numbers);
+      CHECK_MESSAGE(problem.empty(), tested->name, ": ", problem, " [", describe(c), "]");
+      numbers.query_roundoff = 1.0 / 254;
+      const reference::accuracy_judge judge = as_given.judge(got, numbers, 0, c.seqs.size());
+      CHECK_MESSAGE(judge.problem().empty(), tested->name, ": ", judge.problem(), " [", describe(c), "]");
+      largest_share = std::max(largest_share, judge.worst_share());
+    }
+  }
+  CHECK(num_served == num_offered);
+  MESSAGE(num_served, " calls; largest error ", largest_share, " of the bound of rounded queries");
+}
+
+TEST_CASE("integers give a token the same bits alone, in a chunk and in any layout") {
+  for (const tested_backend* tested : one_per_family(0)) {
+    if (!has_integers(*tested)) continue;
+    attention_case c{.what = "integers",
+                     .group_size = 3,
+                     .head_dim = 96,
+                     .q_type = dtype::bf16,
+                     .out_type = dtype::bf16,
+                     .seqs = {{40, 700}, {1, 90}}};
+    c = with_codes(c, {dtype::i8, scale_granularity::token_head}, {dtype::i8, scale_granularity::token_head});
+    attention_output all;
+    for (const arrangement layout : all_arrangements) {
+      for (const std::int32_t tokens : {40, 7, 1}) {
+        c.layout = layout;
+        c.seqs[0].query_len = tokens;
+        const attention_contents contents(c);
+        attention_call call(*tested, c, contents);
+        call.spec.implementation = "integers";
+        call.plan();
+        attention_output got = rows_of(c, run_planned(*tested, call), 0);
+        const std::size_t row = static_cast<std::size_t>(c.num_q_heads()) * static_cast<std::size_t>(c.out_dim());
+        got.out.erase(got.out.begin(), got.out.end() - static_cast<std::ptrdiff_t>(row));
+        got.lse.erase(got.lse.begin(), got.lse.end() - static_cast<std::ptrdiff_t>(c.num_q_heads()));
+        if (all.out.empty()) all = got;
+        CHECK_MESSAGE(bit_difference(all, got) == "", tested->name, ", ", tokens, " tokens");
+      }
+    }
+  }
+}
+
 TEST_CASE("every implementation, forced by name, agrees with the oracle on codes or says why it declines") {
   using g = scale_granularity;
   const kv_code pairs[][2] = {{{dtype::e4m3, g::layer}, {dtype::e4m3, g::head}},
@@ -193,6 +305,7 @@ TEST_CASE("every implementation, forced by name, agrees with the oracle on codes
       if (!tested->is_host) continue;
       has_host = true;
       for (const std::string& name : tested->get().explain({})) {
+        if (name == "integers") continue;  // rounds queries; above
         attention_call call(*tested, c, contents, placement_in_turn(c, turn));
         call.spec.implementation = name;
         try {

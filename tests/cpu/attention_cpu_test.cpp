@@ -348,7 +348,7 @@ TEST_CASE("without a name the first implementation that accepts computes the cal
   const long_batch batch;
   for (const cpu_isa isa : supported_isas()) {
     const auto where = serial(isa);
-    CHECK(implementations_of(*where) == std::vector<std::string>{"tiles", "dots", "vectors"});
+    CHECK(implementations_of(*where) == std::vector<std::string>{"tiles", "dots", "integers", "vectors"});
     for (const dtype kv : tensor_dtypes) {
       for (const bool one_type : {true, false}) {
         CAPTURE(to_string(isa));
@@ -360,7 +360,7 @@ TEST_CASE("without a name the first implementation that accepts computes the cal
         where->plan_attention(plan, spec, batch.view(), 250);
         CHECK(plan.spec.implementation.empty());
         const std::vector<std::string> sentences = where->explain(plan);
-        REQUIRE(sentences.size() == 3);
+        REQUIRE(sentences.size() == 4);
         bool taken = false;
         for (std::size_t i = 0; i < sentences.size(); ++i) {
           const std::string name = implementations_of(*where)[i];

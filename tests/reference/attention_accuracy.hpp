@@ -5,7 +5,8 @@
 ///
 /// 1. per element, with u the roundoff of accumulation, u_out that of the output dtype, u_P that of probabilities,
 ///    d = qk_head_dim, L keys, B keys per partial sum, M = Σ p_j |v_j|, V = max |v_j|, and E = u · (largest slack of a
-///    logit, reference::attend): that of its dot product, of tanh, of ALiBi and of the bias:
+///    logit, reference::attend): that of its dot product, of tanh, of ALiBi and of the bias; where queries are rounded,
+///    by u_q of their largest element, also u_q · |scale| · max |q_d| · (largest Σ |k_d|):
 ///      |err| ≤ [expm1(2E) + 8u + 2u·(B + L/B + 8) + u_P]·M·(1 + u_out) + u_out·|o| + (2^-114 + t_P)·L·V + underflow
 ///      |err of LSE| ≤ E + u·(B + L/B + 8) + 4u·|LSE|
 ///    (backward error of a dot product, Higham 2002, ch. 3, carried through the softmax; grows with B + L/B, not with

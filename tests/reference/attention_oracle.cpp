@@ -49,11 +49,13 @@ attention_reference attend(const attention_options& options, const dense_sequenc
   result.highest.assign(elements, 0.0);
   result.lse.assign(rows, -infinity);
   result.logit_slack.assign(rows, 0.0);
+  result.query_slack.assign(rows, 0.0);
   result.num_keys.assign(rows, 0);
 
   std::vector<std::int64_t> keys;
   std::vector<double> logits;
   std::vector<double> slacks;
+  std::vector<double> key_sums;
   for (std::int64_t t = 0; t < seq.query_len; ++t) {
     const std::int64_t p = seq.first_query_position() + t;
     for (std::int64_t h = 0; h < options.num_q_heads; ++h) {
@@ -62,15 +64,20 @@ attention_reference attend(const attention_options& options, const dense_sequenc
       keys.clear();
       logits.clear();
       slacks.clear();
+      key_sums.clear();
+      double largest_q = 0;
+      for (std::int64_t i = 0; i < d; ++i) largest_q = std::max(largest_q, std::abs(static_cast<double>(q[i])));
       for (std::int64_t j = 0; j < seq.seq_len; ++j) {
         if (!is_visible(options, p, j, seq.seq_len)) continue;
         const float* k = seq.k + (j * options.num_kv_heads + h / group) * d;
         double dot = 0;
         double products = 0;
+        double key_sum = 0;
         for (std::int64_t i = 0; i < d; ++i) {
           const double product = static_cast<double>(q[i]) * static_cast<double>(k[i]);
           dot += product;
           products += std::abs(product);
+          key_sum += std::abs(static_cast<double>(k[i]));
         }
         double logit = static_cast<double>(options.scale) * dot;
         if (options.soft_cap > 0) {
@@ -83,6 +90,7 @@ attention_reference attend(const attention_options& options, const dense_sequenc
         const auto bias = static_cast<double>(bias_of(seq, row, j));
         if (logit + alibi + bias == -infinity) continue;  // weighs nothing
         slacks.push_back(slack_of_logit(options, products, logit, alibi, bias));
+        key_sums.push_back(std::abs(static_cast<double>(options.scale)) * largest_q * key_sum);
         keys.push_back(j);
         logits.push_back(logit + alibi + bias);
       }
@@ -98,6 +106,7 @@ attention_reference attend(const attention_options& options, const dense_sequenc
         // Keys that a bias puts so low that float32 has no weight for them, whatever their own error, do not count.
         if (seq.bias != nullptr && logits[n] + 0x1p-20 * slacks[n] < maximum - 110) continue;
         slack = std::max(slack, slacks[n]);
+        result.query_slack[row] = std::max(result.query_slack[row], key_sums[n]);
       }
 
       double sum = std::exp(sink - maximum);

@@ -43,12 +43,15 @@ struct dense_sequence {
 
 /// Row r = (token, head) of token · num_q_heads + head; elements r · v_head_dim + dim.
 struct attention_reference {
-  std::vector<double> out;             ///< [rows, v_head_dim]
-  std::vector<double> magnitude;       ///< [rows, v_head_dim], M = Σ p_j |v_j|
-  std::vector<double> lowest;          ///< [rows, v_head_dim], smallest value an average of what is visible can take
-  std::vector<double> highest;         ///< [rows, v_head_dim]
-  std::vector<double> lse;             ///< [rows]
-  std::vector<double> logit_slack;     ///< [rows], E / u: the largest error of a float32 logit, in units of roundoff
+  std::vector<double> out;          ///< [rows, v_head_dim]
+  std::vector<double> magnitude;    ///< [rows, v_head_dim], M = Σ p_j |v_j|
+  std::vector<double> lowest;       ///< [rows, v_head_dim], smallest value an average of what is visible can take
+  std::vector<double> highest;      ///< [rows, v_head_dim]
+  std::vector<double> lse;          ///< [rows]
+  std::vector<double> logit_slack;  ///< [rows], E / u: the largest error of a float32 logit, in units of roundoff
+  /// [rows], |scale| · max |q_d| · largest Σ |k_d|: what the roundoff of queries relative to their largest element is
+  /// multiplied with to be that of a logit
+  std::vector<double> query_slack;
   std::vector<std::int64_t> num_keys;  ///< [rows], keys visible whose logit is not −inf
 };
 

@@ -37,6 +37,7 @@ struct arithmetic {
   per_dtype<double> tiny_probability = {0, 0, 0};    ///< their rounding where they are subnormal, by KV dtype
   per_dtype<std::size_t> dims_together = {1, 1, 1};  ///< aligned dims of V that share a NaN, by KV dtype
   per_dtype<double> flushed = {0, 0, 0};  ///< magnitudes below which a product or sum may count as 0, by KV dtype
+  double query_roundoff = 0;              ///< of queries, relative to the largest element of each
 };
 
 struct tested_backend {

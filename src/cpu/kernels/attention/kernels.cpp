@@ -37,6 +37,9 @@ constexpr attention_kernels make_table() noexcept {
       } else if constexpr (has_pair_dot && __is_same(key, bfloat16)) {
         set(attention_loops::dots, kernels_of<vector_mainloop<key, vector_sums::dots>>());
       }
+      if constexpr (has_quad_dot && __is_same(key, bfloat16)) {
+        set(attention_loops::integers, kernels_of<vector_mainloop<key, vector_sums::integers>>());
+      }
     });
   }
   return table;

@@ -139,11 +139,12 @@ struct attention_scratch {
 
 /// How an implementation multiplies (src/cpu/implementations.hpp).
 enum class attention_loops : std::uint8_t {
-  tiles,    ///< tile registers
-  dots,     ///< products of pairs of 16-bit elements on vector registers
-  vectors,  ///< elements widened to float32
+  tiles,     ///< tile registers
+  dots,      ///< products of pairs of 16-bit elements on vector registers
+  vectors,   ///< elements widened to float32
+  integers,  ///< scores as integer products of i8 codes with rounded queries
 };
-inline constexpr std::size_t num_attention_loops = 3;
+inline constexpr std::size_t num_attention_loops = 4;
 
 /// The kernels of one implementation and dtype of the KV cache; null where an ISA does not have them. All work of a
 /// call is done by kernels of the same loops, because different loops sum in different orders.

@@ -58,6 +58,17 @@ struct dot_column {
   static BIFOLIO_INLINE vf multiply_add(vf query, vf key, vf acc) noexcept { return pair_dot(query, key, acc); }
 };
 
+/// Four dims of 8-bit integers, multiplied with four query elements; sums are int32 in the place of floats.
+struct quad_column {
+  static constexpr int dims = 4;
+  static constexpr int parts = 1;
+  template <int Part>
+  static BIFOLIO_INLINE vf load_part(const float* keys) noexcept {
+    return load(keys);
+  }
+  static BIFOLIO_INLINE vf multiply_add(vf query, vf key, vf acc) noexcept { return quad_dot(query, key, acc); }
+};
+
 /// scores[r][key] += Σ_d queries[d][r] · keys[d][key], d ascending, starting from 0 unless `add`. queries
 /// [num_columns · parts][Rows], keys [num_columns][tile_keys], scores [Rows][tile_keys].
 template <class Column, int Rows>

@@ -6,6 +6,7 @@
 
 #include "common/attention/logits.hpp"
 #include "cpu/kernels/attention/mainloop.hpp"
+#include "cpu/kernels/attention/quads.hpp"
 
 namespace bifolio::inline v0_2::cpu::BIFOLIO_ISA {
 namespace {
@@ -16,20 +17,23 @@ namespace {
 inline constexpr int decode_kc = 32;
 inline constexpr int prefill_kc = 128;
 inline constexpr int pair_kc = 64;
+inline constexpr int quad_kc = 128;
 /// Up to this many rows, V is widened again for each row group rather than once into scratch.
 inline constexpr int in_place_rows = 12;
 
-/// How scores and outputs are summed: in float32 or by dot products of pairs, which scale scores afterwards and round
-/// probabilities.
-enum class vector_sums { widened, dots };
+/// How scores and outputs are summed: in float32; by dot products of pairs, which scale scores afterwards and round
+/// probabilities; or scores in integers, and outputs as the instruction set does best.
+enum class vector_sums { widened, dots, integers };
 
 template <class Key, vector_sums Sums>
 class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
   using base = mainloop<Key, vector_mainloop>;
   friend base;
-  static constexpr bool uses_dots = Sums == vector_sums::dots;
-  static constexpr bool pairs_columns = uses_dots && transposes_half_rows;
-  static constexpr bool may_keep_pairs = sizeof(Key) == 2 && (uses_dots || keeps_pairs);
+  static constexpr bool scores_by_fours = Sums == vector_sums::integers;
+  static constexpr bool scores_by_dots = Sums == vector_sums::dots;
+  static constexpr bool sums_by_dots = scores_by_dots || (scores_by_fours && has_pair_dot);
+  static constexpr bool pairs_columns = sums_by_dots && transposes_half_rows;
+  static constexpr bool may_keep_pairs = sizeof(Key) == 2 && !scores_by_fours && (scores_by_dots || keeps_pairs);
 
  public:
   vector_mainloop(const attention_args& args, const attention_item& item, const attention_scratch& scratch) noexcept
@@ -37,10 +41,11 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
         num_groups_(groups_of(head_rows_)),
         base_rows_(head_rows_ / num_groups_),
         extra_rows_(head_rows_ % num_groups_),
-        pairs_(may_keep_pairs && (uses_dots || head_rows_ <= in_place_rows)),
-        query_values_(uses_dots ? (args.qk_head_dim + 1) / 2
-                      : pairs_  ? (args.qk_head_dim + 1) / 2 * 2
-                                : args.qk_head_dim),
+        pairs_(may_keep_pairs && (scores_by_dots || head_rows_ <= in_place_rows)),
+        query_values_(scores_by_fours  ? (args.qk_head_dim + 3) / 4 + query_step_floats
+                      : scores_by_dots ? (args.qk_head_dim + 1) / 2
+                      : pairs_         ? (args.qk_head_dim + 1) / 2 * 2
+                                       : args.qk_head_dim),
         v_in_place_(!(pairs_columns && v_columns_) && (head_rows_ <= in_place_rows || sizeof(Key) == 4)),
         k_transposed_(k_widened_ && pairs_ && base::has_runs(args.k_strides, args.qk_head_dim) &&
                       transposes_codes(args.k_code.type, args.qk_head_dim)) {}
@@ -122,7 +127,7 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
   }
 
   static BIFOLIO_INLINE void order(vf& a, vf& b) noexcept {
-    if constexpr (uses_dots) {
+    if constexpr (sums_by_dots) {
       order_dims(a, b, a, b);
     } else if constexpr (pair_is_interleaved<Key>) {
       interleave(a, b, a, b);
@@ -133,8 +138,9 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
   [[nodiscard]] int polls_per_tile() const noexcept {
     const int vectors = nr_of(base_rows_ + (extra_rows_ > 0 ? 1 : 0));
     const int passes = (dims_ + vectors * lanes - 1) / (vectors * lanes);
-    const int columns = tile_keys / lanes * args_.qk_head_dim * static_cast<int>(sizeof(Key)) / 4;
-    const int widened = 2 * tile_keys * ((k_widened_ ? 1 : 0) + (v_widened_ ? 1 : 0));
+    const int columns =
+        tile_keys / lanes * args_.qk_head_dim * (scores_by_fours ? 1 : static_cast<int>(sizeof(Key))) / 4;
+    const int widened = 2 * tile_keys * ((k_widened_ && !scores_by_fours ? 1 : 0) + (v_widened_ ? 1 : 0));
     return widened + columns + polls_of_columns() +
            num_groups_ * (args_.qk_head_dim * (tile_vectors / vectors) + tile_keys * passes);
   }
@@ -142,6 +148,9 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
   // The same for codes that are transposed before they are widened.
   template <class Code>
   void pack_codes(const kv_tile_offsets& tile, int head, int dim, int dims) noexcept;
+
+  // The same for codes that stay integers, in any layout.
+  void pack_fours(const kv_tile_offsets& tile, int head, int dim, int dims) noexcept;
 
   // Dims [dim, dim + dims) of the tile's keys, transposed, into scratch.
   void pack_keys(const kv_tile_offsets& tile, int head, int dim, int dims) noexcept;
@@ -166,7 +175,8 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
   void process_tile(const kv_tile_offsets& tile, int head) noexcept {
     // The transposed keys of KC dims stay in L1 while they are used.
     const bool by_dims = k_contiguous_ || k_transposed_ || k_pieces_;
-    const int kc = !by_dims                      ? args_.qk_head_dim
+    const int kc = scores_by_fours               ? quad_kc
+                   : !by_dims                    ? args_.qk_head_dim
                    : pairs_                      ? pair_kc
                    : head_rows_ <= in_place_rows ? decode_kc
                                                  : prefill_kc;
@@ -179,7 +189,7 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
     if constexpr (widens_codes) {
       if (k_tails_) read_k_scales(tile, head, k_scales_);
       if (v_tails_) read_v_scales(tile, head, v_scales_);
-      if (uses_dots && v_zeros_) divide_zeros(v_scales_, v_ratios_);
+      if (sums_by_dots && v_zeros_) divide_zeros(v_scales_, v_ratios_);
     }
     const Key* rows[tile_keys];
     const float* widened[tile_keys];
@@ -189,9 +199,9 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
       if constexpr (pairs_columns) pair_columns(tile, head);
     } else if (v_in_place_) {
       // The other key of a pair may be outside the tile: it is loaded, never multiplied.
-      if (uses_dots && tile.begin % 2 != 0) rows[tile.begin - 1] = static_cast<const Key*>(scratch_.zero_row);
-      if (uses_dots && tile.end % 2 != 0) rows[tile.end] = static_cast<const Key*>(scratch_.zero_row);
-    } else if constexpr (uses_dots) {
+      if (sums_by_dots && tile.begin % 2 != 0) rows[tile.begin - 1] = static_cast<const Key*>(scratch_.zero_row);
+      if (sums_by_dots && tile.end % 2 != 0) rows[tile.end] = static_cast<const Key*>(scratch_.zero_row);
+    } else if constexpr (sums_by_dots) {
       pair_values(tile.begin, tile.end, rows);
     } else {
       widen_values(tile, rows);
@@ -208,9 +218,10 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
       for (int i = 0; i < group.rows; ++i) {
         if (group.visible[i].begin >= group.visible[i].end) continue;
         softmax_row(scores + i * tile_keys, group.visible[i], tile.first, head, group.begin + i,
-                    group_states + i * stride_, scratch_.sums + (row_index + i) * workspace_align);
+                    step_of(group, head, i), group_states + i * stride_,
+                    scratch_.sums + (row_index + i) * workspace_align);
       }
-      if constexpr (uses_dots) {
+      if constexpr (sums_by_dots) {
         if (v_in_place_) {
           accumulate_dot(scores, value_rows{rows}, args_.v_head_dim, group, group_states);
         } else {
@@ -249,16 +260,17 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
     const row_group group = group_of(tile, g);
     if (!group.any) return;
     float* scores = scratch_.scores + static_cast<std::int64_t>(group.begin) * tile_keys;
-    const float* queries = scratch_.queries +
-                           (static_cast<std::int64_t>(head) * head_rows_ + group.begin) * query_values_ +
-                           static_cast<std::int64_t>(uses_dots ? dim / 2 : dim) * group.rows;
+    constexpr int dims_of_value = scores_by_fours ? 4 : scores_by_dots ? 2 : 1;
+    const float* queries = queries_of(group, head) + static_cast<std::int64_t>(dim / dims_of_value) * group.rows;
     with_rows(
         group.rows, [&]<int Rows>() __attribute__((always_inline)) {
           const auto add = [&]<class Column>(Column) __attribute__((always_inline)) {
             const int columns = (dims + Column::dims - 1) / Column::dims;
             score_rows<Column, Rows>(queries, scratch_.keys, columns, dim > 0, scores, prefetcher_);
           };
-          if constexpr (uses_dots) {
+          if constexpr (scores_by_fours) {
+            add(quad_column{});
+          } else if constexpr (scores_by_dots) {
             add(dot_column{});
           } else if constexpr (may_keep_pairs) {
             if (pairs_) {
@@ -272,13 +284,24 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
         });
   }
 
+  [[nodiscard]] const float* queries_of(const row_group& group, int head) const noexcept {
+    return scratch_.queries + (static_cast<std::int64_t>(head) * head_rows_ + group.begin) * query_values_;
+  }
+  // Of row i of a group, whose queries were rounded.
+  [[nodiscard]] BIFOLIO_INLINE query_step step_of(const row_group& group, int head, int i) const noexcept {
+    if constexpr (!scores_by_fours) return {};
+    const float* const at =
+        queries_of(group, head) + static_cast<std::int64_t>(query_values_ - query_step_floats) * group.rows + i;
+    return {at[0], __builtin_bit_cast(std::int32_t, at[group.rows])};
+  }
+
   // The row's bias for the keys of a tile that it attends to, 0 elsewhere.
   void read_bias(visible_range visible, std::int64_t tile_first, int head, int row, float* bias) const noexcept;
 
   // Logits → probabilities in place, against the row's running maximum; updates maximum, sums and, when the maximum
   // rises, the accumulator.
   BIFOLIO_INLINE void softmax_row(float* scores, visible_range visible, std::int64_t tile_first, int head, int row,
-                                  float* state, float* sums) const noexcept;
+                                  const query_step& query, float* state, float* sums) const noexcept;
 
   static BIFOLIO_INLINE void store_probabilities(const vf* p, float* to) noexcept;
 

@@ -19,7 +19,10 @@ inline void vector_mainloop<Key, Sums>::pack_queries() noexcept {
       float* packed = queries + static_cast<std::int64_t>(begin) * query_values_;
       for (int i = 0; i < rows; ++i) {
         const std::int64_t offset = query_offset(head, begin + i);
-        if constexpr (uses_dots) {
+        if constexpr (scores_by_fours) {
+          widen_any(args_.q_type, args_.q, offset, args_.qk_head_dim, 1.0f, row_values);
+          round_query(row_values, args_.qk_head_dim);
+        } else if constexpr (scores_by_dots) {
           if (k_zeros_) note_query_sum(offset, head, begin + i, 1.0f);
           pair_row(static_cast<const bfloat16*>(args_.q) + offset, args_.qk_head_dim, row_values);
         } else {
@@ -65,7 +68,38 @@ inline void vector_mainloop<Key, Sums>::pack_codes(const kv_tile_offsets& tile, 
 }
 
 template <class Key, vector_sums Sums>
+inline void vector_mainloop<Key, Sums>::pack_fours(const kv_tile_offsets& tile, int head, int dim, int dims) noexcept {
+  const auto* const k = static_cast<const std::int8_t*>(args_.k) + (item_.kv_head_begin + head) * args_.k_strides.head;
+  const auto* const zeros = static_cast<const std::int8_t*>(scratch_.zero_row);
+  auto* const staging = static_cast<std::int8_t*>(scratch_.staging);
+  const bool in_place = base::has_runs(args_.k_strides, args_.qk_head_dim) && args_.qk_head_dim % 4 == 0;
+  for (int column = 0; column < tile_keys; column += lanes) {
+    float* const keys = scratch_.keys + column;
+    if (in_place && tile.uniform[column / lanes]) {
+      const uniform_rows<std::int8_t> rows(k + dim + tile.k[column], args_.k_strides.token);
+      transpose_fours(rows, dims, keys, prefetcher_);
+      continue;
+    }
+    scattered_rows<std::int8_t> rows;
+    for (int i = 0; i < lanes; ++i) {
+      const int key = column + i;
+      if (key < tile.begin || key >= tile.end) {
+        rows.row[i] = zeros;
+      } else if (in_place) {
+        rows.row[i] = k + tile.k[key] + dim;
+      } else {
+        std::int8_t* const row = staging + std::int64_t{i} * qk_padded_;
+        gather_elements(k + tile.k[key], args_.k_strides, dim, dims, row);
+        rows.row[i] = row;
+      }
+    }
+    transpose_fours(rows, dims, keys, prefetcher_);
+  }
+}
+
+template <class Key, vector_sums Sums>
 inline void vector_mainloop<Key, Sums>::pack_keys(const kv_tile_offsets& tile, int head, int dim, int dims) noexcept {
+  if constexpr (scores_by_fours) return pack_fours(tile, head, dim, dims);
   if constexpr (widens_codes && may_keep_pairs) {
     if (k_transposed_) {
       return visit_dtype(args_.k_code.type, [&](auto traits) {
@@ -122,7 +156,7 @@ inline void vector_mainloop<Key, Sums>::pack_keys(const kv_tile_offsets& tile, i
 template <class Key, vector_sums Sums>
 template <class Rows>
 BIFOLIO_INLINE void vector_mainloop<Key, Sums>::transpose_rows(const Rows& rows, int dims, float* keys) noexcept {
-  if constexpr (!uses_dots) {
+  if constexpr (!scores_by_dots) {
     if (!pairs_) return transpose_keys<Key, true>(rows, dims, keys, prefetcher_);
   }
   if constexpr (may_keep_pairs) transpose_keys<Key, false>(rows, dims, keys, prefetcher_);
@@ -131,7 +165,7 @@ BIFOLIO_INLINE void vector_mainloop<Key, Sums>::transpose_rows(const Rows& rows,
 template <class Key, vector_sums Sums>
 BIFOLIO_INLINE void vector_mainloop<Key, Sums>::transpose_pieces(const Key* from, int dims, float* keys) noexcept {
   const std::int64_t apart = args_.k_strides.chunk_stride;
-  if constexpr (!uses_dots) {
+  if constexpr (!scores_by_dots) {
     if (!pairs_) return cpu::BIFOLIO_ISA::transpose_pieces<Key, true>(from, apart, dims, keys, prefetcher_);
   }
   if constexpr (may_keep_pairs) {

@@ -21,11 +21,17 @@ inline void vector_mainloop<Key, Sums>::read_bias(visible_range visible, std::in
 
 template <class Key, vector_sums Sums>
 BIFOLIO_INLINE void vector_mainloop<Key, Sums>::softmax_row(float* scores, visible_range visible,
-                                                            std::int64_t tile_first, int head, int row, float* state,
+                                                            std::int64_t tile_first, int head, int row,
+                                                            [[maybe_unused]] const query_step& query, float* state,
                                                             float* sums) const noexcept {
   vf s[tile_vectors];
 #pragma GCC unroll 16
   for (int c = 0; c < tile_vectors; ++c) s[c] = load(scores + c * lanes);
+  if constexpr (scores_by_fours) {
+    const vf step(query.step);
+#pragma GCC unroll 16
+    for (int c = 0; c < tile_vectors; ++c) s[c] = sums_as_floats(s[c], query.offset) * step;
+  }
   if constexpr (widens_codes) {
     if (k_tails_) {
 #pragma GCC unroll 16
@@ -37,7 +43,7 @@ BIFOLIO_INLINE void vector_mainloop<Key, Sums>::softmax_row(float* scores, visib
       for (int c = 0; c < tile_vectors; ++c) s[c] = fma(sum, load(k_scales_.zero + c * lanes), s[c]);
     }
   }
-  if constexpr (uses_dots) {
+  if constexpr (scores_by_dots || scores_by_fours) {
     const vf scale(args_.scale * k_scale(head));
 #pragma GCC unroll 16
     for (int c = 0; c < tile_vectors; ++c) s[c] = s[c] * scale;
@@ -92,7 +98,7 @@ BIFOLIO_INLINE void vector_mainloop<Key, Sums>::softmax_row(float* scores, visib
       for (int c = 0; c < tile_vectors; ++c) s[c] = s[c] * load(v_scales_.scale + c * lanes);
       store_probabilities(s, scores);
       if (!v_zeros_) return;
-      if constexpr (uses_dots) zeros = zeros + sum_ratios(scores, visible);
+      if constexpr (sums_by_dots) zeros = zeros + sum_ratios(scores, visible);
       const vf all(reduce_add(zeros));
       for (int d = 0; d < dims_; d += lanes) store(state + d, load(state + d) + all);
       return;
@@ -101,16 +107,16 @@ BIFOLIO_INLINE void vector_mainloop<Key, Sums>::softmax_row(float* scores, visib
 #pragma GCC unroll 16
   for (int c = 0; c < tile_vectors; ++c) {
     s[c] = exp(s[c] - shift);
-    if constexpr (!uses_dots) store(scores + c * lanes, s[c]);
+    if constexpr (!sums_by_dots) store(scores + c * lanes, s[c]);
     sum = sum + s[c];
   }
-  if constexpr (uses_dots) store_probabilities(s, scores);
+  if constexpr (sums_by_dots) store_probabilities(s, scores);
   store(sums, sum);
 }
 
 template <class Key, vector_sums Sums>
 BIFOLIO_INLINE void vector_mainloop<Key, Sums>::store_probabilities(const vf* p, float* to) noexcept {
-  if constexpr (uses_dots) {
+  if constexpr (sums_by_dots) {
 #pragma GCC unroll 8
     for (int c = 0; c < tile_vectors; c += 2) store(to + c / 2 * lanes, narrow_pairs(p[c], p[c + 1]));
   } else {

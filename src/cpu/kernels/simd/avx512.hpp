@@ -266,6 +266,26 @@ BIFOLIO_INLINE vf keep_bits(vf value, std::uint32_t bits) noexcept {
 }
 #endif
 
+#if BIFOLIO_QUAD_DOT
+/// Lanes of int32: acc + Σ of four products of signed bytes of `query` with unsigned ones of `key`, exactly.
+inline constexpr bool has_quad_dot = true;
+BIFOLIO_INLINE vf quad_dot(vf query, vf key, vf acc) noexcept {
+  return vf(_mm512_castsi512_ps(_mm512_dpbusd_epi32(_mm512_castps_si512(raw(acc)), _mm512_castps_si512(raw(key)),
+                                                    _mm512_castps_si512(raw(query)))));
+}
+
+/// Signed bytes less the lowest of them, −128: unsigned ones.
+BIFOLIO_INLINE vf above_lowest(vf codes) noexcept {
+  return vf(_mm512_castsi512_ps(
+      _mm512_xor_si512(_mm512_castps_si512(raw(codes)), _mm512_set1_epi32(static_cast<int>(0x80808080u)))));
+}
+
+/// Lanes of int32, `offset` added, as floats.
+BIFOLIO_INLINE vf sums_as_floats(vf sums, std::int32_t offset) noexcept {
+  return vf(_mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_castps_si512(raw(sums)), _mm512_set1_epi32(offset))));
+}
+#endif
+
 template <class T>
 inline constexpr bool pair_is_interleaved = false;
 template <>

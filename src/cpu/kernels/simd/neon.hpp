@@ -143,6 +143,27 @@ BIFOLIO_INLINE vf keep_bits(vf value, std::uint32_t bits) noexcept {
 }
 #endif
 
+#if BIFOLIO_QUAD_DOT
+/// Lanes of int32: acc + Σ of four products of signed bytes of `query` with unsigned ones of `key`, exactly. Written as
+/// an instruction: GCC 12 moves accumulators whose type changes at every step.
+inline constexpr bool has_quad_dot = true;
+BIFOLIO_INLINE vf quad_dot(vf query, vf key, vf acc) noexcept {
+  float32x4_t sums = raw(acc);
+  __asm__("usdot %0.4s, %1.16b, %2.16b" : "+w"(sums) : "w"(raw(key)), "w"(raw(query)));
+  return vf(sums);
+}
+
+/// Signed bytes less the lowest of them, −128: unsigned ones.
+BIFOLIO_INLINE vf above_lowest(vf codes) noexcept {
+  return vf(vreinterpretq_f32_u8(veorq_u8(vreinterpretq_u8_f32(raw(codes)), vdupq_n_u8(0x80))));
+}
+
+/// Lanes of int32, `offset` added, as floats.
+BIFOLIO_INLINE vf sums_as_floats(vf sums, std::int32_t offset) noexcept {
+  return vf(vcvtq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(raw(sums)), vdupq_n_s32(offset))));
+}
+#endif
+
 /// Transposed keys are widened once: doing it at every use costs more than it hides (without conversions in hardware),
 /// or was not measured.
 inline constexpr bool keeps_pairs = false;

@@ -7,7 +7,7 @@
 ///   - fma: xsimd 8.1's AVX-512 `fma` is not fused; SSE2 has none, there it is a product and a sum, everywhere alike;
 ///   - 16-bit floats, which no xsimd has: `split_pair`, `load_pair`, and pairs in scratch, written by `store_pairs<T>`
 ///     and read by `load_half<T, 0>` (the low halves as floats) and `load_half<T, 1>`;
-///   - dot products of bfloat16 pairs, where the hardware has them: `pair_dot`;
+///   - dot products of bfloat16 pairs and of four 8-bit integers, where the hardware has them: `pair_dot`, `quad_dot`;
 ///   - transposition, 2^n, reductions: names or semantics changed between versions.
 ///
 /// Value order of pairs: a pair is 2·lanes consecutive elements in two vectors. `load_pair<T>` may hand out the even
@@ -28,6 +28,9 @@
 #endif
 #if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 #define BIFOLIO_PAIR_DOT 1
+#endif
+#if defined(__AVX512VNNI__) || defined(__ARM_FEATURE_MATMUL_INT8)
+#define BIFOLIO_QUAD_DOT 1
 #endif
 #if defined(__ARM_FEATURE_SVE_BITS) && __ARM_FEATURE_SVE_BITS == 256
 #define BIFOLIO_SVE256 1
@@ -102,6 +105,14 @@ BIFOLIO_INLINE void pair_rows(vf even, vf odd, vf& a, vf& b) noexcept { a = even
 [[nodiscard]] constexpr int paired_dim(int, int lane) noexcept { return lane; }
 BIFOLIO_INLINE void order_dims(vf a, vf b, vf& first, vf& second) noexcept { first = a, second = b; }
 BIFOLIO_INLINE vf keep_bits(vf value, std::uint32_t) noexcept { return value; }
+#endif
+
+#if !BIFOLIO_QUAD_DOT
+inline constexpr bool has_quad_dot = false;
+// Never called:
+BIFOLIO_INLINE vf quad_dot(vf, vf, vf acc) noexcept { return acc; }
+BIFOLIO_INLINE vf above_lowest(vf codes) noexcept { return codes; }
+BIFOLIO_INLINE vf sums_as_floats(vf sums, std::int32_t) noexcept { return sums; }
 #endif
 
 /// As load_pair, of the first `count` < 2·lanes elements, 0 for the others. Reads no other element.

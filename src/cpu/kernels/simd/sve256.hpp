@@ -173,6 +173,26 @@ BIFOLIO_INLINE vf keep_bits(vf value, std::uint32_t bits) noexcept {
   return from_bits(svand_n_u32_x(svptrue_b32(), bits_of(value), bits));
 }
 
+/// Lanes of int32: acc + Σ of four products of signed bytes of `query` with unsigned ones of `key`, exactly. Written as
+/// an instruction: GCC 12 moves and spills accumulators whose type changes at every step.
+inline constexpr bool has_quad_dot = true;
+BIFOLIO_INLINE vf quad_dot(vf query, vf key, vf acc) noexcept {
+  svfloat32_t sums = raw(acc);
+  __asm__("usdot %0.s, %1.b, %2.b" : "+w"(sums) : "w"(raw(key)), "w"(raw(query)));
+  return vf(sums);
+}
+
+/// Signed bytes less the lowest of them, −128: unsigned ones.
+BIFOLIO_INLINE vf above_lowest(vf codes) noexcept {
+  return from_bits(sveor_n_u32_x(svptrue_b32(), bits_of(codes), 0x80808080u));
+}
+
+/// Lanes of int32, `offset` added, as floats.
+BIFOLIO_INLINE vf sums_as_floats(vf sums, std::int32_t offset) noexcept {
+  const svint32_t shifted = svadd_n_s32_x(svptrue_b32(), svreinterpret_s32_f32(raw(sums)), offset);
+  return vf(svcvt_f32_s32_x(svptrue_b32(), shifted));
+}
+
 /// Transposed keys are widened once; doing it at every use was not measured.
 inline constexpr bool keeps_pairs = false;
 

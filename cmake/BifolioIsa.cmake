@@ -55,6 +55,7 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
 endif()
 _bifolio_isa(baseline ${_bifolio_baseline_flags})
 _bifolio_isa(avx2 -mavx2 -mfma -mf16c -mbmi -mbmi2 CPUINFO avx2 fma f16c bmi1 bmi2)
+_bifolio_isa(avx2_vnni -mavxvnni CPUINFO avx_vnni)
 _bifolio_isa(avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512 ${_bifolio_avx512_warnings}
              CPUINFO avx512f avx512bw avx512dq avx512vl)
 _bifolio_isa(avx512_bf16 -mavx512bf16 -mavx512vbmi -mavx512vnni CPUINFO avx512_bf16 avx512vbmi avx512_vnni)

@@ -82,6 +82,11 @@ bool has_avx2() noexcept {
   return has_bits(cpuid(1, 0).c, fma_avx_f16c) && has_bits(cpuid(7, 0).b, bmi1_avx2_bmi2) && saves_registers(ymm);
 }
 
+bool has_avx_vnni() noexcept {
+  constexpr unsigned avx_vnni = 1u << 4;
+  return has_bits(cpuid(7, 1).a, avx_vnni);
+}
+
 bool has_avx512() noexcept {
   constexpr unsigned f_dq_bw_vl = (1u << 16) | (1u << 17) | (1u << 30) | (1u << 31);
   constexpr std::uint64_t zmm_and_masks = 0xe6;

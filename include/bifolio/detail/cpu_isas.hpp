@@ -14,6 +14,7 @@
 #define BIFOLIO_CPU_ISAS(ISA)                           \
   ISA(baseline,    x86_64,  none,        always)          \
   ISA(avx2,        x86_64,  none,        has_avx2)        \
+  ISA(avx2_vnni,   x86_64,  avx2,        has_avx_vnni)    \
   ISA(avx512,      x86_64,  avx2,        has_avx512)      \
   ISA(avx512_bf16, x86_64,  avx512,      has_avx512_bf16) \
   ISA(amx,         x86_64,  avx512_bf16, has_amx)         \

@@ -178,6 +178,26 @@ BIFOLIO_INLINE vf load_half<float16, 1>(const float* pairs) noexcept {
   return vf(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(pairs) + 1)));
 }
 
+#if BIFOLIO_QUAD_DOT
+/// Lanes of int32: acc + Σ of four products of signed bytes of `query` with unsigned ones of `key`, exactly.
+inline constexpr bool has_quad_dot = true;
+BIFOLIO_INLINE vf quad_dot(vf query, vf key, vf acc) noexcept {
+  return vf(_mm256_castsi256_ps(_mm256_dpbusd_avx_epi32(_mm256_castps_si256(raw(acc)), _mm256_castps_si256(raw(key)),
+                                                        _mm256_castps_si256(raw(query)))));
+}
+
+/// Signed bytes less the lowest of them, −128: unsigned ones.
+BIFOLIO_INLINE vf above_lowest(vf codes) noexcept {
+  return vf(_mm256_castsi256_ps(
+      _mm256_xor_si256(_mm256_castps_si256(raw(codes)), _mm256_set1_epi32(static_cast<int>(0x80808080u)))));
+}
+
+/// Lanes of int32, `offset` added, as floats.
+BIFOLIO_INLINE vf sums_as_floats(vf sums, std::int32_t offset) noexcept {
+  return vf(_mm256_cvtepi32_ps(_mm256_add_epi32(_mm256_castps_si256(raw(sums)), _mm256_set1_epi32(offset))));
+}
+#endif
+
 template <class T>
 inline constexpr bool pair_is_interleaved = false;
 template <>

@@ -29,7 +29,7 @@
 #if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 #define BIFOLIO_PAIR_DOT 1
 #endif
-#if defined(__AVX512VNNI__) || defined(__ARM_FEATURE_MATMUL_INT8)
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || defined(__ARM_FEATURE_MATMUL_INT8)
 #define BIFOLIO_QUAD_DOT 1
 #endif
 #if defined(__ARM_FEATURE_SVE_BITS) && __ARM_FEATURE_SVE_BITS == 256

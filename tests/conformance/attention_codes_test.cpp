@@ -209,9 +209,9 @@ TEST_CASE(
   std::int64_t num_served = 0;
   std::int64_t num_offered = 0;
   double largest_share = 0;
-  for (const attention_case& plain : cases) {
+  for (std::size_t n = 0; n < cases.size(); n += BIFOLIO_CASE_STEP) {
     const auto& pair = pairs[turn++ % std::size(pairs)];
-    attention_case c = with_codes(plain, pair[0], pair[1]);
+    attention_case c = with_codes(cases[n], pair[0], pair[1]);
     c.q_type = c.out_type = dtype::bf16;
     attention_case worst_case = c;
     worst_case.statistical = false;
@@ -250,6 +250,7 @@ TEST_CASE(
       largest_share = std::max(largest_share, judge.worst_share());
     }
   }
+  REQUIRE(!all_backends().empty());
   CHECK(num_served == num_offered);
   MESSAGE(num_served, " calls; largest error ", largest_share, " of the bound of rounded queries");
 }

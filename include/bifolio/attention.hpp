@@ -55,9 +55,9 @@ struct attention_spec {
   /// all tokens several times prefill's time (docs/reproducibility.md). It holds there for rows that are aligned alike.
   bool deterministic = false;
   /// Name of the implementation that must compute the calls (`backend::explain` lists them); empty: the first of the
-  /// backend's list that accepts, or the one that the environment variable BIFOLIO_ATTENTION names. A call that the
-  /// named one does not take is refused (unsupported). Read while planning: the text need not outlive it, because
-  /// `attention_plan::spec` then holds the backend's own.
+  /// backend's list that accepts and needs no name, or the one that the environment variable BIFOLIO_ATTENTION names. A
+  /// call that the named one does not take is refused (unsupported). Read while planning: the text need not outlive it,
+  /// because `attention_plan::spec` then holds the backend's own.
   std::string_view implementation{};
   friend constexpr bool operator==(const attention_spec&, const attention_spec&) = default;
 };

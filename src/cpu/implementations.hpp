@@ -77,8 +77,8 @@ struct attention_implementation {
 
 [[nodiscard]] std::span<const attention_implementation> attention_implementations() noexcept;
 
-/// The first that accepts a call; where a plan was forced (`forced`, its implementation's name) that one or, when it
-/// declines, null.
+/// The first that accepts a call and need not be forced; where a plan was forced (`forced`, the name) that one or, when
+/// it declines, null.
 [[nodiscard]] const attention_implementation* implementation_of(const attention_problem& call,
                                                                 std::string_view forced) noexcept;
 

@@ -209,6 +209,7 @@ int compare(const std::string& name, const hash_list& expected, const hash_list&
 
 // "cpu-avx2", or "cuda-h200" after the last word of the GPU's name.
 std::string list_name(const tested_backend& tested) {
+  if (tested.family == "cpu-avx2_vnni") return "cpu-avx2";  // the same bits
   if (tested.is_host) return tested.family;
   const std::string text = tested.get().description();
   for (const char* const model : {"H200", "H100", "A100"}) {

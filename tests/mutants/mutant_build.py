@@ -17,7 +17,7 @@ import rewrite
 
 # Not mutated: what only tests call (a self-check that accepts too much shows in no result), and registers of
 # instruction sets that the build leaves out.
-NO_SUBJECT = re.compile(r"(_check|/check)\.cpp$|/simd/(avx2|avx512|neon|sve256|sve_batch)\.hpp$|/tile_micro\.hpp$")
+NO_SUBJECT = re.compile(r"(_check|/check)\.cpp$|/simd/(avx2|avx512|neon|sve256|sve_batch)\.hpp$|/(tile_micro|quads)\.hpp$")
 SUBJECTS = ("src/common", "src/cpu")
 # One instruction set: the others compile the same text again. -O1: compiling takes longer than the tests.
 CONFIGURATION = ["-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG",

@@ -169,7 +169,7 @@ typedef struct bifolio_attention_spec {
   int32_t deterministic;      /* 0 or 1 */
   const char* k_code;         /* how K is stored: "bf16", "e4m3", "i8-token", ... (parse_kv_code); null: "f32" */
   const char* v_code;         /* null: as K */
-  const char* implementation; /* null: the first that accepts */
+  const char* implementation; /* null: the first that accepts and needs no name */
 } bifolio_attention_spec;
 BIFOLIO_C_API bifolio_status bifolio_attention_spec_init(bifolio_attention_spec* spec, size_t size);
 

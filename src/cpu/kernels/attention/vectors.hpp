@@ -2,7 +2,7 @@
 #pragma once
 
 /// Attention on vector registers: for each KV tile its keys transposed into scratch, scores, softmax row by row,
-/// outputs; in float32 or, for calls that are bfloat16 throughout, by the hardware's dot products of pairs.
+/// outputs; in float32, by dot products of pairs for calls of bfloat16 throughout, or with scores of bytes.
 
 #include "common/attention/logits.hpp"
 #include "cpu/kernels/attention/mainloop.hpp"

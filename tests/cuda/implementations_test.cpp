@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/attention/prefill/launch.hpp"
 #include "cuda/fake_runtime.hpp"
 #include "cuda/host/attention_plan.hpp"
 #include "cuda/host/backend.hpp"
@@ -526,4 +527,33 @@ TEST_CASE("the number of decoding sequences next to a prefill is no part of the 
   const std::uint64_t epoch = cuda::graph_epoch(w.plan);
   w.plan_for({{2001, 2001}, {1, 500}, {1, 300}, {0, 10}});
   CHECK(cuda::graph_epoch(w.plan) == epoch);
+}
+
+TEST_CASE("prefill declines codes whose plane reaches beyond 64 GiB by any of its strides") {
+  cuda::attention_kernel_args args;  // null pointers are aligned
+  args.q_type = args.out_type = dtype::bf16;
+  args.kv_type = args.k_type = args.v_type = dtype::e4m3;
+  args.is_coded = true;
+  args.num_q_heads = args.num_kv_heads = 8;
+  args.group_size = 1;
+  args.head_dim = args.v_head_dim = 128;
+  args.q_token_stride = args.out_token_stride = 8 * 128;
+  args.q_head_stride = args.out_head_stride = 128;
+  args.scale = 1;
+  const auto accepts = [&](std::int32_t block_size, std::int64_t num_blocks, std::int64_t block, std::int64_t token) {
+    args.block_size = block_size;
+    args.num_blocks = num_blocks;
+    args.k_strides = args.v_strides = {.block = block, .head = 128, .token = token, .chunk = 128};
+    std::string why;
+    const bool accepted = cuda::prefill_accepts_call(args, &why);
+    CHECK(accepted == why.empty());
+    return accepted;
+  };
+  constexpr std::int64_t blocks_of_48_gib = (std::int64_t{48} << 30) / (64 * 1024);
+  constexpr std::int64_t blocks_of_96_gib = 2 * blocks_of_48_gib;
+  CHECK(accepts(64, blocks_of_48_gib, 64 * 1024, 1024));
+  CHECK_FALSE(accepts(64, blocks_of_96_gib, 64 * 1024, 1024));
+  // The same planes with a token of all blocks side by side.
+  CHECK(accepts(64, blocks_of_48_gib, 1024, 1024 * blocks_of_48_gib));
+  CHECK_FALSE(accepts(64, blocks_of_96_gib, 1024, 1024 * blocks_of_96_gib));
 }

@@ -282,7 +282,7 @@ TEST_CASE("random prefill agrees with the oracle") {
   random_source random(hash_of(test_seed(), 0x9f1));
   CAPTURE(seed_note());
   std::vector<attention_case> cases;
-  for (int round = 0; round < 40; ++round) {
+  for (int round = 0; round < 20; ++round) {
     const auto between = [&](std::int64_t low, std::int64_t high) {
       return static_cast<std::int32_t>(random.between(low, high));
     };

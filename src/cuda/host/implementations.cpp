@@ -146,8 +146,8 @@ bool prefill_accepts(const plan_input& step, std::string* why) noexcept {
   }
   // So that a row's bits do not depend on how a prompt is cut into chunks.
   if (spec.deterministic && !sums_like_decode(spec)) {
-    return detail::declines(why, "a deterministic plan gives all tokens to decode, as prefill has not its bits for ",
-                            spec.qk_head_dim, " dims");
+    return detail::declines(why, "the plan is deterministic, and prefill has not decode's bits for ", spec.qk_head_dim,
+                            " dims of ", to_string(spec.q_type));
   }
   const int shared_bytes =
       spec.deterministic ? entry->tree_shared_bytes : entry->shared_bytes + (is_coded ? entry->coded_bytes : 0);

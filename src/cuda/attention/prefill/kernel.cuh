@@ -2,8 +2,8 @@
 #pragma once
 
 /// Prefill attention for Hopper over a paged cache, in the structure of FlashAttention-3 (Shah et al., 2024,
-/// sections 3.1 and 3.2): a producer keeps the stages full, two consumer warpgroups have 64 query rows each, with S, P
-/// and O in registers. docs/kernels/attention_cuda_prefill.md has the picture.
+/// sections 3.1 and 3.2): a producer keeps the stages full, consumer warpgroups have 64 query rows each (above 256
+/// dims the same 64), with S, P and O in registers. docs/kernels/attention_cuda_prefill.md has the picture.
 
 #include <type_traits>
 

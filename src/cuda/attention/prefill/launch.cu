@@ -80,10 +80,18 @@ bool prefill_accepts_call(const attention_kernel_args& args, std::string* why) n
     if (stride > 0 && stride < max_stride) continue;
     return detail::declines(why, "a stride of q, K or V is ", stride, "; tensor maps hold 1 to ", max_stride - 1);
   }
-  constexpr std::int64_t max_plane_bytes = std::int64_t{1} << 36;  // which its producer counts in 32 bits, 16 at a time
-  if (args.is_coded && args.num_blocks > max_plane_bytes / args.k_strides.block) {
-    return detail::declines(why, "a plane of codes has ", args.num_blocks, " blocks of ", args.k_strides.block,
-                            " bytes; it takes 2^36 bytes");
+  // Producers of codes count bytes in 32 bits, 16 at a time, from the beginning of the plane. Any stride may be the
+  // largest.
+  constexpr std::int64_t max_plane_bytes = std::int64_t{1} << 36;
+  const auto reach = [](std::int64_t count, std::int64_t stride) {
+    return count > max_plane_bytes / stride ? max_plane_bytes + 1 : count * stride;
+  };
+  if (args.is_coded && reach(args.num_blocks, args.k_strides.block) + reach(args.num_kv_heads, args.k_strides.head) +
+                               reach(args.block_size, args.k_strides.token) >
+                           max_plane_bytes) {
+    return detail::declines(why, "a plane of codes has ", args.num_blocks, " blocks, ", args.num_kv_heads,
+                            " heads and ", args.block_size, " tokens at strides of ", args.k_strides.block, ", ",
+                            args.k_strides.head, " and ", args.k_strides.token, " bytes; it takes 2^36 bytes");
   }
   return true;
 }

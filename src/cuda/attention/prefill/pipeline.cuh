@@ -2,7 +2,7 @@
 #pragma once
 
 /// The pipeline between the producer and the consumer warpgroups: stages of q, K and V in shared memory, each with
-/// a barrier that completes when it is full and one that completes when both consumers have released it.
+/// a barrier that completes when it is full and one that completes when all consumers have released it.
 
 #include <cstdint>
 

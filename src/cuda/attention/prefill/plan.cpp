@@ -16,8 +16,8 @@ namespace {
 constexpr std::int32_t tile_cost = 8;
 constexpr std::int32_t fixed_cost = 6;  // queries, first tile, epilogue
 constexpr std::int32_t combine_cost = 15;
-constexpr std::int64_t few_row_tiles =
-    4;  // of a sequence and head: fewer read nearly the same keys wherever they are cut
+// Row tiles of a sequence and head: fewer read nearly the same keys wherever they are cut.
+constexpr std::int64_t few_row_tiles = 4;
 constexpr double cost_us = 1.87 / tile_cost;
 constexpr double launch_us = 3.5;
 

@@ -193,10 +193,10 @@ TEST_CASE("health, models, metrics, map and page answer") {
   httplib::Client client = server.client();
   CHECK(client.Get("/health")->body == "{\"status\":\"ok\"}");
   CHECK(json::parse(client.Get("/v1/models")->body)["data"][0]["id"] == "random");
-  (void)post(client, "/v1/completions", {{"prompt", "abc"}, {"max_tokens", 5}});
+  (void)post(client, "/v1/completions", {{"prompt", "abc"}, {"max_tokens", 5}, {"seed", 1}});
   CHECK(server.becomes_idle());
   const std::string metrics = client.Get("/metrics")->body;
-  for (const char* line : {"bifolio_blocks 256\n", "bifolio_used_blocks 0\n", "bifolio_sampled_tokens_total 5\n",
+  for (const std::string line : {"bifolio_blocks 256\n", "bifolio_used_blocks 0\n", "bifolio_sampled_tokens_total 5\n",
                            "bifolio_http_requests_total{status=\"200\"} 3\n",
                            "bifolio_time_to_first_token_seconds_count 1\n", "_bucket{le=\"+Inf\"} 1\n"}) {
     CAPTURE(line);

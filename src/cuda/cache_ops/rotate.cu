@@ -70,12 +70,7 @@ __global__ void __launch_bounds__(rotate_threads, 5) rotate_rows(const __grid_co
   const unit_angles<Width> first_angles = angles_of(first);
   std::int64_t block = 0;
   std::int64_t place = token;
-  if (kind > 0) {
-    if (slot < 0 || slot >= args.num_slots) return;
-    block = args.num_slots <= 0x7fffffff ? std::int64_t{args.block_size.quotient(static_cast<std::int32_t>(slot))}
-                                         : slot / args.block_size.value;
-    place = slot - block * args.block_size.value;
-  }
+  if (kind > 0 && !find_place(args, slot, block, place)) return;
   const code_row to(rows.to, block, place, head);
   if (rows.keeps_bits) return copy_row<Width>(rows, row, to, lane, lanes);
 

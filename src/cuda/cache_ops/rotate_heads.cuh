@@ -125,12 +125,7 @@ __global__ void __launch_bounds__(rotate_threads, sizeof(Row) == 4 ? 6 : 8)
   if (!is_v && u.pair >= 0) angles = load_angles<lane_dims>(args.rotary, args.num_tokens, token, u.pair);
   std::int64_t block = 0;
   std::int64_t place = token;
-  if (kind > 0) {
-    if (slot < 0 || slot >= args.num_slots) return;
-    block = args.num_slots <= 0x7fffffff ? std::int64_t{args.block_size.quotient(static_cast<std::int32_t>(slot))}
-                                         : slot / args.block_size.value;
-    place = slot - block * args.block_size.value;
-  }
+  if (kind > 0 && !find_place(args, slot, block, place)) return;
   const code_row to(rows.to, block, place, head);
   if (rows.keeps_bits) {
     auto* const out = reinterpret_cast<Row*>(to.data);

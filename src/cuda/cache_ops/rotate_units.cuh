@@ -40,6 +40,16 @@ struct rotate_args {
   std::int32_t lanes = norm_lanes;  ///< of a row, a power of two up to 32
 };
 
+/// Block of a slot and token in it. False: the slot is to be skipped.
+__device__ __forceinline__ bool find_place(const rotate_args& args, std::int64_t slot, std::int64_t& block,
+                                           std::int64_t& token) {
+  if (slot < 0 || slot >= args.num_slots) return false;
+  block = args.num_slots <= 0x7fffffff ? std::int64_t{args.block_size.quotient(static_cast<std::int32_t>(slot))}
+                                       : slot / args.block_size.value;
+  token = slot - block * args.block_size.value;
+  return true;
+}
+
 /// Dims that one thread takes at a time: two runs of Width, whose pairs are all its own. So a head is rotated in place
 /// without waiting for other threads. `b` < 0: there is no second run. `pair`: the first pair, < 0: none.
 struct unit {

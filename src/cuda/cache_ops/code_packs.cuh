@@ -14,50 +14,42 @@
 
 namespace bifolio::inline v0_2::cuda {
 
-struct e4m3_code {
-  static constexpr dtype type = dtype::e4m3;
+/// An 8-bit float.
+template <class T>
+struct float8_code {
+  static constexpr dtype type = dtype_of<T>;
   static constexpr bool is_float = true;
   static constexpr bool has_zero = false;
   static __device__ __forceinline__ std::uint32_t four_of(float a, float b, float c, float d) {
 #if __CUDA_ARCH__ >= 890
+    // `pairs`: PTX's name of the type.
+#define BIFOLIO_CONVERT_FOUR(pairs) \
+  asm("{\n"                         \
+      ".reg .b16 low, high;\n"      \
+      "cvt.rn.satfinite." pairs     \
+      ".f32 low, %2, %1;\n"         \
+      "cvt.rn.satfinite." pairs     \
+      ".f32 high, %4, %3;\n"        \
+      "mov.b32 %0, {low, high};\n"  \
+      "}\n"                         \
+      : "=r"(word)                  \
+      : "f"(a), "f"(b), "f"(c), "f"(d))
     std::uint32_t word;
-    asm("{\n"
-        ".reg .b16 low, high;\n"
-        "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
-        "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
-        "mov.b32 %0, {low, high};\n"
-        "}\n"
-        : "=r"(word)
-        : "f"(a), "f"(b), "f"(c), "f"(d));
+    if constexpr (type == dtype::e4m3) {
+      BIFOLIO_CONVERT_FOUR("e4m3x2");
+    } else {
+      BIFOLIO_CONVERT_FOUR("e5m2x2");
+    }
+#undef BIFOLIO_CONVERT_FOUR
     return word;
 #else
-    return narrow<float8_e4m3>(a).bits | narrow<float8_e4m3>(b).bits << 8 | narrow<float8_e4m3>(c).bits << 16 |
-           static_cast<std::uint32_t>(narrow<float8_e4m3>(d).bits) << 24;
+    return narrow<T>(a).bits | narrow<T>(b).bits << 8 | narrow<T>(c).bits << 16 |
+           static_cast<std::uint32_t>(narrow<T>(d).bits) << 24;
 #endif
   }
 };
-struct e5m2_code {
-  static constexpr dtype type = dtype::e5m2;
-  static constexpr bool is_float = true;
-  static constexpr bool has_zero = false;
-  static __device__ __forceinline__ std::uint32_t four_of(float a, float b, float c, float d) {
-#if __CUDA_ARCH__ >= 890
-    std::uint32_t word;
-    asm("{\n"
-        ".reg .b16 low, high;\n"
-        "cvt.rn.satfinite.e5m2x2.f32 low, %2, %1;\n"
-        "cvt.rn.satfinite.e5m2x2.f32 high, %4, %3;\n"
-        "mov.b32 %0, {low, high};\n"
-        "}\n"
-        : "=r"(word)
-        : "f"(a), "f"(b), "f"(c), "f"(d));
-    return word;
-#else
-    return narrow<float8_e5m2>(a).bits | narrow<float8_e5m2>(b).bits << 8 | narrow<float8_e5m2>(c).bits << 16 |
-           static_cast<std::uint32_t>(narrow<float8_e5m2>(d).bits) << 24;
-#endif
-  }
-};
+using e4m3_code = float8_code<float8_e4m3>;
+using e5m2_code = float8_code<float8_e5m2>;
 struct i8_code {
   static constexpr dtype type = dtype::i8;
   static constexpr bool is_float = false;
@@ -98,15 +90,24 @@ __device__ __forceinline__ void pack_codes(const float (&values)[Count], std::ui
   }
 }
 
+/// The magnitude of a number, for comparisons: as integers, magnitudes are in the order of their values, and those that
+/// are not finite above all others.
+__device__ __forceinline__ std::uint32_t magnitude_of(float value) { return __float_as_uint(value) & 0x7fffffffu; }
+/// `range` with the largest magnitude of its dims.
+__device__ __forceinline__ detail::dim_range range_within(std::uint32_t magnitude, detail::dim_range range = {}) {
+  range.finite = magnitude < 0x7f800000u;
+  range.magnitude = __uint_as_float(magnitude);
+  return range;
+}
+
 /// Scale, zero point and inverse of the row whose dims the `lanes` threads of `members` have: each `a` and `b`.
 template <class Code, int Count>
 __device__ __forceinline__ detail::encoding encoding_of_row(const float (&a)[Count], const float (&b)[Count], int lanes,
                                                             std::uint32_t members) {
-  // As integers, magnitudes are in the order of their values, and those that are not finite above all others.
   std::uint32_t magnitude = 0;
   detail::dim_range range;
   const auto take = [&](float value) {
-    magnitude = max(magnitude, __float_as_uint(value) & 0x7fffffffu);
+    magnitude = max(magnitude, magnitude_of(value));
     if constexpr (Code::has_zero) {
       range.least = fminf(range.least, value);
       range.most = fmaxf(range.most, value);
@@ -124,9 +125,7 @@ __device__ __forceinline__ detail::encoding encoding_of_row(const float (&a)[Cou
       range.most = fmaxf(range.most, __shfl_xor_sync(members, range.most, mask));
     }
   }
-  range.finite = magnitude < 0x7f800000u;
-  range.magnitude = __uint_as_float(magnitude);
-  return detail::encode_token_head<device_math>(Code::type, range);
+  return detail::encode_token_head<device_math>(Code::type, range_within(magnitude, range));
 }
 
 /// Elements of float16 or bfloat16, two to a word; every NaN as the one without a sign.

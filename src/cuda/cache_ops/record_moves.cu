@@ -50,7 +50,6 @@ __device__ __forceinline__ void load_part(const code_side& side, const code_row&
 }
 
 __device__ __forceinline__ void store_record(const code_side& side, const code_row& row, int lane, record_part& part) {
-  // As integers, magnitudes are in the order of their values, and those that are not finite above all others.
   std::uint32_t magnitude = 0;
   const auto for_latent = [&](const auto& body) {
 #pragma unroll
@@ -59,15 +58,12 @@ __device__ __forceinline__ void store_record(const code_side& side, const code_r
       for (float& value : half) body(value);
     }
   };
-  for_latent([&](float value) { magnitude = max(magnitude, __float_as_uint(value) & 0x7fffffffu); });
+  for_latent([&](float value) { magnitude = max(magnitude, magnitude_of(value)); });
 #pragma unroll
   for (int mask = scale_lanes / 2; mask > 0; mask /= 2) {
     magnitude = max(magnitude, __shfl_xor_sync(0xffffffffu, magnitude, mask));
   }
-  detail::dim_range range;
-  range.finite = magnitude < 0x7f800000u;
-  range.magnitude = __uint_as_float(magnitude);
-  const detail::encoding how = detail::encode_record_dims<device_math>(range);
+  const detail::encoding how = detail::encode_record_dims<device_math>(range_within(magnitude));
   for_latent([&](float& value) { value = __fmul_rn(value, how.inverse); });
   std::uint32_t words[4];
   pack_codes<e4m3_code, true>(part.latent[0], words);

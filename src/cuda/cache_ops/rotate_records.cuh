@@ -20,10 +20,9 @@ class record_scales {
  public:
   template <int Width>
   __device__ __forceinline__ void take(const float (&values)[Width], std::int32_t dim) {
-    // As integers, magnitudes are in the order of their values, and those that are not finite above all others.
     std::uint32_t largest = 0;
 #pragma unroll
-    for (int i = 0; i < Width; ++i) largest = max(largest, __float_as_uint(values[i]) & 0x7fffffffu);
+    for (int i = 0; i < Width; ++i) largest = max(largest, magnitude_of(values[i]));
 #pragma unroll
     for (int i = 0; i < kv_record::num_scales; ++i) {
       magnitudes_[i] = max(magnitudes_[i], dim / kv_record::dims_per_scale == i ? largest : 0u);

@@ -115,7 +115,7 @@ std::vector<attention_case> half_precision_shape_cases() {
 std::vector<attention_case> padded_head_dim_cases() {
   // The ends of what each padded shape of the tensor-core kernels takes, what models have, and the first beyond.
   constexpr std::int32_t of_16_bits[] = {8,   16,  40,  56,  72,  80,  88,  96,  104, 112, 120,
-                                         136, 160, 168, 192, 200, 224, 248, 264, 512, 520};
+                                         136, 160, 168, 192, 200, 224, 248, 264, 320, 512, 520};
   constexpr std::int32_t of_f32[] = {4, 16, 60, 64, 68, 80, 96, 128, 132};
   std::vector<attention_case> cases;
   const auto add = [&](dtype type, std::int32_t head_dim) {

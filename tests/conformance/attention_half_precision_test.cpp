@@ -22,6 +22,39 @@ void check_for_devices(const std::vector<attention_case>& cases) {
   }
 }
 
+void check_prefill_borders(dtype type) {
+  std::vector<attention_case> cases = prefill_border_cases();
+  std::erase_if(cases, [type](const attention_case& c) { return c.q_type != type; });
+  std::vector<const tested_backend*> with_prefill;
+  for (const tested_backend& tested : all_backends()) {
+    const std::vector<std::string> said = tested.get().explain({});
+    if (!tested.is_host && !said.empty() && said[0] == "prefill") with_prefill.push_back(&tested);
+  }
+  if (with_prefill.empty()) return check_for_devices(cases);
+  for (std::size_t n = 0; n < cases.size(); ++n) {
+    const attention_case& c = cases[n];
+    CAPTURE(describe(c));
+    const attention_contents contents(c);
+    const attention_expectation expected(c, contents);
+    for (const tested_backend* tested : with_prefill) {
+      attention_call call(*tested, c, contents, placement_in_turn(c, n));
+      call.spec.implementation = "prefill";
+      try {
+        call.plan();
+      } catch (const error& refused) {
+        // Only a device that has no such kernel may refuse.
+        CHECK_MESSAGE(std::string(refused.what()).find("compute capability") != std::string::npos, refused.what());
+        continue;
+      }
+      REQUIRE(call.run() == errc::ok);
+      std::string problem;
+      const attention_output got = call.read(problem);
+      problem += expected.problem_of(got, tested->numbers_for(c.q_type, c.kv_type, c.out_type, c.head_dim));
+      CHECK_MESSAGE(problem.empty(), problem);
+    }
+  }
+}
+
 }  // namespace
 
 TEST_CASE("every option, alone, agrees with the oracle in 16-bit types of the usual head sizes") {
@@ -52,36 +85,17 @@ TEST_CASE("windows and transforms of logits at the borders of tiles agree with t
   check_for_devices(half_precision_transform_cases());
 }
 
-TEST_CASE("the prefill kernel, forced, agrees with the oracle on both sides of every border") {
-  const std::vector<attention_case> cases = prefill_border_cases();
-  std::vector<const tested_backend*> with_prefill;
-  for (const tested_backend& tested : all_backends()) {
-    const std::vector<std::string> said = tested.get().explain({});
-    if (!tested.is_host && !said.empty() && said[0] == "prefill") with_prefill.push_back(&tested);
-  }
-  if (with_prefill.empty()) return check_for_devices(cases);
-  for (std::size_t n = 0; n < cases.size(); ++n) {
-    const attention_case& c = cases[n];
-    CAPTURE(describe(c));
-    const attention_contents contents(c);
-    const attention_expectation expected(c, contents);
-    for (const tested_backend* tested : with_prefill) {
-      attention_call call(*tested, c, contents, placement_in_turn(c, n));
-      call.spec.implementation = "prefill";
-      try {
-        call.plan();
-      } catch (const error& refused) {
-        // Only a device that has no such kernel may refuse.
-        CHECK_MESSAGE(std::string(refused.what()).find("compute capability") != std::string::npos, refused.what());
-        continue;
-      }
-      REQUIRE(call.run() == errc::ok);
-      std::string problem;
-      const attention_output got = call.read(problem);
-      problem += expected.problem_of(got, tested->numbers_for(c.q_type, c.kv_type, c.out_type, c.head_dim));
-      CHECK_MESSAGE(problem.empty(), problem);
-    }
-  }
+// A test case for each type, so that they can run side by side.
+TEST_CASE("the prefill kernel, forced, agrees with the oracle on both sides of every border in f16") {
+  check_prefill_borders(dtype::f16);
+}
+
+TEST_CASE("the prefill kernel, forced, agrees with the oracle on both sides of every border in bf16") {
+  check_prefill_borders(dtype::bf16);
+}
+
+TEST_CASE("the prefill kernel, forced, agrees with the oracle on both sides of every border in f32") {
+  check_prefill_borders(dtype::f32);
 }
 
 TEST_CASE("the x_split layout agrees with the oracle at every shape and launch of its decode kernel") {

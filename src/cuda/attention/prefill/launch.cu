@@ -49,8 +49,9 @@ const prefill_entry* find_prefill_entry(dtype type, std::int32_t head_dim) noexc
 
 kv_loading prefill_loading(const attention_kernel_args& args) noexcept {
   const kv_strides& s = args.k_strides;
+  const prefill_tiling tiling = prefill_tiling_of(args.q_type, args.head_dim);
   kv_loading loading;
-  loading.box_tokens = std::gcd(args.block_size, prefill_tiling_of(args.q_type, args.head_dim).keys);
+  loading.box_tokens = std::gcd(args.block_size, tiling.keys);
   // The dimensions of a box are 64 dims, 8 tokens, chunks, groups, blocks. There is none left for heads, so they must
   // follow one another as groups do (hnd) or as chunks do (nhd).
   if (s.head == std::int64_t{args.block_size} * s.token) {
@@ -60,9 +61,10 @@ kv_loading prefill_loading(const attention_kernel_args& args) noexcept {
   } else {
     loading.by_copy = args.num_kv_heads > 1;
   }
-  // Codes are widened and float32 is split on its way; boxes of 8 tokens take TMA longer than the copies take the
-  // producer.
-  if (args.head_dim % 64 != 0 || loading.box_tokens % 16 != 0 || args.is_coded || args.q_type == dtype::f32) {
+  // A box has the chunks that a row has; a stage is full when it has those of the tile. Codes are widened and float32 is
+  // split on its way; boxes of 8 tokens take TMA longer than the copies take the producer.
+  if (args.head_dim != tiling.dims || args.head_dim % 64 != 0 || loading.box_tokens % 16 != 0 || args.is_coded ||
+      args.q_type == dtype::f32) {
     loading.by_copy = true;
   }
   return loading;

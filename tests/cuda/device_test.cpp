@@ -163,14 +163,19 @@ TEST_CASE("slots past the end of the cache are never written on CUDA") {
   CHECK(cache.equal());
 }
 
-TEST_CASE("long lists of copies leave the same bits on the CPU and on CUDA, in units of 16, 4 and 2 bytes") {
+TEST_CASE("long lists of copies leave the same bits on the CPU and on CUDA, in units of 16, 4, 2 and 1 bytes") {
   if (no_device()) return;
   random_source random(hash_of(test_seed(), 7));
   CAPTURE(seed_note());
   constexpr std::int64_t many_blocks = 3000;
-  for (const std::int32_t dims : {8, 2, 3}) {
-    const kv_layout layout = make_layout(layout_kind::hnd, dtype::bf16, 1, dims, 1);
-    twin cache(random, dtype::bf16, 2 * many_blocks * layout.block_elements(layout.k));
+  struct row {
+    dtype type;
+    std::int32_t dims;
+  };
+  for (const auto& [type, dims] :
+       {row{dtype::bf16, 8}, row{dtype::bf16, 2}, row{dtype::bf16, 3}, row{dtype::e4m3, 3}}) {
+    const kv_layout layout = make_layout(layout_kind::hnd, type, 1, dims, 1);
+    twin cache(random, type, 2 * many_blocks * layout.block_elements(layout.k));
     std::vector<block_copy> copies;
     for (std::int32_t i = 0; i < 1400; ++i) {
       copies.push_back({block_id{static_cast<std::int32_t>(random.between(0, 1400))}, block_id{1500 + i}});
@@ -179,6 +184,7 @@ TEST_CASE("long lists of copies leave the same bits on the CPU and on CUDA, in u
     const kv_cache_view on_cuda = view_of(cache.on_cuda, layout, many_blocks);
     REQUIRE(cpu_device().copy_blocks({&on_cpu, 1}, copies) == errc::ok);
     REQUIRE(cuda_device().copy_blocks({&on_cuda, 1}, copies) == errc::ok);
+    CAPTURE(to_string(type));
     CAPTURE(dims);
     CHECK(cache.equal());
   }

@@ -35,7 +35,9 @@ double best_milliseconds(Body body) {
 
 }  // namespace
 
-TEST_CASE("swapping blocks out on one stream and attention on another take less time together than one after another") {
+// tools/gpu-check runs the suite `timing` when nothing else is on the device.
+TEST_CASE("swapping blocks out on one stream and attention on another take less time together than one after another" *
+          doctest::test_suite("timing")) {
   if (cuda::num_devices() == 0) return skip("no CUDA device");
   const auto gpu = make_backend({device_type::cuda, 0});
   backend& where = *gpu;

@@ -66,6 +66,8 @@ struct attention_spec {
 struct attention_plan_state {
   explicit attention_plan_state(const void* made_by) noexcept : owner(made_by) {}
   virtual ~attention_plan_state() = default;
+  /// What `cuda::graph_epoch` returns for the plan; 0 where calls cannot be captured.
+  [[nodiscard]] virtual std::uint64_t graph_epoch() const noexcept { return 0; }
   /// Address that identifies who made this state, and with it its type: a backend recognises its own plans by it.
   const void* const owner;
 };

@@ -37,9 +37,11 @@ BIFOLIO_API void register_backend();
 BIFOLIO_API void reserve_plan(backend& where, attention_plan& plan, const attention_spec& spec,
                               std::int32_t max_num_seqs, std::int64_t max_num_tokens, std::int32_t max_seq_len);
 
-/// A CUDA graph that captured `attention` on this plan may be replayed after `plan_attention` changed the lengths as
-/// long as this number stays the same; it changes when buffers moved or other kernels were chosen. Capture again then.
-/// 0 for a plan that was never made on CUDA.
+/// A CUDA graph that captured `attention` on this plan may be replayed after `plan_attention` changed the lengths
+/// whenever this number is what it was at the capture. It changes when buffers moved, never to return, or when other
+/// kernels were chosen: a later step that takes the kernels of an earlier one has its number again, so that decode
+/// steps keep their graph across prompts. The plan remembers the last 64 choices of kernels. 0 for a plan that was
+/// never made on CUDA.
 [[nodiscard]] BIFOLIO_API std::uint64_t graph_epoch(const attention_plan& plan) noexcept;
 
 /// A backend that hands every call on to `inner`, which is borrowed and may be of any device, with an NVTX range around

@@ -327,6 +327,46 @@ TEST_CASE("plans of later steps keep the epoch until buffers or kernels change")
   CHECK(cuda::graph_epoch(plan) == kept);
 }
 
+TEST_CASE("a step that takes the kernels of an earlier one has its epoch again") {
+  fake_runtime runtime;
+  runtime.encodes_tensor_maps = true;
+  cuda::cuda_backend opened(runtime.api(), 0);
+  backend& where = opened;
+  attention_spec spec = spec_of(8, 8);
+  spec.q_type = spec.out_type = dtype::bf16;
+  spec.k_code = spec.v_code = kv_code{dtype::bf16};
+  attention_plan plan;
+  cuda::reserve_plan(where, plan, spec, 4, 4096, 4096);
+  const auto epoch_of = [&](std::int32_t query_len, std::int32_t seq_len) {
+    step s;
+    s.spec = spec;
+    s.add(query_len, seq_len);
+    s.add(1, 300);
+    s.fill_tables();
+    where.plan_attention(plan, s.spec, s.view(), 1);
+    return cuda::graph_epoch(plan);
+  };
+  const std::uint64_t of_decode = epoch_of(1, 300);
+  const std::uint64_t of_prompt = epoch_of(2000, 2000);
+  CHECK(of_prompt != of_decode);
+  CHECK(epoch_of(1, 301) == of_decode);
+  CHECK(epoch_of(2000, 4000) == of_prompt);  // prefill is captured with the number of tokens
+  CHECK(epoch_of(1, 302) == of_decode);
+  std::set<std::uint64_t> met{of_decode, of_prompt};
+  for (std::int32_t n = 2001; n < 2100; ++n) CHECK(met.insert(epoch_of(n, n)).second);
+  CHECK(met.count(epoch_of(1, 303)) == 0);  // forgotten: 64 kinds of steps are remembered
+  for (std::int32_t n = 3001; n < 3100; ++n) {
+    const std::uint64_t kept = epoch_of(1, 304);
+    (void)epoch_of(n, n);
+    CHECK(epoch_of(1, 305) == kept);
+  }
+  // Larger buffers end all numbers there were.
+  met.insert(cuda::graph_epoch(plan));
+  cuda::reserve_plan(where, plan, spec, 400, 40000, 40000);
+  CHECK(met.count(epoch_of(1, 303)) == 0);
+  CHECK(epoch_of(1, 303) > *met.rbegin());
+}
+
 TEST_CASE("batches of many sizes in turns keep the epoch once there is room for each") {
   fake_runtime runtime;
   cuda::cuda_backend opened(runtime.api(), 0);

@@ -233,8 +233,7 @@ errc merge_states(const device_state& state, const merge_params& params, stream_
 }
 
 std::uint64_t graph_epoch(const attention_plan& plan) noexcept {
-  const auto* const planned = dynamic_cast<const cuda_plan_state*>(plan.state.get());
-  return planned == nullptr ? 0 : planned->epoch();
+  return plan.state == nullptr ? 0 : plan.state->graph_epoch();
 }
 
 }  // namespace bifolio::inline v0_2::cuda

@@ -108,7 +108,9 @@ void cuda_plan_state::commit(larger_buffers& larger) noexcept {
     changed = true;
     counters_.swap(larger.counters);
   }
-  if (changed) ++epoch_;
+  if (!changed) return;
+  num_known_ = 0;
+  epoch_ = ++last_epoch_;
 }
 
 void cuda_plan_state::reserve(const attention_spec& spec, const step_limits& limits) {
@@ -188,21 +190,42 @@ std::size_t cuda_plan_state::write_next(std::byte* begin, const offsets& places)
   return end;
 }
 
-bool cuda_plan_state::next_has_same_kernels() const noexcept {
-  // Not x_split's number of splits, and not whether there is a list of general's items: what a launch was captured with
-  // stays right for both.
-  return plans_.general.has_query_positions == next_.general.has_query_positions &&
-         plans_.general.rows_per_tile == next_.general.rows_per_tile &&
-         plans_.general.num_dim_tiles == next_.general.num_dim_tiles &&
-         plans_.x_split.has_decodes == next_.x_split.has_decodes &&
-         plans_.x_split.has_others == next_.x_split.has_others &&
-         plans_.x_split.max_partitions == next_.x_split.max_partitions && plans_.assigned == next_.assigned &&
-         plans_.decode.grid == next_.decode.grid && plans_.prefill.combines == next_.prefill.combines &&
-         plans_.latent.combines == next_.latent.combines &&
-         (next_.latent.empty() ||
-          (plans_.latent.num_tokens == next_.latent.num_tokens && plans_.latent.few_rows == next_.latent.few_rows)) &&
-         (next_.prefill.empty() || (plans_.prefill.num_tokens == next_.prefill.num_tokens &&
-                                    plans_.prefill.packing.heads == next_.prefill.packing.heads));
+cuda_plan_state::captured_values cuda_plan_state::captured_by(const step_plans& plans) noexcept {
+  captured_values values;
+  values.assigned = plans.assigned;
+  values.has_query_positions = plans.general.has_query_positions;
+  values.rows_per_tile = plans.general.rows_per_tile;
+  values.num_dim_tiles = plans.general.num_dim_tiles;
+  values.has_decodes = plans.x_split.has_decodes;
+  values.has_others = plans.x_split.has_others;
+  values.max_partitions = plans.x_split.max_partitions;
+  values.decode_grid = plans.decode.grid;
+  if (!plans.prefill.empty()) {
+    values.prefill_tokens = plans.prefill.num_tokens;
+    values.packed_heads = plans.prefill.packing.heads;
+    values.prefill_combines = plans.prefill.combines;
+  }
+  if (!plans.latent.empty()) {
+    values.latent_tokens = plans.latent.num_tokens;
+    values.few_rows = plans.latent.few_rows;
+    values.latent_combines = plans.latent.combines;
+  }
+  return values;
+}
+
+std::uint64_t cuda_plan_state::epoch_of(const captured_values& values) noexcept {
+  const auto end = known_.begin() + static_cast<std::ptrdiff_t>(num_known_);
+  auto found = std::find_if(known_.begin(), end, [&](const known_epoch& known) { return known.values == values; });
+  if (found == end) {
+    if (num_known_ < known_.size()) {
+      ++num_known_;
+    } else {
+      --found;  // what was met longest ago is forgotten
+    }
+    *found = {values, ++last_epoch_};
+  }
+  std::rotate(known_.begin(), found, found + 1);
+  return known_.front().epoch;
 }
 
 void cuda_plan_state::adopt(cudaStream_t stream) {
@@ -232,7 +255,7 @@ void cuda_plan_state::adopt(cudaStream_t stream) {
   next_slot_ = (next_slot_ + 1) % staging_.size();
   commit(larger);
 
-  if (!next_has_same_kernels() || epoch_ == 0) ++epoch_;
+  epoch_ = epoch_of(captured_by(next_));
   std::swap(plans_, next_);
   metadata_.general = {reinterpret_cast<const general_header*>(on_device),
                        reinterpret_cast<const general_item*>(on_device + places_.items)};

@@ -24,7 +24,7 @@ class cuda_plan_state final : public attention_plan_state {
   explicit cuda_plan_state(std::shared_ptr<const device_state> state) noexcept;
   ~cuda_plan_state() override;
 
-  [[nodiscard]] std::uint64_t epoch() const noexcept { return epoch_; }
+  [[nodiscard]] std::uint64_t graph_epoch() const noexcept override { return epoch_; }
   [[nodiscard]] const step_plans& plans() const noexcept { return plans_; }
   [[nodiscard]] const step_metadata& metadata() const noexcept { return metadata_; }
 
@@ -76,11 +76,39 @@ class cuda_plan_state final : public attention_plan_state {
     std::array<buffer, 4> pinned;
     offsets places;
   };
+  /// What the launches of a step's calls hold by value of its plans, but for addresses of buffers. Not x_split's number
+  /// of splits, and not whether there is a list of general's items: what a launch was captured with stays right for
+  /// both.
+  struct captured_values {
+    implementation_set assigned;
+    bool has_query_positions = false;
+    std::int32_t rows_per_tile = 0;  // general's, and the next one
+    std::int32_t num_dim_tiles = 0;
+    bool has_decodes = false;  // x_split's, and the next two
+    bool has_others = false;
+    std::int32_t max_partitions = 0;
+    std::int32_t decode_grid = 0;
+    // Of prefill and of latent, where they have sequences.
+    std::int64_t prefill_tokens = 0;
+    std::int32_t packed_heads = 0;
+    bool prefill_combines = false;
+    std::int64_t latent_tokens = 0;
+    bool few_rows = false;
+    bool latent_combines = false;
+    friend bool operator==(const captured_values&, const captured_values&) = default;
+  };
+  struct known_epoch {
+    captured_values values;
+    std::uint64_t epoch = 0;
+  };
+  [[nodiscard]] static captured_values captured_by(const step_plans& plans) noexcept;
+  /// The number that steps with these values have since buffers moved last; a new one where there is none.
+  [[nodiscard]] std::uint64_t epoch_of(const captured_values& values) noexcept;
+
   [[nodiscard]] room room_for_next() const noexcept;
   [[nodiscard]] larger_buffers make_room(const room& needed, cudaStream_t stream);
   void commit(larger_buffers& larger) noexcept;
   [[nodiscard]] std::size_t write_next(std::byte* begin, const offsets& places) const noexcept;
-  [[nodiscard]] bool next_has_same_kernels() const noexcept;
 
   std::shared_ptr<const device_state> state_;
   device_memory_resource device_memory_;
@@ -97,6 +125,9 @@ class cuda_plan_state final : public attention_plan_state {
   // Written by calls, read by planning; one plan serves one call at a time, and planning is no call.
   mutable std::atomic<bool> general_was_needed_{false};
   std::uint64_t epoch_ = 0;
+  std::uint64_t last_epoch_ = 0;         // the highest one given
+  std::array<known_epoch, 64> known_{};  // in the present buffers, the one met last first
+  std::size_t num_known_ = 0;
 };
 
 }  // namespace bifolio::inline v0_2::cuda

@@ -142,6 +142,13 @@ class BIFOLIO_API model_step {
   /// The plan that a layer runs on. Requires a layer of the model that is not of a state group.
   [[nodiscard]] const attention_plan& attention_plan_of(std::int32_t layer) const noexcept;
 
+  /// What a captured CUDA graph of the step's layers depends on, but for the arguments of the calls: the cache, the
+  /// numbers of sequences and tokens, where the step's arrays are on the device, and `cuda::graph_epoch` of its plans.
+  /// A graph that captured the calls of one step computes every later step whose key is equal: it is launched in that
+  /// step's stream, after the step was begun and before the next one is. Empty where calls cannot be captured, as on
+  /// the CPU. Requires also that no step was begun after this one. May throw std::bad_alloc.
+  [[nodiscard]] std::vector<std::uint64_t> graph_key() const;
+
   /// Stores the rows of k and v, then attends: q [num_tokens, num_q_heads, qk_head_dim] against all that the layer
   /// holds of the sequences, the new rows included. Where V is part of K, v is {}. Allocates nothing. Returns what
   /// `cache_engine::append` and `backend::attention` return; failed_precondition for a step that is empty, committed,

@@ -197,9 +197,10 @@ const cuda::runtime_api table = {
           return now().enter("get_driver_entry_point");
         },
     .launch_kernel =
-        [](const cudaLaunchConfig_t* config, const void* function, void**) {
+        [](const cudaLaunchConfig_t* config, const void* function, void** args) {
           const cudaError_t status = now().enter("launch_kernel");
           if (status == cudaSuccess) {
+            if (now().on_launch) now().on_launch(args);
             now().launches.push_back(
                 {function, config->gridDim, config->blockDim, config->dynamicSmemBytes, config->stream});
           }

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -66,6 +67,8 @@ class fake_runtime {
   cudaError_t last_error = cudaSuccess;
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   std::vector<fake_launch> launches;
+  /// Is shown the arguments of each kernel, as cudaLaunchKernelExC gets them; their types are the kernel's.
+  std::function<void(void** args)> on_launch;
   std::int64_t live_device_blocks = 0;
   std::int64_t live_host_blocks = 0;
   std::int64_t live_events = 0;

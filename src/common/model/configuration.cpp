@@ -2,6 +2,7 @@
 /// A model's configuration: what is derived, and what does not fit together.
 
 #include <algorithm>
+#include <atomic>
 #include <bifolio/copy_audit.hpp>
 #include <bifolio/error.hpp>
 #include <bifolio/executor.hpp>
@@ -195,10 +196,15 @@ std::uint32_t plan_of(std::vector<layer_plan>& plans, const attention_spec& spec
   return static_cast<std::uint32_t>(found - plans.begin());
 }
 
+std::uint64_t next_number() noexcept {
+  static std::atomic<std::uint64_t> last{0};  // caches may be made in several threads
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
 }  // namespace
 
 model_state::model_state(backend& device, const model_cache_config& given)
-    : where(&device), config(complete(given)), manager(config.cache) {
+    : where(&device), number(next_number()), config(complete(given)), manager(config.cache) {
   places.resize(static_cast<std::size_t>(config.num_layers));
   const std::vector<model_group> described = groups_of(config);
   moves.resize(described.size());

@@ -242,6 +242,28 @@ const attention_plan& model_step::attention_plan_of(std::int32_t layer) const no
   return model_->plan_for(layer).plan;
 }
 
+std::vector<std::uint64_t> model_step::graph_key() const {
+  if (model_->where->where().type == device_type::cpu) return {};
+  std::vector<std::uint64_t> key{model_->number};
+  const auto add_address = [&](const void* array) { key.push_back(reinterpret_cast<std::uintptr_t>(array)); };
+  for (std::size_t g = 0; g < model_->groups.size(); ++g) {
+    if (!model_->groups[g].engine) continue;
+    const device_step_view& arrays = slot_->on_device[g];
+    key.push_back(static_cast<std::uint64_t>(arrays.num_seqs));
+    key.push_back(static_cast<std::uint64_t>(arrays.num_tokens));
+    key.push_back(static_cast<std::uint64_t>(arrays.block_table_stride));
+    add_address(arrays.query_start_loc);
+    add_address(arrays.seq_lens);
+    add_address(arrays.block_tables);
+    add_address(arrays.slot_mapping);
+    add_address(arrays.query_positions);
+    for (const detail::layer_plan& each : model_->groups[g].plans) {
+      key.push_back(each.plan.state == nullptr ? 0 : each.plan.state->graph_epoch());
+    }
+  }
+  return key;
+}
+
 attention_params model_step::complete(std::int32_t layer, const attention_params& params) const noexcept {
   const detail::layer_place& place = model_->place_of(layer);
   attention_params whole = params;

@@ -121,6 +121,7 @@ struct model_state {
   void commit_rows(model_step_state& slot, std::span<const std::int32_t> num_accepted);
 
   backend* where;
+  std::uint64_t number;  // of the cache, another one for each of the process
   model_cache_config config;
   kv_cache_manager manager;
   std::unique_ptr<backend> host_backend;  // where the device is not the host itself

@@ -138,6 +138,15 @@ class Step:
 
     _counts: list[int] = []
 
+    @property
+    def graph_key(self) -> tuple[int, ...] | None:
+        """Steps with equal keys can share one captured CUDA graph of the `attend` calls of all layers. A replay computes
+        this step with its own lengths, blocks and slots: beginning it copied them to where the graph reads them. Launch
+        the graph in the step's stream, before the next step begins. The key is made of the cache, the numbers of
+        sequences and tokens, the addresses of the step's arrays on the device, and the kernels and buffers of its plans.
+        Not of the arrays and options that `attend` is called with: a graph keeps those of its capture. None on the CPU."""
+        return self._core.graph_key
+
     def attend(self, layer: int, q: Any, k: Any, v: Any, *, out: Any = None, scale: float | None = None,
                soft_cap: float = 0.0, sinks: Any = None, alibi_slopes: Any = None, lse: Any = None) -> Any:
         """Stores k and v [tokens, kv_heads, head_dim] in a layer, and returns attention of q [tokens, q_heads, head_dim]

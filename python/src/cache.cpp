@@ -398,6 +398,16 @@ void define_cache(nb::module_& module) {
                      }
                      return rows;
                    })
+      .def_prop_ro(
+          "graph_key",
+          [](core_step& self) -> nb::object {
+            const std::vector<std::uint64_t> key = self.step().graph_key();
+            if (key.empty()) return nb::none();
+            nb::list numbers;
+            for (const std::uint64_t number : key) numbers.append(number);
+            return nb::tuple(numbers);
+          },
+          nb::sig("def graph_key(self) -> tuple[int, ...] | None"))
       .def_prop_ro("plan", [](core_step& self) { return to_string(self.step().plan()); })
       .def_prop_ro(
           "tokens", [](core_step& self) { return array_of<std::int32_t>(self.step().inputs().tokens); },

@@ -186,6 +186,24 @@ def test_counters_as_metrics():
     assert dataclasses.asdict(scheduler.stats()) == json.loads(cache._core.metrics_json(scheduler._core))
 
 
+def test_steps_on_the_cpu_have_no_graph_key():
+    cache = make()
+    a, b = cache.open([1, 2, 3]), cache.open([4])
+    with cache.step([a, b]) as step:
+        assert step.graph_key is None
+        run(step)
+        assert step.graph_key is None
+    with pytest.raises(bf.Error, match="the step has ended") as refused:
+        step.graph_key
+    assert refused.value.code == "failed_precondition"
+    scheduler = bf.Scheduler(cache)
+    scheduler.submit([1, 2, 3], max_new_tokens=2)
+    for step in scheduler:
+        run(step)
+        assert step.graph_key is None
+        step.sample([1])
+
+
 def test_a_step_keeps_its_cache():
     cache = make()
     sequence = cache.open([1])

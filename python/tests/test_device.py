@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sketch of the package on a GPU, with PyTorch: the same results as on the CPU."""
 
+import pathlib
+import re
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -105,6 +108,125 @@ def test_work_in_another_stream_than_the_default_is_ordered_by_step():
     with cache.step([b]) as step:
         again = step.attend(0, *layer.qkv(step.tokens, step.positions))
     torch.testing.assert_close(again, out, atol=0, rtol=0)
+
+
+def all_layers(step, tokens, positions):
+    """What a graph captures: every layer's projections and attention. Nothing is copied from the host."""
+    heads, dims = torch.arange(Q_HEADS, device="cuda"), torch.arange(DIM, device="cuda")
+    outs = []
+    for layer in range(LAYERS):
+        at = positions[:, None, None] * 0.1 + tokens[:, None, None] * 0.37 + layer
+        q = torch.sin(at + heads[None, :, None] + dims).bfloat16()
+        k, v = (torch.cos(at * scale + heads[None, :KV_HEADS, None] + dims).bfloat16() for scale in (1.0, 0.7))
+        outs.append(step.attend(layer, q, k, v))
+    return torch.stack(outs)
+
+
+def graphed_steps():
+    """The class of docs/python.md."""
+    page = pathlib.Path(__file__).resolve().parents[2] / "docs" / "python.md"
+    if not page.exists():
+        pytest.skip("the documents are not next to the tests")
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    names = dict(np=np)
+    exec(next(block for block in blocks if "class GraphedSteps" in block), names)
+    return names["GraphedSteps"]
+
+
+class twins:
+    """Two caches with the same sequences. In one all steps are computed call by call, in the other decode steps by graphs."""
+
+    def __init__(self, **changes):
+        settings = dict(layers=LAYERS, q_heads=Q_HEADS, kv_heads=KV_HEADS, head_dim=DIM, dtype="bf16", blocks=400, device="cuda")
+        self.caches = [bf.Cache(**settings, **changes) for _ in range(2)]
+        self.steps = graphed_steps()(self.caches[1], all_layers)
+        self.rng = np.random.default_rng(3)
+        self.sequences = []  # pairs
+
+    def open(self, num_tokens):
+        tokens = self.rng.integers(0, VOCAB, num_tokens).tolist()
+        self.sequences.append([cache.open(tokens) for cache in self.caches])
+        return len(self.sequences) - 1
+
+    def eager(self, which, rows, stream):
+        with torch.cuda.stream(stream), self.caches[which].step([self.sequences[i][which] for i in rows],
+                                                                stream=stream.cuda_stream) as step:
+            out = all_layers(step, *torch.from_numpy(np.stack([step.tokens, step.positions])).to("cuda"))
+        stream.synchronize()
+        return out
+
+    def prompts(self, rows):
+        want = self.eager(0, rows, torch.cuda.current_stream())
+        assert torch.equal(self.eager(1, rows, self.steps.stream), want)
+
+    def decode(self, rows):
+        for i in rows:
+            token = int(self.rng.integers(0, VOCAB))
+            for sequence in self.sequences[i]:
+                sequence.append(token)
+        want = self.eager(0, rows, torch.cuda.current_stream())
+        got = self.steps([self.sequences[i][1] for i in rows])
+        self.steps.stream.synchronize()
+        assert torch.equal(got, want), f"{(got != want).sum()} values of {want.numel()} differ"
+
+    @property
+    def num_graphs(self):
+        return len(self.steps.graphs)
+
+
+@pytest.mark.parametrize("changes", [{}, dict(windows=[40] * (LAYERS - 1) + [-1]), dict(kv_dtype="i8-token"), dict(layout="x_split")],
+                         ids=["hnd", "windows", "codes", "x_split"])
+def test_a_graph_computes_every_later_step_of_its_key(changes):
+    both = twins(**changes)
+    warm = both.open(280)  # as the prompt below: buffers have room for it from here on, and tables for 18 blocks
+    both.prompts([warm])
+    for sequence in both.sequences[warm]:
+        sequence.free()
+    a, b, c = (both.open(n) for n in (280, 70, 33))
+    both.prompts([a, b, c])
+    for _ in range(8):
+        both.decode([a, b, c])
+    assert both.num_graphs == 1
+    for _ in range(25):  # from 289 tokens on, in 19 blocks, the rows of the tables are longer
+        both.decode([a, b, c])
+    assert both.num_graphs == 2
+    for _ in range(5):
+        both.decode([b, a])
+    assert both.num_graphs == 3
+    # After a prompt the key of three sequences is what it was.
+    d = both.open(280)
+    both.prompts([d])
+    for _ in range(5):
+        both.decode([a, b, c])
+    for _ in range(5):
+        both.decode([c, a])
+    assert both.num_graphs == 3
+    for _ in range(5):
+        both.decode([a, b, c, d])
+    assert both.num_graphs == 4
+    for cache in both.caches:
+        cache.check()
+
+
+def test_graph_keys_are_tuples_of_a_cache_and_a_kind_of_step():
+    both = twins()
+    a, b = both.open(100), both.open(50)
+    keys = []
+    for which, rows in ((0, [a, b]), (1, [a, b])):
+        with both.caches[which].step([both.sequences[i][which] for i in rows]) as step:
+            assert step.graph_key == step.graph_key and isinstance(step.graph_key, tuple)
+            assert all(isinstance(number, int) for number in step.graph_key)
+            keys.append(step.graph_key)
+    assert len(set(keys)) == 2  # of two caches
+    cache, first, second = both.caches[0], both.sequences[a][0], both.sequences[b][0]
+    keys = []
+    for sequences in ([first, second], [first], [second], [second, first]):
+        with cache.step([sequence.append(1) for sequence in sequences]) as step:
+            keys.append(step.graph_key)
+    two, one, other, swapped = keys
+    assert two == swapped and one == other and one != two
+    with pytest.raises(bf.Error, match="the step has ended"):
+        step.graph_key
 
 
 def test_a_cache_takes_what_the_device_has_free():

@@ -93,6 +93,8 @@ def test_the_programs_of_the_page_run(tmp_path, monkeypatch, capsys):
     for block in blocks_of_python():
         if "transformers" in block and importlib.util.find_spec("transformers") is None:
             continue
+        if "import torch" in block and torch is None:
+            continue
         exec(compile(block, f"docs/python.md, block {ran + 1}", "exec"), names)
         ran += 1
     assert ran >= 3

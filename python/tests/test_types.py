@@ -34,6 +34,7 @@ def test_programs_that_use_it_wrongly_are_found(tmp_path):
     good = "import bifolio as bf\nc = bf.Cache(layers=1, q_heads=1, kv_heads=1, head_dim=8)\n"
     cases = {"c.open([1]).tokens[0].bit_length(); c.stats().cache.num_blocks + 1": True,
              "bf.Scheduler(c).submit([1], on_token=lambda t: print(t.token)) + 1": True,
+             "{c.step([]).graph_key: 1}.get(None)": True, "c.step([]).graph_key + 1": False,
              "c.opne([1])": False, "bf.Cache(layers='two', q_heads=1, kv_heads=1, head_dim=8)": False,
              "c.open([1]).num_cached.upper()": False}
     for line, is_right in cases.items():

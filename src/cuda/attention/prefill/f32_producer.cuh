@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// The producer warpgroup of float32's prefill: loads tiles of K and V by vectors of 16 bytes, splits each element into
-/// two TensorFloat-32 numbers, and stores them as f32_shape.hpp says. What is outside the sequence, the window or
-/// head_dim becomes zero.
+/// The producer warpgroup of float32's prefill: requests tiles of K and V by cp.async in vectors of 16 bytes, splits
+/// each element into two TensorFloat-32 numbers, and stores them as f32_shape.hpp says. What is outside the sequence,
+/// the window or head_dim becomes zero.
 
 #include <cstdint>
 
@@ -43,6 +43,8 @@ class f32_ring {
   [[nodiscard]] __device__ __forceinline__ std::uint32_t queries(int warpgroup, int thread) const {
     return base_ + Shape::queries + warpgroup * prefill_warpgroup_rows * Shape::tile_dims * 4 + thread * 16;
   }
+  /// Where vectors of the producer come before they are split.
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t raw() const { return base_ + Shape::raw; }
   /// Of a row of warpgroup 1.
   [[nodiscard]] __device__ __forceinline__ std::uint32_t sums(int row) const { return base_ + Shape::sums + row * 8; }
 
@@ -50,18 +52,28 @@ class f32_ring {
   std::uint32_t base_;
 };
 
+/// A thread takes K and V of a tile in units of four vectors. It requests them by cp.async into places of its own and
+/// splits them a tile later; the places of a unit are filled again as soon as it is stored. In registers the vectors of
+/// a tile were not in flight together: ptxas makes a load under a condition wait for the one before it (7,240 cycles
+/// for a tile of 128 dims), and has too few registers for K and V of the next tile.
 template <class Shape>
 class f32_producer {
   using S = Shape;
   static_assert(S::tile_keys == 32, "a lane looks up one key, a warp stores 8 of K");
-  static constexpr int vectors_of_k = 2 * S::chunks;    // of a thread
-  static constexpr int quads_of_v = S::tile_dims / 64;  // of dims, of a thread, which has four keys
+  static constexpr int units = S::tile_dims / 64;  // of K, and of V
+  static constexpr int place_bytes = 128 * 16;     // of one vector of each thread
+  static_assert(2 * units * 4 * place_bytes == S::raw_bytes);
 
  public:
   __device__ __forceinline__ f32_producer(const prefill_args& args, const f32_ring<Shape>& ring)
-      : a_(args), ring_(ring), warp_(static_cast<int>(threadIdx.x) / 32), lane_(static_cast<int>(threadIdx.x) & 31) {}
+      : a_(args),
+        ring_(ring),
+        warp_(static_cast<int>(threadIdx.x) / 32),
+        lane_(static_cast<int>(threadIdx.x) & 31),
+        entries_per_tile_(S::tile_keys / args.block_size),
+        slots_per_tile_(S::tile_keys % args.block_size) {}
 
-  /// Fills the stages for all work tiles of the CTA. While one tile is stored, the next is loaded, and the one
+  /// Fills the stages for all work tiles of the CTA. While one tile is stored, the next is requested, and the one
   /// `ahead` tiles later is on its way to L2.
   template <class Source>
   __device__ __forceinline__ void run(Source source) {
@@ -69,30 +81,32 @@ class f32_producer {
       const prefill_work_tile& work = source.work();
       const kv_range e = kv_range_of<S>(a_, work);
       if (e.tile_begin >= e.tile_end) continue;
-      const int kv_head = work.head / a_.group_size;
-      std::int64_t tokens[ahead + 1];  // of the tile that is loaded and those after it
+      key_lookup keys = first_lookup(work, e);
+      const std::int64_t first = token_of(keys, look_up(keys));
+      std::int64_t tokens[ahead];  // of the tile that is requested next and those after it
 #pragma unroll
-      for (int i = 0; i <= ahead; ++i) {
-        const int tile = e.tile_end - 1 - i;
-        tokens[i] = token_of(kv_head, tile, look_up(work, e, tile));
+      for (std::int64_t& token : tokens) token = token_of(keys, look_up(keys));
+      table_entry entry = look_up(keys);  // of the tile after those
+#pragma unroll
+      for (int unit = 0; unit < 2 * units; ++unit) request(unit, first);
+#pragma unroll
+      for (int i = 0; i + 1 < ahead; ++i) prefetch(tokens[i]);
+      for (int num_tiles = e.num_tiles(); num_tiles > 0; --num_tiles) {
+        prefetch(tokens[ahead - 1]);
+#pragma unroll
+        for (int unit = 0; unit < 2 * units; ++unit) {
+          if (unit % units == 0) begin_stage();
+          device::cp_async_wait_group<2 * units - 1>();
+          store(unit);
+          if (unit % units == units - 1) end_stage();
+          request(unit, tokens[0]);
+        }
+#pragma unroll
+        for (int i = 0; i + 1 < ahead; ++i) tokens[i] = tokens[i + 1];
+        tokens[ahead - 1] = token_of(keys, entry);
+        entry = look_up(keys);
       }
-      int block = look_up(work, e, e.tile_end - 2 - ahead);  // of the tile after those
-#pragma unroll
-      for (int i = 1; i < ahead; ++i) prefetch(tokens[i]);
-      uint4 k[vectors_of_k];
-      uint4 v[quads_of_v][4];
-      load_k(tokens[0], k);
-      for (int tile = e.tile_end - 1; tile >= e.tile_begin; --tile) {
-        load_v(tokens[0], v);
-        prefetch(tokens[ahead]);
-        store_k(k);
-#pragma unroll
-        for (int i = 0; i < ahead; ++i) tokens[i] = tokens[i + 1];
-        tokens[ahead] = token_of(kv_head, tile - 1 - ahead, block);
-        block = look_up(work, e, tile - 2 - ahead);
-        if (tile > e.tile_begin) load_k(tokens[0], k);
-        store_v(v);
-      }
+      device::cp_async_wait_group<0>();  // the last request was of no tile: zeros
     }
   }
 
@@ -100,25 +114,47 @@ class f32_producer {
   static constexpr std::int64_t outside = -1;
   static constexpr int ahead = 3;  // tiles
 
-  // The block of this lane's key of a tile, or no block.
-  [[nodiscard]] __device__ __forceinline__ int look_up(const prefill_work_tile& work, const kv_range& e,
-                                                       int tile) const {
-    const int key = tile * S::tile_keys + lane_;
-    if (tile < e.tile_begin || key >= work.seq_len || key < e.begin) return -1;
-    return __ldg(a_.block_tables + work.seq * a_.block_table_stride + key / a_.block_size);
+  // This lane's key of the tile that is looked up next; tiles go from the last to the first.
+  struct key_lookup {
+    const std::int32_t* entry;  // of the block table
+    std::int64_t head_offset;
+    int key;       // from the first that is loaded
+    int num_keys;  // that are loaded
+    int slot;      // in the block
+  };
+  struct table_entry {
+    int block;  // negative: none
+    int slot;
+  };
+  [[nodiscard]] __device__ __forceinline__ key_lookup first_lookup(const prefill_work_tile& work,
+                                                                   const kv_range& e) const {
+    const int begin = max(e.begin, e.tile_begin * S::tile_keys);
+    const int key = (e.tile_end - 1) * S::tile_keys + lane_;
+    const int entry = key / a_.block_size;
+    return {a_.block_tables + work.seq * a_.block_table_stride + entry, work.head / a_.group_size * a_.k_strides.head,
+            key - begin, work.seq_len - begin, key - entry * a_.block_size};
+  }
+  [[nodiscard]] __device__ __forceinline__ table_entry look_up(key_lookup& at) const {
+    const bool valid = static_cast<unsigned>(at.key) < static_cast<unsigned>(at.num_keys);
+    const table_entry entry = {valid ? __ldg(at.entry) : -1, at.slot};
+    at.key -= S::tile_keys;
+    at.entry -= entries_per_tile_;
+    at.slot -= slots_per_tile_;
+    if (at.slot < 0) {
+      at.slot += a_.block_size;
+      --at.entry;
+    }
+    return entry;
   }
   // Elements from the beginning of either plane to the key.
-  [[nodiscard]] __device__ __forceinline__ std::int64_t token_of(int kv_head, int tile, int block) const {
-    if (block < 0 || block >= a_.num_blocks) return outside;  // tables of a call are not checked
-    const int key = tile * S::tile_keys + lane_;
-    return block * a_.k_strides.block + kv_head * a_.k_strides.head + key % a_.block_size * a_.k_strides.token;
+  [[nodiscard]] __device__ __forceinline__ std::int64_t token_of(const key_lookup& keys,
+                                                                 const table_entry& entry) const {
+    if (entry.block < 0 || entry.block >= a_.num_blocks) return outside;  // tables of a call are not checked
+    return keys.head_offset + entry.block * a_.k_strides.block + entry.slot * a_.k_strides.token;
   }
-  [[nodiscard]] __device__ __forceinline__ static std::int64_t of_lane(std::int64_t token, int lane) {
-    return __shfl_sync(0xffffffffu, token, lane);
-  }
-  [[nodiscard]] __device__ __forceinline__ uint4 load(const void* plane, std::int64_t token, int dim) const {
-    const bool valid = token != outside && dim < a_.head_dim;
-    return load_16_if(static_cast<const float*>(plane) + (valid ? token + dim : 0), valid);
+  template <class T>
+  [[nodiscard]] __device__ __forceinline__ static T of_lane(T value, int lane) {
+    return __shfl_sync(0xffffffffu, value, lane);
   }
 
   // To L2: four lanes take a key of the warp's eight, 128 bytes each.
@@ -130,55 +166,88 @@ class f32_producer {
     device::prefetch_l2(static_cast<const float*>(a_.v) + from + dim);
   }
 
-  // Eight lanes take 128 bytes of a key of the warp's eight.
-  __device__ __forceinline__ void load_k(std::int64_t token, uint4 (&x)[vectors_of_k]) const {
+  // Units of K come first, then those of V. Commits a group.
+  __device__ __forceinline__ void request(int unit, std::int64_t token) const {
+    const std::uint32_t valid_keys = __ballot_sync(0xffffffffu, token != outside);
+    const auto* const plane = static_cast<const float*>(unit < units ? a_.k : a_.v);
+    const auto row = reinterpret_cast<std::uintptr_t>(plane + (token != outside ? token : 0));  // of this lane's key
+    if (unit < units) {
+      request_k(unit, row, valid_keys);
+    } else {
+      request_v(unit - units, row, valid_keys);
+    }
+    device::cp_async_commit_group();
+  }
+  __device__ __forceinline__ void store(int unit) const {
+    uint4 x[4];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const std::int64_t from = of_lane(token, warp_ * 8 + i * 4 + lane_ / 8);
-#pragma unroll
-      for (int c = 0; c < S::chunks; ++c) x[i * S::chunks + c] = load(a_.k, from, c * 32 + (lane_ & 7) * 4);
+    for (int n = 0; n < 4; ++n) x[n] = device::load_shared_16(place(unit, n));
+    if (unit < units) {
+      store_k(unit, x);
+    } else {
+      store_v(unit - units, x);
     }
   }
-  __device__ __forceinline__ void store_k(const uint4 (&x)[vectors_of_k]) {
-    const std::uint32_t stage = begin_stage();
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int key = i * 4 + lane_ / 8;
-      const std::uint32_t to = stage + warp_ * 1024 + key * 128 + (((lane_ & 7) ^ key) * 16);
-#pragma unroll
-      for (int c = 0; c < S::chunks; ++c) store_parts(to + c * S::chunk_bytes, x[i * S::chunks + c]);
-    }
-    end_stage();
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t place(int unit, int n) const {
+    return ring_.raw() + threadIdx.x * 16 + (unit * 4 + n) * place_bytes;
+  }
+  // Nothing is read, and the vector becomes zero, where not valid.
+  __device__ __forceinline__ static void copy(std::uint32_t to, std::uintptr_t row, int dim, bool valid) {
+    device::cp_async_16(to, reinterpret_cast<const float*>(row) + dim, valid);
   }
 
-  // Eight lanes take the eight vectors of a row of V transposed: lane c keys 8 · (c / 2) + c % 2, and 2, 4 and 6 after
-  // it. They do for four dims at once, which are those from 16 · (warp + 4 · i) + 4 · (lane / 8).
-  __device__ __forceinline__ void load_v(std::int64_t token, uint4 (&x)[quads_of_v][4]) const {
-    const int first_key = (lane_ & 6) * 4 + (lane_ & 1);
+  // Eight lanes take 128 bytes of a key of the warp's eight.
+  __device__ __forceinline__ void request_k(int unit, std::uintptr_t row, std::uint32_t valid_keys) const {
+    const int dim = (lane_ & 7) * 4;
 #pragma unroll
-    for (int key = 0; key < 4; ++key) {
-      const std::int64_t from = of_lane(token, first_key + 2 * key);
+    for (int i = 0; i < rows_of_k; ++i) {
+      const int key = warp_ * 8 + (unit * rows_of_k + i) * 4 + lane_ / 8;
+      const std::uintptr_t from = of_lane(row, key);
+      const bool key_valid = (valid_keys >> key & 1) != 0;
 #pragma unroll
-      for (int i = 0; i < quads_of_v; ++i) x[i][key] = load(a_.v, from, first_dim(i));
+      for (int c = 0; c < S::chunks; ++c) {
+        const bool dims_valid = c * 32 < S::min_dims || dim + c * 32 < a_.head_dim;
+        copy(place(unit, i * S::chunks + c), from, dim + c * 32, key_valid && dims_valid);
+      }
     }
   }
-  __device__ __forceinline__ void store_v(const uint4 (&x)[quads_of_v][4]) {
-    const std::uint32_t stage = begin_stage();
+  __device__ __forceinline__ void store_k(int unit, const uint4 (&x)[4]) const {
 #pragma unroll
-    for (int i = 0; i < quads_of_v; ++i) {
-      const std::uint32_t group = stage + first_dim(i) / 8 * 1024;
-      const int row = first_dim(i) & 7;
-      const auto store_row = [&](int n, const uint4& keys) {
-        store_parts(group + (row + n) * 128 + (((lane_ & 7) ^ (row + n)) * 16), keys);
-      };
-      store_row(0, make_uint4(x[i][0].x, x[i][1].x, x[i][2].x, x[i][3].x));
-      store_row(1, make_uint4(x[i][0].y, x[i][1].y, x[i][2].y, x[i][3].y));
-      store_row(2, make_uint4(x[i][0].z, x[i][1].z, x[i][2].z, x[i][3].z));
-      store_row(3, make_uint4(x[i][0].w, x[i][1].w, x[i][2].w, x[i][3].w));
+    for (int n = 0; n < 4; ++n) {
+      const int key = (unit * rows_of_k + n / S::chunks) * 4 + lane_ / 8;
+      const std::uint32_t to = stage() + warp_ * 1024 + key * 128 + (((lane_ & 7) ^ key) * 16);
+      store_parts(to + n % S::chunks * S::chunk_bytes, x[n]);
     }
-    end_stage();
   }
-  [[nodiscard]] __device__ __forceinline__ int first_dim(int i) const { return 16 * (warp_ + 4 * i) + lane_ / 8 * 4; }
+  static constexpr int rows_of_k = 4 / S::chunks;  // of a thread, in a unit
+
+  // Vector c of the eight of a row of V transposed has keys 8 · (c / 2) + c % 2, and 2, 4 and 6 after it. Four lanes
+  // take four vectors of four dims at once, a warp those of 32 dims.
+  __device__ __forceinline__ void request_v(int unit, std::uintptr_t row, std::uint32_t valid_keys) const {
+    const int vector = vector_of_v(unit);
+    const int first_key = (vector & 6) * 4 + (vector & 1);
+    const std::uint32_t valid = dim_of_v() < a_.head_dim ? valid_keys >> first_key : 0;
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      copy(place(units + unit, n), of_lane(row, first_key + 2 * n), dim_of_v(), (valid >> 2 * n & 1) != 0);
+    }
+  }
+  __device__ __forceinline__ void store_v(int unit, const uint4 (&x)[4]) const {
+    const auto store_row = [&](int n, const uint4& keys) {
+      const int row = (dim_of_v() & 7) + n;
+      store_parts(stage() + dim_of_v() / 8 * 1024 + row * 128 + ((vector_of_v(unit) ^ row) * 16), keys);
+    };
+    store_row(0, make_uint4(x[0].x, x[1].x, x[2].x, x[3].x));
+    store_row(1, make_uint4(x[0].y, x[1].y, x[2].y, x[3].y));
+    store_row(2, make_uint4(x[0].z, x[1].z, x[2].z, x[3].z));
+    store_row(3, make_uint4(x[0].w, x[1].w, x[2].w, x[3].w));
+  }
+  [[nodiscard]] __device__ __forceinline__ int vector_of_v(int unit) const {
+    return (units == 1 ? warp_ / 2 : unit) * 4 + (lane_ & 3);
+  }
+  [[nodiscard]] __device__ __forceinline__ int dim_of_v() const {
+    return (units == 1 ? warp_ & 1 : warp_) * 32 + lane_ / 4 * 4;
+  }
 
   __device__ __forceinline__ static void store_parts(std::uint32_t to, const uint4& x) {
     const device::tf32_pair p[4] = {split(x.x), split(x.y), split(x.z), split(x.w)};
@@ -189,9 +258,9 @@ class f32_producer {
     return device::split_tf32(__uint_as_float(bits));
   }
 
-  [[nodiscard]] __device__ __forceinline__ std::uint32_t begin_stage() const {
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t stage() const { return ring_.stage(state_.stage); }
+  __device__ __forceinline__ void begin_stage() const {
     device::mbarrier_wait_parity(ring_.empty(state_.stage), state_.phase ^ 1);
-    return ring_.stage(state_.stage);
   }
   // Tensor cores read through another proxy than these stores went through.
   __device__ __forceinline__ void end_stage() {
@@ -203,6 +272,7 @@ class f32_producer {
   const prefill_args& a_;
   const f32_ring<Shape>& ring_;
   int warp_, lane_;
+  int entries_per_tile_, slots_per_tile_;  // the keys of a tile in whole blocks, and the rest
   pipeline_state<S::stages> state_;
 };
 

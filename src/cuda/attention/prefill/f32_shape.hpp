@@ -19,6 +19,7 @@ template <int TileDims>
 struct f32_shape {
   static constexpr bool has_tree = false;
   static constexpr int tile_dims = TileDims;
+  static constexpr int min_dims = TileDims > 64 ? 64 : 0;  // every head_dim has these
   static constexpr prefill_tiling tiling = prefill_tiling_of(dtype::f32, TileDims);
   static constexpr int tile_keys = tiling.keys;
   static_assert(tile_keys == 32, "a row of V transposed is one row of the swizzle");
@@ -35,9 +36,11 @@ struct f32_shape {
   static constexpr int part_bytes = chunks * chunk_bytes;  // the larger or the smaller ones of a tile
   static constexpr int stage_bytes = 2 * part_bytes;
   static constexpr int query_bytes = num_consumers * prefill_warpgroup_rows * TileDims * 4;
-  static constexpr int stages = std::min(8, (226 * 1024 - query_bytes) / stage_bytes);
+  static constexpr int raw_bytes = 2 * tile_keys * TileDims * 4;  // K and V of a tile, before they are split
+  static constexpr int stages = std::min(8, (226 * 1024 - query_bytes - raw_bytes) / stage_bytes);
   static constexpr int queries = stages * stage_bytes;                // where they begin
-  static constexpr int sums = queries + query_bytes;                  // maximum and sum of each row, from one warpgroup
+  static constexpr int raw = queries + query_bytes;                   // likewise
+  static constexpr int sums = raw + raw_bytes;                        // maximum and sum of each row, from one warpgroup
   static constexpr int barriers = sums + prefill_warpgroup_rows * 8;  // full and empty for each stage
   static constexpr int shared_bytes = barriers + 2 * stages * 8 + 1023;  // stages begin at multiples of 1024
   static_assert(shared_bytes <= 227 * 1024 - 256);

@@ -176,7 +176,7 @@ std::vector<attention_case> random_plane_cases(std::uint64_t seed, int count) {
 
 std::vector<attention_case> half_precision_cases(std::uint64_t seed, int count) {
   random_source random(hash_of(seed, 0x16b1));
-  const std::vector<std::int32_t> dims{64, 128, 256, 64, 128, 256, 24, 80, 96, 112, 152, 192, 240};
+  const std::vector<std::int32_t> dims{64, 128, 256, 64, 128, 256, 24, 80, 96, 112, 152, 192, 240, 320, 512};
   const std::vector<std::int32_t> groups{1, 1, 2, 3, 4, 4, 7, 8, 16, 71};
   const std::vector<std::int32_t> blocks{1, 5, 8, 16, 16, 16, 32, 64, 128, 256};
   const std::vector<arrangement> layouts{arrangement::hnd, arrangement::hnd, arrangement::nhd, arrangement::padded};

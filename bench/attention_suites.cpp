@@ -39,6 +39,8 @@ constexpr const char* h200[] = {
     "--q-heads 16,128 --kv-heads 1 --head-dim 576 --latent-dim 512 --batch 1,8,64 --context 8192",
     "--q-heads 128 --kv-heads 1 --head-dim 576 --latent-dim 512 --batch 128 --query-len 2 --context 4096",
     "--q-heads 16 --kv-heads 1 --head-dim 576 --latent-dim 512 --seqs 128x1/128:8192",
+    "--q-heads 16,64,128 --kv-heads 1 --head-dim 576 --latent-dim 512 --block-size 64 --batch 128 --context 4096 "
+    "--kv-dtype e4m3-record",
     // Decode: options and unequal lengths.
     "--window 1023 --batch 1,64 --context 8192",
     "--soft-cap 30 --batch 8,64 --context 8192",

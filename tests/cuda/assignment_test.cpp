@@ -71,4 +71,7 @@ TEST_CASE("a mixed batch is one launch where that is estimated to be faster") {
   // The device waits for memory either way, or for the longest sequence.
   CHECK(of_prefill(4, 8, {{128, 4096}, {1, 16384, 200}}) == std::vector<std::int32_t>{0});
   CHECK(of_prefill(4, 8, {{2048, 2048}, {1, 200000}}) == std::vector<std::int32_t>{0});
+  // Many decodes on few keys: each costs prefill more than its tiles.
+  CHECK(of_prefill(4, 8, {{1024, 1024, 4}, {1, 2000, 100}}).size() == 104);
+  CHECK(of_prefill(4, 8, {{4096, 4096}, {1, 700, 200}}) == std::vector<std::int32_t>{0});
 }

@@ -197,8 +197,8 @@ TEST_CASE("health, models, metrics, map and page answer") {
   CHECK(server.becomes_idle());
   const std::string metrics = client.Get("/metrics")->body;
   for (const std::string line : {"bifolio_blocks 256\n", "bifolio_used_blocks 0\n", "bifolio_sampled_tokens_total 5\n",
-                           "bifolio_http_requests_total{status=\"200\"} 3\n",
-                           "bifolio_time_to_first_token_seconds_count 1\n", "_bucket{le=\"+Inf\"} 1\n"}) {
+                                 "bifolio_http_requests_total{status=\"200\"} 3\n",
+                                 "bifolio_time_to_first_token_seconds_count 1\n", "_bucket{le=\"+Inf\"} 1\n"}) {
     CAPTURE(line);
     CHECK(metrics.find(line) != std::string::npos);
   }

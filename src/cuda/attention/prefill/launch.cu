@@ -61,8 +61,8 @@ kv_loading prefill_loading(const attention_kernel_args& args) noexcept {
   } else {
     loading.by_copy = args.num_kv_heads > 1;
   }
-  // A box has the chunks that a row has; a stage is full when it has those of the tile. Codes are widened and float32 is
-  // split on its way; boxes of 8 tokens take TMA longer than the copies take the producer.
+  // A box has the chunks that a row has; a stage is full when it has those of the tile. Codes are widened and float32
+  // is split on its way; boxes of 8 tokens take TMA longer than the copies take the producer.
   if (args.head_dim != tiling.dims || args.head_dim % 64 != 0 || loading.box_tokens % 16 != 0 || args.is_coded ||
       args.q_type == dtype::f32) {
     loading.by_copy = true;

@@ -111,4 +111,10 @@ void add_engine_options(command_line& line, engine_options& o) {
   line.path("--events", o.events, "none", "Write the block pool after every step to this file, for block_map --follow");
 }
 
+void check_engine_options(const engine_options& o) {
+  if (o.executor == bifolio::executor_kind::serial && o.num_threads > 1) {
+    throw input_error(fmt::format("--threads is {}, but --executor serial has one", o.num_threads));
+  }
+}
+
 }  // namespace generate

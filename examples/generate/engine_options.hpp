@@ -45,4 +45,7 @@ struct engine_options {
 
 void add_engine_options(command_line& line, engine_options& o);
 
+/// Throws input_error for options that do not go together. To be called when the line was parsed.
+void check_engine_options(const engine_options& o);
+
 }  // namespace generate

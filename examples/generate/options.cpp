@@ -77,6 +77,7 @@ std::optional<options> parse_options(int argc, const char* const* argv) {
       "Generate nothing: say how probable the model finds this text, as mean negative log-likelihood of a token. A "
       "text of more tokens than the model takes is refused, unless --max-positions N allows its first N alone");
   if (!line.parse(argc, argv)) return {};
+  check_engine_options(o);
   o.prompts = prompts->results();
   o.stops = stops->results();
   if (std::ranges::find(o.stops, "") != o.stops.end()) throw input_error("--stop is empty, a text is expected");

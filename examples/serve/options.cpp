@@ -25,6 +25,7 @@ std::optional<options> parse_options(int argc, const char* const* argv) {
                "After SIGTERM running requests may take so long to end; a second signal ends them at once");
   add_engine_options(line, o);
   if (!line.parse(argc, argv)) return {};
+  check_engine_options(o);
   return o;
 }
 

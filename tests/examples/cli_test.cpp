@@ -153,6 +153,7 @@ TEST_CASE("an option that is wrong is refused with the value received and the va
       {{"--num-blocks", "-1"}, "--num-blocks is '-1'"},
       {{"--threads", "x"}, "--threads is 'x'"},
       {{"--executor", "gcc"}, "--executor is 'gcc', allowed are threads|openmp|tbb|serial"},
+      {{"--executor", "serial", "--threads", "3"}, "--threads is 3, but --executor serial has one"},
       {{"--isa", "sse"}, "--isa is 'sse', allowed are baseline|avx2|"},
       {{"--model", ""}, "--model is empty"},
       {{"--unknown"}, "--unknown"},

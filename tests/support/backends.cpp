@@ -5,6 +5,7 @@
 #include <bifolio/error.hpp>
 #include <cstdlib>
 #include <optional>
+#include <stdexcept>
 
 #include "support/adversarial_executor.hpp"
 #include "support/fenced_memory.hpp"
@@ -100,6 +101,13 @@ std::vector<tested_backend> open_all() {
     add(family + "-adversarial", family, device{}, options);
   }
   add("cuda", "cuda", device{device_type::cuda, 0}, {});
+  if (list.empty()) {
+    std::string families;
+    for (const cpu_isa isa : supported_isas()) families += " cpu-" + std::string(to_string(isa)) + ",";
+    throw std::runtime_error("BIFOLIO_TEST_BACKENDS is '" + std::string(wanted == nullptr ? "" : wanted) +
+                             "', part of no name of this machine's backends; they begin with" + families +
+                             " or are cuda, where there is a GPU");
+  }
   return list;
 }
 

@@ -65,7 +65,8 @@ struct tested_backend {
 [[nodiscard]] arithmetic numbers_of(cpu_isa isa, dtype q_type, dtype kv_type, dtype out_type);
 
 /// All of them, opened once per process and kept. Their memory() is fenced on the host: reading past the end of any
-/// allocation is a fault. The environment variable BIFOLIO_TEST_BACKENDS=text keeps the names that contain the text.
+/// allocation is a fault. The environment variable BIFOLIO_TEST_BACKENDS=text keeps the names that contain the text; a
+/// text that leaves none throws std::runtime_error, so that no test passes without having tested anything.
 [[nodiscard]] std::span<const tested_backend> all_backends();
 
 /// One per family; `turn` rotates through the family's executors, so that a table of cases meets them all.

@@ -182,6 +182,31 @@ __device__ __forceinline__ void mbarrier_wait_parity(std::uint32_t barrier, int 
       : "memory");
 }
 
+/// Whether the wait above would return at once.
+[[nodiscard]] __device__ __forceinline__ bool mbarrier_test_parity(std::uint32_t barrier, int parity) {
+  int done;
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.b32 %0, 1, 0, done;\n}\n"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
+/// `num_bytes` consecutive bytes into shared memory by TMA, without a map; they are counted on `barrier`. Addresses and
+/// count are multiples of 16.
+__device__ __forceinline__ void bulk_load(std::uint32_t dst, const void* src, int num_bytes, std::uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(dst),
+               "l"(src), "r"(num_bytes), "r"(barrier)
+               : "memory");
+}
+/// Brings them into the L2.
+__device__ __forceinline__ void bulk_prefetch_l2(const void* src, int num_bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(src), "r"(num_bytes) : "memory");
+}
+
 /// One box of a tensor map into shared memory by TMA; its bytes are counted on `barrier`.
 __device__ __forceinline__ void tma_load_5d(std::uint32_t dst, const void* map, std::uint32_t barrier, int c0, int c1,
                                             int c2, int c3, int c4) {

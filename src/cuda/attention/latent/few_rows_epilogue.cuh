@@ -35,13 +35,18 @@ class few_rows_epilogue {
 #pragma unroll
       for (int j = 0; j < S::score_registers; ++j) o[chunk][j] *= weight[j / 4 * 2 + (j & 1)];
     }
-    if (warpgroup_ == 1) for_each_output(o, [](std::uint32_t at, float x) { store_shared_f32(at, x); });
-    device::named_barrier_sync(sums_barrier, num_threads);
-    if (warpgroup_ == 0) {
-      for_each_output(o, [](std::uint32_t at, float x) { store_shared_f32(at, device::load_shared_f32(at) + x); });
+#pragma unroll
+    for (int pass = 0; pass < S::output_passes; ++pass) {
+      if (pass > 0) device::named_barrier_sync(sums_barrier, num_threads);  // the rows of the one before are read
+      if (warpgroup_ == 1) for_each_output(o, pass, [](std::uint32_t at, float x) { store_shared_f32(at, x); });
+      device::named_barrier_sync(sums_barrier, num_threads);
+      if (warpgroup_ == 0) {
+        for_each_output(o, pass,
+                        [](std::uint32_t at, float x) { store_shared_f32(at, device::load_shared_f32(at) + x); });
+      }
+      device::named_barrier_sync(sums_barrier, num_threads);
+      write_rows(work, pass);
     }
-    device::named_barrier_sync(sums_barrier, num_threads);
-    write_rows(work);
   }
 
  private:
@@ -91,30 +96,32 @@ class few_rows_epilogue {
     return max == -INFINITY ? 0.0f : device::exp2_fast(max - top);
   }
 
-  // Calls each(address, x) for this thread's outputs.
+  // Calls each(address, x) for this thread's outputs of the pass.
   template <class Each>
-  __device__ __forceinline__ void for_each_output(const typename few_rows_mainloop<T>::out_array& o,
+  __device__ __forceinline__ void for_each_output(const typename few_rows_mainloop<T>::out_array& o, int pass,
                                                   const Each& each) const {
     const int dim = (thread_ / 32) * 16 + (thread_ & 31) / 4;
 #pragma unroll
-    for (int chunk = 0; chunk < S::value_chunks; ++chunk) {
+    for (int chunk = 0; chunk < S::pass_chunks; ++chunk) {
 #pragma unroll
       for (int j = 0; j < S::score_registers; ++j) {
         const int row = column_state::row_of(j / 4 * 2 + (j & 1));
-        each(stages_.outputs() + (row * S::output_stride + chunk * 64 + dim + (j & 2) * 4) * 4, o[chunk][j]);
+        each(stages_.outputs() + (row * S::output_stride + chunk * 64 + dim + (j & 2) * 4) * 4,
+             o[pass * S::pass_chunks + chunk][j]);
       }
     }
   }
 
-  __device__ __forceinline__ void write_rows(const prefill_work_tile& work) const {
-    constexpr int pieces = latent_v_dims / 8;
+  __device__ __forceinline__ void write_rows(const prefill_work_tile& work, int pass) const {
+    constexpr int pieces = S::pass_dims / 8;
     const int first_token = work.row_tile * a_.tokens_per_warpgroup;
     const int num_rows = min(a_.tokens_per_warpgroup, work.query_len - first_token) * a_.packed_heads;
     const prefill::partial_results partials(a_);
     for (int task = warpgroup_ * 128 + thread_; task < num_rows * pieces; task += num_threads) {
       const int row = task / pieces;
-      const int column = task % pieces * 8;
-      const std::uint32_t at = stages_.outputs() + (row * S::output_stride + column) * 4;
+      const int in_pass = task % pieces * 8;
+      const int column = pass * S::pass_dims + in_pass;
+      const std::uint32_t at = stages_.outputs() + (row * S::output_stride + in_pass) * 4;
       const float4 lo = as_floats(device::load_shared_16(at));
       const float4 hi = as_floats(device::load_shared_16(at + 16));
       const float2 sums = device::load_shared_f32x2(total(row));

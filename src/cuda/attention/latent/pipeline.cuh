@@ -33,6 +33,7 @@ class shared_stages {
     device::mbarrier_init_fence();
   }
 
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t base() const { return base_; }
   [[nodiscard]] __device__ __forceinline__ std::uint32_t q() const { return base_ + parts.q; }
   [[nodiscard]] __device__ __forceinline__ std::uint32_t kv(int s) const { return base_ + parts.kv + s * S::kv_bytes; }
   [[nodiscard]] __device__ __forceinline__ std::uint32_t full(int s) const { return barrier(s); }

@@ -26,6 +26,7 @@ __global__ void __launch_bounds__(R::num_threads, 1)
   const int warpgroup = prefill::uniform(static_cast<int>(threadIdx.x) / 128);
   if (threadIdx.x == 0) {
     stages.init_barriers(record_producer<R>::arrivals);
+    arriving_records<R>(stages).init_barriers();
     slots.init_barriers(R::num_threads / 32 - 1);
   }
   __syncthreads();
@@ -49,7 +50,7 @@ __global__ void __launch_bounds__(R::num_threads, 1)
 
 template <class R>
 [[nodiscard]] constexpr latent_kernel_entry make_record_entry() noexcept {
-  return {latent_record_kernel<R>, shared_parts<typename R::tile_shape>.bytes, R::num_threads};
+  return {latent_record_kernel<R>, record_parts<R>.bytes, R::num_threads};
 }
 
 }  // namespace bifolio::inline v0_2::cuda::latent

@@ -3,6 +3,8 @@
 
 /// Tile sizes and shared memory of the latent kernels, for launcher and kernels alike.
 
+#include <bifolio/kv_layout.hpp>
+
 #include "cuda/attention/latent/plan.hpp"
 
 namespace bifolio::inline v0_2::cuda::latent {
@@ -13,7 +15,7 @@ struct shared_layout {
   int probabilities;  // of a tile: as registers hold them; with few rows as an operand, of each warpgroup
   int maxima;         // of rows, with them
   int sums;           // of rows, from each warpgroup; with many rows of two work tiles
-  int outputs;        // with few rows: of the whole row tile
+  int outputs;        // with few rows: of the whole row tile, some of the dims at a time
   int barriers;       // full and empty for each stage and for q
   int bytes;          // of everything, rounding included
 };
@@ -56,25 +58,29 @@ struct many_rows : tiles<latent_tile_rows> {
 struct few_rows : tiles<latent_few_rows> {
   static constexpr int stage_readers = 1;
   static constexpr int score_registers = rows / 2;
-  static constexpr int columns = rows / 4;                 // of a thread
-  static constexpr int probability_bytes = rows * 128;     // of one warpgroup
-  static constexpr int output_stride = latent_v_dims + 4;  // floats; keeps a warp's accesses apart
+  static constexpr int columns = rows / 4;              // of a thread
+  static constexpr int probability_bytes = rows * 128;  // of one warpgroup
+  static constexpr int output_passes = 2;               // in which the outputs of both are added
+  static constexpr int pass_chunks = value_chunks / output_passes;
+  static constexpr int pass_dims = 64 * pass_chunks;
+  static constexpr int output_stride = pass_dims + 4;  // floats; keeps a warp's accesses apart
 };
 
-/// The same for caches of records: how many warpgroups of producers there are, and how many tokens a part has, of which
-/// a warp of them holds two in registers.
+/// The same for caches of records. Their rows arrive in shared memory as they are, and warpgroups of producers widen
+/// them. `in_place`: a tile's rows arrive in the stage that it gets, when that is free; otherwise in memory of their
+/// own.
 struct many_record_rows {
   using tile_shape = many_rows;
+  static constexpr bool in_place = true;
   static constexpr int num_producers = 1;
-  static constexpr int part_tokens = 4;
   static constexpr int num_threads = 128 * (num_producers + many_rows::num_warpgroups);
-  static constexpr int producer_registers = 72;
-  static constexpr int consumer_registers = 216;
+  static constexpr int producer_registers = 88;
+  static constexpr int consumer_registers = 208;
 };
 struct few_record_rows {
   using tile_shape = few_rows;
-  static constexpr int num_producers = 2;
-  static constexpr int part_tokens = 8;
+  static constexpr bool in_place = false;
+  static constexpr int num_producers = 2;  // each fills the tiles of one stage
   static constexpr int num_threads = 128 * (num_producers + few_rows::num_warpgroups);
   static constexpr int producer_registers = 120;
   static constexpr int consumer_registers = 136;
@@ -99,9 +105,34 @@ inline constexpr shared_layout shared_parts = [] {
   l.bytes = 1024 + l.barriers + S::barriers_bytes;
   return l;
 }();
+
+/// What the kernels for records have after that, in bytes from the same start. Each warp of producers has a place for 8
+/// rows as they are in the cache. `warps`: four for each stage.
+struct record_layout {
+  static constexpr int warps = 8;
+  static constexpr int group_bytes = 8 * static_cast<int>(kv_record::bytes);
+  int arrived;  // barriers of these rows, up to two for each warp
+  int rows;     // where they are not in place
+  int bytes;    // of everything, rounding included
+};
+template <class R>
+inline constexpr record_layout record_parts = [] {
+  using S = typename R::tile_shape;
+  static_assert(S::stages * 4 == record_layout::warps && S::tile_keys == 4 * 2 * 8);
+  static_assert(record_layout::group_bytes <= S::group_bytes);
+  record_layout l = {};
+  l.arrived = shared_parts<S>.barriers + S::barriers_bytes;
+  l.rows = (l.arrived + record_layout::warps * 2 * 8 + 15) / 16 * 16;
+  l.bytes = 1024 + l.rows + (R::in_place ? 0 : record_layout::warps * record_layout::group_bytes);
+  return l;
+}();
+
 // Beside them is the queue of work tiles.
-static_assert(shared_parts<many_rows>.bytes <= 227 * 1024 - 256);
-static_assert(shared_parts<few_rows>.bytes <= 227 * 1024 - 256);
+inline constexpr int max_shared_bytes = 227 * 1024 - 256;
+static_assert(shared_parts<many_rows>.bytes <= max_shared_bytes);
+static_assert(shared_parts<few_rows>.bytes <= max_shared_bytes);
+static_assert(record_parts<many_record_rows>.bytes <= max_shared_bytes);
+static_assert(record_parts<few_record_rows>.bytes <= max_shared_bytes);
 
 /// The part of the output that one warpgroup has, as prefill's epilogue takes it.
 struct value_part {

@@ -88,7 +88,7 @@ struct step {
   }
 
   /// Share of the SMs' time in which they have KV tiles to process, until the last one has none. A tile costs 8, and 5
-  /// where the rows of a 16-bit type are in one half.
+  /// where its rows are in one half, or 6 in float32.
   [[nodiscard]] double busy() const {
     const std::vector<std::byte> bytes = metadata();
     const cuda::prefill_metadata m = cuda::prefill_metadata_at(bytes.data(), num_sms);
@@ -98,7 +98,7 @@ struct step {
       const cuda::prefill_work_tile work = item(n, m);
       const std::int32_t tokens = work.query_len - work.row_tile * planned.packing.tokens_per_tile();
       return (std::int64_t{work.tile_end} - work.tile_begin) *
-             (tokens <= planned.packing.tokens_per_warpgroup && spec.q_type != dtype::f32 ? 5 : 8);
+             (tokens > planned.packing.tokens_per_warpgroup ? 8 : spec.q_type == dtype::f32 ? 6 : 5);
     };
     if (has_shares()) {
       for (std::int32_t cta = 0; cta < num_sms; ++cta) {

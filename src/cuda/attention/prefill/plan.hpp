@@ -42,7 +42,7 @@ struct prefill_tiling {
   std::int32_t num_consumers = 0;  ///< warpgroups that rows are divided among, 64 each
   std::int32_t cost = 1;           ///< of a product, in those of 16-bit types
   std::int32_t dim_parts = 1;      ///< warpgroups that share the output's dims of the same rows
-  /// Of a tile whose rows one warpgroup has, in eighths of a full one's. Float32 waits for the producer in both.
+  /// Of a tile whose rows one warpgroup has, in eighths of a full one's.
   std::int32_t one_warpgroup_cost = 5;
   [[nodiscard]] constexpr std::int32_t rows() const noexcept { return num_consumers * prefill_warpgroup_rows; }
   [[nodiscard]] constexpr std::int32_t num_warpgroups() const noexcept { return num_consumers * dim_parts; }
@@ -52,7 +52,7 @@ struct prefill_tiling {
 [[nodiscard]] constexpr prefill_tiling prefill_tiling_of(dtype type, std::int32_t head_dim) noexcept {
   if (type == dtype::f32) {
     for (const std::int32_t dims : prefill_all_f32_tile_dims) {
-      if (head_dim <= dims) return {dims, 32, 2, 9, 1, 8};
+      if (head_dim <= dims) return {dims, 32, 2, 6, 1, 6};
     }
     return {};
   }

@@ -406,6 +406,7 @@ class calls {
     batch.block_tables = tables.data();
     batch.block_table_stride = from_.below(9);
     batch.slot_mapping = slots.data();
+    if (!is_modest(asked.num_q_heads, asked.qk_head_dim, asked.v_head_dim, asked.block_size)) return;
     (void)is_ok(bifolio_plan_attention(backend_, plan_, &asked, &batch, any_count(from_), nullptr));
   }
 

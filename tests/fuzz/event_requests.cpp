@@ -79,8 +79,8 @@ struct running_publisher {
   zmq::socket_t connected() {
     zmq::socket_t socket(context, zmq::socket_type::dealer);
     socket.set(zmq::sockopt::linger, 0);
-    socket.set(zmq::sockopt::rcvtimeo, 10000);
-    socket.set(zmq::sockopt::sndtimeo, 10000);
+    socket.set(zmq::sockopt::rcvtimeo, 60000);
+    socket.set(zmq::sockopt::sndtimeo, 60000);
     socket.connect(publisher.replay_endpoint());
     return socket;
   }

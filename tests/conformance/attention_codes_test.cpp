@@ -256,7 +256,6 @@ TEST_CASE(
       largest_share = std::max(largest_share, judge.worst_share());
     }
   }
-  REQUIRE(!all_backends().empty());
   CHECK((num_served > 0) == std::ranges::any_of(all_backends(), multiplies_bytes));
   MESSAGE(num_served, " calls; largest error ", largest_share, " of the bound of rounded queries");
 }

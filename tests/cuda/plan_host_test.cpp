@@ -327,6 +327,33 @@ TEST_CASE("plans of later steps keep the epoch until buffers or kernels change")
   CHECK(cuda::graph_epoch(plan) == kept);
 }
 
+TEST_CASE("the first partial results of prefill change the epoch, later steps without them do not") {
+  fake_runtime runtime;
+  runtime.encodes_tensor_maps = true;
+  cuda::cuda_backend opened(runtime.api(), 0);
+  backend& where = opened;
+  attention_spec spec = spec_of(8, 8);
+  spec.q_type = spec.out_type = dtype::bf16;
+  spec.k_code = spec.v_code = kv_code{dtype::bf16};
+  attention_plan plan;
+  cuda::reserve_plan(where, plan, spec, 160, 2720, 8192);
+  // As many tokens in each step: of many row tiles, which are not cut, or of few on a long context.
+  const auto epoch_of = [&](std::int32_t num_seqs) {
+    step s;
+    s.spec = spec;
+    for (std::int32_t i = 0; i < num_seqs; ++i) s.add(2720 / num_seqs, num_seqs == 1 ? 8192 : 1000);
+    s.fill_tables();
+    where.plan_attention(plan, s.spec, s.view(), 1);
+    return cuda::graph_epoch(plan);
+  };
+  const std::uint64_t whole = epoch_of(160);
+  CHECK(epoch_of(160) == whole);
+  const std::uint64_t cut = epoch_of(1);
+  CHECK(cut != whole);
+  CHECK(epoch_of(160) == cut);
+  CHECK(epoch_of(1) == cut);
+}
+
 TEST_CASE("a step that takes the kernels of an earlier one has its epoch again") {
   fake_runtime runtime;
   runtime.encodes_tensor_maps = true;

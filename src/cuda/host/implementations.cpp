@@ -138,7 +138,7 @@ bool prefill_accepts(const plan_input& step, std::string* why) noexcept {
                             "; it takes codes without scales and with one per layer");
   }
   const prefill_entry* const entry = find_prefill_entry(spec.q_type, spec.qk_head_dim);
-  if (entry == nullptr || (is_coded && (entry->coded_bytes == 0 || spec.qk_head_dim % 16 != 0))) {
+  if (entry == nullptr || (is_coded && (entry->coded_kernels[0] == nullptr || spec.qk_head_dim % 16 != 0))) {
     return detail::declines(why, "head_dim is ", spec.qk_head_dim, "; it takes multiples of ",
                             is_coded                    ? "16 up to 128"
                             : spec.q_type == dtype::f32 ? "4 up to 128"
@@ -149,8 +149,7 @@ bool prefill_accepts(const plan_input& step, std::string* why) noexcept {
     return detail::declines(why, "the plan is deterministic, and prefill has not decode's bits for ", spec.qk_head_dim,
                             " dims of ", to_string(spec.q_type));
   }
-  const int shared_bytes =
-      spec.deterministic ? entry->tree_shared_bytes : entry->shared_bytes + (is_coded ? entry->coded_bytes : 0);
+  const int shared_bytes = choose_prefill_kernel(*entry, is_coded, spec.deterministic, false).shared_bytes;
   if (static_cast<std::size_t>(shared_bytes) > step.device.max_shared_bytes_per_block) {
     return declines_shared_bytes(step, shared_bytes, why);
   }
@@ -186,7 +185,7 @@ void append_prefill_names(const device_numbers& device, std::vector<std::string>
       if (entry == nullptr || prefill_tiling_of(type, tile_dims).dims != tile_dims) continue;
       for (const std::string_view loading : {std::string_view("tma"), std::string_view("copy"), coded}) {
         if ((loading == "tma" && (tile_dims % 64 != 0 || type == dtype::f32)) ||
-            (loading == coded && entry->coded_bytes == 0))
+            (loading == coded && entry->coded_kernels[0] == nullptr))
           continue;
         for (const std::string_view variant : {"plain", "transform", "deterministic"}) {
           if (variant == "deterministic" && (entry->tree_kernel == nullptr || loading == coded)) continue;

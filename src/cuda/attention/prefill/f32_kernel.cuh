@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(Shape::num_threads, 1)
 template <int TileDims>
 [[nodiscard]] constexpr prefill_entry make_f32_entry() noexcept {
   using of = f32_shape<TileDims>;
-  return {{prefill_f32_kernel<of, false>, prefill_f32_kernel<of, true>}, of::shared_bytes, 0, nullptr, 0};
+  return {{prefill_f32_kernel<of, false>, prefill_f32_kernel<of, true>}, of::shared_bytes};
 }
 
 }  // namespace bifolio::inline v0_2::cuda::prefill

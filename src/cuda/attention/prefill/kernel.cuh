@@ -58,11 +58,15 @@ __device__ __forceinline__ void consume(const prefill_args& args, const shared_s
   loop.finish();
 }
 
-// Shapes without room for codes have no producer of them, and calls with codes do not come to their kernels.
+// The producer's first warp has a work_source, the others a work_queue.
 template <class T, class Shape, class Source>
-__device__ __forceinline__ void produce_coded(const prefill_args& args, const shared_stages<Shape>& stages,
-                                              const tensor_map* q_map, const Source& source) {
-  if constexpr (Shape::raw_bytes > 0) coded_producer<T, Shape>(args, stages, q_map).run(source);
+__device__ __forceinline__ void produce_in_four_warps(const prefill_args& args, const shared_stages<Shape>& stages,
+                                                      const tensor_map* q_map, const Source& source) {
+  if constexpr (Shape::is_coded) {
+    coded_producer<T, Shape>(args, stages, q_map).run(source);
+  } else {
+    copy_producer<Shape>(args, stages, q_map).run(source);
+  }
 }
 
 template <class T, class Shape, bool Transform>
@@ -73,9 +77,9 @@ __global__ void __launch_bounds__(Shape::num_threads, 1)
   __shared__ work_slots slots;
   const shared_stages<Shape> stages(shared);
   const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
-  const bool by_copy = args.loading.by_copy;
+  const bool by_copy = Shape::is_coded || args.loading.by_copy;
   if (threadIdx.x == 0) {
-    stages.init_barriers(by_copy ? 128 : 1);
+    stages.init_barriers(Shape::is_coded ? coded_producer_arrivals : by_copy ? 128 : 1);
     slots.init_barriers(4 * Shape::num_warpgroups + (by_copy ? 3 : 0));
   }
   __syncthreads();
@@ -86,20 +90,14 @@ __global__ void __launch_bounds__(Shape::num_threads, 1)
     if (threadIdx.x < 32) {
       const work_source source(args, slots);
       device::grid_dependency_wait();
-      if (args.is_coded) {
-        produce_coded<T, Shape>(args, stages, &q_map, source);
-      } else if (by_copy) {
-        copy_producer<Shape>(args, stages, &q_map).run(source);
+      if (by_copy) {
+        produce_in_four_warps<T, Shape>(args, stages, &q_map, source);
       } else {
         tma_producer<Shape>(args, stages, &q_map, &k_map, &v_map).run(source);
       }
     } else if (by_copy) {
       device::grid_dependency_wait();
-      if (args.is_coded) {
-        produce_coded<T, Shape>(args, stages, &q_map, work_queue(slots));
-      } else {
-        copy_producer<Shape>(args, stages, &q_map).run(work_queue(slots));
-      }
+      produce_in_four_warps<T, Shape>(args, stages, &q_map, work_queue(slots));
     }
   } else {
     device::setmaxnreg_inc<Shape::consumer_registers>();
@@ -111,15 +109,17 @@ __global__ void __launch_bounds__(Shape::num_threads, 1)
 template <class T, int TileDims>
 [[nodiscard]] constexpr prefill_entry make_entry() noexcept {
   using plain = shape<TileDims>;
-  prefill_entry entry = {{prefill_kernel<T, plain, false>, prefill_kernel<T, plain, true>},
-                         plain::shared.bytes,
-                         plain::raw_bytes,
-                         nullptr,
-                         0};
+  prefill_entry entry = {{prefill_kernel<T, plain, false>, prefill_kernel<T, plain, true>}, plain::shared.bytes};
   if constexpr (prefill_has_tree(TileDims)) {
-    using with_tree = shape<TileDims, true>;
+    using with_tree = shape<TileDims, kernel_kind::tree>;
     entry.tree_kernel = prefill_kernel<T, with_tree, true>;
     entry.tree_shared_bytes = with_tree::shared.bytes;
+  }
+  if constexpr (prefill_has_codes(TileDims)) {
+    using coded = shape<TileDims, kernel_kind::coded>;
+    entry.coded_kernels[0] = prefill_kernel<T, coded, false>;
+    entry.coded_kernels[1] = prefill_kernel<T, coded, true>;
+    entry.coded_shared_bytes = coded::shared.bytes;
   }
   return entry;
 }

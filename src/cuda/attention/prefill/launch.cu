@@ -47,6 +47,14 @@ const prefill_entry* find_prefill_entry(dtype type, std::int32_t head_dim) noexc
   }
 }
 
+prefill_choice choose_prefill_kernel(const prefill_entry& entry, bool is_coded, bool deterministic,
+                                     bool transforms) noexcept {
+  if (is_coded && deterministic) return {};
+  if (is_coded) return {entry.coded_kernels[transforms ? 1 : 0], entry.coded_shared_bytes};
+  if (deterministic) return {entry.tree_kernel, entry.tree_shared_bytes};
+  return {entry.kernels[transforms ? 1 : 0], entry.shared_bytes};
+}
+
 kv_loading prefill_loading(const attention_kernel_args& args) noexcept {
   const kv_strides& s = args.k_strides;
   const prefill_tiling tiling = prefill_tiling_of(args.q_type, args.head_dim);
@@ -102,8 +110,8 @@ cudaError_t launch_prefill(const runtime_api& api, const attention_kernel_args& 
                            const prefill_metadata& metadata, const device_numbers& device,
                            cudaStream_t stream) noexcept {
   const prefill_entry& entry = *find_prefill_entry(args.q_type, args.head_dim);
-  const int shared_bytes =
-      args.deterministic ? entry.tree_shared_bytes : entry.shared_bytes + (args.is_coded ? entry.coded_bytes : 0);
+  const auto [kernel, shared_bytes] =
+      choose_prefill_kernel(entry, args.is_coded, args.deterministic, prefill_transforms(args));
   const prefill_args p{with_clamped_windows(args),
                        metadata,
                        plan.packing.heads,
@@ -121,8 +129,6 @@ cudaError_t launch_prefill(const runtime_api& api, const attention_kernel_args& 
     return cudaErrorInvalidValue;
   }
 
-  const prefill_function kernel =
-      args.deterministic ? entry.tree_kernel : entry.kernels[prefill_transforms(args) ? 1 : 0];
   const cudaError_t status = api.func_set_attribute(reinterpret_cast<const void*>(kernel),
                                                     cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   if (status != cudaSuccess) return status;

@@ -26,15 +26,24 @@ struct alignas(64) tensor_map {
 
 using prefill_function = void (*)(prefill_args, tensor_map q, tensor_map k, tensor_map v);
 
-/// One compiled shape; [0]: a positive scale, [1]: with the logits transform (soft cap, ALiBi). Masks, windows and
-/// sinks are in both.
+/// One compiled shape. Of two kernels, [0]: a positive scale, [1]: with the logits transform (soft cap, ALiBi). Masks,
+/// windows and sinks are in both.
 struct prefill_entry {
   prefill_function kernels[2];
   int shared_bytes;
-  int coded_bytes;               // of shared memory that codes take besides; 0: it takes none
-  prefill_function tree_kernel;  // of deterministic plans, for all options; null: there is none
-  int tree_shared_bytes;
+  prefill_function tree_kernel = nullptr;  // of deterministic plans, for all options; null: there is none
+  int tree_shared_bytes = 0;
+  prefill_function coded_kernels[2] = {};  // over codes; null: there are none
+  int coded_shared_bytes = 0;
 };
+
+/// A kernel and the dynamic shared memory that it takes. Null: the entry has none for such calls.
+struct prefill_choice {
+  prefill_function kernel = nullptr;
+  int shared_bytes = 0;
+};
+[[nodiscard]] prefill_choice choose_prefill_kernel(const prefill_entry& entry, bool is_coded, bool deterministic,
+                                                   bool transforms) noexcept;
 
 /// Null for a shape that is not compiled: 16-bit types with head_dims that are multiples of 8 up to 512, float32 with
 /// multiples of 4 up to 128.

@@ -124,8 +124,10 @@ class mainloop : protected softmax<Shape, Transform> {
     if (thread_ == 0) device::mbarrier_arrive(barrier);
   }
 
-  // cp.async writes through another proxy than TMA does, which the tensor cores read through.
+  // cp.async writes through another proxy than TMA does, which the tensor cores read through. Producers of codes fence
+  // what they store themselves.
   __device__ __forceinline__ void see_copies() {
+    if constexpr (S::is_coded) return;
     if (a_.loading.by_copy) device::fence_async_proxy();
   }
 
@@ -169,8 +171,8 @@ class mainloop : protected softmax<Shape, Transform> {
   // that no row attends to hold anything.
   __device__ __forceinline__ void wait_values(int tile, const kv_range& e) {
     device::mbarrier_wait_parity(stages_.v_full(v_state_.stage), v_state_.phase);
-    if (a_.loading.by_copy) {  // brings the zeros
-      device::fence_async_proxy();
+    if (S::is_coded || a_.loading.by_copy) {  // brings the zeros
+      see_copies();
       return;
     }
     const int first_key = tile * S::tile_keys;

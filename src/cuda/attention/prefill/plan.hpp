@@ -72,6 +72,8 @@ struct prefill_tiling {
 [[nodiscard]] constexpr bool prefill_has_tree(std::int32_t tile_dims) noexcept {
   return tile_dims == 64 || tile_dims == 128;
 }
+/// Whether there are kernels of these dims over codes: shared memory holds a tile of them as well.
+[[nodiscard]] constexpr bool prefill_has_codes(std::int32_t tile_dims) noexcept { return tile_dims <= 128; }
 
 struct alignas(16) prefill_work_tile {
   std::int32_t seq;  // row of the block tables

@@ -3,6 +3,8 @@
 
 /// Tile sizes, pipeline depth and shared memory of one prefill kernel, for launcher and kernel alike.
 
+#include <cstdint>
+
 #include "cuda/attention/prefill/plan.hpp"
 
 namespace bifolio::inline v0_2::cuda::prefill {
@@ -11,18 +13,25 @@ namespace bifolio::inline v0_2::cuda::prefill {
 struct shared_layout {
   int q, k, v;   // stages of tiles
   int nodes;     // outputs of each consumer thread; with a tree only
+  int raw;       // codes of a tile of K and one of V, before they are elements; with codes only
   int barriers;  // full and empty for each stage of K, V and q
   int bytes;     // of everything, rounding included
-  int raw;       // after it, of calls with codes
+};
+
+/// What a kernel of a shape is compiled for.
+enum class kernel_kind : std::uint8_t {
+  plain,  // 16-bit K and V
+  tree,   // the same in deterministic plans (combine_tree.cuh): keys are taken from the first to the last
+  coded,  // codes, with static scales or none
 };
 
 /// `TileDims`: head_dim rounded up to a compiled width; what is past head_dim is zero in shared memory. A tile of K or
 /// V is [group of 8 tokens][chunk of 64 dims][token of the group][128 bytes], whatever the block size: rows of K are
 /// then at one stride, so are rows of V, and a block of one KV head is one box of a tensor map.
-/// `Tree`: of deterministic plans (combine_tree.cuh). Keys are then taken from the first to the last.
-template <int TileDims, bool Tree = false>
+template <int TileDims, kernel_kind Kind = kernel_kind::plain>
 struct shape {
-  static constexpr bool has_tree = Tree;
+  static constexpr bool has_tree = Kind == kernel_kind::tree;
+  static constexpr bool is_coded = Kind == kernel_kind::coded;
   static constexpr int tile_dims = TileDims;
   static constexpr prefill_tiling tiling = prefill_tiling_of(dtype::bf16, TileDims);
   static constexpr int tile_keys = tiling.keys;
@@ -34,16 +43,20 @@ struct shape {
   /// Registers of a thread: at the start as many as fit when all threads have the same, a multiple of 8. Consumers get
   /// more from what the producer gives back; if they asked for more than that they would wait for ever.
   static constexpr int start_registers = 65536 / num_threads / 8 * 8;
-  static constexpr int producer_registers = num_warpgroups == 3 ? 32 : 40;
-  static constexpr int consumer_registers = num_warpgroups == 3 ? 160 : 232;
+  /// Producers of codes hold pieces of them in registers. Three consumers have none to give: with 152 their products
+  /// are serialized.
+  static constexpr int moved_registers = is_coded && num_warpgroups == 2 ? 8 : 0;
+  static constexpr int producer_registers = num_warpgroups == 3 ? 32 : 40 + 2 * moved_registers;
+  static constexpr int consumer_registers = num_warpgroups == 3 ? 160 : 232 - moved_registers;
   static_assert(producer_registers + num_warpgroups * consumer_registers <= (1 + num_warpgroups) * start_registers);
   static constexpr int stages = 2;  // of K and of V
-  static constexpr int q_stages = TileDims <= 128 && !Tree ? 2 : 1;
+  static constexpr int q_stages = TileDims <= 128 && !has_tree ? 2 : 1;
   static constexpr int chunks = (TileDims + 63) / 64;  // of 128 bytes in a row
   static constexpr int q_chunk_bytes = 64 * 128;       // 64 rows of one warpgroup
   static constexpr int group_bytes = chunks * 1024;    // 8 tokens of K or V
   static constexpr int q_bytes = num_consumers * chunks * q_chunk_bytes;
   static constexpr int kv_bytes = tile_keys / 8 * group_bytes;
+  static constexpr int raw_bytes = tile_keys * chunks * 64;  // of a plane of codes
   static constexpr int num_barriers = 2 * q_stages + 4 * stages;
   static constexpr int score_registers = tile_keys / 2;   // of a consumer thread
   static constexpr int part_dims = TileDims / dim_parts;  // of the output of one warpgroup
@@ -54,18 +67,13 @@ struct shape {
     l.k = l.q + q_stages * q_bytes;
     l.v = l.k + stages * kv_bytes;
     l.nodes = l.v + stages * kv_bytes;
-    l.barriers = l.nodes + (Tree ? num_consumers * 128 * out_registers * 4 : 0);
-    l.raw = l.barriers + num_barriers * 8;
-    l.bytes = 1024 + l.raw;
+    l.raw = l.nodes + (has_tree ? num_consumers * 128 * out_registers * 4 : 0);
+    l.barriers = l.raw + (is_coded ? 2 * raw_bytes : 0);
+    l.bytes = 1024 + l.barriers + num_barriers * 8;
     return l;
   }
   static constexpr shared_layout shared = make_shared_layout();
-  static_assert(shared.bytes <= 227 * 1024);
-  /// Two planes of a tile as they are stored, as many dims as there are chunks; 0 where shared memory has no room for
-  /// them.
-  static constexpr int two_planes_of_codes = 2 * tile_keys * chunks * 64;
-  static constexpr int raw_bytes =
-      TileDims <= 128 && !Tree && shared.bytes + two_planes_of_codes <= 226 * 1024 ? two_planes_of_codes : 0;
+  static_assert(shared.bytes <= 227 * 1024 - 256);  // the slots of work tiles are beside it
 
   /// Of a consumer warpgroup: the number among those that rows are divided among, and the first dim of its output.
   [[nodiscard]] BIFOLIO_HOST_DEVICE static constexpr int row_part(int warpgroup) noexcept {

@@ -14,6 +14,7 @@
 
 #include "cuda/attention/decode/args.hpp"
 #include "cuda/attention/decode/shape.hpp"
+#include "cuda/attention/value_units.cuh"
 #include "cuda/device/code_pairs.cuh"
 #include "cuda/device/float16_types.cuh"
 #include "cuda/device/shared_vectors.cuh"
@@ -178,42 +179,15 @@ __device__ __forceinline__ void add_coded_values(const Pairs& pairs, const std::
 /// out[1][2i + 1] of two products' columns.
 [[nodiscard]] __device__ __forceinline__ int first_of_four(int lane) { return (lane & 3) * 4; }
 
-/// The share of V's scales in what a warp accumulates, for rows lane / 4 and lane / 4 + 8. Outputs are
-/// in units of a power of two per row, the one that the largest scale of a visible token has: probabilities times
-/// scales then stay in float16's range.
+/// The units of what a warp accumulates, for rows lane / 4 and lane / 4 + 8.
 template <bool IsCoded>
 struct value_scales {
   __device__ __forceinline__ void clear(const decode_args&) {}
   [[nodiscard]] __device__ __forceinline__ float unit(int) const { return 1.0f; }
 };
 template <>
-struct value_scales<true> {
-  std::uint32_t exponent[2];  // of the units, biased: from 1 to 253, and that of 1 without scales
-
-  __device__ __forceinline__ void clear(const decode_args& a) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      exponent[i] = a.v_scales.tail_floats > 0 ? 1 : 127;
-    }
-  }
-  [[nodiscard]] __device__ __forceinline__ float unit(int i) const { return __uint_as_float(exponent[i] << 23); }
-  [[nodiscard]] __device__ __forceinline__ float inverse_unit(int i) const {
-    return __uint_as_float((254 - exponent[i]) << 23);
-  }
-  /// Takes the unit of a scale if it is larger. Returns the old one over the new one.
-  [[nodiscard]] __device__ __forceinline__ float raise(int i, float scale) {
-    const std::uint32_t to = max(exponent[i], exponent_of(scale));
-    const std::uint32_t by = to - exponent[i];
-    exponent[i] = to;
-    return by > 126 ? 0.0f : __uint_as_float((127 - by) << 23);
-  }
-  /// Magnitudes from here on ask for a larger unit.
-  [[nodiscard]] __device__ __forceinline__ float limit(int i) const { return __uint_as_float((exponent[i] + 1) << 23); }
-  /// The exponent of the unit that a magnitude asks for; an infinity asks for none.
-  [[nodiscard]] static __device__ __forceinline__ std::uint32_t exponent_of(float magnitude) {
-    const std::uint32_t field = __float_as_uint(magnitude) >> 23;
-    return field >= 255 ? 1 : min(max(field, 1u), 253u);
-  }
+struct value_scales<true> : value_units {
+  __device__ __forceinline__ void clear(const decode_args& a) { value_units::clear(a.v_scales.tail_floats > 0); }
 };
 
 }  // namespace bifolio::inline v0_2::cuda::decode

@@ -601,11 +601,7 @@ arithmetic on_device(const tested_backend& tested, const attention_case& c) {
       is_multiplied(*c.k_code) && is_multiplied(*c.v_code) && c.q_type == c.out_type &&
       (is_record ? c.q_type == dtype::bf16 : c.q_type != dtype::f32 && c.head_dim % 16 == 0 && c.head_dim <= 256);
   if (!on_tensor_cores) return tested.numbers_for(c.q_type, c.kv_type, c.out_type, c.head_dim);
-  const auto may_prefill = [&](const kv_code& code) {
-    return c.head_dim <= 128 &&
-           (code.granularity == scale_granularity::none || code.granularity == scale_granularity::layer);
-  };
-  const bool as_bf16 = is_record || (c.q_type == dtype::bf16 && may_prefill(*c.k_code) && may_prefill(*c.v_code));
+  const bool as_bf16 = is_record || (c.q_type == dtype::bf16 && c.head_dim <= 128);
   const auto type = static_cast<std::size_t>(as_bf16 ? dtype::bf16 : dtype::f16);
   const auto counted = static_cast<std::size_t>(c.kv_type);
   arithmetic numbers = tested.numbers;

@@ -4,6 +4,9 @@
 #include <doctest/doctest.h>
 
 #include <bifolio/backend.hpp>
+#include <cmath>
+#include <cstring>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -81,6 +84,129 @@ TEST_CASE("the decode kernel of codes, forced, agrees with the oracle for every 
       const attention_output got = call.read(problem);
       problem += expected.problem_of(got, numbers_for(*tested, c));
       CHECK_MESSAGE(problem.empty(), problem, " [", describe(c), "]");
+    }
+  }
+}
+
+TEST_CASE("the prefill kernel of codes, forced, agrees with the oracle for every pair, head_dim and option") {
+  using g = scale_granularity;
+  if (devices().empty()) return skip(no_device);
+  std::vector<attention_case> cases;
+  for (attention_case& c : coded_decode_cases()) {
+    c.deterministic = false;  // such plans give codes to decode
+    if (c.head_dim <= 128) cases.push_back(std::move(c));
+  }
+  // Masks and edges of tiles, with every kind of scale.
+  const kv_code pairs[][2] = {{{dtype::e4m3, g::token_head}, {dtype::e4m3, g::token_head}},
+                              {{dtype::i8, g::head}, {dtype::e4m3, g::head}},
+                              {{dtype::i8, g::token_head}, {dtype::i8, g::token_head}},
+                              {{dtype::e4m3, g::layer}, {dtype::i8, g::head}},
+                              {{dtype::e4m3, g::token_head}, {dtype::i8, g::token_head}}};
+  std::size_t turn = 0;
+  for (const attention_case& plain : prefill_border_cases()) {
+    if (plain.head_dim % 16 != 0 || plain.head_dim > 128) continue;
+    if (++turn % 3 != 0) continue;
+    const auto& pair = pairs[turn / 3 % std::size(pairs)];
+    attention_case c = with_codes(plain, pair[0], pair[1]);
+    c.q_type = c.out_type = turn % 2 == 0 ? dtype::f16 : dtype::bf16;
+    cases.push_back(std::move(c));
+  }
+  std::size_t num_compared = 0;
+  for (const attention_case& c : cases) {
+    ++turn;
+    const attention_contents contents(c);
+    const attention_expectation expected(c, contents);
+    for (const tested_backend* tested : devices()) {
+      if (tested->get().explain({}).front() != "prefill") continue;
+      attention_call call(*tested, c, contents, placement_in_turn(c, turn));
+      call.spec.implementation = "prefill";
+      try {
+        call.plan();
+      } catch (const error& refused) {
+        CHECK_MESSAGE(is_for_lack_of_a_kernel(refused), refused.what());
+        continue;
+      }
+      REQUIRE(call.run() == errc::ok);
+      for (const std::string& kernel : tested->get().describe(call.planned, call.params)) {
+        CHECK_MESSAGE((kernel.empty() || kernel.find(" coded ") != std::string::npos), kernel);
+      }
+      std::string problem;
+      const attention_output got = call.read(problem);
+      problem += expected.problem_of(got, numbers_for(*tested, c));
+      CHECK_MESSAGE(problem.empty(), problem, " [", describe(c), "]");
+      ++num_compared;
+    }
+  }
+  if (num_compared == 0) return skip("no device here has the prefill kernel");
+}
+
+TEST_CASE("a NaN in a token with scales per token spoils the rows of the prefill kernel that see it, and no other") {
+  using g = scale_granularity;
+  if (devices().empty()) return skip(no_device);
+  constexpr std::int32_t num_new = 300;
+  constexpr std::int32_t length = 500;
+  for (const dtype type : {dtype::e4m3, dtype::i8}) {
+    for (const dtype q_type : {dtype::f16, dtype::bf16}) {
+      attention_case c{.what = "codes with a bad value",
+                       .num_kv_heads = 2,
+                       .group_size = 4,
+                       .head_dim = type == dtype::i8 ? 64 : 128,
+                       .v_head_dim = type == dtype::i8 ? 64 : 128,
+                       .q_type = q_type,
+                       .out_type = q_type,
+                       .seqs = {{num_new, length}},
+                       .aligned = true};
+      c = with_codes(c, {type, g::token_head}, {type, g::token_head});
+      const attention_contents contents(c);
+      for (const tested_backend* tested : devices()) {
+        if (tested->get().explain({}).front() != "prefill") continue;
+        const auto output_of = [&](const attention_contents& these) {
+          attention_call call(*tested, c, these);
+          call.spec.implementation = "prefill";
+          call.plan();
+          REQUIRE(call.run() == errc::ok);
+          std::string problem;
+          attention_output output = call.read(problem);
+          CHECK(problem == "");
+          return output;
+        };
+        const attention_output good = output_of(contents);
+        for (const bool in_k : {true, false}) {
+          constexpr std::int32_t bad_position = 350;
+          constexpr std::int32_t bad_head = 1;
+          attention_contents poisoned = contents;
+          auto& given = in_k ? poisoned.seqs[0].k_given : poisoned.seqs[0].v_given;
+          given[static_cast<std::size_t>((bad_position * c.num_kv_heads + bad_head) * c.head_dim + 5)] =
+              std::numeric_limits<float>::quiet_NaN();
+          const attention_output bad = output_of(poisoned);
+          const auto dims = static_cast<std::size_t>(c.head_dim);
+          std::size_t row = 0;
+          for (std::int32_t t = 0; t < num_new; ++t) {
+            for (std::int32_t h = 0; h < c.num_q_heads(); ++h, ++row) {
+              const bool sees = h / c.group_size == bad_head && length - num_new + t >= bad_position;
+              const bool same = std::memcmp(&good.out[row * dims], &bad.out[row * dims], dims * sizeof(float)) == 0;
+              const bool spoiled = std::isnan(bad.out[row * dims]) && std::isnan(bad.out[row * dims + dims - 1]);
+              CHECK_MESSAGE((sees ? spoiled : same), (in_k ? "K" : "V"), ", token ", t, ", head ", h, " [", describe(c),
+                            "]");
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("the prefill kernel gives for static scales of 1 per head the bits of those of a layer") {
+  using g = scale_granularity;
+  if (devices().empty()) return skip(no_device);
+  std::size_t turn = 0;
+  for (const attention_case& plain : prefill_border_cases()) {
+    if (plain.head_dim % 16 != 0 || plain.head_dim > 128 || ++turn % 4 != 0) continue;
+    attention_case c = with_codes(plain, {dtype::e4m3, g::head}, {dtype::e4m3, g::head});
+    c.unit_scales = true;
+    c.q_type = c.out_type = turn % 8 == 0 ? dtype::f16 : dtype::bf16;
+    for (const tested_backend* tested : devices()) {
+      if (tested->get().explain({}).front() == "prefill") compare_with_wide(*tested, c, turn, "prefill");
     }
   }
 }

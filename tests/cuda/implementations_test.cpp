@@ -436,11 +436,11 @@ TEST_CASE("decode and prefill take codes of 8 bits in K and V beside q and out o
   CHECK(decode_of(e4m3, e4m3) == taken);
   CHECK(contains(prefill, "prefill takes 0 of 2 sequences"));
   CHECK(decode_of({dtype::e5m2}, {dtype::e4m3, g::head}) == taken);
-  CHECK(prefill == "prefill declines: there is a scale per head; it takes codes without scales and with one per layer");
+  CHECK(contains(prefill, "prefill takes 0 of 2 sequences"));
   CHECK(decode_of(i8, {dtype::u8, g::token_head}) ==
         "decode declines: K or V is stored as u8; it takes e4m3, e5m2 and i8");
   CHECK(decode_of(i8, {dtype::e4m3, g::token_head}) == taken);
-  CHECK(contains(prefill, "prefill declines: there is a scale per token_head"));
+  CHECK(contains(prefill, "prefill takes 0 of 2 sequences"));
   CHECK(decode_of({dtype::bf16}, e4m3) ==
         "decode declines: K is stored as bf16 and V as e4m3, scale per layer (f32); it takes types of 8 bits for both, "
         "or "
@@ -454,6 +454,33 @@ TEST_CASE("decode and prefill take codes of 8 bits in K and V beside q and out o
   CHECK(prefill == "prefill declines: head_dim is 192; it takes multiples of 16 up to 128");
   w.spec.qk_head_dim = w.spec.v_head_dim = 72;
   CHECK(decode_of(e4m3, e4m3) == "decode declines: head_dim is 72; it takes multiples of 16 up to 256");
+}
+
+TEST_CASE("prompts over codes are computed by prefill, by the kernel of their scales") {
+  using g = scale_granularity;
+  struct code_pair {
+    kv_code k, v;
+    const char* variant;
+  };
+  const code_pair pairs[] = {{{dtype::e4m3}, {dtype::e5m2}, "plain"},
+                             {{dtype::e4m3, g::layer}, {dtype::i8, g::layer}, "plain"},
+                             {{dtype::i8, g::head}, {dtype::e4m3, g::head}, "plain"},
+                             {{dtype::e4m3, g::token_head}, {dtype::e4m3, g::token_head}, "token"},
+                             {{dtype::i8, g::token_head}, {dtype::e4m3, g::token_head}, "token"}};
+  for (const code_pair& codes : pairs) {
+    world w;
+    w.spec.k_code = codes.k;
+    w.spec.v_code = codes.v;
+    w.layout = make_layout(layout_kind::hnd, codes.k, codes.v, 2, 128, 128, 16);
+    w.plan_for({{2000, 2000}});
+    attention_params params = w.call();
+    params.kv.layout = w.layout;
+    params.kv.k_scales = params.kv.v_scales = static_cast<const float*>(world::array(6));
+    CHECK(w.where().describe(w.plan, params).at(0) == std::string("cuda prefill bf16 d128 coded ") + codes.variant);
+    params.soft_cap = 30;
+    const std::string with_cap = std::string(codes.variant) == "token" ? "token" : "transform";
+    CHECK(w.where().describe(w.plan, params).at(0) == "cuda prefill bf16 d128 coded " + with_cap);
+  }
 }
 
 TEST_CASE("every implementation can be forced by name") {

@@ -25,6 +25,8 @@ std::string shape_name(const char* kernel, std::string_view type, std::int32_t h
 /// In the place of a type: any codes, but for records; and records.
 constexpr std::string_view coded = "coded";
 constexpr std::string_view record = "record";
+/// In the place of what a kernel of codes computes: all options, with scales per token.
+constexpr std::string_view token_scales = "token";
 
 /// What all implementations but the general one require of a step.
 bool has_usual_shape(const plan_input& step, std::string* why) noexcept {
@@ -124,6 +126,12 @@ bool runs_on_hopper(const plan_input& step, std::string* why) noexcept {
   return true;
 }
 
+prefill_kind prefill_kind_of(const attention_spec& spec) noexcept {
+  if (!has_codes(spec)) return spec.deterministic ? prefill_kind::tree : prefill_kind::plain;
+  const bool by_token = spec.k_code.tail_floats() > 0 || spec.v_code.tail_floats() > 0;
+  return by_token ? prefill_kind::coded_by_token : prefill_kind::coded;
+}
+
 bool prefill_accepts(const plan_input& step, std::string* why) noexcept {
   const attention_spec& spec = step.spec;
   if (!runs_on_hopper(step, why)) return false;
@@ -132,13 +140,8 @@ bool prefill_accepts(const plan_input& step, std::string* why) noexcept {
                : !step_suits_tensor_cores(step, true, why)) {
     return false;
   }
-  for (const kv_code& code : {spec.k_code, spec.v_code}) {
-    if (code.granularity == scale_granularity::none || code.granularity == scale_granularity::layer) continue;
-    return detail::declines(why, "there is a scale per ", to_string(code.granularity),
-                            "; it takes codes without scales and with one per layer");
-  }
   const prefill_entry* const entry = find_prefill_entry(spec.q_type, spec.qk_head_dim);
-  if (entry == nullptr || (is_coded && (entry->coded_kernels[0] == nullptr || spec.qk_head_dim % 16 != 0))) {
+  if (entry == nullptr || (is_coded && (entry->coded[0].kernel == nullptr || spec.qk_head_dim % 16 != 0))) {
     return detail::declines(why, "head_dim is ", spec.qk_head_dim, "; it takes multiples of ",
                             is_coded                    ? "16 up to 128"
                             : spec.q_type == dtype::f32 ? "4 up to 128"
@@ -149,7 +152,7 @@ bool prefill_accepts(const plan_input& step, std::string* why) noexcept {
     return detail::declines(why, "the plan is deterministic, and prefill has not decode's bits for ", spec.qk_head_dim,
                             " dims of ", to_string(spec.q_type));
   }
-  const int shared_bytes = choose_prefill_kernel(*entry, is_coded, spec.deterministic, false).shared_bytes;
+  const int shared_bytes = entry->choose(prefill_kind_of(spec), false).shared_bytes;
   if (static_cast<std::size_t>(shared_bytes) > step.device.max_shared_bytes_per_block) {
     return declines_shared_bytes(step, shared_bytes, why);
   }
@@ -171,9 +174,10 @@ std::string prefill_name(dtype type, std::int32_t tile_dims, std::string_view lo
 
 std::string prefill_name_of(const step_plans&, const attention_kernel_args& args) {
   const std::string_view loading = args.is_coded ? coded : prefill_loading(args).by_copy ? "copy" : "tma";
-  const std::string_view variant = args.deterministic         ? "deterministic"
-                                   : prefill_transforms(args) ? "transform"
-                                                              : "plain";
+  const std::string_view variant = prefill_kind_of(args) == prefill_kind::coded_by_token ? token_scales
+                                   : args.deterministic                                  ? "deterministic"
+                                   : prefill_transforms(args)                            ? "transform"
+                                                                                         : "plain";
   return prefill_name(args.q_type, prefill_tiling_of(args.q_type, args.head_dim).dims, loading, variant);
 }
 
@@ -185,10 +189,12 @@ void append_prefill_names(const device_numbers& device, std::vector<std::string>
       if (entry == nullptr || prefill_tiling_of(type, tile_dims).dims != tile_dims) continue;
       for (const std::string_view loading : {std::string_view("tma"), std::string_view("copy"), coded}) {
         if ((loading == "tma" && (tile_dims % 64 != 0 || type == dtype::f32)) ||
-            (loading == coded && entry->coded_kernels[0] == nullptr))
+            (loading == coded && entry->coded[0].kernel == nullptr))
           continue;
-        for (const std::string_view variant : {"plain", "transform", "deterministic"}) {
-          if (variant == "deterministic" && (entry->tree_kernel == nullptr || loading == coded)) continue;
+        for (const std::string_view variant : {std::string_view("plain"), std::string_view("transform"),
+                                               std::string_view("deterministic"), token_scales}) {
+          if (variant == "deterministic" && (entry->tree.kernel == nullptr || loading == coded)) continue;
+          if (variant == token_scales && loading != coded) continue;
           names.push_back(prefill_name(type, tile_dims, loading, variant));
         }
       }

@@ -136,6 +136,7 @@ static_assert(record_parts<few_record_rows>.bytes <= max_shared_bytes);
 
 /// The part of the output that one warpgroup has, as prefill's epilogue takes it.
 struct value_part {
+  static constexpr bool is_coded = false;
   static constexpr int tile_dims = many_rows::part_dims;
   static constexpr int out_registers = many_rows::out_registers;
 };

@@ -5,8 +5,8 @@
 /// places of its own, and stores what has come as 16 elements of the type that the tensor cores multiply, in which
 /// every code is exact. It takes several pieces at a time, so that one piece's instructions run while others wait. When
 /// a plane of a tile is stored, that of the next tile is requested into the same places. No warp waits for another of
-/// the four. Scales are the consumers'. What is outside the sequence, the window or head_dim becomes zero. Queries come
-/// by TMA as everywhere.
+/// the four. Scales are the consumers'; those of tokens are put next to the tile of K. What is outside the sequence,
+/// the window or head_dim becomes zero. Queries come by TMA as everywhere.
 ///
 /// What the producer keeps from tile to tile is counters, from which stages and phases follow, and offsets in units of
 /// 16 bytes.
@@ -60,11 +60,17 @@ class coded_producer {
       const kv_range e = kv_range_of<S>(a_, work);
       if (e.tile_begin >= e.tile_end) continue;
       const tokens_of_work tokens{a_.block_tables + work.seq * a_.block_table_stride,
-                                  work.head / a_.group_size * a_.k_strides.head, work.seq_len, e.begin, e.tile_end - 1};
+                                  work.head / a_.group_size * a_.k_strides.head,
+                                  work.head / a_.group_size,
+                                  work.seq_len,
+                                  e.begin,
+                                  e.tile_end - 1};
       table_entry entry = look_up(tokens, 0);
       const int num_tiles = e.tile_end - e.tile_begin;
       requested_tokens requested;
       requested.of_k = find_token(tokens, entry);
+      [[maybe_unused]] token_scales scales;
+      if constexpr (S::by_token) scales = load_scales(tokens, entry, requested.of_k != outside);
       entry = look_up(tokens, 1);
       for (const bool is_k : {true, false}) request(is_k, requested.of_k);
       if (threadIdx.x == 0) load_queries(a_, stages_, q_map_, q_state_, work);
@@ -75,10 +81,12 @@ class coded_producer {
       const int num_planes = 2 * num_tiles;
       for (int n = 0; n < num_planes; ++n) {
         const bool is_k = n == 0 || (n % 2 == 1 && n != num_planes - 1);
+        [[maybe_unused]] token_scales next_scales;
         const int tile = is_k ? (n + 1) / 2 : n == num_planes - 1 ? n / 2 : n / 2 - 1;
         if (is_k) {
           requested.of_v = requested.of_k;
           requested.of_k = find_token(tokens, entry);
+          if constexpr (S::by_token) next_scales = load_scales(tokens, entry, requested.of_k != outside);
           entry = look_up(tokens, tile + 2);
         }
         // One plane was requested after this one, but none after the second of K and the last two of V.
@@ -86,6 +94,13 @@ class coded_producer {
           device::cp_async_wait_group<0>();
         } else {
           device::cp_async_wait_group<1>();
+        }
+        acquire(is_k, tiles_ + tile);
+        if constexpr (S::by_token) {
+          if (is_k) {
+            store_scales(scales, tiles_ + tile);
+            scales = next_scales;
+          }
         }
         fill(is_k, tiles_ + tile);
         if (tile + 1 < num_tiles) request(is_k, is_k ? requested.of_k : requested.of_v);
@@ -100,6 +115,7 @@ class coded_producer {
   struct tokens_of_work {
     const std::int32_t* table;
     std::int64_t head_offset;
+    int head;
     int seq_len;
     int begin;
     int last_tile;
@@ -115,11 +131,12 @@ class coded_producer {
     std::uint32_t of_v;
   };
 
-  // The token that the lane looks up for its warp, of the tile so many before the last: of pass lane / 8 that of lanes
-  // 4 · (lane % 8) and the next three. Nothing here waits for the entry.
+  // The token that the lane looks up for its warp: of pass lane / 8 that of lanes 4 · (lane % 8) and the next three.
+  [[nodiscard]] __device__ __forceinline__ int token_in_tile() const { return lane_ / 8 * 32 + warp_ * 8 + lane_ % 8; }
+
+  // Of the tile so many before the last. Nothing here waits for the entry.
   [[nodiscard]] __device__ __forceinline__ table_entry look_up(const tokens_of_work& tokens, int tile) const {
-    const int in_tile = lane_ / 8 * 32 + warp_ * 8 + lane_ % 8;
-    const int key = (tokens.last_tile - tile) * S::tile_keys + in_tile;
+    const int key = (tokens.last_tile - tile) * S::tile_keys + token_in_tile();
     table_entry entry = {-1, 0};
     if (key >= tokens.seq_len || key < tokens.begin) return entry;
     const int block = key / a_.block_size;
@@ -132,6 +149,38 @@ class coded_producer {
     if (entry.block < 0 || entry.block >= a_.num_blocks) return outside;  // tables of a call are not checked
     return static_cast<std::uint32_t>(
         (entry.block * a_.k_strides.block + tokens.head_offset + entry.slot * a_.k_strides.token) / 16);
+  }
+
+  // Of the lane's token; 0: it is outside, or the plane has none.
+  struct token_scales {
+    float k = 0;
+    float v = 0;
+  };
+  [[nodiscard]] __device__ __forceinline__ static float load_scale(const void* plane, const code_scales& scales,
+                                                                   std::int64_t block_stride,
+                                                                   const tokens_of_work& tokens,
+                                                                   const table_entry& entry) {
+    const std::int64_t at = entry.block * block_stride + scales.tail.offset + tokens.head * scales.tail.head +
+                            entry.slot * scales.tail.token;
+    return __ldg(reinterpret_cast<const float*>(static_cast<const char*>(plane) + at));
+  }
+  // Nothing here waits for the scales.
+  [[nodiscard]] __device__ __forceinline__ token_scales load_scales(const tokens_of_work& tokens,
+                                                                    const table_entry& entry, bool is_there) const {
+    token_scales scales;
+    if (!is_there) return scales;
+    if (a_.k_scales.tail_floats > 0) scales.k = load_scale(a_.k, a_.k_scales, a_.k_strides.block, tokens, entry);
+    if (a_.v_scales.tail_floats > 0) scales.v = load_scale(a_.v, a_.v_scales, a_.k_strides.block, tokens, entry);
+    return scales;
+  }
+  // Before the warp's arrival at the tile of K.
+  __device__ __forceinline__ void store_scales(const token_scales& scales, int count) const {
+    const std::uint32_t place = stages_.scales(count);
+    const std::uint32_t magnitude = __float_as_uint(scales.v) & 0x7fffffffu;
+    const std::uint32_t largest = __reduce_max_sync(0xffffffffu, magnitude < 0x7f800000u ? magnitude : 0);
+    device::store_shared_4(place + token_in_tile() * 4, __float_as_uint(scales.k));
+    device::store_shared_4(place + (S::tile_keys + token_in_tile()) * 4, __float_as_uint(scales.v));
+    if (lane_ == 0) device::store_shared_4(place + (2 * S::tile_keys + warp_) * 4, largest);
   }
 
   // Where the first of the thread's pieces of a plane arrives.
@@ -158,10 +207,15 @@ class coded_producer {
     device::cp_async_commit_group();
   }
 
-  // Stores K or V of tile `count` of the CTA, which has come.
-  __device__ __forceinline__ void fill(bool is_k, int count) const {
+  // Waits until the stage of K or V of tile `count` of the CTA is empty.
+  __device__ __forceinline__ void acquire(bool is_k, int count) const {
     const int stage = count % S::stages;
     device::mbarrier_wait_parity(is_k ? stages_.k_empty(stage) : stages_.v_empty(stage), (count / S::stages & 1) ^ 1);
+  }
+
+  // Stores K or V, which has come.
+  __device__ __forceinline__ void fill(bool is_k, int count) const {
+    const int stage = count % S::stages;
     const int row = lane_ / 4;           // of its group of 8 tokens
     const int vector = (lane_ & 3) * 2;  // of 16 bytes in the 128 of a token and chunk
     const std::uint32_t to = (is_k ? stages_.k(stage) : stages_.v(stage)) +

@@ -46,7 +46,7 @@ class row_combine {
     T* const out = static_cast<T*>(a_.out) + at * a_.out_token_stride + head * a_.out_head_stride;
     if (column_ >= a_.head_dim) return;
     float4 x;
-    const finished_row finished(values(x), sink, a_.v_scales.static_scales);
+    const finished_row finished(values(x), sink, static_value_scale(a_, head));
     x = make_float4(x.x * finished.factor, x.y * finished.factor, x.z * finished.factor, x.w * finished.factor);
     if constexpr (std::is_same_v<T, float>) {
       *reinterpret_cast<float4*>(out + column_) = x;

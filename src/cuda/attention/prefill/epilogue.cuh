@@ -34,7 +34,7 @@ class epilogue {
       const row_sums sums = sums_of(rows, i);
       const bool valid = rows.token[i] < work.query_len;
       const finished_row row(sums, a_.sinks != nullptr && valid ? a_.sinks + rows.head[i] : nullptr,
-                             a_.v_scales.static_scales);
+                             S::is_coded ? static_value_scale(a_, work.head) : nullptr);
       inverse[i] = row.factor;
       if (a_.lse != nullptr && valid && writes_sums()) {
         a_.lse[static_cast<std::int64_t>(work.query_start + rows.token[i]) * a_.num_q_heads + rows.head[i]] = row.lse;

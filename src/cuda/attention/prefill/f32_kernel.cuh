@@ -76,7 +76,10 @@ __global__ void __launch_bounds__(Shape::num_threads, 1)
 template <int TileDims>
 [[nodiscard]] constexpr prefill_entry make_f32_entry() noexcept {
   using of = f32_shape<TileDims>;
-  return {{prefill_f32_kernel<of, false>, prefill_f32_kernel<of, true>}, of::shared_bytes};
+  prefill_entry entry;
+  entry.plain[0] = {prefill_f32_kernel<of, false>, of::shared_bytes};
+  entry.plain[1] = {prefill_f32_kernel<of, true>, of::shared_bytes};
+  return entry;
 }
 
 }  // namespace bifolio::inline v0_2::cuda::prefill

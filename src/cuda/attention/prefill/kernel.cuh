@@ -48,7 +48,7 @@ __device__ __forceinline__ void consume(const prefill_args& args, const shared_s
     rows.begin<Shape, Transform>(args, work, row_part, thread);
 #pragma unroll
     for (int j = 0; j < Shape::out_registers; ++j) o[j] = 0;
-    if (has_keys) loop.process(e, rows, o);
+    if (has_keys) loop.process(e, work.head / args.group_size, rows, o);
     if (work.partial < 0) {
       end.store(work, rows, o);
     } else {
@@ -106,20 +106,23 @@ __global__ void __launch_bounds__(Shape::num_threads, 1)
   }
 }
 
+template <class T, class Shape, bool Transform>
+[[nodiscard]] constexpr prefill_choice choice_of() noexcept {
+  return {prefill_kernel<T, Shape, Transform>, Shape::shared.bytes};
+}
+
 template <class T, int TileDims>
 [[nodiscard]] constexpr prefill_entry make_entry() noexcept {
   using plain = shape<TileDims>;
-  prefill_entry entry = {{prefill_kernel<T, plain, false>, prefill_kernel<T, plain, true>}, plain::shared.bytes};
-  if constexpr (prefill_has_tree(TileDims)) {
-    using with_tree = shape<TileDims, kernel_kind::tree>;
-    entry.tree_kernel = prefill_kernel<T, with_tree, true>;
-    entry.tree_shared_bytes = with_tree::shared.bytes;
-  }
+  prefill_entry entry;
+  entry.plain[0] = choice_of<T, plain, false>();
+  entry.plain[1] = choice_of<T, plain, true>();
+  if constexpr (prefill_has_tree(TileDims)) entry.tree = choice_of<T, shape<TileDims, prefill_kind::tree>, true>();
   if constexpr (prefill_has_codes(TileDims)) {
-    using coded = shape<TileDims, kernel_kind::coded>;
-    entry.coded_kernels[0] = prefill_kernel<T, coded, false>;
-    entry.coded_kernels[1] = prefill_kernel<T, coded, true>;
-    entry.coded_shared_bytes = coded::shared.bytes;
+    using coded = shape<TileDims, prefill_kind::coded>;
+    entry.coded[0] = choice_of<T, coded, false>();
+    entry.coded[1] = choice_of<T, coded, true>();
+    entry.coded_by_token = choice_of<T, shape<TileDims, prefill_kind::coded_by_token>, true>();
   }
   return entry;
 }

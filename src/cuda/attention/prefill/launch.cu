@@ -47,12 +47,24 @@ const prefill_entry* find_prefill_entry(dtype type, std::int32_t head_dim) noexc
   }
 }
 
-prefill_choice choose_prefill_kernel(const prefill_entry& entry, bool is_coded, bool deterministic,
-                                     bool transforms) noexcept {
-  if (is_coded && deterministic) return {};
-  if (is_coded) return {entry.coded_kernels[transforms ? 1 : 0], entry.coded_shared_bytes};
-  if (deterministic) return {entry.tree_kernel, entry.tree_shared_bytes};
-  return {entry.kernels[transforms ? 1 : 0], entry.shared_bytes};
+prefill_choice prefill_entry::choose(prefill_kind kind, bool transforms) const noexcept {
+  switch (kind) {
+    case prefill_kind::plain:
+      return plain[transforms ? 1 : 0];
+    case prefill_kind::tree:
+      return tree;
+    case prefill_kind::coded:
+      return coded[transforms ? 1 : 0];
+    case prefill_kind::coded_by_token:
+      return coded_by_token;
+  }
+  return {};
+}
+
+prefill_kind prefill_kind_of(const attention_kernel_args& args) noexcept {
+  if (!args.is_coded) return args.deterministic ? prefill_kind::tree : prefill_kind::plain;
+  const bool by_token = args.k_scales.tail_floats > 0 || args.v_scales.tail_floats > 0;
+  return by_token ? prefill_kind::coded_by_token : prefill_kind::coded;
 }
 
 kv_loading prefill_loading(const attention_kernel_args& args) noexcept {
@@ -110,8 +122,7 @@ cudaError_t launch_prefill(const runtime_api& api, const attention_kernel_args& 
                            const prefill_metadata& metadata, const device_numbers& device,
                            cudaStream_t stream) noexcept {
   const prefill_entry& entry = *find_prefill_entry(args.q_type, args.head_dim);
-  const auto [kernel, shared_bytes] =
-      choose_prefill_kernel(entry, args.is_coded, args.deterministic, prefill_transforms(args));
+  const auto [kernel, shared_bytes] = entry.choose(prefill_kind_of(args), prefill_transforms(args));
   const prefill_args p{with_clamped_windows(args),
                        metadata,
                        plan.packing.heads,

@@ -26,24 +26,22 @@ struct alignas(64) tensor_map {
 
 using prefill_function = void (*)(prefill_args, tensor_map q, tensor_map k, tensor_map v);
 
-/// One compiled shape. Of two kernels, [0]: a positive scale, [1]: with the logits transform (soft cap, ALiBi). Masks,
-/// windows and sinks are in both.
-struct prefill_entry {
-  prefill_function kernels[2];
-  int shared_bytes;
-  prefill_function tree_kernel = nullptr;  // of deterministic plans, for all options; null: there is none
-  int tree_shared_bytes = 0;
-  prefill_function coded_kernels[2] = {};  // over codes; null: there are none
-  int coded_shared_bytes = 0;
-};
-
-/// A kernel and the dynamic shared memory that it takes. Null: the entry has none for such calls.
+/// A kernel and the dynamic shared memory that it takes. Null: there is none.
 struct prefill_choice {
   prefill_function kernel = nullptr;
   int shared_bytes = 0;
 };
-[[nodiscard]] prefill_choice choose_prefill_kernel(const prefill_entry& entry, bool is_coded, bool deterministic,
-                                                   bool transforms) noexcept;
+
+/// One compiled shape. Of two kernels, [0]: a positive scale, [1]: with the logits transform (soft cap, ALiBi), which a
+/// single one has. Masks, windows and sinks are in all.
+struct prefill_entry {
+  prefill_choice plain[2];
+  prefill_choice tree;
+  prefill_choice coded[2];
+  prefill_choice coded_by_token;
+
+  [[nodiscard]] prefill_choice choose(prefill_kind kind, bool transforms) const noexcept;
+};
 
 /// Null for a shape that is not compiled: 16-bit types with head_dims that are multiples of 8 up to 512, float32 with
 /// multiples of 4 up to 128.
@@ -53,6 +51,9 @@ struct prefill_choice {
 [[nodiscard]] inline bool prefill_transforms(const attention_kernel_args& args) noexcept {
   return !(args.scale > 0) || args.soft_cap > 0 || args.alibi_slopes != nullptr;
 }
+
+/// What the kernel of this call must be compiled for.
+[[nodiscard]] prefill_kind prefill_kind_of(const attention_kernel_args& args) noexcept;
 
 /// How K and V of this call are loaded.
 [[nodiscard]] kv_loading prefill_loading(const attention_kernel_args& args) noexcept;

@@ -20,6 +20,8 @@
 
 namespace bifolio::inline v0_2::cuda::prefill {
 
+/// With scales per token those of K multiply the products, before the logits transform, and those of V the
+/// probabilities, after their sums.
 template <class T, class Shape, bool Transform>
 class mainloop : protected softmax<Shape, Transform> {
   using S = Shape;
@@ -40,7 +42,11 @@ class mainloop : protected softmax<Shape, Transform> {
   }
 
   /// Adds all key tiles of `e`, which is not empty, to o and the rows' maxima and sums.
-  __device__ __forceinline__ void process(const kv_range& e, row_state& rows, float (&o)[S::out_registers]) {
+  __device__ __forceinline__ void process(const kv_range& e, int kv_head, row_state& rows,
+                                          float (&o)[S::out_registers]) {
+    if constexpr (S::is_coded) base::take_head(kv_head);
+    [[maybe_unused]] value_units units;
+    if constexpr (S::by_token) units.clear(a_.v_scales.tail_floats > 0);
     float s[S::score_registers];
     std::uint32_t p[S::tile_keys / 16][4];
     float rescale[2];
@@ -54,8 +60,7 @@ class mainloop : protected softmax<Shape, Transform> {
     device::wgmma_fence_operands(s);
     ping_pong_arrive();
     release(stages_.k_empty(k_state_.stage));
-    k_state_.advance();
-    base::probabilities(s, tile, e, rows, rescale);
+    take_scores(s, tile, e, rows, units, rescale);
     pack(s, p);
 
     if (tile > e.tile_begin) wait_keys();
@@ -68,8 +73,7 @@ class mainloop : protected softmax<Shape, Transform> {
       device::wgmma_wait_group<1>();
       device::wgmma_fence_operands(s);
       release(stages_.k_empty(k_state_.stage));
-      k_state_.advance();
-      base::probabilities(s, tile - 1, e, rows, rescale);
+      take_scores(s, tile - 1, e, rows, units, rescale);
       if (tile - 1 > e.tile_begin) wait_keys();
       device::wgmma_wait_all_after(rows.sum[0] + rows.sum[1]);
       device::wgmma_fence_operands(o);
@@ -90,6 +94,10 @@ class mainloop : protected softmax<Shape, Transform> {
     release(stages_.v_empty(v_state_.stage));
     v_state_.advance();
     for (float& m : rows.max) m *= transform_.scale_log2;
+    if constexpr (S::by_token) {
+#pragma unroll
+      for (int j = 0; j < S::out_registers; ++j) o[j] *= units.unit((j >> 1) & 1);
+    }
   }
 
   /// The same for a warpgroup without rows: takes part in the pipeline and in ping-pong, computes nothing.
@@ -151,6 +159,22 @@ class mainloop : protected softmax<Shape, Transform> {
                               device::wgmma_descriptor_after(k, c * 1024 + within), step > 0);
     }
     device::wgmma_commit_group();
+  }
+
+  // Scores of the tile in the stage of K to probabilities; that stage is the next one then.
+  __device__ __forceinline__ void take_scores(float (&s)[S::score_registers], int tile, const kv_range& e,
+                                              row_state& rows, [[maybe_unused]] value_units& units,
+                                              float (&rescale)[2]) {
+    if constexpr (S::by_token) {
+      const std::uint32_t scales = stages_.scales(k_state_.phase * S::stages + k_state_.stage);
+      k_state_.advance();
+      base::scale_products(s, scales);
+      base::probabilities(s, tile, e, rows, rescale);
+      base::scale_probabilities(s, scales, tile, e, rows, units, rescale);
+    } else {
+      k_state_.advance();
+      base::probabilities(s, tile, e, rows, rescale);
+    }
   }
 
   // o += p · v for the tile in `stage`; committed, not waited for.

@@ -61,6 +61,10 @@ class shared_stages {
   [[nodiscard]] __device__ __forceinline__ std::uint32_t nodes(int warpgroup) const {
     return base_ + S::shared.nodes + warpgroup * 128 * S::out_registers * 4;
   }
+  /// Scales of tile `count` of the CTA: of K, then those of V, then their largest.
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t scales(int count) const {
+    return base_ + S::shared.scales + (count & (S::scale_places - 1)) * S::scales_bytes;
+  }
   /// Where codes are before they are elements.
   [[nodiscard]] __device__ __forceinline__ std::uint32_t raw() const { return base_ + S::shared.raw; }
 

@@ -72,6 +72,13 @@ struct prefill_tiling {
 [[nodiscard]] constexpr bool prefill_has_tree(std::int32_t tile_dims) noexcept {
   return tile_dims == 64 || tile_dims == 128;
 }
+/// What a 16-bit kernel is compiled for.
+enum class prefill_kind : std::uint8_t {
+  plain,           ///< 16-bit K and V
+  tree,            ///< the same in deterministic plans (combine_tree.cuh): keys are taken from the first to the last
+  coded,           ///< codes, with static scales or none
+  coded_by_token,  ///< codes of which K, V or both have scales per token and head
+};
 /// Whether there are kernels of these dims over codes: shared memory holds a tile of them as well.
 [[nodiscard]] constexpr bool prefill_has_codes(std::int32_t tile_dims) noexcept { return tile_dims <= 128; }
 

@@ -18,7 +18,7 @@ struct row_sums {
 };
 
 /// What a row becomes when all its keys are seen: what its values must be multiplied with, and its LSE. `sink`: of its
-/// head, or null. `value_scale`: of V, one for all heads.
+/// head, or null. `value_scale`: the static one of V and the head, or null.
 struct finished_row {
   float factor, lse;
 
@@ -39,6 +39,12 @@ struct finished_row {
     lse = row.sum != 0 ? row.max * ln2 + logf(row.sum) : -INFINITY;
   }
 };
+
+/// Of a query head: V's static scale, or null.
+[[nodiscard]] __device__ __forceinline__ const float* static_value_scale(const prefill_args& a, int head) {
+  const code_scales& v = a.v_scales;
+  return v.static_scales == nullptr ? nullptr : v.static_scales + head / a.group_size * v.static_step;
+}
 
 /// The workspace: outputs of the rows of a tile, and the sums of each row, per partial result.
 class partial_results {

@@ -3,8 +3,6 @@
 
 /// Tile sizes, pipeline depth and shared memory of one prefill kernel, for launcher and kernel alike.
 
-#include <cstdint>
-
 #include "cuda/attention/prefill/plan.hpp"
 
 namespace bifolio::inline v0_2::cuda::prefill {
@@ -14,24 +12,19 @@ struct shared_layout {
   int q, k, v;   // stages of tiles
   int nodes;     // outputs of each consumer thread; with a tree only
   int raw;       // codes of a tile of K and one of V, before they are elements; with codes only
+  int scales;    // of the tokens of tiles; with those only
   int barriers;  // full and empty for each stage of K, V and q
   int bytes;     // of everything, rounding included
-};
-
-/// What a kernel of a shape is compiled for.
-enum class kernel_kind : std::uint8_t {
-  plain,  // 16-bit K and V
-  tree,   // the same in deterministic plans (combine_tree.cuh): keys are taken from the first to the last
-  coded,  // codes, with static scales or none
 };
 
 /// `TileDims`: head_dim rounded up to a compiled width; what is past head_dim is zero in shared memory. A tile of K or
 /// V is [group of 8 tokens][chunk of 64 dims][token of the group][128 bytes], whatever the block size: rows of K are
 /// then at one stride, so are rows of V, and a block of one KV head is one box of a tensor map.
-template <int TileDims, kernel_kind Kind = kernel_kind::plain>
+template <int TileDims, prefill_kind Kind = prefill_kind::plain>
 struct shape {
-  static constexpr bool has_tree = Kind == kernel_kind::tree;
-  static constexpr bool is_coded = Kind == kernel_kind::coded;
+  static constexpr bool has_tree = Kind == prefill_kind::tree;
+  static constexpr bool by_token = Kind == prefill_kind::coded_by_token;
+  static constexpr bool is_coded = Kind == prefill_kind::coded || by_token;
   static constexpr int tile_dims = TileDims;
   static constexpr prefill_tiling tiling = prefill_tiling_of(dtype::bf16, TileDims);
   static constexpr int tile_keys = tiling.keys;
@@ -50,13 +43,19 @@ struct shape {
   static constexpr int consumer_registers = num_warpgroups == 3 ? 160 : 232 - moved_registers;
   static_assert(producer_registers + num_warpgroups * consumer_registers <= (1 + num_warpgroups) * start_registers);
   static constexpr int stages = 2;  // of K and of V
-  static constexpr int q_stages = TileDims <= 128 && !has_tree ? 2 : 1;
+  // Shared memory does not hold a second one and scales besides.
+  static constexpr int q_stages = TileDims <= (by_token ? 64 : 128) && !has_tree ? 2 : 1;
   static constexpr int chunks = (TileDims + 63) / 64;  // of 128 bytes in a row
   static constexpr int q_chunk_bytes = 64 * 128;       // 64 rows of one warpgroup
   static constexpr int group_bytes = chunks * 1024;    // 8 tokens of K or V
   static constexpr int q_bytes = num_consumers * chunks * q_chunk_bytes;
   static constexpr int kv_bytes = tile_keys / 8 * group_bytes;
   static constexpr int raw_bytes = tile_keys * chunks * 64;  // of a plane of codes
+  /// Scales of a tile: of K, of V, and the largest magnitude of V's finite ones of each producer warp. A consumer uses
+  /// them after it has released the stage of K, and is done with them before it releases the next one. So where a
+  /// stage of K is free, those of the tile before the one that was in it are: three places would do.
+  static constexpr int scale_places = 4;
+  static constexpr int scales_bytes = 2 * tile_keys * 4 + 16;
   static constexpr int num_barriers = 2 * q_stages + 4 * stages;
   static constexpr int score_registers = tile_keys / 2;   // of a consumer thread
   static constexpr int part_dims = TileDims / dim_parts;  // of the output of one warpgroup
@@ -68,7 +67,8 @@ struct shape {
     l.v = l.k + stages * kv_bytes;
     l.nodes = l.v + stages * kv_bytes;
     l.raw = l.nodes + (has_tree ? num_consumers * 128 * out_registers * 4 : 0);
-    l.barriers = l.raw + (is_coded ? 2 * raw_bytes : 0);
+    l.scales = l.raw + (is_coded ? 2 * raw_bytes : 0);
+    l.barriers = l.scales + (by_token ? scale_places * scales_bytes : 0);
     l.bytes = 1024 + l.barriers + num_barriers * 8;
     return l;
   }
@@ -87,6 +87,7 @@ struct shape {
 /// The part of the output that one warpgroup has, as the epilogue takes it.
 template <class Shape>
 struct output_part {
+  static constexpr bool is_coded = Shape::is_coded;
   static constexpr int tile_dims = Shape::part_dims;
   static constexpr int out_registers = Shape::out_registers;
 };

@@ -8,7 +8,9 @@
 #include "cuda/attention/prefill/results.cuh"
 #include "cuda/attention/prefill/scheduler.cuh"
 #include "cuda/attention/prefill/transform.cuh"
+#include "cuda/attention/value_units.cuh"
 #include "cuda/device/ptx.cuh"
+#include "cuda/device/shared_vectors.cuh"
 
 namespace bifolio::inline v0_2::cuda::prefill {
 
@@ -51,6 +53,11 @@ class softmax {
  protected:
   __device__ __forceinline__ softmax(const prefill_args& args, int thread)
       : a_(args), transform_(transform_options(args)), thread_(thread) {}
+
+  // With static scales of K per head, those of the head.
+  __device__ __forceinline__ void take_head(int kv_head) {
+    if (a_.k_scales.static_step != 0) transform_ = logits_transform<Transform>(transform_options(a_, kv_head));
+  }
 
   // The key of score register j, from the tile's first, for this thread's first column.
   [[nodiscard]] __device__ __forceinline__ static constexpr int key_of(int j) { return (j >> 2) * 8 + (j & 1); }
@@ -227,6 +234,79 @@ class softmax {
         }
       }
       rows.sum[i] = rows.sum[i] * rescale[i] + sum;
+    }
+  }
+
+  // Scales of this thread's keys 8g and 8g + 1, from its first column. `scales`: of a plane and tile, in shared memory.
+  [[nodiscard]] __device__ __forceinline__ float2 scales_of_keys(std::uint32_t scales, int g) const {
+    return device::load_shared_f32x2(scales + ((thread_ & 3) * 2 + g * 8) * 4);
+  }
+
+  // Products of queries and codes of K become those of queries and K.
+  __device__ __forceinline__ void scale_products(float (&s)[S::score_registers], std::uint32_t scales) const {
+    if (a_.k_scales.tail_floats == 0) return;
+#pragma unroll
+    for (int g = 0; g < S::tile_keys / 8; ++g) {
+      const float2 scale = scales_of_keys(scales, g);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        s[4 * g + 2 * i] *= scale.x;
+        s[4 * g + 2 * i + 1] *= scale.y;
+      }
+    }
+  }
+
+  // Probabilities become what codes of V are multiplied with, in units that follow the scales of visible tokens;
+  // `rescale` of older outputs, not of sums, includes what units have grown. Tokens that a row does not attend to may
+  // have any scale. `scales`: those of K, which V's follow.
+  __device__ __forceinline__ void scale_probabilities(float (&s)[S::score_registers], std::uint32_t scales, int tile,
+                                                      const kv_range& e, const row_state& rows, value_units& units,
+                                                      float (&rescale)[2]) const {
+    if (a_.v_scales.tail_floats == 0) return;
+    const std::uint32_t of_v = scales + S::tile_keys * 4;
+    const bool is_border = ends_in(tile, e) || begins_in(tile, e);
+    visible_keys keys = {};
+    float largest[2];  // finite magnitude of this lane's tokens that the row attends to; of all lanes' without a border
+    if (is_border) {
+      keys = visible(tile * S::tile_keys + (thread_ & 3) * 2, e, rows);
+      largest[0] = largest[1] = 0;
+#pragma unroll
+      for (int g = 0; g < S::tile_keys / 8; ++g) {
+        const float2 scale = scales_of_keys(of_v, g);
+        const float size[2] = {fabsf(scale.x), fabsf(scale.y)};
+#pragma unroll
+        for (int j = 4 * g; j < 4 * g + 4; ++j) {
+          if (keys.contains(j) && size[j & 1] < INFINITY) largest[j >> 1 & 1] = fmaxf(largest[j >> 1 & 1], size[j & 1]);
+        }
+      }
+    } else {
+      const float4 of_warps = device::load_shared_f32x4(of_v + S::tile_keys * 4);
+      largest[0] = largest[1] = fmaxf(fmaxf(of_warps.x, of_warps.y), fmaxf(of_warps.z, of_warps.w));
+    }
+    const bool grows = largest[0] >= units.limit(0) || largest[1] >= units.limit(1);
+    if (__any_sync(0xffffffffu, grows)) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        largest[i] = fmaxf(largest[i], __shfl_xor_sync(0xffffffffu, largest[i], 1));
+        largest[i] = fmaxf(largest[i], __shfl_xor_sync(0xffffffffu, largest[i], 2));
+        rescale[i] *= units.raise(i, largest[i]);
+      }
+    }
+#pragma unroll
+    for (int g = 0; g < S::tile_keys / 8; ++g) {
+      const float2 scale = scales_of_keys(of_v, g);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float inverse = units.inverse_unit(i);
+        s[4 * g + 2 * i] *= scale.x * inverse;
+        s[4 * g + 2 * i + 1] *= scale.y * inverse;
+      }
+    }
+    if (is_border) {
+#pragma unroll
+      for (int j = 0; j < S::score_registers; ++j) {
+        if (!keys.contains(j)) s[j] = 0;
+      }
     }
   }
 

@@ -15,14 +15,16 @@ namespace bifolio::inline v0_2::cuda::prefill {
   return 1.0f - __fdividef(2.0f, device::exp2_fast(y * (2 * log2e)) + 1.0f);
 }
 
-/// What a transform is made from. A static scale of K, one for all heads, is a part of the scale.
+/// What a transform is made from. A static scale of K, that of the head, is a part of the scale.
 struct transform_options {
   float scale;
   float soft_cap;
   const float* alibi_slopes;
 
-  __device__ __forceinline__ explicit transform_options(const prefill_args& a)
-      : scale(a.k_scales.static_scales == nullptr ? a.scale : a.scale * __ldg(a.k_scales.static_scales)),
+  __device__ __forceinline__ explicit transform_options(const prefill_args& a, int kv_head = 0)
+      : scale(a.k_scales.static_scales == nullptr
+                  ? a.scale
+                  : a.scale * __ldg(a.k_scales.static_scales + kv_head * a.k_scales.static_step)),
         soft_cap(a.soft_cap),
         alibi_slopes(a.alibi_slopes) {}
 };

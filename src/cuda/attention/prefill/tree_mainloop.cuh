@@ -30,7 +30,8 @@ class tree_mainloop : public mainloop<T, Shape, false> {
       : base(args, stages, warpgroup, thread), scoring_(args.scale, args.soft_cap, args.alibi_slopes != nullptr) {}
 
   /// Adds all key tiles of `e`, which is not empty, to o and the rows' maxima and sums, both empty so far.
-  __device__ __forceinline__ void process(const kv_range& e, row_state& rows, float (&o)[S::out_registers]) {
+  __device__ __forceinline__ void process(const kv_range& e, int /*kv_head*/, row_state& rows,
+                                          float (&o)[S::out_registers]) {
     float s[S::score_registers];
     run_probabilities p[2];
     tree_sums node, root, leaf;

@@ -30,13 +30,19 @@ struct bf16_pairs {
 template <>
 struct bf16_pairs<i8_pairs> {
   [[nodiscard]] static __device__ __forceinline__ half_pairs neighbours(std::uint32_t codes) {
-    return {widened(__byte_perm(codes, 0, 0x4140)), widened(__byte_perm(codes, 0, 0x4342))};
+    const std::uint32_t lower = codes & 0x7f7f7f7fu;
+    const std::uint32_t signs = codes & 0x80808080u;
+    return {difference(under_43(lower, 0x4140), under_43(signs, 0x4140)),
+            difference(under_43(lower, 0x4342), under_43(signs, 0x4342))};
   }
 
  private:
-  [[nodiscard]] static __device__ __forceinline__ std::uint32_t widened(std::uint32_t x) {
-    std::uint32_t pair = (x & 0x007f007fu) | 0x43004300u;
-    asm("sub.rn.bf16x2 %0, %0, %1;\n" : "+r"(pair) : "r"((x & 0x00800080u) | 0x43004300u));
+  // Byte 4 of the selector is 43.
+  [[nodiscard]] static __device__ __forceinline__ std::uint32_t under_43(std::uint32_t bytes, std::uint32_t selector) {
+    return __byte_perm(bytes, 0x43434343u, selector);
+  }
+  [[nodiscard]] static __device__ __forceinline__ std::uint32_t difference(std::uint32_t pair, std::uint32_t less) {
+    asm("sub.rn.bf16x2 %0, %0, %1;\n" : "+r"(pair) : "r"(less));
     return pair;
   }
 };

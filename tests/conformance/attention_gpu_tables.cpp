@@ -163,6 +163,26 @@ std::vector<attention_case> padded_head_dim_cases() {
   return cases;
 }
 
+std::vector<attention_case> deterministic_prompt_cases() {
+  // Prompts that are worth a prefill kernel in plans that sum as decode does: of each compiled width and loading.
+  std::vector<attention_case> cases;
+  for (const dtype type : half_precision_types) {
+    for (const std::int32_t head_dim : {40, 64, 80, 96, 112, 128, 136, 160, 192, 200, 248, 256}) {
+      attention_case c = half_precision_case("deterministic prompt", type, head_dim);
+      c.deterministic = true;
+      c.seqs = {{300, 300}, {1, 70}, {200, 450}, {1, 600}};
+      cases.push_back(c);
+      c.what = "deterministic prompt in blocks of 5, with options";
+      c.block_size = 5;
+      c.window_left = 190;
+      c.soft_cap = 4;
+      c.alibi = c.sinks = true;
+      cases.push_back(c);
+    }
+  }
+  return cases;
+}
+
 std::vector<attention_case> half_precision_batch_cases() {
   // Many sequences of one length: on a GPU of 132 SMs 128 output tiles are split equally, 136 and 264 are cut evenly or
   // not at all.

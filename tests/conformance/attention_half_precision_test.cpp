@@ -77,6 +77,10 @@ TEST_CASE("every multiple of 8 as head_dim, and float32, agree with the oracle")
   check_for_devices(padded_head_dim_cases());
 }
 
+TEST_CASE("prompts in deterministic plans agree with the oracle in 16-bit types of every compiled width") {
+  check_for_devices(deterministic_prompt_cases());
+}
+
 TEST_CASE("batches of equal lengths agree with the oracle in 16-bit types") {
   check_for_devices(half_precision_batch_cases());
 }

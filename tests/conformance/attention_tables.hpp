@@ -52,6 +52,8 @@ inline constexpr auto& dtypes = tensor_dtypes;
 [[nodiscard]] std::vector<attention_case> half_precision_shape_cases();
 /// Other head_dims and float32 on a GPU's tensor-core kernels, and head_dims that they do not take.
 [[nodiscard]] std::vector<attention_case> padded_head_dim_cases();
+/// Deterministic plans with prompts that a prefill kernel takes, of every width that one is compiled for up to 256.
+[[nodiscard]] std::vector<attention_case> deterministic_prompt_cases();
 [[nodiscard]] std::vector<attention_case> half_precision_batch_cases();
 [[nodiscard]] std::vector<attention_case> half_precision_transform_cases();
 

@@ -73,7 +73,10 @@ TEST_CASE("a prompt prefilled in chunks of any size, among any batch mates, has 
   // 4096 positions are one run of chunks: the long ones have two.
   for (const shape& s : {shape{dtype::bf16, 128, 4, 5200, false}, shape{dtype::f16, 128, 3, 5200, true},
                          shape{dtype::bf16, 64, 7, 5200, true}, shape{dtype::f16, 64, 8, 700, false},
-                         shape{dtype::bf16, 256, 2, 4500, false}, shape{dtype::bf16, 128, 20, 600, true}}) {
+                         shape{dtype::bf16, 256, 2, 4500, false}, shape{dtype::bf16, 128, 20, 600, true},
+                         shape{dtype::f16, 256, 8, 700, true}, shape{dtype::bf16, 192, 4, 4500, true},
+                         shape{dtype::f16, 160, 3, 700, false}, shape{dtype::bf16, 80, 7, 4500, false},
+                         shape{dtype::f16, 96, 4, 700, true}}) {
     attention_case whole = deterministic_case(s.type, s.head_dim, s.group, s.options);
     whole.seqs = {{s.length, s.length, 0}};
     const attention_output expected = run(*tested, whole);
@@ -108,7 +111,8 @@ TEST_CASE("a prompt prefilled in chunks of any size, among any batch mates, has 
 TEST_CASE("decode and prefill, each forced, give a row the same bits in deterministic plans on CUDA") {
   const tested_backend* const tested = cuda_under_test();
   if (tested == nullptr) return skip("no CUDA device");
-  // Both sides of a run of 64 keys, a tile of 128, a leaf of 256, a node of 4096; windows that begin in a leaf.
+  // Both sides of a run of 64 keys, a tile of 128, a leaf of 256, a node of 4096; windows that begin in a leaf. Each
+  // padded shape of either: decode's 80 and 160 are parts of prefill's 96 and 192.
   struct shape {
     dtype type;
     std::int32_t head_dim, group, block_size;
@@ -118,12 +122,28 @@ TEST_CASE("decode and prefill, each forced, give a row the same bits in determin
   };
   const std::vector<batch_seq> borders = {{64, 64, 0},  {65, 65, 0},   {3, 127, 1},   {130, 257, 1},
                                           {9, 4096, 2}, {20, 4200, 2}, {40, 8300, 3}, {1, 1, 3}};
-  for (const shape& s :
-       {shape{dtype::bf16, 128, 4, 16, borders, -1, false}, shape{dtype::f16, 128, 8, 7, borders, -1, true},
-        shape{dtype::bf16, 64, 5, 16, borders, 300, false}, shape{dtype::f16, 64, 1, 48, borders, 4500, true},
-        shape{dtype::bf16, 64, 2, 8, {{300, 700, 0}, {9, 9, 1}}, -1, true},
-        shape{dtype::bf16, 112, 2, 16, borders, -1, false}, shape{dtype::f16, 40, 3, 16, borders, 129, false},
-        shape{dtype::bf16, 128, 1, 64, {{600, 600, 0}, {70, 5000, 1}}, -1, false}}) {
+  for (const shape& s : {shape{dtype::bf16, 128, 4, 16, borders, -1, false},
+                         shape{dtype::f16, 128, 8, 7, borders, -1, true},
+                         shape{dtype::bf16, 64, 5, 16, borders, 300, false},
+                         shape{dtype::f16, 64, 1, 48, borders, 4500, true},
+                         shape{dtype::bf16, 64, 2, 8, {{300, 700, 0}, {9, 9, 1}}, -1, true},
+                         shape{dtype::bf16, 112, 2, 16, borders, -1, false},
+                         shape{dtype::f16, 40, 3, 16, borders, 129, false},
+                         shape{dtype::bf16, 128, 1, 64, {{600, 600, 0}, {70, 5000, 1}}, -1, false},
+                         shape{dtype::bf16, 80, 4, 16, borders, -1, false},
+                         shape{dtype::f16, 72, 3, 5, borders, 300, true},
+                         shape{dtype::f16, 96, 8, 16, borders, -1, false},
+                         shape{dtype::bf16, 88, 1, 48, borders, 4500, true},
+                         shape{dtype::bf16, 160, 4, 16, borders, -1, false},
+                         shape{dtype::f16, 136, 2, 7, borders, 129, true},
+                         shape{dtype::f16, 192, 4, 16, borders, -1, false},
+                         shape{dtype::bf16, 168, 5, 64, borders, 4500, true},
+                         shape{dtype::bf16, 192, 1, 128, {{600, 600, 0}, {70, 5000, 1}}, 300, false},
+                         shape{dtype::bf16, 256, 4, 16, borders, -1, false},
+                         shape{dtype::f16, 256, 8, 7, borders, 300, true},
+                         shape{dtype::f16, 200, 3, 32, borders, 4500, false},
+                         shape{dtype::bf16, 248, 2, 8, borders, -1, true},
+                         shape{dtype::f16, 256, 1, 64, {{600, 600, 0}, {70, 9000, 1}}, -1, false}}) {
     attention_case c = deterministic_case(s.type, s.head_dim, s.group, s.options);
     c.num_kv_heads = 2;
     c.block_size = s.block_size;
@@ -154,22 +174,25 @@ TEST_CASE("decode and prefill, each forced, give a row the same bits in determin
 TEST_CASE("long sequences have the same bits alone and in a batch that cuts them into runs on CUDA") {
   const tested_backend* const tested = cuda_under_test();
   if (tested == nullptr) return skip("no CUDA device");
-  attention_case alone = deterministic_case(dtype::bf16, 64, 2, false);
-  alone.num_kv_heads = 4;
-  alone.seqs = {{1, 10200, 0}};
-  attention_case many = alone;
-  many.seqs.assign(14, {1, 10200, 0});
-  for (std::size_t i = 0; i < many.seqs.size(); ++i) many.seqs[i].seq_len -= static_cast<std::int32_t>(37 * i);
-  attention_case crowd = alone;
-  crowd.seqs.insert(crowd.seqs.end(), 400, {1, 90, 1});
-  const attention_output in_batch = run(*tested, many);
-  CHECK(bit_difference(run(*tested, alone), tokens_of(many, in_batch, 0, 1)) == "");
-  CHECK(bit_difference(run(*tested, alone), tokens_of(crowd, run(*tested, crowd), 0, 1)) == "");
-  for (const std::size_t other : {std::size_t{3}, std::size_t{9}}) {
-    attention_case one = alone;
-    one.seqs = {many.seqs[other]};
-    CHECK(bit_difference(run(*tested, one), tokens_of(many, in_batch, static_cast<std::int64_t>(other),
-                                                      static_cast<std::int64_t>(other) + 1)) == "");
+  for (const std::int32_t head_dim : {64, 96, 160, 256}) {
+    attention_case alone = deterministic_case(dtype::bf16, head_dim, 2, false);
+    CAPTURE(head_dim);
+    alone.num_kv_heads = head_dim <= 128 ? 4 : 2;  // wide shapes have half as many CTAs
+    alone.seqs = {{1, 10200, 0}};
+    attention_case many = alone;
+    many.seqs.assign(14, {1, 10200, 0});
+    for (std::size_t i = 0; i < many.seqs.size(); ++i) many.seqs[i].seq_len -= static_cast<std::int32_t>(37 * i);
+    attention_case crowd = alone;
+    crowd.seqs.insert(crowd.seqs.end(), 400, {1, 90, 1});
+    const attention_output in_batch = run(*tested, many);
+    CHECK(bit_difference(run(*tested, alone), tokens_of(many, in_batch, 0, 1)) == "");
+    CHECK(bit_difference(run(*tested, alone), tokens_of(crowd, run(*tested, crowd), 0, 1)) == "");
+    for (const std::size_t other : {std::size_t{3}, std::size_t{9}}) {
+      attention_case one = alone;
+      one.seqs = {many.seqs[other]};
+      CHECK(bit_difference(run(*tested, one), tokens_of(many, in_batch, static_cast<std::int64_t>(other),
+                                                        static_cast<std::int64_t>(other) + 1)) == "");
+    }
   }
 }
 

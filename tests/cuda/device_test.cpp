@@ -333,7 +333,7 @@ TEST_CASE("small batches through every tensor-core kernel are within the bound o
   const tested_backend* gpu = tested_on(device_type::cuda);
   REQUIRE(gpu != nullptr);
   for (const dtype type : {dtype::f16, dtype::bf16}) {
-    for (const std::int32_t head_dim : {64, 128, 256}) {
+    for (const std::int32_t head_dim : {64, 96, 128, 192, 256}) {
       for (const bool options : {false, true}) {
         for (const bool deterministic : {false, true}) {
           attention_case c{.what = "small batch",

@@ -189,9 +189,11 @@ TEST_CASE("deterministic plans use prefill where it has decode's bits, and give 
     dtype type;
     bool has_prefill;
   };
-  for (const row& r : {row{128, dtype::bf16, true}, row{64, dtype::f16, true}, row{112, dtype::bf16, true},
-                       row{40, dtype::bf16, true}, row{80, dtype::bf16, false}, row{96, dtype::bf16, false},
-                       row{256, dtype::bf16, false}, row{128, dtype::f32, false}}) {
+  for (const row& r :
+       {row{128, dtype::bf16, true}, row{64, dtype::f16, true}, row{112, dtype::bf16, true}, row{40, dtype::bf16, true},
+        row{80, dtype::bf16, true}, row{96, dtype::f16, true}, row{136, dtype::bf16, true}, row{160, dtype::f16, true},
+        row{192, dtype::bf16, true}, row{200, dtype::bf16, true}, row{256, dtype::f16, true},
+        row{64, dtype::f32, false}, row{128, dtype::f32, false}}) {
     CAPTURE(r.head_dim);
     world w;
     w.spec.deterministic = true;
@@ -200,6 +202,30 @@ TEST_CASE("deterministic plans use prefill where it has decode's bits, and give 
     w.plan_for({{2000, 2000}, {1, 500}});
     CHECK(w.plans().prefill.empty() == !r.has_prefill);
     if (!r.has_prefill) CHECK(w.plans().decode.num_seqs == 2);
+    w.plan_for({{1, 500}, {1, 9000}});
+    CHECK(w.plans().prefill.empty());
+    CHECK(w.plans().decode.num_seqs == 2);
+  }
+  struct named {
+    std::int32_t head_dim, block_size;
+    const char* kernel;
+  };
+  for (const named& n : {named{80, 16, "cuda prefill bf16 d96 copy deterministic"},
+                         named{160, 16, "cuda prefill bf16 d192 copy deterministic"},
+                         named{192, 16, "cuda prefill bf16 d192 tma deterministic"},
+                         named{256, 128, "cuda prefill bf16 d256 tma deterministic"},
+                         named{256, 8, "cuda prefill bf16 d256 copy deterministic"}}) {
+    CAPTURE(n.kernel);
+    world w;
+    w.spec.deterministic = true;
+    w.spec.qk_head_dim = w.spec.v_head_dim = n.head_dim;
+    w.spec.block_size = n.block_size;
+    w.layout = make_layout(layout_kind::hnd, dtype::bf16, 2, n.head_dim, n.block_size);
+    w.plan_for({{2000, 2000}});
+    attention_params call = w.call();
+    call.q = as_const(dense_view(world::array(1), dtype::bf16, 2000, 8, n.head_dim));
+    call.out = dense_view(world::array(2), dtype::bf16, 2000, 8, n.head_dim);
+    CHECK(w.where().describe(w.plan, call) == names{n.kernel});
   }
   world w;
   w.spec.deterministic = true;

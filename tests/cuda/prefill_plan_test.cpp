@@ -97,8 +97,9 @@ struct step {
     const auto tiles_of = [&](std::int32_t n) {
       const cuda::prefill_work_tile work = item(n, m);
       const std::int32_t tokens = work.query_len - work.row_tile * planned.packing.tokens_per_tile();
-      return (std::int64_t{work.tile_end} - work.tile_begin) *
-             (tokens > planned.packing.tokens_per_warpgroup ? 8 : spec.q_type == dtype::f32 ? 6 : 5);
+      return (std::int64_t{work.tile_end} - work.tile_begin) * (tokens > planned.packing.tokens_per_warpgroup ? 8
+                                                                : spec.q_type == dtype::f32                   ? 6
+                                                                                                              : 5);
     };
     if (has_shares()) {
       for (std::int32_t cta = 0; cta < num_sms; ++cta) {
@@ -360,16 +361,25 @@ TEST_CASE("of several row tiles for each SM only the last are cut, and CTAs begi
   }
 }
 
-TEST_CASE("no row tile of a deterministic plan is cut, and each CTA has room for the outputs of one") {
-  for (const std::int32_t query_len : {8, 100, 2048}) {
-    step s(4, 8);
-    s.spec.deterministic = true;
-    s.add(query_len, 100000).plan();
-    CHECK_FALSE(s.has_shares());
-    CHECK(s.planned.num_partials == 0);
-    CHECK_FALSE(s.planned.combines);
-    check_plan(s);
-    CHECK(cuda::prefill_workspace_bytes(s.spec, s.num_sms) == std::size_t{132} * 128 * 128 * sizeof(float));
+TEST_CASE("no row tile of a deterministic plan is cut, and each CTA has room for what its tree keeps of one") {
+  struct shape {
+    std::int32_t head_dim, tile_keys;
+    std::size_t floats_per_row;  // a root; above 128 dims a node as well
+  };
+  for (const shape& of : {shape{128, 128, 128}, shape{80, 128, 96}, shape{160, 64, 2 * 192}, shape{256, 64, 2 * 256}}) {
+    for (const std::int32_t query_len : {8, 100, 2048}) {
+      step s(4, 8, of.head_dim);
+      s.spec.deterministic = true;
+      s.tile_keys = cuda::prefill_tiling_of(s.spec).keys;
+      CHECK(s.tile_keys == of.tile_keys);
+      s.add(query_len, 100000).plan();
+      CHECK_FALSE(s.has_shares());
+      CHECK(s.planned.num_partials == 0);
+      CHECK_FALSE(s.planned.combines);
+      check_plan(s);
+      CHECK(cuda::prefill_workspace_bytes(s.spec, s.num_sms) ==
+            std::size_t{132} * 128 * of.floats_per_row * sizeof(float));
+    }
   }
 }
 

@@ -87,10 +87,10 @@ struct scoring {
   [[nodiscard]] __device__ __forceinline__ float in_base_2(float max) const { return __fmul_rn(max, unit); }
 };
 
-/// One group's probabilities of a lane, added to its sum of them. `weight`: of that.
-[[nodiscard]] __device__ __forceinline__ float add_group(float sum, float weight, float p0, float p1, float p2,
-                                                         float p3) {
-  return __fmaf_rn(sum, weight, __fadd_rn(__fadd_rn(p0, p1), __fadd_rn(p2, p3)));
+/// One group's probabilities of a lane, added to its sum of them: two of the first 8 keys and two of the others, each
+/// two added up. `weight`: of the sum.
+[[nodiscard]] __device__ __forceinline__ float add_group(float sum, float weight, float of_8, float of_other_8) {
+  return __fmaf_rn(sum, weight, __fadd_rn(of_8, of_other_8));
 }
 /// The sum of a row, whose four lanes have these sums of their groups.
 [[nodiscard]] __device__ __forceinline__ float sum_of_row(const float (&of_groups)[run_groups]) {

@@ -94,6 +94,7 @@ __device__ __forceinline__ void wgmma_fence_operands(float (&r)[N]) {
                : BIFOLIO_OPERANDS_##num_registers                                                                      \
                : "l"(a), "l"(b), "r"(accumulate ? 1 : 0))
 BIFOLIO_DEFINE_WGMMA(16, "32", "%16", "%17", "%18")
+BIFOLIO_DEFINE_WGMMA(32, "64", "%32", "%33", "%34")
 BIFOLIO_DEFINE_WGMMA(40, "80", "%40", "%41", "%42")
 BIFOLIO_DEFINE_WGMMA(48, "96", "%48", "%49", "%50")
 BIFOLIO_DEFINE_WGMMA(64, "128", "%64", "%65", "%66")

@@ -16,7 +16,7 @@ enum class major : int { k = 0, mn = 1 };
 /// d[64 × 16] (+)= a[64 × 16] · b[16 × 16], a and b from shared memory, K contiguous in b. Asynchronous, as in
 /// sm90.cuh.
 template <class T, major A>
-__device__ __forceinline__ void wgmma_m64n16k16(float (&d)[8], std::uint64_t a, std::uint64_t b, bool accumulate) {
+__device__ __forceinline__ void wgmma_m64n16k16(float (&d)[8], std::uint64_t a, std::uint64_t b, bool accumulate){
 #define BIFOLIO_WGMMA(type)                                                                            \
   asm volatile(                                                                                        \
       "{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"                                                     \
@@ -24,24 +24,6 @@ __device__ __forceinline__ void wgmma_m64n16k16(float (&d)[8], std::uint64_t a, 
       " {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, p, 1, 1, %11, 0;\n}\n"                               \
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]) \
       : "l"(a), "l"(b), "r"(accumulate ? 1 : 0), "n"(static_cast<int>(A)))
-  BIFOLIO_FOR_16_BIT_TYPE(T, BIFOLIO_WGMMA)
-#undef BIFOLIO_WGMMA
-}
-
-/// d[64 × 64] (+)= a[64 × 16] · b[16 × 64], a and b from shared memory, K contiguous in both.
-template <class T>
-__device__ __forceinline__ void wgmma_m64k16(float (&d)[32], std::uint64_t a, std::uint64_t b, bool accumulate){
-#define BIFOLIO_WGMMA(type)                                                                                         \
-  asm volatile(                                                                                                     \
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                                                                  \
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                                                   \
-      " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, " \
-      "%23, %24, %25, %26, %27, %28, %29, %30, %31}, %32, %33, p, 1, 1, 0, 0;\n}\n"                                 \
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), \
-        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),      \
-        "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),     \
-        "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])                   \
-      : "l"(a), "l"(b), "r"(accumulate ? 1 : 0))
     BIFOLIO_FOR_16_BIT_TYPE(T, BIFOLIO_WGMMA)
 #undef BIFOLIO_WGMMA
 }

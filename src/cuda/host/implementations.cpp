@@ -108,10 +108,10 @@ bool declines_shared_bytes(const plan_input& step, int shared_bytes, std::string
 #if BIFOLIO_CUDA_SM90
 /// Whether prefill and decode give a row the same bits in deterministic plans.
 bool sums_like_decode(const attention_spec& spec) noexcept {
-  const std::int32_t tile_dims = prefill_tiling_of(spec).dims;
-  return !has_codes(spec) && spec.q_type != dtype::f32 && prefill_has_tree(tile_dims) &&
-         decode_padded_dim(spec.k_code.type, spec.qk_head_dim) == tile_dims &&
-         decode_splits_dims(static_cast<int>(size_of(spec.k_code.type)), tile_dims);
+  // Their shapes may pad a head_dim differently: products of zeros change no sum.
+  return !has_codes(spec) && spec.q_type != dtype::f32 && prefill_has_tree(prefill_tiling_of(spec).dims) &&
+         decode_padded_dim(spec.k_code.type, spec.qk_head_dim) != 0 &&
+         decode_splits_dims(static_cast<int>(size_of(spec.k_code.type)));
 }
 
 /// What the kernels of wgmma and TMA require of the machine.
@@ -178,7 +178,8 @@ std::string prefill_name_of(const step_plans&, const attention_kernel_args& args
                                    : args.deterministic                                  ? "deterministic"
                                    : prefill_transforms(args)                            ? "transform"
                                                                                          : "plain";
-  return prefill_name(args.q_type, prefill_tiling_of(args.q_type, args.head_dim).dims, loading, variant);
+  return prefill_name(args.q_type, prefill_tiling_of(args.q_type, args.head_dim, args.deterministic).dims, loading,
+                      variant);
 }
 
 void append_prefill_names(const device_numbers& device, std::vector<std::string>& names) {
@@ -186,7 +187,7 @@ void append_prefill_names(const device_numbers& device, std::vector<std::string>
   for (const dtype type : tensor_dtypes) {
     for (const std::int32_t tile_dims : prefill_all_tile_dims) {
       const prefill_entry* const entry = find_prefill_entry(type, tile_dims);
-      if (entry == nullptr || prefill_tiling_of(type, tile_dims).dims != tile_dims) continue;
+      if (entry == nullptr || prefill_tiling_of(type, tile_dims, false).dims != tile_dims) continue;
       for (const std::string_view loading : {std::string_view("tma"), std::string_view("copy"), coded}) {
         if ((loading == "tma" && (tile_dims % 64 != 0 || type == dtype::f32)) ||
             (loading == coded && entry->coded[0].kernel == nullptr))

@@ -179,7 +179,8 @@ class mainloop {
     return vector < S::vectors_of_row(a_) ? place : zeros_;
   }
 
-  // Scores of this warp's keys: s[n] has those of 8.
+  // Scores of this warp's keys: s[n] has those of 8. `InOrder`: each is one sum over the dims.
+  template <bool InOrder = false>
   __device__ __forceinline__ void compute_scores(float (&s)[S::key_tiles][4], std::uint32_t k_base,
                                                  int q_buffer) const {
     float rest[S::key_tiles][4];  // f32 only: small products, in sums of their own
@@ -199,8 +200,9 @@ class mainloop {
         add_product(s[1], rest[1], q, b[2], b[3]);
       });
     } else {
-      // Even and odd steps are sums of their own: two chains of products, each half as long.
-      float odd[4] = {};
+      // Even and odd steps are sums of their own: two chains of products, each half as long. Not where prefill has one.
+      float odd_sums[4] = {};
+      float(&odd)[4] = InOrder ? s[0] : odd_sums;
       const int row = warp_ * 8 + (lane_ & 7);
       for_each_step<0, S::k_steps / 2>([&](auto step) {
         constexpr int kk = 2 * decltype(step)::value;
@@ -212,8 +214,10 @@ class mainloop {
         take_q(q, q_buffer, kk + 1);
         add_product(odd, rest[0], q, b[2], b[3]);
       });
+      if constexpr (!InOrder) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) s[0][e] += odd[e];
+        for (int e = 0; e < 4; ++e) s[0][e] += odd[e];
+      }
     }
     if constexpr (is_f32) {
 #pragma unroll

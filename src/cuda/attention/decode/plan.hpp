@@ -73,10 +73,8 @@ inline constexpr std::int32_t decode_splits_per_cta = 8;    // leaves at most; o
   return 0;
 }
 
-/// Whether deterministic plans sum as prefill does in the compiled shape of these dims.
-[[nodiscard]] constexpr bool decode_splits_dims(int element_bytes, std::int32_t shape_dims) noexcept {
-  return element_bytes == 2 && (shape_dims == 64 || shape_dims == 128);
-}
+/// Whether deterministic plans sum as prefill does.
+[[nodiscard]] constexpr bool decode_splits_dims(int element_bytes) noexcept { return element_bytes == 2; }
 
 struct decode_seq {
   std::int32_t row;          // of the block tables

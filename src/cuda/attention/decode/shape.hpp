@@ -63,10 +63,12 @@ struct row_format {
 }
 
 /// What the warps of a CTA tell one another about a KV tile, where they split dims.
+template <int Warps>
 struct tree_exchange {
   std::uint16_t probabilities[decode_tile_rows * decode_tile_tokens];  // rows of 128 bytes, swizzled
-  float maxima[4][decode_tile_rows];                                   // of each warp's keys
-  float sums[4][decode_tile_rows][4];                                  // of a leaf, by lane of the row
+  float maxima[Warps][decode_tile_rows];                               // of each warp's keys
+  float sums[4][decode_tile_rows][4];                                  // of a leaf, by group of 16 keys and lane
+  float pairs[Warps == 4 ? 1 : Warps][decode_tile_rows][4];            // of warps that have half a group
 };
 
 /// `Padded`: for every head_dim whose rows are whole vectors of 16 bytes, which fits and is too large for the next
@@ -91,9 +93,8 @@ struct shape {
   static constexpr int key_tiles = warp_keys / 8;  // of a warp's score products
   static constexpr int n_tiles = HeadDim / 8;      // of the output
   /// In deterministic plans the warps split the dims of the output instead of the keys, so that a leaf's output is one
-  /// chain of products, which prefill computes too (combine_tree.cuh). Codes, float32 and wide heads are not prefill's.
-  static constexpr bool splits_dims = decode_splits_dims(element_bytes, HeadDim);
-  static_assert(!splits_dims || (Warps == 4 && !is_coded));
+  /// chain of products, which prefill computes too (combine_tree.cuh). Codes and float32 are not prefill's.
+  static constexpr bool splits_dims = decode_splits_dims(element_bytes);
   /// Where registers are short the queries stay in shared memory.
   static constexpr bool q_in_registers = Warps == 4;
 
@@ -136,7 +137,7 @@ struct shape {
     l.zeros = l.flag + 16;
     l.plan = l.zeros + 16;
     l.exchange = l.plan + 144;
-    l.bytes = l.exchange + (splits_dims ? static_cast<int>(sizeof(tree_exchange)) : 0);
+    l.bytes = l.exchange + (splits_dims ? static_cast<int>(sizeof(tree_exchange<Warps>)) : 0);
     return l;
   }
   static constexpr shared_layout shared = make_shared_layout();

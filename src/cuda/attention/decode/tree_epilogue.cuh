@@ -18,8 +18,7 @@ template <class T, class Shape, class Scheduler>
 class tree_epilogue {
   using S = Shape;
   static constexpr int row_threads = S::threads / decode_tile_rows;
-  static constexpr int column_runs = S::head_dim / (row_threads * 8);
-  static_assert(S::reduced_swizzled && column_runs * row_threads * 8 == S::head_dim);
+  static constexpr int column_runs = (S::head_dim + row_threads * 8 - 1) / (row_threads * 8);
 
  public:
   __device__ __forceinline__ tree_epilogue(const decode_args& args, const Scheduler& scheduler, char* shared)
@@ -47,7 +46,7 @@ class tree_epilogue {
 #pragma unroll
       for (int run = 0; run < column_runs; ++run) {
         const int column = (run * row_threads + row_thread) * 8;
-        if (column >= S::row_dims(a_)) continue;
+        if (column >= S::row_dims(a_)) break;
         const auto* const from = reinterpret_cast<const float4*>(place_of(free_stage, row, column));
         if (is_whole) {
           rows.store(place, column, from[0], from[1], factor);
@@ -68,8 +67,8 @@ class tree_epilogue {
 
  private:
   [[nodiscard]] __device__ __forceinline__ float* place_of(int stage, int row, int column) const {
-    return reinterpret_cast<float*>(shared_ + S::shared.stages + stage * S::stage_bytes) + row * S::head_dim +
-           (column ^ ((row & 7) * 8));
+    return reinterpret_cast<float*>(shared_ + S::shared.stages + stage * S::stage_bytes) + row * S::reduced_row +
+           (S::reduced_swizzled ? column ^ ((row & 7) * 8) : column);
   }
 
   __device__ __forceinline__ void share(const tree_rows<S>& tree, int stage) {
@@ -82,6 +81,7 @@ class tree_epilogue {
 #pragma unroll
       for (int n = 0; n < tree_rows<S>::n_tiles; ++n) {
         const int column = (warp * tree_rows<S>::n_tiles + n) * 8 + (lane & 3) * 2;
+        if (S::n_tiles % (2 * S::warps) != 0 && column >= S::head_dim) break;
         *reinterpret_cast<float2*>(place_of(stage, row, column)) =
             make_float2(tree.out[n][2 * i], tree.out[n][2 * i + 1]);
       }

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// The mainloop of deterministic plans for shapes that split dims: what combine_tree.cuh says, by four warps. Each warp
-/// computes the scores of its 16 keys of a KV tile. The warps exchange maxima and probabilities through shared memory,
-/// and each multiplies the probabilities of all 64 keys with its quarter of V's dims. So the output of a leaf is one
-/// chain of products, and nothing is left to reduce over warps: nodes and root stay in registers.
+/// The mainloop of deterministic plans for shapes that split dims: what combine_tree.cuh says, by four or eight warps.
+/// Each warp computes the scores of its 16 or 8 keys of a KV tile. The warps exchange maxima and probabilities through
+/// shared memory, and each multiplies the probabilities of all 64 keys with its share of V's dims. So the output of a
+/// leaf is one chain of products, and nothing is left to reduce over warps: nodes and root stay in registers. Of eight
+/// warps two have a group of 16 keys, and both add up its probabilities.
 
 #include <cstdint>
 
@@ -25,7 +26,8 @@ static_assert(tree::run_keys == decode_tile_tokens && tree::leaf_keys == decode_
 /// have them.
 template <class Shape>
 struct tree_rows {
-  static constexpr int n_tiles = Shape::n_tiles / Shape::warps;
+  /// Two at a time for each warp; where they are too few for all, the last warps have none.
+  static constexpr int n_tiles = (Shape::n_tiles / 2 + Shape::warps - 1) / Shape::warps * 2;
   float max[2];  // of scores in their unit; once a leaf is complete, base 2
   float sum[2];  // this lane's share, of this warp's keys; once a leaf is complete, of all
   float out[n_tiles][4];
@@ -91,7 +93,7 @@ class tree_mainloop : public mainloop<T, Shape, Scheduler> {
   __device__ __forceinline__ tree_mainloop(const decode_args& args, const Scheduler& scheduler, char* shared)
       : base(args, scheduler, shared),
         scoring_(args.scale, args.soft_cap, args.alibi_slopes != nullptr),
-        exchange_(*reinterpret_cast<tree_exchange*>(shared + S::shared.exchange)) {}
+        exchange_(*reinterpret_cast<tree_exchange<S::warps>*>(shared + S::shared.exchange)) {}
 
   /// Adds the next KV tile to `leaf`, which the caller has cleared before its first. After the last, the leaf is
   /// complete.
@@ -99,22 +101,41 @@ class tree_mainloop : public mainloop<T, Shape, Scheduler> {
     base::wait_for_tile(tile);
     const std::uint32_t k_base = base::stages_ + stage_ * S::stage_bytes;
     float s[S::key_tiles][4];
-    base::compute_scores(s, k_base, base::q_buffer_);
+    base::template compute_scores<true>(s, k_base, base::q_buffer_);
     const int first_key = tile * decode_tile_tokens + warp_ * S::warp_keys;
     if (scoring_.has_options) apply_options(s, first_key);
     base::mask_scores(s, first_key);
 
     float weight[2];
     follow_maxima(s, leaf, weight);
-    make_probabilities(s, weight, leaf);
-    if (is_last) share_sums(leaf);
-    __syncthreads();
-    add_values(k_base + S::tile_bytes, leaf);
+    float pairs[2][S::key_tiles];
+    make_probabilities(s, leaf, pairs);
+    if constexpr (has_groups) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) leaf.sum[i] = tree::add_group(leaf.sum[i], weight[i], pairs[i][0], pairs[i][1]);
+      if (is_last) share_sums(leaf);
+      __syncthreads();
+      add_values(k_base + S::tile_bytes, leaf);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) exchange_.pairs[warp_][row_of(i)][lane_ & 3] = pairs[i][0];
+      __syncthreads();
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float other = exchange_.pairs[warp_ ^ 1][row_of(i)][lane_ & 3];
+        leaf.sum[i] = tree::add_group(leaf.sum[i], weight[i], pairs[i][0], other);
+      }
+      if (is_last && warp_ % 2 == 0) share_sums(leaf);
+      add_values(k_base + S::tile_bytes, leaf);
+      if (is_last) __syncthreads();
+    }
     if (is_last) complete(leaf);
     stage_ = base::next_stage();
   }
 
  private:
+  // A warp's keys are whole groups.
+  static constexpr bool has_groups = S::warp_keys == tree::group_keys;
   using probability_rows = row_format<2, decode_tile_tokens>;
 
   [[nodiscard]] __device__ __forceinline__ int row_of(int i) const { return lane_ / 4 + 8 * i; }
@@ -142,7 +163,8 @@ class tree_mainloop : public mainloop<T, Shape, Scheduler> {
                                                 float (&weight)[2]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      float m = fmaxf(fmaxf(s[0][2 * i], s[0][2 * i + 1]), fmaxf(s[1][2 * i], s[1][2 * i + 1]));
+      float m = fmaxf(s[0][2 * i], s[0][2 * i + 1]);
+      if constexpr (S::key_tiles == 2) m = fmaxf(m, fmaxf(s[1][2 * i], s[1][2 * i + 1]));
       m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
       m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
       if ((lane_ & 3) == 0) exchange_.maxima[warp_][row_of(i)] = m;
@@ -167,27 +189,29 @@ class tree_mainloop : public mainloop<T, Shape, Scheduler> {
       for (int e = 0; e < 4; ++e) leaf.out[n][e] *= weight[e / 2];
   }
 
-  // This warp's probabilities, for all.
-  __device__ __forceinline__ void make_probabilities(const float (&s)[S::key_tiles][4], const float (&weight)[2],
-                                                     tree_rows<S>& leaf) {
+  // This warp's probabilities, for all. `pairs`: the lane's two of every 8 keys, added up.
+  __device__ __forceinline__ void make_probabilities(const float (&s)[S::key_tiles][4], const tree_rows<S>& leaf,
+                                                     float (&pairs)[2][S::key_tiles]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float shift = scoring_.shift_of(leaf.max[i]);
-      float p[S::key_tiles][2];
 #pragma unroll
       for (int n = 0; n < S::key_tiles; ++n) {
-        p[n][0] = scoring_.probability(s[n][2 * i], shift);
-        p[n][1] = scoring_.probability(s[n][2 * i + 1], shift);
-        device::store_shared_4(probabilities() + probability_rows::place(row_of(i), 2 * warp_ + n) + (lane_ & 3) * 4,
-                               device::pack<T>(p[n][0], p[n][1]));
+        const float p0 = scoring_.probability(s[n][2 * i], shift);
+        const float p1 = scoring_.probability(s[n][2 * i + 1], shift);
+        const int vector = S::key_tiles * warp_ + n;
+        device::store_shared_4(probabilities() + probability_rows::place(row_of(i), vector) + (lane_ & 3) * 4,
+                               device::pack<T>(p0, p1));
+        pairs[i][n] = __fadd_rn(p0, p1);
       }
-      leaf.sum[i] = tree::add_group(leaf.sum[i], weight[i], p[0][0], p[0][1], p[1][0], p[1][1]);
     }
   }
 
   __device__ __forceinline__ void share_sums(const tree_rows<S>& leaf) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) exchange_.sums[warp_][row_of(i)][lane_ & 3] = leaf.sum[i];
+    for (int i = 0; i < 2; ++i) {
+      exchange_.sums[warp_ * S::warp_keys / tree::group_keys][row_of(i)][lane_ & 3] = leaf.sum[i];
+    }
   }
 
   // The probabilities of all keys times this warp's dims of V.
@@ -200,6 +224,7 @@ class tree_mainloop : public mainloop<T, Shape, Scheduler> {
       device::ldmatrix_x4(p, probabilities() + probability_rows::place(row, 2 * kk + (lane_ >> 4)));
 #pragma unroll
       for (int n = 0; n < n_tiles; n += 2) {
+        if (S::n_tiles % (2 * S::warps) != 0 && warp_ * n_tiles + n >= S::n_tiles) break;
         std::uint32_t b[4];
         device::ldmatrix_x4_trans(b, v_base + S::place(kk * 16 + row, warp_ * n_tiles + n + (lane_ >> 4)));
         device::mma_m16n8k16<T>(leaf.out[n], p, b[0], b[1]);
@@ -213,14 +238,14 @@ class tree_mainloop : public mainloop<T, Shape, Scheduler> {
     for (int i = 0; i < 2; ++i) {
       float of_groups[tree::run_groups];
 #pragma unroll
-      for (int w = 0; w < S::warps; ++w) of_groups[w] = exchange_.sums[w][row_of(i)][lane_ & 3];
+      for (int w = 0; w < tree::run_groups; ++w) of_groups[w] = exchange_.sums[w][row_of(i)][lane_ & 3];
       leaf.sum[i] = tree::sum_of_row(of_groups);
       leaf.max[i] = scoring_.in_base_2(leaf.max[i]);
     }
   }
 
   tree::scoring scoring_;
-  tree_exchange& exchange_;
+  tree_exchange<S::warps>& exchange_;
 };
 
 }  // namespace bifolio::inline v0_2::cuda::decode

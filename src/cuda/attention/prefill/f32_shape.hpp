@@ -21,7 +21,7 @@ struct f32_shape {
   static constexpr bool is_coded = false;
   static constexpr int tile_dims = TileDims;
   static constexpr int min_dims = TileDims > 64 ? 64 : 0;  // every head_dim has these
-  static constexpr prefill_tiling tiling = prefill_tiling_of(dtype::f32, TileDims);
+  static constexpr prefill_tiling tiling = prefill_tiling_of(dtype::f32, TileDims, false);
   static constexpr int tile_keys = tiling.keys;
   static_assert(tile_keys == 32, "a row of V transposed is one row of the swizzle");
   static constexpr int num_consumers = tiling.num_consumers;  // warpgroups of 64 query rows

@@ -9,7 +9,7 @@
 
 namespace bifolio::inline v0_2::cuda {
 const prefill_entry* find_prefill_entry(dtype type, std::int32_t head_dim) noexcept {
-  const std::int32_t tile_dims = prefill_tiling_of(type, head_dim).dims;
+  const std::int32_t tile_dims = prefill_tiling_of(type, head_dim, false).dims;
   if (type == dtype::f32) {
     return head_dim % 4 != 0 || tile_dims == 0 ? nullptr : tile_dims == 64 ? &prefill_f32_64 : &prefill_f32_128;
   }
@@ -69,7 +69,7 @@ prefill_kind prefill_kind_of(const attention_kernel_args& args) noexcept {
 
 kv_loading prefill_loading(const attention_kernel_args& args) noexcept {
   const kv_strides& s = args.k_strides;
-  const prefill_tiling tiling = prefill_tiling_of(args.q_type, args.head_dim);
+  const prefill_tiling tiling = prefill_tiling_of(args.q_type, args.head_dim, args.deterministic);
   kv_loading loading;
   loading.box_tokens = std::gcd(args.block_size, tiling.keys);
   // The dimensions of a box are 64 dims, 8 tokens, chunks, groups, blocks. There is none left for heads, so they must
@@ -143,9 +143,9 @@ cudaError_t launch_prefill(const runtime_api& api, const attention_kernel_args& 
   const cudaError_t status = api.func_set_attribute(reinterpret_cast<const void*>(kernel),
                                                     cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   if (status != cudaSuccess) return status;
+  const int threads = 128 * (1 + prefill_tiling_of(args.q_type, args.head_dim, args.deterministic).num_warpgroups());
   const cudaError_t launched =
-      launch(api, kernel, dim3(static_cast<unsigned>(device.num_sms)),
-             dim3(static_cast<unsigned>(128 * (1 + prefill_tiling_of(args.q_type, args.head_dim).num_warpgroups()))),
+      launch(api, kernel, dim3(static_cast<unsigned>(device.num_sms)), dim3(static_cast<unsigned>(threads)),
              static_cast<std::size_t>(shared_bytes), stream, device.dependent_launch, p, q, k, v);
   if (launched != cudaSuccess || !plan.combines) return launched;
   return launch_prefill_combine(api, p, device, stream);

@@ -59,7 +59,7 @@ class shared_stages {
 
   /// Outputs of a consumer warpgroup's nodes.
   [[nodiscard]] __device__ __forceinline__ std::uint32_t nodes(int warpgroup) const {
-    return base_ + S::shared.nodes + warpgroup * 128 * S::out_registers * 4;
+    return base_ + S::shared.nodes + warpgroup * 128 * S::node_vectors * 16;
   }
   /// Scales of tile `count` of the CTA: of K, then those of V, then their largest.
   [[nodiscard]] __device__ __forceinline__ std::uint32_t scales(int count) const {

@@ -48,8 +48,17 @@ struct prefill_tiling {
   [[nodiscard]] constexpr std::int32_t num_warpgroups() const noexcept { return num_consumers * dim_parts; }
 };
 
+/// Whether a 16-bit kernel of these dims sums as deterministic plans do.
+[[nodiscard]] constexpr bool prefill_has_tree(std::int32_t tile_dims) noexcept { return tile_dims <= 256; }
+/// Tiles of deterministic plans, of which a leaf of their tree has a whole number. Above 128 dims shared memory has
+/// room for parts of the nodes besides.
+[[nodiscard]] constexpr std::int32_t prefill_tree_tile_keys(std::int32_t tile_dims) noexcept {
+  return tile_dims <= 128 ? 128 : 64;
+}
+
 /// `type`: of q, which the products are computed in.
-[[nodiscard]] constexpr prefill_tiling prefill_tiling_of(dtype type, std::int32_t head_dim) noexcept {
+[[nodiscard]] constexpr prefill_tiling prefill_tiling_of(dtype type, std::int32_t head_dim,
+                                                         bool deterministic) noexcept {
   if (type == dtype::f32) {
     for (const std::int32_t dims : prefill_all_f32_tile_dims) {
       if (head_dim <= dims) return {dims, 32, 2, 6, 1, 6};
@@ -61,16 +70,13 @@ struct prefill_tiling {
     // Registers of one warpgroup do not hold 512 dims of the output. Two do, and each computes all scores.
     if (dims > 256) return {dims, 32, 1, 3, 2};
     // Narrow heads have three consumers: their products are too short to hide the softmax of one other.
-    return {dims, dims <= 128 ? 128 : dims <= 192 ? 96 : 80, dims <= 64 ? 3 : 2};
+    const std::int32_t keys = deterministic ? prefill_tree_tile_keys(dims) : dims <= 128 ? 128 : dims <= 192 ? 96 : 80;
+    return {dims, keys, dims <= 64 ? 3 : 2};
   }
   return {};
 }
 [[nodiscard]] constexpr prefill_tiling prefill_tiling_of(const attention_spec& spec) noexcept {
-  return prefill_tiling_of(spec.q_type, spec.qk_head_dim);
-}
-/// Whether a 16-bit kernel of these dims sums as deterministic plans do.
-[[nodiscard]] constexpr bool prefill_has_tree(std::int32_t tile_dims) noexcept {
-  return tile_dims == 64 || tile_dims == 128;
+  return prefill_tiling_of(spec.q_type, spec.qk_head_dim, spec.deterministic);
 }
 /// What a 16-bit kernel is compiled for.
 enum class prefill_kind : std::uint8_t {
@@ -205,13 +211,18 @@ struct prefill_estimate {
                                                   std::int32_t num_sms) noexcept;
 
 /// Partial results that a step has at most, and their bytes: outputs of the rows of a tile, then their maxima and sums.
-/// Deterministic plans have none; there each CTA has room for the outputs of one tile.
+/// Deterministic plans have none; there each CTA has room for the outputs of one tile's root and, above 128 dims, of
+/// its nodes.
+[[nodiscard]] constexpr std::int32_t prefill_tree_outputs(std::int32_t tile_dims) noexcept {
+  return tile_dims <= 128 ? 1 : 2;
+}
 [[nodiscard]] constexpr std::int32_t prefill_max_partials(std::int32_t num_sms) noexcept { return 2 * num_sms; }
 [[nodiscard]] constexpr std::size_t prefill_workspace_bytes(const attention_spec& spec, std::int32_t num_sms) noexcept {
   const prefill_tiling tiling = prefill_tiling_of(spec);
   const auto rows = static_cast<std::size_t>(tiling.rows());
   if (spec.deterministic) {
-    return static_cast<std::size_t>(num_sms) * rows * static_cast<std::size_t>(tiling.dims) * sizeof(float);
+    return static_cast<std::size_t>(num_sms * prefill_tree_outputs(tiling.dims)) * rows *
+           static_cast<std::size_t>(tiling.dims) * sizeof(float);
   }
   return static_cast<std::size_t>(prefill_max_partials(num_sms)) * rows *
          (static_cast<std::size_t>(spec.v_head_dim) + 2) * sizeof(float);

@@ -10,7 +10,7 @@ namespace bifolio::inline v0_2::cuda::prefill {
 /// Bytes from the start of the CTA's shared memory, which is rounded up to 1024 for the swizzle.
 struct shared_layout {
   int q, k, v;   // stages of tiles
-  int nodes;     // outputs of each consumer thread; with a tree only
+  int nodes;     // outputs of each consumer thread, as far as they fit; with a tree only
   int raw;       // codes of a tile of K and one of V, before they are elements; with codes only
   int scales;    // of the tokens of tiles; with those only
   int barriers;  // full and empty for each stage of K, V and q
@@ -26,7 +26,7 @@ struct shape {
   static constexpr bool by_token = Kind == prefill_kind::coded_by_token;
   static constexpr bool is_coded = Kind == prefill_kind::coded || by_token;
   static constexpr int tile_dims = TileDims;
-  static constexpr prefill_tiling tiling = prefill_tiling_of(dtype::bf16, TileDims);
+  static constexpr prefill_tiling tiling = prefill_tiling_of(dtype::bf16, TileDims, has_tree);
   static constexpr int tile_keys = tiling.keys;
   static constexpr int num_consumers = tiling.num_consumers;  // that rows are divided among, 64 each
   static constexpr int dim_parts = tiling.dim_parts;          // warpgroups that share the dims of the output
@@ -60,13 +60,21 @@ struct shape {
   static constexpr int score_registers = tile_keys / 2;   // of a consumer thread
   static constexpr int part_dims = TileDims / dim_parts;  // of the output of one warpgroup
   static constexpr int out_registers = part_dims / 2;
+  static constexpr int out_vectors = out_registers / 4;
+
+  /// Of a thread's node, vectors of 4 outputs that are in shared memory; the others are in the workspace.
+  static constexpr int node_vector_bytes = num_warpgroups * 128 * 16;
+  static constexpr int room_for_nodes = 225 * 1024 - q_stages * q_bytes - 2 * stages * kv_bytes - num_barriers * 8;
+  static constexpr int fitting_vectors = room_for_nodes < 0 ? 0 : room_for_nodes / node_vector_bytes;
+  static constexpr int node_vectors = !has_tree ? 0 : fitting_vectors < out_vectors ? fitting_vectors : out_vectors;
+  static_assert(!has_tree || node_vectors == out_vectors || prefill_tree_outputs(TileDims) == 2);
 
   [[nodiscard]] static constexpr shared_layout make_shared_layout() noexcept {
     shared_layout l = {};
     l.k = l.q + q_stages * q_bytes;
     l.v = l.k + stages * kv_bytes;
     l.nodes = l.v + stages * kv_bytes;
-    l.raw = l.nodes + (has_tree ? num_consumers * 128 * out_registers * 4 : 0);
+    l.raw = l.nodes + node_vectors * node_vector_bytes;
     l.scales = l.raw + (is_coded ? 2 * raw_bytes : 0);
     l.barriers = l.scales + (by_token ? scale_places * scales_bytes : 0);
     l.bytes = 1024 + l.barriers + num_barriers * 8;

@@ -2,9 +2,10 @@
 #pragma once
 
 /// The mainloop of a prefill consumer warpgroup in deterministic plans: what combine_tree.cuh says, so that a row has
-/// the bits that decode gives it. Key tiles are taken from the first to the last. A tile is two runs: the products of
-/// the first run's probabilities with V overlap with the softmax of the second, those of the second with the softmax of
-/// the next tile's first. Nodes are in shared memory, each thread's part in a place of its own, the root in the
+/// the bits that decode gives it. Key tiles are taken from the first to the last. Up to 128 dims a tile is two runs:
+/// the products of the first run's probabilities with V overlap with the softmax of the second, those of the second
+/// with the softmax of the next tile's first. Above that a tile is one run, and the order is that of other plans. Nodes
+/// are in shared memory, each thread's part in a place of its own, what does not fit there and the root in the
 /// workspace.
 
 #include <cstdint>
@@ -22,7 +23,8 @@ class tree_mainloop : public mainloop<T, Shape, false> {
   using S = Shape;
   using base = mainloop<T, Shape, false>;
   using base::a_, base::stages_, base::thread_, base::warpgroup_, base::q_state_, base::k_state_, base::v_state_;
-  static_assert(S::tile_keys == 2 * tree::run_keys);
+  static constexpr int runs = S::tile_keys / tree::run_keys;
+  static_assert(runs == 1 || runs == 2);
 
  public:
   __device__ __forceinline__ tree_mainloop(const prefill_args& args, const shared_stages<Shape>& stages, int warpgroup,
@@ -32,6 +34,84 @@ class tree_mainloop : public mainloop<T, Shape, false> {
   /// Adds all key tiles of `e`, which is not empty, to o and the rows' maxima and sums, both empty so far.
   __device__ __forceinline__ void process(const kv_range& e, int /*kv_head*/, row_state& rows,
                                           float (&o)[S::out_registers]) {
+    if constexpr (runs == 1) {
+      process_runs(e, rows, o);
+    } else {
+      process_pairs_of_runs(e, rows, o);
+    }
+  }
+
+ private:
+  static constexpr int leaf_tiles = tree::leaf_keys / S::tile_keys;
+  static constexpr int run_steps = tree::run_groups;  // of products with V
+  static constexpr int run_registers = S::score_registers / runs;
+  static constexpr int vectors = S::out_vectors;
+  using run_probabilities = std::uint32_t[run_steps][4];
+
+  // Of this thread's rows; complete ones, in base 2.
+  struct tree_sums {
+    float max[2] = {-INFINITY, -INFINITY};
+    float sum[2] = {0, 0};
+    bool empty = true;
+  };
+
+  // Tiles of one run. Probabilities stay where the scores were until the products before them have ended.
+  __device__ __forceinline__ void process_runs(const kv_range& e, row_state& rows, float (&o)[S::out_registers]) {
+    float s[S::score_registers];
+    run_probabilities p;
+    tree_sums node, root, leaf;
+    float weight[2];
+    device::mbarrier_wait_parity(stages_.q_full(q_state_.stage), q_state_.phase);
+    int tile = e.tile_begin;
+
+    base::wait_keys();
+    base::ping_pong_sync();
+    base::scores(s, q_state_.stage, k_state_.stage);
+    device::wgmma_wait_group<0>();
+    device::wgmma_fence_operands(s);
+    base::ping_pong_arrive();
+    release_keys();
+    prepare_scores(s, tile, e, rows);
+    begin_leaf(rows);
+    take_run<0>(s, rows, weight, nullptr);
+    pack_run(s, p);
+    bool begins_leaf = true;
+
+    for (; tile + 1 < e.tile_end; ++tile) {
+      base::wait_keys();
+      base::ping_pong_sync();
+      base::scores(s, q_state_.stage, k_state_.stage);
+      base::wait_values(tile, e);
+      add_values<0>(o, p, !begins_leaf);
+      base::ping_pong_arrive();
+      device::wgmma_wait_group<1>();
+      device::wgmma_fence_operands(s);
+      release_keys();
+      prepare_scores(s, tile + 1, e, rows);
+      begins_leaf = tile % leaf_tiles == leaf_tiles - 1;  // the next tile
+      if (begins_leaf) {
+        leaf = complete_leaf(rows);
+        begin_leaf(rows);
+      }
+      take_run<0>(s, rows, weight, nullptr);
+      finish_values(o);
+      release_values();
+      pack_run(s, p);
+      if (begins_leaf) {
+        add_leaf(o, leaf, node, root, tile / leaf_tiles);
+      } else {
+        scale(o, weight);
+      }
+    }
+    base::release(stages_.q_empty(q_state_.stage));
+    q_state_.advance();
+    base::wait_values(tile, e);
+    add_values<0>(o, p, !begins_leaf);
+    end(rows, node, root, o);
+  }
+
+  __device__ __forceinline__ void process_pairs_of_runs(const kv_range& e, row_state& rows,
+                                                        float (&o)[S::out_registers]) {
     float s[S::score_registers];
     run_probabilities p[2];
     tree_sums node, root, leaf;
@@ -48,10 +128,10 @@ class tree_mainloop : public mainloop<T, Shape, false> {
     prepare_scores(s, tile, e, rows);
     begin_leaf(rows);
     float weight[2];
-    take_run<0>(s, rows, weight, p[0]);
+    take_run<0>(s, rows, weight, &p[0]);
     base::wait_values(tile, e);
     add_values<0>(o, p[0], false);
-    take_run<1>(s, rows, weight, p[1]);
+    take_run<1>(s, rows, weight, &p[1]);
     finish_values(o);
     scale(o, weight);
 
@@ -70,7 +150,7 @@ class tree_mainloop : public mainloop<T, Shape, false> {
         leaf = complete_leaf(rows);
         begin_leaf(rows);
       }
-      take_run<0>(s, rows, weight, p[0]);
+      take_run<0>(s, rows, weight, &p[0]);
       finish_values(o);
       release_values();
       if (ends_leaf) {
@@ -80,38 +160,31 @@ class tree_mainloop : public mainloop<T, Shape, false> {
       }
       base::wait_values(tile + 1, e);
       add_values<0>(o, p[0], !ends_leaf);
-      take_run<1>(s, rows, weight, p[1]);
+      take_run<1>(s, rows, weight, &p[1]);
       finish_values(o);
       scale(o, weight);
     }
     base::release(stages_.q_empty(q_state_.stage));
     q_state_.advance();
     add_values<1>(o, p[1], true);
-    leaf = complete_leaf(rows);
+    end(rows, node, root, o);
+  }
+
+  // The last leaf, whose last products are under way, and all before it.
+  __device__ __forceinline__ void end(row_state& rows, const tree_sums& node, const tree_sums& root,
+                                      float (&o)[S::out_registers]) {
+    tree_sums leaf = complete_leaf(rows);
     finish_values(o);
     release_values();
-    add_to(o, leaf, node, [&](int i) { return device::load_shared_f32x4(node_place(i)); });
-    add_to(o, leaf, root, [&](int i) { return __ldcg(root_place(i)); });
+    float4* const kept = kept_outputs();
+    add_to(o, leaf, node, [&](int i) { return load_node(kept, i); });
+    add_to(o, leaf, root, [&](int i) { return __ldcg(kept + i * vector_step); });
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       rows.max[i] = leaf.max[i];
       rows.sum[i] = (thread_ & 3) == 0 ? leaf.sum[i] : 0.0f;  // the epilogue adds up a row's lanes
     }
   }
-
- private:
-  static constexpr int leaf_tiles = tree::leaf_keys / S::tile_keys;
-  static constexpr int run_steps = tree::run_groups;  // of products with V
-  static constexpr int run_registers = S::score_registers / 2;
-  static constexpr int vectors = S::out_registers / 4;
-  using run_probabilities = std::uint32_t[run_steps][4];
-
-  // Of this thread's rows; complete ones, in base 2.
-  struct tree_sums {
-    float max[2] = {-INFINITY, -INFINITY};
-    float sum[2] = {0, 0};
-    bool empty = true;
-  };
 
   __device__ __forceinline__ void release_keys() {
     base::release(stages_.k_empty(k_state_.stage));
@@ -159,10 +232,12 @@ class tree_mainloop : public mainloop<T, Shape, false> {
     return leaf;
   }
 
-  // Scores of a run to probabilities. `weight`: of older results of the leaf.
+  // Scores of a run to probabilities. `weight`: of older results of the leaf. `p`: the probabilities as operands, or
+  // null where older ones are still in use and pack_run makes them later. Made here they take fewer registers: with 64
+  // dims there is no local memory in the loop.
   template <int Run>
   __device__ __forceinline__ void take_run(float (&s)[S::score_registers], row_state& rows, float (&weight)[2],
-                                           run_probabilities& p) {
+                                           run_probabilities* p) {
     constexpr int first = Run * run_registers;
     float m[2] = {-INFINITY, -INFINITY};  // of this lane
 #pragma unroll
@@ -189,11 +264,22 @@ class tree_mainloop : public mainloop<T, Shape, false> {
       for (int w = 0; w < tree::run_groups; ++w) {
         float* const x = s + first + 8 * w + 2 * i;
         for (const int j : {0, 1, 4, 5}) x[j] = scoring_.probability(x[j], shift);
-        sums_[i][w] = tree::add_group(sums_[i][w], weight[i], x[0], x[1], x[4], x[5]);
-        p[w][i] = device::pack<T>(x[0], x[1]);
-        p[w][i + 2] = device::pack<T>(x[4], x[5]);
+        sums_[i][w] = tree::add_group(sums_[i][w], weight[i], __fadd_rn(x[0], x[1]), __fadd_rn(x[4], x[5]));
+        if (p == nullptr) continue;
+        (*p)[w][i] = device::pack<T>(x[0], x[1]);
+        (*p)[w][i + 2] = device::pack<T>(x[4], x[5]);
       }
     }
+  }
+  // Probabilities of a tile of one run as operands.
+  __device__ __forceinline__ static void pack_run(const float (&s)[S::score_registers], run_probabilities& p) {
+#pragma unroll
+    for (int w = 0; w < run_steps; ++w)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float* const x = s + 8 * w + 2 * j;
+        p[w][j] = device::pack<T>(x[0], x[1]);
+      }
   }
 
   // o (+)= p · v for one run of the tile in the stage; committed, not waited for.
@@ -226,12 +312,30 @@ class tree_mainloop : public mainloop<T, Shape, false> {
   }
 
   // Where the i-th four outputs of a thread are.
-  [[nodiscard]] __device__ __forceinline__ std::uint32_t node_place(int i) const {
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t shared_node_place(int i) const {
     return stages_.nodes(warpgroup_) + (i * 128 + thread_) * 16;
   }
-  [[nodiscard]] __device__ __forceinline__ float4* root_place(int i) const {
-    return reinterpret_cast<float4*>(a_.workspace) +
-           ((static_cast<int>(blockIdx.x) * S::num_consumers + warpgroup_) * vectors + i) * 128 + thread_;
+  // This thread's outputs in the workspace, so far apart: those of the root, then those of the node. The address is
+  // opaque, because the compiler would compute that of each vector anew.
+  static constexpr int vector_step = 128;
+  [[nodiscard]] __device__ __forceinline__ float4* kept_outputs() const {
+    const int of_warpgroup = static_cast<int>(blockIdx.x) * S::num_consumers + warpgroup_;
+    constexpr int num_vectors = prefill_tree_outputs(S::tile_dims) * vectors;
+    float4* first = reinterpret_cast<float4*>(a_.workspace) +
+                    static_cast<std::int64_t>(of_warpgroup) * num_vectors * vector_step + thread_;
+    asm("" : "+l"(first));
+    return first;
+  }
+  [[nodiscard]] __device__ __forceinline__ float4 load_node(const float4* kept, int i) const {
+    return i < S::node_vectors ? device::load_shared_f32x4(shared_node_place(i))
+                               : __ldcg(kept + (vectors + i) * vector_step);
+  }
+  __device__ __forceinline__ void store_node(float4* kept, int i, const float4& x) const {
+    if (i < S::node_vectors) {
+      device::store_shared_f32x4(shared_node_place(i), x);
+    } else {
+      __stcg(kept + (vectors + i) * vector_step, x);
+    }
   }
 
   // o, sums ← what is earlier, whose outputs `load` gives, and those.
@@ -244,8 +348,13 @@ class tree_mainloop : public mainloop<T, Shape, false> {
       sums.max[i] = both[i].max;
       sums.sum[i] = both[i].of(earlier.sum[i], sums.sum[i]);
     }
-    // Mostly the earlier maximum stays: multiplying with 1 is left out.
-    const bool keeps = !earlier.empty && __all_sync(0xffffffffu, both[0].a == 1.0f && both[1].a == 1.0f);
+    if (earlier.empty) {  // zeros, which are not loaded
+#pragma unroll
+      for (int j = 0; j < S::out_registers; ++j) o[j] = both[(j >> 1) & 1].of(0.0f, o[j]);
+      return;
+    }
+    // Where the earlier maxima stay, multiplying with 1 is left out.
+    const bool keeps = __all_sync(0xffffffffu, both[0].a == 1.0f && both[1].a == 1.0f);
     if (keeps) {
 #pragma unroll
       for (int i = 0; i < vectors; ++i) {
@@ -259,7 +368,7 @@ class tree_mainloop : public mainloop<T, Shape, false> {
     }
 #pragma unroll
     for (int i = 0; i < vectors; ++i) {
-      const float4 before = earlier.empty ? make_float4(0, 0, 0, 0) : load(i);
+      const float4 before = load(i);
       o[4 * i] = both[0].of(before.x, o[4 * i]);
       o[4 * i + 1] = both[0].of(before.y, o[4 * i + 1]);
       o[4 * i + 2] = both[1].of(before.z, o[4 * i + 2]);
@@ -270,20 +379,21 @@ class tree_mainloop : public mainloop<T, Shape, false> {
   // Adds a leaf, number `number` of the sequence, to its node, and a node that it completes to the root.
   __device__ __forceinline__ void add_leaf(float (&o)[S::out_registers], tree_sums& leaf, tree_sums& node,
                                            tree_sums& root, int number) const {
-    add_to(o, leaf, node, [&](int i) { return device::load_shared_f32x4(node_place(i)); });
+    float4* const kept = kept_outputs();
+    add_to(o, leaf, node, [&](int i) { return load_node(kept, i); });
     leaf.empty = false;
     const auto outputs = [&](int i) { return make_float4(o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]); };
     if (number % tree::node_leaves != tree::node_leaves - 1) {
       node = leaf;
 #pragma unroll
-      for (int i = 0; i < vectors; ++i) device::store_shared_f32x4(node_place(i), outputs(i));
+      for (int i = 0; i < vectors; ++i) store_node(kept, i, outputs(i));
       return;
     }
-    add_to(o, leaf, root, [&](int i) { return __ldcg(root_place(i)); });
+    add_to(o, leaf, root, [&](int i) { return __ldcg(kept + i * vector_step); });
     root = leaf;
     node = tree_sums();
 #pragma unroll
-    for (int i = 0; i < vectors; ++i) __stcg(root_place(i), outputs(i));
+    for (int i = 0; i < vectors; ++i) __stcg(kept + i * vector_step, outputs(i));
   }
 
   tree::scoring scoring_;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <initializer_list>
 #include <random>
 #include <span>
 #include <vector>
@@ -287,6 +288,23 @@ TEST_CASE("a deterministic plan splits or cuts output tiles at leaves, at nodes 
   prompt.add(8192, 8192);
   CHECK(prompt.plan() == sizes);
   CHECK(prompt.planned.header.cut_tiles == cuda::decode_root_tiles);
+}
+
+TEST_CASE("a plan over codes is of few rows where every output tile has at most eight") {
+  const auto is_of_few_rows = [](std::int32_t group, std::initializer_list<std::int32_t> query_lens, dtype k, dtype v) {
+    step s(group, 2, false);
+    s.spec.k_code.type = k;
+    s.spec.v_code.type = v;
+    for (const std::int32_t query_len : query_lens) s.add(query_len, 300);
+    s.plan();
+    return s.planned.few_rows;
+  };
+  CHECK(is_of_few_rows(8, {1, 1}, dtype::e4m3, dtype::e4m3));
+  CHECK(is_of_few_rows(4, {1, 2}, dtype::i8, dtype::i8));
+  CHECK_FALSE(is_of_few_rows(9, {1, 1}, dtype::e4m3, dtype::e4m3));
+  CHECK_FALSE(is_of_few_rows(4, {1, 3, 1}, dtype::e4m3, dtype::e4m3));
+  CHECK_FALSE(is_of_few_rows(8, {1}, dtype::e4m3, dtype::i8));
+  CHECK_FALSE(is_of_few_rows(8, {1}, dtype::bf16, dtype::bf16));
 }
 
 TEST_CASE("a divisor divides as the compiler would") {

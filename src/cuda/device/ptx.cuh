@@ -30,6 +30,14 @@ __device__ __forceinline__ void grid_dependency_wait() {
   return value;
 }
 
+/// The value, which stays in a register from here on: the compiler cannot know it, and so not compute it anew where it
+/// is used. For what a loop needs in every round. All lanes of the warp take part.
+template <class T>
+[[nodiscard]] __device__ __forceinline__ T kept(T value) {
+  static_assert(sizeof(T) == 4);
+  return __shfl_sync(0xffffffffu, value, static_cast<int>(threadIdx.x) & 31);
+}
+
 /// Writes 16 bytes of zeros.
 __device__ __forceinline__ void store_shared_zeros_16(std::uint32_t address) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};\n" ::"r"(address), "r"(0) : "memory");

@@ -52,4 +52,8 @@ __device__ __forceinline__ void cp_async_4(std::uint32_t dst, const void* src, b
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(dst), "l"(src), "r"(size) : "memory");
 }
 
+__device__ __forceinline__ void cp_async_4(std::uint32_t dst, const void* src) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n" ::"r"(dst), "l"(src) : "memory");
+}
+
 }  // namespace bifolio::inline v0_2::cuda::device

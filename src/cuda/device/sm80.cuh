@@ -33,6 +33,15 @@ __device__ __forceinline__ void cp_async_16_evict_first(std::uint32_t dst, const
                : "memory");
 }
 
+/// The same with the policy as a number, which is what createpolicy gives (sm_80 to sm_90): one in registers is moved
+/// to uniform ones for every copy.
+__device__ __forceinline__ void cp_async_16_read_once(std::uint32_t dst, const void* src) {
+  constexpr std::uint64_t evict_first = 0x12f0000000000000;
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;\n" ::"r"(dst), "l"(src),
+               "l"(evict_first)
+               : "memory");
+}
+
 __device__ __forceinline__ void cp_async_commit_group() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
 
 /// Waits until at most `Pending` of this thread's latest groups are in flight.

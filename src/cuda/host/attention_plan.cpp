@@ -200,6 +200,7 @@ cuda_plan_state::captured_values cuda_plan_state::captured_by(const step_plans& 
   values.has_others = plans.x_split.has_others;
   values.max_partitions = plans.x_split.max_partitions;
   values.decode_grid = plans.decode.grid;
+  values.decode_few_rows = !plans.decode.empty() && plans.decode.few_rows;
   if (!plans.prefill.empty()) {
     values.prefill_tokens = plans.prefill.num_tokens;
     values.packed_heads = plans.prefill.packing.heads;

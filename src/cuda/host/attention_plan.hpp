@@ -88,6 +88,7 @@ class cuda_plan_state final : public attention_plan_state {
     bool has_others = false;
     std::int32_t max_partitions = 0;
     std::int32_t decode_grid = 0;
+    bool decode_few_rows = false;
     // Of prefill and of latent, where they have sequences.
     std::int64_t prefill_tokens = 0;
     std::int32_t packed_heads = 0;

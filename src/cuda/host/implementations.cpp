@@ -255,14 +255,14 @@ cudaError_t launch_decode_part(const launch_context& context, const attention_ke
                        context.stream);
 }
 
-std::string decode_name(dtype type, std::int32_t head_dim, bool padded, bool deterministic) {
+std::string decode_name(dtype type, std::int32_t head_dim, bool padded, bool few_rows, bool deterministic) {
   return shape_name("decode", is_tensor_dtype(type) ? to_string(type) : coded, head_dim) + (padded ? " padded" : "") +
-         (deterministic ? " deterministic" : "");
+         (few_rows ? " few rows" : "") + (deterministic ? " deterministic" : "");
 }
 
 std::string decode_name_of(const step_plans& plans, const attention_kernel_args& args) {
   const decode_entry& entry = *find_decode_entry(args.kv_type, args.head_dim);
-  return decode_name(args.kv_type, entry.head_dim, entry.padded, plans.input.spec.deterministic);
+  return decode_name(args.kv_type, entry.head_dim, entry.padded, plans.decode.few_rows, plans.input.spec.deterministic);
 }
 
 void append_decode_names(const device_numbers& device, std::vector<std::string>& names) {
@@ -277,7 +277,9 @@ void append_decode_names(const device_numbers& device, std::vector<std::string>&
       }
       last = entry;
       for (const bool deterministic : {false, true}) {
-        names.push_back(decode_name(type, entry->head_dim, entry->padded, deterministic));
+        names.push_back(decode_name(type, entry->head_dim, entry->padded, false, deterministic));
+        if (entry->few_rows[0] == nullptr) continue;
+        names.push_back(decode_name(type, entry->head_dim, entry->padded, true, deterministic));
       }
     }
   }

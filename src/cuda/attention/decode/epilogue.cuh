@@ -151,7 +151,7 @@ class epilogue {
   // Sums over lanes; maximum and sum of this warp's rows to shared memory.
   __device__ __forceinline__ void share_row_sums(accumulators<S>& acc) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < (S::few_rows ? 1 : 2); ++i) {
       acc.sum[i] += __shfl_xor_sync(0xffffffffu, acc.sum[i], 1);
       acc.sum[i] += __shfl_xor_sync(0xffffffffu, acc.sum[i], 2);
       if ((lane_ & 3) == 0) {
@@ -171,6 +171,17 @@ class epilogue {
 #pragma unroll
       for (int w = 0; w < S::warps; ++w) m = fmaxf(m, row_sums_[w * decode_tile_rows + row].x);
       weight[i] = acc.max[i] == -INFINITY ? 0.0f : device::exp2_fast(acc.max[i] - m);
+    }
+    if constexpr (S::few_rows) {
+      const float own_unit = weight[0] * acc.scales.unit(0);
+      const float units[2] = {of_output_row(own_unit, lane_, 0), of_output_row(own_unit, lane_, 1)};
+      // Of eight warps the last four first.
+#pragma unroll
+      for (int half = S::warps / 4 - 1; half >= 0; --half) {
+        if (warp_ / 4 == half) share_few_rows(acc, units, num_rows, stage, half != S::warps / 4 - 1);
+        if (half > 0) __syncthreads();
+      }
+      return;
     }
     // Calls body(place in the stage, accumulators) for this lane's pairs of columns. `adds`: body adds to what is
     // there.
@@ -213,6 +224,24 @@ class epilogue {
       }
     } else {
       for_each_pair([](float2& place, const float2& value) { place = value; }, std::false_type{});
+    }
+  }
+
+  // `adds`: to what is there.
+  __device__ __forceinline__ void share_few_rows(const accumulators<S>& acc, const float (&units)[2], int num_rows,
+                                                 int stage, bool adds) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = 2 * (lane_ & 3) + r;
+      if (row >= num_rows) continue;
+#pragma unroll
+      for (int n = 0; n < S::row_vectors; ++n) {
+        auto& place = *reinterpret_cast<float2*>(warp_output(stage, warp_ & 3, row, n * 16 + lane_ / 4 * 2));
+        const float x = acc.out[n][r];
+        const float y = acc.out[n][2 + r];
+        place = adds ? make_float2(__fmaf_rn(x, units[r], place.x), __fmaf_rn(y, units[r], place.y))
+                     : make_float2(__fmul_rn(x, units[r]), __fmul_rn(y, units[r]));
+      }
     }
   }
 

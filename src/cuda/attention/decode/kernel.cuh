@@ -69,6 +69,9 @@ __launch_bounds__(Shape::threads, Shape::ctas_per_sm)
       const work_tile work = scheduler.next(cursor);
       loop.begin(work, *cursor.seq);
       int tile = work.tile;
+      if constexpr (Shape::few_rows) {
+        if (tile < work.tile_end) loop.take_queries();
+      }
       do {
         const int stop = scheduler.accumulate_until(work, tile);
         const bool any = tile < stop;
@@ -84,12 +87,20 @@ __launch_bounds__(Shape::threads, Shape::ctas_per_sm)
 template <class T, int HeadDim, int Warps, bool Padded>
 [[nodiscard]] constexpr decode_entry make_entry() noexcept {
   using S = shape<T, HeadDim, Warps, Padded>;
-  return {{decode_kernel<T, S, stream_k>, decode_kernel<T, S, fixed_split>},
-          HeadDim,
-          Padded,
-          S::threads,
-          S::shared.bytes,
-          S::ctas_per_sm};
+  decode_entry entry = {{decode_kernel<T, S, stream_k>, decode_kernel<T, S, fixed_split>},
+                        {},
+                        HeadDim,
+                        Padded,
+                        S::threads,
+                        S::shared.bytes,
+                        S::ctas_per_sm};
+  if constexpr (S::is_coded) {
+    using few = shape<coded_few_rows, HeadDim, Warps, Padded>;
+    static_assert(few::shared.bytes == S::shared.bytes && few::ctas_per_sm == S::ctas_per_sm);
+    entry.few_rows[0] = decode_kernel<coded_few_rows, few, stream_k>;
+    entry.few_rows[1] = decode_kernel<coded_few_rows, few, fixed_split>;
+  }
+  return entry;
 }
 
 }  // namespace bifolio::inline v0_2::cuda::decode

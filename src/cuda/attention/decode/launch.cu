@@ -93,7 +93,7 @@ cudaError_t launch_decode(const runtime_api& api, const attention_kernel_args& a
                           const decode_metadata& metadata, const device_numbers& device, cudaStream_t stream) noexcept {
   const decode_entry& entry = *find_decode_entry(args.kv_type, args.head_dim);
   const bool deterministic = plan.header.split_tiles != 0;
-  const auto kernel = entry.kernels[deterministic ? 1 : 0];
+  const auto kernel = (plan.few_rows ? entry.few_rows : entry.kernels)[deterministic ? 1 : 0];
   const cudaError_t status = api.func_set_attribute(reinterpret_cast<const void*>(kernel),
                                                     cudaFuncAttributeMaxDynamicSharedMemorySize, entry.shared_bytes);
   if (status != cudaSuccess) return status;

@@ -18,7 +18,8 @@ struct decode_args;
 /// One compiled shape. [deterministic]: the scheduler of deterministic plans is another.
 struct decode_entry {
   void (*kernels[2])(decode_args);
-  int head_dim;  // of the shape
+  void (*few_rows[2])(decode_args);  // for plans of few rows; null where there are none
+  int head_dim;                      // of the shape
   bool padded;
   int threads;
   int shared_bytes;

@@ -37,6 +37,16 @@ class loader {
       lane_row_ = args.by_row_vectors.quotient(lane_);
       lane_vector_ = lane_ - lane_row_ * S::vectors_of_row(args);
     }
+    if constexpr (S::has_steady_tiles) {
+#pragma unroll
+      for (int pass = 0; pass < S::different_places; ++pass) {
+        run_places_[pass] = device::kept(
+            S::place(row_of_lane(pass * S::rows_per_pass + lane_ / S::row_vectors), lane_ % S::row_vectors));
+      }
+      scale_place_ = device::kept(S::scale_place(lane_ / S::warp_keys, row_of_lane(lane_ % S::warp_keys)));
+      own_row_ = device::kept(row_of_lane(lane_ % S::warp_keys));
+      last_block_ = device::kept(static_cast<unsigned>(args.num_blocks - 1));
+    }
     find_work();
   }
 
@@ -67,6 +77,13 @@ class loader {
   /// Issues the loads of the next tile and looks up the block-table entries of the tile after it. Commits a group in
   /// any case, an empty one at the end.
   __device__ __forceinline__ void load_tile(int stage) {
+    if constexpr (S::has_steady_tiles) {
+      if (static_cast<unsigned>(work_.tile - steady_begin_) < steady_count_) {
+        load_steady_tile(stages_ + stage * S::stage_bytes);
+        device::cp_async_commit_group();
+        return;
+      }
+    }
     if (has_work_) {
       if (at_first_tile_) load_queries();
       at_first_tile_ = false;
@@ -130,6 +147,58 @@ class loader {
     }
   }
 
+  // A tile whose rows of this warp are all to be read and in one block, like those of the tile after it, which is of
+  // the same work tile.
+  __device__ __forceinline__ void load_steady_tile(std::uint32_t base) {
+    const std::int64_t block = min(static_cast<unsigned>(block_), last_block_) * a_.k_strides.block;
+    const std::int64_t at = block + static_cast<unsigned>(slot_) * a_.k_strides.token;
+    const std::uint8_t* k = run_k_ + at;
+    const std::uint8_t* v = run_v_ + at;
+    const std::int64_t step = S::rows_per_pass * a_.k_strides.token;
+#pragma unroll
+    for (int pass = 0; pass < S::passes; ++pass) {
+      // Of swizzled rows the places repeat after eight.
+      constexpr int different = S::different_places;
+      const std::uint32_t to =
+          base + run_places_[pass % different] + pass / different * different * S::rows_per_pass * S::kv_rows::bytes;
+      device::cp_async_16_read_once(to, k);
+      device::cp_async_16_read_once(to + S::tile_bytes, v);
+      k += step;
+      v += step;
+    }
+    if (scale_run_ != nullptr) {
+      device::cp_async_4(base + scale_place_, scale_run_ + block + static_cast<unsigned>(slot_) * scale_step_);
+    }
+    ++work_.tile;
+    const int position = work_.tile * decode_tile_tokens + own_row_;
+    const int entry = a_.by_block_size.quotient(position);
+    slot_ = position - entry * a_.block_size;
+    block_ = __ldg(table_ + entry);
+  }
+  // Finds those tiles of the work tile, which has just begun. The first tile is none of them.
+  __device__ __forceinline__ void find_steady_tiles() {
+    const int own_first = warp_ * S::warp_keys;
+    const int begin = max(work_.tile + 1, (first_key_ - own_first + decode_tile_tokens - 1) / decode_tile_tokens);
+    const int end = min(work_.tile_end, (seq_len_ - S::warp_keys - own_first) / decode_tile_tokens + 1) - 1;
+    const bool any = warp_rows_share_block_ && seq_len_ >= own_first + S::warp_keys && begin < end;
+    steady_begin_ = begin;
+    steady_count_ = any ? static_cast<unsigned>(end - begin) : 0u;
+    // slot_ is that of the lane's row; the first that it loads is another.
+    const std::int64_t at = work_.head * a_.k_strides.head +
+                            (lane_ / S::row_vectors - lane_ % S::warp_keys) * a_.k_strides.token +
+                            lane_ % S::row_vectors * S::kv_rows::vector_dims;
+    run_k_ = static_cast<const std::uint8_t*>(a_.k) + at;
+    run_v_ = static_cast<const std::uint8_t*>(a_.v) + at;
+    const bool is_k = lane_ / S::warp_keys == 0;
+    const code_scales& scales = is_k ? a_.k_scales : a_.v_scales;
+    scale_run_ = nullptr;
+    if (lane_ < 2 * S::warp_keys && scales.tail_floats > 0) {
+      scale_run_ =
+          static_cast<const std::uint8_t*>(is_k ? a_.k : a_.v) + scales.tail.offset + work_.head * scales.tail.head;
+      scale_step_ = scales.tail.token;
+    }
+  }
+
   // The vectors of the warp's rows one after another, 32 at a time.
   __device__ __forceinline__ void load_padded_rows(std::uint32_t base, std::int64_t own_offset) const {
     const int vectors = S::vectors_of_row(a_);
@@ -169,6 +238,7 @@ class loader {
   // Moves on to the next work tile that is not empty; afterwards has_work_ says whether there is one.
   __device__ void find_work() {
     has_work_ = false;
+    steady_count_ = 0;
     while (scheduler_.has_work(cursor_)) {
       work_ = scheduler_.next(cursor_);
       if (work_.tile < work_.tile_end) {
@@ -179,6 +249,7 @@ class loader {
         table_ = a_.block_tables + s.row * a_.block_table_stride;
         has_work_ = true;
         at_first_tile_ = true;
+        if constexpr (S::has_steady_tiles) find_steady_tiles();
         q_buffer_ = q_buffer_ + 1 == S::stages ? 0 : q_buffer_ + 1;
         return;
       }
@@ -258,6 +329,17 @@ class loader {
   int q_buffer_ = S::stages - 1;
   bool has_work_, at_first_tile_;
   int block_, slot_;  // of this lane's row of the tile at work_.tile
+  // Of shapes that have them: steady tiles, and what the lane loads of block 0, slot 0.
+  std::uint32_t run_places_[S::different_places],
+      scale_place_;  // in a stage: where the lane's vectors and its scale go
+  int own_row_;      // of the tile
+  unsigned last_block_;
+  int steady_begin_ = 0;
+  unsigned steady_count_ = 0;
+  const std::uint8_t* run_k_ = nullptr;
+  const std::uint8_t* run_v_ = nullptr;
+  const std::uint8_t* scale_run_ = nullptr;  // null without a scale for the lane to load
+  std::int64_t scale_step_ = 0;              // between tokens
 };
 
 }  // namespace bifolio::inline v0_2::cuda::decode

@@ -11,6 +11,7 @@
 
 #include "common/attention/visibility.hpp"
 #include "cuda/attention/decode/coded_rows.cuh"
+#include "cuda/attention/decode/few_rows.cuh"
 #include "cuda/attention/decode/loader.cuh"
 #include "cuda/attention/decode/scheduler.cuh"
 #include "cuda/attention/decode/shape.hpp"
@@ -20,13 +21,15 @@
 namespace bifolio::inline v0_2::cuda::decode {
 
 /// One warp's partial results of 16 rows. A lane has columns 2 · (lane % 4) and the next of every 8, of rows lane / 4
-/// (i = 0) and lane / 4 + 8 (i = 1).
+/// (i = 0) and lane / 4 + 8 (i = 1). Of few rows it has what few_rows.cuh says: `max` and `sum` of row lane / 4 (i =
+/// 0).
 template <class Shape>
 struct accumulators {
   value_scales<Shape::is_coded> scales;
-  float max[2];                  // of base-2 logits
-  float sum[2];                  // this lane's share
-  float out[Shape::n_tiles][4];  // [2 · i + column]
+  float max[2];  // of base-2 logits
+  float sum[2];  // this lane's share
+  static constexpr int n_tiles = Shape::few_rows ? Shape::n_tiles / 2 : Shape::n_tiles;
+  float out[n_tiles][4];  // [2 · i + column]
 
   __device__ __forceinline__ void clear(const decode_args& args) {
     scales.clear(args);
@@ -36,7 +39,7 @@ struct accumulators {
       sum[i] = 0;
     }
 #pragma unroll
-    for (int n = 0; n < Shape::n_tiles; ++n)
+    for (int n = 0; n < n_tiles; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) out[n][e] = 0;
   }
@@ -57,6 +60,16 @@ class mainloop {
         warp_(static_cast<int>(threadIdx.x) >> 5),
         loader_(args, scheduler, device::shared_address(shared)) {
     if (S::padded && threadIdx.x == 0) device::store_shared_zeros_16(zeros_);
+    if constexpr (S::few_rows) {
+      const bool has_tails = args.k_scales.tail_floats > 0 || args.v_scales.tail_floats > 0;
+      const int code = args.k_type == dtype::e4m3 ? 0 : args.k_type == dtype::e5m2 ? 1 : 2;
+      few_.variant = device::kept(2 * code + (has_tails ? 1 : 0));
+      few_.transforms_logits = device::kept(args.soft_cap > 0 || args.alibi_slopes != nullptr ? 1 : 0);
+      few_.key_place =
+          device::kept(S::key_tiles == 2 ? S::place(warp_ * 16 + (lane_ & 7) + (lane_ >> 4 & 1) * 8, lane_ >> 3 & 1)
+                                         : S::place(warp_ * 8 + (lane_ & 7), lane_ >> 3));
+      few_.value_place = device::kept(S::tile_bytes + few_rows_values<S>::place(warp_, lane_));
+    }
   }
 
   __device__ __forceinline__ void prefetch_first_tile() const { loader_.prefetch_first_tile(); }
@@ -85,7 +98,7 @@ class mainloop {
     if (a_.window_right >= 0) common_end_ = min(common_end_, first_position + a_.window_right + 1);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int row = w.row_tile * decode_tile_rows + lane_ / 4 + 8 * i;
+      const int row = first_row + lane_ / 4 + 8 * i;
       const int token = a_.by_group_size.quotient(row);
       row_position_[i] = offset + token;
       if (a_.alibi_slopes != nullptr) {
@@ -95,10 +108,30 @@ class mainloop {
     }
   }
 
+  /// Takes the queries of a work tile that has tiles, between `begin` and the first of them. Few rows only: there the
+  /// tiles after it should ask nothing.
+  __device__ __forceinline__ void take_queries() {
+    device::cp_async_wait_group<S::stages - 2>();
+    __syncthreads();
+    prepare_queries<S>(a_, queries_ + q_buffer_ * S::q_bytes, *query_rows_);
+    __syncthreads();
+    factor_ = query_rows_->factors[lane_ / 4];
+    load_q(q_buffer_);
+  }
+
   /// Adds the next KV tile, which is number `tile` of the sequence, to the accumulators.
   __device__ __forceinline__ void process_tile(int tile, accumulators<S>& acc) {
-    wait_for_tile(tile);
-    compute_tile(stage_, tile, q_buffer_, acc);
+    if constexpr (S::few_rows) {
+      device::cp_async_wait_group<S::stages - 2>();
+      __syncwarp();  // a warp loads the keys that it multiplies
+      loader_.load_tile(free_stage());
+      visit_few_rows([&](const auto& pairs, auto has_tails) {
+        compute_few_rows<decltype(has_tails)::value>(pairs, stages_ + stage_ * S::stage_bytes, tile, acc);
+      });
+    } else {
+      wait_for_tile(tile);
+      compute_tile(stage_, tile, q_buffer_, acc);
+    }
     stage_ = next_stage();
   }
 
@@ -227,6 +260,17 @@ class mainloop {
     }
   }
 
+  // Where vector first + low of a row of codes of K is, or zeros past the row's end.
+  template <class First>
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t coded_key_address(std::uint32_t k_base, int row, int low,
+                                                                           First /*first*/) const {
+    constexpr int vectors = 4 / S::key_tiles;
+    constexpr int from = First::value;
+    const std::uint32_t place = S::kv_rows::vectors_later(k_base + S::place(row, low), from);
+    if constexpr (from + vectors <= S::least_row_vectors) return place;
+    return from + low < S::vectors_of_row(a_) ? place : zeros_;
+  }
+
   // The same of codes.
   __device__ __forceinline__ void compute_coded_scores(float (&s)[S::key_tiles][4], std::uint32_t k_base,
                                                        int q_buffer) const {
@@ -237,13 +281,7 @@ class mainloop {
     device::visit_code_pairs(a_.k_type, [&](const auto& pairs) {
       add_coded_scores<S>(
           pairs, s, warp_, lane_,
-          [&](int row, int low, auto first) {
-            constexpr int vectors = 4 / S::key_tiles;
-            constexpr int from = decltype(first)::value;
-            const std::uint32_t place = S::kv_rows::vectors_later(k_base + S::place(row, low), from);
-            if constexpr (from + vectors <= S::least_row_vectors) return place;
-            return from + low < S::vectors_of_row(a_) ? place : zeros_;
-          },
+          [&](int row, int low, auto first) { return coded_key_address(k_base, row, low, first); },
           [&](std::uint32_t(&q)[4], int kk) { take_q(q, q_buffer, kk); });
     });
   }
@@ -450,6 +488,140 @@ class mainloop {
     }
   }
 
+  // Calls body(pairs, whether there are scales per token) by one test where codes are e4m3 without them.
+  template <class Body>
+  __device__ __forceinline__ void visit_few_rows(const Body& body) const {
+    if (few_.variant == 0) {
+      body(device::e4m3_pairs{}, std::false_type{});
+    } else if (few_.variant == 1) {
+      body(device::e4m3_pairs{}, std::true_type{});
+    } else if (few_.variant == 5) {
+      body(device::i8_pairs{}, std::true_type{});
+    } else if (few_.variant == 4) {
+      body(device::i8_pairs{}, std::false_type{});
+    } else if (few_.variant == 2) {
+      body(device::e5m2_pairs{}, std::false_type{});
+    } else {
+      body(device::e5m2_pairs{}, std::true_type{});
+    }
+  }
+
+  // The same with products of few rows. `HasTails`: scales per token, of K or V or both. K and V are of one code.
+  template <bool HasTails, class Pairs>
+  __device__ __forceinline__ void compute_few_rows(const Pairs& pairs, std::uint32_t k_base, int tile,
+                                                   accumulators<S>& acc) const {
+    few_rows_values<S> stored;
+    stored.read(k_base + few_.value_place);
+    [[maybe_unused]] float2 k_scales[S::key_tiles];
+    [[maybe_unused]] float2 v_scales[S::key_tiles];
+    if constexpr (HasTails) {
+#pragma unroll
+      for (int n = 0; n < S::key_tiles; ++n) {
+        k_scales[n] = load_scales(k_base, 0, n);
+        v_scales[n] = load_scales(k_base, 1, n);
+        if (a_.k_scales.tail_floats == 0) k_scales[n] = make_float2(1, 1);
+        if (a_.v_scales.tail_floats == 0) v_scales[n] = make_float2(1, 1);
+      }
+    }
+    float products[S::key_tiles][4] = {};
+    add_coded_scores<S>(
+        pairs, products, warp_, lane_,
+        [&](int /*row*/, int low, auto first) {
+          constexpr int from = decltype(first)::value;
+          const std::uint32_t place = S::kv_rows::vectors_later(k_base + few_.key_place, from);
+          if constexpr (from + 4 / S::key_tiles <= S::least_row_vectors) return place;
+          return from + low < S::vectors_of_row(a_) ? place : zeros_;
+        },
+        [&](std::uint32_t(&q)[4], int kk) { take_q(q, q_buffer_, kk); });
+
+    // The other two of four are of rows 8 to 15.
+    float s[S::key_tiles][2];
+#pragma unroll
+    for (int n = 0; n < S::key_tiles; ++n)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        s[n][e] = products[n][e];
+        if constexpr (HasTails) s[n][e] *= e == 0 ? k_scales[n].x : k_scales[n].y;
+        s[n][e] *= factor_;
+      }
+    const int first_key = tile * decode_tile_tokens + warp_ * S::warp_keys;
+    const bool is_border = first_key < common_begin_ || first_key + S::warp_keys > common_end_;
+    if (is_border || few_.transforms_logits != 0) {
+      transform_few_rows(s, first_key);
+      if (is_border) {
+#pragma unroll
+        for (int n = 0; n < S::key_tiles; ++n)
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            if (!visible(first_key + n * 8 + (lane_ & 3) * 2 + e, 0)) s[n][e] = -INFINITY;
+          }
+      }
+    }
+
+    float largest = -INFINITY;
+    [[maybe_unused]] float largest_scale = 0;
+#pragma unroll
+    for (int n = 0; n < S::key_tiles; ++n)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        largest = fmaxf(largest, s[n][e]);
+        if constexpr (HasTails) {
+          const float scale = fabsf(e == 0 ? v_scales[n].x : v_scales[n].y);
+          if (!is_border || s[n][e] != -INFINITY) largest_scale = fmaxf(largest_scale, scale);
+        }
+      }
+    bool grows = largest > acc.max[0];
+    if constexpr (HasTails) {
+      grows = grows || (a_.v_scales.tail_floats > 0 && largest_scale >= acc.scales.limit(0));
+    }
+    if (__any_sync(0xffffffffu, grows)) {
+      const float shift = fmaxf(acc.max[0], max_of_row(largest));
+      float alpha = shift > acc.max[0] ? device::exp2_fast(acc.max[0] - shift) : 1.0f;
+      acc.max[0] = shift;
+      acc.sum[0] *= alpha;
+      if constexpr (HasTails) {
+        if (a_.v_scales.tail_floats > 0) alpha *= acc.scales.raise(0, max_of_row(largest_scale));
+      }
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float out_alpha = of_output_row(alpha, lane_, r);
+#pragma unroll
+        for (int n = 0; n < S::row_vectors; ++n) {
+          acc.out[n][r] *= out_alpha;
+          acc.out[n][2 + r] *= out_alpha;
+        }
+      }
+    }
+    const float m = acc.max[0] == -INFINITY ? 0.0f : acc.max[0];
+    std::uint32_t p[S::key_tiles];
+#pragma unroll
+    for (int n = 0; n < S::key_tiles; ++n) {
+      float p0 = device::exp2_fast(s[n][0] - m);
+      float p1 = device::exp2_fast(s[n][1] - m);
+      acc.sum[0] += p0 + p1;
+      if constexpr (HasTails) {
+        // Without scales of V the unit is 1. A token that is not seen may have a scale that is no number.
+        const float inverse = acc.scales.inverse_unit(0);
+        if (s[n][0] != -INFINITY) p0 *= v_scales[n].x * inverse;
+        if (s[n][1] != -INFINITY) p1 *= v_scales[n].y * inverse;
+      }
+      p[n] = device::pack<__half>(p0, p1);
+    }
+    stored.multiply(pairs, p, acc.out);
+  }
+
+  __device__ __forceinline__ void transform_few_rows(float (&s)[S::key_tiles][2], int first_key) const {
+    const auto distance = static_cast<float>(first_key + (lane_ & 3) * 2 - row_position_[0]);
+#pragma unroll
+    for (int n = 0; n < S::key_tiles; ++n)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& x = s[n][e];
+        if (a_.soft_cap > 0) x = a_.cap_log2e * device::tanh_fast(x);
+        if (a_.alibi_slopes != nullptr) x = fmaf(slope_[0], distance + static_cast<float>(n * 8 + e), x);
+      }
+  }
+
   // Over the lanes of a row.
   [[nodiscard]] __device__ __forceinline__ static float max_of_row(float x) {
     x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
@@ -488,8 +660,11 @@ class mainloop {
   int stage_ = 0;
   int q_buffer_ = S::stages - 1;
 
+  few_rows_constants<S::few_rows> few_;
+
   // Of the work tile.
   int first_tile_;
+  float factor_;  // from products of few rows to base-2 logits
   int seq_len_, query_len_;
   int common_begin_, common_end_;
   int row_position_[2];

@@ -61,6 +61,8 @@ decode_planner::decode_planner(const plan_input& input, std::int32_t grid, decod
     : input_(input), plan_(plan) {
   plan_.grid = grid;
   plan_.num_seqs = 0;
+  const attention_spec& spec = input_.spec;
+  plan_.few_rows = decode_has_few_rows(spec.k_code.type, spec.qk_head_dim) && spec.k_code.type == spec.v_code.type;
   // Everything is written before it is read: what an earlier step left need not be cleared.
   const auto most = static_cast<std::size_t>(input_.num_seqs);
   if (plan_.seqs.size() < most) plan_.seqs.resize(most);
@@ -76,6 +78,7 @@ void decode_planner::add(std::int32_t seq) {
   s.query_start = input_.query_start_loc[seq];
   s.query_len = input_.query_start_loc[seq + 1] - s.query_start;
   const std::int32_t group = spec.num_q_heads / spec.num_kv_heads;
+  plan_.few_rows = plan_.few_rows && std::int64_t{s.query_len} * group <= decode_few_rows;
   s.row_tiles = static_cast<std::int32_t>(divide_up(std::int64_t{s.query_len} * group, std::int64_t{decode_tile_rows}));
 
   // Positions that some row attends to.

@@ -15,6 +15,8 @@ namespace bifolio::inline v0_2::cuda::decode {
 /// In the place of an element type: K and V of any codes but u8, queries and output of either 16-bit type. Codes meet
 /// the tensor cores as float16, into which every one of them goes exactly.
 struct coded {};
+/// The same where no output tile has more than decode_few_rows rows and K and V are of one code.
+struct coded_few_rows {};
 inline constexpr int coded_query_rows_bytes = 80;
 
 /// Bytes from the start of the CTA's dynamic shared memory.
@@ -76,7 +78,8 @@ struct tree_exchange {
 /// those of K are not looked at, and those of V make columns of the output that are not stored.
 template <class T, int HeadDim, int Warps, bool Padded>
 struct shape {
-  static constexpr bool is_coded = std::is_same_v<T, coded>;
+  static constexpr bool few_rows = std::is_same_v<T, coded_few_rows>;
+  static constexpr bool is_coded = few_rows || std::is_same_v<T, coded>;
   static constexpr int element_bytes = is_coded ? 1 : sizeof(T);  // of K and V
   static constexpr int q_element_bytes = is_coded ? 2 : sizeof(T);
   static_assert(Warps == 4 || Warps == 8);
@@ -96,7 +99,7 @@ struct shape {
   /// chain of products, which prefill computes too (combine_tree.cuh). Codes and float32 are not prefill's.
   static constexpr bool splits_dims = decode_splits_dims(element_bytes);
   /// Where registers are short the queries stay in shared memory.
-  static constexpr bool q_in_registers = Warps == 4;
+  static constexpr bool q_in_registers = Warps == 4 || (few_rows && HeadDim <= 192);
 
   using kv_rows = row_format<element_bytes, HeadDim>;
   using q_rows = row_format<q_element_bytes, HeadDim>;
@@ -108,6 +111,10 @@ struct shape {
   static constexpr int rows_per_pass = 32 / row_vectors;  // that a warp loads at once; not of padded shapes
   static constexpr int passes = (warp_keys * row_vectors + 31) / 32;
   static_assert(Padded || warp_keys * row_vectors % 32 == 0);
+
+  /// Whether the loader knows tiles about whose rows nothing need be asked. It costs registers, which others lack.
+  static constexpr bool has_steady_tiles = few_rows && !Padded;
+  static constexpr int different_places = has_steady_tiles && kv_rows::swizzled ? 8 / rows_per_pass : 1;  // of passes
 
   static constexpr int tile_bytes = decode_tile_tokens * kv_rows::bytes;
   /// Of codes: a scale for each token, of K and of V.

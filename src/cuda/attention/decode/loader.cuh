@@ -39,7 +39,18 @@ class loader {
     }
     if constexpr (S::has_steady_tiles) {
 #pragma unroll
-      for (int pass = 0; pass < S::different_places; ++pass) {
+      for (int pass = 0; S::padded && pass < S::passes; ++pass) {
+        // The vectors of the warp's rows one after another, 32 at a time.
+        const int index = pass * 32 + lane_;
+        const int row = args.by_row_vectors.quotient(index);
+        const int vector = index - row * S::vectors_of_row(args);
+        run_places_[pass] = device::kept(row < S::warp_keys ? S::place(row_of_lane(row), vector) : no_place);
+        run_offsets_[pass] =
+            device::kept(static_cast<std::uint32_t>(row) * static_cast<std::uint32_t>(args.k_strides.token) +
+                         static_cast<std::uint32_t>(vector) * 16u);
+      }
+#pragma unroll
+      for (int pass = 0; !S::padded && pass < S::different_places; ++pass) {
         run_places_[pass] = device::kept(
             S::place(row_of_lane(pass * S::rows_per_pass + lane_ / S::row_vectors), lane_ % S::row_vectors));
       }
@@ -154,17 +165,26 @@ class loader {
     const std::int64_t at = block + static_cast<unsigned>(slot_) * a_.k_strides.token;
     const std::uint8_t* k = run_k_ + at;
     const std::uint8_t* v = run_v_ + at;
-    const std::int64_t step = S::rows_per_pass * a_.k_strides.token;
+    if constexpr (S::padded) {
 #pragma unroll
-    for (int pass = 0; pass < S::passes; ++pass) {
-      // Of swizzled rows the places repeat after eight.
-      constexpr int different = S::different_places;
-      const std::uint32_t to =
-          base + run_places_[pass % different] + pass / different * different * S::rows_per_pass * S::kv_rows::bytes;
-      device::cp_async_16_read_once(to, k);
-      device::cp_async_16_read_once(to + S::tile_bytes, v);
-      k += step;
-      v += step;
+      for (int pass = 0; pass < S::passes; ++pass) {
+        if (run_places_[pass] == no_place) continue;
+        device::cp_async_16_read_once(base + run_places_[pass], k + run_offsets_[pass]);
+        device::cp_async_16_read_once(base + run_places_[pass] + S::tile_bytes, v + run_offsets_[pass]);
+      }
+    } else {
+      const std::int64_t step = S::rows_per_pass * a_.k_strides.token;
+#pragma unroll
+      for (int pass = 0; pass < S::passes; ++pass) {
+        // Of swizzled rows the places repeat after eight.
+        constexpr int different = S::different_places;
+        const std::uint32_t to =
+            base + run_places_[pass % different] + pass / different * different * S::rows_per_pass * S::kv_rows::bytes;
+        device::cp_async_16_read_once(to, k);
+        device::cp_async_16_read_once(to + S::tile_bytes, v);
+        k += step;
+        v += step;
+      }
     }
     if (scale_run_ != nullptr) {
       device::cp_async_4(base + scale_place_, scale_run_ + block + static_cast<unsigned>(slot_) * scale_step_);
@@ -177,16 +197,18 @@ class loader {
   }
   // Finds those tiles of the work tile, which has just begun. The first tile is none of them.
   __device__ __forceinline__ void find_steady_tiles() {
+    const bool strides_fit = !S::padded || a_.k_strides.token < std::int64_t{1} << 26;
     const int own_first = warp_ * S::warp_keys;
     const int begin = max(work_.tile + 1, (first_key_ - own_first + decode_tile_tokens - 1) / decode_tile_tokens);
     const int end = min(work_.tile_end, (seq_len_ - S::warp_keys - own_first) / decode_tile_tokens + 1) - 1;
-    const bool any = warp_rows_share_block_ && seq_len_ >= own_first + S::warp_keys && begin < end;
+    const bool any = warp_rows_share_block_ && strides_fit && seq_len_ >= own_first + S::warp_keys && begin < end;
     steady_begin_ = begin;
     steady_count_ = any ? static_cast<unsigned>(end - begin) : 0u;
-    // slot_ is that of the lane's row; the first that it loads is another.
-    const std::int64_t at = work_.head * a_.k_strides.head +
-                            (lane_ / S::row_vectors - lane_ % S::warp_keys) * a_.k_strides.token +
-                            lane_ % S::row_vectors * S::kv_rows::vector_dims;
+    // slot_ is that of the lane's row; what it loads are others.
+    const int first_row = S::padded ? 0 : lane_ / S::row_vectors;
+    const int first_vector = S::padded ? 0 : lane_ % S::row_vectors;
+    const std::int64_t at = work_.head * a_.k_strides.head + (first_row - lane_ % S::warp_keys) * a_.k_strides.token +
+                            first_vector * S::kv_rows::vector_dims;
     run_k_ = static_cast<const std::uint8_t*>(a_.k) + at;
     run_v_ = static_cast<const std::uint8_t*>(a_.v) + at;
     const bool is_k = lane_ / S::warp_keys == 0;
@@ -330,9 +352,11 @@ class loader {
   bool has_work_, at_first_tile_;
   int block_, slot_;  // of this lane's row of the tile at work_.tile
   // Of shapes that have them: steady tiles, and what the lane loads of block 0, slot 0.
+  static constexpr std::uint32_t no_place = 0xffffffff;
   std::uint32_t run_places_[S::different_places],
-      scale_place_;  // in a stage: where the lane's vectors and its scale go
-  int own_row_;      // of the tile
+      scale_place_;                                       // in a stage: where the lane's vectors and its scale go
+  std::uint32_t run_offsets_[S::padded ? S::passes : 1];  // of padded shapes: the same in K and V
+  int own_row_;                                           // of the tile
   unsigned last_block_;
   int steady_begin_ = 0;
   unsigned steady_count_ = 0;

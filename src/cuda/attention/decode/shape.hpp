@@ -113,8 +113,9 @@ struct shape {
   static_assert(Padded || warp_keys * row_vectors % 32 == 0);
 
   /// Whether the loader knows tiles about whose rows nothing need be asked. It costs registers, which others lack.
-  static constexpr bool has_steady_tiles = few_rows && !Padded;
-  static constexpr int different_places = has_steady_tiles && kv_rows::swizzled ? 8 / rows_per_pass : 1;  // of passes
+  static constexpr bool has_steady_tiles = few_rows;
+  /// Of the passes that load a warp's rows: where they go repeats after so many.
+  static constexpr int different_places = padded ? passes : kv_rows::swizzled ? 8 / rows_per_pass : 1;
 
   static constexpr int tile_bytes = decode_tile_tokens * kv_rows::bytes;
   /// Of codes: a scale for each token, of K and of V.

@@ -266,6 +266,20 @@ std::vector<attention_case> coded_decode_cases() {
     cases.push_back(std::move(c));
     return cases.back();
   };
+  // Output tiles of at most eight rows, over several tiles, in blocks that hold all rows of a warp and in others.
+  for (std::size_t d = 0; d < std::size(dims); ++d) {
+    for (std::size_t p = 0; p < 6; ++p) {
+      constexpr std::int32_t few_rows_groups[] = {4, 8, 1, 7};
+      constexpr std::int32_t few_rows_blocks[] = {16, 32, 64, 128, 48, 24};
+      attention_case& c = add("codes, few rows", pairs[p], dims[d]);
+      c.group_size = few_rows_groups[(d + p) % 4];
+      c.block_size = few_rows_blocks[(d + 2 * p) % 6];
+      c.deterministic = (d + p) % 5 == 4;
+      c.seqs = {{1, 1605}, {1, 2000}, {1, 64}, {1, 17}, {1, 1}, {1, 0}};
+      if (c.group_size <= 4) c.seqs.push_back({2, 700});
+      if ((d + p) % 3 == 2) c.window_left = 1000;
+    }
+  }
   for (std::size_t d = 0; d < std::size(dims); ++d) {
     for (std::size_t p = 0; p < pairs.size(); ++p) {
       const std::size_t variant = (d + p) % 4;

@@ -161,7 +161,7 @@ TEST_CASE("a NaN in a token with scales per token spoils the rows of the prefill
       for (const tested_backend* tested : devices()) {
         if (tested->get().explain({}).front() != "prefill") continue;
         const auto output_of = [&](const attention_contents& these) {
-          attention_call call(*tested, c, these);
+          attention_call call(*tested, c, these, placement_in_turn(c, 0));
           call.spec.implementation = "prefill";
           call.plan();
           REQUIRE(call.run() == errc::ok);

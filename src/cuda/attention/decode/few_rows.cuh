@@ -3,8 +3,7 @@
 
 /// The output of decode over codes where an output tile has at most eight rows of queries (decode_few_rows). Its
 /// product is transposed: 16 dims of V are the rows of the products and the queries the columns, so that nothing is
-/// padded to
-/// 16. That is half of the products, of the softmax and of the outputs' registers. Probabilities are where the scores'
+/// padded to 16. That is half of the products, of the softmax and of the outputs' registers. Probabilities are where the scores'
 /// product, whose left factor are the queries, leaves them. Every element is the sum of the same products in the same
 /// order as with queries in rows, so no bit depends on which form computes it.
 ///
@@ -40,10 +39,11 @@ struct few_rows_values {
   static constexpr int load_vectors = 4 / Shape::key_tiles;
   static constexpr int loads = (Shape::row_vectors + load_vectors - 1) / load_vectors;
   static constexpr int fragment = 2 * Shape::key_tiles;  // registers of 16 dims
+  static constexpr bool last_is_whole = Shape::row_vectors % load_vectors == 0;
+  static_assert(last_is_whole || (Shape::key_tiles == 1 && Shape::row_vectors % load_vectors == 2));
   std::uint32_t load[loads][4];
 
-  /// What a lane's first ldmatrix reads, from the beginning of V's tile. A lane past the end of the row reads what
-  /// follows it in the stage, which no product takes.
+  /// What a lane's first ldmatrix reads, from the beginning of V's tile.
   [[nodiscard]] static __device__ __forceinline__ std::uint32_t place(int warp, int lane) {
     if constexpr (Shape::key_tiles == 2) {
       return Shape::place(warp * 16 + (lane & 7) + (lane >> 3 & 1) * 8, lane >> 4);
@@ -54,7 +54,12 @@ struct few_rows_values {
   __device__ __forceinline__ void read(std::uint32_t first) {
 #pragma unroll
     for (int j = 0; j < loads; ++j) {
-      device::ldmatrix_x4_trans(load[j], Shape::kv_rows::vectors_later(first, j * load_vectors));
+      const std::uint32_t at = Shape::kv_rows::vectors_later(first, j * load_vectors);
+      if (j + 1 < loads || last_is_whole) {
+        device::ldmatrix_x4_trans(load[j], at);
+      } else {
+        device::ldmatrix_x2_trans(load[j][0], load[j][1], at);  // what follows the row is another warp's
+      }
     }
   }
   /// out += V's transpose · p. Even dims of a vector, then its odd ones, are the rows.

@@ -150,13 +150,20 @@ cpu_attention_plan::scratch_sizes sizes_of(const attention_spec& spec, const pla
     sizes.query_sums = divide_up(rows, workspace_align) * workspace_align;
   }
   sizes.staging = larger * tile_keys;
+  // Whatever implementation this plan is for: backends with other instruction sets take it too.
+  const std::int64_t head_groups = divide_up(totals.max_head_rows, row_group_rows);
+  if (size_of(spec.k_code.type) == 2 && head_groups > 1) {
+    sizes.probabilities = output_tiles_together * head_groups * row_group_probabilities;
+    sizes.value_pairs = output_tiles_together * v_padded * (tile_keys / 2);
+    sizes.pending = divide_up(head_groups, workspace_align) * workspace_align;
+  }
   sizes.zero_row = larger;
   return sizes;
 }
 
 std::int64_t sum_of(const cpu_attention_plan::scratch_sizes& s) noexcept {
   return s.keys + s.values + s.queries + s.scores + s.states + s.sums + s.totals + s.query_sums + s.staging +
-         s.zero_row;
+         s.probabilities + s.value_pairs + s.pending + s.zero_row;
 }
 
 void fill(cpu_attention_plan& state, const attention_spec& spec, const host_step_view& batch, std::int32_t prefill_rows,
@@ -324,6 +331,9 @@ attention_scratch cpu_attention_plan::scratch_of(std::int32_t worker) noexcept {
   parts.totals = take(sizes.totals);
   parts.query_sums = take(sizes.query_sums);
   parts.staging = take(sizes.staging);
+  parts.probabilities = take(sizes.probabilities);
+  parts.value_pairs = take(sizes.value_pairs);
+  parts.pending = reinterpret_cast<std::int32_t*>(take(sizes.pending));
   parts.zero_row = take(sizes.zero_row);
   return parts;
 }

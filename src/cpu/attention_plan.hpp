@@ -93,7 +93,7 @@ class cpu_attention_plan final : public attention_plan_state {
   // Floats of each array of a worker's scratch, in the order of attention_scratch.
   struct scratch_sizes {
     std::int64_t keys = 0, values = 0, queries = 0, scores = 0, states = 0, sums = 0, totals = 0, query_sums = 0,
-                 staging = 0, zero_row = 0;
+                 staging = 0, probabilities = 0, value_pairs = 0, pending = 0, zero_row = 0;
   } sizes;
 };
 

@@ -33,6 +33,8 @@ inline constexpr float rescale_threshold = 8.0f;
 inline constexpr std::int32_t row_align = 16;
 /// Rows of one row group of the micro-kernels on tile registers, which keep the running split of a group together.
 inline constexpr std::int32_t row_group_rows = 16;
+/// KV tiles whose outputs they multiply together, in items of more than one row group per KV head.
+inline constexpr std::int32_t output_tiles_together = 2;
 
 [[nodiscard]] constexpr std::int32_t padded_dims(std::int32_t head_dim) noexcept {
   return (head_dim + dim_align - 1) / dim_align * dim_align;
@@ -47,6 +49,9 @@ inline constexpr std::int32_t row_group_rows = 16;
 [[nodiscard]] constexpr std::int64_t row_group_floats(std::int32_t head_dim) noexcept {
   return std::int64_t{row_group_rows} * (padded_dims(head_dim) + 2);
 }
+
+/// Floats of the probabilities of a row group and KV tile: pairs of 16-bit elements.
+inline constexpr std::int64_t row_group_probabilities = std::int64_t{row_group_rows} * tile_keys / 2;
 
 using attn::attention_window;
 using attn::visible_range;
@@ -134,7 +139,11 @@ struct attention_scratch {
   float* query_sums = nullptr;
   /// [tile_keys][larger padded head_dim] elements of KV, for layouts that are not contiguous in dims
   void* staging = nullptr;
-  void* zero_row = nullptr;  ///< [larger padded head_dim] elements of KV, all zero
+  // Of 16-bit types, where a KV head has more than one row group; what the outputs on tile registers are made of:
+  float* probabilities = nullptr;   ///< [output_tiles_together][row groups][row_group_probabilities]
+  float* value_pairs = nullptr;     ///< [output_tiles_together][tile_keys / 2][padded v_head_dim], V in pairs of keys
+  std::int32_t* pending = nullptr;  ///< [row groups], a bit per KV tile that the accumulators lack
+  void* zero_row = nullptr;         ///< [larger padded head_dim] elements of KV, all zero
 };
 
 /// How an implementation multiplies (src/cpu/implementations.hpp).

@@ -22,6 +22,7 @@ struct kv_tile_offsets {
   std::int64_t first = 0;  // position of the tile's first key
   int begin = 0;           // first key visible to some row of the item, relative to `first`
   int end = 0;
+  bool ends_split = false;     // it is the item's last tile of its split
   bool uniform[tile_vectors];  // the keys of one vector are all valid and in one block: one stride between them
   std::int64_t k[tile_keys];
   std::int64_t v[tile_keys];
@@ -36,7 +37,7 @@ struct kv_tile_offsets {
 ///   process_tile(tile, head): adds one KV tile of one head to them;
 ///   partial_of(head, row): → the row's state of the split in the form of partial results;
 ///   order(a, b): puts 2·lanes dims of such a state in order;
-///   polls_per_tile(): → about how often `process_tile` polls `prefetcher_`.
+///   polls_per_tile(tile): → about how often `process_tile` polls `prefetcher_`.
 template <class Key, class Self>
 class mainloop {
  protected:
@@ -192,6 +193,7 @@ class mainloop {
       tile.uniform[c] = c * lanes >= tile.begin && (c + 1) * lanes <= tile.end && token + lanes <= args_.block_size;
       token = (token + lanes) % args_.block_size;
     }
+    tile.ends_split = first + tile_keys >= end || (first + tile_keys) % split_keys == 0;
     int key = tile.begin;
     std::int64_t logical = (first + key) / args_.block_size;
     token = static_cast<std::int32_t>(first + key - logical * args_.block_size);
@@ -243,7 +245,6 @@ class mainloop {
       if (t < num_tiles) locate_tile(tiles_[t % 3], (first_tile + t) * tile_keys, begin, end, item_.block_table);
     };
     for (std::int64_t t = 0; t < 3; ++t) locate(t);
-    const int polls = self().polls_per_tile();
     const int ahead = whole_tokens_ ? num_heads_ + 1 : 2;
     if (whole_tokens_ && !item_.is_prefetched) {
       prefetch_first_tile(num_tiles);
@@ -253,6 +254,8 @@ class mainloop {
     begin_split(begin / split_keys);
     std::int64_t iteration = 0;
     for (std::int64_t t = 0; t < num_tiles; ++t) {
+      const int polls = self().polls_per_tile(tiles_[t % 3]);
+      const bool ends_split = tiles_[t % 3].ends_split;
       for (int head = 0; head < num_heads_; ++head, ++iteration) {
         prefetch(iteration + ahead, num_iterations);
         prefetcher_.pace(polls);
@@ -260,12 +263,11 @@ class mainloop {
         prefetcher_.flush();
       }
       locate(t + 3);
+      if (!ends_split) continue;
       const std::int64_t next = (first_tile + t + 1) * tile_keys;
-      if (next >= end || next % split_keys == 0) {
-        end_split((next - 1) / split_keys);
-        if (next >= end) return;
-        begin_split(next / split_keys);
-      }
+      end_split((next - 1) / split_keys);
+      if (next >= end) return;
+      begin_split(next / split_keys);
     }
   }
 

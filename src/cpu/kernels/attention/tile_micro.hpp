@@ -14,7 +14,7 @@
 /// K goes into the products as it is in the cache. V is wanted in pairs of keys and lies there in pairs of dims. There
 /// are two forms, which give the same bits, so that a row may be computed by either:
 ///   paired:   V is paired in scratch, once per KV tile for all rows, keys i and 16 + i of a step of 32 keys. Two row
-///             groups share the loads of K and V.
+///             groups share the loads of K and V, and accumulators are loaded and stored once for two KV tiles.
 ///   in place: for few rows, which do not pay for that. V goes into the products as it is. A product sums over 16 keys,
 ///             each element of P paired with a zero, once for the even dims and once for the odd ones: a row block of 8
 ///             rows fills a tile. Two such products into a tile of zeros make the even + odd of the other form.
@@ -115,36 +115,69 @@ BIFOLIO_INLINE void score_group(const float* queries, const key_rows (&keys)[key
   compiler_barrier();
 }
 
-/// The same in pieces of four products, which a caller may issue between instructions for vectors: those are done while
-/// tiles are multiplied.
+/// The same of one row group, or of two and half of the keys, in pieces of four products, which a caller may issue
+/// between instructions for vectors: those are done while tiles are multiplied. Two groups share the loads of K.
 template <class Key>
 struct score_pieces {
-  const float* queries = nullptr;
-  const key_rows (*keys)[key_tiles] = nullptr;
-  int count = 0;  // steps of 32 dims; 0: nothing to do
-  float* scores = nullptr;
+  int count = 0;                    // steps of 32 dims; 0: nothing to do
+  const key_rows* keys = nullptr;   // four times 16; of two groups two times
+  const float* queries = nullptr;   // of a group
+  float* scores = nullptr;          // where those of the first of `keys` go
+  const float* queries2 = nullptr;  // of the second group; null: there is none
+  float* scores2 = nullptr;
 
   BIFOLIO_INLINE void issue(int step, prefetcher& prefetch) const noexcept {
     compiler_barrier();
-    const key_rows(&k)[key_tiles] = *keys;
-    const std::int64_t at = std::int64_t{step} * tile_bytes;
     if (step == 0) {
       _tile_zero(0);
       _tile_zero(1);
       _tile_zero(2);
       _tile_zero(3);
     }
+    if (queries2 != nullptr) {
+      multiply_two(step, prefetch);
+    } else {
+      multiply_one(step, prefetch);
+    }
+    compiler_barrier();
+  }
+
+ private:
+  // The loads come first: they overlap with one another, and with products only where a core is not shared.
+  BIFOLIO_INLINE void multiply_two(int step, prefetcher& prefetch) const noexcept {
+    const std::int64_t at = std::int64_t{step} * tile_bytes;
     _tile_loadd(4, queries + step * tile_floats, tile_bytes);
-    _tile_loadd(5, k[0].first + at, k[0].stride);
-    multiply_tiles<Key, 0, 5, 4>();
+    _tile_loadd(5, queries2 + step * tile_floats, tile_bytes);
+    _tile_loadd(6, keys[0].first + at, keys[0].stride);
+    _tile_loadd(7, keys[1].first + at, keys[1].stride);
+    multiply_tiles<Key, 0, 6, 4>();
     prefetch.poll();
-    _tile_loadd(6, k[1].first + at, k[1].stride);
-    multiply_tiles<Key, 1, 6, 4>();
+    multiply_tiles<Key, 1, 6, 5>();
     prefetch.poll();
-    _tile_loadd(7, k[2].first + at, k[2].stride);
     multiply_tiles<Key, 2, 7, 4>();
     prefetch.poll();
-    _tile_loadd(5, k[3].first + at, k[3].stride);
+    multiply_tiles<Key, 3, 7, 5>();
+    prefetch.poll();
+    if (step + 1 == count) {
+      _tile_stored(0, scores, tile_bytes);
+      _tile_stored(1, scores2, tile_bytes);
+      _tile_stored(2, scores + tile_floats, tile_bytes);
+      _tile_stored(3, scores2 + tile_floats, tile_bytes);
+    }
+  }
+  BIFOLIO_INLINE void multiply_one(int step, prefetcher& prefetch) const noexcept {
+    const std::int64_t at = std::int64_t{step} * tile_bytes;
+    _tile_loadd(4, queries + step * tile_floats, tile_bytes);
+    _tile_loadd(5, keys[0].first + at, keys[0].stride);
+    multiply_tiles<Key, 0, 5, 4>();
+    prefetch.poll();
+    _tile_loadd(6, keys[1].first + at, keys[1].stride);
+    multiply_tiles<Key, 1, 6, 4>();
+    prefetch.poll();
+    _tile_loadd(7, keys[2].first + at, keys[2].stride);
+    multiply_tiles<Key, 2, 7, 4>();
+    prefetch.poll();
+    _tile_loadd(5, keys[3].first + at, keys[3].stride);
     multiply_tiles<Key, 3, 5, 4>();
     prefetch.poll();
     if (step + 1 == count) {
@@ -153,7 +186,6 @@ struct score_pieces {
       _tile_stored(2, scores + 2 * tile_floats, tile_bytes);
       _tile_stored(3, scores + 3 * tile_floats, tile_bytes);
     }
-    compiler_barrier();
   }
 };
 
@@ -162,101 +194,116 @@ BIFOLIO_INLINE const float* paired_values(const float* values, int output_tile) 
   return values + output_tile * (key_steps * tile_floats);
 }
 
-/// accumulators[output tiles][16 rows][16 dims] += p · paired values of one row group, in pieces of four or two
-/// products: output tiles `tile` … of one step. p [steps][16 rows][16 pairs of keys].
-template <class Key>
-class output_pieces {
- public:
-  output_pieces() = default;
-  /// Steps [first, last) of 32 keys; dims: a multiple of 32.
-  BIFOLIO_INLINE output_pieces(const float* p, const float* values, int first, int last, int dims,
-                               float* accumulators) noexcept
-      : count((dims / output_dims + 3) / 4 * (last - first)),
-        p_(p),
-        values_(values),
-        first_(first),
-        last_(last),
-        tiles_(dims / output_dims),
-        accumulators_(accumulators) {}
-
+/// Steps of 32 keys, those of one KV tile or of several, in the order of their products.
+struct output_steps {
+  struct step {
+    std::int64_t p;       // where [16 rows][16 pairs of keys] are, floats from a row group's address
+    const float* values;  // the step's paired V of output tile 0
+  };
   int count = 0;
-
-  BIFOLIO_INLINE void issue(int piece, prefetcher& prefetch) const noexcept {
-    compiler_barrier();
-    const bool one_step = last_ - first_ == 1;
-    const int tile = (one_step ? piece : piece / 2) * 4;
-    const int step = one_step ? first_ : piece % 2;
-    if (tiles_ - tile >= 4) {
-      multiply<4>(tile, step, prefetch);
-    } else {
-      multiply<2>(tile, step, prefetch);
-    }
-    compiler_barrier();
-  }
-
- private:
-  template <int Tiles>
-  BIFOLIO_INLINE void multiply(int tile, int step, prefetcher& prefetch) const noexcept {
-    float* const to = accumulators_ + tile * tile_floats;
-    const float* const v = paired_values(values_, tile) + step * tile_floats;
-    constexpr int apart = key_steps * tile_floats;
-    if (step == first_) {
-      _tile_loadd(0, to, tile_bytes);
-      _tile_loadd(1, to + tile_floats, tile_bytes);
-      if constexpr (Tiles == 4) {
-        _tile_loadd(2, to + 2 * tile_floats, tile_bytes);
-        _tile_loadd(3, to + 3 * tile_floats, tile_bytes);
-      }
-    }
-    _tile_loadd(4, p_ + step * tile_floats, tile_bytes);
-    _tile_loadd(5, v, tile_bytes);
-    multiply_tiles<Key, 0, 4, 5>();
-    prefetch.poll();
-    _tile_loadd(6, v + apart, tile_bytes);
-    multiply_tiles<Key, 1, 4, 6>();
-    prefetch.poll();
-    if constexpr (Tiles == 4) {
-      _tile_loadd(7, v + 2 * apart, tile_bytes);
-      multiply_tiles<Key, 2, 4, 7>();
-      prefetch.poll();
-      _tile_loadd(5, v + 3 * apart, tile_bytes);
-      multiply_tiles<Key, 3, 4, 5>();
-      prefetch.poll();
-    }
-    if (step + 1 == last_) {
-      _tile_stored(0, to, tile_bytes);
-      _tile_stored(1, to + tile_floats, tile_bytes);
-      if constexpr (Tiles == 4) {
-        _tile_stored(2, to + 2 * tile_floats, tile_bytes);
-        _tile_stored(3, to + 3 * tile_floats, tile_bytes);
-      }
-    }
-  }
-
-  const float* p_ = nullptr;
-  const float* values_ = nullptr;
-  int first_ = 0;
-  int last_ = 0;
-  int tiles_ = 0;
-  float* accumulators_ = nullptr;
+  step steps[std::size_t{output_tiles_together * key_steps}];
 };
+
+/// accumulators[output tiles][16 rows][16 dims] += p · paired values of one row group over all steps, four output tiles
+/// at a time; dims: a multiple of 32. Not inlined, because prefill calls it where two groups do not go together.
+template <class Key>
+[[gnu::noinline]] void add_outputs(const output_steps& over, const float* p, int dims, float* accumulators,
+                                   prefetcher& prefetch) noexcept {
+  constexpr int apart = key_steps * tile_floats;
+  const auto some = [&]<int Tiles>(int tile) __attribute__((always_inline)) {
+    float* const to = accumulators + tile * tile_floats;
+    _tile_loadd(0, to, tile_bytes);
+    _tile_loadd(1, to + tile_floats, tile_bytes);
+    if constexpr (Tiles == 4) {
+      _tile_loadd(2, to + 2 * tile_floats, tile_bytes);
+      _tile_loadd(3, to + 3 * tile_floats, tile_bytes);
+    }
+    for (int step = 0; step < over.count; ++step) {
+      const float* const v = paired_values(over.steps[step].values, tile);
+      _tile_loadd(4, p + over.steps[step].p, tile_bytes);
+      _tile_loadd(5, v, tile_bytes);
+      multiply_tiles<Key, 0, 4, 5>();
+      prefetch.poll();
+      _tile_loadd(6, v + apart, tile_bytes);
+      multiply_tiles<Key, 1, 4, 6>();
+      prefetch.poll();
+      if constexpr (Tiles == 4) {
+        _tile_loadd(7, v + 2 * apart, tile_bytes);
+        multiply_tiles<Key, 2, 4, 7>();
+        prefetch.poll();
+        _tile_loadd(5, v + 3 * apart, tile_bytes);
+        multiply_tiles<Key, 3, 4, 5>();
+        prefetch.poll();
+      }
+    }
+    _tile_stored(0, to, tile_bytes);
+    _tile_stored(1, to + tile_floats, tile_bytes);
+    if constexpr (Tiles == 4) {
+      _tile_stored(2, to + 2 * tile_floats, tile_bytes);
+      _tile_stored(3, to + 3 * tile_floats, tile_bytes);
+    }
+  };
+  compiler_barrier();
+  const int tiles = dims / output_dims;
+  int tile = 0;
+  for (; tile + 4 <= tiles; tile += 4) some.template operator()<4>(tile);
+  if (tile < tiles) some.template operator()<2>(tile);
+  compiler_barrier();
+}
+
+/// The same of two row groups, which share the loads of V, two output tiles at a time. An accumulator is loaded and
+/// stored once for all steps, and a step's loads come before its products (docs/kernels/attention_cpu.md).
+template <class Key>
+BIFOLIO_INLINE void add_outputs_of_two(const output_steps& over, const float* p, const float* p2, int dims,
+                                       float* accumulators, float* accumulators2, prefetcher& prefetch) noexcept {
+  compiler_barrier();
+  for (int tile = 0; tile < dims / output_dims; tile += 2) {
+    float* const to = accumulators + tile * tile_floats;
+    float* const to2 = accumulators2 + tile * tile_floats;
+    _tile_loadd(0, to, tile_bytes);
+    _tile_loadd(1, to + tile_floats, tile_bytes);
+    _tile_loadd(2, to2, tile_bytes);
+    _tile_loadd(3, to2 + tile_floats, tile_bytes);
+    for (int step = 0; step < over.count; ++step) {
+      const float* const v = paired_values(over.steps[step].values, tile);
+      _tile_loadd(4, p + over.steps[step].p, tile_bytes);
+      _tile_loadd(5, p2 + over.steps[step].p, tile_bytes);
+      _tile_loadd(6, v, tile_bytes);
+      _tile_loadd(7, v + key_steps * tile_floats, tile_bytes);
+      multiply_tiles<Key, 0, 4, 6>();
+      prefetch.poll();
+      multiply_tiles<Key, 1, 4, 7>();
+      prefetch.poll();
+      multiply_tiles<Key, 2, 5, 6>();
+      prefetch.poll();
+      multiply_tiles<Key, 3, 5, 7>();
+      prefetch.poll();
+    }
+    _tile_stored(0, to, tile_bytes);
+    _tile_stored(1, to + tile_floats, tile_bytes);
+    _tile_stored(2, to2, tile_bytes);
+    _tile_stored(3, to2 + tile_floats, tile_bytes);
+  }
+  compiler_barrier();
+}
 
 /// Part `part` of `parts` of the pieces, or all of them.
 template <class Pieces>
 BIFOLIO_INLINE void issue_part(const Pieces& pieces, int part, int parts, prefetcher& prefetch) noexcept {
-  const int end = pieces.count * (part + 1) / parts;
-  for (int i = pieces.count * part / parts; i < end; ++i) pieces.issue(i, prefetch);
+  const int end = (pieces.count * (part + 1) + parts - 1) / parts;
+  for (int i = (pieces.count * part + parts - 1) / parts; i < end; ++i) pieces.issue(i, prefetch);
 }
 template <class Pieces>
 BIFOLIO_INLINE void issue_all(const Pieces& pieces, prefetcher& prefetch) noexcept {
   issue_part(pieces, 0, 1, prefetch);
 }
 
-/// Products of other row groups that the softmax of a group issues as it goes along.
+/// Products that the softmax of a row group issues.
 template <class Key>
 struct products_between {
-  output_pieces<Key> outputs;
-  score_pieces<Key> scores;
+  score_pieces<Key> scores;               // of other groups, as it goes along
+  const output_steps* pending = nullptr;  // of the group, that its accumulators lack: before they are scaled
+  const float* p = nullptr;               // of these
 };
 
 /// For one row block: products[2][Tiles][16][16] = p · values of each step of 32 keys; the first eight rows of a tile

@@ -150,6 +150,7 @@ class row_group_state {
   [[nodiscard]] float* accumulators() const noexcept { return accumulators_; }
   [[nodiscard]] float* maxima() const noexcept { return maxima_; }
   [[nodiscard]] float* sums() const noexcept { return sums_; }
+  [[nodiscard]] int dims() const noexcept { return padded_; }
 
   /// The state of no key, for `rows` rows.
   void clear(int rows) const noexcept {
@@ -305,10 +306,10 @@ BIFOLIO_INLINE float group_logits(float* scores, const softmax_terms& terms, con
 
 /// Scores, transposed, of one row group [64][16] → its probabilities, for `add_outputs` [steps][16][16 pairs] or, in
 /// place, for `add_outputs_in_place` [row blocks][keys / 16][16][16 pairs]; updates maxima, sums and, where a maximum
-/// rises, the accumulators. A row's sum over a KV tile is that of eight chains: keys 4·i + j, 16 in turn to the first
-/// four and to the others.
+/// rises, the accumulators, to which it adds pending outputs first. A row's sum over a KV tile is that of eight chains:
+/// keys 4·i + j, 16 in turn to the first four and to the others. Returns whether a maximum rose.
 template <class Key, int Rows>
-BIFOLIO_INLINE void softmax_rows(float* scores, const softmax_terms& terms, const row_group_lanes& of,
+BIFOLIO_INLINE bool softmax_rows(float* scores, const softmax_terms& terms, const row_group_lanes& of,
                                  const row_group_state& state, bool in_place, const products_between<Key>& between,
                                  float* p, prefetcher& prefetch) noexcept {
   constexpr float log2_e = 0x1.715476p0f;
@@ -318,7 +319,10 @@ BIFOLIO_INLINE void softmax_rows(float* scores, const softmax_terms& terms, cons
   vf maxima = load(state.maxima());
   vf sums = load(state.sums());
   const __mmask16 rises = _mm512_cmp_ps_mask(raw(highest), raw(maxima + vf(rescale_threshold)), _CMP_GT_OQ);
-  if (rises != 0) {
+  if (__builtin_expect(rises != 0, 0)) {
+    if (between.pending != nullptr) {
+      add_outputs<Key>(*between.pending, between.p, state.dims(), state.accumulators(), prefetch);
+    }
     const vf risen(_mm512_mask_mov_ps(raw(maxima), rises, raw(highest)));
     const vf alpha(_mm512_mask_mov_ps(raw(vf(1.0f)), rises, raw(exp(maxima - risen))));
     alignas(64) float factors[lanes];
@@ -336,10 +340,7 @@ BIFOLIO_INLINE void softmax_rows(float* scores, const softmax_terms& terms, cons
   for (auto& half : chains) {
     for (vf& c : half) c = vf(0.0f);
   }
-  if constexpr (Rows != row_group_rows) {
-    issue_all(between.outputs, prefetch);
-    issue_all(between.scores, prefetch);
-  }
+  if constexpr (Rows != row_group_rows) issue_all(between.scores, prefetch);
   for (int step = 0; step < key_steps; ++step) {
     const float* logits = scores + step * 2 * Rows * lanes;
     vf pairs[std::size_t{Rows}];
@@ -355,13 +356,8 @@ BIFOLIO_INLINE void softmax_rows(float* scores, const softmax_terms& terms, cons
       pairs[i] = pair_keys<Key>(e[0], e[1]);
       if (i % 2 == 1) prefetch.poll();
       if constexpr (Rows == row_group_rows) {
-        constexpr int parts = 4;
-        if (i % parts != parts - 1) continue;
-        if (step == 0) {
-          issue_part(between.outputs, i / parts, parts, prefetch);
-        } else {
-          issue_part(between.scores, i / parts, parts, prefetch);
-        }
+        constexpr int parts = 4;  // per step
+        if (i % 4 == 3) issue_part(between.scores, step * parts + i / 4, key_steps * parts, prefetch);
       }
     }
     transpose_pairs<Rows>(
@@ -373,10 +369,11 @@ BIFOLIO_INLINE void softmax_rows(float* scores, const softmax_terms& terms, cons
   }
   const auto add = [](vf a, vf b) __attribute__((always_inline)) { return a + b; };
   store(state.sums(), sums + (combine_keys<Rows>(chains[0], add) + combine_keys<Rows>(chains[1], add)));
+  return rises != 0;
 }
 
 template <class Key>
-BIFOLIO_INLINE void softmax_group(float* scores, const softmax_terms& terms, const row_group_lanes& of,
+BIFOLIO_INLINE bool softmax_group(float* scores, const softmax_terms& terms, const row_group_lanes& of,
                                   const row_group_state& state, bool in_place, const products_between<Key>& between,
                                   float* p, prefetcher& prefetch) noexcept {
   switch (of.width) {

@@ -4,6 +4,14 @@
 /// Attention on tile registers, for calls of one 16-bit dtype throughout. Row groups of 16 rows of a KV head share
 /// softmax and products. Items of one group (decode) read V in place, others pair it (tile_micro.hpp); both give the
 /// same bits.
+///
+/// Those others, which have one KV head, go through two KV tiles in phases:
+///   scores and softmax of all groups for one tile, then for the other, the scores of two groups at a time, between the
+///   vector instructions of the softmax of the two before;
+///   outputs of all groups over both tiles, two groups at a time.
+/// In between the probabilities of all groups and the paired V of both tiles are in scratch, and outputs are *pending*.
+/// A group's pending outputs are added earlier where the order of its sums demands it: before a maximum that rises
+/// scales its accumulators, before rows are computed one by one, and at the end of the split.
 
 #include "cpu/kernels/attention/mainloop.hpp"
 #include "cpu/kernels/attention/tile_micro.hpp"
@@ -105,6 +113,8 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
     for (int head = 0; head < num_heads_; ++head) {
       for (int group = 0; group < num_groups_; ++group) state_of_group(head, group).clear(rows_of_group(group));
     }
+    if (in_place_) return;
+    for (int group = 0; group < num_groups_; ++group) scratch_.pending[group] = 0;
   }
 
   float* partial_of(int head, int row) noexcept {
@@ -118,12 +128,13 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
 
   static BIFOLIO_INLINE void order(vf&, vf&) noexcept {}  // `partial_of` has done it
 
-  [[nodiscard]] int polls_per_tile() const noexcept {
+  [[nodiscard]] int polls_per_tile(const kv_tile_offsets& tile) const noexcept {
     const int scores = key_tiles * (qk_padded_ / tile_dims);
     const int outputs = key_steps * (padded_ / output_dims);
     const int staged = polls_of_columns();
     if (in_place_) return staged + scores + num_blocks() * outputs + softmax_polls(head_rows_);
-    return staged + tile_keys / 2 + num_groups_ * (scores + outputs) +
+    const int output_tiles = adds_outputs_after(tile) ? num_pending_ + 1 : 0;
+    return staged + tile_keys / 2 + num_groups_ * (scores + output_tiles * outputs) +
            (num_groups_ - 1) * softmax_polls(row_group_rows) + softmax_polls(rows_of_group(num_groups_ - 1));
   }
   // Row blocks of an item in place.
@@ -228,8 +239,9 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
     return {static_cast<int>(visible.begin) / 32, (static_cast<int>(visible.end) + 31) / 32};
   }
 
-  // V of the tile's keys in `visible` in pairs of keys, the others 0, for `add_outputs`.
-  void pair_values(const Key* const* row_of, visible_range visible) noexcept {
+  // V of the tile's keys in `visible` in pairs of keys, the others 0, for `add_outputs`; steps of which none is visible
+  // are left out.
+  void pair_values(const Key* const* row_of, visible_range visible, float* paired) noexcept {
     const step_range steps = steps_of(visible);
     for (int pair = steps.first * 16; pair < steps.last * 16; ++pair) {
       const Key* rows[2];
@@ -238,7 +250,7 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
         const bool is_visible = key >= visible.begin && key < visible.end;
         rows[i] = is_visible ? row_of[key] : static_cast<const Key*>(scratch_.zero_row);
       }
-      float* to = scratch_.values + pair * lanes;
+      float* to = paired + pair * lanes;
       prefetcher_.poll();
       for (int d = 0; d < padded_; d += tile_dims, to += 2 * key_steps * tile_floats) {
         vf a;
@@ -297,78 +309,179 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
     }
   }
 
-  // While the softmax of one group runs, outputs of the group before and scores of the group after are multiplied.
-  void process_paired(const kv_tile_offsets& tile, int head) noexcept {
-    tile_key_rows keys;
-    const visible_range all{tile.begin, tile.end};
-    const step_range used = steps_of(all);
-    const Key* row_of[tile_keys];
-    alignas(64) float scores[2][tile_keys * tile_rows];  // [key][row] of a group and of the next
-    alignas(64) float p[2][key_steps * tile_floats];     // [step][row][pair of keys] of a group and of the one before
-    row_group_view views[2];
-    int group = next_group(tile, head, 0, views[0]);
-    if (group == num_groups_) return;
-    place_keys(tile, head, keys);
-    find_values(tile, head, row_of);
-    const auto scores_of = [&](int of_group, int place) {
-      return score_pieces<Key>{group_queries(head, of_group), &keys, qk_padded_ / tile_dims, scores[place]};
-    };
-    issue_all(scores_of(group, 0), prefetcher_);
-    products_between<Key> between;
-    bool known_finite = false;
-    bool is_paired = false;
-    for (int place = 0; group < num_groups_; place = 1 - place) {
-      const row_group_view& view = views[place];
-      const int next = next_group(tile, head, group + 1, views[1 - place]);
-      between.scores = next < num_groups_ ? scores_of(next, 1 - place) : score_pieces<Key>{};
-      const row_group_state state = state_of_group(head, group);
-      softmax_group<Key>(scores[place], {args_.scale, args_.soft_cap}, view.lanes_of, state, false, between, p[place],
-                         prefetcher_);
-      // As late as possible: V is what was prefetched last.
-      if (!is_paired) pair_values(row_of, all);
-      is_paired = true;
-      // A probability of 0 masks a key, unless its V is not finite.
-      if (!view.alike && !known_finite) known_finite = has_finite_values(tile, row_of);
-      between.outputs = {};
-      if (view.alike || known_finite) {
-        between.outputs = {p[place], scratch_.values, used.first, used.last, padded_, state.accumulators()};
-      } else {
-        add_outputs_row_by_row(row_of, all, view, p[place], state);
-      }
-      group = next;
-    }
-    issue_all(between.outputs, prefetcher_);
+  // Otherwise the outputs of this tile wait for those of the next one.
+  [[nodiscard]] bool adds_outputs_after(const kv_tile_offsets& tile) const noexcept {
+    return num_pending_ + 1 == output_tiles_together || tile.ends_split || num_heads_ > 1;
   }
 
-  // The first group from `group` on that attends to some key of the tile.
-  int next_group(const kv_tile_offsets& tile, int head, int group, row_group_view& view) const noexcept {
-    for (; group < num_groups_; ++group) {
+  void process_paired(const kv_tile_offsets& tile, int head) noexcept {
+    const bool adds_outputs = adds_outputs_after(tile);
+    if (add_probabilities(tile, head)) ++num_pending_;
+    if (adds_outputs) add_pending(head);
+  }
+
+  // Up to two row groups that attend to some key of a KV tile.
+  struct viewed_groups {
+    int count = 0;
+    int groups[2];
+    row_group_view views[2];
+  };
+  // The next ones from `group` on; returns where to go on.
+  int find_groups(const kv_tile_offsets& tile, int head, int group, viewed_groups& found) const noexcept {
+    found.count = 0;
+    for (; group < num_groups_ && found.count < 2; ++group) {
+      row_group_view& view = found.views[found.count];
       view = {};
       view_group(tile, head, group, view);
-      if (view.any) break;
+      if (view.any) found.groups[found.count++] = group;
     }
     return group;
   }
 
-  // Row by row, with V cleared for the keys that the row does not attend to.
-  void add_outputs_row_by_row(const Key* const* row_of, visible_range all, const row_group_view& view, const float* p,
-                              const row_group_state& state) noexcept {
-    for (int i = 0; i < view.lanes_of.rows; ++i) {
-      if (view.visible[i].begin >= view.visible[i].end) continue;
-      const step_range used = steps_of(view.visible[i]);
-      pair_values(row_of, view.visible[i]);
-      float* const all_rows = scratch_.values + tile_keys / 2 * padded_;  // behind the pairs
-      for (int d = 0; d < row_group_rows * padded_; d += lanes) store(all_rows + d, load(state.accumulators() + d));
-      issue_all(output_pieces<Key>(p, scratch_.values, used.first, used.last, padded_, all_rows), prefetcher_);
-      state.take_row(i, all_rows);
+  // Part 0 or 1 of the scores of such groups: of two one half of the keys each, of one all keys and nothing.
+  [[nodiscard]] BIFOLIO_INLINE score_pieces<Key> scores_of(const viewed_groups& groups, int part, int head,
+                                                           const tile_key_rows& keys,
+                                                           float (&scores)[2][tile_keys * tile_rows]) const noexcept {
+    score_pieces<Key> pieces;
+    if (groups.count <= part && groups.count < 2) return pieces;
+    pieces.count = qk_padded_ / tile_dims;
+    pieces.keys = keys + part * (key_tiles / 2);
+    pieces.queries = group_queries(head, groups.groups[0]);
+    pieces.scores = scores[0] + part * (tile_keys / 2 * tile_rows);
+    if (groups.count < 2) return pieces;
+    pieces.queries2 = group_queries(head, groups.groups[1]);
+    pieces.scores2 = scores[1] + part * (tile_keys / 2 * tile_rows);
+    return pieces;
+  }
+
+  // Scores and softmax of all row groups, and V in pairs: all that their outputs need, which become pending. False:
+  // no row attends to a key of the tile.
+  bool add_probabilities(const kv_tile_offsets& tile, int head) noexcept {
+    alignas(64) float scores[2][2][tile_keys * tile_rows];  // [key][row] of two groups and of the next two
+    viewed_groups viewed[2];
+    int next = find_groups(tile, head, 0, viewed[0]);
+    if (viewed[0].count == 0) return false;
+    tile_key_rows keys;
+    place_keys(tile, head, keys);
+    for (int part = 0; part < 2; ++part) issue_all(scores_of(viewed[0], part, head, keys, scores[0]), prefetcher_);
+    const std::int32_t bit = 1 << num_pending_;
+    bool all_alike = true;
+    for (int place = 0; viewed[place].count > 0; place = 1 - place) {
+      const viewed_groups& now = viewed[place];
+      viewed_groups& after = viewed[1 - place];
+      next = find_groups(tile, head, next, after);
+      for (int i = 0; i < now.count; ++i) {
+        const int group = now.groups[i];
+        std::int32_t& pending = scratch_.pending[group];
+        const output_steps before = steps_of_tiles(pending);
+        products_between<Key> between;
+        between.scores = scores_of(after, i, head, keys, scores[1 - place]);
+        if (pending != 0) between.pending = &before;
+        between.p = probabilities_of(group);
+        const bool rises = softmax_group<Key>(scores[place][i], {args_.scale, args_.soft_cap}, now.views[i].lanes_of,
+                                              state_of_group(head, group), false, between,
+                                              probabilities_of(group) + pending_place(num_pending_), prefetcher_);
+        pending = (rises ? 0 : pending) | bit;
+        all_alike = all_alike && now.views[i].alike;
+      }
     }
-    pair_values(row_of, all);
+    // As late as possible: V is what was prefetched last.
+    const Key* row_of[tile_keys];
+    const visible_range all{tile.begin, tile.end};
+    find_values(tile, head, row_of);
+    used_steps_[num_pending_] = steps_of(all);
+    pair_values(row_of, all, pairs_of(num_pending_));
+    // A probability of 0 masks a key, unless its V is not finite.
+    if (!all_alike && !has_finite_values(tile, row_of)) add_row_by_row(tile, head, row_of);
+    return true;
+  }
+
+  // The probabilities of a row group; those of pending KV tile `i` are `pending_place(i)` floats after them.
+  [[nodiscard]] float* probabilities_of(int group) const noexcept {
+    return scratch_.probabilities + group * row_group_probabilities;
+  }
+  [[nodiscard]] std::int64_t pending_place(int i) const noexcept { return i * num_groups_ * row_group_probabilities; }
+  // V in pairs of pending KV tile `i`.
+  [[nodiscard]] float* pairs_of(int i) const noexcept {
+    return scratch_.value_pairs + std::int64_t{i} * (tile_keys / 2) * padded_;
+  }
+
+  // Those of pending KV tile `i`, with V from `paired`.
+  void append_steps(output_steps& to, int i, step_range steps, const float* paired) const noexcept {
+    for (int step = steps.first; step < steps.last; ++step) {
+      to.steps[to.count++] = {pending_place(i) + step * tile_floats, paired + step * tile_floats};
+    }
+  }
+  // Those of the KV tiles whose bits are set.
+  [[nodiscard]] output_steps steps_of_tiles(std::int32_t bits) const noexcept {
+    output_steps steps;
+    for (int i = 0; i < output_tiles_together; ++i) {
+      if ((bits >> i & 1) != 0) append_steps(steps, i, used_steps_[i], pairs_of(i));
+    }
+    return steps;
+  }
+
+  // The first group from `group` on that has pending outputs.
+  [[nodiscard]] int next_pending(int group) const noexcept {
+    while (group < num_groups_ && scratch_.pending[group] == 0) ++group;
+    return group;
+  }
+
+  // All pending outputs.
+  void add_pending(int head) noexcept {
+    for (int group = next_pending(0); group < num_groups_;) {
+      const std::int32_t tiles = scratch_.pending[group];
+      const output_steps steps = steps_of_tiles(tiles);
+      float* const accumulators = state_of_group(head, group).accumulators();
+      const int other = next_pending(group + 1);
+      if (other < num_groups_ && scratch_.pending[other] == tiles) {
+        add_outputs_of_two<Key>(steps, probabilities_of(group), probabilities_of(other), padded_, accumulators,
+                                state_of_group(head, other).accumulators(), prefetcher_);
+        scratch_.pending[other] = 0;
+      } else {
+        add_outputs<Key>(steps, probabilities_of(group), padded_, accumulators, prefetcher_);
+      }
+      scratch_.pending[group] = 0;
+      group = next_pending(other);
+    }
+    num_pending_ = 0;
+  }
+
+  // The outputs of this KV tile, the last pending one, and of those before, of the groups whose rows attend to
+  // different keys: row by row, with V cleared for the keys that the row does not attend to.
+  void add_row_by_row(const kv_tile_offsets& tile, int head, const Key* const* row_of) noexcept {
+    float* const paired = scratch_.values;
+    float* const all_rows = scratch_.values + tile_keys / 2 * padded_;  // behind the pairs
+    const std::int32_t bit = 1 << num_pending_;
+    for (int group = 0; group < num_groups_; ++group) {
+      std::int32_t& pending = scratch_.pending[group];
+      row_group_view view;
+      view_group(tile, head, group, view);
+      if (!view.any || view.alike) continue;
+      const row_group_state state = state_of_group(head, group);
+      const float* const p = probabilities_of(group);
+      const std::int32_t before = pending & ~bit;
+      if (before != 0) add_outputs<Key>(steps_of_tiles(before), p, padded_, state.accumulators(), prefetcher_);
+      pending = 0;
+      for (int i = 0; i < view.lanes_of.rows; ++i) {
+        if (view.visible[i].begin >= view.visible[i].end) continue;
+        pair_values(row_of, view.visible[i], paired);
+        output_steps steps;
+        append_steps(steps, num_pending_, steps_of(view.visible[i]), paired);
+        for (int d = 0; d < row_group_rows * padded_; d += lanes) store(all_rows + d, load(state.accumulators() + d));
+        add_outputs<Key>(steps, p, padded_, all_rows, prefetcher_);
+        state.take_row(i, all_rows);
+      }
+    }
   }
 
   tile_scope own_tiles_;
   int num_groups_;        // per KV head
   bool in_place_;         // how V enters the products
   visible_range common_;  // positions that all rows attend to
+  // Of an item that pairs V: KV tiles whose outputs are pending, and their steps.
+  int num_pending_ = 0;
+  step_range used_steps_[std::size_t{output_tiles_together}] = {};
 };
 
 #endif

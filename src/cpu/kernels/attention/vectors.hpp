@@ -135,7 +135,7 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
   }
 
   // One poll per column of a transposition, per dim of the scores, per key and register pass of the accumulation.
-  [[nodiscard]] int polls_per_tile() const noexcept {
+  [[nodiscard]] int polls_per_tile(const kv_tile_offsets&) const noexcept {
     const int vectors = nr_of(base_rows_ + (extra_rows_ > 0 ? 1 : 0));
     const int passes = (dims_ + vectors * lanes - 1) / (vectors * lanes);
     const int columns =

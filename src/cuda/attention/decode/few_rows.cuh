@@ -3,9 +3,9 @@
 
 /// The output of decode over codes where an output tile has at most eight rows of queries (decode_few_rows). Its
 /// product is transposed: 16 dims of V are the rows of the products and the queries the columns, so that nothing is
-/// padded to 16. That is half of the products, of the softmax and of the outputs' registers. Probabilities are where the scores'
-/// product, whose left factor are the queries, leaves them. Every element is the sum of the same products in the same
-/// order as with queries in rows, so no bit depends on which form computes it.
+/// padded to 16. That is half of the products, of the softmax and of the outputs' registers. Probabilities are where
+/// the scores' product, whose left factor are the queries, leaves them. Every element is the sum of the same products
+/// in the same order as with queries in rows, so no bit depends on which form computes it.
 ///
 /// Of the scores, a lane has row lane / 4. Of the output it has rows 2 · (lane % 4) and the next: `out[n][2 · i + r]`
 /// is of row 2 · (lane % 4) + r and dim 2 · (lane / 4) + i of 16, because a register of V holds two neighbouring dims

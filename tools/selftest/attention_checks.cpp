@@ -11,6 +11,7 @@
 #include <set>
 
 #include "conformance/attention_tables.hpp"
+#include "support/codes.hpp"
 #include "support/random.hpp"
 
 namespace selftest {
@@ -20,7 +21,7 @@ using namespace bifolio;
 using namespace bifolio::test;
 
 // Cases in a turn of `attention_cases`, one of each kind.
-constexpr std::size_t cases_a_turn = 5;
+constexpr std::size_t cases_a_turn = 6;
 constexpr std::size_t num_random = 2000;
 
 /// One kernel per sequence of a planned call, empty for a sequence without new tokens; "attention" where the backend
@@ -73,11 +74,16 @@ struct part_of_case {
       return std::vector<float>(values.begin() + first, values.begin() + last);
     };
     const std::int64_t q_row = std::int64_t{settings.num_q_heads()} * settings.head_dim;
-    const std::int64_t kv_row = std::int64_t{settings.num_kv_heads} * settings.head_dim;
+    const std::int64_t k_row = std::int64_t{settings.num_kv_heads} * settings.head_dim;
+    const std::int64_t v_row = std::int64_t{settings.num_kv_heads} * settings.out_dim();
     attention_contents::sequence part{slice(from.q, begin * q_row, end * q_row),
-                                      slice(from.k, 0, length * kv_row),
-                                      slice(from.v, 0, length * kv_row),
+                                      slice(from.k, 0, length * k_row),
+                                      slice(from.v, 0, length * v_row),
                                       {}};
+    if (settings.k_code) {
+      part.k_given = slice(from.k_given, 0, length * k_row);
+      part.v_given = slice(from.v_given, 0, length * v_row);
+    }
     if (!from.bias.empty()) {
       const std::int64_t heads = settings.num_q_heads();
       for (std::int64_t row = begin * heads; row < end * heads; ++row) {
@@ -173,7 +179,7 @@ class case_run {
   }
 
   void judge(const attention_case& c) {
-    const arithmetic numbers = where_.main.numbers_for(c.q_type, c.kv_type, c.out_type, c.head_dim);
+    const arithmetic numbers = numbers_for(where_.main, c);
     const std::string problem = what_.expectation.problem_of(whole_.output, numbers);
     std::set<std::string> guilty;
     for (std::size_t s = 0; s < c.seqs.size(); ++s) {
@@ -289,6 +295,22 @@ class case_run {
   outcome whole_;
 };
 
+/// Pairs of codes in turn: each comes as K and as V, most often with another one. GPUs have kernels for K and V of one
+/// code beside 16-bit queries, which are every second case.
+std::vector<attention_case> coded_cases(std::uint64_t seed) {
+  const std::vector<kv_code>& codes = all_codes();
+  std::vector<attention_case> cases = random_cases(hash_of(seed, 0xc0de), static_cast<int>(num_random) / 2);
+  for (std::size_t n = 0; n < cases.size(); ++n) {
+    cases[n] = with_codes(cases[n], codes[n % codes.size()], codes[n * 5 / 3 % codes.size()]);
+  }
+  std::vector<attention_case> same = half_precision_cases(hash_of(seed, 0xc0de), static_cast<int>(num_random) / 2);
+  for (std::size_t n = 0; n < same.size(); ++n) {
+    const kv_code& code = codes[n % codes.size()];
+    cases.insert(cases.begin() + static_cast<std::ptrdiff_t>(2 * n), with_codes(same[n], code, code));
+  }
+  return cases;
+}
+
 }  // namespace
 
 std::vector<attention_case> attention_cases(std::uint64_t seed) {
@@ -308,6 +330,7 @@ std::vector<attention_case> attention_cases(std::uint64_t seed) {
       joined({x_split_cases()}),
       half_precision_cases(seed, static_cast<int>(num_random)),
       random_cases(seed, static_cast<int>(num_random)),
+      coded_cases(seed),
   };
   std::vector<attention_case> cases;
   for (std::size_t turn = 0; turn < num_random; ++turn) {

@@ -299,14 +299,13 @@ class case_run {
 /// code beside 16-bit queries, which are every second case.
 std::vector<attention_case> coded_cases(std::uint64_t seed) {
   const std::vector<kv_code>& codes = all_codes();
-  std::vector<attention_case> cases = random_cases(hash_of(seed, 0xc0de), static_cast<int>(num_random) / 2);
-  for (std::size_t n = 0; n < cases.size(); ++n) {
-    cases[n] = with_codes(cases[n], codes[n % codes.size()], codes[n * 5 / 3 % codes.size()]);
-  }
-  std::vector<attention_case> same = half_precision_cases(hash_of(seed, 0xc0de), static_cast<int>(num_random) / 2);
-  for (std::size_t n = 0; n < same.size(); ++n) {
+  const std::vector<attention_case> of_one = half_precision_cases(hash_of(seed, 0xc0de), num_random / 2);
+  const std::vector<attention_case> of_two = random_cases(hash_of(seed, 0xc0de), num_random / 2);
+  std::vector<attention_case> cases;
+  for (std::size_t n = 0; n < num_random / 2; ++n) {
     const kv_code& code = codes[n % codes.size()];
-    cases.insert(cases.begin() + static_cast<std::ptrdiff_t>(2 * n), with_codes(same[n], code, code));
+    cases.push_back(with_codes(of_one.at(n), code, code));
+    cases.push_back(with_codes(of_two.at(n), code, codes[n * 5 / 3 % codes.size()]));
   }
   return cases;
 }

@@ -33,7 +33,7 @@ __device__ __forceinline__ void cp_async_16_evict_first(std::uint32_t dst, const
                : "memory");
 }
 
-/// The same with the policy as a number, which is what createpolicy gives (sm_80 to sm_90): one in registers is moved
+/// The same with the policy as a number, the one that createpolicy gives in code for sm_90: one in registers is moved
 /// to uniform ones for every copy.
 __device__ __forceinline__ void cp_async_16_read_once(std::uint32_t dst, const void* src) {
   constexpr std::uint64_t evict_first = 0x12f0000000000000;

@@ -140,8 +140,8 @@ bool prefill_accepts(const plan_input& step, std::string* why) noexcept {
                : !step_suits_tensor_cores(step, true, why)) {
     return false;
   }
-  const prefill_entry* const entry = find_prefill_entry(spec.q_type, spec.qk_head_dim);
-  if (entry == nullptr || (is_coded && (entry->coded[0].kernel == nullptr || spec.qk_head_dim % 16 != 0))) {
+  const prefill_entry* const entry = find_prefill_entry(spec.k_code.type, spec.qk_head_dim);
+  if (entry == nullptr) {
     return detail::declines(why, "head_dim is ", spec.qk_head_dim, "; it takes multiples of ",
                             is_coded                    ? "16 up to 128"
                             : spec.q_type == dtype::f32 ? "4 up to 128"
@@ -190,8 +190,9 @@ void append_prefill_names(const device_numbers& device, std::vector<std::string>
       if (entry == nullptr || prefill_tiling_of(type, tile_dims, false).dims != tile_dims) continue;
       for (const std::string_view loading : {std::string_view("tma"), std::string_view("copy"), coded}) {
         if ((loading == "tma" && (tile_dims % 64 != 0 || type == dtype::f32)) ||
-            (loading == coded && entry->coded[0].kernel == nullptr))
+            (loading == coded && (type == dtype::f32 || find_prefill_entry(dtype::e4m3, tile_dims) == nullptr))) {
           continue;
+        }
         for (const std::string_view variant : {std::string_view("plain"), std::string_view("transform"),
                                                std::string_view("deterministic"), token_scales}) {
           if (variant == "deterministic" && (entry->tree.kernel == nullptr || loading == coded)) continue;

@@ -14,6 +14,7 @@
 
 #include "cuda/attention/decode/args.hpp"
 #include "cuda/attention/decode/shape.hpp"
+#include "cuda/attention/query_powers.cuh"
 #include "cuda/attention/value_units.cuh"
 #include "cuda/device/code_pairs.cuh"
 #include "cuda/device/float16_types.cuh"
@@ -38,9 +39,8 @@ struct coded_query_rows {
 };
 static_assert(sizeof(coded_query_rows) <= coded_query_rows_bytes);
 
-/// Puts 16 rows of queries in shared memory into the order of the keys and makes float16 of them. Rows of bfloat16 are
-/// scaled by a power of two that takes their largest to [1, 2): then they lose nothing but what is below 2^-14 of it.
-/// Barriers before and after are the caller's.
+/// Puts 16 rows of queries in shared memory into the order of the keys and makes float16 of them. Barriers before and
+/// after are the caller's.
 template <class Shape>
 __device__ __forceinline__ void prepare_queries(const decode_args& a, std::uint32_t queries, coded_query_rows& rows) {
   using format = typename Shape::q_rows;
@@ -66,26 +66,19 @@ __device__ __forceinline__ void prepare_queries(const decode_args& a, std::uint3
       words[i][4 * half + 3] = four.w;
     }
 #pragma unroll
-    for (int w = 0; w < 8; ++w) largest = max(largest, max(words[i][w] & 0x7fffu, words[i][w] >> 16 & 0x7fffu));
+    for (int w = 0; w < 8; ++w) largest = larger_magnitude(largest, words[i][w]);
   }
-  float factor = 1.0f;
+  query_power power;
   if (is_bf16) {
 #pragma unroll
     for (int step = 1; step < row_threads; step *= 2) {
       largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, step));
     }
-    // Rows with an infinity or a NaN stay as they are.
-    const std::uint32_t field = largest >> 7;
-    const std::uint32_t exponent = field == 255 ? 127 : min(max(field, 1u), 253u);
-    factor = __uint_as_float(exponent << 23);
-    const float inverse = __uint_as_float((254 - exponent) << 23);
+    power = query_power(largest);
 #pragma unroll
     for (int i = 0; i < own_groups; ++i) {
 #pragma unroll
-      for (int w = 0; w < 8; ++w) {
-        words[i][w] = device::pack<__half>(__uint_as_float(words[i][w] << 16) * inverse,
-                                           __uint_as_float(words[i][w] & 0xffff0000u) * inverse);
-      }
+      for (int w = 0; w < 8; ++w) words[i][w] = power.divide(words[i][w]);
     }
   }
 #pragma unroll
@@ -97,7 +90,7 @@ __device__ __forceinline__ void prepare_queries(const decode_args& a, std::uint3
     device::store_shared_16(queries + format::place(row, 2 * group + 1),
                             make_uint4(words[i][1], words[i][3], words[i][5], words[i][7]));
   }
-  if (first_group == 0) rows.factors[row] = a.product_factor * rows.static_scale * factor;
+  if (first_group == 0) rows.factors[row] = a.product_factor * rows.static_scale * power.value();
 }
 
 /// s += queries · keys of codes, for the keys of a warp. `key_address(row, low, first)`: where vector first + low of a

@@ -2,8 +2,8 @@
 #pragma once
 
 /// The producer warpgroup of prefill for caches of codes. Each thread requests pieces of 16 bytes by cp.async into
-/// places of its own, and stores what has come as 16 elements of the type that the tensor cores multiply, in which
-/// every code is exact. It takes several pieces at a time, so that one piece's instructions run while others wait. When
+/// places of its own, and stores what has come as 16 elements of float16, in which every code is exact, whatever the
+/// type of the queries. It takes several pieces at a time, so that one piece's instructions run while others wait. When
 /// a plane of a tile is stored, that of the next tile is requested into the same places. No warp waits for another of
 /// the four. Scales are the consumers'; those of tokens are put next to the tile of K. What is outside the sequence,
 /// the window or head_dim becomes zero. Queries come by TMA as everywhere.
@@ -32,7 +32,7 @@ inline constexpr int coded_producer_arrivals = 4;
 
 /// Lanes 4j … 4j + 3 take the 64 bytes of one token and chunk of 64 dims; in each pass the warpgroup takes 32 tokens, 8
 /// a warp.
-template <class T, class Shape>
+template <class Shape>
 class coded_producer {
   using S = Shape;
   static constexpr int passes = S::tile_keys / 32;
@@ -221,7 +221,7 @@ class coded_producer {
     const std::uint32_t to = (is_k ? stages_.k(stage) : stages_.v(stage)) +
                              static_cast<std::uint32_t>(warp_ * S::group_bytes + row * 128 + ((vector ^ row) << 4));
     const std::uint32_t from = raw_place(is_k);
-    device::visit_code_vectors<T>(is_k ? a_.k_type : a_.v_type, [&](const auto& widen) {
+    device::visit_code_vectors(is_k ? a_.k_type : a_.v_type, [&](const auto& widen) {
 #pragma unroll 1
       for (int first = 0; first < passes; first += batch_passes) {
         uint4 codes[batch_pieces];

@@ -16,6 +16,7 @@
 
 namespace bifolio::inline v0_2::cuda::prefill {
 
+/// `T`: of the products; over codes the type of the output is the call's.
 template <class T, class Shape>
 class epilogue {
   using S = Shape;
@@ -42,8 +43,10 @@ class epilogue {
     }
     if constexpr (std::is_same_v<T, float>) {
       store_pairs(work, rows, inverse, o);
+    } else if (S::is_coded && a_.out_type == dtype::bf16) {
+      store_packed<__nv_bfloat16>(work, rows, inverse, o);
     } else {
-      store_packed(work, rows, inverse, o);
+      store_packed<T>(work, rows, inverse, o);
     }
   }
 
@@ -69,6 +72,7 @@ class epilogue {
   }
 
  private:
+  template <class Out>
   __device__ __forceinline__ void store_packed(const prefill_work_tile& work, const row_state& rows,
                                                const float (&inverse)[2], const float (&o)[S::out_registers]) const {
     // Four lanes hold 2 columns each of every 8; after the exchange lane q holds all 8 of number 4b + q.
@@ -81,13 +85,13 @@ class epilogue {
 #pragma unroll
         for (int r = 0; r < 4; ++r) {
           const int j = (b * 4 + r) * 4 + 2 * i;
-          mine[r] = device::pack<T>(o[j] * inverse[i], o[j + 1] * inverse[i]);
+          mine[r] = device::pack<Out>(o[j] * inverse[i], o[j + 1] * inverse[i]);
         }
         transpose(mine, q);
         const int column = first_column_ + (b * 4 + q) * 8;
         if (rows.token[i] < work.query_len && column < a_.head_dim) {
-          T* dst = static_cast<T*>(a_.out) + (work.query_start + rows.token[i]) * a_.out_token_stride +
-                   rows.head[i] * a_.out_head_stride + column;
+          Out* dst = static_cast<Out*>(a_.out) + (work.query_start + rows.token[i]) * a_.out_token_stride +
+                     rows.head[i] * a_.out_head_stride + column;
           *reinterpret_cast<uint4*>(dst) = make_uint4(mine[0], mine[1], mine[2], mine[3]);
         }
       }

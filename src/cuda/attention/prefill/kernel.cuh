@@ -59,11 +59,11 @@ __device__ __forceinline__ void consume(const prefill_args& args, const shared_s
 }
 
 // The producer's first warp has a work_source, the others a work_queue.
-template <class T, class Shape, class Source>
+template <class Shape, class Source>
 __device__ __forceinline__ void produce_in_four_warps(const prefill_args& args, const shared_stages<Shape>& stages,
                                                       const tensor_map* q_map, const Source& source) {
   if constexpr (Shape::is_coded) {
-    coded_producer<T, Shape>(args, stages, q_map).run(source);
+    coded_producer<Shape>(args, stages, q_map).run(source);
   } else {
     copy_producer<Shape>(args, stages, q_map).run(source);
   }
@@ -91,13 +91,13 @@ __global__ void __launch_bounds__(Shape::num_threads, 1)
       const work_source source(args, slots);
       device::grid_dependency_wait();
       if (by_copy) {
-        produce_in_four_warps<T, Shape>(args, stages, &q_map, source);
+        produce_in_four_warps<Shape>(args, stages, &q_map, source);
       } else {
         tma_producer<Shape>(args, stages, &q_map, &k_map, &v_map).run(source);
       }
     } else if (by_copy) {
       device::grid_dependency_wait();
-      produce_in_four_warps<T, Shape>(args, stages, &q_map, work_queue(slots));
+      produce_in_four_warps<Shape>(args, stages, &q_map, work_queue(slots));
     }
   } else {
     device::setmaxnreg_inc<Shape::consumer_registers>();
@@ -118,12 +118,18 @@ template <class T, int TileDims>
   entry.plain[0] = choice_of<T, plain, false>();
   entry.plain[1] = choice_of<T, plain, true>();
   if constexpr (prefill_has_tree(TileDims)) entry.tree = choice_of<T, shape<TileDims, prefill_kind::tree>, true>();
-  if constexpr (prefill_has_codes(TileDims)) {
-    using coded = shape<TileDims, prefill_kind::coded>;
-    entry.coded[0] = choice_of<T, coded, false>();
-    entry.coded[1] = choice_of<T, coded, true>();
-    entry.coded_by_token = choice_of<T, shape<TileDims, prefill_kind::coded_by_token>, true>();
-  }
+  return entry;
+}
+
+/// Those over codes, for queries of either type: codes and probabilities are float16, and queries become it.
+template <int TileDims>
+[[nodiscard]] constexpr prefill_entry make_coded_entry() noexcept {
+  static_assert(prefill_has_codes(TileDims));
+  using coded = shape<TileDims, prefill_kind::coded>;
+  prefill_entry entry;
+  entry.coded[0] = choice_of<__half, coded, false>();
+  entry.coded[1] = choice_of<__half, coded, true>();
+  entry.coded_by_token = choice_of<__half, shape<TileDims, prefill_kind::coded_by_token>, true>();
   return entry;
 }
 

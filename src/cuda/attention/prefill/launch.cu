@@ -14,34 +14,37 @@ const prefill_entry* find_prefill_entry(dtype type, std::int32_t head_dim) noexc
     return head_dim % 4 != 0 || tile_dims == 0 ? nullptr : tile_dims == 64 ? &prefill_f32_64 : &prefill_f32_128;
   }
   if (head_dim % 8 != 0) return nullptr;
-  const auto of = [](const prefill_entry& f16, const prefill_entry& bf16, dtype wanted) -> const prefill_entry* {
-    switch (wanted) {
-      case dtype::f32:
-      case dtype::e4m3:
-      case dtype::e5m2:
-      case dtype::i8:
-      case dtype::u8:
-        return nullptr;
+  // Without kernels over codes: null.
+  const auto of = [&](const prefill_entry& f16, const prefill_entry& bf16,
+                      const prefill_entry* coded) -> const prefill_entry* {
+    switch (type) {
       case dtype::f16:
         return &f16;
       case dtype::bf16:
         return &bf16;
+      case dtype::e4m3:
+      case dtype::e5m2:
+      case dtype::i8:
+        return head_dim % 16 == 0 ? coded : nullptr;
+      case dtype::f32:
+      case dtype::u8:
+        break;
     }
     return nullptr;
   };
   switch (tile_dims) {
     case 64:
-      return of(prefill_f16_64, prefill_bf16_64, type);
+      return of(prefill_f16_64, prefill_bf16_64, &prefill_coded_64);
     case 96:
-      return of(prefill_f16_96, prefill_bf16_96, type);
+      return of(prefill_f16_96, prefill_bf16_96, &prefill_coded_96);
     case 128:
-      return of(prefill_f16_128, prefill_bf16_128, type);
+      return of(prefill_f16_128, prefill_bf16_128, &prefill_coded_128);
     case 192:
-      return of(prefill_f16_192, prefill_bf16_192, type);
+      return of(prefill_f16_192, prefill_bf16_192, nullptr);
     case 256:
-      return of(prefill_f16_256, prefill_bf16_256, type);
+      return of(prefill_f16_256, prefill_bf16_256, nullptr);
     case 512:
-      return of(prefill_f16_512, prefill_bf16_512, type);
+      return of(prefill_f16_512, prefill_bf16_512, nullptr);
     default:
       return nullptr;
   }
@@ -121,7 +124,7 @@ bool prefill_accepts_call(const attention_kernel_args& args, std::string* why) n
 cudaError_t launch_prefill(const runtime_api& api, const attention_kernel_args& args, const prefill_plan& plan,
                            const prefill_metadata& metadata, const device_numbers& device,
                            cudaStream_t stream) noexcept {
-  const prefill_entry& entry = *find_prefill_entry(args.q_type, args.head_dim);
+  const prefill_entry& entry = *find_prefill_entry(args.is_coded ? args.k_type : args.q_type, args.head_dim);
   const auto [kernel, shared_bytes] = entry.choose(prefill_kind_of(args), prefill_transforms(args));
   const prefill_args p{with_clamped_windows(args),
                        metadata,

@@ -32,8 +32,9 @@ struct prefill_choice {
   int shared_bytes = 0;
 };
 
-/// One compiled shape. Of two kernels, [0]: a positive scale, [1]: with the logits transform (soft cap, ALiBi), which a
-/// single one has. Masks, windows and sinks are in all.
+/// One compiled shape, over K and V of one 16-bit type, of float32 or of codes; what others take is null. Of two
+/// kernels, [0]: a positive scale, [1]: with the logits transform (soft cap, ALiBi), which a single one has. Masks,
+/// windows and sinks are in all.
 struct prefill_entry {
   prefill_choice plain[2];
   prefill_choice tree;
@@ -43,8 +44,8 @@ struct prefill_entry {
   [[nodiscard]] prefill_choice choose(prefill_kind kind, bool transforms) const noexcept;
 };
 
-/// Null for a shape that is not compiled: 16-bit types with head_dims that are multiples of 8 up to 512, float32 with
-/// multiples of 4 up to 128.
+/// `type`: of K. Null for a shape that is not compiled: 16-bit types with head_dims that are multiples of 8 up to 512,
+/// float32 with multiples of 4 up to 128, codes, beside queries of either 16-bit type, with multiples of 16 up to 128.
 [[nodiscard]] const prefill_entry* find_prefill_entry(dtype type, std::int32_t head_dim) noexcept;
 
 /// Whether the kernel with the logits transform is taken.
@@ -74,6 +75,7 @@ struct prefill_entry {
 // One per translation unit.
 extern const prefill_entry prefill_bf16_64, prefill_bf16_96, prefill_bf16_128, prefill_bf16_192, prefill_bf16_256,
     prefill_bf16_512;
+extern const prefill_entry prefill_coded_64, prefill_coded_96, prefill_coded_128;
 extern const prefill_entry prefill_f32_64, prefill_f32_128;
 extern const prefill_entry prefill_f16_64, prefill_f16_96, prefill_f16_128, prefill_f16_192, prefill_f16_256,
     prefill_f16_512;

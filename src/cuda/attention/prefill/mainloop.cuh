@@ -14,8 +14,10 @@
 #include "cuda/attention/prefill/scheduler.cuh"
 #include "cuda/attention/prefill/shape.hpp"
 #include "cuda/attention/prefill/softmax.cuh"
+#include "cuda/attention/query_powers.cuh"
 #include "cuda/device/float16_types.cuh"
 #include "cuda/device/ptx.cuh"
+#include "cuda/device/shared_vectors.cuh"
 #include "cuda/device/sm90.cuh"
 
 namespace bifolio::inline v0_2::cuda::prefill {
@@ -51,6 +53,7 @@ class mainloop : protected softmax<Shape, Transform> {
     std::uint32_t p[S::tile_keys / 16][4];
     float rescale[2];
     device::mbarrier_wait_parity(stages_.q_full(q_state_.stage), q_state_.phase);
+    if constexpr (S::is_coded) take_queries(rows);
     int tile = e.tile_end - 1;
 
     wait_keys();
@@ -93,7 +96,8 @@ class mainloop : protected softmax<Shape, Transform> {
     device::wgmma_fence_operands(o);
     release(stages_.v_empty(v_state_.stage));
     v_state_.advance();
-    for (float& m : rows.max) m *= transform_.scale_log2;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) rows.max[i] *= base::unit_of(rows, i);
     if constexpr (S::by_token) {
 #pragma unroll
       for (int j = 0; j < S::out_registers; ++j) o[j] *= units.unit((j >> 1) & 1);
@@ -144,6 +148,48 @@ class mainloop : protected softmax<Shape, Transform> {
     see_copies();
   }
 
+  // Queries of bfloat16 become float16 where they are, each over its row's power. Four lanes have a row, as they have
+  // its scores; the vectors that they take of it next to each other are those of other banks than the next row's.
+  __device__ __forceinline__ void take_queries(row_state& rows) const {
+    rows.power[0] = rows.power[1] = 1.0f;
+    if (a_.q_type != dtype::bf16) return;
+    const int lane = thread_ & 31;
+    const std::uint32_t first = stages_.q(q_state_.stage) + S::row_part(warpgroup_) * S::chunks * S::q_chunk_bytes +
+                                (thread_ / 32 * 16 + lane / 4) * 128;
+    const std::uint32_t vectors[2] = {static_cast<std::uint32_t>(lane & 7) * 16,
+                                      static_cast<std::uint32_t>((lane & 7) ^ 4) * 16};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      uint4 q[S::chunks][2];
+      std::uint32_t largest = 0;
+#pragma unroll
+      for (int c = 0; c < S::chunks; ++c) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          q[c][j] = device::load_shared_16(first + i * 1024 + c * S::q_chunk_bytes + vectors[j]);
+          for (const std::uint32_t pair : {q[c][j].x, q[c][j].y, q[c][j].z, q[c][j].w}) {
+            largest = larger_magnitude(largest, pair);
+          }
+        }
+      }
+      largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+      largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+      const query_power power(largest);
+      rows.power[i] = power.value();
+#pragma unroll
+      for (int c = 0; c < S::chunks; ++c) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          device::store_shared_16(first + i * 1024 + c * S::q_chunk_bytes + vectors[j],
+                                  make_uint4(power.divide(q[c][j].x), power.divide(q[c][j].y), power.divide(q[c][j].z),
+                                             power.divide(q[c][j].w)));
+        }
+      }
+    }
+    device::fence_async_proxy();
+    device::named_barrier_sync(1 + S::num_warpgroups + warpgroup_, 128);
+  }
+
   // s = q · kᵀ for the tile in `stage`; committed, not waited for.
   __device__ __forceinline__ void scores(float (&s)[S::score_registers], int q_stage, int stage) {
     device::wgmma_fence_operands(s);
@@ -169,10 +215,12 @@ class mainloop : protected softmax<Shape, Transform> {
       const std::uint32_t scales = stages_.scales(k_state_.phase * S::stages + k_state_.stage);
       k_state_.advance();
       base::scale_products(s, scales);
+      base::multiply_powers(s, rows);
       base::probabilities(s, tile, e, rows, rescale);
       base::scale_probabilities(s, scales, tile, e, rows, units, rescale);
     } else {
       k_state_.advance();
+      if constexpr (S::is_coded) base::multiply_powers(s, rows);
       base::probabilities(s, tile, e, rows, rescale);
     }
   }

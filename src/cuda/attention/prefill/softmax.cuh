@@ -19,7 +19,8 @@ struct row_state {
   int token[2], head[2];
   int position[2];  // of the token in the sequence
   float slope[2];   // of the head; with a transform only
-  float max[2];     // of scores in the transform's unit; when all keys are done, of base-2 logits. At most 8 below
+  float power[2];   // that queries were divided by; over codes only
+  float max[2];     // of scores in the row's unit; when all keys are done, of base-2 logits. At most 8 below
   float sum[2];     // this lane's share
 
   template <class Shape, bool Transform>
@@ -57,6 +58,32 @@ class softmax {
   // With static scales of K per head, those of the head.
   __device__ __forceinline__ void take_head(int kv_head) {
     if (a_.k_scales.static_step != 0) transform_ = logits_transform<Transform>(transform_options(a_, kv_head));
+  }
+
+  // Queries of bfloat16 were divided by powers. Where scores are products, these join the unit; elsewhere products are
+  // multiplied with them first.
+  [[nodiscard]] __device__ __forceinline__ bool powers_join_units() const {
+    if constexpr (Transform) {
+      return transform_.keeps_products() && a_.alibi_slopes == nullptr;
+    } else {
+      return true;
+    }
+  }
+  __device__ __forceinline__ void multiply_powers(float (&s)[S::score_registers], const row_state& rows) const {
+    if (powers_join_units() || a_.q_type != dtype::bf16) return;
+#pragma unroll
+    for (int j = 0; j < S::score_registers; ++j) s[j] *= rows.power[(j >> 1) & 1];
+  }
+  // Of the scores of this thread's i-th row, in base 2.
+  [[nodiscard]] __device__ __forceinline__ float unit_of(const row_state& rows, int i) const {
+    if constexpr (!S::is_coded) {
+      return transform_.scale_log2;
+    } else {
+      if (!powers_join_units()) return transform_.scale_log2;
+      // Rows of zeros have the smallest power. −inf times the unit must not be NaN.
+      const float unit = transform_.scale_log2 * rows.power[i];
+      return fabsf(unit) < 0x1p-126f ? 0x1p-126f : unit;
+    }
   }
 
   // The key of score register j, from the tile's first, for this thread's first column.
@@ -133,7 +160,7 @@ class softmax {
       }
     }
     mask(s, tile, column, e, rows);
-    const float scale = transform_.scale_log2;
+    const float unit[2] = {unit_of(rows, 0), unit_of(rows, 1)};
     float m[2] = {-INFINITY, -INFINITY};  // of this lane
 #pragma unroll
     for (int j = 0; j < S::score_registers; j += 4) {
@@ -145,17 +172,17 @@ class softmax {
       m[1] += from_row[1];
     }
     rescale[0] = rescale[1] = 1.0f;
-    const bool rises = (m[0] - rows.max[0]) * scale > max_slack || (m[1] - rows.max[1]) * scale > max_slack;
-    if (__any_sync(0xffffffffu, rises)) raise_maxima(m, scale, rows, rescale);
+    const bool rises = (m[0] - rows.max[0]) * unit[0] > max_slack || (m[1] - rows.max[1]) * unit[1] > max_slack;
+    if (__any_sync(0xffffffffu, rises)) raise_maxima(m, unit, rows, rescale);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float from = Transform ? rows.max[i] - from_row[i] : rows.max[i];
-      const float shift = rows.max[i] == -INFINITY ? 0.0f : from * scale;
+      const float shift = rows.max[i] == -INFINITY ? 0.0f : from * unit[i];
       float sum = 0;
 #pragma unroll
       for (int j = 0; j < S::score_registers; j += 4) {
-        s[j + 2 * i] = device::exp2_fast(fmaf(s[j + 2 * i], scale, -shift));
-        s[j + 2 * i + 1] = device::exp2_fast(fmaf(s[j + 2 * i + 1], scale, -shift));
+        s[j + 2 * i] = device::exp2_fast(fmaf(s[j + 2 * i], unit[i], -shift));
+        s[j + 2 * i + 1] = device::exp2_fast(fmaf(s[j + 2 * i + 1], unit[i], -shift));
         sum += s[j + 2 * i] + s[j + 2 * i + 1];
       }
       rows.sum[i] = rows.sum[i] * rescale[i] + sum;
@@ -164,14 +191,14 @@ class softmax {
 
   // Lets each row's maximum follow its largest score, of which `m` is this lane's, where that is more than max_slack
   // above it.
-  __device__ __forceinline__ static void raise_maxima(float (&m)[2], float scale, row_state& rows,
+  __device__ __forceinline__ static void raise_maxima(float (&m)[2], const float (&unit)[2], row_state& rows,
                                                       float (&rescale)[2]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       m[i] = fmaxf(m[i], __shfl_xor_sync(0xffffffffu, m[i], 1));
       m[i] = fmaxf(m[i], __shfl_xor_sync(0xffffffffu, m[i], 2));
-      if ((m[i] - rows.max[i]) * scale > max_slack) {
-        rescale[i] = device::exp2_fast((rows.max[i] - m[i]) * scale);
+      if ((m[i] - rows.max[i]) * unit[i] > max_slack) {
+        rescale[i] = device::exp2_fast((rows.max[i] - m[i]) * unit[i]);
         rows.max[i] = m[i];
       }
     }
@@ -211,7 +238,7 @@ class softmax {
       }
 #pragma unroll
       for (int i = 0; i < 2; ++i) m[i] = m[i] == -INFINITY ? m[i] : transform_.capped_logit(m[i], 0.0f);
-      raise_maxima(m, 1.0f, rows, rescale);
+      raise_maxima(m, {1.0f, 1.0f}, rows, rescale);
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {

@@ -96,10 +96,13 @@ struct logits_transform<true> {
     return fmaf(product, short_ratio(product), -shift);
   }
 
+  /// Whether products are scores as they are.
+  [[nodiscard]] __device__ __forceinline__ bool keeps_products() const { return !capped && factor == 1.0f; }
+
   /// Scale and soft cap.
   template <int N>
   __device__ __forceinline__ void apply(float (&s)[N]) const {
-    if (!capped && factor == 1.0f) return;
+    if (keeps_products()) return;
     if (!capped) {
 #pragma unroll
       for (int j = 0; j < N; ++j) s[j] *= factor;

@@ -592,8 +592,8 @@ attention_placement placement_in_turn(const attention_case& c, std::size_t turn)
 
 namespace {
 
-// What is stored counts as float32 in a case with codes. It reaches the tensor cores as float16, in prefill beside
-// bfloat16 as that, and probabilities with it; so do records beside bfloat16.
+// What is stored counts as float32 in a case with codes. It reaches the tensor cores as float16, and probabilities with
+// it; records beside bfloat16 do as that.
 arithmetic on_device(const tested_backend& tested, const attention_case& c) {
   const auto is_multiplied = [](const kv_code& code) { return size_of(code.type) == 1 && code.type != dtype::u8; };
   const bool is_record = c.k_code->is_record();
@@ -601,14 +601,12 @@ arithmetic on_device(const tested_backend& tested, const attention_case& c) {
       is_multiplied(*c.k_code) && is_multiplied(*c.v_code) && c.q_type == c.out_type &&
       (is_record ? c.q_type == dtype::bf16 : c.q_type != dtype::f32 && c.head_dim % 16 == 0 && c.head_dim <= 256);
   if (!on_tensor_cores) return tested.numbers_for(c.q_type, c.kv_type, c.out_type, c.head_dim);
-  const bool as_bf16 = is_record || (c.q_type == dtype::bf16 && c.head_dim <= 128);
-  const auto type = static_cast<std::size_t>(as_bf16 ? dtype::bf16 : dtype::f16);
+  const auto type = static_cast<std::size_t>(is_record ? dtype::bf16 : dtype::f16);
   const auto counted = static_cast<std::size_t>(c.kv_type);
   arithmetic numbers = tested.numbers;
   numbers.unit_accumulate[counted] = numbers.unit_accumulate[type];
   numbers.unit_probability[counted] = numbers.unit_probability[type];
-  numbers.tiny_probability[counted] =
-      numbers.tiny_probability[static_cast<std::size_t>(is_record ? dtype::bf16 : dtype::f16)];
+  numbers.tiny_probability[counted] = numbers.tiny_probability[type];
   return numbers;
 }
 

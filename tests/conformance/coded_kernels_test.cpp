@@ -3,6 +3,7 @@
 // on the same values.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <bifolio/backend.hpp>
 #include <cmath>
 #include <cstring>
@@ -12,6 +13,7 @@
 
 #include "conformance/attention_tables.hpp"
 #include "support/codes.hpp"
+#include "support/elements.hpp"
 #include "support/skip.hpp"
 
 namespace {
@@ -196,7 +198,7 @@ TEST_CASE("a NaN in a token with scales per token spoils the rows of the prefill
   }
 }
 
-TEST_CASE("the prefill kernel gives for static scales of 1 per head the bits of those of a layer") {
+TEST_CASE("the prefill kernel gives for static scales of 1 per head the bits of float16") {
   using g = scale_granularity;
   if (devices().empty()) return skip(no_device);
   std::size_t turn = 0;
@@ -204,7 +206,7 @@ TEST_CASE("the prefill kernel gives for static scales of 1 per head the bits of 
     if (plain.head_dim % 16 != 0 || plain.head_dim > 128 || ++turn % 4 != 0) continue;
     attention_case c = with_codes(plain, {dtype::e4m3, g::head}, {dtype::e4m3, g::head});
     c.unit_scales = true;
-    c.q_type = c.out_type = turn % 8 == 0 ? dtype::f16 : dtype::bf16;
+    c.q_type = c.out_type = dtype::f16;
     for (const tested_backend* tested : devices()) {
       if (tested->get().explain({}).front() == "prefill") compare_with_wide(*tested, c, turn, "prefill");
     }
@@ -230,9 +232,9 @@ TEST_CASE(
   CHECK(num_compared > 0);
 }
 
-TEST_CASE("the prefill kernel gives for codes of scale 1 the bits of 16-bit types, in which they are exact") {
+TEST_CASE("the prefill kernel gives for codes of scale 1 the bits of float16, in which they are exact") {
   if (devices().empty()) return skip(no_device);
-  // Blocks, groups, options and lengths of the prefill kernel's own table, with each code and both types in turn.
+  // Blocks, groups, options and lengths of the prefill kernel's own table, with each code in turn.
   std::size_t turn = 0;
   std::size_t num_compared = 0;
   for (const attention_case& plain : prefill_border_cases()) {
@@ -242,10 +244,132 @@ TEST_CASE("the prefill kernel gives for codes of scale 1 the bits of 16-bit type
         {dtype::e4m3}, {dtype::i8, scale_granularity::layer}, {dtype::e5m2, scale_granularity::layer}};
     attention_case c = with_codes(plain, codes[turn % 3], codes[(turn + turn / 3 % 2) % 3]);
     c.unit_scales = true;
-    c.q_type = c.out_type = turn % 2 == 0 ? dtype::f16 : dtype::bf16;
+    c.q_type = c.out_type = dtype::f16;
     for (const tested_backend* tested : devices()) {
       if (tested->get().explain({}).front() != "prefill") continue;
       num_compared += compare_with_wide(*tested, c, turn, "prefill");
+    }
+  }
+  if (num_compared == 0) return skip("no device here has the prefill kernel");
+}
+
+/// What `kernel` computes of a case.
+attention_output output_by(const char* kernel, const tested_backend& tested, const attention_case& c,
+                           const attention_contents& contents) {
+  attention_call call(tested, c, contents, placement_in_turn(c, 0));
+  call.spec.implementation = kernel;
+  call.plan();
+  REQUIRE(call.run() == errc::ok);
+  std::string problem;
+  attention_output output = call.read(problem);
+  CHECK(problem == "");
+  return output;
+}
+
+/// Prompts over codes with queries of bfloat16; heads of 40 rows and of 64, some with keys of other calls before them.
+attention_case prompts_over_codes(const kv_code& code, std::int32_t head_dim, std::uint64_t seed) {
+  attention_case c{.what = "queries of bfloat16 over codes",
+                   .num_kv_heads = 2,
+                   .group_size = seed % 2 == 0 ? 4 : 5,
+                   .head_dim = head_dim,
+                   .v_head_dim = head_dim,
+                   .q_type = dtype::bf16,
+                   .out_type = dtype::bf16,
+                   .seqs = {{200, 200}, {70, 500}, {3, 40}},
+                   .aligned = true,
+                   .seed = seed};
+  return with_codes(c, code, code);
+}
+
+TEST_CASE("the prefill kernel of codes gives queries of bfloat16 the LSE of the same queries in float16, bit for bit") {
+  using g = scale_granularity;
+  if (devices().empty()) return skip(no_device);
+  std::uint64_t seed = 0;
+  std::size_t num_compared = 0;
+  for (const kv_code& code : {kv_code{dtype::e4m3, g::layer}, kv_code{dtype::i8, g::token_head}}) {
+    for (const std::int32_t head_dim : {48, 64, 96, 128}) {
+      for (const char option : {'-', 'c', 'a', 'n'}) {
+        attention_case c = prompts_over_codes(code, head_dim, ++seed);
+        if (option == 'c') c.soft_cap = 2;
+        if (option == 'a') c.alibi = true;
+        if (option == 'n') c.scale = -0.25f;
+        attention_case half = c;
+        half.q_type = half.out_type = dtype::f16;
+        attention_contents contents(c);
+        attention_contents of_half(half);
+        // Of few bits, so that they are exact in both types, and of other magnitudes in each row.
+        const auto dims = static_cast<std::size_t>(head_dim);
+        for (std::size_t s = 0; s < c.seqs.size(); ++s) {
+          std::vector<float>& q = contents.seqs[s].q;
+          for (std::size_t i = 0; i < q.size(); ++i) {
+            q[i] = std::ldexp(std::clamp(std::round(q[i] * 16), -63.0f, 63.0f), static_cast<int>(i / dims % 7) - 8);
+          }
+          of_half.seqs[s].q = q;
+        }
+        for (const tested_backend* tested : devices()) {
+          if (tested->get().explain({}).front() != "prefill") continue;
+          const attention_output got = output_by("prefill", *tested, c, contents);
+          const attention_output expected = output_by("prefill", *tested, half, of_half);
+          CAPTURE(describe(c));
+          REQUIRE(got.lse.size() == expected.lse.size());
+          CHECK(std::memcmp(got.lse.data(), expected.lse.data(), got.lse.size() * sizeof(float)) == 0);
+          REQUIRE(got.out.size() == expected.out.size());
+          std::size_t num_different = 0;  // by more than both roundings of the output
+          for (std::size_t i = 0; i < got.out.size(); ++i) {
+            const float allowed = 0x1.2p-8f * std::fabs(expected.out[i]) + 0x1p-24f;
+            num_different += std::fabs(got.out[i] - expected.out[i]) <= allowed ? 0 : 1;
+          }
+          CHECK(num_different == 0);
+          ++num_compared;
+        }
+      }
+    }
+  }
+  if (num_compared == 0) return skip("no device here has the prefill kernel");
+}
+
+TEST_CASE("the prefill kernel of codes takes queries of bfloat16 of any magnitude, and of none") {
+  using g = scale_granularity;
+  if (devices().empty()) return skip(no_device);
+  std::uint64_t seed = 100;
+  std::size_t num_compared = 0;
+  for (const kv_code& code :
+       {kv_code{dtype::e4m3}, kv_code{dtype::i8, g::layer}, kv_code{dtype::e4m3, g::token_head}}) {
+    for (const std::int32_t head_dim : {64, 96, 128}) {
+      const attention_case c = prompts_over_codes(code, head_dim, ++seed);
+      const auto dims = static_cast<std::size_t>(head_dim);
+      attention_contents contents(c);
+      for (attention_contents::sequence& sequence : contents.seqs) {
+        for (std::size_t i = 0; i < sequence.q.size(); ++i) {
+          // Rows of zeros, of subnormal numbers, of small ones, and ordinary ones.
+          constexpr int powers[] = {0, -200, -130, -100, -20, 0, 2};
+          const auto kind = i / dims % std::size(powers);
+          sequence.q[i] = kind == 0 ? 0.0f : stored_as(dtype::bf16, std::ldexp(sequence.q[i], powers[kind]));
+        }
+      }
+      const attention_expectation expected(c, contents);
+      attention_contents poisoned = contents;
+      constexpr std::size_t bad_row = 33;
+      for (const tested_backend* tested : devices()) {
+        if (tested->get().explain({}).front() != "prefill") continue;
+        const attention_output good = output_by("prefill", *tested, c, contents);
+        const std::string problem = expected.problem_of(good, numbers_for(*tested, c));
+        CHECK_MESSAGE(problem.empty(), problem, " [", describe(c), "]");
+        for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+          poisoned.seqs[0].q[bad_row * dims + 7] = bad;
+          const attention_output got = output_by("prefill", *tested, c, poisoned);
+          const attention_output decoded = output_by("decode", *tested, c, poisoned);
+          CAPTURE(describe(c));
+          for (std::size_t d = 0; d < dims; ++d) {
+            CHECK(std::isnan(got.out[bad_row * dims + d]) == std::isnan(decoded.out[bad_row * dims + d]));
+            if (std::isnan(bad)) CHECK(std::isnan(got.out[bad_row * dims + d]));
+          }
+          const std::size_t after = (bad_row + 1) * dims;
+          CHECK(std::memcmp(got.out.data(), good.out.data(), bad_row * dims * sizeof(float)) == 0);
+          CHECK(std::memcmp(&got.out[after], &good.out[after], (good.out.size() - after) * sizeof(float)) == 0);
+        }
+        ++num_compared;
+      }
     }
   }
   if (num_compared == 0) return skip("no device here has the prefill kernel");

@@ -4,7 +4,7 @@
 
 namespace bifolio::inline v0_2::cuda {
 
-const decode_entry decode_coded_128 = decode::make_entry<decode::coded, 128, 4, false>();
-const decode_entry decode_coded_128_padded = decode::make_entry<decode::coded, 128, 4, true>();
+const decode_entry decode_coded_128 = decode::make_entry<decode::coded<2>, 128, 4, false>();
+const decode_entry decode_coded_128_padded = decode::make_entry<decode::coded<2>, 128, 4, true>();
 
 }  // namespace bifolio::inline v0_2::cuda

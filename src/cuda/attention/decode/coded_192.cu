@@ -4,7 +4,7 @@
 
 namespace bifolio::inline v0_2::cuda {
 
-const decode_entry decode_coded_160_padded = decode::make_entry<decode::coded, 160, 8, true>();
-const decode_entry decode_coded_192_padded = decode::make_entry<decode::coded, 192, 8, true>();
+const decode_entry decode_coded_160_padded = decode::make_entry<decode::coded<2>, 160, 8, true>();
+const decode_entry decode_coded_192_padded = decode::make_entry<decode::coded<2>, 192, 8, true>();
 
 }  // namespace bifolio::inline v0_2::cuda

@@ -4,7 +4,7 @@
 
 namespace bifolio::inline v0_2::cuda {
 
-const decode_entry decode_coded_256 = decode::make_entry<decode::coded, 256, 8, false>();
-const decode_entry decode_coded_256_padded = decode::make_entry<decode::coded, 256, 8, true>();
+const decode_entry decode_coded_256 = decode::make_entry<decode::coded<2>, 256, 8, false>();
+const decode_entry decode_coded_256_padded = decode::make_entry<decode::coded<2>, 256, 8, true>();
 
 }  // namespace bifolio::inline v0_2::cuda

@@ -4,6 +4,6 @@
 
 namespace bifolio::inline v0_2::cuda {
 
-const decode_entry decode_coded_96_padded = decode::make_entry<decode::coded, 96, 4, true>();
+const decode_entry decode_coded_96_padded = decode::make_entry<decode::coded<2>, 96, 4, true>();
 
 }  // namespace bifolio::inline v0_2::cuda

@@ -6,8 +6,14 @@
 ///
 /// A register of `ldmatrix` holds four neighbouring dims of a key, where the product wants dims 2c, 2c + 1, 2c + 8 and
 /// 2c + 9 of 16. So queries are put into the order of the keys, once, and the sum is that of the same 16 products.
-/// Transposed, it holds two neighbouring dims of two neighbouring tokens: even and odd dims of V become two products.
-/// Their columns are then dims 2c and 2c + 2 of each 16, which `first_of_four` puts right.
+///
+/// The product with V is transposed: 16 dims of V are its rows and a group of eight queries its columns, so that where
+/// an output tile has one group nothing is padded to 16, and two groups share what V becomes. Probabilities are where
+/// the scores' product, whose left factor are the queries, leaves them.
+///
+/// Of the scores, a lane has row lane / 4 of each group. Of the output it has rows 2 · (lane % 4) and the next:
+/// `out[g][n][2 · i + r]` is of group g, row 2 · (lane % 4) + r and dim 2 · (lane / 4) + i of 16, because a register of
+/// V holds two neighbouring dims of two neighbouring tokens.
 
 #include <cstdint>
 #include <type_traits>
@@ -15,34 +21,26 @@
 #include "cuda/attention/decode/args.hpp"
 #include "cuda/attention/decode/shape.hpp"
 #include "cuda/attention/query_powers.cuh"
-#include "cuda/attention/value_units.cuh"
 #include "cuda/device/code_pairs.cuh"
 #include "cuda/device/float16_types.cuh"
 #include "cuda/device/shared_vectors.cuh"
 #include "cuda/device/sm80.cuh"
+#include "cuda/device/static_loop.cuh"
 
 namespace bifolio::inline v0_2::cuda::decode {
-
-/// Calls body(std::integral_constant<int, i>) for i in [Begin, End).
-template <int Begin, int End, class Body>
-__device__ __forceinline__ void for_each_step(const Body& body) {
-  if constexpr (Begin < End) {
-    body(std::integral_constant<int, Begin>{});
-    for_each_step<Begin + 1, End>(body);
-  }
-}
 
 /// What belongs to the rows of queries that are in shared memory as float16.
 struct coded_query_rows {
   float factors[decode_tile_rows];  // from products to base-2 logits or, with a soft cap, to arguments of tanh
-  float static_scale;               // of K and this KV head
 };
+static_assert(decode_few_rows == 8 && decode_tile_rows == 2 * decode_few_rows);
 static_assert(sizeof(coded_query_rows) <= coded_query_rows_bytes);
 
-/// Puts 16 rows of queries in shared memory into the order of the keys and makes float16 of them. Barriers before and
-/// after are the caller's.
+/// Puts 16 rows of queries in shared memory into the order of the keys and makes float16 of them. `static_scale`: of K
+/// and this KV head. Barriers before and after are the caller's.
 template <class Shape>
-__device__ __forceinline__ void prepare_queries(const decode_args& a, std::uint32_t queries, coded_query_rows& rows) {
+__device__ __forceinline__ void prepare_queries(const decode_args& a, std::uint32_t queries, float static_scale,
+                                                coded_query_rows& rows) {
   using format = typename Shape::q_rows;
   constexpr int row_threads = Shape::threads / decode_tile_rows;  // of a warp
   constexpr int groups = Shape::k_steps;                          // of 16 dims
@@ -90,22 +88,20 @@ __device__ __forceinline__ void prepare_queries(const decode_args& a, std::uint3
     device::store_shared_16(queries + format::place(row, 2 * group + 1),
                             make_uint4(words[i][1], words[i][3], words[i][5], words[i][7]));
   }
-  if (first_group == 0) rows.factors[row] = a.product_factor * rows.static_scale * power.value();
+  if (first_group == 0) rows.factors[row] = a.product_factor * static_scale * power.value();
 }
 
-/// s += queries · keys of codes, for the keys of a warp. `key_address(row, low, first)`: where vector first + low of a
-/// row is, of which `low` depends on the lane. `take_q(q, kk)`: step kk of the queries.
+/// s += queries · keys of codes, for the keys of a warp. `key_address(first)`: what the lane reads of vector `first` of
+/// the keys and those after it. `take_q(q, kk)`: step kk of the queries.
 template <class Shape, class Pairs, class KeyAddress, class TakeQ>
-__device__ __forceinline__ void add_coded_scores(const Pairs& pairs, float (&s)[Shape::key_tiles][4], int warp,
-                                                 int lane, const KeyAddress& key_address, const TakeQ& take_q) {
+__device__ __forceinline__ void add_coded_scores(const Pairs& pairs, float (&s)[Shape::key_tiles][4],
+                                                 const KeyAddress& key_address, const TakeQ& take_q) {
   constexpr int loads = (Shape::row_vectors * Shape::key_tiles + 3) / 4;
   constexpr int load_vectors = 4 / Shape::key_tiles;
-  const int row = Shape::key_tiles == 2 ? warp * 16 + (lane & 7) + ((lane >> 4) & 1) * 8 : warp * 8 + (lane & 7);
-  const int low = Shape::key_tiles == 2 ? (lane >> 3) & 1 : lane >> 3;
   std::uint32_t b[loads][4];
-  for_each_step<0, loads>([&](auto step) {
+  device::for_each_step<0, loads>([&](auto step) {
     constexpr int load = decltype(step)::value;
-    device::ldmatrix_x4(b[load], key_address(row, low, std::integral_constant<int, load_vectors * load>{}));
+    device::ldmatrix_x4(b[load], key_address(std::integral_constant<int, load_vectors * load>{}));
   });
   // Of single key tiles, even and odd steps are sums of their own, as they are without codes.
   float odd[4] = {};
@@ -129,58 +125,68 @@ __device__ __forceinline__ void add_coded_scores(const Pairs& pairs, float (&s)[
   }
 }
 
-/// out += probabilities · rows of V of codes.
-template <class Shape, class Pairs>
-__device__ __forceinline__ void add_coded_values(const Pairs& pairs, const std::uint32_t (&p)[Shape::key_tiles * 2],
-                                                 std::uint32_t v_base, int warp, int lane,
-                                                 float (&out)[Shape::n_tiles][4]) {
-  if constexpr (Shape::key_tiles == 2) {
-    const int row = warp * 16 + (lane & 7) + ((lane >> 3) & 1) * 8;
-    const std::uint32_t first = v_base + Shape::place(row, lane >> 4);
-#pragma unroll
-    for (int j = 0; j < Shape::row_vectors; j += 2) {
-      std::uint32_t b[4];
-      device::ldmatrix_x4_trans(b, Shape::kv_rows::vectors_later(first, j));
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const device::half_pairs low = pairs.alternate(b[2 * i]);
-        const device::half_pairs high = pairs.alternate(b[2 * i + 1]);
-        device::mma_m16n8k16<__half>(out[2 * (j + i)], p, low.first, high.first);
-        device::mma_m16n8k16<__half>(out[2 * (j + i) + 1], p, low.second, high.second);
-      }
+/// V's tokens of a warp as they are stored.
+template <class Shape>
+struct coded_values {
+  static constexpr int load_vectors = 4 / Shape::key_tiles;
+  static constexpr int loads = (Shape::row_vectors + load_vectors - 1) / load_vectors;
+  static constexpr int fragment = 2 * Shape::key_tiles;  // registers of 16 dims
+  static constexpr bool last_is_whole = Shape::row_vectors % load_vectors == 0;
+  static_assert(last_is_whole || (Shape::key_tiles == 1 && Shape::row_vectors % load_vectors == 2));
+  std::uint32_t load[loads][4];
+
+  /// What a lane's first ldmatrix reads, from the beginning of V's tile.
+  [[nodiscard]] static __device__ __forceinline__ std::uint32_t place(int warp, int lane) {
+    if constexpr (Shape::key_tiles == 2) {
+      return Shape::place(warp * 16 + (lane & 7) + (lane >> 3 & 1) * 8, lane >> 4);
+    } else {
+      return Shape::place(warp * 8 + (lane & 7), lane >> 3);
     }
-  } else {
-    const int row = warp * 8 + (lane & 7);
-    const std::uint32_t first = v_base + Shape::place(row, lane >> 3);
+  }
+  __device__ __forceinline__ void read(std::uint32_t first) {
 #pragma unroll
-    for (int j = 0; j < Shape::row_vectors; j += 4) {
-      std::uint32_t b[4];
-      // A lane past the end of the row reads what follows it in the stage, which no product takes.
-      device::ldmatrix_x4_trans(b, Shape::kv_rows::vectors_later(first, j));
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (j + i >= Shape::row_vectors) break;
-        const device::half_pairs both = pairs.alternate(b[i]);
-        device::mma_m16n8k8<__half>(out[2 * (j + i)], p[0], p[1], both.first);
-        device::mma_m16n8k8<__half>(out[2 * (j + i) + 1], p[0], p[1], both.second);
+    for (int j = 0; j < loads; ++j) {
+      const std::uint32_t at = Shape::kv_rows::vectors_later(first, j * load_vectors);
+      if (j + 1 < loads || last_is_whole) {
+        device::ldmatrix_x4_trans(load[j], at);
+      } else {
+        device::ldmatrix_x2_trans(load[j][0], load[j][1], at);  // what follows the row is another warp's
       }
     }
   }
+  /// out += V's transpose · p. Even dims of a vector, then its odd ones, are the rows.
+  template <class Pairs>
+  __device__ __forceinline__ void multiply(const Pairs& pairs,
+                                           const std::uint32_t (&p)[Shape::row_groups][Shape::key_tiles],
+                                           float (&out)[Shape::row_groups][Shape::row_vectors][4]) const {
+    std::uint32_t a[Shape::row_vectors][fragment];
+#pragma unroll
+    for (int j = 0; j < Shape::row_vectors; ++j) {
+#pragma unroll
+      for (int i = 0; i < Shape::key_tiles; ++i) {
+        const device::half_pairs both =
+            pairs.alternate(load[j / load_vectors][j % load_vectors * Shape::key_tiles + i]);
+        a[j][2 * i] = both.first;
+        a[j][2 * i + 1] = both.second;
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < Shape::row_vectors; ++j) {
+#pragma unroll
+      for (int g = 0; g < Shape::row_groups; ++g) {
+        if constexpr (Shape::key_tiles == 2) {
+          device::mma_m16n8k16<__half>(out[g][j], a[j], p[g][0], p[g][1]);
+        } else {
+          device::mma_m16n8k8<__half>(out[g][j], a[j][0], a[j][1], p[g][0]);
+        }
+      }
+    }
+  }
+};
+
+/// Of a value that lanes have for row lane / 4 of a group, that of row 2 · (lane % 4) + r.
+[[nodiscard]] __device__ __forceinline__ float of_output_row(float x, int lane, int r) {
+  return __shfl_sync(0xffffffffu, x, 8 * (lane & 3) + 4 * r);
 }
-
-/// The first of a lane's four neighbouring columns among 16, which are out[0][2i], out[1][2i], out[0][2i + 1] and
-/// out[1][2i + 1] of two products' columns.
-[[nodiscard]] __device__ __forceinline__ int first_of_four(int lane) { return (lane & 3) * 4; }
-
-/// The units of what a warp accumulates, for rows lane / 4 and lane / 4 + 8.
-template <bool IsCoded>
-struct value_scales {
-  __device__ __forceinline__ void clear(const decode_args&) {}
-  [[nodiscard]] __device__ __forceinline__ float unit(int) const { return 1.0f; }
-};
-template <>
-struct value_scales<true> : value_units {
-  __device__ __forceinline__ void clear(const decode_args& a) { value_units::clear(a.v_scales.tail_floats > 0); }
-};
 
 }  // namespace bifolio::inline v0_2::cuda::decode

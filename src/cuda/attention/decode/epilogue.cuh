@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cuda/attention/decode/coded_mainloop.cuh"
 #include "cuda/attention/decode/combine.cuh"
 #include "cuda/attention/decode/mainloop.cuh"
 #include "cuda/attention/decode/output.cuh"
@@ -33,9 +34,13 @@ struct leaf_place {
   }
 };
 
+template <class Shape>
+using accumulators_of = std::conditional_t<Shape::is_coded, coded_accumulators<Shape>, accumulators<Shape>>;
+
 template <class T, class Shape, class Scheduler>
 class epilogue {
   using S = Shape;
+  static constexpr int row_groups = accumulators_of<S>::row_groups;
 
  public:
   __device__ __forceinline__ epilogue(const decode_args& args, const Scheduler& scheduler, char* shared)
@@ -50,7 +55,7 @@ class epilogue {
 
   /// Takes what the warps have accumulated of w up to KV tile `next_tile`, nothing if `any` is false. `free_stage`: of
   /// the mainloop, for the reduction.
-  __device__ void store(const work_tile& w, const decode_seq& s, accumulators<S>& acc, int next_tile, bool any,
+  __device__ void store(const work_tile& w, const decode_seq& s, accumulators_of<S>& acc, int next_tile, bool any,
                         int free_stage) {
     const output_rows<T, Shape> rows(a_, w, s);
     share_row_sums(acc);
@@ -149,9 +154,9 @@ class epilogue {
 
  private:
   // Sums over lanes; maximum and sum of this warp's rows to shared memory.
-  __device__ __forceinline__ void share_row_sums(accumulators<S>& acc) {
+  __device__ __forceinline__ void share_row_sums(accumulators_of<S>& acc) {
 #pragma unroll
-    for (int i = 0; i < (S::few_rows ? 1 : 2); ++i) {
+    for (int i = 0; i < row_groups; ++i) {
       acc.sum[i] += __shfl_xor_sync(0xffffffffu, acc.sum[i], 1);
       acc.sum[i] += __shfl_xor_sync(0xffffffffu, acc.sum[i], 2);
       if ((lane_ & 3) == 0) {
@@ -162,74 +167,56 @@ class epilogue {
 
   // Outputs of this warp from row `first_row` on, scaled to the maximum of all warps, to the free stage, which has room
   // for reduced_rows of four warps.
-  __device__ __forceinline__ void share_outputs(const accumulators<S>& acc, int first_row, int num_rows, int stage) {
-    float weight[2];
+  __device__ __forceinline__ void share_outputs(const accumulators_of<S>& acc, int first_row, int num_rows, int stage) {
+    float weight[row_groups];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < row_groups; ++i) {
       const int row = lane_ / 4 + 8 * i;
       float m = -INFINITY;
 #pragma unroll
       for (int w = 0; w < S::warps; ++w) m = fmaxf(m, row_sums_[w * decode_tile_rows + row].x);
       weight[i] = acc.max[i] == -INFINITY ? 0.0f : device::exp2_fast(acc.max[i] - m);
     }
-    if constexpr (S::few_rows) {
-      const float own_unit = weight[0] * acc.scales.unit(0);
-      const float units[2] = {of_output_row(own_unit, lane_, 0), of_output_row(own_unit, lane_, 1)};
-      // Of eight warps the last four first.
+    // Of eight warps the last four first.
 #pragma unroll
-      for (int half = S::warps / 4 - 1; half >= 0; --half) {
-        if (warp_ / 4 == half) share_few_rows(acc, units, num_rows, stage, half != S::warps / 4 - 1);
-        if (half > 0) __syncthreads();
-      }
-      return;
-    }
-    // Calls body(place in the stage, accumulators) for this lane's pairs of columns. `adds`: body adds to what is
-    // there.
-    const auto for_each_pair = [&](auto body, [[maybe_unused]] auto adds) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int row = lane_ / 4 + 8 * i;
-        if (row < first_row || row >= min(first_row + S::reduced_rows, num_rows)) continue;
+    for (int half = S::warps / 4 - 1; half >= 0; --half) {
+      const bool adds = half != S::warps / 4 - 1;
+      if (warp_ / 4 == half) {
         if constexpr (S::is_coded) {
-          const float unit = weight[i] * acc.scales.unit(i);
 #pragma unroll
-          for (int n = 0; n < S::n_tiles; n += 2) {
-            auto& place = *reinterpret_cast<float4*>(
-                warp_output(stage, warp_ & 3, row - first_row, n * 8 + first_of_four(lane_)));
-            // The instructions of types of 16 bits, for the same bits.
-            float4 value = make_float4(0, 0, 0, 0);
-            if constexpr (decltype(adds)::value) value = place;
-            const auto add = [&](float sum, int tile, int e) {
-              const float x = acc.out[tile][2 * i + e];
-              return decltype(adds)::value ? __fmaf_rn(x, unit, sum) : __fmul_rn(x, unit);
-            };
-            place = make_float4(add(value.x, n, 0), add(value.y, n + 1, 0), add(value.z, n, 1), add(value.w, n + 1, 1));
+          for (int g = 0; g < row_groups; ++g) {
+            if (g * decode_few_rows == first_row) share_group(acc, g, weight[g], num_rows - first_row, stage, adds);
           }
         } else {
-#pragma unroll
-          for (int n = 0; n < S::n_tiles; ++n) {
-            float2& place = *reinterpret_cast<float2*>(warp_output(stage, warp_ & 3, row, n * 8 + (lane_ & 3) * 2));
-            body(place, make_float2(acc.out[n][2 * i] * weight[i], acc.out[n][2 * i + 1] * weight[i]));
-          }
+          share_rows(acc, weight, num_rows, stage, adds);
         }
       }
-    };
-    if constexpr (S::warps == 8) {
-      if (warp_ >= 4) for_each_pair([](float2& place, const float2& value) { place = value; }, std::false_type{});
-      __syncthreads();
-      if (warp_ < 4) {
-        for_each_pair(
-            [](float2& place, const float2& value) { place = make_float2(place.x + value.x, place.y + value.y); },
-            std::true_type{});
-      }
-    } else {
-      for_each_pair([](float2& place, const float2& value) { place = value; }, std::false_type{});
+      if (half > 0) __syncthreads();
     }
   }
 
   // `adds`: to what is there.
-  __device__ __forceinline__ void share_few_rows(const accumulators<S>& acc, const float (&units)[2], int num_rows,
-                                                 int stage, bool adds) {
+  __device__ __forceinline__ void share_rows(const accumulators_of<S>& acc, const float (&weight)[2], int num_rows,
+                                             int stage, bool adds) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = lane_ / 4 + 8 * i;
+      if (row >= num_rows) continue;
+#pragma unroll
+      for (int n = 0; n < S::n_tiles; ++n) {
+        float2& place = *reinterpret_cast<float2*>(warp_output(stage, warp_ & 3, row, n * 8 + (lane_ & 3) * 2));
+        const float x = acc.out[n][2 * i] * weight[i];
+        const float y = acc.out[n][2 * i + 1] * weight[i];
+        place = adds ? make_float2(place.x + x, place.y + y) : make_float2(x, y);
+      }
+    }
+  }
+
+  // The rows of group g of codes.
+  __device__ __forceinline__ void share_group(const accumulators_of<S>& acc, int g, float weight, int num_rows,
+                                              int stage, bool adds) {
+    const float own_unit = weight * acc.units.unit(g);
+    const float units[2] = {of_output_row(own_unit, lane_, 0), of_output_row(own_unit, lane_, 1)};
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = 2 * (lane_ & 3) + r;
@@ -237,8 +224,9 @@ class epilogue {
 #pragma unroll
       for (int n = 0; n < S::row_vectors; ++n) {
         auto& place = *reinterpret_cast<float2*>(warp_output(stage, warp_ & 3, row, n * 16 + lane_ / 4 * 2));
-        const float x = acc.out[n][r];
-        const float y = acc.out[n][2 + r];
+        const float x = acc.out[g][n][r];
+        const float y = acc.out[g][n][2 + r];
+        // The instructions of types of 16 bits, for the same bits.
         place = adds ? make_float2(__fmaf_rn(x, units[r], place.x), __fmaf_rn(y, units[r], place.y))
                      : make_float2(__fmul_rn(x, units[r]), __fmul_rn(y, units[r]));
       }

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "cuda/attention/decode/args.hpp"
+#include "cuda/attention/decode/coded_mainloop.cuh"
 #include "cuda/attention/decode/epilogue.cuh"
 #include "cuda/attention/decode/launch.hpp"
 #include "cuda/attention/decode/mainloop.cuh"
@@ -37,8 +38,9 @@ __launch_bounds__(Shape::threads, Shape::ctas_per_sm)
   work_cursor cursor = scheduler.first();
   if (!scheduler.has_work(cursor)) return;
   constexpr bool splits_dims = Scheduler::has_fixed_tree && Shape::splits_dims;
-  using mainloop_type =
-      std::conditional_t<splits_dims, tree_mainloop<T, Shape, Scheduler>, mainloop<T, Shape, Scheduler>>;
+  using mainloop_type = std::conditional_t<
+      splits_dims, tree_mainloop<T, Shape, Scheduler>,
+      std::conditional_t<Shape::is_coded, coded_mainloop<T, Shape, Scheduler>, mainloop<T, Shape, Scheduler>>>;
   mainloop_type loop(args, scheduler, shared);
 
   // The plan was uploaded before the previous kernel started. What follows the wait may be that kernel's work.
@@ -64,12 +66,12 @@ __launch_bounds__(Shape::threads, Shape::ctas_per_sm)
     }
   } else {
     epilogue<T, Shape, Scheduler> end(args, scheduler, shared);
-    accumulators<Shape> acc;
+    accumulators_of<Shape> acc;
     while (scheduler.has_work(cursor)) {
       const work_tile work = scheduler.next(cursor);
       loop.begin(work, *cursor.seq);
       int tile = work.tile;
-      if constexpr (Shape::few_rows) {
+      if constexpr (Shape::is_coded) {
         if (tile < work.tile_end) loop.take_queries();
       }
       do {
@@ -95,10 +97,10 @@ template <class T, int HeadDim, int Warps, bool Padded>
                         S::shared.bytes,
                         S::ctas_per_sm};
   if constexpr (S::is_coded) {
-    using few = shape<coded_few_rows, HeadDim, Warps, Padded>;
+    using few = shape<coded<1>, HeadDim, Warps, Padded>;
     static_assert(few::shared.bytes == S::shared.bytes && few::ctas_per_sm == S::ctas_per_sm);
-    entry.few_rows[0] = decode_kernel<coded_few_rows, few, stream_k>;
-    entry.few_rows[1] = decode_kernel<coded_few_rows, few, fixed_split>;
+    entry.few_rows[0] = decode_kernel<coded<1>, few, stream_k>;
+    entry.few_rows[1] = decode_kernel<coded<1>, few, fixed_split>;
   }
   return entry;
 }

@@ -29,6 +29,7 @@ class loader {
         scheduler_(scheduler),
         stages_(shared + S::shared.stages),
         queries_(shared + S::shared.queries),
+        static_scales_(shared + S::shared.static_scales),
         lane_(static_cast<int>(threadIdx.x) & 31),
         warp_(static_cast<int>(threadIdx.x) >> 5),
         cursor_(scheduler.first()),
@@ -81,6 +82,10 @@ class loader {
   /// Fills all stages but one. Must come after the wait for the previous kernel.
   __device__ __forceinline__ void fill_pipeline() {
     if (has_work_) load_table_entries();
+    if constexpr (S::queries_come_first) {
+      if (has_work_) load_queries();
+      device::cp_async_commit_group();
+    }
 #pragma unroll
     for (int stage = 0; stage < S::stages - 1; ++stage) load_tile(stage);
   }
@@ -96,8 +101,9 @@ class loader {
       }
     }
     if (has_work_) {
-      if (at_first_tile_) load_queries();
-      at_first_tile_ = false;
+      const bool is_first = at_first_tile_;
+      if (is_first && !(S::queries_come_first && is_first_work_)) load_queries();
+      at_first_tile_ = is_first_work_ = false;
       const std::uint32_t base = stages_ + stage * S::stage_bytes;
       const bool is_run = S::is_coded && !S::padded && rows_are_run();
       const std::int64_t own_offset = is_run || slot_ < 0 ? -1 : row_offset(bounded(block_), slot_);
@@ -117,6 +123,9 @@ class loader {
       if constexpr (S::is_coded) load_scales(base);
       if (++work_.tile < work_.tile_end) {
         load_table_entries();
+        if constexpr (S::has_steady_tiles) {
+          if (is_first) find_steady_tiles();
+        }
       } else {
         find_work();
         if (has_work_) load_table_entries();
@@ -195,11 +204,11 @@ class loader {
     slot_ = position - entry * a_.block_size;
     block_ = __ldg(table_ + entry);
   }
-  // Finds those tiles of the work tile, which has just begun. The first tile is none of them.
+  // Finds those tiles of the work tile, whose first tile, which is none of them, has been asked for.
   __device__ __forceinline__ void find_steady_tiles() {
     const bool strides_fit = !S::padded || a_.k_strides.token < std::int64_t{1} << 26;
     const int own_first = warp_ * S::warp_keys;
-    const int begin = max(work_.tile + 1, (first_key_ - own_first + decode_tile_tokens - 1) / decode_tile_tokens);
+    const int begin = max(work_.tile, (first_key_ - own_first + decode_tile_tokens - 1) / decode_tile_tokens);
     const int end = min(work_.tile_end, (seq_len_ - S::warp_keys - own_first) / decode_tile_tokens + 1) - 1;
     const bool any = warp_rows_share_block_ && strides_fit && seq_len_ >= own_first + S::warp_keys && begin < end;
     steady_begin_ = begin;
@@ -271,7 +280,6 @@ class loader {
         table_ = a_.block_tables + s.row * a_.block_table_stride;
         has_work_ = true;
         at_first_tile_ = true;
-        if constexpr (S::has_steady_tiles) find_steady_tiles();
         q_buffer_ = q_buffer_ + 1 == S::stages ? 0 : q_buffer_ + 1;
         return;
       }
@@ -294,6 +302,13 @@ class loader {
       const auto* src = static_cast<const q_element*>(a_.q) + (s.query_start + token) * a_.q_token_stride +
                         head * a_.q_head_stride + (valid ? vector * format::vector_dims : 0);
       device::cp_async_16(queries_ + q_buffer_ * S::q_bytes + format::place(r, vector), src, valid);
+    }
+    if constexpr (S::is_coded) {
+      const code_scales& k = a_.k_scales;
+      if (threadIdx.x == 0 && k.static_scales != nullptr) {
+        device::cp_async_4(static_scales_ + static_cast<std::uint32_t>(q_buffer_ * sizeof(float)),
+                           k.static_scales + work_.head * k.static_step);
+      }
     }
   }
 
@@ -337,7 +352,7 @@ class loader {
 
   const decode_args& a_;
   const Scheduler& scheduler_;
-  std::uint32_t stages_, queries_;
+  std::uint32_t stages_, queries_, static_scales_;
   int lane_, warp_;
   work_cursor cursor_;
   bool warp_rows_share_block_;
@@ -350,6 +365,7 @@ class loader {
   int lane_vector_ = 0;
   int q_buffer_ = S::stages - 1;
   bool has_work_, at_first_tile_;
+  bool is_first_work_ = true;
   int block_, slot_;  // of this lane's row of the tile at work_.tile
   // Of shapes that have them: steady tiles, and what the lane loads of block 0, slot 0.
   static constexpr std::uint32_t no_place = 0xffffffff;

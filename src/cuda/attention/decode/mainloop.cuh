@@ -10,36 +10,32 @@
 #include <type_traits>
 
 #include "common/attention/visibility.hpp"
-#include "cuda/attention/decode/coded_rows.cuh"
-#include "cuda/attention/decode/few_rows.cuh"
 #include "cuda/attention/decode/loader.cuh"
 #include "cuda/attention/decode/scheduler.cuh"
 #include "cuda/attention/decode/shape.hpp"
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/sm80.cuh"
+#include "cuda/device/static_loop.cuh"
 
 namespace bifolio::inline v0_2::cuda::decode {
 
 /// One warp's partial results of 16 rows. A lane has columns 2 · (lane % 4) and the next of every 8, of rows lane / 4
-/// (i = 0) and lane / 4 + 8 (i = 1). Of few rows it has what few_rows.cuh says: `max` and `sum` of row lane / 4 (i =
-/// 0).
+/// (i = 0) and lane / 4 + 8 (i = 1).
 template <class Shape>
 struct accumulators {
-  value_scales<Shape::is_coded> scales;
-  float max[2];  // of base-2 logits
-  float sum[2];  // this lane's share
-  static constexpr int n_tiles = Shape::few_rows ? Shape::n_tiles / 2 : Shape::n_tiles;
-  float out[n_tiles][4];  // [2 · i + column]
+  static constexpr int row_groups = 2;
+  float max[2];                  // of base-2 logits
+  float sum[2];                  // this lane's share
+  float out[Shape::n_tiles][4];  // [2 · i + column]
 
-  __device__ __forceinline__ void clear(const decode_args& args) {
-    scales.clear(args);
+  __device__ __forceinline__ void clear(const decode_args& /*args*/) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       max[i] = -INFINITY;
       sum[i] = 0;
     }
 #pragma unroll
-    for (int n = 0; n < n_tiles; ++n)
+    for (int n = 0; n < Shape::n_tiles; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) out[n][e] = 0;
   }
@@ -55,21 +51,10 @@ class mainloop {
         stages_(device::shared_address(shared) + S::shared.stages),
         queries_(device::shared_address(shared) + S::shared.queries),
         zeros_(device::shared_address(shared) + S::shared.zeros),
-        query_rows_(reinterpret_cast<coded_query_rows*>(shared + S::shared.query_rows)),
         lane_(static_cast<int>(threadIdx.x) & 31),
         warp_(static_cast<int>(threadIdx.x) >> 5),
         loader_(args, scheduler, device::shared_address(shared)) {
     if (S::padded && threadIdx.x == 0) device::store_shared_zeros_16(zeros_);
-    if constexpr (S::few_rows) {
-      const bool has_tails = args.k_scales.tail_floats > 0 || args.v_scales.tail_floats > 0;
-      const int code = args.k_type == dtype::e4m3 ? 0 : args.k_type == dtype::e5m2 ? 1 : 2;
-      few_.variant = device::kept(2 * code + (has_tails ? 1 : 0));
-      few_.transforms_logits = device::kept(args.soft_cap > 0 || args.alibi_slopes != nullptr ? 1 : 0);
-      few_.key_place =
-          device::kept(S::key_tiles == 2 ? S::place(warp_ * 16 + (lane_ & 7) + (lane_ >> 4 & 1) * 8, lane_ >> 3 & 1)
-                                         : S::place(warp_ * 8 + (lane_ & 7), lane_ >> 3));
-      few_.value_place = device::kept(S::tile_bytes + few_rows_values<S>::place(warp_, lane_));
-    }
   }
 
   __device__ __forceinline__ void prefetch_first_tile() const { loader_.prefetch_first_tile(); }
@@ -78,12 +63,6 @@ class mainloop {
   /// The accumulators are the caller's to clear, at its beginning and wherever the epilogue has taken them.
   __device__ __forceinline__ void begin(const work_tile& w, const decode_seq& s) {
     first_tile_ = w.tile;
-    if constexpr (S::is_coded) {
-      const code_scales& k = a_.k_scales;
-      if (threadIdx.x == 0) {
-        query_rows_->static_scale = k.static_scales == nullptr ? 1.0f : __ldg(k.static_scales + w.head * k.static_step);
-      }
-    }
     if (w.tile < w.tile_end) q_buffer_ = q_buffer_ + 1 == S::stages ? 0 : q_buffer_ + 1;
     seq_len_ = s.seq_len;
     query_len_ = s.query_len;
@@ -108,30 +87,10 @@ class mainloop {
     }
   }
 
-  /// Takes the queries of a work tile that has tiles, between `begin` and the first of them. Few rows only: there the
-  /// tiles after it should ask nothing.
-  __device__ __forceinline__ void take_queries() {
-    device::cp_async_wait_group<S::stages - 2>();
-    __syncthreads();
-    prepare_queries<S>(a_, queries_ + q_buffer_ * S::q_bytes, *query_rows_);
-    __syncthreads();
-    factor_ = query_rows_->factors[lane_ / 4];
-    load_q(q_buffer_);
-  }
-
   /// Adds the next KV tile, which is number `tile` of the sequence, to the accumulators.
   __device__ __forceinline__ void process_tile(int tile, accumulators<S>& acc) {
-    if constexpr (S::few_rows) {
-      device::cp_async_wait_group<S::stages - 2>();
-      __syncwarp();  // a warp loads the keys that it multiplies
-      loader_.load_tile(free_stage());
-      visit_few_rows([&](const auto& pairs, auto has_tails) {
-        compute_few_rows<decltype(has_tails)::value>(pairs, stages_ + stage_ * S::stage_bytes, tile, acc);
-      });
-    } else {
-      wait_for_tile(tile);
-      compute_tile(stage_, tile, q_buffer_, acc);
-    }
+    wait_for_tile(tile);
+    compute_tile(stage_, tile, q_buffer_, acc);
     stage_ = next_stage();
   }
 
@@ -144,24 +103,14 @@ class mainloop {
   // The tile is in stage_ when it is there; requests the one that comes into the free stage.
   __device__ __forceinline__ void wait_for_tile(int tile) {
     device::cp_async_wait_group<S::stages - 2>();
-    if (S::is_coded && tile != first_tile_) {
-      __syncwarp();  // a warp loads the keys that it multiplies
-    } else {
-      __syncthreads();
-    }
+    __syncthreads();
     loader_.load_tile(free_stage());
-    if (tile != first_tile_) return;
-    if constexpr (S::is_coded) {
-      prepare_queries<S>(a_, queries_ + q_buffer_ * S::q_bytes, *query_rows_);
-      __syncthreads();
-    }
-    if constexpr (S::q_in_registers) load_q(q_buffer_);
+    if (S::q_in_registers && tile == first_tile_) load_q(q_buffer_);
   }
 
   static constexpr float log2e = 1.4426950408889634f;
   static constexpr bool is_f32 = std::is_same_v<T, float>;
   // Probabilities as the product with V takes them.
-  using probability = std::conditional_t<S::is_coded, __half, T>;
   using fragment = std::conditional_t<is_f32, float, std::uint32_t>;
   static constexpr int values_per_fragment = is_f32 ? 1 : 2;
 
@@ -223,7 +172,7 @@ class mainloop {
       for (int e = 0; e < 4; ++e) s[n][e] = rest[n][e] = 0;
     if constexpr (S::key_tiles == 2) {
       const int row = warp_ * 16 + (lane_ & 7) + ((lane_ >> 4) & 1) * 8;
-      for_each_step<0, S::k_steps>([&](auto step) {
+      device::for_each_step<0, S::k_steps>([&](auto step) {
         constexpr int kk = decltype(step)::value;
         std::uint32_t b[4];
         std::uint32_t q[4];
@@ -237,7 +186,7 @@ class mainloop {
       float odd_sums[4] = {};
       float(&odd)[4] = InOrder ? s[0] : odd_sums;
       const int row = warp_ * 8 + (lane_ & 7);
-      for_each_step<0, S::k_steps / 2>([&](auto step) {
+      device::for_each_step<0, S::k_steps / 2>([&](auto step) {
         constexpr int kk = 2 * decltype(step)::value;
         std::uint32_t b[4];
         std::uint32_t q[4];
@@ -258,32 +207,6 @@ class mainloop {
 #pragma unroll
         for (int e = 0; e < 4; ++e) s[n][e] += rest[n][e];
     }
-  }
-
-  // Where vector first + low of a row of codes of K is, or zeros past the row's end.
-  template <class First>
-  [[nodiscard]] __device__ __forceinline__ std::uint32_t coded_key_address(std::uint32_t k_base, int row, int low,
-                                                                           First /*first*/) const {
-    constexpr int vectors = 4 / S::key_tiles;
-    constexpr int from = First::value;
-    const std::uint32_t place = S::kv_rows::vectors_later(k_base + S::place(row, low), from);
-    if constexpr (from + vectors <= S::least_row_vectors) return place;
-    return from + low < S::vectors_of_row(a_) ? place : zeros_;
-  }
-
-  // The same of codes.
-  __device__ __forceinline__ void compute_coded_scores(float (&s)[S::key_tiles][4], std::uint32_t k_base,
-                                                       int q_buffer) const {
-#pragma unroll
-    for (int n = 0; n < S::key_tiles; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) s[n][e] = 0;
-    device::visit_code_pairs(a_.k_type, [&](const auto& pairs) {
-      add_coded_scores<S>(
-          pairs, s, warp_, lane_,
-          [&](int row, int low, auto first) { return coded_key_address(k_base, row, low, first); },
-          [&](std::uint32_t(&q)[4], int kk) { take_q(q, q_buffer, kk); });
-    });
   }
 
   // Adds this warp's probabilities times its rows of V.
@@ -334,41 +257,12 @@ class mainloop {
     }
   }
 
-  // Scales of V (plane 1) or K (0) of the lane's keys: of key 2 · (lane % 4) of each 8 and the next.
-  __device__ __forceinline__ float2 load_scales(std::uint32_t stage_base, int plane, int n) const {
-    const int key = warp_ * S::warp_keys + n * 8 + (lane_ & 3) * 2;
-    return device::load_shared_f32x2(stage_base + S::scale_place(plane, key));
-  }
-
-  // Products of codes to base-2 logits (or arguments of tanh).
-  __device__ __forceinline__ void scale_coded_scores(float (&s)[S::key_tiles][4], std::uint32_t stage_base) const {
-    const bool by_token = a_.k_scales.tail_floats > 0;
-    float factors[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) factors[i] = query_rows_->factors[lane_ / 4 + 8 * i];
-#pragma unroll
-    for (int n = 0; n < S::key_tiles; ++n) {
-      float2 pair = make_float2(1, 1);
-      if (by_token) pair = load_scales(stage_base, 0, n);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        if (by_token) s[n][e] *= e % 2 == 0 ? pair.x : pair.y;
-        s[n][e] *= factors[e / 2];
-      }
-    }
-  }
-
   // Products to base-2 logits.
-  __device__ __forceinline__ void transform_scores(float (&s)[S::key_tiles][4], std::uint32_t stage_base,
-                                                   int first_key) const {
-    if constexpr (S::is_coded) {
-      scale_coded_scores(s, stage_base);
-    } else {
+  __device__ __forceinline__ void transform_scores(float (&s)[S::key_tiles][4], int first_key) const {
 #pragma unroll
-      for (int n = 0; n < S::key_tiles; ++n)
+    for (int n = 0; n < S::key_tiles; ++n)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) s[n][e] *= a_.product_factor;
-    }
+      for (int e = 0; e < 4; ++e) s[n][e] *= a_.product_factor;
     if (a_.soft_cap > 0) {
 #pragma unroll
       for (int n = 0; n < S::key_tiles; ++n)
@@ -405,30 +299,14 @@ class mainloop {
   __device__ __forceinline__ void compute_tile(int stage, int tile, int q_buffer, accumulators<S>& acc) const {
     const std::uint32_t k_base = stages_ + stage * S::stage_bytes;
     float s[S::key_tiles][4];
-    if constexpr (S::is_coded) {
-      compute_coded_scores(s, k_base, q_buffer);
-    } else {
-      compute_scores(s, k_base, q_buffer);
-    }
+    compute_scores(s, k_base, q_buffer);
 
     const int first_key = tile * decode_tile_tokens + warp_ * S::warp_keys;
-    transform_scores(s, k_base, first_key);
-    const bool is_border = first_key < common_begin_ || first_key + S::warp_keys > common_end_;
-    if (is_border) mask_scores(s, first_key);
+    transform_scores(s, first_key);
+    mask_scores(s, first_key);
 
-    [[maybe_unused]] bool has_value_scales = false;
-    [[maybe_unused]] float largest_scale[2];
-    [[maybe_unused]] float2 value_scales[S::key_tiles];
     float largest[2];
     bool grows = false;
-    if constexpr (S::is_coded) {
-      has_value_scales = a_.v_scales.tail_floats > 0;
-      if (has_value_scales) {
-#pragma unroll
-        for (int n = 0; n < S::key_tiles; ++n) value_scales[n] = load_scales(k_base, 1, n);
-        grows = find_largest_scales(s, value_scales, is_border, acc, largest_scale);
-      }
-    }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       largest[i] = fmaxf(s[0][2 * i], s[0][2 * i + 1]);
@@ -443,14 +321,10 @@ class mainloop {
         const float alpha = shift > acc.max[i] ? device::exp2_fast(acc.max[i] - shift) : 1.0f;
         acc.max[i] = shift;
         acc.sum[i] *= alpha;
-        float out_alpha = alpha;
-        if constexpr (S::is_coded) {
-          if (has_value_scales) out_alpha *= acc.scales.raise(i, max_of_row(largest_scale[i]));
-        }
 #pragma unroll
         for (int n = 0; n < S::n_tiles; ++n) {
-          acc.out[n][2 * i] *= out_alpha;
-          acc.out[n][2 * i + 1] *= out_alpha;
+          acc.out[n][2 * i] *= alpha;
+          acc.out[n][2 * i + 1] *= alpha;
         }
       }
     }
@@ -460,166 +334,18 @@ class mainloop {
       const float m = acc.max[i] == -INFINITY ? 0.0f : acc.max[i];
 #pragma unroll
       for (int n = 0; n < S::key_tiles; ++n) {
-        float p0 = device::exp2_fast(s[n][2 * i] - m);
-        float p1 = device::exp2_fast(s[n][2 * i + 1] - m);
+        const float p0 = device::exp2_fast(s[n][2 * i] - m);
+        const float p1 = device::exp2_fast(s[n][2 * i + 1] - m);
         acc.sum[i] += p0 + p1;
-        if constexpr (S::is_coded) {
-          if (has_value_scales) {
-            // A token that is not seen may have a scale that is no number.
-            const float inverse = acc.scales.inverse_unit(i);
-            if (s[n][2 * i] != -INFINITY) p0 *= value_scales[n].x * inverse;
-            if (s[n][2 * i + 1] != -INFINITY) p1 *= value_scales[n].y * inverse;
-          }
-        }
         if constexpr (is_f32) {
           p[4 * n + 2 * i] = p0;
           p[4 * n + 2 * i + 1] = p1;
         } else {
-          p[2 * n + i] = device::pack<probability>(p0, p1);
+          p[2 * n + i] = device::pack<T>(p0, p1);
         }
       }
     }
-    if constexpr (S::is_coded) {
-      device::visit_code_pairs(a_.v_type, [&](const auto& pairs) {
-        add_coded_values<S>(pairs, p, k_base + S::tile_bytes, warp_, lane_, acc.out);
-      });
-    } else {
-      add_values(p, k_base + S::tile_bytes, acc);
-    }
-  }
-
-  // Calls body(pairs, whether there are scales per token) by one test where codes are e4m3 without them.
-  template <class Body>
-  __device__ __forceinline__ void visit_few_rows(const Body& body) const {
-    if (few_.variant == 0) {
-      body(device::e4m3_pairs{}, std::false_type{});
-    } else if (few_.variant == 1) {
-      body(device::e4m3_pairs{}, std::true_type{});
-    } else if (few_.variant == 5) {
-      body(device::i8_pairs{}, std::true_type{});
-    } else if (few_.variant == 4) {
-      body(device::i8_pairs{}, std::false_type{});
-    } else if (few_.variant == 2) {
-      body(device::e5m2_pairs{}, std::false_type{});
-    } else {
-      body(device::e5m2_pairs{}, std::true_type{});
-    }
-  }
-
-  // The same with products of few rows. `HasTails`: scales per token, of K or V or both. K and V are of one code.
-  template <bool HasTails, class Pairs>
-  __device__ __forceinline__ void compute_few_rows(const Pairs& pairs, std::uint32_t k_base, int tile,
-                                                   accumulators<S>& acc) const {
-    few_rows_values<S> stored;
-    stored.read(k_base + few_.value_place);
-    [[maybe_unused]] float2 k_scales[S::key_tiles];
-    [[maybe_unused]] float2 v_scales[S::key_tiles];
-    if constexpr (HasTails) {
-#pragma unroll
-      for (int n = 0; n < S::key_tiles; ++n) {
-        k_scales[n] = load_scales(k_base, 0, n);
-        v_scales[n] = load_scales(k_base, 1, n);
-        if (a_.k_scales.tail_floats == 0) k_scales[n] = make_float2(1, 1);
-        if (a_.v_scales.tail_floats == 0) v_scales[n] = make_float2(1, 1);
-      }
-    }
-    float products[S::key_tiles][4] = {};
-    add_coded_scores<S>(
-        pairs, products, warp_, lane_,
-        [&](int /*row*/, int low, auto first) {
-          constexpr int from = decltype(first)::value;
-          const std::uint32_t place = S::kv_rows::vectors_later(k_base + few_.key_place, from);
-          if constexpr (from + 4 / S::key_tiles <= S::least_row_vectors) return place;
-          return from + low < S::vectors_of_row(a_) ? place : zeros_;
-        },
-        [&](std::uint32_t(&q)[4], int kk) { take_q(q, q_buffer_, kk); });
-
-    // The other two of four are of rows 8 to 15.
-    float s[S::key_tiles][2];
-#pragma unroll
-    for (int n = 0; n < S::key_tiles; ++n)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        s[n][e] = products[n][e];
-        if constexpr (HasTails) s[n][e] *= e == 0 ? k_scales[n].x : k_scales[n].y;
-        s[n][e] *= factor_;
-      }
-    const int first_key = tile * decode_tile_tokens + warp_ * S::warp_keys;
-    const bool is_border = first_key < common_begin_ || first_key + S::warp_keys > common_end_;
-    if (is_border || few_.transforms_logits != 0) {
-      transform_few_rows(s, first_key);
-      if (is_border) {
-#pragma unroll
-        for (int n = 0; n < S::key_tiles; ++n)
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            if (!visible(first_key + n * 8 + (lane_ & 3) * 2 + e, 0)) s[n][e] = -INFINITY;
-          }
-      }
-    }
-
-    float largest = -INFINITY;
-    [[maybe_unused]] float largest_scale = 0;
-#pragma unroll
-    for (int n = 0; n < S::key_tiles; ++n)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        largest = fmaxf(largest, s[n][e]);
-        if constexpr (HasTails) {
-          const float scale = fabsf(e == 0 ? v_scales[n].x : v_scales[n].y);
-          if (!is_border || s[n][e] != -INFINITY) largest_scale = fmaxf(largest_scale, scale);
-        }
-      }
-    bool grows = largest > acc.max[0];
-    if constexpr (HasTails) {
-      grows = grows || (a_.v_scales.tail_floats > 0 && largest_scale >= acc.scales.limit(0));
-    }
-    if (__any_sync(0xffffffffu, grows)) {
-      const float shift = fmaxf(acc.max[0], max_of_row(largest));
-      float alpha = shift > acc.max[0] ? device::exp2_fast(acc.max[0] - shift) : 1.0f;
-      acc.max[0] = shift;
-      acc.sum[0] *= alpha;
-      if constexpr (HasTails) {
-        if (a_.v_scales.tail_floats > 0) alpha *= acc.scales.raise(0, max_of_row(largest_scale));
-      }
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const float out_alpha = of_output_row(alpha, lane_, r);
-#pragma unroll
-        for (int n = 0; n < S::row_vectors; ++n) {
-          acc.out[n][r] *= out_alpha;
-          acc.out[n][2 + r] *= out_alpha;
-        }
-      }
-    }
-    const float m = acc.max[0] == -INFINITY ? 0.0f : acc.max[0];
-    std::uint32_t p[S::key_tiles];
-#pragma unroll
-    for (int n = 0; n < S::key_tiles; ++n) {
-      float p0 = device::exp2_fast(s[n][0] - m);
-      float p1 = device::exp2_fast(s[n][1] - m);
-      acc.sum[0] += p0 + p1;
-      if constexpr (HasTails) {
-        // Without scales of V the unit is 1. A token that is not seen may have a scale that is no number.
-        const float inverse = acc.scales.inverse_unit(0);
-        if (s[n][0] != -INFINITY) p0 *= v_scales[n].x * inverse;
-        if (s[n][1] != -INFINITY) p1 *= v_scales[n].y * inverse;
-      }
-      p[n] = device::pack<__half>(p0, p1);
-    }
-    stored.multiply(pairs, p, acc.out);
-  }
-
-  __device__ __forceinline__ void transform_few_rows(float (&s)[S::key_tiles][2], int first_key) const {
-    const auto distance = static_cast<float>(first_key + (lane_ & 3) * 2 - row_position_[0]);
-#pragma unroll
-    for (int n = 0; n < S::key_tiles; ++n)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float& x = s[n][e];
-        if (a_.soft_cap > 0) x = a_.cap_log2e * device::tanh_fast(x);
-        if (a_.alibi_slopes != nullptr) x = fmaf(slope_[0], distance + static_cast<float>(n * 8 + e), x);
-      }
+    add_values(p, k_base + S::tile_bytes, acc);
   }
 
   // Over the lanes of a row.
@@ -628,43 +354,15 @@ class mainloop {
     return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
   }
 
-  // Of each row the largest of V's scales of the lane's tokens that it attends to. Returns whether one needs a larger
-  // unit.
-  __device__ __forceinline__ static bool find_largest_scales(const float (&s)[S::key_tiles][4],
-                                                             const float2 (&scales)[S::key_tiles], bool is_border,
-                                                             const accumulators<S>& acc, float (&largest)[2]) {
-    largest[0] = 0;
-#pragma unroll
-    for (int n = 0; n < S::key_tiles; ++n) {
-      largest[0] = fmaxf(largest[0], fmaxf(fabsf(scales[n].x), fabsf(scales[n].y)));
-    }
-    largest[1] = largest[0];
-    if (is_border) {
-      largest[0] = largest[1] = 0;
-#pragma unroll
-      for (int n = 0; n < S::key_tiles; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const float scale = fabsf(e % 2 == 0 ? scales[n].x : scales[n].y);
-          if (s[n][e] != -INFINITY) largest[e / 2] = fmaxf(largest[e / 2], scale);
-        }
-    }
-    return largest[0] >= acc.scales.limit(0) || largest[1] >= acc.scales.limit(1);
-  }
-
   const decode_args& a_;
   std::uint32_t stages_, queries_, zeros_;
-  coded_query_rows* query_rows_;
   int lane_, warp_;
   loader<T, Shape, Scheduler> loader_;
   int stage_ = 0;
   int q_buffer_ = S::stages - 1;
 
-  few_rows_constants<S::few_rows> few_;
-
   // Of the work tile.
   int first_tile_;
-  float factor_;  // from products of few rows to base-2 logits
   int seq_len_, query_len_;
   int common_begin_, common_end_;
   int row_position_[2];

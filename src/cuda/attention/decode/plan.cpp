@@ -62,7 +62,7 @@ decode_planner::decode_planner(const plan_input& input, std::int32_t grid, decod
   plan_.grid = grid;
   plan_.num_seqs = 0;
   const attention_spec& spec = input_.spec;
-  plan_.few_rows = decode_has_few_rows(spec.k_code.type, spec.qk_head_dim) && spec.k_code.type == spec.v_code.type;
+  plan_.few_rows = decode_has_few_rows(spec.k_code.type, spec.qk_head_dim);
   // Everything is written before it is read: what an earlier step left need not be cleared.
   const auto most = static_cast<std::size_t>(input_.num_seqs);
   if (plan_.seqs.size() < most) plan_.seqs.resize(most);
@@ -157,8 +157,11 @@ double decode_planner::combine_us(std::int64_t splits) const noexcept {
 }
 
 std::int32_t decode_planner::choose_num_splits(std::int64_t tiles, std::int64_t most) const noexcept {
-  constexpr double tile_us = 0.93;  // of a tile that waits for the previous one,
-                                    // fitted to calls with little KV
+#ifndef BIFOLIO_DECODE_CODED_TILE_US
+#define BIFOLIO_DECODE_CODED_TILE_US 0.93
+#endif
+  // Of a tile that waits for the previous one, fitted to calls with little KV.
+  const double tile_us = size_of(input_.spec.k_code.type) == 1 ? BIFOLIO_DECODE_CODED_TILE_US : 0.93;
   std::int64_t best = 1;
   double best_us = tile_us * static_cast<double>(tiles);
   for (std::int64_t splits = 2; splits <= std::min(tiles, most); ++splits) {

@@ -13,23 +13,30 @@
 namespace bifolio::inline v0_2::cuda::decode {
 
 /// In the place of an element type: K and V of any codes but u8, queries and output of either 16-bit type. Codes meet
-/// the tensor cores as float16, into which every one of them goes exactly.
+/// the tensor cores as float16, into which every one of them goes exactly. An output tile has at most `RowGroups`
+/// groups of decode_few_rows rows.
+template <int RowGroups>
 struct coded {};
-/// The same where no output tile has more than decode_few_rows rows and K and V are of one code.
-struct coded_few_rows {};
-inline constexpr int coded_query_rows_bytes = 80;
+inline constexpr int coded_query_rows_bytes = 64;
+inline constexpr int coded_static_scales_bytes = 32;
+
+template <class T>
+inline constexpr int row_groups_of = 0;  // no codes
+template <int RowGroups>
+inline constexpr int row_groups_of<coded<RowGroups>> = RowGroups;
 
 /// Bytes from the start of the CTA's dynamic shared memory.
 struct shared_layout {
-  int stages;      // K and V tiles, with codes also their scales; the epilogue reduces over warps in a free one
-  int queries;     // one buffer per stage
-  int query_rows;  // of codes: coded_query_rows
-  int row_sums;    // maximum and sum per warp and row
-  int flag;        // of the combine
-  int zeros;       // 16 bytes of them
-  int plan;        // what the CTA needs of it
-  int exchange;    // of shapes that split dims: tree_exchange
-  int bytes;       // of everything
+  int stages;         // K and V tiles, with codes also their scales; the epilogue reduces over warps in a free one
+  int queries;        // one buffer per stage
+  int query_rows;     // of codes: coded_query_rows
+  int static_scales;  // of codes: K's for the KV head of the queries in each buffer
+  int row_sums;       // maximum and sum per warp and row
+  int flag;           // of the combine
+  int zeros;          // 16 bytes of them
+  int plan;           // what the CTA needs of it
+  int exchange;       // of shapes that split dims: tree_exchange
+  int bytes;          // of everything
 };
 
 /// Rows of one element size in shared memory.
@@ -78,8 +85,8 @@ struct tree_exchange {
 /// those of K are not looked at, and those of V make columns of the output that are not stored.
 template <class T, int HeadDim, int Warps, bool Padded>
 struct shape {
-  static constexpr bool few_rows = std::is_same_v<T, coded_few_rows>;
-  static constexpr bool is_coded = few_rows || std::is_same_v<T, coded>;
+  static constexpr int row_groups = row_groups_of<T>;
+  static constexpr bool is_coded = row_groups > 0;
   static constexpr int element_bytes = is_coded ? 1 : sizeof(T);  // of K and V
   static constexpr int q_element_bytes = is_coded ? 2 : sizeof(T);
   static_assert(Warps == 4 || Warps == 8);
@@ -99,7 +106,7 @@ struct shape {
   /// chain of products, which prefill computes too (combine_tree.cuh). Codes and float32 are not prefill's.
   static constexpr bool splits_dims = decode_splits_dims(element_bytes);
   /// Where registers are short the queries stay in shared memory.
-  static constexpr bool q_in_registers = Warps == 4 || (few_rows && HeadDim <= 192);
+  static constexpr bool q_in_registers = Warps == 4 || (row_groups == 1 && HeadDim <= 192);
 
   using kv_rows = row_format<element_bytes, HeadDim>;
   using q_rows = row_format<q_element_bytes, HeadDim>;
@@ -113,7 +120,13 @@ struct shape {
   static_assert(Padded || warp_keys * row_vectors % 32 == 0);
 
   /// Whether the loader knows tiles about whose rows nothing need be asked. It costs registers, which others lack.
-  static constexpr bool has_steady_tiles = few_rows;
+  static constexpr bool has_steady_tiles = is_coded;
+  /// Whether a CTA's first queries are asked for before its first tile: codes have to prepare them.
+#ifdef BIFOLIO_DECODE_LATE_QUERIES
+  static constexpr bool queries_come_first = false;
+#else
+  static constexpr bool queries_come_first = is_coded;
+#endif
   /// Of the passes that load a warp's rows: where they go repeats after so many.
   static constexpr int different_places = padded ? passes : kv_rows::swizzled ? 8 / rows_per_pass : 1;
 
@@ -140,7 +153,8 @@ struct shape {
     shared_layout l = {};
     l.queries = l.stages + stages * stage_bytes;
     l.query_rows = l.queries + stages * q_bytes;
-    l.row_sums = l.query_rows + (is_coded ? coded_query_rows_bytes : 0);
+    l.static_scales = l.query_rows + (is_coded ? coded_query_rows_bytes : 0);
+    l.row_sums = l.static_scales + (is_coded ? coded_static_scales_bytes : 0);
     l.flag = l.row_sums + warps * decode_tile_rows * 8;
     l.zeros = l.flag + 16;
     l.plan = l.zeros + 16;
@@ -150,6 +164,7 @@ struct shape {
   }
   static constexpr shared_layout shared = make_shared_layout();
   static_assert(ctas_per_sm * (shared.bytes + 1024) <= 228 * 1024);
+  static_assert(stages * 4 <= coded_static_scales_bytes);
   static_assert(tile_bytes % 256 == 0 && stage_bytes % 256 == 0);
 
   /// Where vector `vector` of row `row` of K or V is, from the tile's beginning.

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// The mainloop of decode over codes. As in mainloop.cuh the warps split the 64 keys of a tile; but each loads the keys
+/// that it multiplies, so that no barrier is between tiles, and the product with V is transposed (coded_rows.cuh).
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/attention/decode/coded_rows.cuh"
+#include "cuda/attention/decode/mainloop.cuh"
+#include "cuda/attention/decode/shape.hpp"
+#include "cuda/attention/value_units.cuh"
+#include "cuda/device/code_pairs.cuh"
+#include "cuda/device/float16_types.cuh"
+#include "cuda/device/ptx.cuh"
+#include "cuda/device/shared_vectors.cuh"
+#include "cuda/device/sm80.cuh"
+
+namespace bifolio::inline v0_2::cuda::decode {
+
+/// One warp's partial results: maximum and sum of row lane / 4 of each group, and outputs as coded_rows.cuh says.
+template <class Shape>
+struct coded_accumulators {
+  static constexpr int row_groups = Shape::row_groups;
+  value_units units;
+  float max[row_groups];  // of base-2 logits
+  float sum[row_groups];  // this lane's share
+  float out[row_groups][Shape::row_vectors][4];
+
+  __device__ __forceinline__ void clear(const decode_args& args) {
+    units.clear(args.v_scales.tail_floats > 0);
+#pragma unroll
+    for (int g = 0; g < row_groups; ++g) {
+      max[g] = -INFINITY;
+      sum[g] = 0;
+#pragma unroll
+      for (int n = 0; n < Shape::row_vectors; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) out[g][n][e] = 0;
+    }
+  }
+};
+
+template <class T, class Shape, class Scheduler>
+class coded_mainloop : public mainloop<T, Shape, Scheduler> {
+  using S = Shape;
+  using base = mainloop<T, Shape, Scheduler>;
+  using base::a_, base::lane_, base::warp_, base::stage_, base::stages_, base::queries_, base::zeros_, base::q_buffer_;
+  using base::loader_, base::slope_, base::row_position_, base::common_begin_, base::common_end_;
+  using base::max_of_row, base::visible, base::next_stage;
+  static constexpr int row_groups = S::row_groups;
+
+ public:
+  __device__ __forceinline__ coded_mainloop(const decode_args& args, const Scheduler& scheduler, char* shared)
+      : base(args, scheduler, shared),
+        query_rows_(reinterpret_cast<coded_query_rows*>(shared + S::shared.query_rows)),
+        static_scales_(reinterpret_cast<const float*>(shared + S::shared.static_scales)),
+        has_scales_(device::kept(args.k_scales.tail_floats > 0 || args.v_scales.tail_floats > 0 ? 1 : 0)),
+        transforms_logits_(device::kept(args.soft_cap > 0 || args.alibi_slopes != nullptr ? 1 : 0)),
+        key_place_(device::kept(S::key_tiles == 2
+                                    ? S::place(warp_ * 16 + (lane_ & 7) + (lane_ >> 4 & 1) * 8, lane_ >> 3 & 1)
+                                    : S::place(warp_ * 8 + (lane_ & 7), lane_ >> 3))),
+        value_place_(device::kept(S::tile_bytes + coded_values<S>::place(warp_, lane_))) {
+    const int code = args.k_type == dtype::e4m3 ? 0 : args.k_type == dtype::e5m2 ? 1 : 2;
+    variant_ = device::kept(args.k_type == args.v_type ? 2 * code + has_scales_ : mixed_codes);
+  }
+
+  /// Takes the queries of a work tile that has tiles, between `begin` and the first of them: the tiles after it should
+  /// ask nothing.
+  __device__ __forceinline__ void take_queries() {
+    // Those of the CTA's first work tile are a group of copies by themselves, before its tiles: they are prepared while
+    // the first tile is under way. Others come with their first tile.
+    if (S::queries_come_first && is_first_work_) {
+      device::cp_async_wait_group<S::stages - 1>();
+    } else {
+      device::cp_async_wait_group<S::stages - 2>();
+    }
+    is_first_work_ = false;
+    __syncthreads();
+    const float static_scale = a_.k_scales.static_scales == nullptr ? 1.0f : static_scales_[q_buffer_];
+    prepare_queries<S>(a_, queries_ + q_buffer_ * S::q_bytes, static_scale, *query_rows_);
+    __syncthreads();
+#pragma unroll
+    for (int g = 0; g < row_groups; ++g) factors_[g] = query_rows_->factors[g * decode_few_rows + lane_ / 4];
+    base::load_q(q_buffer_);
+  }
+
+  /// Adds the next KV tile, which is number `tile` of the sequence, to the accumulators.
+  __device__ __forceinline__ void process_tile(int tile, coded_accumulators<S>& acc) {
+    device::cp_async_wait_group<S::stages - 2>();
+    __syncwarp();  // a warp loads the keys that it multiplies
+    loader_.load_tile(base::free_stage());
+    add_tile(stages_ + stage_ * S::stage_bytes, tile, acc);
+    stage_ = next_stage();
+  }
+
+ private:
+  static constexpr int mixed_codes = 6;
+
+  // One test where codes are e4m3 without scales per token.
+  __device__ __forceinline__ void add_tile(std::uint32_t k_base, int tile, coded_accumulators<S>& acc) const {
+    const auto add = [&](const auto& pairs, auto has_scales) {
+      const auto visit = [&](const auto& body) { body(pairs); };
+      compute_tile<decltype(has_scales)::value>(visit, visit, k_base, tile, acc);
+    };
+    if (variant_ == 0) {
+      add(device::e4m3_pairs{}, std::false_type{});
+    } else if (variant_ == 1) {
+      add(device::e4m3_pairs{}, std::true_type{});
+    } else if (variant_ == 5) {
+      add(device::i8_pairs{}, std::true_type{});
+    } else if (variant_ == 4) {
+      add(device::i8_pairs{}, std::false_type{});
+    } else if (variant_ == 2) {
+      add(device::e5m2_pairs{}, std::false_type{});
+    } else if (variant_ == 3) {
+      add(device::e5m2_pairs{}, std::true_type{});
+    } else {
+      // Scales that are not there are ones, which change no bit.
+      compute_tile<true>([&](const auto& body) { device::visit_code_pairs(a_.k_type, body); },
+                         [&](const auto& body) { device::visit_code_pairs(a_.v_type, body); }, k_base, tile, acc);
+    }
+  }
+
+  // Scores of this warp's keys, softmax against the running maximum, and their share of the output. `HasScales`: per
+  // token, of K or V or both. visit_k(body) and visit_v(body) call body with K's and V's pairs.
+  template <bool HasScales, class VisitK, class VisitV>
+  __device__ __forceinline__ void compute_tile(const VisitK& visit_k, const VisitV& visit_v, std::uint32_t k_base,
+                                               int tile, coded_accumulators<S>& acc) const {
+    coded_values<S> stored;
+    stored.read(k_base + value_place_);
+    [[maybe_unused]] float2 k_scales[S::key_tiles];
+    [[maybe_unused]] float2 v_scales[S::key_tiles];
+    if constexpr (HasScales) {
+#pragma unroll
+      for (int n = 0; n < S::key_tiles; ++n) {
+        k_scales[n] = load_scales(k_base, 0, n);
+        v_scales[n] = load_scales(k_base, 1, n);
+        if (a_.k_scales.tail_floats == 0) k_scales[n] = make_float2(1, 1);
+        if (a_.v_scales.tail_floats == 0) v_scales[n] = make_float2(1, 1);
+      }
+    }
+    // Of four scores two are of each group of rows, or the last two of no row.
+    float s[S::key_tiles][4] = {};
+    visit_k([&](const auto& pairs) {
+      add_coded_scores<S>(
+          pairs, s, [&](auto first) { return key_address(k_base, first); },
+          [&](std::uint32_t(&q)[4], int kk) { base::take_q(q, q_buffer_, kk); });
+    });
+#pragma unroll
+    for (int n = 0; n < S::key_tiles; ++n)
+#pragma unroll
+      for (int e = 0; e < 2 * row_groups; ++e) {
+        if constexpr (HasScales) s[n][e] *= e % 2 == 0 ? k_scales[n].x : k_scales[n].y;
+        s[n][e] *= factors_[e / 2];
+      }
+    const int first_key = tile * decode_tile_tokens + warp_ * S::warp_keys;
+    const bool is_border = first_key < common_begin_ || first_key + S::warp_keys > common_end_;
+    if (is_border || transforms_logits_ != 0) {
+      transform_scores(s, first_key);
+      if (is_border) mask_scores(s, first_key);
+    }
+
+    float largest[row_groups];
+    [[maybe_unused]] float largest_scale[row_groups];
+    bool grows = false;
+#pragma unroll
+    for (int g = 0; g < row_groups; ++g) {
+      largest[g] = -INFINITY;
+      largest_scale[g] = 0;
+#pragma unroll
+      for (int n = 0; n < S::key_tiles; ++n)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          largest[g] = fmaxf(largest[g], s[n][2 * g + e]);
+          if constexpr (HasScales) {
+            const float scale = fabsf(e == 0 ? v_scales[n].x : v_scales[n].y);
+            if (!is_border || s[n][2 * g + e] != -INFINITY) largest_scale[g] = fmaxf(largest_scale[g], scale);
+          }
+        }
+      grows = grows || largest[g] > acc.max[g];
+      if constexpr (HasScales) {
+        grows = grows || (a_.v_scales.tail_floats > 0 && largest_scale[g] >= acc.units.limit(g));
+      }
+    }
+    // The lanes of a row need not exchange their maxima where none of them is a new one.
+    if (__any_sync(0xffffffffu, grows)) {
+#pragma unroll
+      for (int g = 0; g < row_groups; ++g) {
+        const float shift = fmaxf(acc.max[g], max_of_row(largest[g]));
+        float alpha = shift > acc.max[g] ? device::exp2_fast(acc.max[g] - shift) : 1.0f;
+        acc.max[g] = shift;
+        acc.sum[g] *= alpha;
+        if constexpr (HasScales) {
+          if (a_.v_scales.tail_floats > 0) alpha *= acc.units.raise(g, max_of_row(largest_scale[g]));
+        }
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const float out_alpha = of_output_row(alpha, lane_, r);
+#pragma unroll
+          for (int n = 0; n < S::row_vectors; ++n) {
+            acc.out[g][n][r] *= out_alpha;
+            acc.out[g][n][2 + r] *= out_alpha;
+          }
+        }
+      }
+    }
+    std::uint32_t p[row_groups][S::key_tiles];
+#pragma unroll
+    for (int g = 0; g < row_groups; ++g) {
+      const float m = acc.max[g] == -INFINITY ? 0.0f : acc.max[g];
+#pragma unroll
+      for (int n = 0; n < S::key_tiles; ++n) {
+        const float(&own)[4] = s[n];
+        float p0 = device::exp2_fast(own[2 * g] - m);
+        float p1 = device::exp2_fast(own[2 * g + 1] - m);
+        acc.sum[g] += p0 + p1;
+        if constexpr (HasScales) {
+          // Without scales of V the unit is 1. A token that is not seen may have a scale that is no number.
+          const float inverse = acc.units.inverse_unit(g);
+          if (own[2 * g] != -INFINITY) p0 *= v_scales[n].x * inverse;
+          if (own[2 * g + 1] != -INFINITY) p1 *= v_scales[n].y * inverse;
+        }
+        p[g][n] = device::pack<__half>(p0, p1);
+      }
+    }
+    visit_v([&](const auto& pairs) { stored.multiply(pairs, p, acc.out); });
+  }
+
+  // What the lane reads of vector `first` of the keys and those after it: zeros past the rows' ends.
+  template <class First>
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t key_address(std::uint32_t k_base, First /*first*/) const {
+    constexpr int vectors = 4 / S::key_tiles;
+    constexpr int from = First::value;
+    const std::uint32_t place = S::kv_rows::vectors_later(k_base + key_place_, from);
+    if constexpr (from + vectors <= S::least_row_vectors) return place;
+    const int own = from + (S::key_tiles == 2 ? lane_ >> 3 & 1 : lane_ >> 3);
+    return own < S::vectors_of_row(a_) ? place : zeros_;
+  }
+
+  // Scales of V (plane 1) or K (0) of the lane's keys: of key 2 · (lane % 4) of each 8 and the next.
+  [[nodiscard]] __device__ __forceinline__ float2 load_scales(std::uint32_t stage_base, int plane, int n) const {
+    const int key = warp_ * S::warp_keys + n * 8 + (lane_ & 3) * 2;
+    return device::load_shared_f32x2(stage_base + S::scale_place(plane, key));
+  }
+
+  __device__ __forceinline__ void transform_scores(float (&s)[S::key_tiles][4], int first_key) const {
+#pragma unroll
+    for (int g = 0; g < row_groups; ++g) {
+      const auto distance = static_cast<float>(first_key + (lane_ & 3) * 2 - row_position_[g]);
+#pragma unroll
+      for (int n = 0; n < S::key_tiles; ++n)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& x = s[n][2 * g + e];
+          if (a_.soft_cap > 0) x = a_.cap_log2e * device::tanh_fast(x);
+          if (a_.alibi_slopes != nullptr) x = fmaf(slope_[g], distance + static_cast<float>(n * 8 + e), x);
+        }
+    }
+  }
+
+  // Scores of keys that a row does not attend to become −inf.
+  __device__ __forceinline__ void mask_scores(float (&s)[S::key_tiles][4], int first_key) const {
+#pragma unroll
+    for (int n = 0; n < S::key_tiles; ++n)
+#pragma unroll
+      for (int e = 0; e < 2 * row_groups; ++e) {
+        if (!visible(first_key + n * 8 + (lane_ & 3) * 2 + (e & 1), e >> 1)) s[n][e] = -INFINITY;
+      }
+  }
+
+  coded_query_rows* query_rows_;
+  const float* static_scales_;
+  int has_scales_, transforms_logits_;     // 0 or 1
+  std::uint32_t key_place_, value_place_;  // in the stage: what the lane's first ldmatrix of K and of V reads
+  int variant_;  // 2 · (0 e4m3, 1 e5m2, 2 i8), and 1 more with scales per token; or mixed_codes
+  bool is_first_work_ = true;
+  float factors_[row_groups];  // from products to base-2 logits or arguments of tanh, of the work tile
+};
+
+}  // namespace bifolio::inline v0_2::cuda::decode

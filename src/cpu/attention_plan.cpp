@@ -20,7 +20,7 @@ namespace {
 
 // Rows of a KV head up to which a query tile holds all KV heads: the pass over K and V costs more than the rows.
 constexpr std::int32_t decode_rows = 16;
-// Rows of a query tile of prefill where there would be too few items of the implementation's taller ones.
+// Rows of a query tile of prefill: the implementation's are halved down to these while there would be too few items.
 constexpr std::int32_t low_prefill_rows = 96;
 // Rows of all KV heads of a query tile: bounds the scratch.
 constexpr std::int64_t max_tile_rows = 512;
@@ -232,13 +232,16 @@ void make_plan(const kernel_table& table, std::string_view environment, std::int
   const attention_implementation* taken = implementation_of(problem, implementation);
   std::int32_t prefill_rows = taken == nullptr ? low_prefill_rows : taken->prefill_rows;
   std::int64_t total_cost = 0;
-  std::int64_t num_parts = 0;  // at most
-  for_each_query_tile(spec, window, batch, prefill_rows, [&](const query_tile& t) {
-    total_cost += t.cost;
-    num_parts += std::max(1, t.split_end - t.split_begin) * (t.head_end - t.head_begin);
-  });
-  if (total_cost < min_parallel_ns) num_workers = 1;
-  if (num_workers > 1 && num_parts < num_workers * items_per_worker) prefill_rows = low_prefill_rows;
+  for (;; prefill_rows = std::max(low_prefill_rows, prefill_rows / 2)) {
+    total_cost = 0;
+    std::int64_t num_parts = 0;  // at most
+    for_each_query_tile(spec, window, batch, prefill_rows, [&](const query_tile& t) {
+      total_cost += t.cost;
+      num_parts += std::max(1, t.split_end - t.split_begin) * (t.head_end - t.head_begin);
+    });
+    if (total_cost < min_parallel_ns) num_workers = 1;
+    if (num_workers == 1 || num_parts >= num_workers * items_per_worker || prefill_rows <= low_prefill_rows) break;
+  }
   const std::int64_t item_cost = num_workers == 1
                                      ? std::max<std::int64_t>(1, total_cost)
                                      : std::max(min_item_ns, divide_up(total_cost, num_workers * items_per_worker));

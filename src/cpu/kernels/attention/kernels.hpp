@@ -34,7 +34,7 @@ inline constexpr std::int32_t row_align = 16;
 /// Rows of one row group of the micro-kernels on tile registers, which keep the running split of a group together.
 inline constexpr std::int32_t row_group_rows = 16;
 /// KV tiles whose outputs they multiply together, in items of more than one row group per KV head.
-inline constexpr std::int32_t output_tiles_together = 2;
+inline constexpr std::int32_t output_tiles_together = 4;
 
 [[nodiscard]] constexpr std::int32_t padded_dims(std::int32_t head_dim) noexcept {
   return (head_dim + dim_align - 1) / dim_align * dim_align;

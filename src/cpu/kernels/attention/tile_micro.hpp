@@ -14,7 +14,7 @@
 /// K goes into the products as it is in the cache. V is wanted in pairs of keys and lies there in pairs of dims. There
 /// are two forms, which give the same bits, so that a row may be computed by either:
 ///   paired:   V is paired in scratch, once per KV tile for all rows, keys i and 16 + i of a step of 32 keys. Two row
-///             groups share the loads of K and V, and accumulators are loaded and stored once for two KV tiles.
+///             groups share the loads of K and V, and accumulators are loaded and stored once for four KV tiles.
 ///   in place: for few rows, which do not pay for that. V goes into the products as it is. A product sums over 16 keys,
 ///             each element of P paired with a zero, once for the even dims and once for the odd ones: a row block of 8
 ///             rows fills a tile. Two such products into a tile of zeros make the even + odd of the other form.

@@ -27,14 +27,15 @@ inline constexpr int group_vectors = tile_keys / vector_keys<Rows>;
 /// probabilities. Products poll once each.
 [[nodiscard]] constexpr int softmax_polls(int rows) noexcept { return 2 * (tile_keys * vector_rows(rows) / lanes / 4); }
 
-/// What the lanes of a row group, one per row, attend to.
+/// What the lanes of a row group, one per row, attend to. Without initializers: clearing it for each group and KV tile
+/// costs more than setting what is used.
 struct row_group_lanes {
-  int rows = 0;             // that exist; the lanes of the others are unused
-  int width = tile_rows;    // rows that a vector has room for
-  bool all_visible = true;  // all keys of the tile to all rows; otherwise:
-  float begin[lanes];       // first visible key of the tile,
-  float end[lanes];         // and one past the last
-  bool has_alibi = false;   // then:
+  int rows;            // that exist; the lanes of the others are unused
+  int width;           // rows that a vector has room for
+  bool all_visible;    // all keys of the tile to all rows; otherwise:
+  float begin[lanes];  // first visible key of the tile,
+  float end[lanes];    // and one past the last
+  bool has_alibi;      // then:
   float slopes[lanes];
   float distance[lanes];  // position of the tile's first key less the query's
 };
@@ -389,10 +390,13 @@ BIFOLIO_INLINE bool softmax_group(float* scores, const softmax_terms& terms, con
 /// Whether `count` elements hold neither infinity nor NaN.
 template <class Key>
 BIFOLIO_INLINE bool all_finite(const Key* row, int count) noexcept {
-  constexpr std::uint32_t exponent = __is_same(Key, float16) ? 0x7c00u : 0x7f80u;
-  bool finite = true;
-  for (int i = 0; i < count; ++i) finite = finite && (row[i].bits & exponent) != exponent;
-  return finite;
+  const __m512i exponent = _mm512_set1_epi16(__is_same(Key, float16) ? 0x7c00 : 0x7f80);
+  __mmask32 not_finite = 0;
+  for (int i = 0; i < count; i += tile_dims) {
+    const __m512i bits = _mm512_castps_si512(raw(load_elements(row + i, count - i)));
+    not_finite |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(bits, exponent), exponent);
+  }
+  return not_finite == 0;
 }
 
 }  // namespace

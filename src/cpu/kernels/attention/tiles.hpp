@@ -5,11 +5,11 @@
 /// softmax and products. Items of one group (decode) read V in place, others pair it (tile_micro.hpp); both give the
 /// same bits.
 ///
-/// Those others, which have one KV head, go through two KV tiles in phases:
-///   scores and softmax of all groups for one tile, then for the other, the scores of two groups at a time, between the
+/// Those others, which have one KV head, go through four KV tiles in phases:
+///   scores and softmax of all groups for one tile, then for the next ones, the scores of two groups at a time, between the
 ///   vector instructions of the softmax of the two before;
-///   outputs of all groups over both tiles, two groups at a time.
-/// In between the probabilities of all groups and the paired V of both tiles are in scratch, and outputs are *pending*.
+///   outputs of all groups over all four tiles, two groups at a time.
+/// In between the probabilities of all groups and the paired V of these tiles are in scratch, and outputs are *pending*.
 /// A group's pending outputs are added earlier where the order of its sums demands it: before a maximum that rises
 /// scales its accumulators, before rows are computed one by one, and at the end of the split.
 
@@ -195,8 +195,8 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
 
   // The keys of the tile that the rows of a row group attend to.
   struct row_group_view {
-    bool any = false;   // some row attends to some key
-    bool alike = true;  // all rows attend to all keys that some row of the item attends to
+    bool any;    // some row attends to some key
+    bool alike;  // all rows attend to all keys that some row of the item attends to
     row_group_lanes lanes_of;
     visible_range visible[static_cast<std::size_t>(row_group_rows)];  // set unless all rows attend to the whole tile
   };
@@ -208,6 +208,8 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
     of.width = vector_rows(of.rows);
     const bool all_visible = tile.first >= common_.begin && tile.first + tile_keys <= common_.end;
     view.any = all_visible;
+    view.alike = true;
+    of.all_visible = true;
     for (int i = 0; i < of.rows && !all_visible; ++i) {
       const visible_range visible = clip(range_of_row(begin + i), tile.first);
       view.visible[i] = visible;
@@ -331,7 +333,6 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
     found.count = 0;
     for (; group < num_groups_ && found.count < 2; ++group) {
       row_group_view& view = found.views[found.count];
-      view = {};
       view_group(tile, head, group, view);
       if (view.any) found.groups[found.count++] = group;
     }

@@ -6,12 +6,12 @@
 /// same bits.
 ///
 /// Those others, which have one KV head, go through four KV tiles in phases:
-///   scores and softmax of all groups for one tile, then for the next ones, the scores of two groups at a time, between the
-///   vector instructions of the softmax of the two before;
+///   scores and softmax of all groups for one tile, then for the next ones, the scores of two groups at a time, between
+///   the vector instructions of the softmax of the two before;
 ///   outputs of all groups over all four tiles, two groups at a time.
-/// In between the probabilities of all groups and the paired V of these tiles are in scratch, and outputs are *pending*.
-/// A group's pending outputs are added earlier where the order of its sums demands it: before a maximum that rises
-/// scales its accumulators, before rows are computed one by one, and at the end of the split.
+/// In between the probabilities of all groups and the paired V of these tiles are in scratch, and outputs are
+/// *pending*. A group's pending outputs are added earlier where the order of its sums demands it: before a maximum that
+/// rises scales its accumulators, before rows are computed one by one, and at the end of the split.
 
 #include "cpu/kernels/attention/mainloop.hpp"
 #include "cpu/kernels/attention/tile_micro.hpp"

@@ -205,9 +205,10 @@ class epilogue {
 #pragma unroll
       for (int n = 0; n < S::n_tiles; ++n) {
         float2& place = *reinterpret_cast<float2*>(warp_output(stage, warp_ & 3, row, n * 8 + (lane_ & 3) * 2));
-        const float x = acc.out[n][2 * i] * weight[i];
-        const float y = acc.out[n][2 * i + 1] * weight[i];
-        place = adds ? make_float2(place.x + x, place.y + y) : make_float2(x, y);
+        const float x = acc.out[n][2 * i];
+        const float y = acc.out[n][2 * i + 1];
+        place = adds ? make_float2(__fmaf_rn(x, weight[i], place.x), __fmaf_rn(y, weight[i], place.y))
+                     : make_float2(__fmul_rn(x, weight[i]), __fmul_rn(y, weight[i]));
       }
     }
   }

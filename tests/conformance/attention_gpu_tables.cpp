@@ -145,7 +145,23 @@ std::vector<attention_case> padded_head_dim_cases() {
     add(dtype::bf16, head_dim);
   }
   for (const std::int32_t head_dim : of_f32) add(dtype::f32, head_dim);
-  // Float32 takes three products of TensorFloat-32 on a GPU.
+  // Float32 by ordinary multiplications: up to four and up to eight rows, in blocks that hold all rows of a warp and in
+  // others.
+  std::size_t turn = 0;
+  for (const std::int32_t head_dim : of_f32) {
+    for (const std::int32_t group : {1, 3, 4, 5, 7, 8}) {
+      constexpr std::int32_t blocks[] = {16, 32, 8, 64, 24, 5};
+      attention_case c = half_precision_case("float32, few rows", dtype::f32, head_dim);
+      c.group_size = group;
+      c.block_size = blocks[turn++ % std::size(blocks)];
+      c.seqs = {{1, 1605}, {1, 2000}, {1, 64}, {1, 17}, {1, 1}, {1, 0}};
+      if (group <= 4) c.seqs.push_back({2, 700});
+      if (turn % 3 == 2) c.window_left = 1000;
+      c.seed = turn;
+      cases.push_back(c);
+    }
+  }
+  // On a GPU three products of TensorFloat-32 where there are more.
   for (const value_kind values : {value_kind::equal_logits, value_kind::dominant_key, value_kind::huge_logits,
                                   value_kind::denormal, value_kind::max_finite}) {
     for (const std::int32_t head_dim : {64, 80, 128}) {

@@ -307,6 +307,20 @@ TEST_CASE("a plan over codes is of few rows where every output tile has at most 
   CHECK_FALSE(is_of_few_rows(8, {1}, dtype::bf16, dtype::bf16));
 }
 
+TEST_CASE("a plan over float32 is of few rows where every output tile has at most eight and it is not deterministic") {
+  const auto is_of_few_rows = [](std::int32_t group, std::int32_t query_len, bool deterministic) {
+    step s(group, 2, deterministic);
+    s.spec.k_code.type = s.spec.v_code.type = dtype::f32;
+    s.add(query_len, 300);
+    s.plan();
+    return s.planned.few_rows;
+  };
+  CHECK(is_of_few_rows(8, 1, false));
+  CHECK(is_of_few_rows(4, 2, false));
+  CHECK_FALSE(is_of_few_rows(4, 3, false));
+  CHECK_FALSE(is_of_few_rows(8, 1, true));
+}
+
 TEST_CASE("a divisor divides as the compiler would") {
   std::mt19937_64 random(test_seed());
   CAPTURE(seed_note());

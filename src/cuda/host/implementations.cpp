@@ -279,7 +279,7 @@ void append_decode_names(const device_numbers& device, std::vector<std::string>&
       last = entry;
       for (const bool deterministic : {false, true}) {
         names.push_back(decode_name(type, entry->head_dim, entry->padded, false, deterministic));
-        if (entry->few_rows[0] == nullptr) continue;
+        if (entry->few_rows[deterministic ? 1 : 0] == nullptr) continue;
         names.push_back(decode_name(type, entry->head_dim, entry->padded, true, deterministic));
       }
     }

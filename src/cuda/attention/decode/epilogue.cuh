@@ -58,7 +58,7 @@ class epilogue {
   __device__ void store(const work_tile& w, const decode_seq& s, accumulators_of<S>& acc, int next_tile, bool any,
                         int free_stage) {
     const output_rows<T, Shape> rows(a_, w, s);
-    share_row_sums(acc);
+    share_row_sums(acc, rows.num_rows());
     __syncthreads();  // also: every warp has read the last tile
     if (any) share_outputs(acc, 0, rows.num_rows(), free_stage);
 
@@ -154,7 +154,22 @@ class epilogue {
 
  private:
   // Sums over lanes; maximum and sum of this warp's rows to shared memory.
-  __device__ __forceinline__ void share_row_sums(accumulators_of<S>& acc) {
+  __device__ __forceinline__ void share_row_sums(accumulators_of<S>& acc, [[maybe_unused]] int num_rows) {
+    if constexpr (S::by_fma) {
+      const bool wide = num_rows > 4;
+      acc.sum += __shfl_xor_sync(0xffffffffu, acc.sum, 4);
+      acc.sum += __shfl_xor_sync(0xffffffffu, acc.sum, 16);
+      const float other = __shfl_xor_sync(0xffffffffu, acc.sum, 8);
+      if (!wide) acc.sum += other;
+      if ((lane_ & 20) == 0) {
+        row_sums_[warp_ * decode_tile_rows + fma_row_of(lane_, wide)] = make_float2(acc.max, acc.sum);
+      }
+      return;
+    } else {
+      share_sums_of_products(acc);
+    }
+  }
+  __device__ __forceinline__ void share_sums_of_products(accumulators_of<S>& acc) {
 #pragma unroll
     for (int i = 0; i < row_groups; ++i) {
       acc.sum[i] += __shfl_xor_sync(0xffffffffu, acc.sum[i], 1);
@@ -168,6 +183,46 @@ class epilogue {
   // Outputs of this warp from row `first_row` on, scaled to the maximum of all warps, to the free stage, which has room
   // for reduced_rows of four warps.
   __device__ __forceinline__ void share_outputs(const accumulators_of<S>& acc, int first_row, int num_rows, int stage) {
+    if constexpr (S::by_fma) {
+      // Of eight warps the last four first.
+#pragma unroll
+      for (int half = S::warps / 4 - 1; half >= 0; --half) {
+        if (warp_ / 4 == half) share_fma_rows(acc, num_rows, stage, half != S::warps / 4 - 1);
+        if (half > 0) __syncthreads();
+      }
+    } else {
+      share_products(acc, first_row, num_rows, stage);
+    }
+  }
+
+  // A warp's output by ordinary multiplications. `adds`: to what is there.
+  __device__ __forceinline__ void share_fma_rows(const accumulators_of<S>& acc, int num_rows, int stage, bool adds) {
+    constexpr int lanes = accumulators_of<S>::lanes;
+    const int own_row = fma_row_of(lane_, num_rows > 4);
+    float m = -INFINITY;
+#pragma unroll
+    for (int w = 0; w < S::warps; ++w) m = fmaxf(m, row_sums_[w * decode_tile_rows + own_row].x);
+    const float own_weight = acc.max == -INFINITY ? 0.0f : device::exp2_fast(acc.max - m);
+#pragma unroll
+    for (int r = 0; r < decode_few_rows; ++r) {
+      if (r >= num_rows) break;
+      const float weight = __shfl_sync(0xffffffffu, own_weight, fma_lane_of(r));
+      float x[4];
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        x[c] = acc.out[r][c];
+        if constexpr (lanes == 16) x[c] += __shfl_xor_sync(0xffffffffu, x[c], 16);
+        x[c] *= weight;
+      }
+      if (lane_ >= lanes) continue;
+      auto& place = *reinterpret_cast<float4*>(warp_output(stage, warp_ & 3, r, lane_ * 4));
+      float4 before = make_float4(0, 0, 0, 0);
+      if (adds) before = place;
+      place = make_float4(before.x + x[0], before.y + x[1], before.z + x[2], before.w + x[3]);
+    }
+  }
+
+  __device__ __forceinline__ void share_products(const accumulators_of<S>& acc, int first_row, int num_rows, int stage) {
     float weight[row_groups];
 #pragma unroll
     for (int i = 0; i < row_groups; ++i) {

@@ -9,6 +9,7 @@
 #include "cuda/attention/decode/args.hpp"
 #include "cuda/attention/decode/coded_mainloop.cuh"
 #include "cuda/attention/decode/epilogue.cuh"
+#include "cuda/attention/decode/fma_mainloop.cuh"
 #include "cuda/attention/decode/launch.hpp"
 #include "cuda/attention/decode/mainloop.cuh"
 #include "cuda/attention/decode/scheduler.cuh"
@@ -19,6 +20,21 @@
 #include "cuda/device/sm80.cuh"
 
 namespace bifolio::inline v0_2::cuda::decode {
+
+template <class T, class Shape, class Scheduler, bool SplitsDims>
+struct mainloop_of {
+  using type = std::conditional_t<SplitsDims, tree_mainloop<T, Shape, Scheduler>, mainloop<T, Shape, Scheduler>>;
+};
+template <class T, class Shape, class Scheduler>
+  requires(Shape::is_coded)
+struct mainloop_of<T, Shape, Scheduler, false> {
+  using type = coded_mainloop<T, Shape, Scheduler>;
+};
+template <class T, class Shape, class Scheduler>
+  requires(Shape::by_fma)
+struct mainloop_of<T, Shape, Scheduler, false> {
+  using type = fma_mainloop<T, Shape, Scheduler>;
+};
 
 // __maxnreg__ and __launch_bounds__ exclude each other. Two CTAs of 128 threads per SM would allow 255 registers.
 template <class T, class Shape, class Scheduler>
@@ -38,9 +54,7 @@ __launch_bounds__(Shape::threads, Shape::ctas_per_sm)
   work_cursor cursor = scheduler.first();
   if (!scheduler.has_work(cursor)) return;
   constexpr bool splits_dims = Scheduler::has_fixed_tree && Shape::splits_dims;
-  using mainloop_type = std::conditional_t<
-      splits_dims, tree_mainloop<T, Shape, Scheduler>,
-      std::conditional_t<Shape::is_coded, coded_mainloop<T, Shape, Scheduler>, mainloop<T, Shape, Scheduler>>>;
+  using mainloop_type = typename mainloop_of<T, Shape, Scheduler, splits_dims>::type;
   mainloop_type loop(args, scheduler, shared);
 
   // The plan was uploaded before the previous kernel started. What follows the wait may be that kernel's work.
@@ -71,7 +85,7 @@ __launch_bounds__(Shape::threads, Shape::ctas_per_sm)
       const work_tile work = scheduler.next(cursor);
       loop.begin(work, *cursor.seq);
       int tile = work.tile;
-      if constexpr (Shape::is_coded) {
+      if constexpr (Shape::takes_queries_before) {
         if (tile < work.tile_end) loop.take_queries();
       }
       do {
@@ -101,6 +115,13 @@ template <class T, int HeadDim, int Warps, bool Padded>
     static_assert(few::shared.bytes == S::shared.bytes && few::ctas_per_sm == S::ctas_per_sm);
     entry.few_rows[0] = decode_kernel<coded<1>, few, stream_k>;
     entry.few_rows[1] = decode_kernel<coded<1>, few, fixed_split>;
+  }
+  if constexpr (std::is_same_v<T, float>) {
+    // Not in deterministic plans, where one kernel computes all numbers of rows.
+    using few = shape<f32_few_rows, HeadDim, Warps, Padded>;
+    static_assert(few::shared.bytes >= S::shared.bytes && few::ctas_per_sm == S::ctas_per_sm);
+    entry.few_rows[0] = decode_kernel<float, few, stream_k>;
+    entry.shared_bytes = few::shared.bytes;
   }
   return entry;
 }

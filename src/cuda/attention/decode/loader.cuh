@@ -40,7 +40,7 @@ class loader {
     }
     if constexpr (S::has_steady_tiles) {
 #pragma unroll
-      for (int pass = 0; S::padded && pass < S::passes; ++pass) {
+      for (int pass = 0; S::has_run_offsets && pass < S::passes; ++pass) {
         // The vectors of the warp's rows one after another, 32 at a time.
         const int index = pass * 32 + lane_;
         const int row = args.by_row_vectors.quotient(index);
@@ -51,11 +51,16 @@ class loader {
                          static_cast<std::uint32_t>(vector) * 16u);
       }
 #pragma unroll
-      for (int pass = 0; !S::padded && pass < S::different_places; ++pass) {
+      for (int pass = 0; !S::has_run_offsets && pass < S::different_places; ++pass) {
         run_places_[pass] = device::kept(
             S::place(row_of_lane(pass * S::rows_per_pass + lane_ / S::row_vectors), lane_ % S::row_vectors));
       }
-      scale_place_ = device::kept(S::scale_place(lane_ / S::warp_keys, row_of_lane(lane_ % S::warp_keys)));
+      if constexpr (S::by_fma) {
+        if (lane_ % S::row_vectors >= S::vectors_of_row(args)) run_places_[0] = no_place;
+      }
+      if constexpr (S::is_coded) {
+        scale_place_ = device::kept(S::scale_place(lane_ / S::warp_keys, row_of_lane(lane_ % S::warp_keys)));
+      }
       own_row_ = device::kept(row_of_lane(lane_ % S::warp_keys));
       last_block_ = device::kept(static_cast<unsigned>(args.num_blocks - 1));
     }
@@ -172,9 +177,24 @@ class loader {
   __device__ __forceinline__ void load_steady_tile(std::uint32_t base) {
     const std::int64_t block = min(static_cast<unsigned>(block_), last_block_) * a_.k_strides.block;
     const std::int64_t at = block + static_cast<unsigned>(slot_) * a_.k_strides.token;
-    const std::uint8_t* k = run_k_ + at;
-    const std::uint8_t* v = run_v_ + at;
-    if constexpr (S::padded) {
+    const std::uint8_t* k = run_k_ + at * S::element_bytes;
+    const std::uint8_t* v = run_v_ + at * S::element_bytes;
+    if constexpr (S::by_fma) {
+      static_assert(S::kv_rows::swizzled);
+      const std::int64_t step = S::rows_per_pass * a_.k_strides.token * S::element_bytes;
+      if (run_places_[0] != no_place) {
+#pragma unroll
+        for (int pass = 0; pass < S::passes; ++pass) {
+          const int rows_later = pass * S::rows_per_pass;
+          const std::uint32_t to = ((base + run_places_[0]) ^ static_cast<std::uint32_t>((rows_later & 7) << 4)) +
+                                   static_cast<std::uint32_t>(rows_later * S::kv_rows::bytes);
+          device::cp_async_16_read_once(to, k);
+          device::cp_async_16_read_once(to + S::tile_bytes, v);
+          k += step;
+          v += step;
+        }
+      }
+    } else if constexpr (S::has_run_offsets) {
 #pragma unroll
       for (int pass = 0; pass < S::passes; ++pass) {
         if (run_places_[pass] == no_place) continue;
@@ -182,7 +202,7 @@ class loader {
         device::cp_async_16_read_once(base + run_places_[pass] + S::tile_bytes, v + run_offsets_[pass]);
       }
     } else {
-      const std::int64_t step = S::rows_per_pass * a_.k_strides.token;
+      const std::int64_t step = S::rows_per_pass * a_.k_strides.token * S::element_bytes;
 #pragma unroll
       for (int pass = 0; pass < S::passes; ++pass) {
         // Of swizzled rows the places repeat after eight.
@@ -195,8 +215,10 @@ class loader {
         v += step;
       }
     }
-    if (scale_run_ != nullptr) {
-      device::cp_async_4(base + scale_place_, scale_run_ + block + static_cast<unsigned>(slot_) * scale_step_);
+    if constexpr (S::is_coded) {
+      if (scale_run_ != nullptr) {
+        device::cp_async_4(base + scale_place_, scale_run_ + block + static_cast<unsigned>(slot_) * scale_step_);
+      }
     }
     ++work_.tile;
     const int position = work_.tile * decode_tile_tokens + own_row_;
@@ -206,7 +228,7 @@ class loader {
   }
   // Finds those tiles of the work tile, whose first tile, which is none of them, has been asked for.
   __device__ __forceinline__ void find_steady_tiles() {
-    const bool strides_fit = !S::padded || a_.k_strides.token < std::int64_t{1} << 26;
+    const bool strides_fit = !S::has_run_offsets || a_.k_strides.token < std::int64_t{1} << 26;
     const int own_first = warp_ * S::warp_keys;
     const int begin = max(work_.tile, (first_key_ - own_first + decode_tile_tokens - 1) / decode_tile_tokens);
     const int end = min(work_.tile_end, (seq_len_ - S::warp_keys - own_first) / decode_tile_tokens + 1) - 1;
@@ -214,12 +236,15 @@ class loader {
     steady_begin_ = begin;
     steady_count_ = any ? static_cast<unsigned>(end - begin) : 0u;
     // slot_ is that of the lane's row; what it loads are others.
-    const int first_row = S::padded ? 0 : lane_ / S::row_vectors;
-    const int first_vector = S::padded ? 0 : lane_ % S::row_vectors;
+    const int first_row = S::has_run_offsets ? 0 : lane_ / S::row_vectors;
+    const int first_vector = S::has_run_offsets ? 0 : lane_ % S::row_vectors;
     const std::int64_t at = work_.head * a_.k_strides.head + (first_row - lane_ % S::warp_keys) * a_.k_strides.token +
                             first_vector * S::kv_rows::vector_dims;
-    run_k_ = static_cast<const std::uint8_t*>(a_.k) + at;
-    run_v_ = static_cast<const std::uint8_t*>(a_.v) + at;
+    run_k_ = static_cast<const std::uint8_t*>(a_.k) + at * S::element_bytes;
+    run_v_ = static_cast<const std::uint8_t*>(a_.v) + at * S::element_bytes;
+    if constexpr (S::is_coded) find_steady_scales();
+  }
+  __device__ __forceinline__ void find_steady_scales() {
     const bool is_k = lane_ / S::warp_keys == 0;
     const code_scales& scales = is_k ? a_.k_scales : a_.v_scales;
     scale_run_ = nullptr;
@@ -371,7 +396,7 @@ class loader {
   static constexpr std::uint32_t no_place = 0xffffffff;
   std::uint32_t run_places_[S::different_places],
       scale_place_;                                       // in a stage: where the lane's vectors and its scale go
-  std::uint32_t run_offsets_[S::padded ? S::passes : 1];  // of padded shapes: the same in K and V
+  std::uint32_t run_offsets_[S::has_run_offsets ? S::passes : 1];  // the same in K and V
   int own_row_;                                           // of the tile
   unsigned last_block_;
   int steady_begin_ = 0;

@@ -41,6 +41,34 @@ struct accumulators {
   }
 };
 
+/// The same by ordinary multiplications (fma_mainloop.cuh): `max` and `sum` of the lane's own row, and four dims of the
+/// output of each row. Where less than 32 lanes have all dims, a warp's output is the sum over the lanes of a dim.
+template <class Shape>
+  requires(Shape::by_fma)
+struct accumulators<Shape> {
+  static constexpr int row_groups = 1;
+  static constexpr int lanes = Shape::head_dim / 4;
+  float max;  // of base-2 logits
+  float sum;  // this lane's share
+  float out[decode_few_rows][4];
+
+  __device__ __forceinline__ void clear(const decode_args&) {
+    max = -INFINITY;
+    sum = 0;
+#pragma unroll
+    for (int r = 0; r < decode_few_rows; ++r)
+#pragma unroll
+      for (int c = 0; c < 4; ++c) out[r][c] = 0;
+  }
+};
+
+/// The row of a lane's `max` and `sum` in an output tile of more than four rows (`wide`) or up to four, and a lane that
+/// has a row.
+[[nodiscard]] __device__ __forceinline__ int fma_row_of(int lane, bool wide) {
+  return (lane & 3) + (wide ? (lane >> 3 & 1) * 4 : 0);
+}
+[[nodiscard]] __device__ __forceinline__ constexpr int fma_lane_of(int row) { return (row & 3) + (row >> 2) * 8; }
+
 template <class T, class Shape, class Scheduler>
 class mainloop {
   using S = Shape;

@@ -31,7 +31,7 @@ namespace bifolio::inline v0_2::cuda {
 
 inline constexpr std::int32_t decode_tile_tokens = 64;
 inline constexpr std::int32_t decode_tile_rows = 16;
-inline constexpr std::int32_t decode_few_rows = 8;           // of codes: up to so many have a kernel of their own
+inline constexpr std::int32_t decode_few_rows = 8;           // of codes and f32: up to so many have their own kernel
 inline constexpr std::int32_t decode_fixed_overhead = 1;     // per output tile, in KV tiles
 inline constexpr std::int32_t decode_min_tiles_per_cta = 2;  // overhead included; smaller shares cost more in combining
 inline constexpr std::int32_t decode_combine_fan_in = 16;    // partial results that are combined at once
@@ -77,9 +77,10 @@ inline constexpr std::int32_t decode_splits_per_cta = 8;    // leaves at most; o
 /// Whether deterministic plans sum as prefill does.
 [[nodiscard]] constexpr bool decode_splits_dims(int element_bytes) noexcept { return element_bytes == 2; }
 
-/// Whether output tiles of few rows have a kernel of their own in the compiled shape that takes rows of `head_dim`.
-[[nodiscard]] constexpr bool decode_has_few_rows(dtype type, std::int32_t head_dim) noexcept {
-  return size_of(type) == 1 && head_dim <= 256;
+/// Whether output tiles of few rows have a kernel of their own in the compiled shape that takes rows of `head_dim`. That
+/// of float32 sums in another order than the one for all numbers of rows, so deterministic plans do without it.
+[[nodiscard]] constexpr bool decode_has_few_rows(dtype type, std::int32_t head_dim, bool deterministic) noexcept {
+  return size_of(type) == 1 ? head_dim <= 256 : type == dtype::f32 && head_dim <= 128 && !deterministic;
 }
 
 struct decode_seq {

@@ -17,6 +17,8 @@ namespace bifolio::inline v0_2::cuda::decode {
 /// groups of decode_few_rows rows.
 template <int RowGroups>
 struct coded {};
+/// Float32 where no output tile has more than decode_few_rows rows.
+struct f32_few_rows {};
 inline constexpr int coded_query_rows_bytes = 64;
 inline constexpr int coded_static_scales_bytes = 32;
 
@@ -35,7 +37,7 @@ struct shared_layout {
   int flag;           // of the combine
   int zeros;          // 16 bytes of them
   int plan;           // what the CTA needs of it
-  int exchange;       // of shapes that split dims: tree_exchange
+  int exchange;       // of shapes that split dims: tree_exchange; by_fma: probabilities
   int bytes;          // of everything
 };
 
@@ -87,8 +89,9 @@ template <class T, int HeadDim, int Warps, bool Padded>
 struct shape {
   static constexpr int row_groups = row_groups_of<T>;
   static constexpr bool is_coded = row_groups > 0;
-  static constexpr int element_bytes = is_coded ? 1 : sizeof(T);  // of K and V
-  static constexpr int q_element_bytes = is_coded ? 2 : sizeof(T);
+  static constexpr bool by_fma = std::is_same_v<T, f32_few_rows>;
+  static constexpr int element_bytes = is_coded ? 1 : by_fma ? 4 : sizeof(T);  // of K and V
+  static constexpr int q_element_bytes = is_coded ? 2 : by_fma ? 4 : sizeof(T);
   static_assert(Warps == 4 || Warps == 8);
   static_assert(HeadDim % (is_coded ? 32 : 16) == 0 && (Padded || HeadDim % 64 == 0) && element_bytes <= 4);
   static constexpr int head_dim = HeadDim;
@@ -120,15 +123,22 @@ struct shape {
   static_assert(Padded || warp_keys * row_vectors % 32 == 0);
 
   /// Whether the loader knows tiles about whose rows nothing need be asked. It costs registers, which others lack.
-  static constexpr bool has_steady_tiles = is_coded;
+  static constexpr bool has_steady_tiles = is_coded || by_fma;
+  /// Whether queries are taken between two tiles, so that no tile asks whether it is the first.
+  static constexpr bool takes_queries_before = is_coded || by_fma;
   /// Whether a CTA's first queries are asked for before its first tile: codes have to prepare them.
 #ifdef BIFOLIO_DECODE_LATE_QUERIES
   static constexpr bool queries_come_first = false;
 #else
   static constexpr bool queries_come_first = is_coded;
 #endif
-  /// Of the passes that load a warp's rows: where they go repeats after so many.
-  static constexpr int different_places = padded ? passes : kv_rows::swizzled ? 8 / rows_per_pass : 1;
+  /// Of padded shapes the loads of such a tile are the rows' vectors one after another, each with a place and an offset
+  /// of its own. Elements of four bytes have so many vectors that lanes beyond the end of a row may be idle instead.
+  static constexpr bool has_run_offsets = padded && !by_fma;
+  /// Of the passes that load a warp's rows: where they go repeats after so many, or follows from the first.
+  static constexpr int different_places = has_run_offsets                  ? passes
+                                          : kv_rows::swizzled && !by_fma ? 8 / rows_per_pass
+                                                                         : 1;
 
   static constexpr int tile_bytes = decode_tile_tokens * kv_rows::bytes;
   /// Of codes: a scale for each token, of K and of V.
@@ -159,7 +169,8 @@ struct shape {
     l.zeros = l.flag + 16;
     l.plan = l.zeros + 16;
     l.exchange = l.plan + 144;
-    l.bytes = l.exchange + (splits_dims ? static_cast<int>(sizeof(tree_exchange<Warps>)) : 0);
+    l.bytes = l.exchange + (splits_dims ? static_cast<int>(sizeof(tree_exchange<Warps>)) : 0) +
+              (by_fma ? decode_tile_tokens * decode_few_rows * 4 : 0);
     return l;
   }
   static constexpr shared_layout shared = make_shared_layout();

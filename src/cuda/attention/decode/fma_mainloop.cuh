@@ -5,9 +5,9 @@
 /// multiplications and additions. Of so few rows these are less work than splitting every element of K and V into two
 /// numbers of TensorFloat-32 and multiplying three times, half of it padding; and nothing is truncated.
 ///
-/// A warp has its own keys of a tile, as in the mainloop of tensor cores. For the scores eight lanes share the dims of a
-/// key, each for four rows, whose queries stay in its registers; of more than four rows each half of a group of 16 lanes
-/// has four. The sums over the lanes leave each lane with one row and a few keys. It puts its probabilities into
+/// A warp has its own keys of a tile, as in the mainloop of tensor cores. For the scores eight lanes share the dims of
+/// a key, each for four rows, whose queries stay in its registers; of more than four rows each half of a group of 16
+/// lanes has four. The sums over the lanes leave each lane with one row and a few keys. It puts its probabilities into
 /// shared memory, from where all lanes read them: for the products with V a lane has four dims of every row. A row's
 /// sums are the same whatever the other rows, but for the keys that a lane has of it.
 
@@ -66,8 +66,7 @@ class fma_mainloop : public mainloop<T, Shape, Scheduler> {
     }
     const int key = wide_ ? wide::key_group(lane_) : narrow::key_group(lane_);
     key_place_ = device::kept(S::place(warp_ * S::warp_keys + key, lane_ & 7));
-    first_own_key_ =
-        device::kept(warp_ * S::warp_keys + (wide_ ? wide::own_key(lane_) : narrow::own_key(lane_)));
+    first_own_key_ = device::kept(warp_ * S::warp_keys + (wide_ ? wide::own_key(lane_) : narrow::own_key(lane_)));
   }
 
   /// Takes the queries of a work tile that has tiles, between `begin` and the first of them.
@@ -100,10 +99,10 @@ class fma_mainloop : public mainloop<T, Shape, Scheduler> {
  private:
   using narrow = fma_lanes<S, false>;
   using wide = fma_lanes<S, true>;
-  static constexpr int lane_vectors = S::row_vectors / 8;              // of a key's dims
-  static constexpr int value_lanes = accumulators<S>::lanes;           // that share a row of V
-  static constexpr int value_step = 32 / value_lanes;                  // keys that the lanes have at once
-  static constexpr int value_keys = S::warp_keys / value_step;         // of a lane
+  static constexpr int lane_vectors = S::row_vectors / 8;       // of a key's dims
+  static constexpr int value_lanes = accumulators<S>::lanes;    // that share a row of V
+  static constexpr int value_step = 32 / value_lanes;           // keys that the lanes have at once
+  static constexpr int value_keys = S::warp_keys / value_step;  // of a lane
   static_assert(S::kv_rows::swizzled && S::row_vectors % 8 == 0 && S::padded);
 
   template <class Lanes>
@@ -243,8 +242,7 @@ class fma_mainloop : public mainloop<T, Shape, Scheduler> {
   // The tile's sums are added to the output as wholes: the error grows with the tiles, not with the keys.
   template <class Lanes>
   __device__ __forceinline__ void add_values(const float4 (&values)[value_keys], accumulators<S>& acc) const {
-    const std::uint32_t first =
-        probabilities_ + static_cast<std::uint32_t>(lane_ / value_lanes * Lanes::rows * 4);
+    const std::uint32_t first = probabilities_ + static_cast<std::uint32_t>(lane_ / value_lanes * Lanes::rows * 4);
     float sums[Lanes::rows][4] = {};
 #pragma unroll
     for (int i = 0; i < value_keys; ++i) {

@@ -395,9 +395,9 @@ class loader {
   // Of shapes that have them: steady tiles, and what the lane loads of block 0, slot 0.
   static constexpr std::uint32_t no_place = 0xffffffff;
   std::uint32_t run_places_[S::different_places],
-      scale_place_;                                       // in a stage: where the lane's vectors and its scale go
+      scale_place_;  // in a stage: where the lane's vectors and its scale go
   std::uint32_t run_offsets_[S::has_run_offsets ? S::passes : 1];  // the same in K and V
-  int own_row_;                                           // of the tile
+  int own_row_;                                                    // of the tile
   unsigned last_block_;
   int steady_begin_ = 0;
   unsigned steady_count_ = 0;

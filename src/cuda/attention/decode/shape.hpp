@@ -136,7 +136,7 @@ struct shape {
   /// of its own. Elements of four bytes have so many vectors that lanes beyond the end of a row may be idle instead.
   static constexpr bool has_run_offsets = padded && !by_fma;
   /// Of the passes that load a warp's rows: where they go repeats after so many, or follows from the first.
-  static constexpr int different_places = has_run_offsets                  ? passes
+  static constexpr int different_places = has_run_offsets                ? passes
                                           : kv_rows::swizzled && !by_fma ? 8 / rows_per_pass
                                                                          : 1;
 

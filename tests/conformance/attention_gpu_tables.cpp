@@ -145,6 +145,21 @@ std::vector<attention_case> padded_head_dim_cases() {
     add(dtype::bf16, head_dim);
   }
   for (const std::int32_t head_dim : of_f32) add(dtype::f32, head_dim);
+  // On a GPU three products of TensorFloat-32, of few rows ordinary ones.
+  for (const value_kind values : {value_kind::equal_logits, value_kind::dominant_key, value_kind::huge_logits,
+                                  value_kind::denormal, value_kind::max_finite}) {
+    for (const std::int32_t head_dim : {64, 80, 128}) {
+      attention_case c = half_precision_case("float32, extreme values", dtype::f32, head_dim);
+      c.values = values;
+      cases.push_back(c);
+    }
+  }
+  for (const named_option& option : all_options()) {
+    attention_case c = half_precision_case(std::string("float32 option: ") + option.name, dtype::f32, 128);
+    option.apply(c);
+    c.deterministic = cases.size() % 3 == 0;
+    cases.push_back(c);
+  }
   // Float32 by ordinary multiplications: up to four and up to eight rows, in blocks that hold all rows of a warp and in
   // others.
   std::size_t turn = 0;
@@ -160,21 +175,6 @@ std::vector<attention_case> padded_head_dim_cases() {
       c.seed = turn;
       cases.push_back(c);
     }
-  }
-  // On a GPU three products of TensorFloat-32 where there are more.
-  for (const value_kind values : {value_kind::equal_logits, value_kind::dominant_key, value_kind::huge_logits,
-                                  value_kind::denormal, value_kind::max_finite}) {
-    for (const std::int32_t head_dim : {64, 80, 128}) {
-      attention_case c = half_precision_case("float32, extreme values", dtype::f32, head_dim);
-      c.values = values;
-      cases.push_back(c);
-    }
-  }
-  for (const named_option& option : all_options()) {
-    attention_case c = half_precision_case(std::string("float32 option: ") + option.name, dtype::f32, 128);
-    option.apply(c);
-    c.deterministic = cases.size() % 3 == 0;
-    cases.push_back(c);
   }
   return cases;
 }

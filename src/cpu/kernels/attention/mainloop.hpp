@@ -265,7 +265,7 @@ class mainloop {
       locate(t + 3);
       if (!ends_split) continue;
       const std::int64_t next = (first_tile + t + 1) * tile_keys;
-      end_split((next - 1) / split_keys);
+      self().end_split((next - 1) / split_keys);
       if (next >= end) return;
       begin_split(next / split_keys);
     }

@@ -168,8 +168,10 @@ class row_group_state {
                  __attribute__((always_inline)) { store(accumulators_ + at, load(accumulators_ + at) * alpha); });
   }
 
-  /// The accumulator of a row divided by `factor`, dims in order. The form decides no bit.
-  void read_row(int row, float factor, float* to) const noexcept {
+  /// The accumulator of a row divided by `factor`, dims in order: `visit(dim, vector)` for each. The form decides no
+  /// bit.
+  template <class Visit>
+  BIFOLIO_INLINE void read_row(int row, float factor, const Visit& visit) const noexcept {
     const vf part(1.0f / factor);
     const vf zero(0.0f);  // the forms may differ in the sign of 0
     const float* tile = accumulators_ + start_of(row);
@@ -183,8 +185,8 @@ class row_group_state {
       } else {
         order_dims(a, b, first, second);
       }
-      store(to + d, spoil_neighbours(first));
-      store(to + d + lanes, spoil_neighbours(second));
+      visit(d, spoil_neighbours(first));
+      visit(d + lanes, spoil_neighbours(second));
     }
   }
 
@@ -272,14 +274,13 @@ BIFOLIO_INLINE float group_logits(float* scores, const softmax_terms& terms, con
   const bool scaled_later = terms.soft_cap <= 0 && !of.has_alibi && terms.scale > 0;
   const float factor = scaled_later ? terms.scale : 1.0f;
   if (scaled_later && of.all_visible) {
-    for (int i = 0; i < group_vectors<Rows>; i += chains) {
-      if (i % 4 == 0) prefetch.poll();
-#pragma GCC unroll 4
-      for (int j = 0; j < chains; ++j) {
-        const vf s = join_scores<Rows>(scores + (i + j) * keys * lanes);
-        if constexpr (keys > 1) store(scores + (i + j) * lanes, s);
-        high[j] = xsimd::max(high[j], s);
-      }
+    // Unrolled as a whole: GCC keeps the chains in memory where it unrolls a loop inside another.
+#pragma GCC unroll 64
+    for (int i = 0; i < group_vectors<Rows>; ++i) {
+      if (i % 8 == 0) prefetch.poll();
+      const vf s = join_scores<Rows>(scores + i * keys * lanes);
+      if constexpr (keys > 1) store(scores + i * lanes, s);
+      high[i % chains] = xsimd::max(high[i % chains], s);
     }
   } else {
     const vf scale(scaled_later ? 1.0f : terms.scale);

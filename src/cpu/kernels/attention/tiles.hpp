@@ -117,13 +117,71 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
     for (int group = 0; group < num_groups_; ++group) scratch_.pending[group] = 0;
   }
 
-  float* partial_of(int head, int row) noexcept {
-    float* state = item_.partials == nullptr ? scratch_.values : state_of(states_, head, row);
-    const row_group_state from = state_of_group(head, row / row_group_rows);
-    from.read_row(row % row_group_rows, probability_factor<Key>, state);
-    maximum_of(state, padded_) = from.maxima()[row % row_group_rows];
-    sum_of(state, padded_) = from.sums()[row % row_group_rows];
-    return state;
+  // The totals of a row group are combined together as far as maxima and sums go.
+  void end_split(std::int64_t split) noexcept {
+    for (int head = 0; head < num_heads_; ++head) {
+      for (int group = 0; group < num_groups_; ++group) {
+        const row_group_state state = state_of_group(head, group);
+        const int rows = rows_of_group(group);
+        if (item_.partials == nullptr) {
+          combine_group(split, head, group * row_group_rows, rows, state);
+        } else {
+          for (int i = 0; i < rows; ++i) copy_state(state, i, state_of(states_, head, group * row_group_rows + i));
+        }
+      }
+    }
+  }
+
+  // Row `i` of a group in the form of totals and partial results.
+  void copy_state(const row_group_state& from, int i, float* state) noexcept {
+    from.read_row(
+        i, probability_factor<Key>, [&](int d, vf x) __attribute__((always_inline)) { store(state + d, x); });
+    maximum_of(state, padded_) = from.maxima()[i];
+    sum_of(state, padded_) = from.sums()[i];
+  }
+
+  // `combine` of the base for the rows of a group that attend to some key of the split, with the same bits.
+  void combine_group(std::int64_t split, int head, int first_row, int rows, const row_group_state& from) noexcept {
+    alignas(64) float total_maxima[lanes];
+    alignas(64) float total_sums[lanes];
+    store(total_maxima, vf(-__builtin_inff()));
+    store(total_sums, vf(0.0f));
+    for (int i = 0; i < rows; ++i) {
+      float* const total = state_of(scratch_.totals, head, first_row + i);
+      total_maxima[i] = maximum_of(total, padded_);
+      total_sums[i] = sum_of(total, padded_);
+    }
+    const vf m = load(from.maxima());
+    const vf l = load(from.sums());
+    const vf total_m = load(total_maxima);
+    const vf joint = xsimd::select(m > total_m, m, total_m);
+    const vf base = xsimd::select(joint == vf(-__builtin_inff()), vf(0.0f), joint);
+    const vf total_weight = exp(total_m - base);
+    const vf weight = exp(m - base);
+    alignas(64) float total_weights[lanes];
+    alignas(64) float weights[lanes];
+    store(total_weights, total_weight);
+    store(weights, weight);
+    store(total_maxima, joint);
+    store(total_sums, l * weight + load(total_sums) * total_weight);
+    const std::int64_t first_key = split * split_keys;
+    for (int i = 0; i < rows; ++i) {
+      const visible_range range = range_of_row(first_row + i);
+      if (range.begin >= first_key + split_keys || range.end <= first_key || range.begin >= range.end) continue;
+      float* const total = state_of(scratch_.totals, head, first_row + i);
+      if (range.begin >= first_key) {
+        copy_state(from, i, total);
+        continue;
+      }
+      const vf a(total_weights[i]);
+      const vf b(weights[i]);
+      from.read_row(
+          i, probability_factor<Key>, [&](int d, vf x) __attribute__((always_inline)) {
+            store(total + d, attn::combine_value<vector_math>(a, b, load(total + d), x));
+          });
+      maximum_of(total, padded_) = total_maxima[i];
+      sum_of(total, padded_) = total_sums[i];
+    }
   }
 
   static BIFOLIO_INLINE void order(vf&, vf&) noexcept {}  // `partial_of` has done it

@@ -222,7 +222,8 @@ class epilogue {
     }
   }
 
-  __device__ __forceinline__ void share_products(const accumulators_of<S>& acc, int first_row, int num_rows, int stage) {
+  __device__ __forceinline__ void share_products(const accumulators_of<S>& acc, int first_row, int num_rows,
+                                                 int stage) {
     float weight[row_groups];
 #pragma unroll
     for (int i = 0; i < row_groups; ++i) {

@@ -26,13 +26,11 @@ struct mainloop_of {
   using type = std::conditional_t<SplitsDims, tree_mainloop<T, Shape, Scheduler>, mainloop<T, Shape, Scheduler>>;
 };
 template <class T, class Shape, class Scheduler>
-  requires(Shape::is_coded)
-struct mainloop_of<T, Shape, Scheduler, false> {
+requires(Shape::is_coded) struct mainloop_of<T, Shape, Scheduler, false> {
   using type = coded_mainloop<T, Shape, Scheduler>;
 };
 template <class T, class Shape, class Scheduler>
-  requires(Shape::by_fma)
-struct mainloop_of<T, Shape, Scheduler, false> {
+requires(Shape::by_fma) struct mainloop_of<T, Shape, Scheduler, false> {
   using type = fma_mainloop<T, Shape, Scheduler>;
 };
 

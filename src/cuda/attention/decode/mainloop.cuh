@@ -44,8 +44,7 @@ struct accumulators {
 /// The same by ordinary multiplications (fma_mainloop.cuh): `max` and `sum` of the lane's own row, and four dims of the
 /// output of each row. Where less than 32 lanes have all dims, a warp's output is the sum over the lanes of a dim.
 template <class Shape>
-  requires(Shape::by_fma)
-struct accumulators<Shape> {
+requires(Shape::by_fma) struct accumulators<Shape> {
   static constexpr int row_groups = 1;
   static constexpr int lanes = Shape::head_dim / 4;
   float max;  // of base-2 logits

@@ -69,14 +69,7 @@ class coded_mainloop : public mainloop<T, Shape, Scheduler> {
   /// Takes the queries of a work tile that has tiles, between `begin` and the first of them: the tiles after it should
   /// ask nothing.
   __device__ __forceinline__ void take_queries() {
-    // Those of the CTA's first work tile are a group of copies by themselves, before its tiles: they are prepared while
-    // the first tile is under way. Others come with their first tile.
-    if (S::queries_come_first && is_first_work_) {
-      device::cp_async_wait_group<S::stages - 1>();
-    } else {
-      device::cp_async_wait_group<S::stages - 2>();
-    }
-    is_first_work_ = false;
+    device::cp_async_wait_group<S::stages - 2>();
     __syncthreads();
     const float static_scale = a_.k_scales.static_scales == nullptr ? 1.0f : static_scales_[q_buffer_];
     prepare_queries<S>(a_, queries_ + q_buffer_ * S::q_bytes, static_scale, *query_rows_);
@@ -275,7 +268,6 @@ class coded_mainloop : public mainloop<T, Shape, Scheduler> {
   int has_scales_, transforms_logits_;     // 0 or 1
   std::uint32_t key_place_, value_place_;  // in the stage: what the lane's first ldmatrix of K and of V reads
   int variant_;  // 2 · (0 e4m3, 1 e5m2, 2 i8), and 1 more with scales per token; or mixed_codes
-  bool is_first_work_ = true;
   float factors_[row_groups];  // from products to base-2 logits or arguments of tanh, of the work tile
 };
 

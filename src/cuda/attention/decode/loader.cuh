@@ -87,10 +87,6 @@ class loader {
   /// Fills all stages but one. Must come after the wait for the previous kernel.
   __device__ __forceinline__ void fill_pipeline() {
     if (has_work_) load_table_entries();
-    if constexpr (S::queries_come_first) {
-      if (has_work_) load_queries();
-      device::cp_async_commit_group();
-    }
 #pragma unroll
     for (int stage = 0; stage < S::stages - 1; ++stage) load_tile(stage);
   }
@@ -107,8 +103,8 @@ class loader {
     }
     if (has_work_) {
       const bool is_first = at_first_tile_;
-      if (is_first && !(S::queries_come_first && is_first_work_)) load_queries();
-      at_first_tile_ = is_first_work_ = false;
+      if (is_first) load_queries();
+      at_first_tile_ = false;
       const std::uint32_t base = stages_ + stage * S::stage_bytes;
       const bool is_run = S::is_coded && !S::padded && rows_are_run();
       const std::int64_t own_offset = is_run || slot_ < 0 ? -1 : row_offset(bounded(block_), slot_);
@@ -390,7 +386,6 @@ class loader {
   int lane_vector_ = 0;
   int q_buffer_ = S::stages - 1;
   bool has_work_, at_first_tile_;
-  bool is_first_work_ = true;
   int block_, slot_;  // of this lane's row of the tile at work_.tile
   // Of shapes that have them: steady tiles, and what the lane loads of block 0, slot 0.
   static constexpr std::uint32_t no_place = 0xffffffff;

@@ -157,11 +157,8 @@ double decode_planner::combine_us(std::int64_t splits) const noexcept {
 }
 
 std::int32_t decode_planner::choose_num_splits(std::int64_t tiles, std::int64_t most) const noexcept {
-#ifndef BIFOLIO_DECODE_CODED_TILE_US
-#define BIFOLIO_DECODE_CODED_TILE_US 0.93
-#endif
-  // Of a tile that waits for the previous one, fitted to calls with little KV.
-  const double tile_us = size_of(input_.spec.k_code.type) == 1 ? BIFOLIO_DECODE_CODED_TILE_US : 0.93;
+  constexpr double tile_us = 0.93;  // of a tile that waits for the previous one,
+                                    // fitted to calls with little KV
   std::int64_t best = 1;
   double best_us = tile_us * static_cast<double>(tiles);
   for (std::int64_t splits = 2; splits <= std::min(tiles, most); ++splits) {

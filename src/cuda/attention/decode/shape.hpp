@@ -126,12 +126,6 @@ struct shape {
   static constexpr bool has_steady_tiles = is_coded || by_fma;
   /// Whether queries are taken between two tiles, so that no tile asks whether it is the first.
   static constexpr bool takes_queries_before = is_coded || by_fma;
-  /// Whether a CTA's first queries are asked for before its first tile: codes have to prepare them.
-#ifdef BIFOLIO_DECODE_LATE_QUERIES
-  static constexpr bool queries_come_first = false;
-#else
-  static constexpr bool queries_come_first = is_coded;
-#endif
   /// Of padded shapes the loads of such a tile are the rows' vectors one after another, each with a place and an offset
   /// of its own. Elements of four bytes have so many vectors that lanes beyond the end of a row may be idle instead.
   static constexpr bool has_run_offsets = padded && !by_fma;

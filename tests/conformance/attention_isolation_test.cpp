@@ -174,6 +174,57 @@ TEST_CASE("a NaN in q spoils its own row and no other") {
   }
 }
 
+TEST_CASE("a row whose query is NaN is NaN with every implementation, however its keys are split") {
+  constexpr std::int32_t bad_head = 3;
+  std::size_t num_rows = 0;
+  for (const dtype type : tensor_dtypes) {
+    for (const bool deterministic : {false, true}) {
+      for (const std::int32_t seq_len : {1, 40, 600, 9000}) {  // one CTA, several, two levels of a combine
+        const attention_case c{.what = "a query of NaN",
+                               .num_kv_heads = 3,
+                               .head_dim = 64,  // tensor cores have it
+                               .q_type = type,
+                               .kv_type = type,
+                               .out_type = type,
+                               .seqs = {{1, seq_len}, {1, 30}},
+                               .deterministic = deterministic};
+        attention_contents contents(c);
+        contents.seqs[0].q[static_cast<std::size_t>(bad_head * c.head_dim + 7)] = not_a_number;
+        const auto dims = static_cast<std::size_t>(c.head_dim);
+        for (const tested_backend* tested : one_per_family(static_cast<std::size_t>(type))) {
+          for (const std::string& name : tested->get().explain({})) {
+            attention_call call(*tested, c, contents, dense);
+            call.spec.implementation = name;
+            try {
+              call.plan();
+            } catch (const error& refused) {
+              REQUIRE_MESSAGE(refused.code() == errc::unsupported, refused.what());
+              continue;
+            }
+            const errc code = call.run();
+            if (code == errc::unsupported) continue;
+            REQUIRE(code == errc::ok);
+            std::string problem;
+            const attention_output got = call.read(problem);
+            CHECK(problem.empty());
+            CAPTURE(describe(c));
+            for (std::size_t row = 0; row < 2 * static_cast<std::size_t>(c.num_q_heads()); ++row) {
+              const bool is_bad = row == bad_head;
+              CHECK_MESSAGE(std::isnan(got.lse[row]) == is_bad, tested->name, ", ", name, ", row ", row);
+              for (std::size_t i = 0; i < dims; ++i) {
+                CHECK_MESSAGE(std::isnan(got.out[row * dims + i]) == is_bad, tested->name, ", ", name, ", row ", row,
+                              ", dim ", i);
+              }
+              ++num_rows;
+            }
+          }
+        }
+      }
+    }
+  }
+  CHECK(num_rows > 0);
+}
+
 TEST_CASE("a NaN that is seen is not hidden: the rows that see it are NaN") {
   for (const std::int32_t head_dim : {48, 64}) {  // tensor cores have 64
     for (const dtype type : dtypes) {

@@ -212,14 +212,15 @@ class split_combine {
       float top = m;
 #pragma unroll
       for (int i = 0; i < Batch; ++i) top = fmaxf(top, part[i].x);
-      if (top == -INFINITY) return;
-      const float keep = device::exp2_fast(m - top);
+      // Results without a maximum are 0, or NaN where every score is: they are added all the same.
+      const float base = top == -INFINITY ? 0.0f : top;
+      const float keep = device::exp2_fast(m - base);
       m = top;
       l *= keep;
       sum.x *= keep, sum.y *= keep, sum.z *= keep, sum.w *= keep;
 #pragma unroll
       for (int i = 0; i < Batch; ++i) {
-        const float weight = device::exp2_fast(part[i].x - m);
+        const float weight = device::exp2_fast(part[i].x - base);
         l += part[i].y * weight;
         sum.x += o[i].x * weight;
         sum.y += o[i].y * weight;

@@ -74,7 +74,8 @@ class epilogue {
 #pragma unroll
     for (int v = 0; v < S::warps; ++v) {
       const float2 part = row_sums_[v * decode_tile_rows + row];
-      l += part.x == -INFINITY ? 0.0f : part.y * device::exp2_fast(part.x - m);
+      // Without a maximum the sum is 0, or NaN where every score is.
+      l += part.x == -INFINITY ? part.y : part.y * device::exp2_fast(part.x - m);
     }
     const bool is_last = !Scheduler::has_fixed_tree || next_tile >= w.tile_end;
     const bool is_whole = scheduler_.is_whole(w, s);

@@ -128,24 +128,52 @@ __device__ __forceinline__ detail::encoding encoding_of_row(const float (&a)[Cou
   return detail::encode_token_head<device_math>(Code::type, range_within(magnitude, range));
 }
 
-/// Elements of float16 or bfloat16, two to a word; every NaN as the one without a sign.
+/// The larger of each half of two words, as unsigned integers.
+__device__ __forceinline__ std::uint32_t larger_halves(std::uint32_t a, std::uint32_t b) {
+#if __CUDA_ARCH__ >= 900
+  std::uint32_t larger;
+  asm("max.u16x2 %0, %1, %2;\n" : "=r"(larger) : "r"(a), "r"(b));
+  return larger;
+#else
+  return __vmaxu2(a, b);
+#endif
+}
+
+/// Elements of float16 or bfloat16, two to a word, as the hardware rounds; `largest` follows their magnitudes in both
+/// halves.
 template <class T, int Count>
-__device__ __forceinline__ void pack_halves(const float (&values)[Count], std::uint32_t* words) {
+__device__ __forceinline__ void pack_run(const float (&values)[Count], std::uint32_t* words, std::uint32_t& largest) {
   using native = std::conditional_t<std::is_same_v<T, bfloat16>, __nv_bfloat16, __half>;
-  constexpr std::uint32_t exponent = std::is_same_v<T, bfloat16> ? 0x7f80u : 0x7c00u;
-  bool is_special = false;  // an infinity, which a large value may have become, or a NaN
 #pragma unroll
   for (int i = 0; i < Count / 2; ++i) {
     words[i] = device::pack<native>(values[2 * i], values[2 * i + 1]);
-    is_special = is_special || (words[i] & exponent) == exponent || (words[i] >> 16 & exponent) == exponent;
+    largest = larger_halves(largest, words[i] & 0x7fff7fffu);
   }
-  if (!is_special) return;
+}
+/// Whether there is an infinity, which a large value may have become, or a NaN.
+template <class T>
+[[nodiscard]] __device__ __forceinline__ bool is_special(std::uint32_t largest) {
+  constexpr std::uint32_t exponent = std::is_same_v<T, bfloat16> ? 0x7f80u : 0x7c00u;
+  return (largest & 0xffffu) >= exponent || largest >> 16 >= exponent;
+}
+/// The same elements where there is; every NaN as the one without a sign, or with its own (`keeps_signs`).
+template <class T, int Count>
+__device__ __forceinline__ void pack_special(const float (&values)[Count], std::uint32_t* words,
+                                             bool keeps_signs = false) {
 #pragma unroll
   for (int i = 0; i < Count; ++i) {
-    const float x = values[i] != values[i] ? __uint_as_float(0x7fc00000u) : values[i];
+    const float x = !keeps_signs && values[i] != values[i] ? __uint_as_float(0x7fc00000u) : values[i];
     const std::uint32_t bits = narrow<T>(x).bits;
     words[i / 2] = i % 2 == 0 ? bits : words[i / 2] | bits << 16;
   }
+}
+
+/// Elements of float16 or bfloat16, two to a word; every NaN as the one without a sign.
+template <class T, int Count>
+__device__ __forceinline__ void pack_halves(const float (&values)[Count], std::uint32_t* words) {
+  std::uint32_t largest = 0;
+  pack_run<T>(values, words, largest);
+  if (is_special<T>(largest)) pack_special<T>(values, words);
 }
 
 }  // namespace bifolio::inline v0_2::cuda

@@ -70,14 +70,14 @@ __global__ void __launch_bounds__(rotate_threads, 5) rotate_rows(const __grid_co
   const unit_angles<Width> first_angles = angles_of(first);
   std::int64_t block = 0;
   std::int64_t place = token;
-  if (kind > 0 && !find_place(args, slot, block, place)) return;
+  if (kind > 0 && !find_place(args.block_size, args.num_slots, slot, block, place)) return;
   const code_row to(rows.to, block, place, head);
   if (rows.keeps_bits) return copy_row<Width>(rows, row, to, lane, lanes);
 
   const float factor =
       rows.weights == nullptr ? 1.0f : norm_factor<Width>(row, rows.head_dim, args.epsilon, lane, members);
   const auto finish = [&](unit_values<Width>& x, const unit& u, const unit_angles<Width>& angles) {
-    if (!is_v) rotate_unit<Width>(x, u, angles, args.rotary.pairing, rows, factor);
+    if (!is_v) rotate_unit<Width>(x, u, angles, args.rotary.pairing, rows.weights, factor);
   };
   // Heads of more dims than the lanes of a row hold come in further units, which are loaded when it is their turn.
   const auto for_further_units = [&](const auto& body) {
@@ -184,28 +184,73 @@ std::int64_t share_rows(rotate_args& args, std::int64_t rows_per_token) noexcept
   return (args.num_tokens * rows_per_token + rows_per_cta - 1) / rows_per_cta;
 }
 
-/// Whether every head is as many whole units, of two runs each, and comes to aligned runs.
-bool has_equal_units(const rotate_args& args) noexcept {
+/// Whether every head is as many whole units, of two runs each, and comes to aligned runs; and slots and places in a
+/// head are of 31 bits.
+bool has_equal_units(const rotate_args& args, dtype row_type) noexcept {
   const std::int32_t units = args.rows[1].num_units;
   if (units > 32 || !std::has_single_bit(static_cast<std::uint32_t>(units))) return false;
+  if (args.num_slots > 0x7fffffff) return false;
   for (const head_rows& rows : args.rows) {
     if (rows.num_heads == 0) continue;
     if (rows.num_units != units || rows.head_dim != 2 * lane_dims * units || !rows.to.is_packed) return false;
+    const kv_strides& to = rows.to.strides;
+    if (to.chunk < rows.head_dim && to.chunk_stride > 0x7fffffff / (rows.head_dim / to.chunk)) return false;
     if (rows.weights != nullptr && units < norm_lanes) return false;
-    if (&rows == args.rows + 2 && !rows.keeps_bits && size_of(rows.to.type) > 1) return false;  // NaN keep their signs
+    // A NaN of v keeps its sign, which float16 loses when it is widened.
+    const bool is_narrowed = size_of(rows.to.type) == 1 || (size_of(rows.to.type) == 2 && row_type != dtype::f16);
+    if (&rows == args.rows + 2 && !rows.keeps_bits && !is_narrowed) return false;
   }
   return true;
 }
 
-cudaError_t launch_heads(const runtime_api& api, rotate_args& args, dtype row_type, std::int64_t rows_per_token,
+whole_heads whole_heads_of(const head_rows& rows, dtype row_type) noexcept {
+  whole_heads heads;
+  if (rows.num_heads == 0) return heads;
+  const auto row_bytes = static_cast<std::int64_t>(size_of(row_type));
+  const auto element = static_cast<std::int64_t>(size_of(rows.to.type));
+  const kv_strides& strides = rows.to.strides;
+  heads.from = static_cast<const unsigned char*>(rows.data);
+  heads.from_token = rows.token_stride * row_bytes;
+  heads.from_head = rows.head_stride * row_bytes;
+  heads.to = static_cast<unsigned char*>(rows.to.base);
+  heads.to_block = strides.block * element;
+  heads.to_token = strides.token * element;
+  heads.to_head = strides.head * element;
+  if (strides.chunk < rows.head_dim) {
+    heads.chunk = strides.chunk;
+    heads.to_chunk = static_cast<std::int32_t>(strides.chunk_stride);
+  }
+  heads.num_heads = rows.num_heads;
+  heads.weights = rows.weights;
+  heads.scales = rows.to.scales;
+  heads.type = rows.to.type;
+  heads.keeps_bits = rows.keeps_bits;
+  return heads;
+}
+
+cudaError_t launch_heads(const runtime_api& api, rotate_args& args, dtype row_type, std::int64_t heads_per_token,
                          bool dependent, cudaStream_t stream) noexcept {
   args.lanes = args.rows[1].num_units;
-  const std::int64_t ctas = share_rows(args, rows_per_token);
+  const std::int64_t ctas = share_rows(args, heads_per_token);
   if (ctas == 0) return cudaErrorInvalidValue;
+  whole_heads_args heads;
+  for (int kind = 0; kind < 3; ++kind) heads.kinds[kind] = whole_heads_of(args.rows[kind], row_type);
+  heads.rotary = args.rotary;
+  heads.slots = args.slots;
+  heads.num_slots = static_cast<std::int32_t>(args.num_slots);
+  heads.num_tokens = static_cast<std::int32_t>(args.num_tokens);
+  heads.num_heads = static_cast<std::int32_t>(args.num_tokens * heads_per_token);
+  heads.heads_per_token = args.rows_per_token;
+  heads.block_size = args.block_size;
+  heads.head_dim = args.rows[1].head_dim;
+  heads.lane_shift = std::countr_zero(static_cast<std::uint32_t>(args.lanes));
+  heads.epsilon = args.epsilon;
+  bool is_plain = args.rotary.num_axes == 1 && args.rotary.axis_of_pair == nullptr;
+  for (const whole_heads& kind : heads.kinds) is_plain = is_plain && kind.weights == nullptr && kind.chunk == 0;
   return visit_tensor_dtype(row_type, [&](auto traits) {
     using row = typename decltype(traits)::storage;
-    return launch(api, rotate_heads<row>, dim3(static_cast<unsigned>(ctas)), dim3(rotate_threads), 0, stream, dependent,
-                  args);
+    return launch(api, is_plain ? rotate_heads<row, true> : rotate_heads<row, false>, dim3(static_cast<unsigned>(ctas)),
+                  dim3(rotate_threads), 0, stream, dependent, heads);
   });
 }
 
@@ -243,7 +288,7 @@ cudaError_t launch_rotate_append(const runtime_api& api, const rotate_append_par
     rows_per_token += rows.num_heads;
     most_units = std::max(most_units, rows.num_units);
   }
-  if (wide && has_equal_units(args)) {
+  if (wide && has_equal_units(args, stored.k.type)) {
     return launch_heads(api, args, stored.k.type, rows_per_token, dependent, stream);
   }
   while (args.lanes < most_units && args.lanes < 32) args.lanes *= 2;

@@ -41,12 +41,12 @@ struct rotate_args {
 };
 
 /// Block of a slot and token in it. False: the slot is to be skipped.
-__device__ __forceinline__ bool find_place(const rotate_args& args, std::int64_t slot, std::int64_t& block,
-                                           std::int64_t& token) {
-  if (slot < 0 || slot >= args.num_slots) return false;
-  block = args.num_slots <= 0x7fffffff ? std::int64_t{args.block_size.quotient(static_cast<std::int32_t>(slot))}
-                                       : slot / args.block_size.value;
-  token = slot - block * args.block_size.value;
+__device__ __forceinline__ bool find_place(const divisor& block_size, std::int64_t num_slots, std::int64_t slot,
+                                           std::int64_t& block, std::int64_t& token) {
+  if (slot < 0 || slot >= num_slots) return false;
+  block = num_slots <= 0x7fffffff ? std::int64_t{block_size.quotient(static_cast<std::int32_t>(slot))}
+                                  : slot / block_size.value;
+  token = slot - block * block_size.value;
   return true;
 }
 
@@ -199,16 +199,16 @@ __device__ __forceinline__ unit_values<Width> load_unit(const Row* row, const un
 /// Norm and rotation.
 template <int Width>
 __device__ __forceinline__ void turn_unit(unit_values<Width>& x, const unit& u, const unit_angles<Width>& angles,
-                                          rope_pairing pairing, const head_rows& rows, float factor) {
-  if (rows.weights != nullptr) {
-    float weights[Width];
-    load_floats<Width>(rows.weights + u.a, weights);
+                                          rope_pairing pairing, const float* weights, float factor) {
+  if (weights != nullptr) {
+    float of_run[Width];
+    load_floats<Width>(weights + u.a, of_run);
 #pragma unroll
-    for (int i = 0; i < Width; ++i) x.a[i] = __fmul_rn(__fmul_rn(x.a[i], factor), weights[i]);
+    for (int i = 0; i < Width; ++i) x.a[i] = __fmul_rn(__fmul_rn(x.a[i], factor), of_run[i]);
     if (u.b >= 0) {
-      load_floats<Width>(rows.weights + u.b, weights);
+      load_floats<Width>(weights + u.b, of_run);
 #pragma unroll
-      for (int i = 0; i < Width; ++i) x.b[i] = __fmul_rn(__fmul_rn(x.b[i], factor), weights[i]);
+      for (int i = 0; i < Width; ++i) x.b[i] = __fmul_rn(__fmul_rn(x.b[i], factor), of_run[i]);
     }
   }
   if (u.pair >= 0) {
@@ -231,8 +231,8 @@ __device__ __forceinline__ void turn_unit(unit_values<Width>& x, const unit& u, 
 /// The same, and the one NaN.
 template <int Width>
 __device__ __forceinline__ void rotate_unit(unit_values<Width>& x, const unit& u, const unit_angles<Width>& angles,
-                                            rope_pairing pairing, const head_rows& rows, float factor) {
-  turn_unit(x, u, angles, pairing, rows, factor);
+                                            rope_pairing pairing, const float* weights, float factor) {
+  turn_unit(x, u, angles, pairing, weights, factor);
 #pragma unroll
   for (int i = 0; i < Width; ++i) {
     x.a[i] = one_nan(x.a[i]);

@@ -5,13 +5,13 @@
 //
 //   bifolio_attention_hashes [--write] [--lse] <folder> [<family>]
 //
-// compares with <folder>/<family>.tsv, or writes that file. A family is a CPU ISA ("cpu-avx2") or a GPU model
-// ("cuda-h200"); without one, all that this build and machine have. Output bits depend on nothing else. Those of the
-// LSE also depend on the logf of the machine's C library, so they are recorded and compared only with --lse. Exit
-// codes: 0 equal, 1 different or no such case, 77 no list for any family here.
+// compares with <folder>/<family>.tsv, or writes that file. A family is a CPU ISA ("cpu-avx2") or what plans of a GPU
+// depend on, its compute capability and number of SMs ("cuda-sm90-132": H200 and H100); without one, all that this
+// build and machine have. Output bits depend on nothing else. Those of the LSE also depend on the logf of the machine's
+// C library, so they are recorded and compared only with --lse. Exit codes: 0 equal, 1 different or no such case, 77 no
+// list for any family here.
 
 #include <bit>
-#include <cctype>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
@@ -207,18 +207,18 @@ int compare(const std::string& name, const hash_list& expected, const hash_list&
   return differences;
 }
 
-// "cpu-avx2", or "cuda-h200" after the last word of the GPU's name.
+// "cpu-avx2", or "cuda-sm90-132" of a GPU whose description has "sm_90, 132 SMs".
 std::string list_name(const tested_backend& tested) {
   if (tested.family == "cpu-avx2_vnni") return "cpu-avx2";  // the same bits
   if (tested.is_host) return tested.family;
   const std::string text = tested.get().description();
-  for (const char* const model : {"H200", "H100", "A100"}) {
-    if (text.find(model) == std::string::npos) continue;
-    std::string name = tested.family + "-" + model;
-    for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-    return name;
+  int capability = 0;
+  int num_sms = 0;
+  const std::size_t at = text.find("sm_");
+  if (at == std::string::npos || std::sscanf(text.c_str() + at, "sm_%d, %d SMs", &capability, &num_sms) != 2) {
+    return tested.family;
   }
-  return tested.family;
+  return tested.family + "-sm" + std::to_string(capability) + "-" + std::to_string(num_sms);
 }
 
 int run(const std::vector<std::string>& arguments) {

@@ -27,6 +27,7 @@ struct step {
   std::vector<std::int32_t> lens;
   cuda::decode_plan planned;
 
+  std::int32_t max_query_len = 0;
   step(std::int32_t group, std::int32_t kv_heads, bool deterministic) {
     spec.num_q_heads = group * kv_heads;
     spec.num_kv_heads = kv_heads;
@@ -46,6 +47,7 @@ struct step {
     in.query_start_loc = starts.data();
     in.seq_lens = lens.data();
     in.num_tokens = starts.back();
+    in.max_query_len = max_query_len;
     cuda::decode_planner planner(in, grid, planned);
     for (std::int32_t seq = 0; seq < in.num_seqs; ++seq) {
       if (starts[static_cast<std::size_t>(seq) + 1] > starts[static_cast<std::size_t>(seq)]) planner.add(seq);
@@ -135,6 +137,49 @@ TEST_CASE("no CTA of a decode plan is without work, however short the step is") 
       }
     }
   }
+}
+
+TEST_CASE("CTAs combine together only where each has one of many splits and nothing else") {
+  std::mt19937_64 random(test_seed());
+  CAPTURE(seed_note());
+  const auto below = [&](std::uint64_t n) { return static_cast<std::int32_t>(random() % n); };
+  int num_together = 0;
+  for (int round = 0; round < 2000; ++round) {
+    step s(1 + below(9), 1 + below(8), below(8) == 0);
+    if (below(4) == 0) s.spec.window_left = below(9000);
+    const std::int32_t batch = 1 + below(below(3) == 0 ? 300 : 6);
+    const std::int32_t seq_len = 64 + below(below(2) == 0 ? 1000 : 40000);
+    const std::int32_t query_len = 1 + below(6);
+    const bool equal = below(4) != 0;
+    for (std::int32_t i = 0; i < batch; ++i) s.add(query_len, equal ? seq_len : 64 + below(40000));
+    s.max_query_len = query_len;
+    (void)s.plan();
+    const cuda::decode_header& header = s.planned.header;
+    bool each_has_one = true;
+    bool any_shared = false;
+    std::int32_t outputs = 0;
+    for (std::int32_t i = 0; i < s.planned.num_seqs; ++i) {
+      outputs += s.spec.num_kv_heads * s.planned.seqs[static_cast<std::size_t>(i)].row_tiles;
+    }
+    for (std::int32_t i = 0; i < header.num_ctas; ++i) {
+      const cuda::decode_cta& cta = s.planned.ctas[static_cast<std::size_t>(i)];
+      // Where the output tiles are that the share begins and ends in; the sequences are alike where it matters.
+      const std::int32_t length = cta.first.work_length;
+      const std::int32_t inside = (cta.begin - cta.first.work_begin) % length;
+      each_has_one = each_has_one && cta.begin < cta.end && inside + (cta.end - cta.begin) <= length;
+      any_shared = any_shared || cta.end - cta.begin < length;
+    }
+    if (header.together != 0) {
+      ++num_together;
+      CHECK(each_has_one);
+      CHECK(any_shared);
+      CHECK(!s.spec.deterministic);
+      CHECK(header.overhead == 0);
+      CHECK(header.num_ctas <= grid);
+      CHECK(header.num_ctas / outputs > cuda::decode_max_flat_splits);
+    }
+  }
+  CHECK(num_together > 20);
 }
 
 TEST_CASE("equal lengths keep the CTAs busy at every batch") {

@@ -56,6 +56,37 @@ __device__ __forceinline__ void prefetch_l2(const void* pointer) {
   return before;
 }
 
+/// Counts up, from `last` to 0, and returns what was there. Releases and acquires as the one above does.
+[[nodiscard]] __device__ __forceinline__ std::uint32_t atomic_increment_acq_rel(std::uint32_t* counter,
+                                                                                std::uint32_t last) {
+  std::uint32_t before;
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;\n" : "=r"(before) : "l"(counter), "r"(last) : "memory");
+  return before;
+}
+/// The same, without waiting for an answer, and without an order.
+__device__ __forceinline__ void atomic_increment(std::uint32_t* counter, std::uint32_t last) {
+  asm volatile("red.relaxed.gpu.global.inc.u32 [%0], %1;\n" : : "l"(counter), "r"(last) : "memory");
+}
+/// Replaces and returns what was there. Releases and acquires as well.
+[[nodiscard]] __device__ __forceinline__ std::uint32_t atomic_exchange_acq_rel(std::uint32_t* word,
+                                                                               std::uint32_t value) {
+  std::uint32_t before;
+  asm volatile("atom.acq_rel.gpu.global.exch.b32 %0, [%1], %2;\n" : "=r"(before) : "l"(word), "r"(value) : "memory");
+  return before;
+}
+/// Reads what is in the L2, without an order.
+[[nodiscard]] __device__ __forceinline__ std::uint32_t load_relaxed(const std::uint32_t* from) {
+  std::uint32_t value;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];\n" : "=r"(value) : "l"(from) : "memory");
+  return value;
+}
+/// Acquires what the thread that wrote the value has released.
+[[nodiscard]] __device__ __forceinline__ std::uint32_t load_acquire(const std::uint32_t* from) {
+  std::uint32_t value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];\n" : "=r"(value) : "l"(from) : "memory");
+  return value;
+}
+
 /// 2^x, with 2^−inf = 0.
 [[nodiscard]] __device__ __forceinline__ float exp2_fast(float x) {
   float y;

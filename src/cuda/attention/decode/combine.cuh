@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// The combine of split-KV partial results, by the CTA that arrives last: every CTA that shares an output tile counts
-/// up the tile's semaphore after its partial result is written, and the one that completes the count combines all of
-/// them, in the order of the splits. The result does not depend on who that is. Many splits are combined in two levels:
-/// nodes of decode_combine_fan_in splits, then the nodes.
+/// The combine of split-KV partial results, in the order of the splits; many are combined in two levels, nodes of
+/// decode_combine_fan_in splits, then the nodes. Every CTA that shares an output tile counts up the tile's semaphore
+/// after its partial result is written. The one that completes the count combines all of them; or, where each CTA has
+/// one split and nothing else and the plan says so, all wait for the count and combine a slice of the output each,
+/// which saves all but one round of loads. No bit depends on who combines.
+///
+/// Such a wait is bounded, because CTAs of a grid need not be on the device at the same time: a CTA that has waited for
+/// `combine_patience` leaves its slice to the one that arrives last.
 
 #include <cstdint>
 
@@ -45,7 +49,8 @@ class split_combine {
         scheduler_(scheduler),
         partials_(args.workspace, scheduler.workspace_partials()),
         semaphores_(args.counters),
-        is_last_(reinterpret_cast<int*>(shared + S::shared.flag)) {}
+        flag_(reinterpret_cast<int*>(shared + S::shared.flag)),
+        nodes_(reinterpret_cast<node_result*>(shared + S::shared.stages)) {}
 
   /// Called by every CTA of the output tile after it has written its partial result. Leaves shared memory free.
   __device__ __forceinline__ void arrive(const work_tile& w, const decode_seq& s, const rows_type& rows) {
@@ -59,6 +64,9 @@ class split_combine {
       }
     }
     const output_splits o = scheduler_.splits_of(w, s);
+    if constexpr (!Scheduler::has_fixed_tree) {
+      if (scheduler_.combines_together()) return combine_together(rows, o, scheduler_.own_split(w, o));
+    }
     const int missing = scheduler_.missing_splits(s);
     if (scheduler_.combines_in_one_level(o, missing)) {
       if (is_last(semaphores_ + o.first, o.count)) {
@@ -89,6 +97,138 @@ class split_combine {
   }
 
  private:
+  // Of a part of an output tile's splits.
+  struct node_result {
+    float4 out;
+    float max, sum;
+  };
+  // What a CTA finds that waits for the other CTAs of its output tile.
+  enum : int { slice_is_own, slice_is_left, arrived_last };
+  static constexpr std::int64_t combine_patience = 1 << 16;  // cycles
+
+  // The semaphore counts the arrivals of the CTAs and then their departures, and is zero again after the last. A CTA
+  // that leaves before sets its own word of the second range. It takes that back where all have arrived meanwhile, if
+  // the last to arrive has not taken it first, who then combines the slice and departs for the CTA as well. All changes
+  // of that word are exchanges, so that either the one who leaves sees all arrivals or the last to arrive the word.
+  __device__ void combine_together(const rows_type& rows, const output_splits& o, int own) {
+    std::uint32_t* const semaphore = semaphores_ + o.first;
+    std::uint32_t* const left = semaphores_ + scheduler_.num_partials() + o.first;
+    const auto count = static_cast<std::uint32_t>(o.count);
+    const auto depart = [&] {
+      if (threadIdx.x == 0) device::atomic_increment(semaphore, 2 * count - 1);
+    };
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      int found = slice_is_own;
+      if (device::atomic_increment_acq_rel(semaphore, 2 * count - 1) == count - 1) {
+        found = arrived_last;
+      } else if (!all_arrive(semaphore, count)) {
+        static_cast<void>(device::atomic_exchange_acq_rel(left + own, 1));
+        if (device::load_acquire(semaphore) < count || device::atomic_exchange_acq_rel(left + own, 0) == 0) {
+          found = slice_is_left;
+        }
+      }
+      *flag_ = found;
+    }
+    __syncthreads();
+    const int found = *flag_;
+    if (found == slice_is_left) return;
+    const auto take = [&](std::uint32_t slice) {
+      return slice < count ? device::atomic_exchange_acq_rel(left + slice, 0) : 0;
+    };
+    std::uint32_t is_left = found == arrived_last ? take(threadIdx.x) : 0;
+    combine_slice(rows, o, own);
+    depart();
+    if (found != arrived_last) return;
+    for (std::uint32_t first = 0; first < count; first += S::threads) {
+      if (first > 0) is_left = take(first + threadIdx.x);
+      if (!__syncthreads_or(is_left != 0)) continue;
+      for (std::uint32_t i = 0; i < S::threads && first + i < count; ++i) {
+        if (!__syncthreads_or(threadIdx.x == i && is_left != 0)) continue;
+        combine_slice(rows, o, static_cast<int>(first + i));
+        depart();
+      }
+    }
+  }
+
+  [[nodiscard]] __device__ static bool all_arrive(const std::uint32_t* semaphore, std::uint32_t count) {
+    const std::int64_t begin = clock64();
+    do {
+      if (device::load_relaxed(semaphore) >= count) return device::load_acquire(semaphore) >= count;
+    } while (clock64() - begin < combine_patience);
+    return false;
+  }
+
+  // Combines the partial results of an output tile for one of as many slices of its rows and columns as it has splits.
+  // A thread has four columns of a node, or of all splits where there are few; the nodes meet in the stage that the
+  // last tile left free.
+  __device__ void combine_slice(const rows_type& rows, const output_splits& o, int slice) {
+    constexpr int quads = S::head_dim / 4;
+    const bool in_nodes = !scheduler_.combines_in_one_level(o, 0);
+    const int num_nodes = in_nodes ? (o.count + decode_combine_fan_in - 1) / decode_combine_fan_in : 1;
+    const int splits_per_node = in_nodes ? decode_combine_fan_in : o.count;
+    const int num_tasks = rows.num_rows() * quads;
+    const int first_task = num_tasks * slice / o.count;
+    const int own_tasks = num_tasks * (slice + 1) / o.count - first_task;
+    for (int item = static_cast<int>(threadIdx.x); item < own_tasks * num_nodes; item += S::threads) {
+      const int node = item / own_tasks;
+      const int task = first_task + item - node * own_tasks;
+      const int row = task / quads;
+      const int column = task % quads * 4;
+      if (column >= S::row_dims(a_)) continue;
+      const int begin = node * splits_per_node;
+      const int splits = min(splits_per_node, o.count - begin);
+      float m = -INFINITY;
+      float l = 0;
+      float4 sum = make_float4(0, 0, 0, 0);
+      for (int base = 0; base < splits; base += combine_batch) {
+        float2 part[combine_batch];
+        float4 out[combine_batch];
+#pragma unroll
+        for (int i = 0; i < combine_batch; ++i) {  // all loads of a batch are issued before the first is used
+          part[i] = make_float2(-INFINITY, 0);
+          out[i] = make_float4(0, 0, 0, 0);
+          if (base + i < splits) {
+            const std::int64_t at =
+                static_cast<std::int64_t>(scheduler_.split_partial(o, begin + base + i)) * decode_tile_rows + row;
+            part[i] = __ldcg(partials_.sums + at);
+            out[i] = __ldcg(reinterpret_cast<const float4*>(partials_.out + at * S::head_dim + column));
+          }
+        }
+        combine_loaded<combine_batch>(part, out, m, l, sum);
+      }
+      if (in_nodes) {
+        nodes_[item] = {sum, m, l};
+      } else {
+        write(rows, -1, row, column, m, l, sum);
+      }
+    }
+    if (!in_nodes) return;
+    __syncthreads();
+    for (int own_task = static_cast<int>(threadIdx.x); own_task < own_tasks; own_task += S::threads) {
+      const int row = (first_task + own_task) / quads;
+      const int column = (first_task + own_task) % quads * 4;
+      if (column >= S::row_dims(a_)) continue;
+      float m = -INFINITY;
+      float l = 0;
+      float4 sum = make_float4(0, 0, 0, 0);
+      for (int base = 0; base < num_nodes; base += combine_batch) {
+        float2 part[combine_batch];
+        float4 out[combine_batch];
+#pragma unroll
+        for (int i = 0; i < combine_batch; ++i) {
+          const node_result& node = nodes_[min(base + i, num_nodes - 1) * own_tasks + own_task];
+          const bool is_one = base + i < num_nodes;
+          part[i] = is_one ? make_float2(node.max, node.sum) : make_float2(-INFINITY, 0);
+          out[i] = is_one ? node.out : make_float4(0, 0, 0, 0);
+        }
+        combine_loaded<combine_batch>(part, out, m, l, sum);
+      }
+      write(rows, -1, row, column, m, l, sum);
+    }
+    __syncthreads();  // another slice may follow
+  }
+
   // Counts this CTA's arrival after all that its threads have written. True in the CTA that completes `expected`, whose
   // threads then see what the others wrote.
   __device__ bool is_last(std::uint32_t* semaphore, int expected) {
@@ -96,10 +236,10 @@ class split_combine {
     if (threadIdx.x == 0) {
       const bool last = device::atomic_add_acq_rel(semaphore, 1u) == static_cast<std::uint32_t>(expected - 1);
       if (last) *semaphore = 0;
-      *is_last_ = last;
+      *flag_ = last;
     }
     __syncthreads();
-    return *is_last_ != 0;
+    return *flag_ != 0;
   }
 
   // The result of splits begin … end − 1: a partial result of its own, unless that is one split.
@@ -246,7 +386,8 @@ class split_combine {
   const Scheduler& scheduler_;
   partial_results<Shape> partials_;
   std::uint32_t* semaphores_;
-  int* is_last_;
+  int* flag_;
+  node_result* nodes_;
 };
 
 }  // namespace bifolio::inline v0_2::cuda::decode

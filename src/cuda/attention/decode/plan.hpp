@@ -8,8 +8,9 @@
 /// sequence's visible KV tiles of 64 keys and a fixed overhead for prologue and epilogue. The work range holds the
 /// output tiles of the first sequence, then those of the second, and so on, and each CTA gets an equal share of it. A
 /// share that would begin within an overhead begins at the output tile. Output tiles that several CTAs share are
-/// combined, in the order of the CTAs, by the one that arrives last. The plan is one record per sequence and one per
-/// CTA, so that a step of 256 sequences is planned in microseconds.
+/// combined, in the order of the CTAs, by the one that arrives last; or, where every CTA has one split and nothing
+/// else, by all of them, each a part of the output. The plan is one record per sequence and one per CTA, so that a step
+/// of 256 sequences is planned in microseconds.
 ///
 /// A deterministic plan fixes the combine tree instead, and with it the order of every sum: leaves of
 /// `decode_leaf_tiles` tiles counted from position 0, nodes of `decode_combine_fan_in` leaves, the root. A leaf or node
@@ -128,7 +129,8 @@ struct alignas(16) decode_header {
   std::int32_t num_partials;  // in one of their ranges: CTAs, or splits of a deterministic plan
   std::int32_t overhead;      // in tiles, of an output tile
   std::int32_t cut_tiles;     // where output tiles are not split: shares begin at multiples of it
-  std::int32_t unused[2];
+  std::int32_t together;      // 1: every CTA has one split of one output tile, and its CTAs combine together
+  std::int32_t unused;
 };
 
 /// The scheduler metadata on the device. The kernel's CTAs find their share of the work by it.
@@ -193,6 +195,10 @@ class decode_planner {
     std::int32_t cut_tiles;
   };
   [[nodiscard]] split_choice choose_splits() const noexcept;
+  /// Of loads, for the threads of a CTA that combines an output tile.
+  [[nodiscard]] std::int64_t combine_rounds() const noexcept;
+  /// Whether the CTAs of every output tile combine it together.
+  [[nodiscard]] bool combines_together(std::int64_t outputs) const noexcept;
   [[nodiscard]] double combine_us(std::int64_t splits) const noexcept;
   [[nodiscard]] std::int32_t choose_num_ctas(std::int64_t total, std::int64_t outputs, bool alike) const noexcept;
   [[nodiscard]] std::int32_t choose_num_splits(std::int64_t tiles, std::int64_t most) const noexcept;

@@ -178,6 +178,8 @@ class stream_k : public scheduler_base {
   [[nodiscard]] __device__ __forceinline__ bool combines_in_one_level(const output_splits& o, int /*missing*/) const {
     return o.count <= decode_max_flat_splits;
   }
+  /// Whether the CTAs of every output tile have one split each and nothing else, and combine together.
+  [[nodiscard]] __device__ __forceinline__ bool combines_together() const { return header_.together != 0; }
 
  private:
   // The last CTA whose even share begins at or before `position`.

@@ -8,7 +8,7 @@
 /// which saves all but one round of loads. No bit depends on who combines.
 ///
 /// Such a wait is bounded, because CTAs of a grid need not be on the device at the same time: a CTA that has waited for
-/// `combine_patience` leaves its slice to the one that arrives last.
+/// the plan's `patience` leaves its slice to the one that arrives last.
 
 #include <cstdint>
 
@@ -104,7 +104,6 @@ class split_combine {
   };
   // What a CTA finds that waits for the other CTAs of its output tile.
   enum : int { slice_is_own, slice_is_left, arrived_last };
-  static constexpr std::int64_t combine_patience = 1 << 16;  // cycles
 
   // The semaphore counts the arrivals of the CTAs and then their departures, and is zero again after the last. A CTA
   // that leaves before sets its own word of the second range. It takes that back where all have arrived meanwhile, if
@@ -151,11 +150,11 @@ class split_combine {
     }
   }
 
-  [[nodiscard]] __device__ static bool all_arrive(const std::uint32_t* semaphore, std::uint32_t count) {
+  [[nodiscard]] __device__ bool all_arrive(const std::uint32_t* semaphore, std::uint32_t count) const {
     const std::int64_t begin = clock64();
     do {
       if (device::load_relaxed(semaphore) >= count) return device::load_acquire(semaphore) >= count;
-    } while (clock64() - begin < combine_patience);
+    } while (clock64() - begin < scheduler_.patience());
     return false;
   }
 

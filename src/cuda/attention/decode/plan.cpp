@@ -251,6 +251,7 @@ bool decode_planner::finish() {
   plan_.header.num_ctas =
       alike ? cut_alike(num_outputs, num_tiles) : choose_num_ctas(total, num_outputs, uniform && !cuts);
   plan_.header.together = alike && combines_together(num_outputs) ? 1 : 0;
+  plan_.header.patience = decode_patience;
   plan_.header.split_tiles = split_tiles;
   plan_.header.num_partials = partials_per_range(input_.spec, plan_.grid);
   plan_.header.overhead = overhead;

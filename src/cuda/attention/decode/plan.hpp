@@ -37,6 +37,7 @@ inline constexpr std::int32_t decode_fixed_overhead = 1;     // per output tile,
 inline constexpr std::int32_t decode_min_tiles_per_cta = 2;  // overhead included; smaller shares cost more in combining
 inline constexpr std::int32_t decode_combine_fan_in = 16;    // partial results that are combined at once
 inline constexpr std::int32_t decode_max_flat_splits = 24;   // of an output tile; more are combined in two levels
+inline constexpr std::int32_t decode_patience = 1 << 16;     // cycles that a CTA waits for others to combine with
 // Of deterministic plans.
 inline constexpr std::int32_t decode_leaf_tiles = 4;  // 256 positions
 inline constexpr std::int32_t decode_node_tiles = decode_leaf_tiles * decode_combine_fan_in;
@@ -130,7 +131,7 @@ struct alignas(16) decode_header {
   std::int32_t overhead;      // in tiles, of an output tile
   std::int32_t cut_tiles;     // where output tiles are not split: shares begin at multiples of it
   std::int32_t together;      // 1: every CTA has one split of one output tile, and its CTAs combine together
-  std::int32_t unused;
+  std::int32_t patience;      // cycles that one waits for the others then
 };
 
 /// The scheduler metadata on the device. The kernel's CTAs find their share of the work by it.

@@ -180,6 +180,7 @@ class stream_k : public scheduler_base {
   }
   /// Whether the CTAs of every output tile have one split each and nothing else, and combine together.
   [[nodiscard]] __device__ __forceinline__ bool combines_together() const { return header_.together != 0; }
+  [[nodiscard]] __device__ __forceinline__ int patience() const { return header_.patience; }
 
  private:
   // The last CTA whose even share begins at or before `position`.

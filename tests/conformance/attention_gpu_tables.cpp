@@ -267,7 +267,11 @@ std::vector<attention_case> coded_decode_cases() {
       {{dtype::e5m2, g::layer}, {dtype::e4m3}},
       {{dtype::e4m3, g::token_head}, {dtype::i8, g::token_head}},
       {{dtype::i8, g::head}, {dtype::e5m2, g::head}},
+      {{dtype::u8, g::token_head}, {dtype::u8, g::token_head}},
+      {{dtype::u8, g::token_head}, {dtype::e4m3, g::layer}},
+      {{dtype::i8, g::token_head}, {dtype::u8, g::token_head}},
   };
+  const std::size_t few_rows_pairs[] = {0, 1, 2, 3, 4, 5, 11};
   constexpr std::int32_t dims[] = {16, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 240, 256};
   std::vector<attention_case> cases;
   const auto add = [&](std::string what, const code_pair& codes, std::int32_t head_dim) -> attention_case& {
@@ -284,10 +288,10 @@ std::vector<attention_case> coded_decode_cases() {
   };
   // Output tiles of at most eight rows, over several tiles, in blocks that hold all rows of a warp and in others.
   for (std::size_t d = 0; d < std::size(dims); ++d) {
-    for (std::size_t p = 0; p < 6; ++p) {
+    for (std::size_t p = 0; p < std::size(few_rows_pairs); ++p) {
       constexpr std::int32_t few_rows_groups[] = {4, 8, 1, 7};
       constexpr std::int32_t few_rows_blocks[] = {16, 32, 64, 128, 48, 24};
-      attention_case& c = add("codes, few rows", pairs[p], dims[d]);
+      attention_case& c = add("codes, few rows", pairs[few_rows_pairs[p]], dims[d]);
       c.group_size = few_rows_groups[(d + p) % 4];
       c.block_size = few_rows_blocks[(d + 2 * p) % 6];
       c.deterministic = (d + p) % 5 == 4;
@@ -320,6 +324,25 @@ std::vector<attention_case> coded_decode_cases() {
       if (c.bias == bias_kind::none) continue;
       --turn;
       cases.pop_back();
+    }
+  }
+  // Zero points of every kind, of K, of V and of both, beside tails of other lengths.
+  const code_pair with_zeros[] = {pairs[11],
+                                  pairs[12],
+                                  pairs[13],
+                                  {{dtype::u8, g::token_head}, {dtype::i8, g::token_head}},
+                                  {{dtype::e5m2}, {dtype::u8, g::token_head}}};
+  for (std::size_t d = 0; d < std::size(dims); ++d) {
+    for (std::size_t p = 0; p < std::size(with_zeros); ++p) {
+      attention_case& c = add("codes, zero points", with_zeros[p], dims[d]);
+      c.values = value_kind::zero_points;
+      c.group_size = (d + p) % 2 == 0 ? 4 : 16;
+      c.deterministic = (d + p) % 3 == 2;
+      c.block_size = (d + p) % 4 == 1 ? 24 : 16;
+      c.seqs = {{1, 700}, {1, 1300}, {2, 90}, {1, 333}, {1, 2000}};
+      if ((d + p) % 5 == 1) c.soft_cap = 5;
+      if ((d + p) % 5 == 2) c.alibi = c.sinks = true;
+      if ((d + p) % 5 == 3) c.window_left = 250;
     }
   }
   // One group beyond the rows of a tile, and blocks of one token.

@@ -67,6 +67,19 @@ bool compare_with_wide(const tested_backend& tested, const attention_case& c, st
   return true;
 }
 
+/// What `kernel` computes of a case.
+attention_output output_by(const char* kernel, const tested_backend& tested, const attention_case& c,
+                           const attention_contents& contents) {
+  attention_call call(tested, c, contents, placement_in_turn(c, 0));
+  call.spec.implementation = kernel;
+  call.plan();
+  REQUIRE(call.run() == errc::ok);
+  std::string problem;
+  attention_output output = call.read(problem);
+  CHECK(problem == "");
+  return output;
+}
+
 TEST_CASE("the decode kernel of codes, forced, agrees with the oracle for every pair, head_dim and option") {
   if (devices().empty()) return skip(no_device);
   std::size_t turn = 0;
@@ -198,6 +211,63 @@ TEST_CASE("a NaN in a token with scales per token spoils the rows of the prefill
   }
 }
 
+TEST_CASE("a NaN in a token with scales per token spoils the rows of the decode kernel that see it, and no other") {
+  using g = scale_granularity;
+  if (devices().empty()) return skip(no_device);
+  constexpr std::int32_t bad_position = 350;
+  constexpr std::int32_t bad_head = 1;
+  std::size_t turn = 0;
+  for (const dtype type : {dtype::e4m3, dtype::i8, dtype::u8}) {
+    for (const std::int32_t head_dim : {64, 96, 128, 256}) {
+      attention_case c{.what = "codes with a bad value",
+                       .num_kv_heads = 2,
+                       .group_size = 4,
+                       .head_dim = head_dim,
+                       .v_head_dim = head_dim,
+                       .q_type = turn % 2 == 0 ? dtype::f16 : dtype::bf16,
+                       .out_type = turn % 2 == 0 ? dtype::f16 : dtype::bf16,
+                       .seqs = {{4, 352}, {1, 500}, {1, 351}, {1, 350}, {2, 900}},
+                       .window_left = turn % 3 == 2 ? 400 : -1,
+                       .aligned = true,
+                       .seed = ++turn};
+      c = with_codes(c, {type, g::token_head}, {type, g::token_head});
+      const attention_contents contents(c);
+      for (const tested_backend* tested : devices()) {
+        const attention_output good = output_by("decode", *tested, c, contents);
+        for (const bool in_k : {true, false}) {
+          attention_contents poisoned = contents;
+          for (std::size_t s = 0; s < c.seqs.size(); ++s) {
+            if (c.seqs[s].seq_len <= bad_position) continue;
+            auto& given = in_k ? poisoned.seqs[s].k_given : poisoned.seqs[s].v_given;
+            given[static_cast<std::size_t>((bad_position * c.num_kv_heads + bad_head) * c.head_dim + 5)] =
+                std::numeric_limits<float>::quiet_NaN();
+          }
+          const attention_output bad = output_by("decode", *tested, c, poisoned);
+          const auto dims = static_cast<std::size_t>(c.head_dim);
+          std::size_t row = 0;
+          std::size_t num_spoiled = 0;
+          for (const batch_seq& seq : c.seqs) {
+            for (std::int32_t t = 0; t < seq.query_len; ++t) {
+              const std::int32_t position = seq.seq_len - seq.query_len + t;
+              const bool visible = position >= bad_position && seq.seq_len > bad_position &&
+                                   (c.window_left < 0 || position - c.window_left <= bad_position);
+              for (std::int32_t h = 0; h < c.num_q_heads(); ++h, ++row) {
+                const bool sees = visible && h / c.group_size == bad_head;
+                const bool same = std::memcmp(&good.out[row * dims], &bad.out[row * dims], dims * sizeof(float)) == 0;
+                const bool spoiled = std::isnan(bad.out[row * dims]) && std::isnan(bad.out[row * dims + dims - 1]);
+                CHECK_MESSAGE((sees ? spoiled : same), (in_k ? "K" : "V"), ", token ", t, " of ", seq.seq_len,
+                              ", head ", h, " [", describe(c), "]");
+                num_spoiled += sees ? 1 : 0;
+              }
+            }
+          }
+          CHECK(num_spoiled > 0);
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("the prefill kernel gives for static scales of 1 per head the bits of float16") {
   using g = scale_granularity;
   if (devices().empty()) return skip(no_device);
@@ -251,19 +321,6 @@ TEST_CASE("the prefill kernel gives for codes of scale 1 the bits of float16, in
     }
   }
   if (num_compared == 0) return skip("no device here has the prefill kernel");
-}
-
-/// What `kernel` computes of a case.
-attention_output output_by(const char* kernel, const tested_backend& tested, const attention_case& c,
-                           const attention_contents& contents) {
-  attention_call call(tested, c, contents, placement_in_turn(c, 0));
-  call.spec.implementation = kernel;
-  call.plan();
-  REQUIRE(call.run() == errc::ok);
-  std::string problem;
-  attention_output output = call.read(problem);
-  CHECK(problem == "");
-  return output;
 }
 
 /// Prompts over codes with queries of bfloat16; heads of 40 rows and of 64, some with keys of other calls before them.

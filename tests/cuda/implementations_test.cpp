@@ -463,8 +463,9 @@ TEST_CASE("decode and prefill take codes of 8 bits in K and V beside q and out o
   CHECK(contains(prefill, "prefill takes 0 of 2 sequences"));
   CHECK(decode_of({dtype::e5m2}, {dtype::e4m3, g::head}) == taken);
   CHECK(contains(prefill, "prefill takes 0 of 2 sequences"));
-  CHECK(decode_of(i8, {dtype::u8, g::token_head}) ==
-        "decode declines: K or V is stored as u8; it takes e4m3, e5m2 and i8");
+  CHECK(decode_of(i8, {dtype::u8, g::token_head}) == taken);  // tails of other lengths
+  CHECK(decode_of({dtype::u8, g::token_head}, {dtype::u8, g::token_head}) == taken);
+  CHECK(decode_of({dtype::u8, g::token_head}, e4m3) == taken);
   CHECK(decode_of(i8, {dtype::e4m3, g::token_head}) == taken);
   CHECK(contains(prefill, "prefill takes 0 of 2 sequences"));
   CHECK(decode_of({dtype::bf16}, e4m3) ==

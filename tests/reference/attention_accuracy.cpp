@@ -63,8 +63,9 @@ void accuracy_judge::add(const attention_options& options, const dense_sequence&
   for (std::int64_t t = 0; t < seq.query_len; ++t) {
     for (std::int64_t h = 0; h < options.num_q_heads; ++h) {
       const auto row = static_cast<std::size_t>(t * options.num_q_heads + h);
-      const double logit_error =
-          u * expected.logit_slack[row] + gates_.numbers.query_roundoff * expected.query_slack[row];
+      const double logit_error = u * expected.logit_slack[row] +
+                                 gates_.numbers.query_roundoff * expected.query_slack[row] +
+                                 gates_.numbers.range_roundoff * expected.range_slack[row];
       const double relative = std::expm1(2 * logit_error) + 8 * u + 2 * u * sums + u_p;
       for (std::int64_t i = 0; i < options.v_head_dim; ++i) {
         const std::size_t at = row * static_cast<std::size_t>(options.v_head_dim) + static_cast<std::size_t>(i);

@@ -50,12 +50,14 @@ attention_reference attend(const attention_options& options, const dense_sequenc
   result.lse.assign(rows, -infinity);
   result.logit_slack.assign(rows, 0.0);
   result.query_slack.assign(rows, 0.0);
+  result.range_slack.assign(rows, 0.0);
   result.num_keys.assign(rows, 0);
 
   std::vector<std::int64_t> keys;
   std::vector<double> logits;
   std::vector<double> slacks;
   std::vector<double> key_sums;
+  std::vector<double> ranges;
   for (std::int64_t t = 0; t < seq.query_len; ++t) {
     const std::int64_t p = seq.first_query_position() + t;
     for (std::int64_t h = 0; h < options.num_q_heads; ++h) {
@@ -65,8 +67,13 @@ attention_reference attend(const attention_options& options, const dense_sequenc
       logits.clear();
       slacks.clear();
       key_sums.clear();
+      ranges.clear();
       double largest_q = 0;
-      for (std::int64_t i = 0; i < d; ++i) largest_q = std::max(largest_q, std::abs(static_cast<double>(q[i])));
+      double query_sum = 0;
+      for (std::int64_t i = 0; i < d; ++i) {
+        largest_q = std::max(largest_q, std::abs(static_cast<double>(q[i])));
+        query_sum += std::abs(static_cast<double>(q[i]));
+      }
       for (std::int64_t j = 0; j < seq.seq_len; ++j) {
         if (!is_visible(options, p, j, seq.seq_len)) continue;
         const float* k = seq.k + (j * options.num_kv_heads + h / group) * d;
@@ -91,6 +98,9 @@ attention_reference attend(const attention_options& options, const dense_sequenc
         if (logit + alibi + bias == -infinity) continue;  // weighs nothing
         slacks.push_back(slack_of_logit(options, products, logit, alibi, bias));
         key_sums.push_back(std::abs(static_cast<double>(options.scale)) * largest_q * key_sum);
+        const auto [least, most] = std::minmax_element(k, k + d);
+        ranges.push_back(std::abs(static_cast<double>(options.scale)) * query_sum *
+                         (static_cast<double>(*most) - static_cast<double>(*least)));
         keys.push_back(j);
         logits.push_back(logit + alibi + bias);
       }
@@ -107,6 +117,7 @@ attention_reference attend(const attention_options& options, const dense_sequenc
         if (seq.bias != nullptr && logits[n] + 0x1p-20 * slacks[n] < maximum - 110) continue;
         slack = std::max(slack, slacks[n]);
         result.query_slack[row] = std::max(result.query_slack[row], key_sums[n]);
+        result.range_slack[row] = std::max(result.range_slack[row], ranges[n]);
       }
 
       double sum = std::exp(sink - maximum);

@@ -52,6 +52,9 @@ struct attention_reference {
   /// [rows], |scale| · max |q_d| · largest Σ |k_d|: what the roundoff of queries relative to their largest element is
   /// multiplied with to be that of a logit
   std::vector<double> query_slack;
+  /// [rows], |scale| · Σ |q_d| · largest (max k_d − min k_d): the same of the roundoff of K's elements relative to a
+  /// token's range
+  std::vector<double> range_slack;
   std::vector<std::int64_t> num_keys;  ///< [rows], keys visible whose logit is not −inf
 };
 

@@ -38,6 +38,7 @@ struct arithmetic {
   per_dtype<std::size_t> dims_together = {1, 1, 1};  ///< aligned dims of V that share a NaN, by KV dtype
   per_dtype<double> flushed = {0, 0, 0};  ///< magnitudes below which a product or sum may count as 0, by KV dtype
   double query_roundoff = 0;              ///< of queries, relative to the largest element of each
+  double range_roundoff = 0;              ///< of elements of K, relative to the range of a token's
 };
 
 struct tested_backend {

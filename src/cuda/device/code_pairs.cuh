@@ -80,6 +80,24 @@ struct i8_pairs {
   }
 };
 
+/// u8 less a number of each code's token (zero_codes.cuh).
+struct u8_pairs {
+  std::uint32_t origins;  ///< two of float16 that 1024 + code is less: the same of `neighbours`, of both of `alternate`
+
+  [[nodiscard]] __device__ __forceinline__ half_pairs neighbours(std::uint32_t codes) const {
+    return {less(__byte_perm(codes, 0x64646464u, 0x4140)), less(__byte_perm(codes, 0x64646464u, 0x4342))};
+  }
+  [[nodiscard]] __device__ __forceinline__ half_pairs alternate(std::uint32_t codes) const {
+    return {less(__byte_perm(codes, 0x64646464u, 0x4240)), less(__byte_perm(codes, 0x64646464u, 0x4341))};
+  }
+
+ private:
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t less(std::uint32_t pair) const {
+    asm("sub.rn.f16x2 %0, %0, %1;\n" : "+r"(pair) : "r"(origins));
+    return pair;
+  }
+};
+
 /// Calls body(pairs) with those of e4m3, e5m2 or i8. Every thread of a warp has the same.
 template <class Body>
 __device__ __forceinline__ void visit_code_pairs(dtype type, const Body& body) {

@@ -57,8 +57,9 @@ bool has_codes(const attention_spec& spec) noexcept {
   return !detail::is_plain(spec.k_code) || !detail::is_plain(spec.v_code);
 }
 
-/// What the tensor-core kernels of codes require of a step: K and V of 8 bits, q and out of one 16-bit type.
-bool is_coded_step(const plan_input& step, std::string* why) noexcept {
+/// What the tensor-core kernels of codes require of a step: K and V of 8 bits, q and out of one 16-bit type. `with_u8`:
+/// they take zero points as well.
+bool is_coded_step(const plan_input& step, bool with_u8, std::string* why) noexcept {
   if (!has_usual_shape(step, why)) return false;
   const attention_spec& spec = step.spec;
   if (size_of(spec.k_code.type) != 1 || size_of(spec.v_code.type) != 1) {
@@ -68,7 +69,7 @@ bool is_coded_step(const plan_input& step, std::string* why) noexcept {
         "; it takes types of 8 bits for both, or one other");
   }
   // Its zero points cancel most of what its codes add: rounded probabilities are not enough.
-  if (spec.k_code.type == dtype::u8 || spec.v_code.type == dtype::u8) {
+  if (!with_u8 && (spec.k_code.type == dtype::u8 || spec.v_code.type == dtype::u8)) {
     return detail::declines(why, "K or V is stored as u8; it takes e4m3, e5m2 and i8");
   }
   if (!suit_tensor_cores(spec.q_type, spec.q_type, spec.out_type)) {
@@ -136,7 +137,7 @@ bool prefill_accepts(const plan_input& step, std::string* why) noexcept {
   const attention_spec& spec = step.spec;
   if (!runs_on_hopper(step, why)) return false;
   const bool is_coded = has_codes(spec);
-  if (is_coded ? !is_coded_step(step, why) || !has_usual_lengths(step, why)
+  if (is_coded ? !is_coded_step(step, false, why) || !has_usual_lengths(step, why)
                : !step_suits_tensor_cores(step, true, why)) {
     return false;
   }
@@ -224,7 +225,7 @@ void append_prefill_names(const device_numbers&, std::vector<std::string>&) {}
 bool decode_accepts(const plan_input& step, std::string* why) noexcept {
   const attention_spec& spec = step.spec;
   const bool is_coded = has_codes(spec);
-  if (is_coded ? !is_coded_step(step, why) || !has_usual_lengths(step, why)
+  if (is_coded ? !is_coded_step(step, true, why) || !has_usual_lengths(step, why)
                : !step_suits_tensor_cores(step, true, why)) {
     return false;
   }
@@ -248,7 +249,7 @@ bool takes_decode_call(const attention_kernel_args& args, std::string* why) noex
     return false;
   }
 #endif
-  return suits_tensor_cores(args, why);
+  return suits_tensor_cores(args, why, args.is_coded);  // tails of blocks may differ in length
 }
 
 cudaError_t launch_decode_part(const launch_context& context, const attention_kernel_args& args) noexcept {

@@ -35,9 +35,11 @@ bool has_aligned_tensor(const char* tensor, const void* data, dtype type, std::i
 
 }  // namespace
 
-bool suits_tensor_cores(const attention_kernel_args& args, std::string* why) noexcept {
+bool suits_tensor_cores(const attention_kernel_args& args, std::string* why, bool blocks_may_differ) noexcept {
   if (args.bias != nullptr) return detail::declines(why, "the call has a bias");
-  if (args.k_strides != args.v_strides) return detail::declines(why, "the strides of K and V differ");
+  kv_strides v_strides = args.v_strides;
+  if (blocks_may_differ) v_strides.block = args.k_strides.block;
+  if (args.k_strides != v_strides) return detail::declines(why, "the strides of K and V differ");
   return has_aligned_plane("K", args.k, args.k_strides, args.kv_type, args.head_dim, why) &&
          has_aligned_plane("V", args.v, args.v_strides, args.kv_type, args.head_dim, why) &&
          has_aligned_tensor("q", args.q, args.q_type, args.q_token_stride, args.q_head_stride, why) &&

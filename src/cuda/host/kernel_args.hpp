@@ -123,6 +123,8 @@ inline constexpr std::int32_t longest_window = 1 << 30;
 
 /// What every tensor-core kernel requires of a call of one type: no bias, K and V with equal strides, dims of q, K,
 /// V and out contiguous, and each of their rows aligned to 16 bytes. `why`: null, or receives what is not so.
-[[nodiscard]] bool suits_tensor_cores(const attention_kernel_args& args, std::string* why) noexcept;
+/// `blocks_may_differ`: K and V may have other strides from block to block.
+[[nodiscard]] bool suits_tensor_cores(const attention_kernel_args& args, std::string* why,
+                                      bool blocks_may_differ = false) noexcept;
 
 }  // namespace bifolio::inline v0_2::cuda

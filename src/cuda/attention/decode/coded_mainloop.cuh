@@ -24,8 +24,9 @@ template <class Shape>
 struct coded_accumulators {
   static constexpr int row_groups = Shape::row_groups;
   value_units units;
-  float max[row_groups];  // of base-2 logits
-  float sum[row_groups];  // this lane's share
+  float max[row_groups];    // of base-2 logits
+  float sum[row_groups];    // this lane's share
+  float shift[row_groups];  // the same of probabilities times what V's origins stand for (zero_codes.cuh)
   float out[row_groups][Shape::row_vectors][4];
 
   __device__ __forceinline__ void clear(const decode_args& args) {
@@ -34,6 +35,7 @@ struct coded_accumulators {
     for (int g = 0; g < row_groups; ++g) {
       max[g] = -INFINITY;
       sum[g] = 0;
+      shift[g] = 0;
 #pragma unroll
       for (int n = 0; n < Shape::row_vectors; ++n)
 #pragma unroll
@@ -62,7 +64,7 @@ class coded_mainloop : public mainloop<T, Shape, Scheduler> {
                                     ? S::place(warp_ * 16 + (lane_ & 7) + (lane_ >> 4 & 1) * 8, lane_ >> 3 & 1)
                                     : S::place(warp_ * 8 + (lane_ & 7), lane_ >> 3))),
         value_place_(device::kept(S::tile_bytes + coded_values<S>::place(warp_, lane_))) {
-    const int code = args.k_type == dtype::e4m3 ? 0 : args.k_type == dtype::e5m2 ? 1 : 2;
+    const int code = args.k_type == dtype::e4m3 ? 0 : args.k_type == dtype::e5m2 ? 1 : args.k_type == dtype::i8 ? 2 : 3;
     variant_ = device::kept(args.k_type == args.v_type ? 2 * code + has_scales_ : mixed_codes);
   }
 
@@ -89,13 +91,13 @@ class coded_mainloop : public mainloop<T, Shape, Scheduler> {
   }
 
  private:
-  static constexpr int mixed_codes = 6;
+  static constexpr int mixed_codes = 6;  // u8 without scales is none
 
   // One test where codes are e4m3 without scales per token.
   __device__ __forceinline__ void add_tile(std::uint32_t k_base, int tile, coded_accumulators<S>& acc) const {
     const auto add = [&](const auto& pairs, auto has_scales) {
-      const auto visit = [&](const auto& body) { body(pairs); };
-      compute_tile<decltype(has_scales)::value>(visit, visit, k_base, tile, acc);
+      const auto visit = [&](const auto& /*origins*/, const auto& body) { body(pairs); };
+      compute_tile<decltype(has_scales)::value, false>(visit, visit, k_base, tile, acc);
     };
     if (variant_ == 0) {
       add(device::e4m3_pairs{}, std::false_type{});
@@ -109,20 +111,40 @@ class coded_mainloop : public mainloop<T, Shape, Scheduler> {
       add(device::e5m2_pairs{}, std::false_type{});
     } else if (variant_ == 3) {
       add(device::e5m2_pairs{}, std::true_type{});
+    } else if (variant_ == 7) {
+      const auto visit = [](const auto& origins, const auto& body) { body(origins); };
+      compute_tile<true, true>(visit, visit, k_base, tile, acc);
     } else {
-      // Scales that are not there are ones, which change no bit.
-      compute_tile<true>([&](const auto& body) { device::visit_code_pairs(a_.k_type, body); },
-                         [&](const auto& body) { device::visit_code_pairs(a_.v_type, body); }, k_base, tile, acc);
+      // Scales that are not there are ones, and zero points zeros.
+      const auto visit = [](dtype type, const auto& origins, const auto& body) {
+        if (type == dtype::u8) {
+          body(origins);
+        } else {
+          device::visit_code_pairs(type, body);
+        }
+      };
+      compute_tile<true, true>([&](const auto& origins, const auto& body) { visit(a_.k_type, origins, body); },
+                               [&](const auto& origins, const auto& body) { visit(a_.v_type, origins, body); }, k_base,
+                               tile, acc);
     }
   }
 
+  // What the zero points of a plane's tile make of its codes, of scores and of values.
+  struct tile_origins {
+    u8_origins<S> codes;
+    float2 shifts[S::key_tiles];  // of the lane's keys
+  };
+
   // Scores of this warp's keys, softmax against the running maximum, and their share of the output. `HasScales`: per
-  // token, of K or V or both. visit_k(body) and visit_v(body) call body with K's and V's pairs.
-  template <bool HasScales, class VisitK, class VisitV>
+  // token, of K or V or both; `HasZeros`: the same of zero points. visit_k(origins, body) and visit_v(origins, body)
+  // call body with K's and V's pairs.
+  template <bool HasScales, bool HasZeros, class VisitK, class VisitV>
   __device__ __forceinline__ void compute_tile(const VisitK& visit_k, const VisitV& visit_v, std::uint32_t k_base,
                                                int tile, coded_accumulators<S>& acc) const {
     coded_values<S> stored;
     stored.read(k_base + value_place_);
+    [[maybe_unused]] tile_origins of_k, of_v;
+    if constexpr (HasZeros) find_origins(k_base, of_k, of_v);
     [[maybe_unused]] float2 k_scales[S::key_tiles];
     [[maybe_unused]] float2 v_scales[S::key_tiles];
     if constexpr (HasScales) {
@@ -136,7 +158,7 @@ class coded_mainloop : public mainloop<T, Shape, Scheduler> {
     }
     // Of four scores two are of each group of rows, or the last two of no row.
     float s[S::key_tiles][4] = {};
-    visit_k([&](const auto& pairs) {
+    visit_k(of_k.codes, [&](const auto& pairs) {
       add_coded_scores<S>(
           pairs, s, [&](auto first) { return key_address(k_base, first); },
           [&](std::uint32_t(&q)[4], int kk) { base::take_q(q, q_buffer_, kk); });
@@ -146,6 +168,9 @@ class coded_mainloop : public mainloop<T, Shape, Scheduler> {
 #pragma unroll
       for (int e = 0; e < 2 * row_groups; ++e) {
         if constexpr (HasScales) s[n][e] *= e % 2 == 0 ? k_scales[n].x : k_scales[n].y;
+        if constexpr (HasZeros) {
+          s[n][e] = fmaf(e % 2 == 0 ? of_k.shifts[n].x : of_k.shifts[n].y, query_sum(e / 2), s[n][e]);
+        }
         s[n][e] *= factors_[e / 2];
       }
     const int first_key = tile * decode_tile_tokens + warp_ * S::warp_keys;
@@ -185,6 +210,7 @@ class coded_mainloop : public mainloop<T, Shape, Scheduler> {
         float alpha = shift > acc.max[g] ? device::exp2_fast(acc.max[g] - shift) : 1.0f;
         acc.max[g] = shift;
         acc.sum[g] *= alpha;
+        if constexpr (HasZeros) acc.shift[g] *= alpha;
         if constexpr (HasScales) {
           if (a_.v_scales.tail_floats > 0) alpha *= acc.units.raise(g, max_of_row(largest_scale[g]));
         }
@@ -209,6 +235,10 @@ class coded_mainloop : public mainloop<T, Shape, Scheduler> {
         float p0 = device::exp2_fast(own[2 * g] - m);
         float p1 = device::exp2_fast(own[2 * g + 1] - m);
         acc.sum[g] += p0 + p1;
+        if constexpr (HasZeros) {
+          if (own[2 * g] != -INFINITY) acc.shift[g] = fmaf(p0, of_v.shifts[n].x, acc.shift[g]);
+          if (own[2 * g + 1] != -INFINITY) acc.shift[g] = fmaf(p1, of_v.shifts[n].y, acc.shift[g]);
+        }
         if constexpr (HasScales) {
           // Without scales of V the unit is 1. A token that is not seen may have a scale that is no number.
           const float inverse = acc.units.inverse_unit(g);
@@ -218,7 +248,7 @@ class coded_mainloop : public mainloop<T, Shape, Scheduler> {
         p[g][n] = device::pack<__half>(p0, p1);
       }
     }
-    visit_v([&](const auto& pairs) { stored.multiply(pairs, p, acc.out); });
+    visit_v(of_v.codes, [&](const auto& pairs) { stored.multiply(pairs, p, acc.out); });
   }
 
   // What the lane reads of vector `first` of the keys and those after it: zeros past the rows' ends.
@@ -236,6 +266,43 @@ class coded_mainloop : public mainloop<T, Shape, Scheduler> {
   [[nodiscard]] __device__ __forceinline__ float2 load_scales(std::uint32_t stage_base, int plane, int n) const {
     const int key = warp_ * S::warp_keys + n * 8 + (lane_ & 3) * 2;
     return device::load_shared_f32x2(stage_base + S::scale_place(plane, key));
+  }
+
+  // The sum of row lane / 4 of group g of the queries.
+  [[nodiscard]] __device__ __forceinline__ float query_sum(int g) const {
+    return query_rows_->sums[g * decode_few_rows + lane_ / 4];
+  }
+
+  // Each lane finds the origin of one token of K or V and puts its shift in the place of the zero point.
+  __device__ __forceinline__ void find_origins(std::uint32_t stage_base, tile_origins& of_k, tile_origins& of_v) const {
+    if (a_.k_type != dtype::u8 && a_.v_type != dtype::u8) {
+      of_k = of_v = {};
+      return;
+    }
+    const int plane = lane_ / S::warp_keys & 1;
+    const int row = warp_ * S::warp_keys + lane_ % S::warp_keys;
+    const bool has_zero = (plane == 0 ? a_.k_type : a_.v_type) == dtype::u8;
+    device::code_origin origin;
+    if (has_zero) {
+      origin = device::code_origin({device::load_shared_f32(stage_base + S::scale_place(plane, row)),
+                                    device::load_shared_f32(stage_base + S::zero_place(plane, row))});
+    }
+    __syncwarp();
+    if (lane_ < 2 * S::warp_keys) {
+      device::store_shared_4(stage_base + S::zero_place(plane, row), __float_as_uint(origin.shift));
+    }
+    // The token's and the next one's.
+    const std::uint32_t next = __shfl_down_sync(0xffffffffu, origin.pair, 1);
+    const std::uint32_t both = __byte_perm(origin.pair, next, 0x5410);
+    __syncwarp();
+#pragma unroll
+    for (int n = 0; n < S::key_tiles; ++n) {
+      of_k.codes.pairs[n] = __shfl_sync(0xffffffffu, origin.pair, n * 8 + lane_ / 4);
+      of_v.codes.pairs[n] = __shfl_sync(0xffffffffu, both, S::warp_keys + n * 8 + 2 * (lane_ & 3));
+      const int key = warp_ * S::warp_keys + n * 8 + 2 * (lane_ & 3);
+      of_k.shifts[n] = device::load_shared_f32x2(stage_base + S::zero_place(0, key));
+      of_v.shifts[n] = device::load_shared_f32x2(stage_base + S::zero_place(1, key));
+    }
   }
 
   __device__ __forceinline__ void transform_scores(float (&s)[S::key_tiles][4], int first_key) const {
@@ -267,7 +334,7 @@ class coded_mainloop : public mainloop<T, Shape, Scheduler> {
   const float* static_scales_;
   int has_scales_, transforms_logits_;     // 0 or 1
   std::uint32_t key_place_, value_place_;  // in the stage: what the lane's first ldmatrix of K and of V reads
-  int variant_;  // 2 · (0 e4m3, 1 e5m2, 2 i8), and 1 more with scales per token; or mixed_codes
+  int variant_;                // 2 · (0 e4m3, 1 e5m2, 2 i8, 3 u8), and 1 more with scales per token; or mixed_codes
   float factors_[row_groups];  // from products to base-2 logits or arguments of tanh, of the work tile
 };
 

@@ -26,12 +26,14 @@
 #include "cuda/device/shared_vectors.cuh"
 #include "cuda/device/sm80.cuh"
 #include "cuda/device/static_loop.cuh"
+#include "cuda/device/zero_codes.cuh"
 
 namespace bifolio::inline v0_2::cuda::decode {
 
 /// What belongs to the rows of queries that are in shared memory as float16.
 struct coded_query_rows {
   float factors[decode_tile_rows];  // from products to base-2 logits or, with a soft cap, to arguments of tanh
+  float sums[decode_tile_rows];     // of the elements where K has zero points, else 0
 };
 static_assert(decode_few_rows == 8 && decode_tile_rows == 2 * decode_few_rows);
 static_assert(sizeof(coded_query_rows) <= coded_query_rows_bytes);
@@ -89,6 +91,32 @@ __device__ __forceinline__ void prepare_queries(const decode_args& a, std::uint3
                             make_uint4(words[i][1], words[i][3], words[i][5], words[i][7]));
   }
   if (first_group == 0) rows.factors[row] = a.product_factor * static_scale * power.value();
+  float sum = 0;
+  if (a.k_type == dtype::u8) {
+#pragma unroll
+    for (int i = 0; i < own_groups; ++i) {
+#pragma unroll
+      for (int w = 0; w < 8; ++w) sum += device::sum_of_halves(words[i][w]);  // zeros where there is no group
+    }
+#pragma unroll
+    for (int step = 1; step < row_threads; step *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+  }
+  if (first_group == 0) rows.sums[row] = sum;
+}
+
+/// Of the 8-key tiles of a warp, what is taken from codes of u8: in K that of key lane / 4, in V those of two tokens.
+template <class Shape>
+struct u8_origins {
+  std::uint32_t pairs[Shape::key_tiles];
+};
+/// The pairs of key tile n.
+template <class Pairs>
+[[nodiscard]] __device__ __forceinline__ const Pairs& pairs_of_tile(const Pairs& pairs, int /*n*/) {
+  return pairs;
+}
+template <class Shape>
+[[nodiscard]] __device__ __forceinline__ device::u8_pairs pairs_of_tile(const u8_origins<Shape>& origins, int n) {
+  return {origins.pairs[n]};
 }
 
 /// s += queries · keys of codes, for the keys of a warp. `key_address(first)`: what the lane reads of vector `first` of
@@ -110,9 +138,9 @@ __device__ __forceinline__ void add_coded_scores(const Pairs& pairs, float (&s)[
     std::uint32_t q[4];
     take_q(q, kk);
     const std::uint32_t(&from)[4] = b[kk / load_vectors];
-    const device::half_pairs first = pairs.neighbours(from[kk % load_vectors]);
+    const device::half_pairs first = pairs_of_tile(pairs, 0).neighbours(from[kk % load_vectors]);
     if constexpr (Shape::key_tiles == 2) {
-      const device::half_pairs second = pairs.neighbours(from[2 + kk % load_vectors]);
+      const device::half_pairs second = pairs_of_tile(pairs, 1).neighbours(from[2 + kk % load_vectors]);
       device::mma_m16n8k16<__half>(s[0], q, first.first, first.second);
       device::mma_m16n8k16<__half>(s[1], q, second.first, second.second);
     } else {
@@ -165,7 +193,7 @@ struct coded_values {
 #pragma unroll
       for (int i = 0; i < Shape::key_tiles; ++i) {
         const device::half_pairs both =
-            pairs.alternate(load[j / load_vectors][j % load_vectors * Shape::key_tiles + i]);
+            pairs_of_tile(pairs, i).alternate(load[j / load_vectors][j % load_vectors * Shape::key_tiles + i]);
         a[j][2 * i] = both.first;
         a[j][2 * i + 1] = both.second;
       }

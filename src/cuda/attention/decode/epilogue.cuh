@@ -178,6 +178,11 @@ class epilogue {
       if ((lane_ & 3) == 0) {
         row_sums_[warp_ * decode_tile_rows + lane_ / 4 + 8 * i] = make_float2(acc.max[i], acc.sum[i]);
       }
+      if constexpr (S::is_coded) {
+        if (a_.v_type != dtype::u8) continue;
+        acc.shift[i] += __shfl_xor_sync(0xffffffffu, acc.shift[i], 1);
+        acc.shift[i] += __shfl_xor_sync(0xffffffffu, acc.shift[i], 2);
+      }
     }
   }
 
@@ -275,6 +280,12 @@ class epilogue {
                                               int stage, bool adds) {
     const float own_unit = weight * acc.units.unit(g);
     const float units[2] = {of_output_row(own_unit, lane_, 0), of_output_row(own_unit, lane_, 1)};
+    const bool has_shifts = a_.v_type == dtype::u8;
+    float shifts[2] = {};
+    if (has_shifts) {
+      const float own_shift = weight * acc.shift[g];
+      for (int r = 0; r < 2; ++r) shifts[r] = of_output_row(own_shift, lane_, r);
+    }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = 2 * (lane_ & 3) + r;
@@ -285,8 +296,10 @@ class epilogue {
         const float x = acc.out[g][n][r];
         const float y = acc.out[g][n][2 + r];
         // The instructions of types of 16 bits, for the same bits.
-        place = adds ? make_float2(__fmaf_rn(x, units[r], place.x), __fmaf_rn(y, units[r], place.y))
-                     : make_float2(__fmul_rn(x, units[r]), __fmul_rn(y, units[r]));
+        float2 sum = adds ? make_float2(__fmaf_rn(x, units[r], place.x), __fmaf_rn(y, units[r], place.y))
+                          : make_float2(__fmul_rn(x, units[r]), __fmul_rn(y, units[r]));
+        if (has_shifts) sum = make_float2(sum.x + shifts[r], sum.y + shifts[r]);
+        place = sum;
       }
     }
   }

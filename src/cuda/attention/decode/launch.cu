@@ -82,9 +82,8 @@ const decode_entry* find_decode_entry(dtype type, std::int32_t head_dim) noexcep
     case dtype::e4m3:
     case dtype::e5m2:
     case dtype::i8:
-      return head_dim % 16 == 0 ? entries_for(type, head_dim).coded : nullptr;
     case dtype::u8:
-      break;
+      return head_dim % 16 == 0 ? entries_for(type, head_dim).coded : nullptr;
   }
   return nullptr;
 }

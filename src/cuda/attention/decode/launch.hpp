@@ -27,7 +27,7 @@ struct decode_entry {
 };
 
 /// Null for a shape that is not compiled: rows of K and V are whole vectors of 16 bytes, of up to 256 dims, of float32
-/// up to 128. All 8-bit types have the same entry, but u8, which has none.
+/// up to 128. All 8-bit types have the same entry.
 [[nodiscard]] const decode_entry* find_decode_entry(dtype type, std::int32_t head_dim) noexcept;
 
 /// For calls that suit tensor cores. `metadata`: that of `plan` on the device.

@@ -75,12 +75,13 @@ class loader {
     const int id = position < 0 ? -1 : __ldcg(table_entry(position));
     if (id < 0 || id >= a_.num_blocks) return;
     const std::int64_t offset = row_offset(id, slot_in_block(position));
+    const std::int64_t v_offset = offset + (S::is_coded ? id * (a_.v_strides.block - a_.k_strides.block) : 0);
     constexpr int line_dims = 128 / S::element_bytes;
     constexpr int lines = (S::head_dim + line_dims - 1) / line_dims;
     for (int line = lane_ / S::warp_keys; line < 2 * lines; line += 32 / S::warp_keys) {
       if (line % lines * line_dims >= S::row_dims(a_)) continue;
       const auto* plane = static_cast<const element*>(line < lines ? a_.k : a_.v);
-      device::prefetch_l2(plane + offset + line % lines * line_dims);
+      device::prefetch_l2(plane + (line < lines ? offset : v_offset) + line % lines * line_dims);
     }
   }
 
@@ -118,7 +119,7 @@ class loader {
         for (int pass = 0; pass < S::passes; ++pass) {
           const int source = pass * S::rows_per_pass + lane_ / S::row_vectors;
           const std::int64_t offset = __shfl_sync(0xffffffffu, own_offset, source);
-          load_vector(base + S::place(row_of_lane(source), vector), offset, vector);
+          load_vector(base + S::place(row_of_lane(source), vector), offset, more_in_v(source), vector);
         }
       }
       if constexpr (S::is_coded) load_scales(base);
@@ -136,12 +137,19 @@ class loader {
   }
 
  private:
-  // 16 bytes of a row of K and of the same row of V; zeros for a row that must not be read.
-  __device__ __forceinline__ void load_vector(std::uint32_t dst, std::int64_t row_offset, int vector) const {
+  // 16 bytes of a row of K and of the same row of V; zeros for a row that must not be read. `more`: see more_in_v.
+  __device__ __forceinline__ void load_vector(std::uint32_t dst, std::int64_t row_offset, std::int64_t more,
+                                              int vector) const {
     const bool valid = row_offset >= 0;
     const std::int64_t at = valid ? row_offset + vector * S::kv_rows::vector_dims : 0;
     device::cp_async_16_evict_first(dst, static_cast<const element*>(a_.k) + at, valid);
-    device::cp_async_16_evict_first(dst + S::tile_bytes, static_cast<const element*>(a_.v) + at, valid);
+    const std::int64_t v_at = S::is_coded && valid ? at + more : at;
+    device::cp_async_16_evict_first(dst + S::tile_bytes, static_cast<const element*>(a_.v) + v_at, valid);
+  }
+  // How much farther the block of lane `source` is in V than in K: blocks of codes have tails of different lengths.
+  [[nodiscard]] __device__ __forceinline__ std::int64_t more_in_v(int source) const {
+    if constexpr (!S::is_coded) return 0;
+    return bounded(__shfl_sync(0xffffffffu, block_, source)) * (a_.v_strides.block - a_.k_strides.block);
   }
 
   // Whether the warp's rows of the tile at work_.tile are all to be read and in one block.
@@ -157,6 +165,7 @@ class loader {
         row_offset(bounded(block_), slot_ - lane_ % S::warp_keys + first) + vector * S::kv_rows::vector_dims;
     const auto* k = static_cast<const element*>(a_.k) + at;
     const auto* v = static_cast<const element*>(a_.v) + at;
+    if constexpr (S::is_coded) v += bounded(block_) * (a_.v_strides.block - a_.k_strides.block);
     const std::int64_t step = S::rows_per_pass * a_.k_strides.token;
 #pragma unroll
     for (int pass = 0; pass < S::passes; ++pass) {
@@ -171,10 +180,15 @@ class loader {
   // A tile whose rows of this warp are all to be read and in one block, like those of the tile after it, which is of
   // the same work tile.
   __device__ __forceinline__ void load_steady_tile(std::uint32_t base) {
-    const std::int64_t block = min(static_cast<unsigned>(block_), last_block_) * a_.k_strides.block;
+    const unsigned id = min(static_cast<unsigned>(block_), last_block_);
+    const std::int64_t block = id * a_.k_strides.block;
     const std::int64_t at = block + static_cast<unsigned>(slot_) * a_.k_strides.token;
+    std::int64_t more = 0;  // as more_in_v
+    if constexpr (S::is_coded) {
+      if (a_.v_strides.block != a_.k_strides.block) more = id * (a_.v_strides.block - a_.k_strides.block);
+    }
     const std::uint8_t* k = run_k_ + at * S::element_bytes;
-    const std::uint8_t* v = run_v_ + at * S::element_bytes;
+    const std::uint8_t* v = run_v_ + (at + more) * S::element_bytes;
     if constexpr (S::by_fma) {
       static_assert(S::kv_rows::swizzled);
       const std::int64_t step = S::rows_per_pass * a_.k_strides.token * S::element_bytes;
@@ -213,7 +227,13 @@ class loader {
     }
     if constexpr (S::is_coded) {
       if (scale_run_ != nullptr) {
-        device::cp_async_4(base + scale_place_, scale_run_ + block + static_cast<unsigned>(slot_) * scale_step_);
+        const bool is_k = lane_ < S::warp_keys;
+        const std::uint8_t* const from =
+            scale_run_ + block + (is_k ? 0 : more) + static_cast<unsigned>(slot_) * scale_step_;
+        device::cp_async_4(base + scale_place_, from);
+        if ((is_k ? a_.k_scales : a_.v_scales).tail_floats > 1) {
+          device::cp_async_4(base + scale_place_ + (S::zero_place(0, 0) - S::scale_place(0, 0)), from + sizeof(float));
+        }
       }
     }
     ++work_.tile;
@@ -261,7 +281,8 @@ class loader {
     for (int pass = 0; pass < S::passes; ++pass) {
       if (pass * 32 >= S::warp_keys * vectors) break;
       const std::int64_t offset = __shfl_sync(0xffffffffu, own_offset, row);
-      if (row < S::warp_keys) load_vector(base + S::place(row_of_lane(row), vector), offset, vector);
+      const std::int64_t more = more_in_v(row);
+      if (row < S::warp_keys) load_vector(base + S::place(row_of_lane(row), vector), offset, more, vector);
       row += rows_per_pass;
       vector += 32 - rows_per_pass * vectors;
       if (vector >= vectors) {
@@ -271,7 +292,8 @@ class loader {
     }
   }
 
-  // The scales of the warp's rows from the tails of their blocks: those of K by the first lanes, of V by the next.
+  // The scales and zero points of the warp's rows from the tails of their blocks: those of K by the first lanes, of V
+  // by the next.
   __device__ __forceinline__ void load_scales(std::uint32_t base) const {
     if (a_.k_scales.tail_floats == 0 && a_.v_scales.tail_floats == 0) return;
     const int plane = lane_ / S::warp_keys;
@@ -280,11 +302,14 @@ class loader {
     if (plane > 1 || tail_floats == 0) return;
     const kv_tail_strides& k = a_.k_scales.tail;
     const kv_tail_strides& v = a_.v_scales.tail;
-    const std::int64_t at = bounded(block_) * a_.k_strides.block + (is_k ? k.offset : v.offset) +
-                            work_.head * (is_k ? k.head : v.head) + slot_ * (is_k ? k.token : v.token);
+    const std::int64_t at = bounded(block_) * (is_k ? a_.k_strides : a_.v_strides).block +
+                            (is_k ? k.offset : v.offset) + work_.head * (is_k ? k.head : v.head) +
+                            slot_ * (is_k ? k.token : v.token);
     const auto* const data = static_cast<const std::uint8_t*>(is_k ? a_.k : a_.v);
-    const std::uint32_t to = base + S::scale_place(plane, row_of_lane(lane_ % S::warp_keys));
-    device::cp_async_4(to, slot_ >= 0 ? data + at : data, slot_ >= 0);
+    const int row = row_of_lane(lane_ % S::warp_keys);
+    const std::uint8_t* const from = slot_ >= 0 ? data + at : data;
+    device::cp_async_4(base + S::scale_place(plane, row), from, slot_ >= 0);
+    if (tail_floats > 1) device::cp_async_4(base + S::zero_place(plane, row), from + sizeof(float), slot_ >= 0);
   }
 
   // Moves on to the next work tile that is not empty; afterwards has_work_ says whether there is one.
@@ -358,7 +383,7 @@ class loader {
     return static_cast<int>(min(static_cast<unsigned>(id), static_cast<unsigned>(a_.num_blocks - 1)));
   }
 
-  // Of the row of work_.head in this slot of block `id`, in K and V alike.
+  // Of the row of work_.head in this slot of block `id` of K.
   [[nodiscard]] __device__ __forceinline__ std::int64_t row_offset(int id, int slot) const {
     return id * a_.k_strides.block + slot * a_.k_strides.token + work_.head * a_.k_strides.head;
   }

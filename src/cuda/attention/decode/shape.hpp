@@ -12,14 +12,14 @@
 
 namespace bifolio::inline v0_2::cuda::decode {
 
-/// In the place of an element type: K and V of any codes but u8, queries and output of either 16-bit type. Codes meet
-/// the tensor cores as float16, into which every one of them goes exactly. An output tile has at most `RowGroups`
-/// groups of decode_few_rows rows.
+/// In the place of an element type: K and V of any codes, queries and output of either 16-bit type. Codes meet the
+/// tensor cores as float16, into which every one of them goes exactly. An output tile has at most `RowGroups` groups of
+/// decode_few_rows rows.
 template <int RowGroups>
 struct coded {};
 /// Float32 where no output tile has more than decode_few_rows rows.
 struct f32_few_rows {};
-inline constexpr int coded_query_rows_bytes = 64;
+inline constexpr int coded_query_rows_bytes = 128;
 inline constexpr int coded_static_scales_bytes = 32;
 
 template <class T>
@@ -135,10 +135,10 @@ struct shape {
                                                                          : 1;
 
   static constexpr int tile_bytes = decode_tile_tokens * kv_rows::bytes;
-  /// Of codes: a scale for each token, of K and of V.
+  /// Of codes: a scale for each token, of K and of V, and behind them as many zero points.
   static constexpr int scale_bytes = 4;
   static constexpr int scales_bytes = is_coded ? decode_tile_tokens * scale_bytes : 0;
-  static constexpr int stage_bytes = 2 * (tile_bytes + scales_bytes);
+  static constexpr int stage_bytes = 2 * (tile_bytes + 2 * scales_bytes);
   static constexpr int q_bytes = decode_tile_rows * q_rows::bytes;
   /// Of codes as many as fit, up to 8: half of the bytes a stage, and as many in flight.
   static constexpr int fitting_stages = (Warps == 8 ? 224 : 112) * 1024 / (stage_bytes + q_bytes);
@@ -179,6 +179,10 @@ struct shape {
   /// Where the scale of token `row` of K (plane 0) or V (1) is, from the stage's beginning.
   [[nodiscard]] BIFOLIO_HOST_DEVICE static constexpr std::uint32_t scale_place(int plane, int row) noexcept {
     return static_cast<std::uint32_t>(2 * tile_bytes + plane * scales_bytes + row * scale_bytes);
+  }
+  /// Where its zero point is.
+  [[nodiscard]] BIFOLIO_HOST_DEVICE static constexpr std::uint32_t zero_place(int plane, int row) noexcept {
+    return scale_place(plane, row) + static_cast<std::uint32_t>(2 * scales_bytes);
   }
   /// Dims of a row, and its vectors: constants where nothing is padded.
   [[nodiscard]] BIFOLIO_HOST_DEVICE static constexpr int row_dims(const attention_kernel_args& args) noexcept {

@@ -615,8 +615,9 @@ namespace {
 arithmetic on_device(const tested_backend& tested, const attention_case& c) {
   const auto is_multiplied = [](const kv_code& code) { return size_of(code.type) == 1; };
   const bool is_record = c.k_code->is_record();
+  const bool has_wide_keys = c.k_code->type == c.q_type && c.head_dim <= 128;
   const bool on_tensor_cores =
-      is_multiplied(*c.k_code) && is_multiplied(*c.v_code) && c.q_type == c.out_type &&
+      (is_multiplied(*c.k_code) || has_wide_keys) && is_multiplied(*c.v_code) && c.q_type == c.out_type &&
       (is_record ? c.q_type == dtype::bf16 : c.q_type != dtype::f32 && c.head_dim % 16 == 0 && c.head_dim <= 256);
   if (!on_tensor_cores) return tested.numbers_for(c.q_type, c.kv_type, c.out_type, c.head_dim);
   const auto type = static_cast<std::size_t>(is_record ? dtype::bf16 : dtype::f16);

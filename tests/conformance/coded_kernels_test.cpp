@@ -103,6 +103,37 @@ TEST_CASE("the decode kernel of codes, forced, agrees with the oracle for every 
   }
 }
 
+TEST_CASE("the decode kernel takes codes of V beside K in the type of q and out, for every code, head_dim and option") {
+  using g = scale_granularity;
+  if (devices().empty()) return skip(no_device);
+  const kv_code codes[] = {{dtype::e4m3, g::token_head}, {dtype::e5m2, g::layer},    {dtype::i8, g::head},
+                           {dtype::u8, g::token_head},   {dtype::i8, g::token_head}, {dtype::e4m3}};
+  std::size_t turn = 0;
+  std::size_t num_compared = 0;
+  for (const attention_case& plain : coded_decode_cases()) {
+    ++turn;
+    if (plain.head_dim > 128) continue;
+    const attention_case c = with_codes(plain, {plain.q_type}, codes[turn % std::size(codes)]);
+    const attention_contents contents(c);
+    const attention_expectation expected(c, contents);
+    for (const tested_backend* tested : devices()) {
+      attention_call call(*tested, c, contents, placement_in_turn(c, turn));
+      call.spec.implementation = "decode";
+      call.plan();
+      REQUIRE(call.run() == errc::ok);
+      for (const std::string& kernel : tested->get().describe(call.planned, call.params)) {
+        CHECK_MESSAGE(kernel.starts_with("cuda decode coded-v d"), kernel);
+      }
+      std::string problem;
+      const attention_output got = call.read(problem);
+      problem += expected.problem_of(got, numbers_for(*tested, c));
+      CHECK_MESSAGE(problem.empty(), problem, " [", describe(c), "]");
+      ++num_compared;
+    }
+  }
+  CHECK(num_compared > 0);
+}
+
 TEST_CASE("the prefill kernel of codes, forced, agrees with the oracle for every pair, head_dim and option") {
   using g = scale_granularity;
   if (devices().empty()) return skip(no_device);

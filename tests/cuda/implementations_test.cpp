@@ -468,8 +468,14 @@ TEST_CASE("decode and prefill take codes of 8 bits in K and V beside q and out o
   CHECK(decode_of({dtype::u8, g::token_head}, e4m3) == taken);
   CHECK(decode_of(i8, {dtype::e4m3, g::token_head}) == taken);
   CHECK(contains(prefill, "prefill takes 0 of 2 sequences"));
-  CHECK(decode_of({dtype::bf16}, e4m3) ==
-        "decode declines: K is stored as bf16 and V as e4m3, scale per layer (f32); it takes types of 8 bits for both, "
+  CHECK(decode_of({dtype::bf16}, e4m3) == taken);
+  CHECK(decode_of({dtype::bf16}, {dtype::u8, g::token_head}) == taken);
+  CHECK(
+      decode_of({dtype::f16}, e4m3) ==
+      "decode declines: the dtypes of q, K and out are bf16, f16 and bf16; beside codes of V it takes one 16-bit dtype "
+      "for all");
+  CHECK(decode_of(e4m3, {dtype::bf16}) ==
+        "decode declines: K is stored as e4m3, scale per layer (f32) and V as bf16; it takes types of 8 bits for both, "
         "or "
         "one other");
   w.spec.q_type = dtype::f32;

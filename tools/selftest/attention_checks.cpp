@@ -296,7 +296,7 @@ class case_run {
 };
 
 /// Pairs of codes in turn: each comes as K and as V, most often with another one. GPUs have kernels for K and V of one
-/// code beside 16-bit queries, which are every second case.
+/// code beside 16-bit queries, which are every second case, and of a K in the type of the queries beside codes of V.
 std::vector<attention_case> coded_cases(std::uint64_t seed) {
   const std::vector<kv_code>& codes = all_codes();
   const std::vector<attention_case> of_one = half_precision_cases(hash_of(seed, 0xc0de), num_random / 2);
@@ -304,7 +304,12 @@ std::vector<attention_case> coded_cases(std::uint64_t seed) {
   std::vector<attention_case> cases;
   for (std::size_t n = 0; n < num_random / 2; ++n) {
     const kv_code& code = codes[n % codes.size()];
-    cases.push_back(with_codes(of_one.at(n), code, code));
+    const attention_case& one = of_one.at(n);
+    const bool is_wide = size_of(code.type) == 2;
+    const auto narrow = static_cast<std::size_t>(
+        std::ranges::find_if(codes, [](const kv_code& c) { return size_of(c.type) == 1; }) - codes.begin());
+    const kv_code& of_v = is_wide ? codes[narrow + n % (codes.size() - narrow)] : code;
+    cases.push_back(with_codes(one, is_wide ? kv_code{one.q_type} : code, of_v));
     cases.push_back(with_codes(of_two.at(n), code, codes[n * 5 / 3 % codes.size()]));
   }
   return cases;

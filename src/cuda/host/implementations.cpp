@@ -24,6 +24,7 @@ std::string shape_name(const char* kernel, std::string_view type, std::int32_t h
 }
 /// In the place of a type: any codes, but for records; and records.
 constexpr std::string_view coded = "coded";
+constexpr std::string_view coded_values = "coded-v";
 constexpr std::string_view record = "record";
 /// In the place of what a kernel of codes computes: all options, with scales per token.
 constexpr std::string_view token_scales = "token";
@@ -77,6 +78,12 @@ bool is_coded_step(const plan_input& step, bool with_u8, std::string* why) noexc
                             to_string(spec.out_type), "; beside codes it takes f16 or bf16 for both");
   }
   return true;
+}
+
+/// The same of V alone, beside K in the type of q and out.
+bool is_coded_beside_keys(const attention_spec& spec) noexcept {
+  return detail::is_plain(spec.k_code) && size_of(spec.v_code.type) == 1 && spec.k_code.type == spec.q_type &&
+         suit_tensor_cores(spec.q_type, spec.q_type, spec.out_type);
 }
 
 /// Lengths that fit into the positions of tensor-core kernels.
@@ -225,14 +232,21 @@ void append_prefill_names(const device_numbers&, std::vector<std::string>&) {}
 bool decode_accepts(const plan_input& step, std::string* why) noexcept {
   const attention_spec& spec = step.spec;
   const bool is_coded = has_codes(spec);
-  if (is_coded ? !is_coded_step(step, true, why) || !has_usual_lengths(step, why)
-               : !step_suits_tensor_cores(step, true, why)) {
-    return false;
+  const bool has_wide_keys = is_coded_beside_keys(spec);
+  if (is_coded && !has_wide_keys && size_of(spec.k_code.type) == 2 && size_of(spec.v_code.type) == 1) {
+    return detail::declines(why, "the dtypes of q, K and out are ", to_string(spec.q_type), ", ",
+                            to_string(spec.k_code.type), " and ", to_string(spec.out_type),
+                            "; beside codes of V it takes one 16-bit dtype for all");
   }
-  const decode_entry* const entry = find_decode_entry(spec.k_code.type, spec.qk_head_dim);
+  const bool suits = has_wide_keys ? has_usual_shape(step, why)
+                     : is_coded    ? is_coded_step(step, true, why)
+                                   : step_suits_tensor_cores(step, true, why);
+  if (!suits || !has_usual_lengths(step, why)) return false;
+  const decode_entry* const entry = find_decode_entry(spec.k_code.type, spec.v_code.type, spec.qk_head_dim);
   if (entry == nullptr) {
     return detail::declines(why, "head_dim is ", spec.qk_head_dim, "; it takes multiples of ",
-                            is_coded                         ? "16 up to 256"
+                            has_wide_keys                    ? "16 up to 128"
+                            : is_coded                       ? "16 up to 256"
                             : spec.k_code.type == dtype::f32 ? "4 up to 128"
                                                              : "8 up to 256");
   }
@@ -257,21 +271,33 @@ cudaError_t launch_decode_part(const launch_context& context, const attention_ke
                        context.stream);
 }
 
-std::string decode_name(dtype type, std::int32_t head_dim, bool padded, bool few_rows, bool deterministic) {
-  return shape_name("decode", is_tensor_dtype(type) ? to_string(type) : coded, head_dim) + (padded ? " padded" : "") +
-         (few_rows ? " few rows" : "") + (deterministic ? " deterministic" : "");
+std::string decode_name(dtype k_type, dtype v_type, std::int32_t head_dim, bool padded, bool few_rows,
+                        bool deterministic) {
+  const std::string_view type = !is_tensor_dtype(k_type)   ? coded
+                                : !is_tensor_dtype(v_type) ? coded_values
+                                                           : to_string(k_type);
+  return shape_name("decode", type, head_dim) + (padded ? " padded" : "") + (few_rows ? " few rows" : "") +
+         (deterministic ? " deterministic" : "");
 }
 
 std::string decode_name_of(const step_plans& plans, const attention_kernel_args& args) {
-  const decode_entry& entry = *find_decode_entry(args.kv_type, args.head_dim);
-  return decode_name(args.kv_type, entry.head_dim, entry.padded, plans.decode.few_rows, plans.input.spec.deterministic);
+  const dtype v_type = args.is_coded ? args.v_type : args.kv_type;
+  const decode_entry& entry = *find_decode_entry(args.kv_type, v_type, args.head_dim);
+  return decode_name(args.kv_type, v_type, entry.head_dim, entry.padded, plans.decode.few_rows,
+                     plans.input.spec.deterministic);
 }
 
 void append_decode_names(const device_numbers& device, std::vector<std::string>& names) {
-  for (const dtype type : {dtype::f32, dtype::f16, dtype::bf16, dtype::e4m3}) {  // one code for all
+  // One code for all, and one of V beside K of 16 bits.
+  constexpr dtype types[][2] = {{dtype::f32, dtype::f32},
+                                {dtype::f16, dtype::f16},
+                                {dtype::bf16, dtype::bf16},
+                                {dtype::e4m3, dtype::e4m3},
+                                {dtype::bf16, dtype::e4m3}};
+  for (const auto& [k_type, v_type] : types) {
     const decode_entry* last = nullptr;
     for (std::int32_t head_dim = 8; head_dim <= 256; head_dim += 8) {
-      const decode_entry* const entry = find_decode_entry(type, head_dim);
+      const decode_entry* const entry = find_decode_entry(k_type, v_type, head_dim);
       // Head_dims of one shape follow one another.
       if (entry == nullptr || entry == last ||
           static_cast<std::size_t>(entry->shared_bytes) > device.max_shared_bytes_per_block) {
@@ -279,9 +305,9 @@ void append_decode_names(const device_numbers& device, std::vector<std::string>&
       }
       last = entry;
       for (const bool deterministic : {false, true}) {
-        names.push_back(decode_name(type, entry->head_dim, entry->padded, false, deterministic));
+        names.push_back(decode_name(k_type, v_type, entry->head_dim, entry->padded, false, deterministic));
         if (entry->few_rows[deterministic ? 1 : 0] == nullptr) continue;
-        names.push_back(decode_name(type, entry->head_dim, entry->padded, true, deterministic));
+        names.push_back(decode_name(k_type, v_type, entry->head_dim, entry->padded, true, deterministic));
       }
     }
   }
@@ -493,7 +519,7 @@ std::string sequences(std::int64_t count, std::size_t of) {
 std::span<const implementation> implementations() noexcept { return list; }
 
 std::int32_t decode_grid(const attention_spec& spec, const device_numbers& device) noexcept {
-  const decode_entry* const entry = find_decode_entry(spec.k_code.type, spec.qk_head_dim);
+  const decode_entry* const entry = find_decode_entry(spec.k_code.type, spec.v_code.type, spec.qk_head_dim);
   return entry == nullptr ? 0 : device.num_sms * entry->ctas_per_sm;
 }
 

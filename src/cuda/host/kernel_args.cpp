@@ -41,7 +41,8 @@ bool suits_tensor_cores(const attention_kernel_args& args, std::string* why, boo
   if (blocks_may_differ) v_strides.block = args.k_strides.block;
   if (args.k_strides != v_strides) return detail::declines(why, "the strides of K and V differ");
   return has_aligned_plane("K", args.k, args.k_strides, args.kv_type, args.head_dim, why) &&
-         has_aligned_plane("V", args.v, args.v_strides, args.kv_type, args.head_dim, why) &&
+         has_aligned_plane("V", args.v, args.v_strides, args.is_coded ? args.v_type : args.kv_type, args.head_dim,
+                           why) &&
          has_aligned_tensor("q", args.q, args.q_type, args.q_token_stride, args.q_head_stride, why) &&
          has_aligned_tensor("out", args.out, args.out_type, args.out_token_stride, args.out_head_stride, why);
 }

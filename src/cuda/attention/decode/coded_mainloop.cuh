@@ -61,9 +61,9 @@ class coded_mainloop : public mainloop<T, Shape, Scheduler> {
         has_scales_(device::kept(args.k_scales.tail_floats > 0 || args.v_scales.tail_floats > 0 ? 1 : 0)),
         transforms_logits_(device::kept(args.soft_cap > 0 || args.alibi_slopes != nullptr ? 1 : 0)),
         key_place_(device::kept(S::key_tiles == 2
-                                    ? S::place(warp_ * 16 + (lane_ & 7) + (lane_ >> 4 & 1) * 8, lane_ >> 3 & 1)
-                                    : S::place(warp_ * 8 + (lane_ & 7), lane_ >> 3))),
-        value_place_(device::kept(S::tile_bytes + coded_values<S>::place(warp_, lane_))) {
+                                    ? S::k_rows::place(warp_ * 16 + (lane_ & 7) + (lane_ >> 4 & 1) * 8, lane_ >> 3 & 1)
+                                    : S::k_rows::place(warp_ * 8 + (lane_ & 7), lane_ >> 3))),
+        value_place_(device::kept(S::k_tile_bytes + coded_values<S>::place(warp_, lane_))) {
     const int code = args.k_type == dtype::e4m3 ? 0 : args.k_type == dtype::e5m2 ? 1 : args.k_type == dtype::i8 ? 2 : 3;
     variant_ = device::kept(args.k_type == args.v_type ? 2 * code + has_scales_ : mixed_codes);
   }
@@ -73,6 +73,12 @@ class coded_mainloop : public mainloop<T, Shape, Scheduler> {
   __device__ __forceinline__ void take_queries() {
     device::cp_async_wait_group<S::stages - 2>();
     __syncthreads();
+    if constexpr (S::has_wide_keys) {
+#pragma unroll
+      for (int g = 0; g < row_groups; ++g) factors_[g] = a_.product_factor;
+      base::load_q(q_buffer_);
+      return;
+    }
     const float static_scale = a_.k_scales.static_scales == nullptr ? 1.0f : static_scales_[q_buffer_];
     prepare_queries<S>(a_, queries_ + q_buffer_ * S::q_bytes, static_scale, *query_rows_);
     __syncthreads();
@@ -86,7 +92,11 @@ class coded_mainloop : public mainloop<T, Shape, Scheduler> {
     device::cp_async_wait_group<S::stages - 2>();
     __syncwarp();  // a warp loads the keys that it multiplies
     loader_.load_tile(base::free_stage());
-    add_tile(stages_ + stage_ * S::stage_bytes, tile, acc);
+    if constexpr (S::has_wide_keys) {
+      add_tile_beside_keys(stages_ + stage_ * S::stage_bytes, tile, acc);
+    } else {
+      add_tile(stages_ + stage_ * S::stage_bytes, tile, acc);
+    }
     stage_ = next_stage();
   }
 
@@ -116,16 +126,30 @@ class coded_mainloop : public mainloop<T, Shape, Scheduler> {
       compute_tile<true, true>(visit, visit, k_base, tile, acc);
     } else {
       // Scales that are not there are ones, and zero points zeros.
-      const auto visit = [](dtype type, const auto& origins, const auto& body) {
-        if (type == dtype::u8) {
-          body(origins);
-        } else {
-          device::visit_code_pairs(type, body);
-        }
-      };
-      compute_tile<true, true>([&](const auto& origins, const auto& body) { visit(a_.k_type, origins, body); },
-                               [&](const auto& origins, const auto& body) { visit(a_.v_type, origins, body); }, k_base,
-                               tile, acc);
+      compute_tile<true, true>([&](const auto& origins, const auto& body) { visit_pairs(a_.k_type, origins, body); },
+                               [&](const auto& origins, const auto& body) { visit_pairs(a_.v_type, origins, body); },
+                               k_base, tile, acc);
+    }
+  }
+
+  // The same where codes are V's alone.
+  __device__ __forceinline__ void add_tile_beside_keys(std::uint32_t k_base, int tile,
+                                                       coded_accumulators<S>& acc) const {
+    const auto visit = [&](const auto& origins, const auto& body) { visit_pairs(a_.v_type, origins, body); };
+    if (has_scales_ != 0) {
+      compute_tile<true, true>(visit, visit, k_base, tile, acc);
+    } else {
+      compute_tile<false, false>(visit, visit, k_base, tile, acc);
+    }
+  }
+
+  // Calls body with the pairs of a plane of this type.
+  template <class Body>
+  static __device__ __forceinline__ void visit_pairs(dtype type, const u8_origins<S>& origins, const Body& body) {
+    if (type == dtype::u8) {
+      body(origins);
+    } else {
+      device::visit_code_pairs(type, body);
     }
   }
 
@@ -158,17 +182,25 @@ class coded_mainloop : public mainloop<T, Shape, Scheduler> {
     }
     // Of four scores two are of each group of rows, or the last two of no row.
     float s[S::key_tiles][4] = {};
-    visit_k(of_k.codes, [&](const auto& pairs) {
-      add_coded_scores<S>(
-          pairs, s, [&](auto first) { return key_address(k_base, first); },
-          [&](std::uint32_t(&q)[4], int kk) { base::take_q(q, q_buffer_, kk); });
-    });
+    if constexpr (S::has_wide_keys) {
+      if (a_.q_type == dtype::bf16) {
+        add_wide_scores<__nv_bfloat16>(s, k_base);
+      } else {
+        add_wide_scores<__half>(s, k_base);
+      }
+    } else {
+      visit_k(of_k.codes, [&](const auto& pairs) {
+        add_coded_scores<S>(
+            pairs, s, [&](auto first) { return key_address(k_base, first); },
+            [&](std::uint32_t(&q)[4], int kk) { base::take_q(q, q_buffer_, kk); });
+      });
+    }
 #pragma unroll
     for (int n = 0; n < S::key_tiles; ++n)
 #pragma unroll
       for (int e = 0; e < 2 * row_groups; ++e) {
-        if constexpr (HasScales) s[n][e] *= e % 2 == 0 ? k_scales[n].x : k_scales[n].y;
-        if constexpr (HasZeros) {
+        if constexpr (HasScales && !S::has_wide_keys) s[n][e] *= e % 2 == 0 ? k_scales[n].x : k_scales[n].y;
+        if constexpr (HasZeros && !S::has_wide_keys) {
           s[n][e] = fmaf(e % 2 == 0 ? of_k.shifts[n].x : of_k.shifts[n].y, query_sum(e / 2), s[n][e]);
         }
         s[n][e] *= factors_[e / 2];
@@ -249,6 +281,25 @@ class coded_mainloop : public mainloop<T, Shape, Scheduler> {
       }
     }
     visit_v(of_v.codes, [&](const auto& pairs) { stored.multiply(pairs, p, acc.out); });
+  }
+
+  // s += queries · keys of their own type.
+  template <class Type>
+  __device__ __forceinline__ void add_wide_scores(float (&s)[S::key_tiles][4], std::uint32_t k_base) const {
+    static_assert(!S::has_wide_keys || S::key_tiles == 2);
+    device::for_each_step<0, S::k_steps>([&](auto step) {
+      constexpr int kk = decltype(step)::value;
+      std::uint32_t place = S::k_rows::vectors_later(k_base + key_place_, 2 * kk);
+      if constexpr (2 * kk + 2 > 2 * S::least_row_vectors) {
+        if (2 * kk + (lane_ >> 3 & 1) >= S::row_dims(a_) / S::k_rows::vector_dims) place = zeros_;
+      }
+      std::uint32_t b[4];
+      std::uint32_t q[4];
+      device::ldmatrix_x4(b, place);
+      base::take_q(q, q_buffer_, kk);
+      device::mma_m16n8k16<Type>(s[0], q, b[0], b[1]);
+      device::mma_m16n8k16<Type>(s[1], q, b[2], b[3]);
+    });
   }
 
   // What the lane reads of vector `first` of the keys and those after it: zeros past the rows' ends.

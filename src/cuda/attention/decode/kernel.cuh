@@ -108,7 +108,7 @@ template <class T, int HeadDim, int Warps, bool Padded>
                         S::threads,
                         S::shared.bytes,
                         S::ctas_per_sm};
-  if constexpr (S::is_coded) {
+  if constexpr (S::is_coded && !S::has_wide_keys) {
     using few = shape<coded<1>, HeadDim, Warps, Padded>;
     static_assert(few::shared.bytes == S::shared.bytes && few::ctas_per_sm == S::ctas_per_sm);
     entry.few_rows[0] = decode_kernel<coded<1>, few, stream_k>;

@@ -63,7 +63,9 @@ decode_args args_of(const attention_kernel_args& call, const decode_metadata& me
   args.metadata = metadata;
   args.by_block_size = divisor(call.block_size);
   args.by_group_size = divisor(call.group_size);
-  args.by_row_vectors = divisor(call.head_dim * static_cast<std::int32_t>(size_of(call.kv_type)) / 16);
+  const dtype v_type = call.is_coded ? call.v_type : call.kv_type;
+  args.by_row_vectors = divisor(call.head_dim * static_cast<std::int32_t>(size_of(v_type)) / 16);
+  args.by_key_vectors = divisor(call.head_dim * static_cast<std::int32_t>(size_of(call.kv_type)) / 16);
   args.product_factor = call.soft_cap > 0 ? call.scale / call.soft_cap : call.scale * log2e;
   args.cap_log2e = call.soft_cap * log2e;
   return args;
@@ -88,9 +90,25 @@ const decode_entry* find_decode_entry(dtype type, std::int32_t head_dim) noexcep
   return nullptr;
 }
 
+const decode_entry* find_decode_entry(dtype k_type, dtype v_type, std::int32_t head_dim) noexcept {
+  if (size_of(k_type) == size_of(v_type)) return find_decode_entry(k_type, head_dim);
+  if (size_of(k_type) != 2 || size_of(v_type) != 1 || head_dim % 16 != 0) return nullptr;
+  switch (decode_padded_dim(v_type, head_dim)) {
+    case 64:
+      return &decode_coded_v_64_padded;
+    case 96:
+      return &decode_coded_v_96_padded;
+    case 128:
+      return &decode_coded_v_128_padded;
+    default:
+      return nullptr;
+  }
+}
+
 cudaError_t launch_decode(const runtime_api& api, const attention_kernel_args& args, const decode_plan& plan,
                           const decode_metadata& metadata, const device_numbers& device, cudaStream_t stream) noexcept {
-  const decode_entry& entry = *find_decode_entry(args.kv_type, args.head_dim);
+  const decode_entry& entry =
+      *find_decode_entry(args.kv_type, args.is_coded ? args.v_type : args.kv_type, args.head_dim);
   const bool deterministic = plan.header.split_tiles != 0;
   const auto kernel = (plan.few_rows ? entry.few_rows : entry.kernels)[deterministic ? 1 : 0];
   const cudaError_t status = api.func_set_attribute(reinterpret_cast<const void*>(kernel),

@@ -19,8 +19,9 @@ namespace bifolio::inline v0_2::cuda::decode {
 template <class T, class Shape, class Scheduler>
 class loader {
   using S = Shape;
-  // Elements of K and V, and of queries, as far as their sizes go.
+  // Elements of V, of K and of queries, as far as their sizes go.
   using element = std::conditional_t<S::is_coded, std::uint8_t, T>;
+  using k_element = std::conditional_t<S::has_wide_keys, std::uint16_t, element>;
   using q_element = std::conditional_t<S::is_coded, std::uint16_t, T>;
 
  public:
@@ -70,7 +71,7 @@ class loader {
   /// Prefetches the first tile into L2 while the previous kernel still runs. The table may be that kernel's work, so
   /// what it says now is a guess: the id is bounded, and read past L1, which would keep it.
   __device__ __forceinline__ void prefetch_first_tile() const {
-    if (!has_work_) return;
+    if (!has_work_ || S::has_wide_keys) return;
     const int position = own_position();
     const int id = position < 0 ? -1 : __ldcg(table_entry(position));
     if (id < 0 || id >= a_.num_blocks) return;
@@ -109,7 +110,9 @@ class loader {
       const std::uint32_t base = stages_ + stage * S::stage_bytes;
       const bool is_run = S::is_coded && !S::padded && rows_are_run();
       const std::int64_t own_offset = is_run || slot_ < 0 ? -1 : row_offset(bounded(block_), slot_);
-      if constexpr (S::padded) {
+      if constexpr (S::has_wide_keys) {
+        load_wide_rows(base, own_offset);
+      } else if constexpr (S::padded) {
         load_padded_rows(base, own_offset);
       } else if (is_run) {
         load_run(base);
@@ -144,7 +147,7 @@ class loader {
     const std::int64_t at = valid ? row_offset + vector * S::kv_rows::vector_dims : 0;
     device::cp_async_16_evict_first(dst, static_cast<const element*>(a_.k) + at, valid);
     const std::int64_t v_at = S::is_coded && valid ? at + more : at;
-    device::cp_async_16_evict_first(dst + S::tile_bytes, static_cast<const element*>(a_.v) + v_at, valid);
+    device::cp_async_16_evict_first(dst + S::k_tile_bytes, static_cast<const element*>(a_.v) + v_at, valid);
   }
   // How much farther the block of lane `source` is in V than in K: blocks of codes have tails of different lengths.
   [[nodiscard]] __device__ __forceinline__ std::int64_t more_in_v(int source) const {
@@ -171,7 +174,7 @@ class loader {
     for (int pass = 0; pass < S::passes; ++pass) {
       const std::uint32_t to = base + S::place(row_of_lane(pass * S::rows_per_pass + first), vector);
       device::cp_async_16_evict_first(to, k);
-      device::cp_async_16_evict_first(to + S::tile_bytes, v);
+      device::cp_async_16_evict_first(to + S::k_tile_bytes, v);
       k += step;
       v += step;
     }
@@ -199,7 +202,7 @@ class loader {
           const std::uint32_t to = ((base + run_places_[0]) ^ static_cast<std::uint32_t>((rows_later & 7) << 4)) +
                                    static_cast<std::uint32_t>(rows_later * S::kv_rows::bytes);
           device::cp_async_16_read_once(to, k);
-          device::cp_async_16_read_once(to + S::tile_bytes, v);
+          device::cp_async_16_read_once(to + S::k_tile_bytes, v);
           k += step;
           v += step;
         }
@@ -209,7 +212,7 @@ class loader {
       for (int pass = 0; pass < S::passes; ++pass) {
         if (run_places_[pass] == no_place) continue;
         device::cp_async_16_read_once(base + run_places_[pass], k + run_offsets_[pass]);
-        device::cp_async_16_read_once(base + run_places_[pass] + S::tile_bytes, v + run_offsets_[pass]);
+        device::cp_async_16_read_once(base + run_places_[pass] + S::k_tile_bytes, v + run_offsets_[pass]);
       }
     } else {
       const std::int64_t step = S::rows_per_pass * a_.k_strides.token * S::element_bytes;
@@ -220,7 +223,7 @@ class loader {
         const std::uint32_t to =
             base + run_places_[pass % different] + pass / different * different * S::rows_per_pass * S::kv_rows::bytes;
         device::cp_async_16_read_once(to, k);
-        device::cp_async_16_read_once(to + S::tile_bytes, v);
+        device::cp_async_16_read_once(to + S::k_tile_bytes, v);
         k += step;
         v += step;
       }
@@ -292,6 +295,33 @@ class loader {
     }
   }
 
+  // The same where rows of K are longer than those of V. A pass beyond the rows loads nothing.
+  __device__ __forceinline__ void load_wide_rows(std::uint32_t base, std::int64_t own_offset) const {
+#pragma unroll
+    for (int pass = 0; pass < S::k_passes; ++pass) {
+      const int index = pass * 32 + lane_;
+      const int row = a_.by_key_vectors.quotient(index);
+      const int vector = index - row * key_vectors(a_);
+      const std::int64_t offset = __shfl_sync(0xffffffffu, own_offset, row);
+      const bool valid = offset >= 0;
+      const auto* const from = static_cast<const k_element*>(a_.k) + (valid ? offset + vector * 8 : 0);
+      const std::uint32_t to = base + S::k_rows::place(row_of_lane(row), vector);
+      if (row < S::warp_keys) device::cp_async_16_evict_first(to, from, valid);
+    }
+#pragma unroll
+    for (int pass = 0; pass < S::passes; ++pass) {
+      const int index = pass * 32 + lane_;
+      const int row = a_.by_row_vectors.quotient(index);
+      const int vector = index - row * S::vectors_of_row(a_);
+      const std::int64_t offset = __shfl_sync(0xffffffffu, own_offset, row);
+      const std::int64_t more = more_in_v(row);
+      const bool valid = offset >= 0;
+      const auto* const from = static_cast<const element*>(a_.v) + (valid ? offset + more + vector * 16 : 0);
+      const std::uint32_t to = base + S::k_tile_bytes + S::place(row_of_lane(row), vector);
+      if (row < S::warp_keys) device::cp_async_16_evict_first(to, from, valid);
+    }
+  }
+
   // The scales and zero points of the warp's rows from the tails of their blocks: those of K by the first lanes, of V
   // by the next.
   __device__ __forceinline__ void load_scales(std::uint32_t base) const {
@@ -356,6 +386,10 @@ class loader {
                            k.static_scales + work_.head * k.static_step);
       }
     }
+  }
+
+  [[nodiscard]] static __device__ __forceinline__ int key_vectors(const decode_args& args) {
+    return S::row_dims(args) / S::k_rows::vector_dims;
   }
 
   // The row of the tile whose place in the cache the lane finds: each warp loads some of the rows, of codes those that

@@ -29,7 +29,7 @@ std::int32_t partials_per_range(const attention_spec& spec, std::int32_t grid) n
 
 std::size_t decode_workspace_bytes(const attention_spec& spec, std::int32_t grid) noexcept {
   const std::int64_t partials = decode_num_partials(spec.deterministic, partials_per_range(spec, grid), grid);
-  const auto dims = static_cast<std::size_t>(decode_padded_dim(spec.k_code.type, spec.v_head_dim));
+  const auto dims = static_cast<std::size_t>(decode_padded_dim(spec.v_code.type, spec.v_head_dim));
   const std::size_t of_rows = decode_tile_rows * (dims + 2) * sizeof(float);
   return static_cast<std::size_t>(partials) * (of_rows + (spec.deterministic ? sizeof(std::int32_t) : 0));
 }

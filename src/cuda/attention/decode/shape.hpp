@@ -17,6 +17,9 @@ namespace bifolio::inline v0_2::cuda::decode {
 /// decode_few_rows rows.
 template <int RowGroups>
 struct coded {};
+/// The same of V alone: K is of the 16-bit type of the queries, and multiplied in it.
+template <int RowGroups>
+struct coded_values_alone {};
 /// Float32 where no output tile has more than decode_few_rows rows.
 struct f32_few_rows {};
 inline constexpr int coded_query_rows_bytes = 128;
@@ -26,6 +29,12 @@ template <class T>
 inline constexpr int row_groups_of = 0;  // no codes
 template <int RowGroups>
 inline constexpr int row_groups_of<coded<RowGroups>> = RowGroups;
+template <int RowGroups>
+inline constexpr int row_groups_of<coded_values_alone<RowGroups>> = RowGroups;
+template <class T>
+inline constexpr bool has_wide_keys_of = false;
+template <int RowGroups>
+inline constexpr bool has_wide_keys_of<coded_values_alone<RowGroups>> = true;
 
 /// Bytes from the start of the CTA's dynamic shared memory.
 struct shared_layout {
@@ -89,8 +98,10 @@ template <class T, int HeadDim, int Warps, bool Padded>
 struct shape {
   static constexpr int row_groups = row_groups_of<T>;
   static constexpr bool is_coded = row_groups > 0;
+  static constexpr bool has_wide_keys = has_wide_keys_of<T>;
   static constexpr bool by_fma = std::is_same_v<T, f32_few_rows>;
-  static constexpr int element_bytes = is_coded ? 1 : by_fma ? 4 : sizeof(T);  // of K and V
+  static constexpr int element_bytes = is_coded ? 1 : by_fma ? 4 : sizeof(T);  // of V, and of K but for wide keys
+  static constexpr int k_element_bytes = has_wide_keys ? 2 : element_bytes;
   static constexpr int q_element_bytes = is_coded ? 2 : by_fma ? 4 : sizeof(T);
   static_assert(Warps == 4 || Warps == 8);
   static_assert(HeadDim % (is_coded ? 32 : 16) == 0 && (Padded || HeadDim % 64 == 0) && element_bytes <= 4);
@@ -113,6 +124,7 @@ struct shape {
 
   using kv_rows = row_format<element_bytes, HeadDim>;
   using q_rows = row_format<q_element_bytes, HeadDim>;
+  using k_rows = row_format<k_element_bytes, HeadDim>;
   static constexpr int row_vectors = kv_rows::vectors;
   static constexpr int k_steps = q_rows::vectors / 2;  // of a score product
   /// What every head_dim of the shape has: more than the next smaller padded shape takes.
@@ -120,10 +132,12 @@ struct shape {
       Padded ? dims_of_smaller_shape(element_bytes, HeadDim) / kv_rows::vector_dims + 1 : row_vectors;
   static constexpr int rows_per_pass = 32 / row_vectors;  // that a warp loads at once; not of padded shapes
   static constexpr int passes = (warp_keys * row_vectors + 31) / 32;
+  static constexpr int k_passes = (warp_keys * k_rows::vectors + 31) / 32;
   static_assert(Padded || warp_keys * row_vectors % 32 == 0);
 
   /// Whether the loader knows tiles about whose rows nothing need be asked. It costs registers, which others lack.
-  static constexpr bool has_steady_tiles = is_coded || by_fma;
+  /// Not beside wide keys: with those of the pipeline's first stages ptxas 13.0 writes copies of a form that is none.
+  static constexpr bool has_steady_tiles = (is_coded && !has_wide_keys) || by_fma;
   /// Whether queries are taken between two tiles, so that no tile asks whether it is the first.
   static constexpr bool takes_queries_before = is_coded || by_fma;
   /// Of padded shapes the loads of such a tile are the rows' vectors one after another, each with a place and an offset
@@ -135,10 +149,11 @@ struct shape {
                                                                          : 1;
 
   static constexpr int tile_bytes = decode_tile_tokens * kv_rows::bytes;
+  static constexpr int k_tile_bytes = decode_tile_tokens * k_rows::bytes;
   /// Of codes: a scale for each token, of K and of V, and behind them as many zero points.
   static constexpr int scale_bytes = 4;
   static constexpr int scales_bytes = is_coded ? decode_tile_tokens * scale_bytes : 0;
-  static constexpr int stage_bytes = 2 * (tile_bytes + 2 * scales_bytes);
+  static constexpr int stage_bytes = k_tile_bytes + tile_bytes + 4 * scales_bytes;
   static constexpr int q_bytes = decode_tile_rows * q_rows::bytes;
   /// Of codes as many as fit, up to 8: half of the bytes a stage, and as many in flight.
   static constexpr int fitting_stages = (Warps == 8 ? 224 : 112) * 1024 / (stage_bytes + q_bytes);
@@ -170,7 +185,8 @@ struct shape {
   static constexpr shared_layout shared = make_shared_layout();
   static_assert(ctas_per_sm * (shared.bytes + 1024) <= 228 * 1024);
   static_assert(stages * 4 <= coded_static_scales_bytes);
-  static_assert(tile_bytes % 256 == 0 && stage_bytes % 256 == 0);
+  static_assert(tile_bytes % 256 == 0 && k_tile_bytes % 256 == 0 && stage_bytes % 256 == 0);
+  static_assert(!has_wide_keys || (padded && Warps == 4));
 
   /// Where vector `vector` of row `row` of K or V is, from the tile's beginning.
   [[nodiscard]] BIFOLIO_HOST_DEVICE static constexpr std::uint32_t place(int row, int vector) noexcept {
@@ -178,7 +194,7 @@ struct shape {
   }
   /// Where the scale of token `row` of K (plane 0) or V (1) is, from the stage's beginning.
   [[nodiscard]] BIFOLIO_HOST_DEVICE static constexpr std::uint32_t scale_place(int plane, int row) noexcept {
-    return static_cast<std::uint32_t>(2 * tile_bytes + plane * scales_bytes + row * scale_bytes);
+    return static_cast<std::uint32_t>(k_tile_bytes + tile_bytes + plane * scales_bytes + row * scale_bytes);
   }
   /// Where its zero point is.
   [[nodiscard]] BIFOLIO_HOST_DEVICE static constexpr std::uint32_t zero_place(int plane, int row) noexcept {

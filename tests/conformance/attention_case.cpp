@@ -68,6 +68,22 @@ float element_of(const attention_case& c, stream_of_values stream, std::int64_t 
       const float room = max_finite(c.kv_type) < 0x1p20f ? 1.0f : 1.0f / (8.0f * d * static_cast<float>(seq_len + 1));
       return sign * most * room;
     }
+    case value_kind::zero_points: {
+      if (stream == query_values) return normal;
+      const float far = stream == key_values ? 3.0f : 100.0f;
+      switch (content % 5) {  // of each sequence one kind: small numbers of one must not hide behind large ones
+        case 0:
+          return far + 0.01f * normal;
+        case 1:
+          return -far + 0.01f * normal;
+        case 2:
+          return dim % 4 == 1 ? 0.001f * normal : std::fabs(normal);
+        case 3:
+          return (dim == 0 ? 40.0f : 0.05f) * normal;
+        default:
+          return position % 3 == 0 ? far : -std::fabs(normal);  // a range of 0, and one that ends there
+      }
+    }
   }
   return 0;
 }
@@ -181,6 +197,8 @@ std::string_view to_string(value_kind kind) noexcept {
       return "denormal";
     case value_kind::max_finite:
       return "max_finite";
+    case value_kind::zero_points:
+      return "zero_points";
   }
   return "unknown";
 }
@@ -595,7 +613,10 @@ namespace {
 // What is stored counts as float32 in a case with codes. It reaches the tensor cores as float16, and probabilities with
 // it; records beside bfloat16 do as that.
 arithmetic on_device(const tested_backend& tested, const attention_case& c) {
-  const auto is_multiplied = [](const kv_code& code) { return size_of(code.type) == 1 && code.type != dtype::u8; };
+  const bool has_zeros = c.k_code->type == dtype::u8 || c.v_code->type == dtype::u8;
+  const auto is_multiplied = [&](const kv_code& code) {
+    return size_of(code.type) == 1 && (!has_zeros || c.head_dim <= 128);
+  };
   const bool is_record = c.k_code->is_record();
   const bool on_tensor_cores =
       is_multiplied(*c.k_code) && is_multiplied(*c.v_code) && c.q_type == c.out_type &&
@@ -607,6 +628,8 @@ arithmetic on_device(const tested_backend& tested, const attention_case& c) {
   numbers.unit_accumulate[counted] = numbers.unit_accumulate[type];
   numbers.unit_probability[counted] = numbers.unit_probability[type];
   numbers.tiny_probability[counted] = numbers.tiny_probability[type];
+  // A code less its token's origin, times the scale, may be twice the value, and differs from it by roundings of 255.
+  if (c.v_code->type == dtype::u8) numbers.unit_probability[counted] = 0x1p-10 + 0x1p-14;
   return numbers;
 }
 

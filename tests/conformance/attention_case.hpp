@@ -44,6 +44,7 @@ enum class value_kind : std::uint8_t {
   huge_logits,   ///< logits near +80 and −80
   denormal,      ///< q, K and V below the normal range of their dtypes
   max_finite,    ///< K and V as large as their dtypes allow without float32 sums overflowing
+  zero_points,   ///< K and V of ranges without 0, with it at an end, and far wider than most of their numbers
 };
 [[nodiscard]] std::string_view to_string(value_kind kind) noexcept;
 

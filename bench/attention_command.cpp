@@ -46,7 +46,8 @@ void add_row_options(CLI::App& app, row_options& o) {
       ->delimiter(',')
       ->capture_default_str();
   app.add_option("--kv-dtype", o.kv_dtypes,
-                 "Codes of keys and values: f32, f16, bf16, e4m3, e5m2, i8, e4m3-token, i8-token, u8-token …")
+                 "Codes of keys and values: f32, f16, bf16, e4m3, e5m2, i8, e4m3-token, i8-token, u8-token …; two of "
+                 "them as K/V")
       ->delimiter(',')
       ->capture_default_str();
   app.add_option("--batch", o.batches, "Numbers of sequences")->delimiter(',')->capture_default_str();
@@ -145,7 +146,9 @@ std::vector<setting> settings_of(const row_options& o, std::uint64_t seed) {
   s.deterministic = o.deterministic;
   const auto batches = batches_of(o, seed);
   for (const auto& kv : o.kv_dtypes) {
-    s.kv = parse_kv_code(kv);
+    const std::size_t slash = kv.find('/');
+    s.kv = parse_kv_code(kv.substr(0, slash));
+    s.v = slash == std::string::npos ? s.kv : parse_kv_code(kv.substr(slash + 1));
     for (const auto& q : o.q_dtypes) {
       s.q_type = parse_dtype(q);
       for (const auto& layout : o.layouts) {

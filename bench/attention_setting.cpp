@@ -100,7 +100,8 @@ attention_spec spec_of(const setting& s) {
   if (spec.v_in_k) spec.v_head_dim = s.latent_dim;
   spec.block_size = s.block_size;
   spec.q_type = s.q_type;
-  spec.k_code = spec.v_code = s.kv;
+  spec.k_code = s.kv;
+  spec.v_code = s.v;
   spec.out_type = s.q_type;
   spec.causal = !s.non_causal;
   spec.window_left = s.window;
@@ -136,10 +137,13 @@ std::string options_text(const setting& s) {
 row attention_row(const setting& s, const attention_result& result) {
   const visible_work work = work_of(s);
   // Elements and the scales that belong to tokens.
-  const double bytes = static_cast<double>(work.keys) * s.kv_heads * (s.latent_dim > 0 ? 1 : 2) *
-                       (s.kv.is_record() ? static_cast<double>(kv_record::bytes)
-                                         : s.head_dim * static_cast<double>(size_of(s.kv.type)) +
-                                               s.kv.tail_floats() * static_cast<double>(sizeof(float)));
+  const auto vector_bytes = [&](const kv_code& code) {
+    return code.is_record() ? static_cast<double>(kv_record::bytes)
+                            : s.head_dim * static_cast<double>(size_of(code.type)) +
+                                  code.tail_floats() * static_cast<double>(sizeof(float));
+  };
+  const double bytes =
+      static_cast<double>(work.keys) * s.kv_heads * (vector_bytes(s.kv) + (s.latent_dim > 0 ? 0.0 : vector_bytes(s.v)));
   const int v_dims = s.latent_dim > 0 ? s.latent_dim : s.head_dim;
   const double flops = 2.0 * (s.head_dim + v_dims) * s.q_heads * static_cast<double>(work.pairs);
   const double kv_gb_s = bytes / result.time.median * 1e-9;
@@ -148,7 +152,7 @@ row attention_row(const setting& s, const attention_result& result) {
   return {{"device", result.device},
           {"isa", result.isa},
           {"dtype", std::string(to_string(s.q_type))},
-          {"kv_dtype", std::string(short_name(s.kv))},
+          {"kv_dtype", std::string(short_name(s.kv)) + (s.v == s.kv ? "" : "/" + std::string(short_name(s.v)))},
           {"batch", static_cast<std::int64_t>(s.seqs.size())},
           {"query_len", std::int64_t{query_len}},
           {"context", std::int64_t{s.longest_context()}},

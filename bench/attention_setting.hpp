@@ -36,7 +36,8 @@ struct sequence_shape {
 /// One row: one attention call.
 struct setting {
   dtype q_type = dtype::bf16;
-  kv_code kv{dtype::bf16};  ///< of K and of V
+  kv_code kv{dtype::bf16};  ///< of K
+  kv_code v{dtype::bf16};   ///< of V
   std::vector<sequence_shape> seqs;
   std::string lengths = "equal";  ///< "equal", or what --seqs said
   std::int32_t q_heads = 32;

@@ -48,11 +48,11 @@ double host_seconds(backend& where, stream_ref stream, const std::function<void(
 
 /// Chunks of the K and V blocks of each set, in the order of its ids; of K alone where V is part of it.
 std::vector<gather_chunk> chunks_of(const kv_cache_view& kv, const std::vector<std::int32_t>& ids) {
-  const std::int64_t plane_block_bytes = kv.layout.block_bytes(kv.layout.k);
   std::vector<gather_chunk> chunks;
   for (const std::int32_t id : ids) {
     for (const void* const plane : {kv.k, kv.v}) {
       if (plane == kv.v && kv.layout.v_in_k) continue;
+      const std::int64_t plane_block_bytes = kv.layout.block_bytes(plane == kv.k ? kv.layout.k : kv.layout.v);
       const auto* const block = static_cast<const std::byte*>(plane) + id * plane_block_bytes;
       for (std::int64_t at = 0; at < plane_block_bytes; at += gather_chunk_bytes) {
         const std::int64_t bytes = std::min<std::int64_t>(gather_chunk_bytes, plane_block_bytes - at);
@@ -70,7 +70,7 @@ attention_result measure(backend& where, graph_timer& timer, const measuring_opt
   require_ok(where.upload(scales.data(), host_scales.data(), scales.num_bytes(), {}), "an upload");
   require_ok(where.synchronize({}), "an upload");
   const kv_layout layout =
-      make_layout(s.layout, s.kv, s.kv, s.kv_heads, s.head_dim, spec.v_head_dim, s.block_size, spec.v_in_k);
+      make_layout(s.layout, s.kv, s.v, s.kv_heads, s.head_dim, spec.v_head_dim, s.block_size, spec.v_in_k);
   const step_lengths lengths(s);
   // Calls take turns among sets of blocks, so that none finds its K and V in the L2 cache: 512 MiB in up to 64 sets,
   // and at least 128 MiB.
@@ -83,8 +83,8 @@ attention_result measure(backend& where, graph_timer& timer, const measuring_opt
   require_range("the cache's number of blocks", num_blocks, 1, std::int64_t{1} << 31);
 
   buffer pool(where.memory(), static_cast<std::size_t>(num_blocks * layout.block_bytes()));
-  fill_on_device(pool.data(), pool.num_bytes(), static_cast<int>(is_tensor_dtype(s.kv.type) ? s.kv.type : dtype::f16),
-                 options.seed);
+  fill_on_device(pool.data(), pool.num_bytes(),
+                 static_cast<int>(s.kv == s.v && is_tensor_dtype(s.kv.type) ? s.kv.type : dtype::f16), options.seed);
   std::vector<std::int32_t> ids(static_cast<std::size_t>(num_blocks));
   std::iota(ids.begin(), ids.end(), 0);
   std::mt19937_64 random(options.seed);
@@ -120,8 +120,9 @@ attention_result measure(backend& where, graph_timer& timer, const measuring_opt
   attention_params params;
   params.q = dense_view<const void>(q.data(), s.q_type, num_tokens, s.q_heads, s.head_dim);
   params.out = dense_view<void>(out.data(), s.q_type, num_tokens, s.q_heads, spec.v_head_dim);
-  params.kv = {pool.data(),       pool.as<std::byte>() + pool.num_bytes() / 2, num_blocks, layout, scales.as<float>(),
-               scales.as<float>()};
+  params.kv = {pool.data(),        pool.as<std::byte>() + num_blocks * layout.block_bytes(layout.k),
+               num_blocks,         layout,
+               scales.as<float>(), scales.as<float>()};
   params.scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
   params.soft_cap = s.soft_cap;
   if (s.alibi) params.alibi_slopes = device_slopes.as<float>();

@@ -142,12 +142,25 @@ TEST_CASE("the prefill kernel of codes, forced, agrees with the oracle for every
     c.deterministic = false;  // such plans give codes to decode
     if (c.head_dim <= 128) cases.push_back(std::move(c));
   }
-  // Masks and edges of tiles, with every kind of scale.
+  // Masks and edges of tiles, with every kind of scale; tails of K and V of different lengths, and none of one.
   const kv_code pairs[][2] = {{{dtype::e4m3, g::token_head}, {dtype::e4m3, g::token_head}},
                               {{dtype::i8, g::head}, {dtype::e4m3, g::head}},
+                              {{dtype::u8, g::token_head}, {dtype::u8, g::token_head}},
                               {{dtype::i8, g::token_head}, {dtype::i8, g::token_head}},
+                              {{dtype::e4m3, g::layer}, {dtype::e4m3, g::token_head}},
                               {{dtype::e4m3, g::layer}, {dtype::i8, g::head}},
-                              {{dtype::e4m3, g::token_head}, {dtype::i8, g::token_head}}};
+                              {{dtype::u8, g::token_head}, {dtype::e4m3, g::token_head}},
+                              {{dtype::e4m3, g::token_head}, {dtype::i8, g::token_head}},
+                              {{dtype::i8, g::token_head}, {dtype::e5m2}},
+                              {{dtype::i8, g::head}, {dtype::u8, g::token_head}},
+                              {{dtype::e4m3}, {dtype::i8, g::token_head}},
+                              {{dtype::i8, g::token_head}, {dtype::u8, g::token_head}},
+                              {{dtype::u8, g::token_head}, {dtype::e4m3, g::layer}}};
+  const std::size_t num_alike = cases.size();
+  for (std::size_t i = 0; i < num_alike; i += 2) {
+    const auto& pair = pairs[i / 2 % std::size(pairs)];
+    cases.push_back(with_codes(cases[i], pair[0], pair[1]));
+  }
   std::size_t turn = 0;
   for (const attention_case& plain : prefill_border_cases()) {
     if (plain.head_dim % 16 != 0 || plain.head_dim > 128) continue;
@@ -186,12 +199,57 @@ TEST_CASE("the prefill kernel of codes, forced, agrees with the oracle for every
   if (num_compared == 0) return skip("no device here has the prefill kernel");
 }
 
+TEST_CASE("the prefill kernel takes u8 of any zero point, within the bound of every element") {
+  using g = scale_granularity;
+  if (devices().empty()) return skip(no_device);
+  const kv_code u8{dtype::u8, g::token_head};
+  const kv_code pairs[][2] = {{u8, u8}, {u8, {dtype::i8, g::token_head}}, {{dtype::e4m3, g::layer}, u8}};
+  std::size_t turn = 0;
+  std::size_t num_compared = 0;
+  for (const auto& pair : pairs) {
+    for (const std::int32_t head_dim : {16, 64, 80, 96, 128}) {
+      for (const dtype q_type : {dtype::f16, dtype::bf16}) {
+        attention_case c{.what = "zero points",
+                         .num_kv_heads = 2,
+                         .group_size = 4,
+                         .head_dim = head_dim,
+                         .v_head_dim = head_dim,
+                         .q_type = q_type,
+                         .out_type = q_type,
+                         .seqs = {{140, 600}, {200, 200}, {65, 333}, {70, 400}, {33, 161}},
+                         .aligned = true,
+                         .values = value_kind::zero_points,
+                         .seed = ++turn};
+        if (turn % 4 == 1) c.soft_cap = 5;
+        if (turn % 4 == 2) c.alibi = c.sinks = true;
+        if (turn % 4 == 3) c.window_left = 150;
+        c = with_codes(c, pair[0], pair[1]);
+        const attention_contents contents(c);
+        const attention_expectation expected(c, contents);
+        for (const tested_backend* tested : devices()) {
+          if (tested->get().explain({}).front() != "prefill") continue;
+          attention_call call(*tested, c, contents, placement_in_turn(c, turn));
+          call.spec.implementation = "prefill";
+          call.plan();
+          REQUIRE(call.run() == errc::ok);
+          std::string problem;
+          const attention_output got = call.read(problem);
+          problem += expected.problem_of(got, numbers_for(*tested, c));
+          CHECK_MESSAGE(problem.empty(), problem, " [", describe(c), "]");
+          ++num_compared;
+        }
+      }
+    }
+  }
+  if (num_compared == 0) return skip("no device here has the prefill kernel");
+}
+
 TEST_CASE("a NaN in a token with scales per token spoils the rows of the prefill kernel that see it, and no other") {
   using g = scale_granularity;
   if (devices().empty()) return skip(no_device);
   constexpr std::int32_t num_new = 300;
   constexpr std::int32_t length = 500;
-  for (const dtype type : {dtype::e4m3, dtype::i8}) {
+  for (const dtype type : {dtype::e4m3, dtype::i8, dtype::u8}) {
     for (const dtype q_type : {dtype::f16, dtype::bf16}) {
       attention_case c{.what = "codes with a bad value",
                        .num_kv_heads = 2,

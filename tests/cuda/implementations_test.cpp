@@ -499,7 +499,12 @@ TEST_CASE("prompts over codes are computed by prefill, by the kernel of their sc
                              {{dtype::e4m3, g::layer}, {dtype::i8, g::layer}, "plain"},
                              {{dtype::i8, g::head}, {dtype::e4m3, g::head}, "plain"},
                              {{dtype::e4m3, g::token_head}, {dtype::e4m3, g::token_head}, "token"},
-                             {{dtype::i8, g::token_head}, {dtype::e4m3, g::token_head}, "token"}};
+                             {{dtype::i8, g::token_head}, {dtype::e4m3, g::token_head}, "token"},
+                             {{dtype::e4m3, g::layer}, {dtype::e4m3, g::token_head}, "token"},
+                             {{dtype::i8, g::token_head}, {dtype::e5m2}, "token"},
+                             {{dtype::u8, g::token_head}, {dtype::u8, g::token_head}, "token zeros"},
+                             {{dtype::u8, g::token_head}, {dtype::e4m3, g::token_head}, "token zeros"},
+                             {{dtype::i8, g::head}, {dtype::u8, g::token_head}, "token zeros"}};
   for (const code_pair& codes : pairs) {
     world w;
     w.spec.k_code = codes.k;
@@ -511,7 +516,8 @@ TEST_CASE("prompts over codes are computed by prefill, by the kernel of their sc
     params.kv.k_scales = params.kv.v_scales = static_cast<const float*>(world::array(6));
     CHECK(w.where().describe(w.plan, params).at(0) == std::string("cuda prefill bf16 d128 coded ") + codes.variant);
     params.soft_cap = 30;
-    const std::string with_cap = std::string(codes.variant) == "token" ? "token" : "transform";
+    const std::string variant = codes.variant;
+    const std::string with_cap = variant == "plain" ? "transform" : variant + " transform";
     CHECK(w.where().describe(w.plan, params).at(0) == "cuda prefill bf16 d128 coded " + with_cap);
   }
 }

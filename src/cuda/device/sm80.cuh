@@ -15,6 +15,9 @@ __device__ __forceinline__ void cp_async_16(std::uint32_t dst, const void* src, 
   const int size = valid ? 16 : 0;
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;\n" ::"r"(dst), "l"(src), "r"(size) : "memory");
 }
+__device__ __forceinline__ void cp_async_16(std::uint32_t dst, const void* src) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;\n" ::"r"(dst), "l"(src) : "memory");
+}
 /// The same for data that is read once: L2 evicts it first.
 __device__ __forceinline__ void cp_async_16_evict_first(std::uint32_t dst, const void* src, bool valid) {
   std::uint64_t policy;

@@ -26,8 +26,12 @@ std::string shape_name(const char* kernel, std::string_view type, std::int32_t h
 constexpr std::string_view coded = "coded";
 constexpr std::string_view coded_values = "coded-v";
 constexpr std::string_view record = "record";
-/// In the place of what a kernel of codes computes: all options, with scales per token.
+/// In the place of what a kernel of codes computes, with scales per token: a positive scale, or the logits transform as
+/// well; the same with zero points.
 constexpr std::string_view token_scales = "token";
+constexpr std::string_view token_transform = "token transform";
+constexpr std::string_view token_zeros = "token zeros";
+constexpr std::string_view token_zeros_transform = "token zeros transform";
 
 /// What all implementations but the general one require of a step.
 bool has_usual_shape(const plan_input& step, std::string* why) noexcept {
@@ -136,15 +140,14 @@ bool runs_on_hopper(const plan_input& step, std::string* why) noexcept {
 
 prefill_kind prefill_kind_of(const attention_spec& spec) noexcept {
   if (!has_codes(spec)) return spec.deterministic ? prefill_kind::tree : prefill_kind::plain;
-  const bool by_token = spec.k_code.tail_floats() > 0 || spec.v_code.tail_floats() > 0;
-  return by_token ? prefill_kind::coded_by_token : prefill_kind::coded;
+  return coded_prefill_kind(std::max(spec.k_code.tail_floats(), spec.v_code.tail_floats()));
 }
 
 bool prefill_accepts(const plan_input& step, std::string* why) noexcept {
   const attention_spec& spec = step.spec;
   if (!runs_on_hopper(step, why)) return false;
   const bool is_coded = has_codes(spec);
-  if (is_coded ? !is_coded_step(step, false, why) || !has_usual_lengths(step, why)
+  if (is_coded ? !is_coded_step(step, true, why) || !has_usual_lengths(step, why)
                : !step_suits_tensor_cores(step, true, why)) {
     return false;
   }
@@ -180,12 +183,25 @@ std::string prefill_name(dtype type, std::int32_t tile_dims, std::string_view lo
   return shape_name("prefill", to_string(type), tile_dims) + " " + std::string(loading) + " " + std::string(variant);
 }
 
+std::string_view prefill_variant_of(const attention_kernel_args& args) noexcept {
+  const bool transforms = prefill_transforms(args);
+  switch (prefill_kind_of(args)) {
+    case prefill_kind::plain:
+    case prefill_kind::coded:
+      return transforms ? "transform" : "plain";
+    case prefill_kind::tree:
+      return "deterministic";
+    case prefill_kind::coded_by_token:
+      return transforms ? token_transform : token_scales;
+    case prefill_kind::coded_by_zero:
+      return transforms ? token_zeros_transform : token_zeros;
+  }
+  return {};
+}
+
 std::string prefill_name_of(const step_plans&, const attention_kernel_args& args) {
   const std::string_view loading = args.is_coded ? coded : prefill_loading(args).by_copy ? "copy" : "tma";
-  const std::string_view variant = prefill_kind_of(args) == prefill_kind::coded_by_token ? token_scales
-                                   : args.deterministic                                  ? "deterministic"
-                                   : prefill_transforms(args)                            ? "transform"
-                                                                                         : "plain";
+  const std::string_view variant = prefill_variant_of(args);
   return prefill_name(args.q_type, prefill_tiling_of(args.q_type, args.head_dim, args.deterministic).dims, loading,
                       variant);
 }
@@ -201,10 +217,11 @@ void append_prefill_names(const device_numbers& device, std::vector<std::string>
             (loading == coded && (type == dtype::f32 || find_prefill_entry(dtype::e4m3, tile_dims) == nullptr))) {
           continue;
         }
-        for (const std::string_view variant : {std::string_view("plain"), std::string_view("transform"),
-                                               std::string_view("deterministic"), token_scales}) {
+        for (const std::string_view variant :
+             {std::string_view("plain"), std::string_view("transform"), std::string_view("deterministic"), token_scales,
+              token_transform, token_zeros, token_zeros_transform}) {
           if (variant == "deterministic" && (entry->tree.kernel == nullptr || loading == coded)) continue;
-          if (variant == token_scales && loading != coded) continue;
+          if (variant.starts_with(token_scales) && loading != coded) continue;
           names.push_back(prefill_name(type, tile_dims, loading, variant));
         }
       }

@@ -4,6 +4,7 @@
 /// What the launcher passes to the prefill kernels, next to the tensor maps.
 
 #include "cuda/attention/prefill/plan.hpp"
+#include "cuda/host/divisor.hpp"
 #include "cuda/host/kernel_args.hpp"
 
 namespace bifolio::inline v0_2::cuda {
@@ -18,6 +19,14 @@ struct kv_loading {
   std::int32_t head_groups = 0;  ///< or in groups of 8 tokens
 };
 
+/// Where the tokens of planes of codes are: strides in units of 16 bytes, modulo 2^32, which planes do not exceed.
+struct coded_tokens {
+  std::uint32_t num_blocks = 0;
+  std::uint32_t k_block = 0, v_block = 0;
+  std::uint32_t head = 0, token = 0;  ///< of both planes
+  divisor by_block_size;
+};
+
 /// The call, with clamped windows, and the scheduler metadata. workspace: [max_partials, tile_rows, head_dim] outputs,
 /// then [max_partials, tile_rows, 2] maxima (base 2) and sums. counters: [1], work tiles that were taken.
 struct prefill_args : attention_kernel_args {
@@ -27,6 +36,7 @@ struct prefill_args : attention_kernel_args {
   std::int32_t tile_rows = 0;  ///< 64 of each consumer warpgroup that rows are divided among
   std::int32_t max_partials = 0;
   kv_loading loading;
+  coded_tokens codes;
 };
 
 }  // namespace bifolio::inline v0_2::cuda

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// The producer warpgroup of prefill for caches of codes. Each thread requests pieces of 16 bytes by cp.async into
-/// places of its own, and stores what has come as 16 elements of float16, in which every code is exact, whatever the
-/// type of the queries. It takes several pieces at a time, so that one piece's instructions run while others wait. When
-/// a plane of a tile is stored, that of the next tile is requested into the same places. No warp waits for another of
-/// the four. Scales are the consumers'; those of tokens are put next to the tile of K. What is outside the sequence,
-/// the window or head_dim becomes zero. Queries come by TMA as everywhere.
+/// The producers of prefill for caches of codes: a warpgroup for K and one for V, or one for both. Each thread requests
+/// pieces of 16 bytes by cp.async into places of its own, and stores what has come as 16 elements of float16, in which
+/// every code is exact, whatever the type of the queries. It takes several pieces at a time, so that one piece's
+/// instructions run while others wait. When a plane of a tile is stored, that of the next tile is requested into the
+/// same places. No warp waits for another of its warpgroup. Scales are the consumers'; those of tokens are put next to
+/// the tile of K, and codes with a zero point are stored less their token's origin (zero_codes.cuh). What is outside
+/// the sequence, the window or head_dim becomes zero. Queries come by TMA as everywhere.
 ///
 /// What the producer keeps from tile to tile is counters, from which stages and phases follow, and offsets in units of
 /// 16 bytes.
@@ -24,6 +25,7 @@
 #include "cuda/device/shared_vectors.cuh"
 #include "cuda/device/sm80.cuh"
 #include "cuda/device/sm90.cuh"
+#include "cuda/device/zero_codes.cuh"
 
 namespace bifolio::inline v0_2::cuda::prefill {
 
@@ -42,6 +44,7 @@ class coded_producer {
   static constexpr int piece_bytes = 128 * 16;                   // of the warpgroup
   static constexpr int pass_bytes = 4 * S::group_bytes;          // of a stage
   static_assert(passes * S::chunks * piece_bytes == S::raw_bytes);
+  static_assert(S::stages == 2);
 
  public:
   __device__ __forceinline__ coded_producer(const prefill_args& args, const shared_stages<Shape>& stages,
@@ -49,61 +52,110 @@ class coded_producer {
       : a_(args),
         stages_(stages),
         q_map_(q_map),
-        warp_(uniform(static_cast<int>(threadIdx.x) / 32)),
+        warp_(uniform(static_cast<int>(threadIdx.x) / 32) & 3),
         lane_(static_cast<int>(threadIdx.x) & 31) {}
 
   /// Fills the stages for all work tiles of the CTA.
   template <class Source>
-  __device__ __forceinline__ void run(Source source) {
+  __device__ __forceinline__ void run_both(Source source) {
+    clear_padding();
     for (; source.next(); source.release()) {
       const prefill_work_tile& work = source.work();
       const kv_range e = kv_range_of<S>(a_, work);
       if (e.tile_begin >= e.tile_end) continue;
-      const tokens_of_work tokens{a_.block_tables + work.seq * a_.block_table_stride,
-                                  work.head / a_.group_size * a_.k_strides.head,
-                                  work.head / a_.group_size,
-                                  work.seq_len,
-                                  e.begin,
-                                  e.tile_end - 1};
-      table_entry entry = look_up(tokens, 0);
-      const int num_tiles = e.tile_end - e.tile_begin;
-      requested_tokens requested;
-      requested.of_k = find_token(tokens, entry);
+      tokens_of_work tokens{a_.block_tables + work.seq * a_.block_table_stride, work.head / a_.group_size, work.seq_len,
+                            e.begin, (e.tile_end - 1) * S::tile_keys + token_in_tile()};
+      const int num_tiles = e.num_tiles();
+      table_entry entry = look_up(tokens);
+      token_place place = find_token(tokens, entry);
       [[maybe_unused]] token_scales scales;
-      if constexpr (S::by_token) scales = load_scales(tokens, entry, requested.of_k != outside);
-      entry = look_up(tokens, 1);
-      for (const bool is_k : {true, false}) request(is_k, requested.of_k);
+      if constexpr (S::by_token) scales = load_scales(tokens, entry, place);
+      entry = look_up(tokens);
+      request<true>(place.in_k);
+      device::cp_async_commit_group();
+      request<false>(place.in_v());
+      device::cp_async_commit_group();
       if (threadIdx.x == 0) load_queries(a_, stages_, q_map_, q_state_, work);
       __syncwarp();
       q_state_.advance();
 
-      // Planes of tiles as they are used: K of the last tile, K of the one before, V of the last, and so on.
-      const int num_planes = 2 * num_tiles;
-      for (int n = 0; n < num_planes; ++n) {
-        const bool is_k = n == 0 || (n % 2 == 1 && n != num_planes - 1);
-        [[maybe_unused]] token_scales next_scales;
-        const int tile = is_k ? (n + 1) / 2 : n == num_planes - 1 ? n / 2 : n / 2 - 1;
-        if (is_k) {
-          requested.of_v = requested.of_k;
-          requested.of_k = find_token(tokens, entry);
-          if constexpr (S::by_token) next_scales = load_scales(tokens, entry, requested.of_k != outside);
-          entry = look_up(tokens, tile + 2);
-        }
-        // One plane was requested after this one, but none after the second of K and the last two of V.
-        if (n == 1 || n >= num_planes - 2) {
-          device::cp_async_wait_group<0>();
-        } else {
-          device::cp_async_wait_group<1>();
-        }
-        acquire(is_k, tiles_ + tile);
-        if constexpr (S::by_token) {
-          if (is_k) {
-            store_scales(scales, tiles_ + tile);
-            scales = next_scales;
+      // Planes of tiles as they are used: K of the last tile, K of the one before, V of the last, and so on. When a
+      // plane is stored, that of the next tile is requested. Each is a group of copies, and so is none where there is
+      // no plane, so that one group is in flight while another is waited for.
+      for (int n = 0; n <= num_tiles; ++n) {
+        const token_place last = place;
+        device::cp_async_wait_group<1>();
+        if (n < num_tiles) {
+          place = find_token(tokens, entry);
+          if constexpr (S::by_token) {
+            const token_scales next = load_scales(tokens, entry, place);
+            entry = look_up(tokens);
+            acquire<true>(tiles_ + n);
+            store_scales(scales, tiles_ + n);
+            store_origin<true>(scales, tiles_ + n);
+            store_origin<false>(scales, tiles_ + n);
+            scales = next;
+          } else {
+            entry = look_up(tokens);
+            acquire<true>(tiles_ + n);
           }
+          fill<true>(tiles_ + n);
+          if (n + 1 < num_tiles) request<true>(place.in_k);
         }
-        fill(is_k, tiles_ + tile);
-        if (tile + 1 < num_tiles) request(is_k, is_k ? requested.of_k : requested.of_v);
+        device::cp_async_commit_group();
+        if (n > 0) {
+          device::cp_async_wait_group<1>();
+          acquire<false>(tiles_ + n - 1);
+          fill<false>(tiles_ + n - 1);
+          if (n < num_tiles) request<false>(last.in_v());
+        }
+        device::cp_async_commit_group();
+      }
+      tiles_ += num_tiles;
+    }
+  }
+
+  /// Fills those of one plane; another warpgroup fills the other's.
+  template <bool IsK, class Source>
+  __device__ __forceinline__ void run_plane(Source source) {
+    constexpr bool has_scales = S::by_token && (IsK || S::has_zeros);
+    clear_padding();
+    for (; source.next(); source.release()) {
+      const prefill_work_tile& work = source.work();
+      const kv_range e = kv_range_of<S>(a_, work);
+      if (e.tile_begin >= e.tile_end) continue;
+      tokens_of_work tokens{a_.block_tables + work.seq * a_.block_table_stride, work.head / a_.group_size, work.seq_len,
+                            e.begin, (e.tile_end - 1) * S::tile_keys + token_in_tile()};
+      const int num_tiles = e.num_tiles();
+      table_entry entry = look_up(tokens);
+      token_place place = find_token(tokens, entry);
+      [[maybe_unused]] token_scales scales;
+      if constexpr (has_scales) scales = load_scales(tokens, entry, place);
+      request<IsK>(IsK ? place.in_k : place.in_v());
+      device::cp_async_commit_group();
+      entry = look_up(tokens);
+      if constexpr (IsK) {
+        if (threadIdx.x == 0) load_queries(a_, stages_, q_map_, q_state_, work);
+        __syncwarp();
+        q_state_.advance();
+      }
+      for (int n = 0; n < num_tiles; ++n) {
+        place = find_token(tokens, entry);
+        [[maybe_unused]] token_scales next;
+        if constexpr (has_scales) next = load_scales(tokens, entry, place);
+        entry = look_up(tokens);
+        device::cp_async_wait_group<0>();
+        acquire<IsK>(tiles_ + n);
+        if constexpr (has_scales) {
+          if constexpr (IsK) store_scales(scales, tiles_ + n);
+          store_origin<IsK>(scales, tiles_ + n);
+          scales = next;
+        }
+        fill<IsK>(tiles_ + n);
+        if (n + 1 < num_tiles) {
+          request<IsK>(IsK ? place.in_k : place.in_v());
+          device::cp_async_commit_group();
+        }
       }
       tiles_ += num_tiles;
     }
@@ -114,114 +166,187 @@ class coded_producer {
 
   struct tokens_of_work {
     const std::int32_t* table;
-    std::int64_t head_offset;
     int head;
     int seq_len;
     int begin;
-    int last_tile;
+    int key;  // that the lane looks up next
   };
   // Of the token that a lane looks up.
   struct table_entry {
-    int block;  // negative: the token is outside
-    int slot;   // of the block
+    std::uint32_t block;  // outside: the token is
+    std::uint32_t slot;   // of the block
   };
-  // Of the lane, for the planes that are requested next: from the beginning of the plane, in units of 16 bytes.
-  struct requested_tokens {
-    std::uint32_t of_k;
-    std::uint32_t of_v;
+  // From the beginning of a plane to the lane's token, in units of 16 bytes. Blocks of both planes are equally long
+  // where neither has scales in their tails.
+  template <bool Equal, class = void>
+  struct places {
+    std::uint32_t in_k, of_v;
+    [[nodiscard]] __device__ __forceinline__ std::uint32_t in_v() const { return of_v; }
   };
+  template <class Unused>
+  struct places<true, Unused> {
+    std::uint32_t in_k;
+    [[nodiscard]] __device__ __forceinline__ std::uint32_t in_v() const { return in_k; }
+  };
+  using token_place = places<!S::by_token>;
 
   // The token that the lane looks up for its warp: of pass lane / 8 that of lanes 4 · (lane % 8) and the next three.
   [[nodiscard]] __device__ __forceinline__ int token_in_tile() const { return lane_ / 8 * 32 + warp_ * 8 + lane_ % 8; }
 
-  // Of the tile so many before the last. Nothing here waits for the entry.
-  [[nodiscard]] __device__ __forceinline__ table_entry look_up(const tokens_of_work& tokens, int tile) const {
-    const int key = (tokens.last_tile - tile) * S::tile_keys + token_in_tile();
-    table_entry entry = {-1, 0};
+  // Of the next tile, from the last to the first. Nothing here waits for the entry.
+  [[nodiscard]] __device__ __forceinline__ table_entry look_up(tokens_of_work& tokens) const {
+    const int key = tokens.key;
+    tokens.key -= S::tile_keys;
+    table_entry entry = {outside, 0};
     if (key >= tokens.seq_len || key < tokens.begin) return entry;
-    const int block = key / a_.block_size;
-    entry.block = __ldg(tokens.table + block);
-    entry.slot = key - block * a_.block_size;
+    const int block = a_.codes.by_block_size.quotient(key);
+    entry.block = static_cast<std::uint32_t>(__ldg(tokens.table + block));
+    entry.slot = static_cast<std::uint32_t>(key - block * a_.block_size);
     return entry;
   }
-  [[nodiscard]] __device__ __forceinline__ std::uint32_t find_token(const tokens_of_work& tokens,
-                                                                    const table_entry& entry) const {
-    if (entry.block < 0 || entry.block >= a_.num_blocks) return outside;  // tables of a call are not checked
-    return static_cast<std::uint32_t>(
-        (entry.block * a_.k_strides.block + tokens.head_offset + entry.slot * a_.k_strides.token) / 16);
+  [[nodiscard]] __device__ __forceinline__ token_place find_token(const tokens_of_work& tokens,
+                                                                  const table_entry& entry) const {
+    const bool is_there = entry.block < a_.codes.num_blocks;  // tables of a call are not checked
+    const std::uint32_t in_block =
+        static_cast<std::uint32_t>(tokens.head) * a_.codes.head + entry.slot * a_.codes.token;
+    token_place place;
+    place.in_k = is_there ? entry.block * a_.codes.k_block + in_block : outside;
+    if constexpr (S::by_token) place.of_v = is_there ? entry.block * a_.codes.v_block + in_block : outside;
+    return place;
   }
 
-  // Of the lane's token; 0: it is outside, or the plane has none.
+  // Of the lane's token, as they are stored; 0: it is outside, or the plane has none.
   struct token_scales {
-    float k = 0;
-    float v = 0;
+    bifolio::detail::scale_pair k{0.0f, 0.0f};
+    bifolio::detail::scale_pair v{0.0f, 0.0f};
   };
-  [[nodiscard]] __device__ __forceinline__ static float load_scale(const void* plane, const code_scales& scales,
-                                                                   std::int64_t block_stride,
-                                                                   const tokens_of_work& tokens,
-                                                                   const table_entry& entry) {
-    const std::int64_t at = entry.block * block_stride + scales.tail.offset + tokens.head * scales.tail.head +
-                            entry.slot * scales.tail.token;
-    return __ldg(reinterpret_cast<const float*>(static_cast<const char*>(plane) + at));
+  static __device__ __forceinline__ void load_scale(const void* plane, const code_scales& scales, std::uint32_t block,
+                                                    const tokens_of_work& tokens, const table_entry& entry,
+                                                    bifolio::detail::scale_pair& to) {
+    if (scales.tail_floats == 0) return;
+    const float* const from = reinterpret_cast<const float*>(
+        static_cast<const char*>(plane) + std::uint64_t{entry.block * block} * 16 + scales.tail.offset +
+        tokens.head * scales.tail.head + entry.slot * scales.tail.token);
+    to.scale = __ldg(from);
+    if (S::has_zeros && scales.tail_floats > 1) to.zero = __ldg(from + 1);
   }
   // Nothing here waits for the scales.
   [[nodiscard]] __device__ __forceinline__ token_scales load_scales(const tokens_of_work& tokens,
-                                                                    const table_entry& entry, bool is_there) const {
+                                                                    const table_entry& entry,
+                                                                    const token_place& place) const {
     token_scales scales;
-    if (!is_there) return scales;
-    if (a_.k_scales.tail_floats > 0) scales.k = load_scale(a_.k, a_.k_scales, a_.k_strides.block, tokens, entry);
-    if (a_.v_scales.tail_floats > 0) scales.v = load_scale(a_.v, a_.v_scales, a_.k_strides.block, tokens, entry);
+    if (place.in_k == outside) return scales;
+    load_scale(a_.k, a_.k_scales, a_.codes.k_block, tokens, entry, scales.k);
+    load_scale(a_.v, a_.v_scales, a_.codes.v_block, tokens, entry, scales.v);
     return scales;
   }
   // Before the warp's arrival at the tile of K.
-  __device__ __forceinline__ void store_scales(const token_scales& scales, int count) const {
-    const std::uint32_t place = stages_.scales(count);
-    const std::uint32_t magnitude = __float_as_uint(scales.v) & 0x7fffffffu;
+  __device__ __forceinline__ void store_scales(const token_scales& scales, std::uint32_t tile) const {
+    const std::uint32_t place = stages_.scales(tile);
+    const std::uint32_t magnitude = __float_as_uint(scales.v.scale) & 0x7fffffffu;
     const std::uint32_t largest = __reduce_max_sync(0xffffffffu, magnitude < 0x7f800000u ? magnitude : 0);
-    device::store_shared_4(place + token_in_tile() * 4, __float_as_uint(scales.k));
-    device::store_shared_4(place + (S::tile_keys + token_in_tile()) * 4, __float_as_uint(scales.v));
-    if (lane_ == 0) device::store_shared_4(place + (2 * S::tile_keys + warp_) * 4, largest);
+    store_scale<true>(scales.k, a_.k_scales, place);
+    store_scale<false>(scales.v, a_.v_scales, place);
+    if (lane_ == 0) device::store_shared_4(place + S::largest_scales + warp_ * 4, largest);
+  }
+  template <bool IsK>
+  __device__ __forceinline__ void store_scale(const bifolio::detail::scale_pair& stored,
+                                              [[maybe_unused]] const code_scales& scales, std::uint32_t place) const {
+    const int token = token_in_tile();
+    const std::uint32_t of_plane = place + (IsK ? 0 : S::tile_keys) * S::scale_bytes;
+    if constexpr (!S::has_zeros) {
+      // Keys of a consumer thread are next to each other, four of 16.
+      const int at = token / 16 * 16 + token % 8 / 2 * 4 + token / 8 % 2 * 2 + token % 2;
+      device::store_shared_4(of_plane + at * 4, __float_as_uint(stored.scale));
+    } else {
+      device::store_shared_f32x2(of_plane + token * 8, make_float2(stored.scale, origin_of(stored, scales).shift));
+    }
+  }
+  [[nodiscard]] static __device__ __forceinline__ device::code_origin origin_of(
+      const bifolio::detail::scale_pair& stored, const code_scales& scales) {
+    return scales.tail_floats > 1 ? device::code_origin(stored) : device::code_origin();
+  }
+  // For this warp's own `fill`.
+  template <bool IsK>
+  __device__ __forceinline__ void store_origin(const token_scales& scales, std::uint32_t tile) const {
+    if constexpr (S::has_zeros) {
+      const device::code_origin origin = IsK ? origin_of(scales.k, a_.k_scales) : origin_of(scales.v, a_.v_scales);
+      device::store_shared_4(stages_.scales(tile) + S::origins + ((IsK ? 0 : S::tile_keys) + token_in_tile()) * 4,
+                             origin.pair);
+      __syncwarp();
+    }
   }
 
   // Where the first of the thread's pieces of a plane arrives.
-  [[nodiscard]] __device__ __forceinline__ std::uint32_t raw_place(bool is_k) const {
-    return stages_.raw() + (is_k ? 0 : S::raw_bytes) + threadIdx.x * 16;
+  template <bool IsK>
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t raw_place() const {
+    return stages_.raw() + (IsK ? 0 : S::raw_bytes) + (warp_ * 32 + lane_) * 16;
   }
-
-  // Requests a plane of the tile whose tokens the lanes have, as a group of copies.
-  __device__ __forceinline__ void request(bool is_k, std::uint32_t tokens) const {
-    const int first_dim = (lane_ & 3) * 16;
-    const char* const plane = static_cast<const char*>(is_k ? a_.k : a_.v) + first_dim;
-    const std::uint32_t place = raw_place(is_k);
+  // Whether the thread's pieces of a chunk have dims.
+  [[nodiscard]] __device__ __forceinline__ bool has_dims(int chunk) const {
+    return chunk * 64 + (lane_ & 3) * 16 < a_.head_dim;
+  }
+  // What is past head_dim is never requested.
+  __device__ __forceinline__ void clear_padding() const {
 #pragma unroll
-    for (int pass = 0; pass < passes; ++pass) {
-      const std::uint32_t token = __shfl_sync(0xffffffffu, tokens, pass * 8 + lane_ / 4);
-      const bool is_there = token != outside;
-      const char* const row = plane + std::uint64_t{is_there ? token : 0} * 16;
-#pragma unroll
-      for (int c = 0; c < S::chunks; ++c) {
-        const bool is_inside = is_there && c * 64 + first_dim < a_.head_dim;
-        device::cp_async_16(place + (pass * S::chunks + c) * piece_bytes, is_inside ? row + c * 64 : row, is_inside);
+    for (int c = 0; c < S::chunks; ++c) {
+      if (has_dims(c)) continue;
+#pragma unroll 1
+      for (int pass = 0; pass < passes; ++pass) {
+        device::store_shared_zeros_16(raw_place<true>() + (pass * S::chunks + c) * piece_bytes);
+        device::store_shared_zeros_16(raw_place<false>() + (pass * S::chunks + c) * piece_bytes);
       }
     }
-    device::cp_async_commit_group();
   }
 
-  // Waits until the stage of K or V of tile `count` of the CTA is empty.
-  __device__ __forceinline__ void acquire(bool is_k, int count) const {
-    const int stage = count % S::stages;
-    device::mbarrier_wait_parity(is_k ? stages_.k_empty(stage) : stages_.v_empty(stage), (count / S::stages & 1) ^ 1);
+  // Requests a plane of the tile whose tokens the lanes have.
+  template <bool IsK>
+  __device__ __forceinline__ void request(std::uint32_t tokens) const {
+    const char* const plane = static_cast<const char*>(IsK ? a_.k : a_.v) + (lane_ & 3) * 16;
+    const std::uint32_t place = raw_place<IsK>();
+    const auto token_of = [&](int pass) { return __shfl_sync(0xffffffffu, tokens, pass * 8 + lane_ / 4); };
+    if (__all_sync(0xffffffffu, tokens != outside)) {
+#pragma unroll
+      for (int pass = 0; pass < passes; ++pass) {
+        const char* const row = plane + std::uint64_t{token_of(pass)} * 16;
+#pragma unroll
+        for (int c = 0; c < S::chunks; ++c) {
+          if (has_dims(c)) device::cp_async_16(place + (pass * S::chunks + c) * piece_bytes, row + c * 64);
+        }
+      }
+    } else {
+#pragma unroll 1
+      for (int pass = 0; pass < passes; ++pass) {
+        const std::uint32_t token = token_of(pass);
+        const bool is_there = token != outside;
+        const char* const row = plane + std::uint64_t{is_there ? token : 0} * 16;
+#pragma unroll
+        for (int c = 0; c < S::chunks; ++c) {
+          if (has_dims(c)) device::cp_async_16(place + (pass * S::chunks + c) * piece_bytes, row + c * 64, is_there);
+        }
+      }
+    }
+  }
+
+  // Waits until the stage of K or V of a tile of the CTA is empty.
+  template <bool IsK>
+  __device__ __forceinline__ void acquire(std::uint32_t tile) const {
+    const int stage = static_cast<int>(tile & 1);
+    device::mbarrier_wait_parity(IsK ? stages_.k_empty(stage) : stages_.v_empty(stage),
+                                 static_cast<int>(tile >> 1 & 1) ^ 1);
   }
 
   // Stores K or V, which has come.
-  __device__ __forceinline__ void fill(bool is_k, int count) const {
-    const int stage = count % S::stages;
+  template <bool IsK>
+  __device__ __forceinline__ void fill(std::uint32_t tile) const {
+    const int stage = static_cast<int>(tile & 1);
     const int row = lane_ / 4;           // of its group of 8 tokens
     const int vector = (lane_ & 3) * 2;  // of 16 bytes in the 128 of a token and chunk
-    const std::uint32_t to = (is_k ? stages_.k(stage) : stages_.v(stage)) +
+    const std::uint32_t to = (IsK ? stages_.k(stage) : stages_.v(stage)) +
                              static_cast<std::uint32_t>(warp_ * S::group_bytes + row * 128 + ((vector ^ row) << 4));
-    const std::uint32_t from = raw_place(is_k);
-    device::visit_code_vectors(is_k ? a_.k_type : a_.v_type, [&](const auto& widen) {
+    const std::uint32_t from = raw_place<IsK>();
+    // `widen`: with the number of the pass, which is the first of its batch in `first`.
+    const auto store_all = [&](const auto& widen, const auto& prepare) {
 #pragma unroll 1
       for (int first = 0; first < passes; first += batch_passes) {
         uint4 codes[batch_pieces];
@@ -229,21 +354,44 @@ class coded_producer {
         for (int i = 0; i < batch_pieces; ++i) {
           codes[i] = device::load_shared_16(from + (first * S::chunks + i) * piece_bytes);
         }
+        const auto of_batch = prepare(first);
         const std::uint32_t place = to + first * pass_bytes;
 #pragma unroll
         for (int i = 0; i < batch_pieces; ++i) {
           const int offset = i / S::chunks * pass_bytes + i % S::chunks * 1024;
           uint4 elements[2];
-          widen(codes[i], elements);
+          widen(codes[i], elements, of_batch, i / S::chunks);
           device::store_shared_16(place + offset, elements[0]);
           device::store_shared_16((place ^ 16) + offset, elements[1]);
         }
       }
-    });
+    };
+    const dtype type = IsK ? a_.k_type : a_.v_type;
+    if (S::has_zeros && type == dtype::u8) {
+      struct origins {
+        std::uint32_t of_pass[batch_passes];
+      };
+      const std::uint32_t of_row = stages_.scales(tile) + S::origins + ((IsK ? 0 : S::tile_keys) + warp_ * 8 + row) * 4;
+      store_all([](const uint4& codes, uint4(&elements)[2], const origins& of_batch,
+                   int pass) { device::widen_from_origin(codes, of_batch.of_pass[pass], elements); },
+                [&](int first) {
+                  origins of_batch;
+#pragma unroll
+                  for (int i = 0; i < batch_passes; ++i) {
+                    of_batch.of_pass[i] = device::load_shared_4(of_row + (first + i) * 32 * 4);
+                  }
+                  return of_batch;
+                });
+    } else {
+      device::visit_code_vectors(type, [&](const auto& widen) {
+        store_all([&](const uint4& codes, uint4(&elements)[2], int, int) { widen(codes, elements); },
+                  [](int) { return 0; });
+      });
+    }
     // Before the next request: a fence is a memory barrier as well, and may wait for copies that are on their way.
     device::fence_async_proxy();
     __syncwarp();
-    if (lane_ == 0) device::mbarrier_arrive(is_k ? stages_.k_full(stage) : stages_.v_full(stage));
+    if (lane_ == 0) device::mbarrier_arrive(IsK ? stages_.k_full(stage) : stages_.v_full(stage));
   }
 
   const prefill_args& a_;
@@ -251,7 +399,7 @@ class coded_producer {
   const tensor_map* q_map_;
   int warp_, lane_;
   pipeline_state<S::q_stages> q_state_;
-  int tiles_ = 0;  // of the work tiles before
+  std::uint32_t tiles_ = 0;  // of the work tiles before
 };
 
 }  // namespace bifolio::inline v0_2::cuda::prefill

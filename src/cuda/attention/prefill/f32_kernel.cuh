@@ -77,8 +77,8 @@ template <int TileDims>
 [[nodiscard]] constexpr prefill_entry make_f32_entry() noexcept {
   using of = f32_shape<TileDims>;
   prefill_entry entry;
-  entry.plain[0] = {prefill_f32_kernel<of, false>, of::shared_bytes};
-  entry.plain[1] = {prefill_f32_kernel<of, true>, of::shared_bytes};
+  entry.plain[0] = {prefill_f32_kernel<of, false>, of::shared_bytes, of::num_threads};
+  entry.plain[1] = {prefill_f32_kernel<of, true>, of::shared_bytes, of::num_threads};
   return entry;
 }
 

@@ -63,7 +63,14 @@ template <class Shape, class Source>
 __device__ __forceinline__ void produce_in_four_warps(const prefill_args& args, const shared_stages<Shape>& stages,
                                                       const tensor_map* q_map, const Source& source) {
   if constexpr (Shape::is_coded) {
-    coded_producer<Shape>(args, stages, q_map).run(source);
+    coded_producer<Shape> producer(args, stages, q_map);
+    if constexpr (Shape::num_producers == 1) {
+      producer.run_both(source);
+    } else if (uniform(static_cast<int>(threadIdx.x) / 128) == 0) {
+      producer.template run_plane<true>(source);
+    } else {
+      producer.template run_plane<false>(source);
+    }
   } else {
     copy_producer<Shape>(args, stages, q_map).run(source);
   }
@@ -80,11 +87,11 @@ __global__ void __launch_bounds__(Shape::num_threads, 1)
   const bool by_copy = Shape::is_coded || args.loading.by_copy;
   if (threadIdx.x == 0) {
     stages.init_barriers(Shape::is_coded ? coded_producer_arrivals : by_copy ? 128 : 1);
-    slots.init_barriers(4 * Shape::num_warpgroups + (by_copy ? 3 : 0));
+    slots.init_barriers(4 * Shape::num_warpgroups + (by_copy ? 4 * Shape::num_producers - 1 : 0));
   }
   __syncthreads();
   device::grid_dependency_launch();
-  if (warpgroup == 0) {
+  if (warpgroup < Shape::num_producers) {
     device::setmaxnreg_dec<Shape::producer_registers>();
     // The plan was uploaded before the previous kernel started. What follows the wait may be that kernel's work.
     if (threadIdx.x < 32) {
@@ -102,13 +109,13 @@ __global__ void __launch_bounds__(Shape::num_threads, 1)
   } else {
     device::setmaxnreg_inc<Shape::consumer_registers>();
     device::grid_dependency_wait();
-    consume<T, Shape, Transform>(args, stages, work_queue(slots), warpgroup - 1);
+    consume<T, Shape, Transform>(args, stages, work_queue(slots), warpgroup - Shape::num_producers);
   }
 }
 
 template <class T, class Shape, bool Transform>
 [[nodiscard]] constexpr prefill_choice choice_of() noexcept {
-  return {prefill_kernel<T, Shape, Transform>, Shape::shared.bytes};
+  return {prefill_kernel<T, Shape, Transform>, Shape::shared.bytes, Shape::num_threads};
 }
 
 template <class T, int TileDims>
@@ -129,7 +136,12 @@ template <int TileDims>
   prefill_entry entry;
   entry.coded[0] = choice_of<__half, coded, false>();
   entry.coded[1] = choice_of<__half, coded, true>();
-  entry.coded_by_token = choice_of<__half, shape<TileDims, prefill_kind::coded_by_token>, true>();
+  using by_token = shape<TileDims, prefill_kind::coded_by_token>;
+  entry.coded_by_token[0] = choice_of<__half, by_token, false>();
+  entry.coded_by_token[1] = choice_of<__half, by_token, true>();
+  using by_zero = shape<TileDims, prefill_kind::coded_by_zero>;
+  entry.coded_by_zero[0] = choice_of<__half, by_zero, false>();
+  entry.coded_by_zero[1] = choice_of<__half, by_zero, true>();
   return entry;
 }
 

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <numeric>
 
 #include "common/attention/implementations.hpp"
@@ -25,9 +26,9 @@ const prefill_entry* find_prefill_entry(dtype type, std::int32_t head_dim) noexc
       case dtype::e4m3:
       case dtype::e5m2:
       case dtype::i8:
+      case dtype::u8:
         return head_dim % 16 == 0 ? coded : nullptr;
       case dtype::f32:
-      case dtype::u8:
         break;
     }
     return nullptr;
@@ -59,15 +60,16 @@ prefill_choice prefill_entry::choose(prefill_kind kind, bool transforms) const n
     case prefill_kind::coded:
       return coded[transforms ? 1 : 0];
     case prefill_kind::coded_by_token:
-      return coded_by_token;
+      return coded_by_token[transforms ? 1 : 0];
+    case prefill_kind::coded_by_zero:
+      return coded_by_zero[transforms ? 1 : 0];
   }
   return {};
 }
 
 prefill_kind prefill_kind_of(const attention_kernel_args& args) noexcept {
   if (!args.is_coded) return args.deterministic ? prefill_kind::tree : prefill_kind::plain;
-  const bool by_token = args.k_scales.tail_floats > 0 || args.v_scales.tail_floats > 0;
-  return by_token ? prefill_kind::coded_by_token : prefill_kind::coded;
+  return coded_prefill_kind(std::max(args.k_scales.tail_floats, args.v_scales.tail_floats));
 }
 
 kv_loading prefill_loading(const attention_kernel_args& args) noexcept {
@@ -95,7 +97,18 @@ kv_loading prefill_loading(const attention_kernel_args& args) noexcept {
 
 bool prefill_accepts_call(const attention_kernel_args& args, std::string* why) noexcept {
   constexpr std::int64_t max_stride = std::int64_t{1} << 38;  // elements; the map's limit is 2^40 bytes
-  if (!suits_tensor_cores(args, why)) return false;
+  if (args.k_strides.block == args.v_strides.block || !args.is_coded) {
+    if (!suits_tensor_cores(args, why)) return false;
+  } else {
+    // Blocks of K and V may differ in their tails.
+    attention_kernel_args alike = args;
+    alike.v_strides.block = args.k_strides.block;
+    if (!suits_tensor_cores(alike, why)) return false;
+    if (prefill_kind_of(args) == prefill_kind::coded || args.v_strides.block % 16 != 0) {
+      return detail::declines(why, "blocks of K and V are ", args.k_strides.block, " and ", args.v_strides.block,
+                              " bytes apart; it takes multiples of 16, equal ones without scales per token");
+    }
+  }
   if (args.soft_cap > 0 && args.soft_cap < 0x1p-40f) {
     return detail::declines(why, "the soft cap is ", args.soft_cap, "; it takes 2^-40 and more");
   }
@@ -111,28 +124,45 @@ bool prefill_accepts_call(const attention_kernel_args& args, std::string* why) n
   const auto reach = [](std::int64_t count, std::int64_t stride) {
     return count > max_plane_bytes / stride ? max_plane_bytes + 1 : count * stride;
   };
-  if (args.is_coded && reach(args.num_blocks, args.k_strides.block) + reach(args.num_kv_heads, args.k_strides.head) +
+  const std::int64_t block_stride = std::max(args.k_strides.block, args.v_strides.block);
+  if (args.is_coded && reach(args.num_blocks, block_stride) + reach(args.num_kv_heads, args.k_strides.head) +
                                reach(args.block_size, args.k_strides.token) >
                            max_plane_bytes) {
     return detail::declines(why, "a plane of codes has ", args.num_blocks, " blocks, ", args.num_kv_heads,
-                            " heads and ", args.block_size, " tokens at strides of ", args.k_strides.block, ", ",
+                            " heads and ", args.block_size, " tokens at strides of ", block_stride, ", ",
                             args.k_strides.head, " and ", args.k_strides.token, " bytes; it takes 2^36 bytes");
   }
   return true;
 }
 
+namespace {
+
+coded_tokens coded_tokens_of(const attention_kernel_args& args) noexcept {
+  const auto vectors = [](std::int64_t bytes) { return static_cast<std::uint32_t>(bytes / 16); };
+  constexpr std::int64_t most_ids = std::int64_t{1} << 31;
+  return {static_cast<std::uint32_t>(std::min(args.num_blocks, most_ids)),
+          vectors(args.k_strides.block),
+          vectors(args.v_strides.block),
+          vectors(args.k_strides.head),
+          vectors(args.k_strides.token),
+          divisor(args.block_size)};
+}
+
+}  // namespace
+
 cudaError_t launch_prefill(const runtime_api& api, const attention_kernel_args& args, const prefill_plan& plan,
                            const prefill_metadata& metadata, const device_numbers& device,
                            cudaStream_t stream) noexcept {
   const prefill_entry& entry = *find_prefill_entry(args.is_coded ? args.k_type : args.q_type, args.head_dim);
-  const auto [kernel, shared_bytes] = entry.choose(prefill_kind_of(args), prefill_transforms(args));
+  const auto [kernel, shared_bytes, threads] = entry.choose(prefill_kind_of(args), prefill_transforms(args));
   const prefill_args p{with_clamped_windows(args),
                        metadata,
                        plan.packing.heads,
                        plan.packing.tokens_per_warpgroup,
                        prefill_warpgroup_rows * plan.packing.num_consumers,
                        prefill_max_partials(device.num_sms),
-                       prefill_loading(args)};
+                       prefill_loading(args),
+                       coded_tokens_of(args)};
 
   tensor_map q = {};
   tensor_map k = {};
@@ -146,7 +176,6 @@ cudaError_t launch_prefill(const runtime_api& api, const attention_kernel_args& 
   const cudaError_t status = api.func_set_attribute(reinterpret_cast<const void*>(kernel),
                                                     cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   if (status != cudaSuccess) return status;
-  const int threads = 128 * (1 + prefill_tiling_of(args.q_type, args.head_dim, args.deterministic).num_warpgroups());
   const cudaError_t launched =
       launch(api, kernel, dim3(static_cast<unsigned>(device.num_sms)), dim3(static_cast<unsigned>(threads)),
              static_cast<std::size_t>(shared_bytes), stream, device.dependent_launch, p, q, k, v);

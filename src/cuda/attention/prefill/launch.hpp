@@ -26,10 +26,11 @@ struct alignas(64) tensor_map {
 
 using prefill_function = void (*)(prefill_args, tensor_map q, tensor_map k, tensor_map v);
 
-/// A kernel and the dynamic shared memory that it takes. Null: there is none.
+/// A kernel, the dynamic shared memory that it takes and the threads of a CTA. Null: there is none.
 struct prefill_choice {
   prefill_function kernel = nullptr;
   int shared_bytes = 0;
+  int num_threads = 0;
 };
 
 /// One compiled shape, over K and V of one 16-bit type, of float32 or of codes; what others take is null. Of two
@@ -39,7 +40,8 @@ struct prefill_entry {
   prefill_choice plain[2];
   prefill_choice tree;
   prefill_choice coded[2];
-  prefill_choice coded_by_token;
+  prefill_choice coded_by_token[2];
+  prefill_choice coded_by_zero[2];
 
   [[nodiscard]] prefill_choice choose(prefill_kind kind, bool transforms) const noexcept;
 };

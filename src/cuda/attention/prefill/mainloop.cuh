@@ -19,6 +19,7 @@
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/shared_vectors.cuh"
 #include "cuda/device/sm90.cuh"
+#include "cuda/device/zero_codes.cuh"
 
 namespace bifolio::inline v0_2::cuda::prefill {
 
@@ -102,6 +103,19 @@ class mainloop : protected softmax<Shape, Transform> {
 #pragma unroll
       for (int j = 0; j < S::out_registers; ++j) o[j] *= units.unit((j >> 1) & 1);
     }
+    if constexpr (S::has_zeros) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float shift = rows.shift[i];
+        shift += __shfl_xor_sync(0xffffffffu, shift, 1);
+        shift += __shfl_xor_sync(0xffffffffu, shift, 2);
+#pragma unroll
+        for (int j = 2 * i; j < S::out_registers; j += 4) {
+          o[j] += shift;
+          o[j + 1] += shift;
+        }
+      }
+    }
   }
 
   /// The same for a warpgroup without rows: takes part in the pipeline and in ping-pong, computes nothing.
@@ -149,10 +163,13 @@ class mainloop : protected softmax<Shape, Transform> {
   }
 
   // Queries of bfloat16 become float16 where they are, each over its row's power. Four lanes have a row, as they have
-  // its scores; the vectors that they take of it next to each other are those of other banks than the next row's.
+  // its scores; the vectors that they take of it next to each other are those of other banks than the next row's. Zero
+  // points ask for the sums of rows, of either type.
   __device__ __forceinline__ void take_queries(row_state& rows) const {
     rows.power[0] = rows.power[1] = 1.0f;
-    if (a_.q_type != dtype::bf16) return;
+    rows.shift[0] = rows.shift[1] = 0;
+    const bool is_bf16 = a_.q_type == dtype::bf16;
+    if (!is_bf16 && !S::has_zeros) return;
     const int lane = thread_ & 31;
     const std::uint32_t first = stages_.q(q_state_.stage) + S::row_part(warpgroup_) * S::chunks * S::q_chunk_bytes +
                                 (thread_ / 32 * 16 + lane / 4) * 128;
@@ -174,18 +191,35 @@ class mainloop : protected softmax<Shape, Transform> {
       }
       largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
       largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-      const query_power power(largest);
-      rows.power[i] = power.value();
+      if (is_bf16) {
+        const query_power power(largest);
+        rows.power[i] = power.value();
 #pragma unroll
-      for (int c = 0; c < S::chunks; ++c) {
+        for (int c = 0; c < S::chunks; ++c) {
 #pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          device::store_shared_16(first + i * 1024 + c * S::q_chunk_bytes + vectors[j],
-                                  make_uint4(power.divide(q[c][j].x), power.divide(q[c][j].y), power.divide(q[c][j].z),
-                                             power.divide(q[c][j].w)));
+          for (int j = 0; j < 2; ++j) {
+            q[c][j] = make_uint4(power.divide(q[c][j].x), power.divide(q[c][j].y), power.divide(q[c][j].z),
+                                 power.divide(q[c][j].w));
+            device::store_shared_16(first + i * 1024 + c * S::q_chunk_bytes + vectors[j], q[c][j]);
+          }
         }
       }
+      if constexpr (S::has_zeros) {
+        float sum = 0;
+#pragma unroll
+        for (int c = 0; c < S::chunks; ++c) {
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            for (const std::uint32_t pair : {q[c][j].x, q[c][j].y, q[c][j].z, q[c][j].w}) {
+              sum += device::sum_of_halves(pair);
+            }
+          }
+        }
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        rows.query[i] = sum + __shfl_xor_sync(0xffffffffu, sum, 2);
+      }
     }
+    if (!is_bf16) return;
     device::fence_async_proxy();
     device::named_barrier_sync(1 + S::num_warpgroups + warpgroup_, 128);
   }
@@ -214,7 +248,7 @@ class mainloop : protected softmax<Shape, Transform> {
     if constexpr (S::by_token) {
       const std::uint32_t scales = stages_.scales(k_state_.phase * S::stages + k_state_.stage);
       k_state_.advance();
-      base::scale_products(s, scales);
+      base::scale_products(s, scales, rows);
       base::multiply_powers(s, rows);
       base::probabilities(s, tile, e, rows, rescale);
       base::scale_probabilities(s, scales, tile, e, rows, units, rescale);

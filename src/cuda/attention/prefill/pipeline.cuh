@@ -61,9 +61,9 @@ class shared_stages {
   [[nodiscard]] __device__ __forceinline__ std::uint32_t nodes(int warpgroup) const {
     return base_ + S::shared.nodes + warpgroup * 128 * S::node_vectors * 16;
   }
-  /// Scales of tile `count` of the CTA: of K, then those of V, then their largest.
-  [[nodiscard]] __device__ __forceinline__ std::uint32_t scales(int count) const {
-    return base_ + S::shared.scales + (count & (S::scale_places - 1)) * S::scales_bytes;
+  /// Scales of a tile of the CTA: of K, then those of V, then their largest.
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t scales(std::uint32_t tile) const {
+    return base_ + S::shared.scales + (tile & (S::scale_places - 1)) * S::scales_bytes;
   }
   /// Where codes are before they are elements.
   [[nodiscard]] __device__ __forceinline__ std::uint32_t raw() const { return base_ + S::shared.raw; }

@@ -84,7 +84,14 @@ enum class prefill_kind : std::uint8_t {
   tree,            ///< the same in deterministic plans (combine_tree.cuh): keys are taken from the first to the last
   coded,           ///< codes, with static scales or none
   coded_by_token,  ///< codes of which K, V or both have scales per token and head
+  coded_by_zero,   ///< the same where K, V or both are u8, with zero points
 };
+/// Of codes: the most floats that a token and head has in the tails of K and V.
+[[nodiscard]] constexpr prefill_kind coded_prefill_kind(std::int32_t tail_floats) noexcept {
+  return tail_floats == 0   ? prefill_kind::coded
+         : tail_floats == 1 ? prefill_kind::coded_by_token
+                            : prefill_kind::coded_by_zero;
+}
 /// Whether there are kernels of these dims over codes: shared memory holds a tile of them as well.
 [[nodiscard]] constexpr bool prefill_has_codes(std::int32_t tile_dims) noexcept { return tile_dims <= 128; }
 

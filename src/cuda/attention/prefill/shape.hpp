@@ -23,7 +23,8 @@ struct shared_layout {
 template <int TileDims, prefill_kind Kind = prefill_kind::plain>
 struct shape {
   static constexpr bool has_tree = Kind == prefill_kind::tree;
-  static constexpr bool by_token = Kind == prefill_kind::coded_by_token;
+  static constexpr bool has_zeros = Kind == prefill_kind::coded_by_zero;
+  static constexpr bool by_token = Kind == prefill_kind::coded_by_token || has_zeros;
   static constexpr bool is_coded = Kind == prefill_kind::coded || by_token;
   static constexpr int tile_dims = TileDims;
   static constexpr prefill_tiling tiling = prefill_tiling_of(dtype::bf16, TileDims, has_tree);
@@ -31,17 +32,19 @@ struct shape {
   static constexpr int num_consumers = tiling.num_consumers;  // that rows are divided among, 64 each
   static constexpr int dim_parts = tiling.dim_parts;          // warpgroups that share the dims of the output
   static constexpr int num_warpgroups = tiling.num_warpgroups();
-  static constexpr int num_threads = 128 * (1 + num_warpgroups);
+  /// Codes have a producer for K and one for V where registers leave room: one for both is slower than the products.
+  static constexpr int num_producers = is_coded && num_warpgroups == 2 ? 2 : 1;
+  static constexpr int num_threads = 128 * (num_producers + num_warpgroups);
   static constexpr int tile_rows = tiling.rows();
   /// Registers of a thread: at the start as many as fit when all threads have the same, a multiple of 8. Consumers get
   /// more from what the producer gives back; if they asked for more than that they would wait for ever.
   static constexpr int start_registers = 65536 / num_threads / 8 * 8;
   /// Producers of codes hold pieces of them in registers. Three consumers have none to give: with 152 their products
   /// are serialized.
-  static constexpr int moved_registers = is_coded && num_warpgroups == 2 ? 8 : 0;
-  static constexpr int producer_registers = num_warpgroups == 3 ? 32 : 40 + 2 * moved_registers;
-  static constexpr int consumer_registers = num_warpgroups == 3 ? 160 : 232 - moved_registers;
-  static_assert(producer_registers + num_warpgroups * consumer_registers <= (1 + num_warpgroups) * start_registers);
+  static constexpr int producer_registers = num_producers == 2 ? 48 : num_warpgroups == 3 ? 32 : 40;
+  static constexpr int consumer_registers = num_producers == 2 ? 208 : num_warpgroups == 3 ? 160 : 232;
+  static_assert(num_producers * producer_registers + num_warpgroups * consumer_registers <=
+                (num_producers + num_warpgroups) * start_registers);
   static constexpr int stages = 2;  // of K and of V
   // Shared memory does not hold a second one and scales besides.
   static constexpr int q_stages = TileDims <= (by_token ? 64 : 128) && !has_tree ? 2 : 1;
@@ -55,7 +58,10 @@ struct shape {
   /// them after it has released the stage of K, and is done with them before it releases the next one. So where a
   /// stage of K is free, those of the tile before the one that was in it are: three places would do.
   static constexpr int scale_places = 4;
-  static constexpr int scales_bytes = 2 * tile_keys * 4 + 16;
+  static constexpr int scale_bytes = has_zeros ? 8 : 4;  // of a token: its scale and the shift of its origin
+  static constexpr int largest_scales = 2 * tile_keys * scale_bytes;
+  static constexpr int origins = largest_scales + 16;  // of K, of V; used by the producers alone
+  static constexpr int scales_bytes = origins + (has_zeros ? 2 * tile_keys * 4 : 0);
   static constexpr int num_barriers = 2 * q_stages + 4 * stages;
   static constexpr int score_registers = tile_keys / 2;   // of a consumer thread
   static constexpr int part_dims = TileDims / dim_parts;  // of the output of one warpgroup

@@ -20,6 +20,8 @@ struct row_state {
   int position[2];  // of the token in the sequence
   float slope[2];   // of the head; with a transform only
   float power[2];   // that queries were divided by; over codes only
+  float query[2];   // sum of the query's elements, so divided; with zero points only
+  float shift[2];   // this lane's share of probabilities times shifts of V; with zero points only
   float max[2];     // of scores in the row's unit; when all keys are done, of base-2 logits. At most 8 below
   float sum[2];     // this lane's share
 
@@ -264,69 +266,121 @@ class softmax {
     }
   }
 
-  // Scales of this thread's keys 8g and 8g + 1, from its first column. `scales`: of a plane and tile, in shared memory.
-  [[nodiscard]] __device__ __forceinline__ float2 scales_of_keys(std::uint32_t scales, int g) const {
-    return device::load_shared_f32x2(scales + ((thread_ & 3) * 2 + g * 8) * 4);
+  // Of four keys of this thread, those of score registers 8h to 8h + 7: their scales, and their shifts where there are
+  // zero points. `scales`: of a plane and tile, in shared memory.
+  struct key_scales {
+    float scale[4];
+    float shift[4];
+  };
+  [[nodiscard]] __device__ __forceinline__ static constexpr int key_among_four(int j) {
+    return (j >> 2 & 1) * 2 + (j & 1);
+  }
+  [[nodiscard]] __device__ __forceinline__ key_scales scales_of_keys(std::uint32_t scales, int h) const {
+    if constexpr (S::has_zeros) {
+      const std::uint32_t at = scales + (h * 16 + (thread_ & 3) * 2) * 8;
+      const float4 first = device::load_shared_f32x4(at);
+      const float4 second = device::load_shared_f32x4(at + 8 * 8);
+      return {{first.x, first.z, second.x, second.z}, {first.y, first.w, second.y, second.w}};
+    } else {
+      const float4 of_keys = device::load_shared_f32x4(scales + (h * 16 + (thread_ & 3) * 4) * 4);
+      return {{of_keys.x, of_keys.y, of_keys.z, of_keys.w}, {}};
+    }
   }
 
   // Products of queries and codes of K become those of queries and K.
-  __device__ __forceinline__ void scale_products(float (&s)[S::score_registers], std::uint32_t scales) const {
+  __device__ __forceinline__ void scale_products(float (&s)[S::score_registers], std::uint32_t scales,
+                                                 [[maybe_unused]] const row_state& rows) const {
     if (a_.k_scales.tail_floats == 0) return;
 #pragma unroll
-    for (int g = 0; g < S::tile_keys / 8; ++g) {
-      const float2 scale = scales_of_keys(scales, g);
+    for (int h = 0; h < S::tile_keys / 16; ++h) {
+      const key_scales of_keys = scales_of_keys(scales, h);
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        s[4 * g + 2 * i] *= scale.x;
-        s[4 * g + 2 * i + 1] *= scale.y;
+      for (int j = 8 * h; j < 8 * h + 8; ++j) {
+        s[j] *= of_keys.scale[key_among_four(j)];
+        if constexpr (S::has_zeros) s[j] = fmaf(of_keys.shift[key_among_four(j)], rows.query[(j >> 1) & 1], s[j]);
       }
     }
+  }
+
+  // Of a tile at a border: the largest finite magnitude of scales of this lane's tokens that each row attends to.
+  __device__ __forceinline__ void find_largest_scales(std::uint32_t of_v, const visible_keys& keys,
+                                                      float (&largest)[2]) const {
+    largest[0] = largest[1] = 0;
+#pragma unroll
+    for (int h = 0; h < S::tile_keys / 16; ++h) {
+      const key_scales of_keys = scales_of_keys(of_v, h);
+#pragma unroll
+      for (int j = 8 * h; j < 8 * h + 8; ++j) {
+        const float size = fabsf(of_keys.scale[key_among_four(j)]);
+        if (keys.contains(j) && size < INFINITY) largest[j >> 1 & 1] = fmaxf(largest[j >> 1 & 1], size);
+      }
+    }
+  }
+  __device__ __forceinline__ static void raise_units(float (&largest)[2], value_units& units, float (&rescale)[2]) {
+    const bool grows = largest[0] >= units.limit(0) || largest[1] >= units.limit(1);
+    if (!__any_sync(0xffffffffu, grows)) return;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      largest[i] = fmaxf(largest[i], __shfl_xor_sync(0xffffffffu, largest[i], 1));
+      largest[i] = fmaxf(largest[i], __shfl_xor_sync(0xffffffffu, largest[i], 2));
+      rescale[i] *= units.raise(i, largest[i]);
+    }
+  }
+
+  // Adds probabilities times the shifts of V's tokens to the rows' shares of them, which follow maxima as sums do.
+  __device__ __forceinline__ void add_shifts(const float (&p)[S::score_registers], std::uint32_t of_v, bool is_border,
+                                             const visible_keys& keys, row_state& rows,
+                                             const float (&rescale)[2]) const {
+    if (a_.v_scales.tail_floats == 1) return;
+    float shift[2] = {0, 0};
+#pragma unroll
+    for (int h = 0; h < S::tile_keys / 16; ++h) {
+      const key_scales of_keys = scales_of_keys(of_v, h);
+#pragma unroll
+      for (int j = 8 * h; j < 8 * h + 8; ++j) {
+        const int i = (j >> 1) & 1;
+        if (!is_border || keys.contains(j)) shift[i] = fmaf(p[j], of_keys.shift[key_among_four(j)], shift[i]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) rows.shift[i] = rows.shift[i] * rescale[i] + shift[i];
   }
 
   // Probabilities become what codes of V are multiplied with, in units that follow the scales of visible tokens;
   // `rescale` of older outputs, not of sums, includes what units have grown. Tokens that a row does not attend to may
   // have any scale. `scales`: those of K, which V's follow.
   __device__ __forceinline__ void scale_probabilities(float (&s)[S::score_registers], std::uint32_t scales, int tile,
-                                                      const kv_range& e, const row_state& rows, value_units& units,
+                                                      const kv_range& e, row_state& rows, value_units& units,
                                                       float (&rescale)[2]) const {
     if (a_.v_scales.tail_floats == 0) return;
-    const std::uint32_t of_v = scales + S::tile_keys * 4;
+    const std::uint32_t of_v = scales + S::tile_keys * S::scale_bytes;
     const bool is_border = ends_in(tile, e) || begins_in(tile, e);
     visible_keys keys = {};
     float largest[2];  // finite magnitude of this lane's tokens that the row attends to; of all lanes' without a border
     if (is_border) {
       keys = visible(tile * S::tile_keys + (thread_ & 3) * 2, e, rows);
-      largest[0] = largest[1] = 0;
+      find_largest_scales(of_v, keys, largest);
+    } else {
+      largest[0] = largest[1] = largest_of_warps(scales + S::largest_scales);
+    }
+    if constexpr (S::has_zeros) add_shifts(s, of_v, is_border, keys, rows, rescale);
+    raise_units(largest, units, rescale);
+    const float inverse[2] = {units.inverse_unit(0), units.inverse_unit(1)};
+    if (__all_sync(0xffffffffu, inverse[0] == inverse[1])) {
 #pragma unroll
-      for (int g = 0; g < S::tile_keys / 8; ++g) {
-        const float2 scale = scales_of_keys(of_v, g);
-        const float size[2] = {fabsf(scale.x), fabsf(scale.y)};
+      for (int h = 0; h < S::tile_keys / 16; ++h) {
+        key_scales of_keys = scales_of_keys(of_v, h);
 #pragma unroll
-        for (int j = 4 * g; j < 4 * g + 4; ++j) {
-          if (keys.contains(j) && size[j & 1] < INFINITY) largest[j >> 1 & 1] = fmaxf(largest[j >> 1 & 1], size[j & 1]);
-        }
+        for (int i = 0; i < 4; ++i) of_keys.scale[i] *= inverse[0];
+#pragma unroll
+        for (int j = 8 * h; j < 8 * h + 8; ++j) s[j] *= of_keys.scale[key_among_four(j)];
       }
     } else {
-      const float4 of_warps = device::load_shared_f32x4(of_v + S::tile_keys * 4);
-      largest[0] = largest[1] = fmaxf(fmaxf(of_warps.x, of_warps.y), fmaxf(of_warps.z, of_warps.w));
-    }
-    const bool grows = largest[0] >= units.limit(0) || largest[1] >= units.limit(1);
-    if (__any_sync(0xffffffffu, grows)) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        largest[i] = fmaxf(largest[i], __shfl_xor_sync(0xffffffffu, largest[i], 1));
-        largest[i] = fmaxf(largest[i], __shfl_xor_sync(0xffffffffu, largest[i], 2));
-        rescale[i] *= units.raise(i, largest[i]);
-      }
-    }
+      for (int h = 0; h < S::tile_keys / 16; ++h) {
+        const key_scales of_keys = scales_of_keys(of_v, h);
 #pragma unroll
-    for (int g = 0; g < S::tile_keys / 8; ++g) {
-      const float2 scale = scales_of_keys(of_v, g);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float inverse = units.inverse_unit(i);
-        s[4 * g + 2 * i] *= scale.x * inverse;
-        s[4 * g + 2 * i + 1] *= scale.y * inverse;
+        for (int j = 8 * h; j < 8 * h + 8; ++j) s[j] *= of_keys.scale[key_among_four(j)] * inverse[(j >> 1) & 1];
       }
     }
     if (is_border) {
@@ -335,6 +389,11 @@ class softmax {
         if (!keys.contains(j)) s[j] = 0;
       }
     }
+  }
+
+  [[nodiscard]] __device__ __forceinline__ static float largest_of_warps(std::uint32_t at) {
+    const float4 of_warps = device::load_shared_f32x4(at);
+    return fmaxf(fmaxf(of_warps.x, of_warps.y), fmaxf(of_warps.z, of_warps.w));
   }
 
   const prefill_args& a_;

@@ -62,9 +62,8 @@ bool has_codes(const attention_spec& spec) noexcept {
   return !detail::is_plain(spec.k_code) || !detail::is_plain(spec.v_code);
 }
 
-/// What the tensor-core kernels of codes require of a step: K and V of 8 bits, q and out of one 16-bit type. `with_u8`:
-/// they take zero points as well.
-bool is_coded_step(const plan_input& step, bool with_u8, std::string* why) noexcept {
+/// What the tensor-core kernels of codes require of a step: K and V of 8 bits, q and out of one 16-bit type.
+bool is_coded_step(const plan_input& step, std::string* why) noexcept {
   if (!has_usual_shape(step, why)) return false;
   const attention_spec& spec = step.spec;
   if (size_of(spec.k_code.type) != 1 || size_of(spec.v_code.type) != 1) {
@@ -72,10 +71,6 @@ bool is_coded_step(const plan_input& step, bool with_u8, std::string* why) noexc
         why, "K is stored as ", [&](std::string& text) { text += to_string(spec.k_code); }, " and V as ",
         [&](std::string& text) { text += to_string(spec.v_code); },
         "; it takes types of 8 bits for both, or one other");
-  }
-  // Its zero points cancel most of what its codes add: rounded probabilities are not enough.
-  if (!with_u8 && (spec.k_code.type == dtype::u8 || spec.v_code.type == dtype::u8)) {
-    return detail::declines(why, "K or V is stored as u8; it takes e4m3, e5m2 and i8");
   }
   if (!suit_tensor_cores(spec.q_type, spec.q_type, spec.out_type)) {
     return detail::declines(why, "the dtypes of q and out are ", to_string(spec.q_type), " and ",
@@ -147,7 +142,7 @@ bool prefill_accepts(const plan_input& step, std::string* why) noexcept {
   const attention_spec& spec = step.spec;
   if (!runs_on_hopper(step, why)) return false;
   const bool is_coded = has_codes(spec);
-  if (is_coded ? !is_coded_step(step, true, why) || !has_usual_lengths(step, why)
+  if (is_coded ? !is_coded_step(step, why) || !has_usual_lengths(step, why)
                : !step_suits_tensor_cores(step, true, why)) {
     return false;
   }
@@ -256,7 +251,7 @@ bool decode_accepts(const plan_input& step, std::string* why) noexcept {
                             "; beside codes of V it takes one 16-bit dtype for all");
   }
   const bool suits = has_wide_keys ? has_usual_shape(step, why)
-                     : is_coded    ? is_coded_step(step, true, why)
+                     : is_coded    ? is_coded_step(step, why)
                                    : step_suits_tensor_cores(step, true, why);
   if (!suits || !has_usual_lengths(step, why)) return false;
   const decode_entry* const entry = find_decode_entry(spec.k_code.type, spec.v_code.type, spec.qk_head_dim);

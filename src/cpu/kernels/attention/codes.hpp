@@ -228,10 +228,19 @@ inline void read_scales(const coded_plane& plane, const void* base, std::int64_t
                         const bool* uniform, int begin, int end, tile_scales& to) noexcept {
   const char* const first = static_cast<const char*>(base) + head_offset;
   const bool has_zeros = plane.tail_floats > 1;
-  const bool adjacent = !has_zeros && plane.tail.token == static_cast<std::int64_t>(sizeof(float));
+  const bool adjacent = plane.tail.token == static_cast<std::int64_t>(sizeof(float)) * plane.tail_floats;
   for (int column = 0; column < tile_keys; column += lanes) {
     if (adjacent && uniform[column / lanes]) {
-      store(to.scale + column, load_bits(first + tails[column]));
+      if (!has_zeros) {
+        store(to.scale + column, load_bits(first + tails[column]));
+        continue;
+      }
+      float stored[std::size_t{2 * lanes}];
+      __builtin_memcpy(stored, first + tails[column], sizeof(stored));
+      for (int i = 0; i < lanes; ++i) {
+        to.scale[column + i] = stored[2 * i];
+        to.zero[column + i] = stored[2 * i + 1] + unsigned_center * stored[2 * i];
+      }
       continue;
     }
     for (int key = column; key < column + lanes; ++key) {

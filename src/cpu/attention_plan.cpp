@@ -152,7 +152,7 @@ cpu_attention_plan::scratch_sizes sizes_of(const attention_spec& spec, const pla
   sizes.staging = larger * tile_keys;
   // Whatever implementation this plan is for: backends with other instruction sets take it too.
   const std::int64_t head_groups = divide_up(totals.max_head_rows, row_group_rows);
-  if (size_of(spec.k_code.type) == 2 && head_groups > 1) {
+  if (size_of(spec.k_code.type) <= 2 && head_groups > 1) {
     sizes.probabilities = output_tiles_together * head_groups * row_group_probabilities;
     sizes.value_pairs = output_tiles_together * v_padded * (tile_keys / 2);
     sizes.pending = divide_up(head_groups, workspace_align) * workspace_align;

@@ -11,7 +11,9 @@ constexpr attention_implementation list[] = {
      .loops = attention_loops::tiles,
      .takes_mixed_dtypes = false,
      .takes_bias = false,
-     .takes_codes = false,
+     .takes_codes = true,
+     .takes_zeros = false,
+     .least_group_of_codes = 8,
      .decodes_rows = false,
      .prefill_rows = 384,
      .rounds_queries = false},
@@ -20,6 +22,8 @@ constexpr attention_implementation list[] = {
      .takes_mixed_dtypes = false,
      .takes_bias = true,
      .takes_codes = true,
+     .takes_zeros = true,
+     .least_group_of_codes = 1,
      .decodes_rows = false,
      .prefill_rows = 192,
      .rounds_queries = false},
@@ -28,6 +32,8 @@ constexpr attention_implementation list[] = {
      .takes_mixed_dtypes = false,
      .takes_bias = true,
      .takes_codes = true,
+     .takes_zeros = true,
+     .least_group_of_codes = 1,
      .decodes_rows = false,
      .prefill_rows = 192,
      .rounds_queries = true},
@@ -36,6 +42,8 @@ constexpr attention_implementation list[] = {
      .takes_mixed_dtypes = true,
      .takes_bias = true,
      .takes_codes = true,
+     .takes_zeros = true,
+     .least_group_of_codes = 1,
      .decodes_rows = true,
      .prefill_rows = 192,
      .rounds_queries = false},
@@ -56,8 +64,12 @@ std::string_view attention_problem::kernel_type_name() const noexcept {
 }
 
 attention_problem problem_of(const kernel_table& table, const attention_spec& spec) noexcept {
-  return {
-      .table = table, .q_type = spec.q_type, .k_code = spec.k_code, .v_code = spec.v_code, .out_type = spec.out_type};
+  return {.table = table,
+          .q_type = spec.q_type,
+          .k_code = spec.k_code,
+          .v_code = spec.v_code,
+          .out_type = spec.out_type,
+          .group_size = spec.num_kv_heads > 0 ? spec.num_q_heads / spec.num_kv_heads : 1};
 }
 
 attention_problem problem_of(const kernel_table& table, const attention_spec& spec,
@@ -72,14 +84,18 @@ bool attention_implementation::accepts(const attention_problem& problem, std::st
     return detail::declines(
         why, "K is stored as ", [&](std::string& text) { text += to_string(problem.k_code); }, " and V as ",
         [&](std::string& text) { text += to_string(problem.v_code); },
-        takes_codes ? "; it takes one 16-bit dtype for both, or 8-bit codes and bf16"
-                    : "; it takes one 16-bit dtype for both");
+        "; it takes one 16-bit dtype for both, or 8-bit codes and bf16");
   }
   if (rounds_queries && (problem.k_code.type != dtype::i8 || !problem.is_widened())) {
     return detail::declines(
         why, "K is stored as ", [&](std::string& text) { text += to_string(problem.k_code); }, " and V as ",
         [&](std::string& text) { text += to_string(problem.v_code); },
         "; it takes i8 codes of K, and 8-bit codes or bf16 of V");
+  }
+  if (!takes_zeros && problem.is_coded() && (problem.k_code.type == dtype::u8 || problem.v_code.type == dtype::u8)) {
+    return detail::declines(
+        why, "K is stored as ", [&](std::string& text) { text += to_string(problem.k_code); }, " and V as ",
+        [&](std::string& text) { text += to_string(problem.v_code); }, "; it takes no codes with zero points");
   }
   const dtype kv_type = problem.kernel_type();
   if (problem.table.attention.items_of(loops, kv_type).run == nullptr) {
@@ -99,7 +115,7 @@ std::span<const attention_implementation> attention_implementations() noexcept {
 
 const attention_implementation* implementation_of(const attention_problem& call, std::string_view forced) noexcept {
   for (const attention_implementation& entry : list) {
-    if (forced.empty() ? entry.rounds_queries : entry.name != forced) continue;
+    if (forced.empty() ? !entry.is_asked(call) : entry.name != forced) continue;
     if (entry.accepts(call, nullptr)) return &entry;
   }
   return nullptr;
@@ -118,6 +134,8 @@ std::vector<std::string> explain_implementations(const attention_problem& planne
       sentence.append(" declines: ").append(why);
     } else if (forced.empty() && entry.rounds_queries) {
       sentence += " is not asked: it rounds queries, and has to be forced";
+    } else if (forced.empty() && !entry.is_asked(planned)) {
+      sentence += " is not asked: those below are faster for codes with so few query heads on a KV head";
     } else if (taken == nullptr) {
       taken = &entry;
       sentence.append(" takes all ").append(std::to_string(num_seqs)).append(" sequences");

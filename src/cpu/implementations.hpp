@@ -4,8 +4,9 @@
 // clang-format off
 /// The ordered list of CPU attention implementations, in the order in which they are asked:
 ///
-///   tiles    tile registers (AMX)                           queries, KV cache and output of one 16-bit dtype, no bias,
-///                                                           no codes
+///   tiles    tile registers (AMX)                           queries, KV cache and output of one 16-bit dtype, or a
+///                                                           cache of codes beside bf16, but for u8, by itself where
+///                                                           a KV head has eight query heads or more; no bias
 ///   dots     dot products of bf16 pairs, vector registers   queries, KV cache and output bf16; not where there are tiles
 ///   integers products of 8-bit integers, vector registers   queries and output bf16, K of i8 codes, V of codes or bf16;
 ///                                                           only where it is forced by name: it rounds queries
@@ -38,7 +39,8 @@ struct attention_problem {
   kv_code k_code;
   kv_code v_code;
   dtype out_type;
-  bool has_bias = false;  ///< known per call
+  std::int32_t group_size = 1;  ///< query heads of a KV head
+  bool has_bias = false;        ///< known per call
 
   /// K or V has a code, or they have different types.
   [[nodiscard]] bool is_coded() const noexcept { return !detail::is_plain_and_alike(k_code, v_code); }
@@ -64,13 +66,20 @@ struct attention_implementation {
   attention_loops loops;
   bool takes_mixed_dtypes;
   bool takes_bias;
-  bool takes_codes;   ///< that are widened
+  bool takes_codes;  ///< that are widened
+  bool takes_zeros;  ///< codes with zero points, u8, as well
+  /// Query heads of a KV head from which it is the fastest for codes: with fewer it is taken only where it is forced.
+  std::int32_t least_group_of_codes;
   bool decodes_rows;  ///< and other pairs of types
   /// Rows of a query tile of prefill, for which a KV tile is packed once: more of them cost room in L2.
   std::int32_t prefill_rows;
   /// Queries become 8-bit integers: only i8 codes of K, and only where it is forced.
   bool rounds_queries;
 
+  /// Without being forced, if it accepts.
+  [[nodiscard]] bool is_asked(const attention_problem& problem) const noexcept {
+    return !rounds_queries && !(problem.is_coded() && problem.group_size < least_group_of_codes);
+  }
   /// `why` is null, or receives why not.
   [[nodiscard]] bool accepts(const attention_problem& problem, std::string* why) const noexcept;
 };

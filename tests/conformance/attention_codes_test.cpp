@@ -12,6 +12,7 @@
 #include <limits>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "conformance/attention_tables.hpp"
@@ -82,58 +83,99 @@ TEST_CASE("e4m3 of scale 1 with float16 queries gives the bits of float16 on wha
   }
 }
 
+/// Implementations that compute codes as they do a bf16 cache, and how many calls each was compared in.
+constexpr const char* widening[] = {"tiles", "dots", "vectors"};
+using comparison_counts = std::int64_t[std::size(widening)];
+
+/// A case of codes of scale 1 against bf16 on what convert_blocks makes of them, on the host.
+void compare_with_bfloat16(const attention_case& plain, dtype type, std::size_t turn, comparison_counts& counts) {
+  attention_case c = with_codes(plain, {type, scale_granularity::layer}, {type, scale_granularity::layer});
+  c.values = value_kind::normal;
+  c.unit_scales = true;
+  c.q_type = c.out_type = dtype::bf16;
+  attention_case wide_case = c;
+  wide_case.k_code = wide_case.v_code = {};
+  wide_case.kv_type = dtype::bf16;
+  for (const tested_backend* tested : one_per_family(turn)) {
+    if (!tested->is_host) continue;
+    const attention_contents contents(c);
+    const attention_contents other(wide_case);
+    const attention_placement placement = placement_in_turn(c, turn);
+    attention_call coded(*tested, c, contents, placement);
+    attention_call wide(*tested, wide_case, other, placement);
+    const std::string what = tested->name + ": " + describe(c);
+    CAPTURE(what);
+    std::vector<block_copy> all;
+    for (std::int32_t i = 0; i < coded.num_blocks; ++i) all.push_back({block_id{i}, block_id{i}});
+    REQUIRE(tested->get().convert_blocks(coded.params.kv, wide.params.kv, all) == errc::ok);
+    for (std::size_t i = 0; i < std::size(widening); ++i) {
+      CAPTURE(widening[i]);
+      coded.spec.implementation = wide.spec.implementation = widening[i];
+      try {
+        coded.plan();
+      } catch (const error& refused) {
+        REQUIRE(std::string_view(widening[i]) != "vectors");
+        REQUIRE(refused.code() == errc::unsupported);
+        continue;
+      }
+      wide.plan();
+      coded.reset_outputs();
+      wide.reset_outputs();
+      const errc code = coded.run();
+      if (code == errc::unsupported && std::string_view(widening[i]) == "tiles") continue;  // the call has a bias
+      REQUIRE(code == errc::ok);
+      REQUIRE(wide.run() == errc::ok);
+      std::string problem;
+      const attention_output a = coded.read(problem);
+      CHECK(problem == "");
+      CHECK(bit_difference(a, wide.read(problem)) == "");
+      ++counts[i];
+    }
+  }
+}
+
+bool has_host() {
+  return std::ranges::any_of(all_backends(), [](const tested_backend& tested) { return tested.is_host; });
+}
+
+constexpr dtype float8_and_i8[] = {dtype::e5m2, dtype::i8, dtype::e4m3};
+
 TEST_CASE("codes of scale 1 with bfloat16 queries give the bits of bfloat16 on what convert_blocks makes of them") {
-  std::int64_t num_compared[2] = {0, 0};
-  bool has_host = false;
+  comparison_counts counts = {};
   std::size_t turn = 0;
   for (const attention_case& plain : random_cases(hash_of(test_seed(), 3), 40)) {
     if (plain.v_in_k) continue;
     ++turn;
-    const dtype type = turn % 3 == 0 ? dtype::e4m3 : turn % 3 == 1 ? dtype::e5m2 : dtype::i8;
-    attention_case c = with_codes(plain, {type, scale_granularity::layer}, {type, scale_granularity::layer});
-    c.values = value_kind::normal;
-    c.unit_scales = true;
-    c.q_type = c.out_type = dtype::bf16;
-    attention_case wide_case = c;
-    wide_case.k_code = wide_case.v_code = {};
-    wide_case.kv_type = dtype::bf16;
-    for (const tested_backend* tested : one_per_family(turn)) {
-      if (!tested->is_host) continue;
-      has_host = true;
-      const attention_contents contents(c);
-      const attention_contents other(wide_case);
-      const attention_placement placement = placement_in_turn(c, turn);
-      attention_call coded(*tested, c, contents, placement);
-      attention_call wide(*tested, wide_case, other, placement);
-      const std::string what = tested->name + ": " + describe(c);
-      CAPTURE(what);
-      std::vector<block_copy> all;
-      for (std::int32_t i = 0; i < coded.num_blocks; ++i) all.push_back({block_id{i}, block_id{i}});
-      REQUIRE(tested->get().convert_blocks(coded.params.kv, wide.params.kv, all) == errc::ok);
-      for (const bool dots : {true, false}) {
-        coded.spec.implementation = wide.spec.implementation = dots ? "dots" : "vectors";
-        try {
-          coded.plan();
-        } catch (const error& refused) {
-          REQUIRE(dots);
-          REQUIRE(refused.code() == errc::unsupported);
-          continue;
+    compare_with_bfloat16(plain, float8_and_i8[turn % 3], turn, counts);
+  }
+  CHECK((counts[2] > 0) == has_host());
+  MESSAGE(counts[0], " comparisons of tiles, ", counts[1], " of dots, ", counts[2], " of vectors");
+}
+
+// Up to eight rows of a KV head are computed from codes in registers, more from widened rows.
+TEST_CASE("codes give the bits of bfloat16 for any number of rows, in dims and blocks that fill vectors and do not") {
+  comparison_counts counts = {};
+  constexpr std::int32_t dims[] = {128, 64, 32, 100, 4, 160, 96, 130, 36};
+  constexpr std::int32_t blocks[] = {16, 5, 64, 8};
+  std::size_t turn = 0;
+  for (const std::int32_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 18}) {
+    for (const dtype type : float8_and_i8) {
+      for (int i = 0; i < 3; ++i) {
+        attention_case c{.what = "rows of codes", .num_kv_heads = 2, .seqs = {{1, 203}, {1, 64}, {1, 7}, {1, 531}}};
+        c.group_size = rows;
+        c.head_dim = dims[turn % std::size(dims)];
+        c.block_size = blocks[turn / 2 % std::size(blocks)];
+        if (turn % 4 == 3) c.window_left = 37;
+        if (rows % 2 == 0 && turn % 2 == 1) {  // rows of different tokens, whose masks differ
+          c.group_size = rows / 2;
+          c.seqs = {{2, 130}, {2, 65}, {2, 2}};
         }
-        wide.plan();
-        coded.reset_outputs();
-        wide.reset_outputs();
-        REQUIRE(coded.run() == errc::ok);
-        REQUIRE(wide.run() == errc::ok);
-        std::string problem;
-        const attention_output a = coded.read(problem);
-        CHECK(problem == "");
-        CHECK(bit_difference(a, wide.read(problem)) == "");
-        ++num_compared[dots ? 1 : 0];
+        compare_with_bfloat16(c, type, turn++, counts);
       }
     }
   }
-  CHECK((num_compared[0] > 0) == has_host);
-  MESSAGE(num_compared[1], " comparisons of dots, ", num_compared[0], " of vectors");
+  CHECK((counts[2] > 0) == has_host());
+  MESSAGE(counts[0], " comparisons of tiles, ", counts[1], " of dots, ", counts[2], " of vectors");
 }
 
 TEST_CASE("a key that is alone comes out as its values, for each of the 256 codes") {
@@ -339,9 +381,12 @@ TEST_CASE("every implementation, forced by name, agrees with the oracle on codes
 TEST_CASE("a NaN in a token with scales per token spoils the rows of its head that see it, and no other") {
   using g = scale_granularity;
   for (const dtype q_type : {dtype::bf16, dtype::f32}) {
-    for (const dtype type : {dtype::e4m3, dtype::i8, dtype::u8}) {
+    // Tile registers take codes by themselves from eight query heads of a KV head on.
+    for (const auto& [type, group_size] :
+         {std::pair{dtype::e4m3, 2}, {dtype::i8, 8}, {dtype::u8, 2}, {dtype::e4m3, 8}}) {
       attention_case c{.what = "codes with a bad value",
                        .num_kv_heads = 3,
+                       .group_size = group_size,
                        .head_dim = 48,
                        .q_type = q_type,
                        .out_type = q_type,

@@ -143,32 +143,66 @@ BIFOLIO_FORCE_INLINE void widen_rows_of(const Code* base, const kv_strides& stri
   });
 }
 
+/// Polls for a column of four dims of `lanes` keys.
+inline constexpr int code_column_polls = 2;
+
+/// Columns of `lanes` rows of codes and `dims` dims: four codes are a lane of 32 bits, whose halves are apart
+/// (`transpose<true>`); `store_column(to, column)` gets a column of dims and its place in [columns][`stride`] at
+/// `columns`.
+template <class Rows, class StoreColumn>
+BIFOLIO_FORCE_INLINE void transpose_code_columns(const Rows& rows, int dims, float* columns, int stride,
+                                                 prefetcher& prefetch, const StoreColumn& store_column) noexcept {
+  constexpr int step = lanes * 4;
+  prefetch_poller poller(prefetch);
+  int dim = 0;
+  for (; dim + step <= dims; dim += step, columns += lanes * stride) {
+    transpose<true>(
+        [&](int i) __attribute__((always_inline)) { return load_bits(rows.at(i, dim)); },
+        [&](int j, vf column) __attribute__((always_inline)) {
+          store_column(columns + j * stride, column);
+          if (j < lanes / 4) poller.poll(4 * code_column_polls);
+        });
+  }
+  if (dim == dims) return;
+  transpose<true>(
+      [&](int i) __attribute__((always_inline)) { return load_first(rows.at(i, dim), dims - dim); },
+      [&](int j, vf column) __attribute__((always_inline)) {
+        if (dim + 4 * j >= dims) return;
+        store_column(columns + j * stride, column);
+        poller.poll(code_column_polls);
+      });
+}
+
 /// keys[pair of dims][lane] of `lanes` rows of codes and `dims` dims, as pairs of bfloat16; keys [pairs][tile_keys].
-/// Four codes are transposed as a lane of 32 bits and widened afterwards.
+/// Codes are widened after the transposition.
 template <class Code, class Rows>
 BIFOLIO_FORCE_INLINE void transpose_codes(const code_widener<Code>& widener, const Rows& rows, int dims, float* keys,
                                           prefetcher& prefetch) noexcept {
-  constexpr int step = lanes * 4;
-  prefetch_poller poller(prefetch);
-  const auto store_column = [&](int dim, vf column) __attribute__((always_inline)) {
-    vf first;
-    vf second;
-    widen_quads(widener, column, first, second);
-    store(keys + dim / 2 * tile_keys, first);
-    store(keys + (dim / 2 + 1) * tile_keys, second);
-    poller.poll();
-  };
-  int dim = 0;
-  for (; dim + step <= dims; dim += step) {
-    transpose(
-        [&](int i) __attribute__((always_inline)) { return load_bits(rows.at(i, dim)); },
-        [&](int j, vf column) __attribute__((always_inline)) { store_column(dim + 4 * j, column); });
-  }
-  if (dim == dims) return;
-  transpose(
-      [&](int i) __attribute__((always_inline)) { return load_first(rows.at(i, dim), dims - dim); },
-      [&](int j, vf column) __attribute__((always_inline)) {
-        if (dim + 4 * j < dims) store_column(dim + 4 * j, column);
+  transpose_code_columns(
+      rows, dims, keys, 2 * tile_keys, prefetch, [&](float* to, vf column) __attribute__((always_inline)) {
+        vf first;
+        vf second;
+        widen_quads(widener, column, first, second);
+        store(to, first);
+        store(to + tile_keys, second);
+      });
+}
+
+/// The same without widening: keys [columns of four dims][tile_keys].
+template <class Rows>
+BIFOLIO_FORCE_INLINE void store_code_columns(const Rows& rows, int dims, float* keys, prefetcher& prefetch) noexcept {
+  transpose_code_columns(
+      rows, dims, keys, tile_keys,
+      prefetch, [&](float* to, vf column) __attribute__((always_inline)) { store(to, column); });
+}
+
+/// Calls `body.operator()<Code>()` for the type of a code of eight bits.
+template <class Body>
+BIFOLIO_INLINE void with_code(dtype type, const Body& body) noexcept {
+  visit_dtype(
+      type, [&](auto traits) __attribute__((always_inline)) {
+        using code = typename decltype(traits)::storage;
+        if constexpr (sizeof(code) == 1) body.template operator()<code>();
       });
 }
 
@@ -194,10 +228,19 @@ inline void read_scales(const coded_plane& plane, const void* base, std::int64_t
                         const bool* uniform, int begin, int end, tile_scales& to) noexcept {
   const char* const first = static_cast<const char*>(base) + head_offset;
   const bool has_zeros = plane.tail_floats > 1;
-  const bool adjacent = !has_zeros && plane.tail.token == static_cast<std::int64_t>(sizeof(float));
+  const bool adjacent = plane.tail.token == static_cast<std::int64_t>(sizeof(float)) * plane.tail_floats;
   for (int column = 0; column < tile_keys; column += lanes) {
     if (adjacent && uniform[column / lanes]) {
-      store(to.scale + column, load_bits(first + tails[column]));
+      if (!has_zeros) {
+        store(to.scale + column, load_bits(first + tails[column]));
+        continue;
+      }
+      float stored[std::size_t{2 * lanes}];
+      __builtin_memcpy(stored, first + tails[column], sizeof(stored));
+      for (int i = 0; i < lanes; ++i) {
+        to.scale[column + i] = stored[2 * i];
+        to.zero[column + i] = stored[2 * i + 1] + unsigned_center * stored[2 * i];
+      }
       continue;
     }
     for (int key = column; key < column + lanes; ++key) {

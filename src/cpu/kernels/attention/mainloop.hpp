@@ -225,6 +225,7 @@ class mainloop {
   // Codes with tails are of one byte: strides in elements are in bytes.
   static BIFOLIO_INLINE void locate_tails(const coded_plane& plane, const kv_strides& strides, std::int64_t block,
                                           int token, int count, std::int64_t* tails) noexcept {
+    if (widens_codes && plane.tail_floats == 0) return;  // rows that are decoded one by one read theirs anyway
     const std::int64_t first = block * strides.block + plane.tail.offset + token * plane.tail.token;
     for (int i = 0; i < count; ++i) tails[i] = first + i * plane.tail.token;
   }

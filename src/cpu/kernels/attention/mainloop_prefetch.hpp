@@ -133,7 +133,14 @@ inline void mainloop<Key, Self>::prefetch_tails(const void* base, std::int64_t h
   const auto first = reinterpret_cast<std::uintptr_t>(base) + static_cast<std::uintptr_t>(head_offset);
   std::uintptr_t last = 0;
   for (int key = tile.begin; key < tile.end; ++key) {
-    const std::uintptr_t address = first + static_cast<std::uintptr_t>(tails[key]);
+    std::uintptr_t address = first + static_cast<std::uintptr_t>(tails[key]);
+    if (key % lanes == 0 && tile.uniform[key / lanes] && tails[key + lanes - 1] - tails[key] < 4 * cache_line_bytes) {
+      // Those of one block side by side: line by line.
+      key += lanes - 1;
+      const std::uintptr_t end = first + static_cast<std::uintptr_t>(tails[key]);
+      for (; address < end; address += cache_line_bytes) prefetch_line{}(address);
+      address = end;
+    }
     if (address / cache_line_bytes == last) continue;
     last = address / cache_line_bytes;
     prefetch_line{}(address);

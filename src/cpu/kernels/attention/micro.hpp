@@ -113,11 +113,11 @@ BIFOLIO_INLINE void score_rows(const float* queries, const float* keys, int num_
   }
 }
 
-/// Calls `pass.operator()<Vectors, IsWhole>(dim)` for dims [0, num_dims) of rows of V; only the last pair of vectors of
-/// the last pass may have fewer dims than lanes.
-template <int Rows, class Pass>
+/// Calls `pass.operator()<Vectors, IsWhole>(dim)` for dims [0, num_dims) of rows of V, of NR vectors; only the last
+/// pair of vectors of the last pass may have fewer dims than lanes.
+template <int Nr, class Pass>
 BIFOLIO_INLINE void over_dims(int num_dims, const Pass& pass) noexcept {
-  constexpr int vectors = nr_of(Rows);
+  constexpr int vectors = Nr;
   int dim = 0;
   for (; dim + vectors * lanes <= num_dims; dim += vectors * lanes) pass.template operator()<vectors, true>(dim);
   if (dim == num_dims) return;
@@ -167,12 +167,13 @@ BIFOLIO_INLINE void accumulate_rows(const float* p, const Value* const* values, 
       for (int c = 0; c < Vectors; ++c) store(first + r * acc_stride + c * lanes, acc[r][c]);
     }
   };
-  over_dims<Rows>(num_dims, pass);
+  over_dims<nr_of(Rows)>(num_dims, pass);
 }
 
 /// V rows in place, as `accumulate_pairs` reads them: one pointer per key.
 struct value_rows {
   const bfloat16* const* row;
+  static constexpr int nr_of(int rows) noexcept { return BIFOLIO_ISA::nr_of(rows); }
   BIFOLIO_INLINE void load_pairs(int pair, int dim, vf& a, vf& b) const noexcept {
     pair_rows(load_bits(row[2 * pair] + dim), load_bits(row[2 * pair + 1] + dim), a, b);
   }
@@ -185,6 +186,7 @@ struct value_rows {
 struct value_pairs {
   const float* pairs;
   std::int64_t stride;
+  static constexpr int nr_of(int rows) noexcept { return BIFOLIO_ISA::nr_of(rows); }
   BIFOLIO_INLINE void load_pairs(int pair, int dim, vf& a, vf& b) const noexcept {
     a = load(pairs + pair * stride + dim);
     b = load(pairs + pair * stride + dim + lanes);
@@ -238,7 +240,7 @@ BIFOLIO_INLINE void accumulate_pairs(const float* p, const Values& values, int b
       for (int c = 0; c < Vectors; ++c) store(first + r * acc_stride + c * lanes, acc[r][c]);
     }
   };
-  over_dims<Rows>(num_dims, pass);
+  over_dims<Values::nr_of(Rows)>(num_dims, pass);
 }
 
 /// Calls `body.operator()<Rows>()` for the number of rows, 1 … max_mr.

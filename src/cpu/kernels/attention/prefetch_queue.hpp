@@ -76,7 +76,10 @@ class prefetch_queue {
     if (num_next_ > 0) {
       newest_ = oldest_;
       const std::uintptr_t stream = reinterpret_cast<std::uintptr_t>(*next_++) - offset_;
-      for (; num_idle_ > 0; --num_idle_) streams_[(oldest_ + num_streams - num_idle_) % num_streams] = stream;
+      for (; num_idle_ > 0; --num_idle_) {
+        streams_[(oldest_ + num_streams - num_idle_) % num_streams] = stream;
+        __asm__ volatile("");  // keeps GCC from vectorising: the kernels around calls keep their vector registers
+      }
       streams_[oldest_] = stream;
       if (--num_next_ == 0) {
         next_ = later_;

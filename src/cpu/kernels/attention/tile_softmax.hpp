@@ -40,11 +40,37 @@ struct row_group_lanes {
   float distance[lanes];  // position of the tile's first key less the query's
 };
 
-/// The call's logits transform.
+/// The logits transform of a KV head, and the scales of a KV tile's tokens where codes have them: those of K multiply
+/// scores, those of V probabilities before they are rounded.
 struct softmax_terms {
   float scale = 0;
-  float soft_cap = 0;  // 0 = none
+  float soft_cap = 0;                   // 0 = none
+  const float* key_scales = nullptr;    // [tile_keys]
+  const float* value_scales = nullptr;  // [tile_keys]
 };
+
+/// Which of a vector's keys a lane belongs to.
+template <int Rows>
+BIFOLIO_INLINE __m512i key_numbers() noexcept {
+  return _mm512_srli_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), Rows == 4   ? 2
+                                                                                                    : Rows == 8 ? 3
+                                                                                                                : 4);
+}
+template <int Rows>
+BIFOLIO_INLINE vf key_of_lanes() noexcept {
+  return vf(_mm512_cvtepi32_ps(key_numbers<Rows>()));
+}
+
+/// The scales of `vector_keys` keys from `from` on, each in all lanes of its key.
+template <int Rows>
+BIFOLIO_INLINE vf spread_scales(const float* from) noexcept {
+  if constexpr (Rows == 16) {
+    return vf(*from);
+  } else {
+    const vf scales(_mm512_maskz_loadu_ps((1u << vector_keys<Rows>)-1u, from));
+    return vf(_mm512_permutexvar_ps(key_numbers<Rows>(), raw(scales)));
+  }
+}
 
 /// Probabilities are multiplied by this before they are rounded, so that of e^8 down to 2^-18 all keep 11 bits in
 /// float16; accumulators hold as much more.
@@ -273,7 +299,7 @@ BIFOLIO_INLINE float group_logits(float* scores, const softmax_terms& terms, con
   for (vf& h : high) h = vf(-__builtin_inff());
   const bool scaled_later = terms.soft_cap <= 0 && !of.has_alibi && terms.scale > 0;
   const float factor = scaled_later ? terms.scale : 1.0f;
-  if (scaled_later && of.all_visible) {
+  if (scaled_later && of.all_visible && terms.key_scales == nullptr) {
     // Unrolled as a whole: GCC keeps the chains in memory where it unrolls a loop inside another.
 #pragma GCC unroll 64
     for (int i = 0; i < group_vectors<Rows>; ++i) {
@@ -286,13 +312,11 @@ BIFOLIO_INLINE float group_logits(float* scores, const softmax_terms& terms, con
     const vf scale(scaled_later ? 1.0f : terms.scale);
     const vf cap(terms.soft_cap);
     const vf lowest(-__builtin_inff());
-    const vf key_of_lane(_mm512_cvtepi32_ps(
-        _mm512_srli_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), Rows == 4   ? 2
-                                                                                                   : Rows == 8 ? 3
-                                                                                                               : 4)));
+    const vf key_of_lane = key_of_lanes<Rows>();
     for (int i = 0; i < group_vectors<Rows>; ++i) {
       if (i % 4 == 0) prefetch.poll();
       vf s = join_scores<Rows>(scores + i * keys * lanes) * scale;
+      if (terms.key_scales != nullptr) s = s * spread_scales<Rows>(terms.key_scales + i * keys);
       const vf key = key_of_lane + vf(static_cast<float>(i * keys));
       if (terms.soft_cap > 0) s = attn::soft_capped<vector_math>(s, cap);
       if (of.has_alibi) s = attn::with_alibi<vector_math>(s, load(of.slopes), load(of.distance) + key);
@@ -310,7 +334,7 @@ BIFOLIO_INLINE float group_logits(float* scores, const softmax_terms& terms, con
 /// place, for `add_outputs_in_place` [row blocks][keys / 16][16][16 pairs]; updates maxima, sums and, where a maximum
 /// rises, the accumulators, to which it adds pending outputs first. A row's sum over a KV tile is that of eight chains:
 /// keys 4·i + j, 16 in turn to the first four and to the others. Returns whether a maximum rose.
-template <class Key, int Rows>
+template <class Key, int Rows, bool HasValueScales>
 BIFOLIO_INLINE bool softmax_rows(float* scores, const softmax_terms& terms, const row_group_lanes& of,
                                  const row_group_state& state, bool in_place, const products_between<Key>& between,
                                  float* p, prefetcher& prefetch) noexcept {
@@ -343,6 +367,14 @@ BIFOLIO_INLINE bool softmax_rows(float* scores, const softmax_terms& terms, cons
     for (vf& c : half) c = vf(0.0f);
   }
   if constexpr (Rows != row_group_rows) issue_all(between.scores, prefetch);
+  // A key that a row does not attend to has probability 0, whatever its scale is.
+  [[maybe_unused]] const auto scaled = [&](vf e, int vector) __attribute__((always_inline)) {
+    const int first = vector * vector_keys<Rows>;
+    const vf product = e * spread_scales<Rows>(terms.value_scales + first);
+    if (of.all_visible) return product;
+    const vf key = key_of_lanes<Rows>() + vf(static_cast<float>(first));
+    return xsimd::select((key >= load(of.begin)) & (key < load(of.end)), product, vf(0.0f));
+  };
   for (int step = 0; step < key_steps; ++step) {
     const float* logits = scores + step * 2 * Rows * lanes;
     vf pairs[std::size_t{Rows}];
@@ -353,6 +385,7 @@ BIFOLIO_INLINE bool softmax_rows(float* scores, const softmax_terms& terms, cons
       for (int half = 0; half < 2; ++half) {
         e[half] = exp2(fma(load(logits + (half * Rows + i) * lanes), factor, shift));
         chains[half][i % num_chains] = chains[half][i % num_chains] + e[half];
+        if constexpr (HasValueScales) e[half] = scaled(e[half], step * 2 * Rows + half * Rows + i);
         if constexpr (probability_factor<Key> != 1.0f) e[half] = e[half] * vf(probability_factor<Key>);
       }
       pairs[i] = pair_keys<Key>(e[0], e[1]);
@@ -378,14 +411,20 @@ template <class Key>
 BIFOLIO_INLINE bool softmax_group(float* scores, const softmax_terms& terms, const row_group_lanes& of,
                                   const row_group_state& state, bool in_place, const products_between<Key>& between,
                                   float* p, prefetcher& prefetch) noexcept {
-  switch (of.width) {
-    case 4:
-      return softmax_rows<Key, 4>(scores, terms, of, state, in_place, between, p, prefetch);
-    case 8:
-      return softmax_rows<Key, 8>(scores, terms, of, state, in_place, between, p, prefetch);
-    default:
-      return softmax_rows<Key, 16>(scores, terms, of, state, in_place, between, p, prefetch);
+  const auto softmax = [&]<bool HasValueScales>() __attribute__((always_inline)) {
+    switch (of.width) {
+      case 4:
+        return softmax_rows<Key, 4, HasValueScales>(scores, terms, of, state, in_place, between, p, prefetch);
+      case 8:
+        return softmax_rows<Key, 8, HasValueScales>(scores, terms, of, state, in_place, between, p, prefetch);
+      default:
+        return softmax_rows<Key, 16, HasValueScales>(scores, terms, of, state, in_place, between, p, prefetch);
+    }
+  };
+  if constexpr (__is_same(Key, bfloat16)) {
+    if (terms.value_scales != nullptr) return softmax.template operator()<true>();
   }
+  return softmax.template operator()<false>();
 }
 
 /// Whether `count` elements hold neither infinity nor NaN.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// Attention on tile registers, for calls of one 16-bit dtype throughout. Row groups of 16 rows of a KV head share
-/// softmax and products. Items of one group (decode) read V in place, others pair it (tile_micro.hpp); both give the
-/// same bits.
+/// Attention on tile registers, for calls of one 16-bit dtype throughout, and for 8-bit codes beside bfloat16, whose
+/// rows are widened into scratch. Row groups of 16 rows of a KV head share softmax and products. Items of one group
+/// (decode) read V in place, others pair it (tile_micro.hpp); both give the same bits.
 ///
 /// Those others, which have one KV head, go through four KV tiles in phases:
 ///   scores and softmax of all groups for one tile, then for the next ones, the scores of two groups at a time, between
@@ -55,6 +55,9 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
   using base::head_rows_;
   using base::item_;
   using base::k_contiguous_;
+  using base::k_scale;
+  using base::k_tails_;
+  using base::k_widened_;
   using base::maximum_of;
   using base::num_heads_;
   using base::padded_;
@@ -65,12 +68,17 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
   using base::query_offset;
   using base::range_of_row;
   using base::range_of_token;
+  using base::read_k_scales;
+  using base::read_v_scales;
   using base::scratch_;
   using base::stage_row;
   using base::state_of;
   using base::states_;
   using base::sum_of;
   using base::v_contiguous_;
+  using base::v_tails_;
+  using base::v_widened_;
+  using base::widen_keys;
 
   // K or V of the tile's keys, 16 keys each.
   using tile_key_rows = key_rows[key_tiles];
@@ -189,7 +197,7 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
   [[nodiscard]] int polls_per_tile(const kv_tile_offsets& tile) const noexcept {
     const int scores = key_tiles * (qk_padded_ / tile_dims);
     const int outputs = key_steps * (padded_ / output_dims);
-    const int staged = polls_of_columns();
+    const int staged = polls_of_columns() + 2 * tile_keys * ((k_widened_ ? 1 : 0) + (v_widened_ ? 1 : 0));
     if (in_place_) return staged + scores + num_blocks() * outputs + softmax_polls(head_rows_);
     const int output_tiles = adds_outputs_after(tile) ? num_pending_ + 1 : 0;
     return staged + tile_keys / 2 + num_groups_ * (scores + output_tiles * outputs) +
@@ -224,19 +232,35 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
     }
   }
 
-  void place_keys(const kv_tile_offsets& tile, int head, tile_key_rows& keys) const noexcept {
+  void place_keys(const kv_tile_offsets& tile, int head, tile_key_rows& keys) noexcept {
     const Key* k = static_cast<const Key*>(args_.k) + (item_.kv_head_begin + head) * args_.k_strides.head;
     auto* staging = reinterpret_cast<Key*>(scratch_.keys) + std::int64_t{tile_keys} * qk_padded_;  // behind `staged`
+    if (k_widened_) {
+      widen_keys(tile, head, tile.begin, tile.end, staging + std::int64_t{tile.begin} * qk_padded_, qk_padded_);
+    }
     const Key* row_of[tile_keys];
     for (int key = tile.begin; key < tile.end; ++key) {
       row_of[key] = k + tile.k[key];
       if (k_contiguous_) continue;
       Key* const row = staging + std::int64_t{key} * qk_padded_;
-      stage_row(row_of[key], args_.k_strides, args_.qk_head_dim, row);
+      if (!k_widened_) stage_row(row_of[key], args_.k_strides, args_.qk_head_dim, row);
       row_of[key] = row;
     }
     find_rows(tile, row_of, args_.qk_head_dim, k_contiguous_ ? args_.k_strides.token : qk_padded_,
               {tile.begin, tile.end}, scratch_.keys, keys);
+  }
+  // The logits transform of a head, and the scales of the tile's tokens.
+  [[nodiscard]] softmax_terms terms_of(const kv_tile_offsets& tile, int head) noexcept {
+    softmax_terms terms{args_.scale * k_scale(head), args_.soft_cap};
+    if (k_tails_) {
+      read_k_scales(tile, head, k_scales_);
+      terms.key_scales = k_scales_.scale;
+    }
+    if (v_tails_) {
+      read_v_scales(tile, head, v_scales_);
+      terms.value_scales = v_scales_.scale;
+    }
+    return terms;
   }
   void place_values(const kv_tile_offsets& tile, const Key* const* row_of, visible_range visible,
                     tile_key_rows& values) const noexcept {
@@ -344,7 +368,7 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
     alignas(64) float p[2 * num_floats];       // [row block][keys / 16][16][16 pairs]
     score_group<Key>(group_queries(head, 0), keys, qk_padded_ / tile_dims, scores, prefetcher_);
     const row_group_state state = state_of_group(head, 0);
-    softmax_group<Key>(scores, {args_.scale, args_.soft_cap}, view.lanes_of, state, true, {}, p, prefetcher_);
+    softmax_group<Key>(scores, terms_of(tile, head), view.lanes_of, state, true, {}, p, prefetcher_);
     // A probability of 0 masks a key, unless its V is not finite.
     if (view.alike || has_finite_values(tile, row_of)) {
       return add_in_place(tile, p, values, state.accumulators(), scores);
@@ -425,6 +449,7 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
     for (int part = 0; part < 2; ++part) issue_all(scores_of(viewed[0], part, head, keys, scores[0]), prefetcher_);
     const std::int32_t bit = 1 << num_pending_;
     bool all_alike = true;
+    const softmax_terms terms = terms_of(tile, head);
     for (int place = 0; viewed[place].count > 0; place = 1 - place) {
       const viewed_groups& now = viewed[place];
       viewed_groups& after = viewed[1 - place];
@@ -437,9 +462,9 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
         between.scores = scores_of(after, i, head, keys, scores[1 - place]);
         if (pending != 0) between.pending = &before;
         between.p = probabilities_of(group);
-        const bool rises = softmax_group<Key>(scores[place][i], {args_.scale, args_.soft_cap}, now.views[i].lanes_of,
-                                              state_of_group(head, group), false, between,
-                                              probabilities_of(group) + pending_place(num_pending_), prefetcher_);
+        const bool rises =
+            softmax_group<Key>(scores[place][i], terms, now.views[i].lanes_of, state_of_group(head, group), false,
+                               between, probabilities_of(group) + pending_place(num_pending_), prefetcher_);
         pending = (rises ? 0 : pending) | bit;
         all_alike = all_alike && now.views[i].alike;
       }
@@ -538,6 +563,9 @@ class tile_mainloop : public mainloop<Key, tile_mainloop<Key>> {
   int num_groups_;        // per KV head
   bool in_place_;         // how V enters the products
   visible_range common_;  // positions that all rows attend to
+  // Of the tile, where codes have scales per token.
+  tile_scales k_scales_;
+  tile_scales v_scales_;
   // Of an item that pairs V: KV tiles whose outputs are pending, and their steps.
   int num_pending_ = 0;
   step_range used_steps_[std::size_t{output_tiles_together}] = {};

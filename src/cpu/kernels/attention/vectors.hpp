@@ -5,6 +5,7 @@
 /// outputs; in float32, by dot products of pairs for calls of bfloat16 throughout, or with scores of bytes.
 
 #include "common/attention/logits.hpp"
+#include "cpu/kernels/attention/code_micro.hpp"
 #include "cpu/kernels/attention/mainloop.hpp"
 #include "cpu/kernels/attention/quads.hpp"
 
@@ -33,6 +34,7 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
   static constexpr bool scores_by_dots = Sums == vector_sums::dots;
   static constexpr bool sums_by_dots = scores_by_dots || (scores_by_fours && has_pair_dot);
   static constexpr bool pairs_columns = sums_by_dots && transposes_half_rows;
+  static constexpr bool may_keep_codes = sums_by_dots && multiplies_codes;
   static constexpr bool may_keep_pairs = sizeof(Key) == 2 && !scores_by_fours && (scores_by_dots || keeps_pairs);
 
  public:
@@ -48,7 +50,10 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
                                        : args.qk_head_dim),
         v_in_place_(!(pairs_columns && v_columns_) && (head_rows_ <= in_place_rows || sizeof(Key) == 4)),
         k_transposed_(k_widened_ && pairs_ && base::has_runs(args.k_strides, args.qk_head_dim) &&
-                      transposes_codes(args.k_code.type, args.qk_head_dim)) {}
+                      transposes_codes(args.k_code.type, args.qk_head_dim)),
+        k_in_codes_(may_keep_codes && scores_by_dots && k_transposed_ && num_groups_ == 1),
+        v_in_codes_(may_keep_codes && v_widened_ && num_groups_ == 1 &&
+                    base::has_runs(args.v_strides, args.v_head_dim)) {}
 
  private:
   using base::args_;
@@ -136,16 +141,20 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
 
   // One poll per column of a transposition, per dim of the scores, per key and register pass of the accumulation.
   [[nodiscard]] int polls_per_tile(const kv_tile_offsets&) const noexcept {
-    const int vectors = nr_of(base_rows_ + (extra_rows_ > 0 ? 1 : 0));
-    const int passes = (dims_ + vectors * lanes - 1) / (vectors * lanes);
+    const int rows = base_rows_ + (extra_rows_ > 0 ? 1 : 0);
+    const int vectors = nr_of(rows);
+    const int value_vectors = v_in_codes_ ? code_nr_of(rows) : vectors;
+    const int passes = (dims_ + value_vectors * lanes - 1) / (value_vectors * lanes);
+    const int values =
+        polls_of_columns() + num_groups_ * tile_keys * passes + (v_widened_ && !v_in_codes_ ? 2 * tile_keys : 0);
+    if (k_in_codes_) return tile_vectors * args_.qk_head_dim / 4 * (code_column_polls + code_score_polls) + values;
     const int columns =
         tile_keys / lanes * args_.qk_head_dim * (scores_by_fours ? 1 : static_cast<int>(sizeof(Key))) / 4;
-    const int widened = 2 * tile_keys * ((k_widened_ && !scores_by_fours ? 1 : 0) + (v_widened_ ? 1 : 0));
-    return widened + columns + polls_of_columns() +
-           num_groups_ * (args_.qk_head_dim * (tile_vectors / vectors) + tile_keys * passes);
+    const int scores = num_groups_ * args_.qk_head_dim * (tile_vectors / vectors);
+    return (k_widened_ && !scores_by_fours ? 2 * tile_keys : 0) + columns + scores + values;
   }
 
-  // The same for codes that are transposed before they are widened.
+  // The same for codes that are transposed before they are widened, or not widened here.
   template <class Code>
   void pack_codes(const kv_tile_offsets& tile, int head, int dim, int dims) noexcept;
 
@@ -175,11 +184,11 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
   void process_tile(const kv_tile_offsets& tile, int head) noexcept {
     // The transposed keys of KC dims stay in L1 while they are used.
     const bool by_dims = k_contiguous_ || k_transposed_ || k_pieces_;
-    const int kc = scores_by_fours               ? quad_kc
-                   : !by_dims                    ? args_.qk_head_dim
-                   : pairs_                      ? pair_kc
-                   : head_rows_ <= in_place_rows ? decode_kc
-                                                 : prefill_kc;
+    const int kc = scores_by_fours || k_in_codes_ ? quad_kc
+                   : !by_dims                     ? args_.qk_head_dim
+                   : pairs_                       ? pair_kc
+                   : head_rows_ <= in_place_rows  ? decode_kc
+                                                  : prefill_kc;
     for (int dim = 0; dim < args_.qk_head_dim; dim += kc) {
       const int dims = args_.qk_head_dim - dim < kc ? args_.qk_head_dim - dim : kc;
       pack_keys(tile, head, dim, dims);
@@ -194,8 +203,10 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
     const Key* rows[tile_keys];
     const float* widened[tile_keys];
     const bool by_columns = pairs_columns && v_columns_;
-    if (!by_columns) find_values(tile, head, rows);
-    if (by_columns) {
+    if (!by_columns && !v_in_codes_) find_values(tile, head, rows);
+    if (v_in_codes_) {
+      // Read by accumulate_codes.
+    } else if (by_columns) {
       if constexpr (pairs_columns) pair_columns(tile, head);
     } else if (v_in_place_) {
       // The other key of a pair may be outside the tile: it is loaded, never multiplied.
@@ -222,7 +233,9 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
                     scratch_.sums + (row_index + i) * workspace_align);
       }
       if constexpr (sums_by_dots) {
-        if (v_in_place_) {
+        if (v_in_codes_) {
+          accumulate_codes(scores, tile, head, group, group_states);
+        } else if (v_in_place_) {
           accumulate_dot(scores, value_rows{rows}, args_.v_head_dim, group, group_states);
         } else {
           accumulate_dot(scores, value_pairs{scratch_.values, padded_}, dims_, group, group_states);
@@ -262,6 +275,17 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
     float* scores = scratch_.scores + static_cast<std::int64_t>(group.begin) * tile_keys;
     constexpr int dims_of_value = scores_by_fours ? 4 : scores_by_dots ? 2 : 1;
     const float* queries = queries_of(group, head) + static_cast<std::int64_t>(dim / dims_of_value) * group.rows;
+    if constexpr (scores_by_dots && may_keep_codes) {
+      if (k_in_codes_) {
+        return with_code(
+            args_.k_code.type, [&]<class Code>() __attribute__((always_inline)) {
+              with_rows(
+                  group.rows, [&]<int Rows>() __attribute__((always_inline)) {
+                    score_codes<Code, Rows>(queries, scratch_.keys, dims / 4, dim > 0, scores, prefetcher_);
+                  });
+            });
+      }
+    }
     with_rows(
         group.rows, [&]<int Rows>() __attribute__((always_inline)) {
           const auto add = [&]<class Column>(Column) __attribute__((always_inline)) {
@@ -365,13 +389,33 @@ class vector_mainloop : public mainloop<Key, vector_mainloop<Key, Sums>> {
     for (int i = 0; i < rows; ++i) alone(i, common.end, visible[i].end);
   }
 
+  // The same of codes in place.
+  void accumulate_codes(const float* p, const kv_tile_offsets& tile, int head, const row_group& group,
+                        float* states) noexcept {
+    if constexpr (may_keep_codes) {
+      with_code(
+          args_.v_code.type, [&]<class Code>() __attribute__((always_inline)) {
+            const Code* const v =
+                static_cast<const Code*>(args_.v) + (item_.kv_head_begin + head) * args_.v_strides.head;
+            const Code* rows[tile_keys];
+            for (int key = tile.begin; key < tile.end; ++key) rows[key] = v + tile.v[key];
+            // The other key of a pair may be outside the tile: it is loaded, never multiplied.
+            if (tile.begin % 2 != 0) rows[tile.begin - 1] = static_cast<const Code*>(scratch_.zero_row);
+            if (tile.end % 2 != 0) rows[tile.end] = static_cast<const Code*>(scratch_.zero_row);
+            accumulate_dot(p, value_codes<Code>{rows, {}}, args_.v_head_dim, group, states);
+          });
+    }
+  }
+
   int num_groups_;
   int base_rows_;  // of each group; the first `extra_rows_` groups have one more
   int extra_rows_;
   bool pairs_;        // transposed keys of 16 bits stay in pairs
   int query_values_;  // floats of a row in scratch
   bool v_in_place_;
-  bool k_transposed_;  // codes of K are widened after the transposition
+  bool k_transposed_;  // codes of K are widened after the transposition,
+  bool k_in_codes_;    // where they are multiplied
+  bool v_in_codes_;    // codes of V are
   // Of the tile, where codes have scales per token.
   tile_scales k_scales_;
   tile_scales v_scales_;

@@ -53,9 +53,14 @@ inline void vector_mainloop<Key, Sums>::pack_codes(const kv_tile_offsets& tile, 
   const Code* const k = static_cast<const Code*>(args_.k) + (item_.kv_head_begin + head) * args_.k_strides.head + dim;
   const Code* const zeros = static_cast<const Code*>(scratch_.zero_row);
   for (int column = 0; column < tile_keys; column += lanes) {
+    float* const keys = scratch_.keys + column;
     if (tile.uniform[column / lanes]) {
       const uniform_rows<Code> rows(k + tile.k[column], args_.k_strides.token);
-      transpose_codes(widener, rows, dims, scratch_.keys + column, prefetcher_);
+      if (k_in_codes_) {
+        store_code_columns(rows, dims, keys, prefetcher_);
+      } else {
+        transpose_codes(widener, rows, dims, keys, prefetcher_);
+      }
       continue;
     }
     scattered_rows<Code> rows;
@@ -63,7 +68,11 @@ inline void vector_mainloop<Key, Sums>::pack_codes(const kv_tile_offsets& tile, 
       const int key = column + i;
       rows.row[i] = key < tile.begin || key >= tile.end ? zeros : k + tile.k[key];
     }
-    transpose_codes(widener, rows, dims, scratch_.keys + column, prefetcher_);
+    if (k_in_codes_) {
+      store_code_columns(rows, dims, keys, prefetcher_);
+    } else {
+      transpose_codes(widener, rows, dims, keys, prefetcher_);
+    }
   }
 }
 

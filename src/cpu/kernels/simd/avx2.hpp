@@ -42,7 +42,8 @@ BIFOLIO_INLINE float reduce_max(vf v) noexcept {
 }
 
 /// Transposes 8 × 8 elements of 32 bits: row i is read by `load_row(i)`, column j leaves through `store_column(j, v)`.
-template <class LoadRow, class StoreColumn>
+/// With `Halved` each 128-bit piece of a column holds the lower 16 bits of four rows, then their upper 16.
+template <bool Halved = false, class LoadRow, class StoreColumn>
 BIFOLIO_INLINE void transpose(const LoadRow& load_row, const StoreColumn& store_column) noexcept {
   __m256 b[8];
 #pragma GCC unroll 2
@@ -51,14 +52,25 @@ BIFOLIO_INLINE void transpose(const LoadRow& load_row, const StoreColumn& store_
     const __m256 row1 = raw(load_row(i + 1));
     const __m256 row2 = raw(load_row(i + 2));
     const __m256 row3 = raw(load_row(i + 3));
-    const __m256 low01 = _mm256_unpacklo_ps(row0, row1);
-    const __m256 high01 = _mm256_unpackhi_ps(row0, row1);
-    const __m256 low23 = _mm256_unpacklo_ps(row2, row3);
-    const __m256 high23 = _mm256_unpackhi_ps(row2, row3);
-    b[i] = _mm256_shuffle_ps(low01, low23, 0x44);
-    b[i + 1] = _mm256_shuffle_ps(low01, low23, 0xee);
-    b[i + 2] = _mm256_shuffle_ps(high01, high23, 0x44);
-    b[i + 3] = _mm256_shuffle_ps(high01, high23, 0xee);
+    if constexpr (Halved) {
+      const __m256i low01 = _mm256_unpacklo_epi16(_mm256_castps_si256(row0), _mm256_castps_si256(row1));
+      const __m256i high01 = _mm256_unpackhi_epi16(_mm256_castps_si256(row0), _mm256_castps_si256(row1));
+      const __m256i low23 = _mm256_unpacklo_epi16(_mm256_castps_si256(row2), _mm256_castps_si256(row3));
+      const __m256i high23 = _mm256_unpackhi_epi16(_mm256_castps_si256(row2), _mm256_castps_si256(row3));
+      b[i] = _mm256_castsi256_ps(_mm256_unpacklo_epi32(low01, low23));
+      b[i + 1] = _mm256_castsi256_ps(_mm256_unpackhi_epi32(low01, low23));
+      b[i + 2] = _mm256_castsi256_ps(_mm256_unpacklo_epi32(high01, high23));
+      b[i + 3] = _mm256_castsi256_ps(_mm256_unpackhi_epi32(high01, high23));
+    } else {
+      const __m256 low01 = _mm256_unpacklo_ps(row0, row1);
+      const __m256 high01 = _mm256_unpackhi_ps(row0, row1);
+      const __m256 low23 = _mm256_unpacklo_ps(row2, row3);
+      const __m256 high23 = _mm256_unpackhi_ps(row2, row3);
+      b[i] = _mm256_shuffle_ps(low01, low23, 0x44);
+      b[i + 1] = _mm256_shuffle_ps(low01, low23, 0xee);
+      b[i + 2] = _mm256_shuffle_ps(high01, high23, 0x44);
+      b[i + 3] = _mm256_shuffle_ps(high01, high23, 0xee);
+    }
   }
 #pragma GCC unroll 4
   for (int c = 0; c < 4; ++c) {

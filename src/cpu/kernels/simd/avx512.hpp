@@ -43,39 +43,66 @@ BIFOLIO_INLINE float reduce_max(vf v) noexcept {
   return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
 
-/// to[c]: 128-bit piece k holds column 4·k + c of the four rows.
-BIFOLIO_INLINE void interleave_four(__m512 row0, __m512 row1, __m512 row2, __m512 row3, __m512* to) noexcept {
-  const __m512d low01 = _mm512_castps_pd(_mm512_unpacklo_ps(row0, row1));
-  const __m512d high01 = _mm512_castps_pd(_mm512_unpackhi_ps(row0, row1));
-  const __m512d low23 = _mm512_castps_pd(_mm512_unpacklo_ps(row2, row3));
-  const __m512d high23 = _mm512_castps_pd(_mm512_unpackhi_ps(row2, row3));
-  to[0] = _mm512_castpd_ps(_mm512_unpacklo_pd(low01, low23));
-  to[1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low01, low23));
-  to[2] = _mm512_castpd_ps(_mm512_unpacklo_pd(high01, high23));
-  to[3] = _mm512_castpd_ps(_mm512_unpackhi_pd(high01, high23));
+/// Four columns: named, because GCC 12 keeps an array of them in memory as well.
+struct four_columns {
+  __m512 c0;
+  __m512 c1;
+  __m512 c2;
+  __m512 c3;
+};
+
+/// 128-bit piece k of column c holds column 4·k + c of the four rows. With `Halved` the halves of the elements are
+/// apart: a piece holds the lower 16 bits of the four rows, then their upper 16.
+template <bool Halved = false>
+BIFOLIO_INLINE four_columns interleave_four(vf row0, vf row1, vf row2, vf row3) noexcept {
+  if constexpr (Halved) {
+    const __m512i rows[4] = {_mm512_castps_si512(raw(row0)), _mm512_castps_si512(raw(row1)),
+                             _mm512_castps_si512(raw(row2)), _mm512_castps_si512(raw(row3))};
+    const __m512i low01 = _mm512_unpacklo_epi16(rows[0], rows[1]);
+    const __m512i high01 = _mm512_unpackhi_epi16(rows[0], rows[1]);
+    const __m512i low23 = _mm512_unpacklo_epi16(rows[2], rows[3]);
+    const __m512i high23 = _mm512_unpackhi_epi16(rows[2], rows[3]);
+    return {_mm512_castsi512_ps(_mm512_unpacklo_epi32(low01, low23)),
+            _mm512_castsi512_ps(_mm512_unpackhi_epi32(low01, low23)),
+            _mm512_castsi512_ps(_mm512_unpacklo_epi32(high01, high23)),
+            _mm512_castsi512_ps(_mm512_unpackhi_epi32(high01, high23))};
+  } else {
+    const __m512d low01 = _mm512_castps_pd(_mm512_unpacklo_ps(raw(row0), raw(row1)));
+    const __m512d high01 = _mm512_castps_pd(_mm512_unpackhi_ps(raw(row0), raw(row1)));
+    const __m512d low23 = _mm512_castps_pd(_mm512_unpacklo_ps(raw(row2), raw(row3)));
+    const __m512d high23 = _mm512_castps_pd(_mm512_unpackhi_ps(raw(row2), raw(row3)));
+    return {_mm512_castpd_ps(_mm512_unpacklo_pd(low01, low23)), _mm512_castpd_ps(_mm512_unpackhi_pd(low01, low23)),
+            _mm512_castpd_ps(_mm512_unpacklo_pd(high01, high23)), _mm512_castpd_ps(_mm512_unpackhi_pd(high01, high23))};
+  }
 }
 
 /// Transposes 16 × 16 elements of 32 bits: row i is read by `load_row(i)`, column j leaves through `store_column(j,
-/// v)`. Loads and stores are woven in, so that no more than 24 registers are alive.
-template <class LoadRow, class StoreColumn>
+/// v)`. Loads and stores are woven in, so that no more than 24 registers are alive. `Halved`: see `interleave_four`.
+template <bool Halved = false, class LoadRow, class StoreColumn>
 BIFOLIO_INLINE void transpose(const LoadRow& load_row, const StoreColumn& store_column) noexcept {
-  __m512 b[16];
-#pragma GCC unroll 4
-  for (int i = 0; i < 16; i += 4) {
-    interleave_four(raw(load_row(i)), raw(load_row(i + 1)), raw(load_row(i + 2)), raw(load_row(i + 3)), b + i);
-  }
-  // b[4·g + c]: 128-bit piece k holds column 4·k + c of rows 4·g … 4·g + 3. Now a 4 × 4 transposition of pieces.
-#pragma GCC unroll 4
-  for (int c = 0; c < 4; ++c) {
-    const __m512 low01 = _mm512_shuffle_f32x4(b[c], b[4 + c], 0x44);
-    const __m512 low23 = _mm512_shuffle_f32x4(b[8 + c], b[12 + c], 0x44);
-    store_column(c, vf(_mm512_shuffle_f32x4(low01, low23, 0x88)));
-    store_column(4 + c, vf(_mm512_shuffle_f32x4(low01, low23, 0xdd)));
-    const __m512 high01 = _mm512_shuffle_f32x4(b[c], b[4 + c], 0xee);
-    const __m512 high23 = _mm512_shuffle_f32x4(b[8 + c], b[12 + c], 0xee);
-    store_column(8 + c, vf(_mm512_shuffle_f32x4(high01, high23, 0x88)));
-    store_column(12 + c, vf(_mm512_shuffle_f32x4(high01, high23, 0xdd)));
-  }
+  const auto rows = [&](int i) __attribute__((always_inline)) {
+    return interleave_four<Halved>(load_row(i), load_row(i + 1), load_row(i + 2), load_row(i + 3));
+  };
+  const four_columns a = rows(0);
+  const four_columns b = rows(4);
+  const four_columns c = rows(8);
+  const four_columns d = rows(12);
+  // Now 4 × 4 transpositions of pieces.
+  const auto columns = [&](int i, __m512 piece0, __m512 piece1, __m512 piece2, __m512 piece3)
+      __attribute__((always_inline)) {
+    const __m512 low01 = _mm512_shuffle_f32x4(piece0, piece1, 0x44);
+    const __m512 low23 = _mm512_shuffle_f32x4(piece2, piece3, 0x44);
+    store_column(i, vf(_mm512_shuffle_f32x4(low01, low23, 0x88)));
+    store_column(4 + i, vf(_mm512_shuffle_f32x4(low01, low23, 0xdd)));
+    const __m512 high01 = _mm512_shuffle_f32x4(piece0, piece1, 0xee);
+    const __m512 high23 = _mm512_shuffle_f32x4(piece2, piece3, 0xee);
+    store_column(8 + i, vf(_mm512_shuffle_f32x4(high01, high23, 0x88)));
+    store_column(12 + i, vf(_mm512_shuffle_f32x4(high01, high23, 0xdd)));
+  };
+  columns(0, a.c0, b.c0, c.c0, d.c0);
+  columns(1, a.c1, b.c1, c.c1, d.c1);
+  columns(2, a.c2, b.c2, c.c2, d.c2);
+  columns(3, a.c3, b.c3, c.c3, d.c3);
 }
 
 /// Transposes 16 rows of four elements of 32 bits that lie one after the other: `load_rows(i)` reads rows 4·i … 4·i +
@@ -109,20 +136,23 @@ inline constexpr bool transposes_half_rows = true;
 /// Transposes 16 rows of eight elements of 32 bits: row i is at `row(i)`, column j leaves through `store_column(j, v)`.
 template <class Row, class StoreColumn>
 BIFOLIO_INLINE void transpose_half_rows(const Row& row, const StoreColumn& store_column) noexcept {
-  __m512 b[8];
-#pragma GCC unroll 2
-  for (int i = 0; i < 8; i += 4) {
-    const auto rows = [&](int j) __attribute__((always_inline)) {
-      return _mm512_castsi512_ps(join_halves(row(2 * i + j), row(2 * i + 4 + j)));
+  const auto rows = [&](int i) __attribute__((always_inline)) {
+    const auto at = [&](int j) __attribute__((always_inline)) {
+      return vf(_mm512_castsi512_ps(join_halves(row(i + j), row(i + 4 + j))));
     };
-    interleave_four(rows(0), rows(1), rows(2), rows(3), b + i);
-  }
-  // b[c] and b[4 + c]: the even 128-bit pieces hold column c, the odd ones column 4 + c.
-#pragma GCC unroll 4
-  for (int c = 0; c < 4; ++c) {
-    store_column(c, vf(_mm512_shuffle_f32x4(b[c], b[4 + c], 0x88)));
-    store_column(4 + c, vf(_mm512_shuffle_f32x4(b[c], b[4 + c], 0xdd)));
-  }
+    return interleave_four(at(0), at(1), at(2), at(3));
+  };
+  const four_columns a = rows(0);
+  const four_columns b = rows(8);
+  // The even 128-bit pieces hold column i, the odd ones column 4 + i.
+  const auto columns = [&](int i, __m512 piece0, __m512 piece1) __attribute__((always_inline)) {
+    store_column(i, vf(_mm512_shuffle_f32x4(piece0, piece1, 0x88)));
+    store_column(4 + i, vf(_mm512_shuffle_f32x4(piece0, piece1, 0xdd)));
+  };
+  columns(0, a.c0, b.c0);
+  columns(1, a.c1, b.c1);
+  columns(2, a.c2, b.c2);
+  columns(3, a.c3, b.c3);
 }
 
 /// Transposes 32 rows of 16 elements of 16 bits: row i is at `row(i)`, column j leaves through `store_column(j, v)`.

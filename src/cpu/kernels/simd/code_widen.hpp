@@ -90,20 +90,6 @@ BIFOLIO_INLINE void store_interleaved(__m512i low, __m512i high, bfloat16* to) n
 BIFOLIO_INLINE __m512i spread_quads(__m512i bytes) noexcept {
   return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), bytes);
 }
-/// The low and high bytes of 64 elements: those at even places as one vector of elements, those at odd places as
-/// another.
-BIFOLIO_INLINE void join_bytes(__m512i low, __m512i high, __m512i& even, __m512i& odd) noexcept {
-  const __m512i high_bytes = _mm512_set1_epi16(static_cast<short>(0xff00));
-  constexpr int choose = 0xca;  // a ? b : c
-  even = _mm512_ternarylogic_epi64(high_bytes, _mm512_slli_epi16(high, 8), low, choose);
-  odd = _mm512_ternarylogic_epi64(high_bytes, high, _mm512_srli_epi16(low, 8), choose);
-}
-/// Lanes of four bytes: the two in the middle change places.
-BIFOLIO_INLINE __m512i swap_middle(__m512i quads) noexcept {
-  return _mm512_shuffle_epi8(
-      quads, _mm512_broadcast_i32x4(_mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15)));
-}
-
 #if defined(__AVX512VBMI__)
 
 template <class Code>
@@ -215,18 +201,42 @@ BIFOLIO_INLINE void widen_step(const code_widener<Code>& widener, const void* fr
   widener.widen(_mm512_loadu_si512(from), to);
 }
 
-/// Lanes of four codes as two pairs of elements each.
+/// Lanes of four codes whose halves are apart (`transpose<true>`), as two pairs of elements each.
 template <class Code>
 BIFOLIO_INLINE void widen_quads(const code_widener<Code>& widener, vf codes, vf& first, vf& second) noexcept {
   __m512i low;
   __m512i high;
-  __m512i even;
-  __m512i odd;
-  widener.widen(swap_middle(_mm512_castps_si512(raw(codes))), low, high);
-  join_bytes(low, high, even, odd);
-  first = vf(_mm512_castsi512_ps(even));
-  second = vf(_mm512_castsi512_ps(odd));
+  widener.widen(_mm512_castps_si512(raw(codes)), low, high);
+  first = vf(_mm512_castsi512_ps(_mm512_unpacklo_epi8(low, high)));
+  second = vf(_mm512_castsi512_ps(_mm512_unpackhi_epi8(low, high)));
 }
+
+#if defined(__AVX512VBMI__)
+
+/// Whether codes are widened in registers where they are multiplied (code_micro.hpp).
+inline constexpr bool multiplies_codes = true;
+
+/// Pairs (even[d], odd[d]) of 2·lanes codes of two rows, as `pair_rows` orders them. Only the first `count` are read;
+/// the others are code 0.
+template <class Code, bool IsWhole>
+BIFOLIO_INLINE void widen_pairs(const code_widener<Code>& widener, const Code* even, const Code* odd, int count, vf& a,
+                                vf& b) noexcept {
+  __m512i rows;
+  if constexpr (IsWhole) {
+    rows = join_halves(even, odd);
+  } else {
+    const __mmask32 present = (std::uint32_t{1} << count) - 1;
+    rows = _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_maskz_loadu_epi8(present, even)),
+                              _mm256_maskz_loadu_epi8(present, odd), 1);
+  }
+  const __m512i order = _mm512_set_epi8(
+      63, 31, 62, 30, 61, 29, 60, 28, 59, 27, 58, 26, 57, 25, 56, 24, 55, 23, 54, 22, 53, 21, 52, 20,  //
+      51, 19, 50, 18, 49, 17, 48, 16, 47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8,    //
+      39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+  widen_quads(widener, vf(_mm512_castsi512_ps(_mm512_permutexvar_epi8(order, rows))), a, b);
+}
+
+#endif
 
 #elif defined(__AVX2__)
 
@@ -294,17 +304,14 @@ BIFOLIO_INLINE void widen_step(const code_widener<Code>& widener, const void* fr
 template <class Code>
 inline constexpr bool widens_quads = is_float8<Code>;
 
-/// Lanes of four codes as two pairs of elements each.
+/// Lanes of four codes whose halves are apart (`transpose<true>`), as two pairs of elements each.
 template <class Code>
 BIFOLIO_INLINE void widen_quads(const code_widener<Code>& widener, vf codes, vf& first, vf& second) noexcept {
-  const __m256i middle_swapped =
-      _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15));
   __m256i low;
   __m256i high;
-  widener.widen(_mm256_shuffle_epi8(_mm256_castps_si256(raw(codes)), middle_swapped), low, high);
-  const __m256i high_bytes = _mm256_set1_epi16(static_cast<short>(0xff00));
-  first = vf(_mm256_castsi256_ps(_mm256_or_si256(_mm256_slli_epi16(high, 8), _mm256_andnot_si256(high_bytes, low))));
-  second = vf(_mm256_castsi256_ps(_mm256_or_si256(_mm256_and_si256(high, high_bytes), _mm256_srli_epi16(low, 8))));
+  widener.widen(_mm256_castps_si256(raw(codes)), low, high);
+  first = vf(_mm256_castsi256_ps(_mm256_unpacklo_epi8(low, high)));
+  second = vf(_mm256_castsi256_ps(_mm256_unpackhi_epi8(low, high)));
 }
 
 #else
@@ -329,6 +336,13 @@ BIFOLIO_INLINE void widen_step(const code_widener<Code>&, const void* from, bflo
   }
 }
 
+#endif
+
+#if !defined(__AVX512VBMI__)
+inline constexpr bool multiplies_codes = false;
+// Never called:
+template <class Code, bool IsWhole>
+void widen_pairs(const code_widener<Code>&, const Code*, const Code*, int, vf&, vf&) noexcept {}
 #endif
 
 /// `count` adjacent codes; reads no further and writes no further.

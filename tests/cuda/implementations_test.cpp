@@ -214,7 +214,9 @@ TEST_CASE("deterministic plans use prefill where it has decode's bits, and give 
                          named{160, 16, "cuda prefill bf16 d192 copy deterministic"},
                          named{192, 16, "cuda prefill bf16 d192 tma deterministic"},
                          named{256, 128, "cuda prefill bf16 d256 tma deterministic"},
-                         named{256, 8, "cuda prefill bf16 d256 copy deterministic"}}) {
+                         named{256, 8, "cuda prefill bf16 d256 copy deterministic"},
+                         named{264, 16, "cuda prefill bf16 d512 copy deterministic"},
+                         named{512, 16, "cuda prefill bf16 d512 tma deterministic"}}) {
     CAPTURE(n.kernel);
     world w;
     w.spec.deterministic = true;
@@ -226,6 +228,15 @@ TEST_CASE("deterministic plans use prefill where it has decode's bits, and give 
     call.q = as_const(dense_view(world::array(1), dtype::bf16, 2000, 8, n.head_dim));
     call.out = dense_view(world::array(2), dtype::bf16, 2000, 8, n.head_dim);
     CHECK(w.where().describe(w.plan, call) == names{n.kernel});
+  }
+  for (const std::int32_t head_dim : {264, 512}) {  // no decode kernel: prefill computes all sequences
+    CAPTURE(head_dim);
+    world w;
+    w.spec.deterministic = true;
+    w.spec.qk_head_dim = w.spec.v_head_dim = head_dim;
+    w.plan_for({{2000, 2000}, {1, 9000}, {1, 0}});
+    CHECK(w.plans().prefill.seqs == std::vector<std::int32_t>{0, 1, 2});
+    CHECK(w.plans().decode.empty());
   }
   world w;
   w.spec.deterministic = true;

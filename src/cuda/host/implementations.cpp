@@ -127,7 +127,7 @@ bool runs_on_hopper(const plan_input& step, std::string* why) noexcept {
 }
 
 prefill_kind prefill_kind_of(const attention_spec& spec) noexcept {
-  if (!has_codes(spec)) return spec.deterministic ? prefill_kind::tree : prefill_kind::plain;
+  if (!has_codes(spec)) return prefill_kind_without_codes(spec.q_type, spec.qk_head_dim, spec.deterministic);
   const bool by_token = spec.k_code.tail_floats() > 0 || spec.v_code.tail_floats() > 0;
   return by_token ? prefill_kind::coded_by_token : prefill_kind::coded;
 }
@@ -147,8 +147,10 @@ bool prefill_accepts(const plan_input& step, std::string* why) noexcept {
                             : spec.q_type == dtype::f32 ? "4 up to 128"
                                                         : "8 up to 512");
   }
-  // So that a row's bits do not depend on how a prompt is cut into chunks.
-  if (spec.deterministic && !sums_like_decode(spec)) {
+  // So that a row's bits do not depend on how a prompt is cut into chunks. Where decode has no kernel, prefill computes
+  // all rows.
+  const bool is_alone = find_decode_entry(spec.k_code.type, spec.qk_head_dim) == nullptr;
+  if (spec.deterministic && !is_alone && !sums_like_decode(spec)) {
     return detail::declines(why, "the plan is deterministic, and prefill has not decode's bits for ", spec.qk_head_dim,
                             " dims of ", to_string(spec.q_type));
   }
@@ -195,7 +197,7 @@ void append_prefill_names(const device_numbers& device, std::vector<std::string>
         }
         for (const std::string_view variant : {std::string_view("plain"), std::string_view("transform"),
                                                std::string_view("deterministic"), token_scales}) {
-          if (variant == "deterministic" && (entry->tree.kernel == nullptr || loading == coded)) continue;
+          if (variant == "deterministic" && (entry->deterministic.kernel == nullptr || loading == coded)) continue;
           if (variant == token_scales && loading != coded) continue;
           names.push_back(prefill_name(type, tile_dims, loading, variant));
         }

@@ -18,6 +18,7 @@ namespace bifolio::inline v0_2::cuda::prefill {
 template <int TileDims>
 struct f32_shape {
   static constexpr bool has_tree = false;
+  static constexpr bool has_parts = false;
   static constexpr bool is_coded = false;
   static constexpr int tile_dims = TileDims;
   static constexpr int min_dims = TileDims > 64 ? 64 : 0;  // every head_dim has these

@@ -55,7 +55,8 @@ prefill_choice prefill_entry::choose(prefill_kind kind, bool transforms) const n
     case prefill_kind::plain:
       return plain[transforms ? 1 : 0];
     case prefill_kind::tree:
-      return tree;
+    case prefill_kind::parts:
+      return deterministic;
     case prefill_kind::coded:
       return coded[transforms ? 1 : 0];
     case prefill_kind::coded_by_token:
@@ -65,7 +66,7 @@ prefill_choice prefill_entry::choose(prefill_kind kind, bool transforms) const n
 }
 
 prefill_kind prefill_kind_of(const attention_kernel_args& args) noexcept {
-  if (!args.is_coded) return args.deterministic ? prefill_kind::tree : prefill_kind::plain;
+  if (!args.is_coded) return prefill_kind_without_codes(args.q_type, args.head_dim, args.deterministic);
   const bool by_token = args.k_scales.tail_floats > 0 || args.v_scales.tail_floats > 0;
   return by_token ? prefill_kind::coded_by_token : prefill_kind::coded;
 }
@@ -131,7 +132,7 @@ cudaError_t launch_prefill(const runtime_api& api, const attention_kernel_args& 
                        plan.packing.heads,
                        plan.packing.tokens_per_warpgroup,
                        prefill_warpgroup_rows * plan.packing.num_consumers,
-                       prefill_max_partials(device.num_sms),
+                       prefill_max_partials(device.num_sms, args.deterministic),
                        prefill_loading(args)};
 
   tensor_map q = {};

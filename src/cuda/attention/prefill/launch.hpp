@@ -37,7 +37,7 @@ struct prefill_choice {
 /// windows and sinks are in all.
 struct prefill_entry {
   prefill_choice plain[2];
-  prefill_choice tree;
+  prefill_choice deterministic;
   prefill_choice coded[2];
   prefill_choice coded_by_token;
 

@@ -23,6 +23,7 @@ struct shared_layout {
 template <int TileDims, prefill_kind Kind = prefill_kind::plain>
 struct shape {
   static constexpr bool has_tree = Kind == prefill_kind::tree;
+  static constexpr bool has_parts = Kind == prefill_kind::parts;
   static constexpr bool by_token = Kind == prefill_kind::coded_by_token;
   static constexpr bool is_coded = Kind == prefill_kind::coded || by_token;
   static constexpr int tile_dims = TileDims;

@@ -182,8 +182,9 @@ std::vector<attention_case> padded_head_dim_cases() {
 std::vector<attention_case> deterministic_prompt_cases() {
   // Prompts that are worth a prefill kernel in plans that sum as decode does: of each compiled width and loading.
   std::vector<attention_case> cases;
-  for (const dtype type : half_precision_types) {
+  for (const dtype type : {dtype::f16, dtype::bf16, dtype::f32}) {
     for (const std::int32_t head_dim : {40, 64, 80, 96, 112, 128, 136, 160, 192, 200, 248, 256, 264, 512}) {
+      if (type == dtype::f32 && head_dim > 128) continue;
       attention_case c = half_precision_case("deterministic prompt", type, head_dim);
       c.deterministic = true;
       c.seqs = {{300, 300}, {1, 70}, {200, 450}, {1, 600}};

@@ -77,7 +77,9 @@ TEST_CASE("a prompt prefilled in chunks of any size, among any batch mates, has 
                          shape{dtype::f16, 256, 8, 700, true}, shape{dtype::bf16, 192, 4, 4500, true},
                          shape{dtype::f16, 160, 3, 700, false}, shape{dtype::bf16, 80, 7, 4500, false},
                          shape{dtype::f16, 96, 4, 700, true}, shape{dtype::bf16, 512, 2, 2600, false},
-                         shape{dtype::f16, 320, 4, 2600, true}, shape{dtype::f16, 512, 3, 1300, true}}) {
+                         shape{dtype::f16, 320, 4, 2600, true}, shape{dtype::f16, 512, 3, 1300, true},
+                         shape{dtype::f32, 128, 4, 4500, false}, shape{dtype::f32, 80, 3, 700, true},
+                         shape{dtype::f32, 64, 8, 4500, true}, shape{dtype::f32, 36, 20, 600, false}}) {
     attention_case whole = deterministic_case(s.type, s.head_dim, s.group, s.options);
     whole.seqs = {{s.length, s.length, 0}};
     const attention_output expected = run(*tested, whole);
@@ -144,7 +146,14 @@ TEST_CASE("decode and prefill, each forced, give a row the same bits in determin
                          shape{dtype::f16, 256, 8, 7, borders, 300, true},
                          shape{dtype::f16, 200, 3, 32, borders, 4500, false},
                          shape{dtype::bf16, 248, 2, 8, borders, -1, true},
-                         shape{dtype::f16, 256, 1, 64, {{600, 600, 0}, {70, 9000, 1}}, -1, false}}) {
+                         shape{dtype::f16, 256, 1, 64, {{600, 600, 0}, {70, 9000, 1}}, -1, false},
+                         shape{dtype::f32, 128, 4, 16, borders, -1, false},
+                         shape{dtype::f32, 128, 8, 7, borders, 300, true},
+                         shape{dtype::f32, 96, 3, 32, borders, 4500, true},
+                         shape{dtype::f32, 64, 5, 16, borders, -1, false},
+                         shape{dtype::f32, 60, 1, 5, borders, 129, true},
+                         shape{dtype::f32, 64, 2, 8, {{300, 700, 0}, {9, 9, 1}}, -1, true},
+                         shape{dtype::f32, 128, 1, 64, {{600, 600, 0}, {70, 9000, 1}}, -1, false}}) {
     attention_case c = deterministic_case(s.type, s.head_dim, s.group, s.options);
     c.num_kv_heads = 2;
     c.block_size = s.block_size;
@@ -175,10 +184,15 @@ TEST_CASE("decode and prefill, each forced, give a row the same bits in determin
 TEST_CASE("long sequences have the same bits alone and in a batch that cuts them into runs on CUDA") {
   const tested_backend* const tested = cuda_under_test();
   if (tested == nullptr) return skip("no CUDA device");
-  for (const std::int32_t head_dim : {64, 96, 160, 256}) {
-    attention_case alone = deterministic_case(dtype::bf16, head_dim, 2, false);
-    CAPTURE(head_dim);
-    alone.num_kv_heads = head_dim <= 128 ? 4 : 2;  // wide shapes have half as many CTAs
+  struct shape {
+    dtype type;
+    std::int32_t head_dim;
+  };
+  for (const auto [type, head_dim] : {shape{dtype::bf16, 64}, shape{dtype::bf16, 96}, shape{dtype::bf16, 160},
+                                      shape{dtype::bf16, 256}, shape{dtype::f32, 64}, shape{dtype::f32, 128}}) {
+    attention_case alone = deterministic_case(type, head_dim, 2, false);
+    CAPTURE(describe(alone));
+    alone.num_kv_heads = head_dim * (type == dtype::f32 ? 2 : 1) <= 128 ? 4 : 2;  // wide shapes have half as many CTAs
     alone.seqs = {{1, 10200, 0}};
     attention_case many = alone;
     many.seqs.assign(14, {1, 10200, 0});

@@ -380,11 +380,13 @@ TEST_CASE("of several row tiles for each SM only the last are cut, and CTAs begi
 TEST_CASE("no row tile of a deterministic plan is cut, and each CTA has room for what its tree keeps of one") {
   struct shape {
     std::int32_t head_dim, tile_keys;
-    std::size_t floats_per_row;  // a root; above 128 dims a node as well
+    std::size_t floats_per_row;  // a root; above 128 dims and in float32 a node as well
+    dtype type = dtype::bf16;
   };
-  for (const shape& of : {shape{128, 128, 128}, shape{80, 128, 96}, shape{160, 64, 2 * 192}, shape{256, 64, 2 * 256}}) {
+  for (const shape& of : {shape{128, 128, 128}, shape{80, 128, 96}, shape{160, 64, 2 * 192}, shape{256, 64, 2 * 256},
+                          shape{60, 32, 2 * 64, dtype::f32}, shape{128, 32, 2 * 128, dtype::f32}}) {
     for (const std::int32_t query_len : {8, 100, 2048}) {
-      step s(4, 8, of.head_dim);
+      step s(4, 8, of.head_dim, of.type);
       s.spec.deterministic = true;
       s.tile_keys = cuda::prefill_tiling_of(s.spec).keys;
       CHECK(s.tile_keys == of.tile_keys);

@@ -109,7 +109,7 @@ bool declines_shared_bytes(const plan_input& step, int shared_bytes, std::string
 /// Whether prefill and decode give a row the same bits in deterministic plans.
 bool sums_like_decode(const attention_spec& spec) noexcept {
   // Their shapes may pad a head_dim differently: products of zeros change no sum.
-  return !has_codes(spec) && spec.q_type != dtype::f32 && prefill_has_tree(prefill_tiling_of(spec).dims) &&
+  return !has_codes(spec) && prefill_has_tree(prefill_tiling_of(spec).dims) &&
          decode_padded_dim(spec.k_code.type, spec.qk_head_dim) != 0 &&
          decode_splits_dims(static_cast<int>(size_of(spec.k_code.type)));
 }
@@ -246,9 +246,7 @@ bool decode_accepts(const plan_input& step, std::string* why) noexcept {
 bool takes_decode_call(const attention_kernel_args& args, std::string* why) noexcept {
 #if BIFOLIO_CUDA_SM90
   // What prefill declines must not have decode's bits in one step and general's in another.
-  if (args.deterministic && !args.is_coded && args.kv_type != dtype::f32 && !prefill_accepts_call(args, why)) {
-    return false;
-  }
+  if (args.deterministic && !args.is_coded && !prefill_accepts_call(args, why)) return false;
 #endif
   return suits_tensor_cores(args, why);
 }

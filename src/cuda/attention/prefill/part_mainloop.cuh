@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// The mainloop of a prefill consumer warpgroup in deterministic plans above 256 dims. Keys are taken as in other plans,
-/// from the last to the first, but each part of `prefill_part_keys` of them, counted from position 0, begins with a
-/// fresh maximum, sum and output. A part that ends is combined with those before it: here where the work tile has them,
-/// otherwise by the combine kernel, by the same instructions (combine_tree.cuh). Keys that a row does not attend to
-/// change none of its bits, and neither do parts without any key that it attends to.
+/// The mainloop of a prefill consumer warpgroup in deterministic plans above 256 dims. Keys are taken as in other
+/// plans, from the last to the first, but each part of `prefill_part_keys` of them, counted from position 0, begins
+/// with a fresh maximum, sum and output. A part that ends is combined with those before it: here where the work tile
+/// has them, otherwise by the combine kernel, by the same instructions (combine_tree.cuh). Keys that a row does not
+/// attend to change none of its bits, and neither do parts without any key that it attends to.
 
 #include <cstdint>
 
@@ -125,11 +125,10 @@ class part_mainloop : public mainloop<T, Shape, true> {
   // the compiler would compute that of each vector anew.
   static constexpr int vector_step = 128;
   [[nodiscard]] __device__ __forceinline__ float4* kept_outputs() const {
-    const std::int64_t partial_floats =
-        std::int64_t{a_.max_partials} * a_.tile_rows * (std::int64_t{a_.head_dim} + 2);
+    const std::int64_t partial_floats = std::int64_t{a_.max_partials} * a_.tile_rows * (std::int64_t{a_.head_dim} + 2);
     const int of_warpgroup = static_cast<int>(blockIdx.x) * S::num_warpgroups + warpgroup_;
-    float4* first = reinterpret_cast<float4*>(a_.workspace + partial_floats) + of_warpgroup * vectors * vector_step +
-                    thread_;
+    float4* first =
+        reinterpret_cast<float4*>(a_.workspace + partial_floats) + of_warpgroup * vectors * vector_step + thread_;
     asm("" : "+l"(first));
     return first;
   }

@@ -57,10 +57,10 @@ struct prefill_tiling {
   [[nodiscard]] constexpr std::int32_t num_warpgroups() const noexcept { return num_consumers * dim_parts; }
 };
 
-/// Whether the 16-bit kernel of deterministic plans sums as decode does; that of more dims has parts.
+/// Whether the kernel of deterministic plans sums as decode does; that of more dims has parts.
 [[nodiscard]] constexpr bool prefill_has_tree(std::int32_t tile_dims) noexcept { return tile_dims <= 256; }
-/// Tiles of deterministic plans, of which a leaf of their tree has a whole number. Above 128 dims shared memory has
-/// room for parts of the nodes besides.
+/// 16-bit tiles of deterministic plans, of which a leaf of their tree has a whole number. Above 128 dims shared memory
+/// has room for parts of the nodes besides.
 [[nodiscard]] constexpr std::int32_t prefill_tree_tile_keys(std::int32_t tile_dims) noexcept {
   return tile_dims <= 128 ? 128 : 64;
 }
@@ -229,10 +229,10 @@ struct prefill_estimate {
 
 /// Partial results that a step has at most, and their bytes: outputs of the rows of a tile, then their maxima and sums.
 /// Deterministic plans up to 256 dims have none; there each CTA has room for the outputs of one tile's root and, above
-/// 128 dims, of its nodes. Those of more dims have room for twice as many, which have only the rows that they need, and
-/// in each CTA for a tile's parts so far.
-[[nodiscard]] constexpr std::int32_t prefill_tree_outputs(std::int32_t tile_dims) noexcept {
-  return tile_dims <= 128 ? 1 : 2;
+/// 128 dims and of float32, of its nodes. Those of more dims have room for twice as many, which have only the rows that
+/// they need, and in each CTA for a tile's parts so far.
+[[nodiscard]] constexpr std::int32_t prefill_tree_outputs(dtype type, std::int32_t tile_dims) noexcept {
+  return tile_dims <= 128 && type != dtype::f32 ? 1 : 2;
 }
 [[nodiscard]] constexpr std::int32_t prefill_max_partials(std::int32_t num_sms, bool deterministic = false) noexcept {
   return (deterministic ? 4 : 2) * num_sms;
@@ -242,7 +242,8 @@ struct prefill_estimate {
   const auto rows = static_cast<std::size_t>(tiling.rows());
   const auto tile_floats = rows * static_cast<std::size_t>(tiling.dims);
   if (spec.deterministic && prefill_has_tree(tiling.dims)) {
-    return static_cast<std::size_t>(num_sms * prefill_tree_outputs(tiling.dims)) * tile_floats * sizeof(float);
+    return static_cast<std::size_t>(num_sms * prefill_tree_outputs(spec.q_type, tiling.dims)) * tile_floats *
+           sizeof(float);
   }
   const std::size_t partials = static_cast<std::size_t>(prefill_max_partials(num_sms, spec.deterministic)) * rows *
                                (static_cast<std::size_t>(spec.v_head_dim) + 2);

@@ -68,7 +68,7 @@ struct shape {
   static constexpr int room_for_nodes = 225 * 1024 - q_stages * q_bytes - 2 * stages * kv_bytes - num_barriers * 8;
   static constexpr int fitting_vectors = room_for_nodes < 0 ? 0 : room_for_nodes / node_vector_bytes;
   static constexpr int node_vectors = !has_tree ? 0 : fitting_vectors < out_vectors ? fitting_vectors : out_vectors;
-  static_assert(!has_tree || node_vectors == out_vectors || prefill_tree_outputs(TileDims) == 2);
+  static_assert(!has_tree || node_vectors == out_vectors || prefill_tree_outputs(dtype::bf16, TileDims) == 2);
 
   [[nodiscard]] static constexpr shared_layout make_shared_layout() noexcept {
     shared_layout l = {};

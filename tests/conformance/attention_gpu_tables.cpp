@@ -195,6 +195,20 @@ std::vector<attention_case> deterministic_prompt_cases() {
       c.soft_cap = 4;
       c.alibi = c.sinks = true;
       cases.push_back(c);
+      if (head_dim != 512) continue;
+      c.what = "deterministic prompt with a soft cap";  // has a kernel of its own, with TMA as well
+      c.block_size = 16;
+      c.alibi = false;
+      cases.push_back(c);
+    }
+  }
+  for (const value_kind values : {value_kind::equal_logits, value_kind::dominant_key, value_kind::huge_logits,
+                                  value_kind::denormal, value_kind::max_finite}) {
+    for (const std::int32_t head_dim : {64, 80, 128}) {
+      attention_case c = half_precision_case("deterministic prompt, extreme values", dtype::f32, head_dim);
+      c.deterministic = true;
+      c.values = values;
+      cases.push_back(c);
     }
   }
   return cases;

@@ -238,6 +238,16 @@ TEST_CASE("deterministic plans use prefill, which has decode's bits, and above 2
     w.plan_for({{2000, 2000}, {1, 9000}, {1, 0}});
     CHECK(w.plans().prefill.seqs == std::vector<std::int32_t>{0, 1, 2});
     CHECK(w.plans().decode.empty());
+    w.spec.block_size = 16;
+    w.layout = make_layout(layout_kind::hnd, dtype::bf16, 2, head_dim, 16);
+    w.plan_for({{2000, 2000}});
+    attention_params capped = w.call();
+    capped.q = as_const(dense_view(world::array(1), dtype::bf16, 2000, 8, head_dim));
+    capped.out = dense_view(world::array(2), dtype::bf16, 2000, 8, head_dim);
+    capped.soft_cap = 5;
+    const std::string loading = head_dim == 512 ? "tma" : "copy";
+    CHECK(w.where().describe(w.plan, capped) ==
+          names{"cuda prefill bf16 d512 " + loading + " deterministic transform"});
   }
   world w;
   w.spec.deterministic = true;

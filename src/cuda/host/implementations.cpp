@@ -174,10 +174,15 @@ std::string prefill_name(dtype type, std::int32_t tile_dims, std::string_view lo
   return shape_name("prefill", to_string(type), tile_dims) + " " + std::string(loading) + " " + std::string(variant);
 }
 
+std::string_view deterministic_variant(const attention_kernel_args& args) {
+  const bool has_parts = prefill_kind_of(args) == prefill_kind::parts;
+  return has_parts && prefill_transforms(args) ? "deterministic transform" : "deterministic";
+}
+
 std::string prefill_name_of(const step_plans&, const attention_kernel_args& args) {
   const std::string_view loading = args.is_coded ? coded : prefill_loading(args).by_copy ? "copy" : "tma";
   const std::string_view variant = prefill_kind_of(args) == prefill_kind::coded_by_token ? token_scales
-                                   : args.deterministic                                  ? "deterministic"
+                                   : args.deterministic                                  ? deterministic_variant(args)
                                    : prefill_transforms(args)                            ? "transform"
                                                                                          : "plain";
   return prefill_name(args.q_type, prefill_tiling_of(args.q_type, args.head_dim, args.deterministic).dims, loading,
@@ -195,9 +200,14 @@ void append_prefill_names(const device_numbers& device, std::vector<std::string>
             (loading == coded && (type == dtype::f32 || find_prefill_entry(dtype::e4m3, tile_dims) == nullptr))) {
           continue;
         }
-        for (const std::string_view variant : {std::string_view("plain"), std::string_view("transform"),
-                                               std::string_view("deterministic"), token_scales}) {
+        for (const std::string_view variant :
+             {std::string_view("plain"), std::string_view("transform"), std::string_view("deterministic"),
+              std::string_view("deterministic transform"), token_scales}) {
           if (variant == "deterministic" && (entry->deterministic.kernel == nullptr || loading == coded)) continue;
+          if (variant == "deterministic transform" &&
+              (entry->deterministic_transform.kernel == nullptr || loading == coded)) {
+            continue;
+          }
           if (variant == token_scales && loading != coded) continue;
           names.push_back(prefill_name(type, tile_dims, loading, variant));
         }
@@ -217,6 +227,11 @@ bool takes_prefill_call(const attention_kernel_args&, std::string* why) noexcept
 cudaError_t launch_prefill_part(const launch_context&, const attention_kernel_args&) noexcept {
   return cudaErrorNotSupported;
 }
+std::string_view deterministic_variant(const attention_kernel_args& args) {
+  const bool has_parts = prefill_kind_of(args) == prefill_kind::parts;
+  return has_parts && prefill_transforms(args) ? "deterministic transform" : "deterministic";
+}
+
 std::string prefill_name_of(const step_plans&, const attention_kernel_args&) { return {}; }
 void append_prefill_names(const device_numbers&, std::vector<std::string>&) {}
 #endif

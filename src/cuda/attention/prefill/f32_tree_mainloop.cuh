@@ -26,8 +26,7 @@ class f32_tree_mainloop : public f32_mainloop<Shape, false> {
  public:
   __device__ __forceinline__ f32_tree_mainloop(const prefill_args& args, const f32_ring<Shape>& ring, int warpgroup,
                                                int thread)
-      : base(args, ring, warpgroup, thread),
-        scoring_(args.scale, args.soft_cap, args.alibi_slopes != nullptr) {}
+      : base(args, ring, warpgroup, thread), scoring_(args.scale, args.soft_cap, args.alibi_slopes != nullptr) {}
 
   /// Adds all key tiles of `e`, which is not empty, to o and the rows' maxima and sums, both empty so far. `few_rows`:
   /// the warpgroups have the same rows; the results are then warpgroup 0's.

@@ -35,7 +35,7 @@ requires(Shape::has_tree) struct mainloop_choice<T, Shape, Transform> {
 };
 template <class T, class Shape, bool Transform>
 requires(Shape::has_parts) struct mainloop_choice<T, Shape, Transform> {
-  using type = part_mainloop<T, Shape>;
+  using type = part_mainloop<T, Shape, Transform>;
 };
 
 template <class T, class Shape, bool Transform>
@@ -128,8 +128,13 @@ template <class T, int TileDims>
   prefill_entry entry;
   entry.plain[0] = choice_of<T, plain, false>();
   entry.plain[1] = choice_of<T, plain, true>();
-  constexpr prefill_kind kind = prefill_has_tree(TileDims) ? prefill_kind::tree : prefill_kind::parts;
-  entry.deterministic = choice_of<T, shape<TileDims, kind>, true>();
+  if constexpr (prefill_has_tree(TileDims)) {
+    entry.deterministic = choice_of<T, shape<TileDims, prefill_kind::tree>, true>();
+  } else {
+    using parts = shape<TileDims, prefill_kind::parts>;
+    entry.deterministic = choice_of<T, parts, false>();
+    entry.deterministic_transform = choice_of<T, parts, true>();
+  }
   return entry;
 }
 

@@ -55,8 +55,9 @@ prefill_choice prefill_entry::choose(prefill_kind kind, bool transforms) const n
     case prefill_kind::plain:
       return plain[transforms ? 1 : 0];
     case prefill_kind::tree:
-    case prefill_kind::parts:
       return deterministic;
+    case prefill_kind::parts:
+      return transforms ? deterministic_transform : deterministic;
     case prefill_kind::coded:
       return coded[transforms ? 1 : 0];
     case prefill_kind::coded_by_token:

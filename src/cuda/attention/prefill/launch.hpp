@@ -37,9 +37,10 @@ struct prefill_choice {
 /// windows and sinks are in all.
 struct prefill_entry {
   prefill_choice plain[2];
-  prefill_choice deterministic;
+  prefill_choice deterministic;  // up to 256 dims one kernel for all options
   prefill_choice coded[2];
   prefill_choice coded_by_token;
+  prefill_choice deterministic_transform;  // above 256 dims
 
   [[nodiscard]] prefill_choice choose(prefill_kind kind, bool transforms) const noexcept;
 };

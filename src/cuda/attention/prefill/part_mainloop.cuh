@@ -15,10 +15,10 @@
 
 namespace bifolio::inline v0_2::cuda::prefill {
 
-template <class T, class Shape>
-class part_mainloop : public mainloop<T, Shape, true> {
+template <class T, class Shape, bool Transform>
+class part_mainloop : public mainloop<T, Shape, Transform> {
   using S = Shape;
-  using base = mainloop<T, Shape, true>;
+  using base = mainloop<T, Shape, Transform>;
   using base::a_, base::stages_, base::thread_, base::warpgroup_, base::q_state_, base::k_state_, base::v_state_;
   static_assert(prefill_part_keys % S::tile_keys == 0);
   static constexpr int part_tiles = prefill_part_keys / S::tile_keys;
@@ -29,7 +29,7 @@ class part_mainloop : public mainloop<T, Shape, true> {
                                            int thread)
       : base(args, stages, warpgroup, thread) {
     // The shortcut asks whether maxima may rise by another formula than the one that lets them, and warp by warp.
-    base::transform_.rising = false;
+    if constexpr (Transform) base::transform_.rising = false;
   }
 
   /// Adds all key tiles of `e`, which is not empty, to o and the rows' maxima and sums, both empty so far.
@@ -40,6 +40,8 @@ class part_mainloop : public mainloop<T, Shape, true> {
     std::uint32_t p[S::tile_keys / 16][4];
     float rescale[2];
     part_sums later;
+    // A warp without rows of a token keeps none: decode has rows for one of four.
+    const bool has_rows = __any_sync(0xffffffffu, rows.position[0] < e.seq_len || rows.position[1] < e.seq_len);
     device::mbarrier_wait_parity(stages_.q_full(q_state_.stage), q_state_.phase);
     int tile = e.tile_end - 1;
 
@@ -74,7 +76,7 @@ class part_mainloop : public mainloop<T, Shape, true> {
       v_state_.advance();
       base::pack(s, p);
       if (ends_part) {
-        keep_part(o, part, later);
+        keep_part(o, part, later, has_rows);
       } else if (__any_sync(0xffffffffu, rescale[0] != 1.0f || rescale[1] != 1.0f)) {
 #pragma unroll
         for (int j = 0; j < S::out_registers; ++j) o[j] *= rescale[(j >> 1) & 1];
@@ -89,7 +91,7 @@ class part_mainloop : public mainloop<T, Shape, true> {
     base::release(stages_.v_empty(v_state_.stage));
     v_state_.advance();
     part_sums part = take_part(rows);
-    add_later(o, part, later);
+    add_later(o, part, later, has_rows);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       rows.max[i] = part.max[i];
@@ -133,16 +135,16 @@ class part_mainloop : public mainloop<T, Shape, true> {
     return first;
   }
 
-  // o, part ← the parts of later keys, and that.
-  __device__ __forceinline__ void add_later(float (&o)[S::out_registers], part_sums& part,
-                                            const part_sums& later) const {
+  // o, part ← the parts of later keys, and that. A warp without rows keeps no outputs.
+  __device__ __forceinline__ void add_later(float (&o)[S::out_registers], part_sums& part, const part_sums& later,
+                                            bool has_rows) const {
     const tree::combination both[2] = {{later.max[0], part.max[0]}, {later.max[1], part.max[1]}};
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       part.max[i] = both[i].max;
       part.sum[i] = both[i].of(later.sum[i], part.sum[i]);
     }
-    if (later.empty) {
+    if (later.empty || !has_rows) {
 #pragma unroll
       for (int j = 0; j < S::out_registers; ++j) o[j] = both[(j >> 1) & 1].of(0.0f, o[j]);
       return;
@@ -158,8 +160,9 @@ class part_mainloop : public mainloop<T, Shape, true> {
     }
   }
   // Adds it to those of later keys; o begins the next.
-  __device__ __forceinline__ void keep_part(float (&o)[S::out_registers], part_sums& part, part_sums& later) const {
-    add_later(o, part, later);
+  __device__ __forceinline__ void keep_part(float (&o)[S::out_registers], part_sums& part, part_sums& later,
+                                            bool has_rows) const {
+    add_later(o, part, later, has_rows);
     later = part;
     float4* const kept = kept_outputs();
 #pragma unroll

@@ -182,8 +182,9 @@ std::vector<attention_case> padded_head_dim_cases() {
 std::vector<attention_case> deterministic_prompt_cases() {
   // Prompts that are worth a prefill kernel in plans that sum as decode does: of each compiled width and loading.
   std::vector<attention_case> cases;
-  for (const dtype type : half_precision_types) {
-    for (const std::int32_t head_dim : {40, 64, 80, 96, 112, 128, 136, 160, 192, 200, 248, 256}) {
+  for (const dtype type : {dtype::f16, dtype::bf16, dtype::f32}) {
+    for (const std::int32_t head_dim : {40, 64, 80, 96, 112, 128, 136, 160, 192, 200, 248, 256, 264, 512}) {
+      if (type == dtype::f32 && head_dim > 128) continue;
       attention_case c = half_precision_case("deterministic prompt", type, head_dim);
       c.deterministic = true;
       c.seqs = {{300, 300}, {1, 70}, {200, 450}, {1, 600}};
@@ -193,6 +194,20 @@ std::vector<attention_case> deterministic_prompt_cases() {
       c.window_left = 190;
       c.soft_cap = 4;
       c.alibi = c.sinks = true;
+      cases.push_back(c);
+      if (head_dim != 512) continue;
+      c.what = "deterministic prompt with a soft cap";  // has a kernel of its own, with TMA as well
+      c.block_size = 16;
+      c.alibi = false;
+      cases.push_back(c);
+    }
+  }
+  for (const value_kind values : {value_kind::equal_logits, value_kind::dominant_key, value_kind::huge_logits,
+                                  value_kind::denormal, value_kind::max_finite}) {
+    for (const std::int32_t head_dim : {64, 80, 128}) {
+      attention_case c = half_precision_case("deterministic prompt, extreme values", dtype::f32, head_dim);
+      c.deterministic = true;
+      c.values = values;
       cases.push_back(c);
     }
   }

@@ -77,7 +77,7 @@ TEST_CASE("every multiple of 8 as head_dim, and float32, agree with the oracle")
   check_for_devices(padded_head_dim_cases());
 }
 
-TEST_CASE("prompts in deterministic plans agree with the oracle in 16-bit types of every compiled width") {
+TEST_CASE("prompts in deterministic plans agree with the oracle in every type and compiled width") {
   check_for_devices(deterministic_prompt_cases());
 }
 

@@ -76,7 +76,10 @@ TEST_CASE("a prompt prefilled in chunks of any size, among any batch mates, has 
                          shape{dtype::bf16, 256, 2, 4500, false}, shape{dtype::bf16, 128, 20, 600, true},
                          shape{dtype::f16, 256, 8, 700, true}, shape{dtype::bf16, 192, 4, 4500, true},
                          shape{dtype::f16, 160, 3, 700, false}, shape{dtype::bf16, 80, 7, 4500, false},
-                         shape{dtype::f16, 96, 4, 700, true}}) {
+                         shape{dtype::f16, 96, 4, 700, true}, shape{dtype::bf16, 512, 2, 2600, false},
+                         shape{dtype::f16, 320, 4, 2600, true}, shape{dtype::f16, 512, 3, 1300, true},
+                         shape{dtype::f32, 128, 4, 4500, false}, shape{dtype::f32, 80, 3, 700, true},
+                         shape{dtype::f32, 64, 8, 4500, true}, shape{dtype::f32, 36, 20, 600, false}}) {
     attention_case whole = deterministic_case(s.type, s.head_dim, s.group, s.options);
     whole.seqs = {{s.length, s.length, 0}};
     const attention_output expected = run(*tested, whole);
@@ -91,7 +94,7 @@ TEST_CASE("a prompt prefilled in chunks of any size, among any batch mates, has 
     };
     for (const std::int32_t chunk : {1, 7, 64, 2048}) {
       // Stretches at the start, around borders of tiles, chunks and runs, and at the end represent all.
-      for (const std::int32_t around : {0, 64, 256, 600, 4096, s.length}) {
+      for (const std::int32_t around : {0, 64, 256, 600, 1024, 4096, s.length}) {
         for (std::int32_t i = -2; i <= 2; ++i) {
           const std::int32_t from = around + i * chunk - chunk / 2;
           if (from < 0 || from + chunk > s.length) continue;
@@ -143,7 +146,14 @@ TEST_CASE("decode and prefill, each forced, give a row the same bits in determin
                          shape{dtype::f16, 256, 8, 7, borders, 300, true},
                          shape{dtype::f16, 200, 3, 32, borders, 4500, false},
                          shape{dtype::bf16, 248, 2, 8, borders, -1, true},
-                         shape{dtype::f16, 256, 1, 64, {{600, 600, 0}, {70, 9000, 1}}, -1, false}}) {
+                         shape{dtype::f16, 256, 1, 64, {{600, 600, 0}, {70, 9000, 1}}, -1, false},
+                         shape{dtype::f32, 128, 4, 16, borders, -1, false},
+                         shape{dtype::f32, 128, 8, 7, borders, 300, true},
+                         shape{dtype::f32, 96, 3, 32, borders, 4500, true},
+                         shape{dtype::f32, 64, 5, 16, borders, -1, false},
+                         shape{dtype::f32, 60, 1, 5, borders, 129, true},
+                         shape{dtype::f32, 64, 2, 8, {{300, 700, 0}, {9, 9, 1}}, -1, true},
+                         shape{dtype::f32, 128, 1, 64, {{600, 600, 0}, {70, 9000, 1}}, -1, false}}) {
     attention_case c = deterministic_case(s.type, s.head_dim, s.group, s.options);
     c.num_kv_heads = 2;
     c.block_size = s.block_size;
@@ -174,10 +184,15 @@ TEST_CASE("decode and prefill, each forced, give a row the same bits in determin
 TEST_CASE("long sequences have the same bits alone and in a batch that cuts them into runs on CUDA") {
   const tested_backend* const tested = cuda_under_test();
   if (tested == nullptr) return skip("no CUDA device");
-  for (const std::int32_t head_dim : {64, 96, 160, 256}) {
-    attention_case alone = deterministic_case(dtype::bf16, head_dim, 2, false);
-    CAPTURE(head_dim);
-    alone.num_kv_heads = head_dim <= 128 ? 4 : 2;  // wide shapes have half as many CTAs
+  struct shape {
+    dtype type;
+    std::int32_t head_dim;
+  };
+  for (const auto [type, head_dim] : {shape{dtype::bf16, 64}, shape{dtype::bf16, 96}, shape{dtype::bf16, 160},
+                                      shape{dtype::bf16, 256}, shape{dtype::f32, 64}, shape{dtype::f32, 128}}) {
+    attention_case alone = deterministic_case(type, head_dim, 2, false);
+    CAPTURE(describe(alone));
+    alone.num_kv_heads = head_dim * (type == dtype::f32 ? 2 : 1) <= 128 ? 4 : 2;  // wide shapes have half as many CTAs
     alone.seqs = {{1, 10200, 0}};
     attention_case many = alone;
     many.seqs.assign(14, {1, 10200, 0});
@@ -192,6 +207,39 @@ TEST_CASE("long sequences have the same bits alone and in a batch that cuts them
       one.seqs = {many.seqs[other]};
       CHECK(bit_difference(run(*tested, one), tokens_of(many, in_batch, static_cast<std::int64_t>(other),
                                                         static_cast<std::int64_t>(other) + 1)) == "");
+    }
+  }
+}
+
+TEST_CASE("above 256 dims rows have the same bits in one CTA and in one for each part of their keys on CUDA") {
+  const tested_backend* const tested = cuda_under_test();
+  if (tested == nullptr) return skip("no CUDA device");
+  struct shape {
+    dtype type;
+    std::int32_t head_dim, group, block_size, window_left;
+    bool options;
+  };
+  for (const shape& s : {shape{dtype::bf16, 512, 2, 16, -1, false}, shape{dtype::f16, 320, 4, 16, 2100, true},
+                         shape{dtype::bf16, 264, 3, 7, 1500, true}, shape{dtype::f16, 512, 1, 64, 300, false}}) {
+    attention_case few = deterministic_case(s.type, s.head_dim, s.group, s.options);
+    few.block_size = s.block_size;
+    few.window_left = s.window_left;
+    few.seqs = {{40, 5200, 0}};  // few row tiles: each part has a CTA
+    const attention_contents contents(few);
+    const attention_output expected = run_attention(*tested, few, contents, placement_in_turn(few, 0));
+    const attention_expectation expectation(few, contents);
+    CHECK(expectation.problem_of(expected, tested->numbers_for(s.type, s.type, s.type, s.head_dim)) == "");
+    // So many others that no row tile is cut; or more row tiles of the same sequence; or one token.
+    attention_case many = few;
+    many.seqs.insert(many.seqs.end(), 1100, {1, 20, 1});
+    CHECK_MESSAGE(bit_difference(expected, tokens_of(many, run(*tested, many, 3), 0, 40)) == "", describe(few));
+    attention_case more = few;
+    more.seqs[0].query_len = 1900;
+    CHECK_MESSAGE(bit_difference(expected, tokens_of(more, run(*tested, more), 1860, 1900)) == "", describe(few));
+    for (const std::int32_t token : {0, 17, 39}) {
+      attention_case one = few;
+      one.seqs = {{1, 5161 + token, 0}};
+      CHECK_MESSAGE(bit_difference(tokens_of(few, expected, token, token + 1), run(*tested, one)) == "", describe(few));
     }
   }
 }

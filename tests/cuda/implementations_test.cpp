@@ -183,25 +183,22 @@ TEST_CASE("prefill loads blocks of 16 tokens and more by TMA where head_dim and 
   }
 }
 
-TEST_CASE("deterministic plans use prefill where it has decode's bits, and give a step to one of them elsewhere") {
+TEST_CASE("deterministic plans use prefill, which has decode's bits, and above 256 dims nothing else") {
   struct row {
     std::int32_t head_dim;
     dtype type;
-    bool has_prefill;
   };
   for (const row& r :
-       {row{128, dtype::bf16, true}, row{64, dtype::f16, true}, row{112, dtype::bf16, true}, row{40, dtype::bf16, true},
-        row{80, dtype::bf16, true}, row{96, dtype::f16, true}, row{136, dtype::bf16, true}, row{160, dtype::f16, true},
-        row{192, dtype::bf16, true}, row{200, dtype::bf16, true}, row{256, dtype::f16, true},
-        row{64, dtype::f32, false}, row{128, dtype::f32, false}}) {
+       {row{128, dtype::bf16}, row{64, dtype::f16}, row{112, dtype::bf16}, row{40, dtype::bf16}, row{80, dtype::bf16},
+        row{96, dtype::f16}, row{136, dtype::bf16}, row{160, dtype::f16}, row{192, dtype::bf16}, row{200, dtype::bf16},
+        row{256, dtype::f16}, row{64, dtype::f32}, row{128, dtype::f32}, row{4, dtype::f32}}) {
     CAPTURE(r.head_dim);
     world w;
     w.spec.deterministic = true;
     w.spec.qk_head_dim = w.spec.v_head_dim = r.head_dim;
     w.spec.q_type = w.spec.k_code.type = w.spec.v_code.type = w.spec.out_type = r.type;
     w.plan_for({{2000, 2000}, {1, 500}});
-    CHECK(w.plans().prefill.empty() == !r.has_prefill);
-    if (!r.has_prefill) CHECK(w.plans().decode.num_seqs == 2);
+    CHECK_FALSE(w.plans().prefill.empty());
     w.plan_for({{1, 500}, {1, 9000}});
     CHECK(w.plans().prefill.empty());
     CHECK(w.plans().decode.num_seqs == 2);
@@ -209,23 +206,48 @@ TEST_CASE("deterministic plans use prefill where it has decode's bits, and give 
   struct named {
     std::int32_t head_dim, block_size;
     const char* kernel;
+    dtype type = dtype::bf16;
   };
   for (const named& n : {named{80, 16, "cuda prefill bf16 d96 copy deterministic"},
                          named{160, 16, "cuda prefill bf16 d192 copy deterministic"},
                          named{192, 16, "cuda prefill bf16 d192 tma deterministic"},
                          named{256, 128, "cuda prefill bf16 d256 tma deterministic"},
-                         named{256, 8, "cuda prefill bf16 d256 copy deterministic"}}) {
+                         named{256, 8, "cuda prefill bf16 d256 copy deterministic"},
+                         named{60, 16, "cuda prefill f32 d64 copy deterministic", dtype::f32},
+                         named{128, 16, "cuda prefill f32 d128 copy deterministic", dtype::f32},
+                         named{264, 16, "cuda prefill bf16 d512 copy deterministic"},
+                         named{512, 16, "cuda prefill bf16 d512 tma deterministic"}}) {
     CAPTURE(n.kernel);
     world w;
     w.spec.deterministic = true;
     w.spec.qk_head_dim = w.spec.v_head_dim = n.head_dim;
     w.spec.block_size = n.block_size;
-    w.layout = make_layout(layout_kind::hnd, dtype::bf16, 2, n.head_dim, n.block_size);
+    w.spec.q_type = w.spec.k_code.type = w.spec.v_code.type = w.spec.out_type = n.type;
+    w.layout = make_layout(layout_kind::hnd, n.type, 2, n.head_dim, n.block_size);
     w.plan_for({{2000, 2000}});
     attention_params call = w.call();
-    call.q = as_const(dense_view(world::array(1), dtype::bf16, 2000, 8, n.head_dim));
-    call.out = dense_view(world::array(2), dtype::bf16, 2000, 8, n.head_dim);
+    call.q = as_const(dense_view(world::array(1), n.type, 2000, 8, n.head_dim));
+    call.out = dense_view(world::array(2), n.type, 2000, 8, n.head_dim);
     CHECK(w.where().describe(w.plan, call) == names{n.kernel});
+  }
+  for (const std::int32_t head_dim : {264, 512}) {  // no decode kernel: prefill computes all sequences
+    CAPTURE(head_dim);
+    world w;
+    w.spec.deterministic = true;
+    w.spec.qk_head_dim = w.spec.v_head_dim = head_dim;
+    w.plan_for({{2000, 2000}, {1, 9000}, {1, 0}});
+    CHECK(w.plans().prefill.seqs == std::vector<std::int32_t>{0, 1, 2});
+    CHECK(w.plans().decode.empty());
+    w.spec.block_size = 16;
+    w.layout = make_layout(layout_kind::hnd, dtype::bf16, 2, head_dim, 16);
+    w.plan_for({{2000, 2000}});
+    attention_params capped = w.call();
+    capped.q = as_const(dense_view(world::array(1), dtype::bf16, 2000, 8, head_dim));
+    capped.out = dense_view(world::array(2), dtype::bf16, 2000, 8, head_dim);
+    capped.soft_cap = 5;
+    const std::string loading = head_dim == 512 ? "tma" : "copy";
+    CHECK(w.where().describe(w.plan, capped) ==
+          names{"cuda prefill bf16 d512 " + loading + " deterministic transform"});
   }
   world w;
   w.spec.deterministic = true;

@@ -130,7 +130,9 @@ void check_plan(const step& s) {
   const cuda::prefill_metadata m = cuda::prefill_metadata_at(bytes.data(), s.num_sms);
   const cuda::prefill_plan& plan = s.planned;
   CHECK(m.header->num_split_outputs < std::max(s.num_sms, 2));
-  CHECK(plan.num_partials <= cuda::prefill_max_partials(s.num_sms));
+  // Partial results of deterministic plans are numbered by rows.
+  const std::int32_t most_partials = cuda::prefill_max_partials(s.num_sms, s.spec.deterministic);
+  CHECK(plan.num_partials <= most_partials * (s.spec.deterministic ? cuda::prefill_warpgroup_rows : 1));
   // CTAs have consecutive shares, or begin with consecutive items.
   std::int32_t end = 0;
   for (std::int32_t cta = 0; cta < s.num_sms; ++cta) {
@@ -189,15 +191,26 @@ void check_plan(const step& s) {
         const auto found = parts.find({seq, tile, head});
         REQUIRE(found != parts.end());
         ++expected;
-        const std::vector<part>& here = found->second;
+        std::vector<part>& here = found->second;
+        // Those of deterministic plans are dealt out in any order.
+        if (s.spec.deterministic) {
+          std::sort(here.begin(), here.end(), [](const part& a, const part& b) { return a.begin < b.begin; });
+        }
+        const std::int32_t rows =
+            std::min(s.query_len(seq) - tile * tokens_per_tile, tokens_per_tile) * plan.packing.heads;
+        const std::int32_t step = s.spec.deterministic ? rows : 1;
         const bool in_parts = here.size() > 1;
         for (std::size_t i = 0; i < here.size(); ++i) {
           if (i > 0) CHECK(here[i].begin == here[i - 1].end);
           CHECK((here[i].partial >= 0) == in_parts);
           if (in_parts) {
             CHECK(here[i].begin < here[i].end);
-            CHECK(here[i].partial == here[0].partial + static_cast<std::int32_t>(i));
-            CHECK(partials.insert(here[i].partial).second);
+            CHECK(here[i].partial == here[0].partial + static_cast<std::int32_t>(i) * step);
+            for (std::int32_t n = 0; n < step; ++n) CHECK(partials.insert(here[i].partial + n).second);
+            if (s.spec.deterministic) {
+              const std::int32_t part_tiles = cuda::prefill_part_keys / s.tile_keys;
+              CHECK(here[i].begin / part_tiles == (here[i].end - 1) / part_tiles);
+            }
           }
         }
         for (std::size_t i = 0; i < needed.size(); ++i) {
@@ -220,8 +233,11 @@ void check_plan(const step& s) {
     const cuda::prefill_split_output& output = m.split_outputs[i];
     CHECK(output.first_partial == next);
     CHECK(output.num_partials > 1);
-    next += output.num_partials;
-    CHECK(m.work_tiles[output.work_tile].partial == output.first_partial);
+    const std::int32_t step = s.spec.deterministic ? output.partial_rows : 1;
+    next += output.num_partials * step;
+    const std::int32_t of_tile = m.work_tiles[output.work_tile].partial - output.first_partial;
+    CHECK(of_tile % step == 0);
+    CHECK((s.spec.deterministic ? of_tile >= 0 && of_tile / step < output.num_partials : of_tile == 0));
   }
   CHECK(next == plan.num_partials);
 }
@@ -364,11 +380,13 @@ TEST_CASE("of several row tiles for each SM only the last are cut, and CTAs begi
 TEST_CASE("no row tile of a deterministic plan is cut, and each CTA has room for what its tree keeps of one") {
   struct shape {
     std::int32_t head_dim, tile_keys;
-    std::size_t floats_per_row;  // a root; above 128 dims a node as well
+    std::size_t floats_per_row;  // a root; above 128 dims and in float32 a node as well
+    dtype type = dtype::bf16;
   };
-  for (const shape& of : {shape{128, 128, 128}, shape{80, 128, 96}, shape{160, 64, 2 * 192}, shape{256, 64, 2 * 256}}) {
+  for (const shape& of : {shape{128, 128, 128}, shape{80, 128, 96}, shape{160, 64, 2 * 192}, shape{256, 64, 2 * 256},
+                          shape{60, 32, 2 * 64, dtype::f32}, shape{128, 32, 2 * 128, dtype::f32}}) {
     for (const std::int32_t query_len : {8, 100, 2048}) {
-      step s(4, 8, of.head_dim);
+      step s(4, 8, of.head_dim, of.type);
       s.spec.deterministic = true;
       s.tile_keys = cuda::prefill_tiling_of(s.spec).keys;
       CHECK(s.tile_keys == of.tile_keys);
@@ -381,6 +399,47 @@ TEST_CASE("no row tile of a deterministic plan is cut, and each CTA has room for
             std::size_t{132} * 128 * of.floats_per_row * sizeof(float));
     }
   }
+}
+
+TEST_CASE("row tiles of deterministic plans above 256 dims are cut at multiples of the keys of a part, or not at all") {
+  std::mt19937_64 random(test_seed());
+  CAPTURE(seed_note());
+  const auto below = [&](std::uint64_t n) { return static_cast<std::int32_t>(random() % n); };
+  int with_partials = 0;
+  for (int round = 0; round < 100; ++round) {
+    step s(1 + below(9), 1 + below(8), below(2) == 0 ? 512 : 264);
+    s.spec.deterministic = true;
+    s.tile_keys = cuda::prefill_tiling_of(s.spec).keys;
+    s.num_sms = 1 + below(140);
+    if (below(3) == 0) s.spec.window_left = below(5000);
+    const int num_seqs = 1 + below(below(3) == 0 ? 60 : 4);
+    for (int i = 0; i < num_seqs; ++i) {
+      const std::int32_t query_len = below(4) == 0 ? below(300) : 1;
+      s.add(query_len, query_len + below(below(2) == 0 ? 20000 : 300));
+    }
+    s.plan();
+    check_plan(s);
+    with_partials += s.planned.num_partials > 0;
+    const cuda::step_limits limits{num_seqs, s.starts.back(), 1 << 20};
+    CHECK(static_cast<std::int64_t>(s.planned.work_tiles.size()) <=
+          cuda::max_prefill_work_tiles(s.spec, limits, s.num_sms));
+    CHECK(cuda::prefill_workspace_bytes(s.spec, s.num_sms) ==
+          static_cast<std::size_t>(s.num_sms) * 64 * (4 * (static_cast<std::size_t>(s.spec.v_head_dim) + 2) + 512) *
+              sizeof(float));
+  }
+  CHECK(with_partials > 20);
+  // One token on 8192 keys keeps 64 CTAs busy, and sequences that fill the device are whole.
+  step one(4, 8, 512);
+  one.spec.deterministic = true;
+  one.tile_keys = cuda::prefill_tiling_of(one.spec).keys;
+  one.add(1, 8192).plan();
+  CHECK(one.planned.work_tiles.size() == 64);
+  step many(4, 8, 512);
+  many.spec.deterministic = true;
+  many.tile_keys = one.tile_keys;
+  for (int i = 0; i < 64; ++i) many.add(1, 8192);
+  many.plan();
+  CHECK(many.planned.num_partials == 0);
 }
 
 TEST_CASE("heads of a group share row tiles, one at a time where that leaves fewer rows unused") {

@@ -13,6 +13,13 @@
 ///
 /// Probabilities are summed, before they are rounded, in sixteen sums of a leaf: of keys 16w … 16w + 15 of every run,
 /// those whose number, modulo 8, is 2q or 2q + 1. They are added up over w, then over q in pairs.
+///
+/// Float32 differs in this. Its products are three of TensorFloat-32, m16n8k8 and m64nNk8, which have the same bits as
+/// well. A run has 32 keys. A score is the sum over all dims of the products of larger parts, plus that of the others:
+/// of each 8 dims smaller · larger, then larger · smaller. Of a run's products with V those with a smaller part come
+/// first, 8 keys at a time, in a new sum, which an ordinary addition adds to the row's output. Of each 8 keys 0, 2, 4,
+/// 6 are the first of a product and 1, 3, 5, 7 the others. Probabilities have four sums of a leaf, by the number of the
+/// key modulo 8 as above, to which a run's are added in one; they are added up in pairs.
 
 #include <cstdint>
 
@@ -25,6 +32,7 @@ inline constexpr int leaf_keys = 256;
 inline constexpr int node_leaves = 16;
 inline constexpr int group_keys = 16;  // whose products with V one instruction adds
 inline constexpr int run_groups = run_keys / group_keys;
+inline constexpr int f32_run_keys = 32;
 
 /// How far a row's maximum may stay below its scores, in base 2.
 inline constexpr float max_slack = 8.0f;
@@ -92,13 +100,17 @@ struct scoring {
 [[nodiscard]] __device__ __forceinline__ float add_group(float sum, float weight, float of_8, float of_other_8) {
   return __fmaf_rn(sum, weight, __fadd_rn(of_8, of_other_8));
 }
+/// Over the four lanes of a row.
+[[nodiscard]] __device__ __forceinline__ float sum_over_lanes(float sum) {
+  sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 1));
+  return __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 2));
+}
 /// The sum of a row, whose four lanes have these sums of their groups.
 [[nodiscard]] __device__ __forceinline__ float sum_of_row(const float (&of_groups)[run_groups]) {
   float sum = of_groups[0];
 #pragma unroll
   for (int w = 1; w < run_groups; ++w) sum = __fadd_rn(sum, of_groups[w]);
-  sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 1));
-  return __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 2));
+  return sum_over_lanes(sum);
 }
 
 }  // namespace bifolio::inline v0_2::cuda::tree

@@ -116,7 +116,7 @@ bool declines_shared_bytes(const plan_input& step, int shared_bytes, std::string
 /// Whether prefill and decode give a row the same bits in deterministic plans.
 bool sums_like_decode(const attention_spec& spec) noexcept {
   // Their shapes may pad a head_dim differently: products of zeros change no sum.
-  return !has_codes(spec) && spec.q_type != dtype::f32 && prefill_has_tree(prefill_tiling_of(spec).dims) &&
+  return !has_codes(spec) && prefill_has_tree(prefill_tiling_of(spec).dims) &&
          decode_padded_dim(spec.k_code.type, spec.qk_head_dim) != 0 &&
          decode_splits_dims(static_cast<int>(size_of(spec.k_code.type)));
 }
@@ -134,7 +134,7 @@ bool runs_on_hopper(const plan_input& step, std::string* why) noexcept {
 }
 
 prefill_kind prefill_kind_of(const attention_spec& spec) noexcept {
-  if (!has_codes(spec)) return spec.deterministic ? prefill_kind::tree : prefill_kind::plain;
+  if (!has_codes(spec)) return prefill_kind_without_codes(spec.q_type, spec.qk_head_dim, spec.deterministic);
   return coded_prefill_kind(std::max(spec.k_code.tail_floats(), spec.v_code.tail_floats()));
 }
 
@@ -153,8 +153,10 @@ bool prefill_accepts(const plan_input& step, std::string* why) noexcept {
                             : spec.q_type == dtype::f32 ? "4 up to 128"
                                                         : "8 up to 512");
   }
-  // So that a row's bits do not depend on how a prompt is cut into chunks.
-  if (spec.deterministic && !sums_like_decode(spec)) {
+  // So that a row's bits do not depend on how a prompt is cut into chunks. Where decode has no kernel, prefill computes
+  // all rows.
+  const bool is_alone = find_decode_entry(spec.k_code.type, spec.qk_head_dim) == nullptr;
+  if (spec.deterministic && !is_alone && !sums_like_decode(spec)) {
     return detail::declines(why, "the plan is deterministic, and prefill has not decode's bits for ", spec.qk_head_dim,
                             " dims of ", to_string(spec.q_type));
   }
@@ -186,6 +188,8 @@ std::string_view prefill_variant_of(const attention_kernel_args& args) noexcept 
       return transforms ? "transform" : "plain";
     case prefill_kind::tree:
       return "deterministic";
+    case prefill_kind::parts:
+      return transforms ? "deterministic transform" : "deterministic";
     case prefill_kind::coded_by_token:
       return transforms ? token_transform : token_scales;
     case prefill_kind::coded_by_zero:
@@ -213,9 +217,14 @@ void append_prefill_names(const device_numbers& device, std::vector<std::string>
           continue;
         }
         for (const std::string_view variant :
-             {std::string_view("plain"), std::string_view("transform"), std::string_view("deterministic"), token_scales,
-              token_transform, token_zeros, token_zeros_transform}) {
-          if (variant == "deterministic" && (entry->tree.kernel == nullptr || loading == coded)) continue;
+             {std::string_view("plain"), std::string_view("transform"), std::string_view("deterministic"),
+              std::string_view("deterministic transform"), token_scales, token_transform, token_zeros,
+              token_zeros_transform}) {
+          if (variant == "deterministic" && (entry->deterministic.kernel == nullptr || loading == coded)) continue;
+          if (variant == "deterministic transform" &&
+              (entry->deterministic_transform.kernel == nullptr || loading == coded)) {
+            continue;
+          }
           if (variant.starts_with(token_scales) && loading != coded) continue;
           names.push_back(prefill_name(type, tile_dims, loading, variant));
         }
@@ -271,9 +280,7 @@ bool decode_accepts(const plan_input& step, std::string* why) noexcept {
 bool takes_decode_call(const attention_kernel_args& args, std::string* why) noexcept {
 #if BIFOLIO_CUDA_SM90
   // What prefill declines must not have decode's bits in one step and general's in another.
-  if (args.deterministic && !args.is_coded && args.kv_type != dtype::f32 && !prefill_accepts_call(args, why)) {
-    return false;
-  }
+  if (args.deterministic && !args.is_coded && !prefill_accepts_call(args, why)) return false;
 #endif
   return suits_tensor_cores(args, why, args.is_coded);  // tails of blocks may differ in length
 }

@@ -9,6 +9,7 @@
 #include "cuda/attention/decode/args.hpp"
 #include "cuda/attention/decode/coded_mainloop.cuh"
 #include "cuda/attention/decode/epilogue.cuh"
+#include "cuda/attention/decode/f32_tree_mainloop.cuh"
 #include "cuda/attention/decode/fma_mainloop.cuh"
 #include "cuda/attention/decode/launch.hpp"
 #include "cuda/attention/decode/mainloop.cuh"
@@ -24,6 +25,10 @@ namespace bifolio::inline v0_2::cuda::decode {
 template <class T, class Shape, class Scheduler, bool SplitsDims>
 struct mainloop_of {
   using type = std::conditional_t<SplitsDims, tree_mainloop<T, Shape, Scheduler>, mainloop<T, Shape, Scheduler>>;
+};
+template <class Shape, class Scheduler>
+struct mainloop_of<float, Shape, Scheduler, true> {
+  using type = f32_tree_mainloop<Shape, Scheduler>;
 };
 template <class T, class Shape, class Scheduler>
 requires(Shape::is_coded) struct mainloop_of<T, Shape, Scheduler, false> {
@@ -68,11 +73,14 @@ __launch_bounds__(Shape::threads, Shape::ctas_per_sm)
       const work_tile work = scheduler.next(cursor);
       loop.begin(work, *cursor.seq);
       leaves.clear();
-      for (int tile = work.tile; tile < work.tile_end;) {
-        const int stop = scheduler.accumulate_until(work, tile);
-        leaf.clear();
-        for (; tile < stop; ++tile) loop.process_tile(tile, tile + 1 == stop, leaf);
-        leaves.add(leaf, (stop - 1) / decode_leaf_tiles);
+      if (work.tile < work.tile_end) {
+        if constexpr (Shape::takes_tree_queries_before) loop.take_queries();
+        for (int tile = work.tile; tile < work.tile_end;) {
+          const int stop = scheduler.accumulate_until(work, tile);
+          leaf.clear();
+          for (; tile < stop; ++tile) loop.process_tile(tile, tile + 1 == stop, leaf);
+          leaves.add(leaf, (stop - 1) / decode_leaf_tiles);
+        }
       }
       end.store(work, *cursor.seq, leaves.finish(), loop.free_stage());
     }
@@ -117,9 +125,9 @@ template <class T, int HeadDim, int Warps, bool Padded>
   if constexpr (std::is_same_v<T, float>) {
     // Not in deterministic plans, where one kernel computes all numbers of rows.
     using few = shape<f32_few_rows, HeadDim, Warps, Padded>;
-    static_assert(few::shared.bytes >= S::shared.bytes && few::ctas_per_sm == S::ctas_per_sm);
+    static_assert(few::ctas_per_sm == S::ctas_per_sm);
     entry.few_rows[0] = decode_kernel<float, few, stream_k>;
-    entry.shared_bytes = few::shared.bytes;
+    if (entry.shared_bytes < few::shared.bytes) entry.shared_bytes = few::shared.bytes;
   }
   return entry;
 }

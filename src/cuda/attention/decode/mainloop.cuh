@@ -128,10 +128,13 @@ class mainloop {
   [[nodiscard]] __device__ __forceinline__ int next_stage() const { return stage_ + 1 == S::stages ? 0 : stage_ + 1; }
 
   // The tile is in stage_ when it is there; requests the one that comes into the free stage.
-  __device__ __forceinline__ void wait_for_tile(int tile) {
+  __device__ __forceinline__ void wait_for_stage() {
     device::cp_async_wait_group<S::stages - 2>();
     __syncthreads();
     loader_.load_tile(free_stage());
+  }
+  __device__ __forceinline__ void wait_for_tile(int tile) {
+    wait_for_stage();
     if (S::q_in_registers && tile == first_tile_) load_q(q_buffer_);
   }
 

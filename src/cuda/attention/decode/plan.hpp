@@ -77,7 +77,7 @@ inline constexpr std::int32_t decode_splits_per_cta = 8;    // leaves at most; o
 }
 
 /// Whether deterministic plans sum as prefill does.
-[[nodiscard]] constexpr bool decode_splits_dims(int element_bytes) noexcept { return element_bytes == 2; }
+[[nodiscard]] constexpr bool decode_splits_dims(int element_bytes) noexcept { return element_bytes != 1; }
 
 /// Whether output tiles of few rows have a kernel of their own in the compiled shape that takes rows of `head_dim`.
 /// That of float32 sums in another order than the one for all numbers of rows, so deterministic plans do without it.

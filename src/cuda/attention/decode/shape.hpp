@@ -46,7 +46,7 @@ struct shared_layout {
   int flag;           // of the combine
   int zeros;          // 16 bytes of them
   int plan;           // what the CTA needs of it
-  int exchange;       // of shapes that split dims: tree_exchange; by_fma: probabilities
+  int exchange;       // of shapes that split dims: tree_exchange or f32_tree_exchange; by_fma: probabilities
   int bytes;          // of everything
 };
 
@@ -91,6 +91,13 @@ struct tree_exchange {
   float pairs[Warps == 4 ? 1 : Warps][decode_tile_rows][4];            // of warps that have half a group
 };
 
+/// The same of float32: probabilities as they are, of each 8 keys the even ones first.
+template <int Warps>
+struct f32_tree_exchange {
+  float probabilities[decode_tile_rows * decode_tile_tokens];  // rows of 256 bytes, swizzled
+  float maxima[decode_tile_rows][Warps];
+};
+
 /// `Padded`: for every head_dim whose rows are whole vectors of 16 bytes, which fits and is too large for the next
 /// smaller padded shape. Rows are then in shared memory with unused vectors at their ends: those of queries are zero,
 /// those of K are not looked at, and those of V make columns of the output that are not stored.
@@ -117,8 +124,8 @@ struct shape {
   static constexpr int key_tiles = warp_keys / 8;  // of a warp's score products
   static constexpr int n_tiles = HeadDim / 8;      // of the output
   /// In deterministic plans the warps split the dims of the output instead of the keys, so that a leaf's output is one
-  /// chain of products, which prefill computes too (combine_tree.cuh). Codes and float32 are not prefill's.
-  static constexpr bool splits_dims = decode_splits_dims(element_bytes);
+  /// chain of products, which prefill computes too (combine_tree.cuh). Codes are not prefill's.
+  static constexpr bool splits_dims = decode_splits_dims(element_bytes) && !by_fma;
   /// Where registers are short the queries stay in shared memory.
   static constexpr bool q_in_registers = Warps == 4 || (row_groups == 1 && HeadDim <= 192);
 
@@ -137,16 +144,17 @@ struct shape {
 
   /// Whether the loader knows tiles about whose rows nothing need be asked. It costs registers, which others lack.
   /// Not beside wide keys: with those of the pipeline's first stages ptxas 13.0 writes copies of a form that is none.
-  static constexpr bool has_steady_tiles = (is_coded && !has_wide_keys) || by_fma;
+  static constexpr bool has_steady_tiles = (is_coded && !has_wide_keys) || element_bytes == 4;
   /// Whether queries are taken between two tiles, so that no tile asks whether it is the first.
   static constexpr bool takes_queries_before = is_coded || by_fma;
+  static constexpr bool takes_tree_queries_before = splits_dims && element_bytes == 4;
   /// Of padded shapes the loads of such a tile are the rows' vectors one after another, each with a place and an offset
   /// of its own. Elements of four bytes have so many vectors that lanes beyond the end of a row may be idle instead.
-  static constexpr bool has_run_offsets = padded && !by_fma;
+  static constexpr bool has_run_offsets = padded && element_bytes != 4;
   /// Of the passes that load a warp's rows: where they go repeats after so many, or follows from the first.
-  static constexpr int different_places = has_run_offsets                ? passes
-                                          : kv_rows::swizzled && !by_fma ? 8 / rows_per_pass
-                                                                         : 1;
+  static constexpr int different_places = has_run_offsets                           ? passes
+                                          : kv_rows::swizzled && element_bytes != 4 ? 8 / rows_per_pass
+                                                                                    : 1;
 
   static constexpr int tile_bytes = decode_tile_tokens * kv_rows::bytes;
   static constexpr int k_tile_bytes = decode_tile_tokens * k_rows::bytes;
@@ -178,7 +186,8 @@ struct shape {
     l.zeros = l.flag + 16;
     l.plan = l.zeros + 16;
     l.exchange = l.plan + 144;
-    l.bytes = l.exchange + (splits_dims ? static_cast<int>(sizeof(tree_exchange<Warps>)) : 0) +
+    using exchange = std::conditional_t<element_bytes == 4, f32_tree_exchange<Warps>, tree_exchange<Warps>>;
+    l.bytes = l.exchange + (splits_dims ? static_cast<int>(sizeof(exchange)) : 0) +
               (by_fma ? decode_tile_tokens * decode_few_rows * 4 : 0);
     return l;
   }

@@ -83,16 +83,43 @@ class running_tree {
   tree_rows<Shape> node_, root_;
 };
 
+/// What products become in a tree, of float32 too.
 template <class T, class Shape, class Scheduler>
-class tree_mainloop : public mainloop<T, Shape, Scheduler> {
+class tree_scores : public mainloop<T, Shape, Scheduler> {
   using S = Shape;
   using base = mainloop<T, Shape, Scheduler>;
-  using base::a_, base::lane_, base::warp_, base::stage_, base::slope_, base::row_position_;
+
+ protected:
+  __device__ __forceinline__ tree_scores(const decode_args& args, const Scheduler& scheduler, char* shared)
+      : base(args, scheduler, shared), scoring_(args.scale, args.soft_cap, args.alibi_slopes != nullptr) {}
+
+  __device__ __forceinline__ void apply_options(float (&s)[S::key_tiles][4], int first_key) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float slope = base::a_.alibi_slopes != nullptr ? base::slope_[i] : 0.0f;
+      const auto distance = static_cast<float>(first_key + (base::lane_ & 3) * 2 - base::row_position_[i]);
+#pragma unroll
+      for (int n = 0; n < S::key_tiles; ++n)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& x = s[n][2 * i + e];
+          x = scoring_.logit(x, slope, distance + static_cast<float>(n * 8 + e));
+        }
+    }
+  }
+
+  tree::scoring scoring_;
+};
+
+template <class T, class Shape, class Scheduler>
+class tree_mainloop : public tree_scores<T, Shape, Scheduler> {
+  using S = Shape;
+  using base = tree_scores<T, Shape, Scheduler>;
+  using base::lane_, base::warp_, base::stage_, base::scoring_;
 
  public:
   __device__ __forceinline__ tree_mainloop(const decode_args& args, const Scheduler& scheduler, char* shared)
       : base(args, scheduler, shared),
-        scoring_(args.scale, args.soft_cap, args.alibi_slopes != nullptr),
         exchange_(*reinterpret_cast<tree_exchange<S::warps>*>(shared + S::shared.exchange)) {}
 
   /// Adds the next KV tile to `leaf`, which the caller has cleared before its first. After the last, the leaf is
@@ -103,7 +130,7 @@ class tree_mainloop : public mainloop<T, Shape, Scheduler> {
     float s[S::key_tiles][4];
     base::template compute_scores<true>(s, k_base, base::q_buffer_);
     const int first_key = tile * decode_tile_tokens + warp_ * S::warp_keys;
-    if (scoring_.has_options) apply_options(s, first_key);
+    if (scoring_.has_options) base::apply_options(s, first_key);
     base::mask_scores(s, first_key);
 
     float weight[2];
@@ -141,21 +168,6 @@ class tree_mainloop : public mainloop<T, Shape, Scheduler> {
   [[nodiscard]] __device__ __forceinline__ int row_of(int i) const { return lane_ / 4 + 8 * i; }
   [[nodiscard]] __device__ __forceinline__ std::uint32_t probabilities() const {
     return device::shared_address(reinterpret_cast<const char*>(exchange_.probabilities));
-  }
-
-  __device__ __forceinline__ void apply_options(float (&s)[S::key_tiles][4], int first_key) const {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float slope = a_.alibi_slopes != nullptr ? slope_[i] : 0.0f;
-      const auto distance = static_cast<float>(first_key + (lane_ & 3) * 2 - row_position_[i]);
-#pragma unroll
-      for (int n = 0; n < S::key_tiles; ++n)
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float& x = s[n][2 * i + e];
-          x = scoring_.logit(x, slope, distance + static_cast<float>(n * 8 + e));
-        }
-    }
   }
 
   // Each row's maximum against all keys of the tile. `weight`: of older results.
@@ -244,7 +256,6 @@ class tree_mainloop : public mainloop<T, Shape, Scheduler> {
     }
   }
 
-  tree::scoring scoring_;
   tree_exchange<S::warps>& exchange_;
 };
 

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Combines the partial results of row tiles that were computed in parts: a warp takes 128 columns of a row, and
-// adds their parts in the order of their keys. Launched after the kernel that wrote them; without partial results there
+// adds their parts in the order of their keys; in deterministic plans from the last to the first, one after another, as
+// part_mainloop.cuh does. Launched after the kernel that wrote them; without partial results there
 // is nothing to do.
 
 #include <cstdint>
 #include <type_traits>
 
+#include "cuda/attention/combine_tree.cuh"
 #include "cuda/attention/prefill/args.hpp"
 #include "cuda/attention/prefill/launch.hpp"
 #include "cuda/attention/prefill/results.cuh"
@@ -46,7 +48,8 @@ class row_combine {
     T* const out = static_cast<T*>(a_.out) + at * a_.out_token_stride + head * a_.out_head_stride;
     if (column_ >= a_.head_dim) return;
     float4 x;
-    const finished_row finished(values(x), sink, static_value_scale(a_, head));
+    const row_sums sums = a_.deterministic ? values_in_order(x) : values(x);
+    const finished_row finished(sums, sink, static_value_scale(a_, head));
     x = make_float4(x.x * finished.factor, x.y * finished.factor, x.z * finished.factor, x.w * finished.factor);
     if constexpr (std::is_same_v<T, float>) {
       *reinterpret_cast<float4*>(out + column_) = x;
@@ -91,6 +94,30 @@ class row_combine {
         total.y = fmaf(o[i].y, w, total.y);
         total.z = fmaf(o[i].z, w, total.z);
         total.w = fmaf(o[i].w, w, total.w);
+      }
+    }
+    return row;
+  }
+
+  // The same for deterministic plans.
+  [[nodiscard]] __device__ __forceinline__ row_sums values_in_order(float4& total) const {
+    row_sums row = {-INFINITY, 0};
+    total = make_float4(0, 0, 0, 0);
+    for (int end = output_.num_partials; end > 0; end -= combine_batch) {
+      float2 sums[combine_batch];
+      float4 o[combine_batch];
+#pragma unroll
+      for (int i = 0; i < combine_batch; ++i) {
+        const int partial = output_.first_partial + max(end - 1 - i, 0) * output_.partial_rows;
+        sums[i] = __ldcg(partials_.sums(partial, row_));
+        o[i] = __ldcg(reinterpret_cast<const float4*>(partials_.row(partial, row_) + column_));
+      }
+#pragma unroll
+      for (int i = 0; i < combine_batch; ++i) {
+        if (i >= end) continue;
+        const tree::combination both(row.max, sums[i].x);
+        row = {both.max, both.of(row.sum, sums[i].y)};
+        total = both.of(total, o[i]);
       }
     }
     return row;

@@ -4,11 +4,14 @@
 /// Prefill attention in float32. Work tiles, queue and epilogue are those of the 16-bit kernels (kernel.cuh); the
 /// products are three of TensorFloat-32 each.
 
+#include <type_traits>
+
 #include "cuda/attention/prefill/args.hpp"
 #include "cuda/attention/prefill/epilogue.cuh"
 #include "cuda/attention/prefill/f32_mainloop.cuh"
 #include "cuda/attention/prefill/f32_producer.cuh"
 #include "cuda/attention/prefill/f32_shape.hpp"
+#include "cuda/attention/prefill/f32_tree_mainloop.cuh"
 #include "cuda/attention/prefill/launch.hpp"
 #include "cuda/attention/prefill/scheduler.cuh"
 #include "cuda/device/ptx.cuh"
@@ -20,7 +23,8 @@ template <class Shape, bool Transform>
 __device__ __forceinline__ void consume_f32(const prefill_args& args, const f32_ring<Shape>& ring, work_queue queue,
                                             int warpgroup) {
   const int thread = static_cast<int>(threadIdx.x) & 127;
-  f32_mainloop<Shape, Transform> loop(args, ring, warpgroup, thread);
+  using mainloop_type = std::conditional_t<Shape::has_tree, f32_tree_mainloop<Shape>, f32_mainloop<Shape, Transform>>;
+  mainloop_type loop(args, ring, warpgroup, thread);
   const epilogue<float, Shape> end(args, thread);
   row_state rows;
   float o[Shape::out_registers];
@@ -79,6 +83,7 @@ template <int TileDims>
   prefill_entry entry;
   entry.plain[0] = {prefill_f32_kernel<of, false>, of::shared_bytes, of::num_threads};
   entry.plain[1] = {prefill_f32_kernel<of, true>, of::shared_bytes, of::num_threads};
+  entry.deterministic = {prefill_f32_kernel<f32_shape<TileDims, true>, true>, of::shared_bytes, of::num_threads};
   return entry;
 }
 

@@ -22,16 +22,16 @@
 namespace bifolio::inline v0_2::cuda::prefill {
 
 template <class Shape, bool Transform>
-class f32_mainloop : softmax<Shape, Transform> {
+class f32_mainloop : protected softmax<Shape, Transform> {
   using S = Shape;
   using base = softmax<Shape, Transform>;
-  using base::a_, base::thread_, base::transform_;
+  using base::transform_;
 
  public:
   /// `thread`: of its warpgroup.
   __device__ __forceinline__ f32_mainloop(const prefill_args& args, const f32_ring<Shape>& ring, int warpgroup,
                                           int thread)
-      : base(args, thread), ring_(ring), warpgroup_(warpgroup), queries_(ring.queries(warpgroup, thread)) {}
+      : base(args, thread), warpgroup_(warpgroup), ring_(ring), queries_(ring.queries(warpgroup, thread)) {}
 
   /// Adds all key tiles of `e`, which is not empty, to o and the rows' maxima and sums. `few_rows`: the warpgroups have
   /// the same rows; the results are then warpgroup 0's.
@@ -64,7 +64,9 @@ class f32_mainloop : softmax<Shape, Transform> {
     if (few_rows) merge(rows, o);
   }
 
- private:
+ protected:
+  using base::a_, base::thread_;
+
   // 16 × 8 elements of a warp's rows: of rows lane / 4 and 8 below, columns t = lane % 4, then those 4 further on.
   struct operand {
     std::uint32_t large[4], small[4];
@@ -228,10 +230,12 @@ class f32_mainloop : softmax<Shape, Transform> {
     device::wgmma_fence_operands(sum);
   }
 
+  int warpgroup_;
+
+ private:
   static constexpr int merge_barrier = 1;
 
   const f32_ring<Shape>& ring_;
-  int warpgroup_;
   std::uint32_t queries_;
   pipeline_state<S::stages> state_;
 };

@@ -114,7 +114,7 @@ class f32_producer {
   static constexpr std::int64_t outside = -1;
   static constexpr int ahead = 3;  // tiles
 
-  // This lane's key of the tile that is looked up next; tiles go from the last to the first.
+  // This lane's key of the tile that is looked up next; tiles go from the last to the first, with a tree the other way.
   struct key_lookup {
     const std::int32_t* entry;  // of the block table
     std::int64_t head_offset;
@@ -129,20 +129,31 @@ class f32_producer {
   [[nodiscard]] __device__ __forceinline__ key_lookup first_lookup(const prefill_work_tile& work,
                                                                    const kv_range& e) const {
     const int begin = max(e.begin, e.tile_begin * S::tile_keys);
-    const int key = (e.tile_end - 1) * S::tile_keys + lane_;
+    const int end = S::has_tree ? min(work.seq_len, e.tile_end * S::tile_keys) : work.seq_len;
+    const int key = e.template tile_at<S>(0) * S::tile_keys + lane_;
     const int entry = key / a_.block_size;
     return {a_.block_tables + work.seq * a_.block_table_stride + entry, work.head / a_.group_size * a_.k_strides.head,
-            key - begin, work.seq_len - begin, key - entry * a_.block_size};
+            key - begin, end - begin, key - entry * a_.block_size};
   }
   [[nodiscard]] __device__ __forceinline__ table_entry look_up(key_lookup& at) const {
     const bool valid = static_cast<unsigned>(at.key) < static_cast<unsigned>(at.num_keys);
     const table_entry entry = {valid ? __ldg(at.entry) : -1, at.slot};
-    at.key -= S::tile_keys;
-    at.entry -= entries_per_tile_;
-    at.slot -= slots_per_tile_;
-    if (at.slot < 0) {
-      at.slot += a_.block_size;
-      --at.entry;
+    if constexpr (S::has_tree) {
+      at.key += S::tile_keys;
+      at.entry += entries_per_tile_;
+      at.slot += slots_per_tile_;
+      if (at.slot >= a_.block_size) {
+        at.slot -= a_.block_size;
+        ++at.entry;
+      }
+    } else {
+      at.key -= S::tile_keys;
+      at.entry -= entries_per_tile_;
+      at.slot -= slots_per_tile_;
+      if (at.slot < 0) {
+        at.slot += a_.block_size;
+        --at.entry;
+      }
     }
     return entry;
   }

@@ -15,9 +15,11 @@ namespace bifolio::inline v0_2::cuda::prefill {
 /// `wgmma` does not transpose this type, [dim][key]. The keys of each 8 of V are in the order 0, 2, 4, 6, 1, 3, 5, 7,
 /// in which a thread of the consumers has its probabilities. Queries lie in shared memory as the thread that uses them
 /// takes them, and are split on their way to its registers.
-template <int TileDims>
+/// `HasTree`: in deterministic plans, keys are taken from the first to the last.
+template <int TileDims, bool HasTree = false>
 struct f32_shape {
-  static constexpr bool has_tree = false;
+  static constexpr bool has_tree = HasTree;
+  static constexpr bool has_parts = false;
   static constexpr bool is_coded = false;
   static constexpr int tile_dims = TileDims;
   static constexpr int min_dims = TileDims > 64 ? 64 : 0;  // every head_dim has these

@@ -13,6 +13,7 @@
 #include "cuda/attention/prefill/epilogue.cuh"
 #include "cuda/attention/prefill/launch.hpp"
 #include "cuda/attention/prefill/mainloop.cuh"
+#include "cuda/attention/prefill/part_mainloop.cuh"
 #include "cuda/attention/prefill/pipeline.cuh"
 #include "cuda/attention/prefill/producer.cuh"
 #include "cuda/attention/prefill/scheduler.cuh"
@@ -23,16 +24,26 @@
 
 namespace bifolio::inline v0_2::cuda::prefill {
 
-/// The mainloop of a kernel: with or without the logits transform, or with the tree of deterministic plans.
+/// The mainloop of a kernel: with or without the logits transform, or that of deterministic plans.
 template <class T, class Shape, bool Transform>
-using mainloop_of = std::conditional_t<Shape::has_tree, tree_mainloop<T, Shape>, mainloop<T, Shape, Transform>>;
+struct mainloop_choice {
+  using type = mainloop<T, Shape, Transform>;
+};
+template <class T, class Shape, bool Transform>
+requires(Shape::has_tree) struct mainloop_choice<T, Shape, Transform> {
+  using type = tree_mainloop<T, Shape>;
+};
+template <class T, class Shape, bool Transform>
+requires(Shape::has_parts) struct mainloop_choice<T, Shape, Transform> {
+  using type = part_mainloop<T, Shape, Transform>;
+};
 
 template <class T, class Shape, bool Transform>
 __device__ __forceinline__ void consume(const prefill_args& args, const shared_stages<Shape>& stages, work_queue queue,
                                         int warpgroup) {
   const int thread = static_cast<int>(threadIdx.x) & 127;
   const int row_part = Shape::row_part(warpgroup);
-  mainloop_of<T, Shape, Transform> loop(args, stages, warpgroup, thread);
+  typename mainloop_choice<T, Shape, Transform>::type loop(args, stages, warpgroup, thread);
   const epilogue<T, output_part<Shape>> end(args, thread, Shape::first_dim(warpgroup));
   row_state rows;
   float o[Shape::out_registers];
@@ -124,7 +135,13 @@ template <class T, int TileDims>
   prefill_entry entry;
   entry.plain[0] = choice_of<T, plain, false>();
   entry.plain[1] = choice_of<T, plain, true>();
-  if constexpr (prefill_has_tree(TileDims)) entry.tree = choice_of<T, shape<TileDims, prefill_kind::tree>, true>();
+  if constexpr (prefill_has_tree(TileDims)) {
+    entry.deterministic = choice_of<T, shape<TileDims, prefill_kind::tree>, true>();
+  } else {
+    using parts = shape<TileDims, prefill_kind::parts>;
+    entry.deterministic = choice_of<T, parts, false>();
+    entry.deterministic_transform = choice_of<T, parts, true>();
+  }
   return entry;
 }
 

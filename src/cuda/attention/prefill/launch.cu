@@ -56,7 +56,9 @@ prefill_choice prefill_entry::choose(prefill_kind kind, bool transforms) const n
     case prefill_kind::plain:
       return plain[transforms ? 1 : 0];
     case prefill_kind::tree:
-      return tree;
+      return deterministic;
+    case prefill_kind::parts:
+      return transforms ? deterministic_transform : deterministic;
     case prefill_kind::coded:
       return coded[transforms ? 1 : 0];
     case prefill_kind::coded_by_token:
@@ -68,7 +70,7 @@ prefill_choice prefill_entry::choose(prefill_kind kind, bool transforms) const n
 }
 
 prefill_kind prefill_kind_of(const attention_kernel_args& args) noexcept {
-  if (!args.is_coded) return args.deterministic ? prefill_kind::tree : prefill_kind::plain;
+  if (!args.is_coded) return prefill_kind_without_codes(args.q_type, args.head_dim, args.deterministic);
   return coded_prefill_kind(std::max(args.k_scales.tail_floats, args.v_scales.tail_floats));
 }
 
@@ -160,7 +162,7 @@ cudaError_t launch_prefill(const runtime_api& api, const attention_kernel_args& 
                        plan.packing.heads,
                        plan.packing.tokens_per_warpgroup,
                        prefill_warpgroup_rows * plan.packing.num_consumers,
-                       prefill_max_partials(device.num_sms),
+                       prefill_max_partials(device.num_sms, args.deterministic),
                        prefill_loading(args),
                        coded_tokens_of(args)};
 

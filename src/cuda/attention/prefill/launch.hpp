@@ -38,10 +38,11 @@ struct prefill_choice {
 /// windows and sinks are in all.
 struct prefill_entry {
   prefill_choice plain[2];
-  prefill_choice tree;
+  prefill_choice deterministic;  // up to 256 dims one kernel for all options
   prefill_choice coded[2];
   prefill_choice coded_by_token[2];
   prefill_choice coded_by_zero[2];
+  prefill_choice deterministic_transform;  // above 256 dims
 
   [[nodiscard]] prefill_choice choose(prefill_kind kind, bool transforms) const noexcept;
 };

@@ -102,7 +102,11 @@ class planner {
     sort_row_tiles();
     list_whole_tiles();
     const std::int64_t num_items = plan_.header.num_items;
-    if (input_.spec.deterministic || num_items > std::int64_t{prefill_max_tiles_per_sm_to_cut} * num_sms_) return;
+    if (num_items > std::int64_t{prefill_max_tiles_per_sm_to_cut} * num_sms_) return;
+    if (input_.spec.deterministic) {
+      if (!prefill_has_tree(prefill_tiling_of(input_.spec).dims)) give_out_parts();
+      return;
+    }
     // Shares end together; a list ends when the last CTA does, at most one work tile after the first.
     const std::int64_t even = divide_up(total_cost_, num_sms_);
     const std::int64_t longest = plan_.order.empty() ? 0 : static_cast<std::int64_t>(plan_.order.front() >> 32);
@@ -202,6 +206,98 @@ class planner {
     }
     plan_.header = {num_work_tiles, num_work_tiles, 0, static_cast<std::int32_t>(plan_.split_outputs.size())};
     return true;
+  }
+
+  // Of deterministic plans: makes each part of the longest row tiles a work tile, as long as they are longer than an
+  // equal share and there is room for their results, where CTAs are estimated to end earlier then.
+  void give_out_parts() {
+    const std::int64_t whole_end = list_end();
+    const std::int64_t even = divide_up(total_cost_, num_sms_);
+    const std::int32_t part_tiles = prefill_part_keys / prefill_tiling_of(input_.spec).keys;
+    const std::int64_t room = std::int64_t{prefill_max_partials(num_sms_, true)} * prefill_warpgroup_rows;
+    std::int64_t num_parts = 0;
+    plan_.cut_tiles.clear();
+    plan_.outputs.clear();
+    std::vector<std::uint64_t>& costs = plan_.whole;  // of the work tiles, and their numbers
+    costs.clear();
+    const auto add = [&](const prefill_work_tile& work, std::int64_t cost, std::int32_t output) {
+      costs.push_back(static_cast<std::uint64_t>(cost) << 32 | static_cast<std::uint32_t>(~plan_.cut_tiles.size()));
+      plan_.cut_tiles.push_back(work);
+      plan_.outputs.push_back(output);
+    };
+    for (const std::uint64_t key : plan_.order) {
+      const prefill_plan::row_tile& t = in_order(key);
+      const std::int32_t first_part = t.tile_begin / part_tiles;
+      const std::int32_t parts = t.tile_begin < t.tile_end ? (t.tile_end - 1) / part_tiles + 1 - first_part : 1;
+      const std::int32_t rows = rows_of(t);
+      const std::int64_t outputs = static_cast<std::int64_t>(plan_.split_outputs.size()) + num_heads_;
+      const bool is_cut =
+          t.cost > even && parts > 1 && outputs <= num_sms_ &&
+          plan_.num_partials + std::int64_t{num_heads_} * parts * rows <= room &&
+          num_parts + std::int64_t{num_heads_} * parts <= std::int64_t{prefill_max_parts_per_sm} * num_sms_;
+      for (std::int32_t head = 0; head < num_heads_; ++head) {
+        prefill_work_tile work = work_tile_of(input_, t, head * plan_.packing.heads);
+        if (!is_cut) {
+          add(work, t.cost, -1);
+          continue;
+        }
+        const auto output = static_cast<std::int32_t>(plan_.split_outputs.size());
+        plan_.split_outputs.push_back({0, plan_.num_partials, parts, rows});
+        const std::int64_t per_tile = (t.cost - fixed_cost) / (t.tile_end - t.tile_begin);
+        for (std::int32_t part = first_part; part < first_part + parts; ++part) {
+          work.tile_begin = std::max(t.tile_begin, part * part_tiles);
+          work.tile_end = std::min(t.tile_end, (part + 1) * part_tiles);
+          work.partial = plan_.num_partials;
+          plan_.num_partials += rows;
+          add(work, fixed_cost + per_tile * (work.tile_end - work.tile_begin), output);
+        }
+      }
+      if (is_cut) num_parts += std::int64_t{num_heads_} * parts;
+    }
+    if (num_parts == 0 || deal_out(costs) + combine_cost >= whole_end) list_whole_tiles();
+  }
+
+  // Rows of a row tile that tokens have.
+  [[nodiscard]] std::int32_t rows_of(const prefill_plan::row_tile& t) const noexcept {
+    const std::int32_t query_len = input_.query_start_loc[t.seq + 1] - input_.query_start_loc[t.seq];
+    const std::int32_t tokens = plan_.packing.tokens_per_tile();
+    return std::min(query_len - t.tile * tokens, tokens) * plan_.packing.heads;
+  }
+
+  // Gives work tiles, the most expensive first, to the CTA with the least to do. Returns when the last one ends.
+  [[nodiscard]] std::int64_t deal_out(std::vector<std::uint64_t>& costs) {
+    std::sort(costs.begin(), costs.end(), std::greater<>());
+    std::vector<std::int64_t>& ready = plan_.ready;  // load and CTA in one number
+    ready.clear();
+    for (std::int32_t cta = 0; cta < num_sms_; ++cta) ready.push_back(cta);
+    std::int64_t end = 0;
+    for (std::size_t place = 0; place < costs.size(); ++place) {
+      std::pop_heap(ready.begin(), ready.end(), std::greater<>());
+      const std::uint64_t cta = static_cast<std::uint64_t>(ready.back()) & ((1u << cta_bits) - 1);
+      ready.back() += static_cast<std::int64_t>(costs[place] >> 32) << cta_bits;
+      end = std::max(end, ready.back() >> cta_bits);
+      std::push_heap(ready.begin(), ready.end(), std::greater<>());
+      costs[place] = cta << 48 | static_cast<std::uint64_t>(place) << 24 | static_cast<std::uint32_t>(~costs[place]);
+    }
+    std::sort(costs.begin(), costs.end());
+    plan_.work_tiles.clear();
+    plan_.shares.assign(static_cast<std::size_t>(num_sms_) + 1, 0);
+    for (const std::uint64_t at : costs) {
+      const std::size_t number = at & 0xffffff;
+      const std::int32_t output = plan_.outputs[number];
+      if (output >= 0) {
+        plan_.split_outputs[static_cast<std::size_t>(output)].work_tile =
+            static_cast<std::int32_t>(plan_.work_tiles.size());
+      }
+      plan_.work_tiles.push_back(plan_.cut_tiles[number]);
+      plan_.shares[(at >> 48) + 1] = static_cast<std::int32_t>(plan_.work_tiles.size());
+    }
+    for (std::size_t cta = 1; cta < plan_.shares.size(); ++cta) {
+      plan_.shares[cta] = std::max(plan_.shares[cta], plan_.shares[cta - 1]);
+    }
+    const auto num_work_tiles = static_cast<std::int32_t>(plan_.work_tiles.size());
+    plan_.header = {num_work_tiles, num_work_tiles, 0, static_cast<std::int32_t>(plan_.split_outputs.size())};
+    return end;
   }
 
   // When the last CTA is ready, if each takes the next work tile as soon as it is.
@@ -417,7 +513,8 @@ std::int64_t max_prefill_work_tiles(const attention_spec& spec, const step_limit
   const std::int64_t row_tiles = (limits.num_tokens + limits.num_seqs_with_tokens() * (per_tile - 1)) / per_tile;
   // Once for all heads; where the range of KV tiles is cut, for each head, and a further part for each cut.
   const std::int64_t most_cut = std::int64_t{prefill_max_tiles_per_sm_to_cut} * num_sms;
-  const std::int64_t cut = std::min(row_tiles * spec.num_q_heads, most_cut) + num_sms;
+  const std::int64_t parts = spec.deterministic ? std::int64_t{prefill_max_parts_per_sm} * num_sms : num_sms;
+  const std::int64_t cut = std::min(row_tiles * spec.num_q_heads, most_cut) + parts;
   return std::max(row_tiles, cut);
 }
 

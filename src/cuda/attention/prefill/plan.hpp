@@ -15,8 +15,11 @@
 ///   results a second kernel combines, in the order of their keys. There are two per CTA at most. Where many row tiles
 ///   read the same keys, too many for the L2, all are cut at the same ones.
 ///
-/// No bit of a row depends on its place in a tile, on packing, or on the order of work tiles; it does on the cuts, of
-/// which deterministic plans have none, and in float32 on whether its row tile has rows for more than one warpgroup.
+/// No bit of a row depends on its place in a tile, on packing, or on the order of work tiles; it does on the cuts, and
+/// in float32 on whether its row tile has rows for more than one warpgroup. Row tiles of deterministic plans are not
+/// cut up to 256 dims. Above that no other kernel computes few rows: there row tiles consist of parts of
+/// `prefill_part_keys` keys, counted from position 0, whose results are always combined in one order, from the last to
+/// the first. One CTA computes them all, or each is a work tile of its own; no bit depends on that.
 
 #include <bifolio/detail/host_device.hpp>
 #include <cstddef>
@@ -31,6 +34,12 @@ inline constexpr std::int32_t prefill_warpgroup_rows = 64;
 
 /// Steps of more work tiles for an SM than this are not cut: their last round is a small part of the whole.
 inline constexpr std::int32_t prefill_max_tiles_per_sm_to_cut = 8;
+
+/// Keys of a part of a row tile in deterministic plans above 256 dims. Each further part of a row tile costs 256 KB of
+/// traffic with the L2; a sequence with few rows has as many CTAs per head as it has parts.
+inline constexpr std::int32_t prefill_part_keys = 1024;
+/// Most parts of a step that are work tiles, for an SM.
+inline constexpr std::int32_t prefill_max_parts_per_sm = 16;
 
 inline constexpr std::int32_t prefill_all_tile_dims[] = {64, 96, 128, 192, 256, 512};
 inline constexpr std::int32_t prefill_all_f32_tile_dims[] = {64, 128};
@@ -48,10 +57,10 @@ struct prefill_tiling {
   [[nodiscard]] constexpr std::int32_t num_warpgroups() const noexcept { return num_consumers * dim_parts; }
 };
 
-/// Whether a 16-bit kernel of these dims sums as deterministic plans do.
+/// Whether the kernel of deterministic plans sums as decode does; that of more dims has parts.
 [[nodiscard]] constexpr bool prefill_has_tree(std::int32_t tile_dims) noexcept { return tile_dims <= 256; }
-/// Tiles of deterministic plans, of which a leaf of their tree has a whole number. Above 128 dims shared memory has
-/// room for parts of the nodes besides.
+/// 16-bit tiles of deterministic plans, of which a leaf of their tree has a whole number. Above 128 dims shared memory
+/// has room for parts of the nodes besides.
 [[nodiscard]] constexpr std::int32_t prefill_tree_tile_keys(std::int32_t tile_dims) noexcept {
   return tile_dims <= 128 ? 128 : 64;
 }
@@ -82,6 +91,7 @@ struct prefill_tiling {
 enum class prefill_kind : std::uint8_t {
   plain,           ///< 16-bit K and V
   tree,            ///< the same in deterministic plans (combine_tree.cuh): keys are taken from the first to the last
+  parts,           ///< in deterministic plans above 256 dims: keys are taken as in `plain`, in parts
   coded,           ///< codes, with static scales or none
   coded_by_token,  ///< codes of which K, V or both have scales per token and head
   coded_by_zero,   ///< the same where K, V or both are u8, with zero points
@@ -91,6 +101,11 @@ enum class prefill_kind : std::uint8_t {
   return tail_floats == 0   ? prefill_kind::coded
          : tail_floats == 1 ? prefill_kind::coded_by_token
                             : prefill_kind::coded_by_zero;
+}
+[[nodiscard]] constexpr prefill_kind prefill_kind_without_codes(dtype type, std::int32_t head_dim,
+                                                                bool deterministic) noexcept {
+  if (!deterministic) return prefill_kind::plain;
+  return prefill_has_tree(prefill_tiling_of(type, head_dim, true).dims) ? prefill_kind::tree : prefill_kind::parts;
 }
 /// Whether there are kernels of these dims over codes: shared memory holds a tile of them as well.
 [[nodiscard]] constexpr bool prefill_has_codes(std::int32_t tile_dims) noexcept { return tile_dims <= 128; }
@@ -123,7 +138,7 @@ struct alignas(16) prefill_split_output {
   std::int32_t work_tile;      // one of its parts
   std::int32_t first_partial;  // the parts' results follow each other in the order of their keys
   std::int32_t num_partials;
-  std::int32_t unused;
+  std::int32_t partial_rows;  // of deterministic plans, where numbers of partial results are those of their first rows
 };
 
 /// Of the list of work tiles.
@@ -197,7 +212,9 @@ struct prefill_plan {
   std::vector<std::int64_t> loads, ready;
   std::vector<std::uint64_t> whole;  ///< those that are not cut: CTA, place in its share, number
   std::vector<char> is_whole;
-  std::vector<std::int32_t> parts;  ///< of the row tile that is being cut: their work tiles
+  std::vector<std::int32_t> parts;           ///< of the row tile that is being cut: their work tiles
+  std::vector<prefill_work_tile> cut_tiles;  ///< work tiles before CTAs have them, and of which output each is a part
+  std::vector<std::int32_t> outputs;
 
   [[nodiscard]] bool empty() const noexcept { return seqs.empty(); }
 };
@@ -218,21 +235,26 @@ struct prefill_estimate {
                                                   std::int32_t num_sms) noexcept;
 
 /// Partial results that a step has at most, and their bytes: outputs of the rows of a tile, then their maxima and sums.
-/// Deterministic plans have none; there each CTA has room for the outputs of one tile's root and, above 128 dims, of
-/// its nodes.
-[[nodiscard]] constexpr std::int32_t prefill_tree_outputs(std::int32_t tile_dims) noexcept {
-  return tile_dims <= 128 ? 1 : 2;
+/// Deterministic plans up to 256 dims have none; there each CTA has room for the outputs of one tile's root and, above
+/// 128 dims and of float32, of its nodes. Those of more dims have room for twice as many, which have only the rows that
+/// they need, and in each CTA for a tile's parts so far.
+[[nodiscard]] constexpr std::int32_t prefill_tree_outputs(dtype type, std::int32_t tile_dims) noexcept {
+  return tile_dims <= 128 && type != dtype::f32 ? 1 : 2;
 }
-[[nodiscard]] constexpr std::int32_t prefill_max_partials(std::int32_t num_sms) noexcept { return 2 * num_sms; }
+[[nodiscard]] constexpr std::int32_t prefill_max_partials(std::int32_t num_sms, bool deterministic = false) noexcept {
+  return (deterministic ? 4 : 2) * num_sms;
+}
 [[nodiscard]] constexpr std::size_t prefill_workspace_bytes(const attention_spec& spec, std::int32_t num_sms) noexcept {
   const prefill_tiling tiling = prefill_tiling_of(spec);
   const auto rows = static_cast<std::size_t>(tiling.rows());
-  if (spec.deterministic) {
-    return static_cast<std::size_t>(num_sms * prefill_tree_outputs(tiling.dims)) * rows *
-           static_cast<std::size_t>(tiling.dims) * sizeof(float);
+  const auto tile_floats = rows * static_cast<std::size_t>(tiling.dims);
+  if (spec.deterministic && prefill_has_tree(tiling.dims)) {
+    return static_cast<std::size_t>(num_sms * prefill_tree_outputs(spec.q_type, tiling.dims)) * tile_floats *
+           sizeof(float);
   }
-  return static_cast<std::size_t>(prefill_max_partials(num_sms)) * rows *
-         (static_cast<std::size_t>(spec.v_head_dim) + 2) * sizeof(float);
+  const std::size_t partials = static_cast<std::size_t>(prefill_max_partials(num_sms, spec.deterministic)) * rows *
+                               (static_cast<std::size_t>(spec.v_head_dim) + 2);
+  return (partials + (spec.deterministic ? static_cast<std::size_t>(num_sms) * tile_floats : 0)) * sizeof(float);
 }
 
 inline constexpr std::size_t prefill_num_counters = 1;

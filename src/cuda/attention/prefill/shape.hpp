@@ -23,6 +23,7 @@ struct shared_layout {
 template <int TileDims, prefill_kind Kind = prefill_kind::plain>
 struct shape {
   static constexpr bool has_tree = Kind == prefill_kind::tree;
+  static constexpr bool has_parts = Kind == prefill_kind::parts;
   static constexpr bool has_zeros = Kind == prefill_kind::coded_by_zero;
   static constexpr bool by_token = Kind == prefill_kind::coded_by_token || has_zeros;
   static constexpr bool is_coded = Kind == prefill_kind::coded || by_token;
@@ -73,7 +74,7 @@ struct shape {
   static constexpr int room_for_nodes = 225 * 1024 - q_stages * q_bytes - 2 * stages * kv_bytes - num_barriers * 8;
   static constexpr int fitting_vectors = room_for_nodes < 0 ? 0 : room_for_nodes / node_vector_bytes;
   static constexpr int node_vectors = !has_tree ? 0 : fitting_vectors < out_vectors ? fitting_vectors : out_vectors;
-  static_assert(!has_tree || node_vectors == out_vectors || prefill_tree_outputs(TileDims) == 2);
+  static_assert(!has_tree || node_vectors == out_vectors || prefill_tree_outputs(dtype::bf16, TileDims) == 2);
 
   [[nodiscard]] static constexpr shared_layout make_shared_layout() noexcept {
     shared_layout l = {};

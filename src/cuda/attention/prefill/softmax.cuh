@@ -152,7 +152,7 @@ class softmax {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const float slope = rows.slope[i] * transform_.alibi_factor;
-          from_row[i] = slope * static_cast<float>(column - rows.position[i]);
+          from_row[i] = product(slope, static_cast<float>(column - rows.position[i]));
 #pragma unroll
           for (int j = 0; j < S::score_registers; j += 4) {
             s[j + 2 * i] = fmaf(slope, static_cast<float>(key_of(j)), s[j + 2 * i]);
@@ -187,8 +187,14 @@ class softmax {
         s[j + 2 * i + 1] = device::exp2_fast(fmaf(s[j + 2 * i + 1], unit[i], -shift));
         sum += s[j + 2 * i] + s[j + 2 * i + 1];
       }
-      rows.sum[i] = rows.sum[i] * rescale[i] + sum;
+      rows.sum[i] = S::has_parts ? __fmaf_rn(rows.sum[i], rescale[i], sum) : rows.sum[i] * rescale[i] + sum;
     }
+  }
+
+  // In deterministic plans no multiplication that a later addition could be fused with: a tile must have the same bits
+  // as the first of a work tile and as another.
+  [[nodiscard]] __device__ __forceinline__ static float product(float a, float b) {
+    return S::has_parts ? __fmul_rn(a, b) : a * b;
   }
 
   // Lets each row's maximum follow its largest score, of which `m` is this lane's, where that is more than max_slack

@@ -12,6 +12,7 @@
 
 #include "cuda/attention/combine_tree.cuh"
 #include "cuda/attention/prefill/mainloop.cuh"
+#include "cuda/attention/prefill/tree_sums.cuh"
 #include "cuda/device/shared_vectors.cuh"
 
 namespace bifolio::inline v0_2::cuda::prefill {
@@ -47,13 +48,6 @@ class tree_mainloop : public mainloop<T, Shape, false> {
   static constexpr int run_registers = S::score_registers / runs;
   static constexpr int vectors = S::out_vectors;
   using run_probabilities = std::uint32_t[run_steps][4];
-
-  // Of this thread's rows; complete ones, in base 2.
-  struct tree_sums {
-    float max[2] = {-INFINITY, -INFINITY};
-    float sum[2] = {0, 0};
-    bool empty = true;
-  };
 
   // Tiles of one run. Probabilities stay where the scores were until the products before them have ended.
   __device__ __forceinline__ void process_runs(const kv_range& e, row_state& rows, float (&o)[S::out_registers]) {
@@ -177,8 +171,8 @@ class tree_mainloop : public mainloop<T, Shape, false> {
     finish_values(o);
     release_values();
     float4* const kept = kept_outputs();
-    add_to(o, leaf, node, [&](int i) { return load_node(kept, i); });
-    add_to(o, leaf, root, [&](int i) { return __ldcg(kept + i * vector_step); });
+    add_earlier(o, leaf, node, [&](int i) { return load_node(kept, i); });
+    add_earlier(o, leaf, root, [&](int i) { return __ldcg(kept + i * vector_step); });
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       rows.max[i] = leaf.max[i];
@@ -320,7 +314,7 @@ class tree_mainloop : public mainloop<T, Shape, false> {
   static constexpr int vector_step = 128;
   [[nodiscard]] __device__ __forceinline__ float4* kept_outputs() const {
     const int of_warpgroup = static_cast<int>(blockIdx.x) * S::num_consumers + warpgroup_;
-    constexpr int num_vectors = prefill_tree_outputs(S::tile_dims) * vectors;
+    constexpr int num_vectors = prefill_tree_outputs(dtype::bf16, S::tile_dims) * vectors;
     float4* first = reinterpret_cast<float4*>(a_.workspace) +
                     static_cast<std::int64_t>(of_warpgroup) * num_vectors * vector_step + thread_;
     asm("" : "+l"(first));
@@ -338,49 +332,11 @@ class tree_mainloop : public mainloop<T, Shape, false> {
     }
   }
 
-  // o, sums ← what is earlier, whose outputs `load` gives, and those.
-  template <class Load>
-  __device__ __forceinline__ static void add_to(float (&o)[S::out_registers], tree_sums& sums, const tree_sums& earlier,
-                                                Load load) {
-    const tree::combination both[2] = {{earlier.max[0], sums.max[0]}, {earlier.max[1], sums.max[1]}};
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      sums.max[i] = both[i].max;
-      sums.sum[i] = both[i].of(earlier.sum[i], sums.sum[i]);
-    }
-    if (earlier.empty) {  // zeros, which are not loaded
-#pragma unroll
-      for (int j = 0; j < S::out_registers; ++j) o[j] = both[(j >> 1) & 1].of(0.0f, o[j]);
-      return;
-    }
-    // Where the earlier maxima stay, multiplying with 1 is left out.
-    const bool keeps = __all_sync(0xffffffffu, both[0].a == 1.0f && both[1].a == 1.0f);
-    if (keeps) {
-#pragma unroll
-      for (int i = 0; i < vectors; ++i) {
-        const float4 before = load(i);
-        o[4 * i] = __fmaf_rn(o[4 * i], both[0].b, before.x);
-        o[4 * i + 1] = __fmaf_rn(o[4 * i + 1], both[0].b, before.y);
-        o[4 * i + 2] = __fmaf_rn(o[4 * i + 2], both[1].b, before.z);
-        o[4 * i + 3] = __fmaf_rn(o[4 * i + 3], both[1].b, before.w);
-      }
-      return;
-    }
-#pragma unroll
-    for (int i = 0; i < vectors; ++i) {
-      const float4 before = load(i);
-      o[4 * i] = both[0].of(before.x, o[4 * i]);
-      o[4 * i + 1] = both[0].of(before.y, o[4 * i + 1]);
-      o[4 * i + 2] = both[1].of(before.z, o[4 * i + 2]);
-      o[4 * i + 3] = both[1].of(before.w, o[4 * i + 3]);
-    }
-  }
-
   // Adds a leaf, number `number` of the sequence, to its node, and a node that it completes to the root.
   __device__ __forceinline__ void add_leaf(float (&o)[S::out_registers], tree_sums& leaf, tree_sums& node,
                                            tree_sums& root, int number) const {
     float4* const kept = kept_outputs();
-    add_to(o, leaf, node, [&](int i) { return load_node(kept, i); });
+    add_earlier(o, leaf, node, [&](int i) { return load_node(kept, i); });
     leaf.empty = false;
     const auto outputs = [&](int i) { return make_float4(o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]); };
     if (number % tree::node_leaves != tree::node_leaves - 1) {
@@ -389,7 +345,7 @@ class tree_mainloop : public mainloop<T, Shape, false> {
       for (int i = 0; i < vectors; ++i) store_node(kept, i, outputs(i));
       return;
     }
-    add_to(o, leaf, root, [&](int i) { return __ldcg(kept + i * vector_step); });
+    add_earlier(o, leaf, root, [&](int i) { return __ldcg(kept + i * vector_step); });
     root = leaf;
     node = tree_sums();
 #pragma unroll

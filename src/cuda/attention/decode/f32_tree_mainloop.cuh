@@ -74,20 +74,6 @@ class f32_tree_mainloop : public tree_scores<float, Shape, Scheduler> {
     return device::shared_address(reinterpret_cast<const char*>(exchange_.probabilities));
   }
 
-  // Of a row, by warp.
-  [[nodiscard]] __device__ __forceinline__ std::uint32_t maxima(int row) const {
-    return device::shared_address(reinterpret_cast<const char*>(exchange_.maxima)) + row * S::warps * 4;
-  }
-  [[nodiscard]] __device__ __forceinline__ static float max_of_run(std::uint32_t of_warps) {
-    if constexpr (run_warps == 4) {
-      const float4 m = device::load_shared_f32x4(of_warps);
-      return fmaxf(fmaxf(m.x, m.y), fmaxf(m.z, m.w));
-    } else {
-      const float2 m = device::load_shared_f32x2(of_warps);
-      return fmaxf(m.x, m.y);
-    }
-  }
-
   // Of 8 keys, larger · larger and the two others in sums of their own, each one sum over the dims.
   __device__ __forceinline__ void compute_scores(float (&s)[S::key_tiles][4], std::uint32_t k_base) const {
     float rest[S::key_tiles][4];
@@ -133,16 +119,19 @@ class f32_tree_mainloop : public tree_scores<float, Shape, Scheduler> {
       if constexpr (S::key_tiles == 2) m = fmaxf(m, fmaxf(s[1][2 * i], s[1][2 * i + 1]));
       m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
       m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
-      if ((lane_ & 3) == 0) device::store_shared_4(maxima(row_of(i)) + warp_ * 4, __float_as_uint(m));
+      if ((lane_ & 3) == 0) exchange_.maxima[row_of(i)][warp_] = m;
     }
     __syncthreads();
     const bool is_later = warp_ >= run_warps;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
+      const float* const maxima = exchange_.maxima[row_of(i)];
       float own_max = -INFINITY;
 #pragma unroll
       for (int run = 0; run < runs; ++run) {
-        const float m = max_of_run(maxima(row_of(i)) + run * run_warps * 4);
+        float m = maxima[run * run_warps];
+#pragma unroll
+        for (int w = 1; w < run_warps; ++w) m = fmaxf(m, maxima[run * run_warps + w]);
         weight[run][i] = 1.0f;
         if (scoring_.rises(m, leaf.max[i])) {
           weight[run][i] = scoring_.weight_of_older(leaf.max[i], m);

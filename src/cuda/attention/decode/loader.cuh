@@ -56,7 +56,7 @@ class loader {
         run_places_[pass] = device::kept(
             S::place(row_of_lane(pass * S::rows_per_pass + lane_ / S::row_vectors), lane_ % S::row_vectors));
       }
-      if constexpr (S::element_bytes == 4) {
+      if constexpr (S::by_fma) {
         if (lane_ % S::row_vectors >= S::vectors_of_row(args)) run_places_[0] = no_place;
       }
       if constexpr (S::is_coded) {
@@ -192,7 +192,7 @@ class loader {
     }
     const std::uint8_t* k = run_k_ + at * S::element_bytes;
     const std::uint8_t* v = run_v_ + (at + more) * S::element_bytes;
-    if constexpr (S::element_bytes == 4) {
+    if constexpr (S::by_fma) {
       static_assert(S::kv_rows::swizzled);
       const std::int64_t step = S::rows_per_pass * a_.k_strides.token * S::element_bytes;
       if (run_places_[0] != no_place) {

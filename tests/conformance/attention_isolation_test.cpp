@@ -192,6 +192,7 @@ TEST_CASE("a row whose query is NaN is NaN with every implementation, however it
         contents.seqs[0].q[static_cast<std::size_t>(bad_head * c.head_dim + 7)] = not_a_number;
         const auto dims = static_cast<std::size_t>(c.head_dim);
         for (const tested_backend* tested : one_per_family(static_cast<std::size_t>(type))) {
+          if (tested->is_host && (deterministic || seq_len > 600)) continue;  // nothing else is computed there
           for (const std::string& name : tested->get().explain({})) {
             attention_call call(*tested, c, contents, dense);
             call.spec.implementation = name;

@@ -26,6 +26,11 @@ __device__ __forceinline__ void store_shared_16(std::uint32_t address, const uin
                : "memory");
 }
 
+[[nodiscard]] __device__ __forceinline__ std::uint32_t load_shared_4(std::uint32_t address) {
+  std::uint32_t value;
+  asm volatile("ld.shared.b32 %0, [%1];\n" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
 __device__ __forceinline__ void store_shared_4(std::uint32_t address, std::uint32_t value) {
   asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(address), "r"(value) : "memory");
 }

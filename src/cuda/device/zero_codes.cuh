@@ -40,12 +40,6 @@ __device__ __forceinline__ void widen_from_origin(const uint4& codes, std::uint3
   elements[1] = make_uint4(less(codes.z, low), less(codes.z, high), less(codes.w, low), less(codes.w, high));
 }
 
-[[nodiscard]] __device__ __forceinline__ std::uint32_t load_shared_4(std::uint32_t address) {
-  std::uint32_t value;
-  asm volatile("ld.shared.b32 %0, [%1];\n" : "=r"(value) : "r"(address) : "memory");
-  return value;
-}
-
 /// The sum of two elements of float16.
 [[nodiscard]] __device__ __forceinline__ float sum_of_halves(std::uint32_t pair) {
   float low, high;

@@ -11,6 +11,7 @@
 
 #include "cuda/attention/combine_tree.cuh"
 #include "cuda/attention/prefill/mainloop.cuh"
+#include "cuda/attention/prefill/tree_sums.cuh"
 #include "cuda/device/sm90.cuh"
 
 namespace bifolio::inline v0_2::cuda::prefill {
@@ -39,7 +40,7 @@ class part_mainloop : public mainloop<T, Shape, Transform> {
     float s[S::score_registers];
     std::uint32_t p[S::tile_keys / 16][4];
     float rescale[2];
-    part_sums later;
+    tree_sums later;
     // A warp without rows of a token keeps none: decode has rows for one of four.
     const bool has_rows = __any_sync(0xffffffffu, rows.position[0] < e.seq_len || rows.position[1] < e.seq_len);
     device::mbarrier_wait_parity(stages_.q_full(q_state_.stage), q_state_.phase);
@@ -66,7 +67,7 @@ class part_mainloop : public mainloop<T, Shape, Transform> {
       device::wgmma_fence_operands(s);
       base::release(stages_.k_empty(k_state_.stage));
       const bool ends_part = tile % part_tiles == 0;
-      part_sums part;
+      tree_sums part;
       if (ends_part) part = take_part(rows);
       base::take_scores(s, tile - 1, e, rows, units, rescale);
       if (tile - 1 > e.tile_begin) base::wait_keys();
@@ -90,7 +91,7 @@ class part_mainloop : public mainloop<T, Shape, Transform> {
     device::wgmma_fence_operands(o);
     base::release(stages_.v_empty(v_state_.stage));
     v_state_.advance();
-    part_sums part = take_part(rows);
+    tree_sums part = take_part(rows);
     add_later(o, part, later, has_rows);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -100,23 +101,14 @@ class part_mainloop : public mainloop<T, Shape, Transform> {
   }
 
  private:
-  // Of this thread's rows; maxima of base-2 logits, sums over all lanes of a row.
-  struct part_sums {
-    float max[2] = {-INFINITY, -INFINITY};
-    float sum[2] = {0, 0};
-    bool empty = true;
-  };
-
   // The part that ends; the rows begin another.
-  [[nodiscard]] __device__ __forceinline__ part_sums take_part(row_state& rows) const {
-    part_sums part;
+  [[nodiscard]] __device__ __forceinline__ tree_sums take_part(row_state& rows) const {
+    tree_sums part;
     part.empty = false;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       part.max[i] = __fmul_rn(rows.max[i], base::unit_of(rows, i));
-      float sum = rows.sum[i];
-      sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 1));
-      part.sum[i] = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 2));
+      part.sum[i] = tree::sum_over_lanes(rows.sum[i]);
       rows.max[i] = -INFINITY;
       rows.sum[i] = 0;
     }
@@ -136,7 +128,7 @@ class part_mainloop : public mainloop<T, Shape, Transform> {
   }
 
   // o, part ← the parts of later keys, and that. A warp without rows keeps no outputs.
-  __device__ __forceinline__ void add_later(float (&o)[S::out_registers], part_sums& part, const part_sums& later,
+  __device__ __forceinline__ void add_later(float (&o)[S::out_registers], tree_sums& part, const tree_sums& later,
                                             bool has_rows) const {
     const tree::combination both[2] = {{later.max[0], part.max[0]}, {later.max[1], part.max[1]}};
 #pragma unroll
@@ -160,7 +152,7 @@ class part_mainloop : public mainloop<T, Shape, Transform> {
     }
   }
   // Adds it to those of later keys; o begins the next.
-  __device__ __forceinline__ void keep_part(float (&o)[S::out_registers], part_sums& part, part_sums& later,
+  __device__ __forceinline__ void keep_part(float (&o)[S::out_registers], tree_sums& part, tree_sums& later,
                                             bool has_rows) const {
     add_later(o, part, later, has_rows);
     later = part;

@@ -2,7 +2,7 @@
 #pragma once
 
 /// Partial results of a prefill consumer thread's rows in deterministic plans, and how later ones are added to earlier
-/// ones, in the order that combine_tree.cuh or part_mainloop.cuh says.
+/// ones, in the order that combine_tree.cuh says.
 
 #include "cuda/attention/combine_tree.cuh"
 

@@ -99,17 +99,10 @@ kv_loading prefill_loading(const attention_kernel_args& args) noexcept {
 
 bool prefill_accepts_call(const attention_kernel_args& args, std::string* why) noexcept {
   constexpr std::int64_t max_stride = std::int64_t{1} << 38;  // elements; the map's limit is 2^40 bytes
-  if (args.k_strides.block == args.v_strides.block || !args.is_coded) {
-    if (!suits_tensor_cores(args, why)) return false;
-  } else {
-    // Blocks of K and V may differ in their tails.
-    attention_kernel_args alike = args;
-    alike.v_strides.block = args.k_strides.block;
-    if (!suits_tensor_cores(alike, why)) return false;
-    if (prefill_kind_of(args) == prefill_kind::coded || args.v_strides.block % 16 != 0) {
-      return detail::declines(why, "blocks of K and V are ", args.k_strides.block, " and ", args.v_strides.block,
-                              " bytes apart; it takes multiples of 16, equal ones without scales per token");
-    }
+  if (!suits_tensor_cores(args, why, args.is_coded)) return false;  // tails of blocks may differ in length
+  if (prefill_kind_of(args) == prefill_kind::coded && args.k_strides.block != args.v_strides.block) {
+    return detail::declines(why, "blocks of K and V are ", args.k_strides.block, " and ", args.v_strides.block,
+                            " bytes apart; without scales per token it takes equal ones");
   }
   if (args.soft_cap > 0 && args.soft_cap < 0x1p-40f) {
     return detail::declines(why, "the soft cap is ", args.soft_cap, "; it takes 2^-40 and more");

@@ -14,6 +14,7 @@ constexpr attention_implementation list[] = {
      .takes_codes = true,
      .takes_zeros = false,
      .least_group_of_codes = 8,
+     .most_group_beside_tiles = 0,
      .decodes_rows = false,
      .prefill_rows = 384,
      .rounds_queries = false},
@@ -24,6 +25,7 @@ constexpr attention_implementation list[] = {
      .takes_codes = true,
      .takes_zeros = true,
      .least_group_of_codes = 1,
+     .most_group_beside_tiles = 2,
      .decodes_rows = false,
      .prefill_rows = 192,
      .rounds_queries = false},
@@ -34,6 +36,7 @@ constexpr attention_implementation list[] = {
      .takes_codes = true,
      .takes_zeros = true,
      .least_group_of_codes = 1,
+     .most_group_beside_tiles = 0,
      .decodes_rows = false,
      .prefill_rows = 192,
      .rounds_queries = true},
@@ -44,6 +47,7 @@ constexpr attention_implementation list[] = {
      .takes_codes = true,
      .takes_zeros = true,
      .least_group_of_codes = 1,
+     .most_group_beside_tiles = 0,
      .decodes_rows = true,
      .prefill_rows = 192,
      .rounds_queries = false},
@@ -111,6 +115,12 @@ bool attention_implementation::accepts(const attention_problem& problem, std::st
   return true;
 }
 
+bool attention_implementation::yields_beside_tiles(const attention_problem& problem) const noexcept {
+  const bool has_tiles = problem.table.attention.items_of(attention_loops::tiles, problem.kernel_type()).run != nullptr;
+  return has_tiles && most_group_beside_tiles > 0 &&
+         !(problem.is_coded() && problem.group_size <= most_group_beside_tiles);
+}
+
 std::span<const attention_implementation> attention_implementations() noexcept { return list; }
 
 const attention_implementation* implementation_of(const attention_problem& call, std::string_view forced) noexcept {
@@ -134,6 +144,10 @@ std::vector<std::string> explain_implementations(const attention_problem& planne
       sentence.append(" declines: ").append(why);
     } else if (forced.empty() && entry.rounds_queries) {
       sentence += " is not asked: it rounds queries, and has to be forced";
+    } else if (forced.empty() && entry.yields_beside_tiles(planned)) {
+      sentence.append(" is not asked: where there are tiles it is for codes with at most ")
+          .append(std::to_string(entry.most_group_beside_tiles))
+          .append(" query heads on a KV head");
     } else if (forced.empty() && !entry.is_asked(planned)) {
       sentence += " is not asked: those below are faster for codes with so few query heads on a KV head";
     } else if (taken == nullptr) {

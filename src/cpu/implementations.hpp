@@ -7,7 +7,8 @@
 ///   tiles    tile registers (AMX)                           queries, KV cache and output of one 16-bit dtype, or a
 ///                                                           cache of codes beside bf16, but for u8, by itself where
 ///                                                           a KV head has eight query heads or more; no bias
-///   dots     dot products of bf16 pairs, vector registers   queries, KV cache and output bf16; not where there are tiles
+///   dots     dot products of bf16 pairs, vector registers   queries, KV cache and output bf16; beside tiles by itself only
+///                                                           for codes, where a KV head has one or two query heads
 ///   integers products of 8-bit integers, vector registers   queries and output bf16, K of i8 codes, V of codes or bf16;
 ///                                                           only where it is forced by name: it rounds queries
 ///   vectors  float32 multiply-adds, vector registers        everything
@@ -70,6 +71,8 @@ struct attention_implementation {
   bool takes_zeros;  ///< codes with zero points, u8, as well
   /// Query heads of a KV head from which it is the fastest for codes: with fewer it is taken only where it is forced.
   std::int32_t least_group_of_codes;
+  /// Where the ISA has tiles it is taken unless forced for codes alone, up to so many query heads; 0: for all.
+  std::int32_t most_group_beside_tiles;
   bool decodes_rows;  ///< and other pairs of types
   /// Rows of a query tile of prefill, for which a KV tile is packed once: more of them cost room in L2.
   std::int32_t prefill_rows;
@@ -78,8 +81,10 @@ struct attention_implementation {
 
   /// Without being forced, if it accepts.
   [[nodiscard]] bool is_asked(const attention_problem& problem) const noexcept {
-    return !rounds_queries && !(problem.is_coded() && problem.group_size < least_group_of_codes);
+    return !rounds_queries && !(problem.is_coded() && problem.group_size < least_group_of_codes) &&
+           !yields_beside_tiles(problem);
   }
+  [[nodiscard]] bool yields_beside_tiles(const attention_problem& problem) const noexcept;
   /// `why` is null, or receives why not.
   [[nodiscard]] bool accepts(const attention_problem& problem, std::string* why) const noexcept;
 };

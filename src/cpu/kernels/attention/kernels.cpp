@@ -32,9 +32,8 @@ constexpr attention_kernels make_table() noexcept {
         table.items[static_cast<std::size_t>(loops)][static_cast<std::size_t>(type)] = kernels;
       };
       set(attention_loops::vectors, kernels_of<vector_mainloop<key, vector_sums::widened>>());
-      if constexpr (has_tiles<key>) {
-        set(attention_loops::tiles, kernels_of<tile_mainloop<key>>());
-      } else if constexpr (has_pair_dot && __is_same(key, bfloat16)) {
+      if constexpr (has_tiles<key>) set(attention_loops::tiles, kernels_of<tile_mainloop<key>>());
+      if constexpr (has_pair_dot && __is_same(key, bfloat16)) {
         set(attention_loops::dots, kernels_of<vector_mainloop<key, vector_sums::dots>>());
       }
       if constexpr (has_quad_dot && __is_same(key, bfloat16)) {

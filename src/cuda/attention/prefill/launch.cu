@@ -98,7 +98,7 @@ kv_loading prefill_loading(const attention_kernel_args& args) noexcept {
 }
 
 bool prefill_accepts_call(const attention_kernel_args& args, std::string* why) noexcept {
-  constexpr std::int64_t max_stride = std::int64_t{1} << 38;  // elements; the map's limit is 2^40 bytes
+  constexpr std::int64_t max_stride = std::int64_t{1} << 38;        // elements; the map's limit is 2^40 bytes
   if (!suits_tensor_cores(args, why, args.is_coded)) return false;  // tails of blocks may differ in length
   if (prefill_kind_of(args) == prefill_kind::coded && args.k_strides.block != args.v_strides.block) {
     return detail::declines(why, "blocks of K and V are ", args.k_strides.block, " and ", args.v_strides.block,

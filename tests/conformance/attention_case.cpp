@@ -611,16 +611,19 @@ attention_placement placement_in_turn(const attention_case& c, std::size_t turn)
 namespace {
 
 // What is stored counts as float32 in a case with codes. It reaches the tensor cores as float16, and probabilities with
-// it; records beside bfloat16 do as that.
+// it; records beside bfloat16 do as that. A plane of 16 bits beside codes is multiplied in its own type.
 arithmetic on_device(const tested_backend& tested, const attention_case& c) {
   const auto is_multiplied = [](const kv_code& code) { return size_of(code.type) == 1; };
   const bool is_record = c.k_code->is_record();
-  const bool has_wide_keys = c.k_code->type == c.q_type && c.head_dim <= 128;
+  const bool has_wide_keys = c.k_code->type == c.q_type;
+  const bool has_wide_values = c.v_code->type == dtype::f16 || c.v_code->type == c.out_type;
+  const bool k_is_coded = is_multiplied(*c.k_code);
+  const bool v_is_coded = is_multiplied(*c.v_code);
   const bool on_tensor_cores =
-      (is_multiplied(*c.k_code) || has_wide_keys) && is_multiplied(*c.v_code) && c.q_type == c.out_type &&
+      ((v_is_coded && (k_is_coded || has_wide_keys)) || (k_is_coded && has_wide_values)) && c.q_type == c.out_type &&
       (is_record ? c.q_type == dtype::bf16 : c.q_type != dtype::f32 && c.head_dim % 16 == 0 && c.head_dim <= 256);
   if (!on_tensor_cores) return tested.numbers_for(c.q_type, c.kv_type, c.out_type, c.head_dim);
-  const auto type = static_cast<std::size_t>(is_record ? dtype::bf16 : dtype::f16);
+  const auto type = static_cast<std::size_t>(is_record ? dtype::bf16 : v_is_coded ? dtype::f16 : c.v_code->type);
   const auto counted = static_cast<std::size_t>(c.kv_type);
   arithmetic numbers = tested.numbers;
   numbers.unit_accumulate[counted] = numbers.unit_accumulate[type];

@@ -58,7 +58,7 @@ bool compare_with_wide(const tested_backend& tested, const attention_case& c, st
   REQUIRE(coded.run() == errc::ok);
   REQUIRE(wide.run() == errc::ok);
   for (const std::string& name : tested.get().describe(coded.planned, coded.params)) {
-    CHECK_MESSAGE((name.empty() || name.find(" coded ") != std::string::npos), name);
+    CHECK_MESSAGE((name.empty() || name.find(" coded") != std::string::npos), name);
   }
   std::string problem;
   const attention_output a = coded.read(problem);
@@ -103,17 +103,20 @@ TEST_CASE("the decode kernel of codes, forced, agrees with the oracle for every 
   }
 }
 
-TEST_CASE("the decode kernel takes codes of V beside K in the type of q and out, for every code, head_dim and option") {
+/// Every second case of decode, with codes of one plane, each in turn, whose kernels' names begin with `name`.
+/// `planes(code, c, turn)`: what K and V are.
+template <class Planes>
+void check_codes_of_one_plane(const char* name, const Planes& planes) {
   using g = scale_granularity;
-  if (devices().empty()) return skip(no_device);
   const kv_code codes[] = {{dtype::e4m3, g::token_head}, {dtype::e5m2, g::layer},    {dtype::i8, g::head},
                            {dtype::u8, g::token_head},   {dtype::i8, g::token_head}, {dtype::e4m3}};
-  std::size_t turn = 0;
+  std::size_t number = 0;
   std::size_t num_compared = 0;
   for (const attention_case& plain : coded_decode_cases()) {
-    ++turn;
-    if (plain.head_dim > 128) continue;
-    const attention_case c = with_codes(plain, {plain.q_type}, codes[turn % std::size(codes)]);
+    if (++number % 2 != 0) continue;
+    const std::size_t turn = number / 2;
+    const auto [k, v] = planes(codes[(turn + turn / std::size(codes)) % std::size(codes)], plain, turn);
+    const attention_case c = with_codes(plain, k, v);
     const attention_contents contents(c);
     const attention_expectation expected(c, contents);
     for (const tested_backend* tested : devices()) {
@@ -122,7 +125,7 @@ TEST_CASE("the decode kernel takes codes of V beside K in the type of q and out,
       call.plan();
       REQUIRE(call.run() == errc::ok);
       for (const std::string& kernel : tested->get().describe(call.planned, call.params)) {
-        CHECK_MESSAGE(kernel.starts_with("cuda decode coded-v d"), kernel);
+        CHECK_MESSAGE(kernel.starts_with(name), kernel);
       }
       std::string problem;
       const attention_output got = call.read(problem);
@@ -132,6 +135,59 @@ TEST_CASE("the decode kernel takes codes of V beside K in the type of q and out,
     }
   }
   CHECK(num_compared > 0);
+}
+
+TEST_CASE("the decode kernel takes codes of V beside K in the type of q and out, for every code, head_dim and option") {
+  if (devices().empty()) return skip(no_device);
+  check_codes_of_one_plane("cuda decode coded-v d", [](const kv_code& code, const attention_case& c, std::size_t) {
+    return std::pair<kv_code, kv_code>({c.q_type}, code);
+  });
+}
+
+TEST_CASE(
+    "the decode kernel takes codes of K beside V in f16 or the type of out, for every code, head_dim and option") {
+  if (devices().empty()) return skip(no_device);
+  check_codes_of_one_plane("cuda decode coded-k d", [](const kv_code& code, const attention_case& c, std::size_t turn) {
+    return std::pair<kv_code, kv_code>(code, {turn % 5 == 0 ? dtype::f16 : c.q_type});
+  });
+}
+
+TEST_CASE("decode of codes of one plane takes every number of rows and splits") {
+  using g = scale_granularity;
+  if (devices().empty()) return skip(no_device);
+  const kv_code codes[] = {
+      {dtype::e4m3, g::layer}, {dtype::i8, g::head}, {dtype::e4m3, g::token_head}, {dtype::u8, g::token_head}};
+  std::size_t turn = 0;
+  for (const std::int32_t head_dim : {64, 80, 96, 128, 160, 192, 256}) {
+    for (const bool of_keys : {true, false}) {
+      for (const std::int32_t rows : {1, 4, 8, 9, 16}) {
+        for (const bool deterministic : {false, true}) {
+          const kv_code& code = codes[(turn + turn / 4) % std::size(codes)];
+          const dtype type = turn % 2 == 0 ? dtype::bf16 : dtype::f16;
+          attention_case c{.what = "codes of one plane",
+                           .num_kv_heads = 2,
+                           .group_size = rows,
+                           .head_dim = head_dim,
+                           .v_head_dim = head_dim,
+                           .q_type = type,
+                           .out_type = type,
+                           .seqs = {{1, 100}, {1, 1000 + static_cast<std::int32_t>(turn % 64)}},
+                           .aligned = true,
+                           .seed = ++turn};
+          c.deterministic = deterministic;
+          if (rows == 4) c.seqs = {{1, 9000}};
+          c = of_keys ? with_codes(c, code, {turn % 3 == 0 ? dtype::f16 : type}) : with_codes(c, {type}, code);
+          const attention_contents contents(c);
+          const attention_expectation expected(c, contents);
+          for (const tested_backend* tested : devices()) {
+            const std::string problem =
+                expected.problem_of(output_by("decode", *tested, c, contents), numbers_for(*tested, c));
+            CHECK_MESSAGE(problem.empty(), problem, " [", describe(c), "]");
+          }
+        }
+      }
+    }
+  }
 }
 
 TEST_CASE("the prefill kernel of codes, forced, agrees with the oracle for every pair, head_dim and option") {
@@ -306,7 +362,16 @@ TEST_CASE("a NaN in a token with scales per token spoils the rows of the decode 
   constexpr std::int32_t bad_position = 350;
   constexpr std::int32_t bad_head = 1;
   std::size_t turn = 0;
+  enum class planes { both, of_k, of_v };
+  struct coded_planes {
+    dtype type;
+    planes which;
+  };
+  std::vector<coded_planes> kinds;
   for (const dtype type : {dtype::e4m3, dtype::i8, dtype::u8}) {
+    for (const planes which : {planes::both, planes::of_k, planes::of_v}) kinds.push_back({type, which});
+  }
+  for (const auto& [type, which] : kinds) {
     for (const std::int32_t head_dim : {64, 96, 128, 256}) {
       attention_case c{.what = "codes with a bad value",
                        .num_kv_heads = 2,
@@ -319,11 +384,15 @@ TEST_CASE("a NaN in a token with scales per token spoils the rows of the decode 
                        .window_left = turn % 3 == 2 ? 400 : -1,
                        .aligned = true,
                        .seed = ++turn};
-      c = with_codes(c, {type, g::token_head}, {type, g::token_head});
+      const kv_code code{type, g::token_head};
+      const kv_code wide{c.q_type};
+      c = with_codes(c, which == planes::of_v ? wide : code, which == planes::of_k ? wide : code);
       const attention_contents contents(c);
       for (const tested_backend* tested : devices()) {
         const attention_output good = output_by("decode", *tested, c, contents);
         for (const bool in_k : {true, false}) {
+          // In a V of 16 bits it spoils one dim, of rows of the same tile too.
+          if (!in_k && which == planes::of_k) continue;
           attention_contents poisoned = contents;
           for (std::size_t s = 0; s < c.seqs.size(); ++s) {
             if (c.seqs[s].seq_len <= bad_position) continue;
@@ -386,6 +455,8 @@ TEST_CASE(
     c.unit_scales = true;
     c.q_type = c.out_type = dtype::f16;
     c.deterministic = false;  // such plans sum codes and 16-bit types in different orders
+    for (const tested_backend* tested : devices()) num_compared += compare_with_wide(*tested, c, turn, "decode");
+    c = turn % 2 == 0 ? with_codes(c, c.k_code.value(), {dtype::f16}) : with_codes(c, {dtype::f16}, c.v_code.value());
     for (const tested_backend* tested : devices()) num_compared += compare_with_wide(*tested, c, turn, "decode");
   }
   CHECK(num_compared > 0);

@@ -496,19 +496,36 @@ TEST_CASE("decode and prefill take codes of 8 bits in K and V beside q and out o
       decode_of({dtype::f16}, e4m3) ==
       "decode declines: the dtypes of q, K and out are bf16, f16 and bf16; beside codes of V it takes one 16-bit dtype "
       "for all");
-  CHECK(decode_of(e4m3, {dtype::bf16}) ==
-        "decode declines: K is stored as e4m3, scale per layer (f32) and V as bf16; it takes types of 8 bits for both, "
-        "or "
-        "one other");
+  CHECK(decode_of(e4m3, {dtype::bf16}) == taken);
+  CHECK(decode_of(e4m3, {dtype::f16}) == taken);  // beside bf16 queries too
+  CHECK(decode_of({dtype::u8, g::token_head}, {dtype::bf16}) == taken);
+  CHECK(decode_of(e4m3, {dtype::f32}) ==
+        "decode declines: K is stored as e4m3, scale per layer (f32) and V as f32; it takes types of 8 bits for both, "
+        "or one of 16 bits beside codes");
+  w.spec.q_type = w.spec.out_type = dtype::f16;
+  CHECK(decode_of(e4m3, {dtype::f16}) == taken);
+  CHECK(
+      decode_of(e4m3, {dtype::bf16}) ==
+      "decode declines: the dtypes of V and out are bf16 and f16; beside codes of K it takes V in f16 or in the dtype "
+      "of q and out");
+  w.spec.out_type = dtype::bf16;
   w.spec.q_type = dtype::f32;
-  CHECK(decode_of(e4m3, e4m3) ==
-        "decode declines: the dtypes of q and out are f32 and bf16; beside codes it takes f16 or bf16 for both");
+  for (const kv_code& v : {e4m3, kv_code{dtype::f16}}) {
+    CHECK(decode_of(e4m3, v) ==
+          "decode declines: the dtypes of q and out are f32 and bf16; beside codes it takes f16 or bf16 for both");
+  }
   w.spec.q_type = dtype::bf16;
   w.spec.qk_head_dim = w.spec.v_head_dim = 192;
+  CHECK(decode_of(e4m3, e4m3) == taken);
+  CHECK(decode_of({dtype::bf16}, e4m3) == taken);
+  CHECK(decode_of(e4m3, {dtype::bf16}) == taken);
   CHECK(decode_of(e4m3, e4m3) == taken);
   CHECK(prefill == "prefill declines: head_dim is 192; it takes multiples of 16 up to 128");
   w.spec.qk_head_dim = w.spec.v_head_dim = 72;
   CHECK(decode_of(e4m3, e4m3) == "decode declines: head_dim is 72; it takes multiples of 16 up to 256");
+  CHECK(decode_of(e4m3, {dtype::f16}) == "decode declines: head_dim is 72; it takes multiples of 16 up to 256");
+  w.spec.qk_head_dim = w.spec.v_head_dim = 272;
+  CHECK(decode_of(e4m3, {dtype::f16}) == "decode declines: head_dim is 272; it takes multiples of 16 up to 256");
 }
 
 TEST_CASE("prompts over codes are computed by prefill, by the kernel of their scales") {

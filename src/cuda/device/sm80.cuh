@@ -45,6 +45,14 @@ __device__ __forceinline__ void cp_async_16_read_once(std::uint32_t dst, const v
                : "memory");
 }
 
+__device__ __forceinline__ void cp_async_16_read_once(std::uint32_t dst, const void* src, bool valid) {
+  constexpr std::uint64_t evict_first = 0x12f0000000000000;
+  const int size = valid ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;\n" ::"r"(dst), "l"(src),
+               "r"(size), "l"(evict_first)
+               : "memory");
+}
+
 __device__ __forceinline__ void cp_async_commit_group() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
 
 /// Waits until at most `Pending` of this thread's latest groups are in flight.

@@ -25,6 +25,7 @@ std::string shape_name(const char* kernel, std::string_view type, std::int32_t h
 /// In the place of a type: any codes, but for records; and records.
 constexpr std::string_view coded = "coded";
 constexpr std::string_view coded_values = "coded-v";
+constexpr std::string_view coded_keys = "coded-k";
 constexpr std::string_view record = "record";
 /// In the place of what a kernel of codes computes, with scales per token: a positive scale, or the logits transform as
 /// well; the same with zero points.
@@ -62,6 +63,13 @@ bool has_codes(const attention_spec& spec) noexcept {
   return !detail::is_plain(spec.k_code) || !detail::is_plain(spec.v_code);
 }
 
+/// What they require of q and out beside codes: one 16-bit type.
+bool suits_codes(const attention_spec& spec, std::string* why) noexcept {
+  if (suit_tensor_cores(spec.q_type, spec.q_type, spec.out_type)) return true;
+  return detail::declines(why, "the dtypes of q and out are ", to_string(spec.q_type), " and ",
+                          to_string(spec.out_type), "; beside codes it takes f16 or bf16 for both");
+}
+
 /// What the tensor-core kernels of codes require of a step: K and V of 8 bits, q and out of one 16-bit type.
 bool is_coded_step(const plan_input& step, std::string* why) noexcept {
   if (!has_usual_shape(step, why)) return false;
@@ -70,19 +78,30 @@ bool is_coded_step(const plan_input& step, std::string* why) noexcept {
     return detail::declines(
         why, "K is stored as ", [&](std::string& text) { text += to_string(spec.k_code); }, " and V as ",
         [&](std::string& text) { text += to_string(spec.v_code); },
-        "; it takes types of 8 bits for both, or one other");
+        "; it takes types of 8 bits for both, or one of 16 bits beside codes");
   }
-  if (!suit_tensor_cores(spec.q_type, spec.q_type, spec.out_type)) {
-    return detail::declines(why, "the dtypes of q and out are ", to_string(spec.q_type), " and ",
-                            to_string(spec.out_type), "; beside codes it takes f16 or bf16 for both");
-  }
-  return true;
+  return suits_codes(spec, why);
 }
 
 /// The same of V alone, beside K in the type of q and out.
 bool is_coded_beside_keys(const attention_spec& spec) noexcept {
   return detail::is_plain(spec.k_code) && size_of(spec.v_code.type) == 1 && spec.k_code.type == spec.q_type &&
          suit_tensor_cores(spec.q_type, spec.q_type, spec.out_type);
+}
+
+/// Codes of K alone, beside V in a 16-bit type.
+bool is_coded_beside_values(const attention_spec& spec) noexcept {
+  return size_of(spec.k_code.type) == 1 && size_of(spec.v_code.type) == 2;
+}
+
+/// What decode requires of q, out and V beside such codes. Probabilities are rounded to V's type: in bf16 they would be
+/// coarser than an output of f16.
+bool suits_codes_beside_values(const attention_spec& spec, std::string* why) noexcept {
+  if (!suits_codes(spec, why)) return false;
+  if (spec.v_code.type == dtype::f16 || spec.v_code.type == spec.out_type) return true;
+  return detail::declines(why, "the dtypes of V and out are ", to_string(spec.v_code.type), " and ",
+                          to_string(spec.out_type),
+                          "; beside codes of K it takes V in f16 or in the dtype of q and out");
 }
 
 /// Lengths that fit into the positions of tensor-core kernels.
@@ -254,20 +273,21 @@ bool decode_accepts(const plan_input& step, std::string* why) noexcept {
   const attention_spec& spec = step.spec;
   const bool is_coded = has_codes(spec);
   const bool has_wide_keys = is_coded_beside_keys(spec);
+  const bool has_wide_values = is_coded_beside_values(spec);
   if (is_coded && !has_wide_keys && size_of(spec.k_code.type) == 2 && size_of(spec.v_code.type) == 1) {
     return detail::declines(why, "the dtypes of q, K and out are ", to_string(spec.q_type), ", ",
                             to_string(spec.k_code.type), " and ", to_string(spec.out_type),
                             "; beside codes of V it takes one 16-bit dtype for all");
   }
-  const bool suits = has_wide_keys ? has_usual_shape(step, why)
-                     : is_coded    ? is_coded_step(step, why)
-                                   : step_suits_tensor_cores(step, true, why);
+  const bool suits = has_wide_values ? has_usual_shape(step, why) && suits_codes_beside_values(spec, why)
+                     : has_wide_keys ? has_usual_shape(step, why)
+                     : is_coded      ? is_coded_step(step, why)
+                                     : step_suits_tensor_cores(step, true, why);
   if (!suits || !has_usual_lengths(step, why)) return false;
   const decode_entry* const entry = find_decode_entry(spec.k_code.type, spec.v_code.type, spec.qk_head_dim);
   if (entry == nullptr) {
     return detail::declines(why, "head_dim is ", spec.qk_head_dim, "; it takes multiples of ",
-                            has_wide_keys                    ? "16 up to 128"
-                            : is_coded                       ? "16 up to 256"
+                            is_coded                         ? "16 up to 256"
                             : spec.k_code.type == dtype::f32 ? "4 up to 128"
                                                              : "8 up to 256");
   }
@@ -292,9 +312,12 @@ cudaError_t launch_decode_part(const launch_context& context, const attention_ke
 
 std::string decode_name(dtype k_type, dtype v_type, std::int32_t head_dim, bool padded, bool few_rows,
                         bool deterministic) {
-  const std::string_view type = !is_tensor_dtype(k_type)   ? coded
-                                : !is_tensor_dtype(v_type) ? coded_values
-                                                           : to_string(k_type);
+  const bool k_is_coded = !is_tensor_dtype(k_type);
+  const bool v_is_coded = !is_tensor_dtype(v_type);
+  const std::string_view type = k_is_coded && v_is_coded ? coded
+                                : k_is_coded             ? coded_keys
+                                : v_is_coded             ? coded_values
+                                                         : to_string(k_type);
   return shape_name("decode", type, head_dim) + (padded ? " padded" : "") + (few_rows ? " few rows" : "") +
          (deterministic ? " deterministic" : "");
 }
@@ -307,12 +330,9 @@ std::string decode_name_of(const step_plans& plans, const attention_kernel_args&
 }
 
 void append_decode_names(const device_numbers& device, std::vector<std::string>& names) {
-  // One code for all, and one of V beside K of 16 bits.
-  constexpr dtype types[][2] = {{dtype::f32, dtype::f32},
-                                {dtype::f16, dtype::f16},
-                                {dtype::bf16, dtype::bf16},
-                                {dtype::e4m3, dtype::e4m3},
-                                {dtype::bf16, dtype::e4m3}};
+  // One code for all, and one of V or of K beside the other of 16 bits.
+  constexpr dtype types[][2] = {{dtype::f32, dtype::f32},   {dtype::f16, dtype::f16},   {dtype::bf16, dtype::bf16},
+                                {dtype::e4m3, dtype::e4m3}, {dtype::bf16, dtype::e4m3}, {dtype::e4m3, dtype::bf16}};
   for (const auto& [k_type, v_type] : types) {
     const decode_entry* last = nullptr;
     for (std::int32_t head_dim = 8; head_dim <= 256; head_dim += 8) {

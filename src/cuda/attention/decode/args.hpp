@@ -16,7 +16,7 @@ struct decode_args : attention_kernel_args {
   decode_metadata metadata;
   divisor by_block_size;
   divisor by_group_size;
-  divisor by_row_vectors;    // of 16 bytes, in a row of V, and of K but for wide keys
+  divisor by_row_vectors;    // of 16 bytes, in a row of V, and of K but where their elements differ in size
   float product_factor = 0;  // from a product to its base-2 logit or, with a soft cap, to the argument of tanh
   float cap_log2e = 0;       // from tanh to a base-2 logit
   divisor by_key_vectors;    // as by_row_vectors, of K

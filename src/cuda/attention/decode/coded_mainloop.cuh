@@ -30,7 +30,7 @@ struct coded_accumulators {
   float out[row_groups][Shape::row_vectors][4];
 
   __device__ __forceinline__ void clear(const decode_args& args) {
-    units.clear(args.v_scales.tail_floats > 0);
+    units.clear(!Shape::has_wide_values && args.v_scales.tail_floats > 0);
 #pragma unroll
     for (int g = 0; g < row_groups; ++g) {
       max[g] = -INFINITY;
@@ -63,7 +63,12 @@ class coded_mainloop : public mainloop<T, Shape, Scheduler> {
         key_place_(device::kept(S::key_tiles == 2
                                     ? S::k_rows::place(warp_ * 16 + (lane_ & 7) + (lane_ >> 4 & 1) * 8, lane_ >> 3 & 1)
                                     : S::k_rows::place(warp_ * 8 + (lane_ & 7), lane_ >> 3))),
-        value_place_(device::kept(S::k_tile_bytes + coded_values<S>::place(warp_, lane_))) {
+        value_place_(device::kept(S::k_tile_bytes + values_of<S>::place(warp_, lane_))) {
+    if constexpr (S::is_mixed) {
+      const bool has_zeros = (S::has_wide_keys ? args.v_type : args.k_type) == dtype::u8;
+      variant_ = device::kept(has_zeros ? zeros_of_mix : has_scales_);
+      return;
+    }
     const int code = args.k_type == dtype::e4m3 ? 0 : args.k_type == dtype::e5m2 ? 1 : args.k_type == dtype::i8 ? 2 : 3;
     variant_ = device::kept(args.k_type == args.v_type ? 2 * code + has_scales_ : mixed_codes);
   }
@@ -92,8 +97,8 @@ class coded_mainloop : public mainloop<T, Shape, Scheduler> {
     device::cp_async_wait_group<S::stages - 2>();
     __syncwarp();  // a warp loads the keys that it multiplies
     loader_.load_tile(base::free_stage());
-    if constexpr (S::has_wide_keys) {
-      add_tile_beside_keys(stages_ + stage_ * S::stage_bytes, tile, acc);
+    if constexpr (S::is_mixed) {
+      add_mixed_tile(stages_ + stage_ * S::stage_bytes, tile, acc);
     } else {
       add_tile(stages_ + stage_ * S::stage_bytes, tile, acc);
     }
@@ -101,7 +106,8 @@ class coded_mainloop : public mainloop<T, Shape, Scheduler> {
   }
 
  private:
-  static constexpr int mixed_codes = 6;  // u8 without scales is none
+  static constexpr int mixed_codes = 6;   // u8 without scales is none
+  static constexpr int zeros_of_mix = 2;  // beside a plane of 16 bits
 
   // One test where codes are e4m3 without scales per token.
   __device__ __forceinline__ void add_tile(std::uint32_t k_base, int tile, coded_accumulators<S>& acc) const {
@@ -132,14 +138,33 @@ class coded_mainloop : public mainloop<T, Shape, Scheduler> {
     }
   }
 
-  // The same where codes are V's alone.
-  __device__ __forceinline__ void add_tile_beside_keys(std::uint32_t k_base, int tile,
-                                                       coded_accumulators<S>& acc) const {
-    const auto visit = [&](const auto& origins, const auto& body) { visit_pairs(a_.v_type, origins, body); };
-    if (has_scales_ != 0) {
-      compute_tile<true, true>(visit, visit, k_base, tile, acc);
+  // The same where codes are those of one plane alone. The other one's visitor gives its type.
+  __device__ __forceinline__ void add_mixed_tile(std::uint32_t k_base, int tile, coded_accumulators<S>& acc) const {
+    const auto add = [&](auto has_scales, auto has_zeros, const auto& visit_codes) {
+      const auto visit_type = [&](const auto& /*origins*/, const auto& body) {
+        if ((S::has_wide_keys ? a_.k_type : a_.v_type) == dtype::bf16) {
+          body(std::type_identity<__nv_bfloat16>{});
+        } else {
+          body(std::type_identity<__half>{});
+        }
+      };
+      constexpr bool scales = decltype(has_scales)::value;
+      constexpr bool zeros = decltype(has_zeros)::value;
+      if constexpr (S::has_wide_keys) {
+        compute_tile<scales, zeros>(visit_type, visit_codes, k_base, tile, acc);
+      } else {
+        compute_tile<scales, zeros>(visit_codes, visit_type, k_base, tile, acc);
+      }
+    };
+    const auto visit_codes = [&](const auto& /*origins*/, const auto& body) {
+      device::visit_code_pairs(S::has_wide_keys ? a_.v_type : a_.k_type, body);
+    };
+    if (variant_ == 0) {
+      add(std::false_type{}, std::false_type{}, visit_codes);
+    } else if (variant_ == 1) {
+      add(std::true_type{}, std::false_type{}, visit_codes);
     } else {
-      compute_tile<false, false>(visit, visit, k_base, tile, acc);
+      add(std::true_type{}, std::true_type{}, [](const auto& origins, const auto& body) { body(origins); });
     }
   }
 
@@ -165,7 +190,7 @@ class coded_mainloop : public mainloop<T, Shape, Scheduler> {
   template <bool HasScales, bool HasZeros, class VisitK, class VisitV>
   __device__ __forceinline__ void compute_tile(const VisitK& visit_k, const VisitV& visit_v, std::uint32_t k_base,
                                                int tile, coded_accumulators<S>& acc) const {
-    coded_values<S> stored;
+    values_of<S> stored;
     stored.read(k_base + value_place_);
     [[maybe_unused]] tile_origins of_k, of_v;
     if constexpr (HasZeros) find_origins(k_base, of_k, of_v);
@@ -176,18 +201,14 @@ class coded_mainloop : public mainloop<T, Shape, Scheduler> {
       for (int n = 0; n < S::key_tiles; ++n) {
         k_scales[n] = load_scales(k_base, 0, n);
         v_scales[n] = load_scales(k_base, 1, n);
-        if (a_.k_scales.tail_floats == 0) k_scales[n] = make_float2(1, 1);
-        if (a_.v_scales.tail_floats == 0) v_scales[n] = make_float2(1, 1);
+        if (!S::is_mixed && a_.k_scales.tail_floats == 0) k_scales[n] = make_float2(1, 1);
+        if (!S::is_mixed && a_.v_scales.tail_floats == 0) v_scales[n] = make_float2(1, 1);
       }
     }
     // Of four scores two are of each group of rows, or the last two of no row.
     float s[S::key_tiles][4] = {};
     if constexpr (S::has_wide_keys) {
-      if (a_.q_type == dtype::bf16) {
-        add_wide_scores<__nv_bfloat16>(s, k_base);
-      } else {
-        add_wide_scores<__half>(s, k_base);
-      }
+      visit_k(of_k.codes, [&](auto of_keys) { add_wide_scores<typename decltype(of_keys)::type>(s, k_base); });
     } else {
       visit_k(of_k.codes, [&](const auto& pairs) {
         add_coded_scores<S>(
@@ -206,6 +227,7 @@ class coded_mainloop : public mainloop<T, Shape, Scheduler> {
         s[n][e] *= factors_[e / 2];
       }
     const int first_key = tile * decode_tile_tokens + warp_ * S::warp_keys;
+    constexpr bool scales_values = HasScales && !S::has_wide_values;
     const bool is_border = first_key < common_begin_ || first_key + S::warp_keys > common_end_;
     if (is_border || transforms_logits_ != 0) {
       transform_scores(s, first_key);
@@ -224,13 +246,13 @@ class coded_mainloop : public mainloop<T, Shape, Scheduler> {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           largest[g] = fmaxf(largest[g], s[n][2 * g + e]);
-          if constexpr (HasScales) {
+          if constexpr (scales_values) {
             const float scale = fabsf(e == 0 ? v_scales[n].x : v_scales[n].y);
             if (!is_border || s[n][2 * g + e] != -INFINITY) largest_scale[g] = fmaxf(largest_scale[g], scale);
           }
         }
       grows = grows || largest[g] > acc.max[g];
-      if constexpr (HasScales) {
+      if constexpr (scales_values) {
         grows = grows || (a_.v_scales.tail_floats > 0 && largest_scale[g] >= acc.units.limit(g));
       }
     }
@@ -242,8 +264,8 @@ class coded_mainloop : public mainloop<T, Shape, Scheduler> {
         float alpha = shift > acc.max[g] ? device::exp2_fast(acc.max[g] - shift) : 1.0f;
         acc.max[g] = shift;
         acc.sum[g] *= alpha;
-        if constexpr (HasZeros) acc.shift[g] *= alpha;
-        if constexpr (HasScales) {
+        if constexpr (HasZeros && !S::has_wide_values) acc.shift[g] *= alpha;
+        if constexpr (scales_values) {
           if (a_.v_scales.tail_floats > 0) alpha *= acc.units.raise(g, max_of_row(largest_scale[g]));
         }
 #pragma unroll
@@ -257,7 +279,7 @@ class coded_mainloop : public mainloop<T, Shape, Scheduler> {
         }
       }
     }
-    std::uint32_t p[row_groups][S::key_tiles];
+    typename values_of<S>::pair p[row_groups][S::key_tiles];
 #pragma unroll
     for (int g = 0; g < row_groups; ++g) {
       const float m = acc.max[g] == -INFINITY ? 0.0f : acc.max[g];
@@ -267,17 +289,17 @@ class coded_mainloop : public mainloop<T, Shape, Scheduler> {
         float p0 = device::exp2_fast(own[2 * g] - m);
         float p1 = device::exp2_fast(own[2 * g + 1] - m);
         acc.sum[g] += p0 + p1;
-        if constexpr (HasZeros) {
+        if constexpr (HasZeros && !S::has_wide_values) {
           if (own[2 * g] != -INFINITY) acc.shift[g] = fmaf(p0, of_v.shifts[n].x, acc.shift[g]);
           if (own[2 * g + 1] != -INFINITY) acc.shift[g] = fmaf(p1, of_v.shifts[n].y, acc.shift[g]);
         }
-        if constexpr (HasScales) {
+        if constexpr (scales_values) {
           // Without scales of V the unit is 1. A token that is not seen may have a scale that is no number.
           const float inverse = acc.units.inverse_unit(g);
           if (own[2 * g] != -INFINITY) p0 *= v_scales[n].x * inverse;
           if (own[2 * g + 1] != -INFINITY) p1 *= v_scales[n].y * inverse;
         }
-        p[g][n] = device::pack<__half>(p0, p1);
+        p[g][n] = values_of<S>::pair_of(p0, p1);
       }
     }
     visit_v(of_v.codes, [&](const auto& pairs) { stored.multiply(pairs, p, acc.out); });
@@ -286,20 +308,31 @@ class coded_mainloop : public mainloop<T, Shape, Scheduler> {
   // s += queries · keys of their own type.
   template <class Type>
   __device__ __forceinline__ void add_wide_scores(float (&s)[S::key_tiles][4], std::uint32_t k_base) const {
-    static_assert(!S::has_wide_keys || S::key_tiles == 2);
-    device::for_each_step<0, S::k_steps>([&](auto step) {
-      constexpr int kk = decltype(step)::value;
-      std::uint32_t place = S::k_rows::vectors_later(k_base + key_place_, 2 * kk);
-      if constexpr (2 * kk + 2 > 2 * S::least_row_vectors) {
-        if (2 * kk + (lane_ >> 3 & 1) >= S::row_dims(a_) / S::k_rows::vector_dims) place = zeros_;
+    constexpr int load_vectors = 4 / S::key_tiles;
+    float odd[4] = {};  // as in add_coded_scores
+    device::for_each_step<0, 2 * S::k_steps / load_vectors>([&](auto step) {
+      constexpr int first = decltype(step)::value * load_vectors;
+      std::uint32_t place = S::k_rows::vectors_later(k_base + key_place_, first);
+      if constexpr (first + load_vectors > 2 * S::least_row_vectors) {
+        const int own = first + (S::key_tiles == 2 ? lane_ >> 3 & 1 : lane_ >> 3);
+        if (own >= S::row_dims(a_) / S::k_rows::vector_dims) place = zeros_;
       }
       std::uint32_t b[4];
       std::uint32_t q[4];
       device::ldmatrix_x4(b, place);
-      base::take_q(q, q_buffer_, kk);
+      base::take_q(q, q_buffer_, first / 2);
       device::mma_m16n8k16<Type>(s[0], q, b[0], b[1]);
-      device::mma_m16n8k16<Type>(s[1], q, b[2], b[3]);
+      if constexpr (S::key_tiles == 2) {
+        device::mma_m16n8k16<Type>(s[1], q, b[2], b[3]);
+      } else {
+        base::take_q(q, q_buffer_, first / 2 + 1);
+        device::mma_m16n8k16<Type>(odd, q, b[2], b[3]);
+      }
     });
+    if constexpr (S::key_tiles == 1) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) s[0][e] += odd[e];
+    }
   }
 
   // What the lane reads of vector `first` of the keys and those after it: zeros past the rows' ends.
@@ -332,7 +365,7 @@ class coded_mainloop : public mainloop<T, Shape, Scheduler> {
     }
     const int plane = lane_ / S::warp_keys & 1;
     const int row = warp_ * S::warp_keys + lane_ % S::warp_keys;
-    const bool has_zero = (plane == 0 ? a_.k_type : a_.v_type) == dtype::u8;
+    const bool has_zero = (plane == 0 ? a_.k_type : a_.v_type) == dtype::u8;  // 16 bits have none
     device::code_origin origin;
     if (has_zero) {
       origin = device::code_origin({device::load_shared_f32(stage_base + S::scale_place(plane, row)),

@@ -156,6 +156,7 @@ __device__ __forceinline__ void add_coded_scores(const Pairs& pairs, float (&s)[
 /// V's tokens of a warp as they are stored.
 template <class Shape>
 struct coded_values {
+  using pair = std::uint32_t;  // of probabilities
   static constexpr int load_vectors = 4 / Shape::key_tiles;
   static constexpr int loads = (Shape::row_vectors + load_vectors - 1) / load_vectors;
   static constexpr int fragment = 2 * Shape::key_tiles;  // registers of 16 dims
@@ -163,6 +164,9 @@ struct coded_values {
   static_assert(last_is_whole || (Shape::key_tiles == 1 && Shape::row_vectors % load_vectors == 2));
   std::uint32_t load[loads][4];
 
+  [[nodiscard]] static __device__ __forceinline__ pair pair_of(float p0, float p1) {
+    return device::pack<__half>(p0, p1);
+  }
   /// What a lane's first ldmatrix reads, from the beginning of V's tile.
   [[nodiscard]] static __device__ __forceinline__ std::uint32_t place(int warp, int lane) {
     if constexpr (Shape::key_tiles == 2) {
@@ -211,6 +215,53 @@ struct coded_values {
     }
   }
 };
+
+/// The same of V in 16 bits, in which it is multiplied: `out[g][n][2 · i + r]` is of dim lane / 4 + 8 · i of 16.
+template <class Shape>
+struct wide_values {
+  using pair = float2;
+  static constexpr int loads = Shape::row_vectors * Shape::key_tiles / 2;
+  static constexpr int load_vectors = 4 / Shape::key_tiles;  // of 8 dims
+  std::uint32_t load[loads][4];
+
+  [[nodiscard]] static __device__ __forceinline__ pair pair_of(float p0, float p1) { return make_float2(p0, p1); }
+  [[nodiscard]] static __device__ __forceinline__ std::uint32_t place(int warp, int lane) {
+    if constexpr (Shape::key_tiles == 2) {
+      return Shape::v_rows::place(warp * 16 + (lane & 7) + (lane >> 4) * 8, lane >> 3 & 1);
+    } else {
+      return Shape::v_rows::place(warp * 8 + (lane & 7), lane >> 3);
+    }
+  }
+  __device__ __forceinline__ void read(std::uint32_t first) {
+#pragma unroll
+    for (int j = 0; j < loads; ++j) {
+      device::ldmatrix_x4_trans(load[j], Shape::v_rows::vectors_later(first, j * load_vectors));
+    }
+  }
+  /// `Type`: V's.
+  template <class Type>
+  __device__ __forceinline__ void multiply(std::type_identity<Type> /*of_v*/,
+                                           const pair (&p)[Shape::row_groups][Shape::key_tiles],
+                                           float (&out)[Shape::row_groups][Shape::row_vectors][4]) const {
+#pragma unroll
+    for (int g = 0; g < Shape::row_groups; ++g) {
+      std::uint32_t b[Shape::key_tiles];
+#pragma unroll
+      for (int n = 0; n < Shape::key_tiles; ++n) b[n] = device::pack<Type>(p[g][n].x, p[g][n].y);
+#pragma unroll
+      for (int j = 0; j < Shape::row_vectors; ++j) {
+        if constexpr (Shape::key_tiles == 2) {
+          device::mma_m16n8k16<Type>(out[g][j], load[j], b[0], b[1]);
+        } else {
+          const std::uint32_t(&from)[4] = load[j / 2];
+          device::mma_m16n8k8<Type>(out[g][j], from[j % 2 * 2], from[j % 2 * 2 + 1], b[0]);
+        }
+      }
+    }
+  }
+};
+template <class Shape>
+using values_of = std::conditional_t<Shape::has_wide_values, wide_values<Shape>, coded_values<Shape>>;
 
 /// Of a value that lanes have for row lane / 4 of a group, that of row 2 · (lane % 4) + r.
 [[nodiscard]] __device__ __forceinline__ float of_output_row(float x, int lane, int r) {

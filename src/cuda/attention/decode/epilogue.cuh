@@ -179,7 +179,7 @@ class epilogue {
         row_sums_[warp_ * decode_tile_rows + lane_ / 4 + 8 * i] = make_float2(acc.max[i], acc.sum[i]);
       }
       if constexpr (S::is_coded) {
-        if (a_.v_type != dtype::u8) continue;
+        if (S::has_wide_values || a_.v_type != dtype::u8) continue;
         acc.shift[i] += __shfl_xor_sync(0xffffffffu, acc.shift[i], 1);
         acc.shift[i] += __shfl_xor_sync(0xffffffffu, acc.shift[i], 2);
       }
@@ -280,7 +280,7 @@ class epilogue {
                                               int stage, bool adds) {
     const float own_unit = weight * acc.units.unit(g);
     const float units[2] = {of_output_row(own_unit, lane_, 0), of_output_row(own_unit, lane_, 1)};
-    const bool has_shifts = a_.v_type == dtype::u8;
+    const bool has_shifts = !S::has_wide_values && a_.v_type == dtype::u8;
     float shifts[2] = {};
     if (has_shifts) {
       const float own_shift = weight * acc.shift[g];
@@ -292,9 +292,16 @@ class epilogue {
       if (row >= num_rows) continue;
 #pragma unroll
       for (int n = 0; n < S::row_vectors; ++n) {
-        auto& place = *reinterpret_cast<float2*>(warp_output(stage, warp_ & 3, row, n * 16 + lane_ / 4 * 2));
         const float x = acc.out[g][n][r];
         const float y = acc.out[g][n][2 + r];
+        if constexpr (S::has_wide_values) {
+          float& first = *warp_output(stage, warp_ & 3, row, n * 16 + lane_ / 4);
+          float& second = *warp_output(stage, warp_ & 3, row, n * 16 + lane_ / 4 + 8);
+          first = adds ? __fmaf_rn(x, units[r], first) : __fmul_rn(x, units[r]);
+          second = adds ? __fmaf_rn(y, units[r], second) : __fmul_rn(y, units[r]);
+          continue;
+        }
+        auto& place = *reinterpret_cast<float2*>(warp_output(stage, warp_ & 3, row, n * 16 + lane_ / 4 * 2));
         // The instructions of types of 16 bits, for the same bits.
         float2 sum = adds ? make_float2(__fmaf_rn(x, units[r], place.x), __fmaf_rn(y, units[r], place.y))
                           : make_float2(__fmul_rn(x, units[r]), __fmul_rn(y, units[r]));

@@ -116,11 +116,12 @@ template <class T, int HeadDim, int Warps, bool Padded>
                         S::threads,
                         S::shared.bytes,
                         S::ctas_per_sm};
-  if constexpr (S::is_coded && !S::has_wide_keys) {
-    using few = shape<coded<1>, HeadDim, Warps, Padded>;
+  if constexpr (S::is_coded) {
+    using few_rows = typename few_rows_of<T>::type;
+    using few = shape<few_rows, HeadDim, Warps, Padded>;
     static_assert(few::shared.bytes == S::shared.bytes && few::ctas_per_sm == S::ctas_per_sm);
-    entry.few_rows[0] = decode_kernel<coded<1>, few, stream_k>;
-    entry.few_rows[1] = decode_kernel<coded<1>, few, fixed_split>;
+    entry.few_rows[0] = decode_kernel<few_rows, few, stream_k>;
+    entry.few_rows[1] = decode_kernel<few_rows, few, fixed_split>;
   }
   if constexpr (std::is_same_v<T, float>) {
     // Not in deterministic plans, where one kernel computes all numbers of rows.

@@ -92,14 +92,21 @@ const decode_entry* find_decode_entry(dtype type, std::int32_t head_dim) noexcep
 
 const decode_entry* find_decode_entry(dtype k_type, dtype v_type, std::int32_t head_dim) noexcept {
   if (size_of(k_type) == size_of(v_type)) return find_decode_entry(k_type, head_dim);
-  if (size_of(k_type) != 2 || size_of(v_type) != 1 || head_dim % 16 != 0) return nullptr;
-  switch (decode_padded_dim(v_type, head_dim)) {
+  if (k_type == dtype::f32 || v_type == dtype::f32 || head_dim % 16 != 0) return nullptr;
+  const bool of_keys = size_of(k_type) == 1;
+  switch (decode_padded_dim(decode_shape_type(k_type, v_type), head_dim)) {
     case 64:
-      return &decode_coded_v_64_padded;
+      return of_keys ? &decode_coded_k_64_padded : &decode_coded_v_64_padded;
     case 96:
-      return &decode_coded_v_96_padded;
+      return of_keys ? &decode_coded_k_96_padded : &decode_coded_v_96_padded;
     case 128:
-      return &decode_coded_v_128_padded;
+      return of_keys ? &decode_coded_k_128_padded : &decode_coded_v_128_padded;
+    case 160:
+      return of_keys ? &decode_coded_k_160_padded : &decode_coded_v_160_padded;
+    case 192:
+      return of_keys ? &decode_coded_k_192_padded : &decode_coded_v_192_padded;
+    case 256:
+      return of_keys ? &decode_coded_k_256_padded : &decode_coded_v_256_padded;
     default:
       return nullptr;
   }

@@ -30,7 +30,7 @@ struct decode_entry {
 /// up to 128. All 8-bit types have the same entry.
 [[nodiscard]] const decode_entry* find_decode_entry(dtype type, std::int32_t head_dim) noexcept;
 
-/// The same for K and V of these types: a 16-bit K beside codes of V has shapes of its own, up to 128 dims.
+/// The same for K and V of these types: one of 16 bits beside codes of the other has shapes of its own.
 [[nodiscard]] const decode_entry* find_decode_entry(dtype k_type, dtype v_type, std::int32_t head_dim) noexcept;
 
 /// For calls that suit tensor cores. `metadata`: that of `plan` on the device.
@@ -48,6 +48,9 @@ extern const decode_entry decode_f16_64_padded, decode_f16_80_padded, decode_f16
 extern const decode_entry decode_coded_64, decode_coded_128, decode_coded_256;
 extern const decode_entry decode_coded_64_padded, decode_coded_96_padded, decode_coded_128_padded,
     decode_coded_160_padded, decode_coded_192_padded, decode_coded_256_padded;
-extern const decode_entry decode_coded_v_64_padded, decode_coded_v_96_padded, decode_coded_v_128_padded;
+extern const decode_entry decode_coded_v_64_padded, decode_coded_v_96_padded, decode_coded_v_128_padded,
+    decode_coded_v_160_padded, decode_coded_v_192_padded, decode_coded_v_256_padded;
+extern const decode_entry decode_coded_k_64_padded, decode_coded_k_96_padded, decode_coded_k_128_padded,
+    decode_coded_k_160_padded, decode_coded_k_192_padded, decode_coded_k_256_padded;
 
 }  // namespace bifolio::inline v0_2::cuda

@@ -19,9 +19,10 @@ namespace bifolio::inline v0_2::cuda::decode {
 template <class T, class Shape, class Scheduler>
 class loader {
   using S = Shape;
-  // Elements of V, of K and of queries, as far as their sizes go.
+  // Elements of K and V, of a wide one and of queries, as far as their sizes go.
   using element = std::conditional_t<S::is_coded, std::uint8_t, T>;
   using k_element = std::conditional_t<S::has_wide_keys, std::uint16_t, element>;
+  using v_element = std::conditional_t<S::has_wide_values, std::uint16_t, element>;
   using q_element = std::conditional_t<S::is_coded, std::uint16_t, T>;
 
  public:
@@ -40,16 +41,9 @@ class loader {
       lane_vector_ = lane_ - lane_row_ * S::vectors_of_row(args);
     }
     if constexpr (S::has_steady_tiles) {
-#pragma unroll
-      for (int pass = 0; S::has_run_offsets && pass < S::passes; ++pass) {
-        // The vectors of the warp's rows one after another, 32 at a time.
-        const int index = pass * 32 + lane_;
-        const int row = args.by_row_vectors.quotient(index);
-        const int vector = index - row * S::vectors_of_row(args);
-        run_places_[pass] = device::kept(row < S::warp_keys ? S::place(row_of_lane(row), vector) : no_place);
-        run_offsets_[pass] =
-            device::kept(static_cast<std::uint32_t>(row) * static_cast<std::uint32_t>(args.k_strides.token) +
-                         static_cast<std::uint32_t>(vector) * 16u);
+      if constexpr (S::has_run_offsets) {
+        find_run<typename S::v_rows>(args.by_row_vectors, run_places_, run_offsets_);
+        if constexpr (S::is_mixed) find_run<typename S::k_rows>(args.by_key_vectors, key_places_, key_offsets_);
       }
 #pragma unroll
       for (int pass = 0; !S::has_run_offsets && pass < S::different_places; ++pass) {
@@ -71,12 +65,17 @@ class loader {
   /// Prefetches the first tile into L2 while the previous kernel still runs. The table may be that kernel's work, so
   /// what it says now is a guess: the id is bounded, and read past L1, which would keep it.
   __device__ __forceinline__ void prefetch_first_tile() const {
-    if (!has_work_ || S::has_wide_keys) return;
+    if (!has_work_) return;
     const int position = own_position();
     const int id = position < 0 ? -1 : __ldcg(table_entry(position));
     if (id < 0 || id >= a_.num_blocks) return;
     const std::int64_t offset = row_offset(id, slot_in_block(position));
     const std::int64_t v_offset = offset + (S::is_coded ? id * (a_.v_strides.block - a_.k_strides.block) : 0);
+    if constexpr (S::is_mixed) {
+      prefetch_row(static_cast<const k_element*>(a_.k) + offset);
+      prefetch_row(static_cast<const v_element*>(a_.v) + v_offset);
+      return;
+    }
     constexpr int line_dims = 128 / S::element_bytes;
     constexpr int lines = (S::head_dim + line_dims - 1) / line_dims;
     for (int line = lane_ / S::warp_keys; line < 2 * lines; line += 32 / S::warp_keys) {
@@ -89,8 +88,14 @@ class loader {
   /// Fills all stages but one. Must come after the wait for the previous kernel.
   __device__ __forceinline__ void fill_pipeline() {
     if (has_work_) load_table_entries();
+    if constexpr (S::is_mixed) {
+      // Unrolled, ptxas 13.0 writes copies of a form that is none (shape.hpp, has_steady_tiles).
+#pragma unroll 1
+      for (int stage = 0; stage < S::stages - 1; ++stage) load_tile(stage);
+    } else {
 #pragma unroll
-    for (int stage = 0; stage < S::stages - 1; ++stage) load_tile(stage);
+      for (int stage = 0; stage < S::stages - 1; ++stage) load_tile(stage);
+    }
   }
 
   /// Issues the loads of the next tile and looks up the block-table entries of the tile after it. Commits a group in
@@ -108,10 +113,17 @@ class loader {
       if (is_first) load_queries();
       at_first_tile_ = false;
       const std::uint32_t base = stages_ + stage * S::stage_bytes;
-      const bool is_run = S::is_coded && !S::padded && rows_are_run();
+      bool is_run = S::is_coded && (!S::padded || S::is_mixed) && rows_are_run();
+      if constexpr (S::is_mixed) is_run = is_run && run_offsets_fit();
       const std::int64_t own_offset = is_run || slot_ < 0 ? -1 : row_offset(bounded(block_), slot_);
-      if constexpr (S::has_wide_keys) {
-        load_wide_rows(base, own_offset);
+      if constexpr (S::is_mixed) {
+        if (is_first) find_runs();
+        if (is_run) {
+          load_run_of_block(base);
+        } else {
+          load_mixed_rows(base, own_offset);
+          load_scales(base);
+        }
       } else if constexpr (S::padded) {
         load_padded_rows(base, own_offset);
       } else if (is_run) {
@@ -125,7 +137,7 @@ class loader {
           load_vector(base + S::place(row_of_lane(source), vector), offset, more_in_v(source), vector);
         }
       }
-      if constexpr (S::is_coded) load_scales(base);
+      if constexpr (S::is_coded && !S::is_mixed) load_scales(base);
       if (++work_.tile < work_.tile_end) {
         load_table_entries();
         if constexpr (S::has_steady_tiles) {
@@ -140,6 +152,32 @@ class loader {
   }
 
  private:
+  // The lane's lines of a row.
+  template <class Element>
+  __device__ __forceinline__ void prefetch_row(const Element* row) const {
+    constexpr int line_dims = 128 / static_cast<int>(sizeof(Element));
+    for (int dim = lane_ / S::warp_keys * line_dims; dim < S::row_dims(a_); dim += 32 / S::warp_keys * line_dims) {
+      device::prefetch_l2(row + dim);
+    }
+  }
+
+  // Where the vectors of the warp's rows, one after another and 32 at a time, go in a tile and come from.
+  template <class Rows, int Passes>
+  __device__ __forceinline__ void find_run(const divisor& by_vectors, std::uint32_t (&places)[Passes],
+                                           std::uint32_t (&offsets)[Passes]) const {
+    constexpr auto element_bytes = static_cast<std::uint32_t>(16 / Rows::vector_dims);
+#pragma unroll
+    for (int pass = 0; pass < Passes; ++pass) {
+      const int index = pass * 32 + lane_;
+      const int row = by_vectors.quotient(index);
+      const int vector = index - row * (S::row_dims(a_) / Rows::vector_dims);
+      places[pass] = device::kept(row < S::warp_keys ? Rows::place(row_of_lane(row), vector) : no_place);
+      offsets[pass] = device::kept(static_cast<std::uint32_t>(row) *
+                                       (static_cast<std::uint32_t>(a_.k_strides.token) * element_bytes) +
+                                   static_cast<std::uint32_t>(vector) * 16u);
+    }
+  }
+
   // 16 bytes of a row of K and of the same row of V; zeros for a row that must not be read. `more`: see more_in_v.
   __device__ __forceinline__ void load_vector(std::uint32_t dst, std::int64_t row_offset, std::int64_t more,
                                               int vector) const {
@@ -183,6 +221,15 @@ class loader {
   // A tile whose rows of this warp are all to be read and in one block, like those of the tile after it, which is of
   // the same work tile.
   __device__ __forceinline__ void load_steady_tile(std::uint32_t base) {
+    load_run_of_block(base);
+    ++work_.tile;
+    const int position = work_.tile * decode_tile_tokens + own_row_;
+    const int entry = a_.by_block_size.quotient(position);
+    slot_ = position - entry * a_.block_size;
+    block_ = __ldg(table_ + entry);
+  }
+  // Its rows and their scales.
+  __device__ __forceinline__ void load_run_of_block(std::uint32_t base) const {
     const unsigned id = min(static_cast<unsigned>(block_), last_block_);
     const std::int64_t block = id * a_.k_strides.block;
     const std::int64_t at = block + static_cast<unsigned>(slot_) * a_.k_strides.token;
@@ -190,8 +237,8 @@ class loader {
     if constexpr (S::is_coded) {
       if (a_.v_strides.block != a_.k_strides.block) more = id * (a_.v_strides.block - a_.k_strides.block);
     }
-    const std::uint8_t* k = run_k_ + at * S::element_bytes;
-    const std::uint8_t* v = run_v_ + (at + more) * S::element_bytes;
+    const std::uint8_t* k = run_k_ + at * S::k_element_bytes;
+    const std::uint8_t* v = run_v_ + (at + more) * S::v_element_bytes;
     if constexpr (S::by_fma) {
       static_assert(S::kv_rows::swizzled);
       const std::int64_t step = S::rows_per_pass * a_.k_strides.token * S::element_bytes;
@@ -207,6 +254,9 @@ class loader {
           v += step;
         }
       }
+    } else if constexpr (S::is_mixed) {
+      load_run_of_plane(base, k, key_places_, key_offsets_);
+      load_run_of_plane(base + S::k_tile_bytes, v, run_places_, run_offsets_);
     } else if constexpr (S::has_run_offsets) {
 #pragma unroll
       for (int pass = 0; pass < S::passes; ++pass) {
@@ -239,28 +289,39 @@ class loader {
         }
       }
     }
-    ++work_.tile;
-    const int position = work_.tile * decode_tile_tokens + own_row_;
-    const int entry = a_.by_block_size.quotient(position);
-    slot_ = position - entry * a_.block_size;
-    block_ = __ldg(table_ + entry);
+  }
+  template <int Passes>
+  __device__ __forceinline__ static void load_run_of_plane(std::uint32_t tile, const std::uint8_t* from,
+                                                           const std::uint32_t (&places)[Passes],
+                                                           const std::uint32_t (&offsets)[Passes]) {
+#pragma unroll
+    for (int pass = 0; pass < Passes; ++pass) {
+      if (places[pass] != no_place) device::cp_async_16_read_once(tile + places[pass], from + offsets[pass]);
+    }
   }
   // Finds those tiles of the work tile, whose first tile, which is none of them, has been asked for.
   __device__ __forceinline__ void find_steady_tiles() {
-    const bool strides_fit = !S::has_run_offsets || a_.k_strides.token < std::int64_t{1} << 26;
+    const bool strides_fit = run_offsets_fit();
     const int own_first = warp_ * S::warp_keys;
     const int begin = max(work_.tile, (first_key_ - own_first + decode_tile_tokens - 1) / decode_tile_tokens);
     const int end = min(work_.tile_end, (seq_len_ - S::warp_keys - own_first) / decode_tile_tokens + 1) - 1;
     const bool any = warp_rows_share_block_ && strides_fit && seq_len_ >= own_first + S::warp_keys && begin < end;
     steady_begin_ = begin;
     steady_count_ = any ? static_cast<unsigned>(end - begin) : 0u;
+    if constexpr (!S::is_mixed) find_runs();
+  }
+  [[nodiscard]] __device__ __forceinline__ bool run_offsets_fit() const {
+    return !S::has_run_offsets || a_.k_strides.token < std::int64_t{1} << 26;
+  }
+  // What the lane loads of block 0, slot 0.
+  __device__ __forceinline__ void find_runs() {
     // slot_ is that of the lane's row; what it loads are others.
     const int first_row = S::has_run_offsets ? 0 : lane_ / S::row_vectors;
     const int first_vector = S::has_run_offsets ? 0 : lane_ % S::row_vectors;
     const std::int64_t at = work_.head * a_.k_strides.head + (first_row - lane_ % S::warp_keys) * a_.k_strides.token +
                             first_vector * S::kv_rows::vector_dims;
-    run_k_ = static_cast<const std::uint8_t*>(a_.k) + at * S::element_bytes;
-    run_v_ = static_cast<const std::uint8_t*>(a_.v) + at * S::element_bytes;
+    run_k_ = static_cast<const std::uint8_t*>(a_.k) + at * S::k_element_bytes;
+    run_v_ = static_cast<const std::uint8_t*>(a_.v) + at * S::v_element_bytes;
     if constexpr (S::is_coded) find_steady_scales();
   }
   __device__ __forceinline__ void find_steady_scales() {
@@ -295,30 +356,28 @@ class loader {
     }
   }
 
-  // The same where rows of K are longer than those of V. A pass beyond the rows loads nothing.
-  __device__ __forceinline__ void load_wide_rows(std::uint32_t base, std::int64_t own_offset) const {
+  // The same where rows of K and V differ in length. A pass beyond the rows loads nothing.
+  __device__ __forceinline__ void load_mixed_rows(std::uint32_t base, std::int64_t own_offset) const {
+    std::int64_t v_offset = own_offset;
+    if (v_offset >= 0) v_offset += bounded(block_) * (a_.v_strides.block - a_.k_strides.block);
+    load_plane_rows<typename S::k_rows, S::k_passes>(base, static_cast<const k_element*>(a_.k), a_.by_key_vectors,
+                                                     own_offset);
+    load_plane_rows<typename S::v_rows, S::passes>(base + S::k_tile_bytes, static_cast<const v_element*>(a_.v),
+                                                   a_.by_row_vectors, v_offset);
+  }
+  template <class Rows, int Passes, class Element>
+  __device__ __forceinline__ void load_plane_rows(std::uint32_t tile, const Element* plane, const divisor& by_vectors,
+                                                  std::int64_t own_offset) const {
 #pragma unroll
-    for (int pass = 0; pass < S::k_passes; ++pass) {
+    for (int pass = 0; pass < Passes; ++pass) {
       const int index = pass * 32 + lane_;
-      const int row = a_.by_key_vectors.quotient(index);
-      const int vector = index - row * key_vectors(a_);
+      const int row = by_vectors.quotient(index);
+      const int vector = index - row * (S::row_dims(a_) / Rows::vector_dims);
       const std::int64_t offset = __shfl_sync(0xffffffffu, own_offset, row);
       const bool valid = offset >= 0;
-      const auto* const from = static_cast<const k_element*>(a_.k) + (valid ? offset + vector * 8 : 0);
-      const std::uint32_t to = base + S::k_rows::place(row_of_lane(row), vector);
-      if (row < S::warp_keys) device::cp_async_16_evict_first(to, from, valid);
-    }
-#pragma unroll
-    for (int pass = 0; pass < S::passes; ++pass) {
-      const int index = pass * 32 + lane_;
-      const int row = a_.by_row_vectors.quotient(index);
-      const int vector = index - row * S::vectors_of_row(a_);
-      const std::int64_t offset = __shfl_sync(0xffffffffu, own_offset, row);
-      const std::int64_t more = more_in_v(row);
-      const bool valid = offset >= 0;
-      const auto* const from = static_cast<const element*>(a_.v) + (valid ? offset + more + vector * 16 : 0);
-      const std::uint32_t to = base + S::k_tile_bytes + S::place(row_of_lane(row), vector);
-      if (row < S::warp_keys) device::cp_async_16_evict_first(to, from, valid);
+      const Element* const from = plane + (valid ? offset + vector * Rows::vector_dims : 0);
+      const std::uint32_t to = tile + Rows::place(row_of_lane(row), vector);
+      if (row < S::warp_keys) device::cp_async_16_read_once(to, from, valid);
     }
   }
 
@@ -388,10 +447,6 @@ class loader {
     }
   }
 
-  [[nodiscard]] static __device__ __forceinline__ int key_vectors(const decode_args& args) {
-    return S::row_dims(args) / S::k_rows::vector_dims;
-  }
-
   // The row of the tile whose place in the cache the lane finds: each warp loads some of the rows, of codes those that
   // it multiplies.
   [[nodiscard]] __device__ __forceinline__ int row_of_lane(int lane) const {
@@ -450,8 +505,9 @@ class loader {
   static constexpr std::uint32_t no_place = 0xffffffff;
   std::uint32_t run_places_[S::different_places],
       scale_place_;  // in a stage: where the lane's vectors and its scale go
-  std::uint32_t run_offsets_[S::has_run_offsets ? S::passes : 1];  // the same in K and V
-  int own_row_;                                                    // of the tile
+  std::uint32_t run_offsets_[S::has_run_offsets ? S::passes : 1];  // the same in K and V but for a wide one
+  std::uint32_t key_places_[S::is_mixed ? S::k_passes : 1], key_offsets_[S::is_mixed ? S::k_passes : 1];
+  int own_row_;  // of the tile
   unsigned last_block_;
   int steady_begin_ = 0;
   unsigned steady_count_ = 0;

@@ -14,6 +14,10 @@ namespace {
 
 std::int64_t divide_up(std::int64_t a, std::int64_t b) noexcept { return (a + b - 1) / b; }
 
+dtype shape_type_of(const attention_spec& spec) noexcept {
+  return decode_shape_type(spec.k_code.type, spec.v_code.type);
+}
+
 /// Splits of one output tile of the sequence when a split is `split_tiles` tiles.
 std::int32_t splits_of(const decode_seq& s, std::int32_t split_tiles) noexcept {
   if (s.num_tiles == 0) return 1;
@@ -29,7 +33,7 @@ std::int32_t partials_per_range(const attention_spec& spec, std::int32_t grid) n
 
 std::size_t decode_workspace_bytes(const attention_spec& spec, std::int32_t grid) noexcept {
   const std::int64_t partials = decode_num_partials(spec.deterministic, partials_per_range(spec, grid), grid);
-  const auto dims = static_cast<std::size_t>(decode_padded_dim(spec.v_code.type, spec.v_head_dim));
+  const auto dims = static_cast<std::size_t>(decode_padded_dim(shape_type_of(spec), spec.v_head_dim));
   const std::size_t of_rows = decode_tile_rows * (dims + 2) * sizeof(float);
   return static_cast<std::size_t>(partials) * (of_rows + (spec.deterministic ? sizeof(std::int32_t) : 0));
 }
@@ -62,7 +66,7 @@ decode_planner::decode_planner(const plan_input& input, std::int32_t grid, decod
   plan_.grid = grid;
   plan_.num_seqs = 0;
   const attention_spec& spec = input_.spec;
-  plan_.few_rows = decode_has_few_rows(spec.k_code.type, spec.qk_head_dim, spec.deterministic);
+  plan_.few_rows = decode_has_few_rows(shape_type_of(spec), spec.qk_head_dim, spec.deterministic);
   // Everything is written before it is read: what an earlier step left need not be cleared.
   const auto most = static_cast<std::size_t>(input_.num_seqs);
   if (plan_.seqs.size() < most) plan_.seqs.resize(most);

@@ -76,6 +76,11 @@ inline constexpr std::int32_t decode_splits_per_cta = 8;    // leaves at most; o
   return 0;
 }
 
+/// Of K and V of these types the one that says which shapes there are: that of the codes, where only one has codes.
+[[nodiscard]] constexpr dtype decode_shape_type(dtype k_type, dtype v_type) noexcept {
+  return size_of(k_type) < size_of(v_type) ? k_type : v_type;
+}
+
 /// Whether deterministic plans sum as prefill does.
 [[nodiscard]] constexpr bool decode_splits_dims(int element_bytes) noexcept { return element_bytes != 1; }
 

@@ -20,6 +20,9 @@ struct coded {};
 /// The same of V alone: K is of the 16-bit type of the queries, and multiplied in it.
 template <int RowGroups>
 struct coded_values_alone {};
+/// The same of K alone: V is of either 16-bit type, and multiplied in it.
+template <int RowGroups>
+struct coded_keys_alone {};
 /// Float32 where no output tile has more than decode_few_rows rows.
 struct f32_few_rows {};
 inline constexpr int coded_query_rows_bytes = 128;
@@ -31,10 +34,24 @@ template <int RowGroups>
 inline constexpr int row_groups_of<coded<RowGroups>> = RowGroups;
 template <int RowGroups>
 inline constexpr int row_groups_of<coded_values_alone<RowGroups>> = RowGroups;
+template <int RowGroups>
+inline constexpr int row_groups_of<coded_keys_alone<RowGroups>> = RowGroups;
 template <class T>
 inline constexpr bool has_wide_keys_of = false;
 template <int RowGroups>
 inline constexpr bool has_wide_keys_of<coded_values_alone<RowGroups>> = true;
+template <class T>
+inline constexpr bool has_wide_values_of = false;
+template <int RowGroups>
+inline constexpr bool has_wide_values_of<coded_keys_alone<RowGroups>> = true;
+
+/// The same element where no output tile has more than decode_few_rows rows.
+template <class T>
+struct few_rows_of;
+template <template <int> class Codes>
+struct few_rows_of<Codes<2>> {
+  using type = Codes<1>;
+};
 
 /// Bytes from the start of the CTA's dynamic shared memory.
 struct shared_layout {
@@ -64,13 +81,14 @@ struct row_format {
   [[nodiscard]] BIFOLIO_HOST_DEVICE static constexpr std::uint32_t place(int row, int vector) noexcept {
     return static_cast<std::uint32_t>(row * bytes + ((swizzled ? vector ^ (row & 7) : vector) << 4));
   }
-  /// Where vector v + `more` of a row is, in shared memory, from the address of its vector v. No bit is in both of
-  /// them. Tiles begin at multiples of 256.
+  /// Where vector v + `more` of a row is, in shared memory, from the address of its vector v, which is less than 8. No
+  /// bit is in both of them. Tiles begin at multiples of 256.
   [[nodiscard]] BIFOLIO_HOST_DEVICE static constexpr std::uint32_t vectors_later(std::uint32_t address,
                                                                                  int more) noexcept {
-    static_assert(!swizzled || bytes == 128 || bytes == 256, "no row begins within the bits that are turned over");
     const auto step = static_cast<std::uint32_t>(more) << 4;
-    return swizzled ? address ^ step : address + step;
+    if (!swizzled) return address + step;
+    if (bytes == 128 || bytes == 256) return address ^ step;  // no row begins within the bits that are turned over
+    return (address ^ (step & 0x7f)) + (step & ~0x7fu);
   }
 };
 
@@ -106,9 +124,12 @@ struct shape {
   static constexpr int row_groups = row_groups_of<T>;
   static constexpr bool is_coded = row_groups > 0;
   static constexpr bool has_wide_keys = has_wide_keys_of<T>;
+  static constexpr bool has_wide_values = has_wide_values_of<T>;
+  static constexpr bool is_mixed = has_wide_keys || has_wide_values;
   static constexpr bool by_fma = std::is_same_v<T, f32_few_rows>;
-  static constexpr int element_bytes = is_coded ? 1 : by_fma ? 4 : sizeof(T);  // of V, and of K but for wide keys
+  static constexpr int element_bytes = is_coded ? 1 : by_fma ? 4 : sizeof(T);  // of K and V but for a wide one
   static constexpr int k_element_bytes = has_wide_keys ? 2 : element_bytes;
+  static constexpr int v_element_bytes = has_wide_values ? 2 : element_bytes;
   static constexpr int q_element_bytes = is_coded ? 2 : by_fma ? 4 : sizeof(T);
   static_assert(Warps == 4 || Warps == 8);
   static_assert(HeadDim % (is_coded ? 32 : 16) == 0 && (Padded || HeadDim % 64 == 0) && element_bytes <= 4);
@@ -132,20 +153,21 @@ struct shape {
   using kv_rows = row_format<element_bytes, HeadDim>;
   using q_rows = row_format<q_element_bytes, HeadDim>;
   using k_rows = row_format<k_element_bytes, HeadDim>;
+  using v_rows = row_format<v_element_bytes, HeadDim>;
   static constexpr int row_vectors = kv_rows::vectors;
   static constexpr int k_steps = q_rows::vectors / 2;  // of a score product
   /// What every head_dim of the shape has: more than the next smaller padded shape takes.
   static constexpr int least_row_vectors =
       Padded ? dims_of_smaller_shape(element_bytes, HeadDim) / kv_rows::vector_dims + 1 : row_vectors;
   static constexpr int rows_per_pass = 32 / row_vectors;  // that a warp loads at once; not of padded shapes
-  static constexpr int passes = (warp_keys * row_vectors + 31) / 32;
+  static constexpr int passes = (warp_keys * v_rows::vectors + 31) / 32;
   static constexpr int k_passes = (warp_keys * k_rows::vectors + 31) / 32;
   static_assert(Padded || warp_keys * row_vectors % 32 == 0);
 
   /// Whether the loader knows tiles about whose rows nothing need be asked. It costs registers, which others lack.
-  /// Not beside wide keys, nor in float32 on tensor cores: with those of the pipeline's first stages ptxas 13.0 writes
-  /// copies of a form that is none, which the device refuses as illegal instructions.
-  static constexpr bool has_steady_tiles = (is_coded && !has_wide_keys) || by_fma;
+  /// Not in float32 on tensor cores: with those of the pipeline's first stages ptxas 13.0 writes copies of a form that
+  /// is none, which the device refuses as illegal instructions.
+  static constexpr bool has_steady_tiles = is_coded || by_fma;
   /// Whether queries are taken between two tiles, so that no tile asks whether it is the first.
   static constexpr bool takes_queries_before = is_coded || by_fma;
   static constexpr bool takes_tree_queries_before = splits_dims && element_bytes == 4;
@@ -157,7 +179,7 @@ struct shape {
                                           : kv_rows::swizzled && !by_fma ? 8 / rows_per_pass
                                                                          : 1;
 
-  static constexpr int tile_bytes = decode_tile_tokens * kv_rows::bytes;
+  static constexpr int tile_bytes = decode_tile_tokens * v_rows::bytes;
   static constexpr int k_tile_bytes = decode_tile_tokens * k_rows::bytes;
   /// Of codes: a scale for each token, of K and of V, and behind them as many zero points.
   static constexpr int scale_bytes = 4;
@@ -196,7 +218,7 @@ struct shape {
   static_assert(ctas_per_sm * (shared.bytes + 1024) <= 228 * 1024);
   static_assert(stages * 4 <= coded_static_scales_bytes);
   static_assert(tile_bytes % 256 == 0 && k_tile_bytes % 256 == 0 && stage_bytes % 256 == 0);
-  static_assert(!has_wide_keys || (padded && Warps == 4));
+  static_assert(!is_mixed || padded);
 
   /// Where vector `vector` of row `row` of K or V is, from the tile's beginning.
   [[nodiscard]] BIFOLIO_HOST_DEVICE static constexpr std::uint32_t place(int row, int vector) noexcept {

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <initializer_list>
 #include <random>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -308,6 +309,24 @@ TEST_CASE("a deterministic plan shares work evenly, whatever the lengths are") {
   step alike(4, 8, true);
   for (int i = 0; i < 18; ++i) alike.add(1, 4096);
   CHECK(busy(alike) > 0.9);
+}
+
+TEST_CASE("a deterministic plan of equal lengths gives each CTA as many leaves where that takes few CTAs less") {
+  const auto leaves_of_ctas = [](std::int32_t num_seqs, std::int32_t seq_len) {
+    step s(4, 8, true);
+    for (std::int32_t i = 0; i < num_seqs; ++i) s.add(1, seq_len);
+    (void)s.plan();
+    CHECK(s.planned.header.cut_tiles == cuda::decode_leaf_tiles);
+    const std::int32_t length = s.planned.seqs[0].work_length;
+    std::set<std::int32_t> tiles;
+    for (std::int32_t cta = 0; cta < s.planned.header.num_ctas; ++cta) {
+      const cuda::decode_cta& share = s.planned.ctas[static_cast<std::size_t>(cta)];
+      tiles.insert(share.end - share.begin - (share.begin % length == 0 ? s.planned.header.overhead : 0));
+    }
+    return tiles;
+  };
+  CHECK(leaves_of_ctas(16, 4096) == std::set<std::int32_t>{32});  // 256 of 264 CTAs, two of an output tile
+  CHECK(leaves_of_ctas(18, 4096).size() > 1);                     // 288 parts of eight leaves are too many
 }
 
 TEST_CASE("a deterministic plan splits or cuts output tiles at leaves, at nodes or not at all, as the batch needs") {

@@ -198,6 +198,17 @@ std::int32_t decode_planner::choose_num_ctas(std::int64_t total, std::int64_t ou
   return static_cast<std::int32_t>(most);
 }
 
+std::int32_t decode_planner::choose_leaf_ctas(std::int64_t outputs, std::int64_t tiles) const noexcept {
+  // A few CTAs less, where each then has the same number of leaves of one output tile: even shares that are rounded to
+  // leaves differ by one or two.
+  const std::int32_t most = choose_num_ctas(outputs * (tiles + decode_fixed_overhead), outputs, false);
+  const std::int64_t leaves = divide_up(tiles, decode_leaf_tiles);
+  const std::int64_t of_cta = divide_up(outputs * leaves, most);
+  if (leaves % of_cta != 0) return most;
+  const std::int64_t ctas = outputs * (leaves / of_cta);
+  return ctas * 100 >= std::int64_t{most} * 96 ? static_cast<std::int32_t>(ctas) : most;
+}
+
 std::int32_t decode_planner::cut_alike(std::int64_t outputs, std::int64_t tiles) const noexcept {
   const std::int64_t grid = plan_.grid;
   if (outputs > grid) return choose_num_ctas(outputs * tiles, outputs, true);
@@ -252,8 +263,10 @@ bool decode_planner::finish() {
 
   plan_.header = {};
   plan_.header.total = static_cast<std::int32_t>(total);
-  plan_.header.num_ctas =
-      alike ? cut_alike(num_outputs, num_tiles) : choose_num_ctas(total, num_outputs, uniform && !cuts);
+  plan_.header.num_ctas = alike ? cut_alike(num_outputs, num_tiles)
+                          : uniform && cuts && splits.cut_tiles == decode_leaf_tiles
+                              ? choose_leaf_ctas(num_outputs, num_tiles)
+                              : choose_num_ctas(total, num_outputs, uniform && !cuts);
   plan_.header.together = alike && combines_together(num_outputs) ? 1 : 0;
   plan_.header.patience = decode_patience;
   plan_.header.split_tiles = split_tiles;

@@ -208,6 +208,8 @@ class decode_planner {
   [[nodiscard]] double combine_us(std::int64_t splits) const noexcept;
   [[nodiscard]] std::int32_t choose_num_ctas(std::int64_t total, std::int64_t outputs, bool alike) const noexcept;
   [[nodiscard]] std::int32_t choose_num_splits(std::int64_t tiles, std::int64_t most) const noexcept;
+  /// Of a deterministic plan that cuts output tiles at leaves, all of them alike.
+  [[nodiscard]] std::int32_t choose_leaf_ctas(std::int64_t outputs, std::int64_t tiles) const noexcept;
   [[nodiscard]] std::int32_t cut_alike(std::int64_t outputs, std::int64_t tiles) const noexcept;
   void share_work();
   /// Where a share begins that should begin at place `inside` of an output tile.

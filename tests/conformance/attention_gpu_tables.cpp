@@ -160,11 +160,11 @@ std::vector<attention_case> padded_head_dim_cases() {
     c.deterministic = cases.size() % 3 == 0;
     cases.push_back(c);
   }
-  // Float32 by ordinary multiplications: up to four and up to eight rows, in blocks that hold all rows of a warp and in
-  // others.
+  // Float32 by ordinary multiplications, and in deterministic plans by products with eight columns: up to four, up to
+  // eight and more rows, in blocks that hold all rows of a warp and in others.
   std::size_t turn = 0;
   for (const std::int32_t head_dim : of_f32) {
-    for (const std::int32_t group : {1, 3, 4, 5, 7, 8}) {
+    for (const std::int32_t group : {1, 3, 4, 5, 7, 8, 9}) {
       constexpr std::int32_t blocks[] = {16, 32, 8, 64, 24, 5};
       attention_case c = half_precision_case("float32, few rows", dtype::f32, head_dim);
       c.group_size = group;
@@ -173,6 +173,11 @@ std::vector<attention_case> padded_head_dim_cases() {
       if (group <= 4) c.seqs.push_back({2, 700});
       if (turn % 3 == 2) c.window_left = 1000;
       c.seed = turn;
+      cases.push_back(c);
+      c.what = "float32, few rows, deterministic";
+      c.deterministic = true;
+      if (turn % 4 == 1) c.soft_cap = 5;
+      if (turn % 4 == 3) c.alibi = c.sinks = true;
       cases.push_back(c);
     }
   }

@@ -371,7 +371,7 @@ TEST_CASE("a plan over codes is of few rows where every output tile has at most 
   CHECK_FALSE(is_of_few_rows(8, {1}, dtype::bf16, dtype::bf16));
 }
 
-TEST_CASE("a plan over float32 is of few rows where every output tile has at most eight and it is not deterministic") {
+TEST_CASE("a plan over float32 is of few rows where every output tile has at most eight, deterministic or not") {
   const auto is_of_few_rows = [](std::int32_t group, std::int32_t query_len, bool deterministic) {
     step s(group, 2, deterministic);
     s.spec.k_code.type = s.spec.v_code.type = dtype::f32;
@@ -379,10 +379,13 @@ TEST_CASE("a plan over float32 is of few rows where every output tile has at mos
     s.plan();
     return s.planned.few_rows;
   };
-  CHECK(is_of_few_rows(8, 1, false));
-  CHECK(is_of_few_rows(4, 2, false));
-  CHECK_FALSE(is_of_few_rows(4, 3, false));
-  CHECK_FALSE(is_of_few_rows(8, 1, true));
+  for (const bool deterministic : {false, true}) {
+    CAPTURE(deterministic);
+    CHECK(is_of_few_rows(8, 1, deterministic));
+    CHECK(is_of_few_rows(4, 2, deterministic));
+    CHECK_FALSE(is_of_few_rows(4, 3, deterministic));
+    CHECK_FALSE(is_of_few_rows(9, 1, deterministic));
+  }
 }
 
 TEST_CASE("a divisor divides as the compiler would") {

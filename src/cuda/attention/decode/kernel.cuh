@@ -9,6 +9,7 @@
 #include "cuda/attention/decode/args.hpp"
 #include "cuda/attention/decode/coded_mainloop.cuh"
 #include "cuda/attention/decode/epilogue.cuh"
+#include "cuda/attention/decode/f32_few_tree_mainloop.cuh"
 #include "cuda/attention/decode/f32_tree_mainloop.cuh"
 #include "cuda/attention/decode/fma_mainloop.cuh"
 #include "cuda/attention/decode/launch.hpp"
@@ -29,6 +30,10 @@ struct mainloop_of {
 template <class Shape, class Scheduler>
 struct mainloop_of<float, Shape, Scheduler, true> {
   using type = f32_tree_mainloop<Shape, Scheduler>;
+};
+template <class Shape, class Scheduler>
+requires(Shape::is_few_tree) struct mainloop_of<float, Shape, Scheduler, true> {
+  using type = f32_few_tree_mainloop<Shape, Scheduler>;
 };
 template <class T, class Shape, class Scheduler>
 requires(Shape::is_coded) struct mainloop_of<T, Shape, Scheduler, false> {
@@ -124,10 +129,11 @@ template <class T, int HeadDim, int Warps, bool Padded>
     entry.few_rows[1] = decode_kernel<few_rows, few, fixed_split>;
   }
   if constexpr (std::is_same_v<T, float>) {
-    // Not in deterministic plans, where one kernel computes all numbers of rows.
     using few = shape<f32_few_rows, HeadDim, Warps, Padded>;
-    static_assert(few::ctas_per_sm == S::ctas_per_sm);
+    using few_tree = shape<f32_few_tree_rows, HeadDim, Warps, Padded>;
+    static_assert(few::ctas_per_sm == S::ctas_per_sm && few_tree::shared.bytes <= S::shared.bytes);
     entry.few_rows[0] = decode_kernel<float, few, stream_k>;
+    entry.few_rows[1] = decode_kernel<float, few_tree, fixed_split>;
     if (entry.shared_bytes < few::shared.bytes) entry.shared_bytes = few::shared.bytes;
   }
   return entry;

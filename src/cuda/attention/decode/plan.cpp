@@ -66,7 +66,7 @@ decode_planner::decode_planner(const plan_input& input, std::int32_t grid, decod
   plan_.grid = grid;
   plan_.num_seqs = 0;
   const attention_spec& spec = input_.spec;
-  plan_.few_rows = decode_has_few_rows(shape_type_of(spec), spec.qk_head_dim, spec.deterministic);
+  plan_.few_rows = decode_has_few_rows(shape_type_of(spec), spec.qk_head_dim);
   // Everything is written before it is read: what an earlier step left need not be cleared.
   const auto most = static_cast<std::size_t>(input_.num_seqs);
   if (plan_.seqs.size() < most) plan_.seqs.resize(most);

@@ -84,10 +84,10 @@ inline constexpr std::int32_t decode_splits_per_cta = 8;    // leaves at most; o
 /// Whether deterministic plans sum as prefill does.
 [[nodiscard]] constexpr bool decode_splits_dims(int element_bytes) noexcept { return element_bytes != 1; }
 
-/// Whether output tiles of few rows have a kernel of their own in the compiled shape that takes rows of `head_dim`.
-/// That of float32 sums in another order than the one for all numbers of rows, so deterministic plans do without it.
-[[nodiscard]] constexpr bool decode_has_few_rows(dtype type, std::int32_t head_dim, bool deterministic) noexcept {
-  return size_of(type) == 1 ? head_dim <= 256 : type == dtype::f32 && head_dim <= 128 && !deterministic;
+/// Whether output tiles of few rows have a kernel of their own in the compiled shape that takes rows of `head_dim`. In
+/// deterministic plans it sums as the one for all numbers of rows does.
+[[nodiscard]] constexpr bool decode_has_few_rows(dtype type, std::int32_t head_dim) noexcept {
+  return size_of(type) == 1 ? head_dim <= 256 : type == dtype::f32 && head_dim <= 128;
 }
 
 struct decode_seq {

@@ -23,8 +23,9 @@ struct coded_values_alone {};
 /// The same of K alone: V is of either 16-bit type, and multiplied in it.
 template <int RowGroups>
 struct coded_keys_alone {};
-/// Float32 where no output tile has more than decode_few_rows rows.
+/// Float32 where no output tile has more than decode_few_rows rows, and the same in deterministic plans.
 struct f32_few_rows {};
+struct f32_few_tree_rows {};
 inline constexpr int coded_query_rows_bytes = 128;
 inline constexpr int coded_static_scales_bytes = 32;
 
@@ -63,7 +64,7 @@ struct shared_layout {
   int flag;           // of the combine
   int zeros;          // 16 bytes of them
   int plan;           // what the CTA needs of it
-  int exchange;       // of shapes that split dims: tree_exchange or f32_tree_exchange; by_fma: probabilities
+  int exchange;       // of shapes that split dims: tree_exchange or one of float32; by_fma: probabilities
   int bytes;          // of everything
 };
 
@@ -116,6 +117,14 @@ struct f32_tree_exchange {
   float maxima[decode_tile_rows][Warps];
 };
 
+/// The same where no output tile has more than decode_few_rows rows.
+struct f32_few_tree_exchange {
+  static constexpr int row_floats = decode_tile_tokens + 8;  // so far apart four rows are in different banks
+  static constexpr int scoring_warps = 4;
+  float probabilities[decode_few_rows * row_floats];
+  float maxima[decode_few_rows / 2][scoring_warps][2];  // by pair of rows
+};
+
 /// `Padded`: for every head_dim whose rows are whole vectors of 16 bytes, which fits and is too large for the next
 /// smaller padded shape. Rows are then in shared memory with unused vectors at their ends: those of queries are zero,
 /// those of K are not looked at, and those of V make columns of the output that are not stored.
@@ -127,10 +136,12 @@ struct shape {
   static constexpr bool has_wide_values = has_wide_values_of<T>;
   static constexpr bool is_mixed = has_wide_keys || has_wide_values;
   static constexpr bool by_fma = std::is_same_v<T, f32_few_rows>;
-  static constexpr int element_bytes = is_coded ? 1 : by_fma ? 4 : sizeof(T);  // of K and V but for a wide one
+  static constexpr bool is_few_tree = std::is_same_v<T, f32_few_tree_rows>;
+  static constexpr bool is_few_f32 = by_fma || is_few_tree;
+  static constexpr int element_bytes = is_coded ? 1 : is_few_f32 ? 4 : sizeof(T);  // of K and V but for a wide one
   static constexpr int k_element_bytes = has_wide_keys ? 2 : element_bytes;
   static constexpr int v_element_bytes = has_wide_values ? 2 : element_bytes;
-  static constexpr int q_element_bytes = is_coded ? 2 : by_fma ? 4 : sizeof(T);
+  static constexpr int q_element_bytes = is_coded ? 2 : is_few_f32 ? 4 : sizeof(T);
   static_assert(Warps == 4 || Warps == 8);
   static_assert(HeadDim % (is_coded ? 32 : 16) == 0 && (Padded || HeadDim % 64 == 0) && element_bytes <= 4);
   static constexpr int head_dim = HeadDim;
@@ -165,19 +176,19 @@ struct shape {
   static_assert(Padded || warp_keys * row_vectors % 32 == 0);
 
   /// Whether the loader knows tiles about whose rows nothing need be asked. It costs registers, which others lack.
-  /// Not in float32 on tensor cores: with those of the pipeline's first stages ptxas 13.0 writes copies of a form that
+  /// Not in float32 of more rows on tensor cores: with those of the pipeline's first stages ptxas 13.0 writes copies of a form that
   /// is none, which the device refuses as illegal instructions.
-  static constexpr bool has_steady_tiles = is_coded || by_fma;
+  static constexpr bool has_steady_tiles = is_coded || is_few_f32;
   /// Whether queries are taken between two tiles, so that no tile asks whether it is the first.
   static constexpr bool takes_queries_before = is_coded || by_fma;
   static constexpr bool takes_tree_queries_before = splits_dims && element_bytes == 4;
   /// Of padded shapes the loads of such a tile are the rows' vectors one after another, each with a place and an offset
   /// of its own. Elements of four bytes have so many vectors that lanes beyond the end of a row may be idle instead.
-  static constexpr bool has_run_offsets = padded && !by_fma;
+  static constexpr bool has_run_offsets = padded && !is_few_f32;
   /// Of the passes that load a warp's rows: where they go repeats after so many, or follows from the first.
-  static constexpr int different_places = has_run_offsets                ? passes
-                                          : kv_rows::swizzled && !by_fma ? 8 / rows_per_pass
-                                                                         : 1;
+  static constexpr int different_places = has_run_offsets                    ? passes
+                                          : kv_rows::swizzled && !is_few_f32 ? 8 / rows_per_pass
+                                                                             : 1;
 
   static constexpr int tile_bytes = decode_tile_tokens * v_rows::bytes;
   static constexpr int k_tile_bytes = decode_tile_tokens * k_rows::bytes;
@@ -209,7 +220,8 @@ struct shape {
     l.zeros = l.flag + 16;
     l.plan = l.zeros + 16;
     l.exchange = l.plan + 144;
-    using exchange = std::conditional_t<element_bytes == 4, f32_tree_exchange<Warps>, tree_exchange<Warps>>;
+    using f32_exchange = std::conditional_t<is_few_tree, f32_few_tree_exchange, f32_tree_exchange<Warps>>;
+    using exchange = std::conditional_t<element_bytes == 4, f32_exchange, tree_exchange<Warps>>;
     l.bytes = l.exchange + (splits_dims ? static_cast<int>(sizeof(exchange)) : 0) +
               (by_fma ? decode_tile_tokens * decode_few_rows * 4 : 0);
     return l;

@@ -72,6 +72,29 @@ class tree_epilogue {
   }
 
   __device__ __forceinline__ void share(const tree_rows<S>& tree, int stage) {
+    if constexpr (S::is_few_tree) {
+      share_columns(tree, stage);
+    } else {
+      share_rows(tree, stage);
+    }
+  }
+
+  __device__ __forceinline__ void share_columns(const tree_rows<S>& tree, int stage) {
+    const int lane = static_cast<int>(threadIdx.x) & 31;
+    const int warp = static_cast<int>(threadIdx.x) >> 5;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = (lane & 3) * 2 + i;
+      if (warp == 0 && lane < 4) row_sums_[row] = make_float2(tree.max[i], tree.sum[i]);
+#pragma unroll
+      for (int n = 0; n < tree_rows<S>::dim_tiles; ++n) {
+        const int column = (warp * tree_rows<S>::dim_tiles + n) * 16 + lane / 4 * 2;
+        *reinterpret_cast<float2*>(place_of(stage, row, column)) = make_float2(tree.out[n][i], tree.out[n][2 + i]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void share_rows(const tree_rows<S>& tree, int stage) {
     const int lane = static_cast<int>(threadIdx.x) & 31;
     const int warp = static_cast<int>(threadIdx.x) >> 5;
 #pragma unroll

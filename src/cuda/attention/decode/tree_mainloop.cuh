@@ -58,6 +58,41 @@ struct tree_rows {
   }
 };
 
+/// The same of up to eight rows, the columns of float32's products (f32_few_tree_mainloop.cuh): a lane has rows
+/// 2 · (lane % 4) + i and, of every 16 dims of this warp, 2 · (lane / 4) and the next.
+template <class Shape>
+requires(Shape::is_few_tree) struct tree_rows<Shape> {
+  static constexpr int dim_tiles = Shape::head_dim / 16 / Shape::warps;
+  float max[2];             // of scores in their unit; once a leaf is complete, base 2
+  float sum[2];             // of all keys, once a leaf is complete
+  float out[dim_tiles][4];  // [2 · dim + i]
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      max[i] = -INFINITY;
+      sum[i] = 0;
+    }
+#pragma unroll
+    for (int n = 0; n < dim_tiles; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) out[n][e] = 0;
+  }
+
+  __device__ __forceinline__ void add(const tree_rows& later) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const tree::combination both(max[i], later.max[i]);
+      max[i] = both.max;
+      sum[i] = both.of(sum[i], later.sum[i]);
+#pragma unroll
+      for (int n = 0; n < dim_tiles; ++n)
+#pragma unroll
+        for (int e = i; e < 4; e += 2) out[n][e] = both.of(out[n][e], later.out[n][e]);
+    }
+  }
+};
+
 /// The leaves of a work tile as they come.
 template <class Shape>
 class running_tree {

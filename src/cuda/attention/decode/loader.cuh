@@ -51,7 +51,7 @@ class loader {
             (has_shared_places ? stages_ : 0) +
             S::place(row_of_lane(pass * S::rows_per_pass + lane_ / S::row_vectors), lane_ % S::row_vectors));
       }
-      if constexpr (S::is_few_f32) {
+      if constexpr (S::element_bytes == 4) {
         if (lane_ % S::row_vectors >= S::vectors_of_row(args)) run_places_[0] = no_place;
       }
       if constexpr (S::is_coded) {
@@ -240,7 +240,7 @@ class loader {
     }
     const std::uint8_t* k = run_k_ + at * S::k_element_bytes;
     const std::uint8_t* v = run_v_ + (at + more) * S::v_element_bytes;
-    if constexpr (S::is_few_f32) {
+    if constexpr (S::element_bytes == 4) {
       static_assert(S::kv_rows::swizzled);
       const std::int64_t step = S::rows_per_pass * a_.k_strides.token * S::element_bytes;
       if (run_places_[0] != no_place) {
@@ -506,7 +506,7 @@ class loader {
   static constexpr std::uint32_t no_place = 0xffffffff;
   // Places from the beginning of shared memory, not of a stage: a stage's in a uniform register beside the lane's place
   // is what ptxas 13.0 takes for the copies of the first stages that no device knows (tests/cuda/machine_code.sh).
-  static constexpr bool has_shared_places = S::is_few_tree;
+  static constexpr bool has_shared_places = S::element_bytes == 4 && !S::by_fma;
   std::uint32_t run_places_[S::different_places],
       scale_place_;  // in a stage: where the lane's vectors and its scale go
   std::uint32_t run_offsets_[S::has_run_offsets ? S::passes : 1];  // the same in K and V but for a wide one

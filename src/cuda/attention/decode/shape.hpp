@@ -176,19 +176,19 @@ struct shape {
   static_assert(Padded || warp_keys * row_vectors % 32 == 0);
 
   /// Whether the loader knows tiles about whose rows nothing need be asked. It costs registers, which others lack.
-  /// Not in float32 of more rows on tensor cores: with those of the pipeline's first stages ptxas 13.0 writes copies of a form that
-  /// is none, which the device refuses as illegal instructions.
-  static constexpr bool has_steady_tiles = is_coded || is_few_f32;
+  /// Float32 on tensor cores would have the copies of the pipeline's first stages in a form that devices refuse as
+  /// illegal instructions (ptxas 13.0), but for `has_shared_places` of the loader.
+  static constexpr bool has_steady_tiles = is_coded || element_bytes == 4;
   /// Whether queries are taken between two tiles, so that no tile asks whether it is the first.
   static constexpr bool takes_queries_before = is_coded || by_fma;
   static constexpr bool takes_tree_queries_before = splits_dims && element_bytes == 4;
   /// Of padded shapes the loads of such a tile are the rows' vectors one after another, each with a place and an offset
   /// of its own. Elements of four bytes have so many vectors that lanes beyond the end of a row may be idle instead.
-  static constexpr bool has_run_offsets = padded && !is_few_f32;
+  static constexpr bool has_run_offsets = padded && element_bytes != 4;
   /// Of the passes that load a warp's rows: where they go repeats after so many, or follows from the first.
-  static constexpr int different_places = has_run_offsets                    ? passes
-                                          : kv_rows::swizzled && !is_few_f32 ? 8 / rows_per_pass
-                                                                             : 1;
+  static constexpr int different_places = has_run_offsets                           ? passes
+                                          : kv_rows::swizzled && element_bytes != 4 ? 8 / rows_per_pass
+                                                                                    : 1;
 
   static constexpr int tile_bytes = decode_tile_tokens * v_rows::bytes;
   static constexpr int k_tile_bytes = decode_tile_tokens * k_rows::bytes;

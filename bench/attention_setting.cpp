@@ -16,14 +16,18 @@ void fill_values(void* data, dtype type, std::int64_t count, std::uint64_t seed)
   const std::size_t element = size_of(type);
   auto* bytes = reinterpret_cast<std::byte*>(pattern.data());
   const std::size_t in_pattern = pattern.size() * sizeof(std::uint32_t) / element;
+  // Of codes every fourth is such that four, as a float32, are a scale of about 2^-6: scales lie among them.
+  const bool is_code = !is_tensor_dtype(type);
+  const float size = type == dtype::i8 || type == dtype::u8 ? 80.0f : 1.0f;
   visit_dtype(type, [&](auto traits) {
     for (std::size_t i = 0; i < in_pattern; ++i) {
-      const auto value = from_float<typename decltype(traits)::storage>(normal(random));
+      const auto value = from_float<typename decltype(traits)::storage>(normal(random) * size);
       std::memcpy(bytes + i * element, &value, element);
+      if (is_code && i % sizeof(float) == sizeof(float) - 1) bytes[i] = std::byte{0x3c};
     }
   });
   // Copies of an odd length, so that no two blocks are alike.
-  const std::size_t run = pattern.size() * sizeof(std::uint32_t) - 37 * element;
+  const std::size_t run = pattern.size() * sizeof(std::uint32_t) - 37 * (is_code ? sizeof(float) : element);
   auto* to = static_cast<std::byte*>(data);
   std::size_t left = static_cast<std::size_t>(count) * element;
   while (left > 0) {
@@ -35,9 +39,7 @@ void fill_values(void* data, dtype type, std::int64_t count, std::uint64_t seed)
 }
 
 void fill_pool(void* data, const kv_code& code, std::int64_t num_bytes, std::uint64_t seed) {
-  // Bytes of e4m3 numbers are codes of every kind, and four of them a float32 of ordinary size.
-  const dtype type = is_tensor_dtype(code.type) ? code.type : dtype::e4m3;
-  fill_values(data, type, num_bytes / static_cast<std::int64_t>(size_of(type)), seed);
+  fill_values(data, code.type, num_bytes / static_cast<std::int64_t>(size_of(code.type)), seed);
 }
 
 std::int64_t setting::num_tokens() const noexcept {

@@ -84,7 +84,8 @@ attention_result measure(backend& where, graph_timer& timer, const measuring_opt
 
   buffer pool(where.memory(), static_cast<std::size_t>(num_blocks * layout.block_bytes()));
   fill_on_device(pool.data(), pool.num_bytes(),
-                 static_cast<int>(s.kv == s.v && is_tensor_dtype(s.kv.type) ? s.kv.type : dtype::f16), options.seed);
+                 static_cast<int>(s.kv.type == s.v.type || !is_tensor_dtype(s.kv.type) ? s.kv.type : dtype::f16),
+                 options.seed);
   std::vector<std::int32_t> ids(static_cast<std::size_t>(num_blocks));
   std::iota(ids.begin(), ids.end(), 0);
   std::mt19937_64 random(options.seed);

@@ -101,8 +101,8 @@ double graph_timer::time_calls(std::int32_t calls, std::int32_t repeats, const s
 
 void fill_on_device(void* data, std::size_t num_bytes, int type, std::uint64_t seed) {
   const auto element = size_of(static_cast<dtype>(type));
-  // Of an odd length, so that no two blocks are alike.
-  const std::size_t run = std::min(num_bytes, (std::size_t{32} << 20) - 37 * element);
+  // Of an odd length, so that no two blocks are alike; of codes one that leaves scales where they are.
+  const std::size_t run = std::min(num_bytes, (std::size_t{32} << 20) - 37 * std::max(element, sizeof(float)));
   std::vector<std::byte> pattern(run);
   fill_values(pattern.data(), static_cast<dtype>(type), static_cast<std::int64_t>(run / element), seed);
   require(cudaMemcpy(data, pattern.data(), run, cudaMemcpyHostToDevice), "contents cannot be uploaded");

@@ -8,10 +8,12 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "conformance/attention_tables.hpp"
+#include "reference/code_oracle.hpp"
 #include "support/codes.hpp"
 #include "support/elements.hpp"
 #include "support/skip.hpp"
@@ -332,22 +334,25 @@ TEST_CASE("a NaN in a token with scales per token spoils the rows of the prefill
         };
         const attention_output good = output_of(contents);
         for (const bool in_k : {true, false}) {
-          constexpr std::int32_t bad_position = 350;
-          constexpr std::int32_t bad_head = 1;
-          attention_contents poisoned = contents;
-          auto& given = in_k ? poisoned.seqs[0].k_given : poisoned.seqs[0].v_given;
-          given[static_cast<std::size_t>((bad_position * c.num_kv_heads + bad_head) * c.head_dim + 5)] =
-              std::numeric_limits<float>::quiet_NaN();
-          const attention_output bad = output_of(poisoned);
-          const auto dims = static_cast<std::size_t>(c.head_dim);
-          std::size_t row = 0;
-          for (std::int32_t t = 0; t < num_new; ++t) {
-            for (std::int32_t h = 0; h < c.num_q_heads(); ++h, ++row) {
-              const bool sees = h / c.group_size == bad_head && length - num_new + t >= bad_position;
-              const bool same = std::memcmp(&good.out[row * dims], &bad.out[row * dims], dims * sizeof(float)) == 0;
-              const bool spoiled = std::isnan(bad.out[row * dims]) && std::isnan(bad.out[row * dims + dims - 1]);
-              CHECK_MESSAGE((sees ? spoiled : same), (in_k ? "K" : "V"), ", token ", t, ", head ", h, " [", describe(c),
-                            "]");
+          for (const float bad_value :
+               {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+            constexpr std::int32_t bad_position = 350;
+            constexpr std::int32_t bad_head = 1;
+            attention_contents poisoned = contents;
+            auto& given = in_k ? poisoned.seqs[0].k_given : poisoned.seqs[0].v_given;
+            given[static_cast<std::size_t>((bad_position * c.num_kv_heads + bad_head) * c.head_dim + 5)] = bad_value;
+            const attention_output bad = output_of(poisoned);
+            const auto dims = static_cast<std::size_t>(c.head_dim);
+            std::size_t row = 0;
+            for (std::int32_t t = 0; t < num_new; ++t) {
+              for (std::int32_t h = 0; h < c.num_q_heads(); ++h, ++row) {
+                const bool sees = h / c.group_size == bad_head && length - num_new + t >= bad_position;
+                const bool same = std::memcmp(&good.out[row * dims], &bad.out[row * dims], dims * sizeof(float)) == 0;
+                const bool spoiled = std::isinf(bad_value) ||
+                                     (std::isnan(bad.out[row * dims]) && std::isnan(bad.out[row * dims + dims - 1]));
+                CHECK_MESSAGE((sees ? spoiled : same), (in_k ? "K" : "V"), ", token ", t, ", head ", h, " [",
+                              describe(c), "]");
+              }
             }
           }
         }
@@ -503,7 +508,8 @@ TEST_CASE("the prefill kernel of codes gives queries of bfloat16 the LSE of the 
   if (devices().empty()) return skip(no_device);
   std::uint64_t seed = 0;
   std::size_t num_compared = 0;
-  for (const kv_code& code : {kv_code{dtype::e4m3, g::layer}, kv_code{dtype::i8, g::token_head}}) {
+  for (const kv_code& code :
+       {kv_code{dtype::e4m3, g::layer}, kv_code{dtype::i8, g::token_head}, kv_code{dtype::u8, g::token_head}}) {
     for (const std::int32_t head_dim : {48, 64, 96, 128}) {
       for (const char option : {'-', 'c', 'a', 'n'}) {
         attention_case c = prompts_over_codes(code, head_dim, ++seed);
@@ -514,12 +520,13 @@ TEST_CASE("the prefill kernel of codes gives queries of bfloat16 the LSE of the 
         half.q_type = half.out_type = dtype::f16;
         attention_contents contents(c);
         attention_contents of_half(half);
-        // Of few bits, so that they are exact in both types, and of other magnitudes in each row.
+        // Of few bits, so that they are exact in both types, and of other magnitudes in each row, on both sides of
+        // 2^-8.
         const auto dims = static_cast<std::size_t>(head_dim);
         for (std::size_t s = 0; s < c.seqs.size(); ++s) {
           std::vector<float>& q = contents.seqs[s].q;
           for (std::size_t i = 0; i < q.size(); ++i) {
-            q[i] = std::ldexp(std::clamp(std::round(q[i] * 16), -63.0f, 63.0f), static_cast<int>(i / dims % 7) - 8);
+            q[i] = std::ldexp(std::clamp(std::round(q[i] * 16), -63.0f, 63.0f), static_cast<int>(i / dims % 13) - 14);
           }
           of_half.seqs[s].q = q;
         }
@@ -582,6 +589,90 @@ TEST_CASE("the prefill kernel of codes takes queries of bfloat16 of any magnitud
           CHECK(std::memcmp(&got.out[after], &good.out[after], (good.out.size() - after) * sizeof(float)) == 0);
         }
         ++num_compared;
+      }
+    }
+  }
+  if (num_compared == 0) return skip("no device here has the prefill kernel");
+}
+
+TEST_CASE("the prefill kernel with scales per token takes queries far apart in one warp, and V of any magnitude") {
+  using g = scale_granularity;
+  if (devices().empty()) return skip(no_device);
+  const kv_code e4m3{dtype::e4m3, g::token_head};
+  const kv_code i8{dtype::i8, g::token_head};
+  const kv_code u8{dtype::u8, g::token_head};
+  const kv_code pairs[][2] = {{e4m3, e4m3},        {i8, i8},   {u8, u8}, {{dtype::e4m3, g::layer}, i8},
+                              {i8, {dtype::e4m3}}, {u8, e4m3}, {i8, u8}};
+  // Magnitudes of V as powers of two, of a sequence. Keys are taken from the last to the first: units rise late, or
+  // never after the first tile, where rows do not see the largest ones; and are far outside what sums have room for.
+  constexpr std::size_t num_kinds = 5;
+  const auto magnitude = [](std::size_t kind, std::size_t position, std::size_t length) {
+    const int percent = static_cast<int>(position * 100 / length);
+    constexpr int mixed[] = {-66, 3, -20, 0, 40, 66, -1};
+    switch (kind % num_kinds) {
+      case 0:
+        return 66 - 132 * percent / 100;
+      case 1:
+        return 132 * percent / 100 - 66;
+      case 2:
+        return mixed[position * 5 / 3 % std::size(mixed)];
+      case 3:
+        return -100;
+      default:
+        return 14 + percent % 3;
+    }
+  };
+  std::size_t turn = 0;
+  std::size_t num_compared = 0;
+  for (const auto& pair : pairs) {
+    for (const std::int32_t head_dim : {64, 96, 128}) {
+      for (const char option : {'-', 'w', 'c'}) {
+        ++turn;
+        attention_case c = with_codes(prompts_over_codes(pair[0], head_dim, 200 + turn), pair[0], pair[1]);
+        if (option == 'w') c.window_left = 130;
+        if (option == 'c') c.soft_cap = 20;
+        const auto dims = static_cast<std::size_t>(head_dim);
+        const auto heads = static_cast<std::size_t>(c.num_kv_heads);
+        attention_contents contents(c);
+        for (std::size_t s = 0; s < c.seqs.size(); ++s) {
+          attention_contents::sequence& sequence = contents.seqs[s];
+          const bool is_static = pair[0].granularity != g::token_head;
+          // The rows that are multiplied by 2^10 have ordinary logits.
+          constexpr int powers[] = {0, 10, -130, 17, 10, 0, -30, -9, 10};
+          for (std::size_t i = 0; i < sequence.q.size(); ++i) {
+            const auto kind = i / dims % std::size(powers);
+            const int power = is_static ? std::min(powers[kind] - 10, 2) : powers[kind];
+            sequence.q[i] = kind == 0 ? 0.0f : stored_as(dtype::bf16, std::ldexp(sequence.q[i], power));
+          }
+          const auto length = static_cast<std::size_t>(c.seqs[s].seq_len);
+          for (std::size_t i = 0; i < sequence.k.size(); ++i) {
+            if (!is_static) sequence.k_given[i] = std::ldexp(sequence.k_given[i], -10);
+            if (pair[1].granularity == g::token_head) {
+              const std::size_t position = i / dims / heads;
+              // No dim in which the largest tokens are 0: there the others are below what f16 holds beside them.
+              const float value = std::copysign(std::max(std::fabs(sequence.v_given[i]), 0.0625f), sequence.v_given[i]);
+              sequence.v_given[i] = std::ldexp(value, magnitude(s + turn, position, length));
+            }
+          }
+          const auto read_back = [&](const kv_code& code, const std::vector<float>& given, std::vector<float>& read) {
+            if (code.granularity != g::token_head) return;
+            for (std::size_t first = 0; first < given.size(); first += dims) {
+              const std::vector<float> row =
+                  oracle_decode(code, oracle_encode(code, 1.0f, std::span<const float>(given.data() + first, dims)));
+              std::copy(row.begin(), row.end(), read.begin() + static_cast<std::ptrdiff_t>(first));
+            }
+          };
+          read_back(pair[0], sequence.k_given, sequence.k);
+          read_back(pair[1], sequence.v_given, sequence.v);
+        }
+        const attention_expectation expected(c, contents);
+        for (const tested_backend* tested : devices()) {
+          if (tested->get().explain({}).front() != "prefill") continue;
+          const attention_output got = output_by("prefill", *tested, c, contents);
+          const std::string problem = expected.problem_of(got, numbers_for(*tested, c));
+          CHECK_MESSAGE(problem.empty(), problem, " [", describe(c), "]");
+          ++num_compared;
+        }
       }
     }
   }

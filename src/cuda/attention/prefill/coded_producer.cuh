@@ -15,9 +15,11 @@
 #include <cstdint>
 
 #include "cuda/attention/prefill/args.hpp"
+#include "cuda/attention/prefill/coarse_power.cuh"
 #include "cuda/attention/prefill/launch.hpp"
 #include "cuda/attention/prefill/pipeline.cuh"
 #include "cuda/attention/prefill/producer.cuh"
+#include "cuda/attention/prefill/results.cuh"
 #include "cuda/attention/prefill/scheduler.cuh"
 #include "cuda/attention/prefill/shape.hpp"
 #include "cuda/device/code_vectors.cuh"
@@ -33,8 +35,8 @@ namespace bifolio::inline v0_2::cuda::prefill {
 inline constexpr int coded_producer_arrivals = 4;
 
 /// Lanes 4j … 4j + 3 take the 64 bytes of one token and chunk of 64 dims; in each pass the warpgroup takes 32 tokens, 8
-/// a warp.
-template <class Shape>
+/// a warp. `FoldsScales`: consumers have token_softmax.cuh.
+template <class Shape, bool FoldsScales>
 class coded_producer {
   using S = Shape;
   static constexpr int passes = S::tile_keys / 32;
@@ -220,10 +222,16 @@ class coded_producer {
     bifolio::detail::scale_pair k{0.0f, 0.0f};
     bifolio::detail::scale_pair v{0.0f, 0.0f};
   };
+  template <bool IsK>
   static __device__ __forceinline__ void load_scale(const void* plane, const code_scales& scales, std::uint32_t block,
                                                     const tokens_of_work& tokens, const table_entry& entry,
                                                     bifolio::detail::scale_pair& to) {
-    if (scales.tail_floats == 0) return;
+    if (scales.tail_floats == 0) {
+      // V's static scale is the epilogue's.
+      const bool is_static = IsK && scales.static_scales != nullptr;
+      if (FoldsScales) to.scale = is_static ? __ldg(scales.static_scales + tokens.head * scales.static_step) : 1.0f;
+      return;
+    }
     const float* const from = reinterpret_cast<const float*>(
         static_cast<const char*>(plane) + std::uint64_t{entry.block * block} * 16 + scales.tail.offset +
         tokens.head * scales.tail.head + entry.slot * scales.tail.token);
@@ -236,8 +244,8 @@ class coded_producer {
                                                                     const token_place& place) const {
     token_scales scales;
     if (place.in_k == outside) return scales;
-    load_scale(a_.k, a_.k_scales, a_.codes.k_block, tokens, entry, scales.k);
-    load_scale(a_.v, a_.v_scales, a_.codes.v_block, tokens, entry, scales.v);
+    load_scale<true>(a_.k, a_.k_scales, a_.codes.k_block, tokens, entry, scales.k);
+    load_scale<false>(a_.v, a_.v_scales, a_.codes.v_block, tokens, entry, scales.v);
     return scales;
   }
   // Before the warp's arrival at the tile of K.
@@ -257,10 +265,21 @@ class coded_producer {
     if constexpr (!S::has_zeros) {
       // Keys of a consumer thread are next to each other, four of 16.
       const int at = token / 16 * 16 + token % 8 / 2 * 4 + token / 8 % 2 * 2 + token % 2;
-      device::store_shared_4(of_plane + at * 4, __float_as_uint(stored.scale));
+      device::store_shared_4(of_plane + at * 4, __float_as_uint(folded<IsK>(stored.scale)));
     } else {
-      device::store_shared_f32x2(of_plane + token * 8, make_float2(stored.scale, origin_of(stored, scales).shift));
+      device::store_shared_f32x2(of_plane + token * 8,
+                                 make_float2(folded<IsK>(stored.scale), folded<IsK>(origin_of(stored, scales).shift)));
     }
+  }
+  // Of K with the unit of base-2 logits and the usual power of queries of bfloat16. What is finite stays so: queries
+  // may be zeros.
+  template <bool IsK>
+  [[nodiscard]] __device__ __forceinline__ float folded(float scale) const {
+    if (!IsK || !FoldsScales) return scale;
+    const float unit = a_.scale * log2e * (a_.q_type == dtype::bf16 ? coarse_power::usual_value() : 1.0f);
+    const float product = scale * unit;
+    constexpr float largest = 0x1.fffffep127f;
+    return fabsf(scale) <= largest ? fminf(fmaxf(product, -largest), largest) : product;
   }
   [[nodiscard]] static __device__ __forceinline__ device::code_origin origin_of(
       const bifolio::detail::scale_pair& stored, const code_scales& scales) {

@@ -70,11 +70,11 @@ __device__ __forceinline__ void consume(const prefill_args& args, const shared_s
 }
 
 // The producer's first warp has a work_source, the others a work_queue.
-template <class Shape, class Source>
+template <class Shape, bool Transform, class Source>
 __device__ __forceinline__ void produce_in_four_warps(const prefill_args& args, const shared_stages<Shape>& stages,
                                                       const tensor_map* q_map, const Source& source) {
   if constexpr (Shape::is_coded) {
-    coded_producer<Shape> producer(args, stages, q_map);
+    coded_producer<Shape, has_token_softmax<Shape, Transform>> producer(args, stages, q_map);
     if constexpr (Shape::num_producers == 1) {
       producer.run_both(source);
     } else if (uniform(static_cast<int>(threadIdx.x) / 128) == 0) {
@@ -109,13 +109,13 @@ __global__ void __launch_bounds__(Shape::num_threads, 1)
       const work_source source(args, slots);
       device::grid_dependency_wait();
       if (by_copy) {
-        produce_in_four_warps<Shape>(args, stages, &q_map, source);
+        produce_in_four_warps<Shape, Transform>(args, stages, &q_map, source);
       } else {
         tma_producer<Shape>(args, stages, &q_map, &k_map, &v_map).run(source);
       }
     } else if (by_copy) {
       device::grid_dependency_wait();
-      produce_in_four_warps<Shape>(args, stages, &q_map, work_queue(slots));
+      produce_in_four_warps<Shape, Transform>(args, stages, &q_map, work_queue(slots));
     }
   } else {
     device::setmaxnreg_inc<Shape::consumer_registers>();

@@ -7,13 +7,16 @@
 /// products in turn (ping-pong).
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/attention/prefill/args.hpp"
+#include "cuda/attention/prefill/coarse_power.cuh"
 #include "cuda/attention/prefill/pipeline.cuh"
 #include "cuda/attention/prefill/results.cuh"
 #include "cuda/attention/prefill/scheduler.cuh"
 #include "cuda/attention/prefill/shape.hpp"
 #include "cuda/attention/prefill/softmax.cuh"
+#include "cuda/attention/prefill/token_softmax.cuh"
 #include "cuda/attention/query_powers.cuh"
 #include "cuda/device/float16_types.cuh"
 #include "cuda/device/ptx.cuh"
@@ -23,12 +26,17 @@
 
 namespace bifolio::inline v0_2::cuda::prefill {
 
-/// With scales per token those of K multiply the products, before the logits transform, and those of V the
-/// probabilities, after their sums.
+template <class Shape, bool Transform>
+inline constexpr bool has_token_softmax = Shape::by_token && !Transform;
+
+/// With scales per token and a logits transform those of K multiply the products, before the transform, and those of V
+/// the probabilities, after their sums. Without one, see token_softmax.cuh.
 template <class T, class Shape, bool Transform>
-class mainloop : protected softmax<Shape, Transform> {
+class mainloop : protected std::conditional_t<has_token_softmax<Shape, Transform>, token_softmax<Shape>,
+                                              softmax<Shape, Transform>> {
   using S = Shape;
-  using base = softmax<Shape, Transform>;
+  static constexpr bool folds_scales = has_token_softmax<Shape, Transform>;
+  using base = std::conditional_t<folds_scales, token_softmax<Shape>, softmax<Shape, Transform>>;
 
  public:
   __device__ __forceinline__ mainloop(const prefill_args& args, const shared_stages<Shape>& stages, int warpgroup,
@@ -48,7 +56,7 @@ class mainloop : protected softmax<Shape, Transform> {
   __device__ __forceinline__ void process(const kv_range& e, int kv_head, row_state& rows,
                                           float (&o)[S::out_registers]) {
     if constexpr (S::is_coded) base::take_head(kv_head);
-    [[maybe_unused]] value_units units;
+    [[maybe_unused]] typename base::units_of_rows units;
     if constexpr (S::by_token) units.clear(a_.v_scales.tail_floats > 0);
     float s[S::score_registers];
     std::uint32_t p[S::tile_keys / 16][4];
@@ -97,8 +105,12 @@ class mainloop : protected softmax<Shape, Transform> {
     device::wgmma_fence_operands(o);
     release(stages_.v_empty(v_state_.stage));
     v_state_.advance();
+    if constexpr (folds_scales) {
+      base::finish(rows, units);
+    } else {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) rows.max[i] *= base::unit_of(rows, i);
+      for (int i = 0; i < 2; ++i) rows.max[i] *= base::unit_of(rows, i);
+    }
     if constexpr (S::by_token) {
 #pragma unroll
       for (int j = 0; j < S::out_registers; ++j) o[j] *= units.unit((j >> 1) & 1);
@@ -192,7 +204,7 @@ class mainloop : protected softmax<Shape, Transform> {
       largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
       largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
       if (is_bf16) {
-        const query_power power(largest);
+        const std::conditional_t<folds_scales, coarse_power, query_power> power(largest);
         rows.power[i] = power.value();
 #pragma unroll
         for (int c = 0; c < S::chunks; ++c) {
@@ -217,6 +229,7 @@ class mainloop : protected softmax<Shape, Transform> {
         }
         sum += __shfl_xor_sync(0xffffffffu, sum, 1);
         rows.query[i] = sum + __shfl_xor_sync(0xffffffffu, sum, 2);
+        if constexpr (folds_scales) rows.query[i] *= rows.power[i];
       }
     }
     if (!is_bf16) return;
@@ -243,9 +256,13 @@ class mainloop : protected softmax<Shape, Transform> {
 
   // Scores of the tile in the stage of K to probabilities; that stage is the next one then.
   __device__ __forceinline__ void take_scores(float (&s)[S::score_registers], int tile, const kv_range& e,
-                                              row_state& rows, [[maybe_unused]] value_units& units,
+                                              row_state& rows, [[maybe_unused]] typename base::units_of_rows& units,
                                               float (&rescale)[2]) {
-    if constexpr (S::by_token) {
+    if constexpr (folds_scales) {
+      const std::uint32_t scales = stages_.scales(k_state_.phase * S::stages + k_state_.stage);
+      k_state_.advance();
+      base::take(s, scales, tile, e, rows, units, rescale);
+    } else if constexpr (S::by_token) {
       const std::uint32_t scales = stages_.scales(k_state_.phase * S::stages + k_state_.stage);
       k_state_.advance();
       base::scale_products(s, scales, rows);

@@ -19,8 +19,8 @@ struct row_state {
   int token[2], head[2];
   int position[2];  // of the token in the sequence
   float slope[2];   // of the head; with a transform only
-  float power[2];   // that queries were divided by; over codes only
-  float query[2];   // sum of the query's elements, so divided; with zero points only
+  float power[2];   // that queries were divided by; over codes only. In token_softmax.cuh over the usual one
+  float query[2];   // sum of the query's elements, so divided (there: over the usual one); with zero points only
   float shift[2];   // this lane's share of probabilities times shifts of V; with zero points only
   float max[2];     // of scores in the row's unit; when all keys are done, of base-2 logits. At most 8 below
   float sum[2];     // this lane's share
@@ -54,6 +54,8 @@ class softmax {
   using S = Shape;
 
  protected:
+  using units_of_rows = value_units;
+
   __device__ __forceinline__ softmax(const prefill_args& args, int thread)
       : a_(args), transform_(transform_options(args)), thread_(thread) {}
 

@@ -619,11 +619,17 @@ arithmetic on_device(const tested_backend& tested, const attention_case& c) {
   const bool has_wide_values = c.v_code->type == dtype::f16 || c.v_code->type == c.out_type;
   const bool k_is_coded = is_multiplied(*c.k_code);
   const bool v_is_coded = is_multiplied(*c.v_code);
+  // Prefill takes the others, in float16.
+  const bool is_prefill_alone = size_of(c.k_code->type) + size_of(c.v_code->type) == 3 &&
+                                !(v_is_coded ? has_wide_keys : has_wide_values) && c.head_dim <= 128;
   const bool on_tensor_cores =
-      ((v_is_coded && (k_is_coded || has_wide_keys)) || (k_is_coded && has_wide_values)) && c.q_type == c.out_type &&
+      ((v_is_coded && (k_is_coded || has_wide_keys)) || (k_is_coded && has_wide_values) || is_prefill_alone) &&
+      c.q_type == c.out_type &&
       (is_record ? c.q_type == dtype::bf16 : c.q_type != dtype::f32 && c.head_dim % 16 == 0 && c.head_dim <= 256);
   if (!on_tensor_cores) return tested.numbers_for(c.q_type, c.kv_type, c.out_type, c.head_dim);
-  const auto type = static_cast<std::size_t>(is_record ? dtype::bf16 : v_is_coded ? dtype::f16 : c.v_code->type);
+  const auto type = static_cast<std::size_t>(is_record                        ? dtype::bf16
+                                             : v_is_coded || is_prefill_alone ? dtype::f16
+                                                                              : c.v_code->type);
   const auto counted = static_cast<std::size_t>(c.kv_type);
   arithmetic numbers = tested.numbers;
   numbers.unit_accumulate[counted] = numbers.unit_accumulate[type];
@@ -632,6 +638,9 @@ arithmetic on_device(const tested_backend& tested, const attention_case& c) {
   // A code less its token's origin, times the scale, may be twice the value, and differs from it by roundings of 255.
   if (c.v_code->type == dtype::u8) numbers.unit_probability[counted] = 0x1p-10 + 0x1p-14;
   if (c.k_code->type == dtype::u8) numbers.range_roundoff = 0x1p-23;
+  // Rows of bfloat16 become float16 over powers of two, which are scales of their tokens.
+  if (c.k_code->type == dtype::bf16) numbers.range_roundoff = 0x1p-38;
+  if (c.v_code->type == dtype::bf16) numbers.row_roundoff = 0x1p-24;
   return numbers;
 }
 

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "cuda/attention/prefill/plan.hpp"
+
 using namespace bifolio;
 
 namespace {
@@ -63,6 +65,26 @@ TEST_CASE("more rows go to prefill on long contexts, one sequence or many") {
     CHECK(of_prefill(4, 8, {{tokens, 32768}}, dtype::f32).size() == 1);
     CHECK(of_prefill(4, 8, {{tokens, 4096, 64}}, dtype::f32).size() == 64);
   }
+}
+
+TEST_CASE("16 bits beside codes are estimated to cost prefill more, bf16 more than f16") {
+  const auto estimate = [](dtype k, dtype v) {
+    cuda::plan_input in;
+    in.spec.num_q_heads = 32;
+    in.spec.num_kv_heads = 8;
+    in.spec.qk_head_dim = in.spec.v_head_dim = 128;
+    in.spec.block_size = 16;
+    in.spec.q_type = in.spec.out_type = dtype::bf16;
+    in.spec.k_code.type = k;
+    in.spec.v_code.type = v;
+    in.device.num_sms = 132;
+    return cuda::estimate_prefill(in, 2048, 2048).share_us;
+  };
+  const double codes = estimate(dtype::e4m3, dtype::e4m3);
+  CHECK(codes == estimate(dtype::bf16, dtype::bf16));
+  CHECK(estimate(dtype::f16, dtype::e4m3) > codes);
+  CHECK(estimate(dtype::bf16, dtype::e4m3) > estimate(dtype::f16, dtype::e4m3));
+  CHECK(estimate(dtype::e4m3, dtype::bf16) == estimate(dtype::bf16, dtype::e4m3));
 }
 
 TEST_CASE("a mixed batch is one launch where that is estimated to be faster") {

@@ -543,7 +543,15 @@ TEST_CASE("prompts over codes are computed by prefill, by the kernel of their sc
                              {{dtype::i8, g::token_head}, {dtype::e5m2}, "token"},
                              {{dtype::u8, g::token_head}, {dtype::u8, g::token_head}, "token zeros"},
                              {{dtype::u8, g::token_head}, {dtype::e4m3, g::token_head}, "token zeros"},
-                             {{dtype::i8, g::head}, {dtype::u8, g::token_head}, "token zeros"}};
+                             {{dtype::i8, g::head}, {dtype::u8, g::token_head}, "token zeros"},
+                             // 16 bits beside codes
+                             {{dtype::bf16}, {dtype::e4m3}, "token"},
+                             {{dtype::f16}, {dtype::e4m3, g::layer}, "token"},
+                             {{dtype::bf16}, {dtype::i8, g::token_head}, "token"},
+                             {{dtype::f16}, {dtype::u8, g::token_head}, "token zeros"},
+                             {{dtype::e4m3, g::head}, {dtype::bf16}, "token"},
+                             {{dtype::e4m3, g::token_head}, {dtype::f16}, "token"},
+                             {{dtype::u8, g::token_head}, {dtype::bf16}, "token zeros"}};
   for (const code_pair& codes : pairs) {
     world w;
     w.spec.k_code = codes.k;
@@ -559,6 +567,39 @@ TEST_CASE("prompts over codes are computed by prefill, by the kernel of their sc
     const std::string with_cap = variant == "plain" ? "transform" : variant + " transform";
     CHECK(w.where().describe(w.plan, params).at(0) == "cuda prefill bf16 d128 coded " + with_cap);
   }
+}
+
+TEST_CASE("prefill takes K or V of 16 bits beside codes, and computes all sequences where decode does not") {
+  using g = scale_granularity;
+  world w;
+  const auto prefill_of = [&](const kv_code& k, const kv_code& v) {
+    w.spec.k_code = k;
+    w.spec.v_code = v;
+    w.plan_for({{1, 100}, {300, 300}});
+    return w.where().explain(w.plan).front();
+  };
+  const kv_code e4m3{dtype::e4m3, g::token_head};
+  const kv_code f16{dtype::f16};
+  const kv_code bf16{dtype::bf16};
+  const kv_code f32{dtype::f32};
+  CHECK(prefill_of(f16, e4m3) == "prefill takes 2 of 2 sequences");  // decode asks for the type of q
+  CHECK(contains(prefill_of(bf16, e4m3), " of 2 sequences"));
+  CHECK(contains(prefill_of(e4m3, bf16), " of 2 sequences"));
+  CHECK(prefill_of(f16, bf16) == "prefill declines: the codes of K and V differ");
+  CHECK(contains(prefill_of(f32, e4m3), "prefill declines: K is stored as f32 and V as e4m3"));
+  CHECK(contains(prefill_of(e4m3, f32), "; it takes types of 8 bits for both, or one of 16 bits beside codes"));
+  w.spec.deterministic = true;
+  for (const bool is_k : {true, false}) {
+    CHECK(
+        contains(is_k ? prefill_of(f16, e4m3) : prefill_of(e4m3, f16), "prefill declines: the plan is deterministic"));
+  }
+  w.spec.deterministic = false;
+  w.spec.qk_head_dim = w.spec.v_head_dim = 192;
+  CHECK(prefill_of(bf16, e4m3) == "prefill declines: head_dim is 192; it takes multiples of 16 up to 128");
+  w.spec.qk_head_dim = w.spec.v_head_dim = 72;
+  CHECK(prefill_of(e4m3, bf16) == "prefill declines: head_dim is 72; it takes multiples of 16 up to 128");
+  w.spec.q_type = dtype::f32;
+  CHECK(contains(prefill_of(e4m3, bf16), "beside codes it takes f16 or bf16 for both"));
 }
 
 TEST_CASE("every implementation can be forced by name") {
@@ -664,4 +705,13 @@ TEST_CASE("prefill declines codes whose plane reaches beyond 64 GiB by any of it
   // The same planes with a token of all blocks side by side.
   CHECK(accepts(64, blocks_of_48_gib, 1024, 1024 * blocks_of_48_gib));
   CHECK_FALSE(accepts(64, blocks_of_96_gib, 1024, 1024 * blocks_of_96_gib));
+  // Twice as many bytes where K or V has 16 bits.
+  for (dtype* const wide : {&args.k_type, &args.v_type}) {
+    *wide = dtype::bf16;
+    args.kv_type = args.k_type;
+    CHECK_FALSE(accepts(64, blocks_of_48_gib, 64 * 1024, 1024));
+    CHECK(accepts(64, blocks_of_48_gib / 2, 64 * 1024, 1024));
+    CHECK_FALSE(accepts(64, blocks_of_48_gib, 1024, 1024 * blocks_of_48_gib));
+    *wide = dtype::e4m3;
+  }
 }

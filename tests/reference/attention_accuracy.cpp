@@ -67,6 +67,14 @@ void accuracy_judge::add(const attention_options& options, const dense_sequence&
                                  gates_.numbers.query_roundoff * expected.query_slack[row] +
                                  gates_.numbers.range_roundoff * expected.range_slack[row];
       const double relative = std::expm1(2 * logit_error) + 8 * u + 2 * u * sums + u_p;
+      double of_rows = 0;
+      if (gates_.numbers.row_roundoff > 0) {
+        const auto dims = static_cast<std::size_t>(options.v_head_dim);
+        for (std::size_t at = row * dims; at < (row + 1) * dims; ++at) {
+          of_rows = std::max({of_rows, std::abs(expected.lowest[at]), std::abs(expected.highest[at])});
+        }
+        of_rows *= gates_.numbers.row_roundoff * length;
+      }
       for (std::int64_t i = 0; i < options.v_head_dim; ++i) {
         const std::size_t at = row * static_cast<std::size_t>(options.v_head_dim) + static_cast<std::size_t>(i);
         const double want = std::clamp(expected.out[at], -most, most);
@@ -75,10 +83,10 @@ void accuracy_judge::add(const attention_options& options, const dense_sequence&
         const double magnitude = expected.magnitude[at];
         const double largest = std::max(std::abs(expected.lowest[at]), std::abs(expected.highest[at]));
         const double flushed = (0x1p-114 + gates_.numbers.tiny_probability[kv]) * length * largest;
-        double allowed = relative * magnitude * (1 + u_out) + u_out * std::abs(want) + flushed + underflow;
+        double allowed = relative * magnitude * (1 + u_out) + u_out * std::abs(want) + flushed + of_rows + underflow;
         if (expected.num_keys[row] == 0) allowed = 0;
         if (!within(error, allowed)) note("output", t, h, i, got, want, allowed);
-        const double rounding = (u_out + u_p + 2 * u * sums) * largest + underflow;
+        const double rounding = (u_out + u_p + 2 * u * sums) * largest + of_rows + underflow;
         if (!(got >= std::clamp(expected.lowest[at], -most, most) - rounding &&
               got <= std::clamp(expected.highest[at], -most, most) + rounding)) {
           note("not an average of the visible values", t, h, i, got, want, rounding);

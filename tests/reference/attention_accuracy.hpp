@@ -11,7 +11,8 @@
 ///      |err of LSE| ≤ E + u·(B + L/B + 8) + 4u·|LSE|
 ///    (backward error of a dot product, Higham 2002, ch. 3, carried through the softmax; grows with B + L/B, not with
 ///    L. Weights below e^-87.3 of a running maximum, which may be 8 below the true one, may be flushed to 0:
-///    e^8 · 2^-126 < 2^-114 a key. t_P: rounding of probabilities that are subnormal in their own dtype);
+///    e^8 · 2^-126 < 2^-114 a key. t_P: rounding of probabilities that are subnormal in their own dtype). Where V's
+///    rows have scales that probabilities are multiplied with, a key's share may be that of any dim: + t_V · L · max V;
 /// 2. an output is between the smallest and largest visible value, up to rounding: it is an average;
 /// 3. the normalised mean square error stays below a ceiling per output dtype;
 /// 4. the largest error, of outputs and of LSE, is at most 4 × that of the plain scalar float32 kernel, because a

@@ -39,6 +39,7 @@ struct arithmetic {
   per_dtype<double> flushed = {0, 0, 0};  ///< magnitudes below which a product or sum may count as 0, by KV dtype
   double query_roundoff = 0;              ///< of queries, relative to the largest element of each
   double range_roundoff = 0;              ///< of elements of K, relative to the range of a token's
+  double row_roundoff = 0;                ///< of a key's share of an output, relative to the largest element of any dim
 };
 
 struct tested_backend {

@@ -70,11 +70,13 @@ bool suits_codes(const attention_spec& spec, std::string* why) noexcept {
                           to_string(spec.out_type), "; beside codes it takes f16 or bf16 for both");
 }
 
-/// What the tensor-core kernels of codes require of a step: K and V of 8 bits, q and out of one 16-bit type.
+/// What the tensor-core kernels of codes require of a step: K and V of 8 bits, or one of them of 16; q and out of one
+/// 16-bit type.
 bool is_coded_step(const plan_input& step, std::string* why) noexcept {
   if (!has_usual_shape(step, why)) return false;
   const attention_spec& spec = step.spec;
-  if (size_of(spec.k_code.type) != 1 || size_of(spec.v_code.type) != 1) {
+  const std::size_t bytes = size_of(spec.k_code.type) + size_of(spec.v_code.type);
+  if (bytes != 2 && bytes != 3) {
     return detail::declines(
         why, "K is stored as ", [&](std::string& text) { text += to_string(spec.k_code); }, " and V as ",
         [&](std::string& text) { text += to_string(spec.v_code); },
@@ -154,7 +156,8 @@ bool runs_on_hopper(const plan_input& step, std::string* why) noexcept {
 
 prefill_kind prefill_kind_of(const attention_spec& spec) noexcept {
   if (!has_codes(spec)) return prefill_kind_without_codes(spec.q_type, spec.qk_head_dim, spec.deterministic);
-  return coded_prefill_kind(std::max(spec.k_code.tail_floats(), spec.v_code.tail_floats()));
+  return coded_prefill_kind(std::max(spec.k_code.tail_floats(), spec.v_code.tail_floats()),
+                            size_of(spec.k_code.type) != size_of(spec.v_code.type));
 }
 
 bool prefill_accepts(const plan_input& step, std::string* why) noexcept {
@@ -165,7 +168,7 @@ bool prefill_accepts(const plan_input& step, std::string* why) noexcept {
                : !step_suits_tensor_cores(step, true, why)) {
     return false;
   }
-  const prefill_entry* const entry = find_prefill_entry(spec.k_code.type, spec.qk_head_dim);
+  const prefill_entry* const entry = find_prefill_entry(spec.k_code.type, spec.v_code.type, spec.qk_head_dim);
   if (entry == nullptr) {
     return detail::declines(why, "head_dim is ", spec.qk_head_dim, "; it takes multiples of ",
                             is_coded                    ? "16 up to 128"
@@ -173,8 +176,8 @@ bool prefill_accepts(const plan_input& step, std::string* why) noexcept {
                                                         : "8 up to 512");
   }
   // So that a row's bits do not depend on how a prompt is cut into chunks. Where decode has no kernel, prefill computes
-  // all rows.
-  const bool is_alone = find_decode_entry(spec.k_code.type, spec.qk_head_dim) == nullptr;
+  // all rows, but for codes: where their keys are cut depends on the step.
+  const bool is_alone = !is_coded && find_decode_entry(spec.k_code.type, spec.qk_head_dim) == nullptr;
   if (spec.deterministic && !is_alone && !sums_like_decode(spec)) {
     return detail::declines(why, "the plan is deterministic, and prefill has not decode's bits for ", spec.qk_head_dim,
                             " dims of ", to_string(spec.q_type));

@@ -23,7 +23,7 @@ struct kv_loading {
 struct coded_tokens {
   std::uint32_t num_blocks = 0;
   std::uint32_t k_block = 0, v_block = 0;
-  std::uint32_t head = 0, token = 0;  ///< of both planes
+  std::uint32_t head = 0, token = 0;  ///< of both planes; twice that where elements have 16 bits
   divisor by_block_size;
 };
 

@@ -9,6 +9,11 @@
 /// the tile of K, and codes with a zero point are stored less their token's origin (zero_codes.cuh). What is outside
 /// the sequence, the window or head_dim becomes zero. Queries come by TMA as everywhere.
 ///
+/// In the kernels of scales per token K or V may have 16 bits beside codes: a wide plane. float16 is stored as it is,
+/// rows of bfloat16 over a power of two, which is the token's scale (token_powers.cuh). Consumers use V's scales before
+/// V itself. So where V has such powers, V's producer finds them as soon as a tile has come, and one of K is full when
+/// they are stored too.
+///
 /// What the producer keeps from tile to tile is counters, from which stages and phases follow, and offsets in units of
 /// 16 bytes.
 
@@ -22,6 +27,7 @@
 #include "cuda/attention/prefill/results.cuh"
 #include "cuda/attention/prefill/scheduler.cuh"
 #include "cuda/attention/prefill/shape.hpp"
+#include "cuda/attention/prefill/token_powers.cuh"
 #include "cuda/device/code_vectors.cuh"
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/shared_vectors.cuh"
@@ -33,6 +39,11 @@ namespace bifolio::inline v0_2::cuda::prefill {
 
 /// That fill a stage: one from each warp.
 inline constexpr int coded_producer_arrivals = 4;
+/// And a stage of K besides: V's producer, if it is another, may have scales to store.
+template <class Shape>
+[[nodiscard]] __device__ __forceinline__ int more_arrivals_for_keys(const prefill_args& args) {
+  return Shape::takes_wide && Shape::num_producers == 2 && args.v_type == dtype::bf16 ? coded_producer_arrivals : 0;
+}
 
 /// Lanes 4j … 4j + 3 take the 64 bytes of one token and chunk of 64 dims; in each pass the warpgroup takes 32 tokens, 8
 /// a warp. `FoldsScales`: consumers have token_softmax.cuh.
@@ -45,6 +56,7 @@ class coded_producer {
   static constexpr int batch_pieces = batch_passes * S::chunks;  // of 16 bytes, that a thread has in registers
   static constexpr int piece_bytes = 128 * 16;                   // of the warpgroup
   static constexpr int pass_bytes = 4 * S::group_bytes;          // of a stage
+  static constexpr int wide_pieces = 2 * S::chunks;              // of a thread in a pass over a wide plane
   static_assert(passes * S::chunks * piece_bytes == S::raw_bytes);
   static_assert(S::stages == 2);
 
@@ -61,6 +73,10 @@ class coded_producer {
   template <class Source>
   __device__ __forceinline__ void run_both(Source source) {
     clear_padding();
+    if constexpr (S::takes_wide) {
+      if (is_wide<true>()) return run_both_in_turn<true>(source);
+      if (is_wide<false>()) return run_both_in_turn<false>(source);
+    }
     for (; source.next(); source.release()) {
       const prefill_work_tile& work = source.work();
       const kv_range e = kv_range_of<S>(a_, work);
@@ -120,8 +136,17 @@ class coded_producer {
   /// Fills those of one plane; another warpgroup fills the other's.
   template <bool IsK, class Source>
   __device__ __forceinline__ void run_plane(Source source) {
-    constexpr bool has_scales = S::by_token && (IsK || S::has_zeros);
     clear_padding();
+    if constexpr (S::takes_wide) {
+      if (is_wide<IsK>()) return run_plane_of<IsK, true>(source);
+    }
+    run_plane_of<IsK, false>(source);
+  }
+
+ private:
+  template <bool IsK, bool IsWide, class Source>
+  __device__ __forceinline__ void run_plane_of(Source source) {
+    constexpr bool has_scales = S::by_token && (IsK || S::has_zeros);
     for (; source.next(); source.release()) {
       const prefill_work_tile& work = source.work();
       const kv_range e = kv_range_of<S>(a_, work);
@@ -133,7 +158,7 @@ class coded_producer {
       token_place place = find_token(tokens, entry);
       [[maybe_unused]] token_scales scales;
       if constexpr (has_scales) scales = load_scales(tokens, entry, place);
-      request<IsK>(IsK ? place.in_k : place.in_v());
+      request<IsK, IsWide>(IsK ? place.in_k : place.in_v());
       device::cp_async_commit_group();
       entry = look_up(tokens);
       if constexpr (IsK) {
@@ -147,15 +172,28 @@ class coded_producer {
         if constexpr (has_scales) next = load_scales(tokens, entry, place);
         entry = look_up(tokens);
         device::cp_async_wait_group<0>();
+        [[maybe_unused]] float power = 1;
+        if constexpr (IsWide) {
+          if (has_powers<IsK>()) {
+            power = find_power<IsK>();
+            if constexpr (IsK) {
+              scales.k.scale = power;
+            } else {
+              acquire<true>(tiles_ + n);
+              store_value_scales({power, 0.0f}, tiles_ + n);
+              arrive<true>(static_cast<int>((tiles_ + n) & 1));
+            }
+          }
+        }
         acquire<IsK>(tiles_ + n);
         if constexpr (has_scales) {
           if constexpr (IsK) store_scales(scales, tiles_ + n);
           store_origin<IsK>(scales, tiles_ + n);
           scales = next;
         }
-        fill<IsK>(tiles_ + n);
+        fill<IsK, IsWide>(tiles_ + n, power);
         if (n + 1 < num_tiles) {
-          request<IsK>(IsK ? place.in_k : place.in_v());
+          request<IsK, IsWide>(IsK ? place.in_k : place.in_v());
           device::cp_async_commit_group();
         }
       }
@@ -163,7 +201,64 @@ class coded_producer {
     }
   }
 
- private:
+  // run_both where a plane is wide: K and V of a tile, then those of the next, so that V's scales are there in time.
+  template <bool WideKeys, class Source>
+  __device__ __forceinline__ void run_both_in_turn(Source source) {
+    for (; source.next(); source.release()) {
+      const prefill_work_tile& work = source.work();
+      const kv_range e = kv_range_of<S>(a_, work);
+      if (e.tile_begin >= e.tile_end) continue;
+      tokens_of_work tokens{a_.block_tables + work.seq * a_.block_table_stride, work.head / a_.group_size, work.seq_len,
+                            e.begin, (e.tile_end - 1) * S::tile_keys + token_in_tile()};
+      const int num_tiles = e.num_tiles();
+      table_entry entry = look_up(tokens);
+      token_place place = find_token(tokens, entry);
+      token_scales scales = load_scales(tokens, entry, place);
+      request<true, WideKeys>(place.in_k);
+      request<false, !WideKeys>(place.in_v());
+      device::cp_async_commit_group();
+      entry = look_up(tokens);
+      if (threadIdx.x == 0) load_queries(a_, stages_, q_map_, q_state_, work);
+      __syncwarp();
+      q_state_.advance();
+      for (int n = 0; n < num_tiles; ++n) {
+        place = find_token(tokens, entry);
+        const token_scales next = load_scales(tokens, entry, place);
+        entry = look_up(tokens);
+        device::cp_async_wait_group<0>();
+        float& power = WideKeys ? scales.k.scale : scales.v.scale;
+        if (has_powers<WideKeys>()) power = find_power<WideKeys>();
+        acquire<true>(tiles_ + n);
+        store_scales(scales, tiles_ + n);
+        store_origin<true>(scales, tiles_ + n);
+        store_origin<false>(scales, tiles_ + n);
+        fill<true, WideKeys>(tiles_ + n, power);
+        if (n + 1 < num_tiles) request<true, WideKeys>(place.in_k);
+        acquire<false>(tiles_ + n);
+        fill<false, !WideKeys>(tiles_ + n, power);
+        if (n + 1 < num_tiles) request<false, !WideKeys>(place.in_v());
+        device::cp_async_commit_group();
+        scales = next;
+      }
+      tiles_ += num_tiles;
+    }
+  }
+
+  // Whether K or V is a wide plane, and whether its rows are stored over powers.
+  template <bool IsK>
+  [[nodiscard]] __device__ __forceinline__ bool is_wide() const {
+    if constexpr (S::takes_wide) {
+      const dtype type = IsK ? a_.k_type : a_.v_type;
+      return type == dtype::f16 || type == dtype::bf16;
+    } else {
+      return false;
+    }
+  }
+  template <bool IsK>
+  [[nodiscard]] __device__ __forceinline__ bool has_powers() const {
+    return S::takes_wide && (IsK ? a_.k_type : a_.v_type) == dtype::bf16;
+  }
+
   static constexpr std::uint32_t outside = 0xffffffffu;
 
   struct tokens_of_work {
@@ -179,7 +274,7 @@ class coded_producer {
     std::uint32_t slot;   // of the block
   };
   // From the beginning of a plane to the lane's token, in units of 16 bytes. Blocks of both planes are equally long
-  // where neither has scales in their tails.
+  // where both are codes without scales in their tails.
   template <bool Equal, class = void>
   struct places {
     std::uint32_t in_k, of_v;
@@ -214,6 +309,10 @@ class coded_producer {
     token_place place;
     place.in_k = is_there ? entry.block * a_.codes.k_block + in_block : outside;
     if constexpr (S::by_token) place.of_v = is_there ? entry.block * a_.codes.v_block + in_block : outside;
+    if constexpr (S::takes_wide) {  // elements of two bytes
+      if (is_there && is_wide<true>()) place.in_k += in_block;
+      if (is_there && is_wide<false>()) place.of_v += in_block;
+    }
     return place;
   }
 
@@ -244,17 +343,22 @@ class coded_producer {
                                                                     const token_place& place) const {
     token_scales scales;
     if (place.in_k == outside) return scales;
-    load_scale<true>(a_.k, a_.k_scales, a_.codes.k_block, tokens, entry, scales.k);
-    load_scale<false>(a_.v, a_.v_scales, a_.codes.v_block, tokens, entry, scales.v);
+    // Those of bfloat16 are found in its rows.
+    if (!has_powers<true>()) load_scale<true>(a_.k, a_.k_scales, a_.codes.k_block, tokens, entry, scales.k);
+    if (!has_powers<false>()) load_scale<false>(a_.v, a_.v_scales, a_.codes.v_block, tokens, entry, scales.v);
     return scales;
   }
-  // Before the warp's arrival at the tile of K.
+  // Before the warp's arrival at the tile of K. Powers of V are its own producer's, if it has one.
   __device__ __forceinline__ void store_scales(const token_scales& scales, std::uint32_t tile) const {
+    if (S::num_producers == 1 || !has_powers<false>()) store_value_scales(scales.v, tile);
+    store_scale<true>(scales.k, a_.k_scales, stages_.scales(tile));
+  }
+  __device__ __forceinline__ void store_value_scales(const bifolio::detail::scale_pair& stored,
+                                                     std::uint32_t tile) const {
     const std::uint32_t place = stages_.scales(tile);
-    const std::uint32_t magnitude = __float_as_uint(scales.v.scale) & 0x7fffffffu;
+    const std::uint32_t magnitude = __float_as_uint(stored.scale) & 0x7fffffffu;
     const std::uint32_t largest = __reduce_max_sync(0xffffffffu, magnitude < 0x7f800000u ? magnitude : 0);
-    store_scale<true>(scales.k, a_.k_scales, place);
-    store_scale<false>(scales.v, a_.v_scales, place);
+    store_scale<false>(stored, a_.v_scales, place);
     if (lane_ == 0) device::store_shared_4(place + S::largest_scales + warp_ * 4, largest);
   }
   template <bool IsK>
@@ -296,9 +400,12 @@ class coded_producer {
     }
   }
 
-  // Where the first of the thread's pieces of a plane arrives.
+  // Where the first of the thread's pieces of a plane arrives. A wide one has the places from the second plane's on.
   template <bool IsK>
   [[nodiscard]] __device__ __forceinline__ std::uint32_t raw_place() const {
+    if constexpr (S::takes_wide) {
+      return stages_.raw() + (IsK != is_wide<true>() ? 0 : S::raw_bytes) + (warp_ * 32 + lane_) * 16;
+    }
     return stages_.raw() + (IsK ? 0 : S::raw_bytes) + (warp_ * 32 + lane_) * 16;
   }
   // Whether the thread's pieces of a chunk have dims.
@@ -316,11 +423,124 @@ class coded_producer {
         device::store_shared_zeros_16(raw_place<false>() + (pass * S::chunks + c) * piece_bytes);
       }
     }
+    if constexpr (S::takes_wide) {
+      if (is_wide<true>()) clear_wide_padding<true>();
+      if (is_wide<false>()) clear_wide_padding<false>();
+    }
+  }
+
+  // Of a wide plane a thread has two vectors of a token and chunk. They are of other halves of the 128 bytes in every
+  // second token, so that eight lanes, which have two tokens, meet all banks wherever the vectors are stored.
+  [[nodiscard]] __device__ __forceinline__ int wide_vector(int half) const { return (lane_ & 7) ^ (half * 4); }
+  [[nodiscard]] __device__ __forceinline__ bool has_wide_dims(int chunk, int half) const {
+    return chunk * 64 + wide_vector(half) * 8 < a_.head_dim;
+  }
+  template <bool IsK>
+  __device__ __forceinline__ void clear_wide_padding() const {
+#pragma unroll 1
+    for (int i = 0; i < passes * wide_pieces; ++i) {
+      if (has_wide_dims(i % wide_pieces / 2, i & 1)) continue;
+      device::store_shared_zeros_16(raw_place<IsK>() + i * piece_bytes);
+    }
+  }
+  template <bool IsK>
+  __device__ __forceinline__ void request_wide(std::uint32_t tokens) const {
+    const char* const plane = static_cast<const char*>(IsK ? a_.k : a_.v);
+    std::uint32_t place = raw_place<IsK>();
+#pragma unroll 1
+    for (int pass = 0; pass < passes; ++pass) {
+      const std::uint32_t token = __shfl_sync(0xffffffffu, tokens, pass * 8 + lane_ / 4);
+      const bool is_there = token != outside;
+      const char* const row = plane + std::uint64_t{is_there ? token : 0} * 16;
+#pragma unroll
+      for (int i = 0; i < wide_pieces; ++i) {
+        if (!has_wide_dims(i / 2, i & 1)) continue;
+        device::cp_async_16(place + i * piece_bytes, row + i / 2 * 128 + wide_vector(i & 1) * 16, is_there);
+      }
+      place += wide_pieces * piece_bytes;
+    }
+  }
+
+  // The power of the lane's token in a wide plane of bfloat16, whose rows have come.
+  template <bool IsK>
+  [[nodiscard]] __device__ __forceinline__ float find_power() const {
+    const auto largest = largest_magnitude<IsK>([](std::uint32_t pair) { return pair; });
+    // Infinities, and rows of NaN alone, are found here; a row's other elements are stored as if it had none.
+    constexpr std::uint32_t infinity = 0x7f80;
+    if (!__any_sync(0xffffffffu, largest >= infinity)) return power_of_token(largest).value();
+    const auto finite = largest_magnitude<IsK>([](std::uint32_t pair) {
+      const std::uint32_t low = pair & 0x7fffu;
+      const std::uint32_t high = pair >> 16 & 0x7fffu;
+      return (low < infinity ? low : 0u) | (high < infinity ? high << 16 : 0u);
+    });
+    return power_of_token(finite).value();
+  }
+  // Bits of the largest magnitude of the lane's token, of elements as `take` gives them, two at a time.
+  template <bool IsK, class Take>
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t largest_magnitude(const Take& take) const {
+    static_assert(passes == 4);
+    std::uint32_t of_passes[2] = {0, 0};  // of the thread's dims, two passes in a word
+    std::uint32_t from = raw_place<IsK>();
+#pragma unroll 1
+    for (int pass = 0; pass < passes; ++pass) {
+      std::uint32_t largest = 0;
+#pragma unroll
+      for (int i = 0; i < wide_pieces; ++i) {
+        const uint4 piece = device::load_shared_16(from + i * piece_bytes);
+        for (const std::uint32_t pair : {piece.x, piece.y, piece.z, piece.w}) {
+          largest = larger_magnitudes(largest, take(pair));
+        }
+      }
+      from += wide_pieces * piece_bytes;
+      of_passes[0] = __funnelshift_r(of_passes[0], of_passes[1], 16);
+      of_passes[1] = of_passes[1] >> 16 | larger_magnitude(0, largest) << 16;
+    }
+    // Four lanes have a token in each pass; in the end lane 8 · pass + row has it.
+#pragma unroll
+    for (std::uint32_t& largest : of_passes) {
+      largest = larger_magnitudes(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+      largest = larger_magnitudes(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+      largest = __shfl_sync(0xffffffffu, largest, lane_ % 8 * 4);
+    }
+    return of_passes[lane_ < 16 ? 0 : 1] >> (lane_ & 8 ? 16 : 0) & 0x7fffu;
+  }
+
+  // Stores a wide plane at the thread's place of a stage. `power`: of the lane's token.
+  template <bool IsK, bool HasPowers>
+  __device__ __forceinline__ void store_wide(std::uint32_t stage, [[maybe_unused]] float power) const {
+    const int row = lane_ / 4;
+    std::uint32_t to =
+        stage + static_cast<std::uint32_t>(warp_ * S::group_bytes + row * 128 + ((wide_vector(0) ^ row) << 4));
+    std::uint32_t from = raw_place<IsK>();
+#pragma unroll 1
+    for (int pass = 0; pass < passes; ++pass) {
+      uint4 pieces[wide_pieces];
+#pragma unroll
+      for (int i = 0; i < wide_pieces; ++i) {
+        pieces[i] = device::load_shared_16(from + i * piece_bytes);
+      }
+      [[maybe_unused]] query_power of_token;
+      if constexpr (HasPowers) {
+        of_token.exponent = __shfl_sync(0xffffffffu, __float_as_uint(power), pass * 8 + row) >> 23;
+      }
+#pragma unroll
+      for (int i = 0; i < wide_pieces; ++i) {
+        uint4& piece = pieces[i];
+        if constexpr (HasPowers) {
+          piece = make_uint4(of_token.divide(piece.x), of_token.divide(piece.y), of_token.divide(piece.z),
+                             of_token.divide(piece.w));
+        }
+        device::store_shared_16((to ^ ((i & 1) * 64)) + i / 2 * 1024, piece);
+      }
+      from += wide_pieces * piece_bytes;
+      to += pass_bytes;
+    }
   }
 
   // Requests a plane of the tile whose tokens the lanes have.
-  template <bool IsK>
+  template <bool IsK, bool IsWide = false>
   __device__ __forceinline__ void request(std::uint32_t tokens) const {
+    if constexpr (IsWide) return request_wide<IsK>(tokens);
     const char* const plane = static_cast<const char*>(IsK ? a_.k : a_.v) + (lane_ & 3) * 16;
     const std::uint32_t place = raw_place<IsK>();
     const auto token_of = [&](int pass) { return __shfl_sync(0xffffffffu, tokens, pass * 8 + lane_ / 4); };
@@ -355,10 +575,20 @@ class coded_producer {
                                  static_cast<int>(tile >> 1 & 1) ^ 1);
   }
 
-  // Stores K or V, which has come.
-  template <bool IsK>
-  __device__ __forceinline__ void fill(std::uint32_t tile) const {
+  // Stores K or V, which has come. `power`: of a wide plane that has powers, that of the lane's token.
+  template <bool IsK, bool IsWide = false>
+  __device__ __forceinline__ void fill(std::uint32_t tile, [[maybe_unused]] float power = 1) const {
     const int stage = static_cast<int>(tile & 1);
+    if constexpr (IsWide) {
+      const std::uint32_t to = IsK ? stages_.k(stage) : stages_.v(stage);
+      if (has_powers<IsK>()) {
+        store_wide<IsK, true>(to, power);
+      } else {
+        store_wide<IsK, false>(to, power);
+      }
+      device::fence_async_proxy();
+      return arrive<IsK>(stage);
+    }
     const int row = lane_ / 4;           // of its group of 8 tokens
     const int vector = (lane_ & 3) * 2;  // of 16 bytes in the 128 of a token and chunk
     const std::uint32_t to = (IsK ? stages_.k(stage) : stages_.v(stage)) +
@@ -409,6 +639,12 @@ class coded_producer {
     }
     // Before the next request: a fence is a memory barrier as well, and may wait for copies that are on their way.
     device::fence_async_proxy();
+    __syncwarp();
+    if (lane_ == 0) device::mbarrier_arrive(IsK ? stages_.k_full(stage) : stages_.v_full(stage));
+  }
+  // The warp has its part of a tile of K or V.
+  template <bool IsK>
+  __device__ __forceinline__ void arrive(int stage) const {
     __syncwarp();
     if (lane_ == 0) device::mbarrier_arrive(IsK ? stages_.k_full(stage) : stages_.v_full(stage));
   }

@@ -97,7 +97,8 @@ __global__ void __launch_bounds__(Shape::num_threads, 1)
   const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
   const bool by_copy = Shape::is_coded || args.loading.by_copy;
   if (threadIdx.x == 0) {
-    stages.init_barriers(Shape::is_coded ? coded_producer_arrivals : by_copy ? 128 : 1);
+    const int arrivals = Shape::is_coded ? coded_producer_arrivals : by_copy ? 128 : 1;
+    stages.init_barriers(arrivals, more_arrivals_for_keys<Shape>(args));
     slots.init_barriers(4 * Shape::num_warpgroups + (by_copy ? 4 * Shape::num_producers - 1 : 0));
   }
   __syncthreads();

@@ -51,6 +51,14 @@ const prefill_entry* find_prefill_entry(dtype type, std::int32_t head_dim) noexc
   }
 }
 
+const prefill_entry* find_prefill_entry(dtype k_type, dtype v_type, std::int32_t head_dim) noexcept {
+  const bool has_wide_plane = size_of(k_type) != size_of(v_type);
+  if (!has_wide_plane) return find_prefill_entry(k_type, head_dim);
+  const bool is_taken = size_of(k_type) + size_of(v_type) == 3 &&
+                        prefill_takes_wide_planes(prefill_tiling_of(dtype::f16, head_dim, false).dims);
+  return is_taken ? find_prefill_entry(size_of(k_type) == 1 ? k_type : v_type, head_dim) : nullptr;
+}
+
 prefill_choice prefill_entry::choose(prefill_kind kind, bool transforms) const noexcept {
   switch (kind) {
     case prefill_kind::plain:
@@ -71,7 +79,8 @@ prefill_choice prefill_entry::choose(prefill_kind kind, bool transforms) const n
 
 prefill_kind prefill_kind_of(const attention_kernel_args& args) noexcept {
   if (!args.is_coded) return prefill_kind_without_codes(args.q_type, args.head_dim, args.deterministic);
-  return coded_prefill_kind(std::max(args.k_scales.tail_floats, args.v_scales.tail_floats));
+  return coded_prefill_kind(std::max(args.k_scales.tail_floats, args.v_scales.tail_floats),
+                            size_of(args.k_type) != size_of(args.v_type));
 }
 
 kv_loading prefill_loading(const attention_kernel_args& args) noexcept {
@@ -116,16 +125,23 @@ bool prefill_accepts_call(const attention_kernel_args& args, std::string* why) n
   // Producers of codes count bytes in 32 bits, 16 at a time, from the beginning of the plane. Any stride may be the
   // largest.
   constexpr std::int64_t max_plane_bytes = std::int64_t{1} << 36;
+  const auto bytes_of = [](std::int64_t stride, dtype type) {
+    return stride * static_cast<std::int64_t>(size_of(type));
+  };
   const auto reach = [](std::int64_t count, std::int64_t stride) {
     return count > max_plane_bytes / stride ? max_plane_bytes + 1 : count * stride;
   };
-  const std::int64_t block_stride = std::max(args.k_strides.block, args.v_strides.block);
-  if (args.is_coded && reach(args.num_blocks, block_stride) + reach(args.num_kv_heads, args.k_strides.head) +
-                               reach(args.block_size, args.k_strides.token) >
+  const std::int64_t block_stride =
+      std::max(bytes_of(args.k_strides.block, args.k_type), bytes_of(args.v_strides.block, args.v_type));
+  const dtype wider = size_of(args.k_type) > size_of(args.v_type) ? args.k_type : args.v_type;
+  const std::int64_t head_stride = bytes_of(args.k_strides.head, wider);
+  const std::int64_t token_stride = bytes_of(args.k_strides.token, wider);
+  if (args.is_coded && reach(args.num_blocks, block_stride) + reach(args.num_kv_heads, head_stride) +
+                               reach(args.block_size, token_stride) >
                            max_plane_bytes) {
-    return detail::declines(why, "a plane of codes has ", args.num_blocks, " blocks, ", args.num_kv_heads,
-                            " heads and ", args.block_size, " tokens at strides of ", block_stride, ", ",
-                            args.k_strides.head, " and ", args.k_strides.token, " bytes; it takes 2^36 bytes");
+    return detail::declines(why, "a plane beside codes or of codes has ", args.num_blocks, " blocks, ",
+                            args.num_kv_heads, " heads and ", args.block_size, " tokens at strides of ", block_stride,
+                            ", ", head_stride, " and ", token_stride, " bytes; it takes 2^36 bytes");
   }
   return true;
 }
@@ -136,8 +152,8 @@ coded_tokens coded_tokens_of(const attention_kernel_args& args) noexcept {
   const auto vectors = [](std::int64_t bytes) { return static_cast<std::uint32_t>(bytes / 16); };
   constexpr std::int64_t most_ids = std::int64_t{1} << 31;
   return {static_cast<std::uint32_t>(std::min(args.num_blocks, most_ids)),
-          vectors(args.k_strides.block),
-          vectors(args.v_strides.block),
+          vectors(args.k_strides.block * static_cast<std::int64_t>(size_of(args.k_type))),
+          vectors(args.v_strides.block * static_cast<std::int64_t>(size_of(args.v_type))),
           vectors(args.k_strides.head),
           vectors(args.k_strides.token),
           divisor(args.block_size)};
@@ -148,16 +164,21 @@ coded_tokens coded_tokens_of(const attention_kernel_args& args) noexcept {
 cudaError_t launch_prefill(const runtime_api& api, const attention_kernel_args& args, const prefill_plan& plan,
                            const prefill_metadata& metadata, const device_numbers& device,
                            cudaStream_t stream) noexcept {
-  const prefill_entry& entry = *find_prefill_entry(args.is_coded ? args.k_type : args.q_type, args.head_dim);
+  const prefill_entry& entry = args.is_coded ? *find_prefill_entry(args.k_type, args.v_type, args.head_dim)
+                                             : *find_prefill_entry(args.q_type, args.head_dim);
   const auto [kernel, shared_bytes, threads] = entry.choose(prefill_kind_of(args), prefill_transforms(args));
-  const prefill_args p{with_clamped_windows(args),
-                       metadata,
-                       plan.packing.heads,
-                       plan.packing.tokens_per_warpgroup,
-                       prefill_warpgroup_rows * plan.packing.num_consumers,
-                       prefill_max_partials(device.num_sms, args.deterministic),
-                       prefill_loading(args),
-                       coded_tokens_of(args)};
+  prefill_args p{with_clamped_windows(args),
+                 metadata,
+                 plan.packing.heads,
+                 plan.packing.tokens_per_warpgroup,
+                 prefill_warpgroup_rows * plan.packing.num_consumers,
+                 prefill_max_partials(device.num_sms, args.deterministic),
+                 prefill_loading(args),
+                 coded_tokens_of(args)};
+  if (args.is_coded) {  // the producer finds a scale for each token of bfloat16
+    if (args.k_type == dtype::bf16) p.k_scales.tail_floats = 1;
+    if (args.v_type == dtype::bf16) p.v_scales.tail_floats = 1;
+  }
 
   tensor_map q = {};
   tensor_map k = {};

@@ -47,9 +47,12 @@ struct prefill_entry {
   [[nodiscard]] prefill_choice choose(prefill_kind kind, bool transforms) const noexcept;
 };
 
-/// `type`: of K. Null for a shape that is not compiled: 16-bit types with head_dims that are multiples of 8 up to 512,
-/// float32 with multiples of 4 up to 128, codes, beside queries of either 16-bit type, with multiples of 16 up to 128.
+/// `type`: of K and V. Null for a shape that is not compiled: 16-bit types with head_dims that are multiples of 8 up to
+/// 512, float32 with multiples of 4 up to 128, codes, beside queries of either 16-bit type, with multiples of 16 up to
+/// 128.
 [[nodiscard]] const prefill_entry* find_prefill_entry(dtype type, std::int32_t head_dim) noexcept;
+/// The same of K and V of different types: 16 bits beside codes are taken by kernels of codes.
+[[nodiscard]] const prefill_entry* find_prefill_entry(dtype k_type, dtype v_type, std::int32_t head_dim) noexcept;
 
 /// Whether the kernel with the logits transform is taken.
 [[nodiscard]] inline bool prefill_transforms(const attention_kernel_args& args) noexcept {

@@ -34,14 +34,15 @@ class shared_stages {
   __device__ __forceinline__ explicit shared_stages(const char* shared)
       : base_((device::shared_address(shared) + 1023) & ~1023u) {}
 
-  /// One thread; a barrier of the CTA must follow. `kv_arrivals`: how many arrivals fill a stage of K or V.
-  __device__ __forceinline__ void init_barriers(int kv_arrivals) const {
+  /// One thread; a barrier of the CTA must follow. `kv_arrivals`: how many arrivals fill a stage of K or V;
+  /// `more_for_keys`: how many more one of K.
+  __device__ __forceinline__ void init_barriers(int kv_arrivals, int more_for_keys = 0) const {
     for (int s = 0; s < S::q_stages; ++s) {
       device::mbarrier_init(q_full(s), 1);
       device::mbarrier_init(q_empty(s), S::num_warpgroups);
     }
     for (int s = 0; s < S::stages; ++s) {
-      device::mbarrier_init(k_full(s), kv_arrivals);
+      device::mbarrier_init(k_full(s), kv_arrivals + more_for_keys);
       device::mbarrier_init(k_empty(s), S::num_warpgroups);
       device::mbarrier_init(v_full(s), kv_arrivals);
       device::mbarrier_init(v_empty(s), S::num_warpgroups);

@@ -20,6 +20,15 @@ constexpr std::int32_t combine_cost = 15;
 constexpr std::int64_t few_row_tiles = 4;
 constexpr double cost_us = 1.87 / tile_cost;
 constexpr double launch_us = 3.5;
+// What a KV tile takes where K or V has 16 bits beside codes: its producer is what the kernel waits for.
+constexpr double bf16_beside_codes = 1.75;
+constexpr double f16_beside_codes = 1.3;
+
+double cost_of_planes(const attention_spec& spec) noexcept {
+  if (size_of(spec.k_code.type) == size_of(spec.v_code.type)) return 1;
+  const bool has_bf16 = spec.k_code.type == dtype::bf16 || spec.v_code.type == dtype::bf16;
+  return has_bf16 ? bf16_beside_codes : f16_beside_codes;
+}
 
 std::int64_t divide_up(std::int64_t a, std::int64_t b) noexcept { return (a + b - 1) / b; }
 
@@ -137,8 +146,9 @@ class planner {
   void list_whole_tiles() {
     kv_bytes_per_head_ = 0;
     for (const std::int32_t seq : plan_.seqs) {
-      kv_bytes_per_head_ += std::int64_t{input_.seq_lens[seq]} * input_.spec.qk_head_dim * 2 *
-                            static_cast<std::int64_t>(size_of(input_.spec.k_code.type));
+      kv_bytes_per_head_ +=
+          std::int64_t{input_.seq_lens[seq]} * input_.spec.qk_head_dim *
+          static_cast<std::int64_t>(size_of(input_.spec.k_code.type) + size_of(input_.spec.v_code.type));
     }
     std::int32_t heads_in_group = num_heads_;
     while (heads_in_group > 1 && heads_in_group % 2 == 0 && heads_in_group * kv_bytes_per_head_ > cache_bytes()) {
@@ -483,7 +493,8 @@ prefill_estimate estimate_prefill(const plan_input& input, std::int32_t query_le
   const attention_spec& spec = input.spec;
   const std::int32_t group = group_of(spec);
   const prefill_tiling tiling = prefill_tiling_of(spec);
-  const double unit_us = cost_us * tiling.cost * tiling.dims / 128 * tiling.keys / 128 * tiling.rows() / 128;
+  const double unit_us =
+      cost_us * cost_of_planes(spec) * tiling.cost * tiling.dims / 128 * tiling.keys / 128 * tiling.rows() / 128;
   prefill_estimate best = {std::numeric_limits<double>::infinity(), 0};
   for (const std::int32_t packed : {group, 1}) {
     if (packed > prefill_warpgroup_rows) continue;

@@ -93,14 +93,15 @@ enum class prefill_kind : std::uint8_t {
   tree,            ///< the same in deterministic plans (combine_tree.cuh): keys are taken from the first to the last
   parts,           ///< in deterministic plans above 256 dims: keys are taken as in `plain`, in parts
   coded,           ///< codes, with static scales or none
-  coded_by_token,  ///< codes of which K, V or both have scales per token and head
+  coded_by_token,  ///< codes of which K, V or both have scales per token and head, or 16-bit K or V beside codes
   coded_by_zero,   ///< the same where K, V or both are u8, with zero points
 };
-/// Of codes: the most floats that a token and head has in the tails of K and V.
-[[nodiscard]] constexpr prefill_kind coded_prefill_kind(std::int32_t tail_floats) noexcept {
-  return tail_floats == 0   ? prefill_kind::coded
-         : tail_floats == 1 ? prefill_kind::coded_by_token
-                            : prefill_kind::coded_by_zero;
+/// Of codes: the most floats that a token and head has in the tails of K and V. `has_wide_plane`: one of them has 16
+/// bits, for which bfloat16 has a scale per token.
+[[nodiscard]] constexpr prefill_kind coded_prefill_kind(std::int32_t tail_floats, bool has_wide_plane) noexcept {
+  return tail_floats > 1                      ? prefill_kind::coded_by_zero
+         : tail_floats == 1 || has_wide_plane ? prefill_kind::coded_by_token
+                                              : prefill_kind::coded;
 }
 [[nodiscard]] constexpr prefill_kind prefill_kind_without_codes(dtype type, std::int32_t head_dim,
                                                                 bool deterministic) noexcept {
@@ -109,6 +110,8 @@ enum class prefill_kind : std::uint8_t {
 }
 /// Whether there are kernels of these dims over codes: shared memory holds a tile of them as well.
 [[nodiscard]] constexpr bool prefill_has_codes(std::int32_t tile_dims) noexcept { return tile_dims <= 128; }
+/// Whether those take K or V of 16 bits beside codes.
+[[nodiscard]] constexpr bool prefill_takes_wide_planes(std::int32_t tile_dims) noexcept { return tile_dims <= 128; }
 
 struct alignas(16) prefill_work_tile {
   std::int32_t seq;  // row of the block tables

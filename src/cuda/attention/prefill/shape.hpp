@@ -11,7 +11,7 @@ namespace bifolio::inline v0_2::cuda::prefill {
 struct shared_layout {
   int q, k, v;   // stages of tiles
   int nodes;     // outputs of each consumer thread, as far as they fit; with a tree only
-  int raw;       // codes of a tile of K and one of V, before they are elements; with codes only
+  int raw;       // a tile of K and one of V as they are stored, before they are elements; with codes only
   int scales;    // of the tokens of tiles; with those only
   int barriers;  // full and empty for each stage of K, V and q
   int bytes;     // of everything, rounding included
@@ -55,6 +55,8 @@ struct shape {
   static constexpr int q_bytes = num_consumers * chunks * q_chunk_bytes;
   static constexpr int kv_bytes = tile_keys / 8 * group_bytes;
   static constexpr int raw_bytes = tile_keys * chunks * 64;  // of a plane of codes
+  /// Whether K or V may have 16 bits beside codes: shared memory holds a tile of them, twice a plane of codes, as well.
+  static constexpr bool takes_wide = by_token && prefill_takes_wide_planes(TileDims);
   /// Scales of a tile: of K, of V, and the largest magnitude of V's finite ones of each producer warp. A consumer uses
   /// them after it has released the stage of K, and is done with them before it releases the next one. So where a
   /// stage of K is free, those of the tile before the one that was in it are: three places would do.
@@ -82,7 +84,7 @@ struct shape {
     l.v = l.k + stages * kv_bytes;
     l.nodes = l.v + stages * kv_bytes;
     l.raw = l.nodes + node_vectors * node_vector_bytes;
-    l.scales = l.raw + (is_coded ? 2 * raw_bytes : 0);
+    l.scales = l.raw + (is_coded ? (takes_wide ? 3 : 2) * raw_bytes : 0);
     l.barriers = l.scales + (by_token ? scale_places * scales_bytes : 0);
     l.bytes = 1024 + l.barriers + num_barriers * 8;
     return l;

@@ -192,13 +192,21 @@ TEST_CASE("decode of codes of one plane takes every number of rows and splits") 
   }
 }
 
-TEST_CASE("the prefill kernel of codes, forced, agrees with the oracle for every pair, head_dim and option") {
+/// Whether prefill's kernels over codes of up to 128 dims compute a head_dim, whose producers differ from the others'.
+bool has_raw_codes(std::int32_t head_dim) { return head_dim <= 128; }
+/// Whether tiles of codes have the keys of those of 16-bit types.
+bool has_tiles_of_wide(std::int32_t head_dim) { return head_dim <= 192; }
+/// Whether any does.
+bool has_coded_prefill(std::int32_t head_dim) { return head_dim % 16 == 0 && head_dim <= 256; }
+
+/// Forces the prefill kernel over codes in cases of these head_dims, and compares with the oracle.
+void check_coded_prefill(bool with_raw_codes) {
   using g = scale_granularity;
   if (devices().empty()) return skip(no_device);
   std::vector<attention_case> cases;
   for (attention_case& c : coded_decode_cases()) {
     c.deterministic = false;  // such plans give codes to decode
-    if (c.head_dim <= 128) cases.push_back(std::move(c));
+    if (has_raw_codes(c.head_dim) == with_raw_codes) cases.push_back(std::move(c));
   }
   // Masks and edges of tiles, with every kind of scale; tails of K and V of different lengths, and none of one.
   const kv_code pairs[][2] = {{{dtype::e4m3, g::token_head}, {dtype::e4m3, g::token_head}},
@@ -221,7 +229,7 @@ TEST_CASE("the prefill kernel of codes, forced, agrees with the oracle for every
   }
   std::size_t turn = 0;
   for (const attention_case& plain : prefill_border_cases()) {
-    if (plain.head_dim % 16 != 0 || plain.head_dim > 128) continue;
+    if (!has_coded_prefill(plain.head_dim) || has_raw_codes(plain.head_dim) != with_raw_codes) continue;
     if (++turn % 3 != 0) continue;
     const auto& pair = pairs[turn / 3 % std::size(pairs)];
     attention_case c = with_codes(plain, pair[0], pair[1]);
@@ -257,7 +265,15 @@ TEST_CASE("the prefill kernel of codes, forced, agrees with the oracle for every
   if (num_compared == 0) return skip("no device here has the prefill kernel");
 }
 
-TEST_CASE("the prefill kernel takes u8 of any zero point, within the bound of every element") {
+TEST_CASE("the prefill kernel of codes, forced, agrees with the oracle for every pair, head_dim and option") {
+  check_coded_prefill(true);
+}
+
+TEST_CASE("the prefill kernel of codes above 128 dims, forced, agrees with the oracle for every pair and option") {
+  check_coded_prefill(false);
+}
+
+void check_zero_points_in_prefill(const std::vector<std::int32_t>& head_dims) {
   using g = scale_granularity;
   if (devices().empty()) return skip(no_device);
   const kv_code u8{dtype::u8, g::token_head};
@@ -265,7 +281,7 @@ TEST_CASE("the prefill kernel takes u8 of any zero point, within the bound of ev
   std::size_t turn = 0;
   std::size_t num_compared = 0;
   for (const auto& pair : pairs) {
-    for (const std::int32_t head_dim : {16, 64, 80, 96, 128}) {
+    for (const std::int32_t head_dim : head_dims) {
       for (const dtype q_type : {dtype::f16, dtype::bf16}) {
         attention_case c{.what = "zero points",
                          .num_kv_heads = 2,
@@ -302,18 +318,32 @@ TEST_CASE("the prefill kernel takes u8 of any zero point, within the bound of ev
   if (num_compared == 0) return skip("no device here has the prefill kernel");
 }
 
+TEST_CASE("the prefill kernel takes u8 of any zero point, within the bound of every element") {
+  check_zero_points_in_prefill({16, 64, 80, 96, 128});
+}
+
+TEST_CASE("the prefill kernel above 128 dims takes u8 of any zero point, within the bound of every element") {
+  check_zero_points_in_prefill({144, 192, 256});
+}
+
 TEST_CASE("a NaN in a token with scales per token spoils the rows of the prefill kernel that see it, and no other") {
   using g = scale_granularity;
   if (devices().empty()) return skip(no_device);
   constexpr std::int32_t num_new = 300;
   constexpr std::int32_t length = 500;
-  for (const dtype type : {dtype::e4m3, dtype::i8, dtype::u8}) {
+  struct shape {
+    dtype type;
+    std::int32_t head_dim;
+  };
+  for (const auto [type, head_dim] :
+       {shape{dtype::e4m3, 128}, shape{dtype::i8, 64}, shape{dtype::u8, 128}, shape{dtype::e4m3, 256},
+        shape{dtype::i8, 192}, shape{dtype::u8, 256}, shape{dtype::u8, 176}}) {
     for (const dtype q_type : {dtype::f16, dtype::bf16}) {
       attention_case c{.what = "codes with a bad value",
                        .num_kv_heads = 2,
                        .group_size = 4,
-                       .head_dim = type == dtype::i8 ? 64 : 128,
-                       .v_head_dim = type == dtype::i8 ? 64 : 128,
+                       .head_dim = head_dim,
+                       .v_head_dim = head_dim,
                        .q_type = q_type,
                        .out_type = q_type,
                        .seqs = {{num_new, length}},
@@ -436,7 +466,7 @@ TEST_CASE("the prefill kernel gives for static scales of 1 per head the bits of 
   if (devices().empty()) return skip(no_device);
   std::size_t turn = 0;
   for (const attention_case& plain : prefill_border_cases()) {
-    if (plain.head_dim % 16 != 0 || plain.head_dim > 128 || ++turn % 4 != 0) continue;
+    if (plain.head_dim % 16 != 0 || !has_tiles_of_wide(plain.head_dim) || ++turn % 4 != 0) continue;
     attention_case c = with_codes(plain, {dtype::e4m3, g::head}, {dtype::e4m3, g::head});
     c.unit_scales = true;
     c.q_type = c.out_type = dtype::f16;
@@ -467,13 +497,14 @@ TEST_CASE(
   CHECK(num_compared > 0);
 }
 
-TEST_CASE("the prefill kernel gives for codes of scale 1 the bits of float16, in which they are exact") {
+void compare_coded_prefill_with_wide(bool with_raw_codes) {
   if (devices().empty()) return skip(no_device);
   // Blocks, groups, options and lengths of the prefill kernel's own table, with each code in turn.
   std::size_t turn = 0;
   std::size_t num_compared = 0;
   for (const attention_case& plain : prefill_border_cases()) {
-    if (plain.head_dim % 16 != 0 || plain.head_dim > 128) continue;
+    if (plain.head_dim % 16 != 0 || !has_tiles_of_wide(plain.head_dim)) continue;
+    if (has_raw_codes(plain.head_dim) != with_raw_codes) continue;
     ++turn;
     const kv_code codes[] = {
         {dtype::e4m3}, {dtype::i8, scale_granularity::layer}, {dtype::e5m2, scale_granularity::layer}};
@@ -483,6 +514,47 @@ TEST_CASE("the prefill kernel gives for codes of scale 1 the bits of float16, in
     for (const tested_backend* tested : devices()) {
       if (tested->get().explain({}).front() != "prefill") continue;
       num_compared += compare_with_wide(*tested, c, turn, "prefill");
+    }
+  }
+  if (num_compared == 0) return skip("no device here has the prefill kernel");
+}
+
+TEST_CASE("the prefill kernel gives for codes of scale 1 the bits of float16, in which they are exact") {
+  compare_coded_prefill_with_wide(true);
+}
+
+TEST_CASE("the prefill kernel of 144 to 192 dims gives for codes of scale 1 the bits of float16") {
+  compare_coded_prefill_with_wide(false);
+}
+
+TEST_CASE("the prefill kernel above 192 dims gives the same values in other codes the same bits") {
+  using g = scale_granularity;
+  if (devices().empty()) return skip(no_device);
+  const kv_code others[][2] = {{{dtype::e5m2}, {dtype::e5m2, g::layer}},
+                               {{dtype::i8, g::head}, {dtype::e4m3, g::head}},
+                               {{dtype::e4m3, g::layer}, {dtype::i8, g::layer}}};
+  std::size_t turn = 0;
+  std::size_t num_compared = 0;
+  for (const attention_case& plain : prefill_border_cases()) {
+    if (!has_coded_prefill(plain.head_dim) || has_tiles_of_wide(plain.head_dim) || ++turn % 4 != 0) continue;
+    attention_case c = with_codes(plain, {dtype::e4m3}, {dtype::e4m3});
+    c.unit_scales = true;
+    c.q_type = c.out_type = turn % 8 == 0 ? dtype::f16 : dtype::bf16;
+    attention_contents contents(c);
+    for (attention_contents::sequence& sequence : contents.seqs) {
+      for (std::vector<float>* const given : {&sequence.k_given, &sequence.v_given}) {
+        for (float& x : *given) x = std::clamp(std::round(2 * x), -3.0f, 3.0f);
+      }
+    }
+    for (const tested_backend* tested : devices()) {
+      if (tested->get().explain({}).front() != "prefill") continue;
+      const attention_output expected = output_by("prefill", *tested, c, contents);
+      for (const auto& pair : others) {
+        attention_case other = with_codes(c, pair[0], pair[1]);
+        CAPTURE(describe(other));
+        CHECK(bit_difference(output_by("prefill", *tested, other, contents), expected) == "");
+        ++num_compared;
+      }
     }
   }
   if (num_compared == 0) return skip("no device here has the prefill kernel");
@@ -510,7 +582,7 @@ TEST_CASE("the prefill kernel of codes gives queries of bfloat16 the LSE of the 
   std::size_t num_compared = 0;
   for (const kv_code& code :
        {kv_code{dtype::e4m3, g::layer}, kv_code{dtype::i8, g::token_head}, kv_code{dtype::u8, g::token_head}}) {
-    for (const std::int32_t head_dim : {48, 64, 96, 128}) {
+    for (const std::int32_t head_dim : {48, 64, 96, 128, 176, 256}) {
       for (const char option : {'-', 'c', 'a', 'n'}) {
         attention_case c = prompts_over_codes(code, head_dim, ++seed);
         if (option == 'c') c.soft_cap = 2;
@@ -559,7 +631,7 @@ TEST_CASE("the prefill kernel of codes takes queries of bfloat16 of any magnitud
   std::size_t num_compared = 0;
   for (const kv_code& code :
        {kv_code{dtype::e4m3}, kv_code{dtype::i8, g::layer}, kv_code{dtype::e4m3, g::token_head}}) {
-    for (const std::int32_t head_dim : {64, 96, 128}) {
+    for (const std::int32_t head_dim : {64, 96, 128, 192, 240, 256}) {
       const attention_case c = prompts_over_codes(code, head_dim, ++seed);
       const auto dims = static_cast<std::size_t>(head_dim);
       attention_contents contents(c);
@@ -689,7 +761,7 @@ TEST_CASE("several new tokens over codes, as a plan shares them out, agree with 
                               {{dtype::u8, g::token_head}, {dtype::u8, g::token_head}}};
   std::size_t turn = 0;
   for (const auto& pair : pairs) {
-    for (const std::int32_t head_dim : {64, 96, 128, 256}) {
+    for (const std::int32_t head_dim : {64, 96, 128, 160, 256}) {
       attention_case plain{.what = "several new tokens over codes",
                            .num_kv_heads = 2,
                            .group_size = 4,

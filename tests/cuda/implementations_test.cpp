@@ -73,8 +73,8 @@ struct world {
   [[nodiscard]] static void* array(std::uintptr_t number) { return reinterpret_cast<void*>(number << 36); }
   [[nodiscard]] attention_params call() const {
     attention_params p;
-    p.q = as_const(dense_view(array(1), dtype::bf16, starts.back(), 8, 128));
-    p.out = dense_view(array(2), dtype::bf16, starts.back(), 8, 128);
+    p.q = as_const(dense_view(array(1), dtype::bf16, starts.back(), 8, spec.qk_head_dim));
+    p.out = dense_view(array(2), dtype::bf16, starts.back(), 8, spec.v_head_dim);
     p.kv = {array(3), array(4), 1, layout};
     p.batch.num_seqs = plan.num_seqs;
     p.batch.num_tokens = plan.num_tokens;
@@ -520,12 +520,15 @@ TEST_CASE("decode and prefill take codes of 8 bits in K and V beside q and out o
   CHECK(decode_of({dtype::bf16}, e4m3) == taken);
   CHECK(decode_of(e4m3, {dtype::bf16}) == taken);
   CHECK(decode_of(e4m3, e4m3) == taken);
-  CHECK(prefill == "prefill declines: head_dim is 192; it takes multiples of 16 up to 128");
-  w.spec.qk_head_dim = w.spec.v_head_dim = 72;
-  CHECK(decode_of(e4m3, e4m3) == "decode declines: head_dim is 72; it takes multiples of 16 up to 256");
-  CHECK(decode_of(e4m3, {dtype::f16}) == "decode declines: head_dim is 72; it takes multiples of 16 up to 256");
-  w.spec.qk_head_dim = w.spec.v_head_dim = 272;
-  CHECK(decode_of(e4m3, {dtype::f16}) == "decode declines: head_dim is 272; it takes multiples of 16 up to 256");
+  CHECK(prefill == "prefill takes 0 of 2 sequences; decode is estimated to be faster for the others");
+  for (const std::int32_t head_dim : {72, 200, 272}) {
+    w.spec.qk_head_dim = w.spec.v_head_dim = head_dim;
+    const std::string why =
+        " declines: head_dim is " + std::to_string(head_dim) + "; it takes multiples of 16 up to 256";
+    CHECK(decode_of(e4m3, {dtype::f16}) == "decode" + why);
+    CHECK(decode_of(e4m3, e4m3) == "decode" + why);
+    CHECK(prefill == "prefill" + why);
+  }
 }
 
 TEST_CASE("prompts over codes are computed by prefill, by the kernel of their scales") {
@@ -556,16 +559,21 @@ TEST_CASE("prompts over codes are computed by prefill, by the kernel of their sc
     world w;
     w.spec.k_code = codes.k;
     w.spec.v_code = codes.v;
-    w.layout = make_layout(layout_kind::hnd, codes.k, codes.v, 2, 128, 128, 16);
-    w.plan_for({{2000, 2000}});
-    attention_params params = w.call();
-    params.kv.layout = w.layout;
-    params.kv.k_scales = params.kv.v_scales = static_cast<const float*>(world::array(6));
-    CHECK(w.where().describe(w.plan, params).at(0) == std::string("cuda prefill bf16 d128 coded ") + codes.variant);
-    params.soft_cap = 30;
-    const std::string variant = codes.variant;
-    const std::string with_cap = variant == "plain" ? "transform" : variant + " transform";
-    CHECK(w.where().describe(w.plan, params).at(0) == "cuda prefill bf16 d128 coded " + with_cap);
+    for (const auto& [head_dim, width] : {std::pair{128, "128"}, std::pair{144, "192"}, std::pair{256, "256"}}) {
+      if (head_dim > 128 && size_of(codes.k.type) != size_of(codes.v.type)) continue;  // decode's
+      w.spec.qk_head_dim = w.spec.v_head_dim = head_dim;
+      w.layout = make_layout(layout_kind::hnd, codes.k, codes.v, 2, head_dim, head_dim, 16);
+      w.plan_for({{2000, 2000}});
+      attention_params params = w.call();
+      params.kv.layout = w.layout;
+      params.kv.k_scales = params.kv.v_scales = static_cast<const float*>(world::array(6));
+      const std::string kernel = std::string("cuda prefill bf16 d") + width + " coded ";
+      CHECK(w.where().describe(w.plan, params).at(0) == kernel + codes.variant);
+      params.soft_cap = 30;
+      const std::string variant = codes.variant;
+      const std::string with_cap = variant == "plain" ? "transform" : variant + " transform";
+      CHECK(w.where().describe(w.plan, params).at(0) == kernel + with_cap);
+    }
   }
 }
 

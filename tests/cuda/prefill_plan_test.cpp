@@ -255,6 +255,11 @@ TEST_CASE("every KV tile that rows of prefill attend to is in one work tile") {
     const std::int32_t head_dim = head_dims[below(6)];
     const dtype type = head_dim <= 128 && below(3) == 0 ? dtype::f32 : dtype::bf16;
     step s(1 + below(below(4) == 0 ? 80 : 9), 1 + below(8), head_dim, type);
+    if (type != dtype::f32 && head_dim <= 256 && below(2) == 0) {
+      s.spec.k_code = {dtype::e4m3};
+      s.spec.v_code = {dtype::i8, below(2) == 0 ? scale_granularity::token_head : scale_granularity::layer};
+      s.tile_keys = cuda::prefill_tiling_of(s.spec).keys;
+    }
     s.num_sms = 1 + below(140);
     if (below(2) == 0) s.l2_bytes = 1 << 20;
     s.spec.causal = below(3) != 0;
@@ -276,6 +281,24 @@ TEST_CASE("every KV tile that rows of prefill attend to is in one work tile") {
   CHECK(with_shares > 30);
   CHECK(with_shares < 270);
   CHECK(with_partials > 30);
+}
+
+TEST_CASE("tiles of codes have the keys of 16-bit ones up to 192 dims, and 64 above") {
+  using g = scale_granularity;
+  for (const std::int32_t head_dim : {64, 96, 128, 144, 192, 208, 256}) {
+    const std::int32_t wide = step(4, 8, head_dim).tile_keys;
+    CHECK(wide == (head_dim <= 128 ? 128 : head_dim <= 192 ? 96 : 80));
+    step s(4, 8, head_dim);
+    const auto keys_of = [&](const kv_code& k, const kv_code& v) {
+      s.spec.k_code = k;
+      s.spec.v_code = v;
+      return cuda::prefill_tiling_of(s.spec).keys;
+    };
+    const std::int32_t coded = head_dim > 192 ? 64 : wide;
+    CHECK(keys_of({dtype::e4m3}, {dtype::i8, g::head}) == coded);
+    CHECK(keys_of({dtype::e4m3, g::token_head}, {dtype::e4m3}) == coded);
+    CHECK(keys_of({dtype::u8, g::token_head}, {dtype::u8, g::token_head}) == coded);
+  }
 }
 
 TEST_CASE("prefill keeps at least 0.97 of 132 SMs busy") {

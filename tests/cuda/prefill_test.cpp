@@ -54,8 +54,7 @@ std::string check_forced(const tested_backend& tested, const attention_case& c, 
   std::string problem;
   if (call.run() != errc::ok) return "the call is refused";
   const attention_output first = call.read(problem);
-  problem += attention_expectation(c, contents)
-                 .problem_of(first, tested.numbers_for(c.q_type, c.kv_type, c.out_type, c.head_dim));
+  problem += attention_expectation(c, contents).problem_of(first, numbers_for(tested, c));
   for (int again = 0; again < 2; ++again) {
     call.reset_outputs();
     if (call.run() != errc::ok) return "the call is refused the second time";
@@ -278,11 +277,12 @@ TEST_CASE("prefill of more work tiles than SMs, call after call with other plans
   check_all(cases);
 }
 
-TEST_CASE("random prefill agrees with the oracle") {
+TEST_CASE("random prefill agrees with the oracle, of tensors and of codes") {
+  using g = scale_granularity;
   random_source random(hash_of(test_seed(), 0x9f1));
   CAPTURE(seed_note());
   std::vector<attention_case> cases;
-  for (int round = 0; round < 20; ++round) {
+  for (int round = 0; round < 30; ++round) {
     const auto between = [&](std::int64_t low, std::int64_t high) {
       return static_cast<std::int32_t>(random.between(low, high));
     };
@@ -294,12 +294,21 @@ TEST_CASE("random prefill agrees with the oracle") {
     }
     attention_case c = bf16_case(between(1, 4), between(1, 9), seqs);
     c.head_dim = between(0, 1) == 0 ? 64 : 128;
-    const std::int32_t kind = between(0, 5);
+    const std::int32_t kind = between(0, 8);
     if (kind < 2) {
       set_dtype(c, dtype::f32);
       c.head_dim = 4 * between(1, 32);
     } else if (kind == 2) {
       c.head_dim = 8 * between(1, 64);
+    } else if (kind > 5) {
+      const kv_code codes[] = {{dtype::e4m3},
+                               {dtype::e5m2, g::layer},
+                               {dtype::i8, g::head},
+                               {dtype::e4m3, g::token_head},
+                               {dtype::u8, g::token_head}};
+      if (between(0, 1) == 0) c.q_type = c.out_type = dtype::f16;
+      c.head_dim = 16 * between(1, 16);
+      c = with_codes(c, codes[between(0, 4)], codes[between(0, 4)]);
     }
     c.block_size = 8 << between(0, 4);
     c.causal = between(0, 3) != 0;

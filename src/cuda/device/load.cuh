@@ -32,7 +32,25 @@ __device__ __forceinline__ uint4 load_16_if(const void* pointer, bool valid) {
   return value;
 }
 
-/// The same for data that is read once: L1 does not keep it, L2 evicts it first.
+/// The same without a place in L1, which is small beside 227 KB of shared memory, and holds what the compiler spills.
+__device__ __forceinline__ uint4 load_16_past_l1_if(const void* pointer, bool valid) {
+  uint4 value;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %5, 0;\n"
+      "mov.b32 %0, 0;\n"
+      "mov.b32 %1, 0;\n"
+      "mov.b32 %2, 0;\n"
+      "mov.b32 %3, 0;\n"
+      "@p ld.global.nc.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+      "}\n"
+      : "=&r"(value.x), "=&r"(value.y), "=&r"(value.z), "=&r"(value.w)
+      : "l"(pointer), "r"(static_cast<int>(valid)));
+  return value;
+}
+
+/// The same as the first for data that is read once: L1 does not keep it, L2 evicts it first.
 __device__ __forceinline__ uint4 load_16_once_if(const void* pointer, bool valid) {
   uint4 value;
   std::uint64_t policy;

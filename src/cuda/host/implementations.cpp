@@ -171,9 +171,9 @@ bool prefill_accepts(const plan_input& step, std::string* why) noexcept {
   const prefill_entry* const entry = find_prefill_entry(spec.k_code.type, spec.v_code.type, spec.qk_head_dim);
   if (entry == nullptr) {
     return detail::declines(why, "head_dim is ", spec.qk_head_dim, "; it takes multiples of ",
-                            is_coded                    ? "16 up to 128"
-                            : spec.q_type == dtype::f32 ? "4 up to 128"
-                                                        : "8 up to 512");
+                            !is_coded ? spec.q_type == dtype::f32 ? "4 up to 128" : "8 up to 512"
+                            : size_of(spec.k_code.type) == size_of(spec.v_code.type) ? "16 up to 256"
+                                                                                     : "16 up to 128");
   }
   // So that a row's bits do not depend on how a prompt is cut into chunks. Where decode has no kernel, prefill computes
   // all rows, but for codes: where their keys are cut depends on the step.

@@ -51,13 +51,13 @@ template <class Shape, bool FoldsScales>
 class coded_producer {
   using S = Shape;
   static constexpr int passes = S::tile_keys / 32;
-  static_assert(passes * 8 == 32, "a lane for each token of a warp");
+  static_assert(passes * 8 == 32 || !S::has_raw_codes, "a lane for each token of a warp");
   static constexpr int batch_passes = 2;
   static constexpr int batch_pieces = batch_passes * S::chunks;  // of 16 bytes, that a thread has in registers
   static constexpr int piece_bytes = 128 * 16;                   // of the warpgroup
   static constexpr int pass_bytes = 4 * S::group_bytes;          // of a stage
   static constexpr int wide_pieces = 2 * S::chunks;              // of a thread in a pass over a wide plane
-  static_assert(passes * S::chunks * piece_bytes == S::raw_bytes);
+  static_assert(passes * S::chunks * piece_bytes == S::raw_bytes || !S::has_raw_codes);
   static_assert(S::stages == 2);
 
  public:
@@ -143,7 +143,7 @@ class coded_producer {
     run_plane_of<IsK, false>(source);
   }
 
- private:
+ protected:
   template <bool IsK, bool IsWide, class Source>
   __device__ __forceinline__ void run_plane_of(Source source) {
     constexpr bool has_scales = S::by_token && (IsK || S::has_zeros);
@@ -288,7 +288,10 @@ class coded_producer {
   using token_place = places<!S::by_token>;
 
   // The token that the lane looks up for its warp: of pass lane / 8 that of lanes 4 · (lane % 8) and the next three.
-  [[nodiscard]] __device__ __forceinline__ int token_in_tile() const { return lane_ / 8 * 32 + warp_ * 8 + lane_ % 8; }
+  // Where a warp has less than 32 tokens, of the first ones again.
+  [[nodiscard]] __device__ __forceinline__ int token_in_tile() const {
+    return (passes == 4 ? lane_ / 8 : lane_ / 8 % passes) * 32 + warp_ * 8 + lane_ % 8;
+  }
 
   // Of the next tile, from the last to the first. Nothing here waits for the entry.
   [[nodiscard]] __device__ __forceinline__ table_entry look_up(tokens_of_work& tokens) const {

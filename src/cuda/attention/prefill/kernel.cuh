@@ -19,6 +19,7 @@
 #include "cuda/attention/prefill/scheduler.cuh"
 #include "cuda/attention/prefill/shape.hpp"
 #include "cuda/attention/prefill/tree_mainloop.cuh"
+#include "cuda/attention/prefill/unstaged_coded_producer.cuh"
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/sm90.cuh"
 
@@ -73,8 +74,16 @@ __device__ __forceinline__ void consume(const prefill_args& args, const shared_s
 template <class Shape, bool Transform, class Source>
 __device__ __forceinline__ void produce_in_four_warps(const prefill_args& args, const shared_stages<Shape>& stages,
                                                       const tensor_map* q_map, const Source& source) {
-  if constexpr (Shape::is_coded) {
-    coded_producer<Shape, has_token_softmax<Shape, Transform>> producer(args, stages, q_map);
+  [[maybe_unused]] constexpr bool folds_scales = has_token_softmax<Shape, Transform>;
+  if constexpr (Shape::is_coded && !Shape::has_raw_codes) {
+    unstaged_coded_producer<Shape, folds_scales> producer(args, stages, q_map);
+    if (uniform(static_cast<int>(threadIdx.x) / 128) == 0) {
+      producer.template run_plane<true>(source);
+    } else {
+      producer.template run_plane<false>(source);
+    }
+  } else if constexpr (Shape::is_coded) {
+    coded_producer<Shape, folds_scales> producer(args, stages, q_map);
     if constexpr (Shape::num_producers == 1) {
       producer.run_both(source);
     } else if (uniform(static_cast<int>(threadIdx.x) / 128) == 0) {

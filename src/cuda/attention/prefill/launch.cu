@@ -41,9 +41,9 @@ const prefill_entry* find_prefill_entry(dtype type, std::int32_t head_dim) noexc
     case 128:
       return of(prefill_f16_128, prefill_bf16_128, &prefill_coded_128);
     case 192:
-      return of(prefill_f16_192, prefill_bf16_192, nullptr);
+      return of(prefill_f16_192, prefill_bf16_192, &prefill_coded_192);
     case 256:
-      return of(prefill_f16_256, prefill_bf16_256, nullptr);
+      return of(prefill_f16_256, prefill_bf16_256, &prefill_coded_256);
     case 512:
       return of(prefill_f16_512, prefill_bf16_512, nullptr);
     default:

@@ -49,7 +49,7 @@ struct prefill_entry {
 
 /// `type`: of K and V. Null for a shape that is not compiled: 16-bit types with head_dims that are multiples of 8 up to
 /// 512, float32 with multiples of 4 up to 128, codes, beside queries of either 16-bit type, with multiples of 16 up to
-/// 128.
+/// 256.
 [[nodiscard]] const prefill_entry* find_prefill_entry(dtype type, std::int32_t head_dim) noexcept;
 /// The same of K and V of different types: 16 bits beside codes are taken by kernels of codes.
 [[nodiscard]] const prefill_entry* find_prefill_entry(dtype k_type, dtype v_type, std::int32_t head_dim) noexcept;
@@ -81,7 +81,7 @@ struct prefill_entry {
 // One per translation unit.
 extern const prefill_entry prefill_bf16_64, prefill_bf16_96, prefill_bf16_128, prefill_bf16_192, prefill_bf16_256,
     prefill_bf16_512;
-extern const prefill_entry prefill_coded_64, prefill_coded_96, prefill_coded_128;
+extern const prefill_entry prefill_coded_64, prefill_coded_96, prefill_coded_128, prefill_coded_192, prefill_coded_256;
 extern const prefill_entry prefill_f32_64, prefill_f32_128;
 extern const prefill_entry prefill_f16_64, prefill_f16_96, prefill_f16_128, prefill_f16_192, prefill_f16_256,
     prefill_f16_512;

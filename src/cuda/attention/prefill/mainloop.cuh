@@ -285,7 +285,17 @@ class mainloop : protected std::conditional_t<has_token_softmax<Shape, Transform
         device::wgmma_descriptor(stages_.v(stage) + S::first_dim(warpgroup_) / 64 * 1024, 1024, S::group_bytes);
 #pragma unroll
     for (int step = 0; step < S::tile_keys / 16; ++step) {
-      device::wgmma_m64k16_rs<T>(o, p[step], device::wgmma_descriptor_after(v, step * 2 * S::group_bytes));
+      if constexpr (S::value_products == 1) {
+        device::wgmma_m64k16_rs<T>(o, p[step], device::wgmma_descriptor_after(v, step * 2 * S::group_bytes));
+      } else {
+        constexpr int registers = S::out_registers / S::value_products;
+#pragma unroll
+        for (int i = 0; i < S::value_products; ++i) {
+          device::wgmma_m64k16_rs<T>(
+              reinterpret_cast<float(&)[registers]>(o[i * registers]), p[step],
+              device::wgmma_descriptor_after(v, step * 2 * S::group_bytes + i * registers * 2 / 64 * 1024));
+        }
+      }
     }
     device::wgmma_commit_group();
   }

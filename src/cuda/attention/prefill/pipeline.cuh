@@ -66,6 +66,8 @@ class shared_stages {
   [[nodiscard]] __device__ __forceinline__ std::uint32_t scales(std::uint32_t tile) const {
     return base_ + S::shared.scales + (tile & (S::scale_places - 1)) * S::scales_bytes;
   }
+  /// What producer warps keep of their work tile.
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t kept() const { return base_ + S::shared.kept; }
   /// Where codes are before they are elements.
   [[nodiscard]] __device__ __forceinline__ std::uint32_t raw() const { return base_ + S::shared.raw; }
 

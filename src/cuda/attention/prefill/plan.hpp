@@ -66,8 +66,8 @@ struct prefill_tiling {
 }
 
 /// `type`: of q, which the products are computed in.
-[[nodiscard]] constexpr prefill_tiling prefill_tiling_of(dtype type, std::int32_t head_dim,
-                                                         bool deterministic) noexcept {
+[[nodiscard]] constexpr prefill_tiling prefill_tiling_of(dtype type, std::int32_t head_dim, bool deterministic,
+                                                         bool is_coded = false) noexcept {
   if (type == dtype::f32) {
     for (const std::int32_t dims : prefill_all_f32_tile_dims) {
       if (head_dim <= dims) return {dims, 32, 2, 6, 1, 6};
@@ -79,13 +79,19 @@ struct prefill_tiling {
     // Registers of one warpgroup do not hold 512 dims of the output. Two do, and each computes all scores.
     if (dims > 256) return {dims, 32, 1, 3, 2};
     // Narrow heads have three consumers: their products are too short to hide the softmax of one other.
-    const std::int32_t keys = deterministic ? prefill_tree_tile_keys(dims) : dims <= 128 ? 128 : dims <= 192 ? 96 : 80;
+    // Beside two producers of codes consumers of 256 dims have registers for 64 keys.
+    const std::int32_t keys = deterministic ? prefill_tree_tile_keys(dims)
+                              : dims <= 128 ? 128
+                              : dims <= 192 ? 96
+                              : is_coded    ? 64
+                                            : 80;
     return {dims, keys, dims <= 64 ? 3 : 2};
   }
   return {};
 }
 [[nodiscard]] constexpr prefill_tiling prefill_tiling_of(const attention_spec& spec) noexcept {
-  return prefill_tiling_of(spec.q_type, spec.qk_head_dim, spec.deterministic);
+  return prefill_tiling_of(spec.q_type, spec.qk_head_dim, spec.deterministic,
+                           size_of(spec.k_code.type) == 1 || size_of(spec.v_code.type) == 1);
 }
 /// What a 16-bit kernel is compiled for.
 enum class prefill_kind : std::uint8_t {
@@ -108,9 +114,9 @@ enum class prefill_kind : std::uint8_t {
   if (!deterministic) return prefill_kind::plain;
   return prefill_has_tree(prefill_tiling_of(type, head_dim, true).dims) ? prefill_kind::tree : prefill_kind::parts;
 }
-/// Whether there are kernels of these dims over codes: shared memory holds a tile of them as well.
-[[nodiscard]] constexpr bool prefill_has_codes(std::int32_t tile_dims) noexcept { return tile_dims <= 128; }
-/// Whether those take K or V of 16 bits beside codes.
+/// Whether there are kernels of these dims over codes.
+[[nodiscard]] constexpr bool prefill_has_codes(std::int32_t tile_dims) noexcept { return tile_dims <= 256; }
+/// Whether those take K or V of 16 bits beside codes: shared memory holds a tile of them as well.
 [[nodiscard]] constexpr bool prefill_takes_wide_planes(std::int32_t tile_dims) noexcept { return tile_dims <= 128; }
 
 struct alignas(16) prefill_work_tile {

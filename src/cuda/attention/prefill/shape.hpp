@@ -9,10 +9,11 @@ namespace bifolio::inline v0_2::cuda::prefill {
 
 /// Bytes from the start of the CTA's shared memory, which is rounded up to 1024 for the swizzle.
 struct shared_layout {
-  int q, k, v;   // stages of tiles
-  int nodes;     // outputs of each consumer thread, as far as they fit; with a tree only
-  int raw;       // a tile of K and one of V as they are stored, before they are elements; with codes only
+  int q, k, v;  // stages of tiles
+  int nodes;    // outputs of each consumer thread, as far as they fit; with a tree only
+  int raw;  // a tile of K and one of V as they are stored, before they are elements; with codes of up to 128 dims only
   int scales;    // of the tokens of tiles; with those only
+  int kept;      // of a work tile by producer warps; with codes of more dims only
   int barriers;  // full and empty for each stage of K, V and q
   int bytes;     // of everything, rounding included
 };
@@ -28,7 +29,9 @@ struct shape {
   static constexpr bool by_token = Kind == prefill_kind::coded_by_token || has_zeros;
   static constexpr bool is_coded = Kind == prefill_kind::coded || by_token;
   static constexpr int tile_dims = TileDims;
-  static constexpr prefill_tiling tiling = prefill_tiling_of(dtype::bf16, TileDims, has_tree);
+  /// Codes of more dims go through registers: shared memory has no room for a tile of them beside the elements.
+  static constexpr bool has_raw_codes = is_coded && TileDims <= 128;
+  static constexpr prefill_tiling tiling = prefill_tiling_of(dtype::bf16, TileDims, has_tree, is_coded);
   static constexpr int tile_keys = tiling.keys;
   static constexpr int num_consumers = tiling.num_consumers;  // that rows are divided among, 64 each
   static constexpr int dim_parts = tiling.dim_parts;          // warpgroups that share the dims of the output
@@ -65,10 +68,14 @@ struct shape {
   static constexpr int largest_scales = 2 * tile_keys * scale_bytes;
   static constexpr int origins = largest_scales + 16;  // of K, of V; used by the producers alone
   static constexpr int scales_bytes = origins + (has_zeros ? 2 * tile_keys * 4 : 0);
+  static constexpr int kept_bytes = 32;  // of a warp; beside them 4 bytes of each thread
   static constexpr int num_barriers = 2 * q_stages + 4 * stages;
   static constexpr int score_registers = tile_keys / 2;   // of a consumer thread
   static constexpr int part_dims = TileDims / dim_parts;  // of the output of one warpgroup
   static constexpr int out_registers = part_dims / 2;
+  /// Instructions for 16 keys of P · V: ptxas gives one of 256 dims no fewer registers than 158, and CTAs of 512
+  /// threads begin with 128.
+  static constexpr int value_products = num_threads > 384 && part_dims > 192 ? 2 : 1;
   static constexpr int out_vectors = out_registers / 4;
 
   /// Of a thread's node, vectors of 4 outputs that are in shared memory; the others are in the workspace.
@@ -84,8 +91,9 @@ struct shape {
     l.v = l.k + stages * kv_bytes;
     l.nodes = l.v + stages * kv_bytes;
     l.raw = l.nodes + node_vectors * node_vector_bytes;
-    l.scales = l.raw + (is_coded ? (takes_wide ? 3 : 2) * raw_bytes : 0);
-    l.barriers = l.scales + (by_token ? scale_places * scales_bytes : 0);
+    l.scales = l.raw + (has_raw_codes ? (takes_wide ? 3 : 2) * raw_bytes : 0);
+    l.kept = l.scales + (by_token ? scale_places * scales_bytes : 0);
+    l.barriers = l.kept + (is_coded && !has_raw_codes ? num_producers * (4 * kept_bytes + 128 * 4) : 0);
     l.bytes = 1024 + l.barriers + num_barriers * 8;
     return l;
   }

@@ -22,15 +22,14 @@ namespace bifolio::inline v0_2::cuda::decode {
 static_assert(tree::run_keys == decode_tile_tokens && tree::leaf_keys == decode_leaf_tiles * decode_tile_tokens &&
               tree::node_leaves == decode_combine_fan_in);
 
-/// 16 rows of a leaf, a node or the root; of the output this warp's dims. Lanes have rows and columns as `accumulators`
-/// have them.
-template <class Shape>
-struct tree_rows {
-  /// Two at a time for each warp; where they are too few for all, the last warps have none.
-  static constexpr int n_tiles = (Shape::n_tiles / 2 + Shape::warps - 1) / Shape::warps * 2;
+/// Two rows of a lane in a leaf, a node or the root. `Alternate`: whose outputs alternate; else they are two each.
+template <int Tiles, bool Alternate>
+struct lane_rows {
   float max[2];  // of scores in their unit; once a leaf is complete, base 2
-  float sum[2];  // this lane's share, of this warp's keys; once a leaf is complete, of all
-  float out[n_tiles][4];
+  float sum[2];  // a lane's share, where shares are summed later; once a leaf is complete, of all
+  float out[Tiles][4];
+
+  [[nodiscard]] __device__ __forceinline__ static constexpr int row_of(int e) { return Alternate ? e % 2 : e / 2; }
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -39,58 +38,43 @@ struct tree_rows {
       sum[i] = 0;
     }
 #pragma unroll
-    for (int n = 0; n < n_tiles; ++n)
+    for (int n = 0; n < Tiles; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) out[n][e] = 0;
   }
 
-  __device__ __forceinline__ void add(const tree_rows& later) {
+  __device__ __forceinline__ void add(const lane_rows& later) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const tree::combination both(max[i], later.max[i]);
       max[i] = both.max;
       sum[i] = both.of(sum[i], later.sum[i]);
 #pragma unroll
-      for (int n = 0; n < n_tiles; ++n)
+      for (int n = 0; n < Tiles; ++n)
 #pragma unroll
-        for (int e = 2 * i; e < 2 * i + 2; ++e) out[n][e] = both.of(out[n][e], later.out[n][e]);
+        for (int e = 0; e < 4; ++e) {
+          if (row_of(e) == i) out[n][e] = both.of(out[n][e], later.out[n][e]);
+        }
     }
   }
+};
+
+/// Tiles of 8 dims of a warp: two at a time; where they are too few for all, the last warps have none.
+template <class Shape>
+inline constexpr int tree_tiles = (Shape::n_tiles / 2 + Shape::warps - 1) / Shape::warps * 2;
+
+/// 16 rows of a leaf, a node or the root; of the output this warp's dims. Lanes have rows and columns as `accumulators`
+/// have them.
+template <class Shape>
+struct tree_rows : lane_rows<tree_tiles<Shape>, false> {
+  static constexpr int n_tiles = tree_tiles<Shape>;
 };
 
 /// The same of up to eight rows, the columns of float32's products (f32_few_tree_mainloop.cuh): a lane has rows
 /// 2 · (lane % 4) + i and, of every 16 dims of this warp, 2 · (lane / 4) and the next.
 template <class Shape>
-requires(Shape::is_few_tree) struct tree_rows<Shape> {
+requires(Shape::is_few_tree) struct tree_rows<Shape> : lane_rows<Shape::head_dim / 16 / Shape::warps, true> {
   static constexpr int dim_tiles = Shape::head_dim / 16 / Shape::warps;
-  float max[2];             // of scores in their unit; once a leaf is complete, base 2
-  float sum[2];             // of all keys, once a leaf is complete
-  float out[dim_tiles][4];  // [2 · dim + i]
-
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      max[i] = -INFINITY;
-      sum[i] = 0;
-    }
-#pragma unroll
-    for (int n = 0; n < dim_tiles; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) out[n][e] = 0;
-  }
-
-  __device__ __forceinline__ void add(const tree_rows& later) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const tree::combination both(max[i], later.max[i]);
-      max[i] = both.max;
-      sum[i] = both.of(sum[i], later.sum[i]);
-#pragma unroll
-      for (int n = 0; n < dim_tiles; ++n)
-#pragma unroll
-        for (int e = i; e < 4; e += 2) out[n][e] = both.of(out[n][e], later.out[n][e]);
-    }
-  }
 };
 
 /// The leaves of a work tile as they come.

@@ -81,8 +81,7 @@ class coded_producer {
       const prefill_work_tile& work = source.work();
       const kv_range e = kv_range_of<S>(a_, work);
       if (e.tile_begin >= e.tile_end) continue;
-      tokens_of_work tokens{a_.block_tables + work.seq * a_.block_table_stride, work.head / a_.group_size, work.seq_len,
-                            e.begin, (e.tile_end - 1) * S::tile_keys + token_in_tile()};
+      tokens_of_work tokens = tokens_of(work, e);
       const int num_tiles = e.num_tiles();
       table_entry entry = look_up(tokens);
       token_place place = find_token(tokens, entry);
@@ -151,8 +150,7 @@ class coded_producer {
       const prefill_work_tile& work = source.work();
       const kv_range e = kv_range_of<S>(a_, work);
       if (e.tile_begin >= e.tile_end) continue;
-      tokens_of_work tokens{a_.block_tables + work.seq * a_.block_table_stride, work.head / a_.group_size, work.seq_len,
-                            e.begin, (e.tile_end - 1) * S::tile_keys + token_in_tile()};
+      tokens_of_work tokens = tokens_of(work, e);
       const int num_tiles = e.num_tiles();
       table_entry entry = look_up(tokens);
       token_place place = find_token(tokens, entry);
@@ -208,8 +206,7 @@ class coded_producer {
       const prefill_work_tile& work = source.work();
       const kv_range e = kv_range_of<S>(a_, work);
       if (e.tile_begin >= e.tile_end) continue;
-      tokens_of_work tokens{a_.block_tables + work.seq * a_.block_table_stride, work.head / a_.group_size, work.seq_len,
-                            e.begin, (e.tile_end - 1) * S::tile_keys + token_in_tile()};
+      tokens_of_work tokens = tokens_of(work, e);
       const int num_tiles = e.num_tiles();
       table_entry entry = look_up(tokens);
       token_place place = find_token(tokens, entry);
@@ -268,6 +265,12 @@ class coded_producer {
     int begin;
     int key;  // that the lane looks up next
   };
+  // From the last tile on.
+  [[nodiscard]] __device__ __forceinline__ tokens_of_work tokens_of(const prefill_work_tile& work,
+                                                                    const kv_range& e) const {
+    return {a_.block_tables + work.seq * a_.block_table_stride, work.head / a_.group_size, work.seq_len, e.begin,
+            (e.tile_end - 1) * S::tile_keys + token_in_tile()};
+  }
   // Of the token that a lane looks up.
   struct table_entry {
     std::uint32_t block;  // outside: the token is
@@ -642,8 +645,7 @@ class coded_producer {
     }
     // Before the next request: a fence is a memory barrier as well, and may wait for copies that are on their way.
     device::fence_async_proxy();
-    __syncwarp();
-    if (lane_ == 0) device::mbarrier_arrive(IsK ? stages_.k_full(stage) : stages_.v_full(stage));
+    arrive<IsK>(stage);
   }
   // The warp has its part of a tile of K or V.
   template <bool IsK>

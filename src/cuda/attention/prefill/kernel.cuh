@@ -74,16 +74,11 @@ __device__ __forceinline__ void consume(const prefill_args& args, const shared_s
 template <class Shape, bool Transform, class Source>
 __device__ __forceinline__ void produce_in_four_warps(const prefill_args& args, const shared_stages<Shape>& stages,
                                                       const tensor_map* q_map, const Source& source) {
-  [[maybe_unused]] constexpr bool folds_scales = has_token_softmax<Shape, Transform>;
-  if constexpr (Shape::is_coded && !Shape::has_raw_codes) {
-    unstaged_coded_producer<Shape, folds_scales> producer(args, stages, q_map);
-    if (uniform(static_cast<int>(threadIdx.x) / 128) == 0) {
-      producer.template run_plane<true>(source);
-    } else {
-      producer.template run_plane<false>(source);
-    }
-  } else if constexpr (Shape::is_coded) {
-    coded_producer<Shape, folds_scales> producer(args, stages, q_map);
+  if constexpr (Shape::is_coded) {
+    constexpr bool folds_scales = has_token_softmax<Shape, Transform>;
+    std::conditional_t<Shape::has_raw_codes, coded_producer<Shape, folds_scales>,
+                       unstaged_coded_producer<Shape, folds_scales>>
+        producer(args, stages, q_map);
     if constexpr (Shape::num_producers == 1) {
       producer.run_both(source);
     } else if (uniform(static_cast<int>(threadIdx.x) / 128) == 0) {

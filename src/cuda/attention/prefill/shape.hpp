@@ -9,9 +9,9 @@ namespace bifolio::inline v0_2::cuda::prefill {
 
 /// Bytes from the start of the CTA's shared memory, which is rounded up to 1024 for the swizzle.
 struct shared_layout {
-  int q, k, v;  // stages of tiles
-  int nodes;    // outputs of each consumer thread, as far as they fit; with a tree only
-  int raw;  // a tile of K and one of V as they are stored, before they are elements; with codes of up to 128 dims only
+  int q, k, v;   // stages of tiles
+  int nodes;     // outputs of each consumer thread, as far as they fit; with a tree only
+  int raw;       // a tile of K and one of V as they are stored; with codes of up to 128 dims only
   int scales;    // of the tokens of tiles; with those only
   int kept;      // of a work tile by producer warps; with codes of more dims only
   int barriers;  // full and empty for each stage of K, V and q

@@ -83,9 +83,10 @@ attention_result measure(backend& where, graph_timer& timer, const measuring_opt
   require_range("the cache's number of blocks", num_blocks, 1, std::int64_t{1} << 31);
 
   buffer pool(where.memory(), static_cast<std::size_t>(num_blocks * layout.block_bytes()));
-  fill_on_device(pool.data(), pool.num_bytes(),
-                 static_cast<int>(s.kv.type == s.v.type || !is_tensor_dtype(s.kv.type) ? s.kv.type : dtype::f16),
-                 options.seed);
+  // Where only one plane has codes, those of e4m3 are ordinary numbers of every other type, and scales as well.
+  const bool has_codes = !is_tensor_dtype(s.kv.type) || !is_tensor_dtype(s.v.type);
+  const dtype contents = s.kv.type == s.v.type ? s.kv.type : has_codes ? dtype::e4m3 : dtype::f16;
+  fill_on_device(pool.data(), pool.num_bytes(), static_cast<int>(contents), options.seed);
   std::vector<std::int32_t> ids(static_cast<std::size_t>(num_blocks));
   std::iota(ids.begin(), ids.end(), 0);
   std::mt19937_64 random(options.seed);

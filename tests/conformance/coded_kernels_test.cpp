@@ -613,7 +613,7 @@ TEST_CASE("the prefill kernel of codes gives queries of bfloat16 the LSE of the 
           std::size_t num_different = 0;  // by more than both roundings of the output
           for (std::size_t i = 0; i < got.out.size(); ++i) {
             const float allowed = 0x1.2p-8f * std::fabs(expected.out[i]) + 0x1p-24f;
-            num_different += std::fabs(got.out[i] - expected.out[i]) <= allowed ? 0 : 1;
+            num_different += std::fabs(got.out[i] - expected.out[i]) <= allowed ? 0U : 1U;
           }
           CHECK(num_different == 0);
           ++num_compared;

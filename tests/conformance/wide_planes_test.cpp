@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "conformance/attention_tables.hpp"
@@ -64,6 +65,20 @@ arithmetic numbers_of_prefill(const tested_backend& tested, const attention_case
   return numbers;
 }
 
+/// 8 query heads on 2 KV heads; q and out of one type.
+attention_case case_of(const char* what, std::int32_t head_dim, dtype q_type, std::vector<batch_seq> seqs,
+                       std::size_t seed) {
+  return {.what = what,
+          .num_kv_heads = 2,
+          .group_size = 4,
+          .head_dim = head_dim,
+          .q_type = q_type,
+          .out_type = q_type,
+          .seqs = std::move(seqs),
+          .aligned = true,
+          .seed = seed};
+}
+
 /// K or V of `type` beside a code.
 attention_case with_wide_plane(const attention_case& c, dtype type, bool is_k, const kv_code& code) {
   return is_k ? with_codes(c, {type}, code) : with_codes(c, code, {type});
@@ -85,18 +100,12 @@ void check_beside_codes(bool is_k) {
         ++turn;
         if (head_dim != 64 && head_dim != 128 && turn % 3 == 2) continue;
         const dtype q_type = turn / 2 % 2 == 0 ? dtype::f16 : dtype::bf16;
-        attention_case c{.what = "a wide plane beside codes",
-                         .num_kv_heads = 2,
-                         .group_size = turn % 4 == 3 ? 5 : 4,
-                         .head_dim = head_dim,
-                         .block_size = block_sizes[turn % std::size(block_sizes)],
-                         .q_type = q_type,
-                         .out_type = q_type,
-                         .layout = turn % 3 == 0 ? arrangement::nhd : arrangement::hnd,
-                         .seqs = {{40, 300}, {130, 130}, {3, 90}, {1, 257}, {5, 5}, {0, 40}},
-                         .causal = turn % 7 != 6,
-                         .aligned = true,
-                         .seed = turn};
+        attention_case c = case_of("a wide plane beside codes", head_dim, q_type,
+                                   {{40, 300}, {130, 130}, {3, 90}, {1, 257}, {5, 5}, {0, 40}}, turn);
+        if (turn % 4 == 3) c.group_size = 5;
+        c.block_size = block_sizes[turn % std::size(block_sizes)];
+        c.layout = turn % 3 == 0 ? arrangement::nhd : arrangement::hnd;
+        c.causal = turn % 7 != 6;
         if (turn % 5 == 1) c.soft_cap = 3;
         if (turn % 5 == 2) c.alibi = c.sinks = true;
         if (turn % 5 == 3) c.window_left = 90;
@@ -134,17 +143,10 @@ TEST_CASE("rows of bfloat16 of any magnitude beside codes are within the bound")
          {kv_code{dtype::e4m3, g::layer}, kv_code{dtype::i8, g::token_head}, kv_code{dtype::u8, g::token_head}}) {
       for (const std::int32_t head_dim : {64, 80, 128}) {
         ++turn;
-        attention_case c{.what = "rows of other magnitudes",
-                         .num_kv_heads = 2,
-                         .group_size = 4,
-                         .head_dim = head_dim,
-                         .q_type = dtype::bf16,
-                         .out_type = dtype::bf16,
-                         .seqs = {{40, 200}, {40, 200}, {140, 140}, {40, 300}, {30, 150}},
-                         .scale = is_k ? 0x1p-100f : 0.1f,
-                         .aligned = true,
-                         .statistical = false,
-                         .seed = turn};
+        attention_case c = case_of("rows of other magnitudes", head_dim, dtype::bf16,
+                                   {{40, 200}, {40, 200}, {140, 140}, {40, 300}, {30, 150}}, turn);
+        c.scale = is_k ? 0x1p-100f : 0.1f;
+        c.statistical = false;
         if (turn % 2 == 0) c.window_left = 60;
         c = with_wide_plane(c, dtype::bf16, is_k, code);
         attention_contents contents(c);
@@ -187,15 +189,8 @@ TEST_CASE("K of bfloat16 beside codes gives the bits of the same K in float16") 
        {kv_code{dtype::e4m3, g::layer}, kv_code{dtype::e4m3, g::token_head}, kv_code{dtype::u8, g::token_head}}) {
     for (const std::int32_t head_dim : {64, 96, 128}) {
       ++turn;
-      attention_case c{.what = "the same K in both types",
-                       .num_kv_heads = 2,
-                       .group_size = 4,
-                       .head_dim = head_dim,
-                       .q_type = turn % 2 == 0 ? dtype::f16 : dtype::bf16,
-                       .out_type = turn % 2 == 0 ? dtype::f16 : dtype::bf16,
-                       .seqs = {{150, 400}, {200, 200}, {3, 40}},
-                       .aligned = true,
-                       .seed = turn};
+      attention_case c = case_of("the same K in both types", head_dim, turn % 2 == 0 ? dtype::f16 : dtype::bf16,
+                                 {{150, 400}, {200, 200}, {3, 40}}, turn);
       if (turn % 3 == 1) c.soft_cap = 2;
       const attention_case brain = with_codes(c, {dtype::bf16}, code);
       const attention_case half = with_codes(c, {dtype::f16}, code);
@@ -237,15 +232,8 @@ TEST_CASE("a NaN or an infinity in K or V of 16 bits beside codes spoils what it
     for (const bool is_k : {true, false}) {
       for (const std::int32_t head_dim : {64, 96, 128}) {
         ++turn;
-        attention_case c{.what = "a bad value beside codes",
-                         .num_kv_heads = 2,
-                         .group_size = 4,
-                         .head_dim = head_dim,
-                         .q_type = turn % 2 == 0 ? dtype::f16 : dtype::bf16,
-                         .out_type = turn % 2 == 0 ? dtype::f16 : dtype::bf16,
-                         .seqs = {{num_new, length}},
-                         .aligned = true,
-                         .seed = turn};
+        attention_case c = case_of("a bad value beside codes", head_dim, turn % 2 == 0 ? dtype::f16 : dtype::bf16,
+                                   {{num_new, length}}, turn);
         const kv_code codes[] = {{dtype::e4m3, g::layer}, {dtype::i8, g::token_head}, {dtype::u8, g::token_head}};
         c = with_wide_plane(c, type, is_k, codes[turn % std::size(codes)]);
         attention_contents contents(c);
@@ -279,7 +267,7 @@ TEST_CASE("a NaN or an infinity in K or V of 16 bits beside codes spoils what it
                   if (is_k && sees) right = std::isnan(value) ? std::isnan(*got) : same || !std::isnan(value);
                   if (!is_k && d == bad_dim && sees) right = !std::isfinite(*got);
                   if (!is_k && d == bad_dim && !sees && shares) right = same || !std::isfinite(*got);
-                  num_wrong += right ? 0 : 1;
+                  num_wrong += right ? 0U : 1U;
                 }
               }
             }
@@ -299,14 +287,8 @@ TEST_CASE("a plan shares out steps of a wide plane beside codes, and they agree 
   for (const bool is_k : {true, false}) {
     for (const dtype type : {dtype::f16, dtype::bf16}) {
       for (const std::int32_t head_dim : {64, 96, 128, 256}) {
-        attention_case c{.what = "several new tokens",
-                         .num_kv_heads = 2,
-                         .group_size = 4,
-                         .head_dim = head_dim,
-                         .q_type = dtype::bf16,
-                         .out_type = dtype::bf16,
-                         .seqs = {{5, 500}, {64, 200}, {70, 300}, {1, 333}, {2, 2}, {130, 130}},
-                         .seed = ++turn};
+        attention_case c = case_of("several new tokens", head_dim, dtype::bf16,
+                                   {{5, 500}, {64, 200}, {70, 300}, {1, 333}, {2, 2}, {130, 130}}, ++turn);
         c.aligned = turn % 3 != 0;
         c.deterministic = turn % 4 == 0;
         const std::string problem = check_attention(

@@ -160,11 +160,12 @@ std::vector<attention_case> padded_head_dim_cases() {
     c.deterministic = cases.size() % 3 == 0;
     cases.push_back(c);
   }
-  // Float32 by ordinary multiplications, and in deterministic plans by products with eight columns: up to four, up to
-  // eight and more rows, in blocks that hold all rows of a warp and in others.
+  // Float32 by ordinary multiplications, and in deterministic plans by products with eight columns or twice as many: up
+  // to four, up to eight and more rows, in blocks that hold all rows of a warp and in others; and more than sixteen.
   std::size_t turn = 0;
   for (const std::int32_t head_dim : of_f32) {
-    for (const std::int32_t group : {1, 3, 4, 5, 7, 8, 9}) {
+    for (const std::int32_t group : {1, 3, 4, 5, 7, 8, 9, 16, 17}) {
+      if (group > 9 && head_dim % 64 != 0) continue;
       constexpr std::int32_t blocks[] = {16, 32, 8, 64, 24, 5};
       attention_case c = half_precision_case("float32, few rows", dtype::f32, head_dim);
       c.group_size = group;

@@ -9,7 +9,6 @@
 #include "cuda/attention/decode/args.hpp"
 #include "cuda/attention/decode/coded_mainloop.cuh"
 #include "cuda/attention/decode/epilogue.cuh"
-#include "cuda/attention/decode/f32_few_tree_mainloop.cuh"
 #include "cuda/attention/decode/f32_tree_mainloop.cuh"
 #include "cuda/attention/decode/fma_mainloop.cuh"
 #include "cuda/attention/decode/launch.hpp"
@@ -30,10 +29,6 @@ struct mainloop_of {
 template <class Shape, class Scheduler>
 struct mainloop_of<float, Shape, Scheduler, true> {
   using type = f32_tree_mainloop<Shape, Scheduler>;
-};
-template <class Shape, class Scheduler>
-requires(Shape::is_few_tree) struct mainloop_of<float, Shape, Scheduler, true> {
-  using type = f32_few_tree_mainloop<Shape, Scheduler>;
 };
 template <class T, class Shape, class Scheduler>
 requires(Shape::is_coded) struct mainloop_of<T, Shape, Scheduler, false> {

@@ -168,9 +168,12 @@ class mainloop {
     for (int kk = 0; kk < (S::q_in_registers ? S::k_steps : 0); ++kk) load_q_step(q_[kk], buffer, kk);
   }
 
+  [[nodiscard]] __device__ __forceinline__ bool visible_from(int position, int key) const {
+    return attn::attends(key, position, seq_len_, a_.causal) &&
+           attn::is_in_window(key, position, a_.window_left, a_.window_right);
+  }
   [[nodiscard]] __device__ __forceinline__ bool visible(int key, int i) const {
-    return attn::attends(key, row_position_[i], seq_len_, a_.causal) &&
-           attn::is_in_window(key, row_position_[i], a_.window_left, a_.window_right);
+    return visible_from(row_position_[i], key);
   }
 
   // Step kk of the queries, from registers or shared memory.

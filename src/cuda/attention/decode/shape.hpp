@@ -64,7 +64,7 @@ struct shared_layout {
   int flag;           // of the combine
   int zeros;          // 16 bytes of them
   int plan;           // what the CTA needs of it
-  int exchange;       // of shapes that split dims: tree_exchange or one of float32; by_fma: probabilities
+  int exchange;       // of shapes that split dims: tree_exchange or f32_tree_exchange; by_fma: probabilities
   int bytes;          // of everything
 };
 
@@ -110,19 +110,13 @@ struct tree_exchange {
   float pairs[Warps == 4 ? 1 : Warps][decode_tile_rows][4];            // of warps that have half a group
 };
 
-/// The same of float32: probabilities as they are, of each 8 keys the even ones first.
-template <int Warps>
+/// The same of float32, of groups of decode_few_rows query rows: probabilities as they are.
+template <int Groups>
 struct f32_tree_exchange {
-  float probabilities[decode_tile_rows * decode_tile_tokens];  // rows of 256 bytes, swizzled
-  float maxima[decode_tile_rows][Warps];
-};
-
-/// The same where no output tile has more than decode_few_rows rows.
-struct f32_few_tree_exchange {
   static constexpr int row_floats = decode_tile_tokens + 8;  // so far apart four rows are in different banks
-  static constexpr int scoring_warps = 4;
-  float probabilities[decode_few_rows * row_floats];
-  float maxima[decode_few_rows / 2][scoring_warps][2];  // by pair of rows
+  static constexpr int key_warps = 4;
+  float probabilities[Groups * decode_few_rows * row_floats];
+  float maxima[Groups * decode_few_rows / 2][key_warps][2];  // by pair of rows
 };
 
 /// `Padded`: for every head_dim whose rows are whole vectors of 16 bytes, which fits and is too large for the next
@@ -158,6 +152,8 @@ struct shape {
   /// In deterministic plans the warps split the dims of the output instead of the keys, so that a leaf's output is one
   /// chain of products, which prefill computes too (combine_tree.cuh). Codes are not prefill's.
   static constexpr bool splits_dims = decode_splits_dims(element_bytes) && !by_fma;
+  /// Of float32: the groups of decode_few_rows rows that are the columns of products there.
+  static constexpr int tree_columns = !splits_dims || element_bytes != 4 ? 0 : is_few_tree ? 1 : 2;
   /// Where registers are short the queries stay in shared memory.
   static constexpr bool q_in_registers = Warps == 4 || (row_groups == 1 && HeadDim <= 192);
 
@@ -215,14 +211,24 @@ struct shape {
     l.queries = l.stages + stages * stage_bytes;
     l.query_rows = l.queries + stages * q_bytes;
     l.static_scales = l.query_rows + (is_coded ? coded_query_rows_bytes : 0);
-    l.row_sums = l.static_scales + (is_coded ? coded_static_scales_bytes : 0);
-    l.flag = l.row_sums + warps * decode_tile_rows * 8;
+    constexpr int row_sums_bytes = warps * decode_tile_rows * 8;
+    const int other = l.static_scales + (is_coded ? coded_static_scales_bytes : 0);
+    if constexpr (tree_columns > 0) {
+      // Row sums are not looked at while a KV tile is.
+      constexpr auto exchange_bytes = static_cast<int>(sizeof(f32_tree_exchange<tree_columns>));
+      l.flag = other;
+      l.zeros = l.flag + 16;
+      l.plan = l.zeros + 16;
+      l.row_sums = l.exchange = l.plan + 144;
+      l.bytes = l.exchange + (row_sums_bytes > exchange_bytes ? row_sums_bytes : exchange_bytes);
+      return l;
+    }
+    l.row_sums = other;
+    l.flag = l.row_sums + row_sums_bytes;
     l.zeros = l.flag + 16;
     l.plan = l.zeros + 16;
     l.exchange = l.plan + 144;
-    using f32_exchange = std::conditional_t<is_few_tree, f32_few_tree_exchange, f32_tree_exchange<Warps>>;
-    using exchange = std::conditional_t<element_bytes == 4, f32_exchange, tree_exchange<Warps>>;
-    l.bytes = l.exchange + (splits_dims ? static_cast<int>(sizeof(exchange)) : 0) +
+    l.bytes = l.exchange + (splits_dims ? static_cast<int>(sizeof(tree_exchange<Warps>)) : 0) +
               (by_fma ? decode_tile_tokens * decode_few_rows * 4 : 0);
     return l;
   }

@@ -72,19 +72,21 @@ class tree_epilogue {
   }
 
   __device__ __forceinline__ void share(const tree_rows<S>& tree, int stage) {
-    if constexpr (S::is_few_tree) {
-      share_columns(tree, stage);
+    if constexpr (S::tree_columns > 0) {
+#pragma unroll
+      for (int c = 0; c < S::tree_columns; ++c) share_columns(tree.columns[c], c * 8, stage);
     } else {
       share_rows(tree, stage);
     }
   }
 
-  __device__ __forceinline__ void share_columns(const tree_rows<S>& tree, int stage) {
+  template <class Columns>
+  __device__ __forceinline__ void share_columns(const Columns& tree, int first_row, int stage) {
     const int lane = static_cast<int>(threadIdx.x) & 31;
     const int warp = static_cast<int>(threadIdx.x) >> 5;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int row = (lane & 3) * 2 + i;
+      const int row = first_row + (lane & 3) * 2 + i;
       if (warp == 0 && lane < 4) row_sums_[row] = make_float2(tree.max[i], tree.sum[i]);
 #pragma unroll
       for (int n = 0; n < tree_rows<S>::dim_tiles; ++n) {

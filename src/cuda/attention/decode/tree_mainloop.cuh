@@ -70,11 +70,22 @@ struct tree_rows : lane_rows<tree_tiles<Shape>, false> {
   static constexpr int n_tiles = tree_tiles<Shape>;
 };
 
-/// The same of up to eight rows, the columns of float32's products (f32_few_tree_mainloop.cuh): a lane has rows
-/// 2 · (lane % 4) + i and, of every 16 dims of this warp, 2 · (lane / 4) and the next.
+/// The same of float32, whose rows are columns of products, in groups of eight (f32_tree_mainloop.cuh): of each group a
+/// lane has rows 2 · (lane % 4) + i and, of every 16 dims of this warp, 2 · (lane / 4) and the next.
 template <class Shape>
-requires(Shape::is_few_tree) struct tree_rows<Shape> : lane_rows<Shape::head_dim / 16 / Shape::warps, true> {
+requires(Shape::tree_columns > 0) struct tree_rows<Shape> {
   static constexpr int dim_tiles = Shape::head_dim / 16 / Shape::warps;
+  using group = lane_rows<dim_tiles, true>;
+  group columns[Shape::tree_columns];
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int c = 0; c < Shape::tree_columns; ++c) columns[c].clear();
+  }
+  __device__ __forceinline__ void add(const tree_rows& later) {
+#pragma unroll
+    for (int c = 0; c < Shape::tree_columns; ++c) columns[c].add(later.columns[c]);
+  }
 };
 
 /// The leaves of a work tile as they come.

@@ -9,6 +9,7 @@
 #include "cuda/attention/decode/args.hpp"
 #include "cuda/attention/decode/coded_mainloop.cuh"
 #include "cuda/attention/decode/epilogue.cuh"
+#include "cuda/attention/decode/f32_tree_epilogue.cuh"
 #include "cuda/attention/decode/f32_tree_mainloop.cuh"
 #include "cuda/attention/decode/fma_mainloop.cuh"
 #include "cuda/attention/decode/launch.hpp"
@@ -65,7 +66,29 @@ __launch_bounds__(Shape::threads, Shape::ctas_per_sm)
   device::grid_dependency_wait();
   loop.fill_pipeline();
 
-  if constexpr (splits_dims) {
+  if constexpr (splits_dims && Shape::takes_parts) {
+    f32_tree_epilogue<Shape, Scheduler> end(args, scheduler, shared);
+    running_tree<Shape> leaves;
+    tree_rows<Shape> leaf;
+    while (scheduler.has_work(cursor)) {
+      work_tile work = scheduler.template next<true>(cursor);
+      loop.begin(work, *cursor.seq);
+      if (work.tile < work.tile_end) loop.take_queries();
+      for (int tile = work.tile;; ++work.split) {
+        const int piece_end = scheduler.find_piece(work, *cursor.seq);
+        leaves.clear();
+        while (tile < piece_end) {
+          const int stop = scheduler.accumulate_until(work, tile);
+          leaf.clear();
+          for (; tile < stop; ++tile) loop.process_tile(tile, tile + 1 == stop, leaf);
+          leaves.add(leaf, (stop - 1) / decode_leaf_tiles);
+        }
+        end.store(work, *cursor.seq, leaves.finish());
+        if (work.ends_part) break;
+      }
+      end.arrive(work, *cursor.seq);
+    }
+  } else if constexpr (splits_dims) {
     tree_epilogue<T, Shape, Scheduler> end(args, scheduler, shared);
     running_tree<Shape> leaves;
     tree_rows<Shape> leaf;
@@ -73,14 +96,11 @@ __launch_bounds__(Shape::threads, Shape::ctas_per_sm)
       const work_tile work = scheduler.next(cursor);
       loop.begin(work, *cursor.seq);
       leaves.clear();
-      if (work.tile < work.tile_end) {
-        if constexpr (Shape::takes_tree_queries_before) loop.take_queries();
-        for (int tile = work.tile; tile < work.tile_end;) {
-          const int stop = scheduler.accumulate_until(work, tile);
-          leaf.clear();
-          for (; tile < stop; ++tile) loop.process_tile(tile, tile + 1 == stop, leaf);
-          leaves.add(leaf, (stop - 1) / decode_leaf_tiles);
-        }
+      for (int tile = work.tile; tile < work.tile_end;) {
+        const int stop = scheduler.accumulate_until(work, tile);
+        leaf.clear();
+        for (; tile < stop; ++tile) loop.process_tile(tile, tile + 1 == stop, leaf);
+        leaves.add(leaf, (stop - 1) / decode_leaf_tiles);
       }
       end.store(work, *cursor.seq, leaves.finish(), loop.free_stage());
     }

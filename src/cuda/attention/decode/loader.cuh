@@ -407,7 +407,7 @@ class loader {
     has_work_ = false;
     steady_count_ = 0;
     while (scheduler_.has_work(cursor_)) {
-      work_ = scheduler_.next(cursor_);
+      work_ = scheduler_.template next<S::takes_parts>(cursor_);
       if (work_.tile < work_.tile_end) {
         const decode_seq& s = *cursor_.seq;
         seq_len_ = s.seq_len;

@@ -85,6 +85,10 @@ class output_rows {
     return factor;
   }
 
+  /// 2 columns, of float32.
+  __device__ __forceinline__ void store(const row_place& p, int column, const float2& x, float factor) const {
+    *reinterpret_cast<float2*>(at(p, column)) = make_float2(x.x * factor, x.y * factor);
+  }
   /// 4 columns.
   __device__ __forceinline__ void store(const row_place& p, int column, const float4& x, float factor) const {
     if constexpr (std::is_same_v<T, float>) {

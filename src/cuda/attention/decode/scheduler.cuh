@@ -20,6 +20,7 @@ struct work_tile {
   int split;                    // of the output tile, or piece of the CTA's part of it; fixed_split only
   int node;                     // of the piece
   bool ends_part;               // the last piece
+  int piece_begin, part_end;    // of parts that are taken whole: in tiles that may be outside tile … tile_end
   int tile, tile_end;           // may be empty
   int work_begin, work_length;  // of the output tile (fixed_split: of the split) in the work range
   bool is_first, is_last;       // has the first and the last KV tile of those
@@ -129,6 +130,7 @@ class stream_k : public scheduler_base {
   using scheduler_base::scheduler_base;
 
   /// The work tile at the cursor, which moves on.
+  template <bool /*WholeParts*/ = false>
   __device__ __forceinline__ work_tile next(work_cursor& c) const {
     work_tile w;
     const share r = advance(c, w);
@@ -198,6 +200,8 @@ class fixed_split : public scheduler_base {
   static constexpr bool has_fixed_tree = true;
   using scheduler_base::scheduler_base;
 
+  /// `WholeParts`: a part of an output tile is one work tile, whose pieces `find_piece` finds.
+  template <bool WholeParts = false>
   __device__ __forceinline__ work_tile next(work_cursor& c) const {
     work_tile w;
     const share r = advance(c, w);
@@ -205,7 +209,14 @@ class fixed_split : public scheduler_base {
     if (cuts_parts()) {
       w.head = r.index / s.row_tiles;
       w.row_tile = r.index - w.head * s.row_tiles;
-      take_piece(w, r, c);
+      if constexpr (WholeParts) {
+        w.split = 0;
+        w.piece_begin = s.first_tile + max(r.begin - header_.overhead, 0);
+        w.part_end = s.first_tile + r.end - header_.overhead;
+        set_tiles(w, s, w.piece_begin, w.part_end);
+      } else {
+        take_piece(w, r, c);
+      }
       return w;
     }
     const int splits_per_head = s.row_tiles * s.num_splits;
@@ -215,8 +226,20 @@ class fixed_split : public scheduler_base {
     w.row_tile = rest - w.split * s.row_tiles;
     const int split = s.first_tile / header_.split_tiles + w.split;
     w.ends_part = true;
-    set_tiles(w, s, split * header_.split_tiles, (split + 1) * header_.split_tiles);
+    w.piece_begin = split * header_.split_tiles;
+    w.part_end = w.piece_begin + header_.split_tiles;
+    set_tiles(w, s, w.piece_begin, w.part_end);
     return w;
+  }
+
+  /// Of a part that has been taken whole the piece at w.piece_begin, which moves on. Returns where its tiles end.
+  __device__ __forceinline__ int find_piece(work_tile& w, const decode_seq& s) const {
+    const int begin = w.piece_begin;
+    const bool is_one = !cuts_parts() || is_whole(w, s);
+    w.piece_begin = is_one ? w.part_end : decode_piece_end(s.first_tile, begin, w.part_end);
+    w.node = begin / decode_node_tiles;
+    w.ends_part = w.piece_begin == w.part_end;
+    return min(w.piece_begin, w.tile_end);
   }
 
   /// Several leaves are combined leaf by leaf.

@@ -154,6 +154,8 @@ struct shape {
   static constexpr bool splits_dims = decode_splits_dims(element_bytes) && !by_fma;
   /// Of float32: the groups of decode_few_rows rows that are the columns of products there.
   static constexpr int tree_columns = !splits_dims || element_bytes != 4 ? 0 : is_few_tree ? 1 : 2;
+  /// Whether a CTA's part of an output tile is one work tile there, whose pieces are stored as they are complete.
+  static constexpr bool takes_parts = tree_columns > 0;
   /// Where registers are short the queries stay in shared memory.
   static constexpr bool q_in_registers = Warps == 4 || (row_groups == 1 && HeadDim <= 192);
 
@@ -177,7 +179,6 @@ struct shape {
   static constexpr bool has_steady_tiles = is_coded || element_bytes == 4;
   /// Whether queries are taken between two tiles, so that no tile asks whether it is the first.
   static constexpr bool takes_queries_before = is_coded || by_fma;
-  static constexpr bool takes_tree_queries_before = splits_dims && element_bytes == 4;
   /// Of padded shapes the loads of such a tile are the rows' vectors one after another, each with a place and an offset
   /// of its own. Elements of four bytes have so many vectors that lanes beyond the end of a row may be idle instead.
   static constexpr bool has_run_offsets = padded && element_bytes != 4;

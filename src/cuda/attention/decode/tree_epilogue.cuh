@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// The epilogue of shapes that split dims: a work tile's rows go through a free stage, so that each thread stores runs
-/// of 8 columns, to the output or, where other CTAs have a part of the output tile, to the workspace.
+/// The epilogue of shapes of 16-bit types, which split dims: a work tile's rows go through a free stage, so that each
+/// thread stores runs of 8 columns, to the output or, where other CTAs have a part of the output tile, to the
+/// workspace.
 
 #include <cstdint>
 
@@ -72,31 +73,6 @@ class tree_epilogue {
   }
 
   __device__ __forceinline__ void share(const tree_rows<S>& tree, int stage) {
-    if constexpr (S::tree_columns > 0) {
-#pragma unroll
-      for (int c = 0; c < S::tree_columns; ++c) share_columns(tree.columns[c], c * 8, stage);
-    } else {
-      share_rows(tree, stage);
-    }
-  }
-
-  template <class Columns>
-  __device__ __forceinline__ void share_columns(const Columns& tree, int first_row, int stage) {
-    const int lane = static_cast<int>(threadIdx.x) & 31;
-    const int warp = static_cast<int>(threadIdx.x) >> 5;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = first_row + (lane & 3) * 2 + i;
-      if (warp == 0 && lane < 4) row_sums_[row] = make_float2(tree.max[i], tree.sum[i]);
-#pragma unroll
-      for (int n = 0; n < tree_rows<S>::dim_tiles; ++n) {
-        const int column = (warp * tree_rows<S>::dim_tiles + n) * 16 + lane / 4 * 2;
-        *reinterpret_cast<float2*>(place_of(stage, row, column)) = make_float2(tree.out[n][i], tree.out[n][2 + i]);
-      }
-    }
-  }
-
-  __device__ __forceinline__ void share_rows(const tree_rows<S>& tree, int stage) {
     const int lane = static_cast<int>(threadIdx.x) & 31;
     const int warp = static_cast<int>(threadIdx.x) >> 5;
 #pragma unroll

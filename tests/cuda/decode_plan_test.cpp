@@ -218,6 +218,7 @@ TEST_CASE("pieces of a deterministic plan cover every output tile in the order o
   int num_cut = 0;
   for (int round = 0; round < 300; ++round) {
     step s(1 + below(9), 1 + below(8), true);
+    if (below(2) == 0) s.spec.k_code.type = s.spec.v_code.type = dtype::f32;
     if (below(3) == 0) s.spec.window_left = below(30000);
     const int num_seqs = 1 + below(below(3) == 0 ? 200 : 12);
     const std::uint64_t longest = below(3) == 0 ? 200000 : 9000;
@@ -352,6 +353,23 @@ TEST_CASE("a deterministic plan splits or cuts output tiles at leaves, at nodes 
   prompt.add(8192, 8192);
   CHECK(prompt.plan() == sizes);
   CHECK(prompt.planned.header.cut_tiles == cuda::decode_root_tiles);
+}
+
+TEST_CASE("a deterministic plan in float32 cuts output tiles at leaves where a CTA would have two of them") {
+  const auto plan_of = [](dtype type, std::int32_t num_seqs) {
+    step s(4, 8, true);
+    s.spec.k_code.type = s.spec.v_code.type = type;
+    for (std::int32_t i = 0; i < num_seqs; ++i) s.add(1, 8192);
+    (void)s.plan();
+    return s.planned;
+  };
+  CHECK(plan_of(dtype::f32, 1).header.split_tiles == cuda::decode_leaf_tiles);  // 256 leaves for 264 CTAs
+  CHECK(plan_of(dtype::bf16, 2).header.split_tiles == cuda::decode_leaf_tiles);
+  const cuda::decode_plan two = plan_of(dtype::f32, 2);
+  CHECK(two.header.split_tiles == cuda::decode_root_tiles);
+  CHECK(two.header.cut_tiles == cuda::decode_leaf_tiles);
+  CHECK(two.header.num_ctas == 256);
+  CHECK(two.parts[1].continued.num_ctas == 16);  // of an output tile of 32 leaves
 }
 
 TEST_CASE("a plan over codes is of few rows where every output tile has at most eight") {

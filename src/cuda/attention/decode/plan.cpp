@@ -116,7 +116,9 @@ decode_planner::split_choice decode_planner::choose_splits() const noexcept {
   const double ctas_per_output = length / share + 1;
   constexpr double combine_tiles = 3;       // its fixed part, and what goes before
   constexpr double partials_per_tile = 36;  // that are combined in the time of a tile
-  constexpr double head_leaves = 2.5;       // partial results of half a node's leaves
+  // Partial results of half a node's leaves. Of float32 a leaf is no work tile of its own, and nothing waits for it.
+  const bool takes_parts = shape_type_of(input_.spec) == dtype::f32;
+  const double head_leaves = takes_parts ? 0.75 : 2.5;
   const auto combine = [&](double partials) { return combine_tiles + partials / partials_per_tile; };
 
   split_choice best{decode_root_tiles, decode_root_tiles};
@@ -134,8 +136,16 @@ decode_planner::split_choice decode_planner::choose_splits() const noexcept {
                (share <= decode_node_tiles && shortest == longest ? decode_node_tiles - share : decode_node_tiles / 2) +
                combine(nodes),
            {decode_root_tiles, decode_node_tiles});
-  consider(share + decode_leaf_tiles / 2 + head_leaves + combine(ctas_per_output * decode_combine_fan_in / 2 + nodes),
-           {decode_root_tiles, decode_leaf_tiles});
+  const std::int64_t leaves_of_cta = takes_parts && shortest == longest ? equal_leaves(num_outputs, longest) : 0;
+  const double most_pieces = ctas_per_output * decode_combine_fan_in / 2;
+  if (leaves_of_cta > 0) {
+    consider(static_cast<double>(leaves_of_cta * decode_leaf_tiles + decode_fixed_overhead) + head_leaves +
+                 combine(std::min(most_pieces, length / decode_leaf_tiles) + nodes),
+             {decode_root_tiles, decode_leaf_tiles});
+  } else {
+    consider(share + decode_leaf_tiles / 2 + head_leaves + combine(most_pieces + nodes),
+             {decode_root_tiles, decode_leaf_tiles});
+  }
   if (num_leaves <= partials_per_range(input_.spec, plan_.grid)) {
     // Leaves one by one: each has an overhead, but they are combined by nodes at the same time.
     const double rounds = static_cast<double>(divide_up(num_leaves, plan_.grid));
@@ -198,15 +208,18 @@ std::int32_t decode_planner::choose_num_ctas(std::int64_t total, std::int64_t ou
   return static_cast<std::int32_t>(most);
 }
 
-std::int32_t decode_planner::choose_leaf_ctas(std::int64_t outputs, std::int64_t tiles) const noexcept {
-  // A few CTAs less, where each then has the same number of leaves of one output tile: even shares that are rounded to
-  // leaves differ by one or two.
+std::int64_t decode_planner::equal_leaves(std::int64_t outputs, std::int64_t tiles) const noexcept {
+  if (outputs == 0 || tiles == 0) return 0;
   const std::int32_t most = choose_num_ctas(outputs * (tiles + decode_fixed_overhead), outputs, false);
   const std::int64_t leaves = divide_up(tiles, decode_leaf_tiles);
   const std::int64_t of_cta = divide_up(outputs * leaves, most);
-  if (leaves % of_cta != 0) return most;
-  const std::int64_t ctas = outputs * (leaves / of_cta);
-  return ctas * 100 >= std::int64_t{most} * 96 ? static_cast<std::int32_t>(ctas) : most;
+  return leaves % of_cta == 0 && outputs * (leaves / of_cta) * 100 >= std::int64_t{most} * 96 ? of_cta : 0;
+}
+
+std::int32_t decode_planner::choose_leaf_ctas(std::int64_t outputs, std::int64_t tiles) const noexcept {
+  const std::int64_t of_cta = equal_leaves(outputs, tiles);
+  if (of_cta == 0) return choose_num_ctas(outputs * (tiles + decode_fixed_overhead), outputs, false);
+  return static_cast<std::int32_t>(outputs * (divide_up(tiles, decode_leaf_tiles) / of_cta));
 }
 
 std::int32_t decode_planner::cut_alike(std::int64_t outputs, std::int64_t tiles) const noexcept {

@@ -208,7 +208,10 @@ class decode_planner {
   [[nodiscard]] double combine_us(std::int64_t splits) const noexcept;
   [[nodiscard]] std::int32_t choose_num_ctas(std::int64_t total, std::int64_t outputs, bool alike) const noexcept;
   [[nodiscard]] std::int32_t choose_num_splits(std::int64_t tiles, std::int64_t most) const noexcept;
-  /// Of a deterministic plan that cuts output tiles at leaves, all of them alike.
+  /// Of a deterministic plan that cuts output tiles at leaves, all of them alike: the leaves of each CTA, all of one
+  /// output tile, where that takes a few CTAs less at most. Even shares that are rounded to leaves differ by one or
+  /// two. 0: it takes more.
+  [[nodiscard]] std::int64_t equal_leaves(std::int64_t outputs, std::int64_t tiles) const noexcept;
   [[nodiscard]] std::int32_t choose_leaf_ctas(std::int64_t outputs, std::int64_t tiles) const noexcept;
   [[nodiscard]] std::int32_t cut_alike(std::int64_t outputs, std::int64_t tiles) const noexcept;
   void share_work();

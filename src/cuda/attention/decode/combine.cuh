@@ -136,17 +136,26 @@ class split_combine {
       return slice < count ? device::atomic_exchange_acq_rel(left + slice, 0) : 0;
     };
     std::uint32_t is_left = found == arrived_last ? take(threadIdx.x) : 0;
-    combine_slice(rows, o, own);
-    depart();
-    if (found != arrived_last) return;
-    for (std::uint32_t first = 0; first < count; first += S::threads) {
-      if (first > 0) is_left = take(first + threadIdx.x);
-      if (!__syncthreads_or(is_left != 0)) continue;
-      for (std::uint32_t i = 0; i < S::threads && first + i < count; ++i) {
-        if (!__syncthreads_or(threadIdx.x == i && is_left != 0)) continue;
-        combine_slice(rows, o, static_cast<int>(first + i));
-        depart();
+    // The own slice, then those that were left.
+    std::uint32_t next = 0;
+    for (int slice = own;;) {
+      combine_slice(rows, o, slice);
+      depart();
+      if (found != arrived_last) return;
+      bool found_one = false;
+      while (!found_one && next < count) {
+        const std::uint32_t thread = next % S::threads;
+        if (thread == 0) {
+          if (next > 0) is_left = take(next + threadIdx.x);
+          if (!__syncthreads_or(is_left != 0)) {
+            next += S::threads;
+            continue;
+          }
+        }
+        slice = static_cast<int>(next++);
+        found_one = __syncthreads_or(threadIdx.x == thread && is_left != 0) != 0;
       }
+      if (!found_one) return;
     }
   }
 

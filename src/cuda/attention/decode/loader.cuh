@@ -86,17 +86,12 @@ class loader {
     }
   }
 
-  /// Fills all stages but one. Must come after the wait for the previous kernel.
+  /// Fills all stages but one. Must come after the wait for the previous kernel. In a loop: this runs once, and where
+  /// ptxas 13.0 unrolls it, it may write copies of a form that is none (shape.hpp, has_steady_tiles).
   __device__ __forceinline__ void fill_pipeline() {
     if (has_work_) load_table_entries();
-    if constexpr (S::is_mixed) {
-      // Unrolled, ptxas 13.0 writes copies of a form that is none (shape.hpp, has_steady_tiles).
 #pragma unroll 1
-      for (int stage = 0; stage < S::stages - 1; ++stage) load_tile(stage);
-    } else {
-#pragma unroll
-      for (int stage = 0; stage < S::stages - 1; ++stage) load_tile(stage);
-    }
+    for (int stage = 0; stage < S::stages - 1; ++stage) load_tile(stage);
   }
 
   /// Issues the loads of the next tile and looks up the block-table entries of the tile after it. Commits a group in

@@ -11,6 +11,7 @@
 #include "cuda/attention/prefill/coded_producer.cuh"
 #include "cuda/attention/prefill/copy_producer.cuh"
 #include "cuda/attention/prefill/epilogue.cuh"
+#include "cuda/attention/prefill/held_coded_producer.cuh"
 #include "cuda/attention/prefill/launch.hpp"
 #include "cuda/attention/prefill/mainloop.cuh"
 #include "cuda/attention/prefill/part_mainloop.cuh"
@@ -19,7 +20,6 @@
 #include "cuda/attention/prefill/scheduler.cuh"
 #include "cuda/attention/prefill/shape.hpp"
 #include "cuda/attention/prefill/tree_mainloop.cuh"
-#include "cuda/attention/prefill/unstaged_coded_producer.cuh"
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/sm90.cuh"
 
@@ -77,7 +77,7 @@ __device__ __forceinline__ void produce_in_four_warps(const prefill_args& args, 
   if constexpr (Shape::is_coded) {
     constexpr bool folds_scales = has_token_softmax<Shape, Transform>;
     std::conditional_t<Shape::has_raw_codes, coded_producer<Shape, folds_scales>,
-                       unstaged_coded_producer<Shape, folds_scales>>
+                       held_coded_producer<Shape, folds_scales>>
         producer(args, stages, q_map);
     if constexpr (Shape::num_producers == 1) {
       producer.run_both(source);

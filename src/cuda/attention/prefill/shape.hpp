@@ -11,7 +11,7 @@ namespace bifolio::inline v0_2::cuda::prefill {
 struct shared_layout {
   int q, k, v;   // stages of tiles
   int nodes;     // outputs of each consumer thread, as far as they fit; with a tree only
-  int raw;       // a tile of K and one of V as they are stored; with codes of up to 128 dims only
+  int raw;       // codes of a tile of K and one of V as they are stored, as far as they fit
   int scales;    // of the tokens of tiles; with those only
   int kept;      // of a work tile by producer warps; with codes of more dims only
   int barriers;  // full and empty for each stage of K, V and q
@@ -29,7 +29,8 @@ struct shape {
   static constexpr bool by_token = Kind == prefill_kind::coded_by_token || has_zeros;
   static constexpr bool is_coded = Kind == prefill_kind::coded || by_token;
   static constexpr int tile_dims = TileDims;
-  /// Codes of more dims go through registers: shared memory has no room for a tile of them beside the elements.
+  /// Whether shared memory has room for all codes of a tile of K and one of V beside the elements. Of more dims
+  /// producers hold the rest in registers.
   static constexpr bool has_raw_codes = is_coded && TileDims <= 128;
   static constexpr prefill_tiling tiling = prefill_tiling_of(dtype::bf16, TileDims, has_tree, is_coded);
   static constexpr int tile_keys = tiling.keys;
@@ -57,7 +58,7 @@ struct shape {
   static constexpr int group_bytes = chunks * 1024;    // 8 tokens of K or V
   static constexpr int q_bytes = num_consumers * chunks * q_chunk_bytes;
   static constexpr int kv_bytes = tile_keys / 8 * group_bytes;
-  static constexpr int raw_bytes = tile_keys * chunks * 64;  // of a plane of codes
+  static constexpr int plane_pieces = tile_keys / 32 * chunks;  // of 16 bytes of codes, of a producer thread
   /// Whether K or V may have 16 bits beside codes: shared memory holds a tile of them, twice a plane of codes, as well.
   static constexpr bool takes_wide = by_token && prefill_takes_wide_planes(TileDims);
   /// Scales of a tile: of K, of V, and the largest magnitude of V's finite ones of each producer warp. A consumer uses
@@ -68,10 +69,17 @@ struct shape {
   static constexpr int largest_scales = 2 * tile_keys * scale_bytes;
   static constexpr int origins = largest_scales + 16;  // of K, of V; used by the producers alone
   static constexpr int scales_bytes = origins + (has_zeros ? 2 * tile_keys * 4 : 0);
-  static constexpr int kept_bytes = 32;  // of a warp; beside them 4 bytes of each thread
+  static constexpr int kept_bytes = 32;  // of a warp
   static constexpr int num_barriers = 2 * q_stages + 4 * stages;
-  static constexpr int score_registers = tile_keys / 2;   // of a consumer thread
-  static constexpr int part_dims = TileDims / dim_parts;  // of the output of one warpgroup
+  static constexpr int kept_size = is_coded && !has_raw_codes ? num_producers * 4 * kept_bytes : 0;
+  /// Pieces of codes that wait in shared memory: of more than 128 dims as many as there is room for, of K as of V.
+  static constexpr int room_for_codes = 226 * 1024 - 256 - q_stages * q_bytes - 2 * stages * kv_bytes -
+                                        (by_token ? scale_places * scales_bytes : 0) - kept_size - num_barriers * 8;
+  static constexpr int fitting_pieces = room_for_codes / (2 * 128 * 16);
+  static constexpr int staged_pieces = has_raw_codes || plane_pieces < fitting_pieces ? plane_pieces : fitting_pieces;
+  static constexpr int raw_bytes = is_coded ? staged_pieces * 128 * 16 : 0;  // of a plane
+  static constexpr int score_registers = tile_keys / 2;                      // of a consumer thread
+  static constexpr int part_dims = TileDims / dim_parts;                     // of the output of one warpgroup
   static constexpr int out_registers = part_dims / 2;
   /// Instructions for 16 keys of P · V: ptxas gives one of 256 dims no fewer registers than 158, and CTAs of 512
   /// threads begin with 128.
@@ -91,9 +99,9 @@ struct shape {
     l.v = l.k + stages * kv_bytes;
     l.nodes = l.v + stages * kv_bytes;
     l.raw = l.nodes + node_vectors * node_vector_bytes;
-    l.scales = l.raw + (has_raw_codes ? (takes_wide ? 3 : 2) * raw_bytes : 0);
+    l.scales = l.raw + (is_coded ? (takes_wide ? 3 : 2) * raw_bytes : 0);
     l.kept = l.scales + (by_token ? scale_places * scales_bytes : 0);
-    l.barriers = l.kept + (is_coded && !has_raw_codes ? num_producers * (4 * kept_bytes + 128 * 4) : 0);
+    l.barriers = l.kept + kept_size;
     l.bytes = 1024 + l.barriers + num_barriers * 8;
     return l;
   }

@@ -3,7 +3,7 @@
 
 /// What the launcher passes to the decode kernels.
 
-#include "cuda/attention/decode/plan.hpp"
+#include "cuda/attention/decode/metadata.hpp"
 #include "cuda/host/divisor.hpp"
 #include "cuda/host/kernel_args.hpp"
 

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/attention/decode/args.hpp"
 #include "cuda/attention/decode/launch.hpp"
+#include "cuda/attention/decode/plan.hpp"
+#include "cuda/host/plan_input.hpp"
+#include "cuda/host/runtime.hpp"
 
 namespace bifolio::inline v0_2::cuda {
 namespace {

@@ -3,17 +3,20 @@
 
 /// The compiled decode kernels and their launch.
 
+#include <driver_types.h>
+
 #include <bifolio/dtype.hpp>
-#include <cstddef>
 #include <cstdint>
 
-#include "cuda/attention/decode/plan.hpp"
+#include "cuda/attention/decode/metadata.hpp"
 #include "cuda/host/kernel_args.hpp"
-#include "cuda/host/runtime.hpp"
 
 namespace bifolio::inline v0_2::cuda {
 
 struct decode_args;
+struct decode_plan;
+struct device_numbers;
+struct runtime_api;
 
 /// One compiled shape. [deterministic]: the scheduler of deterministic plans is another.
 struct decode_entry {

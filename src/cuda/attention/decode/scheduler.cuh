@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "cuda/attention/decode/args.hpp"
-#include "cuda/attention/decode/plan.hpp"
+#include "cuda/attention/decode/metadata.hpp"
 
 namespace bifolio::inline v0_2::cuda::decode {
 

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "cuda/attention/decode/plan.hpp"
+#include "cuda/attention/decode/metadata.hpp"
 #include "cuda/host/kernel_args.hpp"
 
 namespace bifolio::inline v0_2::cuda::decode {

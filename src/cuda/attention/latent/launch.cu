@@ -4,9 +4,12 @@
 
 #include "common/attention/implementations.hpp"
 #include "cuda/attention/latent/launch.hpp"
+#include "cuda/attention/latent/plan.hpp"
 #include "cuda/attention/latent/shape.hpp"
 #include "cuda/attention/prefill/args.hpp"
 #include "cuda/attention/prefill/tensor_maps.hpp"
+#include "cuda/host/plan_input.hpp"
+#include "cuda/host/runtime.hpp"
 
 namespace bifolio::inline v0_2::cuda {
 

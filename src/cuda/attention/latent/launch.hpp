@@ -3,17 +3,18 @@
 
 /// The compiled latent kernels and their launch.
 
+#include <driver_types.h>
+
 #include <bifolio/dtype.hpp>
 #include <bifolio/kv_layout.hpp>
 #include <string>
 
-#include "cuda/attention/latent/plan.hpp"
 #include "cuda/attention/prefill/launch.hpp"
 #include "cuda/host/kernel_args.hpp"
-#include "cuda/host/plan_input.hpp"
-#include "cuda/host/runtime.hpp"
 
 namespace bifolio::inline v0_2::cuda {
+
+struct latent_plan;
 
 using latent_function = void (*)(prefill_args, tensor_map q, tensor_map k);
 

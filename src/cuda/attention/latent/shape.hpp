@@ -5,7 +5,7 @@
 
 #include <bifolio/kv_layout.hpp>
 
-#include "cuda/attention/latent/plan.hpp"
+#include "cuda/attention/latent/metadata.hpp"
 
 namespace bifolio::inline v0_2::cuda::latent {
 

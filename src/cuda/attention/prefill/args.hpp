@@ -3,7 +3,7 @@
 
 /// What the launcher passes to the prefill kernels, next to the tensor maps.
 
-#include "cuda/attention/prefill/plan.hpp"
+#include "cuda/attention/prefill/metadata.hpp"
 #include "cuda/host/divisor.hpp"
 #include "cuda/host/kernel_args.hpp"
 

@@ -13,6 +13,8 @@
 #include "cuda/attention/prefill/results.cuh"
 #include "cuda/device/float16_types.cuh"
 #include "cuda/device/ptx.cuh"
+#include "cuda/host/plan_input.hpp"
+#include "cuda/host/runtime.hpp"
 
 namespace bifolio::inline v0_2::cuda {
 namespace prefill {

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "cuda/attention/prefill/plan.hpp"
+#include "cuda/attention/prefill/metadata.hpp"
 
 namespace bifolio::inline v0_2::cuda::prefill {
 

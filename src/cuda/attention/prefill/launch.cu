@@ -5,8 +5,11 @@
 #include "common/attention/implementations.hpp"
 #include "cuda/attention/prefill/args.hpp"
 #include "cuda/attention/prefill/launch.hpp"
+#include "cuda/attention/prefill/plan.hpp"
 #include "cuda/attention/prefill/shape.hpp"
 #include "cuda/attention/prefill/tensor_maps.hpp"
+#include "cuda/host/plan_input.hpp"
+#include "cuda/host/runtime.hpp"
 
 namespace bifolio::inline v0_2::cuda {
 const prefill_entry* find_prefill_entry(dtype type, std::int32_t head_dim) noexcept {

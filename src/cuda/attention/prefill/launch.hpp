@@ -3,19 +3,22 @@
 
 /// The compiled prefill kernels and their launch.
 
+#include <driver_types.h>
+
 #include <bifolio/dtype.hpp>
 #include <cstdint>
 #include <string>
 
-#include "cuda/attention/prefill/plan.hpp"
+#include "cuda/attention/prefill/metadata.hpp"
 #include "cuda/host/kernel_args.hpp"
-#include "cuda/host/plan_input.hpp"
-#include "cuda/host/runtime.hpp"
 
 namespace bifolio::inline v0_2::cuda {
 
-struct prefill_args;
+struct device_numbers;
 struct kv_loading;
+struct prefill_args;
+struct prefill_plan;
+struct runtime_api;
 
 /// A CUtensorMap, passed to kernels by value. Maps of q are [token][head][dim], those of K and V
 /// [block][group of 8 tokens][chunk of 64 dims][token of the group][dim of the chunk], with the heads of a block in the

@@ -7,8 +7,8 @@
 #include <cstdint>
 
 #include "cuda/attention/prefill/args.hpp"
+#include "cuda/attention/prefill/metadata.hpp"
 #include "cuda/attention/prefill/pipeline.cuh"
-#include "cuda/attention/prefill/plan.hpp"
 #include "cuda/attention/prefill/shape.hpp"
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/sm90.cuh"

@@ -3,7 +3,7 @@
 
 /// Tile sizes, pipeline depth and shared memory of one prefill kernel, for launcher and kernel alike.
 
-#include "cuda/attention/prefill/plan.hpp"
+#include "cuda/attention/prefill/metadata.hpp"
 
 namespace bifolio::inline v0_2::cuda::prefill {
 

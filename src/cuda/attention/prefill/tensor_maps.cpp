@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstring>
 
+#include "cuda/host/plan_input.hpp"
+
 namespace bifolio::inline v0_2::cuda {
 namespace {
 

@@ -6,5 +6,7 @@ namespace bifolio::inline v0_2::cuda {
 
 const decode_entry decode_bf16_256 = decode::make_entry<__nv_bfloat16, 256, 8, false>();
 const decode_entry decode_bf16_256_padded = decode::make_entry<__nv_bfloat16, 256, 8, true>();
+const decode_entry decode_f16_256 = decode::make_entry<__half, 256, 8, false>();
+const decode_entry decode_f16_256_padded = decode::make_entry<__half, 256, 8, true>();
 
 }  // namespace bifolio::inline v0_2::cuda

@@ -4,6 +4,7 @@
 
 namespace bifolio::inline v0_2::cuda {
 
-const prefill_entry prefill_bf16_64 = prefill::make_entry<__nv_bfloat16, 64>();
+const prefill_entry prefill_bf16_96 = prefill::make_entry<__nv_bfloat16, 96>();
+const prefill_entry prefill_f16_96 = prefill::make_entry<__half, 96>();
 
 }  // namespace bifolio::inline v0_2::cuda

@@ -1,9 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-#include "cuda/attention/prefill/kernel.cuh"
-#include "cuda/attention/prefill/launch.hpp"
-
-namespace bifolio::inline v0_2::cuda {
-
-const prefill_entry prefill_f16_512 = prefill::make_entry<__half, 512>();
-
-}  // namespace bifolio::inline v0_2::cuda

@@ -280,6 +280,30 @@ TEST_CASE("a NaN or an infinity in K or V of 16 bits beside codes spoils what it
   }
 }
 
+TEST_CASE("prefill of more work tiles than SMs over a wide plane beside codes agrees with the oracle") {
+  const auto devices = devices_with_prefill();
+  if (devices.empty()) return skip(no_kernel);
+  std::size_t turn = 0;
+  for (const bool is_k : {true, false}) {
+    for (const dtype type : {dtype::f16, dtype::bf16}) {
+      ++turn;
+      // Four tiles each, and several hundred row tiles: CTAs take one after another.
+      attention_case c = case_of("more work tiles than SMs", turn % 2 == 0 ? 96 : 128, dtype::bf16,
+                                 std::vector<batch_seq>(9, {70, 400}), turn);
+      c.num_kv_heads = 8;
+      c = with_wide_plane(c, type, is_k, {dtype::e4m3, turn == 3 ? g::layer : g::token_head});
+      const attention_contents contents(c);
+      const attention_expectation expected(c, contents);
+      for (const tested_backend* tested : devices) {
+        attention_output got;
+        if (!prefill(*tested, c, contents, turn, got)) continue;
+        const std::string problem = expected.problem_of(got, numbers_of_prefill(*tested, c));
+        CHECK_MESSAGE(problem.empty(), problem, " [", describe(c), "]");
+      }
+    }
+  }
+}
+
 TEST_CASE("a plan shares out steps of a wide plane beside codes, and they agree with the oracle") {
   const auto devices = devices_with_prefill();
   if (devices.empty()) return skip(no_kernel);

@@ -42,7 +42,8 @@ inline constexpr int coded_producer_arrivals = 4;
 /// And a stage of K besides: V's producer, if it is another, may have scales to store.
 template <class Shape>
 [[nodiscard]] __device__ __forceinline__ int more_arrivals_for_keys(const prefill_args& args) {
-  return Shape::takes_wide && Shape::num_producers == 2 && args.v_type == dtype::bf16 ? coded_producer_arrivals : 0;
+  constexpr bool finds_scales = Shape::takes_wide && Shape::num_producers == 2 && !Shape::has_late_scales;
+  return finds_scales && args.v_type == dtype::bf16 ? coded_producer_arrivals : 0;
 }
 
 /// Lanes 4j … 4j + 3 take the 64 bytes of one token and chunk of 64 dims; in each pass the warpgroup takes 32 tokens, 8
@@ -327,19 +328,33 @@ class coded_producer {
     bifolio::detail::scale_pair k{0.0f, 0.0f};
     bifolio::detail::scale_pair v{0.0f, 0.0f};
   };
+  [[nodiscard]] static __device__ __forceinline__ const float* scale_in_tail(const void* plane,
+                                                                             const code_scales& scales,
+                                                                             std::uint32_t block,
+                                                                             const tokens_of_work& tokens,
+                                                                             const table_entry& entry) {
+    return reinterpret_cast<const float*>(static_cast<const char*>(plane) + std::uint64_t{entry.block * block} * 16 +
+                                          scales.tail.offset + tokens.head * scales.tail.head +
+                                          entry.slot * scales.tail.token);
+  }
   template <bool IsK>
   static __device__ __forceinline__ void load_scale(const void* plane, const code_scales& scales, std::uint32_t block,
                                                     const tokens_of_work& tokens, const table_entry& entry,
                                                     bifolio::detail::scale_pair& to) {
     if (scales.tail_floats == 0) {
+      if constexpr (S::has_plane_producers && FoldsScales) {
+        asm volatile("mov.f32 %0, 0f3F800000;\n" : "=f"(to.scale));  // a constant would be spilled
+        if (IsK && scales.static_scales != nullptr) {
+          to.scale = __ldg(scales.static_scales + tokens.head * scales.static_step);
+        }
+        return;
+      }
       // V's static scale is the epilogue's.
       const bool is_static = IsK && scales.static_scales != nullptr;
       if (FoldsScales) to.scale = is_static ? __ldg(scales.static_scales + tokens.head * scales.static_step) : 1.0f;
       return;
     }
-    const float* const from = reinterpret_cast<const float*>(
-        static_cast<const char*>(plane) + std::uint64_t{entry.block * block} * 16 + scales.tail.offset +
-        tokens.head * scales.tail.head + entry.slot * scales.tail.token);
+    const float* const from = scale_in_tail(plane, scales, block, tokens, entry);
     to.scale = __ldg(from);
     if (S::has_zeros && scales.tail_floats > 1) to.zero = __ldg(from + 1);
   }
@@ -543,11 +558,17 @@ class coded_producer {
     }
   }
 
+  // The compiler would add the plane's address, from the constant bank, to that of every piece.
+  [[nodiscard]] static __device__ __forceinline__ const char* in_registers(const char* plane) {
+    if constexpr (S::has_plane_producers) asm("" : "+l"(plane));
+    return plane;
+  }
+
   // Requests a plane of the tile whose tokens the lanes have.
   template <bool IsK, bool IsWide = false>
   __device__ __forceinline__ void request(std::uint32_t tokens) const {
     if constexpr (IsWide) return request_wide<IsK>(tokens);
-    const char* const plane = static_cast<const char*>(IsK ? a_.k : a_.v) + (lane_ & 3) * 16;
+    const char* const plane = in_registers(static_cast<const char*>(IsK ? a_.k : a_.v) + (lane_ & 3) * 16);
     const std::uint32_t place = raw_place<IsK>();
     const auto token_of = [&](int pass) { return __shfl_sync(0xffffffffu, tokens, pass * 8 + lane_ / 4); };
     if (__all_sync(0xffffffffu, tokens != outside)) {

@@ -16,6 +16,7 @@
 #include "cuda/attention/prefill/mainloop.cuh"
 #include "cuda/attention/prefill/part_mainloop.cuh"
 #include "cuda/attention/prefill/pipeline.cuh"
+#include "cuda/attention/prefill/plane_producer.cuh"
 #include "cuda/attention/prefill/producer.cuh"
 #include "cuda/attention/prefill/scheduler.cuh"
 #include "cuda/attention/prefill/shape.hpp"
@@ -76,9 +77,10 @@ __device__ __forceinline__ void produce_in_four_warps(const prefill_args& args, 
                                                       const tensor_map* q_map, const Source& source) {
   if constexpr (Shape::is_coded) {
     constexpr bool folds_scales = has_token_softmax<Shape, Transform>;
-    std::conditional_t<Shape::has_raw_codes, coded_producer<Shape, folds_scales>,
-                       held_coded_producer<Shape, folds_scales>>
-        producer(args, stages, q_map);
+    using staged = std::conditional_t<Shape::has_plane_producers, plane_producer<Shape, folds_scales>,
+                                      coded_producer<Shape, folds_scales>>;
+    std::conditional_t<Shape::has_raw_codes, staged, held_coded_producer<Shape, folds_scales>> producer(args, stages,
+                                                                                                        q_map);
     if constexpr (Shape::num_producers == 1) {
       producer.run_both(source);
     } else if (uniform(static_cast<int>(threadIdx.x) / 128) == 0) {

@@ -41,7 +41,10 @@ class mainloop : protected std::conditional_t<has_token_softmax<Shape, Transform
  public:
   __device__ __forceinline__ mainloop(const prefill_args& args, const shared_stages<Shape>& stages, int warpgroup,
                                       int thread)
-      : base(args, thread), stages_(stages), warpgroup_(warpgroup) {}
+      : base(args, thread),
+        stages_(stages),
+        warpgroup_(warpgroup),
+        has_late_scales_(S::has_late_scales && args.v_type == dtype::bf16) {}
 
   /// Before the first work tile.
   __device__ __forceinline__ void start() {
@@ -71,6 +74,7 @@ class mainloop : protected std::conditional_t<has_token_softmax<Shape, Transform
     device::wgmma_wait_group<0>();
     device::wgmma_fence_operands(s);
     ping_pong_arrive();
+    wait_late_scales();
     release(stages_.k_empty(k_state_.stage));
     take_scores(s, tile, e, rows, units, rescale);
     pack(s, p);
@@ -84,6 +88,7 @@ class mainloop : protected std::conditional_t<has_token_softmax<Shape, Transform
       ping_pong_arrive();
       device::wgmma_wait_group<1>();
       device::wgmma_fence_operands(s);
+      wait_late_scales();
       release(stages_.k_empty(k_state_.stage));
       take_scores(s, tile - 1, e, rows, units, rescale);
       if (tile - 1 > e.tile_begin) wait_keys();
@@ -172,6 +177,13 @@ class mainloop : protected std::conditional_t<has_token_softmax<Shape, Transform
   __device__ __forceinline__ void wait_keys() {
     device::mbarrier_wait_parity(stages_.k_full(k_state_.stage), k_state_.phase);
     see_copies();
+  }
+
+  // Before K is released: its stage is the barrier's.
+  __device__ __forceinline__ void wait_late_scales() const {
+    if constexpr (S::has_late_scales) {
+      if (has_late_scales_) device::mbarrier_wait_parity(stages_.scales_full(k_state_.stage), k_state_.phase);
+    }
   }
 
   // Queries of bfloat16 become float16 where they are, each over its row's power. Four lanes have a row, as they have
@@ -331,6 +343,7 @@ class mainloop : protected std::conditional_t<has_token_softmax<Shape, Transform
 
   const shared_stages<Shape>& stages_;
   int warpgroup_;
+  bool has_late_scales_;  // of V, which its producer finds
   pipeline_state<S::q_stages> q_state_;
   pipeline_state<S::stages> k_state_, v_state_;
 };

@@ -13,7 +13,7 @@ struct shared_layout {
   int nodes;     // outputs of each consumer thread, as far as they fit; with a tree only
   int raw;       // codes of a tile of K and one of V as they are stored, as far as they fit
   int scales;    // of the tokens of tiles; with those only
-  int kept;      // of a work tile by producer warps; with codes of more dims only
+  int kept;      // of a work tile by producer warps, with codes of more dims; what they look up, beside 16 bits
   int barriers;  // full and empty for each stage of K, V and q
   int bytes;     // of everything, rounding included
 };
@@ -69,9 +69,16 @@ struct shape {
   static constexpr int largest_scales = 2 * tile_keys * scale_bytes;
   static constexpr int origins = largest_scales + 16;  // of K, of V; used by the producers alone
   static constexpr int scales_bytes = origins + (has_zeros ? 2 * tile_keys * 4 : 0);
-  static constexpr int kept_bytes = 32;  // of a warp
-  static constexpr int num_barriers = 2 * q_stages + 4 * stages;
-  static constexpr int kept_size = is_coded && !has_raw_codes ? num_producers * 4 * kept_bytes : 0;
+  static constexpr int kept_bytes = 32;   // of a warp
+  static constexpr int copied_bytes = 8;  // of a thread
+  /// plane_producer.cuh. Zero points leave it no registers: with it u8 per token took 1.14 times as long.
+  static constexpr bool has_plane_producers = has_raw_codes && num_producers == 2 && !has_zeros;
+  /// Scales of V that its own producer finds may come later than K.
+  static constexpr bool has_late_scales = takes_wide && has_plane_producers;
+  static constexpr int num_barriers = 2 * q_stages + 4 * stages + (has_late_scales ? stages : 0);
+  static constexpr int kept_size = is_coded && !has_raw_codes ? num_producers * 4 * kept_bytes
+                                   : has_late_scales          ? num_producers * 128 * copied_bytes
+                                                              : 0;
   /// Pieces of codes that wait in shared memory: of more than 128 dims as many as there is room for, of K as of V.
   static constexpr int room_for_codes = 226 * 1024 - 256 - q_stages * q_bytes - 2 * stages * kv_bytes -
                                         (by_token ? scale_places * scales_bytes : 0) - kept_size - num_barriers * 8;

@@ -21,8 +21,8 @@ constexpr std::int64_t few_row_tiles = 4;
 constexpr double cost_us = 1.87 / tile_cost;
 constexpr double launch_us = 3.5;
 // What a KV tile takes where K or V has 16 bits beside codes: its producer is what the kernel waits for.
-constexpr double bf16_beside_codes = 1.75;
-constexpr double f16_beside_codes = 1.3;
+constexpr double bf16_beside_codes = 1.55;
+constexpr double f16_beside_codes = 1.2;
 
 double cost_of_planes(const attention_spec& spec) noexcept {
   if (size_of(spec.k_code.type) == size_of(spec.v_code.type)) return 1;

@@ -38,7 +38,7 @@ class plane_producer : coded_producer<Shape, FoldsScales> {
                                                 : run_wide_plane<IsK, false>(source);
       }
     }
-    base::template clear_padding<IsK>();
+    base::clear_padding();
     constexpr bool has_scales = S::by_token && IsK;
     for (; source.next(); source.release()) {
       const prefill_work_tile& work = source.work();

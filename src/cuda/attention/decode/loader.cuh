@@ -500,7 +500,8 @@ class loader {
   // Of shapes that have them: steady tiles, and what the lane loads of block 0, slot 0.
   static constexpr std::uint32_t no_place = 0xffffffff;
   // Places from the beginning of shared memory, not of a stage: a stage's in a uniform register beside the lane's place
-  // is what ptxas 13.0 takes for the copies of the first stages that no device knows (tests/cuda/machine_code.sh).
+  // is what ptxas 13.0 takes, where it unrolls the first stages, for copies that no device knows
+  // (tests/cuda/machine_code.sh).
   static constexpr bool has_shared_places = S::element_bytes == 4 && !S::by_fma;
   std::uint32_t run_places_[S::different_places],
       scale_place_;  // in a stage: where the lane's vectors and its scale go

@@ -7,6 +7,7 @@
 #include <bifolio/detail/host_device.hpp>
 #include <bifolio/dtype.hpp>
 #include <cstdint>
+#include <initializer_list>
 
 namespace bifolio::inline v0_2::cuda {
 

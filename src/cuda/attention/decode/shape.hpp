@@ -174,8 +174,8 @@ struct shape {
   static_assert(Padded || warp_keys * row_vectors % 32 == 0);
 
   /// Whether the loader knows tiles about whose rows nothing need be asked. It costs registers, which others lack.
-  /// Float32 on tensor cores would have the copies of the pipeline's first stages in a form that devices refuse as
-  /// illegal instructions (ptxas 13.0), but for `has_shared_places` of the loader.
+  /// With them ptxas 13.0 may write the copies of the pipeline's first stages in a form that devices refuse as illegal
+  /// instructions. A loop over those stages keeps it from that; so does `has_shared_places` of the loader, of float32.
   static constexpr bool has_steady_tiles = is_coded || element_bytes == 4;
   /// Whether queries are taken between two tiles, so that no tile asks whether it is the first.
   static constexpr bool takes_queries_before = is_coded || by_fma;

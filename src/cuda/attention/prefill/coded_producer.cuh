@@ -59,6 +59,7 @@ class coded_producer {
   static constexpr int pass_bytes = 4 * S::group_bytes;          // of a stage
   static constexpr int wide_pieces = 2 * S::chunks;              // of a thread in a pass over a wide plane
   static_assert(passes * S::chunks * piece_bytes == S::raw_bytes || !S::has_raw_codes);
+  static constexpr int padding_barrier = 1 + 2 * S::num_warpgroups;  // the consumers' are before
   static_assert(S::stages == 2);
 
  public:
@@ -433,8 +434,8 @@ class coded_producer {
   [[nodiscard]] __device__ __forceinline__ bool has_dims(int chunk) const {
     return chunk * 64 + (lane_ & 3) * 16 < a_.head_dim;
   }
-  // What is past head_dim is never requested. Each of two producers clears it for both planes and may be late, so it
-  // leaves alone what has dims; where both write, both write zeros. If each cleared its own plane, ptxas 13.0 would
+  // What is past head_dim is never requested. Two producers clear it for both planes, with the same zeros, and meet
+  // before they read: if each cleared its own plane, or one warpgroup both before the CTA's barrier, ptxas 13.0 would
   // spill at 60 more places (u8: 10 % slower).
   __device__ __forceinline__ void clear_padding() const {
 #pragma unroll
@@ -450,6 +451,7 @@ class coded_producer {
       if (is_wide<true>()) clear_wide_padding<true>();
       if (is_wide<false>()) clear_wide_padding<false>();
     }
+    device::named_barrier_sync(padding_barrier, 128 * S::num_producers);
   }
 
   // Of a wide plane a thread has two vectors of a token and chunk. They are of other halves of the 128 bytes in every

@@ -46,7 +46,7 @@ class shared_stages {
       device::mbarrier_init(k_empty(s), S::num_warpgroups);
       device::mbarrier_init(v_full(s), kv_arrivals);
       device::mbarrier_init(v_empty(s), S::num_warpgroups);
-      if constexpr (S::has_late_scales) device::mbarrier_init(scales_full(s), kv_arrivals);
+      if constexpr (S::has_late_scales) device::mbarrier_init(scales_full(s), 128);
     }
     device::mbarrier_init_fence();
   }
@@ -76,7 +76,7 @@ class shared_stages {
   [[nodiscard]] __device__ __forceinline__ std::uint32_t k_empty(int s) const { return barrier(S::stages + s); }
   [[nodiscard]] __device__ __forceinline__ std::uint32_t v_full(int s) const { return barrier(2 * S::stages + s); }
   [[nodiscard]] __device__ __forceinline__ std::uint32_t v_empty(int s) const { return barrier(3 * S::stages + s); }
-  /// Late scales of V, of the tile whose K is in stage `s`.
+  /// Late scales of V, of the tile whose K is in stage `s`: all threads of its producer arrive.
   [[nodiscard]] __device__ __forceinline__ std::uint32_t scales_full(int s) const {
     return barrier(4 * S::stages + 2 * S::q_stages + s);
   }

@@ -32,13 +32,13 @@ class plane_producer : coded_producer<Shape, FoldsScales> {
   /// Fills the stages of the plane for all work tiles of the CTA.
   template <bool IsK, class Source>
   __device__ __forceinline__ void run_plane(Source source) {
+    base::clear_padding();
     if constexpr (S::takes_wide) {
       if (base::template is_wide<IsK>()) {
         return base::template has_powers<IsK>() ? run_wide_plane<IsK, true>(source)
                                                 : run_wide_plane<IsK, false>(source);
       }
     }
-    base::clear_padding();
     constexpr bool has_scales = S::by_token && IsK;
     for (; source.next(); source.release()) {
       const prefill_work_tile& work = source.work();
@@ -85,7 +85,6 @@ class plane_producer : coded_producer<Shape, FoldsScales> {
   // its load.
   template <bool IsK, bool HasPowers, class Source>
   __device__ __forceinline__ void run_wide_plane(Source source) {
-    if constexpr (HasPowers) base::template clear_wide_padding<IsK>();
     const std::uint32_t dims = wide_dims();
     for (; source.next(); source.release()) {
       const prefill_work_tile& work = source.work();
@@ -172,11 +171,11 @@ class plane_producer : coded_producer<Shape, FoldsScales> {
     return __uint_as_float(device::load_shared_4(place_of_copies() + 4));
   }
 
-  // Of V of bfloat16, once the tile's K has its stage.
+  // Of V of bfloat16, once the tile's K has its stage. All threads arrive: with one lane's arrival after a __syncwarp,
+  // of which ptxas leaves nothing here, racecheck takes the others' stores for unordered.
   __device__ __forceinline__ void store_late_scales(float power, std::uint32_t tile) const {
     base::store_value_scales({power, 0.0f}, tile);
-    __syncwarp();
-    if (lane_ == 0) device::mbarrier_arrive(stages_.scales_full(static_cast<int>(tile & 1)));
+    device::mbarrier_arrive(stages_.scales_full(static_cast<int>(tile & 1)));
   }
 
   // The thread's first two vectors of the token that it takes in a pass; those of the next chunk are 128 bytes on.

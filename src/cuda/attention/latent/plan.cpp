@@ -209,7 +209,7 @@ void plan_latent(const plan_input& input, latent_plan& plan) {
   plan.few_rows = input.max_query_len * std::int64_t{input.spec.num_q_heads} <= latent_few_rows;
   plan.packing = {heads, (plan.few_rows ? latent_few_rows : latent_tile_rows) / heads, 1};
   planner(input, plan).run();
-  if (plan.num_partials > 0) plan.combines = true;
+  plan_combine(input, latent_v_dims, plan);
 }
 
 std::int64_t max_latent_work_tiles(const attention_spec& spec, const step_limits& limits,

@@ -132,7 +132,17 @@ struct alignas(16) prefill_header {
   std::int32_t num_work_tiles;  // in the list
   std::int32_t heads_in_group;  // each stands for all heads, in groups of this many row tiles; 0: CTAs have shares
   std::int32_t num_split_outputs;
+  std::int32_t log_combine_groups;  // of lanes that share the parts of a row
+  std::int32_t unused[3];
 };
+
+/// Warps of a CTA of the combine, and CTAs of its grid for an SM.
+inline constexpr std::int32_t prefill_combine_warps = 8;
+inline constexpr std::int32_t prefill_combine_ctas_per_sm = 4;
+/// Columns of a row that a warp combines without groups, and partial results that a lane loads at once.
+inline constexpr std::int32_t prefill_combine_columns = 128;
+inline constexpr std::int32_t prefill_combine_batch = 8;
+inline constexpr std::int32_t prefill_max_log_combine_groups = 3;
 
 /// The scheduler metadata on the device.
 struct prefill_metadata {

@@ -486,7 +486,7 @@ void plan_prefill(const plan_input& input, prefill_plan& plan) {
     }
   }
   planner(input, cost, plan).run();
-  if (plan.num_partials > 0) plan.combines = true;
+  plan_combine(input, input.spec.v_head_dim, plan);
 }
 
 prefill_estimate estimate_prefill(const plan_input& input, std::int32_t query_len, std::int32_t seq_len) noexcept {
@@ -527,6 +527,24 @@ std::int64_t max_prefill_work_tiles(const attention_spec& spec, const step_limit
   const std::int64_t parts = spec.deterministic ? std::int64_t{prefill_max_parts_per_sm} * num_sms : num_sms;
   const std::int64_t cut = std::min(row_tiles * spec.num_q_heads, most_cut) + parts;
   return std::max(row_tiles, cut);
+}
+
+void plan_combine(const plan_input& input, std::int32_t dims, prefill_plan& plan) noexcept {
+  plan.header.log_combine_groups = 0;
+  if (plan.num_partials == 0) return;
+  plan.combines = true;
+  if (input.spec.deterministic) return;  // adds the parts one after another
+  // As many as have more than a batch and a half of the longest output's parts together, and as the grid has warps for.
+  std::int32_t longest = 0;
+  for (const prefill_split_output& output : plan.split_outputs) longest = std::max(longest, output.num_partials);
+  const std::int64_t pieces = static_cast<std::int64_t>(plan.split_outputs.size()) * plan.packing.tokens_per_tile() *
+                              plan.packing.heads * divide_up(dims, prefill_combine_columns);
+  const std::int64_t warps = std::int64_t{prefill_combine_warps} * prefill_combine_ctas_per_sm * input.device.num_sms;
+  std::int32_t& log_groups = plan.header.log_combine_groups;
+  while (log_groups < prefill_max_log_combine_groups && (3 * prefill_combine_batch << log_groups) / 2 < longest &&
+         pieces << (log_groups + 1) <= warps) {
+    ++log_groups;
+  }
 }
 
 void write_metadata(const prefill_plan& plan, std::int32_t num_sms, std::byte* begin) noexcept {

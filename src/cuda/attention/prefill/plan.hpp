@@ -111,6 +111,10 @@ inline constexpr std::size_t prefill_num_counters = 1;
          static_cast<std::size_t>(num_sms) * (sizeof(prefill_cta) + sizeof(prefill_split_output)) +
          static_cast<std::size_t>(num_work_tiles) * sizeof(prefill_work_tile);
 }
+/// Sets `log_combine_groups` of the header, and `combines` where there are partial results. Rows of outputs have
+/// `dims`.
+void plan_combine(const plan_input& input, std::int32_t dims, prefill_plan& plan) noexcept;
+
 /// Writes them to `begin`, which is aligned to 16 bytes.
 void write_metadata(const prefill_plan& plan, std::int32_t num_sms, std::byte* begin) noexcept;
 /// Where they are on the device when they begin at `begin`.

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "cuda/attention/latent/few_rows.cuh"
+#include "cuda/attention/latent/column_softmax.cuh"
 #include "cuda/attention/latent/pipeline.cuh"
 #include "cuda/attention/latent/shape.hpp"
 #include "cuda/attention/prefill/results.cuh"
@@ -16,18 +16,18 @@
 
 namespace bifolio::inline v0_2::cuda::latent {
 
-template <class T>
+template <class T, class Shape>
 class few_rows_epilogue {
-  using S = few_rows;
+  using S = Shape;
+  using out_array = typename column_softmax<Shape>::out_array;
   static constexpr int num_threads = 128 * S::num_warpgroups;
 
  public:
-  __device__ __forceinline__ few_rows_epilogue(const prefill_args& args, const shared_stages<few_rows>& stages,
+  __device__ __forceinline__ few_rows_epilogue(const prefill_args& args, const shared_stages<Shape>& stages,
                                                int warpgroup, int thread)
       : a_(args), stages_(stages), warpgroup_(warpgroup), thread_(thread) {}
 
-  __device__ __forceinline__ void store(const prefill_work_tile& work, const column_state& rows,
-                                        typename few_rows_mainloop<T>::out_array& o) const {
+  __device__ __forceinline__ void store(const prefill_work_tile& work, const column_state& rows, out_array& o) const {
     float weight[S::columns];
     share_sums(rows, weight);
 #pragma unroll
@@ -98,15 +98,15 @@ class few_rows_epilogue {
 
   // Calls each(address, x) for this thread's outputs of the pass.
   template <class Each>
-  __device__ __forceinline__ void for_each_output(const typename few_rows_mainloop<T>::out_array& o, int pass,
-                                                  const Each& each) const {
-    const int dim = (thread_ / 32) * 16 + (thread_ & 31) / 4;
+  __device__ __forceinline__ void for_each_output(const out_array& o, int pass, const Each& each) const {
+    const int first = thread_ / 32 * 16;
+    const int quad = (thread_ & 31) / 4;
 #pragma unroll
     for (int chunk = 0; chunk < S::pass_chunks; ++chunk) {
 #pragma unroll
       for (int j = 0; j < S::score_registers; ++j) {
         const int row = column_state::row_of(j / 4 * 2 + (j & 1));
-        each(stages_.outputs() + (row * S::output_stride + chunk * 64 + dim + (j & 2) * 4) * 4,
+        each(stages_.outputs() + (row * S::output_stride + chunk * 64 + first + S::output_dim(quad, j)) * 4,
              o[pass * S::pass_chunks + chunk][j]);
       }
     }
@@ -149,7 +149,7 @@ class few_rows_epilogue {
   }
 
   const prefill_args& a_;
-  const shared_stages<few_rows>& stages_;
+  const shared_stages<Shape>& stages_;
   int warpgroup_, thread_;
 };
 

@@ -48,7 +48,7 @@ __device__ __forceinline__ void consume(const prefill_args& args, const shared_s
                                         prefill::work_queue queue, int warpgroup) {
   const int thread = static_cast<int>(threadIdx.x) & 127;
   few_rows_mainloop<T> loop(args, stages, warpgroup, thread);
-  const few_rows_epilogue<T> end(args, stages, warpgroup, thread);
+  const few_rows_epilogue<T, few_rows> end(args, stages, warpgroup, thread);
   column_state rows;
   typename few_rows_mainloop<T>::out_array o;
   for (; queue.next(); queue.release()) {

@@ -55,8 +55,7 @@ struct many_rows : tiles<latent_tile_rows> {
 
 /// Each warpgroup has tiles of its own, whose products it computes transposed: keys and dims of V are the 64 rows of
 /// the tensor cores, queries the columns.
-struct few_rows : tiles<latent_few_rows> {
-  static constexpr int stage_readers = 1;
+struct column_rows : tiles<latent_few_rows> {
   static constexpr int score_registers = rows / 2;
   static constexpr int columns = rows / 4;              // of a thread
   static constexpr int probability_bytes = rows * 128;  // of one warpgroup
@@ -64,6 +63,11 @@ struct few_rows : tiles<latent_few_rows> {
   static constexpr int pass_chunks = value_chunks / output_passes;
   static constexpr int pass_dims = 64 * pass_chunks;
   static constexpr int output_stride = pass_dims + 4;  // floats; keeps a warp's accesses apart
+};
+struct few_rows : column_rows {
+  static constexpr int stage_readers = 1;
+  /// Dim of an output register, from the first of its chunk of 64 and of the thread's warp.
+  [[nodiscard]] static constexpr int output_dim(int quad, int j) { return quad + (j & 2) * 4; }
 };
 
 /// The same for caches of records. Their rows arrive in shared memory as they are, and warpgroups of producers widen

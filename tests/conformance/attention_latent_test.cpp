@@ -5,10 +5,14 @@
 
 #include <algorithm>
 #include <bifolio/error.hpp>
+#include <cmath>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "conformance/attention_tables.hpp"
+#include "reference/code_oracle.hpp"
+#include "support/elements.hpp"
 
 using namespace bifolio;
 using namespace bifolio::test;
@@ -140,49 +144,77 @@ std::vector<attention_case> declined_cases() {
   return list.take();
 }
 
-/// Devices with the kernel compute every case with it; others a part.
-void check_latent(const std::vector<attention_case>& cases, bool forced) {
+std::vector<const tested_backend*> devices_with_the_kernel() {
   std::vector<const tested_backend*> devices;
   for (const tested_backend& tested : all_backends()) {
     const std::vector<std::string> said = tested.get().explain({});
     if (std::ranges::find(said, "latent") != said.end()) devices.push_back(&tested);
   }
+  return devices;
+}
+
+/// Holds the kernel on each of the devices to the oracle.
+void check_kernel(const attention_case& c, const attention_contents& contents,
+                  const std::vector<const tested_backend*>& devices, std::size_t turn) {
+  CAPTURE(describe(c));
+  const attention_expectation expected(c, contents);
+  for (const tested_backend* tested : devices) {
+    attention_call call(*tested, c, contents, placement_in_turn(c, turn));
+    call.spec.implementation = "latent";
+    try {
+      call.plan();
+    } catch (const error& refused) {
+      // Only a device or a build that has no such kernel may refuse; there it is another one's.
+      CHECK_MESSAGE(is_for_lack_of_a_kernel(refused), refused.what());
+      const std::string problem =
+          expected.problem_of(run_attention(*tested, c, contents, placement_in_turn(c, turn)), numbers_for(*tested, c));
+      CHECK_MESSAGE(problem.empty(), problem);
+      continue;
+    }
+    REQUIRE(call.run() == errc::ok);
+    std::string problem;
+    const attention_output got = call.read(problem);
+    problem += expected.problem_of(got, numbers_for(*tested, c));
+    CHECK_MESSAGE(problem.empty(), problem);
+    // Now the cache is in the L2 and arrives sooner: a kernel must not store it over what is still being read.
+    call.reset_outputs();
+    REQUIRE(call.run() == errc::ok);
+    const attention_output again = call.read(problem);
+    CHECK_MESSAGE(problem.empty(), problem);
+    CHECK(bytes_of(again.out) == bytes_of(got.out));
+    CHECK(bytes_of(again.lse) == bytes_of(got.lse));
+  }
+}
+
+/// Devices with the kernel compute every case with it; others a part.
+void check_latent(const std::vector<attention_case>& cases, bool forced) {
+  const std::vector<const tested_backend*> devices = devices_with_the_kernel();
   const std::size_t step = devices.empty() ? 9 : 1;
   for (std::size_t n = 0; n < cases.size(); n += step) {
     const attention_case& c = cases[n];
     if (devices.empty() || !forced) {
       const std::string problem = check_attention(c, n / step);
       CHECK_MESSAGE(problem.empty(), problem);
-      continue;
+    } else {
+      check_kernel(c, attention_contents(c), devices, n);
     }
-    CAPTURE(describe(c));
-    const attention_contents contents(c);
-    const attention_expectation expected(c, contents);
-    for (const tested_backend* tested : devices) {
-      attention_call call(*tested, c, contents, placement_in_turn(c, n));
-      call.spec.implementation = "latent";
-      try {
-        call.plan();
-      } catch (const error& refused) {
-        // Only a device or a build that has no such kernel may refuse; there it is another one's.
-        CHECK_MESSAGE(is_for_lack_of_a_kernel(refused), refused.what());
-        const std::string problem = check_attention(c, {tested}, n);
-        CHECK_MESSAGE(problem.empty(), problem);
-        continue;
-      }
-      REQUIRE(call.run() == errc::ok);
-      std::string problem;
-      const attention_output got = call.read(problem);
-      problem += expected.problem_of(got, numbers_for(*tested, c));
-      CHECK_MESSAGE(problem.empty(), problem);
-      // Now the cache is in the L2 and arrives sooner: a kernel must not store it over what is still being read.
-      call.reset_outputs();
-      REQUIRE(call.run() == errc::ok);
-      const attention_output again = call.read(problem);
-      CHECK_MESSAGE(problem.empty(), problem);
-      CHECK(bytes_of(again.out) == bytes_of(got.out));
-      CHECK(bytes_of(again.lse) == bytes_of(got.lse));
-    }
+  }
+}
+
+/// Tokens of records whose magnitudes are far apart: the power of two of a position, in the 128 dims of a scale.
+int magnitude(std::size_t kind, std::size_t position, std::size_t length, std::size_t part) {
+  const std::size_t percent = position * 100 / length;
+  switch (kind % 5) {
+    case 0:  // tiles are taken from the last to the first: larger and larger
+      return static_cast<int>(18 - percent * 18 / 100);
+    case 1:
+      return static_cast<int>(percent * 18 / 100);
+    case 2:
+      return static_cast<int>(position * 7 % 19 * (part % 2));
+    case 3:
+      return -100;
+    default:
+      return part == 2 && percent < 20 ? 90 : 70;
   }
 }
 
@@ -229,6 +261,53 @@ TEST_CASE("latent attention over records agrees with the oracle at every border 
     }
   }
   check_latent(cases, true);
+}
+
+TEST_CASE("latent attention over records whose scales are far apart agrees with the oracle") {
+  const kv_code record{dtype::e4m3, scale_granularity::record};
+  const std::vector<const tested_backend*> devices = devices_with_the_kernel();
+  for (std::size_t turn = 0; turn < 20; ++turn) {
+    const std::int32_t heads[] = {16, 5, 64, 1};
+    attention_case c = with_codes(latent_case("scales far apart", heads[turn % 4], turn), record, record);
+    c.q_type = c.out_type = dtype::bf16;
+    c.seqs = {{1, 640}, {turn % 4 == 1 ? 3 : 1, 130}, {1, 2100}};
+    attention_contents contents(c);
+    for (std::size_t s = 0; s < c.seqs.size(); ++s) {
+      attention_contents::sequence& sequence = contents.seqs[s];
+      const std::size_t kind = turn / 4;
+      const auto dims = static_cast<std::size_t>(c.head_dim);
+      const auto v_dims = static_cast<std::size_t>(c.out_dim());
+      const auto length = static_cast<std::size_t>(c.seqs[s].seq_len);
+      // Scores of the largest tokens stay ordinary.
+      const int largest = kind == 3 ? -100 : kind == 4 ? 90 : 18;
+      for (std::size_t i = 0; i < sequence.q.size(); ++i) {
+        if (i % dims < v_dims) sequence.q[i] = stored_as(dtype::bf16, std::ldexp(sequence.q[i], -largest));
+      }
+      for (std::size_t i = 0; i < sequence.k_given.size(); ++i) {
+        if (i % dims >= v_dims) continue;
+        // No dim in which the largest tokens are 0: there the others are below what float16 holds beside them.
+        const float value = std::copysign(std::max(std::fabs(sequence.k_given[i]), 0.0625f), sequence.k_given[i]);
+        sequence.k_given[i] = std::ldexp(value, magnitude(kind, i / dims, length, i % dims / 128));
+      }
+      for (std::size_t t = 0; t < length; ++t) {
+        const std::vector<float> row =
+            oracle_decode(record, oracle_encode(record, 1.0f, std::span(sequence.k_given).subspan(t * dims, dims)));
+        std::ranges::copy(row, sequence.k.begin() + static_cast<std::ptrdiff_t>(t * dims));
+        std::copy_n(row.begin(), v_dims, sequence.v.begin() + static_cast<std::ptrdiff_t>(t * v_dims));
+      }
+      sequence.v_given = sequence.k_given;
+    }
+    if (!devices.empty()) {
+      check_kernel(c, contents, devices, turn);
+      continue;
+    }
+    const attention_expectation expected(c, contents);
+    for (const tested_backend* tested : one_per_family(turn)) {
+      const std::string problem =
+          expected.problem_of(run_attention(*tested, c, contents, placement_in_turn(c, turn)), numbers_for(*tested, c));
+      CHECK_MESSAGE(problem.empty(), problem, " [", describe(c), "]");
+    }
+  }
 }
 
 TEST_CASE("latent attention that the kernel declines agrees with the oracle") { check_latent(declined_cases(), false); }

@@ -16,7 +16,7 @@ enum class major : int { k = 0, mn = 1 };
 /// d[64 × 16] (+)= a[64 × 16] · b[16 × 16], a and b from shared memory, K contiguous in b. Asynchronous, as in
 /// sm90.cuh.
 template <class T, major A>
-__device__ __forceinline__ void wgmma_m64n16k16(float (&d)[8], std::uint64_t a, std::uint64_t b, bool accumulate){
+__device__ __forceinline__ void wgmma_m64n16k16(float (&d)[8], std::uint64_t a, std::uint64_t b, bool accumulate) {
 #define BIFOLIO_WGMMA(type)                                                                            \
   asm volatile(                                                                                        \
       "{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"                                                     \
@@ -24,6 +24,21 @@ __device__ __forceinline__ void wgmma_m64n16k16(float (&d)[8], std::uint64_t a, 
       " {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, p, 1, 1, %11, 0;\n}\n"                               \
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]) \
       : "l"(a), "l"(b), "r"(accumulate ? 1 : 0), "n"(static_cast<int>(A)))
+  BIFOLIO_FOR_16_BIT_TYPE(T, BIFOLIO_WGMMA)
+#undef BIFOLIO_WGMMA
+}
+
+/// The same, a from registers.
+template <class T>
+__device__ __forceinline__ void wgmma_m64n16k16_rs(float (&d)[8], const std::uint32_t (&a)[4], std::uint64_t b,
+                                                   bool accumulate){
+#define BIFOLIO_WGMMA(type)                                                                            \
+  asm volatile(                                                                                        \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %13, 0;\n"                                                     \
+      "wgmma.mma_async.sync.aligned.m64n16k16.f32." type "." type                                      \
+      " {%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, %12, p, 1, 1, 0;\n}\n"                   \
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]) \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate ? 1 : 0))
     BIFOLIO_FOR_16_BIT_TYPE(T, BIFOLIO_WGMMA)
 #undef BIFOLIO_WGMMA
 }

@@ -22,13 +22,13 @@ class shared_stages {
   __device__ __forceinline__ explicit shared_stages(const char* shared)
       : base_((device::shared_address(shared) + 1023) & ~1023u) {}
 
-  /// One thread; a barrier of the CTA must follow. `kv_arrivals`: how many arrivals fill a stage.
-  __device__ __forceinline__ void init_barriers(int kv_arrivals) const {
+  /// One thread; a barrier of the CTA must follow. `kv_arrivals`, `q_arrivals`: how many fill a stage, and q.
+  __device__ __forceinline__ void init_barriers(int kv_arrivals, int q_arrivals = 1) const {
     for (int s = 0; s < S::stages; ++s) {
       device::mbarrier_init(full(s), kv_arrivals);
       device::mbarrier_init(empty(s), S::stage_readers);
     }
-    device::mbarrier_init(q_full(), 1);
+    device::mbarrier_init(q_full(), q_arrivals);
     device::mbarrier_init(q_empty(), S::num_warpgroups);
     device::mbarrier_init_fence();
   }
@@ -45,6 +45,8 @@ class shared_stages {
   [[nodiscard]] __device__ __forceinline__ std::uint32_t maxima() const { return base_ + parts.maxima; }
   [[nodiscard]] __device__ __forceinline__ std::uint32_t sums() const { return base_ + parts.sums; }
   [[nodiscard]] __device__ __forceinline__ std::uint32_t outputs() const { return base_ + parts.outputs; }
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t powers() const { return base_ + parts.powers; }
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t scales() const { return base_ + parts.scales; }
 
  private:
   [[nodiscard]] __device__ __forceinline__ std::uint32_t barrier(int i) const { return base_ + parts.barriers + 8 * i; }

@@ -4,7 +4,8 @@
 
 namespace bifolio::inline v0_2::cuda {
 
-const latent_entry latent_records = {latent::make_record_entry<latent::many_record_rows>(),
-                                     latent::make_record_entry<latent::few_record_rows>()};
+const latent_entry latent_records = {
+    {latent::many_records_kernel, latent::record_parts.bytes, latent::many_rows::num_threads},
+    {latent::few_records_kernel, latent::shared_parts<latent::few_records>.bytes, latent::few_records::num_threads}};
 
 }  // namespace bifolio::inline v0_2::cuda

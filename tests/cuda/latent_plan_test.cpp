@@ -149,6 +149,19 @@ void check_plan(const step& s) {
     num_partials += split.num_partials;
   }
   CHECK(num_partials == plan.num_partials);
+
+  // Groups of lanes of the combine: each has more than half a batch of the longest output's parts, and the grid a warp
+  // for each piece of a row.
+  const std::int32_t groups = 1 << plan.header.log_combine_groups;
+  REQUIRE((groups >= 1 && groups <= 8));
+  if (groups == 1) return;
+  std::int32_t longest = 0;
+  for (const cuda::prefill_split_output& split : plan.split_outputs) longest = std::max(longest, split.num_partials);
+  CHECK(2 * longest > cuda::prefill_combine_batch * groups);
+  const std::int64_t rows = std::int64_t{plan.packing.tokens_per_tile()} * plan.packing.heads;
+  const std::int64_t pieces = static_cast<std::int64_t>(plan.split_outputs.size()) * rows * cuda::latent_v_dims /
+                              cuda::prefill_combine_columns * groups;
+  CHECK(pieces <= std::int64_t{cuda::prefill_combine_warps} * cuda::prefill_combine_ctas_per_sm * s.num_sms);
 }
 
 }  // namespace
@@ -217,4 +230,20 @@ TEST_CASE("random steps of latent attention are planned completely") {
     CHECK(static_cast<std::int64_t>(s.planned.work_tiles.size()) <=
           cuda::max_latent_work_tiles(s.spec, limits, s.num_sms));
   }
+}
+
+TEST_CASE("many parts of few rows are combined by groups of lanes, few parts by whole warps") {
+  const auto log_groups = [](std::int32_t heads, int num_seqs, std::int32_t seq_len) {
+    step s(heads);
+    s.add(1, seq_len, num_seqs).plan();
+    check_plan(s);
+    return s.planned.header.log_combine_groups;
+  };
+  CHECK(log_groups(16, 1, 8192) == 3);  // 64 parts
+  CHECK(log_groups(16, 2, 8192) == 3);  // of each 64
+  CHECK(log_groups(16, 4, 8192) == 2);  // 33
+  CHECK(log_groups(16, 8, 8192) == 1);  // 17
+  CHECK(log_groups(16, 16, 8192) == 0);
+  CHECK(log_groups(16, 128, 4096) == 0);  // none is cut
+  CHECK(log_groups(128, 1, 8192) == 3);   // two tiles of heads, of each 64 parts
 }

@@ -92,8 +92,6 @@ struct few_records : column_rows {
 /// More rows over records, whose rows arrive in the stage that they get, when it is free; a warpgroup of producers
 /// widens them there.
 struct many_record_rows {
-  using tile_shape = many_rows;
-  static constexpr int num_threads = many_rows::num_threads;
   static constexpr int producer_registers = 88;
   static constexpr int consumer_registers = 208;
 };

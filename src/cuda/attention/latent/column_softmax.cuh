@@ -109,7 +109,7 @@ class column_softmax {
   [[nodiscard]] __device__ __forceinline__ std::uint32_t probabilities() const {
     return stages_.probabilities() + warpgroup_ * S::probability_bytes;
   }
-  // Writes probabilities as an operand: rows of 64 keys, 128 bytes in the swizzle. `p`: in T, of rows
+  // Writes probabilities as an operand: rows of 64 keys, 128 bytes in the swizzle. `p`: of rows
   // 8 · (i / 2) … + 7, keys 8 · (i % 2) … + 7 of the warp's 16.
   __device__ __forceinline__ void store_probabilities(std::uint32_t to, const std::uint32_t (&p)[4]) const {
     const int row = lane_ / 16 * 8 + (lane_ & 7);

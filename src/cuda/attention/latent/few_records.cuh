@@ -64,6 +64,7 @@ class few_records_mainloop : column_softmax<few_records> {
       device::fence_async_proxy();
       device::named_barrier_sync(own_barrier + warpgroup_, 128);
       values(o, stage);
+      // The products are done, so all that the warp has read is in registers: the next rows may come.
       if (lane_ == 0) device::mbarrier_arrive(stages_.empty(stage));
     }
     if (thread_ == 0) device::mbarrier_arrive(stages_.q_empty());

@@ -23,7 +23,7 @@ struct shared_layout {
 };
 
 /// What all kernels have. A tile of K is [group of 8 tokens][chunk of 64 dims][token of the group][128 bytes], as in
-/// prefill; its first chunks are V.
+/// prefill, but of records with few rows; its first chunks are V.
 template <int Rows>
 struct tiles {
   static constexpr int rows = Rows;

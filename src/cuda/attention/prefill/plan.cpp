@@ -534,7 +534,8 @@ void plan_combine(const plan_input& input, std::int32_t dims, prefill_plan& plan
   if (plan.num_partials == 0) return;
   plan.combines = true;
   if (input.spec.deterministic) return;  // adds the parts one after another
-  // As many as have more than a batch and a half of the longest output's parts together, and as the grid has warps for.
+  // Twice as many while each has more than a batch and a half of the longest output's parts, and the grid will have a
+  // warp for each piece of a row.
   std::int32_t longest = 0;
   for (const prefill_split_output& output : plan.split_outputs) longest = std::max(longest, output.num_partials);
   const std::int64_t pieces = static_cast<std::int64_t>(plan.split_outputs.size()) * plan.packing.tokens_per_tile() *

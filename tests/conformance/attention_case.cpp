@@ -641,8 +641,12 @@ arithmetic on_device(const tested_backend& tested, const attention_case& c) {
   // Rows of bfloat16 become float16 over powers of two, which are scales of their tokens.
   if (c.k_code->type == dtype::bf16) numbers.range_roundoff = 0x1p-38;
   if (c.v_code->type == dtype::bf16) numbers.row_roundoff = 0x1p-24;
-  // With few rows records are multiplied in float16 too, probabilities times their scales.
-  if (is_record) numbers.tiny_probability[counted] = numbers.tiny_probability[static_cast<std::size_t>(dtype::f16)];
+  // Of up to 16 rows a sequence records are multiplied in float16 too, V's scales in the probabilities.
+  std::int32_t most_rows = 0;
+  for (const batch_seq& seq : c.seqs) most_rows = std::max(most_rows, seq.query_len * c.num_q_heads());
+  if (is_record && most_rows <= 16) {
+    numbers.tiny_probability[counted] = numbers.tiny_probability[static_cast<std::size_t>(dtype::f16)];
+  }
   return numbers;
 }
 

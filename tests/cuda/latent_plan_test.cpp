@@ -150,14 +150,14 @@ void check_plan(const step& s) {
   }
   CHECK(num_partials == plan.num_partials);
 
-  // Groups of lanes of the combine: each has more than half a batch of the longest output's parts, and the grid a warp
-  // for each piece of a row.
+  // Groups of lanes of the combine: each has more than three quarters of a batch of the longest output's parts, and the
+  // grid a warp for each piece of a row.
   const std::int32_t groups = 1 << plan.header.log_combine_groups;
   REQUIRE((groups >= 1 && groups <= 8));
   if (groups == 1) return;
   std::int32_t longest = 0;
   for (const cuda::prefill_split_output& split : plan.split_outputs) longest = std::max(longest, split.num_partials);
-  CHECK(2 * longest > cuda::prefill_combine_batch * groups);
+  CHECK(4 * longest > 3 * cuda::prefill_combine_batch * groups);
   const std::int64_t rows = std::int64_t{plan.packing.tokens_per_tile()} * plan.packing.heads;
   const std::int64_t pieces = static_cast<std::int64_t>(plan.split_outputs.size()) * rows * cuda::latent_v_dims /
                               cuda::prefill_combine_columns * groups;
